@@ -1,0 +1,199 @@
+# attnd: every command. `make help` lists them.
+#
+#   build/attnd        the daemon          server/ + proto-json/ + kernels/
+#   build/libattn.a    the kernels library kernels/, usable on its own (kernels/attention.h)
+#   build/attn-bench   its benchmark       tests/bench/
+#
+# Switches, in the command line or the environment:
+#   SAN=1     AddressSanitizer and UBSan, in build/san        TSAN=1  ThreadSanitizer, in build/tsan
+#   CI=1      warnings are errors                             CUDA=0  leave the CUDA devices out though nvcc is there
+#   CC=clang  another compiler                                B=dir   another build folder
+#   V=1       show the commands
+#
+# Objects depend on the headers they include (-MMD) and on the flags they were made with ($B/flags), so a plain `make`
+# after any change rebuilds what the change touches and nothing else. `make clean` is never needed for correctness.
+
+VERSION := 0.1.0
+comma   := ,
+CC      := $(if $(filter default undefined,$(origin CC)),gcc,$(CC))
+NVCC    ?= nvcc
+B       := build$(if $(SAN),/san)$(if $(TSAN),/tsan)
+
+# ---- What is built ---------------------------------------------------------------------------------------------------
+
+KERNELS_SRC := $(wildcard kernels/*.c kernels/cpu/*.c)
+PROTO_SRC   := $(wildcard proto-json/*.c)
+SERVER_SRC  := $(wildcard server/*.c)
+UNIT_SRC    := $(wildcard tests/unit/*/test_*.c)
+FUZZ_SRC    := $(wildcard tests/fuzz/fuzz_*.c)
+BENCH_SRC   := $(wildcard tests/bench/attn-bench.c)
+LOAD_SRC    := $(wildcard tests/load/*.c)
+
+# CUDA is in when nvcc is found. The folder of a kernel is its architecture; the others are built for both.
+CUDA      ?= $(if $(shell command -v $(NVCC) 2>/dev/null),1,0)
+CUDA_SRC  := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))
+CUDA_HOME ?= $(if $(CUDA_SRC),$(abspath $(dir $(realpath $(shell command -v $(NVCC))))..))
+CUDA_LD   := $(if $(CUDA_SRC),-L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lpthread)
+sm80      := -gencode arch=compute_80,code=sm_80
+sm90      := -gencode arch=compute_90a,code=sm_90a
+
+# ---- Flags -----------------------------------------------------------------------------------------------------------
+
+CFLAGS   ?= -O2 -g
+WARN     := -Wall -Wextra -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla -Walloca -Wformat=2 $(if $(CI),-Werror)
+HARDEN   := $(if $(SAN)$(TSAN),,-D_FORTIFY_SOURCE=2 -fstack-protector-strong)
+SANFLAGS := $(if $(SAN),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer) $(if $(TSAN),-fsanitize=thread -fno-omit-frame-pointer)
+ALL_C     = -std=c11 -D_GNU_SOURCE -I. -DATTND_VERSION='"$(VERSION)"' $(if $(CUDA_SRC),-DATTN_CUDA) -fPIC -pthread -MMD -MP $(WARN) $(HARDEN) $(SANFLAGS) $(CFLAGS)
+LIBS     := -lmicrohttpd -luv -lcjson
+ALL_LD    = -pthread $(SANFLAGS) -Wl,-z,relro,-z,now $(LDFLAGS)
+NVFLAGS   = -std=c++17 -O3 -lineinfo -I. -DATTN_CUDA --expt-relaxed-constexpr -Xcompiler -fPIC,-Wall$(if $(CI),$(comma)-Werror) $(if $(CI),-Werror all-warnings)
+
+# The ending of a file name says which instructions it may use; the others run anywhere x86-64 (or arm64) does.
+x86        := $(filter x86_64,$(shell uname -m))
+ISA_avx2   := $(if $(x86),-mavx2 -mfma -mf16c -mbmi2)
+ISA_avx512 := $(if $(x86),-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx2 -mfma -mf16c -mbmi2)
+ISA_bf16   := $(if $(x86),$(ISA_avx512) -mavx512bf16)
+ISA_amx    := $(if $(x86),$(ISA_bf16) -mamx-tile -mamx-bf16)
+isa         = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $1)))))
+
+# The flags of this build are a file that every object depends on: it is rewritten only when they differ.
+FLAGS := $(CC) $(ALL_C) $(ISA_amx) $(if $(CUDA_SRC),$(NVCC) $(NVFLAGS) $(sm80) $(sm90))
+ifneq ($(FLAGS),$(file <$B/flags))
+$(shell mkdir -p $B)$(file >$B/flags,$(FLAGS))
+endif
+
+# ---- Building --------------------------------------------------------------------------------------------------------
+
+OBJ = $(patsubst %,$B/%.o,$(basename $(filter %.c,$1))) $(patsubst %,$B/%.o,$(filter %.cu,$1))
+
+# A step is shown by its verb and its file, with V=1 by its command.
+say = $(if $(V),,@echo "  $1 $(@:$B/%=%)" &&)
+
+all: $B/attnd $B/libattn.a $(if $(BENCH_SRC),$B/attn-bench) ## build everything (the default)
+
+$B/%.o: %.c $B/flags
+	@mkdir -p $(@D)
+	$(call say,cc)$(CC) $(ALL_C) $(call isa,$<) -c -o $@ $<
+
+$B/%.cu.o: %.cu $B/flags
+	@mkdir -p $(@D)
+	$(call say,nvcc)$(NVCC) $(NVFLAGS) $(or $($(notdir $(<D))),$(sm80) $(sm90)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+$B/libattn.a: $(call OBJ,$(KERNELS_SRC) $(CUDA_SRC))
+	$(call say,ar)rm -f $@ && ar rcs $@ $^
+
+$B/libproto.a: $(call OBJ,$(PROTO_SRC))
+	$(call say,ar)rm -f $@ && ar rcs $@ $^
+
+$B/libserver.a: $(call OBJ,$(filter-out server/main.c,$(SERVER_SRC)))
+	$(call say,ar)rm -f $@ && ar rcs $@ $^
+
+$B/attnd: $(call OBJ,server/main.c) $B/libserver.a $B/libproto.a $B/libattn.a
+	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) $(LIBS) -lm
+
+$B/attn-bench: $(call OBJ,$(BENCH_SRC)) $B/libproto.a $B/libattn.a
+	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lcjson -lm
+
+# Unit tests: tests/unit/kernels/test_check.c -> build/tests/unit/kernels/test_check
+UNIT := $(patsubst %.c,$B/%,$(UNIT_SRC))
+$B/tests/unit/%: $B/tests/unit/%.o $B/libserver.a $B/libproto.a $B/libattn.a
+	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ -lcmocka $(CUDA_LD) $(LIBS) -lm
+
+# Small programs of tests/load: tests/load/upload.c -> build/tests/load/upload
+$B/tests/load/%: $B/tests/load/%.o
+	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ -lmicrohttpd -lm
+
+# Fuzz targets, twice: with libFuzzer (clang, $B/fuzz, see `make fuzz`), and with replay.c's main, which feeds the corpus.
+REPLAY := $(patsubst tests/fuzz/%.c,$B/tests/fuzz/replay_%,$(FUZZ_SRC))
+$B/tests/fuzz/replay_%: $B/tests/fuzz/%.o $B/tests/fuzz/replay.o $B/libserver.a $B/libproto.a $B/libattn.a
+	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) $(LIBS) -lm
+$B/tests/fuzz/libfuzzer_%: $B/tests/fuzz/%.o $B/libserver.a $B/libproto.a $B/libattn.a
+	$(call say,ld)$(CC) -fsanitize=fuzzer $(ALL_LD) -o $@ $^ $(CUDA_LD) $(LIBS) -lm
+
+.SECONDARY:
+-include $(shell find $(addprefix $B/,server proto-json kernels tests) -name '*.d' 2>/dev/null)
+
+# ---- Commands --------------------------------------------------------------------------------------------------------
+# Each begins by installing what it needs and lacks (tests/setup.sh), so it works on a machine that has only make.
+
+PYTHON = $(shell sh tests/setup.sh python)
+# What the Python tests are told: the program to test, and how much slower than usual it may be.
+TESTENV = ATTND_BINARY=$(abspath $B/attnd) ATTND_BUILD=$(abspath build) ATTND_SLOWER=$(if $(SAN)$(TSAN),10,1) PYTHONDONTWRITEBYTECODE=1$(if $(ATTND_SEEDS), ATTND_SEEDS=$(ATTND_SEEDS))
+PYTEST  = cd tests && $(TESTENV) $(PYTHON) -m pytest $(PYTEST_ARGS)
+
+run: ## build and serve on 127.0.0.1:8080 (ARGS="--listen 0.0.0.0:9000" for other options)
+	@sh tests/setup.sh run
+	@$(MAKE) --no-print-directory $B/attnd
+	exec $B/attnd $(ARGS)
+
+test: ## build and run all tests
+	@sh tests/setup.sh test
+	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory fuzz-replay
+	$(PYTEST) conformance http
+
+unit: $(UNIT) ## the C unit tests alone
+	@sh tests/run_unit.sh $(UNIT)
+
+http: $B/attnd ## the tests over HTTP alone (PYTEST_ARGS="-k limits")
+	$(PYTEST) http
+
+conformance: $B/attnd ## random problems against float64 over HTTP (ATTND_SEEDS=1,2,3 to repeat some)
+	$(PYTEST) conformance
+
+fuzz-replay: $(REPLAY) ## feed every fuzz target its corpus
+	@sh tests/run_fuzz.sh replay $(REPLAY)
+
+FUZZ_SECONDS ?= 60
+fuzz: ## run every fuzz target with libFuzzer (clang) for FUZZ_SECONDS=60 each
+	@sh tests/setup.sh fuzz
+	@$(MAKE) --no-print-directory B=build/fuzz CC=clang SAN=1 SANFLAGS="-fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all -fno-omit-frame-pointer" fuzz-targets
+	@sh tests/run_fuzz.sh $(FUZZ_SECONDS) $(patsubst tests/fuzz/%.c,build/fuzz/tests/fuzz/libfuzzer_%,$(FUZZ_SRC))
+fuzz-targets: $(patsubst tests/fuzz/%.c,$B/tests/fuzz/libfuzzer_%,$(FUZZ_SRC))
+
+bench: ## time the kernels and the codec (ARGS="--sweep paper --tokens 2048")
+	@sh tests/setup.sh run
+	@$(MAKE) --no-print-directory $B/attn-bench
+	$B/attn-bench $(ARGS)
+
+load: ## drive a server with wrk: small, medium and large bodies (ARGS="--seconds 5 --sizes small")
+	@sh tests/setup.sh load
+	@$(MAKE) --no-print-directory $B/attnd
+	$(TESTENV) python3 tests/load/load.py $(ARGS)
+
+compare: ## the same beside a Python server of the same contract (PEER_PYTHON=...; tests/load/requirements.txt)
+	@sh tests/setup.sh load
+	@$(MAKE) --no-print-directory $B/attnd
+	$(TESTENV) python3 tests/load/compare.py $(ARGS)
+
+upload: ## rate and memory of one large upload, beside a bare libmicrohttpd that discards the same bytes
+	@sh tests/setup.sh load
+	@$(MAKE) --no-print-directory $B/attnd $B/tests/load/upload $B/tests/load/bare_mhd
+	$(TESTENV) python3 tests/load/upload.py $(ARGS)
+
+growth: ## time against Sq and against body size, drawn into tests/load/growth.svg
+	@sh tests/setup.sh load
+	@$(MAKE) --no-print-directory $B/attnd
+	$(TESTENV) python3 tests/load/growth.py $(ARGS)
+
+fresh: ## the two commands of the README in a bare Debian (root, debootstrap; FRESH=bookworm)
+	sh tests/fresh/run.sh $(FRESH)
+
+C_FILES = $(shell find server proto-json kernels tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort)
+format: ## rewrite the C sources in the project's style (clang-format)
+	clang-format -i $(C_FILES)
+
+check-format: ## say which C sources are not in that style
+	@if command -v clang-format >/dev/null; then clang-format --dry-run -Werror $(C_FILES); else echo "check-format: no clang-format here"; fi
+
+print-cuda:
+	@echo '$(if $(CUDA_SRC),yes,no)'
+
+clean: ## remove everything that was built
+	rm -rf build
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.PHONY: all run test unit http conformance fuzz-replay fuzz fuzz-targets bench load compare upload growth fresh format check-format print-cuda clean help

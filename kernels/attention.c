@@ -1,0 +1,492 @@
+/* attention.c: the vocabulary's tables, and the way from a call to the backend that serves it.
+ *
+ *   tables      dtypes, statuses, tensors: made from the maps of attention.h
+ *   shapes      which size stands on which axis of which tensor: attn_axes, one row a tensor. Everything that needs a shape
+ *               (attn_dims_of, attn_output, attn_geometry_of, and attn_check in check.c) reads that table.
+ *   work        attn_flops: permitted pairs, counted exactly
+ *   backends    the list of the build, in order of preference
+ *   dispatch    one line a function: the device knows its backend
+ *
+ * To add a dtype: a row in ATTN_DTYPE_MAP and a case in dtype.h. A tensor: a row in ATTN_TENSOR_MAP and in attn_axes.
+ * A backend: a table of functions (backend.h) and a row in `backends`. */
+#include <assert.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "attention.h"
+#include "axes.h"
+#include "backend.h"
+#include "tiles.h"
+
+/* ---- Status ------------------------------------------------------------------------------------------------------- */
+
+attn_status attn_fail(attn_error *err, attn_status status, const char *member, const char *format, ...)
+{
+    if (err) {
+        va_list args;
+        err->status = status;
+        snprintf(err->member, sizeof err->member, "%s", member ? member : "");
+        va_start(args, format);
+        vsnprintf(err->text, sizeof err->text, format, args);
+        va_end(args);
+    }
+    return status;
+}
+
+const char *attn_status_name(attn_status status)
+{
+    static const char *const names[] = {
+#define X(id, meaning) #id,
+        ATTN_STATUS_MAP(X)
+#undef X
+    };
+    return (unsigned)status < ATTN_STATUS_COUNT ? names[status] : "?";
+}
+
+/* ---- Dtypes ------------------------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *wire, *safetensors, *kserve;
+    size_t bytes;
+    bool floating;
+} dtypes[ATTN_DTYPE_COUNT] = {
+#define X(id, wire, safetensors, kserve, bytes, floating) { wire, safetensors, kserve, bytes, floating },
+    ATTN_DTYPE_MAP(X)
+#undef X
+};
+
+size_t attn_dtype_bytes(attn_dtype dtype)
+{
+    return (unsigned)dtype < ATTN_DTYPE_COUNT ? dtypes[dtype].bytes : 0;
+}
+
+const char *attn_dtype_name(attn_dtype dtype)
+{
+    return (unsigned)dtype < ATTN_DTYPE_COUNT ? dtypes[dtype].wire : "?";
+}
+
+bool attn_dtype_floating(attn_dtype dtype)
+{
+    return (unsigned)dtype < ATTN_DTYPE_COUNT && dtypes[dtype].floating;
+}
+
+bool attn_dtype_parse(const char *name, attn_dtype *dtype)
+{
+    for (int i = 0; i < ATTN_DTYPE_COUNT; i++)
+        if (!strcasecmp(name, dtypes[i].wire) || !strcasecmp(name, dtypes[i].safetensors) ||
+            !strcasecmp(name, dtypes[i].kserve)) {
+            *dtype = (attn_dtype)i;
+            return true;
+        }
+    return false;
+}
+
+/* ---- Tensors ------------------------------------------------------------------------------------------------------ */
+
+const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT] = {
+#define X(name, role, shape, meaning) { #name, ATTN_ROLE_##role, shape, meaning },
+    ATTN_TENSOR_MAP(X)
+#undef X
+};
+
+attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64_t *shape)
+{
+    attn_tensor t = { .data = data, .dtype = dtype, .rank = rank };
+    int64_t stride = 1;
+    for (int a = rank - 1; a >= 0; a--) {
+        t.shape[a] = shape[a];
+        t.stride[a] = stride;
+        /* An axis without elements counts as one, so that strides stay usable; an overflow stays at the largest number and
+         * is refused by attn_check(). */
+        if (__builtin_mul_overflow(stride, shape[a] > 0 ? shape[a] : 1, &stride)) stride = INT64_MAX;
+    }
+    return t;
+}
+
+bool attn_shape_elements(int rank, const int64_t *shape, int64_t *elements)
+{
+    int64_t n = 1;
+    bool none = false;
+    for (int a = 0; a < rank; a++) {
+        if (shape[a] < 0) return false;
+        if (shape[a] == 0) none = true;
+        /* Zeros are left out of the product, or [2^62, 2^62, 0] would pass and its rows could still not be addressed. */
+        else if (__builtin_mul_overflow(n, shape[a], &n)) return false;
+    }
+    *elements = none ? 0 : n;
+    return true;
+}
+
+bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t *bytes)
+{
+    int64_t n;
+    return attn_shape_elements(rank, shape, &n) && !__builtin_mul_overflow(n, (int64_t)attn_dtype_bytes(dtype), bytes);
+}
+
+/* ---- Shapes ------------------------------------------------------------------------------------------------------- */
+
+/* Letters: see axes.h. */
+const attn_axes_info attn_axes[ATTN_TENSOR_COUNT] = {
+    /* tensor                      unpacked  packed  bhsd swaps 1 and 2, sizes of 1 broadcast */
+    [ATTN_T_q] = { "bqhd", "qhd", true, false },
+    [ATTN_T_k] = { "bkgd", "kgd", true, false },
+    [ATTN_T_v] = { "bkge", "kge", true, false },
+    [ATTN_T_alibi_slopes] = { "bh", "bh", false, false }, /* or "h": the one tensor of two ranks */
+    [ATTN_T_bias] = { "bhqk", "", false, true },
+    [ATTN_T_keep_mask] = { "bhqk", "", false, true },
+    [ATTN_T_sinks] = { "h", "h", false, false },
+    [ATTN_T_cu_seqlens_q] = { "c", "c", false, false },
+    [ATTN_T_cu_seqlens_k] = { "c", "c", false, false },
+    [ATTN_T_seqlens_k] = { "b", "", false, false },
+    [ATTN_T_mask_startend_rows] = { "bmkn", "", false, false },
+    [ATTN_T_q_scale] = { "bg", "bg", false, false },
+    [ATTN_T_k_scale] = { "bg", "bg", false, false },
+    [ATTN_T_v_scale] = { "bg", "bg", false, false },
+    [ATTN_T_out] = { "bqhe", "qhe", true, false },
+    [ATTN_T_lse] = { "bhq", "hq", false, false },
+    [ATTN_T_dout] = { "bqhe", "qhe", true, false },
+    [ATTN_T_dlse] = { "bhq", "hq", false, false },
+    [ATTN_T_dq] = { "bqhd", "qhd", true, false },
+    [ATTN_T_dk] = { "bkgd", "kgd", true, false },
+    [ATTN_T_dv] = { "bkge", "kge", true, false },
+    [ATTN_T_dsinks] = { "h", "h", false, false },
+    [ATTN_T_dbias] = { "bhqk", "", false, true },
+    [ATTN_T_dalibi_slopes] = { "bh", "bh", false, false },
+};
+
+int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX_RANK + 1])
+{
+    const attn_axes_info *info = &attn_axes[id];
+    const bool packed = p->cu_seqlens_q.rank > 0 || p->cu_seqlens_k.rank > 0;
+    int rank = snprintf(letters, ATTN_MAX_RANK + 1, "%s", packed ? info->packed : info->plain);
+    if ((id == ATTN_T_alibi_slopes || id == ATTN_T_dalibi_slopes) && p->alibi_slopes.rank == 1)
+        rank = snprintf(letters, ATTN_MAX_RANK + 1, "h");
+    if (info->layout && p->layout == ATTN_BHSD && !packed) { /* attn_check() refuses bhsd when packed */
+        const char sequence = letters[1];
+        letters[1] = letters[2];
+        letters[2] = sequence;
+    }
+    return rank;
+}
+
+/* The size on the axis called `letter`; 0 where the tensor has none. */
+static int64_t size_of(const attn_problem *p, attn_tensor_id id, char letter)
+{
+    char letters[ATTN_MAX_RANK + 1];
+    const int rank = attn_axes_of(p, id, letters);
+    for (int a = 0; a < rank && a < p->tensor[id].rank; a++)
+        if (letters[a] == letter) return p->tensor[id].shape[a];
+    return 0;
+}
+
+attn_dims attn_dims_of(const attn_problem *p)
+{
+    attn_dims d = { 0 };
+    d.packed = p->cu_seqlens_q.rank > 0 || p->cu_seqlens_k.rank > 0;
+    d.B = d.packed ? p->cu_seqlens_q.shape[0] - 1 : size_of(p, ATTN_T_q, 'b');
+    d.H = size_of(p, ATTN_T_q, 'h');
+    d.Hk = size_of(p, ATTN_T_k, 'g');
+    d.Sq = size_of(p, ATTN_T_q, 'q');
+    d.Sk = size_of(p, ATTN_T_k, 'k');
+    d.D = size_of(p, ATTN_T_q, 'd');
+    d.Dv = size_of(p, ATTN_T_v, 'e');
+    if (d.packed) d.total_q = d.Sq, d.total_k = d.Sk;
+    return d;
+}
+
+attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out_dtype, attn_tensor *tensor, attn_error *err)
+{
+    static const struct {
+        attn_tensor_id output, needs;
+    } of_input[] = {
+        { ATTN_T_dsinks, ATTN_T_sinks },
+        { ATTN_T_dbias, ATTN_T_bias },
+        { ATTN_T_dalibi_slopes, ATTN_T_alibi_slopes },
+    };
+    char letters[ATTN_MAX_RANK + 1];
+    int64_t shape[ATTN_MAX_RANK];
+    const attn_dims d = attn_dims_of(p);
+    const attn_tensor_info *info = &attn_tensors[id];
+    attn_dtype dtype = ATTN_F32;
+    int rank;
+
+    if (info->role != (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK))
+        return attn_fail(err, ATTN_NOT_FOUND, "/outputs", "outputs: %s has no %s",
+                         p->op == ATTN_OP_FORWARD ? "forward" : "backward", info->name);
+    for (size_t i = 0; i < sizeof of_input / sizeof *of_input; i++)
+        if (id == of_input[i].output && p->tensor[of_input[i].needs].rank == 0)
+            return attn_fail(err, ATTN_NOT_FOUND, "/outputs", "outputs: %s needs %s, which is not given", info->name,
+                             attn_tensors[of_input[i].needs].name);
+    if (id == ATTN_T_out) {
+        if (out_dtype != ATTN_F32 && out_dtype != ATTN_F16 && out_dtype != ATTN_BF16)
+            return attn_fail(err, ATTN_INVALID, "/out_dtype", "out_dtype: is %s, must be float32, float16 or bfloat16",
+                             attn_dtype_name(out_dtype));
+        dtype = out_dtype;
+    }
+    if (id == ATTN_T_dq || id == ATTN_T_dk || id == ATTN_T_dv) dtype = p->q.dtype;
+
+    rank = attn_axes_of(p, id, letters);
+    for (int a = 0; a < rank; a++) shape[a] = attn_axis_size(&d, letters[a]);
+    if (id == ATTN_T_dbias) /* keeps bias's broadcast axes */
+        for (int a = 0; a < rank; a++) shape[a] = p->bias.shape[a];
+    *tensor = attn_tensor_make(NULL, dtype, rank, shape);
+    return ATTN_OK;
+}
+
+int64_t attn_axis_size(const attn_dims *d, char letter)
+{
+    switch (letter) {
+    case 'b': return d->B;
+    case 'q': return d->Sq;
+    case 'k': return d->Sk;
+    case 'h': return d->H;
+    case 'g': return d->Hk;
+    case 'd': return d->D;
+    case 'e': return d->Dv;
+    case 'c': return d->B + 1;
+    default: return 0; /* 'm' and 'n' of mask_startend_rows are the client's choice */
+    }
+}
+
+/* ---- Geometry: strides by meaning --------------------------------------------------------------------------------- */
+
+static attn_view view_of(const attn_problem *p, attn_tensor_id id)
+{
+    const attn_tensor *t = &p->tensor[id];
+    attn_view view = { .data = t->data, .dtype = t->dtype };
+    char letters[ATTN_MAX_RANK + 1];
+    const int rank = attn_axes_of(p, id, letters);
+    const bool rows_are_keys = id == ATTN_T_mask_startend_rows;
+    if (t->rank != rank) {
+        view.data = NULL;
+        return view;
+    }
+    for (int a = 0; a < rank; a++) {
+        const int64_t stride = t->shape[a] == 1 ? 0 : t->stride[a]; /* a size of 1 is never stepped over, or broadcast */
+        switch (letters[a]) {
+        case 'b': view.batch = stride; break;
+        case 'h':
+        case 'g':
+        case 'm': view.head = stride; break;
+        case 'q': view.row = stride; break;
+        case 'k':
+            if (rows_are_keys || !attn_axes[id].broadcast) view.row = stride;
+            break;
+        default: break; /* d, e, n, and k of a bias: the last axis, stride 1 */
+        }
+    }
+    return view;
+}
+
+attn_geometry attn_geometry_of(const attn_problem *p)
+{
+    attn_geometry g = { .dims = attn_dims_of(p) };
+    g.group = g.dims.Hk > 0 ? g.dims.H / g.dims.Hk : 1;
+    g.mask_group = 1;
+    if (p->mask_startend_rows.rank) {
+        g.mask_group = p->mask_startend_rows.shape[1] > 0 ? g.dims.H / p->mask_startend_rows.shape[1] : 1;
+        g.mask_bounds = (int)p->mask_startend_rows.shape[3];
+    }
+    g.causal = p->causal;
+    g.top_left = p->alignment == ATTN_TOP_LEFT;
+    g.left = p->window_left < 0 ? ATTN_UNBOUNDED : attn_min64(p->window_left, ATTN_UNBOUNDED);
+    g.right = p->causal ? 0 : p->window_right < 0 ? ATTN_UNBOUNDED : attn_min64(p->window_right, ATTN_UNBOUNDED);
+    g.scale = p->has_scale ? p->scale : g.dims.D > 0 ? 1 / sqrt((double)g.dims.D) : 1;
+    g.softcap = p->softcap;
+    g.cu_q = p->cu_seqlens_q.rank ? p->cu_seqlens_q.data : NULL;
+    g.cu_k = p->cu_seqlens_k.rank ? p->cu_seqlens_k.data : NULL;
+    g.seqlens_k = p->seqlens_k.rank ? p->seqlens_k.data : NULL;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) g.view[id] = view_of(p, (attn_tensor_id)id);
+    return g;
+}
+
+/* ---- Work --------------------------------------------------------------------------------------------------------- */
+
+double attn_flops(const attn_problem *p)
+{
+    const attn_geometry g = attn_geometry_of(p);
+    double pairs = 0;
+    for (int64_t b = 0; b < g.dims.B; b++) {
+        const attn_sequence s = attn_sequence_of(&g, b);
+        pairs += (double)attn_pairs_of(&g, &s);
+    }
+    return pairs * (double)g.dims.H * 2 * (double)(g.dims.D + g.dims.Dv) * (p->op == ATTN_OP_BACKWARD ? 2.5 : 1);
+}
+
+/* ---- Backends ----------------------------------------------------------------------------------------------------- */
+
+/* Preferred first. A server takes the first whose count is above 0; "reference" only by name. */
+static const attn_backend *const backends[] = {
+#ifdef ATTN_CUDA
+    &attn_backend_cuda,
+#endif
+    &attn_backend_cpu,
+    &attn_backend_reference,
+};
+enum { BACKENDS = sizeof backends / sizeof *backends };
+
+const char *const *attn_backends(void)
+{
+    /* Written out and not copied from the tables, for it must be constant before any thread starts. */
+    static const char *const names[] = {
+#ifdef ATTN_CUDA
+        "cuda",
+#endif
+        "cpu",
+        "reference",
+        NULL,
+    };
+    static_assert(sizeof names / sizeof *names == BACKENDS + 1, "a backend without a name");
+    return names;
+}
+
+static const attn_backend *backend_named(const char *name)
+{
+    for (int i = 0; i < BACKENDS; i++)
+        if (!strcmp(name, backends[i]->name)) return backends[i];
+    return NULL;
+}
+
+int attn_device_count(const char *backend)
+{
+    const attn_backend *b = backend_named(backend);
+    return b ? b->count() : 0;
+}
+
+attn_status attn_device_open(const char *backend, int index, const attn_device_options *options, attn_device **device,
+                             attn_error *err)
+{
+    static const attn_device_options defaults = { 0 };
+    const attn_backend *b = backend_named(backend);
+    int count;
+    *device = NULL;
+    if (!b) return attn_fail(err, ATTN_NOT_FOUND, "", "there is no backend '%s' in this build", backend);
+    count = b->count();
+    if (index < 0 || index >= count)
+        return attn_fail(err, ATTN_NOT_FOUND, "", "backend %s has %d devices, there is no number %d", backend, count, index);
+    return b->open(index, options ? options : &defaults, device, err);
+}
+
+void attn_device_close(attn_device *device)
+{
+    if (device) device->backend->close(device);
+}
+
+/* ---- Dispatch ----------------------------------------------------------------------------------------------------- */
+
+void attn_device_describe(const attn_device *device, attn_device_info *info)
+{
+    memset(info, 0, sizeof *info);
+    device->backend->describe(device, info);
+}
+
+attn_status attn_device_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err)
+{
+    *memory = NULL;
+    return device->backend->device_alloc(device, bytes, memory, err);
+}
+
+void attn_device_free(attn_device *device, void *memory)
+{
+    if (memory) device->backend->device_free(device, memory);
+}
+
+attn_status attn_staging_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err)
+{
+    *memory = NULL;
+    return device->backend->staging_alloc(device, bytes, memory, err);
+}
+
+void attn_staging_free(attn_device *device, void *memory, size_t bytes)
+{
+    if (memory) device->backend->staging_free(device, memory, bytes);
+}
+
+const char *attn_kernel(const attn_device *device, const attn_problem *p, attn_error *err)
+{
+    return device->backend->kernel(device, p, err);
+}
+
+attn_status attn_workspace(const attn_device *device, const attn_problem *problems, int count, size_t *bytes,
+                           attn_error *err)
+{
+    *bytes = 0;
+    return count > 0 ? device->backend->workspace(device, problems, count, bytes, err) : ATTN_OK;
+}
+
+attn_status attn_stream_open(attn_device *device, attn_stream **stream, attn_error *err)
+{
+    *stream = NULL;
+    return device->backend->stream_open(device, stream, err);
+}
+
+void attn_stream_close(attn_stream *stream)
+{
+    if (stream) stream->device->backend->stream_close(stream);
+}
+
+attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
+                      attn_error *err)
+{
+    return bytes ? stream->device->backend->copy(stream, to, from, bytes, direction, err) : ATTN_OK;
+}
+
+attn_status attn_run(attn_stream *stream, const attn_problem *problems, int count, void *workspace, attn_error *err)
+{
+    /* attn_check() lets an output through whose memory is still to be found; here it must be there. */
+    for (int n = 0; n < count; n++)
+        for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+            const attn_tensor *t = &problems[n].tensor[id];
+            const attn_role role = attn_tensors[id].role;
+            int64_t elements;
+            if (t->rank == 0 || t->data) continue;
+            if (problems[n].op == ATTN_OP_FORWARD && (role == ATTN_ROLE_IN_BACK || role == ATTN_ROLE_OUT_BACK)) continue;
+            if (!attn_shape_elements(t->rank, t->shape, &elements) || elements > 0)
+                return attn_fail(err, ATTN_INVALID, "", "%s: has no memory", attn_tensors[id].name);
+        }
+    return count > 0 ? stream->device->backend->run(stream, problems, count, workspace, err) : ATTN_OK;
+}
+
+static attn_status run_one(attn_stream *stream, const attn_problem *problem, attn_op op, void *workspace, attn_error *err)
+{
+    attn_problem p = *problem;
+    p.op = op;
+    return attn_run(stream, &p, 1, workspace, err);
+}
+
+attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err)
+{
+    return run_one(stream, problem, ATTN_OP_FORWARD, workspace, err);
+}
+
+attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err)
+{
+    return run_one(stream, problem, ATTN_OP_BACKWARD, workspace, err);
+}
+
+attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err)
+{
+    if (slot < 0 || slot >= ATTN_MARKS) return attn_fail(err, ATTN_INVALID, "", "there is no mark %d", slot);
+    return stream->device->backend->mark(stream, slot, err);
+}
+
+double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot)
+{
+    if (from_slot < 0 || from_slot >= ATTN_MARKS || to_slot < 0 || to_slot >= ATTN_MARKS) return 0;
+    return stream->device->backend->elapsed_us(stream, from_slot, to_slot);
+}
+
+attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err)
+{
+    *done = false;
+    return stream->device->backend->done(stream, done, err);
+}
+
+attn_status attn_stream_wait(attn_stream *stream, attn_error *err)
+{
+    return stream->device->backend->wait(stream, err);
+}

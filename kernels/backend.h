@@ -1,0 +1,57 @@
+/* backend.h: what a backend fills in. attention.c checks, chooses and forwards; everything below it is one of these tables.
+ *
+ * A backend embeds attn_device and attn_stream as the first member of its own structs:
+ *     struct cpu_device { attn_device base; struct pool *pool; ... };
+ * The functions are called with arguments that attention.c has checked; problems have passed attn_check(). */
+#ifndef ATTN_BACKEND_H
+#define ATTN_BACKEND_H
+
+#include "attention.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct attn_backend attn_backend;
+
+struct attn_device {
+    const attn_backend *backend;
+    int                 index;
+};
+
+struct attn_stream {
+    attn_device *device;
+};
+
+/* The contracts are those of the functions of the same name in attention.h. */
+struct attn_backend {
+    const char *name;
+    int (*count)(void);
+    attn_status (*open)(int index, const attn_device_options *options, attn_device **device, attn_error *err);
+    void (*close)(attn_device *device);
+    void (*describe)(const attn_device *device, attn_device_info *info);
+    attn_status (*device_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
+    void (*device_free)(attn_device *device, void *memory);
+    attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
+    void (*staging_free)(attn_device *device, void *memory, size_t bytes);
+    const char *(*kernel)(const attn_device *device, const attn_problem *p, attn_error *err);
+    attn_status (*workspace)(const attn_device *device, const attn_problem *problems, int count, size_t *bytes, attn_error *err);
+    attn_status (*stream_open)(attn_device *device, attn_stream **stream, attn_error *err);
+    void (*stream_close)(attn_stream *stream);
+    attn_status (*copy)(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction, attn_error *err);
+    attn_status (*run)(attn_stream *stream, const attn_problem *problems, int count, void *workspace, attn_error *err);
+    attn_status (*mark)(attn_stream *stream, int slot, attn_error *err);
+    double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
+    attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
+    attn_status (*wait)(attn_stream *stream, attn_error *err);
+};
+
+/* attention.c lists those of the build, preferred first. */
+extern const attn_backend attn_backend_reference; /* kernels/cpu/reference.c: textbook loops in double; defines correct */
+extern const attn_backend attn_backend_cpu;       /* kernels/cpu/cpu.c: flash attention on all cores */
+extern const attn_backend attn_backend_cuda;      /* kernels/cuda/device.cu, with ATTN_CUDA */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

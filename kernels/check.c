@@ -1,0 +1,569 @@
+/* check.c: attn_check, the one validator. No kernel is started on a problem that has not passed it.
+ *
+ * A client reads the messages as they are, so each is one sentence that names tensor, index, value and rule:
+ *     k: shape[2] is 3, must divide the 8 heads of q
+ * Axes are counted as the client gave them, whatever the layout; the pointer (attn_error.member) leads to the offending
+ * member.
+ *
+ * The steps, in order; the first fault found is the one reported:
+ *   1. q, k and v: given, rank, dtype, sizes, and that they fit each other. From here on attn_dims_of() can be trusted.
+ *   2. which tensors may stand together (packed or not, fp8 scales only with fp8, gradients only of what is given)
+ *   3. every other tensor: the rank, dtype and shape that attn_axes and `dtype_rules` say
+ *   4. memory: strides, alignment, and that no offset overflows
+ *   5. options: scale, softcap, window, dropout
+ *   6. values of what steers a kernel or decides whether a number exists: cu_seqlens, seqlens_k, mask rows, keep_mask, bias,
+ *      sinks, slopes, fp8 scales. Read here, on the host. Values of q, k, v and gradients are the client's own affair.
+ *
+ * Sizes: every axis is at most AXIS_MAX and every tensor's bytes fit in int64_t, so that sums of lengths, pairs of lengths
+ * (Sq * Sk) and all offsets can be computed without further checks. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "attention.h"
+#include "axes.h"
+#include "dtype.h"
+
+#define AXIS_MAX INT32_MAX /* index tensors are int32, and dropout counts rows in 32 bits */
+
+typedef long long ll; /* for %lld */
+
+/* What each letter of axes.h is called in a message. */
+static const char *letter_name(char letter)
+{
+    switch (letter) {
+    case 'b': return "the batch of q";
+    case 'q': return "the queries of q";
+    case 'k': return "the keys of k";
+    case 'h': return "the heads of q";
+    case 'g': return "the heads of k";
+    case 'd': return "the head size of q";
+    case 'e': return "the head size of v";
+    default: return "";
+    }
+}
+
+/* Which dtypes each tensor may have. The sentence ends a message: "q: dtype is int32, must be ...". */
+enum dtype_rule { RULE_INPUT, RULE_AS_Q, RULE_RESULT, RULE_BIAS, RULE_F32, RULE_I32, RULE_U8 };
+
+static const enum dtype_rule dtype_rules[ATTN_TENSOR_COUNT] = {
+    [ATTN_T_q] = RULE_INPUT,
+    [ATTN_T_k] = RULE_AS_Q,
+    [ATTN_T_v] = RULE_AS_Q,
+    [ATTN_T_alibi_slopes] = RULE_F32,
+    [ATTN_T_bias] = RULE_BIAS,
+    [ATTN_T_keep_mask] = RULE_U8,
+    [ATTN_T_sinks] = RULE_F32,
+    [ATTN_T_cu_seqlens_q] = RULE_I32,
+    [ATTN_T_cu_seqlens_k] = RULE_I32,
+    [ATTN_T_seqlens_k] = RULE_I32,
+    [ATTN_T_mask_startend_rows] = RULE_I32,
+    [ATTN_T_q_scale] = RULE_F32,
+    [ATTN_T_k_scale] = RULE_F32,
+    [ATTN_T_v_scale] = RULE_F32,
+    [ATTN_T_out] = RULE_RESULT,
+    [ATTN_T_lse] = RULE_F32,
+    [ATTN_T_dout] = RULE_RESULT,
+    [ATTN_T_dlse] = RULE_F32,
+    [ATTN_T_dq] = RULE_AS_Q,
+    [ATTN_T_dk] = RULE_AS_Q,
+    [ATTN_T_dv] = RULE_AS_Q,
+    [ATTN_T_dsinks] = RULE_F32,
+    [ATTN_T_dbias] = RULE_F32,
+    [ATTN_T_dalibi_slopes] = RULE_F32,
+};
+
+/* "/k/shape/2" */
+#define MEMBER_BYTES sizeof(((attn_error *)0)->member)
+static const char *axis_member(char member[MEMBER_BYTES], attn_tensor_id id, const char *part, int axis)
+{
+    snprintf(member, MEMBER_BYTES, "/%s/%s/%d", attn_tensors[id].name, part, axis);
+    return member;
+}
+
+static const char *tensor_member(char member[MEMBER_BYTES], attn_tensor_id id, const char *part)
+{
+    snprintf(member, MEMBER_BYTES, "/%s%s%s", attn_tensors[id].name, *part ? "/" : "", part);
+    return member;
+}
+
+/* Does this op look at the tensor at all? A forward ignores what only backward uses, so that one problem can serve both. */
+static bool takes_part(const attn_problem *p, attn_tensor_id id)
+{
+    const attn_role role = attn_tensors[id].role;
+    if (p->tensor[id].rank == 0) return false;
+    return p->op == ATTN_OP_BACKWARD || role == ATTN_ROLE_IN || role == ATTN_ROLE_OUT;
+}
+
+/* Does this op write it? */
+static bool is_written(const attn_problem *p, attn_tensor_id id)
+{
+    return attn_tensors[id].role == (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
+}
+
+/* ---- Rank, dtype and sizes of one tensor -------------------------------------------------------------------------- */
+
+static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_error *err)
+{
+    char letters[ATTN_MAX_RANK + 1], member[MEMBER_BYTES];
+    const int rank = attn_axes_of(p, id, letters);
+    const int given = p->tensor[id].rank;
+    if (id == ATTN_T_alibi_slopes && given != 1 && given != 2)
+        return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "shape"),
+                         "%s: shape has %d dimensions, must have 1 or 2", attn_tensors[id].name, given);
+    if (given != rank)
+        return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "shape"),
+                         "%s: shape has %d dimensions, must have %d%s", attn_tensors[id].name, given, rank,
+                         attn_axes[id].layout ? p->cu_seqlens_q.rank ? " with cu_seqlens_q" : "" : "");
+    return ATTN_OK;
+}
+
+static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_error *err)
+{
+    const attn_dtype is = p->tensor[id].dtype, q = p->q.dtype;
+    char member[MEMBER_BYTES], must[96];
+    bool good = false;
+    switch (dtype_rules[id]) {
+    case RULE_INPUT:
+        good = is == ATTN_F32 || is == ATTN_F16 || is == ATTN_BF16 || is == ATTN_F8E4M3;
+        snprintf(must, sizeof must, "float32, float16, bfloat16 or float8_e4m3fn");
+        break;
+    case RULE_AS_Q:
+        good = is == q;
+        snprintf(must, sizeof must, "%s as q's", attn_dtype_name(q));
+        break;
+    case RULE_RESULT:
+        good = is == ATTN_F32 || is == ATTN_F16 || is == ATTN_BF16;
+        snprintf(must, sizeof must, "float32, float16 or bfloat16");
+        break;
+    case RULE_BIAS:
+        good = is == ATTN_F32 || (is == q && q != ATTN_F8E4M3);
+        if (q == ATTN_F16 || q == ATTN_BF16) snprintf(must, sizeof must, "float32, or %s as q's", attn_dtype_name(q));
+        else snprintf(must, sizeof must, "float32");
+        break;
+    case RULE_F32:
+        good = is == ATTN_F32;
+        snprintf(must, sizeof must, "float32");
+        break;
+    case RULE_I32:
+        good = is == ATTN_I32;
+        snprintf(must, sizeof must, "int32");
+        break;
+    case RULE_U8:
+        good = is == ATTN_U8;
+        snprintf(must, sizeof must, "uint8");
+        break;
+    }
+    if (good) return ATTN_OK;
+    return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "dtype"), "%s: dtype is %s, must be %s",
+                     attn_tensors[id].name, attn_dtype_name(is), must);
+}
+
+/* No axis negative or absurd, and the bytes countable, also in float32: answers may be wider than what was asked with. */
+static attn_status check_sizes(const attn_problem *p, attn_tensor_id id, attn_error *err)
+{
+    const attn_tensor *t = &p->tensor[id];
+    char member[MEMBER_BYTES];
+    int64_t bytes;
+    for (int a = 0; a < t->rank; a++) {
+        if (t->shape[a] < 0)
+            return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
+                             "%s: shape[%d] is %lld, must be at least 0", attn_tensors[id].name, a, (ll)t->shape[a]);
+        if (t->shape[a] > AXIS_MAX)
+            return attn_fail(err, ATTN_TOO_LARGE, axis_member(member, id, "shape", a),
+                             "%s: shape[%d] is %lld, must be at most %lld", attn_tensors[id].name, a, (ll)t->shape[a],
+                             (ll)AXIS_MAX);
+    }
+    if (!attn_shape_bytes(ATTN_F32, t->rank, t->shape, &bytes))
+        return attn_fail(err, ATTN_TOO_LARGE, tensor_member(member, id, "shape"),
+                         "%s: the product of its shape is over 2^61 elements", attn_tensors[id].name);
+    return ATTN_OK;
+}
+
+/* Sizes that other tensors set. */
+static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_tensor_id id, attn_error *err)
+{
+    const attn_tensor *t = &p->tensor[id];
+    char letters[ATTN_MAX_RANK + 1], member[MEMBER_BYTES];
+    const int rank = attn_axes_of(p, id, letters);
+    for (int a = 0; a < rank; a++) {
+        const int64_t is = t->shape[a], must = attn_axis_size(d, letters[a]);
+        const bool may_be_one = attn_axes[id].broadcast && a < rank - 1;
+        axis_member(member, id, "shape", a);
+        if (id == ATTN_T_dbias) { /* bias has been through here already */
+            if (is != p->bias.shape[a])
+                return attn_fail(err, ATTN_INVALID, member, "dbias: shape[%d] is %lld, must be %lld as bias's", a, (ll)is,
+                                 (ll)p->bias.shape[a]);
+            continue;
+        }
+        switch (letters[a]) {
+        case 'c':
+            if (is != p->cu_seqlens_q.shape[0])
+                return attn_fail(err, ATTN_INVALID, member, "%s: shape[0] is %lld, must be %lld as cu_seqlens_q's",
+                                 attn_tensors[id].name, (ll)is, (ll)p->cu_seqlens_q.shape[0]);
+            break;
+        case 'm':
+            if (is != 1 && is != d->Hk && is != d->H)
+                return attn_fail(err, ATTN_INVALID, member,
+                                 "%s: shape[%d] is %lld, must be 1, %lld (the heads of k) or %lld (the heads of q)",
+                                 attn_tensors[id].name, a, (ll)is, (ll)d->Hk, (ll)d->H);
+            break;
+        case 'n':
+            if (p->causal ? is != 1 && is != 2 : is != 2 && is != 4)
+                return attn_fail(err, ATTN_INVALID, member, "%s: shape[%d] is %lld, must be %s", attn_tensors[id].name, a,
+                                 (ll)is, p->causal ? "1 or 2 when causal" : "2 or 4 when not causal");
+            break;
+        default:
+            if (is == must || (may_be_one && is == 1)) break;
+            if (letters[a] == 'b' && d->packed)
+                return attn_fail(err, ATTN_INVALID, member,
+                                 "%s: shape[%d] is %lld, must be %lld, the sequences of cu_seqlens_q", attn_tensors[id].name,
+                                 a, (ll)is, (ll)must);
+            return attn_fail(err, ATTN_INVALID, member, "%s: shape[%d] is %lld, must be %s%lld, %s", attn_tensors[id].name,
+                             a, (ll)is, may_be_one ? "1 or " : "", (ll)must, letter_name(letters[a]));
+        }
+    }
+    return ATTN_OK;
+}
+
+/* ---- 1. q, k, v --------------------------------------------------------------------------------------------------- */
+
+/* The axis that a letter stands on, in the client's order. */
+static int axis_of(const attn_problem *p, attn_tensor_id id, char letter)
+{
+    char letters[ATTN_MAX_RANK + 1];
+    const char *found;
+    attn_axes_of(p, id, letters);
+    found = strchr(letters, letter);
+    return found ? (int)(found - letters) : 0;
+}
+
+static attn_status at_least_one(const attn_problem *p, attn_tensor_id id, char letter, int64_t size, attn_error *err)
+{
+    char member[MEMBER_BYTES];
+    const int axis = axis_of(p, id, letter);
+    if (size >= 1) return ATTN_OK;
+    return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", axis), "%s: shape[%d] is %lld, must be at least 1",
+                     attn_tensors[id].name, axis, (ll)size);
+}
+
+static attn_status head_size_fits(const attn_problem *p, attn_tensor_id id, char letter, int64_t size, attn_error *err)
+{
+    char member[MEMBER_BYTES];
+    const int axis = axis_of(p, id, letter);
+    if (size <= ATTN_MAX_HEAD_DIM) return ATTN_OK;
+    return attn_fail(err, ATTN_UNSUPPORTED, axis_member(member, id, "shape", axis),
+                     "%s: shape[%d] is %lld, head sizes up to %d are supported", attn_tensors[id].name, axis, (ll)size,
+                     ATTN_MAX_HEAD_DIM);
+}
+
+static attn_status check_qkv(const attn_problem *p, attn_error *err)
+{
+    static const attn_tensor_id qkv[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v };
+    attn_status status;
+    attn_dims d;
+    char member[MEMBER_BYTES];
+
+    for (int i = 0; i < 3; i++)
+        if (p->tensor[qkv[i]].rank == 0)
+            return attn_fail(err, ATTN_INVALID, tensor_member(member, qkv[i], ""), "%s: is required",
+                             attn_tensors[qkv[i]].name);
+    if (p->cu_seqlens_q.rank == 0 && p->cu_seqlens_k.rank != 0)
+        return attn_fail(err, ATTN_INVALID, "/cu_seqlens_q", "cu_seqlens_q: is required with cu_seqlens_k");
+    if (p->cu_seqlens_q.rank != 0 && p->cu_seqlens_k.rank == 0)
+        return attn_fail(err, ATTN_INVALID, "/cu_seqlens_k", "cu_seqlens_k: is required with cu_seqlens_q");
+    if (p->cu_seqlens_q.rank) { /* before dims: it sets B */
+        if ((status = check_rank(p, ATTN_T_cu_seqlens_q, err)) || (status = check_dtype(p, ATTN_T_cu_seqlens_q, err)) ||
+            (status = check_sizes(p, ATTN_T_cu_seqlens_q, err)))
+            return status;
+        if (p->cu_seqlens_q.shape[0] < 1)
+            return attn_fail(err, ATTN_INVALID, "/cu_seqlens_q/shape/0", "cu_seqlens_q: shape[0] is 0, must be at least 1");
+        if (p->layout == ATTN_BHSD)
+            return attn_fail(err, ATTN_INVALID, "/layout", "layout: is bhsd, must be bshd with cu_seqlens_q");
+    }
+    for (int i = 0; i < 3; i++)
+        if ((status = check_rank(p, qkv[i], err)) || (status = check_dtype(p, qkv[i], err)) ||
+            (status = check_sizes(p, qkv[i], err)))
+            return status;
+
+    d = attn_dims_of(p);
+    if ((status = at_least_one(p, ATTN_T_q, 'h', d.H, err)) || (status = at_least_one(p, ATTN_T_q, 'd', d.D, err)) ||
+        (status = at_least_one(p, ATTN_T_k, 'g', d.Hk, err)) || (status = at_least_one(p, ATTN_T_v, 'e', d.Dv, err)) ||
+        (status = head_size_fits(p, ATTN_T_q, 'd', d.D, err)) || (status = head_size_fits(p, ATTN_T_v, 'e', d.Dv, err)))
+        return status;
+    if (d.H % d.Hk) {
+        const int axis = axis_of(p, ATTN_T_k, 'g');
+        return attn_fail(err, ATTN_INVALID, axis_member(member, ATTN_T_k, "shape", axis),
+                         "k: shape[%d] is %lld, must divide the %lld heads of q", axis, (ll)d.Hk, (ll)d.H);
+    }
+    if ((status = check_shape(p, &d, ATTN_T_k, err)) || (status = check_shape(p, &d, ATTN_T_v, err))) return status;
+    if (p->op == ATTN_OP_BACKWARD && p->q.dtype == ATTN_F8E4M3)
+        return attn_fail(err, ATTN_UNSUPPORTED, "/q/dtype",
+                         "q: dtype is float8_e4m3fn, backward supports float32, float16 and bfloat16");
+    return ATTN_OK;
+}
+
+/* ---- 2. Which tensors may stand together -------------------------------------------------------------------------- */
+
+static attn_status check_company(const attn_problem *p, attn_error *err)
+{
+    static const attn_tensor_id not_packed[] = { ATTN_T_bias, ATTN_T_keep_mask, ATTN_T_seqlens_k,
+                                                 ATTN_T_mask_startend_rows };
+    static const attn_tensor_id scales[] = { ATTN_T_q_scale, ATTN_T_k_scale, ATTN_T_v_scale };
+    static const struct {
+        attn_tensor_id gradient, of;
+    } gradients[] = {
+        { ATTN_T_dsinks, ATTN_T_sinks },
+        { ATTN_T_dbias, ATTN_T_bias },
+        { ATTN_T_dalibi_slopes, ATTN_T_alibi_slopes },
+    };
+    char member[MEMBER_BYTES];
+    if (p->cu_seqlens_q.rank)
+        for (size_t i = 0; i < sizeof not_packed / sizeof *not_packed; i++)
+            if (p->tensor[not_packed[i]].rank)
+                return attn_fail(err, ATTN_INVALID, tensor_member(member, not_packed[i], ""),
+                                 "%s: cannot be combined with cu_seqlens_q", attn_tensors[not_packed[i]].name);
+    if (p->q.dtype != ATTN_F8E4M3)
+        for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
+            if (p->tensor[scales[i]].rank)
+                return attn_fail(err, ATTN_INVALID, tensor_member(member, scales[i], ""),
+                                 "%s: q has dtype %s, scales are for float8_e4m3fn", attn_tensors[scales[i]].name,
+                                 attn_dtype_name(p->q.dtype));
+    if (p->op == ATTN_OP_FORWARD) return ATTN_OK;
+    if (p->dout.rank == 0) return attn_fail(err, ATTN_INVALID, "/dout", "dout: is required");
+    if (p->out.rank == 0 && p->lse.rank != 0)
+        return attn_fail(err, ATTN_INVALID, "/out", "out: is required with lse (give both or neither)");
+    if (p->lse.rank == 0 && p->out.rank != 0)
+        return attn_fail(err, ATTN_INVALID, "/lse", "lse: is required with out (give both or neither)");
+    for (size_t i = 0; i < sizeof gradients / sizeof *gradients; i++)
+        if (p->tensor[gradients[i].gradient].rank && !p->tensor[gradients[i].of].rank)
+            return attn_fail(err, ATTN_INVALID, tensor_member(member, gradients[i].gradient, ""), "%s: %s is not given",
+                             attn_tensors[gradients[i].gradient].name, attn_tensors[gradients[i].of].name);
+    return ATTN_OK;
+}
+
+/* ---- 4. Memory ---------------------------------------------------------------------------------------------------- */
+
+static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_error *err)
+{
+    const attn_tensor *t = &p->tensor[id];
+    const char *name = attn_tensors[id].name;
+    const size_t bytes = attn_dtype_bytes(t->dtype);
+    char member[MEMBER_BYTES];
+    int64_t elements = 0, last = 0;
+    attn_shape_elements(t->rank, t->shape, &elements);
+    if (t->stride[t->rank - 1] != 1)
+        return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", t->rank - 1),
+                         "%s: stride[%d] is %lld, must be 1", name, t->rank - 1, (ll)t->stride[t->rank - 1]);
+    for (int a = 0; a < t->rank; a++) {
+        int64_t reach;
+        if (t->stride[a] < 0)
+            return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", a),
+                             "%s: stride[%d] is %lld, must be at least 0", name, a, (ll)t->stride[a]);
+        if (t->stride[a] == 0 && t->shape[a] > 1 && is_written(p, id))
+            return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", a),
+                             "%s: stride[%d] is 0, must be at least 1 where %lld results are written", name, a,
+                             (ll)t->shape[a]);
+        if (elements > 0 && t->shape[a] > 1 &&
+            (__builtin_mul_overflow(t->shape[a] - 1, t->stride[a], &reach) || __builtin_add_overflow(last, reach, &last)))
+            last = INT64_MAX;
+    }
+    if (last > INT64_MAX / (int64_t)bytes - 1)
+        return attn_fail(err, ATTN_TOO_LARGE, tensor_member(member, id, "stride"), "%s: its strides reach past 2^63 bytes",
+                         name);
+    /* Memory of results may be found later: attn_run() looks again. */
+    if (t->data == NULL && elements > 0 && !is_written(p, id))
+        return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: has no data", name);
+    if ((uintptr_t)t->data % bytes)
+        return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: data is not aligned to %zu bytes", name,
+                         bytes);
+    return ATTN_OK;
+}
+
+/* ---- 5. Options --------------------------------------------------------------------------------------------------- */
+
+static attn_status check_options(const attn_problem *p, attn_error *err)
+{
+    if (p->has_scale && !isfinite(p->scale))
+        return attn_fail(err, ATTN_INVALID, "/scale", "scale: is %g, must be finite", p->scale);
+    if (!isfinite(p->softcap) || p->softcap < 0)
+        return attn_fail(err, ATTN_INVALID, "/softcap", "softcap: is %g, must be finite and at least 0", p->softcap);
+    if (p->window_left < -1)
+        return attn_fail(err, ATTN_INVALID, "/window/0", "window: [0] is %lld, must be at least 0, or -1 for unbounded",
+                         (ll)p->window_left);
+    if (p->window_right < -1)
+        return attn_fail(err, ATTN_INVALID, "/window/1", "window: [1] is %lld, must be at least 0, or -1 for unbounded",
+                         (ll)p->window_right);
+    if (!(p->dropout_p >= 0 && p->dropout_p < 1)) /* NaN too */
+        return attn_fail(err, ATTN_INVALID, "/dropout_p", "dropout_p: is %g, must be at least 0 and below 1", p->dropout_p);
+    return ATTN_OK;
+}
+
+/* ---- 6. Values ---------------------------------------------------------------------------------------------------- */
+
+/* Finds a row's first fault: its column, or -1. The row has `count` elements. */
+typedef int64_t (*row_test)(const void *row, int64_t count, int64_t limit);
+
+static int64_t first_float_not_finite(const void *row, int64_t count, int64_t minus_inf_allowed)
+{
+    const float *x = row;
+    int64_t j;
+    uint32_t any = 0;
+    for (j = 0; j < count; j++) any |= (attn_f32_bits(x[j]) & 0x7f800000u) == 0x7f800000u; /* no branch: it vectorises */
+    if (!any) return -1;
+    for (j = 0; j < count; j++)
+        if (!isfinite(x[j]) && !(minus_inf_allowed && x[j] == -INFINITY)) return j;
+    return -1;
+}
+
+static int64_t first_half_not_finite(const uint16_t *x, int64_t count, uint16_t infinity)
+{
+    int64_t j;
+    uint32_t any = 0;
+    for (j = 0; j < count; j++) any |= (uint32_t)((x[j] & infinity) == infinity);
+    if (!any) return -1;
+    for (j = 0; j < count; j++)
+        if ((x[j] & infinity) == infinity && x[j] != (uint16_t)(infinity | 0x8000u)) return j;
+    return -1;
+}
+
+static int64_t first_f16_not_finite(const void *row, int64_t count, int64_t limit)
+{
+    (void)limit; /* -inf is always allowed in a bias */
+    return first_half_not_finite(row, count, 0x7c00u);
+}
+
+static int64_t first_bf16_not_finite(const void *row, int64_t count, int64_t limit)
+{
+    (void)limit;
+    return first_half_not_finite(row, count, 0x7f80u);
+}
+
+static int64_t first_not_a_bit(const void *row, int64_t count, int64_t limit)
+{
+    const uint8_t *x = row;
+    uint8_t any = 0;
+    (void)limit;
+    for (int64_t j = 0; j < count; j++) any |= x[j];
+    if (any <= 1) return -1;
+    for (int64_t j = 0; j < count; j++)
+        if (x[j] > 1) return j;
+    return -1;
+}
+
+static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
+{
+    const int32_t *x = row;
+    for (int64_t j = 0; j < count; j++)
+        if (x[j] < 0 || x[j] > limit) return j;
+    return -1;
+}
+
+/* "[0, 3, 17]" */
+static const char *index_text(char text[64], int rank, const int64_t *index)
+{
+    size_t n = 0;
+    for (int a = 0; a < rank && n < 64; a++)
+        n += (size_t)snprintf(text + n, 64 - n, "%s%lld%s", a ? ", " : "[", (ll)index[a], a == rank - 1 ? "]" : "");
+    return text;
+}
+
+/* Every row (last axis) of a tensor. `rule` ends the message. */
+static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test test, int64_t limit, const char *rule,
+                              attn_error *err)
+{
+    const attn_tensor *t = &p->tensor[id];
+    const int last = t->rank - 1;
+    int64_t index[ATTN_MAX_RANK] = { 0 }, elements;
+    if (t->rank == 0 || !attn_shape_elements(t->rank, t->shape, &elements) || elements == 0) return ATTN_OK;
+    for (;;) {
+        int64_t offset = 0, fault;
+        for (int a = 0; a < last; a++) offset += index[a] * t->stride[a];
+        fault = test((const char *)t->data + offset * (int64_t)attn_dtype_bytes(t->dtype), t->shape[last], limit);
+        if (fault >= 0) {
+            const double value = attn_load(t->dtype, t->data, offset + fault);
+            char member[MEMBER_BYTES], at[64], is[32];
+            index[last] = fault;
+            if (isnan(value)) snprintf(is, sizeof is, "nan"); /* printf would show its sign */
+            else snprintf(is, sizeof is, "%.10g", value);
+            return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: %s is %s, must be %s",
+                             attn_tensors[id].name, index_text(at, t->rank, index), is, rule);
+        }
+        int a = last - 1; /* the next row, as an odometer counts */
+        while (a >= 0 && ++index[a] == t->shape[a]) index[a--] = 0;
+        if (a < 0) return ATTN_OK;
+    }
+}
+
+static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, int64_t total, const char *total_of,
+                                    attn_error *err)
+{
+    const attn_tensor *t = &p->tensor[id];
+    const int32_t *cu = t->data;
+    const char *name = attn_tensors[id].name;
+    char member[MEMBER_BYTES];
+    int64_t n;
+    if (t->rank == 0) return ATTN_OK;
+    n = t->shape[0] - 1;
+    tensor_member(member, id, "data");
+    if (cu[0] != 0) return attn_fail(err, ATTN_INVALID, member, "%s: [0] is %d, must be 0", name, cu[0]);
+    for (int64_t i = 1; i <= n; i++)
+        if (cu[i] < cu[i - 1])
+            return attn_fail(err, ATTN_INVALID, member, "%s: [%lld] is %d, must be at least %d, the value before it", name,
+                             (ll)i, cu[i], cu[i - 1]);
+    if (cu[n] != total)
+        return attn_fail(err, ATTN_INVALID, member, "%s: [%lld] is %d, must be %lld, the rows of %s", name, (ll)n, cu[n],
+                         (ll)total, total_of);
+    return ATTN_OK;
+}
+
+static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_error *err)
+{
+    const row_test bias_test = p->bias.dtype == ATTN_F16    ? first_f16_not_finite
+                               : p->bias.dtype == ATTN_BF16 ? first_bf16_not_finite
+                                                            : first_float_not_finite;
+    char keys[64], queries[64];
+    attn_status status;
+    snprintf(keys, sizeof keys, "between 0 and %lld, the keys of k", (ll)d->Sk);
+    snprintf(queries, sizeof queries, "between 0 and %lld, the queries of q", (ll)d->Sq);
+    if ((status = check_cu_seqlens(p, ATTN_T_cu_seqlens_q, d->total_q, "q", err)) ||
+        (status = check_cu_seqlens(p, ATTN_T_cu_seqlens_k, d->total_k, "k", err)) ||
+        (status = check_rows(p, ATTN_T_seqlens_k, first_out_of_range, d->Sk, keys, err)) ||
+        (status = check_rows(p, ATTN_T_mask_startend_rows, first_out_of_range, d->Sq, queries, err)) ||
+        (status = check_rows(p, ATTN_T_keep_mask, first_not_a_bit, 0, "0 or 1", err)) ||
+        (status = check_rows(p, ATTN_T_bias, bias_test, 1, "finite or -inf", err)) ||
+        (status = check_rows(p, ATTN_T_sinks, first_float_not_finite, 1, "finite or -inf", err)) ||
+        (status = check_rows(p, ATTN_T_alibi_slopes, first_float_not_finite, 0, "finite", err)) ||
+        (status = check_rows(p, ATTN_T_q_scale, first_float_not_finite, 0, "finite", err)) ||
+        (status = check_rows(p, ATTN_T_k_scale, first_float_not_finite, 0, "finite", err)) ||
+        (status = check_rows(p, ATTN_T_v_scale, first_float_not_finite, 0, "finite", err)))
+        return status;
+    return ATTN_OK;
+}
+
+/* ---- All of it ---------------------------------------------------------------------------------------------------- */
+
+attn_status attn_check(const attn_problem *p, attn_error *err)
+{
+    attn_status status;
+    attn_dims d;
+    if ((status = check_qkv(p, err)) || (status = check_company(p, err))) return status;
+    d = attn_dims_of(p);
+    for (int i = 0; i < ATTN_TENSOR_COUNT; i++) {
+        const attn_tensor_id id = (attn_tensor_id)i;
+        if (!takes_part(p, id) || id == ATTN_T_q || id == ATTN_T_k || id == ATTN_T_v) continue;
+        if ((status = check_rank(p, id, err)) || (status = check_dtype(p, id, err)) || (status = check_sizes(p, id, err)) ||
+            (status = check_shape(p, &d, id, err)))
+            return status;
+    }
+    { /* out and lse exist inside a computation even where nobody asked for them: their sizes must be countable */
+        int64_t bytes;
+        const int64_t rows[] = { d.packed ? 1 : d.B, d.Sq, d.H, d.D > d.Dv ? d.D : d.Dv };
+        if (!attn_shape_bytes(ATTN_F32, 4, rows, &bytes))
+            return attn_fail(err, ATTN_TOO_LARGE, "/q/shape", "q: its result would be over 2^61 elements");
+    }
+    for (int i = 0; i < ATTN_TENSOR_COUNT; i++)
+        if (takes_part(p, (attn_tensor_id)i) && (status = check_memory(p, (attn_tensor_id)i, err))) return status;
+    if ((status = check_options(p, err))) return status;
+    return check_values(p, &d, err);
+}

@@ -1,0 +1,374 @@
+/* backward.c: gradients, a chunk of keys at a time. FlashAttention-2 (arXiv:2307.08691), Algorithm 2, made deterministic.
+ *
+ * FLASH_ROWS packs Q and dO of every row tile and finds delta = rowsum(dO O) - dlse. Then an item of FLASH_KEYS owns the chunk of Bk keys
+ * of one key/value head, walks over the row tiles of the whole group that see it, and for each:
+ *
+ *     S = Q K^T, dP = dO V^T                      products
+ *     P = exp2(scores - lse2), dZ = P (M dP - delta), dS = dZ (1 - tanh^2)
+ *     dV += (P M)^T dO,  dK += dS^T Q             into the chunk's own sums, kept transposed
+ *     dQ += dS K                                  into the row tile's sum, which all chunks share
+ *
+ * The order of the sums in dQ. Chunk c adds to a row tile only after the chunks before it have: each publishes how far it has come
+ * (struct flash_progress), and the wait is one row tile long, for chunks that start together follow each other through the tiles
+ * like runners. Items are taken in order, so a chunk that is waited for is always running somewhere. This costs no memory and
+ * no second pass (recomputing S and dP for dQ would be 7 products instead of 5), and the bits do not depend on chance.
+ *
+ * dbias belongs to (b, h, i, j), and columns j to one chunk: its owner adds without asking. Where bias is broadcast over heads of several
+ * groups or over batch rows, all of them add to the same numbers: then one item does that chunk for all of them, one after the
+ * other (a class). dalibi_slopes and dsinks are added up in FLASH_FINISH from parts, in order.
+ *
+ * NaN and infinity: as in forward.c. K (for dQ), Q (for dK) and dO (for dV) are packed with zeros in place of what is not finite, so
+ * that a hidden pair's 0 is 0. A visible K or Q that is NaN makes its scores NaN, and these spoil what they must; a visible dO is given
+ * back to dV through `spoiled`. A row whose lse is NaN spoils the pairs that it sees, and those only: calm(). */
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cpu/flash.h"
+
+struct room {
+    int64_t ld, ldt, dS_lda; /* of tiles [rows][keys]; of sums [channel][keys] */
+    float *S, *dP, *cap, *drop;
+    char *P_b, *dS_a, *dS_b;
+    char *Kt, *Kb, *Vt;
+    float *dKt, *dVt;
+    float *lse2; /* [rows] */
+    struct flash_limits limits;
+    float *clean;   /* FLASH_UNIT rows in f32 */
+    char *gathered; /* a row tile of q or dout */
+    float *spoiled; /* [Dv][keys] */
+};
+
+static struct room room_of(const struct flash *f, struct flash_arena *arena)
+{
+    const struct simd_type *t = f->type;
+    const int64_t D = f->g.dims.D, Dv = f->g.dims.Dv, widest = attn_max64(D, Dv);
+    const int64_t tile = simd_round_up(f->Br, SIMD_A_ROWS) * simd_ld(f->Bk, 4);
+    struct room room;
+    room.ld = room.ldt = simd_ld(f->Bk, 4);
+    room.dS_lda = simd_lda(t, f->Bk);
+    room.S = flash_take(arena, tile, 4);
+    room.dP = flash_take(arena, tile, 4);
+    room.P_b = flash_take(arena, simd_b_bytes(t, f->Bk, simd_ldb(t, f->Br)), 1);
+    room.dS_b = flash_take(arena, simd_b_bytes(t, f->Bk, simd_ldb(t, f->Br)), 1);
+    room.dS_a = flash_take(arena, simd_a_bytes(t, f->Br, room.dS_lda), 1);
+    room.Kt = flash_take(arena, simd_b_bytes(t, f->Bk, simd_ldb(t, D)), 1);
+    room.Kb = flash_take(arena, simd_b_bytes(t, D, simd_ldb(t, f->Bk)), 1);
+    room.Vt = flash_take(arena, simd_b_bytes(t, f->Bk, simd_ldb(t, Dv)), 1);
+    room.dKt = flash_take(arena, D * room.ldt, 4);
+    room.dVt = flash_take(arena, Dv * room.ldt, 4);
+    room.lse2 = flash_take(arena, f->Br, 4);
+    flash_take_limits(arena, f->Br, f->Bk, &room.limits);
+    room.cap = f->g.softcap > 0 ? flash_take(arena, tile, 4) : NULL;
+    room.drop = f->dropout ? flash_take(arena, tile, 4) : NULL;
+    room.clean = flash_take(arena, FLASH_UNIT, widest * 4);
+    room.gathered = flash_take(arena, f->Br, widest * 4);
+    room.spoiled = flash_take(arena, Dv * room.ldt, 4);
+    return room;
+}
+
+int64_t flash_backward_scratch(const struct flash *f)
+{
+    struct flash_arena arena = { 0 };
+    room_of(f, &arena);
+    return arena.used;
+}
+
+/* Does anything but dv need the gradient of the scores? */
+static bool wants_dS(const struct flash *f)
+{
+    return f->p->dq.rank || f->p->dk.rank || f->p->dbias.rank || f->p->dalibi_slopes.rank;
+}
+
+/* ---- FLASH_ROWS --------------------------------------------------------------------------------------------------------- */
+
+static void zero_dbias_slice(const struct flash *f, int64_t slice)
+{
+    const attn_tensor *dbias = &f->p->dbias;
+    const int64_t block = slice % f->dbias_blocks, each = attn_tiles(dbias->shape[2], f->dbias_blocks);
+    const int64_t h = slice / f->dbias_blocks % dbias->shape[1], b = slice / f->dbias_blocks / dbias->shape[1];
+    for (int64_t i = block * each; i < attn_min64((block + 1) * each, dbias->shape[2]); i++)
+        memset(flash_at(&f->g.view[ATTN_T_dbias], b, h, i), 0, (size_t)dbias->shape[3] * sizeof(float));
+}
+
+/* lse and delta of a row tile from the caller's out and lse. */
+static void load_statistics(const struct flash *f, const struct flash_tile *t)
+{
+    const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse];
+    const attn_view *dout = &f->g.view[ATTN_T_dout], *dlse = &f->g.view[ATTN_T_dlse];
+    const int64_t first = t->seq->s.q_start + t->i0;
+    for (int head = 0; head < t->heads; head++) {
+        const int64_t h = t->h + head, row = t->row0 + (int64_t)head * t->n;
+        f->simd->row_dots(t->n, (int)f->g.dims.Dv, flash_at(dout, t->b, h, first), dout->dtype, dout->row, flash_at(out, t->b, h, first),
+                          out->dtype, out->row, f->delta + row);
+        for (int r = 0; r < t->n; r++) {
+            const float x = *(const float *)flash_at(lse, t->b, h, first + r);
+            f->lse2[row + r] = x == -INFINITY ? INFINITY : (float)(x * M_LOG2E);
+            if (x == -INFINITY) f->delta[row + r] = 0;
+            if (f->p->dlse.rank) f->delta[row + r] -= *(const float *)flash_at(dlse, t->b, h, first + r);
+        }
+    }
+}
+
+void flash_rows_item(const struct flash *f, char *scratch, int64_t item)
+{
+    if (item >= f->tiles_all) {
+        zero_dbias_slice(f, item - f->tiles_all);
+        return;
+    }
+    const int64_t b = FLASH_FIND(f, tiles0, item), rest = item - f->seq[b].tiles0;
+    const struct flash_tile t = flash_tile_of(f, b, rest / f->seq[b].tiles, rest % f->seq[b].tiles);
+    struct flash_arena arena = { .base = scratch };
+    struct room room = room_of(f, &arena);
+    const struct simd_type *type = f->type;
+    const int64_t es = simd_element_bytes(type), lda = simd_lda(type, t.rows);
+    const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
+    int64_t stride;
+    const void *rows = flash_gather(&t, &f->g.view[ATTN_T_q], D, room.gathered, &stride);
+    type->pack_a(t.rows, D, rows, f->p->q.dtype, stride, f->Qa + t.row0 * f->q_lda * es, f->q_lda);
+    if (f->p->dk.rank)
+        flash_pack_clean_at(f, t.rows, D, rows, f->p->q.dtype, stride, f->Qat + t.row0 / FLASH_UNIT * f->q_unit_bytes, lda, room.clean);
+    rows = flash_gather(&t, &f->g.view[ATTN_T_dout], Dv, room.gathered, &stride);
+    if (wants_dS(f)) type->pack_a(t.rows, Dv, rows, f->p->dout.dtype, stride, f->dOa + t.row0 * f->do_lda * es, f->do_lda);
+    f->dO_dirty[t.row0 / FLASH_UNIT] = false;
+    if (f->p->dv.rank)
+        f->dO_dirty[t.row0 / FLASH_UNIT] = !flash_pack_clean_at(f, t.rows, Dv, rows, f->p->dout.dtype, stride,
+                                                                f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes, lda, room.clean);
+    if (!f->recompute) load_statistics(f, &t);
+    if (f->dQ) memset(f->dQ + t.row0 * f->dq_ld, 0, (size_t)(t.rows * f->dq_ld) * sizeof *f->dQ);
+}
+
+/* ---- FLASH_KEYS ----------------------------------------------------------------------------------------------------------- */
+
+/* Until every chunk before `chunk` has left row tile `index` behind. *below: chunks known to have finished altogether. */
+static void wait_for_turn(struct flash_progress *head, int64_t chunk, int64_t index, int64_t *below)
+{
+    for (int64_t c = *below; c < chunk; c++) {
+        unsigned spins = 0;
+        int64_t tile;
+        while ((tile = atomic_load_explicit(&head[c].tile, memory_order_acquire)) <= index) pool_breathe(&spins);
+        if (tile == INT64_MAX && c == *below) *below = c + 1;
+    }
+}
+
+/* The values of dO that the pack left out, for the keys that see them. */
+static void spoil(const struct flash *f, const struct flash_tile *t, const struct flash_cell *cell, const struct room *room)
+{
+    const attn_view *dout = &f->g.view[ATTN_T_dout];
+    const int Dv = (int)f->g.dims.Dv;
+    for (int r = 0; r < t->rows; r++) {
+        if (f->lse2[t->row0 + r] == INFINITY) continue;
+        f->simd->load(Dv, flash_at(dout, t->b, t->h + r / t->n, t->seq->s.q_start + t->i0 + r % t->n), dout->dtype, room->clean);
+        for (int d = 0; d < Dv; d++)
+            if (!isfinite(room->clean[d]))
+                for (int c = 0; c < cell->cols; c++)
+                    if (room->S[r * room->ld + c] != -INFINITY) room->spoiled[d * room->ldt + cell->c0 + c] += room->clean[d];
+    }
+}
+
+static void add_dbias(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ, int64_t ld)
+{
+    const attn_view *dbias = &f->g.view[ATTN_T_dbias];
+    for (int r = 0; r < t->rows; r++) {
+        float *to = (float *)flash_at(dbias, t->b, t->h + r / t->n, t->i0 + r % t->n) + j;
+        for (int c = 0; c < cols; c++) to[c] += dZ[r * ld + c];
+    }
+}
+
+/* -sum dZ |i + Sk - Sq - j| of each head of the tile, added to sums[head of the group]. */
+static void add_dslopes(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ, int64_t ld, double *sums)
+{
+    for (int r = 0; r < t->rows; r++) {
+        const int64_t distance = t->i0 + r % t->n + t->seq->s.Sk - t->seq->s.Sq - j;
+        double sum = 0;
+        for (int c = 0; c < cols; c++) sum += dZ[r * ld + c] * fabs((double)(distance - c));
+        sums[(t->h + r / t->n) % f->g.group * f->chunks] -= sum;
+    }
+}
+
+static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64_t hk, int64_t first, int64_t rows, int64_t cols)
+{
+    const attn_view *view = &f->g.view[id];
+    for (int64_t j = first; j < first + rows; j++) memset(flash_at(view, b, hk, j), 0, (size_t)cols * attn_dtype_bytes(view->dtype));
+}
+
+/* lse2 for gradient(). A row whose lse is NaN would make NaN of hidden pairs too: such a row's visible scores become NaN
+ * instead, and its lse2 (of the copy in `room`) any number. */
+static const float *calm(const struct flash_tile *t, const struct flash_cell *cell, const float *lse2, const struct room *room)
+{
+    bool any = false;
+    for (int r = 0; r < t->rows; r++) any |= lse2[r] != lse2[r];
+    if (!any) return lse2;
+    for (int r = 0; r < t->rows; r++) {
+        const bool spoils = lse2[r] != lse2[r];
+        room->lse2[r] = spoils ? 0 : lse2[r];
+        for (int c = 0; spoils && c < cell->cols; c++)
+            if (room->S[r * room->ld + c] != -INFINITY) room->S[r * room->ld + c] = NAN;
+    }
+    return room->lse2;
+}
+
+/* Chunk `chunk` of one key/value head. */
+static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t chunk, char *scratch)
+{
+    const struct flash_sequence *seq = &f->seq[b];
+    const struct simd_type *type = f->type;
+    const attn_view *k = &f->g.view[ATTN_T_k], *v = &f->g.view[ATTN_T_v], *dk = &f->g.view[ATTN_T_dk], *dv = &f->g.view[ATTN_T_dv];
+    const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
+    const bool dS = wants_dS(f), dZ = f->p->dbias.rank || f->p->dalibi_slopes.rank;
+    const int64_t es = simd_element_bytes(type), j0 = chunk * f->Bk, first = seq->s.k_start + j0;
+    const int64_t chunks = attn_tiles(f->g.dims.packed ? seq->s.Sk : f->g.dims.Sk, f->Bk);
+    struct flash_progress *head = f->progress + seq->chunks0 + hk * chunks;
+    double *slopes = f->slope_parts ? f->slope_parts + (b * f->g.dims.H + hk * f->g.group) * f->chunks + chunk : NULL;
+    struct flash_arena arena = { .base = scratch };
+    struct room room = room_of(f, &arena);
+
+    for (int64_t g = 0; slopes && g < f->g.group; g++) slopes[g * f->chunks] = 0;
+    const int n = (int)attn_clamp64(seq->s.Sk - j0, 0, f->Bk);
+    const int64_t ldk = simd_ldb(type, D), ldkb = simd_ldb(type, n), ldv = simd_ldb(type, Dv);
+    bool packed = false, spoiled = false;
+    int64_t below = 0, published = 0;
+    for (int64_t index = 0; n > 0 && index < seq->tiles; index++) {
+        const struct flash_tile t = flash_tile_of(f, b, hk, index);
+        struct flash_cell cell;
+        if (!flash_cell_of(f, &t, j0, j0 + n, &cell)) continue;
+        if (!packed) { /* the first row tile that sees these keys */
+            type->pack_bt(n, D, flash_at(k, b, hk, first), k->dtype, k->row, room.Kt, ldk);
+            if (f->dQ) flash_pack_clean_b(f, n, D, flash_at(k, b, hk, first), k->dtype, k->row, room.Kb, ldkb, room.clean);
+            if (dS) type->pack_bt(n, Dv, flash_at(v, b, hk, first), v->dtype, v->row, room.Vt, ldv);
+            memset(room.dKt, 0, (size_t)(D * room.ldt) * sizeof *room.dKt);
+            memset(room.dVt, 0, (size_t)(Dv * room.ldt) * sizeof *room.dVt);
+            packed = true;
+        }
+        if (f->dQ && index > published) { /* whoever waits for the tiles we skipped need not wait for this one's work */
+            atomic_store_explicit(&head[chunk].tile, index, memory_order_release);
+            published = index;
+        }
+
+        const int64_t ldb = simd_ldb(type, t.rows), lda = simd_lda(type, t.rows);
+        type->gemm(t.rows, cell.cols, D, f->Qa + t.row0 * f->q_lda * es, f->q_lda, room.Kt + cell.c0 / SIMD_PANEL * ldk * es, ldk,
+                   room.S, room.ld, false, NULL);
+        if (dS)
+            type->gemm(t.rows, cell.cols, Dv, f->dOa + t.row0 * f->do_lda * es, f->do_lda, room.Vt + cell.c0 / SIMD_PANEL * ldv * es,
+                       ldv, room.dP, room.ld, false, NULL);
+        const float c = flash_scores(f, &t, j0, &cell, room.S, room.ld, room.cap, &room.limits);
+        if (f->dropout) flash_drop(f, &t, j0, &cell, room.drop, room.ld);
+        if (f->dO_dirty[t.row0 / FLASH_UNIT]) {
+            if (!spoiled) memset(room.spoiled, 0, (size_t)(Dv * room.ldt) * sizeof *room.spoiled);
+            spoiled = true;
+            spoil(f, &t, &cell, &room);
+        }
+        const struct simd_gradient gradient = {
+            .rows = t.rows,
+            .cols = cell.cols,
+            .ld = room.ld,
+            .S = room.S,
+            .dP = dS ? room.dP : room.S,
+            .c = c,
+            .lse2 = calm(&t, &cell, f->lse2 + t.row0, &room),
+            .delta = f->delta + t.row0,
+            .cap = room.cap,
+            .drop = room.drop,
+            .P_b = f->p->dv.rank ? room.P_b : NULL,
+            .P_ldb = ldb,
+            .dS_a = f->dQ ? room.dS_a : NULL,
+            .dS_lda = room.dS_lda,
+            .dS_b = f->p->dk.rank ? room.dS_b : NULL,
+            .dS_ldb = ldb,
+            .dZ = dZ ? room.dP : NULL,
+        };
+        type->gradient(&gradient);
+        if (f->p->dv.rank)
+            type->gemm(Dv, cell.cols, t.rows, f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes, lda, room.P_b, ldb, room.dVt + cell.c0,
+                       room.ldt, true, NULL);
+        if (f->p->dk.rank)
+            type->gemm(D, cell.cols, t.rows, f->Qat + t.row0 / FLASH_UNIT * f->q_unit_bytes, lda, room.dS_b, ldb, room.dKt + cell.c0,
+                       room.ldt, true, NULL);
+        if (f->p->dbias.rank) add_dbias(f, &t, j0 + cell.c0, cell.cols, room.dP, room.ld);
+        if (slopes) add_dslopes(f, &t, j0 + cell.c0, cell.cols, room.dP, room.ld, slopes);
+        if (f->dQ) {
+            wait_for_turn(head, chunk, index, &below);
+            type->gemm(t.rows, D, cell.cols, room.dS_a, room.dS_lda, room.Kb + (int64_t)cell.c0 * SIMD_PANEL * es, ldkb,
+                       f->dQ + t.row0 * f->dq_ld, f->dq_ld, true, NULL);
+            published = index + 1;
+            atomic_store_explicit(&head[chunk].tile, published, memory_order_release);
+        }
+    }
+    if (f->dQ) atomic_store_explicit(&head[chunk].tile, INT64_MAX, memory_order_release);
+
+    /* Keys that nobody sees, and those past seqlens_k. */
+    const int64_t rows = attn_min64(f->Bk, (f->g.dims.packed ? seq->s.Sk : f->g.dims.Sk) - j0), live = packed ? n : 0;
+    if (f->p->dk.rank) zero_rows(f, ATTN_T_dk, b, hk, first + live, rows - live, D);
+    if (f->p->dv.rank) zero_rows(f, ATTN_T_dv, b, hk, first + live, rows - live, Dv);
+    if (!packed) return;
+    for (int d = 0; spoiled && d < Dv; d++)
+        for (int c = 0; c < n; c++) room.dVt[d * room.ldt + c] += room.spoiled[d * room.ldt + c];
+    if (f->p->dk.rank)
+        f->simd->store_t(n, D, room.dKt, room.ldt, (float)f->g.scale, NULL, flash_at(dk, b, hk, first), dk->dtype, dk->row);
+    if (f->p->dv.rank) f->simd->store_t(n, Dv, room.dVt, room.ldt, 1, NULL, flash_at(dv, b, hk, first), dv->dtype, dv->row);
+}
+
+void flash_keys_item(const struct flash *f, char *scratch, int64_t item)
+{
+    if (f->dbias_classes == 0) {
+        /* Chunk by chunk, all heads: neighbours in time are different heads, which need not wait for each other. */
+        const int64_t b = FLASH_FIND(f, chunks0, item), rest = item - f->seq[b].chunks0;
+        compute_chunk(f, b, rest % f->g.dims.Hk, rest / f->g.dims.Hk, scratch);
+        return;
+    }
+    const bool all_heads = f->p->bias.shape[1] != f->g.dims.H, all_rows = f->p->bias.shape[0] != f->B;
+    const int64_t chunk = item / f->dbias_classes, class = item % f->dbias_classes;
+    const int64_t heads = all_heads ? 1 : f->g.dims.Hk;
+    const int64_t b0 = all_rows ? 0 : class / heads, b1 = all_rows ? f->B : b0 + 1;
+    const int64_t h0 = all_heads ? 0 : class % heads, h1 = all_heads ? f->g.dims.Hk : h0 + 1;
+    for (int64_t b = b0; b < b1; b++)
+        for (int64_t hk = h0; hk < h1; hk++) compute_chunk(f, b, hk, chunk, scratch);
+}
+
+/* ---- FLASH_FINISH --------------------------------------------------------------------------------------------------------- */
+
+static double dsink_of(const struct flash *f, int64_t h)
+{
+    const double sink = *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) * M_LOG2E;
+    double sum = 0;
+    if (sink == -INFINITY) return 0;
+    for (int64_t b = 0; b < f->B; b++)
+        for (int64_t i = 0; i < f->seq[b].s.Sq; i++) {
+            const int64_t row = flash_row_of(f, b, h, i);
+            if (f->lse2[row] != INFINITY) sum -= exp2(sink - f->lse2[row]) * f->delta[row];
+        }
+    return sum;
+}
+
+static double dslope_of(const struct flash *f, int64_t b, int64_t h)
+{
+    double sum = 0;
+    for (int64_t chunk = 0; chunk < attn_tiles(f->seq[b].s.Sk, f->Bk); chunk++) sum += f->slope_parts[(b * f->g.dims.H + h) * f->chunks + chunk];
+    return sum;
+}
+
+void flash_finish_item(const struct flash *f, char *scratch, int64_t item)
+{
+    (void)scratch;
+    const int64_t tiles = f->dQ ? f->tiles_all : 0;
+    if (item < tiles) {
+        const int64_t b = FLASH_FIND(f, tiles0, item), rest = item - f->seq[b].tiles0;
+        const struct flash_tile t = flash_tile_of(f, b, rest / f->seq[b].tiles, rest % f->seq[b].tiles);
+        const attn_view *dq = &f->g.view[ATTN_T_dq];
+        for (int head = 0; head < t.heads; head++)
+            f->simd->store(t.n, (int)f->g.dims.D, f->dQ + (t.row0 + (int64_t)head * t.n) * f->dq_ld, f->dq_ld, (float)f->g.scale, NULL,
+                           flash_at(dq, b, t.h + head, t.seq->s.q_start + t.i0), dq->dtype, dq->row);
+        return;
+    }
+    const int64_t h = item - tiles;
+    const attn_view *dsinks = &f->g.view[ATTN_T_dsinks], *dslopes = &f->g.view[ATTN_T_dalibi_slopes];
+    if (f->p->dsinks.rank) *(float *)flash_at(dsinks, 0, h, 0) = (float)dsink_of(f, h);
+    if (f->p->dalibi_slopes.rank == 1) {
+        double sum = 0;
+        for (int64_t b = 0; b < f->B; b++) sum += dslope_of(f, b, h);
+        *(float *)flash_at(dslopes, 0, h, 0) = (float)sum;
+    } else if (f->p->dalibi_slopes.rank == 2) {
+        for (int64_t b = 0; b < f->B; b++) *(float *)flash_at(dslopes, b, h, 0) = (float)dslope_of(f, b, h);
+    }
+}

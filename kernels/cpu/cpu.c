@@ -1,0 +1,240 @@
+/* cpu.c: the backend "cpu": flash attention on all cores. This file is the device: memory, streams, marks; the work is in
+ * flash.c, forward.c, decode.c and backward.c, on the vectors of simd.h and the threads of pool.h.
+ *
+ * A device owns one pool of threads. A call on a stream has done everything when it returns: the calling thread takes part in the work,
+ * so there is nothing to wait for later, and done() is always true. Device memory and staging memory are the same plain memory, and the
+ * device is unified: nobody needs to copy. Both count against one limit.
+ *
+ * Invariants
+ *  1. Memory is 64-byte aligned, with its size noted in the 64 bytes before it, so that freeing it gives the bytes back to the count.
+ *  2. A workspace is used by one run at a time; each stream brings its own, or run() allocates one for the call. */
+#include <errno.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/flash.h"
+
+enum {
+    HEADER_BYTES = 64,
+    HUGE_PAGE_BYTES = 2 << 20, /* blocks of at least two of these ask for huge pages: fewer page faults and TLB misses */
+    STREAMS = 2,               /* one computes, the next is made ready */
+};
+
+struct cpu_device {
+    attn_device base;
+    struct pool *pool;
+    const struct simd *simd;
+    int64_t memory_total, memory_limit;
+    _Atomic int64_t memory_used;
+};
+
+struct cpu_stream {
+    attn_stream base;
+    struct timespec marks[ATTN_MARKS];
+};
+
+/* ---- Memory --------------------------------------------------------------------------------------------------------------- */
+
+/* What this process may have: the machine's memory, or its control group's limit where that is less. */
+static int64_t memory_of_machine(void)
+{
+    const int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    int64_t bytes = pages > 0 && page > 0 ? pages * page : INT64_C(1) << 30;
+    FILE *file = fopen("/sys/fs/cgroup/memory.max", "r"); /* "max" or a number */
+    long long limit;
+    if (file) {
+        if (fscanf(file, "%lld", &limit) == 1 && limit > 0 && limit < bytes) bytes = limit;
+        fclose(file);
+    }
+    return bytes;
+}
+
+static attn_status device_alloc(attn_device *base, size_t bytes, void **memory, attn_error *err)
+{
+    struct cpu_device *device = (struct cpu_device *)base;
+    const size_t most = SIZE_MAX / 2;
+    const size_t alignment = bytes >= 2 * (size_t)HUGE_PAGE_BYTES ? HUGE_PAGE_BYTES : HEADER_BYTES;
+    *memory = NULL;
+    if (bytes > most || (int64_t)bytes > device->memory_limit)
+        return attn_fail(err, ATTN_NO_MEMORY, "", "cpu: %zu bytes are over the limit of %lld", bytes, (long long)device->memory_limit);
+    const size_t total = (bytes + HEADER_BYTES + alignment - 1) / alignment * alignment;
+    const int64_t used = atomic_fetch_add(&device->memory_used, (int64_t)total) + (int64_t)total;
+    char *block = used <= device->memory_limit ? aligned_alloc(alignment, total) : NULL;
+    if (!block) {
+        atomic_fetch_sub(&device->memory_used, (int64_t)total);
+        return attn_fail(err, ATTN_NO_MEMORY, "", "cpu: no memory for %zu bytes: %lld of %lld are in use", bytes,
+                         (long long)(used - (int64_t)total), (long long)device->memory_limit);
+    }
+#ifdef MADV_HUGEPAGE
+    if (alignment == HUGE_PAGE_BYTES) madvise(block, total, MADV_HUGEPAGE); /* advice: a refusal costs only time */
+#endif
+    memcpy(block, &total, sizeof total);
+    *memory = block + HEADER_BYTES;
+    return ATTN_OK;
+}
+
+static void device_free(attn_device *base, void *memory)
+{
+    struct cpu_device *device = (struct cpu_device *)base;
+    char *block = (char *)memory - HEADER_BYTES;
+    size_t total;
+    memcpy(&total, block, sizeof total);
+    atomic_fetch_sub(&device->memory_used, (int64_t)total);
+    free(block);
+}
+
+static void staging_free(attn_device *device, void *memory, size_t bytes)
+{
+    (void)bytes;
+    device_free(device, memory);
+}
+
+/* ---- The device ----------------------------------------------------------------------------------------------------------- */
+
+static int count_devices(void) { return 1; }
+
+static attn_status open_device(int index, const attn_device_options *options, attn_device **out, attn_error *err)
+{
+    struct cpu_device *device = calloc(1, sizeof *device);
+    *out = NULL;
+    if (!device) return attn_fail(err, ATTN_NO_MEMORY, "", "cpu: no memory for a device");
+    device->base.backend = &attn_backend_cpu;
+    device->base.index = index;
+    device->simd = simd_get();
+    device->memory_total = memory_of_machine();
+    device->memory_limit = options->memory_bytes > 0 ? options->memory_bytes : device->memory_total / 4 * 3;
+    const attn_status status = pool_open(options->threads, &device->pool, err);
+    if (status != ATTN_OK) {
+        free(device);
+        return status;
+    }
+    *out = &device->base;
+    return ATTN_OK;
+}
+
+static void close_device(attn_device *base)
+{
+    struct cpu_device *device = (struct cpu_device *)base;
+    pool_close(device->pool);
+    free(device);
+}
+
+static void describe(const attn_device *base, attn_device_info *info)
+{
+    const struct cpu_device *device = (const struct cpu_device *)base;
+    const int threads = pool_threads(device->pool);
+    info->backend = "cpu";
+    snprintf(info->name, sizeof info->name, "cpu");
+    snprintf(info->description, sizeof info->description, "%d thread%s, %s, %lld GiB", threads, threads == 1 ? "" : "s",
+             device->simd->name, (long long)(device->memory_total >> 30));
+    info->unified = true;
+    info->streams = STREAMS;
+    info->memory_total = device->memory_total;
+    info->memory_limit = device->memory_limit;
+    info->memory_used = atomic_load(&((struct cpu_device *)base)->memory_used);
+}
+
+/* Every checked problem is computed here, whatever its options. */
+static const char *kernel(const attn_device *base, const attn_problem *p, attn_error *err)
+{
+    (void)p, (void)err;
+    return ((const struct cpu_device *)base)->simd->name;
+}
+
+static attn_status workspace_bytes(const attn_device *base, const attn_problem *problems, int count, size_t *bytes, attn_error *err)
+{
+    const struct cpu_device *device = (const struct cpu_device *)base;
+    return flash_bytes(device->simd, pool_threads(device->pool), problems, count, bytes, err);
+}
+
+/* ---- Streams ---------------------------------------------------------------------------------------------------------------- */
+
+static attn_status stream_open(attn_device *device, attn_stream **out, attn_error *err)
+{
+    struct cpu_stream *stream = calloc(1, sizeof *stream);
+    *out = NULL;
+    if (!stream) return attn_fail(err, ATTN_NO_MEMORY, "", "cpu: no memory for a stream");
+    stream->base.device = device;
+    *out = &stream->base;
+    return ATTN_OK;
+}
+
+static void stream_close(attn_stream *stream) { free(stream); }
+
+static attn_status copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction, attn_error *err)
+{
+    (void)stream, (void)direction, (void)err;
+    memmove(to, from, bytes); /* a unified device's caller may well copy a buffer onto itself */
+    return ATTN_OK;
+}
+
+static attn_status run(attn_stream *stream, const attn_problem *problems, int count, void *workspace, attn_error *err)
+{
+    struct cpu_device *device = (struct cpu_device *)stream->device;
+    void *own = NULL;
+    if (!workspace) {
+        size_t bytes;
+        attn_status status = flash_bytes_exact(device->simd, pool_threads(device->pool), problems, count, &bytes, err);
+        if (status == ATTN_OK) status = device_alloc(&device->base, bytes, &own, err);
+        if (status != ATTN_OK) return status;
+        workspace = own;
+    }
+    flash_run(device->simd, device->pool, problems, count, workspace);
+    if (own) device_free(&device->base, own);
+    return ATTN_OK;
+}
+
+static attn_status mark(attn_stream *base, int slot, attn_error *err)
+{
+    (void)err;
+    clock_gettime(CLOCK_MONOTONIC, &((struct cpu_stream *)base)->marks[slot]);
+    return ATTN_OK;
+}
+
+static double elapsed_us(attn_stream *base, int from_slot, int to_slot)
+{
+    const struct timespec *a = &((struct cpu_stream *)base)->marks[from_slot], *b = &((struct cpu_stream *)base)->marks[to_slot];
+    return (double)(b->tv_sec - a->tv_sec) * 1e6 + (double)(b->tv_nsec - a->tv_nsec) / 1e3;
+}
+
+static attn_status done(attn_stream *stream, bool *is_done, attn_error *err)
+{
+    (void)stream, (void)err;
+    *is_done = true;
+    return ATTN_OK;
+}
+
+static attn_status wait_for_stream(attn_stream *stream, attn_error *err)
+{
+    (void)stream, (void)err;
+    return ATTN_OK;
+}
+
+const attn_backend attn_backend_cpu = {
+    .name = "cpu",
+    .count = count_devices,
+    .open = open_device,
+    .close = close_device,
+    .describe = describe,
+    .device_alloc = device_alloc,
+    .device_free = device_free,
+    .staging_alloc = device_alloc,
+    .staging_free = staging_free,
+    .kernel = kernel,
+    .workspace = workspace_bytes,
+    .stream_open = stream_open,
+    .stream_close = stream_close,
+    .copy = copy,
+    .run = run,
+    .mark = mark,
+    .elapsed_us = elapsed_us,
+    .done = done,
+    .wait = wait_for_stream,
+};

@@ -1,0 +1,568 @@
+/* flash.c: a run laid out in memory, the tiles of a problem, and the walk through the phases. See flash.h.
+ *
+ * Where a row of q lives in the arrays by row (packs, lse2, delta, dQ): key/value heads follow each other inside a sequence, row
+ * tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT:
+ *
+ *     rows0 of the sequence + hk * rows + offset of the tile + row in the tile
+ *
+ * Where a key lives in kv: the same with keys, each sequence rounded up to FLASH_UNIT; a key tile holds K^T and then V as B operands. */
+#include "kernels/cpu/flash.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/philox.h"
+
+/* ---- Tile sizes ------------------------------------------------------------------------------------------------------- */
+
+/* Chosen by measurement, kernels/README.md, "The CPU ladder". Multiples of FLASH_UNIT. Br rows of q and Bc keys in a forward tile; in
+ * backward, Br rows against chunks of Bk keys. The first row that fits is taken: element of the operands, larger of D and Dv. */
+static const struct tile_sizes {
+    attn_dtype type;
+    int max_d;
+    int Br, Bc, back_Br, Bk;
+} tile_sizes[] = {
+    { ATTN_F32, 128, 64, 256, 64, 128 },
+    { ATTN_F32, ATTN_MAX_HEAD_DIM, 64, 128, 64, 128 },
+    { ATTN_BF16, 128, 64, 512, 128, 256 },
+    { ATTN_BF16, ATTN_MAX_HEAD_DIM, 64, 256, 64, 128 },
+};
+
+enum {
+    DOT_ROWS = 8,         /* row tiles of up to this many rows take FLASH_DOTS: reading K and V is all their cost */
+    SPLIT_KEYS = 2048,    /* a span of keys of a split row tile; a multiple of every Bc */
+    SPLIT_TILES = 8,      /* sequences with more row tiles a head than this are not split: there is work for many threads */
+    DBIAS_ROWS = 64,      /* rows of dbias that are zeroed by one item */
+};
+
+/* Below this many floating point operations a run is computed by its caller alone: about 20 us. A thread takes 5 to 50 us to wake. */
+static const double small_flops = 4e6;
+
+/* ---- Memory ----------------------------------------------------------------------------------------------------------- */
+
+void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes)
+{
+    int64_t size, start = arena->used;
+    if (__builtin_mul_overflow(count, bytes, &size) || __builtin_add_overflow(size, 63, &size) ||
+        __builtin_add_overflow(start, size & ~INT64_C(63), &arena->used)) {
+        arena->used = INT64_MAX;
+        return NULL;
+    }
+    return arena->base ? arena->base + start : NULL;
+}
+
+/* Sums over the sequences of a problem: exact, or bounds that need no lengths. */
+struct sums {
+    int64_t tiles, rows, items, packs, keys, parts, chunks, longest_chunks;
+};
+
+/* a + b * c, INT64_MAX on overflow: the arena then refuses. */
+static int64_t add_product(int64_t a, int64_t b, int64_t c)
+{
+    int64_t x;
+    return __builtin_mul_overflow(b, c, &x) || __builtin_add_overflow(a, x, &x) ? INT64_MAX : x;
+}
+
+/* ---- Sequences -------------------------------------------------------------------------------------------------------- */
+
+/* Everything of a sequence that its own lengths decide. */
+static void shape_sequence(const struct flash *f, struct flash_sequence *q)
+{
+    const int64_t Sq = q->s.Sq, Sk = q->s.Sk, G = f->g.group;
+    q->heads = 1;
+    q->tiles = q->rows = 0;
+    if (Sq > f->Br / 2) {
+        q->tiles = G * attn_tiles(Sq, f->Br);
+        q->rows = G * simd_round_up(Sq, FLASH_UNIT);
+    } else if (Sq > 0) {
+        q->heads = (int)attn_min64(G, f->Br / Sq);
+        q->tiles = attn_tiles(G, q->heads);
+        q->rows = (q->tiles - 1) * simd_round_up(q->heads * Sq, FLASH_UNIT) +
+                  simd_round_up((G - (q->tiles - 1) * q->heads) * Sq, FLASH_UNIT);
+    }
+    q->path = Sq > 0 && Sq <= DOT_ROWS && q->heads * Sq <= DOT_ROWS ? FLASH_DOTS : FLASH_TILES;
+    q->packs = q->path == FLASH_TILES && q->tiles > 1;
+    q->splits = q->tiles > 0 && q->tiles <= SPLIT_TILES && Sk >= 2 * SPLIT_KEYS ? attn_tiles(Sk, SPLIT_KEYS) : 1;
+    q->span = q->splits > 1 ? SPLIT_KEYS : attn_max64(Sk, 1);
+}
+
+static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
+{
+    /* Not packed, the keys past seqlens_k have gradients too (zeros), which the chunks write. */
+    return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
+}
+
+static void add_sequence(const struct flash *f, const struct flash_sequence *q, int64_t times, struct sums *to)
+{
+    const int64_t heads = f->g.dims.Hk, n = add_product(0, heads, times), chunks = chunks_of(f, q);
+    to->tiles = add_product(to->tiles, n, q->tiles);
+    to->rows = add_product(to->rows, n, q->rows);
+    to->items = add_product(to->items, n, q->tiles * q->splits);
+    to->packs = add_product(to->packs, n, q->packs ? attn_tiles(q->s.Sk, f->Bc) : 0);
+    to->keys = add_product(to->keys, n, q->packs ? simd_round_up(q->s.Sk, FLASH_UNIT) : 0);
+    to->parts = add_product(to->parts, n, q->splits > 1 ? add_product(0, q->rows, q->splits) : 0);
+    to->chunks = add_product(to->chunks, n, chunks);
+    if (chunks > to->longest_chunks) to->longest_chunks = chunks;
+}
+
+/* Sums for the longest that the lengths may be. Packed, by these facts: a key/value head of a sequence has at most
+ * 1 + 2 G Sq / Br row tiles; a tile is rounded up by at most FLASH_UNIT - 1 rows; only sequences of 2 SPLIT_KEYS keys and more are
+ * split, into at most 3/2 Sk / SPLIT_KEYS spans, and each has then at most SPLIT_TILES tiles. */
+static struct sums bound_sums(const struct flash *f)
+{
+    struct sums sums = { 0 };
+    const attn_dims *d = &f->g.dims;
+    if (!d->packed) {
+        struct flash_sequence q = { .s = { .Sq = d->Sq, .Sk = d->Sk } };
+        shape_sequence(f, &q);
+        add_sequence(f, &q, d->B, &sums);
+        return sums;
+    }
+    const int64_t G = f->g.group, sequences = attn_min64(d->B, d->total_q);
+    const int64_t tiles = sequences + add_product(0, 2 * G, d->total_q) / f->Br;
+    const int64_t rows = add_product(add_product(0, G, d->total_q), FLASH_UNIT - 1, tiles);
+    const int64_t spans = d->total_k + d->total_k / 2; /* of SPLIT_KEYS */
+    sums.tiles = add_product(0, d->Hk, tiles);
+    sums.rows = add_product(0, d->Hk, rows);
+    sums.packs = add_product(0, d->Hk, d->total_k / f->Bc + d->B);
+    sums.keys = add_product(0, d->Hk, d->total_k + (FLASH_UNIT - 1) * d->B);
+    sums.parts = add_product(0, d->Hk, add_product(0, attn_min64(rows, SPLIT_TILES * (int64_t)f->Br), spans / SPLIT_KEYS));
+    sums.longest_chunks = attn_tiles(d->total_k, f->Bk);
+    sums.chunks = add_product(0, d->Hk, d->total_k / f->Bk + d->B);
+    return sums;
+}
+
+static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
+{
+    struct sums sums = { 0 };
+    for (int64_t b = 0; b < f->B; b++) {
+        struct flash_sequence q = { .s = attn_sequence_of(&f->g, b) };
+        shape_sequence(f, &q);
+        q.tiles0 = sums.tiles, q.rows0 = sums.rows, q.items0 = sums.items, q.packs0 = sums.packs;
+        q.keys0 = sums.keys, q.parts0 = sums.parts, q.chunks0 = sums.chunks;
+        add_sequence(f, &q, 1, &sums);
+        if (seq) seq[b] = q;
+    }
+    return sums;
+}
+
+/* ---- A problem --------------------------------------------------------------------------------------------------------- */
+
+static void resolve(const struct simd *simd, const attn_problem *p, struct flash *f)
+{
+    memset(f, 0, sizeof *f);
+    f->p = p;
+    f->simd = simd;
+    /* e4m3 is exact in bf16. */
+    f->type = simd_type_for(simd, p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype);
+    f->g = attn_geometry_of(p);
+    f->B = f->g.dims.B;
+    f->backward = p->op == ATTN_OP_BACKWARD;
+    f->recompute = f->backward && p->lse.rank == 0;
+    f->plain = !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank && !p->mask_startend_rows.rank;
+    f->drop_threshold = attn_dropout_threshold(p->dropout_p);
+    f->dropout = p->dropout_p > 0;
+    f->drop_scale = (float)(1 / (1 - p->dropout_p));
+    const int64_t d = attn_max64(f->g.dims.D, f->g.dims.Dv);
+    for (size_t i = 0; i < sizeof tile_sizes / sizeof *tile_sizes; i++) {
+        const struct tile_sizes *t = &tile_sizes[i];
+        if (t->type != f->type->dtype || d > t->max_d) continue;
+        f->Br = f->backward ? t->back_Br : t->Br;
+        f->Bc = t->Bc;
+        f->Bk = t->Bk;
+        break;
+    }
+    if (p->mask_startend_rows.rank) {
+        f->mask_heads = p->mask_startend_rows.shape[1];
+        f->mask_blocks = attn_tiles(f->g.dims.Sk, FLASH_MASK_BLOCK);
+    }
+    /* Sums of dbias over heads of several groups, or over batch rows: their tasks become one, see backward.c. */
+    if (f->backward && p->dbias.rank) {
+        const bool heads = p->bias.shape[1] != f->g.dims.H, batch = p->bias.shape[0] != f->g.dims.B;
+        if ((heads && f->g.dims.Hk > 1) || (batch && f->B > 1))
+            f->dbias_classes = (heads ? 1 : f->g.dims.Hk) * (batch ? attn_min64(f->B, 1) : f->B);
+        f->dbias_blocks = attn_tiles(p->bias.shape[2], DBIAS_ROWS);
+        f->dbias_slices = p->bias.shape[0] * p->bias.shape[1] * f->dbias_blocks;
+    }
+}
+
+/* Cuts (or measures) the problem's share of the workspace. */
+static void cut(struct flash *f, const struct sums *sums, struct flash_arena *arena)
+{
+    const attn_dims *d = &f->g.dims;
+    const struct simd_type *t = f->type;
+    const int64_t es = simd_element_bytes(t);
+    f->seq = flash_take(arena, f->B, sizeof *f->seq);
+    const bool forward = !f->backward || f->recompute;
+    if (forward) {
+        f->kv_key_bytes = (simd_round_up(d->D, t->k_multiple) + simd_round_up(d->Dv, SIMD_PANEL)) * es;
+        f->kv = flash_take(arena, sums->keys, f->kv_key_bytes);
+        f->v_dirty = flash_take(arena, sums->packs, 1);
+        f->part_O = flash_take(arena, sums->parts, d->Dv * 4);
+        f->part_m = flash_take(arena, sums->parts, 4);
+        f->part_l = flash_take(arena, sums->parts, 4);
+    }
+    if (f->mask_heads) f->extremes = flash_take(arena, f->B * f->mask_heads, f->mask_blocks * (int64_t)sizeof *f->extremes);
+    if (f->backward) {
+        f->q_lda = simd_lda(t, d->D);
+        f->do_lda = simd_lda(t, d->Dv);
+        /* simd_ld() of a tile's rows is at most 64 bytes more than the rows. */
+        f->q_unit_bytes = simd_round_up(d->D, SIMD_A_ROWS) * (FLASH_UNIT * es + 64);
+        f->do_unit_bytes = simd_round_up(d->Dv, SIMD_A_ROWS) * (FLASH_UNIT * es + 64);
+        f->dq_ld = simd_round_up(d->D, 16);
+        f->Qa = flash_take(arena, sums->rows, f->q_lda * es);
+        f->dOa = flash_take(arena, sums->rows, f->do_lda * es);
+        f->Qat = flash_take(arena, sums->rows / FLASH_UNIT + 1, f->q_unit_bytes);
+        f->dOat = flash_take(arena, sums->rows / FLASH_UNIT + 1, f->do_unit_bytes);
+        f->dO_dirty = flash_take(arena, sums->rows / FLASH_UNIT + 1, 1);
+        f->lse2 = flash_take(arena, sums->rows, 4);
+        f->delta = flash_take(arena, sums->rows, 4);
+        if (f->p->dq.rank) f->dQ = flash_take(arena, sums->rows, f->dq_ld * 4);
+        f->chunks = sums->longest_chunks;
+        f->progress = flash_take(arena, sums->chunks, sizeof *f->progress);
+        if (f->p->dalibi_slopes.rank) f->slope_parts = flash_take(arena, add_product(0, f->B, d->H), f->chunks * 8);
+    }
+    f->tiles_all = sums->tiles;
+    f->packs_all = sums->packs;
+    f->chunks_all = sums->chunks;
+    f->items[FLASH_PREPARE] = f->B * f->mask_heads + (forward ? sums->packs : 0);
+    f->items[FLASH_FORWARD] = forward ? sums->items : 0;
+    f->items[FLASH_MERGE] = forward && sums->parts > 0 ? sums->tiles : 0;
+    if (f->backward) {
+        f->items[FLASH_ROWS] = sums->tiles + f->dbias_slices;
+        f->items[FLASH_KEYS] = f->dbias_classes > 0 ? f->dbias_classes * f->chunks : sums->chunks;
+        f->items[FLASH_FINISH] = (f->p->dq.rank ? sums->tiles : 0) + (f->p->dsinks.rank || f->p->dalibi_slopes.rank ? d->H : 0);
+    }
+}
+
+static int64_t scratch_bytes(const struct flash *f)
+{
+    int64_t bytes = 0;
+    if (!f->backward || f->recompute) {
+        bytes = attn_max64(bytes, flash_forward_scratch(f));
+        bytes = attn_max64(bytes, flash_decode_scratch(f));
+    }
+    if (f->backward) bytes = attn_max64(bytes, flash_backward_scratch(f));
+    return bytes;
+}
+
+static attn_status measure(const struct simd *simd, int threads, const attn_problem *problems, int count, bool exact, size_t *bytes,
+                           attn_error *err)
+{
+    struct flash_arena arena = { 0 };
+    struct flash f;
+    int64_t scratch = 0;
+    flash_take(&arena, count, sizeof f);
+    for (int n = 0; n < count; n++) {
+        resolve(simd, &problems[n], &f);
+        const struct sums sums = exact ? place_sequences(&f, NULL) : bound_sums(&f);
+        cut(&f, &sums, &arena);
+        scratch = attn_max64(scratch, scratch_bytes(&f));
+    }
+    flash_take(&arena, threads, (scratch + 63) & ~INT64_C(63));
+    if (arena.used == INT64_MAX)
+        return attn_fail(err, ATTN_TOO_LARGE, "", "the workspace of this problem would be over 2^63 bytes");
+    *bytes = (size_t)arena.used;
+    return ATTN_OK;
+}
+
+attn_status flash_bytes(const struct simd *simd, int threads, const attn_problem *problems, int count, size_t *bytes, attn_error *err)
+{
+    return measure(simd, threads, problems, count, false, bytes, err);
+}
+
+attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_problem *problems, int count, size_t *bytes,
+                              attn_error *err)
+{
+    return measure(simd, threads, problems, count, true, bytes, err);
+}
+
+/* ---- The walk through the phases ---------------------------------------------------------------------------------------- */
+
+static void (*const phase_items[FLASH_PHASES])(const struct flash *, char *, int64_t) = {
+    [FLASH_PREPARE] = flash_prepare_item, [FLASH_FORWARD] = flash_forward_item, [FLASH_MERGE] = flash_merge_item,
+    [FLASH_ROWS] = flash_rows_item,       [FLASH_KEYS] = flash_keys_item,       [FLASH_FINISH] = flash_finish_item,
+};
+
+struct walk {
+    const struct flash_run *run;
+    enum flash_phase phase;
+};
+
+static void walk_item(void *context, int worker, int64_t item)
+{
+    const struct walk *walk = context;
+    const struct flash_run *run = walk->run;
+    int low = 0, high = run->count; /* the last problem whose first item is not past this one */
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (run->problems[middle].first[walk->phase] <= item) low = middle;
+        else high = middle;
+    }
+    const struct flash *f = &run->problems[low];
+    phase_items[walk->phase](f, run->scratch + worker * run->scratch_bytes, item - f->first[walk->phase]);
+}
+
+void flash_run(const struct simd *simd, struct pool *pool, const attn_problem *problems, int count, void *workspace)
+{
+    struct flash_arena arena = { .base = workspace };
+    struct flash_run run = { .simd = simd, .count = count };
+    double flops = 0;
+    run.problems = flash_take(&arena, count, sizeof *run.problems);
+    for (int n = 0; n < count; n++) {
+        struct flash *f = &run.problems[n];
+        resolve(simd, &problems[n], f);
+        struct flash_arena ahead = arena; /* cut() takes seq first: fill it in, for its sums are what cut() needs */
+        f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
+        const struct sums sums = place_sequences(f, f->seq);
+        cut(f, &sums, &arena);
+        for (int64_t c = 0; f->backward && c < f->chunks_all; c++) atomic_init(&f->progress[c].tile, 0);
+        for (int phase = 0; phase < FLASH_PHASES; phase++) {
+            f->first[phase] = run.items[phase];
+            run.items[phase] += f->items[phase];
+        }
+        run.scratch_bytes = attn_max64(run.scratch_bytes, (scratch_bytes(f) + 63) & ~INT64_C(63));
+        flops += (double)sums.rows * (double)f->g.dims.Sk * 2 * (double)(f->g.dims.D + f->g.dims.Dv) * (f->backward ? 2.5 : 1);
+    }
+    run.scratch = flash_take(&arena, pool_threads(pool), run.scratch_bytes);
+    const bool small = flops < small_flops;
+    for (int phase = 0; phase < FLASH_PHASES; phase++) {
+        struct walk walk = { &run, (enum flash_phase)phase };
+        if (small)
+            for (int64_t item = 0; item < run.items[phase]; item++) walk_item(&walk, 0, item);
+        else pool_run(pool, run.items[phase], walk_item, &walk);
+    }
+    simd->leave();
+}
+
+/* ---- Tiles ---------------------------------------------------------------------------------------------------------------- */
+
+int64_t flash_find(const struct flash *f, size_t field, int64_t item)
+{
+    int64_t low = 0, high = f->B;
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        int64_t first;
+        memcpy(&first, (const char *)&f->seq[middle] + field, sizeof first);
+        if (first <= item) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, int64_t index)
+{
+    const struct flash_sequence *seq = &f->seq[b];
+    struct flash_tile t = { .seq = seq, .b = b, .hk = hk, .index = index };
+    if (seq->heads == 1 && seq->s.Sq > 0) {
+        const int64_t blocks = attn_tiles(seq->s.Sq, f->Br), g = index / blocks;
+        t.h = hk * f->g.group + g;
+        t.i0 = index % blocks * f->Br;
+        t.heads = 1;
+        t.n = (int)attn_min64(f->Br, seq->s.Sq - t.i0);
+        t.row0 = g * simd_round_up(seq->s.Sq, FLASH_UNIT) + t.i0;
+    } else {
+        const int64_t g = index * seq->heads;
+        t.h = hk * f->g.group + g;
+        t.heads = (int)attn_min64(seq->heads, f->g.group - g);
+        t.n = (int)seq->s.Sq;
+        t.row0 = index * simd_round_up(seq->heads * seq->s.Sq, FLASH_UNIT);
+    }
+    t.row0 += seq->rows0 + hk * seq->rows;
+    t.rows = t.heads * t.n;
+    t.keys = attn_keys_of_rows(&f->g, &seq->s, t.i0, t.i0 + t.n);
+    t.all = attn_keys_of_all_rows(&f->g, &seq->s, t.i0, t.i0 + t.n);
+    return t;
+}
+
+int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i)
+{
+    const struct flash_sequence *seq = &f->seq[b];
+    const int64_t hk = h / f->g.group, g = h % f->g.group;
+    const int64_t row = seq->heads == 1 ? g * simd_round_up(seq->s.Sq, FLASH_UNIT) + i
+                                        : g / seq->heads * simd_round_up(seq->heads * seq->s.Sq, FLASH_UNIT) +
+                                              g % seq->heads * seq->s.Sq + i;
+    return seq->rows0 + hk * seq->rows + row;
+}
+
+bool flash_cell_of(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, struct flash_cell *cell)
+{
+    int64_t lo = attn_max64(t->keys.lo, j0), hi = attn_min64(t->keys.hi, j1);
+    if (lo >= hi) return false;
+    cell->masked = false;
+    if (f->mask_heads) {
+        const int64_t first = lo / FLASH_MASK_BLOCK, last = (hi - 1) / FLASH_MASK_BLOCK;
+        const int64_t m0 = t->h / f->g.mask_group, m1 = (t->h + t->heads - 1) / f->g.mask_group;
+        int64_t seen_first = -1, seen_last = -1, hidden = 0;
+        for (int64_t block = first; block <= last; block++) {
+            bool seen = false, partial = false;
+            for (int64_t m = m0; m <= m1; m++) {
+                const attn_mask_extremes *e = &f->extremes[(t->b * f->mask_heads + m) * f->mask_blocks + block];
+                const attn_tile_kind kind = attn_mask_classify(e, t->i0, t->i0 + t->n);
+                seen |= kind != ATTN_TILE_HIDDEN;
+                partial |= kind != ATTN_TILE_FREE;
+            }
+            if (seen && seen_first < 0) seen_first = block;
+            if (seen) seen_last = block;
+            if (seen_first >= 0 && partial) cell->masked = true; /* hidden blocks after the last seen one may set it, too: harmless */
+            hidden += !seen;
+        }
+        if (seen_first < 0) return false;
+        if (hidden) {
+            lo = attn_max64(lo, seen_first * FLASH_MASK_BLOCK);
+            hi = attn_min64(hi, (seen_last + 1) * FLASH_MASK_BLOCK);
+        }
+    }
+    cell->c0 = (int)((lo - j0) / FLASH_UNIT * FLASH_UNIT);
+    cell->cols = (int)(hi - j0) - cell->c0;
+    cell->ranged = j0 + cell->c0 < t->all.lo || hi > t->all.hi;
+    /* Columns of the unit before lo that only the mask hid are looked at again. */
+    if (f->mask_heads && j0 + cell->c0 < lo) cell->masked = true;
+    return true;
+}
+
+/* ---- Scores ---------------------------------------------------------------------------------------------------------------- */
+
+double flash_scale(const struct flash *f, int64_t b, int64_t hk)
+{
+    double scale = f->g.scale;
+    if (f->p->q_scale.rank) scale *= *(const float *)flash_at(&f->g.view[ATTN_T_q_scale], b, hk, 0);
+    if (f->p->k_scale.rank) scale *= *(const float *)flash_at(&f->g.view[ATTN_T_k_scale], b, hk, 0);
+    return scale;
+}
+
+void flash_take_limits(struct flash_arena *arena, int rows, int cols, struct flash_limits *limits)
+{
+    limits->lo = flash_take(arena, rows, sizeof *limits->lo);
+    limits->hi = flash_take(arena, rows, sizeof *limits->hi);
+    for (int x = 0; x < 4; x++) limits->hide[x] = flash_take(arena, cols, sizeof **limits->hide);
+}
+
+float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell, float *S,
+                   int64_t lds, float *cap, const struct flash_limits *limits)
+{
+    const double scale = flash_scale(f, t->b, t->hk);
+    const int cols = cell->cols;
+    const int64_t j = j0 + cell->c0;
+    if (cell->ranged)
+        for (int r = 0; r < t->n; r++) {
+            const attn_range keys = attn_keys_of(&f->g, &t->seq->s, t->i0 + r);
+            limits->lo[r] = (int)attn_clamp64(keys.lo - j, 0, cols);
+            limits->hi[r] = (int)attn_clamp64(keys.hi - j, 0, cols);
+        }
+    const float c = (float)(scale * M_LOG2E);
+    if (f->plain && c >= FLT_MIN && c <= FLT_MAX) { /* a hidden raw score may be -inf, for c times it is -inf too */
+        if (cell->ranged)
+            for (int r = 0; r < t->rows; r++) {
+                const int lo = limits->lo[r % t->n], hi = limits->hi[r % t->n];
+                float *s = S + r * lds;
+                for (int x = 0; x < lo; x++) s[x] = -INFINITY;
+                for (int x = lo > hi ? lo : hi; x < cols; x++) s[x] = -INFINITY;
+            }
+        return c;
+    }
+    const attn_view *bias = &f->g.view[ATTN_T_bias], *keep = &f->g.view[ATTN_T_keep_mask];
+    const attn_view *slopes = &f->g.view[ATTN_T_alibi_slopes], *bounds = &f->g.view[ATTN_T_mask_startend_rows];
+    int64_t mask_head = -1;
+    for (int head = 0; head < t->heads; head++) {
+        const int64_t h = t->h + head;
+        struct simd_score how = {
+            .scale = (float)scale,
+            .softcap = (float)f->g.softcap,
+            .distance = t->i0 + t->seq->s.Sk - t->seq->s.Sq - j,
+            .row0 = (int32_t)t->i0,
+            .cap = cap ? cap + (int64_t)head * t->n * lds : NULL,
+        };
+        if (f->p->bias.rank) {
+            how.bias = (char *)flash_at(bias, t->b, h, t->i0) + j * (int64_t)attn_dtype_bytes(bias->dtype);
+            how.bias_dtype = bias->dtype;
+            how.bias_stride = bias->row;
+        }
+        if (f->p->keep_mask.rank) {
+            how.keep = (const uint8_t *)flash_at(keep, t->b, h, t->i0) + j;
+            how.keep_stride = keep->row;
+        }
+        if (f->p->alibi_slopes.rank) how.slope = *(const float *)flash_at(slopes, t->b, h, 0);
+        if (cell->ranged) how.lo = limits->lo, how.hi = limits->hi;
+        if (cell->masked) {
+            if (h / f->g.mask_group != mask_head) {
+                mask_head = h / f->g.mask_group;
+                for (int x = 0; x < cols; x++) {
+                    const attn_mask m = attn_mask_of(flash_at(bounds, t->b, mask_head, j + x), f->g.mask_bounds, f->g.causal, t->seq->s.Sq);
+                    limits->hide[0][x] = m.lts, limits->hide[1][x] = m.lte, limits->hide[2][x] = m.uts, limits->hide[3][x] = m.ute;
+                }
+            }
+            for (int x = 0; x < 2; x++) how.hide_lo[x] = limits->hide[2 * x], how.hide_hi[x] = limits->hide[2 * x + 1];
+        }
+        f->simd->score(t->n, cols, S + (int64_t)head * t->n * lds, lds, &how);
+    }
+    return 1;
+}
+
+void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell, float *M, int64_t ld)
+{
+    const int64_t j = j0 + cell->c0; /* a multiple of FLASH_UNIT, so of the 8 lanes */
+    for (int r = 0; r < t->rows; r++) {
+        const int64_t head_index = t->b * f->g.dims.H + t->h + r / t->n, i = t->i0 + r % t->n;
+        float *m = M + r * ld;
+        for (int c = 0; c < cell->cols; c += 8) {
+            const attn_philox lanes = attn_dropout_lanes(f->p->seed, head_index, i, (j + c) / 8);
+            for (int lane = 0; lane < 8 && c + lane < cell->cols; lane++)
+                m[c + lane] = attn_dropout_lane(lanes, lane) >= f->drop_threshold ? f->drop_scale : 0.0f;
+        }
+    }
+}
+
+/* ---- Operands ---------------------------------------------------------------------------------------------------------------- */
+
+const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *room, int64_t *stride)
+{
+    const int64_t es = (int64_t)attn_dtype_bytes(view->dtype), first = t->seq->s.q_start + t->i0;
+    if (t->heads == 1) {
+        *stride = view->row;
+        return flash_at(view, t->b, t->h, first);
+    }
+    *stride = cols;
+    for (int r = 0; r < t->rows; r++)
+        memcpy((char *)room + r * cols * es, flash_at(view, t->b, t->h + r / t->n, first + r % t->n), (size_t)(cols * es));
+    return room;
+}
+
+/* Widens FLASH_UNIT rows, replaces what is not finite, and packs that. */
+static void pack_clean_unit(const struct flash *f, flash_pack pack, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride,
+                            void *operand, int64_t ld, float *room)
+{
+    for (int r = 0; r < rows; r++) {
+        f->simd->load(cols, (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, room + r * cols);
+        for (int c = 0; c < cols; c++)
+            if (!isfinite(room[r * cols + c])) room[r * cols + c] = 0;
+    }
+    pack(rows, cols, room, ATTN_F32, cols, operand, ld);
+}
+
+bool flash_pack_clean_b(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb,
+                        float *room)
+{
+    if (f->type->pack_b(rows, cols, X, dtype, stride, B, ldb)) return true;
+    const int64_t es = simd_element_bytes(f->type);
+    for (int r = 0; r < rows; r += FLASH_UNIT)
+        pack_clean_unit(f, f->type->pack_b, (int)attn_min64(FLASH_UNIT, rows - r), cols,
+                        (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, stride,
+                        (char *)B + (int64_t)r * SIMD_PANEL * es, ldb, room);
+    return false;
+}
+
+bool flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A,
+                         int64_t lda, float *room)
+{
+    if (f->type->pack_at(rows, cols, X, dtype, stride, A, lda)) return true;
+    const int64_t es = simd_element_bytes(f->type);
+    for (int r = 0; r < rows; r += FLASH_UNIT)
+        pack_clean_unit(f, f->type->pack_at, (int)attn_min64(FLASH_UNIT, rows - r), cols,
+                        (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, stride, (char *)A + r * es, lda, room);
+    return false;
+}

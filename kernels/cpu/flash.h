@@ -1,0 +1,237 @@
+/* flash.h: what forward.c, decode.c and backward.c share: a run laid out in memory, and the tiles of a problem.
+ *
+ * A run is attn_run()'s array of problems. It is computed in phases; a phase is one parallel loop over the items of all
+ * problems together, so many small problems cost no more barriers than one:
+ *
+ *     phase            an item is                          does
+ *     FLASH_PREPARE    a key tile; a head's mask rows      packs K and V for products; extremes of the FlashMask bounds
+ *     FLASH_FORWARD    a row tile against a span of keys   scores, softmax, O; finished, or left as a partial result
+ *     FLASH_MERGE      a row tile whose keys were split    partial results added up in order
+ *     FLASH_ROWS       a row tile                          packs Q and dO, lse and delta; zeros dQ and dbias (backward)
+ *     FLASH_KEYS       a chunk of keys                     dK, dV of the chunk, its share of dQ (backward)
+ *     FLASH_FINISH     a row tile; a head                  dQ in its dtype; dsinks, dalibi_slopes (backward)
+ *
+ * A phase without items costs nothing. A backward that was not given out and lse runs the forward phases too, and keeps of
+ * them lse and delta only.
+ *
+ * A row tile is up to Br rows of one key/value head: consecutive queries of one query head, or, where a sequence is short,
+ * all the queries of several heads of the group (one decoded token of 8 heads is 8 rows of one product, not 8 products):
+ *
+ *     long:   head h, queries i0 .. i0 + n - 1            rows = n
+ *     short:  heads h .. h + heads - 1, queries 0 .. n-1  rows = heads * n, head by head
+ *
+ * Invariants
+ *  1. Tile sizes, paths, splits and the order of all sums are functions of one sequence's Sq, Sk and of the problem's H / Hk, D,
+ *     Dv, dtype and options: never of B, of the other sequences, of the other problems or of the number of threads.
+ *  2. No Sq x Sk matrix exists. Scratch is a few tiles a thread; the workspace is bounded by a multiple of the tensors.
+ *  3. The workspace can be sized without reading cu_seqlens or seqlens_k: flash_bytes() uses bounds on their sums. */
+#ifndef ATTN_CPU_FLASH_H
+#define ATTN_CPU_FLASH_H
+
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/tiles.h"
+
+enum flash_phase { FLASH_PREPARE, FLASH_FORWARD, FLASH_MERGE, FLASH_ROWS, FLASH_KEYS, FLASH_FINISH, FLASH_PHASES };
+
+enum {
+    FLASH_UNIT = 32,        /* rows and keys are laid out in units of this: SIMD_PANEL, and the deepest k_multiple */
+    FLASH_MASK_BLOCK = 64,  /* keys whose FlashMask bounds are summarised together */
+};
+
+/* How a sequence's forward is computed. */
+enum flash_path {
+    FLASH_DOTS, /* decode.c: so few rows that K and V are read as they lie in memory */
+    FLASH_TILES /* forward.c: matrix products on packed tiles */
+};
+
+/* One sequence of a problem. The prefix sums (…0) count over the sequences before this one, all key/value heads together. */
+struct flash_sequence {
+    attn_sequence s;
+    enum flash_path path;
+    bool packs;           /* K and V are packed once by FLASH_PREPARE, not by each row tile for itself */
+    int heads;            /* query heads in a row tile */
+    int64_t tiles;        /* row tiles of a key/value head */
+    int64_t rows;         /* their rows, each tile rounded up to FLASH_UNIT */
+    int64_t splits, span; /* spans of keys that a row tile is split into (1: not at all), and keys of a span */
+    int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
+};
+
+/* A row tile. */
+struct flash_tile {
+    const struct flash_sequence *seq;
+    int64_t b, hk;    /* sequence, key/value head */
+    int64_t index;    /* of the tile in its key/value head */
+    int64_t h, i0;    /* first head and first query */
+    int heads, n;     /* heads, queries of each */
+    int rows;         /* heads * n */
+    int64_t row0;     /* its place in the arrays by row (multiple of FLASH_UNIT) */
+    attn_range keys;  /* that any of its queries sees, by causal, window and lengths */
+    attn_range all;   /* that each of them sees */
+};
+
+/* The part of a row tile that meets keys j0 + c0 .. j0 + c0 + cols - 1. */
+struct flash_cell {
+    int c0, cols;
+    bool ranged; /* some row does not see some column, by causal or window */
+    bool masked; /* the same, by FlashMask */
+};
+
+/* A problem, resolved and laid out. */
+struct flash {
+    const attn_problem *p;
+    const struct simd *simd;
+    const struct simd_type *type;
+    attn_geometry g;
+    bool backward, recompute; /* recompute: backward that starts with a forward */
+    bool plain;      /* scores need no more than a scale > 0 and ranges of columns */
+    bool dropout;
+    uint32_t drop_threshold;
+    float drop_scale; /* 1 / (1 - p) */
+    int Br, Bc;      /* forward: rows and keys of a tile */
+    int Bk;          /* backward: keys of a chunk */
+    int64_t B;
+
+    struct flash_sequence *seq; /* [B] */
+
+    /* By key, FLASH_TILES with packs: per key tile K^T as B operand, then V as B operand. */
+    char *kv;
+    uint8_t *v_dirty;      /* a key tile's V holds NaN or infinity */
+    int64_t kv_key_bytes;  /* kv bytes of a key */
+    attn_mask_extremes *extremes; /* [B][mask heads][mask_blocks] */
+    int64_t mask_heads, mask_blocks;
+
+    /* Partial results of split sequences: O [part rows][Dv], then m and l. */
+    float *part_O, *part_m, *part_l;
+
+    /* By row, backward. */
+    char *Qa, *dOa;   /* A operands, row by row */
+    char *Qat, *dOat; /* transposed A operands, tile by tile */
+    float *lse2, *delta, *dQ;
+    uint8_t *dO_dirty; /* a row tile's dO holds NaN or infinity; by row0 / FLASH_UNIT */
+    int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld; /* unit: bytes of FLASH_UNIT rows of Qat, dOat */
+
+    /* Backward, by chunk. */
+    int64_t chunks;            /* of a sequence when not packed, of the longest one otherwise */
+    struct flash_progress *progress;
+    double *slope_parts;       /* [B][H][chunks] */
+    int64_t dbias_classes;     /* > 0: dbias is a sum over heads or batch rows, see backward.c */
+    int64_t tiles_all, packs_all, chunks_all; /* sums over all sequences */
+    int64_t dbias_slices, dbias_blocks;   /* FLASH_ROWS zeroes dbias in these */
+
+    int64_t items[FLASH_PHASES], first[FLASH_PHASES]; /* items of this problem; items of the problems before it */
+};
+
+/* How far a chunk of keys has come: row tiles before `tile` will not be touched by it any more. A cache line of its own. */
+struct flash_progress {
+    _Alignas(64) _Atomic int64_t tile;
+};
+
+/* Scratch of a thread, for the largest problem of the run. Each user carves what it needs from its start. */
+struct flash_scratch {
+    char *memory;
+};
+
+struct flash_run {
+    const struct simd *simd;
+    int count;
+    struct flash *problems;
+    char *scratch;
+    int64_t scratch_bytes; /* of a thread */
+    int64_t items[FLASH_PHASES];
+    bool small; /* not worth waking anybody */
+};
+
+/* Bytes of workspace that are enough for these problems, whatever their lengths turn out to be. TOO_LARGE on overflow. */
+attn_status flash_bytes(const struct simd *simd, int threads, const attn_problem *problems, int count, size_t *bytes, attn_error *err);
+
+/* The same with the lengths as they are: what a call without a workspace allocates. */
+attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_problem *problems, int count, size_t *bytes,
+                              attn_error *err);
+
+/* Computes everything; returns when done. The workspace is 64-byte aligned. */
+void flash_run(const struct simd *simd, struct pool *pool, const attn_problem *problems, int count, void *workspace);
+
+/* ---- A bump allocator that also measures ------------------------------------------------------------------------------ */
+
+/* With base NULL it only adds up; the same code so sizes memory and cuts it. used is INT64_MAX after an overflow. */
+struct flash_arena {
+    char *base;
+    int64_t used;
+};
+
+/* count * bytes, at a multiple of 64; NULL while measuring. */
+void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes);
+
+/* ---- Tiles ---------------------------------------------------------------------------------------------------------------- */
+
+/* Row tile `index` of key/value head hk of sequence b. */
+struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, int64_t index);
+
+/* Which sequence an item belongs to; `field` is the offset of the prefix sum in struct flash_sequence. */
+int64_t flash_find(const struct flash *f, size_t field, int64_t item);
+#define FLASH_FIND(f, prefix, item) flash_find(f, offsetof(struct flash_sequence, prefix), item)
+
+/* The cell of a row tile and the keys [j0, j1); j0 a multiple of FLASH_UNIT. False: nothing there is visible. */
+bool flash_cell_of(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, struct flash_cell *cell);
+
+/* Scratch for the two functions below: Br row limits and Bc or Bk columns. */
+struct flash_limits {
+    int *lo, *hi;
+    int32_t *hide[4];
+};
+void flash_take_limits(struct flash_arena *arena, int rows, int cols, struct flash_limits *limits);
+
+/* Turns raw products S (rows x cell.cols) into scores, hidden ones -inf, and returns the factor that is still to be applied in
+ * base 2 (the c of softmax() and gradient()). `cap`: NULL, or as in struct simd_score. */
+float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell, float *S,
+                   int64_t lds, float *cap, const struct flash_limits *limits);
+
+/* M of dropout for a cell: 0 or 1 / (1 - p). */
+void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell, float *M, int64_t ld);
+
+/* The rows of a tile in a tensor of q's shape family, as one strided matrix: in place, or gathered to `room`
+ * (t->rows * cols elements) where the tile has several heads. */
+const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *room, int64_t *stride);
+
+/* Where element (b, h, row) of a view is. Packed: row counts inside the sequence, `start` is its first row. */
+static inline void *flash_at(const attn_view *view, int64_t b, int64_t h, int64_t row)
+{
+    return (char *)view->data + attn_at(view, b, h, row) * (int64_t)attn_dtype_bytes(view->dtype);
+}
+
+/* Where the numbers of (h, i) are in the arrays by row. */
+int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
+
+/* scale of a key/value head: the problem's, times the fp8 factors of q and k. */
+double flash_scale(const struct flash *f, int64_t b, int64_t hk);
+
+/* pack_b or pack_at with NaN and infinity replaced by 0. False where there was any. `room`: FLASH_UNIT * cols floats. */
+typedef bool (*flash_pack)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *operand, int64_t ld);
+bool flash_pack_clean_b(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb,
+                        float *room);
+bool flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A,
+                         int64_t lda, float *room);
+
+/* ---- The phases --------------------------------------------------------------------------------------------------------- */
+
+/* Each computes item `item` of this problem's phase. scratch_bytes of each: what a thread needs for it. */
+void flash_prepare_item(const struct flash *f, char *scratch, int64_t item);
+void flash_forward_item(const struct flash *f, char *scratch, int64_t item);
+void flash_merge_item(const struct flash *f, char *scratch, int64_t item);
+void flash_rows_item(const struct flash *f, char *scratch, int64_t item);
+void flash_keys_item(const struct flash *f, char *scratch, int64_t item);
+void flash_finish_item(const struct flash *f, char *scratch, int64_t item);
+int64_t flash_forward_scratch(const struct flash *f);
+int64_t flash_decode_scratch(const struct flash *f);
+int64_t flash_backward_scratch(const struct flash *f);
+
+/* decode.c: a row tile of path FLASH_DOTS against one span of keys. */
+void flash_decode(const struct flash *f, const struct flash_tile *t, int64_t split, char *scratch);
+
+/* forward.c: what a row tile's running O, m and l come to. Where its keys are split, a partial result is left; otherwise out and
+ * lse are written (in a backward: lse2 and delta). O is changed. `inverse`: t->rows floats of scratch. */
+void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo, float *m, float *l,
+                float *inverse);
+
+#endif

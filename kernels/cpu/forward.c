@@ -1,0 +1,295 @@
+/* forward.c: O = softmax(scores) V and the log-sum-exp, a row tile at a time. FlashAttention-2 (arXiv:2307.08691), Algorithm 1.
+ *
+ * A row tile walks over the key tiles it can see:
+ *
+ *     S = Q K^T          product        cut to the columns that some row sees (diagonal, window, hidden FlashMask blocks)
+ *     scores             masks, softcap, bias, ALiBi; nothing at all for a tile in the middle of a plain problem
+ *     m, l, P = softmax  online: rescale = exp2(m_old - m_new)
+ *     O = rescale O + P V
+ *
+ * and ends with out = O / l, lse = (m + log2 l) ln 2. Scores and m are in base 2.
+ *
+ * K and V are packed for the products once, by FLASH_PREPARE, where several row tiles meet them; a sequence with one row tile
+ * a head packs each key tile as it comes.
+ *
+ * NaN and infinity. A hidden key must not matter whatever it holds, but its P = 0 times NaN would be NaN. So V is packed with zeros
+ * in place of what is not finite, and the pack says so (v_dirty). Then, before softmax() overwrites the scores, spoil() adds the
+ * values left out of V to `spoiled` for exactly the rows that see them, and O is given them back at the end: inf + x = inf,
+ * NaN + x = NaN, whatever the positive P would have been. K needs no such care: its NaN make scores NaN, and a hidden score
+ * is overwritten. All other elements have the same bits as with a clean V. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/flash.h"
+
+/* ---- Scratch ------------------------------------------------------------------------------------------------------------ */
+
+struct room {
+    int64_t q_lda, lds, ldp, ldo;
+    char *Qa, *P, *kv;
+    float *S, *drop, *O, *spoiled;
+    float *m, *l, *rescale, *inverse;
+    float *clean; /* FLASH_UNIT rows in f32 */
+    char *gathered;
+    struct flash_limits limits;
+};
+
+static struct room room_of(const struct flash *f, struct flash_arena *arena)
+{
+    const struct simd_type *t = f->type;
+    const int64_t D = f->g.dims.D, Dv = f->g.dims.Dv;
+    struct room room;
+    room.q_lda = simd_lda(t, D);
+    room.lds = simd_ld(f->Bc, 4);
+    room.ldo = simd_ld(Dv, 4);
+    room.Qa = flash_take(arena, simd_a_bytes(t, f->Br, room.q_lda), 1);
+    room.S = flash_take(arena, simd_round_up(f->Br, SIMD_A_ROWS) * room.lds, 4);
+    room.ldp = t->dtype == ATTN_F32 ? room.lds : simd_lda(t, f->Bc);
+    room.P = t->dtype == ATTN_F32 ? (char *)room.S : flash_take(arena, simd_a_bytes(t, f->Br, room.ldp), 1);
+    room.O = flash_take(arena, f->Br * room.ldo, 4);
+    room.m = flash_take(arena, f->Br, 4);
+    room.l = flash_take(arena, f->Br, 4);
+    room.rescale = flash_take(arena, f->Br, 4);
+    room.inverse = flash_take(arena, f->Br, 4);
+    flash_take_limits(arena, f->Br, f->Bc, &room.limits);
+    room.kv = flash_take(arena, f->Bc, f->kv_key_bytes);
+    room.gathered = flash_take(arena, f->Br, D * (int64_t)attn_dtype_bytes(f->p->q.dtype));
+    room.clean = flash_take(arena, FLASH_UNIT, Dv * 4);
+    room.drop = f->dropout ? flash_take(arena, f->Br * room.lds, 4) : NULL;
+    room.spoiled = flash_take(arena, f->Br * room.ldo, 4); /* last: seldom touched */
+    return room;
+}
+
+int64_t flash_forward_scratch(const struct flash *f)
+{
+    struct flash_arena arena = { 0 };
+    room_of(f, &arena);
+    return arena.used;
+}
+
+/* ---- FLASH_PREPARE ---------------------------------------------------------------------------------------------------- */
+
+/* Keys [j0, j0 + n) as operands: K^T, and behind it V. Returns whether V was finite. */
+static bool pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n, char *kv,
+                      float *clean)
+{
+    const struct simd_type *t = f->type;
+    const attn_view *k = &f->g.view[ATTN_T_k], *v = &f->g.view[ATTN_T_v];
+    const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
+    t->pack_bt(n, D, flash_at(k, b, hk, seq->s.k_start + j0), k->dtype, k->row, kv, simd_ldb(t, D));
+    kv += simd_b_bytes(t, n, simd_ldb(t, D));
+    return flash_pack_clean_b(f, n, Dv, flash_at(v, b, hk, seq->s.k_start + j0), v->dtype, v->row, kv, simd_ldb(t, n), clean);
+}
+
+/* Extremes of the FlashMask bounds of one head, block by block. */
+static void summarise_mask(const struct flash *f, int64_t b, int64_t m)
+{
+    const attn_view *bounds = &f->g.view[ATTN_T_mask_startend_rows];
+    const int64_t Sk = f->seq[b].s.Sk;
+    for (int64_t block = 0; block < f->mask_blocks; block++) {
+        attn_mask_extremes e = attn_mask_extremes_init();
+        for (int64_t j = block * FLASH_MASK_BLOCK; j < attn_min64((block + 1) * FLASH_MASK_BLOCK, Sk); j++)
+            attn_mask_extremes_add(&e, attn_mask_of(flash_at(bounds, b, m, j), f->g.mask_bounds, f->g.causal, f->g.dims.Sq));
+        f->extremes[(b * f->mask_heads + m) * f->mask_blocks + block] = e;
+    }
+}
+
+void flash_prepare_item(const struct flash *f, char *scratch, int64_t item)
+{
+    if (item < f->B * f->mask_heads) {
+        summarise_mask(f, item / f->mask_heads, item % f->mask_heads);
+        return;
+    }
+    item -= f->B * f->mask_heads;
+    const int64_t b = FLASH_FIND(f, packs0, item);
+    const struct flash_sequence *seq = &f->seq[b];
+    const int64_t tiles = attn_tiles(seq->s.Sk, f->Bc), rest = item - seq->packs0;
+    const int64_t hk = rest / tiles, j0 = rest % tiles * f->Bc;
+    const int n = (int)attn_min64(f->Bc, seq->s.Sk - j0);
+    char *kv = f->kv + (seq->keys0 + hk * simd_round_up(seq->s.Sk, FLASH_UNIT) + j0) * f->kv_key_bytes;
+    f->v_dirty[item] = !pack_keys(f, seq, b, hk, j0, n, kv, (float *)scratch);
+}
+
+/* ---- The end of a row tile ---------------------------------------------------------------------------------------------- */
+
+/* Adds the sink and finds 1 / l and lse in base 2. A row without any key: inverse 0, lse2 -inf (or the sink). */
+static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
+{
+    float factor = 1;
+    if (f->p->sinks.rank) {
+        const double sink = *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) * M_LOG2E;
+        if (sink > -INFINITY && m == m) {
+            const double base = sink > m ? sink : m;
+            factor = m > -INFINITY ? (float)exp2(m - base) : 0.0f;
+            l = (float)(l * (double)factor + exp2(sink - base));
+            m = (float)base;
+        }
+    }
+    *inverse = l == 0 ? 0.0f : factor / l;
+    *lse2 = l == 0 ? -INFINITY : (double)m + log2f(l);
+}
+
+static void finish(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m, const float *l,
+                   float *inverse)
+{
+    const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse];
+    const attn_view *dout = &f->g.view[ATTN_T_dout], *dlse = &f->g.view[ATTN_T_dlse];
+    const int Dv = (int)f->g.dims.Dv;
+    const int64_t first = t->seq->s.q_start + t->i0;
+    float v_scale = 1;
+    if (f->p->v_scale.rank) v_scale = *(const float *)flash_at(&f->g.view[ATTN_T_v_scale], t->b, t->hk, 0);
+    for (int head = 0; head < t->heads; head++) {
+        const int r0 = head * t->n;
+        const int64_t h = t->h + head;
+        if (f->backward) /* rows of O times dO, still to be divided by l */
+            f->simd->row_dots(t->n, Dv, O + r0 * ldo, ATTN_F32, ldo, flash_at(dout, t->b, h, first), dout->dtype, dout->row,
+                              f->delta + t->row0 + r0);
+        for (int r = r0; r < r0 + t->n; r++) {
+            double lse2;
+            close_row(f, h, m[r], l[r], &inverse[r], &lse2);
+            if (f->backward) {
+                float *delta = &f->delta[t->row0 + r];
+                *delta = inverse[r] == 0 ? 0.0f : *delta * inverse[r];
+                if (f->p->dlse.rank) *delta -= *(const float *)flash_at(dlse, t->b, h, first + r - r0);
+                f->lse2[t->row0 + r] = lse2 == -INFINITY ? INFINITY : (float)lse2; /* as gradient() wants it */
+            } else if (f->p->lse.rank) {
+                *(float *)flash_at(lse, t->b, h, first + r - r0) = (float)(lse2 * M_LN2);
+            }
+        }
+        if (!f->backward && f->p->out.rank)
+            f->simd->store(t->n, Dv, O + r0 * ldo, ldo, v_scale, inverse + r0, flash_at(out, t->b, h, first), out->dtype, out->row);
+    }
+}
+
+/* Where the partial result of a row tile and a span lies: rows of part_O, part_m, part_l. */
+static int64_t part_row(const struct flash_tile *t, int64_t split)
+{
+    return t->seq->parts0 + (t->row0 - t->seq->rows0) * t->seq->splits + split * simd_round_up(t->rows, FLASH_UNIT);
+}
+
+void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo, float *m, float *l,
+                float *inverse)
+{
+    if (t->seq->splits == 1) {
+        finish(f, t, O, ldo, m, l, inverse);
+        return;
+    }
+    const int64_t row = part_row(t, split), Dv = f->g.dims.Dv;
+    memcpy(f->part_m + row, m, (size_t)t->rows * sizeof *m);
+    memcpy(f->part_l + row, l, (size_t)t->rows * sizeof *l);
+    for (int r = 0; r < t->rows; r++) memcpy(f->part_O + (row + r) * Dv, O + r * ldo, (size_t)Dv * sizeof *O);
+}
+
+/* ---- FLASH_FORWARD ---------------------------------------------------------------------------------------------------- */
+
+/* Puts the values of V that the pack left out into `spoiled`, for the rows whose score is not hidden. */
+static void spoil(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *S, int64_t lds, float *spoiled,
+                  int64_t ldo, float *line)
+{
+    const attn_view *v = &f->g.view[ATTN_T_v];
+    const int Dv = (int)f->g.dims.Dv;
+    for (int c = 0; c < cols; c++) {
+        f->simd->load(Dv, flash_at(v, t->b, t->hk, t->seq->s.k_start + j + c), v->dtype, line);
+        for (int d = 0; d < Dv; d++)
+            if (!isfinite(line[d]))
+                for (int r = 0; r < t->rows; r++)
+                    if (S[r * lds + c] != -INFINITY) spoiled[r * ldo + d] += line[d];
+    }
+}
+
+void flash_forward_item(const struct flash *f, char *scratch, int64_t item)
+{
+    const struct simd_type *type = f->type;
+    const int64_t b = FLASH_FIND(f, items0, item);
+    const struct flash_sequence *seq = &f->seq[b];
+    const int64_t each = seq->tiles * seq->splits, rest = item - seq->items0;
+    /* Last queries first: when causal they have the most keys, and a long item started late keeps everybody waiting. */
+    const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits, split = rest % each % seq->splits;
+    const struct flash_tile t = flash_tile_of(f, b, hk, index);
+    if (seq->path == FLASH_DOTS) {
+        flash_decode(f, &t, split, scratch);
+        return;
+    }
+    struct flash_arena arena = { .base = scratch };
+    struct room room = room_of(f, &arena);
+    const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
+    const int64_t es = simd_element_bytes(type), ldk = simd_ldb(type, D);
+
+    int64_t q_stride;
+    const void *q = flash_gather(&t, &f->g.view[ATTN_T_q], D, room.gathered, &q_stride);
+    type->pack_a(t.rows, D, q, f->p->q.dtype, q_stride, room.Qa, room.q_lda);
+    for (int r = 0; r < t.rows; r++) room.m[r] = -INFINITY, room.l[r] = 0;
+
+    bool started = false, spoiled = false;
+    const int64_t lo = attn_max64(t.keys.lo, split * seq->span), hi = attn_min64(t.keys.hi, (split + 1) * seq->span);
+    for (int64_t j0 = lo / f->Bc * f->Bc; j0 < hi; j0 += f->Bc) {
+        const int n = (int)attn_min64(f->Bc, seq->s.Sk - j0);
+        struct flash_cell cell;
+        if (!flash_cell_of(f, &t, j0, attn_min64(j0 + n, hi), &cell)) continue;
+
+        /* K^T and V of the cell's columns. */
+        const char *K, *V;
+        int64_t ldv;
+        bool dirty;
+        if (seq->packs) {
+            const char *kv = f->kv + (seq->keys0 + hk * simd_round_up(seq->s.Sk, FLASH_UNIT) + j0) * f->kv_key_bytes;
+            K = kv + cell.c0 / SIMD_PANEL * ldk * es;
+            V = kv + simd_b_bytes(type, n, ldk) + (int64_t)cell.c0 * SIMD_PANEL * es;
+            ldv = simd_ldb(type, n);
+            dirty = f->v_dirty[seq->packs0 + hk * attn_tiles(seq->s.Sk, f->Bc) + j0 / f->Bc];
+        } else {
+            dirty = !pack_keys(f, seq, b, hk, j0 + cell.c0, cell.cols, room.kv, room.clean);
+            K = room.kv;
+            V = room.kv + simd_b_bytes(type, cell.cols, ldk);
+            ldv = simd_ldb(type, cell.cols);
+        }
+
+        type->gemm(t.rows, cell.cols, D, room.Qa, room.q_lda, K, ldk, room.S, room.lds, false, NULL);
+        const float c = flash_scores(f, &t, j0, &cell, room.S, room.lds, NULL, &room.limits);
+        if (dirty) {
+            if (!spoiled) memset(room.spoiled, 0, (size_t)(t.rows * room.ldo) * sizeof *room.spoiled);
+            spoiled = true;
+            spoil(f, &t, j0 + cell.c0, cell.cols, room.S, room.lds, room.spoiled, room.ldo, room.clean);
+        }
+        if (f->dropout) flash_drop(f, &t, j0, &cell, room.drop, room.lds);
+        const bool rescaled = type->softmax(t.rows, cell.cols, room.S, room.lds, c, room.m, room.l, room.rescale, room.P, room.ldp, room.drop);
+        type->gemm(t.rows, Dv, cell.cols, room.P, room.ldp, V, ldv, room.O, room.ldo, started, started && rescaled ? room.rescale : NULL);
+        started = true;
+    }
+    if (!started) memset(room.O, 0, (size_t)(t.rows * room.ldo) * sizeof *room.O);
+    for (int r = 0; spoiled && r < t.rows; r++)
+        for (int d = 0; d < Dv; d++) room.O[r * room.ldo + d] += room.spoiled[r * room.ldo + d];
+    flash_part(f, &t, split, room.O, room.ldo, room.m, room.l, room.inverse);
+}
+
+/* ---- FLASH_MERGE -------------------------------------------------------------------------------------------------------- */
+
+void flash_merge_item(const struct flash *f, char *scratch, int64_t item)
+{
+    const int64_t b = FLASH_FIND(f, tiles0, item);
+    const struct flash_sequence *seq = &f->seq[b];
+    if (seq->splits == 1) return;
+    const int64_t rest = item - seq->tiles0, Dv = f->g.dims.Dv;
+    const struct flash_tile t = flash_tile_of(f, b, rest / seq->tiles, rest % seq->tiles);
+    struct flash_arena arena = { .base = scratch };
+    struct room room = room_of(f, &arena);
+    for (int r = 0; r < t.rows; r++) {
+        float *O = room.O + r * room.ldo, m = -INFINITY, l = 0;
+        for (int64_t split = 0; split < seq->splits; split++) {
+            const float part = f->part_m[part_row(&t, split) + r];
+            m = part > m || part != part ? part : m;
+        }
+        memset(O, 0, (size_t)Dv * sizeof *O);
+        for (int64_t split = 0; split < seq->splits; split++) {
+            const int64_t row = part_row(&t, split) + r;
+            /* A span of which the row sees nothing has m = -inf and weighs nothing. A NaN anywhere makes the row NaN. */
+            if (f->part_m[row] == -INFINITY && f->part_l[row] == 0) continue;
+            const float weight = exp2f(f->part_m[row] - m), *part = f->part_O + row * Dv;
+            l += weight * f->part_l[row];
+            for (int64_t d = 0; d < Dv; d++) O[d] += weight * part[d];
+        }
+        room.m[r] = m;
+        room.l[r] = l;
+    }
+    finish(f, &t, room.O, room.ldo, room.m, room.l, room.inverse);
+}

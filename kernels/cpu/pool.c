@@ -1,0 +1,228 @@
+/* pool.c: threads that sleep until there is a loop to run.
+ *
+ * The problem: attention comes in loops of a few to a few thousand items, microseconds to milliseconds each, and often two
+ * or three loops follow each other at once (pack, compute, merge). Waking a sleeping thread costs 5 to 50 us; so a thread
+ * that runs out of work looks around for POOL_SPIN_US before it sleeps, and finds the next loop of the same run there.
+ *
+ * The idea: a loop is a struct on its caller's stack, linked into the pool while it has items left. Caller and workers take
+ * items from its atomic counter. Invariants, all under `lock`:
+ *   1. a worker touches a loop only between inside++ and inside--;
+ *   2. the caller unlinks the loop before it waits for inside == 0, so nobody enters a loop that is about to vanish;
+ *   3. `posted` counts loops that were linked: a spinning worker watches it without taking the lock. */
+#include "kernels/cpu/pool.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    POOL_MAX_THREADS = 1024, /* more is a mistake, not a machine */
+    POOL_SPIN_US = 20,       /* longer than the gap between two loops of a run, shorter than anybody would notice */
+    POOL_YIELD_EVERY = 64,   /* breaths between two looks at the clock, or two gifts of the processor */
+};
+
+struct loop {
+    struct loop *next_loop;
+    atomic_int_fast64_t next; /* the next item that nobody has */
+    int64_t items;
+    pool_task task;
+    void *context;
+    atomic_int inside; /* workers in this loop; written under the lock, watched without */
+};
+
+struct worker {
+    struct pool *pool;
+    pthread_t thread;
+    int index;
+};
+
+struct pool {
+    pthread_mutex_t lock;
+    pthread_cond_t posted_cond; /* a loop was linked, or the pool closes */
+    pthread_cond_t left_cond;   /* a worker left a loop */
+    struct loop *loops;
+    atomic_uint posted;
+    bool closing;
+    int sleeping; /* workers in posted_cond */
+    int threads;  /* started ones, plus the caller */
+    struct worker *workers;
+};
+
+static int64_t now_us(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (int64_t)ts.tv_sec * 1000000 + ts.tv_nsec / 1000;
+}
+
+static void pause_cpu(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+void pool_breathe(unsigned *spins)
+{
+    pause_cpu();
+    if (++*spins % POOL_YIELD_EVERY == 0) sched_yield();
+}
+
+static void take_items(struct loop *loop, int worker)
+{
+    for (;;) {
+        /* The counter may run past `items` by one for each thread: 64 bits cannot overflow that way. */
+        int64_t item = atomic_fetch_add_explicit(&loop->next, 1, memory_order_relaxed);
+        if (item >= loop->items) return;
+        loop->task(loop->context, worker, item);
+    }
+}
+
+static struct loop *loop_with_items(struct pool *pool)
+{
+    struct loop *loop = pool->loops;
+    while (loop && atomic_load_explicit(&loop->next, memory_order_relaxed) >= loop->items) loop = loop->next_loop;
+    return loop;
+}
+
+/* Watches for a new loop for POOL_SPIN_US. The lock is not held. */
+static bool spin_for_loop(struct pool *pool, unsigned seen)
+{
+    int64_t until = now_us() + POOL_SPIN_US;
+    for (;;) {
+        for (int n = 0; n < POOL_YIELD_EVERY; n++) {
+            if (atomic_load_explicit(&pool->posted, memory_order_relaxed) != seen) return true;
+            pause_cpu();
+        }
+        if (now_us() >= until) return false;
+    }
+}
+
+static void *worker_main(void *argument)
+{
+    struct worker *self = argument;
+    struct pool *pool = self->pool;
+    bool spun = true;
+    pthread_mutex_lock(&pool->lock);
+    while (!pool->closing) {
+        struct loop *loop = loop_with_items(pool);
+        if (loop) {
+            atomic_fetch_add_explicit(&loop->inside, 1, memory_order_relaxed);
+            pthread_mutex_unlock(&pool->lock);
+            take_items(loop, self->index);
+            pthread_mutex_lock(&pool->lock);
+            if (atomic_fetch_sub_explicit(&loop->inside, 1, memory_order_release) == 1) pthread_cond_broadcast(&pool->left_cond);
+            spun = false;
+        } else if (!spun) {
+            unsigned seen = atomic_load_explicit(&pool->posted, memory_order_relaxed);
+            pthread_mutex_unlock(&pool->lock);
+            spin_for_loop(pool, seen);
+            pthread_mutex_lock(&pool->lock);
+            spun = true;
+        } else {
+            pool->sleeping++;
+            pthread_cond_wait(&pool->posted_cond, &pool->lock);
+            pool->sleeping--;
+        }
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return NULL;
+}
+
+void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
+{
+    if (items <= 1 || pool->threads == 1) {
+        for (int64_t item = 0; item < items; item++) task(context, 0, item);
+        return;
+    }
+    struct loop loop = { .items = items, .task = task, .context = context };
+    pthread_mutex_lock(&pool->lock);
+    loop.next_loop = pool->loops;
+    pool->loops = &loop;
+    atomic_fetch_add_explicit(&pool->posted, 1, memory_order_relaxed);
+    int64_t wanted = items - 1 < pool->sleeping ? items - 1 : pool->sleeping;
+    bool everyone = wanted == pool->sleeping;
+    pthread_mutex_unlock(&pool->lock);
+    if (everyone && wanted > 0) pthread_cond_broadcast(&pool->posted_cond);
+    for (int64_t n = 0; !everyone && n < wanted; n++) pthread_cond_signal(&pool->posted_cond);
+
+    take_items(&loop, 0);
+
+    pthread_mutex_lock(&pool->lock);
+    struct loop **link = &pool->loops;
+    while (*link != &loop) link = &(*link)->next_loop;
+    *link = loop.next_loop;
+    pthread_mutex_unlock(&pool->lock);
+    /* The others are in their last items: usually a short wait, so look a while before sleeping. */
+    int64_t until = now_us() + POOL_SPIN_US;
+    while (atomic_load_explicit(&loop.inside, memory_order_acquire) != 0) {
+        for (int n = 0; n < POOL_YIELD_EVERY && atomic_load_explicit(&loop.inside, memory_order_acquire) != 0; n++) pause_cpu();
+        if (now_us() >= until) break;
+    }
+    pthread_mutex_lock(&pool->lock);
+    while (atomic_load_explicit(&loop.inside, memory_order_acquire) != 0) pthread_cond_wait(&pool->left_cond, &pool->lock);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+static int cores_allowed(void)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return CPU_COUNT(&set);
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 ? (int)n : 1;
+}
+
+attn_status pool_open(int threads, struct pool **out, attn_error *err)
+{
+    *out = NULL;
+    if (threads <= 0) threads = cores_allowed();
+    if (threads > POOL_MAX_THREADS) threads = POOL_MAX_THREADS;
+    struct pool *pool = calloc(1, sizeof *pool);
+    struct worker *workers = calloc((size_t)threads, sizeof *workers);
+    if (!pool || !workers) {
+        free(pool);
+        free(workers);
+        return attn_fail(err, ATTN_NO_MEMORY, "", "cpu: no memory for %d threads", threads);
+    }
+    pool->workers = workers;
+    pool->threads = 1;
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->posted_cond, NULL);
+    pthread_cond_init(&pool->left_cond, NULL);
+    for (int n = 1; n < threads; n++) {
+        workers[n] = (struct worker){ .pool = pool, .index = n };
+        int code = pthread_create(&workers[n].thread, NULL, worker_main, &workers[n]);
+        if (code != 0) {
+            pool_close(pool);
+            return attn_fail(err, ATTN_DEVICE, "", "cpu: thread %d of %d could not be started: %s", n, threads, strerror(code));
+        }
+        pool->threads = n + 1; /* pool_close() joins exactly those that run */
+    }
+    *out = pool;
+    return ATTN_OK;
+}
+
+void pool_close(struct pool *pool)
+{
+    if (!pool) return;
+    pthread_mutex_lock(&pool->lock);
+    pool->closing = true;
+    pthread_cond_broadcast(&pool->posted_cond);
+    pthread_mutex_unlock(&pool->lock);
+    for (int n = 1; n < pool->threads; n++) pthread_join(pool->workers[n].thread, NULL);
+    pthread_cond_destroy(&pool->left_cond);
+    pthread_cond_destroy(&pool->posted_cond);
+    pthread_mutex_destroy(&pool->lock);
+    free(pool->workers);
+    free(pool);
+}
+
+int pool_threads(const struct pool *pool) { return pool->threads; }

@@ -1,0 +1,519 @@
+/* reference.c: the backend "reference": textbook loops in double, every option. It defines correct.
+ *
+ * Written to be compared with the definitions of kernels/README.md line by line, not to be fast: no tiles, no online
+ * softmax, a whole row of scores at a time, one thread, everything done before attn_run() returns. Only tests open it as a
+ * device; attn_verify() computes single rows with it, to compare another backend's with.
+ *
+ *   for each sequence b, key/value head hk:         K and V of the head, as doubles
+ *     for each query head h of its group, query i:  z (scores), P = softmax(z), then out and lse, or the gradients of row i
+ *     dk, dv of the head
+ *
+ * Invariants:
+ *   1. A pair (i, j) that a mask hides is never computed with: sees() is asked before K or V are used, so NaN behind a mask
+ *      cannot leak. A bias of -inf is a mask. What is not hidden is used even where P is 0: NaN there does reach the row.
+ *   2. A row that sees nothing has out = 0 and lse = -inf, or, with a sink, out = 0 and lse = sink; its gradients are 0.
+ *   3. Each result is rounded once, when it is stored.
+ *   4. All sums run in one fixed order, so the answer depends on the problem alone. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernels/backend.h"
+#include "kernels/dtype.h"
+#include "kernels/philox.h"
+#include "kernels/tiles.h"
+
+/* ---- One problem -------------------------------------------------------------------------------------------------- */
+
+/* What the loops below share. Row arrays have Sk elements and hold numbers only where sees[j]. */
+struct reference {
+    const attn_problem *p;
+    attn_geometry g;
+    uint32_t threshold; /* of dropout */
+
+    int64_t b, h, hk; /* where the loops are */
+    attn_sequence s;
+
+    double *K, *V;                    /* [Sk, D], [Sk, Dv] of head hk */
+    double *dK, *dV;                  /* backward: their gradients, summed over the group */
+    double *q, *dq;                   /* [D] of row i */
+    double *out, *dout;               /* [Dv] of row i */
+    bool *sees;                       /* row: may query i see key j? */
+    double *tanh_term;                /* row: tanh(s / softcap) */
+    double *z, *P;                    /* row */
+    double *dbias, *dsinks, *dslopes; /* sums over everything they are broadcast over; NULL where not asked for */
+};
+
+static double load(const struct reference *r, attn_tensor_id id, int64_t head, int64_t row, int64_t column)
+{
+    const attn_view *view = &r->g.view[id];
+    return attn_load(view->dtype, view->data, attn_at(view, r->b, head, row) + column);
+}
+
+static void store(const struct reference *r, attn_tensor_id id, int64_t head, int64_t row, int64_t column, double x)
+{
+    const attn_view *view = &r->g.view[id];
+    if (view->data) attn_store(view->dtype, view->data, attn_at(view, r->b, head, row) + column, x);
+}
+
+static bool given(const struct reference *r, attn_tensor_id id)
+{
+    return r->p->tensor[id].rank > 0;
+}
+
+/* An fp8 tensor's factor of this batch row and key/value head. */
+static double scale_of(const struct reference *r, attn_tensor_id id)
+{
+    return given(r, id) ? load(r, id, r->hk, 0, 0) : 1;
+}
+
+/* May query i see key j? Causal and window are in `keys`. */
+static bool sees(const struct reference *r, attn_range keys, int64_t i, int64_t j)
+{
+    if (j < keys.lo || j >= keys.hi) return false;
+    if (given(r, ATTN_T_keep_mask) && load(r, ATTN_T_keep_mask, r->h, i, j) == 0) return false;
+    if (given(r, ATTN_T_bias) && load(r, ATTN_T_bias, r->h, i, j) == -INFINITY) return false;
+    if (given(r, ATTN_T_mask_startend_rows)) {
+        const attn_view *view = &r->g.view[ATTN_T_mask_startend_rows];
+        const int32_t *bounds = (const int32_t *)view->data + attn_at(view, r->b, r->h / r->g.mask_group, j);
+        if (attn_mask_hides(attn_mask_of(bounds, r->g.mask_bounds, r->g.causal, r->g.dims.Sq), i)) return false;
+    }
+    return true;
+}
+
+/* |i + Sk - Sq - j|: ALiBi's distance, bottom right whatever the alignment. */
+static double distance(const struct reference *r, int64_t i, int64_t j)
+{
+    return fabs((double)(i + r->s.Sk - r->s.Sq - j));
+}
+
+/* M_ij: what dropout multiplies P_ij by. */
+static double dropout(const struct reference *r, int64_t i, int64_t j)
+{
+    if (r->p->dropout_p == 0) return 1;
+    return attn_dropout_keep(r->p->seed, r->b * r->g.dims.H + r->h, i, j, r->threshold) ? 1 / (1 - r->p->dropout_p) : 0;
+}
+
+/* sees, tanh_term and z of row i. */
+static void score_row(struct reference *r, int64_t i)
+{
+    const attn_range keys = attn_keys_of(&r->g, &r->s, i);
+    const int64_t D = r->g.dims.D;
+    const double q_scale = scale_of(r, ATTN_T_q_scale);
+    for (int64_t d = 0; d < D; d++) r->q[d] = q_scale * load(r, ATTN_T_q, r->h, r->s.q_start + i, d);
+    for (int64_t j = 0; j < r->s.Sk; j++) {
+        double s = 0;
+        if (!(r->sees[j] = sees(r, keys, i, j))) continue;
+        for (int64_t d = 0; d < D; d++) s += r->q[d] * r->K[j * D + d];
+        s *= r->g.scale;
+        if (r->g.softcap > 0) {
+            r->tanh_term[j] = tanh(s / r->g.softcap);
+            s = r->g.softcap * r->tanh_term[j];
+        }
+        if (given(r, ATTN_T_bias)) s += load(r, ATTN_T_bias, r->h, i, j);
+        if (given(r, ATTN_T_alibi_slopes)) s -= load(r, ATTN_T_alibi_slopes, r->h, 0, 0) * distance(r, i, j);
+        r->z[j] = s;
+    }
+}
+
+/* ln(sum_j exp z_j + exp sink), by the row's maximum. NaN anywhere in the row makes it NaN. */
+static double lse_of_row(const struct reference *r)
+{
+    const bool sink = given(r, ATTN_T_sinks);
+    double m = sink ? load(r, ATTN_T_sinks, r->h, 0, 0) : -INFINITY, sum = 0;
+    const double sink_logit = m;
+    for (int64_t j = 0; j < r->s.Sk; j++) {
+        if (!r->sees[j]) continue;
+        if (isnan(r->z[j])) return NAN; /* and not lost in a comparison */
+        m = fmax(m, r->z[j]);
+    }
+    if (m == -INFINITY) return -INFINITY; /* nothing to see: -inf - -inf would be NaN */
+    for (int64_t j = 0; j < r->s.Sk; j++)
+        if (r->sees[j]) sum += exp(r->z[j] - m);
+    if (sink) sum += exp(sink_logit - m);
+    return m + log(sum);
+}
+
+/* P of the row, given its lse. */
+static void probabilities_of_row(struct reference *r, double lse)
+{
+    for (int64_t j = 0; j < r->s.Sk; j++)
+        if (r->sees[j]) r->P[j] = lse == -INFINITY ? 0 : exp(r->z[j] - lse);
+}
+
+/* out = P V of row i. */
+static void output_of_row(struct reference *r, int64_t i)
+{
+    const int64_t Dv = r->g.dims.Dv;
+    for (int64_t e = 0; e < Dv; e++) r->out[e] = 0;
+    for (int64_t j = 0; j < r->s.Sk; j++) {
+        if (!r->sees[j]) continue;
+        const double weight = r->P[j] * dropout(r, i, j);
+        for (int64_t e = 0; e < Dv; e++) r->out[e] += weight * r->V[j * Dv + e];
+    }
+}
+
+static void forward_row(struct reference *r, int64_t i)
+{
+    score_row(r, i);
+    const double lse = lse_of_row(r);
+    probabilities_of_row(r, lse);
+    output_of_row(r, i);
+    for (int64_t e = 0; e < r->g.dims.Dv; e++) store(r, ATTN_T_out, r->h, r->s.q_start + i, e, r->out[e]);
+    store(r, ATTN_T_lse, r->h, r->s.q_start + i, 0, lse);
+}
+
+/* What row i adds to every gradient:
+ *     delta = dout . out - dlse        dP_j = M_j (dout . v_j)        dZ_j = P_j (dP_j - delta)
+ *     dS_j = dZ_j, times 1 - tanh^2 with softcap                      dq, dk: dS; dv: P M; dbias, dslopes: dZ; dsinks: delta
+ */
+static void backward_row(struct reference *r, int64_t i)
+{
+    const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, row = r->s.q_start + i;
+    const attn_view *bias = &r->g.view[ATTN_T_dbias];
+    double lse, delta = 0;
+
+    score_row(r, i);
+    lse = given(r, ATTN_T_lse) ? load(r, ATTN_T_lse, r->h, row, 0) : lse_of_row(r);
+    probabilities_of_row(r, lse);
+    if (!given(r, ATTN_T_out)) output_of_row(r, i);
+    else
+        for (int64_t e = 0; e < Dv; e++) r->out[e] = load(r, ATTN_T_out, r->h, row, e);
+    for (int64_t e = 0; e < Dv; e++) {
+        r->dout[e] = load(r, ATTN_T_dout, r->h, row, e);
+        delta += r->dout[e] * r->out[e];
+    }
+    if (given(r, ATTN_T_dlse)) delta -= load(r, ATTN_T_dlse, r->h, row, 0);
+
+    for (int64_t d = 0; d < D; d++) r->dq[d] = 0;
+    for (int64_t j = 0; j < r->s.Sk; j++) {
+        double dP = 0, dZ, dS;
+        const double M = dropout(r, i, j);
+        if (!r->sees[j] || lse == -INFINITY) continue;
+        for (int64_t e = 0; e < Dv; e++) {
+            dP += r->dout[e] * r->V[j * Dv + e];
+            r->dV[j * Dv + e] += r->P[j] * M * r->dout[e];
+        }
+        dZ = r->P[j] * (M * dP - delta);
+        dS = r->g.softcap > 0 ? dZ * (1 - r->tanh_term[j] * r->tanh_term[j]) : dZ;
+        for (int64_t d = 0; d < D; d++) {
+            r->dq[d] += r->g.scale * dS * r->K[j * D + d];
+            r->dK[j * D + d] += r->g.scale * dS * r->q[d];
+        }
+        if (r->dbias) r->dbias[attn_at(bias, r->b, r->h, i) + j] += dZ;
+        if (r->dslopes) r->dslopes[attn_at(&r->g.view[ATTN_T_dalibi_slopes], r->b, r->h, 0)] -= dZ * distance(r, i, j);
+    }
+    if (r->dsinks && lse != -INFINITY) r->dsinks[r->h] -= exp(load(r, ATTN_T_sinks, r->h, 0, 0) - lse) * delta;
+    for (int64_t d = 0; d < D; d++) store(r, ATTN_T_dq, r->h, row, d, r->dq[d]);
+}
+
+/* K and V of (b, hk). Keys that do not exist (past seqlens_k) are not touched. */
+static void load_head(struct reference *r)
+{
+    const double k_scale = scale_of(r, ATTN_T_k_scale), v_scale = scale_of(r, ATTN_T_v_scale);
+    const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv;
+    for (int64_t j = 0; j < r->s.Sk; j++) {
+        for (int64_t d = 0; d < D; d++) r->K[j * D + d] = k_scale * load(r, ATTN_T_k, r->hk, r->s.k_start + j, d);
+        for (int64_t e = 0; e < Dv; e++) r->V[j * Dv + e] = v_scale * load(r, ATTN_T_v, r->hk, r->s.k_start + j, e);
+    }
+}
+
+/* dk and dv of (b, hk), zeros past seqlens_k included. */
+static void store_head_gradients(struct reference *r)
+{
+    const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, rows = r->g.dims.packed ? r->s.Sk : r->g.dims.Sk;
+    for (int64_t j = 0; j < rows; j++) {
+        for (int64_t d = 0; d < D; d++) store(r, ATTN_T_dk, r->hk, r->s.k_start + j, d, j < r->s.Sk ? r->dK[j * D + d] : 0);
+        for (int64_t e = 0; e < Dv; e++)
+            store(r, ATTN_T_dv, r->hk, r->s.k_start + j, e, j < r->s.Sk ? r->dV[j * Dv + e] : 0);
+    }
+}
+
+/* The gradients that are sums over batch rows, once everything is added up. Summed in double at the offsets of the caller's
+ * own strides: `from` mirrors the tensor's memory. */
+static void store_sums(const attn_problem *p, attn_tensor_id id, const double *from)
+{
+    const attn_tensor *t = &p->tensor[id];
+    int64_t index[ATTN_MAX_RANK] = { 0 }, elements;
+    if (!from || !attn_shape_elements(t->rank, t->shape, &elements)) return;
+    for (int64_t n = 0; n < elements; n++) {
+        int64_t offset = 0;
+        for (int a = 0; a < t->rank; a++) offset += index[a] * (t->shape[a] == 1 ? 0 : t->stride[a]);
+        attn_store(t->dtype, t->data, offset, from[offset]);
+        for (int a = t->rank - 1; a >= 0 && ++index[a] == t->shape[a]; a--) index[a] = 0;
+    }
+}
+
+/* ---- Its memory --------------------------------------------------------------------------------------------------- */
+
+/* Zeros; true when there is nothing to allocate. */
+static bool zeros(void *pointer, int64_t a, int64_t b, size_t bytes)
+{
+    int64_t n;
+    void *memory;
+    if (__builtin_mul_overflow(a, b, &n) || n < 0) return false;
+    memory = calloc((size_t)n + 1, bytes); /* one more, for calloc(0) may be NULL */
+    memcpy(pointer, &memory, sizeof memory);
+    return memory != NULL;
+}
+
+/* Elements from the first to the last of a tensor, by its strides. */
+static int64_t extent(const attn_tensor *t)
+{
+    int64_t n = 1;
+    for (int a = 0; a < t->rank; a++) {
+        if (t->shape[a] == 0) return 0;
+        n += (t->shape[a] - 1) * t->stride[a];
+    }
+    return n;
+}
+
+static attn_status run_problem(const attn_problem *p, attn_error *err)
+{
+    struct reference r = { .p = p, .g = attn_geometry_of(p), .threshold = attn_dropout_threshold(p->dropout_p) };
+    const attn_dims *d = &r.g.dims;
+    const bool backward = p->op == ATTN_OP_BACKWARD;
+    attn_status status = ATTN_OK;
+
+    if (!zeros(&r.K, d->Sk, d->D, sizeof *r.K) || !zeros(&r.V, d->Sk, d->Dv, sizeof *r.V) ||
+        !zeros(&r.dK, backward ? d->Sk : 0, d->D, sizeof *r.dK) ||
+        !zeros(&r.dV, backward ? d->Sk : 0, d->Dv, sizeof *r.dV) || !zeros(&r.q, 1, d->D, sizeof *r.q) ||
+        !zeros(&r.dq, 1, d->D, sizeof *r.dq) || !zeros(&r.out, 1, d->Dv, sizeof *r.out) ||
+        !zeros(&r.dout, 1, d->Dv, sizeof *r.dout) || !zeros(&r.sees, 1, d->Sk, sizeof *r.sees) ||
+        !zeros(&r.tanh_term, 1, d->Sk, sizeof *r.tanh_term) || !zeros(&r.z, 1, d->Sk, sizeof *r.z) ||
+        !zeros(&r.P, 1, d->Sk, sizeof *r.P) ||
+        (backward && p->dbias.rank && !zeros(&r.dbias, 1, extent(&p->dbias), sizeof *r.dbias)) ||
+        (backward && p->dsinks.rank && !zeros(&r.dsinks, 1, d->H, sizeof *r.dsinks)) ||
+        (backward && p->dalibi_slopes.rank && !zeros(&r.dslopes, 1, extent(&p->dalibi_slopes), sizeof *r.dslopes))) {
+        status = attn_fail(err, ATTN_NO_MEMORY, "", "no memory for a reference problem with %lld keys", (long long)d->Sk);
+        goto out;
+    }
+    for (r.b = 0; r.b < d->B; r.b++) {
+        r.s = attn_sequence_of(&r.g, r.b);
+        for (r.hk = 0; r.hk < d->Hk; r.hk++) {
+            load_head(&r);
+            if (backward) {
+                memset(r.dK, 0, (size_t)(r.s.Sk * d->D) * sizeof *r.dK);
+                memset(r.dV, 0, (size_t)(r.s.Sk * d->Dv) * sizeof *r.dV);
+            }
+            for (r.h = r.hk * r.g.group; r.h < (r.hk + 1) * r.g.group; r.h++)
+                for (int64_t i = 0; i < r.s.Sq; i++) backward ? backward_row(&r, i) : forward_row(&r, i);
+            if (backward) store_head_gradients(&r);
+        }
+    }
+    store_sums(p, ATTN_T_dbias, r.dbias);
+    store_sums(p, ATTN_T_dsinks, r.dsinks);
+    store_sums(p, ATTN_T_dalibi_slopes, r.dslopes);
+out:
+    free(r.K), free(r.V), free(r.dK), free(r.dV), free(r.q), free(r.dq), free(r.out), free(r.dout);
+    free(r.sees), free(r.tanh_term), free(r.z), free(r.P), free(r.dbias), free(r.dsinks), free(r.dslopes);
+    return status;
+}
+
+/* ---- Some rows, for verification ---------------------------------------------------------------------------------- */
+
+/* How far a row that a kernel wrote is from row i of r. A NaN or an infinity agrees with itself. */
+static void compare_row(struct reference *r, int64_t i, attn_verification *v)
+{
+    score_row(r, i);
+    probabilities_of_row(r, lse_of_row(r));
+    output_of_row(r, i);
+    for (int64_t e = 0; e < r->g.dims.Dv; e++) {
+        const double got = load(r, ATTN_T_out, r->h, r->s.q_start + i, e), want = r->out[e];
+        const bool same = got == want || (isnan(got) && isnan(want));
+        const double error = same ? 0 : isfinite(got) && isfinite(want) ? fabs(got - want) : INFINITY;
+        v->max_abs = fmax(v->max_abs, error);
+        if (isfinite(want)) v->largest = fmax(v->largest, fabs(want));
+    }
+}
+
+attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *v, attn_error *err)
+{
+    struct reference r = { .p = p, .g = attn_geometry_of(p), .threshold = attn_dropout_threshold(p->dropout_p) };
+    const attn_dims *d = &r.g.dims;
+    const int64_t total = d->H * (d->packed ? d->total_q : d->B * d->Sq);
+    int64_t first = 0; /* index of the first row of (b, h) */
+    attn_status status = ATTN_OK;
+
+    *v = (attn_verification){ .rows = rows < 0 || rows > total ? total : rows };
+    if (p->op != ATTN_OP_FORWARD || p->out.rank == 0)
+        return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: only the out of a forward can be verified");
+    if (!zeros(&r.K, d->Sk, d->D, sizeof *r.K) || !zeros(&r.V, d->Sk, d->Dv, sizeof *r.V) ||
+        !zeros(&r.q, 1, d->D, sizeof *r.q) || !zeros(&r.out, 1, d->Dv, sizeof *r.out) ||
+        !zeros(&r.sees, 1, d->Sk, sizeof *r.sees) || !zeros(&r.tanh_term, 1, d->Sk, sizeof *r.tanh_term) ||
+        !zeros(&r.z, 1, d->Sk, sizeof *r.z) || !zeros(&r.P, 1, d->Sk, sizeof *r.P)) {
+        status = attn_fail(err, ATTN_NO_MEMORY, "/verify", "no memory to verify %lld keys", (long long)d->Sk);
+        goto out;
+    }
+    int64_t n = 0, next = 0; /* rows done; index of row n: n * total / rows, without overflow */
+    for (r.b = 0; r.b < d->B && n < v->rows; r.b++) {
+        r.s = attn_sequence_of(&r.g, r.b);
+        for (r.h = 0; r.h < d->H && n < v->rows; r.h++, first += r.s.Sq) {
+            if (next >= first + r.s.Sq) continue;
+            r.hk = r.h / r.g.group;
+            load_head(&r);
+            while (n < v->rows && next < first + r.s.Sq) {
+                compare_row(&r, next - first, v);
+                n++;
+                next = total / v->rows * n + total % v->rows * n / v->rows;
+            }
+        }
+    }
+    v->relative = v->max_abs == 0 ? 0 : v->largest > 0 ? v->max_abs / v->largest : INFINITY;
+out:
+    free(r.K), free(r.V), free(r.q), free(r.out), free(r.sees), free(r.tanh_term), free(r.z), free(r.P);
+    return status;
+}
+
+/* ---- The backend -------------------------------------------------------------------------------------------------- */
+
+/* A device without state: memory is malloc's, a stream has done everything when a call returns. */
+struct reference_stream {
+    attn_stream base;
+    struct timespec marks[ATTN_MARKS];
+};
+
+static int count_devices(void)
+{
+    return 1;
+}
+
+static attn_status open_device(int index, const attn_device_options *options, attn_device **device, attn_error *err)
+{
+    (void)options;
+    *device = calloc(1, sizeof **device);
+    if (!*device) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory for a device");
+    (*device)->backend = &attn_backend_reference;
+    (*device)->index = index;
+    return ATTN_OK;
+}
+
+static void close_device(attn_device *device)
+{
+    free(device);
+}
+
+static void describe(const attn_device *device, attn_device_info *info)
+{
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    (void)device;
+    info->backend = "reference";
+    strcpy(info->name, "reference");
+    strcpy(info->description, "textbook loops in double, one thread");
+    info->unified = true;
+    info->streams = 1;
+    info->memory_total = info->memory_limit = pages > 0 && page > 0 ? (int64_t)pages * page : 0;
+}
+
+static attn_status allocate(attn_device *device, size_t bytes, void **memory, attn_error *err)
+{
+    const size_t line = 64;
+    (void)device;
+    *memory = bytes > SIZE_MAX - line ? NULL : aligned_alloc(line, bytes < line ? line : (bytes + line - 1) / line * line);
+    return *memory ? ATTN_OK : attn_fail(err, ATTN_NO_MEMORY, "", "no memory for %zu bytes", bytes);
+}
+
+static void release(attn_device *device, void *memory)
+{
+    (void)device, free(memory);
+}
+
+static void release_staging(attn_device *device, void *memory, size_t bytes)
+{
+    (void)device, (void)bytes, free(memory);
+}
+
+static const char *kernel(const attn_device *device, const attn_problem *p, attn_error *err)
+{
+    (void)device, (void)p, (void)err;
+    return "double";
+}
+
+static attn_status workspace(const attn_device *device, const attn_problem *problems, int count, size_t *bytes,
+                             attn_error *err)
+{
+    (void)device, (void)problems, (void)count, (void)err;
+    *bytes = 0;
+    return ATTN_OK;
+}
+
+static attn_status open_stream(attn_device *device, attn_stream **stream, attn_error *err)
+{
+    struct reference_stream *s = calloc(1, sizeof *s);
+    if (!s) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory for a stream");
+    s->base.device = device;
+    *stream = &s->base;
+    return ATTN_OK;
+}
+
+static void close_stream(attn_stream *stream)
+{
+    free(stream);
+}
+
+static attn_status copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
+                        attn_error *err)
+{
+    (void)stream, (void)direction, (void)err;
+    memmove(to, from, bytes);
+    return ATTN_OK;
+}
+
+static attn_status run(attn_stream *stream, const attn_problem *problems, int count, void *memory, attn_error *err)
+{
+    attn_status status = ATTN_OK;
+    (void)stream, (void)memory;
+    for (int n = 0; n < count && status == ATTN_OK; n++) status = run_problem(&problems[n], err);
+    return status;
+}
+
+static attn_status mark(attn_stream *stream, int slot, attn_error *err)
+{
+    (void)err;
+    clock_gettime(CLOCK_MONOTONIC, &((struct reference_stream *)stream)->marks[slot]);
+    return ATTN_OK;
+}
+
+static double elapsed_us(attn_stream *stream, int from_slot, int to_slot)
+{
+    const struct timespec *from = &((struct reference_stream *)stream)->marks[from_slot];
+    const struct timespec *to = &((struct reference_stream *)stream)->marks[to_slot];
+    return (double)(to->tv_sec - from->tv_sec) * 1e6 + (double)(to->tv_nsec - from->tv_nsec) * 1e-3;
+}
+
+static attn_status done(attn_stream *stream, bool *is_done, attn_error *err)
+{
+    (void)stream, (void)err;
+    *is_done = true;
+    return ATTN_OK;
+}
+
+static attn_status wait_stream(attn_stream *stream, attn_error *err)
+{
+    (void)stream, (void)err;
+    return ATTN_OK;
+}
+
+const attn_backend attn_backend_reference = {
+    .name = "reference",
+    .count = count_devices,
+    .open = open_device,
+    .close = close_device,
+    .describe = describe,
+    .device_alloc = allocate,
+    .device_free = release,
+    .staging_alloc = allocate,
+    .staging_free = release_staging,
+    .kernel = kernel,
+    .workspace = workspace,
+    .stream_open = open_stream,
+    .stream_close = close_stream,
+    .copy = copy,
+    .run = run,
+    .mark = mark,
+    .elapsed_us = elapsed_us,
+    .done = done,
+    .wait = wait_stream,
+};

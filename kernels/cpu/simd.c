@@ -1,0 +1,113 @@
+/* simd.c: which table of simd.h this processor runs.
+ *
+ * A processor may have instructions whose registers the operating system does not save: XGETBV says which it does. AMX must
+ * be asked for as well (simd_amx_permit). Each table needs all that the tables before it need. */
+#include "kernels/cpu/simd.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cpu/simd_variants.h"
+
+#if SIMD_X86
+#include <cpuid.h>
+
+/* XCR0: SSE and AVX state; opmask and ZMM state; tile configuration and tile data. */
+enum { XCR0_AVX = 0x6, XCR0_AVX512 = 0xe0, XCR0_AMX = 0x60000 };
+
+static uint64_t os_state(void)
+{
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (uint64_t)high << 32 | low;
+}
+
+/* cpuid leaf 7 or 1: is the whole of `mask` set in a register? */
+static bool has(uint32_t reg, uint32_t mask) { return (reg & mask) == mask; }
+
+static int best(void)
+{
+    uint32_t a, b, c, d, b7 = 0, c7 = 0, d7 = 0, a71 = 0;
+    int level = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return level;
+    /* FMA, OSXSAVE, AVX, F16C */
+    if (!has(c, 1u << 12 | 1u << 27 | 1u << 28 | 1u << 29)) return level;
+    if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return level;
+    if (a >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
+    const uint64_t xcr0 = os_state();
+    /* AVX2, BMI2 */
+    if ((xcr0 & XCR0_AVX) != XCR0_AVX || !has(b7, 1u << 5 | 1u << 8)) return level;
+    level = 1;
+    /* AVX512 F, DQ, BW, VL; VBMI */
+    if ((xcr0 & XCR0_AVX512) != XCR0_AVX512 || !has(b7, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31) || !has(c7, 1u << 1)) return level;
+    level = 2;
+    /* AVX512_BF16 */
+    if (!has(a71, 1u << 5)) return level;
+    level = 3;
+    /* AMX-BF16, AMX-TILE */
+    if ((xcr0 & XCR0_AMX) != XCR0_AMX || !has(d7, 1u << 22 | 1u << 24) || !simd_amx_permit()) return level;
+    return 4;
+}
+
+/* A processor with AMX has little silicon left for VDPBF16PS: 106 GFLOP/s a core on Sapphire Rapids, where f32 products reach
+ * 175. So where the kernel refuses the tiles, f32 is the better choice. */
+static int preferred(int level)
+{
+    uint32_t a, b, c, d;
+    const bool tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && has(d, 1u << 22);
+    return level == 3 && tiles ? 2 : level;
+}
+
+/* These two are avx512 with a compute type more; they are put together before the first use. */
+static struct simd with_bf16, with_amx;
+static struct simd_type amx_type;
+
+static void assemble(void)
+{
+    with_bf16 = with_amx = simd_avx512;
+    with_bf16.name = "bf16";
+    with_bf16.bf16 = &simd_bf16_type;
+    with_amx.name = "amx";
+    with_amx.bf16 = &amx_type;
+    with_amx.leave = simd_amx_leave;
+    amx_type = simd_bf16_type;
+    amx_type.gemm = simd_amx_gemm;
+}
+
+static const struct simd *const tables[] = { &simd_portable, &simd_avx2, &simd_avx512, &with_bf16, &with_amx };
+const char *const simd_names[] = { "portable", "avx2", "avx512", "bf16", "amx", NULL };
+#else
+static int best(void) { return 0; }
+static int preferred(int level) { return level; }
+static void assemble(void) {}
+static const struct simd *const tables[] = { &simd_portable };
+const char *const simd_names[] = { "portable", NULL };
+#endif
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static int supported, chosen; /* indices of tables: the best there is, and the one that is used */
+
+static void choose(void)
+{
+    const char *limit = getenv("ATTN_CPU_ISA");
+    supported = best();
+    chosen = preferred(supported);
+    assemble();
+    for (int i = 0; limit && i <= supported; i++)
+        if (strcmp(limit, simd_names[i]) == 0) chosen = i;
+}
+
+const struct simd *simd_get(void)
+{
+    pthread_once(&once, choose);
+    return tables[chosen];
+}
+
+const struct simd *simd_find(const char *name)
+{
+    pthread_once(&once, choose);
+    for (int i = 0; i <= supported; i++)
+        if (strcmp(name, simd_names[i]) == 0) return tables[i];
+    return NULL;
+}

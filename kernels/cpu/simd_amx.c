@@ -1,0 +1,132 @@
+/* simd_amx.c: the product of bf16 operands on AMX tiles (TDPBF16PS): 16 x 16 sums from 16 x 32 of A and 32 x 16 of B.
+ *
+ * All eight tile registers have the full shape, 16 rows of 64 bytes, so that one configuration serves every product:
+ *
+ *     0 1    C, rows 0-15     4  A, rows 0-15      6 7  B, columns 0-15 and 16-31, half a panel each
+ *     2 3    C, rows 16-31    5  A, rows 16-31
+ *
+ * Four loads then feed four products. Odd rows and columns are computed with the others, from padding or whatever lies behind, and
+ * dropped: such a block of C goes through a buffer. A sum runs along k in order, starting from C.
+ *
+ * The kernel gives tile registers only to a process that has asked (simd_amx_permit). The configuration belongs to the thread: it is
+ * loaded at the thread's first product and kept, for loading it takes 50 ns; leave() gives it back, so that a sleeping thread
+ * does not drag 8 KiB of tiles through every switch. */
+#include "kernels/cpu/simd_variants.h"
+
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__AVX512F__)
+#include <immintrin.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { TILE = 16, K_STEP = 32 };
+
+/* The kernel's names for these are in <asm/prctl.h> of newer systems only. */
+enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+
+bool simd_amx_permit(void) { return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0; }
+
+struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+};
+
+static _Thread_local bool configured;
+
+static void configure(void)
+{
+    struct tile_config config = { .palette = 1 };
+    for (int i = 0; i < 8; i++) {
+        config.row_bytes[i] = 64;
+        config.rows[i] = TILE;
+    }
+    _tile_loadconfig(&config);
+    configured = true;
+}
+
+void simd_amx_leave(void)
+{
+    if (!configured) return;
+    _tile_release();
+    configured = false;
+}
+
+/* The block of C: to the tiles, times its rescale. */
+static void rescale_block(int rows, int cols, float *C, int64_t ldc, const float *rescale)
+{
+    bool any = false;
+    for (int r = 0; r < rows; r++) any |= rescale[r] != 1.0f;
+    for (int r = 0; any && r < rows; r++) {
+        const __m512 factor = _mm512_set1_ps(rescale[r]);
+        for (int c = 0; c < cols; c += 16) {
+            const __mmask16 m = (__mmask16)_bzhi_u32(0xffff, (unsigned)(cols - c));
+            _mm512_mask_storeu_ps(C + r * ldc + c, m, _mm512_mul_ps(_mm512_maskz_loadu_ps(m, C + r * ldc + c), factor));
+        }
+    }
+}
+
+static void copy_block(int rows, int cols, const float *from, int64_t ld_from, float *to, int64_t ld_to)
+{
+    for (int r = 0; r < rows; r++) memcpy(to + r * ld_to, from + r * ld_from, (size_t)cols * sizeof(float));
+}
+
+/* 32 or 16 rows of one panel, at C with all 32 columns there. */
+static inline __attribute__((always_inline)) void gemm_block(const bool two, int k, const uint16_t *A, int64_t lda, const uint16_t *B,
+                                                             float *C, int64_t ldc, bool add)
+{
+    const size_t a_bytes = (size_t)lda * 2, c_bytes = (size_t)ldc * sizeof(float);
+    if (add) {
+        _tile_loadd(0, C, c_bytes);
+        _tile_loadd(1, C + TILE, c_bytes);
+        if (two) _tile_loadd(2, C + TILE * ldc, c_bytes);
+        if (two) _tile_loadd(3, C + TILE * ldc + TILE, c_bytes);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        if (two) _tile_zero(2);
+        if (two) _tile_zero(3);
+    }
+    for (int kk = 0; kk < k; kk += K_STEP) {
+        _tile_loadd(6, B, 4 * SIMD_PANEL);
+        _tile_loadd(4, A, a_bytes);
+        _tile_loadd(7, B + 2 * TILE, 4 * SIMD_PANEL);
+        if (two) _tile_loadd(5, A + TILE * lda, a_bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (two) _tile_dpbf16ps(2, 5, 6);
+        if (two) _tile_dpbf16ps(3, 5, 7);
+        A += K_STEP;
+        B += K_STEP * SIMD_PANEL;
+    }
+    _tile_stored(0, C, c_bytes);
+    _tile_stored(1, C + TILE, c_bytes);
+    if (two) _tile_stored(2, C + TILE * ldc, c_bytes);
+    if (two) _tile_stored(3, C + TILE * ldc + TILE, c_bytes);
+}
+
+void simd_amx_gemm(int m, int n, int k, const void *A_form, int64_t lda, const void *B_form, int64_t ldb, float *C, int64_t ldc,
+                   bool add, const float *rescale)
+{
+    float buffer[2 * TILE * SIMD_PANEL] __attribute__((aligned(64)));
+    const uint16_t *A = A_form, *B = B_form;
+    if (!configured) configure();
+    for (int j = 0; j < n; j += SIMD_PANEL) {
+        const uint16_t *panel = B + j / SIMD_PANEL * ldb;
+        const int cols = n - j < SIMD_PANEL ? n - j : SIMD_PANEL;
+        for (int i = 0; i < m; i += 2 * TILE) {
+            const int rows = m - i < 2 * TILE ? m - i : 2 * TILE;
+            const uint16_t *a = A + i * lda;
+            float *c = C + i * ldc + j;
+            if (add && rescale) rescale_block(rows, cols, c, ldc, rescale + i);
+            const bool whole = cols == SIMD_PANEL && rows % TILE == 0;
+            float *target = whole ? c : buffer;
+            const int64_t ld = whole ? ldc : SIMD_PANEL;
+            if (!whole && add) copy_block(rows, cols, c, ldc, buffer, SIMD_PANEL);
+            if (rows > TILE) gemm_block(true, k, a, lda, panel, target, ld, add);
+            else gemm_block(false, k, a, lda, panel, target, ld, add);
+            if (!whole) copy_block(rows, cols, buffer, SIMD_PANEL, c, ldc);
+        }
+    }
+}
+#endif

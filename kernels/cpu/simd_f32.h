@@ -1,0 +1,24 @@
+/* simd_f32.h: how simd_tiles.h writes f32 operands, in the words of either vector vocabulary. */
+
+#define OPERAND float
+enum { STEP = 1, PAD_ROWS = 0 };
+
+struct pair {
+    vf row0, row1;
+};
+
+VEC void put_row(float *A, const vf *x, int n) { n == V_LANES ? v_store(A, x[0]) : v_store_n(A, x[0], n); }
+VEC int64_t pair_offset(int r, int column) { return (int64_t)r * SIMD_PANEL + column; }
+VEC struct pair make_pair(vf x0, vf x1) { return (struct pair){ x0, x1 }; }
+
+VEC void put_pair_a(float *A, int64_t lda, struct pair p, int n, int rows)
+{
+    v_store_n(A, p.row0, n);
+    if (rows == 2) v_store_n(A + lda, p.row1, n);
+}
+
+VEC void put_pair_b(float *B, struct pair p, int rows)
+{
+    v_store(B, p.row0);
+    if (rows == 2) v_store(B + SIMD_PANEL, p.row1);
+}

@@ -1,0 +1,257 @@
+/* simd_portable.c: the table in plain C, for processors without a table of their own, and what the others are tested against.
+ *
+ * It is written to be obviously right: one element at a time, libm for exp2 and tanh. gemm() keeps a panel row of sums, so
+ * that any compiler vectorises it. */
+#include "kernels/cpu/simd_scalar.h"
+#include "kernels/cpu/simd_variants.h"
+
+#define LOG2E 1.44269504088896340736f
+
+/* ---- Operands (f32: k_multiple is 1, so that only columns are padded) ------------------------------------------------ */
+
+static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda)
+{
+    bool finite = true;
+    for (int r = 0; r < rows; r++) {
+        const void *x = simd_row(X, dtype, stride, r);
+        float *a = (float *)A + r * lda;
+        for (int c = 0; c < cols; c++) {
+            a[c] = simd_get_element(x, dtype, c);
+            finite &= isfinite(a[c]) != 0;
+        }
+    }
+    return finite;
+}
+
+static bool pack_at(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda)
+{
+    bool finite = true;
+    for (int r = 0; r < rows; r++) {
+        const void *x = simd_row(X, dtype, stride, r);
+        for (int c = 0; c < cols; c++) {
+            const float a = simd_get_element(x, dtype, c);
+            ((float *)A)[c * lda + r] = a;
+            finite &= isfinite(a) != 0;
+        }
+    }
+    return finite;
+}
+
+static bool pack_b(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb)
+{
+    bool finite = true;
+    for (int r = 0; r < rows; r++) {
+        const void *x = simd_row(X, dtype, stride, r);
+        for (int c = 0; c < simd_round_up(cols, SIMD_PANEL); c++) {
+            const float b = c < cols ? simd_get_element(x, dtype, c) : 0.0f;
+            ((float *)B)[c / SIMD_PANEL * ldb + (int64_t)r * SIMD_PANEL + c % SIMD_PANEL] = b;
+            finite &= isfinite(b) != 0;
+        }
+    }
+    return finite;
+}
+
+static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb)
+{
+    bool finite = true;
+    for (int r = 0; r < simd_round_up(rows, SIMD_PANEL); r++) {
+        const void *x = r < rows ? simd_row(X, dtype, stride, r) : NULL;
+        for (int c = 0; c < cols; c++) {
+            const float b = x ? simd_get_element(x, dtype, c) : 0.0f;
+            ((float *)B)[r / SIMD_PANEL * ldb + (int64_t)c * SIMD_PANEL + r % SIMD_PANEL] = b;
+            finite &= isfinite(b) != 0;
+        }
+    }
+    return finite;
+}
+
+static void gemm(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc, bool add,
+                 const float *rescale)
+{
+    for (int j0 = 0; j0 < n; j0 += SIMD_PANEL) {
+        const float *panel = (const float *)B + j0 / SIMD_PANEL * ldb;
+        const int width = n - j0 < SIMD_PANEL ? n - j0 : SIMD_PANEL;
+        for (int i = 0; i < m; i++) {
+            const float *a = (const float *)A + i * lda;
+            float *c = C + i * ldc + j0;
+            float sum[SIMD_PANEL] = { 0 };
+            if (add) {
+                for (int j = 0; j < width; j++) sum[j] = rescale ? c[j] * rescale[i] : c[j];
+            }
+            for (int kk = 0; kk < k; kk++) {
+                for (int j = 0; j < SIMD_PANEL; j++) sum[j] += a[kk] * panel[(int64_t)kk * SIMD_PANEL + j];
+            }
+            for (int j = 0; j < width; j++) c[j] = sum[j];
+        }
+    }
+}
+
+/* ---- Scores ------------------------------------------------------------------------------------------------------------ */
+
+/* 2^x. Results below the smallest normal number are 0, as in the vector variants. */
+static float exp2_one(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
+
+static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale, void *P,
+                    int64_t ldp, const float *drop)
+{
+    bool any = false;
+    for (int r = 0; r < rows; r++) {
+        const float *s = S + r * lds;
+        float *p = (float *)P + r * ldp, max = m[r], sum = 0;
+        for (int j = 0; j < cols; j++) max = s[j] * c > max ? s[j] * c : max;
+        /* While every key so far is hidden the maximum is -inf, and -inf - -inf would be NaN. */
+        const float base = max == -INFINITY ? 0.0f : max;
+        rescale[r] = m[r] == max ? 1.0f : exp2_one(m[r] - base);
+        any |= rescale[r] != 1.0f;
+        for (int j = 0; j < cols; j++) {
+            const float e = exp2_one(s[j] * c - base); /* not fused: the largest must give exactly 1 */
+            sum += e;
+            p[j] = drop ? e * drop[r * lds + j] : e;
+        }
+        l[r] = l[r] * rescale[r] + sum;
+        m[r] = max;
+    }
+    return any;
+}
+
+static void score(int rows, int cols, float *S, int64_t lds, const struct simd_score *how)
+{
+    for (int r = 0; r < rows; r++) {
+        float *s = S + r * lds;
+        const void *bias = how->bias ? simd_row(how->bias, how->bias_dtype, how->bias_stride, r) : NULL;
+        const uint8_t *keep = how->keep ? how->keep + r * how->keep_stride : NULL;
+        for (int j = 0; j < cols; j++) {
+            float t = s[j] * how->scale, slope = 1.0f;
+            if (how->softcap > 0) {
+                const float tanh_t = tanhf(t / how->softcap);
+                t = how->softcap * tanh_t;
+                slope = 1.0f - tanh_t * tanh_t;
+            }
+            if (how->cap) how->cap[r * lds + j] = slope;
+            const float b = bias ? simd_get_element(bias, how->bias_dtype, j) : 0.0f;
+            t += b;
+            if (how->slope != 0) t -= how->slope * fabsf((float)(how->distance + r - j));
+            bool hidden = b == -INFINITY || (keep && !keep[j]) || (how->lo && (j < how->lo[r] || j >= how->hi[r]));
+            for (int x = 0; x < 2; x++) {
+                const int32_t row = how->row0 + r;
+                if (how->hide_lo[x]) hidden |= how->hide_lo[x][j] <= row && row < how->hide_hi[x][j];
+            }
+            s[j] = hidden ? -INFINITY : t * LOG2E;
+        }
+    }
+}
+
+static void gradient(const struct simd_gradient *g)
+{
+    for (int r = 0; r < g->rows; r++) {
+        for (int j = 0; j < simd_round_up(g->cols, SIMD_PANEL); j++) {
+            const int64_t at = r * g->ld + j, b_at = (int64_t)r * SIMD_PANEL + j % SIMD_PANEL;
+            const bool inside = j < g->cols;
+            float P = 0, PM = 0, dZ = 0, dS = 0;
+            if (inside) {
+                const float M = g->drop ? g->drop[at] : 1.0f;
+                P = exp2_one(fmaf(g->S[at], g->c, -g->lse2[r]));
+                PM = P * M;
+                if (P != 0) dZ = P * (M * g->dP[at] - g->delta[r]);
+                dS = g->cap && dZ != 0 ? dZ * g->cap[at] : dZ; /* a hidden score's cap may be NaN */
+                if (g->dZ) g->dZ[at] = dZ;
+                if (g->dS_a) ((float *)g->dS_a)[r * g->dS_lda + j] = dS;
+            }
+            if (g->P_b) ((float *)g->P_b)[j / SIMD_PANEL * g->P_ldb + b_at] = PM;
+            if (g->dS_b) ((float *)g->dS_b)[j / SIMD_PANEL * g->dS_ldb + b_at] = dS;
+        }
+    }
+}
+
+/* ---- Rows of any dtype --------------------------------------------------------------------------------------------------- */
+
+static void dots(int nq, int n, int d, const float *q, int64_t ldq, const void *K, attn_dtype dtype, int64_t stride, float *S,
+                 int64_t lds)
+{
+    for (int j = 0; j < n; j++) {
+        const void *k = simd_row(K, dtype, stride, j);
+        for (int r = 0; r < nq; r++) {
+            float sum = 0;
+            for (int c = 0; c < d; c++) sum += q[r * ldq + c] * simd_get_element(k, dtype, c);
+            S[r * lds + j] = sum;
+        }
+    }
+}
+
+static void axpys(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride, float *O,
+                  int64_t ldo)
+{
+    for (int j = 0; j < n; j++) {
+        const void *v = simd_row(V, dtype, stride, j);
+        for (int r = 0; r < nq; r++) {
+            const float p = P[r * ldp + j];
+            if (p == 0) continue;
+            for (int c = 0; c < d; c++) O[r * ldo + c] += p * simd_get_element(v, dtype, c);
+        }
+    }
+}
+
+static void row_dots(int rows, int cols, const void *X, attn_dtype x_dtype, int64_t x_stride, const void *Y,
+                     attn_dtype y_dtype, int64_t y_stride, float *y)
+{
+    for (int r = 0; r < rows; r++) {
+        const void *a = simd_row(X, x_dtype, x_stride, r), *b = simd_row(Y, y_dtype, y_stride, r);
+        float sum = 0;
+        for (int c = 0; c < cols; c++) sum += simd_get_element(a, x_dtype, c) * simd_get_element(b, y_dtype, c);
+        y[r] = sum;
+    }
+}
+
+static void load(int64_t n, const void *from, attn_dtype dtype, float *to)
+{
+    for (int64_t c = 0; c < n; c++) to[c] = simd_get_element(from, dtype, c);
+}
+
+static void save(int64_t n, const float *from, void *to, attn_dtype dtype)
+{
+    for (int64_t c = 0; c < n; c++) simd_put_element(to, dtype, c, from[c]);
+}
+
+static void store(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
+                  attn_dtype dtype, int64_t stride)
+{
+    for (int r = 0; r < rows; r++) {
+        const float s = row_scale ? scale * row_scale[r] : scale;
+        void *y = simd_row_out(Y, dtype, stride, r);
+        for (int c = 0; c < cols; c++)
+            simd_put_element(y, dtype, c, row_scale && row_scale[r] == 0 ? 0.0f : X[r * ldx + c] * s);
+    }
+}
+
+static void store_t(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
+                    attn_dtype dtype, int64_t stride)
+{
+    for (int r = 0; r < rows; r++) {
+        const float s = row_scale ? scale * row_scale[r] : scale;
+        void *y = simd_row_out(Y, dtype, stride, r);
+        for (int c = 0; c < cols; c++)
+            simd_put_element(y, dtype, c, row_scale && row_scale[r] == 0 ? 0.0f : X[c * ldx + r] * s);
+    }
+}
+
+static void exp2_all(int64_t n, const float *x, float *y)
+{
+    for (int64_t i = 0; i < n; i++) y[i] = exp2_one(x[i]);
+}
+
+static void leave(void) {}
+
+const struct simd simd_portable = {
+    .name = "portable",
+    .f32 = { ATTN_F32, 1, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient },
+    .score = score,
+    .dots = dots,
+    .axpys = axpys,
+    .row_dots = row_dots,
+    .load = load,
+    .save = save,
+    .store = store,
+    .store_t = store_t,
+    .exp2 = exp2_all,
+    .leave = leave,
+};

@@ -1,0 +1,407 @@
+/* simd_rows.h: what works on rows of numbers in f32, in the words of simd_v256.h or simd_v512.h: scores, decode, conversions,
+ * f32 operands. Included once by simd_avx2.c and once by simd_avx512.c, each of which puts the functions into its table.
+ *
+ * A function over elements of any dtype is written once, always inline, with the dtype as a constant: FOR_DTYPE makes one copy
+ * for each, so that no loop asks what it reads. */
+
+#define LOG2E 1.44269504088896340736f
+
+#define FOR_DTYPE(dtype, call)                                              \
+    switch (dtype) {                                                        \
+    case ATTN_F16: { const attn_dtype T = ATTN_F16; call; } break; \
+    case ATTN_BF16: { const attn_dtype T = ATTN_BF16; call; } break; \
+    case ATTN_F8E4M3: { const attn_dtype T = ATTN_F8E4M3; call; } break; \
+    default: { const attn_dtype T = ATTN_F32; call; } break; \
+    }
+
+VEC int min_int(int a, int b) { return a < b ? a : b; }
+
+/* ---- f32 operands -------------------------------------------------------------------------------------------------------- */
+
+/* Becomes NaN in a lane that has seen NaN or an infinity, and stays so. */
+VEC vf v_finite(vf sum, vf x) { return v_fma(x, v_zero(), sum); }
+
+VEC bool pack_a_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, float *A, int64_t lda)
+{
+    vf finite = v_zero();
+    for (int r = 0; r < rows; r++) {
+        const void *x = simd_row(X, dtype, stride, r);
+        float *a = A + r * lda;
+        for (int c = 0; c < cols; c += V_LANES) {
+            const int n = min_int(cols - c, V_LANES);
+            const vf v = n == V_LANES ? v_get(x, dtype, c) : v_get_n(x, dtype, c, n);
+            finite = v_finite(finite, v);
+            v_store_n(a + c, v, n);
+        }
+    }
+    return !v_any_nan(finite);
+}
+
+static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda)
+{
+    bool finite = true;
+    FOR_DTYPE(dtype, finite = pack_a_as(T, rows, cols, X, stride, A, lda))
+    return finite;
+}
+
+VEC bool pack_b_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, float *B, int64_t ldb)
+{
+    vf finite = v_zero();
+    for (int r = 0; r < rows; r++) {
+        const void *x = simd_row(X, dtype, stride, r);
+        for (int c = 0; c < (int)simd_round_up(cols, SIMD_PANEL); c += V_LANES) {
+            const int n = cols - c;
+            const vf v = n >= V_LANES ? v_get(x, dtype, c) : n > 0 ? v_get_n(x, dtype, c, n) : v_zero();
+            finite = v_finite(finite, v);
+            v_store(B + c / SIMD_PANEL * ldb + (int64_t)r * SIMD_PANEL + c % SIMD_PANEL, v);
+        }
+    }
+    return !v_any_nan(finite);
+}
+
+static bool pack_b(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb)
+{
+    bool finite = true;
+    FOR_DTYPE(dtype, finite = pack_b_as(T, rows, cols, X, stride, B, ldb))
+    return finite;
+}
+
+/* A square of X, rows r .. and columns c .., transposed: t[i] is column c + i. What lies outside X is 0. */
+VEC vf get_square(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, int r, int c, vf t[V_LANES])
+{
+    vf finite = v_zero();
+    const int nc = min_int(cols - c, V_LANES);
+#pragma GCC unroll 16
+    for (int i = 0; i < V_LANES; i++) {
+        t[i] = v_zero();
+        if (r + i < rows) t[i] = nc == V_LANES ? v_get(simd_row(X, dtype, stride, r + i), dtype, c) : v_get_n(simd_row(X, dtype, stride, r + i), dtype, c, nc);
+        finite = v_finite(finite, t[i]);
+    }
+    v_transpose(t);
+    return finite;
+}
+
+VEC bool pack_at_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, float *A, int64_t lda)
+{
+    vf finite = v_zero(), t[V_LANES];
+    for (int r = 0; r < rows; r += V_LANES) {
+        for (int c = 0; c < cols; c += V_LANES) {
+            finite = v_add(finite, get_square(dtype, rows, cols, X, stride, r, c, t));
+            for (int i = 0; i < min_int(cols - c, V_LANES); i++) v_store_n(A + (c + i) * lda + r, t[i], min_int(rows - r, V_LANES));
+        }
+    }
+    return !v_any_nan(finite);
+}
+
+static bool pack_at(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda)
+{
+    bool finite = true;
+    FOR_DTYPE(dtype, finite = pack_at_as(T, rows, cols, X, stride, A, lda))
+    return finite;
+}
+
+VEC bool pack_bt_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, float *B, int64_t ldb)
+{
+    vf finite = v_zero(), t[V_LANES];
+    for (int r = 0; r < (int)simd_round_up(rows, SIMD_PANEL); r += V_LANES) {
+        for (int c = 0; c < cols; c += V_LANES) {
+            finite = v_add(finite, get_square(dtype, rows, cols, X, stride, r, c, t));
+            float *b = B + r / SIMD_PANEL * ldb + (int64_t)c * SIMD_PANEL + r % SIMD_PANEL;
+            if (cols - c >= V_LANES) {
+#pragma GCC unroll 16
+                for (int i = 0; i < V_LANES; i++) v_store(b + i * SIMD_PANEL, t[i]);
+            } else {
+                for (int i = 0; i < cols - c; i++) v_store(b + i * SIMD_PANEL, t[i]);
+            }
+        }
+    }
+    return !v_any_nan(finite);
+}
+
+static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb)
+{
+    bool finite = true;
+    FOR_DTYPE(dtype, finite = pack_bt_as(T, rows, cols, X, stride, B, ldb))
+    return finite;
+}
+
+/* ---- Scores -------------------------------------------------------------------------------------------------------------- */
+
+/* tanh, relative error below 5e-7: an odd polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel, and that elsewhere. */
+VEC vf v_tanh(vf x)
+{
+    const vf a = v_abs(x), u = v_mul(x, x);
+    vf p = v_fma(u, v_set(-0.005704987f), v_set(0.020639088f));
+    p = v_fma(u, p, v_set(-0.053739715f));
+    p = v_fma(u, p, v_set(0.13331442f));
+    p = v_fma(u, p, v_set(-0.3333328f));
+    const vf near = v_fma(v_mul(x, u), p, x);
+    const vf e = v_exp2(v_min(v_set(100.0f), v_mul(a, v_set(2 * LOG2E))));
+    const vf far = v_copysign(v_sub(v_set(1.0f), v_div(v_set(2.0f), v_add(e, v_set(1.0f)))), x);
+    return v_select(v_less(a, v_set(0.625f)), near, far);
+}
+
+VEC void score_as(attn_dtype dtype, int rows, int cols, float *S, int64_t lds, const struct simd_score *how)
+{
+    const float inverse_cap = how->softcap > 0 ? 1.0f / how->softcap : 0.0f;
+    for (int r = 0; r < rows; r++) {
+        float *s = S + r * lds;
+        const void *bias = how->bias ? simd_row(how->bias, dtype, how->bias_stride, r) : NULL;
+        const uint8_t *keep = how->keep ? how->keep + r * how->keep_stride : NULL;
+        for (int j = 0; j < cols; j += V_LANES) {
+            const int n = min_int(cols - j, V_LANES);
+            vf t = v_mul(v_load_n(s + j, n), v_set(how->scale));
+            if (how->softcap > 0) {
+                const vf tanh_t = v_tanh(v_mul(t, v_set(inverse_cap)));
+                t = v_mul(v_set(how->softcap), tanh_t);
+                if (how->cap) v_store_n(how->cap + r * lds + j, v_fnma(tanh_t, tanh_t, v_set(1.0f)), n);
+            } else if (how->cap) {
+                v_store_n(how->cap + r * lds + j, v_set(1.0f), n);
+            }
+            vm hidden = v_none();
+            if (bias) {
+                const vf b = v_get_n(bias, dtype, j, n);
+                hidden = v_less(b, v_set(-0x1.fffffep127f)); /* -inf hides, even if the score is NaN */
+                t = v_add(t, b);
+            }
+            if (how->slope != 0) {
+                const vf distance = v_abs(v_sub(v_set((float)(how->distance + r - j)), v_iota()));
+                t = v_fnma(v_set(how->slope), distance, t);
+            }
+            t = v_mul(t, v_set(LOG2E));
+            if (keep) hidden = v_or(hidden, v_zero_bytes_n(keep + j, n));
+            if (how->lo) {
+                const vi column = v_add_i(v_iota_i(), v_set_i(j));
+                hidden = v_or(hidden, v_less_i(column, v_set_i(how->lo[r])));
+                hidden = v_or(hidden, v_less_i(v_set_i(how->hi[r]), v_add_i(column, v_set_i(1))));
+            }
+            for (int x = 0; x < 2; x++) {
+                if (!how->hide_lo[x]) continue;
+                const vi row = v_set_i(how->row0 + r);
+                const vm from = v_less_i(v_load_i_n(how->hide_lo[x] + j, n), v_add_i(row, v_set_i(1)));
+                hidden = v_or(hidden, v_and(from, v_less_i(row, v_load_i_n(how->hide_hi[x] + j, n))));
+            }
+            v_store_n(s + j, v_select(hidden, v_set(-INFINITY), t), n);
+        }
+    }
+}
+
+static void score(int rows, int cols, float *S, int64_t lds, const struct simd_score *how)
+{
+    FOR_DTYPE(how->bias_dtype, score_as(T, rows, cols, S, lds, how))
+}
+
+/* ---- Decode ---------------------------------------------------------------------------------------------------------------- */
+
+/* Rows of K and V to be read soon: the processor's own prefetcher stops at every page, and does not follow rows that lie far apart. */
+enum { BYTES_AHEAD = 4096 };
+
+VEC int rows_ahead(attn_dtype dtype, int d)
+{
+    const int bytes = d * (int)simd_dtype_bytes(dtype);
+    return BYTES_AHEAD / (bytes < 64 ? 64 : bytes);
+}
+
+VEC void prefetch_row(attn_dtype dtype, const void *X, int64_t stride, int64_t r, int64_t rows, int cols)
+{
+    if (r >= rows) return;
+    const char *x = simd_row(X, dtype, stride, r);
+    for (int64_t b = 0; b < cols * simd_dtype_bytes(dtype); b += 64) _mm_prefetch(x + b, _MM_HINT_T0);
+}
+
+/* nq <= V_DOT_QUERIES queries against four keys at a time: sixteen sums in registers, each key converted once. A sum has its lanes
+ * and its order from d alone; keys past the end are read as the last one and their sums dropped. */
+VEC void dots_as(attn_dtype dtype, int nq, int n, int d, const float *q, int64_t ldq, const void *K, int64_t stride, float *S,
+                 int64_t lds)
+{
+    const int ahead = rows_ahead(dtype, d);
+    for (int j = 0; j < n; j += 4) {
+        const int keys = min_int(n - j, 4);
+        const void *k[4];
+        vf sum[V_DOT_QUERIES][4];
+        for (int i = 0; i < 4; i++) prefetch_row(dtype, K, stride, j + i + ahead, n, d);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) k[i] = simd_row(K, dtype, stride, j + min_int(i, keys - 1));
+#pragma GCC unroll 4
+        for (int r = 0; r < nq; r++) sum[r][0] = sum[r][1] = sum[r][2] = sum[r][3] = v_zero();
+        int c = 0;
+        for (; c + V_LANES <= d; c += V_LANES) {
+            const vf k0 = v_get(k[0], dtype, c), k1 = v_get(k[1], dtype, c), k2 = v_get(k[2], dtype, c), k3 = v_get(k[3], dtype, c);
+#pragma GCC unroll 4
+            for (int r = 0; r < nq; r++) {
+                const vf x = v_load(q + r * ldq + c);
+                sum[r][0] = v_fma(x, k0, sum[r][0]), sum[r][1] = v_fma(x, k1, sum[r][1]);
+                sum[r][2] = v_fma(x, k2, sum[r][2]), sum[r][3] = v_fma(x, k3, sum[r][3]);
+            }
+        }
+        if (c < d) {
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                const vf y = v_get_n(k[i], dtype, c, d - c);
+#pragma GCC unroll 4
+                for (int r = 0; r < nq; r++) sum[r][i] = v_fma(v_load_n(q + r * ldq + c, d - c), y, sum[r][i]);
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < nq; r++) {
+            float s[4];
+            _mm_storeu_ps(s, v_hsum4(sum[r][0], sum[r][1], sum[r][2], sum[r][3]));
+            for (int i = 0; i < keys; i++) S[r * lds + j + i] = s[i];
+        }
+    }
+}
+
+static void dots(int nq, int n, int d, const float *q, int64_t ldq, const void *K, attn_dtype dtype, int64_t stride, float *S,
+                 int64_t lds)
+{
+    for (int r = 0; r < nq;) {
+        const float *x = q + r * ldq;
+        float *s = S + r * lds;
+        if (nq - r >= V_DOT_QUERIES) {
+            FOR_DTYPE(dtype, dots_as(T, V_DOT_QUERIES, n, d, x, ldq, K, stride, s, lds))
+            r += V_DOT_QUERIES;
+        } else {
+            FOR_DTYPE(dtype, dots_as(T, 1, n, d, x, ldq, K, stride, s, lds))
+            r++;
+        }
+    }
+}
+
+/* Eight rows of V at a time, a vector of each in a register: read and converted once for all queries, and a piece of O is read and
+ * written once for the eight. */
+VEC void axpys_as(attn_dtype dtype, int nq, int n, int d, const float *P, int64_t ldp, const void *V, int64_t stride, float *O,
+                  int64_t ldo)
+{
+    const int ahead = rows_ahead(dtype, d);
+    for (int j = 0; j < n; j += 8) {
+        const int keys = min_int(n - j, 8);
+        bool all = keys == 8;
+        for (int i = 0; i < 8; i++) prefetch_row(dtype, V, stride, j + i + ahead, n, d);
+        for (int r = 0; r < nq; r++) {
+            for (int i = 0; i < keys; i++) all &= P[r * ldp + j + i] != 0;
+        }
+        int c = 0;
+        for (; all && c + V_LANES <= d; c += V_LANES) {
+            vf v[8];
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) v[i] = v_get(simd_row(V, dtype, stride, j + i), dtype, c);
+            for (int r = 0; r < nq; r++) {
+                const float *p = P + r * ldp + j;
+                vf sum = v_load(O + r * ldo + c);
+#pragma GCC unroll 8
+                for (int i = 0; i < 8; i++) sum = v_fma(v_set(p[i]), v[i], sum);
+                v_store(O + r * ldo + c, sum);
+            }
+        }
+        for (; c < d; c += V_LANES) {
+            const int w = min_int(d - c, V_LANES);
+            for (int r = 0; r < nq; r++) {
+                const float *p = P + r * ldp + j;
+                vf sum = v_load_n(O + r * ldo + c, w);
+                for (int i = 0; i < keys; i++) {
+                    if (p[i] != 0) sum = v_fma(v_set(p[i]), v_get_n(simd_row(V, dtype, stride, j + i), dtype, c, w), sum);
+                }
+                v_store_n(O + r * ldo + c, sum, w);
+            }
+        }
+    }
+}
+
+static void axpys(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride, float *O,
+                  int64_t ldo)
+{
+    FOR_DTYPE(dtype, axpys_as(T, nq, n, d, P, ldp, V, stride, O, ldo))
+}
+
+/* ---- Rows ------------------------------------------------------------------------------------------------------------------ */
+
+VEC void row_dots_as(attn_dtype x_dtype, attn_dtype y_dtype, int rows, int cols, const void *X, int64_t x_stride, const void *Y,
+                     int64_t y_stride, float *y)
+{
+    for (int r = 0; r < rows; r++) {
+        const void *a = simd_row(X, x_dtype, x_stride, r), *b = simd_row(Y, y_dtype, y_stride, r);
+        vf sum = v_zero();
+        for (int c = 0; c < cols; c += V_LANES) {
+            const int n = min_int(cols - c, V_LANES);
+            sum = v_fma(v_get_n(a, x_dtype, c, n), v_get_n(b, y_dtype, c, n), sum);
+        }
+        y[r] = v_hsum(sum);
+    }
+}
+
+static void row_dots(int rows, int cols, const void *X, attn_dtype x_dtype, int64_t x_stride, const void *Y,
+                     attn_dtype y_dtype, int64_t y_stride, float *y)
+{
+    if (x_dtype == y_dtype) FOR_DTYPE(x_dtype, row_dots_as(T, T, rows, cols, X, x_stride, Y, y_stride, y))
+    else row_dots_as(x_dtype, y_dtype, rows, cols, X, x_stride, Y, y_stride, y);
+}
+
+VEC void load_as(attn_dtype dtype, int64_t n, const void *from, float *to)
+{
+    int64_t c = 0;
+    for (; c + V_LANES <= n; c += V_LANES) v_store(to + c, v_get(from, dtype, c));
+    if (c < n) v_store_n(to + c, v_get_n(from, dtype, c, (int)(n - c)), (int)(n - c));
+}
+
+static void load(int64_t n, const void *from, attn_dtype dtype, float *to) { FOR_DTYPE(dtype, load_as(T, n, from, to)) }
+
+VEC void save_as(attn_dtype dtype, int64_t n, const float *from, void *to)
+{
+    int64_t c = 0;
+    for (; c + V_LANES <= n; c += V_LANES) v_put_n(to, dtype, c, v_load(from + c), V_LANES);
+    if (c < n) v_put_n(to, dtype, c, v_load_n(from + c, (int)(n - c)), (int)(n - c));
+}
+
+static void save(int64_t n, const float *from, void *to, attn_dtype dtype) { FOR_DTYPE(dtype, save_as(T, n, from, to)) }
+
+VEC void store_as(attn_dtype dtype, int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
+                  int64_t stride)
+{
+    for (int r = 0; r < rows; r++) {
+        const bool zero = row_scale && row_scale[r] == 0;
+        const vf s = v_set(row_scale ? scale * row_scale[r] : scale);
+        void *y = simd_row_out(Y, dtype, stride, r);
+        for (int c = 0; c < cols; c += V_LANES) {
+            const int n = min_int(cols - c, V_LANES);
+            v_put_n(y, dtype, c, zero ? v_zero() : v_mul(v_load_n(X + r * ldx + c, n), s), n);
+        }
+    }
+}
+
+static void store(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
+                  attn_dtype dtype, int64_t stride)
+{
+    FOR_DTYPE(dtype, store_as(T, rows, cols, X, ldx, scale, row_scale, Y, stride))
+}
+
+VEC void store_t_as(attn_dtype dtype, int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale,
+                    void *Y, int64_t stride)
+{
+    vf t[V_LANES];
+    for (int r = 0; r < rows; r += V_LANES) {
+        for (int c = 0; c < cols; c += V_LANES) {
+            const int n = min_int(cols - c, V_LANES);
+            get_square(ATTN_F32, cols, rows, X, ldx, c, r, t);
+            for (int i = 0; i < min_int(rows - r, V_LANES); i++) {
+                const bool zero = row_scale && row_scale[r + i] == 0;
+                const vf s = v_set(row_scale ? scale * row_scale[r + i] : scale);
+                v_put_n(simd_row_out(Y, dtype, stride, r + i), dtype, c, zero ? v_zero() : v_mul(t[i], s), n);
+            }
+        }
+    }
+}
+
+static void store_t(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
+                    attn_dtype dtype, int64_t stride)
+{
+    FOR_DTYPE(dtype, store_t_as(T, rows, cols, X, ldx, scale, row_scale, Y, stride))
+}
+
+static void exp2_all(int64_t n, const float *x, float *y)
+{
+    int64_t i = 0;
+    for (; i + V_LANES <= n; i += V_LANES) v_store(y + i, v_exp2(v_load(x + i)));
+    if (i < n) v_store_n(y + i, v_exp2(v_load_n(x + i, (int)(n - i))), (int)(n - i));
+}
+
+static void leave(void) {}

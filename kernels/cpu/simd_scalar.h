@@ -1,0 +1,112 @@
+/* simd_scalar.h: one number at a time: f16, bf16 and e4m3 to f32 and back. What simd_portable.c is made of, and the tables
+ * and tails of the others. All are exact to f32; all round to nearest even from f32.
+ *
+ *            sign exponent mantissa  bias   largest   subnormals   infinity   NaN
+ *     f16       1        5       10    15     65504   yes          yes        yes
+ *     bf16      1        8        7   127   3.39e38   yes          yes        yes
+ *     e4m3      1        4        3     7       448   yes          no         0x7f, 0xff only */
+#ifndef ATTN_CPU_SIMD_SCALAR_H
+#define ATTN_CPU_SIMD_SCALAR_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/attention.h"
+
+static inline uint32_t simd_bits(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static inline float simd_float(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+static inline float simd_from_bf16(uint16_t h) { return simd_float((uint32_t)h << 16); }
+
+static inline uint16_t simd_to_bf16(float x)
+{
+    uint32_t u = simd_bits(x);
+    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40); /* NaN stays NaN, made quiet */
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+static inline float simd_from_f16(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
+    if (rest >= 0x7c00) return simd_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
+    if (rest < 0x400) return simd_float(sign | simd_bits((float)rest * 0x1p-24f)); /* subnormal, or zero */
+    return simd_float(sign | (rest + ((127 - 15) << 10)) << 13);
+}
+
+static inline uint16_t simd_to_f16(float x)
+{
+    uint32_t u = simd_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
+    if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
+    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and above round to infinity */
+    /* Below 2^-14 the result is subnormal: adding 0.5 leaves the multiple of 2^-24 in the low bits, rounded by the adder. */
+    if (rest < 0x38800000) return (uint16_t)(sign | (simd_bits(simd_float(rest) + 0.5f) - simd_bits(0.5f)));
+    rest -= (uint32_t)(127 - 15) << 23;
+    return (uint16_t)(sign | (rest + 0xfff + (rest >> 13 & 1)) >> 13);
+}
+
+static inline float simd_from_e4m3(uint8_t b)
+{
+    uint32_t sign = (uint32_t)(b & 0x80) << 24, rest = b & 0x7f;
+    if (rest == 0x7f) return simd_float(sign | 0x7fc00000);
+    if (rest < 8) return simd_float(sign | simd_bits((float)rest * 0x1p-9f));
+    return simd_float(sign | (rest + ((127 - 7) << 3)) << 20);
+}
+
+static inline uint8_t simd_to_e4m3(float x)
+{
+    uint32_t u = simd_bits(x), sign = u >> 24 & 0x80, rest = u & 0x7fffffff;
+    if (rest > 0x7f800000) return (uint8_t)(sign | 0x7f);
+    if (rest >= 0x43e00000) return (uint8_t)(sign | 0x7e); /* 448 and above, infinity too */
+    /* Below 2^-6: adding 2^14 leaves the multiple of 2^-9 in the low bits. */
+    if (rest < 0x3c800000) return (uint8_t)(sign | (simd_bits(simd_float(rest) + 16384.0f) - simd_bits(16384.0f)));
+    rest -= (uint32_t)(127 - 7) << 23;
+    return (uint8_t)(sign | (rest + 0x7ffff + (rest >> 20 & 1)) >> 20);
+}
+
+/* Element c of a row of any floating dtype. */
+static inline float simd_get_element(const void *row, attn_dtype dtype, int64_t c)
+{
+    switch (dtype) {
+    case ATTN_F16: return simd_from_f16(((const uint16_t *)row)[c]);
+    case ATTN_BF16: return simd_from_bf16(((const uint16_t *)row)[c]);
+    case ATTN_F8E4M3: return simd_from_e4m3(((const uint8_t *)row)[c]);
+    default: return ((const float *)row)[c];
+    }
+}
+
+static inline void simd_put_element(void *row, attn_dtype dtype, int64_t c, float x)
+{
+    switch (dtype) {
+    case ATTN_F16: ((uint16_t *)row)[c] = simd_to_f16(x); break;
+    case ATTN_BF16: ((uint16_t *)row)[c] = simd_to_bf16(x); break;
+    case ATTN_F8E4M3: ((uint8_t *)row)[c] = simd_to_e4m3(x); break;
+    default: ((float *)row)[c] = x; break;
+    }
+}
+
+static inline int64_t simd_dtype_bytes(attn_dtype dtype) { return dtype == ATTN_F32 ? 4 : dtype == ATTN_F8E4M3 ? 1 : 2; }
+
+/* Row r of a strided tensor. */
+static inline const void *simd_row(const void *X, attn_dtype dtype, int64_t stride, int64_t r)
+{
+    return (const char *)X + r * stride * simd_dtype_bytes(dtype);
+}
+
+static inline void *simd_row_out(void *X, attn_dtype dtype, int64_t stride, int64_t r)
+{
+    return (char *)X + r * stride * simd_dtype_bytes(dtype);
+}
+
+#endif

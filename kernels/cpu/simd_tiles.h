@@ -1,0 +1,178 @@
+/* simd_tiles.h: softmax and gradient of one tile, in the words of simd_v256.h or simd_v512.h. Included once for each compute
+ * type, by simd_avx2.c, simd_avx512.c (operands f32) and simd_bf16.c (operands bf16), which first say how an operand is written:
+ *
+ *   STEP                    vectors that one store of an A operand takes: 1 for f32, 2 for bf16
+ *   put_row(A, x, n)        n elements of a row of A from x[STEP]; bf16 writes all, zeros too
+ *   struct pair             the elements of V_LANES columns in two rows, one below the other, in the operand's type
+ *   make_pair(x0, x1), put_pair_a(A, lda, p, n, rows), put_pair_b(B, p, rows)
+ *
+ * Gradients go by pairs of rows, as bf16 keeps B: rows 2 i and 2 i + 1 of a column are neighbours. */
+
+enum { BLOCK = 16 }; /* rows between the two passes of softmax: 16 rows of 256 columns stay in L1 */
+
+VEC vf load_or(const float *p, int n, vf otherwise)
+{
+    return n >= V_LANES ? v_load(p) : n > 0 ? v_select(v_first(n), v_load_n(p, n), otherwise) : otherwise;
+}
+
+/* The largest of flip * s over one row, a number in each lane. */
+VEC vf row_max(const float *s, int cols, bool flip)
+{
+    const vf none = v_set(-INFINITY), sign = v_set(flip ? -1.0f : 1.0f);
+    vf a0 = none, a1 = none;
+    int j = 0;
+    for (; !flip && j + 2 * V_LANES <= cols; j += 2 * V_LANES) {
+        a0 = v_max(v_load(s + j), a0), a1 = v_max(v_load(s + j + V_LANES), a1);
+    }
+    for (; j < cols; j += V_LANES) {
+        const int n = cols - j < V_LANES ? cols - j : V_LANES;
+        a0 = v_max(v_select(v_first(n), v_mul(sign, v_load_n(s + j, n)), none), a0);
+    }
+    return v_max(a0, a1);
+}
+
+/* P = exp2(c S - base) of one row; the sum of its lanes. */
+VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const float *drop, OPERAND *p)
+{
+    vf sum[2] = { v_zero(), v_zero() }, x[STEP];
+    int j = 0;
+    for (; j + STEP * V_LANES <= cols; j += STEP * V_LANES) {
+#pragma GCC unroll 2
+        for (int i = 0; i < STEP; i++) {
+            x[i] = v_exp2(v_sub(v_mul(v_load(s + j + i * V_LANES), c), base)); /* not fused: the largest must give 1 */
+            sum[i] = v_add(sum[i], x[i]);
+            if (dropped) x[i] = v_mul(x[i], v_load(drop + j + i * V_LANES));
+        }
+        put_row(p + j, x, STEP * V_LANES);
+    }
+    if (j < cols) {
+#pragma GCC unroll 2
+        for (int i = 0; i < STEP; i++) {
+            const int n = cols - j - i * V_LANES;
+            const vf t = v_sub(v_mul(load_or(s + j + i * V_LANES, n, v_zero()), c), base);
+            x[i] = v_exp2(v_select(v_first(n < 0 ? 0 : n > V_LANES ? V_LANES : n), t, v_set(-INFINITY)));
+            sum[i] = v_add(sum[i], x[i]);
+            if (dropped) x[i] = v_mul(x[i], load_or(drop + j + i * V_LANES, n, v_zero()));
+        }
+        put_row(p + j, x, cols - j);
+    }
+    return STEP == 2 ? v_add(sum[0], sum[1]) : sum[0];
+}
+
+VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale,
+                    OPERAND *P, int64_t ldp, const float *drop)
+{
+    bool any = false;
+    for (int r0 = 0; r0 < rows; r0 += BLOCK) {
+        const int block = rows - r0 < BLOCK ? rows - r0 : BLOCK;
+        float base[BLOCK] = { 0 };
+        for (int r = 0; r < block; r += 4) {
+            vf max[4];
+            for (int i = 0; i < 4; i++) max[i] = row_max(S + (r0 + (r + i < block ? r + i : r)) * lds, cols, c < 0);
+            _mm_storeu_ps(base + r, v_hmax4(max[0], max[1], max[2], max[3]));
+        }
+        for (int r = 0; r < block; r += V_LANES) {
+            const int n = block - r < V_LANES ? block - r : V_LANES, at = r0 + r;
+            const vf old = v_load_n(m + at, n), none = v_set(-INFINITY);
+            /* Multiplication is monotone, rounded too: |c| times the largest is the largest of the products. A maximum of NaN would be
+             * lost against an old number: the sum over the row still becomes NaN. */
+            const vf now = v_max(v_mul(v_load(base + r), v_set(fabsf(c))), old);
+            /* While every key so far is hidden the maximum is -inf, and -inf - -inf would be NaN. */
+            const vf from = v_select(v_less(none, now), now, v_zero());
+            const vf shift = v_select(v_less(old, now), v_exp2(v_sub(old, from)), v_set(1.0f));
+            any |= v_any(v_and(v_first(n), v_less(shift, v_set(1.0f))));
+            v_store_n(m + at, now, n);
+            v_store(base + r, from);
+            v_store_n(rescale + at, shift, n);
+            v_store_n(l + at, v_mul(v_load_n(l + at, n), shift), n);
+        }
+        for (int r = 0; r < block; r += 4) {
+            vf sum[4] = { v_zero(), v_zero(), v_zero(), v_zero() };
+            float sums[4];
+            const int n = block - r < 4 ? block - r : 4;
+            for (int i = 0; i < n; i++) {
+                const int64_t at = r0 + r + i;
+                sum[i] = row_exp(dropped, cols, S + at * lds, v_set(c), v_set(base[r + i]), dropped ? drop + at * lds : NULL, P + at * ldp);
+            }
+            _mm_storeu_ps(sums, v_hsum4(sum[0], sum[1], sum[2], sum[3]));
+            for (int i = 0; i < n; i++) l[r0 + r + i] += sums[i];
+        }
+    }
+    return any;
+}
+
+static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale, void *P,
+                    int64_t ldp, const float *drop)
+{
+    if (drop) return softmax_as(true, rows, cols, S, lds, c, m, l, rescale, P, ldp, drop);
+    return softmax_as(false, rows, cols, S, lds, c, m, l, rescale, P, ldp, NULL);
+}
+
+/* ---- Gradient of the scores ---------------------------------------------------------------------------------------------- */
+
+/* One vector of columns in one row: P M and dS. */
+VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, int n, vf c, vf lse2, vf delta, vf *P, vf *dS)
+{
+    const vf s = n == V_LANES ? v_load(g->S + at) : v_load_n(g->S + at, n);
+    vf dP = n == V_LANES ? v_load(g->dP + at) : v_load_n(g->dP + at, n);
+    vf p = v_exp2(v_fms(s, c, lse2));
+    if (n < V_LANES) p = v_select(v_first(n), p, v_zero());
+    vf pm = p;
+    if (!plain && g->drop) {
+        const vf M = v_load_n(g->drop + at, n);
+        dP = v_mul(dP, M);
+        pm = v_mul(p, M);
+    }
+    /* Where P is 0 the product is 0 by decree: dP may be NaN or infinite there. */
+    vf dZ = v_mul_unless_zero(p, v_sub(dP, delta));
+    if (!plain && g->dZ) v_store_n(g->dZ + at, dZ, n);
+    if (!plain && g->cap) dZ = v_mul_unless_zero(dZ, v_load_n(g->cap + at, n)); /* a hidden score's cap may be NaN */
+    *P = pm;
+    *dS = dZ;
+}
+
+VEC void gradient_as(bool plain, const struct simd_gradient *g)
+{
+    OPERAND *P_b = g->P_b, *dS_a = g->dS_a, *dS_b = g->dS_b;
+    const vf c = v_set(g->c);
+    for (int r = 0; r < g->rows; r += 2) {
+        const int two = g->rows - r < 2 ? 1 : 2;
+        const vf lse0 = v_set(g->lse2[r]), lse1 = v_set(g->lse2[r + two - 1]);
+        const vf delta0 = v_set(g->delta[r]), delta1 = v_set(g->delta[r + two - 1]);
+        int j = 0;
+        for (; j < g->cols; j += V_LANES) {
+            const int n = g->cols - j < V_LANES ? g->cols - j : V_LANES;
+            const int64_t at = r * g->ld + j, panel = j / SIMD_PANEL, inside = pair_offset(r, j % SIMD_PANEL);
+            vf P0, dS0, P1 = v_zero(), dS1 = v_zero();
+            gradient_vector(plain, g, at, n, c, lse0, delta0, &P0, &dS0);
+            if (two == 2) gradient_vector(plain, g, at + g->ld, n, c, lse1, delta1, &P1, &dS1);
+            if (P_b) put_pair_b(P_b + panel * g->P_ldb + inside, make_pair(P0, P1), two);
+            if (dS_a || dS_b) {
+                const struct pair dS = make_pair(dS0, dS1);
+                if (dS_b) put_pair_b(dS_b + panel * g->dS_ldb + inside, dS, two);
+                if (dS_a) put_pair_a(dS_a + r * g->dS_lda + j, g->dS_lda, dS, n, two);
+            }
+        }
+        /* The rest of the last panel. */
+        for (; j % SIMD_PANEL; j += V_LANES) {
+            const int64_t panel = j / SIMD_PANEL, inside = pair_offset(r, j % SIMD_PANEL);
+            const struct pair zero = make_pair(v_zero(), v_zero());
+            if (P_b) put_pair_b(P_b + panel * g->P_ldb + inside, zero, two);
+            if (dS_b) put_pair_b(dS_b + panel * g->dS_ldb + inside, zero, two);
+            if (dS_a && PAD_ROWS > 0) put_pair_a(dS_a + r * g->dS_lda + j, g->dS_lda, zero, V_LANES, two);
+        }
+    }
+    /* Rows up to the next multiple of k. */
+    for (int r = (int)simd_round_up(g->rows, 2); r < (int)simd_round_up(g->rows, PAD_ROWS ? PAD_ROWS : 1); r += 2) {
+        for (int j = 0; j < g->cols; j += SIMD_PANEL) {
+            if (P_b) memset(P_b + j / SIMD_PANEL * g->P_ldb + pair_offset(r, 0), 0, 2 * SIMD_PANEL * sizeof(OPERAND));
+            if (dS_b) memset(dS_b + j / SIMD_PANEL * g->dS_ldb + pair_offset(r, 0), 0, 2 * SIMD_PANEL * sizeof(OPERAND));
+        }
+    }
+}
+
+static void gradient(const struct simd_gradient *g)
+{
+    if (g->drop || g->cap || g->dZ) gradient_as(false, g);
+    else gradient_as(true, g);
+}

@@ -1,0 +1,201 @@
+/* simd_v512.h: the vector vocabulary for AVX-512: 16 floats at a time. simd_v256.h has the same words for AVX2; simd_rows.h
+ * and simd_tiles.h are written in them.
+ *
+ *   vf 16 floats, vi 16 int32, vm a choice of lanes. Words ending in _n touch the first n lanes of memory only (0 <= n <= 16)
+ *   and read the others as zero.
+ *
+ * exp2(x): x = i + f / 32 + r with i an integer, f in 0..31, 0 <= r < 1/32. vreduceps gives r; adding 1.5 * 2^18, rounded down, leaves f
+ * in the low bits; 2^(f/32) comes from a table of 32 numbers in two registers (vpermi2ps); 2^r is 1 + r (c1 + c2 r), which is
+ * off by 6.5e-8 at most; vscalefps multiplies by 2^i. Seven instructions, and infinities need no care: r is 0 for them and
+ * vscalefps does the rest. The polynomial alone, with the usual |r| <= 1/2, needs nine. All roundings together: 1.8e-7. */
+#ifndef ATTN_CPU_SIMD_V512_H
+#define ATTN_CPU_SIMD_V512_H
+
+#include <immintrin.h>
+
+#include "kernels/cpu/simd_scalar.h"
+
+#define VEC static inline __attribute__((always_inline, unused))
+
+enum { V_LANES = 16, V_DOT_QUERIES = 4 };
+typedef __m512 vf;
+typedef __m512i vi;
+typedef __mmask16 vm;
+
+VEC vm v_first(int n) { return (__mmask16)_bzhi_u32(0xffff, (unsigned)n); }
+VEC vf v_zero(void) { return _mm512_setzero_ps(); }
+VEC vf v_set(float x) { return _mm512_set1_ps(x); }
+VEC vf v_iota(void) { return _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
+VEC vf v_load(const float *p) { return _mm512_loadu_ps(p); }
+VEC vf v_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(v_first(n), p); }
+VEC void v_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
+VEC void v_store_n(float *p, vf x, int n) { _mm512_mask_storeu_ps(p, v_first(n), x); }
+VEC vf v_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+VEC vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+VEC vf v_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+VEC vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+VEC vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+VEC vf v_fms(vf a, vf b, vf c) { return _mm512_fmsub_ps(a, b, c); }
+VEC vf v_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
+VEC vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); } /* b where either is NaN */
+VEC vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); } /* b where either is NaN */
+VEC vf v_abs(vf x) { return _mm512_abs_ps(x); }
+VEC vf v_copysign(vf x, vf sign) { return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(INT32_MIN), _mm512_castps_si512(sign), _mm512_castps_si512(x), 0xca)); }
+VEC vm v_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+VEC vf v_select(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
+VEC vf v_mul_unless_zero(vf a, vf b) /* a * b, and 0 where a is 0 whatever b */
+{
+    return _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NEQ_UQ), a, b);
+}
+VEC vm v_or(vm a, vm b) { return a | b; }
+VEC vm v_and(vm a, vm b) { return a & b; }
+VEC vm v_none(void) { return 0; }
+VEC vi v_load_i_n(const int32_t *p, int n) { return _mm512_maskz_loadu_epi32(v_first(n), p); }
+VEC vi v_set_i(int32_t x) { return _mm512_set1_epi32(x); }
+VEC vi v_iota_i(void) { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
+VEC vi v_add_i(vi a, vi b) { return _mm512_add_epi32(a, b); }
+VEC vm v_less_i(vi a, vi b) { return _mm512_cmplt_epi32_mask(a, b); }
+VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* lanes whose byte is 0 */
+{
+    return _mm_testn_epi8_mask(_mm_maskz_loadu_epi8(v_first(n), p), _mm_set1_epi8(-1));
+}
+VEC float v_hsum(vf x) { return _mm512_reduce_add_ps(x); }
+VEC bool v_any(vm m) { return m != 0; }
+VEC bool v_any_nan(vf x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
+
+/* The sums of four vectors, in the order of the arguments. Each is summed by the same tree. */
+VEC __m128 v_hsum4(vf a, vf b, vf c, vf d)
+{
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512 abcd = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+/* The same for the largest. */
+VEC __m128 v_hmax4(vf a, vf b, vf c, vf d)
+{
+    const __m512 ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512 abcd = _mm512_max_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
+    return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+VEC vf v_exp2(vf x)
+{
+    const __m512 table_low = _mm512_setr_ps(1.0f, 1.0218972f, 1.04427373f, 1.06714046f, 1.09050775f, 1.1143868f, 1.13878858f,
+                                            1.1637249f, 1.18920708f, 1.21524739f, 1.24185777f, 1.26905096f, 1.29683959f,
+                                            1.32523668f, 1.35425556f, 1.38390994f);
+    const __m512 table_high = _mm512_setr_ps(1.41421354f, 1.44518077f, 1.47682619f, 1.50916445f, 1.54221082f, 1.5759809f,
+                                             1.61049032f, 1.64575553f, 1.68179286f, 1.71861935f, 1.75625217f, 1.79470909f,
+                                             1.8340081f, 1.87416768f, 1.91520655f, 1.95714414f);
+    const __m512 shifted = _mm512_add_round_ps(x, _mm512_set1_ps(0x1.8p+18f), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    const __m512 r = _mm512_reduce_ps(x, 5 << 4 | _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    const __m512 power = _mm512_permutex2var_ps(table_low, _mm512_castps_si512(shifted), table_high);
+    const __m512 q = _mm512_fmadd_ps(r, _mm512_set1_ps(0x1.f0f3e6p-3f), _mm512_set1_ps(0x1.62e11ep-1f));
+    return _mm512_scalef_ps(_mm512_fmadd_ps(_mm512_mul_ps(r, power), q, power), x);
+}
+
+/* ---- Floating dtypes --------------------------------------------------------------------------------------------------- */
+
+VEC vf v_from_e4m3(__m128i bytes)
+{
+    /* The bits of e4m3 shifted into f16 are the number times 2^-8, subnormals too, but for NaN (0x7f). */
+    const __m256i wide = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
+    __m256i half = _mm256_and_si256(_mm256_srai_epi16(wide, 1), _mm256_set1_epi16((int16_t)0xbfff)); /* the sign stays on top */
+    const __mmask16 nan = _mm_testn_epi8_mask(_mm_xor_si128(bytes, _mm_set1_epi8(0x7f)), _mm_set1_epi8(0x7f));
+    half = _mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00));
+    return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
+}
+
+VEC __m128i v_to_e4m3(vf x)
+{
+    const __m512i u = _mm512_castps_si512(x), a = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
+    const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(u, 24), _mm512_set1_epi32(0x80));
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const __m512 limited = _mm512_min_ps(_mm512_castsi512_ps(a), _mm512_set1_ps(448.0f));
+    /* The exponent re-biased, the 20 mantissa bits that go rounded to nearest even. */
+    const __m512i t = _mm512_sub_epi32(_mm512_castps_si512(limited), _mm512_set1_epi32(120 << 23));
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(t, 20), _mm512_set1_epi32(1));
+    const __m512i normal = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(t, _mm512_set1_epi32(0x7ffff)), odd), 20);
+    /* Below 2^-6, the multiple of 2^-9 that adding 2^14 leaves in the low bits. */
+    const __m512 big = _mm512_set1_ps(16384.0f);
+    const __m512i small = _mm512_sub_epi32(_mm512_castps_si512(_mm512_add_ps(limited, big)), _mm512_castps_si512(big));
+    const __mmask16 is_small = _mm512_cmp_ps_mask(limited, _mm512_set1_ps(0x1p-6f), _CMP_LT_OQ);
+    __m512i y = _mm512_mask_mov_epi32(normal, is_small, small);
+    y = _mm512_mask_mov_epi32(y, nan, _mm512_set1_epi32(0x7f));
+    return _mm512_cvtepi32_epi8(_mm512_or_si512(y, sign));
+}
+
+VEC vf v_from_bf16(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
+
+VEC __m256i v_to_bf16(vf x)
+{
+    const __m512i u = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    __m512i y = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd), 16);
+    y = _mm512_mask_mov_epi32(y, nan, _mm512_or_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40)));
+    return _mm512_cvtepi32_epi16(y);
+}
+
+/* Elements c .. c + n - 1 of a row, n <= 16, the other lanes 0; and back. */
+VEC vf v_get_n(const void *row, attn_dtype dtype, int64_t c, int n)
+{
+    const __mmask16 m = v_first(n);
+    switch (dtype) {
+    case ATTN_F16: return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(m, (const uint16_t *)row + c));
+    case ATTN_BF16: return v_from_bf16(_mm256_maskz_loadu_epi16(m, (const uint16_t *)row + c));
+    case ATTN_F8E4M3: return v_from_e4m3(_mm_maskz_loadu_epi8(m, (const uint8_t *)row + c));
+    default: return _mm512_maskz_loadu_ps(m, (const float *)row + c);
+    }
+}
+
+VEC vf v_get(const void *row, attn_dtype dtype, int64_t c)
+{
+    switch (dtype) {
+    case ATTN_F16: return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((const uint16_t *)row + c)));
+    case ATTN_BF16: return v_from_bf16(_mm256_loadu_si256((const __m256i *)((const uint16_t *)row + c)));
+    case ATTN_F8E4M3: return v_from_e4m3(_mm_loadu_si128((const __m128i *)((const uint8_t *)row + c)));
+    default: return _mm512_loadu_ps((const float *)row + c);
+    }
+}
+
+VEC void v_put_n(void *row, attn_dtype dtype, int64_t c, vf x, int n)
+{
+    const __mmask16 m = v_first(n);
+    switch (dtype) {
+    case ATTN_F16: _mm256_mask_storeu_epi16((uint16_t *)row + c, m, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); break;
+    case ATTN_BF16: _mm256_mask_storeu_epi16((uint16_t *)row + c, m, v_to_bf16(x)); break;
+    case ATTN_F8E4M3: _mm_mask_storeu_epi8((uint8_t *)row + c, m, v_to_e4m3(x)); break;
+    default: _mm512_mask_storeu_ps((float *)row + c, m, x); break;
+    }
+}
+
+/* x[i] lane j becomes x[j] lane i. */
+VEC void v_transpose(vf x[V_LANES])
+{
+    __m512 t[16];
+#define UNPACK(i)                                                                                              \
+    {                                                                                                          \
+        const __m512 a = _mm512_unpacklo_ps(x[i], x[i + 1]), b = _mm512_unpacklo_ps(x[i + 2], x[i + 3]);       \
+        const __m512 c = _mm512_unpackhi_ps(x[i], x[i + 1]), d = _mm512_unpackhi_ps(x[i + 2], x[i + 3]);       \
+        t[i] = _mm512_shuffle_ps(a, b, 0x44), t[i + 1] = _mm512_shuffle_ps(a, b, 0xee);                        \
+        t[i + 2] = _mm512_shuffle_ps(c, d, 0x44), t[i + 3] = _mm512_shuffle_ps(c, d, 0xee);                    \
+    }
+    UNPACK(0) UNPACK(4) UNPACK(8) UNPACK(12)
+#undef UNPACK
+    /* t[4 g + s] has columns s, 4 + s, 8 + s, 12 + s of rows 4 g .. 4 g + 3, one in each quarter. */
+#define QUARTERS(s)                                                                                                     \
+    {                                                                                                                   \
+        const __m512 a = _mm512_shuffle_f32x4(t[s], t[4 + s], 0x88), b = _mm512_shuffle_f32x4(t[8 + s], t[12 + s], 0x88); \
+        const __m512 c = _mm512_shuffle_f32x4(t[s], t[4 + s], 0xdd), d = _mm512_shuffle_f32x4(t[8 + s], t[12 + s], 0xdd); \
+        x[s] = _mm512_shuffle_f32x4(a, b, 0x88), x[8 + s] = _mm512_shuffle_f32x4(a, b, 0xdd);                           \
+        x[4 + s] = _mm512_shuffle_f32x4(c, d, 0x88), x[12 + s] = _mm512_shuffle_f32x4(c, d, 0xdd);                      \
+    }
+    QUARTERS(0) QUARTERS(1) QUARTERS(2) QUARTERS(3)
+#undef QUARTERS
+}
+
+#endif

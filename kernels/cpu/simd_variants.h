@@ -1,0 +1,27 @@
+/* simd_variants.h: what simd.c puts its tables together from. On other processors than x86-64 there is the portable one only,
+ * and the files of the others are empty. */
+#ifndef ATTN_CPU_SIMD_VARIANTS_H
+#define ATTN_CPU_SIMD_VARIANTS_H
+
+#include "kernels/cpu/simd.h"
+
+extern const struct simd simd_portable;
+
+#if defined(__x86_64__)
+#define SIMD_X86 1
+extern const struct simd simd_avx2;
+extern const struct simd simd_avx512;
+extern const struct simd_type simd_bf16_type;
+
+/* The product and leave() of the table "amx"; the rest of its bf16 type is simd_bf16_type. */
+void simd_amx_gemm(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc, bool add,
+                   const float *rescale);
+void simd_amx_leave(void);
+
+/* Asks the kernel for the right to use AMX tiles in this process; false where it says no. */
+bool simd_amx_permit(void);
+#else
+#define SIMD_X86 0
+#endif
+
+#endif

@@ -1,0 +1,67 @@
+/* philox.h: which probabilities dropout drops, on host and device.
+ *
+ * The generator is addressed by element, not by the order in which a kernel visits elements: whether P_ij of head h of
+ * batch row b is kept depends on (seed, b, h, i, j) and on nothing else. So forward and backward, every tile size, every
+ * backend and every mask drop the same elements, and backward needs only the seed.
+ *
+ *   key      the 64-bit seed, low word first
+ *   counter  (j div 8, i, b * H + h, 0)          packed: i and j inside their sequence, b the sequence's index
+ *   lanes    the four result words hold eight 16-bit lanes, word 0 low half first; element j has lane j mod 8
+ *   keep     lane >= round(dropout_p * 65536)    dropout_p is so quantised to 2^-16; what is kept is divided by 1 -
+ * dropout_p
+ *
+ * Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011), Philox4x32 with ten rounds. Its known
+ * answers are in tests/unit/kernels/test_philox.c. */
+#ifndef ATTN_PHILOX_H
+#define ATTN_PHILOX_H
+
+#include "dtype.h"
+
+typedef struct attn_philox {
+    uint32_t word[4];
+} attn_philox;
+
+ATTN_HD attn_philox attn_philox4x32_10(attn_philox counter, uint32_t key0, uint32_t key1)
+{
+    for (int round = 0; round < 10; round++) {
+        const uint64_t p0 = (uint64_t)0xd2511f53u * counter.word[0], p1 = (uint64_t)0xcd9e8d57u * counter.word[2];
+        const uint32_t c1 = counter.word[1], c3 = counter.word[3];
+        counter.word[0] = (uint32_t)(p1 >> 32) ^ c1 ^ key0;
+        counter.word[1] = (uint32_t)p1;
+        counter.word[2] = (uint32_t)(p0 >> 32) ^ c3 ^ key1;
+        counter.word[3] = (uint32_t)p0;
+        key0 += 0x9e3779b9u;
+        key1 += 0xbb67ae85u;
+    }
+    return counter;
+}
+
+/* The eight lanes of keys j, j + 1 .. j + 7 where j = 8 * `group`. head_index is b * H + h. */
+ATTN_HD attn_philox attn_dropout_lanes(uint64_t seed, int64_t head_index, int64_t i, int64_t group)
+{
+    attn_philox counter;
+    counter.word[0] = (uint32_t)group;
+    counter.word[1] = (uint32_t)i;
+    counter.word[2] = (uint32_t)head_index;
+    counter.word[3] = 0;
+    return attn_philox4x32_10(counter, (uint32_t)seed, (uint32_t)(seed >> 32));
+}
+
+ATTN_HD uint32_t attn_dropout_lane(attn_philox lanes, int lane)
+{
+    return lanes.word[lane >> 1] >> (16 * (lane & 1)) & 0xffffu;
+}
+
+/* 0 to 65536. A lane below it is dropped. */
+ATTN_HD uint32_t attn_dropout_threshold(double dropout_p)
+{
+    return (uint32_t)(dropout_p * 65536.0 + 0.5);
+}
+
+/* One element, for scalar code. */
+ATTN_HD bool attn_dropout_keep(uint64_t seed, int64_t head_index, int64_t i, int64_t j, uint32_t threshold)
+{
+    return attn_dropout_lane(attn_dropout_lanes(seed, head_index, i, j >> 3), (int)(j & 7)) >= threshold;
+}
+
+#endif

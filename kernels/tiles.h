@@ -1,0 +1,237 @@
+/* tiles.h: where things are and which pairs count, shared by host and device code.
+ *
+ * Every backend asks the same questions of a problem; this is the one place that answers them:
+ *
+ *   where is row i of head h?   attn_geometry_of() turns each tensor, whatever its layout or packing, into an attn_view,
+ *                               whose strides are by meaning (batch, head, row): broadcast axes have stride 0.
+ *   how long is sequence b?     attn_sequence_of(): the start and length of its queries and keys, packed or not.
+ *   which keys may i see?       attn_keys_of(): the interval [lo, hi) left by causal, window, alignment and lengths.
+ *   which queries may see j?    attn_rows_of(): the same, the other way round, for the gradients of k and v.
+ *   is a tile worth a visit?    attn_mask_classify(): FlashMask hides it wholly, not at all, or in part.
+ *
+ * Invariants:
+ *   1. A row's index inside its sequence is i; its address uses q_start + i. Unpacked, q_start is 0 and `batch` is a stride;
+ *      packed, `batch` is 0 and q_start says where the sequence begins. So one expression serves both.
+ *   2. Alignment, ALiBi and dropout see the lengths and indices of the sequence, never of the packed tensor.
+ *   3. Everything is 64-bit. attn_check() keeps every axis below 2^31, so sums of two lengths and a clamped window fit. */
+#ifndef ATTN_TILES_H
+#define ATTN_TILES_H
+
+#include "dtype.h"
+
+ATTN_HD int64_t attn_min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+ATTN_HD int64_t attn_max64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+ATTN_HD int64_t attn_clamp64(int64_t x, int64_t low, int64_t high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
+/* How many tiles of `tile` cover `count`. */
+ATTN_HD int64_t attn_tiles(int64_t count, int64_t tile)
+{
+    return (count + tile - 1) / tile;
+}
+
+/* floor(a / b) for b > 0. C's own division rounds a negative quotient towards zero. */
+ATTN_HD int64_t attn_floor_div(int64_t a, int64_t b)
+{
+    return a / b - (a % b < 0);
+}
+
+/* ---- Where things are --------------------------------------------------------------------------------------------- */
+
+/* A tensor by the meaning of its axes. The element (b, h, row, column) is at b * batch + h * head + row * row + column.
+ *   q k v out dout dq dk dv       h is the head of that tensor (k, v: h / group), row the query or key, column the channel
+ *   lse dlse                      row is the query; column is 0
+ *   bias keep_mask dbias          row is the query, column the key
+ *   mask_startend_rows            h is h / mask_group, row the key, column the bound
+ *   sinks alibi_slopes *_scale    row and column are 0 */
+typedef struct attn_view {
+    void *data; /* NULL: not given (or without elements) */
+    attn_dtype dtype;
+    int64_t batch, head, row;
+} attn_view;
+
+ATTN_HD int64_t attn_at(const attn_view *view, int64_t b, int64_t h, int64_t row)
+{
+    return b * view->batch + h * view->head + row * view->row;
+}
+
+/* A window so wide that it is none: no i + a differs from a key by as much. */
+#define ATTN_UNBOUNDED (INT64_C(1) << 40)
+
+/* A checked problem, resolved. Plain data: it may be copied to a device (its pointers are the problem's). */
+typedef struct attn_geometry {
+    attn_dims dims;
+    int64_t group;      /* H / Hk: query head h reads key/value head h / group */
+    int64_t mask_group; /* query head h reads mask_startend_rows head h / mask_group */
+    int mask_bounds;    /* n of mask_startend_rows: 1, 2 or 4; 0 without */
+    bool causal, top_left;
+    int64_t left, right; /* the window, normalised: 0 to ATTN_UNBOUNDED, causal already in `right` */
+    double scale, softcap;
+    const int32_t *cu_q, *cu_k, *seqlens_k; /* NULL where not given */
+    attn_view view[ATTN_TENSOR_COUNT];
+} attn_geometry;
+
+/* Reads only the shapes and strides of `p`, none of its memory. kernels/attention.c. */
+#ifdef __cplusplus
+extern "C"
+#endif
+    attn_geometry
+    attn_geometry_of(const attn_problem *p);
+
+/* ---- Lengths ------------------------------------------------------------------------------------------------------ */
+
+typedef struct attn_sequence {
+    int64_t q_start, k_start; /* first row in q and in k; 0 unless packed */
+    int64_t Sq, Sk;
+} attn_sequence;
+
+/* Reads cu_seqlens or seqlens_k: call it where they are. */
+ATTN_HD attn_sequence attn_sequence_of(const attn_geometry *g, int64_t b)
+{
+    attn_sequence s;
+    s.q_start = g->cu_q ? g->cu_q[b] : 0;
+    s.k_start = g->cu_k ? g->cu_k[b] : 0;
+    s.Sq = g->cu_q ? g->cu_q[b + 1] - s.q_start : g->dims.Sq;
+    s.Sk = g->cu_k ? g->cu_k[b + 1] - s.k_start : g->seqlens_k ? g->seqlens_k[b] : g->dims.Sk;
+    return s;
+}
+
+/* ---- Which pairs count: causal, window, alignment ----------------------------------------------------------------- */
+
+typedef struct attn_range {
+    int64_t lo, hi; /* lo <= x < hi; lo == hi where there is none */
+} attn_range;
+
+/* What is added to i before it is compared with a key: the last query sees the last key, or the first the first. */
+ATTN_HD int64_t attn_align(const attn_geometry *g, const attn_sequence *s)
+{
+    return g->top_left ? 0 : s->Sk - s->Sq;
+}
+
+/* Keys that query i may see: i' - left <= j <= i' + right, inside [0, Sk). Grows with i at both ends. */
+ATTN_HD attn_range attn_keys_of(const attn_geometry *g, const attn_sequence *s, int64_t i)
+{
+    const int64_t aligned = i + attn_align(g, s);
+    attn_range keys;
+    keys.lo = attn_clamp64(aligned - g->left, 0, s->Sk);
+    keys.hi = attn_clamp64(aligned + g->right + 1, keys.lo, s->Sk);
+    return keys;
+}
+
+/* Queries that may see key j, inside [0, Sq). */
+ATTN_HD attn_range attn_rows_of(const attn_geometry *g, const attn_sequence *s, int64_t j)
+{
+    const int64_t aligned = j - attn_align(g, s);
+    attn_range rows;
+    rows.lo = attn_clamp64(aligned - g->right, 0, s->Sq);
+    rows.hi = attn_clamp64(aligned + g->left + 1, rows.lo, s->Sq);
+    return rows;
+}
+
+/* Keys that any of the queries [r0, r1) may see. */
+ATTN_HD attn_range attn_keys_of_rows(const attn_geometry *g, const attn_sequence *s, int64_t r0, int64_t r1)
+{
+    attn_range keys = { 0, 0 };
+    if (r0 >= r1) return keys;
+    keys.lo = attn_keys_of(g, s, r0).lo;
+    keys.hi = attn_max64(keys.lo, attn_keys_of(g, s, r1 - 1).hi);
+    return keys;
+}
+
+/* Keys that every one of the queries [r0, r1) may see: a tile inside needs no causal or window test. */
+ATTN_HD attn_range attn_keys_of_all_rows(const attn_geometry *g, const attn_sequence *s, int64_t r0, int64_t r1)
+{
+    attn_range keys = { 0, 0 };
+    if (r0 >= r1) return keys;
+    keys.lo = attn_keys_of(g, s, r1 - 1).lo;
+    keys.hi = attn_max64(keys.lo, attn_keys_of(g, s, r0).hi);
+    return keys;
+}
+
+/* Sum over i in [0, count) of clamp(i + first, 0, limit), in closed form. */
+ATTN_HD int64_t attn_clamped_sum(int64_t first, int64_t count, int64_t limit)
+{
+    const int64_t rise = attn_clamp64(-first, 0, count);           /* rows before this count 0 */
+    const int64_t full = attn_clamp64(limit - first, rise, count); /* rows from here on count `limit` */
+    const int64_t n = full - rise, start = first + rise;           /* in between: start, start + 1, ... */
+    return n * start + (n > 0 ? (n % 2 ? n * ((n - 1) / 2) : n / 2 * (n - 1)) : 0) + (count - full) * limit;
+}
+
+/* Permitted (query, key) pairs of a sequence, of one head, by causal and window. */
+ATTN_HD int64_t attn_pairs_of(const attn_geometry *g, const attn_sequence *s)
+{
+    const int64_t a = attn_align(g, s);
+    return attn_clamped_sum(a + g->right + 1, s->Sq, s->Sk) - attn_clamped_sum(a - g->left, s->Sq, s->Sk);
+}
+
+/* ---- Which pairs count: FlashMask --------------------------------------------------------------------------------- */
+
+/* The queries hidden from a key, canonical: [lts, lte) and [uts, ute); empty where start >= end. */
+typedef struct attn_mask {
+    int32_t lts, lte, uts, ute;
+} attn_mask;
+
+/* From the n bounds of a column as the client gave them. */
+ATTN_HD attn_mask attn_mask_of(const int32_t *bounds, int n, bool causal, int64_t Sq)
+{
+    attn_mask m = { 0, 0, 0, 0 };
+    m.lts = bounds[0];
+    m.lte = (int32_t)Sq;
+    if (n == 2 && causal) m.lte = bounds[1];
+    if (n == 2 && !causal) m.ute = bounds[1];
+    if (n == 4) m.lte = bounds[1], m.uts = bounds[2], m.ute = bounds[3];
+    return m;
+}
+
+ATTN_HD bool attn_mask_hides(attn_mask m, int64_t i)
+{
+    return (i >= m.lts && i < m.lte) || (i >= m.uts && i < m.ute);
+}
+
+/* The extremes of the bounds of several columns. */
+typedef struct attn_mask_extremes {
+    attn_mask min, max;
+} attn_mask_extremes;
+
+ATTN_HD attn_mask_extremes attn_mask_extremes_init(void)
+{
+    const attn_mask_extremes none = { { INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX }, { 0, 0, 0, 0 } };
+    return none;
+}
+
+ATTN_HD void attn_mask_extremes_add(attn_mask_extremes *e, attn_mask m)
+{
+    if (m.lts < e->min.lts) e->min.lts = m.lts;
+    if (m.lte < e->min.lte) e->min.lte = m.lte;
+    if (m.uts < e->min.uts) e->min.uts = m.uts;
+    if (m.ute < e->min.ute) e->min.ute = m.ute;
+    if (m.lts > e->max.lts) e->max.lts = m.lts;
+    if (m.lte > e->max.lte) e->max.lte = m.lte;
+    if (m.uts > e->max.uts) e->max.uts = m.uts;
+    if (m.ute > e->max.ute) e->max.ute = m.ute;
+}
+
+typedef enum attn_tile_kind {
+    ATTN_TILE_FREE,    /* nothing is hidden: no test an element */
+    ATTN_TILE_PARTIAL, /* ask attn_mask_hides() for every element */
+    ATTN_TILE_HIDDEN   /* everything is hidden: skip the tile */
+} attn_tile_kind;
+
+/* Queries [r0, r1) against the columns whose extremes are `e`. FREE and HIDDEN are certain; PARTIAL may be either (a tile
+ * that only both intervals together cover is called partial: correct, only slower). */
+ATTN_HD attn_tile_kind attn_mask_classify(const attn_mask_extremes *e, int64_t r0, int64_t r1)
+{
+    if ((r0 >= e->max.lts && r1 <= e->min.lte) || (r0 >= e->max.uts && r1 <= e->min.ute)) return ATTN_TILE_HIDDEN;
+    if ((e->min.lts >= r1 || e->max.lte <= r0) && (e->min.uts >= r1 || e->max.ute <= r0)) return ATTN_TILE_FREE;
+    return ATTN_TILE_PARTIAL;
+}
+
+#endif

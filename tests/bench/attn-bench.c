@@ -1,0 +1,533 @@
+/* attn-bench: how fast attention is on a device, and how fast bodies are read. Uses libattn.a and libproto.a alone.
+ *
+ *   attn-bench -B 1 -H 16 --sq 2048 -D 128 --causal               one shape (forward, bf16, the best device)
+ *   attn-bench --op both --dtype float32 --device cpu --threads 2
+ *   attn-bench --sweep paper --tokens 16384 --json                the table of the FlashAttention papers
+ *   attn-bench --codec                                            base64 and the scanner, GB of text a second
+ *
+ * Each row is the median of warm runs, by the device's own clock around the kernels: inputs are already in its memory, the
+ * workspace is allocated, out and lse of a backward were computed before. Inputs are random (equal or zero ones run faster
+ * on power-limited chips). Outputs are poisoned with NaN before the first run and looked at after the last: a kernel that
+ * leaves something unwritten has no time. TFLOP/s counts what a query may see exactly: see attn_flops(). */
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kernels/attention.h"
+#include "kernels/dtype.h"
+#include "proto-json/base64.h"
+#include "proto-json/proto.h"
+
+enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003 };
+
+struct options {
+    bool forward, backward, json, causal, codec, paper, top_left;
+    attn_dtype dtype;
+    int64_t B, H, Hk, Sq, Sk, D, Dv, window_left, window_right, tokens;
+    const char *device;
+    int index, threads, reps; /* 0: as many as fit into a second, at least 5 */
+};
+
+static void die(const char *what, const char *why)
+{
+    fprintf(stderr, "attn-bench: %s%s%s\n", what, why ? ": " : "", why ? why : "");
+    exit(1);
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
+static double median(double *times, int count)
+{
+    qsort(times, (size_t)count, sizeof *times, ascending);
+    return count % 2 ? times[count / 2] : (times[count / 2 - 1] + times[count / 2]) / 2;
+}
+
+/* ---- Data --------------------------------------------------------------------------------------------------------- */
+
+/* PATTERN numbers near N(0, 1), the sum of uniform ones; tensors repeat it, which no kernel can notice (its length is
+ * prime). */
+static void fill_random(void *data, attn_dtype dtype, int64_t count)
+{
+    static uint64_t state = 88172645463325252u;
+    const int64_t fresh = count < PATTERN ? count : PATTERN;
+    const size_t bytes = attn_dtype_bytes(dtype);
+    for (int64_t n = 0; n < fresh; n++) {
+        double sum = 0;
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        for (int part = 0; part < 4; part++) sum += (double)(state >> 16 * part & 0xffff) / 65536 - 0.5;
+        attn_store(dtype, data, n, sum * 1.7320508); /* variance 4 / 12 becomes 1 */
+    }
+    for (int64_t n = fresh; n < count; n += fresh)
+        memcpy((char *)data + (size_t)n * bytes, data, (size_t)(count - n < fresh ? count - n : fresh) * bytes);
+}
+
+/* ---- One shape ---------------------------------------------------------------------------------------------------- */
+
+struct machine {
+    attn_device *device;
+    attn_stream *stream;
+    attn_device_info info;
+};
+
+/* Memory of one tensor on the host and on the device. */
+struct block {
+    void *host, *device;
+    int64_t bytes;
+};
+
+static attn_error err; /* every failure ends the program */
+
+static void must(attn_status status)
+{
+    if (status != ATTN_OK) die(attn_status_name(status), err.text);
+}
+
+static void give_memory(struct machine *m, attn_tensor *t, struct block *b)
+{
+    int64_t elements = 0;
+    if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &b->bytes)) die("a tensor is too large", NULL);
+    attn_shape_elements(t->rank, t->shape, &elements);
+    if (!(b->host = aligned_alloc(64, ((size_t)b->bytes + 64) / 64 * 64))) die("out of memory", NULL);
+    fill_random(b->host, t->dtype, elements);
+    must(attn_device_alloc(m->device, (size_t)b->bytes + 1, &b->device, &err));
+    must(attn_copy(m->stream, b->device, b->host, (size_t)b->bytes, ATTN_TO_DEVICE, &err));
+    t->data = b->host;
+}
+
+/* Is every element of an output a number? */
+static void look_at(struct machine *m, attn_tensor_id id, const attn_tensor *t, const struct block *b)
+{
+    int64_t elements = 0;
+    char what[96];
+    attn_shape_elements(t->rank, t->shape, &elements);
+    must(attn_copy(m->stream, b->host, b->device, (size_t)b->bytes, ATTN_FROM_DEVICE, &err));
+    must(attn_stream_wait(m->stream, &err));
+    for (int64_t n = 0; n < elements; n++)
+        if (isnan(attn_load(t->dtype, b->host, n))) {
+            snprintf(what, sizeof what, "%s: element %lld was not written", attn_tensors[id].name, (long long)n);
+            die(what, NULL);
+        }
+}
+
+static void use(attn_problem *p, struct block *blocks, bool on_device)
+{
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        if (p->tensor[id].rank) p->tensor[id].data = on_device ? blocks[id].device : blocks[id].host;
+}
+
+static void time_shape(struct machine *m, const struct options *o, attn_op op)
+{
+    static double times[MOST_REPS];
+    struct block blocks[ATTN_TENSOR_COUNT] = { 0 };
+    attn_problem p = ATTN_PROBLEM_INIT;
+    void *workspace = NULL;
+    size_t workspace_bytes;
+    const char *kernel;
+    double ms, tflops, began;
+    int reps = 0;
+
+    p.causal = o->causal;
+    p.alignment = o->top_left ? ATTN_TOP_LEFT : ATTN_BOTTOM_RIGHT;
+    p.window_left = o->window_left;
+    p.window_right = o->window_right;
+    p.q = attn_tensor_make(NULL, o->dtype, 4, (int64_t[]){ o->B, o->Sq, o->H, o->D });
+    p.k = attn_tensor_make(NULL, o->dtype, 4, (int64_t[]){ o->B, o->Sk, o->Hk, o->D });
+    p.v = attn_tensor_make(NULL, o->dtype, 4, (int64_t[]){ o->B, o->Sk, o->Hk, o->Dv });
+    give_memory(m, &p.q, &blocks[ATTN_T_q]);
+    give_memory(m, &p.k, &blocks[ATTN_T_k]);
+    give_memory(m, &p.v, &blocks[ATTN_T_v]);
+    must(attn_check(&p, &err));
+    for (int back = 0; back <= (op == ATTN_OP_BACKWARD); back++) { /* a backward has the out and lse of a forward */
+        p.op = back ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
+        for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+            if (attn_tensors[id].role != (back ? ATTN_ROLE_OUT_BACK : ATTN_ROLE_OUT)) continue;
+            if (attn_output(&p, (attn_tensor_id)id, o->dtype == ATTN_F8E4M3 ? ATTN_BF16 : o->dtype, &p.tensor[id], &err))
+                continue;
+            give_memory(m, &p.tensor[id], &blocks[id]);
+            memset(blocks[id].host, 0xff, (size_t)blocks[id].bytes); /* NaN in every type */
+            must(attn_copy(m->stream, blocks[id].device, blocks[id].host, (size_t)blocks[id].bytes, ATTN_TO_DEVICE, &err));
+        }
+        if (back) {
+            p.dout = p.out;
+            give_memory(m, &p.dout, &blocks[ATTN_T_dout]);
+        }
+        must(attn_stream_wait(m->stream, &err));
+        use(&p, blocks, false);
+        must(attn_check(&p, &err));
+        use(&p, blocks, true);
+        if (!(kernel = attn_kernel(m->device, &p, &err))) die("UNSUPPORTED", err.text);
+        attn_device_free(m->device, workspace);
+        must(attn_workspace(m->device, &p, 1, &workspace_bytes, &err));
+        must(attn_device_alloc(m->device, workspace_bytes + 1, &workspace, &err));
+        must(attn_run(m->stream, &p, 1, workspace, &err));
+        must(attn_stream_wait(m->stream, &err));
+    }
+    for (int n = 1; n < WARM_RUNS; n++) must(attn_run(m->stream, &p, 1, workspace, &err));
+    must(attn_stream_wait(m->stream, &err));
+    for (began = now(); reps < MOST_REPS && (o->reps ? reps < o->reps : reps < 5 || now() - began < 1); reps++) {
+        must(attn_stream_mark(m->stream, 0, &err));
+        must(attn_run(m->stream, &p, 1, workspace, &err));
+        must(attn_stream_mark(m->stream, 1, &err));
+        must(attn_stream_wait(m->stream, &err));
+        times[reps] = attn_stream_elapsed_us(m->stream, 0, 1) / 1000;
+    }
+    ms = median(times, reps);
+    use(&p, blocks, false);
+    tflops = attn_flops(&p) / ms / 1e9;
+    if (o->json)
+        printf("{\"op\":\"%s\",\"dtype\":\"%s\",\"B\":%lld,\"H\":%lld,\"Hk\":%lld,\"Sq\":%lld,\"Sk\":%lld,\"D\":%lld,\"Dv\":"
+               "%lld,"
+               "\"causal\":%s,\"window\":[%lld,%lld],\"backend\":\"%s %s\",\"reps\":%d,\"ms\":%.6g,\"tflops\":%.6g}\n",
+               op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->dtype), (long long)o->B, (long long)o->H,
+               (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
+               o->causal ? "true" : "false", (long long)o->window_left, (long long)o->window_right, m->info.name, kernel,
+               reps, ms, tflops);
+    else
+        printf("%-8s  %-13s  %5lld  %4lld  %4lld  %6lld  %6lld  %4lld  %4lld  %-6s  %10.3f  %8.3f  %s %s\n",
+               op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->dtype), (long long)o->B, (long long)o->H,
+               (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
+               o->causal ? "causal" : "full", ms, tflops, m->info.name, kernel);
+    fflush(stdout);
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        const attn_role role = attn_tensors[id].role;
+        if (p.tensor[id].rank && (role == ATTN_ROLE_OUT || role == ATTN_ROLE_OUT_BACK))
+            look_at(m, (attn_tensor_id)id, &p.tensor[id], &blocks[id]);
+        attn_device_free(m->device, blocks[id].device);
+        free(blocks[id].host);
+    }
+    attn_device_free(m->device, workspace);
+}
+
+static void time_ops(struct machine *m, const struct options *o)
+{
+    if (o->forward) time_shape(m, o, ATTN_OP_FORWARD);
+    if (o->backward && o->dtype != ATTN_F8E4M3) time_shape(m, o, ATTN_OP_BACKWARD);
+}
+
+/* B * S = tokens, H * D = 2048, D 64 128 256, S 512 to 16384: the figures of the FlashAttention papers. */
+static void sweep(struct machine *m, const struct options *given)
+{
+    static const int64_t head_sizes[] = { 64, 128, 256 };
+    struct options o = *given;
+    for (int op = 0; op < 2; op++)
+        for (int d = 0; d < 3; d++)
+            for (int causal = 0; causal < 2; causal++)
+                for (int64_t S = 512; S <= 16384 && S <= given->tokens; S *= 2) {
+                    o.forward = op == 0 && given->forward;
+                    o.backward = op == 1 && given->backward;
+                    o.causal = causal;
+                    o.D = o.Dv = head_sizes[d];
+                    o.H = o.Hk = 2048 / o.D;
+                    o.Sq = o.Sk = S;
+                    o.B = given->tokens / S;
+                    time_ops(m, &o);
+                }
+}
+
+/* ---- The codec ---------------------------------------------------------------------------------------------------- */
+
+/* Grows by moving, 64-byte aligned, as a staging arena would. */
+struct arena {
+    void *base;
+    size_t bytes, used;
+};
+
+static attn_status grow(void *context, size_t bytes, void **base, attn_error *error)
+{
+    struct arena *a = context;
+    if (bytes > a->bytes) {
+        const size_t room = (bytes + bytes / 2 + 63) / 64 * 64;
+        void *bigger = aligned_alloc(64, room);
+        if (!bigger) return attn_fail(error, ATTN_NO_MEMORY, "", "out of memory");
+        if (a->base) memcpy(bigger, a->base, a->bytes);
+        free(a->base);
+        a->base = bigger;
+        a->bytes = room;
+    }
+    *base = a->base;
+    return ATTN_OK;
+}
+
+enum { CODEC_REPS = 15, PIECE = 64 * 1024 };
+
+static void report(const struct options *o, const char *what, const char *variant, size_t bytes, double *seconds)
+{
+    const double s = median(seconds, CODEC_REPS);
+    if (o->json)
+        printf("{\"op\":\"%s\",\"variant\":\"%s\",\"bytes\":%zu,\"ms\":%.6g,\"gb_per_s\":%.4g}\n", what, variant, bytes,
+               s * 1e3, (double)bytes / s / 1e9);
+    else printf("%-14s  %-8s  %10zu  %10.3f  %8.2f\n", what, variant, bytes, s * 1e3, (double)bytes / s / 1e9);
+    fflush(stdout);
+}
+
+/* Body of a forward whose q has one row and whose k and v have `keys`, 8 heads of 64, float16. */
+static char *make_body(int64_t keys, size_t *length)
+{
+    const int64_t q_bytes = 8 * 64 * 2, kv_bytes = keys * q_bytes;
+    const size_t room = (size_t)(BASE64_ENCODED(q_bytes) + 2 * BASE64_ENCODED(kv_bytes)) + 1024;
+    char *body = malloc(room);
+    uint8_t *data = malloc((size_t)kv_bytes);
+    size_t at = 0;
+    if (!body || !data) die("out of memory", NULL);
+    fill_random(data, ATTN_F16, kv_bytes / 2);
+    body[at++] = '{';
+    for (int n = 0; n < 3; n++) {
+        const int64_t bytes = n ? kv_bytes : q_bytes;
+        at += (size_t)snprintf(body + at, room - at,
+                               "%s\"%c\": {\"shape\": [1, %lld, 8, 64], \"dtype\": \"float16\", \"data\": \"", n ? ", " : "",
+                               "qkv"[n], n ? (long long)keys : 1);
+        base64_encode(data, (size_t)bytes, body + at);
+        at += (size_t)BASE64_ENCODED(bytes);
+        at += (size_t)snprintf(body + at, room - at, "\"}");
+    }
+    body[at++] = '}';
+    free(data);
+    *length = at;
+    return body;
+}
+
+static void time_codec(const struct options *o)
+{
+    const size_t sizes[] = { 96 * 1024, 24 * 1024 * 1024 }; /* inside a core's cache, and not */
+    double seconds[CODEC_REPS];
+    if (!o->json) printf("%-14s  %-8s  %10s  %10s  %8s\n", "what", "variant", "text", "ms", "GB/s");
+    for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) {
+        const size_t bytes = sizes[n], characters = (size_t)BASE64_ENCODED(bytes);
+        uint8_t *data = malloc(bytes), *back = malloc(BASE64_DECODED_MAX(characters));
+        char *text = malloc(characters);
+        const int rounds = bytes < 1 << 20 ? 200 : 1;
+        if (!data || !back || !text) die("out of memory", NULL);
+        fill_random(data, ATTN_F16, (int64_t)bytes / 2);
+        for (const char *const *variant = base64_variants(); *variant; variant++) {
+            if (!base64_use(*variant)) continue;
+            for (int rep = -WARM_RUNS; rep < CODEC_REPS; rep++) {
+                const double began = now();
+                for (int r = 0; r < rounds; r++) base64_encode(data, bytes, text);
+                if (rep >= 0) seconds[rep] = (now() - began) / rounds;
+            }
+            report(o, "base64-encode", *variant, characters, seconds);
+            for (int rep = -WARM_RUNS; rep < CODEC_REPS; rep++) {
+                const double began = now();
+                for (int r = 0; r < rounds; r++) {
+                    base64_decoder decoder = { 0 };
+                    size_t written;
+                    if (!base64_decode(&decoder, text, characters, back, &written) || !base64_finish(&decoder) ||
+                        written != bytes)
+                        die("base64 does not come back", NULL);
+                }
+                if (rep >= 0) seconds[rep] = (now() - began) / rounds;
+            }
+            if (memcmp(data, back, bytes)) die("base64 comes back changed", NULL);
+            report(o, "base64-decode", *variant, characters, seconds);
+        }
+        base64_use(NULL);
+        free(data), free(back), free(text);
+    }
+    for (int large = 0; large < 2; large++) { /* a whole body: scanner, base64, skeleton, check */
+        size_t length;
+        char *body = make_body(large ? 16384 : 64, &length);
+        struct arena arena = { 0 };
+        const int rounds = large ? 1 : 100;
+        for (int rep = -WARM_RUNS; rep < CODEC_REPS; rep++) {
+            const double began = now();
+            for (int r = 0; r < rounds; r++) {
+                const proto_limits limits = PROTO_LIMITS_DEFAULT;
+                const proto_memory memory = { .grow = grow, .context = &arena };
+                proto_decoder *decoder = proto_decoder_new(ATTN_OP_FORWARD, &limits, &memory);
+                proto_call *call = NULL;
+                if (!decoder) die("out of memory", NULL);
+                for (size_t at = 0; at < length; at += PIECE)
+                    must(proto_decoder_feed(decoder, body + at, length - at < PIECE ? length - at : PIECE, &err));
+                must(proto_decoder_finish(decoder, &call, &err));
+                proto_call_free(call);
+                proto_decoder_free(decoder);
+            }
+            if (rep >= 0) seconds[rep] = (now() - began) / rounds;
+        }
+        report(o, "body-decode", base64_variants()[0], length, seconds);
+        free(arena.base);
+        free(body);
+    }
+}
+
+/* ---- The command line --------------------------------------------------------------------------------------------- */
+
+static const char help[] =
+    "attn-bench: time attention on a device, or the codec\n"
+    "\n"
+    "  --op forward|backward|both   (forward; --sweep: both)\n"
+    "  --dtype NAME                 float32, float16, bfloat16, float8_e4m3fn (bfloat16)\n"
+    "  -B N  -H N  --hk N           batch, query heads, key/value heads (1, 16, as -H)\n"
+    "  --sq N  --sk N               queries and keys (2048, as --sq)\n"
+    "  -D N  --dv N                 head size of q and k, and of v (128, as -D)\n"
+    "  --causal  --top-left         masks; --window LEFT,RIGHT (-1: unbounded)\n"
+    "  --device NAME[:INDEX]        cuda, cpu, reference (the first there is)\n"
+    "  --threads N                  cpu: worker threads (all cores)\n"
+    "  --reps N                     runs to take the median of (at least 5, for a second)\n"
+    "  --sweep paper                B * S = tokens, H * D = 2048, D 64 128 256, S 512 to 16384, causal and not\n"
+    "  --tokens N                   of the sweep (16384; on a CPU 2048 takes a minute)\n"
+    "  --codec                      base64 and whole bodies, GB of text a second\n"
+    "  --json                       one JSON object a line\n";
+
+static int64_t number(const char *option, const char *text, int64_t low, int64_t high)
+{
+    char *end, what[128];
+    long long n;
+    errno = 0;
+    n = strtoll(text, &end, 10);
+    if (errno || *text == 0 || *end || n < low || n > high) {
+        snprintf(what, sizeof what, "%s is '%.40s', must be a number from %lld to %lld", option, text, (long long)low,
+                 (long long)high);
+        die(what, NULL);
+    }
+    return n;
+}
+
+int main(int argc, char **argv)
+{
+    enum {
+        OP = 256,
+        DTYPE,
+        HK,
+        SQ,
+        SK,
+        DV,
+        CAUSAL,
+        TOP_LEFT,
+        WINDOW,
+        DEVICE,
+        THREADS,
+        REPS,
+        SWEEP,
+        TOKENS,
+        CODEC,
+        JSON,
+        HELP
+    };
+    static const struct option flags[] = {
+        { "op", required_argument, NULL, OP },
+        { "dtype", required_argument, NULL, DTYPE },
+        { "hk", required_argument, NULL, HK },
+        { "sq", required_argument, NULL, SQ },
+        { "sk", required_argument, NULL, SK },
+        { "dv", required_argument, NULL, DV },
+        { "causal", no_argument, NULL, CAUSAL },
+        { "top-left", no_argument, NULL, TOP_LEFT },
+        { "window", required_argument, NULL, WINDOW },
+        { "device", required_argument, NULL, DEVICE },
+        { "threads", required_argument, NULL, THREADS },
+        { "reps", required_argument, NULL, REPS },
+        { "sweep", required_argument, NULL, SWEEP },
+        { "tokens", required_argument, NULL, TOKENS },
+        { "codec", no_argument, NULL, CODEC },
+        { "json", no_argument, NULL, JSON },
+        { "help", no_argument, NULL, HELP },
+        { 0 },
+    };
+    struct options o = {
+        .dtype = ATTN_BF16, .B = 1, .H = 16, .Sq = 2048, .D = 128, .window_left = -1, .window_right = -1, .tokens = 16384
+    };
+    bool op_given = false;
+    char name[32];
+    struct machine m = { 0 };
+    for (int flag; (flag = getopt_long(argc, argv, "B:H:D:h", flags, NULL)) != -1;) {
+        switch (flag) {
+        case 'B': o.B = number("-B", optarg, 1, INT32_MAX); break;
+        case 'H': o.H = number("-H", optarg, 1, INT32_MAX); break;
+        case 'D': o.D = number("-D", optarg, 1, ATTN_MAX_HEAD_DIM); break;
+        case HK: o.Hk = number("--hk", optarg, 1, INT32_MAX); break;
+        case SQ: o.Sq = number("--sq", optarg, 1, INT32_MAX); break;
+        case SK: o.Sk = number("--sk", optarg, 1, INT32_MAX); break;
+        case DV: o.Dv = number("--dv", optarg, 1, ATTN_MAX_HEAD_DIM); break;
+        case THREADS: o.threads = (int)number("--threads", optarg, 1, 4096); break;
+        case REPS: o.reps = (int)number("--reps", optarg, 1, MOST_REPS); break;
+        case TOKENS: o.tokens = number("--tokens", optarg, 512, 1 << 24); break;
+        case CAUSAL: o.causal = true; break;
+        case TOP_LEFT: o.top_left = true; break;
+        case CODEC: o.codec = true; break;
+        case JSON: o.json = true; break;
+        case OP:
+            o.forward = !strcmp(optarg, "forward") || !strcmp(optarg, "both");
+            o.backward = !strcmp(optarg, "backward") || !strcmp(optarg, "both");
+            if (!o.forward && !o.backward) die("--op must be forward, backward or both, not", optarg);
+            op_given = true;
+            break;
+        case DTYPE:
+            if (!attn_dtype_parse(optarg, &o.dtype) || !attn_dtype_floating(o.dtype)) die("there is no dtype", optarg);
+            break;
+        case WINDOW: {
+            char *comma = strchr(optarg, ',');
+            if (!comma) die("--window must be LEFT,RIGHT, not", optarg);
+            *comma = 0;
+            o.window_left = number("--window", optarg, -1, INT32_MAX);
+            o.window_right = number("--window", comma + 1, -1, INT32_MAX);
+            *comma = ',';
+            break;
+        }
+        case DEVICE: {
+            char *colon;
+            snprintf(name, sizeof name, "%s", optarg);
+            colon = strchr(name, ':');
+            if (colon) *colon = 0, o.index = (int)number("--device", colon + 1, 0, 1023);
+            o.device = name;
+            break;
+        }
+        case SWEEP:
+            if (strcmp(optarg, "paper")) die("there is no sweep", optarg);
+            o.paper = true;
+            break;
+        case HELP:
+        case 'h': fputs(help, stdout); return 0;
+        default: fputs(help, stderr); return 2;
+        }
+    }
+    if (optind < argc) die("this is no option", argv[optind]);
+    if (!op_given) o.forward = true, o.backward = o.paper;
+    if (!o.Hk) o.Hk = o.H;
+    if (!o.Sk) o.Sk = o.Sq;
+    if (!o.Dv) o.Dv = o.D;
+
+    { /* figures travel with the command that made them; JSON readers take them from stderr */
+        FILE *to = o.json ? stderr : stdout;
+        fputs("#", to);
+        for (int n = 0; n < argc; n++) fprintf(to, " %s", argv[n]);
+        fputs("\n", to);
+    }
+    if (o.codec) {
+        time_codec(&o);
+        return 0;
+    }
+    for (const char *const *backend = attn_backends(); !o.device && *backend; backend++)
+        if (attn_device_count(*backend) > 0) o.device = *backend;
+    if (!o.device) die("there is no device", NULL);
+    {
+        const attn_device_options options = { .threads = o.threads };
+        must(attn_device_open(o.device, o.index, &options, &m.device, &err));
+        must(attn_stream_open(m.device, &m.stream, &err));
+        attn_device_describe(m.device, &m.info);
+    }
+    if (!o.json) {
+        printf("# %s: %s; medians of warm runs\n", m.info.name, m.info.description);
+        printf("%-8s  %-13s  %5s  %4s  %4s  %6s  %6s  %4s  %4s  %-6s  %10s  %8s  %s\n", "op", "dtype", "B", "H", "Hk", "Sq",
+               "Sk", "D", "Dv", "mask", "ms", "TFLOP/s", "backend");
+    }
+    if (o.paper) sweep(&m, &o);
+    else time_ops(&m, &o);
+    attn_stream_close(m.stream);
+    attn_device_close(m.device);
+    return 0;
+}

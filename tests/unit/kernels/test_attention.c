@@ -1,0 +1,259 @@
+/* test_attention.c: the vocabulary and the way to a backend: names, shapes, outputs, counts, devices, errors. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "../testing.h"
+
+static void test_dtypes_have_three_names_in_any_case(void **state)
+{
+    static const struct {
+        const char *name;
+        attn_dtype dtype;
+        size_t bytes;
+    } cases[] = {
+        { "float32", ATTN_F32, 4 },    { "F32", ATTN_F32, 4 },
+        { "fp32", ATTN_F32, 4 },       { "Float16", ATTN_F16, 2 },
+        { "BF16", ATTN_BF16, 2 },      { "bfloat16", ATTN_BF16, 2 },
+        { "f8_e4m3", ATTN_F8E4M3, 1 }, { "float8_e4m3fn", ATTN_F8E4M3, 1 },
+        { "INT32", ATTN_I32, 4 },      { "i32", ATTN_I32, 4 },
+        { "uint8", ATTN_U8, 1 },       { "U8", ATTN_U8, 1 },
+    };
+    attn_dtype dtype;
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        assert_true(attn_dtype_parse(cases[n].name, &dtype));
+        assert_int_equal(dtype, cases[n].dtype);
+        assert_int_equal(attn_dtype_bytes(dtype), cases[n].bytes);
+    }
+    assert_false(attn_dtype_parse("float64", &dtype));
+    assert_false(attn_dtype_parse("", &dtype));
+    assert_string_equal(attn_dtype_name(ATTN_F8E4M3), "float8_e4m3fn");
+    assert_true(attn_dtype_floating(ATTN_BF16));
+    assert_false(attn_dtype_floating(ATTN_I32));
+}
+
+static void test_an_error_holds_status_member_and_text(void **state)
+{
+    attn_error err;
+    char long_text[600];
+    (void)state;
+    assert_int_equal(attn_fail(&err, ATTN_INVALID, "/k/shape/2", "k: shape[%d] is %d", 2, 3), ATTN_INVALID);
+    assert_int_equal(err.status, ATTN_INVALID);
+    assert_string_equal(err.member, "/k/shape/2");
+    assert_string_equal(err.text, "k: shape[2] is 3");
+    assert_int_equal(attn_fail(NULL, ATTN_DEVICE, NULL, "nobody listens"), ATTN_DEVICE);
+    memset(long_text, 'x', sizeof long_text);
+    long_text[sizeof long_text - 1] = 0;
+    attn_fail(&err, ATTN_INVALID, long_text, "%s", long_text); /* cut, not overrun */
+    assert_int_equal(strlen(err.text), sizeof err.text - 1);
+    assert_int_equal(strlen(err.member), sizeof err.member - 1);
+    assert_string_equal(attn_status_name(ATTN_TOO_LARGE), "TOO_LARGE");
+    assert_string_equal(attn_status_name(ATTN_STATUS_COUNT), "?");
+}
+
+static void test_sizes_are_multiplied_with_care(void **state)
+{
+    int64_t n;
+    (void)state;
+    assert_true(attn_shape_elements(3, (int64_t[]){ 2, 3, 5 }, &n) && n == 30);
+    assert_true(attn_shape_elements(0, NULL, &n) && n == 1);
+    assert_true(attn_shape_elements(3, (int64_t[]){ 2, 0, 5 }, &n) && n == 0);
+    assert_false(attn_shape_elements(2, (int64_t[]){ 2, -3 }, &n));
+    assert_false(attn_shape_elements(2, (int64_t[]){ INT64_C(1) << 32, INT64_C(1) << 31 }, &n));
+    assert_false(attn_shape_elements(3, (int64_t[]){ INT64_C(1) << 32, INT64_C(1) << 32, 0 }, &n));
+    assert_true(attn_shape_bytes(ATTN_BF16, 2, (int64_t[]){ 3, 5 }, &n) && n == 30);
+    assert_false(attn_shape_bytes(ATTN_F32, 2, (int64_t[]){ INT64_C(1) << 31, INT64_C(1) << 30 }, &n));
+}
+
+static void test_outputs_have_the_shapes_of_the_contract(void **state)
+{
+    static const struct {
+        const char *name;
+        struct spec spec;
+        attn_tensor_id id;
+        attn_dtype dtype;
+        int rank;
+        int64_t shape[4];
+    } cases[] = {
+        { "out",
+          SPEC(.B = 2, .Sq = 3, .Sk = 4, .H = 8, .Hk = 2, .D = 16, .Dv = 5),
+          ATTN_T_out,
+          ATTN_BF16,
+          4,
+          { 2, 3, 8, 5 } },
+        { "lse", SPEC(.B = 2, .Sq = 3, .Sk = 4, .H = 8, .Hk = 2, .D = 16, .Dv = 5), ATTN_T_lse, ATTN_F32, 3, { 2, 8, 3 } },
+        { "out bhsd",
+          SPEC(.B = 2, .Sq = 3, .Sk = 4, .H = 8, .Hk = 2, .layout = ATTN_BHSD, .Dv = 5),
+          ATTN_T_out,
+          ATTN_BF16,
+          4,
+          { 2, 8, 3, 5 } },
+        { "lse bhsd",
+          SPEC(.B = 2, .Sq = 3, .Sk = 4, .H = 8, .Hk = 2, .layout = ATTN_BHSD),
+          ATTN_T_lse,
+          ATTN_F32,
+          3,
+          { 2, 8, 3 } },
+        { "out packed",
+          SPEC(.sequences = 2, .q_lengths = { 3, 4 }, .k_lengths = { 5, 6 }),
+          ATTN_T_out,
+          ATTN_BF16,
+          3,
+          { 7, 2, 64 } },
+        { "lse packed",
+          SPEC(.sequences = 2, .q_lengths = { 3, 4 }, .k_lengths = { 5, 6 }),
+          ATTN_T_lse,
+          ATTN_F32,
+          2,
+          { 2, 7 } },
+        { "dk",
+          SPEC(.op = ATTN_OP_BACKWARD, .dtype = ATTN_F16, .B = 2, .Sq = 3, .Sk = 4, .H = 8, .Hk = 2, .D = 16),
+          ATTN_T_dk,
+          ATTN_F16,
+          4,
+          { 2, 4, 2, 16 } },
+        { "dq packed",
+          SPEC(.op = ATTN_OP_BACKWARD, .dtype = ATTN_F16, .sequences = 2, .q_lengths = { 3, 4 }, .k_lengths = { 5, 6 }),
+          ATTN_T_dq,
+          ATTN_F16,
+          3,
+          { 7, 2, 64 } },
+        { "dbias",
+          SPEC(.op = ATTN_OP_BACKWARD, .B = 2, .Sq = 3, .Sk = 4, .bias = 6),
+          ATTN_T_dbias,
+          ATTN_F32,
+          4,
+          { 2, 1, 3, 4 } },
+        { "dsinks", SPEC(.op = ATTN_OP_BACKWARD, .H = 4, .Hk = 4, .sinks = 1), ATTN_T_dsinks, ATTN_F32, 1, { 4 } },
+        { "dalibi_slopes [B, H]",
+          SPEC(.op = ATTN_OP_BACKWARD, .B = 3, .alibi = 2),
+          ATTN_T_dalibi_slopes,
+          ATTN_F32,
+          2,
+          { 3, 2 } },
+        { "dalibi_slopes [H]", SPEC(.op = ATTN_OP_BACKWARD, .B = 3, .alibi = 1), ATTN_T_dalibi_slopes, ATTN_F32, 1, { 2 } },
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        struct fixture f;
+        attn_tensor t;
+        fixture_make(&f, &cases[n].spec);
+        assert_int_equal(attn_output(&f.p, cases[n].id, ATTN_BF16, &t, NULL), ATTN_OK);
+        if (t.dtype != cases[n].dtype || t.rank != cases[n].rank ||
+            memcmp(t.shape, cases[n].shape, (size_t)t.rank * sizeof *t.shape) || t.data)
+            fail_msg("%s: dtype %s, rank %d, [%lld, %lld, %lld, %lld]", cases[n].name, attn_dtype_name(t.dtype), t.rank,
+                     (long long)t.shape[0], (long long)t.shape[1], (long long)t.shape[2], (long long)t.shape[3]);
+        fixture_clear(&f);
+    }
+}
+
+static void test_outputs_that_do_not_exist_are_named(void **state)
+{
+    static const struct {
+        attn_op op;
+        attn_tensor_id id;
+        attn_dtype out_dtype;
+        attn_status status;
+        const char *text;
+    } cases[] = {
+        { ATTN_OP_FORWARD, ATTN_T_dq, ATTN_F32, ATTN_NOT_FOUND, "outputs: forward has no dq" },
+        { ATTN_OP_FORWARD, ATTN_T_q, ATTN_F32, ATTN_NOT_FOUND, "outputs: forward has no q" },
+        { ATTN_OP_BACKWARD, ATTN_T_out, ATTN_F32, ATTN_NOT_FOUND, "outputs: backward has no out" },
+        { ATTN_OP_BACKWARD, ATTN_T_dsinks, ATTN_F32, ATTN_NOT_FOUND, "outputs: dsinks needs sinks, which is not given" },
+        { ATTN_OP_FORWARD, ATTN_T_out, ATTN_F8E4M3, ATTN_INVALID,
+          "out_dtype: is float8_e4m3fn, must be float32, float16 or bfloat16" },
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        struct spec s = SPEC(.op = cases[n].op);
+        struct fixture f;
+        attn_tensor t;
+        attn_error err;
+        fixture_make(&f, &s);
+        assert_int_equal(attn_output(&f.p, cases[n].id, cases[n].out_dtype, &t, &err), cases[n].status);
+        assert_string_equal(err.text, cases[n].text);
+        fixture_clear(&f);
+    }
+}
+
+static void test_work_is_counted_exactly(void **state)
+{
+    static const struct {
+        struct spec spec;
+        double pairs;
+    } cases[] = {
+        { SPEC(.B = 2, .H = 3, .Hk = 3, .Sq = 10, .Sk = 20), 2 * 3 * 200 },
+        { SPEC(.H = 1, .Hk = 1, .Sq = 10, .Sk = 10, .causal = true), 55 },
+        { SPEC(.H = 1, .Hk = 1, .Sq = 10, .Sk = 20, .causal = true), 155 },
+        { SPEC(.H = 1, .Hk = 1, .Sq = 20, .Sk = 10, .causal = true), 55 },
+        { SPEC(.H = 1, .Hk = 1, .Sq = 10, .Sk = 20, .causal = true, .alignment = ATTN_TOP_LEFT), 55 },
+        { SPEC(.H = 1, .Hk = 1, .Sq = 10, .Sk = 10, .window_left = 2, .window_right = 1), 4 * 10 - 1 - 3 },
+        { SPEC(.H = 2, .Hk = 1, .sequences = 2, .q_lengths = { 3, 4 }, .k_lengths = { 5, 4 }, .causal = true),
+          2 * (3 + 4 + 5 + 10) },
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        struct fixture f;
+        fixture_make(&f, &cases[n].spec);
+        assert_true(attn_flops(&f.p) == cases[n].pairs * 4 * 64);
+        f.p.op = ATTN_OP_BACKWARD;
+        assert_true(attn_flops(&f.p) == cases[n].pairs * 10 * 64);
+        fixture_clear(&f);
+    }
+}
+
+static void test_backends_are_found_by_name(void **state)
+{
+    const char *const *names = attn_backends();
+    attn_device *device;
+    attn_error err;
+    bool cpu = false, reference = false;
+    (void)state;
+    for (; *names; names++) cpu |= !strcmp(*names, "cpu"), reference |= !strcmp(*names, "reference");
+    assert_true(cpu && reference);
+    assert_int_equal(attn_device_count("reference"), 1);
+    assert_int_equal(attn_device_count("tpu"), 0);
+    assert_int_equal(attn_device_open("tpu", 0, NULL, &device, &err), ATTN_NOT_FOUND);
+    assert_string_equal(err.text, "there is no backend 'tpu' in this build");
+    assert_int_equal(attn_device_open("reference", 1, NULL, &device, &err), ATTN_NOT_FOUND);
+    assert_string_equal(err.text, "backend reference has 1 devices, there is no number 1");
+    attn_device_close(NULL);
+    attn_stream_close(NULL);
+}
+
+static void test_outputs_without_memory_do_not_run(void **state)
+{
+    const struct spec s = SPEC(.causal = true);
+    struct fixture f;
+    struct bench b;
+    attn_error err;
+    (void)state;
+    fixture_make(&f, &s);
+    bench_open(&b, "reference", 0);
+    f.p.lse.data = NULL;
+    assert_int_equal(attn_run(b.stream, &f.p, 1, NULL, &err), ATTN_INVALID);
+    assert_string_equal(err.text, "lse: has no memory");
+    f.p.lse.rank = 0;
+    assert_int_equal(attn_forward(b.stream, &f.p, NULL, &err), ATTN_OK);
+    assert_int_equal(attn_run(b.stream, NULL, 0, NULL, &err), ATTN_OK);
+    bench_close(&b);
+    fixture_clear(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_dtypes_have_three_names_in_any_case),
+        cmocka_unit_test(test_an_error_holds_status_member_and_text),
+        cmocka_unit_test(test_sizes_are_multiplied_with_care),
+        cmocka_unit_test(test_outputs_have_the_shapes_of_the_contract),
+        cmocka_unit_test(test_outputs_that_do_not_exist_are_named),
+        cmocka_unit_test(test_work_is_counted_exactly),
+        cmocka_unit_test(test_backends_are_found_by_name),
+        cmocka_unit_test(test_outputs_without_memory_do_not_run),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,763 @@
+/* test_backends.c: does a backend compute attention?
+ *
+ *   edge cases   a table of problems that broke other libraries (kernels/README.md, "Where attention breaks"), against the
+ * reference random       problems with options drawn at random, against the reference properties   what must hold without a
+ * reference: equal bits alone and among others, packed and not, with one thread and several; keys in another order; a
+ * shifted bias; a future that the past cannot see
+ *
+ *   ATTN_BACKEND=cpu          the backend (default cpu)
+ *   ATTN_RANDOM_SEED=1        first seed of the random problems; each failure prints its SPEC(...), which can become an edge
+ * case ATTN_RANDOM_COUNT=300     how many */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+#include "../testing.h"
+
+static struct bench bench;
+static const char *backend = "cpu";
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { RANDOM_COUNT = 100 };
+#else
+enum { RANDOM_COUNT = 300 };
+#endif
+
+static long env_number(const char *name, long otherwise)
+{
+    const char *text = getenv(name);
+    return text && *text ? strtol(text, NULL, 10) : otherwise;
+}
+
+/* ---- Edge cases --------------------------------------------------------------------------------------------------- */
+
+#define BACK           .op = ATTN_OP_BACKWARD
+#define F16            .dtype = ATTN_F16, .out_dtype = ATTN_F16
+#define BF16           .dtype = ATTN_BF16, .out_dtype = ATTN_BF16
+#define FP8            .dtype = ATTN_F8E4M3, .out_dtype = ATTN_BF16
+#define HEADS(h, hk)   .H = h, .Hk = hk
+#define SIZES(q, k, d) .Sq = q, .Sk = k, .D = d, .Dv = d
+#define WINDOW(l, r)   .window_left = l, .window_right = r
+
+/* clang-format off: a row is a line */
+
+/* The whole list runs forward and backward, the fp8 rows forward only; rows that say `op` run as they say. */
+static const struct spec edge_cases[] = {
+    /* Shapes */
+    SPEC(.name = "one by one", SIZES(1, 1, 64)),
+    SPEC(.name = "one by one, causal", SIZES(1, 1, 64), .causal = true),
+    SPEC(.name = "one by one, one channel", SIZES(1, 1, 1), HEADS(1, 1)),
+    SPEC(.name = "decode, group of 1", SIZES(1, 1500, 64), BF16),
+    SPEC(.name = "decode, group of 4", SIZES(1, 1500, 128), HEADS(8, 2), F16, .causal = true),
+    SPEC(.name = "decode, group of 7", SIZES(1, 700, 64), HEADS(7, 1), .causal = true),
+    SPEC(.name = "decode, several queries", SIZES(5, 900, 64), HEADS(8, 2), BF16, .causal = true, .B = 3),
+    SPEC(.name = "many queries, one key", SIZES(300, 1, 64)),
+    SPEC(.name = "113 x 203", SIZES(113, 203, 64), .causal = true),
+    SPEC(.name = "127 x 513", SIZES(127, 513, 64), .causal = true, F16),
+    SPEC(.name = "1023 x 1024", SIZES(1023, 1024, 32), HEADS(1, 1), .causal = true, BF16),
+    SPEC(.name = "1024 x 1023", SIZES(1024, 1023, 32), HEADS(1, 1), .causal = true, BF16),
+    SPEC(.name = "31 x 33", SIZES(31, 33, 64), .causal = true),
+    SPEC(.name = "63 x 65", SIZES(63, 65, 64), .causal = true),
+    SPEC(.name = "64 x 64", SIZES(64, 64, 64), .causal = true, BF16),
+    SPEC(.name = "65 x 63", SIZES(65, 63, 64), .causal = true, F16),
+    SPEC(.name = "127 x 129", SIZES(127, 129, 128)),
+    SPEC(.name = "128 x 128", SIZES(128, 128, 128), BF16, .causal = true),
+    SPEC(.name = "129 x 127", SIZES(129, 127, 128), F16),
+    SPEC(.name = "255 x 257", SIZES(255, 257, 40)),
+    SPEC(.name = "257 x 255", SIZES(257, 255, 40), BF16),
+    SPEC(.name = "head size 1", SIZES(50, 60, 1), .causal = true),
+    SPEC(.name = "head size 2, bf16", SIZES(50, 60, 2), BF16),
+    SPEC(.name = "head size 8", SIZES(50, 60, 8), F16),
+    SPEC(.name = "head size 15", SIZES(50, 60, 15)),
+    SPEC(.name = "head size 17, bf16", SIZES(50, 60, 17), BF16),
+    SPEC(.name = "head size 32", SIZES(50, 60, 32), BF16),
+    SPEC(.name = "head size 33, f16", SIZES(50, 60, 33), F16),
+    SPEC(.name = "head size 40", SIZES(50, 60, 40), .causal = true),
+    SPEC(.name = "head size 59", SIZES(50, 60, 59), F16, .causal = true),
+    SPEC(.name = "head size 80", SIZES(50, 60, 80), BF16),
+    SPEC(.name = "head size 96", SIZES(50, 60, 96)),
+    SPEC(.name = "head size 111", SIZES(50, 60, 111), BF16, .causal = true),
+    SPEC(.name = "head size 192", SIZES(50, 60, 192), F16),
+    SPEC(.name = "head size 255", SIZES(50, 60, 255), BF16),
+    SPEC(.name = "head size 256", SIZES(50, 60, 256), .causal = true),
+    SPEC(.name = "head size 256, bf16", SIZES(150, 160, 256), BF16),
+    SPEC(.name = "v wider", .D = 64, .Dv = 128, BF16),
+    SPEC(.name = "v narrower", .D = 192, .Dv = 128, F16, .causal = true),
+    SPEC(.name = "v of one channel", .D = 96, .Dv = 1),
+    SPEC(.name = "k of one channel", .D = 1, .Dv = 96, BF16),
+    SPEC(.name = "no keys", SIZES(5, 0, 64)),
+    SPEC(.name = "no keys, sinks", SIZES(5, 0, 64), .sinks = 1),
+    SPEC(.name = "no queries", SIZES(0, 7, 64)),
+    SPEC(.name = "no queries, no keys", SIZES(0, 0, 64)),
+    SPEC(.name = "no batch", .B = 0),
+    SPEC(.name = "no batch, everything on", .B = 0, .sinks = 1, .alibi = 2, .bias = 8, .keep_mask = 8, .seqlens_k = true),
+    SPEC(.name = "70000 heads", HEADS(70000, 70000), SIZES(1, 2, 1)),
+    SPEC(.name = "70000 batches", .B = 70000, HEADS(1, 1), SIZES(1, 2, 1)),
+    SPEC(.name = "32769 keys", SIZES(3, 32769, 8), HEADS(1, 1), .causal = true),
+    SPEC(.name = "32769 queries", SIZES(32769, 3, 8), HEADS(1, 1)),
+    SPEC(.name = "group of 7", SIZES(70, 90, 64), HEADS(14, 2), .causal = true, BF16),
+    SPEC(.name = "multi-query", SIZES(70, 90, 64), HEADS(6, 1), .causal = true, F16),
+    SPEC(.name = "bhsd", SIZES(33, 47, 64), .layout = ATTN_BHSD, .B = 2, HEADS(6, 3), BF16, .causal = true),
+    SPEC(.name = "strided", SIZES(70, 85, 64), .strided = true, .B = 2, F16, .causal = true),
+    SPEC(.name = "strided, bhsd, odd head size", SIZES(70, 85, 37), .strided = true, .layout = ATTN_BHSD, .B = 2,
+         HEADS(4, 2), BF16),
+    SPEC(.name = "strided, f32", SIZES(33, 45, 50), .strided = true, .B = 2, .bias = 8, .keep_mask = 8, .keep = 0.7,
+         .sinks = 1, .alibi = 2),
+
+    /* Masks */
+    SPEC(.name = "causal, more queries than keys: the first rows are empty", SIZES(203, 113, 64), .causal = true),
+    SPEC(.name = "the same with sinks", SIZES(203, 113, 64), .causal = true, .sinks = 1, BF16, HEADS(4, 2)),
+    SPEC(.name = "causal, top left, fewer queries than keys", SIZES(40, 90, 64), .causal = true, .alignment = ATTN_TOP_LEFT,
+         .poison_unseen = true),
+    SPEC(.name = "causal, top left, more queries than keys", SIZES(90, 40, 64), .causal = true, .alignment = ATTN_TOP_LEFT),
+    SPEC(.name = "window (0, 0)", SIZES(70, 70, 64), WINDOW(0, 0)),
+    SPEC(.name = "window (0, -1)", SIZES(70, 90, 64), WINDOW(0, -1)),
+    SPEC(.name = "window (-1, 0)", SIZES(70, 90, 64), WINDOW(-1, 0), BF16),
+    SPEC(.name = "window (huge, huge)", SIZES(70, 90, 64), WINDOW(INT64_MAX, INT64_MAX)),
+    SPEC(.name = "window to the right, but causal", SIZES(70, 90, 64), WINDOW(10, 20), .causal = true),
+    SPEC(.name = "window, more queries than keys", SIZES(150, 60, 64), WINDOW(20, 10)),
+    SPEC(.name = "window of Sk to the left, more queries than keys", SIZES(150, 60, 64), WINDOW(60, 0)),
+    SPEC(.name = "window of Sk to the right, top left", SIZES(150, 60, 64), WINDOW(0, 60), .alignment = ATTN_TOP_LEFT),
+    SPEC(.name = "window, top left, rows past the end are empty", SIZES(150, 60, 64), WINDOW(20, 5),
+         .alignment = ATTN_TOP_LEFT, .sinks = 1),
+    SPEC(.name = "window of 1023, causal", SIZES(1500, 1500, 32), HEADS(1, 1), WINDOW(1023, 0), .causal = true, BF16),
+    SPEC(.name = "narrow window, many tiles skipped", SIZES(700, 700, 64), HEADS(1, 1), WINDOW(3, 2), F16,
+         .poison_unseen = true),
+    SPEC(.name = "first tile hidden, scores around -100", SIZES(200, 300, 64), .q_mean = 0, .q_amp = 4, .bias = 5,
+         .bias_hidden = 0.9),
+    SPEC(.name = "row with exactly one key", SIZES(60, 60, 64), WINDOW(0, 0), .q_amp = 5, F16),
+    SPEC(.name = "bias of full shape", SIZES(50, 70, 64), .B = 2, .bias = 8, .causal = true),
+    SPEC(.name = "bias of a row", SIZES(50, 70, 64), .B = 2, .bias = 1),
+    SPEC(.name = "bias of batch and key", SIZES(50, 70, 64), .B = 2, .bias = 2, BF16),
+    SPEC(.name = "bias of head and query", SIZES(50, 70, 64), .B = 2, .bias = 7, F16, .bias_dtype = ATTN_F16),
+    SPEC(.name = "bias in bf16 with hidden keys", SIZES(50, 70, 64), .bias = 8, .bias_hidden = 0.5, BF16,
+         .bias_dtype = ATTN_BF16, .poison_unseen = true),
+    SPEC(.name = "bias hides everything", SIZES(50, 70, 64), .bias = 8, .bias_hidden = 1, .poison_unseen = true),
+    SPEC(.name = "keep mask, some rows empty", SIZES(60, 80, 64), .B = 2, .keep_mask = 8, .keep = 0.6, F16),
+    SPEC(.name = "keep mask of keys", SIZES(60, 80, 64), .B = 2, .keep_mask = 2, .keep = 0.5, .poison_unseen = true),
+    SPEC(.name = "keep mask hides everything", SIZES(60, 80, 64), .keep_mask = 8, .keep = 0, .sinks = 1,
+         .poison_unseen = true),
+    SPEC(.name = "keep mask, broadcast queries and heads", SIZES(60, 300, 64), .keep_mask = 1, .keep = 0.3, BF16,
+         .causal = true),
+    SPEC(.name = "FlashMask 1 bound, documents", SIZES(300, 300, 64), .causal = true, .mask_bounds = 1,
+         .mask_kind = MASK_DOCUMENT, BF16),
+    SPEC(.name = "FlashMask 1 bound, random", SIZES(150, 170, 64), .causal = true, .mask_bounds = 1, .B = 2, .mask_heads = 1,
+         HEADS(4, 2)),
+    SPEC(.name = "FlashMask 2 bounds causal, random", SIZES(150, 170, 64), .causal = true, .mask_bounds = 2, .mask_heads = 2,
+         HEADS(4, 2), F16),
+    SPEC(.name = "FlashMask 2 bounds, documents both ways", SIZES(300, 300, 64), .mask_bounds = 2,
+         .mask_kind = MASK_DOCUMENT, HEADS(4, 2)),
+    SPEC(.name = "FlashMask 2 bounds, window", SIZES(300, 300, 64), .mask_bounds = 2, .mask_kind = MASK_WINDOW, BF16),
+    SPEC(.name = "FlashMask 2 bounds, random", SIZES(150, 170, 64), .mask_bounds = 2, .mask_heads = 1, HEADS(4, 2)),
+    SPEC(.name = "FlashMask 4 bounds, random", SIZES(150, 170, 64), .mask_bounds = 4, .B = 2),
+    SPEC(.name = "FlashMask 4 bounds, window", SIZES(200, 260, 64), .mask_bounds = 4, .mask_kind = MASK_WINDOW, F16),
+    SPEC(.name = "FlashMask hides everything", SIZES(150, 170, 64), .mask_bounds = 2, .mask_kind = MASK_ALL,
+         .poison_unseen = true),
+    SPEC(.name = "FlashMask, two halves hide everything", SIZES(150, 170, 64), .mask_bounds = 4, .mask_kind = MASK_UNION,
+         .sinks = 1),
+    SPEC(.name = "FlashMask with window, top left", SIZES(150, 170, 64), .mask_bounds = 4, WINDOW(50, 50),
+         .alignment = ATTN_TOP_LEFT),
+    SPEC(.name = "FlashMask, more queries than keys, causal", SIZES(170, 90, 64), .causal = true, .mask_bounds = 1),
+    SPEC(.name = "FlashMask, one query", SIZES(1, 90, 64), .mask_bounds = 4, HEADS(4, 1)),
+
+    /* Values */
+    SPEC(.name = "scores below -5e4", SIZES(60, 80, 64), .q_amp = 1, .has_scale = true, .scale = -4000),
+    SPEC(.name = "scores of 1e6", SIZES(60, 80, 64), .q_amp = 300),
+    SPEC(.name = "all scores equal", SIZES(60, 80, 64), .q_amp = 1e-30, .q_mean = 0),
+    SPEC(.name = "all scores equal and large", SIZES(60, 80, 64), .q_amp = 1e-30, .q_mean = 30),
+    SPEC(.name = "one key dominates", SIZES(60, 80, 64), .q_amp = 20, F16),
+    SPEC(.name = "fp16 near its largest", SIZES(60, 80, 64), F16, .q_amp = 15000, .has_scale = true, .scale = 1e-9),
+    SPEC(.name = "fp16 subnormals", SIZES(60, 80, 64), F16, .q_amp = 2e-5, .v_amp = 2e-5),
+    SPEC(.name = "bf16 subnormals", SIZES(60, 80, 64), BF16, .q_amp = 1e-38, .v_amp = 1),
+    SPEC(.name = "large values of v", SIZES(60, 80, 64), BF16, .v_amp = 1e15),
+    SPEC(.name = "scale 0", SIZES(60, 80, 64), .has_scale = true, .scale = 0, .causal = true),
+    SPEC(.name = "scale -0.2", SIZES(60, 80, 64), .has_scale = true, .scale = -0.2, BF16, .causal = true),
+    SPEC(.name = "scale 1e-20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e-20),
+    SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20, .op = ATTN_OP_FORWARD),
+    SPEC(.name = "softcap 1e-3", SIZES(60, 80, 64), .softcap = 1e-3),
+    SPEC(.name = "softcap 15", SIZES(60, 80, 64), .softcap = 15, .q_amp = 3, .causal = true),
+    SPEC(.name = "softcap 50", SIZES(60, 80, 64), .softcap = 50, .q_amp = 4, BF16),
+    SPEC(.name = "softcap 1e6", SIZES(60, 80, 64), .softcap = 1e6),
+    SPEC(.name = "softcap with a negative scale", SIZES(60, 80, 64), .softcap = 2, .has_scale = true, .scale = -0.3),
+    SPEC(.name = "ALiBi", SIZES(90, 120, 64), HEADS(4, 4), .alibi = 1, .causal = true),
+    SPEC(.name = "ALiBi of a batch, not causal", SIZES(120, 90, 64), .B = 2, HEADS(4, 2), .alibi = 2, BF16),
+    SPEC(.name = "ALiBi, top left", SIZES(90, 120, 64), .alibi = 1, .causal = true, .alignment = ATTN_TOP_LEFT),
+    SPEC(.name = "ALiBi of 65536 keys", SIZES(2, 65536, 8), HEADS(1, 1), .alibi = 1),
+    SPEC(.name = "sinks", SIZES(90, 120, 64), HEADS(4, 2), .sinks = 1, .causal = true, WINDOW(31, 0)),
+    SPEC(.name = "sinks of 100, -100 and -inf", SIZES(90, 120, 64), HEADS(4, 4), .sinks = 2, BF16),
+    SPEC(.name = "sinks of 100, -100 and -inf on empty rows", SIZES(120, 90, 64), HEADS(4, 4), .sinks = 2, .causal = true),
+    SPEC(.name = "fp8", SIZES(90, 120, 64), FP8, .fp8_scales = true, HEADS(4, 2)),
+    SPEC(.name = "fp8, causal, head size 128", SIZES(200, 200, 128), FP8, .causal = true),
+    SPEC(.name = "fp8, odd head size, to f32", SIZES(50, 60, 59), .dtype = ATTN_F8E4M3, .fp8_scales = true),
+    SPEC(.name = "fp8, scales of 1e-6", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e-6, .q_amp = 100),
+    SPEC(.name = "fp8, scales of 1e6", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e6, .q_amp = 0.1,
+         .has_scale = true, .scale = 1e-12),
+    SPEC(.name = "fp8, saturated", SIZES(50, 60, 64), FP8, .q_amp = 400, .has_scale = true, .scale = 1e-6),
+    SPEC(.name = "f16 to f32", SIZES(50, 60, 64), .dtype = ATTN_F16),
+    SPEC(.name = "f32 to bf16", SIZES(50, 60, 64), .out_dtype = ATTN_BF16),
+    SPEC(.name = "bf16 to f16", SIZES(50, 60, 64), .dtype = ATTN_BF16, .out_dtype = ATTN_F16),
+    SPEC(.name = "dropout", SIZES(90, 120, 64), .dropout_p = 0.3, .seed = 42, .B = 2, .causal = true),
+    SPEC(.name = "dropout, bf16, group", SIZES(90, 120, 64), .dropout_p = 0.17, .seed = UINT64_C(0xfedcba9876543210),
+         HEADS(4, 2), BF16),
+    SPEC(.name = "dropout of 0.999", SIZES(60, 80, 64), .dropout_p = 0.999, .seed = 7),
+    SPEC(.name = "dropout with a window", SIZES(150, 170, 40), .dropout_p = 0.5, .seed = 7, WINDOW(20, 10), F16),
+
+    /* Variable lengths */
+    SPEC(.name = "packed", .sequences = 4, .q_lengths = { 5, 128, 1, 77 }, .k_lengths = { 5, 128, 1, 77 }, .causal = true,
+         BF16),
+    SPEC(.name = "packed, empty sequences first, last, in a row", .sequences = 6, .q_lengths = { 0, 40, 0, 0, 33, 0 },
+         .k_lengths = { 0, 40, 0, 0, 33, 0 }),
+    SPEC(.name = "packed, all empty", .sequences = 3),
+    SPEC(.name = "packed, lengths that differ", .sequences = 4, .q_lengths = { 3, 0, 40, 70 },
+         .k_lengths = { 90, 12, 0, 30 }, HEADS(4, 2), .causal = true, .sinks = 1),
+    SPEC(.name = "packed with everything", .sequences = 3, .q_lengths = { 30, 64, 65 }, .k_lengths = { 50, 64, 60 },
+         HEADS(4, 2), WINDOW(20, 3), .softcap = 10, .alibi = 2, .dropout_p = 0.2, .seed = 5, F16, .strided = true),
+    SPEC(.name = "packed decode", .sequences = 5, .q_lengths = { 1, 1, 1, 1, 1 }, .k_lengths = { 700, 1, 33, 0, 128 },
+         HEADS(8, 2), BF16, .causal = true),
+    SPEC(.name = "packed, fp8", .sequences = 2, .q_lengths = { 30, 64 }, .k_lengths = { 50, 64 }, FP8, .fp8_scales = true),
+    SPEC(.name = "seqlens_k", .B = 5, SIZES(40, 150, 64), HEADS(4, 2), .seqlens_k = true, .causal = true,
+         .poison_unseen = true, F16),
+    SPEC(.name = "seqlens_k, decode", .B = 4, SIZES(1, 1000, 64), HEADS(8, 2), .seqlens_k = true, .poison_unseen = true,
+         BF16),
+    SPEC(.name = "seqlens_k with ALiBi, top left and a mask", .B = 4, SIZES(60, 90, 64), .seqlens_k = true, .alibi = 1,
+         .causal = true, .alignment = ATTN_TOP_LEFT, .mask_bounds = 1),
+    SPEC(.name = "seqlens_k with bias and sinks", .B = 4, SIZES(60, 90, 64), .seqlens_k = true, .bias = 8, .sinks = 1,
+         .keep_mask = 2, .keep = 0.8),
+
+    /* Gradients */
+    SPEC(.name = "dlse", BACK, SIZES(60, 80, 64), .dlse = true, .causal = true),
+    SPEC(.name = "dlse, empty rows, sinks", BACK, SIZES(80, 60, 64), .dlse = true, .causal = true, .sinks = 1, BF16),
+    SPEC(.name = "dlse alone", BACK, SIZES(60, 80, 64), .dlse = true, .no_dout = true, F16),
+    SPEC(.name = "out and lse given", BACK, SIZES(60, 80, 64), .give_forward = true, BF16, .causal = true),
+    SPEC(.name = "out and lse given, sinks, empty rows", BACK, SIZES(80, 60, 64), .give_forward = true, .sinks = 2,
+         HEADS(4, 4), .causal = true, .dlse = true),
+    SPEC(.name = "out given in f32 for f16", BACK, SIZES(60, 80, 64), .give_forward = true, .dtype = ATTN_F16),
+    SPEC(.name = "packed, dlse, out given", BACK, .sequences = 3, .q_lengths = { 30, 0, 65 }, .k_lengths = { 50, 6, 60 },
+         HEADS(4, 2), .give_forward = true, .dlse = true),
+    SPEC(.name = "everything at once", BACK, .B = 2, SIZES(75, 130, 72), HEADS(6, 2), .sinks = 1, .alibi = 2, .bias = 7,
+         .bias_hidden = 0.1, .keep_mask = 2, .keep = 0.9, .mask_bounds = 2, .mask_heads = 1, .softcap = 8, .dropout_p = 0.1,
+         .seed = 3, WINDOW(60, 30), .seqlens_k = true, .dlse = true, .strided = true, .poison_unseen = true),
+    SPEC(.name = "scores of 1e6, peaky", BACK, SIZES(60, 80, 64), .q_amp = 10, F16),
+};
+
+/* clang-format on */
+
+static void test_edge_cases_agree_with_the_reference(void **state)
+{
+    int failed = 0;
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(edge_cases); i++)
+        for (attn_op op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
+            struct spec s = edge_cases[i];
+            if (op == ATTN_OP_FORWARD && s.op == ATTN_OP_BACKWARD) continue;
+            if (op == ATTN_OP_BACKWARD && (s.dtype == ATTN_F8E4M3 || (s.has_scale && s.scale == 1e20))) continue;
+            s.op = op;
+            if (!spec_agrees(&bench, &s)) failed++;
+        }
+    assert_int_equal(failed, 0);
+}
+
+/* ---- Random problems ---------------------------------------------------------------------------------------------- */
+
+static int64_t pick(struct rng *r, const int64_t *from, size_t count)
+{
+    return from[rng_next(r) % count];
+}
+
+/* A legal problem with options drawn at random: each is absent most of the time, so that pairs and triples of them come up.
+ */
+static struct spec random_spec(uint64_t seed)
+{
+    static const int64_t lengths[] = { 0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200 };
+    static const int64_t head_sizes[] = { 1, 3, 8, 16, 24, 31, 32, 40, 64, 64, 64, 65, 72, 80, 96, 128, 128, 160, 192, 256 };
+    struct rng r = { seed * UINT64_C(0x9e3779b97f4a7c15) + 1 };
+    struct spec s = SPEC(.data_seed = seed);
+    s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
+    s.dtype = rng_chance(&r, 0.4) ? ATTN_F32 : rng_chance(&r, 0.5) ? ATTN_F16 : ATTN_BF16;
+    if (s.op == ATTN_OP_FORWARD && rng_chance(&r, 0.12)) s.dtype = ATTN_F8E4M3;
+    s.out_dtype = s.dtype == ATTN_F8E4M3 ? ATTN_BF16 : s.dtype;
+    if (rng_chance(&r, 0.15)) s.out_dtype = (attn_dtype)rng_between(&r, ATTN_F32, ATTN_BF16);
+    s.Hk = rng_between(&r, 1, 3);
+    s.H = s.Hk * (rng_chance(&r, 0.5) ? 1 : rng_between(&r, 2, 5));
+    s.B = rng_chance(&r, 0.6) ? 1 : rng_chance(&r, 0.05) ? 0 : rng_between(&r, 2, 3);
+    s.D = s.Dv = rng_chance(&r, 0.3) ? rng_between(&r, 1, 256) : pick(&r, head_sizes, ARRAY_SIZE(head_sizes));
+    if (rng_chance(&r, 0.2)) s.Dv = pick(&r, head_sizes, ARRAY_SIZE(head_sizes));
+    s.Sq = rng_chance(&r, 0.4) ? rng_between(&r, 1, 150) : pick(&r, lengths, ARRAY_SIZE(lengths));
+    s.Sk = rng_chance(&r, 0.3)   ? s.Sq
+           : rng_chance(&r, 0.5) ? rng_between(&r, 1, 300)
+                                 : pick(&r, lengths, ARRAY_SIZE(lengths));
+    if (rng_chance(&r, 0.08))
+        s.Sq = rng_between(&r, 1, 4), s.Sk = rng_between(&r, 500, 2500), s.op = ATTN_OP_FORWARD; /* decode */
+    if (rng_chance(&r, 0.3)) s.layout = ATTN_BHSD;
+    if (rng_chance(&r, 0.25)) s.alignment = ATTN_TOP_LEFT;
+    if (rng_chance(&r, 0.15)) s.has_scale = true, s.scale = rng_chance(&r, 0.2) ? 0 : rng_normal(&r) * 0.3;
+    if (rng_chance(&r, 0.4)) s.causal = true;
+    if (rng_chance(&r, 0.25)) s.window_left = rng_between(&r, 0, 100);
+    if (rng_chance(&r, 0.2)) s.window_right = rng_between(&r, 0, 60);
+    if (rng_chance(&r, 0.15)) s.softcap = 1 + 20 * rng_uniform(&r);
+    if (rng_chance(&r, 0.15)) s.dropout_p = rng_uniform(&r) * 0.9, s.seed = rng_next(&r);
+    if (rng_chance(&r, 0.15)) s.alibi = (int)rng_between(&r, 1, 2);
+    if (rng_chance(&r, 0.2)) s.sinks = (int)rng_between(&r, 1, 2);
+    if (rng_chance(&r, 0.2)) s.strided = true;
+    if (s.dtype == ATTN_F8E4M3 && rng_chance(&r, 0.7)) s.fp8_scales = true;
+    if (rng_chance(&r, 0.2)) {
+        s.layout = ATTN_BSHD;
+        s.sequences = (int)rng_between(&r, 1, 6);
+        for (int n = 0; n < s.sequences; n++) {
+            s.q_lengths[n] = (int)(rng_chance(&r, 0.15) ? 0 : rng_between(&r, 1, 90));
+            s.k_lengths[n] =
+                rng_chance(&r, 0.4) ? s.q_lengths[n] : (int)(rng_chance(&r, 0.15) ? 0 : rng_between(&r, 1, 120));
+        }
+    } else {
+        if (rng_chance(&r, 0.2)) {
+            s.bias = (int)rng_between(&r, 1, 8);
+            s.bias_hidden = rng_chance(&r, 0.5) ? 0 : rng_uniform(&r) * 0.6;
+            if (s.dtype != ATTN_F8E4M3 && rng_chance(&r, 0.4)) s.bias_dtype = s.dtype;
+        }
+        if (rng_chance(&r, 0.2)) s.keep_mask = (int)rng_between(&r, 1, 8), s.keep = rng_uniform(&r);
+        if (rng_chance(&r, 0.2)) s.seqlens_k = true;
+        if (rng_chance(&r, 0.2)) {
+            s.mask_bounds = s.causal ? (int)rng_between(&r, 1, 2) : 2 * (int)rng_between(&r, 1, 2);
+            s.mask_heads = (int)rng_between(&r, 0, 2);
+            s.mask_kind = (enum mask_kind)rng_between(&r, 0, MASK_KINDS - 1);
+        }
+    }
+    if (rng_chance(&r, 0.3)) s.poison_unseen = true;
+    if (s.op == ATTN_OP_BACKWARD) {
+        s.dlse = rng_chance(&r, 0.3);
+        s.give_forward = rng_chance(&r, 0.4);
+        s.no_dout = rng_chance(&r, 0.03);
+    }
+    if (rng_chance(&r, 0.1)) s.q_amp = 4;
+    return s;
+}
+
+static void test_random_problems_agree_with_the_reference(void **state)
+{
+    const long first = env_number("ATTN_RANDOM_SEED", 1), count = env_number("ATTN_RANDOM_COUNT", RANDOM_COUNT);
+    int failed = 0;
+    (void)state;
+    for (long n = 0; n < count && failed < 20; n++) {
+        const struct spec s = random_spec((uint64_t)(first + n));
+        if (!spec_agrees(&bench, &s)) {
+            fprintf(stderr, "    (random problem %ld)\n", first + n);
+            failed++;
+        }
+    }
+    assert_int_equal(failed, 0);
+}
+
+/* ---- Properties --------------------------------------------------------------------------------------------------- */
+
+#define assert_outputs_equal(a, b)                     \
+    do {                                               \
+        char why_[400];                                \
+        if (!outputs_equal(a, b, why_, sizeof why_)) { \
+            spec_print(stderr, &(a)->spec);            \
+            fail_msg("%s", why_);                      \
+        }                                              \
+    } while (0)
+
+/* Sixteen different problems in one call give the bits that each gives alone, in any order. */
+static void test_a_problem_has_the_same_bits_alone_and_among_others(void **state)
+{
+    enum { COUNT = 16 };
+    struct fixture alone[COUNT], together[COUNT], *list[COUNT];
+    (void)state;
+    for (int n = 0; n < COUNT; n++) {
+        const struct spec s = random_spec(9000 + (uint64_t)n);
+        fixture_make(&alone[n], &s);
+        fixture_copy(&together[n], &alone[n]);
+        fixture_run(&bench, &alone[n]);
+        list[COUNT - 1 - n] = &together[n];
+    }
+    fixtures_must_run(&bench, list, COUNT);
+    for (int n = 0; n < COUNT; n++) assert_outputs_equal(&alone[n], &together[n]);
+    for (int n = 0; n < COUNT; n++) fixture_clear(&alone[n]), fixture_clear(&together[n]);
+}
+
+static void test_the_number_of_threads_does_not_change_a_bit(void **state)
+{
+    static const int threads[] = { 1, 2, 3 };
+    static const struct spec large[] = {
+        SPEC(SIZES(1, 5000, 64), HEADS(2, 1), BF16), /* split over keys */
+        SPEC(SIZES(400, 700, 64), HEADS(2, 1), .causal = true),
+        SPEC(BACK, SIZES(300, 500, 64), HEADS(4, 1), .causal = true, BF16, .sinks = 1, .bias = 1, .alibi = 1),
+    };
+    (void)state;
+    for (int n = 0; n < 24; n++) {
+        struct fixture first = { 0 };
+        for (size_t t = 0; t < ARRAY_SIZE(threads); t++) {
+            const struct spec s = n < (int)ARRAY_SIZE(large) ? large[n] : random_spec(7000 + (uint64_t)n);
+            struct bench other;
+            struct fixture f;
+            bench_open(&other, backend, threads[t]);
+            fixture_make(&f, &s);
+            fixture_run(&other, &f);
+            bench_close(&other);
+            if (t == 0) first = f;
+            else {
+                assert_outputs_equal(&first, &f);
+                fixture_clear(&f);
+            }
+        }
+        fixture_clear(&first);
+    }
+}
+
+static void test_repeats_give_the_same_bits(void **state)
+{
+    (void)state;
+    for (attn_op op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
+        const struct spec s = SPEC(.op = op, SIZES(130, 260, 64), HEADS(4, 2), BF16, .causal = true, .sinks = 1);
+        struct fixture first, f;
+        fixture_make(&first, &s);
+        fixture_run(&bench, &first);
+        for (int n = 0; n < 50; n++) {
+            fixture_make(&f, &s);
+            fixture_run(&bench, &f);
+            assert_outputs_equal(&first, &f);
+            fixture_clear(&f);
+        }
+        fixture_clear(&first);
+    }
+}
+
+/* Element n of batch row b of `whole` against problem `part`, for tensors whose first axis is the batch or the packed rows.
+ */
+static void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first)
+{
+    const attn_tensor *w = &whole->p.tensor[id], *p = &part->p.tensor[id];
+    for (int64_t n = tensor_elements(p), e = 0; e < n; e++) {
+        const double a = tensor_get(w, first + e), b = tensor_get(p, e);
+        if (!(a == b || (isnan(a) && isnan(b)))) {
+            spec_print(stderr, &whole->spec);
+            fail_msg("%s: element %lld is %.9g in the batch and %.9g alone", attn_tensors[id].name, (long long)(first + e),
+                     a, b);
+        }
+    }
+}
+
+/* Copies rows of q k v dout from `whole` at element `first` into `part`. */
+static void copy_part(const struct fixture *whole, struct fixture *part, attn_tensor_id id, int64_t first)
+{
+    for (int64_t n = tensor_elements(&part->p.tensor[id]), e = 0; e < n; e++)
+        tensor_set(&part->p.tensor[id], e, tensor_get(&whole->p.tensor[id], first + e));
+}
+
+/* What a server does when it packs the problems of several clients into one: each must get the bits of its own problem. */
+static void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
+{
+    static const struct spec packs[] = {
+        SPEC(.sequences = 5, .q_lengths = { 70, 1, 128, 33, 5 }, .k_lengths = { 90, 500, 128, 33, 64 }, HEADS(4, 2),
+             .causal = true, BF16, .sinks = 1),
+        SPEC(.sequences = 3, .q_lengths = { 1, 1, 1 }, .k_lengths = { 2500, 17, 640 }, HEADS(8, 2), F16),
+        SPEC(.sequences = 3, .q_lengths = { 64, 64, 64 }, .k_lengths = { 64, 64, 64 }, HEADS(4, 4), .causal = true, F16),
+        SPEC(BACK, .sequences = 4, .q_lengths = { 70, 1, 128, 33 }, .k_lengths = { 90, 300, 128, 33 }, HEADS(4, 2),
+             .causal = true, BF16, .sinks = 1),
+        SPEC(BACK, .sequences = 3, .q_lengths = { 40, 65, 7 }, .k_lengths = { 40, 65, 100 }, .softcap = 9, WINDOW(20, 20)),
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(packs); n++) {
+        struct fixture whole;
+        int64_t q_rows = 0, k_rows = 0;
+        fixture_make(&whole, &packs[n]);
+        fixture_run(&bench, &whole);
+        for (int b = 0; b < packs[n].sequences; b++) {
+            struct spec s = packs[n];
+            struct fixture part;
+            s.sequences = 0;
+            s.B = 1, s.Sq = packs[n].q_lengths[b], s.Sk = packs[n].k_lengths[b];
+            fixture_make(&part, &s);
+            copy_part(&whole, &part, ATTN_T_q, q_rows * s.H * s.D);
+            copy_part(&whole, &part, ATTN_T_k, k_rows * s.Hk * s.D);
+            copy_part(&whole, &part, ATTN_T_v, k_rows * s.Hk * s.Dv);
+            if (s.sinks) copy_part(&whole, &part, ATTN_T_sinks, 0);
+            if (s.op == ATTN_OP_BACKWARD) copy_part(&whole, &part, ATTN_T_dout, q_rows * s.H * s.Dv);
+            fixture_run(&bench, &part);
+            if (s.op == ATTN_OP_FORWARD) {
+                assert_part_equal(&whole, &part, ATTN_T_out, q_rows * s.H * s.Dv);
+                for (int64_t h = 0; h < s.H; h++)
+                    for (int64_t i = 0; i < s.Sq; i++)
+                        assert_true(tensor_get(&whole.p.lse, h * whole.spec.Sq + q_rows + i) ==
+                                    tensor_get(&part.p.lse, h * s.Sq + i));
+            } else {
+                assert_part_equal(&whole, &part, ATTN_T_dq, q_rows * s.H * s.D);
+                assert_part_equal(&whole, &part, ATTN_T_dk, k_rows * s.Hk * s.D);
+                assert_part_equal(&whole, &part, ATTN_T_dv, k_rows * s.Hk * s.Dv);
+            }
+            q_rows += s.Sq, k_rows += s.Sk;
+            fixture_clear(&part);
+        }
+        fixture_clear(&whole);
+    }
+}
+
+/* The same for rows of a batch. */
+static void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
+{
+    static const struct spec batches[] = {
+        SPEC(.B = 3, SIZES(50, 90, 64), HEADS(4, 2), .causal = true, BF16),
+        SPEC(.B = 3, SIZES(1, 3000, 64), HEADS(4, 1)),
+        SPEC(BACK, .B = 3, SIZES(50, 90, 64), HEADS(4, 2), .causal = true, F16),
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(batches); n++) {
+        struct fixture whole;
+        fixture_make(&whole, &batches[n]);
+        fixture_run(&bench, &whole);
+        for (int64_t b = 0; b < batches[n].B; b++) {
+            struct spec s = batches[n];
+            struct fixture part;
+            s.B = 1;
+            fixture_make(&part, &s);
+            for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+                if (part.p.tensor[id].rank && !is_output(&part.p, (attn_tensor_id)id))
+                    copy_part(&whole, &part, (attn_tensor_id)id, b * tensor_elements(&part.p.tensor[id]));
+            fixture_run(&bench, &part);
+            for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+                if (is_output(&part.p, (attn_tensor_id)id))
+                    assert_part_equal(&whole, &part, (attn_tensor_id)id, b * tensor_elements(&part.p.tensor[id]));
+            fixture_clear(&part);
+        }
+        fixture_clear(&whole);
+    }
+}
+
+static void test_the_past_does_not_depend_on_the_future(void **state)
+{
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
+    enum { S = 200, SEEN = 77 };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(dtypes); n++) {
+        const struct spec s = SPEC(.dtype = dtypes[n], .out_dtype = dtypes[n], SIZES(S, S, 64), .causal = true);
+        struct fixture a, b;
+        const int64_t row = s.Hk * s.D;
+        fixture_make(&a, &s);
+        fixture_copy(&b, &a);
+        for (int64_t e = SEEN * row; e < S * row; e++)
+            tensor_set(&b.p.k, e, 3.0), tensor_set(&b.p.v, e, e & 1 ? NAN : 100.0);
+        fixture_run(&bench, &a);
+        fixture_run(&bench, &b);
+        for (int64_t e = 0; e < SEEN * s.H * s.Dv; e++) assert_true(tensor_get(&a.p.out, e) == tensor_get(&b.p.out, e));
+        for (int64_t h = 0; h < s.H; h++)
+            for (int64_t i = 0; i < SEEN; i++)
+                assert_true(tensor_get(&a.p.lse, h * S + i) == tensor_get(&b.p.lse, h * S + i));
+        fixture_clear(&a), fixture_clear(&b);
+    }
+}
+
+static void test_a_row_with_one_key_is_that_value_to_the_bit(void **state)
+{
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(dtypes); n++) {
+        const struct spec s =
+            SPEC(.dtype = dtypes[n], .out_dtype = dtypes[n], SIZES(150, 150, 64), WINDOW(0, 0), .q_amp = 4);
+        struct fixture f;
+        fixture_make(&f, &s);
+        fixture_run(&bench, &f);
+        for (int64_t e = 0; e < tensor_elements(&f.p.out); e++)
+            assert_true(tensor_get(&f.p.out, e) == tensor_get(&f.p.v, e));
+        fixture_clear(&f);
+    }
+}
+
+/* NaN that some rows see reaches these rows and no other. (fixture_compare() wants NaN exactly where the reference has it.)
+ */
+static void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
+{
+    static const struct spec cases[] = {
+        SPEC(SIZES(150, 170, 64), .causal = true, .poison = 1),
+        SPEC(SIZES(150, 170, 64), .causal = true, .poison = 2),
+        SPEC(SIZES(150, 170, 64), WINDOW(20, 10), .poison = 1, BF16),
+        SPEC(SIZES(150, 170, 64), WINDOW(20, 10), .poison = 2, BF16),
+        SPEC(SIZES(150, 170, 40), .keep_mask = 8, .keep = 0.5, .poison = 2, F16),
+        SPEC(SIZES(150, 170, 64), .bias = 8, .bias_hidden = 0.5, .poison = 2),
+        SPEC(SIZES(150, 170, 64), .mask_bounds = 4, .poison = 2, F16),
+        SPEC(SIZES(150, 170, 64), .poison = 1, HEADS(4, 2)),
+        SPEC(SIZES(1, 3000, 64), .poison = 2, HEADS(4, 2)),
+        SPEC(.sequences = 3, .q_lengths = { 30, 64, 65 }, .k_lengths = { 50, 64, 60 }, .causal = true, .poison = 2, BF16),
+    };
+    int failed = 0;
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) failed += !spec_agrees(&bench, &cases[n]);
+    assert_int_equal(failed, 0);
+}
+
+/* Backward too: what a query may not see cannot change its gradient, nor can the query change the key's. */
+static void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
+{
+    static const struct spec cases[] = {
+        SPEC(BACK, SIZES(150, 170, 64), .causal = true, .poison = 1),
+        SPEC(BACK, SIZES(150, 170, 64), .causal = true, .poison = 2),
+        SPEC(BACK, SIZES(150, 170, 64), WINDOW(20, 10), .poison = 2, BF16),
+        SPEC(BACK, SIZES(150, 170, 40), .keep_mask = 8, .keep = 0.02, .poison = 1, F16),
+    };
+    int failed = 0;
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) failed += !spec_agrees(&bench, &cases[n]);
+    assert_int_equal(failed, 0);
+}
+
+static void test_no_dout_gives_gradients_of_exactly_zero(void **state)
+{
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(dtypes); n++) {
+        const struct spec s = SPEC(BACK, .dtype = dtypes[n], .out_dtype = dtypes[n], SIZES(100, 130, 64), .no_dout = true,
+                                   .sinks = 1, .bias = 8, .alibi = 1);
+        struct fixture f;
+        fixture_make(&f, &s);
+        fixture_run(&bench, &f);
+        for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+            if (is_output(&f.p, (attn_tensor_id)id))
+                for (int64_t e = 0; e < tensor_elements(&f.p.tensor[id]); e++)
+                    assert_true(tensor_get(&f.p.tensor[id], e) == 0);
+        fixture_clear(&f);
+    }
+}
+
+static void test_the_order_of_keys_does_not_matter(void **state)
+{
+    const struct spec s = SPEC(SIZES(90, 211, 64), HEADS(2, 2));
+    const int64_t row = s.Hk * s.D;
+    struct fixture a, b;
+    (void)state;
+    fixture_make(&a, &s);
+    fixture_copy(&b, &a);
+    for (int64_t j = 0; j < s.Sk; j++)
+        for (int64_t e = 0; e < row; e++) {
+            const int64_t from = j * 100 % s.Sk; /* 100 and 211 have no common divisor */
+            tensor_set(&b.p.k, j * row + e, tensor_get(&a.p.k, from * row + e));
+            tensor_set(&b.p.v, j * row + e, tensor_get(&a.p.v, from * row + e));
+        }
+    fixture_run(&bench, &a);
+    fixture_run(&bench, &b);
+    for (int64_t e = 0; e < tensor_elements(&a.p.out); e++)
+        assert_true(fabs(tensor_get(&a.p.out, e) - tensor_get(&b.p.out, e)) < 2e-6);
+    for (int64_t e = 0; e < tensor_elements(&a.p.lse); e++)
+        assert_true(fabs(tensor_get(&a.p.lse, e) - tensor_get(&b.p.lse, e)) < 4e-6);
+    fixture_clear(&a), fixture_clear(&b);
+}
+
+static void test_a_shifted_bias_shifts_lse_and_nothing_else(void **state)
+{
+    const struct spec s = SPEC(SIZES(90, 130, 64), .bias = 8, .causal = true);
+    struct fixture a, b;
+    (void)state;
+    fixture_make(&a, &s);
+    fixture_copy(&b, &a);
+    for (int64_t e = 0; e < tensor_elements(&b.p.bias); e++) tensor_set(&b.p.bias, e, tensor_get(&a.p.bias, e) + 3);
+    fixture_run(&bench, &a);
+    fixture_run(&bench, &b);
+    for (int64_t e = 0; e < tensor_elements(&a.p.out); e++)
+        assert_true(fabs(tensor_get(&a.p.out, e) - tensor_get(&b.p.out, e)) < 5e-6);
+    for (int64_t e = 0; e < tensor_elements(&a.p.lse); e++)
+        assert_true(fabs(tensor_get(&a.p.lse, e) + 3 - tensor_get(&b.p.lse, e)) < 5e-6);
+    fixture_clear(&a), fixture_clear(&b);
+}
+
+static void test_attention_is_linear_in_v(void **state)
+{
+    const struct spec s = SPEC(SIZES(90, 130, 64), .causal = true, .sinks = 1);
+    struct fixture a, b;
+    (void)state;
+    fixture_make(&a, &s);
+    fixture_copy(&b, &a);
+    for (int64_t e = 0; e < tensor_elements(&b.p.v); e++)
+        tensor_set(&b.p.v, e, -4 * tensor_get(&a.p.v, e)); /* exact in float */
+    fixture_run(&bench, &a);
+    fixture_run(&bench, &b);
+    for (int64_t e = 0; e < tensor_elements(&a.p.out); e++)
+        assert_true(tensor_get(&b.p.out, e) == -4 * tensor_get(&a.p.out, e));
+    fixture_clear(&a), fixture_clear(&b);
+}
+
+/* Rows more than 2^31 elements apart, in memory that is mostly not there. Unified memory only. */
+static void test_offsets_past_two_billion_elements(void **state)
+{
+    enum { S = 20 };
+    const int64_t far = INT64_C(1) << 28; /* elements between rows: the last starts at 19 * 2^28 > 2^32 */
+    const struct spec s = SPEC(SIZES(S, S, 64), HEADS(1, 1), BF16, .causal = true);
+    const size_t bytes = (size_t)far * S * 2;
+    struct fixture near, wide;
+    void *map[3];
+    (void)state;
+    if (!bench.info.unified) skip();
+    fixture_make(&near, &s);
+    fixture_copy(&wide, &near);
+    for (int n = 0; n < 3; n++) {
+        attn_tensor *t = &wide.p.tensor[ATTN_T_q + n], old = *t;
+        map[n] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (map[n] == MAP_FAILED) skip();
+        t->data = map[n];
+        t->stride[1] = far;
+        for (int64_t e = 0; e < tensor_elements(t); e++) tensor_set(t, e, tensor_get(&old, e));
+        free(wide.block[ATTN_T_q + n]);
+        wide.block[ATTN_T_q + n] = NULL;
+    }
+    assert_int_equal(attn_check(&wide.p, NULL), ATTN_OK);
+    fixture_run(&bench, &near);
+    fixture_run(&bench, &wide);
+    assert_outputs_equal(&near, &wide);
+    for (int n = 0; n < 3; n++) munmap(map[n], bytes);
+    fixture_clear(&near), fixture_clear(&wide);
+}
+
+static void test_outputs_that_nobody_wants_are_not_needed(void **state)
+{
+    static const struct spec cases[] = {
+        SPEC(.causal = true, BF16, .sinks = 1, .bias = 8, .alibi = 1),
+        SPEC(BACK, .causal = true, BF16, .sinks = 1, .bias = 8, .alibi = 1),
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
+        for (int wanted = -1; wanted < ATTN_TENSOR_COUNT; wanted++) { /* one output alone, or none */
+            struct fixture all, one;
+            fixture_make(&all, &cases[n]);
+            if (wanted >= 0 && !is_output(&all.p, (attn_tensor_id)wanted)) {
+                fixture_clear(&all);
+                continue;
+            }
+            fixture_copy(&one, &all);
+            for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+                if (id != wanted && is_output(&one.p, (attn_tensor_id)id)) one.p.tensor[id].rank = 0;
+            fixture_run(&bench, &all);
+            fixture_run(&bench, &one);
+            assert_outputs_equal(&one, &all);
+            fixture_clear(&all), fixture_clear(&one);
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_edge_cases_agree_with_the_reference),
+        cmocka_unit_test(test_random_problems_agree_with_the_reference),
+        cmocka_unit_test(test_a_problem_has_the_same_bits_alone_and_among_others),
+        cmocka_unit_test(test_the_number_of_threads_does_not_change_a_bit),
+        cmocka_unit_test(test_repeats_give_the_same_bits),
+        cmocka_unit_test(test_a_packed_sequence_has_the_bits_of_the_problem_alone),
+        cmocka_unit_test(test_a_batch_row_has_the_bits_of_the_problem_alone),
+        cmocka_unit_test(test_the_past_does_not_depend_on_the_future),
+        cmocka_unit_test(test_a_row_with_one_key_is_that_value_to_the_bit),
+        cmocka_unit_test(test_nan_reaches_exactly_the_rows_that_see_it),
+        cmocka_unit_test(test_nan_reaches_exactly_the_gradients_that_see_it),
+        cmocka_unit_test(test_no_dout_gives_gradients_of_exactly_zero),
+        cmocka_unit_test(test_the_order_of_keys_does_not_matter),
+        cmocka_unit_test(test_a_shifted_bias_shifts_lse_and_nothing_else),
+        cmocka_unit_test(test_attention_is_linear_in_v),
+        cmocka_unit_test(test_offsets_past_two_billion_elements),
+        cmocka_unit_test(test_outputs_that_nobody_wants_are_not_needed),
+    };
+    int failed;
+    if (getenv("ATTN_BACKEND") && *getenv("ATTN_BACKEND")) backend = getenv("ATTN_BACKEND");
+    bench_open(&bench, backend, 0);
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    bench_close(&bench);
+    return failed;
+}

@@ -1,0 +1,383 @@
+/* test_check.c: every message of attn_check(), word for word, for a client reads them as they are.
+ *
+ * Each row starts from a good problem (B 2, Sq 3, Sk 4, H 8, Hk 2, D 16, Dv 8), breaks one thing, and says what must come
+ * out. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "../testing.h"
+
+/* Memory that every good problem may point to. Floats are 0, so that any tensor of it is legal. */
+static _Alignas(64) uint8_t zeros[1 << 16];
+static int32_t cu_q[] = { 0, 2, 6 }, cu_k[] = { 0, 5, 8 }, lengths[] = { 4, 0 }, mask_rows[2 * 2 * 4 * 4];
+static uint8_t keep[2 * 8 * 3 * 4];
+static float bias32[2 * 8 * 3 * 4], sinks[8], slopes[16], scales[4];
+static uint16_t bias16[2 * 8 * 3 * 4];
+
+#define SHAPE(...)  \
+    (int64_t[])     \
+    {               \
+        __VA_ARGS__ \
+    }
+#define TENSOR(data, dtype, ...) attn_tensor_make(data, dtype, (int)ARRAY_SIZE(SHAPE(__VA_ARGS__)), SHAPE(__VA_ARGS__))
+
+static attn_problem forward(void)
+{
+    attn_problem p = ATTN_PROBLEM_INIT;
+    p.q = TENSOR(zeros, ATTN_F16, 2, 3, 8, 16);
+    p.k = TENSOR(zeros, ATTN_F16, 2, 4, 2, 16);
+    p.v = TENSOR(zeros, ATTN_F16, 2, 4, 2, 8);
+    p.out = TENSOR(zeros, ATTN_F16, 2, 3, 8, 8);
+    p.lse = TENSOR(zeros, ATTN_F32, 2, 8, 3);
+    return p;
+}
+
+static attn_problem backward(void)
+{
+    attn_problem p = forward();
+    p.op = ATTN_OP_BACKWARD;
+    p.dout = TENSOR(zeros, ATTN_F16, 2, 3, 8, 8);
+    p.dq = TENSOR(zeros, ATTN_F16, 2, 3, 8, 16);
+    p.dk = TENSOR(zeros, ATTN_F16, 2, 4, 2, 16);
+    p.dv = TENSOR(zeros, ATTN_F16, 2, 4, 2, 8);
+    return p;
+}
+
+static attn_problem packed(void)
+{
+    attn_problem p = ATTN_PROBLEM_INIT;
+    p.q = TENSOR(zeros, ATTN_F16, 6, 8, 16);
+    p.k = TENSOR(zeros, ATTN_F16, 8, 2, 16);
+    p.v = TENSOR(zeros, ATTN_F16, 8, 2, 8);
+    p.cu_seqlens_q = TENSOR(cu_q, ATTN_I32, 3);
+    p.cu_seqlens_k = TENSOR(cu_k, ATTN_I32, 3);
+    return p;
+}
+
+static attn_problem bhsd(void)
+{
+    attn_problem p = ATTN_PROBLEM_INIT;
+    p.layout = ATTN_BHSD;
+    p.q = TENSOR(zeros, ATTN_F16, 2, 8, 3, 16);
+    p.k = TENSOR(zeros, ATTN_F16, 2, 2, 4, 16);
+    p.v = TENSOR(zeros, ATTN_F16, 2, 2, 4, 8);
+    return p;
+}
+
+static attn_problem fp8(void)
+{
+    attn_problem p = forward();
+    p.q.dtype = p.k.dtype = p.v.dtype = ATTN_F8E4M3;
+    p.q_scale = p.k_scale = p.v_scale = TENSOR(scales, ATTN_F32, 2, 2);
+    return p;
+}
+
+static void expect(int line, const attn_problem *p, attn_status status, const char *member, const char *text)
+{
+    attn_error err = { 0 };
+    const attn_status is = attn_check(p, &err);
+    if (is != status || strcmp(err.member, member) || strcmp(err.text, text))
+        fail_msg("line %d:\n  is   %s %s \"%s\"\n  must %s %s \"%s\"", line, attn_status_name(is), err.member, err.text,
+                 attn_status_name(status), member, text);
+}
+
+/* From problem `of`, after `change`: this status, member and text. */
+#define SAYS(of, status, member, text, ...)                \
+    do {                                                   \
+        attn_problem p = of();                             \
+        __VA_ARGS__;                                       \
+        expect(__LINE__, &p, ATTN_##status, member, text); \
+    } while (0)
+#define PASSES(of, ...) SAYS(of, OK, "", "", __VA_ARGS__)
+
+/* clang-format off: a row is a line, or two */
+
+static void test_good_problems_pass(void **state)
+{
+    (void)state;
+    PASSES(forward, (void)0);
+    PASSES(backward, (void)0);
+    PASSES(packed, (void)0);
+    PASSES(bhsd, (void)0);
+    PASSES(fp8, (void)0);
+    PASSES(forward, p.out.rank = p.lse.rank = 0);    /* nothing wanted */
+    PASSES(forward, p.out.data = p.lse.data = NULL); /* memory is found later */
+    PASSES(backward, p.dq.data = p.dk.data = p.dv.data = NULL);
+    PASSES(backward, p.out.rank = p.lse.rank = 0);                              /* recomputed */
+    PASSES(forward, p.op = ATTN_OP_FORWARD; p.dout = TENSOR(NULL, ATTN_U8, 9)); /* forward does not look at dout */
+    PASSES(forward, p.q.shape[0] = p.k.shape[0] = p.v.shape[0] = p.out.shape[0] = p.lse.shape[0] = 0;
+           p.q.data = p.k.data = p.v.data = NULL);
+    PASSES(forward, p.q.shape[1] = p.out.shape[1] = p.lse.shape[2] = 0);
+    PASSES(forward, p.k.shape[1] = p.v.shape[1] = 0);
+    PASSES(packed, p.cu_seqlens_q = p.cu_seqlens_k = TENSOR(cu_q, ATTN_I32, 1);
+           p.q.shape[0] = p.k.shape[0] = p.v.shape[0] = 0);
+    PASSES(forward, p.out.dtype = ATTN_F32; p.out = TENSOR(zeros, ATTN_F32, 2, 3, 8, 8));
+    PASSES(forward, p.has_scale = true; p.scale = 0);
+    PASSES(forward, p.has_scale = true; p.scale = -3);
+    PASSES(forward, p.scale = NAN); /* has_scale is false: nobody gave it */
+    PASSES(forward, p.softcap = 50; p.window_left = 0; p.window_right = INT64_MAX; p.dropout_p = 0.999);
+    PASSES(forward, p.q.stride[1] = 0; p.k.stride[0] = 0; p.v.stride[1] = 1000);
+    PASSES(forward, p.bias = TENSOR(bias32, ATTN_F32, 2, 8, 3, 4));
+    PASSES(forward, p.bias = TENSOR(bias16, ATTN_F16, 1, 1, 1, 4));
+    PASSES(forward, p.bias = TENSOR(bias32, ATTN_F32, 1, 8, 1, 4); bias32[3] = -INFINITY);
+    bias32[3] = 0;
+    PASSES(forward, p.keep_mask = TENSOR(keep, ATTN_U8, 1, 8, 3, 4));
+    PASSES(forward, p.sinks = TENSOR(sinks, ATTN_F32, 8); sinks[0] = -INFINITY);
+    sinks[0] = 0;
+    PASSES(forward, p.alibi_slopes = TENSOR(slopes, ATTN_F32, 8));
+    PASSES(forward, p.alibi_slopes = TENSOR(slopes, ATTN_F32, 2, 8));
+    PASSES(packed, p.alibi_slopes = TENSOR(slopes, ATTN_F32, 2, 8));
+    PASSES(forward, p.seqlens_k = TENSOR(lengths, ATTN_I32, 2));
+    PASSES(forward, p.causal = true; p.mask_startend_rows = TENSOR(mask_rows, ATTN_I32, 2, 1, 4, 1));
+    PASSES(forward, p.causal = true; p.mask_startend_rows = TENSOR(mask_rows, ATTN_I32, 2, 2, 4, 2));
+    PASSES(forward, p.mask_startend_rows = TENSOR(mask_rows, ATTN_I32, 2, 1, 4, 2));
+    PASSES(forward, p.mask_startend_rows = TENSOR(mask_rows, ATTN_I32, 2, 2, 4, 4));
+}
+
+static void test_the_shapes_of_q_k_v(void **state)
+{
+    (void)state;
+    SAYS(forward, INVALID, "/q", "q: is required", p.q.rank = 0);
+    SAYS(forward, INVALID, "/k", "k: is required", p.k.rank = 0);
+    SAYS(forward, INVALID, "/v", "v: is required", p.v.rank = 0);
+    SAYS(forward, INVALID, "/q/shape", "q: shape has 3 dimensions, must have 4", p.q.rank = 3);
+    SAYS(packed, INVALID, "/k/shape", "k: shape has 4 dimensions, must have 3 with cu_seqlens_q",
+         p.k = TENSOR(zeros, ATTN_F16, 1, 8, 2, 16));
+    SAYS(forward, INVALID, "/q/dtype", "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn",
+         p.q.dtype = ATTN_I32);
+    SAYS(forward, INVALID, "/k/dtype", "k: dtype is bfloat16, must be float16 as q's", p.k.dtype = ATTN_BF16);
+    SAYS(forward, INVALID, "/v/dtype", "v: dtype is float32, must be float16 as q's", p.v.dtype = ATTN_F32);
+    SAYS(forward, INVALID, "/q/shape/1", "q: shape[1] is -1, must be at least 0", p.q.shape[1] = -1);
+    SAYS(forward, TOO_LARGE, "/k/shape/1", "k: shape[1] is 2147483648, must be at most 2147483647",
+         p.k.shape[1] = INT64_C(1) << 31);
+    SAYS(forward, TOO_LARGE, "/q/shape", "q: the product of its shape is over 2^61 elements",
+         p.q.shape[0] = p.q.shape[1] = 1 << 30);
+    SAYS(forward, TOO_LARGE, "/q/shape", "q: its result would be over 2^61 elements", /* q itself is just under it */
+         p.q = TENSOR(NULL, ATTN_F16, 1 << 28, 1 << 28, 8, 1);
+         p.k = TENSOR(NULL, ATTN_F16, 1 << 28, 0, 8, 1); p.v = TENSOR(NULL, ATTN_F16, 1 << 28, 0, 8, 16);
+         p.out.rank = p.lse.rank = 0);
+    SAYS(forward, INVALID, "/q/shape/2", "q: shape[2] is 0, must be at least 1", p.q.shape[2] = 0);
+    SAYS(bhsd, INVALID, "/q/shape/1", "q: shape[1] is 0, must be at least 1", p.q.shape[1] = 0);
+    SAYS(forward, INVALID, "/q/shape/3", "q: shape[3] is 0, must be at least 1", p.q.shape[3] = 0);
+    SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 0, must be at least 1", p.k.shape[2] = 0);
+    SAYS(forward, INVALID, "/v/shape/3", "v: shape[3] is 0, must be at least 1", p.v.shape[3] = 0);
+    SAYS(forward, UNSUPPORTED, "/q/shape/3", "q: shape[3] is 257, head sizes up to 256 are supported",
+         p.q.shape[3] = p.k.shape[3] = 257);
+    SAYS(forward, UNSUPPORTED, "/v/shape/3", "v: shape[3] is 257, head sizes up to 256 are supported", p.v.shape[3] = 257);
+    SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 3, must divide the 8 heads of q", p.k.shape[2] = 3);
+    SAYS(bhsd, INVALID, "/k/shape/1", "k: shape[1] is 3, must divide the 8 heads of q", p.k.shape[1] = 3);
+    SAYS(packed, INVALID, "/k/shape/1", "k: shape[1] is 3, must divide the 8 heads of q", p.k.shape[1] = 3);
+    SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 16, must divide the 8 heads of q", p.k.shape[2] = 16);
+    SAYS(forward, INVALID, "/k/shape/0", "k: shape[0] is 1, must be 2, the batch of q", p.k.shape[0] = 1);
+    SAYS(forward, INVALID, "/k/shape/3", "k: shape[3] is 8, must be 16, the head size of q", p.k.shape[3] = 8);
+    SAYS(forward, INVALID, "/v/shape/0", "v: shape[0] is 3, must be 2, the batch of q", p.v.shape[0] = 3);
+    SAYS(forward, INVALID, "/v/shape/1", "v: shape[1] is 5, must be 4, the keys of k", p.v.shape[1] = 5);
+    SAYS(bhsd, INVALID, "/v/shape/2", "v: shape[2] is 5, must be 4, the keys of k", p.v.shape[2] = 5);
+    SAYS(forward, INVALID, "/v/shape/2", "v: shape[2] is 8, must be 2, the heads of k", p.v.shape[2] = 8);
+}
+
+static void test_packed_lengths(void **state)
+{
+    static int32_t starts_at_1[] = { 1, 2, 6 }, falls[] = { 0, 7, 6 }, short_[] = { 0, 2, 5 }, long_[] = { 0, 2, 9 };
+    (void)state;
+    SAYS(packed, INVALID, "/cu_seqlens_k", "cu_seqlens_k: is required with cu_seqlens_q", p.cu_seqlens_k.rank = 0);
+    SAYS(packed, INVALID, "/cu_seqlens_q", "cu_seqlens_q: is required with cu_seqlens_k", p.cu_seqlens_q.rank = 0);
+    SAYS(packed, INVALID, "/cu_seqlens_q/shape", "cu_seqlens_q: shape has 2 dimensions, must have 1",
+         p.cu_seqlens_q.rank = 2);
+    SAYS(packed, INVALID, "/cu_seqlens_q/dtype", "cu_seqlens_q: dtype is float32, must be int32",
+         p.cu_seqlens_q.dtype = ATTN_F32);
+    SAYS(packed, INVALID, "/cu_seqlens_q/shape/0", "cu_seqlens_q: shape[0] is 0, must be at least 1",
+         p.cu_seqlens_q.shape[0] = 0);
+    SAYS(packed, INVALID, "/cu_seqlens_k/shape/0", "cu_seqlens_k: shape[0] is 2, must be 3 as cu_seqlens_q's",
+         p.cu_seqlens_k.shape[0] = 2);
+    SAYS(packed, INVALID, "/layout", "layout: is bhsd, must be bshd with cu_seqlens_q", p.layout = ATTN_BHSD);
+    SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 1, must be 0", p.cu_seqlens_q.data = starts_at_1);
+    SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [2] is 6, must be at least 7, the value before it",
+         p.cu_seqlens_q.data = falls);
+    SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [2] is 5, must be 6, the rows of q",
+         p.cu_seqlens_q.data = short_);
+    SAYS(packed, INVALID, "/cu_seqlens_k/data", "cu_seqlens_k: [2] is 9, must be 8, the rows of k",
+         p.cu_seqlens_k.data = long_);
+    SAYS(packed, INVALID, "/bias", "bias: cannot be combined with cu_seqlens_q",
+         p.bias = TENSOR(bias32, ATTN_F32, 2, 8, 3, 4));
+    SAYS(packed, INVALID, "/keep_mask", "keep_mask: cannot be combined with cu_seqlens_q",
+         p.keep_mask = TENSOR(keep, ATTN_U8, 2, 8, 3, 4));
+    SAYS(packed, INVALID, "/seqlens_k", "seqlens_k: cannot be combined with cu_seqlens_q",
+         p.seqlens_k = TENSOR(lengths, ATTN_I32, 2));
+    SAYS(packed, INVALID, "/mask_startend_rows", "mask_startend_rows: cannot be combined with cu_seqlens_q",
+         p.mask_startend_rows = TENSOR(mask_rows, ATTN_I32, 2, 1, 4, 2));
+    SAYS(packed, INVALID, "/alibi_slopes/shape/0", "alibi_slopes: shape[0] is 3, must be 2, the sequences of cu_seqlens_q",
+         p.alibi_slopes = TENSOR(zeros, ATTN_F32, 3, 8));
+    SAYS(packed, INVALID, "/out/shape/0", "out: shape[0] is 7, must be 6, the queries of q",
+         p.out = TENSOR(zeros, ATTN_F16, 7, 8, 8));
+    SAYS(packed, INVALID, "/lse/shape/1", "lse: shape[1] is 5, must be 6, the queries of q",
+         p.lse = TENSOR(zeros, ATTN_F32, 8, 5));
+}
+
+static void test_masks_and_biases(void **state)
+{
+    (void)state;
+    SAYS(forward, INVALID, "/alibi_slopes/shape", "alibi_slopes: shape has 3 dimensions, must have 1 or 2",
+         p.alibi_slopes = TENSOR(slopes, ATTN_F32, 1, 2, 8));
+    SAYS(forward, INVALID, "/alibi_slopes/shape/0", "alibi_slopes: shape[0] is 2, must be 8, the heads of q",
+         p.alibi_slopes = TENSOR(slopes, ATTN_F32, 2));
+    SAYS(forward, INVALID, "/alibi_slopes/shape/1", "alibi_slopes: shape[1] is 4, must be 8, the heads of q",
+         p.alibi_slopes = TENSOR(slopes, ATTN_F32, 2, 4));
+    SAYS(forward, INVALID, "/alibi_slopes/dtype", "alibi_slopes: dtype is float16, must be float32",
+         p.alibi_slopes = TENSOR(slopes, ATTN_F16, 8));
+    SAYS(forward, INVALID, "/alibi_slopes/data", "alibi_slopes: [1, 3] is inf, must be finite", slopes[11] = INFINITY;
+         p.alibi_slopes = TENSOR(slopes, ATTN_F32, 2, 8));
+    slopes[11] = 0;
+    SAYS(forward, INVALID, "/sinks/shape/0", "sinks: shape[0] is 2, must be 8, the heads of q",
+         p.sinks = TENSOR(sinks, ATTN_F32, 2));
+    SAYS(forward, INVALID, "/sinks/data", "sinks: [7] is nan, must be finite or -inf", sinks[7] = -NAN;
+         p.sinks = TENSOR(sinks, ATTN_F32, 8));
+    sinks[7] = 0;
+    SAYS(forward, INVALID, "/bias/shape", "bias: shape has 2 dimensions, must have 4",
+         p.bias = TENSOR(bias32, ATTN_F32, 3, 4));
+    SAYS(forward, INVALID, "/bias/shape/0", "bias: shape[0] is 3, must be 1 or 2, the batch of q",
+         p.bias = TENSOR(zeros, ATTN_F32, 3, 8, 3, 4));
+    SAYS(forward, INVALID, "/bias/shape/1", "bias: shape[1] is 2, must be 1 or 8, the heads of q",
+         p.bias = TENSOR(bias32, ATTN_F32, 2, 2, 3, 4));
+    SAYS(forward, INVALID, "/bias/shape/2", "bias: shape[2] is 4, must be 1 or 3, the queries of q",
+         p.bias = TENSOR(zeros, ATTN_F32, 2, 8, 4, 4));
+    SAYS(forward, INVALID, "/bias/shape/3", "bias: shape[3] is 1, must be 4, the keys of k",
+         p.bias = TENSOR(bias32, ATTN_F32, 2, 8, 3, 1));
+    SAYS(forward, INVALID, "/bias/dtype", "bias: dtype is bfloat16, must be float32, or float16 as q's",
+         p.bias = TENSOR(bias16, ATTN_BF16, 2, 8, 3, 4));
+    SAYS(fp8, INVALID, "/bias/dtype", "bias: dtype is float8_e4m3fn, must be float32",
+         p.bias = TENSOR(zeros, ATTN_F8E4M3, 2, 8, 3, 4));
+    SAYS(forward, INVALID, "/bias/data", "bias: [1, 7, 2, 3] is nan, must be finite or -inf", bias32[191] = NAN;
+         p.bias = TENSOR(bias32, ATTN_F32, 2, 8, 3, 4));
+    SAYS(forward, INVALID, "/bias/data", "bias: [0, 0, 0, 2] is inf, must be finite or -inf", bias32[2] = INFINITY;
+         p.bias = TENSOR(bias32, ATTN_F32, 2, 8, 3, 4));
+    SAYS(forward, INVALID, "/bias/data", "bias: [0, 1, 0, 1] is inf, must be finite or -inf", bias16[12] = 0xfc00;
+         bias16[13] = 0x7c00; p.bias = TENSOR(bias16, ATTN_F16, 2, 8, 3, 4));
+    SAYS(forward, INVALID, "/bias/data", "bias: [0, 1, 0, 1] is nan, must be finite or -inf", bias16[12] = 0xff80;
+         bias16[13] = 0x7fc0; p.bias = TENSOR(bias16, ATTN_BF16, 2, 8, 3, 4); p.q.dtype = p.k.dtype = p.v.dtype = ATTN_BF16);
+    SAYS(forward, INVALID, "/keep_mask/dtype", "keep_mask: dtype is int32, must be uint8",
+         p.keep_mask = TENSOR(zeros, ATTN_I32, 2, 8, 3, 4));
+    SAYS(forward, INVALID, "/keep_mask/shape/1", "keep_mask: shape[1] is 2, must be 1 or 8, the heads of q",
+         p.keep_mask = TENSOR(keep, ATTN_U8, 2, 2, 3, 4));
+    SAYS(forward, INVALID, "/keep_mask/data", "keep_mask: [0, 2, 1, 0] is 255, must be 0 or 1", keep[28] = 255;
+         p.keep_mask = TENSOR(keep, ATTN_U8, 2, 8, 3, 4));
+    keep[28] = 0;
+    SAYS(forward, INVALID, "/seqlens_k/shape/0", "seqlens_k: shape[0] is 1, must be 2, the batch of q",
+         p.seqlens_k = TENSOR(lengths, ATTN_I32, 1));
+    SAYS(forward, INVALID, "/seqlens_k/data", "seqlens_k: [1] is 5, must be between 0 and 4, the keys of k", lengths[1] = 5;
+         p.seqlens_k = TENSOR(lengths, ATTN_I32, 2));
+    SAYS(forward, INVALID, "/seqlens_k/data", "seqlens_k: [1] is -1, must be between 0 and 4, the keys of k",
+         lengths[1] = -1;
+         p.seqlens_k = TENSOR(lengths, ATTN_I32, 2));
+    lengths[1] = 0;
+    SAYS(forward, INVALID, "/mask_startend_rows/shape/1",
+         "mask_startend_rows: shape[1] is 3, must be 1, 2 (the heads of k) or 8 (the heads of q)",
+         p.mask_startend_rows = TENSOR(mask_rows, ATTN_I32, 2, 3, 4, 2));
+    SAYS(forward, INVALID, "/mask_startend_rows/shape/2", "mask_startend_rows: shape[2] is 3, must be 4, the keys of k",
+         p.mask_startend_rows = TENSOR(mask_rows, ATTN_I32, 2, 1, 3, 2));
+    SAYS(forward, INVALID, "/mask_startend_rows/shape/3",
+         "mask_startend_rows: shape[3] is 1, must be 2 or 4 when not causal",
+         p.mask_startend_rows = TENSOR(mask_rows, ATTN_I32, 2, 1, 4, 1));
+    SAYS(forward, INVALID, "/mask_startend_rows/shape/3", "mask_startend_rows: shape[3] is 4, must be 1 or 2 when causal",
+         p.causal = true;
+         p.mask_startend_rows = TENSOR(mask_rows, ATTN_I32, 2, 1, 4, 4));
+    SAYS(forward, INVALID, "/mask_startend_rows/data",
+         "mask_startend_rows: [1, 0, 3, 1] is 4, must be between 0 and 3, the queries of q", mask_rows[15] = 4;
+         p.mask_startend_rows = TENSOR(mask_rows, ATTN_I32, 2, 1, 4, 2));
+    mask_rows[15] = 0;
+}
+
+static void test_fp8(void **state)
+{
+    (void)state;
+    SAYS(forward, INVALID, "/q_scale", "q_scale: q has dtype float16, scales are for float8_e4m3fn",
+         p.q_scale = TENSOR(scales, ATTN_F32, 2, 2));
+    SAYS(forward, INVALID, "/v_scale", "v_scale: q has dtype float16, scales are for float8_e4m3fn",
+         p.v_scale = TENSOR(scales, ATTN_F32, 2, 2));
+    SAYS(fp8, INVALID, "/k_scale/shape/1", "k_scale: shape[1] is 8, must be 2, the heads of k",
+         p.k_scale = TENSOR(zeros, ATTN_F32, 2, 8));
+    SAYS(fp8, INVALID, "/k_scale/data", "k_scale: [1, 0] is inf, must be finite", scales[2] = INFINITY;
+         p.q_scale = p.v_scale = TENSOR(zeros, ATTN_F32, 2, 2));
+    scales[2] = 0;
+    SAYS(backward, UNSUPPORTED, "/q/dtype", "q: dtype is float8_e4m3fn, backward supports float32, float16 and bfloat16",
+         p.q.dtype = p.k.dtype = p.v.dtype = ATTN_F8E4M3);
+}
+
+static void test_results_and_gradients(void **state)
+{
+    (void)state;
+    SAYS(forward, INVALID, "/out/dtype", "out: dtype is float8_e4m3fn, must be float32, float16 or bfloat16",
+         p.out.dtype = ATTN_F8E4M3);
+    SAYS(forward, INVALID, "/out/shape/3", "out: shape[3] is 16, must be 8, the head size of v", p.out.shape[3] = 16);
+    SAYS(bhsd, INVALID, "/out/shape/1", "out: shape[1] is 3, must be 8, the heads of q",
+         p.out = TENSOR(zeros, ATTN_F16, 2, 3, 8, 8));
+    SAYS(forward, INVALID, "/lse/dtype", "lse: dtype is float16, must be float32", p.lse.dtype = ATTN_F16);
+    SAYS(forward, INVALID, "/lse/shape/1", "lse: shape[1] is 3, must be 8, the heads of q",
+         p.lse = TENSOR(zeros, ATTN_F32, 2, 3, 8));
+    SAYS(backward, INVALID, "/dout", "dout: is required", p.dout.rank = 0);
+    SAYS(backward, INVALID, "/out", "out: is required with lse (give both or neither)", p.out.rank = 0);
+    SAYS(backward, INVALID, "/lse", "lse: is required with out (give both or neither)", p.lse.rank = 0);
+    SAYS(backward, INVALID, "/dsinks", "dsinks: sinks is not given", p.dsinks = TENSOR(zeros, ATTN_F32, 8));
+    SAYS(backward, INVALID, "/dbias", "dbias: bias is not given", p.dbias = TENSOR(zeros, ATTN_F32, 1, 1, 1, 4));
+    SAYS(backward, INVALID, "/dalibi_slopes", "dalibi_slopes: alibi_slopes is not given",
+         p.dalibi_slopes = TENSOR(zeros, ATTN_F32, 8));
+    SAYS(backward, INVALID, "/dbias/shape/1", "dbias: shape[1] is 8, must be 1 as bias's",
+         p.bias = TENSOR(zeros, ATTN_F32, 2, 1, 3, 4);
+         p.dbias = TENSOR(zeros, ATTN_F32, 2, 8, 3, 4));
+    SAYS(backward, INVALID, "/dalibi_slopes/shape", "dalibi_slopes: shape has 1 dimensions, must have 2",
+         p.alibi_slopes = TENSOR(slopes, ATTN_F32, 2, 8);
+         p.dalibi_slopes = TENSOR(zeros, ATTN_F32, 8));
+    SAYS(backward, INVALID, "/dq/dtype", "dq: dtype is float32, must be float16 as q's", p.dq.dtype = ATTN_F32);
+    SAYS(backward, INVALID, "/dk/shape/2", "dk: shape[2] is 8, must be 2, the heads of k", p.dk.shape[2] = 8);
+    SAYS(backward, INVALID, "/dlse/shape/2", "dlse: shape[2] is 4, must be 3, the queries of q",
+         p.dlse = TENSOR(zeros, ATTN_F32, 2, 8, 4));
+}
+
+static void test_memory(void **state)
+{
+    (void)state;
+    SAYS(forward, INVALID, "/q/stride/3", "q: stride[3] is 2, must be 1", p.q.stride[3] = 2);
+    SAYS(forward, INVALID, "/k/stride/0", "k: stride[0] is -5, must be at least 0", p.k.stride[0] = -5);
+    SAYS(forward, INVALID, "/out/stride/1", "out: stride[1] is 0, must be at least 1 where 3 results are written",
+         p.out.stride[1] = 0);
+    SAYS(forward, TOO_LARGE, "/v/stride", "v: its strides reach past 2^63 bytes", p.v.stride[1] = INT64_MAX / 4);
+    SAYS(forward, TOO_LARGE, "/v/stride", "v: its strides reach past 2^63 bytes", p.v.stride[1] = INT64_MAX);
+    SAYS(forward, INVALID, "/k/data", "k: has no data", p.k.data = NULL);
+    SAYS(backward, INVALID, "/out/data", "out: has no data", p.out.data = NULL);
+    SAYS(forward, INVALID, "/v/data", "v: data is not aligned to 2 bytes", p.v.data = zeros + 1);
+    SAYS(forward, INVALID, "/lse/data", "lse: data is not aligned to 4 bytes", p.lse.data = zeros + 2);
+}
+
+static void test_options(void **state)
+{
+    (void)state;
+    SAYS(forward, INVALID, "/scale", "scale: is inf, must be finite", p.has_scale = true; p.scale = INFINITY);
+    SAYS(forward, INVALID, "/scale", "scale: is nan, must be finite", p.has_scale = true; p.scale = NAN);
+    SAYS(forward, INVALID, "/softcap", "softcap: is -1, must be finite and at least 0", p.softcap = -1);
+    SAYS(forward, INVALID, "/softcap", "softcap: is nan, must be finite and at least 0", p.softcap = NAN);
+    SAYS(forward, INVALID, "/window/0", "window: [0] is -2, must be at least 0, or -1 for unbounded", p.window_left = -2);
+    SAYS(forward, INVALID, "/window/1", "window: [1] is -7, must be at least 0, or -1 for unbounded", p.window_right = -7);
+    SAYS(forward, INVALID, "/dropout_p", "dropout_p: is 1, must be at least 0 and below 1", p.dropout_p = 1);
+    SAYS(forward, INVALID, "/dropout_p", "dropout_p: is -0.1, must be at least 0 and below 1", p.dropout_p = -0.1);
+    SAYS(forward, INVALID, "/dropout_p", "dropout_p: is nan, must be at least 0 and below 1", p.dropout_p = NAN);
+}
+
+/* clang-format on */
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_good_problems_pass),
+        cmocka_unit_test(test_the_shapes_of_q_k_v),
+        cmocka_unit_test(test_packed_lengths),
+        cmocka_unit_test(test_masks_and_biases),
+        cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_results_and_gradients),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_options),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
