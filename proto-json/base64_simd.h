@@ -1,0 +1,36 @@
+/* base64_simd.h: what base64.c asks of a variant. Private to the base64*.c files.
+ *
+ * A variant is two loops over whole groups. Everything that is difficult about base64 (pieces, padding, errors) is done
+ * once, in base64.c, by the one scalar step() that all variants share; a variant may stop wherever it likes, and what it
+ * leaves is done by that step. So a variant can be slow or short-sighted, but not lenient. */
+#ifndef BASE64_SIMD_H
+#define BASE64_SIMD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Decodes whole groups of 4 alphabet characters to 3 bytes each, from the start of a group. Returns the characters it took:
+ * a multiple of 4, at most `count`, and none of them outside the alphabet ('=' is outside). It reads nothing beyond `count`
+ * and writes at most 64 bytes behind the bytes it counts, and never beyond BASE64_DECODED_MAX(count). */
+typedef size_t base64_decode_groups(const char *text, size_t count, uint8_t *out);
+
+/* Encodes whole groups of 3 bytes. Returns the bytes it took: a multiple of 3, at most `count`. It reads nothing beyond
+ * `count` and writes nothing beyond the text of the bytes it took. */
+typedef size_t base64_encode_groups(const uint8_t *bytes, size_t count, char *text);
+
+base64_decode_groups base64_decode_scalar, base64_decode_avx2, base64_decode_avx512;
+
+/* The same, but the bytes go to memory past the caches, in whole lines, and are there for other threads when the call
+ * returns. For streams larger than the caches: an ordinary store first reads the line that it is about to overwrite. */
+base64_decode_groups base64_decode_large_avx2, base64_decode_large_avx512;
+base64_encode_groups base64_encode_scalar, base64_encode_avx2, base64_encode_avx512;
+
+enum { BASE64_LINE = 64 }; /* bytes of a cache line */
+
+/* Characters whose bytes lead from `out` to the next line. A group is 3 bytes, and 3 * 43 = 1 modulo 64. */
+static inline size_t base64_chars_to_line(const uint8_t *out)
+{
+    return (BASE64_LINE - (uintptr_t)out % BASE64_LINE) * 43 % BASE64_LINE * 4;
+}
+
+#endif

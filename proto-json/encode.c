@@ -1,0 +1,338 @@
+/* encode.c: answers, written while they are sent.
+ *
+ * An answer is a list of pieces, made before the first byte leaves, so that its length is known:
+ *
+ *     {"out":{"shape":[1,64,4,64],"dtype":"float16","data":"  |  base64 of out  |  "},"lse":{ ...  |  base64 of lse  | ... }
+ *       text                                                    tensor             text              tensor            text
+ *
+ * Text pieces lie in one small buffer. Tensor pieces are only pointers: reading turns their bytes into base64 (or numbers)
+ * straight in the caller's buffer, so that no answer exists twice.
+ *
+ * Invariants:
+ *   1. The bytes depend on the answer alone, not on the sizes in which it is read.
+ *   2. Exactly proto_encoder_length() bytes come.
+ *   3. Memory is the text pieces and the list; it does not grow with the tensors. */
+#include "proto.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base64.h"
+#include "numbers.h"
+
+const char *const proto_stages[PROTO_STAGE_COUNT] = {
+#define X(name) #name,
+    PROTO_STAGE_MAP(X)
+#undef X
+};
+
+enum piece_kind { TEXT, BASE64, ARRAY };
+
+struct piece {
+    enum piece_kind    kind;
+    size_t             offset; /* TEXT: in the encoder's buffer */
+    const attn_tensor *tensor; /* the others */
+    uint64_t           length; /* characters */
+};
+
+enum {
+    TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX, /* "]],[[-1.5": the brackets and one number */
+    PROBLEM_BYTES = 4096,
+};
+
+/* One element of an array with what stands before it, or the brackets at the end. */
+struct token {
+    char   text[TOKEN_BYTES];
+    size_t length, taken;
+};
+
+struct proto_encoder {
+    char         *text;
+    size_t        text_bytes, text_capacity;
+    struct piece *pieces;
+    size_t        piece_count, piece_capacity;
+    bool          short_of_memory;
+    uint64_t      length;
+
+    /* Where reading stands. */
+    size_t       piece;
+    uint64_t     taken;   /* characters of that piece */
+    int64_t      element; /* of an array: the next one */
+    struct token token;
+};
+
+/* ---- Making the list ----------------------------------------------------------------------------------------------- */
+
+static struct piece *add_piece(proto_encoder *e, struct piece piece)
+{
+    if (e->piece_count == e->piece_capacity) {
+        size_t capacity = e->piece_capacity ? 2 * e->piece_capacity : 16;
+        struct piece *larger = realloc(e->pieces, capacity * sizeof *larger);
+        if (!larger) {
+            e->short_of_memory = true;
+            return NULL;
+        }
+        e->pieces = larger;
+        e->piece_capacity = capacity;
+    }
+    e->pieces[e->piece_count] = piece;
+    return &e->pieces[e->piece_count++];
+}
+
+static void add_text(proto_encoder *e, const char *text, size_t count)
+{
+    struct piece *last = e->piece_count ? &e->pieces[e->piece_count - 1] : NULL;
+    if (!last || last->kind != TEXT) last = add_piece(e, (struct piece){ .kind = TEXT, .offset = e->text_bytes });
+    if (!last) return;
+    if (count > e->text_capacity - e->text_bytes) {
+        size_t capacity = e->text_capacity ? e->text_capacity : 1024;
+        char *larger;
+        while (capacity - e->text_bytes < count) capacity *= 2;
+        larger = realloc(e->text, capacity);
+        if (!larger) {
+            e->short_of_memory = true;
+            return;
+        }
+        e->text = larger;
+        e->text_capacity = capacity;
+    }
+    memcpy(e->text + e->text_bytes, text, count);
+    e->text_bytes += count;
+    last->length += count;
+}
+
+__attribute__((format(printf, 2, 3))) static void add(proto_encoder *e, const char *format, ...)
+{
+    char text[256]; /* what is added this way is short: names, numbers, shapes */
+    va_list args;
+    int length;
+    va_start(args, format);
+    length = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    add_text(e, text, length < (int)sizeof text ? (size_t)length : sizeof text - 1);
+}
+
+/* A double that may be anything: JSON has no number for what is not finite. */
+static void add_double(proto_encoder *e, double x)
+{
+    if (isnan(x)) add(e, "\"NaN\"");
+    else if (isinf(x)) add(e, x < 0 ? "\"-Infinity\"" : "\"Infinity\"");
+    else add(e, "%.9g", x);
+}
+
+/* Our own short texts: names of devices and contexts. What would need an escape is left out. */
+static void add_plain(proto_encoder *e, const char *text)
+{
+    for (; *text; text++)
+        if (*text >= 0x20 && *text < 0x7f && *text != '"' && *text != '\\') add_text(e, text, 1);
+}
+
+static bool next_token(const attn_tensor *t, int64_t element, struct token *token);
+
+/* As contiguous bytes: outputs are what attn_output() described. */
+static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *t, proto_encoding encoding)
+{
+    struct piece piece = { .kind = encoding == PROTO_ARRAY ? ARRAY : BASE64, .tensor = t };
+    int64_t bytes = 0, elements = 0;
+    attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes);
+    attn_shape_elements(t->rank, t->shape, &elements);
+    add(e, "\"%s\":{\"shape\":[", name);
+    for (int a = 0; a < t->rank; a++) add(e, "%s%lld", a ? "," : "", (long long)t->shape[a]);
+    add(e, "],\"dtype\":\"%s\",\"data\":", attn_dtype_name(t->dtype));
+    if (piece.kind == BASE64) {
+        add(e, "\"");
+        piece.length = BASE64_ENCODED(bytes);
+        if (piece.length) add_piece(e, piece);
+        add(e, "\"},");
+        return;
+    }
+    for (int64_t i = 0; i <= elements; i++) {
+        struct token token;
+        next_token(t, i, &token);
+        piece.length += token.length;
+    }
+    add_piece(e, piece);
+    add(e, "},");
+}
+
+/* The members of one answer, with a comma behind each but the last. */
+static void add_result(proto_encoder *e, const proto_item *item, const proto_result *result)
+{
+    static const proto_stage written[] = { PROTO_STAGE_queue, PROTO_STAGE_copy_in, PROTO_STAGE_compute,
+                                           PROTO_STAGE_copy_out };
+    add(e, "{");
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        if (item->outputs >> id & 1) add_tensor(e, attn_tensors[id].name, &item->problem.tensor[id], item->encoding);
+    if (item->problem.dropout_p > 0) add(e, "\"seed\":%llu,", (unsigned long long)item->problem.seed);
+    if (result->verified) {
+        add(e, "\"verification\":{\"max_abs\":");
+        add_double(e, result->verification.max_abs);
+        add(e, ",\"relative\":");
+        add_double(e, result->verification.relative);
+        add(e, ",\"rows\":%lld},", (long long)result->verification.rows);
+    }
+    if (*result->context) {
+        add(e, "\"context\":\"");
+        add_plain(e, result->context);
+        add(e, "\",");
+    }
+    add(e, "\"backend\":\"");
+    add_plain(e, result->backend);
+    add(e, "\",\"timing_us\":{");
+    for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
+        double us = result->timing_us[written[i]];
+        long long tenths = us > 0 && us < 1e15 ? (long long)(us * 10 + 0.5) : 0; /* no clock of ours gives anything else */
+        add(e, "%s\"%s\":%lld.%lld", i ? "," : "", proto_stages[written[i]], tenths / 10, tenths % 10);
+    }
+    add(e, "}}");
+}
+
+attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
+                              proto_encoder **encoder, attn_error *err)
+{
+    proto_encoder *e;
+    *encoder = NULL;
+    if (!call->envelope && results[0].error.status != ATTN_OK) {
+        if (err) *err = results[0].error;
+        return results[0].error.status;
+    }
+    e = calloc(1, sizeof *e);
+    if (!e) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to write the answer");
+    if (call->envelope) add(e, "{\"responses\":[");
+    for (int i = 0; i < call->count; i++) {
+        if (i) add(e, ",");
+        const attn_error *fault = call->items[i].error.status != ATTN_OK ? &call->items[i].error : &results[i].error;
+        if (fault->status == ATTN_OK) {
+            add_result(e, &call->items[i], &results[i]);
+        } else {
+            char problem[PROBLEM_BYTES], prefix[32];
+            snprintf(prefix, sizeof prefix, "/requests/%d", i);
+            add(e, "{\"error\":");
+            add_text(e, problem,
+                     proto_problem_write(problem, sizeof problem, proto_error_of(fault->status), fault->text, prefix,
+                                         fault->member, request_id));
+            add(e, "}");
+        }
+    }
+    if (call->envelope) add(e, "]}");
+    if (e->short_of_memory) {
+        proto_encoder_free(e);
+        return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to write the answer");
+    }
+    for (size_t i = 0; i < e->piece_count; i++) e->length += e->pieces[i].length;
+    *encoder = e;
+    return ATTN_OK;
+}
+
+uint64_t proto_encoder_length(const proto_encoder *encoder) { return encoder->length; }
+
+void proto_encoder_free(proto_encoder *encoder)
+{
+    if (!encoder) return;
+    free(encoder->text);
+    free(encoder->pieces);
+    free(encoder);
+}
+
+/* ---- Reading ------------------------------------------------------------------------------------------------------- */
+
+/* Element `element` of an array, with the brackets and the comma before it; one past the last: the closing brackets. An
+ * array without elements is []: its nesting could be endless. False, and an empty token, behind the end. */
+static bool next_token(const attn_tensor *t, int64_t element, struct token *token)
+{
+    const size_t bytes = attn_dtype_bytes(t->dtype);
+    int64_t elements = 0, row = 1;
+    int levels = 0; /* that begin, or end, here */
+    char *p = token->text;
+    token->length = token->taken = 0;
+    attn_shape_elements(t->rank, t->shape, &elements);
+    if (element > elements) return false;
+    if (elements == 0) {
+        *p++ = '[', *p++ = ']';
+    } else {
+        if (element == 0 || element == elements)
+            levels = t->rank;
+        else
+            for (int a = t->rank - 1; a > 0 && element % (row *= t->shape[a]) == 0; a--) levels++;
+        for (int i = 0; i < levels && element > 0; i++) *p++ = ']';
+        if (element > 0 && element < elements) *p++ = ',';
+        for (int i = 0; i < levels && element < elements; i++) *p++ = '[';
+        if (element < elements) p += numbers_format(t->dtype, (const char *)t->data + (size_t)element * bytes, p);
+    }
+    token->length = (size_t)(p - token->text);
+    return true;
+}
+
+static size_t read_array(proto_encoder *e, const struct piece *piece, char *to, size_t capacity)
+{
+    size_t done = 0;
+    while (done < capacity) {
+        size_t count = e->token.length - e->token.taken;
+        if (count == 0) {
+            if (!next_token(piece->tensor, e->element, &e->token)) break;
+            e->element++;
+            continue;
+        }
+        if (count > capacity - done) count = capacity - done;
+        memcpy(to + done, e->token.text + e->token.taken, count);
+        e->token.taken += count;
+        done += count;
+    }
+    return done;
+}
+
+/* Characters [taken, taken + capacity) of a tensor's base64: whole groups of four straight to `to`; a group that the reader
+ * splits is made again for each part. */
+static size_t read_base64(const struct piece *piece, uint64_t taken, char *to, size_t capacity)
+{
+    const uint8_t *bytes = piece->tensor->data;
+    int64_t total = 0;
+    uint64_t groups, first = taken / 4;
+    attn_shape_bytes(piece->tensor->dtype, piece->tensor->rank, piece->tensor->shape, &total);
+    if (taken % 4 || capacity < 4) {
+        char group[4];
+        const uint64_t rest = (uint64_t)total - first * 3;
+        size_t count = 4 - taken % 4;
+        base64_encode(bytes + first * 3, rest < 3 ? (size_t)rest : 3, group);
+        if (count > capacity) count = capacity;
+        memcpy(to, group + taken % 4, count);
+        return count;
+    }
+    groups = (piece->length - taken) / 4;
+    if (groups > capacity / 4) groups = capacity / 4;
+    {
+        const uint64_t rest = (uint64_t)total - first * 3;
+        base64_encode(bytes + first * 3, rest < groups * 3 ? (size_t)rest : (size_t)groups * 3, to);
+    }
+    return (size_t)groups * 4;
+}
+
+size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
+{
+    char *to = buffer;
+    size_t done = 0;
+    while (done < capacity && e->piece < e->piece_count) {
+        const struct piece *piece = &e->pieces[e->piece];
+        size_t room = capacity - done, count = 0;
+        switch (piece->kind) {
+        case TEXT:
+            count = piece->length - e->taken < room ? (size_t)(piece->length - e->taken) : room;
+            memcpy(to + done, e->text + piece->offset + e->taken, count);
+            break;
+        case BASE64: count = read_base64(piece, e->taken, to + done, room); break;
+        case ARRAY: count = read_array(e, piece, to + done, room); break;
+        }
+        done += count;
+        e->taken += count;
+        if (e->taken == piece->length) {
+            e->piece++;
+            e->taken = 0;
+            e->element = 0;
+            e->token.length = e->token.taken = 0;
+        }
+    }
+    return done;
+}

@@ -1,0 +1,891 @@
+/* numbers.c: decimal text to numbers and back, exactly.
+ *
+ * Reading has two layers. The grammar is a machine of a dozen states, one character at a time, that knows exactly what may
+ * follow what and so where an error is:
+ *
+ *               digit 1-9  +---------+ .   +-------+ digit +----------+ e    +---+ + -  +--------+ digit  +----------+
+ *     (value) ----------->| INTEGER |---->| POINT |------>| FRACTION |----->| E |----->| E_SIGN |------->| EXPONENT |
+ *        | '-' +-------+  +---------+     +-------+       +----------+      +---+      +--------+        +----------+
+ *        +---->| MINUS |-------^ | ^           ^                              ^  `-------- digit ----------------^
+ *        |     +-------+ 1-9     `-|---- e ----|------------------------------'
+ *        | 0       | 0   +------+  |           |                              |
+ *        +---------+---->| ZERO |--|-----. ----'                              |
+ *                        +------+  `--- e ------------------------------------'
+ *
+ * Above it lies a quick reader that takes a whole number at once where the piece holds all of it. Whenever that one is not
+ * sure (the piece ends, a character does not fit, the number is long) it takes nothing, and the machine reads the same
+ * characters again. So the machine alone defines the language, and the quick reader is no more than a short cut.
+ *
+ * Values. A number is at most 19 significant digits w, times a power of ten, and perhaps further digits. No dtype here has
+ * more than 24 significant bits, so a double near the truth is as good as the truth, if it lies on the same side of every
+ * number that has 25 bits: those are the values of the dtypes and the midpoints between them ("the grid"). Hence
+ *
+ *   1. x = w * 10^e in double arithmetic, wrong by less than 4 units in the last of its 53 places.
+ *   2. The 28 places behind the 25th say how near a grid point is. Of random numbers all but one in 10^7 are far: x does.
+ *   3. Otherwise the truth is compared with that grid point, in integers (128 bits, or as many as 768 digits need), and the
+ *      result is the grid point itself, or the double just above or below it.
+ *
+ * Rounding such a double to any of the dtypes gives what rounding the decimal number itself gives, ties included. That is
+ * also why an array may be kept as such doubles while its dtype is not known (data before dtype), with nothing lost.
+ *
+ * Writing. The shortest decimal in the interval that rounds to the value, by Schubfach: three multiplications with
+ * a 64-bit power of ten place the value and its two boundaries among the multiples of 10^k, and at most four candidates
+ * remain. One routine serves all formats, as they differ in the width of c and the range of q of a value c * 2^q only.
+ * Source: R. Giulietti, "The Schubfach way to render doubles", 2020. */
+#include "numbers.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef unsigned __int128 u128;
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "eight characters at a time: the first one is the lowest byte");
+
+/* ---- The floating formats --------------------------------------------------------------------------------------------- */
+
+/* A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1); its code is sign, exponent and fraction, as in IEEE 754. */
+static const struct format {
+    int      fraction_bits, min_exponent; /* of the smallest normal number */
+    uint32_t largest, sign, infinity, nan; /* codes; infinity 0: there is none */
+} formats[] = {
+    [ATTN_F32]    = { 23, -126, 0x7F7FFFFF, 0x80000000, 0x7F800000, 0x7FC00000 },
+    [ATTN_F16]    = { 10, -14,  0x7BFF,     0x8000,     0x7C00,     0x7E00 },
+    [ATTN_BF16]   = { 7,  -126, 0x7F7F,     0x8000,     0x7F80,     0x7FC0 },
+    [ATTN_F8E4M3] = { 3,  -6,   0x7E,       0x80,       0,          0x7F },
+};
+
+static const uint8_t element_bytes[] = { [NUMBERS_F32] = 4,    [NUMBERS_F16] = 2, [NUMBERS_BF16] = 2,   [NUMBERS_F8E4M3] = 1,
+                                         [NUMBERS_I32] = 4,    [NUMBERS_U8] = 1,  [NUMBERS_UNTYPED] = 8 };
+
+size_t numbers_bytes(numbers_type type) { return element_bytes[type]; }
+
+static uint64_t double_bits(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static double bits_double(uint64_t bits)
+{
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* ---- Decimal to binary ------------------------------------------------------------------------------------------------ */
+
+/* The text of a number, taken apart: (-1)^negative * w * 10^exponent, and more digits behind w where `longer`. */
+struct decimal {
+    bool        negative, longer, integer; /* integer: neither point nor exponent was written */
+    uint64_t    w;                         /* the first 19 significant digits, or all of them */
+    int         exponent;
+    const char *text;                      /* of the digits and the point; what follows is not among "0123456789." */
+    size_t      count;
+};
+
+enum { W_DIGITS = 19 }; /* 10^19 < 2^64 */
+
+/* Powers of ten to 10^22 are exact, the others the nearest double. */
+static const double tens[] = {
+    1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16,
+    1e17, 1e18, 1e19, 1e20, 1e21, 1e22, 1e23, 1e24, 1e25, 1e26, 1e27, 1e28, 1e29, 1e30, 1e31, 1e32, 1e33,
+    1e34, 1e35, 1e36, 1e37, 1e38, 1e39, 1e40, 1e41, 1e42, 1e43, 1e44, 1e45, 1e46, 1e47, 1e48, 1e49, 1e50,
+    1e51, 1e52, 1e53, 1e54, 1e55, 1e56, 1e57, 1e58, 1e59, 1e60, 1e61, 1e62, 1e63, 1e64, 1e65, 1e66,
+};
+
+#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* all the bits below that one */
+
+enum {
+    HUGE_EXPONENT = 38,  /* w * 10^39 >= 10^39 > 2^128: beyond every dtype */
+    TINY_EXPONENT = -66, /* w * 10^-67 < 10^-48 < 2^-150, half of the smallest float32: 0 in every dtype */
+    GRID_SHIFT = 52 - 24, /* places of a double behind the 25th */
+};
+static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200; /* stand for any number out there */
+
+/* Natural numbers of any size that 768 digits and the exponents above can make: 10^768 * 2^244 < 2^2816. */
+struct big {
+    int      words;
+    uint32_t word[96]; /* the lowest first */
+};
+
+static void big_multiply_add(struct big *b, uint32_t factor, uint32_t addend)
+{
+    uint64_t carry = addend;
+    for (int i = 0; i < b->words; i++) {
+        carry += (uint64_t)b->word[i] * factor;
+        b->word[i] = (uint32_t)carry;
+        carry >>= 32;
+    }
+    if (carry) b->word[b->words++] = (uint32_t)carry;
+}
+
+static void big_multiply_ten(struct big *b, int power)
+{
+    for (; power >= 9; power -= 9) big_multiply_add(b, 1000000000, 0);
+    for (; power > 0; power--) big_multiply_add(b, 10, 0);
+}
+
+static void big_shift(struct big *b, int places)
+{
+    for (; places >= 31; places -= 31) big_multiply_add(b, 1u << 31, 0);
+    big_multiply_add(b, 1u << places, 0);
+}
+
+static int big_compare(const struct big *a, const struct big *b)
+{
+    if (a->words != b->words) return a->words < b->words ? -1 : 1;
+    for (int i = a->words - 1; i >= 0; i--)
+        if (a->word[i] != b->word[i]) return a->word[i] < b->word[i] ? -1 : 1;
+    return 0;
+}
+
+/* Sign of d - m * 2^q. The two are known to differ by little, which bounds everything here. */
+static int compare_big(const struct decimal *d, uint32_t m, int q)
+{
+    struct big left = { 0, { 0 } }, right = { 1, { m } };
+    int exponent = d->exponent; /* is that of the 19th significant digit; made that of the last one */
+    int significant = 0, pending = 0;
+    uint32_t chunk = 0; /* nine digits at a time */
+    for (size_t i = 0; i < d->count; i++) {
+        if (d->text[i] == '.') continue;
+        if (significant > 0 || d->text[i] != '0') significant++;
+        if (significant > W_DIGITS) exponent--;
+        chunk = chunk * 10 + (uint32_t)(d->text[i] - '0');
+        if (++pending == 9) {
+            big_multiply_add(&left, 1000000000, chunk);
+            pending = 0;
+            chunk = 0;
+        }
+    }
+    big_multiply_ten(&left, pending);
+    big_multiply_add(&left, 1, chunk);
+    if (exponent >= 0) big_multiply_ten(&left, exponent);
+    else big_multiply_ten(&right, -exponent);
+    if (q >= 0) big_shift(&right, q);
+    else big_shift(&left, -q);
+    return big_compare(&left, &right);
+}
+
+/* The same in 128 bits where they suffice. w * 10^e <> m * 2^q becomes, without the common powers of two and with every
+ * factor on the side where it is whole, w * 5^e <> m * 2^(q - e) or w <> m * 5^-e * 2^(q - e). With |e| <= 27 one side
+ * is below 2^64 * 5^27 < 2^127, and the other is near it. */
+static int compare(const struct decimal *d, uint32_t m, int q)
+{
+    static const uint64_t fives[] = { 1, 5, 25, 125, 625, 3125, 15625, 78125, 390625, 1953125, 9765625, 48828125, 244140625,
+                                      1220703125, 6103515625, 30517578125, 152587890625, 762939453125, 3814697265625,
+                                      19073486328125, 95367431640625, 476837158203125, 2384185791015625, 11920928955078125,
+                                      59604644775390625, 298023223876953125, 1490116119384765625, 7450580596923828125 };
+    if (d->longer || abs(d->exponent) > 27) return compare_big(d, m, q);
+    u128 left = d->w, right = m;
+    if (d->exponent > 0) left *= fives[d->exponent];
+    else right *= fives[-d->exponent];
+    int shift = q - d->exponent;
+    if (shift >= 0) right <<= shift;
+    else left <<= -shift;
+    return left < right ? -1 : left > right;
+}
+
+/* A double on the truth's side of every number of 25 bits, and equal to the truth where that is such a number. */
+static double magnitude(const struct decimal *d)
+{
+    enum { GUARD = 8 }; /* more than the error of x below, in units of its last place */
+    const uint64_t off_grid = BELOW(GRID_SHIFT);
+    if (d->exponent == 0 && d->w >> 53 == 0 && !d->longer) return (double)d->w;
+    if (d->w == 0) return 0;
+    if (d->exponent > HUGE_EXPONENT) return HUGE_NUMBER;
+    if (d->exponent < TINY_EXPONENT) return TINY_NUMBER;
+    double x = d->exponent >= 0 ? (double)d->w * tens[d->exponent] : (double)d->w / tens[-d->exponent];
+    uint64_t bits = double_bits(x);
+    if (((bits + GUARD) & off_grid) > 2 * GUARD) return x;
+    uint64_t grid = (bits + GUARD) & ~off_grid;
+    uint32_t m = (uint32_t)((grid & BELOW(52)) >> GRID_SHIFT) | 1u << 24;
+    int q = (int)(grid >> 52) - 1023 - 24;
+    return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q)); /* one unit up or down, or the grid point */
+}
+
+/* The code of a double from 0 to HUGE_NUMBER, rounded to nearest, ties to even; false where that is beyond the largest. */
+static bool narrow(const struct format *f, double x, uint32_t *code)
+{
+    uint64_t bits = double_bits(x);
+    int exponent = (int)(bits >> 52) - 1023;
+    int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0; /* a subnormal loses that many places more */
+    int shift = 52 - f->fraction_bits + below;
+    if (bits == 0 || shift > 54) { /* less than half of the smallest */
+        *code = 0;
+        return true;
+    }
+    uint64_t c = (bits & BELOW(52)) | UINT64_C(1) << 52;
+    uint64_t half = UINT64_C(1) << (shift - 1), cut = c & (2 * half - 1);
+    c >>= shift;
+    c += (cut > half) | ((cut == half) & c); /* the comparisons are 0 or 1; without branches, for they are a toss */
+    /* Nothing overflows: 2^200 is 326 << 23. A normal c has the bit that counts as one in the exponent's field; so has a
+     * subnormal one that was rounded up to it. */
+    *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
+    return *code <= f->largest;
+}
+
+/* The lowest bytes of a code. As memcpy, for numbers_convert() writes where doubles are. */
+static void put(void *out, size_t index, size_t bytes, uint32_t code)
+{
+    char *at = (char *)out + index * bytes;
+    switch (bytes) {
+    case 4: memcpy(at, &code, 4); break;
+    case 2: memcpy(at, &code, 2); break;
+    default: memcpy(at, &code, 1); break;
+    }
+}
+
+static void put_double(void *out, size_t index, double x) { memcpy((char *)out + index * sizeof x, &x, sizeof x); }
+
+static const char *const range_errors[] = {
+    [NUMBERS_F32] = "the number is out of the range of float32",
+    [NUMBERS_F16] = "the number is out of the range of float16",
+    [NUMBERS_BF16] = "the number is out of the range of bfloat16",
+    [NUMBERS_F8E4M3] = "the number is out of the range of float8_e4m3fn",
+    [NUMBERS_I32] = "the number is out of the range of int32",
+    [NUMBERS_U8] = "the number is out of the range of uint8",
+    [NUMBERS_UNTYPED] = "the number is out of the range of every dtype",
+};
+static const char no_integer[] = "an integer without point or exponent is expected";
+
+/* Elements of each kind: NULL, or what is wrong with them. */
+
+static const char *put_integer(numbers_type type, bool negative, uint64_t w, void *out, size_t index)
+{
+    uint64_t most = type == NUMBERS_U8 ? (negative ? 0 : UINT8_MAX) : (uint64_t)INT32_MAX + negative;
+    if (w > most) return range_errors[type];
+    put(out, index, element_bytes[type], negative ? -(uint32_t)w : (uint32_t)w);
+    return NULL;
+}
+
+/* x is the truth as magnitude() has it. */
+static const char *put_floating(numbers_type type, bool negative, double x, void *out, size_t index)
+{
+    const struct format *f = &formats[type];
+    uint32_t code;
+    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) { /* the processor rounds as narrow() does */
+        float value = negative ? (float)-x : (float)x;
+        memcpy(&code, &value, sizeof code);
+        put(out, index, sizeof code, code);
+        return NULL;
+    }
+    if (!narrow(f, x, &code)) return range_errors[type];
+    put(out, index, element_bytes[type], negative ? code | f->sign : code);
+    return NULL;
+}
+
+static const char *put_not_finite(numbers_type type, double x, void *out, size_t index)
+{
+    if (type == NUMBERS_UNTYPED) {
+        put_double(out, index, x);
+        return NULL;
+    }
+    const struct format *f = &formats[type];
+    if (isinf(x) && f->infinity == 0) return "float8_e4m3fn has no infinity";
+    put(out, index, element_bytes[type], isnan(x) ? f->nan : x < 0 ? f->infinity | f->sign : f->infinity);
+    return NULL;
+}
+
+static bool is_integer_type(numbers_type type) { return type == NUMBERS_I32 || type == NUMBERS_U8; }
+
+/* ---- The quick reader ------------------------------------------------------------------------------------------------- */
+
+static bool is_digit(char c) { return (unsigned char)(c - '0') < 10; }
+
+/* Eight digits, the first in the lowest byte, each 0 to 9: summed in pairs, fours and eights. */
+static inline uint64_t sum_eight(uint64_t v)
+{
+    const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
+    v = v * 10 + (v >> 8); /* pairs, in bytes 0 2 4 6 */
+    return ((v & every_fourth) * (100 + (UINT64_C(1000000) << 32)) +
+            (v >> 16 & every_fourth) * (1 + (UINT64_C(10000) << 32))) >>
+           32;
+}
+
+/* The digits at p, appended to w; returns where they end. While the piece has eight more characters they are looked at
+ * together, and those that are digits are moved up, so that zeros stand in front of them: no branch depends on how many. */
+static inline const char *take_digits(const char *p, const char *end, uint64_t *w)
+{
+    static const uint32_t scale[9] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000 };
+    while (end - p >= 8) {
+        uint64_t v;
+        memcpy(&v, p, 8);
+        v ^= UINT64_C(0x3030303030303030);
+        uint64_t others =
+            ((v + UINT64_C(0x7676767676767676)) | v) & UINT64_C(0x8080808080808080); /* right up to the lowest */
+        if (others == 0) {
+            *w = *w * scale[8] + sum_eight(v);
+            p += 8;
+            continue;
+        }
+        int count = __builtin_ctzll(others) / 8; /* 0 to 7 */
+        *w = *w * scale[count] + sum_eight(v << 8 << (56 - 8 * count));
+        return p + count;
+    }
+    while (p < end && is_digit(*p)) *w = *w * 10 + (uint64_t)(*p++ - '0');
+    return p;
+}
+
+/* The value of a number of more than 19 digits, zeros in front included. written_exponent: behind its e. */
+static void take_apart_long(struct decimal *d, int written_exponent)
+{
+    int significant = 0, after_point = 0;
+    bool point = false;
+    d->w = 0;
+    d->longer = false;
+    d->exponent = written_exponent;
+    for (size_t i = 0; i < d->count; i++) {
+        char c = d->text[i];
+        if (c == '.') {
+            point = true;
+            continue;
+        }
+        if (significant > 0 || c != '0') significant++;
+        if (significant <= W_DIGITS) {
+            d->w = d->w * 10 + (uint64_t)(c - '0');
+            after_point += point;
+        } else {
+            d->longer = true;
+            d->exponent += !point;
+        }
+    }
+    d->exponent -= after_point;
+}
+
+/* Takes a whole number apart and returns where it ends. NULL where it does not end before `end`, is malformed, or is too
+ * long: the machine shall look at it. `p` is at a digit or a minus. */
+static const char *quick(const char *p, const char *end, struct decimal *d)
+{
+    enum { SATURATED = 100000 }; /* an exponent that no number of NUMBERS_CHARS digits makes up for */
+    const char *const start = p;
+    d->negative = *p == '-';
+    p += d->negative;
+    d->text = p;
+    uint64_t w = 0;
+    while (p < end && is_digit(*p)) w = w * 10 + (uint64_t)(*p++ - '0');
+    size_t digits = (size_t)(p - d->text);
+    if (digits == 0 || (digits > 1 && d->text[0] == '0')) return NULL;
+    int exponent = 0, fraction_digits = 0;
+    d->integer = true;
+    if (p < end && *p == '.') {
+        const char *const fraction = ++p;
+        d->integer = false;
+        p = take_digits(p, end, &w);
+        if (p == fraction || p - fraction > NUMBERS_CHARS) return NULL;
+        fraction_digits = (int)(p - fraction);
+        digits += (size_t)fraction_digits;
+    }
+    d->count = (size_t)(p - d->text);
+    if (p < end && (*p == 'e' || *p == 'E')) {
+        d->integer = false;
+        if (++p == end) return NULL;
+        bool down = *p == '-';
+        if (down || *p == '+') p++;
+        const char *const first = p;
+        for (; p < end && is_digit(*p); p++)
+            if (exponent < SATURATED) exponent = exponent * 10 + (*p - '0');
+        if (p == first) return NULL;
+        if (down) exponent = -exponent;
+    }
+    if (p == end || p - start > NUMBERS_CHARS) return NULL;
+    d->w = w;
+    d->longer = false;
+    d->exponent = exponent - fraction_digits;
+    if (digits > W_DIGITS) take_apart_long(d, exponent);
+    return p;
+}
+
+/* The number as element `element` of the array, at out[index]. */
+static const char *put_decimal(numbers_reader *r, const struct decimal *d, void *out, size_t index, uint64_t element)
+{
+    if (is_integer_type(r->type)) return put_integer(r->type, d->negative, d->longer ? UINT64_MAX : d->w, out, index);
+    double x = magnitude(d);
+    if (r->type != NUMBERS_UNTYPED) return put_floating(r->type, d->negative, x, out, index);
+    uint32_t code;
+    if (!narrow(&formats[ATTN_F32], x, &code)) return range_errors[NUMBERS_UNTYPED]; /* no dtype reaches further */
+    if (!d->integer && !r->fractional) {
+        r->fractional = true;
+        r->fraction_element = element;
+    }
+    put_double(out, index, d->negative ? -x : x);
+    return NULL;
+}
+
+/* ---- The machine ------------------------------------------------------------------------------------------------------ */
+
+enum state {
+    MINUS, ZERO, INTEGER, POINT, FRACTION, E, E_SIGN, EXPONENT, /* inside a number, behind what the name says */
+    NUMBER_STATES,
+    START = NUMBER_STATES, /* before the outermost '[' */
+    FIRST,                 /* behind '[': a value or ']' */
+    NEXT,                  /* behind ',': a value */
+    AFTER,                 /* behind a value: ',' or ']' */
+    WORD,                  /* inside a string */
+    DONE,
+    BAD,
+    COMPLETE, WRONG        /* no states: the number ended before this character; it cannot stand here */
+};
+
+enum class { NAUGHT, DIGIT, DOT, EXP, MINUS_SIGN, PLUS_SIGN, OTHER, CLASSES };
+
+static const uint8_t next_state[NUMBER_STATES][CLASSES] = {
+    /*              0         1-9       .         e E       -         +         other */
+    [MINUS]    = { ZERO,     INTEGER,  WRONG,    WRONG,    WRONG,    WRONG,    WRONG },
+    [ZERO]     = { WRONG,    WRONG,    POINT,    E,        COMPLETE, COMPLETE, COMPLETE },
+    [INTEGER]  = { INTEGER,  INTEGER,  POINT,    E,        COMPLETE, COMPLETE, COMPLETE },
+    [POINT]    = { FRACTION, FRACTION, WRONG,    WRONG,    WRONG,    WRONG,    WRONG },
+    [FRACTION] = { FRACTION, FRACTION, COMPLETE, E,        COMPLETE, COMPLETE, COMPLETE },
+    [E]        = { EXPONENT, EXPONENT, WRONG,    WRONG,    E_SIGN,   E_SIGN,   WRONG },
+    [E_SIGN]   = { EXPONENT, EXPONENT, WRONG,    WRONG,    WRONG,    WRONG,    WRONG },
+    [EXPONENT] = { EXPONENT, EXPONENT, COMPLETE, COMPLETE, COMPLETE, COMPLETE, COMPLETE },
+};
+
+static const char *const number_errors[NUMBER_STATES] = {
+    [MINUS] = "a digit must follow the minus sign",
+    [ZERO] = "no digit may follow a leading zero",
+    [POINT] = "a digit must follow the decimal point",
+    [E] = "a digit or a sign must follow the e of an exponent",
+    [E_SIGN] = "a digit must follow the sign of an exponent",
+};
+
+static enum class class_of(char c)
+{
+    switch (c) {
+    case '0': return NAUGHT;
+    case '.': return DOT;
+    case 'e': case 'E': return EXP;
+    case '-': return MINUS_SIGN;
+    case '+': return PLUS_SIGN;
+    default: return is_digit(c) ? DIGIT : OTHER;
+    }
+}
+
+static const struct { const char *text; double value; } words[] = {
+    { "NaN", NAN }, { "Infinity", INFINITY }, { "-Infinity", -INFINITY },
+};
+enum { WORDS = sizeof words / sizeof words[0] };
+static const char no_word[] = "a string here is \"NaN\", \"Infinity\" or \"-Infinity\"";
+
+void numbers_begin(numbers_reader *reader, numbers_type type)
+{
+    memset(reader, 0, offsetof(numbers_reader, text));
+    reader->type = type;
+    reader->state = START;
+    for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1; /* not known until an array of that depth is closed */
+}
+
+/* May a value (or, `opens`, an array) stand where the reader is? NULL, or what is wrong. */
+static const char *check_place(const numbers_reader *r, bool opens)
+{
+    int d = r->depth;
+    if (opens && d == NUMBERS_RANK) return "arrays are nested deeper than 4";
+    if (d == 0) return NULL; /* the outermost */
+    if (opens && r->leaf_depth == d) return "this array is nested deeper than the ones before it";
+    if (!opens && r->leaf_depth > d) return "an array is expected, for the elements before are arrays";
+    if (r->shape[d - 1] >= 0 && r->count[d - 1] == r->shape[d - 1]) return "this array is longer than the ones before it";
+    return NULL;
+}
+
+static void open_array(numbers_reader *r)
+{
+    if (r->depth > 0) r->count[r->depth - 1]++;
+    r->count[r->depth++] = 0;
+    r->state = FIRST;
+}
+
+/* NULL, or what is wrong. */
+static const char *close_array(numbers_reader *r)
+{
+    int d = r->depth;
+    int64_t count = r->count[d - 1];
+    if (r->shape[d - 1] >= 0 && count != r->shape[d - 1]) return "this array is shorter than the ones before it";
+    r->shape[d - 1] = count;
+    if (r->leaf_depth == 0) r->leaf_depth = d; /* an empty one */
+    r->state = AFTER;
+    if (--r->depth == 0) {
+        r->state = DONE;
+        r->rank = r->leaf_depth;
+    }
+    return NULL;
+}
+
+/* An element has been put. */
+static void count_element(numbers_reader *r)
+{
+    r->leaf_depth = r->depth;
+    r->count[r->depth - 1]++;
+    r->elements++;
+    r->state = AFTER;
+}
+
+/* Takes numbers that follow each other with a comma between, from p on, where check_place() has let the first one stand and
+ * there is room for it: the way of nearly all. Returns where it stopped. *error: what is wrong with the number there. */
+static const char *take_run(numbers_reader *r, const char *p, const char *end, void *out, size_t index, size_t room,
+                            const char **error)
+{
+    const int64_t wanted = r->shape[r->depth - 1], count = r->count[r->depth - 1];
+    const size_t first = index,
+                 last = wanted >= 0 && (uint64_t)(wanted - count) < room ? index + (size_t)(wanted - count) : index + room;
+    const bool integers = is_integer_type(r->type);
+    int state = r->state;
+    while (index < last && p < end && (is_digit(*p) || *p == '-')) {
+        struct decimal d;
+        const char *behind = quick(p, end, &d);
+        if (!behind || (integers && !d.integer)) break;
+        if ((*error = put_decimal(r, &d, out, index, r->elements + (index - first)))) break;
+        index++;
+        p = behind;
+        state = AFTER;
+        if (*p != ',') break;
+        state = NEXT;
+        p++;
+    }
+    if (index > first) r->leaf_depth = r->depth;
+    r->count[r->depth - 1] += (int64_t)(index - first);
+    r->elements += index - first;
+    r->state = state;
+    return p;
+}
+
+static const char *value_expected(const numbers_reader *r, char c)
+{
+    if (r->state == START) return "an array of numbers is expected";
+    if (c == 'N' || c == 'I') return "what is not finite is written as a string: \"NaN\", \"Infinity\" or \"-Infinity\"";
+    if (r->state == FIRST) return "a number, an array or ']' is expected";
+    return "a number or an array is expected";
+}
+
+numbers_status numbers_read(numbers_reader *r, const char *text, size_t count, void *out, size_t room, size_t *taken,
+                            size_t *written)
+{
+    const uint64_t base = r->offset; /* of text[0] */
+    const uint64_t elements = r->elements;
+    const char *p = text, *const end = text + count;
+    const char *error = NULL;
+    bool at_token = false; /* the error is where the token began, not at p */
+    bool full = false;
+    struct decimal d;
+
+#define DONE_HERE ((size_t)(r->elements - elements))
+    while (p < end && r->state < DONE && !error && !full) {
+        char c = *p;
+        switch ((enum state)r->state) {
+        case START:
+        case FIRST:
+        case NEXT:
+            if (c == ' ' || c == '\n' || c == '\t' || c == '\r') {
+                p++;
+            } else if (c == '[') {
+                if (!(error = check_place(r, true))) open_array(r), p++;
+            } else if (c == ']' && r->state == FIRST) {
+                if (!(error = close_array(r))) p++;
+            } else if (r->state == START || !(is_digit(c) || c == '-' || c == '"')) {
+                error = value_expected(r, c);
+            } else if ((error = check_place(r, false))) {
+                break;
+            } else if (DONE_HERE == room) {
+                full = true;
+            } else {
+                const char *first = p;
+                if (c != '"') p = take_run(r, p, end, out, DONE_HERE, room - DONE_HERE, &error);
+                if (p > first || error) break;
+                r->token = base + (uint64_t)(p - text);
+                r->held = 0;
+                if (c == '"' && is_integer_type(r->type)) {
+                    error = no_integer;
+                } else if (c == '"') {
+                    r->state = WORD;
+                    r->word = -1;
+                    p++;
+                } else {
+                    r->state = c == '-' ? MINUS : c == '0' ? ZERO : INTEGER;
+                    r->text[r->held++] = c;
+                    p++;
+                }
+            }
+            break;
+
+        case AFTER:
+            if (c == ',') r->state = NEXT, p++;
+            else if (c == ' ' || c == '\n' || c == '\t' || c == '\r') p++;
+            else if (c != ']') error = "',' or ']' is expected";
+            else if (!(error = close_array(r))) p++;
+            break;
+
+        case WORD:
+            if (r->word < 0) {
+                for (int w = 0; w < WORDS; w++)
+                    if (words[w].text[0] == c) r->word = w;
+                if (r->word < 0) {
+                    error = no_word;
+                    break;
+                }
+            }
+            if (c != (words[r->word].text[r->held] ? words[r->word].text[r->held] : '"')) {
+                error = no_word;
+            } else if (words[r->word].text[r->held]) {
+                r->held++;
+                p++;
+            } else if (DONE_HERE == room) {
+                full = true;
+            } else if ((error = put_not_finite(r->type, words[r->word].value, out, DONE_HERE))) {
+                at_token = true;
+            } else {
+                if (!r->fractional) r->fractional = true, r->fraction_element = r->elements;
+                count_element(r);
+                p++;
+            }
+            break;
+
+        default: { /* inside a number */
+            uint8_t next = next_state[r->state][class_of(c)];
+            if ((next == POINT || next == E) && is_integer_type(r->type)) {
+                error = no_integer;
+            } else if (next == WRONG) {
+                error = number_errors[r->state];
+            } else if (next != COMPLETE) {
+                if (r->held == NUMBERS_CHARS) {
+                    error = "the number is longer than 768 characters";
+                    break;
+                }
+                r->text[r->held++] = c;
+                r->state = next;
+                p++;
+            } else if (DONE_HERE == room) {
+                full = true;
+            } else {
+                r->text[r->held] = ',';
+                quick(r->text, r->text + r->held + 1, &d); /* cannot fail: the machine has checked it */
+                if ((error = put_decimal(r, &d, out, DONE_HERE, r->elements))) at_token = true;
+                else count_element(r);
+            }
+            break;
+        }
+        }
+    }
+#undef DONE_HERE
+
+    *taken = (size_t)(p - text);
+    *written = (size_t)(r->elements - elements);
+    if (error) {
+        r->state = BAD;
+        r->error = error;
+    }
+    if (r->state == BAD) {
+        if (error) r->offset = at_token ? r->token : base + *taken;
+        return NUMBERS_BAD;
+    }
+    r->offset = base + *taken;
+    return full ? NUMBERS_FULL : r->state == DONE ? NUMBERS_DONE : NUMBERS_MORE;
+}
+
+bool numbers_convert(numbers_reader *r, const double *values, numbers_type type, void *out, uint64_t *element)
+{
+    for (uint64_t i = 0; i < r->elements; i++) {
+        const char *error;
+        double x;
+        memcpy(&x, values + i, sizeof x);
+        if (is_integer_type(type) && r->fractional && r->fraction_element == i) error = no_integer;
+        else if (is_integer_type(type))
+            error = put_integer(type, x < 0, fabs(x) < 0x1p53 ? (uint64_t)fabs(x) : UINT64_MAX, out, i);
+        else if (!isfinite(x)) error = put_not_finite(type, x, out, i);
+        else error = put_floating(type, signbit(x), fabs(x), out, i);
+        if (error) {
+            r->error = error;
+            *element = i;
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- Binary to decimal ------------------------------------------------------------------------------------------------ */
+
+/* floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), in integers: right for all q and k that occur here. */
+static int log10_pow2(int q) { return (q * 1262611) >> 22; }
+static int log10_three_quarters_pow2(int q) { return (q * 1262611 - 524031) >> 22; }
+static int log2_pow10(int k) { return (k * 1741647) >> 19; }
+
+enum { POWER_MIN = -36, POWER_MAX = 45 };
+
+/* 10^k, scaled by a power of two to 64 bits with the top one set, and rounded up. */
+static const uint64_t powers_of_ten[POWER_MAX - POWER_MIN + 1] = {
+    0xAA242499697392D3, 0xD4AD2DBFC3D07788, 0x84EC3C97DA624AB5, 0xA6274BBDD0FADD62, 0xCFB11EAD453994BB, /* -36 */
+    0x81CEB32C4B43FCF5, 0xA2425FF75E14FC32, 0xCAD2F7F5359A3B3F, 0xFD87B5F28300CA0E, 0x9E74D1B791E07E49, /* -31 */
+    0xC612062576589DDB, 0xF79687AED3EEC552, 0x9ABE14CD44753B53, 0xC16D9A0095928A28, 0xF1C90080BAF72CB2, /* -26 */
+    0x971DA05074DA7BEF, 0xBCE5086492111AEB, 0xEC1E4A7DB69561A6, 0x9392EE8E921D5D08, 0xB877AA3236A4B44A, /* -21 */
+    0xE69594BEC44DE15C, 0x901D7CF73AB0ACDA, 0xB424DC35095CD810, 0xE12E13424BB40E14, 0x8CBCCC096F5088CC, /* -16 */
+    0xAFEBFF0BCB24AAFF, 0xDBE6FECEBDEDD5BF, 0x89705F4136B4A598, 0xABCC77118461CEFD, 0xD6BF94D5E57A42BD, /* -11 */
+    0x8637BD05AF6C69B6, 0xA7C5AC471B478424, 0xD1B71758E219652C, 0x83126E978D4FDF3C, 0xA3D70A3D70A3D70B, /* -6 */
+    0xCCCCCCCCCCCCCCCD, 0x8000000000000000, 0xA000000000000000, 0xC800000000000000, 0xFA00000000000000, /* -1 */
+    0x9C40000000000000, 0xC350000000000000, 0xF424000000000000, 0x9896800000000000, 0xBEBC200000000000, /* 4 */
+    0xEE6B280000000000, 0x9502F90000000000, 0xBA43B74000000000, 0xE8D4A51000000000, 0x9184E72A00000000, /* 9 */
+    0xB5E620F480000000, 0xE35FA931A0000000, 0x8E1BC9BF04000000, 0xB1A2BC2EC5000000, 0xDE0B6B3A76400000, /* 14 */
+    0x8AC7230489E80000, 0xAD78EBC5AC620000, 0xD8D726B7177A8000, 0x878678326EAC9000, 0xA968163F0A57B400, /* 19 */
+    0xD3C21BCECCEDA100, 0x84595161401484A0, 0xA56FA5B99019A5C8, 0xCECB8F27F4200F3A, 0x813F3978F8940985, /* 24 */
+    0xA18F07D736B90BE6, 0xC9F2C9CD04674EDF, 0xFC6F7C4045812297, 0x9DC5ADA82B70B59E, 0xC5371912364CE306, /* 29 */
+    0xF684DF56C3E01BC7, 0x9A130B963A6C115D, 0xC097CE7BC90715B4, 0xF0BDC21ABB48DB21, 0x96769950B50D88F5, /* 34 */
+    0xBC143FA4E250EB32, 0xEB194F8E1AE525FE, 0x92EFD1B8D0CF37BF, 0xB7ABC627050305AE, 0xE596B7B0C643C71A, /* 39 */
+    0x8F7E32CE7BEA5C70, 0xB35DBF821AE4F38C, /* 44 */
+};
+
+/* power * c / 2^64, rounded to odd: the lowest bit also says whether anything was cut off. What is below 2^-31 of a unit is
+ * taken for the rounding up of `power`. */
+static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
+{
+    u128 product = (u128)power * c;
+    return (uint32_t)(product >> 64) | ((uint32_t)((uint64_t)product >> 32) > 1);
+}
+
+/* The decimal s * 10^k with the fewest digits among those that round to c * 2^q; the nearest of them, ties to even.
+ * `narrow_below`: the next value below is only half as far away, as c is a power of two. */
+static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
+{
+    bool even = (c & 1) == 0; /* then the boundaries themselves round to c */
+    int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
+    int h = q + log2_pow10(-k) + 1; /* 1 to 4 */
+    uint64_t power = powers_of_ten[-k - POWER_MIN];
+    /* Four times the value and its boundaries, in units of 10^k. */
+    uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
+    uint32_t value = multiply_to_odd(power, (4 * c) << h);
+    uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
+
+    /* One digit less? At most one multiple of 10^(k + 1) is inside; for s < 10 that would be 0 or 10 only, and no shorter.
+     * Which case it is is a toss: both are computed, so that the compiler may choose without a branch. */
+    uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
+    bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
+    bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;
+    bool nearer_above = (value > middle) | ((value == middle) & s);
+    uint32_t with_tenth = tenth + next_tenth_inside;
+    uint32_t without = s + (inside != next_inside ? next_inside : nearer_above);
+    bool shorter = (s >= 10) & (tenth_inside != next_tenth_inside);
+    *k_out = k + shorter;
+    return shorter ? with_tenth : without;
+}
+
+/* Characters are written eight at a time, of which not all may count: NUMBERS_TEXT_MAX has room for the rest. */
+static void put_eight(char *text, uint64_t eight) { memcpy(text, &eight, 8); }
+
+static size_t put_text(char *text, const char *from)
+{
+    size_t count = strlen(from);
+    memcpy(text, from, count);
+    return count;
+}
+
+/* n < 10^8 as eight characters, the first in the lowest byte: split in fours, twos and ones, all lanes at once. */
+static uint64_t eight_digits(uint32_t n)
+{
+    uint64_t v = n / 10000 | (uint64_t)(n % 10000) << 32;
+    uint64_t hundreds = (v * 5243 >> 19) & UINT64_C(0x0000007F0000007F); /* 5243 / 2^19: 1 / 100 for what is below 10^4 */
+    v = hundreds | (v - hundreds * 100) << 16;
+    uint64_t tenths = (v * 103 >> 10) & UINT64_C(0x000F000F000F000F); /* 103 / 2^10: 1 / 10 for what is below 100 */
+    return (tenths | (v - tenths * 10) << 8) + UINT64_C(0x3030303030303030);
+}
+
+static const uint32_t integer_tens[] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000, 1000000000 };
+
+/* Digits of n; of 0, one. */
+static int count_digits(uint32_t n)
+{
+    int guess = (32 - __builtin_clz(n | 1)) * 1233 >> 12; /* log10(2) is 1233 / 2^12: right, or one too few */
+    return guess + (n >= integer_tens[guess]) + (n == 0);
+}
+
+static size_t write_integer(uint32_t n, char *text)
+{
+    int count = count_digits(n), more = count > 8 ? count - 8 : 0;
+    uint32_t top = n / 100000000;
+    if (more == 2) *text++ = (char)('0' + top / 10);
+    if (more >= 1) *text++ = (char)('0' + top % 10);
+    put_eight(text, eight_digits(n % 100000000) >> (more ? 0 : 64 - 8 * count));
+    return (size_t)count;
+}
+
+/* s * 10^k, 0 < s < 10^9 */
+static size_t write_decimal(uint32_t s, int k, char *text)
+{
+    enum { ZEROS_AFTER_POINT = 3, INTEGER_DIGITS = 9 }; /* 0.0001 to 999999999 are written without an exponent */
+    int count = count_digits(s), point = count + k; /* s * 10^k = 0.digits * 10^point */
+    s *= integer_tens[9 - count];                   /* nine digits, with zeros behind */
+    char first = (char)('0' + s / 100000000);
+    uint64_t others = eight_digits(s % 100000000), zeros = UINT64_C(0x3030303030303030);
+    count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8; /* without the zeros behind */
+
+    char *t = text;
+    if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) { /* 1.2345e-7 */
+        t[0] = first;
+        t[1] = '.';
+        put_eight(t + 2, others);
+        t += count > 1 ? count + 1 : 1;
+        t[0] = 'e';
+        t[1] = '-';
+        t += point > 0 ? 1 : 2;
+        t += write_integer((uint32_t)abs(point - 1), t);
+    } else if (point <= 0) { /* 0.00012345 */
+        memcpy(t, "0.000000", 8);
+        t += 2 - point;
+        t[0] = first;
+        put_eight(t + 1, others);
+        t += count;
+    } else {
+        t[0] = first;
+        put_eight(t + 1, others);
+        if (point >= count) return (size_t)point; /* 123000: the zeros are there */
+        t[point] = '.';
+        put_eight(t + point + 1, others >> 8 * (point - 1)); /* 12.345 */
+        t += count + 1;
+    }
+    return (size_t)(t - text);
+}
+
+static size_t format_floating(const struct format *f, uint32_t code, char *text)
+{
+    bool negative = code & f->sign;
+    uint32_t magnitude_code = code & ~f->sign;
+    if (magnitude_code > f->largest) {
+        if (magnitude_code != f->infinity || f->infinity == 0) return put_text(text, "\"NaN\"");
+        return put_text(text, negative ? "\"-Infinity\"" : "\"Infinity\"");
+    }
+    if (magnitude_code == 0) return put_text(text, negative ? "-0.0" : "0");
+    uint32_t fraction = magnitude_code & ((1u << f->fraction_bits) - 1);
+    int exponent = (int)(magnitude_code >> f->fraction_bits);
+    uint32_t c = exponent ? fraction | 1u << f->fraction_bits : fraction;
+    int q = f->min_exponent - f->fraction_bits + (exponent ? exponent - 1 : 0);
+    *text = '-';
+    text += negative;
+    if (q <= 0 && q >= -f->fraction_bits && (c & ((1u << -q) - 1)) == 0) /* an integer, and its neighbours are not further */
+        return negative + write_decimal(c >> -q, 0, text);
+    int k;
+    uint32_t s = shortest(c, q, fraction == 0 && exponent > 1, &k);
+    return negative + write_decimal(s, k, text);
+}
+
+size_t numbers_format(attn_dtype dtype, const void *value, char *text)
+{
+    uint32_t code = 0;
+    switch (element_bytes[dtype]) { /* it may lie anywhere */
+    case 4: memcpy(&code, value, 4); break;
+    case 2: memcpy(&code, value, 2); break;
+    default: memcpy(&code, value, 1); break;
+    }
+    if (dtype == ATTN_U8) return write_integer(code, text);
+    if (dtype != ATTN_I32) return format_floating(&formats[dtype], code, text);
+    bool negative = code >> 31;
+    if (negative) *text++ = '-';
+    return negative + write_integer(negative ? -code : code, text);
+}
+
+size_t numbers_format_list(attn_dtype dtype, const void *values, size_t count, char *text)
+{
+    const uint8_t *value = values;
+    char *t = text;
+    for (size_t i = 0; i < count; i++, value += element_bytes[dtype]) {
+        if (i > 0) *t++ = ',';
+        t += numbers_format(dtype, value, t);
+    }
+    return (size_t)(t - text);
+}

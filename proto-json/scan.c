@@ -1,0 +1,830 @@
+/* scan.c: one pass over the body as it arrives.
+ *
+ * Problem: a body of hundreds of megabytes is three long strings and a little JSON around them. Parsing it as a document
+ * would hold it twice and read it three times. So a state machine walks it byte by byte, keeping only what the grammar
+ * needs (the state and a stack of frames), and hands the long strings in bulk to base64_decode_until(), which stops by
+ * itself at the quote.
+ *
+ *       {"q":{"shape":[2,3],"data":"AAEC ... "}}
+ *     ->{"q":{"shape":["n2","n3"],"data":0}}           the skeleton, copied as it passes
+ *     -> memory: [q ....][k ....][v ....]              each lifted value begins on a boundary of 64
+ *
+ * Where bytes go, the sink, is decided where a value begins:
+ *     SKELETON  copied, and its first bytes kept in `word` when they may matter (names, dtypes)
+ *     LIFTED    a base64 string, or the numbers and words of an array
+ *     NOWHERE   checked and forgotten: what follows a fault in a lifted value, to its end
+ *
+ * Invariants:
+ *   1. The state between two bytes is in struct scan alone; a body gives the same result however it is split.
+ *   2. At most one value is being lifted, and it is the last thing in the caller's memory: it grows at the end.
+ *   3. Every stored thing has a limit: frames (depth), skeleton (skeleton_bytes), cJSON's nodes (values), memory
+ *      (tensor_bytes).
+ *   4. What reaches the skeleton is JSON by RFC 8259, with no number but the index of a lifted value. */
+#include "scan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base64.h"
+#include "numbers.h"
+
+enum state {
+    VALUE,         /* a value must come */
+    FIRST_ELEMENT, /* after '[': a value or ']' */
+    FIRST_NAME,    /* after '{': a name or '}' */
+    NAME,          /* after ',' in an object */
+    COLON,
+    AFTER, /* a value is complete: ',' or the end of its container */
+    STRING,
+    ESCAPE,    /* after '\' */
+    HEX,       /* the digits of \u */
+    LOW_SLASH, /* after a high surrogate: '\' ... */
+    LOW_U,     /* ... and 'u' */
+    MINUS,     /* numbers, by what was read last */
+    ZERO,
+    DIGITS,
+    POINT,
+    FRACTION,
+    EXPONENT,
+    EXPONENT_SIGN,
+    EXPONENT_DIGITS,
+    LITERAL, /* inside true, false, null */
+    ARRAY,   /* inside an array that is being lifted: numbers.c knows where */
+    DONE,    /* after the value */
+};
+
+enum sink { SKELETON, LIFTED, NOWHERE };
+
+/* What the name that was just read means for its value. */
+enum name { NAME_OTHER, NAME_DATA, NAME_DTYPE };
+
+enum { NO_LIFT = -1, NO_DTYPE = -1, TENSOR_ALIGNMENT = 64, WORD_BYTES = 32 };
+
+struct frame {
+    bool object;
+    int  members; /* of an object */
+    int  lift;    /* object: the value of its member `data` */
+    int  dtype;   /* object: the value of its member `dtype`, where it is one */
+};
+
+struct scan {
+    proto_limits limits;
+    proto_memory memory;
+    attn_error   error; /* once set, the answer to every call */
+    uint64_t     offset; /* bytes of the body in earlier pieces */
+
+    /* The grammar. */
+    enum state   state;
+    int          depth; /* frames in use */
+    struct frame frames[PROTO_MAX_DEPTH];
+    int          values;
+    const char  *literal;  /* what must still come of true, false, null */
+    bool         is_name;  /* the string is a member's name */
+    enum name    name;     /* of the member whose value comes */
+    int          hex_left; /* digits of \u that must still come */
+    uint32_t     code, high; /* the code point they make; the high surrogate before it, or 0 */
+    int          utf8_left; /* continuation bytes that must still come, the next one from utf8_low to utf8_high */
+    unsigned     utf8_low, utf8_high;
+
+    /* Where bytes go. */
+    enum sink sink;
+    int       mute_depth; /* not 0: frames from this one on go NOWHERE */
+    char      word[WORD_BYTES]; /* the string so far, decoded; NUL-ended */
+    int       word_length;      /* WORD_BYTES: longer than any word that matters, or not ASCII */
+
+    char  *skeleton;
+    size_t skeleton_bytes, skeleton_capacity;
+
+    /* The caller's memory, and what was lifted into it. */
+    uint8_t       *base;
+    size_t         have, used; /* bytes that grow() gave, bytes in use */
+    scan_lift     *lifts;
+    int            lift_count, lift_capacity;
+    base64_decoder base64;
+    numbers_reader numbers;
+    int            numbers_lift;  /* whose reader this is, or NO_LIFT */
+    uint64_t       numbers_begin; /* where its '[' was */
+    char           last;          /* of the array: the last character that is no white space and in no unfinished token */
+    char           token[NUMBERS_CHARS]; /* the unfinished token that the piece ended in */
+    size_t         token_bytes;
+};
+
+/* ---- Faults -------------------------------------------------------------------------------------------------------- */
+
+static attn_status fail(scan *s, attn_status status, uint64_t at, const char *text)
+{
+    return attn_fail(&s->error, status, "", "byte %llu: %s", (unsigned long long)at, text);
+}
+
+/* Not JSON: `expected` says what may stand here, `c` what does. */
+static attn_status unexpected(scan *s, uint64_t at, const char *expected, unsigned char c)
+{
+    const char *hint = "";
+    if (at == 0 && c == 0xef) hint = " (a byte order mark is not JSON)";
+    if (c == '/') hint = " (JSON has no comments)";
+    if (s->state == VALUE || s->state == FIRST_ELEMENT) {
+        if (c == 'N' || c == 'I') hint = " (JSON has no NaN or Infinity; inside `data` write them as strings)";
+        if (c == ']' || c == '}') hint = " (a comma too many?)";
+    }
+    if (c > 0x20 && c < 0x7f)
+        return attn_fail(&s->error, ATTN_INVALID, "", "not JSON at byte %llu: expected %s, found '%c'%s",
+                         (unsigned long long)at, expected, c, hint);
+    return attn_fail(&s->error, ATTN_INVALID, "", "not JSON at byte %llu: expected %s, found byte 0x%02x%s",
+                     (unsigned long long)at, expected, c, hint);
+}
+
+static const char *expected_in(const scan *s)
+{
+    switch (s->state) {
+    case VALUE: return "a value";
+    case FIRST_ELEMENT: return "a value or ']'";
+    case FIRST_NAME: return "a member's name in quotes or '}'";
+    case NAME: return "a member's name in quotes";
+    case COLON: return "':'";
+    case AFTER: return s->depth && s->frames[s->depth - 1].object ? "',' or '}'" : "',' or ']'";
+    case ESCAPE: return "one of \"\\/bfnrtu after a backslash";
+    case HEX: return "a hexadecimal digit";
+    case LOW_SLASH:
+    case LOW_U: return "the second half of a surrogate pair";
+    case MINUS:
+    case POINT:
+    case EXPONENT_SIGN: return "a digit";
+    case EXPONENT: return "a digit or a sign";
+    case LITERAL: return "true, false or null";
+    case DONE: return "nothing after the value";
+    default: return "more";
+    }
+}
+
+static scan_lift *lift_of(scan *s) { return &s->lifts[s->lift_count - 1]; }
+
+/* The lifted value cannot be decoded. Its problem is refused later; what is left of it is only checked to be JSON. */
+static void lift_fault(scan *s, scan_fault fault, uint64_t position, uint64_t at, const char *reason)
+{
+    scan_lift *lift = lift_of(s);
+    lift->fault = fault;
+    lift->position = position;
+    lift->at = at;
+    lift->reason = reason;
+    lift->bytes = 0;
+    s->sink = NOWHERE;
+}
+
+/* ---- Storage ------------------------------------------------------------------------------------------------------- */
+
+static attn_status emit(scan *s, const void *text, size_t count)
+{
+    if (s->sink != SKELETON) return ATTN_OK;
+    if (count >= s->skeleton_capacity - s->skeleton_bytes) { /* one more for the NUL */
+        size_t capacity = s->skeleton_capacity ? s->skeleton_capacity : 1024;
+        char *larger;
+        if (count > s->limits.skeleton_bytes || s->skeleton_bytes > s->limits.skeleton_bytes - count)
+            return attn_fail(&s->error, ATTN_TOO_LARGE, "", "the members other than tensor data take more than %zu bytes",
+                             s->limits.skeleton_bytes);
+        while (capacity <= s->skeleton_bytes + count) capacity *= 2;
+        larger = realloc(s->skeleton, capacity);
+        if (!larger) return attn_fail(&s->error, ATTN_NO_MEMORY, "", "no memory to read the request");
+        s->skeleton = larger;
+        s->skeleton_capacity = capacity;
+    }
+    memcpy(s->skeleton + s->skeleton_bytes, text, count);
+    s->skeleton_bytes += count;
+    return ATTN_OK;
+}
+
+static attn_status emit_char(scan *s, char c) { return emit(s, &c, 1); }
+
+/* Makes room for `bytes` more behind the lifted value. */
+static attn_status reserve(scan *s, size_t bytes)
+{
+    const scan_lift *lift = lift_of(s);
+    size_t need;
+    void *base = NULL;
+    attn_status status;
+    if (__builtin_add_overflow(lift->offset + lift->bytes, bytes + PROTO_MEMORY_STEP - 1, &need))
+        return attn_fail(&s->error, ATTN_TOO_LARGE, "", "the tensors are too large for memory");
+    need -= need % PROTO_MEMORY_STEP;
+    if (need <= s->have) return ATTN_OK;
+    status = s->memory.grow(s->memory.context, need, &base, &s->error);
+    if (status != ATTN_OK) {
+        if (s->error.status == ATTN_OK) attn_fail(&s->error, status, "", "no memory for the tensors");
+        return status;
+    }
+    s->base = base;
+    s->have = need;
+    return ATTN_OK;
+}
+
+/* `bytes` more of the lifted value are in place. */
+static attn_status lifted(scan *s, size_t bytes)
+{
+    scan_lift *lift = lift_of(s);
+    lift->bytes += bytes;
+    if ((uint64_t)lift->offset + lift->bytes > (uint64_t)s->limits.tensor_bytes)
+        return attn_fail(&s->error, ATTN_TOO_LARGE, "", "the tensors take more than %lld bytes",
+                         (long long)s->limits.tensor_bytes);
+    return ATTN_OK;
+}
+
+/* A value to be lifted begins: its index goes into the skeleton in its stead. */
+static attn_status lift_begin(scan *s, scan_kind kind)
+{
+    char index[16];
+    int digits = 0, rest = s->lift_count;
+    attn_status status;
+    if (s->lift_count == s->lift_capacity) {
+        int capacity = s->lift_capacity ? 2 * s->lift_capacity : 8;
+        scan_lift *larger = realloc(s->lifts, (size_t)capacity * sizeof *larger);
+        if (!larger) return attn_fail(&s->error, ATTN_NO_MEMORY, "", "no memory to read the request");
+        s->lifts = larger;
+        s->lift_capacity = capacity;
+    }
+    do index[sizeof index - ++digits] = (char)('0' + rest % 10);
+    while (rest /= 10);
+    status = emit(s, index + sizeof index - digits, (size_t)digits);
+    if (status != ATTN_OK) return status;
+    s->frames[s->depth - 1].lift = s->lift_count;
+    s->lifts[s->lift_count++] = (scan_lift){
+        .kind = kind, .offset = (s->used + TENSOR_ALIGNMENT - 1) / TENSOR_ALIGNMENT * TENSOR_ALIGNMENT
+    };
+    s->sink = LIFTED;
+    return ATTN_OK;
+}
+
+static void lift_end(scan *s)
+{
+    const scan_lift *lift = lift_of(s);
+    if (lift->fault == SCAN_FINE) s->used = lift->offset + lift->bytes;
+}
+
+/* ---- Strings ------------------------------------------------------------------------------------------------------- */
+
+/* How many bytes from `p` on stand for themselves in a string: printable ASCII but for the quote and the backslash. Eight
+ * at a time: in each byte of `odd` the top bit is set where it is one of the others. */
+static size_t plain_run(const unsigned char *p, const unsigned char *end)
+{
+    const unsigned char *const begin = p;
+    const uint64_t ones = UINT64_C(0x0101010101010101), tops = 0x80 * ones;
+    while (end - p >= 8) {
+        uint64_t word, quote, backslash, odd;
+        memcpy(&word, p, 8);
+        quote = word ^ '"' * ones;
+        backslash = word ^ '\\' * ones;
+        /* x - 1 borrows into the top bit where x is 0; a false alarm behind a true one only ends the fast part early. */
+        odd = (word | (word - 0x20 * ones) | (quote - ones) | (backslash - ones)) & tops;
+        if (odd) break;
+        p += 8;
+    }
+    while (p < end && *p >= 0x20 && *p < 0x80 && *p != '"' && *p != '\\') p++;
+    return (size_t)(p - begin);
+}
+
+/* Remembers the decoded text of a string, as long as it is short ASCII. */
+static void word_add(scan *s, const unsigned char *text, size_t count)
+{
+    if (count >= (size_t)(WORD_BYTES - s->word_length)) {
+        s->word_length = WORD_BYTES;
+        return;
+    }
+    memcpy(s->word + s->word_length, text, count);
+    s->word_length += (int)count;
+}
+
+static bool word_is(const scan *s, const char *word)
+{
+    const size_t length = strlen(word);
+    return (size_t)s->word_length == length && !memcmp(s->word, word, length);
+}
+
+/* A piece of a base64 string: as far as it goes. What stops it is for string() to judge: a quote, an escape, or a fault. One
+ * escape is common, for some libraries write every slash as "\\/": it is taken here, 64 characters from the next on average. */
+static attn_status base64_text(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
+{
+    const unsigned char *const begin = *text;
+    const unsigned char *p = begin;
+    uint8_t *out;
+    size_t written, total = 0;
+    /* Groups that an earlier piece began may give three bytes more than this piece's characters alone. */
+    attn_status status = reserve(s, BASE64_DECODED_MAX((size_t)(end - p)) + 3);
+    if (status != ATTN_OK) return status;
+    out = s->base + lift_of(s)->offset + lift_of(s)->bytes;
+    for (;;) {
+        p += base64_decode_until(&s->base64, (const char *)p, (size_t)(end - p), out + total, &written);
+        total += written;
+        if (end - p < 2 || p[0] != '\\' || p[1] != '/') break;
+        if (!base64_decode_until(&s->base64, "/", 1, out + total, &written)) break;
+        total += written;
+        p += 2;
+    }
+    *text = p;
+    if ((status = lifted(s, total)) != ATTN_OK) return status;
+    if (p < end && *p != '"' && *p != '\\')
+        lift_fault(s, SCAN_BASE64_CHARACTER, s->base64.offset, at + (uint64_t)(p - begin), base64_reason(&s->base64, (char)*p));
+    return ATTN_OK;
+}
+
+/* An escape in a string has given a code point. */
+static attn_status code_point(scan *s, uint32_t code, uint64_t at)
+{
+    const unsigned char c = (unsigned char)code;
+    if (s->sink == LIFTED) {
+        const unsigned char *text = &c;
+        if (code < 0x80 && code != '"' && code != '\\') return base64_text(s, &text, text + 1, at);
+        lift_fault(s, SCAN_BASE64_CHARACTER, s->base64.offset, at, base64_reason(&s->base64, '\\'));
+        return ATTN_OK;
+    }
+    if (code < 0x80)
+        word_add(s, &c, 1);
+    else
+        s->word_length = WORD_BYTES;
+    return ATTN_OK;
+}
+
+/* The closing quote. */
+static attn_status string_end(scan *s, uint64_t at)
+{
+    attn_status status = emit_char(s, '"');
+    if (status != ATTN_OK) return status;
+    if (s->is_name) {
+        s->name = word_is(s, "data") ? NAME_DATA : word_is(s, "dtype") ? NAME_DTYPE : NAME_OTHER;
+        s->state = COLON;
+        return ATTN_OK;
+    }
+    if (s->sink == LIFTED) {
+        if (!base64_finish(&s->base64)) lift_fault(s, SCAN_BASE64_ENDS, s->base64.offset, at, NULL);
+        lift_end(s);
+    } else if (s->name == NAME_DTYPE && s->word_length < WORD_BYTES) {
+        attn_dtype dtype;
+        s->word[s->word_length] = '\0';
+        if (attn_dtype_parse(s->word, &dtype)) s->frames[s->depth - 1].dtype = (int)dtype;
+    }
+    s->sink = s->mute_depth ? NOWHERE : SKELETON;
+    s->state = AFTER;
+    return ATTN_OK;
+}
+
+static attn_status string_begin(scan *s, bool is_name)
+{
+    s->is_name = is_name;
+    s->word_length = 0;
+    s->state = STRING;
+    if (!is_name && s->name == NAME_DATA && !s->mute_depth) {
+        s->base64 = (base64_decoder){ 0 };
+        return lift_begin(s, SCAN_BASE64);
+    }
+    return is_name ? emit_char(s, '"') : emit(s, (const char[]){ '"', SCAN_STRING }, 2);
+}
+
+/* Reads a string's bytes from *text on, up to its end, an escape, or the end of the piece. */
+static attn_status string(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
+{
+    const unsigned char *const begin = *text, *p = begin;
+    attn_status status = ATTN_OK;
+    if (s->sink == LIFTED) {
+        status = base64_text(s, &p, end, at);
+    } else if (!s->utf8_left) {
+        size_t run = plain_run(p, end);
+        word_add(s, p, run);
+        status = emit(s, p, run);
+        p += run;
+    }
+    at += (uint64_t)(p - begin);
+    *text = p;
+    if (status != ATTN_OK || p == end) return status;
+
+    const unsigned char c = *p;
+    if (s->utf8_left) {
+        if (c < s->utf8_low || c > s->utf8_high) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
+        s->utf8_left--;
+        s->utf8_low = 0x80, s->utf8_high = 0xbf;
+        status = emit_char(s, (char)c);
+    } else if (c == '"') {
+        status = string_end(s, at);
+    } else if (c == '\\') {
+        s->state = ESCAPE;
+        status = emit_char(s, '\\');
+    } else if (c < 0x20) {
+        return attn_fail(&s->error, ATTN_INVALID, "", "not JSON at byte %llu: control character 0x%02x inside a string",
+                         (unsigned long long)at, c);
+    } else if (c >= 0x80) { /* RFC 3629, section 4: the table of well-formed sequences */
+        if (c < 0xc2 || c > 0xf4) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
+        s->utf8_left = c < 0xe0 ? 1 : c < 0xf0 ? 2 : 3;
+        s->utf8_low = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;
+        s->utf8_high = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
+        s->word_length = WORD_BYTES;
+        status = emit_char(s, (char)c);
+    } else { /* a fault in base64 put it here: the next round takes it as plain text */
+        return ATTN_OK;
+    }
+    if (status == ATTN_OK) *text = p + 1;
+    return status;
+}
+
+/* The character after '\', and the digits of \u. */
+static attn_status escape(scan *s, unsigned char c, uint64_t at)
+{
+    static const char shorts[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
+    const char *which;
+    attn_status status = emit_char(s, (char)c);
+    if (status != ATTN_OK) return status;
+    switch (s->state) {
+    case ESCAPE:
+        if (c == 'u') {
+            s->state = HEX, s->hex_left = 4, s->code = 0;
+            return ATTN_OK;
+        }
+        which = c ? strchr(shorts, c) : NULL;
+        if (!which) return unexpected(s, at, expected_in(s), c);
+        s->state = STRING;
+        return code_point(s, (unsigned char)meanings[which - shorts], at);
+    case LOW_SLASH:
+        if (c != '\\') return unexpected(s, at, expected_in(s), c);
+        s->state = LOW_U;
+        return ATTN_OK;
+    case LOW_U:
+        if (c != 'u') return unexpected(s, at, expected_in(s), c);
+        s->state = HEX, s->hex_left = 4, s->code = 0;
+        return ATTN_OK;
+    default: break;
+    }
+    /* HEX */
+    if (c >= '0' && c <= '9')
+        s->code = s->code * 16 + (c - '0');
+    else if ((c | 0x20) >= 'a' && (c | 0x20) <= 'f')
+        s->code = s->code * 16 + ((c | 0x20) - 'a' + 10u);
+    else
+        return unexpected(s, at, expected_in(s), c);
+    if (--s->hex_left) return ATTN_OK;
+    if (s->high) {
+        if (s->code < 0xdc00 || s->code > 0xdfff)
+            return fail(s, ATTN_INVALID, at, "the second half of a surrogate pair must be \\udc00 to \\udfff");
+        s->code = 0x10000 + ((s->high - 0xd800) << 10) + (s->code - 0xdc00);
+        s->high = 0;
+    } else if (s->code >= 0xd800 && s->code <= 0xdbff) {
+        s->high = s->code;
+        s->state = LOW_SLASH;
+        return ATTN_OK;
+    } else if (s->code >= 0xdc00 && s->code <= 0xdfff) {
+        return fail(s, ATTN_INVALID, at, "a surrogate without its first half");
+    } else if (s->code == 0) {
+        return fail(s, ATTN_INVALID, at, "\\u0000 is not accepted");
+    }
+    s->state = STRING;
+    return code_point(s, s->code, at);
+}
+
+/* ---- Containers ---------------------------------------------------------------------------------------------------- */
+
+static attn_status push(scan *s, bool object, uint64_t at)
+{
+    int depth = s->limits.depth < PROTO_MAX_DEPTH ? s->limits.depth : PROTO_MAX_DEPTH;
+    if (s->depth >= depth)
+        return attn_fail(&s->error, ATTN_INVALID, "", "byte %llu: nested deeper than %d", (unsigned long long)at, depth);
+    s->frames[s->depth++] = (struct frame){ .object = object, .lift = NO_LIFT, .dtype = NO_DTYPE };
+    s->name = NAME_OTHER; /* elements have none */
+    s->state = object ? FIRST_NAME : FIRST_ELEMENT;
+    return ATTN_OK;
+}
+
+/* The container ends. An array that came before its dtype is converted now, while it is the last thing in memory. */
+static attn_status pop(scan *s, char c)
+{
+    const struct frame frame = s->frames[--s->depth];
+    attn_status status = emit_char(s, c);
+    if (status != ATTN_OK) return status;
+    if (s->mute_depth > s->depth) {
+        s->mute_depth = 0;
+        s->sink = SKELETON;
+    }
+    s->name = NAME_OTHER; /* what stands next in an array has none */
+    s->state = s->depth ? AFTER : DONE;
+    if (frame.object && frame.lift != NO_LIFT && frame.lift == s->numbers_lift && frame.lift == s->lift_count - 1 &&
+        frame.dtype != NO_DTYPE) {
+        scan_lift *lift = lift_of(s);
+        double *values = (double *)(void *)(s->base + lift->offset);
+        uint64_t element;
+        if (lift->kind != SCAN_ARRAY || lift->typed || lift->fault != SCAN_FINE) return ATTN_OK;
+        lift->typed = true;
+        lift->dtype = (attn_dtype)frame.dtype;
+        if (numbers_convert(&s->numbers, values, (numbers_type)lift->dtype, values, &element)) {
+            lift->bytes = (size_t)lift->elements * attn_dtype_bytes(lift->dtype);
+            lift_end(s);
+        } else {
+            s->used = lift->offset;
+            lift_fault(s, SCAN_ARRAY_ELEMENT, element, 0, s->numbers.error);
+            s->sink = SKELETON;
+        }
+    }
+    return ATTN_OK;
+}
+
+/* ---- Arrays of numbers --------------------------------------------------------------------------------------------- */
+
+enum { ARRAY_BLOCK = 1 << 15 }; /* characters given to numbers_read() at once: bounds what is reserved ahead */
+
+static attn_status array_begin(scan *s, uint64_t at)
+{
+    const int dtype = s->frames[s->depth - 1].dtype;
+    attn_status status = lift_begin(s, SCAN_ARRAY);
+    if (status != ATTN_OK) return status;
+    scan_lift *lift = lift_of(s);
+    lift->typed = dtype != NO_DTYPE;
+    if (lift->typed) lift->dtype = (attn_dtype)dtype;
+    numbers_begin(&s->numbers, lift->typed ? (numbers_type)dtype : NUMBERS_UNTYPED);
+    s->numbers_lift = s->lift_count - 1;
+    s->numbers_begin = at;
+    s->last = 0;
+    s->token_bytes = 0;
+    s->state = ARRAY;
+    return ATTN_OK;
+}
+
+static bool separates(unsigned char c)
+{
+    return c == '[' || c == ']' || c == ',' || c == ' ' || c == '\t' || c == '\n' || c == '\r';
+}
+
+/* Keeps what array_fault() needs of text that has been taken: the unfinished token, and the character before it. */
+static bool array_remember(scan *s, const unsigned char *text, const unsigned char *end)
+{
+    const unsigned char *token = end, *p;
+    while (token > text && !separates(token[-1])) token--;
+    if (token > text) { /* what was unfinished is finished now */
+        for (p = token; p > text && (p[-1] == ' ' || p[-1] == '\t' || p[-1] == '\n' || p[-1] == '\r');) p--;
+        if (p > text)
+            s->last = (char)(separates(p[-1]) ? p[-1] : '0');
+        else if (s->token_bytes)
+            s->last = '0';
+        s->token_bytes = 0;
+    }
+    if ((size_t)(end - token) > sizeof s->token - s->token_bytes) return false;
+    memcpy(s->token + s->token_bytes, token, (size_t)(end - token));
+    s->token_bytes += (size_t)(end - token);
+    return true;
+}
+
+static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at);
+
+/* The array is no array of numbers; it may still be JSON. Puts the state machine where the token at fault begins, as if it
+ * had read the array itself, and lets it check the rest without keeping anything. *text: the piece; moves to what is still
+ * to be checked. */
+static attn_status array_fault(scan *s, const unsigned char **text, uint64_t at)
+{
+    const uint64_t where = s->numbers_begin + s->numbers.offset;
+    const unsigned char *bad = *text + (where > at ? where - at : 0);
+    const int levels = s->numbers.depth;
+    lift_fault(s, SCAN_ARRAY_TEXT, s->numbers.elements, where, s->numbers.error);
+    if (!array_remember(s, *text, bad)) return fail(s, ATTN_INVALID, at, "a number of too many characters");
+    at += (uint64_t)(bad - *text);
+    *text = bad;
+    s->mute_depth = s->depth + 1;
+    for (int level = 0; level < levels; level++) {
+        attn_status status = push(s, false, at);
+        if (status != ATTN_OK) return status;
+    }
+    s->state = levels == 0 || s->last == ',' ? VALUE : s->last == '[' ? FIRST_ELEMENT : AFTER;
+    return consume(s, (const unsigned char *)s->token, (const unsigned char *)s->token + s->token_bytes,
+                   at - s->token_bytes);
+}
+
+/* The next piece of the array. *text moves behind what was taken. */
+static attn_status array(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
+{
+    const size_t count = end - *text < ARRAY_BLOCK ? (size_t)(end - *text) : ARRAY_BLOCK;
+    const size_t bytes = numbers_bytes(s->numbers.type);
+    const unsigned char *const begin = *text;
+    scan_lift *lift = lift_of(s);
+    numbers_status result;
+    size_t taken, written;
+    attn_status status = reserve(s, (count / 2 + 1) * bytes);
+    if (status != ATTN_OK) return status;
+    result = numbers_read(&s->numbers, (const char *)begin, count, s->base + lift->offset + lift->bytes, count / 2 + 1,
+                          &taken, &written);
+    if ((status = lifted(s, written * bytes)) != ATTN_OK) return status;
+    *text = begin + taken;
+    switch (result) {
+    case NUMBERS_FULL: /* never: the room is for all the elements the text can hold */
+    case NUMBERS_MORE:
+        if (!array_remember(s, begin, *text)) return fail(s, ATTN_INVALID, at, "a number of too many characters");
+        return ATTN_OK;
+    case NUMBERS_DONE:
+        lift->elements = (int64_t)s->numbers.elements;
+        lift->rank = s->numbers.rank;
+        memcpy(lift->shape, s->numbers.shape, sizeof lift->shape);
+        lift_end(s);
+        s->sink = SKELETON;
+        s->state = AFTER;
+        return ATTN_OK;
+    default: *text = begin; return array_fault(s, text, at);
+    }
+}
+
+/* ---- The grammar --------------------------------------------------------------------------------------------------- */
+
+static attn_status value_begin(scan *s, unsigned char c, uint64_t at)
+{
+    attn_status status;
+    if (s->sink == SKELETON && ++s->values > s->limits.values)
+        return attn_fail(&s->error, ATTN_TOO_LARGE, "", "more than %d values outside tensor data", s->limits.values);
+    switch (c) {
+    case '{':
+    case '[':
+        if (c == '[' && s->name == NAME_DATA && s->sink == SKELETON) return array_begin(s, at);
+        status = emit_char(s, (char)c);
+        return status == ATTN_OK ? push(s, c == '{', at) : status;
+    case '"': return string_begin(s, false);
+    case 't': s->literal = "rue"; break;
+    case 'f': s->literal = "alse"; break;
+    case 'n': s->literal = "ull"; break;
+    case '-': s->state = MINUS; return emit(s, (const char[]){ '"', SCAN_NUMBER, '-' }, 3);
+    case '0': s->state = ZERO; return emit(s, (const char[]){ '"', SCAN_NUMBER, '0' }, 3);
+    default:
+        if (c < '1' || c > '9') return unexpected(s, at, expected_in(s), c);
+        s->state = DIGITS;
+        return emit(s, (const char[]){ '"', SCAN_NUMBER, (char)c }, 3);
+    }
+    s->state = LITERAL;
+    return emit_char(s, (char)c);
+}
+
+/* One character inside a number. *more: the number goes on; else the character stands behind it and is still to be read. */
+static attn_status number(scan *s, unsigned char c, uint64_t at, bool *more)
+{
+    const bool digit = c >= '0' && c <= '9', exponent = c == 'e' || c == 'E';
+    *more = true;
+    switch (s->state) {
+    case MINUS: s->state = c == '0' ? ZERO : digit ? DIGITS : DONE; break;
+    case ZERO:
+        if (digit) return fail(s, ATTN_INVALID, at - 1, "a number may not begin with 0 and another digit");
+        s->state = c == '.' ? POINT : exponent ? EXPONENT : AFTER;
+        break;
+    case DIGITS: s->state = digit ? DIGITS : c == '.' ? POINT : exponent ? EXPONENT : AFTER; break;
+    case POINT: s->state = digit ? FRACTION : DONE; break;
+    case FRACTION: s->state = digit ? FRACTION : exponent ? EXPONENT : AFTER; break;
+    case EXPONENT: s->state = c == '+' || c == '-' ? EXPONENT_SIGN : digit ? EXPONENT_DIGITS : DONE; break;
+    case EXPONENT_SIGN: s->state = digit ? EXPONENT_DIGITS : DONE; break;
+    default: s->state = digit ? EXPONENT_DIGITS : AFTER; break;
+    }
+    if (s->state == DONE) return unexpected(s, at, "a digit", c);
+    if (s->state != AFTER) return emit_char(s, (char)c);
+    *more = false;
+    return emit_char(s, '"');
+}
+
+static bool is_number(enum state state) { return state >= MINUS && state <= EXPONENT_DIGITS; }
+
+/* Reads [text, end), of which the first byte is byte `at` of the body. */
+static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at)
+{
+    const unsigned char *p = text;
+    attn_status status = ATTN_OK;
+    while (p < end && status == ATTN_OK) {
+        const uint64_t here = at + (uint64_t)(p - text);
+        unsigned char c = *p;
+        switch (s->state) {
+        case STRING: status = string(s, &p, end, here); continue;
+        case ARRAY: status = array(s, &p, end, here); continue;
+        case ESCAPE:
+        case HEX:
+        case LOW_SLASH:
+        case LOW_U:
+            status = escape(s, c, here);
+            p++;
+            continue;
+        case LITERAL:
+            if (c != (unsigned char)*s->literal) return unexpected(s, here, expected_in(s), c);
+            if (!*++s->literal) s->state = AFTER;
+            status = emit_char(s, (char)c);
+            p++;
+            continue;
+        default: break;
+        }
+        if (is_number(s->state)) {
+            bool more;
+            status = number(s, c, here, &more);
+            p += more;
+            continue;
+        }
+        if (c == ' ' || c == '\t' || c == '\n' || c == '\r') {
+            p++;
+            continue;
+        }
+        if (s->state == AFTER && s->depth == 0) s->state = DONE;
+        switch (s->state) {
+        case VALUE: break;
+        case FIRST_ELEMENT:
+            if (c == ']') {
+                status = pop(s, ']');
+                p++;
+                continue;
+            }
+            break;
+        case FIRST_NAME:
+        case NAME:
+            if (c == '}' && s->state == FIRST_NAME) {
+                status = pop(s, '}');
+            } else if (c == '"') {
+                if (++s->frames[s->depth - 1].members > s->limits.members)
+                    return attn_fail(&s->error, ATTN_INVALID, "", "byte %llu: an object of more than %d members",
+                                     (unsigned long long)here, s->limits.members);
+                status = string_begin(s, true);
+            } else {
+                return unexpected(s, here, expected_in(s), c);
+            }
+            p++;
+            continue;
+        case COLON:
+            if (c != ':') return unexpected(s, here, expected_in(s), c);
+            s->state = VALUE;
+            status = emit_char(s, ':');
+            p++;
+            continue;
+        case AFTER: {
+            const bool object = s->frames[s->depth - 1].object;
+            if (c == ',') {
+                s->state = object ? NAME : VALUE;
+                status = emit_char(s, ',');
+            } else if (c == (object ? '}' : ']')) {
+                status = pop(s, (char)c);
+            } else {
+                return unexpected(s, here, expected_in(s), c);
+            }
+            p++;
+            continue;
+        }
+        default: return unexpected(s, here, expected_in(s), c);
+        }
+        status = value_begin(s, c, here);
+        if (s->state != ARRAY) p++; /* the array's reader takes its '[' itself */
+    }
+    return status;
+}
+
+/* ---- The interface ------------------------------------------------------------------------------------------------- */
+
+scan *scan_new(const proto_limits *limits, const proto_memory *memory)
+{
+    scan *s = calloc(1, sizeof *s);
+    if (!s) return NULL;
+    s->limits = *limits;
+    s->memory = *memory;
+    s->numbers_lift = NO_LIFT;
+    return s;
+}
+
+void scan_free(scan *s)
+{
+    if (!s) return;
+    free(s->skeleton);
+    free(s->lifts);
+    free(s);
+}
+
+attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err)
+{
+    if (s->error.status == ATTN_OK && count) {
+        const unsigned char *text = bytes;
+        const attn_status status = consume(s, text, text + count, s->offset);
+        s->offset += count;
+        (void)status; /* s->error has it */
+    }
+    if (s->error.status != ATTN_OK && err) *err = s->error;
+    return s->error.status;
+}
+
+attn_status scan_finish(scan *s, attn_error *err)
+{
+    const bool digit_read = s->state == ZERO || s->state == DIGITS || s->state == FRACTION || s->state == EXPONENT_DIGITS;
+    if (s->error.status == ATTN_OK && s->depth == 0 && digit_read) { /* a number at top level ends with the body */
+        bool more;
+        number(s, ' ', s->offset, &more);
+    }
+    if (s->error.status == ATTN_OK && s->state != DONE && !(s->state == AFTER && s->depth == 0)) {
+        if (s->state == VALUE && s->depth == 0)
+            attn_fail(&s->error, ATTN_INVALID, "", "the body is empty, expected a JSON object");
+        else
+            attn_fail(&s->error, ATTN_INVALID, "", "not JSON: the body ends after %llu bytes, before the value is complete",
+                      (unsigned long long)s->offset);
+    }
+    if (s->error.status == ATTN_OK) s->skeleton[s->skeleton_bytes] = '\0'; /* emit() leaves room for it */
+    if (s->error.status != ATTN_OK && err) *err = s->error;
+    return s->error.status;
+}
+
+const char *scan_skeleton(const scan *s, size_t *length)
+{
+    *length = s->skeleton_bytes;
+    return s->skeleton;
+}
+
+const scan_lift *scan_lifts(const scan *s, int *count)
+{
+    *count = s->lift_count;
+    return s->lifts;
+}
+
+void *scan_memory(const scan *s, size_t *bytes)
+{
+    *bytes = s->used;
+    return s->base;
+}

@@ -1,0 +1,183 @@
+/* fuzz_scan.c: the scanner alone, against cJSON and against itself.
+ *
+ * An input is one byte of choices, one byte that seeds the pieces, and the body:
+ *   bit 0  small limits, so that every limit is met
+ *   bit 1  memory that ends early
+ *
+ * Three things must hold:
+ *   1. The body in pieces gives what the whole body gives: status, text, skeleton, lifted values, their bytes.
+ *   2. A body that the scanner takes is JSON for cJSON too, which is laxer; and so is the skeleton.
+ *   3. The tree of the skeleton is the tree of the body: same members, same strings, numbers as text; a lifted value where a
+ *      string or an array was, and each of them once, in order. */
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "proto-json/scan.h"
+#include "tests/unit/proto-json/codec.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+#define must(holds) ((holds) ? (void)0 : broken(#holds, __LINE__))
+
+static void broken(const char *what, int line)
+{
+    fprintf(stderr, "fuzz_scan.c:%d: %s\n", line, what);
+    abort();
+}
+
+struct outcome {
+    struct moving_memory memory;
+    scan                *s;
+    attn_status          status;
+    attn_error           err;
+};
+
+/* Pieces of pseudo-random lengths; `seed` 0: the whole at once. */
+static void run(struct outcome *o, const proto_limits *limits, size_t room, const uint8_t *body, size_t bytes, uint32_t seed)
+{
+    const proto_memory memory = { moving_grow, &o->memory };
+    o->memory.limit = room;
+    o->s = scan_new(limits, &memory);
+    must(o->s != NULL);
+    while (bytes && o->status == ATTN_OK) {
+        size_t piece = bytes;
+        uint8_t *copy;
+        if (seed) {
+            seed = seed * 1664525u + 1013904223u;
+            piece = 1 + (seed >> 16) % (seed >> 30 ? 4u : 40u);
+            if (piece > bytes) piece = bytes;
+        }
+        copy = malloc(piece);
+        must(copy != NULL);
+        memcpy(copy, body, piece);
+        o->status = scan_feed(o->s, copy, piece, &o->err);
+        free(copy);
+        body += piece;
+        bytes -= piece;
+    }
+    if (o->status == ATTN_OK) o->status = scan_finish(o->s, &o->err);
+}
+
+static void outcome_clear(struct outcome *o)
+{
+    scan_free(o->s);
+    free(o->memory.base);
+}
+
+static void same(const struct outcome *a, const struct outcome *b)
+{
+    size_t lengths[2], used[2];
+    int counts[2];
+    must(a->status == b->status);
+    if (a->status != ATTN_OK) {
+        must(a->err.status == a->status && !strcmp(a->err.text, b->err.text) && !strcmp(a->err.member, b->err.member));
+        return;
+    }
+    const char *skeletons[2] = { scan_skeleton(a->s, &lengths[0]), scan_skeleton(b->s, &lengths[1]) };
+    const scan_lift *lifts[2] = { scan_lifts(a->s, &counts[0]), scan_lifts(b->s, &counts[1]) };
+    const uint8_t *memories[2] = { scan_memory(a->s, &used[0]), scan_memory(b->s, &used[1]) };
+    must(lengths[0] == lengths[1] && !strcmp(skeletons[0], skeletons[1]) && strlen(skeletons[0]) == lengths[0]);
+    must(counts[0] == counts[1] && used[0] == used[1]);
+    for (int i = 0; i < counts[0]; i++) {
+        const scan_lift *x = &lifts[0][i], *y = &lifts[1][i];
+        must(x->kind == y->kind && x->typed == y->typed && x->dtype == y->dtype && x->offset == y->offset && x->bytes == y->bytes);
+        must(x->elements == y->elements && x->rank == y->rank && !memcmp(x->shape, y->shape, sizeof x->shape));
+        must(x->fault == y->fault && x->position == y->position && x->at == y->at && x->reason == y->reason);
+        must(x->offset % 64 == 0 && x->offset + x->bytes <= (x->fault == SCAN_FINE ? used[0] : x->offset));
+        must(x->bytes == 0 || !memcmp(memories[0] + x->offset, memories[1] + y->offset, x->bytes));
+    }
+}
+
+/* Is the number's text, read by cJSON's way (strtod), the value that cJSON found in the body? */
+static bool same_number(const char *text, double value)
+{
+    const double x = strtod(text, NULL);
+    return x == value || (isnan(x) && isnan(value));
+}
+
+/* Walks both trees side by side, without recursion: at every step the two nodes correspond. */
+static void same_tree(const cJSON *body, const cJSON *skeleton, const scan_lift *lifts, int lift_count)
+{
+    struct {
+        const cJSON *body, *skeleton;
+    } stack[PROTO_MAX_DEPTH + 1];
+    int depth = 0, lifted = 0;
+    stack[0].body = body, stack[0].skeleton = skeleton;
+    while (depth >= 0) {
+        const cJSON *b = stack[depth].body, *s = stack[depth].skeleton;
+        must(!b == !s);
+        if (!b) {
+            if (--depth >= 0) stack[depth].body = stack[depth].body->next, stack[depth].skeleton = stack[depth].skeleton->next;
+            if (depth == 0) break;
+            continue;
+        }
+        must(!b->string == !s->string && (!b->string || !strcmp(b->string, s->string)));
+        if (cJSON_IsNumber(s)) {
+            must(b->string && !strcmp(b->string, "data") && (cJSON_IsString(b) || cJSON_IsArray(b)));
+            must(s->valuedouble == lifted && lifted < lift_count);
+            must(lifts[lifted].kind == (cJSON_IsString(b) ? SCAN_BASE64 : SCAN_ARRAY));
+            lifted++;
+        } else if (cJSON_IsNumber(b)) {
+            must(cJSON_IsString(s) && s->valuestring[0] == SCAN_NUMBER && same_number(s->valuestring + 1, b->valuedouble));
+        } else if (cJSON_IsString(b)) {
+            must(cJSON_IsString(s) && s->valuestring[0] == SCAN_STRING && !strcmp(s->valuestring + 1, b->valuestring));
+        } else {
+            must((b->type & 0xff) == (s->type & 0xff));
+            if (b->child || s->child) {
+                must(depth < PROTO_MAX_DEPTH);
+                depth++;
+                stack[depth].body = b->child, stack[depth].skeleton = s->child;
+                continue;
+            }
+        }
+        if (depth == 0) break;
+        stack[depth].body = b->next, stack[depth].skeleton = s->next;
+    }
+    must(lifted == lift_count);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    proto_limits limits = PROTO_LIMITS_DEFAULT;
+    struct outcome whole = { 0 }, pieces = { 0 };
+    size_t room = 0;
+    if (size < 2) return 0;
+    if (data[0] & 1) {
+        limits.skeleton_bytes = 64;
+        limits.depth = 4;
+        limits.members = 3;
+        limits.values = 12;
+        limits.tensor_bytes = 100;
+    }
+    if (data[0] & 2) room = PROTO_MEMORY_STEP;
+    run(&whole, &limits, room, data + 2, size - 2, 0);
+    run(&pieces, &limits, room, data + 2, size - 2, 1 + data[1]);
+    /* With memory that ends, pieces may ask for less ahead and get further; without, nothing may differ. */
+    if (!room) same(&whole, &pieces);
+    if (whole.status == ATTN_OK) {
+        size_t length;
+        int count;
+        char *text = malloc(size - 2 + 1);
+        const char *skeleton = scan_skeleton(whole.s, &length);
+        const scan_lift *lifts = scan_lifts(whole.s, &count);
+        cJSON *a, *b;
+        must(text != NULL);
+        memcpy(text, data + 2, size - 2);
+        text[size - 2] = '\0';
+        a = cJSON_ParseWithLengthOpts(text, size - 2 + 1, NULL, true);
+        b = cJSON_ParseWithLengthOpts(skeleton, length + 1, NULL, true);
+        must(a != NULL && b != NULL);
+        same_tree(a, b, lifts, count);
+        cJSON_Delete(a);
+        cJSON_Delete(b);
+        free(text);
+    }
+    outcome_clear(&whole);
+    outcome_clear(&pieces);
+    return 0;
+}

@@ -1,0 +1,132 @@
+/* codec.h: what the tests and fuzz targets of proto-json/ share: a memory that moves, feeding in pieces, and a text of everything
+ * that a decoder produced, so that two runs can be compared with strcmp(). */
+#ifndef TEST_CODEC_H
+#define TEST_CODEC_H
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto-json/proto.h"
+
+#ifndef ARRAY_SIZE
+#define ARRAY_SIZE(array) (sizeof(array) / sizeof *(array))
+#endif
+
+/* A proto_memory that moves at every growth, so that a kept pointer is a use after free, and has a limit. */
+struct moving_memory {
+    void  *base;
+    size_t bytes, limit; /* limit 0: none */
+    int    growths;
+};
+
+static inline attn_status moving_grow(void *context, size_t bytes, void **base, attn_error *err)
+{
+    struct moving_memory *m = context;
+    void *larger;
+    if (m->limit && bytes > m->limit) return attn_fail(err, ATTN_TOO_LARGE, "", "the test's memory ends at %zu bytes", m->limit);
+    if (bytes <= m->bytes) {
+        *base = m->base;
+        return ATTN_OK;
+    }
+    larger = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!larger) return attn_fail(err, ATTN_NO_MEMORY, "", "the test has no memory");
+    if (m->bytes) memcpy(larger, m->base, m->bytes);
+    free(m->base);
+    m->base = larger;
+    m->bytes = bytes;
+    m->growths++;
+    *base = larger;
+    return ATTN_OK;
+}
+
+/* One decoded body with the memory it lives in. */
+struct decoded {
+    struct moving_memory memory;
+    proto_call          *call;
+    attn_status          status;
+    attn_error           err;
+};
+
+static inline void decoded_clear(struct decoded *d)
+{
+    proto_call_free(d->call);
+    free(d->memory.base);
+    memset(d, 0, sizeof *d);
+}
+
+/* Feeds the body in pieces: piece_of(context, left) says how large the next one is. Every piece is a copy of its own size, so
+ * that reading past its end is an error the sanitizer sees. */
+static inline void decode_in_pieces(struct decoded *d, attn_op op, const proto_limits *limits, const void *body, size_t bytes,
+                                    size_t (*piece_of)(void *context, size_t left), void *context)
+{
+    const proto_limits standard = PROTO_LIMITS_DEFAULT;
+    const proto_memory memory = { moving_grow, &d->memory };
+    proto_decoder *decoder = proto_decoder_new(op, limits ? limits : &standard, &memory);
+    const char *p = body;
+    if (!decoder) abort();
+    d->status = ATTN_OK;
+    while (bytes && d->status == ATTN_OK) {
+        size_t piece = piece_of ? piece_of(context, bytes) : bytes;
+        char *copy = malloc(piece ? piece : 1);
+        if (!copy) abort();
+        memcpy(copy, p, piece);
+        d->status = proto_decoder_feed(decoder, copy, piece, &d->err);
+        free(copy);
+        p += piece;
+        bytes -= piece;
+    }
+    if (d->status == ATTN_OK) d->status = proto_decoder_finish(decoder, &d->call, &d->err);
+    proto_decoder_free(decoder);
+}
+
+static inline void decode_whole(struct decoded *d, attn_op op, const char *body)
+{
+    decode_in_pieces(d, op, NULL, body, strlen(body), NULL, NULL);
+}
+
+/* Everything of the result, as text; the caller frees it. */
+static inline char *decoded_text(const struct decoded *d)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    if (!f) abort();
+    fprintf(f, "%s\n", attn_status_name(d->status));
+    if (d->status != ATTN_OK) fprintf(f, "%s [%s] %s\n", attn_status_name(d->err.status), d->err.member, d->err.text);
+    for (int i = 0; d->call && i < d->call->count; i++) {
+        const proto_item *item = &d->call->items[i];
+        const attn_problem *p = &item->problem;
+        fprintf(f, "%s %d of %d: %s [%s] %s\n", d->call->envelope ? "problem" : "the problem", i, d->call->count,
+                attn_status_name(item->error.status), item->error.member, item->error.text);
+        fprintf(f, "op %d layout %d alignment %d scale %d %a softcap %a causal %d window %lld %lld dropout %a seed %llu deterministic %d\n",
+                (int)p->op, (int)p->layout, (int)p->alignment, p->has_scale, p->scale, p->softcap, p->causal, (long long)p->window_left,
+                (long long)p->window_right, p->dropout_p, (unsigned long long)p->seed, p->deterministic);
+        fprintf(f, "out_dtype %d %d outputs %llx encoding %d verify %lld save %d context '%s' timeout %lld\n", item->has_out_dtype,
+                (int)item->out_dtype, (unsigned long long)item->outputs, (int)item->encoding, (long long)item->verify_rows, item->save,
+                item->context, (long long)item->timeout_ms);
+        for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+            const attn_tensor *t = &p->tensor[id];
+            int64_t length = 0;
+            if (t->rank == 0) continue;
+            fprintf(f, "%s %s", attn_tensors[id].name, attn_dtype_name(t->dtype));
+            for (int a = 0; a < t->rank; a++) fprintf(f, " %lld/%lld", (long long)t->shape[a], (long long)t->stride[a]);
+            if (t->data) {
+                const unsigned char *data = t->data;
+                if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &length)) abort();
+                if (data < (unsigned char *)d->memory.base ||
+                    (size_t)(data - (unsigned char *)d->memory.base) + (size_t)length > d->call->memory_bytes ||
+                    (size_t)(data - (unsigned char *)d->memory.base) % 64)
+                    abort(); /* outside what the decoder says it uses, or not aligned */
+                fprintf(f, ":");
+                for (int64_t b = 0; b < length; b++) fprintf(f, "%02x", data[b]);
+            }
+            fprintf(f, "\n");
+        }
+    }
+    fclose(f);
+    return text;
+}
+
+#endif

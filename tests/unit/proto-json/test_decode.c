@@ -1,0 +1,560 @@
+/* test_decode.c: bodies to problems. Every message of decode.c, word for word; every member; that splitting changes nothing. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "codec.h"
+
+/* Small legal tensors: B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1; uint8-like patterns that are easy to recognise. */
+#define Q "\"q\":{\"shape\":[1,2,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwAEAAUABgAHAA==\"}"
+#define K "\"k\":{\"shape\":[1,3,1,2],\"dtype\":\"float16\",\"data\":[1,2,3,4,5,6]}"
+#define V "\"v\":{\"shape\":[1,3,1,1],\"dtype\":\"float16\",\"data\":[[[[1]],[[2]],[[3]]]]}"
+#define DOUT "\"dout\":{\"shape\":[1,2,2,1],\"dtype\":\"float16\",\"data\":[1,2,3,4]}"
+#define QKV Q "," K "," V
+
+#define FORWARD  ATTN_OP_FORWARD
+#define BACKWARD ATTN_OP_BACKWARD
+
+static size_t one_byte(void *context, size_t left)
+{
+    (void)context, (void)left;
+    return 1;
+}
+
+/* *context bytes first, then the rest. */
+static size_t first_then_rest(void *context, size_t left)
+{
+    size_t *first = context, piece = *first && *first < left ? *first : left;
+    *first = 0;
+    return piece;
+}
+
+static int differences;
+
+static int no_differences(void **state)
+{
+    const int found = differences;
+    (void)state;
+    differences = 0;
+    return found ? -1 : 0;
+}
+
+/* Decodes in all ways of splitting in two, and byte by byte; all must agree. The result of the whole body stays in *d. */
+static void decode_all_ways(struct decoded *d, attn_op op, const char *body)
+{
+    const size_t bytes = strlen(body);
+    char *must;
+    decode_whole(d, op, body);
+    must = decoded_text(d);
+    for (size_t split = 0; split <= bytes; split++) {
+        struct decoded other = { 0 };
+        size_t first = split;
+        char *text;
+        decode_in_pieces(&other, op, NULL, body, bytes, split ? first_then_rest : one_byte, &first);
+        text = decoded_text(&other);
+        if (strcmp(text, must)) {
+            print_error("split at %zu:\n%s\nnot split:\n%s\n", split, text, must);
+            differences++;
+        }
+        free(text);
+        decoded_clear(&other);
+    }
+    free(must);
+}
+
+struct refusal {
+    attn_op     op;
+    const char *body, *member, *says;
+};
+
+static void check_refusals(const struct refusal *cases, size_t count, attn_status status)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct decoded d = { 0 };
+        decode_all_ways(&d, cases[i].op, cases[i].body);
+        if (d.status != status || strcmp(d.err.member, cases[i].member) || strcmp(d.err.text, cases[i].says)) {
+            print_error("%s\n  says  %s [%s] %s\n  must  %s [%s] %s\n", cases[i].body, attn_status_name(d.status), d.err.member,
+                        d.err.text, attn_status_name(status), cases[i].member, cases[i].says);
+            differences++;
+        }
+        assert_null(d.call && d.status != ATTN_OK ? d.call : NULL);
+        decoded_clear(&d);
+    }
+}
+
+/* ---- Tensors --------------------------------------------------------------------------------------------------------------- */
+
+#define T(q) "{\"q\":" q "," K "," V "}"
+#define TENSOR(shape, dtype, data) T("{\"shape\":" shape ",\"dtype\":" dtype ",\"data\":" data "}")
+#define B64 "\"AAABAAIAAwAEAAUABgAHAA==\""
+
+static void test_a_bad_tensor_is_named_in_the_error(void **state)
+{
+    static const struct refusal cases[] = {
+        { FORWARD, T("5"), "/q", "q: is 5, must be an object with shape, dtype and data" },
+        { FORWARD, T("null"), "/q", "q: is null, must be an object with shape, dtype and data" },
+        { FORWARD, T("\"AAAA\""), "/q", "q: is 'AAAA', must be an object with shape, dtype and data" },
+        { FORWARD, T("[1]"), "/q", "q: is an array, must be an object with shape, dtype and data" },
+        { FORWARD, T("{}"), "/q", "q: shape is missing" },
+        { FORWARD, T("{\"shape\":[1,2,2,2],\"data\":" B64 "}"), "/q", "q: dtype is missing" },
+        { FORWARD, T("{\"shape\":[1,2,2,2],\"dtype\":\"float16\"}"), "/q", "q: data is missing" },
+        { FORWARD, T("{\"shap\":[1]}"), "/q/shap", "q: unknown member 'shap', did you mean 'shape'?" },
+        { FORWARD, T("{\"shape\":[1],\"parameters\":{\"data\":\"AAAA\"}}"), "/q/parameters", "q: unknown member 'parameters'" },
+        { FORWARD, T("{\"shape\":[1],\"shape\":[1]}"), "/q/shape", "q: member 'shape' is given twice" },
+        { FORWARD, T("{\"data\":" B64 ",\"d\\u0061ta\":" B64 "}"), "/q/data", "q: member 'data' is given twice" },
+        /* J5: sizes are integer literals */
+        { FORWARD, TENSOR("8", "\"float16\"", B64), "/q/shape", "q: shape is 8, must be an array of integers" },
+        { FORWARD, TENSOR("[]", "\"float16\"", B64), "/q/shape", "q: shape has 0 dimensions, must have 1 to 4" },
+        { FORWARD, TENSOR("[1,1,2,2,2]", "\"float16\"", B64), "/q/shape", "q: shape has 5 dimensions, must have 1 to 4" },
+        { FORWARD, TENSOR("[1,1,1,1,1,1,2,2,2]", "\"float16\"", B64), "/q/shape", "q: shape has 9 dimensions, must have 1 to 4" },
+        { FORWARD, TENSOR("[1,1.5,2,2]", "\"float16\"", B64), "/q/shape/1", "q: shape[1] is 1.5, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[1,2.0,2,2]", "\"float16\"", B64), "/q/shape/1", "q: shape[1] is 2.0, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[1,2e0,2,2]", "\"float16\"", B64), "/q/shape/1", "q: shape[1] is 2e0, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[1,2,2,1e400]", "\"float16\"", B64), "/q/shape/3", "q: shape[3] is 1e400, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[9007199254740993,2,2,2]", "\"float16\"", B64), "/q/shape/0", "q: shape[0] is 9007199254740993, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[18446744073709551617,2,2,2]", "\"float16\"", B64), "/q/shape/0", "q: shape[0] is 18446744073709551617, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[100000000000000000000000000000000000000]", "\"float16\"", B64), "/q/shape/0", "q: shape[0] is 100000000000000000000000..., must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[-0,2,2,2]", "\"float16\"", B64), "/q/shape/0", "q: shape[0] is -0, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[-1,2,2,2]", "\"float16\"", B64), "/q/shape/0", "q: shape[0] is -1, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[\"1\",2,2,2]", "\"float16\"", B64), "/q/shape/0", "q: shape[0] is '1', must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[1,[2],2,2]", "\"float16\"", B64), "/q/shape/1", "q: shape[1] is an array, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[1,2,null,2]", "\"float16\"", B64), "/q/shape/2", "q: shape[2] is null, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[1,2,true,{}]", "\"float16\"", B64), "/q/shape/2", "q: shape[2] is true, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[1,2,2,{}]", "\"float16\"", B64), "/q/shape/3", "q: shape[3] is an object, must be an integer from 0 to 9007199254740992" },
+        /* T1 */
+        { FORWARD, TENSOR("[4294967296,4294967296,2,2]", "\"float16\"", B64), "/q/shape", "q: shape [4294967296, 4294967296, 2, 2] of float16 is more bytes than can be counted" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float64\"", B64), "/q/dtype", "q: dtype is 'float64', must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\\n\"", B64), "/q/dtype", "q: dtype is 'float16\n', must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"a dtype that nobody has heard of, ever\"", B64), "/q/dtype", "q: dtype is 'a dtype that nobody has heard of'..., must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"123456789012345678901234567890\xe2\x82\xac\"", B64), "/q/dtype", "q: dtype is '123456789012345678901234567890'..., must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
+        { FORWARD, TENSOR("[1,2,2,2]", "16", B64), "/q/dtype", "q: dtype is 16, must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"int32\"", "[1,2,3,4,5,6,7,8]"), "/q/dtype", "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "7"), "/q/data", "q: data is 7, must be base64 in a string or an array of numbers" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "null"), "/q/data", "q: data is null, must be base64 in a string or an array of numbers" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "{\"b64\":\"\"}"), "/q/data", "q: data is an object, must be base64 in a string or an array of numbers" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "false"), "/q/data", "q: data is false, must be base64 in a string or an array of numbers" },
+        /* B1, B2 */
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAA*\""), "/q/data", "q: data is not base64 at character 3 (byte 53 of the body): not a character of the base64 alphabet (RFC 4648 section 4)" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AA==AA\""), "/q/data", "q: data is not base64 at character 4 (byte 54 of the body): nothing may follow the padding" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAAAA\""), "/q/data", "q: data ends after 5 characters of base64, inside a group of four" },
+        /* B3 */
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAABAAIAAwAEAAUABgA=\""), "/q/data", "q: data has 14 bytes, shape [1, 2, 2, 2] of float16 needs 16" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAABAAIAAwAEAAUABgAHAAA=\""), "/q/data", "q: data has 17 bytes, shape [1, 2, 2, 2] of float16 needs 16" },
+        { FORWARD, TENSOR("[2,3]", "\"float32\"", "\"AAAAAAAAAAAAAAAA\""), "/q/data", "q: data has 12 bytes, shape [2, 3] of float32 needs 24" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"\""), "/q/data", "q: data has 0 bytes, shape [1, 2, 2, 2] of float16 needs 16" },
+        /* arrays of numbers */
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7]"), "/q/data", "q: data has 7 numbers, shape [1, 2, 2, 2] needs 8" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[]"), "/q/data", "q: data has 0 numbers, shape [1, 2, 2, 2] needs 8" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[[1,2,3,4],[5,6,7,8]]"), "/q/data", "q: data is nested as [2, 4], shape is [1, 2, 2, 2]" },
+        { FORWARD, TENSOR("[8]", "\"float16\"", "[[1,2,3,4,5,6,7,8]]"), "/q/data", "q: data is nested as [1, 8], shape is [8]" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[[1,2],[3]]"), "/q/data", "q: data at byte 58 of the body: this array is shorter than the ones before it" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7,\"8\"]"), "/q/data", "q: data at byte 65 of the body: a string here is \"NaN\", \"Infinity\" or \"-Infinity\"" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7,65536]"), "/q/data", "q: data at byte 64 of the body: the number is out of the range of float16" },
+        { FORWARD, T("{\"data\":[1,2,3,4,5,6,7,65536],\"shape\":[1,2,2,2],\"dtype\":\"float16\"}"), "/q/data", "q: element 7 of data: the number is out of the range of float16" },
+        { FORWARD, T("{\"data\":[1,2,3,4,5,6,7,8],\"shape\":[1,2,2,2],\"dtype\":\"float17\"}"), "/q/dtype", "q: dtype is 'float17', must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
+        /* what attn_check() says goes out as it is */
+        { FORWARD, "{" K "," V "}", "/q", "q: is required" },
+        { FORWARD, "{}", "/q", "q: is required" },
+        { FORWARD, TENSOR("[1,2,3,2]", "\"float16\"", "[1,2,3,4,5,6,7,8,9,10,11,12]"), "", NULL },
+        { FORWARD, TENSOR("[1,2,2]", "\"float16\"", "[1,2,3,4]"), "/q/shape", "q: shape has 3 dimensions, must have 4" },
+        { FORWARD, "{" QKV ",\"seqlens_k\":{\"shape\":[1],\"dtype\":\"int32\",\"data\":[4]}}", "/seqlens_k/data/0", NULL },
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        if (cases[i].says) {
+            check_refusals(&cases[i], 1, ATTN_INVALID);
+        } else { /* the words belong to check.c and are tested there; here only that they arrive */
+            struct decoded d = { 0 };
+            decode_all_ways(&d, cases[i].op, cases[i].body);
+            assert_int_equal(d.status, *cases[i].member ? ATTN_INVALID : ATTN_OK);
+            decoded_clear(&d);
+        }
+    }
+}
+
+/* ---- Options --------------------------------------------------------------------------------------------------------------- */
+
+#define O(option) "{" QKV "," option "}"
+#define OB(option) "{" QKV "," DOUT "," option "}"
+
+static void test_a_bad_option_is_named_in_the_error(void **state)
+{
+    static const struct refusal cases[] = {
+        { FORWARD, O("\"layout\":\"bhds\""), "/layout", "layout: is 'bhds', must be bshd or bhsd" },
+        { FORWARD, O("\"layout\":0"), "/layout", "layout: is 0, must be bshd or bhsd" },
+        { FORWARD, O("\"alignment\":\"Top_left\""), "/alignment", "alignment: is 'Top_left', must be bottom_right or top_left" },
+        { FORWARD, O("\"encoding\":null"), "/encoding", "encoding: is null, must be base64 or array" },
+        { FORWARD, O("\"causal\":1"), "/causal", "causal: is 1, must be true or false" },
+        { FORWARD, O("\"causal\":\"true\""), "/causal", "causal: is 'true', must be true or false" },
+        { FORWARD, O("\"causal\":null"), "/causal", "causal: is null, must be true or false" },
+        { FORWARD, O("\"scale\":\"0.5\""), "/scale", "scale: is '0.5', must be a number" },
+        { FORWARD, O("\"scale\":null"), "/scale", "scale: is null, must be a number" },
+        { FORWARD, O("\"scale\":1e400"), "/scale", "scale: is 1e400, must be within the range of float64" },
+        { FORWARD, O("\"softcap\":[1]"), "/softcap", "softcap: is an array, must be a number" },
+        { FORWARD, O("\"softcap\":-1"), "/softcap", "softcap: is -1, must be finite and at least 0" },
+        { FORWARD, O("\"dropout_p\":1"), "/dropout_p", "dropout_p: is 1, must be at least 0 and below 1" },
+        { FORWARD, O("\"window\":5"), "/window", "window: is 5, must be an array of two integers" },
+        { FORWARD, O("\"window\":[5]"), "/window", "window: has 1 elements, must have 2" },
+        { FORWARD, O("\"window\":[1,2,3]"), "/window", "window: has 3 elements, must have 2" },
+        { FORWARD, O("\"window\":[-2,0]"), "/window/0", "window: [0] is -2, must be an integer from -1 to 9007199254740992" },
+        { FORWARD, O("\"window\":[0,1.0]"), "/window/1", "window: [1] is 1.0, must be an integer from -1 to 9007199254740992" },
+        { FORWARD, O("\"window\":[0,null]"), "/window/1", "window: [1] is null, must be an integer from -1 to 9007199254740992" },
+        { FORWARD, O("\"seed\":-1"), "/seed", "seed: is -1, must be an integer from 0 to 18446744073709551615" },
+        { FORWARD, O("\"seed\":18446744073709551616"), "/seed", "seed: is 18446744073709551616, must be an integer from 0 to 18446744073709551615" },
+        { FORWARD, O("\"seed\":1.0"), "/seed", "seed: is 1.0, must be an integer from 0 to 18446744073709551615" },
+        { FORWARD, O("\"seed\":1e3"), "/seed", "seed: is 1e3, must be an integer from 0 to 18446744073709551615" },
+        { FORWARD, O("\"seed\":\"1\""), "/seed", "seed: is '1', must be an integer from 0 to 18446744073709551615" },
+        { FORWARD, O("\"out_dtype\":\"int32\""), "/out_dtype", "out_dtype: is 'int32', must be float32, float16 or bfloat16" },
+        { FORWARD, O("\"out_dtype\":\"float8_e4m3fn\""), "/out_dtype", "out_dtype: is 'float8_e4m3fn', must be float32, float16 or bfloat16" },
+        { FORWARD, O("\"out_dtype\":32"), "/out_dtype", "out_dtype: is 32, must be float32, float16 or bfloat16" },
+        { FORWARD, O("\"outputs\":\"out\""), "/outputs", "outputs: is 'out', must be an array of names" },
+        { FORWARD, O("\"outputs\":[]"), "/outputs", "outputs: is empty, must name out or lse" },
+        { BACKWARD, OB("\"outputs\":[]"), "/outputs", "outputs: is empty, must name dq, dk, dv, dsinks, dbias or dalibi_slopes" },
+        { FORWARD, O("\"outputs\":[\"out\",\"dq\"]"), "/outputs/1", "outputs: [1] is 'dq', must be out or lse" },
+        { BACKWARD, OB("\"outputs\":[\"out\"]"), "/outputs/0", "outputs: [0] is 'out', must be dq, dk, dv, dsinks, dbias or dalibi_slopes" },
+        { FORWARD, O("\"outputs\":[\"out\",\"out\"]"), "/outputs/1", "outputs: [1] names 'out' a second time" },
+        { FORWARD, O("\"outputs\":[7]"), "/outputs/0", "outputs: [0] is 7, must be out or lse" },
+        { BACKWARD, OB("\"outputs\":[\"dsinks\"]"), "/outputs", "outputs: dsinks needs sinks, which is not given" },
+        { FORWARD, O("\"verify\":\"some\""), "/verify", "verify: is 'some', must be an integer from 0 to 9007199254740992, or \"all\"" },
+        { FORWARD, O("\"verify\":-1"), "/verify", "verify: is -1, must be an integer from 0 to 9007199254740992, or \"all\"" },
+        { FORWARD, O("\"verify\":true"), "/verify", "verify: is true, must be an integer from 0 to 9007199254740992, or \"all\"" },
+        { FORWARD, O("\"save\":\"yes\""), "/save", "save: is 'yes', must be true or false" },
+        { FORWARD, O("\"timeout_ms\":0"), "/timeout_ms", "timeout_ms: is 0, must be an integer from 1 to 9007199254740992" },
+        { FORWARD, O("\"timeout_ms\":1.5"), "/timeout_ms", "timeout_ms: is 1.5, must be an integer from 1 to 9007199254740992" },
+        { BACKWARD, OB("\"deterministic\":0"), "/deterministic", "deterministic: is 0, must be true or false" },
+        { BACKWARD, "{\"context\":\"\"," DOUT "}", "/context", "context: is '', must be the id that a forward with save answered" },
+        { BACKWARD, "{\"context\":\"../x\"," DOUT "}", "/context", "context: is '../x', must be the id that a forward with save answered" },
+        { BACKWARD, "{\"context\":17," DOUT "}", "/context", "context: is 17, must be the id that a forward with save answered" },
+        { BACKWARD, "{\"context\":\"1234567890123456789012345678901234567890123456789012345678901234\"," DOUT "}", "/context",
+          "context: is '12345678901234567890123456789012'..., must be the id that a forward with save answered" },
+        { BACKWARD, "{\"context\":\"a\"," Q "," DOUT "}", "/q", "q: comes from context and cannot be given beside it" },
+        { BACKWARD, "{\"causal\":true,\"context\":\"a\"," DOUT "}", "/causal", "causal: comes from context and cannot be given beside it" },
+        /* J4: unknown, repeated, of the other op */
+        { FORWARD, O("\"casual\":true"), "/casual", "unknown member 'casual', did you mean 'causal'?" },
+        { FORWARD, O("\"key_mask\":true"), "/key_mask", "unknown member 'key_mask', did you mean 'keep_mask'?" },
+        { FORWARD, O("\"Causal\":true"), "/Causal", "unknown member 'Causal', did you mean 'causal'?" },
+        { FORWARD, O("\"x\":{\"data\":\"***\"}"), "/x", "unknown member 'x'" },
+        { FORWARD, O("\"data\":\"***\""), "/data", "unknown member 'data'" },
+        { FORWARD, O("\"a~b/c\":1"), "/a~0b~1c", "unknown member 'a~b/c'" },
+        { FORWARD, O("\"\":1"), "/", "unknown member ''" },
+        { FORWARD, O("\"a_member_whose_name_is_longer_than_anybody_would_care_to_read_at_once\":1"),
+          "/a_member_whose_name_is_longer_than_anybody_would_care_to_read", "unknown member 'a_member_whose_name_is_longer_than_anybody_would...'" },
+        { FORWARD, O("\"\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\":1"),
+          "/\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac",
+          "unknown member '\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac...'" },
+        { FORWARD, O("\"causal\":true,\"causal\":true"), "/causal", "member 'causal' is given twice" },
+        { FORWARD, O("\"causal\":true,\"caus\\u0061l\":false"), "/causal", "member 'causal' is given twice" },
+        { FORWARD, O(Q), "/q", "member 'q' is given twice" },
+        { FORWARD, O(DOUT), "/dout", "dout: belongs to backward" },
+        { FORWARD, O("\"deterministic\":true"), "/deterministic", "deterministic: belongs to backward" },
+        { FORWARD, O("\"context\":\"a\""), "/context", "context: belongs to backward" },
+        { BACKWARD, OB("\"save\":true"), "/save", "save: belongs to forward" },
+        { BACKWARD, OB("\"verify\":1"), "/verify", "verify: belongs to forward" },
+        { FORWARD, O("\"out\":1"), "/out", "out: is computed here and cannot be given" },
+        { BACKWARD, OB("\"dq\":1"), "/dq", "dq: is computed here and cannot be given" },
+        { FORWARD, O("\"dq\":1"), "/dq", "unknown member 'dq'" },
+        /* the body itself */
+        { FORWARD, "[]", "", "the body is an array, must be an object" },
+        { FORWARD, "null", "", "the body is null, must be an object" },
+        { FORWARD, "17", "", "the body is 17, must be an object" },
+        { FORWARD, "\"x\"", "", "the body is 'x', must be an object" },
+        { FORWARD, "{\"requests\":{}}", "/requests", "requests: is an object, must be an array of problems" },
+        { FORWARD, "{\"requests\":[]}", "/requests", "requests: is empty, must hold at least one problem" },
+        { FORWARD, "{\"requests\":[{}],\"timeout_ms\":5}", "/timeout_ms", "timeout_ms: cannot stand beside requests" },
+        { FORWARD, "{\"causal\":true,\"requests\":[{}]}", "/causal", "causal: cannot stand beside requests" },
+        { FORWARD, "{\"requests\":[{}],\"requests\":[{}]}", "/requests", "member 'requests' is given twice" },
+        /* J1: syntax, with its byte */
+        { FORWARD, O("\"causal\":tru"), "", "not JSON at byte 223: expected true, false or null, found '}'" },
+    };
+    (void)state;
+    check_refusals(cases, ARRAY_SIZE(cases), ATTN_INVALID);
+}
+
+static void test_every_member_lands_where_it_belongs(void **state)
+{
+    struct decoded d = { 0 };
+    proto_item *item;
+    (void)state;
+    decode_all_ways(&d, ATTN_OP_FORWARD,
+                    O("\"layout\":\"bshd\",\"scale\":-0.25,\"causal\":true,\"window\":[7,0],\"alignment\":\"top_left\",\"softcap\":30.5,"
+                      "\"dropout_p\":1.25e-1,\"seed\":18446744073709551615,\"out_dtype\":\"F32\",\"outputs\":[\"lse\"],\"encoding\":\"array\","
+                      "\"verify\":16,\"save\":true,\"timeout_ms\":1500"));
+    assert_int_equal(d.status, ATTN_OK);
+    assert_false(d.call->envelope);
+    assert_int_equal(d.call->count, 1);
+    item = &d.call->items[0];
+    assert_int_equal(item->problem.op, ATTN_OP_FORWARD);
+    assert_true(item->problem.has_scale && item->problem.scale == -0.25);
+    assert_true(item->problem.causal);
+    assert_int_equal(item->problem.window_left, 7);
+    assert_int_equal(item->problem.window_right, 0);
+    assert_int_equal(item->problem.alignment, ATTN_TOP_LEFT);
+    assert_true(item->problem.softcap == 30.5);
+    assert_true(item->problem.dropout_p == 0.125);
+    assert_true(item->problem.seed == UINT64_MAX);
+    assert_true(item->has_out_dtype);
+    assert_int_equal(item->out_dtype, ATTN_F32);
+    assert_int_equal(item->outputs, UINT64_C(1) << ATTN_T_lse);
+    assert_int_equal(item->encoding, PROTO_ARRAY);
+    assert_int_equal(item->verify_rows, 16);
+    assert_true(item->save);
+    assert_int_equal(item->timeout_ms, 1500);
+    assert_int_equal(item->problem.out.rank, 0);
+    assert_int_equal(item->problem.lse.rank, 3);
+    decoded_clear(&d);
+
+    decode_all_ways(&d, ATTN_OP_FORWARD, O("\"layout\":\"bshd\",\"verify\":\"all\",\"encoding\":\"base64\",\"alignment\":\"bottom_right\""));
+    assert_int_equal(d.status, ATTN_OK);
+    assert_int_equal(d.call->items[0].verify_rows, PROTO_VERIFY_ALL);
+    decoded_clear(&d);
+
+    decode_all_ways(&d, ATTN_OP_BACKWARD, OB("\"deterministic\":true,\"seed\":0,\"scale\":0"));
+    assert_int_equal(d.status, ATTN_OK);
+    item = &d.call->items[0];
+    assert_int_equal(item->problem.op, ATTN_OP_BACKWARD);
+    assert_true(item->problem.deterministic);
+    assert_true(item->problem.has_scale && item->problem.scale == 0);
+    assert_int_equal(item->problem.dq.rank, 4);
+    assert_int_equal(item->problem.dk.shape[1], 3);
+    assert_int_equal(item->problem.dv.shape[3], 1);
+    decoded_clear(&d);
+
+    decode_all_ways(&d, ATTN_OP_BACKWARD, "{\"context\":\"Ab-9._z\"," DOUT ",\"outputs\":[\"dv\",\"dsinks\"],\"timeout_ms\":9,\"deterministic\":true}");
+    assert_int_equal(d.status, ATTN_OK);
+    item = &d.call->items[0];
+    assert_string_equal(item->context, "Ab-9._z");
+    assert_int_equal(item->outputs, UINT64_C(1) << ATTN_T_dv | UINT64_C(1) << ATTN_T_dsinks);
+    assert_int_equal(item->problem.dout.rank, 4);
+    assert_int_equal(item->problem.q.rank, 0);
+    decoded_clear(&d);
+}
+
+static void test_what_is_not_said_has_its_default(void **state)
+{
+    struct decoded d = { 0 };
+    const proto_item *item;
+    (void)state;
+    decode_all_ways(&d, ATTN_OP_FORWARD, "{" QKV "}");
+    assert_int_equal(d.status, ATTN_OK);
+    item = &d.call->items[0];
+    assert_false(item->problem.has_scale);
+    assert_false(item->problem.causal);
+    assert_int_equal(item->problem.window_left, -1);
+    assert_int_equal(item->problem.window_right, -1);
+    assert_int_equal(item->problem.alignment, ATTN_BOTTOM_RIGHT);
+    assert_int_equal(item->problem.layout, ATTN_BSHD);
+    assert_int_equal(item->out_dtype, ATTN_F16);
+    assert_int_equal(item->outputs, UINT64_C(1) << ATTN_T_out | UINT64_C(1) << ATTN_T_lse);
+    assert_int_equal(item->problem.out.dtype, ATTN_F16);
+    assert_int_equal(item->problem.out.shape[3], 1);
+    assert_null(item->problem.out.data);
+    assert_int_equal(item->problem.lse.dtype, ATTN_F32);
+    assert_int_equal(item->timeout_ms, 0);
+    assert_int_equal(item->verify_rows, 0);
+    decoded_clear(&d);
+
+    decode_all_ways(&d, ATTN_OP_BACKWARD, "{" QKV "," DOUT "}");
+    assert_int_equal(d.status, ATTN_OK);
+    assert_int_equal(d.call->items[0].outputs, UINT64_C(1) << ATTN_T_dq | UINT64_C(1) << ATTN_T_dk | UINT64_C(1) << ATTN_T_dv);
+    decoded_clear(&d);
+
+    decode_all_ways(&d, ATTN_OP_FORWARD,
+                    "{\"q\":{\"shape\":[1,1,1,1],\"dtype\":\"f8_e4m3\",\"data\":[1]},\"k\":{\"shape\":[1,1,1,1],\"dtype\":\"FP8_E4M3\",\"data\":\"OA==\"},"
+                    "\"v\":{\"shape\":[1,1,1,1],\"dtype\":\"Float8_E4M3FN\",\"data\":[448]}}");
+    assert_int_equal(d.status, ATTN_OK);
+    assert_int_equal(d.call->items[0].out_dtype, ATTN_BF16);
+    decoded_clear(&d);
+}
+
+/* Every tensor of the table is taken by its name, by the ops its role says, and by no other. */
+static void test_every_tensor_of_the_table_is_known(void **state)
+{
+    (void)state;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        for (int op = 0; op < 2; op++) {
+            struct decoded d = { 0 };
+            char body[256];
+            snprintf(body, sizeof body, "{\"%s\":{\"shape\":[1],\"dtype\":\"float32\",\"data\":[1,2]}}", attn_tensors[id].name);
+            decode_whole(&d, (attn_op)op, body);
+            assert_int_equal(d.status, ATTN_INVALID);
+            if (proto_takes_tensor((attn_op)op, (attn_tensor_id)id))
+                assert_non_null(strstr(d.err.text, ": data has 2 numbers, shape [1] needs 1"));
+            else
+                assert_null(strstr(d.err.text, "data has"));
+            decoded_clear(&d);
+        }
+}
+
+/* Every option of the table is taken by its ops: a value of the wrong type names it. */
+static void test_every_option_of_the_table_is_known(void **state)
+{
+    (void)state;
+    for (const proto_option *o = proto_options; o->name; o++)
+        for (int op = 0; op < 2; op++) {
+            struct decoded d = { 0 };
+            char body[128], says[128];
+            assert_non_null(o->help);
+            snprintf(body, sizeof body, "{\"%s\":null}", o->name);
+            decode_whole(&d, (attn_op)op, body);
+            assert_int_equal(d.status, ATTN_INVALID);
+            snprintf(says, sizeof says, o->ops >> op & 1 ? "%s: is null, must be " : "%s: belongs to ", o->name);
+            assert_int_equal(strncmp(d.err.text, says, strlen(says)), 0);
+            decoded_clear(&d);
+        }
+}
+
+/* The defaults that the table promises to the OpenAPI document are those that decoding gives. */
+static void test_the_defaults_of_the_table_are_true(void **state)
+{
+    (void)state;
+    for (const proto_option *o = proto_options; o->name; o++) {
+        struct decoded silent = { 0 }, said = { 0 };
+        char body[1024], *a, *b;
+        const attn_op op = o->ops & PROTO_FORWARD ? ATTN_OP_FORWARD : ATTN_OP_BACKWARD;
+        if (!o->otherwise) continue;
+        decode_whole(&silent, op, op == ATTN_OP_FORWARD ? "{" QKV "}" : "{" QKV "," DOUT "}");
+        snprintf(body, sizeof body, "{" QKV "%s,\"%s\":%s}", op == ATTN_OP_FORWARD ? "" : "," DOUT, o->name, o->otherwise);
+        decode_whole(&said, op, body);
+        a = decoded_text(&silent), b = decoded_text(&said);
+        assert_int_equal(said.status, ATTN_OK);
+        assert_string_equal(a, b);
+        free(a), free(b);
+        decoded_clear(&silent), decoded_clear(&said);
+    }
+}
+
+/* ---- Values ---------------------------------------------------------------------------------------------------------------- */
+
+static void test_values_arrive_in_any_form_and_order(void **state)
+{
+    static const char *const forms[] = {
+        "\"shape\":[2,1,1,2],\"dtype\":\"float16\",\"data\":\"ADwAQAB+APw=\"",
+        "\"data\":\"ADwAQAB+APw=\",\"shape\":[2,1,1,2],\"dtype\":\"F16\"",
+        "\"dtype\":\"fp16\",\"data\":\"ADwAQAB\\u002bAPw\\u003d\",\"shape\":[2,1,1,2]",
+        "\"shape\":[2,1,1,2],\"dtype\":\"float16\",\"data\":[1,2,\"NaN\",\"-Infinity\"]",
+        "\"data\":[1e0,20e-1,\"NaN\",\"-Infinity\"],\"dtype\":\"float16\",\"shape\":[2,1,1,2]",
+        "\"data\":[[[[1,2]]],[[[\"NaN\",\"-Infinity\"]]]],\"shape\":[2,1,1,2],\"dtype\":\"float16\"",
+        "\"data\" : [ [[[1.0 , 2]]] , [[[ \"NaN\",\"-Infinity\" ]]] ] , \"dtype\":\"float16\",\"shape\":[2,1,1,2]",
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(forms); i++) {
+        struct decoded d = { 0 };
+        char body[1024];
+        snprintf(body, sizeof body, "{\"q\":{%s},\"k\":{%s},\"v\":{%s}}", forms[i], forms[i], forms[(i + 1) % ARRAY_SIZE(forms)]);
+        decode_all_ways(&d, ATTN_OP_FORWARD, body);
+        if (d.status) print_error("%s: %s\n", body, d.err.text);
+        assert_int_equal(d.status, ATTN_OK);
+        for (int id = 0; id < 3; id++)
+            assert_memory_equal(d.call->items[0].problem.tensor[id].data, ((uint16_t[]){ 0x3c00, 0x4000, 0x7e00, 0xfc00 }), 8);
+        decoded_clear(&d);
+    }
+}
+
+static void test_empty_tensors_are_tensors(void **state)
+{
+    static const char *const forms[] = { "\"\"", "[]", "[[]]", "[[[[],[]]]]" };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(forms); i++) {
+        struct decoded d = { 0 };
+        char body[1024];
+        snprintf(body, sizeof body,
+                 "{\"q\":{\"shape\":[1,3,2,4],\"dtype\":\"float32\",\"data\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24]},"
+                 "\"k\":{\"shape\":[1,0,2,4],\"dtype\":\"float32\",\"data\":%s},\"v\":{\"data\":%s,\"shape\":[1,0,2,4],\"dtype\":\"float32\"}}",
+                 i < 3 ? forms[i] : "[]", i < 3 ? forms[i] : "\"\"");
+        decode_all_ways(&d, ATTN_OP_FORWARD, body);
+        if (d.status) print_error("%s: %s\n", body, d.err.text);
+        assert_int_equal(d.status, ATTN_OK);
+        assert_int_equal(d.call->items[0].problem.k.rank, 4);
+        assert_int_equal(d.call->items[0].problem.k.shape[1], 0);
+        decoded_clear(&d);
+    }
+}
+
+/* ---- Envelopes -------------------------------------------------------------------------------------------------------------- */
+
+static void test_problems_of_an_envelope_fail_alone(void **state)
+{
+    struct decoded d = { 0 };
+    (void)state;
+    decode_all_ways(&d, ATTN_OP_FORWARD,
+                    "{\"requests\":[{" QKV ",\"causal\":true},{" Q "," K "},5,{" QKV ",\"casual\":1},{" Q "," K
+                    ",\"v\":{\"shape\":[1,3,1,1],\"dtype\":\"float16\",\"data\":\"AA_A\"}},{\"requests\":[]},{" QKV ",\"seed\":7}]}");
+    assert_int_equal(d.status, ATTN_OK);
+    assert_true(d.call->envelope);
+    assert_int_equal(d.call->count, 7);
+    static const struct {
+        const char *member, *says;
+    } errors[] = {
+        { "", "" },
+        { "/v", "v: is required" },
+        { "", "a problem is 5, must be an object" },
+        { "/casual", "unknown member 'casual', did you mean 'causal'?" },
+        { "/v/data", "v: data is not base64 at character 2 (byte 796 of the body): not a character of the base64 alphabet (RFC 4648 section 4)" },
+        { "/requests", "requests: must be the only member of the body" },
+        { "", "" },
+    };
+    for (int i = 0; i < 7; i++) {
+        assert_string_equal(d.call->items[i].error.member, errors[i].member);
+        assert_string_equal(d.call->items[i].error.text, errors[i].says);
+        assert_int_equal(d.call->items[i].error.status, *errors[i].says ? ATTN_INVALID : ATTN_OK);
+        assert_int_equal(d.call->items[i].outputs != 0, !*errors[i].says);
+    }
+    assert_true(d.call->items[0].problem.causal);
+    assert_int_equal(d.call->items[6].problem.seed, 7);
+    decoded_clear(&d);
+}
+
+static void test_an_envelope_has_a_limit(void **state)
+{
+    proto_limits limits = PROTO_LIMITS_DEFAULT;
+    struct decoded d = { 0 };
+    static const char three[] = "{\"requests\":[{},{},{}]}";
+    (void)state;
+    limits.batch = 2;
+    decode_in_pieces(&d, ATTN_OP_FORWARD, &limits, three, sizeof three - 1, NULL, NULL);
+    assert_int_equal(d.status, ATTN_TOO_LARGE);
+    assert_string_equal(d.err.text, "requests: has 3 problems, at most 2 are taken at once");
+    assert_string_equal(d.err.member, "/requests");
+    decoded_clear(&d);
+    limits.batch = 3;
+    decode_in_pieces(&d, ATTN_OP_FORWARD, &limits, three, sizeof three - 1, NULL, NULL);
+    assert_int_equal(d.status, ATTN_OK);
+    decoded_clear(&d);
+}
+
+/* PROTO_MEMORY_FOR is what it says: enough for any body of base64 tensors, in whatever pieces. */
+static void test_the_memory_for_a_body_is_known_from_its_length(void **state)
+{
+    static const char body[] = "{" Q ",\"k\":{\"shape\":[1,1,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwA=\"},\"v\":{\"shape\":[1,1,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwA=\"}}";
+    (void)state;
+    for (size_t split = 0; split < sizeof body; split++) {
+        struct decoded d = { .memory = { .limit = PROTO_MEMORY_FOR(sizeof body - 1, 3) } };
+        size_t first = split;
+        decode_in_pieces(&d, ATTN_OP_FORWARD, NULL, body, sizeof body - 1, split ? first_then_rest : one_byte, &first);
+        assert_int_equal(d.status, ATTN_OK);
+        assert_int_equal(d.call->memory_bytes, 64 + 64 + 8);
+        decoded_clear(&d);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_a_bad_tensor_is_named_in_the_error, no_differences),
+        cmocka_unit_test_teardown(test_a_bad_option_is_named_in_the_error, no_differences),
+        cmocka_unit_test_teardown(test_every_member_lands_where_it_belongs, no_differences),
+        cmocka_unit_test_teardown(test_what_is_not_said_has_its_default, no_differences),
+        cmocka_unit_test_teardown(test_every_tensor_of_the_table_is_known, no_differences),
+        cmocka_unit_test_teardown(test_every_option_of_the_table_is_known, no_differences),
+        cmocka_unit_test_teardown(test_the_defaults_of_the_table_are_true, no_differences),
+        cmocka_unit_test_teardown(test_values_arrive_in_any_form_and_order, no_differences),
+        cmocka_unit_test_teardown(test_empty_tensors_are_tensors, no_differences),
+        cmocka_unit_test_teardown(test_problems_of_an_envelope_fail_alone, no_differences),
+        cmocka_unit_test_teardown(test_an_envelope_has_a_limit, no_differences),
+        cmocka_unit_test_teardown(test_the_memory_for_a_body_is_known_from_its_length, no_differences),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,231 @@
+/* test_encode.c: answers, to the byte, and the same bytes whatever the sizes in which they are read. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cjson/cJSON.h>
+#include <cmocka.h>
+
+#include "codec.h"
+
+/* The whole answer, NUL-ended, to be freed: read in blocks of `block` bytes. */
+static char *answer(const proto_call *call, const proto_result *results, size_t block)
+{
+    proto_encoder *e = NULL;
+    attn_error err = { 0 };
+    size_t done = 0, count;
+    char *text;
+    assert_int_equal(proto_encoder_new(call, results, "req-1", &e, &err), ATTN_OK);
+    const size_t length = proto_encoder_length(e);
+    text = malloc(length + 1);
+    assert_non_null(text);
+    for (;;) {
+        char *piece = malloc(block); /* of its own, so that the sanitizer sees a byte too many */
+        assert_non_null(piece);
+        count = proto_encoder_read(e, piece, block);
+        assert_true(count <= block && count <= length - done);
+        assert_true(count == block || done + count == length); /* a block is full but for the last */
+        memcpy(text + done, piece, count);
+        free(piece);
+        done += count;
+        if (!count) break;
+    }
+    assert_int_equal(done, length);
+    assert_int_equal(proto_encoder_read(e, text, 0), 0);
+    text[done] = '\0';
+    proto_encoder_free(e);
+    return text;
+}
+
+/* Reads the answer in blocks of every size; it must be `says`, and JSON. */
+static void check(const proto_call *call, const proto_result *results, const char *says)
+{
+    const size_t length = strlen(says);
+    cJSON *json = cJSON_ParseWithLengthOpts(says, length + 1, NULL, true);
+    assert_non_null(json);
+    cJSON_Delete(json);
+    for (size_t block = 1; block <= length + 1; block++) {
+        char *text = answer(call, results, block);
+        assert_string_equal(text, says);
+        free(text);
+    }
+}
+
+static void give(proto_item *item, attn_tensor_id id, void *data, attn_dtype dtype, int rank, const int64_t *shape)
+{
+    item->problem.tensor[id] = attn_tensor_make(data, dtype, rank, shape);
+    item->outputs |= UINT64_C(1) << id;
+}
+
+#define SHAPE(...) (const int64_t[]){ __VA_ARGS__ }
+#define TIMING "\"timing_us\":{\"queue\":0.0,\"copy_in\":0.0,\"compute\":0.0,\"copy_out\":0.0}"
+
+static void test_an_answer_of_base64(void **state)
+{
+    uint16_t out[] = { 0x3c00, 0x4000, 0xfc00 };
+    float lse[] = { 1.0f, -INFINITY, 0.5f };
+    proto_item item = { .problem = ATTN_PROBLEM_INIT };
+    const proto_call call = { .count = 1, .items = &item };
+    proto_result result = { .backend = "cpu avx512" };
+    (void)state;
+    give(&item, ATTN_T_out, out, ATTN_F16, 4, SHAPE(1, 3, 1, 1));
+    give(&item, ATTN_T_lse, lse, ATTN_F32, 3, SHAPE(1, 1, 3));
+    result.timing_us[PROTO_STAGE_recv] = 1000;
+    result.timing_us[PROTO_STAGE_queue] = 12.34;
+    result.timing_us[PROTO_STAGE_copy_in] = 0.05;
+    result.timing_us[PROTO_STAGE_compute] = 123456.78;
+    result.timing_us[PROTO_STAGE_copy_out] = -1;
+    check(&call, &result,
+          "{\"out\":{\"shape\":[1,3,1,1],\"dtype\":\"float16\",\"data\":\"ADwAQAD8\"},"
+          "\"lse\":{\"shape\":[1,1,3],\"dtype\":\"float32\",\"data\":\"AACAPwAAgP8AAAA/\"},"
+          "\"backend\":\"cpu avx512\",\"timing_us\":{\"queue\":12.3,\"copy_in\":0.1,\"compute\":123456.8,\"copy_out\":0.0}}");
+}
+
+/* Lengths that leave 0, 1 and 2 bytes over, and none at all. */
+static void test_every_remainder_of_three(void **state)
+{
+    static const char *const texts[] = { "", "AQ==", "AQI=", "AQID", "AQIDBA==", "AQIDBAU=", "AQIDBAUG", "AQIDBAUGBw==" };
+    (void)state;
+    for (int64_t bytes = 0; bytes < (int64_t)ARRAY_SIZE(texts); bytes++) {
+        uint8_t out[] = { 1, 2, 3, 4, 5, 6, 7 };
+        proto_item item = { .problem = ATTN_PROBLEM_INIT };
+        const proto_call call = { .count = 1, .items = &item };
+        const proto_result result = { .backend = "cpu" };
+        char says[256];
+        give(&item, ATTN_T_out, out, ATTN_U8, 1, SHAPE(bytes));
+        snprintf(says, sizeof says, "{\"out\":{\"shape\":[%d],\"dtype\":\"uint8\",\"data\":\"%s\"},\"backend\":\"cpu\"," TIMING "}",
+                 (int)bytes, texts[bytes]);
+        check(&call, &result, says);
+    }
+}
+
+static void test_an_answer_of_numbers(void **state)
+{
+    float dq[] = { 0.1f, -0.0f, 1, 16777216, NAN, INFINITY, -INFINITY, 3.4028235e38f, 1e-45f, 1.5f, 100, 0.001f };
+    uint16_t dk[] = { 0x3c01, 0x2e66, 0x7bff, 0x0001 }; /* float16 */
+    uint16_t dv[] = { 0x3f80, 0x3dcd };                 /* bfloat16 */
+    proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = PROTO_ARRAY };
+    const proto_call call = { .count = 1, .items = &item };
+    const proto_result result = { .backend = "reference" };
+    (void)state;
+    give(&item, ATTN_T_dq, dq, ATTN_F32, 4, SHAPE(2, 3, 1, 2));
+    give(&item, ATTN_T_dk, dk, ATTN_F16, 3, SHAPE(1, 1, 4));
+    give(&item, ATTN_T_dv, dv, ATTN_BF16, 1, SHAPE(2));
+    check(&call, &result,
+          "{\"dq\":{\"shape\":[2,3,1,2],\"dtype\":\"float32\",\"data\":"
+          "[[[[0.1,-0.0]],[[1,16777216]],[[\"NaN\",\"Infinity\"]]],[[[\"-Infinity\",3.4028235e38]],[[1e-45,1.5]],[[100,0.001]]]]},"
+          "\"dk\":{\"shape\":[1,1,4],\"dtype\":\"float16\",\"data\":[[[1.001,0.1,65500,6e-8]]]},"
+          "\"dv\":{\"shape\":[2],\"dtype\":\"bfloat16\",\"data\":[1,0.1]},\"backend\":\"reference\"," TIMING "}");
+}
+
+static void test_an_empty_tensor_is_flat(void **state)
+{
+    proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = PROTO_ARRAY };
+    const proto_call call = { .count = 1, .items = &item };
+    const proto_result result = { .backend = "cpu" };
+    (void)state;
+    give(&item, ATTN_T_out, NULL, ATTN_F32, 4, SHAPE(INT64_C(1) << 40, 0, 3, 2)); /* nested it would be 2^40 brackets */
+    check(&call, &result,
+          "{\"out\":{\"shape\":[1099511627776,0,3,2],\"dtype\":\"float32\",\"data\":[]},\"backend\":\"cpu\"," TIMING "}");
+    item.encoding = PROTO_BASE64;
+    check(&call, &result,
+          "{\"out\":{\"shape\":[1099511627776,0,3,2],\"dtype\":\"float32\",\"data\":\"\"},\"backend\":\"cpu\"," TIMING "}");
+}
+
+static void test_what_else_an_answer_says(void **state)
+{
+    float lse[] = { 1 };
+    proto_item item = { .problem = ATTN_PROBLEM_INIT };
+    const proto_call call = { .count = 1, .items = &item };
+    proto_result result = { .backend = "cuda:0 \"sm90\"", .context = "c-1", .verified = true, .verification = { 1.5e-7, NAN, 16 } };
+    (void)state;
+    give(&item, ATTN_T_lse, lse, ATTN_F32, 3, SHAPE(1, 1, 1));
+    item.problem.dropout_p = 0.5;
+    item.problem.seed = UINT64_MAX;
+    check(&call, &result,
+          "{\"lse\":{\"shape\":[1,1,1],\"dtype\":\"float32\",\"data\":\"AACAPw==\"},\"seed\":18446744073709551615,"
+          "\"verification\":{\"max_abs\":1.5e-07,\"relative\":\"NaN\",\"rows\":16},\"context\":\"c-1\","
+          "\"backend\":\"cuda:0 sm90\"," TIMING "}");
+}
+
+static void test_an_envelope_answers_each(void **state)
+{
+    float lse[] = { 1 };
+    proto_item items[3] = { { .problem = ATTN_PROBLEM_INIT },
+                            { .error = { ATTN_INVALID, "/q/shape/1", "q: shape[1] is \"x\"" } },
+                            { .problem = ATTN_PROBLEM_INIT } };
+    const proto_call call = { .envelope = true, .count = 3, .items = items };
+    const proto_result results[3] = { { .backend = "cpu" }, { .backend = "cpu" }, { .error = { ATTN_TIMEOUT, "", "too late" } } };
+    (void)state;
+    give(&items[0], ATTN_T_lse, lse, ATTN_F32, 1, SHAPE(1));
+    give(&items[2], ATTN_T_lse, NULL, ATTN_F32, 1, SHAPE(1));
+    check(&call, results,
+          "{\"responses\":[{\"lse\":{\"shape\":[1],\"dtype\":\"float32\",\"data\":\"AACAPw==\"},\"backend\":\"cpu\"," TIMING "},"
+          "{\"error\":{\"type\":\"urn:attnd:invalid-request\",\"title\":\"The request is malformed\",\"status\":400,\"code\":\"invalid-request\","
+          "\"request_id\":\"req-1\",\"pointer\":\"/requests/1/q/shape/1\",\"detail\":\"q: shape[1] is \\\"x\\\"\",\"error\":\"q: shape[1] is \\\"x\\\"\"}},"
+          "{\"error\":{\"type\":\"urn:attnd:deadline-exceeded\",\"title\":\"The deadline passed\",\"status\":504,\"code\":\"deadline-exceeded\","
+          "\"request_id\":\"req-1\",\"pointer\":\"/requests/2\",\"detail\":\"too late\",\"error\":\"too late\"}}]}");
+}
+
+static void test_a_failed_call_has_no_answer(void **state)
+{
+    proto_item item = { .problem = ATTN_PROBLEM_INIT };
+    const proto_call call = { .count = 1, .items = &item };
+    const proto_result result = { .error = { ATTN_DEVICE, "", "the device failed" } };
+    proto_encoder *e = NULL;
+    attn_error err = { 0 };
+    (void)state;
+    assert_int_equal(proto_encoder_new(&call, &result, "r", &e, &err), ATTN_DEVICE);
+    assert_string_equal(err.text, "the device failed");
+    assert_null(e);
+}
+
+/* What an encoder wrote, a decoder reads back to the bit, in both encodings: every float16 there is. */
+static void test_answers_can_be_requests(void **state)
+{
+    enum { ALL = 1 << 16 };
+    uint16_t *out = malloc(ALL * sizeof *out);
+    (void)state;
+    assert_non_null(out);
+    for (int i = 0; i < ALL; i++) out[i] = (i & 0x7fff) > 0x7c00 ? 0x7e00 : (uint16_t)i; /* one NaN is as good as another */
+    for (int encoding = 0; encoding < 2; encoding++) {
+        proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = (proto_encoding)encoding };
+        const proto_call call = { .count = 1, .items = &item };
+        const proto_result result = { .backend = "cpu" };
+        struct decoded d = { 0 };
+        char *text, *body, *end;
+        give(&item, ATTN_T_out, out, ATTN_F16, 4, SHAPE(1, ALL / 16, 1, 16));
+        text = answer(&call, &result, 65536);
+        end = strstr(text, ",\"backend\"");
+        assert_non_null(end);
+        *end = '\0';
+        body = malloc(3 * strlen(text) + 64);
+        assert_non_null(body);
+        sprintf(body, "{\"q\":%s,\"k\":%s,\"v\":%s}", text + 7, text + 7, text + 7); /* behind {"out": */
+        decode_whole(&d, ATTN_OP_FORWARD, body);
+        if (d.status) print_error("%s\n", d.err.text);
+        assert_int_equal(d.status, ATTN_OK);
+        assert_memory_equal(d.call->items[0].problem.q.data, out, ALL * sizeof *out);
+        decoded_clear(&d);
+        free(body);
+        free(text);
+    }
+    free(out);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_an_answer_of_base64),
+        cmocka_unit_test(test_every_remainder_of_three),
+        cmocka_unit_test(test_an_answer_of_numbers),
+        cmocka_unit_test(test_an_empty_tensor_is_flat),
+        cmocka_unit_test(test_what_else_an_answer_says),
+        cmocka_unit_test(test_an_envelope_answers_each),
+        cmocka_unit_test(test_a_failed_call_has_no_answer),
+        cmocka_unit_test(test_answers_can_be_requests),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

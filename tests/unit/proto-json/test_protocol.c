@@ -1,0 +1,214 @@
+/* test_protocol.c: PROTOCOL.md is true. Every request in it is decoded, whole and split at every byte, computed by the reference
+ * backend, encoded, and compared with the answer that follows it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cjson/cJSON.h>
+#include <cmocka.h>
+
+#include "codec.h"
+
+#define PROTOCOL "proto-json/PROTOCOL.md" /* tests run at the root of the tree */
+
+/* One fenced block: what stands behind ```json, and the text. Both owned. */
+struct block {
+    char *mark, *text;
+    int   line;
+};
+
+enum { MAX_BLOCKS = 64 };
+
+static int read_blocks(struct block blocks[MAX_BLOCKS])
+{
+    FILE *f = fopen(PROTOCOL, "r");
+    char line[4096], *text = NULL;
+    size_t bytes = 0;
+    int count = 0, number = 0;
+    FILE *inside = NULL;
+    if (!f) fail_msg("cannot open %s: run this test at the root of the tree", PROTOCOL);
+    while (fgets(line, sizeof line, f)) {
+        number++;
+        if (inside && !strncmp(line, "```", 3)) {
+            fclose(inside);
+            inside = NULL;
+            blocks[count++].text = text;
+        } else if (inside) {
+            fputs(line, inside);
+        } else if (!strncmp(line, "```json ", 8)) {
+            assert_in_range(count, 0, MAX_BLOCKS - 1);
+            line[strcspn(line, "\n")] = '\0';
+            blocks[count].mark = strdup(line + 8);
+            blocks[count].line = number;
+            inside = open_memstream(&text, &bytes);
+        }
+    }
+    assert_null(inside);
+    fclose(f);
+    return count;
+}
+
+static size_t first_then_rest(void *context, size_t left)
+{
+    size_t *first = context, piece = *first && *first < left ? *first : left;
+    *first = 0;
+    return piece;
+}
+
+/* Computes a decoded call and writes its answer; to be freed. */
+static char *answer(struct decoded *d, int *http)
+{
+    attn_device *device;
+    attn_stream *stream;
+    attn_error err = { 0 };
+    proto_result *results;
+    proto_encoder *encoder;
+    char *text;
+    *http = 200;
+    if (d->status != ATTN_OK) {
+        text = malloc(4096);
+        proto_problem_write(text, 4096, proto_error_of(d->status), d->err.text, NULL, d->err.member, "0001");
+        *http = proto_errors[proto_error_of(d->status)].http;
+        return text;
+    }
+    assert_int_equal(attn_device_open("reference", 0, NULL, &device, &err), ATTN_OK);
+    assert_int_equal(attn_stream_open(device, &stream, &err), ATTN_OK);
+    results = calloc((size_t)d->call->count, sizeof *results);
+    assert_non_null(results);
+    for (int i = 0; i < d->call->count; i++) {
+        proto_item *item = &d->call->items[i];
+        snprintf(results[i].backend, sizeof results[i].backend, "reference");
+        if (item->error.status != ATTN_OK) continue;
+        for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+            attn_tensor *t = &item->problem.tensor[id];
+            int64_t bytes;
+            if (!(item->outputs >> id & 1)) continue;
+            assert_true(attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes));
+            t->data = calloc(1, (size_t)bytes + 1);
+        }
+        assert_int_equal(attn_run(stream, &item->problem, 1, NULL, &err), ATTN_OK);
+    }
+    assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
+    assert_int_equal(proto_encoder_new(d->call, results, "0001", &encoder, &err), ATTN_OK);
+    text = calloc(1, proto_encoder_length(encoder) + 1);
+    assert_non_null(text);
+    assert_int_equal(proto_encoder_read(encoder, text, proto_encoder_length(encoder)), proto_encoder_length(encoder));
+    proto_encoder_free(encoder);
+    for (int i = 0; i < d->call->count; i++)
+        for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+            if (d->call->items[i].outputs >> id & 1) free(d->call->items[i].problem.tensor[id].data);
+    free(results);
+    attn_stream_close(stream);
+    attn_device_close(device);
+    return text;
+}
+
+/* Takes out of an answer what is different every time, which must be there. */
+static void drop(cJSON *object, const char *name)
+{
+    if (!cJSON_GetObjectItemCaseSensitive(object, name)) print_error("%s is missing\n", name);
+    assert_non_null(cJSON_GetObjectItemCaseSensitive(object, name));
+    cJSON_DeleteItemFromObjectCaseSensitive(object, name);
+}
+
+static void normalise(cJSON *json)
+{
+    cJSON *responses = cJSON_GetObjectItemCaseSensitive(json, "responses"), *one;
+    if (responses) {
+        cJSON_ArrayForEach(one, responses) normalise(one);
+    } else if (cJSON_GetObjectItemCaseSensitive(json, "error")) {
+        cJSON *problem = cJSON_GetObjectItemCaseSensitive(json, "error");
+        drop(cJSON_IsObject(problem) ? problem : json, "request_id");
+    } else {
+        drop(json, "backend");
+        drop(json, "timing_us");
+    }
+}
+
+static void test_every_example_of_the_protocol_is_true(void **state)
+{
+    struct block blocks[MAX_BLOCKS] = { 0 };
+    const int count = read_blocks(blocks);
+    int requests = 0, answers = 0, wrong = 0;
+    (void)state;
+    for (int i = 0; i < count; i++) {
+        const bool backward = !strcmp(blocks[i].mark, "backward");
+        const struct block *says = i + 1 < count && blocks[i + 1].mark[0] >= '2' && blocks[i + 1].mark[0] <= '5' ? &blocks[i + 1] : NULL;
+        const size_t bytes = strlen(blocks[i].text);
+        char *must = NULL;
+        if (!backward && strcmp(blocks[i].mark, "forward")) continue;
+        requests++;
+        for (size_t split = 0; split <= bytes; split++) {
+            struct decoded d = { 0 };
+            size_t first = split;
+            char *text;
+            decode_in_pieces(&d, backward ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD, NULL, blocks[i].text, bytes, first_then_rest, &first);
+            text = decoded_text(&d);
+            if (!must) {
+                int http;
+                must = strdup(text);
+                if (says) {
+                    char *got = answer(&d, &http);
+                    cJSON *a = cJSON_Parse(got), *b = cJSON_Parse(says->text);
+                    answers++;
+                    assert_non_null(a);
+                    if (!b) fail_msg(PROTOCOL ":%d: not JSON", says->line);
+                    normalise(a), normalise(b);
+                    if (http != atoi(says->mark) || !cJSON_Compare(a, b, true)) {
+                        print_error(PROTOCOL ":%d: the answer is %d\n%s\n", says->line, http, got);
+                        wrong++;
+                    }
+                    cJSON_Delete(a), cJSON_Delete(b);
+                    free(got);
+                } else if (d.status != ATTN_OK) {
+                    print_error(PROTOCOL ":%d: %s\n", blocks[i].line, d.err.text);
+                    wrong++;
+                }
+            }
+            assert_string_equal(text, must);
+            free(text);
+            decoded_clear(&d);
+        }
+        free(must);
+    }
+    assert_true(requests >= 8 && answers >= 7); /* the file was read, and not another one */
+    assert_int_equal(wrong, 0);
+    for (int i = 0; i < count; i++) free(blocks[i].mark), free(blocks[i].text);
+}
+
+/* The tables of PROTOCOL.md name every option and tensor there is. */
+static void test_the_protocol_names_every_member(void **state)
+{
+    FILE *f = fopen(PROTOCOL, "r");
+    static char text[1 << 16];
+    size_t bytes;
+    (void)state;
+    if (!f) fail_msg("cannot open %s", PROTOCOL);
+    bytes = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    assert_in_range(bytes, 1000, sizeof text - 2);
+    text[bytes] = '\0';
+    for (const proto_option *o = proto_options; o->name; o++) {
+        char name[64];
+        snprintf(name, sizeof name, "| `%s` |", o->name);
+        if (!strstr(text, name)) fail_msg("%s has no row for %s", PROTOCOL, o->name);
+    }
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        char name[64];
+        bool by_default;
+        snprintf(name, sizeof name, "`%s`", attn_tensors[id].name);
+        if (!proto_takes_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)id) && proto_gives_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)id, &by_default) && by_default)
+            continue; /* dq, dk, dv stand in a list */
+        if (!strstr(text, name)) fail_msg("%s does not name %s", PROTOCOL, attn_tensors[id].name);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_example_of_the_protocol_is_true),
+        cmocka_unit_test(test_the_protocol_names_every_member),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
