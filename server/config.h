@@ -1,0 +1,53 @@
+/* config.h: the options of attnd. One table (config.c) makes --help, the environment names, the defaults and the checks. */
+#ifndef CONFIG_H
+#define CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+enum { CONFIG_MAX_LISTEN = 8 };
+
+/* Everything is settled here before anything starts; strings live as long as the process. Sizes in bytes, times in ms. */
+struct config {
+    const char *listen[CONFIG_MAX_LISTEN]; /* "127.0.0.1:8080", "[::1]:8080", "unix:/run/attnd.sock" */
+    int listen_count;
+    const char *metrics_listen;    /* NULL: /metrics is on the main port only */
+    const char *devices;           /* "auto", "cpu", "0,1" */
+    int http_threads, cpu_threads; /* 0 in the table means "cores"; resolved here */
+    int64_t max_body_bytes;        /* at most staging_bytes */
+    int64_t staging_bytes;         /* resolved: half the memory unless given */
+    int64_t device_bytes;          /* 0: each device takes its own share (attn_device_options.memory_bytes) */
+    int max_connections, queue_depth, max_batch;
+    int64_t batch_window_us;
+    int64_t timeout_ms, body_timeout_ms, drain_ms;
+    const char *token_file, *tls_cert, *tls_key, *cors_origin; /* NULL: off */
+    bool supervise;
+    const char *log_format; /* "text" or "json" */
+    const char *log_level;  /* "debug" "info" "warn" "error" */
+};
+
+enum config_result { CONFIG_RUN, CONFIG_EXIT_OK, CONFIG_BAD };
+
+/* argv over environment over defaults; an empty environment variable counts as unset. CONFIG_EXIT_OK after --help or
+ * --version (printed to stdout). CONFIG_BAD after one clear line on stderr naming the option, the value and what is allowed:
+ * exit with 64. */
+enum config_result config_load(struct config *config, int argc, char **argv);
+
+/* The same without printing: CONFIG_BAD leaves its line (no newline) in `message`. CONFIG_EXIT_OK: see config_help() and
+ * argv. */
+enum config_result config_read(struct config *config, int argc, char **argv, char *message, size_t capacity);
+
+void config_help(FILE *to);          /* the table for people, 100 columns; config_read() must have run */
+void config_help_markdown(FILE *to); /* the same table for README.md (attnd --help-markdown); a test compares the two */
+
+/* What this process may use of the machine: affinity mask and cgroup quota (rounded up), physical memory and cgroup limit.
+ * `root` is put before /proc and /sys paths; "" outside tests. */
+struct config_machine {
+    int cores;
+    int64_t memory_bytes;
+};
+void config_machine(const char *root, struct config_machine *machine);
+
+#endif

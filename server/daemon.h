@@ -1,0 +1,30 @@
+/* daemon.h: the libmicrohttpd side: connections come in, requests go to the loop and come back as answers. */
+#ifndef DAEMON_H
+#define DAEMON_H
+
+#include <sys/socket.h>
+
+#include "server/request.h"
+#include "server/server.h"
+
+/* A web server on sockets that others accept: one for the main addresses, one for --metrics-listen. */
+struct port {
+    struct server     *server;
+    struct MHD_Daemon *daemon;
+    unsigned           kind;    /* PORT_MAIN or PORT_METRICS */
+    bool               plain;   /* not TLS */
+    char              *cert, *key; /* PEM texts, owned */
+};
+
+/* Starts the threads. Fills *err with one clear line. */
+attn_status daemon_open(struct port *port, struct server *server, unsigned kind, attn_error *err);
+/* No connection may be suspended. Cuts what is left. */
+void daemon_close(struct port *port);
+
+/* Takes over `fd`, an accepted, non-blocking socket, and closes it in any case. False: it could not be taken. */
+bool daemon_add(struct port *port, int fd, const struct sockaddr *address, socklen_t length);
+
+/* From the loop, with a request that is its own: the connection goes on, the request is the HTTP thread's again. */
+void daemon_resume(struct request *request);
+
+#endif

@@ -1,0 +1,495 @@
+/* devices.c: batches through devices.
+ *
+ *   loop --submit--> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> mailbox of the loop
+ *                              slot 1: ...                    (as many as attn_device_info.streams)
+ *
+ * A unified device (the CPU) computes in the staging memory itself: nothing is copied, and its thread simply waits for the
+ * stream. For a device with memory of its own, each region of a job (its inputs, the contexts it uses, its outputs) is mirrored
+ * by one block of device memory, copied in one piece, and the tensors' pointers are moved from the region to the mirror.
+ *
+ * Invariants
+ * 1. attn_device and its streams are used by the device's thread alone, but for descriptions and kernel look-ups.
+ * 2. A batch that was submitted comes back exactly once, whatever happens; each of its jobs then has ran == true, or an error.
+ * 3. No more batches are with a device than it has streams, and two at least: one waits, so that the device is never idle between two. */
+#include "server/devices.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/clock.h"
+#include "server/log.h"
+#include "server/request.h"
+
+enum {
+    MAX_DEVICES      = 64,
+    MAX_STREAMS      = 8,
+    MAX_RUN          = 1024, /* problems in one attn_run(): an envelope may hold as many */
+    POLL_NS          = 20000,
+    WORKSPACE_KEEP   = 64 << 20, /* a larger one is given back after its batch */
+};
+
+struct mirror {
+    struct job_region host;
+    char             *device;
+};
+
+/* One batch in flight. */
+struct slot {
+    attn_stream  *stream;
+    struct batch *batch; /* NULL: free */
+    attn_problem *problems;
+    int           room;
+    void         *workspace;
+    size_t        workspace_bytes;
+    struct mirror *mirrors;
+    int            mirror_count, mirror_room;
+};
+
+struct device {
+    attn_device     *handle;
+    attn_device_info info;
+    struct mailbox  *box;
+    int              message_kind;
+    pthread_t        thread;
+    bool             started;
+
+    pthread_mutex_t lock;
+    pthread_cond_t  wake;
+    struct message *first, **last; /* batches submitted, not yet on a stream */
+    bool            stop, stopped;
+
+    int         slot_count;
+    struct slot slots[MAX_STREAMS];
+
+    /* The loop's. */
+    int         outstanding;
+    double      flops;
+    bool        disabled;
+    _Atomic int requests; /* for /v1/info */
+    _Atomic bool usable;
+};
+
+struct devices {
+    int            count;
+    struct device *device[MAX_DEVICES];
+};
+
+/* ---- The device's thread: memory -------------------------------------------------------------------------------------------- */
+
+static void drop_mirrors(struct device *device, struct slot *slot)
+{
+    for (int i = 0; i < slot->mirror_count; i++) attn_device_free(device->handle, slot->mirrors[i].device);
+    slot->mirror_count = 0;
+}
+
+/* Device memory for a region, copied there if `copy`. A region that has a mirror already keeps it. */
+static attn_status mirror(struct device *device, struct slot *slot, struct job_region host, bool copy, attn_error *err)
+{
+    void       *memory = NULL;
+    attn_status status;
+    if (host.bytes == 0) return ATTN_OK;
+    for (int i = 0; i < slot->mirror_count; i++)
+        if (slot->mirrors[i].host.memory == host.memory) return ATTN_OK;
+    if (slot->mirror_count == slot->mirror_room) {
+        const int      room  = slot->mirror_room ? 2 * slot->mirror_room : 64;
+        struct mirror *wider = realloc(slot->mirrors, (size_t)room * sizeof *wider);
+        if (wider == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+        slot->mirrors     = wider;
+        slot->mirror_room = room;
+    }
+    status = attn_device_alloc(device->handle, host.bytes, &memory, err);
+    if (status != ATTN_OK) return status;
+    slot->mirrors[slot->mirror_count++] = (struct mirror){ host, memory };
+    return copy ? attn_copy(slot->stream, memory, host.memory, host.bytes, ATTN_TO_DEVICE, err) : ATTN_OK;
+}
+
+/* A host address inside a mirrored region, as the device knows it. */
+static void *to_device(const struct slot *slot, void *address)
+{
+    for (int i = 0; i < slot->mirror_count; i++) {
+        const struct mirror *m = &slot->mirrors[i];
+        if ((char *)address >= m->host.memory && (char *)address < m->host.memory + m->host.bytes)
+            return m->device + ((char *)address - m->host.memory);
+    }
+    return address; /* only of tensors without elements */
+}
+
+static attn_status copy_in(struct device *device, struct slot *slot, struct job *job, attn_error *err)
+{
+    attn_status status = ATTN_OK;
+    if (job->inputs) status = mirror(device, slot, (struct job_region){ job->inputs->memory, job->inputs_used }, true, err);
+    for (int i = 0; status == ATTN_OK && job->saved && i < job->call->count; i++) {
+        struct job *saved = job->saved[i];
+        if (saved == NULL || job->results[i].error.status != ATTN_OK) continue;
+        status = mirror(device, slot, (struct job_region){ saved->inputs->memory, saved->inputs_used }, true, err);
+        if (status == ATTN_OK) status = mirror(device, slot, saved->outputs, true, err);
+    }
+    return status == ATTN_OK ? mirror(device, slot, job->outputs, false, err) : status;
+}
+
+static attn_status copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err)
+{
+    (void)device;
+    if (job->outputs.bytes == 0) return ATTN_OK;
+    return attn_copy(slot->stream, job->outputs.memory, to_device(slot, job->outputs.memory), job->outputs.bytes, ATTN_FROM_DEVICE, err);
+}
+
+/* ---- The device's thread: one batch ------------------------------------------------------------------------------------------- */
+
+static attn_status reserve_problems(struct slot *slot, int count, attn_error *err)
+{
+    if (count <= slot->room) return ATTN_OK;
+    attn_problem *wider = realloc(slot->problems, (size_t)count * sizeof *wider);
+    if (wider == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", count);
+    slot->problems = wider;
+    slot->room     = count;
+    return ATTN_OK;
+}
+
+static attn_status reserve_workspace(struct device *device, struct slot *slot, int count, attn_error *err)
+{
+    size_t bytes = 0;
+    for (int at = 0; at < count; at += MAX_RUN) {
+        size_t            part;
+        const attn_status status =
+            attn_workspace(device->handle, slot->problems + at, count - at < MAX_RUN ? count - at : MAX_RUN, &part, err);
+        if (status != ATTN_OK) return status;
+        if (part > bytes) bytes = part;
+    }
+    if (bytes <= slot->workspace_bytes) return ATTN_OK;
+    attn_device_free(device->handle, slot->workspace);
+    slot->workspace       = NULL;
+    slot->workspace_bytes = 0;
+    const attn_status status = attn_device_alloc(device->handle, bytes, &slot->workspace, err);
+    if (status == ATTN_OK) slot->workspace_bytes = bytes;
+    return status;
+}
+
+/* Puts everything on the stream. On an error the stream may hold part of it: the caller waits for that before it frees anything. */
+static attn_status launch(struct device *device, struct slot *slot, attn_error *err)
+{
+    struct batch *batch  = slot->batch;
+    attn_status   status = ATTN_OK;
+    int           count  = 0;
+
+    for (int j = 0; j < batch->count; j++) count += batch->jobs[j]->runnable;
+    if ((status = reserve_problems(slot, count, err)) != ATTN_OK) return status;
+    count = 0;
+    for (int j = 0; j < batch->count; j++) {
+        const struct job *job = batch->jobs[j];
+        for (int i = 0; i < job->call->count; i++) {
+            if (job->results[i].error.status != ATTN_OK) continue;
+            const attn_problem *p      = &job->call->items[i].problem;
+            const char         *kernel = attn_kernel(device->handle, p, err);
+            if (kernel == NULL) return err->status; /* this device differs from the one that was asked at first */
+            snprintf(job->results[i].backend, sizeof job->results[i].backend, "%s %s", device->info.name, kernel);
+            slot->problems[count++] = *p;
+        }
+    }
+    if ((status = reserve_workspace(device, slot, count, err)) != ATTN_OK) return status;
+
+    if ((status = attn_stream_mark(slot->stream, 0, err)) != ATTN_OK) return status;
+    if (!device->info.unified) {
+        for (int j = 0; j < batch->count && status == ATTN_OK; j++) status = copy_in(device, slot, batch->jobs[j], err);
+        if (status != ATTN_OK) return status;
+        for (int n = 0; n < count; n++)
+            for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+                if (slot->problems[n].tensor[id].rank > 0)
+                    slot->problems[n].tensor[id].data = to_device(slot, slot->problems[n].tensor[id].data);
+    }
+    if ((status = attn_stream_mark(slot->stream, 1, err)) != ATTN_OK) return status;
+    for (int at = 0; at < count && status == ATTN_OK; at += MAX_RUN)
+        status = attn_run(slot->stream, slot->problems + at, count - at < MAX_RUN ? count - at : MAX_RUN, slot->workspace, err);
+    if (status == ATTN_OK) status = attn_stream_mark(slot->stream, 2, err);
+    if (!device->info.unified)
+        for (int j = 0; j < batch->count && status == ATTN_OK; j++) status = copy_out(device, slot, batch->jobs[j], err);
+    return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
+}
+
+/* The batch is over, well or not: give its memory back and report. */
+static void conclude(struct device *device, struct slot *slot, attn_status status, const attn_error *err)
+{
+    struct batch *batch = slot->batch;
+    batch->ended_ns     = clock_ns();
+    if (status == ATTN_OK) {
+        batch->copy_in_us  = device->info.unified ? 0 : attn_stream_elapsed_us(slot->stream, 0, 1);
+        batch->compute_us  = attn_stream_elapsed_us(slot->stream, 1, 2);
+        batch->copy_out_us = device->info.unified ? 0 : attn_stream_elapsed_us(slot->stream, 2, 3);
+    }
+    for (int j = 0; j < batch->count; j++) {
+        batch->jobs[j]->ran = status == ATTN_OK;
+        if (status != ATTN_OK) batch->jobs[j]->error = *err;
+    }
+    drop_mirrors(device, slot);
+    if (slot->workspace_bytes > WORKSPACE_KEEP) {
+        attn_device_free(device->handle, slot->workspace);
+        slot->workspace       = NULL;
+        slot->workspace_bytes = 0;
+    }
+    slot->batch = NULL;
+    mailbox_post(device->box, &batch->message);
+}
+
+static void start(struct device *device, struct slot *slot, struct batch *batch)
+{
+    attn_error err = { 0 };
+    slot->batch       = batch;
+    batch->started_ns = clock_ns();
+    const attn_status status = launch(device, slot, &err);
+    if (status == ATTN_OK) return;
+    attn_error ignored;
+    (void)attn_stream_wait(slot->stream, &ignored); /* what was put on the stream before the error still uses the buffers */
+    conclude(device, slot, status, &err);
+}
+
+/* Concludes batches whose stream is done. `wait`: for one of them at least. Returns whether there was one. */
+static bool poll_slots(struct device *device, bool wait)
+{
+    bool any = false;
+    for (int s = 0; s < device->slot_count; s++) {
+        struct slot *slot = &device->slots[s];
+        attn_error   err  = { 0 };
+        bool         done = false;
+        if (slot->batch == NULL) continue;
+        attn_status status;
+        if (wait && !any) {
+            status = attn_stream_wait(slot->stream, &err);
+            done   = true;
+        } else status = attn_stream_done(slot->stream, &done, &err);
+        if (status == ATTN_OK && !done) continue;
+        conclude(device, slot, status, &err);
+        any = true;
+    }
+    return any;
+}
+
+static struct slot *free_slot(struct device *device)
+{
+    for (int s = 0; s < device->slot_count; s++)
+        if (device->slots[s].batch == NULL) return &device->slots[s];
+    return NULL;
+}
+
+static bool any_busy(const struct device *device)
+{
+    for (int s = 0; s < device->slot_count; s++)
+        if (device->slots[s].batch) return true;
+    return false;
+}
+
+static void *device_main(void *argument)
+{
+    struct device *device = argument;
+    request_set_role(ROLE_DEVICE);
+    for (;;) {
+        struct slot  *slot  = free_slot(device);
+        struct batch *batch = NULL;
+        const bool    busy  = any_busy(device);
+
+        pthread_mutex_lock(&device->lock);
+        while (!busy && device->first == NULL && !device->stop) pthread_cond_wait(&device->wake, &device->lock);
+        if (slot && device->first) {
+            batch         = (struct batch *)device->first; /* the message is its first member */
+            device->first = batch->message.next;
+            if (device->first == NULL) device->last = &device->first;
+        }
+        const bool stop = device->stop && batch == NULL && !busy;
+        pthread_mutex_unlock(&device->lock);
+
+        if (stop) break;
+        if (batch) {
+            batch->message.next = NULL;
+            start(device, slot, batch);
+            continue;
+        }
+        if (poll_slots(device, device->info.unified)) continue;
+        /* A batch is on its way. New work is looked for in between. */
+        const struct timespec pause = { 0, POLL_NS };
+        nanosleep(&pause, NULL);
+    }
+    pthread_mutex_lock(&device->lock);
+    device->stopped = true;
+    pthread_cond_broadcast(&device->wake);
+    pthread_mutex_unlock(&device->lock);
+    return NULL;
+}
+
+/* ---- Open and close ------------------------------------------------------------------------------------------------------------- */
+
+static void device_free(struct device *device)
+{
+    for (int s = 0; s < device->slot_count; s++) {
+        attn_device_free(device->handle, device->slots[s].workspace);
+        attn_stream_close(device->slots[s].stream);
+        free(device->slots[s].problems);
+        free(device->slots[s].mirrors);
+    }
+    attn_device_close(device->handle);
+    pthread_cond_destroy(&device->wake);
+    pthread_mutex_destroy(&device->lock);
+    free(device);
+}
+
+static attn_status device_open(const struct config *config, const char *backend, int index, struct mailbox *box, int message_kind,
+                               struct devices *devices, attn_error *err)
+{
+    const attn_device_options options = { .threads = config->cpu_threads, .memory_bytes = config->device_bytes };
+    attn_status               status;
+    if (devices->count == MAX_DEVICES) return attn_fail(err, ATTN_TOO_LARGE, NULL, "--devices: more than %d devices", MAX_DEVICES);
+    struct device *device = calloc(1, sizeof *device);
+    if (device == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "--devices: out of memory");
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&device->lock, NULL);
+    pthread_cond_init(&device->wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    device->last         = &device->first;
+    device->box          = box;
+    device->message_kind = message_kind;
+    status               = attn_device_open(backend, index, &options, &device->handle, err);
+    if (status != ATTN_OK) goto fail;
+    attn_device_describe(device->handle, &device->info);
+    const int streams = device->info.streams < 1 ? 1 : device->info.streams > MAX_STREAMS ? MAX_STREAMS : device->info.streams;
+    while (device->slot_count < streams) {
+        status = attn_stream_open(device->handle, &device->slots[device->slot_count].stream, err);
+        if (status != ATTN_OK) goto fail;
+        device->slot_count++;
+    }
+    atomic_store(&device->usable, true);
+    const int error = pthread_create(&device->thread, NULL, device_main, device);
+    if (error != 0) {
+        status = attn_fail(err, ATTN_DEVICE, NULL, "--devices: no thread for %s: %s", device->info.name, strerror(error));
+        goto fail;
+    }
+    devices->device[devices->count++] = device;
+    log_event(LOG_INFO, NULL, "device", "name=%s backend=%s streams=%d description=\"%s\"", device->info.name, device->info.backend,
+              device->slot_count, device->info.description);
+    return ATTN_OK;
+fail:
+    device_free(device);
+    return status;
+}
+
+attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **out, attn_error *err)
+{
+    struct devices *devices = calloc(1, sizeof *devices);
+    attn_status     status  = ATTN_OK;
+    if (devices == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "--devices: out of memory");
+    const char *wanted = config->devices;
+    if (strcmp(wanted, "auto") == 0) {
+        const int gpus = attn_device_count("cuda");
+        for (int i = 0; i < gpus && status == ATTN_OK; i++) status = device_open(config, "cuda", i, box, message_kind, devices, err);
+        if (gpus == 0) status = device_open(config, "cpu", 0, box, message_kind, devices, err);
+    } else if (*wanted >= '0' && *wanted <= '9') {
+        for (const char *at = wanted; *at && status == ATTN_OK; at += *at == ',') {
+            char     *end;
+            const int index = (int)strtol(at, &end, 10);
+            at              = end;
+            status          = device_open(config, "cuda", index, box, message_kind, devices, err);
+        }
+    } else status = device_open(config, wanted, 0, box, message_kind, devices, err);
+    if (status != ATTN_OK) {
+        devices_stop(devices, 60000); /* idle threads end at once */
+        devices_close(devices);
+        return status;
+    }
+    *out = devices;
+    return ATTN_OK;
+}
+
+bool devices_stop(struct devices *devices, int64_t wait_ms)
+{
+    const int64_t until_ns = clock_ns() + wait_ms * CLOCK_NS_PER_MS;
+    bool          all      = true;
+    for (int i = 0; i < devices->count; i++) {
+        struct device        *device = devices->device[i];
+        const struct timespec until  = { until_ns / CLOCK_NS_PER_S, until_ns % CLOCK_NS_PER_S };
+        int                   error  = 0;
+        pthread_mutex_lock(&device->lock);
+        device->stop = true;
+        pthread_cond_broadcast(&device->wake);
+        while (!device->stopped && error == 0) error = pthread_cond_timedwait(&device->wake, &device->lock, &until);
+        all &= device->stopped;
+        pthread_mutex_unlock(&device->lock);
+    }
+    return all;
+}
+
+void devices_close(struct devices *devices)
+{
+    if (devices == NULL) return;
+    for (int i = 0; i < devices->count; i++) {
+        pthread_join(devices->device[i]->thread, NULL);
+        device_free(devices->device[i]);
+    }
+    free(devices);
+}
+
+/* ---- The loop's side ---------------------------------------------------------------------------------------------------------- */
+
+int                devices_count(const struct devices *devices) { return devices->count; }
+const attn_device *devices_any(const struct devices *devices) { return devices->device[0]->handle; }
+const char        *device_name(const struct device *device) { return device->info.name; }
+
+bool devices_usable(const struct devices *devices)
+{
+    for (int i = 0; i < devices->count; i++)
+        if (atomic_load(&devices->device[i]->usable)) return true;
+    return false;
+}
+
+void devices_describe(struct devices *devices, struct info_device *facts)
+{
+    for (int i = 0; i < devices->count; i++) {
+        attn_device_describe(devices->device[i]->handle, &facts[i].info);
+        facts[i].running_requests = atomic_load(&devices->device[i]->requests);
+    }
+}
+
+struct device *devices_pick(struct devices *devices)
+{
+    struct device *best = NULL;
+    for (int i = 0; i < devices->count; i++) {
+        struct device *device = devices->device[i];
+        if (device->disabled || device->outstanding >= (device->slot_count > 2 ? device->slot_count : 2)) continue;
+        if (best == NULL || device->flops < best->flops) best = device;
+    }
+    return best;
+}
+
+void devices_submit(struct devices *devices, struct batch *batch, struct device *device)
+{
+    (void)devices;
+    batch->device       = device;
+    batch->message.kind = device->message_kind;
+    batch->message.next = NULL;
+    device->outstanding++;
+    device->flops += batch->flops;
+    atomic_fetch_add(&device->requests, batch->count);
+    pthread_mutex_lock(&device->lock);
+    *device->last = &batch->message;
+    device->last  = &batch->message.next;
+    pthread_cond_signal(&device->wake);
+    pthread_mutex_unlock(&device->lock);
+}
+
+void devices_collect(struct devices *devices, struct batch *batch)
+{
+    struct device *device = batch->device;
+    (void)devices;
+    device->outstanding--;
+    device->flops -= batch->flops;
+    if (device->outstanding == 0) device->flops = 0; /* rounding does not pile up */
+    atomic_fetch_sub(&device->requests, batch->count);
+}
+
+void device_disable(struct device *device)
+{
+    device->disabled = true;
+    atomic_store(&device->usable, false);
+}

@@ -1,0 +1,34 @@
+/* mailbox.h: the only way from any thread to the loop: a locked list and a uv_async_t.
+ *
+ *   struct mailbox box;
+ *   mailbox_open(&box, loop, on_message, context);   // loop thread
+ *   mailbox_post(&box, &thing->message);             // any thread; the message belongs to the loop from here on
+ *
+ * Posting is the hand-over of ownership: everything written before it is visible in on_message(). */
+#ifndef MAILBOX_H
+#define MAILBOX_H
+
+#include <pthread.h>
+#include <uv.h>
+
+/* Embedded in what is sent. One message is in at most one mailbox at a time. */
+struct message {
+    struct message *next;
+    int             kind; /* the sender's word for what this is */
+};
+
+typedef void (*mailbox_handler)(void *context, struct message *message);
+
+struct mailbox {
+    pthread_mutex_t lock;
+    struct message *first, **last;
+    uv_async_t      async;
+    mailbox_handler handler;
+    void           *context;
+};
+
+int  mailbox_open(struct mailbox *box, uv_loop_t *loop, mailbox_handler handler, void *context); /* 0 or a UV_ error */
+void mailbox_close(struct mailbox *box); /* from the loop's thread; the uv handle closes in its next turn */
+void mailbox_post(struct mailbox *box, struct message *message);
+
+#endif

@@ -1,0 +1,379 @@
+/* test_config.c: options from flags, environment and the machine; every refusal word for word. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "server/config.h"
+
+#define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+
+extern char **environ;
+
+/* argv from one text with spaces; "attnd" comes first. */
+static enum config_result read_text(struct config *config, const char *text, char message[512])
+{
+    char *argv[32] = { "attnd" }, copy[512];
+    int argc = 1;
+    snprintf(copy, sizeof copy, "%s", text);
+    for (char *word = strtok(copy, " "); word != NULL; word = strtok(NULL, " ")) argv[argc++] = word;
+    return config_read(config, argc, argv, message, 512);
+}
+
+static int no_environment(void **state)
+{
+    (void)state;
+    for (char **e = environ; *e != NULL;) {
+        char name[64];
+        if (strncmp(*e, "ATTND_", 6) != 0) {
+            e++;
+            continue;
+        }
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(*e, "="), *e);
+        unsetenv(name);
+        e = environ;
+    }
+    return 0;
+}
+
+static void test_defaults_are_those_of_the_table(void **state)
+{
+    (void)state;
+    struct config c;
+    struct config_machine m;
+    char message[512];
+    config_machine("", &m);
+    assert_int_equal(read_text(&c, "", message), CONFIG_RUN);
+    assert_int_equal(c.listen_count, 1);
+    assert_string_equal(c.listen[0], "127.0.0.1:8080");
+    assert_string_equal(c.devices, "auto");
+    assert_int_equal(c.http_threads, m.cores < 16 ? m.cores : 16);
+    assert_int_equal(c.cpu_threads, m.cores);
+    assert_true(c.staging_bytes >= INT64_C(1) << 20 && c.staging_bytes <= m.memory_bytes);
+    assert_true(c.max_body_bytes == INT64_C(1) << 30 || c.max_body_bytes == c.staging_bytes);
+    assert_int_equal(c.device_bytes, 0);
+    assert_int_equal(c.queue_depth, 1024);
+    assert_int_equal(c.batch_window_us, 0);
+    assert_int_equal(c.max_batch, 64);
+    assert_int_equal(c.timeout_ms, 60000);
+    assert_int_equal(c.body_timeout_ms, 30000);
+    assert_int_equal(c.drain_ms, 30000);
+    assert_null(c.token_file);
+    assert_null(c.tls_cert);
+    assert_null(c.tls_key);
+    assert_null(c.cors_origin);
+    assert_null(c.metrics_listen);
+    assert_false(c.supervise);
+    assert_string_equal(c.log_format, "text");
+    assert_string_equal(c.log_level, "info");
+}
+
+static void test_a_flag_wins_over_the_environment_and_that_over_the_default(void **state)
+{
+    (void)state;
+    struct config c;
+    char message[512];
+    setenv("ATTND_QUEUE_DEPTH", "7", 1);
+    setenv("ATTND_MAX_BATCH", "9", 1);
+    setenv("ATTND_LOG_LEVEL", "", 1); /* empty is unset */
+    setenv("ATTND_SUPERVISE", "true", 1);
+    assert_int_equal(read_text(&c, "--queue-depth=8", message), CONFIG_RUN);
+    assert_int_equal(c.queue_depth, 8);
+    assert_int_equal(c.max_batch, 9);
+    assert_string_equal(c.log_level, "info");
+    assert_true(c.supervise);
+    assert_int_equal(read_text(&c, "--supervise=off", message), CONFIG_RUN);
+    assert_false(c.supervise);
+}
+
+static void test_both_ways_to_write_a_value(void **state)
+{
+    (void)state;
+    struct config c;
+    char message[512];
+    assert_int_equal(
+        read_text(&c, "--max-body-bytes 3M --timeout-ms=5 --supervise --log-format json --device-bytes 2g", message),
+        CONFIG_RUN);
+    assert_int_equal(c.max_body_bytes, 3 << 20);
+    assert_int_equal(c.timeout_ms, 5);
+    assert_true(c.supervise);
+    assert_string_equal(c.log_format, "json");
+    assert_true(c.device_bytes == INT64_C(2) << 30);
+}
+
+static void test_listen_addresses_add_up_and_replace_the_level_below(void **state)
+{
+    (void)state;
+    struct config c;
+    char message[512];
+    setenv("ATTND_LISTEN", "127.0.0.1:1,[::1]:2,unix:/tmp/x,y", 1); /* the comma ends the path: y is no address */
+    assert_int_equal(read_text(&c, "", message), CONFIG_BAD);
+    setenv("ATTND_LISTEN", "127.0.0.1:1,[::1]:2", 1);
+    assert_int_equal(read_text(&c, "", message), CONFIG_RUN);
+    assert_int_equal(c.listen_count, 2);
+    assert_string_equal(c.listen[0], "127.0.0.1:1");
+    assert_string_equal(c.listen[1], "[::1]:2");
+    assert_int_equal(read_text(&c, "--listen localhost:80 --listen unix:/run/a.sock --listen [fe80::1%eth0]:0", message),
+                     CONFIG_RUN);
+    assert_int_equal(c.listen_count, 3);
+    assert_string_equal(c.listen[1], "unix:/run/a.sock");
+}
+
+static void test_every_refusal_names_option_value_and_rule(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *args, *says;
+    } cases[] = {
+        { "--queue-depth x", "--queue-depth: 'x' is not a whole number from 1 to 1048576" },
+        { "--queue-depth=0", "--queue-depth: '0' is not a whole number from 1 to 1048576" },
+        { "--queue-depth=-1", "--queue-depth: '-1' is not a whole number from 1 to 1048576" },
+        { "--queue-depth=1048577", "--queue-depth: '1048577' is not a whole number from 1 to 1048576" },
+        { "--queue-depth=99999999999999999999",
+          "--queue-depth: '99999999999999999999' is not a whole number from 1 to 1048576" },
+        { "--queue-depth=", "--queue-depth: '' is not a whole number from 1 to 1048576" },
+        { "--queue-depth=1K", "--queue-depth: '1K' is not a whole number from 1 to 1048576" },
+        { "--queue-depth", "--queue-depth: a value is missing (N)" },
+        { "--http-threads=257", "--http-threads: '257' is not a whole number from 0 to 256" },
+        { "--batch-window-us=2000000", "--batch-window-us: '2000000' is not a whole number from 0 to 1000000" },
+        { "--max-body-bytes=1T", "--max-body-bytes: '1T' is not a size from 1K to 1024G (bytes, or with K, M or G)" },
+        { "--max-body-bytes=9223372036854775807G",
+          "--max-body-bytes: '9223372036854775807G' is not a size from 1K to 1024G (bytes, or with K, M or G)" },
+        { "--max-body-bytes=1.5G", "--max-body-bytes: '1.5G' is not a size from 1K to 1024G (bytes, or with K, M or G)" },
+        { "--max-body-bytes=512", "--max-body-bytes: '512' is not a size from 1K to 1024G (bytes, or with K, M or G)" },
+        { "--staging-bytes=64K", "--staging-bytes: '64K' is not a size from 1M to 16384G (bytes, or with K, M or G)" },
+        { "--log-format=xml", "--log-format: 'xml' is not one of: text json" },
+        { "--log-format=tex", "--log-format: 'tex' is not one of: text json" },
+        { "--log-level=loud", "--log-level: 'loud' is not one of: debug info warn error" },
+        { "--supervise=maybe", "--supervise: 'maybe' is not on or off" },
+        { "--devices=gpu", "--devices: 'gpu' is not auto, cpu, or different GPU numbers from 0 to 63 such as 0,1" },
+        { "--devices=0,0", "--devices: '0,0' is not auto, cpu, or different GPU numbers from 0 to 63 such as 0,1" },
+        { "--devices=0,", "--devices: '0,' is not auto, cpu, or different GPU numbers from 0 to 63 such as 0,1" },
+        { "--token-file=/no/such", "--token-file: '/no/such' cannot be read: No such file or directory" },
+        { "--tls-cert=/dev/null", "--tls-cert: needs --tls-key too" },
+        { "--tls-key=/dev/null", "--tls-key: needs --tls-cert too" },
+        { "--cors-origin=example.org", "--cors-origin: 'example.org' is not an origin such as https://example.org, or *" },
+        { "--cors-origin=https://example.org/",
+          "--cors-origin: 'https://example.org/' is not an origin such as https://example.org, or *" },
+        { "--cors-origin=* --token-file=/dev/null", "--cors-origin: '*' cannot go with --token-file, name the origin" },
+        { "--listen=8080",
+          "--listen: '8080' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH of at most 107 bytes" },
+        { "--listen=:8080",
+          "--listen: ':8080' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH of at most 107 bytes" },
+        { "--listen=::1:8080", "--listen: '::1:8080' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or "
+                               "unix:PATH of at most 107 bytes" },
+        { "--listen=1.2.3:80", "--listen: '1.2.3:80' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or "
+                               "unix:PATH of at most 107 bytes" },
+        { "--listen=a:65536", "--listen: 'a:65536' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH "
+                              "of at most 107 bytes" },
+        { "--listen=unix:",
+          "--listen: 'unix:' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH of at most 107 bytes" },
+        { "--listen=a:1 --listen=a:1", "--listen: 'a:1' is given twice" },
+        { "--listen=a:1 --metrics-listen=a:1", "--metrics-listen: 'a:1' is a --listen address already" },
+        { "--listen=a:1 --listen=a:2 --listen=a:3 --listen=a:4 --listen=a:5 --listen=a:6 --listen=a:7 --listen=a:8 "
+          "--listen=a:9",
+          "--listen: 'a:9' is one too many, at most 8 addresses" },
+        { "--max-body-bytes=2M --staging-bytes=1M", "--max-body-bytes: 2M is more than --staging-bytes, which is 1M" },
+        { "--queue-dept=4", "--queue-dept is not an option; did you mean --queue-depth? (attnd --help lists them)" },
+        { "--lisetn=4", "--lisetn is not an option; did you mean --listen? (attnd --help lists them)" },
+        { "--zzzzzzzzzzzzzzz", "--zzzzzzzzzzzzzzz is not an option (attnd --help lists them)" },
+        { "--queue-depthx=4", "--queue-depthx is not an option; did you mean --queue-depth? (attnd --help lists them)" },
+        { "--=4", "-- is not an option (attnd --help lists them)" },
+        { "8080", "unexpected argument '8080' (options begin with --, attnd --help lists them)" },
+        { "-p", "unexpected argument '-p' (options begin with --, attnd --help lists them)" },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct config c;
+        char message[512];
+        print_message("%s\n", cases[i].args);
+        assert_int_equal(read_text(&c, cases[i].args, message), CONFIG_BAD);
+        assert_string_equal(message, cases[i].says);
+    }
+}
+
+static void test_a_refusal_names_the_variable_that_holds_the_value(void **state)
+{
+    (void)state;
+    struct config c;
+    char message[512];
+    setenv("ATTND_MAX_BATCH", "many", 1);
+    assert_int_equal(read_text(&c, "", message), CONFIG_BAD);
+    assert_string_equal(message, "ATTND_MAX_BATCH: 'many' is not a whole number from 1 to 1024");
+}
+
+static void test_help_comes_first(void **state)
+{
+    (void)state;
+    struct config c;
+    char message[512];
+    setenv("ATTND_MAX_BATCH", "many", 1);
+    assert_int_equal(read_text(&c, "--nonsense --help", message), CONFIG_EXIT_OK);
+    assert_int_equal(read_text(&c, "--version", message), CONFIG_EXIT_OK);
+}
+
+static void test_a_default_body_limit_follows_a_smaller_staging_memory(void **state)
+{
+    (void)state;
+    struct config c;
+    char message[512];
+    assert_int_equal(read_text(&c, "--staging-bytes=8M", message), CONFIG_RUN);
+    assert_int_equal(c.max_body_bytes, 8 << 20);
+}
+
+/* The limit on open files is lowered in a child, for it cannot be raised again. */
+static void test_connections_fit_the_limit_on_open_files(void **state)
+{
+    (void)state;
+    const struct rlimit few = { .rlim_cur = 100, .rlim_max = 1000 };
+    if (fork() == 0) {
+        struct config c;
+        char message[512];
+        struct rlimit now;
+        int wrong = setrlimit(RLIMIT_NOFILE, &few) != 0;
+        wrong |= read_text(&c, "", message) != CONFIG_RUN || c.max_connections != 1000 - 128;
+        wrong |= getrlimit(RLIMIT_NOFILE, &now) != 0 || now.rlim_cur != 1000;
+        wrong |= read_text(&c, "--max-connections=500", message) != CONFIG_RUN || c.max_connections != 500;
+        wrong |= read_text(&c, "--max-connections=2000", message) != CONFIG_BAD;
+        wrong |=
+            strcmp(message,
+                   "--max-connections: 2000 connections need 2128 open files, but the limit here is 1000 (ulimit -n)") != 0;
+        _exit(wrong);
+    }
+    int status;
+    assert_true(wait(&status) > 0);
+    assert_int_equal(status, 0);
+}
+
+static void write_file(const char *root, const char *path, const char *text)
+{
+    char full[512], command[600];
+    snprintf(full, sizeof full, "%s%s", root, path);
+    snprintf(command, sizeof command, "mkdir -p $(dirname '%s')", full);
+    assert_int_equal(system(command), 0);
+    FILE *f = fopen(full, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static void test_cores_and_memory_are_those_the_cgroup_allows(void **state)
+{
+    (void)state;
+    struct config_machine whole, m;
+    char root[] = "/tmp/test_config_XXXXXX", command[64];
+    config_machine("", &whole);
+    assert_true(whole.cores >= 1 && whole.memory_bytes > 0);
+    assert_non_null(mkdtemp(root));
+
+    write_file(root, "/proc/self/cgroup", "0::/a/b\n"); /* version 2: the narrowest of the path counts */
+    write_file(root, "/sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
+    write_file(root, "/sys/fs/cgroup/a/cpu.max", "50000 100000\n");
+    write_file(root, "/sys/fs/cgroup/a/b/memory.max", "134217728\n");
+    write_file(root, "/sys/fs/cgroup/a/memory.max", "max\n");
+    config_machine(root, &m);
+    assert_int_equal(m.cores, 1);
+    assert_int_equal(m.memory_bytes, 134217728);
+
+    write_file(root, "/proc/self/cgroup", "0::/\n"); /* in a container with its own namespace */
+    write_file(root, "/sys/fs/cgroup/memory.max", "268435456\n");
+    config_machine(root, &m);
+    assert_int_equal(m.memory_bytes, 268435456);
+
+    write_file(root, "/proc/self/cgroup", "4:memory:/x\n3:cpu,cpuacct:/x\n"); /* version 1 */
+    write_file(root, "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
+    write_file(root, "/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+    write_file(root, "/sys/fs/cgroup/memory/memory.limit_in_bytes", "1048576\n");
+    config_machine(root, &m);
+    assert_int_equal(m.cores, whole.cores);
+    assert_int_equal(m.memory_bytes, 1048576);
+
+    snprintf(command, sizeof command, "rm -r %s", root);
+    assert_int_equal(system(command), 0);
+}
+
+static char *text_of(void (*write)(FILE *))
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    write(f);
+    fclose(f);
+    return text;
+}
+
+static void test_help_fits_100_columns_and_shows_flag_and_variable(void **state)
+{
+    (void)state;
+    char *help = text_of(config_help), *table = text_of(config_help_markdown);
+    for (const char *line = help; *line;) {
+        const size_t length = strcspn(line, "\n");
+        if (length > 100) fail_msg("%.*s", (int)length, line);
+        line += length + 1;
+    }
+    static const char *const all[] = { "listen",        "devices",       "http-threads",    "cpu-threads", "max-body-bytes",
+                                       "staging-bytes", "device-bytes",  "max-connections", "queue-depth", "batch-window-us",
+                                       "max-batch",     "timeout-ms",    "body-timeout-ms", "drain-ms",    "token-file",
+                                       "tls-cert",      "tls-key",       "cors-origin",     "supervise",   "log-format",
+                                       "log-level",     "metrics-listen" };
+    for (size_t i = 0; i < ARRAY_SIZE(all); i++) {
+        char flag[64], env[64] = "ATTND_";
+        snprintf(flag, sizeof flag, "--%s", all[i]);
+        for (size_t k = 0; all[i][k]; k++)
+            env[6 + k] = (char)(all[i][k] == '-' ? '_' : all[i][k] - 'a' + 'A'), env[7 + k] = '\0';
+        assert_non_null(strstr(help, flag));
+        assert_non_null(strstr(help, env));
+        assert_non_null(strstr(table, flag));
+        assert_non_null(strstr(table, env));
+    }
+    free(help);
+    free(table);
+}
+
+/* README.md shows the table of `attnd --help-markdown`. */
+static void test_readme_has_this_table(void **state)
+{
+    (void)state;
+    FILE *f = fopen("README.md", "r");
+    if (f == NULL) {
+        print_message("no README.md here\n");
+        skip();
+    }
+    static char readme[1 << 20];
+    const size_t used = fread(readme, 1, sizeof readme - 1, f);
+    fclose(f);
+    readme[used] = '\0';
+    char *table = text_of(config_help_markdown);
+    if (strstr(readme, table) == NULL)
+        fail_msg("README.md has not the table that build/attnd --help-markdown prints:\n%s", table);
+    free(table);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, no_environment, no_environment)
+    const struct CMUnitTest tests[] = {
+        TEST(test_defaults_are_those_of_the_table),
+        TEST(test_a_flag_wins_over_the_environment_and_that_over_the_default),
+        TEST(test_both_ways_to_write_a_value),
+        TEST(test_listen_addresses_add_up_and_replace_the_level_below),
+        TEST(test_every_refusal_names_option_value_and_rule),
+        TEST(test_a_refusal_names_the_variable_that_holds_the_value),
+        TEST(test_help_comes_first),
+        TEST(test_a_default_body_limit_follows_a_smaller_staging_memory),
+        TEST(test_connections_fit_the_limit_on_open_files),
+        TEST(test_cores_and_memory_are_those_the_cgroup_allows),
+        TEST(test_help_fits_100_columns_and_shows_flag_and_variable),
+        TEST(test_readme_has_this_table),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

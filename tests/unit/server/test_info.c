@@ -1,0 +1,552 @@
+/* test_info.c: /v1/info, /openapi.json and the page agree with the program's tables and with each other. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <cjson/cJSON.h>
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/axes.h"
+#include "server/info.h"
+#include "server/routes.h"
+
+#define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+
+static struct config config;
+static const proto_limits limits = PROTO_LIMITS_DEFAULT;
+static struct info_route routes[64];
+static int route_count;
+
+static int set_up(void **state)
+{
+    (void)state;
+    char message[256], *argv[] = { "attnd" };
+    int count;
+    const struct route *all = routes_all(&count);
+    if (config_read(&config, 1, argv, message, sizeof message) != CONFIG_RUN) return -1;
+    for (int i = 0; i < count; i++)
+        if (all[i].ports & PORT_MAIN) routes[route_count++] = (struct info_route){ all[i].path, all[i].kind };
+    return 0;
+}
+
+static cJSON *parse(char *text, size_t length)
+{
+    assert_non_null(text);
+    assert_int_equal(strlen(text), length);
+    const char *end = NULL;
+    cJSON *tree = cJSON_ParseWithOpts(text, &end, true);
+    if (tree == NULL) fail_msg("not JSON at: %.80s", end);
+    free(text);
+    return tree;
+}
+
+static cJSON *openapi_of(const struct config *c)
+{
+    size_t length = 0;
+    char *text = info_openapi_write(c, &limits, routes, route_count, &length);
+    return parse(text, length);
+}
+
+static cJSON *openapi(void)
+{
+    return openapi_of(&config);
+}
+
+static cJSON *at(cJSON *tree, const char *path) /* "a/b/c"; ~1 stands for / */
+{
+    char copy[256];
+    snprintf(copy, sizeof copy, "%s", path);
+    char *rest = copy;
+    for (char *name; tree != NULL && (name = strsep(&rest, "/")) != NULL;) {
+        char plain[128];
+        size_t n = 0;
+        for (; *name; name++) {
+            if (name[0] == '~' && name[1] == '1') plain[n++] = '/', name++;
+            else plain[n++] = *name;
+        }
+        plain[n] = '\0';
+        tree = cJSON_GetObjectItemCaseSensitive(tree, plain);
+    }
+    return tree;
+}
+
+static bool lists(const cJSON *array, const char *word)
+{
+    const cJSON *item;
+    cJSON_ArrayForEach(item, array) if (cJSON_IsString(item) && strcmp(item->valuestring, word) == 0) return true;
+    return false;
+}
+
+/* ---- OpenAPI ----------------------------------------------------------------------------------------------------- */
+
+static void check_refs(cJSON *root, const cJSON *tree)
+{
+    const cJSON *child;
+    cJSON_ArrayForEach(child, tree)
+    {
+        if (child->string && strcmp(child->string, "$ref") == 0) {
+            assert_true(strncmp(child->valuestring, "#/", 2) == 0);
+            if (at(root, child->valuestring + 2) == NULL) fail_msg("%s leads nowhere", child->valuestring);
+        }
+        check_refs(root, child);
+    }
+}
+
+static void test_every_reference_leads_somewhere(void **state)
+{
+    (void)state;
+    cJSON *doc = openapi();
+    check_refs(doc, doc);
+    cJSON_Delete(doc);
+}
+
+static void test_every_route_and_method_is_there(void **state)
+{
+    (void)state;
+    int count;
+    const struct route *all = routes_all(&count);
+    struct config with_tokens = config;
+    with_tokens.token_file = "tokens";
+    cJSON *doc = openapi_of(&with_tokens), *paths = at(doc, "paths");
+    for (int i = 0; i < count; i++) {
+        if (!(all[i].ports & PORT_MAIN)) continue;
+        cJSON *path = cJSON_GetObjectItemCaseSensitive(paths, all[i].path);
+        if (path == NULL) fail_msg("%s is not in the document", all[i].path);
+        static const char *const methods[] = { "get", "head", "post", "options", "put", "delete", "patch", "trace" };
+        for (size_t m = 0; m < ARRAY_SIZE(methods); m++) {
+            char upper[16];
+            for (size_t k = 0; k <= strlen(methods[m]); k++) upper[k] = (char)toupper((unsigned char)methods[m][k]);
+            const cJSON *operation = cJSON_GetObjectItemCaseSensitive(path, methods[m]);
+            if (route_allows(&all[i], upper) != (operation != NULL)) fail_msg("%s %s", upper, all[i].path);
+            if (operation == NULL) continue;
+            const cJSON *security = cJSON_GetObjectItemCaseSensitive(operation, "security");
+            const bool open = security != NULL && cJSON_GetArraySize(security) == 0;
+            if (open == all[i].token)
+                fail_msg("%s %s: the token is wrong", upper, all[i].path);
+            assert_non_null(cJSON_GetObjectItemCaseSensitive(operation, "responses"));
+        }
+    }
+    cJSON_Delete(doc);
+}
+
+static void test_without_tokens_nothing_is_said_of_them(void **state)
+{
+    (void)state;
+    cJSON *doc = openapi();
+    assert_null(at(doc, "security"));
+    assert_null(at(doc, "components/securitySchemes"));
+    assert_null(at(doc, "paths/~1v1~1info/get/responses/401"));
+    cJSON_Delete(doc);
+}
+
+struct memory {
+    char *base;
+    size_t bytes;
+};
+
+static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
+{
+    struct memory *m = context;
+    if (bytes > m->bytes) {
+        char *more = aligned_alloc(64, (bytes + 63) / 64 * 64);
+        if (more == NULL) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory");
+        if (m->base) memcpy(more, m->base, m->bytes);
+        free(m->base);
+        m->base = more;
+        m->bytes = bytes;
+    }
+    *base = m->base;
+    return ATTN_OK;
+}
+
+/* Decodes a body with the program's own decoder. */
+static attn_status decode(attn_op op, const cJSON *body, int *problems, attn_error *err)
+{
+    struct memory m = { 0 };
+    proto_memory memory = { on_grow, &m };
+    proto_decoder *d = proto_decoder_new(op, &limits, &memory);
+    char *text = cJSON_PrintUnformatted(body);
+    proto_call *call = NULL;
+    attn_status status = proto_decoder_feed(d, text, strlen(text), err);
+    *problems = 0;
+    if (status == ATTN_OK) status = proto_decoder_finish(d, &call, err);
+    for (int i = 0; call != NULL && i < call->count; i++) {
+        if (call->items[i].error.status != ATTN_OK) {
+            *err = call->items[i].error;
+            status = err->status;
+        } else ++*problems;
+    }
+    proto_call_free(call);
+    proto_decoder_free(d);
+    free(text);
+    free(m.base);
+    return status;
+}
+
+static void test_every_example_is_accepted_as_it_stands(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path;
+        attn_op op;
+    } ops[] = { { "paths/~1v1~1attention~1forward/post/requestBody/content/application~1json/examples", ATTN_OP_FORWARD },
+                { "paths/~1v1~1attention~1backward/post/requestBody/content/application~1json/examples",
+                  ATTN_OP_BACKWARD } };
+    cJSON *doc = openapi();
+    for (size_t i = 0; i < ARRAY_SIZE(ops); i++) {
+        const cJSON *example;
+        int count = 0;
+        cJSON_ArrayForEach(example, at(doc, ops[i].path))
+        {
+            attn_error err = { 0 };
+            int problems = 0;
+            if (decode(ops[i].op, cJSON_GetObjectItem(example, "value"), &problems, &err) != ATTN_OK || problems == 0)
+                fail_msg("%s: %s", example->string, err.text);
+            count++;
+        }
+        assert_true(count >= 2);
+    }
+    cJSON_Delete(doc);
+}
+
+/* A problem schema lists exactly the members that the decoder takes. */
+static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
+{
+    (void)state;
+    cJSON *doc = openapi();
+    for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
+        const cJSON *properties = at(doc, op == ATTN_OP_FORWARD ? "components/schemas/ForwardProblem/properties"
+                                                                : "components/schemas/BackwardProblem/properties");
+        int expected = 0;
+        for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
+            const bool takes = proto_takes_tensor((attn_op)op, (attn_tensor_id)t);
+            expected += takes;
+            if ((cJSON_GetObjectItemCaseSensitive(properties, attn_tensors[t].name) != NULL) != takes)
+                fail_msg("%s", attn_tensors[t].name);
+        }
+        for (const proto_option *o = proto_options; o->name; o++) {
+            const bool takes = (o->ops >> op & 1) && strcmp(o->name, "context") != 0; /* that is in BackwardOfContext */
+            expected += takes;
+            if ((cJSON_GetObjectItemCaseSensitive(properties, o->name) != NULL) != takes) fail_msg("%s", o->name);
+        }
+        assert_int_equal(cJSON_GetArraySize(properties), expected);
+    }
+    const cJSON *saved = at(doc, "components/schemas/BackwardOfContext/properties");
+    assert_non_null(cJSON_GetObjectItem(saved, "context"));
+    assert_non_null(cJSON_GetObjectItem(saved, "dout"));
+    assert_null(cJSON_GetObjectItem(saved, "q"));
+    assert_null(cJSON_GetObjectItem(saved, "scale"));
+    cJSON_Delete(doc);
+}
+
+/* The ranks that the schema read out of the table's text are those that attn_check() asks for. */
+static void test_ranks_are_those_of_the_validator(void **state)
+{
+    (void)state;
+    cJSON *doc = openapi();
+    for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
+        char path[128];
+        snprintf(path, sizeof path, "components/schemas/tensor.%s/properties/shape", attn_tensors[t].name);
+        const cJSON *shape = at(doc, path);
+        if (shape == NULL) {
+            assert_false(proto_takes_tensor(ATTN_OP_FORWARD, (attn_tensor_id)t) ||
+                         proto_takes_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)t));
+            continue;
+        }
+        int low = (int)strlen(attn_axes[t].plain), high = low;
+        if (attn_axes[t].packed[0]) {
+            const int packed = (int)strlen(attn_axes[t].packed);
+            low = packed < low ? packed : low;
+            high = packed > high ? packed : high;
+        }
+        if (t == ATTN_T_alibi_slopes) low = 1, high = 2; /* its axes depend on what is given */
+        print_message("%s %d %d\n", attn_tensors[t].name, low, high);
+        assert_int_equal(cJSON_GetObjectItem(shape, "minItems")->valueint, low);
+        assert_int_equal(cJSON_GetObjectItem(shape, "maxItems")->valueint, high);
+    }
+    cJSON_Delete(doc);
+}
+
+static void test_dtypes_are_those_of_the_tensor(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *tensor, *has, *has_not;
+    } cases[] = {
+        { "q", "float8_e4m3fn", "int32" },    { "q", "BF16", "uint8" },          { "q", "FP16", "I32" },
+        { "lse", "float32", "float16" },      { "keep_mask", "uint8", "int32" }, { "cu_seqlens_q", "int32", "float32" },
+        { "bias", "bfloat16", "uint8" },      { "dlse", "F32", "F16" },          { "dout", "float16", "int32" },
+        { "mask_startend_rows", "I32", "U8" }
+    };
+    cJSON *doc = openapi();
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char path[128];
+        snprintf(path, sizeof path, "components/schemas/tensor.%s/properties/dtype/enum", cases[i].tensor);
+        print_message("%s\n", path);
+        assert_true(lists(at(doc, path), cases[i].has));
+        assert_false(lists(at(doc, path), cases[i].has_not));
+    }
+    cJSON_Delete(doc);
+}
+
+static void test_errors_of_one_status_are_one_response(void **state)
+{
+    (void)state;
+    cJSON *doc = openapi();
+    const cJSON *codes = cJSON_GetObjectItem(
+        cJSON_GetObjectItem(
+            cJSON_GetObjectItem(
+                cJSON_GetArrayItem(
+                    at(doc,
+                       "paths/~1v1~1attention~1forward/post/responses/503/content/application~1problem+json/schema/allOf"),
+                    1),
+                "properties"),
+            "code"),
+        "enum");
+    assert_true(lists(codes, "queue-full"));
+    assert_true(lists(codes, "draining"));
+    assert_true(lists(codes, "out-of-memory"));
+    assert_false(lists(codes, "not-found"));
+    assert_non_null(at(doc, "paths/~1v1~1attention~1forward/post/responses/503/headers/Retry-After"));
+    assert_null(at(doc, "paths/~1v1~1attention~1forward/post/responses/404"));
+    assert_non_null(at(doc, "paths/~1v1~1attention~1backward/post/responses/404"));
+    cJSON_Delete(doc);
+}
+
+/* ---- /v1/info ---------------------------------------------------------------------------------------------------- */
+
+/* Does `value` have the form that `schema` says? The keywords that the Info schema uses; any other is an error of this test.
+ */
+static void check_schema(const cJSON *schema, const cJSON *value, const char *where)
+{
+    const cJSON *keyword, *item;
+    const char *type = "";
+    cJSON_ArrayForEach(keyword, schema)
+    {
+        const char *k = keyword->string;
+        if (strcmp(k, "type") == 0) {
+            type = keyword->valuestring;
+            const bool ok = strcmp(type, "object") == 0   ? cJSON_IsObject(value)
+                            : strcmp(type, "array") == 0  ? cJSON_IsArray(value)
+                            : strcmp(type, "string") == 0 ? cJSON_IsString(value)
+                            : strcmp(type, "number") == 0 ? cJSON_IsNumber(value)
+                            : strcmp(type, "integer") == 0
+                                ? cJSON_IsNumber(value) && value->valuedouble == (double)(int64_t)value->valuedouble
+                                : false;
+            if (!ok) fail_msg("%s is not of type %s", where, type);
+        } else if (strcmp(k, "minimum") == 0) {
+            if (value->valuedouble < keyword->valuedouble) fail_msg("%s is %g", where, value->valuedouble);
+        } else if (strcmp(k, "enum") == 0) {
+            if (!lists(keyword, value->valuestring)) fail_msg("%s is %s", where, value->valuestring);
+        } else if (strcmp(k, "required") == 0) {
+            cJSON_ArrayForEach(item, keyword) if (!cJSON_GetObjectItemCaseSensitive(value, item->valuestring))
+                fail_msg("%s has no %s", where, item->valuestring);
+        } else if (strcmp(k, "items") == 0) {
+            cJSON_ArrayForEach(item, value) check_schema(keyword, item, where);
+        } else if (strcmp(k, "additionalProperties") == 0) {
+            const cJSON *known = cJSON_GetObjectItem(schema, "properties");
+            cJSON_ArrayForEach(item, value)
+            {
+                if (cJSON_GetObjectItemCaseSensitive(known, item->string)) continue;
+                if (cJSON_IsFalse(keyword)) fail_msg("%s.%s is not in the schema", where, item->string);
+                check_schema(keyword, item, item->string);
+            }
+        } else if (strcmp(k, "properties") == 0) {
+            cJSON_ArrayForEach(item, keyword)
+            {
+                const cJSON *member = cJSON_GetObjectItemCaseSensitive(value, item->string);
+                if (member) check_schema(item, member, item->string);
+            }
+        } else if (strcmp(k, "description") != 0) fail_msg("this test does not know the keyword %s", k);
+    }
+}
+
+static void test_info_has_the_form_that_the_document_says(void **state)
+{
+    (void)state;
+    attn_error err = { 0 };
+    attn_device *device = NULL;
+    struct info_device d = { .running_requests = 2 };
+    size_t length = 0;
+    assert_int_equal(attn_device_open("reference", 0, NULL, &device, &err), ATTN_OK);
+    attn_device_describe(device, &d.info);
+    d.device = device;
+    const struct info_facts facts = { .config = &config,
+                                      .limits = &limits,
+                                      .state = "ready",
+                                      .uptime_s = 1.5,
+                                      .devices = &d,
+                                      .device_count = 1,
+                                      .queue_requests = 3,
+                                      .queue_bytes = 4,
+                                      .connections = 5,
+                                      .inflight_requests = 6,
+                                      .staging_used_bytes = 7 };
+    char *text = info_write(&facts, &length);
+    cJSON *info = parse(text, length), *doc = openapi();
+    check_schema(at(doc, "components/schemas/Info"), info, "info");
+    assert_string_equal(at(info, "version")->valuestring, ATTND_VERSION);
+    assert_int_equal(at(info, "queue/bytes")->valueint, 4);
+    assert_int_equal(at(info, "limits/queue_depth")->valueint, config.queue_depth);
+    assert_int_equal(cJSON_GetArrayItem(at(info, "devices"), 0) != NULL, 1);
+    /* The reference computes everything, so each probe must be one that it accepts. */
+    for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
+        cJSON *f = at(info, op == ATTN_OP_FORWARD ? "features/reference/forward" : "features/reference/backward");
+        assert_true(lists(cJSON_GetObjectItem(f, "dtypes"), "bfloat16"));
+        for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
+            const bool scale = t == ATTN_T_q_scale || t == ATTN_T_k_scale || t == ATTN_T_v_scale; /* fp8, forward only */
+            const bool takes = proto_takes_tensor((attn_op)op, (attn_tensor_id)t) && !(scale && op == ATTN_OP_BACKWARD);
+            if (lists(cJSON_GetObjectItem(f, "tensors"), attn_tensors[t].name) != takes)
+                fail_msg("%s", attn_tensors[t].name);
+        }
+        for (const proto_option *o = proto_options; o->name; o++)
+            if (lists(cJSON_GetObjectItem(f, "options"), o->name) != (o->ops >> op & 1)) fail_msg("%s", o->name);
+    }
+    cJSON_Delete(info);
+    cJSON_Delete(doc);
+    attn_device_close(device);
+}
+
+static void test_info_is_valid_before_there_is_a_device(void **state)
+{
+    (void)state;
+    const struct info_facts facts = { .config = &config, .limits = &limits, .state = "starting" };
+    size_t length = 0;
+    char *text = info_write(&facts, &length);
+    cJSON *info = parse(text, length), *doc = openapi();
+    check_schema(at(doc, "components/schemas/Info"), info, "info");
+    cJSON_Delete(info);
+    cJSON_Delete(doc);
+}
+
+/* ---- The page ---------------------------------------------------------------------------------------------------- */
+
+/* SHA-256 (FIPS 180-4) of a text, in base64 as Content-Security-Policy wants it. */
+static void sha256_base64(const char *text, size_t count, char out[48])
+{
+    static const uint32_t k[64] = { 0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,
+                                    0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe,
+                                    0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f,
+                                    0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7,
+                                    0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc,
+                                    0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
+                                    0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116,
+                                    0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+                                    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7,
+                                    0xc67178f2 };
+    uint32_t h[8] = { 0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19 };
+    const size_t blocks = (count + 8) / 64 + 1;
+    for (size_t b = 0; b < blocks; b++) {
+        uint32_t w[64], s[8];
+        for (size_t i = 0; i < 64; i++) { /* the text, 0x80, zeros, and the length in bits */
+            const size_t n = b * 64 + i;
+            const uint8_t byte = n < count              ? (uint8_t)text[n]
+                                 : n == count           ? 0x80
+                                 : n >= blocks * 64 - 8 ? (uint8_t)((uint64_t)count * 8 >> 8 * (blocks * 64 - 1 - n))
+                                                        : 0;
+            w[i / 4] = (i % 4 ? w[i / 4] << 8 : 0) | byte;
+        }
+#define ROTATE(x, n) ((x) >> (n) | (x) << (32 - (n)))
+        for (int i = 16; i < 64; i++)
+            w[i] = (ROTATE(w[i - 2], 17) ^ ROTATE(w[i - 2], 19) ^ w[i - 2] >> 10) + w[i - 7] +
+                   (ROTATE(w[i - 15], 7) ^ ROTATE(w[i - 15], 18) ^ w[i - 15] >> 3) + w[i - 16];
+        memcpy(s, h, sizeof s);
+        for (int i = 0; i < 64; i++) {
+            const uint32_t t1 = s[7] + (ROTATE(s[4], 6) ^ ROTATE(s[4], 11) ^ ROTATE(s[4], 25)) +
+                                ((s[4] & s[5]) ^ (~s[4] & s[6])) + k[i] + w[i];
+            const uint32_t t2 =
+                (ROTATE(s[0], 2) ^ ROTATE(s[0], 13) ^ ROTATE(s[0], 22)) + ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
+            memmove(s + 1, s, 7 * sizeof s[0]);
+            s[4] += t1;
+            s[0] = t1 + t2;
+        }
+        for (int i = 0; i < 8; i++) h[i] += s[i];
+#undef ROTATE
+    }
+    static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    uint8_t digest[33] = { 0 };
+    for (int i = 0; i < 32; i++) digest[i] = (uint8_t)(h[i / 4] >> (24 - 8 * (i % 4)));
+    for (int i = 0; i < 11; i++) {
+        const uint32_t group = (uint32_t)digest[3 * i] << 16 | (uint32_t)digest[3 * i + 1] << 8 | digest[3 * i + 2];
+        for (int c = 0; c < 4; c++) out[4 * i + c] = alphabet[group >> (18 - 6 * c) & 63];
+    }
+    out[43] = '=';
+    out[44] = '\0';
+}
+
+static char *page_text(void)
+{
+    size_t length = 0;
+    char *page = info_page_write(&length);
+    assert_non_null(page);
+    assert_int_equal(strlen(page), length);
+    return page;
+}
+
+static void test_the_policy_has_the_hashes_of_style_and_script(void **state)
+{
+    (void)state;
+    char hash[48];
+    sha256_base64("abc", 3, hash); /* FIPS 180-2, appendix B.1 */
+    assert_string_equal(hash, "ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0=");
+    char *page = page_text();
+    static const char *const elements[] = { "style", "script" };
+    for (size_t i = 0; i < ARRAY_SIZE(elements); i++) {
+        char open[16], shut[16], want[64];
+        snprintf(open, sizeof open, "<%s>", elements[i]);
+        snprintf(shut, sizeof shut, "</%s>", elements[i]);
+        const char *begin = strstr(page, open), *end = strstr(page, shut);
+        assert_non_null(begin);
+        assert_non_null(end);
+        begin += strlen(open);
+        sha256_base64(begin, (size_t)(end - begin), hash);
+        snprintf(want, sizeof want, "%s-src 'sha256-%s'", elements[i], hash);
+        if (strstr(info_page_csp, want) == NULL) fail_msg("info_page_csp must have: %s", want);
+        assert_null(strstr(end + 1, open)); /* there is one of each */
+    }
+    free(page);
+}
+
+static void test_the_page_needs_nothing_from_elsewhere(void **state)
+{
+    (void)state;
+    char *page = page_text();
+    assert_null(strstr(page, "src="));
+    assert_null(strstr(page, "https:"));
+    assert_null(strstr(page, "innerHTML"));
+    assert_null(strstr(page, "style=")); /* the policy forbids it */
+    for (const char *p = page; (p = strstr(p, "href=\"")) != NULL; p++)
+        assert_true(p[6] == '/' || strncmp(p + 6, "data:,", 6) == 0);
+    for (const char *p = page; (p = strstr(p, "byId('")) != NULL;
+         p++) { /* every element that the script looks for is there */
+        char id[64];
+        snprintf(id, sizeof id, "id=\"%.*s\"", (int)strcspn(p + 6, "'"), p + 6);
+        if (strstr(page, id) == NULL) fail_msg("no element has %s", id);
+    }
+    free(page);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_reference_leads_somewhere),
+        cmocka_unit_test(test_every_route_and_method_is_there),
+        cmocka_unit_test(test_without_tokens_nothing_is_said_of_them),
+        cmocka_unit_test(test_every_example_is_accepted_as_it_stands),
+        cmocka_unit_test(test_members_of_a_problem_are_those_of_the_decoder),
+        cmocka_unit_test(test_ranks_are_those_of_the_validator),
+        cmocka_unit_test(test_dtypes_are_those_of_the_tensor),
+        cmocka_unit_test(test_errors_of_one_status_are_one_response),
+        cmocka_unit_test(test_info_has_the_form_that_the_document_says),
+        cmocka_unit_test(test_info_is_valid_before_there_is_a_device),
+        cmocka_unit_test(test_the_policy_has_the_hashes_of_style_and_script),
+        cmocka_unit_test(test_the_page_needs_nothing_from_elsewhere),
+    };
+    return cmocka_run_group_tests(tests, set_up, NULL);
+}
