@@ -1,0 +1,33 @@
+"""Every case of golden.py over HTTP, with three random seeds; the same judgement as check.py.
+
+The seeds are new in each run, printed by pytest's header and part of each test's name; ATTND_SEEDS=11,12,13 repeats some.
+"""
+import os
+
+import pytest
+
+import check
+import golden
+
+SEEDS = [int(s) for s in os.environ['ATTND_SEEDS'].split(',')]  # set by ../conftest.py where the caller did not
+CASES = [(f'{name}-{seed}', make) for seed in SEEDS for name, make in golden.all_cases(seed)]
+
+
+@pytest.mark.parametrize('make', [make for _, make in CASES], ids=[name for name, _ in CASES])
+def test_answer_agrees_with_float64(server, make):
+    case = make()
+    answer = server.post(case['endpoint'], case['request'])
+    worst, why = check.judge(case, answer.status, answer.json())
+    assert not why, why
+
+
+def test_the_judge_is_no_rubber_stamp(server):
+    """A perturbed answer, a missing tensor and a refusal are each noticed."""
+    case = dict(golden.all_cases(1))['fwd_float32_d64_causal']()
+    answer = server.post(case['endpoint'], case['request']).json()
+    assert not check.judge(case, 200, answer)[1]
+    out = golden.dec(answer['out'])
+    out[0, 3, 1, 5] += 1e-3
+    assert 'out' in check.judge(case, 200, {**answer, 'out': golden.enc(out, 'float32')[0]})[1]
+    assert check.judge(case, 200, {'out': answer['out']})[1] == 'lse missing'
+    assert check.judge(case, 400, {'detail': 'no'})[1] == '400 no'

@@ -1,0 +1,137 @@
+"""Clients that go away, in every stage of a request, politely (FIN) and not (RST): their place is free at once."""
+import json
+import socket
+import struct
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import service
+import slow
+import wire
+from service import RawReader, eventually, request_bytes
+
+FORWARD = '/v1/attention/forward'
+
+
+def leave(s, how):
+    if how == 'rst':
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+    s.close()
+
+
+def at_rest(server):
+    """Nothing in flight, nothing queued, no staging memory held."""
+    def busy():
+        m = server.metrics()
+        m['attnd_inflight_requests{state="answering"}'] -= 1  # the one that asks
+        return {n: v for n, v in m.items() if v and (n.startswith(('attnd_inflight', 'attnd_queue_')) or n == 'attnd_staging_bytes{kind="used"}')}
+    assert eventually(lambda: not busy()), busy()
+    assert server.post(FORWARD, wire.small_bytes()).status == 200
+
+
+@pytest.fixture(scope='module')
+def quiet():
+    """One server for this file, with one thread to compute, so that a slow request holds the device."""
+    with service.Server('--cpu-threads', '1', '--max-batch', '1', '--log-level', 'debug') as server:
+        server.slow_body = slow.calibrated(server, 0.8)
+        yield server
+
+
+@pytest.mark.parametrize('how', ['fin', 'rst'])
+@pytest.mark.parametrize('part', [1, 20, 60])
+def test_in_the_head(quiet, how, part):
+    s = quiet.raw()
+    s.sendall(request_bytes(FORWARD, wire.small_bytes())[:part])
+    leave(s, how)
+    at_rest(quiet)
+
+
+@pytest.mark.parametrize('how', ['fin', 'rst'])
+def test_while_uploading(quiet, how):
+    x = wire.tensor(np.zeros((1, 1000, 4, 64)), 'float16')
+    body = json.dumps({'q': x, 'k': x, 'v': x}).encode()
+    before = quiet.metric('attnd_cancelled_total')
+    for part in (1, len(body) // 3, len(body) - 1):
+        s = quiet.raw()
+        s.sendall(request_bytes(FORWARD, None, headers=[f'Content-Length: {len(body)}']) + body[:part])
+        eventually(lambda: quiet.inflight() > 0, 0.5)
+        leave(s, how)
+    at_rest(quiet)
+    assert eventually(lambda: quiet.metric('attnd_cancelled_total') - before == 3), quiet.metric('attnd_cancelled_total')
+
+
+@pytest.mark.parametrize('how', ['fin', 'rst'])
+def test_while_waiting_in_the_queue(quiet, how):
+    """The place is free within a moment and the work is never started."""
+    flops = quiet.metric('attnd_flops_total')
+    cancelled = quiet.metric('attnd_cancelled_total')
+    running = slow.occupy(quiet, quiet.slow_body)
+    waiting = []
+    for _ in range(3):
+        s = quiet.raw()
+        s.sendall(request_bytes(FORWARD, quiet.slow_body))
+        waiting.append(s)
+    assert eventually(lambda: quiet.metric('attnd_queue_requests') == 4, 1), quiet.metrics()
+    for s in waiting:
+        leave(s, how)
+    assert eventually(lambda: quiet.metric('attnd_queue_requests') <= 1, 0.5), 'still in the queue'
+    assert running[-1].is_alive(), 'the queue was not looked at while the device was busy'
+    for t in running:
+        t.join()
+    at_rest(quiet)
+    assert quiet.metric('attnd_cancelled_total') - cancelled == 3
+    one = quiet.metric('attnd_flops_total')
+    quiet.post(FORWARD, quiet.slow_body)
+    each = quiet.metric('attnd_flops_total') - one
+    assert one - flops < (len(running) + 0.5) * each, 'work of a client that had gone was run'
+
+
+@pytest.mark.parametrize('how', ['fin', 'rst'])
+def test_while_it_computes(quiet, how):
+    cancelled = quiet.metric('attnd_cancelled_total')
+    s = quiet.raw()
+    s.sendall(request_bytes(FORWARD, quiet.slow_body))
+    assert eventually(lambda: quiet.inflight() == 1)
+    time.sleep(0.2)
+    leave(s, how)
+    at_rest(quiet)
+    assert quiet.metric('attnd_cancelled_total') - cancelled == 1
+
+
+@pytest.mark.parametrize('how', ['fin', 'rst'])
+def test_while_the_answer_is_sent(quiet, how):
+    one = wire.tensor(np.ones((1, 1, 1, 1)), 'float16')
+    q, v = wire.tensor(np.zeros((1, 40000, 1, 1)), 'float16'), wire.tensor(np.ones((1, 1, 1, 256)), 'float16')
+    s = quiet.raw()
+    s.sendall(request_bytes(FORWARD, json.dumps({'q': q, 'k': one, 'v': v, 'outputs': ['out']}).encode()))
+    assert s.recv(1000).startswith(b'HTTP/1.1 200')  # of 27 MB
+    leave(s, how)
+    at_rest(quiet)
+
+
+def test_many_at_random_moments(quiet):
+    rng = np.random.default_rng(5)
+    sent = request_bytes(FORWARD, wire.small_bytes())
+    files = quiet.descriptors()
+    for i in range(300):
+        s = quiet.raw()
+        s.sendall(sent[:int(rng.integers(1, len(sent) + 1))])
+        if i % 3 == 0:
+            time.sleep(float(rng.random()) * 0.003)
+        leave(s, 'rst' if i % 2 else 'fin')
+    at_rest(quiet)
+    assert eventually(lambda: quiet.descriptors() <= files + 3)
+
+
+def test_a_neighbour_that_leaves_changes_nothing(quiet):
+    want = quiet.post(FORWARD, wire.small_bytes()).json()['out']
+    for _ in range(30):
+        gone = quiet.raw()
+        gone.sendall(request_bytes(FORWARD, wire.small_bytes()))
+        with quiet.raw() as s:
+            s.sendall(request_bytes(FORWARD, wire.small_bytes()))
+            leave(gone, 'rst')
+            assert RawReader(s).answer().json()['out'] == want

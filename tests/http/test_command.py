@@ -1,0 +1,106 @@
+"""The program as a command: --help, the README's option table, bad options, the environment, healthcheck."""
+import os
+import re
+import subprocess
+
+import pytest
+
+import service
+import wire
+
+
+def run(*args, env=None, **more):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith('ATTND_')}
+    return subprocess.run([service.BINARY, *map(str, args)], capture_output=True, text=True, timeout=20 * service.SLOWER, env={**clean, **(env or {})}, **more)
+
+
+def test_help_goes_to_stdout():
+    r = run('--help')
+    assert r.returncode == 0 and not r.stderr
+    for flag in ('--listen', '--devices', '--http-threads', '--cpu-threads', '--max-body-bytes', '--staging-bytes', '--device-bytes', '--max-connections',
+                 '--queue-depth', '--batch-window-us', '--max-batch', '--timeout-ms', '--body-timeout-ms', '--drain-ms', '--token-file', '--tls-cert',
+                 '--tls-key', '--cors-origin', '--supervise', '--log-format', '--log-level', '--metrics-listen'):
+        assert flag in r.stdout, flag
+        assert 'ATTND_' + flag[2:].upper().replace('-', '_') in r.stdout, flag
+
+
+def test_version():
+    r = run('--version')
+    assert r.returncode == 0 and re.search(r'\d+\.\d+\.\d+', r.stdout)
+
+
+def test_readme_and_help_list_the_same_options():
+    with open(os.path.join(service.HERE, '../README.md')) as f:
+        readme = set(re.findall(r'^\| `(--[a-z-]+)', f.read(), re.M))
+    helped = set(re.findall(r'^ +(--[a-z-]+)', run('--help').stdout, re.M)) - {'--help', '--version'}
+    assert readme == helped, f'only in the README: {readme - helped}, only in --help: {helped - readme}'
+
+
+BAD = [
+    (['--queue-depth', '0'], "--queue-depth: '0' is not a whole number from 1 to 1048576"),
+    (['--queue-depth', 'many'], "--queue-depth: 'many' is not a whole number from 1 to 1048576"),
+    (['--queue-depth=1.5'], "--queue-depth: '1.5' is not a whole number from 1 to 1048576"),
+    (['--max-body-bytes', '12Q'], "--max-body-bytes: '12Q' is not a size from 1K to 1024G (bytes, or with K, M or G)"),
+    (['--log-format', 'xml'], "--log-format: 'xml' is not one of: text, json"),
+    (['--devices', 'tpu'], '--devices: '), (['--listen', 'nowhere'], "--listen: 'nowhere'"), (['--listen', '127.0.0.1:99999'], '--listen: '),
+    (['--token-file', '/does/not/exist'], '--token-file: '), (['--cors-origin', 'example.org'], '--cors-origin: '),
+    (['--quue-depth', '1'], '--quue-depth'), (['serve'], 'serve'), (['--queue-depth'], '--queue-depth'), (['--timeout-ms', '-5'], '--timeout-ms: '),
+    (['--timeout-ms', '99999999999999999999'], '--timeout-ms: '),
+]
+
+
+@pytest.mark.parametrize('args, says', BAD, ids=[' '.join(b[0]) for b in BAD])
+def test_a_bad_option_is_refused_in_one_line_with_its_range(args, says):
+    r = run(*args)
+    assert r.returncode == 64 and not r.stdout, r
+    assert len(r.stderr.strip().splitlines()) == 1 and says in r.stderr, r.stderr
+
+
+def test_a_bad_variable_is_named(serve):
+    r = run(env={'ATTND_QUEUE_DEPTH': '0'})
+    assert r.returncode == 64 and 'ATTND_QUEUE_DEPTH' in r.stderr, r
+
+
+def test_the_environment_counts_and_flags_count_more(serve):
+    server = serve(env={'ATTND_MAX_BODY_BYTES': '2K', 'ATTND_QUEUE_DEPTH': '33'})
+    assert server.post('/v1/attention/forward', b' ' * 2049).status == 413
+    limits = str(server.get('/v1/info').json())
+    assert '2048' in limits and '33' in limits
+    other = serve('--max-body-bytes', '4K', env={'ATTND_MAX_BODY_BYTES': '2K'})
+    assert other.post('/v1/attention/forward', b' ' * 2049).status == 400
+
+
+# ---- healthcheck ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_healthcheck_of_a_running_server(serve, tmp_path):
+    server = serve(listen=[f'127.0.0.1:{service.free_port()}', f'unix:{tmp_path}/s'])
+    for target in (f'http://127.0.0.1:{server.port}', f'http://127.0.0.1:{server.port}/livez', f'127.0.0.1:{server.port}', f'unix:{tmp_path}/s'):
+        r = run('healthcheck', target)
+        assert r.returncode == 0 and r.stdout and not r.stderr, r
+    r = run('healthcheck', env={'ATTND_LISTEN': f'0.0.0.0:{server.port}'})
+    assert r.returncode == 0, r
+
+
+def test_healthcheck_of_nothing():
+    r = run('healthcheck', f'http://127.0.0.1:{service.free_port()}')
+    assert r.returncode == 1 and len(r.stderr.strip().splitlines()) == 1, r
+
+
+def test_healthcheck_of_a_server_that_says_no(serve):
+    assert run('healthcheck', f'http://127.0.0.1:{serve().port}/v1/nothing').returncode == 1
+
+
+@pytest.mark.parametrize('args', [['ftp://x'], ['one', 'two'], ['--what']])
+def test_healthcheck_of_nonsense(args):
+    assert run('healthcheck', *args).returncode == 64
+
+
+def test_default_address_is_loopback():
+    assert '127.0.0.1:8080' in run('--help').stdout
+
+
+def test_the_first_line_says_where_it_listens(serve):
+    server = serve()
+    assert f'127.0.0.1:{server.port}' in server.log()
+    assert server.post('/v1/attention/forward', wire.small_bytes()).status == 200

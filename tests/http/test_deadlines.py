@@ -1,0 +1,91 @@
+"""X-Request-Timeout-Ms, timeout_ms and --timeout-ms: the smallest is the deadline, kept by a timer; 504 past it."""
+import time
+
+import pytest
+
+import service
+import slow
+import wire
+
+FORWARD = '/v1/attention/forward'
+
+
+@pytest.fixture(scope='module')
+def busy():
+    with service.Server('--cpu-threads', '1', '--max-batch', '1', '--log-level', 'debug') as server:
+        server.slow_body = slow.calibrated(server, 0.8)
+        yield server
+
+
+def late(answer):
+    assert answer.status == 504, answer
+    problem = answer.json()
+    assert problem['code'] == 'deadline-exceeded' and problem['status'] == 504
+    return problem
+
+
+def test_a_deadline_that_passes_while_it_computes(busy):
+    start = time.monotonic()
+    late(busy.post(FORWARD, busy.slow_body, {'X-Request-Timeout-Ms': '200'}))
+    took = time.monotonic() - start
+    assert took >= 0.2
+    if service.SLOWER == 1:
+        assert took < 0.7, f'told after {took:.2f} s, when the work was done and not when the time was up'
+    assert busy.post(FORWARD, wire.small_bytes()).status == 200
+
+
+def test_a_deadline_that_passes_in_the_queue(busy):
+    flops = busy.metric('attnd_flops_total')
+    running = slow.occupy(busy, busy.slow_body)
+    late(busy.post(FORWARD, busy.slow_body, {'X-Request-Timeout-Ms': '100'}))
+    assert running[-1].is_alive()
+    for t in running:
+        t.join()
+    one = busy.metric('attnd_flops_total')
+    busy.post(FORWARD, busy.slow_body)
+    assert one - flops < (len(running) + 0.5) * (busy.metric('attnd_flops_total') - one), 'it was run although its time was up'
+
+
+@pytest.mark.parametrize('value', ['0', '1'])
+def test_no_time_at_all(busy, value):
+    """0 has passed already; 1 ms may just suffice for a small one, never for a slow one."""
+    late(busy.post(FORWARD, busy.slow_body, {'X-Request-Timeout-Ms': value}))
+    answer = busy.post(FORWARD, wire.small_bytes(), {'X-Request-Timeout-Ms': value})
+    assert answer.status == 504 if value == '0' else answer.status in (200, 504), answer
+
+
+@pytest.mark.parametrize('value', ['60000', '999999999', '1000000000000', str(2**63 - 1), str(2**70)])
+def test_more_time_than_needed(busy, value):
+    assert busy.post(FORWARD, wire.small_bytes(), {'X-Request-Timeout-Ms': value}).status == 200
+
+
+@pytest.mark.parametrize('value', ['', 'soon', '-1', '1.5', '0x10', '1 2'])
+def test_what_is_no_time(busy, value):
+    answer = busy.post(FORWARD, wire.small_bytes(), {'X-Request-Timeout-Ms': value})
+    assert answer.status == 400 and 'X-Request-Timeout-Ms' in answer.json()['detail'], answer
+
+
+def test_the_member_of_the_body(busy):
+    body = busy.slow_body[:-1] + b',"timeout_ms":150}'
+    late(busy.post(FORWARD, body))
+    late(busy.post(FORWARD, body, {'X-Request-Timeout-Ms': '50000'}))
+    assert busy.post(FORWARD, wire.small_bytes(timeout_ms=50000)).status == 200
+
+
+def test_the_option_of_the_server(serve):
+    server = serve('--timeout-ms', 150, '--cpu-threads', 1)
+    S = 1024
+    while server.post(FORWARD, slow.body(S)).status == 200:  # longer and longer, until it is too long
+        S *= 2
+        assert S < 600000
+    late(server.post(FORWARD, slow.body(S), {'X-Request-Timeout-Ms': '60000'}))  # a client cannot have more than the server gives
+    # The device finishes what it has begun before it takes the next.
+    assert service.eventually(lambda: server.post(FORWARD, wire.small_bytes()).status == 200)
+
+
+def test_after_a_deadline_the_connection_serves_on(busy):
+    connection = busy.connect()
+    assert connection.ask('POST', FORWARD, busy.slow_body, {'X-Request-Timeout-Ms': '50'}).status == 504
+    assert connection.ask('GET', '/livez').status == 200
+    assert connection.ask('POST', FORWARD, wire.small_bytes()).status == 200
+    connection.close()

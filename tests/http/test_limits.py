@@ -1,0 +1,223 @@
+"""Every limit from both sides: 413, 503 with Retry-After, the queue, connections; and that a refusal reaches the client."""
+import http.client
+import json
+import socket
+import threading
+
+import pytest
+
+import service
+import slow
+import wire
+from service import RawReader, eventually, request_bytes
+
+FORWARD = '/v1/attention/forward'
+
+
+def padded(size):
+    """A good body of exactly `size` bytes."""
+    body = wire.small_bytes()
+    return body + b' ' * (size - len(body))
+
+
+def test_a_body_at_the_limit_and_one_byte_more(serve):
+    server = serve('--max-body-bytes', '64K')
+    assert server.post(FORWARD, padded(65536)).status == 200
+    answer = server.post(FORWARD, padded(65537))
+    assert answer.status == 413, answer
+    problem = answer.json()
+    assert problem['code'] == 'too-large' and '65536' in problem['detail'] and '65537' in problem['detail'], problem
+    assert server.metric('attnd_rejected_total') == 1
+
+
+def test_a_chunked_body_over_the_limit(serve):
+    server = serve('--max-body-bytes', '64K')
+    body = padded(65537)
+    with server.raw() as s:
+        s.sendall(request_bytes(FORWARD, b'%x\r\n%s\r\n0\r\n\r\n' % (len(body), body), headers=['Transfer-Encoding: chunked']))
+        assert RawReader(s).answer().status == 413
+    with server.raw() as s:  # without end
+        s.sendall(request_bytes(FORWARD, None, headers=['Transfer-Encoding: chunked']))
+        try:
+            for _ in range(100):
+                s.sendall(b'10000\r\n' + b' ' * 65536 + b'\r\n')
+        except OSError:
+            pass
+        answer = RawReader(s).answer()
+        assert answer is None or answer.status == 413, answer
+    assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
+    assert server.post(FORWARD, padded(1000)).status == 200
+
+
+@pytest.mark.parametrize('megabytes', [1, 4, 30])
+def test_a_refusal_reaches_a_client_that_is_still_sending(serve, megabytes):
+    """http.client sends all before it reads: it dies of a broken pipe where a server closes with unread data."""
+    server = serve('--max-body-bytes', '64M')
+    for path, status in (('/v1/nothing', 404), ('/livez', 405), (FORWARD, 415)):
+        headers = {'Content-Type': 'text/html'} if status == 415 else {}
+        answer = server.ask('POST', path, b' ' * (megabytes << 20), headers)
+        assert answer.status == status, answer
+
+
+def test_a_syntax_error_reaches_a_client_that_is_still_sending(server):
+    answer = server.post(FORWARD, b'{]' + b' ' * (20 << 20))
+    assert answer.status == 400, answer
+
+
+def test_past_the_limit_the_body_is_not_awaited(serve):
+    server = serve('--max-body-bytes', '64K')
+    with server.raw() as s:
+        s.sendall(request_bytes(FORWARD, None, headers=[f'Content-Length: {1 << 40}']))
+        reader = RawReader(s)
+        assert reader.answer().status == 413
+        assert reader.closed()
+
+
+def test_expect_is_answered_413_before_the_body(serve):
+    server = serve('--max-body-bytes', '64K')
+    with server.raw() as s:
+        s.sendall(request_bytes(FORWARD, None, headers=['Content-Length: 65537', 'Expect: 100-continue']))
+        assert RawReader(s).answer().status == 413
+
+
+def test_tensors_over_the_staging_memory(serve):
+    server = serve('--staging-bytes', '4M', '--max-body-bytes', '4M')
+    q = {'shape': [1, 3 << 20, 1, 1], 'dtype': 'float8_e4m3fn', 'data': ''}
+    one = {'shape': [1, 1, 1, 1], 'dtype': 'float8_e4m3fn', 'data': 'OA=='}
+    answer = server.forward(q={**q, 'data': 'A' * 3000000}, k=one, v=one)
+    assert answer.status in (400, 413, 503), answer
+    assert server.forward(**wire.small_body()).status == 200
+
+
+def retry_after(answer):
+    assert answer.status == 503, answer
+    seconds = answer.headers['retry-after']
+    assert seconds.isdigit() and 1 <= int(seconds) <= 300
+    return int(seconds)
+
+
+def test_the_queue_is_full(serve):
+    server = serve('--queue-depth', 2, '--max-batch', 1, '--cpu-threads', 1)
+    body = slow.calibrated(server, 1.5)
+    answers = []
+
+    def ask():
+        answers.append(server.post(FORWARD, body))
+    threads = [threading.Thread(target=ask) for _ in range(12)]
+    for t in threads:
+        t.start()
+    assert eventually(lambda: any(a.status == 503 for a in list(answers)))
+    assert server.get('/livez').status == 200  # whatever the load
+    for t in threads:
+        t.join()
+    refused = [a for a in answers if a.status != 200]
+    assert 1 <= len(refused) < 12
+    for a in refused:
+        retry_after(a)
+        assert a.json()['code'] == 'queue-full', a
+    assert len({a.json()['lse']['data'] for a in answers if a.status == 200}) == 1
+    assert server.metric('attnd_rejected_total') == len(refused)
+    assert server.metric('attnd_requests_total', status='503') == len(refused)
+    assert server.post(FORWARD, wire.small_bytes()).status == 200
+
+
+def test_staging_memory_is_short(serve):
+    """Two bodies being received hold all of it; a third is told to come back, and is served when they are gone."""
+    server = serve('--staging-bytes', '8M', '--max-body-bytes', '8M')
+    size = 6 << 20
+    holders = []
+    try:
+        for _ in range(2):
+            s = server.raw()
+            holders.append(s)
+            head = b'{"q":{"shape":[1,4194304,1,1],"dtype":"float8_e4m3fn","data":"'
+            s.sendall(request_bytes(FORWARD, None, headers=[f'Content-Length: {size}']) + head + b'A' * (4 << 20))
+        eventually(lambda: server.inflight() >= 1)
+        answer = server.post(FORWARD, padded(size))
+        retry_after(answer)
+    finally:
+        for s in holders:
+            s.close()
+    assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
+    assert eventually(lambda: server.post(FORWARD, padded(size)).status == 200)
+
+
+def test_the_connections_are_full(serve):
+    server = serve('--max-connections', 4)
+    assert eventually(lambda: server.metric('attnd_connections') <= 1)
+    held = []
+    try:
+        while len(held) < 4:
+            c = server.connect()
+            try:
+                if c.ask('GET', '/livez').status != 200:
+                    c.close()
+                    continue
+            except (OSError, http.client.HTTPException):
+                c.close()
+                continue
+            held.append(c)
+        with server.raw() as s:
+            s.sendall(request_bytes('/livez', None, 'GET'))
+            reader = RawReader(s)
+            answer = reader.answer('GET')
+            retry_after(answer)
+            assert reader.closed()
+        for c in held:  # the others keep being served
+            assert c.ask('POST', FORWARD, wire.small_bytes()).status == 200
+    finally:
+        for c in held:
+            c.close()
+    assert eventually(lambda: server.get('/livez').status == 200)
+
+
+def test_a_thousand_idle_connections(server):
+    held = []
+    try:
+        for _ in range(1000):
+            held.append(socket.create_connection(server.address))
+        assert server.post(FORWARD, wire.small_bytes()).status == 200
+        held[500].sendall(request_bytes(FORWARD, wire.small_bytes()))
+        assert RawReader(held[500]).answer().status == 200
+    finally:
+        for s in held:
+            s.close()
+    assert eventually(lambda: server.metric('attnd_connections') < 10)
+
+
+@pytest.mark.parametrize('count, status', [(1024, 200), (1025, 400)])
+def test_problems_in_one_request(server, count, status):
+    problem = wire.small_bytes()
+    answer = server.post(FORWARD, b'{"requests":[' + b','.join([problem] * count) + b']}')
+    assert answer.status in ((200,) if status == 200 else (400, 413)), answer
+    if status == 200:
+        assert len(answer.json()['responses']) == count
+
+
+def test_limits_are_told(serve):
+    server = serve('--max-body-bytes', '3M', '--queue-depth', 17, '--max-connections', 99, '--max-batch', 5, '--timeout-ms', 1234)
+    limits = json.dumps(server.get('/v1/info').json())
+    for value in ('3145728', '17', '99', '5', '1234'):
+        assert value in limits
+
+
+def test_memory_after_a_storm_is_memory_before_it(serve):
+    server = serve()
+    big, bad = padded(2 << 20), b'{"q":' + b'[' * 100
+    x = wire.tensor(__import__('numpy').zeros((1, 2000, 4, 64)), 'float16')
+    tensors = json.dumps({'q': x, 'k': x, 'v': x, 'causal': True}).encode()
+
+    def storm(rounds):
+        for i in range(rounds):
+            server.post(FORWARD, tensors)
+            server.post(FORWARD, big)
+            server.post(FORWARD, bad)
+            with server.raw() as s:
+                s.sendall(request_bytes(FORWARD, tensors)[:(i * 7919) % len(tensors)])
+    storm(10)
+    before, files = server.memory_kb(), server.descriptors()
+    storm(25)
+    assert eventually(lambda: server.inflight() == 0)
+    assert eventually(lambda: server.descriptors() <= files + 2), 'descriptors leak'
+    if service.SLOWER == 1:
+        assert server.memory_kb() - before < 16 * 1024, f'{before} kB before, {server.memory_kb()} kB after'

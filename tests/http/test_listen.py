@@ -1,0 +1,130 @@
+"""Where it listens: TCP, IPv6, unix sockets, several at once, TLS, a port for metrics alone."""
+import os
+import socket
+import stat
+import subprocess
+
+import pytest
+
+import service
+import wire
+from service import Connection, Server, free_port
+
+FORWARD = '/v1/attention/forward'
+
+
+def test_unix_socket(serve, tmp_path):
+    path = str(tmp_path / 'attnd.sock')
+    server = serve(listen=f'unix:{path}')
+    assert stat.S_ISSOCK(os.stat(path).st_mode)
+    answer = server.post(FORWARD, wire.small_bytes())
+    assert answer.status == 200
+    server.stop()
+    assert not os.path.exists(path), 'the socket file stays behind'
+
+
+def test_unix_socket_left_behind_by_a_dead_server(serve, tmp_path):
+    path = str(tmp_path / 'attnd.sock')
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(path)
+    dead.close()
+    assert serve(listen=f'unix:{path}').get('/livez').status == 200
+
+
+def test_unix_socket_in_use_is_not_stolen(serve, tmp_path):
+    path = str(tmp_path / 'attnd.sock')
+    first = serve(listen=f'unix:{path}')
+    second = subprocess.run([service.BINARY, '--listen', f'unix:{path}'], capture_output=True, timeout=20 * service.SLOWER)
+    assert second.returncode != 0 and b'in use' in second.stderr.lower(), second
+    assert first.get('/livez').status == 200
+
+
+def test_a_file_is_not_taken_for_a_socket(tmp_path):
+    path = tmp_path / 'precious'
+    path.write_text('data')
+    run = subprocess.run([service.BINARY, '--listen', f'unix:{path}'], capture_output=True, timeout=20 * service.SLOWER)
+    assert run.returncode != 0 and path.read_text() == 'data'
+
+
+def has_ipv6():
+    try:
+        free_port(socket.AF_INET6)
+        return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason='no IPv6 on this machine')
+def test_ipv6(serve):
+    server = serve(listen=f'[::1]:{free_port(socket.AF_INET6)}')
+    assert server.post(FORWARD, wire.small_bytes()).status == 200
+
+
+def test_several_at_once(serve, tmp_path):
+    path, port = str(tmp_path / 'a.sock'), free_port()
+    server = serve(listen=[f'127.0.0.1:{port}', f'unix:{path}'])
+    want = server.post(FORWARD, wire.small_bytes()).json()['out']
+    over_unix = Connection(path, 30 * service.SLOWER)
+    assert over_unix.ask('POST', FORWARD, wire.small_bytes()).json()['out'] == want
+    over_unix.close()
+
+
+def test_a_port_in_use_is_one_clear_line(serve):
+    first = serve()
+    run = subprocess.run([service.BINARY, '--listen', f'127.0.0.1:{first.port}'], capture_output=True, timeout=20 * service.SLOWER)
+    lines = run.stderr.decode().strip().splitlines()
+    assert run.returncode not in (0, -6, -11) and any(str(first.port) in line and 'in use' in line.lower() for line in lines), run
+
+
+def test_metrics_have_a_port_of_their_own(serve):
+    port = free_port()
+    server = serve('--metrics-listen', f'127.0.0.1:{port}')
+    side = Connection(('127.0.0.1', port), 30 * service.SLOWER)
+    assert b'attnd_build_info' in side.ask('GET', '/metrics').body
+    assert side.ask('GET', '/livez').status == 200
+    assert side.ask('GET', '/readyz').status == 200
+    side.close()
+    side = Connection(('127.0.0.1', port), 30 * service.SLOWER)
+    assert side.ask('POST', FORWARD, wire.small_bytes()).status == 404
+    side.close()
+    assert server.post(FORWARD, wire.small_bytes()).status == 200
+
+
+def test_tls(serve, tmp_path):
+    cert, key = service.self_signed(str(tmp_path))
+    server = serve('--tls-cert', cert, '--tls-key', key, tls=service.client_tls(cert))
+    assert server.get('/livez').status == 200
+    connection = server.connect()
+    want = None
+    for _ in range(3):
+        answer = connection.ask('POST', FORWARD, wire.small_bytes())
+        assert answer.status == 200
+        want = want or answer.json()['out']
+        assert answer.json()['out'] == want
+    members, _ = wire.random_problem(__import__('numpy').random.default_rng(1), Sq=700, H=4, D=64)
+    assert connection.ask('POST', FORWARD, members).status == 200  # larger than a TLS record
+    connection.close()
+    with server.raw() as s:  # plain HTTP to the TLS port
+        s.sendall(b'GET /livez HTTP/1.1\r\nHost: x\r\n\r\n')
+        s.settimeout(20 * service.SLOWER)
+        try:
+            data = s.recv(100)
+        except (ConnectionResetError, TimeoutError):
+            data = b''
+        assert not data.startswith(b'HTTP/1.1 200')
+    assert server.get('/livez').status == 200
+
+
+@pytest.mark.parametrize('options', [['--tls-cert'], ['--tls-key']])
+def test_a_certificate_needs_its_key(tmp_path, options):
+    cert, key = service.self_signed(str(tmp_path))
+    run = subprocess.run([service.BINARY, options[0], cert if 'cert' in options[0] else key], capture_output=True, timeout=20 * service.SLOWER)
+    assert run.returncode == 64 and b'--tls' in run.stderr, run
+
+
+def test_a_broken_certificate_is_refused_at_the_start(tmp_path):
+    bad = tmp_path / 'bad.pem'
+    bad.write_text('nonsense')
+    run = subprocess.run([service.BINARY, '--listen', f'127.0.0.1:{free_port()}', '--tls-cert', bad, '--tls-key', bad],
+                         capture_output=True, timeout=20 * service.SLOWER)
+    assert run.returncode > 0 and run.stderr, run

@@ -1,0 +1,141 @@
+"""GET /metrics: Prometheus text, complete and counting right."""
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+import service
+import wire
+from service import eventually
+
+FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
+NAME, LABEL = r'[a-zA-Z_:][a-zA-Z0-9_:]*', r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\n"])*"'
+
+
+def find_promtool():
+    unpacked = os.path.join(service.BUILD, 'tools/usr/bin/promtool')
+    return shutil.which('promtool') or (unpacked if os.access(unpacked, os.X_OK) else None)
+
+
+def traffic(server):
+    server.post(FORWARD, wire.small_bytes())
+    server.post(FORWARD, b'{')
+    server.post(BACKWARD, {**wire.small_body(), 'dout': wire.tensor(__import__('numpy').ones((1, 3, 2, 4)))})
+    server.get('/nothing')
+
+
+@pytest.mark.skipif(not find_promtool(), reason='promtool is not here (tests/setup.sh test fetches it)')
+def test_promtool_finds_nothing_to_say(server):
+    traffic(server)
+    page = server.get('/metrics').body
+    run = subprocess.run([find_promtool(), 'check', 'metrics'], input=page, capture_output=True, timeout=50)
+    assert run.returncode == 0 and not run.stdout.strip() and not run.stderr.strip(), run.stdout + run.stderr
+
+
+def test_every_line_is_well_formed(server):
+    traffic(server)
+    answer = server.get('/metrics')
+    assert answer.headers['content-type'].startswith('text/plain; version=0.0.4')
+    text = answer.body.decode()
+    assert text.endswith('\n')
+    types, seen = {}, set()
+    for line in text.splitlines():
+        if line.startswith('# TYPE '):
+            _, _, name, kind = line.split()
+            assert name not in types, f'{name} twice'
+            types[name] = kind
+            continue
+        if line.startswith('# HELP '):
+            assert len(line.split(' ', 3)) == 4
+            continue
+        m = re.fullmatch(rf'({NAME})(\{{{LABEL}(?:,{LABEL})*\}})? (-?[0-9.e+-]+|\+Inf|NaN)', line)
+        assert m, line
+        series = m.group(1) + (m.group(2) or '')
+        assert series not in seen, f'{series} twice'
+        seen.add(series)
+        base = re.sub(r'_(bucket|sum|count)$', '', m.group(1))
+        assert m.group(1) in types or types.get(base) == 'histogram', line
+    for name, kind in types.items():
+        assert name.startswith(('attnd_', 'process_')), name
+        assert (kind == 'counter') == name.endswith('_total'), name
+
+
+def test_histograms_are_cumulative(server):
+    traffic(server)
+    m = server.metrics()
+    histograms = {}
+    for series, value in m.items():
+        if '_bucket{' in series:
+            le = re.search(r'le="([^"]+)"', series).group(1)
+            key = re.sub(r',?le="[^"]+"', '', series).replace('{}', '')
+            histograms.setdefault(key, []).append((float(le.replace('+Inf', 'inf')), value))
+    assert histograms
+    for key, buckets in histograms.items():
+        values = [v for _, v in sorted(buckets)]
+        assert values == sorted(values) and buckets[-1][0] == float('inf'), key
+        assert m[key.replace('_bucket', '_count')] == values[-1]
+
+
+def test_answers_are_counted_by_endpoint_and_status(server):
+    def counts():
+        return {k: v for k, v in server.metrics().items() if k.startswith('attnd_requests_total')}
+    before = counts()
+    for _ in range(3):
+        server.post(FORWARD, wire.small_bytes())
+    server.post(FORWARD, b'{')
+    server.get('/never/heard/of')
+
+    def grown():
+        return {k: v - before.get(k, 0) for k, v in counts().items() if v != before.get(k, 0) and 'metrics' not in k}
+    assert eventually(lambda: sum(grown().values()) >= 5)
+    g = grown()
+    assert sum(v for k, v in g.items() if 'forward' in k and 'status="200"' in k) == 3, g
+    assert sum(v for k, v in g.items() if 'forward' in k and 'status="400"' in k) == 1, g
+    assert sum(v for k, v in g.items() if 'status="404"' in k) == 1 and 'never' not in str(g), g
+
+
+def test_bodies_and_work_are_counted(server):
+    names = ('attnd_body_bytes_received_total', 'attnd_body_bytes_sent_total', 'attnd_kernel_seconds_total', 'attnd_flops_total')
+    before = {n: server.metric(n) for n in names}
+    body = wire.small_bytes()
+    answer = server.post(FORWARD, body)
+    assert eventually(lambda: server.metric('attnd_body_bytes_sent_total') - before['attnd_body_bytes_sent_total'] >= len(answer.body))
+    assert server.metric('attnd_body_bytes_received_total') - before['attnd_body_bytes_received_total'] == len(body)
+    assert server.metric('attnd_kernel_seconds_total') > before['attnd_kernel_seconds_total']
+    assert server.metric('attnd_flops_total') - before['attnd_flops_total'] == 2 * (4 + 4) * 2 * 9  # 2 (D + Dv) H Sq Sk
+
+
+def test_gauges_return_to_rest(server):
+    traffic(server)
+
+    def rest():
+        m = server.metrics()
+        return server.inflight() == 0 and m['attnd_queue_requests'] == 0 and m['attnd_queue_bytes'] == 0 and m['attnd_ready'] == 1
+    assert eventually(rest), server.metrics()
+
+
+def test_stages_are_observed(server):
+    def count(stage):
+        return server.metric('attnd_stage_duration_seconds_count', stage=stage)
+    before = {s: count(s) for s in ('recv', 'queue', 'compute')}
+    server.post(FORWARD, wire.small_bytes())
+    for stage, n in before.items():
+        assert eventually(lambda: count(stage) == n + 1), stage
+
+
+def test_no_stage_took_less_than_no_time(server):
+    traffic(server)
+    for name, value in server.metrics().items():
+        assert value >= 0, f'{name} {value}'
+
+
+def test_process_metrics(server):
+    m = server.metrics()
+    assert m['process_resident_memory_bytes'] > 1 << 20 and m['process_open_fds'] > 3 and m['process_cpu_seconds_total'] >= 0
+
+
+def test_build_info(server):
+    (series,) = [k for k in server.metrics() if k.startswith('attnd_build_info')]
+    assert server.get('/v1/info').json()['version'] in series

@@ -1,0 +1,93 @@
+"""Tokens and CORS."""
+import pytest
+
+import service
+import wire
+
+FORWARD = '/v1/attention/forward'
+PROBES = ['/livez', '/readyz', '/healthz', '/health', '/v2/health/live', '/v2/health/ready']
+
+
+@pytest.fixture
+def guarded(serve, tmp_path):
+    tokens = tmp_path / 'tokens'
+    tokens.write_text('first-token\nsecond-token-0123456789\n')
+    tokens.chmod(0o600)
+    return serve('--token-file', tokens)
+
+
+def bearer(token):
+    return {'Authorization': f'Bearer {token}'}
+
+
+@pytest.mark.parametrize('token', ['first-token', 'second-token-0123456789'])
+def test_each_token_of_the_file_opens(guarded, token):
+    assert guarded.post(FORWARD, wire.small_bytes(), bearer(token)).status == 200
+    assert guarded.get('/v1/info', bearer(token)).status == 200
+
+
+@pytest.mark.parametrize('headers', [
+    {}, bearer(''), bearer('first-toke'), bearer('first-token1'), bearer('FIRST-TOKEN'), bearer('first-token second-token-0123456789'),
+    {'Authorization': 'first-token'}, {'Authorization': 'Basic Zmlyc3QtdG9rZW46'}, {'Authorization': 'Bearer'}, bearer('x' * 5000)],
+    ids=['none', 'empty', 'short', 'long', 'capitals', 'two', 'no_scheme', 'basic', 'scheme_alone', 'very_long'])
+def test_nothing_else_does(guarded, headers):
+    for method, path, body in (('POST', FORWARD, wire.small_bytes()), ('GET', '/v1/info', None), ('POST', FORWARD, b' ' * (3 << 20))):
+        answer = guarded.ask(method, path, body, headers)
+        assert answer.status == 401, answer
+        assert answer.headers['www-authenticate'].startswith('Bearer') and answer.json()['code'] == 'unauthorized'
+
+
+def test_the_scheme_is_any_case(guarded):
+    assert guarded.post(FORWARD, wire.small_bytes(), {'Authorization': 'bearer first-token'}).status == 200
+
+
+@pytest.mark.parametrize('path', PROBES)
+def test_probes_need_none(guarded, path):
+    assert guarded.get(path).status == 200
+
+
+def test_tokens_are_not_logged(guarded):
+    guarded.post(FORWARD, wire.small_bytes(), bearer('first-token'))
+    guarded.post(FORWARD, wire.small_bytes(), bearer('wrong-and-secret'))
+    assert 'first-token' not in guarded.log() and 'wrong-and-secret' not in guarded.log()
+
+
+# ---- CORS ------------------------------------------------------------------------------------------------------------------------
+
+PREFLIGHT = {'Access-Control-Request-Method': 'POST', 'Access-Control-Request-Headers': 'content-type, x-request-id'}
+
+
+def test_off_by_default(server):
+    answer = server.ask('POST', FORWARD, wire.small_bytes(), {'Origin': 'https://example.org'})
+    assert answer.status == 200 and not [h for h in answer.headers if h.startswith('access-control-')]
+    assert server.ask('OPTIONS', FORWARD, headers={'Origin': 'https://example.org', **PREFLIGHT}).status == 405
+
+
+def test_one_origin(serve):
+    server = serve('--cors-origin', 'https://example.org')
+    here, there = {'Origin': 'https://example.org'}, {'Origin': 'https://example.com'}
+    answer = server.ask('POST', FORWARD, wire.small_bytes(), here)
+    assert answer.status == 200 and answer.headers['access-control-allow-origin'] == 'https://example.org'
+    assert 'origin' in answer.headers['vary'].lower()
+    exposed = answer.headers['access-control-expose-headers'].lower()
+    assert all(h in exposed for h in ('x-request-id', 'retry-after', 'server-timing'))
+    assert 'access-control-allow-origin' not in server.ask('POST', FORWARD, wire.small_bytes(), there).headers
+    preflight = server.ask('OPTIONS', FORWARD, headers={**here, **PREFLIGHT})
+    assert preflight.status in (200, 204) and preflight.headers['access-control-allow-origin'] == 'https://example.org'
+    assert 'POST' in preflight.headers['access-control-allow-methods']
+    assert 'content-type' in preflight.headers['access-control-allow-headers'].lower()
+    assert server.ask('POST', FORWARD, b'{', here).headers['access-control-allow-origin'] == 'https://example.org'  # errors too
+    assert server.ask('POST', '/v1/nothing', b'{', here).headers['access-control-allow-origin'] == 'https://example.org'
+
+
+def test_any_origin(serve):
+    answer = serve('--cors-origin', '*').ask('POST', FORWARD, wire.small_bytes(), {'Origin': 'https://example.org'})
+    assert answer.headers['access-control-allow-origin'] == '*'
+
+
+def test_any_origin_does_not_go_with_tokens(tmp_path):
+    import subprocess
+    tokens = tmp_path / 'tokens'
+    tokens.write_text('t\n')
+    run = subprocess.run([service.BINARY, '--cors-origin', '*', '--token-file', tokens], capture_output=True, timeout=20 * service.SLOWER)
+    assert run.returncode == 64 and b'--cors-origin' in run.stderr, run

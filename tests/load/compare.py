@@ -1,0 +1,93 @@
+"""attnd and the Python peer under the same wrk lines on the same machine: compare.py [--seconds N] [--rounds N] [--sizes small,medium]
+
+    PEER_PYTHON=build/peer/bin/python python3 tests/load/compare.py
+
+The two run one after the other, never at once, in turns; the table has the median round of each. The peer's first answers are
+checked against attnd's, so that both are known to compute the same thing.
+"""
+import argparse
+import base64
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import load
+import service
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PYTHON = os.environ.get('PEER_PYTHON', sys.executable)
+
+
+class Peer:
+    def __enter__(self):
+        self.port = service.free_port()
+        self.url = f'http://127.0.0.1:{self.port}'
+        self.process = subprocess.Popen([PYTHON, os.path.join(HERE, 'python_peer.py'), '--port', str(self.port)], start_new_session=True)
+        self.client = service.Server()
+        self.client.address = ('127.0.0.1', self.port)
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            try:
+                if self.client.get('/livez').status == 200:
+                    time.sleep(1)  # the other processes
+                    return self
+            except OSError:
+                if self.process.poll() is not None:
+                    break
+            time.sleep(0.1)
+        sys.exit(f'the peer did not come up with {PYTHON}: it needs tests/load/requirements.txt')
+
+    def __exit__(self, *_):
+        os.killpg(self.process.pid, 15)
+        self.process.wait()
+
+
+def same_answer(a, b):
+    """Both serve one small problem; the outputs agree as far as float16 does."""
+    import struct
+    data = base64.b64encode(struct.pack('<512e', *[(i * 37 % 101 - 50) / 40 for i in range(512)])).decode()
+    x = {'shape': [1, 16, 4, 8], 'dtype': 'float16', 'data': data}
+    body = json.dumps({'q': x, 'k': x, 'v': x, 'causal': True}).encode()
+    outs = []
+    for server in (a, b):
+        answer = json.loads(server.post('/v1/attention/forward', body).body)
+        outs.append([struct.unpack('<512e', base64.b64decode(answer['out']['data'])), struct.unpack('<64f', base64.b64decode(answer['lse']['data']))])
+    for x, y in zip(*outs):
+        worst = max(abs(p - q) for p, q in zip(x, y))
+        assert worst < 4e-3, f'the two do not compute the same: {worst}'
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument('--seconds', type=int, default=8)
+    ap.add_argument('--rounds', type=int, default=3)
+    ap.add_argument('--sizes', default='small,medium,large')
+    a = ap.parse_args()
+    sizes = a.sizes.split(',')
+    results = {}
+    for round_ in range(a.rounds):
+        with service.Server() as server:
+            for size in sizes:
+                results.setdefault(('attnd', size), []).append(load.run(size, server.url, a.seconds))
+            with Peer() as peer:
+                if round_ == 0:
+                    same_answer(server, peer.client)
+        with Peer() as peer:
+            for size in sizes:
+                results.setdefault(('Python', size), []).append(load.run(size, peer.url, a.seconds))
+    print(f'{"":<18}{load.HEADER.strip():>34}')
+    for size in sizes:
+        rates = {}
+        for who in ('attnd', 'Python'):
+            runs = sorted(results[who, size], key=lambda r: r['rps'])
+            middle = runs[len(runs) // 2]
+            rates[who] = statistics.median(r['rps'] for r in runs)
+            print(load.row(f'{size} {who}'.ljust(18), middle))
+        print(f'{size}: attnd serves {rates["attnd"] / rates["Python"]:.1f} times as many; {results["attnd", size][0]["command"]}')
+
+
+if __name__ == '__main__':
+    main()

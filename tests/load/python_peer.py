@@ -1,0 +1,78 @@
+"""The forward part of the contract as a good Python programmer would serve it: aiohttp, uvloop, PyTorch. For comparison only.
+
+    python tests/load/python_peer.py --port 8090 [--processes N]
+
+One process a core, sharing the port (SO_REUSEPORT), one PyTorch thread in each. Base64 by binascii, the quickest of the standard
+library; JSON by orjson where it is installed; the attention is PyTorch's own CPU flash kernel, which gives the log-sum-exp
+too; the answer is put together from bytes, without a second pass over the tensors. Options: causal, scale.
+"""
+import argparse
+import binascii
+import json
+import os
+import warnings
+
+import aiohttp.web
+import torch
+import uvloop
+
+try:
+    import orjson
+    loads = orjson.loads
+except ImportError:
+    loads = json.loads
+
+warnings.filterwarnings('ignore', 'The given buffer is not writable')
+DTYPES = {'float32': torch.float32, 'float16': torch.float16, 'bfloat16': torch.bfloat16}
+NAMES = {v: k for k, v in DTYPES.items()}
+
+
+def tensor(members, name):
+    t = members[name]
+    return torch.frombuffer(binascii.a2b_base64(t['data'], strict_mode=True), dtype=DTYPES[t['dtype']]).reshape(t['shape'])
+
+
+def written(t):
+    text = binascii.b2a_base64(memoryview(t.contiguous().view(torch.uint8).numpy()), newline=False)
+    return b'{"shape":%s,"dtype":"%s","data":"%s"}' % (json.dumps(list(t.shape)).encode(), NAMES[t.dtype].encode(), text)
+
+
+async def forward(request):
+    try:
+        members = loads(await request.read())
+        q, k, v = (tensor(members, n).transpose(1, 2) for n in 'qkv')
+        with torch.inference_mode():
+            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q, k, v, 0.0, bool(members.get('causal', False)), scale=members.get('scale'))
+    except (KeyError, ValueError, TypeError, RuntimeError) as e:
+        return aiohttp.web.json_response({'status': 400, 'detail': str(e)}, status=400)
+    body = b'{"out":%s,"lse":%s}' % (written(out.transpose(1, 2)), written(lse.float()))
+    return aiohttp.web.Response(body=body, content_type='application/json')
+
+
+async def alive(request):
+    return aiohttp.web.Response(text='ok')
+
+
+def serve(port):
+    torch.set_num_threads(1)
+    app = aiohttp.web.Application(client_max_size=1 << 30)
+    app.router.add_post('/v1/attention/forward', forward)
+    app.router.add_get('/livez', alive)
+    uvloop.install()
+    aiohttp.web.run_app(app, host='127.0.0.1', port=port, reuse_port=True, print=None, access_log=None)
+
+
+def main():
+    ap = argparse.ArgumentParser()
+    ap.add_argument('--port', type=int, default=8090)
+    ap.add_argument('--processes', type=int, default=len(os.sched_getaffinity(0)))
+    a = ap.parse_args()
+    for _ in range(a.processes - 1):
+        if os.fork() == 0:
+            break
+    serve(a.port)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,343 @@
+"""A real attnd on a free port, and the clients that the tests talk to it with.
+
+    with Server('--queue-depth', '4') as server:
+        answer = server.post('/v1/attention/forward', {...})
+        answer.status, answer.headers['x-request-id'], answer.json()
+
+A Server that is stopped must have exited with 0 and without a sanitizer's report; its log goes into the failure otherwise.
+The program tested is ATTND_BINARY (default build/attnd). ATTND_SLOWER says how many times slower than usual it may be: time
+limits are multiplied with it (the Makefile sets 10 for the sanitizer builds).
+"""
+import base64
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+BUILD = os.environ.get('ATTND_BUILD', os.path.join(HERE, '..', 'build'))
+BINARY = os.environ.get('ATTND_BINARY', os.path.join(HERE, '..', 'build', 'attnd'))
+SLOWER = float(os.environ.get('ATTND_SLOWER', '1'))
+SANITIZED = re.compile(rb'ERROR: (Address|Leak|Thread)Sanitizer|WARNING: ThreadSanitizer|runtime error:')
+
+
+def free_port(family=socket.AF_INET):
+    with socket.socket(family) as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        s.bind(('::1' if family == socket.AF_INET6 else '127.0.0.1', 0))
+        return s.getsockname()[1]
+
+
+def eventually(condition, seconds=10.0, every=0.01):
+    """Waits until condition() is true, and returns what it returned last."""
+    end = time.monotonic() + seconds * SLOWER
+    while True:
+        value = condition()
+        if value or time.monotonic() > end:
+            return value
+        time.sleep(every)
+
+
+class Answer:
+    def __init__(self, status, headers, body):
+        self.status, self.body = status, body
+        self.headers = {}
+        for name, value in headers:  # several of one name are joined, as RFC 9110 section 5.3 has it
+            name = name.lower()
+            self.headers[name] = self.headers[name] + ', ' + value if name in self.headers else value
+
+    def json(self):
+        def unique(pairs):
+            names = [n for n, _ in pairs]
+            assert len(names) == len(set(names)), f'duplicate members in an answer: {names}'
+            return dict(pairs)
+
+        def never(text):
+            raise AssertionError(f'{text} is not JSON')
+        return json.loads(self.body, object_pairs_hook=unique, parse_constant=never)
+
+    def __repr__(self):
+        return f'<{self.status} {self.headers} {self.body[:600]!r}>'
+
+
+class Connection(http.client.HTTPConnection):
+    """One keep-alive connection to TCP, TLS or a unix socket."""
+
+    def __init__(self, address, timeout, tls=None):
+        super().__init__('localhost', timeout=timeout)
+        self.address, self.tls = address, tls
+
+    def connect(self):
+        if isinstance(self.address, str):
+            self.sock = socket.socket(socket.AF_UNIX)
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(self.address)
+        else:
+            self.sock = socket.create_connection(self.address, self.timeout)
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self.tls:
+            self.sock = self.tls.wrap_socket(self.sock, server_hostname='localhost')
+
+    def ask(self, method, path, body=None, headers=()):
+        headers = dict(headers)
+        if isinstance(body, (dict, list)):
+            body = json.dumps(body).encode()
+            headers.setdefault('Content-Type', 'application/json')
+        self.request(method, path, body, headers)
+        answer = self.getresponse()
+        return Answer(answer.status, answer.getheaders(), answer.read())
+
+
+class Server:
+    def __init__(self, *options, listen=None, env=None, ready=True, tls=None, scheme_tcp=True):
+        self.options, self.extra_env, self.want_ready, self.tls = options, env or {}, ready, tls
+        self.listen = listen
+        self.process = None
+        self.log_file = tempfile.TemporaryFile()
+
+    # ---- life ----
+
+    def start(self):
+        for attempt in range(3):
+            if self.listen is None or attempt:
+                self.port = free_port()
+                self.address = ('127.0.0.1', self.port)
+                listen = [f'127.0.0.1:{self.port}']
+            else:
+                listen = [self.listen] if isinstance(self.listen, str) else list(self.listen)
+                first = listen[0]
+                if first.startswith('unix:'):
+                    self.address, self.port = first[5:], None
+                else:
+                    host, port = first.rsplit(':', 1)
+                    self.address, self.port = (host.strip('[]'), int(port)), int(port)
+            args = [BINARY] + [x for a in listen for x in ('--listen', a)] + [str(o) for o in self.options]
+            # What the person who runs the tests has set for a server of their own must not reach ours.
+            env = {k: v for k, v in os.environ.items() if not k.startswith('ATTND_')}
+            env.update(self.extra_env)
+            self.process = subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=self.log_file, stderr=self.log_file, env=env)
+            if self._wait_until_up():
+                return self
+            if 'in use' not in self.log():
+                break
+        raise AssertionError(f'{" ".join(args)} did not come up, status {self.process.poll()}:\n{self.log()}')
+
+    def _wait_until_up(self):
+        end = time.monotonic() + 20 * SLOWER
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                status = self.get('/readyz' if self.want_ready else '/livez').status
+                if status == 200 or status == 401:
+                    return True
+            except (OSError, http.client.HTTPException):
+                pass
+            time.sleep(0.01)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        return False
+
+    def stop(self, sig=signal.SIGTERM, seconds=40):
+        """Ends the server, and fails unless it ended well."""
+        if self.process is None:
+            return
+        process, self.process = self.process, None
+        if process.poll() is None:
+            process.send_signal(sig)
+        try:
+            status = process.wait(seconds * SLOWER)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f'still there {seconds * SLOWER} s after signal {sig}:\n{self.log()}')
+        log = self.log_bytes()
+        assert status == 0, f'exit status {status}:\n{self.log()}'
+        assert not SANITIZED.search(log), f'a sanitizer reported:\n{self.log()}'
+
+    def kill(self):
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.process = None
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, kind, value, trace):
+        if kind is None:
+            self.stop()
+        else:
+            self.kill()
+            print(f'---- log of the server ----\n{self.log()}')
+
+    def log_bytes(self):
+        size = os.fstat(self.log_file.fileno()).st_size
+        return os.pread(self.log_file.fileno(), size, 0)
+
+    def log(self):
+        text = self.log_bytes().decode('utf-8', 'replace')
+        return text if len(text) < 20000 else text[:8000] + '\n...\n' + text[-12000:]
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    # ---- clients ----
+
+    @property
+    def url(self):
+        return f'{"https" if self.tls else "http"}://127.0.0.1:{self.port}'
+
+    def connect(self, timeout=None):
+        return Connection(self.address, timeout or 60 * SLOWER, self.tls)
+
+    def ask(self, method, path, body=None, headers=(), timeout=None):
+        connection = self.connect(timeout)
+        try:
+            return connection.ask(method, path, body, headers)
+        finally:
+            connection.close()
+
+    def get(self, path, headers=()):
+        return self.ask('GET', path, headers=headers)
+
+    def post(self, path, body, headers=()):
+        return self.ask('POST', path, body, headers)
+
+    def forward(self, **members):
+        return self.post('/v1/attention/forward', members)
+
+    def backward(self, **members):
+        return self.post('/v1/attention/backward', members)
+
+    def raw(self, timeout=None):
+        """A plain socket, for bytes that no HTTP client would send."""
+        if isinstance(self.address, str):
+            s = socket.socket(socket.AF_UNIX)
+            s.connect(self.address)
+        else:
+            s = socket.create_connection(self.address)
+            s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        s.settimeout(timeout or 20 * SLOWER)
+        return s
+
+    # ---- what the server says about itself ----
+
+    def metrics(self):
+        """{'name{label="value"}': number} of /metrics."""
+        values = {}
+        for line in self.get('/metrics').body.decode().splitlines():
+            if line and not line.startswith('#'):
+                name, value = line.rsplit(' ', 1)
+                values[name] = float(value)
+        return values
+
+    def metric(self, name, **labels):
+        """The sum of a metric's series that have these labels."""
+        total = 0.0
+        for series, value in self.metrics().items():
+            if series.split('{')[0] == name and all(f'{k}="{v}"' in series for k, v in labels.items()):
+                total += value
+        return total
+
+    def inflight(self):
+        """Requests that hold a place; those that are only being answered (the one that asks this is) do not."""
+        m = self.metrics()
+        return sum(m[f'attnd_inflight_requests{{state="{state}"}}'] for state in ('receiving', 'queued', 'running', 'verifying'))
+
+    def memory_kb(self, field='VmRSS'):
+        with open(f'/proc/{self.pid}/status') as f:
+            return int(next(line for line in f if line.startswith(field + ':')).split()[1])
+
+    def descriptors(self):
+        return len(os.listdir(f'/proc/{self.pid}/fd'))
+
+
+# ---- raw HTTP ---------------------------------------------------------------------------------------------------------
+
+
+class RawReader:
+    """Reads answers from a raw socket one after the other, as strictly as a good client would."""
+
+    def __init__(self, sock):
+        self.sock, self.buffer = sock, b''
+
+    def fill(self):
+        piece = self.sock.recv(1 << 16)
+        self.buffer += piece
+        return bool(piece)
+
+    def answer(self, method='POST'):
+        """The next answer; None where the peer closed (or reset) instead of beginning one."""
+        try:
+            while b'\r\n\r\n' not in self.buffer:
+                if not self.fill():
+                    assert not self.buffer, f'closed in the middle of a head: {self.buffer!r}'
+                    return None
+        except ConnectionResetError:
+            return None
+        head, self.buffer = self.buffer.split(b'\r\n\r\n', 1)
+        lines = head.decode('latin1').split('\r\n')
+        assert re.fullmatch(r'HTTP/1\.[01] \d{3} .*', lines[0]), lines[0]
+        status = int(lines[0].split()[1])
+        headers = [tuple(part.strip() for part in line.split(':', 1)) for line in lines[1:]]
+        found = {k.lower(): v for k, v in headers}
+        if status < 200 or status == 204 or method == 'HEAD':
+            return Answer(status, headers, b'')
+        if 'content-length' in found:
+            length = int(found['content-length'])
+            while len(self.buffer) < length:
+                if not self.fill():
+                    raise AssertionError(f'closed {length - len(self.buffer)} bytes before the end of a body')
+            body, self.buffer = self.buffer[:length], self.buffer[length:]
+        else:  # until the end
+            try:
+                while self.fill():
+                    pass
+            except ConnectionResetError:
+                pass
+            body, self.buffer = self.buffer, b''
+        return Answer(status, headers, body)
+
+    def closed(self):
+        """True when the peer closes and sends nothing more."""
+        try:
+            while True:
+                if self.buffer:
+                    return False
+                if not self.fill():
+                    return True
+        except ConnectionResetError:
+            return True
+        except (socket.timeout, TimeoutError):
+            return False
+
+
+def request_bytes(path, body=b'', method='POST', headers=(), host=True):
+    head = [f'{method} {path} HTTP/1.1'] + (['Host: localhost'] if host else []) + list(headers)
+    if body is not None and not any(h.lower().startswith(('content-length', 'transfer-encoding')) for h in headers):
+        head.append(f'Content-Length: {len(body)}')
+    return ('\r\n'.join(head) + '\r\n\r\n').encode('latin1') + (body or b'')
+
+
+def self_signed(folder):
+    """(certificate, key) files for localhost, made by openssl."""
+    cert, key = os.path.join(folder, 'cert.pem'), os.path.join(folder, 'key.pem')
+    subprocess.run(['openssl', 'req', '-x509', '-newkey', 'rsa:2048', '-nodes', '-keyout', key, '-out', cert, '-days', '2',
+                    '-subj', '/CN=localhost', '-addext', 'subjectAltName=DNS:localhost,IP:127.0.0.1'],
+                   check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return cert, key
+
+
+def client_tls(cert):
+    return ssl.create_default_context(cafile=cert)
+
+
+def b64(raw):
+    return base64.b64encode(raw).decode()

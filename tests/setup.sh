@@ -1,0 +1,117 @@
+#!/bin/sh
+# What a command of the Makefile needs and this machine lacks: found by looking, installed by name.
+#
+#   tests/setup.sh run|test|load|fuzz   install what is missing for it; silent and quick when nothing is
+#   tests/setup.sh python               print the Python that the tests run with
+#   tests/setup.sh list GROUP           print the missing packages of a group and install nothing
+#
+# Packages are those of Debian 12, Debian 13 and Ubuntu 24.04, which call all of these by the same names. They are installed
+# as root or by sudo where that asks no password; otherwise the one command to type is printed and we stop. On a system
+# without apt nothing is installed: the names say what to look for.
+#
+# Two things come without a package, for the tests that use them, and those tests are skipped where they are not to be had:
+# promtool (extracted from Debian's prometheus package, which would start a server if it were installed) and
+# schemathesis (from PyPI, in a virtual environment). Both land in build/.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+
+# group, package, how to see that it is there: a file or folder, a command (no slash), or py: a Python module
+needs='
+run  gcc                 gcc
+run  make                make
+run  libc6-dev           /usr/include/stdio.h
+run  libmicrohttpd-dev   /usr/include/microhttpd.h
+run  libuv1-dev          /usr/include/uv.h
+run  libcjson-dev        /usr/include/cjson/cJSON.h
+test libcmocka-dev       /usr/include/cmocka.h
+test python3             python3
+test python3-pytest      py:pytest
+test python3-numpy       py:numpy
+test python3-venv        py:ensurepip
+test openssl             openssl
+load wrk                 wrk
+load python3             python3
+fuzz clang               clang
+fuzz libclang-rt-dev     sanitizers
+'
+
+# The first Python that has what the tests import; Debian's own where none has yet, since apt installs for that one.
+find_python() {
+    for p in ${ATTND_PYTHON:-} python3 /usr/bin/python3; do
+        if "$p" -c 'import pytest, numpy' 2>/dev/null; then echo "$p"; return; fi
+    done
+    echo /usr/bin/python3
+}
+
+have() {
+    case $1 in
+    /*) [ -e "$1" ] ;;
+    py:*) "$python" -c "import ${1#py:}" 2>/dev/null ;;
+    gcc) command -v "${CC:-gcc}" >/dev/null ;;
+    sanitizers) echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
+        clang -fsanitize=fuzzer,address,undefined -x c -o /dev/null - 2>/dev/null ;;
+    *) command -v "$1" >/dev/null ;;
+    esac
+}
+
+missing() {
+    echo "$needs" | while read -r group package sign; do
+        case " $1 " in *" $group "*) have "$sign" || echo "$package" ;; esac
+    done | sort -u | tr '\n' ' '
+}
+
+install() {
+    set -- $(missing "$1")
+    [ $# -gt 0 ] || return 0
+    if ! command -v apt-get >/dev/null; then
+        echo "These are missing (by their Debian names), and there is no apt-get here to install them: $*" >&2
+        exit 1
+    fi
+    command="apt-get install -y --no-install-recommends $*"
+    if [ "$(id -u)" = 0 ]; then as=
+    elif sudo -n true 2>/dev/null; then as='sudo -n'
+    else
+        echo "Packages are missing. Install them with:" >&2
+        echo "    sudo $command" >&2
+        exit 1
+    fi
+    echo "Installing what is missing: $command"
+    $as apt-get update -q || echo "apt-get update failed; trying with the package lists that are here" >&2
+    $as env DEBIAN_FRONTEND=noninteractive $command || exit 1
+}
+
+# promtool for tests/http/test_metrics.py
+fetch_promtool() {
+    command -v promtool >/dev/null || [ -x build/tools/usr/bin/promtool ] && return
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return
+    mkdir -p build/tools
+    echo "Fetching promtool (the prometheus package, unpacked into build/tools, not installed)"
+    (cd build/tools && apt-get download -q prometheus >download.log 2>&1 && dpkg-deb -x prometheus_*.deb . && rm -f prometheus_*.deb) ||
+        echo "promtool is not to be had: the test that uses it will be skipped (build/tools/download.log)"
+}
+
+# schemathesis for tests/http/test_openapi.py
+fetch_schemathesis() {
+    command -v st >/dev/null || [ -x build/venv/bin/st ] && return
+    echo "Fetching schemathesis from PyPI into build/venv"
+    mkdir -p build
+    { "$python" -m venv build/venv &&
+        build/venv/bin/pip install -q --disable-pip-version-check --retries 1 -r tests/requirements.txt; } >build/venv.log 2>&1 ||
+        echo "schemathesis is not to be had: the test that uses it will be skipped (build/venv.log)"
+}
+
+python=$(find_python)
+case ${1:-} in
+python) echo "$python" ;;
+list) missing "${2:-run}" ;;
+run) install run ;;
+test)
+    install "run test"
+    python=$(find_python)
+    fetch_promtool
+    fetch_schemathesis
+    ;;
+load) install "run load" ;;
+fuzz) install "run fuzz" ;;
+*) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2 ;;
+esac

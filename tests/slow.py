@@ -1,0 +1,43 @@
+"""Requests that take a known time to compute and little to send: for queues, deadlines, hang-ups and shutdown."""
+import json
+import threading
+import time
+
+import numpy as np
+
+from wire import tensor
+
+
+def body(S, seed=1, **options):
+    """A forward of S x S scores with one narrow head: S^2 exponentials, 24 S bytes."""
+    r = np.random.default_rng(seed)
+    q, k, v = (tensor(r.standard_normal((1, S, 1, 4)), 'float16') for _ in range(3))
+    return json.dumps({'q': q, 'k': k, 'v': v, 'outputs': ['lse'], **options}).encode()
+
+
+def calibrated(server, seconds, **options):
+    """A body whose computation on this server takes about that long (never less than half of it)."""
+    S, took = 2048, 0.0
+    while True:
+        start = time.monotonic()
+        answer = server.post('/v1/attention/forward', body(S, **options))
+        took = time.monotonic() - start
+        assert answer.status == 200, answer
+        computed = answer.json()['timing_us']['compute'] / 1e6
+        if computed > 0.05:
+            break
+        S *= 2
+    S = int(S * (seconds / computed) ** 0.5) + 1
+    assert S < 400000, 'this machine is too fast for this test'
+    return body(S, **options)
+
+
+def occupy(server, slow_body):
+    """Gives the device slow requests, one after the other, until one has to wait in the queue. Returns their threads."""
+    threads = []
+    while server.metric('attnd_queue_requests') == 0:
+        assert len(threads) < 20, 'nothing ever waits'
+        threads.append(threading.Thread(target=server.post, args=('/v1/attention/forward', slow_body)))
+        threads[-1].start()
+        time.sleep(0.05)
+    return threads
