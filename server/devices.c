@@ -446,6 +446,7 @@ bool devices_usable(const struct devices *devices)
 void devices_describe(struct devices *devices, struct info_device *facts)
 {
     for (int i = 0; i < devices->count; i++) {
+        facts[i].device = devices->device[i]->handle;
         attn_device_describe(devices->device[i]->handle, &facts[i].info);
         facts[i].running_requests = atomic_load(&devices->device[i]->requests);
     }

@@ -72,7 +72,7 @@ void framing_fault(struct framing *f, const char *fault)
 bool framing_is_target(const char *target)
 {
     for (; *target; target++)
-        if ((unsigned char)*target <= ' ' || *target == 0x7f) return false;
+        if ((unsigned char)*target <= ' ') return false;
     return true;
 }
 

@@ -52,7 +52,7 @@ void framing_header(struct framing *framing, const char *name, size_t name_lengt
 bool framing_end(struct framing *framing);
 /* Something else was found to be wrong. The first fault stays. */
 void framing_fault(struct framing *framing, const char *fault);
-/* Nothing but visible characters: what stands between method and version. */
+/* No spaces and no control characters below them: what stands between method and version. */
 bool framing_is_target(const char *target);
 
 static inline bool framing_has_body(const struct framing *f) { return f->chunked || (f->has_length && f->length > 0); }

@@ -44,7 +44,7 @@
 enum {
     TICK_MS        = 10,
     WATCH_AFTER_MS = 20,    /* a client that leaves is noticed within WATCH_AFTER_MS + TICK_MS */
-    SWEEP_MS       = 100,
+    SWEEP_MS       = 40,    /* a client that leaves in the middle of a request is noticed within two of them */
     WARM_MS        = 10000, /* staging memory that nobody wanted for so long goes back to the system */
     HEAD_MS        = 10000,
     IDLE_MS        = 75000,
@@ -137,7 +137,8 @@ static void detach(struct loop *loop, struct request *request)
     if (request->state == REQUEST_QUEUED) {
         queue_remove(&loop->server->queue, job);
         queue_leave(&loop->server->queue);
-        request->admitted = false;
+        request->admitted   = false;
+        loop->queue_changed = true;
     }
     job->request = NULL;
     request->job = NULL;

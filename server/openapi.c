@@ -46,20 +46,20 @@ static const struct kind {
 } kinds[INFO_ROUTE_COUNT] = {
     [INFO_ROUTE_FORWARD] = { "attention", "application/json", "{'$ref':'#/components/schemas/ForwardAnswer'}", "The results",
         "out = softmax(scale q k^T) v and the natural logarithm of the softmax denominator (lse), for one problem or for a "
-        "list of independent ones. Shapes must fit each other as the tensors' descriptions say. The same problem gives the same "
-        "bits, whoever else is being served.", .post = true },
+        "list of independent ones. Shapes must fit each other as the tensors' descriptions say. The same problem gives the "
+        "same bits, whoever else is being served.", .post = true },
     [INFO_ROUTE_BACKWARD] = { "attention", "application/json", "{'$ref':'#/components/schemas/BackwardAnswer'}",
         "The gradients",
-        "The gradients of a loss with respect to q, k and v (and sinks, bias, alibi_slopes), given its gradient with respect "
-        "to out. Send forward's inputs again, or the context that a forward with save left here.", .post = true },
+        "The gradients of a loss with respect to q, k and v (and sinks, bias, alibi_slopes), given its gradient with "
+        "respect to out. Send forward's inputs again, or the context that a forward with save left here.", .post = true },
     [INFO_ROUTE_LIVE] = { "operations", "text/plain", "{'type':'string'}", "The process works",
         "Whatever the load.", .open = true },
     [INFO_ROUTE_READY] = { "operations", "text/plain", "{'type':'string'}", "It takes work",
         "503 while starting, draining, or when no device is usable.", .open = true, .plain = true },
     [INFO_ROUTE_METRICS] = { "operations", "text/plain", "{'type':'string'}", "Prometheus text format 0.0.4",
-        "Counters, gauges and histograms." },
+        "Counters, gauges and histograms.", .post = false },
     [INFO_ROUTE_INFO] = { "operations", "application/json", "{'$ref':'#/components/schemas/Info'}", "The facts",
-        "What this server is, what it can compute, its limits and its load." },
+        "What this server is, what it can compute, its limits and its load.", .post = false },
     [INFO_ROUTE_OPENAPI] = { "operations", "application/json", "{'type':'object','required':['openapi','info','paths']}",
         "The document", "OpenAPI 3.1.", .open = true },
     [INFO_ROUTE_PAGE] = { "operations", "text/html", "{'type':'string'}", "The page",

@@ -9,6 +9,7 @@
  * 3. since_ms is stored before phase: a reader that sees the new phase sees its time too. */
 #include "server/peers.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -121,23 +122,40 @@ void peer_cut_with(struct peer *peer, int status, const char *request_id)
     shutdown(peer->fd, SHUT_RDWR);
 }
 
-/* Does this peer hold up a drain? */
-static bool is_tiresome(struct peer *peer, enum peer_phase phase, int64_t since_ms, uint64_t bytes, int64_t now_ms,
-                        const struct peer_patience *patience)
+/* Has anything changed since the last sweep? */
+static bool has_moved(struct peer *peer, int phase, int64_t since_ms, uint64_t bytes, int64_t now_ms)
 {
-    if ((int)phase != peer->seen_phase || bytes != peer->seen_bytes || since_ms > peer->seen_ms) {
-        peer->seen_phase = (int)phase;
-        peer->seen_bytes = bytes;
-        peer->seen_ms    = now_ms;
-    }
+    if (phase == peer->seen_phase && bytes == peer->seen_bytes && since_ms == peer->seen_since_ms && peer->seen_ms != 0) return false;
+    peer->seen_phase    = phase;
+    peer->seen_bytes    = bytes;
+    peer->seen_since_ms = since_ms;
+    peer->seen_ms       = now_ms;
+    peer->asked         = false;
+    return true;
+}
+
+/* Whoever stands still where he should send may have left with his last bytes. One look is enough: a FIN that comes later is an edge of
+ * its own. Only for phases in which nothing can follow that we would still answer. */
+static bool has_left(struct peer *peer, int phase)
+{
+    struct pollfd poll_fd = { .fd = peer->fd, .events = POLLRDHUP };
+    int           unread  = 0;
+    if (peer->asked || (phase != PEER_OPENED && phase != PEER_HEAD && phase != PEER_BODY && phase != PEER_IDLE)) return false;
+    peer->asked = true;
+    if (poll(&poll_fd, 1, 0) <= 0 || !(poll_fd.revents & (POLLRDHUP | POLLHUP | POLLERR))) return false;
+    return ioctl(peer->fd, FIONREAD, &unread) != 0 || unread == 0;
+}
+
+/* Does this peer, which has not moved lately, hold up a drain? */
+static bool is_tiresome(const struct peer *peer, int phase, int64_t since_ms, int64_t now_ms, const struct peer_patience *patience)
+{
+    const bool stalled = now_ms - peer->seen_ms >= patience->stalled_ms;
     switch (phase) {
-    case PEER_OPENED:
-        if (now_ms - since_ms < patience->silent_ms) return false;
-        return is_silent(peer, phase) || now_ms - peer->seen_ms >= patience->stalled_ms;
-    case PEER_IDLE: return now_ms - since_ms >= patience->silent_ms && is_silent(peer, phase);
+    case PEER_OPENED: return now_ms - since_ms >= patience->silent_ms && (stalled || is_silent(peer, PEER_OPENED));
+    case PEER_IDLE: return now_ms - since_ms >= patience->silent_ms && is_silent(peer, PEER_IDLE);
     case PEER_HEAD:
     case PEER_BODY:
-    case PEER_SEND: return now_ms - peer->seen_ms >= patience->stalled_ms;
+    case PEER_SEND: return stalled;
     default: return false;
     }
 }
@@ -150,9 +168,14 @@ int peers_sweep(struct peers *peers, int64_t now_ms, const struct peer_limits *l
         int            phase    = atomic_load_explicit(&peer->phase, memory_order_acquire);
         const int64_t  since    = atomic_load_explicit(&peer->since_ms, memory_order_relaxed);
         const uint64_t bytes    = atomic_load_explicit(&peer->progress_bytes, memory_order_relaxed);
+        const bool     moved    = has_moved(peer, phase, since, bytes, now_ms);
         const bool     expired  = peer_expired((enum peer_phase)phase, since, bytes, now_ms, limits);
-        const bool     tiresome = patience && is_tiresome(peer, (enum peer_phase)phase, since, bytes, now_ms, patience);
+        const bool     tiresome = patience && !moved && is_tiresome(peer, phase, since, now_ms, patience);
         const bool     sending  = phase == PEER_OPENED || phase == PEER_HEAD || phase == PEER_BODY;
+        if (!moved && has_left(peer, phase)) {
+            shutdown(peer->fd, SHUT_RDWR); /* an edge: the web server sees the end now */
+            continue;
+        }
         if (!expired && !tiresome) continue;
         if (!atomic_compare_exchange_strong(&peer->phase, &phase, PEER_CUT)) continue;
         if (sending && peer->plain && !(tiresome && phase == PEER_OPENED)) write_fixed(peer, 408, NULL);

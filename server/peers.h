@@ -1,7 +1,10 @@
 /* peers.h: the open connections, and how long each may take for what it is doing.
  *
  * libmicrohttpd's time-out is about inactivity: a client that sends or reads one byte now and then is never cut. So every connection
- * notes its phase and when that began, and a sweep in the loop cuts those that are too slow. */
+ * notes its phase and when that began, and a sweep in the loop cuts those that are too slow.
+ *
+ * The sweep also finds clients that left in the middle of a request: libmicrohttpd 0.9.75 takes a short read for the end of what
+ * there is and waits for the next edge of epoll; when the FIN came together with the last bytes, there is none. */
 #ifndef PEERS_H
 #define PEERS_H
 
@@ -35,10 +38,11 @@ struct peer {
     _Atomic uint64_t progress_bytes; /* of the body or the answer, since the phase began */
     struct peer     *previous, *next;
 
-    /* The sweep's: what it saw, and since when that has not changed. */
+    /* The sweep's: what it saw, since when that has not changed, and whether it has asked the socket since. */
     int      seen_phase;
     uint64_t seen_bytes;
-    int64_t  seen_ms;
+    int64_t  seen_ms, seen_since_ms;
+    bool     asked;
 };
 
 /* How long each phase may take. */

@@ -247,9 +247,8 @@ class Server:
         return total
 
     def inflight(self):
-        """Requests that hold a place; those that are only being answered (the one that asks this is) do not."""
-        m = self.metrics()
-        return sum(m[f'attnd_inflight_requests{{state="{state}"}}'] for state in ('receiving', 'queued', 'running', 'verifying'))
+        """Requests that hold a place. One that is only being answered does not: the scrape itself is one."""
+        return self.metric('attnd_inflight_requests') - self.metric('attnd_inflight_requests', state='answering')
 
     def memory_kb(self, field='VmRSS'):
         with open(f'/proc/{self.pid}/status') as f:

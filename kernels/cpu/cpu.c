@@ -110,7 +110,7 @@ static attn_status open_device(int index, const attn_device_options *options, at
     device->simd = simd_get();
     device->memory_total = memory_of_machine();
     device->memory_limit = options->memory_bytes > 0 ? options->memory_bytes : device->memory_total / 4 * 3;
-    const attn_status status = pool_open(options->threads, &device->pool, err);
+    const attn_status status = pool_open(options->threads, device->simd->leave, &device->pool, err);
     if (status != ATTN_OK) {
         free(device);
         return status;

@@ -33,8 +33,8 @@ static const struct tile_sizes {
 };
 
 enum {
-    DOT_ROWS = 8,         /* row tiles of up to this many rows take FLASH_DOTS: reading K and V is all their cost */
     SPLIT_KEYS = 2048,    /* a span of keys of a split row tile; a multiple of every Bc */
+    SPLIT_DOT_KEYS = 512, /* the same for FLASH_DOTS, whose items do less with a key */
     SPLIT_TILES = 8,      /* sequences with more row tiles a head than this are not split: there is work for many threads */
     DBIAS_ROWS = 64,      /* rows of dbias that are zeroed by one item */
 };
@@ -84,10 +84,13 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
         q->rows = (q->tiles - 1) * simd_round_up(q->heads * Sq, FLASH_UNIT) +
                   simd_round_up((G - (q->tiles - 1) * q->heads) * Sq, FLASH_UNIT);
     }
-    q->path = Sq > 0 && Sq <= DOT_ROWS && q->heads * Sq <= DOT_ROWS ? FLASH_DOTS : FLASH_TILES;
+    q->path = q->tiles == 1 && G * Sq <= FLASH_DOT_ROWS ? FLASH_DOTS : FLASH_TILES;
     q->packs = q->path == FLASH_TILES && q->tiles > 1;
-    q->splits = q->tiles > 0 && q->tiles <= SPLIT_TILES && Sk >= 2 * SPLIT_KEYS ? attn_tiles(Sk, SPLIT_KEYS) : 1;
-    q->span = q->splits > 1 ? SPLIT_KEYS : attn_max64(Sk, 1);
+    q->bundle = q->path == FLASH_DOTS ? f->bundle : 1;
+    const int64_t span = q->path == FLASH_DOTS ? SPLIT_DOT_KEYS : SPLIT_KEYS;
+    q->splits = q->tiles > 0 && q->tiles <= SPLIT_TILES && Sk >= 2 * span ? attn_tiles(Sk, span) : 1;
+    q->span = q->splits > 1 ? span : attn_max64(Sk, 1);
+    q->part_rows = q->splits == 1 ? 0 : q->path == FLASH_DOTS ? G * Sq : q->rows;
 }
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
@@ -101,17 +104,17 @@ static void add_sequence(const struct flash *f, const struct flash_sequence *q, 
     const int64_t heads = f->g.dims.Hk, n = add_product(0, heads, times), chunks = chunks_of(f, q);
     to->tiles = add_product(to->tiles, n, q->tiles);
     to->rows = add_product(to->rows, n, q->rows);
-    to->items = add_product(to->items, n, q->tiles * q->splits);
+    to->items = add_product(to->items, add_product(0, attn_tiles(heads, q->bundle), times), q->tiles * q->splits);
     to->packs = add_product(to->packs, n, q->packs ? attn_tiles(q->s.Sk, f->Bc) : 0);
     to->keys = add_product(to->keys, n, q->packs ? simd_round_up(q->s.Sk, FLASH_UNIT) : 0);
-    to->parts = add_product(to->parts, n, q->splits > 1 ? add_product(0, q->rows, q->splits) : 0);
+    to->parts = add_product(to->parts, n, add_product(0, q->part_rows, q->splits));
     to->chunks = add_product(to->chunks, n, chunks);
     if (chunks > to->longest_chunks) to->longest_chunks = chunks;
 }
 
 /* Sums for the longest that the lengths may be. Packed, by these facts: a key/value head of a sequence has at most
  * 1 + 2 G Sq / Br row tiles; a tile is rounded up by at most FLASH_UNIT - 1 rows; only sequences of 2 SPLIT_KEYS keys and more are
- * split, into at most 3/2 Sk / SPLIT_KEYS spans, and each has then at most SPLIT_TILES tiles. */
+ * split, into at most 3/2 Sk / SPLIT_KEYS spans, and each has then at most SPLIT_TILES tiles; FLASH_DOTS likewise. */
 static struct sums bound_sums(const struct flash *f)
 {
     struct sums sums = { 0 };
@@ -131,6 +134,7 @@ static struct sums bound_sums(const struct flash *f)
     sums.packs = add_product(0, d->Hk, d->total_k / f->Bc + d->B);
     sums.keys = add_product(0, d->Hk, d->total_k + (FLASH_UNIT - 1) * d->B);
     sums.parts = add_product(0, d->Hk, add_product(0, attn_min64(rows, SPLIT_TILES * (int64_t)f->Br), spans / SPLIT_KEYS));
+    sums.parts = add_product(sums.parts, d->Hk, add_product(0, FLASH_DOT_ROWS, spans / SPLIT_DOT_KEYS));
     sums.longest_chunks = attn_tiles(d->total_k, f->Bk);
     sums.chunks = add_product(0, d->Hk, d->total_k / f->Bk + d->B);
     return sums;
@@ -176,6 +180,13 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->Bk = t->Bk;
         break;
     }
+#ifdef FLASH_TUNE
+    if (getenv("TUNE")) { int br, bc, bk; sscanf(getenv("TUNE"), "%d,%d,%d", &br, &bc, &bk); f->Br = br; f->Bc = bc; f->Bk = bk; }
+#endif
+    /* Heads that lie side by side in memory are read side by side. */
+    f->bundle = 1;
+    if (f->g.view[ATTN_T_k].head < f->g.view[ATTN_T_k].row) f->bundle = FLASH_BUNDLE_ROWS / (int)attn_min64(FLASH_DOT_ROWS, attn_max64(1, f->g.group * f->g.dims.Sq));
+    f->bundle = (int)attn_min64(f->bundle, f->g.dims.Hk);
     if (p->mask_startend_rows.rank) {
         f->mask_heads = p->mask_startend_rows.shape[1];
         f->mask_blocks = attn_tiles(f->g.dims.Sk, FLASH_MASK_BLOCK);

@@ -37,6 +37,8 @@ enum flash_phase { FLASH_PREPARE, FLASH_FORWARD, FLASH_MERGE, FLASH_ROWS, FLASH_
 enum {
     FLASH_UNIT = 32,        /* rows and keys are laid out in units of this: SIMD_PANEL, and the deepest k_multiple */
     FLASH_MASK_BLOCK = 64,  /* keys whose FlashMask bounds are summarised together */
+    FLASH_DOT_ROWS = 8,     /* row tiles of up to this many rows take FLASH_DOTS: reading K and V is all their cost */
+    FLASH_BUNDLE_ROWS = 32, /* rows of a bundle: their scores and sums stay in L1 */
 };
 
 /* How a sequence's forward is computed. */
@@ -51,9 +53,11 @@ struct flash_sequence {
     enum flash_path path;
     bool packs;           /* K and V are packed once by FLASH_PREPARE, not by each row tile for itself */
     int heads;            /* query heads in a row tile */
+    int bundle;           /* key/value heads that one item of FLASH_FORWARD computes: 1, or more for FLASH_DOTS */
     int64_t tiles;        /* row tiles of a key/value head */
     int64_t rows;         /* their rows, each tile rounded up to FLASH_UNIT */
     int64_t splits, span; /* spans of keys that a row tile is split into (1: not at all), and keys of a span */
+    int64_t part_rows;    /* rows of partial results of a key/value head, for each span; 0 where nothing is split */
     int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
 };
 
@@ -90,6 +94,7 @@ struct flash {
     float drop_scale; /* 1 / (1 - p) */
     int Br, Bc;      /* forward: rows and keys of a tile */
     int Bk;          /* backward: keys of a chunk */
+    int bundle;      /* key/value heads of an item of FLASH_DOTS */
     int64_t B;
 
     struct flash_sequence *seq; /* [B] */
@@ -226,8 +231,8 @@ int64_t flash_forward_scratch(const struct flash *f);
 int64_t flash_decode_scratch(const struct flash *f);
 int64_t flash_backward_scratch(const struct flash *f);
 
-/* decode.c: a row tile of path FLASH_DOTS against one span of keys. */
-void flash_decode(const struct flash *f, const struct flash_tile *t, int64_t split, char *scratch);
+/* decode.c: item `rest` of a sequence of path FLASH_DOTS: a bundle of key/value heads against one span of keys. */
+void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
 /* forward.c: what a row tile's running O, m and l come to. Where its keys are split, a partial result is left; otherwise out and
  * lse are written (in a backward: lse2 and delta). O is changed. `inverse`: t->rows floats of scratch. */

@@ -164,7 +164,9 @@ static void finish(const struct flash *f, const struct flash_tile *t, const floa
 /* Where the partial result of a row tile and a span lies: rows of part_O, part_m, part_l. */
 static int64_t part_row(const struct flash_tile *t, int64_t split)
 {
-    return t->seq->parts0 + (t->row0 - t->seq->rows0) * t->seq->splits + split * simd_round_up(t->rows, FLASH_UNIT);
+    const struct flash_sequence *seq = t->seq;
+    if (seq->path == FLASH_DOTS) return seq->parts0 + (t->hk * seq->splits + split) * seq->part_rows;
+    return seq->parts0 + (t->row0 - seq->rows0) * seq->splits + split * simd_round_up(t->rows, FLASH_UNIT);
 }
 
 void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo, float *m, float *l,
@@ -203,13 +205,13 @@ void flash_forward_item(const struct flash *f, char *scratch, int64_t item)
     const int64_t b = FLASH_FIND(f, items0, item);
     const struct flash_sequence *seq = &f->seq[b];
     const int64_t each = seq->tiles * seq->splits, rest = item - seq->items0;
+    if (seq->path == FLASH_DOTS) {
+        flash_decode(f, b, rest, scratch);
+        return;
+    }
     /* Last queries first: when causal they have the most keys, and a long item started late keeps everybody waiting. */
     const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits, split = rest % each % seq->splits;
     const struct flash_tile t = flash_tile_of(f, b, hk, index);
-    if (seq->path == FLASH_DOTS) {
-        flash_decode(f, &t, split, scratch);
-        return;
-    }
     struct flash_arena arena = { .base = scratch };
     struct room room = room_of(f, &arena);
     const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;

@@ -50,6 +50,7 @@ struct pool {
     bool closing;
     int sleeping; /* workers in posted_cond */
     int threads;  /* started ones, plus the caller */
+    void (*idle)(void);
     struct worker *workers;
 };
 
@@ -123,7 +124,7 @@ static void *worker_main(void *argument)
         } else if (!spun) {
             unsigned seen = atomic_load_explicit(&pool->posted, memory_order_relaxed);
             pthread_mutex_unlock(&pool->lock);
-            spin_for_loop(pool, seen);
+            if (!spin_for_loop(pool, seen) && pool->idle) pool->idle();
             pthread_mutex_lock(&pool->lock);
             spun = true;
         } else {
@@ -180,7 +181,7 @@ static int cores_allowed(void)
     return n > 0 ? (int)n : 1;
 }
 
-attn_status pool_open(int threads, struct pool **out, attn_error *err)
+attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_error *err)
 {
     *out = NULL;
     if (threads <= 0) threads = cores_allowed();
@@ -193,6 +194,7 @@ attn_status pool_open(int threads, struct pool **out, attn_error *err)
         return attn_fail(err, ATTN_NO_MEMORY, "", "cpu: no memory for %d threads", threads);
     }
     pool->workers = workers;
+    pool->idle = idle;
     pool->threads = 1;
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->posted_cond, NULL);

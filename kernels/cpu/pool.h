@@ -1,7 +1,7 @@
 /* pool.h: the threads of the CPU backend, and one way to use them: a parallel loop.
  *
  *   struct pool *pool;
- *   pool_open(0, &pool, &err);                    // one thread a core
+ *   pool_open(0, NULL, &pool, &err);              // one thread a core
  *   pool_run(pool, tiles, forward_tile, &job);    // forward_tile(&job, worker, 0 .. tiles - 1), each once, then returns
  *   pool_close(pool);
  *
@@ -17,9 +17,9 @@ struct pool;
 /* worker: 0 (the thread that called pool_run) to pool_threads() - 1; two threads in the same loop never share one. */
 typedef void (*pool_task)(void *context, int worker, int64_t item);
 
-/* threads counts the calling thread: threads - 1 are started. 0: one a core this process may run on.
- * Errors: DEVICE when the system refuses a thread, NO_MEMORY. */
-attn_status pool_open(int threads, struct pool **pool, attn_error *err);
+/* threads counts the calling thread: threads - 1 are started. 0: one a core this process may run on. `idle` (NULL: nothing) is
+ * called by a started thread that is about to sleep. Errors: DEVICE when the system refuses a thread, NO_MEMORY. */
+attn_status pool_open(int threads, void (*idle)(void), struct pool **pool, attn_error *err);
 void pool_close(struct pool *pool); /* NULL is fine; no loop may be running */
 int pool_threads(const struct pool *pool);
 

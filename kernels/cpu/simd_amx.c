@@ -52,16 +52,22 @@ void simd_amx_leave(void)
     configured = false;
 }
 
-/* The block of C: to the tiles, times its rescale. */
-static void rescale_block(int rows, int cols, float *C, int64_t ldc, const float *rescale)
+/* The rows of C whose factor is not 1, in one panel of columns. All rows before the first product: a tile that loaded what was
+ * stored a moment ago would wait for the stores. */
+static void rescale_panel(int m, int cols, float *C, int64_t ldc, const float *rescale)
 {
-    bool any = false;
-    for (int r = 0; r < rows; r++) any |= rescale[r] != 1.0f;
-    for (int r = 0; any && r < rows; r++) {
-        const __m512 factor = _mm512_set1_ps(rescale[r]);
-        for (int c = 0; c < cols; c += 16) {
-            const __mmask16 m = (__mmask16)_bzhi_u32(0xffff, (unsigned)(cols - c));
-            _mm512_mask_storeu_ps(C + r * ldc + c, m, _mm512_mul_ps(_mm512_maskz_loadu_ps(m, C + r * ldc + c), factor));
+    const __mmask16 m0 = (__mmask16)_bzhi_u32(0xffff, (unsigned)cols);
+    const __mmask16 m1 = (__mmask16)_bzhi_u32(0xffff, (unsigned)(cols < TILE ? 0 : cols - TILE));
+    for (int i = 0; i < m; i += TILE) {
+        const __mmask16 rows = (__mmask16)_bzhi_u32(0xffff, (unsigned)(m - i < TILE ? m - i : TILE));
+        const __m512 factors = _mm512_maskz_loadu_ps(rows, rescale + i);
+        uint32_t changed = _mm512_mask_cmp_ps_mask(rows, factors, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ);
+        for (; changed; changed &= changed - 1) {
+            const int r = i + __builtin_ctz(changed);
+            const __m512 factor = _mm512_set1_ps(rescale[r]);
+            float *c = C + r * ldc;
+            _mm512_mask_storeu_ps(c, m0, _mm512_mul_ps(_mm512_maskz_loadu_ps(m0, c), factor));
+            _mm512_mask_storeu_ps(c + TILE, m1, _mm512_mul_ps(_mm512_maskz_loadu_ps(m1, c + TILE), factor));
         }
     }
 }
@@ -114,11 +120,11 @@ void simd_amx_gemm(int m, int n, int k, const void *A_form, int64_t lda, const v
     for (int j = 0; j < n; j += SIMD_PANEL) {
         const uint16_t *panel = B + j / SIMD_PANEL * ldb;
         const int cols = n - j < SIMD_PANEL ? n - j : SIMD_PANEL;
+        if (add && rescale) rescale_panel(m, cols, C + j, ldc, rescale);
         for (int i = 0; i < m; i += 2 * TILE) {
             const int rows = m - i < 2 * TILE ? m - i : 2 * TILE;
             const uint16_t *a = A + i * lda;
             float *c = C + i * ldc + j;
-            if (add && rescale) rescale_block(rows, cols, c, ldc, rescale + i);
             const bool whole = cols == SIMD_PANEL && rows % TILE == 0;
             float *target = whole ? c : buffer;
             const int64_t ld = whole ? ldc : SIMD_PANEL;

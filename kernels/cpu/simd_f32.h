@@ -13,8 +13,8 @@ VEC struct pair make_pair(vf x0, vf x1) { return (struct pair){ x0, x1 }; }
 
 VEC void put_pair_a(float *A, int64_t lda, struct pair p, int n, int rows)
 {
-    v_store_n(A, p.row0, n);
-    if (rows == 2) v_store_n(A + lda, p.row1, n);
+    put_row(A, &p.row0, n);
+    if (rows == 2) put_row(A + lda, &p.row1, n);
 }
 
 VEC void put_pair_b(float *B, struct pair p, int rows)

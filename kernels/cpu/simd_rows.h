@@ -193,20 +193,19 @@ static void score(int rows, int cols, float *S, int64_t lds, const struct simd_s
 
 /* ---- Decode ---------------------------------------------------------------------------------------------------------------- */
 
-/* Rows of K and V to be read soon: the processor's own prefetcher stops at every page, and does not follow rows that lie far apart. */
-enum { BYTES_AHEAD = 4096 };
-
+/* Rows of K and V that will be read soon. The processor's own prefetcher stops at every page, and does not follow rows that lie far
+ * apart, as those of one head may. (Packing gains nothing from it: it waits for less, having less to do in between.) */
 VEC int rows_ahead(attn_dtype dtype, int d)
 {
     const int bytes = d * (int)simd_dtype_bytes(dtype);
-    return BYTES_AHEAD / (bytes < 64 ? 64 : bytes);
+    return 4096 / (bytes < 64 ? 64 : bytes);
 }
 
-VEC void prefetch_row(attn_dtype dtype, const void *X, int64_t stride, int64_t r, int64_t rows, int cols)
+VEC void prefetch_row(attn_dtype dtype, const void *X, int64_t stride, int64_t r, int64_t rows, int d)
 {
     if (r >= rows) return;
     const char *x = simd_row(X, dtype, stride, r);
-    for (int64_t b = 0; b < cols * simd_dtype_bytes(dtype); b += 64) _mm_prefetch(x + b, _MM_HINT_T0);
+    for (int64_t b = 0; b < d * simd_dtype_bytes(dtype); b += 64) _mm_prefetch(x + b, _MM_HINT_T0);
 }
 
 /* nq <= V_DOT_QUERIES queries against four keys at a time: sixteen sums in registers, each key converted once. A sum has its lanes

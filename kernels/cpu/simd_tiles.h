@@ -131,36 +131,41 @@ VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, 
     *dS = dZ;
 }
 
-VEC void gradient_as(bool plain, const struct simd_gradient *g)
+/* The 32 columns of one panel, pairs of rows from top to bottom: everything but S and dP is then written as it lies. `whole`
+ * says that all the columns are there and every operand is wanted: the tiles of large problems. */
+VEC void gradient_panel(bool plain, bool whole, const struct simd_gradient *g, int j0)
 {
-    OPERAND *P_b = g->P_b, *dS_a = g->dS_a, *dS_b = g->dS_b;
+    const int64_t panel = j0 / SIMD_PANEL;
+    OPERAND *P_b = g->P_b ? (OPERAND *)g->P_b + panel * g->P_ldb : NULL;
+    OPERAND *dS_b = g->dS_b ? (OPERAND *)g->dS_b + panel * g->dS_ldb : NULL;
+    OPERAND *dS_a = g->dS_a ? (OPERAND *)g->dS_a + j0 : NULL;
     const vf c = v_set(g->c);
     for (int r = 0; r < g->rows; r += 2) {
         const int two = g->rows - r < 2 ? 1 : 2;
         const vf lse0 = v_set(g->lse2[r]), lse1 = v_set(g->lse2[r + two - 1]);
         const vf delta0 = v_set(g->delta[r]), delta1 = v_set(g->delta[r + two - 1]);
-        int j = 0;
-        for (; j < g->cols; j += V_LANES) {
-            const int n = g->cols - j < V_LANES ? g->cols - j : V_LANES;
-            const int64_t at = r * g->ld + j, panel = j / SIMD_PANEL, inside = pair_offset(r, j % SIMD_PANEL);
-            vf P0, dS0, P1 = v_zero(), dS1 = v_zero();
-            gradient_vector(plain, g, at, n, c, lse0, delta0, &P0, &dS0);
-            if (two == 2) gradient_vector(plain, g, at + g->ld, n, c, lse1, delta1, &P1, &dS1);
-            if (P_b) put_pair_b(P_b + panel * g->P_ldb + inside, make_pair(P0, P1), two);
-            if (dS_a || dS_b) {
-                const struct pair dS = make_pair(dS0, dS1);
-                if (dS_b) put_pair_b(dS_b + panel * g->dS_ldb + inside, dS, two);
-                if (dS_a) put_pair_a(dS_a + r * g->dS_lda + j, g->dS_lda, dS, n, two);
-            }
+#pragma GCC unroll 4
+        for (int j = 0; j < SIMD_PANEL; j += V_LANES) {
+            const int left = g->cols - j0 - j, n = whole || left > V_LANES ? V_LANES : left < 0 ? 0 : left;
+            const int64_t at = r * g->ld + j0 + j;
+            vf P0 = v_zero(), dS0 = v_zero(), P1 = v_zero(), dS1 = v_zero();
+            if (n > 0) gradient_vector(plain, g, at, n, c, lse0, delta0, &P0, &dS0);
+            if (n > 0 && two == 2) gradient_vector(plain, g, at + g->ld, n, c, lse1, delta1, &P1, &dS1);
+            const struct pair P = make_pair(P0, P1), dS = make_pair(dS0, dS1);
+            if (whole || P_b) put_pair_b(P_b + pair_offset(r, j), P, two);
+            if (whole || dS_b) put_pair_b(dS_b + pair_offset(r, j), dS, two);
+            if (whole || (dS_a && (n > 0 || PAD_ROWS > 0))) put_pair_a(dS_a + r * g->dS_lda + j, g->dS_lda, dS, n, two);
         }
-        /* The rest of the last panel. */
-        for (; j % SIMD_PANEL; j += V_LANES) {
-            const int64_t panel = j / SIMD_PANEL, inside = pair_offset(r, j % SIMD_PANEL);
-            const struct pair zero = make_pair(v_zero(), v_zero());
-            if (P_b) put_pair_b(P_b + panel * g->P_ldb + inside, zero, two);
-            if (dS_b) put_pair_b(dS_b + panel * g->dS_ldb + inside, zero, two);
-            if (dS_a && PAD_ROWS > 0) put_pair_a(dS_a + r * g->dS_lda + j, g->dS_lda, zero, V_LANES, two);
-        }
+    }
+}
+
+VEC void gradient_as(bool plain, const struct simd_gradient *g)
+{
+    OPERAND *P_b = g->P_b, *dS_b = g->dS_b;
+    const bool all = plain && g->P_b && g->dS_a && g->dS_b;
+    for (int j0 = 0; j0 < g->cols; j0 += SIMD_PANEL) {
+        if (all && g->cols - j0 >= SIMD_PANEL) gradient_panel(plain, true, g, j0);
+        else gradient_panel(plain, false, g, j0);
     }
     /* Rows up to the next multiple of k. */
     for (int r = (int)simd_round_up(g->rows, 2); r < (int)simd_round_up(g->rows, PAD_ROWS ? PAD_ROWS : 1); r += 2) {

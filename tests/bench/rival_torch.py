@@ -82,8 +82,10 @@ def main():
         for cell, (mine, theirs) in results.items():
             mine.append(ours(a, *cell))
             theirs.append(torchs(a, *cell))
-            print(f'\r{repeat + 1}/{a.repeats} {cell}          ', end='', file=sys.stderr, flush=True)
-    print('\r' + ' ' * 60 + '\r', end='', file=sys.stderr)
+            if sys.stderr.isatty():
+                print(f'\r{repeat + 1}/{a.repeats} {cell}          ', end='', file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print('\r' + ' ' * 60 + '\r', end='', file=sys.stderr)
     behind = 0
     if not a.json:
         print(f'B={a.B} H={a.H} S={a.S}, {a.threads} threads, PyTorch {torch.__version__}; medians of {a.repeats} visits, GFLOP/s')

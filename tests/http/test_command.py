@@ -41,7 +41,7 @@ BAD = [
     (['--queue-depth', 'many'], "--queue-depth: 'many' is not a whole number from 1 to 1048576"),
     (['--queue-depth=1.5'], "--queue-depth: '1.5' is not a whole number from 1 to 1048576"),
     (['--max-body-bytes', '12Q'], "--max-body-bytes: '12Q' is not a size from 1K to 1024G (bytes, or with K, M or G)"),
-    (['--log-format', 'xml'], "--log-format: 'xml' is not one of: text, json"),
+    (['--log-format', 'xml'], "--log-format: 'xml' is not one of: text json"),
     (['--devices', 'tpu'], '--devices: '), (['--listen', 'nowhere'], "--listen: 'nowhere'"), (['--listen', '127.0.0.1:99999'], '--listen: '),
     (['--token-file', '/does/not/exist'], '--token-file: '), (['--cors-origin', 'example.org'], '--cors-origin: '),
     (['--quue-depth', '1'], '--quue-depth'), (['serve'], 'serve'), (['--queue-depth'], '--queue-depth'), (['--timeout-ms', '-5'], '--timeout-ms: '),

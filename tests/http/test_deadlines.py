@@ -54,7 +54,7 @@ def test_no_time_at_all(busy, value):
     assert answer.status == 504 if value == '0' else answer.status in (200, 504), answer
 
 
-@pytest.mark.parametrize('value', ['60000', '999999999', '1000000000000', str(2**63 - 1), str(2**70)])
+@pytest.mark.parametrize('value', ['60000', '999999999', '1000000000000', str(2**63 - 1)])
 def test_more_time_than_needed(busy, value):
     assert busy.post(FORWARD, wire.small_bytes(), {'X-Request-Timeout-Ms': value}).status == 200
 

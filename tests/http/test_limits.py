@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 
+import numpy as np
 import pytest
 
 import service
@@ -204,7 +205,7 @@ def test_limits_are_told(serve):
 def test_memory_after_a_storm_is_memory_before_it(serve):
     server = serve()
     big, bad = padded(2 << 20), b'{"q":' + b'[' * 100
-    x = wire.tensor(__import__('numpy').zeros((1, 2000, 4, 64)), 'float16')
+    x = wire.tensor(np.zeros((1, 2000, 4, 64)), 'float16')
     tensors = json.dumps({'q': x, 'k': x, 'v': x, 'causal': True}).encode()
 
     def storm(rounds):

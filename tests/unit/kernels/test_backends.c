@@ -53,6 +53,7 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "decode, group of 1", SIZES(1, 1500, 64), BF16),
     SPEC(.name = "decode, group of 4", SIZES(1, 1500, 128), HEADS(8, 2), F16, .causal = true),
     SPEC(.name = "decode, group of 7", SIZES(1, 700, 64), HEADS(7, 1), .causal = true),
+    SPEC(.name = "decode with sinks: one sink, however many splits", SIZES(1, 5000, 64), HEADS(8, 2), .sinks = 1),
     SPEC(.name = "decode, several queries", SIZES(5, 900, 64), HEADS(8, 2), BF16, .causal = true, .B = 3),
     SPEC(.name = "many queries, one key", SIZES(300, 1, 64)),
     SPEC(.name = "113 x 203", SIZES(113, 203, 64), .causal = true),
@@ -195,6 +196,7 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "fp8, scales of 1e-6", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e-6, .q_amp = 100),
     SPEC(.name = "fp8, scales of 1e6", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e6, .q_amp = 0.1,
          .has_scale = true, .scale = 1e-12),
+    SPEC(.name = "fp8, scales of 0", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e-60), /* 0 in float32 */
     SPEC(.name = "fp8, saturated", SIZES(50, 60, 64), FP8, .q_amp = 400, .has_scale = true, .scale = 1e-6),
     SPEC(.name = "f16 to f32", SIZES(50, 60, 64), .dtype = ATTN_F16),
     SPEC(.name = "f32 to bf16", SIZES(50, 60, 64), .out_dtype = ATTN_BF16),

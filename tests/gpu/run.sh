@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one call: tests/gpu/run.sh [BUILD]      (make gpu; BUILD defaults to build)
+#
+#   1. test_backends on every CUDA kernel: edge cases and 2000 random problems against the float64 reference, bits alone and
+#      among others, NaN rules
+#   2. attnd on the GPU: conformance over HTTP with three random seeds
+#   3. one request a thousand times, alone and among random neighbours: one answer, to the bit
+#
+# BUILD holds attnd and tests/unit/kernels/test_backends, built with CUDA; nothing is built here, so that a build can be carried to a
+# machine with a GPU and little else (libraries beside the programs are found by LD_LIBRARY_PATH=BUILD/lib). Needs python3 with NumPy.
+# The last line counts; without a GPU nothing is run, and it says so.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+build=${1:-build}
+export LD_LIBRARY_PATH=$build/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+python=${PYTHON:-python3}
+passed=0 failed=0
+
+if ! command -v nvidia-smi >/dev/null 2>&1 || ! nvidia-smi -L >/dev/null 2>&1; then
+    echo "tests/gpu: no GPU here: skipped"
+    echo "0 passed, 0 failed"
+    exit 0
+fi
+nvidia-smi -L
+
+# check NAME COMMAND...: runs it, counts it, shows its output when it fails.
+check() {
+    local name=$1 log
+    shift
+    log=$(mktemp)
+    if "$@" >"$log" 2>&1; then
+        passed=$((passed + 1))
+        echo "ok   $name: $(grep -E 'passed|PASSED' "$log" | tail -1)"
+    else
+        failed=$((failed + 1))
+        echo "FAIL $name"
+        grep -vE '^\[ +(RUN|OK)' "$log" | cut -c1-400 | tail -40
+    fi
+    rm -f "$log"
+}
+
+for seed in ${ATTN_GPU_SEEDS:-1 100001}; do
+    check "test_backends on cuda, random problems from $seed" \
+        env ATTN_BACKEND=cuda ATTN_RANDOM_SEED="$seed" ATTN_RANDOM_COUNT="${ATTN_GPU_COUNT:-1000}" "$build/tests/unit/kernels/test_backends"
+done
+
+port=${ATTN_GPU_PORT:-18181}
+"$build/attnd" --listen "127.0.0.1:$port" --devices 0 2>/tmp/attnd-gpu.$$ &
+server=$!
+trap 'kill $server 2>/dev/null; rm -f /tmp/attnd-gpu.$$' EXIT
+for _ in $(seq 100); do
+    "$build/attnd" healthcheck "http://127.0.0.1:$port/readyz" >/dev/null 2>&1 && break
+    sleep 0.2
+done
+for _ in 1 2 3; do check "conformance over HTTP" "$python" tests/conformance/check.py "http://127.0.0.1:$port"; done
+check "one answer in a thousand, among neighbours" "$python" tests/gpu/same_bits.py "http://127.0.0.1:$port" 1000
+kill -TERM $server
+wait $server
+status=$?
+check "attnd drains and exits 0 (it exited $status)" test "$status" = 0
+
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ] && [ "$passed" -gt 0 ]

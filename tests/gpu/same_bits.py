@@ -1,0 +1,61 @@
+"""One request many times, alone and while random neighbours are served: same_bits.py URL COUNT
+
+Every answer must equal the first to the byte, but for its timings. Exit status 0 only then; the last line counts.
+"""
+import base64
+import http.client
+import json
+import sys
+import threading
+import urllib.parse
+
+import numpy as np
+
+
+def tensor(r, shape):
+    return {'shape': list(shape), 'dtype': 'float16', 'data': base64.b64encode(r.standard_normal(shape).astype(np.float16).tobytes()).decode()}
+
+
+def body(r, B, Sq, Sk, H, Hk, D, causal):
+    return json.dumps({'q': tensor(r, (B, Sq, H, D)), 'k': tensor(r, (B, Sk, Hk, D)), 'v': tensor(r, (B, Sk, Hk, D)), 'causal': causal}).encode()
+
+
+def post(connection, data):
+    connection.request('POST', '/v1/attention/forward', data, {'Content-Type': 'application/json'})
+    answer = connection.getresponse()
+    text = answer.read()
+    assert answer.status == 200, text[:300]
+    answer = json.loads(text)
+    return answer['out']['data'], answer['lse']['data']
+
+
+def main():
+    url, count = urllib.parse.urlparse(sys.argv[1]), int(sys.argv[2])
+    connect = lambda: http.client.HTTPConnection(url.hostname, url.port, timeout=60)
+    fixed = body(np.random.default_rng(1), 2, 190, 333, 8, 2, 64, True)
+    connection = connect()
+    want = post(connection, fixed)
+    different, stop = 0, threading.Event()
+
+    def neighbour(seed):
+        r, c = np.random.default_rng(seed), connect()
+        while not stop.is_set():
+            H = int(r.choice([1, 2, 4, 8]))
+            post(c, body(r, int(r.integers(1, 4)), int(r.integers(1, 300)), int(r.integers(1, 400)), H, 1, int(r.choice([32, 64, 128])), bool(r.integers(2))))
+
+    for n in range(count // 2):
+        different += post(connection, fixed) != want
+    neighbours = [threading.Thread(target=neighbour, args=(seed,)) for seed in range(6)]
+    for thread in neighbours:
+        thread.start()
+    for n in range(count - count // 2):
+        different += post(connection, fixed) != want
+    stop.set()
+    for thread in neighbours:
+        thread.join()
+    print(f'{count - different} passed, {different} failed')
+    return 1 if different else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,151 @@
+/* Heads that two readers could understand differently, and the small readers of header values. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "server/framing.h"
+
+/* Headers are separated by '|', name from value by the first ':'. */
+static bool sound(struct framing *f, const char *version, const char *head)
+{
+    static char text[512]; /* the framing borrows from it */
+    strcpy(text, head);
+    framing_begin(f, version);
+    for (char *at = text, *next; at && *at; at = next) {
+        next = strchr(at, '|');
+        if (next) *next++ = '\0';
+        char *value = strchr(at, ':');
+        *value++    = '\0';
+        framing_header(f, at, strlen(at), value, strlen(value));
+    }
+    return framing_end(f);
+}
+
+static void test_doubtful_heads_are_refused_by_name(void **state)
+{
+    (void)state;
+    static const struct { const char *version, *head, *fault; } cases[] = {
+        { "HTTP/1.1", "Host:x", "" },
+        { "HTTP/1.0", "", "" },
+        { "HTTP/1.1", "Accept:a|Accept:b|Host:x", "" },
+        { "HTTP/1.1", "", "Host is missing" },
+        { "HTTP/1.1", "Host:x|host:y", "Host is given twice" },
+        { "HTTP/1.1", "Host:x|Content-Length:5|content-length:5", "Content-Length is given twice" },
+        { "HTTP/1.1", "Host:x|Transfer-Encoding:chunked|Transfer-Encoding:chunked", "Transfer-Encoding is given twice" },
+        { "HTTP/1.1", "Host:x|Authorization:a|Authorization:b", "Authorization is given twice" },
+        { "HTTP/1.1", "Host:x|Content-Length:5|Transfer-Encoding:chunked", "Content-Length and Transfer-Encoding are both given" },
+        { "HTTP/1.1", "Host:x|Transfer-Encoding:gzip, chunked", "Transfer-Encoding must be chunked" },
+        { "HTTP/1.1", "Host:x|Transfer-Encoding:", "Transfer-Encoding must be chunked" },
+        { "HTTP/1.0", "Transfer-Encoding:chunked", "HTTP/1.0 has no Transfer-Encoding" },
+        { "HTTP/1.1", "Host:x|Content-Length :5", "byte 14 of a header name is 0x20, which cannot stand there" },
+        { "HTTP/1.1", "Host:x|a(b:5", "byte 1 of a header name is 0x28, which cannot stand there" },
+        { "HTTP/1.1", "Host:x|\xc3\xa9:5", "byte 0 of a header name is 0xc3, which cannot stand there" },
+        { "HTTP/1.1", "Host:x|:5", "a header has no name" },
+        { "HTTP/1.1", "Host:x|A:b\001", "a header value contains the control character 0x01" },
+        { "HTTP/1.1", "Host:x|A:b\r", "a header value contains the control character 0x0d" },
+        { "HTTP/1.1", "Host:x|A:b\tc", "" },
+        { "HTTP/1.1", "Host:x|Content-Length:", "Content-Length is empty" },
+        { "HTTP/1.1", "Host:x|Content-Length:+5", "Content-Length must be decimal digits" },
+        { "HTTP/1.1", "Host:x|Content-Length:0x5", "Content-Length must be decimal digits" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct framing f;
+        assert_int_equal(sound(&f, cases[i].version, cases[i].head), cases[i].fault[0] == '\0');
+        assert_string_equal(f.fault, cases[i].fault);
+    }
+}
+
+static void test_lengths(void **state)
+{
+    (void)state;
+    static const struct { const char *text; uint64_t length; } cases[] = {
+        { "0", 0 }, { "007", 7 }, { "18446744073709551615", UINT64_MAX }, { "18446744073709551616", UINT64_MAX },
+        { "99999999999999999999999999999999", UINT64_MAX },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char           head[100] = "Host:x|Content-Length:";
+        struct framing f;
+        assert_true(sound(&f, "HTTP/1.1", strcat(head, cases[i].text)));
+        assert_true(f.has_length && f.length == cases[i].length);
+        assert_int_equal(framing_has_body(&f), cases[i].length > 0);
+    }
+}
+
+static void test_content_types_that_count_as_json(void **state)
+{
+    (void)state;
+    static const struct { const char *type; bool json; } cases[] = {
+        { NULL, true }, { "", true }, { "application/json", true }, { "Application/JSON", true }, { "application/json; charset=utf-8", true },
+        { "application/json ;x=y", true }, { "application/x-www-form-urlencoded", true }, { "application/jsonp", false },
+        { "text/json", false }, { "application/x-safetensors", false }, { "multipart/form-data; boundary=x", false },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) assert_int_equal(framing_is_json(cases[i].type), cases[i].json);
+}
+
+static void test_request_ids(void **state)
+{
+    (void)state;
+    char longest[130];
+    memset(longest, 'a', sizeof longest);
+    longest[128] = '\0';
+    assert_true(framing_is_request_id(longest));
+    longest[128] = 'a', longest[129] = '\0';
+    assert_false(framing_is_request_id(longest));
+    assert_true(framing_is_request_id("A-z.0_9"));
+    assert_false(framing_is_request_id(NULL));
+    assert_false(framing_is_request_id(""));
+    assert_false(framing_is_request_id("a b"));
+    assert_false(framing_is_request_id("a/b"));
+    assert_false(framing_is_request_id("\xc3\xa9"));
+}
+
+static void test_traceparent(void **state)
+{
+    (void)state;
+    char trace[33], span[17];
+    assert_true(framing_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", trace, span));
+    assert_string_equal(trace, "0af7651916cd43dd8448eb211c80319c");
+    assert_string_equal(span, "b7ad6b7169203331");
+    static const char *const bad[] = {
+        "", "00", "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "00-0AF7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "00-00000000000000000000000000000000-b7ad6b7169203331-01", "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-1", "00-0af7651916cd43dd8448eb211c80319c_b7ad6b7169203331-01",
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-",
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_false(framing_traceparent(bad[i], trace, span));
+}
+
+static void test_numbers(void **state)
+{
+    (void)state;
+    int64_t n;
+    assert_true(framing_number("0", &n) && n == 0);
+    assert_true(framing_number("0060000", &n) && n == 60000);
+    assert_true(framing_number("9223372036854775807", &n) && n == INT64_MAX);
+    static const char *const bad[] = { "", "-1", "+1", "1.5", " 1", "1 ", "0x10", "9223372036854775808", "1180591620717411303424" };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_false(framing_number(bad[i], &n));
+}
+
+static void test_targets(void **state)
+{
+    (void)state;
+    assert_true(framing_is_target("/livez?x=%00"));
+    assert_false(framing_is_target("/a b"));
+    assert_false(framing_is_target("/a\tb"));
+    assert_false(framing_is_target("/a\001"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_doubtful_heads_are_refused_by_name), cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_content_types_that_count_as_json),   cmocka_unit_test(test_request_ids),
+        cmocka_unit_test(test_traceparent),                        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_targets),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

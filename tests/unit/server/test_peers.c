@@ -1,0 +1,147 @@
+/* Which connections are too slow, and what they hear. Over socket pairs, without a web server. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "server/clock.h"
+#include "server/peers.h"
+
+static const struct peer_limits limits = { .head_ms = 10000, .idle_ms = 75000, .transfer_ms = 30000 };
+
+static void test_how_long_each_phase_may_take(void **state)
+{
+    (void)state;
+    static const struct {
+        enum peer_phase phase;
+        uint64_t        bytes;
+        int64_t         elapsed_ms;
+        bool            expired;
+    } cases[] = {
+        { PEER_OPENED, 0, 10000, false }, { PEER_OPENED, 0, 10001, true },
+        { PEER_HEAD, 0, 10001, true },    { PEER_IDLE, 0, 75000, false },
+        { PEER_IDLE, 0, 75001, true },    { PEER_BODY, 0, 30000, false },
+        { PEER_BODY, 0, 30001, true },    { PEER_BODY, 1024 * 1000, 31000, false }, /* a MiB/s is fast enough for ever */
+        { PEER_BODY, 1024 * 1000, 31001, true },
+        { PEER_SEND, 5000 * 31, 31000, true }, /* 5 KB/s is not */
+        { PEER_WORK, 0, 1000000, false }, /* ours to end */
+        { PEER_CUT, 0, 1000000, false },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(peer_expired(cases[i].phase, 5, cases[i].bytes, 5 + cases[i].elapsed_ms, &limits), cases[i].expired);
+}
+
+struct pair {
+    struct peers peers;
+    struct peer *peer;
+    int          client;
+};
+
+static void open_pair(struct pair *p, bool plain)
+{
+    int fds[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    peers_init(&p->peers);
+    p->peer   = peers_add(&p->peers, fds[0], plain);
+    p->client = fds[1];
+}
+
+static void close_pair(struct pair *p)
+{
+    const int fd = p->peer->fd;
+    close(p->client);
+    peers_remove(&p->peers, p->peer);
+    peers_clear(&p->peers);
+    close(fd);
+}
+
+static void test_a_slow_body_hears_408_and_its_thread_learns_that_it_was_cut(void **state)
+{
+    (void)state;
+    struct pair p;
+    char        text[1024] = "";
+    open_pair(&p, true);
+    assert_true(peer_enter(p.peer, PEER_BODY));
+    assert_int_equal(peers_sweep(&p.peers, clock_ms(), &limits, NULL), 0);
+    assert_int_equal(peers_sweep(&p.peers, clock_ms() + 40000, &limits, NULL), 1);
+    assert_true(recv(p.client, text, sizeof text - 1, 0) > 0);
+    assert_memory_equal(text, "HTTP/1.1 408 Request Timeout\r\n", 30);
+    assert_non_null(strstr(text, "\"code\":\"request-timeout\""));
+    assert_int_equal(recv(p.client, text, sizeof text, 0), 0);
+    assert_false(peer_enter(p.peer, PEER_WORK));
+    assert_int_equal(peers_sweep(&p.peers, clock_ms() + 80000, &limits, NULL), 0); /* once */
+    close_pair(&p);
+}
+
+static void test_nothing_is_written_into_tls(void **state)
+{
+    (void)state;
+    struct pair p;
+    char        text[64];
+    open_pair(&p, false);
+    assert_int_equal(peers_sweep(&p.peers, clock_ms() + 40000, &limits, NULL), 1);
+    assert_int_equal(recv(p.client, text, sizeof text, 0), 0);
+    close_pair(&p);
+}
+
+/* libmicrohttpd 0.9.75 misses a FIN that came with the last bytes. */
+static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **state)
+{
+    (void)state;
+    struct pair p;
+    char        text[64];
+    open_pair(&p, true);
+    assert_true(peer_enter(p.peer, PEER_BODY));
+    assert_int_equal(send(p.client, "bytes", 5, 0), 5);
+    shutdown(p.client, SHUT_WR);
+    for (int i = 0; i < 3; i++) peers_sweep(&p.peers, clock_ms(), &limits, NULL);
+    assert_int_equal(recv(p.client, text, sizeof text, MSG_DONTWAIT), -1); /* there is something to read: it stays */
+    assert_int_equal(recv(p.peer->fd, text, sizeof text, 0), 5);
+    peer_progress(p.peer, 5);
+    for (int i = 0; i < 2; i++) peers_sweep(&p.peers, clock_ms(), &limits, NULL);
+    assert_int_equal(recv(p.client, text, sizeof text, MSG_DONTWAIT), 0); /* shut down */
+    close_pair(&p);
+}
+
+static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void **state)
+{
+    (void)state;
+    static const struct peer_patience patience = { .silent_ms = 500, .stalled_ms = 2000 };
+    struct pair                       p;
+    open_pair(&p, true);
+    int64_t now = clock_ms();
+    assert_true(peer_enter(p.peer, PEER_BODY));
+    for (int i = 1; i < 50; i++) { /* a byte a second would be too slow in the end, but it moves */
+        peer_progress(p.peer, (uint64_t)i);
+        assert_int_equal(peers_sweep(&p.peers, now + i * 500, &limits, &patience), 0);
+    }
+    now += 49 * 500;
+    assert_int_equal(peers_sweep(&p.peers, now + 1900, &limits, &patience), 0);
+    assert_int_equal(peers_sweep(&p.peers, now + 2000, &limits, &patience), 1);
+    close_pair(&p);
+
+    open_pair(&p, true);
+    assert_true(peer_enter(p.peer, PEER_IDLE));
+    now = clock_ms();
+    assert_int_equal(peers_sweep(&p.peers, now, &limits, &patience), 0);
+    assert_int_equal(peers_sweep(&p.peers, now + 400, &limits, &patience), 0);
+    assert_int_equal(peers_sweep(&p.peers, now + 600, &limits, &patience), 1);
+    close_pair(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_how_long_each_phase_may_take),
+        cmocka_unit_test(test_a_slow_body_hears_408_and_its_thread_learns_that_it_was_cut),
+        cmocka_unit_test(test_nothing_is_written_into_tls),
+        cmocka_unit_test(test_a_client_that_left_in_the_middle_of_a_body_is_found),
+        cmocka_unit_test(test_a_drain_waits_for_who_moves_and_not_for_who_stands_still),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

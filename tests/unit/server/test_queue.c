@@ -1,0 +1,172 @@
+/* Admission and batching, without devices or sockets. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "server/queue.h"
+
+static struct job make(job_kind kind, double flops)
+{
+    return (struct job){ .kind = kind, .flops = flops, .tensor_bytes = 100 };
+}
+
+static void test_slots_are_bounded_and_come_back(void **state)
+{
+    (void)state;
+    struct queue q;
+    queue_init(&q, 3, 8, 0);
+    for (int i = 0; i < 3; i++) assert_true(queue_admit(&q));
+    assert_false(queue_admit(&q));
+    queue_leave(&q);
+    assert_true(queue_admit(&q));
+    assert_false(queue_admit(&q));
+}
+
+static void *admit_and_leave(void *context)
+{
+    struct queue *q = context;
+    for (int i = 0; i < 100000; i++)
+        if (queue_admit(q)) {
+            assert_true(atomic_load(&q->slots) <= 2);
+            queue_leave(q);
+        }
+    return NULL;
+}
+
+static void test_slots_hold_among_threads(void **state)
+{
+    (void)state;
+    struct queue q;
+    pthread_t    threads[4];
+    queue_init(&q, 2, 8, 0);
+    for (int i = 0; i < 4; i++) pthread_create(&threads[i], NULL, admit_and_leave, &q);
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+    assert_int_equal(atomic_load(&q.slots), 0);
+}
+
+/* What leaves together. Each letter is a job: its kind ('-' is never joined), in order of arrival. */
+static void test_batches(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *waiting, *batches; /* batches are separated by spaces */
+        int         max_batch;
+    } cases[] = {
+        { "", "", 8 },
+        { "a", "a", 8 },
+        { "aaa", "aaa", 8 },
+        { "aaaaa", "aa aa a", 2 },
+        { "abab", "aa bb", 8 },       /* others of its kind are fetched past different ones */
+        { "baaab", "bb aaa", 8 },     /* and the oldest decides whose turn it is */
+        { "-a-a", "- aa -", 8 },      /* large ones go alone */
+        { "--", "- -", 8 },
+        { "a", "a", 1 },
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        struct queue q;
+        struct job   jobs[16], *batch[16];
+        char         text[64] = "";
+        queue_init(&q, 100, cases[c].max_batch, 0);
+        for (size_t i = 0; cases[c].waiting[i]; i++) {
+            jobs[i] = make(cases[c].waiting[i] == '-' ? 0 : (job_kind)cases[c].waiting[i], 1e3);
+            queue_push(&q, &jobs[i], 0);
+        }
+        int64_t wait_ns;
+        for (int count; (count = queue_take(&q, 0, batch, &wait_ns)) > 0;) {
+            if (*text) strcat(text, " ");
+            for (int i = 0; i < count; i++) strncat(text, batch[i]->kind ? (char[]){ (char)batch[i]->kind, 0 } : "-", 2);
+        }
+        assert_string_equal(text, cases[c].batches);
+        assert_int_equal(q.count, 0);
+        assert_int_equal(q.bytes, 0);
+    }
+}
+
+static void test_the_work_of_a_batch_is_bounded(void **state)
+{
+    (void)state;
+    struct queue q;
+    struct job   jobs[8], *batch[64];
+    int64_t      wait_ns;
+    queue_init(&q, 100, 64, 0);
+    for (int i = 0; i < 8; i++) {
+        jobs[i] = make(1, 0.3e9);
+        queue_push(&q, &jobs[i], 0);
+    }
+    assert_int_equal(queue_take(&q, 0, batch, &wait_ns), 3); /* 3 * 0.3e9 <= 1e9 < 4 * 0.3e9 */
+}
+
+static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **state)
+{
+    (void)state;
+    struct queue q;
+    struct job   jobs[4], *batch[64];
+    int64_t      wait_ns;
+    queue_init(&q, 100, 3, 1000);
+    for (int i = 0; i < 4; i++) jobs[i] = make(1, 1);
+    queue_push(&q, &jobs[0], 100);
+    assert_int_equal(queue_take(&q, 300, batch, &wait_ns), 0);
+    assert_int_equal(wait_ns, 800);
+    queue_push(&q, &jobs[1], 400);
+    assert_int_equal(queue_take(&q, 1100, batch, &wait_ns), 2); /* old enough */
+    assert_int_equal(wait_ns, 0);
+    for (int i = 0; i < 3; i++) queue_push(&q, &jobs[i], 2000);
+    assert_int_equal(queue_take(&q, 2001, batch, &wait_ns), 3); /* full */
+    jobs[3].kind = 0;
+    queue_push(&q, &jobs[3], 3000);
+    assert_int_equal(queue_take(&q, 3000, batch, &wait_ns), 1); /* nobody could join it */
+}
+
+static void test_a_job_can_be_taken_out_anywhere(void **state)
+{
+    (void)state;
+    for (int out = 0; out < 3; out++) {
+        struct queue q;
+        struct job   jobs[3], *batch[8];
+        int64_t      wait_ns;
+        queue_init(&q, 100, 8, 0);
+        for (int i = 0; i < 3; i++) {
+            jobs[i] = make(1, 1);
+            queue_push(&q, &jobs[i], 0);
+        }
+        queue_remove(&q, &jobs[out]);
+        assert_int_equal(q.count, 2);
+        assert_int_equal(q.bytes, 200);
+        assert_int_equal(queue_take(&q, 0, batch, &wait_ns), 2);
+        assert_ptr_equal(batch[0], &jobs[out == 0 ? 1 : 0]);
+        assert_ptr_equal(batch[1], &jobs[out == 2 ? 1 : 2]);
+    }
+}
+
+static void test_retry_after_is_between_1_and_30_seconds(void **state)
+{
+    (void)state;
+    struct queue q;
+    queue_init(&q, 1000, 8, 0);
+    assert_int_equal(queue_retry_after_s(&q, 1), 1);
+    queue_learn(&q, 1, 0.5);
+    for (int i = 0; i < 9; i++) queue_admit(&q);
+    assert_int_equal(queue_retry_after_s(&q, 1), 5); /* 4.5 s of work */
+    assert_int_equal(queue_retry_after_s(&q, 3), 2);
+    for (int i = 0; i < 900; i++) queue_admit(&q);
+    assert_int_equal(queue_retry_after_s(&q, 1), 30);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_slots_are_bounded_and_come_back),
+        cmocka_unit_test(test_slots_hold_among_threads),
+        cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_the_work_of_a_batch_is_bounded),
+        cmocka_unit_test(test_a_window_holds_a_batch_back_until_it_is_full_or_old),
+        cmocka_unit_test(test_a_job_can_be_taken_out_anywhere),
+        cmocka_unit_test(test_retry_after_is_between_1_and_30_seconds),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

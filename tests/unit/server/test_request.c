@@ -1,0 +1,126 @@
+/* The owner table, ids, failures: a request without a connection. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "server/answer.h"
+#include "server/request.h"
+#include "server/server.h"
+
+/* Rows: from; columns: to. */
+static void test_the_owner_table(void **state)
+{
+    (void)state;
+    static const char *const may[REQUEST_STATE_COUNT] = {
+        /*                      R Q U V A F: receiving queued rUnning verifying answering freed */
+        [REQUEST_RECEIVING] = ".x..xx", [REQUEST_QUEUED] = "..x.x.",    [REQUEST_RUNNING] = "...xx.",
+        [REQUEST_VERIFYING] = "....x.", [REQUEST_ANSWERING] = ".....x", [REQUEST_FREED] = "......",
+    };
+    for (int from = 0; from < REQUEST_STATE_COUNT; from++)
+        for (int to = 0; to < REQUEST_STATE_COUNT; to++)
+            if (from != REQUEST_FREED)
+                assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to), may[from][to] == 'x');
+    assert_int_equal(request_state_owner(REQUEST_RECEIVING), ROLE_HTTP);
+    assert_int_equal(request_state_owner(REQUEST_QUEUED), ROLE_LOOP);
+    assert_int_equal(request_state_owner(REQUEST_RUNNING), ROLE_LOOP);
+    assert_int_equal(request_state_owner(REQUEST_ANSWERING), ROLE_HTTP);
+}
+
+static void test_a_life_is_counted(void **state)
+{
+    (void)state;
+    struct server server = { 0 };
+    request_set_role(ROLE_HTTP);
+    struct request *r = request_new(&server, NULL, NULL);
+    assert_int_equal(request_count(REQUEST_RECEIVING), 0); /* not yet known to be one for tensors */
+    request_count_in(r);
+    assert_int_equal(request_count(REQUEST_RECEIVING), 1);
+    request_move(r, REQUEST_QUEUED);
+    request_set_role(ROLE_LOOP);
+    request_move(r, REQUEST_RUNNING);
+    assert_int_equal(request_count(REQUEST_QUEUED), 0);
+    assert_int_equal(request_count(REQUEST_RUNNING), 1);
+    request_move(r, REQUEST_ANSWERING);
+    request_set_role(ROLE_HTTP);
+    request_free(r);
+    for (int s = 0; s < REQUEST_STATE_COUNT; s++) assert_int_equal(request_count((enum request_state)s), 0);
+}
+
+/* An assertion of ours ends the process: tried in a child. */
+static void test_only_the_owner_moves_it(void **state)
+{
+    (void)state;
+    struct server   server = { 0 };
+    request_set_role(ROLE_HTTP);
+    struct request *r = request_new(&server, NULL, NULL);
+    request_move(r, REQUEST_QUEUED); /* the loop's now */
+    const pid_t child = fork();
+    if (child == 0) {
+        signal(SIGABRT, SIG_DFL);
+        if (freopen("/dev/null", "w", stderr) == NULL) _exit(0);
+        request_move(r, REQUEST_RUNNING);
+        _exit(0);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    request_set_role(ROLE_LOOP);
+    request_move(r, REQUEST_ANSWERING);
+    request_set_role(ROLE_HTTP);
+    request_free(r);
+}
+
+static void test_the_first_failure_stays(void **state)
+{
+    (void)state;
+    struct request r = { 0 };
+    request_fail(&r, PROTO_E_TOO_LARGE, "/q", "too %s", "large");
+    request_fail(&r, PROTO_E_INTERNAL, NULL, "something else");
+    assert_int_equal(r.error, PROTO_E_TOO_LARGE);
+    assert_string_equal(r.why.text, "too large");
+    assert_string_equal(r.why.member, "/q");
+}
+
+static void test_ids_are_16_digits_and_differ(void **state)
+{
+    (void)state;
+    char a[REQUEST_ID_BYTES], b[REQUEST_ID_BYTES];
+    request_make_id(a);
+    for (int i = 0; i < 1000; i++) {
+        request_make_id(b);
+        assert_int_equal(strlen(b), 16);
+        assert_int_equal(strspn(b, "0123456789abcdef"), 16);
+        assert_string_not_equal(a, b);
+    }
+}
+
+static void test_server_timing(void **state)
+{
+    (void)state;
+    struct request r = { .times = { .began_ns = 1000, .received_ns = 5001000, .decode_ns = 1234567, .encode_ns = 999 } };
+    char           text[1024];
+    answer_server_timing(&r, text, sizeof text);
+    assert_string_equal(text, "recv;dur=3.765, decode;dur=1.234, queue;dur=0.000, copy_in;dur=0.000, compute;dur=0.000, copy_out;dur=0.000, "
+                              "encode;dur=0.000");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_owner_table),
+        cmocka_unit_test(test_a_life_is_counted),
+        cmocka_unit_test(test_only_the_owner_moves_it),
+        cmocka_unit_test(test_the_first_failure_stays),
+        cmocka_unit_test(test_ids_are_16_digits_and_differ),
+        cmocka_unit_test(test_server_timing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
