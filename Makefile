@@ -7,6 +7,7 @@
 # Switches, in the command line or the environment:
 #   SAN=1     AddressSanitizer and UBSan, in build/san        TSAN=1  ThreadSanitizer, in build/tsan
 #   CI=1      warnings are errors                             CUDA=0  leave the CUDA devices out though nvcc is there
+#   CUDA_ARCHS="80 90"  compute capabilities to make machine code for (each costs minutes; default 80 86 89 90)
 #   CC=clang  another compiler                                B=dir   another build folder
 #   V=1       show the commands
 #
@@ -29,12 +30,14 @@ FUZZ_SRC    := $(wildcard tests/fuzz/fuzz_*.c)
 BENCH_SRC   := $(wildcard tests/bench/attn-bench.c)
 LOAD_SRC    := $(wildcard tests/load/*.c)
 
-# CUDA is in when nvcc is found. The folder of a kernel is its architecture; the others are built for both.
+# CUDA is in when nvcc is found. Machine code for the compute capabilities of CUDA_ARCHS and, for what comes after them, PTX; the
+# folder sm90 uses instructions of Hopper alone. C++ in a kernel's host part needs a few functions of libstdc++, linked statically.
 CUDA      ?= $(if $(shell command -v $(NVCC) 2>/dev/null),1,0)
 CUDA_SRC  := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))
 CUDA_HOME ?= $(if $(CUDA_SRC),$(abspath $(dir $(realpath $(shell command -v $(NVCC))))..))
-CUDA_LD   := $(if $(CUDA_SRC),-L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lpthread)
-sm80      := -gencode arch=compute_80,code=sm_80
+CUDA_LD   := $(if $(CUDA_SRC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)-Bstatic -lstdc++ -Wl$(comma)-Bdynamic -ldl -lrt -lpthread)
+CUDA_ARCHS ?= 80 86 89 90
+gencode   := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$a$(comma)code=sm_$a) -gencode arch=compute_80,code=compute_80
 sm90      := -gencode arch=compute_90a,code=sm_90a
 
 # ---- Flags -----------------------------------------------------------------------------------------------------------
@@ -57,7 +60,7 @@ ISA_amx    := $(if $(x86),$(ISA_bf16) -mamx-tile -mamx-bf16)
 isa         = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $1)))))
 
 # The flags of this build are a file that every object depends on: it is rewritten only when they differ.
-FLAGS := $(CC) $(ALL_C) $(ISA_amx) $(if $(CUDA_SRC),$(NVCC) $(NVFLAGS) $(sm80) $(sm90))
+FLAGS := $(CC) $(ALL_C) $(ISA_amx) $(if $(CUDA_SRC),$(NVCC) $(NVFLAGS) $(gencode) $(sm90))
 ifneq ($(FLAGS),$(file <$B/flags))
 $(shell mkdir -p $B)$(file >$B/flags,$(FLAGS))
 endif
@@ -77,7 +80,7 @@ $B/%.o: %.c $B/flags
 
 $B/%.cu.o: %.cu $B/flags
 	@mkdir -p $(@D)
-	$(call say,nvcc)$(NVCC) $(NVFLAGS) $(or $($(notdir $(<D))),$(sm80) $(sm90)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+	$(call say,nvcc)$(NVCC) $(NVFLAGS) $(or $($(notdir $(<D))),$(gencode)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
 $B/libattn.a: $(call OBJ,$(KERNELS_SRC) $(CUDA_SRC))
 	$(call say,ar)rm -f $@ && ar rcs $@ $^
@@ -93,6 +96,10 @@ $B/attnd: $(call OBJ,server/main.c) $B/libserver.a $B/libproto.a $B/libattn.a
 
 $B/attn-bench: $(call OBJ,$(BENCH_SRC)) $B/libproto.a $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lcjson -lm
+
+# The vector kernels of the CPU by themselves: build/simd-bench --only gemm amx
+$B/simd-bench: $(call OBJ,tests/bench/simd-bench.c) $B/libattn.a
+	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
 
 # Unit tests: tests/unit/kernels/test_check.c -> build/tests/unit/kernels/test_check
 UNIT := $(patsubst %.c,$B/%,$(UNIT_SRC))
@@ -129,8 +136,9 @@ run: ## build and serve on 127.0.0.1:8080 (ARGS="--listen 0.0.0.0:9000" for othe
 test: ## build and run all tests
 	@sh tests/setup.sh test
 	@$(MAKE) --no-print-directory all
-	@$(MAKE) --no-print-directory unit
-	@$(MAKE) --no-print-directory fuzz-replay
+	@failed=; for part in unit fuzz-replay http-all; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
+	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; echo "make test: all passed"
+http-all: $B/attnd
 	$(PYTEST) conformance http
 
 unit: $(UNIT) ## the C unit tests alone
@@ -177,6 +185,11 @@ growth: ## time against Sq and against body size, drawn into tests/load/growth.s
 	@$(MAKE) --no-print-directory $B/attnd
 	$(TESTENV) python3 tests/load/growth.py $(ARGS)
 
+gpu: ## everything that needs a GPU: kernels against float64, conformance over HTTP, equal bits (skipped without one)
+	@sh tests/setup.sh test
+	@$(MAKE) --no-print-directory all $B/tests/unit/kernels/test_backends
+	bash tests/gpu/run.sh $B
+
 fresh: ## the two commands of the README in a bare Debian (root, debootstrap; FRESH=bookworm)
 	sh tests/fresh/run.sh $(FRESH)
 
@@ -196,4 +209,4 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-.PHONY: all run test unit http conformance fuzz-replay fuzz fuzz-targets bench load compare upload growth fresh format check-format print-cuda clean help
+.PHONY: all run test unit http http-all conformance fuzz-replay fuzz fuzz-targets bench load compare upload growth gpu fresh format check-format print-cuda clean help

@@ -1,0 +1,208 @@
+/* args.cuh: a problem as kernels see it, and the score of one (query, key) pair with every option.
+ *
+ * An attn_problem is resolved once on the host (attn_geometry_of) and passed to the kernels by value: about 1.3 KB of parameters,
+ * which the constant cache broadcasts. The functions below are the definition of kernels/README.md in float, one line a step; every
+ * kernel that treats elements one by one uses them, so that they all mean the same. */
+#ifndef ATTN_CUDA_ARGS_CUH
+#define ATTN_CUDA_ARGS_CUH
+
+#include <math_constants.h>
+
+#include "kernels/philox.h"
+#include "kernels/tiles.h"
+
+#define DEVICE __device__ __forceinline__
+
+const float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+
+struct cuda_args {
+    attn_geometry g;
+    uint64_t seed;
+    uint32_t drop_below; /* a Philox lane below it is dropped; 0: no dropout */
+    float drop_scale;    /* 1 / (1 - dropout_p) */
+    /* Rows of lse, delta and of a recomputed out: row i of sequence b, head h is at b * lse_batch + h * lse_head + q_start + i. */
+    int64_t lse_batch, lse_head;
+};
+
+static inline cuda_args cuda_args_of(const attn_problem *p)
+{
+    cuda_args a;
+    a.g = attn_geometry_of(p);
+    a.seed = p->seed;
+    a.drop_below = attn_dropout_threshold(p->dropout_p);
+    a.drop_scale = (float)(1 / (1 - p->dropout_p));
+    a.lse_head = a.g.dims.Sq; /* packed: total_q */
+    a.lse_batch = a.g.dims.packed ? 0 : a.g.dims.H * a.g.dims.Sq;
+    return a;
+}
+
+DEVICE float load_float(attn_dtype dtype, const void *data, int64_t index)
+{
+    switch (dtype) {
+    case ATTN_F32: return ((const float *)data)[index];
+    case ATTN_F16: return attn_f16_to_f32(((const uint16_t *)data)[index]);
+    case ATTN_BF16: return attn_bf16_to_f32(((const uint16_t *)data)[index]);
+    case ATTN_F8E4M3: return attn_e4m3_to_f32(((const uint8_t *)data)[index]);
+    default: return 0;
+    }
+}
+
+DEVICE void store_float(attn_dtype dtype, void *data, int64_t index, float x)
+{
+    switch (dtype) {
+    case ATTN_F32: ((float *)data)[index] = x; break;
+    case ATTN_F16: ((uint16_t *)data)[index] = attn_f16_from_f32(x); break;
+    case ATTN_BF16: ((uint16_t *)data)[index] = attn_bf16_from_f32(x); break;
+    default: break;
+    }
+}
+
+/* What a whole row or tile of one head has in common. */
+struct head_args {
+    int64_t b, h, hk; /* sequence (or batch row), query head, its key/value head */
+    attn_sequence s;
+    float scale;      /* of q.k, dequantisation factors included */
+    float softcap;
+    float slope;      /* ALiBi; 0 without */
+    float v_scale;
+};
+
+DEVICE float scale_of(const attn_view &view, int64_t b, int64_t hk)
+{
+    return view.data ? ((const float *)view.data)[attn_at(&view, b, hk, 0)] : 1.0f;
+}
+
+DEVICE head_args head_args_of(const cuda_args &a, int64_t b, int64_t h)
+{
+    const attn_geometry &g = a.g;
+    head_args x;
+    x.b = b;
+    x.h = h;
+    x.hk = (int)h / (int)g.group;
+    x.s = attn_sequence_of(&g, b);
+    x.scale = (float)g.scale * scale_of(g.view[ATTN_T_q_scale], b, x.hk) * scale_of(g.view[ATTN_T_k_scale], b, x.hk);
+    x.softcap = (float)g.softcap;
+    x.slope = 0;
+    if (g.view[ATTN_T_alibi_slopes].data)
+        x.slope = ((const float *)g.view[ATTN_T_alibi_slopes].data)[attn_at(&g.view[ATTN_T_alibi_slopes], b, h, 0)];
+    x.v_scale = scale_of(g.view[ATTN_T_v_scale], b, x.hk);
+    return x;
+}
+
+/* Do keep_mask, FlashMask and a bias of -inf let query i see key j? */
+DEVICE bool visible_by_mask(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
+{
+    const attn_geometry &g = a.g;
+    const attn_view &keep = g.view[ATTN_T_keep_mask], &rows = g.view[ATTN_T_mask_startend_rows], &bias = g.view[ATTN_T_bias];
+    if (bias.data && load_float(bias.dtype, bias.data, attn_at(&bias, x.b, x.h, i) + j) == -CUDART_INF_F) return false;
+    if (keep.data && !((const uint8_t *)keep.data)[attn_at(&keep, x.b, x.h, i) + j]) return false;
+    if (rows.data) {
+        const int32_t *bounds = (const int32_t *)rows.data + attn_at(&rows, x.b, x.h / g.mask_group, j);
+        if (attn_mask_hides(attn_mask_of(bounds, g.mask_bounds, g.causal, x.s.Sq), i)) return false;
+    }
+    return true;
+}
+
+/* The same, with causal, window and lengths. */
+DEVICE bool visible(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
+{
+    const attn_range keys = attn_keys_of(&a.g, &x.s, i);
+    return j >= keys.lo && j < keys.hi && visible_by_mask(a, x, i, j);
+}
+
+/* z of a visible pair, from q.k. *uncapped: s / softcap's tanh, for the gradient (1 - tanh^2); 0 without softcap. */
+DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float dot, float *tanh_s)
+{
+    const attn_geometry &g = a.g;
+    float z = x.scale * dot;
+    *tanh_s = 0;
+    if (x.softcap > 0) {
+        *tanh_s = tanhf(z / x.softcap);
+        z = x.softcap * *tanh_s;
+    }
+    const attn_view &bias = g.view[ATTN_T_bias];
+    if (bias.data) z += load_float(bias.dtype, bias.data, attn_at(&bias, x.b, x.h, i) + j);
+    if (x.slope != 0) {
+        const int64_t distance = i + x.s.Sk - x.s.Sq - j;
+        z -= x.slope * (float)(distance < 0 ? -distance : distance);
+    }
+    return z;
+}
+
+/* M of dropout: 0, or 1 / (1 - p). */
+DEVICE float dropout(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
+{
+    if (a.drop_below == 0) return 1;
+    return attn_dropout_keep(a.seed, x.b * a.g.dims.H + x.h, i, j, a.drop_below) ? a.drop_scale : 0;
+}
+
+DEVICE float sink_of(const cuda_args &a, int64_t h)
+{
+    const attn_view &sinks = a.g.view[ATTN_T_sinks];
+    return sinks.data ? ((const float *)sinks.data)[attn_at(&sinks, 0, h, 0)] : -CUDART_INF_F;
+}
+
+/* Sequence and index inside it of packed row `row`; b = the last sequence that starts at or before it. */
+DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
+{
+    int64_t low = 0, high = sequences; /* cu[low] <= row < cu[high] */
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        if (cu[middle] <= row) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* Where row i's lse, delta are. */
+DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i) { return x.b * a.lse_batch + x.h * a.lse_head + x.s.q_start + i; }
+
+/* ---- Blocks to tiles of query rows --------------------------------------------------------------------------------------- */
+
+/* The grid is (tiles, heads, batch); packed, (tiles of all sequences, heads). Packed, sequence b owns the tiles from cu[b] / rows + b on:
+ * a sequence never needs more of them than there are before the next one's, so a block finds its sequence by bisection and no table
+ * is made. A few tiles have no rows. */
+static inline dim3 tile_grid(const attn_geometry &g, int rows)
+{
+    const attn_dims &d = g.dims;
+    return d.packed ? dim3((unsigned)(d.total_q / rows + d.B), (unsigned)d.H) : dim3((unsigned)attn_tiles(d.Sq, rows), (unsigned)d.H, (unsigned)d.B);
+}
+
+/* Heads and batch rows that a grid can count; nothing larger has been asked for. */
+static inline bool tile_grid_fits(const attn_dims &d) { return d.H <= 65535 && (d.packed || d.B <= 65535); }
+
+struct tile_place {
+    head_args x;
+    int i0; /* first query, inside the sequence */
+    bool exists;
+};
+
+/* The last tiles of a head come first: under a causal mask they are the longest. */
+template <int rows> DEVICE tile_place tile_place_of(const cuda_args &a, unsigned tile_index)
+{
+    const int tile = (int)(gridDim.x - 1 - tile_index);
+    tile_place place;
+    int b = blockIdx.z, first = 0;
+    if (a.g.dims.packed) {
+        int low = 0, high = (int)a.g.dims.B;
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            if (a.g.cu_q[middle] / rows + middle <= tile) low = middle;
+            else high = middle;
+        }
+        b = low;
+        first = a.g.cu_q[b] / rows + b;
+    }
+    place.x = head_args_of(a, b, blockIdx.y);
+    place.i0 = (tile - first) * rows;
+    place.exists = place.i0 < place.x.s.Sq;
+    return place;
+}
+
+DEVICE float warp_sum(float x)
+{
+    for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
+    return x;
+}
+
+#endif

@@ -1,0 +1,425 @@
+/* device.cu: NVIDIA GPUs behind backend.h: devices, memory, streams, errors. The kernels are in the folders beside it.
+ *
+ * Where there is no driver (the CUDA runtime is linked statically, so this file runs everywhere) count() is 0 and nothing else is
+ * called.
+ *
+ * Invariants
+ *  1. Every call of the CUDA runtime is checked, and its error goes through the table of errors.h: a sticky one becomes
+ *     ATTN_DEVICE_LOST for this and every later call on the device, others fail the call alone.
+ *  2. Device memory is taken with cudaMalloc and kept: a freed block goes to a list of its size class and is handed out again, so
+ *     that under a steady load there is no cudaMalloc, which would synchronise the device. What is taken never exceeds
+ *     memory_limit; where it would, or the card has no more, kept blocks are given back first.
+ *  3. A block is freed by the caller after the stream that used it is done, so the lists need no knowledge of streams.
+ *  4. The current device is per thread: every entry sets it.
+ *  5. Plain C but for the kernels' launches: no C++ library, so that the program needs none. */
+#include <cuda_runtime.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "errors.h"
+#include "kernels.h"
+#include "kernels/backend.h"
+
+namespace {
+
+/* ---- Devices ----------------------------------------------------------------------------------------------------------- */
+
+enum { STREAMS = 4 }; /* batches in flight: one copies in, one computes, one copies out, one waits */
+
+/* Blocks of device memory are of sizes 2^n and 1.5 * 2^n: at most a third of a block is waste. */
+enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
+
+struct block {
+    block *next;
+    void *memory;
+    int size_class;
+};
+
+struct device {
+    attn_device base;
+    cuda_chip chip;
+    cudaDeviceProp properties;
+    bool lost; /* a sticky error was seen; only ever set */
+
+    pthread_mutex_t lock; /* of the rest */
+    int64_t memory_limit, memory_used, memory_taken;
+    block *idle[CLASSES]; /* lists: given back to us, by size class */
+    block *live;          /* handed out, the youngest first */
+};
+
+struct stream {
+    attn_stream base;
+    cudaStream_t cuda;
+    cudaEvent_t marks[ATTN_MARKS];
+};
+
+device *device_of(attn_device *d) { return reinterpret_cast<device *>(d); }
+const device *device_of(const attn_device *d) { return reinterpret_cast<const device *>(d); }
+stream *stream_of(attn_stream *s) { return reinterpret_cast<stream *>(s); }
+
+/* The one place where a CUDA error becomes ours. */
+attn_status check(device *d, cudaError_t code, const char *what, attn_error *err)
+{
+    if (code == cudaSuccess) return ATTN_OK;
+    const cuda_error_info info = cuda_error_of((int)code);
+    cudaGetLastError(); /* the next call shall not hear of it again */
+    if (info.sticky && d) d->lost = true;
+    return attn_fail(err, info.status, "", "cuda: %s: %s (error %d)", what, info.name, (int)code);
+}
+
+attn_status enter(device *d, attn_error *err)
+{
+    if (d->lost) return attn_fail(err, ATTN_DEVICE_LOST, "", "cuda:%d was lost to an earlier error", d->base.index);
+    return check(d, cudaSetDevice(d->base.index), "cudaSetDevice", err);
+}
+
+int device_count(void)
+{
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return count;
+}
+
+/* Of the memory that is free when the device is opened, this share is ours unless an option says otherwise: the context, the kernels
+ * and a neighbour's changes need the rest. */
+const double MEMORY_SHARE = 0.85;
+
+attn_status device_open(int index, const attn_device_options *options, attn_device **opened, attn_error *err)
+{
+    size_t free_bytes = 0, total_bytes = 0;
+    attn_status status;
+    device *d = (device *)calloc(1, sizeof *d);
+    if (!d) return attn_fail(err, ATTN_NO_MEMORY, "", "cuda: out of memory");
+    d->base.backend = &attn_backend_cuda;
+    d->base.index = index;
+    status = check(d, cudaSetDevice(index), "cudaSetDevice", err);
+    if (status == ATTN_OK) status = check(d, cudaGetDeviceProperties(&d->properties, index), "cudaGetDeviceProperties", err);
+    if (status == ATTN_OK) status = check(d, cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo", err);
+    if (status == ATTN_OK && d->properties.major < 8)
+        status = attn_fail(err, ATTN_UNSUPPORTED, "", "cuda:%d is %s with compute capability %d.%d; 8.0 is the least", index,
+                           d->properties.name, d->properties.major, d->properties.minor);
+    if (status != ATTN_OK) {
+        free(d);
+        return status;
+    }
+    pthread_mutex_init(&d->lock, nullptr);
+    d->chip.major = d->properties.major;
+    d->chip.minor = d->properties.minor;
+    d->chip.multiprocessors = d->properties.multiProcessorCount;
+    d->chip.shared_bytes = (int)d->properties.sharedMemPerBlockOptin;
+    d->memory_limit = options && options->memory_bytes ? options->memory_bytes : (int64_t)(MEMORY_SHARE * (double)free_bytes);
+    *opened = &d->base;
+    return ATTN_OK;
+}
+
+void trim(device *d);
+
+void device_close(attn_device *base)
+{
+    device *d = device_of(base);
+    attn_error ignored;
+    if (enter(d, &ignored) == ATTN_OK) {
+        trim(d);
+        for (block *b = d->live; b; b = b->next) cudaFree(b->memory);
+    }
+    for (block *b = d->live; b;) {
+        block *next = b->next;
+        free(b);
+        b = next;
+    }
+    pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+void describe(const attn_device *base, attn_device_info *info)
+{
+    device *d = const_cast<device *>(device_of(base));
+    memset(info, 0, sizeof *info);
+    pthread_mutex_lock(&d->lock);
+    info->memory_used = d->memory_used;
+    pthread_mutex_unlock(&d->lock);
+    info->backend = "cuda";
+    snprintf(info->name, sizeof info->name, "cuda:%d", base->index);
+    snprintf(info->description, sizeof info->description, "%.60s, sm_%d%d, %.0f GiB", d->properties.name, d->chip.major, d->chip.minor,
+             (double)d->properties.totalGlobalMem / (1 << 30));
+    info->streams = STREAMS;
+    info->memory_total = (int64_t)d->properties.totalGlobalMem;
+    info->memory_limit = d->memory_limit;
+}
+
+/* ---- Memory -------------------------------------------------------------------------------------------------------------- */
+
+int64_t class_bytes(int size_class)
+{
+    const int64_t power = INT64_C(1) << (CLASS_LEAST_LOG2 + size_class / 2);
+    return size_class % 2 ? power + power / 2 : power;
+}
+
+/* CLASSES where nothing is that large. */
+int class_of(size_t bytes)
+{
+    int size_class = 0;
+    while (size_class < CLASSES && (uint64_t)class_bytes(size_class) < bytes) size_class++;
+    return size_class;
+}
+
+/* Gives every kept block back to the driver. Waits for the device, as cudaFree does. */
+void trim(device *d)
+{
+    for (int c = 0; c < CLASSES; c++) {
+        while (d->idle[c]) {
+            block *b = d->idle[c];
+            d->idle[c] = b->next;
+            cudaFree(b->memory);
+            d->memory_taken -= class_bytes(c);
+            free(b);
+        }
+    }
+}
+
+/* With the lock held: a block of this class, kept or new. */
+attn_status take(device *d, int size_class, block **taken, attn_error *err)
+{
+    const int64_t size = class_bytes(size_class);
+    block *b = d->idle[size_class];
+    if (b) {
+        d->idle[size_class] = b->next;
+        *taken = b;
+        return ATTN_OK;
+    }
+    b = (block *)calloc(1, sizeof *b);
+    if (!b) return attn_fail(err, ATTN_NO_MEMORY, "", "cuda: out of memory");
+    b->size_class = size_class;
+    if (d->memory_taken + size > d->memory_limit) trim(d);
+    cudaError_t code = cudaMalloc(&b->memory, (size_t)size);
+    if (code == cudaErrorMemoryAllocation) { /* a neighbour may have grown: what we keep may be what is missing */
+        cudaGetLastError();
+        trim(d);
+        code = cudaMalloc(&b->memory, (size_t)size);
+    }
+    const attn_status status = check(d, code, "cudaMalloc", err);
+    if (status != ATTN_OK) {
+        free(b);
+        return status;
+    }
+    d->memory_taken += size;
+    *taken = b;
+    return ATTN_OK;
+}
+
+attn_status device_alloc(attn_device *base, size_t bytes, void **memory, attn_error *err)
+{
+    device *d = device_of(base);
+    const int size_class = class_of(bytes ? bytes : 1);
+    block *b = nullptr;
+    attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    pthread_mutex_lock(&d->lock);
+    if (size_class == CLASSES || class_bytes(size_class) > d->memory_limit - d->memory_used)
+        status = attn_fail(err, ATTN_NO_MEMORY, "", "cuda:%d: %zu bytes are not left of %lld", base->index, bytes,
+                           (long long)d->memory_limit);
+    else
+        status = take(d, size_class, &b, err);
+    if (status == ATTN_OK) {
+        b->next = d->live;
+        d->live = b;
+        d->memory_used += class_bytes(size_class);
+        *memory = b->memory;
+    }
+    pthread_mutex_unlock(&d->lock);
+    return status;
+}
+
+void device_free(attn_device *base, void *memory)
+{
+    device *d = device_of(base);
+    if (!memory) return;
+    pthread_mutex_lock(&d->lock);
+    for (block **link = &d->live; *link; link = &(*link)->next) { /* the youngest are freed first, and there are few */
+        block *b = *link;
+        if (b->memory != memory) continue;
+        *link = b->next;
+        b->next = d->idle[b->size_class];
+        d->idle[b->size_class] = b;
+        d->memory_used -= class_bytes(b->size_class);
+        break;
+    }
+    pthread_mutex_unlock(&d->lock);
+}
+
+attn_status staging_alloc(attn_device *base, size_t bytes, void **memory, attn_error *err)
+{
+    device *d = device_of(base);
+    attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    return check(d, cudaHostAlloc(memory, bytes, cudaHostAllocPortable), "cudaHostAlloc", err);
+}
+
+void staging_free(attn_device *base, void *memory, size_t bytes)
+{
+    (void)base, (void)bytes;
+    cudaFreeHost(memory);
+}
+
+/* ---- Kernels ------------------------------------------------------------------------------------------------------------- */
+
+const cuda_kernel *kernel_for(const device *d, const attn_problem *p, attn_error *err)
+{
+    for (int i = 0; i < cuda_kernel_count; i++) {
+        const cuda_kernel *k = cuda_kernels[i];
+        if (k->op == p->op && d->chip.major * 10 + d->chip.minor >= k->compute && k->covers(&d->chip, p)) return k;
+    }
+    attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: no kernel computes this %s of %s", p->op == ATTN_OP_FORWARD ? "forward" : "backward",
+              attn_dtype_name(p->q.dtype));
+    return nullptr;
+}
+
+const char *kernel_name(const attn_device *base, const attn_problem *p, attn_error *err)
+{
+    const cuda_kernel *k = kernel_for(device_of(base), p, err);
+    return k ? k->name : nullptr;
+}
+
+const size_t WORKSPACE_ALIGN = 1024; /* what TMA and its swizzles want */
+
+size_t aligned(size_t bytes) { return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN; }
+
+attn_status workspace_bytes(const attn_device *base, const attn_problem *problems, int count, size_t *bytes, attn_error *err)
+{
+    const device *d = device_of(base);
+    *bytes = 0;
+    for (int i = 0; i < count; i++) {
+        const cuda_kernel *k = kernel_for(d, &problems[i], err);
+        if (!k) return ATTN_UNSUPPORTED;
+        *bytes += aligned(k->workspace(&d->chip, &problems[i]));
+    }
+    return ATTN_OK;
+}
+
+/* ---- Streams --------------------------------------------------------------------------------------------------------------- */
+
+void stream_close(attn_stream *base)
+{
+    stream *s = stream_of(base);
+    attn_error ignored;
+    if (enter(device_of(base->device), &ignored) == ATTN_OK) {
+        for (cudaEvent_t mark : s->marks)
+            if (mark) cudaEventDestroy(mark);
+        if (s->cuda) cudaStreamDestroy(s->cuda);
+    }
+    free(s);
+}
+
+attn_status stream_open(attn_device *base, attn_stream **opened, attn_error *err)
+{
+    device *d = device_of(base);
+    attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    stream *s = (stream *)calloc(1, sizeof *s);
+    if (!s) return attn_fail(err, ATTN_NO_MEMORY, "", "cuda: out of memory");
+    s->base.device = base;
+    status = check(d, cudaStreamCreateWithFlags(&s->cuda, cudaStreamNonBlocking), "cudaStreamCreate", err);
+    for (int i = 0; i < ATTN_MARKS && status == ATTN_OK; i++) status = check(d, cudaEventCreate(&s->marks[i]), "cudaEventCreate", err);
+    if (status != ATTN_OK) {
+        stream_close(&s->base);
+        return status;
+    }
+    *opened = &s->base;
+    return ATTN_OK;
+}
+
+attn_status copy(attn_stream *base, void *to, const void *from, size_t bytes, attn_direction direction, attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    if (status != ATTN_OK || bytes == 0) return status;
+    return check(d, cudaMemcpyAsync(to, from, bytes, direction == ATTN_TO_DEVICE ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
+                                    stream_of(base)->cuda), "cudaMemcpyAsync", err);
+}
+
+attn_status wait(attn_stream *base, attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    return check(d, cudaStreamSynchronize(stream_of(base)->cuda), "cudaStreamSynchronize", err);
+}
+
+attn_status run(attn_stream *base, const attn_problem *problems, int count, void *workspace, attn_error *err)
+{
+    device *d = device_of(base->device);
+    stream *s = stream_of(base);
+    void *own = nullptr;
+    size_t bytes = 0;
+    attn_status status = enter(d, err);
+    if (status == ATTN_OK && !workspace) {
+        status = workspace_bytes(base->device, problems, count, &bytes, err);
+        if (status == ATTN_OK && bytes) status = device_alloc(base->device, bytes, &own, err);
+    }
+    char *scratch = (char *)(own ? own : workspace);
+    for (int i = 0; i < count && status == ATTN_OK; i++) {
+        const cuda_kernel *k = kernel_for(d, &problems[i], err);
+        if (!k) {
+            status = ATTN_UNSUPPORTED;
+            break;
+        }
+        status = check(d, k->run(&d->chip, s->cuda, &problems[i], scratch), k->name, err);
+        if (status == ATTN_OK) status = check(d, cudaGetLastError(), k->name, err);
+        if (scratch) scratch += aligned(k->workspace(&d->chip, &problems[i]));
+    }
+    if (own) { /* the kernels use it until they are done */
+        attn_error late;
+        const attn_status waited = wait(base, &late);
+        if (status == ATTN_OK && waited != ATTN_OK) {
+            status = waited;
+            if (err) *err = late;
+        }
+        device_free(base->device, own);
+    }
+    return status;
+}
+
+attn_status mark(attn_stream *base, int slot, attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    return check(d, cudaEventRecord(stream_of(base)->marks[slot], stream_of(base)->cuda), "cudaEventRecord", err);
+}
+
+double elapsed_us(attn_stream *base, int from_slot, int to_slot)
+{
+    float ms = 0;
+    if (cudaEventElapsedTime(&ms, stream_of(base)->marks[from_slot], stream_of(base)->marks[to_slot]) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return 1e3 * (double)ms;
+}
+
+attn_status done(attn_stream *base, bool *is_done, attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    *is_done = false;
+    if (status != ATTN_OK) return status;
+    const cudaError_t code = cudaStreamQuery(stream_of(base)->cuda);
+    if (code == cudaErrorNotReady) {
+        cudaGetLastError();
+        return ATTN_OK;
+    }
+    *is_done = code == cudaSuccess;
+    return check(d, code, "cudaStreamQuery", err);
+}
+
+} // namespace
+
+extern "C" const attn_backend attn_backend_cuda = {
+    "cuda", device_count, device_open, device_close, describe, device_alloc, device_free, staging_alloc, staging_free,
+    kernel_name, workspace_bytes, stream_open, stream_close, copy, run, mark, elapsed_us, done, wait,
+};

@@ -1,0 +1,255 @@
+/* simple.cu: attention without tensor cores, an output row a warp. Covers every dtype, head dim and option of the contract.
+ *
+ * It is what the others are compared with on the GPU, and what runs where none of them applies. Each warp owns one row of one
+ * output and walks everything that row depends on, so there are no atomics, nothing is shared, and the bits of a row depend on
+ * the problem alone:
+ *
+ *   forward   a query row of one head:    online softmax over its visible keys                   out, lse
+ *   delta     a query row of one head:    sum_d dout * out - dlse                                delta
+ *   dq        a query row of one head:    sum_j dS_ij k_j                                        dq
+ *   dkdv      a key row of one kv head:   sum over the group's heads and their queries           dk, dv
+ *   dbias     an element of dbias:        sum of dZ over the broadcast axes                      dbias
+ *   dslope, dsink   a (batch, head):      sums over queries (and keys)                           dalibi_slopes, dsinks
+ *
+ * A lane holds every 32nd channel, so D <= 256 is at most 8 registers. Hidden keys are skipped and not multiplied by zero: NaN in
+ * them has no effect, and NaN in a visible one reaches exactly the rows that see it.
+ * Source: FlashAttention-2 (arXiv:2307.08691), Algorithms 1 and 2, one row at a time. */
+#include "kernels/cuda/kernels.h"
+#include "simple.h"
+
+namespace {
+
+enum { WARPS = 4 };
+
+/* The warp's index in the grid. */
+DEVICE int64_t warp_index() { return (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; }
+
+struct row {
+    head_args x;
+    int64_t i;
+    bool exists;
+};
+
+/* Work item n of rows x heads, query rows fastest. */
+DEVICE row query_row(const cuda_args &a, int64_t n)
+{
+    const attn_dims &d = a.g.dims;
+    row r;
+    int64_t b, line = n % (d.Sq > 0 ? d.Sq : 1);
+    const int64_t rest = d.Sq > 0 ? n / d.Sq : 0;
+    r.exists = d.Sq > 0 && n < d.Sq * d.H * (d.packed ? 1 : d.B);
+    if (!r.exists) return r;
+    b = d.packed ? sequence_at(a.g.cu_q, d.B, line) : rest / d.H;
+    r.x = head_args_of(a, b, rest % d.H);
+    r.i = line - r.x.s.q_start;
+    return r;
+}
+
+/* ---- Forward ------------------------------------------------------------------------------------------------------------- */
+
+__global__ void __launch_bounds__(32 * WARPS) forward_rows(const __grid_constant__ cuda_args a, attn_view out, float *lse_dense)
+{
+    const row r = query_row(a, warp_index());
+    if (r.exists) forward_row(a, r.x, r.i, out, lse_dense, false);
+}
+
+/* ---- Backward ------------------------------------------------------------------------------------------------------------- */
+
+/* delta_i = rowsum(dO * O) - dlse, and the given lse made dense. A row that sees nothing has delta 0. */
+__global__ void __launch_bounds__(32 * WARPS) delta_rows(const __grid_constant__ cuda_args a, saved s, bool given)
+{
+    const attn_geometry &g = a.g;
+    const row r = query_row(a, warp_index());
+    if (!r.exists) return;
+    const head_args &x = r.x;
+    const int64_t line = x.s.q_start + r.i;
+    float o[CHANNELS], dout[CHANNELS];
+    load_row(s.out, x.b, x.h, line, g.dims.Dv, o);
+    load_row(g.view[ATTN_T_dout], x.b, x.h, line, g.dims.Dv, dout);
+    float delta = dot(o, dout);
+    if (threadIdx.x % 32) return;
+    const attn_view &dlse = g.view[ATTN_T_dlse], &lse = g.view[ATTN_T_lse];
+    if (dlse.data) delta -= ((const float *)dlse.data)[attn_at(&dlse, x.b, x.h, line)];
+    if (given) s.lse[lse_at(a, x, r.i)] = ((const float *)lse.data)[attn_at(&lse, x.b, x.h, line)];
+    s.delta[lse_at(a, x, r.i)] = s.lse[lse_at(a, x, r.i)] == -CUDART_INF_F ? 0 : delta;
+}
+
+__global__ void __launch_bounds__(32 * WARPS) dq_rows(const __grid_constant__ cuda_args a, saved s)
+{
+    const row r = query_row(a, warp_index());
+    if (r.exists) dq_row(a, s, r.x, r.i);
+}
+
+__global__ void __launch_bounds__(32 * WARPS) dkdv_rows(const __grid_constant__ cuda_args a, saved s)
+{
+    const attn_dims &d = a.g.dims;
+    const int64_t n = warp_index();
+    if (d.Sk == 0 || n >= d.Sk * d.Hk * (d.packed ? 1 : d.B)) return;
+    const int64_t line = n % d.Sk, rest = n / d.Sk, b = d.packed ? sequence_at(a.g.cu_k, d.B, line) : rest / d.Hk;
+    dkdv_row(a, s, b, rest % d.Hk, line - attn_sequence_of(&a.g, b).k_start);
+}
+
+/* dZ of any pair, 0 where hidden: recomputed from the rows. */
+DEVICE float dz_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, int64_t j)
+{
+    const attn_geometry &g = a.g;
+    const float lse = s.lse[lse_at(a, x, i)];
+    float q[CHANNELS], k[CHANNELS], dout[CHANNELS], v[CHANNELS];
+    if (lse == -CUDART_INF_F || !visible(a, x, i, j)) return 0;
+    load_row(g.view[ATTN_T_q], x.b, x.h, x.s.q_start + i, g.dims.D, q);
+    load_row(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, g.dims.D, k);
+    load_row(g.view[ATTN_T_dout], x.b, x.h, x.s.q_start + i, g.dims.Dv, dout);
+    load_row(g.view[ATTN_T_v], x.b, x.hk, x.s.k_start + j, g.dims.Dv, v);
+    return gradient(a, x, i, j, lse, s.delta[lse_at(a, x, i)], dot(q, k), dot(dout, v)).dz;
+}
+
+/* An element of dbias, [nb, nh, nq, Sk] with broadcast axes of size 1. */
+__global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_constant__ cuda_args a, saved s, int64_t nb, int64_t nh, int64_t nq)
+{
+    const attn_dims &d = a.g.dims;
+    const int64_t n = warp_index();
+    if (d.Sk == 0 || n >= nb * nh * nq * d.Sk) return;
+    const int64_t j = n % d.Sk, i0 = n / d.Sk % nq, h0 = n / d.Sk / nq % nh, b0 = n / d.Sk / nq / nh;
+    float sum = 0;
+    for (int64_t b = b0; b < (nb == 1 ? d.B : b0 + 1); b++)
+        for (int64_t h = h0; h < (nh == 1 ? d.H : h0 + 1); h++) {
+            const head_args x = head_args_of(a, b, h);
+            for (int64_t i = i0; i < (nq == 1 ? d.Sq : i0 + 1); i++) sum += dz_of(a, s, x, i, j);
+        }
+    const attn_view &view = a.g.view[ATTN_T_dbias];
+    if (threadIdx.x % 32 == 0) ((float *)view.data)[attn_at(&view, b0, h0, i0) + j] = sum;
+}
+
+/* dalibi_slopes, a (batch, head) or a head a block; its warps share the query rows and their sums are added in order. */
+__global__ void __launch_bounds__(32 * WARPS) dslope_heads(const __grid_constant__ cuda_args a, saved s, int64_t batches)
+{
+    const attn_geometry &g = a.g;
+    const attn_dims &d = g.dims;
+    const int64_t h = blockIdx.x % d.H, b0 = blockIdx.x / d.H;
+    const int warp = threadIdx.x / 32;
+    __shared__ float part[WARPS];
+    float sum = 0;
+    for (int64_t b = b0; b < (batches == 1 ? d.B : b0 + 1); b++) {
+        const head_args x = head_args_of(a, b, h);
+        for (int64_t i = warp; i < x.s.Sq; i += WARPS) {
+            const attn_range keys = attn_keys_of(&g, &x.s, i);
+            float row_sum = 0;
+            for (int64_t j = keys.lo; j < keys.hi; j++) {
+                const int64_t distance = i + x.s.Sk - x.s.Sq - j;
+                const float dz = dz_of(a, s, x, i, j);
+                if (dz != 0) row_sum -= dz * (float)(distance < 0 ? -distance : distance);
+            }
+            sum += row_sum;
+        }
+    }
+    if (threadIdx.x % 32 == 0) part[warp] = sum;
+    __syncthreads();
+    if (threadIdx.x) return;
+    for (int w = 1; w < WARPS; w++) sum += part[w];
+    const attn_view &view = g.view[ATTN_T_dalibi_slopes];
+    ((float *)view.data)[attn_at(&view, b0, h, 0)] = sum;
+}
+
+/* dsinks, a head a block: -sum over batch and rows of exp(sink - lse) * delta. */
+__global__ void __launch_bounds__(32 * WARPS) dsink_heads(const __grid_constant__ cuda_args a, saved s)
+{
+    const attn_geometry &g = a.g;
+    const int64_t h = blockIdx.x;
+    __shared__ float part[32 * WARPS];
+    const float sink = sink_of(a, h);
+    float sum = 0;
+    for (int64_t b = 0; b < g.dims.B; b++) {
+        const head_args x = head_args_of(a, b, h);
+        for (int64_t i = threadIdx.x; i < x.s.Sq; i += 32 * WARPS) {
+            const float lse = s.lse[lse_at(a, x, i)];
+            if (lse != -CUDART_INF_F) sum -= expf(sink - lse) * s.delta[lse_at(a, x, i)];
+        }
+    }
+    part[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x) return;
+    for (int t = 1; t < 32 * WARPS; t++) sum += part[t];
+    const attn_view &view = g.view[ATTN_T_dsinks];
+    ((float *)view.data)[attn_at(&view, 0, h, 0)] = sum;
+}
+
+/* ---- Launchers ------------------------------------------------------------------------------------------------------------ */
+
+bool covers(const cuda_chip *, const attn_problem *) { return true; }
+
+int64_t query_rows(const attn_dims &d) { return d.Sq * d.H * (d.packed ? 1 : d.B); }
+int64_t key_rows(const attn_dims &d) { return d.Sk * d.Hk * (d.packed ? 1 : d.B); }
+
+unsigned blocks_for(int64_t warps) { return (unsigned)attn_tiles(warps, WARPS); }
+
+size_t forward_workspace(const cuda_chip *, const attn_problem *) { return 0; }
+
+cudaError_t run_forward(const cuda_chip *, cudaStream_t stream, const attn_problem *p, void *)
+{
+    const cuda_args a = cuda_args_of(p);
+    const int64_t rows = query_rows(a.g.dims);
+    if (rows > 0) forward_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, a.g.view[ATTN_T_out], nullptr);
+    return cudaPeekAtLastError();
+}
+
+/* lse and delta, dense; and a float32 out where none is given. */
+size_t backward_workspace(const cuda_chip *, const attn_problem *p)
+{
+    const attn_dims d = attn_dims_of(p);
+    const size_t rows = (size_t)query_rows(d);
+    return rows * sizeof(float) * (2 + (p->out.rank ? 0 : (size_t)d.Dv));
+}
+
+cudaError_t run_backward(const cuda_chip *, cudaStream_t stream, const attn_problem *p, void *workspace)
+{
+    const cuda_args a = cuda_args_of(p);
+    const attn_dims &d = a.g.dims;
+    const int64_t rows = query_rows(d);
+    const bool given = p->out.rank > 0;
+    saved s;
+    s.lse = (float *)workspace;
+    s.delta = s.lse + rows;
+    s.out = a.g.view[ATTN_T_out];
+    if (!given) {
+        s.out.data = s.delta + rows;
+        s.out.dtype = ATTN_F32;
+        s.out.row = d.Dv; /* [B, H, Sq, Dv]; packed [H, total_q, Dv] */
+        s.out.head = d.Sq * d.Dv;
+        s.out.batch = d.packed ? 0 : d.H * d.Sq * d.Dv;
+        if (rows > 0) forward_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s.out, s.lse);
+    }
+    simple_delta(a, s, given, stream);
+    if (rows > 0 && a.g.view[ATTN_T_dq].data) dq_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s);
+    if (key_rows(d) > 0 && (a.g.view[ATTN_T_dk].data || a.g.view[ATTN_T_dv].data))
+        dkdv_rows<<<blocks_for(key_rows(d)), 32 * WARPS, 0, stream>>>(a, s);
+    simple_gradients(p, a, s, stream);
+    return cudaPeekAtLastError();
+}
+
+} // namespace
+
+void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream)
+{
+    const int64_t rows = query_rows(a.g.dims);
+    if (rows > 0) delta_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s, given);
+}
+
+void simple_gradients(const attn_problem *p, const cuda_args &a, const saved &s, cudaStream_t stream)
+{
+    const attn_geometry &g = a.g;
+    const attn_dims &d = g.dims;
+    if (g.view[ATTN_T_dbias].data) {
+        const int64_t *n = p->dbias.shape;
+        const int64_t elements = n[0] * n[1] * n[2] * n[3];
+        if (elements > 0) dbias_elements<<<blocks_for(elements), 32 * WARPS, 0, stream>>>(a, s, n[0], n[1], n[2]);
+    }
+    if (g.view[ATTN_T_dalibi_slopes].data && d.H > 0) {
+        const int64_t batches = p->dalibi_slopes.rank == 2 ? d.B : 1;
+        if (batches > 0) dslope_heads<<<(unsigned)(batches * d.H), 32 * WARPS, 0, stream>>>(a, s, batches);
+    }
+    if (g.view[ATTN_T_dsinks].data && d.H > 0) dsink_heads<<<(unsigned)d.H, 32 * WARPS, 0, stream>>>(a, s);
+}
+
+
+extern const cuda_kernel simple_forward = { "simple", ATTN_OP_FORWARD, 80, covers, forward_workspace, run_forward };
+extern const cuda_kernel simple_backward = { "simple", ATTN_OP_BACKWARD, 80, covers, backward_workspace, run_backward };

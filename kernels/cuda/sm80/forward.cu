@@ -1,0 +1,369 @@
+/* forward.cu: flash attention forward on tensor cores by mma.sync, for any GPU from compute capability 8.0 on.
+ *
+ * A block owns BM queries of one head and walks the keys they may see in tiles of BN, from the last to the first
+ * (FlashAttention-2, arXiv:2307.08691, Algorithm 1):
+ *
+ *     load Q, K[n-1]
+ *     for j = n-1 .. 0:  wait K[j];  load V[j]
+ *                        S = Q K[j]^T;  mask
+ *                        wait V[j];  load K[j-1]          copies run under the products
+ *                        m, l, P = softmax_step(S);  O = rescale O + P V[j]
+ *     out = O / l,  lse = m + ln l
+ *
+ * A warp owns 16 MT of the rows, so the softmax needs no other warp: a row lies in four lanes. S's fragments are P's fragments.
+ * Shared memory holds tiles as rows of D elements in 16-byte pieces; piece c of row r lies at c ^ (r % 8), so that neither copies nor
+ * ldmatrix meet a bank twice.
+ *
+ * Two forms of each kernel: plain (lengths, causal and window: an interval of keys a row, and a scale above 0), and with options
+ * (softcap, bias, ALiBi, keep_mask, FlashMask, dropout, any scale), which treats every score by the functions of args.cuh.
+ * Rows without visible keys give 0 and -inf. Head dims that no copy of 16 bytes fits (D % 8, odd strides) are loaded element by element.
+ *
+ * A NaN or infinity in V of a key that some rows of a tile see and others do not meets P = 0 inside the product and becomes NaN in
+ * rows that must not know it. So a block whose result is not finite goes over its tiles once more, with zeros for such values (which
+ * gives the other rows the very bits that they would have had), and then computes one by one (rows.cuh, which skips hidden keys) the rows
+ * that do see one. The test costs one instruction an output element; the rest happens only where inputs hold such values. */
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/simple/rows.cuh"
+#include "tile.cuh"
+
+namespace {
+
+/* One row an instantiation: head dims up to D; BM queries, BN keys, warps, blocks a multiprocessor. */
+template <int D> struct tile;
+template <> struct tile<64> { static const int BM = 128, BN = 64, WARPS = 4, BLOCKS = 2; };
+template <> struct tile<128> { static const int BM = 128, BN = 64, WARPS = 4, BLOCKS = 2; };
+template <> struct tile<256> { static const int BM = 128, BN = 64, WARPS = 8, BLOCKS = 1; };
+
+/* The form with options has one 16-row block a warp, which leaves registers for them. */
+template <int D, bool OPTIONS> struct shape {
+    static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = tile<D>::BN, BM = OPTIONS ? 16 * WARPS : tile<D>::BM;
+    static const int MT = BM / 16 / WARPS, BLOCKS = tile<D>::BLOCKS;
+};
+
+template <int D, bool OPTIONS> struct shared {
+    alignas(128) uint16_t Q[shape<D, OPTIONS>::BM * D]; /* then the rows of out */
+    alignas(128) uint16_t K[shape<D, OPTIONS>::BN * D];
+    alignas(128) uint16_t V[shape<D, OPTIONS>::BN * D];
+    float S[OPTIONS ? shape<D, OPTIONS>::BM : 1][OPTIONS ? shape<D, OPTIONS>::BN + 4 : 1]; /* scores on their way through the options */
+};
+
+/* What a thread knows of one of its rows: maximum (base 2) and this lane's part of the sum. */
+struct softmax_row {
+    float m, l;
+};
+
+template <typename T, int D, bool OPTIONS>
+__global__ void __launch_bounds__(shape<D, OPTIONS>::THREADS, shape<D, OPTIONS>::BLOCKS) forward_tiles(const __grid_constant__ cuda_args a)
+{
+    typedef shape<D, OPTIONS> Shape;
+    const int BM = Shape::BM, BN = Shape::BN, MT = Shape::MT, THREADS = Shape::THREADS, NT = BN / 8, DT = D / 8;
+    extern __shared__ __align__(128) char memory[];
+    shared<D, OPTIONS> &sm = *reinterpret_cast<shared<D, OPTIONS> *>(memory);
+    const attn_geometry &g = a.g;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+    const tile_place place = tile_place_of<BM>(a, blockIdx.x);
+    if (!place.exists) return;
+    const int q0 = place.i0;
+    const limits limit = limits_of(g, place.x.s);
+    const int64_t rows_end = attn_min64(q0 + BM, place.x.s.Sq);
+    const attn_range seen = attn_keys_of_rows(&g, &place.x.s, q0, rows_end), open = attn_keys_of_all_rows(&g, &place.x.s, q0, rows_end);
+    const int first = (int)(seen.lo / BN), last = (int)attn_tiles(seen.hi, BN);
+    /* Tiles [free_first, free_last) need no causal or window test. */
+    const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
+
+    const loader<D, THREADS> K(g.view[ATTN_T_k], place.x.b, place.x.hk, place.x.s.k_start, place.x.s.Sk, g.dims.D);
+    const loader<D, THREADS> V(g.view[ATTN_T_v], place.x.b, place.x.hk, place.x.s.k_start, place.x.s.Sk, g.dims.Dv);
+
+    bool clean = false; /* second time over: V without infinities and NaN */
+again:
+    float O[MT][DT][4];
+    softmax_row rows[MT][2];
+    const float sink = sink_of(a, place.x.h) * LOG2E, scale_log2 = place.x.scale * LOG2E;
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++) {
+#pragma unroll
+        for (int dt = 0; dt < DT; dt++) O[mt][dt][0] = O[mt][dt][1] = O[mt][dt][2] = O[mt][dt][3] = 0;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            rows[mt][half].m = sink;
+            rows[mt][half].l = sink != -CUDART_INF_F && lane % 4 == 0 ? 1 : 0; /* the sink joins the sum once */
+        }
+    }
+
+    if (first < last) {
+        const loader<D, THREADS> Q(g.view[ATTN_T_q], place.x.b, place.x.h, place.x.s.q_start, place.x.s.Sq, g.dims.D);
+        Q.template load<BM>(sm.Q, q0);
+        K.template load<BN>(sm.K, (last - 1) * BN);
+        cp_async_commit();
+    }
+    for (int j = last - 1; j >= first; j--) {
+        cp_async_wait<0>();
+        __syncthreads(); /* K[j] is here, and nobody reads V[j + 1] any more */
+        V.template load<BN>(sm.V, j * BN);
+        cp_async_commit();
+
+        /* S = Q K^T */
+        float S[MT][NT][4] = {};
+#pragma unroll
+        for (int kk = 0; kk < D / 16; kk++) {
+            uint32_t aq[MT][4];
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++)
+                a_rows<D>(aq[mt], sm.Q, (warp * MT + mt) * 16, kk * 16, lane);
+#pragma unroll
+            for (int nt = 0; nt < NT; nt += 2) {
+                uint32_t bk[4];
+                b_rows<D>(bk, sm.K, nt * 8, kk * 16, lane);
+#pragma unroll
+                for (int mt = 0; mt < MT; mt++) {
+                    mma<T>(S[mt][nt], aq[mt], bk[0], bk[1]);
+                    mma<T>(S[mt][nt + 1], aq[mt], bk[2], bk[3]);
+                }
+            }
+        }
+
+        /* Options: the warp's 16 rows pass through shared memory, so that one small loop treats every element. */
+        if (OPTIONS) {
+            float(*const line)[BN + 4] = reinterpret_cast<float(*)[BN + 4]>(&sm.S[warp * 16]);
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    *(float2 *)&line[half * 8 + lane / 4][nt * 8 + lane % 4 * 2] = make_float2(S[0][nt][half * 2], S[0][nt][half * 2 + 1]);
+            __syncwarp();
+#pragma unroll 1
+            for (int n = lane; n < 16 * BN; n += 32) {
+                const int r = n / BN, i = q0 + warp * 16 + r, key = j * BN + n % BN;
+                float tanh_s, &s = line[r][n % BN];
+                const bool sees = i < place.x.s.Sq && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk
+                                  && visible_by_mask(a, place.x, i, key);
+                s = sees ? score(a, place.x, i, key, s, &tanh_s) * LOG2E : -CUDART_INF_F;
+            }
+            __syncwarp();
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) S[0][nt][e] = line[e / 2 * 8 + lane / 4][nt * 8 + lane % 4 * 2 + e % 2];
+            __syncwarp();
+        } else if (j < free_first || j >= free_last) {
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int i = q0 + (warp * MT + mt) * 16 + half * 8 + lane / 4, column = j * BN + lane % 4 * 2;
+                    const int lo = i + limit.lo - column, hi = min(i + limit.hi, limit.Sk) - column;
+#pragma unroll
+                    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++)
+                            if (nt * 8 + e < lo || nt * 8 + e >= hi) S[mt][nt][half * 2 + e] = -CUDART_INF_F;
+                }
+        }
+
+        /* One step of the online softmax; S becomes P. */
+        const float c = OPTIONS ? 1 : scale_log2;
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                softmax_row &row = rows[mt][half];
+                float top = -CUDART_INF_F;
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++) top = fmaxf(top, fmaxf(S[mt][nt][half * 2], S[mt][nt][half * 2 + 1]));
+                top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
+                top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
+                const float m = fmaxf(row.m, top * c);         /* row.m is in base 2 already */
+                const float base = m == -CUDART_INF_F ? 0 : m; /* nothing seen yet: -inf - -inf would be NaN */
+                const float rescale = exp2_fast(row.m - base);
+                float sum = 0;
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        float &s = S[mt][nt][half * 2 + e];
+                        s = exp2_fast(fmaf(s, c, -base));
+                        sum += s;
+                    }
+                row.l = row.l * rescale + sum;
+                row.m = m;
+#pragma unroll
+                for (int dt = 0; dt < DT; dt++) {
+                    O[mt][dt][half * 2] *= rescale;
+                    O[mt][dt][half * 2 + 1] *= rescale;
+                }
+            }
+        if (OPTIONS && a.drop_below) { /* after the sum: dropout does not enter lse. Eight keys share one call of the generator. */
+            uint32_t *const kept = reinterpret_cast<uint32_t *>(&sm.S[warp * 16]); /* [16][NT]: 8 bits each */
+#pragma unroll 1
+            for (int n = lane; n < 16 * NT; n += 32) {
+                const attn_philox lanes = attn_dropout_lanes(a.seed, place.x.b * g.dims.H + place.x.h, q0 + warp * 16 + n / NT, j * NT + n % NT);
+                uint32_t bits = 0;
+                for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
+                kept[n] = bits;
+            }
+            __syncwarp();
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const uint32_t bits = kept[(e / 2 * 8 + lane / 4) * NT + nt];
+                    S[0][nt][e] *= bits >> (lane % 4 * 2 + e % 2) & 1 ? a.drop_scale : 0;
+                }
+            __syncwarp();
+        }
+
+        cp_async_wait<0>();
+        __syncthreads(); /* V[j] is here, and nobody reads K[j] any more */
+        if (clean) {
+            for (int n = threadIdx.x; n < BN * D; n += THREADS)
+                if (not_finite<T>(sm.V[n])) sm.V[n] = 0;
+            __syncthreads();
+        }
+        if (j > first) {
+            K.template load<BN>(sm.K, (j - 1) * BN);
+            cp_async_commit();
+        }
+
+        /* O += P V */
+#pragma unroll
+        for (int kk = 0; kk < BN / 16; kk++) {
+            uint32_t ap[MT][4];
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++) {
+                ap[mt][0] = pack<T>(S[mt][kk * 2][0], S[mt][kk * 2][1]);
+                ap[mt][1] = pack<T>(S[mt][kk * 2][2], S[mt][kk * 2][3]);
+                ap[mt][2] = pack<T>(S[mt][kk * 2 + 1][0], S[mt][kk * 2 + 1][1]);
+                ap[mt][3] = pack<T>(S[mt][kk * 2 + 1][2], S[mt][kk * 2 + 1][3]);
+            }
+#pragma unroll
+            for (int dt = 0; dt < DT; dt += 2) {
+                uint32_t bv[4];
+                b_columns<D>(bv, sm.V, dt * 8, kk * 16, lane);
+#pragma unroll
+                for (int mt = 0; mt < MT; mt++) {
+                    mma<T>(O[mt][dt], ap[mt], bv[0], bv[1]);
+                    mma<T>(O[mt][dt + 1], ap[mt], bv[2], bv[3]);
+                }
+            }
+        }
+    }
+
+    /* out = O / l, lse = m + ln l. The place is found anew rather than kept in registers through the loop. */
+    unsigned block = blockIdx.x;
+    asm volatile("" : "+r"(block));
+    const tile_place home = tile_place_of<BM>(a, block);
+    const head_args &x = home.x;
+    const attn_view &out = g.view[ATTN_T_out], &lse = g.view[ATTN_T_lse];
+    bool finite = true;
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            softmax_row &row = rows[mt][half];
+            row.l += __shfl_xor_sync(0xffffffff, row.l, 1);
+            row.l += __shfl_xor_sync(0xffffffff, row.l, 2);
+            const float factor = row.l == 0 ? 0 : x.v_scale / row.l;
+            finite &= row.l - row.l == 0;
+#pragma unroll
+            for (int dt = 0; dt < DT; dt++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float &o = O[mt][dt][half * 2 + e];
+                    o *= factor;
+                    finite &= o - o == 0;
+                }
+        }
+    if (!clean && __syncthreads_or(!finite)) {
+        clean = true;
+        goto again;
+    }
+    const bool pieces = out.dtype == g.view[ATTN_T_q].dtype && g.dims.Dv % 8 == 0 && out.row % 8 == 0
+                        && ((uint64_t)out.data + 2 * attn_at(&out, x.b, x.h, x.s.q_start)) % 16 == 0;
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int r = (warp * MT + mt) * 16 + half * 8 + lane / 4;
+            const int64_t i = q0 + r;
+            const softmax_row &row = rows[mt][half];
+            if (i < x.s.Sq && lane % 4 == 0 && lse.data)
+                ((float *)lse.data)[attn_at(&lse, x.b, x.h, x.s.q_start + i)] = row.l == 0 ? -CUDART_INF_F : row.m * LN2 + logf(row.l);
+            if (!out.data) continue;
+#pragma unroll
+            for (int dt = 0; dt < DT; dt++) {
+                const int d = dt * 8 + lane % 4 * 2;
+                if (pieces) {
+                    *(uint32_t *)(sm.Q + at<D>(r, dt) + lane % 4 * 2) = pack<T>(O[mt][dt][half * 2], O[mt][dt][half * 2 + 1]);
+                } else if (i < x.s.Sq) {
+                    const int64_t to = attn_at(&out, x.b, x.h, x.s.q_start + i) + d;
+                    if (d < g.dims.Dv) store_float(out.dtype, out.data, to, O[mt][dt][half * 2]);
+                    if (d + 1 < g.dims.Dv) store_float(out.dtype, out.data, to + 1, O[mt][dt][half * 2 + 1]);
+                }
+            }
+        }
+    if (pieces && out.data) {
+        __syncwarp(); /* a warp reads back only the rows that it wrote */
+        for (int n = lane; n < MT * 16 * (D / 8); n += 32) {
+            const int r = warp * MT * 16 + n / (D / 8), c = n % (D / 8);
+            if (q0 + r < x.s.Sq && c * 8 < g.dims.Dv)
+                *(uint4 *)((uint16_t *)out.data + attn_at(&out, x.b, x.h, x.s.q_start + q0 + r) + c * 8) = *(const uint4 *)(sm.Q + at<D>(r, c));
+        }
+    }
+    if (clean) {
+        __syncthreads();
+        for (int r = warp; r < BM && q0 + r < x.s.Sq; r += Shape::WARPS) forward_row(a, x, q0 + r, out, nullptr, true);
+    }
+}
+
+/* ---- Launcher ------------------------------------------------------------------------------------------------------------- */
+
+bool has_options(const attn_problem *p, const attn_geometry &g)
+{
+    return p->softcap > 0 || p->bias.rank || p->alibi_slopes.rank || p->keep_mask.rank || p->mask_startend_rows.rank || p->dropout_p > 0
+           || p->q_scale.rank || p->k_scale.rank || g.scale <= 0;
+}
+
+template <typename T, int D, bool OPTIONS> cudaError_t launch_form(const cuda_args &a, cudaStream_t stream)
+{
+    typedef shape<D, OPTIONS> Shape;
+    const dim3 grid = tile_grid(a.g, Shape::BM);
+    const int bytes = (int)sizeof(shared<D, OPTIONS>);
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
+    cudaError_t code = cudaFuncSetAttribute(forward_tiles<T, D, OPTIONS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (code == cudaSuccess) forward_tiles<T, D, OPTIONS><<<grid, Shape::THREADS, bytes, stream>>>(a);
+    return code == cudaSuccess ? cudaPeekAtLastError() : code;
+}
+
+template <typename T, int D> cudaError_t launch(const cuda_args &a, bool options, cudaStream_t stream)
+{
+    return options ? launch_form<T, D, true>(a, stream) : launch_form<T, D, false>(a, stream);
+}
+
+template <typename T> cudaError_t launch_for(const cuda_args &a, bool options, cudaStream_t stream)
+{
+    const int64_t D = attn_max64(a.g.dims.D, a.g.dims.Dv);
+    return D <= 64 ? launch<T, 64>(a, options, stream) : D <= 128 ? launch<T, 128>(a, options, stream) : launch<T, 256>(a, options, stream);
+}
+
+bool covers(const cuda_chip *chip, const attn_problem *p)
+{
+    const attn_dims d = attn_dims_of(p);
+    const int64_t D = attn_max64(d.D, d.Dv);
+    const size_t plain = D <= 64 ? sizeof(shared<64, false>) : D <= 128 ? sizeof(shared<128, false>) : sizeof(shared<256, false>);
+    const size_t options = D <= 64 ? sizeof(shared<64, true>) : D <= 128 ? sizeof(shared<128, true>) : sizeof(shared<256, true>);
+    return p->q.dtype != ATTN_F32 && tile_grid_fits(d) && (plain > options ? plain : options) <= (size_t)chip->shared_bytes;
+}
+
+size_t workspace(const cuda_chip *, const attn_problem *) { return 0; }
+
+cudaError_t run(const cuda_chip *, cudaStream_t stream, const attn_problem *p, void *)
+{
+    const cuda_args a = cuda_args_of(p);
+    const bool options = has_options(p, a.g);
+    return p->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, options, stream) : launch_for<__half>(a, options, stream);
+}
+
+} // namespace
+
+extern const cuda_kernel generic_forward = { "generic", ATTN_OP_FORWARD, 80, covers, workspace, run };

@@ -1,0 +1,75 @@
+/* ptx.cuh: the instructions of compute capability 8.0 that the kernels of this folder use, one a wrapper.
+ *
+ * Fragments are those of mma.m16n8k16 (PTX ISA 9.0, 9.7.14.5.8), with g = lane / 4 and q = lane % 4:
+ *   A  a0: row g, k 2q 2q+1   a1: row g+8   a2: row g, k+8   a3: row g+8, k+8
+ *   B  b0: k 2q 2q+1, column g   b1: k+8
+ *   C  c0 c1: row g, columns 2q 2q+1   c2 c3: row g+8 */
+#ifndef ATTN_SM80_PTX_CUH
+#define ATTN_SM80_PTX_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "kernels/cuda/args.cuh"
+
+DEVICE uint32_t smem_addr(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+/* 16 bytes from global to shared memory, past the L1; zeros where `valid` is false (then nothing is read). 9.7.9.25.3.1. */
+DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/* All but the newest N groups of this thread have arrived. */
+template <int N> DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+/* Four 8x8 blocks of 16-bit elements; lane l gives the address of row l % 8 of block l / 8. 9.7.14.5.15. */
+DEVICE void ldmatrix_x4(uint32_t (&r)[4], uint32_t row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row) : "memory");
+}
+DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row) : "memory");
+}
+
+/* C += A B, 16x8x16, float32 sums. 9.7.14.5.14. */
+template <typename T> DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+template <> DEVICE void mma<__half>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <> DEVICE void mma<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Two floats to a register of two 16-bit elements, `low` in the low half. */
+template <typename T> DEVICE uint32_t pack(float low, float high);
+template <> DEVICE uint32_t pack<__half>(float low, float high)
+{
+    uint32_t r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
+{
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+
+/* 2^x by the special function unit; 2^-inf is 0. 9.7.3.21. */
+DEVICE float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#endif
