@@ -1,8 +1,10 @@
 /* answer.c: answers.
  *
- * A small answer is encoded at once, over the inputs that nobody needs any more: no memory is allocated, the text is in the cache when it
- * is sent, and head and body leave in one system call. A large one is encoded block by block while it is sent, so that it
- * never exists as a whole. Either way the length is known first, and sent as Content-Length. */
+ * A small answer is encoded at once, and head and body leave in one system call. It is written over the inputs, which nobody
+ * needs any more: no memory is allocated and the text is in the cache when it is sent. When the inputs are large it gets
+ * memory of its own instead, so that theirs is free for the next request before this one is sent. A large answer is encoded
+ * block by block while it is sent, and never exists as a whole. Either way the length is known first, and sent as
+ * Content-Length. */
 #include "server/answer.h"
 
 #include <stdio.h>
@@ -16,21 +18,22 @@
 #include "server/server.h"
 
 enum {
-    SMALL_ANSWER  = 256 << 10,
-    STREAM_BLOCK  = 192 << 10, /* fits in the second level cache beside the tensors it is made from */
+    SMALL_ANSWER = 256 << 10,
+    LARGE_INPUTS = 2 << 20,
+    STREAM_BLOCK = 192 << 10, /* fits in the second level cache beside the tensors it is made from */
     PROBLEM_BYTES = 4096,
 };
 
-/* ---- Headers ------------------------------------------------------------------------------------------------------------------- */
+/* ---- Headers ----------------------------------------------------------------------------------------------------- */
 
 /* "name;dur=12.345" with the milliseconds of `ns`, without printf: it is on every answer. */
 static char *put_stage(char *at, const char *name, int64_t ns)
 {
-    char    digits[24];
-    int     count = 0;
-    int64_t us    = ns > 0 ? ns / 1000 : 0;
-    at            = stpcpy(at, name);
-    at            = stpcpy(at, ";dur=");
+    char digits[24];
+    int count = 0;
+    int64_t us = ns > 0 ? ns / 1000 : 0;
+    at = stpcpy(at, name);
+    at = stpcpy(at, ";dur=");
     do digits[count++] = (char)('0' + us % 10);
     while ((us /= 10) > 0 || count < 4);
     while (count > 0) {
@@ -42,15 +45,16 @@ static char *put_stage(char *at, const char *name, int64_t ns)
 
 size_t answer_server_timing(const struct request *request, char *text, size_t capacity)
 {
-    const struct request_times *t      = &request->times;
-    const struct job           *job    = request->job;
-    const proto_result         *result = job && job->call->count > 0 ? &job->results[0] : NULL;
-    int64_t                     stage[PROTO_STAGE_COUNT] = { 0 };
-    char                       *at                       = text;
+    const struct request_times *t = &request->times;
+    const struct job *job = request->job;
+    const proto_result *result = job && job->call->count > 0 ? &job->results[0] : NULL;
+    int64_t stage[PROTO_STAGE_COUNT] = { 0 };
+    char *at = text;
     if (t->received_ns > t->began_ns) stage[PROTO_STAGE_recv] = t->received_ns - t->began_ns - t->decode_ns;
     stage[PROTO_STAGE_decode] = t->decode_ns;
     stage[PROTO_STAGE_encode] = t->encode_ns;
-    for (int s = PROTO_STAGE_queue; result && s <= PROTO_STAGE_copy_out; s++) stage[s] = (int64_t)(result->timing_us[s] * 1e3);
+    for (int s = PROTO_STAGE_queue; result && s <= PROTO_STAGE_copy_out; s++)
+        stage[s] = (int64_t)(result->timing_us[s] * 1e3);
     *text = '\0';
     if (capacity < PROTO_STAGE_COUNT * 48) return 0;
     for (int s = 0; s < PROTO_STAGE_COUNT; s++) {
@@ -63,13 +67,15 @@ size_t answer_server_timing(const struct request *request, char *text, size_t ca
 
 static void add(struct MHD_Response *response, const char *name, const char *value)
 {
-    (void)MHD_add_response_header(response, name, value); /* fails only when memory is short: the body still says what matters */
+    (void)MHD_add_response_header(response, name,
+                                  value); /* fails only when memory is short: the body still says what matters */
 }
 
-static void add_common_headers(struct request *request, struct MHD_Response *response, int status, const char *content_type, bool close)
+static void add_common_headers(struct request *request, struct MHD_Response *response, int status, const char *content_type,
+                               bool close)
 {
     const struct server *server = request->server;
-    char                 text[PROTO_STAGE_COUNT * 64];
+    char text[PROTO_STAGE_COUNT * 64];
     if (content_type) add(response, "Content-Type", content_type);
     add(response, "X-Request-Id", request->id);
     if (answer_server_timing(request, text, sizeof text)) add(response, "Server-Timing", text);
@@ -85,26 +91,27 @@ static void add_common_headers(struct request *request, struct MHD_Response *res
         add(response, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Server-Timing");
         if (request->preflight && request->route) {
             add(response, "Access-Control-Allow-Methods", route_allow(request->route));
-            add(response, "Access-Control-Allow-Headers", "Content-Type, Authorization, X-Request-Id, X-Request-Timeout-Ms, traceparent");
+            add(response, "Access-Control-Allow-Headers",
+                "Content-Type, Authorization, X-Request-Id, X-Request-Timeout-Ms, traceparent");
             add(response, "Access-Control-Max-Age", "86400");
         }
     }
     if (close) add(response, "Connection", "close");
 }
 
-/* ---- Bodies -------------------------------------------------------------------------------------------------------------------- */
+/* ---- Bodies ------------------------------------------------------------------------------------------------------ */
 
 /* A large answer on its way. */
 struct stream {
     proto_encoder *encoder;
-    struct job    *job; /* a reference: the tensors must stay */
-    struct peer   *peer;
+    struct job *job; /* a reference: the tensors must stay */
+    struct peer *peer;
 };
 
 static ssize_t on_read(void *context, uint64_t position, char *buffer, size_t capacity)
 {
     struct stream *stream = context;
-    const size_t   count  = proto_encoder_read(stream->encoder, buffer, capacity);
+    const size_t count = proto_encoder_read(stream->encoder, buffer, capacity);
     peer_progress(stream->peer, position);
     return count > 0 ? (ssize_t)count : MHD_CONTENT_READER_END_OF_STREAM;
 }
@@ -119,50 +126,65 @@ static void on_free(void *context)
 
 static struct MHD_Response *problem_response(struct request *request)
 {
-    char         text[PROBLEM_BYTES];
-    const size_t length = proto_problem_write(text, sizeof text, request->error, request->why.text, NULL, request->why.member, request->id);
+    char text[PROBLEM_BYTES];
+    const size_t length =
+        proto_problem_write(text, sizeof text, request->error, request->why.text, NULL, request->why.member, request->id);
     request->http_status = proto_errors[request->error].http;
-    request->sent_bytes  = length;
+    request->sent_bytes = length;
     return MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_COPY);
 }
 
-/* May the answer be written over the job's inputs? Nobody else may hold the job (a context does), and they must be large enough. */
-static bool fits_over_inputs(const struct job *job, uint64_t length)
+/* The whole answer in one buffer. NULL when it came out shorter than announced, which is a fault of ours. */
+static bool encode_all(proto_encoder *encoder, char *to, size_t length)
 {
-    return job->inputs && length <= job->inputs_used && length <= SMALL_ANSWER && atomic_load(&job->references) == 1;
+    size_t at = 0;
+    for (size_t part; at < length && (part = proto_encoder_read(encoder, to + at, length - at)) > 0;) at += part;
+    return at == length;
+}
+
+/* A small answer. NULL: it could not be made so. */
+static struct MHD_Response *small_response(struct job *job, proto_encoder *encoder, size_t length)
+{
+    const bool ours = atomic_load(&job->references) == 1; /* a context may hold it too */
+    if (ours && job->inputs && job->inputs->bytes < LARGE_INPUTS && length <= job->inputs_used) {
+        /* Persistent: the memory goes back with the job, when the request is completed. */
+        return encode_all(encoder, job->inputs->memory, length)
+                   ? MHD_create_response_from_buffer(length, job->inputs->memory, MHD_RESPMEM_PERSISTENT)
+                   : NULL;
+    }
+    char *text = malloc(length);
+    struct MHD_Response *response = NULL;
+    if (text && encode_all(encoder, text, length))
+        response = MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_FREE);
+    if (response == NULL) free(text);
+    else if (ours) job_release_memory(job);
+    return response;
 }
 
 /* The tensors of the job. NULL with request->failed set when that cannot be done. */
 static struct MHD_Response *tensor_response(struct request *request)
 {
-    struct job          *job     = request->job;
+    struct job *job = request->job;
     struct MHD_Response *response;
-    proto_encoder       *encoder = NULL;
-    attn_error           err     = { 0 };
-    const int64_t        began   = clock_ns();
+    proto_encoder *encoder = NULL;
+    attn_error err = { 0 };
+    const int64_t began = clock_ns();
 
     if (proto_encoder_new(job->call, job->results, request->id, &encoder, &err) != ATTN_OK) {
         request_fail_status(request, &err);
         return NULL;
     }
     const uint64_t length = proto_encoder_length(encoder);
-    if (fits_over_inputs(job, length)) {
-        size_t at = 0;
-        for (size_t part; (part = proto_encoder_read(encoder, (char *)job->inputs->memory + at, length - at)) > 0;) at += part;
+    if (length <= SMALL_ANSWER) {
+        response = small_response(job, encoder, (size_t)length);
         proto_encoder_free(encoder);
         request->times.encode_ns = clock_ns() - began;
-        if (at != length) {
-            request_fail(request, PROTO_E_INTERNAL, NULL, "the answer came out shorter than announced");
-            return NULL;
-        }
-        /* Persistent: the memory goes back with the job, when the request is completed. */
-        response = MHD_create_response_from_buffer(length, job->inputs->memory, MHD_RESPMEM_PERSISTENT);
     } else {
         struct stream *stream = malloc(sizeof *stream);
         if (stream) *stream = (struct stream){ encoder, job_hold(job), request->peer };
         else proto_encoder_free(encoder);
-        response = stream ? MHD_create_response_from_callback(length, length < STREAM_BLOCK ? (size_t)length : STREAM_BLOCK, on_read, stream,
-                                                              on_free)
+        response = stream ? MHD_create_response_from_callback(length, length < STREAM_BLOCK ? (size_t)length : STREAM_BLOCK,
+                                                              on_read, stream, on_free)
                           : NULL;
         if (response == NULL && stream) on_free(stream);
         request->times.encode_ns = clock_ns() - began;
@@ -172,17 +194,17 @@ static struct MHD_Response *tensor_response(struct request *request)
         return NULL;
     }
     request->http_status = 200;
-    request->sent_bytes  = length;
+    request->sent_bytes = length;
     return response;
 }
 
 static struct MHD_Response *handler_response(struct request *request, const char **content_type)
 {
-    struct answer        answer = { 0 };
+    struct answer answer = { 0 };
     struct MHD_Response *response;
     if (request->preflight) {
         request->http_status = 204;
-        *content_type        = NULL;
+        *content_type = NULL;
         return MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
     }
     request->route->answer(request->server, &answer);
@@ -197,24 +219,24 @@ static struct MHD_Response *handler_response(struct request *request, const char
         return NULL;
     }
     if (answer.csp) add(response, "Content-Security-Policy", answer.csp);
-    *content_type        = answer.content_type;
+    *content_type = answer.content_type;
     request->http_status = answer.status;
-    request->sent_bytes  = strcmp(request->method, "HEAD") == 0 ? 0 : answer.length;
+    request->sent_bytes = strcmp(request->method, "HEAD") == 0 ? 0 : answer.length;
     return response;
 }
 
 enum MHD_Result answer_queue(struct request *request, bool close)
 {
-    struct MHD_Response *response     = NULL;
-    const char          *content_type = "application/json";
+    struct MHD_Response *response = NULL;
+    const char *content_type = "application/json";
     if (!request->failed) response = request->job ? tensor_response(request) : handler_response(request, &content_type);
     if (response == NULL) {
         content_type = "application/problem+json";
-        response     = problem_response(request);
+        response = problem_response(request);
     }
     if (response == NULL) return MHD_NO;
     add_common_headers(request, response, request->http_status, content_type, close);
-    request->times.answer_ns     = clock_ns();
+    request->times.answer_ns = clock_ns();
     const enum MHD_Result result = MHD_queue_response(request->connection, (unsigned)request->http_status, response);
     MHD_destroy_response(response); /* its own reference; the connection has one */
     return result;

@@ -1,9 +1,9 @@
 /* arena.c: staging memory with a bound, recycled so that a steady load causes no page faults.
  *
- * The problem: fresh memory costs a page fault every 4 KiB (0.25 us and the zeroing of the page), more than decoding into it. And
- * whatever a client may ask for must be bounded. The idea: extents of a few sizes, eight to a doubling (at most 12.5 % is
- * wasted, and of that only address space). A released extent goes to the list of its size and is the next to be leased there, still
- * in the cache. Large ones are aligned to huge pages.
+ * The problem: fresh memory costs a page fault every 4 KiB (0.25 us and the zeroing of the page), more than decoding into
+ * it. And whatever a client may ask for must be bounded. The idea: extents of a few sizes, eight to a doubling (at most 12.5
+ * % is wasted, and of that only address space). A released extent goes to the list of its size and is the next to be leased
+ * there, still in the cache. Large ones are aligned to huge pages.
  *
  *   classes[c]   warm extents of size class c, the most recently used first
  *   oldest ...   all warm extents by age: what is evicted when the bound is reached, and what arena_trim() gives back
@@ -36,21 +36,22 @@
 
 enum {
     SMALLEST_LOG2 = 14, /* 16 KiB: less is not worth a mapping of its own */
-    LARGEST_LOG2  = 46,
-    STEPS         = 8, /* sizes to a doubling */
-    CLASS_COUNT   = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
+    LARGEST_LOG2 = 46,
+    STEPS = 8, /* sizes to a doubling */
+    CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
 };
 #define HUGE_PAGE ((size_t)2 << 20)
 
 struct arena {
-    pthread_mutex_t     lock;
+    pthread_mutex_t lock;
     struct arena_source source;
-    int64_t             limit, warm_limit, leased, warm;
-    struct extent      *classes[CLASS_COUNT];
-    struct extent      *oldest, *newest;
+    int64_t limit, warm_limit, leased, warm;
+    struct extent *classes[CLASS_COUNT];
+    struct extent *oldest, *newest;
 };
 
-/* ---- Anonymous memory --------------------------------------------------------------------------------------------------- */
+/* ---- Anonymous memory ---------------------------------------------------------------------------------------------------
+ */
 
 static size_t page_round(size_t bytes)
 {
@@ -104,7 +105,8 @@ static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t ne
     return place;
 }
 
-/* ---- Sizes -------------------------------------------------------------------------------------------------------------- */
+/* ---- Sizes --------------------------------------------------------------------------------------------------------------
+ */
 
 static size_t class_bytes(int size_class)
 {
@@ -116,13 +118,14 @@ static size_t class_bytes(int size_class)
 static int class_of(size_t bytes)
 {
     if (bytes <= (size_t)1 << SMALLEST_LOG2) return 0;
-    const int log2  = 63 - __builtin_clzll((unsigned long long)(bytes - 1)); /* 2^log2 < bytes <= 2^(log2 + 1) */
+    const int log2 = 63 - __builtin_clzll((unsigned long long)(bytes - 1)); /* 2^log2 < bytes <= 2^(log2 + 1) */
     if (log2 >= LARGEST_LOG2) return CLASS_COUNT;
     const size_t step = ((size_t)1 << log2) / STEPS;
     return (log2 - SMALLEST_LOG2) * STEPS + (int)((bytes - ((size_t)1 << log2) + step - 1) / step);
 }
 
-/* ---- The pool ----------------------------------------------------------------------------------------------------------- */
+/* ---- The pool -----------------------------------------------------------------------------------------------------------
+ */
 
 struct arena *arena_new(int64_t limit_bytes, int64_t warm_bytes, const struct arena_source *source)
 {
@@ -133,14 +136,14 @@ struct arena *arena_new(int64_t limit_bytes, int64_t warm_bytes, const struct ar
         abort();
     }
     pthread_mutex_init(&arena->lock, NULL);
-    arena->source     = source ? *source : anonymous;
-    arena->limit      = limit_bytes;
+    arena->source = source ? *source : anonymous;
+    arena->limit = limit_bytes;
     arena->warm_limit = warm_bytes < limit_bytes ? warm_bytes : limit_bytes;
     return arena;
 }
 
-/* Takes a warm extent out of both lists. Its place in the class list is found by walking: lists are short, and all but evictions
- * take the head. Call with the lock held. */
+/* Takes a warm extent out of both lists. Its place in the class list is found by walking: lists are short, and all but
+ * evictions take the head. Call with the lock held. */
 static void unlink_warm(struct arena *arena, struct extent *extent)
 {
     struct extent **at = &arena->classes[extent->size_class];
@@ -153,12 +156,12 @@ static void unlink_warm(struct arena *arena, struct extent *extent)
 
 static void link_warm(struct arena *arena, struct extent *extent)
 {
-    extent->next_in_class                = arena->classes[extent->size_class];
-    arena->classes[extent->size_class]   = extent;
-    extent->older                        = arena->newest;
-    extent->newer                        = NULL;
+    extent->next_in_class = arena->classes[extent->size_class];
+    arena->classes[extent->size_class] = extent;
+    extent->older = arena->newest;
+    extent->newer = NULL;
     *(arena->newest ? &arena->newest->newer : &arena->oldest) = extent;
-    arena->newest                        = extent;
+    arena->newest = extent;
     arena->warm += (int64_t)extent->bytes;
 }
 
@@ -171,7 +174,7 @@ static struct extent *evict(struct arena *arena, int64_t room, int64_t bound)
         struct extent *extent = arena->oldest;
         unlink_warm(arena, extent);
         extent->next_in_class = victims;
-        victims               = extent;
+        victims = extent;
     }
     return victims;
 }
@@ -207,8 +210,8 @@ static size_t lease_bytes(const struct arena *arena, size_t bytes, int *size_cla
 
 static attn_status too_large(const struct arena *arena, size_t bytes, attn_error *err)
 {
-    return attn_fail(err, ATTN_TOO_LARGE, NULL, "%zu bytes of tensors are needed, the limit is %lld (--staging-bytes)", bytes,
-                     (long long)arena->limit);
+    return attn_fail(err, ATTN_TOO_LARGE, NULL, "%zu bytes of tensors are needed, the limit is %lld (--staging-bytes)",
+                     bytes, (long long)arena->limit);
 }
 
 static attn_status busy(size_t bytes, attn_error *err)
@@ -218,10 +221,10 @@ static attn_status busy(size_t bytes, attn_error *err)
 
 attn_status arena_lease(struct arena *arena, size_t bytes, struct extent **out, attn_error *err)
 {
-    int            size_class;
-    const size_t   want    = lease_bytes(arena, bytes, &size_class);
-    struct extent *extent  = NULL, *victims = NULL;
-    bool           counted = false;
+    int size_class;
+    const size_t want = lease_bytes(arena, bytes, &size_class);
+    struct extent *extent = NULL, *victims = NULL;
+    bool counted = false;
 
     *out = NULL;
     if (want == 0) return too_large(arena, bytes, err);
@@ -256,16 +259,16 @@ attn_status arena_lease(struct arena *arena, size_t bytes, struct extent **out, 
         pthread_mutex_unlock(&arena->lock);
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "the system has no memory for %zu bytes of tensors", bytes);
     }
-    extent->bytes      = want;
+    extent->bytes = want;
     extent->size_class = size_class;
-    *out               = extent;
+    *out = extent;
     return ATTN_OK;
 }
 
 attn_status arena_grow(struct arena *arena, struct extent **held, size_t used, size_t bytes, attn_error *err)
 {
     struct extent *extent = *held;
-    int            size_class;
+    int size_class;
     if (bytes <= extent->bytes) return ATTN_OK;
     const size_t want = lease_bytes(arena, bytes, &size_class);
     if (want == 0) return too_large(arena, bytes, err);
@@ -280,7 +283,7 @@ attn_status arena_grow(struct arena *arena, struct extent **held, size_t used, s
         return ATTN_OK;
     }
 
-    const int64_t  more    = (int64_t)want - (int64_t)extent->bytes;
+    const int64_t more = (int64_t)want - (int64_t)extent->bytes;
     struct extent *victims = NULL;
     pthread_mutex_lock(&arena->lock);
     const bool fits = arena->leased + more <= arena->limit;
@@ -299,8 +302,8 @@ attn_status arena_grow(struct arena *arena, struct extent **held, size_t used, s
         pthread_mutex_unlock(&arena->lock);
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "the system has no memory for %zu bytes of tensors", bytes);
     }
-    extent->memory     = moved;
-    extent->bytes      = want;
+    extent->memory = moved;
+    extent->bytes = want;
     extent->size_class = size_class;
     return ATTN_OK;
 }
@@ -327,7 +330,7 @@ void arena_trim(struct arena *arena, int64_t now_ms, int64_t idle_ms)
         struct extent *extent = arena->oldest;
         unlink_warm(arena, extent);
         extent->next_in_class = victims;
-        victims               = extent;
+        victims = extent;
     }
     pthread_mutex_unlock(&arena->lock);
     unmap_all(arena, victims);
@@ -342,6 +345,15 @@ static int64_t read_locked(const struct arena *arena, const int64_t *value)
     return copy;
 }
 
-int64_t arena_limit_bytes(const struct arena *arena) { return arena->limit; }
-int64_t arena_leased_bytes(const struct arena *arena) { return read_locked(arena, &arena->leased); }
-int64_t arena_warm_bytes(const struct arena *arena) { return read_locked(arena, &arena->warm); }
+int64_t arena_limit_bytes(const struct arena *arena)
+{
+    return arena->limit;
+}
+int64_t arena_leased_bytes(const struct arena *arena)
+{
+    return read_locked(arena, &arena->leased);
+}
+int64_t arena_warm_bytes(const struct arena *arena)
+{
+    return read_locked(arena, &arena->warm);
+}

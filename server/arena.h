@@ -17,15 +17,15 @@ struct arena;
 
 /* One piece of memory, leased or kept warm. Read `memory` and `bytes`; the rest is arena.c's. */
 struct extent {
-    void          *memory;
-    size_t         bytes;
-    int            size_class;
-    int64_t        idle_since_ms;
+    void *memory;
+    size_t bytes;
+    int size_class;
+    int64_t idle_since_ms;
     struct extent *next_in_class, *older, *newer;
 };
 
-/* Where the memory comes from. NULL in arena_new(): anonymous memory, with huge pages for large extents. A GPU's pinned memory
- * is another source. grow() may be NULL: then the bytes are copied. */
+/* Where the memory comes from. NULL in arena_new(): anonymous memory, with huge pages for large extents. A GPU's pinned
+ * memory is another source. grow() may be NULL: then the bytes are copied. */
 struct arena_source {
     void *(*map)(void *context, size_t bytes); /* NULL when there is none */
     void (*unmap)(void *context, void *memory, size_t bytes);
@@ -33,16 +33,16 @@ struct arena_source {
     void *context;
 };
 
-/* `limit_bytes` bounds leased and warm memory together; `warm_bytes` of it, at most, is kept for the next request when nobody
- * leases it. Aborts when there is no memory for the pool itself. */
+/* `limit_bytes` bounds leased and warm memory together; `warm_bytes` of it, at most, is kept for the next request when
+ * nobody leases it. Aborts when there is no memory for the pool itself. */
 struct arena *arena_new(int64_t limit_bytes, int64_t warm_bytes, const struct arena_source *source);
-void          arena_free(struct arena *arena); /* everything must have been released */
+void arena_free(struct arena *arena); /* everything must have been released */
 
 /* Errors: TOO_LARGE (more than the whole pool), BUSY (others have it now). */
 attn_status arena_lease(struct arena *arena, size_t bytes, struct extent **extent, attn_error *err);
 /* *extent holds at least `bytes` afterwards, with its first `used` bytes unchanged. On an error it is as it was. */
 attn_status arena_grow(struct arena *arena, struct extent **extent, size_t used, size_t bytes, attn_error *err);
-void        arena_release(struct arena *arena, struct extent *extent); /* NULL is fine */
+void arena_release(struct arena *arena, struct extent *extent); /* NULL is fine */
 
 /* Gives back warm memory that nobody wanted for `idle_ms`. */
 void arena_trim(struct arena *arena, int64_t now_ms, int64_t idle_ms);

@@ -1,5 +1,5 @@
-/* clock.h: the one clock of the daemon. Deadlines and durations come from CLOCK_MONOTONIC, so that a jump of the wall clock moves
- * nothing but the stamps of log lines. */
+/* clock.h: the one clock of the daemon. Deadlines and durations come from CLOCK_MONOTONIC, so that a jump of the wall clock
+ * moves nothing but the stamps of log lines. */
 #ifndef CLOCK_H
 #define CLOCK_H
 
@@ -16,6 +16,9 @@ static inline int64_t clock_ns(void)
     return t.tv_sec * CLOCK_NS_PER_S + t.tv_nsec;
 }
 
-static inline int64_t clock_ms(void) { return clock_ns() / CLOCK_NS_PER_MS; }
+static inline int64_t clock_ms(void)
+{
+    return clock_ns() / CLOCK_NS_PER_MS;
+}
 
 #endif

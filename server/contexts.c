@@ -4,7 +4,8 @@
  *                         \--drop--> FREE   ^----finish(not used)---/
  *
  * Ids are random and the table is small: a linear search over 16-byte keys costs a microsecond when it is full.
- * Invariant: `bytes` is the sum over all entries that are not FREE, and an entry holds a reference exactly in READY and TAKEN. */
+ * Invariant: `bytes` is the sum over all entries that are not FREE, and an entry holds a reference exactly in READY and
+ * TAKEN. */
 #include "server/contexts.h"
 
 #include <pthread.h>
@@ -16,18 +17,18 @@
 enum state { FREE, RESERVED, READY, TAKEN };
 
 struct entry {
-    enum state  state;
-    uint8_t     key[16];
+    enum state state;
+    uint8_t key[16];
     struct job *job;
-    int         item;
-    int64_t     bytes, expires_ms;
+    int item;
+    int64_t bytes, expires_ms;
 };
 
 struct contexts {
     pthread_mutex_t lock;
-    int64_t         limit_bytes, ttl_ms, bytes;
-    int             max_count, count;
-    struct entry    entries[];
+    int64_t limit_bytes, ttl_ms, bytes;
+    int max_count, count;
+    struct entry entries[];
 };
 
 struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms)
@@ -39,8 +40,8 @@ struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms
     }
     pthread_mutex_init(&contexts->lock, NULL);
     contexts->limit_bytes = limit_bytes;
-    contexts->max_count   = max_count;
-    contexts->ttl_ms      = ttl_ms;
+    contexts->max_count = max_count;
+    contexts->ttl_ms = ttl_ms;
     return contexts;
 }
 
@@ -68,7 +69,8 @@ static struct entry *find(struct contexts *contexts, const char *id)
     uint8_t key[16] = { 0 };
     if (!parse_id(id, key)) return NULL;
     for (int i = 0; i < contexts->max_count; i++)
-        if (contexts->entries[i].state != FREE && memcmp(contexts->entries[i].key, key, sizeof key) == 0) return &contexts->entries[i];
+        if (contexts->entries[i].state != FREE && memcmp(contexts->entries[i].key, key, sizeof key) == 0)
+            return &contexts->entries[i];
     return NULL;
 }
 
@@ -85,7 +87,7 @@ static struct job *empty(struct contexts *contexts, struct entry *entry)
 attn_status contexts_reserve(struct contexts *contexts, int64_t bytes, char id[PROTO_CONTEXT_BYTES], attn_error *err)
 {
     struct entry *entry = NULL;
-    uint8_t       key[16];
+    uint8_t key[16];
     if (getrandom(key, sizeof key, 0) != (ssize_t)sizeof key)
         return attn_fail(err, ATTN_INTERNAL, "/save", "save: the system gave no random bytes");
     pthread_mutex_lock(&contexts->lock);
@@ -100,8 +102,9 @@ attn_status contexts_reserve(struct contexts *contexts, int64_t bytes, char id[P
     }
     pthread_mutex_unlock(&contexts->lock);
     if (entry == NULL)
-        return attn_fail(err, ATTN_BUSY, "/save", "save: %lld bytes do not fit, saved contexts may hold %lld bytes and number %d",
-                         (long long)bytes, (long long)contexts->limit_bytes, contexts->max_count);
+        return attn_fail(err, ATTN_BUSY, "/save",
+                         "save: %lld bytes do not fit, saved contexts may hold %lld bytes and number %d", (long long)bytes,
+                         (long long)contexts->limit_bytes, contexts->max_count);
     for (int i = 0; i < 16; i++) snprintf(id + 2 * i, 3, "%02x", key[i]);
     return ATTN_OK;
 }
@@ -111,9 +114,9 @@ void contexts_fill(struct contexts *contexts, const char *id, struct job *job, i
     pthread_mutex_lock(&contexts->lock);
     struct entry *entry = find(contexts, id);
     if (entry && entry->state == RESERVED) {
-        entry->state      = READY;
-        entry->job        = job_hold(job);
-        entry->item       = item;
+        entry->state = READY;
+        entry->job = job_hold(job);
+        entry->item = item;
         entry->expires_ms = now_ms + contexts->ttl_ms;
     }
     pthread_mutex_unlock(&contexts->lock);
@@ -129,16 +132,17 @@ void contexts_drop(struct contexts *contexts, const char *id)
     job_release(job);
 }
 
-attn_status contexts_take(struct contexts *contexts, const char *id, int64_t now_ms, struct job **job, int *item, attn_error *err)
+attn_status contexts_take(struct contexts *contexts, const char *id, int64_t now_ms, struct job **job, int *item,
+                          attn_error *err)
 {
     attn_status status = ATTN_NOT_FOUND;
     pthread_mutex_lock(&contexts->lock);
     struct entry *entry = find(contexts, id);
     if (entry && entry->state == READY && now_ms < entry->expires_ms) {
         entry->state = TAKEN;
-        *job         = job_hold(entry->job);
-        *item        = entry->item;
-        status       = ATTN_OK;
+        *job = job_hold(entry->job);
+        *item = entry->item;
+        status = ATTN_OK;
     }
     pthread_mutex_unlock(&contexts->lock);
     if (status != ATTN_OK) return attn_fail(err, status, "/context", "context: unknown, expired or already used");

@@ -9,11 +9,12 @@
  *   on_completed    the client has it, or left: log line, metrics, everything is freed
  *
  * What libmicrohttpd 0.9.75 demands of us, each measured or read in its source:
- * 1. A response queued in the first call closes the connection after it; so refusals wait for the end of the body, unless that is what
- *    we want (bad framing, a body over the limit, Expect: 100-continue).
+ * 1. A response queued in the first call closes the connection after it; so refusals wait for the end of the body, unless
+ * that is what we want (bad framing, a body over the limit, Expect: 100-continue).
  * 2. In the middle of a body no response can be queued at all: 408 and 413 there are written to the socket, past it.
  * 3. A suspended connection has no time-out and no eyes. It must be resumed before the daemon is stopped, or it panics.
- * 4. Its own connection limit must never be reached: refusing a connection there leaves a mutex locked. Ours is checked before.
+ * 4. Its own connection limit must never be reached: refusing a connection there leaves a mutex locked. Ours is checked
+ * before.
  * 5. Bytes of a body must all be consumed in each call, or the connection hangs. */
 #include "server/daemon.h"
 
@@ -37,29 +38,29 @@
 #include "server/tokens.h"
 
 enum {
-    /* A connection's memory in libmicrohttpd: the head, and half of it is what one recv() reads. It is zeroed whole between two
-     * requests. */
-    CONNECTION_BYTES  = 64 << 10,
-    INACTIVITY_S      = 120,     /* a backstop: the sweep of peers.c is stricter */
-    METRICS_MAX       = 256,     /* connections to --metrics-listen; see rule 4 */
-    FIRST_STEP        = 256 << 10, /* staging memory leased at first for a body of unknown length */
-    EXPECTED_TENSORS  = 16,      /* of a body, for its size in memory; more of them make it grow */
-    DISCARD_FACTOR    = 2,       /* a chunked body is discarded up to this many times the limit, then cut */
+    /* A connection's memory in libmicrohttpd: the head, and half of it is what one recv() reads. It is zeroed whole between
+     * two requests. */
+    CONNECTION_BYTES = 32 << 10,
+    INACTIVITY_S = 120,     /* a backstop: the sweep of peers.c is stricter */
+    METRICS_MAX = 256,      /* connections to --metrics-listen; see rule 4 */
+    FIRST_STEP = 256 << 10, /* staging memory leased at first for a body of unknown length */
+    EXPECTED_TENSORS = 16,  /* of a body, for its size in memory; more of them make it grow */
+    DISCARD_FACTOR = 2,     /* a chunked body is discarded up to this many times the limit, then cut */
 };
 
-/* ---- Heads that libmicrohttpd refuses by itself ---------------------------------------------------------------------------------- */
+/* ---- Heads that libmicrohttpd refuses by itself ------------------------------------------------------------------ */
 
-/* A malformed Content-Length is refused before we see the request, with an HTML body and, in 0.9.75, with the response's head sent
- * twice. It says so through its log first, in the thread and at the moment, but not about which connection. When exactly one
- * connection of this thread is in the middle of a head, it is that one: it gets our problem document, and the socket is shut down under
- * libmicrohttpd's answer. Otherwise its own answer goes out. */
+/* A malformed Content-Length is refused before we see the request, with an HTML body and, in 0.9.75, with the response's
+ * head sent twice. It says so through its log first, in the thread and at the moment, but not about which connection. When
+ * exactly one connection of this thread is in the middle of a head, it is that one: it gets our problem document, and the
+ * socket is shut down under libmicrohttpd's answer. Otherwise its own answer goes out. */
 static _Thread_local struct request *heads; /* between on_uri() and the first call of on_request() */
 
 static void heads_add(struct request *request)
 {
     request->next = heads;
     if (heads) heads->previous = request;
-    heads            = request;
+    heads = request;
     request->in_head = true;
 }
 
@@ -69,7 +70,7 @@ static void heads_remove(struct request *request)
     *(request->previous ? &request->previous->next : &heads) = request->next;
     if (request->next) request->next->previous = request->previous;
     request->next = request->previous = NULL;
-    request->in_head                  = false;
+    request->in_head = false;
 }
 
 static void refuse_head(unsigned status)
@@ -80,7 +81,7 @@ static void refuse_head(unsigned status)
     peer_cut_with(request->peer, (int)status, NULL);
 }
 
-/* ---- Head ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- Head -------------------------------------------------------------------------------------------------------- */
 
 static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const char *key, size_t key_size, const char *value,
                                  size_t value_size)
@@ -103,7 +104,7 @@ static void read_origin(struct request *request, const struct framing *f)
 {
     const char *allowed = request->server->config->cors_origin, *origin = f->value[HEADER_ORIGIN];
     if (allowed == NULL || origin == NULL) return;
-    request->cors      = strcmp(allowed, "*") == 0 || strcmp(allowed, origin) == 0;
+    request->cors = strcmp(allowed, "*") == 0 || strcmp(allowed, origin) == 0;
     request->preflight = request->cors && strcmp(request->method, "OPTIONS") == 0;
 }
 
@@ -111,8 +112,8 @@ static void read_origin(struct request *request, const struct framing *f)
 static void check_head(struct request *request, const struct framing *f)
 {
     struct server *server = request->server;
-    const uint64_t limit  = (uint64_t)server->config->max_body_bytes;
-    const char    *value;
+    const uint64_t limit = (uint64_t)server->config->max_body_bytes;
+    const char *value;
 
     request->route = routes_find(request->path, request->port->kind);
     if (request->route == NULL) {
@@ -129,12 +130,13 @@ static void check_head(struct request *request, const struct framing *f)
         return;
     }
     if (request->route->token && server->tokens && !tokens_allow(server->tokens, f->value[HEADER_AUTHORIZATION])) {
-        request_fail(request, PROTO_E_UNAUTHORIZED, NULL, "this path needs the header `Authorization: Bearer <token>` with a valid token");
+        request_fail(request, PROTO_E_UNAUTHORIZED, NULL,
+                     "this path needs the header `Authorization: Bearer <token>` with a valid token");
         return;
     }
     if (f->has_length && f->length > limit) {
-        request_fail(request, PROTO_E_TOO_LARGE, NULL, "the body has %llu bytes, the limit is %llu", (unsigned long long)f->length,
-                     (unsigned long long)limit);
+        request_fail(request, PROTO_E_TOO_LARGE, NULL, "the body has %llu bytes, the limit is %llu",
+                     (unsigned long long)f->length, (unsigned long long)limit);
         return;
     }
     if (!request->route->body) return;
@@ -153,37 +155,41 @@ static void check_head(struct request *request, const struct framing *f)
 static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
 {
     struct request *request = context;
-    attn_status     status;
+    attn_status status;
     if (request->extent == NULL) status = arena_lease(request->server->arena, bytes, &request->extent, err);
     else if (bytes > request->extent->bytes && bytes < 2 * request->extent->bytes) {
         /* In proportion where there is room, exactly where there is not. */
-        status = arena_grow(request->server->arena, &request->extent, request->extent->bytes, 2 * request->extent->bytes, err);
-        if (status != ATTN_OK) status = arena_grow(request->server->arena, &request->extent, request->extent->bytes, bytes, err);
+        status =
+            arena_grow(request->server->arena, &request->extent, request->extent->bytes, 2 * request->extent->bytes, err);
+        if (status != ATTN_OK)
+            status = arena_grow(request->server->arena, &request->extent, request->extent->bytes, bytes, err);
     } else status = arena_grow(request->server->arena, &request->extent, request->extent->bytes, bytes, err);
     if (status == ATTN_OK) *base = request->extent->memory;
     return status;
 }
 
-/* A slot, memory and a decoder: everything that a body needs, before its first byte. The lease is what the inputs need and as much
- * again as is usual for outputs (a third of the inputs); large ones only reserve it, pages come with the first touch. */
+/* A slot, memory and a decoder: everything that a body needs, before its first byte. The lease is what the inputs need and
+ * as much again as is usual for outputs (a third of the inputs); large ones only reserve it, pages come with the first
+ * touch. */
 static void admit(struct request *request, const struct framing *f)
 {
     struct server *server = request->server;
-    const int      phase  = atomic_load(&server->phase);
-    attn_error     err    = { 0 };
+    const int phase = atomic_load(&server->phase);
+    attn_error err = { 0 };
 
     if (phase == SERVER_FAILED || phase == SERVER_STARTING || !devices_usable(server->devices)) {
         request_fail(request, PROTO_E_UNAVAILABLE, NULL, "no device is usable");
         return;
     }
     if (!queue_admit(&server->queue)) {
-        request_fail(request, PROTO_E_QUEUE_FULL, NULL, "%d requests are waiting already (--queue-depth)", server->queue.depth);
+        request_fail(request, PROTO_E_QUEUE_FULL, NULL, "%d requests are waiting already (--queue-depth)",
+                     server->queue.depth);
         return;
     }
     request->admitted = true;
     if (framing_has_body(f)) {
         const size_t inputs = f->has_length ? PROTO_MEMORY_FOR(f->length, EXPECTED_TENSORS) : FIRST_STEP;
-        attn_status  status = arena_lease(server->arena, inputs + inputs / 3 + 4096, &request->extent, &err);
+        attn_status status = arena_lease(server->arena, inputs + inputs / 3 + 4096, &request->extent, &err);
         if (status != ATTN_OK) status = arena_lease(server->arena, inputs, &request->extent, &err);
         if (status != ATTN_OK) {
             request_fail_status(request, &err);
@@ -191,11 +197,11 @@ static void admit(struct request *request, const struct framing *f)
         }
     }
     const proto_memory memory = { on_grow, request };
-    request->decoder          = proto_decoder_new(request->route->op, &server->limits, &memory);
+    request->decoder = proto_decoder_new(request->route->op, &server->limits, &memory);
     if (request->decoder == NULL) request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for a decoder");
 }
 
-/* ---- Answers ------------------------------------------------------------------------------------------------------------------- */
+/* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
 static enum MHD_Result answer_now(struct request *request, bool close)
 {
@@ -219,7 +225,8 @@ static enum MHD_Result head(struct request *request, const char *version)
     heads_remove(request);
     request->times.head_ns = clock_ns();
     framing_begin(&f, version);
-    if (request->bad_target) framing_fault(&f, "the request line contains a space or a control character where it cannot stand");
+    if (request->bad_target)
+        framing_fault(&f, "the request line contains a space or a control character where it cannot stand");
     (void)MHD_get_connection_values_n(request->connection, MHD_HEADER_KIND, on_header, &f);
     const bool sound = framing_end(&f);
     read_identity(request, &f);
@@ -241,7 +248,7 @@ static enum MHD_Result head(struct request *request, const char *version)
     return MHD_YES;
 }
 
-/* ---- Body ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- Body -------------------------------------------------------------------------------------------------------- */
 
 static enum MHD_Result body_piece(struct request *request, const char *bytes, size_t count)
 {
@@ -259,8 +266,8 @@ static enum MHD_Result body_piece(struct request *request, const char *bytes, si
         return MHD_YES;
     }
     if (request->step != STEP_DECODE) return MHD_YES;
-    attn_error        err    = { 0 };
-    const int64_t     began  = clock_ns();
+    attn_error err = { 0 };
+    const int64_t began = clock_ns();
     const attn_status status = proto_decoder_feed(request->decoder, bytes, count, &err);
     request->times.decode_ns += clock_ns() - began;
     if (status != ATTN_OK) {
@@ -274,9 +281,9 @@ static enum MHD_Result body_piece(struct request *request, const char *bytes, si
 /* The earlier of the server's limit, which counts from now, and the client's wishes, which count from the first byte. */
 static void set_deadline(struct request *request)
 {
-    const struct server *server  = request->server;
-    int64_t              at_ns   = request->times.received_ns + server->config->timeout_ms * CLOCK_NS_PER_MS;
-    int64_t              wish_ms = request->client_timeout_ms;
+    const struct server *server = request->server;
+    int64_t at_ns = request->times.received_ns + server->config->timeout_ms * CLOCK_NS_PER_MS;
+    int64_t wish_ms = request->client_timeout_ms;
     for (int i = 0; i < request->job->call->count; i++) {
         const int64_t timeout_ms = request->job->call->items[i].timeout_ms;
         if (timeout_ms > 0 && (wish_ms < 0 || timeout_ms < wish_ms)) wish_ms = timeout_ms;
@@ -292,12 +299,12 @@ static void set_deadline(struct request *request)
 static attn_status make_job(struct request *request, attn_error *err)
 {
     struct server *server = request->server;
-    proto_call    *call   = NULL;
-    attn_status    status = proto_decoder_finish(request->decoder, &call, err);
+    proto_call *call = NULL;
+    attn_status status = proto_decoder_finish(request->decoder, &call, err);
     if (status != ATTN_OK) return status;
     proto_decoder_free(request->decoder);
     request->decoder = NULL;
-    request->job     = job_new(server->arena, server->contexts, request->extent, call);
+    request->job = job_new(server->arena, server->contexts, request->extent, call);
     if (request->job == NULL) {
         proto_call_free(call);
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
@@ -317,28 +324,29 @@ static void end_wait(struct request *request)
 /* The body is complete. */
 static enum MHD_Result body_done(struct request *request)
 {
-    struct server *server     = request->server;
+    struct server *server = request->server;
     request->times.received_ns = clock_ns();
     metrics_add(METRIC_BODY_BYTES_IN, NULL, NULL, (double)request->received_bytes);
     if (request->step == STEP_DISCARD) return answer_now(request, false);
 
-    attn_error        err    = { 0 };
+    attn_error err = { 0 };
     const attn_status status = make_job(request, &err);
-    const int64_t     now    = clock_ns();
+    const int64_t now = clock_ns();
     request->times.decode_ns += now - request->times.received_ns;
     if (status != ATTN_OK) {
         request_fail_status(request, &err);
         return answer_now(request, false);
     }
-    if (request->job->runnable == 0) return answer_now(request, false); /* every item of the envelope is refused, or there is none */
+    if (request->job->runnable == 0)
+        return answer_now(request, false); /* every item of the envelope is refused, or there is none */
     set_deadline(request);
     if (request->deadline.at_ns <= now) {
         request_fail(request, PROTO_E_DEADLINE, NULL, "the deadline passed before the request could be queued");
         return answer_now(request, false);
     }
 
-    /* From here on the loop may see it. It is counted as suspended first and the flag read afterwards; the loop sets the flag and then
-     * reads the count: one of the two sees the other. */
+    /* From here on the loop may see it. It is counted as suspended first and the flag read afterwards; the loop sets the
+     * flag and then reads the count: one of the two sees the other. */
     atomic_fetch_add(&server->suspended, 1);
     if (atomic_load(&server->stopping)) {
         atomic_fetch_sub(&server->suspended, 1);
@@ -349,7 +357,7 @@ static enum MHD_Result body_done(struct request *request)
         atomic_fetch_sub(&server->suspended, 1);
         return MHD_NO;
     }
-    request->step         = STEP_WAIT;
+    request->step = STEP_WAIT;
     request->job->request = request;
     request_move(request, REQUEST_QUEUED);
     MHD_suspend_connection(request->connection);
@@ -357,18 +365,18 @@ static enum MHD_Result body_done(struct request *request)
     return MHD_YES;
 }
 
-/* ---- libmicrohttpd's callbacks --------------------------------------------------------------------------------------------------- */
+/* ---- libmicrohttpd's callbacks ----------------------------------------------------------------------------------- */
 
 static void *on_uri(void *context, const char *uri, struct MHD_Connection *connection)
 {
     struct port *port = context;
     request_set_role(ROLE_HTTP);
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    struct peer                    *peer = info ? info->socket_context : NULL;
+    struct peer *peer = info ? info->socket_context : NULL;
     if (peer == NULL || !peer_enter(peer, PEER_HEAD)) return NULL;
     struct request *request = request_new(port->server, port, connection);
     if (request == NULL) return NULL;
-    request->peer       = peer;
+    request->peer = peer;
     request->bad_target = !framing_is_target(uri);
     heads_add(request);
     return request;
@@ -384,14 +392,14 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
     request_set_role(ROLE_HTTP);
     switch (request->step) {
     case STEP_HEAD:
-        request->path   = url;
+        request->path = url;
         request->method = method;
         return head(request, version);
     case STEP_DECODE:
     case STEP_DISCARD:
         if (*upload_size > 0) {
             const size_t count = *upload_size;
-            *upload_size       = 0;
+            *upload_size = 0;
             return body_piece(request, upload, count);
         }
         return body_done(request);
@@ -403,9 +411,13 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
     }
 }
 
-static const char *status_text(int status, char text[12])
+/* Three digits, as a label. */
+static const char *status_text(int status, char text[4])
 {
-    snprintf(text, 12, "%d", status);
+    text[0] = (char)('0' + status / 100 % 10);
+    text[1] = (char)('0' + status / 10 % 10);
+    text[2] = (char)('0' + status % 10);
+    text[3] = '\0';
     return text;
 }
 
@@ -428,22 +440,26 @@ static bool is_refusal(proto_error error)
 /* One line and a few numbers for each request, when all is over. */
 static void account(struct request *request, enum MHD_RequestTerminationCode how)
 {
-    const struct request_times *t        = &request->times;
-    const int64_t               now      = clock_ns();
-    const char                 *endpoint = request->route ? request->route->endpoint : "none";
-    const double                seconds  = (double)(now - t->began_ns) / 1e9;
-    int                         status   = request->http_status;
-    char                        text[12], path[512];
+    const struct request_times *t = &request->times;
+    const int64_t now = clock_ns();
+    const char *endpoint = request->route ? request->route->endpoint : "none";
+    const double seconds = (double)(now - t->began_ns) / 1e9;
+    int status = request->http_status;
+    char text[4], path[512];
 
-    if (request->gone || status == 0 || (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && request->state == REQUEST_ANSWERING)) {
+    if (request->gone || status == 0 ||
+        (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && request->state == REQUEST_ANSWERING)) {
         const bool cut = atomic_load(&request->peer->phase) == PEER_CUT;
         if (!request->gone && request->state == REQUEST_RECEIVING)
             status = status != 0 ? status : cut ? 408 : how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? 400 : 499;
         else status = 499;
-        /* Whoever left while it waited was counted by the loop. libmicrohttpd's own 400 is no departure. */
-        if (!request->gone && status != 400) metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
+        /* Whoever left while it waited was counted by the loop. Half a head was no request yet, and libmicrohttpd's own 400
+         * is no departure. */
+        if (!request->gone && status != 400 && t->head_ns != 0)
+            metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }
-    if (request->failed && status != 499 && is_refusal(request->error)) metrics_add(METRIC_REJECTED, proto_errors[request->error].code, NULL, 1);
+    if (request->failed && status != 499 && is_refusal(request->error))
+        metrics_add(METRIC_REJECTED, proto_errors[request->error].code, NULL, 1);
     metrics_add(METRIC_REQUESTS, endpoint, status_text(status, text), 1);
     metrics_observe(METRIC_REQUEST_SECONDS, endpoint, seconds);
     if (status < 400 || status == 499) metrics_add(METRIC_BODY_BYTES_OUT, NULL, NULL, (double)request->sent_bytes);
@@ -458,13 +474,14 @@ static void account(struct request *request, enum MHD_RequestTerminationCode how
     const bool traced = request->trace_id[0];
     log_event(level, request->id[0] ? request->id : NULL, "request",
               "method=%.16s path=" LOG_Q " status=%d ms=%.3f bytes_in=%llu bytes_out=%llu%s%s%s%s%s%s",
-              request->method ? request->method : "-", log_clean(path, sizeof path, request->path ? request->path : "-"), status, seconds * 1e3,
-              (unsigned long long)request->received_bytes, (unsigned long long)request->sent_bytes, traced ? " trace_id=" : "", request->trace_id,
-              traced ? " span_id=" : "", request->span_id, request->failed ? " code=" : "",
-              request->failed ? proto_errors[request->error].code : "");
+              request->method ? request->method : "-", log_clean(path, sizeof path, request->path ? request->path : "-"),
+              status, seconds * 1e3, (unsigned long long)request->received_bytes, (unsigned long long)request->sent_bytes,
+              traced ? " trace_id=" : "", request->trace_id, traced ? " span_id=" : "", request->span_id,
+              request->failed ? " code=" : "", request->failed ? proto_errors[request->error].code : "");
 }
 
-static void on_completed(void *context, struct MHD_Connection *connection, void **request_context, enum MHD_RequestTerminationCode how)
+static void on_completed(void *context, struct MHD_Connection *connection, void **request_context,
+                         enum MHD_RequestTerminationCode how)
 {
     struct request *request = *request_context;
     (void)context;
@@ -483,7 +500,7 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
 static void on_connection(void *context, struct MHD_Connection *connection, void **socket_context,
                           enum MHD_ConnectionNotificationCode what)
 {
-    struct port   *port   = context;
+    struct port *port = context;
     struct server *server = port->server;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
         const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
@@ -500,7 +517,7 @@ static void on_log(void *context, const char *format, va_list args) __attribute_
 static void on_log(void *context, const char *format, va_list args)
 {
     static const char refusal[] = "Error processing request (HTTP response code is %u";
-    char              text[256], clean[512];
+    char text[256], clean[512];
     (void)context;
     if (strncmp(format, refusal, sizeof refusal - 1) == 0) {
         va_list copy;
@@ -520,38 +537,40 @@ static void on_panic(void *context, const char *file, unsigned line, const char 
     abort();
 }
 
-/* ---- Open and close ------------------------------------------------------------------------------------------------------------- */
+/* ---- Open and close ---------------------------------------------------------------------------------------------- */
 
 static char *read_pem(const char *option, const char *path, attn_error *err)
 {
     char *text = NULL;
     FILE *file = fopen(path, "re");
-    long  size;
-    if (file && fseek(file, 0, SEEK_END) == 0 && (size = ftell(file)) > 0 && size < 1 << 20 && fseek(file, 0, SEEK_SET) == 0 &&
-        (text = calloc(1, (size_t)size + 1)) && fread(text, 1, (size_t)size, file) != (size_t)size) {
+    long size;
+    if (file && fseek(file, 0, SEEK_END) == 0 && (size = ftell(file)) > 0 && size < 1 << 20 &&
+        fseek(file, 0, SEEK_SET) == 0 && (text = calloc(1, (size_t)size + 1)) &&
+        fread(text, 1, (size_t)size, file) != (size_t)size) {
         free(text);
         text = NULL;
     }
-    if (text == NULL) attn_fail(err, ATTN_INVALID, NULL, "%s %s: %s", option, path, file ? "not a readable PEM file" : strerror(errno));
+    if (text == NULL)
+        attn_fail(err, ATTN_INVALID, NULL, "%s %s: %s", option, path, file ? "not a readable PEM file" : strerror(errno));
     if (file) fclose(file);
     return text;
 }
 
 attn_status daemon_open(struct port *port, struct server *server, unsigned kind, attn_error *err)
 {
-    const struct config *config  = server->config;
-    const bool           tls     = kind == PORT_MAIN && config->tls_cert;
-    const unsigned       threads = kind == PORT_MAIN ? (unsigned)config->http_threads : 1;
-    unsigned             flags   = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ITC | MHD_USE_ERROR_LOG;
+    const struct config *config = server->config;
+    const bool tls = kind == PORT_MAIN && config->tls_cert;
+    const unsigned threads = kind == PORT_MAIN ? (unsigned)config->http_threads : 1;
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ITC | MHD_USE_ERROR_LOG;
     struct MHD_OptionItem more[8];
-    int                   count = 0;
+    int count = 0;
 
     *port = (struct port){ .server = server, .kind = kind, .plain = !tls };
     if (kind == PORT_MAIN) flags |= MHD_ALLOW_SUSPEND_RESUME;
     if (tls) {
         flags |= MHD_USE_TLS;
         port->cert = read_pem("--tls-cert", config->tls_cert, err);
-        port->key  = port->cert ? read_pem("--tls-key", config->tls_key, err) : NULL;
+        port->key = port->cert ? read_pem("--tls-key", config->tls_key, err) : NULL;
         if (port->key == NULL) {
             daemon_close(port);
             return ATTN_INVALID;
@@ -562,18 +581,23 @@ attn_status daemon_open(struct port *port, struct server *server, unsigned kind,
     if (threads > 1) more[count++] = (struct MHD_OptionItem){ MHD_OPTION_THREAD_POOL_SIZE, (intptr_t)threads, NULL };
     more[count] = (struct MHD_OptionItem){ MHD_OPTION_END, 0, NULL };
 
-    /* The limit is divided among the workers, and reaching it is fatal (rule 4): each of them can hold all that we let in. */
+    /* The limit is divided among the workers, and reaching it is fatal (rule 4): each of them can hold all that we let in.
+     */
     const unsigned limit = ((unsigned)(kind == PORT_MAIN ? config->max_connections : METRICS_MAX) + 64) * threads;
     MHD_set_panic_func(on_panic, NULL);
-    port->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, port, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL, MHD_OPTION_NOTIFY_COMPLETED,
-                                    on_completed, port, MHD_OPTION_NOTIFY_CONNECTION, on_connection, port, MHD_OPTION_URI_LOG_CALLBACK, on_uri,
-                                    port, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT, limit,
-                                    MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)INACTIVITY_S, MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, more,
-                                    MHD_OPTION_END);
+    port->daemon =
+        MHD_start_daemon(flags, 0, NULL, NULL, on_request, port, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
+                         MHD_OPTION_NOTIFY_COMPLETED, on_completed, port, MHD_OPTION_NOTIFY_CONNECTION, on_connection, port,
+                         MHD_OPTION_URI_LOG_CALLBACK, on_uri, port, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                         (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT,
+                         (unsigned)INACTIVITY_S, MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
     if (port->daemon == NULL) {
         daemon_close(port);
-        if (tls) return attn_fail(err, ATTN_INVALID, NULL, "--tls-cert %s, --tls-key %s: refused by GnuTLS", config->tls_cert, config->tls_key);
-        return attn_fail(err, ATTN_INTERNAL, NULL, "the web server could not be started with %u threads: %s", threads, strerror(errno));
+        if (tls)
+            return attn_fail(err, ATTN_INVALID, NULL, "--tls-cert %s, --tls-key %s: refused by GnuTLS", config->tls_cert,
+                             config->tls_key);
+        return attn_fail(err, ATTN_INTERNAL, NULL, "the web server could not be started with %u threads: %s", threads,
+                         strerror(errno));
     }
     return ATTN_OK;
 }

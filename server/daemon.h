@@ -9,11 +9,11 @@
 
 /* A web server on sockets that others accept: one for the main addresses, one for --metrics-listen. */
 struct port {
-    struct server     *server;
+    struct server *server;
     struct MHD_Daemon *daemon;
-    unsigned           kind;    /* PORT_MAIN or PORT_METRICS */
-    bool               plain;   /* not TLS */
-    char              *cert, *key; /* PEM texts, owned */
+    unsigned kind;    /* PORT_MAIN or PORT_METRICS */
+    bool plain;       /* not TLS */
+    char *cert, *key; /* PEM texts, owned */
 };
 
 /* Starts the threads. Fills *err with one clear line. */

@@ -1,5 +1,5 @@
-/* deadlines.c: a binary heap. Most deadlines are "now plus the same time-out" and so arrive in order: adding one is then a store,
- * and nothing moves. Invariant: heap[i]->place == i + 1, and no child is earlier than its parent. */
+/* deadlines.c: a binary heap. Most deadlines are "now plus the same time-out" and so arrive in order: adding one is then a
+ * store, and nothing moves. Invariant: heap[i]->place == i + 1, and no child is earlier than its parent. */
 #include "server/deadlines.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 static void put(struct deadlines *all, int index, struct deadline *deadline)
 {
     all->heap[index] = deadline;
-    deadline->place  = index + 1;
+    deadline->place = index + 1;
 }
 
 static void sift_up(struct deadlines *all, int index, struct deadline *deadline)
@@ -32,10 +32,10 @@ static void sift_down(struct deadlines *all, int index, struct deadline *deadlin
 bool deadlines_add(struct deadlines *all, struct deadline *deadline)
 {
     if (all->count == all->capacity) {
-        const int         capacity = all->capacity ? 2 * all->capacity : 64;
-        struct deadline **heap     = realloc(all->heap, (size_t)capacity * sizeof *heap);
+        const int capacity = all->capacity ? 2 * all->capacity : 64;
+        struct deadline **heap = realloc(all->heap, (size_t)capacity * sizeof *heap);
         if (heap == NULL) return false;
-        all->heap     = heap;
+        all->heap = heap;
         all->capacity = capacity;
     }
     sift_up(all, all->count++, deadline);
@@ -45,15 +45,18 @@ bool deadlines_add(struct deadlines *all, struct deadline *deadline)
 void deadlines_remove(struct deadlines *all, struct deadline *deadline)
 {
     if (deadline->place == 0) return;
-    const int        index = deadline->place - 1;
-    struct deadline *last  = all->heap[--all->count];
-    deadline->place        = 0;
+    const int index = deadline->place - 1;
+    struct deadline *last = all->heap[--all->count];
+    deadline->place = 0;
     if (last == deadline) return;
     if (index > 0 && all->heap[(index - 1) / 2]->at_ns > last->at_ns) sift_up(all, index, last);
     else sift_down(all, index, last);
 }
 
-struct deadline *deadlines_next(const struct deadlines *all) { return all->count ? all->heap[0] : NULL; }
+struct deadline *deadlines_next(const struct deadlines *all)
+{
+    return all->count ? all->heap[0] : NULL;
+}
 
 void deadlines_clear(struct deadlines *all)
 {

@@ -4,13 +4,16 @@
  *                              slot 1: ...                    (as many as attn_device_info.streams)
  *
  * A unified device (the CPU) computes in the staging memory itself: nothing is copied, and its thread simply waits for the
- * stream. For a device with memory of its own, each region of a job (its inputs, the contexts it uses, its outputs) is mirrored
- * by one block of device memory, copied in one piece, and the tensors' pointers are moved from the region to the mirror.
+ * stream. For a device with memory of its own, each region of a job (its inputs, the contexts it uses, its outputs) is
+ * mirrored by one block of device memory, copied in one piece, and the tensors' pointers are moved from the region to the
+ * mirror.
  *
  * Invariants
  * 1. attn_device and its streams are used by the device's thread alone, but for descriptions and kernel look-ups.
- * 2. A batch that was submitted comes back exactly once, whatever happens; each of its jobs then has ran == true, or an error.
- * 3. No more batches are with a device than it has streams, and two at least: one waits, so that the device is never idle between two. */
+ * 2. A batch that was submitted comes back exactly once, whatever happens; each of its jobs then has ran == true, or an
+ * error.
+ * 3. No more batches are with a device than it has streams, and two at least: one waits, so that the device is never idle
+ * between two. */
 #include "server/devices.h"
 
 #include <assert.h>
@@ -25,60 +28,60 @@
 #include "server/request.h"
 
 enum {
-    MAX_DEVICES      = 64,
-    MAX_STREAMS      = 8,
-    MAX_RUN          = 1024, /* problems in one attn_run(): an envelope may hold as many */
-    POLL_NS          = 20000,
-    WORKSPACE_KEEP   = 64 << 20, /* a larger one is given back after its batch */
+    MAX_DEVICES = 64,
+    MAX_STREAMS = 8,
+    MAX_RUN = 1024, /* problems in one attn_run(): an envelope may hold as many */
+    POLL_NS = 20000,
+    WORKSPACE_KEEP = 64 << 20, /* a larger one is given back after its batch */
 };
 
 struct mirror {
     struct job_region host;
-    char             *device;
+    char *device;
 };
 
 /* One batch in flight. */
 struct slot {
-    attn_stream  *stream;
+    attn_stream *stream;
     struct batch *batch; /* NULL: free */
     attn_problem *problems;
-    int           room;
-    void         *workspace;
-    size_t        workspace_bytes;
+    int room;
+    void *workspace;
+    size_t workspace_bytes;
     struct mirror *mirrors;
-    int            mirror_count, mirror_room;
+    int mirror_count, mirror_room;
 };
 
 struct device {
-    attn_device     *handle;
+    attn_device *handle;
     attn_device_info info;
-    struct mailbox  *box;
-    int              message_kind;
-    pthread_t        thread;
-    bool             started;
+    struct mailbox *box;
+    int message_kind;
+    pthread_t thread;
+    bool started;
 
     pthread_mutex_t lock;
-    pthread_cond_t  wake;
+    pthread_cond_t wake;
     struct message *first, **last; /* batches submitted, not yet on a stream */
-    bool            stop, stopped;
+    bool stop, stopped;
 
-    int         slot_count;
+    int slot_count;
     struct slot slots[MAX_STREAMS];
 
     /* The loop's. */
-    int         outstanding;
-    double      flops;
-    bool        disabled;
+    int outstanding;
+    double flops;
+    bool disabled;
     _Atomic int requests; /* for /v1/info */
     _Atomic bool usable;
 };
 
 struct devices {
-    int            count;
+    int count;
     struct device *device[MAX_DEVICES];
 };
 
-/* ---- The device's thread: memory -------------------------------------------------------------------------------------------- */
+/* ---- The device's thread: memory --------------------------------------------------------------------------------- */
 
 static void drop_mirrors(struct device *device, struct slot *slot)
 {
@@ -89,16 +92,16 @@ static void drop_mirrors(struct device *device, struct slot *slot)
 /* Device memory for a region, copied there if `copy`. A region that has a mirror already keeps it. */
 static attn_status mirror(struct device *device, struct slot *slot, struct job_region host, bool copy, attn_error *err)
 {
-    void       *memory = NULL;
+    void *memory = NULL;
     attn_status status;
     if (host.bytes == 0) return ATTN_OK;
     for (int i = 0; i < slot->mirror_count; i++)
         if (slot->mirrors[i].host.memory == host.memory) return ATTN_OK;
     if (slot->mirror_count == slot->mirror_room) {
-        const int      room  = slot->mirror_room ? 2 * slot->mirror_room : 64;
+        const int room = slot->mirror_room ? 2 * slot->mirror_room : 64;
         struct mirror *wider = realloc(slot->mirrors, (size_t)room * sizeof *wider);
         if (wider == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
-        slot->mirrors     = wider;
+        slot->mirrors = wider;
         slot->mirror_room = room;
     }
     status = attn_device_alloc(device->handle, host.bytes, &memory, err);
@@ -135,10 +138,11 @@ static attn_status copy_out(struct device *device, struct slot *slot, struct job
 {
     (void)device;
     if (job->outputs.bytes == 0) return ATTN_OK;
-    return attn_copy(slot->stream, job->outputs.memory, to_device(slot, job->outputs.memory), job->outputs.bytes, ATTN_FROM_DEVICE, err);
+    return attn_copy(slot->stream, job->outputs.memory, to_device(slot, job->outputs.memory), job->outputs.bytes,
+                     ATTN_FROM_DEVICE, err);
 }
 
-/* ---- The device's thread: one batch ------------------------------------------------------------------------------------------- */
+/* ---- The device's thread: one batch ------------------------------------------------------------------------------ */
 
 static attn_status reserve_problems(struct slot *slot, int count, attn_error *err)
 {
@@ -146,7 +150,7 @@ static attn_status reserve_problems(struct slot *slot, int count, attn_error *er
     attn_problem *wider = realloc(slot->problems, (size_t)count * sizeof *wider);
     if (wider == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", count);
     slot->problems = wider;
-    slot->room     = count;
+    slot->room = count;
     return ATTN_OK;
 }
 
@@ -154,7 +158,7 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
 {
     size_t bytes = 0;
     for (int at = 0; at < count; at += MAX_RUN) {
-        size_t            part;
+        size_t part;
         const attn_status status =
             attn_workspace(device->handle, slot->problems + at, count - at < MAX_RUN ? count - at : MAX_RUN, &part, err);
         if (status != ATTN_OK) return status;
@@ -162,19 +166,20 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
     }
     if (bytes <= slot->workspace_bytes) return ATTN_OK;
     attn_device_free(device->handle, slot->workspace);
-    slot->workspace       = NULL;
+    slot->workspace = NULL;
     slot->workspace_bytes = 0;
     const attn_status status = attn_device_alloc(device->handle, bytes, &slot->workspace, err);
     if (status == ATTN_OK) slot->workspace_bytes = bytes;
     return status;
 }
 
-/* Puts everything on the stream. On an error the stream may hold part of it: the caller waits for that before it frees anything. */
+/* Puts everything on the stream. On an error the stream may hold part of it: the caller waits for that before it frees
+ * anything. */
 static attn_status launch(struct device *device, struct slot *slot, attn_error *err)
 {
-    struct batch *batch  = slot->batch;
-    attn_status   status = ATTN_OK;
-    int           count  = 0;
+    struct batch *batch = slot->batch;
+    attn_status status = ATTN_OK;
+    int count = 0;
 
     for (int j = 0; j < batch->count; j++) count += batch->jobs[j]->runnable;
     if ((status = reserve_problems(slot, count, err)) != ATTN_OK) return status;
@@ -183,8 +188,8 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
         const struct job *job = batch->jobs[j];
         for (int i = 0; i < job->call->count; i++) {
             if (job->results[i].error.status != ATTN_OK) continue;
-            const attn_problem *p      = &job->call->items[i].problem;
-            const char         *kernel = attn_kernel(device->handle, p, err);
+            const attn_problem *p = &job->call->items[i].problem;
+            const char *kernel = attn_kernel(device->handle, p, err);
             if (kernel == NULL) return err->status; /* this device differs from the one that was asked at first */
             snprintf(job->results[i].backend, sizeof job->results[i].backend, "%s %s", device->info.name, kernel);
             slot->problems[count++] = *p;
@@ -203,7 +208,8 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     }
     if ((status = attn_stream_mark(slot->stream, 1, err)) != ATTN_OK) return status;
     for (int at = 0; at < count && status == ATTN_OK; at += MAX_RUN)
-        status = attn_run(slot->stream, slot->problems + at, count - at < MAX_RUN ? count - at : MAX_RUN, slot->workspace, err);
+        status =
+            attn_run(slot->stream, slot->problems + at, count - at < MAX_RUN ? count - at : MAX_RUN, slot->workspace, err);
     if (status == ATTN_OK) status = attn_stream_mark(slot->stream, 2, err);
     if (!device->info.unified)
         for (int j = 0; j < batch->count && status == ATTN_OK; j++) status = copy_out(device, slot, batch->jobs[j], err);
@@ -214,10 +220,10 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
 static void conclude(struct device *device, struct slot *slot, attn_status status, const attn_error *err)
 {
     struct batch *batch = slot->batch;
-    batch->ended_ns     = clock_ns();
+    batch->ended_ns = clock_ns();
     if (status == ATTN_OK) {
-        batch->copy_in_us  = device->info.unified ? 0 : attn_stream_elapsed_us(slot->stream, 0, 1);
-        batch->compute_us  = attn_stream_elapsed_us(slot->stream, 1, 2);
+        batch->copy_in_us = device->info.unified ? 0 : attn_stream_elapsed_us(slot->stream, 0, 1);
+        batch->compute_us = attn_stream_elapsed_us(slot->stream, 1, 2);
         batch->copy_out_us = device->info.unified ? 0 : attn_stream_elapsed_us(slot->stream, 2, 3);
     }
     for (int j = 0; j < batch->count; j++) {
@@ -227,7 +233,7 @@ static void conclude(struct device *device, struct slot *slot, attn_status statu
     drop_mirrors(device, slot);
     if (slot->workspace_bytes > WORKSPACE_KEEP) {
         attn_device_free(device->handle, slot->workspace);
-        slot->workspace       = NULL;
+        slot->workspace = NULL;
         slot->workspace_bytes = 0;
     }
     slot->batch = NULL;
@@ -237,7 +243,7 @@ static void conclude(struct device *device, struct slot *slot, attn_status statu
 static void start(struct device *device, struct slot *slot, struct batch *batch)
 {
     attn_error err = { 0 };
-    slot->batch       = batch;
+    slot->batch = batch;
     batch->started_ns = clock_ns();
     const attn_status status = launch(device, slot, &err);
     if (status == ATTN_OK) return;
@@ -252,13 +258,13 @@ static bool poll_slots(struct device *device, bool wait)
     bool any = false;
     for (int s = 0; s < device->slot_count; s++) {
         struct slot *slot = &device->slots[s];
-        attn_error   err  = { 0 };
-        bool         done = false;
+        attn_error err = { 0 };
+        bool done = false;
         if (slot->batch == NULL) continue;
         attn_status status;
         if (wait && !any) {
             status = attn_stream_wait(slot->stream, &err);
-            done   = true;
+            done = true;
         } else status = attn_stream_done(slot->stream, &done, &err);
         if (status == ATTN_OK && !done) continue;
         conclude(device, slot, status, &err);
@@ -286,14 +292,14 @@ static void *device_main(void *argument)
     struct device *device = argument;
     request_set_role(ROLE_DEVICE);
     for (;;) {
-        struct slot  *slot  = free_slot(device);
+        struct slot *slot = free_slot(device);
         struct batch *batch = NULL;
-        const bool    busy  = any_busy(device);
+        const bool busy = any_busy(device);
 
         pthread_mutex_lock(&device->lock);
         while (!busy && device->first == NULL && !device->stop) pthread_cond_wait(&device->wake, &device->lock);
         if (slot && device->first) {
-            batch         = (struct batch *)device->first; /* the message is its first member */
+            batch = (struct batch *)device->first; /* the message is its first member */
             device->first = batch->message.next;
             if (device->first == NULL) device->last = &device->first;
         }
@@ -318,7 +324,7 @@ static void *device_main(void *argument)
     return NULL;
 }
 
-/* ---- Open and close ------------------------------------------------------------------------------------------------------------- */
+/* ---- Open and close ---------------------------------------------------------------------------------------------- */
 
 static void device_free(struct device *device)
 {
@@ -334,12 +340,13 @@ static void device_free(struct device *device)
     free(device);
 }
 
-static attn_status device_open(const struct config *config, const char *backend, int index, struct mailbox *box, int message_kind,
-                               struct devices *devices, attn_error *err)
+static attn_status device_open(const struct config *config, const char *backend, int index, struct mailbox *box,
+                               int message_kind, struct devices *devices, attn_error *err)
 {
     const attn_device_options options = { .threads = config->cpu_threads, .memory_bytes = config->device_bytes };
-    attn_status               status;
-    if (devices->count == MAX_DEVICES) return attn_fail(err, ATTN_TOO_LARGE, NULL, "--devices: more than %d devices", MAX_DEVICES);
+    attn_status status;
+    if (devices->count == MAX_DEVICES)
+        return attn_fail(err, ATTN_TOO_LARGE, NULL, "--devices: more than %d devices", MAX_DEVICES);
     struct device *device = calloc(1, sizeof *device);
     if (device == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "--devices: out of memory");
     pthread_condattr_t monotonic;
@@ -348,13 +355,15 @@ static attn_status device_open(const struct config *config, const char *backend,
     pthread_mutex_init(&device->lock, NULL);
     pthread_cond_init(&device->wake, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    device->last         = &device->first;
-    device->box          = box;
+    device->last = &device->first;
+    device->box = box;
     device->message_kind = message_kind;
-    status               = attn_device_open(backend, index, &options, &device->handle, err);
+    status = attn_device_open(backend, index, &options, &device->handle, err);
     if (status != ATTN_OK) goto fail;
     attn_device_describe(device->handle, &device->info);
-    const int streams = device->info.streams < 1 ? 1 : device->info.streams > MAX_STREAMS ? MAX_STREAMS : device->info.streams;
+    const int streams = device->info.streams < 1             ? 1
+                        : device->info.streams > MAX_STREAMS ? MAX_STREAMS
+                                                             : device->info.streams;
     while (device->slot_count < streams) {
         status = attn_stream_open(device->handle, &device->slots[device->slot_count].stream, err);
         if (status != ATTN_OK) goto fail;
@@ -367,30 +376,32 @@ static attn_status device_open(const struct config *config, const char *backend,
         goto fail;
     }
     devices->device[devices->count++] = device;
-    log_event(LOG_INFO, NULL, "device", "name=%s backend=%s streams=%d description=\"%s\"", device->info.name, device->info.backend,
-              device->slot_count, device->info.description);
+    log_event(LOG_INFO, NULL, "device", "name=%s backend=%s streams=%d description=\"%s\"", device->info.name,
+              device->info.backend, device->slot_count, device->info.description);
     return ATTN_OK;
 fail:
     device_free(device);
     return status;
 }
 
-attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **out, attn_error *err)
+attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **out,
+                         attn_error *err)
 {
     struct devices *devices = calloc(1, sizeof *devices);
-    attn_status     status  = ATTN_OK;
+    attn_status status = ATTN_OK;
     if (devices == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "--devices: out of memory");
     const char *wanted = config->devices;
     if (strcmp(wanted, "auto") == 0) {
         const int gpus = attn_device_count("cuda");
-        for (int i = 0; i < gpus && status == ATTN_OK; i++) status = device_open(config, "cuda", i, box, message_kind, devices, err);
+        for (int i = 0; i < gpus && status == ATTN_OK; i++)
+            status = device_open(config, "cuda", i, box, message_kind, devices, err);
         if (gpus == 0) status = device_open(config, "cpu", 0, box, message_kind, devices, err);
     } else if (*wanted >= '0' && *wanted <= '9') {
         for (const char *at = wanted; *at && status == ATTN_OK; at += *at == ',') {
-            char     *end;
+            char *end;
             const int index = (int)strtol(at, &end, 10);
-            at              = end;
-            status          = device_open(config, "cuda", index, box, message_kind, devices, err);
+            at = end;
+            status = device_open(config, "cuda", index, box, message_kind, devices, err);
         }
     } else status = device_open(config, wanted, 0, box, message_kind, devices, err);
     if (status != ATTN_OK) {
@@ -405,11 +416,11 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
 bool devices_stop(struct devices *devices, int64_t wait_ms)
 {
     const int64_t until_ns = clock_ns() + wait_ms * CLOCK_NS_PER_MS;
-    bool          all      = true;
+    bool all = true;
     for (int i = 0; i < devices->count; i++) {
-        struct device        *device = devices->device[i];
-        const struct timespec until  = { until_ns / CLOCK_NS_PER_S, until_ns % CLOCK_NS_PER_S };
-        int                   error  = 0;
+        struct device *device = devices->device[i];
+        const struct timespec until = { until_ns / CLOCK_NS_PER_S, until_ns % CLOCK_NS_PER_S };
+        int error = 0;
         pthread_mutex_lock(&device->lock);
         device->stop = true;
         pthread_cond_broadcast(&device->wake);
@@ -430,11 +441,39 @@ void devices_close(struct devices *devices)
     free(devices);
 }
 
-/* ---- The loop's side ---------------------------------------------------------------------------------------------------------- */
+/* ---- The loop's side --------------------------------------------------------------------------------------------- */
 
-int                devices_count(const struct devices *devices) { return devices->count; }
-const attn_device *devices_any(const struct devices *devices) { return devices->device[0]->handle; }
-const char        *device_name(const struct device *device) { return device->info.name; }
+int devices_count(const struct devices *devices)
+{
+    return devices->count;
+}
+const attn_device *devices_any(const struct devices *devices)
+{
+    return devices->device[0]->handle;
+}
+const char *device_name(const struct device *device)
+{
+    return device->info.name;
+}
+
+static void *map_staging(void *context, size_t bytes)
+{
+    void *memory;
+    attn_error ignored;
+    return attn_staging_alloc(context, bytes, &memory, &ignored) == ATTN_OK ? memory : NULL;
+}
+
+static void unmap_staging(void *context, void *memory, size_t bytes) { attn_staging_free(context, memory, bytes); }
+
+bool devices_staging(const struct devices *devices, struct arena_source *source)
+{
+    for (int i = 0; i < devices->count; i++) {
+        if (devices->device[i]->info.unified) continue;
+        *source = (struct arena_source){ map_staging, unmap_staging, NULL, devices->device[i]->handle };
+        return true;
+    }
+    return false;
+}
 
 bool devices_usable(const struct devices *devices)
 {
@@ -463,10 +502,15 @@ struct device *devices_pick(struct devices *devices)
     return best;
 }
 
+bool device_can_wait(const struct device *device)
+{
+    return device->info.unified && device->outstanding > 0;
+}
+
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device)
 {
     (void)devices;
-    batch->device       = device;
+    batch->device = device;
     batch->message.kind = device->message_kind;
     batch->message.next = NULL;
     device->outstanding++;
@@ -474,7 +518,7 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
     atomic_fetch_add(&device->requests, batch->count);
     pthread_mutex_lock(&device->lock);
     *device->last = &batch->message;
-    device->last  = &batch->message.next;
+    device->last = &batch->message.next;
     pthread_cond_signal(&device->wake);
     pthread_mutex_unlock(&device->lock);
 }

@@ -1,8 +1,8 @@
 /* devices.h: one thread per device, that alone talks to it: copy in, run, copy out, report.
  *
- * The loop hands over batches and gets them back through its mailbox. Everything on a stream is asynchronous: while the kernels of one
- * batch run, the next is copied in. A completion is learned by asking the stream, never by a callback, for a device in error
- * calls nobody back. */
+ * The loop hands over batches and gets them back through its mailbox. Everything on a stream is asynchronous: while the
+ * kernels of one batch run, the next is copied in. A completion is learned by asking the stream, never by a callback, for a
+ * device in error calls nobody back. */
 #ifndef DEVICES_H
 #define DEVICES_H
 
@@ -13,39 +13,47 @@
 
 struct device;
 
-/* Jobs that run together. The loop makes it, the device's thread owns it from devices_submit() until it arrives in the mailbox. */
+/* Jobs that run together. The loop makes it, the device's thread owns it from devices_submit() until it arrives in the
+ * mailbox. */
 struct batch {
     struct message message;
     struct device *device;
-    int            count;
-    double         flops;
-    int64_t        started_ns, ended_ns; /* on the device's thread */
-    double         copy_in_us, compute_us, copy_out_us;
-    struct job    *jobs[]; /* a reference each */
+    int count;
+    double flops;
+    int64_t started_ns, ended_ns; /* on the device's thread */
+    double copy_in_us, compute_us, copy_out_us;
+    struct job *jobs[]; /* a reference each */
 };
 
 struct devices;
 
-/* Opens what --devices names ("auto": every GPU, else the CPU) and starts the threads. Batches that are done are posted to `box` as
- * messages of kind `message_kind`. Fills *err with one clear line. */
-attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **devices, attn_error *err);
-/* Ends the threads after what they run, waiting at most `wait_ms`; false: something still runs. Batches may still lie in the mailbox. */
+/* Opens what --devices names ("auto": every GPU, else the CPU) and starts the threads. Batches that are done are posted to
+ * `box` as messages of kind `message_kind`. Fills *err with one clear line. */
+attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **devices,
+                         attn_error *err);
+/* Ends the threads after what they run, waiting at most `wait_ms`; false: something still runs. Batches may still lie in the
+ * mailbox. */
 bool devices_stop(struct devices *devices, int64_t wait_ms);
 /* After devices_stop() said true, and the mailbox is empty. */
 void devices_close(struct devices *devices); /* NULL is fine */
 
-int                devices_count(const struct devices *devices);
+int devices_count(const struct devices *devices);
 const attn_device *devices_any(const struct devices *devices); /* to ask which kernels there are */
-bool               devices_usable(const struct devices *devices);
-void               devices_describe(struct devices *devices, struct info_device *facts); /* devices_count() of them; any thread */
+/* Where staging memory should come from so that the devices copy from it quickly: pinned memory of the first one that copies. False
+ * when all compute in any memory: then the system's will do. The devices must outlive the arena. */
+bool devices_staging(const struct devices *devices, struct arena_source *source);
+bool devices_usable(const struct devices *devices);
+void devices_describe(struct devices *devices, struct info_device *facts); /* devices_count() of them; any thread */
 
-/* ---- The loop's side ---------------------------------------------------------------------------------------------------------- */
+/* ---- The loop's side --------------------------------------------------------------------------------------------- */
 
 /* The device with room for another batch and the least work; NULL when all are busy. */
 struct device *devices_pick(struct devices *devices);
-void           devices_submit(struct devices *devices, struct batch *batch, struct device *device);
+/* It computes on this machine's own cores and has a batch already: another one would not start sooner for being sent now. */
+bool device_can_wait(const struct device *device);
+void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
 /* The batch has come back. */
-void        devices_collect(struct devices *devices, struct batch *batch);
+void devices_collect(struct devices *devices, struct batch *batch);
 const char *device_name(const struct device *device);
 /* A device that failed gets no more work. */
 void device_disable(struct device *device);

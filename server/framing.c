@@ -1,8 +1,9 @@
 /* framing.c: is the head of this HTTP message unambiguous? RFC 9110 section 5.6.2 (tokens), RFC 9112 sections 6.1 to 6.3.
  *
- * Each rule below is one that libmicrohttpd 0.9.75 does not enforce by itself: of two Content-Lengths it takes the first, with
- * Transfer-Encoding beside it that one wins, "Content-Length : 5" is ignored, and a Transfer-Encoding it does not know reads the
- * body until the connection ends. What it hides from us cannot be checked: a value is cut at a NUL, a bare LF ends a line. */
+ * Each rule below is one that libmicrohttpd 0.9.75 does not enforce by itself: of two Content-Lengths it takes the first,
+ * with Transfer-Encoding beside it that one wins, "Content-Length : 5" is ignored, and a Transfer-Encoding it does not know
+ * reads the body until the connection ends. What it hides from us cannot be checked: a value is cut at a NUL, a bare LF ends
+ * a line. */
 #include "server/framing.h"
 
 #include <ctype.h>
@@ -12,8 +13,8 @@
 
 static const struct {
     const char *name;
-    size_t      length;
-    bool        unique;
+    size_t length;
+    bool unique;
 } headers[HEADER_COUNT] = {
 #define X(id, name, unique) { name, sizeof name - 1, unique },
     HEADER_MAP(X)
@@ -43,7 +44,8 @@ void framing_header(struct framing *f, const char *name, size_t name_length, con
     }
     for (size_t i = 0; i < name_length; i++)
         if (!is_token_char((unsigned char)name[i])) {
-            snprintf(f->fault, sizeof f->fault, "byte %zu of a header name is 0x%02x, which cannot stand there", i, (unsigned char)name[i]);
+            snprintf(f->fault, sizeof f->fault, "byte %zu of a header name is 0x%02x, which cannot stand there", i,
+                     (unsigned char)name[i]);
             return;
         }
     for (size_t i = 0; i < value_length; i++) {
@@ -104,12 +106,13 @@ bool framing_end(struct framing *f)
         if (!*length) snprintf(f->fault, sizeof f->fault, "Content-Length is empty");
         for (const char *c = length; *c && !f->fault[0]; c++) {
             if (*c < '0' || *c > '9') snprintf(f->fault, sizeof f->fault, "Content-Length must be decimal digits");
-            else if (__builtin_mul_overflow(value, (uint64_t)10, &value) || __builtin_add_overflow(value, (uint64_t)(*c - '0'), &value))
+            else if (__builtin_mul_overflow(value, (uint64_t)10, &value) ||
+                     __builtin_add_overflow(value, (uint64_t)(*c - '0'), &value))
                 value = UINT64_MAX; /* over any limit; further digits overflow again */
         }
         if (f->fault[0]) return false;
         f->has_length = true;
-        f->length     = value;
+        f->length = value;
     }
     return true;
 }
@@ -153,7 +156,8 @@ static bool is_hex_id(const char *text, int count)
 bool framing_traceparent(const char *text, char trace_id[33], char span_id[17])
 {
     if (text == NULL || strlen(text) != 55 || text[2] != '-' || text[35] != '-' || text[52] != '-') return false;
-    if (strncmp(text, "00", 2) != 0 || !isxdigit((unsigned char)text[53]) || !isxdigit((unsigned char)text[54])) return false;
+    if (strncmp(text, "00", 2) != 0 || !isxdigit((unsigned char)text[53]) || !isxdigit((unsigned char)text[54]))
+        return false;
     if (!is_hex_id(text + 3, 32) || !is_hex_id(text + 36, 16)) return false;
     memcpy(trace_id, text + 3, 32);
     trace_id[32] = '\0';
@@ -168,7 +172,8 @@ bool framing_number(const char *text, int64_t *number)
     if (*text == '\0') return false;
     for (; *text; text++) {
         if (*text < '0' || *text > '9') return false;
-        if (__builtin_mul_overflow(value, (int64_t)10, &value) || __builtin_add_overflow(value, (int64_t)(*text - '0'), &value))
+        if (__builtin_mul_overflow(value, (int64_t)10, &value) ||
+            __builtin_add_overflow(value, (int64_t)(*text - '0'), &value))
             return false;
     }
     *number = value;

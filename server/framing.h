@@ -1,6 +1,7 @@
 /* framing.h: is the head of this HTTP message unambiguous? libmicrohttpd 0.9.75 accepts much that a proxy in front may read
- * differently (two lengths, a length and chunks, a space before the colon): request smuggling. What is doubtful is refused here with
- * 400 and the connection is closed, before anything else looks at the request. No sockets: a head is fed header by header.
+ * differently (two lengths, a length and chunks, a space before the colon): request smuggling. What is doubtful is refused
+ * here with 400 and the connection is closed, before anything else looks at the request. No sockets: a head is fed header by
+ * header.
  *
  *   struct framing f;
  *   framing_begin(&f, "HTTP/1.1");
@@ -16,34 +17,34 @@
 #include <stdint.h>
 
 /* The headers that attnd reads. id, name, whether a second one is refused. */
-#define HEADER_MAP(X)                                 \
-    X(CONTENT_LENGTH, "Content-Length", 1)            \
-    X(TRANSFER_ENCODING, "Transfer-Encoding", 1)      \
-    X(HOST, "Host", 1)                                \
-    X(AUTHORIZATION, "Authorization", 1)              \
-    X(CONTENT_TYPE, "Content-Type", 1)                \
-    X(CONTENT_ENCODING, "Content-Encoding", 1)        \
-    X(EXPECT, "Expect", 1)                            \
+#define HEADER_MAP(X)                                         \
+    X(CONTENT_LENGTH, "Content-Length", 1)                    \
+    X(TRANSFER_ENCODING, "Transfer-Encoding", 1)              \
+    X(HOST, "Host", 1)                                        \
+    X(AUTHORIZATION, "Authorization", 1)                      \
+    X(CONTENT_TYPE, "Content-Type", 1)                        \
+    X(CONTENT_ENCODING, "Content-Encoding", 1)                \
+    X(EXPECT, "Expect", 1)                                    \
     X(INFERENCE_HEADER, "Inference-Header-Content-Length", 1) \
-    X(REQUEST_ID, "X-Request-Id", 0)                  \
-    X(TIMEOUT, "X-Request-Timeout-Ms", 1)             \
-    X(TRACEPARENT, "traceparent", 0)                  \
+    X(REQUEST_ID, "X-Request-Id", 0)                          \
+    X(TIMEOUT, "X-Request-Timeout-Ms", 1)                     \
+    X(TRACEPARENT, "traceparent", 0)                          \
     X(ORIGIN, "Origin", 0)
 
 enum header_id {
 #define X(id, name, unique) HEADER_##id,
     HEADER_MAP(X)
 #undef X
-    HEADER_COUNT
+        HEADER_COUNT
 };
 
 struct framing {
     const char *value[HEADER_COUNT]; /* borrowed, NUL-ended; NULL where not given */
-    bool        http10;
-    bool        chunked;
-    bool        has_length;
-    uint64_t    length;              /* Content-Length */
-    char        fault[128];          /* why not; empty: nothing found so far */
+    bool http10;
+    bool chunked;
+    bool has_length;
+    uint64_t length; /* Content-Length */
+    char fault[128]; /* why not; empty: nothing found so far */
 };
 
 void framing_begin(struct framing *framing, const char *version);
@@ -55,9 +56,13 @@ void framing_fault(struct framing *framing, const char *fault);
 /* No spaces and no control characters below them: what stands between method and version. */
 bool framing_is_target(const char *target);
 
-static inline bool framing_has_body(const struct framing *f) { return f->chunked || (f->has_length && f->length > 0); }
+static inline bool framing_has_body(const struct framing *f)
+{
+    return f->chunked || (f->has_length && f->length > 0);
+}
 
-/* Accepts application/json with any parameters, and application/x-www-form-urlencoded, which is what curl says when told nothing. */
+/* Accepts application/json with any parameters, and application/x-www-form-urlencoded, which is what curl says when told
+ * nothing. */
 bool framing_is_json(const char *content_type);
 /* [A-Za-z0-9._-]{1,128} */
 bool framing_is_request_id(const char *text);

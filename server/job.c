@@ -1,13 +1,14 @@
 /* job.c: from a decoded body to something a device can run.
  *
- * Where the tensors lie (one extent, leased at the headers; a second one only when the outputs are larger than was expected):
+ * Where the tensors lie (one extent, leased at the headers; a second one only when the outputs are larger than was
+ * expected):
  *
  *   inputs:  | q | k | v | ... as decoded ...  | out | lse |  free  |
  *            0                                 inputs_used         bytes
  *   spare:   | out | lse | ... when they do not fit behind the inputs
  *
- * Every tensor starts on a 64-byte boundary. All outputs lie in one piece, so that a device with memory of its own copies them back
- * in one piece; the same holds for the inputs. */
+ * Every tensor starts on a 64-byte boundary. All outputs lie in one piece, so that a device with memory of its own copies
+ * them back in one piece; the same holds for the inputs. */
 #include "server/job.h"
 
 #include <stdlib.h>
@@ -33,10 +34,10 @@ struct job *job_new(struct arena *arena, struct contexts *contexts, struct exten
         return NULL;
     }
     atomic_init(&job->references, 1);
-    job->arena       = arena;
-    job->contexts    = contexts;
-    job->inputs      = inputs;
-    job->call        = call;
+    job->arena = arena;
+    job->contexts = contexts;
+    job->inputs = inputs;
+    job->call = call;
     job->inputs_used = call->memory_bytes;
     return job;
 }
@@ -72,7 +73,8 @@ void job_release(struct job *job)
     free(job);
 }
 
-/* ---- Preparing ---------------------------------------------------------------------------------------------------------- */
+/* ---- Preparing ----------------------------------------------------------------------------------------------------------
+ */
 
 static bool is_output(attn_tensor_id id, attn_op op)
 {
@@ -82,11 +84,11 @@ static bool is_output(attn_tensor_id id, attn_op op)
 /* A backward of something saved: everything but dout, dlse and the wanted gradients comes from there. */
 static attn_status resolve_context(struct job *job, int index, attn_error *err)
 {
-    proto_item  *item  = &job->call->items[index];
+    proto_item *item = &job->call->items[index];
     attn_problem given = item->problem;
-    struct job  *saved;
-    int          saved_index;
-    attn_status  status;
+    struct job *saved;
+    int saved_index;
+    attn_status status;
 
     if (job->saved == NULL) job->saved = calloc((size_t)job->call->count, sizeof *job->saved);
     if (job->saved == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
@@ -94,11 +96,11 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     if (status != ATTN_OK) return status;
     job->saved[index] = saved;
 
-    attn_problem *p  = &item->problem;
-    *p               = saved->call->items[saved_index].problem;
-    p->op            = ATTN_OP_BACKWARD;
-    p->dout          = given.dout;
-    p->dlse          = given.dlse;
+    attn_problem *p = &item->problem;
+    *p = saved->call->items[saved_index].problem;
+    p->op = ATTN_OP_BACKWARD;
+    p->dout = given.dout;
+    p->dlse = given.dlse;
     p->deterministic = given.deterministic;
     for (int id = 0; id < ATTN_TENSOR_COUNT && status == ATTN_OK; id++)
         if (is_output((attn_tensor_id)id, p->op) && (item->outputs >> id & 1))
@@ -110,7 +112,7 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
 static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
 {
     static const attn_tensor_id needed[] = { ATTN_T_out, ATTN_T_lse };
-    attn_status                 status   = ATTN_OK;
+    attn_status status = ATTN_OK;
     for (size_t i = 0; i < sizeof needed / sizeof *needed && status == ATTN_OK; i++)
         if (item->problem.tensor[needed[i]].rank == 0)
             status = attn_output(&item->problem, needed[i], item->out_dtype, &item->problem.tensor[needed[i]], err);
@@ -122,7 +124,7 @@ static attn_status count_outputs(const proto_item *item, size_t *bytes, attn_err
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         const attn_tensor *t = &item->problem.tensor[id];
-        int64_t            size;
+        int64_t size;
         if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0) continue;
         if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &size) || __builtin_add_overflow(*bytes, (size_t)size, bytes) ||
             __builtin_add_overflow(*bytes, (size_t)ALIGNMENT - 1, bytes))
@@ -136,10 +138,11 @@ static void place_outputs(proto_item *item, char **at)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         attn_tensor *t = &item->problem.tensor[id];
-        int64_t      size;
+        int64_t size;
         if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0) continue;
         t->data = *at;
-        if (attn_shape_bytes(t->dtype, t->rank, t->shape, &size)) *at += ((size_t)size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        if (attn_shape_bytes(t->dtype, t->rank, t->shape, &size))
+            *at += ((size_t)size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     }
 }
 
@@ -147,23 +150,23 @@ static job_kind kind_of(const struct job *job)
 {
     if (job->call->count != 1 || job->flops > SMALL_FLOPS || job->tensor_bytes > SMALL_BYTES) return 0;
     const attn_problem *p = &job->call->items[0].problem;
-    const attn_dims     d = attn_dims_of(p);
+    const attn_dims d = attn_dims_of(p);
     if (d.H > 0xfff || d.Hk > 0xfff) return 0;
-    return 1 | (job_kind)p->op << 1 | (job_kind)p->q.dtype << 2 | (job_kind)d.D << 6 | (job_kind)d.Dv << 16 | (job_kind)d.H << 26 |
-           (job_kind)d.Hk << 38;
+    return 1 | (job_kind)p->op << 1 | (job_kind)p->q.dtype << 2 | (job_kind)d.D << 6 | (job_kind)d.Dv << 16 |
+           (job_kind)d.H << 26 | (job_kind)d.Hk << 38;
 }
 
 attn_status job_prepare(struct job *job, const attn_device *device, attn_error *err)
 {
-    proto_call *call  = job->call;
-    size_t      bytes = 0;
-    int         saves = 0;
+    proto_call *call = job->call;
+    size_t bytes = 0;
+    int saves = 0;
     attn_status status;
 
     for (int i = 0; i < call->count; i++) {
-        proto_item *item  = &call->items[i];
+        proto_item *item = &call->items[i];
         attn_error *error = &job->results[i].error;
-        *error            = item->error;
+        *error = item->error;
         if (error->status == ATTN_OK && item->context[0]) resolve_context(job, i, error);
         if (error->status == ATTN_OK && attn_kernel(device, &item->problem, error) == NULL && error->status == ATTN_OK)
             attn_fail(error, ATTN_UNSUPPORTED, NULL, "no kernel of this device computes this");
@@ -185,9 +188,10 @@ attn_status job_prepare(struct job *job, const attn_device *device, attn_error *
 
     /* The inputs' end is kept a line away from the outputs: threads of a device write there while others read here. */
     const size_t used = (call->memory_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    char        *at   = NULL;
+    char *at = NULL;
     if (bytes > 0) {
-        if (job->inputs && used <= job->inputs->bytes && bytes <= job->inputs->bytes - used) at = (char *)job->inputs->memory + used;
+        if (job->inputs && used <= job->inputs->bytes && bytes <= job->inputs->bytes - used)
+            at = (char *)job->inputs->memory + used;
         else {
             status = arena_lease(job->arena, bytes, &job->spare, err);
             if (status != ATTN_OK) return status;
@@ -198,14 +202,15 @@ attn_status job_prepare(struct job *job, const attn_device *device, attn_error *
     for (int i = 0; i < call->count; i++)
         if (job->results[i].error.status == ATTN_OK) place_outputs(&call->items[i], &at);
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
-    job->kind         = kind_of(job);
+    job->kind = kind_of(job);
 
     if (saves == 0) return ATTN_OK;
     job->wants_save = true;
     for (int i = 0; i < call->count; i++) {
         attn_error *error = &job->results[i].error;
         if (error->status != ATTN_OK || !call->items[i].save) continue;
-        status = contexts_reserve(job->contexts, (int64_t)(job->tensor_bytes / (size_t)saves), job->results[i].context, error);
+        status =
+            contexts_reserve(job->contexts, (int64_t)(job->tensor_bytes / (size_t)saves), job->results[i].context, error);
         if (status == ATTN_OK) continue;
         job->results[i].context[0] = '\0';
         job->runnable--;

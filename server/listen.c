@@ -1,9 +1,10 @@
 /* listen.c: listening and accepting.
  *
  * Invariants
- * 1. A client that cannot be taken hears why where that is possible: 503 with Retry-After, written to the socket, then closed.
- * 2. When descriptors run out, the spare one is given up for a moment to accept and refuse one client; so the backlog never keeps
- *    the loop busy with connections that it cannot accept.
+ * 1. A client that cannot be taken hears why where that is possible: 503 with Retry-After, written to the socket, then
+ * closed.
+ * 2. When descriptors run out, the spare one is given up for a moment to accept and refuse one client; so the backlog never
+ * keeps the loop busy with connections that it cannot accept.
  * 3. One wake-up accepts at most ACCEPT_BURST connections: the loop has other things to do. */
 #include "server/listen.h"
 
@@ -27,22 +28,22 @@
 #include "server/server.h"
 
 enum {
-    BACKLOG         = 4096, /* the system cuts it to net.core.somaxconn */
-    ACCEPT_BURST    = 64,
-    KEEPALIVE_S     = 60,
+    BACKLOG = 4096, /* the system cuts it to net.core.somaxconn */
+    ACCEPT_BURST = 64,
+    KEEPALIVE_S = 60,
     USER_TIMEOUT_MS = 30000, /* unacknowledged bytes for so long: the peer has vanished without a word */
 };
 
 /* One descriptor kept back for the day when there are none: invariant 2. Used by the loop's thread alone. */
 static int spare_fd = -1;
 
-/* ---- Open ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- Open -------------------------------------------------------------------------------------------------------- */
 
 static void describe(struct listener *listener)
 {
     struct sockaddr_storage address;
-    socklen_t               length = sizeof address;
-    char                    host[INET6_ADDRSTRLEN];
+    socklen_t length = sizeof address;
+    char host[INET6_ADDRSTRLEN];
     memset(&address, 0, sizeof address);
     if (getsockname(listener->fd, (struct sockaddr *)&address, &length) != 0) return;
     if (address.ss_family == AF_INET) {
@@ -51,18 +52,19 @@ static void describe(struct listener *listener)
                  ntohs(in->sin_port));
     } else if (address.ss_family == AF_INET6) {
         const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)&address;
-        snprintf(listener->address, sizeof listener->address, "[%s]:%d", inet_ntop(AF_INET6, &in6->sin6_addr, host, sizeof host),
-                 ntohs(in6->sin6_port));
+        snprintf(listener->address, sizeof listener->address, "[%s]:%d",
+                 inet_ntop(AF_INET6, &in6->sin6_addr, host, sizeof host), ntohs(in6->sin6_port));
     } else if (address.ss_family == AF_UNIX) {
         listener->is_unix = true;
-        snprintf(listener->address, sizeof listener->address, "unix:%.107s", ((const struct sockaddr_un *)&address)->sun_path);
+        snprintf(listener->address, sizeof listener->address, "unix:%.107s",
+                 ((const struct sockaddr_un *)&address)->sun_path);
     }
 }
 
 /* Does anybody accept connections on this path? */
 static bool is_alive(const struct sockaddr_un *address)
 {
-    const int  fd    = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     const bool alive = fd >= 0 && (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 || errno == EAGAIN);
     if (fd >= 0) close(fd);
     return alive;
@@ -71,34 +73,40 @@ static bool is_alive(const struct sockaddr_un *address)
 static attn_status open_unix(struct listener *listener, const char *where, attn_error *err)
 {
     struct sockaddr_un address = { .sun_family = AF_UNIX };
-    struct stat        sb;
-    const char        *path = where + strlen("unix:");
+    struct stat sb;
+    const char *path = where + strlen("unix:");
     if (*path == '\0' || strlen(path) >= sizeof address.sun_path)
-        return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: the path must have 1 to %zu bytes", where, sizeof address.sun_path - 1);
+        return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: the path must have 1 to %zu bytes", where,
+                         sizeof address.sun_path - 1);
     strcpy(address.sun_path, path);
     if (lstat(path, &sb) == 0) {
-        if (!S_ISSOCK(sb.st_mode)) return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: there is a file of that name", where);
-        if (is_alive(&address)) return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: address already in use: another process accepts connections there", where);
+        if (!S_ISSOCK(sb.st_mode))
+            return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: there is a file of that name", where);
+        if (is_alive(&address))
+            return attn_fail(err, ATTN_INVALID, NULL,
+                             "--listen %s: address already in use: another process accepts connections there", where);
         unlink(path);
     }
     listener->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    /* The file's mode is what it is made with: for its owner and group alone. Nothing else runs yet that the umask could touch. */
+    /* The file's mode is what it is made with: for its owner and group alone. Nothing else runs yet that the umask could
+     * touch. */
     const mode_t before = umask(0117);
-    const int    bound  = listener->fd < 0 ? -1 : bind(listener->fd, (const struct sockaddr *)&address, sizeof address);
+    const int bound = listener->fd < 0 ? -1 : bind(listener->fd, (const struct sockaddr *)&address, sizeof address);
     umask(before);
     if (bound != 0) return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: %s", where, strerror(errno));
     strcpy(listener->path, path);
-    if (listen(listener->fd, BACKLOG) != 0) return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: %s", where, strerror(errno));
+    if (listen(listener->fd, BACKLOG) != 0)
+        return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: %s", where, strerror(errno));
     return ATTN_OK;
 }
 
 static attn_status open_tcp(struct listener *listener, const char *where, attn_error *err)
 {
-    char             host[256];
-    const char      *colon = strrchr(where, ':');
-    struct addrinfo  hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE }, *found = NULL;
-    attn_status      status;
-    const int        on = 1;
+    char host[256];
+    const char *colon = strrchr(where, ':');
+    struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE }, *found = NULL;
+    attn_status status;
+    const int on = 1;
     if (colon == NULL || (size_t)(colon - where) >= sizeof host)
         return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: must be ADDR:PORT or unix:PATH", where);
     const bool bracketed = where[0] == '[' && colon[-1] == ']';
@@ -120,8 +128,9 @@ static attn_status open_tcp(struct listener *listener, const char *where, attn_e
 
 attn_status listener_open(struct listener *listener, const char *where, attn_error *err)
 {
-    *listener                = (struct listener){ .fd = -1 };
-    const attn_status status = strncmp(where, "unix:", 5) == 0 ? open_unix(listener, where, err) : open_tcp(listener, where, err);
+    *listener = (struct listener){ .fd = -1 };
+    const attn_status status =
+        strncmp(where, "unix:", 5) == 0 ? open_unix(listener, where, err) : open_tcp(listener, where, err);
     if (status == ATTN_OK) describe(listener);
     else listener_close(listener);
     return status;
@@ -129,9 +138,9 @@ attn_status listener_open(struct listener *listener, const char *where, attn_err
 
 attn_status listener_adopt(struct listener *listener, int fd, attn_error *err)
 {
-    int       listening = 0;
-    socklen_t length    = sizeof listening;
-    *listener           = (struct listener){ .fd = fd };
+    int listening = 0;
+    socklen_t length = sizeof listening;
+    *listener = (struct listener){ .fd = fd };
     if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) != 0 || !listening)
         return attn_fail(err, ATTN_INVALID, NULL, "descriptor %d is no listening socket", fd);
     (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -149,7 +158,7 @@ void listener_close(struct listener *listener)
     listener->path[0] = '\0';
 }
 
-/* ---- Accept -------------------------------------------------------------------------------------------------------------------- */
+/* ---- Accept ------------------------------------------------------------------------------------------------------ */
 
 static void refuse(int fd, bool plain)
 {
@@ -158,11 +167,13 @@ static void refuse(int fd, bool plain)
     if (plain) {
         char id[REQUEST_ID_BYTES];
         request_make_id(id);
-        const size_t length = proto_problem_write(body, sizeof body, PROTO_E_UNAVAILABLE, "too many connections", NULL, NULL, id);
-        const int    all    = snprintf(answer, sizeof answer,
-                                       "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: 1\r\n"
-                                             "X-Request-Id: %s\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s",
-                                       id, length, body);
+        const size_t length =
+            proto_problem_write(body, sizeof body, PROTO_E_UNAVAILABLE, "too many connections", NULL, NULL, id);
+        const int all =
+            snprintf(answer, sizeof answer,
+                     "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: 1\r\n"
+                     "X-Request-Id: %s\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s",
+                     id, length, body);
         (void)!send(fd, answer, (size_t)all, MSG_NOSIGNAL | MSG_DONTWAIT);
         shutdown(fd, SHUT_WR);
         /* Unread bytes at close() are answered by a reset, which would overtake the answer. */
@@ -200,11 +211,12 @@ static void accept_some(struct listener *listener, int limit)
     struct server *server = listener->server;
     for (int i = 0; i < limit; i++) {
         struct sockaddr_storage address;
-        socklen_t               length = sizeof address;
-        const int               fd     = accept4(listener->fd, (struct sockaddr *)&address, &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        socklen_t length = sizeof address;
+        const int fd = accept4(listener->fd, (struct sockaddr *)&address, &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             if (errno == ECONNABORTED || errno == EINTR) continue; /* that client is gone: the next */
-            if ((errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) && refuse_with_spare(listener)) continue;
+            if ((errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) && refuse_with_spare(listener))
+                continue;
             return;
         }
         if (atomic_load(&server->peers.count) >= server->config->max_connections) {
@@ -227,16 +239,17 @@ static void on_readable(uv_poll_t *poll, int status, int events)
     if (status == 0) accept_some(poll->data, ACCEPT_BURST);
 }
 
-attn_status listener_start(struct listener *listener, uv_loop_t *loop, struct server *server, struct port *port, attn_error *err)
+attn_status listener_start(struct listener *listener, uv_loop_t *loop, struct server *server, struct port *port,
+                           attn_error *err)
 {
     if (spare_fd < 0) spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     listener->server = server;
-    listener->port   = port;
-    int error        = uv_poll_init(loop, &listener->poll, listener->fd);
+    listener->port = port;
+    int error = uv_poll_init(loop, &listener->poll, listener->fd);
     if (error == 0) {
         listener->poll.data = listener;
-        listener->polling   = true;
-        error               = uv_poll_start(&listener->poll, UV_READABLE, on_readable);
+        listener->polling = true;
+        error = uv_poll_start(&listener->poll, UV_READABLE, on_readable);
     }
     if (error != 0) return attn_fail(err, ATTN_INTERNAL, NULL, "%s: %s", listener->address, uv_strerror(error));
     log_event(LOG_INFO, NULL, "listening", "address=%s", listener->address);

@@ -1,6 +1,6 @@
-/* listen.h: the sockets that attnd listens on. They are ours, not libmicrohttpd's: accepting in the loop makes the connection limit
- * an answer (503) instead of a silence, never spins when descriptors run out, and lets a supervisor keep the sockets while a server is
- * replaced. */
+/* listen.h: the sockets that attnd listens on. They are ours, not libmicrohttpd's: accepting in the loop makes the
+ * connection limit an answer (503) instead of a silence, never spins when descriptors run out, and lets a supervisor keep
+ * the sockets while a server is replaced. */
 #ifndef LISTEN_H
 #define LISTEN_H
 
@@ -14,25 +14,26 @@ struct server;
 
 /* An open socket and where it listens. */
 struct listener {
-    int            fd;
-    bool           is_unix;
-    char           address[160]; /* as it came out: "127.0.0.1:40123", "unix:/run/attnd.sock" */
-    char           path[108];    /* of a unix socket that we made: removed at the end; empty otherwise */
-    uv_poll_t      poll;
-    bool           polling;
+    int fd;
+    bool is_unix;
+    char address[160]; /* as it came out: "127.0.0.1:40123", "unix:/run/attnd.sock" */
+    char path[108];    /* of a unix socket that we made: removed at the end; empty otherwise */
+    uv_poll_t poll;
+    bool polling;
     struct server *server;
-    struct port   *port;
+    struct port *port;
 };
 
-/* "127.0.0.1:8080", "[::1]:0", "localhost:8080", "unix:/run/attnd.sock". Binds and listens; non-blocking and close-on-exec. A unix socket
- * that nobody listens on any more is replaced. INVALID with one clear line otherwise. */
+/* "127.0.0.1:8080", "[::1]:0", "localhost:8080", "unix:/run/attnd.sock". Binds and listens; non-blocking and close-on-exec.
+ * A unix socket that nobody listens on any more is replaced. INVALID with one clear line otherwise. */
 attn_status listener_open(struct listener *listener, const char *where, attn_error *err);
 /* A socket that somebody else has opened (the supervisor). */
 attn_status listener_adopt(struct listener *listener, int fd, attn_error *err);
-void        listener_close(struct listener *listener); /* stops accepting; removes a unix socket that we made */
+void listener_close(struct listener *listener); /* stops accepting; removes a unix socket that we made */
 
 /* Accepts in the loop, for `port`. */
-attn_status listener_start(struct listener *listener, uv_loop_t *loop, struct server *server, struct port *port, attn_error *err);
+attn_status listener_start(struct listener *listener, uv_loop_t *loop, struct server *server, struct port *port,
+                           attn_error *err);
 /* Takes what is in the backlog, then stops. */
 void listener_stop(struct listener *listener);
 

@@ -12,12 +12,13 @@ struct loop;
 enum loop_message { LOOP_REQUEST, LOOP_BATCH };
 
 /* The parts in the order in which main.c needs them. */
-struct loop    *loop_open(struct server *server); /* aborts when the system refuses the essentials */
-struct mailbox *loop_mailbox(struct loop *loop);  /* for devices */
-uv_loop_t      *loop_uv(struct loop *loop);
+struct loop *loop_open(struct server *server);   /* aborts when the system refuses the essentials */
+struct mailbox *loop_mailbox(struct loop *loop); /* for devices */
+uv_loop_t *loop_uv(struct loop *loop);
 
-/* Accepts on these and serves until a signal says otherwise; returns the exit status: 0 after a drain, 70 when the last device failed.
- * `listeners` are stopped when draining starts. Afterwards no connection is suspended and the daemons can be closed. */
+/* Accepts on these and serves until a signal says otherwise; returns the exit status: 0 after a drain, 70 when the last
+ * device failed. `listeners` are stopped when draining starts. Afterwards no connection is suspended and the daemons can be
+ * closed. */
 int loop_run(struct loop *loop, struct listener *listeners, int listener_count);
 
 /* After the daemons and devices are closed. */

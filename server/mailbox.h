@@ -14,7 +14,7 @@
 /* Embedded in what is sent. One message is in at most one mailbox at a time. */
 struct message {
     struct message *next;
-    int             kind; /* the sender's word for what this is */
+    int kind; /* the sender's word for what this is */
 };
 
 typedef void (*mailbox_handler)(void *context, struct message *message);
@@ -22,12 +22,12 @@ typedef void (*mailbox_handler)(void *context, struct message *message);
 struct mailbox {
     pthread_mutex_t lock;
     struct message *first, **last;
-    uv_async_t      async;
+    uv_async_t async;
     mailbox_handler handler;
-    void           *context;
+    void *context;
 };
 
-int  mailbox_open(struct mailbox *box, uv_loop_t *loop, mailbox_handler handler, void *context); /* 0 or a UV_ error */
+int mailbox_open(struct mailbox *box, uv_loop_t *loop, mailbox_handler handler, void *context); /* 0 or a UV_ error */
 void mailbox_close(struct mailbox *box); /* from the loop's thread; the uv handle closes in its next turn */
 void mailbox_post(struct mailbox *box, struct message *message);
 

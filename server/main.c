@@ -1,7 +1,7 @@
 /* main.c: start everything in order, serve until told otherwise, stop everything in reverse.
  *
- * Exit status: 0 drained; 64 bad options; 69 an address or a device cannot be had; 70 the last device failed; 78 a file named by an
- * option is wrong. Whatever is refused is refused with one line on standard error, before anything is served. */
+ * Exit status: 0 drained; 64 bad options; 69 an address or a device cannot be had; 70 the last device failed; 78 a file
+ * named by an option is wrong. Whatever is refused is refused with one line on standard error, before anything is served. */
 #include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
@@ -36,8 +36,8 @@ static int complain(int status, const char *text)
     return status;
 }
 
-/* A server's memory comes and goes in pieces of some hundred KiB. By default glibc would map each of them anew, and fault in every
- * page again. */
+/* A server's memory comes and goes in pieces of some hundred KiB. By default glibc would map each of them anew, and fault in
+ * every page again. */
 static void tune_malloc(void)
 {
 #ifdef __GLIBC__
@@ -48,55 +48,62 @@ static void tune_malloc(void)
 }
 
 /* All addresses: --listen, then --metrics-listen. Opened here, or inherited from the supervisor. */
-static bool open_listeners(const struct config *config, struct listener *listeners, int *count, bool *inherited, attn_error *err)
+static bool open_listeners(const struct config *config, struct listener *listeners, int *count, bool *inherited,
+                           attn_error *err)
 {
-    int       fds[CONFIG_MAX_LISTEN + 1];
+    int fds[CONFIG_MAX_LISTEN + 1];
     const int wanted = config->listen_count + (config->metrics_listen != NULL);
-    const int given  = supervise_inherited(fds, CONFIG_MAX_LISTEN + 1);
-    *inherited       = given >= 0;
+    const int given = supervise_inherited(fds, CONFIG_MAX_LISTEN + 1);
+    *inherited = given >= 0;
     if (*inherited && given != wanted) {
         attn_fail(err, ATTN_INVALID, NULL, "the supervisor left %d sockets for %d addresses", given, wanted);
         return false;
     }
     for (int i = 0; i < wanted; i++, ++*count) {
         const char *where = i < config->listen_count ? config->listen[i] : config->metrics_listen;
-        if ((*inherited ? listener_adopt(&listeners[i], fds[i], err) : listener_open(&listeners[i], where, err)) != ATTN_OK) return false;
+        if ((*inherited ? listener_adopt(&listeners[i], fds[i], err) : listener_open(&listeners[i], where, err)) != ATTN_OK)
+            return false;
     }
     return true;
 }
 
 static int serve(const struct config *config, struct listener *listeners, int count)
 {
-    struct server server  = { .config = config, .limits = PROTO_LIMITS_DEFAULT, .started_ms = clock_ms() };
-    struct port   port    = { 0 }, metrics_port = { 0 };
-    attn_error    err     = { 0 };
-    int           status  = EXIT_UNAVAILABLE;
-    bool          stopped = true;
-    char          why[512] = "";
+    struct server server = { .config = config, .limits = PROTO_LIMITS_DEFAULT, .started_ms = clock_ms() };
+    struct port port = { 0 }, metrics_port = { 0 };
+    struct arena_source staging;
+    attn_error err = { 0 };
+    int status = EXIT_UNAVAILABLE;
+    bool stopped = true;
+    char why[512] = "";
 
     server.limits.tensor_bytes = config->staging_bytes;
     peers_init(&server.peers);
     queue_init(&server.queue, config->queue_depth, config->max_batch, config->batch_window_us * 1000);
-    server.arena    = arena_new(config->staging_bytes, WARM_BYTES, NULL);
     server.contexts = contexts_new(config->staging_bytes / CONTEXTS_SHARE, CONTEXTS_MAX_COUNT, CONTEXTS_TTL_MS);
-    server.loop     = loop_open(&server);
+    server.loop = loop_open(&server);
     if (config->token_file && (server.tokens = tokens_open(config->token_file, why, sizeof why)) == NULL) {
         status = EXIT_CONFIG;
         attn_fail(&err, ATTN_INVALID, NULL, "%s", why);
         goto out;
     }
-    if (devices_open(config, loop_mailbox(server.loop), LOOP_BATCH, &server.devices, &err) != ATTN_OK) goto out;
     if (daemon_open(&port, &server, PORT_MAIN, &err) != ATTN_OK) {
         if (config->tls_cert) status = EXIT_CONFIG;
         goto out;
     }
     if (config->metrics_listen && daemon_open(&metrics_port, &server, PORT_METRICS, &err) != ATTN_OK) goto out;
+    if (devices_open(config, loop_mailbox(server.loop), LOOP_BATCH, &server.devices, &err) != ATTN_OK) goto out;
+    /* Pinning memory takes long and stalls the device: what was pinned once is kept. */
+    server.pinned = devices_staging(server.devices, &staging);
+    server.arena = server.pinned ? arena_new(config->staging_bytes, config->staging_bytes, &staging)
+                                 : arena_new(config->staging_bytes, WARM_BYTES, NULL);
     for (int i = 0; i < count; i++)
-        if (listener_start(&listeners[i], loop_uv(server.loop), &server, i < config->listen_count ? &port : &metrics_port, &err) != ATTN_OK)
+        if (listener_start(&listeners[i], loop_uv(server.loop), &server, i < config->listen_count ? &port : &metrics_port,
+                           &err) != ATTN_OK)
             goto out;
     atomic_store(&server.phase, SERVER_READY);
-    log_event(LOG_INFO, NULL, "ready", "version=%s http_threads=%d staging_bytes=%lld queue_depth=%d", ATTND_VERSION, config->http_threads,
-              (long long)config->staging_bytes, config->queue_depth);
+    log_event(LOG_INFO, NULL, "ready", "version=%s http_threads=%d staging_bytes=%lld queue_depth=%d", ATTND_VERSION,
+              config->http_threads, (long long)config->staging_bytes, config->queue_depth);
     status = loop_run(server.loop, listeners, count);
 out:
     if (err.text[0]) fprintf(stderr, "attnd: %s\n", err.text);
@@ -109,9 +116,9 @@ out:
     /* A kernel that is still running cannot be interrupted, and nobody waits for it any more. */
     if (!stopped) _exit(status);
     loop_close(server.loop);
-    devices_close(server.devices);
     contexts_free(server.contexts);
     arena_free(server.arena);
+    devices_close(server.devices);
     tokens_close(server.tokens);
     peers_clear(&server.peers);
     return status;
@@ -119,11 +126,11 @@ out:
 
 int main(int argc, char **argv)
 {
-    struct config   config;
+    struct config config;
     struct listener listeners[CONFIG_MAX_LISTEN + 1];
-    attn_error      err   = { 0 };
-    int             count = 0, status;
-    bool            inherited;
+    attn_error err = { 0 };
+    int count = 0, status;
+    bool inherited;
 
     if (argc > 1 && strcmp(argv[1], "healthcheck") == 0) return healthcheck_main(argc - 1, argv + 1);
     switch (config_load(&config, argc, argv)) {

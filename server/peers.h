@@ -1,10 +1,10 @@
 /* peers.h: the open connections, and how long each may take for what it is doing.
  *
- * libmicrohttpd's time-out is about inactivity: a client that sends or reads one byte now and then is never cut. So every connection
- * notes its phase and when that began, and a sweep in the loop cuts those that are too slow.
+ * libmicrohttpd's time-out is about inactivity: a client that sends or reads one byte now and then is never cut. So every
+ * connection notes its phase and when that began, and a sweep in the loop cuts those that are too slow.
  *
- * The sweep also finds clients that left in the middle of a request: libmicrohttpd 0.9.75 takes a short read for the end of what
- * there is and waits for the next edge of epoll; when the FIN came together with the last bytes, there is none. */
+ * The sweep also finds clients that left in the middle of a request: libmicrohttpd 0.9.75 takes a short read for the end of
+ * what there is and waits for the next edge of epoll; when the FIN came together with the last bytes, there is none. */
 #ifndef PEERS_H
 #define PEERS_H
 
@@ -14,35 +14,35 @@
 #include <stdint.h>
 
 /* id, label in logs, what the peer is doing */
-#define PEER_PHASE_MAP(X)                                              \
-    X(OPENED, "opened", "connected, the first head is not complete")   \
-    X(HEAD, "head", "sending a head, the request line has arrived")    \
-    X(BODY, "body", "sending a body")                                  \
-    X(WORK, "work", "waiting for us")                                  \
-    X(SEND, "send", "receiving an answer")                             \
-    X(IDLE, "idle", "between two requests")                            \
+#define PEER_PHASE_MAP(X)                                            \
+    X(OPENED, "opened", "connected, the first head is not complete") \
+    X(HEAD, "head", "sending a head, the request line has arrived")  \
+    X(BODY, "body", "sending a body")                                \
+    X(WORK, "work", "waiting for us")                                \
+    X(SEND, "send", "receiving an answer")                           \
+    X(IDLE, "idle", "between two requests")                          \
     X(CUT, "cut", "given up: its socket is shut down")
 
 enum peer_phase {
 #define X(id, label, meaning) PEER_##id,
     PEER_PHASE_MAP(X)
 #undef X
-    PEER_PHASE_COUNT
+        PEER_PHASE_COUNT
 };
 
 struct peer {
-    int              fd;    /* the web server's: never closed here, only shut down, and only while it is in the table */
-    bool             plain; /* not TLS: a fixed answer may be written to the socket */
-    _Atomic int      phase;
-    _Atomic int64_t  since_ms;
+    int fd;     /* the web server's: never closed here, only shut down, and only while it is in the table */
+    bool plain; /* not TLS: a fixed answer may be written to the socket */
+    _Atomic int phase;
+    _Atomic int64_t since_ms;
     _Atomic uint64_t progress_bytes; /* of the body or the answer, since the phase began */
-    struct peer     *previous, *next;
+    struct peer *previous, *next;
 
     /* The sweep's: what it saw, since when that has not changed, and whether it has asked the socket since. */
-    int      seen_phase;
+    int seen_phase;
     uint64_t seen_bytes;
-    int64_t  seen_ms, seen_since_ms;
-    bool     asked;
+    int64_t seen_ms, seen_since_ms;
+    bool asked;
 };
 
 /* How long each phase may take. */
@@ -54,37 +54,38 @@ struct peer_limits {
 
 struct peers {
     pthread_mutex_t lock;
-    struct peer    *first;
-    _Atomic int     count; /* accepted and not yet closed: kept by listen.c and daemon.c */
+    struct peer *first;
+    _Atomic int count; /* accepted and not yet closed: kept by listen.c and daemon.c */
 };
 
 void peers_init(struct peers *peers);
 void peers_clear(struct peers *peers);
 
 struct peer *peers_add(struct peers *peers, int fd, bool plain); /* NULL when out of memory */
-void         peers_remove(struct peers *peers, struct peer *peer); /* while its fd is still open; frees it */
+void peers_remove(struct peers *peers, struct peer *peer);       /* while its fd is still open; frees it */
 
 /* From the web server's thread. False when the peer has been cut: stop working for it. */
 bool peer_enter(struct peer *peer, enum peer_phase phase);
 void peer_progress(struct peer *peer, uint64_t bytes);
 
 /* Is this peer too slow? Pure, for tests. */
-bool peer_expired(enum peer_phase phase, int64_t since_ms, uint64_t progress_bytes, int64_t now_ms, const struct peer_limits *limits);
+bool peer_expired(enum peer_phase phase, int64_t since_ms, uint64_t progress_bytes, int64_t now_ms,
+                  const struct peer_limits *limits);
 
 /* While draining, patience is short. */
 struct peer_patience {
-    int64_t silent_ms; /* OPENED, IDLE: has said nothing for so long */
+    int64_t silent_ms;  /* OPENED, IDLE: has said nothing for so long */
     int64_t stalled_ms; /* HEAD, BODY, SEND: has not moved for so long */
 };
 
-/* Cuts those that are too slow, and with `patience` (may be NULL) those that hold up the end; a plain one that was sending hears 408
- * first. Returns how many were cut. */
+/* Cuts those that are too slow, and with `patience` (may be NULL) those that hold up the end; a plain one that was sending
+ * hears 408 first. Returns how many were cut. */
 int peers_sweep(struct peers *peers, int64_t now_ms, const struct peer_limits *limits, const struct peer_patience *patience);
 /* Cuts all, whatever they do. */
 void peers_cut_all(struct peers *peers);
 
-/* Writes a fixed answer (400, 408 or 413) to the socket, past the web server, and shuts it down. For what libmicrohttpd cannot answer:
- * 408 and 413 in the middle of a body; and for what it answers badly. request_id: NULL makes one. */
+/* Writes a fixed answer (400, 408 or 413) to the socket, past the web server, and shuts it down. For what libmicrohttpd
+ * cannot answer: 408 and 413 in the middle of a body; and for what it answers badly. request_id: NULL makes one. */
 void peer_cut_with(struct peer *peer, int status, const char *request_id);
 
 #endif

@@ -14,8 +14,8 @@
 #include "server/server.h"
 
 static const struct {
-    const char        *label;
-    enum role          owner;
+    const char *label;
+    enum role owner;
     enum request_state to;
 } states[REQUEST_STATE_COUNT] = {
 #define X(id, label, owner, job_owner, leaves_when, to, in) { label, ROLE_##owner, REQUEST_##to },
@@ -23,15 +23,30 @@ static const struct {
 #undef X
 };
 
-static _Atomic int            counts[REQUEST_STATE_COUNT];
+static _Atomic int counts[REQUEST_STATE_COUNT];
 static _Thread_local enum role this_role;
 
-void      request_set_role(enum role role) { this_role = role; }
-enum role request_role(void) { return this_role; }
+void request_set_role(enum role role)
+{
+    this_role = role;
+}
+enum role request_role(void)
+{
+    return this_role;
+}
 
-const char *request_state_label(enum request_state state) { return states[state].label; }
-enum role   request_state_owner(enum request_state state) { return states[state].owner; }
-int         request_count(enum request_state state) { return atomic_load_explicit(&counts[state], memory_order_relaxed); }
+const char *request_state_label(enum request_state state)
+{
+    return states[state].label;
+}
+enum role request_state_owner(enum request_state state)
+{
+    return states[state].owner;
+}
+int request_count(enum request_state state)
+{
+    return atomic_load_explicit(&counts[state], memory_order_relaxed);
+}
 
 bool request_may_move(enum request_state from, enum request_state to)
 {
@@ -61,10 +76,11 @@ void request_make_id(char id[REQUEST_ID_BYTES])
 {
     static _Atomic uint64_t counter;
     static _Thread_local uint64_t start;
-    if (start == 0 && getrandom(&start, sizeof start, GRND_NONBLOCK) != (ssize_t)sizeof start) start = (uint64_t)clock_ns() | 1;
+    if (start == 0 && getrandom(&start, sizeof start, GRND_NONBLOCK) != (ssize_t)sizeof start)
+        start = (uint64_t)clock_ns() | 1;
     uint64_t x = start + atomic_fetch_add_explicit(&counter, 1, memory_order_relaxed) * UINT64_C(0x9e3779b97f4a7c15);
-    x          = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    x          = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
     x ^= x >> 31;
     for (int i = 15; i >= 0; i--, x >>= 4) id[i] = "0123456789abcdef"[x & 15];
     id[16] = '\0';
@@ -74,11 +90,11 @@ struct request *request_new(struct server *server, struct port *port, struct MHD
 {
     struct request *request = calloc(1, sizeof *request);
     if (request == NULL) return NULL;
-    request->server            = server;
-    request->port              = port;
-    request->connection        = connection;
+    request->server = server;
+    request->port = port;
+    request->connection = connection;
     request->client_timeout_ms = -1;
-    request->times.began_ns    = clock_ns();
+    request->times.began_ns = clock_ns();
     return request;
 }
 
@@ -106,7 +122,7 @@ void request_fail(struct request *request, proto_error error, const char *pointe
     va_list args;
     if (request->failed) return;
     request->failed = true;
-    request->error  = error;
+    request->error = error;
     snprintf(request->why.member, sizeof request->why.member, "%s", pointer ? pointer : "");
     va_start(args, format);
     vsnprintf(request->why.text, sizeof request->why.text, format, args);

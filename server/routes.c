@@ -1,7 +1,8 @@
 /* routes.c: the table of URLs, and the handlers that need no device.
  *
- * A path is looked up as it stands (percent-escapes resolved, query cut off): no patterns, no trailing slashes. What a row does not
- * say is the same for all: framing checks, request ids, limits, tokens, HEAD, CORS, logging and counting (daemon.c). */
+ * A path is looked up as it stands (percent-escapes resolved, query cut off): no patterns, no trailing slashes. What a row
+ * does not say is the same for all: framing checks, request ids, limits, tokens, HEAD, CORS, logging and counting
+ * (daemon.c). */
 #include "server/routes.h"
 
 #include <stdlib.h>
@@ -17,14 +18,14 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* ---- Handlers ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Handlers ---------------------------------------------------------------------------------------------------- */
 
 static void answer_text(struct answer *answer, int status, const char *text)
 {
-    answer->status       = status;
+    answer->status = status;
     answer->content_type = "text/plain; charset=utf-8";
-    answer->length       = strlen(text);
-    answer->body         = strdup(text);
+    answer->length = strlen(text);
+    answer->body = strdup(text);
 }
 
 static void answer_livez(struct server *server, struct answer *answer)
@@ -35,9 +36,9 @@ static void answer_livez(struct server *server, struct answer *answer)
 
 static void answer_readyz(struct server *server, struct answer *answer)
 {
-    const int  phase = atomic_load(&server->phase);
+    const int phase = atomic_load(&server->phase);
     const bool ready = phase == SERVER_READY && devices_usable(server->devices);
-    char       text[32];
+    char text[32];
     snprintf(text, sizeof text, "%s\n", ready || phase != SERVER_READY ? server_phase_label(phase) : "no device is usable");
     answer_text(answer, ready ? 200 : 503, text);
 }
@@ -45,62 +46,62 @@ static void answer_readyz(struct server *server, struct answer *answer)
 static void answer_metrics(struct server *server, struct answer *answer)
 {
     server_publish_gauges(server);
-    answer->status       = 200;
+    answer->status = 200;
     answer->content_type = "text/plain; version=0.0.4; charset=utf-8";
-    answer->body         = metrics_write(&answer->length);
+    answer->body = metrics_write(&answer->length);
 }
 
 static void answer_info(struct server *server, struct answer *answer)
 {
-    const int           count   = devices_count(server->devices);
+    const int count = devices_count(server->devices);
     struct info_device *devices = calloc((size_t)count + 1, sizeof *devices);
-    int64_t             requests, bytes;
+    int64_t requests, bytes;
     if (devices == NULL) return; /* no body: 500 */
     devices_describe(server->devices, devices);
     server_queue_state(server, &requests, &bytes);
     int inflight = 0;
     for (int state = 0; state < REQUEST_STATE_COUNT; state++) inflight += request_count((enum request_state)state);
     const struct info_facts facts = {
-        .config             = server->config,
-        .limits             = &server->limits,
-        .state              = server_phase_label(atomic_load(&server->phase)),
-        .uptime_s           = (double)(clock_ms() - server->started_ms) / 1e3,
-        .devices            = devices,
-        .device_count       = count,
-        .queue_requests     = requests,
-        .queue_bytes        = bytes,
-        .connections        = atomic_load(&server->peers.count),
-        .inflight_requests  = inflight,
+        .config = server->config,
+        .limits = &server->limits,
+        .state = server_phase_label(atomic_load(&server->phase)),
+        .uptime_s = (double)(clock_ms() - server->started_ms) / 1e3,
+        .devices = devices,
+        .device_count = count,
+        .queue_requests = requests,
+        .queue_bytes = bytes,
+        .connections = atomic_load(&server->peers.count),
+        .inflight_requests = inflight,
         .staging_used_bytes = arena_leased_bytes(server->arena),
     };
-    answer->status       = 200;
+    answer->status = 200;
     answer->content_type = "application/json";
-    answer->body         = info_write(&facts, &answer->length);
+    answer->body = info_write(&facts, &answer->length);
     free(devices);
 }
 
 static void answer_openapi(struct server *server, struct answer *answer)
 {
-    struct info_route   list[64];
-    int                 count, listed = 0;
+    struct info_route list[64];
+    int count, listed = 0;
     const struct route *all = routes_all(&count);
     for (int i = 0; i < count && listed < (int)ARRAY_SIZE(list); i++)
         if (all[i].ports & PORT_MAIN) list[listed++] = (struct info_route){ all[i].path, all[i].kind };
-    answer->status       = 200;
+    answer->status = 200;
     answer->content_type = "application/json";
-    answer->body         = info_openapi_write(server->config, &server->limits, list, listed, &answer->length);
+    answer->body = info_openapi_write(server->config, &server->limits, list, listed, &answer->length);
 }
 
 static void answer_page(struct server *server, struct answer *answer)
 {
     (void)server;
-    answer->status       = 200;
+    answer->status = 200;
     answer->content_type = "text/html; charset=utf-8";
-    answer->csp          = info_page_csp;
-    answer->body         = info_page_write(&answer->length);
+    answer->csp = info_page_csp;
+    answer->body = info_page_write(&answer->length);
 }
 
-/* ---- The table ------------------------------------------------------------------------------------------------------------------ */
+/* ---- The table --------------------------------------------------------------------------------------------------- */
 
 #define BOTH (PORT_MAIN | PORT_METRICS)
 
@@ -136,7 +137,10 @@ const struct route *routes_find(const char *path, unsigned port)
     return NULL;
 }
 
-const char *route_allow(const struct route *route) { return route->method == ROUTE_GET ? "GET, HEAD" : "POST"; }
+const char *route_allow(const struct route *route)
+{
+    return route->method == ROUTE_GET ? "GET, HEAD" : "POST";
+}
 
 bool route_allows(const struct route *route, const char *method)
 {

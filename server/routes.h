@@ -15,15 +15,15 @@ enum route_method { ROUTE_GET, ROUTE_POST };
 enum { PORT_MAIN = 1, PORT_METRICS = 2 };
 
 struct route {
-    const char          *path;
-    enum route_method    method;
-    const char          *endpoint; /* label in /metrics and the log: aliases share one */
-    enum info_route_kind kind;     /* for the OpenAPI document */
-    unsigned             ports;
-    bool                 token;    /* wants one where tokens are configured */
-    bool                 quiet;    /* logged at debug: probes come every second */
-    bool                 body;     /* tensors: its body is decoded, up to --max-body-bytes; others read and drop theirs */
-    attn_op              op;       /* of those with a body */
+    const char *path;
+    enum route_method method;
+    const char *endpoint;      /* label in /metrics and the log: aliases share one */
+    enum info_route_kind kind; /* for the OpenAPI document */
+    unsigned ports;
+    bool token; /* wants one where tokens are configured */
+    bool quiet; /* logged at debug: probes come every second */
+    bool body;  /* tensors: its body is decoded, up to --max-body-bytes; others read and drop theirs */
+    attn_op op; /* of those with a body */
     /* Of those without: fills the answer. May be called from any HTTP thread. */
     void (*answer)(struct server *server, struct answer *answer);
 };

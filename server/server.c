@@ -26,7 +26,8 @@ void server_publish_gauges(struct server *server)
     metrics_set(METRIC_QUEUE_REQUESTS, NULL, NULL, (double)requests);
     metrics_set(METRIC_QUEUE_BYTES, NULL, NULL, (double)bytes);
     for (int state = 0; state < REQUEST_FREED; state++)
-        metrics_set(METRIC_INFLIGHT, request_state_label((enum request_state)state), NULL, request_count((enum request_state)state));
+        metrics_set(METRIC_INFLIGHT, request_state_label((enum request_state)state), NULL,
+                    request_count((enum request_state)state));
     metrics_set(METRIC_STAGING_BYTES, "limit", NULL, (double)arena_limit_bytes(server->arena));
     metrics_set(METRIC_STAGING_BYTES, "used", NULL, (double)arena_leased_bytes(server->arena));
     metrics_set(METRIC_STAGING_BYTES, "warm", NULL, (double)arena_warm_bytes(server->arena));
@@ -34,7 +35,7 @@ void server_publish_gauges(struct server *server)
     metrics_set(METRIC_CONNECTIONS, NULL, NULL, atomic_load(&server->peers.count));
     metrics_set(METRIC_READY, NULL, NULL, atomic_load(&server->phase) == SERVER_READY && devices_usable(server->devices));
 
-    const int           count   = devices_count(server->devices);
+    const int count = devices_count(server->devices);
     struct info_device *devices = calloc((size_t)count + 1, sizeof *devices);
     if (devices == NULL) return; /* the gauges keep their last values */
     devices_describe(server->devices, devices);

@@ -22,24 +22,25 @@ enum server_phase {
 #define X(id, label) SERVER_##id,
     SERVER_PHASE_MAP(X)
 #undef X
-    SERVER_PHASE_COUNT
+        SERVER_PHASE_COUNT
 };
 
 struct server {
     const struct config *config;
-    proto_limits         limits;
-    int64_t              started_ms;
-    _Atomic int          phase;     /* enum server_phase */
-    _Atomic bool         stopping;  /* nothing may be suspended any more */
-    _Atomic int          suspended; /* connections that are suspended, or about to be */
+    proto_limits limits;
+    int64_t started_ms;
+    _Atomic int phase;     /* enum server_phase */
+    _Atomic bool stopping; /* nothing may be suspended any more */
+    _Atomic int suspended; /* connections that are suspended, or about to be */
 
-    struct arena    *arena;
+    struct arena *arena;
+    bool pinned; /* its memory is pinned for a device */
     struct contexts *contexts;
-    struct tokens   *tokens; /* NULL: everybody may */
-    struct queue     queue;
-    struct devices  *devices;
-    struct peers     peers;
-    struct loop     *loop;
+    struct tokens *tokens; /* NULL: everybody may */
+    struct queue queue;
+    struct devices *devices;
+    struct peers peers;
+    struct loop *loop;
 };
 
 const char *server_phase_label(int phase);

@@ -1,7 +1,8 @@
 /* supervise.c: the parent.
  *
- * A server is started by fork and exec of this same program, with the sockets' numbers in ATTND_INHERITED_SOCKETS. While it is dead
- * the kernel keeps completing handshakes on the sockets, which stay open here: new clients wait instead of being refused.
+ * A server is started by fork and exec of this same program, with the sockets' numbers in ATTND_INHERITED_SOCKETS. While it
+ * is dead the kernel keeps completing handshakes on the sockets, which stay open here: new clients wait instead of being
+ * refused.
  *
  *   the server ends with      the supervisor
  *   0                         ends with 0: it was drained
@@ -9,8 +10,8 @@
  *   anything else, a signal   starts another: at once, or after 1, 2, 4 ... 30 s when it lived for less than SHORT_LIFE_S;
  *                             gives up after GIVE_UP such lives in a row and passes its status on
  *
- * Signals go to the server: TERM and INT as TERM, HUP as HUP. It has a process group of its own, or a Ctrl-C would reach it twice and
- * the second one would mean: hurry. It dies with its parent (PDEATHSIG). */
+ * Signals go to the server: TERM and INT as TERM, HUP as HUP. It has a process group of its own, or a Ctrl-C would reach it
+ * twice and the second one would mean: hurry. It dies with its parent (PDEATHSIG). */
 #include "server/supervise.h"
 
 #include <errno.h>
@@ -33,12 +34,12 @@ static const char variable[] = "ATTND_INHERITED_SOCKETS";
 int supervise_inherited(int *fds, int capacity)
 {
     const char *at = getenv(variable);
-    int         count = 0;
+    int count = 0;
     if (at == NULL) return -1;
     while (*at && count < capacity) {
         char *end;
         fds[count++] = (int)strtol(at, &end, 10);
-        at           = *end == ',' ? end + 1 : end;
+        at = *end == ',' ? end + 1 : end;
         if (end == at) break;
     }
     unsetenv(variable); /* a server's own children have no part in this */
@@ -46,7 +47,8 @@ int supervise_inherited(int *fds, int capacity)
 }
 
 /* Between fork and exec: nothing but system calls. */
-static _Noreturn void become_server(const struct listener *listeners, int count, char **argv, pid_t parent, const sigset_t *mask)
+static _Noreturn void become_server(const struct listener *listeners, int count, char **argv, pid_t parent,
+                                    const sigset_t *mask)
 {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(75); /* it died in between */
@@ -60,7 +62,8 @@ static _Noreturn void become_server(const struct listener *listeners, int count,
 static pid_t start_server(struct listener *listeners, int count, char **argv, const sigset_t *mask)
 {
     char numbers[16 * 16] = "";
-    for (int i = 0, at = 0; i < count; i++) at += snprintf(numbers + at, sizeof numbers - (size_t)at, "%s%d", i ? "," : "", listeners[i].fd);
+    for (int i = 0, at = 0; i < count; i++)
+        at += snprintf(numbers + at, sizeof numbers - (size_t)at, "%s%d", i ? "," : "", listeners[i].fd);
     setenv(variable, numbers, 1);
     const pid_t parent = getpid(), child = fork();
     if (child == 0) become_server(listeners, count, argv, parent, mask);
@@ -72,16 +75,20 @@ static pid_t start_server(struct listener *listeners, int count, char **argv, co
 
 static bool is_final(int status)
 {
-    return WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 64 || WEXITSTATUS(status) == 69 || WEXITSTATUS(status) == 78);
+    return WIFEXITED(status) &&
+           (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 64 || WEXITSTATUS(status) == 69 || WEXITSTATUS(status) == 78);
 }
 
-static int exit_status(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
+static int exit_status(int status)
+{
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
 
 int supervise_run(struct listener *listeners, int count, char **argv)
 {
     sigset_t watched, before;
-    int      failures = 0;
-    bool     stopping = false;
+    int failures = 0;
+    bool stopping = false;
 
     sigemptyset(&watched);
     sigaddset(&watched, SIGTERM);
@@ -90,13 +97,13 @@ int supervise_run(struct listener *listeners, int count, char **argv)
     sigaddset(&watched, SIGCHLD);
     pthread_sigmask(SIG_BLOCK, &watched, &before);
 
-    pid_t   child    = start_server(listeners, count, argv, &before);
+    pid_t child = start_server(listeners, count, argv, &before);
     int64_t began_ms = clock_ms(), start_ms = 0; /* start_ms: when the next one is due, while there is none */
     for (;;) {
-        int           status;
+        int status;
         const int64_t wait_ms = child > 0 ? 3600000 : start_ms > clock_ms() ? start_ms - clock_ms() : 0;
-        const struct timespec wait   = { wait_ms / 1000, wait_ms % 1000 * 1000000 };
-        const int             number = sigtimedwait(&watched, NULL, &wait);
+        const struct timespec wait = { wait_ms / 1000, wait_ms % 1000 * 1000000 };
+        const int number = sigtimedwait(&watched, NULL, &wait);
 
         if (number == SIGTERM || number == SIGINT) {
             stopping = true;
@@ -106,16 +113,16 @@ int supervise_run(struct listener *listeners, int count, char **argv)
 
         if (child > 0 && waitpid(child, &status, WNOHANG) == child) {
             const int64_t lived_ms = clock_ms() - began_ms;
-            child                  = 0;
-            log_event(is_final(status) ? LOG_INFO : LOG_ERROR, NULL, "supervisor", "what=ended status=%d lived_ms=%lld", exit_status(status),
-                      (long long)lived_ms);
+            child = 0;
+            log_event(is_final(status) ? LOG_INFO : LOG_ERROR, NULL, "supervisor", "what=ended status=%d lived_ms=%lld",
+                      exit_status(status), (long long)lived_ms);
             failures = lived_ms < SHORT_LIFE_S * 1000 ? failures + 1 : 0;
             if (stopping || is_final(status) || failures >= GIVE_UP) return exit_status(status);
             const int pause_s = failures <= 1 ? 0 : 1 << (failures - 2);
-            start_ms          = clock_ms() + 1000 * (pause_s < MAX_PAUSE_S ? pause_s : MAX_PAUSE_S);
+            start_ms = clock_ms() + 1000 * (pause_s < MAX_PAUSE_S ? pause_s : MAX_PAUSE_S);
         }
         if (child <= 0 && clock_ms() >= start_ms) {
-            child    = start_server(listeners, count, argv, &before);
+            child = start_server(listeners, count, argv, &before);
             began_ms = clock_ms();
             if (child < 0) start_ms = clock_ms() + 1000;
         }

@@ -10,8 +10,9 @@
 bool tcp_is_mute(int fd)
 {
     struct tcp_info info;
-    socklen_t       length = sizeof info;
+    socklen_t length = sizeof info;
     memset(&info, 0, sizeof info);
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return false;
-    return length >= offsetof(struct tcp_info, tcpi_bytes_received) + sizeof info.tcpi_bytes_received && info.tcpi_bytes_received == 0;
+    return length >= offsetof(struct tcp_info, tcpi_bytes_received) + sizeof info.tcpi_bytes_received &&
+           info.tcpi_bytes_received == 0;
 }

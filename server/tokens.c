@@ -1,7 +1,8 @@
 /* tokens.c: bearer tokens.
  *
- * A comparison that stops at the first difference tells an attacker how much of a guess was right. So every token is held in a
- * field of fixed length, padded with zeros, and a candidate is compared with all of them, all bytes, whatever was found before. */
+ * A comparison that stops at the first difference tells an attacker how much of a guess was right. So every token is held in
+ * a field of fixed length, padded with zeros, and a candidate is compared with all of them, all bytes, whatever was found
+ * before. */
 #include "server/tokens.h"
 
 #include <errno.h>
@@ -13,23 +14,23 @@
 #include <strings.h>
 
 struct token_list {
-    size_t  count;
+    size_t count;
     uint8_t token[][TOKEN_MAX_BYTES];
 };
 
 struct tokens {
-    pthread_rwlock_t   lock;
+    pthread_rwlock_t lock;
     struct token_list *list;
-    char               path[];
+    char path[];
 };
 
 static struct token_list *read_file(const char *path, char *why, size_t capacity)
 {
-    struct token_list *list  = NULL;
-    bool               good  = false;
-    char               line[TOKEN_MAX_BYTES + 64];
-    size_t             room  = 0, number = 0;
-    FILE              *file  = fopen(path, "re");
+    struct token_list *list = NULL;
+    bool good = false;
+    char line[TOKEN_MAX_BYTES + 64];
+    size_t room = 0, number = 0;
+    FILE *file = fopen(path, "re");
 
     if (file == NULL) {
         snprintf(why, capacity, "--token-file %s: %s", path, strerror(errno));
@@ -59,7 +60,7 @@ static struct token_list *read_file(const char *path, char *why, size_t capacity
             goto out;
         }
         if (list == NULL || list->count == room) {
-            room                     = room ? 2 * room : 16;
+            room = room ? 2 * room : 16;
             struct token_list *wider = realloc(list, sizeof *list + room * TOKEN_MAX_BYTES);
             if (wider == NULL) {
                 snprintf(why, capacity, "--token-file %s: out of memory", path);
@@ -112,7 +113,7 @@ bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity)
     if (list == NULL) return false;
     pthread_rwlock_wrlock(&tokens->lock);
     struct token_list *old = tokens->list;
-    tokens->list           = list;
+    tokens->list = list;
     pthread_rwlock_unlock(&tokens->lock);
     free(old);
     return true;
@@ -131,8 +132,8 @@ bool tokens_allow(struct tokens *tokens, const char *authorization)
     unsigned found = 0;
     pthread_rwlock_rdlock(&tokens->lock);
     for (size_t i = 0; i < tokens->list->count; i++) {
-        const volatile uint8_t *token      = tokens->list->token[i]; /* volatile: the compiler must not stop early either */
-        unsigned                difference = 0;
+        const volatile uint8_t *token = tokens->list->token[i]; /* volatile: the compiler must not stop early either */
+        unsigned difference = 0;
         for (size_t b = 0; b < TOKEN_MAX_BYTES; b++) difference |= (unsigned)(token[b] ^ candidate[b]);
         found |= (unsigned)(difference == 0);
     }

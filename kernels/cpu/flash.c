@@ -20,16 +20,21 @@
 /* ---- Tile sizes ------------------------------------------------------------------------------------------------------- */
 
 /* Chosen by measurement, kernels/README.md, "The CPU ladder". Multiples of FLASH_UNIT. Br rows of q and Bc keys in a forward tile; in
- * backward, Br rows against chunks of Bk keys. The first row that fits is taken: element of the operands, larger of D and Dv. */
+ * backward, Br rows against chunks of Bk keys. The first row that fits is taken, by the compute type and the larger of D and Dv. */
 static const struct tile_sizes {
-    attn_dtype type;
-    int max_d;
+    attn_dtype element; /* of operands, and how many parts each number has */
+    int parts, max_d;
     int Br, Bc, back_Br, Bk;
 } tile_sizes[] = {
-    { ATTN_F32, 128, 64, 256, 64, 128 },
-    { ATTN_F32, ATTN_MAX_HEAD_DIM, 64, 128, 64, 128 },
-    { ATTN_BF16, 128, 64, 512, 128, 256 },
-    { ATTN_BF16, ATTN_MAX_HEAD_DIM, 64, 256, 64, 128 },
+    { ATTN_BF16, 1, 128, 64, 512, 128, 256 },
+    { ATTN_BF16, 1, ATTN_MAX_HEAD_DIM, 64, 256, 64, 256 },
+    { ATTN_BF16, 2, 128, 64, 512, 128, 256 },
+    { ATTN_BF16, 2, ATTN_MAX_HEAD_DIM, 64, 256, 64, 128 },
+    { ATTN_BF16, 3, 64, 64, 512, 64, 256 },
+    { ATTN_BF16, 3, 128, 128, 256, 64, 256 },
+    { ATTN_BF16, 3, ATTN_MAX_HEAD_DIM, 128, 128, 64, 128 },
+    { ATTN_F32, 1, 128, 64, 256, 64, 256 },
+    { ATTN_F32, 1, ATTN_MAX_HEAD_DIM, 64, 128, 64, 128 },
 };
 
 enum {
@@ -156,14 +161,23 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
 
 /* ---- A problem --------------------------------------------------------------------------------------------------------- */
 
+/* Types of several parts pad D and Dv to 32 and are about 1.4 (three parts) or 2 times as fast as f32 products where nothing is padded. */
+static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv)
+{
+    /* e4m3 is exact in bf16. */
+    const struct simd_type *t = simd_type_for(simd, dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype);
+    const int64_t padded = simd_round_up(D, SIMD_PANEL) + simd_round_up(Dv, SIMD_PANEL);
+    const double slower = (double)padded / (double)(D + Dv);
+    return slower > (t->parts == 3 ? 1.2 : t->parts == 2 ? 1.9 : INFINITY) ? &simd->f32 : t;
+}
+
 static void resolve(const struct simd *simd, const attn_problem *p, struct flash *f)
 {
     memset(f, 0, sizeof *f);
     f->p = p;
     f->simd = simd;
-    /* e4m3 is exact in bf16. */
-    f->type = simd_type_for(simd, p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype);
     f->g = attn_geometry_of(p);
+    f->type = type_of(simd, p->q.dtype, f->g.dims.D, f->g.dims.Dv);
     f->B = f->g.dims.B;
     f->backward = p->op == ATTN_OP_BACKWARD;
     f->recompute = f->backward && p->lse.rank == 0;
@@ -174,7 +188,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     const int64_t d = attn_max64(f->g.dims.D, f->g.dims.Dv);
     for (size_t i = 0; i < sizeof tile_sizes / sizeof *tile_sizes; i++) {
         const struct tile_sizes *t = &tile_sizes[i];
-        if (t->type != f->type->dtype || d > t->max_d) continue;
+        if (t->element != f->type->dtype || t->parts != f->type->parts || d > t->max_d) continue;
         f->Br = f->backward ? t->back_Br : t->Br;
         f->Bc = t->Bc;
         f->Bk = t->Bk;
@@ -210,7 +224,7 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     f->seq = flash_take(arena, f->B, sizeof *f->seq);
     const bool forward = !f->backward || f->recompute;
     if (forward) {
-        f->kv_key_bytes = (simd_round_up(d->D, t->k_multiple) + simd_round_up(d->Dv, SIMD_PANEL)) * es;
+        f->kv_key_bytes = (simd_round_up(d->D, t->k_multiple) + simd_round_up(d->Dv, SIMD_PANEL)) * es * t->parts;
         f->kv = flash_take(arena, sums->keys, f->kv_key_bytes);
         f->v_dirty = flash_take(arena, sums->packs, 1);
         f->part_O = flash_take(arena, sums->parts, d->Dv * 4);
@@ -222,8 +236,8 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
         f->q_lda = simd_lda(t, d->D);
         f->do_lda = simd_lda(t, d->Dv);
         /* simd_ld() of a tile's rows is at most 64 bytes more than the rows. */
-        f->q_unit_bytes = simd_round_up(d->D, SIMD_A_ROWS) * (FLASH_UNIT * es + 64);
-        f->do_unit_bytes = simd_round_up(d->Dv, SIMD_A_ROWS) * (FLASH_UNIT * es + 64);
+        f->q_unit_bytes = simd_round_up(d->D, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
+        f->do_unit_bytes = simd_round_up(d->Dv, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->dq_ld = simd_round_up(d->D, 16);
         f->Qa = flash_take(arena, sums->rows, f->q_lda * es);
         f->dOa = flash_take(arena, sums->rows, f->do_lda * es);
@@ -459,21 +473,20 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
     const double scale = flash_scale(f, t->b, t->hk);
     const int cols = cell->cols;
     const int64_t j = j0 + cell->c0;
-    if (cell->ranged)
+    if (cell->ranged) { /* attn_keys_of() of each row, less j: both ends move by one a row */
+        const int64_t aligned = t->i0 + attn_align(&f->g, &t->seq->s) - j;
+        const int lo = (int)attn_clamp64(aligned - f->g.left, INT32_MIN / 2, INT32_MAX / 2);
+        const int hi = (int)attn_clamp64(aligned + f->g.right + 1, INT32_MIN / 2, INT32_MAX / 2);
         for (int r = 0; r < t->n; r++) {
-            const attn_range keys = attn_keys_of(&f->g, &t->seq->s, t->i0 + r);
-            limits->lo[r] = (int)attn_clamp64(keys.lo - j, 0, cols);
-            limits->hi[r] = (int)attn_clamp64(keys.hi - j, 0, cols);
+            const int from = lo + r < 0 ? 0 : lo + r > cols ? cols : lo + r;
+            limits->lo[r] = from;
+            limits->hi[r] = hi + r < from ? from : hi + r > cols ? cols : hi + r;
         }
+    }
     const float c = (float)(scale * M_LOG2E);
     if (f->plain && c >= FLT_MIN && c <= FLT_MAX) { /* a hidden raw score may be -inf, for c times it is -inf too */
-        if (cell->ranged)
-            for (int r = 0; r < t->rows; r++) {
-                const int lo = limits->lo[r % t->n], hi = limits->hi[r % t->n];
-                float *s = S + r * lds;
-                for (int x = 0; x < lo; x++) s[x] = -INFINITY;
-                for (int x = lo > hi ? lo : hi; x < cols; x++) s[x] = -INFINITY;
-            }
+        for (int head = 0; cell->ranged && head < t->heads; head++)
+            f->simd->hide(t->n, cols, S + (int64_t)head * t->n * lds, lds, limits->lo, limits->hi);
         return c;
     }
     const attn_view *bias = &f->g.view[ATTN_T_bias], *keep = &f->g.view[ATTN_T_keep_mask];

@@ -24,7 +24,10 @@ static uint64_t os_state(void)
 }
 
 /* cpuid leaf 7 or 1: is the whole of `mask` set in a register? */
-static bool has(uint32_t reg, uint32_t mask) { return (reg & mask) == mask; }
+static bool has(uint32_t reg, uint32_t mask)
+{
+    return (reg & mask) == mask;
+}
 
 static int best(void)
 {
@@ -40,7 +43,8 @@ static int best(void)
     if ((xcr0 & XCR0_AVX) != XCR0_AVX || !has(b7, 1u << 5 | 1u << 8)) return level;
     level = 1;
     /* AVX512 F, DQ, BW, VL; VBMI */
-    if ((xcr0 & XCR0_AVX512) != XCR0_AVX512 || !has(b7, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31) || !has(c7, 1u << 1)) return level;
+    if ((xcr0 & XCR0_AVX512) != XCR0_AVX512 || !has(b7, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31) || !has(c7, 1u << 1))
+        return level;
     level = 2;
     /* AVX512_BF16 */
     if (!has(a71, 1u << 5)) return level;
@@ -50,8 +54,8 @@ static int best(void)
     return 4;
 }
 
-/* A processor with AMX has little silicon left for VDPBF16PS: 106 GFLOP/s a core on Sapphire Rapids, where f32 products reach
- * 175. So where the kernel refuses the tiles, f32 is the better choice. */
+/* A processor with AMX has little silicon left for VDPBF16PS: 106 GFLOP/s a core on Sapphire Rapids, where f32 products
+ * reach 175. So where the kernel refuses the tiles, f32 is the better choice. */
 static int preferred(int level)
 {
     uint32_t a, b, c, d;
@@ -61,7 +65,7 @@ static int preferred(int level)
 
 /* These two are avx512 with a compute type more; they are put together before the first use. */
 static struct simd with_bf16, with_amx;
-static struct simd_type amx_type;
+static struct simd_type amx_type, half_type, single_type;
 
 static void assemble(void)
 {
@@ -73,13 +77,25 @@ static void assemble(void)
     with_amx.leave = simd_amx_leave;
     amx_type = simd_bf16_type;
     amx_type.gemm = simd_amx_gemm;
+    half_type = simd_half_type;
+    half_type.gemm = simd_amx_gemm2;
+    with_amx.half = &half_type;
+    single_type = simd_single_type;
+    single_type.gemm = simd_amx_gemm3;
+    with_amx.single = &single_type;
 }
 
 static const struct simd *const tables[] = { &simd_portable, &simd_avx2, &simd_avx512, &with_bf16, &with_amx };
 const char *const simd_names[] = { "portable", "avx2", "avx512", "bf16", "amx", NULL };
 #else
-static int best(void) { return 0; }
-static int preferred(int level) { return level; }
+static int best(void)
+{
+    return 0;
+}
+static int preferred(int level)
+{
+    return level;
+}
 static void assemble(void) {}
 static const struct simd *const tables[] = { &simd_portable };
 const char *const simd_names[] = { "portable", NULL };

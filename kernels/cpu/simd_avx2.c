@@ -1,7 +1,7 @@
 /* simd_avx2.c: the table for AVX2 and FMA, 8 floats at a time.
  *
- * The product keeps 6 rows and 16 columns of C in 12 of the 16 registers; two hold half a row of the panel of B, one an element
- * of A. A sum runs along the whole of k in order and meets C at the end, as in simd_gemm512.h. */
+ * The product keeps 6 rows and 16 columns of C in 12 of the 16 registers; two hold half a row of the panel of B, one an
+ * element of A. A sum runs along the whole of k in order and meets C at the end, as in simd_gemm512.h. */
 #include "kernels/cpu/simd_variants.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -13,8 +13,8 @@
 enum { GEMM_ROWS = 6, GEMM_COLS = 16 };
 
 /* `rows` rows of half a panel. `rows` is a constant in every copy, so that the sums are registers. */
-VEC void gemm_block(const int rows, int k, const float *A, int64_t lda, const float *B, float *C, int64_t ldc, int width, bool add,
-                    const float *rescale)
+VEC void gemm_block(const int rows, int k, const float *A, int64_t lda, const float *B, float *C, int64_t ldc, int width,
+                    bool add, const float *rescale)
 {
     __m256 sum[GEMM_ROWS][2];
 #pragma GCC unroll 6
@@ -44,8 +44,8 @@ VEC void gemm_block(const int rows, int k, const float *A, int64_t lda, const fl
     }
 }
 
-static void gemm(int m, int n, int k, const void *A_form, int64_t lda, const void *B_form, int64_t ldb, float *C, int64_t ldc,
-                 bool add, const float *rescale)
+static void gemm(int m, int n, int k, const void *A_form, int64_t lda, const void *B_form, int64_t ldb, float *C,
+                 int64_t ldc, bool add, const float *rescale)
 {
     const float *A = A_form, *B = B_form;
     const int blocks = (m + GEMM_ROWS - 1) / GEMM_ROWS;
@@ -59,7 +59,8 @@ static void gemm(int m, int n, int k, const void *A_form, int64_t lda, const voi
             const float *factors = rescale ? rescale + i : NULL;
             float *c = C + i * ldc + j;
             switch (rows) {
-#define ROWS(count) case count: gemm_block(count, k, a, lda, panel, c, ldc, width, add, factors); break;
+#define ROWS(count) \
+    case count: gemm_block(count, k, a, lda, panel, c, ldc, width, add, factors); break;
                 ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
 #undef ROWS
             }
@@ -70,8 +71,9 @@ static void gemm(int m, int n, int k, const void *A_form, int64_t lda, const voi
 
 const struct simd simd_avx2 = {
     .name = "avx2",
-    .f32 = { ATTN_F32, 1, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient },
+    .f32 = { ATTN_F32, 1, 1, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient },
     .score = score,
+    .hide = hide,
     .dots = dots,
     .axpys = axpys,
     .row_dots = row_dots,

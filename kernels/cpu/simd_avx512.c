@@ -1,8 +1,8 @@
 /* simd_avx512.c: the table for AVX-512 (F, BW, DQ, VL, VBMI), 16 floats at a time.
  *
- * The product keeps a block of up to 14 rows and 32 columns of C in 28 of the 32 registers; two hold a row of the panel of B, one
- * an element of A. Each k then costs 2 + 14 loads and 28 multiply-adds, and the two multiply-add units are the limit. Rows are dealt
- * out evenly (64 rows are 13 13 13 13 12), for a block of few rows waits for its own sums. */
+ * The product keeps a block of up to 14 rows and 32 columns of C in 28 of the 32 registers; two hold a row of the panel of
+ * B, one an element of A. Each k then costs 2 + 14 loads and 28 multiply-adds, and the two multiply-add units are the limit.
+ * Rows are dealt out evenly (64 rows are 13 13 13 13 12), for a block of few rows waits for its own sums. */
 #include "kernels/cpu/simd_variants.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VBMI__)
@@ -11,17 +11,18 @@
 #include "kernels/cpu/simd_f32.h"
 #include "kernels/cpu/simd_tiles.h"
 
-#define GEMM_ELEMENT        float
-#define GEMM_BROADCAST(a)   _mm512_set1_ps(*(a))
-#define GEMM_LOAD(b)        _mm512_load_ps(b)
+#define GEMM_ELEMENT         float
+#define GEMM_BROADCAST(a)    _mm512_set1_ps(*(a))
+#define GEMM_LOAD(b)         _mm512_load_ps(b)
 #define GEMM_STEP(sum, a, b) _mm512_fmadd_ps(a, b, sum)
-#define GEMM_PER_LANE       1
+#define GEMM_PER_LANE        1
 #include "kernels/cpu/simd_gemm512.h"
 
 const struct simd simd_avx512 = {
     .name = "avx512",
-    .f32 = { ATTN_F32, 1, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient },
+    .f32 = { ATTN_F32, 1, 1, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient },
     .score = score,
+    .hide = hide,
     .dots = dots,
     .axpys = axpys,
     .row_dots = row_dots,

@@ -9,7 +9,8 @@
  *            line k/2 of a panel:   X[k][0] X[k+1][0] | X[k][1] X[k+1][1] | ... | X[k][31] X[k+1][31]
  *
  * pack_b (B = X) interleaves two rows of X; pack_bt (B = X^T) transposes X in units of 32 bits; pack_at (A = X^T)
- * interleaves, then transposes. k is padded to 32, the depth of an AMX tile. Both kinds of product flush subnormal bf16 to zero. */
+ * interleaves, then transposes. k is padded to 32, the depth of an AMX tile. Both kinds of product flush subnormal bf16 to
+ * zero. */
 #include "kernels/cpu/simd_variants.h"
 
 #if defined(__AVX512F__) && defined(__AVX512VBMI__) && defined(__AVX512BF16__)
@@ -17,7 +18,8 @@
 
 enum { K_MULTIPLE = 32 };
 
-/* ---- How simd_tiles.h writes operands ------------------------------------------------------------------------------------ */
+/* ---- How simd_tiles.h writes operands ------------------------------------------------------------------------------------
+ */
 
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
@@ -30,21 +32,31 @@ struct pair {
 /* Elements 0 16 1 17 ...: the two halves interleaved, each element of the one beside that of the other. */
 VEC __m512i interleave(__m512i x)
 {
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
-                                           19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                           20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, x);
 }
 
-VEC __m512i to_bf16(vf low, vf high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
-
-VEC void put_row(uint16_t *A, const vf *x, int n)
+VEC __m512i to_bf16(vf low, vf high)
 {
-    (void)n; /* the rest is zero and belongs to the row's padding */
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
+
+VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
+{
+    (void)lda, (void)n; /* the rest is zero and belongs to the row's padding */
     _mm512_storeu_si512(A, to_bf16(x[0], x[1]));
 }
 
-VEC int64_t pair_offset(int r, int column) { return (int64_t)(r / 2) * 2 * SIMD_PANEL + 2 * column; }
-VEC struct pair make_pair(vf x0, vf x1) { return (struct pair){ to_bf16(x0, x1) }; }
+VEC int64_t pair_offset(int r, int column)
+{
+    return (int64_t)(r / 2) * 2 * SIMD_PANEL + 2 * column;
+}
+
+VEC struct pair make_pair(vf x0, vf x1)
+{
+    return (struct pair){ to_bf16(x0, x1) };
+}
 
 VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair p, int n, int rows)
 {
@@ -53,17 +65,19 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair p, int n, int rows)
     if (rows == 2) _mm256_storeu_si256((__m256i *)(A + lda), _mm512_extracti64x4_epi64(p.rows, 1));
 }
 
-VEC void put_pair_b(uint16_t *B, struct pair p, int rows)
+VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 {
-    (void)rows; /* a missing second row is zero and belongs to the padding of k */
+    (void)ldb, (void)rows; /* a missing second row is zero and belongs to the padding of k */
     _mm512_storeu_si512(B, interleave(p.rows));
 }
 
 #include "kernels/cpu/simd_tiles.h"
 
-/* ---- Packing --------------------------------------------------------------------------------------------------------------- */
+/* ---- Packing
+ * --------------------------------------------------------------------------------------------------------------- */
 
-/* Elements c .. c + 31 of a row as bf16, 0 from `cols` on and where there is no such row; *bad gathers infinities and NaN. */
+/* Elements c .. c + 31 of a row as bf16, 0 from `cols` on and where there is no such row; *bad gathers infinities and NaN.
+ */
 VEC __m512i get_bf16(const void *X, attn_dtype dtype, int64_t stride, int rows, int cols, int r, int c, __mmask32 *bad)
 {
     __m512i x = _mm512_setzero_si512();
@@ -135,13 +149,15 @@ static bool pack_at(int rows, int cols, const void *X, attn_dtype dtype, int64_t
             }
             v_transpose(t[0]);
             v_transpose(t[1]);
-            for (int i = 0; i < 32 && c + i < cols; i++) _mm512_storeu_ps((uint16_t *)A + (c + i) * lda + r, t[i / 16][i % 16]);
+            for (int i = 0; i < 32 && c + i < cols; i++)
+                _mm512_storeu_ps((uint16_t *)A + (c + i) * lda + r, t[i / 16][i % 16]);
         }
     }
     return !bad;
 }
 
-/* ---- The product ------------------------------------------------------------------------------------------------------------- */
+/* ---- The product
+ * ------------------------------------------------------------------------------------------------------------- */
 
 #define GEMM_ELEMENT         uint16_t
 #define GEMM_PER_LANE        2
@@ -151,5 +167,7 @@ static bool pack_at(int rows, int cols, const void *X, attn_dtype dtype, int64_t
 typedef int32_t __attribute__((may_alias, aligned(2))) simd_pair;
 #include "kernels/cpu/simd_gemm512.h"
 
-const struct simd_type simd_bf16_type = { ATTN_BF16, K_MULTIPLE, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient };
+const struct simd_type simd_bf16_type = {
+    ATTN_BF16, K_MULTIPLE, 1, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient
+};
 #endif

@@ -11,7 +11,8 @@
 enum { GEMM_ROWS = 14, GEMM_POINTERS = (GEMM_ROWS + 2) / 3 };
 
 /* One step along k of `rows` rows: A is read at row[0][at], row[0][lda + at], row[0][2 lda + at], row[1][at], ... */
-VEC void gemm_step(const int rows, const GEMM_ELEMENT *const *row, int64_t lda, int at, const GEMM_ELEMENT *B, __m512 sum[GEMM_ROWS][2])
+VEC void gemm_step(const int rows, const GEMM_ELEMENT *const *row, int64_t lda, int at, const GEMM_ELEMENT *B,
+                   __m512 sum[GEMM_ROWS][2])
 {
     const __m512 b0 = (__m512)GEMM_LOAD(B), b1 = (__m512)GEMM_LOAD(B + 16 * GEMM_PER_LANE);
 #pragma GCC unroll 14
@@ -22,11 +23,11 @@ VEC void gemm_step(const int rows, const GEMM_ELEMENT *const *row, int64_t lda, 
     }
 }
 
-/* `rows` rows of one panel. `rows` is a constant in every copy, so that the sums are registers. A pointer serves three rows (an address
- * may be pointer + lda or pointer + 2 lda): fourteen pointers would not fit the general registers, and every instruction
- * that is no multiply-add may take the place of one. */
-VEC void gemm_block(const int rows, int steps, const GEMM_ELEMENT *A, int64_t lda, const GEMM_ELEMENT *B, float *C, int64_t ldc,
-                    int width, bool add, const float *rescale)
+/* `rows` rows of one panel. `rows` is a constant in every copy, so that the sums are registers. A pointer serves three rows
+ * (an address may be pointer + lda or pointer + 2 lda): fourteen pointers would not fit the general registers, and every
+ * instruction that is no multiply-add may take the place of one. */
+VEC void gemm_block(const int rows, int steps, const GEMM_ELEMENT *A, int64_t lda, const GEMM_ELEMENT *B, float *C,
+                    int64_t ldc, int width, bool add, const float *rescale)
 {
     __m512 sum[GEMM_ROWS][2];
     const GEMM_ELEMENT *row[GEMM_POINTERS];
@@ -59,8 +60,8 @@ VEC void gemm_block(const int rows, int steps, const GEMM_ELEMENT *A, int64_t ld
     }
 }
 
-static void gemm(int m, int n, int k, const void *A_form, int64_t lda, const void *B_form, int64_t ldb, float *C, int64_t ldc,
-                 bool add, const float *rescale)
+static void gemm(int m, int n, int k, const void *A_form, int64_t lda, const void *B_form, int64_t ldb, float *C,
+                 int64_t ldc, bool add, const float *rescale)
 {
     const GEMM_ELEMENT *A = A_form, *B = B_form;
     const int steps = (k + GEMM_PER_LANE - 1) / GEMM_PER_LANE, blocks = (m + GEMM_ROWS - 1) / GEMM_ROWS;
@@ -74,8 +75,10 @@ static void gemm(int m, int n, int k, const void *A_form, int64_t lda, const voi
             const float *factors = rescale ? rescale + i : NULL;
             float *c = C + i * ldc + j;
             switch (rows) {
-#define ROWS(count) case count: gemm_block(count, steps, a, lda, panel, c, ldc, width, add, factors); break;
-                ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12) ROWS(13) ROWS(14)
+#define ROWS(count) \
+    case count: gemm_block(count, steps, a, lda, panel, c, ldc, width, add, factors); break;
+                ROWS(1)
+                ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12) ROWS(13) ROWS(14)
 #undef ROWS
             }
             i += rows;

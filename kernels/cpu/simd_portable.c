@@ -1,4 +1,5 @@
-/* simd_portable.c: the table in plain C, for processors without a table of their own, and what the others are tested against.
+/* simd_portable.c: the table in plain C, for processors without a table of their own, and what the others are tested
+ * against.
  *
  * It is written to be obviously right: one element at a time, libm for exp2 and tanh. gemm() keeps a panel row of sums, so
  * that any compiler vectorises it. */
@@ -65,8 +66,8 @@ static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t
     return finite;
 }
 
-static void gemm(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc, bool add,
-                 const float *rescale)
+static void gemm(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,
+                 bool add, const float *rescale)
 {
     for (int j0 = 0; j0 < n; j0 += SIMD_PANEL) {
         const float *panel = (const float *)B + j0 / SIMD_PANEL * ldb;
@@ -86,10 +87,14 @@ static void gemm(int m, int n, int k, const void *A, int64_t lda, const void *B,
     }
 }
 
-/* ---- Scores ------------------------------------------------------------------------------------------------------------ */
+/* ---- Scores ------------------------------------------------------------------------------------------------------------
+ */
 
 /* 2^x. Results below the smallest normal number are 0, as in the vector variants. */
-static float exp2_one(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
+static float exp2_one(float x)
+{
+    return x < -126.0f ? 0.0f : exp2f(x);
+}
 
 static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale, void *P,
                     int64_t ldp, const float *drop)
@@ -141,6 +146,13 @@ static void score(int rows, int cols, float *S, int64_t lds, const struct simd_s
     }
 }
 
+static void hide(int rows, int cols, float *S, int64_t lds, const int *lo, const int *hi)
+{
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < cols; j++)
+            if (j < lo[r] || j >= hi[r]) S[r * lds + j] = -INFINITY;
+}
+
 static void gradient(const struct simd_gradient *g)
 {
     for (int r = 0; r < g->rows; r++) {
@@ -163,10 +175,11 @@ static void gradient(const struct simd_gradient *g)
     }
 }
 
-/* ---- Rows of any dtype --------------------------------------------------------------------------------------------------- */
+/* ---- Rows of any dtype ---------------------------------------------------------------------------------------------------
+ */
 
-static void dots(int nq, int n, int d, const float *q, int64_t ldq, const void *K, attn_dtype dtype, int64_t stride, float *S,
-                 int64_t lds)
+static void dots(int nq, int n, int d, const float *q, int64_t ldq, const void *K, attn_dtype dtype, int64_t stride,
+                 float *S, int64_t lds)
 {
     for (int j = 0; j < n; j++) {
         const void *k = simd_row(K, dtype, stride, j);
@@ -178,8 +191,8 @@ static void dots(int nq, int n, int d, const float *q, int64_t ldq, const void *
     }
 }
 
-static void axpys(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride, float *O,
-                  int64_t ldo)
+static void axpys(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride,
+                  float *O, int64_t ldo)
 {
     for (int j = 0; j < n; j++) {
         const void *v = simd_row(V, dtype, stride, j);
@@ -243,8 +256,9 @@ static void leave(void) {}
 
 const struct simd simd_portable = {
     .name = "portable",
-    .f32 = { ATTN_F32, 1, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient },
+    .f32 = { ATTN_F32, 1, 1, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient },
     .score = score,
+    .hide = hide,
     .dots = dots,
     .axpys = axpys,
     .row_dots = row_dots,

@@ -1,25 +1,45 @@
-/* simd_rows.h: what works on rows of numbers in f32, in the words of simd_v256.h or simd_v512.h: scores, decode, conversions,
- * f32 operands. Included once by simd_avx2.c and once by simd_avx512.c, each of which puts the functions into its table.
+/* simd_rows.h: what works on rows of numbers in f32, in the words of simd_v256.h or simd_v512.h: scores, decode,
+ * conversions, f32 operands. Included once by simd_avx2.c and once by simd_avx512.c, each of which puts the functions into
+ * its table.
  *
- * A function over elements of any dtype is written once, always inline, with the dtype as a constant: FOR_DTYPE makes one copy
- * for each, so that no loop asks what it reads. */
+ * A function over elements of any dtype is written once, always inline, with the dtype as a constant: FOR_DTYPE makes one
+ * copy for each, so that no loop asks what it reads. */
 
 #define LOG2E 1.44269504088896340736f
 
-#define FOR_DTYPE(dtype, call)                                              \
-    switch (dtype) {                                                        \
-    case ATTN_F16: { const attn_dtype T = ATTN_F16; call; } break; \
-    case ATTN_BF16: { const attn_dtype T = ATTN_BF16; call; } break; \
-    case ATTN_F8E4M3: { const attn_dtype T = ATTN_F8E4M3; call; } break; \
-    default: { const attn_dtype T = ATTN_F32; call; } break; \
+#define FOR_DTYPE(dtype, call)            \
+    switch (dtype) {                      \
+    case ATTN_F16: {                      \
+        const attn_dtype T = ATTN_F16;    \
+        call;                             \
+    } break;                              \
+    case ATTN_BF16: {                     \
+        const attn_dtype T = ATTN_BF16;   \
+        call;                             \
+    } break;                              \
+    case ATTN_F8E4M3: {                   \
+        const attn_dtype T = ATTN_F8E4M3; \
+        call;                             \
+    } break;                              \
+    default: {                            \
+        const attn_dtype T = ATTN_F32;    \
+        call;                             \
+    } break;                              \
     }
 
-VEC int min_int(int a, int b) { return a < b ? a : b; }
+VEC int min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
 
-/* ---- f32 operands -------------------------------------------------------------------------------------------------------- */
+/* ---- f32 operands --------------------------------------------------------------------------------------------------------
+ */
 
 /* Becomes NaN in a lane that has seen NaN or an infinity, and stays so. */
-VEC vf v_finite(vf sum, vf x) { return v_fma(x, v_zero(), sum); }
+VEC vf v_finite(vf sum, vf x)
+{
+    return v_fma(x, v_zero(), sum);
+}
 
 VEC bool pack_a_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, float *A, int64_t lda)
 {
@@ -74,7 +94,9 @@ VEC vf get_square(attn_dtype dtype, int rows, int cols, const void *X, int64_t s
 #pragma GCC unroll 16
     for (int i = 0; i < V_LANES; i++) {
         t[i] = v_zero();
-        if (r + i < rows) t[i] = nc == V_LANES ? v_get(simd_row(X, dtype, stride, r + i), dtype, c) : v_get_n(simd_row(X, dtype, stride, r + i), dtype, c, nc);
+        if (r + i < rows)
+            t[i] = nc == V_LANES ? v_get(simd_row(X, dtype, stride, r + i), dtype, c)
+                                 : v_get_n(simd_row(X, dtype, stride, r + i), dtype, c, nc);
         finite = v_finite(finite, t[i]);
     }
     v_transpose(t);
@@ -87,7 +109,8 @@ VEC bool pack_at_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t
     for (int r = 0; r < rows; r += V_LANES) {
         for (int c = 0; c < cols; c += V_LANES) {
             finite = v_add(finite, get_square(dtype, rows, cols, X, stride, r, c, t));
-            for (int i = 0; i < min_int(cols - c, V_LANES); i++) v_store_n(A + (c + i) * lda + r, t[i], min_int(rows - r, V_LANES));
+            for (int i = 0; i < min_int(cols - c, V_LANES); i++)
+                v_store_n(A + (c + i) * lda + r, t[i], min_int(rows - r, V_LANES));
         }
     }
     return !v_any_nan(finite);
@@ -125,7 +148,8 @@ static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t
     return finite;
 }
 
-/* ---- Scores -------------------------------------------------------------------------------------------------------------- */
+/* ---- Scores --------------------------------------------------------------------------------------------------------------
+ */
 
 /* tanh, relative error below 5e-7: an odd polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel, and that elsewhere. */
 VEC vf v_tanh(vf x)
@@ -191,41 +215,36 @@ static void score(int rows, int cols, float *S, int64_t lds, const struct simd_s
     FOR_DTYPE(how->bias_dtype, score_as(T, rows, cols, S, lds, how))
 }
 
-/* ---- Decode ---------------------------------------------------------------------------------------------------------------- */
-
-/* Rows of K and V that will be read soon. The processor's own prefetcher stops at every page, and does not follow rows that lie far
- * apart, as those of one head may. (Packing gains nothing from it: it waits for less, having less to do in between.) */
-VEC int rows_ahead(attn_dtype dtype, int d)
+static void hide(int rows, int cols, float *S, int64_t lds, const int *lo, const int *hi)
 {
-    const int bytes = d * (int)simd_dtype_bytes(dtype);
-    return 4096 / (bytes < 64 ? 64 : bytes);
+    const vf hidden = v_set(-INFINITY);
+    for (int r = 0; r < rows; r++) {
+        float *s = S + r * lds;
+        for (int j = 0; j < lo[r]; j += V_LANES) v_store_n(s + j, hidden, min_int(lo[r] - j, V_LANES));
+        for (int j = hi[r]; j < cols; j += V_LANES) v_store_n(s + j, hidden, min_int(cols - j, V_LANES));
+    }
 }
 
-VEC void prefetch_row(attn_dtype dtype, const void *X, int64_t stride, int64_t r, int64_t rows, int d)
-{
-    if (r >= rows) return;
-    const char *x = simd_row(X, dtype, stride, r);
-    for (int64_t b = 0; b < d * simd_dtype_bytes(dtype); b += 64) _mm_prefetch(x + b, _MM_HINT_T0);
-}
+/* ---- Decode
+ * ---------------------------------------------------------------------------------------------------------------- */
 
-/* nq <= V_DOT_QUERIES queries against four keys at a time: sixteen sums in registers, each key converted once. A sum has its lanes
- * and its order from d alone; keys past the end are read as the last one and their sums dropped. */
-VEC void dots_as(attn_dtype dtype, int nq, int n, int d, const float *q, int64_t ldq, const void *K, int64_t stride, float *S,
-                 int64_t lds)
+/* nq <= V_DOT_QUERIES queries against four keys at a time: sixteen sums in registers, each key converted once. A sum has its
+ * lanes and its order from d alone; keys past the end are read as the last one and their sums dropped. */
+VEC void dots_as(attn_dtype dtype, int nq, int n, int d, const float *q, int64_t ldq, const void *K, int64_t stride,
+                 float *S, int64_t lds)
 {
-    const int ahead = rows_ahead(dtype, d);
     for (int j = 0; j < n; j += 4) {
         const int keys = min_int(n - j, 4);
         const void *k[4];
         vf sum[V_DOT_QUERIES][4];
-        for (int i = 0; i < 4; i++) prefetch_row(dtype, K, stride, j + i + ahead, n, d);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) k[i] = simd_row(K, dtype, stride, j + min_int(i, keys - 1));
 #pragma GCC unroll 4
         for (int r = 0; r < nq; r++) sum[r][0] = sum[r][1] = sum[r][2] = sum[r][3] = v_zero();
         int c = 0;
         for (; c + V_LANES <= d; c += V_LANES) {
-            const vf k0 = v_get(k[0], dtype, c), k1 = v_get(k[1], dtype, c), k2 = v_get(k[2], dtype, c), k3 = v_get(k[3], dtype, c);
+            const vf k0 = v_get(k[0], dtype, c), k1 = v_get(k[1], dtype, c), k2 = v_get(k[2], dtype, c),
+                     k3 = v_get(k[3], dtype, c);
 #pragma GCC unroll 4
             for (int r = 0; r < nq; r++) {
                 const vf x = v_load(q + r * ldq + c);
@@ -250,8 +269,8 @@ VEC void dots_as(attn_dtype dtype, int nq, int n, int d, const float *q, int64_t
     }
 }
 
-static void dots(int nq, int n, int d, const float *q, int64_t ldq, const void *K, attn_dtype dtype, int64_t stride, float *S,
-                 int64_t lds)
+static void dots(int nq, int n, int d, const float *q, int64_t ldq, const void *K, attn_dtype dtype, int64_t stride,
+                 float *S, int64_t lds)
 {
     for (int r = 0; r < nq;) {
         const float *x = q + r * ldq;
@@ -266,16 +285,14 @@ static void dots(int nq, int n, int d, const float *q, int64_t ldq, const void *
     }
 }
 
-/* Eight rows of V at a time, a vector of each in a register: read and converted once for all queries, and a piece of O is read and
- * written once for the eight. */
-VEC void axpys_as(attn_dtype dtype, int nq, int n, int d, const float *P, int64_t ldp, const void *V, int64_t stride, float *O,
-                  int64_t ldo)
+/* Eight rows of V at a time, a vector of each in a register: read and converted once for all queries, and a piece of O is
+ * read and written once for the eight. */
+VEC void axpys_as(attn_dtype dtype, int nq, int n, int d, const float *P, int64_t ldp, const void *V, int64_t stride,
+                  float *O, int64_t ldo)
 {
-    const int ahead = rows_ahead(dtype, d);
     for (int j = 0; j < n; j += 8) {
         const int keys = min_int(n - j, 8);
         bool all = keys == 8;
-        for (int i = 0; i < 8; i++) prefetch_row(dtype, V, stride, j + i + ahead, n, d);
         for (int r = 0; r < nq; r++) {
             for (int i = 0; i < keys; i++) all &= P[r * ldp + j + i] != 0;
         }
@@ -306,16 +323,14 @@ VEC void axpys_as(attn_dtype dtype, int nq, int n, int d, const float *P, int64_
     }
 }
 
-static void axpys(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride, float *O,
-                  int64_t ldo)
-{
-    FOR_DTYPE(dtype, axpys_as(T, nq, n, d, P, ldp, V, stride, O, ldo))
-}
+static void axpys(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride,
+                  float *O, int64_t ldo){ FOR_DTYPE(dtype, axpys_as(T, nq, n, d, P, ldp, V, stride, O, ldo)) }
 
-/* ---- Rows ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Rows
+   ------------------------------------------------------------------------------------------------------------------ */
 
-VEC void row_dots_as(attn_dtype x_dtype, attn_dtype y_dtype, int rows, int cols, const void *X, int64_t x_stride, const void *Y,
-                     int64_t y_stride, float *y)
+VEC void row_dots_as(attn_dtype x_dtype, attn_dtype y_dtype, int rows, int cols, const void *X, int64_t x_stride,
+                     const void *Y, int64_t y_stride, float *y)
 {
     for (int r = 0; r < rows; r++) {
         const void *a = simd_row(X, x_dtype, x_stride, r), *b = simd_row(Y, y_dtype, y_stride, r);
@@ -342,7 +357,7 @@ VEC void load_as(attn_dtype dtype, int64_t n, const void *from, float *to)
     if (c < n) v_store_n(to + c, v_get_n(from, dtype, c, (int)(n - c)), (int)(n - c));
 }
 
-static void load(int64_t n, const void *from, attn_dtype dtype, float *to) { FOR_DTYPE(dtype, load_as(T, n, from, to)) }
+static void load(int64_t n, const void *from, attn_dtype dtype, float *to){ FOR_DTYPE(dtype, load_as(T, n, from, to)) }
 
 VEC void save_as(attn_dtype dtype, int64_t n, const float *from, void *to)
 {
@@ -351,10 +366,10 @@ VEC void save_as(attn_dtype dtype, int64_t n, const float *from, void *to)
     if (c < n) v_put_n(to, dtype, c, v_load_n(from + c, (int)(n - c)), (int)(n - c));
 }
 
-static void save(int64_t n, const float *from, void *to, attn_dtype dtype) { FOR_DTYPE(dtype, save_as(T, n, from, to)) }
+static void save(int64_t n, const float *from, void *to, attn_dtype dtype){ FOR_DTYPE(dtype, save_as(T, n, from, to)) }
 
-VEC void store_as(attn_dtype dtype, int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
-                  int64_t stride)
+VEC void store_as(attn_dtype dtype, int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale,
+                  void *Y, int64_t stride)
 {
     for (int r = 0; r < rows; r++) {
         const bool zero = row_scale && row_scale[r] == 0;
@@ -368,10 +383,8 @@ VEC void store_as(attn_dtype dtype, int rows, int cols, const float *X, int64_t 
 }
 
 static void store(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
-                  attn_dtype dtype, int64_t stride)
-{
-    FOR_DTYPE(dtype, store_as(T, rows, cols, X, ldx, scale, row_scale, Y, stride))
-}
+                  attn_dtype dtype,
+                  int64_t stride){ FOR_DTYPE(dtype, store_as(T, rows, cols, X, ldx, scale, row_scale, Y, stride)) }
 
 VEC void store_t_as(attn_dtype dtype, int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale,
                     void *Y, int64_t stride)

@@ -28,7 +28,10 @@ static inline float simd_float(uint32_t u)
     return x;
 }
 
-static inline float simd_from_bf16(uint16_t h) { return simd_float((uint32_t)h << 16); }
+static inline float simd_from_bf16(uint16_t h)
+{
+    return simd_float((uint32_t)h << 16);
+}
 
 static inline uint16_t simd_to_bf16(float x)
 {
@@ -96,7 +99,10 @@ static inline void simd_put_element(void *row, attn_dtype dtype, int64_t c, floa
     }
 }
 
-static inline int64_t simd_dtype_bytes(attn_dtype dtype) { return dtype == ATTN_F32 ? 4 : dtype == ATTN_F8E4M3 ? 1 : 2; }
+static inline int64_t simd_dtype_bytes(attn_dtype dtype)
+{
+    return dtype == ATTN_F32 ? 4 : dtype == ATTN_F8E4M3 ? 1 : 2;
+}
 
 /* Row r of a strided tensor. */
 static inline const void *simd_row(const void *X, attn_dtype dtype, int64_t stride, int64_t r)

@@ -1,10 +1,11 @@
 /* simd_tiles.h: softmax and gradient of one tile, in the words of simd_v256.h or simd_v512.h. Included once for each compute
- * type, by simd_avx2.c, simd_avx512.c (operands f32) and simd_bf16.c (operands bf16), which first say how an operand is written:
+ * type, by simd_avx2.c, simd_avx512.c (operands f32) and simd_bf16.c (operands bf16), which first say how an operand is
+ * written:
  *
  *   STEP                    vectors that one store of an A operand takes: 1 for f32, 2 for bf16
- *   put_row(A, x, n)        n elements of a row of A from x[STEP]; bf16 writes all, zeros too
+ *   put_row(A, lda, x, n)   n elements of a row of A from x[STEP]; bf16 writes all, zeros too
  *   struct pair             the elements of V_LANES columns in two rows, one below the other, in the operand's type
- *   make_pair(x0, x1), put_pair_a(A, lda, p, n, rows), put_pair_b(B, p, rows)
+ *   make_pair(x0, x1), put_pair_a(A, lda, p, n, rows), put_pair_b(B, ldb, p, rows)
  *
  * Gradients go by pairs of rows, as bf16 keeps B: rows 2 i and 2 i + 1 of a column are neighbours. */
 
@@ -32,7 +33,7 @@ VEC vf row_max(const float *s, int cols, bool flip)
 }
 
 /* P = exp2(c S - base) of one row; the sum of its lanes. */
-VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const float *drop, OPERAND *p)
+VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const float *drop, OPERAND *p, int64_t ldp)
 {
     vf sum[2] = { v_zero(), v_zero() }, x[STEP];
     int j = 0;
@@ -43,7 +44,7 @@ VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const floa
             sum[i] = v_add(sum[i], x[i]);
             if (dropped) x[i] = v_mul(x[i], v_load(drop + j + i * V_LANES));
         }
-        put_row(p + j, x, STEP * V_LANES);
+        put_row(p + j, ldp, x, STEP * V_LANES);
     }
     if (j < cols) {
 #pragma GCC unroll 2
@@ -54,13 +55,13 @@ VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const floa
             sum[i] = v_add(sum[i], x[i]);
             if (dropped) x[i] = v_mul(x[i], load_or(drop + j + i * V_LANES, n, v_zero()));
         }
-        put_row(p + j, x, cols - j);
+        put_row(p + j, ldp, x, cols - j);
     }
     return STEP == 2 ? v_add(sum[0], sum[1]) : sum[0];
 }
 
-VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale,
-                    OPERAND *P, int64_t ldp, const float *drop)
+VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l,
+                    float *rescale, OPERAND *P, int64_t ldp, const float *drop)
 {
     bool any = false;
     for (int r0 = 0; r0 < rows; r0 += BLOCK) {
@@ -74,8 +75,8 @@ VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t ld
         for (int r = 0; r < block; r += V_LANES) {
             const int n = block - r < V_LANES ? block - r : V_LANES, at = r0 + r;
             const vf old = v_load_n(m + at, n), none = v_set(-INFINITY);
-            /* Multiplication is monotone, rounded too: |c| times the largest is the largest of the products. A maximum of NaN would be
-             * lost against an old number: the sum over the row still becomes NaN. */
+            /* Multiplication is monotone, rounded too: |c| times the largest is the largest of the products. A maximum of
+             * NaN would be lost against an old number: the sum over the row still becomes NaN. */
             const vf now = v_max(v_mul(v_load(base + r), v_set(fabsf(c))), old);
             /* While every key so far is hidden the maximum is -inf, and -inf - -inf would be NaN. */
             const vf from = v_select(v_less(none, now), now, v_zero());
@@ -92,7 +93,8 @@ VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t ld
             const int n = block - r < 4 ? block - r : 4;
             for (int i = 0; i < n; i++) {
                 const int64_t at = r0 + r + i;
-                sum[i] = row_exp(dropped, cols, S + at * lds, v_set(c), v_set(base[r + i]), dropped ? drop + at * lds : NULL, P + at * ldp);
+                sum[i] = row_exp(dropped, cols, S + at * lds, v_set(c), v_set(base[r + i]), dropped ? drop + at * lds : NULL,
+                                 P + at * ldp, ldp);
             }
             _mm_storeu_ps(sums, v_hsum4(sum[0], sum[1], sum[2], sum[3]));
             for (int i = 0; i < n; i++) l[r0 + r + i] += sums[i];
@@ -108,10 +110,12 @@ static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, fl
     return softmax_as(false, rows, cols, S, lds, c, m, l, rescale, P, ldp, NULL);
 }
 
-/* ---- Gradient of the scores ---------------------------------------------------------------------------------------------- */
+/* ---- Gradient of the scores ----------------------------------------------------------------------------------------------
+ */
 
 /* One vector of columns in one row: P M and dS. */
-VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, int n, vf c, vf lse2, vf delta, vf *P, vf *dS)
+VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, int n, vf c, vf lse2, vf delta, vf *P,
+                         vf *dS)
 {
     const vf s = n == V_LANES ? v_load(g->S + at) : v_load_n(g->S + at, n);
     vf dP = n == V_LANES ? v_load(g->dP + at) : v_load_n(g->dP + at, n);
@@ -152,8 +156,8 @@ VEC void gradient_panel(bool plain, bool whole, const struct simd_gradient *g, i
             if (n > 0) gradient_vector(plain, g, at, n, c, lse0, delta0, &P0, &dS0);
             if (n > 0 && two == 2) gradient_vector(plain, g, at + g->ld, n, c, lse1, delta1, &P1, &dS1);
             const struct pair P = make_pair(P0, P1), dS = make_pair(dS0, dS1);
-            if (whole || P_b) put_pair_b(P_b + pair_offset(r, j), P, two);
-            if (whole || dS_b) put_pair_b(dS_b + pair_offset(r, j), dS, two);
+            if (whole || P_b) put_pair_b(P_b + pair_offset(r, j), g->P_ldb, P, two);
+            if (whole || dS_b) put_pair_b(dS_b + pair_offset(r, j), g->dS_ldb, dS, two);
             if (whole || (dS_a && (n > 0 || PAD_ROWS > 0))) put_pair_a(dS_a + r * g->dS_lda + j, g->dS_lda, dS, n, two);
         }
     }
@@ -169,9 +173,10 @@ VEC void gradient_as(bool plain, const struct simd_gradient *g)
     }
     /* Rows up to the next multiple of k. */
     for (int r = (int)simd_round_up(g->rows, 2); r < (int)simd_round_up(g->rows, PAD_ROWS ? PAD_ROWS : 1); r += 2) {
-        for (int j = 0; j < g->cols; j += SIMD_PANEL) {
-            if (P_b) memset(P_b + j / SIMD_PANEL * g->P_ldb + pair_offset(r, 0), 0, 2 * SIMD_PANEL * sizeof(OPERAND));
-            if (dS_b) memset(dS_b + j / SIMD_PANEL * g->dS_ldb + pair_offset(r, 0), 0, 2 * SIMD_PANEL * sizeof(OPERAND));
+        for (int j = 0; j < (int)simd_round_up(g->cols, SIMD_PANEL); j += V_LANES) {
+            const struct pair zero = make_pair(v_zero(), v_zero());
+            if (P_b) put_pair_b(P_b + j / SIMD_PANEL * g->P_ldb + pair_offset(r, j % SIMD_PANEL), g->P_ldb, zero, 2);
+            if (dS_b) put_pair_b(dS_b + j / SIMD_PANEL * g->dS_ldb + pair_offset(r, j % SIMD_PANEL), g->dS_ldb, zero, 2);
         }
     }
 }

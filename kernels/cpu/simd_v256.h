@@ -16,6 +16,8 @@ typedef __m256 vf;
 typedef __m256i vi;
 typedef __m256 vm; /* all bits of a lane, or none */
 
+/* A word a line. */
+/* clang-format off */
 VEC vi v_iota_i(void) { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
 VEC vi v_first_i(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), v_iota_i()); }
 VEC vm v_first(int n) { return _mm256_castsi256_ps(v_first_i(n)); }
@@ -43,10 +45,8 @@ VEC vf v_copysign(vf x, vf sign)
 }
 VEC vm v_less(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
 VEC vf v_select(vm m, vf yes, vf no) { return _mm256_blendv_ps(no, yes, m); }
-VEC vf v_mul_unless_zero(vf a, vf b) /* a * b, and 0 where a is 0 whatever b */
-{
-    return _mm256_and_ps(_mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NEQ_UQ), _mm256_mul_ps(a, b));
-}
+/* a * b, and 0 where a is 0 whatever b is */
+VEC vf v_mul_unless_zero(vf a, vf b) { return _mm256_and_ps(_mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NEQ_UQ), _mm256_mul_ps(a, b)); }
 VEC vm v_or(vm a, vm b) { return _mm256_or_ps(a, b); }
 VEC vm v_and(vm a, vm b) { return _mm256_and_ps(a, b); }
 VEC vm v_none(void) { return _mm256_setzero_ps(); }
@@ -54,6 +54,7 @@ VEC vi v_load_i_n(const int32_t *p, int n) { return _mm256_maskload_epi32(p, v_f
 VEC vi v_set_i(int32_t x) { return _mm256_set1_epi32(x); }
 VEC vi v_add_i(vi a, vi b) { return _mm256_add_epi32(a, b); }
 VEC vm v_less_i(vi a, vi b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
+/* clang-format on */
 
 /* n <= 8 elements of 1 or 2 bytes, the rest 0. AVX2 masks no loads of that size: they go through memory. */
 VEC __m128i v_load_bytes_n(const void *p, int bytes)
@@ -75,8 +76,15 @@ VEC float v_hsum(vf x)
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
-VEC bool v_any(vm m) { return _mm256_movemask_ps(m) != 0; }
-VEC bool v_any_nan(vf x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
+VEC bool v_any(vm m)
+{
+    return _mm256_movemask_ps(m) != 0;
+}
+
+VEC bool v_any_nan(vf x)
+{
+    return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0;
+}
 
 VEC __m128 v_hsum4(vf a, vf b, vf c, vf d)
 {
@@ -108,17 +116,22 @@ VEC vf v_exp2(vf x)
     return _mm256_and_ps(normal, _mm256_mul_ps(y, _mm256_castsi256_ps(_mm256_slli_epi32(i, 23))));
 }
 
-/* ---- Floating dtypes --------------------------------------------------------------------------------------------------- */
+/* ---- Floating dtypes ---------------------------------------------------------------------------------------------------
+ */
 
 VEC vf v_from_e4m3(__m128i bytes)
 {
     const __m128i wide = _mm_cvtepu8_epi16(bytes), rest = _mm_and_si128(wide, _mm_set1_epi16(0x7f));
     const __m128i nan = _mm_cmpeq_epi16(rest, _mm_set1_epi16(0x7f));
     const __m128i half = _mm_or_si128(_mm_slli_epi16(rest, 7), _mm_slli_epi16(_mm_srli_epi16(wide, 7), 15));
-    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(half, _mm_and_si128(nan, _mm_set1_epi16(0x7e00)))), _mm256_set1_ps(256.0f));
+    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(half, _mm_and_si128(nan, _mm_set1_epi16(0x7e00)))),
+                         _mm256_set1_ps(256.0f));
 }
 
-VEC vf v_from_bf16(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
+VEC vf v_from_bf16(__m128i h)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
 
 VEC __m128i v_to_bf16(vf x)
 {
@@ -182,9 +195,11 @@ VEC void v_transpose(vf x[V_LANES])
         t[i] = _mm256_shuffle_ps(a, b, 0x44), t[i + 1] = _mm256_shuffle_ps(a, b, 0xee);                  \
         t[i + 2] = _mm256_shuffle_ps(c, d, 0x44), t[i + 3] = _mm256_shuffle_ps(c, d, 0xee);              \
     }
-    UNPACK(0) UNPACK(4)
+    UNPACK(0)
+    UNPACK(4)
 #undef UNPACK
-    for (int s = 0; s < 4; s++) {
+        for (int s = 0; s < 4; s++)
+    {
         x[s] = _mm256_permute2f128_ps(t[s], t[4 + s], 0x20);
         x[4 + s] = _mm256_permute2f128_ps(t[s], t[4 + s], 0x31);
     }

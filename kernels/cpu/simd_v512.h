@@ -1,13 +1,14 @@
 /* simd_v512.h: the vector vocabulary for AVX-512: 16 floats at a time. simd_v256.h has the same words for AVX2; simd_rows.h
  * and simd_tiles.h are written in them.
  *
- *   vf 16 floats, vi 16 int32, vm a choice of lanes. Words ending in _n touch the first n lanes of memory only (0 <= n <= 16)
- *   and read the others as zero.
+ *   vf 16 floats, vi 16 int32, vm a choice of lanes. Words ending in _n touch the first n lanes of memory only (0 <= n <=
+ * 16) and read the others as zero.
  *
- * exp2(x): x = i + f / 32 + r with i an integer, f in 0..31, 0 <= r < 1/32. vreduceps gives r; adding 1.5 * 2^18, rounded down, leaves f
- * in the low bits; 2^(f/32) comes from a table of 32 numbers in two registers (vpermi2ps); 2^r is 1 + r (c1 + c2 r), which is
- * off by 6.5e-8 at most; vscalefps multiplies by 2^i. Seven instructions, and infinities need no care: r is 0 for them and
- * vscalefps does the rest. The polynomial alone, with the usual |r| <= 1/2, needs nine. All roundings together: 1.8e-7. */
+ * exp2(x): x = i + f / 32 + r with i an integer, f in 0..31, 0 <= r < 1/32. vreduceps gives r; adding 1.5 * 2^18, rounded
+ * down, leaves f in the low bits; 2^(f/32) comes from a table of 32 numbers in two registers (vpermi2ps); 2^r is 1 + r (c1 +
+ * c2 r), which is off by 6.5e-8 at most; vscalefps multiplies by 2^i. Seven instructions, and infinities need no care: r is
+ * 0 for them and vscalefps does the rest. The polynomial alone, with the usual |r| <= 1/2, needs nine. All roundings
+ * together: 1.8e-7. */
 #ifndef ATTN_CPU_SIMD_V512_H
 #define ATTN_CPU_SIMD_V512_H
 
@@ -22,6 +23,8 @@ typedef __m512 vf;
 typedef __m512i vi;
 typedef __mmask16 vm;
 
+/* A word a line. */
+/* clang-format off */
 VEC vm v_first(int n) { return (__mmask16)_bzhi_u32(0xffff, (unsigned)n); }
 VEC vf v_zero(void) { return _mm512_setzero_ps(); }
 VEC vf v_set(float x) { return _mm512_set1_ps(x); }
@@ -40,13 +43,15 @@ VEC vf v_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
 VEC vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); } /* b where either is NaN */
 VEC vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); } /* b where either is NaN */
 VEC vf v_abs(vf x) { return _mm512_abs_ps(x); }
-VEC vf v_copysign(vf x, vf sign) { return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(INT32_MIN), _mm512_castps_si512(sign), _mm512_castps_si512(x), 0xca)); }
+VEC vf v_copysign(vf x, vf sign)
+{
+    return _mm512_castsi512_ps(
+        _mm512_ternarylogic_epi32(_mm512_set1_epi32(INT32_MIN), _mm512_castps_si512(sign), _mm512_castps_si512(x), 0xca));
+}
 VEC vm v_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 VEC vf v_select(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
-VEC vf v_mul_unless_zero(vf a, vf b) /* a * b, and 0 where a is 0 whatever b */
-{
-    return _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NEQ_UQ), a, b);
-}
+/* a * b, and 0 where a is 0 whatever b is */
+VEC vf v_mul_unless_zero(vf a, vf b) { return _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NEQ_UQ), a, b); }
 VEC vm v_or(vm a, vm b) { return a | b; }
 VEC vm v_and(vm a, vm b) { return a & b; }
 VEC vm v_none(void) { return 0; }
@@ -55,13 +60,27 @@ VEC vi v_set_i(int32_t x) { return _mm512_set1_epi32(x); }
 VEC vi v_iota_i(void) { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
 VEC vi v_add_i(vi a, vi b) { return _mm512_add_epi32(a, b); }
 VEC vm v_less_i(vi a, vi b) { return _mm512_cmplt_epi32_mask(a, b); }
+/* clang-format on */
+
 VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* lanes whose byte is 0 */
 {
     return _mm_testn_epi8_mask(_mm_maskz_loadu_epi8(v_first(n), p), _mm_set1_epi8(-1));
 }
-VEC float v_hsum(vf x) { return _mm512_reduce_add_ps(x); }
-VEC bool v_any(vm m) { return m != 0; }
-VEC bool v_any_nan(vf x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
+
+VEC float v_hsum(vf x)
+{
+    return _mm512_reduce_add_ps(x);
+}
+
+VEC bool v_any(vm m)
+{
+    return m != 0;
+}
+
+VEC bool v_any_nan(vf x)
+{
+    return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0;
+}
 
 /* The sums of four vectors, in the order of the arguments. Each is summed by the same tree. */
 VEC __m128 v_hsum4(vf a, vf b, vf c, vf d)
@@ -98,13 +117,15 @@ VEC vf v_exp2(vf x)
     return _mm512_scalef_ps(_mm512_fmadd_ps(_mm512_mul_ps(r, power), q, power), x);
 }
 
-/* ---- Floating dtypes --------------------------------------------------------------------------------------------------- */
+/* ---- Floating dtypes ---------------------------------------------------------------------------------------------------
+ */
 
 VEC vf v_from_e4m3(__m128i bytes)
 {
     /* The bits of e4m3 shifted into f16 are the number times 2^-8, subnormals too, but for NaN (0x7f). */
     const __m256i wide = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
-    __m256i half = _mm256_and_si256(_mm256_srai_epi16(wide, 1), _mm256_set1_epi16((int16_t)0xbfff)); /* the sign stays on top */
+    __m256i half =
+        _mm256_and_si256(_mm256_srai_epi16(wide, 1), _mm256_set1_epi16((int16_t)0xbfff)); /* the sign stays on top */
     const __mmask16 nan = _mm_testn_epi8_mask(_mm_xor_si128(bytes, _mm_set1_epi8(0x7f)), _mm_set1_epi8(0x7f));
     half = _mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00));
     return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
@@ -129,7 +150,10 @@ VEC __m128i v_to_e4m3(vf x)
     return _mm512_cvtepi32_epi8(_mm512_or_si512(y, sign));
 }
 
-VEC vf v_from_bf16(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
+VEC vf v_from_bf16(__m256i h)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
 
 VEC __m256i v_to_bf16(vf x)
 {
@@ -177,24 +201,25 @@ VEC void v_put_n(void *row, attn_dtype dtype, int64_t c, vf x, int n)
 VEC void v_transpose(vf x[V_LANES])
 {
     __m512 t[16];
-#define UNPACK(i)                                                                                              \
-    {                                                                                                          \
-        const __m512 a = _mm512_unpacklo_ps(x[i], x[i + 1]), b = _mm512_unpacklo_ps(x[i + 2], x[i + 3]);       \
-        const __m512 c = _mm512_unpackhi_ps(x[i], x[i + 1]), d = _mm512_unpackhi_ps(x[i + 2], x[i + 3]);       \
-        t[i] = _mm512_shuffle_ps(a, b, 0x44), t[i + 1] = _mm512_shuffle_ps(a, b, 0xee);                        \
-        t[i + 2] = _mm512_shuffle_ps(c, d, 0x44), t[i + 3] = _mm512_shuffle_ps(c, d, 0xee);                    \
+#define UNPACK(i)                                                                                        \
+    {                                                                                                    \
+        const __m512 a = _mm512_unpacklo_ps(x[i], x[i + 1]), b = _mm512_unpacklo_ps(x[i + 2], x[i + 3]); \
+        const __m512 c = _mm512_unpackhi_ps(x[i], x[i + 1]), d = _mm512_unpackhi_ps(x[i + 2], x[i + 3]); \
+        t[i] = _mm512_shuffle_ps(a, b, 0x44), t[i + 1] = _mm512_shuffle_ps(a, b, 0xee);                  \
+        t[i + 2] = _mm512_shuffle_ps(c, d, 0x44), t[i + 3] = _mm512_shuffle_ps(c, d, 0xee);              \
     }
-    UNPACK(0) UNPACK(4) UNPACK(8) UNPACK(12)
+    UNPACK(0)
+    UNPACK(4) UNPACK(8) UNPACK(12)
 #undef UNPACK
     /* t[4 g + s] has columns s, 4 + s, 8 + s, 12 + s of rows 4 g .. 4 g + 3, one in each quarter. */
-#define QUARTERS(s)                                                                                                     \
-    {                                                                                                                   \
+#define QUARTERS(s)                                                                                                       \
+    {                                                                                                                     \
         const __m512 a = _mm512_shuffle_f32x4(t[s], t[4 + s], 0x88), b = _mm512_shuffle_f32x4(t[8 + s], t[12 + s], 0x88); \
         const __m512 c = _mm512_shuffle_f32x4(t[s], t[4 + s], 0xdd), d = _mm512_shuffle_f32x4(t[8 + s], t[12 + s], 0xdd); \
-        x[s] = _mm512_shuffle_f32x4(a, b, 0x88), x[8 + s] = _mm512_shuffle_f32x4(a, b, 0xdd);                           \
-        x[4 + s] = _mm512_shuffle_f32x4(c, d, 0x88), x[12 + s] = _mm512_shuffle_f32x4(c, d, 0xdd);                      \
+        x[s] = _mm512_shuffle_f32x4(a, b, 0x88), x[8 + s] = _mm512_shuffle_f32x4(a, b, 0xdd);                             \
+        x[4 + s] = _mm512_shuffle_f32x4(c, d, 0x88), x[12 + s] = _mm512_shuffle_f32x4(c, d, 0xdd);                        \
     }
-    QUARTERS(0) QUARTERS(1) QUARTERS(2) QUARTERS(3)
+        QUARTERS(0) QUARTERS(1) QUARTERS(2) QUARTERS(3)
 #undef QUARTERS
 }
 

@@ -1,5 +1,5 @@
-/* simd_variants.h: what simd.c puts its tables together from. On other processors than x86-64 there is the portable one only,
- * and the files of the others are empty. */
+/* simd_variants.h: what simd.c puts its tables together from. On other processors than x86-64 there is the portable one
+ * only, and the files of the others are empty. */
 #ifndef ATTN_CPU_SIMD_VARIANTS_H
 #define ATTN_CPU_SIMD_VARIANTS_H
 
@@ -13,9 +13,15 @@ extern const struct simd simd_avx2;
 extern const struct simd simd_avx512;
 extern const struct simd_type simd_bf16_type;
 
-/* The product and leave() of the table "amx"; the rest of its bf16 type is simd_bf16_type. */
-void simd_amx_gemm(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc, bool add,
-                   const float *rescale);
+/* The products and leave() of the table "amx": of one, two and three parts. The rest of its types is simd_bf16_type, and,
+ * without a product, simd_half_type and simd_single_type (simd_split.h). */
+void simd_amx_gemm(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,
+                   bool add, const float *rescale);
+void simd_amx_gemm2(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,
+                    bool add, const float *rescale);
+void simd_amx_gemm3(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,
+                    bool add, const float *rescale);
+extern const struct simd_type simd_half_type, simd_single_type;
 void simd_amx_leave(void);
 
 /* Asks the kernel for the right to use AMX tiles in this process; false where it says no. */

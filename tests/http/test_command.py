@@ -102,5 +102,5 @@ def test_default_address_is_loopback():
 
 def test_the_first_line_says_where_it_listens(serve):
     server = serve()
-    assert f'127.0.0.1:{server.port}' in server.log()
+    assert service.eventually(lambda: f'127.0.0.1:{server.port}' in server.log())
     assert server.post('/v1/attention/forward', wire.small_bytes()).status == 200

@@ -1,8 +1,8 @@
 /* test_simd.c: every table of simd.h that this processor runs, against textbook loops in double.
  *
- * Sizes are awkward on purpose: one, around each vector, panel and tile, and none of their multiples. Buffers are surrounded by canaries,
- * so that a write outside shows. Operands are never compared with what another table packs: the forms are computed here from
- * their description in simd.h. */
+ * Sizes are awkward on purpose: one, around each vector, panel and tile, and none of their multiples. Buffers are surrounded
+ * by canaries, so that a write outside shows. Operands are never compared with what another table packs: the forms are
+ * computed here from their description in simd.h. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -60,9 +60,15 @@ static void area_free(struct area *a)
     free(a->memory);
 }
 
-static float *floats(struct area a) { return (float *)a.data; }
+static float *floats(struct area a)
+{
+    return (float *)a.data;
+}
 
-static size_t dtype_bytes(attn_dtype dtype) { return dtype == ATTN_F32 ? 4 : dtype == ATTN_F8E4M3 ? 1 : 2; }
+static size_t dtype_bytes(attn_dtype dtype)
+{
+    return dtype == ATTN_F32 ? 4 : dtype == ATTN_F8E4M3 ? 1 : 2;
+}
 
 static struct area area_random(int64_t n, attn_dtype dtype)
 {
@@ -78,14 +84,44 @@ static void near_(double got, double want, double tolerance, const char *table, 
 }
 
 /* Each table, and of each table each compute type. */
-#define FOR_TABLES(simd)                            \
-    for (int t_ = 0; simd_names[t_]; t_++)          \
+#define FOR_TABLES(simd)                   \
+    for (int t_ = 0; simd_names[t_]; t_++) \
         for (const struct simd *simd = simd_find(simd_names[t_]); simd; simd = NULL)
-#define FOR_TYPES(simd, type) \
-    for (const struct simd_type *type = &simd->f32; type; type = type == &simd->f32 ? simd->bf16 : NULL)
+static const struct simd_type *type_of(const struct simd *simd, int i)
+{
+    const struct simd_type *const types[] = { &simd->f32, simd->bf16, simd->half, simd->single };
+    return types[i];
+}
 
-/* What an operand of this type makes of a number. */
-static float operand(const struct simd_type *type, float x) { return type->dtype == ATTN_F32 ? x : simd_from_bf16(simd_to_bf16(x)); }
+#define FOR_TYPES(simd, type)      \
+    for (int y_ = 0; y_ < 4; y_++) \
+        for (const struct simd_type *type = type_of(simd, y_); type; type = NULL)
+
+/* What an operand of this type makes of a number, and how far that is from certain: the parts of a split number
+ * (simd_split.h) may be rounded either way, and products leave out what is smaller. */
+static float operand(const struct simd_type *type, float x)
+{
+    return type->dtype == ATTN_F32 || type->parts > 1 ? x : simd_from_bf16(simd_to_bf16(x));
+}
+
+static double slack_of(const struct simd_type *type)
+{
+    return type->parts == 3 ? 0x1p-22 : type->parts == 2 ? 0x1p-16 : 0;
+}
+
+/* Relative error of P and dS: f32's, or the operand's. */
+static double precision_of(const struct simd_type *type)
+{
+    return type->dtype == ATTN_F32 || type->parts == 3 ? 4e-6 : type->parts == 2 ? 2e-5 : 0.0041;
+}
+
+/* An element of an operand, the sum of its parts. `at` is that of the first. */
+static double element(const struct simd_type *type, const void *data, int64_t ld, int64_t at)
+{
+    double sum = 0;
+    for (int p = 0; p < type->parts; p++) sum += simd_get_element(data, type->dtype, at + p * (ld / type->parts));
+    return sum;
+}
 
 static int64_t b_at(const struct simd_type *type, int64_t ldb, int kk, int j)
 {
@@ -93,14 +129,19 @@ static int64_t b_at(const struct simd_type *type, int64_t ldb, int kk, int j)
     return j / 32 * ldb + (int64_t)(kk / 2) * 64 + j % 32 * 2 + kk % 2;
 }
 
-static int pad_k(const struct simd_type *type, int k) { return (k + type->k_multiple - 1) / type->k_multiple * type->k_multiple; }
+static int pad_k(const struct simd_type *type, int k)
+{
+    return (k + type->k_multiple - 1) / type->k_multiple * type->k_multiple;
+}
 
-/* ---- Numbers --------------------------------------------------------------------------------------------------------------- */
+/* ---- Numbers
+ * --------------------------------------------------------------------------------------------------------------- */
 
 static void test_every_number_of_a_dtype_loads_exactly_and_saves_as_itself(void **state)
 {
     (void)state;
-    FOR_TABLES(simd) {
+    FOR_TABLES(simd)
+    {
         for (size_t d = 0; d < ARRAY_SIZE(floating); d++) {
             const attn_dtype dtype = floating[d];
             const int n = dtype == ATTN_F32 ? 1000 : dtype == ATTN_F8E4M3 ? 256 : 65536;
@@ -115,7 +156,9 @@ static void test_every_number_of_a_dtype_loads_exactly_and_saves_as_itself(void 
             simd->save(n, floats(wide), back.data, dtype);
             for (int i = 0; i < n; i++) {
                 double want;
-                const int bits = dtype == ATTN_F8E4M3 ? i : i & 0xffff, fraction = dtype == ATTN_F16 ? 10 : dtype == ATTN_BF16 ? 7 : 3;
+                const int bits = dtype == ATTN_F8E4M3 ? i : i & 0xffff, fraction = dtype == ATTN_F16    ? 10
+                                                                                   : dtype == ATTN_BF16 ? 7
+                                                                                                        : 3;
                 const int top = dtype == ATTN_F8E4M3 ? 7 : 15, bias = dtype == ATTN_F16 ? 15 : dtype == ATTN_BF16 ? 127 : 7;
                 const int exponent = (bits & ((1 << top) - 1)) >> fraction, rest = bits & ((1 << fraction) - 1);
                 const int largest = (1 << (top - fraction)) - 1;
@@ -126,7 +169,9 @@ static void test_every_number_of_a_dtype_loads_exactly_and_saves_as_itself(void 
                 if (dtype != ATTN_F32 && bits >> top) want = -want;
                 near_(floats(wide)[i], want, 0, simd->name, "load", i);
                 if (isnan(want)) assert_true(isnan(simd_get_element(back.data, dtype, i)));
-                else assert_memory_equal(from.data + (size_t)i * dtype_bytes(dtype), back.data + (size_t)i * dtype_bytes(dtype), dtype_bytes(dtype));
+                else
+                    assert_memory_equal(from.data + (size_t)i * dtype_bytes(dtype),
+                                        back.data + (size_t)i * dtype_bytes(dtype), dtype_bytes(dtype));
             }
             area_free(&from), area_free(&back), area_free(&wide);
         }
@@ -137,7 +182,8 @@ static void test_every_number_of_a_dtype_loads_exactly_and_saves_as_itself(void 
 static void test_saving_rounds_to_nearest_even(void **state)
 {
     (void)state;
-    FOR_TABLES(simd) {
+    FOR_TABLES(simd)
+    {
         for (size_t d = 1; d < ARRAY_SIZE(floating); d++) {
             const attn_dtype dtype = floating[d];
             const int last = dtype == ATTN_F16 ? 0x7bff : dtype == ATTN_BF16 ? 0x7f7f : 0x7e;
@@ -155,7 +201,11 @@ static void test_saving_rounds_to_nearest_even(void **state)
                 simd->save(6, x, y, dtype);
                 for (int i = 0; i < 6; i++) {
                     if (simd_get_element(y, dtype, i) != want[i])
-                        fail_msg("%s: %s of %.9g is %.9g, should be %.9g", simd->name, dtype == ATTN_F16 ? "f16" : dtype == ATTN_BF16 ? "bf16" : "e4m3", (double)x[i], (double)simd_get_element(y, dtype, i), (double)want[i]);
+                        fail_msg("%s: %s of %.9g is %.9g, should be %.9g", simd->name,
+                                 dtype == ATTN_F16    ? "f16"
+                                 : dtype == ATTN_BF16 ? "bf16"
+                                                      : "e4m3",
+                                 (double)x[i], (double)simd_get_element(y, dtype, i), (double)want[i]);
                 }
             }
             const float far[6] = { 1e30f, -1e30f, INFINITY, -INFINITY, NAN, 3e38f };
@@ -176,17 +226,21 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
     (void)state;
     enum { N = 1 << 20 };
     struct area x = area_new(N * 4), y = area_new(N * 4);
-    FOR_TABLES(simd) {
+    FOR_TABLES(simd)
+    {
         static const float ranges[][2] = { { -1, 1 }, { -126, 0 }, { 0, 127 }, { -0.02f, 0.02f } };
         for (size_t range = 0; range < ARRAY_SIZE(ranges); range++) {
             double worst = 0;
-            for (int i = 0; i < N; i++) floats(x)[i] = ranges[range][0] + (ranges[range][1] - ranges[range][0]) * (float)i / N;
+            for (int i = 0; i < N; i++)
+                floats(x)[i] = ranges[range][0] + (ranges[range][1] - ranges[range][0]) * (float)i / N;
             simd->exp2(N, floats(x), floats(y));
             for (int i = 0; i < N; i++) {
                 const double want = exp2(floats(x)[i]), error = fabs(floats(y)[i] / want - 1);
                 if (error > worst) worst = error;
             }
-            if (worst > 2e-7) fail_msg("%s: exp2 is off by %.3g in %g .. %g", simd->name, worst, (double)ranges[range][0], (double)ranges[range][1]);
+            if (worst > 2e-7)
+                fail_msg("%s: exp2 is off by %.3g in %g .. %g", simd->name, worst, (double)ranges[range][0],
+                         (double)ranges[range][1]);
         }
         /* Between -126 and -150 a table may give 0 or what is left of the number: below 2^-126 in any case. */
         const float special[8] = { -INFINITY, INFINITY, NAN, 0, -151, -1e30f, 128, -1 };
@@ -204,51 +258,68 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
     area_free(&x), area_free(&y);
 }
 
-/* ---- Operands --------------------------------------------------------------------------------------------------------------- */
+/* ---- Operands
+ * --------------------------------------------------------------------------------------------------------------- */
 
 static void test_operands_have_the_forms_of_the_header(void **state)
 {
     (void)state;
-    FOR_TABLES(simd) FOR_TYPES(simd, type) {
-        const attn_dtype element = type->dtype;
-        for (size_t a = 0; a < ARRAY_SIZE(sizes); a++) for (size_t b = 0; b < ARRAY_SIZE(sizes); b += 1 + a % 3) for (size_t d = 0; d < ARRAY_SIZE(floating); d++) {
-            const int rows = sizes[a], cols = sizes[b];
-            const int64_t stride = cols + 3;
-            struct area X = area_random(rows * stride, floating[d]);
-            for (int form = 0; form < 4; form++) {
-                const bool is_a = form < 2, transposed = form % 2;
-                const int k = is_a ? (transposed ? rows : cols) : (transposed ? cols : rows), other = rows + cols - k;
-                const int kp = pad_k(type, k), otherp = is_a ? other : (other + 31) / 32 * 32;
-                const int64_t ld = is_a ? simd_lda(type, k) : simd_ldb(type, k) + 64;
-                const int64_t elements = is_a ? ld * other : otherp / 32 * ld;
-                struct area Y = area_new((size_t)elements * (size_t)simd_element_bytes(type));
-                bool (*const pack[4])(int, int, const void *, attn_dtype, int64_t, void *, int64_t) = { type->pack_a, type->pack_at, type->pack_b, type->pack_bt };
-                assert_true(pack[form](rows, cols, X.data, floating[d], stride, Y.data, ld));
-                int64_t written = 0;
-                for (int o = 0; o < otherp; o++) for (int kk = 0; kk < kp; kk++) {
-                    const int64_t at = is_a ? o * ld + kk : b_at(type, ld, kk, o);
-                    const int r = (form == 0 || form == 3) ? o : kk, c = (form == 0 || form == 3) ? kk : o;
-                    const float want = r < rows && c < cols ? operand(type, simd_get_element(X.data, floating[d], r * stride + c)) : 0.0f;
-                    near_(simd_get_element(Y.data, element, at), want, 0, simd->name, form == 0 ? "pack_a" : form == 1 ? "pack_at" : form == 2 ? "pack_b" : "pack_bt", at);
-                    simd_put_element(Y.data, element, at, -0.5f);
-                    written++;
+    FOR_TABLES(simd) FOR_TYPES(simd, type)
+    {
+        const attn_dtype kept = type->dtype;
+        for (size_t a = 0; a < ARRAY_SIZE(sizes); a++)
+            for (size_t b = 0; b < ARRAY_SIZE(sizes); b += 1 + a % 3)
+                for (size_t d = 0; d < ARRAY_SIZE(floating); d++) {
+                    const int rows = sizes[a], cols = sizes[b];
+                    const int64_t stride = cols + 3;
+                    struct area X = area_random(rows * stride, floating[d]);
+                    for (int form = 0; form < 4; form++) {
+                        const bool is_a = form < 2, transposed = form % 2;
+                        const int k = is_a ? (transposed ? rows : cols) : (transposed ? cols : rows),
+                                  other = rows + cols - k;
+                        const int kp = pad_k(type, k), otherp = is_a ? other : (other + 31) / 32 * 32;
+                        const int64_t ld = is_a ? simd_lda(type, k) : simd_ldb(type, k) + 64 * type->parts;
+                        const int64_t elements = is_a ? ld * other : otherp / 32 * ld;
+                        struct area Y = area_new((size_t)elements * (size_t)simd_element_bytes(type));
+                        bool (*const pack[4])(int, int, const void *, attn_dtype, int64_t, void *,
+                                              int64_t) = { type->pack_a, type->pack_at, type->pack_b, type->pack_bt };
+                        assert_true(pack[form](rows, cols, X.data, floating[d], stride, Y.data, ld));
+                        int64_t written = 0;
+                        for (int o = 0; o < otherp; o++)
+                            for (int kk = 0; kk < kp; kk++) {
+                                const int64_t at = is_a ? o * ld + kk : b_at(type, ld, kk, o);
+                                const int r = (form == 0 || form == 3) ? o : kk, c = (form == 0 || form == 3) ? kk : o;
+                                const float want = r < rows && c < cols
+                                                       ? operand(type, simd_get_element(X.data, floating[d], r * stride + c))
+                                                       : 0.0f;
+                                near_(element(type, Y.data, ld, at), want, slack_of(type) * fabsf(want), simd->name,
+                                      form == 0   ? "pack_a"
+                                      : form == 1 ? "pack_at"
+                                      : form == 2 ? "pack_b"
+                                                  : "pack_bt",
+                                      at);
+                                for (int p = 0; p < type->parts; p++) {
+                                    simd_put_element(Y.data, kept, at + p * (ld / type->parts), -0.5f);
+                                    written++;
+                                }
+                            }
+                        /* What lies between rows and panels is not touched. */
+                        for (int64_t i = 0; i < elements; i++) {
+                            const uint16_t *bits = (const uint16_t *)Y.data;
+                            if (simd_get_element(Y.data, kept, i) != -0.5f)
+                                assert_int_equal(kept == ATTN_F32 ? bits[2 * i] : bits[i], 0xa5a5);
+                            else written--;
+                        }
+                        assert_int_equal(written, 0);
+                        /* One infinity or NaN anywhere is reported. */
+                        const int64_t at = (int64_t)(rows / 2) * stride + cols - 1;
+                        simd_put_element(X.data, floating[d], at, floating[d] == ATTN_F8E4M3 || form % 2 ? NAN : -INFINITY);
+                        assert_false(pack[form](rows, cols, X.data, floating[d], stride, Y.data, ld));
+                        simd_put_element(X.data, floating[d], at, 0.25f);
+                        area_free(&Y);
+                    }
+                    area_free(&X);
                 }
-                /* What lies between rows and panels is not touched. */
-                for (int64_t i = 0; i < elements; i++) {
-                    const uint16_t *bits = (const uint16_t *)Y.data;
-                    if (simd_get_element(Y.data, element, i) != -0.5f) assert_int_equal(element == ATTN_F32 ? bits[2 * i] : bits[i], 0xa5a5);
-                    else written--;
-                }
-                assert_int_equal(written, 0);
-                /* One infinity or NaN anywhere is reported. */
-                const int64_t at = (int64_t)(rows / 2) * stride + cols - 1;
-                simd_put_element(X.data, floating[d], at, floating[d] == ATTN_F8E4M3 || form % 2 ? NAN : -INFINITY);
-                assert_false(pack[form](rows, cols, X.data, floating[d], stride, Y.data, ld));
-                simd_put_element(X.data, floating[d], at, 0.25f);
-                area_free(&Y);
-            }
-            area_free(&X);
-        }
     }
 }
 
@@ -268,42 +339,52 @@ static struct product product_new(const struct simd_type *type, int m, int n, in
     return p;
 }
 
-static void product_free(struct product *p) { area_free(&p->X), area_free(&p->Y), area_free(&p->A), area_free(&p->B); }
+static void product_free(struct product *p)
+{
+    area_free(&p->X), area_free(&p->Y), area_free(&p->A), area_free(&p->B);
+}
 
 static void test_gemm_is_the_product(void **state)
 {
     (void)state;
-    FOR_TABLES(simd) FOR_TYPES(simd, type) {
-        for (size_t a = 0; a < ARRAY_SIZE(sizes); a++) for (size_t b = 0; b < ARRAY_SIZE(sizes); b++) for (size_t c = a % 2; c < ARRAY_SIZE(sizes); c += 2) {
-            const int m = sizes[a], n = sizes[b], k = sizes[c];
-            if ((int64_t)m * n * k > 2000000) continue;
-            struct product p = product_new(type, m, n, k);
-            struct area C = area_new((size_t)(m * p.ldc * 4)), old = area_random(m * p.ldc, ATTN_F32);
-            float rescale[256];
-            for (int i = 0; i < m; i++) rescale[i] = i % 3 ? (float)uniform() : 1.0f;
-            for (int mode = 0; mode < 3; mode++) {
-                if (mode) memcpy(C.data, old.data, (size_t)(m * p.ldc * 4));
-                else memset(C.data, 0xff, C.bytes); /* NaN: not to be read */
-                type->gemm(m, n, k, p.A.data, p.lda, p.B.data, p.ldb, floats(C), p.ldc, mode > 0, mode == 2 ? rescale : NULL);
-                for (int i = 0; i < m; i++) for (int64_t j = 0; j < p.ldc; j++) {
-                    const float before = floats(old)[i * p.ldc + j];
-                    if (j >= n) {
-                        const uint32_t untouched = mode ? simd_bits(before) : UINT32_MAX;
-                        assert_int_equal(simd_bits(floats(C)[i * p.ldc + j]), untouched);
-                        continue;
+    FOR_TABLES(simd) FOR_TYPES(simd, type)
+    {
+        for (size_t a = 0; a < ARRAY_SIZE(sizes); a++)
+            for (size_t b = 0; b < ARRAY_SIZE(sizes); b++)
+                for (size_t c = a % 2; c < ARRAY_SIZE(sizes); c += 2) {
+                    const int m = sizes[a], n = sizes[b], k = sizes[c];
+                    if ((int64_t)m * n * k > 2000000) continue;
+                    struct product p = product_new(type, m, n, k);
+                    struct area C = area_new((size_t)(m * p.ldc * 4)), old = area_random(m * p.ldc, ATTN_F32);
+                    float rescale[256];
+                    for (int i = 0; i < m; i++) rescale[i] = i % 3 ? (float)uniform() : 1.0f;
+                    for (int mode = 0; mode < 3; mode++) {
+                        if (mode) memcpy(C.data, old.data, (size_t)(m * p.ldc * 4));
+                        else memset(C.data, 0xff, C.bytes); /* NaN: not to be read */
+                        type->gemm(m, n, k, p.A.data, p.lda, p.B.data, p.ldb, floats(C), p.ldc, mode > 0,
+                                   mode == 2 ? rescale : NULL);
+                        for (int i = 0; i < m; i++)
+                            for (int64_t j = 0; j < p.ldc; j++) {
+                                const float before = floats(old)[i * p.ldc + j];
+                                if (j >= n) {
+                                    const uint32_t untouched = mode ? simd_bits(before) : UINT32_MAX;
+                                    assert_int_equal(simd_bits(floats(C)[i * p.ldc + j]), untouched);
+                                    continue;
+                                }
+                                double want = mode == 2 ? (double)before * rescale[i] : mode ? before : 0, size = fabs(want);
+                                for (int kk = 0; kk < k; kk++) {
+                                    const double term = (double)operand(type, floats(p.X)[i * k + kk]) *
+                                                        operand(type, floats(p.Y)[kk * n + j]);
+                                    want += term;
+                                    size += fabs(term);
+                                }
+                                near_(floats(C)[i * p.ldc + j], want, (1e-7 * sqrt(k + 2) + slack_of(type)) * size + 1e-12,
+                                      simd->name, "gemm", i * p.ldc + j);
+                            }
                     }
-                    double want = mode == 2 ? (double)before * rescale[i] : mode ? before : 0, size = fabs(want);
-                    for (int kk = 0; kk < k; kk++) {
-                        const double term = (double)operand(type, floats(p.X)[i * k + kk]) * operand(type, floats(p.Y)[kk * n + j]);
-                        want += term;
-                        size += fabs(term);
-                    }
-                    near_(floats(C)[i * p.ldc + j], want, 1e-7 * size * sqrt(k + 2) + 1e-12, simd->name, "gemm", i * p.ldc + j);
+                    area_free(&C), area_free(&old);
+                    product_free(&p);
                 }
-            }
-            area_free(&C), area_free(&old);
-            product_free(&p);
-        }
         simd->leave();
     }
 }
@@ -312,7 +393,8 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
 {
     (void)state;
     enum { M = 70, N = 100, K = 96 };
-    FOR_TABLES(simd) FOR_TYPES(simd, type) {
+    FOR_TABLES(simd) FOR_TYPES(simd, type)
+    {
         struct product p = product_new(type, M, N, K);
         struct area all = area_random(M * p.ldc, ATTN_F32), some = area_new(M * (size_t)p.ldc * 4);
         memcpy(some.data, all.data, M * (size_t)p.ldc * 4);
@@ -323,7 +405,8 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
             if (count > M - i) count = M - i;
             /* Other rows of A may hold anything. */
             struct area A = area_new((size_t)simd_a_bytes(type, count, p.lda));
-            memcpy(A.data, p.A.data + i * p.lda * simd_element_bytes(type), (size_t)(count * p.lda * simd_element_bytes(type)));
+            memcpy(A.data, p.A.data + i * p.lda * simd_element_bytes(type),
+                   (size_t)(count * p.lda * simd_element_bytes(type)));
             type->gemm(count, N, K, A.data, p.lda, p.B.data, p.ldb, floats(some) + i * p.ldc, p.ldc, true, rescale + i);
             area_free(&A);
         }
@@ -333,63 +416,75 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
         memset(all.data, 0, M * (size_t)p.ldc * 4);
         const size_t e = (size_t)simd_element_bytes(type);
         type->gemm(M, N, K, p.A.data, p.lda, p.B.data, p.ldb, floats(all), p.ldc, false, NULL);
-        for (int j = 0; j < N; j += 64) for (int kk = 0; kk < K; kk += 32)
-            type->gemm(M, N - j < 64 ? N - j : 64, 32, p.A.data + (size_t)kk * e, p.lda, p.B.data + ((size_t)(j / 32 * p.ldb) + (size_t)kk * 32) * e, p.ldb, floats(some) + j, p.ldc, kk > 0, NULL);
-        for (int i = 0; i < M; i++) for (int j = 0; j < N; j++) near_(floats(some)[i * p.ldc + j], floats(all)[i * p.ldc + j], 1e-5, simd->name, "part", i * p.ldc + j);
+        for (int j = 0; j < N; j += 64)
+            for (int kk = 0; kk < K; kk += 32)
+                type->gemm(M, N - j < 64 ? N - j : 64, 32, p.A.data + (size_t)kk * e, p.lda,
+                           p.B.data + ((size_t)(j / 32 * p.ldb) + (size_t)kk * 32) * e, p.ldb, floats(some) + j, p.ldc,
+                           kk > 0, NULL);
+        for (int i = 0; i < M; i++)
+            for (int j = 0; j < N; j++)
+                near_(floats(some)[i * p.ldc + j], floats(all)[i * p.ldc + j], 1e-5, simd->name, "part", i * p.ldc + j);
         area_free(&all), area_free(&some);
         product_free(&p);
         simd->leave();
     }
 }
 
-/* ---- Softmax ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Softmax
+ * ----------------------------------------------------------------------------------------------------------------- */
 
 static void test_softmax_steps_give_the_softmax(void **state)
 {
     (void)state;
     static const float scales[] = { 1.3f, -0.7f, 0.0f, 1.0f };
-    FOR_TABLES(simd) FOR_TYPES(simd, type) {
-        for (size_t a = 0; a < ARRAY_SIZE(sizes); a++) for (size_t b = 0; b < ARRAY_SIZE(sizes); b++) for (size_t v = 0; v < ARRAY_SIZE(scales); v++) {
-            const int rows = sizes[a], cols = sizes[b];
-            const float c = scales[v];
-            const int64_t ld = simd_ld(cols, 4), ldp = simd_lda(type, cols);
-            struct area S = area_new((size_t)(rows * ld * 4)), P = area_new((size_t)simd_a_bytes(type, rows, ldp)), drop = area_random(rows * ld, ATTN_F32);
-            float m[256], l[256], rescale[256];
-            double true_m[256], true_l[256];
-            for (int r = 0; r < rows; r++) m[r] = -INFINITY, l[r] = 0, true_m[r] = -INFINITY, true_l[r] = 0;
-            for (int step = 0; step < 3; step++) {
-                for (int r = 0; r < rows; r++) for (int j = 0; j < cols; j++) {
-                    float *s = floats(S) + r * ld + j;
-                    *s = (float)(uniform() * 20);
-                    /* Rows that see nothing at first, and single hidden keys. */
-                    if (c > 0 && ((step == 0 && r % 4 == 1) || r % 8 == 5 || uniform() < -0.8)) *s = -INFINITY;
-                }
-                const bool any = type->softmax(rows, cols, floats(S), ld, c, m, l, rescale, P.data, ldp, step == 2 ? floats(drop) : NULL);
-                bool some = false;
-                for (int r = 0; r < rows; r++) {
-                    const float *s = floats(S) + r * ld;
-                    double max = true_m[r], sum = 0;
-                    for (int j = 0; j < cols; j++) max = fmax(max, (double)s[j] * c);
-                    const double base = isinf(max) ? 0 : max, factor = true_m[r] == max ? 1 : exp2(true_m[r] - base);
-                    near_(m[r], max, 1e-6 * fabs(max), simd->name, "m", r);
-                    near_(rescale[r], factor, 4e-6 * factor, simd->name, "rescale", r);
-                    some |= rescale[r] != 1.0f;
-                    for (int j = 0; j < pad_k(type, cols); j++) {
-                        double p = j < cols ? exp2((double)s[j] * c - base) : 0;
-                        sum += p;
-                        if (step == 2 && j < cols) p *= floats(drop)[r * ld + j];
-                        const float got = simd_get_element(P.data, type->dtype, r * ldp + j);
-                        if (j >= cols || isinf(s[j])) assert_true(got == 0);
-                        near_(got, p, (type->dtype == ATTN_F32 ? 4e-6 : 0.0040) * fabs(p) + 1e-37, simd->name, "P", r * ldp + j);
+    FOR_TABLES(simd) FOR_TYPES(simd, type)
+    {
+        for (size_t a = 0; a < ARRAY_SIZE(sizes); a++)
+            for (size_t b = 0; b < ARRAY_SIZE(sizes); b++)
+                for (size_t v = 0; v < ARRAY_SIZE(scales); v++) {
+                    const int rows = sizes[a], cols = sizes[b];
+                    const float c = scales[v];
+                    const int64_t ld = simd_ld(cols, 4), ldp = simd_lda(type, cols);
+                    struct area S = area_new((size_t)(rows * ld * 4)), P = area_new((size_t)simd_a_bytes(type, rows, ldp)),
+                                drop = area_random(rows * ld, ATTN_F32);
+                    float m[256], l[256], rescale[256];
+                    double true_m[256], true_l[256];
+                    for (int r = 0; r < rows; r++) m[r] = -INFINITY, l[r] = 0, true_m[r] = -INFINITY, true_l[r] = 0;
+                    for (int step = 0; step < 3; step++) {
+                        for (int r = 0; r < rows; r++)
+                            for (int j = 0; j < cols; j++) {
+                                float *s = floats(S) + r * ld + j;
+                                *s = (float)(uniform() * 20);
+                                /* Rows that see nothing at first, and single hidden keys. */
+                                if (c > 0 && ((step == 0 && r % 4 == 1) || r % 8 == 5 || uniform() < -0.8)) *s = -INFINITY;
+                            }
+                        const bool any = type->softmax(rows, cols, floats(S), ld, c, m, l, rescale, P.data, ldp,
+                                                       step == 2 ? floats(drop) : NULL);
+                        bool some = false;
+                        for (int r = 0; r < rows; r++) {
+                            const float *s = floats(S) + r * ld;
+                            double max = true_m[r], sum = 0;
+                            for (int j = 0; j < cols; j++) max = fmax(max, (double)s[j] * c);
+                            const double base = isinf(max) ? 0 : max, factor = true_m[r] == max ? 1 : exp2(true_m[r] - base);
+                            near_(m[r], max, 1e-6 * fabs(max), simd->name, "m", r);
+                            near_(rescale[r], factor, 4e-6 * factor, simd->name, "rescale", r);
+                            some |= rescale[r] != 1.0f;
+                            for (int j = 0; j < pad_k(type, cols); j++) {
+                                double p = j < cols ? exp2((double)s[j] * c - base) : 0;
+                                sum += p;
+                                if (step == 2 && j < cols) p *= floats(drop)[r * ld + j];
+                                const double got = element(type, P.data, ldp, r * ldp + j);
+                                if (j >= cols || isinf(s[j])) assert_true(got == 0);
+                                near_(got, p, precision_of(type) * fabs(p) + 1e-36, simd->name, "P", r * ldp + j);
+                            }
+                            true_l[r] = true_l[r] * factor + sum;
+                            true_m[r] = max;
+                            near_(l[r], true_l[r], 4e-6 * true_l[r], simd->name, "l", r);
+                        }
+                        assert_int_equal(any, some);
                     }
-                    true_l[r] = true_l[r] * factor + sum;
-                    true_m[r] = max;
-                    near_(l[r], true_l[r], 4e-6 * true_l[r], simd->name, "l", r);
+                    area_free(&S), area_free(&P), area_free(&drop);
                 }
-                assert_int_equal(any, some);
-            }
-            area_free(&S), area_free(&P), area_free(&drop);
-        }
     }
 }
 
@@ -397,14 +492,17 @@ static void test_a_row_of_softmax_does_not_depend_on_its_neighbours(void **state
 {
     (void)state;
     enum { ROWS = 37, COLS = 100 };
-    FOR_TABLES(simd) FOR_TYPES(simd, type) {
+    FOR_TABLES(simd) FOR_TYPES(simd, type)
+    {
         const int64_t ld = simd_ld(COLS, 4), ldp = simd_lda(type, COLS);
-        struct area S = area_random(ROWS * ld, ATTN_F32), P = area_new((size_t)simd_a_bytes(type, ROWS, ldp)), p = area_new((size_t)simd_a_bytes(type, ROWS, ldp));
+        struct area S = area_random(ROWS * ld, ATTN_F32), P = area_new((size_t)simd_a_bytes(type, ROWS, ldp)),
+                    p = area_new((size_t)simd_a_bytes(type, ROWS, ldp));
         float m[2][ROWS], l[2][ROWS], rescale[2][ROWS];
         for (int r = 0; r < ROWS; r++) m[0][r] = m[1][r] = (float)uniform(), l[0][r] = l[1][r] = 1;
         type->softmax(ROWS, COLS, floats(S), ld, 2.5f, m[0], l[0], rescale[0], P.data, ldp, NULL);
         for (int r = 0; r < ROWS; r++) {
-            type->softmax(1, COLS, floats(S) + r * ld, ld, 2.5f, m[1] + r, l[1] + r, rescale[1] + r, p.data + r * ldp * simd_element_bytes(type), ldp, NULL);
+            type->softmax(1, COLS, floats(S) + r * ld, ld, 2.5f, m[1] + r, l[1] + r, rescale[1] + r,
+                          p.data + r * ldp * simd_element_bytes(type), ldp, NULL);
         }
         assert_memory_equal(m[0], m[1], sizeof m[0]);
         assert_memory_equal(l[0], l[1], sizeof l[0]);
@@ -418,7 +516,8 @@ static void test_a_nan_score_gives_a_nan_row_and_only_that(void **state)
 {
     (void)state;
     enum { ROWS = 6, COLS = 70 };
-    FOR_TABLES(simd) FOR_TYPES(simd, type) for (int place = 0; place < COLS; place += 23) {
+    FOR_TABLES(simd) FOR_TYPES(simd, type) for (int place = 0; place < COLS; place += 23)
+    {
         const int64_t ld = simd_ld(COLS, 4), ldp = simd_lda(type, COLS);
         struct area S = area_random(ROWS * ld, ATTN_F32), P = area_new((size_t)simd_a_bytes(type, ROWS, ldp));
         float m[ROWS], l[ROWS], rescale[ROWS];
@@ -427,7 +526,7 @@ static void test_a_nan_score_gives_a_nan_row_and_only_that(void **state)
         type->softmax(ROWS, COLS, floats(S), ld, 1, m, l, rescale, P.data, ldp, NULL);
         for (int r = 0; r < ROWS; r++) {
             assert_true(isnan(l[r]) == (r == 2));
-            assert_true(isnan(simd_get_element(P.data, type->dtype, r * ldp + place)) == (r == 2));
+            assert_true(isnan(element(type, P.data, ldp, r * ldp + place)) == (r == 2));
         }
         area_free(&S), area_free(&P);
     }
@@ -439,7 +538,8 @@ static void test_lse_of_4096_keys_is_within_2e_5(void **state)
     (void)state;
     enum { ROWS = 16, KEYS = 4096, TILE = 128 };
     static const double spreads[] = { 0.1, 4, 40 };
-    FOR_TABLES(simd) FOR_TYPES(simd, type) for (size_t v = 0; v < ARRAY_SIZE(spreads); v++) {
+    FOR_TABLES(simd) FOR_TYPES(simd, type) for (size_t v = 0; v < ARRAY_SIZE(spreads); v++)
+    {
         const int64_t ld = simd_ld(TILE, 4), ldp = simd_lda(type, TILE);
         struct area S = area_new(ROWS * (size_t)ld * 4), P = area_new((size_t)simd_a_bytes(type, ROWS, ldp));
         float m[ROWS], l[ROWS], rescale[ROWS];
@@ -447,115 +547,152 @@ static void test_lse_of_4096_keys_is_within_2e_5(void **state)
         const double log2e = 1 / LN2;
         for (int r = 0; r < ROWS; r++) m[r] = -INFINITY, l[r] = 0, max[r] = -INFINITY, sum[r] = 0;
         for (int j0 = 0; j0 < KEYS; j0 += TILE) {
-            for (int r = 0; r < ROWS; r++) for (int j = 0; j < TILE; j++) {
-                const double z = floats(S)[r * ld + j] = (float)(uniform() * spreads[v]);
-                if (z > max[r]) sum[r] *= exp(max[r] - z), max[r] = z;
-                sum[r] += exp(z - max[r]);
-            }
+            for (int r = 0; r < ROWS; r++)
+                for (int j = 0; j < TILE; j++) {
+                    const double z = floats(S)[r * ld + j] = (float)(uniform() * spreads[v]);
+                    if (z > max[r]) sum[r] *= exp(max[r] - z), max[r] = z;
+                    sum[r] += exp(z - max[r]);
+                }
             type->softmax(ROWS, TILE, floats(S), ld, (float)log2e, m, l, rescale, P.data, ldp, NULL);
         }
-        for (int r = 0; r < ROWS; r++) near_((m[r] + log2((double)l[r])) * LN2, max[r] + log(sum[r]), 1e-5, simd->name, "lse", r);
+        for (int r = 0; r < ROWS; r++)
+            near_((m[r] + log2((double)l[r])) * LN2, max[r] + log(sum[r]), 1e-5, simd->name, "lse", r);
         area_free(&S), area_free(&P);
     }
 }
 
-/* ---- Gradient ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Gradient
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 static void test_gradient_of_a_tile(void **state)
 {
     (void)state;
-    FOR_TABLES(simd) FOR_TYPES(simd, type) {
-        for (size_t a = 0; a < ARRAY_SIZE(sizes); a++) for (size_t b = 0; b < ARRAY_SIZE(sizes); b++) for (int options = 0; options < 8; options++) {
-            const int rows = sizes[a], cols = sizes[b];
-            const int64_t ld = simd_ld(cols, 4), lda = simd_lda(type, cols), ldb = simd_ldb(type, rows) + 64;
-            struct area S = area_random(rows * ld, ATTN_F32), dP = area_random(rows * ld, ATTN_F32), cap = area_random(rows * ld, ATTN_F32);
-            struct area drop = area_random(rows * ld, ATTN_F32), dZ = area_new((size_t)(rows * ld * 4));
-            struct area P_b = area_new((size_t)simd_b_bytes(type, cols, ldb)), dS_b = area_new((size_t)simd_b_bytes(type, cols, ldb));
-            struct area dS_a = area_new((size_t)simd_a_bytes(type, rows, lda));
-            float lse2[256], delta[256];
-            for (int r = 0; r < rows; r++) {
-                lse2[r] = r % 7 == 3 ? INFINITY : (float)uniform() + 1;
-                delta[r] = (float)uniform();
-                if (r % 5 == 1) floats(S)[r * ld + cols / 2] = -INFINITY, floats(dP)[r * ld + cols / 2] = NAN;
-            }
-            struct simd_gradient g = { .rows = rows, .cols = cols, .ld = ld, .S = floats(S), .dP = floats(dP), .c = 1.7f, .lse2 = lse2, .delta = delta };
-            g.cap = options & 1 ? floats(cap) : NULL;
-            g.drop = options & 2 ? floats(drop) : NULL;
-            g.dZ = options & 4 ? floats(dZ) : NULL;
-            g.P_b = P_b.data, g.P_ldb = ldb, g.dS_a = dS_a.data, g.dS_lda = lda, g.dS_b = dS_b.data, g.dS_ldb = ldb;
-            type->gradient(&g);
-            const double precision = type->dtype == ATTN_F32 ? 2e-6 : 0.0041;
-            for (int r = 0; r < pad_k(type, rows); r++) for (int j = 0; j < (cols + 31) / 32 * 32; j++) {
-                double P = 0, z = 0, dS = 0, slack = 0; /* slack: dP - delta cancels */
-                const bool inside = r < rows && j < cols;
-                const int64_t at = r * ld + j;
-                if (inside) {
-                    const double M = g.drop ? g.drop[at] : 1;
-                    P = exp2((double)g.S[at] * g.c - lse2[r]);
-                    z = P == 0 ? 0 : P * (M * g.dP[at] - delta[r]);
-                    dS = g.cap ? z * g.cap[at] : z;
-                    if (g.dZ) near_(g.dZ[at], z, 8e-6 * P, simd->name, "dZ", at);
-                    slack = P == 0 ? 0 : 1e-6 * P * (fabs(M * g.dP[at]) + fabs(delta[r]));
-                    P *= M;
+    FOR_TABLES(simd) FOR_TYPES(simd, type)
+    {
+        for (size_t a = 0; a < ARRAY_SIZE(sizes); a++)
+            for (size_t b = 0; b < ARRAY_SIZE(sizes); b++)
+                for (int options = 0; options < 8; options++) {
+                    const int rows = sizes[a], cols = sizes[b];
+                    const int64_t ld = simd_ld(cols, 4), lda = simd_lda(type, cols),
+                                  ldb = simd_ldb(type, rows) + 64 * type->parts;
+                    struct area S = area_random(rows * ld, ATTN_F32), dP = area_random(rows * ld, ATTN_F32),
+                                cap = area_random(rows * ld, ATTN_F32);
+                    struct area drop = area_random(rows * ld, ATTN_F32), dZ = area_new((size_t)(rows * ld * 4));
+                    struct area P_b = area_new((size_t)simd_b_bytes(type, cols, ldb)),
+                                dS_b = area_new((size_t)simd_b_bytes(type, cols, ldb));
+                    struct area dS_a = area_new((size_t)simd_a_bytes(type, rows, lda));
+                    float lse2[256], delta[256];
+                    for (int r = 0; r < rows; r++) {
+                        lse2[r] = r % 7 == 3 ? INFINITY : (float)uniform() + 1;
+                        delta[r] = (float)uniform();
+                        if (r % 5 == 1) floats(S)[r * ld + cols / 2] = -INFINITY, floats(dP)[r * ld + cols / 2] = NAN;
+                    }
+                    struct simd_gradient g = { .rows = rows,
+                                               .cols = cols,
+                                               .ld = ld,
+                                               .S = floats(S),
+                                               .dP = floats(dP),
+                                               .c = 1.7f,
+                                               .lse2 = lse2,
+                                               .delta = delta };
+                    g.cap = options & 1 ? floats(cap) : NULL;
+                    g.drop = options & 2 ? floats(drop) : NULL;
+                    g.dZ = options & 4 ? floats(dZ) : NULL;
+                    g.P_b = P_b.data, g.P_ldb = ldb, g.dS_a = dS_a.data, g.dS_lda = lda, g.dS_b = dS_b.data, g.dS_ldb = ldb;
+                    type->gradient(&g);
+                    const double precision = precision_of(type);
+                    for (int r = 0; r < pad_k(type, rows); r++)
+                        for (int j = 0; j < (cols + 31) / 32 * 32; j++) {
+                            double P = 0, z = 0, dS = 0, slack = 0; /* slack: dP - delta cancels */
+                            const bool inside = r < rows && j < cols;
+                            const int64_t at = r * ld + j;
+                            if (inside) {
+                                const double M = g.drop ? g.drop[at] : 1;
+                                P = exp2((double)g.S[at] * g.c - lse2[r]);
+                                z = P == 0 ? 0 : P * (M * g.dP[at] - delta[r]);
+                                dS = g.cap ? z * g.cap[at] : z;
+                                if (g.dZ) near_(g.dZ[at], z, 8e-6 * P, simd->name, "dZ", at);
+                                slack = P == 0 ? 0 : 1e-6 * P * (fabs(M * g.dP[at]) + fabs(delta[r]));
+                                P *= M;
+                            }
+                            near_(element(type, P_b.data, ldb, b_at(type, ldb, r, j)), P, precision * fabs(P), simd->name,
+                                  "P_b", at);
+                            near_(element(type, dS_b.data, ldb, b_at(type, ldb, r, j)), dS, precision * fabs(dS) + slack,
+                                  simd->name, "dS_b", at);
+                            if (r < rows && j < pad_k(type, cols))
+                                near_(element(type, dS_a.data, lda, r * lda + j), dS, precision * fabs(dS) + slack,
+                                      simd->name, "dS_a", at);
+                        }
+                    /* Results that nobody wants are left out; dZ may take the place of dP. */
+                    g.P_b = g.dS_a = g.dS_b = NULL;
+                    g.dZ = floats(dP);
+                    type->gradient(&g);
+                    if (options & 4)
+                        for (int r = 0; r < rows; r++)
+                            assert_memory_equal(floats(dP) + r * ld, floats(dZ) + r * ld, (size_t)cols * 4);
+                    area_free(&S), area_free(&dP), area_free(&cap), area_free(&drop), area_free(&dZ), area_free(&P_b),
+                        area_free(&dS_b), area_free(&dS_a);
                 }
-                near_(simd_get_element(P_b.data, type->dtype, b_at(type, ldb, r, j)), P, precision * fabs(P), simd->name, "P_b", at);
-                near_(simd_get_element(dS_b.data, type->dtype, b_at(type, ldb, r, j)), dS, precision * fabs(dS) + slack, simd->name, "dS_b", at);
-                if (r < rows && j < pad_k(type, cols)) near_(simd_get_element(dS_a.data, type->dtype, r * lda + j), dS, precision * fabs(dS) + slack, simd->name, "dS_a", at);
-            }
-            /* Results that nobody wants are left out; dZ may take the place of dP. */
-            g.P_b = g.dS_a = g.dS_b = NULL;
-            g.dZ = floats(dP);
-            type->gradient(&g);
-            if (options & 4) for (int r = 0; r < rows; r++) assert_memory_equal(floats(dP) + r * ld, floats(dZ) + r * ld, (size_t)cols * 4);
-            area_free(&S), area_free(&dP), area_free(&cap), area_free(&drop), area_free(&dZ), area_free(&P_b), area_free(&dS_b), area_free(&dS_a);
-        }
     }
 }
 
-/* ---- Scores ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Scores
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 static void test_score_scales_caps_adds_and_hides(void **state)
 {
     (void)state;
     const double log2e = 1 / LN2;
-    FOR_TABLES(simd) {
-        for (size_t a = 0; a < ARRAY_SIZE(sizes); a++) for (int options = 0; options < 128; options += 1 + (int)a % 2) {
-            const int rows = 1 + (int)a, cols = sizes[a];
-            const int64_t ld = simd_ld(cols, 4), stride = cols + 5;
-            struct area S = area_random(rows * ld, ATTN_F32), before = area_new((size_t)(rows * ld * 4)), cap = area_new((size_t)(rows * ld * 4));
-            struct simd_score how = { .scale = options % 3 ? 12.5f : -0.25f, .row0 = 40 };
-            how.bias_dtype = floating[a % 3];
-            struct area bias = area_random(rows * stride, how.bias_dtype), keep = area_new((size_t)(rows * stride));
-            int lo[16], hi[16];
-            int32_t hide[4][256];
-            for (int r = 0; r < rows; r++) lo[r] = (int)(uniform() * cols), hi[r] = r % 4 == 3 ? INT32_MIN : r % 4 == 2 ? INT32_MAX : cols / 2 + (int)(uniform() * cols);
-            for (int64_t i = 0; i < rows * stride; i++) keep.data[i] = uniform() > -0.5;
-            for (int x = 0; x < 4; x++) for (int j = 0; j < cols; j++) hide[x][j] = 40 + (int)(uniform() * 12);
-            if (options & 1) how.softcap = 5.0f, how.cap = floats(cap);
-            if (options & 2) how.bias = bias.data, how.bias_stride = options & 4 ? 0 : stride;
-            if (options & 8) how.slope = 0.125f, how.distance = 3 - cols / 2;
-            if (options & 16) how.keep = (const uint8_t *)keep.data, how.keep_stride = options & 4 ? stride : 0;
-            if (options & 32) how.lo = lo, how.hi = hi;
-            if (options & 64) {
-                for (int x = 0; x < 2; x++) how.hide_lo[x] = hide[2 * x], how.hide_hi[x] = hide[2 * x + 1];
+    FOR_TABLES(simd)
+    {
+        for (size_t a = 0; a < ARRAY_SIZE(sizes); a++)
+            for (int options = 0; options < 128; options += 1 + (int)a % 2) {
+                const int rows = 1 + (int)a, cols = sizes[a];
+                const int64_t ld = simd_ld(cols, 4), stride = cols + 5;
+                struct area S = area_random(rows * ld, ATTN_F32), before = area_new((size_t)(rows * ld * 4)),
+                            cap = area_new((size_t)(rows * ld * 4));
+                struct simd_score how = { .scale = options % 3 ? 12.5f : -0.25f, .row0 = 40 };
+                how.bias_dtype = floating[a % 3];
+                struct area bias = area_random(rows * stride, how.bias_dtype), keep = area_new((size_t)(rows * stride));
+                int lo[16], hi[16];
+                int32_t hide[4][256];
+                for (int r = 0; r < rows; r++)
+                    lo[r] = (int)(uniform() * cols), hi[r] = r % 4 == 3   ? INT32_MIN
+                                                             : r % 4 == 2 ? INT32_MAX
+                                                                          : cols / 2 + (int)(uniform() * cols);
+                for (int64_t i = 0; i < rows * stride; i++) keep.data[i] = uniform() > -0.5;
+                for (int x = 0; x < 4; x++)
+                    for (int j = 0; j < cols; j++) hide[x][j] = 40 + (int)(uniform() * 12);
+                if (options & 1) how.softcap = 5.0f, how.cap = floats(cap);
+                if (options & 2) how.bias = bias.data, how.bias_stride = options & 4 ? 0 : stride;
+                if (options & 8) how.slope = 0.125f, how.distance = 3 - cols / 2;
+                if (options & 16) how.keep = (const uint8_t *)keep.data, how.keep_stride = options & 4 ? stride : 0;
+                if (options & 32) how.lo = lo, how.hi = hi;
+                if (options & 64) {
+                    for (int x = 0; x < 2; x++) how.hide_lo[x] = hide[2 * x], how.hide_hi[x] = hide[2 * x + 1];
+                }
+                if (how.lo && lo[0] > 0) floats(S)[0] = NAN; /* hidden: does not matter */
+                memcpy(before.data, S.data, (size_t)(rows * ld * 4));
+                simd->score(rows, cols, floats(S), ld, &how);
+                for (int r = 0; r < rows; r++)
+                    for (int j = 0; j < cols; j++) {
+                        const double s = (double)floats(before)[r * ld + j] * how.scale;
+                        double t = how.softcap > 0 ? how.softcap * tanh(s / how.softcap) : s, slack = 5e-7 * fabs(t);
+                        if (how.softcap > 0 && !isnan(s))
+                            near_(floats(cap)[r * ld + j], 1 - pow(tanh(s / how.softcap), 2), 1e-6, simd->name, "cap",
+                                  r * ld + j);
+                        if (how.bias) t += simd_get_element(bias.data, how.bias_dtype, r * how.bias_stride + j);
+                        if (how.slope != 0) t -= how.slope * fabs((double)(how.distance + r - j));
+                        bool hidden = how.keep && !keep.data[r * how.keep_stride + j];
+                        hidden |= how.lo && (j < lo[r] || j >= hi[r]);
+                        for (int x = 0; x < 2; x++)
+                            hidden |= how.hide_lo[x] && hide[2 * x][j] <= 40 + r && 40 + r < hide[2 * x + 1][j];
+                        slack += 3e-7 * (fabs(t) + fabs(s) * (how.softcap <= 0) + 10 * (how.slope != 0));
+                        near_(floats(S)[r * ld + j], hidden ? -INFINITY : t * log2e, slack * log2e, simd->name, "score",
+                              r * ld + j);
+                    }
+                area_free(&S), area_free(&before), area_free(&cap), area_free(&bias), area_free(&keep);
             }
-            if (how.lo && lo[0] > 0) floats(S)[0] = NAN; /* hidden: does not matter */
-            memcpy(before.data, S.data, (size_t)(rows * ld * 4));
-            simd->score(rows, cols, floats(S), ld, &how);
-            for (int r = 0; r < rows; r++) for (int j = 0; j < cols; j++) {
-                const double s = (double)floats(before)[r * ld + j] * how.scale;
-                double t = how.softcap > 0 ? how.softcap * tanh(s / how.softcap) : s, slack = 5e-7 * fabs(t);
-                if (how.softcap > 0 && !isnan(s)) near_(floats(cap)[r * ld + j], 1 - pow(tanh(s / how.softcap), 2), 1e-6, simd->name, "cap", r * ld + j);
-                if (how.bias) t += simd_get_element(bias.data, how.bias_dtype, r * how.bias_stride + j);
-                if (how.slope != 0) t -= how.slope * fabs((double)(how.distance + r - j));
-                bool hidden = how.keep && !keep.data[r * how.keep_stride + j];
-                hidden |= how.lo && (j < lo[r] || j >= hi[r]);
-                for (int x = 0; x < 2; x++) hidden |= how.hide_lo[x] && hide[2 * x][j] <= 40 + r && 40 + r < hide[2 * x + 1][j];
-                slack += 3e-7 * (fabs(t) + fabs(s) * (how.softcap <= 0) + 10 * (how.slope != 0));
-                near_(floats(S)[r * ld + j], hidden ? -INFINITY : t * log2e, slack * log2e, simd->name, "score", r * ld + j);
-            }
-            area_free(&S), area_free(&before), area_free(&cap), area_free(&bias), area_free(&keep);
-        }
     }
 }
 
@@ -563,7 +700,8 @@ static void test_a_capped_score_is_within_1e_6_of_itself(void **state)
 {
     (void)state;
     enum { N = 4096 };
-    FOR_TABLES(simd) for (float softcap = 0.5f; softcap < 100; softcap *= 3) {
+    FOR_TABLES(simd) for (float softcap = 0.5f; softcap < 100; softcap *= 3)
+    {
         struct area S = area_new(N * 4);
         struct simd_score how = { .scale = 1, .softcap = softcap };
         static double want[N];
@@ -578,22 +716,29 @@ static void test_a_capped_score_is_within_1e_6_of_itself(void **state)
     }
 }
 
-/* ---- Rows of any dtype ---------------------------------------------------------------------------------------------------- */
+/* ---- Rows of any dtype
+ * ---------------------------------------------------------------------------------------------------- */
 
 static void test_decode_kernels(void **state)
 {
     (void)state;
-    FOR_TABLES(simd) for (size_t d = 0; d < ARRAY_SIZE(floating); d++) for (size_t a = 0; a < ARRAY_SIZE(sizes); a++) for (int nq = 1; nq < 7; nq += 1 + (int)a % 3) {
+    FOR_TABLES(simd)
+    for (size_t d = 0; d < ARRAY_SIZE(floating); d++) for (size_t a = 0; a < ARRAY_SIZE(sizes);
+                                                           a++) for (int nq = 1; nq < 7; nq += 1 + (int)a % 3)
+    {
         const attn_dtype dtype = floating[d];
         const int dim = sizes[a], n = sizes[(a * 5 + 3) % ARRAY_SIZE(sizes)];
         const int64_t stride = dim + 9, ldq = dim + 1, lds = n + 2;
-        struct area q = area_random(nq * ldq, ATTN_F32), K = area_random(n * stride, dtype), S = area_new((size_t)(nq * lds) * 4);
-        struct area O = area_random(nq * ldq, ATTN_F32), old = area_new((size_t)(nq * ldq) * 4), one = area_new((size_t)lds * 4);
+        struct area q = area_random(nq * ldq, ATTN_F32), K = area_random(n * stride, dtype),
+                    S = area_new((size_t)(nq * lds) * 4);
+        struct area O = area_random(nq * ldq, ATTN_F32), old = area_new((size_t)(nq * ldq) * 4),
+                    one = area_new((size_t)lds * 4);
         simd->dots(nq, n, dim, floats(q), ldq, K.data, dtype, stride, floats(S), lds);
         for (int r = 0; r < nq; r++) {
             for (int j = 0; j < n; j++) {
                 double want = 0;
-                for (int c = 0; c < dim; c++) want += (double)floats(q)[r * ldq + c] * simd_get_element(K.data, dtype, j * stride + c);
+                for (int c = 0; c < dim; c++)
+                    want += (double)floats(q)[r * ldq + c] * simd_get_element(K.data, dtype, j * stride + c);
                 near_(floats(S)[r * lds + j], want, 2e-6 * sqrt(dim), simd->name, "dots", r * lds + j);
             }
             simd->dots(1, n, dim, floats(q) + r * ldq, ldq, K.data, dtype, stride, floats(one), lds);
@@ -603,15 +748,19 @@ static void test_decode_kernels(void **state)
         for (int j = 0; j < n; j++) {
             const bool skipped = j % 11 == 4;
             for (int r = 0; r < nq; r++) floats(S)[r * lds + j] = skipped ? 0.0f : (float)uniform();
-            if (skipped) for (int c = 0; c < dim; c++) simd_put_element(K.data, dtype, j * stride + c, NAN);
+            if (skipped)
+                for (int c = 0; c < dim; c++) simd_put_element(K.data, dtype, j * stride + c, NAN);
         }
         memcpy(old.data, O.data, (size_t)(nq * ldq) * 4);
         simd->axpys(nq, n, dim, floats(S), lds, K.data, dtype, stride, floats(O), ldq);
-        for (int r = 0; r < nq; r++) for (int c = 0; c < dim; c++) {
-            double want = floats(old)[r * ldq + c];
-            for (int j = 0; j < n; j++) if (j % 11 != 4) want += (double)floats(S)[r * lds + j] * simd_get_element(K.data, dtype, j * stride + c);
-            near_(floats(O)[r * ldq + c], want, 2e-6 * sqrt(n), simd->name, "axpys", r * ldq + c);
-        }
+        for (int r = 0; r < nq; r++)
+            for (int c = 0; c < dim; c++) {
+                double want = floats(old)[r * ldq + c];
+                for (int j = 0; j < n; j++)
+                    if (j % 11 != 4)
+                        want += (double)floats(S)[r * lds + j] * simd_get_element(K.data, dtype, j * stride + c);
+                near_(floats(O)[r * ldq + c], want, 2e-6 * sqrt(n), simd->name, "axpys", r * ldq + c);
+            }
         area_free(&q), area_free(&K), area_free(&S), area_free(&O), area_free(&old), area_free(&one);
     }
 }
@@ -619,29 +768,43 @@ static void test_decode_kernels(void **state)
 static void test_stores_scale_and_transpose(void **state)
 {
     (void)state;
-    FOR_TABLES(simd) for (size_t d = 0; d < ARRAY_SIZE(floating); d++) for (size_t a = 0; a < ARRAY_SIZE(sizes); a++) for (int options = 0; options < 4; options++) {
+    FOR_TABLES(simd)
+    for (size_t d = 0; d < ARRAY_SIZE(floating); d++) for (size_t a = 0; a < ARRAY_SIZE(sizes);
+                                                           a++) for (int options = 0; options < 4; options++)
+    {
         const attn_dtype dtype = floating[d];
         const int rows = sizes[a], cols = sizes[(a * 7 + 2) % ARRAY_SIZE(sizes)];
         const bool transposed = options & 1;
         const int64_t ldx = (transposed ? rows : cols) + 4, stride = cols + 2;
-        struct area X = area_random((transposed ? cols : rows) * ldx, ATTN_F32), Y = area_new((size_t)(rows * stride) * dtype_bytes(dtype)), Z = area_random(rows * stride, ATTN_F16);
+        struct area X = area_random((transposed ? cols : rows) * ldx, ATTN_F32),
+                    Y = area_new((size_t)(rows * stride) * dtype_bytes(dtype)), Z = area_random(rows * stride, ATTN_F16);
         float row_scale[256], sums[256];
         for (int r = 0; r < rows; r++) row_scale[r] = r % 5 == 2 ? 0.0f : (float)uniform();
         if (options & 2 && rows > 2) floats(X)[transposed ? 2 : 2 * ldx] = NAN; /* row 2 has scale 0 */
-        (transposed ? simd->store_t : simd->store)(rows, cols, floats(X), ldx, -3.5f, options & 2 ? row_scale : NULL, Y.data, dtype, stride);
-        for (int r = 0; r < rows; r++) for (int c = 0; c < cols; c++) {
-            const float scale = options & 2 ? -3.5f * row_scale[r] : -3.5f;
-            const float x = floats(X)[transposed ? c * ldx + r : r * ldx + c];
-            float want;
-            simd_put_element(&want, dtype, 0, options & 2 && row_scale[r] == 0 ? 0.0f : x * scale);
-            near_(simd_get_element(Y.data, dtype, r * stride + c), simd_get_element(&want, dtype, 0), 0, simd->name, "store", r * stride + c);
-        }
-        simd->row_dots(rows, cols, Y.data, dtype, stride, Z.data, options ? ATTN_F16 : dtype == ATTN_F16 ? ATTN_F16 : ATTN_BF16, stride, sums);
-        if (options) for (int r = 0; r < rows; r++) {
-            double want = 0;
-            for (int c = 0; c < cols; c++) want += (double)simd_get_element(Y.data, dtype, r * stride + c) * simd_get_element(Z.data, ATTN_F16, r * stride + c);
-            near_(sums[r], want, 1e-5 * sqrt(cols), simd->name, "row_dots", r);
-        }
+        (transposed ? simd->store_t : simd->store)(rows, cols, floats(X), ldx, -3.5f, options & 2 ? row_scale : NULL, Y.data,
+                                                   dtype, stride);
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < cols; c++) {
+                const float scale = options & 2 ? -3.5f * row_scale[r] : -3.5f;
+                const float x = floats(X)[transposed ? c * ldx + r : r * ldx + c];
+                float want;
+                simd_put_element(&want, dtype, 0, options & 2 && row_scale[r] == 0 ? 0.0f : x * scale);
+                near_(simd_get_element(Y.data, dtype, r * stride + c), simd_get_element(&want, dtype, 0), 0, simd->name,
+                      "store", r * stride + c);
+            }
+        simd->row_dots(rows, cols, Y.data, dtype, stride, Z.data,
+                       options             ? ATTN_F16
+                       : dtype == ATTN_F16 ? ATTN_F16
+                                           : ATTN_BF16,
+                       stride, sums);
+        if (options)
+            for (int r = 0; r < rows; r++) {
+                double want = 0;
+                for (int c = 0; c < cols; c++)
+                    want += (double)simd_get_element(Y.data, dtype, r * stride + c) *
+                            simd_get_element(Z.data, ATTN_F16, r * stride + c);
+                near_(sums[r], want, 1e-5 * sqrt(cols), simd->name, "row_dots", r);
+            }
         area_free(&X), area_free(&Y), area_free(&Z);
     }
 }
@@ -656,8 +819,10 @@ static void test_tables_are_found_by_name(void **state)
         const struct simd *simd = simd_find(simd_names[i]);
         if (!simd) continue;
         assert_string_equal(simd->name, simd_names[i]);
-        assert_ptr_equal(simd_type_for(simd, ATTN_F16), &simd->f32);
-        assert_int_equal(simd_type_for(simd, ATTN_BF16)->dtype, simd->bf16 ? ATTN_BF16 : ATTN_F32);
+        assert_ptr_equal(simd_type_for(simd, ATTN_F8E4M3), &simd->f32);
+        assert_ptr_equal(simd_type_for(simd, ATTN_F16), simd->half ? simd->half : &simd->f32);
+        assert_ptr_equal(simd_type_for(simd, ATTN_F32), simd->single ? simd->single : &simd->f32);
+        assert_ptr_equal(simd_type_for(simd, ATTN_BF16), simd->bf16 ? simd->bf16 : &simd->f32);
         print_message("  %s is tested\n", simd->name);
     }
 }

@@ -34,7 +34,7 @@ static void test_an_extent_holds_what_was_asked_for_and_wastes_an_eighth_at_most
 static void test_what_was_released_last_is_leased_next(void **state)
 {
     (void)state;
-    struct arena  *arena = arena_new(64 * MIB, 64 * MIB, NULL);
+    struct arena *arena = arena_new(64 * MIB, 64 * MIB, NULL);
     struct extent *a, *b, *c;
     arena_lease(arena, 100 * KIB, &a, NULL);
     arena_lease(arena, 100 * KIB, &b, NULL);
@@ -49,9 +49,9 @@ static void test_what_was_released_last_is_leased_next(void **state)
 static void test_the_bound_holds_and_says_why(void **state)
 {
     (void)state;
-    struct arena  *arena = arena_new(MIB, MIB, NULL);
+    struct arena *arena = arena_new(MIB, MIB, NULL);
     struct extent *a, *b;
-    attn_error     err = { 0 };
+    attn_error err = { 0 };
     assert_int_equal(arena_lease(arena, MIB + 1, &a, &err), ATTN_TOO_LARGE);
     assert_string_equal(err.text, "1048577 bytes of tensors are needed, the limit is 1048576 (--staging-bytes)");
     assert_null(a);
@@ -68,8 +68,8 @@ static void test_the_bound_holds_and_says_why(void **state)
 static void test_a_pool_that_is_no_class_can_be_leased_whole(void **state)
 {
     (void)state;
-    const size_t   limit = 1000 * KIB + 123;
-    struct arena  *arena = arena_new((int64_t)limit, (int64_t)limit, NULL);
+    const size_t limit = 1000 * KIB + 123;
+    struct arena *arena = arena_new((int64_t)limit, (int64_t)limit, NULL);
     struct extent *a;
     for (int round = 0; round < 3; round++) {
         assert_int_equal(arena_lease(arena, limit, &a, NULL), ATTN_OK);
@@ -83,9 +83,9 @@ static void test_a_pool_that_is_no_class_can_be_leased_whole(void **state)
 static void test_growing_keeps_what_is_there(void **state)
 {
     (void)state;
-    struct arena  *arena = arena_new(256 * MIB, 256 * MIB, NULL);
+    struct arena *arena = arena_new(256 * MIB, 256 * MIB, NULL);
     struct extent *e;
-    size_t         used = 16 * KIB;
+    size_t used = 16 * KIB;
     arena_lease(arena, used, &e, NULL);
     for (size_t i = 0; i < used; i++) ((uint8_t *)e->memory)[i] = (uint8_t)(i * 7);
     while (used < 40 * MIB) {
@@ -105,7 +105,7 @@ static void test_growing_keeps_what_is_there(void **state)
 static void test_growing_over_the_bound_is_refused_and_leaves_the_extent(void **state)
 {
     (void)state;
-    struct arena  *arena = arena_new(4 * MIB, 0, NULL);
+    struct arena *arena = arena_new(4 * MIB, 0, NULL);
     struct extent *a, *b;
     arena_lease(arena, MIB, &a, NULL);
     arena_lease(arena, 2 * MIB, &b, NULL);
@@ -120,7 +120,7 @@ static void test_growing_over_the_bound_is_refused_and_leaves_the_extent(void **
 /* A source that counts, and fails on demand. */
 struct counted {
     int64_t mapped;
-    bool    fail;
+    bool fail;
 };
 
 static void *counted_map(void *context, size_t bytes)
@@ -140,10 +140,10 @@ static void counted_unmap(void *context, void *memory, size_t bytes)
 static void test_warm_memory_is_bounded_and_given_back_when_nobody_wants_it(void **state)
 {
     (void)state;
-    struct counted            c      = { 0 };
+    struct counted c = { 0 };
     const struct arena_source source = { counted_map, counted_unmap, NULL, &c };
-    struct arena             *arena  = arena_new(64 * MIB, 3 * MIB, &source);
-    struct extent            *e[8];
+    struct arena *arena = arena_new(64 * MIB, 3 * MIB, &source);
+    struct extent *e[8];
     for (int i = 0; i < 8; i++) assert_int_equal(arena_lease(arena, MIB, &e[i], NULL), ATTN_OK);
     for (int i = 0; i < 8; i++) arena_release(arena, e[i]);
     assert_true(arena_warm_bytes(arena) == (int64_t)(3 * MIB) && c.mapped == (int64_t)(3 * MIB));
@@ -157,11 +157,11 @@ static void test_warm_memory_is_bounded_and_given_back_when_nobody_wants_it(void
 static void test_a_system_without_memory_is_told_apart_from_a_full_pool(void **state)
 {
     (void)state;
-    struct counted            c      = { .fail = true };
+    struct counted c = { .fail = true };
     const struct arena_source source = { counted_map, counted_unmap, NULL, &c };
-    struct arena             *arena  = arena_new(MIB, MIB, &source);
-    struct extent            *e;
-    attn_error                err = { 0 };
+    struct arena *arena = arena_new(MIB, MIB, &source);
+    struct extent *e;
+    attn_error err = { 0 };
     assert_int_equal(arena_lease(arena, 1000, &e, &err), ATTN_NO_MEMORY);
     assert_int_equal(arena_leased_bytes(arena), 0);
     c.fail = false;
@@ -177,9 +177,9 @@ static void test_a_system_without_memory_is_told_apart_from_a_full_pool(void **s
 static void *hammer(void *context)
 {
     struct arena *arena = context;
-    unsigned      seed  = (unsigned)(uintptr_t)&arena;
+    unsigned seed = (unsigned)(uintptr_t)&arena;
     for (int i = 0; i < 3000; i++) {
-        const size_t   bytes = (size_t)rand_r(&seed) % (512 * KIB) + 1;
+        const size_t bytes = (size_t)rand_r(&seed) % (512 * KIB) + 1;
         struct extent *e;
         if (arena_lease(arena, bytes, &e, NULL) != ATTN_OK) continue;
         ((char *)e->memory)[bytes - 1] = 1;
@@ -194,7 +194,7 @@ static void test_many_threads_never_exceed_the_bound(void **state)
 {
     (void)state;
     struct arena *arena = arena_new(2 * MIB, MIB, NULL);
-    pthread_t     threads[4];
+    pthread_t threads[4];
     for (int i = 0; i < 4; i++) pthread_create(&threads[i], NULL, hammer, arena);
     for (int i = 0; i < 1000; i++) assert_true(arena_leased_bytes(arena) <= (int64_t)(2 * MIB));
     for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);

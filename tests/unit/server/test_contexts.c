@@ -13,13 +13,13 @@
 enum { TTL_MS = 1000, MAX = 4 };
 
 struct bench {
-    struct arena    *arena;
+    struct arena *arena;
     struct contexts *contexts;
 };
 
 static void open_bench(struct bench *b)
 {
-    b->arena    = arena_new(1 << 20, 0, NULL);
+    b->arena = arena_new(1 << 20, 0, NULL);
     b->contexts = contexts_new(1000, MAX, TTL_MS);
 }
 
@@ -34,9 +34,9 @@ static void close_bench(struct bench *b)
 static struct job *make_job(struct bench *b)
 {
     struct extent *extent;
-    proto_call    *call = calloc(1, sizeof *call);
-    call->count         = 1;
-    call->items         = calloc(1, sizeof *call->items);
+    proto_call *call = calloc(1, sizeof *call);
+    call->count = 1;
+    call->items = calloc(1, sizeof *call->items);
     assert_int_equal(arena_lease(b->arena, 1000, &extent, NULL), ATTN_OK);
     return job_new(b->arena, b->contexts, extent, call);
 }
@@ -45,10 +45,10 @@ static void test_saved_taken_used(void **state)
 {
     (void)state;
     struct bench b;
-    char         id[PROTO_CONTEXT_BYTES];
-    attn_error   err = { 0 };
-    struct job  *taken;
-    int          item;
+    char id[PROTO_CONTEXT_BYTES];
+    attn_error err = { 0 };
+    struct job *taken;
+    int item;
     open_bench(&b);
     struct job *job = make_job(&b);
     assert_int_equal(contexts_reserve(b.contexts, 100, id, &err), ATTN_OK);
@@ -74,9 +74,9 @@ static void test_a_backward_that_never_ran_puts_it_back(void **state)
 {
     (void)state;
     struct bench b;
-    char         id[PROTO_CONTEXT_BYTES];
-    struct job  *taken;
-    int          item;
+    char id[PROTO_CONTEXT_BYTES];
+    struct job *taken;
+    int item;
     open_bench(&b);
     struct job *job = make_job(&b);
     contexts_reserve(b.contexts, 100, id, NULL);
@@ -94,9 +94,9 @@ static void test_time_runs_out(void **state)
 {
     (void)state;
     struct bench b;
-    char         id[PROTO_CONTEXT_BYTES];
-    struct job  *taken;
-    int          item;
+    char id[PROTO_CONTEXT_BYTES];
+    struct job *taken;
+    int item;
     open_bench(&b);
     struct job *job = make_job(&b);
     contexts_reserve(b.contexts, 100, id, NULL);
@@ -115,8 +115,8 @@ static void test_bounds_in_bytes_and_in_number(void **state)
 {
     (void)state;
     struct bench b;
-    char         ids[MAX + 1][PROTO_CONTEXT_BYTES];
-    attn_error   err = { 0 };
+    char ids[MAX + 1][PROTO_CONTEXT_BYTES];
+    attn_error err = { 0 };
     open_bench(&b);
     assert_int_equal(contexts_reserve(b.contexts, 1001, ids[0], &err), ATTN_BUSY);
     assert_string_equal(err.text, "save: 1001 bytes do not fit, saved contexts may hold 1000 bytes and number 4");
@@ -133,11 +133,16 @@ static void test_bounds_in_bytes_and_in_number(void **state)
 static void test_what_is_no_id_is_not_found(void **state)
 {
     (void)state;
-    static const char *const ids[] = { "", "0", "zz", "0123456789abcdef0123456789abcde", "0123456789abcdef0123456789abcdef0",
-                                       "0123456789ABCDEF0123456789ABCDEF", "00000000000000000000000000000000" };
+    static const char *const ids[] = { "",
+                                       "0",
+                                       "zz",
+                                       "0123456789abcdef0123456789abcde",
+                                       "0123456789abcdef0123456789abcdef0",
+                                       "0123456789ABCDEF0123456789ABCDEF",
+                                       "00000000000000000000000000000000" };
     struct bench b;
-    struct job  *taken;
-    int          item;
+    struct job *taken;
+    int item;
     open_bench(&b);
     for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
         assert_int_equal(contexts_take(b.contexts, ids[i], 0, &taken, &item, NULL), ATTN_NOT_FOUND);

@@ -23,8 +23,8 @@ static void test_the_next_is_always_the_earliest(void **state)
 {
     (void)state;
     struct deadlines all = { 0 };
-    struct deadline  list[COUNT] = { 0 };
-    int              in = 0;
+    struct deadline list[COUNT] = { 0 };
+    int in = 0;
     srand(1);
     for (int step = 0; step < 50000; step++) {
         struct deadline *d = &list[rand() % COUNT];
@@ -41,7 +41,8 @@ static void test_the_next_is_always_the_earliest(void **state)
         assert_true(in == 0 ? next == NULL : next->at_ns == earliest(list));
     }
     int64_t last = INT64_MIN;
-    for (struct deadline *next; (next = deadlines_next(&all)); last = next->at_ns, deadlines_remove(&all, next)) assert_true(next->at_ns >= last);
+    for (struct deadline *next; (next = deadlines_next(&all)); last = next->at_ns, deadlines_remove(&all, next))
+        assert_true(next->at_ns >= last);
     deadlines_clear(&all);
 }
 
@@ -49,7 +50,7 @@ static void test_removing_what_is_not_in_does_nothing(void **state)
 {
     (void)state;
     struct deadlines all = { 0 };
-    struct deadline  one = { 0 };
+    struct deadline one = { 0 };
     deadlines_remove(&all, &one);
     assert_null(deadlines_next(&all));
     assert_true(deadlines_add(&all, &one));

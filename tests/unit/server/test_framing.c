@@ -19,7 +19,7 @@ static bool sound(struct framing *f, const char *version, const char *head)
         next = strchr(at, '|');
         if (next) *next++ = '\0';
         char *value = strchr(at, ':');
-        *value++    = '\0';
+        *value++ = '\0';
         framing_header(f, at, strlen(at), value, strlen(value));
     }
     return framing_end(f);
@@ -28,7 +28,9 @@ static bool sound(struct framing *f, const char *version, const char *head)
 static void test_doubtful_heads_are_refused_by_name(void **state)
 {
     (void)state;
-    static const struct { const char *version, *head, *fault; } cases[] = {
+    static const struct {
+        const char *version, *head, *fault;
+    } cases[] = {
         { "HTTP/1.1", "Host:x", "" },
         { "HTTP/1.0", "", "" },
         { "HTTP/1.1", "Accept:a|Accept:b|Host:x", "" },
@@ -37,7 +39,8 @@ static void test_doubtful_heads_are_refused_by_name(void **state)
         { "HTTP/1.1", "Host:x|Content-Length:5|content-length:5", "Content-Length is given twice" },
         { "HTTP/1.1", "Host:x|Transfer-Encoding:chunked|Transfer-Encoding:chunked", "Transfer-Encoding is given twice" },
         { "HTTP/1.1", "Host:x|Authorization:a|Authorization:b", "Authorization is given twice" },
-        { "HTTP/1.1", "Host:x|Content-Length:5|Transfer-Encoding:chunked", "Content-Length and Transfer-Encoding are both given" },
+        { "HTTP/1.1", "Host:x|Content-Length:5|Transfer-Encoding:chunked",
+          "Content-Length and Transfer-Encoding are both given" },
         { "HTTP/1.1", "Host:x|Transfer-Encoding:gzip, chunked", "Transfer-Encoding must be chunked" },
         { "HTTP/1.1", "Host:x|Transfer-Encoding:", "Transfer-Encoding must be chunked" },
         { "HTTP/1.0", "Transfer-Encoding:chunked", "HTTP/1.0 has no Transfer-Encoding" },
@@ -62,12 +65,18 @@ static void test_doubtful_heads_are_refused_by_name(void **state)
 static void test_lengths(void **state)
 {
     (void)state;
-    static const struct { const char *text; uint64_t length; } cases[] = {
-        { "0", 0 }, { "007", 7 }, { "18446744073709551615", UINT64_MAX }, { "18446744073709551616", UINT64_MAX },
+    static const struct {
+        const char *text;
+        uint64_t length;
+    } cases[] = {
+        { "0", 0 },
+        { "007", 7 },
+        { "18446744073709551615", UINT64_MAX },
+        { "18446744073709551616", UINT64_MAX },
         { "99999999999999999999999999999999", UINT64_MAX },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char           head[100] = "Host:x|Content-Length:";
+        char head[100] = "Host:x|Content-Length:";
         struct framing f;
         assert_true(sound(&f, "HTTP/1.1", strcat(head, cases[i].text)));
         assert_true(f.has_length && f.length == cases[i].length);
@@ -78,12 +87,24 @@ static void test_lengths(void **state)
 static void test_content_types_that_count_as_json(void **state)
 {
     (void)state;
-    static const struct { const char *type; bool json; } cases[] = {
-        { NULL, true }, { "", true }, { "application/json", true }, { "Application/JSON", true }, { "application/json; charset=utf-8", true },
-        { "application/json ;x=y", true }, { "application/x-www-form-urlencoded", true }, { "application/jsonp", false },
-        { "text/json", false }, { "application/x-safetensors", false }, { "multipart/form-data; boundary=x", false },
+    static const struct {
+        const char *type;
+        bool json;
+    } cases[] = {
+        { NULL, true },
+        { "", true },
+        { "application/json", true },
+        { "Application/JSON", true },
+        { "application/json; charset=utf-8", true },
+        { "application/json ;x=y", true },
+        { "application/x-www-form-urlencoded", true },
+        { "application/jsonp", false },
+        { "text/json", false },
+        { "application/x-safetensors", false },
+        { "multipart/form-data; boundary=x", false },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) assert_int_equal(framing_is_json(cases[i].type), cases[i].json);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(framing_is_json(cases[i].type), cases[i].json);
 }
 
 static void test_request_ids(void **state)
@@ -111,9 +132,14 @@ static void test_traceparent(void **state)
     assert_string_equal(trace, "0af7651916cd43dd8448eb211c80319c");
     assert_string_equal(span, "b7ad6b7169203331");
     static const char *const bad[] = {
-        "", "00", "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "00-0AF7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-        "00-00000000000000000000000000000000-b7ad6b7169203331-01", "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
-        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-1", "00-0af7651916cd43dd8448eb211c80319c_b7ad6b7169203331-01",
+        "",
+        "00",
+        "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "00-0AF7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+        "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-1",
+        "00-0af7651916cd43dd8448eb211c80319c_b7ad6b7169203331-01",
         "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-",
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_false(framing_traceparent(bad[i], trace, span));
@@ -126,7 +152,9 @@ static void test_numbers(void **state)
     assert_true(framing_number("0", &n) && n == 0);
     assert_true(framing_number("0060000", &n) && n == 60000);
     assert_true(framing_number("9223372036854775807", &n) && n == INT64_MAX);
-    static const char *const bad[] = { "", "-1", "+1", "1.5", " 1", "1 ", "0x10", "9223372036854775808", "1180591620717411303424" };
+    static const char *const bad[] = {
+        "", "-1", "+1", "1.5", " 1", "1 ", "0x10", "9223372036854775808", "1180591620717411303424"
+    };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_false(framing_number(bad[i], &n));
 }
 
@@ -142,9 +170,12 @@ static void test_targets(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_doubtful_heads_are_refused_by_name), cmocka_unit_test(test_lengths),
-        cmocka_unit_test(test_content_types_that_count_as_json),   cmocka_unit_test(test_request_ids),
-        cmocka_unit_test(test_traceparent),                        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_doubtful_heads_are_refused_by_name),
+        cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_content_types_that_count_as_json),
+        cmocka_unit_test(test_request_ids),
+        cmocka_unit_test(test_traceparent),
+        cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_targets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,20 +14,20 @@ enum { SENDERS = 4, EACH = 20000 };
 
 struct note {
     struct message message;
-    int            sender, number;
+    int sender, number;
 };
 
 struct reader {
-    uv_loop_t      loop;
+    uv_loop_t loop;
     struct mailbox box;
-    int            received, next[SENDERS];
-    int            extra; /* messages that the handler itself still posts */
+    int received, next[SENDERS];
+    int extra; /* messages that the handler itself still posts */
 };
 
 static void on_note(void *context, struct message *message)
 {
     struct reader *reader = context;
-    struct note   *note   = (struct note *)message;
+    struct note *note = (struct note *)message;
     assert_null(message->next);
     assert_int_equal(note->number, reader->next[note->sender]);
     reader->next[note->sender]++;
@@ -44,7 +44,7 @@ static void on_note(void *context, struct message *message)
 
 struct sender {
     struct mailbox *box;
-    int             index;
+    int index;
 };
 
 static void *send_notes(void *context)
@@ -52,8 +52,8 @@ static void *send_notes(void *context)
     const struct sender *sender = context;
     for (int i = 0; i < EACH; i++) {
         struct note *note = calloc(1, sizeof *note);
-        note->sender      = sender->index;
-        note->number      = i;
+        note->sender = sender->index;
+        note->number = i;
         mailbox_post(sender->box, &note->message);
     }
     return NULL;
@@ -64,7 +64,7 @@ static void test_messages_of_many_threads_arrive_once_and_in_order(void **state)
     (void)state;
     struct reader reader = { 0 };
     struct sender senders[SENDERS];
-    pthread_t     threads[SENDERS];
+    pthread_t threads[SENDERS];
     assert_int_equal(uv_loop_init(&reader.loop), 0);
     assert_int_equal(mailbox_open(&reader.box, &reader.loop, on_note, &reader), 0);
     for (int i = 0; i < SENDERS; i++) {
@@ -81,7 +81,7 @@ static void test_a_handler_may_post_the_message_it_was_given(void **state)
 {
     (void)state;
     struct reader reader = { .extra = 10 };
-    struct note  *note   = calloc(1, sizeof *note);
+    struct note *note = calloc(1, sizeof *note);
     assert_int_equal(uv_loop_init(&reader.loop), 0);
     assert_int_equal(mailbox_open(&reader.box, &reader.loop, on_note, &reader), 0);
     mailbox_post(&reader.box, &note->message);

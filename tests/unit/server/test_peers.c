@@ -19,27 +19,32 @@ static void test_how_long_each_phase_may_take(void **state)
     (void)state;
     static const struct {
         enum peer_phase phase;
-        uint64_t        bytes;
-        int64_t         elapsed_ms;
-        bool            expired;
+        uint64_t bytes;
+        int64_t elapsed_ms;
+        bool expired;
     } cases[] = {
-        { PEER_OPENED, 0, 10000, false }, { PEER_OPENED, 0, 10001, true },
-        { PEER_HEAD, 0, 10001, true },    { PEER_IDLE, 0, 75000, false },
-        { PEER_IDLE, 0, 75001, true },    { PEER_BODY, 0, 30000, false },
-        { PEER_BODY, 0, 30001, true },    { PEER_BODY, 1024 * 1000, 31000, false }, /* a MiB/s is fast enough for ever */
+        { PEER_OPENED, 0, 10000, false },
+        { PEER_OPENED, 0, 10001, true },
+        { PEER_HEAD, 0, 10001, true },
+        { PEER_IDLE, 0, 75000, false },
+        { PEER_IDLE, 0, 75001, true },
+        { PEER_BODY, 0, 30000, false },
+        { PEER_BODY, 0, 30001, true },
+        { PEER_BODY, 1024 * 1000, 31000, false }, /* a MiB/s is fast enough for ever */
         { PEER_BODY, 1024 * 1000, 31001, true },
         { PEER_SEND, 5000 * 31, 31000, true }, /* 5 KB/s is not */
-        { PEER_WORK, 0, 1000000, false }, /* ours to end */
+        { PEER_WORK, 0, 1000000, false },      /* ours to end */
         { PEER_CUT, 0, 1000000, false },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        assert_int_equal(peer_expired(cases[i].phase, 5, cases[i].bytes, 5 + cases[i].elapsed_ms, &limits), cases[i].expired);
+        assert_int_equal(peer_expired(cases[i].phase, 5, cases[i].bytes, 5 + cases[i].elapsed_ms, &limits),
+                         cases[i].expired);
 }
 
 struct pair {
     struct peers peers;
     struct peer *peer;
-    int          client;
+    int client;
 };
 
 static void open_pair(struct pair *p, bool plain)
@@ -47,7 +52,7 @@ static void open_pair(struct pair *p, bool plain)
     int fds[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
     peers_init(&p->peers);
-    p->peer   = peers_add(&p->peers, fds[0], plain);
+    p->peer = peers_add(&p->peers, fds[0], plain);
     p->client = fds[1];
 }
 
@@ -64,7 +69,7 @@ static void test_a_slow_body_hears_408_and_its_thread_learns_that_it_was_cut(voi
 {
     (void)state;
     struct pair p;
-    char        text[1024] = "";
+    char text[1024] = "";
     open_pair(&p, true);
     assert_true(peer_enter(p.peer, PEER_BODY));
     assert_int_equal(peers_sweep(&p.peers, clock_ms(), &limits, NULL), 0);
@@ -82,7 +87,7 @@ static void test_nothing_is_written_into_tls(void **state)
 {
     (void)state;
     struct pair p;
-    char        text[64];
+    char text[64];
     open_pair(&p, false);
     assert_int_equal(peers_sweep(&p.peers, clock_ms() + 40000, &limits, NULL), 1);
     assert_int_equal(recv(p.client, text, sizeof text, 0), 0);
@@ -94,7 +99,7 @@ static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **stat
 {
     (void)state;
     struct pair p;
-    char        text[64];
+    char text[64];
     open_pair(&p, true);
     assert_true(peer_enter(p.peer, PEER_BODY));
     assert_int_equal(send(p.client, "bytes", 5, 0), 5);
@@ -112,7 +117,7 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
 {
     (void)state;
     static const struct peer_patience patience = { .silent_ms = 500, .stalled_ms = 2000 };
-    struct pair                       p;
+    struct pair p;
     open_pair(&p, true);
     int64_t now = clock_ms();
     assert_true(peer_enter(p.peer, PEER_BODY));

@@ -42,7 +42,7 @@ static void test_slots_hold_among_threads(void **state)
 {
     (void)state;
     struct queue q;
-    pthread_t    threads[4];
+    pthread_t threads[4];
     queue_init(&q, 2, 8, 0);
     for (int i = 0; i < 4; i++) pthread_create(&threads[i], NULL, admit_and_leave, &q);
     for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
@@ -55,22 +55,22 @@ static void test_batches(void **state)
     (void)state;
     static const struct {
         const char *waiting, *batches; /* batches are separated by spaces */
-        int         max_batch;
+        int max_batch;
     } cases[] = {
         { "", "", 8 },
         { "a", "a", 8 },
         { "aaa", "aaa", 8 },
         { "aaaaa", "aa aa a", 2 },
-        { "abab", "aa bb", 8 },       /* others of its kind are fetched past different ones */
-        { "baaab", "bb aaa", 8 },     /* and the oldest decides whose turn it is */
-        { "-a-a", "- aa -", 8 },      /* large ones go alone */
+        { "abab", "aa bb", 8 },   /* others of its kind are fetched past different ones */
+        { "baaab", "bb aaa", 8 }, /* and the oldest decides whose turn it is */
+        { "-a-a", "- aa -", 8 },  /* large ones go alone */
         { "--", "- -", 8 },
         { "a", "a", 1 },
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct queue q;
-        struct job   jobs[16], *batch[16];
-        char         text[64] = "";
+        struct job jobs[16], *batch[16];
+        char text[64] = "";
         queue_init(&q, 100, cases[c].max_batch, 0);
         for (size_t i = 0; cases[c].waiting[i]; i++) {
             jobs[i] = make(cases[c].waiting[i] == '-' ? 0 : (job_kind)cases[c].waiting[i], 1e3);
@@ -91,8 +91,8 @@ static void test_the_work_of_a_batch_is_bounded(void **state)
 {
     (void)state;
     struct queue q;
-    struct job   jobs[8], *batch[64];
-    int64_t      wait_ns;
+    struct job jobs[8], *batch[64];
+    int64_t wait_ns;
     queue_init(&q, 100, 64, 0);
     for (int i = 0; i < 8; i++) {
         jobs[i] = make(1, 0.3e9);
@@ -105,8 +105,8 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
 {
     (void)state;
     struct queue q;
-    struct job   jobs[4], *batch[64];
-    int64_t      wait_ns;
+    struct job jobs[4], *batch[64];
+    int64_t wait_ns;
     queue_init(&q, 100, 3, 1000);
     for (int i = 0; i < 4; i++) jobs[i] = make(1, 1);
     queue_push(&q, &jobs[0], 100);
@@ -127,8 +127,8 @@ static void test_a_job_can_be_taken_out_anywhere(void **state)
     (void)state;
     for (int out = 0; out < 3; out++) {
         struct queue q;
-        struct job   jobs[3], *batch[8];
-        int64_t      wait_ns;
+        struct job jobs[3], *batch[8];
+        int64_t wait_ns;
         queue_init(&q, 100, 8, 0);
         for (int i = 0; i < 3; i++) {
             jobs[i] = make(1, 1);

@@ -58,7 +58,7 @@ static void test_a_life_is_counted(void **state)
 static void test_only_the_owner_moves_it(void **state)
 {
     (void)state;
-    struct server   server = { 0 };
+    struct server server = { 0 };
     request_set_role(ROLE_HTTP);
     struct request *r = request_new(&server, NULL, NULL);
     request_move(r, REQUEST_QUEUED); /* the loop's now */
@@ -106,10 +106,11 @@ static void test_server_timing(void **state)
 {
     (void)state;
     struct request r = { .times = { .began_ns = 1000, .received_ns = 5001000, .decode_ns = 1234567, .encode_ns = 999 } };
-    char           text[1024];
+    char text[1024];
     answer_server_timing(&r, text, sizeof text);
-    assert_string_equal(text, "recv;dur=3.765, decode;dur=1.234, queue;dur=0.000, copy_in;dur=0.000, compute;dur=0.000, copy_out;dur=0.000, "
-                              "encode;dur=0.000");
+    assert_string_equal(
+        text, "recv;dur=3.765, decode;dur=1.234, queue;dur=0.000, copy_in;dur=0.000, compute;dur=0.000, copy_out;dur=0.000, "
+              "encode;dur=0.000");
 }
 
 int main(void)

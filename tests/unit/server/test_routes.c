@@ -12,7 +12,7 @@
 static void test_every_row_is_sound(void **state)
 {
     (void)state;
-    int                 count;
+    int count;
     const struct route *all = routes_all(&count);
     assert_true(count > 10);
     for (int i = 0; i < count; i++) {
@@ -31,7 +31,9 @@ static void test_every_row_is_sound(void **state)
 static void test_probes_need_no_token_and_metrics_only_on_their_own_port(void **state)
 {
     (void)state;
-    static const char *const probes[] = { "/livez", "/healthz", "/health", "/v2/health/live", "/readyz", "/v2/health/ready" };
+    static const char *const probes[] = {
+        "/livez", "/healthz", "/health", "/v2/health/live", "/readyz", "/v2/health/ready"
+    };
     for (size_t i = 0; i < sizeof probes / sizeof *probes; i++) {
         assert_false(routes_find(probes[i], PORT_MAIN)->token);
         assert_false(routes_find(probes[i], PORT_METRICS)->token);
@@ -44,7 +46,9 @@ static void test_probes_need_no_token_and_metrics_only_on_their_own_port(void **
 static void test_a_path_is_exactly_that(void **state)
 {
     (void)state;
-    static const char *const unknown[] = { "", "*", "//", "/v1", "/livez/", "/LIVEZ", "/livez ", "/v1/attention/forward/", "/v1//attention/forward" };
+    static const char *const unknown[] = {
+        "", "*", "//", "/v1", "/livez/", "/LIVEZ", "/livez ", "/v1/attention/forward/", "/v1//attention/forward"
+    };
     for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++) assert_null(routes_find(unknown[i], PORT_MAIN));
 }
 
@@ -53,12 +57,17 @@ static void test_methods(void **state)
     (void)state;
     static const struct {
         const char *path, *method, *allow;
-        bool        answers;
+        bool answers;
     } cases[] = {
-        { "/livez", "GET", "GET, HEAD", true },     { "/livez", "HEAD", "GET, HEAD", true },  { "/livez", "POST", "GET, HEAD", false },
-        { "/livez", "get", "GET, HEAD", false },    { "/livez", "OPTIONS", "GET, HEAD", false },
-        { "/v1/attention/forward", "POST", "POST", true }, { "/v1/attention/forward", "GET", "POST", false },
-        { "/v1/attention/backward", "HEAD", "POST", false }, { "/v1/attention/backward", "PUT", "POST", false },
+        { "/livez", "GET", "GET, HEAD", true },
+        { "/livez", "HEAD", "GET, HEAD", true },
+        { "/livez", "POST", "GET, HEAD", false },
+        { "/livez", "get", "GET, HEAD", false },
+        { "/livez", "OPTIONS", "GET, HEAD", false },
+        { "/v1/attention/forward", "POST", "POST", true },
+        { "/v1/attention/forward", "GET", "POST", false },
+        { "/v1/attention/backward", "HEAD", "POST", false },
+        { "/v1/attention/backward", "PUT", "POST", false },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct route *r = routes_find(cases[i].path, PORT_MAIN);

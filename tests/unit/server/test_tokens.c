@@ -42,13 +42,27 @@ static void test_only_whole_tokens_are_let_in(void **state)
     write_file("# people\nfirst-token\n\n  second  \r\n#third\n");
     struct tokens *t = tokens_open(path, why, sizeof why);
     assert_non_null(t);
-    static const struct { const char *authorization; bool allowed; } cases[] = {
-        { "Bearer first-token", true }, { "bearer   second", true },   { "Bearer first-toke", false }, { "Bearer first-token2", false },
-        { "Bearer #third", false },     { "Bearer third", false },     { "Bearer ", false },           { "Bearer", false },
-        { "Basic first-token", false }, { "first-token", false },      { NULL, false },                { "", false },
-        { "Bearer # people", false },   { "Bearer first-token ", false },
+    static const struct {
+        const char *authorization;
+        bool allowed;
+    } cases[] = {
+        { "Bearer first-token", true },
+        { "bearer   second", true },
+        { "Bearer first-toke", false },
+        { "Bearer first-token2", false },
+        { "Bearer #third", false },
+        { "Bearer third", false },
+        { "Bearer ", false },
+        { "Bearer", false },
+        { "Basic first-token", false },
+        { "first-token", false },
+        { NULL, false },
+        { "", false },
+        { "Bearer # people", false },
+        { "Bearer first-token ", false },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) assert_int_equal(tokens_allow(t, cases[i].authorization), cases[i].allowed);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(tokens_allow(t, cases[i].authorization), cases[i].allowed);
     char longest[TOKEN_MAX_BYTES + 20] = "Bearer ";
     memset(longest + 7, 'x', TOKEN_MAX_BYTES + 1);
     assert_false(tokens_allow(t, longest));
@@ -58,9 +72,13 @@ static void test_only_whole_tokens_are_let_in(void **state)
 static void test_a_bad_file_is_refused_in_one_line(void **state)
 {
     (void)state;
-    char           why[300], want[300], text[400];
-    static const struct { const char *text, *says; } cases[] = {
-        { "", "no token in it" }, { "# nothing\n\n", "no token in it" }, { "good\nbad token\n", "line 2 contains a space" },
+    char why[300], want[300], text[400];
+    static const struct {
+        const char *text, *says;
+    } cases[] = {
+        { "", "no token in it" },
+        { "# nothing\n\n", "no token in it" },
+        { "good\nbad token\n", "line 2 contains a space" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_file(cases[i].text);
@@ -97,7 +115,7 @@ static void test_a_reload_is_all_or_nothing(void **state)
 static void test_many_tokens(void **state)
 {
     (void)state;
-    char  why[300], header[64];
+    char why[300], header[64];
     FILE *file = fopen(path, "w");
     for (int i = 0; i < TOKEN_MAX_COUNT; i++) fprintf(file, "token-%d\n", i);
     fclose(file);
