@@ -377,6 +377,7 @@ static void *on_uri(void *context, const char *uri, struct MHD_Connection *conne
     struct request *request = request_new(port->server, port, connection);
     if (request == NULL) return NULL;
     request->peer = peer;
+    peer->request = request;
     request->bad_target = !framing_is_target(uri);
     heads_add(request);
     return request;
@@ -480,6 +481,18 @@ static void account(struct request *request, enum MHD_RequestTerminationCode how
               request->failed ? " code=" : "", request->failed ? proto_errors[request->error].code : "");
 }
 
+static void complete(struct request *request, enum MHD_RequestTerminationCode how)
+{
+    request_set_role(ROLE_HTTP);
+    struct peer *peer = request->peer;
+    heads_remove(request);
+    end_wait(request); /* the connection broke between being resumed and being answered */
+    account(request, how);
+    peer->request = NULL;
+    request_free(request);
+    (void)peer_enter(peer, PEER_IDLE); /* when it was cut, it is about to end anyway */
+}
+
 static void on_completed(void *context, struct MHD_Connection *connection, void **request_context,
                          enum MHD_RequestTerminationCode how)
 {
@@ -488,13 +501,7 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
     (void)connection;
     if (request == NULL) return;
     *request_context = NULL;
-    request_set_role(ROLE_HTTP);
-    struct peer *peer = request->peer;
-    heads_remove(request);
-    end_wait(request); /* the connection broke between being resumed and being answered */
-    account(request, how);
-    request_free(request);
-    (void)peer_enter(peer, PEER_IDLE); /* when it was cut, it is about to end anyway */
+    complete(request, how);
 }
 
 static void on_connection(void *context, struct MHD_Connection *connection, void **socket_context,
@@ -507,7 +514,10 @@ static void on_connection(void *context, struct MHD_Connection *connection, void
         /* Without a peer (no memory) the first request is answered by closing. */
         *socket_context = info ? peers_add(&server->peers, info->connect_fd, port->plain) : NULL;
     } else {
-        if (*socket_context) peers_remove(&server->peers, *socket_context);
+        struct peer *peer = *socket_context;
+        /* libmicrohttpd 1.0.1 closes without on_completed() when it refuses a body itself (a chunk's head longer than its buffer). */
+        if (peer && peer->request) complete(peer->request, MHD_REQUEST_TERMINATED_WITH_ERROR);
+        if (peer) peers_remove(&server->peers, peer);
         *socket_context = NULL;
         atomic_fetch_sub(&server->peers.count, 1);
     }

@@ -463,7 +463,10 @@ static void *map_staging(void *context, size_t bytes)
     return attn_staging_alloc(context, bytes, &memory, &ignored) == ATTN_OK ? memory : NULL;
 }
 
-static void unmap_staging(void *context, void *memory, size_t bytes) { attn_staging_free(context, memory, bytes); }
+static void unmap_staging(void *context, void *memory, size_t bytes)
+{
+    attn_staging_free(context, memory, bytes);
+}
 
 bool devices_staging(const struct devices *devices, struct arena_source *source)
 {

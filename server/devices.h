@@ -39,8 +39,8 @@ void devices_close(struct devices *devices); /* NULL is fine */
 
 int devices_count(const struct devices *devices);
 const attn_device *devices_any(const struct devices *devices); /* to ask which kernels there are */
-/* Where staging memory should come from so that the devices copy from it quickly: pinned memory of the first one that copies. False
- * when all compute in any memory: then the system's will do. The devices must outlive the arena. */
+/* Where staging memory should come from so that the devices copy from it quickly: pinned memory of the first one that
+ * copies. False when all compute in any memory: then the system's will do. The devices must outlive the arena. */
 bool devices_staging(const struct devices *devices, struct arena_source *source);
 bool devices_usable(const struct devices *devices);
 void devices_describe(struct devices *devices, struct info_device *facts); /* devices_count() of them; any thread */

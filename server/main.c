@@ -2,6 +2,7 @@
  *
  * Exit status: 0 drained; 64 bad options; 69 an address or a device cannot be had; 70 the last device failed; 78 a file
  * named by an option is wrong. Whatever is refused is refused with one line on standard error, before anything is served. */
+#include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
@@ -45,6 +46,13 @@ static void tune_malloc(void)
     mallopt(M_TRIM_THRESHOLD, 32 << 20);
     mallopt(M_TOP_PAD, 1 << 20);
 #endif
+}
+
+/* Started with a standard descriptor closed, the next socket would get its number, and log lines would go to a client. */
+static void hold_standard_descriptors(void)
+{
+    for (int fd = 0; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) abort();
 }
 
 /* All addresses: --listen, then --metrics-listen. Opened here, or inherited from the supervisor. */
@@ -132,6 +140,7 @@ int main(int argc, char **argv)
     int count = 0, status;
     bool inherited;
 
+    hold_standard_descriptors();
     if (argc > 1 && strcmp(argv[1], "healthcheck") == 0) return healthcheck_main(argc - 1, argv + 1);
     switch (config_load(&config, argc, argv)) {
     case CONFIG_RUN: break;

@@ -37,6 +37,7 @@ struct peer {
     _Atomic int64_t since_ms;
     _Atomic uint64_t progress_bytes; /* of the body or the answer, since the phase began */
     struct peer *previous, *next;
+    struct request *request; /* the web server's thread: what is received or answered on it, NULL between two */
 
     /* The sweep's: what it saw, since when that has not changed, and whether it has asked the socket since. */
     int seen_phase;

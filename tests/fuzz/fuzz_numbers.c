@@ -40,7 +40,7 @@ static struct outcome read_text(const char *text, size_t count, numbers_type typ
             if (room > (seed >> 16) % 5) room = (seed >> 16) % 5;
         }
         char *piece = malloc(now ? now : 1); /* it ends where its memory ends, for the sanitizer */
-        uint8_t *out = malloc(room * bytes ? room * bytes : 1);
+        uint8_t *out = malloc(room * bytes > 0 ? room * bytes : 1);
         must(piece && out);
         memcpy(piece, text + o.taken, now);
         o.status = numbers_read(&o.reader, piece, now, out, room, &used, &written);
