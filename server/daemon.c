@@ -515,8 +515,12 @@ static void on_connection(void *context, struct MHD_Connection *connection, void
         *socket_context = info ? peers_add(&server->peers, info->connect_fd, port->plain) : NULL;
     } else {
         struct peer *peer = *socket_context;
-        /* libmicrohttpd 1.0.1 closes without on_completed() when it refuses a body itself (a chunk's head longer than its buffer). */
-        if (peer && peer->request) complete(peer->request, MHD_REQUEST_TERMINATED_WITH_ERROR);
+        /* libmicrohttpd 1.0.1 closes without on_completed() when it refuses a body itself (a chunk's head longer than its buffer). The
+         * memory of the head is gone then. */
+        if (peer && peer->request) {
+            peer->request->method = peer->request->path = NULL;
+            complete(peer->request, MHD_REQUEST_TERMINATED_WITH_ERROR);
+        }
         if (peer) peers_remove(&server->peers, peer);
         *socket_context = NULL;
         atomic_fetch_sub(&server->peers.count, 1);

@@ -10,7 +10,7 @@
 # without apt nothing is installed: the names say what to look for.
 #
 # Two things come without a package, for the tests that use them, and those tests are skipped where they are not to be had:
-# promtool (extracted from Debian's prometheus package, which would start a server if it were installed) and
+# promtool (unpacked from its package, which in Debian 12 would start a Prometheus if it were installed) and
 # schemathesis (from PyPI, in a virtual environment). Both land in build/.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -85,8 +85,10 @@ fetch_promtool() {
     command -v promtool >/dev/null || [ -x build/tools/usr/bin/promtool ] && return
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return
     mkdir -p build/tools
-    echo "Fetching promtool (the prometheus package, unpacked into build/tools, not installed)"
-    (cd build/tools && apt-get download -q prometheus >download.log 2>&1 && dpkg-deb -x prometheus_*.deb . && rm -f prometheus_*.deb) ||
+    echo "Fetching promtool (its package is unpacked into build/tools, not installed)"
+    # In Debian 12 and Ubuntu 24.04 it is part of the package prometheus, in Debian 13 a package of its own.
+    (cd build/tools && { apt-get download -q promtool || apt-get download -q prometheus; } >download.log 2>&1 &&
+        for package in *.deb; do dpkg-deb -x "$package" . && rm -f "$package"; done && [ -x usr/bin/promtool ]) ||
         echo "promtool is not to be had: the test that uses it will be skipped (build/tools/download.log)"
 }
 

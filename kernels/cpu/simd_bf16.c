@@ -73,8 +73,7 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 
 #include "kernels/cpu/simd_tiles.h"
 
-/* ---- Packing
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- Packing --------------------------------------------------------------------------------------------------------- */
 
 /* Elements c .. c + 31 of a row as bf16, 0 from `cols` on and where there is no such row; *bad gathers infinities and NaN.
  */
@@ -156,8 +155,7 @@ static bool pack_at(int rows, int cols, const void *X, attn_dtype dtype, int64_t
     return !bad;
 }
 
-/* ---- The product
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- The product ----------------------------------------------------------------------------------------------------- */
 
 #define GEMM_ELEMENT         uint16_t
 #define GEMM_PER_LANE        2

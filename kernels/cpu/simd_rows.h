@@ -225,8 +225,7 @@ static void hide(int rows, int cols, float *S, int64_t lds, const int *lo, const
     }
 }
 
-/* ---- Decode
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Decode ---------------------------------------------------------------------------------------------------------- */
 
 /* nq <= V_DOT_QUERIES queries against four keys at a time: sixteen sums in registers, each key converted once. A sum has its
  * lanes and its order from d alone; keys past the end are read as the last one and their sums dropped. */

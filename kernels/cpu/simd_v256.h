@@ -198,8 +198,7 @@ VEC void v_transpose(vf x[V_LANES])
     UNPACK(0)
     UNPACK(4)
 #undef UNPACK
-        for (int s = 0; s < 4; s++)
-    {
+    for (int s = 0; s < 4; s++) {
         x[s] = _mm256_permute2f128_ps(t[s], t[4 + s], 0x20);
         x[4 + s] = _mm256_permute2f128_ps(t[s], t[4 + s], 0x31);
     }

@@ -209,7 +209,8 @@ VEC void v_transpose(vf x[V_LANES])
         t[i + 2] = _mm512_shuffle_ps(c, d, 0x44), t[i + 3] = _mm512_shuffle_ps(c, d, 0xee);              \
     }
     UNPACK(0)
-    UNPACK(4) UNPACK(8) UNPACK(12)
+    UNPACK(4)
+    UNPACK(8) UNPACK(12)
 #undef UNPACK
     /* t[4 g + s] has columns s, 4 + s, 8 + s, 12 + s of rows 4 g .. 4 g + 3, one in each quarter. */
 #define QUARTERS(s)                                                                                                       \

@@ -15,7 +15,7 @@ NAME, LABEL = r'[a-zA-Z_:][a-zA-Z0-9_:]*', r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]
 
 
 def find_promtool():
-    unpacked = os.path.join(service.BUILD, 'tools/usr/bin/promtool')
+    unpacked = os.path.join(service.BUILD, 'tools/usr/bin/promtool')  # by tests/setup.sh
     return shutil.which('promtool') or (unpacked if os.access(unpacked, os.X_OK) else None)
 
 

@@ -134,8 +134,7 @@ static int pad_k(const struct simd_type *type, int k)
     return (k + type->k_multiple - 1) / type->k_multiple * type->k_multiple;
 }
 
-/* ---- Numbers
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- Numbers --------------------------------------------------------------------------------------------------------- */
 
 static void test_every_number_of_a_dtype_loads_exactly_and_saves_as_itself(void **state)
 {
@@ -258,8 +257,7 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
     area_free(&x), area_free(&y);
 }
 
-/* ---- Operands
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- Operands -------------------------------------------------------------------------------------------------------- */
 
 static void test_operands_have_the_forms_of_the_header(void **state)
 {
@@ -430,8 +428,7 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
     }
 }
 
-/* ---- Softmax
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Softmax --------------------------------------------------------------------------------------------------------- */
 
 static void test_softmax_steps_give_the_softmax(void **state)
 {
@@ -532,6 +529,25 @@ static void test_a_nan_score_gives_a_nan_row_and_only_that(void **state)
     }
 }
 
+/* c * S is rounded before the maximum is taken off: fused, the rounding of the maximum alone would overflow here. */
+static void test_the_largest_of_enormous_scores_has_p_1(void **state)
+{
+    (void)state;
+    enum { COLS = 70 };
+    FOR_TABLES(simd) FOR_TYPES(simd, type)
+    {
+        const int64_t ld = simd_ld(COLS, 4), ldp = simd_lda(type, COLS);
+        struct area S = area_random(ld, ATTN_F32), P = area_new((size_t)simd_a_bytes(type, 1, ldp));
+        float m = -INFINITY, l = 0, rescale;
+        for (int j = 0; j < COLS; j++) floats(S)[j] = (float)((j * 31 % COLS) * 1e34 + 1e30 * uniform());
+        type->softmax(1, COLS, floats(S), ld, 0.7213475f, &m, &l, &rescale, P.data, ldp, NULL);
+        near_(l, 1, 0, simd->name, "l", 0);
+        for (int j = 0; j < COLS; j++)
+            near_(element(type, P.data, ldp, j), j * 31 % COLS == COLS - 1, 0, simd->name, "P", j);
+        area_free(&S), area_free(&P);
+    }
+}
+
 /* 4096 keys in tiles of 128, as forward does: log-sum-exp within 2e-5 of the exact one (semantics of LSE). */
 static void test_lse_of_4096_keys_is_within_2e_5(void **state)
 {
@@ -561,8 +577,7 @@ static void test_lse_of_4096_keys_is_within_2e_5(void **state)
     }
 }
 
-/* ---- Gradient
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Gradient -------------------------------------------------------------------------------------------------------- */
 
 static void test_gradient_of_a_tile(void **state)
 {
@@ -636,8 +651,7 @@ static void test_gradient_of_a_tile(void **state)
     }
 }
 
-/* ---- Scores
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Scores ---------------------------------------------------------------------------------------------------------- */
 
 static void test_score_scales_caps_adds_and_hides(void **state)
 {
@@ -696,6 +710,35 @@ static void test_score_scales_caps_adds_and_hides(void **state)
     }
 }
 
+static void test_hide_leaves_what_a_row_sees_and_nothing_else(void **state)
+{
+    (void)state;
+    FOR_TABLES(simd)
+    {
+        for (size_t a = 0; a < ARRAY_SIZE(sizes); a++) {
+            const int rows = 9, cols = sizes[a];
+            const int64_t ld = simd_ld(cols, 4);
+            struct area S = area_random(rows * ld, ATTN_F32), before = area_new((size_t)(rows * ld * 4));
+            int lo[9], hi[9];
+            for (int r = 0; r < rows; r++) {
+                lo[r] = r == 0 ? 0 : (int)((uniform() + 1) / 2 * cols);
+                hi[r] = r == 0 ? cols : r == 1 ? lo[r] : lo[r] + (int)((uniform() + 1) / 2 * (cols - lo[r]));
+            }
+            floats(S)[ld] = NAN; /* row 1 sees nothing: hidden whatever it is */
+            memcpy(before.data, S.data, (size_t)(rows * ld * 4));
+            simd->hide(rows, cols, floats(S), ld, lo, hi);
+            for (int r = 0; r < rows; r++) {
+                for (int j = 0; j < ld; j++) {
+                    const bool hidden = j < cols && (j < lo[r] || j >= hi[r]);
+                    near_(floats(S)[r * ld + j], hidden ? -INFINITY : floats(before)[r * ld + j], 0, simd->name, "hide",
+                          r * ld + j);
+                }
+            }
+            area_free(&S), area_free(&before);
+        }
+    }
+}
+
 static void test_a_capped_score_is_within_1e_6_of_itself(void **state)
 {
     (void)state;
@@ -716,97 +759,97 @@ static void test_a_capped_score_is_within_1e_6_of_itself(void **state)
     }
 }
 
-/* ---- Rows of any dtype
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- Rows of any dtype ----------------------------------------------------------------------------------------------- */
 
 static void test_decode_kernels(void **state)
 {
     (void)state;
     FOR_TABLES(simd)
-    for (size_t d = 0; d < ARRAY_SIZE(floating); d++) for (size_t a = 0; a < ARRAY_SIZE(sizes);
-                                                           a++) for (int nq = 1; nq < 7; nq += 1 + (int)a % 3)
-    {
-        const attn_dtype dtype = floating[d];
-        const int dim = sizes[a], n = sizes[(a * 5 + 3) % ARRAY_SIZE(sizes)];
-        const int64_t stride = dim + 9, ldq = dim + 1, lds = n + 2;
-        struct area q = area_random(nq * ldq, ATTN_F32), K = area_random(n * stride, dtype),
-                    S = area_new((size_t)(nq * lds) * 4);
-        struct area O = area_random(nq * ldq, ATTN_F32), old = area_new((size_t)(nq * ldq) * 4),
-                    one = area_new((size_t)lds * 4);
-        simd->dots(nq, n, dim, floats(q), ldq, K.data, dtype, stride, floats(S), lds);
-        for (int r = 0; r < nq; r++) {
-            for (int j = 0; j < n; j++) {
-                double want = 0;
-                for (int c = 0; c < dim; c++)
-                    want += (double)floats(q)[r * ldq + c] * simd_get_element(K.data, dtype, j * stride + c);
-                near_(floats(S)[r * lds + j], want, 2e-6 * sqrt(dim), simd->name, "dots", r * lds + j);
+    for (size_t d = 0; d < ARRAY_SIZE(floating); d++)
+        for (size_t a = 0; a < ARRAY_SIZE(sizes); a++)
+            for (int nq = 1; nq < 7; nq += 1 + (int)a % 3) {
+                const attn_dtype dtype = floating[d];
+                const int dim = sizes[a], n = sizes[(a * 5 + 3) % ARRAY_SIZE(sizes)];
+                const int64_t stride = dim + 9, ldq = dim + 1, lds = n + 2;
+                struct area q = area_random(nq * ldq, ATTN_F32), K = area_random(n * stride, dtype),
+                            S = area_new((size_t)(nq * lds) * 4);
+                struct area O = area_random(nq * ldq, ATTN_F32), old = area_new((size_t)(nq * ldq) * 4),
+                            one = area_new((size_t)lds * 4);
+                simd->dots(nq, n, dim, floats(q), ldq, K.data, dtype, stride, floats(S), lds);
+                for (int r = 0; r < nq; r++) {
+                    for (int j = 0; j < n; j++) {
+                        double want = 0;
+                        for (int c = 0; c < dim; c++)
+                            want += (double)floats(q)[r * ldq + c] * simd_get_element(K.data, dtype, j * stride + c);
+                        near_(floats(S)[r * lds + j], want, 2e-6 * sqrt(dim), simd->name, "dots", r * lds + j);
+                    }
+                    simd->dots(1, n, dim, floats(q) + r * ldq, ldq, K.data, dtype, stride, floats(one), lds);
+                    assert_memory_equal(one.data, floats(S) + r * lds, (size_t)n * 4); /* whatever nq is */
+                }
+                /* Rows with p = 0 are not looked at: they may hold NaN. */
+                for (int j = 0; j < n; j++) {
+                    const bool skipped = j % 11 == 4;
+                    for (int r = 0; r < nq; r++) floats(S)[r * lds + j] = skipped ? 0.0f : (float)uniform();
+                    if (skipped)
+                        for (int c = 0; c < dim; c++) simd_put_element(K.data, dtype, j * stride + c, NAN);
+                }
+                memcpy(old.data, O.data, (size_t)(nq * ldq) * 4);
+                simd->axpys(nq, n, dim, floats(S), lds, K.data, dtype, stride, floats(O), ldq);
+                for (int r = 0; r < nq; r++)
+                    for (int c = 0; c < dim; c++) {
+                        double want = floats(old)[r * ldq + c];
+                        for (int j = 0; j < n; j++)
+                            if (j % 11 != 4)
+                                want += (double)floats(S)[r * lds + j] * simd_get_element(K.data, dtype, j * stride + c);
+                        near_(floats(O)[r * ldq + c], want, 2e-6 * sqrt(n), simd->name, "axpys", r * ldq + c);
+                    }
+                area_free(&q), area_free(&K), area_free(&S), area_free(&O), area_free(&old), area_free(&one);
             }
-            simd->dots(1, n, dim, floats(q) + r * ldq, ldq, K.data, dtype, stride, floats(one), lds);
-            assert_memory_equal(one.data, floats(S) + r * lds, (size_t)n * 4); /* whatever nq is */
-        }
-        /* Rows with p = 0 are not looked at: they may hold NaN. */
-        for (int j = 0; j < n; j++) {
-            const bool skipped = j % 11 == 4;
-            for (int r = 0; r < nq; r++) floats(S)[r * lds + j] = skipped ? 0.0f : (float)uniform();
-            if (skipped)
-                for (int c = 0; c < dim; c++) simd_put_element(K.data, dtype, j * stride + c, NAN);
-        }
-        memcpy(old.data, O.data, (size_t)(nq * ldq) * 4);
-        simd->axpys(nq, n, dim, floats(S), lds, K.data, dtype, stride, floats(O), ldq);
-        for (int r = 0; r < nq; r++)
-            for (int c = 0; c < dim; c++) {
-                double want = floats(old)[r * ldq + c];
-                for (int j = 0; j < n; j++)
-                    if (j % 11 != 4)
-                        want += (double)floats(S)[r * lds + j] * simd_get_element(K.data, dtype, j * stride + c);
-                near_(floats(O)[r * ldq + c], want, 2e-6 * sqrt(n), simd->name, "axpys", r * ldq + c);
-            }
-        area_free(&q), area_free(&K), area_free(&S), area_free(&O), area_free(&old), area_free(&one);
-    }
 }
 
 static void test_stores_scale_and_transpose(void **state)
 {
     (void)state;
     FOR_TABLES(simd)
-    for (size_t d = 0; d < ARRAY_SIZE(floating); d++) for (size_t a = 0; a < ARRAY_SIZE(sizes);
-                                                           a++) for (int options = 0; options < 4; options++)
-    {
-        const attn_dtype dtype = floating[d];
-        const int rows = sizes[a], cols = sizes[(a * 7 + 2) % ARRAY_SIZE(sizes)];
-        const bool transposed = options & 1;
-        const int64_t ldx = (transposed ? rows : cols) + 4, stride = cols + 2;
-        struct area X = area_random((transposed ? cols : rows) * ldx, ATTN_F32),
-                    Y = area_new((size_t)(rows * stride) * dtype_bytes(dtype)), Z = area_random(rows * stride, ATTN_F16);
-        float row_scale[256], sums[256];
-        for (int r = 0; r < rows; r++) row_scale[r] = r % 5 == 2 ? 0.0f : (float)uniform();
-        if (options & 2 && rows > 2) floats(X)[transposed ? 2 : 2 * ldx] = NAN; /* row 2 has scale 0 */
-        (transposed ? simd->store_t : simd->store)(rows, cols, floats(X), ldx, -3.5f, options & 2 ? row_scale : NULL, Y.data,
-                                                   dtype, stride);
-        for (int r = 0; r < rows; r++)
-            for (int c = 0; c < cols; c++) {
-                const float scale = options & 2 ? -3.5f * row_scale[r] : -3.5f;
-                const float x = floats(X)[transposed ? c * ldx + r : r * ldx + c];
-                float want;
-                simd_put_element(&want, dtype, 0, options & 2 && row_scale[r] == 0 ? 0.0f : x * scale);
-                near_(simd_get_element(Y.data, dtype, r * stride + c), simd_get_element(&want, dtype, 0), 0, simd->name,
-                      "store", r * stride + c);
+    for (size_t d = 0; d < ARRAY_SIZE(floating); d++)
+        for (size_t a = 0; a < ARRAY_SIZE(sizes); a++)
+            for (int options = 0; options < 4; options++) {
+                const attn_dtype dtype = floating[d];
+                const int rows = sizes[a], cols = sizes[(a * 7 + 2) % ARRAY_SIZE(sizes)];
+                const bool transposed = options & 1;
+                const int64_t ldx = (transposed ? rows : cols) + 4, stride = cols + 2;
+                struct area X = area_random((transposed ? cols : rows) * ldx, ATTN_F32),
+                            Y = area_new((size_t)(rows * stride) * dtype_bytes(dtype)),
+                            Z = area_random(rows * stride, ATTN_F16);
+                float row_scale[256], sums[256];
+                for (int r = 0; r < rows; r++) row_scale[r] = r % 5 == 2 ? 0.0f : (float)uniform();
+                if (options & 2 && rows > 2) floats(X)[transposed ? 2 : 2 * ldx] = NAN; /* row 2 has scale 0 */
+                (transposed ? simd->store_t : simd->store)(rows, cols, floats(X), ldx, -3.5f, options & 2 ? row_scale : NULL,
+                                                           Y.data, dtype, stride);
+                for (int r = 0; r < rows; r++)
+                    for (int c = 0; c < cols; c++) {
+                        const float scale = options & 2 ? -3.5f * row_scale[r] : -3.5f;
+                        const float x = floats(X)[transposed ? c * ldx + r : r * ldx + c];
+                        float want;
+                        simd_put_element(&want, dtype, 0, options & 2 && row_scale[r] == 0 ? 0.0f : x * scale);
+                        near_(simd_get_element(Y.data, dtype, r * stride + c), simd_get_element(&want, dtype, 0), 0,
+                              simd->name, "store", r * stride + c);
+                    }
+                simd->row_dots(rows, cols, Y.data, dtype, stride, Z.data,
+                               options             ? ATTN_F16
+                               : dtype == ATTN_F16 ? ATTN_F16
+                                                   : ATTN_BF16,
+                               stride, sums);
+                if (options)
+                    for (int r = 0; r < rows; r++) {
+                        double want = 0;
+                        for (int c = 0; c < cols; c++)
+                            want += (double)simd_get_element(Y.data, dtype, r * stride + c) *
+                                    simd_get_element(Z.data, ATTN_F16, r * stride + c);
+                        near_(sums[r], want, 1e-5 * sqrt(cols), simd->name, "row_dots", r);
+                    }
+                area_free(&X), area_free(&Y), area_free(&Z);
             }
-        simd->row_dots(rows, cols, Y.data, dtype, stride, Z.data,
-                       options             ? ATTN_F16
-                       : dtype == ATTN_F16 ? ATTN_F16
-                                           : ATTN_BF16,
-                       stride, sums);
-        if (options)
-            for (int r = 0; r < rows; r++) {
-                double want = 0;
-                for (int c = 0; c < cols; c++)
-                    want += (double)simd_get_element(Y.data, dtype, r * stride + c) *
-                            simd_get_element(Z.data, ATTN_F16, r * stride + c);
-                near_(sums[r], want, 1e-5 * sqrt(cols), simd->name, "row_dots", r);
-            }
-        area_free(&X), area_free(&Y), area_free(&Z);
-    }
 }
 
 static void test_tables_are_found_by_name(void **state)
@@ -840,9 +883,11 @@ int main(void)
         cmocka_unit_test(test_softmax_steps_give_the_softmax),
         cmocka_unit_test(test_a_row_of_softmax_does_not_depend_on_its_neighbours),
         cmocka_unit_test(test_a_nan_score_gives_a_nan_row_and_only_that),
+        cmocka_unit_test(test_the_largest_of_enormous_scores_has_p_1),
         cmocka_unit_test(test_lse_of_4096_keys_is_within_2e_5),
         cmocka_unit_test(test_gradient_of_a_tile),
         cmocka_unit_test(test_score_scales_caps_adds_and_hides),
+        cmocka_unit_test(test_hide_leaves_what_a_row_sees_and_nothing_else),
         cmocka_unit_test(test_a_capped_score_is_within_1e_6_of_itself),
         cmocka_unit_test(test_decode_kernels),
         cmocka_unit_test(test_stores_scale_and_transpose),

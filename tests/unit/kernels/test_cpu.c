@@ -1,0 +1,221 @@
+/* test_cpu.c: what is the CPU backend's own: its threads, its memory and its workspace. That it computes attention is
+ * test_backends.c's business. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "../testing.h"
+#include "kernels/cpu/flash.h"
+
+/* ---- Threads -------------------------------------------------------------------------------------------------------------- */
+
+enum { ITEMS = 1000, CALLERS = 4, LOOPS = 50, THREADS = 5 };
+
+struct counts {
+    atomic_int seen[ITEMS];
+    atomic_int in_use[THREADS];
+    atomic_int clashes;
+};
+
+static void count_item(void *context, int worker, int64_t item)
+{
+    struct counts *c = context;
+    if (atomic_fetch_add(&c->in_use[worker], 1) != 0) atomic_fetch_add(&c->clashes, 1);
+    atomic_fetch_add(&c->seen[item], 1);
+    atomic_fetch_sub(&c->in_use[worker], 1);
+}
+
+static void test_every_item_runs_once_and_no_two_threads_share_a_worker_number(void **state)
+{
+    struct pool *pool;
+    attn_error err = { 0 };
+    (void)state;
+    assert_int_equal(pool_open(THREADS, NULL, &pool, &err), ATTN_OK);
+    assert_int_equal(pool_threads(pool), THREADS);
+    for (int64_t items = 0; items <= ITEMS; items = items * 3 + 1) {
+        struct counts *c = calloc(1, sizeof *c);
+        pool_run(pool, items, count_item, c);
+        for (int64_t i = 0; i < ITEMS; i++) assert_int_equal(atomic_load(&c->seen[i]), i < items);
+        assert_int_equal(atomic_load(&c->clashes), 0);
+        free(c);
+    }
+    pool_close(pool);
+}
+
+static void *run_loops(void *argument)
+{
+    struct pool *pool = argument;
+    for (int loop = 0; loop < LOOPS; loop++) {
+        struct counts *c = calloc(1, sizeof *c);
+        pool_run(pool, ITEMS, count_item, c);
+        for (int i = 0; i < ITEMS; i++)
+            if (atomic_load(&c->seen[i]) != 1 || atomic_load(&c->clashes)) return c; /* not freed: the test fails */
+        free(c);
+    }
+    return NULL;
+}
+
+static void test_loops_of_several_callers_run_side_by_side(void **state)
+{
+    pthread_t callers[CALLERS];
+    struct pool *pool;
+    attn_error err = { 0 };
+    (void)state;
+    assert_int_equal(pool_open(THREADS, NULL, &pool, &err), ATTN_OK);
+    for (int n = 0; n < CALLERS; n++) assert_int_equal(pthread_create(&callers[n], NULL, run_loops, pool), 0);
+    for (int n = 0; n < CALLERS; n++) {
+        void *failed;
+        pthread_join(callers[n], &failed);
+        assert_null(failed);
+    }
+    pool_close(pool);
+}
+
+/* As the chunks of keys of a backward do: each item waits for the one before it. */
+static void wait_for_the_one_before(void *context, int worker, int64_t item)
+{
+    _Atomic int64_t *done = context;
+    unsigned spins = 0;
+    (void)worker;
+    while (atomic_load(done) < item) pool_breathe(&spins);
+    atomic_store(done, item + 1);
+}
+
+static void test_an_item_may_wait_for_an_earlier_one(void **state)
+{
+    struct pool *pool;
+    attn_error err = { 0 };
+    _Atomic int64_t done = 0;
+    (void)state;
+    assert_int_equal(pool_open(THREADS, NULL, &pool, &err), ATTN_OK);
+    pool_run(pool, ITEMS, wait_for_the_one_before, &done);
+    assert_int_equal(atomic_load(&done), ITEMS);
+    pool_close(pool);
+}
+
+/* ---- Workspace ------------------------------------------------------------------------------------------------------------ */
+
+/* Packed problems and seqlens_k with random lengths, short and long, in every dtype. */
+static struct spec random_lengths(struct rng *r)
+{
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
+    struct spec s = SPEC(.dtype = dtypes[rng_between(r, 0, 2)], .Hk = rng_between(r, 1, 2), .data_seed = rng_next(r));
+    s.out_dtype = s.dtype;
+    s.H = s.Hk * rng_between(r, 1, 5);
+    s.D = s.Dv = rng_between(r, 1, 80);
+    s.op = rng_chance(r, 0.4) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
+    s.give_forward = rng_chance(r, 0.5);
+    s.causal = rng_chance(r, 0.5);
+    s.alibi = rng_chance(r, 0.3);
+    s.sinks = rng_chance(r, 0.3);
+    s.softcap = rng_chance(r, 0.2) ? 10 : 0;
+    s.dropout_p = rng_chance(r, 0.2) ? 0.2 : 0;
+    if (rng_chance(r, 0.7)) {
+        s.sequences = (int)rng_between(r, 1, SPEC_SEQUENCES);
+        for (int n = 0; n < s.sequences; n++) {
+            s.q_lengths[n] = (int)rng_between(r, 0, rng_chance(r, 0.3) ? 300 : 10);
+            s.k_lengths[n] = (int)rng_between(r, 0, rng_chance(r, 0.2) ? 5000 : 90);
+        }
+    } else {
+        s.B = rng_between(r, 0, 4);
+        s.Sq = rng_between(r, 0, 100);
+        s.Sk = rng_between(r, 0, rng_chance(r, 0.2) ? 3000 : 200);
+        s.seqlens_k = true;
+        s.bias = rng_chance(r, 0.3) ? (int)rng_between(r, 1, 8) : 0;
+        s.mask_bounds = rng_chance(r, 0.3) ? 2 : 0;
+    }
+    return s;
+}
+
+/* attn_workspace() does not look at the lengths; a run uses what they need. A block of exactly the bytes that were promised, under
+ * AddressSanitizer, says whether the promise was kept, and the bits whether the block's contents matter. */
+static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(void **state)
+{
+    enum { COUNT = 60 };
+    struct rng r = { 5 };
+    struct bench bench;
+    (void)state;
+    bench_open(&bench, "cpu", 3);
+    for (int n = 0; n < COUNT; n++) {
+        const struct spec s = random_lengths(&r);
+        struct fixture alone, within;
+        size_t promised, needed;
+        char why[256];
+        attn_error err = { 0 };
+        fixture_make(&alone, &s);
+        fixture_make(&within, &s);
+        fixture_run(&bench, &alone);
+        assert_int_equal(attn_workspace(bench.device, &within.p, 1, &promised, &err), ATTN_OK);
+        assert_int_equal(flash_bytes_exact(simd_get(), 3, &within.p, 1, &needed, &err), ATTN_OK);
+        if (needed > promised) {
+            spec_print(stderr, &s);
+            fail_msg("%zu bytes were promised to be enough, %zu are needed", promised, needed);
+        }
+        char *workspace = aligned_alloc(64, promised);
+        assert_non_null(workspace);
+        memset(workspace, 0xff, promised);
+        assert_int_equal(attn_run(bench.stream, &within.p, 1, workspace, &err), ATTN_OK);
+        free(workspace);
+        if (!outputs_equal(&alone, &within, why, sizeof why)) {
+            spec_print(stderr, &s);
+            fail_msg("%s", why);
+        }
+        fixture_clear(&alone);
+        fixture_clear(&within);
+    }
+    bench_close(&bench);
+}
+
+/* ---- Memory --------------------------------------------------------------------------------------------------------------- */
+
+static void test_memory_is_counted_and_limited(void **state)
+{
+    const attn_device_options options = { .threads = 2, .memory_bytes = 4 << 20 };
+    const struct spec s = SPEC(.B = 4, .H = 8, .Hk = 8, .Sq = 2048, .Sk = 2048); /* packs of K and V alone are 48 MiB and more */
+    attn_device *device;
+    attn_stream *stream;
+    attn_device_info info;
+    attn_error err = { 0 };
+    void *memory[2];
+    struct fixture f;
+    (void)state;
+    assert_int_equal(attn_device_open("cpu", 0, &options, &device, &err), ATTN_OK);
+    assert_int_equal(attn_stream_open(device, &stream, &err), ATTN_OK);
+
+    assert_int_equal(attn_device_alloc(device, 3 << 20, &memory[0], &err), ATTN_OK);
+    assert_int_equal((uintptr_t)memory[0] % 64, 0);
+    attn_device_describe(device, &info);
+    assert_int_equal(info.memory_limit, 4 << 20);
+    assert_true(info.memory_used >= 3 << 20);
+    assert_int_equal(attn_staging_alloc(device, 2 << 20, &memory[1], &err), ATTN_NO_MEMORY);
+    assert_null(memory[1]);
+    attn_device_free(device, memory[0]);
+    assert_int_equal(attn_staging_alloc(device, 2 << 20, &memory[1], &err), ATTN_OK);
+    attn_staging_free(device, memory[1], 2 << 20);
+    attn_device_describe(device, &info);
+    assert_int_equal(info.memory_used, 0);
+
+    fixture_make(&f, &s); /* a run that needs more than there is says so, and gives back what it took */
+    assert_int_equal(attn_run(stream, &f.p, 1, NULL, &err), ATTN_NO_MEMORY);
+    attn_device_describe(device, &info);
+    assert_int_equal(info.memory_used, 0);
+    fixture_clear(&f);
+    attn_stream_close(stream);
+    attn_device_close(device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_item_runs_once_and_no_two_threads_share_a_worker_number),
+        cmocka_unit_test(test_loops_of_several_callers_run_side_by_side),
+        cmocka_unit_test(test_an_item_may_wait_for_an_earlier_one),
+        cmocka_unit_test(test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths),
+        cmocka_unit_test(test_memory_is_counted_and_limited),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
