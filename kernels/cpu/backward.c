@@ -1,25 +1,27 @@
 /* backward.c: gradients, a chunk of keys at a time. FlashAttention-2 (arXiv:2307.08691), Algorithm 2, made deterministic.
  *
- * FLASH_ROWS packs Q and dO of every row tile and finds delta = rowsum(dO O) - dlse. Then an item of FLASH_KEYS owns the chunk of Bk keys
- * of one key/value head, walks over the row tiles of the whole group that see it, and for each:
+ * FLASH_ROWS packs Q and dO of every row tile and finds delta = rowsum(dO O) - dlse. Then an item of FLASH_KEYS owns the
+ * chunk of Bk keys of one key/value head, walks over the row tiles of the whole group that see it, and for each:
  *
  *     S = Q K^T, dP = dO V^T                      products
  *     P = exp2(scores - lse2), dZ = P (M dP - delta), dS = dZ (1 - tanh^2)
  *     dV += (P M)^T dO,  dK += dS^T Q             into the chunk's own sums, kept transposed
  *     dQ += dS K                                  into the row tile's sum, which all chunks share
  *
- * The order of the sums in dQ. Chunk c adds to a row tile only after the chunks before it have: each publishes how far it has come
- * (struct flash_progress), and the wait is one row tile long, for chunks that start together follow each other through the tiles
- * like runners. Items are taken in order, so a chunk that is waited for is always running somewhere. This costs no memory and
- * no second pass (recomputing S and dP for dQ would be 7 products instead of 5), and the bits do not depend on chance.
+ * The order of the sums in dQ. Chunk c adds to a row tile only after the chunks before it have: each publishes how far it
+ * has come (struct flash_progress), and the wait is one row tile long, for chunks that start together follow each other
+ * through the tiles like runners. Items are taken in order, so a chunk that is waited for is always running somewhere. This
+ * costs no memory and no second pass (recomputing S and dP for dQ would be 7 products instead of 5), and the bits do not
+ * depend on chance.
  *
- * dbias belongs to (b, h, i, j), and columns j to one chunk: its owner adds without asking. Where bias is broadcast over heads of several
- * groups or over batch rows, all of them add to the same numbers: then one item does that chunk for all of them, one after the
- * other (a class). dalibi_slopes and dsinks are added up in FLASH_FINISH from parts, in order.
+ * dbias belongs to (b, h, i, j), and columns j to one chunk: its owner adds without asking. Where bias is broadcast over
+ * heads of several groups or over batch rows, all of them add to the same numbers: then one item does that chunk for all of
+ * them, one after the other (a class). dalibi_slopes and dsinks are added up in FLASH_FINISH from parts, in order.
  *
- * NaN and infinity: as in forward.c. K (for dQ), Q (for dK) and dO (for dV) are packed with zeros in place of what is not finite, so
- * that a hidden pair's 0 is 0. A visible K or Q that is NaN makes its scores NaN, and these spoil what they must; a visible dO is given
- * back to dV through `spoiled`. A row whose lse is NaN spoils the pairs that it sees, and those only: calm(). */
+ * NaN and infinity: as in forward.c. K (for dQ), Q (for dK) and dO (for dV) are packed with zeros in place of what is not
+ * finite, so that a hidden pair's 0 is 0. A visible K or Q that is NaN makes its scores NaN, and these spoil what they must;
+ * a visible dO is given back to dV through `spoiled`. A row whose lse is NaN spoils the pairs that it sees, and those only:
+ * calm(). */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -81,7 +83,8 @@ static bool wants_dS(const struct flash *f)
     return f->p->dq.rank || f->p->dk.rank || f->p->dbias.rank || f->p->dalibi_slopes.rank;
 }
 
-/* ---- FLASH_ROWS --------------------------------------------------------------------------------------------------------- */
+/* ---- FLASH_ROWS ---------------------------------------------------------------------------------------------------------
+ */
 
 static void zero_dbias_slice(const struct flash *f, int64_t slice)
 {
@@ -100,8 +103,8 @@ static void load_statistics(const struct flash *f, const struct flash_tile *t)
     const int64_t first = t->seq->s.q_start + t->i0;
     for (int head = 0; head < t->heads; head++) {
         const int64_t h = t->h + head, row = t->row0 + (int64_t)head * t->n;
-        f->simd->row_dots(t->n, (int)f->g.dims.Dv, flash_at(dout, t->b, h, first), dout->dtype, dout->row, flash_at(out, t->b, h, first),
-                          out->dtype, out->row, f->delta + row);
+        f->simd->row_dots(t->n, (int)f->g.dims.Dv, flash_at(dout, t->b, h, first), dout->dtype, dout->row,
+                          flash_at(out, t->b, h, first), out->dtype, out->row, f->delta + row);
         for (int r = 0; r < t->n; r++) {
             const float x = *(const float *)flash_at(lse, t->b, h, first + r);
             f->lse2[row + r] = x == -INFINITY ? INFINITY : (float)(x * M_LOG2E);
@@ -128,18 +131,21 @@ void flash_rows_item(const struct flash *f, char *scratch, int64_t item)
     const void *rows = flash_gather(&t, &f->g.view[ATTN_T_q], D, room.gathered, &stride);
     type->pack_a(t.rows, D, rows, f->p->q.dtype, stride, f->Qa + t.row0 * f->q_lda * es, f->q_lda);
     if (f->p->dk.rank)
-        flash_pack_clean_at(f, t.rows, D, rows, f->p->q.dtype, stride, f->Qat + t.row0 / FLASH_UNIT * f->q_unit_bytes, lda, room.clean);
+        flash_pack_clean_at(f, t.rows, D, rows, f->p->q.dtype, stride, f->Qat + t.row0 / FLASH_UNIT * f->q_unit_bytes, lda,
+                            room.clean);
     rows = flash_gather(&t, &f->g.view[ATTN_T_dout], Dv, room.gathered, &stride);
     if (wants_dS(f)) type->pack_a(t.rows, Dv, rows, f->p->dout.dtype, stride, f->dOa + t.row0 * f->do_lda * es, f->do_lda);
     f->dO_dirty[t.row0 / FLASH_UNIT] = false;
     if (f->p->dv.rank)
-        f->dO_dirty[t.row0 / FLASH_UNIT] = !flash_pack_clean_at(f, t.rows, Dv, rows, f->p->dout.dtype, stride,
-                                                                f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes, lda, room.clean);
+        f->dO_dirty[t.row0 / FLASH_UNIT] =
+            !flash_pack_clean_at(f, t.rows, Dv, rows, f->p->dout.dtype, stride,
+                                 f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes, lda, room.clean);
     if (!f->recompute) load_statistics(f, &t);
     if (f->dQ) memset(f->dQ + t.row0 * f->dq_ld, 0, (size_t)(t.rows * f->dq_ld) * sizeof *f->dQ);
 }
 
-/* ---- FLASH_KEYS ----------------------------------------------------------------------------------------------------------- */
+/* ---- FLASH_KEYS
+ * ----------------------------------------------------------------------------------------------------------- */
 
 /* Until every chunk before `chunk` has left row tile `index` behind. *below: chunks known to have finished altogether. */
 static void wait_for_turn(struct flash_progress *head, int64_t chunk, int64_t index, int64_t *below)
@@ -159,11 +165,13 @@ static void spoil(const struct flash *f, const struct flash_tile *t, const struc
     const int Dv = (int)f->g.dims.Dv;
     for (int r = 0; r < t->rows; r++) {
         if (f->lse2[t->row0 + r] == INFINITY) continue;
-        f->simd->load(Dv, flash_at(dout, t->b, t->h + r / t->n, t->seq->s.q_start + t->i0 + r % t->n), dout->dtype, room->clean);
+        f->simd->load(Dv, flash_at(dout, t->b, t->h + r / t->n, t->seq->s.q_start + t->i0 + r % t->n), dout->dtype,
+                      room->clean);
         for (int d = 0; d < Dv; d++)
             if (!isfinite(room->clean[d]))
                 for (int c = 0; c < cell->cols; c++)
-                    if (room->S[r * room->ld + c] != -INFINITY) room->spoiled[d * room->ldt + cell->c0 + c] += room->clean[d];
+                    if (room->S[r * room->ld + c] != -INFINITY)
+                        room->spoiled[d * room->ldt + cell->c0 + c] += room->clean[d];
     }
 }
 
@@ -177,7 +185,8 @@ static void add_dbias(const struct flash *f, const struct flash_tile *t, int64_t
 }
 
 /* -sum dZ |i + Sk - Sq - j| of each head of the tile, added to sums[head of the group]. */
-static void add_dslopes(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ, int64_t ld, double *sums)
+static void add_dslopes(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ, int64_t ld,
+                        double *sums)
 {
     for (int r = 0; r < t->rows; r++) {
         const int64_t distance = t->i0 + r % t->n + t->seq->s.Sk - t->seq->s.Sq - j;
@@ -187,15 +196,18 @@ static void add_dslopes(const struct flash *f, const struct flash_tile *t, int64
     }
 }
 
-static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64_t hk, int64_t first, int64_t rows, int64_t cols)
+static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64_t hk, int64_t first, int64_t rows,
+                      int64_t cols)
 {
     const attn_view *view = &f->g.view[id];
-    for (int64_t j = first; j < first + rows; j++) memset(flash_at(view, b, hk, j), 0, (size_t)cols * attn_dtype_bytes(view->dtype));
+    for (int64_t j = first; j < first + rows; j++)
+        memset(flash_at(view, b, hk, j), 0, (size_t)cols * attn_dtype_bytes(view->dtype));
 }
 
 /* lse2 for gradient(). A row whose lse is NaN would make NaN of hidden pairs too: such a row's visible scores become NaN
  * instead, and its lse2 (of the copy in `room`) any number. */
-static const float *calm(const struct flash_tile *t, const struct flash_cell *cell, const float *lse2, const struct room *room)
+static const float *calm(const struct flash_tile *t, const struct flash_cell *cell, const float *lse2,
+                         const struct room *room)
 {
     bool any = false;
     for (int r = 0; r < t->rows; r++) any |= lse2[r] != lse2[r];
@@ -214,7 +226,8 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
 {
     const struct flash_sequence *seq = &f->seq[b];
     const struct simd_type *type = f->type;
-    const attn_view *k = &f->g.view[ATTN_T_k], *v = &f->g.view[ATTN_T_v], *dk = &f->g.view[ATTN_T_dk], *dv = &f->g.view[ATTN_T_dv];
+    const attn_view *k = &f->g.view[ATTN_T_k], *v = &f->g.view[ATTN_T_v], *dk = &f->g.view[ATTN_T_dk],
+                    *dv = &f->g.view[ATTN_T_dv];
     const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
     const bool dS = wants_dS(f), dZ = f->p->dbias.rank || f->p->dalibi_slopes.rank;
     const int64_t es = simd_element_bytes(type), j0 = chunk * f->Bk, first = seq->s.k_start + j0;
@@ -247,11 +260,11 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         }
 
         const int64_t ldb = simd_ldb(type, t.rows), lda = simd_lda(type, t.rows);
-        type->gemm(t.rows, cell.cols, D, f->Qa + t.row0 * f->q_lda * es, f->q_lda, room.Kt + cell.c0 / SIMD_PANEL * ldk * es, ldk,
-                   room.S, room.ld, false, NULL);
+        type->gemm(t.rows, cell.cols, D, f->Qa + t.row0 * f->q_lda * es, f->q_lda, room.Kt + cell.c0 / SIMD_PANEL * ldk * es,
+                   ldk, room.S, room.ld, false, NULL);
         if (dS)
-            type->gemm(t.rows, cell.cols, Dv, f->dOa + t.row0 * f->do_lda * es, f->do_lda, room.Vt + cell.c0 / SIMD_PANEL * ldv * es,
-                       ldv, room.dP, room.ld, false, NULL);
+            type->gemm(t.rows, cell.cols, Dv, f->dOa + t.row0 * f->do_lda * es, f->do_lda,
+                       room.Vt + cell.c0 / SIMD_PANEL * ldv * es, ldv, room.dP, room.ld, false, NULL);
         const float c = flash_scores(f, &t, j0, &cell, room.S, room.ld, room.cap, &room.limits);
         if (f->dropout) flash_drop(f, &t, j0, &cell, room.drop, room.ld);
         if (f->dO_dirty[t.row0 / FLASH_UNIT]) {
@@ -280,11 +293,11 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         };
         type->gradient(&gradient);
         if (f->p->dv.rank)
-            type->gemm(Dv, cell.cols, t.rows, f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes, lda, room.P_b, ldb, room.dVt + cell.c0,
-                       room.ldt, true, NULL);
+            type->gemm(Dv, cell.cols, t.rows, f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes, lda, room.P_b, ldb,
+                       room.dVt + cell.c0, room.ldt, true, NULL);
         if (f->p->dk.rank)
-            type->gemm(D, cell.cols, t.rows, f->Qat + t.row0 / FLASH_UNIT * f->q_unit_bytes, lda, room.dS_b, ldb, room.dKt + cell.c0,
-                       room.ldt, true, NULL);
+            type->gemm(D, cell.cols, t.rows, f->Qat + t.row0 / FLASH_UNIT * f->q_unit_bytes, lda, room.dS_b, ldb,
+                       room.dKt + cell.c0, room.ldt, true, NULL);
         if (f->p->dbias.rank) add_dbias(f, &t, j0 + cell.c0, cell.cols, room.dP, room.ld);
         if (slopes) add_dslopes(f, &t, j0 + cell.c0, cell.cols, room.dP, room.ld, slopes);
         if (f->dQ) {
@@ -326,7 +339,8 @@ void flash_keys_item(const struct flash *f, char *scratch, int64_t item)
         for (int64_t hk = h0; hk < h1; hk++) compute_chunk(f, b, hk, chunk, scratch);
 }
 
-/* ---- FLASH_FINISH --------------------------------------------------------------------------------------------------------- */
+/* ---- FLASH_FINISH
+ * --------------------------------------------------------------------------------------------------------- */
 
 static double dsink_of(const struct flash *f, int64_t h)
 {
@@ -344,7 +358,8 @@ static double dsink_of(const struct flash *f, int64_t h)
 static double dslope_of(const struct flash *f, int64_t b, int64_t h)
 {
     double sum = 0;
-    for (int64_t chunk = 0; chunk < attn_tiles(f->seq[b].s.Sk, f->Bk); chunk++) sum += f->slope_parts[(b * f->g.dims.H + h) * f->chunks + chunk];
+    for (int64_t chunk = 0; chunk < attn_tiles(f->seq[b].s.Sk, f->Bk); chunk++)
+        sum += f->slope_parts[(b * f->g.dims.H + h) * f->chunks + chunk];
     return sum;
 }
 
@@ -357,8 +372,9 @@ void flash_finish_item(const struct flash *f, char *scratch, int64_t item)
         const struct flash_tile t = flash_tile_of(f, b, rest / f->seq[b].tiles, rest % f->seq[b].tiles);
         const attn_view *dq = &f->g.view[ATTN_T_dq];
         for (int head = 0; head < t.heads; head++)
-            f->simd->store(t.n, (int)f->g.dims.D, f->dQ + (t.row0 + (int64_t)head * t.n) * f->dq_ld, f->dq_ld, (float)f->g.scale, NULL,
-                           flash_at(dq, b, t.h + head, t.seq->s.q_start + t.i0), dq->dtype, dq->row);
+            f->simd->store(t.n, (int)f->g.dims.D, f->dQ + (t.row0 + (int64_t)head * t.n) * f->dq_ld, f->dq_ld,
+                           (float)f->g.scale, NULL, flash_at(dq, b, t.h + head, t.seq->s.q_start + t.i0), dq->dtype,
+                           dq->row);
         return;
     }
     const int64_t h = item - tiles;

@@ -1,12 +1,13 @@
 /* cpu.c: the backend "cpu": flash attention on all cores. This file is the device: memory, streams, marks; the work is in
  * flash.c, forward.c, decode.c and backward.c, on the vectors of simd.h and the threads of pool.h.
  *
- * A device owns one pool of threads. A call on a stream has done everything when it returns: the calling thread takes part in the work,
- * so there is nothing to wait for later, and done() is always true. Device memory and staging memory are the same plain memory, and the
- * device is unified: nobody needs to copy. Both count against one limit.
+ * A device owns one pool of threads. A call on a stream has done everything when it returns: the calling thread takes part
+ * in the work, so there is nothing to wait for later, and done() is always true. Device memory and staging memory are the
+ * same plain memory, and the device is unified: nobody needs to copy. Both count against one limit.
  *
  * Invariants
- *  1. Memory is 64-byte aligned, with its size noted in the 64 bytes before it, so that freeing it gives the bytes back to the count.
+ *  1. Memory is 64-byte aligned, with its size noted in the 64 bytes before it, so that freeing it gives the bytes back to
+ * the count.
  *  2. A workspace is used by one run at a time; each stream brings its own, or run() allocates one for the call. */
 #include <errno.h>
 #include <limits.h>
@@ -40,7 +41,8 @@ struct cpu_stream {
     struct timespec marks[ATTN_MARKS];
 };
 
-/* ---- Memory --------------------------------------------------------------------------------------------------------------- */
+/* ---- Memory
+ * --------------------------------------------------------------------------------------------------------------- */
 
 /* What this process may have: the machine's memory, or its control group's limit where that is less. */
 static int64_t memory_of_machine(void)
@@ -63,7 +65,8 @@ static attn_status device_alloc(attn_device *base, size_t bytes, void **memory, 
     const size_t alignment = bytes >= 2 * (size_t)HUGE_PAGE_BYTES ? HUGE_PAGE_BYTES : HEADER_BYTES;
     *memory = NULL;
     if (bytes > most || (int64_t)bytes > device->memory_limit)
-        return attn_fail(err, ATTN_NO_MEMORY, "", "cpu: %zu bytes are over the limit of %lld", bytes, (long long)device->memory_limit);
+        return attn_fail(err, ATTN_NO_MEMORY, "", "cpu: %zu bytes are over the limit of %lld", bytes,
+                         (long long)device->memory_limit);
     const size_t total = (bytes + HEADER_BYTES + alignment - 1) / alignment * alignment;
     const int64_t used = atomic_fetch_add(&device->memory_used, (int64_t)total) + (int64_t)total;
     char *block = used <= device->memory_limit ? aligned_alloc(alignment, total) : NULL;
@@ -96,9 +99,13 @@ static void staging_free(attn_device *device, void *memory, size_t bytes)
     device_free(device, memory);
 }
 
-/* ---- The device ----------------------------------------------------------------------------------------------------------- */
+/* ---- The device
+ * ----------------------------------------------------------------------------------------------------------- */
 
-static int count_devices(void) { return 1; }
+static int count_devices(void)
+{
+    return 1;
+}
 
 static attn_status open_device(int index, const attn_device_options *options, attn_device **out, attn_error *err)
 {
@@ -148,13 +155,15 @@ static const char *kernel(const attn_device *base, const attn_problem *p, attn_e
     return ((const struct cpu_device *)base)->simd->name;
 }
 
-static attn_status workspace_bytes(const attn_device *base, const attn_problem *problems, int count, size_t *bytes, attn_error *err)
+static attn_status workspace_bytes(const attn_device *base, const attn_problem *problems, int count, size_t *bytes,
+                                   attn_error *err)
 {
     const struct cpu_device *device = (const struct cpu_device *)base;
     return flash_bytes(device->simd, pool_threads(device->pool), problems, count, bytes, err);
 }
 
-/* ---- Streams ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Streams
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 static attn_status stream_open(attn_device *device, attn_stream **out, attn_error *err)
 {
@@ -166,9 +175,13 @@ static attn_status stream_open(attn_device *device, attn_stream **out, attn_erro
     return ATTN_OK;
 }
 
-static void stream_close(attn_stream *stream) { free(stream); }
+static void stream_close(attn_stream *stream)
+{
+    free(stream);
+}
 
-static attn_status copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction, attn_error *err)
+static attn_status copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
+                        attn_error *err)
 {
     (void)stream, (void)direction, (void)err;
     memmove(to, from, bytes); /* a unified device's caller may well copy a buffer onto itself */
@@ -200,7 +213,8 @@ static attn_status mark(attn_stream *base, int slot, attn_error *err)
 
 static double elapsed_us(attn_stream *base, int from_slot, int to_slot)
 {
-    const struct timespec *a = &((struct cpu_stream *)base)->marks[from_slot], *b = &((struct cpu_stream *)base)->marks[to_slot];
+    const struct timespec *a = &((struct cpu_stream *)base)->marks[from_slot],
+                          *b = &((struct cpu_stream *)base)->marks[to_slot];
     return (double)(b->tv_sec - a->tv_sec) * 1e6 + (double)(b->tv_nsec - a->tv_nsec) / 1e3;
 }
 

@@ -1,13 +1,14 @@
 /* decode.c: a few query rows over many keys: one decoded token, its group of heads, a handful of speculated tokens.
  *
- * Such a row tile reads each key and value once and does little with them, so packing would cost more than the products. Here
- * K and V are read as they lie in memory (dots, axpys), all rows of the tile at each key; the bound is the reading:
- * (D + Dv) * bytes of an element * keys, at the memory's speed. Long sequences are split into spans of keys (struct flash_sequence), so
- * that all cores read, and merged in order by flash_merge_item().
+ * Such a row tile reads each key and value once and does little with them, so packing would cost more than the products.
+ * Here K and V are read as they lie in memory (dots, axpys), all rows of the tile at each key; the bound is the reading: (D
+ * + Dv) * bytes of an element * keys, at the memory's speed. Long sequences are split into spans of keys (struct
+ * flash_sequence), so that all cores read, and merged in order by flash_merge_item().
  *
- * In layout bshd the heads of a key lie side by side. Read head by head, memory is read in pieces of D elements with gaps between
- * them, which no prefetcher follows: half the speed. So an item does a bundle of heads together: it walks over KEYS keys in steps
- * of STEP, and at each step over the heads. What is computed for each head, and in which order, does not depend on the bundle.
+ * In layout bshd the heads of a key lie side by side. Read head by head, memory is read in pieces of D elements with gaps
+ * between them, which no prefetcher follows: half the speed. So an item does a bundle of heads together: it walks over KEYS
+ * keys in steps of STEP, and at each step over the heads. What is computed for each head, and in which order, does not
+ * depend on the bundle.
  *
  * Hidden keys are never looked at: axpys() skips a V whose P is 0. */
 #include <math.h>
@@ -31,7 +32,8 @@ struct lane {
 struct room {
     int64_t ldq, lds, ldo;
     struct lane *lanes;
-    float *Q, *S, *O, *m, *l, *rescale, *inverse, *drop; /* the first four [FLASH_BUNDLE_ROWS][ld...], shared out to the lanes */
+    float *Q, *S, *O, *m, *l, *rescale, *inverse,
+        *drop; /* the first four [FLASH_BUNDLE_ROWS][ld...], shared out to the lanes */
     struct flash_limits limits;
 };
 
@@ -73,7 +75,8 @@ static void open_lane(const struct flash *f, const struct room *room, struct lan
     lane->m = room->m + row;
     lane->l = room->l + row;
     for (int r = 0; r < t->rows; r++) {
-        f->simd->load(f->g.dims.D, flash_at(q, b, t->h + r / t->n, t->seq->s.q_start + r % t->n), q->dtype, lane->Q + r * room->ldq);
+        f->simd->load(f->g.dims.D, flash_at(q, b, t->h + r / t->n, t->seq->s.q_start + r % t->n), q->dtype,
+                      lane->Q + r * room->ldq);
         lane->m[r] = -INFINITY;
         lane->l[r] = 0;
     }
@@ -95,7 +98,8 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch)
     struct room room = room_of(f, &arena);
     const attn_view *k = &f->g.view[ATTN_T_k], *v = &f->g.view[ATTN_T_v];
     const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
-    const int64_t bundles = attn_tiles(f->g.dims.Hk, seq->bundle), hk0 = rest % bundles * seq->bundle, split = rest / bundles;
+    const int64_t bundles = attn_tiles(f->g.dims.Hk, seq->bundle), hk0 = rest % bundles * seq->bundle,
+                  split = rest / bundles;
     const int lanes = (int)attn_min64(seq->bundle, f->g.dims.Hk - hk0);
     for (int n = 0; n < lanes; n++) open_lane(f, &room, &room.lanes[n], n, b, hk0 + n);
 
@@ -110,16 +114,16 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch)
                 const struct lane *lane = &room.lanes[n];
                 const int count = columns(lane, key, &at);
                 if (count > 0)
-                    f->simd->dots(lane->t.rows, count, D, lane->Q, room.ldq, flash_at(k, b, hk0 + n, first + key), k->dtype, k->row,
-                                  lane->S + at, room.lds);
+                    f->simd->dots(lane->t.rows, count, D, lane->Q, room.ldq, flash_at(k, b, hk0 + n, first + key), k->dtype,
+                                  k->row, lane->S + at, room.lds);
             }
         for (int n = 0; n < lanes; n++) {
             const struct lane *lane = &room.lanes[n];
             if (!lane->seen) continue;
             const float c = flash_scores(f, &lane->t, j0, &lane->cell, lane->S, room.lds, NULL, &room.limits);
             if (f->dropout) flash_drop(f, &lane->t, j0, &lane->cell, room.drop, room.lds);
-            if (f->simd->f32.softmax(lane->t.rows, lane->cell.cols, lane->S, room.lds, c, lane->m, lane->l, room.rescale, lane->S, room.lds,
-                                     room.drop))
+            if (f->simd->f32.softmax(lane->t.rows, lane->cell.cols, lane->S, room.lds, c, lane->m, lane->l, room.rescale,
+                                     lane->S, room.lds, room.drop))
                 for (int r = 0; r < lane->t.rows; r++)
                     for (int d = 0; d < Dv; d++) lane->O[r * room.ldo + d] *= room.rescale[r];
         }
@@ -128,8 +132,8 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch)
                 const struct lane *lane = &room.lanes[n];
                 const int count = columns(lane, key, &at);
                 if (count > 0)
-                    f->simd->axpys(lane->t.rows, count, Dv, lane->S + at, room.lds, flash_at(v, b, hk0 + n, first + key), v->dtype, v->row,
-                                   lane->O, room.ldo);
+                    f->simd->axpys(lane->t.rows, count, Dv, lane->S + at, room.lds, flash_at(v, b, hk0 + n, first + key),
+                                   v->dtype, v->row, lane->O, room.ldo);
             }
     }
     for (int n = 0; n < lanes; n++) {

@@ -1,11 +1,12 @@
 /* flash.c: a run laid out in memory, the tiles of a problem, and the walk through the phases. See flash.h.
  *
- * Where a row of q lives in the arrays by row (packs, lse2, delta, dQ): key/value heads follow each other inside a sequence, row
- * tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT:
+ * Where a row of q lives in the arrays by row (packs, lse2, delta, dQ): key/value heads follow each other inside a sequence,
+ * row tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT:
  *
  *     rows0 of the sequence + hk * rows + offset of the tile + row in the tile
  *
- * Where a key lives in kv: the same with keys, each sequence rounded up to FLASH_UNIT; a key tile holds K^T and then V as B operands. */
+ * Where a key lives in kv: the same with keys, each sequence rounded up to FLASH_UNIT; a key tile holds K^T and then V as B
+ * operands. */
 #include "kernels/cpu/flash.h"
 
 #include <float.h>
@@ -19,8 +20,9 @@
 
 /* ---- Tile sizes ------------------------------------------------------------------------------------------------------- */
 
-/* Chosen by measurement, kernels/README.md, "The CPU ladder". Multiples of FLASH_UNIT. Br rows of q and Bc keys in a forward tile; in
- * backward, Br rows against chunks of Bk keys. The first row that fits is taken, by the compute type and the larger of D and Dv. */
+/* Chosen by measurement, kernels/README.md, "The CPU ladder". Multiples of FLASH_UNIT. Br rows of q and Bc keys in a forward
+ * tile; in backward, Br rows against chunks of Bk keys. The first row that fits is taken, by the compute type and the larger
+ * of D and Dv. */
 static const struct tile_sizes {
     attn_dtype element; /* of operands, and how many parts each number has */
     int parts, max_d;
@@ -44,7 +46,8 @@ enum {
     DBIAS_ROWS = 64,      /* rows of dbias that are zeroed by one item */
 };
 
-/* Below this many floating point operations a run is computed by its caller alone: 10 to 50 us. A thread takes 5 to 50 us to wake. */
+/* Below this many floating point operations a run is computed by its caller alone: 10 to 50 us. A thread takes 5 to 50 us to
+ * wake. */
 static const double small_flops = 6e6;
 
 /* ---- Memory ----------------------------------------------------------------------------------------------------------- */
@@ -118,8 +121,9 @@ static void add_sequence(const struct flash *f, const struct flash_sequence *q, 
 }
 
 /* Sums for the longest that the lengths may be. Packed, by these facts: a key/value head of a sequence has at most
- * 1 + 2 G Sq / Br row tiles; a tile is rounded up by at most FLASH_UNIT - 1 rows; only sequences of 2 SPLIT_KEYS keys and more are
- * split, into at most 3/2 Sk / SPLIT_KEYS spans, and each has then at most SPLIT_TILES tiles; FLASH_DOTS likewise. */
+ * 1 + 2 G Sq / Br row tiles; a tile is rounded up by at most FLASH_UNIT - 1 rows; only sequences of 2 SPLIT_KEYS keys and
+ * more are split, into at most 3/2 Sk / SPLIT_KEYS spans, and each has then at most SPLIT_TILES tiles; FLASH_DOTS likewise.
+ */
 static struct sums bound_sums(const struct flash *f)
 {
     struct sums sums = { 0 };
@@ -159,9 +163,11 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
     return sums;
 }
 
-/* ---- A problem --------------------------------------------------------------------------------------------------------- */
+/* ---- A problem ---------------------------------------------------------------------------------------------------------
+ */
 
-/* Types of several parts pad D and Dv to 32 and are about 1.4 (three parts) or 2 times as fast as f32 products where nothing is padded. */
+/* Types of several parts pad D and Dv to 32 and are about 1.4 (three parts) or 2 times as fast as f32 products where nothing
+ * is padded. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv)
 {
     /* e4m3 is exact in bf16. */
@@ -181,7 +187,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     f->B = f->g.dims.B;
     f->backward = p->op == ATTN_OP_BACKWARD;
     f->recompute = f->backward && p->lse.rank == 0;
-    f->plain = !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank && !p->mask_startend_rows.rank;
+    f->plain =
+        !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank && !p->mask_startend_rows.rank;
     f->drop_threshold = attn_dropout_threshold(p->dropout_p);
     f->dropout = p->dropout_p > 0;
     f->drop_scale = (float)(1 / (1 - p->dropout_p));
@@ -196,7 +203,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     }
     /* Heads that lie side by side in memory are read side by side. */
     f->bundle = 1;
-    if (f->g.view[ATTN_T_k].head < f->g.view[ATTN_T_k].row) f->bundle = FLASH_BUNDLE_ROWS / (int)attn_min64(FLASH_DOT_ROWS, attn_max64(1, f->g.group * f->g.dims.Sq));
+    if (f->g.view[ATTN_T_k].head < f->g.view[ATTN_T_k].row)
+        f->bundle = FLASH_BUNDLE_ROWS / (int)attn_min64(FLASH_DOT_ROWS, attn_max64(1, f->g.group * f->g.dims.Sq));
     f->bundle = (int)attn_min64(f->bundle, f->g.dims.Hk);
     if (p->mask_startend_rows.rank) {
         f->mask_heads = p->mask_startend_rows.shape[1];
@@ -257,7 +265,8 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     if (f->backward) {
         f->items[FLASH_ROWS] = sums->tiles + f->dbias_slices;
         f->items[FLASH_KEYS] = f->dbias_classes > 0 ? f->dbias_classes * f->chunks : sums->chunks;
-        f->items[FLASH_FINISH] = (f->p->dq.rank ? sums->tiles : 0) + (f->p->dsinks.rank || f->p->dalibi_slopes.rank ? d->H : 0);
+        f->items[FLASH_FINISH] =
+            (f->p->dq.rank ? sums->tiles : 0) + (f->p->dsinks.rank || f->p->dalibi_slopes.rank ? d->H : 0);
     }
 }
 
@@ -272,8 +281,8 @@ static int64_t scratch_bytes(const struct flash *f)
     return bytes;
 }
 
-static attn_status measure(const struct simd *simd, int threads, const attn_problem *problems, int count, bool exact, size_t *bytes,
-                           attn_error *err)
+static attn_status measure(const struct simd *simd, int threads, const attn_problem *problems, int count, bool exact,
+                           size_t *bytes, attn_error *err)
 {
     struct flash_arena arena = { 0 };
     struct flash f;
@@ -292,7 +301,8 @@ static attn_status measure(const struct simd *simd, int threads, const attn_prob
     return ATTN_OK;
 }
 
-attn_status flash_bytes(const struct simd *simd, int threads, const attn_problem *problems, int count, size_t *bytes, attn_error *err)
+attn_status flash_bytes(const struct simd *simd, int threads, const attn_problem *problems, int count, size_t *bytes,
+                        attn_error *err)
 {
     return measure(simd, threads, problems, count, false, bytes, err);
 }
@@ -303,7 +313,8 @@ attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_p
     return measure(simd, threads, problems, count, true, bytes, err);
 }
 
-/* ---- The walk through the phases ---------------------------------------------------------------------------------------- */
+/* ---- The walk through the phases ----------------------------------------------------------------------------------------
+ */
 
 static void (*const phase_items[FLASH_PHASES])(const struct flash *, char *, int64_t) = {
     [FLASH_PREPARE] = flash_prepare_item, [FLASH_FORWARD] = flash_forward_item, [FLASH_MERGE] = flash_merge_item,
@@ -348,7 +359,8 @@ void flash_run(const struct simd *simd, struct pool *pool, const attn_problem *p
             run.items[phase] += f->items[phase];
         }
         run.scratch_bytes = attn_max64(run.scratch_bytes, (scratch_bytes(f) + 63) & ~INT64_C(63));
-        flops += (double)sums.rows * (double)f->g.dims.Sk * 2 * (double)(f->g.dims.D + f->g.dims.Dv) * (f->backward ? 2.5 : 1);
+        flops +=
+            (double)sums.rows * (double)f->g.dims.Sk * 2 * (double)(f->g.dims.D + f->g.dims.Dv) * (f->backward ? 2.5 : 1);
     }
     run.scratch = flash_take(&arena, pool_threads(pool), run.scratch_bytes);
     const bool small = flops < small_flops;
@@ -361,7 +373,8 @@ void flash_run(const struct simd *simd, struct pool *pool, const attn_problem *p
     simd->leave();
 }
 
-/* ---- Tiles ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Tiles
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 int64_t flash_find(const struct flash *f, size_t field, int64_t item)
 {
@@ -430,7 +443,8 @@ bool flash_cell_of(const struct flash *f, const struct flash_tile *t, int64_t j0
             }
             if (seen && seen_first < 0) seen_first = block;
             if (seen) seen_last = block;
-            if (seen_first >= 0 && partial) cell->masked = true; /* hidden blocks after the last seen one may set it, too: harmless */
+            if (seen_first >= 0 && partial)
+                cell->masked = true; /* hidden blocks after the last seen one may set it, too: harmless */
             hidden += !seen;
         }
         if (seen_first < 0) return false;
@@ -447,7 +461,8 @@ bool flash_cell_of(const struct flash *f, const struct flash_tile *t, int64_t j0
     return true;
 }
 
-/* ---- Scores ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Scores
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 double flash_scale(const struct flash *f, int64_t b, int64_t hk)
 {
@@ -513,8 +528,10 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
             if (h / f->g.mask_group != mask_head) {
                 mask_head = h / f->g.mask_group;
                 for (int x = 0; x < cols; x++) {
-                    const attn_mask m = attn_mask_of(flash_at(bounds, t->b, mask_head, j + x), f->g.mask_bounds, f->g.causal, t->seq->s.Sq);
-                    limits->hide[0][x] = m.lts, limits->hide[1][x] = m.lte, limits->hide[2][x] = m.uts, limits->hide[3][x] = m.ute;
+                    const attn_mask m =
+                        attn_mask_of(flash_at(bounds, t->b, mask_head, j + x), f->g.mask_bounds, f->g.causal, t->seq->s.Sq);
+                    limits->hide[0][x] = m.lts, limits->hide[1][x] = m.lte, limits->hide[2][x] = m.uts,
+                    limits->hide[3][x] = m.ute;
                 }
             }
             for (int x = 0; x < 2; x++) how.hide_lo[x] = limits->hide[2 * x], how.hide_hi[x] = limits->hide[2 * x + 1];
@@ -549,7 +566,8 @@ static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, ui
     }
 }
 
-void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell, float *M, int64_t ld)
+void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell, float *M,
+                int64_t ld)
 {
     const int64_t j = j0 + cell->c0; /* a multiple of FLASH_UNIT, so of the 8 lanes */
     const float kept = f->drop_scale;
@@ -570,7 +588,8 @@ void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, c
     }
 }
 
-/* ---- Operands ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Operands
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *room, int64_t *stride)
 {
@@ -586,8 +605,8 @@ const void *flash_gather(const struct flash_tile *t, const attn_view *view, int 
 }
 
 /* Widens FLASH_UNIT rows, replaces what is not finite, and packs that. */
-static void pack_clean_unit(const struct flash *f, flash_pack pack, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride,
-                            void *operand, int64_t ld, float *room)
+static void pack_clean_unit(const struct flash *f, flash_pack pack, int rows, int cols, const void *X, attn_dtype dtype,
+                            int64_t stride, void *operand, int64_t ld, float *room)
 {
     for (int r = 0; r < rows; r++) {
         f->simd->load(cols, (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, room + r * cols);
@@ -597,8 +616,8 @@ static void pack_clean_unit(const struct flash *f, flash_pack pack, int rows, in
     pack(rows, cols, room, ATTN_F32, cols, operand, ld);
 }
 
-bool flash_pack_clean_b(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb,
-                        float *room)
+bool flash_pack_clean_b(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B,
+                        int64_t ldb, float *room)
 {
     if (f->type->pack_b(rows, cols, X, dtype, stride, B, ldb)) return true;
     const int64_t es = simd_element_bytes(f->type);
@@ -616,6 +635,7 @@ bool flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *
     const int64_t es = simd_element_bytes(f->type);
     for (int r = 0; r < rows; r += FLASH_UNIT)
         pack_clean_unit(f, f->type->pack_at, (int)attn_min64(FLASH_UNIT, rows - r), cols,
-                        (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, stride, (char *)A + r * es, lda, room);
+                        (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, stride, (char *)A + r * es,
+                        lda, room);
     return false;
 }

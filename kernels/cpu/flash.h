@@ -21,8 +21,8 @@
  *     short:  heads h .. h + heads - 1, queries 0 .. n-1  rows = heads * n, head by head
  *
  * Invariants
- *  1. Tile sizes, paths, splits and the order of all sums are functions of one sequence's Sq, Sk and of the problem's H / Hk, D,
- *     Dv, dtype and options: never of B, of the other sequences, of the other problems or of the number of threads.
+ *  1. Tile sizes, paths, splits and the order of all sums are functions of one sequence's Sq, Sk and of the problem's H /
+ * Hk, D, Dv, dtype and options: never of B, of the other sequences, of the other problems or of the number of threads.
  *  2. No Sq x Sk matrix exists. Scratch is a few tiles a thread; the workspace is bounded by a multiple of the tensors.
  *  3. The workspace can be sized without reading cu_seqlens or seqlens_k: flash_bytes() uses bounds on their sums. */
 #ifndef ATTN_CPU_FLASH_H
@@ -64,14 +64,14 @@ struct flash_sequence {
 /* A row tile. */
 struct flash_tile {
     const struct flash_sequence *seq;
-    int64_t b, hk;    /* sequence, key/value head */
-    int64_t index;    /* of the tile in its key/value head */
-    int64_t h, i0;    /* first head and first query */
-    int heads, n;     /* heads, queries of each */
-    int rows;         /* heads * n */
-    int64_t row0;     /* its place in the arrays by row (multiple of FLASH_UNIT) */
-    attn_range keys;  /* that any of its queries sees, by causal, window and lengths */
-    attn_range all;   /* that each of them sees */
+    int64_t b, hk;   /* sequence, key/value head */
+    int64_t index;   /* of the tile in its key/value head */
+    int64_t h, i0;   /* first head and first query */
+    int heads, n;    /* heads, queries of each */
+    int rows;        /* heads * n */
+    int64_t row0;    /* its place in the arrays by row (multiple of FLASH_UNIT) */
+    attn_range keys; /* that any of its queries sees, by causal, window and lengths */
+    attn_range all;  /* that each of them sees */
 };
 
 /* The part of a row tile that meets keys j0 + c0 .. j0 + c0 + cols - 1. */
@@ -88,21 +88,21 @@ struct flash {
     const struct simd_type *type;
     attn_geometry g;
     bool backward, recompute; /* recompute: backward that starts with a forward */
-    bool plain;      /* scores need no more than a scale > 0 and ranges of columns */
+    bool plain;               /* scores need no more than a scale > 0 and ranges of columns */
     bool dropout;
     uint32_t drop_threshold;
     float drop_scale; /* 1 / (1 - p) */
-    int Br, Bc;      /* forward: rows and keys of a tile */
-    int Bk;          /* backward: keys of a chunk */
-    int bundle;      /* key/value heads of an item of FLASH_DOTS */
+    int Br, Bc;       /* forward: rows and keys of a tile */
+    int Bk;           /* backward: keys of a chunk */
+    int bundle;       /* key/value heads of an item of FLASH_DOTS */
     int64_t B;
 
     struct flash_sequence *seq; /* [B] */
 
     /* By key, FLASH_TILES with packs: per key tile K^T as B operand, then V as B operand. */
     char *kv;
-    uint8_t *v_dirty;      /* a key tile's V holds NaN or infinity */
-    int64_t kv_key_bytes;  /* kv bytes of a key */
+    uint8_t *v_dirty;             /* a key tile's V holds NaN or infinity */
+    int64_t kv_key_bytes;         /* kv bytes of a key */
     attn_mask_extremes *extremes; /* [B][mask heads][mask_blocks] */
     int64_t mask_heads, mask_blocks;
 
@@ -117,12 +117,12 @@ struct flash {
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld; /* unit: bytes of FLASH_UNIT rows of Qat, dOat */
 
     /* Backward, by chunk. */
-    int64_t chunks;            /* of a sequence when not packed, of the longest one otherwise */
+    int64_t chunks; /* of a sequence when not packed, of the longest one otherwise */
     struct flash_progress *progress;
-    double *slope_parts;       /* [B][H][chunks] */
-    int64_t dbias_classes;     /* > 0: dbias is a sum over heads or batch rows, see backward.c */
+    double *slope_parts;                      /* [B][H][chunks] */
+    int64_t dbias_classes;                    /* > 0: dbias is a sum over heads or batch rows, see backward.c */
     int64_t tiles_all, packs_all, chunks_all; /* sums over all sequences */
-    int64_t dbias_slices, dbias_blocks;   /* FLASH_ROWS zeroes dbias in these */
+    int64_t dbias_slices, dbias_blocks;       /* FLASH_ROWS zeroes dbias in these */
 
     int64_t items[FLASH_PHASES], first[FLASH_PHASES]; /* items of this problem; items of the problems before it */
 };
@@ -148,7 +148,8 @@ struct flash_run {
 };
 
 /* Bytes of workspace that are enough for these problems, whatever their lengths turn out to be. TOO_LARGE on overflow. */
-attn_status flash_bytes(const struct simd *simd, int threads, const attn_problem *problems, int count, size_t *bytes, attn_error *err);
+attn_status flash_bytes(const struct simd *simd, int threads, const attn_problem *problems, int count, size_t *bytes,
+                        attn_error *err);
 
 /* The same with the lengths as they are: what a call without a workspace allocates. */
 attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_problem *problems, int count, size_t *bytes,
@@ -168,7 +169,8 @@ struct flash_arena {
 /* count * bytes, at a multiple of 64; NULL while measuring. */
 void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes);
 
-/* ---- Tiles ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Tiles
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 /* Row tile `index` of key/value head hk of sequence b. */
 struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, int64_t index);
@@ -187,13 +189,14 @@ struct flash_limits {
 };
 void flash_take_limits(struct flash_arena *arena, int rows, int cols, struct flash_limits *limits);
 
-/* Turns raw products S (rows x cell.cols) into scores, hidden ones -inf, and returns the factor that is still to be applied in
- * base 2 (the c of softmax() and gradient()). `cap`: NULL, or as in struct simd_score. */
+/* Turns raw products S (rows x cell.cols) into scores, hidden ones -inf, and returns the factor that is still to be applied
+ * in base 2 (the c of softmax() and gradient()). `cap`: NULL, or as in struct simd_score. */
 float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell, float *S,
                    int64_t lds, float *cap, const struct flash_limits *limits);
 
 /* M of dropout for a cell: 0 or 1 / (1 - p). */
-void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell, float *M, int64_t ld);
+void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell, float *M,
+                int64_t ld);
 
 /* The rows of a tile in a tensor of q's shape family, as one strided matrix: in place, or gathered to `room`
  * (t->rows * cols elements) where the tile has several heads. */
@@ -213,12 +216,13 @@ double flash_scale(const struct flash *f, int64_t b, int64_t hk);
 
 /* pack_b or pack_at with NaN and infinity replaced by 0. False where there was any. `room`: FLASH_UNIT * cols floats. */
 typedef bool (*flash_pack)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *operand, int64_t ld);
-bool flash_pack_clean_b(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb,
-                        float *room);
+bool flash_pack_clean_b(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B,
+                        int64_t ldb, float *room);
 bool flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A,
                          int64_t lda, float *room);
 
-/* ---- The phases --------------------------------------------------------------------------------------------------------- */
+/* ---- The phases ---------------------------------------------------------------------------------------------------------
+ */
 
 /* Each computes item `item` of this problem's phase. scratch_bytes of each: what a thread needs for it. */
 void flash_prepare_item(const struct flash *f, char *scratch, int64_t item);
@@ -234,8 +238,8 @@ int64_t flash_backward_scratch(const struct flash *f);
 /* decode.c: item `rest` of a sequence of path FLASH_DOTS: a bundle of key/value heads against one span of keys. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
-/* forward.c: what a row tile's running O, m and l come to. Where its keys are split, a partial result is left; otherwise out and
- * lse are written (in a backward: lse2 and delta). O is changed. `inverse`: t->rows floats of scratch. */
+/* forward.c: what a row tile's running O, m and l come to. Where its keys are split, a partial result is left; otherwise out
+ * and lse are written (in a backward: lse2 and delta). O is changed. `inverse`: t->rows floats of scratch. */
 void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo, float *m, float *l,
                 float *inverse);
 

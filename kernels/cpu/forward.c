@@ -1,4 +1,5 @@
-/* forward.c: O = softmax(scores) V and the log-sum-exp, a row tile at a time. FlashAttention-2 (arXiv:2307.08691), Algorithm 1.
+/* forward.c: O = softmax(scores) V and the log-sum-exp, a row tile at a time. FlashAttention-2 (arXiv:2307.08691),
+ * Algorithm 1.
  *
  * A row tile walks over the key tiles it can see:
  *
@@ -9,20 +10,21 @@
  *
  * and ends with out = O / l, lse = (m + log2 l) ln 2. Scores and m are in base 2.
  *
- * K and V are packed for the products once, by FLASH_PREPARE, where several row tiles meet them; a sequence with one row tile
- * a head packs each key tile as it comes.
+ * K and V are packed for the products once, by FLASH_PREPARE, where several row tiles meet them; a sequence with one row
+ * tile a head packs each key tile as it comes.
  *
- * NaN and infinity. A hidden key must not matter whatever it holds, but its P = 0 times NaN would be NaN. So V is packed with zeros
- * in place of what is not finite, and the pack says so (v_dirty). Then, before softmax() overwrites the scores, spoil() adds the
- * values left out of V to `spoiled` for exactly the rows that see them, and O is given them back at the end: inf + x = inf,
- * NaN + x = NaN, whatever the positive P would have been. K needs no such care: its NaN make scores NaN, and a hidden score
- * is overwritten. All other elements have the same bits as with a clean V. */
+ * NaN and infinity. A hidden key must not matter whatever it holds, but its P = 0 times NaN would be NaN. So V is packed
+ * with zeros in place of what is not finite, and the pack says so (v_dirty). Then, before softmax() overwrites the scores,
+ * spoil() adds the values left out of V to `spoiled` for exactly the rows that see them, and O is given them back at the
+ * end: inf + x = inf, NaN + x = NaN, whatever the positive P would have been. K needs no such care: its NaN make scores NaN,
+ * and a hidden score is overwritten. All other elements have the same bits as with a clean V. */
 #include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/flash.h"
 
-/* ---- Scratch ------------------------------------------------------------------------------------------------------------ */
+/* ---- Scratch ------------------------------------------------------------------------------------------------------------
+ */
 
 struct room {
     int64_t q_lda, lds, ldp, ldo;
@@ -70,15 +72,16 @@ int64_t flash_forward_scratch(const struct flash *f)
 /* ---- FLASH_PREPARE ---------------------------------------------------------------------------------------------------- */
 
 /* Keys [j0, j0 + n) as operands: K^T, and behind it V. Returns whether V was finite. */
-static bool pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n, char *kv,
-                      float *clean)
+static bool pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n,
+                      char *kv, float *clean)
 {
     const struct simd_type *t = f->type;
     const attn_view *k = &f->g.view[ATTN_T_k], *v = &f->g.view[ATTN_T_v];
     const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
     t->pack_bt(n, D, flash_at(k, b, hk, seq->s.k_start + j0), k->dtype, k->row, kv, simd_ldb(t, D));
     kv += simd_b_bytes(t, n, simd_ldb(t, D));
-    return flash_pack_clean_b(f, n, Dv, flash_at(v, b, hk, seq->s.k_start + j0), v->dtype, v->row, kv, simd_ldb(t, n), clean);
+    return flash_pack_clean_b(f, n, Dv, flash_at(v, b, hk, seq->s.k_start + j0), v->dtype, v->row, kv, simd_ldb(t, n),
+                              clean);
 }
 
 /* Extremes of the FlashMask bounds of one head, block by block. */
@@ -110,7 +113,8 @@ void flash_prepare_item(const struct flash *f, char *scratch, int64_t item)
     f->v_dirty[item] = !pack_keys(f, seq, b, hk, j0, n, kv, (float *)scratch);
 }
 
-/* ---- The end of a row tile ---------------------------------------------------------------------------------------------- */
+/* ---- The end of a row tile ----------------------------------------------------------------------------------------------
+ */
 
 /* Adds the sink and finds 1 / l and lse in base 2. A row without any key: inverse 0, lse2 -inf (or the sink). */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
@@ -129,8 +133,8 @@ static void close_row(const struct flash *f, int64_t h, float m, float l, float 
     *lse2 = l == 0 ? -INFINITY : (double)m + log2f(l);
 }
 
-static void finish(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m, const float *l,
-                   float *inverse)
+static void finish(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
+                   const float *l, float *inverse)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse];
     const attn_view *dout = &f->g.view[ATTN_T_dout], *dlse = &f->g.view[ATTN_T_dlse];
@@ -157,7 +161,8 @@ static void finish(const struct flash *f, const struct flash_tile *t, const floa
             }
         }
         if (!f->backward && f->p->out.rank)
-            f->simd->store(t->n, Dv, O + r0 * ldo, ldo, v_scale, inverse + r0, flash_at(out, t->b, h, first), out->dtype, out->row);
+            f->simd->store(t->n, Dv, O + r0 * ldo, ldo, v_scale, inverse + r0, flash_at(out, t->b, h, first), out->dtype,
+                           out->row);
     }
 }
 
@@ -185,8 +190,8 @@ void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split
 /* ---- FLASH_FORWARD ---------------------------------------------------------------------------------------------------- */
 
 /* Puts the values of V that the pack left out into `spoiled`, for the rows whose score is not hidden. */
-static void spoil(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *S, int64_t lds, float *spoiled,
-                  int64_t ldo, float *line)
+static void spoil(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *S, int64_t lds,
+                  float *spoiled, int64_t ldo, float *line)
 {
     const attn_view *v = &f->g.view[ATTN_T_v];
     const int Dv = (int)f->g.dims.Dv;
@@ -254,8 +259,10 @@ void flash_forward_item(const struct flash *f, char *scratch, int64_t item)
             spoil(f, &t, j0 + cell.c0, cell.cols, room.S, room.lds, room.spoiled, room.ldo, room.clean);
         }
         if (f->dropout) flash_drop(f, &t, j0, &cell, room.drop, room.lds);
-        const bool rescaled = type->softmax(t.rows, cell.cols, room.S, room.lds, c, room.m, room.l, room.rescale, room.P, room.ldp, room.drop);
-        type->gemm(t.rows, Dv, cell.cols, room.P, room.ldp, V, ldv, room.O, room.ldo, started, started && rescaled ? room.rescale : NULL);
+        const bool rescaled =
+            type->softmax(t.rows, cell.cols, room.S, room.lds, c, room.m, room.l, room.rescale, room.P, room.ldp, room.drop);
+        type->gemm(t.rows, Dv, cell.cols, room.P, room.ldp, V, ldv, room.O, room.ldo, started,
+                   started && rescaled ? room.rescale : NULL);
         started = true;
     }
     if (!started) memset(room.O, 0, (size_t)(t.rows * room.ldo) * sizeof *room.O);
@@ -264,7 +271,8 @@ void flash_forward_item(const struct flash *f, char *scratch, int64_t item)
     flash_part(f, &t, split, room.O, room.ldo, room.m, room.l, room.inverse);
 }
 
-/* ---- FLASH_MERGE -------------------------------------------------------------------------------------------------------- */
+/* ---- FLASH_MERGE --------------------------------------------------------------------------------------------------------
+ */
 
 void flash_merge_item(const struct flash *f, char *scratch, int64_t item)
 {

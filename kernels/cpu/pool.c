@@ -119,7 +119,8 @@ static void *worker_main(void *argument)
             pthread_mutex_unlock(&pool->lock);
             take_items(loop, self->index);
             pthread_mutex_lock(&pool->lock);
-            if (atomic_fetch_sub_explicit(&loop->inside, 1, memory_order_release) == 1) pthread_cond_broadcast(&pool->left_cond);
+            if (atomic_fetch_sub_explicit(&loop->inside, 1, memory_order_release) == 1)
+                pthread_cond_broadcast(&pool->left_cond);
             spun = false;
         } else if (!spun) {
             unsigned seen = atomic_load_explicit(&pool->posted, memory_order_relaxed);
@@ -164,7 +165,8 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     /* The others are in their last items: usually a short wait, so look a while before sleeping. */
     int64_t until = now_us() + POOL_SPIN_US;
     while (atomic_load_explicit(&loop.inside, memory_order_acquire) != 0) {
-        for (int n = 0; n < POOL_YIELD_EVERY && atomic_load_explicit(&loop.inside, memory_order_acquire) != 0; n++) pause_cpu();
+        for (int n = 0; n < POOL_YIELD_EVERY && atomic_load_explicit(&loop.inside, memory_order_acquire) != 0; n++)
+            pause_cpu();
         if (now_us() >= until) break;
     }
     pthread_mutex_lock(&pool->lock);
@@ -204,7 +206,8 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
         int code = pthread_create(&workers[n].thread, NULL, worker_main, &workers[n]);
         if (code != 0) {
             pool_close(pool);
-            return attn_fail(err, ATTN_DEVICE, "", "cpu: thread %d of %d could not be started: %s", n, threads, strerror(code));
+            return attn_fail(err, ATTN_DEVICE, "", "cpu: thread %d of %d could not be started: %s", n, threads,
+                             strerror(code));
         }
         pool->threads = n + 1; /* pool_close() joins exactly those that run */
     }
@@ -227,4 +230,7 @@ void pool_close(struct pool *pool)
     free(pool);
 }
 
-int pool_threads(const struct pool *pool) { return pool->threads; }
+int pool_threads(const struct pool *pool)
+{
+    return pool->threads;
+}

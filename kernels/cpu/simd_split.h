@@ -2,8 +2,8 @@
  * simd_single_bf16.c (PARTS 3).
  *
  * The idea. A number is the sum of bf16 numbers: the nearest, the nearest to what is left, and so on. bf16 keeps 8 bits, so
- * two parts keep 16 and a float16 (11 bits) is exact; three keep 24 and a float32 is exact. The product of two numbers is the sum of
- * the products of their parts, each exact in f32, summed in f32. Part p is at most 2^-8p of the number:
+ * two parts keep 16 and a float16 (11 bits) is exact; three keep 24 and a float32 is exact. The product of two numbers is
+ * the sum of the products of their parts, each exact in f32, summed in f32. Part p is at most 2^-8p of the number:
  *
  *     PARTS   products              left out, of the whole product
  *     2       00 01 10 11           nothing. (Without 11, up to 2^-16: lse of large scores was off by 2e-4)
@@ -12,11 +12,11 @@
  * So products of float16 take 4 of AMX's and of float32 6, and AMX is 16 times as fast as f32 multiply-adds. P and dS, f32
  * between the products, are split in the same way.
  *
- * Limits. The parts of numbers below 3e-36 are subnormal, and AMX takes these for 0. Infinity becomes NaN, for inf - inf is the second
- * part; so do numbers above 3.38e38, which round to infinity in bf16. NaN stays NaN.
+ * Limits. The parts of numbers below 3e-36 are subnormal, and AMX takes these for 0. Infinity becomes NaN, for inf - inf is
+ * the second part; so do numbers above 3.38e38, which round to infinity in bf16. NaN stays NaN.
  *
- * Operands are those of simd_bf16.c, once for each part: in a row of A the parts follow each other, lda / PARTS elements apart; in a
- * panel of B ldb / PARTS apart. */
+ * Operands are those of simd_bf16.c, once for each part: in a row of A the parts follow each other, lda / PARTS elements
+ * apart; in a panel of B ldb / PARTS apart. */
 #include "kernels/cpu/simd_v512.h"
 
 enum { K_MULTIPLE = 32 };
@@ -24,21 +24,23 @@ enum { K_MULTIPLE = 32 };
 /* Elements 0 16 1 17 ...: the two halves interleaved, each element of the one beside that of the other. */
 VEC __m512i interleave(__m512i x)
 {
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
-                                           19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                           20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, x);
 }
 
-/* The parts of 32 numbers, first `low`, then `high`. All but the last are rounded by adding half a unit, which is quick but may carry a NaN's
- * bits into nothing; the last is rounded by an instruction that keeps NaN, and what is left of NaN is NaN. */
+/* The parts of 32 numbers, first `low`, then `high`. All but the last are rounded by adding half a unit, which is quick but
+ * may carry a NaN's bits into nothing; the last is rounded by an instruction that keeps NaN, and what is left of NaN is NaN.
+ */
 VEC void split(vf low, vf high, __m512i part[PARTS])
 {
-    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23, 21, 19, 17,
-                                         15, 13, 11, 9, 7, 5, 3, 1);
+    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
+                                         21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     const __m512i half = _mm512_set1_epi32(0x8000), kept = _mm512_set1_epi32((int)0xffff0000);
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS - 1; p++) {
-        const __m512i a = _mm512_add_epi32(_mm512_castps_si512(low), half), b = _mm512_add_epi32(_mm512_castps_si512(high), half);
+        const __m512i a = _mm512_add_epi32(_mm512_castps_si512(low), half),
+                      b = _mm512_add_epi32(_mm512_castps_si512(high), half);
         part[p] = _mm512_permutex2var_epi16(a, odd, b);
         low = v_sub(low, _mm512_castsi512_ps(_mm512_and_si512(a, kept)));
         high = v_sub(high, _mm512_castsi512_ps(_mm512_and_si512(b, kept)));
@@ -46,7 +48,8 @@ VEC void split(vf low, vf high, __m512i part[PARTS])
     part[PARTS - 1] = (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
-/* ---- How simd_tiles.h writes operands ------------------------------------------------------------------------------------ */
+/* ---- How simd_tiles.h writes operands ------------------------------------------------------------------------------------
+ */
 
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
@@ -65,7 +68,10 @@ VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(A + p * (lda / PARTS), part[p]);
 }
 
-VEC int64_t pair_offset(int r, int column) { return (int64_t)(r / 2) * 2 * SIMD_PANEL + 2 * column; }
+VEC int64_t pair_offset(int r, int column)
+{
+    return (int64_t)(r / 2) * 2 * SIMD_PANEL + 2 * column;
+}
 
 VEC struct pair make_pair(vf x0, vf x1)
 {
@@ -94,7 +100,8 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 
 #include "kernels/cpu/simd_tiles.h"
 
-/* ---- Packing --------------------------------------------------------------------------------------------------------------- */
+/* ---- Packing
+ * --------------------------------------------------------------------------------------------------------------- */
 
 /* Elements c .. c + 15 of row r, 0 where there are none; *bad gathers infinities and NaN. */
 VEC vf get(attn_dtype dtype, const void *X, int64_t stride, int rows, int cols, int r, int c, __mmask16 *bad)
@@ -112,7 +119,8 @@ VEC bool pack_a_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t 
     __mmask16 bad = 0;
     for (int r = 0; r < rows; r++) {
         for (int c = 0; c < cols; c += 32) {
-            const vf x[2] = { get(dtype, X, stride, rows, cols, r, c, &bad), get(dtype, X, stride, rows, cols, r, c + 16, &bad) };
+            const vf x[2] = { get(dtype, X, stride, rows, cols, r, c, &bad),
+                              get(dtype, X, stride, rows, cols, r, c + 16, &bad) };
             put_row(A + r * lda + c, lda, x, 32);
         }
     }
@@ -124,8 +132,10 @@ VEC bool pack_b_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t 
     __mmask16 bad = 0;
     for (int r = 0; r < simd_round_up(rows, K_MULTIPLE); r += 2) {
         for (int c = 0; c < simd_round_up(cols, SIMD_PANEL); c += V_LANES)
-            put_pair_b(B + c / SIMD_PANEL * ldb + pair_offset(r, c % SIMD_PANEL), ldb,
-                       make_pair(get(dtype, X, stride, rows, cols, r, c, &bad), get(dtype, X, stride, rows, cols, r + 1, c, &bad)), 2);
+            put_pair_b(
+                B + c / SIMD_PANEL * ldb + pair_offset(r, c % SIMD_PANEL), ldb,
+                make_pair(get(dtype, X, stride, rows, cols, r, c, &bad), get(dtype, X, stride, rows, cols, r + 1, c, &bad)),
+                2);
     }
     return !bad;
 }
@@ -138,7 +148,8 @@ VEC bool pack_bt_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t
         for (int c = 0; c < cols; c += 32) {
             for (int i = 0; i < 16; i++) {
                 __m512i part[PARTS];
-                split(get(dtype, X, stride, rows, cols, r + i, c, &bad), get(dtype, X, stride, rows, cols, r + i, c + 16, &bad), part);
+                split(get(dtype, X, stride, rows, cols, r + i, c, &bad),
+                      get(dtype, X, stride, rows, cols, r + i, c + 16, &bad), part);
                 for (int p = 0; p < PARTS; p++) t[p][i] = _mm512_castsi512_ps(part[p]);
             }
             for (int p = 0; p < PARTS; p++) {
@@ -173,11 +184,11 @@ VEC bool pack_at_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t
 }
 
 /* The inputs' own dtype gets code of its own; others (a float32 dout of float16 inputs) share the general one. */
-#define PACK(name)                                                                                                                  \
-    static bool name(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *to, int64_t ld)                     \
-    {                                                                                                                               \
-        if (dtype == OWN_DTYPE) return name##_as(OWN_DTYPE, rows, cols, X, stride, to, ld);                                         \
-        return name##_as(dtype, rows, cols, X, stride, to, ld);                                                                     \
+#define PACK(name)                                                                                              \
+    static bool name(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *to, int64_t ld) \
+    {                                                                                                           \
+        if (dtype == OWN_DTYPE) return name##_as(OWN_DTYPE, rows, cols, X, stride, to, ld);                     \
+        return name##_as(dtype, rows, cols, X, stride, to, ld);                                                 \
     }
 PACK(pack_a)
 PACK(pack_at)

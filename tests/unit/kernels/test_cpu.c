@@ -11,7 +11,8 @@
 #include "../testing.h"
 #include "kernels/cpu/flash.h"
 
-/* ---- Threads -------------------------------------------------------------------------------------------------------------- */
+/* ---- Threads
+ * -------------------------------------------------------------------------------------------------------------- */
 
 enum { ITEMS = 1000, CALLERS = 4, LOOPS = 50, THREADS = 5 };
 
@@ -97,7 +98,8 @@ static void test_an_item_may_wait_for_an_earlier_one(void **state)
     pool_close(pool);
 }
 
-/* ---- Workspace ------------------------------------------------------------------------------------------------------------ */
+/* ---- Workspace
+ * ------------------------------------------------------------------------------------------------------------ */
 
 /* Packed problems and seqlens_k with random lengths, short and long, in every dtype. */
 static struct spec random_lengths(struct rng *r)
@@ -131,8 +133,8 @@ static struct spec random_lengths(struct rng *r)
     return s;
 }
 
-/* attn_workspace() does not look at the lengths; a run uses what they need. A block of exactly the bytes that were promised, under
- * AddressSanitizer, says whether the promise was kept, and the bits whether the block's contents matter. */
+/* attn_workspace() does not look at the lengths; a run uses what they need. A block of exactly the bytes that were promised,
+ * under AddressSanitizer, says whether the promise was kept, and the bits whether the block's contents matter. */
 static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(void **state)
 {
     enum { COUNT = 60 };
@@ -170,12 +172,14 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
     bench_close(&bench);
 }
 
-/* ---- Memory --------------------------------------------------------------------------------------------------------------- */
+/* ---- Memory
+ * --------------------------------------------------------------------------------------------------------------- */
 
 static void test_memory_is_counted_and_limited(void **state)
 {
     const attn_device_options options = { .threads = 2, .memory_bytes = 4 << 20 };
-    const struct spec s = SPEC(.B = 4, .H = 8, .Hk = 8, .Sq = 2048, .Sk = 2048); /* packs of K and V alone are 48 MiB and more */
+    const struct spec s =
+        SPEC(.B = 4, .H = 8, .Hk = 8, .Sq = 2048, .Sk = 2048); /* packs of K and V alone are 48 MiB and more */
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
