@@ -162,9 +162,11 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
 {
     const attn_axes_info *info = &attn_axes[id];
     const bool packed = p->cu_seqlens_q.rank > 0 || p->cu_seqlens_k.rank > 0;
-    int rank = snprintf(letters, ATTN_MAX_RANK + 1, "%s", packed ? info->packed : info->plain);
-    if ((id == ATTN_T_alibi_slopes || id == ATTN_T_dalibi_slopes) && p->alibi_slopes.rank == 1)
-        rank = snprintf(letters, ATTN_MAX_RANK + 1, "h");
+    const char *axes = packed ? info->packed : info->plain;
+    int rank = 0;
+    if ((id == ATTN_T_alibi_slopes || id == ATTN_T_dalibi_slopes) && p->alibi_slopes.rank == 1) axes = "h";
+    for (; axes[rank]; rank++) letters[rank] = axes[rank]; /* a call of snprintf() here cost 2 us a problem */
+    letters[rank] = '\0';
     if (info->layout && p->layout == ATTN_BHSD && !packed) { /* attn_check() refuses bhsd when packed */
         const char sequence = letters[1];
         letters[1] = letters[2];
@@ -259,6 +261,10 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
     const attn_tensor *t = &p->tensor[id];
     attn_view view = { .data = t->data, .dtype = t->dtype };
     char letters[ATTN_MAX_RANK + 1];
+    if (t->rank == 0) {
+        view.data = NULL;
+        return view;
+    }
     const int rank = attn_axes_of(p, id, letters);
     const bool rows_are_keys = id == ATTN_T_mask_startend_rows;
     if (t->rank != rank) {
@@ -321,6 +327,9 @@ double attn_flops(const attn_problem *p)
 
 /* Preferred first. A server takes the first whose count is above 0; "reference" only by name. */
 static const attn_backend *const backends[] = {
+#ifdef ATTN_FAKE
+    &attn_backend_fake,
+#endif
 #ifdef ATTN_CUDA
     &attn_backend_cuda,
 #endif
@@ -333,12 +342,13 @@ const char *const *attn_backends(void)
 {
     /* Written out and not copied from the tables, for it must be constant before any thread starts. */
     static const char *const names[] = {
+#ifdef ATTN_FAKE
+        "fake",
+#endif
 #ifdef ATTN_CUDA
         "cuda",
 #endif
-        "cpu",
-        "reference",
-        NULL,
+        "cpu",  "reference", NULL,
     };
     static_assert(sizeof names / sizeof *names == BACKENDS + 1, "a backend without a name");
     return names;
@@ -478,6 +488,13 @@ double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot)
 {
     if (from_slot < 0 || from_slot >= ATTN_MARKS || to_slot < 0 || to_slot >= ATTN_MARKS) return 0;
     return stream->device->backend->elapsed_us(stream, from_slot, to_slot);
+}
+
+double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot)
+{
+    const attn_backend *backend = from->device->backend;
+    if (from_slot < 0 || from_slot >= ATTN_MARKS || to_slot < 0 || to_slot >= ATTN_MARKS) return NAN;
+    return from->device == to->device && backend->between_us ? backend->between_us(from, from_slot, to, to_slot) : NAN;
 }
 
 attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err)

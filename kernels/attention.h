@@ -300,6 +300,9 @@ enum { ATTN_MARKS = 4 };
 attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
 double      attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot); /* after done: between two marks */
 
+/* The same between marks of two streams of one device; NaN where the backend does not know. */
+double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
+
 attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err); /* never blocks */
 attn_status attn_stream_wait(attn_stream *stream, attn_error *err);
 

@@ -44,12 +44,14 @@ struct attn_backend {
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
     attn_status (*wait)(attn_stream *stream, attn_error *err);
+    double (*between_us)(attn_stream *from, int from_slot, attn_stream *to, int to_slot); /* NULL: this backend cannot */
 };
 
 /* attention.c lists those of the build, preferred first. */
 extern const attn_backend attn_backend_reference; /* kernels/cpu/reference.c: textbook loops in double; defines correct */
 extern const attn_backend attn_backend_cpu;       /* kernels/cpu/cpu.c: flash attention on all cores */
 extern const attn_backend attn_backend_cuda;      /* kernels/cuda/device.cu, with ATTN_CUDA */
+extern const attn_backend attn_backend_fake;      /* kernels/fake/fake.c: fails as it is told; test builds only, with ATTN_FAKE */
 
 #ifdef __cplusplus
 }

@@ -15,6 +15,9 @@
 
 const float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
+/* May a kernel without options fold the scale into the exponent's factor? Not where that is 0, negative or infinite: -inf times it would be NaN. */
+static inline bool is_plain_scale(double scale) { return scale >= 1e-30 && scale <= 1e30; }
+
 struct cuda_args {
     attn_geometry g;
     uint64_t seed;
@@ -22,6 +25,7 @@ struct cuda_args {
     float drop_scale;    /* 1 / (1 - dropout_p) */
     /* Rows of lse, delta and of a recomputed out: row i of sequence b, head h is at b * lse_batch + h * lse_head + q_start + i. */
     int64_t lse_batch, lse_head;
+    int decode_rows; /* packed sequences of at most so many rows (queries times heads of a group) are not this launch's; 0: all are */
 };
 
 static inline cuda_args cuda_args_of(const attn_problem *p)
@@ -33,6 +37,7 @@ static inline cuda_args cuda_args_of(const attn_problem *p)
     a.drop_scale = (float)(1 / (1 - p->dropout_p));
     a.lse_head = a.g.dims.Sq; /* packed: total_q */
     a.lse_batch = a.g.dims.packed ? 0 : a.g.dims.H * a.g.dims.Sq;
+    a.decode_rows = 0;
     return a;
 }
 
@@ -195,7 +200,7 @@ template <int rows> DEVICE tile_place tile_place_of(const cuda_args &a, unsigned
     }
     place.x = head_args_of(a, b, blockIdx.y);
     place.i0 = (tile - first) * rows;
-    place.exists = place.i0 < place.x.s.Sq;
+    place.exists = place.i0 < place.x.s.Sq && place.x.s.Sq * a.g.group > a.decode_rows;
     return place;
 }
 

@@ -24,6 +24,11 @@
 
 namespace {
 
+/* The table of errors.h is written without CUDA's headers. */
+#define X(code, cuda, name, sticky, status) static_assert((int)cuda == code, #cuda " is not " #code " in this version of CUDA");
+CUDA_ERROR_MAP(X)
+#undef X
+
 /* ---- Devices ----------------------------------------------------------------------------------------------------------- */
 
 enum { STREAMS = 4 }; /* batches in flight: one copies in, one computes, one copies out, one waits */
@@ -41,6 +46,7 @@ struct device {
     attn_device base;
     cuda_chip chip;
     cudaDeviceProp properties;
+    int first_kernel; /* rows of cuda_kernels[] before it are not tried */
     bool lost; /* a sticky error was seen; only ever set */
 
     pthread_mutex_t lock; /* of the rest */
@@ -89,6 +95,16 @@ int device_count(void)
  * and a neighbour's changes need the rest. */
 const double MEMORY_SHARE = 0.85;
 
+/* ATTN_CUDA_FAMILY=sm90|generic|simple: no row before that family's first in the table is tried. To test and to time the others on a chip
+ * that has all; any other text means nothing. */
+int first_kernel(void)
+{
+    const char *family = getenv("ATTN_CUDA_FAMILY");
+    for (int i = 0; family && i < cuda_kernel_count; i++)
+        if (strcmp(cuda_kernels[i]->name, family) == 0) return i;
+    return 0;
+}
+
 attn_status device_open(int index, const attn_device_options *options, attn_device **opened, attn_error *err)
 {
     size_t free_bytes = 0, total_bytes = 0;
@@ -108,6 +124,7 @@ attn_status device_open(int index, const attn_device_options *options, attn_devi
         return status;
     }
     pthread_mutex_init(&d->lock, nullptr);
+    d->first_kernel = first_kernel();
     d->chip.major = d->properties.major;
     d->chip.minor = d->properties.minor;
     d->chip.multiprocessors = d->properties.multiProcessorCount;
@@ -270,7 +287,7 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
 
 const cuda_kernel *kernel_for(const device *d, const attn_problem *p, attn_error *err)
 {
-    for (int i = 0; i < cuda_kernel_count; i++) {
+    for (int i = d->first_kernel; i < cuda_kernel_count; i++) {
         const cuda_kernel *k = cuda_kernels[i];
         if (k->op == p->op && d->chip.major * 10 + d->chip.minor >= k->compute && k->covers(&d->chip, p)) return k;
     }
@@ -392,15 +409,17 @@ attn_status mark(attn_stream *base, int slot, attn_error *err)
     return check(d, cudaEventRecord(stream_of(base)->marks[slot], stream_of(base)->cuda), "cudaEventRecord", err);
 }
 
-double elapsed_us(attn_stream *base, int from_slot, int to_slot)
+double between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot)
 {
     float ms = 0;
-    if (cudaEventElapsedTime(&ms, stream_of(base)->marks[from_slot], stream_of(base)->marks[to_slot]) != cudaSuccess) {
+    if (cudaEventElapsedTime(&ms, stream_of(from)->marks[from_slot], stream_of(to)->marks[to_slot]) != cudaSuccess) {
         cudaGetLastError();
         return 0;
     }
     return 1e3 * (double)ms;
 }
+
+double elapsed_us(attn_stream *stream, int from_slot, int to_slot) { return between_us(stream, from_slot, stream, to_slot); }
 
 attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 {
@@ -421,5 +440,5 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 
 extern "C" const attn_backend attn_backend_cuda = {
     "cuda", device_count, device_open, device_close, describe, device_alloc, device_free, staging_alloc, staging_free,
-    kernel_name, workspace_bytes, stream_open, stream_close, copy, run, mark, elapsed_us, done, wait,
+    kernel_name, workspace_bytes, stream_open, stream_close, copy, run, mark, elapsed_us, done, wait, between_us,
 };

@@ -3,12 +3,17 @@
  *   attn-bench -B 1 -H 16 --sq 2048 -D 128 --causal               one shape (forward, bf16, the best device)
  *   attn-bench --op both --dtype float32 --device cpu --threads 2
  *   attn-bench --sweep paper --tokens 16384 --json                the table of the FlashAttention papers
- *   attn-bench --codec                                            base64 and the scanner, GB of text a second
+ *   attn-bench --decode                                           one query over many keys: GB of K and V a second
+ *   attn-bench --sweep masks                                      grouped heads, packed lengths, window, FlashMask, each
+ * beside its like attn-bench --codec                                            base64 and the scanner, GB of text a second
  *
  * Each row is the median of warm runs, by the device's own clock around the kernels: inputs are already in its memory, the
- * workspace is allocated, out and lse of a backward were computed before. Inputs are random (equal or zero ones run faster
- * on power-limited chips). Outputs are poisoned with NaN before the first run and looked at after the last: a kernel that
- * leaves something unwritten has no time. TFLOP/s counts what a query may see exactly: see attn_flops(). */
+ * workspace is allocated, out and lse of a backward were computed before. On a GPU a run is as many calls as fill two
+ * milliseconds, one behind the other, so that the time is the kernels' and not that of the host that queues them; and where
+ * K and V decide, calls take turns with several copies of them, that they are not found in a cache. Inputs are random (equal
+ * or zero ones run faster on power-limited chips). Outputs are poisoned with NaN before the first run and looked at after
+ * the last: a kernel that leaves something unwritten has no time. TFLOP/s counts what a query may see exactly: see
+ * attn_flops(). */
 #include <errno.h>
 #include <getopt.h>
 #include <math.h>
@@ -22,10 +27,19 @@
 #include "proto-json/base64.h"
 #include "proto-json/proto.h"
 
-enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003 };
+enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003, MOST_COPIES = 64, MOST_SEQUENCES = 256 };
+
+/* A run of calls on a GPU lasts at least so long; K and V with their copies are at least so large. */
+static const double RUN_MS = 2;
+static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 
 struct options {
-    bool forward, backward, json, causal, codec, paper, top_left;
+    bool forward, backward, json, causal, codec, top_left;
+    bool reading;  /* K and V are what takes the time: say GB/s, and take turns with copies of them */
+    int sequences; /* packed: that many, of these lengths; then B, Sq and Sk say nothing */
+    int32_t lengths[MOST_SEQUENCES];
+    int64_t documents; /* FlashMask: so many equal documents, each seen by itself alone; 0: no mask */
+    enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS } sweep;
     attn_dtype dtype;
     int64_t B, H, Hk, Sq, Sk, D, Dv, window_left, window_right, tokens;
     const char *device;
@@ -123,33 +137,75 @@ static void look_at(struct machine *m, attn_tensor_id id, const attn_tensor *t, 
         }
 }
 
+/* An int32 tensor of these values. */
+static void give_indices(struct machine *m, attn_tensor *t, struct block *b, const int32_t *values)
+{
+    give_memory(m, t, b);
+    memcpy(b->host, values, (size_t)b->bytes);
+    must(attn_copy(m->stream, b->device, b->host, (size_t)b->bytes, ATTN_TO_DEVICE, &err));
+    must(attn_stream_wait(m->stream, &err));
+}
+
+/* q, k, v and what says who may see whom. */
+static void give_inputs(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
+{
+    const int64_t sizes[] = { o->H, o->D, o->Hk, o->D, o->Hk, o->Dv };
+    int32_t cu[MOST_SEQUENCES + 1] = { 0 };
+    for (int n = 0; n < o->sequences; n++) cu[n + 1] = cu[n] + o->lengths[n];
+    for (int n = 0; n < 3; n++) {
+        attn_tensor *t = &p->tensor[ATTN_T_q + n];
+        const int64_t heads = sizes[2 * n], size = sizes[2 * n + 1];
+        if (o->sequences) *t = attn_tensor_make(NULL, o->dtype, 3, (int64_t[]){ cu[o->sequences], heads, size });
+        else *t = attn_tensor_make(NULL, o->dtype, 4, (int64_t[]){ o->B, n ? o->Sk : o->Sq, heads, size });
+        give_memory(m, t, &blocks[ATTN_T_q + n]);
+    }
+    if (o->sequences) {
+        p->cu_seqlens_q = p->cu_seqlens_k = attn_tensor_make(NULL, ATTN_I32, 1, (int64_t[]){ o->sequences + 1 });
+        give_indices(m, &p->cu_seqlens_q, &blocks[ATTN_T_cu_seqlens_q], cu);
+        give_indices(m, &p->cu_seqlens_k, &blocks[ATTN_T_cu_seqlens_k], cu);
+    }
+    if (o->documents) { /* hidden from the rows from the document's end on, and from those before its start */
+        int32_t *bounds = malloc((size_t)(o->B * o->Sk * 2) * sizeof *bounds);
+        const int64_t length = (o->Sk + o->documents - 1) / o->documents;
+        if (!bounds) die("out of memory", NULL);
+        for (int64_t n = 0; n < o->B * o->Sk; n++) {
+            const int64_t start = n % o->Sk / length * length;
+            bounds[2 * n] = (int32_t)(start + length < o->Sq ? start + length : o->Sq);
+            bounds[2 * n + 1] = (int32_t)(start < o->Sq ? start : o->Sq);
+        }
+        p->mask_startend_rows = attn_tensor_make(NULL, ATTN_I32, 4, (int64_t[]){ o->B, 1, o->Sk, 2 });
+        give_indices(m, &p->mask_startend_rows, &blocks[ATTN_T_mask_startend_rows], bounds);
+        free(bounds);
+    }
+}
+
 static void use(attn_problem *p, struct block *blocks, bool on_device)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (p->tensor[id].rank) p->tensor[id].data = on_device ? blocks[id].device : blocks[id].host;
 }
 
-static void time_shape(struct machine *m, const struct options *o, attn_op op)
+/* Milliseconds of one call. */
+static double time_shape(struct machine *m, const struct options *o, attn_op op)
 {
     static double times[MOST_REPS];
+    static attn_problem turns[MOST_COPIES]; /* the problem, with a copy of K and V each */
+    void *copies[MOST_COPIES][2] = { 0 };
     struct block blocks[ATTN_TENSOR_COUNT] = { 0 };
     attn_problem p = ATTN_PROBLEM_INIT;
     void *workspace = NULL;
     size_t workspace_bytes;
     const char *kernel;
-    double ms, tflops, began;
-    int reps = 0;
+    double ms, tflops, began, gigabytes;
+    int reps = 0, sets = 1, calls = 1;
+    int64_t reading;
 
     p.causal = o->causal;
     p.alignment = o->top_left ? ATTN_TOP_LEFT : ATTN_BOTTOM_RIGHT;
     p.window_left = o->window_left;
     p.window_right = o->window_right;
-    p.q = attn_tensor_make(NULL, o->dtype, 4, (int64_t[]){ o->B, o->Sq, o->H, o->D });
-    p.k = attn_tensor_make(NULL, o->dtype, 4, (int64_t[]){ o->B, o->Sk, o->Hk, o->D });
-    p.v = attn_tensor_make(NULL, o->dtype, 4, (int64_t[]){ o->B, o->Sk, o->Hk, o->Dv });
-    give_memory(m, &p.q, &blocks[ATTN_T_q]);
-    give_memory(m, &p.k, &blocks[ATTN_T_k]);
-    give_memory(m, &p.v, &blocks[ATTN_T_v]);
+    give_inputs(m, o, &p, blocks);
+    reading = blocks[ATTN_T_k].bytes + blocks[ATTN_T_v].bytes;
     must(attn_check(&p, &err));
     for (int back = 0; back <= (op == ATTN_OP_BACKWARD); back++) { /* a backward has the out and lse of a forward */
         p.op = back ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
@@ -176,31 +232,52 @@ static void time_shape(struct machine *m, const struct options *o, attn_op op)
         must(attn_run(m->stream, &p, 1, workspace, &err));
         must(attn_stream_wait(m->stream, &err));
     }
-    for (int n = 1; n < WARM_RUNS; n++) must(attn_run(m->stream, &p, 1, workspace, &err));
-    must(attn_stream_wait(m->stream, &err));
-    for (began = now(); reps < MOST_REPS && (o->reps ? reps < o->reps : reps < 5 || now() - began < 1); reps++) {
+    turns[0] = p;
+    while (o->reading && !m->info.unified && sets < MOST_COPIES && sets * reading < COPIES_BYTES) {
+        turns[sets] = p;
+        for (int n = 0; n < 2; n++) {
+            const attn_tensor_id id = n ? ATTN_T_v : ATTN_T_k;
+            must(attn_device_alloc(m->device, (size_t)blocks[id].bytes + 1, &copies[sets][n], &err));
+            must(attn_copy(m->stream, copies[sets][n], blocks[id].host, (size_t)blocks[id].bytes, ATTN_TO_DEVICE, &err));
+            turns[sets].tensor[id].data = copies[sets][n];
+        }
+        sets++;
+    }
+    for (int n = 1; n < WARM_RUNS; n++) {
         must(attn_stream_mark(m->stream, 0, &err));
-        must(attn_run(m->stream, &p, 1, workspace, &err));
+        must(attn_run(m->stream, &turns[0], 1, workspace, &err));
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
-        times[reps] = attn_stream_elapsed_us(m->stream, 0, 1) / 1000;
+    }
+    if (!m->info.unified) { /* see the head of this file */
+        const double one = attn_stream_elapsed_us(m->stream, 0, 1) / 1000;
+        calls = one >= RUN_MS ? 1 : one > RUN_MS / 500 ? (int)(RUN_MS / one) + 1 : 500;
+    }
+    for (began = now(); reps < MOST_REPS && (o->reps ? reps < o->reps : reps < 5 || now() - began < 1); reps++) {
+        must(attn_stream_mark(m->stream, 0, &err));
+        for (int n = 0; n < calls; n++) must(attn_run(m->stream, &turns[(reps * calls + n) % sets], 1, workspace, &err));
+        must(attn_stream_mark(m->stream, 1, &err));
+        must(attn_stream_wait(m->stream, &err));
+        times[reps] = attn_stream_elapsed_us(m->stream, 0, 1) / 1000 / calls;
     }
     ms = median(times, reps);
     use(&p, blocks, false);
     tflops = attn_flops(&p) / ms / 1e9;
+    gigabytes = (double)reading / ms / 1e6;
     if (o->json)
         printf("{\"op\":\"%s\",\"dtype\":\"%s\",\"B\":%lld,\"H\":%lld,\"Hk\":%lld,\"Sq\":%lld,\"Sk\":%lld,\"D\":%lld,\"Dv\":"
                "%lld,"
-               "\"causal\":%s,\"window\":[%lld,%lld],\"backend\":\"%s %s\",\"reps\":%d,\"ms\":%.6g,\"tflops\":%.6g}\n",
+               "\"causal\":%s,\"window\":[%lld,%lld],\"sequences\":%d,\"documents\":%lld,\"backend\":\"%s %s\",\"reps\":%d,"
+               "\"calls\":%d,\"ms\":%.6g,\"tflops\":%.6g,\"gb_per_s\":%.6g}\n",
                op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->dtype), (long long)o->B, (long long)o->H,
                (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
-               o->causal ? "true" : "false", (long long)o->window_left, (long long)o->window_right, m->info.name, kernel,
-               reps, ms, tflops);
+               o->causal ? "true" : "false", (long long)o->window_left, (long long)o->window_right, o->sequences,
+               (long long)o->documents, m->info.name, kernel, reps, calls, ms, tflops, gigabytes);
     else
-        printf("%-8s  %-13s  %5lld  %4lld  %4lld  %6lld  %6lld  %4lld  %4lld  %-6s  %10.3f  %8.3f  %s %s\n",
+        printf("%-8s  %-13s  %5lld  %4lld  %4lld  %6lld  %6lld  %4lld  %4lld  %-6s  %10.4f  %8.3f  %8.0f  %s %s\n",
                op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->dtype), (long long)o->B, (long long)o->H,
                (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
-               o->causal ? "causal" : "full", ms, tflops, m->info.name, kernel);
+               o->causal ? "causal" : "full", ms, tflops, gigabytes, m->info.name, kernel);
     fflush(stdout);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         const attn_role role = attn_tensors[id].role;
@@ -209,7 +286,9 @@ static void time_shape(struct machine *m, const struct options *o, attn_op op)
         attn_device_free(m->device, blocks[id].device);
         free(blocks[id].host);
     }
+    for (int n = 1; n < sets; n++) attn_device_free(m->device, copies[n][0]), attn_device_free(m->device, copies[n][1]);
     attn_device_free(m->device, workspace);
+    return ms;
 }
 
 static void time_ops(struct machine *m, const struct options *o)
@@ -219,7 +298,7 @@ static void time_ops(struct machine *m, const struct options *o)
 }
 
 /* B * S = tokens, H * D = 2048, D 64 128 256, S 512 to 16384: the figures of the FlashAttention papers. */
-static void sweep(struct machine *m, const struct options *given)
+static void sweep_paper(struct machine *m, const struct options *given)
 {
     static const int64_t head_sizes[] = { 64, 128, 256 };
     struct options o = *given;
@@ -236,6 +315,75 @@ static void sweep(struct machine *m, const struct options *given)
                     o.B = given->tokens / S;
                     time_ops(m, &o);
                 }
+}
+
+/* One query, and a few, over many keys. Where memory is shared with the host (a CPU) the largest are left out. */
+static void sweep_decode(struct machine *m, const struct options *given)
+{
+    static const struct {
+        int64_t B, Sk, Sq, H, Hk;
+    } shapes[] = {
+        { 1, 131072, 1, 32, 8 }, { 16, 8192, 1, 32, 8 }, { 64, 8192, 1, 32, 8 }, { 1, 8192, 1, 32, 32 },
+        { 1, 8192, 1, 32, 8 },   { 1, 2048, 1, 32, 8 },  { 1, 512, 1, 32, 8 },   { 16, 8192, 4, 32, 8 },
+    };
+    struct options o = *given;
+    o.D = o.Dv = 128;
+    o.reading = true;
+    for (size_t n = 0; n < sizeof shapes / sizeof *shapes; n++) {
+        if (m->info.unified && shapes[n].B * shapes[n].Sk > 65536) continue;
+        o.B = shapes[n].B, o.Sk = shapes[n].Sk, o.Sq = shapes[n].Sq, o.H = shapes[n].H, o.Hk = shapes[n].Hk;
+        time_shape(m, &o, ATTN_OP_FORWARD);
+    }
+}
+
+static void remark(const struct options *o, const char *what, double value)
+{
+    fprintf(o->json ? stderr : stdout, "# %s: %.2f\n", what, value);
+    fflush(o->json ? stderr : stdout);
+}
+
+/* What masks and lengths cost, each beside what it is compared with. Lengths are as long as --tokens allow. */
+static void sweep_masks(struct machine *m, const struct options *given)
+{
+    const int64_t longest = given->tokens < 16384 ? given->tokens : 16384, half = longest / 2, total = longest * 4;
+    struct options o = *given;
+    double plain, masked, pairs = 0;
+    uint64_t state = 88172645463325252u;
+    int64_t left = total;
+    o.D = o.Dv = 128;
+
+    o.B = 2, o.H = 32, o.Hk = 8, o.Sq = o.Sk = half, o.causal = true; /* grouped heads */
+    time_shape(m, &o, ATTN_OP_FORWARD);
+
+    o.H = o.Hk = 16; /* packed lengths, and one length with as many pairs */
+    for (o.sequences = 0; left > 0 && o.sequences < MOST_SEQUENCES; o.sequences++) {
+        int64_t length;
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        length = 100 + (int64_t)(state % (uint64_t)(half - 99));
+        if (length > left || o.sequences == MOST_SEQUENCES - 1) length = left;
+        o.lengths[o.sequences] = (int32_t)length;
+        pairs += (double)length * (double)(length + 1) / 2;
+        left -= length;
+    }
+    o.B = o.sequences, o.Sq = o.Sk = total;
+    masked = time_shape(m, &o, ATTN_OP_FORWARD) / pairs;
+    o.sequences = 0;
+    o.Sq = o.Sk = ((int64_t)(2 * pairs / (double)total) + 7) / 8 * 8;
+    o.B = (total + o.Sq / 2) / o.Sq;
+    plain = time_shape(m, &o, ATTN_OP_FORWARD) / ((double)o.B * (double)o.Sq * (double)(o.Sq + 1) / 2);
+    remark(&o, "packed lengths from 100 up: rate, of that of one length", plain / masked);
+
+    o.B = 1, o.Sq = o.Sk = longest;
+    plain = time_shape(m, &o, ATTN_OP_FORWARD);
+    o.window_left = longest / 16 - 1, o.window_right = 0;
+    masked = time_shape(m, &o, ATTN_OP_FORWARD);
+    remark(&o, "window of a sixteenth: times as fast as causal", plain / masked);
+
+    o.window_left = o.window_right = -1, o.causal = false;
+    plain = time_shape(m, &o, ATTN_OP_FORWARD);
+    o.documents = 16;
+    masked = time_shape(m, &o, ATTN_OP_FORWARD);
+    remark(&o, "FlashMask of 16 documents: times as fast as without", plain / masked);
 }
 
 /* ---- The codec ---------------------------------------------------------------------------------------------------- */
@@ -379,7 +527,11 @@ static const char help[] =
     "  --threads N                  cpu: worker threads (all cores)\n"
     "  --reps N                     runs to take the median of (at least 5, for a second)\n"
     "  --sweep paper                B * S = tokens, H * D = 2048, D 64 128 256, S 512 to 16384, causal and not\n"
-    "  --tokens N                   of the sweep (16384; on a CPU 2048 takes a minute)\n"
+    "  --sweep decode  --decode     one query and four over 512 to 131072 keys, K and V not in any cache\n"
+    "  --sweep masks                grouped heads, packed lengths, a window, FlashMask documents, beside their likes\n"
+    "  --tokens N                   of the sweeps paper and masks (16384; on a CPU 2048 takes a minute)\n"
+    "  --cold                       K and V take turns with copies of them, so that they are read from memory\n"
+    "  --documents N                FlashMask: so many equal documents\n"
     "  --codec                      base64 and whole bodies, GB of text a second\n"
     "  --json                       one JSON object a line\n";
 
@@ -413,6 +565,9 @@ int main(int argc, char **argv)
         THREADS,
         REPS,
         SWEEP,
+        DECODE,
+        COLD,
+        DOCUMENTS,
         TOKENS,
         CODEC,
         JSON,
@@ -432,6 +587,9 @@ int main(int argc, char **argv)
         { "threads", required_argument, NULL, THREADS },
         { "reps", required_argument, NULL, REPS },
         { "sweep", required_argument, NULL, SWEEP },
+        { "decode", no_argument, NULL, DECODE },
+        { "cold", no_argument, NULL, COLD },
+        { "documents", required_argument, NULL, DOCUMENTS },
         { "tokens", required_argument, NULL, TOKENS },
         { "codec", no_argument, NULL, CODEC },
         { "json", no_argument, NULL, JSON },
@@ -487,16 +645,22 @@ int main(int argc, char **argv)
             break;
         }
         case SWEEP:
-            if (strcmp(optarg, "paper")) die("there is no sweep", optarg);
-            o.paper = true;
+            if (!strcmp(optarg, "paper")) o.sweep = SWEEP_PAPER;
+            else if (!strcmp(optarg, "decode")) o.sweep = SWEEP_DECODE;
+            else if (!strcmp(optarg, "masks")) o.sweep = SWEEP_MASKS;
+            else die("there is no sweep", optarg);
             break;
+        case DECODE: o.sweep = SWEEP_DECODE; break;
+        case COLD: o.reading = true; break;
+        case DOCUMENTS: o.documents = number("--documents", optarg, 1, INT32_MAX); break;
         case HELP:
         case 'h': fputs(help, stdout); return 0;
         default: fputs(help, stderr); return 2;
         }
     }
     if (optind < argc) die("this is no option", argv[optind]);
-    if (!op_given) o.forward = true, o.backward = o.paper;
+    if (!op_given) o.forward = true, o.backward = o.sweep == SWEEP_PAPER;
+    if (o.documents && o.causal) die("--documents are not causal", NULL);
     if (!o.Hk) o.Hk = o.H;
     if (!o.Sk) o.Sk = o.Sq;
     if (!o.Dv) o.Dv = o.D;
@@ -522,10 +686,12 @@ int main(int argc, char **argv)
     }
     if (!o.json) {
         printf("# %s: %s; medians of warm runs\n", m.info.name, m.info.description);
-        printf("%-8s  %-13s  %5s  %4s  %4s  %6s  %6s  %4s  %4s  %-6s  %10s  %8s  %s\n", "op", "dtype", "B", "H", "Hk", "Sq",
-               "Sk", "D", "Dv", "mask", "ms", "TFLOP/s", "backend");
+        printf("%-8s  %-13s  %5s  %4s  %4s  %6s  %6s  %4s  %4s  %-6s  %10s  %8s  %8s  %s\n", "op", "dtype", "B", "H", "Hk",
+               "Sq", "Sk", "D", "Dv", "mask", "ms", "TFLOP/s", "K+V GB/s", "backend");
     }
-    if (o.paper) sweep(&m, &o);
+    if (o.sweep == SWEEP_PAPER) sweep_paper(&m, &o);
+    else if (o.sweep == SWEEP_DECODE) sweep_decode(&m, &o);
+    else if (o.sweep == SWEEP_MASKS) sweep_masks(&m, &o);
     else time_ops(&m, &o);
     attn_stream_close(m.stream);
     attn_device_close(m.device);

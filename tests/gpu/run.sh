@@ -5,10 +5,12 @@
 #      among others, NaN rules
 #   2. attnd on the GPU: conformance over HTTP with three random seeds
 #   3. one request a thousand times, alone and among random neighbours: one answer, to the bit
+#   4. copies and kernels of different requests overlap (overlap.c)
+#   5. with two GPUs or more: all of them behind one attnd (two.sh)
 #
-# BUILD holds attnd and tests/unit/kernels/test_backends, built with CUDA; nothing is built here, so that a build can be carried to a
+# BUILD holds attnd, tests/unit/kernels/test_backends and tests/gpu/overlap, built with CUDA; nothing is built here, so that a build can be carried to a
 # machine with a GPU and little else (libraries beside the programs are found by LD_LIBRARY_PATH=BUILD/lib). Needs python3 with NumPy.
-# The last line counts; without a GPU nothing is run, and it says so.
+# The last line counts; without a GPU nothing is run, and it says so. What failed has its whole output in ATTN_GPU_LOGS (default /tmp).
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build}
@@ -35,6 +37,7 @@ check() {
         failed=$((failed + 1))
         echo "FAIL $name"
         grep -vE '^\[ +(RUN|OK)' "$log" | cut -c1-400 | tail -40
+        cp "$log" "${ATTN_GPU_LOGS:-/tmp}/failed-$failed.log"
     fi
     rm -f "$log"
 }
@@ -58,6 +61,9 @@ kill -TERM $server
 wait $server
 status=$?
 check "attnd drains and exits 0 (it exited $status)" test "$status" = 0
+
+check "copies and kernels overlap" "$build/tests/gpu/overlap" timeline
+if [ "$(nvidia-smi -L | grep -c '^GPU')" -ge 2 ]; then check "several GPUs" bash tests/gpu/two.sh "$build"; fi
 
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

@@ -3,21 +3,21 @@
  * FlashAttention-2 (arXiv:2307.08691), Algorithm 2, with transposed scores. A block owns BN keys of one key/value head; K and V
  * stay in shared memory, and the queries that see them pass by in tiles of BM, for every head of the group:
  *
- *     S^T = K Q^T            dP^T = V dO^T                      a warp owns 16 keys: rows of both
- *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)          in registers, where they are A operands at once
- *     dV += P^T dO           dK += dS^T Q                       accumulators of the warp's 16 keys: no sum crosses a warp
+ *     S^T = K Q^T            dP^T = V dO^T
+ *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)          in registers
+ *     dV += P^T dO           dK += dS^T Q                       accumulators of a warp's own keys: no sum crosses a warp
  *     dQ  = dS K                                                dS by shared memory; added to float32 sums in global memory
  *
  * The additions to dQ come in any order, so its last bits vary from run to run. With `deterministic` they are left out, and a second
  * kernel makes dQ by query tiles: S and dP once more, seven products instead of five. dK and dV are always deterministic: the heads
  * of a group follow each other in one block.
  *
- * Head dims above 128 do not leave registers for both dK and dV: two launches make one each (S is computed twice).
- *
- *   prepare    delta = rowsum(dO O) - dlse (simple.cu), lse dense
- *   dkdv       as above, one block a key tile
- *   finish     dQ = scale * sum, in its dtype               or: dq, one block a query tile
- *   simple.cu  dbias, dalibi_slopes, dsinks where wanted
+ *   prepare     delta = rowsum(dO O) - dlse, lse dense; both by query tiles, lse in base 2; zeros in the sums
+ *   dkdv_wide   as above, one block a key tile: no options, head dims to 128. It has the design that speed asks for
+ *   dkdv_tiles  the same with every option, and head dims above 128, which do not leave registers for both dK and dV: two launches
+ *               make one each (S is computed twice). A warp has 16 keys and all queries of the tile
+ *   finish      dQ = scale * sum, in its dtype               or: dq_tiles, one block a query tile
+ *   simple.cu   dbias, dalibi_slopes, dsinks where wanted
  *
  * Rows that are not finite are computed once more by rows.cuh, which skips hidden pairs (see forward.cu). */
 #include "kernels/cuda/kernels.h"
@@ -45,92 +45,466 @@ struct staged {
     uint8_t kept[BM][2];
 };
 
-template <int D, bool OPTIONS> struct shared {
-    static const int STAGES = D == 256 || OPTIONS ? 1 : 2;
-    alignas(128) uint16_t K[tile<D>::BN * D];
-    alignas(128) uint16_t V[tile<D>::BN * D];
-    alignas(128) uint16_t Q[STAGES][BM * D];
-    alignas(128) uint16_t dO[STAGES][BM * D];
-    alignas(128) uint16_t dS[tile<D>::BN * BM]; /* dS^T: rows are keys */
-    float lse2[STAGES][BM], delta[STAGES][BM];
-    staged options[OPTIONS ? tile<D>::BN / 16 : 1];
-};
-
-/* Where the float32 sums of a query tile are: fragments of the dQ product, thread after thread, so that additions are coalesced. */
-DEVICE float *sums_of(float *sums, const cuda_args &a, const head_args &x, int query_tile, int D)
+/* Query tiles of all heads are counted through; packed, sequence b owns those from cu[b] / BM + b on, as in tile_place_of(). */
+DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int h, int tile)
 {
     const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / BM + a.g.dims.B : attn_tiles(a.g.dims.Sq, BM);
-    const int64_t slot = a.g.dims.packed ? x.s.q_start / BM + x.b : 0;
-    const int64_t head = a.g.dims.packed ? x.h : x.b * a.g.dims.H + x.h;
-    return sums + (head * tiles + slot + query_tile) * BM * D;
+    return (a.g.dims.packed ? h * tiles + s.q_start / BM + b : (b * a.g.dims.H + h) * tiles) + tile;
 }
 
-/* lse in base 2 and delta of a query tile; past the end, and where a row sees nothing, lse is +inf: P becomes 0. */
-DEVICE void load_row_values(float *lse2, float *delta, const cuda_args &a, const saved &s, const head_args &x, int i0, int threads)
+/* What the rows of a query tile have in common with nobody: lse in base 2, +inf where there is no row or the row sees nothing (P becomes 0),
+ * and delta. */
+struct row_values {
+    float lse2[BM], delta[BM];
+};
+
+/* The workspace as kernels see it: rows.cuh's part, the values of every query tile and its float32 sums of dQ (NULL: not wanted). */
+struct scratch {
+    saved s;
+    row_values *values;
+    float *sums;
+};
+
+/* Sums of a query tile are blocks of 16 queries x 8 channels, as fragments: four floats a lane. red_add_4() takes four that lie together, where
+ * there is such an instruction; elsewhere a warp's additions to one of the four had better lie together. */
+DEVICE int fragment_at(int q, int d) { return (d / 8 * (BM / 16) + q / 16) * 128; }
+DEVICE void add_fragment(float *sums, int lane, const float (&x)[4])
 {
-    for (int r = threadIdx.x; r < BM; r += threads) {
-        const bool exists = i0 + r < x.s.Sq;
-        const float lse = exists ? s.lse[lse_at(a, x, i0 + r)] : -CUDART_INF_F;
-        lse2[r] = lse == -CUDART_INF_F ? CUDART_INF_F : lse * LOG2E;
-        delta[r] = exists ? s.delta[lse_at(a, x, i0 + r)] : 0;
+#if __CUDA_ARCH__ >= 900
+    red_add_4(sums + lane * 4, x);
+#else
+    for (int e = 0; e < 4; e++) atomicAdd(sums + e * 32 + lane, x[e]);
+#endif
+}
+DEVICE float4 read_fragment(const float *sums, int lane)
+{
+#if __CUDA_ARCH__ >= 900
+    return *(const float4 *)(sums + lane * 4);
+#else
+    return make_float4(sums[lane], sums[32 + lane], sums[64 + lane], sums[96 + lane]);
+#endif
+}
+
+/* row_values to shared memory, by 32 threads of the block. */
+DEVICE void load_values(row_values *to, const row_values *from)
+{
+    static_assert(sizeof(row_values) == 32 * 16);
+    if (threadIdx.x < 32) cp_async_16(smem_addr(to) + threadIdx.x * 16, (const char *)from + threadIdx.x * 16, true);
+}
+
+/* ---- prepare ------------------------------------------------------------------------------------------------------------------ */
+
+/* delta = rowsum(dO O) - dlse, lse dense and as row_values; zeros in the sums. A block a query tile and head. */
+template <typename T, int D> __global__ void __launch_bounds__(128) prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
+{
+    const int LANES = D / 8, STEP = 128 / LANES; /* threads a row, rows at a time */
+    const attn_geometry &g = a.g;
+    const tile_place place = tile_place_of<BM>(a, blockIdx.x);
+    if (!place.exists) return;
+    const head_args &x = place.x;
+    const int64_t tile = query_tile(a, x.s, (int)x.b, (int)x.h, place.i0 / BM);
+    if (w.sums)
+        for (int n = threadIdx.x; n < BM * D / 4; n += 128) *(float4 *)(w.sums + tile * BM * D + n * 4) = make_float4(0, 0, 0, 0);
+
+    const attn_view &dout = g.view[ATTN_T_dout], &dlse = g.view[ATTN_T_dlse], &lse = g.view[ATTN_T_lse];
+    const int Dv = (int)g.dims.Dv, rows = (int)attn_min64(BM, x.s.Sq - place.i0), d = threadIdx.x % LANES * 8;
+    const int64_t line = x.s.q_start + place.i0, o_at = attn_at(&w.s.out, x.b, x.h, line) + d, do_at = attn_at(&dout, x.b, x.h, line) + d;
+    const bool pieces = in_pieces<T>(w.s.out, x.b, x.h, line, Dv) && in_pieces<T>(dout, x.b, x.h, line, Dv);
+#pragma unroll 2
+    for (int r = threadIdx.x / LANES; r < BM; r += STEP) {
+        float delta = 0;
+        if (r < rows && pieces && d < Dv) {
+            const uint4 o = *(const uint4 *)((const uint16_t *)w.s.out.data + o_at + r * w.s.out.row);
+            const uint4 y = *(const uint4 *)((const uint16_t *)dout.data + do_at + r * dout.row);
+            delta = dot_pair<T>(o.x, y.x, dot_pair<T>(o.y, y.y, dot_pair<T>(o.z, y.z, dot_pair<T>(o.w, y.w, 0))));
+        } else if (r < rows && !pieces) {
+#pragma unroll 1
+            for (int e = 0; e < 8 && d + e < Dv; e++)
+                delta += load_float(w.s.out.dtype, w.s.out.data, o_at + r * w.s.out.row + e) * load_float(dout.dtype, dout.data, do_at + r * dout.row + e);
+        }
+#pragma unroll
+        for (int lane = LANES / 2; lane; lane /= 2) delta += __shfl_xor_sync(0xffffffff, delta, lane);
+        if (threadIdx.x % LANES) continue;
+        float y = -CUDART_INF_F;
+        if (r < rows) {
+            const int64_t i = place.i0 + r;
+            y = ((const float *)lse.data)[attn_at(&lse, x.b, x.h, line + r)];
+            if (dlse.data) delta -= ((const float *)dlse.data)[attn_at(&dlse, x.b, x.h, line + r)];
+            if (y == -CUDART_INF_F) delta = 0;
+            w.s.lse[lse_at(a, x, i)] = y;
+            w.s.delta[lse_at(a, x, i)] = delta;
+        }
+        w.values[tile].lse2[r] = y == -CUDART_INF_F ? CUDART_INF_F : y * LOG2E;
+        w.values[tile].delta[r] = delta;
     }
 }
 
-/* ---- dK, dV and the sums of dQ ------------------------------------------------------------------------------------------------ */
+/* ---- dK, dV and the sums of dQ: what the forms have in common ---------------------------------------------------------------- */
+
+/* The keys of a block, and the query tiles that see any of them. Packed, sequences own tiles as in tile_place_of(), of keys here. */
+struct key_place {
+    attn_sequence s;
+    limits limit;
+    int b, hk, j0;
+    int rows;        /* of dk and dv to write; seqlens_k leaves rows of zeros behind the keys */
+    int first, last; /* query tiles */
+};
+
+/* Where the block is; the query tiles later, by find_queries(), when the keys are on their way. */
+template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits &whole, uint3 block)
+{
+    const attn_geometry &g = a.g;
+    key_place place;
+    place.b = block.z;
+    place.hk = block.y;
+    place.j0 = block.x * BN;
+    place.limit = whole;
+    place.s.q_start = place.s.k_start = 0;
+    place.s.Sq = g.dims.Sq;
+    place.s.Sk = g.dims.Sk;
+    if (!is_whole(a)) {
+        if (g.dims.packed) {
+            int low = 0, high = (int)g.dims.B;
+            while (high - low > 1) {
+                const int middle = (low + high) / 2;
+                if (g.cu_k[middle] / BN + middle <= (int)block.x) low = middle;
+                else high = middle;
+            }
+            place.b = low;
+            place.j0 = ((int)block.x - (g.cu_k[low] / BN + low)) * BN;
+        }
+        place.s = attn_sequence_of(&g, place.b);
+        place.limit = limits_of(g, place.s);
+    }
+    place.rows = max(min((int)(g.dims.packed ? place.s.Sk : g.dims.Sk) - place.j0, BN), 0);
+    place.first = place.last = 0;
+    return place;
+}
+
+/* Key j is seen by the queries i with j - hi < i <= j - lo. */
+template <int BN> DEVICE void find_queries(key_place &place)
+{
+    const int Sq = (int)place.s.Sq, j_last = min(place.j0 + BN, place.limit.Sk) - 1;
+    if (j_last < place.j0) return;
+    place.first = max(place.j0 - place.limit.hi + 1, 0) / BM;
+    place.last = max((min(j_last - place.limit.lo + 1, Sq) + BM - 1) / BM, place.first);
+}
+
+/* Blocks of 16 x 8 to the rows of a result that are staged from `memory` on (see tile.cuh). */
+template <typename T, int D, int MT, int NT>
+DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], int row, int column, int lane)
+{
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++)
+                stage_pair<T, D>(memory, pieces, row + mt * 16 + half * 8 + lane / 4, column + nt * 8 + lane % 4 * 2, c[mt][nt][half * 2],
+                                 c[mt][nt][half * 2 + 1]);
+}
+
+/* Multiplies by `factor`. Is every element finite then? */
+template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float factor)
+{
+    float zero = 0;
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                c[mt][nt][e] *= factor;
+                zero = fmaf(c[mt][nt][e], 0, zero); /* NaN if it is not */
+            }
+    return zero == 0;
+}
+
+/* ---- The plain form: no options, head dims to 128 -------------------------------------------------------------------------------- */
+
+/* What limits the products is reading shared memory for them: a fragment of 512 bytes takes it 4 cycles, and the tensor cores make one to two
+ * products meanwhile. So a warp has blocks of 32 x 32 or 32 x 64, in which a fragment serves two to four products:
+ *
+ *   S^T, dP^T   32 keys x 32 queries; head dims to 64: two rounds a tile; above, two warps share the keys (a pair)
+ *   dV, dK      32 keys x 64 channels, over the tile's queries: P^T and dS^T from registers; above 64 from the pair's shared memory
+ *   dQ          32 queries x 32 channels, over the block's keys
+ *
+ * dQ of a tile needs dS of all warps. It is made one tile later, so that a tile costs one barrier of the block. */
+template <int D> struct wide;
+template <> struct wide<64> { static const int QW = 1, BLOCKS = 2; }; /* warps that share 32 keys; blocks a multiprocessor */
+template <> struct wide<128> { static const int QW = 2, BLOCKS = 1; };
+
+template <int D> struct shared_wide {
+    static const int BN = 128, THREADS = 128 * wide<D>::QW;
+    alignas(1024) uint16_t K[BN * D];
+    alignas(1024) uint16_t V[BN * D];
+    alignas(1024) uint16_t Q[2][BM * D];
+    alignas(1024) uint16_t dO[2][BM * D];
+    alignas(1024) row_values values[2];
+    alignas(1024) uint16_t P[wide<D>::QW == 2 ? BN * BM : 512]; /* P^T: rows are keys */
+    alignas(1024) uint16_t dS[2][BN * BM]; /* dS^T, of this tile and the last. The second is left out where it does not fit */
+};
+
+/* A warp's 32 x 32 block of P^T or dS^T to its place in a tile of BM columns. */
+template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2][4][4], int row, int column, int lane)
+{
+#pragma unroll
+    for (int mt = 0; mt < 2; mt++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int nt = 0; nt < 4; nt++)
+                *(uint32_t *)(tile + at<BM>(row + mt * 16 + half * 8 + lane / 4, column / 8 + nt) + lane % 4 * 2) =
+                    pack<T>(c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
+}
+
+/* The two warps of a pair wait for each other. */
+DEVICE void pair_barrier(int pair)
+{
+    switch (pair) {
+    case 0: barrier<1, 64>(); break;
+    case 1: barrier<2, 64>(); break;
+    case 2: barrier<3, 64>(); break;
+    default: barrier<4, 64>(); break;
+    }
+}
+
+/* The A fragments of columns k .. k + 15 of a block in registers. */
+template <typename T> DEVICE void pack_block(uint32_t (&f)[2][4], const float (&c)[2][4][4], int k)
+{
+#pragma unroll
+    for (int mt = 0; mt < 2; mt++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) f[mt][e] = pack<T>(c[mt][k / 8 + e / 2][e % 2 * 2], c[mt][k / 8 + e / 2][e % 2 * 2 + 1]);
+}
+
+/* Fragments of MT (NT) blocks of 16: rows (columns) from `from` on, step k. */
+#define FRAGMENTS(how, D, count, tile, from, k)                     \
+    _Pragma("unroll") for (int t_ = 0; t_ < count; t_++) how<D>(f[t_], tile, (from) + t_ * 16, k, lane)
+
+/* ds_stride: elements from one dS to the other; 0: there is one. */
+template <typename T, int D>
+__global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
+    dkdv_wide(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w, limits whole, int ds_stride)
+{
+    typedef shared_wide<D> Shared;
+    const int BN = Shared::BN, THREADS = Shared::THREADS, QW = wide<D>::QW, ROUNDS = BM / 32 / QW;
+    extern __shared__ __align__(1024) char memory[];
+    Shared &sm = *reinterpret_cast<Shared *>(memory);
+    const attn_geometry &g = a.g;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int key = warp / QW * 32, part = warp % QW; /* this warp's keys in the block, and which of the pair it is */
+
+    key_place place = key_place_of<BN>(a, whole, blockIdx);
+    if (place.rows == 0) return;
+    const limits limit = place.limit;
+
+    loader<D, THREADS>(g.view[ATTN_T_k], place.b, place.hk, place.s.k_start, limit.Sk, g.dims.D).template load<BN>(sm.K, place.j0);
+    loader<D, THREADS>(g.view[ATTN_T_v], place.b, place.hk, place.s.k_start, limit.Sk, g.dims.Dv).template load<BN>(sm.V, place.j0);
+    find_queries<BN>(place);
+    const int jl = place.j0 + key, first = place.first, last = place.last, rounds = (last - first) * (int)g.group;
+
+    /* The next tile to fetch: its head and its number. */
+    int h = place.hk * (int)g.group, tile = first, i0 = 0, i0_next = 0;
+    loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
+    loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
+    int64_t tiles_of_head = query_tile(a, place.s, place.b, h, 0);
+    float *sums_next = nullptr, *sums_now = nullptr, *sums_before; /* of tiles n + 1, n, n - 1 */
+
+    const float scale_log2 = (float)g.scale * LOG2E;
+    float dK[2][8][4] = {}, dV[2][8][4] = {};
+    const uint32_t tileK = smem_addr(sm.K), tileV = smem_addr(sm.V), tileP = smem_addr(sm.P);
+
+    /* Step n: tile n + 1 is fetched; dQ of tile n - 1 and the rest of tile n are made. */
+#pragma unroll 1
+    for (int n = -1; n <= rounds; n++) {
+        const int stage = n & 1;
+        cp_async_wait<0>();
+        __syncthreads(); /* tile n and dS of n - 1 are here; nobody reads the queries of n - 1 or dS of n - 2 any more */
+        sums_before = sums_now;
+        sums_now = sums_next;
+        i0 = i0_next;
+        if (n + 1 < rounds) {
+            if (tile == last) {
+                tile = first;
+                h++;
+                Q = loader<D, THREADS>(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
+                dO = loader<D, THREADS>(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
+                tiles_of_head = query_tile(a, place.s, place.b, h, 0);
+            }
+            i0_next = tile * BM;
+            sums_next = w.sums + (tiles_of_head + tile) * (BM * D);
+            Q.template load<BM>(sm.Q[1 - stage], i0_next);
+            dO.template load<BM>(sm.dO[1 - stage], i0_next);
+            load_values(&sm.values[1 - stage], w.values + tiles_of_head + tile);
+            tile++;
+        }
+        cp_async_commit();
+
+        /* dQ = dS K of the tile before */
+        if (n > 0 && w.sums) {
+            const int q = warp % 2 * 32, d = warp / 2 * 32;
+            const uint32_t tileS = smem_addr(sm.dS[0] + (1 - stage) * ds_stride);
+            float dQ[2][4][4] = {};
+            product<T, BN / 16>(
+                dQ, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_columns, BM, 2, tileS, q, kk * 16); },
+                [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_columns, D, 2, tileK, d, kk * 16); });
+            float *const to = sums_before + fragment_at(q, d);
+#pragma unroll
+            for (int mt = 0; mt < 2; mt++)
+#pragma unroll
+                for (int nt = 0; nt < 4; nt++) add_fragment(to + fragment_at(mt * 16, nt * 8), lane, dQ[mt][nt]);
+        }
+        if (ds_stride == 0) __syncthreads();
+        if (n < 0 || n == rounds) continue;
+
+        const uint32_t tileQ = smem_addr(sm.Q[stage]), tileO = smem_addr(sm.dO[stage]);
+        uint16_t *const dS_to = sm.dS[0] + stage * ds_stride;
+#pragma unroll
+        for (int round = 0; round < ROUNDS; round++) {
+            const int q = QW == 2 ? part * 32 : round * 32, il = i0 + q; /* this warp's queries in the tile, and the first of them */
+            /* Does any query (of the pair's) see any of these keys? */
+            const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;
+            if (jl + 31 < low_q + limit.lo || jl >= high_q + limit.hi || jl >= limit.Sk) {
+                const float zero[2][4][4] = {};
+                write_block<T>(dS_to, zero, key, q, lane);
+                continue;
+            }
+
+            /* S^T = K Q^T */
+            float S[2][4][4] = {}, dP[2][4][4] = {};
+            product<T, D / 16>(
+                S, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileK, key, kk * 16); },
+                [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileQ, q, kk * 16); });
+            if (jl < il + 31 + limit.lo || jl + 31 >= min(il + limit.hi, limit.Sk)) { /* some pair is hidden */
+#pragma unroll
+                for (int mt = 0; mt < 2; mt++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        const int j = jl + mt * 16 + half * 8 + lane / 4, i = il + lane % 4 * 2;
+                        /* key j is seen by queries j - hi < i' <= j - lo */
+                        const int low = j < limit.Sk ? j - limit.hi - i : BM, high = j - limit.lo - i;
+#pragma unroll
+                        for (int nt = 0; nt < 4; nt++)
+#pragma unroll
+                            for (int e = 0; e < 2; e++)
+                                if (nt * 8 + e <= low || nt * 8 + e > high) S[mt][nt][half * 2 + e] = -CUDART_INF_F;
+                    }
+            }
+
+            /* P^T = exp(S^T - lse) */
+#pragma unroll
+            for (int nt = 0; nt < 4; nt++) {
+                const float2 lse2 = *(const float2 *)&sm.values[stage].lse2[q + nt * 8 + lane % 4 * 2];
+#pragma unroll
+                for (int mt = 0; mt < 2; mt++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) S[mt][nt][e] = exp2_fast(fmaf(S[mt][nt][e], scale_log2, -(e % 2 ? lse2.y : lse2.x)));
+            }
+            if (QW == 2) write_block<T>(sm.P, S, key, q, lane);
+
+            /* dP^T = V dO^T, dS^T = P^T (dP^T - delta) */
+            product<T, D / 16>(
+                dP, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileV, key, kk * 16); },
+                [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileO, q, kk * 16); });
+#pragma unroll
+            for (int nt = 0; nt < 4; nt++) {
+                const float2 delta = *(const float2 *)&sm.values[stage].delta[q + nt * 8 + lane % 4 * 2];
+#pragma unroll
+                for (int mt = 0; mt < 2; mt++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) dP[mt][nt][e] = S[mt][nt][e] * (dP[mt][nt][e] - (e % 2 ? delta.y : delta.x));
+            }
+            write_block<T>(dS_to, dP, key, q, lane);
+
+            /* dV += P^T dO, dK += dS^T Q */
+            if constexpr (QW == 2) {
+                const uint32_t tileS = smem_addr(dS_to);
+                pair_barrier(warp / 2); /* P and dS of the pair are here */
+                product<T, BM / 16>(
+                    dV, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, BM, 2, tileP, key, kk * 16); },
+                    [&](uint32_t(&f)[4][4], int kk) { FRAGMENTS(b_columns, D, 4, tileO, part * 64, kk * 16); });
+                product<T, BM / 16>(
+                    dK, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, BM, 2, tileS, key, kk * 16); },
+                    [&](uint32_t(&f)[4][4], int kk) { FRAGMENTS(b_columns, D, 4, tileQ, part * 64, kk * 16); });
+            } else {
+                product<T, 2>(
+                    dV, [&](uint32_t(&f)[2][4], int kk) { pack_block<T>(f, S, kk * 16); },
+                    [&](uint32_t(&f)[4][4], int kk) { FRAGMENTS(b_columns, D, 4, tileO, 0, q + kk * 16); });
+                product<T, 2>(
+                    dK, [&](uint32_t(&f)[2][4], int kk) { pack_block<T>(f, dP, kk * 16); },
+                    [&](uint32_t(&f)[4][4], int kk) { FRAGMENTS(b_columns, D, 4, tileQ, 0, q + kk * 16); });
+            }
+        }
+    }
+
+    /* The place is found anew, for registers are short in the loop. */
+    place = key_place_of<BN>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
+    const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
+    bool finite = scale_block(dK, (float)g.scale);
+    finite &= scale_block(dV, 1);
+    const bool poisoned = __syncthreads_or(!finite); /* and nobody reads shared memory any more */
+    const int64_t line = place.s.k_start + place.j0;
+    const bool k_pieces = in_pieces<T>(dk, place.b, place.hk, line, g.dims.D), v_pieces = in_pieces<T>(dv, place.b, place.hk, line, g.dims.Dv);
+    stage_block<T, D>(sm.K, k_pieces, dK, key, part * 64, lane); /* K and V hold D floats a row, and so do Q and dO */
+    stage_block<T, D>(sm.Q, v_pieces, dV, key, part * 64, lane);
+    __syncthreads();
+    if (dk.data) store_rows<D, THREADS>(dk, place.b, place.hk, line, 0, place.rows, (int)g.dims.D, sm.K, k_pieces, threadIdx.x);
+    if (dv.data) store_rows<D, THREADS>(dv, place.b, place.hk, line, 0, place.rows, (int)g.dims.Dv, sm.Q, v_pieces, threadIdx.x);
+    if (poisoned) {
+        __syncthreads();
+        for (int r = warp; r < place.rows; r += THREADS / 32) dkdv_row(a, w.s, place.b, place.hk, place.j0 + r);
+    }
+}
+
+/* ---- Options, and head dims above 128 --------------------------------------------------------------------------------------------- */
+
+template <int D, bool OPTIONS> struct shared {
+    static const int STAGES = D == 256 || OPTIONS ? 1 : 2;
+    alignas(1024) uint16_t K[tile<D>::BN * D];
+    alignas(1024) uint16_t V[tile<D>::BN * D];
+    alignas(1024) uint16_t Q[STAGES][BM * D];
+    alignas(1024) uint16_t dO[STAGES][BM * D];
+    alignas(1024) uint16_t dS[tile<D>::BN * BM]; /* dS^T: rows are keys */
+    alignas(16) row_values values[STAGES];
+    staged options[OPTIONS ? tile<D>::BN / 16 : 1];
+};
 
 template <typename T, int D, bool OPTIONS, int PARTS>
-__global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_constant__ cuda_args a, saved s, float *sums)
+__global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
     typedef shared<D, OPTIONS> Shared;
     const int BN = tile<D>::BN, WARPS = BN / 16, THREADS = 32 * WARPS, NT = BM / 8, DT = D / 8, STAGES = Shared::STAGES;
-    extern __shared__ __align__(128) char memory[];
+    extern __shared__ __align__(1024) char memory[];
     Shared &sm = *reinterpret_cast<Shared *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Which keys. Packed, sequences own tiles as in tile_place_of(), of keys here. */
-    int b = blockIdx.z, j0 = blockIdx.x * BN;
-    if (g.dims.packed) {
-        int low = 0, high = (int)g.dims.B;
-        while (high - low > 1) {
-            const int middle = (low + high) / 2;
-            if (g.cu_k[middle] / BN + middle <= (int)blockIdx.x) low = middle;
-            else high = middle;
-        }
-        b = low;
-        j0 = ((int)blockIdx.x - (g.cu_k[b] / BN + b)) * BN;
-    }
-    const int hk = blockIdx.y;
-    const attn_sequence sequence = attn_sequence_of(&g, b);
-    const int Sk_all = g.dims.packed ? (int)sequence.Sk : (int)g.dims.Sk; /* rows of dk to write: seqlens_k leaves zeros behind it */
-    if (j0 >= Sk_all) return;
-    const int Sk = (int)sequence.Sk, Sq = (int)sequence.Sq;
-    const limits limit = limits_of(g, sequence);
-    int first = 0, last = 0; /* query tiles */
-    if (j0 < Sk) {
-        const attn_range lowest = attn_rows_of(&g, &sequence, j0), highest = attn_rows_of(&g, &sequence, attn_min64(j0 + BN, Sk) - 1);
-        first = (int)(lowest.lo / BM);
-        last = (int)attn_tiles(highest.hi, BM);
-    }
-    const int tiles = last > first ? last - first : 0, rounds = tiles * (int)g.group;
+    key_place place = key_place_of<BN>(a, limits_of_whole(a.g), blockIdx);
+    if (place.rows == 0) return;
+    find_queries<BN>(place);
+    const int b = place.b, hk = place.hk, j0 = place.j0, Sk = (int)place.s.Sk, Sq = (int)place.s.Sq, first = place.first;
+    const limits limit = place.limit;
+    const int tiles = place.last - first, rounds = tiles * (int)g.group;
 
-    loader<D, THREADS>(g.view[ATTN_T_k], b, hk, sequence.k_start, Sk, g.dims.D).template load<BN>(sm.K, j0);
-    loader<D, THREADS>(g.view[ATTN_T_v], b, hk, sequence.k_start, Sk, g.dims.Dv).template load<BN>(sm.V, j0);
+    loader<D, THREADS>(g.view[ATTN_T_k], b, hk, place.s.k_start, Sk, g.dims.D).template load<BN>(sm.K, j0);
+    loader<D, THREADS>(g.view[ATTN_T_v], b, hk, place.s.k_start, Sk, g.dims.Dv).template load<BN>(sm.V, j0);
 
     /* Queries of round n: head n / tiles of the group, tile n % tiles. */
     auto fetch = [&](int n, int stage) {
         const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
         const int i0 = (first + n % tiles) * BM;
-        loader<D, THREADS>(g.view[ATTN_T_q], b, x.h, sequence.q_start, Sq, g.dims.D).template load<BM>(sm.Q[stage], i0);
-        loader<D, THREADS>(g.view[ATTN_T_dout], b, x.h, sequence.q_start, Sq, g.dims.Dv).template load<BM>(sm.dO[stage], i0);
-        load_row_values(sm.lse2[stage], sm.delta[stage], a, s, x, i0, THREADS);
+        loader<D, THREADS>(g.view[ATTN_T_q], b, x.h, place.s.q_start, Sq, g.dims.D).template load<BM>(sm.Q[stage], i0);
+        loader<D, THREADS>(g.view[ATTN_T_dout], b, x.h, place.s.q_start, Sq, g.dims.Dv).template load<BM>(sm.dO[stage], i0);
+        load_values(&sm.values[stage], w.values + query_tile(a, place.s, b, (int)x.h, first + n % tiles));
     };
     if (rounds > 0) fetch(0, 0);
     cp_async_commit();
 
-    float dK[DT][4] = {}, dV[DT][4] = {};
+    float dK[1][DT][4] = {}, dV[1][DT][4] = {};
+    const uint32_t tileK = smem_addr(sm.K);
     const float scale_log2 = (float)g.scale * LOG2E;
-    const bool want_dq = (PARTS & DK) && sums;
+    const bool want_dq = (PARTS & DK) && w.sums;
 
     for (int n = 0; n < rounds; n++) {
         const int stage = STAGES == 2 ? n % 2 : 0, i0 = (first + n % tiles) * BM;
@@ -140,15 +514,15 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
             fetch(n + 1, 1 - stage);
             cp_async_commit();
         }
-        const uint16_t *const Q = sm.Q[stage], *const dO = sm.dO[stage];
+        const uint32_t Q = smem_addr(sm.Q[stage]), dO = smem_addr(sm.dO[stage]);
 
         /* S^T = K Q^T, dP^T = V dO^T */
         float S[NT][4] = {}, dP[NT][4] = {};
 #pragma unroll
         for (int kk = 0; kk < D / 16; kk++) {
             uint32_t ak[4], av[4];
-            a_rows<D>(ak, sm.K, warp * 16, kk * 16, lane);
-            if (PARTS & DK) a_rows<D>(av, sm.V, warp * 16, kk * 16, lane);
+            a_rows<D>(ak, tileK, warp * 16, kk * 16, lane);
+            if (PARTS & DK) a_rows<D>(av, smem_addr(sm.V), warp * 16, kk * 16, lane);
 #pragma unroll
             for (int nt = 0; nt < NT; nt += 2) {
                 uint32_t bq[4];
@@ -217,7 +591,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
         /* P = exp(S - lse), dS = P (dP - delta) */
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
-            const float2 lse2 = *(const float2 *)&sm.lse2[stage][nt * 8 + lane % 4 * 2], delta = *(const float2 *)&sm.delta[stage][nt * 8 + lane % 4 * 2];
+            const float2 lse2 = *(const float2 *)&sm.values[stage].lse2[nt * 8 + lane % 4 * 2], delta = *(const float2 *)&sm.values[stage].delta[nt * 8 + lane % 4 * 2];
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float p = exp2_fast(fmaf(S[nt][e], c, -(e % 2 ? lse2.y : lse2.x)));
@@ -261,13 +635,13 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
                 uint32_t bx[4];
                 if (PARTS & DV) {
                     b_columns<D>(bx, dO, dt * 8, kk * 16, lane);
-                    mma<T>(dV[dt], ap, bx[0], bx[1]);
-                    mma<T>(dV[dt + 1], ap, bx[2], bx[3]);
+                    mma<T>(dV[0][dt], ap, bx[0], bx[1]);
+                    mma<T>(dV[0][dt + 1], ap, bx[2], bx[3]);
                 }
                 if (PARTS & DK) {
                     b_columns<D>(bx, Q, dt * 8, kk * 16, lane);
-                    mma<T>(dK[dt], as, bx[0], bx[1]);
-                    mma<T>(dK[dt + 1], as, bx[2], bx[3]);
+                    mma<T>(dK[0][dt], as, bx[0], bx[1]);
+                    mma<T>(dK[0][dt + 1], as, bx[2], bx[3]);
                 }
             }
         }
@@ -276,8 +650,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
         if (want_dq) {
             const int GROUPS = BM / 16, SHARES = WARPS / GROUPS, COLUMNS = D / SHARES, CHUNK = COLUMNS < 64 ? COLUMNS : 64;
             __syncthreads();
-            const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
-            float *const to = sums_of(sums, a, x, first + n % tiles, D) + threadIdx.x;
+            float *const to = w.sums + query_tile(a, place.s, b, hk * (int)g.group + n / tiles, first + n % tiles) * (BM * D);
 #pragma unroll
             for (int chunk = 0; chunk < COLUMNS / CHUNK; chunk++) {
                 const int column = warp / GROUPS * COLUMNS + chunk * CHUNK;
@@ -285,19 +658,17 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
 #pragma unroll
                 for (int kk = 0; kk < BN / 16; kk++) {
                     uint32_t as[4];
-                    a_columns<BM>(as, sm.dS, warp % GROUPS * 16, kk * 16, lane);
+                    a_columns<BM>(as, smem_addr(sm.dS), warp % GROUPS * 16, kk * 16, lane);
 #pragma unroll
                     for (int dt = 0; dt < CHUNK / 8; dt += 2) {
                         uint32_t bk[4];
-                        b_columns<D>(bk, sm.K, column + dt * 8, kk * 16, lane);
+                        b_columns<D>(bk, tileK, column + dt * 8, kk * 16, lane);
                         mma<T>(dQ[dt], as, bk[0], bk[1]);
                         mma<T>(dQ[dt + 1], as, bk[2], bk[3]);
                     }
                 }
 #pragma unroll
-                for (int dt = 0; dt < CHUNK / 8; dt++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) atomicAdd(to + (chunk * CHUNK / 2 + dt * 4 + e) * THREADS, dQ[dt][e]);
+                for (int dt = 0; dt < CHUNK / 8; dt++) add_fragment(to + fragment_at(warp % GROUPS * 16, column + dt * 8), lane, dQ[dt]);
             }
         }
         if (STAGES == 1 && n + 1 < rounds) {
@@ -307,67 +678,78 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
         }
     }
 
-    /* Out. Two 16-bit elements a store; 8 rows of 4 lanes each. */
-    const float scale = (float)g.scale;
-    bool finite = true;
-#pragma unroll
-    for (int dt = 0; dt < DT; dt++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            if (PARTS & DK) {
-                dK[dt][e] *= scale;
-                finite &= dK[dt][e] - dK[dt][e] == 0;
-            }
-            if (PARTS & DV) finite &= dV[dt][e] - dV[dt][e] == 0;
-        }
     const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int j = j0 + warp * 16 + half * 8 + lane / 4;
-        if (j >= Sk_all) continue;
-        const int64_t to_k = attn_at(&dk, b, hk, sequence.k_start + j), to_v = attn_at(&dv, b, hk, sequence.k_start + j);
-#pragma unroll
-        for (int dt = 0; dt < DT; dt++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const int d = dt * 8 + lane % 4 * 2 + e;
-                if ((PARTS & DK) && dk.data && d < g.dims.D) store_float(dk.dtype, dk.data, to_k + d, dK[dt][half * 2 + e]);
-                if ((PARTS & DV) && dv.data && d < g.dims.Dv) store_float(dv.dtype, dv.data, to_v + d, dV[dt][half * 2 + e]);
-            }
+    const int64_t line = place.s.k_start + j0;
+    bool finite = true;
+    if (PARTS & DK) finite &= scale_block(dK, (float)g.scale);
+    if (PARTS & DV) finite &= scale_block(dV, 1);
+    cp_async_wait<0>(); /* K and V of a block that no query sees are still on their way to where dK and dV are staged */
+    const bool poisoned = __syncthreads_or(!finite); /* and nobody reads shared memory any more */
+    if ((PARTS & DK) && dk.data) {
+        const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
+        stage_block<T, D>(sm.K, pieces, dK, warp * 16, 0, lane); /* K and V hold D floats a row */
+        __syncthreads();
+        store_rows<D, THREADS>(dk, b, hk, line, 0, place.rows, (int)g.dims.D, sm.K, pieces, threadIdx.x);
+        __syncthreads();
     }
-    if (__syncthreads_or(!finite))
-        for (int r = warp; r < BN && j0 + r < Sk_all; r += WARPS) dkdv_row(a, s, b, hk, j0 + r);
+    if ((PARTS & DV) && dv.data) {
+        const bool pieces = in_pieces<T>(dv, b, hk, line, g.dims.Dv);
+        stage_block<T, D>(sm.K, pieces, dV, warp * 16, 0, lane);
+        __syncthreads();
+        store_rows<D, THREADS>(dv, b, hk, line, 0, place.rows, (int)g.dims.Dv, sm.K, pieces, threadIdx.x);
+    }
+    if (poisoned) {
+        __syncthreads();
+        for (int r = warp; r < place.rows; r += WARPS) dkdv_row(a, w.s, b, hk, j0 + r);
+    }
 }
 
-/* dq from the sums: undoes the order of sums_of(). A block a query tile and head. */
-template <int D> __global__ void __launch_bounds__(tile<D>::BN * 2) finish_dq(const __grid_constant__ cuda_args a, saved s, const float *sums)
+/* ---- finish ------------------------------------------------------------------------------------------------------------------- */
+
+/* dQ = scale * sums, in its dtype. A block a query tile and head. */
+template <typename T, int D> __global__ void __launch_bounds__(256) finish(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
-    const int WARPS = tile<D>::BN / 16, THREADS = 32 * WARPS, GROUPS = BM / 16, SHARES = WARPS / GROUPS, COLUMNS = D / SHARES;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    __shared__ __align__(16) uint16_t staged_rows[BM * D];
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
     if (!place.exists) return;
     const head_args &x = place.x;
-    const float *from = sums_of(const_cast<float *>(sums), a, x, place.i0 / BM, D) + threadIdx.x;
     const attn_view &dq = a.g.view[ATTN_T_dq];
+    const float *sums = w.sums + query_tile(a, x.s, (int)x.b, (int)x.h, place.i0 / BM) * (BM * D);
+    const int lane = threadIdx.x % 32, width = (int)a.g.dims.D, rows = (int)attn_min64(BM, x.s.Sq - place.i0);
+    const int64_t line = x.s.q_start + place.i0, to = attn_at(&dq, x.b, x.h, line);
+    const bool pieces = in_pieces<T>(dq, x.b, x.h, line, width);
     bool finite = true;
-    for (int n = 0; n < COLUMNS / 2; n++) {
-        const int e = n % 4, d = warp / GROUPS * COLUMNS + n / 4 * 8 + lane % 4 * 2 + e % 2;
-        const int i = place.i0 + warp % GROUPS * 16 + e / 2 * 8 + lane / 4;
-        const float y = from[n * THREADS] * x.scale;
-        finite &= y - y == 0;
-        if (i < x.s.Sq && d < a.g.dims.D) store_float(dq.dtype, dq.data, attn_at(&dq, x.b, x.h, x.s.q_start + i) + d, y);
+#pragma unroll 4
+    for (int n = threadIdx.x / 32; n < BM / 16 * (D / 8); n += 256 / 32) { /* the n-th block of 16 queries x 8 channels */
+        const int r = n % (BM / 16) * 16 + lane / 4, d = n / (BM / 16) * 8 + lane % 4 * 2;
+        const float4 sum = read_fragment(sums + n * 128, lane);
+        const float y[4] = { sum.x * x.scale, sum.y * x.scale, sum.z * x.scale, sum.w * x.scale };
+        for (int e = 0; e < 4; e++) finite &= y[e] - y[e] == 0;
+        if (pieces) {
+            stage_pair<T, D>(staged_rows, true, r, d, y[0], y[1]);
+            stage_pair<T, D>(staged_rows, true, r + 8, d, y[2], y[3]);
+        } else {
+#pragma unroll 1
+            for (int e = 0; e < 4; e++)
+                if (r + e / 2 * 8 < rows && d + e % 2 < width)
+                    store_float(dq.dtype, dq.data, to + (r + e / 2 * 8) * dq.row + d + e % 2, e == 0 ? y[0] : e == 1 ? y[1] : e == 2 ? y[2] : y[3]);
+        }
     }
-    if (__syncthreads_or(!finite))
-        for (int r = warp; r < BM && place.i0 + r < x.s.Sq; r += WARPS) dq_row(a, s, x, place.i0 + r);
+    const bool poisoned = __syncthreads_or(!finite);
+    if (pieces) store_rows<D, 256>(dq, x.b, x.h, line, 0, rows, width, staged_rows, true, threadIdx.x);
+    if (poisoned) {
+        __syncthreads();
+        for (int r = threadIdx.x / 32; r < rows; r += 256 / 32) dq_row(a, w.s, x, place.i0 + r);
+    }
 }
 
 /* ---- dQ by query tiles: deterministic -------------------------------------------------------------------------------------------- */
 
 template <int D, bool OPTIONS> struct shared_dq {
-    alignas(128) uint16_t Q[BM * D];
-    alignas(128) uint16_t dO[BM * D];
-    alignas(128) uint16_t K[BM * D]; /* tiles of BM keys */
-    alignas(128) uint16_t V[BM * D];
+    alignas(1024) uint16_t Q[BM * D];
+    alignas(1024) uint16_t dO[BM * D];
+    alignas(1024) uint16_t K[BM * D]; /* tiles of BM keys */
+    alignas(1024) uint16_t V[BM * D];
     struct { float z[16][BM + 4], cap[16][BM + 4]; uint32_t kept[16][BM / 8]; } options[OPTIONS ? BM / 16 : 1];
 };
 
@@ -375,7 +757,7 @@ template <typename T, int D, bool OPTIONS>
 __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_args a, saved s)
 {
     const int BN = BM, WARPS = BM / 16, THREADS = 32 * WARPS, NT = BN / 8, DT = D / 8;
-    extern __shared__ __align__(128) char memory[];
+    extern __shared__ __align__(1024) char memory[];
     shared_dq<D, OPTIONS> &sm = *reinterpret_cast<shared_dq<D, OPTIONS> *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -389,10 +771,11 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
 
     loader<D, THREADS>(g.view[ATTN_T_q], x.b, x.h, x.s.q_start, x.s.Sq, g.dims.D).template load<BM>(sm.Q, i0);
     loader<D, THREADS>(g.view[ATTN_T_dout], x.b, x.h, x.s.q_start, x.s.Sq, g.dims.Dv).template load<BM>(sm.dO, i0);
+    cp_async_commit();
     const loader<D, THREADS> K(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.D);
     const loader<D, THREADS> V(g.view[ATTN_T_v], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.Dv);
 
-    float lse2[2], delta[2], dQ[DT][4] = {};
+    float lse2[2], delta[2], dQ[1][DT][4] = {};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int i = i0 + warp * 16 + half * 8 + lane / 4;
@@ -412,15 +795,15 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
 #pragma unroll
         for (int kk = 0; kk < D / 16; kk++) {
             uint32_t aq[4], ao[4];
-            a_rows<D>(aq, sm.Q, warp * 16, kk * 16, lane);
-            a_rows<D>(ao, sm.dO, warp * 16, kk * 16, lane);
+            a_rows<D>(aq, smem_addr(sm.Q), warp * 16, kk * 16, lane);
+            a_rows<D>(ao, smem_addr(sm.dO), warp * 16, kk * 16, lane);
 #pragma unroll
             for (int nt = 0; nt < NT; nt += 2) {
                 uint32_t bx[4];
-                b_rows<D>(bx, sm.K, nt * 8, kk * 16, lane);
+                b_rows<D>(bx, smem_addr(sm.K), nt * 8, kk * 16, lane);
                 mma<T>(S[nt], aq, bx[0], bx[1]);
                 mma<T>(S[nt + 1], aq, bx[2], bx[3]);
-                b_rows<D>(bx, sm.V, nt * 8, kk * 16, lane);
+                b_rows<D>(bx, smem_addr(sm.V), nt * 8, kk * 16, lane);
                 mma<T>(dP[nt], ao, bx[0], bx[1]);
                 mma<T>(dP[nt + 1], ao, bx[2], bx[3]);
             }
@@ -493,29 +876,25 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
 #pragma unroll
             for (int dt = 0; dt < DT; dt += 2) {
                 uint32_t bk[4];
-                b_columns<D>(bk, sm.K, dt * 8, kk * 16, lane);
-                mma<T>(dQ[dt], as, bk[0], bk[1]);
-                mma<T>(dQ[dt + 1], as, bk[2], bk[3]);
+                b_columns<D>(bk, smem_addr(sm.K), dt * 8, kk * 16, lane);
+                mma<T>(dQ[0][dt], as, bk[0], bk[1]);
+                mma<T>(dQ[0][dt + 1], as, bk[2], bk[3]);
             }
         }
     }
+    cp_async_wait<0>(); /* Q and dO of a tile that sees no key are still on their way to where dQ is staged */
     const attn_view &dq = g.view[ATTN_T_dq];
-    bool finite = true;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int i = i0 + warp * 16 + half * 8 + lane / 4;
-#pragma unroll
-        for (int dt = 0; dt < DT; dt++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const int d = dt * 8 + lane % 4 * 2 + e;
-                const float y = dQ[dt][half * 2 + e] * x.scale;
-                finite &= y - y == 0;
-                if (i < x.s.Sq && d < g.dims.D) store_float(dq.dtype, dq.data, attn_at(&dq, x.b, x.h, x.s.q_start + i) + d, y);
-            }
+    const bool poisoned = __syncthreads_or(!scale_block(dQ, x.scale)); /* and nobody reads shared memory any more */
+    const int64_t line = x.s.q_start + i0;
+    const int rows = (int)attn_min64(BM, x.s.Sq - i0);
+    const bool pieces = in_pieces<T>(dq, x.b, x.h, line, g.dims.D);
+    stage_block<T, D>(sm.Q, pieces, dQ, warp * 16, 0, lane); /* Q and dO hold D floats a row */
+    __syncthreads();
+    store_rows<D, THREADS>(dq, x.b, x.h, line, 0, rows, (int)g.dims.D, sm.Q, pieces, threadIdx.x);
+    if (poisoned) {
+        __syncthreads();
+        for (int r = warp; r < rows; r += WARPS) dq_row(a, s, x, i0 + r);
     }
-    if (__syncthreads_or(!finite))
-        for (int r = warp; r < BM && i0 + r < x.s.Sq; r += WARPS) dq_row(a, s, x, i0 + r);
 }
 
 /* ---- Launchers ---------------------------------------------------------------------------------------------------------------------- */
@@ -523,7 +902,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
 bool has_options(const attn_problem *p, const attn_geometry &g)
 {
     return p->softcap > 0 || p->bias.rank || p->alibi_slopes.rank || p->keep_mask.rank || p->mask_startend_rows.rank || p->dropout_p > 0
-           || g.scale <= 0;
+           || !is_plain_scale(g.scale);
 }
 
 int class_of(const attn_dims &d)
@@ -536,9 +915,9 @@ int64_t query_rows(const attn_dims &d) { return d.Sq * d.H * (d.packed ? 1 : d.B
 
 size_t align_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-/* Parts of the workspace, in this order: lse and delta, sums of dQ, and the forward's results where they are not given. */
+/* Parts of the workspace, in this order: lse and delta, both by query tiles, sums of dQ, and the forward's results where they are not given. */
 struct parts {
-    size_t rows, sums, out, lse, total;
+    size_t rows, values, sums, out, lse, total;
 };
 
 parts parts_of(const attn_problem *p)
@@ -548,63 +927,81 @@ parts parts_of(const attn_problem *p)
     const dim3 grid = tile_grid(g, BM);
     parts w;
     w.rows = align_up((size_t)query_rows(d) * 2 * sizeof(float));
+    w.values = align_up((size_t)grid.x * grid.y * grid.z * sizeof(row_values));
     w.sums = p->deterministic || !p->dq.rank ? 0 : align_up((size_t)grid.x * grid.y * grid.z * BM * class_of(d) * sizeof(float));
     w.out = p->out.rank ? 0 : align_up((size_t)query_rows(d) * (size_t)d.Dv * sizeof(float));
     w.lse = p->out.rank ? 0 : align_up((size_t)query_rows(d) * sizeof(float));
-    w.total = w.rows + w.sums + w.out + w.lse;
+    w.total = w.rows + w.values + w.sums + w.out + w.lse;
     return w;
 }
 
-template <typename K> cudaError_t allow(K kernel, size_t bytes)
+dim3 key_grid(const attn_dims &d, int BN)
 {
-    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    return d.packed ? dim3((unsigned)(d.total_k / BN + d.B), (unsigned)d.Hk) : dim3((unsigned)attn_tiles(d.Sk, BN), (unsigned)d.Hk, (unsigned)d.B);
 }
 
-template <typename T, int D, bool OPTIONS, int PARTS>
-cudaError_t launch_dkdv(const cuda_args &a, const saved &s, float *sums, cudaStream_t stream)
+bool is_empty(dim3 grid) { return grid.x == 0 || grid.y == 0 || grid.z == 0; }
+
+template <typename T, int D, bool OPTIONS, int PARTS> cudaError_t launch_dkdv(const cuda_args &a, const scratch &w, cudaStream_t stream)
 {
-    const attn_dims &d = a.g.dims;
-    const int BN = tile<D>::BN;
-    const dim3 grid = d.packed ? dim3((unsigned)(d.total_k / BN + d.B), (unsigned)d.Hk) : dim3((unsigned)attn_tiles(d.Sk, BN), (unsigned)d.Hk, (unsigned)d.B);
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
-    const cudaError_t code = allow(dkdv_tiles<T, D, OPTIONS, PARTS>, sizeof(shared<D, OPTIONS>));
-    if (code == cudaSuccess) dkdv_tiles<T, D, OPTIONS, PARTS><<<grid, BN * 2, sizeof(shared<D, OPTIONS>), stream>>>(a, s, sums);
+    const dim3 grid = key_grid(a.g.dims, tile<D>::BN);
+    if (is_empty(grid)) return cudaSuccess;
+    const cudaError_t code = allow_shared<dkdv_tiles<T, D, OPTIONS, PARTS>>(sizeof(shared<D, OPTIONS>));
+    if (code == cudaSuccess) dkdv_tiles<T, D, OPTIONS, PARTS><<<grid, tile<D>::BN * 2, sizeof(shared<D, OPTIONS>), stream>>>(a, w);
     return code;
 }
 
-template <typename T, int D, bool OPTIONS> cudaError_t launch_form(const cuda_args &a, const saved &s, float *sums, cudaStream_t stream)
+/* Bytes without the second dS. */
+template <int D> constexpr size_t least_wide = sizeof(shared_wide<D>) - sizeof(shared_wide<D>::dS) / 2;
+
+template <typename T, int D> cudaError_t launch_wide(const cuda_chip *chip, const cuda_args &a, const scratch &w, cudaStream_t stream)
+{
+    typedef shared_wide<D> Shared;
+    const dim3 grid = key_grid(a.g.dims, Shared::BN);
+    if (is_empty(grid)) return cudaSuccess;
+    const bool both = sizeof(Shared) <= (size_t)chip->shared_bytes;
+    const size_t bytes = both ? sizeof(Shared) : least_wide<D>;
+    const cudaError_t code = allow_shared<dkdv_wide<T, D>>(bytes);
+    if (code == cudaSuccess) dkdv_wide<T, D><<<grid, Shared::THREADS, bytes, stream>>>(a, w, limits_of_whole(a.g), both ? Shared::BN * BM : 0);
+    return code;
+}
+
+template <typename T, int D, bool OPTIONS> cudaError_t launch_form(const cuda_chip *chip, const cuda_args &a, const scratch &w, cudaStream_t stream)
 {
     const dim3 grid = tile_grid(a.g, BM);
-    const bool queries = grid.x && grid.y && grid.z, dq = a.g.view[ATTN_T_dq].data != nullptr;
     cudaError_t code = cudaSuccess;
-    if constexpr (D <= 128) code = launch_dkdv<T, D, OPTIONS, DK | DV>(a, s, sums, stream);
+    if (!is_empty(grid)) prepare<T, D><<<grid, 128, 0, stream>>>(a, w);
+    if constexpr (D <= 128 && !OPTIONS) code = launch_wide<T, D>(chip, a, w, stream);
+    else if constexpr (D <= 128) code = launch_dkdv<T, D, OPTIONS, DK | DV>(a, w, stream);
     else {
-        code = launch_dkdv<T, D, OPTIONS, DK>(a, s, sums, stream);
-        if (code == cudaSuccess) code = launch_dkdv<T, D, OPTIONS, DV>(a, s, nullptr, stream);
+        const scratch without_dq = { w.s, w.values, nullptr };
+        code = launch_dkdv<T, D, OPTIONS, DK>(a, w, stream);
+        if (code == cudaSuccess) code = launch_dkdv<T, D, OPTIONS, DV>(a, without_dq, stream);
     }
-    if (code == cudaSuccess && dq && queries) {
-        if (sums) finish_dq<D><<<grid, tile<D>::BN * 2, 0, stream>>>(a, s, sums);
+    if (code == cudaSuccess && a.g.view[ATTN_T_dq].data && !is_empty(grid)) {
+        if (w.sums) finish<T, D><<<grid, 256, 0, stream>>>(a, w);
         else {
-            code = allow(dq_tiles<T, D, OPTIONS>, sizeof(shared_dq<D, OPTIONS>));
-            if (code == cudaSuccess) dq_tiles<T, D, OPTIONS><<<grid, BM * 2, sizeof(shared_dq<D, OPTIONS>), stream>>>(a, s);
+            code = allow_shared<dq_tiles<T, D, OPTIONS>>(sizeof(shared_dq<D, OPTIONS>));
+            if (code == cudaSuccess) dq_tiles<T, D, OPTIONS><<<grid, BM * 2, sizeof(shared_dq<D, OPTIONS>), stream>>>(a, w.s);
         }
     }
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
-template <typename T> cudaError_t launch(const cuda_args &a, const saved &s, float *sums, bool options, cudaStream_t stream)
+template <typename T> cudaError_t launch(const cuda_chip *chip, const cuda_args &a, const scratch &w, bool options, cudaStream_t stream)
 {
     switch (class_of(a.g.dims)) {
-    case 64: return options ? launch_form<T, 64, true>(a, s, sums, stream) : launch_form<T, 64, false>(a, s, sums, stream);
-    case 128: return options ? launch_form<T, 128, true>(a, s, sums, stream) : launch_form<T, 128, false>(a, s, sums, stream);
-    default: return options ? launch_form<T, 256, true>(a, s, sums, stream) : launch_form<T, 256, false>(a, s, sums, stream);
+    case 64: return options ? launch_form<T, 64, true>(chip, a, w, stream) : launch_form<T, 64, false>(chip, a, w, stream);
+    case 128: return options ? launch_form<T, 128, true>(chip, a, w, stream) : launch_form<T, 128, false>(chip, a, w, stream);
+    default: return options ? launch_form<T, 256, true>(chip, a, w, stream) : launch_form<T, 256, false>(chip, a, w, stream);
     }
 }
 
 template <int D> size_t most_shared()
 {
-    const size_t dkdv = sizeof(shared<D, true>) > sizeof(shared<D, false>) ? sizeof(shared<D, true>) : sizeof(shared<D, false>);
-    return dkdv > sizeof(shared_dq<D, true>) ? dkdv : sizeof(shared_dq<D, true>);
+    size_t most = sizeof(shared<D, true>) > sizeof(shared_dq<D, true>) ? sizeof(shared<D, true>) : sizeof(shared_dq<D, true>);
+    if constexpr (D <= 128) return most > least_wide<D> ? most : least_wide<D>;
+    return most > sizeof(shared<D, false>) ? most : sizeof(shared<D, false>);
 }
 
 bool covers(const cuda_chip *chip, const attn_problem *p)
@@ -622,11 +1019,12 @@ cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *
     const parts w = parts_of(p);
     char *at = (char *)memory;
     attn_problem whole = *p;
-    saved s;
+    scratch k;
     cudaError_t code = cudaSuccess;
-    s.lse = (float *)at;
-    s.delta = s.lse + query_rows(attn_dims_of(p));
-    float *const sums = w.sums ? (float *)(at + w.rows) : nullptr;
+    k.s.lse = (float *)at;
+    k.s.delta = k.s.lse + query_rows(attn_dims_of(p));
+    k.values = (row_values *)(at + w.rows);
+    k.sums = w.sums ? (float *)(at + w.rows + w.values) : nullptr;
     if (!p->out.rank) { /* the forward first, with out in float32 */
         attn_problem forward = *p;
         const attn_dims d = attn_dims_of(p);
@@ -634,21 +1032,19 @@ cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *
         for (int i = 0; i < p->q.rank; i++) shape[i] = p->q.shape[i];
         shape[p->q.rank - 1] = d.Dv;
         forward.op = ATTN_OP_FORWARD;
-        forward.out = attn_tensor_make(at + w.rows + w.sums, ATTN_F32, p->q.rank, shape);
-        forward.lse = d.packed ? attn_tensor_make(at + w.rows + w.sums + w.out, ATTN_F32, 2, lse_shape + 1)
-                               : attn_tensor_make(at + w.rows + w.sums + w.out, ATTN_F32, 3, lse_shape);
+        forward.out = attn_tensor_make(at + w.rows + w.values + w.sums, ATTN_F32, p->q.rank, shape);
+        forward.lse = d.packed ? attn_tensor_make(at + w.rows + w.values + w.sums + w.out, ATTN_F32, 2, lse_shape + 1)
+                               : attn_tensor_make(at + w.rows + w.values + w.sums + w.out, ATTN_F32, 3, lse_shape);
         code = generic_forward.run(chip, stream, &forward, nullptr);
         whole.out = forward.out;
         whole.lse = forward.lse;
     }
     const cuda_args a = cuda_args_of(&whole);
-    s.out = a.g.view[ATTN_T_out];
-    simple_delta(a, s, true, stream);
-    if (code == cudaSuccess && sums) code = cudaMemsetAsync(sums, 0, w.sums, stream);
+    k.s.out = a.g.view[ATTN_T_out];
     const bool options = has_options(p, a.g);
     if (code == cudaSuccess)
-        code = p->q.dtype == ATTN_BF16 ? launch<__nv_bfloat16>(a, s, sums, options, stream) : launch<__half>(a, s, sums, options, stream);
-    simple_gradients(p, a, s, stream);
+        code = p->q.dtype == ATTN_BF16 ? launch<__nv_bfloat16>(chip, a, k, options, stream) : launch<__half>(chip, a, k, options, stream);
+    simple_gradients(p, a, k.s, stream);
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 

@@ -11,6 +11,7 @@
  *     out = O / l,  lse = m + ln l
  *
  * A warp owns 16 MT of the rows, so the softmax needs no other warp: a row lies in four lanes. S's fragments are P's fragments.
+ * m is not the maximum but within 8 (base 2) of it, so that O is rescaled once or twice a row and not once a tile.
  * Shared memory holds tiles as rows of D elements in 16-byte pieces; piece c of row r lies at c ^ (r % 8), so that neither copies nor
  * ldmatrix meet a bank twice.
  *
@@ -30,22 +31,27 @@ namespace {
 
 /* One row an instantiation: head dims up to D; BM queries, BN keys, warps, blocks a multiprocessor. */
 template <int D> struct tile;
-template <> struct tile<64> { static const int BM = 128, BN = 64, WARPS = 4, BLOCKS = 2; };
+template <> struct tile<64> { static const int BM = 128, BN = 128, WARPS = 4, BLOCKS = 2; };
 template <> struct tile<128> { static const int BM = 128, BN = 64, WARPS = 4, BLOCKS = 2; };
 template <> struct tile<256> { static const int BM = 128, BN = 64, WARPS = 8, BLOCKS = 1; };
 
 /* The form with options has one 16-row block a warp, which leaves registers for them. */
 template <int D, bool OPTIONS> struct shape {
-    static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = tile<D>::BN, BM = OPTIONS ? 16 * WARPS : tile<D>::BM;
+    static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = OPTIONS ? 64 : tile<D>::BN, BM = OPTIONS ? 16 * WARPS : tile<D>::BM;
     static const int MT = BM / 16 / WARPS, BLOCKS = tile<D>::BLOCKS;
 };
 
 template <int D, bool OPTIONS> struct shared {
-    alignas(128) uint16_t Q[shape<D, OPTIONS>::BM * D]; /* then the rows of out */
-    alignas(128) uint16_t K[shape<D, OPTIONS>::BN * D];
-    alignas(128) uint16_t V[shape<D, OPTIONS>::BN * D];
+    alignas(1024) uint16_t Q[shape<D, OPTIONS>::BM * D]; /* then the rows of out */
+    alignas(1024) uint16_t K[shape<D, OPTIONS>::BN * D];
+    alignas(1024) uint16_t V[shape<D, OPTIONS>::BN * D];
     float S[OPTIONS ? shape<D, OPTIONS>::BM : 1][OPTIONS ? shape<D, OPTIONS>::BN + 4 : 1]; /* scores on their way through the options */
 };
+
+/* Results pass through all of it: rows of D floats at most. */
+template <int D, bool OPTIONS> constexpr bool results_fit = sizeof(shared<D, OPTIONS>) >= sizeof(float) * shape<D, OPTIONS>::BM * D;
+static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128, false> && results_fit<128, true> && results_fit<256, false>
+              && results_fit<256, true>);
 
 /* What a thread knows of one of its rows: maximum (base 2) and this lane's part of the sum. */
 struct softmax_row {
@@ -53,33 +59,44 @@ struct softmax_row {
 };
 
 template <typename T, int D, bool OPTIONS>
-__global__ void __launch_bounds__(shape<D, OPTIONS>::THREADS, shape<D, OPTIONS>::BLOCKS) forward_tiles(const __grid_constant__ cuda_args a)
+__global__ void __launch_bounds__(shape<D, OPTIONS>::THREADS, shape<D, OPTIONS>::BLOCKS)
+    forward_tiles(const __grid_constant__ cuda_args a, limits whole, float scale_log2)
 {
     typedef shape<D, OPTIONS> Shape;
     const int BM = Shape::BM, BN = Shape::BN, MT = Shape::MT, THREADS = Shape::THREADS, NT = BN / 8, DT = D / 8;
-    extern __shared__ __align__(128) char memory[];
+    extern __shared__ __align__(1024) char memory[];
     shared<D, OPTIONS> &sm = *reinterpret_cast<shared<D, OPTIONS> *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    const tile_place place = tile_place_of<BM>(a, blockIdx.x);
+    /* Q and the last keys are asked for as soon as their places are known. */
+    row_place place = row_place_of<BM>(a, whole, blockIdx);
     if (!place.exists) return;
     const int q0 = place.i0;
-    const limits limit = limits_of(g, place.x.s);
-    const int64_t rows_end = attn_min64(q0 + BM, place.x.s.Sq);
-    const attn_range seen = attn_keys_of_rows(&g, &place.x.s, q0, rows_end), open = attn_keys_of_all_rows(&g, &place.x.s, q0, rows_end);
-    const int first = (int)(seen.lo / BN), last = (int)attn_tiles(seen.hi, BN);
+    const limits limit = place.limit;
+    const loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, place.h, place.q_start, place.Sq, g.dims.D);
+    Q.template load<BM>(sm.Q, q0);
+    const int q_last = min(q0 + BM, place.Sq) - 1;
+    const int seen = max(q0 + limit.lo, 0), end = max(min(q_last + limit.hi, limit.Sk), 0); /* keys that some row sees */
+    const int first = min(seen, limit.Sk) / BN, last = (end + BN - 1) / BN;
+    const loader<D, THREADS> K(g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk, g.dims.D);
+    if (first < last) K.template load<BN>(sm.K, (last - 1) * BN);
+    cp_async_commit();
+    const loader<D, THREADS> V(g.view[ATTN_T_v], place.b, place.hk, place.k_start, limit.Sk, g.dims.Dv);
     /* Tiles [free_first, free_last) need no causal or window test. */
-    const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
+    const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN, free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;
+    head_args x; /* what the options read */
+    if (OPTIONS) x = head_args_of(a, place.b, place.h);
 
-    const loader<D, THREADS> K(g.view[ATTN_T_k], place.x.b, place.x.hk, place.x.s.k_start, place.x.s.Sk, g.dims.D);
-    const loader<D, THREADS> V(g.view[ATTN_T_v], place.x.b, place.x.hk, place.x.s.k_start, place.x.s.Sk, g.dims.Dv);
-
+    /* Above 64 one address is kept in a register (3 % on an H200); at 64 there is none left for it. */
+    const uint32_t start = smem_addr(memory), down = start + lane_down<D>(lane);
+    const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
+    const uint32_t tileK = sizeof sm.Q, tileV = tileK + sizeof sm.K; /* from the start */
     bool clean = false; /* second time over: V without infinities and NaN */
 again:
     float O[MT][DT][4];
     softmax_row rows[MT][2];
-    const float sink = sink_of(a, place.x.h) * LOG2E, scale_log2 = place.x.scale * LOG2E;
+    const float sink = sink_of(a, place.h) * LOG2E;
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) {
 #pragma unroll
@@ -91,9 +108,7 @@ again:
         }
     }
 
-    if (first < last) {
-        const loader<D, THREADS> Q(g.view[ATTN_T_q], place.x.b, place.x.h, place.x.s.q_start, place.x.s.Sq, g.dims.D);
-        Q.template load<BM>(sm.Q, q0);
+    if (clean && first < last) {
         K.template load<BN>(sm.K, (last - 1) * BN);
         cp_async_commit();
     }
@@ -109,12 +124,11 @@ again:
         for (int kk = 0; kk < D / 16; kk++) {
             uint32_t aq[MT][4];
 #pragma unroll
-            for (int mt = 0; mt < MT; mt++)
-                a_rows<D>(aq[mt], sm.Q, (warp * MT + mt) * 16, kk * 16, lane);
+            for (int mt = 0; mt < MT; mt++) a_rows_of<D>(aq[mt], down, 0, (warp * MT + mt) * 16, kk * 16);
 #pragma unroll
             for (int nt = 0; nt < NT; nt += 2) {
                 uint32_t bk[4];
-                b_rows<D>(bk, sm.K, nt * 8, kk * 16, lane);
+                b_rows_of<D>(bk, across, tileK, nt * 8, kk * 16);
 #pragma unroll
                 for (int mt = 0; mt < MT; mt++) {
                     mma<T>(S[mt][nt], aq[mt], bk[0], bk[1]);
@@ -136,9 +150,9 @@ again:
             for (int n = lane; n < 16 * BN; n += 32) {
                 const int r = n / BN, i = q0 + warp * 16 + r, key = j * BN + n % BN;
                 float tanh_s, &s = line[r][n % BN];
-                const bool sees = i < place.x.s.Sq && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk
-                                  && visible_by_mask(a, place.x, i, key);
-                s = sees ? score(a, place.x, i, key, s, &tanh_s) * LOG2E : -CUDART_INF_F;
+                const bool sees = i < place.Sq && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk
+                                  && visible_by_mask(a, x, i, key);
+                s = sees ? score(a, x, i, key, s, &tanh_s) * LOG2E : -CUDART_INF_F;
             }
             __syncwarp();
 #pragma unroll
@@ -161,10 +175,13 @@ again:
                 }
         }
 
-        /* One step of the online softmax; S becomes P. */
+        /* One step of the online softmax; S becomes P. m follows the maximum only when that has grown by more than 8: P and l are then at
+         * most 2^8 times what they would be, of which float32 sums and 16-bit floats lose nothing, and O is hardly ever rescaled. */
         const float c = OPTIONS ? 1 : scale_log2;
 #pragma unroll
-        for (int mt = 0; mt < MT; mt++)
+        for (int mt = 0; mt < MT; mt++) {
+            float rescale[2];
+            bool grown = false;
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 softmax_row &row = rows[mt][half];
@@ -172,10 +189,28 @@ again:
 #pragma unroll
                 for (int nt = 0; nt < NT; nt++) top = fmaxf(top, fmaxf(S[mt][nt][half * 2], S[mt][nt][half * 2 + 1]));
                 top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-                top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
-                const float m = fmaxf(row.m, top * c);         /* row.m is in base 2 already */
-                const float base = m == -CUDART_INF_F ? 0 : m; /* nothing seen yet: -inf - -inf would be NaN */
-                const float rescale = exp2_fast(row.m - base);
+                top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2)) * c; /* row.m is in base 2 already */
+                const bool grows = top > row.m + 8;
+                const float m = grows ? top : row.m;
+                rescale[half] = grows ? exp2_fast(row.m - m) : 1;
+                row.m = m;
+                grown |= grows;
+            }
+            if (__any_sync(0xffffffff, grown)) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    rows[mt][half].l *= rescale[half];
+#pragma unroll
+                    for (int dt = 0; dt < DT; dt++) {
+                        O[mt][dt][half * 2] *= rescale[half];
+                        O[mt][dt][half * 2 + 1] *= rescale[half];
+                    }
+                }
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                softmax_row &row = rows[mt][half];
+                const float base = row.m == -CUDART_INF_F ? 0 : row.m; /* nothing seen yet: -inf - -inf would be NaN */
                 float sum = 0;
 #pragma unroll
                 for (int nt = 0; nt < NT; nt++)
@@ -185,19 +220,14 @@ again:
                         s = exp2_fast(fmaf(s, c, -base));
                         sum += s;
                     }
-                row.l = row.l * rescale + sum;
-                row.m = m;
-#pragma unroll
-                for (int dt = 0; dt < DT; dt++) {
-                    O[mt][dt][half * 2] *= rescale;
-                    O[mt][dt][half * 2 + 1] *= rescale;
-                }
+                row.l += sum;
             }
+        }
         if (OPTIONS && a.drop_below) { /* after the sum: dropout does not enter lse. Eight keys share one call of the generator. */
             uint32_t *const kept = reinterpret_cast<uint32_t *>(&sm.S[warp * 16]); /* [16][NT]: 8 bits each */
 #pragma unroll 1
             for (int n = lane; n < 16 * NT; n += 32) {
-                const attn_philox lanes = attn_dropout_lanes(a.seed, place.x.b * g.dims.H + place.x.h, q0 + warp * 16 + n / NT, j * NT + n % NT);
+                const attn_philox lanes = attn_dropout_lanes(a.seed, x.b * g.dims.H + x.h, q0 + warp * 16 + n / NT, j * NT + n % NT);
                 uint32_t bits = 0;
                 for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
                 kept[n] = bits;
@@ -208,10 +238,11 @@ again:
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     const uint32_t bits = kept[(e / 2 * 8 + lane / 4) * NT + nt];
-                    S[0][nt][e] *= bits >> (lane % 4 * 2 + e % 2) & 1 ? a.drop_scale : 0;
+                    S[0][nt][e] *= bits >> (lane % 4 * 2 + e % 2) & 1 ? 1 : 0; /* drop_scale comes at the end: P is up to 2^8 here */
                 }
             __syncwarp();
         }
+
 
         cp_async_wait<0>();
         __syncthreads(); /* V[j] is here, and nobody reads K[j] any more */
@@ -239,7 +270,7 @@ again:
 #pragma unroll
             for (int dt = 0; dt < DT; dt += 2) {
                 uint32_t bv[4];
-                b_columns<D>(bv, sm.V, dt * 8, kk * 16, lane);
+                b_columns_of<D>(bv, down, tileV, dt * 8, kk * 16);
 #pragma unroll
                 for (int mt = 0; mt < MT; mt++) {
                     mma<T>(O[mt][dt], ap[mt], bv[0], bv[1]);
@@ -249,12 +280,11 @@ again:
         }
     }
 
-    /* out = O / l, lse = m + ln l. The place is found anew rather than kept in registers through the loop. */
-    unsigned block = blockIdx.x;
-    asm volatile("" : "+r"(block));
-    const tile_place home = tile_place_of<BM>(a, block);
-    const head_args &x = home.x;
+    /* out = O / l, lse = m + ln l. The place is found anew, for registers are short in the loop. */
+    place = row_place_of<BM>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
+    const float v_scale = scale_of(g.view[ATTN_T_v_scale], place.b, place.hk) * (OPTIONS && a.drop_below ? a.drop_scale : 1);
     const attn_view &out = g.view[ATTN_T_out], &lse = g.view[ATTN_T_lse];
+    float zero = 0;
     bool finite = true;
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
@@ -263,56 +293,48 @@ again:
             softmax_row &row = rows[mt][half];
             row.l += __shfl_xor_sync(0xffffffff, row.l, 1);
             row.l += __shfl_xor_sync(0xffffffff, row.l, 2);
-            const float factor = row.l == 0 ? 0 : x.v_scale / row.l;
-            finite &= row.l - row.l == 0;
+            const float factor = row.l == 0 ? 0 : v_scale / row.l;
+            zero = fmaf(row.l, 0, zero);
 #pragma unroll
             for (int dt = 0; dt < DT; dt++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     float &o = O[mt][dt][half * 2 + e];
                     o *= factor;
-                    finite &= o - o == 0;
+                    /* Two tests of the same: the second has fewer instructions, the first left ptxas without spills. */
+                    if (D > 64) finite &= o - o == 0;
+                    else zero = fmaf(o, 0, zero); /* NaN if it is not finite */
                 }
         }
-    if (!clean && __syncthreads_or(!finite)) {
+    cp_async_wait<0>();
+    if (__syncthreads_or(zero != 0 || !finite) && !clean) {
         clean = true;
         goto again;
     }
-    const bool pieces = out.dtype == g.view[ATTN_T_q].dtype && g.dims.Dv % 8 == 0 && out.row % 8 == 0
-                        && ((uint64_t)out.data + 2 * attn_at(&out, x.b, x.h, x.s.q_start)) % 16 == 0;
+    const bool pieces = in_pieces<T>(out, place.b, place.h, place.q_start, g.dims.Dv);
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int r = (warp * MT + mt) * 16 + half * 8 + lane / 4;
-            const int64_t i = q0 + r;
             const softmax_row &row = rows[mt][half];
-            if (i < x.s.Sq && lane % 4 == 0 && lse.data)
-                ((float *)lse.data)[attn_at(&lse, x.b, x.h, x.s.q_start + i)] = row.l == 0 ? -CUDART_INF_F : row.m * LN2 + logf(row.l);
-            if (!out.data) continue;
+            if (place.i0 + r < place.Sq && lane % 4 == 0 && lse.data)
+                ((float *)lse.data)[attn_at(&lse, place.b, place.h, place.q_start + place.i0 + r)] =
+                    row.l == 0 ? -CUDART_INF_F : row.m * LN2 + logf(row.l);
 #pragma unroll
-            for (int dt = 0; dt < DT; dt++) {
-                const int d = dt * 8 + lane % 4 * 2;
-                if (pieces) {
-                    *(uint32_t *)(sm.Q + at<D>(r, dt) + lane % 4 * 2) = pack<T>(O[mt][dt][half * 2], O[mt][dt][half * 2 + 1]);
-                } else if (i < x.s.Sq) {
-                    const int64_t to = attn_at(&out, x.b, x.h, x.s.q_start + i) + d;
-                    if (d < g.dims.Dv) store_float(out.dtype, out.data, to, O[mt][dt][half * 2]);
-                    if (d + 1 < g.dims.Dv) store_float(out.dtype, out.data, to + 1, O[mt][dt][half * 2 + 1]);
-                }
-            }
+            for (int dt = 0; dt < DT; dt++)
+                stage_pair<T, D>(&sm, pieces, r, dt * 8 + lane % 4 * 2, O[mt][dt][half * 2], O[mt][dt][half * 2 + 1]);
         }
-    if (pieces && out.data) {
+    if (out.data) {
+        const int mine = warp * MT * 16;
         __syncwarp(); /* a warp reads back only the rows that it wrote */
-        for (int n = lane; n < MT * 16 * (D / 8); n += 32) {
-            const int r = warp * MT * 16 + n / (D / 8), c = n % (D / 8);
-            if (q0 + r < x.s.Sq && c * 8 < g.dims.Dv)
-                *(uint4 *)((uint16_t *)out.data + attn_at(&out, x.b, x.h, x.s.q_start + q0 + r) + c * 8) = *(const uint4 *)(sm.Q + at<D>(r, c));
-        }
+        store_rows<D, 32>(out, place.b, place.h, place.q_start + place.i0, mine,
+                          (int)attn_clamp64(place.Sq - place.i0 - mine, 0, MT * 16), (int)g.dims.Dv, &sm, pieces, lane);
     }
     if (clean) {
+        x = head_args_of(a, place.b, place.h);
         __syncthreads();
-        for (int r = warp; r < BM && q0 + r < x.s.Sq; r += Shape::WARPS) forward_row(a, x, q0 + r, out, nullptr, true);
+        for (int r = warp; r < BM && place.i0 + r < place.Sq; r += Shape::WARPS) forward_row(a, x, place.i0 + r, out, nullptr, true);
     }
 }
 
@@ -321,7 +343,7 @@ again:
 bool has_options(const attn_problem *p, const attn_geometry &g)
 {
     return p->softcap > 0 || p->bias.rank || p->alibi_slopes.rank || p->keep_mask.rank || p->mask_startend_rows.rank || p->dropout_p > 0
-           || p->q_scale.rank || p->k_scale.rank || g.scale <= 0;
+           || p->q_scale.rank || p->k_scale.rank || !is_plain_scale(g.scale);
 }
 
 template <typename T, int D, bool OPTIONS> cudaError_t launch_form(const cuda_args &a, cudaStream_t stream)
@@ -330,8 +352,8 @@ template <typename T, int D, bool OPTIONS> cudaError_t launch_form(const cuda_ar
     const dim3 grid = tile_grid(a.g, Shape::BM);
     const int bytes = (int)sizeof(shared<D, OPTIONS>);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
-    cudaError_t code = cudaFuncSetAttribute(forward_tiles<T, D, OPTIONS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (code == cudaSuccess) forward_tiles<T, D, OPTIONS><<<grid, Shape::THREADS, bytes, stream>>>(a);
+    const cudaError_t code = allow_shared<forward_tiles<T, D, OPTIONS>>((size_t)bytes);
+    if (code == cudaSuccess) forward_tiles<T, D, OPTIONS><<<grid, Shape::THREADS, bytes, stream>>>(a, limits_of_whole(a.g), (float)a.g.scale * LOG2E);
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
@@ -357,9 +379,10 @@ bool covers(const cuda_chip *chip, const attn_problem *p)
 
 size_t workspace(const cuda_chip *, const attn_problem *) { return 0; }
 
-cudaError_t run(const cuda_chip *, cudaStream_t stream, const attn_problem *p, void *)
+cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *)
 {
-    const cuda_args a = cuda_args_of(p);
+    cuda_args a = cuda_args_of(p);
+    a.decode_rows = chip->decode_rows;
     const bool options = has_options(p, a.g);
     return p->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, options, stream) : launch_for<__half>(a, options, stream);
 }

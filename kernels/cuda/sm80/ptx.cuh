@@ -20,9 +20,31 @@ DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
+/* What is read once is among the first to leave the L2. 9.7.9.16. Volatile, or it would hold two registers through a loop. */
+DEVICE uint64_t evict_first()
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+DEVICE void cp_async_16(uint32_t to, const void *from, bool valid, uint64_t policy)
+{
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0), "l"(policy) : "memory");
+}
 DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /* All but the newest N groups of this thread have arrived. */
 template <int N> DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+#if __CUDA_ARCH__ >= 900
+/* Adds four floats to four in global memory that start on 16 bytes, in any order with other additions; each addition is whole. 9.7.13.7. */
+DEVICE void red_add_4(float *to, const float (&x)[4])
+{
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+}
+#endif
+
+/* Waits for the THREADS threads (a multiple of 32) that use barrier ID (1 to 15; 0 is __syncthreads). 9.7.13.1. */
+template <int ID, int THREADS> DEVICE void barrier() { asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory"); }
 
 /* Four 8x8 blocks of 16-bit elements; lane l gives the address of row l % 8 of block l / 8. 9.7.14.5.15. */
 DEVICE void ldmatrix_x4(uint32_t (&r)[4], uint32_t row)
@@ -64,12 +86,41 @@ template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
     return r;
 }
 
+/* sum + x . y of two 16-bit elements each. */
+template <typename T> DEVICE float dot_pair(uint32_t x, uint32_t y, float sum);
+template <> DEVICE float dot_pair<__half>(uint32_t x, uint32_t y, float sum)
+{
+    const float2 u = __half22float2(*reinterpret_cast<const __half2 *>(&x)), v = __half22float2(*reinterpret_cast<const __half2 *>(&y));
+    return fmaf(u.x, v.x, fmaf(u.y, v.y, sum));
+}
+template <> DEVICE float dot_pair<__nv_bfloat16>(uint32_t x, uint32_t y, float sum)
+{
+    return fmaf(__uint_as_float(x << 16), __uint_as_float(y << 16), fmaf(__uint_as_float(x & 0xffff0000), __uint_as_float(y & 0xffff0000), sum));
+}
+
 /* 2^x by the special function unit; 2^-inf is 0. 9.7.3.21. */
 DEVICE float exp2_fast(float x)
 {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+/* ---- Programmatic dependent launch, 9.7.13.13: from compute capability 9.0 on; nothing before ------------------------------ */
+
+/* The stream's next kernel, where it was launched as a dependent, may be made ready once every block has said so. */
+DEVICE void launch_dependents()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/* Until the kernel before has ended and its writes are visible. */
+DEVICE void wait_for_prerequisites()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 #endif

@@ -3,8 +3,8 @@
  * A tile is rows of D 16-bit elements in pieces of 16 bytes; piece c of row r lies at c ^ (r % 8), so that neither copies nor ldmatrix meet a
  * bank twice. The four ways a fragment is read from one (mma.m16n8k16, see ptx.cuh):
  *
- *   a_rows     A, rows of the tile are m          b_rows   B, rows of the tile are n     (Q K^T: both)
- *   a_columns  A, columns of the tile are m       b_columns B, rows of the tile are k    (P V: V by columns) */
+ *   a_rows     A, rows of the tile are m          b_rows     B, rows of the tile are n    (Q K^T: both)
+ *   a_columns  A, columns of the tile are m       b_columns  B, rows of the tile are k    (P V: V by columns) */
 #ifndef ATTN_SM80_TILE_CUH
 #define ATTN_SM80_TILE_CUH
 
@@ -14,26 +14,26 @@
 template <int D> DEVICE int at(int r, int c) { return r * D + (c ^ (r & 7)) * 8; }
 
 /* Copies tiles of one head's rows to shared memory. A thread copies piece c of rows r, r + STEP, ... of every tile; Where STEP
- * is a multiple of 8 its place in the swizzle is the same in each. */
-template <int D, int THREADS> struct loader {
+ * is a multiple of 8 its place in the swizzle is the same in each. ONCE: nobody else reads these rows. */
+template <int D, int THREADS, bool ONCE = false> struct loader {
     static const int PIECES = D / 8, STEP = THREADS / PIECES;
-    const char *data;   /* of this thread's piece in row r of the sequence; of the row itself where copies do not fit */
-    int64_t row_bytes;
-    int rows;           /* of the sequence: those from here on are zeros */
+    const char *data; /* of this thread's piece in row r of the sequence; of the row itself where copies do not fit */
+    const attn_view *view;
+    int row_bytes; /* where copies fit */
+    int rows; /* of the sequence: those from here on are zeros */
     int columns;
-    bool pieces;        /* every row starts on 16 bytes, and columns fill whole pieces */
-    bool eight_bit;
+    bool pieces; /* every row starts on 16 bytes, and columns fill whole pieces */
 
-    DEVICE loader(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t count, int64_t width)
+    DEVICE loader(const attn_view &tensor, int64_t b, int64_t h, int64_t line, int64_t count, int64_t width)
     {
-        const int bytes = view.dtype == ATTN_F8E4M3 ? 1 : 2;
-        data = (const char *)view.data + attn_at(&view, b, h, line) * bytes;
-        row_bytes = view.row * bytes;
+        const int bytes = tensor.dtype == ATTN_F8E4M3 ? 1 : 2;
+        data = (const char *)tensor.data + attn_at(&tensor, b, h, line) * bytes;
+        view = &tensor;
         rows = (int)count;
         columns = (int)width;
-        eight_bit = bytes == 1;
-        pieces = bytes == 2 && width % 8 == 0 && row_bytes % 16 == 0 && (uint64_t)data % 16 == 0;
-        if (pieces) data += threadIdx.x / PIECES * row_bytes + threadIdx.x % PIECES * 16;
+        row_bytes = (int)tensor.row * 2;
+        pieces = bytes == 2 && width % 8 == 0 && tensor.row % 8 == 0 && tensor.row < 1 << 30 && (uint64_t)data % 16 == 0;
+        if (pieces) data += (int64_t)(threadIdx.x / PIECES) * row_bytes + threadIdx.x % PIECES * 16;
     }
 
     /* Rows [first, first + ROWS); those past the sequence and columns past the tensor are zeros. float8 becomes float16, which
@@ -43,11 +43,17 @@ template <int D, int THREADS> struct loader {
         if (pieces) {
             const int r = threadIdx.x / PIECES, c = threadIdx.x % PIECES;
             const bool column = c * 8 < columns;
-            const char *from = data + first * row_bytes;
+            const char *from = data + (int64_t)first * row_bytes;
             const uint32_t there = smem_addr(to + at<D>(r, c));
+            const uint64_t policy = ONCE ? evict_first() : 0;
 #pragma unroll
-            for (int n = 0; n < ROWS / STEP; n++)
-                cp_async_16(STEP % 8 == 0 ? there + n * STEP * D * 2 : smem_addr(to + at<D>(r + n * STEP, c)), from + n * STEP * row_bytes, column && first + r + n * STEP < rows);
+            for (int n = 0; n < ROWS / STEP; n++) {
+                const uint32_t piece = STEP % 8 == 0 ? there + n * STEP * D * 2 : smem_addr(to + at<D>(r + n * STEP, c));
+                const char *const row = from + (int64_t)(n * STEP) * row_bytes;
+                const bool valid = column && first + r + n * STEP < rows;
+                if (ONCE) cp_async_16(piece, row, valid, policy);
+                else cp_async_16(piece, row, valid);
+            }
             return;
         }
 #pragma unroll 1
@@ -55,7 +61,8 @@ template <int D, int THREADS> struct loader {
             const int r = n / D, d = n % D;
             uint16_t x = 0;
             if (first + r < rows && d < columns) {
-                const char *line = data + (first + r) * row_bytes;
+                const bool eight_bit = view->dtype == ATTN_F8E4M3;
+                const char *line = data + (first + r) * view->row * (eight_bit ? 1 : 2);
                 x = eight_bit ? __half_as_ushort(__float2half_rn(attn_e4m3_to_f32(((const uint8_t *)line)[d]))) : ((const uint16_t *)line)[d];
             }
             to[at<D>(r, d / 8) + d % 8] = x;
@@ -78,9 +85,94 @@ DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
     return limits{ (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far), (int)s.Sk };
 }
 
-/* Fragments. `tile` has rows of D elements; lane is threadIdx.x % 32.
- * a_rows: rows m .. m + 15, elements k .. k + 15.          b_rows: rows n .. n + 15, elements k .. k + 15; {b0 b1} of n and of n + 8.
- * a_columns: elements m .. m + 15 of rows k .. k + 15.     b_columns: elements n .. n + 15 of rows k .. k + 15; likewise. */
+/* A value whose origin the compiler shall not know: it is kept, rather than made anew where it is used; or made anew, rather than kept. */
+DEVICE uint32_t kept(uint32_t x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/* The query rows of a block, as tile_place_of() finds them, in 32 bits where the whole problem is one (not packed, one length): a block's
+ * first copies wait for this. `whole` is limits_of() of such a problem, by the host. */
+struct row_place {
+    int b, h, hk, i0, Sq;
+    int64_t q_start, k_start;
+    limits limit;
+    bool exists;
+};
+
+ATTN_HD limits limits_of_whole(const attn_geometry &g)
+{
+    const int64_t far = INT64_C(1) << 30, align = g.top_left ? 0 : g.dims.Sk - g.dims.Sq;
+    limits whole = { (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far), (int)g.dims.Sk };
+    return whole;
+}
+
+DEVICE bool is_whole(const cuda_args &a) { return !a.g.dims.packed && !a.g.seqlens_k; }
+
+DEVICE int key_head(const cuda_args &a, int h) { return a.g.group == 1 ? h : h / (int)a.g.group; }
+
+template <int rows> DEVICE row_place row_place_of(const cuda_args &a, const limits &whole, uint3 block)
+{
+    row_place place;
+    place.b = (int)block.z;
+    place.h = (int)block.y;
+    place.hk = key_head(a, place.h);
+    place.i0 = (int)(gridDim.x - 1 - block.x) * rows;
+    place.Sq = (int)a.g.dims.Sq;
+    place.q_start = place.k_start = 0;
+    place.limit = whole;
+    place.exists = true;
+    if (!is_whole(a)) {
+        const tile_place found = tile_place_of<rows>(a, block.x);
+        place.b = (int)found.x.b;
+        place.i0 = found.i0;
+        place.Sq = (int)found.x.s.Sq;
+        place.q_start = found.x.s.q_start;
+        place.k_start = found.x.s.k_start;
+        place.limit = limits_of(a.g, found.x.s);
+        place.exists = found.exists;
+    }
+    return place;
+}
+
+/* ---- Fragments -------------------------------------------------------------------------------------------------------------
+ *
+ * `tile` is the address of a tile of rows of D elements that starts on 1024 bytes; lane is threadIdx.x % 32.
+ *   a_rows     rows m .. m + 15, elements k .. k + 15        b_rows     rows n .. n + 15, elements k .. k + 15
+ *   a_columns  elements m .. m + 15 of rows k .. k + 15      b_columns  elements n .. n + 15 of rows k .. k + 15
+ * B fragments are two: {b0 b1} of n .. n + 7, and of n + 8 .. n + 15.
+ *
+ * A lane's address is that of its row and piece in the first 16 x 16 elements, plus whole rows, xor whole pieces: rows come in
+ * eights, so the swizzle is the lane's own, and a tile's start has zeros where pieces are counted. So an address costs one
+ * instruction, and rows are in the instruction's immediate. */
+template <int D> DEVICE uint32_t lane_down(int lane) { return lane % 16 * (D * 2) + ((lane / 16) ^ (lane % 8)) * 16; }
+template <int D> DEVICE uint32_t lane_across(int lane) { return (lane % 8 + lane / 16 * 8) * (D * 2) + ((lane / 8 % 2) ^ (lane % 8)) * 16; }
+
+/* `down`, `across`: lane_down(), lane_across(), once and for all; with the start of shared memory added, `tile` is an offset. */
+template <int D> DEVICE void a_rows_of(uint32_t (&a)[4], uint32_t down, uint32_t tile, int m, int k)
+{
+    ldmatrix_x4(a, (down ^ (k * 2)) + (tile + m * (D * 2)));
+}
+template <int D> DEVICE void b_rows_of(uint32_t (&b)[4], uint32_t across, uint32_t tile, int n, int k)
+{
+    ldmatrix_x4(b, (across ^ (k * 2)) + (tile + n * (D * 2)));
+}
+template <int D> DEVICE void a_columns_of(uint32_t (&a)[4], uint32_t across, uint32_t tile, int m, int k)
+{
+    ldmatrix_x4_trans(a, (across ^ (m * 2)) + (tile + k * (D * 2)));
+}
+template <int D> DEVICE void b_columns_of(uint32_t (&b)[4], uint32_t down, uint32_t tile, int n, int k)
+{
+    ldmatrix_x4_trans(b, (down ^ (n * 2)) + (tile + k * (D * 2)));
+}
+
+template <int D> DEVICE void a_rows(uint32_t (&a)[4], uint32_t tile, int m, int k, int lane) { a_rows_of<D>(a, lane_down<D>(lane), tile, m, k); }
+template <int D> DEVICE void b_rows(uint32_t (&b)[4], uint32_t tile, int n, int k, int lane) { b_rows_of<D>(b, lane_across<D>(lane), tile, n, k); }
+template <int D> DEVICE void a_columns(uint32_t (&a)[4], uint32_t tile, int m, int k, int lane) { a_columns_of<D>(a, lane_across<D>(lane), tile, m, k); }
+template <int D> DEVICE void b_columns(uint32_t (&b)[4], uint32_t tile, int n, int k, int lane) { b_columns_of<D>(b, lane_down<D>(lane), tile, n, k); }
+
+/* The same of a tile that starts anywhere (on 16 bytes). */
 template <int D> DEVICE void a_rows(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile + at<D>(m + lane % 16, k / 8 + lane / 16)));
@@ -96,6 +188,67 @@ template <int D> DEVICE void a_columns(uint32_t (&a)[4], const uint16_t *tile, i
 template <int D> DEVICE void b_columns(uint32_t (&b)[4], const uint16_t *tile, int n, int k, int lane)
 {
     ldmatrix_x4_trans(b, smem_addr(tile + at<D>(k + lane % 8 + lane / 8 % 2 * 8, n / 8 + lane / 16)));
+}
+
+/* C += A B: MT blocks of 16 rows, NT of 8 columns, KK steps of 16. load_a and load_b bring the fragments of one step; they are asked for a
+ * step before the products that use them. */
+template <typename T, int KK, int MT, int NT, typename A, typename B> DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
+{
+    uint32_t a[2][MT][4], b[2][NT / 2][4];
+    load_a(a[0], 0);
+    load_b(b[0], 0);
+#pragma unroll
+    for (int kk = 0; kk < KK; kk++) {
+        if (kk + 1 < KK) {
+            load_a(a[(kk + 1) % 2], kk + 1);
+            load_b(b[(kk + 1) % 2], kk + 1);
+        }
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++) mma<T>(c[mt][nt], a[kk % 2][mt], b[kk % 2][nt / 2][nt % 2 * 2], b[kk % 2][nt / 2][nt % 2 * 2 + 1]);
+    }
+}
+
+/* ---- Results ---------------------------------------------------------------------------------------------------------------
+ *
+ * Rows of a result leave the registers through shared memory, so that a warp writes whole pieces of 16 bytes. What does not fit that
+ * (another dtype than the inputs', odd strides) passes as float, D a row, and is converted and written element by element, in a loop
+ * that is not unrolled: repeated for every register it would be more code than the instruction caches hold, jumped over or not. */
+template <typename T> constexpr attn_dtype dtype_of = ATTN_BF16;
+template <> constexpr attn_dtype dtype_of<__half> = ATTN_F16;
+
+/* Can rows of `width` elements from line `line` on be written in pieces? */
+template <typename T> DEVICE bool in_pieces(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t width)
+{
+    return view.dtype == dtype_of<T> && width % 8 == 0 && view.row % 8 == 0 && ((uint64_t)view.data + 2 * attn_at(&view, b, h, line)) % 16 == 0;
+}
+
+/* Elements d and d + 1 (d is even) of row r, on their way. */
+template <typename T, int D> DEVICE void stage_pair(void *staged, bool pieces, int r, int d, float low, float high)
+{
+    if (pieces) *(uint32_t *)((uint16_t *)staged + at<D>(r, d / 8) + d % 8) = pack<T>(low, high);
+    else *(float2 *)((float *)staged + r * D + d) = make_float2(low, high);
+}
+
+/* Rows [first, first + count) of the staged ones to lines `line` + first and on, by THREADS threads of which this is number `thread`. */
+template <int D, int THREADS>
+DEVICE void store_rows(const attn_view &view, int64_t b, int64_t h, int64_t line, int first, int count, int width, const void *staged, bool pieces, int thread)
+{
+    const int64_t to = attn_at(&view, b, h, line);
+    if (pieces) {
+#pragma unroll 4
+        for (int n = thread; n < count * (D / 8); n += THREADS) {
+            const int r = first + n / (D / 8), c = n % (D / 8);
+            if (c * 8 < width) *(uint4 *)((uint16_t *)view.data + to + r * view.row + c * 8) = *(const uint4 *)((const uint16_t *)staged + at<D>(r, c));
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int n = thread; n < count * D; n += THREADS) {
+        const int r = first + n / D, d = n % D;
+        if (d < width) store_float(view.dtype, view.data, to + r * view.row + d, ((const float *)staged)[r * D + d]);
+    }
 }
 
 #endif

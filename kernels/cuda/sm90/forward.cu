@@ -1,26 +1,36 @@
 /* forward.cu: flash attention forward for Hopper: TMA, wgmma, warp specialisation.
  *
- * The grid is one block a multiprocessor; each works through tiles of BM queries of one head. One warpgroup produces: a thread hands out
- * tiles of work, another lets the copy engine fill a ring of K and V tiles, which runs on from one tile of work to the next. The
+ * The grid is one block a multiprocessor; each works through tiles of BM queries of one head. One warpgroup produces: a warp hands out
+ * tiles of work, a thread of another lets the copy engine fill a ring of K and V tiles, which runs on from one tile of work to the next. The
  * others consume: each owns 64 of the rows and holds their O in registers (FlashAttention-3, arXiv:2407.08608, Algorithm 1):
  *
  *     producer                                   consumer
- *       Q, K[n-1]                                  S = Q K[n-1]^T;  mask;  P = softmax_first(S)
+ *       K[n-1], Q                                  S = Q K[n-1]^T;  mask;  P = softmax_step(S)
  *       for j = n-2 .. 0: K[j], V[j+1]             for j = n-2 .. 0:
  *       V[0]                                           issue S' = Q K[j]^T,  O += P V[j+1]
  *                                                      wait S';  mask;  softmax_step(S')       under the second product
  *                                                      wait O;   P = S';  O *= rescale
  *                                                  O += P V[0];  out = O / l,  lse = m scale + ln l
  *
- * Turns: the warpgroups issue their products one after the other (named barriers), so that one's softmax runs under another's
- * products. A stage of the ring is handed over by a pair of barriers; one thread of a warpgroup arrives when its product has retired.
+ * Turns: the warpgroups issue their products one after the other (named barriers), so that one's softmax runs under another's products; the
+ * turns go on from one tile of work to the next, and one that has no product for a tile of keys passes its turn. A stage of the ring is
+ * handed over by a pair of barriers; one thread of a warpgroup arrives when its product has retired, for then all four warps have waited for
+ * the stage. Where there is no product, the warpgroup meets at a barrier first: a warp that still waited could miss the phase.
+ *
+ * Rescaling: a row's reference m moves only when its maximum grows by more than 2^8 over it, which is seldom; P is then at most 2^8. Each row
+ * decides for itself, so its bits do not depend on its neighbours; a warp skips the products with 1 if all its rows keep their m.
  *
  * Shared memory holds tiles as chunks of 64 columns, rows of 128 bytes, as TMA writes them with the 128-byte swizzle; what lies past the end
  * of a tensor arrives as zeros, which makes head dims of any multiple of 8 and lengths of any size the same case.
  *
  * Order of work: without a mask, head after head, tile n to block n % gridDim.x. With one, tiles differ in length: the longest first, over as
  * many heads as L2 holds, claimed from a counter; a block claims when its last keys are being loaded, for an earlier claim would keep work
- * from blocks that are free sooner. O leaves from registers, 16 bytes a lane, so that Q's memory is free for the next tile.
+ * from blocks that are free sooner. O leaves through shared memory of its own, a warp's whole rows at a time, or where there is no room
+ * straight from registers, so that Q's memory is free for the next tile.
+ *
+ * Options (softcap, ALiBi, FlashMask, float8) are instantiations of their own. FlashMask: tile_extremes looks at the bounds of each tile of
+ * keys first; the warp that hands out work makes of them a list of the tiles that its rows see, and the others are neither loaded nor
+ * multiplied. float8: widen makes bfloat16 of q, k and v first; their scales join the scores' scale and the last division.
  *
  * A NaN or infinity in V of a key that some rows see and others do not meets P = 0 inside the product. So a warp whose result is not
  * finite leaves a mark, and its block goes over the tile once more at its end, with zeros for such values, which gives rows that do not
@@ -28,7 +38,7 @@
  *
  * Packed, K and V past the end of a sequence belong to its neighbour: such scores are masked, and such rows of V made zero in shared memory.
  *
- * What a row's bits depend on: BN and the order of the tiles, both fixed by the head dim, the masks and the sequence's own Sk. */
+ * What a row's bits depend on: BN and the order of the tiles, both fixed by the head dim, the options, the masks and the sequence's own Sk. */
 #include <cudaTypedefs.h>
 #include <atomic>
 
@@ -40,18 +50,28 @@ namespace {
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------------------------ */
 
-/* An instantiation: head dims up to D; C consumers of 64 rows; BN keys a tile; stages of the ring; registers of a producer's and of a
- * consumer's thread (C + 1 warpgroups share 65536). */
-template <int D_, int C_, int BN_, int STAGES_> struct shape {
-    static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
+/* An instantiation: head dims up to D of q and k and DV of v; C consumers of 64 rows; BN keys a tile; stages of the ring; registers of a
+ * producer's and of a consumer's thread (C + 1 warpgroups share 65536). */
+template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, bool OPTIONS_ = false> struct shape {
+    static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
+    static const bool OPTIONS = OPTIONS_;
+    static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64; /* of 64 columns, in shared memory */
     static const int PRODUCER = C == 3 ? 32 : 40, CONSUMER = C == 3 ? 160 : 232;
-    static const bool TURNS = C > 1 && D <= 128;  /* the softmax share is small above */
-    static const bool TRIMS = BN == 128;          /* a warpgroup that sees at most half of its last tile computes half of it */
+    /* O has room in shared memory, beside Q, K and V. */
+    static const bool STAGES_OUT = ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <= 220 << 10;
+    static const bool TRIMS = BN == 128; /* a warpgroup that sees at most half of its last tile computes half of it */
 };
 typedef shape<64, 3, 128, 4> shape_64;
+typedef shape<96, 2, 128, 2> shape_96;
 typedef shape<128, 2, 128, 2> shape_128;
 typedef shape<128, 2, 176, 2> shape_128_wide;
+typedef shape<192, 2, 112, 2> shape_192;
+typedef shape<192, 2, 128, 2, 128> shape_192_128;
+typedef shape<256, 2, 64, 2> shape_256_short;
 typedef shape<256, 2, 80, 2> shape_256;
+typedef shape<64, 2, 128, 4, 64, true> shape_64_options;
+typedef shape<128, 2, 128, 2, 128, true> shape_128_options;
+typedef shape<256, 2, 64, 2, 256, true> shape_256_options; /* BN = 80 spills registers */
 
 /* A tile of work: rows [i0, i0 + BM) of head h of sequence b against key tiles [first, last). clean: for the second time, V without
  * infinities and NaN. */
@@ -59,20 +79,53 @@ struct __align__(16) work {
     int b, h, i0, first;
     int last, Sq, Sk, align;
     int q_start, k_start, index, clean;
+    int list, unused[3]; /* FlashMask: which of the two lists of tiles */
+};
+
+/* What one consumer makes of it. Tiles [free_first, free_last) are open to all its rows; those from mine on hold nothing for them; narrow: nor
+ * does the second half of tile mine - 1. */
+struct __align__(16) part {
+    int free_first, free_last, mine, narrow;
 };
 
 enum { REPORT = -1, STOP = -2, SKIP = -3 }; /* in i0: say when all before is written; the end; not a tile of this launch */
 
+/* What the options make of a head. */
+struct head_options {
+    float cap, slope; /* as in the plan; in units of scores */
+    bool negative;    /* scores are to change their sign first */
+};
+
+/* FlashMask: of the tiles of keys of a tile of work, a bit each: is it seen; is it seen in part. */
+enum { MOST_TILES = 4096 };
+struct tile_bits {
+    uint32_t some[MOST_TILES / 32], part[MOST_TILES / 32];
+};
+
 enum { WORKS = 1 }; /* tiles of work handed out ahead */
 
-template <class X> struct shared {
-    alignas(1024) uint16_t Q[X::BM * X::D]; /* D / 64 chunks of BM rows of 64 */
-    alignas(1024) uint16_t K[X::STAGES][X::BN * X::D];
-    alignas(1024) uint16_t V[X::STAGES][X::BN * X::D];
+/* What instantiations with options have beside: the tiles seen, one list in use and one ahead. */
+template <bool OPTIONS> struct seen_tiles {
+    DEVICE tile_bits *list(int) { return nullptr; }
+};
+template <> struct seen_tiles<true> {
+    tile_bits lists[2];
+    DEVICE tile_bits *list(int n) { return lists + n; }
+};
+
+template <class X> struct shared : seen_tiles<X::OPTIONS> {
+    alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* D / 64 chunks of 64 rows of 64, a consumer */
+    alignas(1024) uint16_t K[X::STAGES][X::BN * 64 * X::CHUNKS];
+    alignas(1024) uint16_t V[X::STAGES][X::BN * 64 * X::CHUNKS_V];
+    alignas(128) uint16_t out[X::STAGES_OUT ? X::C * 64 * 64 * X::CHUNKS_V : 8]; /* 16 rows a warp */
     work works[WORKS];
+    part parts[WORKS][X::C];
+    work kept[X::OPTIONS ? X::C * 4 : 1]; /* a warp's own, where registers are short: its work, its head's options */
+    head_options heads[X::OPTIONS ? X::C * 4 : 1];
     int redo;      /* some result was not finite */
     int raw_stage; /* the stage of V that the cleaner is to clean; negative: it may go */
-    alignas(8) uint64_t full_Q, empty_Q, full_K[X::STAGES], full_V[X::STAGES], empty_K[X::STAGES], empty_V[X::STAGES], full_W[WORKS], empty_W[WORKS], idle, raw_V;
+    alignas(8) uint64_t full_Q[X::C], empty_Q[X::C], full_K[X::STAGES], full_V[X::STAGES], empty_K[X::STAGES], empty_V[X::STAGES];
+    uint64_t full_W[WORKS], empty_W[WORKS], idle, raw_V;
 };
 
 /* Place in a ring: stage and phase. */
@@ -94,8 +147,19 @@ struct plan {
     int B, H, group, Sq, Sk, Dv;
     int left, right;         /* window, at most FAR */
     int top_left;
-    float scale, c;          /* c = scale * log2(e) > 0 */
+    float c, slack;          /* c = log2(e) * what scores are multiplied by, scale or softcap, > 0; slack: see softmax_step */
     const int32_t *cu_q, *cu_k, *seqlens_k;
+    float cap;               /* softcap: scores become tanh(s scale / softcap) = 1 - 2 / (1 + 2^(s cap)); 0 without */
+    const float *scales[3];  /* of float8 q, k and v, by batch row and key/value head; NULL: 1 */
+    int64_t scale_batch[3], scale_head[3];
+    const float *slopes;     /* ALiBi */
+    int64_t slope_batch, slope_head;
+    float per_slope;         /* 1 / (what a score is multiplied by) */
+    const int32_t *bounds;   /* FlashMask: bounds_n a key, for groups of mask_group heads; extremes: of each tile's */
+    const attn_mask_extremes *extremes;
+    int64_t bounds_batch, bounds_head, bounds_row;
+    int bounds_n, mask_group, key_tiles;
+    bool causal;
     const float *sinks;
     int64_t sink_stride;
     void *out;
@@ -103,6 +167,7 @@ struct plan {
     int64_t out_batch, out_head, out_row, lse_batch, lse_head, lse_row;
     uint8_t *dirty;          /* a byte a warp and tile: its result was not finite */
     int least_Sk, most_Sk;   /* packed, or seqlens_k: only sequences of such lengths, see launch_for */
+    int decode_rows;         /* packed: only sequences of more rows than this, see cuda_chip */
     int *counter;            /* next tile less gridDim.x; NULL: a block takes every gridDim.x-th */
 };
 
@@ -113,7 +178,7 @@ template <int BM, int BN> DEVICE work work_of(const plan &p, int t)
 {
     work x;
     x.index = t;
-    x.clean = 0;
+    x.clean = x.list = 0;
     const int in_section = p.section * p.per_head, s = t / in_section, r = t - s * in_section;
     const int heads = min(p.section, p.heads - s * p.section), rank = r / heads, head = s * p.section + r - rank * heads;
     int tile = p.per_head - 1 - rank, first = 0;
@@ -144,8 +209,112 @@ template <int BM, int BN> DEVICE work work_of(const plan &p, int t)
     const int hi = max(min(end + x.align + p.right, x.Sk), lo);
     x.first = lo / BN;
     x.last = hi > lo && x.i0 < x.Sq ? (hi + BN - 1) / BN : x.first;
-    if (x.i0 >= x.Sq || x.Sk < p.least_Sk || x.Sk > p.most_Sk) x.i0 = SKIP;
+    if (x.i0 >= x.Sq || x.Sk < p.least_Sk || x.Sk > p.most_Sk || (int64_t)x.Sq * p.group <= p.decode_rows) x.i0 = SKIP;
     return x;
+}
+
+template <class X> DEVICE part part_of(const plan &p, const work &x, int w)
+{
+    const int BN = X::BN, row0 = x.i0 + w * 64, lo = x.align - p.left, hi = x.align + p.right + 1;
+    const int end = max(min(row0 + 63 + hi, x.Sk), 1);
+    part y;
+    y.free_first = (max(row0 + 63 + lo, 0) + BN - 1) / BN;
+    y.free_last = max(min(row0 + hi, x.Sk), 0) / BN;
+    y.mine = max(min((end + BN - 1) / BN, x.last), x.first + 1);
+    if (X::OPTIONS && p.bounds) y.mine = x.last;
+    y.narrow = X::TRIMS && !(X::OPTIONS && p.bounds) && end - (y.mine - 1) * BN <= BN / 2;
+    return y;
+}
+
+/* The next tile of keys below j that is to be looked at, or first - 1; first itself is one. */
+template <class X> DEVICE int tile_below(const plan &p, const tile_bits *seen, int j, int first)
+{
+    if (!X::OPTIONS || !p.bounds || j <= first) return j - 1;
+    int n = (j - 1) / 32;
+    uint32_t bits = seen->some[n] & (0xffffffff >> (31 - (j - 1) % 32));
+    while (!bits) bits = seen->some[--n];
+    return n * 32 + 31 - __clz(bits);
+}
+
+/* Which tiles of keys the FlashMask leaves of a tile of work: fills `seen`, narrows [first, last). A warp does it. */
+template <class X> DEVICE void look_at_mask(const plan &p, work &x, tile_bits &seen)
+{
+    const attn_mask_extremes *const extremes = p.extremes + ((int64_t)x.b * (p.H / p.mask_group) + x.h / p.mask_group) * p.key_tiles;
+    const int lane = threadIdx.x % 32, end = min(x.i0 + X::BM, x.Sq);
+    int first = x.last, last = x.first;
+    for (int n = x.first / 32; n * 32 < x.last; n++) {
+        const int j = n * 32 + lane;
+        attn_tile_kind kind = ATTN_TILE_HIDDEN;
+        if (j >= x.first && j < x.last) kind = attn_mask_classify(&extremes[j], x.i0, end);
+        const uint32_t some = __ballot_sync(0xffffffff, kind != ATTN_TILE_HIDDEN), part = __ballot_sync(0xffffffff, kind == ATTN_TILE_PARTIAL);
+        if (some) first = min(first, n * 32 + __ffs(some) - 1), last = n * 32 + 32 - __clz(some);
+        if (lane == 0) seen.some[n] = some, seen.part[n] = part;
+    }
+    x.last = max(last, x.first);
+    x.first = min(first, x.last);
+    __syncwarp();
+}
+
+DEVICE float scale_of(const plan &p, int n, const work &x)
+{
+    return p.scales[n] ? p.scales[n][x.b * p.scale_batch[n] + x.h / p.group * p.scale_head[n]] : 1;
+}
+
+/* Sets c and slack too, where q and k have scales. Such a scale may be 0 or negative; c may not. */
+DEVICE head_options options_of(const plan &p, const work &x, float &c, float &slack)
+{
+    const float scale = scale_of(p, 0, x) * scale_of(p, 1, x), size = fmaxf(fabsf(scale), 1e-25f);
+    head_options y;
+    y.cap = p.cap * scale;
+    y.negative = p.cap == 0 && scale < 0;
+    y.slope = p.slopes ? p.slopes[x.b * p.slope_batch + x.h * p.slope_head] * p.per_slope : 0;
+    c = p.c, slack = p.slack;
+    if (p.cap == 0 && (p.scales[0] || p.scales[1])) {
+        y.slope /= size;
+        c *= size;
+        slack = 8 / c;
+    }
+    return y;
+}
+
+/* Softcap, ALiBi and FlashMask, for the thread's rows i0 and i0 + 8. */
+template <int N>
+DEVICE void apply_options(float (&S)[N / 2], const plan &p, const work &x, const head_options &y, const tile_bits *seen, int i0, int j, int j0,
+                          int lane)
+{
+    static_assert(N <= 128, "hidden has 32 bits");
+    if (y.negative)
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) S[i] = -S[i];
+    if (p.cap != 0)
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) S[i] = 1 - __fdividef(2, 1 + exp2_fast(S[i] * y.cap));
+    const int column = j0 + lane % 4 * 2;
+    if (y.slope != 0)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float distance = (float)(i0 + half * 8 + x.Sk - x.Sq - column);
+#pragma unroll
+            for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) S[n * 4 + half * 2 + e] = fmaf(-y.slope, fabsf(distance - (float)(n * 8 + e)), S[n * 4 + half * 2 + e]);
+        }
+    if (p.bounds && seen->part[j / 32] >> j % 32 & 1) {
+        const int32_t *const bounds = p.bounds + x.b * p.bounds_batch + x.h / p.mask_group * p.bounds_head;
+        uint32_t hidden[2] = { 0, 0 }; /* a bit a score: a rolled loop, for the bounds want registers that are not there */
+#pragma unroll 1
+        for (int n = 0; n < N / 4; n++) {
+            const attn_mask m = attn_mask_of(bounds + min(column + n / 2 * 8 + n % 2, x.Sk - 1) * p.bounds_row, p.bounds_n, p.causal, x.Sq);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int i = i0 + half * 8;
+                hidden[half] |= (uint32_t)((i >= m.lts && i < m.lte) || (i >= m.uts && i < m.ute)) << n;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < N / 2; i++)
+            if (hidden[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1) S[i] = -CUDART_INF_F;
+    }
 }
 
 /* ---- Consumer's steps --------------------------------------------------------------------------------------------------------- */
@@ -156,16 +325,17 @@ template <typename T, class X, int N> DEVICE void scores(float (&S)[N / 2], uint
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < X::D / 16; k++)
-        wgmma<T, N>::ss(S, wgmma_descriptor(Q + k / 4 * X::BM * 128 + k % 4 * 32, 16, 1024), wgmma_descriptor(K + k / 4 * X::BN * 128 + k % 4 * 32, 16, 1024), k > 0);
+        wgmma<T, N>::ss(S, wgmma_descriptor(Q + k / 4 * 8192 + k % 4 * 32, 16, 1024),
+                        wgmma_descriptor(K + k / 4 * X::BN * 128 + k % 4 * 32, 16, 1024), k > 0);
     wgmma_commit();
 }
 
 /* O += P V for 64 rows. */
-template <typename T, class X> DEVICE void accumulate(float (&O)[X::D / 2], const uint32_t (&P)[X::BN / 16][4], uint32_t V)
+template <typename T, class X> DEVICE void accumulate(float (&O)[X::DV / 2], const uint32_t (&P)[X::BN / 16][4], uint32_t V)
 {
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < X::BN / 16; k++) wgmma<T, X::D>::rs(O, P[k], wgmma_descriptor(V + k * 2048, X::BN * 128, 1024), 1);
+    for (int k = 0; k < X::BN / 16; k++) wgmma<T, X::DV>::rs(O, P[k], wgmma_descriptor(V + k * 2048, X::BN * 128, 1024), 1);
     wgmma_commit();
 }
 
@@ -184,13 +354,15 @@ template <int N> DEVICE void mask(float (&S)[N / 2], int lo_limit, int hi_limit,
     }
 }
 
-/* Running maximum (of raw scores) and this lane's part of the sum, for the thread's two rows. */
+/* Reference of the exponentials (of raw scores: the maximum, or less by at most `slack`) and this lane's part of the sum, for the
+ * thread's two rows. */
 struct softmax {
     float m[2], l[2];
 };
 
-/* S becomes P; rescale gets the factors of O. Two chains a row, even and odd columns, for the pipeline's sake. */
-template <int N> DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], float c)
+/* S becomes P; rescale gets the factors of O; a maximum that grows by no more than slack = 8 / c leaves all as it is.
+ * Two chains a row, even and odd columns, for the pipeline's sake. */
+template <int N> DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], float c, float slack)
 {
     float top[4] = { S[0], S[1], S[2], S[3] }, base[2], sum[4] = { 0, 0, 0, 0 };
 #pragma unroll
@@ -202,8 +374,9 @@ template <int N> DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (
         float m = fmaxf(x.m[half], fmaxf(top[half * 2], top[half * 2 + 1]));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
-        base[half] = m == -CUDART_INF_F ? 0 : m * c; /* nothing seen yet: -inf - -inf would be NaN */
-        rescale[half] = exp2_fast(fmaf(x.m[half], c, -base[half]));
+        if (m <= x.m[half] + slack) m = x.m[half];
+        base[half] = m == -CUDART_INF_F ? 0 : __fmul_rn(m, c);             /* nothing seen yet: -inf - -inf would be NaN */
+        rescale[half] = exp2_fast(__fsub_rn(__fmul_rn(x.m[half], c), base[half])); /* rounded alike: exactly 1 where m stays */
         x.m[half] = m;
     }
 #pragma unroll
@@ -255,6 +428,45 @@ DEVICE void transpose_quad(uint32_t (&a)[4], int q)
         }
 }
 
+/* A warp's 16 rows of O, scaled, to memory: 16 bytes a lane, straight from registers. */
+template <typename T, int D> DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], int lane)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int i = lane / 4 + half * 8;
+#pragma unroll
+        for (int n = 0; n < D / 8; n += 4) {
+            uint32_t r[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) r[e] = pack<T>(O[(n + e) * 4 + half * 2], O[(n + e) * 4 + half * 2 + 1]);
+            transpose_quad(r, lane % 4);
+            const int column = (n + lane % 4) * 8;
+            if (i < count && column < Dv) *(uint4 *)(rows + i * stride + column) = make_uint4(r[0], r[1], r[2], r[3]);
+        }
+    }
+}
+
+/* The same through shared memory, whole rows at a time. The 16-byte piece c of row r lies at c ^ (r & 7). */
+template <typename T, int D> DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)
+{
+    const int PIECES = D / 8, PITCH = (D + 63) / 64 * 8; /* of a row, in pieces; pieces stay among their 8 */
+#pragma unroll
+    for (int n = 0; n < D / 16; n++) {
+        uint32_t r[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) r[e] = pack<T>(O[n * 8 + e * 2], O[n * 8 + e * 2 + 1]);
+        const int i = lane % 16, piece = 2 * n + lane / 16;
+        stmatrix_x4(smem_addr(staging + (i * PITCH + (piece ^ (i & 7))) * 8), r);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < D / 16; n++) {
+        const int at = n * 32 + lane, i = at / PIECES, piece = at % PIECES;
+        const uint4 word = *(const uint4 *)(staging + (i * PITCH + (piece ^ (i & 7))) * 8);
+        if (i < count && piece * 8 < Dv) *(uint4 *)(rows + i * stride + piece * 8) = word;
+    }
+}
+
 /* ---- The kernel ------------------------------------------------------------------------------------------------------------------- */
 
 enum { TURN_BARRIER = 2, GROUP_BARRIER = 6 }; /* named barriers, one a consumer from each on */
@@ -263,7 +475,8 @@ template <typename T, class X>
 __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_constant__ plan p, const __grid_constant__ CUtensorMap map_Q,
                                                                const __grid_constant__ CUtensorMap map_K, const __grid_constant__ CUtensorMap map_V)
 {
-    const int D = X::D, BM = X::BM, BN = X::BN, STAGES = X::STAGES, C = X::C, CHUNKS = D / 64;
+    const int DV = X::DV, BM = X::BM, BN = X::BN, STAGES = X::STAGES, C = X::C;
+    static_assert(sizeof(shared<X>) <= 227 << 10, "what a block may have");
     extern __shared__ __align__(1024) char memory[];
     shared<X> &sm = *reinterpret_cast<shared<X> *>(memory);
     const int wg = warpgroup_index();
@@ -272,8 +485,10 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
         prefetch_tensormap(&map_Q);
         prefetch_tensormap(&map_K);
         prefetch_tensormap(&map_V);
-        mbarrier_init(smem_addr(&sm.full_Q), 1);
-        mbarrier_init(smem_addr(&sm.empty_Q), C);
+        for (int w = 0; w < C; w++) {
+            mbarrier_init(smem_addr(&sm.full_Q[w]), 1);
+            mbarrier_init(smem_addr(&sm.empty_Q[w]), 1);
+        }
         for (int s = 0; s < STAGES; s++) {
             mbarrier_init(smem_addr(&sm.full_K[s]), 1);
             mbarrier_init(smem_addr(&sm.full_V[s]), 1);
@@ -294,39 +509,57 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
 
     if (wg == 0) {
         setmaxnreg_dec<X::PRODUCER>();
-        if (threadIdx.x == 32) { /* hands out work */
+        if (threadIdx.x / 32 == 1) { /* a warp hands out work; lane 0 tells */
+            const bool teller = threadIdx.x == 32;
             ring<WORKS> w;
-            auto give = [&](const work &x) {
-                sm.works[w.stage] = x;
-                mbarrier_arrive(smem_addr(&sm.full_W[w.stage]));
+            int list = 0;
+            auto give = [&](work x) {
+                if (X::OPTIONS && p.bounds && x.first < x.last) {
+                    x.list = list ^= 1;
+                    look_at_mask<X>(p, x, *sm.list(list));
+                }
+                if (teller) {
+                    sm.works[w.stage] = x;
+                    for (int n = 0; n < C; n++) sm.parts[w.stage][n] = part_of<X>(p, x, n);
+                    mbarrier_arrive(smem_addr(&sm.full_W[w.stage]));
+                }
                 mbarrier_wait(smem_addr(&sm.empty_W[w.stage]), w.phase);
+                __syncwarp(); /* nobody may fall a phase behind */
                 w.next();
             };
             for (int t = blockIdx.x; t < p.tiles;) {
                 const work x = work_of<BM, BN>(p, t);
                 if (x.i0 != SKIP) give(x);
-                else
+                else if (teller)
                     for (int n = 0; n < 4 * C; n++) p.dirty[t * (4 * C) + n] = 0;
-                t = p.counter ? (int)gridDim.x + atomicAdd(p.counter, 1) : t + (int)gridDim.x;
+                if (p.counter) {
+                    if (teller) t = (int)gridDim.x + atomicAdd(p.counter, 1);
+                    t = __shfl_sync(0xffffffff, t, 0);
+                } else {
+                    t += (int)gridDim.x;
+                }
             }
             work x = {};
             x.i0 = REPORT;
             give(x);
             mbarrier_wait(smem_addr(&sm.idle), 0);
-            for (int t = 0; sm.redo && t < p.tiles; t++) { /* once more what this block found not finite */
+            for (int t = 0; *(volatile int *)&sm.redo && t < p.tiles; t++) { /* once more what this block found not finite */
                 bool ours = false;
                 for (int n = 0; n < 4 * C; n++) ours |= ((volatile uint8_t *)p.dirty)[t * (4 * C) + n] == blockIdx.x + 1;
-                if (!ours) continue;
+                if (!__any_sync(0xffffffff, ours)) continue; /* one answer for the warp: another block may be writing its own */
                 x = work_of<BM, BN>(p, t);
+                if (x.i0 == SKIP) continue; /* an old flag: the block that has this tile has not cleared it yet */
                 x.clean = 1;
                 give(x);
             }
             x.i0 = STOP;
-            sm.works[w.stage] = x;
-            mbarrier_arrive(smem_addr(&sm.full_W[w.stage]));
-            if (p.counter && atomicAdd(p.counter + 1, 1) == (int)gridDim.x - 1) { /* the last block: for the stream's next kernel */
-                p.counter[0] = 0;
-                p.counter[1] = 0;
+            if (teller) {
+                sm.works[w.stage] = x;
+                mbarrier_arrive(smem_addr(&sm.full_W[w.stage]));
+                if (p.counter && atomicAdd(p.counter + 1, 1) == (int)gridDim.x - 1) { /* the last block: for the stream's next kernel */
+                    p.counter[0] = 0;
+                    p.counter[1] = 0;
+                }
             }
         } else if (threadIdx.x == 0) { /* keeps the ring full */
             ring<STAGES> k, v;
@@ -335,38 +568,46 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
             for (;; w.next()) {
                 mbarrier_wait(smem_addr(&sm.full_W[w.stage]), w.phase);
                 const work &x = sm.works[w.stage];
-                const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = p.cu_q ? 0 : x.b, q_start = x.q_start, k_start = x.k_start;
+                const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = p.cu_q ? 0 : x.b;
+                const int q_start = x.q_start, k_start = x.k_start;
                 if (i0 == STOP) break;
+                const int list = X::OPTIONS ? x.list : 0;
                 const bool clean = x.clean, late = p.counter && first + 1 < last;
                 /* The next work is claimed when all but the last tiles are asked for; known beforehand, at once. */
                 if (!late) mbarrier_arrive(smem_addr(&sm.empty_W[w.stage]));
                 if (first >= last) continue;
-                auto load = [&](const CUtensorMap *map, uint16_t *to, uint64_t *full, uint64_t *empty, ring<STAGES> &at, int j) {
+                auto load = [&](const CUtensorMap *map, int chunks, uint16_t *to, uint64_t *full, uint64_t *empty, ring<STAGES> &at, int j) {
                     mbarrier_wait(smem_addr(empty + at.stage), at.phase ^ 1);
-                    const uint32_t bar = full ? smem_addr(full + at.stage) : smem_addr(&sm.raw_V), there = smem_addr(to) + at.stage * BN * D * 2;
-                    mbarrier_arrive_expect_tx(bar, BN * D * 2);
-                    for (int c = 0; c < CHUNKS; c++) tma_load_4d(there + c * BN * 128, map, c * 64, k_start + j * BN, hk, b, bar);
+                    const uint32_t bar = full ? smem_addr(full + at.stage) : smem_addr(&sm.raw_V);
+                    const uint32_t there = smem_addr(to) + at.stage * BN * chunks * 128;
+                    mbarrier_arrive_expect_tx(bar, BN * chunks * 128);
+                    for (int c = 0; c < chunks; c++) tma_load_4d(there + c * BN * 128, map, c * 64, k_start + j * BN, hk, b, bar);
                     at.next();
                 };
+                auto load_K = [&](int j) { load(&map_K, X::CHUNKS, sm.K[0], sm.full_K, sm.empty_K, k, j); };
                 auto load_V = [&](int j) {
                     if (!clean) {
-                        load(&map_V, sm.V[0], sm.full_V, sm.empty_V, v, j);
+                        load(&map_V, X::CHUNKS_V, sm.V[0], sm.full_V, sm.empty_V, v, j);
                         return;
                     }
                     const uint32_t done = smem_addr(sm.full_V + v.stage), phase = v.phase;
                     sm.raw_stage = v.stage;
-                    load(&map_V, sm.V[0], nullptr, sm.empty_V, v, j);
+                    load(&map_V, X::CHUNKS_V, sm.V[0], nullptr, sm.empty_V, v, j);
                     mbarrier_wait(done, phase);
                 };
-                load(&map_K, sm.K[0], sm.full_K, sm.empty_K, k, last - 1);
-                mbarrier_wait(smem_addr(&sm.empty_Q), phase_Q);
+                load_K(last - 1);
+                for (int n = 0; n < C; n++) {
+                    const uint32_t bar = smem_addr(&sm.full_Q[n]);
+                    mbarrier_wait(smem_addr(&sm.empty_Q[n]), phase_Q);
+                    mbarrier_arrive_expect_tx(bar, 64 * X::CHUNKS * 128);
+                    for (int c = 0; c < X::CHUNKS; c++) tma_load_4d(smem_addr(sm.Q[n]) + c * 8192, &map_Q, c * 64, q_start + i0 + n * 64, h, b, bar);
+                }
                 phase_Q ^= 1;
-                mbarrier_arrive_expect_tx(smem_addr(&sm.full_Q), BM * D * 2);
-                for (int c = 0; c < CHUNKS; c++) tma_load_4d(smem_addr(sm.Q) + c * BM * 128, &map_Q, c * 64, q_start + i0, h, b, smem_addr(&sm.full_Q));
-                for (int j = last - 2; j >= first; j--) {
+                int above = last - 1;
+                for (int j = tile_below<X>(p, sm.list(list), above, first); j >= first; above = j, j = tile_below<X>(p, sm.list(list), j, first)) {
                     if (late && j == first) mbarrier_arrive(smem_addr(&sm.empty_W[w.stage]));
-                    load(&map_K, sm.K[0], sm.full_K, sm.empty_K, k, j);
-                    load_V(j + 1);
+                    load_K(j);
+                    load_V(above);
                 }
                 load_V(first);
             }
@@ -377,7 +618,7 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                 mbarrier_wait(smem_addr(&sm.raw_V), phase);
                 const int stage = *(volatile int *)&sm.raw_stage;
                 if (stage < 0) break;
-                clean_tile<T, BN * D>(sm.V[stage]);
+                clean_tile<T, BN * 64 * X::CHUNKS_V>(sm.V[stage]);
                 if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_addr(&sm.full_V[stage]));
             }
         }
@@ -385,21 +626,42 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
         setmaxnreg_inc<X::CONSUMER>();
         const int w = wg - 1, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
         const bool leader = threadIdx.x % 128 == 0;
-        const uint32_t Q = smem_addr(sm.Q) + w * 64 * 128;
-        const float c = p.c;
+        const uint32_t Q = smem_addr(sm.Q[w]);
+        float c = p.c, slack = p.slack;
         ring<STAGES> k, v;
         ring<WORKS> next;
         uint32_t phase_Q = 0;
+        auto release = [&](uint64_t &bar) {
+            if (leader) mbarrier_arrive(smem_addr(&bar));
+        };
+
+        auto await_turn = [&] {
+            named_barrier_sync(TURN_BARRIER + w, 256);
+        };
+        auto next_turn = [&] {
+            named_barrier_arrive(TURN_BARRIER + (w + 1 == C ? 0 : w + 1), 256);
+        };
+        auto pass_turn = [&] {
+            await_turn();
+            next_turn();
+        };
+        if (w == C - 1) next_turn(); /* the first is consumer 0's */
 
         for (;;) {
             int order;
             work x;
+            part y;
 #pragma unroll 1
             do {
                 mbarrier_wait(smem_addr(&sm.full_W[next.stage]), next.phase);
                 x = sm.works[next.stage];
+                y = sm.parts[next.stage][w];
                 __syncwarp();
-                if (lane == 0) mbarrier_arrive(smem_addr(&sm.empty_W[next.stage]));
+                if (lane == 0) {
+                    if (X::OPTIONS) sm.kept[w * 4 + warp] = x;
+                    mbarrier_arrive(smem_addr(&sm.empty_W[next.stage]));
+                }
+                if (X::OPTIONS) __syncwarp();
                 next.next();
                 order = x.i0;
                 if (order == REPORT && lane == 0) mbarrier_arrive(smem_addr(&sm.idle));
@@ -408,68 +670,79 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
 
             const int row0 = x.i0 + w * 64, i0 = row0 + warp * 16 + lane / 4;
             const int lo = x.align - p.left, hi = x.align + p.right + 1;
-            float O[D / 2], rescale[2];
+            float O[DV / 2], rescale[2];
             softmax state = { { -CUDART_INF_F, -CUDART_INF_F }, { 0, 0 } };
 #pragma unroll
-            for (int i = 0; i < D / 2; i++) O[i] = 0;
+            for (int i = 0; i < DV / 2; i++) O[i] = 0;
 
             if (x.first < x.last) {
-                /* Tiles [free_first, free_last) are open to all 64 rows; those from mine on hold nothing for them. */
-                const int free_first = (max(row0 + 63 + lo, 0) + BN - 1) / BN, free_last = max(min(row0 + hi, x.Sk), 0) / BN;
-                const int end = max(min(row0 + 63 + hi, x.Sk), 1), mine = max(min((end + BN - 1) / BN, x.last), x.first + 1);
-                const bool narrow = X::TRIMS && end - (mine - 1) * BN <= BN / 2;
+                const int free_first = y.free_first, free_last = y.free_last, mine = y.mine;
+                const bool narrow = X::TRIMS && y.narrow;
                 float S[BN / 2];
                 uint32_t P[BN / 16][4];
 
-                mbarrier_wait(smem_addr(&sm.full_Q), phase_Q);
+                const tile_bits *const seen = sm.list(x.list);
+                if constexpr (X::OPTIONS) {
+                    const head_options options = options_of(p, x, c, slack);
+                    if (lane == 0) sm.heads[w * 4 + warp] = options;
+                    __syncwarp();
+                }
+                mbarrier_wait(smem_addr(&sm.full_Q[w]), phase_Q);
                 phase_Q ^= 1;
                 for (int j = x.last - 1; j >= mine; j--) { /* not for these rows */
+                    pass_turn();
                     mbarrier_wait(smem_addr(&sm.full_K[k.stage]), k.phase);
-                    if (leader) mbarrier_arrive(smem_addr(&sm.empty_K[k.stage]));
+                    named_barrier_sync(GROUP_BARRIER + w, 128); /* a warp that still waited could miss the phase once the stage is filled anew */
+                    release(sm.empty_K[k.stage]);
                     k.next();
                 }
                 mbarrier_wait(smem_addr(&sm.full_K[k.stage]), k.phase);
                 const int j_first = mine - 1;
                 if (X::TRIMS && narrow) {
                     float half[X::TRIMS ? BN / 4 : 32];
+                    await_turn();
                     scores<T, X, X::TRIMS ? BN / 2 : 64>(half, Q, smem_addr(sm.K[k.stage]));
+                    next_turn();
                     wgmma_wait<0>();
                     pin(half);
-                    if (leader) mbarrier_arrive(smem_addr(&sm.empty_K[k.stage]));
-                    if (j_first == x.first && leader) mbarrier_arrive(smem_addr(&sm.empty_Q));
+                    release(sm.empty_K[k.stage]);
+                    if (j_first == x.first && leader) mbarrier_arrive(smem_addr(&sm.empty_Q[w]));
+                    if constexpr (X::OPTIONS)
+                        apply_options<X::TRIMS ? BN / 2 : 64>(half, p, sm.kept[w * 4 + warp], sm.heads[w * 4 + warp], seen, i0, j_first,
+                                                              j_first * BN, lane);
                     mask<X::TRIMS ? BN / 2 : 64>(half, lo, hi, x.Sk, i0, j_first * BN, lane);
-                    softmax_step<X::TRIMS ? BN / 2 : 64>(half, state, rescale, c);
+                    softmax_step<X::TRIMS ? BN / 2 : 64>(half, state, rescale, c, slack);
 #pragma unroll
                     for (int i = 0; i < BN / 16; i++)
 #pragma unroll
                         for (int e = 0; e < 4; e++) P[i][e] = 0;
                     to_operand<T, X::TRIMS ? BN / 2 : 64>(P, half);
                 } else {
+                    await_turn();
                     scores<T, X, BN>(S, Q, smem_addr(sm.K[k.stage]));
+                    next_turn();
                     wgmma_wait<0>();
                     pin(S);
-                    if (leader) mbarrier_arrive(smem_addr(&sm.empty_K[k.stage]));
-                    if (j_first == x.first && leader) mbarrier_arrive(smem_addr(&sm.empty_Q));
+                    release(sm.empty_K[k.stage]);
+                    if (j_first == x.first && leader) mbarrier_arrive(smem_addr(&sm.empty_Q[w]));
+                    if constexpr (X::OPTIONS)
+                        apply_options<BN>(S, p, sm.kept[w * 4 + warp], sm.heads[w * 4 + warp], seen, i0, j_first, j_first * BN, lane);
                     if (j_first < free_first || j_first >= free_last) mask<BN>(S, lo, hi, x.Sk, i0, j_first * BN, lane);
-                    softmax_step<BN>(S, state, rescale, c);
+                    softmax_step<BN>(S, state, rescale, c, slack);
                     to_operand<T, BN>(P, S);
                 }
                 k.next();
 
-                if (X::TURNS && w == C - 1) named_barrier_arrive(TURN_BARRIER, 256); /* the first turn is consumer 0's */
                 for (int j = x.last - 1; j >= mine; j--) {
-                    if (X::TURNS) {
-                        named_barrier_sync(TURN_BARRIER + w, 256);
-                        named_barrier_arrive(TURN_BARRIER + (w + 1) % C, 256);
-                    }
                     mbarrier_wait(smem_addr(&sm.full_V[v.stage]), v.phase);
-                    if (leader) mbarrier_arrive(smem_addr(&sm.empty_V[v.stage]));
+                    named_barrier_sync(GROUP_BARRIER + w, 128);
+                    release(sm.empty_V[v.stage]);
                     v.next();
                 }
                 if ((p.cu_q || p.seqlens_k) && j_first == (x.Sk - 1) / BN && x.Sk % BN) { /* V past the end is not ours: zeros */
                     mbarrier_wait(smem_addr(&sm.full_V[v.stage]), v.phase);
                     const int rows = BN - x.Sk % BN, per_chunk = rows * 8; /* 16-byte pieces */
-                    for (int n = threadIdx.x % 128; n < CHUNKS * per_chunk; n += 128) {
+                    for (int n = threadIdx.x % 128; n < X::CHUNKS_V * per_chunk; n += 128) {
                         const int chunk = n / per_chunk, at = n % per_chunk;
                         ((uint4 *)(sm.V[v.stage] + chunk * BN * 64 + x.Sk % BN * 64))[at] = make_uint4(0, 0, 0, 0);
                     }
@@ -477,39 +750,42 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                     named_barrier_sync(GROUP_BARRIER + w, 128);
                 }
 
-                for (int j = j_first - 1; j >= x.first; j--) {
+                for (int j = tile_below<X>(p, seen, j_first, x.first); j >= x.first; j = tile_below<X>(p, seen, j, x.first)) {
                     mbarrier_wait(smem_addr(&sm.full_K[k.stage]), k.phase);
-                    if (X::TURNS) named_barrier_sync(TURN_BARRIER + w, 256);
+                    await_turn();
                     scores<T, X, BN>(S, Q, smem_addr(sm.K[k.stage]));
                     mbarrier_wait(smem_addr(&sm.full_V[v.stage]), v.phase);
                     accumulate<T, X>(O, P, smem_addr(sm.V[v.stage]));
-                    if (X::TURNS) named_barrier_arrive(TURN_BARRIER + (w + 1) % C, 256);
+                    next_turn();
                     wgmma_wait<1>();
                     pin(S);
-                    if (leader) mbarrier_arrive(smem_addr(&sm.empty_K[k.stage]));
-                    if (j == x.first && leader) mbarrier_arrive(smem_addr(&sm.empty_Q));
+                    release(sm.empty_K[k.stage]);
+                    if (j == x.first && leader) mbarrier_arrive(smem_addr(&sm.empty_Q[w]));
                     k.next();
+                    if constexpr (X::OPTIONS) apply_options<BN>(S, p, sm.kept[w * 4 + warp], sm.heads[w * 4 + warp], seen, i0, j, j * BN, lane);
                     if (j < free_first || j >= free_last) mask<BN>(S, lo, hi, x.Sk, i0, j * BN, lane);
-                    softmax_step<BN>(S, state, rescale, c);
+                    softmax_step<BN>(S, state, rescale, c, slack);
                     wgmma_wait<0>();
                     pin(O);
-                    if (leader) mbarrier_arrive(smem_addr(&sm.empty_V[v.stage]));
+                    release(sm.empty_V[v.stage]);
                     v.next();
                     to_operand<T, BN>(P, S);
+                    if (__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1)) {
 #pragma unroll
-                    for (int i = 0; i < D / 2; i++) O[i] *= rescale[i / 2 % 2];
+                        for (int i = 0; i < DV / 2; i++) O[i] *= rescale[i / 2 % 2];
+                    }
                 }
                 mbarrier_wait(smem_addr(&sm.full_V[v.stage]), v.phase);
                 accumulate<T, X>(O, P, smem_addr(sm.V[v.stage]));
                 wgmma_wait<0>();
                 pin(O);
-                if (leader) mbarrier_arrive(smem_addr(&sm.empty_V[v.stage]));
+                release(sm.empty_V[v.stage]);
                 v.next();
-                if (X::TURNS && w == 0) named_barrier_sync(TURN_BARRIER, 256); /* the last turn's arrival, so that none is left over */
             }
 
+            const work &z = X::OPTIONS ? sm.kept[w * 4 + warp] : x;
             /* out = O / l, lse = m scale + ln l; the sink joins the denominator here. */
-            const float sink = p.sinks ? p.sinks[x.h * p.sink_stride] * LOG2E : -CUDART_INF_F;
+            const float sink = p.sinks ? p.sinks[z.h * p.sink_stride] * LOG2E : -CUDART_INF_F;
             bool finite = true;
             float factor[2];
 #pragma unroll
@@ -517,64 +793,96 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                 float &l = state.l[half];
                 l += __shfl_xor_sync(0xffffffff, l, 1);
                 l += __shfl_xor_sync(0xffffffff, l, 2);
-                float top = state.m[half] == -CUDART_INF_F ? -CUDART_INF_F : state.m[half] * c, keep = 1;
+                float top = __fmul_rn(state.m[half], c), keep = 1; /* c > 0: -inf stays */
                 if (sink != -CUDART_INF_F) {
                     const float both = fmaxf(top, sink);
                     keep = exp2_fast(top - both);
                     l = l * keep + exp2_fast(sink - both);
                     top = both;
                 }
-                factor[half] = l == 0 ? 0 : keep / l;
+                factor[half] = l == 0 ? 0 : __fdividef(keep, l) * (X::OPTIONS ? scale_of(p, 2, z) : 1);
                 finite &= l - l == 0;
                 const int i = i0 + half * 8;
-                if (lane % 4 == 0 && i < x.Sq && p.lse)
-                    p.lse[x.b * p.lse_batch + x.h * p.lse_head + (x.q_start + i) * p.lse_row] = l == 0 ? -CUDART_INF_F : top * LN2 + logf(l);
+                if (lane % 4 == 0 && i < z.Sq && p.lse)
+                    p.lse[z.b * p.lse_batch + z.h * p.lse_head + (z.q_start + i) * p.lse_row] = l == 0 ? -CUDART_INF_F : (top + __log2f(l)) * LN2;
             }
+            float zero[4] = { 0, 0, 0, 0 }; /* or NaN; four chains for the pipeline's sake */
 #pragma unroll
-            for (int i = 0; i < D / 2; i++) {
+            for (int i = 0; i < DV / 2; i++) {
                 O[i] *= factor[i / 2 % 2];
-                finite &= O[i] - O[i] == 0;
+                zero[i % 4] = fmaf(O[i], 0, zero[i % 4]);
             }
+            finite &= zero[0] + zero[1] + zero[2] + zero[3] == 0;
             const bool any = __any_sync(0xffffffff, !finite);
-            if (lane == 0 && !x.clean) {
-                p.dirty[x.index * (4 * C) + w * 4 + warp] = any ? blockIdx.x + 1 : 0;
+            if (lane == 0 && !z.clean) {
+                p.dirty[z.index * (4 * C) + w * 4 + warp] = any ? blockIdx.x + 1 : 0;
                 if (any) sm.redo = 1;
             }
             if (p.out) {
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int i = i0 + half * 8;
-                    T *const row = (T *)p.out + x.b * p.out_batch + x.h * p.out_head + (x.q_start + i) * p.out_row;
-#pragma unroll
-                    for (int n = 0; n < D / 8; n += 4) {
-                        uint32_t r[4];
-#pragma unroll
-                        for (int e = 0; e < 4; e++) r[e] = pack<T>(O[(n + e) * 4 + half * 2], O[(n + e) * 4 + half * 2 + 1]);
-                        transpose_quad(r, lane % 4);
-                        const int column = (n + lane % 4) * 8;
-                        if (i < x.Sq && column < p.Dv) *(uint4 *)(row + column) = make_uint4(r[0], r[1], r[2], r[3]);
-                    }
-                }
+                T *const rows = (T *)p.out + z.b * p.out_batch + z.h * p.out_head + (z.q_start + row0 + warp * 16) * p.out_row;
+                const int count = z.Sq - row0 - warp * 16; /* of rows that exist, if less than 16 */
+                uint16_t *const staging = sm.out + (X::STAGES_OUT ? (w * 4 + warp) * 16 * 64 * X::CHUNKS_V : 0);
+                if (X::STAGES_OUT) store_rows<T, DV>(rows, p.out_row, count, p.Dv, O, staging, lane);
+                else store_rows<T, DV>(rows, p.out_row, count, p.Dv, O, lane);
             }
         }
+        if (w == 0) await_turn(); /* so that no arrival is left over */
     }
 }
 
 /* Rows that see what is not finite, one by one, among those of the warps that said so. A byte a warp: 16 rows. */
-template <class X> __global__ void __launch_bounds__(128) repair_rows(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
+template <int BM> __global__ void __launch_bounds__(128) repair_rows(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
-    const int flags = p.tiles * (4 * X::C);
+    const int WARPS = BM / 16;
+    const int flags = p.tiles * WARPS;
     wait_for_prerequisites();
     for (int base = (blockIdx.x * 4 + threadIdx.x / 32) * 32; base < flags; base += gridDim.x * 128) {
         const int mine = base + threadIdx.x % 32;
         unsigned set = __ballot_sync(0xffffffff, mine < flags && p.dirty[mine]);
         for (; set; set &= set - 1) {
             const int n = base + __ffs(set) - 1;
-            const work w = work_of<X::BM, X::BN>(p, n / (4 * X::C));
+            const work w = work_of<BM, 128>(p, n / WARPS);
             const head_args x = head_args_of(a, w.b, w.h);
-            const int i0 = w.i0 + n % (4 * X::C) * 16;
+            const int i0 = w.i0 + n % WARPS * 16;
             for (int i = i0; i < i0 + 16 && i < w.Sq; i++) forward_row(a, x, i, a.g.view[ATTN_T_out], nullptr, true);
         }
+    }
+}
+
+/* float8_e4m3 to bfloat16, which holds all its values: [B, H, rows, D] of a view to the same, dense but for rows of `pitch` elements. 8 a thread. */
+__global__ void __launch_bounds__(256) widen(const __grid_constant__ attn_view from, uint16_t *to, int64_t B, int H, int64_t rows, int D, int pitch)
+{
+    const int pieces = pitch / 8;
+    for (int64_t at = blockIdx.x * (int64_t)256 + threadIdx.x; at < B * rows * H * pieces; at += gridDim.x * (int64_t)256) {
+        const int64_t line = at / pieces, b = line / (rows * H), r = line - b * (rows * H);
+        const int d = (int)(at - line * pieces) * 8, h = (int)(r % H);
+        const uint8_t *const source = (const uint8_t *)from.data + attn_at(&from, b, h, r / H) + d;
+        uint8_t x[8];
+        if ((uint64_t)source % 8 == 0 && d + 8 <= D) *(uint2 *)x = *(const uint2 *)source;
+        else
+            for (int n = 0; n < 8; n++) x[n] = d + n < D ? source[n] : 0;
+        uint32_t y[4];
+        for (int n = 0; n < 4; n++) y[n] = widen_e4m3(x[2 * n], x[2 * n + 1]);
+        *(uint4 *)(to + at * 8) = make_uint4(y[0], y[1], y[2], y[3]);
+    }
+}
+
+/* FlashMask: the extremes of the bounds of each tile of keys, by a warp. */
+template <int BN> __global__ void __launch_bounds__(128) tile_extremes(const __grid_constant__ plan p, attn_mask_extremes *extremes)
+{
+    const int heads = p.H / p.mask_group, lane = threadIdx.x % 32;
+    for (int64_t at = (int64_t)blockIdx.x * 4 + threadIdx.x / 32; at < (int64_t)p.B * heads * p.key_tiles; at += (int64_t)gridDim.x * 4) {
+        const int tile = (int)(at % p.key_tiles), head = (int)(at / p.key_tiles);
+        const int32_t *const bounds = p.bounds + head / heads * p.bounds_batch + head % heads * p.bounds_head;
+        attn_mask_extremes e = attn_mask_extremes_init();
+        for (int j = tile * BN + lane; j < min(tile * BN + BN, p.Sk); j += 32)
+            attn_mask_extremes_add(&e, attn_mask_of(bounds + j * p.bounds_row, p.bounds_n, p.causal, p.Sq));
+        attn_mask_extremes all;
+        all.min.lts = __reduce_min_sync(0xffffffff, e.min.lts), all.max.lts = __reduce_max_sync(0xffffffff, e.max.lts);
+        all.min.lte = __reduce_min_sync(0xffffffff, e.min.lte), all.max.lte = __reduce_max_sync(0xffffffff, e.max.lte);
+        all.min.uts = __reduce_min_sync(0xffffffff, e.min.uts), all.max.uts = __reduce_max_sync(0xffffffff, e.max.uts);
+        all.min.ute = __reduce_min_sync(0xffffffff, e.min.ute), all.max.ute = __reduce_max_sync(0xffffffff, e.max.ute);
+        if (lane == 0) extremes[at] = all;
     }
 }
 
@@ -586,7 +894,8 @@ bool map_of(CUtensorMap *map, const attn_view &view, int64_t B, int64_t H, int64
     static PFN_cuTensorMapEncodeTiled_v12000 encode;
     if (!encode) {
         cudaDriverEntryPointQueryResult found;
-        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000, cudaEnableDefault, &found) != cudaSuccess) return false;
+        void **const to = (void **)&encode;
+        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", to, 12000, cudaEnableDefault, &found) != cudaSuccess) return false;
     }
     const uint64_t dims[4] = { (uint64_t)columns, (uint64_t)rows, (uint64_t)H, (uint64_t)B };
     const uint64_t strides[3] = { (uint64_t)(view.row ? view.row : columns) * 2, (uint64_t)(view.head ? view.head : columns) * 2,
@@ -598,43 +907,63 @@ bool map_of(CUtensorMap *map, const attn_view &view, int64_t B, int64_t H, int64
 }
 
 /* Can TMA walk it? */
-bool walkable(const attn_view &view, int64_t columns)
+bool walkable(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns)
 {
+    if ((view.batch == 0 && B > 1) || (view.head == 0 && H > 1) || (view.row == 0 && rows > 1)) return false; /* broadcast */
     return (uint64_t)view.data % 16 == 0 && columns % 8 == 0 && view.row % 8 == 0 && view.head % 8 == 0 && view.batch % 8 == 0;
 }
 
 const int64_t L2_SHARE = 32 << 20; /* of the 50 or 60 MB, for K and V */
 
-int class_of(const attn_dims &d)
-{
-    const int64_t D = attn_max64(d.D, d.Dv);
-    return D <= 64 ? 64 : D <= 128 ? 128 : 256;
-}
-
 /* Tiles of rows of a head. */
 int64_t per_head_of(const attn_dims &d, int BM) { return d.packed ? d.total_q / BM + d.B : attn_tiles(d.Sq, BM); }
 
-const int LONG = 4096; /* keys */
+const double MOST_SOFTCAP = 64; /* 1 - 2 / (1 + e^2x) is good to 1.2e-7 of the cap, and lse is to be to 2e-5 */
+const int EXACT = 1 << 24;      /* floats count exactly so far: distances of ALiBi */
 
-const int LEAST_BM = 128, HEADER = 128; /* bytes before the flags: the counter */
+const int LEAST_BN = 64, LEAST_BM = 128, HEADER = 128; /* bytes before the flags: the counter */
 
-size_t workspace(const cuda_chip *, const attn_problem *p)
+/* Scratch: the counter; a flag a warp and tile; for FlashMask the extremes of each tile of keys; of float8, q, k and v as bfloat16. */
+struct layout {
+    int64_t extremes, wide[3], bytes; /* where they begin */
+};
+
+int64_t pitch_of(int64_t D) { return (D + 7) / 8 * 8; }
+
+layout layout_of(const attn_problem *p, const attn_dims &d)
 {
-    const attn_dims d = attn_dims_of(p);
-    return HEADER + (size_t)((d.packed ? 1 : d.B) * d.H * (per_head_of(d, LEAST_BM) + 1) * 12);
+    const int64_t B = d.packed ? 1 : d.B, rows = d.packed ? d.total_q : d.Sq, keys = d.packed ? d.total_k : d.Sk;
+    const bool narrow = p->q.dtype == ATTN_F8E4M3;
+    const int64_t wide[3] = { rows * d.H * pitch_of(d.D), keys * d.Hk * pitch_of(d.D), keys * d.Hk * pitch_of(d.Dv) };
+    layout x;
+    x.extremes = HEADER + (B * d.H * (per_head_of(d, LEAST_BM) + 1) * 12 + 127) / 128 * 128;
+    x.bytes = x.extremes;
+    if (p->mask_startend_rows.rank) x.bytes += (B * d.H * attn_tiles(d.Sk, LEAST_BN) * (int64_t)sizeof(attn_mask_extremes) + 127) / 128 * 128;
+    for (int n = 0; n < 3; n++) {
+        x.wide[n] = x.bytes;
+        if (narrow) x.bytes += (B * wide[n] * 2 + 127) / 128 * 128;
+    }
+    return x;
 }
+
+size_t workspace(const cuda_chip *, const attn_problem *p) { return (size_t)layout_of(p, attn_dims_of(p)).bytes; }
 
 bool covers(const cuda_chip *chip, const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     const attn_dims &d = g.dims;
-    const int64_t rows = d.packed ? d.total_q : d.Sq;
-    return chip->major == 9 && chip->minor == 0 && (p->q.dtype == ATTN_BF16 || p->q.dtype == ATTN_F16) && rows > 0 && d.B > 0 && d.H > 0
-           && (d.packed ? d.total_k : d.Sk) > 0 && rows < FAR && (d.packed ? d.total_k : d.Sk) < FAR && workspace(chip, p) < INT32_MAX
-           && (!p->out.rank || p->out.dtype == p->q.dtype) && g.scale > 0 && p->softcap == 0
-           && !p->bias.rank && !p->alibi_slopes.rank && !p->keep_mask.rank && !p->mask_startend_rows.rank && p->dropout_p == 0
-           && walkable(g.view[ATTN_T_q], d.D) && walkable(g.view[ATTN_T_k], d.D) && walkable(g.view[ATTN_T_v], d.Dv)
-           && (!p->out.rank || walkable(g.view[ATTN_T_out], d.Dv));
+    const int64_t B = d.packed ? 1 : d.B, rows = d.packed ? d.total_q : d.Sq, keys = d.packed ? d.total_k : d.Sk;
+    if (chip->major != 9 || chip->minor != 0 || rows <= 0 || keys <= 0 || d.B <= 0 || d.H <= 0 || rows >= FAR || keys >= FAR) return false;
+    if (B * d.H * (per_head_of(d, LEAST_BM) + 1) * 12 >= INT32_MAX) return false; /* tiles are counted in 32 bits */
+    if (p->bias.rank || p->keep_mask.rank || p->dropout_p != 0 || !is_plain_scale(g.scale)) return false;
+    if (p->softcap != 0 && (p->softcap > MOST_SOFTCAP || p->softcap < 1e-6 || g.scale / p->softcap > 1e30)) return false;
+    if (p->alibi_slopes.rank && (rows >= EXACT || keys >= EXACT)) return false;
+    if (p->mask_startend_rows.rank && (d.packed || attn_tiles(keys, LEAST_BN) > MOST_TILES)) return false;
+    if (p->out.rank && !walkable(g.view[ATTN_T_out], B, d.H, rows, d.Dv)) return false;
+    if (p->q.dtype == ATTN_F8E4M3) return !p->out.rank || p->out.dtype == ATTN_BF16;
+    return (p->q.dtype == ATTN_BF16 || p->q.dtype == ATTN_F16) && (!p->out.rank || p->out.dtype == p->q.dtype)
+           && walkable(g.view[ATTN_T_q], B, d.H, rows, d.D) && walkable(g.view[ATTN_T_k], B, d.Hk, keys, d.D)
+           && walkable(g.view[ATTN_T_v], B, d.Hk, keys, d.Dv);
 }
 
 /* Counters of tiles, two words each, zero between kernels: a stream keeps the one that it first got, so that no two kernels that run at
@@ -662,29 +991,35 @@ int *counter_of(cudaStream_t stream)
     return nullptr;
 }
 
-template <typename T, class X>
-cudaError_t launch(const cuda_chip *chip, const cuda_args &a, void *memory, cudaStream_t stream, int least_Sk = 0, int most_Sk = INT32_MAX)
+/* A run. `read` is `given` with q, k and v as forward_tiles is to read them. */
+struct job_of_run {
+    const cuda_chip *chip;
+    cudaStream_t stream;
+    cuda_args given, read;
+    char *memory;
+    layout place;
+};
+
+template <typename T, class X> cudaError_t launch(const job_of_run &job, int least_Sk = 0, int most_Sk = INT32_MAX)
 {
-    const attn_geometry &g = a.g;
+    const attn_geometry &g = job.read.g;
+    const cudaStream_t stream = job.stream;
     const attn_dims &d = g.dims;
     const int64_t B = d.packed ? 1 : d.B, rows_q = d.packed ? d.total_q : d.Sq, rows_k = d.packed ? d.total_k : d.Sk;
     CUtensorMap Q, K, V;
-    if (!map_of(&Q, g.view[ATTN_T_q], B, d.H, rows_q, d.D, X::BM) || !map_of(&K, g.view[ATTN_T_k], B, d.Hk, rows_k, d.D, X::BN)
+    if (!map_of(&Q, g.view[ATTN_T_q], B, d.H, rows_q, d.D, 64) || !map_of(&K, g.view[ATTN_T_k], B, d.Hk, rows_k, d.D, X::BN)
         || !map_of(&V, g.view[ATTN_T_v], B, d.Hk, rows_k, d.Dv, X::BN))
         return cudaErrorInvalidValue;
-    static bool sized; /* setting it twice does no harm */
-    if (!sized) {
-        const cudaError_t code = cudaFuncSetAttribute(forward_tiles<T, X>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(shared<X>));
-        if (code != cudaSuccess) return code;
-        sized = true;
-    }
+    const cudaError_t allowed = allow_shared<forward_tiles<T, X>>(sizeof(shared<X>));
+    if (allowed != cudaSuccess) return allowed;
     const attn_view &out = g.view[ATTN_T_out], &lse = g.view[ATTN_T_lse], &sinks = g.view[ATTN_T_sinks];
     plan p;
     p.per_head = (int)per_head_of(d, X::BM);
     p.heads = (int)(B * d.H);
     p.tiles = p.per_head * p.heads;
     /* Under a mask, tiles differ in length: long ones first, over as many heads as L2 holds. Else head after head. */
-    const bool uneven = g.right < rows_k || d.packed || g.seqlens_k;
+    const attn_view &bounds = g.view[ATTN_T_mask_startend_rows], &slopes = g.view[ATTN_T_alibi_slopes];
+    const bool uneven = g.right < rows_k || g.left < rows_q || d.packed || g.seqlens_k || bounds.data;
     p.section = 1;
     if (uneven) {
         const int64_t head_bytes = rows_k * (d.D + d.Dv) * 2 / g.group;
@@ -693,24 +1028,43 @@ cudaError_t launch(const cuda_chip *chip, const cuda_args &a, void *memory, cuda
     p.B = (int)d.B, p.H = (int)d.H, p.group = (int)g.group, p.Sq = (int)d.Sq, p.Sk = (int)d.Sk, p.Dv = (int)d.Dv;
     p.left = (int)attn_min64(g.left, FAR), p.right = (int)attn_min64(g.right, FAR);
     p.top_left = g.top_left;
-    p.scale = (float)g.scale, p.c = p.scale * LOG2E;
+    const float unit = (float)(g.softcap > 0 ? g.softcap : g.scale); /* of the scores that softmax_step sees */
+    p.c = unit * LOG2E, p.slack = 8 / p.c;
+    p.cap = g.softcap > 0 ? (float)(2 * g.scale / g.softcap) * LOG2E : 0;
+    p.slopes = (const float *)slopes.data, p.slope_batch = slopes.batch, p.slope_head = slopes.head;
+    p.per_slope = 1 / unit;
+    p.bounds = (const int32_t *)bounds.data;
+    p.bounds_batch = bounds.batch, p.bounds_head = bounds.head, p.bounds_row = bounds.row;
+    p.bounds_n = g.mask_bounds, p.mask_group = (int)g.mask_group, p.causal = g.causal;
+    p.key_tiles = (int)attn_tiles(d.Sk, X::BN);
+    p.extremes = (const attn_mask_extremes *)(job.memory + job.place.extremes);
+    static const attn_tensor_id scales[3] = { ATTN_T_q_scale, ATTN_T_k_scale, ATTN_T_v_scale };
+    for (int n = 0; n < 3; n++) {
+        const attn_view &view = g.view[scales[n]];
+        p.scales[n] = (const float *)view.data, p.scale_batch[n] = view.batch, p.scale_head[n] = view.head;
+    }
     p.cu_q = g.cu_q, p.cu_k = g.cu_k, p.seqlens_k = g.seqlens_k;
     p.sinks = (const float *)sinks.data, p.sink_stride = sinks.head;
     p.out = out.data, p.lse = (float *)lse.data;
     p.out_batch = out.batch, p.out_head = out.head, p.out_row = out.row;
     p.lse_batch = lse.batch, p.lse_head = lse.head, p.lse_row = lse.row;
     p.least_Sk = least_Sk, p.most_Sk = most_Sk;
-    p.dirty = (uint8_t *)memory + HEADER;
+    p.decode_rows = job.read.decode_rows;
+    p.dirty = (uint8_t *)job.memory + HEADER;
     p.counter = nullptr;
     if (uneven) {
         p.counter = counter_of(stream);
         if (!p.counter) {
-            p.counter = (int *)memory;
-            const cudaError_t code = cudaMemsetAsync(memory, 0, HEADER, stream);
+            p.counter = (int *)job.memory;
+            const cudaError_t code = cudaMemsetAsync(job.memory, 0, HEADER, stream);
             if (code != cudaSuccess) return code;
         }
     }
-    const int blocks = p.tiles < chip->multiprocessors ? p.tiles : chip->multiprocessors;
+    const int blocks = p.tiles < job.chip->multiprocessors ? p.tiles : job.chip->multiprocessors;
+    if (X::OPTIONS && p.bounds) {
+        const int warps = (int)(d.B * (d.H / g.mask_group)) * p.key_tiles;
+        tile_extremes<X::BN><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, stream>>>(p, (attn_mask_extremes *)p.extremes);
+    }
     forward_tiles<T, X><<<blocks, X::THREADS, sizeof(shared<X>), stream>>>(p, Q, K, V);
     cudaError_t code = cudaPeekAtLastError();
     if (code != cudaSuccess) return code;
@@ -718,32 +1072,78 @@ cudaError_t launch(const cuda_chip *chip, const cuda_args &a, void *memory, cuda
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)chip->multiprocessors);
+    config.gridDim = dim3((unsigned)job.chip->multiprocessors);
     config.blockDim = dim3(128);
     config.stream = stream;
     config.attrs = &overlap;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, repair_rows<X>, a, p);
+    return cudaLaunchKernelEx(&config, repair_rows<X::BM>, job.given, p);
 }
 
-template <typename T> cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, void *memory, cudaStream_t stream)
+/* Sequences of fewer than `keys` keys by one shape, the others by another: their own length decides, for bits depend on BN. */
+template <typename T, class SHORT, class LONG> cudaError_t launch_by_length(const job_of_run &job, int keys)
 {
-    const attn_geometry &g = a.g;
-    const int D = class_of(g.dims);
-    if (D == 64) return launch<T, shape_64>(chip, a, memory, stream);
-    if (D == 256) return launch<T, shape_256>(chip, a, memory, stream);
-    /* Wide tiles, except where a mask's edge would waste much of them: a sequence's own length decides. */
-    if (g.left >= ATTN_UNBOUNDED && g.right >= ATTN_UNBOUNDED) return launch<T, shape_128_wide>(chip, a, memory, stream);
-    if (!g.cu_k && !g.seqlens_k)
-        return g.dims.Sk < LONG ? launch<T, shape_128>(chip, a, memory, stream) : launch<T, shape_128_wide>(chip, a, memory, stream);
-    const cudaError_t code = launch<T, shape_128>(chip, a, memory, stream, 0, LONG - 1);
-    return code != cudaSuccess || g.dims.Sk < LONG ? code : launch<T, shape_128_wide>(chip, a, memory, stream, LONG);
+    const attn_geometry &g = job.read.g;
+    if (!g.cu_k && !g.seqlens_k) return g.dims.Sk < keys ? launch<T, SHORT>(job) : launch<T, LONG>(job);
+    const cudaError_t code = launch<T, SHORT>(job, 0, keys - 1);
+    return code != cudaSuccess || g.dims.Sk < keys ? code : launch<T, LONG>(job, keys);
+}
+
+template <typename T> cudaError_t launch_with_options(const job_of_run &job)
+{
+    const int64_t D = attn_max64(job.read.g.dims.D, job.read.g.dims.Dv);
+    return D <= 64 ? launch<T, shape_64_options>(job) : D <= 128 ? launch<T, shape_128_options>(job) : launch<T, shape_256_options>(job);
+}
+
+/* Which shape: by head dims, masks and a sequence's own length, never by how many others there are. */
+template <typename T> cudaError_t launch_for(const job_of_run &job)
+{
+    const attn_geometry &g = job.read.g;
+    const int64_t Dv = g.dims.Dv, D = attn_max64(g.dims.D, Dv);
+    const bool window = g.left < ATTN_UNBOUNDED, open = !window && g.right >= ATTN_UNBOUNDED;
+    if (g.softcap > 0 || g.view[ATTN_T_alibi_slopes].data || g.view[ATTN_T_mask_startend_rows].data) return launch_with_options<T>(job);
+    if (D <= 64) return launch<T, shape_64>(job);
+    if (D <= 96) return launch<T, shape_96>(job);
+    if (D <= 128) return window ? launch<T, shape_128>(job) : launch_by_length<T, shape_128, shape_128_wide>(job, open ? 1025 : 4096);
+    if (D <= 192) return Dv <= 128 ? launch<T, shape_192_128>(job) : launch<T, shape_192>(job);
+    return open ? launch<T, shape_256>(job) : launch_by_length<T, shape_256_short, shape_256>(job, 1025);
+}
+
+/* q, k and v as bfloat16, in scratch. */
+cudaError_t widen_all(job_of_run &job)
+{
+    attn_geometry &g = job.read.g;
+    const attn_dims &d = g.dims;
+    static const attn_tensor_id tensors[3] = { ATTN_T_q, ATTN_T_k, ATTN_T_v };
+    const int64_t B = d.packed ? 1 : d.B;
+    for (int n = 0; n < 3; n++) {
+        attn_view &view = g.view[tensors[n]];
+        const int64_t H = n ? d.Hk : d.H, D = n == 2 ? d.Dv : d.D, rows = n ? (d.packed ? d.total_k : d.Sk) : d.packed ? d.total_q : d.Sq;
+        const int64_t pitch = pitch_of(D), blocks = attn_tiles(B * rows * H * (pitch / 8), 256);
+        uint16_t *const to = (uint16_t *)(job.memory + job.place.wide[n]);
+        widen<<<(unsigned)attn_min64(blocks, job.chip->multiprocessors * 16), 256, 0, job.stream>>>(view, to, B, (int)H, rows, (int)D, (int)pitch);
+        const cudaError_t code = cudaPeekAtLastError();
+        if (code != cudaSuccess) return code;
+        view.data = to;
+        view.dtype = ATTN_BF16;
+        view.head = pitch, view.row = H * pitch, view.batch = d.packed ? 0 : rows * H * pitch;
+    }
+    return cudaSuccess;
 }
 
 cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *memory)
 {
-    const cuda_args a = cuda_args_of(p);
-    return p->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(chip, a, memory, stream) : launch_for<__half>(chip, a, memory, stream);
+    job_of_run job;
+    job.chip = chip, job.stream = stream, job.memory = (char *)memory;
+    job.given = cuda_args_of(p);
+    job.given.decode_rows = chip->decode_rows;
+    job.read = job.given;
+    job.place = layout_of(p, job.given.g.dims);
+    if (p->q.dtype == ATTN_F8E4M3) {
+        const cudaError_t code = widen_all(job);
+        return code != cudaSuccess ? code : launch_with_options<__nv_bfloat16>(job);
+    }
+    return p->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(job) : launch_for<__half>(job);
 }
 
 } // namespace

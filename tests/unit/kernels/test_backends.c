@@ -7,7 +7,9 @@
  *
  *   ATTN_BACKEND=cpu          the backend (default cpu)
  *   ATTN_RANDOM_SEED=1        first seed of the random problems; each failure prints its SPEC(...), which can become an edge
- * case ATTN_RANDOM_COUNT=300     how many */
+ *                            case
+ *   ATTN_RANDOM_COUNT=300    how many
+ *   ATTN_TESTS='test_grid*'  only the tests whose names match */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -61,6 +63,12 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "1023 x 1024", SIZES(1023, 1024, 32), HEADS(1, 1), .causal = true, BF16),
     SPEC(.name = "1024 x 1023", SIZES(1024, 1023, 32), HEADS(1, 1), .causal = true, BF16),
     SPEC(.name = "31 x 33", SIZES(31, 33, 64), .causal = true),
+    SPEC(.name = "tiles of queries that see no key", SIZES(203, 113, 64), HEADS(4, 2), BF16, .causal = true, .sinks = 1),
+    SPEC(.name = "a row of the batch without keys", SIZES(129, 200, 128), F16, .B = 3, .seqlens_k = true),
+    SPEC(.name = "tiles of keys that no query sees", SIZES(16, 300, 128), BF16, .causal = true, .alignment = ATTN_TOP_LEFT, .softcap = 5),
+    SPEC(.name = "sequences without queries or keys, wide heads", F16, .D = 256, .Dv = 256, .sequences = 3, .q_lengths = { 67, 0, 35 },
+         .k_lengths = { 133, 9, 1 }),
+    SPEC(.name = "dropout of 0.999, float16", SIZES(60, 300, 64), F16, .dropout_p = 0.999, .seed = 7, .q_amp = 2),
     SPEC(.name = "63 x 65", SIZES(63, 65, 64), .causal = true),
     SPEC(.name = "64 x 64", SIZES(64, 64, 64), .causal = true, BF16),
     SPEC(.name = "65 x 63", SIZES(65, 63, 64), .causal = true, F16),
@@ -337,6 +345,47 @@ static struct spec random_spec(uint64_t seed)
     return s;
 }
 
+/* Every dtype, class of head size and mask, forward and backward, at odd lengths: few enough problems to be run under
+ * compute-sanitizer (tests/gpu/sanitize.sh). */
+static void test_grid_agrees_with_the_reference(void **state)
+{
+    /* clang-format off: a row is a line */
+    static const struct spec masks[] = {
+        SPEC(.name = "none"),
+        SPEC(.name = "causal", .causal = true),
+        SPEC(.name = "causal, top left", .causal = true, .alignment = ATTN_TOP_LEFT),
+        SPEC(.name = "window", WINDOW(21, 13)),
+        SPEC(.name = "keep_mask", .keep_mask = 1 + 7, .keep = 0.6),
+        SPEC(.name = "FlashMask, 1 bound", .causal = true, .mask_bounds = 1, .mask_heads = 1),
+        SPEC(.name = "FlashMask, 4 bounds", .mask_bounds = 4, .mask_heads = 2),
+        SPEC(.name = "softcap and ALiBi", .softcap = 5, .alibi = 1),
+        SPEC(.name = "bias", .bias = 1 + 7, .bias_hidden = 0.2),
+        SPEC(.name = "dropout", .causal = true, .dropout_p = 0.3, .seed = 77),
+        SPEC(.name = "sinks and seqlens_k", .sinks = 1, .seqlens_k = true, .B = 3),
+        SPEC(.name = "packed", .causal = true, .sequences = 3, .q_lengths = { 67, 0, 35 }, .k_lengths = { 133, 9, 1 }),
+    };
+    /* clang-format on */
+    static const int head_sizes[] = { 40, 64, 96, 128, 192, 256 };
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
+    int failed = 0;
+    (void)state;
+    for (size_t m = 0; m < ARRAY_SIZE(masks); m++)
+        for (size_t n = 0; n < ARRAY_SIZE(head_sizes); n++)
+            for (size_t t = 0; t < ARRAY_SIZE(dtypes); t++)
+                for (attn_op op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
+                    struct spec s = masks[m];
+                    if (op == ATTN_OP_BACKWARD && dtypes[t] == ATTN_F8E4M3) continue;
+                    s.op = op;
+                    s.dtype = dtypes[t];
+                    s.out_dtype = dtypes[t] == ATTN_F8E4M3 ? ATTN_BF16 : dtypes[t];
+                    s.H = 2, s.Hk = 1;
+                    s.D = s.Dv = head_sizes[n];
+                    if (s.sequences == 0) s.Sq = 67, s.Sk = 133;
+                    if (!spec_agrees(&bench, &s)) failed++;
+                }
+    assert_int_equal(failed, 0);
+}
+
 static void test_random_problems_agree_with_the_reference(void **state)
 {
     const long first = env_number("ATTN_RANDOM_SEED", 1), count = env_number("ATTN_RANDOM_COUNT", RANDOM_COUNT);
@@ -346,6 +395,78 @@ static void test_random_problems_agree_with_the_reference(void **state)
         const struct spec s = random_spec((uint64_t)(first + n));
         if (!spec_agrees(&bench, &s)) {
             fprintf(stderr, "    (random problem %ld)\n", first + n);
+            failed++;
+        }
+    }
+    assert_int_equal(failed, 0);
+}
+
+/* ---- Decoding: few queries, many keys ------------------------------------------------------------------------------ */
+
+/* Backends that cut the keys into splits do so at multiples of 128 to 2048 keys, and treat up to 16 and up to 64 rows
+ * (queries times heads of a group) differently: lengths on both sides of every such edge, in forms on both sides of every
+ * such size. */
+static void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
+{
+    static const int64_t keys[] = { 0, 1, 63, 127, 128, 129, 257, 511, 512, 513, 1025, 2047, 2048, 2049, 4100 };
+    static const struct spec forms[] = {
+        SPEC(SIZES(1, 0, 64), HEADS(8, 2), BF16),
+        SPEC(SIZES(1, 0, 128), HEADS(2, 2), F16, .layout = ATTN_BHSD),
+        SPEC(SIZES(2, 0, 128), HEADS(16, 2), BF16, .causal = true, .sinks = 2),
+        SPEC(SIZES(17, 0, 64), HEADS(1, 1), F16, .causal = true),
+        SPEC(SIZES(9, 0, 128), HEADS(7, 1), BF16, WINDOW(300, 5)),
+        SPEC(SIZES(16, 0, 80), HEADS(4, 1), F16, .causal = true, .alignment = ATTN_TOP_LEFT),
+        SPEC(SIZES(13, 0, 64), HEADS(5, 1), BF16, .causal = true),
+        SPEC(SIZES(1, 0, 256), HEADS(4, 1), BF16, .alibi = 1),
+        SPEC(SIZES(20, 0, 256), HEADS(2, 1), F16, .softcap = 20, .bias = 4, .bias_hidden = 0.2),
+        SPEC(SIZES(3, 0, 192), HEADS(4, 2), BF16, .strided = true, .B = 2, .seqlens_k = true, .poison_unseen = true),
+        SPEC(SIZES(1, 0, 64), HEADS(4, 2), FP8, .fp8_scales = true),
+        SPEC(SIZES(1, 0, 40), HEADS(4, 2), F16, .keep_mask = 8, .keep = 0.5, .dropout_p = 0.2, .seed = 9),
+        SPEC(SIZES(33, 0, 64), HEADS(1, 1), BF16, .mask_bounds = 2, .mask_kind = MASK_DOCUMENT),
+    };
+    int failed = 0;
+    (void)state;
+    for (size_t f = 0; f < ARRAY_SIZE(forms); f++)
+        for (size_t n = 0; n < ARRAY_SIZE(keys); n++) {
+            struct spec s = forms[f];
+            s.Sk = keys[n];
+            s.data_seed = f * 100 + n;
+            if (!spec_agrees(&bench, &s)) failed++;
+        }
+    assert_int_equal(failed, 0);
+}
+
+/* As random_spec(), but of few rows and many keys. */
+static struct spec random_decode_spec(uint64_t seed)
+{
+    struct rng r = { seed * UINT64_C(0xd1342543de82ef95) + 1 };
+    struct spec s = random_spec(seed);
+    const int64_t rows = rng_chance(&r, 0.5) ? rng_between(&r, 1, 16) : rng_between(&r, 1, 70);
+    s.op = ATTN_OP_FORWARD;
+    s.dlse = s.give_forward = s.no_dout = false;
+    if (s.dtype == ATTN_F32) s.dtype = s.out_dtype = rng_chance(&r, 0.5) ? ATTN_F16 : ATTN_BF16;
+    if (s.bias_dtype != ATTN_F32) s.bias_dtype = s.dtype;
+    s.Hk = rng_between(&r, 1, 3);
+    s.Sq = rng_chance(&r, 0.5) ? 1 : rng_between(&r, 1, rows);
+    s.H = s.Hk * (rows / s.Sq > 1 ? rng_between(&r, 1, rows / s.Sq) : 1);
+    s.Sk = rng_chance(&r, 0.7) ? rng_between(&r, 0, 700) : rng_between(&r, 700, 3000);
+    if (s.window_left > 0) s.window_left *= rng_between(&r, 1, 10);
+    for (int n = 0; n < s.sequences; n++) { /* some of them short, so that both kinds meet in one problem */
+        s.q_lengths[n] = (int)(rng_chance(&r, 0.3) ? rng_between(&r, 0, 90) : rng_between(&r, 1, rows / (s.H / s.Hk) + 1));
+        s.k_lengths[n] = (int)(rng_chance(&r, 0.6) ? rng_between(&r, 0, 300) : rng_between(&r, 300, 1500));
+    }
+    return s;
+}
+
+static void test_random_decoding_agrees_with_the_reference(void **state)
+{
+    const long first = env_number("ATTN_RANDOM_SEED", 1), count = env_number("ATTN_RANDOM_COUNT", RANDOM_COUNT) / 3;
+    int failed = 0;
+    (void)state;
+    for (long n = 0; n < count && failed < 20; n++) {
+        const struct spec s = random_decode_spec((uint64_t)(first + n));
+        if (!spec_agrees(&bench, &s)) {
+            fprintf(stderr, "    (random decode problem %ld)\n", first + n);
             failed++;
         }
     }
@@ -458,6 +579,11 @@ static void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **stat
              .causal = true, BF16, .sinks = 1),
         SPEC(.sequences = 3, .q_lengths = { 1, 1, 1 }, .k_lengths = { 2500, 17, 640 }, HEADS(8, 2), F16),
         SPEC(.sequences = 3, .q_lengths = { 64, 64, 64 }, .k_lengths = { 64, 64, 64 }, HEADS(4, 4), .causal = true, F16),
+        SPEC(.sequences = 9, .q_lengths = { 1, 4, 70, 1, 0, 16, 5, 1, 17 },
+             .k_lengths = { 2100, 129, 90, 1, 77, 1300, 0, 128, 600 }, HEADS(8, 2), .D = 128, .Dv = 128, BF16,
+             .causal = true, .sinks = 1),
+        SPEC(.sequences = 5, .q_lengths = { 1, 3, 90, 2, 1 }, .k_lengths = { 1000, 640, 90, 2050, 1 }, HEADS(6, 2), F16,
+             .softcap = 20, .alibi = 1),
         SPEC(BACK, .sequences = 4, .q_lengths = { 70, 1, 128, 33 }, .k_lengths = { 90, 300, 128, 33 }, HEADS(4, 2),
              .causal = true, BF16, .sinks = 1),
         SPEC(BACK, .sequences = 3, .q_lengths = { 40, 65, 7 }, .k_lengths = { 40, 65, 100 }, .softcap = 9, WINDOW(20, 20)),
@@ -478,6 +604,7 @@ static void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **stat
             copy_part(&whole, &part, ATTN_T_k, k_rows * s.Hk * s.D);
             copy_part(&whole, &part, ATTN_T_v, k_rows * s.Hk * s.Dv);
             if (s.sinks) copy_part(&whole, &part, ATTN_T_sinks, 0);
+            if (s.alibi) copy_part(&whole, &part, ATTN_T_alibi_slopes, 0);
             if (s.op == ATTN_OP_BACKWARD) copy_part(&whole, &part, ATTN_T_dout, q_rows * s.H * s.Dv);
             fixture_run(&bench, &part);
             if (s.op == ATTN_OP_FORWARD) {
@@ -504,6 +631,8 @@ static void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
     static const struct spec batches[] = {
         SPEC(.B = 3, SIZES(50, 90, 64), HEADS(4, 2), .causal = true, BF16),
         SPEC(.B = 3, SIZES(1, 3000, 64), HEADS(4, 1)),
+        SPEC(.B = 3, SIZES(2, 3000, 128), HEADS(8, 2), BF16, .causal = true),
+        SPEC(.B = 3, SIZES(16, 1300, 64), HEADS(8, 2), F16, WINDOW(500, 0)),
         SPEC(BACK, .B = 3, SIZES(50, 90, 64), HEADS(4, 2), .causal = true, F16),
     };
     (void)state;
@@ -552,6 +681,33 @@ static void test_the_past_does_not_depend_on_the_future(void **state)
     }
 }
 
+/* Keys and values that a query does not see may be finite and as large as numbers are (memory that nobody filled): its
+ * answer and its gradient keep their accuracy. Where numbers share a scale, they must not share it with these. */
+static void test_hidden_numbers_of_any_size_do_not_matter(void **state)
+{
+    enum { S = 200, SEEN = 77 };
+    (void)state;
+    for (attn_op op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
+        const struct spec s = SPEC(.op = op, SIZES(S, S, 64), .causal = true);
+        const attn_tensor_id id = op == ATTN_OP_FORWARD ? ATTN_T_out : ATTN_T_dq;
+        struct fixture a, b;
+        const int64_t row = s.Hk * s.D;
+        fixture_make(&a, &s);
+        fixture_copy(&b, &a);
+        for (int64_t e = SEEN * row; e < S * row; e++)
+            tensor_set(&b.p.k, e, 1e15 * tensor_get(&a.p.k, e)), tensor_set(&b.p.v, e, 1e15 * tensor_get(&a.p.v, e));
+        fixture_run(&bench, &a);
+        fixture_run(&bench, &b);
+        for (int64_t e = 0; e < SEEN * s.H * s.Dv; e++) {
+            const double x = tensor_get(&a.p.tensor[id], e), y = tensor_get(&b.p.tensor[id], e);
+            if (!(fabs(x - y) <= 1e-5))
+                fail_msg("%s: element %lld is %.9g beside huge ones and %.9g alone", attn_tensors[id].name, (long long)e, y,
+                         x);
+        }
+        fixture_clear(&a), fixture_clear(&b);
+    }
+}
+
 static void test_a_row_with_one_key_is_that_value_to_the_bit(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -582,6 +738,11 @@ static void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
         SPEC(SIZES(150, 170, 64), .mask_bounds = 4, .poison = 2, F16),
         SPEC(SIZES(150, 170, 64), .poison = 1, HEADS(4, 2)),
         SPEC(SIZES(1, 3000, 64), .poison = 2, HEADS(4, 2)),
+        SPEC(SIZES(1, 3000, 64), .poison = 2, HEADS(4, 2), BF16),
+        SPEC(SIZES(5, 900, 64), .poison = 1, HEADS(8, 2), BF16, .causal = true, .sinks = 1),
+        SPEC(SIZES(5, 900, 128), .poison = 2, HEADS(8, 2), F16, WINDOW(100, 0)),
+        SPEC(SIZES(60, 70, 64), .poison = 2, HEADS(2, 2), BF16, .causal = true),
+        SPEC(SIZES(3, 700, 256), .poison = 2, HEADS(4, 1), BF16, .keep_mask = 8, .keep = 0.5),
         SPEC(.sequences = 3, .q_lengths = { 30, 64, 65 }, .k_lengths = { 50, 64, 60 }, .causal = true, .poison = 2, BF16),
     };
     int failed = 0;
@@ -679,7 +840,8 @@ static void test_attention_is_linear_in_v(void **state)
     fixture_clear(&a), fixture_clear(&b);
 }
 
-/* Rows more than 2^31 elements apart, in memory that is mostly not there. Unified memory only. */
+/* Rows more than 2^31 elements apart, in memory that is mostly not there. Unified memory only: the next test is for the
+ * others. */
 static void test_offsets_past_two_billion_elements(void **state)
 {
     enum { S = 20 };
@@ -708,6 +870,92 @@ static void test_offsets_past_two_billion_elements(void **state)
     assert_outputs_equal(&near, &wide);
     for (int n = 0; n < 3; n++) munmap(map[n], bytes);
     fixture_clear(&near), fixture_clear(&wide);
+}
+
+/* The same problem with its rows `far` elements apart, all tensors side by side in one block of device memory, has the same
+ * bits. False where the device has not so much memory. */
+static bool same_bits_far_apart(const struct spec *s, int64_t far)
+{
+    enum { SLOT = 256 }; /* elements between the tensors' beginnings */
+    struct fixture near, wide;
+    void *small[ATTN_TENSOR_COUNT] = { 0 }, *block = NULL;
+    const int64_t rows = s->Sq;
+    attn_error err = { 0 };
+    fixture_make(&near, s);
+    near.p.deterministic = true;
+    fixture_copy(&wide, &near);
+    fixture_run(&bench, &near);
+    attn_problem p = wide.p;
+    const size_t size = attn_dtype_bytes(p.q.dtype);
+    const bool room =
+        attn_device_alloc(bench.device, (size_t)(rows * far + ATTN_TENSOR_COUNT * SLOT) * size, &block, &err) == ATTN_OK;
+    for (int id = 0, slot = 0; id < ATTN_TENSOR_COUNT && room; id++) {
+        attn_tensor *t = &p.tensor[id];
+        if (t->rank == 0) continue;
+        if (t->rank != 4) {
+            assert_int_equal(attn_device_alloc(bench.device, wide.block_bytes[id], &small[id], &err), ATTN_OK);
+            assert_int_equal(attn_copy(bench.stream, small[id], wide.block[id], wide.block_bytes[id], ATTN_TO_DEVICE, &err),
+                             ATTN_OK);
+            t->data = (uint8_t *)small[id] + ((uint8_t *)t->data - wide.block[id]);
+            continue;
+        }
+        assert_int_equal(attn_dtype_bytes(t->dtype), size);
+        t->stride[1] = far;
+        t->data = (uint8_t *)block + (size_t)(slot++ * SLOT) * size;
+        for (int64_t i = 0; i < rows; i++)
+            assert_int_equal(attn_copy(bench.stream, (uint8_t *)t->data + (size_t)(i * far) * size,
+                                       (uint8_t *)wide.p.tensor[id].data + (size_t)(i * wide.p.tensor[id].stride[1]) * size,
+                                       (size_t)t->shape[3] * size, ATTN_TO_DEVICE, &err),
+                             ATTN_OK);
+    }
+    if (room) {
+        assert_int_equal(attn_check(&p, &err), ATTN_OK);
+        assert_int_equal(attn_run(bench.stream, &p, 1, NULL, &err), ATTN_OK);
+        for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+            const attn_tensor *t = &p.tensor[id];
+            if (!is_output(&p, (attn_tensor_id)id)) continue;
+            if (small[id]) {
+                assert_int_equal(
+                    attn_copy(bench.stream, wide.block[id], small[id], wide.block_bytes[id], ATTN_FROM_DEVICE, &err),
+                    ATTN_OK);
+                continue;
+            }
+            for (int64_t i = 0; i < rows; i++)
+                assert_int_equal(
+                    attn_copy(
+                        bench.stream, (uint8_t *)wide.p.tensor[id].data + (size_t)(i * wide.p.tensor[id].stride[1]) * size,
+                        (uint8_t *)t->data + (size_t)(i * far) * size, (size_t)t->shape[3] * size, ATTN_FROM_DEVICE, &err),
+                    ATTN_OK);
+        }
+        assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
+        assert_outputs_equal(&near, &wide);
+    }
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) attn_device_free(bench.device, small[id]);
+    attn_device_free(bench.device, block);
+    fixture_clear(&near), fixture_clear(&wide);
+    return room;
+}
+
+/* The last row ends at element 2^31 - 1, begins past it, and begins past 2^32: in every family of kernels. */
+static void test_offsets_on_both_sides_of_2_31(void **state)
+{
+    static const struct spec cases[] = {
+        SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
+        SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .softcap = 5),
+        SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true), /* decoding, on a GPU */
+        SPEC(SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
+        SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
+        SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
+    };
+    (void)state;
+    if (bench.info.unified) skip(); /* the test above */
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        const int64_t gaps = cases[n].Sq - 1, unit = 64; /* elements: TMA wants rows at multiples of 16 bytes */
+        const int64_t below = ((INT64_C(1) << 31) - 64) / gaps / unit * unit;
+        if (!same_bits_far_apart(&cases[n], below) || !same_bits_far_apart(&cases[n], below + unit) ||
+            !same_bits_far_apart(&cases[n], 2 * below + 2 * unit))
+            skip(); /* not so much memory */
+    }
 }
 
 static void test_outputs_that_nobody_wants_are_not_needed(void **state)
@@ -739,13 +987,17 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_edge_cases_agree_with_the_reference),
+        cmocka_unit_test(test_grid_agrees_with_the_reference),
         cmocka_unit_test(test_random_problems_agree_with_the_reference),
+        cmocka_unit_test(test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge),
+        cmocka_unit_test(test_random_decoding_agrees_with_the_reference),
         cmocka_unit_test(test_a_problem_has_the_same_bits_alone_and_among_others),
         cmocka_unit_test(test_the_number_of_threads_does_not_change_a_bit),
         cmocka_unit_test(test_repeats_give_the_same_bits),
         cmocka_unit_test(test_a_packed_sequence_has_the_bits_of_the_problem_alone),
         cmocka_unit_test(test_a_batch_row_has_the_bits_of_the_problem_alone),
         cmocka_unit_test(test_the_past_does_not_depend_on_the_future),
+        cmocka_unit_test(test_hidden_numbers_of_any_size_do_not_matter),
         cmocka_unit_test(test_a_row_with_one_key_is_that_value_to_the_bit),
         cmocka_unit_test(test_nan_reaches_exactly_the_rows_that_see_it),
         cmocka_unit_test(test_nan_reaches_exactly_the_gradients_that_see_it),
@@ -754,10 +1006,12 @@ int main(void)
         cmocka_unit_test(test_a_shifted_bias_shifts_lse_and_nothing_else),
         cmocka_unit_test(test_attention_is_linear_in_v),
         cmocka_unit_test(test_offsets_past_two_billion_elements),
+        cmocka_unit_test(test_offsets_on_both_sides_of_2_31),
         cmocka_unit_test(test_outputs_that_nobody_wants_are_not_needed),
     };
     int failed;
     if (getenv("ATTN_BACKEND") && *getenv("ATTN_BACKEND")) backend = getenv("ATTN_BACKEND");
+    if (getenv("ATTN_TESTS") && *getenv("ATTN_TESTS")) cmocka_set_test_filter(getenv("ATTN_TESTS")); /* such as test_grid* */
     bench_open(&bench, backend, 0);
     failed = cmocka_run_group_tests(tests, NULL, NULL);
     bench_close(&bench);

@@ -1,0 +1,729 @@
+/* decode.cu: forward of few queries over many keys: decoding, speculation, short questions to a long context.
+ *
+ * There is nothing to reuse but K and V themselves, so time is the reading of K and V, once. Hence:
+ *
+ *   All query heads of a key/value head and all queries of a sequence are the rows of one tile ("packed GQA"): row r is query r / G of
+ *   head r % G of the group. A sequence of at most DECODE_ROWS rows is decoded here; any other is some other kernel's.
+ *   A sequence's keys are cut into splits, a block each. A block leaves O (not divided), m and l of its split in the workspace, and
+ *   combine_splits() adds them up in the order of the keys (Flash-Decoding, Dao et al. 2023; FlashAttention-2, arXiv:2307.08691,
+ *   section 3.2). A sequence of one split is written at once.
+ *
+ * A block is four warps, and holds tiles of BN keys in a ring, K and V by turns:
+ *
+ *     load Q, K[0];  load V[0];  load K[1]                       one group of copies a slot
+ *     for j = 0 .. :  wait K[j];  load V[j+1]                    SLOTS - 1 groups are always on their way
+ *                     S = Q K[j]^T;  mask;  m, l, P = softmax_step(S)
+ *                     wait V[j];  load K[j+2];  O = rescale O + P V[j]
+ *     add up the warps' O, in order
+ *
+ * Up to 16 rows: each warp takes a part of the tile's keys for all rows, with m, l and O of its own. Up to 64: each warp takes 16
+ * of the rows for all keys. Three blocks fit on a multiprocessor of Hopper, so that one that begins or ends does not leave the memory idle. K and V are
+ * the first to leave the L2, so that the partial results stay in it.
+ *
+ * Answers depend on the problem alone: where the splits are follows from the keys that the sequence's queries see and from its number
+ * of rows (split_keys()), never from the batch or the device. A packed problem may hold sequences of either kind; then the other
+ * kernel runs first and leaves out those that are decoded here (cuda_chip::decode_rows).
+ *
+ * As in forward.cu there is a form with options, and a block whose result is not finite goes over its split once more with zeros for
+ * the values that are not, then computes one by one the rows that see one. */
+#include <atomic>
+
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/simple/rows.cuh"
+#include "tile.cuh"
+
+extern const cuda_kernel sm90_forward, generic_forward; /* for the other sequences of a packed problem */
+
+namespace {
+
+/* ---- Tiles ----------------------------------------------------------------------------------------------------------------- */
+
+enum { DECODE_ROWS = 64, NARROW = 16, WARPS = 4, THREADS = 32 * WARPS };
+
+/* WM warps share the rows, WK the keys of a tile, WD the columns of V. */
+template <int D_, bool WIDE, bool OPTIONS_> struct shape {
+    static const int D = D_, WM = WIDE ? 4 : 1, WD = D == 256 && !WIDE ? 2 : 1, WK = WARPS / (WM * WD);
+    static const bool OPTIONS = OPTIONS_;
+    static const int BM = 16 * WM, BN = D == 256 ? 32 : D == 64 && !WIDE ? 128 : 64, KW = BN / WK;
+    static const int SLOTS = !WIDE ? 4 : D == 64 ? 6 : 3;
+};
+
+/* Blocks of a multiprocessor, which bounds registers. Before compute capability 9.0 shared memory holds two at most. */
+#if __CUDA_ARCH__ >= 900
+template <int D, bool OPTIONS> constexpr int blocks_of = D == 256 || OPTIONS ? 2 : 3;
+#else
+template <int D, bool OPTIONS> constexpr int blocks_of = 2;
+#endif
+
+template <class X> struct shared {
+    struct tiles {
+        alignas(128) uint16_t Q[X::BM * X::D];
+        alignas(128) uint16_t ring[X::SLOTS][X::BN * X::D];
+        float S[X::OPTIONS ? WARPS : 1][16][X::OPTIONS ? X::KW + 4 : 1]; /* scores on their way through the options */
+    };
+    union { /* the sums come when all tiles have gone */
+        tiles tile;
+        float O[X::WK][X::BM][X::D + 4];
+    };
+    float m[X::WK][X::BM], l[X::WK][X::BM]; /* of a warp; then m is the factor of its O */
+    float top[X::BM], sum[X::BM];           /* of the block */
+    int i[X::BM], h[X::BM];                 /* which query a row is, and which head */
+    float slope[X::BM];
+};
+
+/* ---- Where the splits are -------------------------------------------------------------------------------------------------- */
+
+/* A split begins at a multiple of this, which is a multiple of every BN. */
+const int SPLIT_ALIGN = 128;
+
+/* Keys of a split. Sixteen splits, which with eight key/value heads fill a GPU; not so short that the partial results count, and not
+ * longer than keeps every multiprocessor busy to the end. More rows have larger partial results. */
+__host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
+{
+    const int64_t least = wide ? 512 : 128, most = wide ? 2048 : 1024;
+    return attn_clamp64((attn_tiles(keys, 16) + least - 1) / least * least, least, most);
+}
+
+/* The most splits that a sequence of up to `keys` keys may have. (More keys may be fewer splits: 2048 are 16 of 128, 2049 are 9 of 256.) */
+inline int64_t most_splits(int64_t keys, bool wide)
+{
+    const int64_t least = wide ? 512 : 128, most = wide ? 2048 : 1024;
+    if (keys <= 16 * least) return attn_max64(1, attn_tiles(keys, least));
+    return attn_max64(16, attn_tiles(keys, most));
+}
+
+/* How blocks find their work. A block is a slot of a key/value head. Not packed, a batch row has `splits` slots. Packed, sequence b has
+ * those from cu_k[b] / unit + extra * b on: never fewer than it needs, so that a block finds its sequence by bisection; some are
+ * left over. */
+struct plan {
+    int splits;
+    int unit, extra;
+    int64_t head_rows; /* packed: rows of the workspace for a key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW on */
+    float *O;          /* workspace: rows of D; NULL: no sequence has more than one split */
+    float2 *ml;        /* m (base 2) and l of each row */
+};
+
+/* A sequence of n > 1 splits has at least n * 64 keys, of more than 16 rows n * 256 (see split_keys). */
+const int KEYS_A_ROW = 4;
+
+/* One key/value head of a sequence. */
+struct group_place {
+    head_args x; /* of the group's first query head */
+    int rows;    /* 0: not decoded here */
+    int first, last, length, splits; /* keys that any row sees; of a split; splits, at least 1 */
+    int64_t saved; /* row of the workspace where its partial results begin: a split's rows, then the next split's */
+};
+
+DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int hk)
+{
+    const attn_geometry &g = a.g;
+    group_place place;
+    place.x = head_args_of(a, b, (int64_t)hk * g.group);
+    const attn_sequence &s = place.x.s;
+    const int64_t rows = s.Sq * g.group;
+    place.rows = rows <= DECODE_ROWS ? (int)rows : 0;
+    const attn_range seen = attn_keys_of_rows(&g, &s, 0, s.Sq);
+    const int64_t first = seen.lo / SPLIT_ALIGN * SPLIT_ALIGN, length = split_keys(seen.hi - first, rows > NARROW);
+    place.first = (int)first;
+    place.last = (int)seen.hi;
+    place.length = (int)length;
+    place.splits = seen.hi > seen.lo ? (int)attn_tiles(seen.hi - first, length) : 1;
+    place.saved = g.dims.packed ? hk * p.head_rows + g.cu_k[b] / KEYS_A_ROW : ((int64_t)b * g.dims.Hk + hk) * p.splits * rows;
+    return place;
+}
+
+/* ---- One row of one split ---------------------------------------------------------------------------------------------------- */
+
+/* Keys [first, last) for query i by one warp, skipping hidden ones (see rows.cuh). Only a result that is not finite is written, for it is one
+ * that the tensor cores cannot give. */
+__device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last, float *O, float2 *ml)
+{
+    const attn_geometry &g = a.g;
+    float q[CHANNELS], o[CHANNELS] = {}, k[CHANNELS], v[CHANNELS], tanh_s, m = -CUDART_INF_F, l = 0;
+    load_row(g.view[ATTN_T_q], x.b, x.h, x.s.q_start + i, g.dims.D, q);
+    const attn_range keys = attn_keys_of(&g, &x.s, i);
+    for (int64_t j = attn_max64(keys.lo, first); j < attn_min64(keys.hi, last); j++) {
+        if (!visible_by_mask(a, x, i, j)) continue;
+        load_row(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, g.dims.D, k);
+        const float z = score(a, x, i, j, dot(q, k), &tanh_s);
+        if (z == -CUDART_INF_F) continue;
+        const float m_new = z > m || z != z ? z : m;
+        const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), e = expf(z - m_new), kept = e * dropout(a, x, i, j);
+        load_row(g.view[ATTN_T_v], x.b, x.hk, x.s.k_start + j, g.dims.Dv, v);
+        l = l * rescale + e;
+        for (int c = 0; c < CHANNELS; c++) o[c] = o[c] * rescale + kept * v[c];
+        m = m_new;
+    }
+    bool finite = l - l == 0;
+    for (int c = 0; c < CHANNELS; c++) finite &= o[c] - o[c] == 0;
+    if (__all_sync(0xffffffff, finite)) return;
+    for (int c = 0; c < CHANNELS; c++)
+        if (c * 32 + threadIdx.x % 32 < g.dims.Dv) O[c * 32 + threadIdx.x % 32] = o[c];
+    if (threadIdx.x % 32 == 0) *ml = make_float2(m * LOG2E, l);
+}
+
+/* ---- A split ----------------------------------------------------------------------------------------------------------------- */
+
+/* Q's rows in shared memory, zeros past the last. */
+template <int D, int BM> DEVICE void load_queries(uint16_t *to, const cuda_args &a, const group_place &place)
+{
+    const attn_view &q = a.g.view[ATTN_T_q];
+    const int group = (int)a.g.group, columns = (int)a.g.dims.D;
+    for (int n = threadIdx.x; n < BM * (D / 8); n += THREADS) {
+        const int r = n / (D / 8), c = n % (D / 8), i = r / group;
+        const bool inside = r < place.rows;
+        const int64_t line = inside ? attn_at(&q, place.x.b, place.x.h + (r - i * group), place.x.s.q_start + i) + c * 8 : 0;
+        const uint16_t *from = (const uint16_t *)q.data + line;
+        if (q.dtype != ATTN_F8E4M3 && columns % 8 == 0 && (uint64_t)from % 16 == 0) {
+            cp_async_16(smem_addr(to + at<D>(r, c)), from, inside && c * 8 < columns);
+            continue;
+        }
+#pragma unroll 1
+        for (int e = 0; e < 8; e++) {
+            uint16_t x = 0;
+            if (inside && c * 8 + e < columns)
+                x = q.dtype == ATTN_F8E4M3 ? __half_as_ushort(__float2half_rn(load_float(q.dtype, q.data, line + e))) : from[e];
+            to[at<D>(r, c) + e] = x;
+        }
+    }
+}
+
+template <typename T, class X> DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory)
+{
+    const int D = X::D, BM = X::BM, BN = X::BN, KW = X::KW, WK = X::WK, SLOTS = X::SLOTS;
+    const int NT = KW / 8, DT = D / 8 / X::WD;
+    shared<X> &sm = *reinterpret_cast<shared<X> *>(memory);
+    const attn_geometry &g = a.g;
+    const head_args &x = place.x;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = (int)g.group, rows = place.rows;
+    const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW, d0 = warp % X::WD * (D / X::WD); /* this warp's rows, keys, columns */
+    const bool idle = m0 >= rows;
+    const limits limit = limits_of(g, x.s);
+    const attn_range open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq); /* keys that need no causal or window test */
+    const int first_key = place.first + index * place.length;
+    const int last_key = (int)attn_min64((int64_t)first_key + place.length, place.last);
+    const int first = first_key / BN, last = (int)attn_tiles(last_key, BN), steps = 2 * (last - first);
+    const loader<D, THREADS, true> K(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.D);
+    const loader<D, THREADS, true> V(g.view[ATTN_T_v], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.Dv);
+    const bool single = place.splits == 1;
+    const float c = X::OPTIONS ? 1 : x.scale * LOG2E;
+
+    for (int r = threadIdx.x; r < BM; r += THREADS) {
+        sm.i[r] = r / group;
+        sm.h[r] = (int)x.h + r % group;
+        sm.slope[r] = X::OPTIONS && r < rows && g.view[ATTN_T_alibi_slopes].data ? head_args_of(a, x.b, sm.h[r]).slope : 0;
+    }
+    bool clean = false; /* second time over: V without infinities and NaN */
+again:
+    float O[DT][4], m[2], l[2];
+#pragma unroll
+    for (int dt = 0; dt < DT; dt++) O[dt][0] = O[dt][1] = O[dt][2] = O[dt][3] = 0;
+    m[0] = m[1] = -CUDART_INF_F;
+    l[0] = l[1] = 0;
+
+    /* The ring. Step 2 j is K[j], step 2 j + 1 is V[j]. */
+    int filled = 0, slot = 0, into = 0;
+    const auto fill = [&](bool value) {
+        if (filled < steps) {
+            if (value) V.template load<BN>(sm.tile.ring[into], (first + filled / 2) * BN);
+            else K.template load<BN>(sm.tile.ring[into], (first + filled / 2) * BN);
+        }
+        cp_async_commit();
+        filled++;
+        into = into + 1 == SLOTS ? 0 : into + 1;
+    };
+    load_queries<D, BM>(sm.tile.Q, a, place);
+#pragma unroll
+    for (int n = 0; n < SLOTS - 1; n++) fill(n % 2);
+
+    for (int j = first; j < last; j++) {
+        cp_async_wait<SLOTS - 2>();
+        __syncthreads(); /* K[j] is here, and nobody reads the slot before it any more */
+        fill((SLOTS - 1) % 2);
+
+        /* S = Q K^T */
+        float S[NT][4] = {};
+        const uint16_t *tile = sm.tile.ring[slot];
+        slot = slot + 1 == SLOTS ? 0 : slot + 1;
+        if (!idle) {
+#pragma unroll
+            for (int kk = 0; kk < D / 16; kk++) {
+                uint32_t aq[4];
+                a_rows<D>(aq, sm.tile.Q, m0, kk * 16, lane);
+#pragma unroll
+                for (int nt = 0; nt < NT; nt += 2) {
+                    uint32_t bk[4];
+                    b_rows<D>(bk, tile, k0 + nt * 8, kk * 16, lane);
+                    mma<T>(S[nt], aq, bk[0], bk[1]);
+                    mma<T>(S[nt + 1], aq, bk[2], bk[3]);
+                }
+            }
+            const int column = j * BN + k0; /* this warp's first key */
+            if (X::OPTIONS) { /* through shared memory, so that one small loop treats every element */
+                float(*const line)[KW + 4] = reinterpret_cast<float(*)[KW + 4]>(&sm.tile.S[X::OPTIONS ? warp : 0]);
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++)
+                        *(float2 *)&line[half * 8 + lane / 4][nt * 8 + lane % 4 * 2] = make_float2(S[nt][half * 2], S[nt][half * 2 + 1]);
+                __syncwarp();
+                head_args y = x;
+#pragma unroll 1
+                for (int n = lane; n < 16 * KW; n += 32) {
+                    const int r = m0 + n / KW, i = sm.i[r], key = column + n % KW;
+                    float tanh_s, &s = line[n / KW][n % KW];
+                    y.h = sm.h[r];
+                    y.slope = sm.slope[r];
+                    const bool sees = r < rows && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk && visible_by_mask(a, y, i, key);
+                    s = sees ? score(a, y, i, key, s, &tanh_s) * LOG2E : -CUDART_INF_F;
+                }
+                __syncwarp();
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) S[nt][e] = line[e / 2 * 8 + lane / 4][nt * 8 + lane % 4 * 2 + e % 2];
+                __syncwarp();
+            } else if (j * BN < open.lo || (int64_t)(j + 1) * BN > open.hi) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int i = sm.i[m0 + half * 8 + lane / 4], at = column + lane % 4 * 2;
+                    const int lo = i + limit.lo - at, hi = min(i + limit.hi, limit.Sk) - at;
+#pragma unroll
+                    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++)
+                            if (nt * 8 + e < lo || nt * 8 + e >= hi) S[nt][half * 2 + e] = -CUDART_INF_F;
+                }
+            }
+
+            /* One step of the online softmax; S becomes P. */
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float top = -CUDART_INF_F;
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++) top = fmaxf(top, fmaxf(S[nt][half * 2], S[nt][half * 2 + 1]));
+                top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
+                top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
+                const float m_new = fmaxf(m[half], top * c);           /* m is in base 2 */
+                const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* nothing seen yet: -inf - -inf would be NaN */
+                const float rescale = exp2_fast(m[half] - base);
+                float sum = 0;
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        float &s = S[nt][half * 2 + e];
+                        s = exp2_fast(fmaf(s, c, -base));
+                        sum += s;
+                    }
+                l[half] = l[half] * rescale + sum;
+                m[half] = m_new;
+#pragma unroll
+                for (int dt = 0; dt < DT; dt++) {
+                    O[dt][half * 2] *= rescale;
+                    O[dt][half * 2 + 1] *= rescale;
+                }
+            }
+            if (X::OPTIONS && a.drop_below) { /* after the sum: dropout does not enter lse. Eight keys share one call of the generator. */
+                uint32_t *const kept = reinterpret_cast<uint32_t *>(&sm.tile.S[X::OPTIONS ? warp : 0]); /* [16][NT]: 8 bits each */
+#pragma unroll 1
+                for (int n = lane; n < 16 * NT; n += 32) {
+                    const int r = m0 + n / NT;
+                    const attn_philox lanes = attn_dropout_lanes(a.seed, x.b * g.dims.H + sm.h[r], sm.i[r], column / 8 + n % NT);
+                    uint32_t bits = 0;
+                    for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
+                    kept[n] = bits;
+                }
+                __syncwarp();
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const uint32_t bits = kept[(e / 2 * 8 + lane / 4) * NT + nt];
+                        S[nt][e] *= bits >> (lane % 4 * 2 + e % 2) & 1 ? a.drop_scale : 0;
+                    }
+                __syncwarp();
+            }
+        }
+
+        cp_async_wait<SLOTS - 2>();
+        __syncthreads(); /* V[j] is here, and nobody reads K[j] any more */
+        uint16_t *values = sm.tile.ring[slot];
+        slot = slot + 1 == SLOTS ? 0 : slot + 1;
+        fill(SLOTS % 2);
+        if (clean) {
+            for (int n = threadIdx.x; n < BN * D; n += THREADS)
+                if (not_finite<T>(values[n])) values[n] = 0;
+            __syncthreads();
+        }
+
+        /* O += P V */
+        if (!idle) {
+#pragma unroll
+            for (int kk = 0; kk < KW / 16; kk++) {
+                uint32_t ap[4];
+                ap[0] = pack<T>(S[kk * 2][0], S[kk * 2][1]);
+                ap[1] = pack<T>(S[kk * 2][2], S[kk * 2][3]);
+                ap[2] = pack<T>(S[kk * 2 + 1][0], S[kk * 2 + 1][1]);
+                ap[3] = pack<T>(S[kk * 2 + 1][2], S[kk * 2 + 1][3]);
+#pragma unroll
+                for (int dt = 0; dt < DT; dt += 2) {
+                    uint32_t bv[4];
+                    b_columns<D>(bv, values, d0 + dt * 8, k0 + kk * 16, lane);
+                    mma<T>(O[dt], ap, bv[0], bv[1]);
+                    mma<T>(O[dt + 1], ap, bv[2], bv[3]);
+                }
+            }
+        }
+    }
+
+    /* The warps' sums, side by side in shared memory. */
+    cp_async_wait<0>();
+    __syncthreads();
+    const int wk = warp / X::WD % WK;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int r = m0 + half * 8 + lane / 4;
+        l[half] += __shfl_xor_sync(0xffffffff, l[half], 1);
+        l[half] += __shfl_xor_sync(0xffffffff, l[half], 2);
+        if (r >= rows) continue;
+        if (lane % 4 == 0 && d0 == 0) {
+            sm.m[wk][r] = m[half];
+            sm.l[wk][r] = l[half];
+        }
+#pragma unroll
+        for (int dt = 0; dt < DT; dt++)
+            *(float2 *)&sm.O[wk][r][d0 + dt * 8 + lane % 4 * 2] = make_float2(O[dt][half * 2], O[dt][half * 2 + 1]);
+    }
+    __syncthreads();
+    const int64_t saved = place.saved + (int64_t)index * rows;
+    if ((int)threadIdx.x < rows) {
+        const int r = threadIdx.x;
+        const float sink = single ? sink_of(a, sm.h[r]) * LOG2E : -CUDART_INF_F; /* else combine_splits() adds it, once */
+        float top = sink, sum;
+        for (int w = 0; w < WK; w++) top = fmaxf(top, sm.m[w][r]);
+        const float base = top == -CUDART_INF_F ? 0 : top;
+        sum = exp2_fast(sink - base);
+        for (int w = 0; w < WK; w++) {
+            const float factor = exp2_fast(sm.m[w][r] - base);
+            sum += factor * sm.l[w][r];
+            sm.m[w][r] = factor;
+        }
+        sm.top[r] = top;
+        sm.sum[r] = sum;
+        if (!single) p.ml[saved + r] = make_float2(top, sum);
+        const attn_view &lse = g.view[ATTN_T_lse];
+        if (single && lse.data)
+            ((float *)lse.data)[attn_at(&lse, x.b, sm.h[r], x.s.q_start + sm.i[r])] = sum == 0 ? -CUDART_INF_F : top * LN2 + logf(sum);
+    }
+    __syncthreads();
+
+    /* To the workspace, or divided to out. */
+    const attn_view &out = g.view[ATTN_T_out];
+    bool finite = true;
+    for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
+        const int r = n / (D / 4), d = n % (D / 4) * 4;
+        float4 o = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int w = 0; w < WK; w++) {
+            const float4 part = *(const float4 *)&sm.O[w][r][d];
+            const float factor = sm.m[w][r];
+            o.x += factor * part.x, o.y += factor * part.y, o.z += factor * part.z, o.w += factor * part.w;
+        }
+        const float sum = sm.sum[r];
+        finite &= sum - sum == 0 && o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
+        if (!single) {
+            *(float4 *)&p.O[(saved + r) * D + d] = o;
+        } else if (out.data) {
+            const float factor = sum == 0 ? 0 : x.v_scale / sum, value[4] = { o.x, o.y, o.z, o.w };
+            const int64_t to = attn_at(&out, x.b, sm.h[r], x.s.q_start + sm.i[r]) + d;
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (d + e < g.dims.Dv) store_float(out.dtype, out.data, to + e, value[e] * factor);
+        }
+    }
+    if (clean) {
+        __syncthreads();
+        for (int r = warp; r < rows; r += WARPS) {
+            const head_args y = head_args_of(a, x.b, sm.h[r]);
+            if (single) forward_row(a, y, sm.i[r], out, nullptr, true);
+            else repair_row(a, y, sm.i[r], first_key, last_key, p.O + (saved + r) * D, p.ml + saved + r);
+        }
+    } else if (__syncthreads_or(!finite)) {
+        clean = true;
+        goto again;
+    }
+}
+
+template <int D, bool OPTIONS> constexpr size_t shared_bytes()
+{
+    return sizeof(shared<shape<D, false, OPTIONS>>) > sizeof(shared<shape<D, true, OPTIONS>>) ? sizeof(shared<shape<D, false, OPTIONS>>)
+                                                                                            : sizeof(shared<shape<D, true, OPTIONS>>);
+}
+
+template <typename T, int D, bool OPTIONS>
+__global__ void __launch_bounds__(THREADS, (blocks_of<D, OPTIONS>)) decode_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
+{
+    static_assert(shared_bytes<D, OPTIONS>() <= 99 * 1024, "what every GPU from compute capability 8.0 on has");
+    extern __shared__ __align__(128) char memory[];
+    launch_dependents(); /* combine_splits() may come when the last block has begun */
+    const int Hk = (int)a.g.dims.Hk, slot = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk);
+    int b, index;
+    if (a.g.dims.packed) {
+        int low = 0, high = (int)a.g.dims.B;
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            if (a.g.cu_k[middle] / p.unit + p.extra * middle <= slot) low = middle;
+            else high = middle;
+        }
+        b = low;
+        index = slot - (a.g.cu_k[b] / p.unit + p.extra * b);
+    } else {
+        b = slot / p.splits;
+        index = slot % p.splits;
+    }
+    const group_place place = group_place_of(a, p, b, hk);
+    if (place.rows == 0 || index >= place.splits) return;
+    if (place.rows <= NARROW) split<T, shape<D, false, OPTIONS>>(a, p, place, index, memory);
+    else split<T, shape<D, true, OPTIONS>>(a, p, place, index, memory);
+}
+
+/* ---- Combine ----------------------------------------------------------------------------------------------------------------- */
+
+enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
+
+/* out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one key/value head of a sequence. Each warp adds up every eighth split, then
+ * the block adds up the warps: always in the same order. A lane has D / 32 neighbouring channels. */
+template <int D>
+__global__ void __launch_bounds__(COMBINE_THREADS) combine_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
+{
+    const int C = D / 32;
+    __shared__ float part[COMBINE_WARPS][D], sums[COMBINE_WARPS];
+    const attn_geometry &g = a.g;
+    const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const group_place place = group_place_of(a, p, b, hk);
+    const head_args &x = place.x;
+    const int rows = place.rows, splits = place.splits;
+    wait_for_prerequisites(); /* every block: this kernel must not end before decode_splits, for the next one waits for this one alone */
+    if (rows == 0 || splits == 1) return;
+    for (int r = blockIdx.y; r < rows; r += gridDim.y) {
+        const int i = r / group, h = (int)x.h + r % group;
+        const float2 *ml = p.ml + place.saved + r;
+        const float *O = p.O + (place.saved + r) * D + lane * C;
+        const float sink = sink_of(a, h) * LOG2E;
+        float top = sink;
+        for (int s = lane; s < splits; s += 32) top = fmaxf(top, ml[(int64_t)s * rows].x);
+        for (int step = 16; step; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step));
+        const float base = top == -CUDART_INF_F ? 0 : top;
+        float o[C] = {}, l = 0;
+#pragma unroll 4
+        for (int s = warp; s < splits; s += COMBINE_WARPS) {
+            const float2 split = ml[(int64_t)s * rows];
+            const float factor = exp2_fast(split.x - base);
+            const float *from = O + (int64_t)s * rows * D;
+            l += factor * split.y;
+#pragma unroll
+            for (int n = 0; n < C; n += 2) {
+                const float2 two = *(const float2 *)(from + n);
+                o[n] += factor * two.x;
+                o[n + 1] += factor * two.y;
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < C; n++) part[warp][lane * C + n] = o[n];
+        if (lane == 0) sums[warp] = l;
+        __syncthreads();
+        float sum = exp2_fast(sink - base); /* the sink joins the sum once */
+        for (int w = 0; w < COMBINE_WARPS; w++) sum += sums[w];
+        const float factor = sum == 0 ? 0 : x.v_scale / sum;
+        const attn_view &out = g.view[ATTN_T_out], &lse = g.view[ATTN_T_lse];
+        for (int d = threadIdx.x; d < g.dims.Dv && out.data; d += COMBINE_THREADS) {
+            float value = 0;
+            for (int w = 0; w < COMBINE_WARPS; w++) value += part[w][d];
+            store_float(out.dtype, out.data, attn_at(&out, x.b, h, x.s.q_start + i) + d, value * factor);
+        }
+        if (threadIdx.x == 0 && lse.data)
+            ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = sum == 0 ? -CUDART_INF_F : top * LN2 + logf(sum);
+        __syncthreads(); /* part is free for the next row */
+    }
+}
+
+/* ---- Launchers --------------------------------------------------------------------------------------------------------------- */
+
+bool has_options(const attn_problem *p, const attn_geometry &g)
+{
+    return p->softcap > 0 || p->bias.rank || p->alibi_slopes.rank || p->keep_mask.rank || p->mask_startend_rows.rank || p->dropout_p > 0
+           || p->q_scale.rank || p->k_scale.rank || !is_plain_scale(g.scale);
+}
+
+int class_of(const attn_dims &d)
+{
+    const int64_t D = attn_max64(d.D, d.Dv);
+    return D <= 64 ? 64 : D <= 128 ? 128 : 256;
+}
+
+/* The whole launch: the plan, blocks, bytes of workspace. */
+struct launch_plan {
+    plan p;
+    int64_t blocks;
+    unsigned combine_rows; /* blockIdx.y of combine_splits() */
+    int64_t rows;          /* of the workspace; 0: no sequence has more than one split */
+};
+
+launch_plan launch_plan_of(const attn_geometry &g)
+{
+    const attn_dims &d = g.dims;
+    launch_plan y = {};
+    if (d.packed) {
+        const int64_t short_slots = d.total_k / 128 + d.B, long_slots = d.total_k / 1024 + 17 * d.B;
+        y.p.unit = short_slots <= long_slots ? 128 : 1024;
+        y.p.extra = short_slots <= long_slots ? 1 : 17;
+        y.p.head_rows = d.total_k / KEYS_A_ROW;
+        y.blocks = attn_min64(short_slots, long_slots) * d.Hk;
+        y.rows = most_splits(d.total_k, false) > 1 ? y.p.head_rows * d.Hk : 0;
+        y.combine_rows = 4;
+    } else {
+        const int64_t rows = d.Sq * g.group;
+        const int64_t keys = attn_min64(d.Sk, g.left + g.right + d.Sq + SPLIT_ALIGN); /* what the queries may see together */
+        const int64_t splits = most_splits(keys, rows > NARROW);
+        y.p.splits = (int)splits;
+        y.blocks = d.B * splits * d.Hk;
+        y.rows = splits > 1 ? d.B * d.Hk * splits * rows : 0;
+        y.combine_rows = (unsigned)rows;
+    }
+    return y;
+}
+
+/* What a function needs to be told or asked once a device. */
+enum { DEVICES = 64 };
+struct once {
+    std::atomic<int> state[DEVICES]; /* 0: not yet; 1; 2: may be launched as a programmatic dependent */
+};
+
+/* More shared memory for decode_splits; may combine_splits overlap? It may where its code was made for compute capability 9.0. */
+template <typename Main, typename Combine> cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
+{
+    int device = 0;
+    cudaError_t code = cudaGetDevice(&device);
+    if (code != cudaSuccess) return code;
+    int state = device < DEVICES ? known.state[device].load() : 0;
+    if (state == 0) {
+        cudaFuncAttributes attributes;
+        code = cudaFuncSetAttribute(main, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+        if (code == cudaSuccess) code = cudaFuncGetAttributes(&attributes, combine);
+        if (code != cudaSuccess) return code;
+        state = attributes.ptxVersion >= 90 ? 2 : 1;
+        if (device < DEVICES) known.state[device].store(state);
+    }
+    *overlap = state == 2;
+    return cudaSuccess;
+}
+
+template <typename T, int D, bool OPTIONS>
+cudaError_t launch(const cuda_args &a, const launch_plan &y, cudaStream_t stream)
+{
+    static once known;
+    bool overlap = false;
+    cudaError_t code = prepare(known, decode_splits<T, D, OPTIONS>, combine_splits<D>, shared_bytes<D, OPTIONS>(), &overlap);
+    if (code != cudaSuccess) return code;
+    decode_splits<T, D, OPTIONS><<<(unsigned)y.blocks, THREADS, shared_bytes<D, OPTIONS>(), stream>>>(a, y.p);
+    code = cudaPeekAtLastError();
+    if (code != cudaSuccess || y.rows == 0) return code;
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)(a.g.dims.B * a.g.dims.Hk), y.combine_rows);
+    config.blockDim = dim3(COMBINE_THREADS);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = overlap ? 1 : 0;
+    return cudaLaunchKernelEx(&config, combine_splits<D>, a, y.p);
+}
+
+template <typename T, int D> cudaError_t launch_form(const cuda_args &a, const launch_plan &y, bool options, cudaStream_t stream)
+{
+    return options ? launch<T, D, true>(a, y, stream) : launch<T, D, false>(a, y, stream);
+}
+
+template <typename T> cudaError_t launch_for(const cuda_args &a, const launch_plan &y, bool options, cudaStream_t stream)
+{
+    const int D = class_of(a.g.dims);
+    if (D == 64) return launch_form<T, 64>(a, y, options, stream);
+    return D == 128 ? launch_form<T, 128>(a, y, options, stream) : launch_form<T, 256>(a, y, options, stream);
+}
+
+size_t workspace_of(const attn_geometry &g)
+{
+    return (size_t)launch_plan_of(g).rows * ((size_t)class_of(g.dims) * sizeof(float) + sizeof(float2));
+}
+
+cudaError_t decode(cudaStream_t stream, const attn_problem *p, void *workspace)
+{
+    const cuda_args a = cuda_args_of(p);
+    launch_plan y = launch_plan_of(a.g);
+    if (y.blocks == 0 || a.g.dims.Sq == 0) return cudaSuccess;
+    if (y.rows) {
+        y.p.O = (float *)workspace;
+        y.p.ml = (float2 *)(y.p.O + y.rows * class_of(a.g.dims));
+    }
+    const bool options = has_options(p, a.g);
+    return p->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, y, options, stream) : launch_for<__half>(a, y, options, stream);
+}
+
+/* Any dtype of the tensor cores, where a grid counts the blocks. */
+bool fits(const attn_problem *p, const attn_geometry &g)
+{
+    const attn_dims &d = g.dims;
+    return p->q.dtype != ATTN_F32 && g.group <= DECODE_ROWS && launch_plan_of(g).blocks <= INT32_MAX && d.B * d.Hk <= INT32_MAX;
+}
+
+bool covers(const cuda_chip *, const attn_problem *p)
+{
+    const attn_geometry g = attn_geometry_of(p);
+    return !g.dims.packed && g.dims.Sq * g.group <= DECODE_ROWS && fits(p, g);
+}
+
+size_t workspace(const cuda_chip *, const attn_problem *p) { return workspace_of(attn_geometry_of(p)); }
+
+cudaError_t run(const cuda_chip *, cudaStream_t stream, const attn_problem *p, void *memory) { return decode(stream, p, memory); }
+
+/* ---- Packed problems: another kernel for the sequences of many rows, then decoding --------------------------------------------- */
+
+const size_t PART_ALIGN = 1024;
+
+size_t other_workspace(const cuda_kernel &other, const cuda_chip *chip, const attn_problem *p)
+{
+    return (other.workspace(chip, p) + PART_ALIGN - 1) / PART_ALIGN * PART_ALIGN;
+}
+
+template <const cuda_kernel &other> bool packed_covers(const cuda_chip *chip, const attn_problem *p)
+{
+    if (!p->cu_seqlens_q.rank || !other.covers(chip, p)) return false;
+    const attn_geometry g = attn_geometry_of(p);
+    return fits(p, g);
+}
+
+template <const cuda_kernel &other> size_t packed_workspace(const cuda_chip *chip, const attn_problem *p)
+{
+    return other_workspace(other, chip, p) + workspace_of(attn_geometry_of(p));
+}
+
+template <const cuda_kernel &other> cudaError_t packed_run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *memory)
+{
+    cuda_chip without = *chip;
+    without.decode_rows = DECODE_ROWS;
+    const cudaError_t code = other.run(&without, stream, p, memory);
+    return code == cudaSuccess ? decode(stream, p, (char *)memory + other_workspace(other, chip, p)) : code;
+}
+
+} // namespace
+
+extern const cuda_kernel decode_forward = { "decode", ATTN_OP_FORWARD, 80, covers, workspace, run };
+extern const cuda_kernel sm90_packed_forward = {
+    "sm90+decode", ATTN_OP_FORWARD, 90, packed_covers<sm90_forward>, packed_workspace<sm90_forward>, packed_run<sm90_forward>
+};
+extern const cuda_kernel generic_packed_forward = {
+    "generic+decode", ATTN_OP_FORWARD, 80, packed_covers<generic_forward>, packed_workspace<generic_forward>, packed_run<generic_forward>
+};

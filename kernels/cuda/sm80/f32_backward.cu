@@ -1,0 +1,823 @@
+/* f32_backward.cu: flash attention backward for float32 on tensor cores, by mma.sync, for any GPU from compute capability
+ * 8.0 on whose blocks may have the shared memory (covers()).
+ *
+ * The algorithm is backward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 2, with transposed scores); the numbers
+ * are pairs of float16, three products for one (split.cuh). A block owns BN keys of one key/value head; K and V stay in
+ * shared memory, and the queries that see them pass by in tiles of BM, for every head of the group. A warp owns 16 keys.
+ * A query tile is one round:
+ *
+ *     wait Q, dO, lse, delta
+ *     S^T = K Q^T       P^T = exp(S^T - lse)              in registers, where they are A operands at once
+ *     dV += P^T dO
+ *     dP^T = V dO^T     dS^T = P^T (dP^T - delta)
+ *     dK += dS^T Q      dS to shared memory
+ *     ---- nobody needs Q and dO any more: load the next ones, under
+ *     dQ  = dS K        added to float32 sums in global memory
+ *
+ * One copy of Q and dO suffices, which is what fits beside K and V at twice 16 bits a number.
+ *
+ * P is kept as 2^15 P. dS has no natural size: a power of two brings the largest that it can be,
+ *
+ *     |dS_ij| <= |dO_i| |v_j| + |delta_i|      (norms of rows: the largest of the tile)
+ *
+ * near 2^14. Sums over rounds are float32, and each round's products start from 0 (split.cuh).
+ *
+ * The additions to dQ come in any order, so its last bits vary from run to run. With `deterministic` they are left out,
+ * and a second kernel makes dQ by query tiles: S and dP once more, seven products instead of five. dK and dV are always
+ * deterministic. Head dims above 128 do not leave registers for both dK and dV: two launches make one each (S is computed
+ * twice).
+ *
+ *   prepare    delta = rowsum(dO O) - dlse (simple.cu), lse dense
+ *   split      Q, K, V and dO to planes (f32_split.cu)
+ *   dkdv       as above, one block a key tile
+ *   finish     dQ = scale * sum                              or: dq, one block a query tile
+ *   simple.cu  dbias, dalibi_slopes, dsinks where wanted
+ *
+ * Tiles whose result is not finite, and those that depend on a wide tile (split.cuh), are computed by rows.cuh. */
+#include <stddef.h>
+
+#include "kernels/cuda/simple/simple.h"
+#include "split.cuh"
+
+extern const cuda_kernel f32_forward; /* f32_forward.cu */
+
+namespace
+{
+
+/* Head dims up to D; keys a block (one warp for 16), queries a tile, blocks a multiprocessor. */
+template <int D, bool OPTIONS> struct tile;
+template <> struct tile<64, false> {
+    static const int BN = 64, BM = 64, BLOCKS = 2;
+};
+template <> struct tile<64, true> {
+    static const int BN = 64, BM = 64, BLOCKS = 1;
+};
+template <> struct tile<128, false> {
+    static const int BN = 128, BM = 64, BLOCKS = 1;
+};
+template <> struct tile<128, true> {
+    static const int BN = 64, BM = 64, BLOCKS = 1;
+};
+template <bool OPTIONS> struct tile<256, OPTIONS> {
+    static const int BN = 64, BM = 32, BLOCKS = 1;
+};
+
+enum part { DK = 1, DV = 2 };
+enum { DS_ROW = 64 }; /* elements of a row of dS in shared memory: eight pieces, whatever BM */
+
+const float P_BITS = 15, P_UNIT = 1.0f / 32768;
+
+struct backward_planes {
+    split_planes q, k, v, dout;
+};
+
+/* Scores on their way through the options: a warp's 16 keys x BM queries, with 1 - tanh^2 and the dropout bits of eight
+ * keys. */
+template <int BM> struct staged {
+    float z[16][BM + 2];
+    float cap[16][BM + 2];
+    uint8_t kept[BM][2];
+};
+
+template <int D, bool OPTIONS> struct shared {
+    static const int BN = tile<D, OPTIONS>::BN, BM = tile<D, OPTIONS>::BM;
+    alignas(1024) uint16_t K[2 * BN * D]; /* hi, then lo */
+    alignas(1024) uint16_t V[2 * BN * D];
+    alignas(1024) uint16_t Q[2 * BM * D];
+    alignas(1024) uint16_t dO[2 * BM * D];
+    alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: rows are keys */
+    float lse2[BM], delta[BM];
+    staged<BM> options[OPTIONS ? BN / 16 : 1];
+};
+
+/* Without options there is no staging: it is the last member, and left out. */
+template <int D, bool OPTIONS> constexpr size_t shared_bytes()
+{
+    typedef shared<D, OPTIONS> Shared;
+    return OPTIONS ? sizeof(Shared) : offsetof(Shared, options);
+}
+
+/* Where the float32 sums of a query tile are: fragments (16 rows x 8 columns: [4][32 lanes]) of the dQ product, by rows
+ * of fragments. */
+template <int D, int BM> DEVICE float *sums_of(float *sums, const cuda_args &a, const head_args &x, int query_tile)
+{
+    const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / BM + a.g.dims.B : attn_tiles(a.g.dims.Sq, BM);
+    const int64_t slot = a.g.dims.packed ? x.s.q_start / BM + x.b : 0;
+    const int64_t head = a.g.dims.packed ? x.h : x.b * a.g.dims.H + x.h;
+    return sums + (head * tiles + slot + query_tile) * BM * D;
+}
+
+/* sum += unit * A B for 16 rows of A (fragments) and the D columns of a tile of ROWS rows, whose address by_16() gave. */
+template <int D, int ROWS>
+DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)[ROWS / 16][4],
+                                    const uint32_t (&al)[ROWS / 16][4], uint32_t b, float unit)
+{
+    const int PAIRS = D == 64 ? 4 : D == 128 ? 2 : 1; /* what registers allow */
+#pragma unroll
+    for (int dt = 0; dt < D / 8; dt += 2 * PAIRS) {
+        float part[1][2 * PAIRS][4] = {};
+#pragma unroll
+        for (int kk = 0; kk < ROWS / 16; kk++) {
+            const uint32_t(&h)[1][4] = reinterpret_cast<const uint32_t(&)[1][4]>(ah[kk]),
+                  (&l)[1][4] = reinterpret_cast<const uint32_t(&)[1][4]>(al[kk]);
+            multiply_columns<1, PAIRS, ROWS * 2 * D>(part, h, l, b, dt / 2, kk * 32 * D);
+        }
+#pragma unroll
+        for (int n = 0; n < 2 * PAIRS; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sum[dt + n][e] = fmaf(part[0][n][e], unit, sum[dt + n][e]);
+    }
+}
+
+/* Two neighbouring floats of a row of `width`, where it has them; `pairs`: rows start on 8 bytes and width is even. */
+DEVICE void store_two(float *row, int d, int width, bool pairs, float x, float y)
+{
+    if (pairs && d < width) *(float2 *)(row + d) = make_float2(x, y);
+    if (pairs) return;
+    if (d < width) row[d] = x;
+    if (d + 1 < width) row[d + 1] = y;
+}
+
+DEVICE bool starts_on_pairs(const attn_view &view, const float *row, int64_t width)
+{
+    return width % 2 == 0 && view.row % 2 == 0 && (uint64_t)row % 8 == 0;
+}
+
+/* e such that dS 2^e is at most about 2^14, where |dS| <= bound. */
+DEVICE int exponent_for(float bound)
+{
+    const int E = (int)(__float_as_uint(bound) >> 23 & 255) - 127;
+    return bound > 0 && E < 128 ? min(13 - E, 110) : 0;
+}
+
+/* ---- dK, dV and the sums of dQ ------------------------------------------------------------------------------------- */
+
+template <int D, bool OPTIONS, int PARTS>
+__global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BLOCKS)
+    f32_dkdv_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s, float *sums)
+{
+    typedef shared<D, OPTIONS> Shared;
+    const int BN = Shared::BN, BM = Shared::BM, WARPS = BN / 16, THREADS = 32 * WARPS, NT = BM / 8, DT = D / 8;
+    extern __shared__ __align__(1024) char memory[];
+    Shared &sm = *reinterpret_cast<Shared *>(memory);
+    const attn_geometry &g = a.g;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+    /* Which keys. Packed, sequences own tiles as in tile_place_of(), of keys here. */
+    int b = blockIdx.z, j0 = blockIdx.x * BN;
+    if (g.dims.packed) {
+        int low = 0, high = (int)g.dims.B;
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            if (g.cu_k[middle] / BN + middle <= (int)blockIdx.x) low = middle;
+            else high = middle;
+        }
+        b = low;
+        j0 = ((int)blockIdx.x - (g.cu_k[b] / BN + b)) * BN;
+    }
+    const int hk = blockIdx.y;
+    const attn_sequence sequence = attn_sequence_of(&g, b);
+    const int Sk_all =
+        g.dims.packed ? (int)sequence.Sk : (int)g.dims.Sk; /* rows of dk to write: seqlens_k leaves zeros behind it */
+    if (j0 >= Sk_all) return;
+    const int Sk = (int)sequence.Sk, Sq = (int)sequence.Sq;
+    const limits limit = limits_of(g, sequence);
+    int first = 0, last = 0; /* query tiles */
+    if (j0 < Sk) {
+        const attn_range lowest = attn_rows_of(&g, &sequence, j0),
+                         highest = attn_rows_of(&g, &sequence, attn_min64(j0 + BN, Sk) - 1);
+        first = (int)(lowest.lo / BM);
+        last = (int)attn_tiles(highest.hi, BM);
+    }
+    const int tiles = last > first ? last - first : 0, rounds = tiles * (int)g.group;
+
+    const int64_t k_tile = split_tile_of(planes.k, g.dims.packed, b, hk, sequence.k_start) + j0 / SPLIT_ROWS; /* V's too */
+    load_planes<D, BN, THREADS>(sm.K, planes.k.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
+    load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
+    const split_stats k_stats = planes.k.stats[k_tile], v_stats = planes.v.stats[k_tile];
+
+    /* Queries of round n: head n / tiles of the group, tile n % tiles. */
+    auto query_tile = [&](int n) {
+        return split_tile_of(planes.q, g.dims.packed, b, hk * (int)g.group + n / tiles, sequence.q_start) +
+               (first + n % tiles) * BM / SPLIT_ROWS;
+    };
+    auto fetch = [&](int n) {
+        const int64_t h = hk * (int)g.group + n / tiles, from = query_tile(n) * 2 * SPLIT_ROWS * D;
+        const int i0 = (first + n % tiles) * BM;
+        load_planes<D, BM, THREADS>(sm.Q, planes.q.data + from, i0 % SPLIT_ROWS);
+        load_planes<D, BM, THREADS>(sm.dO, planes.dout.data + from, i0 % SPLIT_ROWS);
+        cp_async_commit();
+        /* lse in base 2 and delta; past the end, and where a row sees nothing, lse is +inf: P becomes 0. */
+        if (threadIdx.x < BM) {
+            const int i = i0 + (int)threadIdx.x;
+            const int64_t at = b * a.lse_batch + h * a.lse_head + sequence.q_start + i;
+            const float lse = i < Sq ? s.lse[at] : -CUDART_INF_F;
+            sm.lse2[threadIdx.x] = lse == -CUDART_INF_F ? CUDART_INF_F : lse * LOG2E - P_BITS;
+            sm.delta[threadIdx.x] = i < Sq ? s.delta[at] : 0;
+        }
+    };
+    if (rounds > 0) fetch(0);
+    cp_async_commit();
+
+    /* Fragments: keys by rows of K and V, queries by rows of Q and dO for S and dP and by columns for dK and dV. */
+    uint32_t k_at = by_16<D>(sm.K, lane) + warp * 32 * D, v_at = by_16<D>(sm.V, lane) + warp * 32 * D,
+             q_at = by_8<D>(sm.Q, lane), o_at = by_8<D>(sm.dO, lane);
+    uint32_t q_columns_at = by_16<D>(sm.Q, lane), o_columns_at = by_16<D>(sm.dO, lane);
+
+    float dK[DT][4] = {}, dV[DT][4] = {};
+    const float scale_log2 = (float)g.scale * LOG2E, drop_scale = OPTIONS && a.drop_below ? a.drop_scale : 1;
+    const bool want_dq = (PARTS & DK) && sums;
+    bool wide = k_stats.wide || v_stats.wide;
+
+    for (int n = 0; n < rounds; n++) {
+        const int i0 = (first + n % tiles) * BM;
+        const split_stats q_stats = planes.q.stats[query_tile(n)], o_stats = planes.dout.stats[query_tile(n)];
+        wide |= q_stats.wide != 0;
+        cp_async_wait<0>();
+        __syncthreads(); /* this round's queries are here, and nobody reads the last round's dS any more */
+
+        /* S^T = K Q^T */
+        float rows_of_S[1][NT][4], (&S)[NT][4] = rows_of_S[0];
+        opaque(k_at);
+        opaque(q_at);
+        multiply_rows<D, 1, BM, BN>(rows_of_S, k_at, q_at);
+
+        /* Masks and options. Element e of block nt: key j0 + 16 warp + 8 (e / 2) + lane / 4, query i0 + 8 nt + 2 (lane %
+         * 4) + e % 2. */
+        const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
+        float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* never 0: -inf * 0 would be NaN */
+        if (OPTIONS) {
+            staged<BM> &st = sm.options[warp];
+            const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) st.z[e / 2 * 8 + lane / 4][nt * 8 + lane % 4 * 2 + e % 2] = S[nt][e];
+            __syncwarp();
+#pragma unroll 1
+            for (int m = lane; m < 16 * BM; m += 32) {
+                const int r = m % 16, i = i0 + m / 16, j = j0 + warp * 16 + r;
+                float tanh_s = 0, &z = st.z[r][m / 16];
+                const bool sees = i < Sq && j < Sk && j >= i + limit.lo && j < i + limit.hi && visible_by_mask(a, x, i, j);
+                z = sees ? score(a, x, i, j, z * unit, &tanh_s) * LOG2E : -CUDART_INF_F;
+                st.cap[r][m / 16] = 1 - tanh_s * tanh_s;
+            }
+            if (a.drop_below)
+#pragma unroll 1
+                for (int m = lane; m < 2 * BM; m += 32) {
+                    const attn_philox lanes =
+                        attn_dropout_lanes(a.seed, (int64_t)b * g.dims.H + x.h, i0 + m / 2, (j0 + warp * 16) / 8 + m % 2);
+                    uint32_t bits = 0;
+                    for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
+                    st.kept[m / 2][m % 2] = (uint8_t)bits;
+                }
+            __syncwarp();
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) S[nt][e] = st.z[e / 2 * 8 + lane / 4][nt * 8 + lane % 4 * 2 + e % 2];
+            c = 1;
+        } else {
+            /* Is every pair of this warp's keys and these queries permitted? */
+            const int jl = j0 + warp * 16, jh = jl + 15;
+            const bool free = jl >= i0 + BM - 1 + limit.lo && jh < i0 + limit.hi && jh < Sk;
+            if (!free) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int j = jl + half * 8 + lane / 4, i = i0 + lane % 4 * 2;
+                    /* key j is seen by queries j - hi < i' <= j - lo */
+                    const int low = j < Sk ? j - limit.hi - i : BM, high = j - limit.lo - i;
+#pragma unroll
+                    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++)
+                            if (nt * 8 + e <= low || nt * 8 + e > high) S[nt][half * 2 + e] = -CUDART_INF_F;
+                }
+            }
+        }
+
+        /* P = exp(S - lse), times 2^P_BITS */
+        float top_delta = 0;
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) {
+            const float2 lse2 = *(const float2 *)&sm.lse2[nt * 8 + lane % 4 * 2];
+#pragma unroll
+            for (int e = 0; e < 4; e++) S[nt][e] = exp2_fast(fmaf(S[nt][e], c, -(e % 2 ? lse2.y : lse2.x)));
+        }
+        uint32_t ah[NT / 2][4], al[NT / 2][4];
+
+        /* dV += P^T dO */
+        if (PARTS & DV) {
+            const float dv_unit = power_of_two(-o_stats.exponent) * P_UNIT;
+            if (OPTIONS && a.drop_below) {
+                const staged<BM> &st = sm.options[warp];
+                float kept[NT][4];
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        kept[nt][e] = st.kept[nt * 8 + lane % 4 * 2 + e % 2][e / 2] >> (lane / 4) & 1
+                                          ? S[nt][e]
+                                          : 0; /* drop_scale at the end */
+                split_fragments<BM>(ah, al, kept);
+            } else split_fragments<BM>(ah, al, S);
+            opaque(o_columns_at);
+            add_products_of_columns<D, BM>(dV, ah, al, o_columns_at, dv_unit);
+        }
+
+        if (PARTS & DK) {
+            /* dP^T = V dO^T */
+            float rows_of_dP[1][NT][4], (&dP)[NT][4] = rows_of_dP[0];
+            opaque(v_at);
+            opaque(o_at);
+            multiply_rows<D, 1, BM, BN>(rows_of_dP, v_at, o_at);
+
+            /* dS = P (dP - delta), in units of 2^-exponent */
+            for (int r = lane; r < BM; r += 32) top_delta = fmaxf(top_delta, fabsf(sm.delta[r]));
+            top_delta = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(top_delta)));
+            const float o_unit = power_of_two(-o_stats.exponent), v_unit = power_of_two(-v_stats.exponent);
+            const int exponent = exponent_for(o_stats.norm * o_unit * (v_stats.norm * v_unit) * drop_scale + top_delta);
+            const float to_ds = power_of_two(exponent) * P_UNIT, dp_unit = o_unit * v_unit * drop_scale * to_ds;
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++) {
+                const float2 delta = *(const float2 *)&sm.delta[nt * 8 + lane % 4 * 2];
+                const float delta0 = delta.x * to_ds, delta1 = delta.y * to_ds;
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    float factor = dp_unit, cap = 1;
+                    if (OPTIONS) {
+                        const staged<BM> &st = sm.options[warp];
+                        const int query = nt * 8 + lane % 4 * 2 + e % 2;
+                        if (a.drop_below && !(st.kept[query][e / 2] >> (lane / 4) & 1)) factor = 0;
+                        cap = st.cap[e / 2 * 8 + lane / 4][query];
+                    }
+                    dP[nt][e] = S[nt][e] * fmaf(dP[nt][e], factor, -(e % 2 ? delta1 : delta0)) * cap;
+                }
+            }
+
+            /* dK += dS^T Q; dS^T to shared memory, for dQ */
+            const float q_unit = power_of_two(-exponent) * power_of_two(-q_stats.exponent);
+            split_fragments<BM>(ah, al, dP);
+            if (want_dq) {
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        uint16_t *const to = sm.dS + at<DS_ROW>(warp * 16 + half * 8 + lane / 4, nt) + lane % 4 * 2;
+                        *(uint32_t *)to = ah[nt / 2][nt % 2 * 2 + half];
+                        *(uint32_t *)(to + BN * DS_ROW) = al[nt / 2][nt % 2 * 2 + half];
+                    }
+            }
+            opaque(q_columns_at);
+            add_products_of_columns<D, BM>(dK, ah, al, q_columns_at, q_unit);
+
+            __syncthreads(); /* dS is there, and nobody reads Q and dO any more */
+            if (n + 1 < rounds) fetch(n + 1);
+
+            /* dQ = dS K: groups of 16 queries, the other warps share the columns */
+            if (want_dq) {
+                const int GROUPS = BM / 16, SHARES = WARPS / GROUPS, COLUMNS = D / SHARES,
+                          CHUNK = COLUMNS < 64 ? COLUMNS : 64;
+                const float dq_unit = power_of_two(-exponent) * power_of_two(-k_stats.exponent);
+                const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
+                float *const to = sums_of<D, BM>(sums, a, x, first + n % tiles) + (warp % GROUPS) * 16 * D + lane;
+                uint32_t s_at = by_8<DS_ROW>(sm.dS, lane) ^ (warp % GROUPS * 32), k_columns_at = by_16<D>(sm.K, lane);
+#pragma unroll 1
+                for (int column = warp / GROUPS * COLUMNS; column < (warp / GROUPS + 1) * COLUMNS; column += CHUNK) {
+                    float dQ[1][CHUNK / 8][4] = {};
+                    opaque(s_at);
+                    opaque(k_columns_at);
+#pragma unroll 2
+                    for (int kk = 0; kk < BN / 16; kk++) {
+                        uint32_t sh[1][4], sl[1][4];
+                        ldmatrix_x4_trans(sh[0], s_at + kk * 32 * DS_ROW);
+                        ldmatrix_x4_trans(sl[0], s_at + kk * 32 * DS_ROW + BN * 2 * DS_ROW);
+                        multiply_columns<1, CHUNK / 16, BN * 2 * D>(dQ, sh, sl, k_columns_at, column / 16, kk * 32 * D);
+                    }
+#pragma unroll
+                    for (int dt = 0; dt < CHUNK / 8; dt++)
+#pragma unroll
+                        for (int e = 0; e < 4; e++) atomicAdd(to + ((column / 8 + dt) * 4 + e) * 32, dQ[0][dt][e] * dq_unit);
+                }
+            }
+        } else {
+            __syncthreads(); /* nobody reads Q and dO any more */
+            if (n + 1 < rounds) fetch(n + 1);
+        }
+    }
+    cp_async_wait<0>();
+
+    /* Out. 8 rows of 4 lanes a store. */
+    const float scale = (float)g.scale;
+    bool is_finite = true;
+#pragma unroll
+    for (int dt = 0; dt < DT; dt++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            if (PARTS & DK) {
+                dK[dt][e] *= scale;
+                is_finite &= dK[dt][e] - dK[dt][e] == 0;
+            }
+            if (PARTS & DV) {
+                dV[dt][e] *= drop_scale;
+                is_finite &= dV[dt][e] - dV[dt][e] == 0;
+            }
+        }
+    const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
+    float *const to_k = (float *)dk.data + attn_at(&dk, b, hk, sequence.k_start), *const to_v =
+                                                                                      (float *)dv.data +
+                                                                                      attn_at(&dv, b, hk, sequence.k_start);
+    const bool pairs_k = starts_on_pairs(dk, to_k, g.dims.D), pairs_v = starts_on_pairs(dv, to_v, g.dims.Dv);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int64_t j = j0 + warp * 16 + half * 8 + lane / 4;
+        if (j >= Sk_all) continue;
+#pragma unroll
+        for (int dt = 0; dt < DT; dt++) {
+            const int d = dt * 8 + lane % 4 * 2;
+            if ((PARTS & DK) && dk.data)
+                store_two(to_k + j * dk.row, d, (int)g.dims.D, pairs_k, dK[dt][half * 2], dK[dt][half * 2 + 1]);
+            if ((PARTS & DV) && dv.data)
+                store_two(to_v + j * dv.row, d, (int)g.dims.Dv, pairs_v, dV[dt][half * 2], dV[dt][half * 2 + 1]);
+        }
+    }
+    if (__syncthreads_or(!is_finite || wide))
+        for (int r = warp; r < BN && j0 + r < Sk_all; r += WARPS) dkdv_row(a, s, b, hk, j0 + r);
+}
+
+/* Does a query tile depend on a wide tile? The whole block calls it. */
+DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const head_args &x, int i0, attn_range seen)
+{
+    const int64_t k_tile = split_tile_of(planes.k, a.g.dims.packed, x.b, x.hk, x.s.k_start);
+    const int64_t q_tile = split_tile_of(planes.q, a.g.dims.packed, x.b, x.h, x.s.q_start) + i0 / SPLIT_ROWS;
+    const int first = (int)(seen.lo / SPLIT_ROWS), last = (int)attn_tiles(seen.hi, SPLIT_ROWS);
+    const bool k = any_wide(planes.k.stats + k_tile, first, last), v = any_wide(planes.v.stats + k_tile, first, last);
+    return k || v || planes.q.stats[q_tile].wide;
+}
+
+/* dq from the sums: undoes the order of sums_of(). A block a query tile and head. */
+template <int D, int BM>
+__global__ void __launch_bounds__(128)
+    f32_finish_dq(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s,
+                  const float *sums)
+{
+    const tile_place place = tile_place_of<BM>(a, blockIdx.x);
+    if (!place.exists) return;
+    const head_args &x = place.x;
+    const float *const from = sums_of<D, BM>(const_cast<float *>(sums), a, x, place.i0 / BM);
+    const attn_view &dq = a.g.view[ATTN_T_dq];
+    bool is_finite = true;
+    float *const to = (float *)dq.data + attn_at(&dq, x.b, x.h, x.s.q_start);
+    const bool pairs = starts_on_pairs(dq, to, a.g.dims.D);
+#pragma unroll 4
+    for (int n = threadIdx.x; n < BM * D / 2; n += 128) {
+        const int lane = n % 32, half = n / 32 % 2, fragment = n / 64;
+        const int64_t i = place.i0 + fragment / (D / 8) * 16 + half * 8 + lane / 4;
+        const float y0 = from[fragment * 128 + half * 64 + lane] * x.scale,
+                    y1 = from[fragment * 128 + half * 64 + 32 + lane] * x.scale;
+        is_finite &= y0 - y0 == 0 && y1 - y1 == 0;
+        if (i < x.s.Sq) store_two(to + i * dq.row, fragment % (D / 8) * 8 + lane % 4 * 2, (int)a.g.dims.D, pairs, y0, y1);
+    }
+    const attn_range seen = attn_keys_of_rows(&a.g, &x.s, place.i0, attn_min64(place.i0 + BM, x.s.Sq));
+    const bool wide = sees_wide(a, planes, x, place.i0, seen);
+    if (__syncthreads_or(!is_finite || wide))
+        for (int r = threadIdx.x / 32; r < BM && place.i0 + r < x.s.Sq; r += 4) dq_row(a, s, x, place.i0 + r);
+}
+
+/* ---- dQ by query tiles: deterministic ------------------------------------------------------------------------------ */
+
+enum { DQ_BM = 64 };
+
+template <int D, bool OPTIONS> struct shared_dq {
+    static const int BN = D == 256 ? 32 : 64;
+    alignas(1024) uint16_t Q[2 * DQ_BM * D];
+    alignas(1024) uint16_t dO[2 * DQ_BM * D];
+    alignas(1024) uint16_t K[2 * BN * D];
+    alignas(1024) uint16_t V[2 * BN * D];
+    struct {
+        float z[16][BN + 4], cap[16][BN + 4];
+        uint32_t kept[16][BN / 8];
+    } options[OPTIONS ? DQ_BM / 16 : 1];
+};
+
+template <int D, bool OPTIONS>
+__global__ void __launch_bounds__(DQ_BM * 2)
+    f32_dq_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s)
+{
+    const int BM = DQ_BM, BN = shared_dq<D, OPTIONS>::BN, WARPS = BM / 16, THREADS = 32 * WARPS, NT = BN / 8, DT = D / 8;
+    extern __shared__ __align__(1024) char memory[];
+    shared_dq<D, OPTIONS> &sm = *reinterpret_cast<shared_dq<D, OPTIONS> *>(memory);
+    const attn_geometry &g = a.g;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const tile_place place = tile_place_of<BM>(a, blockIdx.x);
+    if (!place.exists) return;
+    const head_args &x = place.x;
+    const int i0 = place.i0;
+    const limits limit = limits_of(g, x.s);
+    const attn_range seen = attn_keys_of_rows(&g, &x.s, i0, attn_min64(i0 + BM, x.s.Sq));
+    const int first = (int)(seen.lo / BN), last = (int)attn_tiles(seen.hi, BN);
+
+    const int64_t q_tile = split_tile_of(planes.q, g.dims.packed, x.b, x.h, x.s.q_start) + i0 / SPLIT_ROWS;
+    const int64_t k_tile = split_tile_of(planes.k, g.dims.packed, x.b, x.hk, x.s.k_start);
+    load_planes<D, BM, THREADS>(sm.Q, planes.q.data + q_tile * 2 * SPLIT_ROWS * D, i0 % SPLIT_ROWS);
+    load_planes<D, BM, THREADS>(sm.dO, planes.dout.data + q_tile * 2 * SPLIT_ROWS * D, i0 % SPLIT_ROWS);
+    const split_stats q_stats = planes.q.stats[q_tile], o_stats = planes.dout.stats[q_tile];
+
+    uint32_t q_at = by_16<D>(sm.Q, lane) + warp * 32 * D, o_at = by_16<D>(sm.dO, lane) + warp * 32 * D;
+    uint32_t k_at = by_8<D>(sm.K, lane), v_at = by_8<D>(sm.V, lane), k_columns_at = by_16<D>(sm.K, lane);
+    float lse2[2], delta[2], dQ[DT][4] = {}, top_delta = 0;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int i = i0 + warp * 16 + half * 8 + lane / 4;
+        const float lse = i < x.s.Sq ? s.lse[lse_at(a, x, i)] : -CUDART_INF_F;
+        lse2[half] = lse == -CUDART_INF_F ? CUDART_INF_F : lse * LOG2E - P_BITS;
+        delta[half] = i < x.s.Sq ? s.delta[lse_at(a, x, i)] : 0;
+        top_delta = fmaxf(top_delta, fabsf(delta[half]));
+    }
+    top_delta = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(top_delta)));
+    const float drop_scale = OPTIONS && a.drop_below ? a.drop_scale : 1, o_unit = power_of_two(-o_stats.exponent);
+    for (int j = first; j < last; j++) {
+        const int64_t t = k_tile + j * BN / SPLIT_ROWS;
+        const split_stats k_stats = planes.k.stats[t], v_stats = planes.v.stats[t];
+        __syncthreads(); /* nobody reads the last tile any more */
+        load_planes<D, BN, THREADS>(sm.K, planes.k.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
+        load_planes<D, BN, THREADS>(sm.V, planes.v.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
+        cp_async_commit();
+        cp_async_wait<0>();
+        __syncthreads();
+
+        float rows_of_S[1][NT][4], rows_of_dP[1][NT][4], (&S)[NT][4] = rows_of_S[0], (&dP)[NT][4] = rows_of_dP[0];
+        opaque(q_at);
+        opaque(k_at);
+        multiply_rows<D, 1, BN, BM>(rows_of_S, q_at, k_at);
+        opaque(o_at);
+        opaque(v_at);
+        multiply_rows<D, 1, BN, BM>(rows_of_dP, o_at, v_at);
+        const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
+        float c = fmaxf(x.scale * LOG2E * unit, 1.2e-38f);
+        if (OPTIONS) {
+            auto &st = sm.options[warp];
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) st.z[e / 2 * 8 + lane / 4][nt * 8 + lane % 4 * 2 + e % 2] = S[nt][e];
+            __syncwarp();
+#pragma unroll 1
+            for (int m = lane; m < 16 * BN; m += 32) {
+                const int r = m / BN, i = i0 + warp * 16 + r, key = j * BN + m % BN;
+                float tanh_s = 0, &z = st.z[r][m % BN];
+                const bool sees =
+                    i < x.s.Sq && key < x.s.Sk && key >= i + limit.lo && key < i + limit.hi && visible_by_mask(a, x, i, key);
+                z = sees ? score(a, x, i, key, z * unit, &tanh_s) * LOG2E : -CUDART_INF_F;
+                st.cap[r][m % BN] = 1 - tanh_s * tanh_s;
+            }
+            if (a.drop_below)
+#pragma unroll 1
+                for (int m = lane; m < 16 * NT; m += 32) {
+                    const attn_philox lanes =
+                        attn_dropout_lanes(a.seed, x.b * g.dims.H + x.h, i0 + warp * 16 + m / NT, j * NT + m % NT);
+                    uint32_t bits = 0;
+                    for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
+                    st.kept[m / NT][m % NT] = bits;
+                }
+            __syncwarp();
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) S[nt][e] = st.z[e / 2 * 8 + lane / 4][nt * 8 + lane % 4 * 2 + e % 2];
+            c = 1;
+        } else {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int i = i0 + warp * 16 + half * 8 + lane / 4, column = j * BN + lane % 4 * 2;
+                const int low = i + limit.lo - column, high = min(i + limit.hi, limit.Sk) - column;
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++)
+                        if (nt * 8 + e < low || nt * 8 + e >= high) S[nt][half * 2 + e] = -CUDART_INF_F;
+            }
+        }
+        const float v_unit = power_of_two(-v_stats.exponent);
+        const int exponent = exponent_for(o_stats.norm * o_unit * (v_stats.norm * v_unit) * drop_scale + top_delta);
+        const float to_ds = power_of_two(exponent) * P_UNIT, dp_unit = o_unit * v_unit * drop_scale * to_ds;
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float p = exp2_fast(fmaf(S[nt][e], c, -lse2[e / 2]));
+                float factor = dp_unit, cap = 1;
+                if (OPTIONS) {
+                    const int r = e / 2 * 8 + lane / 4;
+                    if (a.drop_below && !(sm.options[warp].kept[r][nt] >> (lane % 4 * 2 + e % 2) & 1)) factor = 0;
+                    cap = sm.options[warp].cap[r][nt * 8 + lane % 4 * 2 + e % 2];
+                }
+                S[nt][e] = p * fmaf(dP[nt][e], factor, -delta[e / 2] * to_ds) * cap;
+            }
+        if (OPTIONS) __syncwarp();
+
+        /* dQ += dS K */
+        uint32_t ah[NT / 2][4], al[NT / 2][4];
+        split_fragments<BN>(ah, al, S);
+        opaque(k_columns_at);
+        add_products_of_columns<D, BN>(dQ, ah, al, k_columns_at, power_of_two(-exponent) * power_of_two(-k_stats.exponent));
+    }
+    cp_async_wait<0>();
+    const attn_view &dq = g.view[ATTN_T_dq];
+    float *const to = (float *)dq.data + attn_at(&dq, x.b, x.h, x.s.q_start);
+    const bool pairs = starts_on_pairs(dq, to, g.dims.D);
+    bool is_finite = true;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int64_t i = i0 + warp * 16 + half * 8 + lane / 4;
+#pragma unroll
+        for (int dt = 0; dt < DT; dt++) {
+            const float y0 = dQ[dt][half * 2] * x.scale, y1 = dQ[dt][half * 2 + 1] * x.scale;
+            is_finite &= y0 - y0 == 0 && y1 - y1 == 0;
+            if (i < x.s.Sq) store_two(to + i * dq.row, dt * 8 + lane % 4 * 2, (int)g.dims.D, pairs, y0, y1);
+        }
+    }
+    const bool wide = sees_wide(a, planes, x, i0, seen);
+    if (__syncthreads_or(!is_finite || wide))
+        for (int r = warp; r < BM && i0 + r < x.s.Sq; r += WARPS) dq_row(a, s, x, i0 + r);
+}
+
+/* ---- Launchers ----------------------------------------------------------------------------------------------------- */
+
+int query_tile_rows(int D)
+{
+    return D == 256 ? tile<256, false>::BM : tile<64, false>::BM;
+}
+static_assert(tile<64, false>::BM == tile<128, false>::BM && tile<128, true>::BM == tile<128, false>::BM &&
+                  tile<64, true>::BM == tile<64, false>::BM,
+              "one layout of the sums of dQ");
+
+int64_t query_rows(const attn_dims &d)
+{
+    return d.Sq * d.H * (d.packed ? 1 : d.B);
+}
+
+const attn_tensor_id split_ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
+
+/* The workspace, in this order: lse and delta; sums of dQ; planes; and, where out and lse are not given, those and what
+ * the forward wants. */
+struct parts {
+    size_t rows, sums, planes, out, lse, forward, total;
+};
+
+split_planes *lay_out(const attn_problem *p, void *memory, split_planes (&planes)[4], size_t *total)
+{
+    *total = 0;
+    for (int n = 0; n < 4; n++) {
+        size_t bytes;
+        planes[n] = split_planes_of(attn_dims_of(p), split_ids[n], (char *)memory + *total, &bytes);
+        *total += split_align(bytes);
+    }
+    return planes;
+}
+
+parts parts_of(const cuda_chip *chip, const attn_problem *p)
+{
+    const attn_geometry g = attn_geometry_of(p);
+    const attn_dims &d = g.dims;
+    const int BM = query_tile_rows(split_class(d));
+    const dim3 grid = tile_grid(g, BM);
+    split_planes planes[4];
+    parts w;
+    w.rows = split_align((size_t)query_rows(d) * 2 * sizeof(float));
+    w.sums = p->deterministic || !p->dq.rank
+                 ? 0
+                 : split_align((size_t)grid.x * grid.y * grid.z * BM * split_class(d) * sizeof(float));
+    lay_out(p, nullptr, planes, &w.planes);
+    w.out = p->out.rank ? 0 : split_align((size_t)query_rows(d) * (size_t)d.Dv * sizeof(float));
+    w.lse = p->out.rank ? 0 : split_align((size_t)query_rows(d) * sizeof(float));
+    w.forward = p->out.rank ? 0 : f32_forward.workspace(chip, p);
+    w.total = w.rows + w.sums + w.planes + w.out + w.lse + w.forward;
+    return w;
+}
+
+template <int D, bool OPTIONS, int PARTS>
+cudaError_t launch_dkdv(const cuda_args &a, const backward_planes &planes, const saved &s, float *sums, cudaStream_t stream)
+{
+    const attn_dims &d = a.g.dims;
+    const int BN = tile<D, OPTIONS>::BN;
+    const size_t bytes = shared_bytes<D, OPTIONS>();
+    const dim3 grid = d.packed ? dim3((unsigned)(d.total_k / BN + d.B), (unsigned)d.Hk)
+                               : dim3((unsigned)attn_tiles(d.Sk, BN), (unsigned)d.Hk, (unsigned)d.B);
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
+    const cudaError_t code = allow_shared<f32_dkdv_tiles<D, OPTIONS, PARTS>>(bytes);
+    if (code == cudaSuccess) f32_dkdv_tiles<D, OPTIONS, PARTS><<<grid, BN * 2, bytes, stream>>>(a, planes, s, sums);
+    return code;
+}
+
+template <int D, bool OPTIONS>
+cudaError_t launch_form(const cuda_args &a, const backward_planes &planes, const saved &s, float *sums, cudaStream_t stream)
+{
+    const int BM = tile<D, OPTIONS>::BM;
+    const bool dq = a.g.view[ATTN_T_dq].data != nullptr;
+    cudaError_t code = cudaSuccess;
+    if constexpr (D <= 128) code = launch_dkdv<D, OPTIONS, DK | DV>(a, planes, s, sums, stream);
+    else {
+        code = launch_dkdv<D, OPTIONS, DK>(a, planes, s, sums, stream);
+        if (code == cudaSuccess) code = launch_dkdv<D, OPTIONS, DV>(a, planes, s, nullptr, stream);
+    }
+    const dim3 grid = tile_grid(a.g, sums ? BM : (int)DQ_BM);
+    if (code == cudaSuccess && dq && grid.x && grid.y && grid.z) {
+        if (sums) f32_finish_dq<D, BM><<<grid, 128, 0, stream>>>(a, planes, s, sums);
+        else {
+            const size_t bytes = sizeof(shared_dq<D, OPTIONS>);
+            code = allow_shared<f32_dq_tiles<D, OPTIONS>>(bytes);
+            if (code == cudaSuccess) f32_dq_tiles<D, OPTIONS><<<grid, DQ_BM * 2, bytes, stream>>>(a, planes, s);
+        }
+    }
+    return code == cudaSuccess ? cudaPeekAtLastError() : code;
+}
+
+template <int D>
+cudaError_t launch(const cuda_args &a, const backward_planes &planes, const saved &s, float *sums, bool options,
+                   cudaStream_t stream)
+{
+    return options ? launch_form<D, true>(a, planes, s, sums, stream) : launch_form<D, false>(a, planes, s, sums, stream);
+}
+
+/* What the kernels of a problem want. */
+template <int D, bool OPTIONS> size_t most_shared(bool deterministic)
+{
+    const size_t dkdv = shared_bytes<D, OPTIONS>(), dq = deterministic ? sizeof(shared_dq<D, OPTIONS>) : 0;
+    return dkdv > dq ? dkdv : dq;
+}
+
+template <int D> size_t most_shared(bool options, bool deterministic)
+{
+    return options ? most_shared<D, true>(deterministic) : most_shared<D, false>(deterministic);
+}
+
+bool covers(const cuda_chip *chip, const attn_problem *p)
+{
+    if (p->q.dtype != ATTN_F32 || p->dout.dtype != ATTN_F32) return false;
+    const attn_geometry g = attn_geometry_of(p);
+    const int D = split_class(g.dims);
+    const bool options = split_has_options(p, g), deterministic = p->deterministic;
+    const size_t bytes = D == 64    ? most_shared<64>(options, deterministic)
+                         : D == 128 ? most_shared<128>(options, deterministic)
+                                    : most_shared<256>(options, deterministic);
+    return tile_grid_fits(g.dims) && bytes <= (size_t)chip->shared_bytes && (p->out.rank || f32_forward.covers(chip, p));
+}
+
+size_t workspace(const cuda_chip *chip, const attn_problem *p)
+{
+    return parts_of(chip, p).total;
+}
+
+cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *memory)
+{
+    const parts w = parts_of(chip, p);
+    char *at = (char *)memory;
+    attn_problem whole = *p;
+    split_planes planes[4];
+    size_t ignored;
+    saved s;
+    cudaError_t code = cudaSuccess;
+    s.lse = (float *)at;
+    s.delta = s.lse + query_rows(attn_dims_of(p));
+    at += w.rows;
+    float *const sums = w.sums ? (float *)at : nullptr;
+    at += w.sums;
+    lay_out(p, at, planes, &ignored);
+    at += w.planes;
+    if (!p->out.rank) { /* the forward first */
+        attn_problem forward = *p;
+        const attn_dims d = attn_dims_of(p);
+        int64_t shape[4], lse_shape[3] = { d.B, d.H, d.Sq };
+        for (int i = 0; i < p->q.rank; i++) shape[i] = p->q.shape[i];
+        shape[p->q.rank - 1] = d.Dv;
+        forward.op = ATTN_OP_FORWARD;
+        forward.out = attn_tensor_make(at, ATTN_F32, p->q.rank, shape);
+        at += w.out;
+        forward.lse =
+            d.packed ? attn_tensor_make(at, ATTN_F32, 2, lse_shape + 1) : attn_tensor_make(at, ATTN_F32, 3, lse_shape);
+        at += w.lse;
+        code = f32_forward.run(chip, stream, &forward, at);
+        whole.out = forward.out;
+        whole.lse = forward.lse;
+    }
+    const cuda_args a = cuda_args_of(&whole);
+    s.out = a.g.view[ATTN_T_out];
+    simple_delta(a, s, true, stream);
+    if (code == cudaSuccess) code = split_tensors(a, planes, split_ids, 4, stream);
+    if (code == cudaSuccess && sums) code = cudaMemsetAsync(sums, 0, w.sums, stream);
+    if (code != cudaSuccess) return code;
+    const backward_planes all = { planes[0], planes[1], planes[2], planes[3] };
+    const bool options = split_has_options(p, a.g);
+    switch (split_class(a.g.dims)) {
+    case 64: code = launch<64>(a, all, s, sums, options, stream); break;
+    case 128: code = launch<128>(a, all, s, sums, options, stream); break;
+    default: code = launch<256>(a, all, s, sums, options, stream); break;
+    }
+    simple_gradients(p, a, s, stream);
+    return code == cudaSuccess ? cudaPeekAtLastError() : code;
+}
+
+} // namespace
+
+extern const cuda_kernel f32_backward = { "generic", ATTN_OP_BACKWARD, 80, covers, workspace, run };

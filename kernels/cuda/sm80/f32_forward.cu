@@ -1,0 +1,463 @@
+/* f32_forward.cu: flash attention forward for float32 on tensor cores, by mma.sync, for any GPU from compute capability
+ * 8.0 on.
+ *
+ * The algorithm is forward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 1); the numbers are pairs of float16,
+ * three products for one (split.cuh says how, why, and what error that has: about that of float32 itself). K and V are
+ * split by a kernel of their own before, Q by its block; S = Q K^T and P V are products of pairs; P is split in
+ * registers; softmax, O and lse are float32.
+ *
+ *     load Q, K[n-1]
+ *     for j = n-1 .. 0:  wait K[j];  load V[j]
+ *                        S = Q K[j]^T;  mask
+ *                        wait V[j];  load K[j-1]          copies run under the products
+ *                        m, l, P = softmax_step(S);  O = rescale O + P V[j]
+ *     out = O / l,  lse = m + ln l
+ *
+ * P is kept as 2^15 P, and l with it, so that small probabilities do not leave float16's range.
+ *
+ * A row that sees one key is that key's value to the bit: it is copied. Values that are not finite: as in forward.cu, the
+ * tile again with zeros for them, then the rows that see one by rows.cuh. Wide tiles (split.cuh) send all rows there. */
+#include "split.cuh"
+
+namespace
+{
+
+/* One row an instantiation: head dims up to D; 16-row blocks a warp, keys a tile, warps, blocks a multiprocessor. */
+template <int D> struct tile;
+template <> struct tile<64> {
+    static const int MT = 2, BN = 64, WARPS = 4, BLOCKS = 2;
+};
+template <> struct tile<128> {
+    static const int MT = 2, BN = 32, WARPS = 4, BLOCKS = 2;
+};
+template <> struct tile<256> {
+    static const int MT = 1, BN = 32, WARPS = 8, BLOCKS = 1;
+};
+
+/* The form with options has one 16-row block a warp, which leaves registers for them. */
+template <int D, bool OPTIONS> struct shape {
+    static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = tile<D>::BN, MT = OPTIONS ? 1 : tile<D>::MT;
+    static const int BM = 16 * MT * WARPS, BLOCKS = tile<D>::BLOCKS;
+    static_assert(SPLIT_ROWS % BM == 0 && SPLIT_ROWS % BN == 0, "a tile has one exponent");
+};
+
+template <int D, bool OPTIONS> struct shared {
+    alignas(1024) uint16_t Q[2 * shape<D, OPTIONS>::BM * D]; /* hi, then lo */
+    alignas(1024) uint16_t K[2 * shape<D, OPTIONS>::BN * D];
+    alignas(1024) uint16_t V[2 * shape<D, OPTIONS>::BN * D];
+    float S[OPTIONS ? shape<D, OPTIONS>::BM : 1]
+           [OPTIONS ? shape<D, OPTIONS>::BN + 4 : 1]; /* scores on their way through the options */
+};
+
+/* What a thread knows of one of its rows: maximum (base 2) and this lane's part of the sum, in units of P_UNIT. */
+struct softmax_row {
+    float m, l;
+};
+
+const float P_BITS = 15, P_UNIT = 1.0f / 32768;
+
+/* To a multiple of 1/16 (of more above 2^18). Maxima are rounded, so that adding P's 15 bits to one is exact. */
+DEVICE float rounded(float m)
+{
+    return __fadd_rn(__fadd_rn(m, 786432.0f), -786432.0f);
+}
+
+struct forward_planes {
+    split_planes k, v;
+};
+
+template <int D, bool OPTIONS>
+__global__ void __launch_bounds__(shape<D, OPTIONS>::THREADS, shape<D, OPTIONS>::BLOCKS)
+    f32_forward_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ forward_planes planes)
+{
+    typedef shape<D, OPTIONS> Shape;
+    const int BM = Shape::BM, BN = Shape::BN, MT = Shape::MT, THREADS = Shape::THREADS, NT = BN / 8, DT = D / 8;
+    extern __shared__ __align__(1024) char memory[];
+    shared<D, OPTIONS> &sm = *reinterpret_cast<shared<D, OPTIONS> *>(memory);
+    const attn_geometry &g = a.g;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+    const tile_place place = tile_place_of<BM>(a, blockIdx.x);
+    if (!place.exists) return;
+    const int q0 = place.i0;
+    const limits limit = limits_of(g, place.x.s);
+    const int64_t rows_end = attn_min64(q0 + BM, place.x.s.Sq);
+    const attn_range seen = attn_keys_of_rows(&g, &place.x.s, q0, rows_end),
+                     open = attn_keys_of_all_rows(&g, &place.x.s, q0, rows_end);
+    const int first = (int)(seen.lo / BN), last = (int)attn_tiles(seen.hi, BN);
+    /* Tiles [free_first, free_last) need no causal or window test. */
+    const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
+
+    /* 32 bits: a plane of 2^31 tiles would be 2^46 bytes. */
+    const int k_tile = (int)split_tile_of(planes.k, g.dims.packed, place.x.b, place.x.hk, place.x.s.k_start); /* V's too */
+
+    /* Tile j of K or V in the planes of its head. */
+    auto load = [&](uint16_t *to, const split_planes &from, int j) {
+        load_planes<D, BN, THREADS>(to, from.data + (int64_t)(k_tile + j * BN / SPLIT_ROWS) * (2 * SPLIT_ROWS * D),
+                                    j * BN % SPLIT_ROWS);
+        cp_async_commit();
+    };
+    if (first < last) load(sm.K, planes.k, last - 1);
+
+    /* Q, split here: it is read once only. Its BM rows have one exponent. */
+    float q_unit, score_bound;
+    {
+        const int ROWS = 16 * MT, V = D / 32;
+        float x[ROWS][V], top, least;
+        load_rows<D, ROWS>(x, g.view[ATTN_T_q], place.x.b, place.x.h, place.x.s.q_start, q0 + warp * ROWS, place.x.s.Sq,
+                           (int)g.dims.D);
+        range_of_rows(x, top, least);
+        float *const tops = reinterpret_cast<float *>(sm.V), *const leasts = tops + Shape::WARPS;
+        if (lane == 0) tops[warp] = top, leasts[warp] = least;
+        __syncthreads();
+        for (int w = 0; w < Shape::WARPS; w++) top = fmaxf(top, tops[w]), least = fminf(least, leasts[w]);
+        const int e = exponent_of(top);
+        const float factor = power_of_two(e);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            split_row(sm.Q + at<D>(warp * ROWS + r, lane * V / 8) + lane * V % 8, BM * D, x[r], factor);
+        q_unit = power_of_two(-e);
+        /* Scores are at most this times K's largest number; times 16 where Q is wide. */
+        score_bound = top * (float)g.dims.D * fabsf(place.x.scale) * (is_wide(top, least) ? 16 : 1);
+    }
+
+    bool clean = false; /* second time over: V without infinities and NaN */
+    bool wide = false;  /* all rows by forward_row() */
+again:
+    float O[MT][DT][4];
+    softmax_row rows[MT][2];
+    const float sink = sink_of(a, place.x.h) * LOG2E, sink_m = rounded(sink),
+                scale_log2 = place.x.scale * LOG2E * q_unit; /* of a score in S, but for K's exponent */
+    int o_exponent = 126; /* O holds sums of P V 2^o_exponent: the smallest exponent of V's tiles so far */
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++) {
+#pragma unroll
+        for (int dt = 0; dt < DT; dt++) O[mt][dt][0] = O[mt][dt][1] = O[mt][dt][2] = O[mt][dt][3] = 0;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            rows[mt][half].m = sink_m;
+            rows[mt][half].l = sink != -CUDART_INF_F && lane % 4 == 0 ? exp2_fast(sink - sink_m) * (1 / P_UNIT)
+                                                                      : 0; /* the sink joins the sum once */
+        }
+    }
+
+    uint32_t q_at = by_16<D>(sm.Q, lane) + warp * MT * 32 * D, k_at = by_8<D>(sm.K, lane), v_at = by_16<D>(sm.V, lane);
+
+    for (int j = last - 1; j >= first; j--) {
+        const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
+                          vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
+        /* Scores above 2^22 round so coarsely that P, by a fused multiply-add, would leave float16's range. Those below
+         * 2^18 have a small absolute error however wide the tiles are (Q's is in score_bound). */
+        wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
+        /* Where V's tiles have one exponent, as most have, shift is 0. P of a tile of smaller numbers is made smaller
+         * instead of O larger. */
+        int shift = vs.top > 0 ? vs.exponent - o_exponent : 0;
+        float o_rescale = 1;
+        if (shift < 0) {
+            o_rescale = power_of_two(max(shift, -126));
+            o_exponent = vs.exponent;
+            shift = 0;
+        }
+        wide |= shift > 16;
+        cp_async_wait<0>();
+        __syncthreads(); /* K[j] is here, and nobody reads V[j + 1] any more */
+        load(sm.V, planes.v, j);
+
+        /* Does any of this warp's rows see any of these keys? With two 16-row blocks a warp there are no registers to
+         * ask. */
+        const int w0 = q0 + warp * MT * 16;
+        const bool active = MT == 2 || (j * BN < w0 + MT * 16 - 1 + limit.hi && (j + 1) * BN > w0 + limit.lo);
+        uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];
+        float rescale[MT][2];
+        if (active) {
+            float S[MT][NT][4]; /* = Q K^T */
+            opaque(q_at);
+            opaque(k_at);
+            multiply_rows<D, MT, BN, BM>(S, q_at, k_at);
+            const float k_unit = power_of_two(-ks.exponent);
+
+            /* Options: the warp's 16 rows pass through shared memory, so that one small loop treats every element. */
+            if (OPTIONS) {
+                float(*const line)[BN + 4] = reinterpret_cast<float(*)[BN + 4]>(&sm.S[warp * 16]);
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++)
+                        *(float2 *)&line[half * 8 + lane / 4][nt * 8 + lane % 4 * 2] =
+                            make_float2(S[0][nt][half * 2], S[0][nt][half * 2 + 1]);
+                __syncwarp();
+#pragma unroll 1
+                for (int n = lane; n < 16 * BN; n += 32) {
+                    const int r = n / BN, i = q0 + warp * 16 + r, key = j * BN + n % BN;
+                    float tanh_s, &s = line[r][n % BN];
+                    const bool sees = i < place.x.s.Sq && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk &&
+                                      visible_by_mask(a, place.x, i, key);
+                    s = sees ? score(a, place.x, i, key, s * (q_unit * k_unit), &tanh_s) * LOG2E : -CUDART_INF_F;
+                }
+                __syncwarp();
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) S[0][nt][e] = line[e / 2 * 8 + lane / 4][nt * 8 + lane % 4 * 2 + e % 2];
+                __syncwarp();
+            } else if (j < free_first || j >= free_last) {
+#pragma unroll
+                for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        const int i = q0 + (warp * MT + mt) * 16 + half * 8 + lane / 4, column = j * BN + lane % 4 * 2;
+                        const int lo = i + limit.lo - column, hi = min(i + limit.hi, limit.Sk) - column;
+#pragma unroll
+                        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                            for (int e = 0; e < 2; e++)
+                                if (nt * 8 + e < lo || nt * 8 + e >= hi) S[mt][nt][half * 2 + e] = -CUDART_INF_F;
+                    }
+            }
+
+            /* One step of the online softmax; S becomes P, in units of P_UNIT. */
+            const float c = OPTIONS ? 1 : fmaxf(scale_log2 * k_unit, 1.2e-38f); /* never 0: -inf * 0 would be NaN */
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    softmax_row &row = rows[mt][half];
+                    float top = -CUDART_INF_F;
+#pragma unroll
+                    for (int nt = 0; nt < NT; nt++) top = fmaxf(top, fmaxf(S[mt][nt][half * 2], S[mt][nt][half * 2 + 1]));
+                    top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
+                    top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
+                    const float m = fmaxf(row.m, rounded(top * c)); /* row.m is in base 2 already */
+                    const float base = m == -CUDART_INF_F ? 0 : m;  /* nothing seen yet: -inf - -inf would be NaN */
+                    const float factor = exp2_fast(row.m - base), offset = P_BITS - (float)shift - base;
+                    float sum = 0;
+#pragma unroll
+                    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+                            float &s = S[mt][nt][half * 2 + e];
+                            s = exp2_fast(fmaf(s, c, offset));
+                            sum += s;
+                        }
+                    row.l = fmaf(sum, power_of_two(shift), row.l * factor);
+                    row.m = m;
+                    rescale[mt][half] = factor * o_rescale;
+                }
+            if (OPTIONS &&
+                a.drop_below) { /* after the sum: dropout does not enter lse. Eight keys share one call of the generator. */
+                uint32_t *const kept = reinterpret_cast<uint32_t *>(&sm.S[warp * 16]); /* [16][NT]: 8 bits each */
+#pragma unroll 1
+                for (int n = lane; n < 16 * NT; n += 32) {
+                    const attn_philox lanes = attn_dropout_lanes(a.seed, place.x.b * g.dims.H + place.x.h,
+                                                                 q0 + warp * 16 + n / NT, j * NT + n % NT);
+                    uint32_t bits = 0;
+                    for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
+                    kept[n] = bits;
+                }
+                __syncwarp();
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const uint32_t bits = kept[(e / 2 * 8 + lane / 4) * NT + nt];
+                        if (!(bits >> (lane % 4 * 2 + e % 2) & 1)) S[0][nt][e] = 0; /* drop_scale comes at the end */
+                    }
+                __syncwarp();
+            }
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++) split_fragments<BN>(ph[mt], pl[mt], S[mt]);
+        }
+
+        cp_async_wait<0>();
+        __syncthreads(); /* V[j] is here, and nobody reads K[j] any more */
+        if (clean) {
+            for (int n = threadIdx.x; n < BN * D; n += THREADS)
+                if (not_finite<__half>(sm.V[n])) sm.V[n] = 0; /* lo is 0 there */
+            __syncthreads();
+        }
+        if (j > first) load(sm.K, planes.k, j - 1);
+
+        /* O = rescale O + P V, some columns at a time: what registers allow */
+        const int PAIRS = D == 256 ? 1 : 2;
+        if (!active) {
+            if (o_rescale != 1)
+#pragma unroll
+                for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+                    for (int dt = 0; dt < DT; dt++)
+#pragma unroll
+                        for (int e = 0; e < 4; e++) O[mt][dt][e] *= o_rescale;
+            continue;
+        }
+        opaque(v_at);
+#pragma unroll
+        for (int dt = 0; dt < DT; dt += 2 * PAIRS) {
+            float part[MT][2 * PAIRS][4] = {};
+#pragma unroll
+            for (int kk = 0; kk < BN / 16; kk++) {
+                uint32_t ah[MT][4], al[MT][4];
+#pragma unroll
+                for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) ah[mt][e] = ph[mt][kk][e], al[mt][e] = pl[mt][kk][e];
+                multiply_columns<MT, PAIRS, BN * 2 * D>(part, ah, al, v_at, dt / 2, kk * 32 * D);
+            }
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+                for (int n = 0; n < 2 * PAIRS; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        O[mt][dt + n][e] = fmaf(O[mt][dt + n][e], rescale[mt][e / 2], part[mt][n][e]);
+        }
+    }
+
+    /* out = O / l, lse = m + ln l. The place is found anew rather than kept in registers through the loop. */
+    unsigned block = blockIdx.x;
+    asm volatile("" : "+r"(block));
+    const tile_place home = tile_place_of<BM>(a, block);
+    const head_args &x = home.x;
+    const attn_view &out = g.view[ATTN_T_out], &lse = g.view[ATTN_T_lse], &v = g.view[ATTN_T_v];
+    bool is_finite = true;
+    const float o_unit = power_of_two(-o_exponent) * P_UNIT;
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            softmax_row &row = rows[mt][half];
+            row.l += __shfl_xor_sync(0xffffffff, row.l, 1);
+            row.l += __shfl_xor_sync(0xffffffff, row.l, 2);
+            row.l *= P_UNIT;
+            const float factor = row.l == 0 ? 0 : (OPTIONS && a.drop_below ? a.drop_scale : 1) / row.l * o_unit;
+            is_finite &= row.l - row.l == 0;
+#pragma unroll
+            for (int dt = 0; dt < DT; dt++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float &o = O[mt][dt][half * 2 + e];
+                    o *= factor;
+                    is_finite &= o - o == 0;
+                }
+        }
+    if (!clean && !wide && __syncthreads_or(!is_finite)) {
+        clean = true;
+        if (first < last) load(sm.K, planes.k, last - 1);
+        goto again;
+    }
+    /* By way of Q's place, where rows of D floats just fit: a warp reads back only the rows that it wrote. Eight floats
+     * of row r lie at place c ^ (r % 8) of their row. */
+    float *const staged = reinterpret_cast<float *>(sm.Q);
+    __syncthreads();
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int r = (warp * MT + mt) * 16 + half * 8 + lane / 4;
+            const softmax_row &row = rows[mt][half];
+            if (q0 + r < x.s.Sq && lane % 4 == 0 && lse.data)
+                ((float *)lse.data)[attn_at(&lse, x.b, x.h, x.s.q_start + q0 + r)] =
+                    row.l == 0 ? -CUDART_INF_F : row.m * LN2 + logf(row.l);
+#pragma unroll
+            for (int dt = 0; dt < DT; dt++)
+                *(float2 *)(staged + at<D>(r, dt) + lane % 4 * 2) =
+                    make_float2(O[mt][dt][half * 2], O[mt][dt][half * 2 + 1]);
+        }
+    __syncwarp();
+    const bool pieces = out.dtype == ATTN_F32 && g.dims.Dv % 4 == 0 && out.row % 4 == 0 &&
+                        ((uint64_t)out.data + 4 * attn_at(&out, x.b, x.h, x.s.q_start)) % 16 == 0;
+    const bool copies = !OPTIONS && sink_of(a, x.h) == -CUDART_INF_F; /* a row that sees one key is that value */
+#pragma unroll 1
+    for (int n = lane; out.data && n < MT * 16 * (D / 4); n += 32) {
+        const int r = warp * MT * 16 + n / (D / 4), c = n % (D / 4), i = q0 + r;
+        if (i >= x.s.Sq || c * 4 >= g.dims.Dv) continue;
+        const float4 four = *(const float4 *)(staged + at<D>(r, c / 2) + c % 2 * 4);
+        const int64_t to = attn_at(&out, x.b, x.h, x.s.q_start + i) + c * 4;
+        const int key = max(i + limit.lo, 0), keys = min(i + limit.hi, limit.Sk) - key;
+        if (pieces && !(copies && keys == 1)) {
+            *(float4 *)((float *)out.data + to) = four;
+            continue;
+        }
+        const float o[4] = { four.x, four.y, four.z, four.w };
+        const float *const value = (const float *)v.data + attn_at(&v, x.b, x.hk, x.s.k_start + key) + c * 4;
+        for (int e = 0; e < 4 && c * 4 + e < g.dims.Dv; e++)
+            store_float(out.dtype, out.data, to + e, copies && keys == 1 ? value[e] : o[e]);
+    }
+    if (clean || wide) {
+        __syncthreads();
+        for (int r = warp; r < BM && q0 + r < x.s.Sq; r += Shape::WARPS) forward_row(a, x, q0 + r, out, nullptr, !wide);
+    }
+}
+
+/* ---- Launcher ------------------------------------------------------------------------------------------------------ */
+
+template <int D, bool OPTIONS> cudaError_t launch_form(const cuda_args &a, const forward_planes &planes, cudaStream_t stream)
+{
+    typedef shape<D, OPTIONS> Shape;
+    const dim3 grid = tile_grid(a.g, Shape::BM);
+    const size_t bytes = sizeof(shared<D, OPTIONS>);
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
+    const cudaError_t code = allow_shared<f32_forward_tiles<D, OPTIONS>>(bytes);
+    if (code == cudaSuccess) f32_forward_tiles<D, OPTIONS><<<grid, Shape::THREADS, bytes, stream>>>(a, planes);
+    return code == cudaSuccess ? cudaPeekAtLastError() : code;
+}
+
+template <int D> cudaError_t launch(const cuda_args &a, const forward_planes &planes, bool options, cudaStream_t stream)
+{
+    return options ? launch_form<D, true>(a, planes, stream) : launch_form<D, false>(a, planes, stream);
+}
+
+template <int D> size_t shared_bytes(bool options)
+{
+    return options ? sizeof(shared<D, true>) : sizeof(shared<D, false>);
+}
+
+bool covers(const cuda_chip *chip, const attn_problem *p)
+{
+    if (p->q.dtype != ATTN_F32) return false;
+    const attn_geometry g = attn_geometry_of(p);
+    const int D = split_class(g.dims);
+    const bool options = split_has_options(p, g);
+    const size_t bytes = D == 64    ? shared_bytes<64>(options)
+                         : D == 128 ? shared_bytes<128>(options)
+                                    : shared_bytes<256>(options);
+    return tile_grid_fits(g.dims) && bytes <= (size_t)chip->shared_bytes;
+}
+
+const attn_tensor_id split_ids[] = { ATTN_T_k, ATTN_T_v };
+
+size_t lay_out(const attn_problem *p, void *memory, split_planes (&planes)[2])
+{
+    size_t total = 0;
+    for (int n = 0; n < 2; n++) {
+        size_t bytes;
+        planes[n] = split_planes_of(attn_dims_of(p), split_ids[n], (char *)memory + total, &bytes);
+        total += split_align(bytes);
+    }
+    return total;
+}
+
+size_t workspace(const cuda_chip *, const attn_problem *p)
+{
+    split_planes planes[2];
+    return lay_out(p, nullptr, planes);
+}
+
+cudaError_t run(const cuda_chip *, cudaStream_t stream, const attn_problem *p, void *memory)
+{
+    const cuda_args a = cuda_args_of(p);
+    split_planes planes[2];
+    lay_out(p, memory, planes);
+    const cudaError_t code = split_tensors(a, planes, split_ids, 2, stream);
+    if (code != cudaSuccess) return code;
+    const forward_planes all = { planes[0], planes[1] };
+    const bool options = split_has_options(p, a.g);
+    switch (split_class(a.g.dims)) {
+    case 64: return launch<64>(a, all, options, stream);
+    case 128: return launch<128>(a, all, options, stream);
+    default: return launch<256>(a, all, options, stream);
+    }
+}
+
+} // namespace
+
+extern const cuda_kernel f32_forward = { "generic", ATTN_OP_FORWARD, 80, covers, workspace, run };

@@ -1,0 +1,99 @@
+/* f32_split.cu: float32 tensors to planes of float16. See split.cuh.
+ *
+ * A block reads the 128 rows of one tile once, keeps them in registers, finds the largest number, and writes hi and lo.
+ * Bound by memory: 4 bytes in and 4 out a number. One launch does all tensors of a problem. */
+#include "split.cuh"
+
+namespace
+{
+
+enum { WARPS = 8, ROWS = SPLIT_ROWS / WARPS, MOST = 4 };
+
+struct split_jobs {
+    split_planes planes[MOST];
+    attn_tensor_id id[MOST];
+    unsigned first[MOST + 1]; /* blocks first[n] .. first[n + 1] - 1 of the grid's x are tensor n's tiles */
+};
+
+/* A lane holds D / 32 neighbouring columns of 16 rows. */
+template <int D>
+__global__ void __launch_bounds__(32 * WARPS)
+    split_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ split_jobs jobs)
+{
+    const int V = D / 32;
+    const attn_geometry &g = a.g;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int job = 0;
+    while (blockIdx.x >= jobs.first[job + 1]) job++;
+    const split_planes &p = jobs.planes[job];
+    if ((int)blockIdx.y >= p.heads) return;
+    int b = blockIdx.z, tile = (int)(blockIdx.x - jobs.first[job]);
+    const int32_t *const cu = p.queries ? g.cu_q : g.cu_k;
+    if (g.dims.packed) {
+        int low = 0, high = (int)g.dims.B;
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            if (cu[middle] / SPLIT_ROWS + middle <= tile) low = middle;
+            else high = middle;
+        }
+        b = low;
+        tile -= cu[b] / SPLIT_ROWS + b;
+    }
+    const attn_sequence s = attn_sequence_of(&g, b);
+    const int64_t count = p.queries ? s.Sq : s.Sk, start = p.queries ? s.q_start : s.k_start;
+    if (g.dims.packed && (int64_t)tile * SPLIT_ROWS >= count) return; /* not a tile of any sequence */
+    float x[ROWS][V], top, least;
+    load_rows<D, ROWS>(x, g.view[jobs.id[job]], b, blockIdx.y, start, (int64_t)tile * SPLIT_ROWS + warp * ROWS, count,
+                       p.width);
+    range_of_rows(x, top, least);
+    __shared__ float tops[WARPS], leasts[WARPS], norms[WARPS];
+    if (lane == 0) tops[warp] = top, leasts[warp] = least;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) top = fmaxf(top, tops[w]), least = fminf(least, leasts[w]);
+
+    const int e = exponent_of(top);
+    const float factor = power_of_two(e);
+    const int64_t at = split_tile_of(p, g.dims.packed, b, blockIdx.y, start) + tile;
+    uint16_t *to = p.data + (at * 2 * SPLIT_ROWS + warp * ROWS) * D + lane * V;
+    float norm = 0;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) norm = fmaxf(norm, warp_sum(split_row(to + r * D, SPLIT_ROWS * D, x[r], factor)));
+    if (lane == 0) norms[warp] = norm;
+    __syncthreads();
+    if (threadIdx.x) return;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) norm = fmaxf(norm, norms[w]);
+    split_stats stats;
+    stats.exponent = e;
+    stats.wide = is_wide(top, least);
+    stats.top = top;
+    stats.norm = sqrtf(norm);
+    p.stats[at] = stats;
+}
+
+} // namespace
+
+cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const attn_tensor_id *ids, int count,
+                          cudaStream_t stream)
+{
+    const attn_dims &d = a.g.dims;
+    split_jobs jobs = {};
+    unsigned blocks = 0, heads = 0;
+    for (int n = 0; n < count; n++) {
+        jobs.planes[n] = planes[n];
+        jobs.id[n] = ids[n];
+        jobs.first[n] = blocks;
+        blocks += (unsigned)planes[n].tiles;
+        if ((unsigned)planes[n].heads > heads) heads = (unsigned)planes[n].heads;
+    }
+    for (int n = count; n <= MOST; n++) jobs.first[n] = blocks;
+    const dim3 grid(blocks, heads, d.packed ? 1 : (unsigned)d.B);
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
+    switch (split_class(d)) {
+    case 64: split_tiles<64><<<grid, 32 * WARPS, 0, stream>>>(a, jobs); break;
+    case 128: split_tiles<128><<<grid, 32 * WARPS, 0, stream>>>(a, jobs); break;
+    default: split_tiles<256><<<grid, 32 * WARPS, 0, stream>>>(a, jobs); break;
+    }
+    return cudaPeekAtLastError();
+}

@@ -1,0 +1,359 @@
+/* split.cuh: float32 on tensor cores that multiply 16-bit numbers.
+ *
+ * A float32 number is the sum of two float16 numbers, 11 bits of it in each, once a power of two has brought it into
+ * float16's range:
+ *
+ *     x 2^e = hi + lo / 2048          hi = f16(x 2^e),  lo = f16((x 2^e - hi) 2048)
+ *
+ *     sum_k x_k y_k = 2^-(ex + ey) ( sum hi hi' + (sum hi lo' + sum lo hi') / 2048 )
+ *
+ * three products for one; lo lo' is left out.
+ *
+ * Three products of m16n8k16 on float16 cost half of what three on TF32 do (the same 11 bits, at half the rate), and half
+ * of the six that three bfloat16 parts need. What float16 lacks is range, so every 128 rows of a tensor (of one head of
+ * one sequence: a tile) share an exponent e, a multiple of 8 that brings the tile's largest number between 2^7 and 2^15.
+ * It is a multiple of 8 so that most tiles have the same one, and the last bits of a row do not move with what its
+ * neighbours hold.
+ *
+ * Error of one factor, relative to the number: 2^-22 at most, 2^-23 mostly, for numbers down to 2^-21 of the tile's
+ * largest; below that 2^-42 of the tile's largest at most. So only what is smaller than that by itself loses: a row all
+ * of whose numbers are below 2^-22 of the tile's largest (zeros aside) makes the tile `wide`, and what depends on a wide
+ * tile is computed row by row in float32 (rows.cuh), which is slow. In dout such rows are left as they are:
+ * their part of a gradient is that much smaller than the others'.
+ *
+ * Error of the results, largest over largest value (lse: absolute), against the reference in float64, N(0, 1), S 1024 to
+ * 4096, D 64 to 256, causal and not: out 1.2e-6, lse 1e-6, dq 1.9e-6, dk 1.5e-6, dv 1.3e-6; with q three times as large
+ * out 9e-7, lse 5e-6, dq 1.4e-6, dk 1.2e-6, dv 1.2e-6: about what sums in float32 have. (One NVIDIA H200, 2026-11-20.)
+ *
+ * Tensor cores add with truncation, which over thousands of additions to one sum would be a bias. So no sum is longer
+ * than a tile: products of a tile start from 0 and are added to the running sum by a rounded multiply-add, and the small
+ * products have a sum of their own.
+ *
+ *   split_row()         some numbers of a row, from registers to hi and lo ("planes")
+ *   split_tensors()     the planes of whole tensors, zero beyond the last row and column: tiles of [2][128][D] float16,
+ *                       so that the kernels that follow copy pieces of 16 bytes whatever the tensor's strides
+ *   load_planes()       some rows of a tile to shared memory, swizzled as in tile.cuh
+ *   split_fragments()   P and dS, in registers
+ *   multiply_rows()     the three products of Q K^T
+ *   multiply_columns()  the three products of P V
+ *
+ * NaN and infinity are NaN in hi, 0 in lo, and do not count in the tile's largest. */
+#ifndef ATTN_SM80_SPLIT_CUH
+#define ATTN_SM80_SPLIT_CUH
+
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/simple/rows.cuh"
+#include "tile.cuh"
+
+enum { SPLIT_ROWS = 128 };
+const float LO_UNIT = 1.0f / 2048;
+
+struct split_stats {
+    int exponent;
+    int wide;
+    float top;  /* largest magnitude */
+    float norm; /* largest Euclidean norm of a row, in units of 2^-exponent */
+};
+
+/* One tensor's planes. A head has `tiles` of them; packed, sequence b has those from start / 128 + b on (see tile_grid()
+ * in args.cuh). */
+struct split_planes {
+    uint16_t *data;
+    split_stats *stats;
+    int64_t tiles;
+    int heads, width;
+    int queries; /* rows are queries, not keys */
+};
+
+DEVICE int64_t split_tile_of(const split_planes &p, bool packed, int64_t b, int64_t h, int64_t start)
+{
+    return packed ? h * p.tiles + start / SPLIT_ROWS + b : (b * p.heads + h) * p.tiles;
+}
+
+/* ---- Host ---------------------------------------------------------------------------------------------------------- */
+
+static inline int split_class(const attn_dims &d)
+{
+    const int64_t D = attn_max64(d.D, d.Dv);
+    return D <= 64 ? 64 : D <= 128 ? 128 : 256;
+}
+
+static inline size_t split_align(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+/* The planes of tensor `id` of a problem, at `memory` (which may be NULL: then only *bytes means something). */
+static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id, void *memory, size_t *bytes)
+{
+    split_planes p;
+    p.queries = id == ATTN_T_q || id == ATTN_T_dout;
+    p.heads = (int)(p.queries ? d.H : d.Hk);
+    p.width = (int)(id == ATTN_T_q || id == ATTN_T_k ? d.D : d.Dv);
+    p.tiles =
+        d.packed ? (p.queries ? d.total_q : d.total_k) / SPLIT_ROWS + d.B : attn_tiles(p.queries ? d.Sq : d.Sk, SPLIT_ROWS);
+    const size_t tiles = (size_t)p.tiles * (size_t)p.heads * (size_t)(d.packed ? 1 : d.B),
+                 stats = split_align(tiles * sizeof(split_stats));
+    p.stats = (split_stats *)memory;
+    p.data = (uint16_t *)((char *)memory + stats);
+    *bytes = stats + tiles * 2 * SPLIT_ROWS * (size_t)split_class(d) * sizeof(uint16_t);
+    return p;
+}
+
+/* Fills the planes of `count` (at most 4) tensors; ids[n] belongs to planes[n]. f32_split.cu. */
+cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const attn_tensor_id *ids, int count,
+                          cudaStream_t stream);
+
+/* Does a problem need the form of a kernel that treats every score by the functions of args.cuh? */
+static inline bool split_has_options(const attn_problem *p, const attn_geometry &g)
+{
+    return p->softcap > 0 || p->bias.rank || p->alibi_slopes.rank || p->keep_mask.rank || p->mask_startend_rows.rank ||
+           p->dropout_p > 0 || !is_plain_scale(g.scale);
+}
+
+/* ---- Device -------------------------------------------------------------------------------------------------------- */
+
+/* 2^e for |e| <= 126. Exponents of tiles are at most 120, of dS 114. */
+DEVICE float power_of_two(int e)
+{
+    return __int_as_float((e + 127) << 23);
+}
+
+/* Rows [row, row + ROWS) of the tile at `tile` (its hi plane), both planes, to to[0 .. ROWS * D) and to[ROWS * D ..). */
+template <int D, int ROWS, int THREADS> DEVICE void load_planes(uint16_t *to, const uint16_t *tile, int row)
+{
+    const int PIECES = D / 8, STEP = THREADS / PIECES;
+    const int r = threadIdx.x / PIECES, c = threadIdx.x % PIECES;
+    const uint16_t *from = tile + (row + r) * D + c * 8;
+    const uint32_t there = smem_addr(to + at<D>(r, c));
+#pragma unroll
+    for (int plane = 0; plane < 2; plane++)
+#pragma unroll
+        for (int n = 0; n < ROWS / STEP; n++)
+            cp_async_16(STEP % 8 == 0 ? there + (plane * ROWS + n * STEP) * D * 2
+                                      : smem_addr(to + plane * ROWS * D + at<D>(r + n * STEP, c)),
+                        from + plane * SPLIT_ROWS * D + n * STEP * D, true);
+}
+
+/* Two numbers below 65504 in magnitude to hi + lo / LO; LO is 2048 in planes and 1 where a product reads them from
+ * registers. */
+template <int LO> DEVICE void split_pair(uint32_t &hi, uint32_t &lo, float x, float y)
+{
+    hi = pack<__half>(x, y);
+    const float2 there = __half22float2(*reinterpret_cast<const __half2 *>(&hi));
+    lo = pack<__half>((x - there.x) * LO, (y - there.y) * LO);
+}
+
+/* Accumulators (16 rows x N columns) to A fragments, LO = 1. */
+template <int N>
+DEVICE void split_fragments(uint32_t (&ah)[N / 16][4], uint32_t (&al)[N / 16][4], const float (&S)[N / 8][4])
+{
+#pragma unroll
+    for (int nt = 0; nt < N / 8; nt++) {
+        const int kk = nt / 2, n = nt % 2 * 2;
+        split_pair<1>(ah[kk][n], al[kk][n], S[nt][0], S[nt][1]);
+        split_pair<1>(ah[kk][n + 1], al[kk][n + 1], S[nt][2], S[nt][3]);
+    }
+}
+
+/* Addresses of fragments. Piece c of row r of a tile lies at c ^ (r % 8), so with a tile on 1024 bytes the address of
+ * pieces 2 n + c is that of pieces c with 32 n exclusive-or'ed in: a lane keeps one address a tile, and row offsets are
+ * constants.
+ *
+ *   by_16  lane l addresses row l % 16, piece l / 16                  A by rows, B by columns (trans)
+ *   by_8   lane l addresses row l % 8 + 8 (l / 16), piece l / 8 % 2   B by rows, A by columns (trans) */
+template <int D> DEVICE uint32_t by_16(const uint16_t *tile, int lane)
+{
+    return smem_addr(tile + at<D>(lane % 16, lane / 16));
+}
+template <int D> DEVICE uint32_t by_8(const uint16_t *tile, int lane)
+{
+    return smem_addr(tile + at<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2));
+}
+
+/* The compiler must not compute what follows from x before the loop and keep all of it: registers are short. */
+DEVICE void opaque(uint32_t &x)
+{
+    asm volatile("" : "+r"(x));
+}
+
+/* S = A B^T over D channels, 16 MT rows of A and N rows of B, both planes of pairs (A_ROWS and N rows). The small
+ * products have a sum of their own, for here a sum is as long as D. */
+template <int D, int MT, int N, int A_ROWS> DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
+{
+    float rest[MT][N / 8][4] = {};
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int nt = 0; nt < N / 8; nt++) S[mt][nt][0] = S[mt][nt][1] = S[mt][nt][2] = S[mt][nt][3] = 0;
+    constexpr int STEPS = D == 64 || (D == 128 && MT == 1) ? 4 : 2;
+#pragma unroll STEPS
+    for (int kk = 0; kk < D / 16; kk++) {
+        uint32_t ah[MT][4], al[MT][4];
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++) {
+            ldmatrix_x4(ah[mt], (a ^ kk * 32) + mt * 32 * D);
+            ldmatrix_x4(al[mt], (a ^ kk * 32) + mt * 32 * D + A_ROWS * 2 * D);
+        }
+#pragma unroll
+        for (int nt = 0; nt < N / 8; nt += 2) {
+            uint32_t bh[4], bl[4];
+            ldmatrix_x4(bh, (b ^ kk * 32) + nt * 16 * D);
+            ldmatrix_x4(bl, (b ^ kk * 32) + nt * 16 * D + N * 2 * D);
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+                for (int n = 0; n < 2; n++) mma<__half>(rest[mt][nt + n], ah[mt], bl[n * 2], bl[n * 2 + 1]);
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+                for (int n = 0; n < 2; n++) mma<__half>(S[mt][nt + n], ah[mt], bh[n * 2], bh[n * 2 + 1]);
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+                for (int n = 0; n < 2; n++) mma<__half>(rest[mt][nt + n], al[mt], bh[n * 2], bh[n * 2 + 1]);
+        }
+    }
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int nt = 0; nt < N / 8; nt++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) S[mt][nt][e] = fmaf(rest[mt][nt][e], LO_UNIT, S[mt][nt][e]);
+}
+
+/* One step of 16 of a product whose A is in registers (LO = 1) and B by columns of a tile (planes, PLANE bytes apart):
+ * columns of `PAIRS` times 16, from b on. hi lo' / 2048 is (hi / 2048) lo', so one sum will do. */
+template <int MT, int PAIRS, int PLANE>
+DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah)[MT][4], const uint32_t (&al)[MT][4],
+                             uint32_t b, int pair, int offset)
+{
+    uint32_t bh[PAIRS][4], bl[PAIRS][4], as[MT][4];
+#pragma unroll
+    for (int n = 0; n < PAIRS; n++) {
+        ldmatrix_x4_trans(bl[n], (b ^ (pair + n) * 32) + offset + PLANE);
+        ldmatrix_x4_trans(bh[n], (b ^ (pair + n) * 32) + offset);
+    }
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const __half2 small = __hmul2(*reinterpret_cast<const __half2 *>(&ah[mt][e]), __float2half2_rn(LO_UNIT));
+            as[mt][e] = *reinterpret_cast<const uint32_t *>(&small);
+        }
+#pragma unroll
+    for (int n = 0; n < 2 * PAIRS; n++)
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++) mma<__half>(sum[mt][n], as[mt], bl[n / 2][n % 2 * 2], bl[n / 2][n % 2 * 2 + 1]);
+#pragma unroll
+    for (int n = 0; n < 2 * PAIRS; n++)
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++) mma<__half>(sum[mt][n], al[mt], bh[n / 2][n % 2 * 2], bh[n / 2][n % 2 * 2 + 1]);
+#pragma unroll
+    for (int n = 0; n < 2 * PAIRS; n++)
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++) mma<__half>(sum[mt][n], ah[mt], bh[n / 2][n % 2 * 2], bh[n / 2][n % 2 * 2 + 1]);
+}
+
+/* A warp's ROWS neighbouring rows of a float32 tensor: a lane has D / 32 columns of each. What is not there is 0. */
+template <int D, int ROWS>
+DEVICE void load_rows(float (&x)[ROWS][D / 32], const attn_view &view, int64_t b, int64_t h, int64_t start, int64_t first,
+                      int64_t count, int width)
+{
+    const int V = D / 32, lane = threadIdx.x % 32;
+    const float *const data = (const float *)view.data + attn_at(&view, b, h, start) + lane * V;
+    const bool vectors = width % V == 0 && view.row % V == 0 && (uint64_t)data % (4 * V) == 0;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const float *from = data + (first + r) * view.row;
+#pragma unroll
+        for (int v = 0; v < V; v++) x[r][v] = 0;
+        if (first + r >= count) continue;
+        if (!vectors) {
+#pragma unroll
+            for (int v = 0; v < V; v++)
+                if (lane * V + v < width) x[r][v] = from[v];
+        } else if (lane * V < width) {
+            if (V == 2) {
+                const float2 two = *(const float2 *)from;
+                x[r][0] = two.x, x[r][1] = two.y;
+            } else {
+#pragma unroll
+                for (int v = 0; v < V; v += 4) {
+                    const float4 four = *(const float4 *)(from + v);
+                    x[r][v] = four.x, x[r][v + 1] = four.y, x[r][(v + 2) % V] = four.z, x[r][(v + 3) % V] = four.w;
+                }
+            }
+        }
+    }
+}
+
+DEVICE bool is_number(float x)
+{
+    return x - x == 0;
+}
+
+/* The largest magnitude of the rows, and the smallest that is a row's largest (+inf where all are 0). */
+template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], float &top, float &least)
+{
+    top = 0, least = CUDART_INF_F;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        float most = 0;
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            if (is_number(x[r][v])) most = fmaxf(most, fabsf(x[r][v]));
+        /* Magnitudes compare as their bits do. */
+        most = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(most)));
+        top = fmaxf(top, most);
+        if (most > 0) least = fminf(least, most);
+    }
+}
+
+/* A tile's exponent: top < 2^(E + 1), E + e is 7 to 14, and e a multiple of 8, at most 120. */
+DEVICE int exponent_of(float top)
+{
+    const int E = (int)(__float_as_uint(top) >> 23) - 127;
+    return top == 0 ? 0 : min((14 - E >> 3) * 8, 120);
+}
+
+DEVICE bool is_wide(float top, float least)
+{
+    return least < top * (1.0f / (1 << 22));
+}
+
+/* One lane's part of a row, times `factor`, to hi and lo at `to` and PLANE elements on. Returns the sum of its squares. */
+template <int V> DEVICE float split_row(uint16_t *to, int plane, const float (&x)[V], float factor)
+{
+    uint32_t hi[V / 2], lo[V / 2];
+    float square = 0;
+#pragma unroll
+    for (int v = 0; v < V; v += 2) {
+        const bool keep0 = is_number(x[v]), keep1 = is_number(x[v + 1]);
+        const float y0 = keep0 ? x[v] * factor : 0, y1 = keep1 ? x[v + 1] * factor : 0;
+        square += y0 * y0 + y1 * y1;
+        split_pair<2048>(hi[v / 2], lo[v / 2], y0, y1);
+        hi[v / 2] |= (keep0 ? 0 : 0x7fff) | (keep1 ? 0 : 0x7fff0000);
+    }
+    if (V == 2) {
+        *(uint32_t *)to = hi[0];
+        *(uint32_t *)(to + plane) = lo[0];
+    } else if (V == 4) {
+        *(uint2 *)to = make_uint2(hi[0], hi[V / 2 - 1]);
+        *(uint2 *)(to + plane) = make_uint2(lo[0], lo[V / 2 - 1]);
+    } else {
+        *(uint4 *)to = make_uint4(hi[0], hi[1 % (V / 2)], hi[2 % (V / 2)], hi[3 % (V / 2)]);
+        *(uint4 *)(to + plane) = make_uint4(lo[0], lo[1 % (V / 2)], lo[2 % (V / 2)], lo[3 % (V / 2)]);
+    }
+    return square;
+}
+
+/* Is any of tiles [first, last) wide? The whole block calls it. */
+DEVICE bool any_wide(const split_stats *stats, int first, int last)
+{
+    bool wide = false;
+    for (int t = first + (int)threadIdx.x; t < last; t += (int)blockDim.x) wide |= stats[t].wide != 0;
+    return __syncthreads_or(wide);
+}
+
+#endif

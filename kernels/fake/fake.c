@@ -1,0 +1,666 @@
+/* fake.c: the backend "fake": devices that behave like GPUs and fail as they are told. In test builds only (ATTN_FAKE); a
+ * program that people run does not contain it.
+ *
+ * What a real device does to its caller is done here too, and in its least convenient form. Memory of its own: what is
+ * handed out is full of NaN, and a pointer that does not lie in it is an illegal address. Asynchrony: nothing that is put on
+ * a stream happens before the stream is asked whether it is done, so whoever frees, reads or reuses a buffer too early is
+ * found out. The numbers come from the kernels of the CPU backend. Errors go through the table of kernels/cuda/errors.h, as
+ * those of CUDA do: after a sticky one every call fails.
+ *
+ *   ATTN_FAKE_DEVICES=2                                     how many there are (default 1)
+ *   ATTN_FAKE_SCRIPT='0:launch.err=700@3,1:hold=/tmp/gate'  what goes wrong (or attn_device_options.script)
+ *
+ * A script is a list, separated by commas, of [DEVICE:]FAULT[=VALUE][@N[+]]: on this device (else on all) the N-th event of
+ * the fault's kind, counted for each device from 1; with + that and all later ones; without @ every one. The faults are the
+ * table FAULT_MAP below. A script that makes no sense is refused when the device is opened.
+ *
+ * Invariants
+ *  1. Only the owner of a stream touches it; memory and counters are shared and stand under the device's lock.
+ *  2. A call that fails does nothing else.
+ *  3. Time plays a part in `delay` alone; `hold` waits for a file to go away, so that a test decides about the order of
+ * things. */
+#include <ctype.h>
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/errors.h"
+
+/* id, name, what its value is, what its N counts, what happens */
+#define FAULT_MAP(X)                                                                                       \
+    X(OPEN_ERR, "open.err", CODE, OPEN, "the device cannot be opened: CUDA's error CODE")                  \
+    X(ALLOC_FAIL, "alloc.fail", NOTHING, ALLOC, "there is no device memory")                               \
+    X(PINNED_FAIL, "pinned.fail", NOTHING, PINNED, "there is no staging memory")                           \
+    X(COPY_ERR, "copy.err", CODE, COPY, "the copy fails when it is called")                                \
+    X(LAUNCH_ERR, "launch.err", CODE, RUN, "the kernels fail when they are started")                       \
+    X(SYNC_ERR, "sync.err", CODE, RUN, "the kernels start, and fail when their stream is asked")           \
+    X(EVENT_NEVER, "event.never", NOTHING, RUN, "the kernels never end")                                   \
+    X(DELAY, "delay", MILLISECONDS, RUN, "the kernels take that much longer")                              \
+    X(HOLD, "hold", PATH, RUN, "the kernels do not end while there is a file of that name")                \
+    X(NAN, "nan", NOTHING, RUN, "the outputs are NaN, and nobody says so")                                 \
+    X(ABORT, "abort", NOTHING, RUN, "the process aborts")                                                  \
+    X(SEGV, "segv", NOTHING, RUN, "the process dies of SIGSEGV")                                           \
+    X(CALL_ERR, "call.err", CODE, CALL, "whatever call it is (of ALLOC, COPY, RUN, MARK, DONE), it fails") \
+    X(WALK_ERR, "walk.err", CODE, CALL, "the first call fails, then the second after that one, then the third, ...")
+
+enum fault_id {
+#define X(id, name, value, counts, what) FAULT_##id,
+    FAULT_MAP(X)
+#undef X
+        FAULT_COUNT
+};
+enum value_kind { VALUE_NOTHING, VALUE_CODE, VALUE_MILLISECONDS, VALUE_PATH };
+enum event { EVENT_OPEN, EVENT_ALLOC, EVENT_PINNED, EVENT_COPY, EVENT_RUN, EVENT_CALL, EVENT_COUNT };
+
+static const struct {
+    const char *name;
+    enum value_kind value;
+    enum event counts;
+} faults[FAULT_COUNT] = {
+#define X(id, name, value, counts, what) { name, VALUE_##value, EVENT_##counts },
+    FAULT_MAP(X)
+#undef X
+};
+
+enum {
+    MAX_DEVICES = 16,
+    MAX_RULES = 32,
+    STREAMS = 4, /* as many as a GPU has */
+    PATH_BYTES = 256,
+};
+
+/* One entry of a script. */
+struct rule {
+    enum fault_id fault;
+    int64_t number; /* code or milliseconds */
+    char path[PATH_BYTES];
+    int64_t first, last; /* of the events counted: from and to */
+};
+
+/* ---- Devices and streams ---------------------------------------------------------------------------------------------- */
+
+struct block {
+    struct block *next;
+    size_t bytes;
+    char *memory;
+};
+
+struct fake_device {
+    attn_device base;
+    attn_device *cpu; /* computes */
+    int rule_count;
+    struct rule rules[MAX_RULES];
+    int64_t memory_limit;
+
+    pthread_mutex_t lock; /* of the rest */
+    int64_t memory_used;
+    struct block *blocks;
+    int64_t events[EVENT_COUNT];
+    int64_t walk_step, walk_next; /* walk.err: the next call to fail, and how far the one after it is */
+    int lost;                     /* the sticky error that was seen, 0: none */
+};
+
+enum command_kind { COMMAND_COPY, COMMAND_RUN, COMMAND_MARK };
+
+/* What was put on a stream. */
+struct command {
+    enum command_kind kind;
+    void *to; /* COPY */
+    const void *from;
+    size_t bytes;
+    attn_direction direction;
+    attn_problem *problems; /* RUN: copies, owned */
+    int count;
+    void *workspace;
+    bool nan;
+    int slot; /* MARK */
+};
+
+struct fake_stream {
+    attn_stream base;
+    attn_stream *cpu;
+    struct command *commands;
+    int count, room;
+    /* What keeps the commands from being done. */
+    bool never;
+    int fails; /* CUDA's error, 0: none */
+    struct timespec until;
+    const char *hold;
+    struct timespec marks[ATTN_MARKS];
+};
+
+static struct fake_device *device_of(const attn_device *base)
+{
+    return (struct fake_device *)base;
+}
+static struct fake_stream *stream_of(attn_stream *base)
+{
+    return (struct fake_stream *)base;
+}
+
+/* ---- Scripts ---------------------------------------------------------------------------------------------------------- */
+
+static bool take_number(const char **at, int64_t *number)
+{
+    char *end;
+    if (!isdigit((unsigned char)**at)) return false;
+    *number = strtoll(*at, &end, 10);
+    *at = end;
+    return true;
+}
+
+/* One entry, which ends at a comma or the end. Returns false when it makes no sense. */
+static bool parse_rule(const char **script, int device, struct rule *rule, bool *mine)
+{
+    const char *at = *script, *digits = at;
+    int64_t number;
+    int fault = 0;
+    *rule = (struct rule){ .first = 1, .last = INT64_MAX };
+    *mine = true;
+    if (take_number(&digits, &number) && *digits == ':') {
+        *mine = number == device;
+        at = digits + 1;
+    }
+    const size_t length = strcspn(at, "=@,");
+    while (fault < FAULT_COUNT && (strlen(faults[fault].name) != length || strncmp(at, faults[fault].name, length) != 0))
+        fault++;
+    if (fault == FAULT_COUNT) return false;
+    rule->fault = (enum fault_id)fault;
+    at += length;
+    if ((*at == '=') != (faults[fault].value != VALUE_NOTHING)) return false;
+    if (*at == '=') {
+        at++;
+        if (faults[fault].value == VALUE_PATH) {
+            const size_t bytes = strcspn(at, "@,");
+            if (bytes == 0 || bytes >= PATH_BYTES) return false;
+            memcpy(rule->path, at, bytes);
+            at += bytes;
+        } else if (!take_number(&at, &rule->number)) return false;
+    }
+    if (*at == '@') {
+        at++;
+        if (!take_number(&at, &rule->first) || rule->first < 1) return false;
+        rule->last = rule->first;
+        if (*at == '+') {
+            at++;
+            rule->last = INT64_MAX;
+        }
+    }
+    if (*at == ',') at++;
+    else if (*at) return false;
+    *script = at;
+    return true;
+}
+
+static attn_status parse_script(const char *script, struct fake_device *device, attn_error *err)
+{
+    while (*script) {
+        struct rule rule;
+        bool mine;
+        if (!parse_rule(&script, device->base.index, &rule, &mine))
+            return attn_fail(err, ATTN_INVALID, "", "fake: nothing is known of '%.100s'", script);
+        if (!mine) continue;
+        if (device->rule_count == MAX_RULES)
+            return attn_fail(err, ATTN_TOO_LARGE, "", "fake: more than %d faults", MAX_RULES);
+        device->rules[device->rule_count++] = rule;
+    }
+    return ATTN_OK;
+}
+
+/* With the lock held: the rule for this fault that the `number`-th of its events meets, or NULL. */
+static const struct rule *rule_for(const struct fake_device *device, enum fault_id fault, int64_t number)
+{
+    for (int i = 0; i < device->rule_count; i++) {
+        const struct rule *rule = &device->rules[i];
+        if (rule->fault == fault && number >= rule->first && number <= rule->last) return rule;
+    }
+    return NULL;
+}
+
+/* ---- Errors ----------------------------------------------------------------------------------------------------------- */
+
+enum { ERROR_MEMORY = 2, ERROR_ILLEGAL_ADDRESS = 700 };
+
+/* CUDA's error `code` as device.cu reports it. With the lock held. */
+static attn_status fail(struct fake_device *device, int code, const char *what, attn_error *err)
+{
+    const struct cuda_error_info info = cuda_error_of(code);
+    if (info.sticky) device->lost = code;
+    return attn_fail(err, info.status, "", "fake: %s: %s (error %d)", what, info.name, code);
+}
+
+/* Every call that can fail begins here, with the lock held: a lost device, and the faults that count all calls. */
+static attn_status enter(struct fake_device *device, const char *what, attn_error *err)
+{
+    if (device->lost)
+        return attn_fail(err, ATTN_DEVICE_LOST, "", "fake:%d was lost to an earlier error", device->base.index);
+    const int64_t call = ++device->events[EVENT_CALL];
+    const struct rule *rule = rule_for(device, FAULT_CALL_ERR, call);
+    if (!rule && call == device->walk_next && (rule = rule_for(device, FAULT_WALK_ERR, 1)) != NULL)
+        device->walk_next = call + ++device->walk_step;
+    return rule ? fail(device, (int)rule->number, what, err) : ATTN_OK;
+}
+
+/* ---- Memory ----------------------------------------------------------------------------------------------------------- */
+
+/* With the lock held: do these bytes lie in memory of this device that is still there? */
+static bool owns(const struct fake_device *device, const void *memory, size_t bytes)
+{
+    for (const struct block *b = device->blocks; b; b = b->next)
+        if ((const char *)memory >= b->memory && (const char *)memory <= b->memory + b->bytes)
+            return bytes <= (size_t)(b->memory + b->bytes - (const char *)memory);
+    return false;
+}
+
+static struct block *new_block(size_t bytes)
+{
+    struct block *b = calloc(1, sizeof *b);
+    if (!b) return NULL;
+    b->bytes = bytes;
+    b->memory = aligned_alloc(64, bytes / 64 * 64 + 64);
+    if (b->memory) {
+        memset(b->memory, 0xff, bytes); /* NaN in every floating dtype: who reads what was never written sees it */
+        return b;
+    }
+    free(b);
+    return NULL;
+}
+
+static attn_status device_alloc(attn_device *base, size_t bytes, void **memory, attn_error *err)
+{
+    struct fake_device *device = device_of(base);
+    struct block *b = NULL;
+    *memory = NULL;
+    pthread_mutex_lock(&device->lock);
+    attn_status status = enter(device, "alloc", err);
+    if (status == ATTN_OK && rule_for(device, FAULT_ALLOC_FAIL, ++device->events[EVENT_ALLOC]))
+        status = fail(device, ERROR_MEMORY, "alloc", err);
+    if (status == ATTN_OK &&
+        (bytes > (size_t)device->memory_limit || (int64_t)bytes > device->memory_limit - device->memory_used))
+        status = attn_fail(err, ATTN_NO_MEMORY, "", "fake:%d: %zu bytes are not left of %lld", base->index, bytes,
+                           (long long)device->memory_limit);
+    if (status == ATTN_OK && (b = new_block(bytes)) == NULL) status = fail(device, ERROR_MEMORY, "alloc", err);
+    if (b) {
+        b->next = device->blocks;
+        device->blocks = b;
+        device->memory_used += (int64_t)bytes;
+        *memory = b->memory;
+    }
+    pthread_mutex_unlock(&device->lock);
+    return status;
+}
+
+static void device_free(attn_device *base, void *memory)
+{
+    struct fake_device *device = device_of(base);
+    struct block *freed = NULL;
+    pthread_mutex_lock(&device->lock);
+    for (struct block **link = &device->blocks; *link; link = &(*link)->next) {
+        if ((*link)->memory != memory) continue;
+        freed = *link;
+        *link = freed->next;
+        device->memory_used -= (int64_t)freed->bytes;
+        break;
+    }
+    pthread_mutex_unlock(&device->lock);
+    if (!freed) abort(); /* a caller frees what it never had: no test may go on after that */
+    free(freed->memory);
+    free(freed);
+}
+
+static attn_status staging_alloc(attn_device *base, size_t bytes, void **memory, attn_error *err)
+{
+    struct fake_device *device = device_of(base);
+    attn_status status = ATTN_OK;
+    *memory = NULL;
+    pthread_mutex_lock(&device->lock);
+    if (device->lost) status = attn_fail(err, ATTN_DEVICE_LOST, "", "fake:%d was lost to an earlier error", base->index);
+    else if (rule_for(device, FAULT_PINNED_FAIL, ++device->events[EVENT_PINNED]))
+        status = fail(device, ERROR_MEMORY, "pin", err);
+    pthread_mutex_unlock(&device->lock);
+    if (status != ATTN_OK) return status;
+    *memory = aligned_alloc(64, bytes / 64 * 64 + 64);
+    return *memory ? ATTN_OK : attn_fail(err, ATTN_NO_MEMORY, "", "fake: no staging memory");
+}
+
+static void staging_free(attn_device *device, void *memory, size_t bytes)
+{
+    (void)device, (void)bytes;
+    free(memory);
+}
+
+/* ---- Open and close --------------------------------------------------------------------------------------------------- */
+
+static int count_devices(void)
+{
+    const char *text = getenv("ATTN_FAKE_DEVICES");
+    const int count = text && *text ? atoi(text) : 1;
+    return count < 0 ? 0 : count > MAX_DEVICES ? MAX_DEVICES : count;
+}
+
+static void close_device(attn_device *base)
+{
+    struct fake_device *device = device_of(base);
+    attn_backend_cpu.close(device->cpu);
+    while (device->blocks) {
+        struct block *next = device->blocks->next;
+        free(device->blocks->memory);
+        free(device->blocks);
+        device->blocks = next;
+    }
+    pthread_mutex_destroy(&device->lock);
+    free(device);
+}
+
+static attn_status open_device(int index, const attn_device_options *options, attn_device **out, attn_error *err)
+{
+    const attn_device_options own = { .threads = options->threads };
+    const char *script = options->script ? options->script : getenv("ATTN_FAKE_SCRIPT");
+    struct fake_device *device = calloc(1, sizeof *device);
+    *out = NULL;
+    if (!device) return attn_fail(err, ATTN_NO_MEMORY, "", "fake: no memory for a device");
+    device->base.backend = &attn_backend_fake;
+    device->base.index = index;
+    device->memory_limit = options->memory_bytes > 0 ? options->memory_bytes : INT64_C(1) << 30;
+    device->walk_step = device->walk_next = 1;
+    attn_status status = script ? parse_script(script, device, err) : ATTN_OK;
+    const struct rule *rule = rule_for(device, FAULT_OPEN_ERR, 1);
+    if (status == ATTN_OK && rule) status = fail(device, (int)rule->number, "open", err);
+    if (status == ATTN_OK) status = attn_backend_cpu.open(0, &own, &device->cpu, err);
+    if (status != ATTN_OK) {
+        free(device);
+        return status;
+    }
+    pthread_mutex_init(&device->lock, NULL);
+    *out = &device->base;
+    return ATTN_OK;
+}
+
+static void describe(const attn_device *base, attn_device_info *info)
+{
+    struct fake_device *device = device_of(base);
+    info->backend = "fake";
+    snprintf(info->name, sizeof info->name, "fake:%d", base->index);
+    snprintf(info->description, sizeof info->description, "a device of the tests, %d scripted fault%s", device->rule_count,
+             device->rule_count == 1 ? "" : "s");
+    info->streams = STREAMS;
+    info->memory_total = info->memory_limit = device->memory_limit;
+    pthread_mutex_lock(&device->lock);
+    info->memory_used = device->memory_used;
+    pthread_mutex_unlock(&device->lock);
+}
+
+static const char *kernel(const attn_device *base, const attn_problem *p, attn_error *err)
+{
+    return attn_backend_cpu.kernel(device_of(base)->cpu, p, err);
+}
+
+static attn_status workspace_bytes(const attn_device *base, const attn_problem *problems, int count, size_t *bytes,
+                                   attn_error *err)
+{
+    return attn_backend_cpu.workspace(device_of(base)->cpu, problems, count, bytes, err);
+}
+
+/* ---- Streams ---------------------------------------------------------------------------------------------------------- */
+
+static void forget_commands(struct fake_stream *stream)
+{
+    for (int i = 0; i < stream->count; i++) free(stream->commands[i].problems);
+    stream->count = 0;
+    stream->never = false;
+    stream->fails = 0;
+    stream->hold = NULL;
+    stream->until = (struct timespec){ 0 };
+}
+
+static attn_status stream_open(attn_device *base, attn_stream **out, attn_error *err)
+{
+    struct fake_stream *stream = calloc(1, sizeof *stream);
+    *out = NULL;
+    if (!stream) return attn_fail(err, ATTN_NO_MEMORY, "", "fake: no memory for a stream");
+    stream->base.device = base;
+    const attn_status status = attn_backend_cpu.stream_open(device_of(base)->cpu, &stream->cpu, err);
+    if (status != ATTN_OK) {
+        free(stream);
+        return status;
+    }
+    *out = &stream->base;
+    return ATTN_OK;
+}
+
+static void stream_close(attn_stream *base)
+{
+    struct fake_stream *stream = stream_of(base);
+    forget_commands(stream);
+    free(stream->commands);
+    attn_backend_cpu.stream_close(stream->cpu);
+    free(stream);
+}
+
+static attn_status append(struct fake_stream *stream, struct command command, attn_error *err)
+{
+    if (stream->count == stream->room) {
+        const int room = stream->room ? 2 * stream->room : 64;
+        struct command *wider = realloc(stream->commands, (size_t)room * sizeof *wider);
+        if (!wider) return attn_fail(err, ATTN_NO_MEMORY, "", "fake: no memory for a command");
+        stream->commands = wider;
+        stream->room = room;
+    }
+    stream->commands[stream->count++] = command;
+    return ATTN_OK;
+}
+
+static attn_status copy(attn_stream *base, void *to, const void *from, size_t bytes, attn_direction direction,
+                        attn_error *err)
+{
+    struct fake_device *device = device_of(base->device);
+    pthread_mutex_lock(&device->lock);
+    attn_status status = enter(device, "copy", err);
+    const struct rule *rule = status == ATTN_OK ? rule_for(device, FAULT_COPY_ERR, ++device->events[EVENT_COPY]) : NULL;
+    if (rule) status = fail(device, (int)rule->number, "copy", err);
+    pthread_mutex_unlock(&device->lock);
+    if (status != ATTN_OK) return status;
+    return append(stream_of(base),
+                  (struct command){ .kind = COMMAND_COPY, .to = to, .from = from, .bytes = bytes, .direction = direction },
+                  err);
+}
+
+/* The faults that the n-th run of a device meets. With the lock held. */
+static attn_status meet_faults(struct fake_device *device, struct fake_stream *stream, struct command *command,
+                               attn_error *err)
+{
+    const int64_t n = ++device->events[EVENT_RUN];
+    const struct rule *rule;
+    if (rule_for(device, FAULT_ABORT, n)) abort();
+    if (rule_for(device, FAULT_SEGV, n)) {
+        signal(SIGSEGV, SIG_DFL); /* not a sanitizer's report */
+        raise(SIGSEGV);
+    }
+    if ((rule = rule_for(device, FAULT_LAUNCH_ERR, n)) != NULL) return fail(device, (int)rule->number, "launch", err);
+    if ((rule = rule_for(device, FAULT_SYNC_ERR, n)) != NULL) stream->fails = (int)rule->number;
+    if (rule_for(device, FAULT_EVENT_NEVER, n)) stream->never = true;
+    if ((rule = rule_for(device, FAULT_HOLD, n)) != NULL) stream->hold = rule->path;
+    if ((rule = rule_for(device, FAULT_DELAY, n)) != NULL) {
+        clock_gettime(CLOCK_MONOTONIC, &stream->until);
+        stream->until.tv_sec += rule->number / 1000;
+        stream->until.tv_nsec += rule->number % 1000 * 1000000;
+        if (stream->until.tv_nsec >= 1000000000) stream->until.tv_sec++, stream->until.tv_nsec -= 1000000000;
+    }
+    command->nan = rule_for(device, FAULT_NAN, n) != NULL;
+    return ATTN_OK;
+}
+
+static attn_status run(attn_stream *base, const attn_problem *problems, int count, void *workspace, attn_error *err)
+{
+    struct fake_device *device = device_of(base->device);
+    struct command command = { .kind = COMMAND_RUN, .count = count, .workspace = workspace };
+    pthread_mutex_lock(&device->lock);
+    attn_status status = enter(device, "launch", err);
+    if (status == ATTN_OK) status = meet_faults(device, stream_of(base), &command, err);
+    pthread_mutex_unlock(&device->lock);
+    if (status != ATTN_OK) return status;
+    command.problems = malloc((size_t)count * sizeof *problems);
+    if (!command.problems) return attn_fail(err, ATTN_NO_MEMORY, "", "fake: no memory for %d problems", count);
+    memcpy(command.problems, problems, (size_t)count * sizeof *problems);
+    status = append(stream_of(base), command, err);
+    if (status != ATTN_OK) free(command.problems);
+    return status;
+}
+
+static attn_status mark(attn_stream *base, int slot, attn_error *err)
+{
+    struct fake_device *device = device_of(base->device);
+    pthread_mutex_lock(&device->lock);
+    const attn_status status = enter(device, "mark", err);
+    pthread_mutex_unlock(&device->lock);
+    return status == ATTN_OK ? append(stream_of(base), (struct command){ .kind = COMMAND_MARK, .slot = slot }, err) : status;
+}
+
+static double between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot)
+{
+    const struct timespec *a = &stream_of(from)->marks[from_slot], *b = &stream_of(to)->marks[to_slot];
+    return (double)(b->tv_sec - a->tv_sec) * 1e6 + (double)(b->tv_nsec - a->tv_nsec) / 1e3;
+}
+
+static double elapsed_us(attn_stream *stream, int from_slot, int to_slot)
+{
+    return between_us(stream, from_slot, stream, to_slot);
+}
+
+/* ---- Doing it --------------------------------------------------------------------------------------------------------- */
+
+/* The bytes from a tensor's first element to the end of its last; 0 where there are none. */
+static size_t span(const attn_tensor *t)
+{
+    int64_t last = 0;
+    if (t->rank == 0) return 0;
+    for (int a = 0; a < t->rank; a++) {
+        if (t->shape[a] == 0) return 0;
+        last += (t->shape[a] - 1) * t->stride[a];
+    }
+    return (size_t)(last + 1) * attn_dtype_bytes(t->dtype);
+}
+
+static bool is_output(const attn_problem *p, int id)
+{
+    return attn_tensors[id].role == (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
+}
+
+/* With the lock held. */
+static bool problem_is_here(const struct fake_device *device, const attn_problem *p)
+{
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        const attn_role role = attn_tensors[id].role;
+        const size_t bytes = span(&p->tensor[id]);
+        if (p->op == ATTN_OP_FORWARD && (role == ATTN_ROLE_IN_BACK || role == ATTN_ROLE_OUT_BACK)) continue;
+        if (bytes > 0 && !owns(device, p->tensor[id].data, bytes)) return false;
+    }
+    return true;
+}
+
+static bool command_is_sane(struct fake_device *device, const struct command *c)
+{
+    bool sane = true;
+    pthread_mutex_lock(&device->lock);
+    if (c->kind == COMMAND_COPY) sane = owns(device, c->direction == ATTN_TO_DEVICE ? c->to : c->from, c->bytes);
+    if (c->kind == COMMAND_RUN) {
+        for (int i = 0; i < c->count && sane; i++) sane = problem_is_here(device, &c->problems[i]);
+        sane = sane && (!c->workspace || owns(device, c->workspace, 1));
+    }
+    pthread_mutex_unlock(&device->lock);
+    return sane;
+}
+
+/* Does what is on the stream, from the oldest on. Returns CUDA's error, 0: none. */
+static int carry_out(struct fake_stream *stream, attn_error *err)
+{
+    struct fake_device *device = device_of(stream->base.device);
+    for (int i = 0; i < stream->count; i++) {
+        struct command *c = &stream->commands[i];
+        if (!command_is_sane(device, c)) return ERROR_ILLEGAL_ADDRESS;
+        if (c->kind == COMMAND_COPY) memcpy(c->to, c->from, c->bytes);
+        if (c->kind == COMMAND_MARK) clock_gettime(CLOCK_MONOTONIC, &stream->marks[c->slot]);
+        if (c->kind != COMMAND_RUN) continue;
+        if (attn_backend_cpu.run(stream->cpu, c->problems, c->count, c->workspace, err) != ATTN_OK) return ERROR_MEMORY;
+        for (int n = 0; n < c->count && c->nan; n++)
+            for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+                if (is_output(&c->problems[n], id))
+                    memset(c->problems[n].tensor[id].data, 0xff,
+                           span(&c->problems[n].tensor[id])); /* outputs have no gaps */
+    }
+    return 0;
+}
+
+static bool is_held_up(const struct fake_stream *stream)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (stream->never || (stream->hold && access(stream->hold, F_OK) == 0)) return true;
+    return now.tv_sec < stream->until.tv_sec || (now.tv_sec == stream->until.tv_sec && now.tv_nsec < stream->until.tv_nsec);
+}
+
+/* Asking a stream that is not done yet counts for no fault: how often that happens is a matter of time. */
+static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
+{
+    struct fake_stream *stream = stream_of(base);
+    struct fake_device *device = device_of(base->device);
+    *is_done = false;
+    if (is_held_up(stream)) {
+        pthread_mutex_lock(&device->lock);
+        const int lost = device->lost;
+        pthread_mutex_unlock(&device->lock);
+        return lost ? attn_fail(err, ATTN_DEVICE_LOST, "", "fake:%d was lost to an earlier error", base->device->index)
+                    : ATTN_OK;
+    }
+    pthread_mutex_lock(&device->lock);
+    attn_status status = enter(device, "query", err);
+    pthread_mutex_unlock(&device->lock);
+    if (status == ATTN_OK) {
+        const int code = stream->fails ? stream->fails : carry_out(stream, err);
+        pthread_mutex_lock(&device->lock);
+        if (code) status = fail(device, code, "query", err);
+        pthread_mutex_unlock(&device->lock);
+    }
+    forget_commands(stream);
+    *is_done = status == ATTN_OK;
+    return status;
+}
+
+/* As long as it takes: for ever, where the script says so. */
+static attn_status wait_for_stream(attn_stream *base, attn_error *err)
+{
+    const struct timespec pause = { 0, 1000000 };
+    bool is_done = false;
+    attn_status status;
+    while ((status = done(base, &is_done, err)) == ATTN_OK && !is_done) nanosleep(&pause, NULL);
+    return status;
+}
+
+const attn_backend attn_backend_fake = {
+    .name = "fake",
+    .count = count_devices,
+    .open = open_device,
+    .close = close_device,
+    .describe = describe,
+    .device_alloc = device_alloc,
+    .device_free = device_free,
+    .staging_alloc = staging_alloc,
+    .staging_free = staging_free,
+    .kernel = kernel,
+    .workspace = workspace_bytes,
+    .stream_open = stream_open,
+    .stream_close = stream_close,
+    .copy = copy,
+    .run = run,
+    .mark = mark,
+    .elapsed_us = elapsed_us,
+    .done = done,
+    .wait = wait_for_stream,
+    .between_us = between_us,
+};

@@ -1,0 +1,310 @@
+/* overlap.c: do copies and kernels of different requests overlap on a GPU? And what does a call cost the thread that makes
+ * it?
+ *
+ *   build/tests/gpu/overlap [timeline | calls]        both without an argument
+ *
+ * timeline  Runs one large request alone, then REQUESTS of them at once, a stream each, as the server's device thread does:
+ * copy in from pinned memory, kernel, copy out, each followed by an event. Prints every stage on one time axis and judges:
+ *             1. a copy in ran while the kernel of another request did, and so did a copy out, for at least half of what the
+ * copy takes alone;
+ *             2. of the time that could be saved (all stages one after the other, less REQUESTS times the longest stage) at
+ * least half was;
+ *             3. the answers are those of the request that ran alone, to the bit.
+ * calls     The host's time in each call of the API, the median of many; nothing is judged.
+ *
+ * The last line counts; without a GPU it says so and nothing is run. Needs nothing but libattn.a. */
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kernels/attention.h"
+
+enum { REQUESTS = 4, COLUMNS = 96, S = 16384, H = 16, D = 128, CALL_ROUNDS = 200 };
+
+/* One request: its tensors in one piece of pinned memory, q k v | out lse, and the same on the device. */
+struct request {
+    attn_stream *stream;
+    char *host, *device;
+    void *workspace;
+    attn_problem problem;
+};
+static const size_t TENSOR = (size_t)S * H * D * 2, LSE = (size_t)S * H * 4;
+
+struct times {
+    double at[ATTN_MARKS]; /* us after the first request's mark 0: begun, copied in, computed, copied out */
+};
+
+static attn_device *gpu;
+static int passed, failed;
+
+static void must(attn_status status, const attn_error *err)
+{
+    if (status == ATTN_OK) return;
+    printf("overlap: %s\n0 passed, 1 failed\n", err->text);
+    exit(1);
+}
+
+static void judge(bool good, const char *what)
+{
+    printf("%s %s\n", good ? "ok  " : "FAIL", what);
+    if (good) passed++;
+    else failed++;
+}
+
+static double now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+/* ---- Timeline --------------------------------------------------------------------------------------------------------- */
+
+static void make(struct request *r)
+{
+    static const int64_t shape[] = { 1, S, H, D }, rows[] = { 1, H, S };
+    attn_error err;
+    void *host, *device;
+    size_t workspace;
+    must(attn_stream_open(gpu, &r->stream, &err), &err);
+    must(attn_staging_alloc(gpu, 4 * TENSOR + LSE, &host, &err), &err);
+    must(attn_device_alloc(gpu, 4 * TENSOR + LSE, &device, &err), &err);
+    r->host = host, r->device = device;
+    uint16_t *values = host;
+    uint32_t x = 12345; /* the same numbers in every request, around +-1 in bfloat16 */
+    for (size_t i = 0; i < 3 * TENSOR / 2; i++) {
+        x = x * 1664525 + 1013904223;
+        values[i] = (uint16_t)(0x3f00 | (x >> 31) << 15 | (x >> 16 & 0xff));
+    }
+    memset(r->host + 3 * TENSOR, 0xff, TENSOR + LSE); /* NaN, until it is written */
+    r->problem = (attn_problem)ATTN_PROBLEM_INIT;
+    r->problem.q = attn_tensor_make(r->device, ATTN_BF16, 4, shape);
+    r->problem.k = attn_tensor_make(r->device + TENSOR, ATTN_BF16, 4, shape);
+    r->problem.v = attn_tensor_make(r->device + 2 * TENSOR, ATTN_BF16, 4, shape);
+    r->problem.out = attn_tensor_make(r->device + 3 * TENSOR, ATTN_BF16, 4, shape);
+    r->problem.lse = attn_tensor_make(r->device + 4 * TENSOR, ATTN_F32, 3, rows);
+    must(attn_workspace(gpu, &r->problem, 1, &workspace, &err), &err);
+    must(attn_device_alloc(gpu, workspace ? workspace : 1, &r->workspace, &err), &err);
+}
+
+static void put(struct request *r)
+{
+    attn_error err;
+    must(attn_stream_mark(r->stream, 0, &err), &err);
+    must(attn_copy(r->stream, r->device, r->host, 3 * TENSOR, ATTN_TO_DEVICE, &err), &err);
+    must(attn_stream_mark(r->stream, 1, &err), &err);
+    must(attn_run(r->stream, &r->problem, 1, r->workspace, &err), &err);
+    must(attn_stream_mark(r->stream, 2, &err), &err);
+    must(attn_copy(r->stream, r->host + 3 * TENSOR, r->device + 3 * TENSOR, TENSOR + LSE, ATTN_FROM_DEVICE, &err), &err);
+    must(attn_stream_mark(r->stream, 3, &err), &err);
+}
+
+static void collect(struct request *r, attn_stream *origin, struct times *times)
+{
+    attn_error err;
+    must(attn_stream_wait(r->stream, &err), &err);
+    for (int slot = 0; slot < ATTN_MARKS; slot++) times->at[slot] = attn_streams_between_us(origin, 0, r->stream, slot);
+}
+
+/* A stage's own beginning: when what it has to wait for in its own stream was done, and, for the kernel, when the kernel of
+ * the request before was, since a large kernel has the whole chip. Copies one way share an engine, too. */
+static double began(const struct times *t, int request, int stage)
+{
+    double at = t[request].at[stage];
+    for (int other = 0; other < request; other++)
+        if (t[other].at[stage + 1] > at) at = t[other].at[stage + 1];
+    return at;
+}
+
+static double common(double a0, double a1, double b0, double b1)
+{
+    const double from = a0 > b0 ? a0 : b0, to = a1 < b1 ? a1 : b1;
+    return to > from ? to - from : 0;
+}
+
+/* The longest time that stage `stage` of one request ran beside the kernel of another. */
+static double beside_kernel(const struct times *t, int stage)
+{
+    double longest = 0;
+    for (int i = 0; i < REQUESTS; i++)
+        for (int j = 0; j < REQUESTS; j++) {
+            if (i == j) continue;
+            const double us = common(began(t, i, stage), t[i].at[stage + 1], began(t, j, 1), t[j].at[2]);
+            if (us > longest) longest = us;
+        }
+    return longest;
+}
+
+static void draw(const struct times *t, int count, double total)
+{
+    static const char marks[] = { '<', '#', '>' };
+    for (int i = 0; i < count; i++) {
+        char line[COLUMNS + 1];
+        memset(line, ' ', COLUMNS);
+        line[COLUMNS] = '\0';
+        for (int stage = 0; stage < 3; stage++) {
+            int from = (int)(began(t, i, stage) / total * COLUMNS), to = (int)(t[i].at[stage + 1] / total * COLUMNS);
+            for (int c = from < 0 ? 0 : from; c < to && c < COLUMNS; c++) line[c] = marks[stage];
+        }
+        printf("  %d |%s|  in %.2f-%.2f  kernel %.2f-%.2f  out %.2f-%.2f ms\n", i, line, began(t, i, 0) / 1e3,
+               t[i].at[1] / 1e3, began(t, i, 1) / 1e3, t[i].at[2] / 1e3, began(t, i, 2) / 1e3, t[i].at[3] / 1e3);
+    }
+}
+
+static void timeline(void)
+{
+    static struct request requests[REQUESTS];
+    struct times alone = { { 0 } }, best[REQUESTS], t[REQUESTS];
+    double total = 0;
+    for (int i = 0; i < REQUESTS; i++) make(&requests[i]);
+    for (int round = 0; round < 3; round++) { /* the first ones warm up */
+        put(&requests[0]);
+        collect(&requests[0], requests[0].stream, &alone);
+    }
+    char *expected = malloc(TENSOR + LSE);
+    if (!expected) exit(1);
+    memcpy(expected, requests[0].host + 3 * TENSOR, TENSOR + LSE);
+    memset(requests[0].host + 3 * TENSOR, 0xff, TENSOR + LSE);
+    for (int round = 0; round < 5; round++) {
+        for (int i = 0; i < REQUESTS; i++) put(&requests[i]);
+        for (int i = 0; i < REQUESTS; i++) collect(&requests[i], requests[0].stream, &t[i]);
+        double end = 0;
+        for (int i = 0; i < REQUESTS; i++) end = t[i].at[3] > end ? t[i].at[3] : end;
+        if (total == 0 || end < total) {
+            total = end;
+            memcpy(best, t, sizeof t);
+        }
+    }
+    const double in = alone.at[1], kernel = alone.at[2] - alone.at[1], out = alone.at[3] - alone.at[2];
+    const double longest = in > kernel ? (in > out ? in : out) : kernel > out ? kernel : out;
+    const double serial = REQUESTS * alone.at[3], least = REQUESTS * longest;
+    printf("one request alone (bf16 1 x %d x %d x %d):\n", S, H, D);
+    draw(&alone, 1, alone.at[3]);
+    printf("%d requests at once (< copy in, # kernel, > copy out):\n", REQUESTS);
+    draw(best, REQUESTS, total);
+    printf("%.2f ms; one after the other %.2f ms, the longest stage alone %.2f ms: %.0f %% of what can be saved is saved\n",
+           total / 1e3, serial / 1e3, least / 1e3, 100 * (serial - total) / (serial - least));
+    judge(beside_kernel(best, 0) >= 0.5 * in, "a copy in runs while the kernel of another request does");
+    judge(beside_kernel(best, 2) >= 0.5 * out, "a copy out runs while the kernel of another request does");
+    judge(serial - total >= 0.5 * (serial - least), "at least half of the time that can be saved is saved");
+    bool same = true;
+    for (int i = 0; i < REQUESTS; i++) same &= memcmp(expected, requests[i].host + 3 * TENSOR, TENSOR + LSE) == 0;
+    judge(same, "the answers are those of a request alone, to the bit");
+    for (int i = 0; i < REQUESTS; i++) {
+        attn_device_free(gpu, requests[i].workspace);
+        attn_device_free(gpu, requests[i].device);
+        attn_staging_free(gpu, requests[i].host, 4 * TENSOR + LSE);
+        attn_stream_close(requests[i].stream);
+    }
+    free(expected);
+}
+
+/* ---- Calls ------------------------------------------------------------------------------------------------------------ */
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+struct call {
+    const char *name;
+    attn_dtype dtype;
+    attn_op op;
+    bool causal;
+    int what; /* 0 run, 1 kernel, 2 workspace, 3 copy, 4 mark, 5 done, 6 alloc and free */
+};
+
+static double one_call(const struct call *c, attn_stream *stream, const attn_problem *p, void *workspace, void *host,
+                       void *device)
+{
+    attn_error err;
+    size_t bytes;
+    bool done;
+    void *memory;
+    const double start = now_us();
+    switch (c->what) {
+    case 0: must(attn_run(stream, p, 1, workspace, &err), &err); break;
+    case 1: (void)attn_kernel(gpu, p, &err); break;
+    case 2: must(attn_workspace(gpu, p, 1, &bytes, &err), &err); break;
+    case 3: must(attn_copy(stream, device, host, 4096, ATTN_TO_DEVICE, &err), &err); break;
+    case 4: must(attn_stream_mark(stream, 0, &err), &err); break;
+    case 5: must(attn_stream_done(stream, &done, &err), &err); break;
+    default: must(attn_device_alloc(gpu, 65536, &memory, &err), &err); attn_device_free(gpu, memory);
+    }
+    return now_us() - start;
+}
+
+static void calls(void)
+{
+    static const struct call table[] = {
+        { "run, forward bf16", ATTN_BF16, ATTN_OP_FORWARD, false, 0 },
+        { "run, forward bf16 causal", ATTN_BF16, ATTN_OP_FORWARD, true, 0 },
+        { "run, forward f16", ATTN_F16, ATTN_OP_FORWARD, false, 0 },
+        { "run, forward f32", ATTN_F32, ATTN_OP_FORWARD, false, 0 },
+        { "run, backward bf16", ATTN_BF16, ATTN_OP_BACKWARD, false, 0 },
+        { "attn_kernel, forward bf16", ATTN_BF16, ATTN_OP_FORWARD, false, 1 },
+        { "attn_workspace, forward bf16", ATTN_BF16, ATTN_OP_FORWARD, false, 2 },
+        { "attn_workspace, backward bf16", ATTN_BF16, ATTN_OP_BACKWARD, false, 2 },
+        { "copy in, 4 KiB pinned", ATTN_BF16, ATTN_OP_FORWARD, false, 3 },
+        { "mark", ATTN_BF16, ATTN_OP_FORWARD, false, 4 },
+        { "done, of an idle stream", ATTN_BF16, ATTN_OP_FORWARD, false, 5 },
+        { "alloc and free, 64 KiB", ATTN_BF16, ATTN_OP_FORWARD, false, 6 },
+    };
+    static const int64_t shape[] = { 1, 64, 4, 64 }, rows[] = { 1, 4, 64 };
+    enum { ROOM = 1 << 20 };
+    attn_stream *stream;
+    attn_error err;
+    void *host, *device, *workspace;
+    must(attn_stream_open(gpu, &stream, &err), &err);
+    must(attn_staging_alloc(gpu, ROOM, &host, &err), &err);
+    must(attn_device_alloc(gpu, ROOM, &device, &err), &err);
+    memset(host, 0, ROOM); /* the values do not matter here */
+    must(attn_copy(stream, device, host, ROOM, ATTN_TO_DEVICE, &err), &err);
+    must(attn_stream_wait(stream, &err), &err);
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const struct call *c = &table[i];
+        double us[CALL_ROUNDS];
+        size_t bytes;
+        attn_problem p = ATTN_PROBLEM_INIT;
+        char *at = device;
+        p.op = c->op;
+        p.causal = c->causal;
+        attn_tensor *const wide[] = { &p.q, &p.k, &p.v, &p.out, &p.dout, &p.dq, &p.dk, &p.dv };
+        for (int t = 0; t < (c->op == ATTN_OP_FORWARD ? 4 : 8); t++, at += 65536)
+            *wide[t] = attn_tensor_make(at, c->dtype, 4, shape);
+        p.lse = attn_tensor_make(at, ATTN_F32, 3, rows);
+        must(attn_workspace(gpu, &p, 1, &bytes, &err), &err);
+        must(attn_device_alloc(gpu, bytes ? bytes : 1, &workspace, &err), &err);
+        for (int round = 0; round < CALL_ROUNDS; round++) {
+            us[round] = one_call(c, stream, &p, workspace, host, device);
+            if (round % 20 == 19) must(attn_stream_wait(stream, &err), &err); /* the queue never fills */
+        }
+        qsort(us, CALL_ROUNDS, sizeof us[0], by_value);
+        printf("  %-32s %6.2f us  (least %.2f)\n", c->name, us[CALL_ROUNDS / 2], us[0]);
+        attn_device_free(gpu, workspace);
+    }
+    attn_device_free(gpu, device);
+    attn_staging_free(gpu, host, ROOM);
+    attn_stream_close(stream);
+}
+
+int main(int argc, char **argv)
+{
+    attn_error err;
+    if (attn_device_count("cuda") == 0) {
+        printf("overlap: no GPU here: skipped\n0 passed, 0 failed\n");
+        return 0;
+    }
+    must(attn_device_open("cuda", 0, NULL, &gpu, &err), &err);
+    if (argc < 2 || strcmp(argv[1], "timeline") == 0) timeline();
+    if (argc < 2 || strcmp(argv[1], "calls") == 0) {
+        printf("host time of a call, median:\n");
+        calls();
+    }
+    attn_device_close(gpu);
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed > 0;
+}

@@ -1,0 +1,143 @@
+"""attnd's CUDA kernels against PyTorch's cuDNN and flash backends, on one GPU, a cell at a time.
+
+    python3 tests/gpu/rival.py                           # any Python with torch and CUDA; build/attn-bench must be built with CUDA
+    python3 tests/gpu/rival.py --cells decode gqa --json
+    python3 tests/gpu/rival.py --cells forward --head-sizes 128 --lengths 512 8192
+
+A cell is a shape. For each, attn-bench runs as a child of this program, then each rival: so the card's clock, which falls under load, is
+nearly the same for all. Both sides time the same way: runs of as many calls as fill two milliseconds, between two events of the device, and the
+median over the runs. Inputs are N(0, 1) in bfloat16; each side has them in the layout it likes best. Where reading K and V decides
+(decode), calls take turns with several copies of them. A rival that refuses a shape shows as '-'.
+
+The table shows TFLOP/s (decode: GB/s of K and V) and, last, the fastest rival's time over ours: above 1, ours is ahead. Exit status 1 where
+some cell is behind.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+try:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+except ImportError:
+    print('rival.py: no PyTorch here: skipped')
+    sys.exit(0)
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+RIVALS = {'cudnn': SDPBackend.CUDNN_ATTENTION, 'flash': SDPBackend.FLASH_ATTENTION}
+RUN_MS = 2
+COPIES_BYTES = 512 << 20
+
+
+def cells(a):
+    """Dictionaries of op, B, H, Hk, Sq, Sk, D, causal."""
+    for kind in a.cells:
+        if kind in ('forward', 'backward'):
+            for D in a.head_sizes:
+                for causal in (False, True):
+                    for S in a.lengths:
+                        H = 2048 // D
+                        yield dict(op=kind, B=max(1, a.tokens // S), H=H, Hk=H, Sq=S, Sk=S, D=D, causal=causal)
+        elif kind == 'gqa':
+            yield dict(op='forward', B=2, H=32, Hk=8, Sq=8192, Sk=8192, D=128, causal=True)
+        elif kind == 'decode':
+            for B, Sk, H, Hk in ((1, 131072, 32, 8), (16, 8192, 32, 8), (64, 8192, 32, 8), (1, 8192, 32, 32), (1, 8192, 32, 8), (1, 2048, 32, 8)):
+                yield dict(op='decode', B=B, H=H, Hk=Hk, Sq=1, Sk=Sk, D=128, causal=False)
+
+
+def ours(a, c):
+    """Milliseconds of build/attn-bench, in a process of its own, and the kernel's name."""
+    command = [a.bench, '--json', '--device', 'cuda', '--op', 'forward' if c['op'] == 'decode' else c['op'], '--reps', str(a.reps), '-B', str(c['B']),
+               '-H', str(c['H']), '--hk', str(c['Hk']), '--sq', str(c['Sq']), '--sk', str(c['Sk']), '-D', str(c['D'])]
+    command += ['--causal'] * c['causal'] + ['--cold'] * (c['op'] == 'decode')
+    line = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().splitlines()[-1])
+    return line['ms'], line['backend']
+
+
+def timed(call, reps):
+    """Median milliseconds of call(n) on the device."""
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def run(calls, first):
+        start.record()
+        for n in range(calls):
+            call(first + n)
+        stop.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(stop) / calls
+
+    run(1, 0)
+    calls = max(1, min(500, int(RUN_MS / run(2, 0)) + 1))
+    return statistics.median(run(calls, n * calls) for n in range(reps))
+
+
+def theirs(a, c, backend):
+    """Milliseconds of scaled_dot_product_attention by that backend; of backward alone, through autograd. None where it refuses."""
+    def make(heads, length):
+        return torch.randn(c['B'], heads, length, c['D'], device='cuda', dtype=torch.bfloat16)
+
+    sets = 1
+    if c['op'] == 'decode':
+        sets = max(1, min(64, -(-COPIES_BYTES // (c['B'] * c['Hk'] * c['Sk'] * c['D'] * 4))))
+    try:
+        q, kv = make(c['H'], c['Sq']), [(make(c['Hk'], c['Sk']), make(c['Hk'], c['Sk'])) for _ in range(sets)]
+        attention = torch.nn.functional.scaled_dot_product_attention
+        options = dict(is_causal=c['causal'], enable_gqa=c['H'] != c['Hk'])
+        with sdpa_kernel([backend]):
+            if c['op'] != 'backward':
+                with torch.no_grad():
+                    return timed(lambda n: attention(q, *kv[n % sets], **options), a.reps)
+            leaves = [x.requires_grad_(True) for x in (q, *kv[0])]
+            out = attention(*leaves, **options)
+            dout = torch.randn_like(out)
+            return timed(lambda n: torch.autograd.grad(out, leaves, dout, retain_graph=True), a.reps)
+    except RuntimeError as error:
+        print(f'# {c}: {str(error).splitlines()[0]}', file=sys.stderr)
+        return None
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument('--bench', default=os.path.join(ROOT, 'build', 'attn-bench'), help='the attn-bench program')
+    p.add_argument('--cells', nargs='+', default=['forward', 'backward', 'gqa', 'decode'], choices=('forward', 'backward', 'gqa', 'decode'))
+    p.add_argument('--head-sizes', nargs='+', type=int, default=[64, 128, 256])
+    p.add_argument('--lengths', nargs='+', type=int, default=[512, 1024, 2048, 4096, 8192, 16384])
+    p.add_argument('--tokens', type=int, default=16384)
+    p.add_argument('--reps', type=int, default=15)
+    p.add_argument('--rivals', nargs='+', default=list(RIVALS), choices=list(RIVALS))
+    p.add_argument('--json', action='store_true', help='one object a line instead of the table')
+    a = p.parse_args()
+    if not torch.cuda.is_available():
+        print('rival.py: no GPU here: skipped')
+        return 0
+    if not a.json:
+        print(f'{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}; TFLOP/s, decode: GB/s of K and V')
+        print(f'{"":8}{"B":>4}{"H":>4}{"Hk":>4}{"Sq":>7}{"Sk":>8}{"D":>5}{"":8}{"ours":>8}' + ''.join(f'{name:>8}' for name in a.rivals) + f'{"ratio":>8}')
+    behind = total = 0
+    for c in cells(a):
+        mine, kernel = ours(a, c)
+        others = {name: theirs(a, c, RIVALS[name]) for name in a.rivals}
+        torch.cuda.empty_cache()
+        best = min((ms for ms in others.values() if ms is not None), default=None)
+        pairs = c['Sq'] * (c['Sq'] + 1) / 2 if c['causal'] else c['Sq'] * c['Sk']
+        work = 4 * c['B'] * c['H'] * c['D'] * pairs * (2.5 if c['op'] == 'backward' else 1) / 1e9
+        if c['op'] == 'decode':
+            work = 4 * c['B'] * c['Hk'] * c['Sk'] * c['D'] / 1e6
+        total += 1
+        behind += best is not None and best < mine
+        if a.json:
+            print(json.dumps({**c, 'kernel': kernel, 'ms': mine, 'rivals_ms': others, 'ratio': best and best / mine}), flush=True)
+        else:
+            rates = ''.join(f'{work / ms:8.0f}' if ms else f'{"-":>8}' for ms in [mine, *others.values()])
+            print(f'{c["op"]:8}{c["B"]:4}{c["H"]:4}{c["Hk"]:4}{c["Sq"]:7}{c["Sk"]:8}{c["D"]:5}{" causal " if c["causal"] else " full   "}{rates}'
+                  + (f'{best / mine:8.2f}' if best else f'{"-":>8}') + f'  {kernel}', flush=True)
+    if not a.json:
+        print(f'ahead in {total - behind} of {total}')
+    return 1 if behind else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,360 @@
+/* The fake device keeps its promises: tests of the daemon rely on them. And the table of CUDA's errors, which it shares with
+ * the real devices. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "kernels/attention.h"
+#include "kernels/cuda/errors.h"
+
+#define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+
+enum { B = 1, S = 5, H = 2, D = 8, ELEMENTS = B * S * H * D };
+
+/* A forward whose tensors are in one piece of host memory: q, k, v, out, lse. */
+struct host {
+    float q[ELEMENTS], k[ELEMENTS], v[ELEMENTS], out[ELEMENTS], lse[B * H * S];
+};
+
+struct fixture {
+    attn_device *device;
+    attn_stream *stream;
+    struct host host;
+    struct host *mirror;
+    attn_problem problem;
+};
+
+static void open_with(struct fixture *f, const char *script)
+{
+    static const int64_t shape[] = { B, S, H, D }, rows[] = { B, H, S };
+    const attn_device_options options = { .threads = 1, .script = script };
+    attn_error err = { 0 };
+    void *memory = NULL;
+    memset(f, 0, sizeof *f);
+    if (attn_device_open("fake", 0, &options, &f->device, &err) != ATTN_OK) fail_msg("%s", err.text);
+    assert_int_equal(attn_stream_open(f->device, &f->stream, &err), ATTN_OK);
+    for (int i = 0; i < ELEMENTS; i++) {
+        f->host.q[i] = (float)(i % 7) - 3;
+        f->host.k[i] = (float)(i % 5) - 2;
+        f->host.v[i] = (float)(i % 11);
+    }
+    if (attn_device_alloc(f->device, sizeof f->host, &memory, &err) != ATTN_OK) memory = NULL;
+    f->mirror = memory;
+    f->problem = (attn_problem)ATTN_PROBLEM_INIT;
+    if (!memory) return;
+    f->problem.q = attn_tensor_make(f->mirror->q, ATTN_F32, 4, shape);
+    f->problem.k = attn_tensor_make(f->mirror->k, ATTN_F32, 4, shape);
+    f->problem.v = attn_tensor_make(f->mirror->v, ATTN_F32, 4, shape);
+    f->problem.out = attn_tensor_make(f->mirror->out, ATTN_F32, 4, shape);
+    f->problem.lse = attn_tensor_make(f->mirror->lse, ATTN_F32, 3, rows);
+}
+
+static void close_it(struct fixture *f)
+{
+    attn_stream_close(f->stream);
+    attn_device_free(f->device, f->mirror);
+    attn_device_close(f->device);
+}
+
+/* Copies in, runs, copies out; the first error. */
+static attn_status put(struct fixture *f, attn_error *err)
+{
+    attn_status status = attn_copy(f->stream, f->mirror, &f->host, sizeof f->host, ATTN_TO_DEVICE, err);
+    if (status == ATTN_OK) status = attn_run(f->stream, &f->problem, 1, NULL, err);
+    if (status == ATTN_OK)
+        status = attn_copy(f->stream, f->host.out, f->mirror->out, sizeof f->host.out, ATTN_FROM_DEVICE, err);
+    return status;
+}
+
+static void test_the_table_of_errors_says_which_ones_are_sticky(void **state)
+{
+    static const int stays[] = { 46, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 810, 999 };
+    static const int passes[] = { 1, 2, 9, 98, 209, 600, 701, 801, 912 };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(stays); i++) {
+        assert_true(cuda_error_of(stays[i]).sticky);
+        assert_int_equal(cuda_error_of(stays[i]).status, ATTN_DEVICE_LOST);
+    }
+    for (size_t i = 0; i < ARRAY_SIZE(passes); i++) assert_false(cuda_error_of(passes[i]).sticky);
+    assert_int_equal(cuda_error_of(2).status, ATTN_NO_MEMORY);
+    assert_int_equal(cuda_error_of(9).status, ATTN_DEVICE);
+}
+
+static void test_an_error_of_no_table_counts_as_sticky(void **state)
+{
+    (void)state;
+    assert_true(cuda_error_of(4711).sticky);
+    assert_int_equal(cuda_error_of(4711).code, 4711);
+    assert_int_equal(cuda_error_of(-1).status, ATTN_DEVICE_LOST);
+}
+
+static void test_every_row_of_the_table_is_consistent(void **state)
+{
+    (void)state;
+#define X(number, cuda, text, stays, state_)               \
+    assert_int_equal(cuda_error_of(number).code, number);  \
+    assert_string_equal(cuda_error_of(number).name, text); \
+    assert_int_equal(cuda_error_of(number).sticky, ATTN_##state_ == ATTN_DEVICE_LOST);
+    CUDA_ERROR_MAP(X)
+#undef X
+}
+
+static void test_it_computes_what_the_cpu_computes(void **state)
+{
+    struct fixture f;
+    struct host want;
+    attn_device *cpu;
+    attn_stream *stream;
+    attn_error err = { 0 };
+    (void)state;
+    open_with(&f, "");
+    want = f.host;
+    assert_int_equal(put(&f, &err), ATTN_OK);
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_OK);
+    const attn_device_options options = { .threads = 1 };
+    assert_int_equal(attn_device_open("cpu", 0, &options, &cpu, &err), ATTN_OK);
+    assert_int_equal(attn_stream_open(cpu, &stream, &err), ATTN_OK);
+    attn_problem p = f.problem;
+    p.q.data = want.q, p.k.data = want.k, p.v.data = want.v, p.out.data = want.out, p.lse.data = want.lse;
+    assert_int_equal(attn_run(stream, &p, 1, NULL, &err), ATTN_OK);
+    assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
+    assert_memory_equal(f.host.out, want.out, sizeof want.out);
+    attn_stream_close(stream);
+    attn_device_close(cpu);
+    close_it(&f);
+}
+
+static void test_nothing_happens_before_the_stream_is_asked(void **state)
+{
+    struct fixture f;
+    attn_error err = { 0 };
+    bool done = false;
+    (void)state;
+    open_with(&f, "");
+    f.host.out[0] = 12345;
+    assert_int_equal(put(&f, &err), ATTN_OK);
+    assert_true(f.host.out[0] == 12345);
+    assert_int_equal(attn_stream_done(f.stream, &done, &err), ATTN_OK);
+    assert_true(done && f.host.out[0] != 12345);
+    close_it(&f);
+}
+
+static void test_memory_that_was_never_written_is_nan(void **state)
+{
+    struct fixture f;
+    (void)state;
+    open_with(&f, "");
+    assert_true(f.mirror->q[0] != f.mirror->q[0]);
+    close_it(&f);
+}
+
+static void test_a_pointer_of_the_host_is_an_illegal_address(void **state)
+{
+    struct fixture f;
+    attn_error err = { 0 };
+    (void)state;
+    open_with(&f, "");
+    f.problem.k.data = f.host.k;
+    assert_int_equal(put(&f, &err), ATTN_OK); /* found when it runs, as on a GPU */
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
+    assert_non_null(strstr(err.text, "illegal address"));
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST); /* and it stays */
+    close_it(&f);
+}
+
+static void test_memory_freed_too_early_is_an_illegal_address(void **state)
+{
+    struct fixture f;
+    attn_error err = { 0 };
+    (void)state;
+    open_with(&f, "");
+    assert_int_equal(put(&f, &err), ATTN_OK);
+    attn_device_free(f.device, f.mirror);
+    f.mirror = NULL;
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
+    close_it(&f);
+}
+
+static void test_faults_come_when_the_script_says(void **state)
+{
+    static const struct {
+        const char *script;
+        attn_status expected[4]; /* of four rounds */
+    } cases[] = {
+        { "", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
+        { "launch.err=9@2", { ATTN_OK, ATTN_DEVICE, ATTN_OK, ATTN_OK } },
+        { "launch.err=9@2+", { ATTN_OK, ATTN_DEVICE, ATTN_DEVICE, ATTN_DEVICE } },
+        { "launch.err=9", { ATTN_DEVICE, ATTN_DEVICE, ATTN_DEVICE, ATTN_DEVICE } },
+        { "launch.err=9@1,launch.err=701@3", { ATTN_DEVICE, ATTN_OK, ATTN_DEVICE, ATTN_OK } },
+        { "sync.err=98@2", { ATTN_OK, ATTN_DEVICE, ATTN_OK, ATTN_OK } },
+        { "sync.err=700@2", { ATTN_OK, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST } },
+        { "copy.err=2@3", { ATTN_OK, ATTN_NO_MEMORY, ATTN_OK, ATTN_OK } },
+        { "1:launch.err=9@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } }, /* another device's */
+        { "0:launch.err=9@1", { ATTN_DEVICE, ATTN_OK, ATTN_OK, ATTN_OK } },
+        { "delay=1@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct fixture f;
+        open_with(&f, cases[i].script);
+        for (int round = 0; round < 4; round++) {
+            attn_error err = { 0 };
+            attn_status got = put(&f, &err);
+            attn_error ignored;
+            const attn_status waited = attn_stream_wait(f.stream, got == ATTN_OK ? &err : &ignored);
+            if (got == ATTN_OK) got = waited;
+            if (got != cases[i].expected[round])
+                fail_msg("'%s', round %d: %s (%s), not %s", cases[i].script, round, attn_status_name(got), err.text,
+                         attn_status_name(cases[i].expected[round]));
+        }
+        close_it(&f);
+    }
+}
+
+static void test_a_held_stream_is_done_when_the_file_is_gone(void **state)
+{
+    char path[] = "/tmp/test_fake_XXXXXX", script[64];
+    struct fixture f;
+    attn_error err = { 0 };
+    bool done = true;
+    (void)state;
+    const int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    snprintf(script, sizeof script, "hold=%s@1", path);
+    open_with(&f, script);
+    assert_int_equal(put(&f, &err), ATTN_OK);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(attn_stream_done(f.stream, &done, &err), ATTN_OK);
+        assert_false(done);
+    }
+    unlink(path);
+    assert_int_equal(attn_stream_done(f.stream, &done, &err), ATTN_OK);
+    assert_true(done);
+    close_it(&f);
+}
+
+static void test_what_never_ends_never_does(void **state)
+{
+    struct fixture f;
+    attn_error err = { 0 };
+    bool done = true;
+    (void)state;
+    open_with(&f, "event.never@1");
+    assert_int_equal(put(&f, &err), ATTN_OK);
+    for (int i = 0; i < 100; i++) {
+        assert_int_equal(attn_stream_done(f.stream, &done, &err), ATTN_OK);
+        assert_false(done);
+    }
+    close_it(&f);
+}
+
+static void test_outputs_can_be_nan_without_an_error(void **state)
+{
+    struct fixture f;
+    attn_error err = { 0 };
+    (void)state;
+    open_with(&f, "nan@1");
+    assert_int_equal(put(&f, &err), ATTN_OK);
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_OK);
+    for (int i = 0; i < ELEMENTS; i++) assert_true(f.host.out[i] != f.host.out[i]);
+    close_it(&f);
+}
+
+static void test_memory_has_a_limit_and_comes_back(void **state)
+{
+    const attn_device_options options = { .threads = 1, .memory_bytes = 1 << 20 };
+    attn_device *device;
+    attn_device_info info;
+    attn_error err = { 0 };
+    void *a, *b;
+    (void)state;
+    assert_int_equal(attn_device_open("fake", 0, &options, &device, &err), ATTN_OK);
+    assert_int_equal(attn_device_alloc(device, 600000, &a, &err), ATTN_OK);
+    assert_int_equal(attn_device_alloc(device, 600000, &b, &err), ATTN_NO_MEMORY);
+    attn_device_describe(device, &info);
+    assert_int_equal(info.memory_used, 600000);
+    attn_device_free(device, a);
+    assert_int_equal(attn_device_alloc(device, 600000, &b, &err), ATTN_OK);
+    attn_device_free(device, b);
+    attn_device_describe(device, &info);
+    assert_int_equal(info.memory_used, 0);
+    assert_string_equal(info.name, "fake:0");
+    attn_device_close(device);
+}
+
+static void test_a_script_that_makes_no_sense_is_refused(void **state)
+{
+    static const char *const scripts[] = { "nonsense",     "launch.err",      "launch.err=",     "launch.err=x",
+                                           "alloc.fail=3", "launch.err=9@",   "launch.err=9@0",  "launch.err=9@x",
+                                           "hold=",        "launch.err=9@1-", "launch.err=9;nan" };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(scripts); i++) {
+        const attn_device_options options = { .threads = 1, .script = scripts[i] };
+        attn_device *device;
+        attn_error err = { 0 };
+        if (attn_device_open("fake", 0, &options, &device, &err) != ATTN_INVALID) fail_msg("'%s' is taken", scripts[i]);
+        assert_non_null(strstr(err.text, "nothing is known of"));
+    }
+}
+
+static void test_opening_can_fail(void **state)
+{
+    const attn_device_options options = { .threads = 1, .script = "open.err=46" };
+    attn_device *device;
+    attn_error err = { 0 };
+    (void)state;
+    assert_int_equal(attn_device_open("fake", 0, &options, &device, &err), ATTN_DEVICE_LOST);
+    assert_null(device);
+    assert_string_equal(err.text, "fake: open: device unavailable (error 46)");
+}
+
+static void test_times_between_streams(void **state)
+{
+    struct fixture f;
+    attn_stream *other;
+    attn_error err = { 0 };
+    (void)state;
+    open_with(&f, "");
+    assert_int_equal(attn_stream_open(f.device, &other, &err), ATTN_OK);
+    assert_int_equal(attn_stream_mark(f.stream, 0, &err), ATTN_OK);
+    assert_int_equal(attn_stream_mark(other, 3, &err), ATTN_OK);
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_OK);
+    assert_int_equal(attn_stream_wait(other, &err), ATTN_OK);
+    assert_true(attn_streams_between_us(f.stream, 0, other, 3) >= 0);
+    assert_true(attn_streams_between_us(other, 3, f.stream, 0) <= 0);
+    const double wrong = attn_streams_between_us(other, ATTN_MARKS, f.stream, 0);
+    assert_true(wrong != wrong);
+    attn_stream_close(other);
+    close_it(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_table_of_errors_says_which_ones_are_sticky),
+        cmocka_unit_test(test_an_error_of_no_table_counts_as_sticky),
+        cmocka_unit_test(test_every_row_of_the_table_is_consistent),
+        cmocka_unit_test(test_it_computes_what_the_cpu_computes),
+        cmocka_unit_test(test_nothing_happens_before_the_stream_is_asked),
+        cmocka_unit_test(test_memory_that_was_never_written_is_nan),
+        cmocka_unit_test(test_a_pointer_of_the_host_is_an_illegal_address),
+        cmocka_unit_test(test_memory_freed_too_early_is_an_illegal_address),
+        cmocka_unit_test(test_faults_come_when_the_script_says),
+        cmocka_unit_test(test_a_held_stream_is_done_when_the_file_is_gone),
+        cmocka_unit_test(test_what_never_ends_never_does),
+        cmocka_unit_test(test_outputs_can_be_nan_without_an_error),
+        cmocka_unit_test(test_memory_has_a_limit_and_comes_back),
+        cmocka_unit_test(test_a_script_that_makes_no_sense_is_refused),
+        cmocka_unit_test(test_opening_can_fail),
+        cmocka_unit_test(test_times_between_streams),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
