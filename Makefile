@@ -17,7 +17,9 @@
 VERSION := 0.1.0
 comma   := ,
 CC      := $(if $(filter default undefined,$(origin CC)),gcc,$(CC))
-NVCC    ?= nvcc
+ifeq ($(origin NVCC),undefined)
+NVCC    := $(if $(shell command -v nvcc 2>/dev/null),nvcc,$(or $(wildcard /usr/local/cuda/bin/nvcc),nvcc))
+endif
 B       := build$(if $(SAN),/san)$(if $(TSAN),/tsan)
 
 # ---- What is built ---------------------------------------------------------------------------------------------------
@@ -35,8 +37,13 @@ LOAD_SRC    := $(wildcard tests/load/*.c)
 CUDA      ?= $(if $(shell command -v $(NVCC) 2>/dev/null),1,0)
 CUDA_SRC  := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))
 CUDA_HOME ?= $(if $(CUDA_SRC),$(abspath $(dir $(realpath $(shell command -v $(NVCC))))..))
-CUDA_LD   := $(if $(CUDA_SRC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)-Bstatic -lstdc++ -Wl$(comma)-Bdynamic -ldl -lrt -lpthread)
+CUDA_LD   := $(if $(CUDA_SRC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)-Bstatic -lstdc++ -Wl$(comma)-Bdynamic -ldl -lrt -lpthread -static-libgcc)
 CUDA_ARCHS ?= 80 86 89 90
+# A GPU without nvcc is told about, for the program then computes on the CPU: by its driver's files, or by its maker and class on the bus.
+GPU_FILES ?= /dev/nvidia0 /dev/nvidiactl /dev/dxg /proc/driver/nvidia/version
+gpu_here    = $(or $(wildcard $(GPU_FILES)),$(shell cat $$(grep -ls '^0x10de' /sys/bus/pci/devices/*/vendor | sed 's|vendor$$|class|') /dev/null | grep '^0x030[02]'))
+no_nvcc   := make: there is a GPU here but no nvcc, so attnd is built for the CPU alone. Install the CUDA toolkit (12 or later), or say where nvcc is: make NVCC=/opt/cuda/bin/nvcc. CUDA=0 says that the CPU is meant.
+cuda_advice = $(if $(and $(filter file,$(origin CUDA)),$(filter 0,$(CUDA)),$(gpu_here)),echo "$(no_nvcc)",:)
 gencode   := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$a$(comma)code=sm_$a) -gencode arch=compute_80,code=compute_80
 sm90      := -gencode arch=compute_90a,code=sm_90a
 
@@ -73,6 +80,7 @@ OBJ = $(patsubst %,$B/%.o,$(basename $(filter %.c,$1))) $(patsubst %,$B/%.o,$(fi
 say = $(if $(V),,@echo "  $1 $(@:$B/%=%)" &&)
 
 all: $B/attnd $B/libattn.a $(if $(BENCH_SRC),$B/attn-bench) ## build everything (the default)
+	@$(cuda_advice)
 
 $B/%.o: %.c $B/flags
 	@mkdir -p $(@D)
@@ -81,6 +89,11 @@ $B/%.o: %.c $B/flags
 $B/%.cu.o: %.cu $B/flags
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVFLAGS) $(or $($(notdir $(<D))),$(gencode)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+# Kernels of Hopper's own: spilled registers and serialised products fail the build.
+$B/kernels/cuda/sm90/%.cu.o: kernels/cuda/sm90/%.cu kernels/cuda/sm90/lean.sh $B/flags
+	@mkdir -p $(@D)
+	$(call say,nvcc)sh kernels/cuda/sm90/lean.sh $@ $(NVCC) $(NVFLAGS) $(sm90) -Xptxas -v -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
 $B/libattn.a: $(call OBJ,$(KERNELS_SRC) $(CUDA_SRC))
 	$(call say,ar)rm -f $@ && ar rcs $@ $^
@@ -101,10 +114,27 @@ $B/attn-bench: $(call OBJ,$(BENCH_SRC)) $B/libproto.a $B/libattn.a
 $B/simd-bench: $(call OBJ,tests/bench/simd-bench.c) $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
 
+# The daemon with devices that fail as they are told (kernels/fake/fake.c), for tests/http/test_faults.py. Its own attention.o has the
+# backend in its list and is linked before the library's, which is then not wanted.
+FAKE := $(patsubst %,$B/fake/%.o,kernels/attention kernels/fake/fake)
+$B/fake/%.o: %.c $B/flags
+	@mkdir -p $(@D)
+	$(call say,cc)$(CC) $(ALL_C) -DATTN_FAKE -c -o $@ $<
+
+$B/tests/attnd-fake: $(call OBJ,server/main.c) $(FAKE) $B/libserver.a $B/libproto.a $B/libattn.a
+	$(call say,ld)mkdir -p $(@D) && $(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) $(LIBS) -lm
+
 # Unit tests: tests/unit/kernels/test_check.c -> build/tests/unit/kernels/test_check
 UNIT := $(patsubst %.c,$B/%,$(UNIT_SRC))
 $B/tests/unit/%: $B/tests/unit/%.o $B/libserver.a $B/libproto.a $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ -lcmocka $(CUDA_LD) $(LIBS) -lm
+
+$B/tests/unit/kernels/test_fake: $B/tests/unit/kernels/test_fake.o $(FAKE) $B/libserver.a $B/libproto.a $B/libattn.a
+	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ -lcmocka $(CUDA_LD) $(LIBS) -lm
+
+# Do copies and kernels overlap on a GPU? See its head.
+$B/tests/gpu/overlap: $B/tests/gpu/overlap.o $B/libattn.a
+	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
 
 # Small programs of tests/load: tests/load/upload.c -> build/tests/load/upload
 $B/tests/load/%: $B/tests/load/%.o
@@ -118,14 +148,14 @@ $B/tests/fuzz/libfuzzer_%: $B/tests/fuzz/%.o $B/libserver.a $B/libproto.a $B/lib
 	$(call say,ld)$(CC) -fsanitize=fuzzer $(ALL_LD) -o $@ $^ $(CUDA_LD) $(LIBS) -lm
 
 .SECONDARY:
--include $(shell find $(addprefix $B/,server proto-json kernels tests) -name '*.d' 2>/dev/null)
+-include $(shell find $(addprefix $B/,server proto-json kernels tests fake) -name '*.d' 2>/dev/null)
 
 # ---- Commands --------------------------------------------------------------------------------------------------------
 # Each begins by installing what it needs and lacks (tests/setup.sh), so it works on a machine that has only make.
 
 PYTHON = $(shell sh tests/setup.sh python)
 # What the Python tests are told: the program to test, and how much slower than usual it may be.
-TESTENV = ATTND_BINARY=$(abspath $B/attnd) ATTND_BUILD=$(abspath build) ATTND_SLOWER=$(if $(SAN)$(TSAN),10,1) PYTHONDONTWRITEBYTECODE=1$(if $(ATTND_SEEDS), ATTND_SEEDS=$(ATTND_SEEDS))
+TESTENV = ATTND_BINARY=$(abspath $B/attnd) ATTND_FAKE=$(abspath $B/tests/attnd-fake) ATTND_BUILD=$(abspath build) ATTND_SLOWER=$(if $(SAN)$(TSAN),10,1) PYTHONDONTWRITEBYTECODE=1$(if $(ATTND_SEEDS), ATTND_SEEDS=$(ATTND_SEEDS))
 PYTEST  = cd tests && $(TESTENV) $(PYTHON) -m pytest $(PYTEST_ARGS)
 
 run: ## build and serve on 127.0.0.1:8080 (ARGS="--listen 0.0.0.0:9000" for other options)
@@ -138,13 +168,13 @@ test: ## build and run all tests
 	@$(MAKE) --no-print-directory all
 	@failed=; for part in unit fuzz-replay http-all; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; echo "make test: all passed"
-http-all: $B/attnd
+http-all: $B/attnd $B/tests/attnd-fake
 	$(PYTEST) conformance http
 
 unit: $(UNIT) ## the C unit tests alone
 	@sh tests/run_unit.sh $(UNIT)
 
-http: $B/attnd ## the tests over HTTP alone (PYTEST_ARGS="-k limits")
+http: $B/attnd $B/tests/attnd-fake ## the tests over HTTP alone (PYTEST_ARGS="-k limits")
 	$(PYTEST) http
 
 conformance: $B/attnd ## random problems against float64 over HTTP (ATTND_SEEDS=1,2,3 to repeat some)
@@ -172,7 +202,7 @@ load: ## drive a server with wrk: small, medium and large bodies (ARGS="--second
 
 compare: ## the same beside a Python server of the same contract (PEER_PYTHON=...; tests/load/requirements.txt)
 	@sh tests/setup.sh load
-	@$(MAKE) --no-print-directory $B/attnd
+	@$(MAKE) --no-print-directory $B/attnd $B/tests/load/bare_mhd
 	$(TESTENV) python3 tests/load/compare.py $(ARGS)
 
 upload: ## rate and memory of one large upload, beside a bare libmicrohttpd that discards the same bytes
@@ -185,9 +215,26 @@ growth: ## time against Sq and against body size, drawn into tests/load/growth.s
 	@$(MAKE) --no-print-directory $B/attnd
 	$(TESTENV) python3 tests/load/growth.py $(ARGS)
 
+observe: ## a real Prometheus on the server: alert rules, and every query of the Grafana dashboard
+	@sh tests/setup.sh deploy
+	@$(MAKE) --no-print-directory $B/attnd $B/tests/attnd-fake
+	$(TESTENV) python3 tests/deploy/observability.py $(ARGS)
+
+scaleout: ## three servers behind NGINX and Envoy under load, one of them ended and killed
+	@sh tests/setup.sh deploy
+	@$(MAKE) --no-print-directory $B/attnd
+	$(TESTENV) python3 tests/deploy/scaleout.py $(ARGS)
+
+check-deploy: $B/attnd ## every file of deploy/ and the Dockerfile by the tool that reads it; the commands of deploy/README.md
+	@ATTND_BINARY=$(abspath $B/attnd) tests/deploy/check.sh
+
+image: ## build the Dockerfile's images without Docker (root, buildah), run them, end them under load (ARGS="cpu test")
+	tests/deploy/image.sh $(ARGS)
+.PHONY: check-deploy image
+
 gpu: ## everything that needs a GPU: kernels against float64, conformance over HTTP, equal bits (skipped without one)
 	@sh tests/setup.sh test
-	@$(MAKE) --no-print-directory all $B/tests/unit/kernels/test_backends
+	@$(MAKE) --no-print-directory all $B/tests/unit/kernels/test_backends $B/tests/gpu/overlap
 	bash tests/gpu/run.sh $B
 
 fresh: ## the two commands of the README in a bare Debian (root, debootstrap; FRESH=bookworm)
@@ -200,6 +247,9 @@ format: ## rewrite the C sources in the project's style (clang-format)
 check-format: ## say which C sources are not in that style
 	@if command -v clang-format >/dev/null; then clang-format --dry-run -Werror $(C_FILES); else echo "check-format: no clang-format here"; fi
 
+print-advice:
+	@$(cuda_advice)
+
 print-cuda:
 	@echo '$(if $(CUDA_SRC),yes,no)'
 
@@ -209,4 +259,4 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-.PHONY: all run test unit http http-all conformance fuzz-replay fuzz fuzz-targets bench load compare upload growth gpu fresh format check-format print-cuda clean help
+.PHONY: all run test unit http http-all conformance fuzz-replay fuzz fuzz-targets bench load compare upload growth observe scaleout gpu fresh format check-format print-cuda print-advice clean help

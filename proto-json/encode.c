@@ -15,7 +15,6 @@
 #include "proto.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,30 +103,38 @@ static void add_text(proto_encoder *e, const char *text, size_t count)
     last->length += count;
 }
 
-__attribute__((format(printf, 2, 3))) static void add(proto_encoder *e, const char *format, ...)
+static void add(proto_encoder *e, const char *text)
 {
-    char text[256]; /* what is added this way is short: names, numbers, shapes */
-    va_list args;
-    int length;
-    va_start(args, format);
-    length = vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    add_text(e, text, length < (int)sizeof text ? (size_t)length : sizeof text - 1);
+    add_text(e, text, strlen(text));
+}
+
+/* An answer has two dozen integers, and printf() takes longer over them than base64 over a small tensor. */
+static void add_integer(proto_encoder *e, uint64_t x)
+{
+    char digits[20], *p = digits + sizeof digits;
+    do *--p = (char)('0' + x % 10);
+    while ((x /= 10) != 0);
+    add_text(e, p, (size_t)(digits + sizeof digits - p));
 }
 
 /* A double that may be anything: JSON has no number for what is not finite. */
 static void add_double(proto_encoder *e, double x)
 {
+    char text[32];
     if (isnan(x)) add(e, "\"NaN\"");
     else if (isinf(x)) add(e, x < 0 ? "\"-Infinity\"" : "\"Infinity\"");
-    else add(e, "%.9g", x);
+    else add_text(e, text, (size_t)snprintf(text, sizeof text, "%.9g", x));
 }
 
 /* Our own short texts: names of devices and contexts. What would need an escape is left out. */
 static void add_plain(proto_encoder *e, const char *text)
 {
-    for (; *text; text++)
-        if (*text >= 0x20 && *text < 0x7f && *text != '"' && *text != '\\') add_text(e, text, 1);
+    while (*text) {
+        size_t plain = 0;
+        while (text[plain] >= 0x20 && text[plain] < 0x7f && text[plain] != '"' && text[plain] != '\\') plain++;
+        add_text(e, text, plain);
+        text += text[plain] ? plain + 1 : plain;
+    }
 }
 
 static bool next_token(const attn_tensor *t, int64_t element, struct token *token);
@@ -139,9 +146,16 @@ static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *t,
     int64_t bytes = 0, elements = 0;
     attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes);
     attn_shape_elements(t->rank, t->shape, &elements);
-    add(e, "\"%s\":{\"shape\":[", name);
-    for (int a = 0; a < t->rank; a++) add(e, "%s%lld", a ? "," : "", (long long)t->shape[a]);
-    add(e, "],\"dtype\":\"%s\",\"data\":", attn_dtype_name(t->dtype));
+    add(e, "\"");
+    add(e, name);
+    add(e, "\":{\"shape\":[");
+    for (int a = 0; a < t->rank; a++) {
+        if (a) add(e, ",");
+        add_integer(e, (uint64_t)t->shape[a]);
+    }
+    add(e, "],\"dtype\":\"");
+    add(e, attn_dtype_name(t->dtype));
+    add(e, "\",\"data\":");
     if (piece.kind == BASE64) {
         add(e, "\"");
         piece.length = BASE64_ENCODED(bytes);
@@ -166,13 +180,19 @@ static void add_result(proto_encoder *e, const proto_item *item, const proto_res
     add(e, "{");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (item->outputs >> id & 1) add_tensor(e, attn_tensors[id].name, &item->problem.tensor[id], item->encoding);
-    if (item->problem.dropout_p > 0) add(e, "\"seed\":%llu,", (unsigned long long)item->problem.seed);
+    if (item->problem.dropout_p > 0) {
+        add(e, "\"seed\":");
+        add_integer(e, item->problem.seed);
+        add(e, ",");
+    }
     if (result->verified) {
         add(e, "\"verification\":{\"max_abs\":");
         add_double(e, result->verification.max_abs);
         add(e, ",\"relative\":");
         add_double(e, result->verification.relative);
-        add(e, ",\"rows\":%lld},", (long long)result->verification.rows);
+        add(e, ",\"rows\":");
+        add_integer(e, (uint64_t)result->verification.rows);
+        add(e, "},");
     }
     if (*result->context) {
         add(e, "\"context\":\"");
@@ -184,8 +204,13 @@ static void add_result(proto_encoder *e, const proto_item *item, const proto_res
     add(e, "\",\"timing_us\":{");
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         double us = result->timing_us[written[i]];
-        long long tenths = us > 0 && us < 1e15 ? (long long)(us * 10 + 0.5) : 0; /* no clock of ours gives anything else */
-        add(e, "%s\"%s\":%lld.%lld", i ? "," : "", proto_stages[written[i]], tenths / 10, tenths % 10);
+        uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5) : 0; /* no clock of ours gives anything else */
+        add(e, i ? ",\"" : "\"");
+        add(e, proto_stages[written[i]]);
+        add(e, "\":");
+        add_integer(e, tenths / 10);
+        add(e, ".");
+        add_integer(e, tenths % 10);
     }
     add(e, "}}");
 }

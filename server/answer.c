@@ -50,7 +50,7 @@ size_t answer_server_timing(const struct request *request, char *text, size_t ca
     const proto_result *result = job && job->call->count > 0 ? &job->results[0] : NULL;
     int64_t stage[PROTO_STAGE_COUNT] = { 0 };
     char *at = text;
-    if (t->received_ns > t->began_ns) stage[PROTO_STAGE_recv] = t->received_ns - t->began_ns - t->decode_ns;
+    stage[PROTO_STAGE_recv] = t->recv_ns;
     stage[PROTO_STAGE_decode] = t->decode_ns;
     stage[PROTO_STAGE_encode] = t->encode_ns;
     for (int s = PROTO_STAGE_queue; result && s <= PROTO_STAGE_copy_out; s++)

@@ -56,7 +56,7 @@ enum type {
     TYPE_CHOICE,  /* one of the words in `words` */
     TYPE_ADDRESS, /* ADDR:PORT or unix:PATH */
     TYPE_LISTEN,  /* a list of addresses: config->listen */
-    TYPE_DEVICES, /* auto, cpu, or GPU numbers */
+    TYPE_DEVICES, /* auto, all, cpu, or GPU numbers */
     TYPE_FILE,    /* a file that can be read now */
     TYPE_ORIGIN,  /* scheme://host[:port] or * */
 };
@@ -81,9 +81,9 @@ static const struct option options[] = {
     { "listen", "ATTND_LISTEN", TYPE_LISTEN, "ADDR:PORT", AT(listen), .word = "127.0.0.1:8080",
       .help = "Where to serve: 0.0.0.0:8080, [::1]:8080 or unix:/run/attnd.sock. Repeatable, up to 8; the variable takes a "
               "comma-separated list. Port 0 is any free port." },
-    { "devices", "ATTND_DEVICES", TYPE_DEVICES, "auto|cpu|0,1", AT(devices), .word = "auto",
-      .help = "Where to compute: every GPU, else the CPU (auto); the CPU; the GPUs of these numbers. `reference` is the "
-              "slow float64 backend of the tests." },
+    { "devices", "ATTND_DEVICES", TYPE_DEVICES, "auto|all|cpu|0,1", AT(devices), .word = "auto",
+      .help = "Where to compute: every GPU, else the CPU (auto); every GPU (all); the CPU; the GPUs of these numbers. "
+              "`reference` is the slow float64 backend of the tests." },
     { "http-threads", "ATTND_HTTP_THREADS", TYPE_INT, "N", AT(http_threads), 0, 0, 256, .shown = "cores, at most 16",
       .help = "Threads that receive, decode, encode and send. 0 is the default." },
     { "cpu-threads", "ATTND_CPU_THREADS", TYPE_INT, "N", AT(cpu_threads), 0, 0, 1024, .shown = "cores",
@@ -114,6 +114,9 @@ static const struct option options[] = {
               "cut, with 408 where the body is not complete." },
     { "drain-ms", "ATTND_DRAIN_MS", TYPE_INT64, "N", AT(drain_ms), 30000, 0, DAY_MS,
       .help = "Time after SIGTERM for what was accepted to be answered." },
+    { "watchdog-ms", "ATTND_WATCHDOG_MS", TYPE_INT64, "N", AT(watchdog_ms), 60000, 1, DAY_MS,
+      .help = "Time that a GPU may take for a batch beyond what its size explains; then the GPU counts as lost. What it runs "
+              "is answered 503, and without another GPU the server ends with status 70." },
     { "token-file", "ATTND_TOKEN_FILE", TYPE_FILE, "FILE", AT(token_file), .shown = "off",
       .help = "File of bearer tokens, one a line; every route but the probes then wants one of them." },
     { "tls-cert", "ATTND_TLS_CERT", TYPE_FILE, "FILE", AT(tls_cert), .shown = "off",
@@ -263,7 +266,7 @@ static bool address_ok(const char *text)
 
 static bool devices_ok(const char *text)
 {
-    if (word_in("auto|cpu|reference", text)) return true;
+    if (word_in("auto|all|cpu|reference", text)) return true;
     uint64_t seen = 0;
     for (;;) { /* numbers, each once */
         int64_t number;
@@ -425,7 +428,8 @@ static enum config_result set_value(struct reading *r, const struct option *o, c
         break;
     case TYPE_DEVICES:
         if (!devices_ok(value))
-            return refuse(m, n, "%s: '%s' is not auto, cpu, or different GPU numbers from 0 to 63 such as 0,1", name, value);
+            return refuse(m, n, "%s: '%s' is not auto, all, cpu, or different GPU numbers from 0 to 63 such as 0,1", name,
+                          value);
         break;
     case TYPE_FILE:
         if (access(value, R_OK) != 0) return refuse(m, n, "%s: '%s' cannot be read: %s", name, value, strerror(errno));

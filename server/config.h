@@ -14,7 +14,7 @@ struct config {
     const char *listen[CONFIG_MAX_LISTEN]; /* "127.0.0.1:8080", "[::1]:8080", "unix:/run/attnd.sock" */
     int listen_count;
     const char *metrics_listen;    /* NULL: /metrics is on the main port only */
-    const char *devices;           /* "auto", "cpu", "0,1" */
+    const char *devices;           /* "auto", "all", "cpu", "0,1" */
     int http_threads, cpu_threads; /* 0 in the table means "cores"; resolved here */
     int64_t max_body_bytes;        /* at most staging_bytes */
     int64_t staging_bytes;         /* resolved: half the memory unless given */
@@ -22,6 +22,7 @@ struct config {
     int max_connections, queue_depth, max_batch;
     int64_t batch_window_us;
     int64_t timeout_ms, body_timeout_ms, drain_ms;
+    int64_t watchdog_ms; /* what a device may take for a batch beyond what its size explains */
     const char *token_file, *tls_cert, *tls_key, *cors_origin; /* NULL: off */
     bool supervise;
     const char *log_format; /* "text" or "json" */

@@ -13,7 +13,8 @@
  * 2. A batch that was submitted comes back exactly once, whatever happens; each of its jobs then has ran == true, or an
  * error.
  * 3. No more batches are with a device than it has streams, and two at least: one waits, so that the device is never idle
- * between two. */
+ * between two.
+ * 4. While the device's thread is in a call that may never return, due_ns says until when it may be: the loop watches. */
 #include "server/devices.h"
 
 #include <assert.h>
@@ -25,6 +26,7 @@
 
 #include "server/clock.h"
 #include "server/log.h"
+#include "server/metrics.h"
 #include "server/request.h"
 
 enum {
@@ -32,8 +34,15 @@ enum {
     MAX_STREAMS = 8,
     MAX_RUN = 1024, /* problems in one attn_run(): an envelope may hold as many */
     POLL_NS = 20000,
+    LOST_POLL_NS = 10000000,
     WORKSPACE_KEEP = 64 << 20, /* a larger one is given back after its batch */
+    LEAST_HEAD_DIM = 64,       /* kernels compute whole tiles: smaller heads cost as much */
 };
+
+/* Beyond --watchdog-ms a batch may take what its work takes at this rate. The slowest kernels (float32) reach 34e12 on an
+ * H200 and a thirtieth of that on the smallest GPU of sm_80 and up. */
+#define SLOWEST_FLOPS 2e11
+#define NEVER         INT64_MAX
 
 struct mirror {
     struct job_region host;
@@ -44,6 +53,8 @@ struct mirror {
 struct slot {
     attn_stream *stream;
     struct batch *batch; /* NULL: free */
+    int64_t due_ns;      /* when it should be over */
+    int64_t worst_ns;    /* what its work takes at the very slowest */
     attn_problem *problems;
     int room;
     void *workspace;
@@ -58,7 +69,7 @@ struct device {
     struct mailbox *box;
     int message_kind;
     pthread_t thread;
-    bool started;
+    bool joined;
 
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -67,11 +78,16 @@ struct device {
 
     int slot_count;
     struct slot slots[MAX_STREAMS];
+    struct batch *held; /* there was no memory for it while others ran */
+    bool held_may_run;  /* one of them is over */
+    int64_t watchdog_ns;
+    _Atomic int64_t due_ns; /* the first of the slots'; NEVER: nothing runs, or nobody watches */
 
     /* The loop's. */
     int outstanding;
     double flops;
     bool disabled;
+    struct batch *batches;
     _Atomic int requests; /* for /v1/info */
     _Atomic bool usable;
 };
@@ -140,6 +156,56 @@ static attn_status copy_out(struct device *device, struct slot *slot, struct job
     if (job->outputs.bytes == 0) return ATTN_OK;
     return attn_copy(slot->stream, job->outputs.memory, to_device(slot, job->outputs.memory), job->outputs.bytes,
                      ATTN_FROM_DEVICE, err);
+}
+
+/* ---- The device's thread: how long it may take --------------------------------------------------------------------- */
+
+static int64_t worst_ns(const struct batch *batch)
+{
+    double flops = 0;
+    for (int j = 0; j < batch->count; j++) {
+        const struct job *job = batch->jobs[j];
+        double waste = 1;
+        for (int i = 0; i < job->call->count; i++) {
+            const attn_dims d = attn_dims_of(&job->call->items[i].problem);
+            const double real = (double)(d.D + d.Dv), padded = (double)((d.D > LEAST_HEAD_DIM ? d.D : LEAST_HEAD_DIM) +
+                                                                        (d.Dv > LEAST_HEAD_DIM ? d.Dv : LEAST_HEAD_DIM));
+            if (real > 0 && padded / real > waste) waste = padded / real;
+        }
+        flops += job->flops * waste;
+    }
+    const double seconds = flops / SLOWEST_FLOPS, most = 1e9; /* thirty years */
+    return (int64_t)((seconds < most ? seconds : most) * 1e9);
+}
+
+/* The earliest of what runs, for the loop to look at. */
+static void publish_due(struct device *device)
+{
+    int64_t due = NEVER;
+    for (int s = 0; s < device->slot_count; s++)
+        if (device->slots[s].batch && device->slots[s].due_ns < due) due = device->slots[s].due_ns;
+    atomic_store(&device->due_ns, due);
+}
+
+/* A batch begins. The batches of a device share it, so each may have to wait for all of the others. */
+static void watch(struct device *device, struct slot *slot)
+{
+    int64_t others_ns = 0;
+    if (device->watchdog_ns == NEVER) return;
+    slot->worst_ns = worst_ns(slot->batch);
+    for (int s = 0; s < device->slot_count; s++) {
+        struct slot *other = &device->slots[s];
+        if (other->batch == NULL || other == slot) continue;
+        others_ns += other->worst_ns;
+        other->due_ns += slot->worst_ns;
+    }
+    slot->due_ns = clock_ns() + device->watchdog_ns + slot->worst_ns + others_ns;
+    publish_due(device);
+}
+
+static void unwatch(struct device *device)
+{
+    if (device->watchdog_ns != NEVER) publish_due(device);
 }
 
 /* ---- The device's thread: one batch ------------------------------------------------------------------------------ */
@@ -237,7 +303,46 @@ static void conclude(struct device *device, struct slot *slot, attn_status statu
         slot->workspace_bytes = 0;
     }
     slot->batch = NULL;
+    device->held_may_run = true;
+    unwatch(device);
     mailbox_post(device->box, &batch->message);
+}
+
+/* The scratch memory that idle slots keep. Returns whether there was any. */
+static bool give_back_workspaces(struct device *device)
+{
+    bool any = false;
+    for (int s = 0; s < device->slot_count; s++) {
+        struct slot *slot = &device->slots[s];
+        if (slot->batch || slot->workspace == NULL) continue;
+        attn_device_free(device->handle, slot->workspace);
+        slot->workspace = NULL;
+        slot->workspace_bytes = 0;
+        any = true;
+    }
+    return any;
+}
+
+static int busy_slots(const struct device *device)
+{
+    int count = 0;
+    for (int s = 0; s < device->slot_count; s++) count += device->slots[s].batch != NULL;
+    return count;
+}
+
+/* launch(), or nothing on the stream and nothing allocated. */
+static attn_status try_launch(struct device *device, struct slot *slot, attn_error *err)
+{
+    attn_error late;
+    attn_status status = launch(device, slot, err);
+    if (status == ATTN_OK) return status;
+    /* What was put on the stream before the error still uses the buffers; and it may have failed for good. */
+    if (attn_stream_wait(slot->stream, &late) == ATTN_DEVICE_LOST && status != ATTN_DEVICE_LOST) {
+        status = ATTN_DEVICE_LOST;
+        *err = late;
+    }
+    drop_mirrors(device, slot);
+    return status;
 }
 
 static void start(struct device *device, struct slot *slot, struct batch *batch)
@@ -245,10 +350,17 @@ static void start(struct device *device, struct slot *slot, struct batch *batch)
     attn_error err = { 0 };
     slot->batch = batch;
     batch->started_ns = clock_ns();
-    const attn_status status = launch(device, slot, &err);
+    watch(device, slot);
+    attn_status status = try_launch(device, slot, &err);
+    if (status == ATTN_NO_MEMORY && give_back_workspaces(device)) status = try_launch(device, slot, &err);
     if (status == ATTN_OK) return;
-    attn_error ignored;
-    (void)attn_stream_wait(slot->stream, &ignored); /* what was put on the stream before the error still uses the buffers */
+    if (status == ATTN_NO_MEMORY && busy_slots(device) > 1) { /* when they are over there is more */
+        slot->batch = NULL;
+        device->held = batch;
+        device->held_may_run = false;
+        unwatch(device);
+        return;
+    }
     conclude(device, slot, status, &err);
 }
 
@@ -280,13 +392,6 @@ static struct slot *free_slot(struct device *device)
     return NULL;
 }
 
-static bool any_busy(const struct device *device)
-{
-    for (int s = 0; s < device->slot_count; s++)
-        if (device->slots[s].batch) return true;
-    return false;
-}
-
 static void *device_main(void *argument)
 {
     struct device *device = argument;
@@ -294,16 +399,22 @@ static void *device_main(void *argument)
     for (;;) {
         struct slot *slot = free_slot(device);
         struct batch *batch = NULL;
-        const bool busy = any_busy(device);
+        const bool busy = busy_slots(device) > 0;
 
         pthread_mutex_lock(&device->lock);
-        while (!busy && device->first == NULL && !device->stop) pthread_cond_wait(&device->wake, &device->lock);
-        if (slot && device->first) {
+        while (!busy && device->held == NULL && device->first == NULL && !device->stop)
+            pthread_cond_wait(&device->wake, &device->lock);
+        if (device->held) { /* it is the next, or the small ones behind it would never let it have its memory */
+            if (slot && device->held_may_run) {
+                batch = device->held;
+                device->held = NULL;
+            }
+        } else if (slot && device->first) {
             batch = (struct batch *)device->first; /* the message is its first member */
             device->first = batch->message.next;
             if (device->first == NULL) device->last = &device->first;
         }
-        const bool stop = device->stop && batch == NULL && !busy;
+        const bool stop = device->stop && batch == NULL && device->held == NULL && !busy;
         pthread_mutex_unlock(&device->lock);
 
         if (stop) break;
@@ -314,7 +425,7 @@ static void *device_main(void *argument)
         }
         if (poll_slots(device, device->info.unified)) continue;
         /* A batch is on its way. New work is looked for in between. */
-        const struct timespec pause = { 0, POLL_NS };
+        const struct timespec pause = { 0, atomic_load(&device->usable) ? POLL_NS : LOST_POLL_NS };
         nanosleep(&pause, NULL);
     }
     pthread_mutex_lock(&device->lock);
@@ -361,6 +472,9 @@ static attn_status device_open(const struct config *config, const char *backend,
     status = attn_device_open(backend, index, &options, &device->handle, err);
     if (status != ATTN_OK) goto fail;
     attn_device_describe(device->handle, &device->info);
+    /* Large problems may well take minutes on a CPU, and it cannot be lost. */
+    device->watchdog_ns = device->info.unified ? NEVER : config->watchdog_ms * CLOCK_NS_PER_MS;
+    atomic_store(&device->due_ns, NEVER);
     const int streams = device->info.streams < 1             ? 1
                         : device->info.streams > MAX_STREAMS ? MAX_STREAMS
                                                              : device->info.streams;
@@ -376,6 +490,9 @@ static attn_status device_open(const struct config *config, const char *backend,
         goto fail;
     }
     devices->device[devices->count++] = device;
+    static const attn_status to_count[] = { ATTN_DEVICE, ATTN_DEVICE_LOST, ATTN_NO_MEMORY };
+    metrics_add(METRIC_DEVICE_BATCHES, device->info.name, NULL, 0); /* on the page from the start, for rates */
+    for (int i = 0; i < 3; i++) metrics_add(METRIC_DEVICE_ERRORS, device->info.name, attn_status_name(to_count[i]), 0);
     log_event(LOG_INFO, NULL, "device", "name=%s backend=%s streams=%d description=\"%s\"", device->info.name,
               device->info.backend, device->slot_count, device->info.description);
     return ATTN_OK;
@@ -384,24 +501,40 @@ fail:
     return status;
 }
 
+/* The backend of this build whose devices --devices numbers. NULL: it was built for the CPU alone. */
+static const char *gpu_backend(void)
+{
+    for (const char *const *name = attn_backends(); *name; name++)
+        if (strcmp(*name, "cpu") != 0 && strcmp(*name, "reference") != 0) return *name;
+    return NULL;
+}
+
 attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **out,
                          attn_error *err)
 {
+    const char *gpu = gpu_backend();
     struct devices *devices = calloc(1, sizeof *devices);
     attn_status status = ATTN_OK;
     if (devices == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "--devices: out of memory");
     const char *wanted = config->devices;
-    if (strcmp(wanted, "auto") == 0) {
-        const int gpus = attn_device_count("cuda");
+    const bool numbers = *wanted >= '0' && *wanted <= '9';
+    const int gpus = gpu ? attn_device_count(gpu) : 0;
+    if (gpus == 0 && (numbers || strcmp(wanted, "all") == 0)) {
+        status = attn_fail(err, ATTN_NOT_FOUND, NULL, "--devices: '%.100s' wants GPUs, and %s", wanted,
+                           gpu ? "there is none here" : "this program was built without CUDA");
+    } else if (strcmp(wanted, "auto") == 0 || strcmp(wanted, "all") == 0) {
         for (int i = 0; i < gpus && status == ATTN_OK; i++)
-            status = device_open(config, "cuda", i, box, message_kind, devices, err);
+            status = device_open(config, gpu, i, box, message_kind, devices, err);
         if (gpus == 0) status = device_open(config, "cpu", 0, box, message_kind, devices, err);
-    } else if (*wanted >= '0' && *wanted <= '9') {
+    } else if (numbers) {
         for (const char *at = wanted; *at && status == ATTN_OK; at += *at == ',') {
             char *end;
             const int index = (int)strtol(at, &end, 10);
             at = end;
-            status = device_open(config, "cuda", index, box, message_kind, devices, err);
+            if (index >= gpus)
+                status = attn_fail(err, ATTN_NOT_FOUND, NULL, "--devices: there is no GPU %d, there %s %d", index,
+                                   gpus == 1 ? "is" : "are", gpus);
+            else status = device_open(config, gpu, index, box, message_kind, devices, err);
         }
     } else status = device_open(config, wanted, 0, box, message_kind, devices, err);
     if (status != ATTN_OK) {
@@ -425,8 +558,11 @@ bool devices_stop(struct devices *devices, int64_t wait_ms)
         device->stop = true;
         pthread_cond_broadcast(&device->wake);
         while (!device->stopped && error == 0) error = pthread_cond_timedwait(&device->wake, &device->lock, &until);
-        all &= device->stopped;
+        const bool stopped = device->stopped;
         pthread_mutex_unlock(&device->lock);
+        if (stopped && !device->joined) pthread_join(device->thread, NULL); /* it is about to return */
+        device->joined = stopped;
+        all &= stopped;
     }
     return all;
 }
@@ -435,7 +571,7 @@ void devices_close(struct devices *devices)
 {
     if (devices == NULL) return;
     for (int i = 0; i < devices->count; i++) {
-        pthread_join(devices->device[i]->thread, NULL);
+        if (!devices->device[i]->joined) pthread_join(devices->device[i]->thread, NULL);
         device_free(devices->device[i]);
     }
     free(devices);
@@ -456,26 +592,29 @@ const char *device_name(const struct device *device)
     return device->info.name;
 }
 
+/* All devices have one backend, so memory of any of them serves all. One that was lost gives none. */
 static void *map_staging(void *context, size_t bytes)
 {
-    void *memory;
+    const struct devices *devices = context;
     attn_error ignored;
-    return attn_staging_alloc(context, bytes, &memory, &ignored) == ATTN_OK ? memory : NULL;
+    void *memory = NULL;
+    for (int i = 0; i < devices->count && memory == NULL; i++)
+        if (atomic_load(&devices->device[i]->usable))
+            (void)attn_staging_alloc(devices->device[i]->handle, bytes, &memory, &ignored);
+    return memory;
 }
 
 static void unmap_staging(void *context, void *memory, size_t bytes)
 {
-    attn_staging_free(context, memory, bytes);
+    const struct devices *devices = context;
+    attn_staging_free(devices->device[0]->handle, memory, bytes);
 }
 
-bool devices_staging(const struct devices *devices, struct arena_source *source)
+bool devices_staging(struct devices *devices, struct arena_source *source)
 {
-    for (int i = 0; i < devices->count; i++) {
-        if (devices->device[i]->info.unified) continue;
-        *source = (struct arena_source){ map_staging, unmap_staging, NULL, devices->device[i]->handle };
-        return true;
-    }
-    return false;
+    if (devices->device[0]->info.unified) return false;
+    *source = (struct arena_source){ map_staging, unmap_staging, NULL, devices };
+    return true;
 }
 
 bool devices_usable(const struct devices *devices)
@@ -490,6 +629,7 @@ void devices_describe(struct devices *devices, struct info_device *facts)
     for (int i = 0; i < devices->count; i++) {
         facts[i].device = devices->device[i]->handle;
         attn_device_describe(devices->device[i]->handle, &facts[i].info);
+        facts[i].usable = atomic_load(&devices->device[i]->usable);
         facts[i].running_requests = atomic_load(&devices->device[i]->requests);
     }
 }
@@ -514,6 +654,10 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
 {
     (void)devices;
     batch->device = device;
+    batch->previous = NULL;
+    batch->next = device->batches;
+    if (batch->next) batch->next->previous = batch;
+    device->batches = batch;
     batch->message.kind = device->message_kind;
     batch->message.next = NULL;
     device->outstanding++;
@@ -530,14 +674,31 @@ void devices_collect(struct devices *devices, struct batch *batch)
 {
     struct device *device = batch->device;
     (void)devices;
+    *(batch->previous ? &batch->previous->next : &device->batches) = batch->next;
+    if (batch->next) batch->next->previous = batch->previous;
     device->outstanding--;
     device->flops -= batch->flops;
     if (device->outstanding == 0) device->flops = 0; /* rounding does not pile up */
     atomic_fetch_sub(&device->requests, batch->count);
 }
 
-void device_disable(struct device *device)
+bool device_disable(struct device *device)
 {
+    if (device->disabled) return false;
     device->disabled = true;
     atomic_store(&device->usable, false);
+    return true;
+}
+
+struct device *devices_overdue(const struct devices *devices)
+{
+    const int64_t now_ns = clock_ns();
+    for (int i = 0; i < devices->count; i++)
+        if (!devices->device[i]->disabled && atomic_load(&devices->device[i]->due_ns) < now_ns) return devices->device[i];
+    return NULL;
+}
+
+struct batch *device_batches(const struct device *device)
+{
+    return device->batches;
 }

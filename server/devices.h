@@ -2,7 +2,18 @@
  *
  * The loop hands over batches and gets them back through its mailbox. Everything on a stream is asynchronous: while the
  * kernels of one batch run, the next is copied in. A completion is learned by asking the stream, never by a callback, for a
- * device in error calls nobody back. */
+ * device in error calls nobody back.
+ *
+ * What goes wrong on a device, and who hears of it:
+ *
+ *   out of memory                the batch waits for those beside it to end and is tried again, alone in the end; then its
+ *                                requests fail with NO_MEMORY
+ *   an error that is not sticky  the batch's requests fail with DEVICE; the next batch runs
+ *   a sticky error               all batches of the device come back with DEVICE_LOST; the loop disables it
+ *   it never finishes            devices_overdue() finds it; the loop disables it and answers what it runs without waiting.
+ * The batches may come back later or never: their memory stays theirs, for the device may still write
+ *
+ * A disabled device stays so until another process opens it. The server goes on with the others; without any it ends. */
 #ifndef DEVICES_H
 #define DEVICES_H
 
@@ -18,6 +29,7 @@ struct device;
 struct batch {
     struct message message;
     struct device *device;
+    struct batch *next, *previous; /* the loop's: those that are with the same device */
     int count;
     double flops;
     int64_t started_ns, ended_ns; /* on the device's thread */
@@ -27,8 +39,8 @@ struct batch {
 
 struct devices;
 
-/* Opens what --devices names ("auto": every GPU, else the CPU) and starts the threads. Batches that are done are posted to
- * `box` as messages of kind `message_kind`. Fills *err with one clear line. */
+/* Opens what --devices names ("auto": every GPU, else the CPU; "all": every GPU) and starts the threads. Batches that are
+ * done are posted to `box` as messages of kind `message_kind`. Fills *err with one clear line. */
 attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **devices,
                          attn_error *err);
 /* Ends the threads after what they run, waiting at most `wait_ms`; false: something still runs. Batches may still lie in the
@@ -41,7 +53,7 @@ int devices_count(const struct devices *devices);
 const attn_device *devices_any(const struct devices *devices); /* to ask which kernels there are */
 /* Where staging memory should come from so that the devices copy from it quickly: pinned memory of the first one that
  * copies. False when all compute in any memory: then the system's will do. The devices must outlive the arena. */
-bool devices_staging(const struct devices *devices, struct arena_source *source);
+bool devices_staging(struct devices *devices, struct arena_source *source);
 bool devices_usable(const struct devices *devices);
 void devices_describe(struct devices *devices, struct info_device *facts); /* devices_count() of them; any thread */
 
@@ -55,7 +67,13 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
 /* The batch has come back. */
 void devices_collect(struct devices *devices, struct batch *batch);
 const char *device_name(const struct device *device);
-/* A device that failed gets no more work. */
-void device_disable(struct device *device);
+/* A device that failed gets no more work. False: it was disabled already. */
+bool device_disable(struct device *device);
+
+/* A device that is not done with a batch though the time it may take has passed (--watchdog-ms, and what its size explains);
+ * NULL: none. It is as good as lost. Devices that compute on this machine's own cores are not watched. */
+struct device *devices_overdue(const struct devices *devices);
+/* The batches that are with a device, linked by `next`. */
+struct batch *device_batches(const struct device *device);
 
 #endif

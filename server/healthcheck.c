@@ -226,16 +226,27 @@ static int ask_http(int fd, const struct target *t, int64_t deadline_ms, const c
     return status;
 }
 
-/* TLS 1.2 ClientHello (RFC 5246 section 7.4.1.2) with one cipher suite and no extensions. Any server that understands TLS
- * answers with a handshake record or an alert. */
+/* TLS 1.2 ClientHello (RFC 5246 section 7.4.1.2) with what a server may have a key for: RSA, or a curve. It must find
+ * something to agree to, since libmicrohttpd closes the connection of a client that speaks nothing it knows without the
+ * alert that TLS asks for. */
 static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
 {
-    static const unsigned char hello[50] = {
-        0x16,     3, 1, 0,    45,    /* record: handshake, 45 bytes */
-        1,        0, 0, 41,   3,  3, /* ClientHello, 41 bytes, TLS 1.2; then 32 random bytes, here zeros */
-        [43] = 0,                    /* no session */
-        [44] = 0, 2, 0, 0x2f,        /* TLS_RSA_WITH_AES_128_CBC_SHA */
-        1,        0,                 /* no compression */
+    static const unsigned char hello[94] = {
+        0x16,     3,    1, 0,    89,     /* record: handshake, 89 bytes */
+        1,        0,    0, 85,   3,  3,  /* ClientHello, 85 bytes, TLS 1.2; then 32 random bytes, here zeros */
+        [43] = 0,                        /* no session */
+        [44] = 0, 8,                     /* cipher suites, 8 bytes */
+        0xc0,     0x2b,                  /* TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 */
+        0xc0,     0x2f,                  /* TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 */
+        0,        0x9c, 0, 0x2f,         /* TLS_RSA_WITH_AES_128_GCM_SHA256, TLS_RSA_WITH_AES_128_CBC_SHA */
+        1,        0,                     /* no compression */
+        0,        36,                    /* extensions, 36 bytes */
+        0,        10,   0, 8,    0,  6,  /* supported_groups */
+        0,        29,   0, 23,   0,  24, /* x25519, secp256r1, secp384r1 */
+        0,        13,   0, 20,   0,  18, /* signature_algorithms */
+        4,        3,    5, 3,    8,  7,  /* ECDSA with SHA-256 and SHA-384, Ed25519 */
+        8,        4,    8, 5,    8,  6,  /* RSA-PSS with SHA-256, SHA-384, SHA-512 */
+        4,        1,    5, 1,    6,  1,  /* RSA with the same */
     };
     unsigned char record[5] = { 0 };
     if (!send_all(fd, hello, sizeof hello, deadline_ms)) {

@@ -175,9 +175,13 @@ static void put_devices(struct json *j, const struct info_facts *facts)
         json_put(j,
                  "{'name':'%s','backend':'%s','description':'%s','streams':%d,'memory_total_bytes':%lld,'memory_limit_bytes'"
                  ":%lld,"
-                 "'memory_used_bytes':%lld,'running_requests':%lld}",
+                 "'memory_used_bytes':%lld,'usable':%s,'running_requests':%lld,'batches':%g,'errors':%g,"
+                 "'kernel_seconds':%g,'flops':%g}",
                  d->name, d->backend, d->description, d->streams, (long long)d->memory_total, (long long)d->memory_limit,
-                 (long long)d->memory_used, (long long)facts->devices[i].running_requests);
+                 (long long)d->memory_used, facts->devices[i].usable ? "true" : "false",
+                 (long long)facts->devices[i].running_requests, metrics_sum(METRIC_DEVICE_BATCHES, d->name),
+                 metrics_sum(METRIC_DEVICE_ERRORS, d->name), metrics_sum(METRIC_KERNEL_SECONDS, d->name),
+                 metrics_sum(METRIC_FLOPS, d->name));
     }
     json_raw(j, "]");
 }

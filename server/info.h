@@ -7,6 +7,7 @@
 #ifndef INFO_H
 #define INFO_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -19,6 +20,7 @@
 struct info_device {
     const attn_device *device; /* asked with attn_kernel() for what it can do; NULL: features are left out */
     attn_device_info info;     /* attn_device_describe() */
+    bool usable;               /* it has not failed */
     int64_t running_requests;  /* handed to this device and not yet answered */
 };
 

@@ -264,4 +264,8 @@ void listener_stop(struct listener *listener)
     uv_poll_stop(&listener->poll);
     uv_close((uv_handle_t *)&listener->poll, NULL);
     listener->polling = false;
+    /* Left open, it would let clients in for as long as the drain takes, and reset them at its end; a balancer that is
+     * refused goes to the next server at once. A supervisor has a descriptor of its own. */
+    close(listener->fd);
+    listener->fd = -1;
 }

@@ -17,6 +17,8 @@
  * suspended
  *           --nothing suspended, and nothing open or HURRY_MS passed--> over
  *
+ * When the last usable device fails: readiness says 503, then HURRYING, and loop_run() returns 70.
+ *
  * Invariants
  * 1. Every request in the list `suspended` is in QUEUED, RUNNING or VERIFYING, and every such request is in it.
  * 2. A watch is closed before its connection is resumed: afterwards the descriptor may be somebody else's.
@@ -41,6 +43,7 @@
 #include "server/log.h"
 #include "server/metrics.h"
 #include "server/peers.h"
+#include "server/routes.h"
 #include "server/tokens.h"
 #include "server/verify.h"
 
@@ -362,15 +365,38 @@ static void verify(struct loop *loop, struct job *job)
 
 static void hurry(struct loop *loop);
 
-/* The device is beyond repair inside this process. */
-static void device_failed(struct loop *loop, struct device *device, const attn_error *error)
+/* The device is beyond repair inside this process. The others go on; without any the server is not ready from now on, and
+ * whoever called this answers those that he has to answer and then calls end_if_failed(). */
+static void device_failed(struct loop *loop, struct device *device, const char *text)
 {
-    log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), error->text);
-    device_disable(device);
+    if (!device_disable(device)) return;
+    log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), text);
     if (devices_usable(loop->server->devices) || loop->stage == HURRYING) return;
     atomic_store(&loop->server->phase, SERVER_FAILED);
     loop->exit_status = 70;
-    hurry(loop);
+}
+
+static void end_if_failed(struct loop *loop)
+{
+    if (loop->exit_status != 0) hurry(loop);
+}
+
+/* A device that does not finish what it was given. Those who wait for it are answered; the jobs stay with it, for it may
+ * still write into their memory. */
+static void look_at_devices(struct loop *loop)
+{
+    struct device *device;
+    while ((device = devices_overdue(loop->server->devices)) != NULL) {
+        char text[128];
+        snprintf(text, sizeof text, "%.40s did not finish in the time it may take", device_name(device));
+        device_failed(loop, device, text);
+        metrics_add(METRIC_DEVICE_ERRORS, device_name(device), "OVERDUE", 1);
+        for (struct batch *batch = device_batches(device); batch; batch = batch->next)
+            for (int i = 0; i < batch->count; i++)
+                if (batch->jobs[i]->request) cancel(loop, batch->jobs[i]->request, PROTO_E_UNAVAILABLE, text);
+        loop->queue_changed = true;
+    }
+    end_if_failed(loop);
 }
 
 static void note_times(const struct batch *batch, struct job *job)
@@ -393,9 +419,17 @@ static void batch_done(struct loop *loop, struct batch *batch)
 {
     struct server *server = loop->server;
     struct device *device = batch->device;
-    attn_error fatal = { 0 };
 
     devices_collect(server->devices, batch);
+    metrics_add(METRIC_DEVICE_BATCHES, device_name(device), NULL, 1);
+    if (batch->count > 0 && !batch->jobs[0]->ran) { /* then none of them did, all for the same reason */
+        const attn_error *error = &batch->jobs[0]->error;
+        metrics_add(METRIC_DEVICE_ERRORS, device_name(device), attn_status_name(error->status), 1);
+        if (error->status == ATTN_DEVICE_LOST) device_failed(loop, device, error->text);
+        else
+            log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device_name(device), batch->count,
+                      error->text);
+    }
     queue_learn(&server->queue, batch->count, (double)(batch->ended_ns - batch->started_ns) / 1e9);
     if (batch->count > 0 && batch->jobs[0]->ran) {
         const char *op = batch->jobs[0]->call->items[0].problem.op == ATTN_OP_FORWARD ? "forward" : "backward";
@@ -405,7 +439,6 @@ static void batch_done(struct loop *loop, struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch->jobs[i];
         struct request *request = job->request;
-        if (!job->ran && job->error.status == ATTN_DEVICE_LOST) fatal = job->error;
         /* The batch's reference goes first: whoever answers may then see that the job is all his, and reuse its memory. The
          * request has its own. */
         job_release(job);
@@ -422,7 +455,7 @@ static void batch_done(struct loop *loop, struct batch *batch)
     }
     free(batch);
     loop->queue_changed = true;
-    if (fatal.status == ATTN_DEVICE_LOST) device_failed(loop, device, &fatal);
+    end_if_failed(loop);
 }
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
@@ -465,12 +498,20 @@ static void enter_stage(struct loop *loop, enum stage stage)
     loop->stage_since_ms = clock_ms();
 }
 
+static void stop_listeners(struct loop *loop, unsigned kind)
+{
+    for (int i = 0; i < loop->listener_count; i++)
+        if (loop->listeners[i].port->kind == kind) listener_stop(&loop->listeners[i]);
+}
+
+/* The address of --metrics-listen stays open while what was accepted is finished: a drain can be watched, and probed. */
 static void drain(struct loop *loop)
 {
     int ready = SERVER_READY;
     enter_stage(loop, DRAINING);
     atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);
-    for (int i = 0; i < loop->listener_count; i++) listener_stop(&loop->listeners[i]);
+    atomic_store(&loop->server->drain_since_ms, loop->stage_since_ms);
+    stop_listeners(loop, PORT_MAIN);
     log_event(LOG_INFO, NULL, "draining", "connections=%d waiting=%d", atomic_load(&loop->server->peers.count),
               atomic_load(&loop->server->suspended));
 }
@@ -482,9 +523,13 @@ static void hurry(struct loop *loop)
     if (loop->stage == HURRYING) return;
     if (loop->stage == SERVING) drain(loop);
     enter_stage(loop, HURRYING);
+    stop_listeners(loop, PORT_METRICS);
     atomic_store(&loop->server->stopping, true);
     int cut = 0;
-    for (; loop->oldest; cut++) cancel(loop, loop->oldest, PROTO_E_DRAINING, "the server is stopping");
+    for (; loop->oldest; cut++) {
+        if (loop->exit_status != 0) cancel(loop, loop->oldest, PROTO_E_UNAVAILABLE, "no device is usable");
+        else cancel(loop, loop->oldest, PROTO_E_DRAINING, "the server is stopping");
+    }
     if (cut > 0) log_event(LOG_WARN, NULL, "stopping", "unanswered=%d", cut);
 }
 
@@ -531,6 +576,7 @@ static void on_sweep(uv_timer_t *timer)
     if (!server->pinned) arena_trim(server->arena, now_ms, WARM_MS);
     contexts_expire(server->contexts, now_ms);
     give_back_memory(loop);
+    look_at_devices(loop);
     if (loop->stage != SERVING) advance(loop, now_ms);
 }
 

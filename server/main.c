@@ -25,7 +25,7 @@
 #include "server/supervise.h"
 #include "server/tokens.h"
 
-enum { EXIT_USAGE_ERROR = 64, EXIT_UNAVAILABLE = 69, EXIT_CONFIG = 78, STOP_WAIT_MS = 1000 };
+enum { EXIT_USAGE_ERROR = 64, EXIT_UNAVAILABLE = 69, EXIT_DEVICE_LOST = 70, EXIT_CONFIG = 78, STOP_WAIT_MS = 1000 };
 
 /* Of the staging memory that nobody leases, so much is kept for the next request. */
 #define WARM_BYTES (INT64_C(1) << 30)
@@ -121,8 +121,9 @@ out:
     if (server.devices) stopped = devices_stop(server.devices, STOP_WAIT_MS);
     log_event(LOG_INFO, NULL, "stopped", "status=%d", status);
     log_close();
-    /* A kernel that is still running cannot be interrupted, and nobody waits for it any more. */
-    if (!stopped) _exit(status);
+    /* A kernel that is still running cannot be interrupted, and nobody waits for it any more. A driver whose device was lost
+     * may never return from closing it. */
+    if (!stopped || status == EXIT_DEVICE_LOST) _exit(status);
     loop_close(server.loop);
     contexts_free(server.contexts);
     arena_free(server.arena);

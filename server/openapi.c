@@ -455,9 +455,11 @@ static void put_info_schema(struct json *j)
         "'head_dim':" OBJECT("'minimum','maximum'", "'minimum':" COUNT ",'maximum':" COUNT) ","
         "'devices':{'type':'array','items':" OBJECT(
             "'name','backend','description','streams','memory_total_bytes','memory_limit_bytes','memory_used_bytes',"
-            "'running_requests'",
+            "'usable','running_requests','batches','errors','kernel_seconds','flops'",
             "'name':" STRING ",'backend':" STRING ",'description':" STRING ",'streams':" COUNT ",'memory_total_bytes':" COUNT
-            ",'memory_limit_bytes':" COUNT ",'memory_used_bytes':" COUNT ",'running_requests':" COUNT) "},"
+            ",'memory_limit_bytes':" COUNT ",'memory_used_bytes':" COUNT ",'usable':{'type':'boolean'},'running_requests':" COUNT
+            ",'batches':" COUNT ",'errors':" COUNT ",'kernel_seconds':{'type':'number','minimum':0},"
+            "'flops':{'type':'number','minimum':0}") "},"
         "'features':{'type':'object','description':'By backend.','additionalProperties':"
             "{'type':'object','description':'By operation.','additionalProperties':"
             OBJECT("'dtypes','tensors','options'", "'dtypes':" STRINGS ",'tensors':" STRINGS ",'options':" STRINGS) "}},"

@@ -71,6 +71,7 @@ struct request_times {
     int64_t head_ns;     /* the headers are complete */
     int64_t received_ns; /* the last byte of the body */
     int64_t answer_ns;   /* the answer was queued */
+    int64_t recv_ns;     /* duration: of waiting for the body, without the decoding in between */
     int64_t decode_ns;   /* duration: of decoding, spread over the body */
     int64_t encode_ns;   /* duration */
 };

@@ -29,9 +29,10 @@ struct server {
     const struct config *config;
     proto_limits limits;
     int64_t started_ms;
-    _Atomic int phase;     /* enum server_phase */
-    _Atomic bool stopping; /* nothing may be suspended any more */
-    _Atomic int suspended; /* connections that are suspended, or about to be */
+    _Atomic int phase;              /* enum server_phase */
+    _Atomic int64_t drain_since_ms; /* 0: it does not drain */
+    _Atomic bool stopping;          /* nothing may be suspended any more */
+    _Atomic int suspended;          /* connections that are suspended, or about to be */
 
     struct arena *arena;
     bool pinned; /* its memory is pinned for a device */

@@ -109,6 +109,11 @@ int supervise_run(struct listener *listeners, int count, char **argv)
             stopping = true;
             if (child <= 0) return 0;
             kill(child, SIGTERM);
+            /* Held open here, the sockets would let in clients whom nobody serves while the server drains. */
+            for (int i = 0; i < count; i++) {
+                if (listeners[i].fd >= 0) close(listeners[i].fd);
+                listeners[i].fd = -1;
+            }
         } else if (number == SIGHUP && child > 0) kill(child, SIGHUP);
 
         if (child > 0 && waitpid(child, &status, WNOHANG) == child) {

@@ -23,6 +23,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 BUILD = os.environ.get('ATTND_BUILD', os.path.join(HERE, '..', 'build'))
 BINARY = os.environ.get('ATTND_BINARY', os.path.join(HERE, '..', 'build', 'attnd'))
+FAKE = os.environ.get('ATTND_FAKE', os.path.join(HERE, '..', 'build', 'tests', 'attnd-fake'))  # its devices fail as told
 SLOWER = float(os.environ.get('ATTND_SLOWER', '1'))
 SANITIZED = re.compile(rb'ERROR: (Address|Leak|Thread)Sanitizer|WARNING: ThreadSanitizer|runtime error:')
 
@@ -95,9 +96,9 @@ class Connection(http.client.HTTPConnection):
 
 
 class Server:
-    def __init__(self, *options, listen=None, env=None, ready=True, tls=None, scheme_tcp=True):
+    def __init__(self, *options, listen=None, env=None, ready=True, tls=None, scheme_tcp=True, binary=None):
         self.options, self.extra_env, self.want_ready, self.tls = options, env or {}, ready, tls
-        self.listen = listen
+        self.listen, self.binary = listen, binary or BINARY
         self.process = None
         self.log_file = tempfile.TemporaryFile()
 
@@ -117,7 +118,7 @@ class Server:
                 else:
                     host, port = first.rsplit(':', 1)
                     self.address, self.port = (host.strip('[]'), int(port)), int(port)
-            args = [BINARY] + [x for a in listen for x in ('--listen', a)] + [str(o) for o in self.options]
+            args = [self.binary] + [x for a in listen for x in ('--listen', a)] + [str(o) for o in self.options]
             # What the person who runs the tests has set for a server of their own must not reach ours.
             env = {k: v for k, v in os.environ.items() if not k.startswith('ATTND_')}
             env.update(self.extra_env)

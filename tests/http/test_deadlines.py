@@ -78,6 +78,7 @@ def test_the_option_of_the_server(serve):
     while server.post(FORWARD, slow.body(S)).status == 200:  # longer and longer, until it is too long
         S *= 2
         assert S < 600000
+    S *= 2  # four times as long: far from the border
     late(server.post(FORWARD, slow.body(S), {'X-Request-Timeout-Ms': '60000'}))  # a client cannot have more than the server gives
     # The device finishes what it has begun before it takes the next.
     assert service.eventually(lambda: server.post(FORWARD, wire.small_bytes()).status == 200)

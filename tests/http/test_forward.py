@@ -3,12 +3,14 @@
 Numbers are compared with float64 (conformance/ref.py) on the values that the tensors really hold after rounding.
 """
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import ref
 import wire
+from service import request_bytes
 from wire import random_problem, tensor, value
 
 RTOL = {'float32': 1e-5, 'float16': 1e-3, 'bfloat16': 8e-3, 'float8_e4m3fn': 4e-2}
@@ -334,6 +336,27 @@ def test_verify_reports_the_error(server, verify, rows):
 
 def test_verify_of_more_rows_than_there_are(server):
     assert ok(server.forward(**wire.small_body(), verify=10**6))['verification']['rows'] == 6
+
+
+def test_verifying_while_clients_leave_and_deadlines_pass(server):
+    """Rows are recomputed on other threads: whoever stops waiting meanwhile must not take the memory along."""
+    body = json.dumps({'requests': [random_problem(rng(21 + i), B=2, Sq=96, H=3, D=32, dtype='float16', verify='all')[0] for i in range(2)]}).encode()
+    def client(me):
+        for turn in range(6):
+            if (me + turn) % 3 == 0:  # leaves
+                connection = server.connect()
+                connection.connect()
+                connection.sock.sendall(request_bytes('/v1/attention/forward', body))
+                connection.close()
+            elif (me + turn) % 3 == 1:  # waits a little; 200 where it was done by then
+                assert server.post('/v1/attention/forward', body, {'X-Request-Timeout-Ms': str(2 + 3 * turn)}).status in (200, 504)
+            else:
+                responses = ok(server.post('/v1/attention/forward', body))['responses']
+                assert [r['verification']['rows'] for r in responses] == [2 * 3 * 96] * 2
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(client, range(6)))  # list: what a client raised is raised here
+    assert ok(server.forward(**wire.small_body(), verify='all'))['verification']['rows'] == 6
 
 
 # ---- batches -----------------------------------------------------------------------------------------------------------------

@@ -202,7 +202,9 @@ def test_limits_are_told(serve):
         assert value in limits
 
 
-def test_memory_after_a_storm_is_memory_before_it(serve):
+def test_memory_does_not_grow_with_every_storm(serve):
+    """What is kept for the next request, staging memory and malloc's, depends on how many came together so far: it may grow
+    with one storm or two. What leaks grows with every one."""
     server = serve()
     big, bad = padded(2 << 20), b'{"q":' + b'[' * 100
     x = wire.tensor(np.zeros((1, 2000, 4, 64)), 'float16')
@@ -215,10 +217,12 @@ def test_memory_after_a_storm_is_memory_before_it(serve):
             server.post(FORWARD, bad)
             with server.raw() as s:
                 s.sendall(request_bytes(FORWARD, tensors)[:(i * 7919) % len(tensors)])
-    storm(10)
-    before, files = server.memory_kb(), server.descriptors()
-    storm(25)
-    assert eventually(lambda: server.inflight() == 0)
+        assert eventually(lambda: server.inflight() == 0)
+        return server.memory_kb()
+    grown = [storm(10)]
+    files = server.descriptors()
+    while len(grown) < 8 and (len(grown) < 3 or grown[-1] - grown[-2] > 2048):
+        grown.append(storm(25))
     assert eventually(lambda: server.descriptors() <= files + 2), 'descriptors leak'
-    if service.SLOWER == 1:
-        assert server.memory_kb() - before < 16 * 1024, f'{before} kB before, {server.memory_kb()} kB after'
+    if service.SLOWER == 1:  # a sanitizer keeps what was freed
+        assert grown[-1] - grown[-2] <= 2048, f'kB after each storm: {grown}'

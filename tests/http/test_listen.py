@@ -115,6 +115,17 @@ def test_tls(serve, tmp_path):
     assert server.get('/livez').status == 200
 
 
+@pytest.mark.parametrize('key', ['rsa:2048', 'ec -pkeyopt ec_paramgen_curve:prime256v1', 'ed25519'])
+def test_healthcheck_finds_tls_whatever_the_key(serve, tmp_path, key):
+    cert, pem = str(tmp_path / 'cert.pem'), str(tmp_path / 'key.pem')
+    subprocess.run(['openssl', 'req', '-x509', '-nodes', '-days', '2', '-subj', '/CN=localhost', '-out', cert, '-keyout', pem, '-newkey',
+                    *key.split()], check=True, capture_output=True)
+    server = serve('--tls-cert', cert, '--tls-key', pem, tls=service.client_tls(cert))
+    environment = {**os.environ, 'ATTND_LISTEN': f'0.0.0.0:{server.port}', 'ATTND_TLS_CERT': cert}
+    run = subprocess.run([service.BINARY, 'healthcheck'], env=environment, capture_output=True, text=True, timeout=30)
+    assert run.returncode == 0 and 'speaks TLS' in run.stdout, run
+
+
 @pytest.mark.parametrize('options', [['--tls-cert'], ['--tls-key']])
 def test_a_certificate_needs_its_key(tmp_path, options):
     cert, key = service.self_signed(str(tmp_path))

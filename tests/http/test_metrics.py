@@ -2,7 +2,9 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 
 import pytest
 
@@ -129,6 +131,53 @@ def test_no_stage_took_less_than_no_time(server):
     traffic(server)
     for name, value in server.metrics().items():
         assert value >= 0, f'{name} {value}'
+
+
+def test_waiting_for_a_body_is_not_charged_for_decoding_it():
+    """Each stage's sum may only grow, or Prometheus takes it for a restart: the last piece is decoded after the last byte came."""
+    with service.Server() as server:
+        for _ in range(20):
+            server.post(FORWARD, wire.small_bytes())
+            assert server.metric('attnd_stage_duration_seconds_sum', stage='recv') >= 0
+
+
+def test_what_alerts_watch_is_there_before_it_happens():
+    with service.Server('--queue-depth', '7', '--max-connections', '33', '--drain-ms', '4500') as server:
+        m = server.metrics()
+        for reason in ('queue-full', 'out-of-memory', 'too-large', 'unauthorized', 'unavailable', 'draining', 'connections'):
+            assert m['attnd_rejected_total{reason="%s"}' % reason] == 0
+        for endpoint in ('forward', 'backward'):
+            assert m['attnd_requests_total{endpoint="%s",status="500"}' % endpoint] == 0
+        assert (m['attnd_queue_limit_requests'], m['attnd_connections_limit'], m['attnd_drain_limit_seconds']) == (7, 33, 4.5)
+        assert m['attnd_drain_seconds'] == 0
+        assert m['attnd_device_usable{device="cpu"}'] == 1
+        phases = {k: v for k, v in m.items() if k.startswith('attnd_phase{')}
+        assert phases == {'attnd_phase{phase="%s"}' % p: p == 'ready' for p in ('starting', 'ready', 'draining', 'failed')}
+
+
+def test_a_drain_can_be_watched_on_the_address_of_the_metrics():
+    port = service.free_port()
+    server = service.Server('--metrics-listen', f'127.0.0.1:{port}').start()
+    body = wire.small_bytes()
+    upload = server.raw()
+    upload.sendall(service.request_bytes(FORWARD, body)[:-5])
+    assert eventually(lambda: server.inflight() >= 1)
+    server.process.send_signal(signal.SIGTERM)
+    main, server.address = server.address, ('127.0.0.1', port)  # what it says about itself is asked for there from now on
+
+    def draining():
+        return server.metric('attnd_phase', phase='draining') == 1
+    assert eventually(draining)
+    first = server.metric('attnd_drain_seconds')
+    time.sleep(0.1)
+    assert server.metric('attnd_drain_seconds') >= first + 0.09  # both are cut to milliseconds
+    assert server.metric('attnd_ready') == 0 and server.get('/readyz').status == 503 and server.get('/livez').status == 200
+    with pytest.raises(ConnectionRefusedError):
+        service.socket.create_connection(main)
+    upload.sendall(body[-5:])
+    assert service.RawReader(upload).answer().status == 200
+    upload.close()
+    server.stop()
 
 
 def test_process_metrics(server):

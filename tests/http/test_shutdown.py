@@ -139,6 +139,29 @@ def test_readiness_goes_first():
     server.stop()
 
 
+@pytest.mark.parametrize('options', [[], ['--supervise']])
+def test_who_comes_during_a_drain_is_refused_at_once(options):
+    """Let in, they would wait for a server that is about to end; refused, a balancer takes the next one."""
+    server = Server(*options).start()
+    s = server.raw()
+    s.sendall(request_bytes(FORWARD, wire.small_bytes())[:-5])
+    assert eventually(lambda: server.inflight() >= 1)
+    server.process.send_signal(signal.SIGTERM)
+
+    def refused():
+        try:
+            server.connect().connect()
+        except ConnectionRefusedError:
+            return True
+        except ConnectionResetError:
+            return False  # its handshake met the close; from now on they are refused
+    assert eventually(refused, 2)
+    s.sendall(wire.small_bytes()[-5:])
+    assert RawReader(s).answer().status == 200
+    s.close()
+    server.stop()
+
+
 def test_a_second_signal_hurries():
     server = Server('--cpu-threads', '1', '--max-batch', '1', '--drain-ms', '600000').start()
     s = server.raw()

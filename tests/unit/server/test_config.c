@@ -156,9 +156,9 @@ static void test_every_refusal_names_option_value_and_rule(void **state)
         { "--log-format=tex", "--log-format: 'tex' is not one of: text json" },
         { "--log-level=loud", "--log-level: 'loud' is not one of: debug info warn error" },
         { "--supervise=maybe", "--supervise: 'maybe' is not on or off" },
-        { "--devices=gpu", "--devices: 'gpu' is not auto, cpu, or different GPU numbers from 0 to 63 such as 0,1" },
-        { "--devices=0,0", "--devices: '0,0' is not auto, cpu, or different GPU numbers from 0 to 63 such as 0,1" },
-        { "--devices=0,", "--devices: '0,' is not auto, cpu, or different GPU numbers from 0 to 63 such as 0,1" },
+        { "--devices=gpu", "--devices: 'gpu' is not auto, all, cpu, or different GPU numbers from 0 to 63 such as 0,1" },
+        { "--devices=0,0", "--devices: '0,0' is not auto, all, cpu, or different GPU numbers from 0 to 63 such as 0,1" },
+        { "--devices=0,", "--devices: '0,' is not auto, all, cpu, or different GPU numbers from 0 to 63 such as 0,1" },
         { "--token-file=/no/such", "--token-file: '/no/such' cannot be read: No such file or directory" },
         { "--tls-cert=/dev/null", "--tls-cert: needs --tls-key too" },
         { "--tls-key=/dev/null", "--tls-key: needs --tls-cert too" },
@@ -324,7 +324,7 @@ static void test_help_fits_100_columns_and_shows_flag_and_variable(void **state)
                                        "staging-bytes", "device-bytes",  "max-connections", "queue-depth", "batch-window-us",
                                        "max-batch",     "timeout-ms",    "body-timeout-ms", "drain-ms",    "token-file",
                                        "tls-cert",      "tls-key",       "cors-origin",     "supervise",   "log-format",
-                                       "log-level",     "metrics-listen" };
+                                       "log-level",     "metrics-listen", "watchdog-ms" };
     for (size_t i = 0; i < ARRAY_SIZE(all); i++) {
         char flag[64], env[64] = "ATTND_";
         snprintf(flag, sizeof flag, "--%s", all[i]);

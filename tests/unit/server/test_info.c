@@ -332,10 +332,11 @@ static void check_schema(const cJSON *schema, const cJSON *value, const char *wh
         const char *k = keyword->string;
         if (strcmp(k, "type") == 0) {
             type = keyword->valuestring;
-            const bool ok = strcmp(type, "object") == 0   ? cJSON_IsObject(value)
-                            : strcmp(type, "array") == 0  ? cJSON_IsArray(value)
-                            : strcmp(type, "string") == 0 ? cJSON_IsString(value)
-                            : strcmp(type, "number") == 0 ? cJSON_IsNumber(value)
+            const bool ok = strcmp(type, "object") == 0    ? cJSON_IsObject(value)
+                            : strcmp(type, "array") == 0   ? cJSON_IsArray(value)
+                            : strcmp(type, "string") == 0  ? cJSON_IsString(value)
+                            : strcmp(type, "boolean") == 0 ? cJSON_IsBool(value)
+                            : strcmp(type, "number") == 0  ? cJSON_IsNumber(value)
                             : strcmp(type, "integer") == 0
                                 ? cJSON_IsNumber(value) && value->valuedouble == (double)(int64_t)value->valuedouble
                                 : false;
@@ -372,7 +373,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     (void)state;
     attn_error err = { 0 };
     attn_device *device = NULL;
-    struct info_device d = { .running_requests = 2 };
+    struct info_device d = { .running_requests = 2, .usable = true };
     size_t length = 0;
     assert_int_equal(attn_device_open("reference", 0, NULL, &device, &err), ATTN_OK);
     attn_device_describe(device, &d.info);
@@ -394,7 +395,10 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     assert_string_equal(at(info, "version")->valuestring, ATTND_VERSION);
     assert_int_equal(at(info, "queue/bytes")->valueint, 4);
     assert_int_equal(at(info, "limits/queue_depth")->valueint, config.queue_depth);
-    assert_int_equal(cJSON_GetArrayItem(at(info, "devices"), 0) != NULL, 1);
+    const cJSON *first = cJSON_GetArrayItem(at(info, "devices"), 0);
+    assert_true(cJSON_IsTrue(cJSON_GetObjectItem(first, "usable")));
+    assert_int_equal(cJSON_GetObjectItem(first, "running_requests")->valueint, 2);
+    assert_int_equal(cJSON_GetObjectItem(first, "errors")->valueint, 0);
     /* The reference computes everything, so each probe must be one that it accepts. */
     for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
         cJSON *f = at(info, op == ATTN_OP_FORWARD ? "features/reference/forward" : "features/reference/backward");

@@ -1,0 +1,612 @@
+"""Devices that fail, several devices, and what a client sees of it. No GPU is needed: attnd-fake is the same daemon with devices that
+compute on the CPU and fail as a script says (kernels/fake/fake.c). Nothing here depends on how fast anything is: a batch runs for as
+long as a file is there."""
+import json
+import os
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+
+import service
+import wire
+from service import SANITIZED, Server, eventually
+
+FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
+STICKY = [46, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 810, 999, 12345]  # the last is in no table
+ONE = ('--cpu-threads', '1')
+
+
+@pytest.fixture(scope='module', autouse=True)
+def there_is_a_program():
+    assert os.access(service.FAKE, os.X_OK), f'{service.FAKE} is not there: make {service.FAKE}'
+
+
+@pytest.fixture
+def fake(serve):
+    """fake('sync.err=700@2', '--max-batch', 1, devices=2) starts a daemon whose devices follow that script."""
+    def start(script='', *options, devices=1, **more):
+        env = {'ATTN_FAKE_SCRIPT': script, 'ATTN_FAKE_DEVICES': str(devices)}
+        return serve(*ONE, *options, env=env, binary=service.FAKE, **more)
+    return start
+
+
+class Gate:
+    """hold=PATH in a script: what runs ends when the gate is opened."""
+
+    def __init__(self, path):
+        self.path = str(path)
+        self.shut()
+
+    def shut(self):
+        open(self.path, 'w').close()
+
+    def open(self):
+        os.unlink(self.path)
+
+
+@pytest.fixture
+def gate(tmp_path):
+    gate = Gate(tmp_path / 'gate')
+    yield gate
+    if os.path.exists(gate.path):
+        gate.open()  # or a server that failed its test could not end well
+
+
+class Asking(threading.Thread):
+    """One request, under way. answer is its answer, or the exception."""
+
+    def __init__(self, server, body=None, headers=()):
+        super().__init__()
+        self.server, self.body, self.headers, self.answer = server, body or wire.small_bytes(), headers, None
+        self.start()
+
+    def run(self):
+        try:
+            self.answer = self.server.post(FORWARD, self.body, self.headers)
+        except Exception as e:
+            self.answer = e
+
+    def result(self):
+        self.join()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def devices(server):
+    return {d['name']: d for d in server.get('/v1/info').json()['devices']}
+
+
+def running(server):
+    return {name: d['running_requests'] for name, d in devices(server).items()}
+
+
+def dies(server, status, seconds=15):
+    """The process ends with that status within the bound."""
+    process, server.process = server.process, None
+    try:
+        got = process.wait(seconds * service.SLOWER)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise AssertionError(f'still there after {seconds * service.SLOWER} s:\n{server.log()}')
+    assert got == status, f'exit status {got}, not {status}:\n{server.log()}'
+    assert not SANITIZED.search(server.log_bytes()), server.log()
+
+
+@pytest.fixture(scope='module')
+def right():
+    """What the small request's answer must be, from a server without faults."""
+    with Server(*ONE, '--devices', 'cpu') as server:
+        return tensors(server.post(FORWARD, wire.small_bytes()))
+
+
+def tensors(answer):
+    assert answer.status == 200, answer
+    return {name: answer.json()[name] for name in ('out', 'lse')}
+
+
+def fails(answer, status, code, says):
+    assert answer.status == status, answer
+    problem = answer.json()
+    assert problem['code'] == code and says in problem['detail'], problem
+    assert ('retry-after' in answer.headers) == (status == 503), answer
+    assert 'out' not in problem
+
+
+# ---- The program ------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_test_program_has_the_fake_backend(fake, server):
+    with open(service.BINARY, 'rb') as product, open(service.FAKE, 'rb') as test:
+        assert b'event.never' not in product.read() and b'event.never' in test.read()
+    assert 'fake' not in server.get('/v1/info').json()['backends']
+    assert fake().get('/v1/info').json()['backends'][0] == 'fake'
+
+
+def test_without_faults_it_answers_like_the_cpu(fake, right):
+    server = fake()
+    answer = server.post(FORWARD, wire.small_bytes())
+    assert tensors(answer) == right and answer.json()['backend'].startswith('fake:0 ')
+    times = answer.json()['timing_us']
+    assert times['compute'] > 0 and times['copy_in'] >= 0 and times['copy_out'] >= 0
+
+
+def test_saved_contexts_and_envelopes_reach_a_device_with_memory_of_its_own(fake):
+    server = fake()
+    members = wire.small_body()
+    saved = server.forward(**members, save=True).json()
+    dout = {**saved['out']}
+    by_context = server.backward(context=saved['context'], dout=dout)
+    whole = server.backward(**members, dout=dout, out=saved['out'], lse=saved['lse'])
+    assert by_context.status == whole.status == 200
+    for name in ('dq', 'dk', 'dv'):
+        assert by_context.json()[name] == whole.json()[name]
+    many = server.post(FORWARD, {'requests': [members] * 5}).json()['responses']
+    assert len(many) == 5 and all(r['out'] == saved['out'] for r in many)
+
+
+# ---- Errors that pass ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('script, says', [
+    ('launch.err=9@1', 'invalid configuration (error 9)'), ('launch.err=701@1', 'out of launch resources (error 701)'),
+    ('copy.err=1@1', 'invalid value (error 1)'), ('copy.err=1@2', 'invalid value (error 1)'), ('sync.err=98@1', 'invalid device function (error 98)')])
+def test_an_error_that_passes_fails_its_batch_alone(fake, right, script, says):
+    server = fake(script)
+    fails(server.post(FORWARD, wire.small_bytes()), 500, 'internal', says)
+    assert server.get('/readyz').status == 200
+    for _ in range(3):
+        assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+    assert server.metric('attnd_device_errors_total', device='fake:0', error='DEVICE') == 1
+    assert server.metric('attnd_device_batches_total', device='fake:0') == 4
+
+
+def test_every_request_of_a_failed_batch_hears_of_it(fake, right, gate):
+    """Requests that leave together share the fate of their batch, and no others'."""
+    server = fake(f'hold={gate.path}@1+,launch.err=9@5')
+    first = []
+    for n in range(1, 5):  # one after the other, a batch each: all four streams, so that what comes now has to wait
+        first.append(Asking(server))
+        assert eventually(lambda: running(server)['fake:0'] == n)
+    batches = server.metric('attnd_batch_size_count')
+    waiting = [Asking(server) for _ in range(6)]
+    assert eventually(lambda: server.metric('attnd_queue_requests') == 6)
+    gate.open()
+    assert all(tensors(a.result()) == right for a in first)
+    answers = [a.result() for a in waiting]
+    assert server.metric('attnd_batch_size_count') == batches + 1, 'they were to leave together'
+    for answer in answers:
+        fails(answer, 500, 'internal', 'error 9')
+    assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+
+
+def test_out_of_device_memory_is_answered_503_and_passes(fake, right):
+    server = fake('alloc.fail@1')
+    fails(server.post(FORWARD, wire.small_bytes()), 503, 'out-of-memory', 'out of memory')
+    assert server.get('/readyz').status == 200
+    assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+    assert server.metric('attnd_device_errors_total', error='NO_MEMORY') == 1
+
+
+def test_scratch_memory_of_idle_streams_is_given_up_before_anybody_is_refused(fake, right, gate):
+    server = fake(f'hold={gate.path}@1,alloc.fail@7')  # a first request's: workspace, inputs, outputs
+    first = Asking(server)
+    assert eventually(lambda: running(server)['fake:0'] == 1)
+    assert tensors(server.post(FORWARD, wire.small_bytes())) == right  # on another stream
+    gate.open()
+    assert tensors(first.result()) == right
+    kept = devices(server)['fake:0']['memory_used_bytes']
+    assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+    assert 0 < devices(server)['fake:0']['memory_used_bytes'] < kept
+    assert server.metric('attnd_device_errors_total') == 0
+
+
+def body_of(kilobytes, seed=3):
+    """A forward whose tensors, in and out, are about so large; quick to compute."""
+    rng = np.random.default_rng(seed)
+    members, _ = wire.random_problem(rng, B=kilobytes, Sq=4, H=1, D=16)  # 4 tensors of 256 bytes a row of the batch
+    return json.dumps(members).encode()
+
+
+def test_a_request_larger_than_the_device_is_refused_and_a_smaller_one_served(fake, right):
+    server = fake('', '--device-bytes', '2M')
+    fails(server.post(FORWARD, body_of(4000)), 503, 'out-of-memory', 'not left')
+    assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+    assert server.get('/readyz').status == 200
+
+
+def test_what_fits_alone_waits_for_memory_instead_of_failing(fake, gate):
+    server = fake(f'hold={gate.path}@1', '--device-bytes', '8M')
+    large = body_of(4500)
+    first = Asking(server, large)
+    assert eventually(lambda: running(server)['fake:0'] == 1)
+    others = [Asking(server, large) for _ in range(3)]
+    assert eventually(lambda: running(server)['fake:0'] == 4)
+    small = Asking(server)  # must not overtake them for ever; that it waits too is fine
+    gate.open()
+    expected = tensors(first.result())
+    assert all(tensors(a.result()) == expected for a in others)
+    assert small.result().status == 200
+    assert server.metric('attnd_device_errors_total') == 0
+
+
+def test_no_pinned_memory_is_answered_503_and_passes(fake, right):
+    server = fake(','.join(f'pinned.fail@{n}' for n in range(1, 7)))
+    refused = 0
+    while (answer := server.post(FORWARD, wire.small_bytes())).status != 200:
+        assert answer.status == 503 and 'retry-after' in answer.headers, answer
+        refused += 1
+    assert 1 <= refused <= 6 and tensors(answer) == right
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize('code, status, slug', [(9, 500, 'internal'), (2, 503, 'out-of-memory')])
+def test_whichever_call_fails_the_request_does_and_nothing_is_lost(fake, right, code, status, slug):
+    """The n-th call after the last fault fails, for n = 1, 2, 3 ..., until a request goes through between two faults."""
+    server = fake(f'walk.err={code}')
+    failed = passed = 0
+    while passed < 3:
+        answer = server.post(FORWARD, wire.small_bytes())
+        if answer.status == 200:
+            assert tensors(answer) == right
+            passed += 1
+        else:
+            fails(answer, status, slug, f'error {code}')
+            failed += 1
+            assert failed < 200
+    assert failed >= 3, 'nothing ever failed'
+    assert server.get('/readyz').status == 200 and server.inflight() == 0
+    before = devices(server)['fake:0']['memory_used_bytes']
+    assert before < 1 << 20, 'device memory of failed batches was kept'
+
+
+def test_a_device_that_lies_is_found_out_by_verify(fake):
+    server = fake('nan@1')
+    bad, good = (server.forward(**wire.small_body(verify='all')) for _ in range(2))
+    assert good.status == bad.status == 200
+    assert good.json()['verification']['max_abs'] < 1e-5 and bad.json()['verification']['max_abs'] == 'Infinity'
+
+
+# ---- Errors that stay --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('code', STICKY)
+def test_a_sticky_error_takes_readiness_down_answers_all_and_ends_with_70(fake, right, gate, code):
+    server = fake(f'hold={gate.path}@2,sync.err={code}@2', '--max-batch', '1')
+    assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+    asked = [Asking(server) for _ in range(7)]  # four run and three wait
+    assert eventually(lambda: running(server)['fake:0'] >= 1 and server.metric('attnd_device_batches_total') + running(server)['fake:0']
+                      + server.metric('attnd_queue_requests') == 8)
+    probe = server.raw()  # begun before the fault: the listeners are gone after it
+    probe.sendall(b'GET /readyz HTTP/1.1\r\nHost: a\r\n')
+    gate.open()
+    answers = [a.result() for a in asked]
+    lost = [a for a in answers if a.status != 200]
+    assert len(lost) >= 1, 'nothing failed'
+    for answer in lost:
+        assert answer.status == 503 and 'retry-after' in answer.headers and answer.json()['code'] == 'unavailable', answer
+    for answer in answers:
+        assert answer.status == 503 or tensors(answer) == right
+    probe.sendall(b'\r\n')
+    ready = service.RawReader(probe).answer('GET')
+    assert ready is not None and ready.status == 503 and ready.body == b'failed\n', ready
+    probe.close()
+    dies(server, 70)
+
+
+@pytest.mark.parametrize('script', ['launch.err=700@1', 'copy.err=719@1', 'copy.err=719@2', 'sync.err=214@1', 'call.err=700@1'])
+def test_wherever_a_sticky_error_surfaces(fake, script):
+    server = fake(script)
+    fails(server.post(FORWARD, wire.small_bytes()), 503, 'unavailable', 'error')
+    dies(server, 70)
+
+
+@pytest.mark.limit(240)
+def test_whichever_call_meets_a_sticky_error(right):
+    """Fails the n-th call of a request for good, for every n until there is no n-th call."""
+    for n in range(1, 100):
+        server = Server(*ONE, env={'ATTN_FAKE_SCRIPT': f'call.err=700@{n}'}, binary=service.FAKE).start()
+        answer = server.post(FORWARD, wire.small_bytes())
+        if answer.status == 200:
+            assert tensors(answer) == right
+            server.stop()
+            break
+        fails(answer, 503, 'unavailable', 'error 700')
+        dies(server, 70)
+    assert 5 < n < 100
+
+
+@pytest.mark.limit(120)
+def test_a_sticky_error_behind_one_that_passes_is_not_overlooked():
+    """A launch fails, and what was copied before it turns out to have failed for good: that is what counts, at once."""
+    lost = 0
+    for n in range(1, 20):
+        server = Server(*ONE, env={'ATTN_FAKE_SCRIPT': f'launch.err=9@1,call.err=700@{n}'}, binary=service.FAKE).start()
+        while (answer := server.post(FORWARD, wire.small_bytes())).status != 503:
+            assert answer.status in (200, 500), answer
+        fails(answer, 503, 'unavailable', 'error 700')  # and never: was lost to an earlier error
+        dies(server, 70)
+        lost += 1
+    assert lost == 19
+
+
+def test_a_keep_alive_client_does_not_hold_the_end_up(fake):
+    server = fake('launch.err=700@1')
+    idle, half = server.raw(), server.raw()
+    half.sendall(b'POST /v1/attention/forward HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{')
+    assert server.post(FORWARD, wire.small_bytes()).status == 503
+    dies(server, 70)
+    idle.close()
+    half.close()
+
+
+def pids(server):
+    """Of the servers that the supervisor started, as it says."""
+    return [int(line.split('pid=')[1].split()[0]) for line in server.log().splitlines() if 'what=started' in line]
+
+
+def patient(server, seconds=30):
+    """The small request, again until it is answered: a client that does as Retry-After says."""
+    def once():
+        try:
+            answer = server.post(FORWARD, wire.small_bytes())
+            return answer if answer.status == 200 else None
+        except (OSError, service.http.client.HTTPException):
+            return None
+    answer = eventually(once, seconds, 0.05)
+    assert answer, server.log()
+    return answer
+
+
+def test_under_a_supervisor_the_next_server_takes_over(fake, right):
+    server = fake('sync.err=700@3', '--supervise')
+    for _ in range(2):
+        assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+    fails(server.post(FORWARD, wire.small_bytes()), 503, 'unavailable', 'error 700')
+    assert tensors(patient(server)) == right
+    assert eventually(lambda: 'what=ended status=70' in server.log() and len(pids(server)) == 2)
+
+
+def test_under_a_supervisor_nobody_is_refused_a_connection(fake, right):
+    """The listening socket is the parent's: who comes while there is no server waits."""
+    server = fake('launch.err=719@2', '--supervise')
+    assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+    assert server.post(FORWARD, wire.small_bytes()).status == 503
+    refused = 0
+    while len(pids(server)) < 2 or server.get('/readyz').status != 200:
+        try:
+            server.raw().close()
+        except ConnectionRefusedError:
+            refused += 1
+    assert refused == 0
+    assert tensors(patient(server)) == right
+
+
+@pytest.mark.parametrize('fault, status', [('abort@2', 134), ('segv@2', 139)])
+def test_a_crash_is_survived_under_a_supervisor(fake, right, fault, status):
+    server = fake(fault, '--supervise')
+    assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+    with pytest.raises((OSError, service.http.client.HTTPException)):
+        server.post(FORWARD, wire.small_bytes())
+    assert tensors(patient(server)) == right
+    assert eventually(lambda: f'what=ended status={status}' in server.log())
+
+
+# ---- Devices that do not come back -----------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_never_ends_counts_as_a_lost_device(fake):
+    server = fake('event.never@1', '--watchdog-ms', '300')
+    fails(server.post(FORWARD, wire.small_bytes()), 503, 'unavailable', 'fake:0 did not finish in the time it may take')
+    dies(server, 70)
+
+
+def test_under_a_supervisor_a_hung_device_is_replaced(fake, right):
+    server = fake('event.never@2', '--watchdog-ms', '300', '--supervise')
+    assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+    assert server.post(FORWARD, wire.small_bytes()).status == 503
+    assert tensors(patient(server)) == right
+
+
+def test_a_call_that_never_returns_counts_as_a_lost_device(fake):
+    """The device's own thread hangs: it waits for what it had put on the stream before a mark failed (the call after the run)."""
+    found = False
+    for n in range(1, 30):
+        server = fake(f'event.never@1,call.err=9@{n}', '--watchdog-ms', '300')
+        answer = server.post(FORWARD, wire.small_bytes())
+        if answer.status == 500:  # it failed before there was anything to wait for
+            server.stop()
+            continue
+        fails(answer, 503, 'unavailable', 'did not finish')
+        dies(server, 70)
+        found = True
+        break
+    assert found
+
+
+def test_slow_is_not_lost(fake, right, gate):
+    """A deadline passes while a batch runs: its client is answered, the batch ends later, and nothing is lost."""
+    server = fake(f'hold={gate.path}@1')
+    answer = server.post(FORWARD, wire.small_bytes(), {'X-Request-Timeout-Ms': '50'})
+    assert answer.status == 504, answer
+    assert running(server)['fake:0'] == 1 and server.get('/readyz').status == 200
+    gate.open()
+    assert eventually(lambda: running(server)['fake:0'] == 0)
+    assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+
+
+def test_who_leaves_while_his_batch_runs_leaves_nothing_behind(fake, right, gate):
+    server = fake(f'hold={gate.path}@1')
+    client = server.raw()
+    client.sendall(service.request_bytes(FORWARD, wire.small_bytes()))
+    assert eventually(lambda: running(server)['fake:0'] == 1)
+    client.close()
+    assert eventually(lambda: server.inflight() == 0)
+    assert running(server)['fake:0'] == 1, 'a kernel that runs is not interrupted'
+    gate.open()
+    assert eventually(lambda: running(server)['fake:0'] == 0 and server.metric('attnd_staging_bytes', kind='used') == 0)
+    assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+
+
+def test_a_hung_device_does_not_hold_up_a_drain(fake):
+    server = fake('event.never@1', '--drain-ms', '200')
+    asked = Asking(server)
+    assert eventually(lambda: running(server)['fake:0'] == 1)
+    server.stop()  # exits with 0 within its bound
+    assert asked.result().status == 503
+
+
+# ---- Several devices ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('option, names', [
+    ('auto', ['fake:0', 'fake:1', 'fake:2']), ('all', ['fake:0', 'fake:1', 'fake:2']), ('2', ['fake:2']), ('2,0', ['fake:2', 'fake:0']), ('cpu', ['cpu'])])
+def test_devices_are_those_asked_for(fake, right, option, names):
+    server = fake('', '--devices', option, devices=3)
+    assert list(devices(server)) == names
+    answer = server.post(FORWARD, wire.small_bytes())
+    assert tensors(answer) == right and answer.json()['backend'].startswith(names[0] + ' ')
+
+
+def test_without_a_gpu_auto_is_the_cpu(fake, right):
+    server = fake('', devices=0)
+    assert list(devices(server)) == ['cpu'] and tensors(server.post(FORWARD, wire.small_bytes())) == right
+
+
+@pytest.mark.parametrize('option, count, script, says', [
+    ('all', 0, '', "--devices: 'all' wants GPUs, and there is none here"), ('0,1', 0, '', "--devices: '0,1' wants GPUs, and there is none here"),
+    ('3', 3, '', '--devices: there is no GPU 3, there are 3'), ('0,1', 1, '', '--devices: there is no GPU 1, there is 1'),
+    ('auto', 2, '1:open.err=46', 'device unavailable (error 46)'), ('auto', 1, 'no.such.fault', "nothing is known of 'no.such.fault'")])
+def test_devices_that_cannot_be_had(option, count, script, says):
+    env = {**os.environ, 'ATTN_FAKE_DEVICES': str(count), 'ATTN_FAKE_SCRIPT': script}
+    run = subprocess.run([service.FAKE, '--listen', '127.0.0.1:0', '--devices', option, *ONE], env=env, capture_output=True, text=True,
+                         timeout=20 * service.SLOWER)
+    assert run.returncode == 69 and says in run.stderr, run.stderr
+
+
+def test_the_program_without_a_gpu_serves_from_the_cpu(serve, right):
+    """The program as it is built here, with CUDA or without it: where there is no driver it starts and computes."""
+    if os.path.exists('/dev/nvidia0') or os.path.exists('/dev/nvidiactl'):
+        pytest.skip('there is a GPU here')
+    server = serve(*ONE)
+    info = server.get('/v1/info').json()
+    assert [d['name'] for d in info['devices']] == ['cpu'] and tensors(server.post(FORWARD, wire.small_bytes())) == right
+    run = subprocess.run([service.BINARY, '--devices', 'all'], capture_output=True, text=True, timeout=20 * service.SLOWER)
+    why = 'there is none here' if 'cuda' in info['backends'] else 'this program was built without CUDA'
+    assert run.returncode == 69 and f"--devices: 'all' wants GPUs, and {why}" in run.stderr, run.stderr
+
+
+def test_the_least_loaded_device_is_next(fake, gate):
+    """By work, not by count: one large request outweighs several small ones."""
+    server = fake(f'hold={gate.path}', devices=2)
+    large = Asking(server, body_of(2000))
+    assert eventually(lambda: sum(running(server).values()) == 1)
+    small = []
+    for n in range(1, 4):  # one after the other, so that they do not leave as one batch
+        small.append(Asking(server))
+        assert eventually(lambda: sum(running(server).values()) == 1 + n)
+        assert running(server) == {'fake:0': 1, 'fake:1': n}
+    gate.open()
+    assert large.result().json()['backend'].startswith('fake:0 ')
+    assert all(a.result().json()['backend'].startswith('fake:1 ') for a in small)
+
+
+def test_while_one_device_is_slow_the_other_takes_the_work(fake, right, gate):
+    server = fake(f'0:hold={gate.path}@1', devices=2)
+    slow = Asking(server)
+    assert eventually(lambda: running(server) == {'fake:0': 1, 'fake:1': 0})
+    for _ in range(20):
+        answer = server.post(FORWARD, wire.small_bytes())
+        assert tensors(answer) == right and answer.json()['backend'].startswith('fake:1 ')
+    assert slow.is_alive()
+    gate.open()
+    assert tensors(slow.result()) == right
+
+
+def test_devices_give_the_same_bits(fake, gate):
+    server = fake(f'0:hold={gate.path}@1', devices=2)
+    body = body_of(50)
+    first = Asking(server, body)
+    assert eventually(lambda: running(server)['fake:0'] == 1)
+    second = server.post(FORWARD, body)
+    gate.open()
+    first = first.result()
+    assert [a.json()['backend'].split()[0] for a in (first, second)] == ['fake:0', 'fake:1'] and tensors(first) == tensors(second)
+
+
+def test_one_device_lost_of_two_leaves_the_other_serving(fake, right):
+    server = fake('0:sync.err=700@1,1:sync.err=700@6', devices=2)
+    fails(server.post(FORWARD, wire.small_bytes()), 503, 'unavailable', 'error 700')
+    assert server.get('/readyz').status == 200
+    for _ in range(5):
+        answer = server.post(FORWARD, wire.small_bytes())
+        assert tensors(answer) == right and answer.json()['backend'].startswith('fake:1 ')
+    m = server.metrics()
+    assert m['attnd_device_usable{device="fake:0"}'] == 0 and m['attnd_device_usable{device="fake:1"}'] == 1 and m['attnd_ready'] == 1
+    assert {n: d['usable'] for n, d in devices(server).items()} == {'fake:0': False, 'fake:1': True}
+    fails(server.post(FORWARD, wire.small_bytes()), 503, 'unavailable', 'error 700')  # and the last one
+    dies(server, 70)
+
+
+def test_one_device_hung_of_two_leaves_the_other_serving(fake, right):
+    server = fake('0:event.never@1', '--watchdog-ms', '300', devices=2)
+    fails(server.post(FORWARD, wire.small_bytes()), 503, 'unavailable', 'fake:0 did not finish')
+    assert server.get('/readyz').status == 200
+    for _ in range(5):
+        assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+    assert server.metric('attnd_device_errors_total', device='fake:0', error='OVERDUE') == 1
+    server.stop()  # what the hung device holds does not keep the server from ending well
+
+
+def test_a_batch_that_comes_back_after_its_device_was_given_up(fake, right, gate):
+    server = fake(f'0:hold={gate.path}@1', '--watchdog-ms', '300', devices=2)
+    fails(server.post(FORWARD, wire.small_bytes()), 503, 'unavailable', 'fake:0 did not finish')
+    assert running(server)['fake:0'] == 1 and server.metric('attnd_staging_bytes', kind='used') > 0, 'its memory is not given to others'
+    gate.open()
+    assert eventually(lambda: running(server)['fake:0'] == 0 and server.metric('attnd_staging_bytes', kind='used') == 0)
+    answer = server.post(FORWARD, wire.small_bytes())
+    assert tensors(answer) == right and answer.json()['backend'].startswith('fake:1 '), 'a lost device stays lost'
+
+
+def test_staging_memory_outlives_the_device_it_came_from(fake):
+    """Extents of sizes that were never leased before are made after the first device is gone."""
+    server = fake('0:launch.err=700@1', devices=2)
+    assert server.post(FORWARD, wire.small_bytes()).status == 503
+    assert server.post(FORWARD, body_of(3000)).status == 200
+
+
+def test_info_and_metrics_tell_about_each_device(fake, gate):
+    server = fake(f'0:hold={gate.path}@1,1:launch.err=9@3', '--device-bytes', '64M', devices=2)
+    first = Asking(server)
+    assert eventually(lambda: running(server)['fake:0'] == 1)
+    assert [server.post(FORWARD, wire.small_bytes()).status for _ in range(3)] == [200, 200, 500]
+    d = devices(server)
+    assert d['fake:0']['memory_used_bytes'] > 0 and d['fake:0']['running_requests'] == 1
+    gate.open()
+    assert first.result().status == 200
+    dout = wire.tensor(np.ones((1, 3, 2, 4)))
+    assert server.backward(**wire.small_body(), dout=dout).status == 200
+    work = 2 * (4 + 4) * 2 * 9  # 2 (D + Dv) H Sq Sk
+    d, m = devices(server), server.metrics()
+    assert [d[n]['batches'] for n in d] == [2, 3] and [d[n]['errors'] for n in d] == [0, 1]
+    assert [d[n]['flops'] for n in d] == [work * 3.5, work * 2]
+    for n in d:
+        assert d[n]['memory_limit_bytes'] == 64 << 20 and d[n]['backend'] == 'fake' and d[n]['usable']
+        assert d[n]['kernel_seconds'] > 0
+        assert m[f'attnd_device_memory_bytes{{device="{n}",kind="limit"}}'] == 64 << 20
+        assert m[f'attnd_device_memory_bytes{{device="{n}",kind="used"}}'] == d[n]['memory_used_bytes']
+        assert m[f'attnd_device_batches_total{{device="{n}"}}'] == d[n]['batches']
+        assert m[f'attnd_flops_total{{device="{n}",op="forward"}}'] > 0 and m[f'attnd_kernel_seconds_total{{device="{n}",op="forward"}}'] > 0
+    assert m['attnd_flops_total{device="fake:0",op="backward"}'] == 2.5 * work
+    assert m['attnd_device_errors_total{device="fake:1",error="DEVICE"}'] == 1
+    assert server.metric('attnd_device_errors_total') == 1
+
+
+def test_work_spreads_over_devices_under_load(fake, right):
+    server = fake('', devices=2)
+    asked = [Asking(server) for _ in range(60)]
+    assert all(tensors(a.result()) == right for a in asked)
+    assert sum(d['batches'] for d in devices(server).values()) >= 1 and set(running(server).values()) == {0}

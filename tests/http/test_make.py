@@ -1,0 +1,43 @@
+"""What make finds out about CUDA: with a GPU and without nvcc it says what is missing, and only then."""
+import os
+import subprocess
+
+import pytest
+
+import service
+
+ROOT = os.path.join(service.HERE, '..')
+
+
+def make(tmp_path, *arguments):
+    env = {k: v for k, v in os.environ.items() if k not in ('MAKEFLAGS', 'MAKELEVEL', 'MFLAGS', 'CUDA', 'CUDA_ARCHS', 'NVCC', 'B', 'CI', 'SAN', 'TSAN')}
+    run = subprocess.run(['make', '-s', '-C', ROOT, '--no-print-directory', f'B={tmp_path}/build', *arguments], env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_a_gpu_without_nvcc_is_told_about(tmp_path):
+    text = make(tmp_path, 'print-advice', 'NVCC=/no/such/nvcc', 'GPU_FILES=/dev/null')
+    assert text.startswith('make: there is a GPU here but no nvcc') and text.count('\n') == 1
+
+
+@pytest.mark.parametrize('arguments', [('CUDA=0', 'GPU_FILES=/dev/null'), ('NVCC=true', 'GPU_FILES=/dev/null')])
+def test_otherwise_nothing_is_said(tmp_path, arguments):
+    assert make(tmp_path, 'print-advice', *arguments) == ''
+
+
+def test_cuda_is_in_when_its_compiler_is_there(tmp_path):
+    assert make(tmp_path, 'print-cuda', 'NVCC=/no/such/nvcc') == 'no\n'
+    assert make(tmp_path, 'print-cuda', 'CUDA=0') == 'no\n'
+
+
+def test_the_compute_capabilities_are_those_asked_for(tmp_path):
+    """In $B/flags, which every object depends on."""
+    def targets(*arguments):
+        make(tmp_path, 'print-cuda', 'NVCC=true', 'CUDA_HOME=/nowhere', *arguments)
+        with open(tmp_path / 'build/flags') as f:
+            return [word for word in f.read().split() if word.startswith('arch=')]
+    hopper = ['arch=compute_90a,code=sm_90a']
+    ptx = ['arch=compute_80,code=compute_80']
+    assert targets() == [f'arch=compute_{a},code=sm_{a}' for a in (80, 86, 89, 90)] + ptx + hopper
+    assert targets('CUDA_ARCHS=90') == ['arch=compute_90,code=sm_90'] + ptx + hopper
