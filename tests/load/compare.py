@@ -2,8 +2,9 @@
 
     PEER_PYTHON=build/peer/bin/python python3 tests/load/compare.py
 
-The two run one after the other, never at once, in turns; the table has the median round of each. The peer's first answers are
-checked against attnd's, so that both are known to compute the same thing.
+They run one after the other, never at once, in turns; the table has the median round of each. The peer's first answers are
+checked against attnd's, so that both are known to compute the same thing. Beside them, as the bound of what this machine and wrk
+allow: a libmicrohttpd program that reads the small body, computes nothing, and answers as many constant bytes (bare_mhd.c).
 """
 import argparse
 import base64
@@ -19,6 +20,7 @@ import service
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.environ.get('PEER_PYTHON', sys.executable)
+SMALL_ANSWER = 45400  # bytes: out 32768 and lse 1024 as base64, and their members
 
 
 class Peer:
@@ -42,6 +44,20 @@ class Peer:
 
     def __exit__(self, *_):
         os.killpg(self.process.pid, 15)
+        self.process.wait()
+
+
+class Bare:
+    def __enter__(self):
+        self.port = service.free_port()
+        self.url = f'http://127.0.0.1:{self.port}'
+        program = os.path.join(os.path.dirname(service.BINARY), 'tests/load/bare_mhd')
+        self.process = subprocess.Popen([program, str(self.port), '32768', str(SMALL_ANSWER)])
+        time.sleep(0.3)
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
         self.process.wait()
 
 
@@ -78,6 +94,9 @@ def main():
         with Peer() as peer:
             for size in sizes:
                 results.setdefault(('Python', size), []).append(load.run(size, peer.url, a.seconds))
+        if 'small' in sizes:
+            with Bare() as bare:
+                results.setdefault(('bare', 'small'), []).append(load.run('small', bare.url, a.seconds))
     print(f'{"":<18}{load.HEADER.strip():>34}')
     for size in sizes:
         rates = {}
@@ -86,6 +105,8 @@ def main():
             middle = runs[len(runs) // 2]
             rates[who] = statistics.median(r['rps'] for r in runs)
             print(load.row(f'{size} {who}'.ljust(18), middle))
+        if (runs := results.get(('bare', size))):
+            print(load.row(f'{size} bare'.ljust(18), sorted(runs, key=lambda r: r['rps'])[len(runs) // 2]))
         print(f'{size}: attnd serves {rates["attnd"] / rates["Python"]:.1f} times as many; {results["attnd", size][0]["command"]}')
 
 

@@ -1,0 +1,102 @@
+# attnd as a container image. Two images come from this file:
+#
+#   docker build -t attnd .                  for NVIDIA GPUs (the last stage); serves from the CPU on a node without one
+#   docker build -t attnd:cpu --target cpu . without CUDA: builds anywhere, in a minute
+#   docker build --target test .             builds it and runs the tests, from the CPU; a failing test fails the build
+#
+# How it works: a build stage with compilers, and a final stage on a bare distribution that receives one program. CUDA's runtime
+# is linked statically and the driver is brought in by the node (NVIDIA Container Toolkit), so the GPU image holds
+# nothing of CUDA either: libmicrohttpd, libuv, cJSON and the program (tests/deploy/image.sh prints how large that is).
+#
+# What is held to
+# 1. Build and final stage are the same distribution, so what was linked is what is there.
+# 2. The final stage writes nothing and needs no file to be writable: it runs with a read-only root, without capabilities, as a
+#    user that exists nowhere else.
+# 3. The program is process 1 (ENTRYPOINT in exec form): it gets SIGTERM itself, drains, and ends with 0. It has no children
+#    unless --supervise is given, and then reaps them.
+# 4. A step that costs minutes (the kernels) lies before what changes often (the server).
+
+# The driver of the nodes decides: CUDA 13 wants 580 or newer, CUDA 12.9 (CUDA_VERSION=12.9.1) 575.
+# A registry mirror, a digest or another distribution goes into the two *_IMAGE arguments.
+ARG CUDA_VERSION=13.0.1
+ARG CUDA_IMAGE=nvidia/cuda:${CUDA_VERSION}-devel-ubuntu24.04
+ARG BASE_IMAGE=ubuntu:24.04
+
+# ---- Without CUDA ----------------------------------------------------------------------------------------------------
+
+# Packages are those of the base image's release: it is the base image that is pinned, and security updates are wanted.
+# hadolint global ignore=DL3008
+FROM ${BASE_IMAGE} AS cpu-build
+RUN apt-get update \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        gcc make libc6-dev libmicrohttpd-dev libuv1-dev libcjson-dev \
+ && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY Makefile ./
+COPY kernels kernels
+RUN make CUDA=0 build/libattn.a
+COPY proto-json proto-json
+COPY server server
+RUN make CUDA=0 build/attnd \
+ && strip -o /attnd build/attnd
+
+FROM cpu-build AS test
+# Targets of the Makefile.
+ARG TESTS="unit fuzz-replay http-all"
+COPY . .
+RUN sh tests/setup.sh test \
+ && make CUDA=0 ${TESTS}
+
+# What both images have. libmicrohttpd12 is libmicrohttpd12t64 in newer releases, which apt knows.
+FROM ${BASE_IMAGE} AS runtime
+RUN apt-get update \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends libmicrohttpd12 libuv1 libcjson1 \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="attnd" \
+      org.opencontainers.image.description="Exact attention, forward and backward, over HTTP" \
+      org.opencontainers.image.licenses="MIT" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+# A container is reached through its published port, so every address; options are given as ATTND_... or after the image's name.
+ENV ATTND_LISTEN=0.0.0.0:8080
+EXPOSE 8080
+USER 10001:10001
+WORKDIR /
+STOPSIGNAL SIGTERM
+# Asks /readyz at the first address of ATTND_LISTEN. Kubernetes has probes of its own and ignores it.
+HEALTHCHECK --interval=10s --timeout=6s --start-period=30s --retries=3 CMD ["/usr/local/bin/attnd", "healthcheck"]
+ENTRYPOINT ["/usr/local/bin/attnd"]
+
+FROM runtime AS cpu
+COPY LICENSE /usr/share/doc/attnd/LICENSE
+COPY --from=cpu-build /attnd /usr/local/bin/attnd
+
+# ---- With CUDA -------------------------------------------------------------------------------------------------------
+
+FROM ${CUDA_IMAGE} AS gpu-build
+RUN apt-get update \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        g++ gcc make libc6-dev libmicrohttpd-dev libuv1-dev libcjson-dev \
+ && rm -rf /var/lib/apt/lists/*
+# The kernels are packed as small as nvcc can (12.8 and later): a sixth of what it makes by itself.
+ENV PATH=/usr/local/cuda/bin:${PATH} \
+    NVCC_APPEND_FLAGS=--compress-mode=size
+# Compute capabilities to make machine code for; others from 8.0 on compile the PTX that is always included at their first use.
+ARG CUDA_ARCHS="80 86 89 90"
+WORKDIR /src
+COPY Makefile ./
+COPY kernels kernels
+RUN make CUDA=1 CUDA_ARCHS="${CUDA_ARCHS}" build/libattn.a
+COPY proto-json proto-json
+COPY server server
+RUN make CUDA=1 CUDA_ARCHS="${CUDA_ARCHS}" build/attnd \
+ && strip -o /attnd build/attnd
+
+FROM runtime AS gpu
+COPY LICENSE /usr/share/doc/attnd/LICENSE
+COPY --from=gpu-build /attnd /usr/local/bin/attnd
+# Read by the NVIDIA Container Toolkit. Without the first no GPU is brought in, without "compute" no driver library.
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -1,0 +1,369 @@
+"""A real Prometheus on a real attnd, with the files of deploy/prometheus and deploy/grafana: observability.py [--seconds 12]
+
+  rules       promtool: prometheus.yml and alerts.yml are valid, and each alert fires and is silent in alerts_test.yml
+  scrape      Prometheus finds attnd up and has no complaint about any rule; the rules' own evaluation is healthy
+  dashboard   every query of every panel, and of every variable, has data after a mix of requests: good ones, and ones refused for
+              each reason that a client can bring about. Its values are printed. Panels of dcgm-exporter need a GPU and are named
+  devices     a second attnd has two devices, one of which fails after a while (kernels/fake/fake.c): it shows as lost
+  alerts      every metric that an alert's expression reads has data; the alerts that the mix deserves fire, with their windows and
+              thresholds of minutes cut to seconds, and the others are silent; a drain is seen while it lasts, the end after it
+
+The configuration that runs is the file as delivered, but for addresses and intervals.
+"""
+import argparse
+import base64
+import http.client
+import json
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+
+import checks
+from checks import DEPLOY, Tally, find_program
+import service
+from service import Server, eventually, free_port
+
+PROMETHEUS = os.path.join(DEPLOY, 'prometheus')
+DASHBOARD = os.path.join(DEPLOY, 'grafana', 'attnd.json')
+FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
+TOKEN = {'Authorization': 'Bearer observed'}
+WINDOW = '8s'  # instead of Grafana's $__rate_interval and of the minutes in the rules; the scrape interval is 1 s
+
+# What the mix below deserves; all others must be silent.
+DESERVED = {'AttndDeviceLost', 'AttndDeviceErrors', 'AttndQueueFull', 'AttndConnectionsRefused', 'AttndTooLarge', 'AttndUnauthorized', 'AttndDeadlines', 'AttndClientsLeave'}
+# What the speed of the machine decides.
+EITHER = {'AttndSlow', 'AttndQueueWait', 'AttndQueueNearLimit', 'AttndConnectionsNearLimit', 'AttndLogDropped', 'AttndOutOfMemory',
+          'AttndStagingNearLimit'}
+
+
+# ---- The mix of requests ------------------------------------------------------------------------------------------------
+
+
+def tensor(*shape):
+    count = math.prod(shape)
+    return {'shape': list(shape), 'dtype': 'float16', 'data': base64.b64encode(b'\x00\x3c' * count).decode()}
+
+
+def problem(S, H=1, D=8, **more):
+    return json.dumps({'q': tensor(1, S, H, D), 'k': tensor(1, S, H, D), 'v': tensor(1, S, H, D), **more}).encode()
+
+
+class Mix:
+    """Threads that each do one thing again and again, gently, until stopped."""
+
+    def __init__(self, server):
+        self.server, self.stopped, self.threads, self.seen = server, threading.Event(), [], {}
+        small, slow = problem(16), self.slow_body()
+        self.slow = slow
+        self.again(0.05, 'forward', FORWARD, small)
+        self.again(0.05, 'backward', BACKWARD, problem(16, dout=tensor(1, 16, 1, 8)))
+        self.again(0.05, 'larger', FORWARD, problem(256, 4, 64, causal=True))
+        self.again(0.2, 'saved', FORWARD, problem(16, save=True))
+        self.again(0.2, 'malformed', FORWARD, b'{')
+        self.again(0.2, 'not there', '/v1/nothing', small)
+        self.again(0.1, 'too large', FORWARD, b' ' * (8 << 20))
+        self.again(0.1, 'no token', FORWARD, small, {})
+        self.again(0.1, 'too late', FORWARD, slow, {**TOKEN, 'X-Request-Timeout-Ms': '5'})
+        self.start(1.0, self.burst)
+        self.start(0.05, self.leave)
+        self.start(0.7, self.crowd)
+
+    def also(self, server):
+        """Small requests for another server, several at once so that all of its devices are used."""
+        def one():
+            status = server.post(FORWARD, problem(16)).status
+            self.seen[f'failing {status}'] = self.seen.get(f'failing {status}', 0) + 1
+        for _ in range(4):
+            self.start(0.03, one)
+
+    def slow_body(self):
+        """A problem of a few MB at most that takes some 50 ms here."""
+        S = 512
+        while True:
+            body = problem(S, 1, 4, outputs=['lse'])
+            answer = self.server.post(FORWARD, body, TOKEN)
+            assert answer.status == 200, answer
+            if answer.json()['timing_us']['compute'] > 40e3 or S >= 1 << 15:
+                return body
+            S *= 2
+
+    def start(self, pause, what):
+        def run():
+            while not self.stopped.wait(pause):
+                try:
+                    what()
+                except OSError:
+                    pass  # as in ask()
+        self.threads.append(threading.Thread(target=run))
+        self.threads[-1].start()
+
+    def again(self, pause, name, path, body, headers=TOKEN):
+        self.start(pause, lambda: self.ask(name, path, body, headers))
+
+    def ask(self, name, path, body, headers=TOKEN):
+        try:
+            answer = self.server.post(path, body, headers)
+        except (OSError, http.client.HTTPException):
+            return  # the crowd has all connections at the moment
+        key = f'{name} {answer.status}'
+        self.seen[key] = self.seen.get(key, 0) + 1
+
+    def burst(self):
+        """More slow requests at once than --queue-depth takes."""
+        threads = [threading.Thread(target=self.ask, args=('burst', FORWARD, self.slow)) for _ in range(10)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+
+    def leave(self):
+        """A client that hangs up while it waits."""
+        with socket.create_connection(self.server.address) as s:
+            s.sendall(service.request_bytes(FORWARD, self.slow, headers=['Content-Type: application/json', 'Authorization: Bearer observed']))
+            time.sleep(0.03)
+
+    def crowd(self):
+        """More connections than --max-connections."""
+        held = []
+        try:
+            for _ in range(48):
+                held.append(socket.create_connection(self.server.address))
+            time.sleep(0.05)
+        finally:
+            for s in held:
+                s.close()
+
+    def stop(self):
+        self.stopped.set()
+        for t in self.threads:
+            t.join()
+
+
+# ---- Prometheus -----------------------------------------------------------------------------------------------------------
+
+
+class Prometheus:
+    def __init__(self, folder, targets):
+        self.port = free_port()
+        with open(os.path.join(PROMETHEUS, 'prometheus.yml')) as f:
+            text = f.read()
+        for pattern, new in ((r'15s', '1s'), (r'"attnd:8080"', ', '.join(f'"{t}"' for t in targets)), (r'"dcgm-exporter:9400"', '"127.0.0.1:1"'),
+                             (r'- alerts.yml', f'- {PROMETHEUS}/alerts.yml'), (r'localhost:9090', f'127.0.0.1:{self.port}')):
+            text, count = re.subn(pattern, new, text)
+            assert count, f'{pattern} is not in prometheus.yml any more'
+        path = os.path.join(folder, 'prometheus.yml')
+        with open(path, 'w') as f:
+            f.write(text)
+        self.log = open(os.path.join(folder, 'prometheus.log'), 'w+b')
+        self.process = subprocess.Popen(
+            [find_program('prometheus'), f'--config.file={path}', f'--storage.tsdb.path={folder}/data', f'--web.listen-address=127.0.0.1:{self.port}'],
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+
+    def api(self, path, **query):
+        connection = http.client.HTTPConnection('127.0.0.1', self.port, timeout=20)
+        try:
+            connection.request('GET', f'/api/v1/{path}?{urllib.parse.urlencode(query, doseq=True)}')
+            answer = json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+        if answer['status'] != 'success':
+            raise ValueError(f'{answer["errorType"]}: {answer["error"]}')
+        return answer['data']
+
+    def query(self, expression):
+        """[(labels, value)], without NaN."""
+        data = self.api('query', query=expression)
+        found = [(r['metric'], float(r['value'][1])) for r in data['result']]
+        return [(m, v) for m, v in found if not math.isnan(v)]
+
+    def ready(self):
+        try:
+            return [t['health'] for t in self.api('targets')['activeTargets'] if t['labels']['job'] == 'attnd'] == ['up'] * 2
+        except (OSError, ValueError, http.client.HTTPException):
+            return False
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(20)
+        self.log.close()
+
+
+def values_text(found, limit=4):
+    """forward=12.5 backward=3: the values of a query, by the labels in which they differ."""
+    names = sorted({n for m, _ in found for n in m if len({x.get(n) for x, _ in found}) > 1})
+    parts = [(' '.join(m.get(n, '-') for n in names) + '=' if names else '') + f'{v:.4g}' for m, v in found]
+    return ', '.join(parts[:limit]) + (f' and {len(parts) - limit} more' if len(parts) > limit else '')
+
+
+# ---- What is tested ---------------------------------------------------------------------------------------------------------
+
+
+def test_rules(tally):
+    promtool = find_program('promtool')
+    for args in (['check', 'config', 'prometheus.yml'], ['test', 'rules', 'alerts_test.yml']):
+        run = subprocess.run([promtool, *args], cwd=PROMETHEUS, capture_output=True, text=True)
+        tally.check(f'promtool {" ".join(args)}', run.returncode == 0, '' if run.returncode == 0 else run.stdout + run.stderr)
+    names = alert_names()
+    with open(os.path.join(PROMETHEUS, 'alerts_test.yml')) as f:
+        tested = re.findall(r'^  - name: (\w+) (fires|is silent)$', f.read(), re.M)
+    tally.check('each alert is tested both ways', sorted(tested) == sorted((n, way) for n in names for way in ('fires', 'is silent')), f'{len(names)} alerts')
+
+
+def alert_names():
+    with open(os.path.join(PROMETHEUS, 'alerts.yml')) as f:
+        return re.findall(r'^      - alert: (\w+)$', f.read(), re.M)
+
+
+def fill_in(dashboard, expression):
+    """As Grafana does where "All" is chosen."""
+    expression = expression.replace('$__rate_interval', WINDOW)
+    for variable in dashboard['templating']['list']:
+        expression = expression.replace('$' + variable['name'], variable.get('allValue', ''))
+    assert '$' not in expression, expression
+    return expression
+
+
+def test_dashboard(tally, prometheus):
+    with open(DASHBOARD) as f:
+        dashboard = json.load(f)
+    for variable in dashboard['templating']['list']:
+        if variable['type'] == 'query':
+            series, label = re.fullmatch(r'label_values\((.*), (\w+)\)', variable['query']['query']).groups()
+            found = prometheus.api(f'label/{label}/values', **{'match[]': fill_in(dashboard, series)})
+            tally.check(f'variable {variable["name"]}', bool(found), ', '.join(found))
+    gpu = []
+    queries = [(p['title'], fill_in(dashboard, t['expr'])) for p in dashboard['panels'] for t in p.get('targets', ())]
+    for title, expression in queries:
+        if 'DCGM_' in expression:
+            prometheus.query(expression)  # it must parse all the same
+            gpu.append(title)
+            continue
+        found = prometheus.query(expression)
+        tally.check(f'panel "{title}" has data', bool(found), values_text(found) if found else expression)
+        print(f'            {expression}')
+    for annotation in dashboard['annotations']['list']:
+        prometheus.query(fill_in(dashboard, annotation['expr']))  # may well be empty, but must parse
+    print(f'        needs a GPU and dcgm-exporter: {", ".join(gpu)}')
+    panels = [p for p in dashboard['panels'] if p['type'] != 'row']
+    tally.check('panels have titles, ids of their own, and do not overlap', well_placed(panels), f'{len(panels)} panels')
+
+
+def well_placed(panels):
+    cells = [(x, y) for p in panels for x in range(p['gridPos']['x'], p['gridPos']['x'] + p['gridPos']['w'])
+             for y in range(p['gridPos']['y'], p['gridPos']['y'] + p['gridPos']['h'])]
+    return len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24 and all(p['title'] for p in panels) and \
+        len({p['id'] for p in panels}) == len(panels)
+
+
+def rules(prometheus):
+    return [r for g in prometheus.api('rules')['groups'] for r in g['rules']]
+
+
+def shorter(expression):
+    """The same expression over seconds."""
+    expression = re.sub(r'\[\d+m\]', f'[{WINDOW}]', expression)
+    return re.sub(r'offset \d+m', f'offset {WINDOW}', expression)
+
+
+def test_alerts(tally, prometheus):
+    found = rules(prometheus)
+    ill = [(r['name'], r.get('lastError')) for r in found if r['health'] != 'ok']
+    tally.check('every rule is evaluated without an error', not ill and len(found) == len(alert_names()), ill or f'{len(found)} rules')
+    selectors = sorted({s for r in found for s in re.findall(r'\b(?:attnd|process)_\w+(?:\{[^}]*\})?|\bup\{[^}]*\}', r['query'])})
+    for s in selectors:
+        has = prometheus.query(s)
+        tally.check(f'alerts read {s}', bool(has), values_text(has, 3))
+    for r in found:
+        fires = prometheus.query(shorter(r['query']))
+        if r['name'] in EITHER:
+            print(f'        {r["name"]}: {"fires, " + values_text(fires) if fires else "silent"} (either is right)')
+        else:
+            tally.check(f'{r["name"]} {"fires" if r["name"] in DESERVED else "is silent"}', bool(fires) == (r['name'] in DESERVED), values_text(fires) if fires else '')
+
+
+def test_end(tally, prometheus, server):
+    """A drain that one upload holds up, watched by Prometheus; then the end."""
+    body = problem(16)
+    upload = socket.create_connection(server.address)
+    upload.sendall(service.request_bytes(FORWARD, body, headers=['Content-Type: application/json', 'Authorization: Bearer observed'])[:-9])
+    time.sleep(0.2)
+    server.process.send_signal(signal.SIGTERM)
+    tally.check('a drain is seen', bool(eventually(lambda: prometheus.query('attnd_phase{phase="draining"} == 1'), 5)))
+    slow = next(r['query'] for r in rules(prometheus) if r['name'] == 'AttndDrainSlow')
+    left, sent_at = list(body[-9:]), time.monotonic()
+
+    def trickle_and_ask():  # an upload that does not move at all would be cut after 2 s
+        nonlocal sent_at
+        if time.monotonic() - sent_at > 1 and len(left) > 1:
+            upload.sendall(bytes([left.pop(0)]))
+            sent_at = time.monotonic()
+        return prometheus.query(slow)
+    fires = eventually(trickle_and_ask, 8, 0.1)
+    tally.check('AttndDrainSlow fires', bool(fires), values_text(fires))
+    upload.sendall(bytes(left))
+    answer = service.RawReader(upload).answer()
+    upload.close()
+    tally.check('what was accepted is answered', answer.status == 200, answer.status)
+    server.stop()
+    down = next(r['query'] for r in rules(prometheus) if r['name'] == 'AttndDown')
+    tally.check('AttndDown fires', bool(eventually(lambda: prometheus.query(down), 10, 0.1)))
+
+
+def run(tally, seconds):
+    with tempfile.TemporaryDirectory(prefix='attnd-observability-') as folder:
+        tokens = os.path.join(folder, 'tokens')
+        with open(tokens, 'w') as f:
+            f.write('observed\n')
+        os.chmod(tokens, 0o600)
+        metrics = f'127.0.0.1:{free_port()}'
+        server = Server('--metrics-listen', metrics, '--token-file', tokens, '--queue-depth', '4', '--max-body-bytes', '4M', '--max-connections', '32',
+                        '--cpu-threads', '1', '--drain-ms', '8000', '--log-level', 'error').start()
+        failing = Server('--cpu-threads', '1', '--log-level', 'error', binary=service.FAKE,
+                         env={'ATTN_FAKE_DEVICES': '2', 'ATTN_FAKE_SCRIPT': '1:sync.err=700@5'}).start()
+        prometheus = mix = None
+        try:
+            prometheus = Prometheus(folder, [metrics, f'127.0.0.1:{failing.port}'])
+            if not tally.check('Prometheus finds attnd up', bool(eventually(prometheus.ready, 20, 0.1))):
+                return
+            mix = Mix(server)
+            time.sleep(seconds - 4)
+            mix.also(failing)  # not before, or the failure would be past the window when the queries come
+            time.sleep(4)
+            test_dashboard(tally, prometheus)
+            test_alerts(tally, prometheus)
+            mix.stop()
+            print(f'        the mix saw: {", ".join(f"{n} x {k}" for k, n in sorted(mix.seen.items()))}')
+            mix = None
+            test_end(tally, prometheus, server)
+            failing.stop()
+        finally:
+            if mix:
+                mix.stop()
+            if prometheus:
+                prometheus.stop()
+            server.kill()
+            failing.kill()
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument('--seconds', type=int, default=12, help='of requests before the queries')
+    a = ap.parse_args()
+    tally = Tally()
+    if not tally.missing('promtool'):
+        test_rules(tally)
+    if not tally.missing('prometheus'):
+        run(tally, a.seconds)
+    return tally.end()
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,20 @@
+-- wrk script: what a file holds, to any path.
+--   wrk -t2 -c16 -d10s -s tests/load/own.lua http://127.0.0.1:8080 -- body=request.json path=/v1/attention/backward
+--   wrk -t2 -c16 -d10s -s tests/load/own.lua http://127.0.0.1:8080 -- body=request.safetensors type=application/x-safetensors
+-- path is /v1/attention/forward and type application/json unless given; attention.lua says which other words there are.
+dofile((debug.getinfo(1, 'S').source:match('^@(.*/)') or './') .. 'attention.lua')
+
+local other_words = init
+function init(args)
+    local given = { path = '/v1/attention/forward', type = 'application/json' }
+    for _, word in ipairs(args) do
+        local name, value = word:match('^(%a+)=(.*)$')
+        if name then given[name] = value end
+    end
+    local file, why = io.open(given.body or stop('say which file: -- body=FILE'), 'rb')
+    if not file then stop(why) end
+    wrk.method, wrk.path, wrk.body = 'POST', given.path, file:read('*a')
+    wrk.headers['Content-Type'] = given.type
+    file:close()
+    other_words(args)
+end
