@@ -109,6 +109,15 @@ DEVICE uint32_t widen_e4m3(uint8_t low, uint8_t high)
     return pack<__nv_bfloat16>(x.x, x.y);
 }
 
+/* Four floats to a register of four float8_e4m3, x0 in the lowest byte; what is larger than 448 becomes 448. */
+DEVICE uint32_t pack_e4m3(float x0, float x1, float x2, float x3)
+{
+    uint32_t r;
+    asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high};\n}" : "=r"(r) : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+    return r;
+}
+
 DEVICE float exp2_fast(float x)
 {
     float y;
@@ -146,8 +155,10 @@ template <int N> DEVICE void pin(float (&d)[N])
 #define O48 O40 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define O56 O48 ",%48,%49,%50,%51,%52,%53,%54,%55"
 #define O64 O56 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define O80 O64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define O88 O64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87"
 #define O96 O88 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define O112 O96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define O128                                                                                                                      \
     O96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120," \
         "%121,%122,%123,%124,%125,%126,%127"
@@ -158,8 +169,10 @@ template <int N> DEVICE void pin(float (&d)[N])
     X(96, O48, (F32(0), F8(32), F8(40)), 48, 49, 50, 51, 52, 53)                                                                 \
     X(112, O56, (F32(0), F8(32), F8(40), F8(48)), 56, 57, 58, 59, 60, 61)                                                        \
     X(128, O64, (F32(0), F32(32)), 64, 65, 66, 67, 68, 69)                                                                       \
+    X(160, O80, (F32(0), F32(32), F8(64), F8(72)), 80, 81, 82, 83, 84, 85)                                                   \
     X(176, O88, (F32(0), F32(32), F8(64), F8(72), F8(80)), 88, 89, 90, 91, 92, 93)                                               \
     X(192, O96, (F32(0), F32(32), F32(64)), 96, 97, 98, 99, 100, 101)                                                            \
+    X(224, O112, (F32(0), F32(32), F32(64), F8(96), F8(104)), 112, 113, 114, 115, 116, 117)                                  \
     X(256, O128, (F32(0), F32(32), F32(64), F32(96)), 128, 129, 130, 131, 132, 133)
 #define UNWRAP(...) __VA_ARGS__
 
@@ -195,6 +208,29 @@ template <typename T, int N> struct wgmma;
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #g ", 0;\n"                                                        \
                          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" LIST "}, {%" #a ",%" #b ",%" #c ",%" #e "}, %" #f \
                          ", p, 1, 1, 1;\n}"                                                                                      \
+                         : UNWRAP REGS : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B), "r"(accumulate));                   \
+        }                                                                                                                        \
+    };
+WGMMA_N(X)
+#undef X
+
+/* The same of float8_e4m3fn, 32 of k a step; both operands are K-major, wgmma_rs's B too. A of wgmma_rs: register r of a thread holds
+ * k = 16 (r / 2) + 4 (lane % 4) .. + 3 of row 16 warp + lane / 4 + 8 (r % 2). The sums keep about 14 bits: each step cuts every product, and
+ * what was there before, at 2^-13 of the largest of them. */
+struct e4m3 {};
+#define X(n, LIST, REGS, a, b, c, e, f, g)                                                                                       \
+    template <> struct wgmma<e4m3, n> {                                                                                          \
+        static DEVICE void ss(float (&d)[n / 2], uint64_t A, uint64_t B, int accumulate)                                         \
+        {                                                                                                                        \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #c ", 0;\n"                                                        \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" LIST "}, %" #a ", %" #b ", p, 1, 1;\n}"    \
+                         : UNWRAP REGS : "l"(A), "l"(B), "r"(accumulate));                                                       \
+        }                                                                                                                        \
+        static DEVICE void rs(float (&d)[n / 2], const uint32_t (&A)[4], uint64_t B, int accumulate)                             \
+        {                                                                                                                        \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #g ", 0;\n"                                                        \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" LIST "}, {%" #a ",%" #b ",%" #c ",%" #e "}, %" #f \
+                         ", p, 1, 1;\n}"                                                                                         \
                          : UNWRAP REGS : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B), "r"(accumulate));                   \
         }                                                                                                                        \
     };
