@@ -997,19 +997,25 @@ template <typename T> cudaError_t launch(const cuda_chip *chip, const cuda_args 
     }
 }
 
-template <int D> size_t most_shared()
+/* Most that a block takes in the form of these problems. */
+template <int D> size_t most_shared(bool options, bool deterministic)
 {
-    size_t most = sizeof(shared<D, true>) > sizeof(shared_dq<D, true>) ? sizeof(shared<D, true>) : sizeof(shared_dq<D, true>);
-    if constexpr (D <= 128) return most > least_wide<D> ? most : least_wide<D>;
-    return most > sizeof(shared<D, false>) ? most : sizeof(shared<D, false>);
+    size_t keys = options ? sizeof(shared<D, true>) : sizeof(shared<D, false>);
+    if constexpr (D <= 128) keys = options ? sizeof(shared<D, true>) : least_wide<D>;
+    const size_t dq = !deterministic ? 0 : options ? sizeof(shared_dq<D, true>) : sizeof(shared_dq<D, false>);
+    return keys > dq ? keys : dq;
 }
 
 bool covers(const cuda_chip *chip, const attn_problem *p)
 {
-    const attn_dims d = attn_dims_of(p);
-    const int D = class_of(d);
-    const size_t bytes = D == 64 ? most_shared<64>() : D == 128 ? most_shared<128>() : most_shared<256>();
-    return (p->q.dtype == ATTN_F16 || p->q.dtype == ATTN_BF16) && p->dout.dtype == p->q.dtype && tile_grid_fits(d) && bytes <= (size_t)chip->shared_bytes;
+    const attn_geometry g = attn_geometry_of(p);
+    const int D = class_of(g.dims);
+    const bool options = has_options(p, g), deterministic = p->deterministic;
+    const size_t bytes = D == 64    ? most_shared<64>(options, deterministic)
+                         : D == 128 ? most_shared<128>(options, deterministic)
+                                    : most_shared<256>(options, deterministic);
+    return (p->q.dtype == ATTN_F16 || p->q.dtype == ATTN_BF16) && p->dout.dtype == p->q.dtype && tile_grid_fits(g.dims) &&
+           bytes <= (size_t)chip->shared_bytes;
 }
 
 size_t workspace(const cuda_chip *, const attn_problem *p) { return parts_of(p).total; }

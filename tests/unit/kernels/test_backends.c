@@ -283,7 +283,7 @@ static struct spec random_spec(uint64_t seed)
 {
     static const int64_t lengths[] = { 0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200 };
     static const int64_t head_sizes[] = { 1, 3, 8, 16, 24, 31, 32, 40, 64, 64, 64, 65, 72, 80, 96, 128, 128, 160, 192, 256 };
-    struct rng r = { seed * UINT64_C(0x9e3779b97f4a7c15) + 1 };
+    struct rng r = { seed * UINT64_C(0x2545f4914f6cdd1d) + 1 }; /* not the step of the stream: seeds would share their draws */
     struct spec s = SPEC(.data_seed = seed);
     s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
     s.dtype = rng_chance(&r, 0.4) ? ATTN_F32 : rng_chance(&r, 0.5) ? ATTN_F16 : ATTN_BF16;
@@ -381,6 +381,7 @@ static void test_grid_agrees_with_the_reference(void **state)
                     s.H = 2, s.Hk = 1;
                     s.D = s.Dv = head_sizes[n];
                     if (s.sequences == 0) s.Sq = 67, s.Sk = 133;
+                    s.any_order = (m + n) % 2;
                     if (!spec_agrees(&bench, &s)) failed++;
                 }
     assert_int_equal(failed, 0);
@@ -392,7 +393,8 @@ static void test_random_problems_agree_with_the_reference(void **state)
     int failed = 0;
     (void)state;
     for (long n = 0; n < count && failed < 20; n++) {
-        const struct spec s = random_spec((uint64_t)(first + n));
+        struct spec s = random_spec((uint64_t)(first + n));
+        s.any_order = s.op == ATTN_OP_BACKWARD && (first + n) % 2 == 0;
         if (!spec_agrees(&bench, &s)) {
             fprintf(stderr, "    (random problem %ld)\n", first + n);
             failed++;
