@@ -34,8 +34,13 @@ DEVICE float dot(const float (&x)[CHANNELS], const float (&y)[CHANNELS])
     return warp_sum(sum);
 }
 
+/* The kernels of tensor cores round the score that a row's exponents are relative to (m c, in base 2), but not the exponents: from 2^24 on P's
+ * largest is no longer 1, and from 2^28 on it may leave float16. Rows with scores beyond this are forward_row's, in any unit. */
+const float SCORE_MOST = 1 << 27;
+
 /* Online softmax over the visible keys of query i. Writes out and lse; lse_dense: lse goes there, dense, instead.
- * repair: only a result that is not finite is written, for it is one that the tensor cores cannot give. */
+ * repair: written is only what the tensor cores cannot give: a result that is not finite, one of huge scores, or where theirs (in out) is not
+ * finite, for their sums have overflowed. A row's own numbers decide. */
 static __device__ __noinline__ void forward_row(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out, float *lse_dense,
                                                 bool repair)
 {
@@ -60,8 +65,12 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     }
     const float lse = l == 0 ? -CUDART_INF_F : m + logf(l);
     if (repair) {
-        bool finite = l - l == 0;
+        bool finite = l - l == 0 && (m == -CUDART_INF_F || fabsf(m) < SCORE_MOST);
         for (int c = 0; c < CHANNELS; c++) finite &= o[c] - o[c] == 0;
+        if (out.data) {
+            load_row(out, x.b, x.h, x.s.q_start + i, Dv, v);
+            for (int c = 0; c < CHANNELS; c++) finite &= v[c] - v[c] == 0;
+        }
         if (__all_sync(0xffffffff, finite)) return;
     }
     if (out.data) store_row(out, x.b, x.h, x.s.q_start + i, Dv, o, l == 0 ? 0 : x.v_scale / l);

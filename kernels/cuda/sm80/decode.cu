@@ -134,8 +134,8 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
 
 /* ---- One row of one split ---------------------------------------------------------------------------------------------------- */
 
-/* Keys [first, last) for query i by one warp, skipping hidden ones (see rows.cuh). Only a result that is not finite is written, for it is one
- * that the tensor cores cannot give. */
+/* Keys [first, last) for query i by one warp, skipping hidden ones (see rows.cuh). Written is only what the tensor cores cannot give: a result
+ * that is not finite, or of huge scores. */
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last, float *O, float2 *ml)
 {
     const attn_geometry &g = a.g;
@@ -154,7 +154,7 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
         for (int c = 0; c < CHANNELS; c++) o[c] = o[c] * rescale + kept * v[c];
         m = m_new;
     }
-    bool finite = l - l == 0;
+    bool finite = l - l == 0 && (m == -CUDART_INF_F || fabsf(m) < SCORE_MOST);
     for (int c = 0; c < CHANNELS; c++) finite &= o[c] - o[c] == 0;
     if (__all_sync(0xffffffff, finite)) return;
     for (int c = 0; c < CHANNELS; c++)
@@ -430,8 +430,8 @@ again:
             const float factor = sm.m[w][r];
             o.x += factor * part.x, o.y += factor * part.y, o.z += factor * part.z, o.w += factor * part.w;
         }
-        const float sum = sm.sum[r];
-        finite &= sum - sum == 0 && o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
+        const float sum = sm.sum[r], top = sm.top[r];
+        finite &= (top == -CUDART_INF_F || fabsf(top) < SCORE_MOST) && sum - sum == 0 && o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
         if (!single) {
             *(float4 *)&p.O[(saved + r) * D + d] = o;
         } else if (out.data) {

@@ -295,6 +295,7 @@ again:
             row.l += __shfl_xor_sync(0xffffffff, row.l, 2);
             const float factor = row.l == 0 ? 0 : v_scale / row.l;
             zero = fmaf(row.l, 0, zero);
+            finite &= row.m == -CUDART_INF_F || fabsf(row.m) < SCORE_MOST;
 #pragma unroll
             for (int dt = 0; dt < DT; dt++)
 #pragma unroll

@@ -93,7 +93,7 @@ enum { REPORT = -1, STOP = -2, SKIP = -3 }; /* in i0: say when all before is wri
 /* What the options make of a head. */
 struct head_options {
     float cap, slope; /* as in the plan; in units of scores */
-    bool negative;    /* scores are to change their sign first */
+    float factor;     /* what scores are multiplied by first */
 };
 
 /* FlashMask: of the tiles of keys of a tile of work, a bit each: is it seen; is it seen in part. */
@@ -260,19 +260,21 @@ DEVICE float scale_of(const plan &p, int n, const work &x)
     return p.scales[n] ? p.scales[n][x.b * p.scale_batch[n] + x.h / p.group * p.scale_head[n]] : 1;
 }
 
-/* Sets c and slack too, where q and k have scales. Such a scale may be 0 or negative; c may not. */
+const float LEAST_C = 1e-30f; /* what scores are multiplied by is not 0: -inf times it would be NaN */
+
+/* Sets c and slack too, where q and k have scales. Such a scale may be 0, negative or tiny. It joins c where it can; scores that change their
+ * sign, or meet a slope, which divided by it might be infinite, are multiplied. */
 DEVICE head_options options_of(const plan &p, const work &x, float &c, float &slack)
 {
-    const float scale = scale_of(p, 0, x) * scale_of(p, 1, x), size = fmaxf(fabsf(scale), 1e-25f);
+    const float scale = scale_of(p, 0, x) * scale_of(p, 1, x);
     head_options y;
     y.cap = p.cap * scale;
-    y.negative = p.cap == 0 && scale < 0;
+    y.factor = 1;
     y.slope = p.slopes ? p.slopes[x.b * p.slope_batch + x.h * p.slope_head] * p.per_slope : 0;
     c = p.c, slack = p.slack;
     if (p.cap == 0 && (p.scales[0] || p.scales[1])) {
-        y.slope /= size;
-        c *= size;
-        slack = 8 / c;
+        if (scale < 0 || y.slope != 0) y.factor = scale;
+        else c = fmaxf(c * scale, LEAST_C), slack = 8 / c;
     }
     return y;
 }
@@ -283,9 +285,9 @@ DEVICE void apply_options(float (&S)[N / 2], const plan &p, const work &x, const
                           int lane)
 {
     static_assert(N <= 128, "hidden has 32 bits");
-    if (y.negative)
+    if (y.factor != 1)
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) S[i] = -S[i];
+        for (int i = 0; i < N / 2; i++) S[i] *= y.factor;
     if (p.cap != 0)
 #pragma unroll
         for (int i = 0; i < N / 2; i++) S[i] = 1 - __fdividef(2, 1 + exp2_fast(S[i] * y.cap));
@@ -801,7 +803,7 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                     top = both;
                 }
                 factor[half] = l == 0 ? 0 : __fdividef(keep, l) * (X::OPTIONS ? scale_of(p, 2, z) : 1);
-                finite &= l - l == 0;
+                finite &= l - l == 0 && (top == -CUDART_INF_F || fabsf(top) < SCORE_MOST);
                 const int i = i0 + half * 8;
                 if (lane % 4 == 0 && i < z.Sq && p.lse)
                     p.lse[z.b * p.lse_batch + z.h * p.lse_head + (z.q_start + i) * p.lse_row] = l == 0 ? -CUDART_INF_F : (top + __log2f(l)) * LN2;
@@ -816,7 +818,7 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
             const bool any = __any_sync(0xffffffff, !finite);
             if (lane == 0 && !z.clean) {
                 p.dirty[z.index * (4 * C) + w * 4 + warp] = any ? blockIdx.x + 1 : 0;
-                if (any) sm.redo = 1;
+                if (any) *(volatile int *)&sm.redo = 1; /* as other warps may: the same value */
             }
             if (p.out) {
                 T *const rows = (T *)p.out + z.b * p.out_batch + z.h * p.out_head + (z.q_start + row0 + warp * 16) * p.out_row;
