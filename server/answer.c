@@ -13,6 +13,7 @@
 
 #include "server/clock.h"
 #include "server/devices.h"
+#include "server/digits.h"
 #include "server/peers.h"
 #include "server/routes.h"
 #include "server/server.h"
@@ -26,21 +27,10 @@ enum {
 
 /* ---- Headers ----------------------------------------------------------------------------------------------------- */
 
-/* "name;dur=12.345" with the milliseconds of `ns`, without printf: it is on every answer. */
+/* "name;dur=12.345" with the milliseconds of `ns`. */
 static char *put_stage(char *at, const char *name, int64_t ns)
 {
-    char digits[24];
-    int count = 0;
-    int64_t us = ns > 0 ? ns / 1000 : 0;
-    at = stpcpy(at, name);
-    at = stpcpy(at, ";dur=");
-    do digits[count++] = (char)('0' + us % 10);
-    while ((us /= 10) > 0 || count < 4);
-    while (count > 0) {
-        *at++ = digits[--count];
-        if (count == 3) *at++ = '.';
-    }
-    return at;
+    return digits_put_ms(stpcpy(stpcpy(at, name), ";dur="), ns);
 }
 
 size_t answer_server_timing(const struct request *request, char *text, size_t capacity)

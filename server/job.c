@@ -28,7 +28,7 @@ struct job *job_new(struct arena *arena, struct contexts *contexts, struct exten
 {
     struct job *job = calloc(1, sizeof *job);
     if (job == NULL) return NULL;
-    job->results = calloc((size_t)call->count + 1, sizeof *job->results); /* one more: an empty envelope has none */
+    job->results = calloc(call->count > 0 ? (size_t)call->count : 1, sizeof *job->results); /* an empty envelope has none */
     if (job->results == NULL) {
         free(job);
         return NULL;

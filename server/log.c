@@ -27,6 +27,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "server/digits.h"
+
 enum {
     BUFFER_BYTES = 1 << 20,
     PAIRS_BYTES = 1024,                                    /* of the caller's pairs, as text */
@@ -223,7 +225,11 @@ static const char *time_text(char text[32])
         strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &tm);
         second = now.tv_sec;
     }
-    snprintf(text, 32, "%s.%03dZ", date, (int)(now.tv_nsec / 1000000));
+    char *at = stpcpy(text, date);
+    *at++ = '.';
+    at = digits_write(at, (uint64_t)now.tv_nsec / 1000000, 3, 0);
+    *at++ = 'Z';
+    *at = '\0';
     return text;
 }
 
@@ -494,14 +500,21 @@ uint64_t log_dropped(void)
 
 void log_event(enum log_level level, const char *request_id, const char *event, const char *pairs, ...)
 {
-    char text[PAIRS_BYTES], line[LINE_BYTES];
+    char text[PAIRS_BYTES];
     va_list args;
     if (!log_enabled(level)) return;
     va_start(args, pairs);
     vsnprintf(text, sizeof text, pairs, args);
     va_end(args);
+    log_pairs(level, request_id, event, text);
+}
+
+void log_pairs(enum log_level level, const char *request_id, const char *event, const char *pairs)
+{
+    char line[LINE_BYTES];
+    if (!log_enabled(level)) return;
     const size_t length =
-        format_line(line, atomic_load_explicit(&as_json, memory_order_relaxed), level, request_id, event, text);
+        format_line(line, atomic_load_explicit(&as_json, memory_order_relaxed), level, request_id, event, pairs);
 
     pthread_mutex_lock(&the.lock);
     const bool open = the.open, stuck = the.stuck;

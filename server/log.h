@@ -28,6 +28,9 @@ bool log_enabled(enum log_level level);
 void log_event(enum log_level level, const char *request_id, const char *event, const char *pairs, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* The same with the pairs already written, for what is logged once a request. */
+void log_pairs(enum log_level level, const char *request_id, const char *event, const char *pairs);
+
 /* A string that a client sent, made fit for a value in LOG_Q: `"`, `\`, control characters and bytes that are not UTF-8 are
  * written as \", \\ and \xNN; cut at 128 bytes of input with "..." after them. Returns buffer; LOG_CLEAN_BYTES are always
  * enough. NULL counts as "". */

@@ -625,7 +625,6 @@ struct loop *loop_open(struct server *server)
     must(uv_timer_init(&loop->uv, &loop->tick_timer), "event loop");
     must(uv_timer_start(&loop->tick_timer, on_tick, TICK_MS, TICK_MS), "event loop");
     must(uv_timer_init(&loop->uv, &loop->sweep_timer), "event loop");
-    must(uv_timer_start(&loop->sweep_timer, on_sweep, SWEEP_MS, SWEEP_MS), "event loop");
     loop->window_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     must(loop->window_fd < 0 ? -errno : 0, "timerfd");
     must(uv_poll_init(&loop->uv, &loop->window_poll, loop->window_fd), "timerfd");
@@ -651,6 +650,8 @@ int loop_run(struct loop *loop, struct listener *listeners, int listener_count)
     request_set_role(ROLE_LOOP);
     loop->listeners = listeners;
     loop->listener_count = listener_count;
+    /* Not before: a server whose start fails closes the loop, which turns once more, without devices and staging memory. */
+    must(uv_timer_start(&loop->sweep_timer, on_sweep, SWEEP_MS, SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     return loop->exit_status;
 }

@@ -10,6 +10,10 @@
  *
  * and ends with out = O / l, lse = (m + log2 l) ln 2. Scores and m are in base 2.
  *
+ * On the diagonal a row tile would compute more that is hidden than it must: of 64 causal queries over 64 keys half. So a
+ * cell that causal or a window cuts is walked in strips of a few rows, each against the columns that one of them sees (of
+ * those 64 x 64: 5/8 of both products, of softmax and of the masking). Hidden pairs add 0 to sums: the bits are the same.
+ *
  * K and V are packed for the products once, by FLASH_PREPARE, where several row tiles meet them; a sequence with one row
  * tile a head packs each key tile as it comes.
  *
@@ -148,6 +152,7 @@ static void finish(const struct flash *f, const struct flash_tile *t, const floa
         if (f->backward) /* rows of O times dO, still to be divided by l */
             f->simd->row_dots(t->n, Dv, O + r0 * ldo, ATTN_F32, ldo, flash_at(dout, t->b, h, first), dout->dtype, dout->row,
                               f->delta + t->row0 + r0);
+        float *const to = f->p->lse.rank ? flash_at(lse, t->b, h, first) : NULL;
         for (int r = r0; r < r0 + t->n; r++) {
             double lse2;
             close_row(f, h, m[r], l[r], &inverse[r], &lse2);
@@ -156,8 +161,8 @@ static void finish(const struct flash *f, const struct flash_tile *t, const floa
                 *delta = inverse[r] == 0 ? 0.0f : *delta * inverse[r];
                 if (f->p->dlse.rank) *delta -= *(const float *)flash_at(dlse, t->b, h, first + r - r0);
                 f->lse2[t->row0 + r] = lse2 == -INFINITY ? INFINITY : (float)lse2; /* as gradient() wants it */
-            } else if (f->p->lse.rank) {
-                *(float *)flash_at(lse, t->b, h, first + r - r0) = (float)(lse2 * M_LN2);
+            } else if (to) {
+                to[(r - r0) * lse->row] = (float)(lse2 * M_LN2);
             }
         }
         if (!f->backward && f->p->out.rank)
@@ -188,6 +193,18 @@ void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split
 }
 
 /* ---- FLASH_FORWARD ---------------------------------------------------------------------------------------------------- */
+
+/* Rows [r0, r0 + n) of a row tile of one head, as a tile. */
+static struct flash_tile strip_of(const struct flash *f, const struct flash_tile *t, int r0, int n)
+{
+    struct flash_tile strip = *t;
+    strip.i0 += r0;
+    strip.row0 += r0;
+    strip.n = strip.rows = n;
+    strip.keys = attn_keys_of_rows(&f->g, &t->seq->s, strip.i0, strip.i0 + n);
+    strip.all = attn_keys_of_all_rows(&f->g, &t->seq->s, strip.i0, strip.i0 + n);
+    return strip;
+}
 
 /* Puts the values of V that the pack left out into `spoiled`, for the rows whose score is not hidden. */
 static void spoil(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *S, int64_t lds,
@@ -251,18 +268,34 @@ void flash_forward_item(const struct flash *f, char *scratch, int64_t item)
             ldv = simd_ldb(type, cell.cols);
         }
 
-        type->gemm(t.rows, cell.cols, D, room.Qa, room.q_lda, K, ldk, room.S, room.lds, false, NULL);
-        const float c = flash_scores(f, &t, j0, &cell, room.S, room.lds, NULL, &room.limits);
-        if (dirty) {
-            if (!spoiled) memset(room.spoiled, 0, (size_t)(t.rows * room.ldo) * sizeof *room.spoiled);
-            spoiled = true;
-            spoil(f, &t, j0 + cell.c0, cell.cols, room.S, room.lds, room.spoiled, room.ldo, room.clean);
+        if (dirty && !spoiled) memset(room.spoiled, 0, (size_t)(t.rows * room.ldo) * sizeof *room.spoiled);
+        spoiled |= dirty;
+
+        const int height = cell.ranged && t.heads == 1 && type->strip > 0 ? type->strip : t.rows;
+        for (int r0 = 0; r0 < t.rows; r0 += height) {
+            struct flash_tile strip = t;
+            struct flash_cell part = cell;
+            float *O = room.O + r0 * room.ldo;
+            if (height < t.rows) {
+                strip = strip_of(f, &t, r0, (int)attn_min64(height, t.rows - r0));
+                if (!flash_cell_of(f, &strip, j0, attn_min64(j0 + n, hi), &part)) {
+                    if (!started) memset(O, 0, (size_t)(strip.rows * room.ldo) * sizeof *O);
+                    continue;
+                }
+            }
+            const int64_t skipped = part.c0 - cell.c0; /* columns; a multiple of FLASH_UNIT */
+            type->gemm(strip.rows, part.cols, D, room.Qa + r0 * room.q_lda * es, room.q_lda,
+                       K + skipped / SIMD_PANEL * ldk * es, ldk, room.S, room.lds, false, NULL);
+            const float c = flash_scores(f, &strip, j0, &part, room.S, room.lds, NULL, &room.limits);
+            if (dirty)
+                spoil(f, &strip, j0 + part.c0, part.cols, room.S, room.lds, room.spoiled + r0 * room.ldo, room.ldo,
+                      room.clean);
+            if (f->dropout) flash_drop(f, &strip, j0, &part, room.drop, room.lds);
+            const bool rescaled = type->softmax(strip.rows, part.cols, room.S, room.lds, c, room.m + r0, room.l + r0,
+                                                room.rescale, room.P, room.ldp, room.drop);
+            type->gemm(strip.rows, Dv, part.cols, room.P, room.ldp, V + skipped * SIMD_PANEL * es, ldv, O, room.ldo, started,
+                       started && rescaled ? room.rescale : NULL);
         }
-        if (f->dropout) flash_drop(f, &t, j0, &cell, room.drop, room.lds);
-        const bool rescaled =
-            type->softmax(t.rows, cell.cols, room.S, room.lds, c, room.m, room.l, room.rescale, room.P, room.ldp, room.drop);
-        type->gemm(t.rows, Dv, cell.cols, room.P, room.ldp, V, ldv, room.O, room.ldo, started,
-                   started && rescaled ? room.rescale : NULL);
         started = true;
     }
     if (!started) memset(room.O, 0, (size_t)(t.rows * room.ldo) * sizeof *room.O);

@@ -77,6 +77,7 @@ static void assemble(void)
     with_amx.leave = simd_amx_leave;
     amx_type = simd_bf16_type;
     amx_type.gemm = simd_amx_gemm;
+    amx_type.strip = 0;
     half_type = simd_half_type;
     half_type.gemm = simd_amx_gemm2;
     with_amx.half = &half_type;

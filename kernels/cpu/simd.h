@@ -133,6 +133,7 @@ struct simd_type {
     attn_dtype dtype; /* ATTN_F32 or ATTN_BF16: the element of an operand */
     int k_multiple;   /* k is padded with zeros to a multiple of this */
     int parts;        /* bf16 numbers that add up to one element, see simd_split.h; 1 otherwise */
+    int strip;        /* rows of a strip on the diagonal, see forward.c; 0: gemm() wants its tiles whole */
 
     /* Operands from X, [rows][cols], rows `stride` elements apart, of any floating dtype. Rounding to nearest even.
      * Return true where every element is finite. A tile of V (or K, in backward) that is not must not be multiplied by

@@ -71,7 +71,7 @@ static void gemm(int m, int n, int k, const void *A_form, int64_t lda, const voi
 
 const struct simd simd_avx2 = {
     .name = "avx2",
-    .f32 = { ATTN_F32, 1, 1, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient },
+    .f32 = { ATTN_F32, 1, 1, 16, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient },
     .score = score,
     .hide = hide,
     .dots = dots,

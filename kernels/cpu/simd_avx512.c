@@ -20,7 +20,7 @@
 
 const struct simd simd_avx512 = {
     .name = "avx512",
-    .f32 = { ATTN_F32, 1, 1, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient },
+    .f32 = { ATTN_F32, 1, 1, 16, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient },
     .score = score,
     .hide = hide,
     .dots = dots,

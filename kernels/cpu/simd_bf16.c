@@ -166,6 +166,6 @@ typedef int32_t __attribute__((may_alias, aligned(2))) simd_pair;
 #include "kernels/cpu/simd_gemm512.h"
 
 const struct simd_type simd_bf16_type = {
-    ATTN_BF16, K_MULTIPLE, 1, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient
+    ATTN_BF16, K_MULTIPLE, 1, 16, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient
 };
 #endif

@@ -10,24 +10,25 @@
 
 enum { GEMM_ROWS = 14, GEMM_POINTERS = (GEMM_ROWS + 2) / 3 };
 
-/* One step along k of `rows` rows: A is read at row[0][at], row[0][lda + at], row[0][2 lda + at], row[1][at], ... */
-VEC void gemm_step(const int rows, const GEMM_ELEMENT *const *row, int64_t lda, int at, const GEMM_ELEMENT *B,
-                   __m512 sum[GEMM_ROWS][2])
+/* One step along k of `rows` rows: A is read at row[0][at], row[0][lda + at], row[0][2 lda + at], row[1][at], ... `both`: of
+ * both halves of the panel, not of the first alone. */
+VEC void gemm_step(const int rows, const bool both, const GEMM_ELEMENT *const *row, int64_t lda, int at,
+                   const GEMM_ELEMENT *B, __m512 sum[GEMM_ROWS][2])
 {
-    const __m512 b0 = (__m512)GEMM_LOAD(B), b1 = (__m512)GEMM_LOAD(B + 16 * GEMM_PER_LANE);
+    const __m512 b0 = (__m512)GEMM_LOAD(B), b1 = both ? (__m512)GEMM_LOAD(B + 16 * GEMM_PER_LANE) : b0;
 #pragma GCC unroll 14
     for (int i = 0; i < rows; i++) {
         const __m512 a = (__m512)GEMM_BROADCAST(row[i / 3] + (i % 3) * lda + at);
         sum[i][0] = GEMM_STEP(sum[i][0], a, b0);
-        sum[i][1] = GEMM_STEP(sum[i][1], a, b1);
+        if (both) sum[i][1] = GEMM_STEP(sum[i][1], a, b1);
     }
 }
 
 /* `rows` rows of one panel. `rows` is a constant in every copy, so that the sums are registers. A pointer serves three rows
  * (an address may be pointer + lda or pointer + 2 lda): fourteen pointers would not fit the general registers, and every
  * instruction that is no multiply-add may take the place of one. */
-VEC void gemm_block(const int rows, int steps, const GEMM_ELEMENT *A, int64_t lda, const GEMM_ELEMENT *B, float *C,
-                    int64_t ldc, int width, bool add, const float *rescale)
+VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEMENT *A, int64_t lda, const GEMM_ELEMENT *B,
+                    float *C, int64_t ldc, int width, bool add, const float *rescale)
 {
     __m512 sum[GEMM_ROWS][2];
     const GEMM_ELEMENT *row[GEMM_POINTERS];
@@ -36,8 +37,8 @@ VEC void gemm_block(const int rows, int steps, const GEMM_ELEMENT *A, int64_t ld
 #pragma GCC unroll 5
     for (int i = 0; i < GEMM_POINTERS; i++) row[i] = A + (3 * i < rows ? 3 * i : 0) * lda;
     for (; steps >= 2; steps -= 2) {
-        gemm_step(rows, row, lda, 0, B, sum);
-        gemm_step(rows, row, lda, GEMM_PER_LANE, B + SIMD_PANEL * GEMM_PER_LANE, sum);
+        gemm_step(rows, both, row, lda, 0, B, sum);
+        gemm_step(rows, both, row, lda, GEMM_PER_LANE, B + SIMD_PANEL * GEMM_PER_LANE, sum);
         B += 2 * SIMD_PANEL * GEMM_PER_LANE;
 #pragma GCC unroll 5
         for (int i = 0; i < GEMM_POINTERS; i++) {
@@ -45,18 +46,18 @@ VEC void gemm_block(const int rows, int steps, const GEMM_ELEMENT *A, int64_t ld
             __asm__("" : "+r"(row[i])); /* keeps the compiler from making fourteen pointers of these after all */
         }
     }
-    if (steps) gemm_step(rows, row, lda, 0, B, sum);
-    const __mmask16 m0 = v_first(width < 16 ? width : 16), m1 = v_first(width < 16 ? 0 : width - 16);
+    if (steps) gemm_step(rows, both, row, lda, 0, B, sum);
+    const __mmask16 m0 = v_first(width < 16 ? width : 16), m1 = v_first(both ? width - 16 : 0);
 #pragma GCC unroll 14
     for (int i = 0; i < rows; i++) {
         float *c = C + i * ldc;
         if (add) {
             const __m512 factor = _mm512_set1_ps(rescale ? rescale[i] : 1.0f);
             sum[i][0] = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(m0, c), factor, sum[i][0]);
-            sum[i][1] = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(m1, c + 16), factor, sum[i][1]);
+            if (both) sum[i][1] = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(m1, c + 16), factor, sum[i][1]);
         }
         _mm512_mask_storeu_ps(c, m0, sum[i][0]);
-        _mm512_mask_storeu_ps(c + 16, m1, sum[i][1]);
+        if (both) _mm512_mask_storeu_ps(c + 16, m1, sum[i][1]);
     }
 }
 
@@ -74,9 +75,10 @@ static void gemm(int m, int n, int k, const void *A_form, int64_t lda, const voi
             const GEMM_ELEMENT *a = A + i * lda;
             const float *factors = rescale ? rescale + i : NULL;
             float *c = C + i * ldc + j;
-            switch (rows) {
-#define ROWS(count) \
-    case count: gemm_block(count, steps, a, lda, panel, c, ldc, width, add, factors); break;
+            switch (width > 16 ? rows : -rows) {
+#define ROWS(count)                                                                                \
+    case count: gemm_block(count, true, steps, a, lda, panel, c, ldc, width, add, factors); break; \
+    case -count: gemm_block(count, false, steps, a, lda, panel, c, ldc, width, add, factors); break;
                 ROWS(1)
                 ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12) ROWS(13) ROWS(14)
 #undef ROWS

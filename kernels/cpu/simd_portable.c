@@ -256,7 +256,7 @@ static void leave(void) {}
 
 const struct simd simd_portable = {
     .name = "portable",
-    .f32 = { ATTN_F32, 1, 1, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient },
+    .f32 = { ATTN_F32, 1, 1, 16, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient },
     .score = score,
     .hide = hide,
     .dots = dots,

@@ -361,7 +361,7 @@ static void load(int64_t n, const void *from, attn_dtype dtype, float *to){ FOR_
 VEC void save_as(attn_dtype dtype, int64_t n, const float *from, void *to)
 {
     int64_t c = 0;
-    for (; c + V_LANES <= n; c += V_LANES) v_put_n(to, dtype, c, v_load(from + c), V_LANES);
+    for (; c + V_LANES <= n; c += V_LANES) v_put(to, dtype, c, v_load(from + c));
     if (c < n) v_put_n(to, dtype, c, v_load_n(from + c, (int)(n - c)), (int)(n - c));
 }
 
@@ -374,10 +374,9 @@ VEC void store_as(attn_dtype dtype, int rows, int cols, const float *X, int64_t 
         const bool zero = row_scale && row_scale[r] == 0;
         const vf s = v_set(row_scale ? scale * row_scale[r] : scale);
         void *y = simd_row_out(Y, dtype, stride, r);
-        for (int c = 0; c < cols; c += V_LANES) {
-            const int n = min_int(cols - c, V_LANES);
-            v_put_n(y, dtype, c, zero ? v_zero() : v_mul(v_load_n(X + r * ldx + c, n), s), n);
-        }
+        int c = 0;
+        for (; c + V_LANES <= cols; c += V_LANES) v_put(y, dtype, c, zero ? v_zero() : v_mul(v_load(X + r * ldx + c), s));
+        if (c < cols) v_put_n(y, dtype, c, zero ? v_zero() : v_mul(v_load_n(X + r * ldx + c, cols - c), s), cols - c);
     }
 }
 

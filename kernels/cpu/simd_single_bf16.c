@@ -7,6 +7,6 @@ enum { PARTS = 3 };
 #define OWN_DTYPE ATTN_F32
 #include "kernels/cpu/simd_split.h"
 
-const struct simd_type simd_single_type = { ATTN_BF16, K_MULTIPLE, PARTS, pack_a,  pack_at,
+const struct simd_type simd_single_type = { ATTN_BF16, K_MULTIPLE, PARTS, 0,       pack_a,  pack_at,
                                             pack_b,    pack_bt,    NULL,  softmax, gradient };
 #endif

@@ -25,6 +25,7 @@ VEC vf row_max(const float *s, int cols, bool flip)
     for (; !flip && j + 2 * V_LANES <= cols; j += 2 * V_LANES) {
         a0 = v_max(v_load(s + j), a0), a1 = v_max(v_load(s + j + V_LANES), a1);
     }
+    for (; !flip && j + V_LANES <= cols; j += V_LANES) a0 = v_max(v_load(s + j), a0);
     for (; j < cols; j += V_LANES) {
         const int n = cols - j < V_LANES ? cols - j : V_LANES;
         a0 = v_max(v_select(v_first(n), v_mul(sign, v_load_n(s + j, n)), none), a0);
@@ -60,6 +61,25 @@ VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const floa
     return STEP == 2 ? v_add(sum[0], sum[1]) : sum[0];
 }
 
+/* P of `count` rows, at most 4, and what they add to l. A constant count keeps the sums in registers. */
+VEC void rows_exp(bool dropped, const int count, int cols, const float *S, int64_t lds, float c, const float *base, float *l,
+                  const float *drop, OPERAND *P, int64_t ldp)
+{
+    vf sum[4] = { v_zero(), v_zero(), v_zero(), v_zero() };
+    float sums[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < count; i++)
+        sum[i] =
+            row_exp(dropped, cols, S + i * lds, v_set(c), v_set(base[i]), dropped ? drop + i * lds : NULL, P + i * ldp, ldp);
+    const __m128 all = v_hsum4(sum[0], sum[1], sum[2], sum[3]);
+    if (count == 4) {
+        _mm_storeu_ps(l, _mm_add_ps(_mm_loadu_ps(l), all));
+        return;
+    }
+    _mm_storeu_ps(sums, all);
+    for (int i = 0; i < count; i++) l[i] += sums[i];
+}
+
 VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l,
                     float *rescale, OPERAND *P, int64_t ldp, const float *drop)
 {
@@ -88,16 +108,11 @@ VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t ld
             v_store_n(l + at, v_mul(v_load_n(l + at, n), shift), n);
         }
         for (int r = 0; r < block; r += 4) {
-            vf sum[4] = { v_zero(), v_zero(), v_zero(), v_zero() };
-            float sums[4];
-            const int n = block - r < 4 ? block - r : 4;
-            for (int i = 0; i < n; i++) {
-                const int64_t at = r0 + r + i;
-                sum[i] = row_exp(dropped, cols, S + at * lds, v_set(c), v_set(base[r + i]), dropped ? drop + at * lds : NULL,
-                                 P + at * ldp, ldp);
-            }
-            _mm_storeu_ps(sums, v_hsum4(sum[0], sum[1], sum[2], sum[3]));
-            for (int i = 0; i < n; i++) l[r0 + r + i] += sums[i];
+            const int64_t at = r0 + r;
+            const float *drops = dropped ? drop + at * lds : NULL;
+            if (block - r >= 4)
+                rows_exp(dropped, 4, cols, S + at * lds, lds, c, base + r, l + at, drops, P + at * ldp, ldp);
+            else rows_exp(dropped, block - r, cols, S + at * lds, lds, c, base + r, l + at, drops, P + at * ldp, ldp);
         }
     }
     return any;

@@ -184,6 +184,11 @@ VEC void v_put_n(void *row, attn_dtype dtype, int64_t c, vf x, int n)
     }
 }
 
+VEC void v_put(void *row, attn_dtype dtype, int64_t c, vf x)
+{
+    v_put_n(row, dtype, c, x, V_LANES);
+}
+
 /* x[i] lane j becomes x[j] lane i. */
 VEC void v_transpose(vf x[V_LANES])
 {

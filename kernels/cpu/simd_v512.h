@@ -186,6 +186,18 @@ VEC vf v_get(const void *row, attn_dtype dtype, int64_t c)
     }
 }
 
+VEC void v_put(void *row, attn_dtype dtype, int64_t c, vf x)
+{
+    switch (dtype) {
+    case ATTN_F16:
+        _mm256_storeu_si256((__m256i *)((uint16_t *)row + c), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+        break;
+    case ATTN_BF16: _mm256_storeu_si256((__m256i *)((uint16_t *)row + c), v_to_bf16(x)); break;
+    case ATTN_F8E4M3: _mm_storeu_si128((__m128i *)((uint8_t *)row + c), v_to_e4m3(x)); break;
+    default: _mm512_storeu_ps((float *)row + c, x); break;
+    }
+}
+
 VEC void v_put_n(void *row, attn_dtype dtype, int64_t c, vf x, int n)
 {
     const __mmask16 m = v_first(n);
@@ -210,7 +222,8 @@ VEC void v_transpose(vf x[V_LANES])
     }
     UNPACK(0)
     UNPACK(4)
-    UNPACK(8) UNPACK(12)
+    UNPACK(8)
+    UNPACK(12)
 #undef UNPACK
     /* t[4 g + s] has columns s, 4 + s, 8 + s, 12 + s of rows 4 g .. 4 g + 3, one in each quarter. */
 #define QUARTERS(s)                                                                                                       \
@@ -220,7 +233,7 @@ VEC void v_transpose(vf x[V_LANES])
         x[s] = _mm512_shuffle_f32x4(a, b, 0x88), x[8 + s] = _mm512_shuffle_f32x4(a, b, 0xdd);                             \
         x[4 + s] = _mm512_shuffle_f32x4(c, d, 0x88), x[12 + s] = _mm512_shuffle_f32x4(c, d, 0xdd);                        \
     }
-        QUARTERS(0) QUARTERS(1) QUARTERS(2) QUARTERS(3)
+    QUARTERS(0) QUARTERS(1) QUARTERS(2) QUARTERS(3)
 #undef QUARTERS
 }
 

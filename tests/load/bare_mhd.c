@@ -1,10 +1,10 @@
 /* bare_mhd.c: the least that libmicrohttpd can do with a request: receive it and look at nothing. The yardstick of `make upload` and
  * `make compare`.
  *
- *   bare_mhd PORT [POOL_BYTES [ANSWER_BYTES]]      serves 127.0.0.1:PORT until it gets SIGTERM; answers 200 with a count of the bytes,
- *                                                  or with ANSWER_BYTES of constant text
+ *   bare_mhd PORT [POOL_BYTES [ANSWER_BYTES [THREADS]]]      serves 127.0.0.1:PORT until it gets SIGTERM; answers 200 with a count of
+ *                                                            the bytes, or with ANSWER_BYTES of constant text
  *
- * Its threads and memory per connection are those of attnd's web side: one epoll thread is enough for one connection. */
+ * POOL_BYTES is libmicrohttpd's memory of a connection, THREADS its epoll threads (1: enough for one connection). */
 #include <arpa/inet.h>
 #include <microhttpd.h>
 #include <signal.h>
@@ -46,7 +46,7 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
 int main(int argc, char **argv)
 {
     if (argc < 2) {
-        fprintf(stderr, "usage: bare_mhd PORT [POOL_BYTES [ANSWER_BYTES]]\n");
+        fprintf(stderr, "usage: bare_mhd PORT [POOL_BYTES [ANSWER_BYTES [THREADS]]]\n");
         return 64;
     }
     sigset_t stop;
@@ -62,8 +62,12 @@ int main(int argc, char **argv)
     }
     const size_t       pool    = argc > 2 ? strtoul(argv[2], NULL, 10) : 32 * 1024;
     struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(argv[1])), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    const unsigned     threads = argc > 4 ? (unsigned)atoi(argv[4]) : 1;
+    struct MHD_OptionItem many = { threads > 1 ? MHD_OPTION_THREAD_POOL_SIZE : MHD_OPTION_END, (intptr_t)threads, NULL };
+    struct MHD_OptionItem more[] = { many, { MHD_OPTION_END, 0, NULL } };
     struct MHD_Daemon *daemon  = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, on_request, NULL, MHD_OPTION_SOCK_ADDR, &address,
-                                                  MHD_OPTION_CONNECTION_MEMORY_LIMIT, pool, MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL, MHD_OPTION_END);
+                                                  MHD_OPTION_CONNECTION_MEMORY_LIMIT, pool, MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL,
+                                                  MHD_OPTION_ARRAY, more, MHD_OPTION_END);
     if (daemon == NULL) {
         fprintf(stderr, "bare_mhd: cannot listen on port %s\n", argv[1]);
         return 69;

@@ -2,9 +2,11 @@
 
     PEER_PYTHON=build/peer/bin/python python3 tests/load/compare.py
 
-They run one after the other, never at once, in turns; the table has the median round of each. The peer's first answers are
-checked against attnd's, so that both are known to compute the same thing. Beside them, as the bound of what this machine and wrk
-allow: a libmicrohttpd program that reads the small body, computes nothing, and answers as many constant bytes (bare_mhd.c).
+They run one after the other, never at once, in turns; the table has the median round of each, and the ratio is the median of
+the rounds' own ratios, for a virtual machine's speed changes from minute to minute. The peer's first answers are checked
+against attnd's, so that both are known to compute the same thing. Beside them, as the bound of what this machine and wrk allow: a
+libmicrohttpd program with as many threads that reads the small body, computes nothing, and answers as many constant bytes
+(bare_mhd.c).
 """
 import argparse
 import base64
@@ -52,7 +54,7 @@ class Bare:
         self.port = service.free_port()
         self.url = f'http://127.0.0.1:{self.port}'
         program = os.path.join(os.path.dirname(service.BINARY), 'tests/load/bare_mhd')
-        self.process = subprocess.Popen([program, str(self.port), '32768', str(SMALL_ANSWER)])
+        self.process = subprocess.Popen([program, str(self.port), str(64 << 10), str(SMALL_ANSWER), str(len(os.sched_getaffinity(0)))])
         time.sleep(0.3)
         return self
 
@@ -88,8 +90,8 @@ def main():
         with service.Server() as server:
             for size in sizes:
                 results.setdefault(('attnd', size), []).append(load.run(size, server.url, a.seconds))
-            with Peer() as peer:
-                if round_ == 0:
+            if round_ == 0:
+                with Peer() as peer:
                     same_answer(server, peer.client)
         with Peer() as peer:
             for size in sizes:
@@ -99,15 +101,12 @@ def main():
                 results.setdefault(('bare', 'small'), []).append(load.run('small', bare.url, a.seconds))
     print(f'{"":<18}{load.HEADER.strip():>34}')
     for size in sizes:
-        rates = {}
-        for who in ('attnd', 'Python'):
-            runs = sorted(results[who, size], key=lambda r: r['rps'])
-            middle = runs[len(runs) // 2]
-            rates[who] = statistics.median(r['rps'] for r in runs)
-            print(load.row(f'{size} {who}'.ljust(18), middle))
-        if (runs := results.get(('bare', size))):
-            print(load.row(f'{size} bare'.ljust(18), sorted(runs, key=lambda r: r['rps'])[len(runs) // 2]))
-        print(f'{size}: attnd serves {rates["attnd"] / rates["Python"]:.1f} times as many; {results["attnd", size][0]["command"]}')
+        for who in ('attnd', 'Python', 'bare'):
+            if (runs := sorted(results.get((who, size), []), key=lambda r: r['rps'])):
+                print(load.row(f'{size} {who}'.ljust(18), runs[len(runs) // 2]))
+        ratios = [a['rps'] / b['rps'] for a, b in zip(results['attnd', size], results['Python', size])]
+        print(f'{size}: attnd serves {statistics.median(ratios):.1f} times as many ({min(ratios):.1f} to {max(ratios):.1f} of '
+              f'{len(ratios)} rounds); {results["attnd", size][0]["command"]}')
 
 
 if __name__ == '__main__':

@@ -172,6 +172,73 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
     bench_close(&bench);
 }
 
+/* ---- Strips
+ * --------------------------------------------------------------------------------------------------------------- */
+
+/* A table without strips: every row tile is computed whole. */
+static void forward_with(const struct simd *simd, bool strips, const struct fixture *f)
+{
+    struct simd_type types[3];
+    struct simd own = *simd;
+    const struct simd_type **slots[] = { &own.bf16, &own.half, &own.single };
+    struct pool *pool;
+    size_t bytes;
+    attn_error err = { 0 };
+    for (int n = 0; n < 3 && !strips; n++) {
+        if (*slots[n] == NULL) continue;
+        types[n] = **slots[n];
+        types[n].strip = 0;
+        *slots[n] = &types[n];
+    }
+    if (!strips) own.f32.strip = 0;
+    assert_int_equal(pool_open(1, NULL, &pool, &err), ATTN_OK);
+    assert_int_equal(flash_bytes(&own, 1, &f->p, 1, &bytes, &err), ATTN_OK);
+    char *workspace = aligned_alloc(64, bytes);
+    assert_non_null(workspace);
+    memset(workspace, 0xff, bytes); /* NaN: what a strip leaves out is not read */
+    flash_run(&own, pool, &f->p, 1, workspace);
+    free(workspace);
+    pool_close(pool);
+}
+
+static void test_strips_change_no_bit(void **state)
+{
+    static const struct spec specs[] = {
+        SPEC(.causal = true),
+        SPEC(.causal = true, .Sq = 113, .Sk = 300),
+        SPEC(.causal = true, .Sq = 300, .Sk = 113), /* the first rows see nothing */
+        SPEC(.causal = true, .Sq = 200, .Sk = 1100, .D = 40, .Dv = 24),
+        SPEC(.window_left = 5, .window_right = 0, .Sq = 700, .Sk = 700), /* rows of a tile begin in different key tiles */
+        SPEC(.window_left = 300, .window_right = 20, .Sq = 130, .Sk = 650),
+        SPEC(.causal = true, .Sq = 90, .Sk = 90, .softcap = 5, .alibi = 1, .sinks = 1),
+        SPEC(.causal = true, .Sq = 130, .Sk = 130, .mask_bounds = 1, .dropout_p = 0.3),
+        SPEC(.causal = true, .Sq = 20, .Sk = 150, .H = 6), /* several heads in a row tile: no strips */
+        SPEC(.causal = true, .Sq = 70, .Sk = 400, .poison_unseen = true),
+        SPEC(.causal = true, .Sq = 70, .Sk = 70, .poison = 2), /* NaN in V */
+    };
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
+    (void)state;
+    for (const char *const *name = simd_names; *name; name++) {
+        const struct simd *simd = simd_find(*name);
+        for (size_t n = 0; simd && n < ARRAY_SIZE(specs) * ARRAY_SIZE(dtypes); n++) {
+            struct spec s = specs[n / ARRAY_SIZE(dtypes)];
+            struct fixture whole, strips;
+            char why[256];
+            s.dtype = s.out_dtype = dtypes[n % ARRAY_SIZE(dtypes)];
+            fixture_make(&whole, &s);
+            fixture_make(&strips, &s);
+            forward_with(simd, false, &whole);
+            forward_with(simd, true, &strips);
+            if (!outputs_equal(&whole, &strips, why, sizeof why)) {
+                spec_print(stderr, &s);
+                fail_msg("%s: %s", *name, why);
+            }
+            fixture_clear(&whole);
+            fixture_clear(&strips);
+        }
+    }
+}
+
 /* ---- Memory
  * --------------------------------------------------------------------------------------------------------------- */
 
@@ -219,6 +286,7 @@ int main(void)
         cmocka_unit_test(test_loops_of_several_callers_run_side_by_side),
         cmocka_unit_test(test_an_item_may_wait_for_an_earlier_one),
         cmocka_unit_test(test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths),
+        cmocka_unit_test(test_strips_change_no_bit),
         cmocka_unit_test(test_memory_is_counted_and_limited),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
