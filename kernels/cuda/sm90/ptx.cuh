@@ -85,6 +85,14 @@ DEVICE void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
+/* Four 8x8 blocks of 16-bit elements, each transposed: lane l gets elements 2 (l % 4) and the next of column l / 4 of each; it gives the address of
+ * row l % 8 of block l / 8. */
+DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row) : "memory");
+}
+
 /* Two floats to a register of two 16-bit elements, `low` in the low half. */
 template <typename T> DEVICE uint32_t pack(float low, float high);
 template <> DEVICE uint32_t pack<__half>(float low, float high)
@@ -140,6 +148,13 @@ DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 /* All but the newest N batches are complete. */
 template <int N> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+
+/* What x is made of is computed before the next wait: ptxas moves a wait above arithmetic that does not need it, for it takes long, but not
+ * above a branch. x >= 0 or NaN, so the branch is never taken. */
+DEVICE void compute_before_wait(float x)
+{
+    if (x < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
+}
 
 /* Keeps the compiler from reading accumulators above the wait. */
 template <int N> DEVICE void pin(float (&d)[N])
@@ -217,7 +232,9 @@ WGMMA_N(X)
 /* The same of float8_e4m3fn, 32 of k a step; both operands are K-major, wgmma_rs's B too. A of wgmma_rs: register r of a thread holds
  * k = 16 (r / 2) + 4 (lane % 4) .. + 3 of row 16 warp + lane / 4 + 8 (r % 2). The sums keep about 14 bits: each step cuts every product, and
  * what was there before, at 2^-13 of the largest of them. */
-struct e4m3 {};
+struct e4m3 {
+    uint8_t bits;
+};
 #define X(n, LIST, REGS, a, b, c, e, f, g)                                                                                       \
     template <> struct wgmma<e4m3, n> {                                                                                          \
         static DEVICE void ss(float (&d)[n / 2], uint64_t A, uint64_t B, int accumulate)                                         \
