@@ -136,6 +136,39 @@ $B/tests/unit/kernels/test_fake: $B/tests/unit/kernels/test_fake.o $(FAKE) $B/li
 $B/tests/gpu/overlap: $B/tests/gpu/overlap.o $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
 
+# The CUDA kernels without a GPU: their own sources, translated to C++ that a host's compiler reads (see tests/emulator/emulator.h). A build
+# of 80 leaves out what compute capability 9.0 has. The C part is this Makefile's with CUDA=0, but for the list of backends.
+COMPUTE      := $(or $(ATTN_EMULATOR_COMPUTE),90)
+EMU          := $B/$(COMPUTE)
+EMU_SRC      := $(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)
+EMU_CC       := $(filter-out tests/emulator/$(if $(filter 80,$(COMPUTE)),,no_)sm90.cc,$(wildcard tests/emulator/*.cc))
+EMU_KERNELS  := $(if $(filter 80,$(COMPUTE)),$(filter-out kernels/cuda/sm90/%,$(EMU_SRC)),$(EMU_SRC))
+CUDA_HEADERS ?= $(patsubst %/cuda_runtime.h,%,$(firstword $(wildcard $(abspath $(dir $(realpath $(shell command -v $(NVCC))))../include)/cuda_runtime.h /usr/local/cuda/include/cuda_runtime.h)))
+EMU_FLAGS     = -std=c++17 -O2 -g1 -march=x86-64-v3 -DATTN_CUDA -DEMULATED_ARCH=$(COMPUTE)0 -I$B -I. -isystem $(CUDA_HEADERS) -MMD -MP -Wall -Wextra $(if $(CI),-Werror)
+EMU_WATCH    := -fsanitize=thread --param tsan-instrument-func-entry-exit=0 --param tsan-distinguish-volatile=1
+EMU_OBJ      := $(EMU_KERNELS:%.cu=$(EMU)/%.o) $(EMU_CC:%.cc=$(EMU)/%.o) $B/emulated/kernels/attention.o
+
+$(EMU)/flags: FORCE
+	@mkdir -p $(@D) && echo '$(EMU_FLAGS)' | cmp -s - $@ || echo '$(EMU_FLAGS)' >$@
+$B/kernels/cuda/translated: tests/emulator/translate.py $(foreach d,kernels/cuda kernels/cuda/* tests/emulator/kernels/cuda/*,$(wildcard $d/*.cu $d/*.cuh $d/*.h))
+	$(call say,py)python3 $< $B && touch $@
+$(EMU_SRC:%=$B/%): $B/kernels/cuda/translated ;
+$(EMU)/kernels/cuda/%.o: $B/kernels/cuda/%.cu tests/emulator/device.h $(EMU)/flags
+	@mkdir -p $(@D)
+	$(call say,c++)g++ $(EMU_FLAGS) -ffp-contract=off -fno-strict-aliasing $(EMU_WATCH) -w -include tests/emulator/device.h -c -o $@ -x c++ $<
+$(EMU)/tests/emulator/%.o: tests/emulator/%.cc $(EMU)/flags
+	@mkdir -p $(@D)
+	$(call say,c++)g++ $(EMU_FLAGS) -O3 -c -o $@ $<
+FORCE:
+$B/emulated/%.o: %.c $B/flags
+	@mkdir -p $(@D)
+	$(call say,cc)$(CC) $(ALL_C) -DATTN_CUDA -c -o $@ $<
+
+$(EMU)/can_fail: tests/emulator/can_fail.cu $(EMU_CC:%.cc=$(EMU)/%.o)
+	$(call say,c++)g++ $(EMU_FLAGS) -fno-strict-aliasing $(EMU_WATCH) -include tests/emulator/device.h -c -o $@.o -x c++ $< && g++ -o $@ $@.o $(filter %.o,$^)
+$(EMU)/test_backends: $B/tests/unit/kernels/test_backends.o $(EMU_OBJ) $B/libattn.a
+	$(call say,ld)g++ $(ALL_LD) -o $@ $^ -lcmocka -lm
+
 # Small programs of tests/load: tests/load/upload.c -> build/tests/load/upload
 $B/tests/load/%: $B/tests/load/%.o
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ -lmicrohttpd -lm
@@ -148,7 +181,7 @@ $B/tests/fuzz/libfuzzer_%: $B/tests/fuzz/%.o $B/libserver.a $B/libproto.a $B/lib
 	$(call say,ld)$(CC) -fsanitize=fuzzer $(ALL_LD) -o $@ $^ $(CUDA_LD) $(LIBS) -lm
 
 .SECONDARY:
--include $(shell find $(addprefix $B/,server proto-json kernels tests fake) -name '*.d' 2>/dev/null)
+-include $(shell find $(addprefix $B/,server proto-json kernels tests fake emulated 80 90) -name '*.d' 2>/dev/null)
 
 # ---- Commands --------------------------------------------------------------------------------------------------------
 # Each begins by installing what it needs and lacks (tests/setup.sh), so it works on a machine that has only make.
@@ -237,6 +270,16 @@ gpu: ## everything that needs a GPU: kernels against float64, conformance over H
 	@$(MAKE) --no-print-directory all $B/tests/unit/kernels/test_backends $B/tests/gpu/overlap
 	bash tests/gpu/run.sh $B
 
+emulate: ## the CUDA kernels without a GPU, in an emulator that finds mistakes of ordering; minutes (ATTN_RANDOM_COUNT=40)
+	@if [ ! -e '$(CUDA_HEADERS)/cuda_runtime.h' ] || ! grep -qw avx2 /proc/cpuinfo; then \
+		echo "make emulate: skipped: it needs the headers of CUDA 12 or later (CUDA_HEADERS=/usr/local/cuda/include) and an x86-64 CPU with AVX2"; \
+	else \
+		sh tests/setup.sh test && \
+		$(MAKE) --no-print-directory B=$B/emulator CUDA=0 SAN= TSAN= $(addprefix $B/emulator/$(COMPUTE)/,can_fail test_backends) && \
+		$B/emulator/$(COMPUTE)/can_fail && \
+		ATTN_BACKEND=cuda UNIT_TIMEOUT=3600 sh tests/run_unit.sh $B/emulator/$(COMPUTE)/test_backends; \
+	fi
+
 fresh: ## the two commands of the README in a bare Debian (root, debootstrap; FRESH=bookworm)
 	sh tests/fresh/run.sh $(FRESH)
 
@@ -259,4 +302,4 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-.PHONY: all run test unit http http-all conformance fuzz-replay fuzz fuzz-targets bench load compare upload growth observe scaleout gpu fresh format check-format print-cuda print-advice clean help
+.PHONY: all run test unit http http-all conformance fuzz-replay fuzz fuzz-targets bench load compare upload growth observe scaleout gpu emulate fresh format check-format print-cuda print-advice clean help

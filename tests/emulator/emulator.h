@@ -1,0 +1,250 @@
+/* emulator.h: CUDA's programming model on one CPU thread, so that the kernels' own sources run where there is no GPU.
+ *
+ * What it is for: to find mistakes of ordering (data used before an asynchronous copy was waited for, a missing barrier,
+ * shared memory overwritten while it is read) as wrong results or as an error with a name, without a GPU and the same way
+ * each time. It says nothing of speed, registers or bank conflicts, and memory is sequentially consistent here: a missing
+ * fence is not found.
+ *
+ * Threads. A CUDA thread is a fiber with a stack of its own. A fiber runs until it meets something that waits: a barrier, an
+ * instruction that a whole warp executes, a condition. Then another goes on: mostly a lane of the same warp; now and then,
+ * and when the warp has none, a lane of a warp drawn from ATTN_EMULATOR_SEED. So one warp may run far ahead of another
+ * wherever the kernel lets it, differently with each seed and the same way with the same seed; in half of the launches some
+ * warps or lanes at a time go on only when no other can. Some launches have two or three blocks that run interleaved, the
+ * others one after the other.
+ *
+ * Warps. A warp's instruction is a gather(): each lane brings its operands, the last to come does the work for all. Lanes
+ * that come to different instructions, or fibers that all wait, end the launch with a message that says who waits where.
+ *
+ * Copies. An asynchronous copy (cp.async) happens at a random moment between its issue and the wait that covers it, or its
+ * thread's end; some at the very last. It reads its source then. Two mistakes have names: ldmatrix from where a copy may
+ * still write, and any change of such memory by somebody else. Asynchronous work of other kinds is an agent's (see below).
+ *
+ * Races. Loads and stores of shared memory that no barrier orders are an error, whatever order they happened to have: see
+ * races.h.
+ *
+ * Poison. Shared memory starts out as a pattern, mostly of finite numbers, for kernels compute rows with NaN again by other
+ * means and so would hide that they read it. ldmatrix of 16 bytes of that pattern is an error. New global memory holds NaN.
+ *
+ * The sources are translated first (translate.py: launches, __shared__, kernel parameters) and compiled with device.h before
+ * everything, which makes the language's words and functions; the folder kernels/ here replaces the headers with
+ * instructions in assembler. */
+#ifndef ATTN_EMULATOR_H
+#define ATTN_EMULATOR_H
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+extern dim3 gridDim, blockDim; /* of the launch that runs */
+
+namespace emu
+{
+
+/* ---- Who runs -------------------------------------------------------------------------------------------------------- */
+
+struct fiber;
+struct block;
+
+/* Some neighbouring threads of a block that do something together: a warp, a warpgroup, the block. */
+struct team {
+    fiber *first;
+    int size, live, arrived; /* threads; those that have not ended; those that are in `name` */
+    unsigned round;
+    const char *name;
+    void **brought; /* by thread of the team */
+};
+
+struct warp_state : team {
+    uint32_t alive, ready, polling; /* a bit a lane */
+    unsigned turn;
+};
+
+struct fiber {
+    void *stack_pointer; /* while it does not run */
+    uint3 index;         /* threadIdx */
+    int thread;          /* the same, linear */
+    bool ended;
+    struct block *block;
+    warp_state *warp;
+    const char *what; /* it waits for, NULL: nothing; and a number for the message */
+    uint32_t number;
+    const void *waits_on;      /* team or named barrier */
+    bool (*condition)(void *); /* of a polling fiber */
+    void *context;
+    struct copies *copies; /* of cp.async */
+};
+
+extern fiber *self; /* that runs */
+
+static inline int lane()
+{
+    return self->thread % 32;
+}
+static inline int thread()
+{
+    return self->thread;
+}
+int threads();          /* of a block */
+int64_t block_number(); /* of the block that runs, linear */
+uint3 block_index();
+
+/* Names the kernel, block and thread, says what is wrong, and ends the launch: the device is lost then, as after an illegal
+ * address. */
+[[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+extern char failure[1024]; /* the last one's text */
+extern bool quiet;         /* for tests of the emulator: it is not printed */
+
+/* From ATTN_EMULATOR_SEED and the number of the launch. */
+uint64_t random();
+static inline bool chance(unsigned one_in)
+{
+    return random() % one_in == 0;
+}
+
+template <class To, class From> To bits(From x)
+{
+    static_assert(sizeof(To) == sizeof(From));
+    To y;
+    memcpy(&y, &x, sizeof y);
+    return y;
+}
+
+/* ---- What waits ------------------------------------------------------------------------------------------------------ */
+
+team &warp_team();
+team &group_team(); /* the 128 threads of a warpgroup */
+team &block_team();
+
+void arrive(team &t, const char *name, void *mine);
+bool all_here(const team &t, const char *name, bool whole);
+void await(team &t, const char *name); /* something has changed: look again */
+void release(team &t);
+
+/* Every thread of the team brings `mine`; when the last has come, one calls leader(all), where all[n] is what the team's
+ * n-th thread brought, which may be changed; then all go on. `whole`: no thread may have ended (else those that have count
+ * as come, and their all[n] is NULL). */
+template <class T> void gather(team &t, const char *name, T &mine, void (*leader)(T *const *all), bool whole = true)
+{
+    const unsigned round = t.round;
+    arrive(t, name, (void *)&mine);
+    while (t.round == round) {
+        if (all_here(t, name, whole)) {
+            leader((T *const *)t.brought);
+            release(t);
+        } else await(t, name);
+    }
+}
+template <class T> void warp(const char *name, T &mine, void (*leader)(T *const *all))
+{
+    gather(warp_team(), name, mine, leader);
+}
+template <class T> void group(const char *name, T &mine, void (*leader)(T *const *all))
+{
+    gather(group_team(), name, mine, leader);
+}
+
+void sync_warp();
+void sync_block();
+bool sync_block_or(bool x);
+
+/* bar.sync and bar.arrive. */
+void barrier_sync(int id, int threads);
+void barrier_arrive(int id, int threads);
+
+/* Until condition() holds. `what` and `number` are for messages; what must live as long. */
+void poll(bool (*condition)(void *), void *context, const char *what, uint32_t number);
+template <class Condition> void wait_until(Condition condition, const char *what, uint32_t number = 0)
+{
+    poll([](void *c) -> bool { return (*(Condition *)c)(); }, &condition, what, number);
+}
+void yield(); /* others may go on */
+
+/* ---- Memory ---------------------------------------------------------------------------------------------------------- */
+
+/* 32-bit addresses of the block's shared memory start at 0x400, as on the hardware, and so do its pointers, modulo 1024. */
+enum : uint32_t { SHARED_BEGIN = 0x400 };
+uint32_t shared_address(const void *pointer);
+uint32_t shared_bytes();
+/* Fails where not all of it lies in the block's shared memory, or not on a multiple of `align`. */
+char *shared_pointer(uint32_t address, size_t bytes, size_t align, const char *what);
+/* Fails where not all of it lies in one allocation of the device. */
+void check_global(const void *pointer, size_t bytes, size_t align, const char *what);
+
+char *dynamic_shared(size_t align);
+/* The same memory for every thread of the block; `place` tells one from another. */
+void *static_shared(const void *place, size_t bytes, size_t align);
+template <class T> T &static_shared()
+{
+    static char place;
+    return *(T *)static_shared(&place, sizeof(T), alignof(T));
+}
+
+void cp_async(uint32_t to, const void *from, bool valid); /* 16 bytes; zeros where not valid */
+void cp_async_commit();
+void cp_async_wait(int newest);
+/* 16 bytes of shared memory that `thread` reads by an instruction: fails where they are not there yet, or others write them.
+ */
+const char *shared_row(int thread, uint32_t address, const char *what);
+/* `thread` writes there by an instruction: fails where others read or write it. */
+void shared_written(int thread, uint32_t address, size_t bytes);
+
+/* ---- Asynchronous work of other kinds -------------------------------------------------------------------------------- */
+
+/* Of a block; who needs one makes it with new, at its first use. */
+struct agent {
+    /* Called now and then, between fibers; must: no fiber can go on. True: something was done. */
+    virtual bool step(bool must) = 0;
+    virtual void thread_ends(int) {}
+    virtual void accessed(const void *, size_t, bool) {
+    }                                /* an ordinary load, or store, of the block's shared memory by the thread that runs */
+    virtual void block_ends() {}     /* all threads have ended, shared memory is still there; the agent is deleted next */
+    virtual void describe(FILE *) {} /* for the message when all wait */
+    virtual ~agent() {}
+};
+agent *&block_agent(); /* of the block that runs; NULL at first */
+
+/* ---- Launches -------------------------------------------------------------------------------------------------------- */
+
+struct launch_shape {
+    dim3 grid, block;
+    size_t shared;
+};
+
+void run(const char *name, const char *where, const void *kernel, const launch_shape &shape, void (*body)(void *),
+         void *context);
+
+/* What translate.py makes of kernel<<<grid, block, shared, stream>>>(...). `where` is the function that launches, with its
+ * template arguments. */
+template <class... P> struct launcher {
+    const char *name, *where;
+    void (*kernel)(P...);
+    launch_shape shape;
+    void operator()(P... p) const
+    {
+        auto call = [&] { kernel(p...); };
+        run(
+            name, where, (const void *)kernel, shape, [](void *c) { (*(decltype(call) *)c)(); }, &call);
+    }
+};
+template <class... P>
+launcher<P...> launch(const char *name, const char *where, void (*kernel)(P...), dim3 blocks, dim3 threads,
+                      size_t shared = 0, cudaStream_t = nullptr)
+{
+    return { name, where, kernel, { blocks, threads, shared } };
+}
+/* Launched at once: the kernel before has ended, so its attributes mean nothing. */
+template <class... P, class... A>
+cudaError_t launch_ex(const char *name, const char *where, const cudaLaunchConfig_t *c, void (*kernel)(P...), A &&...args)
+{
+    launch(name, where, kernel, c->gridDim, c->blockDim, c->dynamicSmemBytes)(args...);
+    return cudaPeekAtLastError();
+}
+
+/* runtime.cc */
+size_t shared_allowed(const void *kernel); /* by cudaFuncSetAttribute, or 48 KB */
+void launch_failed();
+
+} // namespace emu
+
+#endif

@@ -1,0 +1,101 @@
+/* ptx.cuh: stands in for kernels/cuda/sm80/ptx.cuh: the same functions, by the emulator. */
+#ifndef ATTN_SM80_PTX_CUH
+#define ATTN_SM80_PTX_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "kernels/cuda/args.cuh"
+#include "tests/emulator/sm80.h"
+
+DEVICE uint32_t smem_addr(const void *p)
+{
+    return emu::shared_address(p);
+}
+
+DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
+{
+    emu::cp_async(to, from, valid);
+}
+DEVICE uint64_t evict_first()
+{
+    return 0;
+}
+DEVICE void cp_async_16(uint32_t to, const void *from, bool valid, uint64_t)
+{
+    emu::cp_async(to, from, valid);
+}
+DEVICE void cp_async_commit()
+{
+    emu::cp_async_commit();
+}
+template <int N> DEVICE void cp_async_wait()
+{
+    emu::cp_async_wait(N);
+}
+
+#if __CUDA_ARCH__ >= 900
+DEVICE void red_add_4(float *to, const float (&x)[4])
+{
+    emu::check_global(to, 16, 16, "red.add.v4");
+    for (int e = 0; e < 4; e++) to[e] += x[e];
+}
+#endif
+
+template <int ID, int THREADS> DEVICE void barrier()
+{
+    emu::barrier_sync(ID, THREADS);
+}
+
+DEVICE void ldmatrix_x4(uint32_t (&r)[4], uint32_t row)
+{
+    emu::ldmatrix_x4(r, row);
+}
+DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
+{
+    emu::ldmatrix_x4_trans(r, row);
+}
+
+template <typename T> DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+template <> DEVICE void mma<__half>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    emu::mma_f16(c, a, b0, b1);
+}
+template <> DEVICE void mma<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    emu::mma_bf16(c, a, b0, b1);
+}
+
+template <typename T> DEVICE uint32_t pack(float low, float high);
+template <> DEVICE uint32_t pack<__half>(float low, float high)
+{
+    return emu::pack_f16(low, high);
+}
+template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
+{
+    return emu::pack_bf16(low, high);
+}
+
+template <typename T> DEVICE float dot_pair(uint32_t x, uint32_t y, float sum);
+template <> DEVICE float dot_pair<__half>(uint32_t x, uint32_t y, float sum)
+{
+    return fmaf(attn_f16_to_f32((uint16_t)x), attn_f16_to_f32((uint16_t)y),
+                fmaf(attn_f16_to_f32((uint16_t)(x >> 16)), attn_f16_to_f32((uint16_t)(y >> 16)), sum));
+}
+template <> DEVICE float dot_pair<__nv_bfloat16>(uint32_t x, uint32_t y, float sum)
+{
+    return fmaf(__uint_as_float(x << 16), __uint_as_float(y << 16),
+                fmaf(__uint_as_float(x & 0xffff0000), __uint_as_float(y & 0xffff0000), sum));
+}
+
+DEVICE float exp2_fast(float x)
+{
+    return emu::exp2_fast(x);
+}
+
+/* The kernel before has ended whenever a kernel begins. */
+DEVICE void launch_dependents() {}
+DEVICE void wait_for_prerequisites() {}
+
+#endif

@@ -1,0 +1,198 @@
+/* ptx.cuh: the wrappers of kernels/cuda/sm90/ptx.cuh for the emulator: the same names and arguments, found first by the
+ * include path.
+ *
+ * What is asynchronous is in tests/emulator/sm90.h, what is common to all kernels in tests/emulator/emulator.h. */
+#ifndef ATTN_SM90_PTX_CUH
+#define ATTN_SM90_PTX_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "kernels/cuda/args.cuh"
+#include "tests/emulator/sm80.h"
+#include "tests/emulator/sm90.h"
+
+DEVICE uint32_t smem_addr(const void *p)
+{
+    return emu::shared_address(p);
+}
+
+/* The warpgroup's index in the block. */
+DEVICE int warpgroup_index()
+{
+    return __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+}
+
+/* ---- mbarrier
+ * --------------------------------------------------------------------------------------------------------------- */
+
+DEVICE void mbarrier_init(uint32_t bar, uint32_t count)
+{
+    emu::mbarrier_init(bar, count);
+}
+DEVICE void fence_mbarrier_init()
+{
+    emu::mbarrier_fence_init();
+}
+DEVICE void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes)
+{
+    emu::mbarrier_arrive(bar, bytes);
+}
+DEVICE void mbarrier_arrive(uint32_t bar)
+{
+    emu::mbarrier_arrive(bar);
+}
+DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
+{
+    emu::mbarrier_wait(bar, parity);
+}
+
+/* ---- TMA
+ * --------------------------------------------------------------------------------------------------------------------- */
+
+DEVICE void prefetch_tensormap(const CUtensorMap *map)
+{
+    emu::tma_check_map(map);
+}
+
+DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar)
+{
+    const int at[4] = { c0, c1, c2, c3 };
+    emu::tma_load(to, map, at, 4, bar);
+}
+
+DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t from)
+{
+    const int at[4] = { c0, c1, c2, c3 };
+    emu::tma_store(map, at, 4, from);
+}
+DEVICE void bulk_commit()
+{
+    emu::bulk_commit();
+}
+template <int N> DEVICE void bulk_wait_read()
+{
+    emu::bulk_wait(N);
+}
+
+DEVICE void fence_proxy_async_shared()
+{
+    emu::fence_proxy_async();
+}
+
+/* ---- Warp roles
+ * ---------------------------------------------------------------------------------------------------------------- */
+
+template <int REGISTERS> DEVICE void setmaxnreg_inc()
+{
+    emu::setmaxnreg(REGISTERS, true);
+}
+template <int REGISTERS> DEVICE void setmaxnreg_dec()
+{
+    emu::setmaxnreg(REGISTERS, false);
+}
+
+DEVICE void named_barrier_sync(int id, int threads)
+{
+    emu::barrier_sync(id, threads);
+}
+DEVICE void named_barrier_arrive(int id, int threads)
+{
+    emu::barrier_arrive(id, threads);
+}
+
+/* ---- Programmatic dependent launch
+ * --------------------------------------------------------------------------------------------- */
+
+/* The kernel before has ended whenever a kernel begins. */
+DEVICE void launch_dependents() {}
+DEVICE void wait_for_prerequisites() {}
+
+/* ---- Registers to shared memory, arithmetic
+ * ------------------------------------------------------------------------------------ */
+
+DEVICE void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
+{
+    emu::stmatrix_x4(row, r);
+}
+DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
+{
+    emu::ldmatrix_x4_trans(r, row);
+}
+
+/* Two floats to a register of two 16-bit elements, `low` in the low half. */
+template <typename T> DEVICE uint32_t pack(float low, float high);
+template <> DEVICE uint32_t pack<__half>(float low, float high)
+{
+    return emu::pack_f16(low, high);
+}
+template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
+{
+    return emu::pack_bf16(low, high);
+}
+
+DEVICE uint32_t widen_e4m3(uint8_t low, uint8_t high)
+{
+    return pack<__nv_bfloat16>(attn_e4m3_to_f32(low), attn_e4m3_to_f32(high));
+}
+
+DEVICE uint32_t pack_e4m3(float x0, float x1, float x2, float x3)
+{
+    return emu::pack_e4m3(x0, x1, x2, x3);
+}
+
+DEVICE void compute_before_wait(float) {}
+
+DEVICE float exp2_fast(float x)
+{
+    return emu::exp2_fast(x);
+}
+
+/* ---- wgmma
+ * ------------------------------------------------------------------------------------------------------------------------
+ */
+
+DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t lbo, uint32_t sbo)
+{
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(lbo >> 4) << 16 | (uint64_t)(sbo >> 4) << 32 |
+           (uint64_t)1 << 62;
+}
+
+DEVICE void wgmma_fence()
+{
+    emu::wgmma_fence();
+}
+DEVICE void wgmma_commit()
+{
+    emu::wgmma_commit();
+}
+template <int N> DEVICE void wgmma_wait()
+{
+    emu::wgmma_wait(N);
+}
+
+template <int N> DEVICE void pin(float (&)[N]) {}
+
+struct e4m3 {
+    uint8_t bits;
+};
+
+template <typename T> const emu::wgmma_type type_of = emu::WGMMA_E4M3;
+template <> inline const emu::wgmma_type type_of<__nv_bfloat16> = emu::WGMMA_BF16;
+template <> inline const emu::wgmma_type type_of<__half> = emu::WGMMA_F16;
+
+/* ss: both operands K-major in shared memory. rs: A in registers, B MN-major, but for e4m3. */
+template <typename T, int N> struct wgmma {
+    static_assert(N % 8 == 0 && N >= 8 && N <= 256, "what there is");
+    static DEVICE void ss(float (&d)[N / 2], uint64_t A, uint64_t B, int accumulate)
+    {
+        emu::wgmma_issue({ type_of<T>, N, d, nullptr, A, B, accumulate != 0, false, false });
+    }
+    static DEVICE void rs(float (&d)[N / 2], const uint32_t (&A)[4], uint64_t B, int accumulate)
+    {
+        emu::wgmma_issue({ type_of<T>, N, d, A, 0, B, accumulate != 0, false, sizeof(T) == 2 });
+    }
+};
+
+#endif

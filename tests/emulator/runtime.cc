@@ -1,0 +1,212 @@
+/* runtime.cc: the calls of the CUDA runtime that kernels/cuda makes. Everything is done when it is called, so streams are
+ * always idle.
+ *
+ * The device calls itself an H200, but for two things: its compute capability is that of the build (EMULATED_ARCH), and it
+ * has one to six multiprocessors, drawn from the seed, for what a grid of one block a multiprocessor computes may not depend
+ * on their number. */
+#include <cuda.h>
+
+#include "emulator.h"
+
+#include <map>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+
+extern "C" CUresult emu_cuTensorMapEncodeTiled(); /* with its real arguments; sm90.cc or no_sm90.cc */
+
+namespace
+{
+
+const size_t MEMORY = (size_t)141 << 30, POISON_MOST = (size_t)64 << 20, GUARD = 4096;
+
+std::map<const char *, size_t> allocations; /* of the device, by address */
+std::map<const void *, size_t> allowed;     /* shared memory, by kernel */
+size_t memory_used;
+cudaError_t last = cudaSuccess;
+
+struct moment {
+    timespec when;
+};
+
+} // namespace
+
+void emu::check_global(const void *pointer, size_t bytes, size_t align, const char *what)
+{
+    static const char *begin, *end; /* where the last one lay */
+    const char *p = (const char *)pointer;
+    if ((uintptr_t)p % align) fail("%s: %p is not a multiple of %zu", what, pointer, align);
+    if (p >= begin && p + bytes <= end) return;
+    auto after = allocations.upper_bound(p);
+    if (after == allocations.begin()) fail("%s: %p is not global memory", what, pointer);
+    --after;
+    if (p + bytes > after->first + after->second) fail("%s: %zu bytes at %p are not in global memory", what, bytes, pointer);
+    begin = after->first, end = begin + after->second;
+    if (allocations.size() > 64) begin = end = nullptr; /* see cudaFree */
+}
+
+size_t emu::shared_allowed(const void *kernel)
+{
+    const auto known = allowed.find(kernel);
+    return known == allowed.end() ? 48 << 10 : known->second;
+}
+
+void emu::launch_failed()
+{
+    last = cudaErrorLaunchFailure;
+}
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    return *count = 1, cudaSuccess;
+}
+cudaError_t cudaSetDevice(int)
+{
+    return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int *device)
+{
+    return *device = 0, cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
+{
+    const char *text = getenv("ATTN_EMULATOR_SEED");
+    *p = cudaDeviceProp();
+    snprintf(p->name, sizeof p->name, "emulated H200");
+    p->major = EMULATED_ARCH / 100;
+    p->minor = EMULATED_ARCH / 10 % 10;
+    p->multiProcessorCount = 1 + (int)((text && *text ? strtoul(text, nullptr, 10) : 1) * 7 % 6);
+    p->sharedMemPerBlockOptin = EMULATED_ARCH >= 900 ? 227 << 10 : 163 << 10;
+    p->totalGlobalMem = MEMORY;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
+{
+    return *free_bytes = MEMORY - memory_used, *total = MEMORY, cudaSuccess;
+}
+
+/* The last byte is followed by a page that nobody may touch. */
+cudaError_t cudaMalloc(void **memory, size_t bytes)
+{
+    const size_t whole = (bytes + GUARD - 1) / GUARD * GUARD + GUARD;
+    if (bytes > MEMORY - memory_used) return last = cudaErrorMemoryAllocation;
+    char *at = (char *)mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) return last = cudaErrorMemoryAllocation;
+    mprotect(at + whole - GUARD, GUARD, PROT_NONE);
+    if (bytes <= POISON_MOST) memset(at, 0xff, bytes);
+    allocations[at] = bytes;
+    memory_used += bytes;
+    *memory = at;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *memory)
+{
+    const auto known = allocations.find((const char *)memory);
+    if (!memory) return cudaSuccess;
+    if (known == allocations.end()) return last = cudaErrorInvalidValue;
+    munmap(memory, (known->second + GUARD - 1) / GUARD * GUARD + GUARD);
+    memory_used -= known->second;
+    allocations.erase(known);
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned)
+{
+    *memory = malloc(bytes ? bytes : 1);
+    return *memory ? cudaSuccess : last = cudaErrorMemoryAllocation;
+}
+cudaError_t cudaFreeHost(void *memory)
+{
+    return free(memory), cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t)
+{
+    if (bytes) emu::check_global(kind == cudaMemcpyHostToDevice ? to : from, bytes, 1, "cudaMemcpyAsync");
+    memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t)
+{
+    if (bytes) emu::check_global(to, bytes, 1, "cudaMemsetAsync");
+    memset(to, value, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
+{
+    *stream = (cudaStream_t)malloc(1);
+    return *stream ? cudaSuccess : last = cudaErrorMemoryAllocation;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    return free((void *)stream), cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t)
+{
+    return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t)
+{
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event)
+{
+    *event = (cudaEvent_t)calloc(1, sizeof(moment));
+    return *event ? cudaSuccess : last = cudaErrorMemoryAllocation;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    return free((void *)event), cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t)
+{
+    return clock_gettime(CLOCK_MONOTONIC, &((moment *)event)->when), cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
+{
+    const timespec a = ((moment *)from)->when, b = ((moment *)to)->when;
+    *ms = (float)((double)(b.tv_sec - a.tv_sec) * 1e3 + (double)(b.tv_nsec - a.tv_nsec) * 1e-6);
+    return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute what, int value)
+{
+    if (what != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > 227 << 10)
+        return last = cudaErrorInvalidValue;
+    allowed[kernel] = (size_t)value;
+    return cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *to, const void *)
+{
+    *to = cudaFuncAttributes();
+    to->ptxVersion = to->binaryVersion = EMULATED_ARCH / 10;
+    return cudaSuccess;
+}
+
+cudaError_t cudaPeekAtLastError(void)
+{
+    return last;
+}
+cudaError_t cudaGetLastError(void)
+{
+    const cudaError_t code = last;
+    last = cudaSuccess;
+    return code;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **to, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult *found)
+{
+    if (strcmp(name, "cuTensorMapEncodeTiled")) return last = cudaErrorInvalidValue;
+    *to = (void *)emu_cuTensorMapEncodeTiled;
+    if (found) *found = cudaDriverEntryPointSuccess;
+    return cudaSuccess;
+}
+}

@@ -1,0 +1,24 @@
+/* sm80.h: the instructions of compute capability 8.0 that a whole warp executes, and conversions; see
+ * kernels/cuda/sm80/ptx.cuh for what each means and PTX ISA 9.0, 9.7.14.5, for the places of elements. */
+#ifndef ATTN_EMULATOR_SM80_H
+#define ATTN_EMULATOR_SM80_H
+
+#include <stdint.h>
+
+namespace emu
+{
+
+void ldmatrix_x4(uint32_t (&r)[4], uint32_t row);
+void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row);
+
+/* Products exact, sums in float32, in the order of k. */
+void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+
+/* Two floats rounded to nearest even, `low` in the low half. */
+uint32_t pack_f16(float low, float high);
+uint32_t pack_bf16(float low, float high);
+
+} // namespace emu
+
+#endif

@@ -1,0 +1,87 @@
+"""translate.py TO: kernels/cuda in C++ that a host's compiler reads, as a tree TO/kernels/cuda.
+
+A file that tests/emulator/kernels/cuda has is taken from there. Four things are no C++ and are written anew; all else stays as it is, line by
+line, and #line makes messages name the real file:
+
+    name<A, B><<<grid, block, shared, stream>>>(args)   ->   emu::launch("name<A, B>", __PRETTY_FUNCTION__, name<A, B>, grid, block, ...)(args)
+    cudaLaunchKernelEx(&config, name<A>, args)          ->   emu::launch_ex("name<A>", __PRETTY_FUNCTION__, &config, name<A>, args)
+    extern __shared__ __align__(1024) char memory[];    ->   char *const memory = emu::dynamic_shared(1024);
+    __shared__ float x[4], y;                           ->   a struct of the block's, and references into it
+    const __grid_constant__ cuda_args a                 ->   const cuda_args &a
+
+What looks like one of them and cannot be read ends the translation with the file and the line."""
+import os
+import re
+import sys
+
+SOURCE, OVERLAY = "kernels/cuda", "tests/emulator/kernels/cuda"
+
+
+def die(path, text, at, what):
+    sys.exit(f"{path}:{text.count(chr(10), 0, at) + 1}: {what}")
+
+
+def launches(path, text):
+    """The kernel's name with its template arguments stands before <<<: those are found by counting brackets back."""
+    while (at := text.find("<<<")) >= 0:
+        begin, depth = at, 0
+        if text[at - 1] == ">":
+            while begin > 0:
+                begin -= 1
+                depth += {">": 1, "<": -1}.get(text[begin], 0)
+                if depth == 0:
+                    break
+        name = re.search(r"[A-Za-z_][\w:]*$", text[:begin])
+        end = text.find(">>>", at)
+        if not name or depth or end < 0 or text[end + 3] != "(" or ";" in text[name.start():end]:
+            die(path, text, at, "a launch that translate.py cannot read")
+        kernel, shape = text[name.start():at], text[at + 3:end]
+        text = f'{text[:name.start()]}emu::launch("{kernel}", __PRETTY_FUNCTION__, {kernel}, {shape}){text[end + 3:]}'
+    return text
+
+
+def shared(path, text):
+    text = re.sub(r"extern __shared__ __align__\((\d+)\) char (\w+)\[\];", r"char *const \2 = emu::dynamic_shared(\1);", text)
+
+    def static(match):
+        names = re.findall(r"(\w+)\s*(?:\[[^\]]*\])*\s*(?:,|$)", match[2])
+        if not names:
+            die(path, text, match.start(), "shared variables that translate.py cannot read")
+        held = f"shared_{names[0]}"
+        return f"struct {held} {{ {match[1]}{match[2]}; }}; auto &[{', '.join(names)}] = emu::static_shared<{held}>();"
+
+    return re.sub(r"__shared__ ((?:(?:__align__|alignas)\(\d+\) )?\w+ )([^;]*);", static, text)
+
+
+def translate(path, text):
+    text = launches(path, text)
+    text = shared(path, text)
+    text = re.sub(r"cudaLaunchKernelEx\((&\w+), (\w+(?:<[^;()]*?>)?), ", r'emu::launch_ex("\2", __PRETTY_FUNCTION__, \1, \2, ', text)
+    text = re.sub(r"const __grid_constant__ (\w+) (\w+)", r"const \1 &\2", text)
+    for word in ("<<<", "cudaLaunchKernelEx", "__shared__", "__grid_constant__"):
+        for match in re.finditer(re.escape(word), text):
+            line = text[text.rfind("\n", 0, match.start()) + 1:match.start()]
+            if "*" not in line and "//" not in line: # not in a comment
+                die(path, text, match.start(), f"{word} that translate.py cannot read")
+    return f'#line 1 "{path}"\n{text}'
+
+
+def main(to):
+    for folder, _, names in os.walk(SOURCE):
+        for name in names:
+            if not name.endswith((".cu", ".cuh", ".h")):
+                continue
+            path = os.path.join(folder, name)
+            instead = os.path.join(OVERLAY, os.path.relpath(path, SOURCE))
+            path = instead if os.path.exists(instead) else path
+            with open(path) as file:
+                text = translate(path, file.read())
+            result = os.path.join(to, folder, name)
+            os.makedirs(os.path.dirname(result), exist_ok=True)
+            if os.path.exists(result) and open(result).read() == text:
+                continue # its objects need not be made again
+            with open(result, "w") as file:
+                file.write(text)
+
+
+main(sys.argv[1])
