@@ -19,16 +19,19 @@
  * What is an error, and says so:
  *
  *   mbarrier     not initialised, initialised twice, its word overwritten; more arrivals than its count; bytes that do not
- * balance when the block ends; used by the copy engine without fence_mbarrier_init since its initialisation TMA          a
- * shared address that is no multiple of 128, a box that leaves the block's memory, a map that nobody encoded; a load to
- *                memory that another is to fill, or that a store or a product in flight may still read; a block that ends
- * under a load wgmma        threads of a warpgroup that issue different instructions; operands that a load is still to fill;
- * an odd descriptor; sums touched in flight, or shared by products of different shapes; A's registers changed in flight; no
- * wgmma_fence since the last wait before registers are used; a block that ends with products that were not waited for or not
- * issued by all proxies      a product, a load or a store where an ordinary store wrote and no fence_proxy_async_shared
- * followed; an ordinary access where a load is under way, and an ordinary store where a TMA store, or a product of the same
- * warpgroup, is setmaxnreg   a count that is no multiple of 8 in 24 .. 256; more registers than there are is a deadlock maps
- * what the driver refuses is refused with CUDA_ERROR_INVALID_VALUE
+ *                balance when the block ends; used by the copy engine without fence_mbarrier_init since its initialisation
+ *   TMA          a shared address that is no multiple of 128, a box that leaves the block's memory, a map that nobody
+ *                encoded; a load to memory that another is to fill, or that a store or a product in flight may still read;
+ *                a block that ends under a load
+ *   wgmma        threads of a warpgroup that issue different instructions; operands that a load is still to fill; an odd
+ *                descriptor; sums touched in flight, or shared by products of different shapes; A's registers changed in
+ *                flight; no wgmma_fence since the last wait before registers are used; a block that ends with products that
+ *                were not waited for or not issued by all
+ *   proxies      a product, a load or a store where an ordinary store wrote and no fence_proxy_async_shared followed; an
+ *                ordinary access where a load is under way, and an ordinary store where a TMA store, or a product of the
+ *                same warpgroup, is
+ *   setmaxnreg   a count that is no multiple of 8 in 24 .. 256; more registers than there are is a deadlock
+ *   maps         what the driver refuses is refused with CUDA_ERROR_INVALID_VALUE
  *
  * The arithmetic: products of 16-bit types are summed in float32, one after the other, rounded to nearest (the tensor core
  * truncates). Those of e4m3 keep 14 significant bits, as measured: each step of 32 cuts every product, and what was there,
@@ -48,16 +51,14 @@
 namespace emu
 {
 
-/* ---- mbarrier: `bar` is the shared address of an 8-byte word
- * ---------------------------------------------------------------- */
+/* ---- mbarrier: `bar` is the shared address of an 8-byte word ----------------------------------------------------------- */
 
 void mbarrier_init(uint32_t bar, uint32_t count);
 void mbarrier_fence_init();
 void mbarrier_arrive(uint32_t bar, uint32_t expected_bytes = 0);
 void mbarrier_wait(uint32_t bar, uint32_t parity);
 
-/* ---- TMA: `at` has a coordinate a dimension of the map, the innermost first
- * --------------------------------------------------- */
+/* ---- TMA: `at` has a coordinate a dimension of the map, the innermost first -------------------------------------------- */
 
 void tma_check_map(const CUtensorMap *map);
 void tma_load(uint32_t to, const CUtensorMap *map, const int *at, int rank, uint32_t bar);
@@ -68,8 +69,7 @@ void bulk_wait(int groups_left);
 /* Ordinary stores to shared memory before it are seen by products and TMA. */
 void fence_proxy_async();
 
-/* ---- wgmma
- * --------------------------------------------------------------------------------------------------------------------- */
+/* ---- wgmma ------------------------------------------------------------------------------------------------------------- */
 
 enum wgmma_type { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3 };
 
@@ -89,13 +89,11 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(int groups_left);
 
-/* ---- Registers
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Registers --------------------------------------------------------------------------------------------------------- */
 
 void setmaxnreg(int registers, bool increase);
 
-/* ---- What does not wait
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- What does not wait ------------------------------------------------------------------------------------------------ */
 
 void stmatrix_x4(uint32_t row, const uint32_t (&r)[4]);
 

@@ -24,8 +24,7 @@ DEVICE int warpgroup_index()
     return __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
 }
 
-/* ---- mbarrier
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- mbarrier ---------------------------------------------------------------------------------------------------------- */
 
 DEVICE void mbarrier_init(uint32_t bar, uint32_t count)
 {
@@ -48,8 +47,7 @@ DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
     emu::mbarrier_wait(bar, parity);
 }
 
-/* ---- TMA
- * --------------------------------------------------------------------------------------------------------------------- */
+/* ---- TMA --------------------------------------------------------------------------------------------------------------- */
 
 DEVICE void prefetch_tensormap(const CUtensorMap *map)
 {
@@ -81,8 +79,7 @@ DEVICE void fence_proxy_async_shared()
     emu::fence_proxy_async();
 }
 
-/* ---- Warp roles
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Warp roles -------------------------------------------------------------------------------------------------------- */
 
 template <int REGISTERS> DEVICE void setmaxnreg_inc()
 {
@@ -102,15 +99,13 @@ DEVICE void named_barrier_arrive(int id, int threads)
     emu::barrier_arrive(id, threads);
 }
 
-/* ---- Programmatic dependent launch
- * --------------------------------------------------------------------------------------------- */
+/* ---- Programmatic dependent launch ------------------------------------------------------------------------------------- */
 
 /* The kernel before has ended whenever a kernel begins. */
 DEVICE void launch_dependents() {}
 DEVICE void wait_for_prerequisites() {}
 
-/* ---- Registers to shared memory, arithmetic
- * ------------------------------------------------------------------------------------ */
+/* ---- Registers to shared memory, arithmetic ---------------------------------------------------------------------------- */
 
 DEVICE void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
 {
