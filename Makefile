@@ -277,7 +277,8 @@ emulate: ## the CUDA kernels without a GPU, in an emulator that finds mistakes o
 		sh tests/setup.sh test && \
 		$(MAKE) --no-print-directory B=$B/emulator CUDA=0 SAN= TSAN= $(addprefix $B/emulator/$(COMPUTE)/,can_fail test_backends) && \
 		$B/emulator/$(COMPUTE)/can_fail && \
-		ATTN_BACKEND=cuda UNIT_TIMEOUT=3600 sh tests/run_unit.sh $B/emulator/$(COMPUTE)/test_backends; \
+		ATTN_BACKEND=cuda UNIT_TIMEOUT=3600 sh tests/run_unit.sh $B/emulator/$(COMPUTE)/test_backends && \
+		{ [ $(COMPUTE) = 80 ] || ATTN_CUDA_FAMILY=sm90_f8 ATTN_TESTS='test_float8*' ATTN_BACKEND=cuda sh tests/run_unit.sh $B/emulator/$(COMPUTE)/test_backends; }; \
 	fi
 
 fresh: ## the two commands of the README in a bare Debian (root, debootstrap; FRESH=bookworm)

@@ -112,6 +112,7 @@ struct spec {
     double fp8_scale;        /* their size; 0: around 1 */
     bool dlse, give_forward; /* backward */
     bool no_dout;            /* dout is all zeros */
+    bool no_lse;             /* forward: out alone is wanted */
     bool any_order;          /* not deterministic: sums of dq may be taken in any order */
     double q_amp, v_amp;     /* of q and k; of v and dout. 0: 1 */
     double q_mean;           /* added to q and k */
@@ -170,6 +171,7 @@ HELPER void spec_print(FILE *file, const struct spec *s)
     SHOW(dlse, "%d");
     SHOW(give_forward, "%d");
     SHOW(no_dout, "%d");
+    SHOW(no_lse, "%d");
     SHOW(any_order, "%d");
     SHOW(q_amp, "%.17g");
     SHOW(v_amp, "%.17g");
@@ -472,6 +474,7 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
     if (s->poison_unseen || s->poison) poison_keys(f, &r);
     add_bshd(f, ATTN_T_out, s->out_dtype, s->Sq, s->H, s->Dv);
     add_lse(f, ATTN_T_lse);
+    if (s->no_lse) f->p.lse.rank = 0;
     if (s->op == ATTN_OP_BACKWARD) {
         if (s->give_forward) { /* out and lse are inputs then */
             attn_problem forward = f->p;
