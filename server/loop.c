@@ -508,10 +508,11 @@ static void stop_listeners(struct loop *loop, unsigned kind)
 static void drain(struct loop *loop)
 {
     int ready = SERVER_READY;
+    /* First: once answers say that their connection ends, clients open new ones, and one whose handshake meets the close is reset. */
+    stop_listeners(loop, PORT_MAIN);
     enter_stage(loop, DRAINING);
     atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);
     atomic_store(&loop->server->drain_since_ms, loop->stage_since_ms);
-    stop_listeners(loop, PORT_MAIN);
     log_event(LOG_INFO, NULL, "draining", "connections=%d waiting=%d", atomic_load(&loop->server->peers.count),
               atomic_load(&loop->server->suspended));
 }

@@ -77,7 +77,7 @@ class Mix:
         self.start(0.7, self.crowd)
 
     def also(self, server):
-        """Small requests for another server, several at once so that all of its devices are used."""
+        """Small requests for another server, whose first device, which is used though one is enough, fails."""
         def one():
             status = server.post(FORWARD, problem(16)).status
             self.seen[f'failing {status}'] = self.seen.get(f'failing {status}', 0) + 1
@@ -327,7 +327,7 @@ def run(tally, seconds):
         server = Server('--metrics-listen', metrics, '--token-file', tokens, '--queue-depth', '4', '--max-body-bytes', '4M', '--max-connections', '32',
                         '--cpu-threads', '1', '--drain-ms', '8000', '--log-level', 'error').start()
         failing = Server('--cpu-threads', '1', '--log-level', 'error', binary=service.FAKE,
-                         env={'ATTN_FAKE_DEVICES': '2', 'ATTN_FAKE_SCRIPT': '1:sync.err=700@5'}).start()
+                         env={'ATTN_FAKE_DEVICES': '2', 'ATTN_FAKE_SCRIPT': '0:sync.err=700@5'}).start()
         prometheus = mix = None
         try:
             prometheus = Prometheus(folder, [metrics, f'127.0.0.1:{failing.port}'])

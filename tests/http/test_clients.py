@@ -82,7 +82,7 @@ def test_while_waiting_in_the_queue(quiet, how):
     for t in running:
         t.join()
     at_rest(quiet)
-    assert quiet.metric('attnd_cancelled_total') - cancelled == 3
+    assert eventually(lambda: quiet.metric('attnd_cancelled_total') - cancelled == 3)
     one = quiet.metric('attnd_flops_total')
     quiet.post(FORWARD, quiet.slow_body)
     each = quiet.metric('attnd_flops_total') - one
@@ -98,7 +98,7 @@ def test_while_it_computes(quiet, how):
     time.sleep(0.2)
     leave(s, how)
     at_rest(quiet)
-    assert quiet.metric('attnd_cancelled_total') - cancelled == 1
+    assert eventually(lambda: quiet.metric('attnd_cancelled_total') - cancelled == 1)
 
 
 @pytest.mark.parametrize('how', ['fin', 'rst'])

@@ -263,7 +263,7 @@ def test_h16_a_body_that_stalls_is_answered_408(serve):
         assert reader.closed()
     assert eventually(lambda: server.inflight() == 0)
     assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
-    assert server.metric('attnd_requests_total', status='408') == 1
+    assert eventually(lambda: server.metric('attnd_requests_total', status='408') == 1)
     assert server.post(FORWARD, BODY).status == 200
 
 
