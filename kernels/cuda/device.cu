@@ -95,8 +95,8 @@ int device_count(void)
  * and a neighbour's changes need the rest. */
 const double MEMORY_SHARE = 0.85;
 
-/* ATTN_CUDA_FAMILY=sm90|generic|simple: no row before that family's first in the table is tried. To test and to time the others on a chip
- * that has all; any other text means nothing. */
+/* ATTN_CUDA_FAMILY=NAME of a row of the table (sm90, generic, ...): no row before it is tried. To test and to time the others on a chip that
+ * has all; any other text means nothing. */
 int first_kernel(void)
 {
     const char *family = getenv("ATTN_CUDA_FAMILY");
