@@ -282,7 +282,7 @@ emulate: ## the CUDA kernels without a GPU, in an emulator that finds mistakes o
 	fi
 
 fresh: ## the two commands of the README in a bare Debian (root, debootstrap; FRESH=bookworm)
-	sh tests/fresh/run.sh $(FRESH)
+	bash tests/fresh/run.sh $(FRESH)
 
 C_FILES = $(shell find server proto-json kernels tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort)
 format: ## rewrite the C sources in the project's style (clang-format)
