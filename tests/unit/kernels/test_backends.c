@@ -464,6 +464,19 @@ static void test_float8_without_lse_agrees_with_the_reference(void **state)
             if (!spec_agrees(&bench, &s)) failed++;
         }
     assert_int_equal(failed, 0);
+
+    /* A kernel that is chosen by name alone: that it was. */
+    const char *family = getenv("ATTN_CUDA_FAMILY");
+    if (family && strcmp(family, "sm90_f8") == 0) {
+        const struct spec s = SPEC(SIZES(200, 300, 128), FP8, .no_lse = true);
+        struct fixture f;
+        attn_error err;
+        fixture_make(&f, &s);
+        const char *kernel = attn_kernel(bench.device, &f.p, &err);
+        fixture_clear(&f);
+        assert_non_null(kernel);
+        assert_string_equal(kernel, family);
+    }
 }
 
 static void test_random_problems_agree_with_the_reference(void **state)
