@@ -35,6 +35,7 @@ static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 
 struct options {
     bool forward, backward, json, causal, codec, top_left;
+    bool no_lse;   /* a forward gives out alone */
     bool reading;  /* K and V are what takes the time: say GB/s, and take turns with copies of them */
     int sequences; /* packed: that many, of these lengths; then B, Sq and Sk say nothing */
     int32_t lengths[MOST_SEQUENCES];
@@ -211,6 +212,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         p.op = back ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
             if (attn_tensors[id].role != (back ? ATTN_ROLE_OUT_BACK : ATTN_ROLE_OUT)) continue;
+            if (id == ATTN_T_lse && o->no_lse) continue;
             if (attn_output(&p, (attn_tensor_id)id, o->dtype == ATTN_F8E4M3 ? ATTN_BF16 : o->dtype, &p.tensor[id], &err))
                 continue;
             give_memory(m, &p.tensor[id], &blocks[id]);
@@ -532,6 +534,7 @@ static const char help[] =
     "  --tokens N                   of the sweeps paper and masks (16384; on a CPU 2048 takes a minute)\n"
     "  --cold                       K and V take turns with copies of them, so that they are read from memory\n"
     "  --documents N                FlashMask: so many equal documents\n"
+    "  --no-lse                     forward: out alone (float8 is faster so)\n"
     "  --codec                      base64 and whole bodies, GB of text a second\n"
     "  --json                       one JSON object a line\n";
 
@@ -569,6 +572,7 @@ int main(int argc, char **argv)
         COLD,
         DOCUMENTS,
         TOKENS,
+        NO_LSE,
         CODEC,
         JSON,
         HELP
@@ -591,6 +595,7 @@ int main(int argc, char **argv)
         { "cold", no_argument, NULL, COLD },
         { "documents", required_argument, NULL, DOCUMENTS },
         { "tokens", required_argument, NULL, TOKENS },
+        { "no-lse", no_argument, NULL, NO_LSE },
         { "codec", no_argument, NULL, CODEC },
         { "json", no_argument, NULL, JSON },
         { "help", no_argument, NULL, HELP },
@@ -616,6 +621,7 @@ int main(int argc, char **argv)
         case TOKENS: o.tokens = number("--tokens", optarg, 512, 1 << 24); break;
         case CAUSAL: o.causal = true; break;
         case TOP_LEFT: o.top_left = true; break;
+        case NO_LSE: o.no_lse = true; break;
         case CODEC: o.codec = true; break;
         case JSON: o.json = true; break;
         case OP:
@@ -661,6 +667,7 @@ int main(int argc, char **argv)
     if (optind < argc) die("this is no option", argv[optind]);
     if (!op_given) o.forward = true, o.backward = o.sweep == SWEEP_PAPER;
     if (o.documents && o.causal) die("--documents are not causal", NULL);
+    if (o.no_lse && o.dtype != ATTN_F8E4M3 && o.backward) die("a backward needs the lse of its forward", NULL);
     if (!o.Hk) o.Hk = o.H;
     if (!o.Sk) o.Sk = o.Sq;
     if (!o.Dv) o.Dv = o.D;

@@ -258,7 +258,8 @@ template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2
                     pack<T>(c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* The two warps of a pair wait for each other. */
+/* The two warps of a pair wait for each other. Both come at every tile, also where the pair sees nothing: skipping together would be as right (P
+ * and dS are written and read by those that come, and written again behind a barrier of the block), but tools could not follow it. */
 DEVICE void pair_barrier(int pair)
 {
     switch (pair) {
@@ -367,6 +368,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;
             if (jl + 31 < low_q + limit.lo || jl >= high_q + limit.hi || jl >= limit.Sk) {
                 const float zero[2][4][4] = {};
+                if (QW == 2) pair_barrier(warp / 2);
                 write_block<T>(dS_to, zero, key, q, lane);
                 continue;
             }

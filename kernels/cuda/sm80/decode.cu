@@ -7,6 +7,8 @@
  *   A sequence's keys are cut into splits, a block each. A block leaves O (not divided), m and l of its split in the workspace, and
  *   combine_splits() adds them up in the order of the keys (Flash-Decoding, Dao et al. 2023; FlashAttention-2, arXiv:2307.08691,
  *   section 3.2). A sequence of one split is written at once.
+ *   Splits are added up by flocks of FLOCK neighbours, then the flocks. Where a batch gives blocks enough, a block takes all of a flock, split
+ *   after split, and leaves their sum: the same additions in the same order, and fewer partial results.
  *
  * A block is four warps, and holds tiles of BN keys in a ring, K and V by turns:
  *
@@ -48,6 +50,9 @@ template <int D_, bool WIDE, bool OPTIONS_> struct shape {
     static const int SLOTS = !WIDE ? 4 : D == 64 ? 6 : 3;
 };
 
+/* Splits that are added up together; rows that a block may have which takes a whole flock (its sums lie in shared memory beside the ring). */
+enum { FLOCK = 4, FLOCK_ROWS = 8 };
+
 /* Blocks of a multiprocessor, which bounds registers. Before compute capability 9.0 shared memory holds two at most. */
 #if __CUDA_ARCH__ >= 900
 template <int D, bool OPTIONS> constexpr int blocks_of = D == 256 || OPTIONS ? 2 : 3;
@@ -67,6 +72,8 @@ template <class X> struct shared {
     };
     float m[X::WK][X::BM], l[X::WK][X::BM]; /* of a warp; then m is the factor of its O */
     float top[X::BM], sum[X::BM];           /* of the block */
+    float flock_O[FLOCK_ROWS][X::D];        /* the splits of a flock so far */
+    float2 flock_ml[FLOCK_ROWS];
     int i[X::BM], h[X::BM];                 /* which query a row is, and which head */
     float slope[X::BM];
 };
@@ -92,11 +99,11 @@ inline int64_t most_splits(int64_t keys, bool wide)
     return attn_max64(16, attn_tiles(keys, most));
 }
 
-/* How blocks find their work. A block is a slot of a key/value head. Not packed, a batch row has `splits` slots. Packed, sequence b has
- * those from cu_k[b] / unit + extra * b on: never fewer than it needs, so that a block finds its sequence by bisection; some are
- * left over. */
+/* How blocks find their work. A block is a slot of a key/value head. Not packed, a batch row has a slot for each `walk` of its splits.
+ * Packed, sequence b has those from cu_k[b] / unit + extra * b on: never fewer than it needs, so that a block finds its sequence by
+ * bisection; some are left over. */
 struct plan {
-    int splits;
+    int splits, walk; /* walk: splits that a block takes, 1 or FLOCK */
     int unit, extra;
     int64_t head_rows; /* packed: rows of the workspace for a key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW on */
     float *O;          /* workspace: rows of D; NULL: no sequence has more than one split */
@@ -131,6 +138,25 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     place.saved = g.dims.packed ? hk * p.head_rows + g.cu_k[b] / KEYS_A_ROW : ((int64_t)b * g.dims.Hk + hk) * p.splits * rows;
     return place;
 }
+
+/* ---- Partial results ------------------------------------------------------------------------------------------------------- */
+
+/* Two of them brought to one maximum. Written out to the last rounding, for it is done in two kernels and may not differ. */
+struct fold {
+    float m, keep, add;
+    DEVICE fold(float m_before, float m_next)
+    {
+        m = fmaxf(m_before, m_next);
+        const float base = m == -CUDART_INF_F ? 0 : m; /* nothing seen yet: -inf - -inf would be NaN */
+        keep = exp2_fast(__fsub_rn(m_before, base));
+        add = exp2_fast(__fsub_rn(m_next, base));
+    }
+    DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
+    DEVICE float4 operator()(const float4 &x, const float4 &y) const
+    {
+        return make_float4((*this)(x.x, y.x), (*this)(x.y, y.y), (*this)(x.z, y.z), (*this)(x.w, y.w));
+    }
+};
 
 /* ---- One row of one split ---------------------------------------------------------------------------------------------------- */
 
@@ -188,6 +214,44 @@ template <int D, int BM> DEVICE void load_queries(uint16_t *to, const cuda_args 
     }
 }
 
+/* The block's O of row r, channels d to d + 3: its warps' sums, each times its factor. */
+template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
+{
+    float4 o = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int w = 0; w < X::WK; w++) {
+        const float4 part = *(const float4 *)&sm.O[w][r][d];
+        const float factor = sm.m[w][r];
+        o = make_float4(fmaf(factor, part.x, o.x), fmaf(factor, part.y, o.y), fmaf(factor, part.z, o.z), fmaf(factor, part.w, o.w));
+    }
+    return o;
+}
+
+/* Adds a split to those of its flock before it. The last leaves the sum in the workspace, in row `to`, the first split's. `saved` is the split's own
+ * row there, which holds it if it was computed twice. */
+template <class X>
+DEVICE void add_to_flock(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first, bool last, int64_t to)
+{
+    const int D = X::D;
+    auto split_ml = [&](int r) { return from_workspace ? p.ml[saved + r] : make_float2(sm.top[r], sm.sum[r]); };
+    auto flock_ml = [&](int r) { return first ? make_float2(-CUDART_INF_F, 0) : sm.flock_ml[r]; };
+    __syncthreads(); /* rows that were repaired are in the workspace */
+    for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
+        const int r = n / (D / 4), d = n % (D / 4) * 4;
+        const float4 next = from_workspace ? *(const float4 *)&p.O[(saved + r) * D + d] : sum_of_warps(sm, r, d);
+        const float4 before = first ? make_float4(0, 0, 0, 0) : *(const float4 *)&sm.flock_O[r][d];
+        const float4 sum = fold(flock_ml(r).x, split_ml(r).x)(before, next);
+        *(float4 *)(last ? &p.O[(to + r) * D + d] : &sm.flock_O[r][d]) = sum;
+    }
+    __syncthreads(); /* all have read m, and the ring is free for the next split */
+    if ((int)threadIdx.x < rows) {
+        const int r = threadIdx.x;
+        const float2 before = flock_ml(r), next = split_ml(r);
+        const fold f(before.x, next.x);
+        *(last ? &p.ml[to + r] : &sm.flock_ml[r]) = make_float2(f.m, f(before.y, next.y));
+    }
+}
+
 template <typename T, class X> DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory)
 {
     const int D = X::D, BM = X::BM, BN = X::BN, KW = X::KW, WK = X::WK, SLOTS = X::SLOTS;
@@ -205,7 +269,7 @@ template <typename T, class X> DEVICE void split(const cuda_args &a, const plan 
     const int first = first_key / BN, last = (int)attn_tiles(last_key, BN), steps = 2 * (last - first);
     const loader<D, THREADS, true> K(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.D);
     const loader<D, THREADS, true> V(g.view[ATTN_T_v], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.Dv);
-    const bool single = place.splits == 1;
+    const bool single = place.splits == 1, walks = p.walk > 1;
     const float c = X::OPTIONS ? 1 : x.scale * LOG2E;
 
     for (int r = threadIdx.x; r < BM; r += THREADS) {
@@ -411,7 +475,7 @@ again:
         }
         sm.top[r] = top;
         sm.sum[r] = sum;
-        if (!single) p.ml[saved + r] = make_float2(top, sum);
+        if (!single && (clean || !walks)) p.ml[saved + r] = make_float2(top, sum);
         const attn_view &lse = g.view[ATTN_T_lse];
         if (single && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, sm.h[r], x.s.q_start + sm.i[r])] = sum == 0 ? -CUDART_INF_F : top * LN2 + logf(sum);
@@ -423,17 +487,11 @@ again:
     bool finite = true;
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
-        float4 o = make_float4(0, 0, 0, 0);
-#pragma unroll
-        for (int w = 0; w < WK; w++) {
-            const float4 part = *(const float4 *)&sm.O[w][r][d];
-            const float factor = sm.m[w][r];
-            o.x += factor * part.x, o.y += factor * part.y, o.z += factor * part.z, o.w += factor * part.w;
-        }
+        const float4 o = sum_of_warps(sm, r, d);
         const float sum = sm.sum[r], top = sm.top[r];
         finite &= (top == -CUDART_INF_F || fabsf(top) < SCORE_MOST) && sum - sum == 0 && o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
         if (!single) {
-            *(float4 *)&p.O[(saved + r) * D + d] = o;
+            if (clean || !walks) *(float4 *)&p.O[(saved + r) * D + d] = o;
         } else if (out.data) {
             const float factor = sum == 0 ? 0 : x.v_scale / sum, value[4] = { o.x, o.y, o.z, o.w };
             const int64_t to = attn_at(&out, x.b, sm.h[r], x.s.q_start + sm.i[r]) + d;
@@ -452,6 +510,10 @@ again:
     } else if (__syncthreads_or(!finite)) {
         clean = true;
         goto again;
+    }
+    if (walks && !single) {
+        const int rank = index % FLOCK;
+        add_to_flock(sm, p, rows, clean, saved, rank == 0, rank == FLOCK - 1 || index == place.splits - 1, saved - (int64_t)rank * rows);
     }
 }
 
@@ -479,26 +541,32 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, OPTIONS>)) decode_split
         b = low;
         index = slot - (a.g.cu_k[b] / p.unit + p.extra * b);
     } else {
-        b = slot / p.splits;
-        index = slot % p.splits;
+        const int slots = (p.splits + p.walk - 1) / p.walk;
+        b = slot / slots;
+        index = slot % slots * p.walk;
     }
     const group_place place = group_place_of(a, p, b, hk);
-    if (place.rows == 0 || index >= place.splits) return;
-    if (place.rows <= NARROW) split<T, shape<D, false, OPTIONS>>(a, p, place, index, memory);
-    else split<T, shape<D, true, OPTIONS>>(a, p, place, index, memory);
+    if (place.rows == 0) return;
+    const int end = min(index + p.walk, place.splits);
+    if (place.rows <= NARROW)
+#pragma unroll 1
+        for (; index < end; index++) split<T, shape<D, false, OPTIONS>>(a, p, place, index, memory);
+    else if (index < end)
+        split<T, shape<D, true, OPTIONS>>(a, p, place, index, memory);
 }
 
 /* ---- Combine ----------------------------------------------------------------------------------------------------------------- */
 
 enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 
-/* out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one key/value head of a sequence. Each warp adds up every eighth split, then
- * the block adds up the warps: always in the same order. A lane has D / 32 neighbouring channels. */
+/* out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one key/value head of a sequence. Each warp adds up every eighth flock of splits,
+ * asking for m, l and O together, then the block adds up the warps: always in the same order. A lane has D / 32 neighbouring channels. */
 template <int D>
 __global__ void __launch_bounds__(COMBINE_THREADS) combine_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
     const int C = D / 32;
-    __shared__ float part[COMBINE_WARPS][D], sums[COMBINE_WARPS];
+    __shared__ float part[COMBINE_WARPS][D];
+    __shared__ float2 parts_ml[COMBINE_WARPS];
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -512,35 +580,54 @@ __global__ void __launch_bounds__(COMBINE_THREADS) combine_splits(const __grid_c
         const float2 *ml = p.ml + place.saved + r;
         const float *O = p.O + (place.saved + r) * D + lane * C;
         const float sink = sink_of(a, h) * LOG2E;
-        float top = sink;
-        for (int s = lane; s < splits; s += 32) top = fmaxf(top, ml[(int64_t)s * rows].x);
-        for (int step = 16; step; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step));
-        const float base = top == -CUDART_INF_F ? 0 : top;
-        float o[C] = {}, l = 0;
-#pragma unroll 4
-        for (int s = warp; s < splits; s += COMBINE_WARPS) {
-            const float2 split = ml[(int64_t)s * rows];
-            const float factor = exp2_fast(split.x - base);
-            const float *from = O + (int64_t)s * rows * D;
-            l += factor * split.y;
+        const int each = p.walk > 1 ? 1 : FLOCK; /* partial results of a flock */
+        float m = -CUDART_INF_F, l = 0, o[C] = {};
+        for (int s = warp * FLOCK; s < splits; s += COMBINE_WARPS * FLOCK) {
+            const int count = min(each, splits - s);
+            float2 ml_of[FLOCK];
+            float O_of[FLOCK][C], m_flock = -CUDART_INF_F, l_flock = 0, o_flock[C] = {};
 #pragma unroll
-            for (int n = 0; n < C; n += 2) {
-                const float2 two = *(const float2 *)(from + n);
-                o[n] += factor * two.x;
-                o[n + 1] += factor * two.y;
+            for (int n = 0; n < FLOCK; n++) {
+                if (n >= count) break;
+                ml_of[n] = ml[(int64_t)(s + n) * rows];
+#pragma unroll
+                for (int e = 0; e < C; e += 2) {
+                    const float2 two = *(const float2 *)(O + (int64_t)(s + n) * rows * D + e);
+                    O_of[n][e] = two.x, O_of[n][e + 1] = two.y;
+                }
             }
+#pragma unroll
+            for (int n = 0; n < FLOCK; n++) {
+                if (n >= count) break;
+                const fold f(m_flock, ml_of[n].x);
+                m_flock = f.m, l_flock = f(l_flock, ml_of[n].y);
+#pragma unroll
+                for (int e = 0; e < C; e++) o_flock[e] = f(o_flock[e], O_of[n][e]);
+            }
+            const fold f(m, m_flock);
+            m = f.m, l = f(l, l_flock);
+#pragma unroll
+            for (int e = 0; e < C; e++) o[e] = f(o[e], o_flock[e]);
         }
 #pragma unroll
-        for (int n = 0; n < C; n++) part[warp][lane * C + n] = o[n];
-        if (lane == 0) sums[warp] = l;
+        for (int e = 0; e < C; e++) part[warp][lane * C + e] = o[e];
+        if (lane == 0) parts_ml[warp] = make_float2(m, l);
         __syncthreads();
-        float sum = exp2_fast(sink - base); /* the sink joins the sum once */
-        for (int w = 0; w < COMBINE_WARPS; w++) sum += sums[w];
+        float top = sink;
+        for (int w = 0; w < COMBINE_WARPS; w++) top = fmaxf(top, parts_ml[w].x);
+        const float base = top == -CUDART_INF_F ? 0 : top;
+        float sum = exp2_fast(sink - base), factors[COMBINE_WARPS]; /* the sink joins the sum once */
+#pragma unroll
+        for (int w = 0; w < COMBINE_WARPS; w++) {
+            factors[w] = exp2_fast(parts_ml[w].x - base);
+            sum += factors[w] * parts_ml[w].y;
+        }
         const float factor = sum == 0 ? 0 : x.v_scale / sum;
         const attn_view &out = g.view[ATTN_T_out], &lse = g.view[ATTN_T_lse];
         for (int d = threadIdx.x; d < g.dims.Dv && out.data; d += COMBINE_THREADS) {
             float value = 0;
-            for (int w = 0; w < COMBINE_WARPS; w++) value += part[w][d];
+#pragma unroll
+            for (int w = 0; w < COMBINE_WARPS; w++) value += factors[w] * part[w][d];
             store_float(out.dtype, out.data, attn_at(&out, x.b, h, x.s.q_start + i) + d, value * factor);
         }
         if (threadIdx.x == 0 && lse.data)
@@ -575,6 +662,7 @@ launch_plan launch_plan_of(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
     launch_plan y = {};
+    y.p.walk = 1;
     if (d.packed) {
         const int64_t short_slots = d.total_k / 128 + d.B, long_slots = d.total_k / 1024 + 17 * d.B;
         y.p.unit = short_slots <= long_slots ? 128 : 1024;
@@ -654,16 +742,28 @@ template <typename T> cudaError_t launch_for(const cuda_args &a, const launch_pl
     return D == 128 ? launch_form<T, 128>(a, y, options, stream) : launch_form<T, 256>(a, y, options, stream);
 }
 
+/* A block takes a flock where that leaves FULL blocks for each place on a multiprocessor. The bits of the answer are the same. */
+const int FULL = 4, PLACES = 3;
+
+void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
+{
+    const int64_t blocks = d.B * d.Hk * attn_tiles(y.p.splits, FLOCK);
+    if (d.packed || y.p.splits == 1 || rows > FLOCK_ROWS || blocks < (int64_t)FULL * PLACES * chip->multiprocessors) return;
+    y.p.walk = FLOCK;
+    y.blocks = blocks;
+}
+
 size_t workspace_of(const attn_geometry &g)
 {
     return (size_t)launch_plan_of(g).rows * ((size_t)class_of(g.dims) * sizeof(float) + sizeof(float2));
 }
 
-cudaError_t decode(cudaStream_t stream, const attn_problem *p, void *workspace)
+cudaError_t decode(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *workspace)
 {
     const cuda_args a = cuda_args_of(p);
     launch_plan y = launch_plan_of(a.g);
     if (y.blocks == 0 || a.g.dims.Sq == 0) return cudaSuccess;
+    let_blocks_walk(y, chip, a.g.dims, a.g.dims.Sq * a.g.group);
     if (y.rows) {
         y.p.O = (float *)workspace;
         y.p.ml = (float2 *)(y.p.O + y.rows * class_of(a.g.dims));
@@ -687,7 +787,7 @@ bool covers(const cuda_chip *, const attn_problem *p)
 
 size_t workspace(const cuda_chip *, const attn_problem *p) { return workspace_of(attn_geometry_of(p)); }
 
-cudaError_t run(const cuda_chip *, cudaStream_t stream, const attn_problem *p, void *memory) { return decode(stream, p, memory); }
+cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *memory) { return decode(chip, stream, p, memory); }
 
 /* ---- Packed problems: another kernel for the sequences of many rows, then decoding --------------------------------------------- */
 
@@ -715,7 +815,7 @@ template <const cuda_kernel &other> cudaError_t packed_run(const cuda_chip *chip
     cuda_chip without = *chip;
     without.decode_rows = DECODE_ROWS;
     const cudaError_t code = other.run(&without, stream, p, memory);
-    return code == cudaSuccess ? decode(stream, p, (char *)memory + other_workspace(other, chip, p)) : code;
+    return code == cudaSuccess ? decode(chip, stream, p, (char *)memory + other_workspace(other, chip, p)) : code;
 }
 
 } // namespace

@@ -15,7 +15,8 @@
  * Turns: the warpgroups issue their products one after the other (named barriers), so that one's softmax runs under another's products; the
  * turns go on from one tile of work to the next, and one that has no product for a tile of keys passes its turn. A stage of the ring is
  * handed over by a pair of barriers; one thread of a warpgroup arrives when its product has retired, for then all four warps have waited for
- * the stage. Where there is no product, the warpgroup meets at a barrier first: a warp that still waited could miss the phase.
+ * the stage. Where there is no product, the warpgroup meets at a barrier first: a warp that still waited could miss the phase. A warpgroup
+ * whose rows are all past the end (the last of three, at most lengths) multiplies nothing.
  *
  * Rescaling: a row's reference m moves only when its maximum grows by more than 2^8 over it, which is seldom; P is then at most 2^8. Each row
  * decides for itself, so its bits do not depend on its neighbours; a warp skips the products with 1 if all its rows keep their m.
@@ -23,10 +24,15 @@
  * Shared memory holds tiles as chunks of 64 columns, rows of 128 bytes, as TMA writes them with the 128-byte swizzle; what lies past the end
  * of a tensor arrives as zeros, which makes head dims of any multiple of 8 and lengths of any size the same case.
  *
- * Order of work: without a mask, head after head, tile n to block n % gridDim.x. With one, tiles differ in length: the longest first, over as
- * many heads as L2 holds, claimed from a counter; a block claims when its last keys are being loaded, for an earlier claim would keep work
- * from blocks that are free sooner. O leaves through shared memory of its own, a warp's whole rows at a time, or where there is no room
- * straight from registers, so that Q's memory is free for the next tile.
+ * Order of work: without a mask, head after head, a tile a block and round; each round begins one block further on, for else the same blocks
+ * could get the short last tiles of all heads. With one, tiles differ in length: the longest first, over as many heads as L2 holds, claimed
+ * from a counter; a block claims when its last keys are being loaded, for an earlier claim would keep work from blocks that are free sooner.
+ * O leaves through shared memory of its own, a warp's whole rows at a time, or where there is no room straight from registers, so that Q's
+ * memory is free for the next tile. The kernel is made ready while the one before it in the stream ends (programmatic dependent launch).
+ *
+ * Short sequences: a tile of work has few tiles of keys, and its first scores, first softmax and output are in line with nothing else of their
+ * warpgroup. More warpgroups with narrower tiles (BN = 64) fill that time and waste less of a causal diagonal; longer sequences do better with
+ * fewer, wider ones.
  *
  * Options (softcap, ALiBi, FlashMask, float8) are instantiations of their own. FlashMask: tile_extremes looks at the bounds of each tile of
  * keys first; the warp that hands out work makes of them a list of the tiles that its rows see, and the others are neither loaded nor
@@ -56,13 +62,15 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, bool OPTIONS_ = fa
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool OPTIONS = OPTIONS_;
     static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64; /* of 64 columns, in shared memory */
-    static const int PRODUCER = C == 3 ? 32 : 40, CONSUMER = C == 3 ? 160 : 232;
+    static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
     /* O has room in shared memory, beside Q, K and V. */
     static const bool STAGES_OUT = ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <= 220 << 10;
     static const bool TRIMS = BN == 128; /* a warpgroup that sees at most half of its last tile computes half of it */
 };
+typedef shape<64, 4, 64, 4> shape_64_short;
 typedef shape<64, 3, 128, 4> shape_64;
 typedef shape<96, 2, 128, 2> shape_96;
+typedef shape<128, 3, 64, 3> shape_128_short;
 typedef shape<128, 2, 128, 2> shape_128;
 typedef shape<128, 2, 176, 2> shape_128_wide;
 typedef shape<192, 2, 112, 2> shape_192;
@@ -83,7 +91,7 @@ struct __align__(16) work {
 };
 
 /* What one consumer makes of it. Tiles [free_first, free_last) are open to all its rows; those from mine on hold nothing for them; narrow: nor
- * does the second half of tile mine - 1. */
+ * does the second half of tile mine - 1. Where there are no such rows, or no tiles, mine is first. */
 struct __align__(16) part {
     int free_first, free_last, mine, narrow;
 };
@@ -168,7 +176,7 @@ struct plan {
     uint8_t *dirty;          /* a byte a warp and tile: its result was not finite */
     int least_Sk, most_Sk;   /* packed, or seqlens_k: only sequences of such lengths, see launch_for */
     int decode_rows;         /* packed: only sequences of more rows than this, see cuda_chip */
-    int *counter;            /* next tile less gridDim.x; NULL: a block takes every gridDim.x-th */
+    int *counter;            /* next tile less gridDim.x; NULL: a block takes one of each gridDim.x */
 };
 
 const int FAR = 1 << 29; /* lengths are below it */
@@ -222,6 +230,7 @@ template <class X> DEVICE part part_of(const plan &p, const work &x, int w)
     y.free_last = max(min(row0 + hi, x.Sk), 0) / BN;
     y.mine = max(min((end + BN - 1) / BN, x.last), x.first + 1);
     if (X::OPTIONS && p.bounds) y.mine = x.last;
+    else if (row0 >= x.Sq || x.first >= x.last) y.mine = x.first;
     y.narrow = X::TRIMS && !(X::OPTIONS && p.bounds) && end - (y.mine - 1) * BN <= BN / 2;
     return y;
 }
@@ -508,6 +517,7 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
     }
     __syncthreads();
     launch_dependents(); /* repair_rows may be made ready: it waits for our end */
+    wait_for_prerequisites();
 
     if (wg == 0) {
         setmaxnreg_dec<X::PRODUCER>();
@@ -538,7 +548,7 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                     if (teller) t = (int)gridDim.x + atomicAdd(p.counter, 1);
                     t = __shfl_sync(0xffffffff, t, 0);
                 } else {
-                    t += (int)gridDim.x;
+                    t += t % gridDim.x + 1 == gridDim.x ? 1 : (int)gridDim.x + 1;
                 }
             }
             work x = {};
@@ -643,10 +653,19 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
         auto next_turn = [&] {
             named_barrier_arrive(TURN_BARRIER + (w + 1 == C ? 0 : w + 1), 256);
         };
-        auto pass_turn = [&] {
+        /* Stages that no product reads. A warp that still waited could miss the phase once the stage is filled anew. */
+        auto pass_stage = [&](uint64_t *full, uint64_t *empty, ring<STAGES> &at) {
+            mbarrier_wait(smem_addr(full + at.stage), at.phase);
+            named_barrier_sync(GROUP_BARRIER + w, 128);
+            release(empty[at.stage]);
+            at.next();
+        };
+        auto pass_K = [&] {
             await_turn();
             next_turn();
+            pass_stage(sm.full_K, sm.empty_K, k);
         };
+        auto pass_V = [&] { pass_stage(sm.full_V, sm.empty_V, v); };
         if (w == C - 1) next_turn(); /* the first is consumer 0's */
 
         for (;;) {
@@ -677,7 +696,7 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
 #pragma unroll
             for (int i = 0; i < DV / 2; i++) O[i] = 0;
 
-            if (x.first < x.last) {
+            if (x.first < y.mine) {
                 const int free_first = y.free_first, free_last = y.free_last, mine = y.mine;
                 const bool narrow = X::TRIMS && y.narrow;
                 float S[BN / 2];
@@ -691,13 +710,7 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                 }
                 mbarrier_wait(smem_addr(&sm.full_Q[w]), phase_Q);
                 phase_Q ^= 1;
-                for (int j = x.last - 1; j >= mine; j--) { /* not for these rows */
-                    pass_turn();
-                    mbarrier_wait(smem_addr(&sm.full_K[k.stage]), k.phase);
-                    named_barrier_sync(GROUP_BARRIER + w, 128); /* a warp that still waited could miss the phase once the stage is filled anew */
-                    release(sm.empty_K[k.stage]);
-                    k.next();
-                }
+                for (int j = x.last - 1; j >= mine; j--) pass_K(); /* not for these rows */
                 mbarrier_wait(smem_addr(&sm.full_K[k.stage]), k.phase);
                 const int j_first = mine - 1;
                 if (X::TRIMS && narrow) {
@@ -735,12 +748,7 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                 }
                 k.next();
 
-                for (int j = x.last - 1; j >= mine; j--) {
-                    mbarrier_wait(smem_addr(&sm.full_V[v.stage]), v.phase);
-                    named_barrier_sync(GROUP_BARRIER + w, 128);
-                    release(sm.empty_V[v.stage]);
-                    v.next();
-                }
+                for (int j = x.last - 1; j >= mine; j--) pass_V();
                 if ((p.cu_q || p.seqlens_k) && j_first == (x.Sk - 1) / BN && x.Sk % BN) { /* V past the end is not ours: zeros */
                     mbarrier_wait(smem_addr(&sm.full_V[v.stage]), v.phase);
                     const int rows = BN - x.Sk % BN, per_chunk = rows * 8; /* 16-byte pieces */
@@ -783,6 +791,17 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                 pin(O);
                 release(sm.empty_V[v.stage]);
                 v.next();
+            } else if (x.first < x.last) { /* none of these rows exists */
+                mbarrier_wait(smem_addr(&sm.full_Q[w]), phase_Q);
+                phase_Q ^= 1;
+                named_barrier_sync(GROUP_BARRIER + w, 128);
+                release(sm.empty_Q[w]);
+#pragma unroll 1
+                for (int j = x.last - 1; j >= x.first; j--) {
+                    pass_K();
+                    if (j < x.last - 1) pass_V();
+                }
+                pass_V();
             }
 
             const work &z = X::OPTIONS ? sm.kept[w * 4 + warp] : x;
@@ -837,6 +856,7 @@ template <int BM> __global__ void __launch_bounds__(128) repair_rows(const __gri
 {
     const int WARPS = BM / 16;
     const int flags = p.tiles * WARPS;
+    launch_dependents(); /* the stream's next kernel, if it waits for our end */
     wait_for_prerequisites();
     for (int base = (blockIdx.x * 4 + threadIdx.x / 32) * 32; base < flags; base += gridDim.x * 128) {
         const int mine = base + threadIdx.x % 32;
@@ -1067,18 +1087,21 @@ template <typename T, class X> cudaError_t launch(const job_of_run &job, int lea
         const int warps = (int)(d.B * (d.H / g.mask_group)) * p.key_tiles;
         tile_extremes<X::BN><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, stream>>>(p, (attn_mask_extremes *)p.extremes);
     }
-    forward_tiles<T, X><<<blocks, X::THREADS, sizeof(shared<X>), stream>>>(p, Q, K, V);
-    cudaError_t code = cudaPeekAtLastError();
-    if (code != cudaSuccess) return code;
-    cudaLaunchAttribute overlap;
+    cudaLaunchAttribute overlap; /* a kernel is made ready while the one before it runs, and waits itself */
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)job.chip->multiprocessors);
-    config.blockDim = dim3(128);
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(X::THREADS);
+    config.dynamicSmemBytes = sizeof(shared<X>);
     config.stream = stream;
     config.attrs = &overlap;
     config.numAttrs = 1;
+    const cudaError_t code = cudaLaunchKernelEx(&config, forward_tiles<T, X>, p, Q, K, V);
+    if (code != cudaSuccess) return code;
+    config.gridDim = dim3((unsigned)job.chip->multiprocessors);
+    config.blockDim = dim3(128);
+    config.dynamicSmemBytes = 0;
     return cudaLaunchKernelEx(&config, repair_rows<X::BM>, job.given, p);
 }
 
@@ -1104,9 +1127,11 @@ template <typename T> cudaError_t launch_for(const job_of_run &job)
     const int64_t Dv = g.dims.Dv, D = attn_max64(g.dims.D, Dv);
     const bool window = g.left < ATTN_UNBOUNDED, open = !window && g.right >= ATTN_UNBOUNDED;
     if (g.softcap > 0 || g.view[ATTN_T_alibi_slopes].data || g.view[ATTN_T_mask_startend_rows].data) return launch_with_options<T>(job);
-    if (D <= 64) return launch<T, shape_64>(job);
+    if (D <= 64) return window ? launch<T, shape_64>(job) : launch_by_length<T, shape_64_short, shape_64>(job, 1025);
     if (D <= 96) return launch<T, shape_96>(job);
-    if (D <= 128) return window ? launch<T, shape_128>(job) : launch_by_length<T, shape_128, shape_128_wide>(job, open ? 1025 : 4096);
+    if (D <= 128 && window) return launch<T, shape_128>(job);
+    if (D <= 128)
+        return open ? launch_by_length<T, shape_128, shape_128_wide>(job, 1025) : launch_by_length<T, shape_128_short, shape_128_wide>(job, 1537);
     if (D <= 192) return Dv <= 128 ? launch<T, shape_192_128>(job) : launch<T, shape_192>(job);
     return open ? launch<T, shape_256>(job) : launch_by_length<T, shape_256_short, shape_256>(job, 1025);
 }

@@ -725,6 +725,7 @@ static void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
     static const struct spec batches[] = {
         SPEC(.B = 3, SIZES(50, 90, 64), HEADS(4, 2), .causal = true, BF16),
         SPEC(.B = 3, SIZES(1, 3000, 64), HEADS(4, 1)),
+        SPEC(.B = 24, SIZES(1, 2048, 64), HEADS(4, 2), BF16),
         SPEC(.B = 3, SIZES(2, 3000, 128), HEADS(8, 2), BF16, .causal = true),
         SPEC(.B = 3, SIZES(16, 1300, 64), HEADS(8, 2), F16, WINDOW(500, 0)),
         SPEC(BACK, .B = 3, SIZES(50, 90, 64), HEADS(4, 2), .causal = true, F16),
@@ -833,6 +834,7 @@ static void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
         SPEC(SIZES(150, 170, 64), .poison = 1, HEADS(4, 2)),
         SPEC(SIZES(1, 3000, 64), .poison = 2, HEADS(4, 2)),
         SPEC(SIZES(1, 3000, 64), .poison = 2, HEADS(4, 2), BF16),
+        SPEC(.B = 24, SIZES(1, 2000, 128), .poison = 2, HEADS(4, 2), BF16),
         SPEC(SIZES(5, 900, 64), .poison = 1, HEADS(8, 2), BF16, .causal = true, .sinks = 1),
         SPEC(SIZES(5, 900, 128), .poison = 2, HEADS(8, 2), F16, WINDOW(100, 0)),
         SPEC(SIZES(60, 70, 64), .poison = 2, HEADS(2, 2), BF16, .causal = true),
