@@ -9,6 +9,7 @@
  *   ATTN_RANDOM_SEED=1        first seed of the random problems; each failure prints its SPEC(...), which can become an edge
  *                            case
  *   ATTN_RANDOM_COUNT=300    how many
+ *   ATTN_GRID_D=64           of the grid, the problems of one head size alone
  *   ATTN_TESTS='test_grid*'  only the tests whose names match */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -379,7 +380,7 @@ static struct spec random_spec(uint64_t seed)
 }
 
 /* Every dtype, class of head size and mask, forward and backward, at odd lengths: few enough problems to be run under
- * compute-sanitizer (tests/gpu/sanitize.sh). */
+ * compute-sanitizer (tests/gpu/sanitize.sh), which takes one head size at a time: ATTN_GRID_D=64. */
 static void test_grid_agrees_with_the_reference(void **state)
 {
     /* clang-format off: a row is a line */
@@ -400,7 +401,8 @@ static void test_grid_agrees_with_the_reference(void **state)
     /* clang-format on */
     static const int head_sizes[] = { 40, 64, 96, 128, 192, 256 };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
-    int failed = 0;
+    const char *const only = getenv("ATTN_GRID_D");
+    int failed = 0, ran = 0;
     (void)state;
     for (size_t m = 0; m < ARRAY_SIZE(masks); m++)
         for (size_t n = 0; n < ARRAY_SIZE(head_sizes); n++)
@@ -408,6 +410,8 @@ static void test_grid_agrees_with_the_reference(void **state)
                 for (attn_op op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
                     struct spec s = masks[m];
                     if (op == ATTN_OP_BACKWARD && dtypes[t] == ATTN_F8E4M3) continue;
+                    if (only && *only && atoi(only) != head_sizes[n]) continue;
+                    ran++;
                     s.op = op;
                     s.dtype = dtypes[t];
                     s.out_dtype = dtypes[t] == ATTN_F8E4M3 ? ATTN_BF16 : dtypes[t];
@@ -418,6 +422,7 @@ static void test_grid_agrees_with_the_reference(void **state)
                     if (!spec_agrees(&bench, &s)) failed++;
                 }
     assert_int_equal(failed, 0);
+    assert_int_not_equal(ran, 0);
 }
 
 /* float8 kernels may treat scores otherwise where lse is not wanted. Each row at three head sizes, for 64 that of the row. */
