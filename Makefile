@@ -136,12 +136,19 @@ $B/tests/unit/kernels/test_fake: $B/tests/unit/kernels/test_fake.o $(FAKE) $B/li
 $B/tests/gpu/overlap: $B/tests/gpu/overlap.o $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
 
+# Do the building blocks of the CUDA kernels work, each by itself? See its head. For Hopper alone, as the folder sm90 is.
+BLOCKS := $(wildcard tests/gpu/blocks*.cu)
+$(BLOCKS:%=$B/%.o): gencode = $(sm90)
+$B/tests/gpu/blocks: $(BLOCKS:%=$B/%.o)
+	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
+
 # The CUDA kernels without a GPU: their own sources, translated to C++ that a host's compiler reads (see tests/emulator/emulator.h). A build
 # of 80 leaves out what compute capability 9.0 has. The C part is this Makefile's with CUDA=0, but for the list of backends.
 COMPUTE      := $(or $(ATTN_EMULATOR_COMPUTE),90)
 EMU          := $B/$(COMPUTE)
 EMU_SRC      := $(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)
 EMU_CC       := $(filter-out tests/emulator/$(if $(filter 80,$(COMPUTE)),,no_)sm90.cc,$(wildcard tests/emulator/*.cc))
+EMU_BLOCKS   := $(if $(filter 80,$(COMPUTE)),,blocks)
 EMU_KERNELS  := $(if $(filter 80,$(COMPUTE)),$(filter-out kernels/cuda/sm90/%,$(EMU_SRC)),$(EMU_SRC))
 CUDA_HEADERS ?= $(patsubst %/cuda_runtime.h,%,$(firstword $(wildcard $(abspath $(dir $(realpath $(shell command -v $(NVCC))))../include)/cuda_runtime.h /usr/local/cuda/include/cuda_runtime.h)))
 EMU_FLAGS     = -std=c++17 -O2 -g1 -march=x86-64-v3 -DATTN_CUDA -DEMULATED_ARCH=$(COMPUTE)0 -I$B -I. -isystem $(CUDA_HEADERS) -MMD -MP -Wall -Wextra $(if $(CI),-Werror)
@@ -150,10 +157,10 @@ EMU_OBJ      := $(EMU_KERNELS:%.cu=$(EMU)/%.o) $(EMU_CC:%.cc=$(EMU)/%.o) $B/emul
 
 $(EMU)/flags: FORCE
 	@mkdir -p $(@D) && echo '$(EMU_FLAGS)' | cmp -s - $@ || echo '$(EMU_FLAGS)' >$@
-$B/kernels/cuda/translated: tests/emulator/translate.py $(foreach d,kernels/cuda kernels/cuda/* tests/emulator/kernels/cuda/*,$(wildcard $d/*.cu $d/*.cuh $d/*.h))
-	$(call say,py)python3 $< $B && touch $@
-$(EMU_SRC:%=$B/%): $B/kernels/cuda/translated ;
-$(EMU)/kernels/cuda/%.o: $B/kernels/cuda/%.cu tests/emulator/device.h $(EMU)/flags
+$B/kernels/cuda/translated: tests/emulator/translate.py $(BLOCKS) $(foreach d,kernels/cuda kernels/cuda/* tests/emulator/kernels/cuda/*,$(wildcard $d/*.cu $d/*.cuh $d/*.h))
+	$(call say,py)python3 $< $B $(BLOCKS) && touch $@
+$(addprefix $B/,$(EMU_SRC) $(BLOCKS)): $B/kernels/cuda/translated ;
+$(EMU)/%.o: $B/%.cu tests/emulator/device.h $(EMU)/flags
 	@mkdir -p $(@D)
 	$(call say,c++)g++ $(EMU_FLAGS) -ffp-contract=off -fno-strict-aliasing $(EMU_WATCH) -w -include tests/emulator/device.h -c -o $@ -x c++ $<
 $(EMU)/tests/emulator/%.o: tests/emulator/%.cc $(EMU)/flags
@@ -166,6 +173,8 @@ $B/emulated/%.o: %.c $B/flags
 
 $(EMU)/can_fail: tests/emulator/can_fail.cu $(EMU_CC:%.cc=$(EMU)/%.o)
 	$(call say,c++)g++ $(EMU_FLAGS) -fno-strict-aliasing $(EMU_WATCH) -include tests/emulator/device.h -c -o $@.o -x c++ $< && g++ -o $@ $@.o $(filter %.o,$^)
+$(EMU)/blocks: $(BLOCKS:%.cu=$(EMU)/%.o) $(EMU_CC:%.cc=$(EMU)/%.o)
+	$(call say,ld)g++ -o $@ $^ -lm
 $(EMU)/test_backends: $B/tests/unit/kernels/test_backends.o $(EMU_OBJ) $B/libattn.a
 	$(call say,ld)g++ $(ALL_LD) -o $@ $^ -lcmocka -lm
 
@@ -267,7 +276,7 @@ image: ## build the Dockerfile's images without Docker (root, buildah), run them
 
 gpu: ## everything that needs a GPU: kernels against float64, conformance over HTTP, equal bits (skipped without one)
 	@sh tests/setup.sh test
-	@$(MAKE) --no-print-directory all $B/tests/unit/kernels/test_backends $B/tests/gpu/overlap
+	@$(MAKE) --no-print-directory all $B/tests/unit/kernels/test_backends $(if $(CUDA_SRC),$B/tests/gpu/blocks) $B/tests/gpu/overlap
 	bash tests/gpu/run.sh $B
 
 emulate: ## the CUDA kernels without a GPU, in an emulator that finds mistakes of ordering; minutes (ATTN_RANDOM_COUNT=40)
@@ -275,8 +284,9 @@ emulate: ## the CUDA kernels without a GPU, in an emulator that finds mistakes o
 		echo "make emulate: skipped: it needs the headers of CUDA 12 or later (CUDA_HEADERS=/usr/local/cuda/include) and an x86-64 CPU with AVX2"; \
 	else \
 		sh tests/setup.sh test && \
-		$(MAKE) --no-print-directory B=$B/emulator CUDA=0 SAN= TSAN= $(addprefix $B/emulator/$(COMPUTE)/,can_fail test_backends) && \
+		$(MAKE) --no-print-directory B=$B/emulator CUDA=0 SAN= TSAN= $(addprefix $B/emulator/$(COMPUTE)/,can_fail $(EMU_BLOCKS) test_backends) && \
 		$B/emulator/$(COMPUTE)/can_fail && \
+		$(if $(EMU_BLOCKS),$B/emulator/$(COMPUTE)/blocks && )\
 		ATTN_BACKEND=cuda UNIT_TIMEOUT=3600 sh tests/run_unit.sh $B/emulator/$(COMPUTE)/test_backends && \
 		{ [ $(COMPUTE) = 80 ] || ATTN_CUDA_FAMILY=sm90_f8 ATTN_TESTS='test_float8*' ATTN_BACKEND=cuda sh tests/run_unit.sh $B/emulator/$(COMPUTE)/test_backends; }; \
 	fi

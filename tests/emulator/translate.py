@@ -1,4 +1,4 @@
-"""translate.py TO: kernels/cuda in C++ that a host's compiler reads, as a tree TO/kernels/cuda.
+"""translate.py TO [FILE...]: kernels/cuda in C++ that a host's compiler reads, as a tree TO/kernels/cuda, and each FILE as TO/FILE.
 
 A file that tests/emulator/kernels/cuda has is taken from there. Four things are no C++ and are written anew; all else stays as it is, line by
 line, and #line makes messages name the real file:
@@ -66,22 +66,19 @@ def translate(path, text):
     return f'#line 1 "{path}"\n{text}'
 
 
-def main(to):
-    for folder, _, names in os.walk(SOURCE):
-        for name in names:
-            if not name.endswith((".cu", ".cuh", ".h")):
-                continue
-            path = os.path.join(folder, name)
-            instead = os.path.join(OVERLAY, os.path.relpath(path, SOURCE))
-            path = instead if os.path.exists(instead) else path
-            with open(path) as file:
-                text = translate(path, file.read())
-            result = os.path.join(to, folder, name)
-            os.makedirs(os.path.dirname(result), exist_ok=True)
-            if os.path.exists(result) and open(result).read() == text:
-                continue # its objects need not be made again
-            with open(result, "w") as file:
-                file.write(text)
+def main(to, files):
+    sources = [os.path.join(folder, name) for folder, _, names in os.walk(SOURCE) for name in names if name.endswith((".cu", ".cuh", ".h"))]
+    for source in sources + files:
+        instead = os.path.join(OVERLAY, os.path.relpath(source, SOURCE))
+        path = instead if source in sources and os.path.exists(instead) else source
+        with open(path) as file:
+            text = translate(path, file.read())
+        result = os.path.join(to, source)
+        os.makedirs(os.path.dirname(result), exist_ok=True)
+        if os.path.exists(result) and open(result).read() == text:
+            continue # its objects need not be made again
+        with open(result, "w") as file:
+            file.write(text)
 
 
-main(sys.argv[1])
+main(sys.argv[1], sys.argv[2:])

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one call: tests/gpu/run.sh [BUILD]      (make gpu; BUILD defaults to build)
 #
-#   1. test_backends on every CUDA kernel: edge cases and 2000 random problems against the float64 reference, bits alone and
+#   1. the building blocks of the kernels, each by itself: TMA, products, barriers, conversions (blocks.cu; on Hopper)
+#   2. test_backends on every CUDA kernel: edge cases and 2000 random problems against the float64 reference, bits alone and
 #      among others, NaN rules
-#   2. attnd on the GPU: conformance over HTTP with three random seeds
-#   3. one request a thousand times, alone and among random neighbours: one answer, to the bit
-#   4. copies and kernels of different requests overlap (overlap.c)
-#   5. with two GPUs or more: all of them behind one attnd (two.sh)
+#   3. attnd on the GPU: conformance over HTTP with three random seeds
+#   4. one request a thousand times, alone and among random neighbours: one answer, to the bit
+#   5. copies and kernels of different requests overlap (overlap.c)
+#   6. with two GPUs or more: all of them behind one attnd (two.sh)
 #
-# BUILD holds attnd, tests/unit/kernels/test_backends and tests/gpu/overlap, built with CUDA; nothing is built here, so that a build can be carried to a
-# machine with a GPU and little else (libraries beside the programs are found by LD_LIBRARY_PATH=BUILD/lib). Needs python3 with NumPy.
+# BUILD holds attnd, tests/unit/kernels/test_backends, tests/gpu/blocks and tests/gpu/overlap, built with CUDA; nothing is built here, so that
+# a build can be carried to a machine with a GPU and little else (libraries beside the programs are found by LD_LIBRARY_PATH=BUILD/lib).
+# Needs python3 with NumPy.
 # The last line counts; without a GPU nothing is run, and it says so. What failed has its whole output in ATTN_GPU_LOGS (default /tmp).
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -42,6 +44,7 @@ check() {
     rm -f "$log"
 }
 
+check "building blocks" "$build/tests/gpu/blocks"
 for seed in ${ATTN_GPU_SEEDS:-1 100001}; do
     check "test_backends on cuda, random problems from $seed" \
         env ATTN_BACKEND=cuda ATTN_RANDOM_SEED="$seed" ATTN_RANDOM_COUNT="${ATTN_GPU_COUNT:-1000}" "$build/tests/unit/kernels/test_backends"

@@ -470,11 +470,25 @@ template <typename T, int D> DEVICE void store_rows(T *rows, int64_t stride, int
         stmatrix_x4(smem_addr(staging + (i * PITCH + (piece ^ (i & 7))) * 8), r);
     }
     __syncwarp();
+    const int STEP = 32 % PIECES == 0 ? 32 / PIECES : 0; /* rows that a warp stores at a time, where a lane's piece is always the same */
+    auto word_of = [&](int i, int piece) { return *(const uint4 *)(staging + (i * PITCH + (piece ^ (i & 7))) * 8); };
+    if (STEP) {
+        const int i = lane / PIECES, piece = lane % PIECES;
+        const int rows_left = piece * 8 < Dv ? count - i : 0;
+        T *to = rows + i * stride + piece * 8;
+        uint4 words[D / 16]; /* all asked for before the first is stored */
 #pragma unroll
-    for (int n = 0; n < D / 16; n++) {
-        const int at = n * 32 + lane, i = at / PIECES, piece = at % PIECES;
-        const uint4 word = *(const uint4 *)(staging + (i * PITCH + (piece ^ (i & 7))) * 8);
-        if (i < count && piece * 8 < Dv) *(uint4 *)(rows + i * stride + piece * 8) = word;
+        for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
+#pragma unroll
+        for (int n = 0; n < D / 16; n++, to += STEP * stride)
+            if (n * STEP < rows_left) store_16(to, words[n]);
+    } else {
+#pragma unroll
+        for (int n = 0; n < D / 16; n++) {
+            const int at = n * 32 + lane, i = at / PIECES, piece = at % PIECES;
+            const uint4 word = word_of(i, piece);
+            if (i < count && piece * 8 < Dv) store_16(rows + i * stride + piece * 8, word);
+        }
     }
 }
 
@@ -808,24 +822,30 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
             /* out = O / l, lse = m scale + ln l; the sink joins the denominator here. */
             const float sink = p.sinks ? p.sinks[z.h * p.sink_stride] * LOG2E : -CUDART_INF_F;
             bool finite = true;
-            float factor[2];
+            float factor[2], top[2];
+#pragma unroll
+            for (int distance = 1; distance <= 2; distance++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) state.l[half] += __shfl_xor_sync(0xffffffff, state.l[half], distance);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                float &l = state.l[half];
-                l += __shfl_xor_sync(0xffffffff, l, 1);
-                l += __shfl_xor_sync(0xffffffff, l, 2);
-                float top = __fmul_rn(state.m[half], c), keep = 1; /* c > 0: -inf stays */
+                float &l = state.l[half], keep = 1;
+                top[half] = __fmul_rn(state.m[half], c); /* c > 0: -inf stays */
                 if (sink != -CUDART_INF_F) {
-                    const float both = fmaxf(top, sink);
-                    keep = exp2_fast(top - both);
+                    const float both = fmaxf(top[half], sink);
+                    keep = exp2_fast(top[half] - both);
                     l = l * keep + exp2_fast(sink - both);
-                    top = both;
+                    top[half] = both;
                 }
                 factor[half] = l == 0 ? 0 : __fdividef(keep, l) * (X::OPTIONS ? scale_of(p, 2, z) : 1);
-                finite &= l - l == 0 && (top == -CUDART_INF_F || fabsf(top) < SCORE_MOST);
-                const int i = i0 + half * 8;
-                if (lane % 4 == 0 && i < z.Sq && p.lse)
-                    p.lse[z.b * p.lse_batch + z.h * p.lse_head + (z.q_start + i) * p.lse_row] = l == 0 ? -CUDART_INF_F : (top + __log2f(l)) * LN2;
+                finite &= l - l == 0 && (top[half] == -CUDART_INF_F || fabsf(top[half]) < SCORE_MOST);
+            }
+            if (lane % 4 == 0 && p.lse) {
+                float *const lse = p.lse + z.b * p.lse_batch + z.h * p.lse_head + (z.q_start + i0) * p.lse_row;
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    if (i0 + half * 8 < z.Sq)
+                        lse[half * 8 * p.lse_row] = state.l[half] == 0 ? -CUDART_INF_F : (top[half] + __log2f(state.l[half])) * LN2;
             }
             float zero[4] = { 0, 0, 0, 0 }; /* or NaN; four chains for the pipeline's sake */
 #pragma unroll

@@ -116,6 +116,11 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
     emu::ldmatrix_x4_trans(r, row);
 }
 
+DEVICE void store_16(void *to, uint4 x)
+{
+    *(uint4 *)to = x;
+}
+
 /* Two floats to a register of two 16-bit elements, `low` in the low half. */
 template <typename T> DEVICE uint32_t pack(float low, float high);
 template <> DEVICE uint32_t pack<__half>(float low, float high)

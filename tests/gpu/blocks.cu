@@ -1,0 +1,891 @@
+/* blocks.cu: does a GPU do what the kernels' building blocks rely on, each by itself?
+ *
+ *   build/tests/gpu/blocks [SECTION]        all checks, or those of one section (the table at the end)
+ *
+ * test_backends says that a kernel's numbers are wrong; this says which of its assumptions is: where TMA and its swizzle put an element,
+ * which accumulator a product leaves it in, in what order an operand wants its keys, whether a barrier's phases hold a ring together. Every
+ * check goes through the wrappers that the kernels use (sm90/ptx.cuh here; ptx.cuh, tile.cuh and split.cuh of sm80 in blocks_sm80.cu) and
+ * through their layouts; what forward.cu and f8_forward.cu keep to themselves, a few lines a step, is repeated here under the same names.
+ *
+ *   1. Inputs are random integers, so small that every product and sum is exact in every type: results are compared with ==. Conversions
+ *      are compared with the host's, and 2^x with a bound.
+ *   2. Outputs, shared memory that is to be filled, and accumulators that a product is to overwrite hold NaN before.
+ *   3. No address is ever out of range. A ring that is stuck would wait for ever: the program ends after HANG_SECONDS.
+ *
+ * The last line counts. Without a GPU of compute capability 9.0 nothing is run, and it says so. `make emulate` runs it without one. */
+#include <cudaTypedefs.h>
+#include <unistd.h>
+
+#include "kernels/cuda/sm90/ptx.cuh"
+#include "tests/gpu/blocks.cuh"
+
+template <> struct stored<e4m3> {
+    typedef uint8_t bits;
+    static bits of(float x) { return attn_e4m3_from_f32(x); }
+};
+
+namespace
+{
+
+enum { HANG_SECONDS = 300 };
+
+/* ---- Tensor maps ------------------------------------------------------------------------------------------------------ */
+
+/* A dense tensor [B, rows, H, columns] as the launchers of forward.cu (16 bits) and f8_forward.cu (bytes) map it: axes columns, rows, H, B;
+ * boxes of 128 bytes by box_rows, swizzled. */
+struct tensor {
+    const void *data;
+    int element; /* bytes */
+    int64_t B, rows, H, columns;
+};
+CUtensorMap map_of(const tensor &t, int box_rows)
+{
+    static PFN_cuTensorMapEncodeTiled_v12000 encode;
+    if (!encode) {
+        cudaDriverEntryPointQueryResult found;
+        MUST(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000, cudaEnableDefault, &found));
+    }
+    CUtensorMap map;
+    const uint64_t line = (uint64_t)(t.columns * t.element);
+    const uint64_t dims[4] = { (uint64_t)t.columns, (uint64_t)t.rows, (uint64_t)t.H, (uint64_t)t.B };
+    const uint64_t strides[3] = { line * (uint64_t)t.H, line, line * (uint64_t)t.H * (uint64_t)t.rows };
+    const uint32_t box[4] = { 128u / (uint32_t)t.element, (uint32_t)box_rows, 1, 1 }, ones[4] = { 1, 1, 1, 1 };
+    if (encode(&map, t.element == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)t.data, dims, strides,
+               box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
+        must(cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
+    return map;
+}
+/* A matrix. */
+template <class T> CUtensorMap map_of(const array<T> &x, int rows, int columns, int box_rows)
+{
+    return map_of(tensor{ x.device, (int)sizeof(T), 1, rows, 1, columns }, box_rows);
+}
+
+/* Where byte b of row r lies in a tile of rows of 128 bytes that is swizzled. */
+int swizzled(int r, int b) { return r * 128 + ((b / 16 ^ r % 8) * 16) + b % 16; }
+
+/* ---- TMA: boxes, swizzle, what is past the end ------------------------------------------------------------------------- */
+
+struct place {
+    int column, row, head, batch;
+};
+
+/* `chunks` boxes side by side, as they lie in shared memory. */
+__global__ void load_tile(const __grid_constant__ CUtensorMap map, place from, int chunks, int chunk_columns, int chunk_bytes, uint4 *out)
+{
+    extern __shared__ __align__(1024) char memory[];
+    uint4 *const tile = (uint4 *)memory;
+    const int bytes = chunks * chunk_bytes;
+    const uint32_t full = smem_addr(memory + bytes);
+    for (int n = threadIdx.x; n < bytes / 16; n += blockDim.x) tile[n] = make_uint4(~0u, ~0u, ~0u, ~0u);
+    fence_proxy_async_shared();
+    if (threadIdx.x == 0) {
+        prefetch_tensormap(&map);
+        mbarrier_init(full, 1);
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        mbarrier_arrive_expect_tx(full, bytes);
+        for (int c = 0; c < chunks; c++)
+            tma_load_4d(smem_addr(memory) + c * chunk_bytes, &map, from.column + c * chunk_columns, from.row, from.head, from.batch, full);
+    }
+    mbarrier_wait(full, 0);
+    for (int n = threadIdx.x; n < bytes / 16; n += blockDim.x) out[n] = tile[n];
+}
+
+/* The other way: what is outside of the tensor is dropped. */
+__global__ void store_tile(const __grid_constant__ CUtensorMap map, place to, int chunks, int chunk_columns, int chunk_bytes,
+                           const uint4 *from)
+{
+    extern __shared__ __align__(1024) char memory[];
+    for (int n = threadIdx.x; n < chunks * chunk_bytes / 16; n += blockDim.x) ((uint4 *)memory)[n] = from[n];
+    fence_proxy_async_shared();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int c = 0; c < chunks; c++)
+            tma_store_4d(&map, to.column + c * chunk_columns, to.row, to.head, to.batch, smem_addr(memory) + c * chunk_bytes);
+        bulk_commit();
+        bulk_wait_read<0>();
+    }
+}
+
+enum { TMA_B = 2, TMA_S = 40, TMA_H = 3, TMA_ROWS = 32 };
+
+/* clang-format off */
+const struct tma_case {
+    const char *name;
+    int element, columns, chunks, row, head, batch;
+} tma_cases[] = {
+    { "16 bits, two chunks inside",           2, 128, 2,  3, 1, 1 },
+    { "16 bits, past the last row",           2, 128, 2, 24, 2, 0 },
+    { "16 bits, no row of the box exists",    2, 128, 2, 64, 1, 1 },
+    { "16 bits, columns end inside a chunk",  2,  72, 2,  8, 0, 1 },
+    { "16 bits, a chunk past the columns",    2,  64, 2, 24, 2, 1 },
+    { "8 bits, two chunks inside",            1, 256, 2,  3, 1, 1 },
+    { "8 bits, columns end inside a chunk",   1,  80, 1, 24, 2, 0 },
+    { "8 bits, a chunk past the columns",     1, 128, 2, 16, 0, 1 },
+};
+/* clang-format on */
+
+/* The element of the tensor that is byte b of row r of chunk c; -1: none. */
+int64_t source_of(const tma_case &x, int c, int r, int b)
+{
+    const int column = (c * 128 + b) / x.element, row = x.row + r;
+    if (row >= TMA_S || column >= x.columns) return -1;
+    return (((int64_t)x.batch * TMA_S + row) * TMA_H + x.head) * x.columns * x.element + c * 128 + b;
+}
+
+void check_tma()
+{
+    const int chunk_bytes = TMA_ROWS * 128;
+    for (const tma_case &x : tma_cases) {
+        const size_t bytes = (size_t)TMA_B * TMA_S * TMA_H * x.columns * x.element;
+        const int tile_bytes = x.chunks * chunk_bytes, columns = 128 / x.element;
+        const place at = { 0, x.row, x.head, x.batch };
+        std::vector<uint8_t> data(bytes), expected(tile_bytes);
+        for (uint8_t &b : data) b = (uint8_t)(1 + random_bits() % 254); /* neither 0, which fills, nor 0xff, which was there before */
+        array<uint8_t> source(data), out(tile_bytes);
+        const CUtensorMap from = map_of(tensor{ source.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
+        load_tile<<<1, 128, tile_bytes + 8>>>(from, at, x.chunks, columns, chunk_bytes, (uint4 *)out.device);
+        finish("load_tile");
+        for (int c = 0; c < x.chunks; c++)
+            for (int r = 0; r < TMA_ROWS; r++)
+                for (int b = 0; b < 128; b++) {
+                    const int64_t n = source_of(x, c, r, b);
+                    expected[c * chunk_bytes + swizzled(r, b)] = n < 0 ? 0 : data[n];
+                }
+        char name[120];
+        snprintf(name, sizeof name, "TMA load: %s", x.name);
+        judge(name, compare(out.fetch(), expected));
+
+        /* Other numbers, from the same place of a tile to a tensor that has none. */
+        array<uint8_t> back(bytes);
+        const CUtensorMap to = map_of(tensor{ back.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
+        for (uint8_t &b : expected) b = (uint8_t)(1 + random_bits() % 254);
+        array<uint8_t> tile(expected);
+        store_tile<<<1, 128, tile_bytes>>>(to, at, x.chunks, columns, chunk_bytes, (const uint4 *)tile.device);
+        finish("store_tile");
+        std::vector<uint8_t> all(bytes, 0xff);
+        for (int c = 0; c < x.chunks; c++)
+            for (int r = 0; r < TMA_ROWS; r++)
+                for (int b = 0; b < 128; b++)
+                    if (const int64_t n = source_of(x, c, r, b); n >= 0) all[n] = expected[c * chunk_bytes + swizzled(r, b)];
+        snprintf(name, sizeof name, "TMA store: %s", x.name);
+        judge(name, compare(back.fetch(), all));
+    }
+}
+
+/* ---- wgmma of 16 bits: S = Q K^T, P in registers, O += P V --------------------------------------------------------------- */
+
+/* An accumulator's place in 64 x N, see wgmma in ptx.cuh. */
+DEVICE int row_of(int i) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8; }
+DEVICE int column_of(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+
+template <int N> DEVICE void write_accumulators(float *to, const float (&d)[N / 2])
+{
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) to[row_of(i) * N + column_of(i)] = d[i];
+}
+
+/* What a product must overwrite, and what it must add to. */
+template <int N> DEVICE void poison(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) d[i] = CUDART_NAN_F;
+}
+template <int N> DEVICE void begin_sums(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) d[i] = (float)(column_of(i) - row_of(i));
+}
+float begun(int row, int column) { return (float)(column - row); }
+
+/* forward.cu's: D of q and k, BN keys, DV of v. */
+template <int D_, int BN_, int DV_> struct shape {
+    static const int D = D_, BN = BN_, DV = DV_, CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64;
+};
+template <class X> struct shared {
+    alignas(1024) uint16_t Q[64 * 64 * X::CHUNKS];
+    alignas(1024) uint16_t K[X::BN * 64 * X::CHUNKS];
+    alignas(1024) uint16_t V[X::BN * 64 * X::CHUNKS_V];
+    alignas(8) uint64_t full;
+};
+
+template <typename T, class X> DEVICE void scores(float (&S)[X::BN / 2], uint32_t Q, uint32_t K)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < X::D / 16; k++)
+        wgmma<T, X::BN>::ss(S, wgmma_descriptor(Q + k / 4 * 8192 + k % 4 * 32, 16, 1024),
+                            wgmma_descriptor(K + k / 4 * X::BN * 128 + k % 4 * 32, 16, 1024), k > 0);
+    wgmma_commit();
+}
+template <typename T, class X> DEVICE void accumulate(float (&O)[X::DV / 2], const uint32_t (&P)[X::BN / 16][4], uint32_t V)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < X::BN / 16; k++) wgmma<T, X::DV>::rs(O, P[k], wgmma_descriptor(V + k * 2048, X::BN * 128, 1024), 1);
+    wgmma_commit();
+}
+template <typename T, int N> DEVICE void to_operand(uint32_t (&P)[N / 16][4], const float (&S)[N / 2])
+{
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) P[i / 4][i % 4] = pack<T>(S[2 * i], S[2 * i + 1]);
+}
+
+/* Attention less the softmax: P = S. */
+template <typename T, class X>
+__global__ void __launch_bounds__(128) attend(const __grid_constant__ CUtensorMap map_Q, const __grid_constant__ CUtensorMap map_K,
+                                              const __grid_constant__ CUtensorMap map_V, float *S_out, float *O_out)
+{
+    extern __shared__ __align__(1024) char memory[];
+    shared<X> &sm = *reinterpret_cast<shared<X> *>(memory);
+    const uint32_t full = smem_addr(&sm.full), Q = smem_addr(sm.Q), K = smem_addr(sm.K), V = smem_addr(sm.V);
+    if (threadIdx.x == 0) {
+        mbarrier_init(full, 1);
+        fence_mbarrier_init();
+        mbarrier_arrive_expect_tx(full, sizeof sm.Q + sizeof sm.K + sizeof sm.V);
+        for (int c = 0; c < X::CHUNKS; c++) tma_load_4d(Q + c * 8192, &map_Q, c * 64, 0, 0, 0, full);
+        for (int c = 0; c < X::CHUNKS; c++) tma_load_4d(K + c * X::BN * 128, &map_K, c * 64, 0, 0, 0, full);
+        for (int c = 0; c < X::CHUNKS_V; c++) tma_load_4d(V + c * X::BN * 128, &map_V, c * 64, 0, 0, 0, full);
+    }
+    __syncthreads();
+    mbarrier_wait(full, 0);
+
+    float S[X::BN / 2], O[X::DV / 2];
+    uint32_t P[X::BN / 16][4];
+    poison(S);
+    scores<T, X>(S, Q, K);
+    wgmma_wait<0>();
+    pin(S);
+    write_accumulators<X::BN>(S_out, S);
+    to_operand<T, X::BN>(P, S);
+    begin_sums(O);
+    accumulate<T, X>(O, P, V);
+    wgmma_wait<0>();
+    pin(O);
+    write_accumulators<X::DV>(O_out, O);
+}
+
+template <typename T, class X> void check_attend()
+{
+    const int D = X::D, BN = X::BN, DV = X::DV;
+    /* |S| <= 256: exact as P. */
+    const std::vector<float> Q = random_ints(64 * D, 1), K = random_ints(BN * D, 1), V = random_ints(BN * DV, 8);
+    array<uint16_t> gQ(bits_of<T>(Q)), gK(bits_of<T>(K)), gV(bits_of<T>(V));
+    array<float> S(64 * BN), O(64 * DV);
+    MUST((allow_shared<attend<T, X>>(sizeof(shared<X>))));
+    attend<T, X><<<1, 128, sizeof(shared<X>)>>>(map_of(gQ, 64, D, 64), map_of(gK, BN, D, BN), map_of(gV, BN, DV, BN), S.device, O.device);
+    finish("attend");
+    const auto at = [&](const std::vector<float> &x, int columns) { return [&x, columns](int r, int c) { return x[r * columns + c]; }; };
+    const std::vector<float> P = multiply(64, BN, D, at(Q, D), [&](int k, int j) { return K[j * D + k]; });
+    std::vector<float> expected = multiply(64, DV, BN, at(P, BN), at(V, DV));
+    for (int i = 0; i < 64 * DV; i++) expected[i] += begun(i / DV, i % DV);
+    char name[120];
+    snprintf(name, sizeof name, "wgmma %s: S = Q K^T, %d keys, head dim %d", stored<T>::name, BN, D);
+    judge(name, compare(S.fetch(), P));
+    snprintf(name, sizeof name, "wgmma %s: O += P V, P from the accumulators of %d keys, head dim %d", stored<T>::name, BN, DV);
+    judge(name, compare(O.fetch(), expected));
+}
+
+/* The shapes of forward.cu. */
+template <typename T> void check_wgmma_16()
+{
+    check_attend<T, shape<64, 128, 64>>();
+    check_attend<T, shape<96, 128, 96>>();
+    check_attend<T, shape<128, 176, 128>>();
+    check_attend<T, shape<192, 112, 192>>();
+    check_attend<T, shape<192, 128, 128>>();
+    check_attend<T, shape<256, 64, 256>>();
+    check_attend<T, shape<256, 80, 256>>();
+}
+void check_wgmma()
+{
+    check_wgmma_16<__nv_bfloat16>();
+    check_wgmma_16<__half>();
+}
+
+/* ---- wgmma of e4m3: the order of the keys, V turned in the kernel --------------------------------------------------------- */
+
+/* f8_forward.cu's; TURNS: V is turned in the kernel. */
+template <int D_, int BN_, bool TURNS_> struct shape_8 {
+    static const int D = D_, BN = BN_, CHUNKS = (D + 127) / 128, CHUNKS_V = (BN + 127) / 128;
+    static const bool TURNS = TURNS_;
+};
+template <class X> struct shared_8 {
+    alignas(1024) uint8_t Q[64 * 128 * X::CHUNKS];
+    alignas(1024) uint8_t K[X::BN * 128 * X::CHUNKS];
+    alignas(1024) uint8_t V[X::D * 128 * X::CHUNKS_V];                    /* V^T: rows are head dims */
+    alignas(1024) uint8_t raw[X::TURNS ? X::BN * 128 * X::CHUNKS : 1024]; /* V */
+    alignas(8) uint64_t full;
+};
+
+DEVICE uint64_t operand(uint32_t address) { return wgmma_descriptor(address, 16, 1024); }
+template <int ROWS> DEVICE uint32_t step(int k) { return (k / 4 * ROWS * 128 + k % 4 * 32) >> 4; }
+
+template <int N> DEVICE void to_operand_8(uint32_t (&P)[N / 32][4], const float (&S)[N / 2])
+{
+#pragma unroll
+    for (int k = 0; k < N / 32; k++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const float *const s = S + k * 16 + r / 2 * 8 + r % 2 * 2;
+            P[k][r] = pack_e4m3(s[0], s[1], s[4], s[5]);
+        }
+}
+
+/* The key at place n of a row of V^T, and the head dim in row n of one that turn_tile made. */
+int key_at(int n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
+int channel_at(int n) { return n / 16 * 16 + n % 8 * 2 + n % 16 / 8; }
+
+/* V to V^T by 4 warps. */
+template <class X> DEVICE void turn_tile(uint32_t to, uint32_t from)
+{
+    const int lane = threadIdx.x % 32, t = lane / 8, r = lane % 8;
+    for (int d = threadIdx.x / 32; d < X::D / 16; d += 4)
+        for (int k = 0; k < X::BN / 32; k++) {
+            uint32_t v[4];
+            ldmatrix_x4_trans(v, from + d / 8 * X::BN * 128 + (32 * k + lane) * 128 + ((d % 8 ^ r) << 4));
+            const uint32_t turned[4] = { __byte_perm(v[0], v[1], 0x6420), __byte_perm(v[0], v[1], 0x7531), __byte_perm(v[2], v[3], 0x6420),
+                                         __byte_perm(v[2], v[3], 0x7531) };
+            const int row = 16 * d + t % 2 * 8 + r, piece = 2 * k + t / 2;
+            stmatrix_x4(to + piece / 8 * X::D * 128 + row * 128 + ((piece % 8 ^ r) << 4), turned);
+        }
+}
+
+template <class X>
+__global__ void __launch_bounds__(128) attend_8(const __grid_constant__ CUtensorMap map_Q, const __grid_constant__ CUtensorMap map_K,
+                                                const __grid_constant__ CUtensorMap map_V, float *S_out, float *O_out)
+{
+    extern __shared__ __align__(1024) char memory[];
+    shared_8<X> &sm = *reinterpret_cast<shared_8<X> *>(memory);
+    const uint32_t full = smem_addr(&sm.full), Q = smem_addr(sm.Q), K = smem_addr(sm.K), V = smem_addr(sm.V), raw = smem_addr(sm.raw);
+    if (threadIdx.x == 0) {
+        mbarrier_init(full, 1);
+        fence_mbarrier_init();
+        mbarrier_arrive_expect_tx(full, sizeof sm.Q + sizeof sm.K + (X::TURNS ? sizeof sm.raw : sizeof sm.V));
+        for (int c = 0; c < X::CHUNKS; c++) {
+            tma_load_4d(Q + c * 8192, &map_Q, c * 128, 0, 0, 0, full);
+            tma_load_4d(K + c * X::BN * 128, &map_K, c * 128, 0, 0, 0, full);
+            if (X::TURNS) tma_load_4d(raw + c * X::BN * 128, &map_V, c * 128, 0, 0, 0, full);
+        }
+        for (int c = 0; c < X::CHUNKS_V && !X::TURNS; c++) tma_load_4d(V + c * X::D * 128, &map_V, c * 128, 0, 0, 0, full);
+    }
+    __syncthreads();
+    mbarrier_wait(full, 0);
+    if (X::TURNS) {
+        turn_tile<X>(V, raw);
+        fence_proxy_async_shared();
+        __syncthreads();
+    }
+
+    float S[X::BN / 2], O[X::D / 2];
+    uint32_t P[X::BN / 32][4];
+    poison(S);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < X::D / 32; k++) wgmma<e4m3, X::BN>::ss(S, operand(Q) + step<64>(k), operand(K) + step<X::BN>(k), k > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(S);
+    write_accumulators<X::BN>(S_out, S);
+    to_operand_8<X::BN>(P, S);
+    begin_sums(O);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < X::BN / 32; k++) wgmma<e4m3, X::D>::rs(O, P[k], operand(V) + step<X::D>(k), 1);
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(O);
+    write_accumulators<X::D>(O_out, O);
+}
+
+/* Sums stay below 2^13, so that the 14 bits that they keep are all. P is S rounded to e4m3, which is an integer too. */
+template <class X> void check_attend_8()
+{
+    const int D = X::D, BN = X::BN, PITCH = X::CHUNKS_V * 128;
+    const std::vector<float> Q = random_ints(64 * D, 1), K = random_ints(BN * D, 1), V = random_ints(BN * D, 4);
+    std::vector<float> turned(D * PITCH, 0);
+    for (int d = 0; d < D; d++)
+        for (int n = 0; n < BN; n++) turned[d * PITCH + n] = V[key_at(n) * D + d];
+    array<uint8_t> gQ(bits_of<e4m3>(Q)), gK(bits_of<e4m3>(K)), gV(bits_of<e4m3>(X::TURNS ? V : turned));
+    array<float> S(64 * BN), O(64 * D);
+    MUST(allow_shared<attend_8<X>>(sizeof(shared_8<X>)));
+    attend_8<X><<<1, 128, sizeof(shared_8<X>)>>>(map_of(gQ, 64, D, 64), map_of(gK, BN, D, BN),
+                                                 X::TURNS ? map_of(gV, BN, D, BN) : map_of(gV, D, PITCH, D), S.device, O.device);
+    finish("attend_8");
+    const std::vector<float> exact = multiply(
+        64, BN, D, [&](int i, int k) { return Q[i * D + k]; }, [&](int k, int j) { return K[j * D + k]; });
+    std::vector<float> P = exact;
+    for (float &x : P) x = attn_e4m3_to_f32(attn_e4m3_from_f32(x));
+    std::vector<float> expected = multiply(
+        64, D, BN, [&](int i, int j) { return P[i * BN + j]; }, [&](int j, int n) { return V[j * D + (X::TURNS ? channel_at(n) : n)]; });
+    for (int i = 0; i < 64 * D; i++) expected[i] += begun(i / D, i % D);
+    char name[120];
+    snprintf(name, sizeof name, "wgmma e4m3: S = Q K^T, %d keys, head dim %d", BN, D);
+    if (!X::TURNS) judge(name, compare(S.fetch(), exact));
+    snprintf(name, sizeof name, "wgmma e4m3: O += P V, %d keys, head dim %d, V %s", BN, D,
+             X::TURNS ? "turned in the kernel" : "in P's order");
+    judge(name, compare(O.fetch(), expected));
+}
+
+/* A step cuts its products, and the sum so far, at 2^-13 of the largest of them: beside 2^13, which the first product is, products of 1
+ * must count, each of them. */
+void check_sums_of_e4m3()
+{
+    typedef shape_8<256, 128, false> X;
+    const int D = X::D, BN = X::BN;
+    std::vector<float> Q(64 * D), K(BN * D);
+    for (std::vector<float> *x : { &Q, &K })
+        for (size_t n = 0; n < x->size(); n++) (*x)[n] = n % D == 0 ? (x == &Q ? 128 : 64) : (float)(random_bits() % 2);
+    array<uint8_t> gQ(bits_of<e4m3>(Q)), gK(bits_of<e4m3>(K)), gV(std::vector<uint8_t>(D * 128, 0));
+    array<float> S(64 * BN), O(64 * D);
+    MUST(allow_shared<attend_8<X>>(sizeof(shared_8<X>)));
+    attend_8<X><<<1, 128, sizeof(shared_8<X>)>>>(map_of(gQ, 64, D, 64), map_of(gK, BN, D, BN), map_of(gV, D, 128, D), S.device, O.device);
+    finish("attend_8");
+    const std::vector<float> expected = multiply(
+        64, BN, D, [&](int i, int k) { return Q[i * D + k]; }, [&](int k, int j) { return K[j * D + k]; });
+    judge("wgmma e4m3: 1 counts beside a sum of 2^13", compare(S.fetch(), expected));
+}
+
+void check_wgmma_8()
+{
+    check_attend_8<shape_8<64, 128, false>>();
+    check_attend_8<shape_8<64, 160, false>>();
+    check_attend_8<shape_8<64, 224, false>>();
+    check_attend_8<shape_8<128, 192, false>>();
+    check_attend_8<shape_8<128, 64, false>>();
+    check_attend_8<shape_8<256, 96, false>>();
+    check_attend_8<shape_8<256, 128, false>>();
+    check_attend_8<shape_8<64, 128, true>>();
+    check_attend_8<shape_8<128, 96, true>>();
+    check_sums_of_e4m3();
+}
+
+/* ---- The ring: producer and consumers, turns, setmaxnreg ---------------------------------------------------------------------- */
+
+enum { TILES = 50, TURN_BARRIER = 2, GROUP_BARRIER = 6 };
+
+/* Place in a ring: stage and phase. */
+template <int STAGES> struct ring {
+    int stage = 0;
+    uint32_t phase = 0;
+    DEVICE void next()
+    {
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+    }
+};
+
+/* C consumers of BLOCKS times 64 rows, tiles of N rows; registers as in forward.cu and f8_forward.cu. A consumer's accumulators are at
+ * least as many as the registers that a thread has when the block begins. */
+template <int C_, int BLOCKS_, int N_, int STAGES_, int PRODUCER_, int CONSUMER_> struct team {
+    static const int C = C_, BLOCKS = BLOCKS_, N = N_, STAGES = STAGES_, PRODUCER = PRODUCER_, CONSUMER = CONSUMER_;
+    static const int THREADS = 128 * (C + 1), ROWS = C * BLOCKS * 64;
+};
+template <class X> struct shared_ring {
+    alignas(1024) uint16_t A[X::ROWS * 64];
+    alignas(1024) uint16_t tiles[X::STAGES][X::N * 64];
+    alignas(8) uint64_t full_A, full[X::STAGES], empty[X::STAGES];
+    int taken, turns[TILES * X::C];
+};
+
+/* A consumer has no product for some tiles: then it passes its turn, as for keys that none of its rows sees. */
+ATTN_HD bool sees(int w, int tile) { return (tile * 7 + w * 3) % 5 != 0; }
+
+/* out[ROWS x N] = the sum over the tiles that a row's consumer sees of A tile^T. */
+template <class X>
+__global__ void __launch_bounds__(X::THREADS, 1)
+    run_ring(const __grid_constant__ CUtensorMap map_A, const __grid_constant__ CUtensorMap map_tiles, bool slow_producer,
+             bool slow_consumers, float *out, int *turns)
+{
+    const int C = X::C, N = X::N;
+    extern __shared__ __align__(1024) char memory[];
+    shared_ring<X> &sm = *reinterpret_cast<shared_ring<X> *>(memory);
+    const int wg = warpgroup_index();
+    if (threadIdx.x == 0) {
+        mbarrier_init(smem_addr(&sm.full_A), 1);
+        for (int s = 0; s < X::STAGES; s++) {
+            mbarrier_init(smem_addr(&sm.full[s]), 1);
+            mbarrier_init(smem_addr(&sm.empty[s]), C);
+        }
+        sm.taken = 0;
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+
+    ring<X::STAGES> at;
+    if (wg == 0) {
+        setmaxnreg_dec<X::PRODUCER>();
+        if (threadIdx.x == 0) {
+            pauses slow(slow_producer);
+            const uint32_t bar = smem_addr(&sm.full_A);
+            mbarrier_arrive_expect_tx(bar, sizeof sm.A);
+            for (int n = 0; n < X::ROWS / 64; n++) tma_load_4d(smem_addr(sm.A) + n * 8192, &map_A, 0, n * 64, 0, 0, bar);
+#pragma unroll 1
+            for (int tile = 0; tile < TILES; tile++) {
+                const uint32_t full = smem_addr(&sm.full[at.stage]);
+                mbarrier_wait(smem_addr(&sm.empty[at.stage]), at.phase ^ 1);
+                slow.pause();
+                mbarrier_arrive_expect_tx(full, sizeof sm.tiles[0]);
+                tma_load_4d(smem_addr(sm.tiles[at.stage]), &map_tiles, 0, tile * N, 0, 0, full);
+                at.next();
+            }
+        }
+    } else {
+        setmaxnreg_inc<X::CONSUMER>();
+        const int w = wg - 1;
+        const bool leader = threadIdx.x % 128 == 0;
+        pauses slow(slow_consumers);
+        float sums[X::BLOCKS][N / 2];
+#pragma unroll
+        for (int b = 0; b < X::BLOCKS; b++)
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) sums[b][i] = 0;
+        auto await_turn = [&] {
+            named_barrier_sync(TURN_BARRIER + w, 256);
+            if (leader) {
+                const int n = sm.taken;
+                if (n < TILES * C) sm.turns[n] = w;
+                sm.taken = n + 1;
+            }
+        };
+        auto next_turn = [&] { named_barrier_arrive(TURN_BARRIER + (w + 1 == C ? 0 : w + 1), 256); };
+        auto release = [&] {
+            if (leader) mbarrier_arrive(smem_addr(&sm.empty[at.stage]));
+        };
+        if (w == C - 1) next_turn(); /* the first is consumer 0's */
+        mbarrier_wait(smem_addr(&sm.full_A), 0);
+#pragma unroll 1
+        for (int tile = 0; tile < TILES; tile++) {
+            if (!sees(w, tile)) {
+                await_turn();
+                next_turn();
+                mbarrier_wait(smem_addr(&sm.full[at.stage]), at.phase);
+                named_barrier_sync(GROUP_BARRIER + w, 128); /* a warp that still waited could miss the phase once the stage is filled */
+                release();
+                at.next();
+                continue;
+            }
+            mbarrier_wait(smem_addr(&sm.full[at.stage]), at.phase);
+            await_turn();
+            wgmma_fence();
+#pragma unroll
+            for (int b = 0; b < X::BLOCKS; b++)
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    wgmma<__nv_bfloat16, N>::ss(sums[b], wgmma_descriptor(smem_addr(sm.A) + (w * X::BLOCKS + b) * 8192 + k * 32, 16, 1024),
+                                                wgmma_descriptor(smem_addr(sm.tiles[at.stage]) + k * 32, 16, 1024), 1);
+            wgmma_commit();
+            next_turn();
+            slow.pause();
+            wgmma_wait<0>();
+            release();
+            at.next();
+        }
+#pragma unroll
+        for (int b = 0; b < X::BLOCKS; b++) {
+            pin(sums[b]);
+            write_accumulators<N>(out + (w * X::BLOCKS + b) * 64 * N, sums[b]);
+        }
+        if (w == 0) {
+            named_barrier_sync(TURN_BARRIER, 256); /* so that no arrival is left over */
+            if (leader)
+                for (int n = 0; n < TILES * C; n++) turns[n] = sm.turns[n];
+        }
+    }
+}
+
+template <class X> void check_team()
+{
+    static const char *const slowness[4] = { "", ", slow producer", ", slow consumers", ", both slow" };
+    const int C = X::C, N = X::N, ROWS = X::ROWS;
+    const std::vector<float> A = random_ints(ROWS * 64, 2), tiles = random_ints((size_t)TILES * N * 64, 4);
+    array<uint16_t> gA(bits_of<__nv_bfloat16>(A)), gTiles(bits_of<__nv_bfloat16>(tiles));
+    std::vector<float> expected;
+    for (int w = 0; w < C; w++) {
+        std::vector<float> sum(N * 64, 0);
+        for (int tile = 0; tile < TILES; tile++)
+            for (int n = 0; n < N * 64 && sees(w, tile); n++) sum[n] += tiles[tile * N * 64 + n];
+        const std::vector<float> rows = multiply(
+            X::BLOCKS * 64, N, 64, [&](int i, int k) { return A[(w * X::BLOCKS * 64 + i) * 64 + k]; },
+            [&](int k, int j) { return sum[j * 64 + k]; });
+        expected.insert(expected.end(), rows.begin(), rows.end());
+    }
+    std::vector<int> order(TILES * C);
+    for (int n = 0; n < TILES * C; n++) order[n] = n % C;
+    MUST(allow_shared<run_ring<X>>(sizeof(shared_ring<X>)));
+    for (int slow = 0; slow < 4; slow++) {
+        array<float> out(ROWS * N);
+        array<int> turns(TILES * C);
+        run_ring<X><<<1, X::THREADS, sizeof(shared_ring<X>)>>>(map_of(gA, ROWS, 64, 64), map_of(gTiles, TILES * N, 64, N), slow & 1,
+                                                               slow & 2, out.device, turns.device);
+        finish("run_ring");
+        char name[120];
+        snprintf(name, sizeof name, "ring of %d stages, %d consumers, registers %d and %d%s: every tile once", X::STAGES, C, X::PRODUCER,
+                 X::CONSUMER, slowness[slow]);
+        judge(name, compare(out.fetch(), expected));
+        snprintf(name, sizeof name, "turns of %d consumers, ring of %d stages%s", C, X::STAGES, slowness[slow]);
+        judge(name, compare(turns.fetch(), order));
+    }
+}
+
+void check_ring()
+{
+    check_team<team<2, 2, 176, 2, 40, 232>>();
+    check_team<team<2, 2, 176, 3, 24, 240>>();
+    check_team<team<3, 2, 128, 4, 32, 160>>();
+}
+
+/* ---- Ordinary memory handed over by a pair of barriers -------------------------------------------------------------------------- */
+
+enum { LETTERS = 200, READERS = 8 /* warps */ };
+struct letter {
+    int words[8];
+};
+ATTN_HD int word_of(int letter, int n) { return letter * 131 + n * 17; }
+
+__global__ void __launch_bounds__(32 * (READERS + 1)) hand_over(bool slow_writer, bool slow_readers, uint32_t *out)
+{
+    struct post {
+        letter x;
+        uint64_t full, empty;
+    };
+    extern __shared__ __align__(1024) char memory[];
+    post &sm = *reinterpret_cast<post *>(memory);
+    const int lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) {
+        mbarrier_init(smem_addr(&sm.full), 1);
+        mbarrier_init(smem_addr(&sm.empty), READERS);
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        pauses slow(slow_writer);
+        for (int n = 0; n < LETTERS; n++) {
+            slow.pause();
+            if (lane == 0) {
+                for (int i = 0; i < 8; i++) sm.x.words[i] = word_of(n, i);
+                mbarrier_arrive(smem_addr(&sm.full));
+            }
+            mbarrier_wait(smem_addr(&sm.empty), n & 1);
+            __syncwarp(); /* nobody may fall a phase behind */
+        }
+        return;
+    }
+    pauses slow(slow_readers);
+    uint32_t digest = 0;
+    for (int n = 0; n < LETTERS; n++) {
+        mbarrier_wait(smem_addr(&sm.full), n & 1);
+        slow.pause();
+        for (int i = 0; i < 8; i++) digest = digest * 31 + (uint32_t)sm.x.words[i];
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(smem_addr(&sm.empty));
+    }
+    out[threadIdx.x - 32] = digest;
+}
+
+void check_hand_over()
+{
+    uint32_t digest = 0;
+    for (int n = 0; n < LETTERS; n++)
+        for (int i = 0; i < 8; i++) digest = digest * 31 + (uint32_t)word_of(n, i);
+    const std::vector<uint32_t> expected(READERS * 32, digest);
+    for (int slow = 0; slow < 4; slow++) {
+        array<uint32_t> out(READERS * 32);
+        hand_over<<<1, 32 * (READERS + 1), 1024>>>(slow & 1, slow & 2, out.device);
+        finish("hand_over");
+        char name[120];
+        snprintf(name, sizeof name, "mbarrier: ordinary stores handed to %d warps%s%s", READERS, slow & 1 ? ", slow writer" : "",
+                 slow & 2 ? ", slow readers" : "");
+        judge(name, compare(out.fetch(), expected));
+    }
+}
+
+/* ---- A dependent launch ------------------------------------------------------------------------------------------------------------ */
+
+enum { FIRST_BLOCKS = 64 };
+
+__global__ void write_first(int *x)
+{
+    launch_dependents();
+    for (int n = 0; n < 20; n++) __nanosleep(1000);
+    x[blockIdx.x * blockDim.x + threadIdx.x] = (int)(blockIdx.x * blockDim.x + threadIdx.x) * 3 + 1;
+}
+__global__ void read_second(const int *x, int *y)
+{
+    wait_for_prerequisites();
+    const int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    y[n] = *(const volatile int *)(x + FIRST_BLOCKS * 128 - 1 - n);
+}
+
+void check_dependent_launch()
+{
+    const int count = FIRST_BLOCKS * 128;
+    array<int> x(count), y(count);
+    cudaStream_t stream;
+    MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    write_first<<<FIRST_BLOCKS, 128, 0, stream>>>(x.device);
+    MUST(cudaPeekAtLastError());
+    cudaLaunchAttribute overlap;
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(FIRST_BLOCKS);
+    config.blockDim = dim3(128);
+    config.stream = stream;
+    config.attrs = &overlap;
+    config.numAttrs = 1;
+    MUST(cudaLaunchKernelEx(&config, read_second, (const int *)x.device, y.device));
+    must(cudaStreamSynchronize(stream), "read_second");
+    MUST(cudaStreamDestroy(stream));
+    std::vector<int> expected(count);
+    for (int n = 0; n < count; n++) expected[n] = (count - 1 - n) * 3 + 1;
+    judge("a dependent kernel sees what the kernel before wrote", compare(y.fetch(), expected));
+}
+
+/* ---- Results: accumulators to rows -------------------------------------------------------------------------------------------------- */
+
+/* forward.cu's: a warp's 16 rows through shared memory. The 16-byte piece c of row r lies at c ^ (r & 7). */
+template <typename T, int D> DEVICE void store_rows(uint16_t *rows, const float (&O)[D / 2], uint16_t *staging, int lane)
+{
+    const int PIECES = D / 8, PITCH = (D + 63) / 64 * 8;
+#pragma unroll
+    for (int n = 0; n < D / 16; n++) {
+        uint32_t r[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) r[e] = pack<T>(O[n * 8 + e * 2], O[n * 8 + e * 2 + 1]);
+        const int i = lane % 16, piece = 2 * n + lane / 16;
+        stmatrix_x4(smem_addr(staging + (i * PITCH + (piece ^ (i & 7))) * 8), r);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < D / 16; n++) {
+        const int at = n * 32 + lane, i = at / PIECES, piece = at % PIECES;
+        *(uint4 *)(rows + i * D + piece * 8) = *(const uint4 *)(staging + (i * PITCH + (piece ^ (i & 7))) * 8);
+    }
+}
+template <typename T, int D> __global__ void __launch_bounds__(128) store(const float *x, uint16_t *out)
+{
+    extern __shared__ __align__(1024) char memory[];
+    const int warp = threadIdx.x / 32;
+    float O[D / 2];
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) O[i] = x[row_of(i) * D + column_of(i)];
+    store_rows<T, D>(out + warp * 16 * D, O, (uint16_t *)memory + warp * 16 * ((D + 63) / 64 * 64), threadIdx.x % 32);
+}
+
+/* Of either sign and of all sizes between 2^-20 and 2^12. */
+std::vector<float> random_floats(size_t n)
+{
+    std::vector<float> x(n);
+    for (float &y : x)
+        y = ldexpf(1 + (float)(random_bits() >> 8) / 16777216.0f, (int)(random_bits() % 32) - 20) * (random_bits() & 64 ? 1 : -1);
+    return x;
+}
+
+template <typename T, int D> void check_store()
+{
+    const std::vector<float> x = random_floats(64 * D);
+    array<float> gX(x);
+    array<uint16_t> out(64 * D);
+    store<T, D><<<1, 128, 64 * ((D + 63) / 64 * 128)>>>(gX.device, out.device);
+    finish("store");
+    char name[120];
+    snprintf(name, sizeof name, "stmatrix: accumulators to rows of %s, head dim %d", stored<T>::name, D);
+    judge(name, compare(out.fetch(), bits_of<T>(x)));
+}
+
+void check_stores()
+{
+    check_store<__nv_bfloat16, 64>();
+    check_store<__nv_bfloat16, 96>();
+    check_store<__nv_bfloat16, 256>();
+    check_store<__half, 128>();
+    check_store<__half, 192>();
+}
+
+/* ---- Conversions --------------------------------------------------------------------------------------------------------------------- */
+
+enum { CONVERTED = 8192 };
+
+__global__ void convert(const float *x, const uint8_t *narrow, uint32_t *bf16, uint32_t *f16, uint32_t *f8, uint32_t *wide)
+{
+    for (int n = threadIdx.x; n < CONVERTED / 2; n += blockDim.x) {
+        bf16[n] = pack<__nv_bfloat16>(x[2 * n], x[2 * n + 1]);
+        f16[n] = pack<__half>(x[2 * n], x[2 * n + 1]);
+        if (n < CONVERTED / 4) f8[n] = pack_e4m3(x[4 * n], x[4 * n + 1], x[4 * n + 2], x[4 * n + 3]);
+        if (n < 128) wide[n] = widen_e4m3(narrow[2 * n], narrow[2 * n + 1]);
+    }
+}
+__global__ void raise(const float *x, int count, float *y)
+{
+    for (int n = threadIdx.x; n < count; n += blockDim.x) y[n] = exp2_fast(x[n]);
+}
+
+void check_conversions()
+{
+    std::vector<float> x = random_floats(CONVERTED), widened(256);
+    for (size_t n = 0; n < x.size(); n += 5) x[n] = ldexpf((float)(int)(random_bits() % 64), -8); /* ties, and zeros */
+    std::vector<uint8_t> narrow(256);
+    for (int n = 0; n < 256; n++) narrow[n] = (n & 0x7f) == 0x7f ? 0 : (uint8_t)n; /* NaN has no one pattern */
+    for (int n = 0; n < 256; n++) widened[n] = attn_e4m3_to_f32(narrow[n]);
+    array<float> gX(x);
+    array<uint8_t> gNarrow(narrow);
+    array<uint32_t> bf16(CONVERTED / 2), f16(CONVERTED / 2), f8(CONVERTED / 4), wide(128);
+    convert<<<1, 128>>>(gX.device, gNarrow.device, bf16.device, f16.device, f8.device, wide.device);
+    finish("convert");
+    judge("pack: two floats to bfloat16", compare(bf16.fetch(), packed(bits_of<__nv_bfloat16>(x))));
+    judge("pack: two floats to float16", compare(f16.fetch(), packed(bits_of<__half>(x))));
+    judge("pack_e4m3: four floats, those past 448 included", compare(f8.fetch(), packed(bits_of<e4m3>(x))));
+    judge("widen_e4m3: all numbers as bfloat16", compare(wide.fetch(), packed(bits_of<__nv_bfloat16>(widened))));
+
+    /* ex2.approx is good to 2^-22 (PTX ISA 9.0, 9.7.3.21), and less than 2^-126 is 0. A factor that changes nothing must be exactly 1. */
+    std::vector<float> powers;
+    for (int n = 0; n < 4000; n++) powers.push_back((float)(random_bits() % 136000) / -1000.0f + 10);
+    std::vector<double> expected, off;
+    for (float y : powers)
+        expected.push_back(exp2((double)y)), off.push_back(ldexp(exp2((double)y), -22) + (y < -125.999 ? ldexp(1, -126) : 0));
+    powers.insert(powers.end(), { 0.0f, -0.0f, -INFINITY, -200.0f });
+    expected.insert(expected.end(), { 1, 1, 0, 0 });
+    off.insert(off.end(), { 0, 0, 0, 0 });
+    array<float> gPowers(powers), raised(powers.size());
+    raise<<<1, 128>>>(gPowers.device, (int)powers.size(), raised.device);
+    finish("raise");
+    judge("exp2_fast: 2^-22 of the result; 2^0 is 1, 2^-inf is 0", compare(raised.fetch(), expected, off));
+}
+
+} // namespace
+
+/* clang-format off */
+const struct section {
+    const char *name;
+    void (*run)();
+} sections[] = {
+    { "tma",        check_tma },
+    { "wgmma",      check_wgmma },
+    { "e4m3",       check_wgmma_8 },
+    { "ring",       check_ring },
+    { "mbarrier",   check_hand_over },
+    { "dependent",  check_dependent_launch },
+    { "store",      check_stores },
+    { "convert",    check_conversions },
+    { "sm80",       check_sm80 },
+};
+/* clang-format on */
+
+int main(int argc, char **argv)
+{
+    int devices = 0;
+    cudaDeviceProp chip;
+    setvbuf(stdout, nullptr, _IOLBF, 0); /* a line that was printed is seen, whatever comes */
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || cudaGetDeviceProperties(&chip, 0) != cudaSuccess ||
+        chip.major != 9 || chip.minor != 0) {
+        printf("blocks: no GPU of compute capability 9.0 here: skipped\n0 passed, 0 failed\n");
+        return 0;
+    }
+    alarm(HANG_SECONDS);
+    for (const section &x : sections)
+        if (argc < 2 || strcmp(argv[1], x.name) == 0) x.run();
+    end();
+}
