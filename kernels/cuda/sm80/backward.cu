@@ -65,9 +65,10 @@ struct scratch {
     float *sums;
 };
 
-/* Sums of a query tile are blocks of 16 queries x 8 channels, as fragments: four floats a lane. red_add_4() takes four that lie together, where
- * there is such an instruction; elsewhere a warp's additions to one of the four had better lie together. */
-DEVICE int fragment_at(int q, int d) { return (d / 8 * (BM / 16) + q / 16) * 128; }
+/* Sums of a query tile are blocks of 16 queries x 8 channels, as fragments: four floats a lane. Those of 32 queries lie together, pairs of blocks
+ * channel by channel: a warp's 32 x 32 is one piece. red_add_4() takes four floats that lie together, where there is such an instruction;
+ * elsewhere a warp's additions to one of the four had better lie together. */
+template <int D> DEVICE int fragment_at(int q, int d) { return ((q / 32 * (D / 8) + d / 8) * 2 + q / 16 % 2) * 128; }
 DEVICE void add_fragment(float *sums, int lane, const float (&x)[4])
 {
 #if __CUDA_ARCH__ >= 900
@@ -104,39 +105,59 @@ template <typename T, int D> __global__ void __launch_bounds__(128) prepare(cons
     const head_args &x = place.x;
     const int64_t tile = query_tile(a, x.s, (int)x.b, (int)x.h, place.i0 / BM);
     if (w.sums)
-        for (int n = threadIdx.x; n < BM * D / 4; n += 128) *(float4 *)(w.sums + tile * BM * D + n * 4) = make_float4(0, 0, 0, 0);
+        for (int n = threadIdx.x; n < BM * D / 4; n += 128) zero_4(w.sums + tile * BM * D + n * 4);
 
     const attn_view &dout = g.view[ATTN_T_dout], &dlse = g.view[ATTN_T_dlse], &lse = g.view[ATTN_T_lse];
     const int Dv = (int)g.dims.Dv, rows = (int)attn_min64(BM, x.s.Sq - place.i0), d = threadIdx.x % LANES * 8;
     const int64_t line = x.s.q_start + place.i0, o_at = attn_at(&w.s.out, x.b, x.h, line) + d, do_at = attn_at(&dout, x.b, x.h, line) + d;
     const bool pieces = in_pieces<T>(w.s.out, x.b, x.h, line, Dv) && in_pieces<T>(dout, x.b, x.h, line, Dv);
-#pragma unroll 2
-    for (int r = threadIdx.x / LANES; r < BM; r += STEP) {
-        float delta = 0;
-        if (r < rows && pieces && d < Dv) {
-            const uint4 o = *(const uint4 *)((const uint16_t *)w.s.out.data + o_at + r * w.s.out.row);
-            const uint4 y = *(const uint4 *)((const uint16_t *)dout.data + do_at + r * dout.row);
-            delta = dot_pair<T>(o.x, y.x, dot_pair<T>(o.y, y.y, dot_pair<T>(o.z, y.z, dot_pair<T>(o.w, y.w, 0))));
-        } else if (r < rows && !pieces) {
+    const int mine = threadIdx.x; /* a row a thread, at the end: its lse is asked for now */
+    float y = -CUDART_INF_F, less = 0;
+    if (mine < rows) {
+        y = ((const float *)lse.data)[attn_at(&lse, x.b, x.h, line + mine)];
+        if (dlse.data) less = ((const float *)dlse.data)[attn_at(&dlse, x.b, x.h, line + mine)];
+    }
+    __shared__ float sums[BM];
+    const int TOGETHER = BM / STEP < 4 ? BM / STEP : 4; /* rows of a thread that are on their way together */
 #pragma unroll 1
-            for (int e = 0; e < 8 && d + e < Dv; e++)
-                delta += load_float(w.s.out.dtype, w.s.out.data, o_at + r * w.s.out.row + e) * load_float(dout.dtype, dout.data, do_at + r * dout.row + e);
+    for (int first = threadIdx.x / LANES; first < BM; first += TOGETHER * STEP) {
+        float delta[TOGETHER] = {};
+        if (pieces) {
+            uint4 o[TOGETHER] = {}, p[TOGETHER] = {};
+#pragma unroll
+            for (int k = 0; k < TOGETHER; k++)
+                if (first + k * STEP < rows && d < Dv) {
+                    o[k] = *(const uint4 *)((const uint16_t *)w.s.out.data + o_at + (first + k * STEP) * w.s.out.row);
+                    p[k] = *(const uint4 *)((const uint16_t *)dout.data + do_at + (first + k * STEP) * dout.row);
+                }
+#pragma unroll
+            for (int k = 0; k < TOGETHER; k++)
+                delta[k] = dot_pair<T>(o[k].x, p[k].x, dot_pair<T>(o[k].y, p[k].y, dot_pair<T>(o[k].z, p[k].z, dot_pair<T>(o[k].w, p[k].w, 0))));
+        } else {
+#pragma unroll
+            for (int k = 0; k < TOGETHER; k++)
+                if (first + k * STEP < rows)
+#pragma unroll 1
+                    for (int e = 0; e < 8 && d + e < Dv; e++)
+                        delta[k] += load_float(w.s.out.dtype, w.s.out.data, o_at + (first + k * STEP) * w.s.out.row + e)
+                                    * load_float(dout.dtype, dout.data, do_at + (first + k * STEP) * dout.row + e);
         }
 #pragma unroll
-        for (int lane = LANES / 2; lane; lane /= 2) delta += __shfl_xor_sync(0xffffffff, delta, lane);
-        if (threadIdx.x % LANES) continue;
-        float y = -CUDART_INF_F;
-        if (r < rows) {
-            const int64_t i = place.i0 + r;
-            y = ((const float *)lse.data)[attn_at(&lse, x.b, x.h, line + r)];
-            if (dlse.data) delta -= ((const float *)dlse.data)[attn_at(&dlse, x.b, x.h, line + r)];
-            if (y == -CUDART_INF_F) delta = 0;
-            w.s.lse[lse_at(a, x, i)] = y;
-            w.s.delta[lse_at(a, x, i)] = delta;
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int lane = LANES / 2; lane; lane /= 2) delta[k] += __shfl_xor_sync(0xffffffff, delta[k], lane);
+            if (threadIdx.x % LANES == 0) sums[first + k * STEP] = delta[k];
         }
-        w.values[tile].lse2[r] = y == -CUDART_INF_F ? CUDART_INF_F : y * LOG2E;
-        w.values[tile].delta[r] = delta;
     }
+    __syncthreads();
+    if (mine >= BM) return;
+    const float delta = y == -CUDART_INF_F ? 0 : sums[mine] - less;
+    if (mine < rows) {
+        w.s.lse[lse_at(a, x, place.i0 + mine)] = y;
+        w.s.delta[lse_at(a, x, place.i0 + mine)] = delta;
+    }
+    w.values[tile].lse2[mine] = y == -CUDART_INF_F ? CUDART_INF_F : y * LOG2E;
+    w.values[tile].delta[mine] = delta;
 }
 
 /* ---- dK, dV and the sums of dQ: what the forms have in common ---------------------------------------------------------------- */
@@ -309,8 +330,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     int h = place.hk * (int)g.group, tile = first, i0 = 0, i0_next = 0;
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
-    int64_t tiles_of_head = query_tile(a, place.s, place.b, h, 0);
-    float *sums_next = nullptr, *sums_now = nullptr, *sums_before; /* of tiles n + 1, n, n - 1 */
+    int tiles_of_head = (int)query_tile(a, place.s, place.b, h, 0); /* a tile has kilobytes, so their number has 31 bits */
+    int sums_next = 0, sums_now = 0, sums_before; /* of tiles n + 1, n, n - 1 */
 
     const float scale_log2 = (float)g.scale * LOG2E;
     float dK[2][8][4] = {}, dV[2][8][4] = {};
@@ -325,37 +346,41 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         sums_before = sums_now;
         sums_now = sums_next;
         i0 = i0_next;
-        if (n + 1 < rounds) {
-            if (tile == last) {
-                tile = first;
-                h++;
-                Q = loader<D, THREADS>(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
-                dO = loader<D, THREADS>(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
-                tiles_of_head = query_tile(a, place.s, place.b, h, 0);
+        /* Where a scheduler has two warps they begin with different things: addresses of the one are made under products of the other. */
+#pragma unroll 1
+        for (int turn = 0; turn < 2; turn++) {
+            const bool dQ_now = (warp / 4 + turn) % 2 == 1;
+            /* dQ = dS K of the tile before */
+            if (dQ_now && n > 0 && w.sums) {
+                const int q = warp % 2 * 32, d = warp / 2 * 32;
+                const uint32_t tileS = smem_addr(sm.dS[0] + (1 - stage) * ds_stride);
+                float dQ[2][4][4] = {};
+                product<T, BN / 16>(
+                    dQ, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_columns, BM, 2, tileS, q, kk * 16); },
+                    [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_columns, D, 2, tileK, d, kk * 16); });
+                float *const to = w.sums + (int64_t)sums_before * (BM * D) + fragment_at<D>(q, d);
+#pragma unroll
+                for (int mt = 0; mt < 2; mt++)
+#pragma unroll
+                    for (int nt = 0; nt < 4; nt++) add_fragment(to + fragment_at<D>(mt * 16, nt * 8), lane, dQ[mt][nt]);
             }
-            i0_next = tile * BM;
-            sums_next = w.sums + (tiles_of_head + tile) * (BM * D);
-            Q.template load<BM>(sm.Q[1 - stage], i0_next);
-            dO.template load<BM>(sm.dO[1 - stage], i0_next);
-            load_values(&sm.values[1 - stage], w.values + tiles_of_head + tile);
-            tile++;
+            if (!dQ_now && n + 1 < rounds) {
+                if (tile == last) {
+                    tile = first;
+                    h++;
+                    Q = loader<D, THREADS>(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
+                    dO = loader<D, THREADS>(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
+                    tiles_of_head = (int)query_tile(a, place.s, place.b, h, 0);
+                }
+                i0_next = tile * BM;
+                sums_next = tiles_of_head + tile;
+                Q.template load<BM>(sm.Q[1 - stage], i0_next);
+                dO.template load<BM>(sm.dO[1 - stage], i0_next);
+                load_values(&sm.values[1 - stage], w.values + tiles_of_head + tile);
+                tile++;
+            }
         }
         cp_async_commit();
-
-        /* dQ = dS K of the tile before */
-        if (n > 0 && w.sums) {
-            const int q = warp % 2 * 32, d = warp / 2 * 32;
-            const uint32_t tileS = smem_addr(sm.dS[0] + (1 - stage) * ds_stride);
-            float dQ[2][4][4] = {};
-            product<T, BN / 16>(
-                dQ, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_columns, BM, 2, tileS, q, kk * 16); },
-                [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_columns, D, 2, tileK, d, kk * 16); });
-            float *const to = sums_before + fragment_at(q, d);
-#pragma unroll
-            for (int mt = 0; mt < 2; mt++)
-#pragma unroll
-                for (int nt = 0; nt < 4; nt++) add_fragment(to + fragment_at(mt * 16, nt * 8), lane, dQ[mt][nt]);
-        }
         if (ds_stride == 0) __syncthreads();
         if (n < 0 || n == rounds) continue;
 
@@ -670,7 +695,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
                     }
                 }
 #pragma unroll
-                for (int dt = 0; dt < CHUNK / 8; dt++) add_fragment(to + fragment_at(warp % GROUPS * 16, column + dt * 8), lane, dQ[dt]);
+                for (int dt = 0; dt < CHUNK / 8; dt++) add_fragment(to + fragment_at<D>(warp % GROUPS * 16, column + dt * 8), lane, dQ[dt]);
             }
         }
         if (STAGES == 1 && n + 1 < rounds) {
@@ -709,7 +734,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
 /* ---- finish ------------------------------------------------------------------------------------------------------------------- */
 
 /* dQ = scale * sums, in its dtype. A block a query tile and head. */
-template <typename T, int D> __global__ void __launch_bounds__(256) finish(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
+/* Four blocks a multiprocessor: repairs (dq_row) would take the registers of two, and reading needs many loads on their way. */
+template <typename T, int D> __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
     __shared__ __align__(16) uint16_t staged_rows[BM * D];
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
@@ -717,31 +743,46 @@ template <typename T, int D> __global__ void __launch_bounds__(256) finish(const
     const head_args &x = place.x;
     const attn_view &dq = a.g.view[ATTN_T_dq];
     const float *sums = w.sums + query_tile(a, x.s, (int)x.b, (int)x.h, place.i0 / BM) * (BM * D);
-    const int lane = threadIdx.x % 32, width = (int)a.g.dims.D, rows = (int)attn_min64(BM, x.s.Sq - place.i0);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = (int)a.g.dims.D, rows = (int)attn_min64(BM, x.s.Sq - place.i0);
     const int64_t line = x.s.q_start + place.i0, to = attn_at(&dq, x.b, x.h, line);
     const bool pieces = in_pieces<T>(dq, x.b, x.h, line, width);
     bool finite = true;
-#pragma unroll 4
-    for (int n = threadIdx.x / 32; n < BM / 16 * (D / 8); n += 256 / 32) { /* the n-th block of 16 queries x 8 channels */
-        const int r = n % (BM / 16) * 16 + lane / 4, d = n / (BM / 16) * 8 + lane % 4 * 2;
-        const float4 sum = read_fragment(sums + n * 128, lane);
-        const float y[4] = { sum.x * x.scale, sum.y * x.scale, sum.z * x.scale, sum.w * x.scale };
-        for (int e = 0; e < 4; e++) finite &= y[e] - y[e] == 0;
-        if (pieces) {
-            stage_pair<T, D>(staged_rows, true, r, d, y[0], y[1]);
-            stage_pair<T, D>(staged_rows, true, r + 8, d, y[2], y[3]);
-        } else {
+    if (pieces) {
+        const int EACH = BM / 16 * (D / 8) / 8, CHUNK = EACH < 8 ? EACH : 8; /* blocks of 16 queries x 8 channels a warp; on their way together */
+#pragma unroll
+        for (int chunk = 0; chunk < EACH; chunk += CHUNK) {
+            float4 sum[CHUNK];
+#pragma unroll
+            for (int k = 0; k < CHUNK; k++) sum[k] = read_fragment(sums + ((chunk + k) * 8 + warp) * 128, lane);
+#pragma unroll
+            for (int k = 0; k < CHUNK; k++) {
+                const int n = (chunk + k) * 8 + warp; /* in the order of fragment_at() */
+                const int r = n / (D / 4) * 32 + n % 2 * 16 + lane / 4, d = n / 2 % (D / 8) * 8 + lane % 4 * 2;
+                const float y[4] = { sum[k].x * x.scale, sum[k].y * x.scale, sum[k].z * x.scale, sum[k].w * x.scale };
+                for (int e = 0; e < 4; e++) finite &= y[e] - y[e] == 0;
+                stage_pair<T, D>(staged_rows, true, r, d, y[0], y[1]);
+                stage_pair<T, D>(staged_rows, true, r + 8, d, y[2], y[3]);
+            }
+        }
+    } else {
 #pragma unroll 1
-            for (int e = 0; e < 4; e++)
-                if (r + e / 2 * 8 < rows && d + e % 2 < width)
-                    store_float(dq.dtype, dq.data, to + (r + e / 2 * 8) * dq.row + d + e % 2, e == 0 ? y[0] : e == 1 ? y[1] : e == 2 ? y[2] : y[3]);
+        for (int n = warp; n < BM / 16 * (D / 8); n += 8) {
+            const int r = n / (D / 4) * 32 + n % 2 * 16 + lane / 4, d = n / 2 % (D / 8) * 8 + lane % 4 * 2;
+            const float4 sum = read_fragment(sums + n * 128, lane);
+#pragma unroll 1
+            for (int e = 0; e < 4; e++) {
+                const float y = (e == 0 ? sum.x : e == 1 ? sum.y : e == 2 ? sum.z : sum.w) * x.scale;
+                finite &= y - y == 0;
+                if (r + e / 2 * 8 < rows && d + e % 2 < width) store_float(dq.dtype, dq.data, to + (r + e / 2 * 8) * dq.row + d + e % 2, y);
+            }
         }
     }
     const bool poisoned = __syncthreads_or(!finite);
     if (pieces) store_rows<D, 256>(dq, x.b, x.h, line, 0, rows, width, staged_rows, true, threadIdx.x);
-    if (poisoned) {
+    if (poisoned) { /* the place is found anew, rather than kept in registers */
         __syncthreads();
-        for (int r = threadIdx.x / 32; r < rows; r += 256 / 32) dq_row(a, w.s, x, place.i0 + r);
+        const tile_place again = tile_place_of<BM>(a, kept(blockIdx.x));
+        for (int r = warp; r < rows; r += 8) dq_row(a, w.s, again.x, again.i0 + r);
     }
 }
 

@@ -41,7 +41,11 @@ DEVICE void red_add_4(float *to, const float (&x)[4])
 {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
 }
+
 #endif
+
+/* Four zeros to global memory, on 16 bytes, in one store: of an assignment the compiler makes two. */
+DEVICE void zero_4(float *to) { asm volatile("st.global.v4.f32 [%0], {%1,%1,%1,%1};" ::"l"(to), "f"(0.f) : "memory"); }
 
 /* Waits for the THREADS threads (a multiple of 32) that use barrier ID (1 to 15; 0 is __syncthreads). 9.7.13.1. */
 template <int ID, int THREADS> DEVICE void barrier() { asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory"); }

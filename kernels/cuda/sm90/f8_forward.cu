@@ -4,7 +4,8 @@
  * tiles, C consumers of 64 rows that take turns with their products, each with its softmax under its own and the others' products. What is
  * different is what e4m3 products want (FlashAttention-3, arXiv:2407.08608, 3.3):
  *
- *   V        wgmma has no MN-major operands of 8 bits, so V must lie as V^T: prepare() writes it to scratch, once a run.
+ *   V        wgmma has no MN-major operands of 8 bits, so V must lie as V^T: the two warps of the producer that have nothing else to do write it
+ *            to scratch, once a run, ahead of those that read it.
  *   P        a thread's accumulator holds columns 2q, 2q + 1 of each 8, but an A operand wants 4 neighbours. P stays where it is and V^T's
  *            keys are in the order that makes it right: place 16u + 4q + e holds key 16u + 8 (e / 2) + 2q + e % 2.
  *   range    e4m3 reaches from 2^-9 to 448. P is 2^SHIFT = 256 where a row's score is its maximum m: exactly, so that the key that weighs most
@@ -16,38 +17,42 @@
  *            lse may be (kernels/README.md, "Accuracy"), while out is well within its limit. Where lse is wanted, q and k are therefore
  *            widened to bfloat16, which holds them exactly, and only P V is a product of e4m3.
  *
- * A NaN in V would reach, as 0 * NaN, rows that do not see it. prepare() writes zeros in its place and leaves a mark for its block of keys; the
- * rows of tiles of work that touch a marked block, and those whose result is not finite, are looked at once more by repair_rows, which
- * computes what they really see. (float8_e4m3fn has no infinities.) It also computes rows whose scores are so large that P would leave its range.
+ * V^T comes in units of KEYS keys x CHANNELS_V channels of a head. A warp that has time claims the next one from a counter, transposes it and
+ * sets the unit's mark; what loads V^T waits for the marks of its keys. Units are claimed in the order in which tiles of work
+ * want them. Nothing is promised to a block beforehand, for it may begin late (another kernel may have its multiprocessor): a unit that is
+ * claimed is finished by a warp that waits for nobody, and one that is not will be by the waiting block's own warps, so nobody waits for ever. The
+ * stores are ordinary ones and the loads the copy engine's: a fence between the two proxies on either side, around the mark's release and
+ * acquire. begin_run(), a kernel before, sets marks and counters to 0; all three kernels of a run, and the first of the next, are made ready while
+ * the one before runs, and wait for its end.
  *
- * Shapes that turn V themselves (TURNS) need no prepare(): two warps of the producer transpose each tile as it comes, for every tile of rows
- * anew. That saves reading and writing V once, which counts where Sq is short, and costs shared memory's time, which counts where it is long.
+ * A NaN in V would reach, as 0 * NaN, rows that do not see it. V^T has zeros in its place, and the unit's mark says so; the rows of tiles of
+ * work that touch such a unit, and those whose result is not finite, are looked at once more by repair_rows, which computes what they really
+ * see. (float8_e4m3fn has no infinities.) It also computes rows whose scores are so large that P would leave its range.
  *
  * What a row's bits depend on: BN, PROMOTED and the order of the tiles, all fixed by head dim, masks, Sk and whether lse is wanted. */
 #include <cudaTypedefs.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/simple/rows.cuh"
-#include "ptx.cuh"
+#include "tile.cuh"
 
 namespace {
+
+typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------------------------ */
 
 enum { SHIFT = 8, PROMOTED = 768 };
 
-/* An instantiation: head dims up to D; C consumers of 64 rows; BN keys a tile; stages of the ring; the type that q and k are multiplied in; TURNS:
- * tiles of V are transposed as they come, not once beforehand. */
-template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool TURNS_ = false> struct shape {
+/* An instantiation: head dims up to D; C consumers of 64 rows; BN keys a tile; stages of the ring; the type that q and k are multiplied in. */
+template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3> struct shape {
     typedef T_ T;
-    static const bool TURNS = TURNS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     /* Chunks of 128 bytes, a row of shared memory: of a row of q or k; of the keys of a row of V^T. */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
     static const int PRODUCER = C == 3 ? 32 : D == 256 ? 24 : 40, CONSUMER = C == 3 ? 160 : D == 256 ? 240 : 232;
     static const int PROMOTE = PROMOTED / BN; /* tiles from one promotion to the next */
+    static const int STEPS = D == 256 ? 8 : 1; /* in which a unit of V^T is made: what shared memory has room for */
     /* The sums of a thread are D / 2 numbers, floats where there is room for them and bfloat16 where there is not. */
     static const bool FLOAT_SUMS = D <= 128;
     static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* of 4 numbers */
@@ -56,48 +61,41 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool TURNS_ 
 /* A tile of work: rows [i0, i0 + BM) of head h of batch row b against tiles of keys [first, last). */
 struct __align__(16) work {
     int b, h, i0, first;
-    int last, index, tainted, negative; /* some V that it reads had a NaN; scores are to change their sign */
-    float c, v_scale, sink;             /* log2(e) * what scores are multiplied by, > 0; base 2, -inf without */
-    int unused;
+    int last, index, negative; /* scores are to change their sign */
+    float c, v_scale, sink;    /* log2(e) * what scores are multiplied by, > 0; base 2, -inf without */
+    int unused[2];
 };
 
-/* What one consumer makes of it. Tiles [free_first, free_last) are open to all its rows; those from mine on hold nothing for them. */
+/* What one consumer makes of it. Tiles [free_first, free_last) are open to all its rows; those from mine on hold nothing for them;
+ * mine is first where there are no such rows, or no tiles. */
 struct __align__(16) part {
     int free_first, free_last, mine, unused;
 };
 
 enum { STOP = -1 }; /* in i0: the end */
 
-/* What shapes that transpose V themselves have beside: V as it is, and of each tile of V^T and each warp that made it: were there NaN? */
-enum { TURNERS = 2, RAW_STAGES = 2 }; /* warps; of the ring of V */
-template <class X, bool TURNS = X::TURNS> struct turning {
-};
-template <class X> struct turning<X, true> {
-    static const int CHUNKS = (X::D + 127) / 128; /* of a row of V */
-    alignas(1024) uint8_t raw[RAW_STAGES][X::BN * 128 * CHUNKS];
-    uint32_t nan[X::STAGES][TURNERS];
-    uint64_t full_R[RAW_STAGES], empty_R[RAW_STAGES];
+enum { FIRST_TURNER = 2, TURNERS = 2, KEYS = 128, CHANNELS_V = 64 }; /* warps that make V^T; a unit of it */
+enum { THERE = 1, THERE_CLEANED = 3 }; /* a unit's mark; 0: not yet. Cleaned: with zeros for NaN */
+
+/* A unit of V^T: places in V, in V^T and among the marks; how many keys and channels there are from its first on. keys == 0: none is left. */
+struct unit {
+    int64_t from, to;
+    int mark;
+    uint32_t found; /* what the mark is to be */
+    int keys, channels;
 };
 
-template <class X> struct shared : turning<X> {
+template <class X> struct shared {
     alignas(1024) uint8_t Q[X::C][64 * 128 * X::CHUNKS];
     alignas(1024) uint8_t K[X::STAGES][X::BN * 128 * X::CHUNKS];
     alignas(1024) uint8_t V[X::STAGES][X::D * 128 * X::CHUNKS_V]; /* rows are head dims, in a row are keys */
     alignas(128) uint32_t sums[X::C * 4][X::D / 8][32 * X::SUM_WORDS]; /* a warp's; in the end its 16 rows of out */
+    alignas(128) uint8_t staging[TURNERS][KEYS * CHANNELS_V / X::STEPS]; /* of V */
+    unit units[TURNERS][2]; /* a warp's, and its next: there are few registers */
     work next;
     part parts[X::C];
     alignas(8) uint64_t full_Q[X::C], empty_Q[X::C], full_K[X::STAGES], full_V[X::STAGES], empty_K[X::STAGES], empty_V[X::STAGES];
     uint64_t full_W, empty_W;
-};
-
-/* Place in a ring: stage and phase. */
-template <int STAGES> struct ring {
-    int stage = 0;
-    uint32_t phase = 0;
-    DEVICE void next()
-    {
-        if (++stage == STAGES) stage = 0, phase ^= 1;
-    }
 };
 
 /* ---- The plan: a problem in 32 bits -------------------------------------------------------------------------------------------- */
@@ -117,14 +115,20 @@ struct plan {
     float *lse;
     int64_t out_batch, out_head, out_row, lse_batch, lse_head, lse_row;
     uint32_t *dirty;         /* a word a warp and tile, for repair_rows: see there */
-    const uint8_t *marks;    /* of V: a byte a block of KEYS keys and CHANNELS_V channels, channels fastest: had it a NaN? NULL with TURNS */
+    int *counter;            /* next tile less gridDim.x */
+    const uint8_t *V;
+    int64_t V_batch, V_head, V_row, V_sweep; /* the last: the rows that a warp asks for at once */
+    uint8_t *turned;         /* V^T, dense [B, Hk, Dv, pitch], the keys of each 16 in the order that P has in registers */
+    int64_t turned_head, pitch;
+    uint32_t *marks;         /* of its units, by head, block of keys, block of channels: is it there? With zeros for NaN? */
     int key_blocks, channel_blocks;
-    int *counter;            /* next tile less gridDim.x; NULL: a block takes every gridDim.x-th */
+    int units, kv_heads;     /* of the batch */
+    int unit_section, section_units; /* key/value heads that are turned together; their units */
+    int *next_unit;
+    uint32_t *any_nan;       /* had any unit one? */
 };
 
 const int FAR = 1 << 29; /* lengths are below it */
-
-enum { KEYS = 128, CHANNELS_V = 64 }; /* of V, a block of prepare */
 
 DEVICE float scale_of(const plan &p, int n, const work &x)
 {
@@ -158,18 +162,6 @@ DEVICE void add_factors(const plan &p, work &x)
     x.sink = p.sinks ? p.sinks[x.h * p.sink_stride] * LOG2E : -CUDART_INF_F;
 }
 
-/* Is there a mark on V of a tile's keys? A warp asks. */
-template <class X> DEVICE bool is_tainted(const plan &p, const work &x)
-{
-    if (X::TURNS) return false; /* it will be seen when V is transposed */
-    const uint8_t *const marks = p.marks + (int64_t)(x.b * p.Hk + x.h / p.group) * p.key_blocks * p.channel_blocks;
-    const int first = x.first * X::BN / KEYS, last = min((x.last * X::BN + KEYS - 1) / KEYS, p.key_blocks);
-    bool tainted = false;
-#pragma unroll 1
-    for (int n = first * p.channel_blocks + threadIdx.x % 32; n < last * p.channel_blocks; n += 32) tainted |= marks[n];
-    return __any_sync(0xffffffff, tainted);
-}
-
 template <class X> DEVICE part part_of(const plan &p, const work &x, int w)
 {
     const int BN = X::BN, row0 = x.i0 + w * 64, lo = p.align - p.left, hi = p.align + p.right + 1;
@@ -177,45 +169,135 @@ template <class X> DEVICE part part_of(const plan &p, const work &x, int w)
     part y;
     y.free_first = (max(row0 + 63 + lo, 0) + BN - 1) / BN;
     y.free_last = max(min(row0 + hi, p.Sk), 0) / BN;
-    y.mine = max(min((end + BN - 1) / BN, x.last), x.first + 1);
+    y.mine = row0 >= p.Sq || x.first >= x.last ? x.first : max(min((end + BN - 1) / BN, x.last), x.first + 1);
     y.unused = 0;
     return y;
 }
 
 /* ---- V to V^T --------------------------------------------------------------------------------------------------------------------- */
 
-/* The bytes of a word that are NaN become 0; were there any? */
-DEVICE bool without_nan(uint32_t &word)
+/* The bytes of a word that are NaN, all ones below the sign, become 0. */
+DEVICE uint32_t without_nan(uint32_t word)
 {
-    const uint32_t nan = ((word & 0x7f7f7f7f) + 0x01010101) & 0x80808080; /* a NaN is all ones below the sign */
-    word &= ~(nan | (nan - (nan >> 7)));
-    return nan != 0;
+    const uint32_t nan = ((word & 0x7f7f7f7f) + 0x01010101) & 0x80808080;
+    return word & ~(nan | (nan - (nan >> 7)));
 }
 
-/* A tile of V to the same of V^T: a warp's share, the blocks of 16 channels first, first + TURNERS ... A block's even channels become rows 0 to 7
- * of 16 and its odd ones rows 8 to 15, so that 8 lanes write to all banks; store_rows puts them right. Was there a NaN? */
-template <class X> DEVICE bool turn_tile(uint32_t to, uint32_t from, int first)
+/* Unit n, in the order of work_of's tiles: sections of heads; in each the last keys first. */
+DEVICE unit unit_of(const plan &p, int n)
 {
-    const int lane = threadIdx.x % 32, t = lane / 8, r = lane % 8;
-    bool nan = false;
-    for (int d = first; d < X::D / 16; d += TURNERS)
-#pragma unroll 2
-        for (int k = 0; k < X::BN / 32; k++) { /* 16 channels of 32 keys */
-            uint32_t v[4]; /* of 8 keys: bytes are channels 2g and 2g + 1 of key 2q, then of key 2q + 1 */
-            ldmatrix_x4_trans(v, from + d / 8 * X::BN * 128 + (32 * k + lane) * 128 + ((d % 8 ^ r) << 4));
-            uint32_t marks = 0; /* a NaN is all ones below the sign: 1 more is a carry */
+    unit x = {};
+    if (n >= p.units) return x;
+    const int s = n / p.section_units, r = n - s * p.section_units;
+    const int heads = min(p.unit_section, p.kv_heads - s * p.unit_section), line = r / p.channel_blocks, rank = line / heads;
+    const int head = s * p.unit_section + line - rank * heads, b = head / p.Hk;
+    const int block = p.key_blocks - 1 - rank, channels = r - line * p.channel_blocks, key0 = block * KEYS, channel0 = channels * CHANNELS_V;
+    x.from = b * p.V_batch + (head - b * p.Hk) * p.V_head + key0 * p.V_row + channel0;
+    x.to = head * p.turned_head + channel0 * p.pitch + key0;
+    x.mark = (head * p.key_blocks + block) * p.channel_blocks + channels, x.found = THERE;
+    x.keys = p.Sk - key0, x.channels = p.Dv - channel0;
+    return x;
+}
+
+/* The calling warp's unit: its present one, or its next. */
+template <class X> DEVICE unit &unit_at(shared<X> &sm, int which) { return sm.units[thread_anew() / 32 - FIRST_TURNER][which]; }
+
+/* What a step of a unit is: LINES keys of CELLS x 16 channels. A cell of 16 channels of a key lies in staging where ldmatrix finds the 8 rows of a
+ * matrix, keys 16 i and 16 i + 1 from some on, in all banks. */
+template <class X> struct turning {
+    static const int LINES = X::STEPS == 1 ? KEYS : 64, CELLS = X::STEPS == 1 ? CHANNELS_V / 16 : 1, SWEEP = 32 / CELLS;
+    static_assert(LINES * CELLS * 16 * X::STEPS == KEYS * CHANNELS_V, "all of the unit");
+    static DEVICE int key_of(int step) { return X::STEPS == 1 ? 0 : step / 4 * LINES; }
+    static DEVICE int channel_of(int step) { return X::STEPS == 1 ? 0 : step % 4 * 16; }
+    static DEVICE uint32_t cell(uint32_t key, uint32_t n) { return 16 * ((key * CELLS + n) ^ (key / 16 % 4 * (CELLS == 1 ? 2 : 1))); }
+};
+
+/* A warp asks for V of a step; zeros past its end. */
+template <class X> DEVICE void fetch_step(const plan &p, shared<X> &sm, int which, int step)
+{
+    typedef turning<X> T;
+    const uint32_t thread = thread_anew(), lane = thread % 32;
+    const int n = lane % T::CELLS, channel = T::channel_of(step) + n * 16;
+    const unit &x = unit_at(sm, which);
+    const uint32_t staging = smem_addr(sm.staging[thread / 32 - FIRST_TURNER]);
+    const int keys = channel < x.channels ? x.keys - T::key_of(step) : 0; /* that there are */
+    const uint8_t *from = p.V + x.from + (T::key_of(step) + lane / T::CELLS) * p.V_row + channel;
+#pragma unroll(X::STEPS == 1 ? 4 : 1)
+    for (int key = lane / T::CELLS; key < T::LINES; key += T::SWEEP, from += p.V_sweep)
+        cp_async_16(staging + T::cell(key, n), from, key < keys);
+    if (X::STEPS > 1 && step == 0) /* and for the other steps', as far as the L2 */
+#pragma unroll 1
+        for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.V_row);
+}
+
+/* A warp turns a step. Of 16 channels of 64 keys a lane gets, by matrices whose rows are chosen so, channels 2g and 2g + 1 of keys 16 q to 16 q + 15,
+ * two keys a register: what it takes to make 16 neighbours of each of the two. */
+template <class X> DEVICE void turn_step(const plan &p, shared<X> &sm, int which, int step)
+{
+    typedef turning<X> T;
+    const uint32_t thread = thread_anew(), lane = thread % 32, row = lane % 8, key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;
+    unit &x = unit_at(sm, which);
+    const uint32_t staging = smem_addr(sm.staging[thread / 32 - FIRST_TURNER]);
+    const int channels = x.channels - T::channel_of(step);
+    uint8_t *to = p.turned + x.to + (T::channel_of(step) + lane / 4 * 2) * p.pitch + T::key_of(step) + lane % 4 * 16;
+#pragma unroll 1
+    for (int n = 0; n < T::CELLS && n * 16 < channels; n++, to += 16 * p.pitch)
+#pragma unroll 1
+        for (int first = 0; first < T::LINES; first += 64) {
+            const uint32_t from = staging + T::cell(first + key, n);
+            uint32_t v[4], w[4], sums = 0; /* v[m]: keys 2m and 2m + 1 of the lane's 16; w[m]: 8 further */
+            ldmatrix_x4_trans(v, from);
+            ldmatrix_x4_trans(w, from + 8 * T::CELLS * 16);
 #pragma unroll
-            for (int n = 0; n < 4; n++) marks |= (v[n] & 0x7f7f7f7f) + 0x01010101;
-            if (__any_sync(0xffffffff, marks & 0x80808080)) {
-                nan = true;
-                for (int n = 0; n < 4; n++) without_nan(v[n]);
+            for (int m = 0; m < 4; m++) sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101); /* a NaN carries */
+            if (__any_sync(0xffffffff, sums & 0x80808080)) {
+                if (lane == 0) x.found = THERE_CLEANED;
+                pin(v), pin(w); /* or eight sums would be kept for it */
+#pragma unroll
+                for (int m = 0; m < 4; m++) v[m] = without_nan(v[m]), w[m] = without_nan(w[m]);
             }
-            const uint32_t turned[4] = { __byte_perm(v[0], v[1], 0x6420), __byte_perm(v[0], v[1], 0x7531), __byte_perm(v[2], v[3], 0x6420),
-                                         __byte_perm(v[2], v[3], 0x7531) };
-            const int row = 16 * d + t % 2 * 8 + r, piece = 2 * k + t / 2;
-            stmatrix_x4(to + piece / 8 * X::D * 128 + row * 128 + ((piece % 8 ^ r) << 4), turned);
+            *(uint4 *)(to + first) = make_uint4(__byte_perm(v[0], w[0], 0x6420), __byte_perm(v[1], w[1], 0x6420), __byte_perm(v[2], w[2], 0x6420),
+                                                __byte_perm(v[3], w[3], 0x6420));
+            *(uint4 *)(to + first + p.pitch) = make_uint4(__byte_perm(v[0], w[0], 0x7531), __byte_perm(v[1], w[1], 0x7531),
+                                                        __byte_perm(v[2], w[2], 0x7531), __byte_perm(v[3], w[3], 0x7531));
         }
-    return nan;
+}
+
+/* A warp tells that its stores of a unit are there. */
+DEVICE void publish_unit(const plan &p, const unit &x)
+{
+    fence_proxy_async_global(); /* the lane's stores, for the copy engine */
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        if (x.found == THERE_CLEANED) *p.any_nan = 1;
+        store_release(p.marks + x.mark, x.found);
+    }
+}
+
+/* Waits until V^T of a key/value head's blocks of keys [wanted, ready) is there. Returns from which on it is known to be. A warp asks, a lane a
+ * mark. */
+DEVICE int await_units(const plan &p, int head, int wanted, int ready)
+{
+    while (ready > wanted) {
+        const int below = ready * p.channel_blocks - 1 - (int)(thread_anew() % 32); /* this lane's mark, of the head's */
+        const bool missing = below >= 0 && load_acquire(p.marks + (head * p.key_blocks * p.channel_blocks + below)) == 0;
+        const uint32_t any = __ballot_sync(0xffffffff, missing);
+        ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
+    }
+    __syncwarp();               /* what one lane has acquired is there for all */
+    fence_proxy_async_global(); /* and for the copy engine */
+    return ready;
+}
+
+/* Had V of a tile's keys a NaN? */
+template <class X> DEVICE bool is_tainted(const plan &p, const work &x)
+{
+    const uint32_t *const marks = p.marks + (int64_t)(x.b * p.Hk + x.h / p.group) * p.key_blocks * p.channel_blocks;
+    const int first = x.first * X::BN / KEYS, last = min((x.last * X::BN + KEYS - 1) / KEYS, p.key_blocks);
+    bool tainted = false;
+#pragma unroll 1
+    for (int n = first * p.channel_blocks; n < last * p.channel_blocks; n++) tainted |= marks[n] == THERE_CLEANED;
+    return tainted;
 }
 
 /* ---- Consumer's steps --------------------------------------------------------------------------------------------------------- */
@@ -295,7 +377,7 @@ template <int N> DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (
     for (int half = 0; half < 2; half++) x.l[half] = x.l[half] * rescale[half] + (sum[half * 2] + sum[half * 2 + 1]);
 }
 
-/* P as the product's operand: of each 32 keys, 4 registers of 4. The order of V^T's keys is prepare's. */
+/* P as the product's operand: of each 32 keys, 4 registers of 4. The order of V^T's keys is turn_step's. */
 template <int N> DEVICE void to_operand(uint32_t (&P)[N / 32][4], const float (&S)[N / 2])
 {
 #pragma unroll
@@ -349,43 +431,6 @@ template <class X> DEVICE void add_sums(float (&O)[X::D / 2], const uint32_t (*s
     }
 }
 
-/* A warp's 16 rows of O to memory, through shared memory of its own, whole rows at a time. The 16-byte piece c of row r lies at c ^ (r & 7).
- * TURNED: the accumulator's columns are turn_tile's rows. */
-template <int D, bool TURNED>
-DEVICE void store_rows(uint16_t *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)
-{
-    const int PIECES = D / 8; /* of a row */
-    __syncwarp();             /* the warp's sums are read */
-    if (TURNED) {
-#pragma unroll
-        for (int n = 0; n < D / 16; n++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) { /* the lane has 4 neighbours of a row */
-                const float *const even = O + n * 8 + half * 2, *const odd = even + 4;
-                const int i = lane / 4 + half * 8, piece = 2 * n + lane % 4 / 2;
-                const uint2 word = make_uint2(pack<__nv_bfloat16>(even[0], odd[0]), pack<__nv_bfloat16>(even[1], odd[1]));
-                *(uint2 *)(staging + (i * PIECES + (piece ^ (i & 7))) * 8 + lane % 2 * 4) = word;
-            }
-    } else {
-#pragma unroll
-        for (int n = 0; n < D / 16; n++) {
-            uint32_t r[4];
-#pragma unroll
-            for (int e = 0; e < 4; e++) r[e] = pack<__nv_bfloat16>(O[n * 8 + e * 2], O[n * 8 + e * 2 + 1]);
-            const int i = lane % 16, piece = 2 * n + lane / 16;
-            stmatrix_x4(smem_addr(staging + (i * PIECES + (piece ^ (i & 7))) * 8), r);
-        }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int n = 0; n < D / 16; n++) {
-        const int at = n * 32 + lane, i = at / PIECES, piece = at % PIECES;
-        const uint4 word = *(const uint4 *)(staging + (i * PIECES + (piece ^ (i & 7))) * 8);
-        if (i < count && piece * 8 < Dv) *(uint4 *)(rows + i * stride + piece * 8) = word;
-    }
-    __syncwarp();
-}
-
 /* ---- The kernel ------------------------------------------------------------------------------------------------------------------- */
 
 enum { TURN_BARRIER = 2, GROUP_BARRIER = 6 }; /* named barriers, one a consumer from each on */
@@ -412,76 +457,48 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
         }
         for (int s = 0; s < STAGES; s++) {
             mbarrier_init(smem_addr(&sm.full_K[s]), 1);
-            mbarrier_init(smem_addr(&sm.full_V[s]), X::TURNS ? TURNERS : 1);
+            mbarrier_init(smem_addr(&sm.full_V[s]), 1);
             mbarrier_init(smem_addr(&sm.empty_K[s]), C);
             mbarrier_init(smem_addr(&sm.empty_V[s]), C);
         }
         mbarrier_init(smem_addr(&sm.full_W), 1);
-        mbarrier_init(smem_addr(&sm.empty_W), C * 4 + 1 + (X::TURNS ? TURNERS : 0));
-        if constexpr (X::TURNS)
-            for (int s = 0; s < RAW_STAGES; s++) {
-                mbarrier_init(smem_addr(&sm.full_R[s]), 1);
-                mbarrier_init(smem_addr(&sm.empty_R[s]), TURNERS);
-            }
+        mbarrier_init(smem_addr(&sm.empty_W), C * 4 + 1);
         fence_mbarrier_init();
     }
     __syncthreads();
     launch_dependents();      /* repair_rows may be made ready: it waits for our end */
-    wait_for_prerequisites(); /* prepare's results */
+    wait_for_prerequisites(); /* begin_run's zeros */
 
     if (wg == 0) {
         setmaxnreg_dec<X::PRODUCER>();
-        if (threadIdx.x / 32 == 1) { /* a warp hands out work; lane 0 tells */
-            const bool teller = threadIdx.x == 32;
-            uint32_t phase = 0;
-            for (int t = blockIdx.x; t < p.tiles; phase ^= 1) {
-                const work x = work_of<X>(p, t);
-                const bool tainted = is_tainted<X>(p, x);
-                if (teller) {
-                    sm.next = x;
-                    sm.next.tainted = tainted;
-                    add_factors(p, sm.next);
-#pragma unroll 1
-                    for (int n = 0; n < C; n++) sm.parts[n] = part_of<X>(p, sm.next, n);
-                    mbarrier_arrive(smem_addr(&sm.full_W));
-                }
-                mbarrier_wait(smem_addr(&sm.empty_W), phase);
-                __syncwarp(); /* nobody may fall a phase behind */
-                if (teller) t = (int)gridDim.x + (p.counter ? atomicAdd(p.counter, 1) : sm.next.index); /* t itself is not kept: few registers */
-                t = __shfl_sync(0xffffffff, t, 0);
-            }
-            if (teller) {
-                sm.next.i0 = STOP;
-                mbarrier_arrive(smem_addr(&sm.full_W));
-            }
-        } else if (threadIdx.x == 0) { /* keeps the ring full */
-            ring<STAGES> k;
-            ring<X::TURNS ? (int)RAW_STAGES : STAGES> v; /* of what is loaded: V^T, or V */
+        const int role = threadIdx.x / 32;
+        if (role == 0) { /* keeps the ring full: lane 0 loads, all look whether V^T is there */
+            const bool loader = threadIdx.x == 0;
+            ring<STAGES> k, v;
             uint32_t phase_W = 0, phase_Q = 1;
             for (;; phase_W ^= 1) {
                 mbarrier_wait(smem_addr(&sm.full_W), phase_W);
                 const work &x = sm.next;
                 const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
+                __syncwarp(); /* all have read it */
                 if (i0 == STOP) break;
-                /* The next work is claimed when all but the last tiles are asked for; known beforehand, at once. */
-                const bool late = p.counter && first + 1 < last;
-                if (!late) mbarrier_arrive(smem_addr(&sm.empty_W));
+                /* The next work is claimed when all but the last tiles are asked for. */
+                const bool late = first + 1 < last;
+                if (loader && !late) mbarrier_arrive(smem_addr(&sm.empty_W));
                 if (first >= last) continue;
+                int ready = min((last * BN + KEYS - 1) / KEYS, p.key_blocks); /* V^T is known to be there from this block of keys on */
                 auto load_K = [&](int j) {
-                    const uint32_t bar = smem_addr(&sm.full_K[k.stage]);
-                    mbarrier_wait(smem_addr(&sm.empty_K[k.stage]), k.phase ^ 1);
-                    mbarrier_arrive_expect_tx(bar, sizeof sm.K[0]);
-                    for (int c = 0; c < X::CHUNKS; c++) tma_load_4d(smem_addr(sm.K[k.stage]) + c * BN * 128, &map_K, c * 128, j * BN, hk, b, bar);
+                    if (loader) {
+                        const uint32_t bar = smem_addr(&sm.full_K[k.stage]);
+                        mbarrier_wait(smem_addr(&sm.empty_K[k.stage]), k.phase ^ 1);
+                        mbarrier_arrive_expect_tx(bar, sizeof sm.K[0]);
+                        for (int c = 0; c < X::CHUNKS; c++) tma_load_4d(smem_addr(sm.K[k.stage]) + c * BN * 128, &map_K, c * 128, j * BN, hk, b, bar);
+                    }
                     k.next();
                 };
                 auto load_V = [&](int j) {
-                    if constexpr (X::TURNS) {
-                        const uint32_t bar = smem_addr(&sm.full_R[v.stage]);
-                        mbarrier_wait(smem_addr(&sm.empty_R[v.stage]), v.phase ^ 1);
-                        mbarrier_arrive_expect_tx(bar, sizeof sm.raw[0]);
-                        for (int c = 0; c < turning<X>::CHUNKS; c++)
-                            tma_load_4d(smem_addr(sm.raw[v.stage]) + c * BN * 128, &map_V, c * 128, j * BN, hk, b, bar);
-                    } else {
+                    if (j * BN / KEYS < ready) ready = await_units(p, b * p.Hk + hk, j * BN / KEYS, ready);
+                    if (loader) {
                         const uint32_t bar = smem_addr(&sm.full_V[v.stage]);
                         mbarrier_wait(smem_addr(&sm.empty_V[v.stage]), v.phase ^ 1);
                         mbarrier_arrive_expect_tx(bar, sizeof sm.V[0]);
@@ -491,50 +508,62 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                     v.next();
                 };
                 load_K(last - 1);
-                for (int n = 0; n < C; n++) {
-                    const uint32_t bar = smem_addr(&sm.full_Q[n]);
-                    mbarrier_wait(smem_addr(&sm.empty_Q[n]), phase_Q);
-                    mbarrier_arrive_expect_tx(bar, sizeof sm.Q[0]);
-                    for (int c = 0; c < X::CHUNKS; c++) tma_load_4d(smem_addr(sm.Q[n]) + c * 8192, &map_Q, c * 128, i0 + n * 64, h, b, bar);
-                }
+                if (loader)
+#pragma unroll 1
+                    for (int n = 0; n < C; n++) {
+                        const uint32_t bar = smem_addr(&sm.full_Q[n]);
+                        mbarrier_wait(smem_addr(&sm.empty_Q[n]), phase_Q);
+                        mbarrier_arrive_expect_tx(bar, sizeof sm.Q[0]);
+                        for (int c = 0; c < X::CHUNKS; c++) tma_load_4d(smem_addr(sm.Q[n]) + c * 8192, &map_Q, c * 128, i0 + n * 64, h, b, bar);
+                    }
                 phase_Q ^= 1;
 #pragma unroll 1
                 for (int j = last - 2; j >= first; j--) {
-                    if (late && j == first) mbarrier_arrive(smem_addr(&sm.empty_W));
+                    if (loader && late && j == first) mbarrier_arrive(smem_addr(&sm.empty_W));
                     load_K(j);
                     load_V(j + 1);
                 }
                 load_V(first);
             }
-        } else if (X::TURNS && threadIdx.x / 32 >= 2) { /* transpose V */
-            if constexpr (X::TURNS) {
-                const int turner = threadIdx.x / 32 - 2;
-                const bool speaker = threadIdx.x % 32 == 0;
-                ring<RAW_STAGES> raw;
-                ring<STAGES> v;
-                for (uint32_t phase_W = 0;; phase_W ^= 1) {
-                    mbarrier_wait(smem_addr(&sm.full_W), phase_W);
-                    int left = sm.next.last - sm.next.first;
-                    const bool stop = sm.next.i0 == STOP;
-                    __syncwarp();
-                    if (speaker) mbarrier_arrive(smem_addr(&sm.empty_W));
-                    if (stop) break;
+        } else if (role == 1) { /* hands out work; lane 0 tells */
+            const bool teller = threadIdx.x == 32;
+            uint32_t phase = 0;
+            for (int t = blockIdx.x; t < p.tiles; phase ^= 1) {
+                if (teller) {
+                    sm.next = work_of<X>(p, t);
+                    add_factors(p, sm.next);
 #pragma unroll 1
-                    for (; left > 0; left--) {
-                        mbarrier_wait(smem_addr(&sm.full_R[raw.stage]), raw.phase);
-                        mbarrier_wait(smem_addr(&sm.empty_V[v.stage]), v.phase ^ 1);
-                        const bool nan = turn_tile<X>(smem_addr(sm.V[v.stage]), smem_addr(sm.raw[raw.stage]), turner);
-                        fence_proxy_async_shared();
-                        __syncwarp();
-                        if (speaker) {
-                            sm.nan[v.stage][turner] = nan;
-                            mbarrier_arrive(smem_addr(&sm.full_V[v.stage]));
-                            mbarrier_arrive(smem_addr(&sm.empty_R[raw.stage]));
-                        }
-                        raw.next();
-                        v.next();
-                    }
+                    for (int n = 0; n < C; n++) sm.parts[n] = part_of<X>(p, sm.next, n);
+                    mbarrier_arrive(smem_addr(&sm.full_W));
                 }
+                mbarrier_wait(smem_addr(&sm.empty_W), phase);
+                __syncwarp(); /* nobody may fall a phase behind */
+                if (teller) t = (int)gridDim.x + atomicAdd(p.counter, 1);
+                t = __shfl_sync(0xffffffff, t, 0);
+            }
+            if (teller) {
+                sm.next.i0 = STOP;
+                mbarrier_arrive(smem_addr(&sm.full_W));
+            }
+        } else { /* turn V as long as there is any left */
+            const bool claimer = threadIdx.x % 32 == 0; /* describes units to its warp */
+            if (claimer) unit_at(sm, 0) = unit_of(p, claim(p.next_unit));
+            __syncwarp();
+            if (unit_at(sm, 0).keys) fetch_step(p, sm, 0, 0);
+            for (int n = 0; unit_at(sm, n).keys; n ^= 1) {
+                const int claimed = claimer ? claim(p.next_unit) : 0; /* known by the time it is wanted */
+#pragma unroll 1
+                for (int step = 0; step < X::STEPS; step++) {
+                    cp_async_wait_all();
+                    __syncwarp();
+                    turn_step(p, sm, n, step);
+                    __syncwarp(); /* all have read it */
+                    if (step + 1 < X::STEPS) fetch_step(p, sm, n, step + 1);
+                }
+                if (claimer) unit_at(sm, n ^ 1) = unit_of(p, claimed);
+                __syncwarp();
+                if (unit_at(sm, n ^ 1).keys) fetch_step(p, sm, n ^ 1, 0); /* on its way while the stores arrive */
+                publish_unit(p, unit_at(sm, n));
             }
         }
     } else {
@@ -554,6 +583,19 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
         auto next_turn = [&] {
             named_barrier_arrive(TURN_BARRIER + (w + 1 == C ? 0 : w + 1), 256);
         };
+        /* Stages that no product reads. A warp that still waited could miss the phase once the stage is filled anew. */
+        auto pass_stage = [&](uint64_t *full, uint64_t *empty, ring<STAGES> &at) {
+            mbarrier_wait(smem_addr(full + at.stage), at.phase);
+            named_barrier_sync(GROUP_BARRIER + w, 128);
+            release(empty[at.stage]);
+            at.next();
+        };
+        auto pass_K = [&] {
+            await_turn();
+            next_turn();
+            pass_stage(sm.full_K, sm.empty_K, k);
+        };
+        auto pass_V = [&] { pass_stage(sm.full_V, sm.empty_V, v); };
         if (w == C - 1) next_turn(); /* the first is consumer 0's */
 
         for (;; phase_W ^= 1) {
@@ -567,19 +609,15 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
             const int row0 = x.i0 + w * 64, i0 = row0 + warp * 16 + lane / 4;
             const int lo = p.align - p.left, hi = p.align + p.right + 1;
             float O[D / 2], rescale[2], kept[2] = { 1, 1 };
-            bool promoted = false, tainted = x.tainted;
+            bool promoted = false;
             softmax state = { { -CUDART_INF_F, -CUDART_INF_F }, { 0, 0 } };
 #pragma unroll
             for (int i = 0; i < D / 2; i++) O[i] = 0;
 
-            if (x.first < x.last) {
+            if (x.first < y.mine) {
                 float S[BN / 2];
                 uint32_t P[BN / 32][4];
-                auto await_V = [&] {
-                    mbarrier_wait(smem_addr(&sm.full_V[v.stage]), v.phase);
-                    if constexpr (X::TURNS)
-                        for (int n = 0; n < TURNERS; n++) tainted |= sm.nan[v.stage][n];
-                };
+                auto await_V = [&] { mbarrier_wait(smem_addr(&sm.full_V[v.stage]), v.phase); };
                 auto softmax_of = [&](int j) {
                     if (x.negative)
 #pragma unroll
@@ -590,14 +628,7 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
 
                 mbarrier_wait(smem_addr(&sm.full_Q[w]), phase_Q);
                 phase_Q ^= 1;
-                for (int j = x.last - 1; j >= y.mine; j--) { /* not for these rows */
-                    await_turn();
-                    next_turn();
-                    mbarrier_wait(smem_addr(&sm.full_K[k.stage]), k.phase);
-                    named_barrier_sync(GROUP_BARRIER + w, 128); /* a warp that still waited could miss the phase once the stage is filled anew */
-                    release(sm.empty_K[k.stage]);
-                    k.next();
-                }
+                for (int j = x.last - 1; j >= y.mine; j--) pass_K(); /* not for these rows */
                 mbarrier_wait(smem_addr(&sm.full_K[k.stage]), k.phase);
                 await_turn();
                 scores<X>(S, Q, operand(smem_addr(sm.K[k.stage])));
@@ -609,12 +640,7 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                 k.next();
                 softmax_of(y.mine - 1);
                 to_operand<BN>(P, S);
-                for (int j = x.last - 1; j >= y.mine; j--) {
-                    await_V();
-                    named_barrier_sync(GROUP_BARRIER + w, 128);
-                    release(sm.empty_V[v.stage]);
-                    v.next();
-                }
+                for (int j = x.last - 1; j >= y.mine; j--) pass_V();
 
                 for (int j = y.mine - 2; j >= x.first; j--) {
                     mbarrier_wait(smem_addr(&sm.full_K[k.stage]), k.phase);
@@ -652,29 +678,46 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                 release(sm.empty_V[v.stage]);
                 v.next();
                 if (promoted) add_sums<X>(O, sums, kept, lane);
+            } else if (x.first < x.last) { /* none of these rows exists */
+                mbarrier_wait(smem_addr(&sm.full_Q[w]), phase_Q);
+                phase_Q ^= 1;
+                named_barrier_sync(GROUP_BARRIER + w, 128);
+                release(sm.empty_Q[w]);
+#pragma unroll 1
+                for (int j = x.last - 1; j >= x.first; j--) {
+                    pass_K();
+                    if (j < x.last - 1) pass_V();
+                }
+                pass_V();
             }
 
             /* out = O / l, lse = ln of 2^base l; the sink joins the denominator here. */
             bool finite = true, huge[2];
-            float factor[2];
+            float factor[2], top[2];
+#pragma unroll
+            for (int distance = 1; distance <= 2; distance++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) state.l[half] += __shfl_xor_sync(0xffffffff, state.l[half], distance);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                float &l = state.l[half];
-                l += __shfl_xor_sync(0xffffffff, l, 1);
-                l += __shfl_xor_sync(0xffffffff, l, 2);
-                float top = base_of(state.m[half], x.c), keep = 1; /* c > 0: -inf stays */
-                huge[half] = top != -CUDART_INF_F && !(fabsf(top) < BASE_MOST);
+                float &l = state.l[half], keep = 1;
+                top[half] = base_of(state.m[half], x.c); /* c > 0: -inf stays */
+                huge[half] = top[half] != -CUDART_INF_F && !(fabsf(top[half]) < BASE_MOST);
                 if (x.sink != -CUDART_INF_F) {
-                    const float both = fmaxf(top, x.sink);
-                    keep = exp2_fast(top - both);
+                    const float both = fmaxf(top[half], x.sink);
+                    keep = exp2_fast(top[half] - both);
                     l = l * keep + exp2_fast(x.sink - both);
-                    top = both;
+                    top[half] = both;
                 }
                 factor[half] = l == 0 ? 0 : __fdividef(keep, l) * x.v_scale;
                 finite &= l - l == 0;
-                const int i = i0 + half * 8;
-                if (lane % 4 == 0 && i < p.Sq && p.lse)
-                    p.lse[x.b * p.lse_batch + x.h * p.lse_head + i * p.lse_row] = l == 0 ? -CUDART_INF_F : (top + __log2f(l)) * LN2;
+            }
+            if (lane % 4 == 0 && p.lse) {
+                float *const lse = p.lse + x.b * p.lse_batch + x.h * p.lse_head + i0 * p.lse_row;
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    if (i0 + half * 8 < p.Sq)
+                        lse[half * 8 * p.lse_row] = state.l[half] == 0 ? -CUDART_INF_F : (top[half] + __log2f(state.l[half])) * LN2;
             }
             float zero[4] = { 0, 0, 0, 0 }; /* or NaN; four chains for the pipeline's sake */
 #pragma unroll
@@ -685,10 +728,12 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
             finite &= zero[0] + zero[1] + zero[2] + zero[3] == 0;
             const bool any = __any_sync(0xffffffff, !finite);
             const uint32_t huge_rows = (__ballot_sync(0xffffffff, huge[0]) & 0x11111111) | (__ballot_sync(0xffffffff, huge[1]) & 0x11111111) << 1;
-            if (lane == 0) p.dirty[x.index * (4 * C) + w * 4 + warp] = huge_rows | (any || tainted ? LOOK : 0);
+            if (lane == 0) p.dirty[x.index * (4 * C) + w * 4 + warp] = huge_rows | (any ? LOOK : 0);
             if (p.out) {
-                uint16_t *const rows = (uint16_t *)p.out + x.b * p.out_batch + x.h * p.out_head + (row0 + warp * 16) * p.out_row;
-                store_rows<D, X::TURNS>(rows, p.out_row, p.Sq - row0 - warp * 16, p.Dv, O, (uint16_t *)sums, lane);
+                bf16 *const rows = (bf16 *)p.out + x.b * p.out_batch + x.h * p.out_head + (row0 + warp * 16) * p.out_row;
+                __syncwarp(); /* the warp's sums are read */
+                store_rows<bf16, D>(rows, p.out_row, p.Sq - row0 - warp * 16, p.Dv, O, (uint16_t *)sums, lane);
+                __syncwarp();
             }
         }
         if (w == 0) await_turn(); /* so that no arrival is left over */
@@ -696,23 +741,27 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
 }
 
 /* Rows that forward_tiles cannot compute, one by one. A word a warp of 16 rows: bit 4 i is row i's, bit 4 i + 1 row i + 8's: its scores are
- * huge; LOOK: there was a NaN, and rows that see one are to be found. */
+ * huge; LOOK: there was a NaN, and rows that see one are to be found, as in tiles of work whose V had one. */
 template <class X> __global__ void __launch_bounds__(128) repair_rows(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
     const int WARPS = X::BM / 16, flags = p.tiles * WARPS;
+    launch_dependents(); /* the next run may be made ready: it waits for our end */
     wait_for_prerequisites();
+    const bool any_nan = *p.any_nan;
     for (int base = (blockIdx.x * 4 + threadIdx.x / 32) * 32; base < flags; base += gridDim.x * 128) {
         const int mine = base + threadIdx.x % 32;
-        unsigned set = __ballot_sync(0xffffffff, mine < flags && p.dirty[mine]);
+        const bool tainted = any_nan && mine < flags && is_tainted<X>(p, work_of<X>(p, mine / WARPS));
+        const unsigned look = __ballot_sync(0xffffffff, tainted || (mine < flags && p.dirty[mine] & LOOK));
+        unsigned set = __ballot_sync(0xffffffff, tainted || (mine < flags && p.dirty[mine]));
         for (; set; set &= set - 1) {
-            const int n = base + __ffs(set) - 1;
+            const int bit = __ffs(set) - 1, n = base + bit;
             const uint32_t word = p.dirty[n];
             const work w = work_of<X>(p, n / WARPS);
             const head_args x = head_args_of(a, w.b, w.h);
             for (int r = 0; r < 16; r++) {
                 const int i = w.i0 + n % WARPS * 16 + r;
                 const bool huge = word >> (r % 8 * 4 + r / 8) & 1;
-                if (i < p.Sq && (huge || word & LOOK)) forward_row(a, x, i, a.g.view[ATTN_T_out], nullptr, !huge);
+                if (i < p.Sq && (huge || look >> bit & 1)) forward_row(a, x, i, a.g.view[ATTN_T_out], nullptr, !huge);
             }
         }
     }
@@ -720,48 +769,13 @@ template <class X> __global__ void __launch_bounds__(128) repair_rows(const __gr
 
 /* ---- Before it ------------------------------------------------------------------------------------------------------------------- */
 
-/* V^T, dense [B, Hk, Dv, pitch], the keys of each 16 in the order that P has in registers; a block turns KEYS x CHANNELS_V. Keys past the end
- * are zeros. Block 0 sets the counter of tiles to 0. */
-__global__ void __launch_bounds__(128) prepare(const __grid_constant__ attn_view from, uint8_t *to, uint8_t *marks, int *counter, int Hk, int Sk,
-                                               int Dv, int pitch)
+/* Sets the counters and marks to 0: 16 bytes a thread. */
+__global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 {
-    const int GROUP = 16 * 16 + 4; /* words of 16 keys x 64 channels, and 4 that spread the groups over the banks */
-    __shared__ alignas(16) uint32_t keys[KEYS / 16 * GROUP];
-    const int channel_blocks = (Dv + CHANNELS_V - 1) / CHANNELS_V, key_blocks = pitch / KEYS, line = blockIdx.x / channel_blocks;
-    const int channel0 = blockIdx.x % channel_blocks * CHANNELS_V, key0 = line % key_blocks * KEYS, head = line / key_blocks;
-    const uint8_t *const source = (const uint8_t *)from.data + attn_at(&from, head / Hk, head % Hk, 0);
-    bool tainted = false;
-    launch_dependents(); /* forward_tiles may be made ready: it waits for our end */
-    if (blockIdx.x == 0 && threadIdx.x == 0) *counter = 0;
-#pragma unroll
-    for (int n = 0; n < 4; n++) { /* 16 channels of a key */
-        const int key = n * 32 + threadIdx.x / 4, piece = threadIdx.x % 4, channel = channel0 + piece * 16;
-        uint4 word = make_uint4(0, 0, 0, 0);
-        if (key0 + key < Sk && channel < Dv) word = *(const uint4 *)(source + (key0 + key) * from.row + channel);
-        tainted |= without_nan(word.x) | without_nan(word.y) | without_nan(word.z) | without_nan(word.w);
-        *(uint4 *)(keys + key / 16 * GROUP + key % 16 * 16 + piece * 4) = word;
-    }
-    const bool any = __syncthreads_or(tainted);
-    if (threadIdx.x == 0) marks[blockIdx.x] = any;
-
-    /* A thread turns 16 keys x 4 channels. */
-    const int u = threadIdx.x % 8, d = threadIdx.x / 8;
-    uint32_t turned[4][4]; /* [channel][quarter of the 16 places] */
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
-        const uint32_t *const at = keys + u * GROUP + d;
-        const uint32_t a = at[(2 * q) * 16], b = at[(2 * q + 1) * 16], c = at[(2 * q + 8) * 16], e = at[(2 * q + 9) * 16];
-        const uint32_t ab0 = __byte_perm(a, b, 0x5140), ab2 = __byte_perm(a, b, 0x7362); /* channels 0 0 1 1, and 2 2 3 3 */
-        const uint32_t ce0 = __byte_perm(c, e, 0x5140), ce2 = __byte_perm(c, e, 0x7362);
-        turned[0][q] = __byte_perm(ab0, ce0, 0x5410), turned[1][q] = __byte_perm(ab0, ce0, 0x7632);
-        turned[2][q] = __byte_perm(ab2, ce2, 0x5410), turned[3][q] = __byte_perm(ab2, ce2, 0x7632);
-    }
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-        const int channel = channel0 + d * 4 + n;
-        const uint4 word = make_uint4(turned[n][0], turned[n][1], turned[n][2], turned[n][3]);
-        if (channel < Dv) *(uint4 *)(to + ((int64_t)head * Dv + channel) * pitch + key0 + u * 16) = word;
-    }
+    launch_dependents();      /* forward_tiles may be made ready: it waits for our end */
+    wait_for_prerequisites(); /* the run before may have the same scratch */
+    const int64_t n = blockIdx.x * (int64_t)256 + threadIdx.x;
+    if (n < count) words[n] = make_uint4(0, 0, 0, 0);
 }
 
 /* q or k as bfloat16, which holds all values of float8_e4m3fn: a view [B, H, rows, D] to dense [B, rows, H, D]. 16 numbers a thread. */
@@ -813,22 +827,29 @@ bool walkable(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t
 }
 
 const int64_t L2_SHARE = 32 << 20; /* of the 50 or 60 MB, for K and V */
-const int LEAST_BM = 128, HEADER = 128; /* bytes before the flags: the counter */
+const int LEAST_BM = 128;
 
-/* Scratch: the counter; a word a warp and tile; V's marks; V^T; q and k as bfloat16. */
-struct layout {
-    int64_t marks, V, wide[2], bytes; /* where they begin */
+/* Scratch begins with the counters. */
+struct counters {
+    int tile, unit; /* see plan */
+    uint32_t any_nan;
+    int unused[29];
 };
 
-int64_t pitch_of(const attn_dims &d) { return attn_tiles(d.Sk, KEYS) * KEYS; }
+/* And goes on with the marks; a word a warp and tile; V^T; q and k as bfloat16. */
+struct layout {
+    int64_t dirty, V, wide[2], bytes; /* where they begin */
+};
+
+int64_t units_of(const attn_dims &d) { return d.B * d.Hk * attn_tiles(d.Sk, KEYS) * attn_tiles(d.Dv, CHANNELS_V); }
 
 layout layout_of(const attn_dims &d, bool wide)
 {
     const auto lines = [](int64_t bytes) { return (bytes + 127) / 128 * 128; };
     layout x;
-    x.marks = HEADER + lines(d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 * (int64_t)sizeof(uint32_t));
-    x.V = x.marks + lines(d.B * d.Hk * attn_tiles(d.Sk, KEYS) * attn_tiles(d.Dv, CHANNELS_V));
-    x.wide[0] = x.V + d.B * d.Hk * d.Dv * pitch_of(d);
+    x.dirty = sizeof(counters) + lines(units_of(d) * (int64_t)sizeof(uint32_t));
+    x.V = x.dirty + lines(d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 * (int64_t)sizeof(uint32_t));
+    x.wide[0] = x.V + d.B * d.Hk * d.Dv * attn_tiles(d.Sk, KEYS) * KEYS;
     x.wide[1] = x.wide[0] + (wide ? lines(d.B * d.Sq * d.H * d.D * 2) : 0);
     x.bytes = x.wide[1] + (wide ? lines(d.B * d.Sk * d.Hk * d.D * 2) : 0);
     return x;
@@ -849,10 +870,9 @@ template <class X> cudaError_t launch(const job_of_run &job)
     const attn_dims &d = g.dims;
     const attn_view &q = g.view[ATTN_T_q], &k = g.view[ATTN_T_k], &v = g.view[ATTN_T_v];
     const attn_view &out = g.view[ATTN_T_out], &lse = g.view[ATTN_T_lse], &sinks = g.view[ATTN_T_sinks];
-    const int64_t pitch = pitch_of(d);
+    const int64_t key_blocks = attn_tiles(d.Sk, KEYS), pitch = key_blocks * KEYS;
     matrix Q = { q.data, d.B, d.H, d.Sq, d.D, q.batch, q.head, q.row }, K = { k.data, d.B, d.Hk, d.Sk, d.D, k.batch, k.head, k.row };
-    const matrix V = X::TURNS ? matrix{ v.data, d.B, d.Hk, d.Sk, d.Dv, v.batch, v.head, v.row } :
-                                matrix{ job.memory + job.place.V, d.B, d.Hk, d.Dv, pitch, d.Hk * d.Dv * pitch, d.Dv * pitch, pitch };
+    const matrix V = { job.memory + job.place.V, d.B, d.Hk, d.Dv, pitch, d.Hk * d.Dv * pitch, d.Dv * pitch, pitch };
     if (sizeof(typename X::T) == 2) {
         const auto widened = [&](const attn_view &view, matrix &m, int n) {
             const int64_t blocks = attn_tiles(m.B * m.rows * m.H * (d.D / 16), 256);
@@ -867,7 +887,7 @@ template <class X> cudaError_t launch(const job_of_run &job)
         if (code != cudaSuccess) return code;
     }
     CUtensorMap map_Q, map_K, map_V;
-    if (!map_of(&map_Q, Q, 64) || !map_of(&map_K, K, X::BN) || !map_of(&map_V, V, X::TURNS ? X::BN : X::D)) return cudaErrorInvalidValue;
+    if (!map_of(&map_Q, Q, 64) || !map_of(&map_K, K, X::BN) || !map_of(&map_V, V, X::D)) return cudaErrorInvalidValue;
     cudaError_t code = allow_shared<forward_tiles<X>>(sizeof(shared<X>));
     if (code != cudaSuccess) return code;
 
@@ -895,98 +915,80 @@ template <class X> cudaError_t launch(const job_of_run &job)
     p.out = out.data, p.lse = (float *)lse.data;
     p.out_batch = out.batch, p.out_head = out.head, p.out_row = out.row;
     p.lse_batch = lse.batch, p.lse_head = lse.head, p.lse_row = lse.row;
-    p.dirty = (uint32_t *)(job.memory + HEADER);
-    p.marks = X::TURNS ? nullptr : (const uint8_t *)job.memory + job.place.marks;
-    p.key_blocks = (int)(pitch / KEYS), p.channel_blocks = (int)attn_tiles(d.Dv, CHANNELS_V);
-    int *const counter = (int *)job.memory;
-    p.counter = uneven ? counter : nullptr;
+    counters *const count = (counters *)job.memory;
+    p.dirty = (uint32_t *)(job.memory + job.place.dirty);
+    p.counter = &count->tile;
+    p.V = (const uint8_t *)v.data, p.V_batch = v.batch, p.V_head = v.head, p.V_row = v.row, p.V_sweep = turning<X>::SWEEP * v.row;
+    p.turned = (uint8_t *)V.data, p.turned_head = V.head, p.pitch = pitch;
+    p.marks = (uint32_t *)(count + 1);
+    p.key_blocks = (int)key_blocks, p.channel_blocks = (int)attn_tiles(d.Dv, CHANNELS_V);
+    p.units = (int)units_of(d), p.kv_heads = (int)(d.B * d.Hk);
+    p.unit_section = (int)attn_min64(p.section, job.chip->multiprocessors) / p.group; /* the heads whose tiles are first */
+    if (p.unit_section == 0) p.unit_section = 1;
+    p.section_units = p.unit_section * p.key_blocks * p.channel_blocks;
+    p.next_unit = &count->unit, p.any_nan = &count->any_nan;
 
-    if (!X::TURNS) {
-        const unsigned blocks = (unsigned)(d.B * d.Hk * p.key_blocks * p.channel_blocks);
-        prepare<<<blocks, 128, 0, job.stream>>>(v, (uint8_t *)job.memory + job.place.V, (uint8_t *)p.marks, counter, (int)d.Hk, (int)d.Sk, (int)d.Dv,
-                                                (int)pitch);
-        code = cudaPeekAtLastError();
-    } else if (uneven) {
-        code = cudaMemsetAsync(counter, 0, HEADER, job.stream);
-    }
-    if (code != cudaSuccess) return code;
     cudaLaunchAttribute overlap; /* a kernel is made ready while the one before it runs, and waits itself */
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(p.tiles < job.chip->multiprocessors ? p.tiles : job.chip->multiprocessors));
-    config.blockDim = dim3(X::THREADS);
-    config.dynamicSmemBytes = sizeof(shared<X>);
     config.stream = job.stream;
     config.attrs = &overlap;
-    config.numAttrs = X::TURNS ? 0 : 1;
+    config.numAttrs = 1;
+
+    const int64_t words = job.place.dirty / (int64_t)sizeof(uint4);
+    config.gridDim = dim3((unsigned)attn_tiles(words, 256));
+    config.blockDim = dim3(256);
+    code = cudaLaunchKernelEx(&config, begin_run, (uint4 *)job.memory, words);
+    if (code != cudaSuccess) return code;
+    /* Blocks without a tile of work turn V for those that have one. */
+    config.gridDim = dim3((unsigned)attn_min64(p.tiles > p.units / 2 ? p.tiles : (p.units + 1) / 2, job.chip->multiprocessors));
+    config.blockDim = dim3(X::THREADS);
+    config.dynamicSmemBytes = sizeof(shared<X>);
     code = cudaLaunchKernelEx(&config, forward_tiles<X>, p, map_Q, map_K, map_V);
     if (code != cudaSuccess) return code;
     config.gridDim = dim3((unsigned)job.chip->multiprocessors);
     config.blockDim = dim3(128);
     config.dynamicSmemBytes = 0;
-    config.numAttrs = 1;
     return cudaLaunchKernelEx(&config, repair_rows<X>, job.given, p);
 }
 
-/* The shapes, rows x keys of a tile. A problem takes the first that is wide enough, with q and k widened where lse is wanted; ATTN_F8_SHAPE=name
- * takes the one of that name instead, lse or not: to time the others. */
+/* The shapes. A problem takes the first that is wide enough and meant for as many keys, with q and k widened where lse is wanted. */
 struct shape_row {
     int D;
     bool wide;
-    const char *name;
+    int least_Sk;
     cudaError_t (*launch)(const job_of_run &);
 };
-typedef __nv_bfloat16 bf16;
 /* clang-format off: a row is a line */
 const shape_row shapes[] = {
-    { 64,  false, "192x128",       launch<shape<64, 3, 128, 4>> },
-    { 64,  false, "192x128-turns", launch<shape<64, 3, 128, 3, e4m3, true>> },
-    { 64,  false, "192x160",       launch<shape<64, 3, 160, 3>> },
-    { 64,  false, "128x224",       launch<shape<64, 2, 224, 2>> },
-    { 64,  true,  "192x128-wide",  launch<shape<64, 3, 128, 4, bf16>> },
-    { 128, false, "128x128",       launch<shape<128, 2, 128, 3>> },
-    { 128, false, "128x128-turns", launch<shape<128, 2, 128, 2, e4m3, true>> },
-    { 128, false, "128x192",       launch<shape<128, 2, 192, 2>> },
-    { 128, false, "128x224",       launch<shape<128, 2, 224, 2>> },
-    { 128, false, "192x64",        launch<shape<128, 3, 64, 3>> },
-    { 128, false, "192x96",        launch<shape<128, 3, 96, 3>> },
-    { 128, false, "192x96-turns",  launch<shape<128, 3, 96, 2, e4m3, true>> },
-    { 128, true,  "128x128-wide",  launch<shape<128, 2, 128, 2, bf16>> },
-    { 256, false, "128x128",       launch<shape<256, 2, 128, 2>> },
-    { 256, false, "128x96",        launch<shape<256, 2, 96, 2>> },
+    { 64,  false, 4096, launch<shape<64, 3, 160, 3>> },
+    { 64,  false, 0,    launch<shape<64, 3, 128, 4>> },
+    { 64,  true,  0,    launch<shape<64, 3, 128, 4, bf16>> },
+    { 128, false, 2048, launch<shape<128, 3, 96, 3>> },
+    { 128, false, 0,    launch<shape<128, 2, 128, 3>> },
+    { 128, true,  0,    launch<shape<128, 2, 128, 2, bf16>> },
+    { 256, false, 0,    launch<shape<256, 2, 128, 2>> },
 };
 /* clang-format on */
-
-const char NAME[] = "sm90_f8";
 
 /* NULL: none. */
 const shape_row *shape_of(const attn_problem *p)
 {
     const attn_dims d = attn_dims_of(p);
-    const char *const wanted = getenv("ATTN_F8_SHAPE");
-    const shape_row *found = nullptr;
-    for (const shape_row &x : shapes) {
-        if (x.D < d.D || x.D < d.Dv) continue;
-        if (wanted && strcmp(wanted, x.name) == 0) return &x;
-        if (!found && x.wide == (p->lse.rank != 0)) found = &x;
-    }
-    return found;
+    for (const shape_row &x : shapes)
+        if (x.D >= d.D && x.D >= d.Dv && x.wide == (p->lse.rank != 0) && d.Sk >= x.least_Sk) return &x;
+    return nullptr;
 }
 
 bool covers(const cuda_chip *chip, const attn_problem *p)
 {
-    /* It has not run on a GPU yet: compiled, and run on the emulator of tests/emulator alone. So it takes only what asks for it by name;
-     * once it has passed on an H200, this condition goes. */
-    const char *const family = getenv("ATTN_CUDA_FAMILY");
-    if (!family || strcmp(family, NAME) != 0) return false;
-
     const attn_geometry g = attn_geometry_of(p);
     const attn_dims &d = g.dims;
     if (chip->major != 9 || chip->minor != 0 || p->q.dtype != ATTN_F8E4M3 || d.packed || !shape_of(p)) return false;
     if (d.Sq <= 0 || d.Sk <= 0 || d.B <= 0 || d.H <= 0 || d.Sq >= FAR || d.Sk >= FAR) return false;
-    if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX) return false; /* tiles are counted in 32 bits, and blocks of V */
-    if (d.B * d.Hk * attn_tiles(d.Sk, KEYS) * attn_tiles(d.Dv, CHANNELS_V) >= INT32_MAX) return false;
+    if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX) return false; /* tiles are counted in 32 bits, and units of V^T */
+    if (units_of(d) >= INT32_MAX) return false;
     if (p->seqlens_k.rank || p->bias.rank || p->keep_mask.rank || p->mask_startend_rows.rank || p->alibi_slopes.rank) return false;
     if (p->softcap != 0 || p->dropout_p != 0 || !is_plain_scale(g.scale)) return false;
     if (p->out.rank && (p->out.dtype != ATTN_BF16 || !walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8))) return false;
@@ -1008,4 +1010,4 @@ cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *
 
 } // namespace
 
-extern const cuda_kernel sm90_f8_forward = { NAME, ATTN_OP_FORWARD, 90, covers, workspace, run };
+extern const cuda_kernel sm90_f8_forward = { "sm90_f8", ATTN_OP_FORWARD, 90, covers, workspace, run };

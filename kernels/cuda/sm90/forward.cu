@@ -24,9 +24,8 @@
  * Shared memory holds tiles as chunks of 64 columns, rows of 128 bytes, as TMA writes them with the 128-byte swizzle; what lies past the end
  * of a tensor arrives as zeros, which makes head dims of any multiple of 8 and lengths of any size the same case.
  *
- * Order of work: without a mask, head after head, a tile a block and round; each round begins one block further on, for else the same blocks
- * could get the short last tiles of all heads. With one, tiles differ in length: the longest first, over as many heads as L2 holds, claimed
- * from a counter; a block claims when its last keys are being loaded, for an earlier claim would keep work from blocks that are free sooner.
+ * Order of work: tiles are claimed from a counter; a block claims when its last keys are being loaded, for an earlier claim would keep work from
+ * blocks that are free sooner. Without a mask, head after head. With one, tiles differ in length: the longest first, over as many heads as L2 holds.
  * O leaves through shared memory of its own, a warp's whole rows at a time, or where there is no room straight from registers, so that Q's
  * memory is free for the next tile. The kernel is made ready while the one before it in the stream ends (programmatic dependent launch).
  *
@@ -50,7 +49,7 @@
 
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/simple/rows.cuh"
-#include "ptx.cuh"
+#include "tile.cuh"
 
 namespace {
 
@@ -70,8 +69,7 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, bool OPTIONS_ = fa
 typedef shape<64, 4, 64, 4> shape_64_short;
 typedef shape<64, 3, 128, 4> shape_64;
 typedef shape<96, 2, 128, 2> shape_96;
-typedef shape<128, 3, 64, 3> shape_128_short;
-typedef shape<128, 2, 128, 2> shape_128;
+typedef shape<128, 3, 64, 3> shape_128;
 typedef shape<128, 2, 176, 2> shape_128_wide;
 typedef shape<192, 2, 112, 2> shape_192;
 typedef shape<192, 2, 128, 2, 128> shape_192_128;
@@ -136,16 +134,6 @@ template <class X> struct shared : seen_tiles<X::OPTIONS> {
     uint64_t full_W[WORKS], empty_W[WORKS], idle, raw_V;
 };
 
-/* Place in a ring: stage and phase. */
-template <int STAGES> struct ring {
-    int stage = 0;
-    uint32_t phase = 0;
-    DEVICE void next()
-    {
-        if (++stage == STAGES) stage = 0, phase ^= 1;
-    }
-};
-
 /* ---- The plan: a problem in 32 bits -------------------------------------------------------------------------------------------- */
 
 struct plan {
@@ -176,7 +164,7 @@ struct plan {
     uint8_t *dirty;          /* a byte a warp and tile: its result was not finite */
     int least_Sk, most_Sk;   /* packed, or seqlens_k: only sequences of such lengths, see launch_for */
     int decode_rows;         /* packed: only sequences of more rows than this, see cuda_chip */
-    int *counter;            /* next tile less gridDim.x; NULL: a block takes one of each gridDim.x */
+    int *counter;            /* next tile less gridDim.x; blocks that have ended */
 };
 
 const int FAR = 1 << 29; /* lengths are below it */
@@ -439,7 +427,7 @@ DEVICE void transpose_quad(uint32_t (&a)[4], int q)
         }
 }
 
-/* A warp's 16 rows of O, scaled, to memory: 16 bytes a lane, straight from registers. */
+/* A warp's 16 rows of O, scaled, to memory: 16 bytes a lane, straight from registers. (Through shared memory: tile.cuh.) */
 template <typename T, int D> DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], int lane)
 {
 #pragma unroll
@@ -453,41 +441,6 @@ template <typename T, int D> DEVICE void store_rows(T *rows, int64_t stride, int
             transpose_quad(r, lane % 4);
             const int column = (n + lane % 4) * 8;
             if (i < count && column < Dv) *(uint4 *)(rows + i * stride + column) = make_uint4(r[0], r[1], r[2], r[3]);
-        }
-    }
-}
-
-/* The same through shared memory, whole rows at a time. The 16-byte piece c of row r lies at c ^ (r & 7). */
-template <typename T, int D> DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)
-{
-    const int PIECES = D / 8, PITCH = (D + 63) / 64 * 8; /* of a row, in pieces; pieces stay among their 8 */
-#pragma unroll
-    for (int n = 0; n < D / 16; n++) {
-        uint32_t r[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) r[e] = pack<T>(O[n * 8 + e * 2], O[n * 8 + e * 2 + 1]);
-        const int i = lane % 16, piece = 2 * n + lane / 16;
-        stmatrix_x4(smem_addr(staging + (i * PITCH + (piece ^ (i & 7))) * 8), r);
-    }
-    __syncwarp();
-    const int STEP = 32 % PIECES == 0 ? 32 / PIECES : 0; /* rows that a warp stores at a time, where a lane's piece is always the same */
-    auto word_of = [&](int i, int piece) { return *(const uint4 *)(staging + (i * PITCH + (piece ^ (i & 7))) * 8); };
-    if (STEP) {
-        const int i = lane / PIECES, piece = lane % PIECES;
-        const int rows_left = piece * 8 < Dv ? count - i : 0;
-        T *to = rows + i * stride + piece * 8;
-        uint4 words[D / 16]; /* all asked for before the first is stored */
-#pragma unroll
-        for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
-#pragma unroll
-        for (int n = 0; n < D / 16; n++, to += STEP * stride)
-            if (n * STEP < rows_left) store_16(to, words[n]);
-    } else {
-#pragma unroll
-        for (int n = 0; n < D / 16; n++) {
-            const int at = n * 32 + lane, i = at / PIECES, piece = at % PIECES;
-            const uint4 word = word_of(i, piece);
-            if (i < count && piece * 8 < Dv) store_16(rows + i * stride + piece * 8, word);
         }
     }
 }
@@ -558,12 +511,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                 if (x.i0 != SKIP) give(x);
                 else if (teller)
                     for (int n = 0; n < 4 * C; n++) p.dirty[t * (4 * C) + n] = 0;
-                if (p.counter) {
-                    if (teller) t = (int)gridDim.x + atomicAdd(p.counter, 1);
-                    t = __shfl_sync(0xffffffff, t, 0);
-                } else {
-                    t += t % gridDim.x + 1 == gridDim.x ? 1 : (int)gridDim.x + 1;
-                }
+                if (teller) t = (int)gridDim.x + atomicAdd(p.counter, 1);
+                t = __shfl_sync(0xffffffff, t, 0);
             }
             work x = {};
             x.i0 = REPORT;
@@ -582,7 +531,7 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
             if (teller) {
                 sm.works[w.stage] = x;
                 mbarrier_arrive(smem_addr(&sm.full_W[w.stage]));
-                if (p.counter && atomicAdd(p.counter + 1, 1) == (int)gridDim.x - 1) { /* the last block: for the stream's next kernel */
+                if (atomicAdd(p.counter + 1, 1) == (int)gridDim.x - 1) { /* the last block: for the stream's next kernel */
                     p.counter[0] = 0;
                     p.counter[1] = 0;
                 }
@@ -598,8 +547,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                 const int q_start = x.q_start, k_start = x.k_start;
                 if (i0 == STOP) break;
                 const int list = X::OPTIONS ? x.list : 0;
-                const bool clean = x.clean, late = p.counter && first + 1 < last;
-                /* The next work is claimed when all but the last tiles are asked for; known beforehand, at once. */
+                const bool clean = x.clean, late = first + 1 < last;
+                /* The next work is claimed when all but the last tiles are asked for. */
                 if (!late) mbarrier_arrive(smem_addr(&sm.empty_W[w.stage]));
                 if (first >= last) continue;
                 auto load = [&](const CUtensorMap *map, int chunks, uint16_t *to, uint64_t *full, uint64_t *empty, ring<STAGES> &at, int j) {
@@ -930,6 +879,9 @@ template <int BN> __global__ void __launch_bounds__(128) tile_extremes(const __g
 
 /* ---- Launcher --------------------------------------------------------------------------------------------------------------------- */
 
+/* Of rows of D elements of 16 bits that TMA is to read: whole pieces of 16 bytes. */
+int64_t pitch_of(int64_t D) { return (D + 7) / 8 * 8; }
+
 /* A map over [B, H, rows, columns] of a view, in boxes of 64 columns. Axes of size 1 may have stride 0, which a map may not. */
 bool map_of(CUtensorMap *map, const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns, int box_rows)
 {
@@ -940,8 +892,8 @@ bool map_of(CUtensorMap *map, const attn_view &view, int64_t B, int64_t H, int64
         if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", to, 12000, cudaEnableDefault, &found) != cudaSuccess) return false;
     }
     const uint64_t dims[4] = { (uint64_t)columns, (uint64_t)rows, (uint64_t)H, (uint64_t)B };
-    const uint64_t strides[3] = { (uint64_t)(view.row ? view.row : columns) * 2, (uint64_t)(view.head ? view.head : columns) * 2,
-                                  (uint64_t)(view.batch ? view.batch : columns) * 2 };
+    const auto bytes = [&](int64_t stride) { return (uint64_t)(stride ? stride : pitch_of(columns)) * 2; };
+    const uint64_t strides[3] = { bytes(view.row), bytes(view.head), bytes(view.batch) };
     const uint32_t box[4] = { 64, (uint32_t)box_rows, 1, 1 }, ones[4] = { 1, 1, 1, 1 };
     return encode(map, view.dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, view.data, dims, strides,
                   box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
@@ -969,8 +921,6 @@ const int LEAST_BN = 64, LEAST_BM = 128, HEADER = 128; /* bytes before the flags
 struct layout {
     int64_t extremes, wide[3], bytes; /* where they begin */
 };
-
-int64_t pitch_of(int64_t D) { return (D + 7) / 8 * 8; }
 
 layout layout_of(const attn_problem *p, const attn_dims &d)
 {
@@ -1093,14 +1043,11 @@ template <typename T, class X> cudaError_t launch(const job_of_run &job, int lea
     p.least_Sk = least_Sk, p.most_Sk = most_Sk;
     p.decode_rows = job.read.decode_rows;
     p.dirty = (uint8_t *)job.memory + HEADER;
-    p.counter = nullptr;
-    if (uneven) {
-        p.counter = counter_of(stream);
-        if (!p.counter) {
-            p.counter = (int *)job.memory;
-            const cudaError_t code = cudaMemsetAsync(job.memory, 0, HEADER, stream);
-            if (code != cudaSuccess) return code;
-        }
+    p.counter = counter_of(stream);
+    if (!p.counter) {
+        p.counter = (int *)job.memory;
+        const cudaError_t code = cudaMemsetAsync(job.memory, 0, HEADER, stream);
+        if (code != cudaSuccess) return code;
     }
     const int blocks = p.tiles < job.chip->multiprocessors ? p.tiles : job.chip->multiprocessors;
     if (X::OPTIONS && p.bounds) {
@@ -1149,9 +1096,7 @@ template <typename T> cudaError_t launch_for(const job_of_run &job)
     if (g.softcap > 0 || g.view[ATTN_T_alibi_slopes].data || g.view[ATTN_T_mask_startend_rows].data) return launch_with_options<T>(job);
     if (D <= 64) return window ? launch<T, shape_64>(job) : launch_by_length<T, shape_64_short, shape_64>(job, 1025);
     if (D <= 96) return launch<T, shape_96>(job);
-    if (D <= 128 && window) return launch<T, shape_128>(job);
-    if (D <= 128)
-        return open ? launch_by_length<T, shape_128, shape_128_wide>(job, 1025) : launch_by_length<T, shape_128_short, shape_128_wide>(job, 1537);
+    if (D <= 128) return window ? launch<T, shape_128>(job) : launch_by_length<T, shape_128, shape_128_wide>(job, open ? 3584 : 6144);
     if (D <= 192) return Dv <= 128 ? launch<T, shape_192_128>(job) : launch<T, shape_192>(job);
     return open ? launch<T, shape_256>(job) : launch_by_length<T, shape_256_short, shape_256>(job, 1025);
 }

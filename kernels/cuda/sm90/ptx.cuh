@@ -17,6 +17,14 @@ DEVICE uint32_t smem_addr(const void *p) { return (uint32_t)__cvta_generic_to_sh
 /* The warpgroup's index in the block; the shuffle tells ptxas that it is uniform, so that descriptors stay in uniform registers. */
 DEVICE int warpgroup_index() { return __shfl_sync(0xffffffff, threadIdx.x / 128, 0); }
 
+/* threadIdx.x, read where it is called: what is made of it holds no registers from one loop to the next. */
+DEVICE uint32_t thread_anew()
+{
+    uint32_t thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 /* ---- mbarrier, 9.7.13.15 --------------------------------------------------------------------------------------------------- */
 
 DEVICE void mbarrier_init(uint32_t bar, uint32_t count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
@@ -61,6 +69,39 @@ template <int N> DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait
 
 /* Orders this thread's ordinary accesses to shared memory before later ones of the asynchronous proxy (wgmma, TMA). */
 DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+/* The same of global memory, either kind of access first. */
+DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+/* ---- Global memory ------------------------------------------------------------------------------------------------------------- */
+
+/* A word by which a block tells others: who acquires it finds what the thread, and those that it has met at a barrier, wrote before.
+ * 9.7.9.11, 9.7.9.8. */
+DEVICE void store_release(uint32_t *to, uint32_t x) { asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory"); }
+DEVICE uint32_t load_acquire(const uint32_t *from)
+{
+    uint32_t x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+
+/* The counter's number, below 2^31 - 1, which is then 1 more. By inc, which wraps there: of an add ptxas makes shares of the warp's sum, and so waits
+ * for the answer where it is asked for. 9.7.13.5. */
+DEVICE int claim(int *counter)
+{
+    int x;
+    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], 0x7fffffff;" : "=r"(x) : "l"(counter) : "memory");
+    return x;
+}
+
+/* 16 bytes from global to shared memory, past the L1; zeros where `valid` is false (then nothing is read). 9.7.9.25.3.1. */
+DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+/* All copies of this thread have arrived. */
+DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+/* A line that the L2 will be asked for. 9.7.9.16. */
+DEVICE void prefetch_L2(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 /* ---- Warp roles ---------------------------------------------------------------------------------------------------------------- */
 
@@ -162,11 +203,16 @@ DEVICE void compute_before_wait(float x)
     if (x < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
 }
 
-/* Keeps the compiler from reading accumulators above the wait. */
+/* Keeps the compiler from reading accumulators above the wait, or from knowing what made these words. */
 template <int N> DEVICE void pin(float (&d)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int N> DEVICE void pin(uint32_t (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
 }
 
 #define F8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])

@@ -43,6 +43,12 @@ DEVICE void red_add_4(float *to, const float (&x)[4])
 }
 #endif
 
+DEVICE void zero_4(float *to)
+{
+    emu::check_global(to, 16, 16, "st.v4");
+    for (int e = 0; e < 4; e++) to[e] = 0;
+}
+
 template <int ID, int THREADS> DEVICE void barrier()
 {
     emu::barrier_sync(ID, THREADS);

@@ -24,6 +24,11 @@ DEVICE int warpgroup_index()
     return __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
 }
 
+DEVICE uint32_t thread_anew()
+{
+    return (uint32_t)emu::thread();
+}
+
 /* ---- mbarrier ---------------------------------------------------------------------------------------------------------- */
 
 DEVICE void mbarrier_init(uint32_t bar, uint32_t count)
@@ -77,6 +82,36 @@ template <int N> DEVICE void bulk_wait_read()
 DEVICE void fence_proxy_async_shared()
 {
     emu::fence_proxy_async();
+}
+DEVICE void fence_proxy_async_global() {} /* what is stored to global memory is seen at once */
+
+/* ---- Global memory ----------------------------------------------------------------------------------------------------- */
+
+DEVICE void store_release(uint32_t *to, uint32_t x)
+{
+    *to = x;
+}
+DEVICE uint32_t load_acquire(const uint32_t *from)
+{
+    emu::yield(); /* who asks in a loop must let others go on */
+    return *from;
+}
+DEVICE int claim(int *counter)
+{
+    return atomicAdd(counter, 1);
+}
+DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
+{
+    emu::cp_async(to, from, valid);
+}
+DEVICE void cp_async_wait_all()
+{
+    emu::cp_async_commit();
+    emu::cp_async_wait(0);
+}
+DEVICE void prefetch_L2(const void *from)
+{
+    emu::check_global(from, 1, 1, "a prefetch");
 }
 
 /* ---- Warp roles -------------------------------------------------------------------------------------------------------- */
@@ -172,7 +207,7 @@ template <int N> DEVICE void wgmma_wait()
     emu::wgmma_wait(N);
 }
 
-template <int N> DEVICE void pin(float (&)[N]) {}
+template <typename T, int N> DEVICE void pin(T (&)[N]) {}
 
 struct e4m3 {
     uint8_t bits;
