@@ -307,18 +307,16 @@ void check_wgmma()
     check_wgmma_16<__half>();
 }
 
-/* ---- wgmma of e4m3: the order of the keys, V turned in the kernel --------------------------------------------------------- */
+/* ---- wgmma of e4m3: the order of the keys --------------------------------------------------------------------------------- */
 
-/* f8_forward.cu's; TURNS: V is turned in the kernel. */
-template <int D_, int BN_, bool TURNS_> struct shape_8 {
+/* f8_forward.cu's. */
+template <int D_, int BN_> struct shape_8 {
     static const int D = D_, BN = BN_, CHUNKS = (D + 127) / 128, CHUNKS_V = (BN + 127) / 128;
-    static const bool TURNS = TURNS_;
 };
 template <class X> struct shared_8 {
     alignas(1024) uint8_t Q[64 * 128 * X::CHUNKS];
     alignas(1024) uint8_t K[X::BN * 128 * X::CHUNKS];
-    alignas(1024) uint8_t V[X::D * 128 * X::CHUNKS_V];                    /* V^T: rows are head dims */
-    alignas(1024) uint8_t raw[X::TURNS ? X::BN * 128 * X::CHUNKS : 1024]; /* V */
+    alignas(1024) uint8_t V[X::D * 128 * X::CHUNKS_V]; /* V^T: rows are head dims */
     alignas(8) uint64_t full;
 };
 
@@ -336,24 +334,8 @@ template <int N> DEVICE void to_operand_8(uint32_t (&P)[N / 32][4], const float 
         }
 }
 
-/* The key at place n of a row of V^T, and the head dim in row n of one that turn_tile made. */
+/* The key at place n of a row of V^T. */
 int key_at(int n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
-int channel_at(int n) { return n / 16 * 16 + n % 8 * 2 + n % 16 / 8; }
-
-/* V to V^T by 4 warps. */
-template <class X> DEVICE void turn_tile(uint32_t to, uint32_t from)
-{
-    const int lane = threadIdx.x % 32, t = lane / 8, r = lane % 8;
-    for (int d = threadIdx.x / 32; d < X::D / 16; d += 4)
-        for (int k = 0; k < X::BN / 32; k++) {
-            uint32_t v[4];
-            ldmatrix_x4_trans(v, from + d / 8 * X::BN * 128 + (32 * k + lane) * 128 + ((d % 8 ^ r) << 4));
-            const uint32_t turned[4] = { __byte_perm(v[0], v[1], 0x6420), __byte_perm(v[0], v[1], 0x7531), __byte_perm(v[2], v[3], 0x6420),
-                                         __byte_perm(v[2], v[3], 0x7531) };
-            const int row = 16 * d + t % 2 * 8 + r, piece = 2 * k + t / 2;
-            stmatrix_x4(to + piece / 8 * X::D * 128 + row * 128 + ((piece % 8 ^ r) << 4), turned);
-        }
-}
 
 template <class X>
 __global__ void __launch_bounds__(128) attend_8(const __grid_constant__ CUtensorMap map_Q, const __grid_constant__ CUtensorMap map_K,
@@ -361,25 +343,19 @@ __global__ void __launch_bounds__(128) attend_8(const __grid_constant__ CUtensor
 {
     extern __shared__ __align__(1024) char memory[];
     shared_8<X> &sm = *reinterpret_cast<shared_8<X> *>(memory);
-    const uint32_t full = smem_addr(&sm.full), Q = smem_addr(sm.Q), K = smem_addr(sm.K), V = smem_addr(sm.V), raw = smem_addr(sm.raw);
+    const uint32_t full = smem_addr(&sm.full), Q = smem_addr(sm.Q), K = smem_addr(sm.K), V = smem_addr(sm.V);
     if (threadIdx.x == 0) {
         mbarrier_init(full, 1);
         fence_mbarrier_init();
-        mbarrier_arrive_expect_tx(full, sizeof sm.Q + sizeof sm.K + (X::TURNS ? sizeof sm.raw : sizeof sm.V));
+        mbarrier_arrive_expect_tx(full, sizeof sm.Q + sizeof sm.K + sizeof sm.V);
         for (int c = 0; c < X::CHUNKS; c++) {
             tma_load_4d(Q + c * 8192, &map_Q, c * 128, 0, 0, 0, full);
             tma_load_4d(K + c * X::BN * 128, &map_K, c * 128, 0, 0, 0, full);
-            if (X::TURNS) tma_load_4d(raw + c * X::BN * 128, &map_V, c * 128, 0, 0, 0, full);
         }
-        for (int c = 0; c < X::CHUNKS_V && !X::TURNS; c++) tma_load_4d(V + c * X::D * 128, &map_V, c * 128, 0, 0, 0, full);
+        for (int c = 0; c < X::CHUNKS_V; c++) tma_load_4d(V + c * X::D * 128, &map_V, c * 128, 0, 0, 0, full);
     }
     __syncthreads();
     mbarrier_wait(full, 0);
-    if (X::TURNS) {
-        turn_tile<X>(V, raw);
-        fence_proxy_async_shared();
-        __syncthreads();
-    }
 
     float S[X::BN / 2], O[X::D / 2];
     uint32_t P[X::BN / 32][4];
@@ -410,24 +386,22 @@ template <class X> void check_attend_8()
     std::vector<float> turned(D * PITCH, 0);
     for (int d = 0; d < D; d++)
         for (int n = 0; n < BN; n++) turned[d * PITCH + n] = V[key_at(n) * D + d];
-    array<uint8_t> gQ(bits_of<e4m3>(Q)), gK(bits_of<e4m3>(K)), gV(bits_of<e4m3>(X::TURNS ? V : turned));
+    array<uint8_t> gQ(bits_of<e4m3>(Q)), gK(bits_of<e4m3>(K)), gV(bits_of<e4m3>(turned));
     array<float> S(64 * BN), O(64 * D);
     MUST(allow_shared<attend_8<X>>(sizeof(shared_8<X>)));
-    attend_8<X><<<1, 128, sizeof(shared_8<X>)>>>(map_of(gQ, 64, D, 64), map_of(gK, BN, D, BN),
-                                                 X::TURNS ? map_of(gV, BN, D, BN) : map_of(gV, D, PITCH, D), S.device, O.device);
+    attend_8<X><<<1, 128, sizeof(shared_8<X>)>>>(map_of(gQ, 64, D, 64), map_of(gK, BN, D, BN), map_of(gV, D, PITCH, D), S.device, O.device);
     finish("attend_8");
     const std::vector<float> exact = multiply(
         64, BN, D, [&](int i, int k) { return Q[i * D + k]; }, [&](int k, int j) { return K[j * D + k]; });
     std::vector<float> P = exact;
     for (float &x : P) x = attn_e4m3_to_f32(attn_e4m3_from_f32(x));
     std::vector<float> expected = multiply(
-        64, D, BN, [&](int i, int j) { return P[i * BN + j]; }, [&](int j, int n) { return V[j * D + (X::TURNS ? channel_at(n) : n)]; });
+        64, D, BN, [&](int i, int j) { return P[i * BN + j]; }, [&](int j, int n) { return V[j * D + n]; });
     for (int i = 0; i < 64 * D; i++) expected[i] += begun(i / D, i % D);
     char name[120];
     snprintf(name, sizeof name, "wgmma e4m3: S = Q K^T, %d keys, head dim %d", BN, D);
-    if (!X::TURNS) judge(name, compare(S.fetch(), exact));
-    snprintf(name, sizeof name, "wgmma e4m3: O += P V, %d keys, head dim %d, V %s", BN, D,
-             X::TURNS ? "turned in the kernel" : "in P's order");
+    judge(name, compare(S.fetch(), exact));
+    snprintf(name, sizeof name, "wgmma e4m3: O += P V, %d keys, head dim %d, V in P's order", BN, D);
     judge(name, compare(O.fetch(), expected));
 }
 
@@ -435,7 +409,7 @@ template <class X> void check_attend_8()
  * must count, each of them. */
 void check_sums_of_e4m3()
 {
-    typedef shape_8<256, 128, false> X;
+    typedef shape_8<256, 128> X;
     const int D = X::D, BN = X::BN;
     std::vector<float> Q(64 * D), K(BN * D);
     for (std::vector<float> *x : { &Q, &K })
@@ -452,15 +426,11 @@ void check_sums_of_e4m3()
 
 void check_wgmma_8()
 {
-    check_attend_8<shape_8<64, 128, false>>();
-    check_attend_8<shape_8<64, 160, false>>();
-    check_attend_8<shape_8<64, 224, false>>();
-    check_attend_8<shape_8<128, 192, false>>();
-    check_attend_8<shape_8<128, 64, false>>();
-    check_attend_8<shape_8<256, 96, false>>();
-    check_attend_8<shape_8<256, 128, false>>();
-    check_attend_8<shape_8<64, 128, true>>();
-    check_attend_8<shape_8<128, 96, true>>();
+    check_attend_8<shape_8<64, 128>>();
+    check_attend_8<shape_8<64, 160>>();
+    check_attend_8<shape_8<128, 128>>();
+    check_attend_8<shape_8<128, 96>>();
+    check_attend_8<shape_8<256, 128>>();
     check_sums_of_e4m3();
 }
 

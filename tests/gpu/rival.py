@@ -6,8 +6,8 @@
 
 A cell is a shape. For each, attn-bench runs as a child of this program, then each rival: so the card's clock, which falls under load, is
 nearly the same for all. Both sides time the same way: runs of as many calls as fill two milliseconds, between two events of the device, and the
-median over the runs. Inputs are N(0, 1) in bfloat16; each side has them in the layout it likes best. Where reading K and V decides
-(decode), calls take turns with several copies of them. A rival that refuses a shape shows as '-'.
+median over the runs. Inputs are N(0, 1) in bfloat16; attn-bench's are [B, S, H, D], PyTorch's contiguous [B, H, S, D]. Where reading K and V
+decides (decode), calls take turns with several copies of them. A rival that refuses a shape shows as '-'.
 
 The table shows TFLOP/s (decode: GB/s of K and V) and, last, the fastest rival's time over ours: above 1, ours is ahead. Exit status 1 where
 some cell is behind.
@@ -75,7 +75,8 @@ def timed(call, reps):
 
 
 def theirs(a, c, backend):
-    """Milliseconds of scaled_dot_product_attention by that backend; of backward alone, through autograd. None where it refuses."""
+    """Milliseconds of scaled_dot_product_attention by that backend; of backward alone: flash's called directly, cuDNN's through autograd.
+    None where it refuses."""
     def make(heads, length):
         return torch.randn(c['B'], heads, length, c['D'], device='cuda', dtype=torch.bfloat16)
 
@@ -90,6 +91,14 @@ def theirs(a, c, backend):
             if c['op'] != 'backward':
                 with torch.no_grad():
                     return timed(lambda n: attention(q, *kv[n % sets], **options), a.reps)
+            if backend == SDPBackend.FLASH_ATTENTION:
+                of = torch.ops.aten
+                with torch.no_grad():
+                    k, v = kv[0]
+                    out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = of._scaled_dot_product_flash_attention(q, k, v, 0.0, c['causal'])
+                    dout = torch.randn_like(out)
+                    return timed(lambda n: of._scaled_dot_product_flash_attention_backward(dout, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, 0.0,
+                                                                                           c['causal'], seed, offset), a.reps)
             leaves = [x.requires_grad_(True) for x in (q, *kv[0])]
             out = attention(*leaves, **options)
             dout = torch.randn_like(out)
