@@ -4,8 +4,9 @@
  *   attn-bench --op both --dtype float32 --device cpu --threads 2
  *   attn-bench --sweep paper --tokens 16384 --json                the table of the FlashAttention papers
  *   attn-bench --decode                                           one query over many keys: GB of K and V a second
- *   attn-bench --sweep masks                                      grouped heads, packed lengths, window, FlashMask, each
- * beside its like attn-bench --codec                                            base64 and the scanner, GB of text a second
+ *   attn-bench --sweep masks                                      grouped heads, packed lengths, window, FlashMask, beside their likes
+ *   attn-bench --dtype float8_e4m3fn --no-lse                     out alone, which float8 has faster kernels for
+ *   attn-bench --codec                                            base64 and the scanner, GB of text a second
  *
  * Each row is the median of warm runs, by the device's own clock around the kernels: inputs are already in its memory, the
  * workspace is allocated, out and lse of a backward were computed before. On a GPU a run is as many calls as fill two

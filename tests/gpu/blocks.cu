@@ -16,7 +16,7 @@
 #include <cudaTypedefs.h>
 #include <unistd.h>
 
-#include "kernels/cuda/sm90/ptx.cuh"
+#include "kernels/cuda/sm90/tile.cuh"
 #include "tests/gpu/blocks.cuh"
 
 template <> struct stored<e4m3> {
@@ -213,28 +213,6 @@ template <class X> struct shared {
     alignas(8) uint64_t full;
 };
 
-template <typename T, class X> DEVICE void scores(float (&S)[X::BN / 2], uint32_t Q, uint32_t K)
-{
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < X::D / 16; k++)
-        wgmma<T, X::BN>::ss(S, wgmma_descriptor(Q + k / 4 * 8192 + k % 4 * 32, 16, 1024),
-                            wgmma_descriptor(K + k / 4 * X::BN * 128 + k % 4 * 32, 16, 1024), k > 0);
-    wgmma_commit();
-}
-template <typename T, class X> DEVICE void accumulate(float (&O)[X::DV / 2], const uint32_t (&P)[X::BN / 16][4], uint32_t V)
-{
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < X::BN / 16; k++) wgmma<T, X::DV>::rs(O, P[k], wgmma_descriptor(V + k * 2048, X::BN * 128, 1024), 1);
-    wgmma_commit();
-}
-template <typename T, int N> DEVICE void to_operand(uint32_t (&P)[N / 16][4], const float (&S)[N / 2])
-{
-#pragma unroll
-    for (int i = 0; i < N / 4; i++) P[i / 4][i % 4] = pack<T>(S[2 * i], S[2 * i + 1]);
-}
-
 /* Attention less the softmax: P = S. */
 template <typename T, class X>
 __global__ void __launch_bounds__(128) attend(const __grid_constant__ CUtensorMap map_Q, const __grid_constant__ CUtensorMap map_K,
@@ -257,7 +235,7 @@ __global__ void __launch_bounds__(128) attend(const __grid_constant__ CUtensorMa
     float S[X::BN / 2], O[X::DV / 2];
     uint32_t P[X::BN / 16][4];
     poison(S);
-    scores<T, X>(S, Q, K);
+    scores<T, X, X::BN>(S, Q, K);
     wgmma_wait<0>();
     pin(S);
     write_accumulators<X::BN>(S_out, S);
@@ -319,20 +297,6 @@ template <class X> struct shared_8 {
     alignas(1024) uint8_t V[X::D * 128 * X::CHUNKS_V]; /* V^T: rows are head dims */
     alignas(8) uint64_t full;
 };
-
-DEVICE uint64_t operand(uint32_t address) { return wgmma_descriptor(address, 16, 1024); }
-template <int ROWS> DEVICE uint32_t step(int k) { return (k / 4 * ROWS * 128 + k % 4 * 32) >> 4; }
-
-template <int N> DEVICE void to_operand_8(uint32_t (&P)[N / 32][4], const float (&S)[N / 2])
-{
-#pragma unroll
-    for (int k = 0; k < N / 32; k++)
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            const float *const s = S + k * 16 + r / 2 * 8 + r % 2 * 2;
-            P[k][r] = pack_e4m3(s[0], s[1], s[4], s[5]);
-        }
-}
 
 /* The key at place n of a row of V^T. */
 int key_at(int n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
@@ -437,16 +401,6 @@ void check_wgmma_8()
 /* ---- The ring: producer and consumers, turns, setmaxnreg ---------------------------------------------------------------------- */
 
 enum { TILES = 50, TURN_BARRIER = 2, GROUP_BARRIER = 6 };
-
-/* Place in a ring: stage and phase. */
-template <int STAGES> struct ring {
-    int stage = 0;
-    uint32_t phase = 0;
-    DEVICE void next()
-    {
-        if (++stage == STAGES) stage = 0, phase ^= 1;
-    }
-};
 
 /* C consumers of BLOCKS times 64 rows, tiles of N rows; registers as in forward.cu and f8_forward.cu. A consumer's accumulators are at
  * least as many as the registers that a thread has when the block begins. */
@@ -716,25 +670,6 @@ void check_dependent_launch()
 
 /* ---- Results: accumulators to rows -------------------------------------------------------------------------------------------------- */
 
-/* forward.cu's: a warp's 16 rows through shared memory. The 16-byte piece c of row r lies at c ^ (r & 7). */
-template <typename T, int D> DEVICE void store_rows(uint16_t *rows, const float (&O)[D / 2], uint16_t *staging, int lane)
-{
-    const int PIECES = D / 8, PITCH = (D + 63) / 64 * 8;
-#pragma unroll
-    for (int n = 0; n < D / 16; n++) {
-        uint32_t r[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) r[e] = pack<T>(O[n * 8 + e * 2], O[n * 8 + e * 2 + 1]);
-        const int i = lane % 16, piece = 2 * n + lane / 16;
-        stmatrix_x4(smem_addr(staging + (i * PITCH + (piece ^ (i & 7))) * 8), r);
-    }
-    __syncwarp();
-#pragma unroll
-    for (int n = 0; n < D / 16; n++) {
-        const int at = n * 32 + lane, i = at / PIECES, piece = at % PIECES;
-        *(uint4 *)(rows + i * D + piece * 8) = *(const uint4 *)(staging + (i * PITCH + (piece ^ (i & 7))) * 8);
-    }
-}
 template <typename T, int D> __global__ void __launch_bounds__(128) store(const float *x, uint16_t *out)
 {
     extern __shared__ __align__(1024) char memory[];
@@ -742,7 +677,7 @@ template <typename T, int D> __global__ void __launch_bounds__(128) store(const 
     float O[D / 2];
 #pragma unroll
     for (int i = 0; i < D / 2; i++) O[i] = x[row_of(i) * D + column_of(i)];
-    store_rows<T, D>(out + warp * 16 * D, O, (uint16_t *)memory + warp * 16 * ((D + 63) / 64 * 64), threadIdx.x % 32);
+    store_rows<T, D>((T *)out + warp * 16 * D, D, 16, D, O, (uint16_t *)memory + warp * 16 * ((D + 63) / 64 * 64), threadIdx.x % 32);
 }
 
 /* Of either sign and of all sizes between 2^-20 and 2^12. */

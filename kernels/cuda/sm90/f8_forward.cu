@@ -1,6 +1,6 @@
 /* f8_forward.cu: flash attention forward of float8_e4m3fn for Hopper, with products of e4m3.
  *
- * forward.cu's shape: one block a multiprocessor, tiles of work handed out by a warp, a thread that lets the copy engine fill a ring of K and V
+ * forward.cu's shape: one block a multiprocessor, tiles of work handed out by a warp, a warp that lets the copy engine fill a ring of K and V
  * tiles, C consumers of 64 rows that take turns with their products, each with its softmax under its own and the others' products. What is
  * different is what e4m3 products want (FlashAttention-3, arXiv:2407.08608, 3.3):
  *
@@ -302,10 +302,6 @@ template <class X> DEVICE bool is_tainted(const plan &p, const work &x)
 
 /* ---- Consumer's steps --------------------------------------------------------------------------------------------------------- */
 
-/* Descriptor of an operand, K-major: rows of 128 bytes. Step k of 32 bytes is further by step<ROWS>(k), ROWS rows a chunk. */
-DEVICE uint64_t operand(uint32_t address) { return wgmma_descriptor(address, 16, 1024); }
-template <int ROWS> DEVICE uint32_t step(int k) { return (k / 4 * ROWS * 128 + k % 4 * 32) >> 4; }
-
 /* S = Q K^T for 64 rows and a tile of keys. */
 template <class X> DEVICE void scores(float (&S)[X::BN / 2], uint64_t Q, uint64_t K)
 {
@@ -375,18 +371,6 @@ template <int N> DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (
         }
 #pragma unroll
     for (int half = 0; half < 2; half++) x.l[half] = x.l[half] * rescale[half] + (sum[half * 2] + sum[half * 2 + 1]);
-}
-
-/* P as the product's operand: of each 32 keys, 4 registers of 4. The order of V^T's keys is turn_step's. */
-template <int N> DEVICE void to_operand(uint32_t (&P)[N / 32][4], const float (&S)[N / 2])
-{
-#pragma unroll
-    for (int k = 0; k < N / 32; k++)
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            const float *const s = S + k * 16 + r / 2 * 8 + r % 2 * 2;
-            P[k][r] = pack_e4m3(s[0], s[1], s[4], s[5]);
-        }
 }
 
 DEVICE float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
@@ -639,7 +623,7 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                 if (y.mine - 1 == x.first) release(sm.empty_Q[w]);
                 k.next();
                 softmax_of(y.mine - 1);
-                to_operand<BN>(P, S);
+                to_operand_8<BN>(P, S);
                 for (int j = x.last - 1; j >= y.mine; j--) pass_V();
 
                 for (int j = y.mine - 2; j >= x.first; j--) {
@@ -660,7 +644,7 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                     pin(O);
                     release(sm.empty_V[v.stage]);
                     v.next();
-                    to_operand<BN>(P, S);
+                    to_operand_8<BN>(P, S);
                     if ((j + 1) % X::PROMOTE == 0) {
                         promote<X>(O, sums, kept, !promoted, lane);
                         promoted = true;

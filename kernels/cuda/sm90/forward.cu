@@ -318,26 +318,6 @@ DEVICE void apply_options(float (&S)[N / 2], const plan &p, const work &x, const
 
 /* ---- Consumer's steps --------------------------------------------------------------------------------------------------------- */
 
-/* S[0 .. N) = Q K^T for 64 rows and the first N keys of the tile. */
-template <typename T, class X, int N> DEVICE void scores(float (&S)[N / 2], uint32_t Q, uint32_t K)
-{
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < X::D / 16; k++)
-        wgmma<T, N>::ss(S, wgmma_descriptor(Q + k / 4 * 8192 + k % 4 * 32, 16, 1024),
-                        wgmma_descriptor(K + k / 4 * X::BN * 128 + k % 4 * 32, 16, 1024), k > 0);
-    wgmma_commit();
-}
-
-/* O += P V for 64 rows. */
-template <typename T, class X> DEVICE void accumulate(float (&O)[X::DV / 2], const uint32_t (&P)[X::BN / 16][4], uint32_t V)
-{
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < X::BN / 16; k++) wgmma<T, X::DV>::rs(O, P[k], wgmma_descriptor(V + k * 2048, X::BN * 128, 1024), 1);
-    wgmma_commit();
-}
-
 /* -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see keys j0 .. ; row i sees [i + lo, min(i + hi, Sk)). */
 template <int N> DEVICE void mask(float (&S)[N / 2], int lo_limit, int hi_limit, int Sk, int i0, int j0, int lane)
 {
@@ -388,12 +368,6 @@ template <int N> DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (
         }
 #pragma unroll
     for (int half = 0; half < 2; half++) x.l[half] = x.l[half] * rescale[half] + (sum[half * 2] + sum[half * 2 + 1]);
-}
-
-template <typename T, int N, int M> DEVICE void to_operand(uint32_t (&P)[M][4], const float (&S)[N / 2])
-{
-#pragma unroll
-    for (int i = 0; i < N / 4; i++) P[i / 4][i % 4] = pack<T>(S[2 * i], S[2 * i + 1]);
 }
 
 /* Zeros for what is not finite in a tile; a warp does it. */
@@ -483,8 +457,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
         fence_mbarrier_init();
     }
     __syncthreads();
-    launch_dependents(); /* repair_rows may be made ready: it waits for our end */
-    wait_for_prerequisites();
+    launch_dependents();      /* repair_rows may be made ready: it waits for our end */
+    wait_for_prerequisites(); /* the kernel before may have written what we read */
 
     if (wg == 0) {
         setmaxnreg_dec<X::PRODUCER>();

@@ -1,4 +1,5 @@
-/* tile.cuh: what the Hopper kernels of both kinds do alike with tiles: walk a ring of stages, store rows of O. */
+/* tile.cuh: what the Hopper kernels do with tiles, and tests/gpu/blocks.cu checks: walk a ring of stages, multiply tiles of 16 bits, find operands of
+ * 8 bits, make P an operand, store rows of O. */
 #ifndef ATTN_SM90_TILE_CUH
 #define ATTN_SM90_TILE_CUH
 
@@ -13,6 +14,53 @@ template <int STAGES> struct ring {
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
 };
+
+/* ---- Products. X: head dims D and DV, BN keys a tile ------------------------------------------------------------------------- */
+
+/* S[0 .. N) = Q K^T for 64 rows and the first N keys of the tile. */
+template <typename T, class X, int N> DEVICE void scores(float (&S)[N / 2], uint32_t Q, uint32_t K)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < X::D / 16; k++)
+        wgmma<T, N>::ss(S, wgmma_descriptor(Q + k / 4 * 8192 + k % 4 * 32, 16, 1024),
+                        wgmma_descriptor(K + k / 4 * X::BN * 128 + k % 4 * 32, 16, 1024), k > 0);
+    wgmma_commit();
+}
+
+/* O += P V for 64 rows. */
+template <typename T, class X> DEVICE void accumulate(float (&O)[X::DV / 2], const uint32_t (&P)[X::BN / 16][4], uint32_t V)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < X::BN / 16; k++) wgmma<T, X::DV>::rs(O, P[k], wgmma_descriptor(V + k * 2048, X::BN * 128, 1024), 1);
+    wgmma_commit();
+}
+
+/* Descriptor of an operand, K-major: rows of 128 bytes. Step k of 32 bytes is further by step<ROWS>(k), ROWS rows a chunk. */
+DEVICE uint64_t operand(uint32_t address) { return wgmma_descriptor(address, 16, 1024); }
+template <int ROWS> DEVICE uint32_t step(int k) { return (k / 4 * ROWS * 128 + k % 4 * 32) >> 4; }
+
+/* P as the next product's operand, in 16 bits. */
+template <typename T, int N, int M> DEVICE void to_operand(uint32_t (&P)[M][4], const float (&S)[N / 2])
+{
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) P[i / 4][i % 4] = pack<T>(S[2 * i], S[2 * i + 1]);
+}
+
+/* The same of float8_e4m3: of each 32 keys, 4 registers of 4. The order of V^T's keys is turn_step's. */
+template <int N> DEVICE void to_operand_8(uint32_t (&P)[N / 32][4], const float (&S)[N / 2])
+{
+#pragma unroll
+    for (int k = 0; k < N / 32; k++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const float *const s = S + k * 16 + r / 2 * 8 + r % 2 * 2;
+            P[k][r] = pack_e4m3(s[0], s[1], s[4], s[5]);
+        }
+}
+
+/* ---- O ------------------------------------------------------------------------------------------------------------------------------ */
 
 /* A warp's 16 rows of O to memory through shared memory of its own, whole rows at a time. The 16-byte piece c of row r lies at c ^ (r & 7). */
 template <typename T, int D> DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)

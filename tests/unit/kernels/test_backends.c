@@ -1,13 +1,12 @@
 /* test_backends.c: does a backend compute attention?
  *
- *   edge cases   a table of problems that broke other libraries (kernels/README.md, "Where attention breaks"), against the
- * reference random       problems with options drawn at random, against the reference properties   what must hold without a
- * reference: equal bits alone and among others, packed and not, with one thread and several; keys in another order; a
- * shifted bias; a future that the past cannot see
+ *   edge cases   a table of problems that broke other libraries (kernels/README.md, "Where attention breaks"), against the reference
+ *   random       problems with options drawn at random, against the reference
+ *   properties   what must hold without a reference: equal bits alone and among others, packed and not, with one thread and
+ *                several; keys in another order; a shifted bias; a future that the past cannot see
  *
- *   ATTN_BACKEND=cpu          the backend (default cpu)
- *   ATTN_RANDOM_SEED=1        first seed of the random problems; each failure prints its SPEC(...), which can become an edge
- *                            case
+ *   ATTN_BACKEND=cpu         the backend (default cpu)
+ *   ATTN_RANDOM_SEED=1       first seed of the random problems; each failure prints its SPEC(...), which can become an edge case
  *   ATTN_RANDOM_COUNT=300    how many
  *   ATTN_GRID_D=64           of the grid, the problems of one head size alone
  *   ATTN_TESTS='test_grid*'  only the tests whose names match */
