@@ -320,21 +320,6 @@ template <class X> DEVICE void accumulate(float (&O)[X::D / 2], const uint32_t (
     wgmma_commit();
 }
 
-/* -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see keys j0 .. ; row i sees [i + lo, min(i + hi, Sk)). */
-template <int N> DEVICE void mask(float (&S)[N / 2], int lo_limit, int hi_limit, int Sk, int i0, int j0, int lane)
-{
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int i = i0 + half * 8, column = j0 + lane % 4 * 2;
-        const int lo = i + lo_limit - column, hi = min(i + hi_limit, Sk) - column;
-#pragma unroll
-        for (int n = 0; n < N / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 2; e++)
-                if (n * 8 + e < lo || n * 8 + e >= hi) S[n * 4 + half * 2 + e] = -CUDART_INF_F;
-    }
-}
-
 /* Maximum of the raw scores so far and this lane's part of the sum, for the thread's two rows. */
 struct softmax {
     float m[2], l[2];

@@ -1,5 +1,5 @@
-/* tile.cuh: what the Hopper kernels do with tiles, and tests/gpu/blocks.cu checks: walk a ring of stages, multiply tiles of 16 bits, find operands of
- * 8 bits, make P an operand, store rows of O. */
+/* tile.cuh: what the Hopper kernels do with tiles, most of it checked by tests/gpu/blocks.cu: walk a ring of stages, multiply tiles of 16 bits,
+ * find operands of 8 bits, make P an operand, mask scores, store rows of O. */
 #ifndef ATTN_SM90_TILE_CUH
 #define ATTN_SM90_TILE_CUH
 
@@ -58,6 +58,21 @@ template <int N> DEVICE void to_operand_8(uint32_t (&P)[N / 32][4], const float 
             const float *const s = S + k * 16 + r / 2 * 8 + r % 2 * 2;
             P[k][r] = pack_e4m3(s[0], s[1], s[4], s[5]);
         }
+}
+
+/* -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see keys j0 .. ; row i sees [i + lo, min(i + hi, Sk)). */
+template <int N> DEVICE void mask(float (&S)[N / 2], int lo_limit, int hi_limit, int Sk, int i0, int j0, int lane)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int i = i0 + half * 8, column = j0 + lane % 4 * 2;
+        const int lo = i + lo_limit - column, hi = min(i + hi_limit, Sk) - column;
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+                if (n * 8 + e < lo || n * 8 + e >= hi) S[n * 4 + half * 2 + e] = -CUDART_INF_F;
+    }
 }
 
 /* ---- O ------------------------------------------------------------------------------------------------------------------------------ */
