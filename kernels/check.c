@@ -118,45 +118,39 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
     return ATTN_OK;
 }
 
+static bool dtype_fits(enum dtype_rule rule, attn_dtype is, attn_dtype q)
+{
+    switch (rule) {
+    case RULE_INPUT: return is == ATTN_F32 || is == ATTN_F16 || is == ATTN_BF16 || is == ATTN_F8E4M3;
+    case RULE_AS_Q: return is == q;
+    case RULE_RESULT: return is == ATTN_F32 || is == ATTN_F16 || is == ATTN_BF16;
+    case RULE_BIAS: return is == ATTN_F32 || (is == q && q != ATTN_F8E4M3);
+    case RULE_F32: return is == ATTN_F32;
+    case RULE_I32: return is == ATTN_I32;
+    case RULE_U8: return is == ATTN_U8;
+    }
+    return false;
+}
+
 static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
+    static const char *const texts[] = {
+        [RULE_INPUT] = "float32, float16, bfloat16 or float8_e4m3fn",
+        [RULE_AS_Q] = "",
+        [RULE_RESULT] = "float32, float16 or bfloat16",
+        [RULE_BIAS] = "float32",
+        [RULE_F32] = "float32",
+        [RULE_I32] = "int32",
+        [RULE_U8] = "uint8",
+    };
     const attn_dtype is = p->tensor[id].dtype, q = p->q.dtype;
-    char member[MEMBER_BYTES], must[96];
-    bool good = false;
-    switch (dtype_rules[id]) {
-    case RULE_INPUT:
-        good = is == ATTN_F32 || is == ATTN_F16 || is == ATTN_BF16 || is == ATTN_F8E4M3;
-        snprintf(must, sizeof must, "float32, float16, bfloat16 or float8_e4m3fn");
-        break;
-    case RULE_AS_Q:
-        good = is == q;
-        snprintf(must, sizeof must, "%s as q's", attn_dtype_name(q));
-        break;
-    case RULE_RESULT:
-        good = is == ATTN_F32 || is == ATTN_F16 || is == ATTN_BF16;
-        snprintf(must, sizeof must, "float32, float16 or bfloat16");
-        break;
-    case RULE_BIAS:
-        good = is == ATTN_F32 || (is == q && q != ATTN_F8E4M3);
-        if (q == ATTN_F16 || q == ATTN_BF16) snprintf(must, sizeof must, "float32, or %s as q's", attn_dtype_name(q));
-        else snprintf(must, sizeof must, "float32");
-        break;
-    case RULE_F32:
-        good = is == ATTN_F32;
-        snprintf(must, sizeof must, "float32");
-        break;
-    case RULE_I32:
-        good = is == ATTN_I32;
-        snprintf(must, sizeof must, "int32");
-        break;
-    case RULE_U8:
-        good = is == ATTN_U8;
-        snprintf(must, sizeof must, "uint8");
-        break;
-    }
-    if (good) return ATTN_OK;
-    return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "dtype"), "%s: dtype is %s, must be %s",
-                     attn_tensors[id].name, attn_dtype_name(is), must);
+    const enum dtype_rule rule = dtype_rules[id];
+    char member[MEMBER_BYTES];
+    if (dtype_fits(rule, is, q)) return ATTN_OK;
+    const bool as_q = rule == RULE_AS_Q || (rule == RULE_BIAS && (q == ATTN_F16 || q == ATTN_BF16));
+    return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "dtype"), "%s: dtype is %s, must be %s%s%s%s",
+                     attn_tensors[id].name, attn_dtype_name(is), texts[rule], rule == RULE_BIAS && as_q ? ", or " : "",
+                     as_q ? attn_dtype_name(q) : "", as_q ? " as q's" : "");
 }
 
 /* No axis negative or absurd, and the bytes countable, also in float32: answers may be wider than what was asked with. */
@@ -189,37 +183,36 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
     for (int a = 0; a < rank; a++) {
         const int64_t is = t->shape[a], must = attn_axis_size(d, letters[a]);
         const bool may_be_one = attn_axes[id].broadcast && a < rank - 1;
-        axis_member(member, id, "shape", a);
         if (id == ATTN_T_dbias) { /* bias has been through here already */
             if (is != p->bias.shape[a])
-                return attn_fail(err, ATTN_INVALID, member, "dbias: shape[%d] is %lld, must be %lld as bias's", a, (ll)is,
+                return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a), "dbias: shape[%d] is %lld, must be %lld as bias's", a, (ll)is,
                                  (ll)p->bias.shape[a]);
             continue;
         }
         switch (letters[a]) {
         case 'c':
             if (is != p->cu_seqlens_q.shape[0])
-                return attn_fail(err, ATTN_INVALID, member, "%s: shape[0] is %lld, must be %lld as cu_seqlens_q's",
+                return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a), "%s: shape[0] is %lld, must be %lld as cu_seqlens_q's",
                                  attn_tensors[id].name, (ll)is, (ll)p->cu_seqlens_q.shape[0]);
             break;
         case 'm':
             if (is != 1 && is != d->Hk && is != d->H)
-                return attn_fail(err, ATTN_INVALID, member,
+                return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
                                  "%s: shape[%d] is %lld, must be 1, %lld (the heads of k) or %lld (the heads of q)",
                                  attn_tensors[id].name, a, (ll)is, (ll)d->Hk, (ll)d->H);
             break;
         case 'n':
             if (p->causal ? is != 1 && is != 2 : is != 2 && is != 4)
-                return attn_fail(err, ATTN_INVALID, member, "%s: shape[%d] is %lld, must be %s", attn_tensors[id].name, a,
+                return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a), "%s: shape[%d] is %lld, must be %s", attn_tensors[id].name, a,
                                  (ll)is, p->causal ? "1 or 2 when causal" : "2 or 4 when not causal");
             break;
         default:
             if (is == must || (may_be_one && is == 1)) break;
             if (letters[a] == 'b' && d->packed)
-                return attn_fail(err, ATTN_INVALID, member,
+                return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
                                  "%s: shape[%d] is %lld, must be %lld, the sequences of cu_seqlens_q", attn_tensors[id].name,
                                  a, (ll)is, (ll)must);
-            return attn_fail(err, ATTN_INVALID, member, "%s: shape[%d] is %lld, must be %s%lld, %s", attn_tensors[id].name,
+            return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a), "%s: shape[%d] is %lld, must be %s%lld, %s", attn_tensors[id].name,
                              a, (ll)is, may_be_one ? "1 or " : "", (ll)must, letter_name(letters[a]));
         }
     }

@@ -314,24 +314,23 @@ static attn_status data(const struct reader *r, const char *name, const cJSON *v
     char quote[QUOTE_BYTES], is[96], must[96];
     const scan_lift *lift;
     int64_t bytes, elements;
-    pointer(member, name, "data");
     if (!cJSON_IsNumber(value)) /* the only numbers in a skeleton are indices of lifted values */
-        return attn_fail(err, ATTN_INVALID, member, "%s: data is %s, must be base64 in a string or an array of numbers",
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data is %s, must be base64 in a string or an array of numbers",
                          name, describe(value, quote));
     lift = &r->lifts[(int)value->valuedouble];
     switch (lift->fault) {
     case SCAN_FINE: break;
     case SCAN_BASE64_CHARACTER:
-        return attn_fail(err, ATTN_INVALID, member, "%s: data is not base64 at character %llu (byte %llu of the body): %s",
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data is not base64 at character %llu (byte %llu of the body): %s",
                          name, (unsigned long long)lift->position, (unsigned long long)lift->at, lift->reason);
     case SCAN_BASE64_ENDS:
-        return attn_fail(err, ATTN_INVALID, member, "%s: data ends after %llu characters of base64, inside a group of four",
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data ends after %llu characters of base64, inside a group of four",
                          name, (unsigned long long)lift->position);
     case SCAN_ARRAY_TEXT:
-        return attn_fail(err, ATTN_INVALID, member, "%s: data at byte %llu of the body: %s", name,
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data at byte %llu of the body: %s", name,
                          (unsigned long long)lift->at, lift->reason);
     case SCAN_ARRAY_ELEMENT:
-        return attn_fail(err, ATTN_INVALID, member, "%s: element %llu of data: %s", name, (unsigned long long)lift->position,
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: element %llu of data: %s", name, (unsigned long long)lift->position,
                          lift->reason);
     }
     if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes) || !attn_shape_elements(t->rank, t->shape, &elements))
@@ -339,15 +338,15 @@ static attn_status data(const struct reader *r, const char *name, const cJSON *v
                          "%s: shape %s of %s is more bytes than can be counted", name, shape_text(t->rank, t->shape, must),
                          attn_dtype_name(t->dtype));
     if (lift->kind == SCAN_ARRAY && lift->elements != elements)
-        return attn_fail(err, ATTN_INVALID, member, "%s: data has %lld numbers, shape %s needs %lld", name,
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data has %lld numbers, shape %s needs %lld", name,
                          (long long)lift->elements, shape_text(t->rank, t->shape, must), (long long)elements);
     if (lift->kind == SCAN_ARRAY && !nesting_fits(lift, t))
-        return attn_fail(err, ATTN_INVALID, member, "%s: data is nested as %s, shape is %s", name,
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data is nested as %s, shape is %s", name,
                          shape_text(lift->rank, lift->shape, is), shape_text(t->rank, t->shape, must));
     if (lift->kind == SCAN_ARRAY && (!lift->typed || lift->dtype != t->dtype))
-        return attn_fail(err, ATTN_INTERNAL, member, "%s: data was not converted to %s", name, attn_dtype_name(t->dtype));
+        return attn_fail(err, ATTN_INTERNAL, pointer(member, name, "data"), "%s: data was not converted to %s", name, attn_dtype_name(t->dtype));
     if (lift->bytes != (uint64_t)bytes)
-        return attn_fail(err, ATTN_INVALID, member, "%s: data has %zu bytes, shape %s of %s needs %lld", name, lift->bytes,
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data has %zu bytes, shape %s of %s needs %lld", name, lift->bytes,
                          shape_text(t->rank, t->shape, must), attn_dtype_name(t->dtype), (long long)bytes);
     *t = attn_tensor_make(r->memory ? r->memory + lift->offset : NULL, t->dtype, t->rank, t->shape);
     return ATTN_OK;
@@ -362,9 +361,8 @@ static attn_status tensor(const struct reader *r, attn_tensor_id id, const cJSON
     char quote[QUOTE_BYTES];
     const char *dtype;
     attn_status status;
-    pointer(member, NULL, name);
     if (!cJSON_IsObject(value))
-        return attn_fail(err, ATTN_INVALID, member, "%s: is %s, must be an object with shape, dtype and data", name,
+        return attn_fail(err, ATTN_INVALID, pointer(member, NULL, name), "%s: is %s, must be an object with shape, dtype and data", name,
                          describe(value, quote));
     for (const cJSON *part = value->child; part; part = part->next) {
         struct nearest best = { part->string, NULL, 3 };
@@ -378,7 +376,7 @@ static attn_status tensor(const struct reader *r, attn_tensor_id id, const cJSON
         members[i] = part;
     }
     for (size_t i = 0; i < COUNT(names); i++)
-        if (!members[i]) return attn_fail(err, ATTN_INVALID, member, "%s: %s is missing", name, names[i]);
+        if (!members[i]) return attn_fail(err, ATTN_INVALID, pointer(member, NULL, name), "%s: %s is missing", name, names[i]);
     if ((status = shape(name, members[0], t, err)) != ATTN_OK) return status;
     dtype = string_of(members[1]);
     if (!dtype || !attn_dtype_parse(dtype, &t->dtype))

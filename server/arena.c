@@ -3,7 +3,7 @@
  * The problem: fresh memory costs a page fault every 4 KiB (0.25 us and the zeroing of the page), more than decoding into
  * it. And whatever a client may ask for must be bounded. The idea: extents of a few sizes, eight to a doubling (at most 12.5
  * % is wasted, and of that only address space). A released extent goes to the list of its size and is the next to be leased
- * there, still in the cache. Large ones are aligned to huge pages.
+ * there, by the same core where there is one, whose cache may still have it. Large ones are aligned to huge pages.
  *
  *   classes[c]   warm extents of size class c, the most recently used first
  *   oldest ...   all warm extents by age: what is evicted when the bound is reached, and what arena_trim() gives back
@@ -18,6 +18,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +38,8 @@
 enum {
     SMALLEST_LOG2 = 14, /* 16 KiB: less is not worth a mapping of its own */
     LARGEST_LOG2 = 46,
-    STEPS = 8, /* sizes to a doubling */
+    STEPS = 8,       /* sizes to a doubling */
+    LOOK = 16,       /* extents of a class that are asked whether this core released them */
     CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
 };
 #define HUGE_PAGE ((size_t)2 << 20)
@@ -219,17 +221,28 @@ static attn_status busy(size_t bytes, attn_error *err)
     return attn_fail(err, ATTN_BUSY, NULL, "%zu bytes of staging memory are needed, and other requests hold them", bytes);
 }
 
+/* A warm extent of the class: the one that this core released last, else the one that was released last. Call with the lock
+ * held. */
+static struct extent *pick_warm(const struct arena *arena, int size_class, int core)
+{
+    struct extent *extent = arena->classes[size_class];
+    for (int i = 0; extent && i < LOOK; i++, extent = extent->next_in_class)
+        if (extent->core == core) return extent;
+    return arena->classes[size_class];
+}
+
 attn_status arena_lease(struct arena *arena, size_t bytes, struct extent **out, attn_error *err)
 {
     int size_class;
     const size_t want = lease_bytes(arena, bytes, &size_class);
+    const int core = sched_getcpu();
     struct extent *extent = NULL, *victims = NULL;
     bool counted = false;
 
     *out = NULL;
     if (want == 0) return too_large(arena, bytes, err);
     pthread_mutex_lock(&arena->lock);
-    extent = arena->classes[size_class];
+    extent = pick_warm(arena, size_class, core);
     if (extent && extent->bytes >= bytes) {
         unlink_warm(arena, extent);
         arena->leased += (int64_t)extent->bytes;
@@ -312,6 +325,7 @@ void arena_release(struct arena *arena, struct extent *extent)
 {
     struct extent *victims = NULL;
     if (extent == NULL) return;
+    extent->core = sched_getcpu();
     extent->idle_since_ms = clock_ms();
     POISON(extent->memory, extent->bytes);
     pthread_mutex_lock(&arena->lock);

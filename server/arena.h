@@ -20,6 +20,7 @@ struct extent {
     void *memory;
     size_t bytes;
     int size_class;
+    int core; /* that released it */
     int64_t idle_since_ms;
     struct extent *next_in_class, *older, *newer;
 };

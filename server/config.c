@@ -39,7 +39,10 @@
 #define DAY_MS        INT64_C(86400000)
 
 enum {
-    HTTP_THREADS_AUTO_MAX = 16, /* more of them only take turns: one thread fills a 25 Gbit/s link with base64 */
+    /* libmicrohttpd's threads read their connections by turns, a piece of each; the fewer a thread has, the more of a body is
+     * still in the cache when its last byte arrives. One thread fills a 25 Gbit/s link with base64. */
+    HTTP_THREADS_A_CORE = 4,
+    HTTP_THREADS_AUTO_MAX = 16,
     SPARE_FILES = 128,          /* open files beside the connections: epoll, eventfd, libraries, log, GPU driver */
     HELP_COLUMNS = 100,
 };
@@ -84,10 +87,11 @@ static const struct option options[] = {
     { "devices", "ATTND_DEVICES", TYPE_DEVICES, "auto|all|cpu|0,1", AT(devices), .word = "auto",
       .help = "Where to compute: every GPU, else the CPU (auto); every GPU (all); the CPU; the GPUs of these numbers. "
               "`reference` is the slow float64 backend of the tests." },
-    { "http-threads", "ATTND_HTTP_THREADS", TYPE_INT, "N", AT(http_threads), 0, 0, 256, .shown = "cores, at most 16",
-      .help = "Threads that receive, decode, encode and send. 0 is the default." },
+    { "http-threads", "ATTND_HTTP_THREADS", TYPE_INT, "N", AT(http_threads), 0, 0, 256, .shown = "4 a core, at most 16",
+      .help = "Threads that receive, decode, encode and send, and compute what is small when the CPU is the device. 0 is the "
+              "default." },
     { "cpu-threads", "ATTND_CPU_THREADS", TYPE_INT, "N", AT(cpu_threads), 0, 0, 1024, .shown = "cores",
-      .help = "Threads of the CPU device. 0 is the default. Cores are those of the affinity mask and the cgroup's quota." },
+      .help = "Threads of the CPU device, for all but small problems. 0 is the default. Cores are those of the affinity mask and the cgroup's quota." },
     { "max-body-bytes", "ATTND_MAX_BODY_BYTES", TYPE_SIZE, "SIZE", AT(max_body_bytes), GIB, KIB, 1024 * GIB,
       .shown = "1G, at most --staging-bytes",
       .help = "Longest request body; a longer one is answered 413." },
@@ -568,7 +572,8 @@ static enum config_result settle(struct reading *r)
     config_machine("", &machine);
 
     if (c->http_threads == 0)
-        c->http_threads = machine.cores < HTTP_THREADS_AUTO_MAX ? machine.cores : HTTP_THREADS_AUTO_MAX;
+        c->http_threads = machine.cores < HTTP_THREADS_AUTO_MAX / HTTP_THREADS_A_CORE ? HTTP_THREADS_A_CORE * machine.cores
+                                                                                      : HTTP_THREADS_AUTO_MAX;
     if (c->cpu_threads == 0) c->cpu_threads = machine.cores;
 
     if (c->staging_bytes == 0) {

@@ -4,7 +4,8 @@
  *   on_request      STEP_HEAD      framing, route, limits, token, admission           (nothing of the body is kept before)
  *                   STEP_DECODE    each piece of the body goes through the decoder
  *                   STEP_DISCARD   refused: the body is read and dropped, so that the client lives to hear why
- *                   (body ends)    decoded and checked -> suspended, posted to the loop; or answered
+ *                   (body ends)    decoded and checked -> suspended, posted to the loop; or answered: refused, or so
+ *                                  small that it was computed here
  *                   STEP_WAIT      resumed: answer
  *   on_completed    the client has it, or left: log line, metrics, everything is freed
  *
@@ -39,11 +40,12 @@
 #include "server/tokens.h"
 
 enum {
-    /* A connection's memory in libmicrohttpd: the head, and half of it is what one recv() reads. It is zeroed whole between
-     * two requests, and the more there is the less of it is still in the cache when it is decoded. Small bodies (131 KB,
-     * wrk, 64 connections, two cores of an EPYC, 12 runs each in turns) were served at 1.07 times the rate of 128 KiB with
-     * 64, 1.05 with 48, 1.03 with 32, 1.00 with 96 and 0.83 with 288; on an older machine 32 were 0.85. */
-    CONNECTION_BYTES = 64 << 10,
+    /* A connection's memory in libmicrohttpd: the head, and half of it is what the first recv() reads, each further one of a
+     * body an eighth of the rest more (with a step so large that it always asks for more). It is zeroed whole between two
+     * requests, and the more there is the less of it is still in the cache when it is decoded: so it is no more than what
+     * makes three calls of a body of 131 KB. */
+    CONNECTION_BYTES = 80 << 10,
+    CONNECTION_STEP = 60 << 10,
     INACTIVITY_S = 120,     /* a backstop: the sweep of peers.c is stricter */
     METRICS_MAX = 256,      /* connections to --metrics-listen; see rule 4 */
     FIRST_STEP = 256 << 10, /* staging memory leased at first for a body of unknown length */
@@ -349,6 +351,11 @@ static enum MHD_Result body_done(struct request *request)
         return answer_now(request, false);
     }
 
+    if (devices_run_here(server->devices, request->job)) {
+        if (!request->job->ran) request_fail_status(request, &request->job->error);
+        return answer_now(request, false);
+    }
+
     /* From here on the loop may see it. It is counted as suspended first and the flag read afterwards; the loop sets the
      * flag and then reads the count: one of the two sees the other. */
     atomic_fetch_add(&server->suspended, 1);
@@ -639,7 +646,8 @@ attn_status daemon_open(struct port *port, struct server *server, unsigned kind,
         MHD_start_daemon(flags, 0, NULL, NULL, on_request, port, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
                          MHD_OPTION_NOTIFY_COMPLETED, on_completed, port, MHD_OPTION_NOTIFY_CONNECTION, on_connection, port,
                          MHD_OPTION_URI_LOG_CALLBACK, on_uri, port, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-                         (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT,
+                         (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_MEMORY_INCREMENT, (size_t)CONNECTION_STEP,
+                         MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT,
                          (unsigned)INACTIVITY_S, MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
     if (port->daemon == NULL) {
         daemon_close(port);

@@ -8,8 +8,15 @@
  * mirrored by one block of device memory, copied in one piece, and the tensors' pointers are moved from the region to the
  * mirror.
  *
+ * Lanes are for small problems of the CPU: as many as HTTP threads, each a device of one thread with a stream and a
+ * workspace. Whoever wants one takes the one of its core, so that the workspace is in that core's cache, or the next that is
+ * free.
+ *
+ *   HTTP thread: body complete --> lane free? --> run --> answer            (else: posted to the loop, as above)
+ *
  * Invariants
- * 1. attn_device and its streams are used by the device's thread alone, but for descriptions and kernel look-ups.
+ * 1. attn_device and its streams are used by the device's thread alone, but for descriptions and kernel look-ups. Those of
+ * a lane are used by the thread that set its `taken`.
  * 2. A batch that was submitted comes back exactly once, whatever happens; each of its jobs then has ran == true, or an
  * error.
  * 3. No more batches are with a device than it has streams, and two at least: one waits, so that the device is never idle
@@ -20,6 +27,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +45,11 @@ enum {
     LOST_POLL_NS = 10000000,
     WORKSPACE_KEEP = 64 << 20, /* a larger one is given back after its batch */
     LEAST_HEAD_DIM = 64,       /* kernels compute whole tiles: smaller heads cost as much */
+    LINE = 64,                 /* of the cache */
 };
+
+/* A lane's problems: some 100 us of a core. An HTTP thread has other connections, and more cores are worth waking for more. */
+#define LANE_FLOPS 2e7
 
 /* Beyond --watchdog-ms a batch may take what its work takes at this rate. The slowest kernels (float32) reach 34e12 on an
  * H200 and a thirtieth of that on the smallest GPU of sm_80 and up. */
@@ -92,9 +104,20 @@ struct device {
     _Atomic bool usable;
 };
 
+/* A way of its own through the CPU for one thread at a time. */
+struct lane {
+    _Alignas(LINE) atomic_flag taken;
+    attn_device *handle;
+    attn_stream *stream;
+    void *workspace;
+    size_t workspace_bytes;
+};
+
 struct devices {
     int count;
     struct device *device[MAX_DEVICES];
+    int lane_count; /* 0: the devices are not this machine's processor */
+    struct lane *lanes;
 };
 
 /* ---- The device's thread: memory --------------------------------------------------------------------------------- */
@@ -220,6 +243,19 @@ static attn_status reserve_problems(struct slot *slot, int count, attn_error *er
     return ATTN_OK;
 }
 
+/* At least `bytes` of workspace; what it held is lost when it grows. */
+static attn_status grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
+                                  attn_error *err)
+{
+    if (bytes <= *workspace_bytes) return ATTN_OK;
+    attn_device_free(handle, *workspace);
+    *workspace = NULL;
+    *workspace_bytes = 0;
+    const attn_status status = attn_device_alloc(handle, bytes, workspace, err);
+    if (status == ATTN_OK) *workspace_bytes = bytes;
+    return status;
+}
+
 static attn_status reserve_workspace(struct device *device, struct slot *slot, int count, attn_error *err)
 {
     size_t bytes = 0;
@@ -230,13 +266,17 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
         if (status != ATTN_OK) return status;
         if (part > bytes) bytes = part;
     }
-    if (bytes <= slot->workspace_bytes) return ATTN_OK;
-    attn_device_free(device->handle, slot->workspace);
-    slot->workspace = NULL;
-    slot->workspace_bytes = 0;
-    const attn_status status = attn_device_alloc(device->handle, bytes, &slot->workspace, err);
-    if (status == ATTN_OK) slot->workspace_bytes = bytes;
-    return status;
+    return grow_workspace(device->handle, bytes, &slot->workspace, &slot->workspace_bytes, err);
+}
+
+/* "cpu avx512bf16": the device and the kernel that computed a result. */
+static void name_backend(proto_result *result, const struct device *device, const char *kernel)
+{
+    char *at = stpcpy(result->backend, device->info.name);
+    *at++ = ' ';
+    const size_t room = sizeof result->backend - (size_t)(at - result->backend), length = strnlen(kernel, room - 1);
+    memcpy(at, kernel, length);
+    at[length] = '\0';
 }
 
 /* Puts everything on the stream. On an error the stream may hold part of it: the caller waits for that before it frees
@@ -257,7 +297,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
             const attn_problem *p = &job->call->items[i].problem;
             const char *kernel = attn_kernel(device->handle, p, err);
             if (kernel == NULL) return err->status; /* this device differs from the one that was asked at first */
-            snprintf(job->results[i].backend, sizeof job->results[i].backend, "%s %s", device->info.name, kernel);
+            name_backend(&job->results[i], device, kernel);
             slot->problems[count++] = *p;
         }
     }
@@ -435,6 +475,119 @@ static void *device_main(void *argument)
     return NULL;
 }
 
+/* ---- What a batch leaves behind ------------------------------------------------------------------------------------ */
+
+void batch_count(const struct batch *batch, const struct job *first)
+{
+    const char *device = batch->device->info.name;
+    metrics_add(METRIC_DEVICE_BATCHES, device, NULL, 1);
+    if (first->ran) {
+        const char *op = first->call->items[0].problem.op == ATTN_OP_FORWARD ? "forward" : "backward";
+        metrics_add(METRIC_KERNEL_SECONDS, device, op, batch->compute_us / 1e6);
+        metrics_add(METRIC_FLOPS, device, op, batch->flops);
+        return;
+    }
+    metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
+    if (first->error.status != ATTN_DEVICE_LOST) /* which the loop tells, once */
+        log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device, batch->count,
+                  first->error.text);
+}
+
+void batch_note_times(const struct batch *batch, struct job *job)
+{
+    const double queue_us = (double)(batch->started_ns - job->queued_ns) / 1e3;
+    for (int i = 0; i < job->call->count; i++) {
+        double *us = job->results[i].timing_us;
+        us[PROTO_STAGE_queue] = queue_us;
+        us[PROTO_STAGE_copy_in] = batch->copy_in_us;
+        us[PROTO_STAGE_compute] = batch->compute_us;
+        us[PROTO_STAGE_copy_out] = batch->copy_out_us;
+    }
+    metrics_observe(METRIC_STAGE_SECONDS, "queue", queue_us / 1e6);
+    metrics_observe(METRIC_STAGE_SECONDS, "compute", batch->compute_us / 1e6);
+    if (batch->copy_in_us > 0) metrics_observe(METRIC_STAGE_SECONDS, "copy_in", batch->copy_in_us / 1e6);
+    if (batch->copy_out_us > 0) metrics_observe(METRIC_STAGE_SECONDS, "copy_out", batch->copy_out_us / 1e6);
+}
+
+/* ---- Lanes: the HTTP threads' side --------------------------------------------------------------------------------- */
+
+static attn_status open_lanes(struct devices *devices, int count, attn_error *err)
+{
+    const attn_device_options options = { .threads = 1 };
+    if (strcmp(devices->device[0]->info.backend, "cpu") != 0) return ATTN_OK;
+    devices->lanes = aligned_alloc(LINE, (size_t)count * sizeof *devices->lanes);
+    if (devices->lanes == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "--http-threads: no memory for %d", count);
+    for (; devices->lane_count < count; devices->lane_count++) {
+        struct lane *lane = &devices->lanes[devices->lane_count];
+        attn_status status;
+        *lane = (struct lane){ .taken = ATOMIC_FLAG_INIT };
+        if ((status = attn_device_open("cpu", 0, &options, &lane->handle, err)) != ATTN_OK) return status;
+        if ((status = attn_stream_open(lane->handle, &lane->stream, err)) != ATTN_OK) {
+            attn_device_close(lane->handle);
+            return status;
+        }
+    }
+    return ATTN_OK;
+}
+
+static void close_lanes(struct devices *devices)
+{
+    for (int i = 0; i < devices->lane_count; i++) {
+        struct lane *lane = &devices->lanes[i];
+        attn_device_free(lane->handle, lane->workspace);
+        attn_stream_close(lane->stream);
+        attn_device_close(lane->handle);
+    }
+    free(devices->lanes);
+}
+
+/* That of this core, or one near it; a thread that was interrupted in the middle of its problem still has its own. */
+static struct lane *take_lane(struct devices *devices)
+{
+    const int core = sched_getcpu(), first = core > 0 ? core % devices->lane_count : 0;
+    for (int i = 0; i < devices->lane_count; i++) {
+        struct lane *lane = &devices->lanes[(first + i) % devices->lane_count];
+        if (!atomic_flag_test_and_set_explicit(&lane->taken, memory_order_acquire)) return lane;
+    }
+    return NULL;
+}
+
+static attn_status run_on_lane(struct lane *lane, const attn_problem *problem, attn_error *err)
+{
+    size_t bytes;
+    attn_status status = attn_workspace(lane->handle, problem, 1, &bytes, err);
+    if (status == ATTN_OK)
+        status = grow_workspace(lane->handle, bytes, &lane->workspace, &lane->workspace_bytes, err);
+    return status == ATTN_OK ? attn_run(lane->stream, problem, 1, lane->workspace, err) : status;
+}
+
+bool devices_run_here(struct devices *devices, struct job *job)
+{
+    struct lane *lane;
+    if (devices->lane_count == 0 || job->kind == 0 || job->flops > LANE_FLOPS) return false;
+    if (job->wants_verify || job->wants_save || job->saved) return false;
+    if ((lane = take_lane(devices)) == NULL) return false;
+
+    struct device *device = devices->device[0];
+    const attn_problem *problem = &job->call->items[0].problem;
+    struct batch batch = { .device = device, .count = 1, .flops = job->flops };
+    attn_error err = { 0 };
+    atomic_fetch_add_explicit(&device->requests, 1, memory_order_relaxed);
+    batch.started_ns = job->queued_ns = clock_ns();
+    job->ran = run_on_lane(lane, problem, &err) == ATTN_OK;
+    batch.ended_ns = clock_ns();
+    atomic_flag_clear_explicit(&lane->taken, memory_order_release);
+    atomic_fetch_sub_explicit(&device->requests, 1, memory_order_relaxed);
+    batch.compute_us = (double)(batch.ended_ns - batch.started_ns) / 1e3;
+    if (job->ran) {
+        name_backend(&job->results[0], device, attn_kernel(device->handle, problem, &err));
+        batch_note_times(&batch, job);
+    } else job->error = err;
+    metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
+    batch_count(&batch, job);
+    return true;
+}
+
 /* ---- Open and close ---------------------------------------------------------------------------------------------- */
 
 static void device_free(struct device *device)
@@ -537,6 +690,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
             else status = device_open(config, gpu, index, box, message_kind, devices, err);
         }
     } else status = device_open(config, wanted, 0, box, message_kind, devices, err);
+    if (status == ATTN_OK) status = open_lanes(devices, config->http_threads, err);
     if (status != ATTN_OK) {
         devices_stop(devices, 60000); /* idle threads end at once */
         devices_close(devices);
@@ -574,6 +728,7 @@ void devices_close(struct devices *devices)
         if (!devices->device[i]->joined) pthread_join(devices->device[i]->thread, NULL);
         device_free(devices->device[i]);
     }
+    close_lanes(devices);
     free(devices);
 }
 

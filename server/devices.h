@@ -1,4 +1,5 @@
-/* devices.h: one thread per device, that alone talks to it: copy in, run, copy out, report.
+/* devices.h: one thread per device, that alone talks to it: copy in, run, copy out, report. And lanes: small problems of
+ * the CPU, which the thread that received them computes itself.
  *
  * The loop hands over batches and gets them back through its mailbox. Everything on a stream is asynchronous: while the
  * kernels of one batch run, the next is copied in. A completion is learned by asking the stream, never by a callback, for a
@@ -37,6 +38,11 @@ struct batch {
     struct job *jobs[]; /* a reference each */
 };
 
+/* Metrics and the log, for a batch that came back; `first` is one of its jobs. When one fails, all do. */
+void batch_count(const struct batch *batch, const struct job *first);
+/* The times of a job that ran in it, for its answer and the metrics. */
+void batch_note_times(const struct batch *batch, struct job *job);
+
 struct devices;
 
 /* Opens what --devices names ("auto": every GPU, else the CPU; "all": every GPU) and starts the threads. Batches that are
@@ -56,6 +62,14 @@ const attn_device *devices_any(const struct devices *devices); /* to ask which k
 bool devices_staging(struct devices *devices, struct arena_source *source);
 bool devices_usable(const struct devices *devices);
 void devices_describe(struct devices *devices, struct info_device *facts); /* devices_count() of them; any thread */
+
+/* ---- The HTTP threads' side --------------------------------------------------------------------------------------- */
+
+/* Computes a small job in the calling thread, if it is this machine's own processor that computes: its tensors are in this
+ * core's cache, and two hand-overs cost as much as half the work. True: it came back as from a batch of its own, with
+ * job->ran or job->error. False: it is to be queued; a job that is large, that verifies, or uses or makes a context always
+ * is. Never waits for another thread. */
+bool devices_run_here(struct devices *devices, struct job *job);
 
 /* ---- The loop's side --------------------------------------------------------------------------------------------- */
 

@@ -399,43 +399,17 @@ static void look_at_devices(struct loop *loop)
     end_if_failed(loop);
 }
 
-static void note_times(const struct batch *batch, struct job *job)
-{
-    const double queue_us = (double)(batch->started_ns - job->queued_ns) / 1e3;
-    for (int i = 0; i < job->call->count; i++) {
-        double *us = job->results[i].timing_us;
-        us[PROTO_STAGE_queue] = queue_us;
-        us[PROTO_STAGE_copy_in] = batch->copy_in_us;
-        us[PROTO_STAGE_compute] = batch->compute_us;
-        us[PROTO_STAGE_copy_out] = batch->copy_out_us;
-    }
-    metrics_observe(METRIC_STAGE_SECONDS, "queue", queue_us / 1e6);
-    metrics_observe(METRIC_STAGE_SECONDS, "compute", batch->compute_us / 1e6);
-    if (batch->copy_in_us > 0) metrics_observe(METRIC_STAGE_SECONDS, "copy_in", batch->copy_in_us / 1e6);
-    if (batch->copy_out_us > 0) metrics_observe(METRIC_STAGE_SECONDS, "copy_out", batch->copy_out_us / 1e6);
-}
-
 static void batch_done(struct loop *loop, struct batch *batch)
 {
     struct server *server = loop->server;
     struct device *device = batch->device;
 
     devices_collect(server->devices, batch);
-    metrics_add(METRIC_DEVICE_BATCHES, device_name(device), NULL, 1);
-    if (batch->count > 0 && !batch->jobs[0]->ran) { /* then none of them did, all for the same reason */
-        const attn_error *error = &batch->jobs[0]->error;
-        metrics_add(METRIC_DEVICE_ERRORS, device_name(device), attn_status_name(error->status), 1);
-        if (error->status == ATTN_DEVICE_LOST) device_failed(loop, device, error->text);
-        else
-            log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device_name(device), batch->count,
-                      error->text);
-    }
+    batch_count(batch, batch->jobs[0]);
+    /* When a batch fails all of it does, for the same reason. */
+    if (!batch->jobs[0]->ran && batch->jobs[0]->error.status == ATTN_DEVICE_LOST)
+        device_failed(loop, device, batch->jobs[0]->error.text);
     queue_learn(&server->queue, batch->count, (double)(batch->ended_ns - batch->started_ns) / 1e9);
-    if (batch->count > 0 && batch->jobs[0]->ran) {
-        const char *op = batch->jobs[0]->call->items[0].problem.op == ATTN_OP_FORWARD ? "forward" : "backward";
-        metrics_add(METRIC_KERNEL_SECONDS, device_name(device), op, batch->compute_us / 1e6);
-        metrics_add(METRIC_FLOPS, device_name(device), op, batch->flops);
-    }
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch->jobs[i];
         struct request *request = job->request;
@@ -447,7 +421,7 @@ static void batch_done(struct loop *loop, struct batch *batch)
                 request_fail_status(request, &job->error);
                 hand_back(loop, request);
             } else {
-                note_times(batch, job);
+                batch_note_times(batch, job);
                 if (job->wants_verify) verify(loop, job);
                 else conclude(loop, job);
             }

@@ -45,6 +45,7 @@ static void tune_malloc(void)
     mallopt(M_MMAP_THRESHOLD, 4 << 20);
     mallopt(M_TRIM_THRESHOLD, 32 << 20);
     mallopt(M_TOP_PAD, 1 << 20);
+    mallopt(M_MXFAST, 0); /* what the caches of the threads do not take is joined at once, not all of it some day */
 #endif
 }
 

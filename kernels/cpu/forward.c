@@ -120,6 +120,8 @@ void flash_prepare_item(const struct flash *f, char *scratch, int64_t item)
 /* ---- The end of a row tile ----------------------------------------------------------------------------------------------
  */
 
+enum { CLOSE_ROWS = 64 }; /* that are ended together */
+
 /* Adds the sink and finds 1 / l and lse in base 2. A row without any key: inverse 0, lse2 -inf (or the sink). */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
 {
@@ -153,7 +155,14 @@ static void finish(const struct flash *f, const struct flash_tile *t, const floa
             f->simd->row_dots(t->n, Dv, O + r0 * ldo, ATTN_F32, ldo, flash_at(dout, t->b, h, first), dout->dtype, dout->row,
                               f->delta + t->row0 + r0);
         float *const to = f->p->lse.rank ? flash_at(lse, t->b, h, first) : NULL;
-        for (int r = r0; r < r0 + t->n; r++) {
+        const bool plain = !f->backward && !f->p->sinks.rank;
+        for (int r = r0; plain && r < r0 + t->n; r += CLOSE_ROWS) {
+            const int n = (int)attn_min64(CLOSE_ROWS, r0 + t->n - r);
+            float rows[CLOSE_ROWS];
+            f->simd->close(n, m + r, l + r, inverse + r, rows);
+            for (int i = 0; to && i < n; i++) to[(r - r0 + i) * lse->row] = rows[i];
+        }
+        for (int r = r0; !plain && r < r0 + t->n; r++) {
             double lse2;
             close_row(f, h, m[r], l[r], &inverse[r], &lse2);
             if (f->backward) {

@@ -209,6 +209,10 @@ struct simd {
     void (*store_t)(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
                     attn_dtype dtype, int64_t stride);
 
+    /* The end of n rows of softmax(): inverse[r] = 1 / l[r], lse[r] = (m[r] + log2 l[r]) ln 2; 0 and -inf where l[r] is 0 (no
+     * key was seen). l is 0, at least 1, infinite or NaN; lse is off by less than 3e-7 of |m| and log2 l together. */
+    void (*close)(int n, const float *m, const float *l, float *inverse, float *lse);
+
     /* y[i] = exp2(x[i]), the exponential that softmax uses: relative error below 2e-7, exact at 0, 0 for -inf and below
      * -150, NaN stays. y may be x. */
     void (*exp2)(int64_t n, const float *x, float *y);

@@ -30,6 +30,7 @@ const struct simd simd_avx512 = {
     .save = save,
     .store = store,
     .store_t = store_t,
+    .close = close_rows,
     .exp2 = exp2_all,
     .leave = leave,
 };

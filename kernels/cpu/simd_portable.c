@@ -247,6 +247,14 @@ static void store_t(int rows, int cols, const float *X, int64_t ldx, float scale
     }
 }
 
+static void close_rows(int n, const float *m, const float *l, float *inverse, float *lse)
+{
+    for (int r = 0; r < n; r++) {
+        inverse[r] = l[r] == 0 ? 0.0f : 1 / l[r];
+        lse[r] = l[r] == 0 ? -INFINITY : (float)(((double)m[r] + log2f(l[r])) * M_LN2);
+    }
+}
+
 static void exp2_all(int64_t n, const float *x, float *y)
 {
     for (int64_t i = 0; i < n; i++) y[i] = exp2_one(x[i]);
@@ -266,6 +274,7 @@ const struct simd simd_portable = {
     .save = save,
     .store = store,
     .store_t = store_t,
+    .close = close_rows,
     .exp2 = exp2_all,
     .leave = leave,
 };

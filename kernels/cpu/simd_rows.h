@@ -407,6 +407,37 @@ static void store_t(int rows, int cols, const float *X, int64_t ldx, float scale
     FOR_DTYPE(dtype, store_t_as(T, rows, cols, X, ldx, scale, row_scale, Y, stride))
 }
 
+/* log2 of positive normal numbers and infinity; NaN stays. x = 2^e y with y from 1 / sqrt 2 to sqrt 2, and log2 y = 2 / ln 2
+ * (s + s^3 / 3 + s^5 / 5 + ...), s = (y - 1) / (y + 1): to s^9, for |s| < 0.172. */
+VEC vf v_log2(vf x)
+{
+    const vi half_root = v_bits(v_set(0.70710677f)), e = v_high_bits(v_sub_i(v_bits(x), half_root), 23);
+    const vf y = v_of_bits(v_sub_i(v_bits(x), e)), one = v_set(1.0f);
+    const vf s = v_div(v_sub(y, one), v_add(y, one)), u = v_mul(s, s);
+    vf p = v_fma(u, v_set(0.3205989f), v_set(0.4121986f));
+    p = v_fma(u, p, v_set(0.57707802f));
+    p = v_fma(u, p, v_set(0.96179669f));
+    p = v_fma(u, p, v_set(2.88539008f));
+    const vf result = v_fma(s, p, v_mul(v_from_i(e), v_set(0x1p-23f)));
+    return v_select(v_less(x, v_set(INFINITY)), result, x);
+}
+
+VEC void close_some(const float *m, const float *l, float *inverse, float *lse, int n)
+{
+    const vf sum = v_load_n(l, n);
+    const vm none = v_and(v_less(sum, v_set(0x1p-126f)), v_less(v_set(-1.0f), sum));
+    /* ln 2 in two pieces: of a large m every bit counts. */
+    const vf max = v_load_n(m, n), small = v_fma(max, v_set(-0x1.05c61p-29f), v_mul(v_log2(sum), v_set(0x1.62e43p-1f)));
+    const vf ends = v_fma(max, v_set(0x1.62e43p-1f), small);
+    v_store_n(inverse, v_select(none, v_zero(), v_div(v_set(1.0f), sum)), n);
+    v_store_n(lse, v_select(none, v_set(-INFINITY), ends), n);
+}
+
+static void close_rows(int n, const float *m, const float *l, float *inverse, float *lse)
+{
+    for (int r = 0; r < n; r += V_LANES) close_some(m + r, l + r, inverse + r, lse + r, min_int(n - r, V_LANES));
+}
+
 static void exp2_all(int64_t n, const float *x, float *y)
 {
     int64_t i = 0;

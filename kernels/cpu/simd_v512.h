@@ -59,7 +59,12 @@ VEC vi v_load_i_n(const int32_t *p, int n) { return _mm512_maskz_loadu_epi32(v_f
 VEC vi v_set_i(int32_t x) { return _mm512_set1_epi32(x); }
 VEC vi v_iota_i(void) { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
 VEC vi v_add_i(vi a, vi b) { return _mm512_add_epi32(a, b); }
+VEC vi v_sub_i(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 VEC vm v_less_i(vi a, vi b) { return _mm512_cmplt_epi32_mask(a, b); }
+VEC vi v_high_bits(vi x, int low) { return _mm512_slli_epi32(_mm512_srai_epi32(x, (unsigned)low), (unsigned)low); } /* without the `low` lowest */
+VEC vf v_from_i(vi x) { return _mm512_cvtepi32_ps(x); }
+VEC vi v_bits(vf x) { return _mm512_castps_si512(x); }
+VEC vf v_of_bits(vi x) { return _mm512_castsi512_ps(x); }
 /* clang-format on */
 
 VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* lanes whose byte is 0 */

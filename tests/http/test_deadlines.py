@@ -35,6 +35,7 @@ def test_a_deadline_that_passes_while_it_computes(busy):
 
 
 def test_a_deadline_that_passes_in_the_queue(busy):
+    assert service.eventually(lambda: busy.get('/v1/info').json()['devices'][0]['running_requests'] == 0), 'the last test left it something'
     flops = busy.metric('attnd_flops_total')
     running = slow.occupy(busy, busy.slow_body)
     late(busy.post(FORWARD, busy.slow_body, {'X-Request-Timeout-Ms': '100'}))

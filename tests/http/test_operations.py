@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import service
+import slow
 import wire
 
 FORWARD = '/v1/attention/forward'
@@ -206,3 +207,24 @@ def test_the_number_of_threads_changes_no_bit(serve):
         got += [[a[n] for n in ('dq', 'dk', 'dv')] for a in (server.post('/v1/attention/backward', p).json() for p in problems)]
         want = want or got
         assert got == want, f'{threads} threads'
+
+
+@pytest.mark.limit(120)
+def test_a_small_problem_passes_by_those_that_wait_for_the_processor(serve):
+    """It is computed where it was received; metrics and its own times count it as a batch of one."""
+    server = serve('--cpu-threads', 1, '--max-batch', 1)
+    long = slow.calibrated(server, 0.5 * service.SLOWER)
+    waiting = slow.occupy(server, long)
+    counts = [server.metric(n) for n in ('attnd_device_batches_total', 'attnd_batch_size_count', 'attnd_flops_total')]
+    for path in ('forward', 'backward'):
+        problem = wire.random_problem(np.random.default_rng(3), Sq=64, H=2, D=32, back=path == 'backward')[0]
+        answer = server.post('/v1/attention/' + path, problem).json()
+        assert answer['timing_us']['queue'] == 0 and answer['timing_us']['compute'] > 0 and answer['backend'].startswith('cpu ')
+    assert waiting[-1].is_alive(), 'it waited'
+    assert server.metric('attnd_queue_requests') > 0
+    after = [server.metric(n) for n in ('attnd_device_batches_total', 'attnd_batch_size_count', 'attnd_flops_total')]
+    # One of the long ones may have come back in between.
+    assert after[0] >= counts[0] + 2 and after[1] >= counts[1] + 2 and after[2] >= counts[2] + 3.5 * 4 * 64 * 64 * 32 * 2, (counts, after)
+    for t in waiting:
+        t.join()
+    assert server.get('/v1/info').json()['devices'][0]['running_requests'] == 0

@@ -220,6 +220,45 @@ static void test_saving_rounds_to_nearest_even(void **state)
     }
 }
 
+static void test_close_ends_rows(void **state)
+{
+    (void)state;
+    enum { N = 1 << 18 };
+    struct area m = area_new(N * 4), l = area_new(N * 4), inverse = area_new(N * 4), lse = area_new(N * 4);
+    FOR_TABLES(simd)
+    {
+        static const float ranges[][2] = { { 1, 1.001f }, { 1, 2 }, { 1, 65536 }, { 1, 1e30f } };
+        for (size_t range = 0; range < ARRAY_SIZE(ranges); range++) {
+            double worst = 0;
+            for (int i = 0; i < N; i++) {
+                floats(l)[i] = ranges[range][0] + (ranges[range][1] - ranges[range][0]) * (float)i / N;
+                floats(m)[i] = (float)(i % 7 - 3) * (float)(i % 1013);
+            }
+            simd->close(N, floats(m), floats(l), floats(inverse), floats(lse));
+            for (int i = 0; i < N; i++) {
+                const double part = log2(floats(l)[i]), want = ((double)floats(m)[i] + part) * M_LN2;
+                const double room = (fabs((double)floats(m)[i]) + part) * M_LN2, error = fabs(floats(lse)[i] - want);
+                if (error > 0 && error / room > worst) worst = error / room;
+                near_(floats(inverse)[i], 1 / (double)floats(l)[i], 6e-8 / (double)floats(l)[i], simd->name, "inverse", i);
+            }
+            if (worst > 3e-7) fail_msg("%s: lse is off by %.3g with l to %g", simd->name, worst, (double)ranges[range][1]);
+        }
+        const float m_of[6] = { -INFINITY, 3, 0, NAN, 2, INFINITY }, l_of[6] = { 0, 1, INFINITY, 1, NAN, NAN };
+        const float inverses[6] = { 0, 1, 0, 1, NAN, NAN };
+        const float lses[6] = { -INFINITY, (float)(3 * M_LN2), INFINITY, NAN, NAN, NAN };
+        for (int n = 0; n <= 6; n++) {
+            float got[2][7] = { { 77, 77, 77, 77, 77, 77, 77 }, { 77, 77, 77, 77, 77, 77, 77 } };
+            simd->close(n, m_of, l_of, got[0], got[1]);
+            for (int i = 0; i < n; i++) {
+                near_(got[0][i], inverses[i], 0, simd->name, "inverse", i);
+                near_(got[1][i], lses[i], 2e-7, simd->name, "lse", i);
+            }
+            assert_true(got[0][n] == 77 && got[1][n] == 77);
+        }
+    }
+    area_free(&m), area_free(&l), area_free(&inverse), area_free(&lse);
+}
+
 static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
 {
     (void)state;
@@ -876,6 +915,7 @@ int main(void)
         cmocka_unit_test(test_tables_are_found_by_name),
         cmocka_unit_test(test_every_number_of_a_dtype_loads_exactly_and_saves_as_itself),
         cmocka_unit_test(test_saving_rounds_to_nearest_even),
+        cmocka_unit_test(test_close_ends_rows),
         cmocka_unit_test(test_exp2_is_within_2e_7_and_keeps_special_values),
         cmocka_unit_test(test_operands_have_the_forms_of_the_header),
         cmocka_unit_test(test_gemm_is_the_product),
