@@ -39,9 +39,9 @@
 #define DAY_MS        INT64_C(86400000)
 
 enum {
-    /* libmicrohttpd's threads read their connections by turns, a piece of each; the fewer a thread has, the more of a body is
-     * still in the cache when its last byte arrives. One thread fills a 25 Gbit/s link with base64. */
-    HTTP_THREADS_A_CORE = 4,
+    /* A thread reads its connections by turns, a piece of each; the fewer it has, the more of a body is still in the cache
+     * when its last byte arrives. One thread fills a 25 Gbit/s link with base64. */
+    HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
     SPARE_FILES = 128,          /* open files beside the connections: epoll, eventfd, libraries, log, GPU driver */
     HELP_COLUMNS = 100,
@@ -87,7 +87,7 @@ static const struct option options[] = {
     { "devices", "ATTND_DEVICES", TYPE_DEVICES, "auto|all|cpu|0,1", AT(devices), .word = "auto",
       .help = "Where to compute: every GPU, else the CPU (auto); every GPU (all); the CPU; the GPUs of these numbers. "
               "`reference` is the slow float64 backend of the tests." },
-    { "http-threads", "ATTND_HTTP_THREADS", TYPE_INT, "N", AT(http_threads), 0, 0, 256, .shown = "4 a core, at most 16",
+    { "http-threads", "ATTND_HTTP_THREADS", TYPE_INT, "N", AT(http_threads), 0, 0, 256, .shown = "8 a core, at most 16",
       .help = "Threads that receive, decode, encode and send, and compute what is small when the CPU is the device. 0 is the "
               "default." },
     { "cpu-threads", "ATTND_CPU_THREADS", TYPE_INT, "N", AT(cpu_threads), 0, 0, 1024, .shown = "cores",
@@ -575,6 +575,7 @@ static enum config_result settle(struct reading *r)
         c->http_threads = machine.cores < HTTP_THREADS_AUTO_MAX / HTTP_THREADS_A_CORE ? HTTP_THREADS_A_CORE * machine.cores
                                                                                       : HTTP_THREADS_AUTO_MAX;
     if (c->cpu_threads == 0) c->cpu_threads = machine.cores;
+    c->cores = machine.cores;
 
     if (c->staging_bytes == 0) {
         c->staging_bytes = machine.memory_bytes / 2 / MIB * MIB;

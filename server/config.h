@@ -15,7 +15,8 @@ struct config {
     int listen_count;
     const char *metrics_listen;    /* NULL: /metrics is on the main port only */
     const char *devices;           /* "auto", "all", "cpu", "0,1" */
-    int http_threads, cpu_threads; /* 0 in the table means "cores"; resolved here */
+    int http_threads, cpu_threads; /* 0 in the table means by the cores; resolved here */
+    int cores;                     /* that this process may keep busy: of the affinity mask, at most its quota */
     int64_t max_body_bytes;        /* at most staging_bytes */
     int64_t staging_bytes;         /* resolved: half the memory unless given */
     int64_t device_bytes;          /* 0: each device takes its own share (attn_device_options.memory_bytes) */

@@ -25,6 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "server/answer.h"
 #include "server/arena.h"
@@ -380,8 +381,11 @@ static enum MHD_Result body_done(struct request *request)
 
 static void *on_uri(void *context, const char *uri, struct MHD_Connection *connection)
 {
-    struct port *port = context;
+    struct worker *worker = context;
+    struct port *port = worker->port;
     request_set_role(ROLE_HTTP);
+    if (atomic_load_explicit(&worker->tid, memory_order_relaxed) == 0)
+        atomic_store_explicit(&worker->tid, gettid(), memory_order_relaxed);
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     struct peer *peer = info ? info->socket_context : NULL;
     if (peer == NULL || !peer_enter(peer, PEER_HEAD)) return NULL;
@@ -523,18 +527,20 @@ static void complete(struct request *request, enum MHD_RequestTerminationCode ho
 static void on_completed(void *context, struct MHD_Connection *connection, void **request_context,
                          enum MHD_RequestTerminationCode how)
 {
+    struct worker *worker = context;
     struct request *request = *request_context;
-    (void)context;
     (void)connection;
     if (request == NULL) return;
     *request_context = NULL;
+    atomic_fetch_add_explicit(&worker->requests, 1, memory_order_relaxed);
     complete(request, how);
 }
 
 static void on_connection(void *context, struct MHD_Connection *connection, void **socket_context,
                           enum MHD_ConnectionNotificationCode what)
 {
-    struct port *port = context;
+    struct worker *worker = context;
+    struct port *port = worker->port;
     struct server *server = port->server;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
         const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
@@ -550,6 +556,7 @@ static void on_connection(void *context, struct MHD_Connection *connection, void
         }
         if (peer) peers_remove(&server->peers, peer);
         *socket_context = NULL;
+        atomic_fetch_sub_explicit(&worker->connections, 1, memory_order_relaxed);
         atomic_fetch_sub(&server->peers.count, 1);
     }
 }
@@ -610,16 +617,35 @@ static void begin_counters(void)
     }
 }
 
+/* The daemons of the workers, with what they have in common. */
+static bool start_workers(struct port *port, unsigned flags, const struct MHD_OptionItem *more, unsigned limit)
+{
+    for (int i = 0; i < port->workers.count; i++) {
+        struct worker *worker = &port->workers.list[i];
+        worker->daemon =
+            MHD_start_daemon(flags, 0, NULL, NULL, on_request, worker, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
+                             MHD_OPTION_NOTIFY_COMPLETED, on_completed, worker, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
+                             worker, MHD_OPTION_URI_LOG_CALLBACK, on_uri, worker, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                             (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_MEMORY_INCREMENT, (size_t)CONNECTION_STEP,
+                             MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)INACTIVITY_S,
+                             MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
+        if (worker->daemon == NULL) return false;
+    }
+    return true;
+}
+
 attn_status daemon_open(struct port *port, struct server *server, unsigned kind, attn_error *err)
 {
     const struct config *config = server->config;
     const bool tls = kind == PORT_MAIN && config->tls_cert;
-    const unsigned threads = kind == PORT_MAIN ? (unsigned)config->http_threads : 1;
+    const int threads = kind == PORT_MAIN ? config->http_threads : 1;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ITC | MHD_USE_ERROR_LOG;
     struct MHD_OptionItem more[8];
     int count = 0;
 
     *port = (struct port){ .server = server, .kind = kind, .plain = !tls };
+    if (!workers_init(&port->workers, port, threads, config->cores))
+        return attn_fail(err, ATTN_NO_MEMORY, NULL, "--http-threads: no memory for %d threads", threads);
     if (kind == PORT_MAIN) {
         flags |= MHD_ALLOW_SUSPEND_RESUME;
         begin_counters();
@@ -635,34 +661,28 @@ attn_status daemon_open(struct port *port, struct server *server, unsigned kind,
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_CERT, 0, port->cert };
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_KEY, 0, port->key };
     }
-    if (threads > 1) more[count++] = (struct MHD_OptionItem){ MHD_OPTION_THREAD_POOL_SIZE, (intptr_t)threads, NULL };
     more[count] = (struct MHD_OptionItem){ MHD_OPTION_END, 0, NULL };
 
-    /* The limit is divided among the workers, and reaching it is fatal (rule 4): each of them can hold all that we let in.
-     */
-    const unsigned limit = ((unsigned)(kind == PORT_MAIN ? config->max_connections : METRICS_MAX) + 64) * threads;
+    /* Reaching the limit is fatal (rule 4): each worker can hold all that we let in. */
+    const unsigned limit = (unsigned)(kind == PORT_MAIN ? config->max_connections : METRICS_MAX) + 64;
     MHD_set_panic_func(on_panic, NULL);
-    port->daemon =
-        MHD_start_daemon(flags, 0, NULL, NULL, on_request, port, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
-                         MHD_OPTION_NOTIFY_COMPLETED, on_completed, port, MHD_OPTION_NOTIFY_CONNECTION, on_connection, port,
-                         MHD_OPTION_URI_LOG_CALLBACK, on_uri, port, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-                         (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_MEMORY_INCREMENT, (size_t)CONNECTION_STEP,
-                         MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT,
-                         (unsigned)INACTIVITY_S, MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
-    if (port->daemon == NULL) {
+    if (!start_workers(port, flags, more, limit)) {
+        const int error = errno;
         daemon_close(port);
         if (tls)
             return attn_fail(err, ATTN_INVALID, NULL, "--tls-cert %s, --tls-key %s: refused by GnuTLS", config->tls_cert,
                              config->tls_key);
-        return attn_fail(err, ATTN_INTERNAL, NULL, "the web server could not be started with %u threads: %s", threads,
-                         strerror(errno));
+        return attn_fail(err, ATTN_INTERNAL, NULL, "the web server could not be started with %d threads: %s", threads,
+                         strerror(error));
     }
     return ATTN_OK;
 }
 
 void daemon_close(struct port *port)
 {
-    if (port->daemon) MHD_stop_daemon(port->daemon);
+    for (int i = 0; i < port->workers.count; i++)
+        if (port->workers.list[i].daemon) MHD_stop_daemon(port->workers.list[i].daemon);
+    workers_clear(&port->workers);
     free(port->cert);
     free(port->key);
     *port = (struct port){ 0 };
@@ -670,7 +690,16 @@ void daemon_close(struct port *port)
 
 bool daemon_add(struct port *port, int fd, const struct sockaddr *address, socklen_t length)
 {
-    return MHD_add_connection(port->daemon, fd, address, length) == MHD_YES;
+    struct worker *worker = workers_pick(&port->workers, fd);
+    atomic_fetch_add_explicit(&worker->connections, 1, memory_order_relaxed); /* until it closes */
+    if (MHD_add_connection(worker->daemon, fd, address, length) == MHD_YES) return true;
+    atomic_fetch_sub_explicit(&worker->connections, 1, memory_order_relaxed);
+    return false;
+}
+
+void daemon_balance(struct port *port, int64_t now_ms)
+{
+    if (devices_lanes(port->server->devices)) workers_balance(&port->workers, now_ms);
 }
 
 void daemon_resume(struct request *request)

@@ -6,11 +6,12 @@
 
 #include "server/request.h"
 #include "server/server.h"
+#include "server/workers.h"
 
 /* A web server on sockets that others accept: one for the main addresses, one for --metrics-listen. */
 struct port {
     struct server *server;
-    struct MHD_Daemon *daemon;
+    struct workers workers;
     unsigned kind;    /* PORT_MAIN or PORT_METRICS */
     bool plain;       /* not TLS */
     char *cert, *key; /* PEM texts, owned */
@@ -23,6 +24,9 @@ void daemon_close(struct port *port);
 
 /* Takes over `fd`, an accepted, non-blocking socket, and closes it in any case. False: it could not be taken. */
 bool daemon_add(struct port *port, int fd, const struct sockaddr *address, socklen_t length);
+
+/* From the loop, now and then: its threads are held on their cores or let go (workers.h). */
+void daemon_balance(struct port *port, int64_t now_ms);
 
 /* From the loop, with a request that is its own: the connection goes on, the request is the HTTP thread's again. */
 void daemon_resume(struct request *request);

@@ -561,6 +561,11 @@ static attn_status run_on_lane(struct lane *lane, const attn_problem *problem, a
     return status == ATTN_OK ? attn_run(lane->stream, problem, 1, lane->workspace, err) : status;
 }
 
+bool devices_lanes(const struct devices *devices)
+{
+    return devices->lane_count > 0;
+}
+
 bool devices_run_here(struct devices *devices, struct job *job)
 {
     struct lane *lane;

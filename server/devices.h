@@ -70,6 +70,7 @@ void devices_describe(struct devices *devices, struct info_device *facts); /* de
  * job->ran or job->error. False: it is to be queued; a job that is large, that verifies, or uses or makes a context always
  * is. Never waits for another thread. */
 bool devices_run_here(struct devices *devices, struct job *job);
+bool devices_lanes(const struct devices *devices); /* could it ever? */
 
 /* ---- The loop's side --------------------------------------------------------------------------------------------- */
 

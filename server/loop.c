@@ -91,6 +91,7 @@ struct loop {
 
     struct listener *listeners;
     int listener_count;
+    struct port *main_port; /* of the first listener */
     enum stage stage;
     int64_t stage_since_ms;
     int exit_status;
@@ -552,6 +553,7 @@ static void on_sweep(uv_timer_t *timer)
     contexts_expire(server->contexts, now_ms);
     give_back_memory(loop);
     look_at_devices(loop);
+    if (loop->stage == SERVING) daemon_balance(loop->main_port, now_ms); /* loop_close() turns once more, without it */
     if (loop->stage != SERVING) advance(loop, now_ms);
 }
 
@@ -625,6 +627,7 @@ int loop_run(struct loop *loop, struct listener *listeners, int listener_count)
     request_set_role(ROLE_LOOP);
     loop->listeners = listeners;
     loop->listener_count = listener_count;
+    loop->main_port = listeners[0].port;
     /* Not before: a server whose start fails closes the loop, which turns once more, without devices and staging memory. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, SWEEP_MS, SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);

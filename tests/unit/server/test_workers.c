@@ -1,0 +1,170 @@
+/* test_workers.c: which worker gets a connection, and when the threads stay on their cores. */
+#include "server/workers.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static int allowed_cores(void)
+{
+    cpu_set_t set;
+    assert_int_equal(sched_getaffinity(0, sizeof set, &set), 0);
+    return CPU_COUNT(&set);
+}
+
+static void test_workers_belong_to_cores_when_each_has_enough(void **state)
+{
+    (void)state;
+    const int n = allowed_cores();
+    const struct {
+        int count, cores, want;
+    } cases[] = {
+        { n * n, n, n > 1 ? n : 0 },     { 2 * n * n, n, n > 1 ? n : 0 }, { n * n + n, 2 * n, n > 1 ? n : 0 },
+        { n * n + 1, n, 0 },             { n * (n - 1), n, 0 },           { n * n, n - 1, 0 }, /* a quota */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct workers workers;
+        if (cases[i].count == 0 || (n == 1 && cases[i].count > 1)) continue;
+        assert_true(workers_init(&workers, NULL, cases[i].count, cases[i].cores));
+        if (workers.cores != cases[i].want)
+            fail_msg("%d threads, %d cores: belong to %d, not %d", cases[i].count, cases[i].cores, workers.cores, cases[i].want);
+        int each[CPU_SETSIZE] = { 0 };
+        for (int w = 0; workers.cores > 0 && w < workers.count; w++) each[workers.list[w].core]++;
+        for (int core = 0; core < workers.cores; core++) assert_int_equal(each[core], cases[i].count / n);
+        workers_clear(&workers);
+    }
+}
+
+static void test_a_connection_goes_to_the_least_busy_worker(void **state)
+{
+    (void)state;
+    struct workers workers;
+    assert_true(workers_init(&workers, NULL, 3, 1)); /* belong to no core, whatever this machine has */
+    assert_int_equal(workers.cores, 0);
+    int given[3] = { 0 };
+    for (int i = 0; i < 30; i++) {
+        struct worker *worker = workers_pick(&workers, -1);
+        atomic_fetch_add(&worker->connections, 1);
+        given[worker - workers.list]++;
+    }
+    for (int i = 0; i < 3; i++) assert_int_equal(given[i], 10);
+    atomic_fetch_sub(&workers.list[1].connections, 2);
+    assert_ptr_equal(workers_pick(&workers, -1), &workers.list[1]);
+    workers_clear(&workers);
+}
+
+static void test_load(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t requests[3];
+        int cores;
+        int64_t ms;
+        bool held;
+        enum workers_load want;
+    } cases[] = {
+        { { 0, 0 }, 2, 200, false, WORKERS_IDLE },
+        { { 100, 99 }, 2, 200, false, WORKERS_IDLE }, /* below 1000 a second */
+        { { 100, 100 }, 2, 200, false, WORKERS_EVEN },
+        { { 100, 100 }, 2, 0, false, WORKERS_IDLE },
+        { { 2000, 1000 }, 2, 200, false, WORKERS_EVEN },
+        { { 2001, 1000 }, 2, 200, false, WORKERS_UNEVEN },
+        { { 1000, 4000 }, 2, 200, true, WORKERS_EVEN },
+        { { 1000, 4001 }, 2, 200, true, WORKERS_UNEVEN },
+        { { 5000, 0 }, 2, 200, false, WORKERS_UNEVEN },
+        { { 3000, 2000, 1600 }, 3, 200, false, WORKERS_EVEN },
+        { { UINT32_MAX, UINT32_MAX }, 2, 200, true, WORKERS_EVEN },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (workers_load(cases[i].requests, cases[i].cores, cases[i].ms, cases[i].held) != cases[i].want)
+            fail_msg("case %zu is not %d", i, cases[i].want);
+}
+
+static pthread_barrier_t began, may_end;
+
+static void *worker_thread(void *argument)
+{
+    struct worker *worker = argument;
+    atomic_store(&worker->tid, gettid());
+    pthread_barrier_wait(&began);
+    pthread_barrier_wait(&may_end);
+    return NULL;
+}
+
+static int cores_of(const struct worker *worker)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    assert_int_equal(sched_getaffinity(atomic_load(&worker->tid), sizeof set, &set), 0);
+    return CPU_COUNT(&set);
+}
+
+/* One look after 200 ms in which the workers of core 0 completed `first` requests and those of the others `others`. */
+static void look(struct workers *workers, int64_t *now_ms, uint32_t first, uint32_t others)
+{
+    for (int i = 0; i < workers->count; i++)
+        atomic_fetch_add(&workers->list[i].requests, workers->list[i].core == 0 ? first : others);
+    workers_balance(workers, *now_ms += 200);
+}
+
+static void test_threads_are_held_while_the_load_is_even(void **state)
+{
+    (void)state;
+    const int n = allowed_cores(), count = n * n;
+    struct workers workers;
+    int64_t now_ms = 1000;
+    if (n == 1 || n > 16) skip(); /* one core needs no holding; hundreds of threads would prove nothing more */
+    assert_true(workers_init(&workers, NULL, count, n));
+    pthread_t threads[256];
+    pthread_barrier_init(&began, NULL, (unsigned)count + 1);
+    pthread_barrier_init(&may_end, NULL, (unsigned)count + 1);
+    for (int i = 0; i < count; i++) assert_int_equal(pthread_create(&threads[i], NULL, worker_thread, &workers.list[i]), 0);
+    pthread_barrier_wait(&began);
+
+    look(&workers, &now_ms, 0, 0);
+    for (int i = 0; i < count; i++) assert_int_equal(cores_of(&workers.list[i]), n);
+    look(&workers, &now_ms, 1000, 900);
+    for (int i = 0; i < count; i++) {
+        cpu_set_t set;
+        assert_int_equal(sched_getaffinity(atomic_load(&workers.list[i].tid), sizeof set, &set), 0);
+        assert_int_equal(CPU_COUNT(&set), 1);
+        assert_true(CPU_ISSET(workers.cpu[workers.list[i].core], &set));
+    }
+    workers_balance(&workers, now_ms + 50); /* too early for another look: nothing changes */
+    assert_int_equal(cores_of(&workers.list[0]), 1);
+    look(&workers, &now_ms, 1000, 100); /* for a moment only */
+    look(&workers, &now_ms, 1000, 100);
+    assert_int_equal(cores_of(&workers.list[0]), 1);
+    look(&workers, &now_ms, 1000, 900);
+    for (int i = 0; i < 3; i++) look(&workers, &now_ms, 1000, 100); /* for long */
+    for (int i = 0; i < count; i++) assert_int_equal(cores_of(&workers.list[i]), n);
+    look(&workers, &now_ms, 1000, 900); /* not again so soon */
+    assert_int_equal(cores_of(&workers.list[0]), n);
+    now_ms += 2000;
+    look(&workers, &now_ms, 1000, 900);
+    assert_int_equal(cores_of(&workers.list[0]), 1);
+    look(&workers, &now_ms, 0, 0); /* nothing to do: at once, and at once again */
+    assert_int_equal(cores_of(&workers.list[0]), n);
+    look(&workers, &now_ms, 1000, 900);
+    assert_int_equal(cores_of(&workers.list[0]), 1);
+
+    pthread_barrier_wait(&may_end);
+    for (int i = 0; i < count; i++) pthread_join(threads[i], NULL);
+    workers_clear(&workers);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_workers_belong_to_cores_when_each_has_enough),
+        cmocka_unit_test(test_a_connection_goes_to_the_least_busy_worker),
+        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_threads_are_held_while_the_load_is_even),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
