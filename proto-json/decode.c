@@ -548,20 +548,17 @@ static attn_status option(const struct reader *r, const proto_option *o, const c
 
 /* ---- Problems ------------------------------------------------------------------------------------------------------ */
 
-/* Most names differ in their first letter. */
-static bool same(const char *a, const char *b) { return *a == *b && !strcmp(a, b); }
-
 static const proto_option *option_named(const char *name)
 {
     const proto_option *o = proto_options;
-    while (o->name && !same(o->name, name)) o++;
+    while (o->name && strcmp(o->name, name)) o++;
     return o->name ? o : NULL;
 }
 
 static int tensor_named(const char *name)
 {
     int id = 0;
-    while (id < ATTN_TENSOR_COUNT && !same(attn_tensors[id].name, name)) id++;
+    while (id < ATTN_TENSOR_COUNT && strcmp(attn_tensors[id].name, name)) id++;
     return id;
 }
 

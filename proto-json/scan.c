@@ -172,52 +172,27 @@ static void lift_fault(scan *s, scan_fault fault, uint64_t position, uint64_t at
 
 /* ---- Storage ------------------------------------------------------------------------------------------------------- */
 
-/* Room for `count` more characters of the skeleton and a NUL. */
-static attn_status skeleton_grow(scan *s, size_t count)
-{
-    size_t capacity = s->skeleton_capacity ? s->skeleton_capacity : 1024;
-    char *larger;
-    if (count > s->limits.skeleton_bytes || s->skeleton_bytes > s->limits.skeleton_bytes - count)
-        return attn_fail(&s->error, ATTN_TOO_LARGE, "", "the members other than tensor data take more than %zu bytes",
-                         s->limits.skeleton_bytes);
-    while (capacity <= s->skeleton_bytes + count) capacity *= 2;
-    larger = realloc(s->skeleton, capacity);
-    if (!larger) return attn_fail(&s->error, ATTN_NO_MEMORY, "", "no memory to read the request");
-    s->skeleton = larger;
-    s->skeleton_capacity = capacity;
-    return ATTN_OK;
-}
-
-/* Most pieces are a character or a short word: a call of memcpy() for each would take longer than all of them. */
-static inline void copy_short(char *to, const void *text, size_t count)
-{
-    const char *from = text;
-    if (count > 16) {
-        memcpy(to, from, count);
-    } else if (count >= 8) { /* two pieces that overlap */
-        memcpy(to, from, 8);
-        memcpy(to + count - 8, from + count - 8, 8);
-    } else if (count >= 4) {
-        memcpy(to, from, 4);
-        memcpy(to + count - 4, from + count - 4, 4);
-    } else {
-        for (size_t i = 0; i < count; i++) to[i] = from[i];
-    }
-}
-
-static inline attn_status emit(scan *s, const void *text, size_t count)
+static attn_status emit(scan *s, const void *text, size_t count)
 {
     if (s->sink != SKELETON) return ATTN_OK;
     if (count >= s->skeleton_capacity - s->skeleton_bytes) { /* one more for the NUL */
-        const attn_status status = skeleton_grow(s, count);
-        if (status != ATTN_OK) return status;
+        size_t capacity = s->skeleton_capacity ? s->skeleton_capacity : 1024;
+        char *larger;
+        if (count > s->limits.skeleton_bytes || s->skeleton_bytes > s->limits.skeleton_bytes - count)
+            return attn_fail(&s->error, ATTN_TOO_LARGE, "", "the members other than tensor data take more than %zu bytes",
+                             s->limits.skeleton_bytes);
+        while (capacity <= s->skeleton_bytes + count) capacity *= 2;
+        larger = realloc(s->skeleton, capacity);
+        if (!larger) return attn_fail(&s->error, ATTN_NO_MEMORY, "", "no memory to read the request");
+        s->skeleton = larger;
+        s->skeleton_capacity = capacity;
     }
-    copy_short(s->skeleton + s->skeleton_bytes, text, count);
+    memcpy(s->skeleton + s->skeleton_bytes, text, count);
     s->skeleton_bytes += count;
     return ATTN_OK;
 }
 
-static inline attn_status emit_char(scan *s, char c) { return emit(s, &c, 1); }
+static attn_status emit_char(scan *s, char c) { return emit(s, &c, 1); }
 
 /* Makes room for `bytes` more behind the lifted value. */
 static attn_status reserve(scan *s, size_t bytes)
@@ -311,7 +286,7 @@ static void word_add(scan *s, const unsigned char *text, size_t count)
         s->word_length = WORD_BYTES;
         return;
     }
-    copy_short(s->word + s->word_length, text, count);
+    memcpy(s->word + s->word_length, text, count);
     s->word_length += (int)count;
 }
 

@@ -520,8 +520,8 @@ static void advance(struct loop *loop, int64_t now_ms)
     uv_stop(&loop->uv);
 }
 
-/* A connection costs libmicrohttpd 32 KiB of malloc's memory, which glibc keeps for the next one. After a crowd has left, it
- * is given back: 9900 connections held 330 MiB. */
+/* What connections and their requests took from malloc, glibc keeps for the next ones. After a crowd has left, it is given
+ * back. (libmicrohttpd's 80 KiB of each connection are mapped, and go back by themselves.) */
 static void give_back_memory(struct loop *loop)
 {
     const int open = atomic_load(&loop->server->peers.count);

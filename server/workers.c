@@ -12,14 +12,14 @@ enum {
     LEAST_RATE = 1000, /* requests a second, below which nobody is held */
     UNEVEN_LOOKS = 3,  /* the clients' threads move, too */
     FREE_MS = 2000,    /* nobody is held again for so long after the load was uneven */
+    MOST_LEAD = 4,     /* connections that each worker of a core may have more than another */
     MOST_CORES = CPU_SETSIZE,
 };
 
 bool workers_init(struct workers *workers, struct port *port, int count, int cores)
 {
     *workers = (struct workers){ .count = count };
-    const int allowed =
-        sched_getaffinity(0, sizeof workers->all, &workers->all) == 0 ? CPU_COUNT(&workers->all) : 0;
+    const int allowed = sched_getaffinity(0, sizeof workers->all, &workers->all) == 0 ? CPU_COUNT(&workers->all) : 0;
     workers->list = aligned_alloc(_Alignof(struct worker), (size_t)count * sizeof *workers->list);
     if (workers->list == NULL) return false;
     memset(workers->list, 0, (size_t)count * sizeof *workers->list);
@@ -47,29 +47,46 @@ void workers_clear(struct workers *workers)
     *workers = (struct workers){ 0 };
 }
 
-/* The index of the core where the last packet of the socket arrived; 0 when it is none of ours. */
+/* The index of the core where the last packet of the socket arrived; -1 when it is none of ours. */
 static int core_of(const struct workers *workers, int fd)
 {
     int cpu = -1;
     socklen_t length = sizeof cpu;
-    if (workers->cores == 0 || getsockopt(fd, SOL_SOCKET, SO_INCOMING_CPU, &cpu, &length) != 0) return 0;
+    if (workers->cores == 0 || getsockopt(fd, SOL_SOCKET, SO_INCOMING_CPU, &cpu, &length) != 0) return -1;
     for (int i = 0; i < workers->cores; i++)
         if (workers->cpu[i] == cpu) return i;
-    return 0;
+    return -1;
+}
+
+static int connections_of(const struct worker *worker)
+{
+    return atomic_load_explicit(&worker->connections, memory_order_relaxed);
+}
+
+/* The least busy worker of a core, or of all (core -1). */
+static struct worker *least_busy(const struct workers *workers, int core)
+{
+    struct worker *best = NULL;
+    for (int i = 0; i < workers->count; i++) {
+        struct worker *worker = &workers->list[i];
+        if (core >= 0 && worker->core != core) continue;
+        if (best == NULL || connections_of(worker) < connections_of(best)) best = worker;
+    }
+    return best;
+}
+
+struct worker *workers_pick_on(struct workers *workers, int core)
+{
+    struct worker *any = least_busy(workers, -1), *near = least_busy(workers, core);
+    const int lead = connections_of(near) - connections_of(any);
+    if (lead >= MOST_LEAD) workers->spills = true;
+    if (lead == 0) workers->spills = false;
+    return workers->spills ? any : near;
 }
 
 struct worker *workers_pick(struct workers *workers, int fd)
 {
-    const int core = core_of(workers, fd);
-    struct worker *best = NULL;
-    for (int i = 0; i < workers->count; i++) {
-        struct worker *worker = &workers->list[i];
-        if (workers->cores > 0 && worker->core != core) continue;
-        if (best == NULL || atomic_load_explicit(&worker->connections, memory_order_relaxed) <
-                                atomic_load_explicit(&best->connections, memory_order_relaxed))
-            best = worker;
-    }
-    return best;
+    return workers_pick_on(workers, core_of(workers, fd));
 }
 
 enum workers_load workers_load(const uint32_t *requests, int cores, int64_t ms, bool held)
@@ -95,7 +112,8 @@ static void hold(struct workers *workers, bool held)
         if (tid != 0) (void)sched_setaffinity(tid, sizeof one, held ? &one : &workers->all); /* refused: it runs anywhere */
     }
     workers->held = held;
-    log_event(LOG_DEBUG, NULL, held ? "threads_held" : "threads_free", "threads=%d cores=%d", workers->count, workers->cores);
+    log_event(LOG_DEBUG, NULL, held ? "threads_held" : "threads_free", "threads=%d cores=%d", workers->count,
+              workers->cores);
 }
 
 void workers_balance(struct workers *workers, int64_t now_ms)

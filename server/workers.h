@@ -29,11 +29,11 @@ struct port;
 struct worker {
     struct port *port;
     struct MHD_Daemon *daemon;
-    int core;                         /* index into workers.cpu; 0 where workers do not belong to cores */
-    _Atomic int connections;          /* that it was given and that have not closed */
-    _Alignas(64) _Atomic pid_t tid;   /* of its thread; 0: it has not had anything to do */
-    _Atomic uint32_t requests;        /* that it has completed; wraps */
-    uint32_t seen;                    /* of those, at the last workers_balance() */
+    int core;                       /* index into workers.cpu; 0 where workers do not belong to cores */
+    _Atomic int connections;        /* that it was given and that have not closed */
+    _Alignas(64) _Atomic pid_t tid; /* of its thread; 0: it has not had anything to do */
+    _Atomic uint32_t requests;      /* that it has completed; wraps */
+    uint32_t seen;                  /* of those, at the last workers_balance() */
 };
 
 struct workers {
@@ -42,8 +42,9 @@ struct workers {
     int cores; /* that workers belong to, as many to each; 0: to none */
     int *cpu;  /* [cores] */
     cpu_set_t all;
+    bool spills; /* connections go to the least busy worker of all, until those of one core are not busier any more */
     bool held;
-    int uneven;                       /* looks in a row that found the held load uneven */
+    int uneven; /* looks in a row that found the held load uneven */
     int64_t since_ms, free_until_ms;
 };
 
@@ -54,6 +55,10 @@ void workers_clear(struct workers *workers); /* their daemons have ended */
 
 /* Whose connection this socket shall be. From the thread that accepts. */
 struct worker *workers_pick(struct workers *workers, int fd);
+/* The same for a core (an index; -1: any). Its workers are given a few connections more than others, then the others as
+ * many: two threads of a client that connect one after the other from one core, before the scheduler parts them, are parted
+ * here. */
+struct worker *workers_pick_on(struct workers *workers, int core);
 
 /* Holds the threads on their cores or lets them go; at times, from the loop. */
 void workers_balance(struct workers *workers, int64_t now_ms);

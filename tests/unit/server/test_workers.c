@@ -24,15 +24,16 @@ static void test_workers_belong_to_cores_when_each_has_enough(void **state)
     const struct {
         int count, cores, want;
     } cases[] = {
-        { n * n, n, n > 1 ? n : 0 },     { 2 * n * n, n, n > 1 ? n : 0 }, { n * n + n, 2 * n, n > 1 ? n : 0 },
-        { n * n + 1, n, 0 },             { n * (n - 1), n, 0 },           { n * n, n - 1, 0 }, /* a quota */
+        { n * n, n, n > 1 ? n : 0 }, { 2 * n * n, n, n > 1 ? n : 0 }, { n * n + n, 2 * n, n > 1 ? n : 0 },
+        { n * n + 1, n, 0 },         { n * (n - 1), n, 0 },           { n * n, n - 1, 0 }, /* a quota */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct workers workers;
         if (cases[i].count == 0 || (n == 1 && cases[i].count > 1)) continue;
         assert_true(workers_init(&workers, NULL, cases[i].count, cases[i].cores));
         if (workers.cores != cases[i].want)
-            fail_msg("%d threads, %d cores: belong to %d, not %d", cases[i].count, cases[i].cores, workers.cores, cases[i].want);
+            fail_msg("%d threads, %d cores: belong to %d, not %d", cases[i].count, cases[i].cores, workers.cores,
+                     cases[i].want);
         int each[CPU_SETSIZE] = { 0 };
         for (int w = 0; workers.cores > 0 && w < workers.count; w++) each[workers.list[w].core]++;
         for (int core = 0; core < workers.cores; core++) assert_int_equal(each[core], cases[i].count / n);
@@ -55,6 +56,32 @@ static void test_a_connection_goes_to_the_least_busy_worker(void **state)
     for (int i = 0; i < 3; i++) assert_int_equal(given[i], 10);
     atomic_fetch_sub(&workers.list[1].connections, 2);
     assert_ptr_equal(workers_pick(&workers, -1), &workers.list[1]);
+    workers_clear(&workers);
+}
+
+static void test_a_core_with_a_lead_gives_to_the_others(void **state)
+{
+    (void)state;
+    struct workers workers;
+    assert_true(workers_init(&workers, NULL, 6, 1));
+    workers.cores = 2; /* as if: only the list is looked at */
+    for (int i = 0; i < 6; i++) workers.list[i].core = i % 2;
+    int given[2] = { 0 };
+    for (int i = 0; i < 48; i++) { /* all from core 0 */
+        struct worker *worker = workers_pick_on(&workers, 0);
+        atomic_fetch_add(&worker->connections, 1);
+        given[worker->core]++;
+        const int blocks = i / 12, in_block = i % 12 + 1; /* of 3 workers with 4 each */
+        assert_int_equal(given[blocks % 2], blocks / 2 * 12 + in_block);
+    }
+    for (int i = 0; i < 6; i++) assert_int_equal(workers.list[i].connections, 8);
+    /* By turns from both, each goes to its own. */
+    for (int i = 0; i < 12; i++) {
+        struct worker *worker = workers_pick_on(&workers, i % 2);
+        assert_int_equal(worker->core, i % 2);
+        atomic_fetch_add(&worker->connections, 1);
+    }
+    workers.cores = 0;
     workers_clear(&workers);
 }
 
@@ -163,6 +190,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_workers_belong_to_cores_when_each_has_enough),
         cmocka_unit_test(test_a_connection_goes_to_the_least_busy_worker),
+        cmocka_unit_test(test_a_core_with_a_lead_gives_to_the_others),
         cmocka_unit_test(test_load),
         cmocka_unit_test(test_threads_are_held_while_the_load_is_even),
     };
