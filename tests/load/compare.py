@@ -104,7 +104,10 @@ def main():
         for who in ('attnd', 'Python', 'bare'):
             if (runs := sorted(results.get((who, size), []), key=lambda r: r['rps'])):
                 print(load.row(f'{size} {who}'.ljust(18), runs[len(runs) // 2]))
-        ratios = [a['rps'] / b['rps'] for a, b in zip(results['attnd', size], results['Python', size])]
+        ratios = [ours['rps'] / theirs['rps'] for ours, theirs in zip(results['attnd', size], results['Python', size]) if theirs['rps'] > 0]
+        if not ratios:
+            print(f'{size}: Python answered nothing in {a.seconds} s: give it more --seconds')
+            continue
         print(f'{size}: attnd serves {statistics.median(ratios):.1f} times as many ({min(ratios):.1f} to {max(ratios):.1f} of '
               f'{len(ratios)} rounds); {results["attnd", size][0]["command"]}')
 
