@@ -145,7 +145,7 @@ struct arena *arena_new(int64_t limit_bytes, int64_t warm_bytes, const struct ar
 }
 
 /* Takes a warm extent out of both lists. Its place in the class list is found by walking: lists are short, and all but
- * evictions take the head. Call with the lock held. */
+ * evictions take one of the first. Call with the lock held. */
 static void unlink_warm(struct arena *arena, struct extent *extent)
 {
     struct extent **at = &arena->classes[extent->size_class];

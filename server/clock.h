@@ -1,4 +1,4 @@
-/* clock.h: the one clock of the daemon. Deadlines and durations come from CLOCK_MONOTONIC, so that a jump of the wall clock
+/* clock.h: the clocks of the daemon. Deadlines and durations come from CLOCK_MONOTONIC, so that a jump of the wall clock
  * moves nothing but the stamps of log lines. */
 #ifndef CLOCK_H
 #define CLOCK_H
@@ -13,6 +13,14 @@ static inline int64_t clock_ns(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * CLOCK_NS_PER_S + t.tv_nsec;
+}
+
+/* Processor time of the calling thread: without what other threads took of its core in between. A system call. */
+static inline int64_t clock_thread_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return t.tv_sec * CLOCK_NS_PER_S + t.tv_nsec;
 }
 

@@ -108,7 +108,8 @@ static const struct option options[] = {
     { "queue-depth", "ATTND_QUEUE_DEPTH", TYPE_INT, "N", AT(queue_depth), 1024, 1, 1 << 20,
       .help = "Requests being received or waiting for a device; one more is answered 503." },
     { "batch-window-us", "ATTND_BATCH_WINDOW_US", TYPE_INT64, "N", AT(batch_window_us), 0, 0, 1000000,
-      .help = "How long a request may wait for others to run with, in microseconds. 0: never while a device is idle." },
+      .help = "How long a request may wait for others to run with, in microseconds. 0: never while a device is idle. Small "
+              "problems of the CPU never wait." },
     { "max-batch", "ATTND_MAX_BATCH", TYPE_INT, "N", AT(max_batch), 64, 1, 1024,
       .help = "Problems that are run together at most." },
     { "timeout-ms", "ATTND_TIMEOUT_MS", TYPE_INT64, "N", AT(timeout_ms), 60000, 1, DAY_MS,
@@ -571,9 +572,11 @@ static enum config_result settle(struct reading *r)
     char a[24], b[24];
     config_machine("", &machine);
 
-    if (c->http_threads == 0)
-        c->http_threads = machine.cores < HTTP_THREADS_AUTO_MAX / HTTP_THREADS_A_CORE ? HTTP_THREADS_A_CORE * machine.cores
-                                                                                      : HTTP_THREADS_AUTO_MAX;
+    if (c->http_threads == 0) {
+        const int cores = machine.cores, most = HTTP_THREADS_AUTO_MAX;
+        c->http_threads = HTTP_THREADS_A_CORE * cores < most ? HTTP_THREADS_A_CORE * cores : most;
+        if (cores * cores <= most) c->http_threads -= c->http_threads % cores; /* as many for each: workers.h */
+    }
     if (c->cpu_threads == 0) c->cpu_threads = machine.cores;
     c->cores = machine.cores;
 

@@ -41,10 +41,10 @@
 #include "server/tokens.h"
 
 enum {
-    /* A connection's memory in libmicrohttpd: the head, and half of it is what the first recv() reads, each further one of a
-     * body an eighth of the rest more (with a step so large that it always asks for more). It is zeroed whole between two
-     * requests, and the more there is the less of it is still in the cache when it is decoded: so it is no more than what
-     * makes three calls of a body of 131 KB. */
+    /* A connection's memory in libmicrohttpd: the head, and half of it is what one recv() reads. It is zeroed whole between
+     * two requests, and the more there is the less of it is still in the cache when it is decoded: so it is no more than what
+     * makes three calls of a body of 131 KB. Before 1.0 (measured with 0.9.75) a step that is larger than the buffer makes
+     * each further recv() of a body read an eighth of the rest more; from 1.0 on it would keep the buffer from growing. */
     CONNECTION_BYTES = 80 << 10,
     CONNECTION_STEP = 60 << 10,
     INACTIVITY_S = 120,     /* a backstop: the sweep of peers.c is stricter */
@@ -352,6 +352,7 @@ static enum MHD_Result body_done(struct request *request)
         return answer_now(request, false);
     }
 
+    if (!peer_enter(request->peer, PEER_WORK)) return MHD_NO; /* cut in this moment for being too slow */
     if (devices_run_here(server->devices, request->job)) {
         if (!request->job->ran) request_fail_status(request, &request->job->error);
         return answer_now(request, false);
@@ -364,10 +365,6 @@ static enum MHD_Result body_done(struct request *request)
         atomic_fetch_sub(&server->suspended, 1);
         request_fail(request, PROTO_E_DRAINING, NULL, "the server is stopping");
         return answer_now(request, true);
-    }
-    if (!peer_enter(request->peer, PEER_WORK)) { /* cut in this moment for being too slow */
-        atomic_fetch_sub(&server->suspended, 1);
-        return MHD_NO;
     }
     request->step = STEP_WAIT;
     request->job->request = request;
@@ -626,8 +623,7 @@ static bool start_workers(struct port *port, unsigned flags, const struct MHD_Op
             MHD_start_daemon(flags, 0, NULL, NULL, on_request, worker, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
                              MHD_OPTION_NOTIFY_COMPLETED, on_completed, worker, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
                              worker, MHD_OPTION_URI_LOG_CALLBACK, on_uri, worker, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-                             (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_MEMORY_INCREMENT, (size_t)CONNECTION_STEP,
-                             MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)INACTIVITY_S,
+                             (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)INACTIVITY_S,
                              MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
         if (worker->daemon == NULL) return false;
     }
@@ -661,6 +657,8 @@ attn_status daemon_open(struct port *port, struct server *server, unsigned kind,
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_CERT, 0, port->cert };
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_KEY, 0, port->key };
     }
+    if (MHD_VERSION < 0x01000000)
+        more[count++] = (struct MHD_OptionItem){ MHD_OPTION_CONNECTION_MEMORY_INCREMENT, CONNECTION_STEP, NULL };
     more[count] = (struct MHD_OptionItem){ MHD_OPTION_END, 0, NULL };
 
     /* Reaching the limit is fatal (rule 4): each worker can hold all that we let in. */
@@ -690,7 +688,8 @@ void daemon_close(struct port *port)
 
 bool daemon_add(struct port *port, int fd, const struct sockaddr *address, socklen_t length)
 {
-    struct worker *worker = workers_pick(&port->workers, fd);
+    const bool near = port->server->devices && devices_lanes(port->server->devices);
+    struct worker *worker = near ? workers_pick(&port->workers, fd) : workers_pick_on(&port->workers, -1);
     atomic_fetch_add_explicit(&worker->connections, 1, memory_order_relaxed); /* until it closes */
     if (MHD_add_connection(worker->daemon, fd, address, length) == MHD_YES) return true;
     atomic_fetch_sub_explicit(&worker->connections, 1, memory_order_relaxed);
@@ -700,6 +699,11 @@ bool daemon_add(struct port *port, int fd, const struct sockaddr *address, sockl
 void daemon_balance(struct port *port, int64_t now_ms)
 {
     if (devices_lanes(port->server->devices)) workers_balance(&port->workers, now_ms);
+}
+
+void daemon_let_go(struct port *port)
+{
+    workers_let_go(&port->workers);
 }
 
 void daemon_resume(struct request *request)

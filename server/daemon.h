@@ -27,6 +27,7 @@ bool daemon_add(struct port *port, int fd, const struct sockaddr *address, sockl
 
 /* From the loop, now and then: its threads are held on their cores or let go (workers.h). */
 void daemon_balance(struct port *port, int64_t now_ms);
+void daemon_let_go(struct port *port); /* for good */
 
 /* From the loop, with a request that is its own: the connection goes on, the request is the HTTP thread's again. */
 void daemon_resume(struct request *request);

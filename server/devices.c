@@ -9,8 +9,8 @@
  * mirror.
  *
  * Lanes are for small problems of the CPU: as many as HTTP threads, each a device of one thread with a stream and a
- * workspace. Whoever wants one takes the one of its core, so that the workspace is in that core's cache, or the next that is
- * free.
+ * workspace. Whoever wants one takes that of its core's number, so that the workspace is likely in that core's cache, or the
+ * next that is free.
  *
  *   HTTP thread: body complete --> lane free? --> run --> answer            (else: posted to the loop, as above)
  *
@@ -45,10 +45,13 @@ enum {
     LOST_POLL_NS = 10000000,
     WORKSPACE_KEEP = 64 << 20, /* a larger one is given back after its batch */
     LEAST_HEAD_DIM = 64,       /* kernels compute whole tiles: smaller heads cost as much */
+    LANE_KEEP = 4 << 20,       /* the same for a lane */
+    LANE_HEADS = 128,          /* heads of all sequences: each costs up to 2 us, however few its numbers */
     LINE = 64,                 /* of the cache */
 };
 
-/* A lane's problems: some 100 us of a core. An HTTP thread has other connections, and more cores are worth waking for more. */
+/* A lane's problems, padded: some 100 us of a core. An HTTP thread has other connections, and more cores are worth waking
+ * for more. */
 #define LANE_FLOPS 2e7
 
 /* Beyond --watchdog-ms a batch may take what its work takes at this rate. The slowest kernels (float32) reach 34e12 on an
@@ -118,6 +121,8 @@ struct devices {
     struct device *device[MAX_DEVICES];
     int lane_count; /* 0: the devices are not this machine's processor */
     struct lane *lanes;
+    _Atomic int lane_jobs;   /* since devices_learn() last took them, */
+    _Atomic int64_t lane_ns; /* and what they took */
 };
 
 /* ---- The device's thread: memory --------------------------------------------------------------------------------- */
@@ -183,20 +188,23 @@ static attn_status copy_out(struct device *device, struct slot *slot, struct job
 
 /* ---- The device's thread: how long it may take --------------------------------------------------------------------- */
 
+/* The operations of a job as kernels do them, in tiles: small heads are padded. */
+static double padded_flops(const struct job *job)
+{
+    double waste = 1;
+    for (int i = 0; i < job->call->count; i++) {
+        const attn_dims d = attn_dims_of(&job->call->items[i].problem);
+        const double real = (double)(d.D + d.Dv), padded = (double)((d.D > LEAST_HEAD_DIM ? d.D : LEAST_HEAD_DIM) +
+                                                                    (d.Dv > LEAST_HEAD_DIM ? d.Dv : LEAST_HEAD_DIM));
+        if (real > 0 && padded / real > waste) waste = padded / real;
+    }
+    return job->flops * waste;
+}
+
 static int64_t worst_ns(const struct batch *batch)
 {
     double flops = 0;
-    for (int j = 0; j < batch->count; j++) {
-        const struct job *job = batch->jobs[j];
-        double waste = 1;
-        for (int i = 0; i < job->call->count; i++) {
-            const attn_dims d = attn_dims_of(&job->call->items[i].problem);
-            const double real = (double)(d.D + d.Dv), padded = (double)((d.D > LEAST_HEAD_DIM ? d.D : LEAST_HEAD_DIM) +
-                                                                        (d.Dv > LEAST_HEAD_DIM ? d.Dv : LEAST_HEAD_DIM));
-            if (real > 0 && padded / real > waste) waste = padded / real;
-        }
-        flops += job->flops * waste;
-    }
+    for (int j = 0; j < batch->count; j++) flops += padded_flops(batch->jobs[j]);
     const double seconds = flops / SLOWEST_FLOPS, most = 1e9; /* thirty years */
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
@@ -243,14 +251,19 @@ static attn_status reserve_problems(struct slot *slot, int count, attn_error *er
     return ATTN_OK;
 }
 
+static void drop_workspace(attn_device *handle, void **workspace, size_t *workspace_bytes)
+{
+    attn_device_free(handle, *workspace);
+    *workspace = NULL;
+    *workspace_bytes = 0;
+}
+
 /* At least `bytes` of workspace; what it held is lost when it grows. */
 static attn_status grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
                                   attn_error *err)
 {
     if (bytes <= *workspace_bytes) return ATTN_OK;
-    attn_device_free(handle, *workspace);
-    *workspace = NULL;
-    *workspace_bytes = 0;
+    drop_workspace(handle, workspace, workspace_bytes);
     const attn_status status = attn_device_alloc(handle, bytes, workspace, err);
     if (status == ATTN_OK) *workspace_bytes = bytes;
     return status;
@@ -337,11 +350,7 @@ static void conclude(struct device *device, struct slot *slot, attn_status statu
         if (status != ATTN_OK) batch->jobs[j]->error = *err;
     }
     drop_mirrors(device, slot);
-    if (slot->workspace_bytes > WORKSPACE_KEEP) {
-        attn_device_free(device->handle, slot->workspace);
-        slot->workspace = NULL;
-        slot->workspace_bytes = 0;
-    }
+    if (slot->workspace_bytes > WORKSPACE_KEEP) drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
     slot->batch = NULL;
     device->held_may_run = true;
     unwatch(device);
@@ -355,9 +364,7 @@ static bool give_back_workspaces(struct device *device)
     for (int s = 0; s < device->slot_count; s++) {
         struct slot *slot = &device->slots[s];
         if (slot->batch || slot->workspace == NULL) continue;
-        attn_device_free(device->handle, slot->workspace);
-        slot->workspace = NULL;
-        slot->workspace_bytes = 0;
+        drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
         any = true;
     }
     return any;
@@ -511,9 +518,10 @@ void batch_note_times(const struct batch *batch, struct job *job)
 
 /* ---- Lanes: the HTTP threads' side --------------------------------------------------------------------------------- */
 
-static attn_status open_lanes(struct devices *devices, int count, attn_error *err)
+static attn_status open_lanes(struct devices *devices, const struct config *config, attn_error *err)
 {
-    const attn_device_options options = { .threads = 1 };
+    const attn_device_options options = { .threads = 1, .memory_bytes = config->device_bytes };
+    const int count = config->http_threads;
     if (strcmp(devices->device[0]->info.backend, "cpu") != 0) return ATTN_OK;
     devices->lanes = aligned_alloc(LINE, (size_t)count * sizeof *devices->lanes);
     if (devices->lanes == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "--http-threads: no memory for %d", count);
@@ -541,7 +549,8 @@ static void close_lanes(struct devices *devices)
     free(devices->lanes);
 }
 
-/* That of this core, or one near it; a thread that was interrupted in the middle of its problem still has its own. */
+/* That of this core, or the next that is free: a thread that was interrupted in the middle of its problem still has its own.
+ */
 static struct lane *take_lane(struct devices *devices)
 {
     const int core = sched_getcpu(), first = core > 0 ? core % devices->lane_count : 0;
@@ -552,13 +561,17 @@ static struct lane *take_lane(struct devices *devices)
     return NULL;
 }
 
-static attn_status run_on_lane(struct lane *lane, const attn_problem *problem, attn_error *err)
+static void give_lane_back(struct lane *lane)
 {
-    size_t bytes;
-    attn_status status = attn_workspace(lane->handle, problem, 1, &bytes, err);
-    if (status == ATTN_OK)
-        status = grow_workspace(lane->handle, bytes, &lane->workspace, &lane->workspace_bytes, err);
-    return status == ATTN_OK ? attn_run(lane->stream, problem, 1, lane->workspace, err) : status;
+    if (lane->workspace_bytes > LANE_KEEP) drop_workspace(lane->handle, &lane->workspace, &lane->workspace_bytes);
+    atomic_flag_clear_explicit(&lane->taken, memory_order_release);
+}
+
+static bool fits_a_lane(const struct job *job)
+{
+    if (job->kind == 0 || job->wants_verify || job->wants_save || job->saved) return false;
+    const attn_dims d = attn_dims_of(&job->call->items[0].problem);
+    return d.H <= LANE_HEADS && d.B <= LANE_HEADS && d.B * d.H <= LANE_HEADS && padded_flops(job) <= LANE_FLOPS;
 }
 
 bool devices_lanes(const struct devices *devices)
@@ -568,22 +581,29 @@ bool devices_lanes(const struct devices *devices)
 
 bool devices_run_here(struct devices *devices, struct job *job)
 {
+    attn_error err = { 0 };
     struct lane *lane;
-    if (devices->lane_count == 0 || job->kind == 0 || job->flops > LANE_FLOPS) return false;
-    if (job->wants_verify || job->wants_save || job->saved) return false;
-    if ((lane = take_lane(devices)) == NULL) return false;
+    size_t bytes;
+    if (devices->lane_count == 0 || !fits_a_lane(job) || (lane = take_lane(devices)) == NULL) return false;
 
     struct device *device = devices->device[0];
     const attn_problem *problem = &job->call->items[0].problem;
-    struct batch batch = { .device = device, .count = 1, .flops = job->flops };
-    attn_error err = { 0 };
+    if (attn_workspace(lane->handle, problem, 1, &bytes, &err) != ATTN_OK ||
+        grow_workspace(lane->handle, bytes, &lane->workspace, &lane->workspace_bytes, &err) != ATTN_OK) {
+        give_lane_back(lane); /* the device waits for memory, a lane does not */
+        return false;
+    }
+    struct batch batch = { .device = device, .count = 1, .flops = job->flops }; /* started when queued: both 0 */
     atomic_fetch_add_explicit(&device->requests, 1, memory_order_relaxed);
-    batch.started_ns = job->queued_ns = clock_ns();
-    job->ran = run_on_lane(lane, problem, &err) == ATTN_OK;
-    batch.ended_ns = clock_ns();
-    atomic_flag_clear_explicit(&lane->taken, memory_order_release);
+    const int64_t began_ns =
+        clock_thread_ns(); /* there are more HTTP threads than cores: of them, time goes by for others */
+    job->ran = attn_run(lane->stream, problem, 1, lane->workspace, &err) == ATTN_OK;
+    const int64_t took_ns = clock_thread_ns() - began_ns;
+    give_lane_back(lane);
     atomic_fetch_sub_explicit(&device->requests, 1, memory_order_relaxed);
-    batch.compute_us = (double)(batch.ended_ns - batch.started_ns) / 1e3;
+    atomic_fetch_add_explicit(&devices->lane_jobs, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&devices->lane_ns, took_ns, memory_order_relaxed);
+    batch.compute_us = (double)took_ns / 1e3;
     if (job->ran) {
         name_backend(&job->results[0], device, attn_kernel(device->handle, problem, &err));
         batch_note_times(&batch, job);
@@ -591,6 +611,12 @@ bool devices_run_here(struct devices *devices, struct job *job)
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     batch_count(&batch, job);
     return true;
+}
+
+int devices_learn(struct devices *devices, double *seconds)
+{
+    *seconds = (double)atomic_exchange_explicit(&devices->lane_ns, 0, memory_order_relaxed) / 1e9;
+    return atomic_exchange_explicit(&devices->lane_jobs, 0, memory_order_relaxed);
 }
 
 /* ---- Open and close ---------------------------------------------------------------------------------------------- */
@@ -695,7 +721,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
             else status = device_open(config, gpu, index, box, message_kind, devices, err);
         }
     } else status = device_open(config, wanted, 0, box, message_kind, devices, err);
-    if (status == ATTN_OK) status = open_lanes(devices, config->http_threads, err);
+    if (status == ATTN_OK) status = open_lanes(devices, config, err);
     if (status != ATTN_OK) {
         devices_stop(devices, 60000); /* idle threads end at once */
         devices_close(devices);

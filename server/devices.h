@@ -7,6 +7,7 @@
  *
  * What goes wrong on a device, and who hears of it:
  *
+ *   out of memory in a lane      the job is queued, as if there were no lanes
  *   out of memory                the batch waits for those beside it to end and is tried again, alone in the end; then its
  *                                requests fail with NO_MEMORY
  *   an error that is not sticky  the batch's requests fail with DEVICE; the next batch runs
@@ -33,7 +34,7 @@ struct batch {
     struct batch *next, *previous; /* the loop's: those that are with the same device */
     int count;
     double flops;
-    int64_t started_ns, ended_ns; /* on the device's thread */
+    int64_t started_ns, ended_ns; /* on the thread that ran it */
     double copy_in_us, compute_us, copy_out_us;
     struct job *jobs[]; /* a reference each */
 };
@@ -71,6 +72,8 @@ void devices_describe(struct devices *devices, struct info_device *facts); /* de
  * is. Never waits for another thread. */
 bool devices_run_here(struct devices *devices, struct job *job);
 bool devices_lanes(const struct devices *devices); /* could it ever? */
+/* How many jobs were computed so since the last call, and the processor time they took. Any thread. */
+int devices_learn(struct devices *devices, double *seconds);
 
 /* ---- The loop's side --------------------------------------------------------------------------------------------- */
 

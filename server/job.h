@@ -51,7 +51,7 @@ struct job {
     struct job *next, *previous; /* in the queue */
     int64_t queued_ns, started_ns;
 
-    /* The device's; the loop reads them when the batch has come back. */
+    /* The device's (or the HTTP thread's that computes it); the loop reads them when the batch has come back. */
     bool ran;         /* the kernels ran and did not fail: contexts in use are used up */
     attn_error error; /* otherwise, why */
 };

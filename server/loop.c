@@ -488,6 +488,7 @@ static void drain(struct loop *loop)
     enter_stage(loop, DRAINING);
     atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);
     atomic_store(&loop->server->drain_since_ms, loop->stage_since_ms);
+    daemon_let_go(loop->main_port);
     log_event(LOG_INFO, NULL, "draining", "connections=%d waiting=%d", atomic_load(&loop->server->peers.count),
               atomic_load(&loop->server->suspended));
 }
@@ -553,6 +554,9 @@ static void on_sweep(uv_timer_t *timer)
     contexts_expire(server->contexts, now_ms);
     give_back_memory(loop);
     look_at_devices(loop);
+    double seconds;
+    const int jobs = devices_learn(server->devices, &seconds);
+    if (jobs > 0) queue_learn(&server->queue, jobs, seconds);
     if (loop->stage == SERVING) daemon_balance(loop->main_port, now_ms); /* loop_close() turns once more, without it */
     if (loop->stage != SERVING) advance(loop, now_ms);
 }

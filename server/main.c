@@ -45,7 +45,7 @@ static void tune_malloc(void)
     mallopt(M_MMAP_THRESHOLD, 4 << 20);
     mallopt(M_TRIM_THRESHOLD, 32 << 20);
     mallopt(M_TOP_PAD, 1 << 20);
-    mallopt(M_MXFAST, 0); /* what the caches of the threads do not take is joined at once, not all of it some day */
+    mallopt(M_MXFAST, 0); /* no fast bins: freed pieces are merged at once, not all together in one unlucky request */
 #endif
 }
 

@@ -9,7 +9,7 @@
 
 enum {
     PERIOD_MS = 200,   /* between two looks */
-    LEAST_RATE = 1000, /* requests a second, below which nobody is held */
+    LEAST_RATE = 1000, /* requests a second, for whose sake threads are held */
     UNEVEN_LOOKS = 3,  /* the clients' threads move, too */
     FREE_MS = 2000,    /* nobody is held again for so long after the load was uneven */
     MOST_LEAD = 4,     /* connections that each worker of a core may have more than another */
@@ -23,7 +23,7 @@ bool workers_init(struct workers *workers, struct port *port, int count, int cor
     workers->list = aligned_alloc(_Alignof(struct worker), (size_t)count * sizeof *workers->list);
     if (workers->list == NULL) return false;
     memset(workers->list, 0, (size_t)count * sizeof *workers->list);
-    /* Below a quota processes share all cores, and must not all hold on to the first. */
+    /* Below a quota processes share all cores of the machine, and must not all hold on to the first ones. */
     if (allowed > 1 && allowed <= cores && count % allowed == 0 && count / allowed >= allowed) {
         workers->cpu = calloc((size_t)allowed, sizeof *workers->cpu);
         if (workers->cpu == NULL) {
@@ -79,6 +79,7 @@ struct worker *workers_pick_on(struct workers *workers, int core)
 {
     struct worker *any = least_busy(workers, -1), *near = least_busy(workers, core);
     const int lead = connections_of(near) - connections_of(any);
+    if (core < 0) return any;
     if (lead >= MOST_LEAD) workers->spills = true;
     if (lead == 0) workers->spills = false;
     return workers->spills ? any : near;
@@ -97,23 +98,37 @@ enum workers_load workers_load(const uint32_t *requests, int cores, int64_t ms, 
         if (requests[i] < least) least = requests[i];
         if (requests[i] > most) most = requests[i];
     }
-    if (ms <= 0 || sum * 1000 < (uint64_t)LEAST_RATE * (uint64_t)ms) return WORKERS_IDLE;
+    if (ms <= 0 || sum * 1000 < (uint64_t)LEAST_RATE / (held ? 2 : 1) * (uint64_t)ms) return WORKERS_IDLE;
     return most <= (held ? 4 : 2) * least ? WORKERS_EVEN : WORKERS_UNEVEN;
+}
+
+/* Refused or changed by somebody else, a thread stays as it is. */
+static void pin(const struct workers *workers, struct worker *worker, bool pinned)
+{
+    const pid_t tid = atomic_load_explicit(&worker->tid, memory_order_relaxed);
+    cpu_set_t is, one;
+    if (tid == 0 || worker->pinned == pinned) return;
+    CPU_ZERO(&is);
+    CPU_ZERO(&one);
+    CPU_SET(workers->cpu[worker->core], &one);
+    const cpu_set_t *from = pinned ? &workers->all : &one, *to = pinned ? &one : &workers->all;
+    if (sched_getaffinity(tid, sizeof is, &is) == 0 && CPU_EQUAL(&is, from) && sched_setaffinity(tid, sizeof *to, to) == 0)
+        worker->pinned = pinned;
+    if (!pinned) worker->pinned = false;
 }
 
 static void hold(struct workers *workers, bool held)
 {
-    for (int i = 0; i < workers->count; i++) {
-        const struct worker *worker = &workers->list[i];
-        const pid_t tid = atomic_load_explicit(&worker->tid, memory_order_relaxed);
-        cpu_set_t one;
-        CPU_ZERO(&one);
-        CPU_SET(workers->cpu[worker->core], &one);
-        if (tid != 0) (void)sched_setaffinity(tid, sizeof one, held ? &one : &workers->all); /* refused: it runs anywhere */
-    }
+    for (int i = 0; i < workers->count; i++) pin(workers, &workers->list[i], held);
+    if (workers->held == held) return;
     workers->held = held;
     log_event(LOG_DEBUG, NULL, held ? "threads_held" : "threads_free", "threads=%d cores=%d", workers->count,
               workers->cores);
+}
+
+void workers_let_go(struct workers *workers)
+{
+    if (workers->held) hold(workers, false);
 }
 
 void workers_balance(struct workers *workers, int64_t now_ms)
@@ -133,5 +148,6 @@ void workers_balance(struct workers *workers, int64_t now_ms)
     if (workers->held && (load == WORKERS_IDLE || workers->uneven == UNEVEN_LOOKS)) {
         hold(workers, false);
         if (load == WORKERS_UNEVEN) workers->free_until_ms = now_ms + FREE_MS;
-    } else if (!workers->held && load == WORKERS_EVEN && now_ms >= workers->free_until_ms) hold(workers, true);
+    } else if (workers->held || (load == WORKERS_EVEN && now_ms >= workers->free_until_ms))
+        hold(workers, true); /* also threads that had nothing to do before */
 }

