@@ -91,7 +91,8 @@ static const struct option options[] = {
       .help = "Threads that receive, decode, encode and send, and compute what is small when the CPU is the device. 0 is the "
               "default." },
     { "cpu-threads", "ATTND_CPU_THREADS", TYPE_INT, "N", AT(cpu_threads), 0, 0, 1024, .shown = "cores",
-      .help = "Threads of the CPU device, for all but small problems. 0 is the default. Cores are those of the affinity mask and the cgroup's quota." },
+      .help = "Threads of the CPU device, for all but small problems. 0 is the default. Cores are those of the affinity mask "
+              "and the cgroup's quota." },
     { "max-body-bytes", "ATTND_MAX_BODY_BYTES", TYPE_SIZE, "SIZE", AT(max_body_bytes), GIB, KIB, 1024 * GIB,
       .shown = "1G, at most --staging-bytes",
       .help = "Longest request body; a longer one is answered 413." },

@@ -623,8 +623,8 @@ static bool start_workers(struct port *port, unsigned flags, const struct MHD_Op
             MHD_start_daemon(flags, 0, NULL, NULL, on_request, worker, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
                              MHD_OPTION_NOTIFY_COMPLETED, on_completed, worker, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
                              worker, MHD_OPTION_URI_LOG_CALLBACK, on_uri, worker, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-                             (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)INACTIVITY_S,
-                             MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
+                             (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT,
+                             (unsigned)INACTIVITY_S, MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
         if (worker->daemon == NULL) return false;
     }
     return true;

@@ -67,7 +67,7 @@ void devices_describe(struct devices *devices, struct info_device *facts); /* de
 /* ---- The HTTP threads' side --------------------------------------------------------------------------------------- */
 
 /* Computes a small job in the calling thread, if it is this machine's own processor that computes: its tensors are in this
- * core's cache, and two hand-overs cost as much as half the work. True: it came back as from a batch of its own, with
+ * core's cache, and nothing is handed over (tests/load/README.md, rung 3). True: it came back as from a batch of its own, with
  * job->ran or job->error. False: it is to be queued; a job that is large, that verifies, or uses or makes a context always
  * is. Never waits for another thread. */
 bool devices_run_here(struct devices *devices, struct job *job);

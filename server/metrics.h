@@ -30,7 +30,7 @@
     X(DEVICE_BYTES, "attnd_device_memory_bytes", GAUGE, "device,kind", "Device memory: limit and used")                  \
     X(DEVICE_BATCHES, "attnd_device_batches_total", COUNTER, "device", "Batches that came back, well or not")            \
     X(DEVICE_ERRORS, "attnd_device_errors_total", COUNTER, "device,error", "Batches that failed, by error")              \
-    X(KERNEL_SECONDS, "attnd_kernel_seconds_total", COUNTER, "device,op", "Time in kernels")                             \
+    X(KERNEL_SECONDS, "attnd_kernel_seconds_total", COUNTER, "device,op", "Time in kernels; processor time for small problems of the CPU") \
     X(FLOPS, "attnd_flops_total", COUNTER, "device,op", "Floating point operations, by the field's convention")          \
     X(CONNECTIONS, "attnd_connections", GAUGE, "", "Open connections")                                                   \
     X(CONNECTIONS_LIMIT, "attnd_connections_limit", GAUGE, "", "What --max-connections allows of them")                  \
