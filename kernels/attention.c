@@ -7,8 +7,8 @@
  *   backends    the list of the build, in order of preference
  *   dispatch    one line a function: the device knows its backend
  *
- * To add a dtype: a row in ATTN_DTYPE_MAP and a case in dtype.h. A tensor: a row in ATTN_TENSOR_MAP and in attn_axes.
- * A backend: a table of functions (backend.h) and a row in `backends`. */
+ * To add a dtype: a row in ATTN_DTYPE_MAP and a case in dtype.h. A tensor: a row in ATTN_TENSOR_MAP and in
+ * attn_axes. A backend: a table of functions (backend.h) and a row in `backends`. */
 #include <assert.h>
 #include <math.h>
 #include <stdarg.h>
@@ -22,7 +22,7 @@
 #include "backend.h"
 #include "tiles.h"
 
-/* ---- Status ------------------------------------------------------------------------------------------------------- */
+/* ---- Status ------------------------------------------------------------------------------------------------------ */
 
 attn_status attn_fail(attn_error *err, attn_status status, const char *member, const char *format, ...)
 {
@@ -47,7 +47,7 @@ const char *attn_status_name(attn_status status)
     return (unsigned)status < ATTN_STATUS_COUNT ? names[status] : "?";
 }
 
-/* ---- Dtypes ------------------------------------------------------------------------------------------------------- */
+/* ---- Dtypes ------------------------------------------------------------------------------------------------------ */
 
 static const struct {
     const char *wire, *safetensors, *kserve;
@@ -85,7 +85,7 @@ bool attn_dtype_parse(const char *name, attn_dtype *dtype)
     return false;
 }
 
-/* ---- Tensors ------------------------------------------------------------------------------------------------------ */
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT] = {
 #define X(name, role, shape, meaning) { #name, ATTN_ROLE_##role, shape, meaning },
@@ -100,8 +100,8 @@ attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64
     for (int a = rank - 1; a >= 0; a--) {
         t.shape[a] = shape[a];
         t.stride[a] = stride;
-        /* An axis without elements counts as one, so that strides stay usable; an overflow stays at the largest number and
-         * is refused by attn_check(). */
+        /* An axis without elements counts as one, so that strides stay usable; an overflow stays at the largest
+         * number and is refused by attn_check(). */
         if (__builtin_mul_overflow(stride, shape[a] > 0 ? shape[a] : 1, &stride)) stride = INT64_MAX;
     }
     return t;
@@ -114,7 +114,8 @@ bool attn_shape_elements(int rank, const int64_t *shape, int64_t *elements)
     for (int a = 0; a < rank; a++) {
         if (shape[a] < 0) return false;
         if (shape[a] == 0) none = true;
-        /* Zeros are left out of the product, or [2^62, 2^62, 0] would pass and its rows could still not be addressed. */
+        /* Zeros are left out of the product, or [2^62, 2^62, 0] would pass and its rows could still not be
+         * addressed. */
         else if (__builtin_mul_overflow(n, shape[a], &n)) return false;
     }
     *elements = none ? 0 : n;
@@ -127,7 +128,7 @@ bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t 
     return attn_shape_elements(rank, shape, &n) && !__builtin_mul_overflow(n, (int64_t)attn_dtype_bytes(dtype), bytes);
 }
 
-/* ---- Shapes ------------------------------------------------------------------------------------------------------- */
+/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
 /* Letters: see axes.h. */
 const attn_axes_info attn_axes[ATTN_TENSOR_COUNT] = {
@@ -200,7 +201,8 @@ attn_dims attn_dims_of(const attn_problem *p)
     return d;
 }
 
-attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out_dtype, attn_tensor *tensor, attn_error *err)
+attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out_dtype, attn_tensor *tensor,
+                        attn_error *err)
 {
     static const struct {
         attn_tensor_id output, needs;
@@ -254,7 +256,7 @@ int64_t attn_axis_size(const attn_dims *d, char letter)
     }
 }
 
-/* ---- Geometry: strides by meaning --------------------------------------------------------------------------------- */
+/* ---- Geometry: strides by meaning -------------------------------------------------------------------------------- */
 
 static attn_view view_of(const attn_problem *p, attn_tensor_id id)
 {
@@ -272,7 +274,8 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         return view;
     }
     for (int a = 0; a < rank; a++) {
-        const int64_t stride = t->shape[a] == 1 ? 0 : t->stride[a]; /* a size of 1 is never stepped over, or broadcast */
+        const int64_t stride = t->shape[a] == 1 ? 0
+                                                : t->stride[a]; /* a size of 1 is never stepped over, or broadcast */
         switch (letters[a]) {
         case 'b': view.batch = stride; break;
         case 'h':
@@ -310,7 +313,7 @@ attn_geometry attn_geometry_of(const attn_problem *p)
     return g;
 }
 
-/* ---- Work --------------------------------------------------------------------------------------------------------- */
+/* ---- Work -------------------------------------------------------------------------------------------------------- */
 
 double attn_flops(const attn_problem *p)
 {
@@ -323,7 +326,7 @@ double attn_flops(const attn_problem *p)
     return pairs * (double)g.dims.H * 2 * (double)(g.dims.D + g.dims.Dv) * (p->op == ATTN_OP_BACKWARD ? 2.5 : 1);
 }
 
-/* ---- Backends ----------------------------------------------------------------------------------------------------- */
+/* ---- Backends ---------------------------------------------------------------------------------------------------- */
 
 /* Preferred first. A server takes the first whose count is above 0; "reference" only by name. */
 static const attn_backend *const backends[] = {
@@ -377,7 +380,8 @@ attn_status attn_device_open(const char *backend, int index, const attn_device_o
     if (!b) return attn_fail(err, ATTN_NOT_FOUND, "", "there is no backend '%s' in this build", backend);
     count = b->count();
     if (index < 0 || index >= count)
-        return attn_fail(err, ATTN_NOT_FOUND, "", "backend %s has %d devices, there is no number %d", backend, count, index);
+        return attn_fail(err, ATTN_NOT_FOUND, "", "backend %s has %d devices, there is no number %d", backend, count,
+                         index);
     return b->open(index, options ? options : &defaults, device, err);
 }
 
@@ -386,7 +390,7 @@ void attn_device_close(attn_device *device)
     if (device) device->backend->close(device);
 }
 
-/* ---- Dispatch ----------------------------------------------------------------------------------------------------- */
+/* ---- Dispatch ---------------------------------------------------------------------------------------------------- */
 
 void attn_device_describe(const attn_device *device, attn_device_info *info)
 {
@@ -454,14 +458,16 @@ attn_status attn_run(attn_stream *stream, const attn_problem *problems, int coun
             const attn_role role = attn_tensors[id].role;
             int64_t elements;
             if (t->rank == 0 || t->data) continue;
-            if (problems[n].op == ATTN_OP_FORWARD && (role == ATTN_ROLE_IN_BACK || role == ATTN_ROLE_OUT_BACK)) continue;
+            if (problems[n].op == ATTN_OP_FORWARD && (role == ATTN_ROLE_IN_BACK || role == ATTN_ROLE_OUT_BACK))
+                continue;
             if (!attn_shape_elements(t->rank, t->shape, &elements) || elements > 0)
                 return attn_fail(err, ATTN_INVALID, "", "%s: has no memory", attn_tensors[id].name);
         }
     return count > 0 ? stream->device->backend->run(stream, problems, count, workspace, err) : ATTN_OK;
 }
 
-static attn_status run_one(attn_stream *stream, const attn_problem *problem, attn_op op, void *workspace, attn_error *err)
+static attn_status run_one(attn_stream *stream, const attn_problem *problem, attn_op op, void *workspace,
+                           attn_error *err)
 {
     attn_problem p = *problem;
     p.op = op;

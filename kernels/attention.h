@@ -1,8 +1,9 @@
 /* attention.h: exact attention, forward and backward. The public C API of libattn.a.
  *
- * One call describes a whole problem: an attn_problem holds the tensors (pointer, dtype, shape, strides), the masks and
- * the options. attn_check() says whether it makes sense, attn_run() computes it on a device. The library knows nothing of
- * HTTP or JSON and depends on nothing but libc (and, built with CUDA, on the statically linked CUDA runtime).
+ * One call describes a whole problem: an attn_problem holds the tensors (pointer, dtype, shape, strides), the masks
+ * and the options. attn_check() says whether it makes sense, attn_run() computes it on a device. The library knows
+ * nothing of HTTP or JSON and depends on nothing but libc (and, built with CUDA, on the statically linked CUDA
+ * runtime).
  *
  *   attn_device *gpu;   attn_stream *stream;   attn_error err;   size_t bytes;   int done = 0;
  *   attn_device_open("cpu", 0, NULL, &gpu, &err);
@@ -12,10 +13,11 @@
  *   if (attn_check(&p, &err) == ATTN_OK) attn_forward(stream, &p, NULL, &err);
  *   attn_stream_wait(stream, &err);
  *
- * Vocabulary: B batch, H query heads, Hk key/value heads, Sq and Sk lengths, D head size of q and k, Dv of v;
- * query head h reads key/value head h / (H / Hk). The numbers are defined in kernels/README.md.
+ * Vocabulary: B batch, H query heads, Hk key/value heads, Sq and Sk lengths, D head size of q and k, Dv of v; query
+ * head h reads key/value head h / (H / Hk). The numbers are defined in kernels/README.md.
  *
- * Source: FlashAttention-2 (arXiv:2307.08691), Algorithms 1 and 2; FlashMask (arXiv:2410.01359) for mask_startend_rows. */
+ * Source: FlashAttention-2 (arXiv:2307.08691), Algorithms 1 and 2; FlashMask (arXiv:2410.01359) for
+ * mask_startend_rows. */
 #ifndef ATTN_ATTENTION_H
 #define ATTN_ATTENTION_H
 
@@ -27,7 +29,7 @@
 extern "C" {
 #endif
 
-/* ---- Status -------------------------------------------------------------------------------------------------------- */
+/* ---- Status ------------------------------------------------------------------------------------------------------ */
 
 /* id, what it means. proto-json/errors.c maps each to an HTTP status. */
 #define ATTN_STATUS_MAP(X)                                              \
@@ -47,7 +49,7 @@ typedef enum attn_status {
 #define X(id, meaning) ATTN_##id,
     ATTN_STATUS_MAP(X)
 #undef X
-    ATTN_STATUS_COUNT
+        ATTN_STATUS_COUNT
 } attn_status;
 
 /* What went wrong, for the client to read as it is.
@@ -55,8 +57,8 @@ typedef enum attn_status {
  *   text    one sentence: tensor, index, value, rule. */
 typedef struct attn_error {
     attn_status status;
-    char        member[64];
-    char        text[256];
+    char member[64];
+    char text[256];
 } attn_error;
 
 /* Fills *err (which may be NULL) and returns `status`, so that a failure is one line:
@@ -66,39 +68,39 @@ attn_status attn_fail(attn_error *err, attn_status status, const char *member, c
 
 const char *attn_status_name(attn_status status); /* "INVALID" */
 
-/* ---- Tensors ------------------------------------------------------------------------------------------------------- */
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 /* id, wire name, safetensors name, KServe name, bytes, floating point */
-#define ATTN_DTYPE_MAP(X)                                    \
-    X(F32, "float32", "F32", "FP32", 4, 1)                   \
-    X(F16, "float16", "F16", "FP16", 2, 1)                   \
-    X(BF16, "bfloat16", "BF16", "BF16", 2, 1)                \
-    X(F8E4M3, "float8_e4m3fn", "F8_E4M3", "FP8_E4M3", 1, 1)  \
-    X(I32, "int32", "I32", "INT32", 4, 0)                    \
+#define ATTN_DTYPE_MAP(X)                                   \
+    X(F32, "float32", "F32", "FP32", 4, 1)                  \
+    X(F16, "float16", "F16", "FP16", 2, 1)                  \
+    X(BF16, "bfloat16", "BF16", "BF16", 2, 1)               \
+    X(F8E4M3, "float8_e4m3fn", "F8_E4M3", "FP8_E4M3", 1, 1) \
+    X(I32, "int32", "I32", "INT32", 4, 0)                   \
     X(U8, "uint8", "U8", "UINT8", 1, 0)
 
 typedef enum attn_dtype {
 #define X(id, wire, safetensors, kserve, bytes, floating) ATTN_##id,
     ATTN_DTYPE_MAP(X)
 #undef X
-    ATTN_DTYPE_COUNT
+        ATTN_DTYPE_COUNT
 } attn_dtype;
 
-size_t      attn_dtype_bytes(attn_dtype dtype);
-const char *attn_dtype_name(attn_dtype dtype);                         /* the wire name */
-bool        attn_dtype_parse(const char *name, attn_dtype *dtype);     /* any of the three names, in any case */
-bool        attn_dtype_floating(attn_dtype dtype);
+size_t attn_dtype_bytes(attn_dtype dtype);
+const char *attn_dtype_name(attn_dtype dtype);              /* the wire name */
+bool attn_dtype_parse(const char *name, attn_dtype *dtype); /* any of the three names, in any case */
+bool attn_dtype_floating(attn_dtype dtype);
 
 enum { ATTN_MAX_RANK = 4, ATTN_MAX_HEAD_DIM = 256 };
 
 /* A view of memory that belongs to the caller. Strides are in elements; the last axis must have stride 1.
  * rank 0 means "not given". A tensor with a zero in its shape is given and has no elements; its data may be NULL. */
 typedef struct attn_tensor {
-    void      *data;
+    void *data;
     attn_dtype dtype;
-    int        rank;
-    int64_t    shape[ATTN_MAX_RANK];
-    int64_t    stride[ATTN_MAX_RANK];
+    int rank;
+    int64_t shape[ATTN_MAX_RANK];
+    int64_t stride[ATTN_MAX_RANK];
 } attn_tensor;
 
 /* C-contiguous. Overflow of the sizes is found by attn_check(), not here. */
@@ -108,46 +110,47 @@ attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64
 bool attn_shape_elements(int rank, const int64_t *shape, int64_t *elements);
 bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t *bytes);
 
-/* ---- Problems ------------------------------------------------------------------------------------------------------ */
+/* ---- Problems ---------------------------------------------------------------------------------------------------- */
 
 /* Every tensor of a problem, in one table: member (its name in C and on the wire), what it is for, shape, meaning.
  * Roles: IN read by forward and backward; OUT forward writes (backward reads them where given);
  *        IN_BACK read by backward; OUT_BACK written by backward.
- * Shapes are those of layout bshd, not packed. bhsd swaps axes 1 and 2 of q k v out dout dq dk dv. Packed (cu_seqlens
- * given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D], lse [H, total_q]. lse and dlse are
- * never swapped.
- * attn_check() reads the values of index and mask tensors, bias, sinks, alibi_slopes and the scales, which must be in host memory there. */
-#define ATTN_TENSOR_MAP(X)                                                                                           \
-    X(q, IN, "[B, Sq, H, D]", "queries")                                                                             \
-    X(k, IN, "[B, Sk, Hk, D]", "keys; Hk divides H")                                                                 \
-    X(v, IN, "[B, Sk, Hk, Dv]", "values")                                                                            \
-    X(alibi_slopes, IN, "float32 [H] or [B, H]", "adds -slope * abs(i + Sk - Sq - j) after softcap")                 \
-    X(bias, IN, "float32 or q's dtype, [1 or B, 1 or H, 1 or Sq, Sk]", "added after softcap; -inf hides a key")      \
-    X(keep_mask, IN, "uint8, [1 or B, 1 or H, 1 or Sq, Sk]", "1: may attend; 0: hidden")                             \
-    X(sinks, IN, "float32 [H]", "one more logit a head, without a value: it joins the denominator and lse")          \
-    X(cu_seqlens_q, IN, "int32 [N + 1]", "packed variable lengths: where each sequence of q starts")                 \
-    X(cu_seqlens_k, IN, "int32 [N + 1]", "the same for k and v")                                                     \
-    X(seqlens_k, IN, "int32 [B]", "only the first seqlens_k[b] keys of row b exist")                                 \
-    X(mask_startend_rows, IN, "int32 [B, 1 or Hk or H, Sk, n]", "FlashMask: for each key the query rows hidden from it") \
-    X(q_scale, IN, "float32 [B, Hk]", "fp8: dequantisation factor of q")                                             \
-    X(k_scale, IN, "float32 [B, Hk]", "fp8: dequantisation factor of k")                                             \
-    X(v_scale, IN, "float32 [B, Hk]", "fp8: dequantisation factor of v")                                             \
-    X(out, OUT, "[B, Sq, H, Dv]", "attention's result; 0 for a query that sees no key")                              \
-    X(lse, OUT, "float32 [B, H, Sq]", "natural logarithm of the softmax denominator; -inf for such a query")         \
-    X(dout, IN_BACK, "out's shape", "gradient of the loss with respect to out")                                      \
-    X(dlse, IN_BACK, "float32, lse's shape", "gradient with respect to lse; zeros where not given")                  \
-    X(dq, OUT_BACK, "q's shape", "gradient with respect to q")                                                       \
-    X(dk, OUT_BACK, "k's shape", "gradient with respect to k")                                                       \
-    X(dv, OUT_BACK, "v's shape", "gradient with respect to v")                                                       \
-    X(dsinks, OUT_BACK, "float32 [H]", "gradient with respect to sinks")                                             \
-    X(dbias, OUT_BACK, "float32, bias's shape", "gradient with respect to bias, summed over broadcast axes")         \
+ * Shapes are those of layout bshd, not packed. bhsd swaps axes 1 and 2 of q k v out dout dq dk dv. Packed
+ * (cu_seqlens given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D], lse [H,
+ * total_q]. lse and dlse are never swapped. attn_check() reads the values of index and mask tensors, bias, sinks,
+ * alibi_slopes and the scales, which must be in host memory there. */
+#define ATTN_TENSOR_MAP(X)                                                                                      \
+    X(q, IN, "[B, Sq, H, D]", "queries")                                                                        \
+    X(k, IN, "[B, Sk, Hk, D]", "keys; Hk divides H")                                                            \
+    X(v, IN, "[B, Sk, Hk, Dv]", "values")                                                                       \
+    X(alibi_slopes, IN, "float32 [H] or [B, H]", "adds -slope * abs(i + Sk - Sq - j) after softcap")            \
+    X(bias, IN, "float32 or q's dtype, [1 or B, 1 or H, 1 or Sq, Sk]", "added after softcap; -inf hides a key") \
+    X(keep_mask, IN, "uint8, [1 or B, 1 or H, 1 or Sq, Sk]", "1: may attend; 0: hidden")                        \
+    X(sinks, IN, "float32 [H]", "one more logit a head, without a value: it joins the denominator and lse")     \
+    X(cu_seqlens_q, IN, "int32 [N + 1]", "packed variable lengths: where each sequence of q starts")            \
+    X(cu_seqlens_k, IN, "int32 [N + 1]", "the same for k and v")                                                \
+    X(seqlens_k, IN, "int32 [B]", "only the first seqlens_k[b] keys of row b exist")                            \
+    X(mask_startend_rows, IN, "int32 [B, 1 or Hk or H, Sk, n]",                                                 \
+      "FlashMask: for each key the query rows hidden from it")                                                  \
+    X(q_scale, IN, "float32 [B, Hk]", "fp8: dequantisation factor of q")                                        \
+    X(k_scale, IN, "float32 [B, Hk]", "fp8: dequantisation factor of k")                                        \
+    X(v_scale, IN, "float32 [B, Hk]", "fp8: dequantisation factor of v")                                        \
+    X(out, OUT, "[B, Sq, H, Dv]", "attention's result; 0 for a query that sees no key")                         \
+    X(lse, OUT, "float32 [B, H, Sq]", "natural logarithm of the softmax denominator; -inf for such a query")    \
+    X(dout, IN_BACK, "out's shape", "gradient of the loss with respect to out")                                 \
+    X(dlse, IN_BACK, "float32, lse's shape", "gradient with respect to lse; zeros where not given")             \
+    X(dq, OUT_BACK, "q's shape", "gradient with respect to q")                                                  \
+    X(dk, OUT_BACK, "k's shape", "gradient with respect to k")                                                  \
+    X(dv, OUT_BACK, "v's shape", "gradient with respect to v")                                                  \
+    X(dsinks, OUT_BACK, "float32 [H]", "gradient with respect to sinks")                                        \
+    X(dbias, OUT_BACK, "float32, bias's shape", "gradient with respect to bias, summed over broadcast axes")    \
     X(dalibi_slopes, OUT_BACK, "float32, alibi_slopes' shape", "gradient with respect to alibi_slopes")
 
 typedef enum attn_tensor_id {
 #define X(name, role, shape, meaning) ATTN_T_##name,
     ATTN_TENSOR_MAP(X)
 #undef X
-    ATTN_TENSOR_COUNT
+        ATTN_TENSOR_COUNT
 } attn_tensor_id;
 
 typedef enum attn_role { ATTN_ROLE_IN, ATTN_ROLE_OUT, ATTN_ROLE_IN_BACK, ATTN_ROLE_OUT_BACK } attn_role;
@@ -155,7 +158,7 @@ typedef enum attn_role { ATTN_ROLE_IN, ATTN_ROLE_OUT, ATTN_ROLE_IN_BACK, ATTN_RO
 /* The table above as data, index attn_tensor_id. */
 typedef struct attn_tensor_info {
     const char *name;
-    attn_role   role;
+    attn_role role;
     const char *shape;
     const char *meaning;
 } attn_tensor_info;
@@ -183,112 +186,125 @@ typedef struct attn_problem {
         };
         attn_tensor tensor[ATTN_TENSOR_COUNT]; /* the same, by attn_tensor_id */
     };
-    attn_layout    layout;        /* order of the axes of q k v out and their gradients */
-    attn_alignment alignment;     /* of causal and window: i' = i + Sk - Sq (bottom right), or i' = i */
-    bool           has_scale;     /* false: scale is 1/sqrt(D) */
-    double         scale;         /* any finite value, 0 and negative too */
-    double         softcap;       /* 0: off */
-    bool           causal;        /* query i sees keys j <= i' */
-    int64_t        window_left;   /* query i sees i' - left <= j <= i' + right; -1: unbounded */
-    int64_t        window_right;
-    double         dropout_p;     /* [0, 1): each probability is dropped with it, Philox4x32-10 addressed by element */
-    uint64_t       seed;
-    bool           deterministic; /* backward: the same bits on every run, on every backend */
+    attn_layout layout;       /* order of the axes of q k v out and their gradients */
+    attn_alignment alignment; /* of causal and window: i' = i + Sk - Sq (bottom right), or i' = i */
+    bool has_scale;           /* false: scale is 1/sqrt(D) */
+    double scale;             /* any finite value, 0 and negative too */
+    double softcap;           /* 0: off */
+    bool causal;              /* query i sees keys j <= i' */
+    int64_t window_left;      /* query i sees i' - left <= j <= i' + right; -1: unbounded */
+    int64_t window_right;
+    double dropout_p; /* [0, 1): each probability is dropped with it, Philox4x32-10 addressed by element */
+    uint64_t seed;
+    bool deterministic; /* backward: the same bits on every run, on every backend */
 } attn_problem;
 
-#define ATTN_PROBLEM_INIT { .window_left = -1, .window_right = -1 }
+#define ATTN_PROBLEM_INIT                     \
+    {                                         \
+        .window_left = -1, .window_right = -1 \
+    }
 
-/* Sizes of a checked problem, whatever its layout. Packed: B is the number of sequences, Sq and Sk are total_q and total_k: no
- * sequence is longer. (Real lengths are values, which may be in device memory: attn_sequence_of() in kernels/tiles.h.) */
+/* Sizes of a checked problem, whatever its layout. Packed: B is the number of sequences, Sq and Sk are total_q and
+ * total_k: no sequence is longer. (Real lengths are values, which may be in device memory: attn_sequence_of() in
+ * kernels/tiles.h.) */
 typedef struct attn_dims {
     int64_t B, H, Hk, Sq, Sk, D, Dv;
-    bool    packed;
+    bool packed;
     int64_t total_q, total_k; /* packed: rows of q and of k */
 } attn_dims;
 
-/* Sizes from the shapes alone, without checking that they agree: for attn_check and for messages. Needs the ranks right. */
+/* Sizes from the shapes alone, without checking that they agree: for attn_check and for messages. Needs the ranks
+ * right. */
 attn_dims attn_dims_of(const attn_problem *p);
 
 /* Does everything agree? Shapes, dtypes, ranges of options, values of index tensors and masks (read on the host).
- * The one validator: no kernel is started on a problem that it has not passed. Outputs need not be given; those that are
- * must have the right shape. INVALID, TOO_LARGE (sizes overflow) or UNSUPPORTED (head dim above ATTN_MAX_HEAD_DIM). */
+ * The one validator: no kernel is started on a problem that it has not passed. Outputs need not be given; those
+ * that are must have the right shape. INVALID, TOO_LARGE (sizes overflow) or UNSUPPORTED (head dim above
+ * ATTN_MAX_HEAD_DIM). */
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
-/* Shape and dtype of an output of a checked problem (roles OUT and OUT_BACK), contiguous, data NULL. out_dtype applies to
- * `out` only. NOT_FOUND where this problem has no such output (dsinks without sinks). */
-attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out_dtype, attn_tensor *tensor, attn_error *err);
+/* Shape and dtype of an output of a checked problem (roles OUT and OUT_BACK), contiguous, data NULL. out_dtype
+ * applies to `out` only. NOT_FOUND where this problem has no such output (dsinks without sinks). */
+attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out_dtype, attn_tensor *tensor,
+                        attn_error *err);
 
-/* Floating point operations by the convention of the field: 2 * (D + Dv) a permitted (query, key, head) triple forward,
- * 2.5 times that backward. Causal, window, packed and seqlens_k are counted exactly, other masks as if they hid nothing. */
+/* Floating point operations by the convention of the field: 2 * (D + Dv) a permitted (query, key, head) triple
+ * forward, 2.5 times that backward. Causal, window, packed and seqlens_k are counted exactly, other masks as if
+ * they hid nothing. */
 double attn_flops(const attn_problem *p);
 
-/* Is it right? Recomputes `rows` rows of out, evenly spread over batch, heads and queries (-1: all), by textbook loops in double, on
- * one thread, and compares. For a checked forward problem whose out has been computed; everything in host memory. It needs
- * 8 * Sk * (D + Dv) bytes and about rows * Sk * (D + Dv) nanoseconds. */
+/* Is it right? Recomputes `rows` rows of out, evenly spread over batch, heads and queries (-1: all), by textbook
+ * loops in double, on one thread, and compares. For a checked forward problem whose out has been computed;
+ * everything in host memory. It needs 8 * Sk * (D + Dv) bytes and about rows * Sk * (D + Dv) nanoseconds. */
 typedef struct attn_verification {
-    double  max_abs;  /* the largest |got - want|; infinite where one is finite and the other is not */
-    double  largest;  /* the largest finite |want| */
-    double  relative; /* max_abs / largest */
-    int64_t rows;     /* how many were compared */
+    double max_abs;  /* the largest |got - want|; infinite where one is finite and the other is not */
+    double largest;  /* the largest finite |want| */
+    double relative; /* max_abs / largest */
+    int64_t rows;    /* how many were compared */
 } attn_verification;
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
-/* ---- Devices ------------------------------------------------------------------------------------------------------- */
+/* ---- Devices ----------------------------------------------------------------------------------------------------- */
 
 typedef struct attn_device attn_device;
 typedef struct attn_stream attn_stream;
 
 typedef struct attn_device_options {
-    int         threads;      /* cpu: worker threads, 0: one a core the process may run on */
-    int64_t     memory_bytes; /* bound on device memory, 0: a share of what the device has */
-    const char *script;       /* fake backend: its scripted faults */
+    int threads;          /* cpu: worker threads, 0: one a core the process may run on */
+    int64_t memory_bytes; /* bound on device memory, 0: a share of what the device has */
+    const char *script;   /* fake backend: its scripted faults */
 } attn_device_options;
 
 typedef struct attn_device_info {
-    const char *backend;          /* "cpu", "reference", "cuda" */
-    char        name[64];         /* "cuda:0", "cpu" */
-    char        description[128]; /* for people: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
-    bool        unified;          /* kernels read and write staging memory directly: no copies needed */
-    int         streams;          /* how many batches are worth having in flight */
-    int64_t     memory_total, memory_limit, memory_used;
+    const char *backend;   /* "cpu", "reference", "cuda" */
+    char name[64];         /* "cuda:0", "cpu" */
+    char description[128]; /* for people: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
+    bool unified;          /* kernels read and write staging memory directly: no copies needed */
+    int streams;           /* how many batches are worth having in flight */
+    int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
 
-/* Names of the backends in this build, in order of preference, NULL at the end. "reference" is never chosen by itself. */
+/* Names of the backends in this build, in order of preference, NULL at the end. "reference" is never chosen by
+ * itself. */
 const char *const *attn_backends(void);
 int attn_device_count(const char *backend); /* 0 where there is no driver, no such device or no such backend */
 
 /* *device is owned by the caller until attn_device_close(). `options` may be NULL. */
-attn_status attn_device_open(const char *backend, int index, const attn_device_options *options, attn_device **device, attn_error *err);
-void        attn_device_close(attn_device *device); /* NULL is fine */
-void        attn_device_describe(const attn_device *device, attn_device_info *info);
+attn_status attn_device_open(const char *backend, int index, const attn_device_options *options, attn_device **device,
+                             attn_error *err);
+void attn_device_close(attn_device *device); /* NULL is fine */
+void attn_device_describe(const attn_device *device, attn_device_info *info);
 
-/* Memory the device computes in, and host memory it can copy from and to quickly (pinned for a GPU). On a unified device
- * both are plain memory, 64-byte aligned. Thread-safe. Contents are undefined. */
+/* Memory the device computes in, and host memory it can copy from and to quickly (pinned for a GPU). On a unified
+ * device both are plain memory, 64-byte aligned. Thread-safe. Contents are undefined. */
 attn_status attn_device_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
-void        attn_device_free(attn_device *device, void *memory);
+void attn_device_free(attn_device *device, void *memory);
 attn_status attn_staging_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
-void        attn_staging_free(attn_device *device, void *memory, size_t bytes);
+void attn_staging_free(attn_device *device, void *memory, size_t bytes);
 
-/* The kernel that would run this checked problem: "avx512", "sm90", "generic". NULL with UNSUPPORTED where none does. */
+/* The kernel that would run this checked problem: "avx512", "sm90", "generic". NULL with UNSUPPORTED where none
+ * does. */
 const char *attn_kernel(const attn_device *device, const attn_problem *p, attn_error *err);
 
 /* Scratch memory (device memory) that attn_run() needs for these problems together. */
-attn_status attn_workspace(const attn_device *device, const attn_problem *problems, int count, size_t *bytes, attn_error *err);
+attn_status attn_workspace(const attn_device *device, const attn_problem *problems, int count, size_t *bytes,
+                           attn_error *err);
 
-/* ---- Streams: work in order, asynchronous ---------------------------------------------------------------------------- */
+/* ---- Streams: work in order, asynchronous ------------------------------------------------------------------------ */
 
 attn_status attn_stream_open(attn_device *device, attn_stream **stream, attn_error *err);
-void        attn_stream_close(attn_stream *stream);
+void attn_stream_close(attn_stream *stream);
 
 typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
 
-/* Buffers belong to the stream until attn_stream_done() or attn_stream_wait() says so. A stream is used by one thread at a
- * time. Errors may surface at any later call on the stream. */
-attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction, attn_error *err);
+/* Buffers belong to the stream until attn_stream_done() or attn_stream_wait() says so. A stream is used by one
+ * thread at a time. Errors may surface at any later call on the stream. */
+attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
+                      attn_error *err);
 
-/* Computes `count` checked problems side by side. Pointers in the problems are device memory (index tensors too). Each
- * answer depends on its own problem alone, to the bit: not on count, order, threads or the load. `workspace` may be NULL: then it
- * is allocated inside, for this call. On an error none of the outputs may be used. */
+/* Computes `count` checked problems side by side. Pointers in the problems are device memory (index tensors too).
+ * Each answer depends on its own problem alone, to the bit: not on count, order, threads or the load. `workspace`
+ * may be NULL: then it is allocated inside, for this call. On an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_problem *problems, int count, void *workspace, attn_error *err);
 
 /* One problem, with the op set for you. */
@@ -298,7 +314,7 @@ attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void
 /* Notes the moment (slot 0 to ATTN_MARKS - 1) when everything before it in the stream is done. */
 enum { ATTN_MARKS = 4 };
 attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
-double      attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot); /* after done: between two marks */
+double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot); /* after done: between two marks */
 
 /* The same between marks of two streams of one device; NaN where the backend does not know. */
 double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot);

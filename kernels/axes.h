@@ -3,8 +3,8 @@
  * An axis is called by a letter:
  *   b batch   q queries (packed: total_q)   k keys (packed: total_k)   h heads of q   g key/value heads
  *   d head size of q and k   e head size of v   c sequences + 1   m 1, Hk or H (mask_startend_rows)   n bounds of
- * mask_startend_rows The sizes b q h d come from q, k g from k, e from v, and b from cu_seqlens_q when packed; all other
- * shapes must agree. */
+ * mask_startend_rows The sizes b q h d come from q, k g from k, e from v, and b from cu_seqlens_q when packed; all
+ * other shapes must agree. */
 #ifndef ATTN_AXES_H
 #define ATTN_AXES_H
 

@@ -1,4 +1,5 @@
-/* backend.h: what a backend fills in. attention.c checks, chooses and forwards; everything below it is one of these tables.
+/* backend.h: what a backend fills in. attention.c checks, chooses and forwards; everything below it is one of these
+ * tables.
  *
  * A backend embeds attn_device and attn_stream as the first member of its own structs:
  *     struct cpu_device { attn_device base; struct pool *pool; ... };
@@ -16,7 +17,7 @@ typedef struct attn_backend attn_backend;
 
 struct attn_device {
     const attn_backend *backend;
-    int                 index;
+    int index;
 };
 
 struct attn_stream {
@@ -35,23 +36,28 @@ struct attn_backend {
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
     const char *(*kernel)(const attn_device *device, const attn_problem *p, attn_error *err);
-    attn_status (*workspace)(const attn_device *device, const attn_problem *problems, int count, size_t *bytes, attn_error *err);
+    attn_status (*workspace)(const attn_device *device, const attn_problem *problems, int count, size_t *bytes,
+                             attn_error *err);
     attn_status (*stream_open)(attn_device *device, attn_stream **stream, attn_error *err);
     void (*stream_close)(attn_stream *stream);
-    attn_status (*copy)(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction, attn_error *err);
+    attn_status (*copy)(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
+                        attn_error *err);
     attn_status (*run)(attn_stream *stream, const attn_problem *problems, int count, void *workspace, attn_error *err);
     attn_status (*mark)(attn_stream *stream, int slot, attn_error *err);
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
     attn_status (*wait)(attn_stream *stream, attn_error *err);
-    double (*between_us)(attn_stream *from, int from_slot, attn_stream *to, int to_slot); /* NULL: this backend cannot */
+    double (*between_us)(attn_stream *from, int from_slot, attn_stream *to,
+                         int to_slot); /* NULL: this backend cannot */
 };
 
 /* attention.c lists those of the build, preferred first. */
-extern const attn_backend attn_backend_reference; /* kernels/cpu/reference.c: textbook loops in double; defines correct */
-extern const attn_backend attn_backend_cpu;       /* kernels/cpu/cpu.c: flash attention on all cores */
-extern const attn_backend attn_backend_cuda;      /* kernels/cuda/device.cu, with ATTN_CUDA */
-extern const attn_backend attn_backend_fake;      /* kernels/fake/fake.c: fails as it is told; test builds only, with ATTN_FAKE */
+extern const attn_backend
+    attn_backend_reference;                  /* kernels/cpu/reference.c: textbook loops in double; defines correct */
+extern const attn_backend attn_backend_cpu;  /* kernels/cpu/cpu.c: flash attention on all cores */
+extern const attn_backend attn_backend_cuda; /* kernels/cuda/device.cu, with ATTN_CUDA */
+extern const attn_backend
+    attn_backend_fake; /* kernels/fake/fake.c: fails as it is told; test builds only, with ATTN_FAKE */
 
 #ifdef __cplusplus
 }

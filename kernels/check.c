@@ -2,8 +2,8 @@
  *
  * A client reads the messages as they are, so each is one sentence that names tensor, index, value and rule:
  *     k: shape[2] is 3, must divide the 8 heads of q
- * Axes are counted as the client gave them, whatever the layout; the pointer (attn_error.member) leads to the offending
- * member.
+ * Axes are counted as the client gave them, whatever the layout; the pointer (attn_error.member) leads to the
+ * offending member.
  *
  * The steps, in order; the first fault found is the one reported:
  *   1. q, k and v: given, rank, dtype, sizes, and that they fit each other. From here on attn_dims_of() can be trusted.
@@ -14,8 +14,8 @@
  *   6. values of what steers a kernel or decides whether a number exists: cu_seqlens, seqlens_k, mask rows, keep_mask, bias,
  *      sinks, slopes, fp8 scales. Read here, on the host. Values of q, k, v and gradients are the client's own affair.
  *
- * Sizes: every axis is at most AXIS_MAX and every tensor's bytes fit in int64_t, so that sums of lengths, pairs of lengths
- * (Sq * Sk) and all offsets can be computed without further checks. */
+ * Sizes: every axis is at most AXIS_MAX and every tensor's bytes fit in int64_t, so that sums of lengths, pairs of
+ * lengths (Sq * Sk) and all offsets can be computed without further checks. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -87,7 +87,8 @@ static const char *tensor_member(char member[MEMBER_BYTES], attn_tensor_id id, c
     return member;
 }
 
-/* Does this op look at the tensor at all? A forward ignores what only backward uses, so that one problem can serve both. */
+/* Does this op look at the tensor at all? A forward ignores what only backward uses, so that one problem can serve
+ * both. */
 static bool takes_part(const attn_problem *p, attn_tensor_id id)
 {
     const attn_role role = attn_tensors[id].role;
@@ -101,7 +102,7 @@ static bool is_written(const attn_problem *p, attn_tensor_id id)
     return attn_tensors[id].role == (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
 }
 
-/* ---- Rank, dtype and sizes of one tensor -------------------------------------------------------------------------- */
+/* ---- Rank, dtype and sizes of one tensor ------------------------------------------------------------------------- */
 
 static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
@@ -153,7 +154,8 @@ static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_er
                      as_q ? attn_dtype_name(q) : "", as_q ? " as q's" : "");
 }
 
-/* No axis negative or absurd, and the bytes countable, also in float32: answers may be wider than what was asked with. */
+/* No axis negative or absurd, and the bytes countable, also in float32: answers may be wider than what was asked
+ * with. */
 static attn_status check_sizes(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -185,15 +187,16 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
         const bool may_be_one = attn_axes[id].broadcast && a < rank - 1;
         if (id == ATTN_T_dbias) { /* bias has been through here already */
             if (is != p->bias.shape[a])
-                return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a), "dbias: shape[%d] is %lld, must be %lld as bias's", a, (ll)is,
-                                 (ll)p->bias.shape[a]);
+                return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
+                                 "dbias: shape[%d] is %lld, must be %lld as bias's", a, (ll)is, (ll)p->bias.shape[a]);
             continue;
         }
         switch (letters[a]) {
         case 'c':
             if (is != p->cu_seqlens_q.shape[0])
-                return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a), "%s: shape[0] is %lld, must be %lld as cu_seqlens_q's",
-                                 attn_tensors[id].name, (ll)is, (ll)p->cu_seqlens_q.shape[0]);
+                return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
+                                 "%s: shape[0] is %lld, must be %lld as cu_seqlens_q's", attn_tensors[id].name, (ll)is,
+                                 (ll)p->cu_seqlens_q.shape[0]);
             break;
         case 'm':
             if (is != 1 && is != d->Hk && is != d->H)
@@ -203,23 +206,25 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
             break;
         case 'n':
             if (p->causal ? is != 1 && is != 2 : is != 2 && is != 4)
-                return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a), "%s: shape[%d] is %lld, must be %s", attn_tensors[id].name, a,
-                                 (ll)is, p->causal ? "1 or 2 when causal" : "2 or 4 when not causal");
+                return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
+                                 "%s: shape[%d] is %lld, must be %s", attn_tensors[id].name, a, (ll)is,
+                                 p->causal ? "1 or 2 when causal" : "2 or 4 when not causal");
             break;
         default:
             if (is == must || (may_be_one && is == 1)) break;
             if (letters[a] == 'b' && d->packed)
                 return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
-                                 "%s: shape[%d] is %lld, must be %lld, the sequences of cu_seqlens_q", attn_tensors[id].name,
-                                 a, (ll)is, (ll)must);
-            return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a), "%s: shape[%d] is %lld, must be %s%lld, %s", attn_tensors[id].name,
-                             a, (ll)is, may_be_one ? "1 or " : "", (ll)must, letter_name(letters[a]));
+                                 "%s: shape[%d] is %lld, must be %lld, the sequences of cu_seqlens_q",
+                                 attn_tensors[id].name, a, (ll)is, (ll)must);
+            return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
+                             "%s: shape[%d] is %lld, must be %s%lld, %s", attn_tensors[id].name, a, (ll)is,
+                             may_be_one ? "1 or " : "", (ll)must, letter_name(letters[a]));
         }
     }
     return ATTN_OK;
 }
 
-/* ---- 1. q, k, v --------------------------------------------------------------------------------------------------- */
+/* ---- 1. q, k, v -------------------------------------------------------------------------------------------------- */
 
 /* The axis that a letter stands on, in the client's order. */
 static int axis_of(const attn_problem *p, attn_tensor_id id, char letter)
@@ -236,8 +241,8 @@ static attn_status at_least_one(const attn_problem *p, attn_tensor_id id, char l
     char member[MEMBER_BYTES];
     const int axis = axis_of(p, id, letter);
     if (size >= 1) return ATTN_OK;
-    return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", axis), "%s: shape[%d] is %lld, must be at least 1",
-                     attn_tensors[id].name, axis, (ll)size);
+    return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", axis),
+                     "%s: shape[%d] is %lld, must be at least 1", attn_tensors[id].name, axis, (ll)size);
 }
 
 static attn_status head_size_fits(const attn_problem *p, attn_tensor_id id, char letter, int64_t size, attn_error *err)
@@ -270,7 +275,8 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
             (status = check_sizes(p, ATTN_T_cu_seqlens_q, err)))
             return status;
         if (p->cu_seqlens_q.shape[0] < 1)
-            return attn_fail(err, ATTN_INVALID, "/cu_seqlens_q/shape/0", "cu_seqlens_q: shape[0] is 0, must be at least 1");
+            return attn_fail(err, ATTN_INVALID, "/cu_seqlens_q/shape/0",
+                             "cu_seqlens_q: shape[0] is 0, must be at least 1");
         if (p->layout == ATTN_BHSD)
             return attn_fail(err, ATTN_INVALID, "/layout", "layout: is bhsd, must be bshd with cu_seqlens_q");
     }
@@ -296,7 +302,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* ---- 2. Which tensors may stand together -------------------------------------------------------------------------- */
+/* ---- 2. Which tensors may stand together ------------------------------------------------------------------------- */
 
 static attn_status check_company(const attn_problem *p, attn_error *err)
 {
@@ -335,7 +341,7 @@ static attn_status check_company(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* ---- 4. Memory ---------------------------------------------------------------------------------------------------- */
+/* ---- 4. Memory --------------------------------------------------------------------------------------------------- */
 
 static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
@@ -358,22 +364,23 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
                              "%s: stride[%d] is 0, must be at least 1 where %lld results are written", name, a,
                              (ll)t->shape[a]);
         if (elements > 0 && t->shape[a] > 1 &&
-            (__builtin_mul_overflow(t->shape[a] - 1, t->stride[a], &reach) || __builtin_add_overflow(last, reach, &last)))
+            (__builtin_mul_overflow(t->shape[a] - 1, t->stride[a], &reach) ||
+             __builtin_add_overflow(last, reach, &last)))
             last = INT64_MAX;
     }
     if (last > INT64_MAX / (int64_t)bytes - 1)
-        return attn_fail(err, ATTN_TOO_LARGE, tensor_member(member, id, "stride"), "%s: its strides reach past 2^63 bytes",
-                         name);
+        return attn_fail(err, ATTN_TOO_LARGE, tensor_member(member, id, "stride"),
+                         "%s: its strides reach past 2^63 bytes", name);
     /* Memory of results may be found later: attn_run() looks again. */
     if (t->data == NULL && elements > 0 && !is_written(p, id))
         return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: has no data", name);
     if ((uintptr_t)t->data % bytes)
-        return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: data is not aligned to %zu bytes", name,
-                         bytes);
+        return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: data is not aligned to %zu bytes",
+                         name, bytes);
     return ATTN_OK;
 }
 
-/* ---- 5. Options --------------------------------------------------------------------------------------------------- */
+/* ---- 5. Options -------------------------------------------------------------------------------------------------- */
 
 static attn_status check_options(const attn_problem *p, attn_error *err)
 {
@@ -388,11 +395,12 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
         return attn_fail(err, ATTN_INVALID, "/window/1", "window: [1] is %lld, must be at least 0, or -1 for unbounded",
                          (ll)p->window_right);
     if (!(p->dropout_p >= 0 && p->dropout_p < 1)) /* NaN too */
-        return attn_fail(err, ATTN_INVALID, "/dropout_p", "dropout_p: is %g, must be at least 0 and below 1", p->dropout_p);
+        return attn_fail(err, ATTN_INVALID, "/dropout_p", "dropout_p: is %g, must be at least 0 and below 1",
+                         p->dropout_p);
     return ATTN_OK;
 }
 
-/* ---- 6. Values ---------------------------------------------------------------------------------------------------- */
+/* ---- 6. Values --------------------------------------------------------------------------------------------------- */
 
 /* Finds a row's first fault: its column, or -1. The row has `count` elements. */
 typedef int64_t (*row_test)(const void *row, int64_t count, int64_t limit);
@@ -402,7 +410,8 @@ static int64_t first_float_not_finite(const void *row, int64_t count, int64_t mi
     const float *x = row;
     int64_t j;
     uint32_t any = 0;
-    for (j = 0; j < count; j++) any |= (attn_f32_bits(x[j]) & 0x7f800000u) == 0x7f800000u; /* no branch: it vectorises */
+    for (j = 0; j < count; j++)
+        any |= (attn_f32_bits(x[j]) & 0x7f800000u) == 0x7f800000u; /* no branch: it vectorises */
     if (!any) return -1;
     for (j = 0; j < count; j++)
         if (!isfinite(x[j]) && !(minus_inf_allowed && x[j] == -INFINITY)) return j;
@@ -502,11 +511,11 @@ static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, in
     if (cu[0] != 0) return attn_fail(err, ATTN_INVALID, member, "%s: [0] is %d, must be 0", name, cu[0]);
     for (int64_t i = 1; i <= n; i++)
         if (cu[i] < cu[i - 1])
-            return attn_fail(err, ATTN_INVALID, member, "%s: [%lld] is %d, must be at least %d, the value before it", name,
-                             (ll)i, cu[i], cu[i - 1]);
+            return attn_fail(err, ATTN_INVALID, member, "%s: [%lld] is %d, must be at least %d, the value before it",
+                             name, (ll)i, cu[i], cu[i - 1]);
     if (cu[n] != total)
-        return attn_fail(err, ATTN_INVALID, member, "%s: [%lld] is %d, must be %lld, the rows of %s", name, (ll)n, cu[n],
-                         (ll)total, total_of);
+        return attn_fail(err, ATTN_INVALID, member, "%s: [%lld] is %d, must be %lld, the rows of %s", name, (ll)n,
+                         cu[n], (ll)total, total_of);
     return ATTN_OK;
 }
 
@@ -534,7 +543,7 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
     return ATTN_OK;
 }
 
-/* ---- All of it ---------------------------------------------------------------------------------------------------- */
+/* ---- All of it --------------------------------------------------------------------------------------------------- */
 
 attn_status attn_check(const attn_problem *p, attn_error *err)
 {
@@ -545,8 +554,8 @@ attn_status attn_check(const attn_problem *p, attn_error *err)
     for (int i = 0; i < ATTN_TENSOR_COUNT; i++) {
         const attn_tensor_id id = (attn_tensor_id)i;
         if (!takes_part(p, id) || id == ATTN_T_q || id == ATTN_T_k || id == ATTN_T_v) continue;
-        if ((status = check_rank(p, id, err)) || (status = check_dtype(p, id, err)) || (status = check_sizes(p, id, err)) ||
-            (status = check_shape(p, &d, id, err)))
+        if ((status = check_rank(p, id, err)) || (status = check_dtype(p, id, err)) ||
+            (status = check_sizes(p, id, err)) || (status = check_shape(p, &d, id, err)))
             return status;
     }
     { /* out and lse exist inside a computation even where nobody asked for them: their sizes must be countable */

@@ -1,9 +1,10 @@
 /* dtype.h: one number at a time between the stored types and float or double, on host and device.
  *
- * Narrowing rounds to nearest, ties to even, once: a double goes to float16 directly, never through float (two roundings can
- * differ from one). float8_e4m3fn has no infinity: what is too large, infinities included, becomes the largest finite number
- * (448) with its sign; NaN stays NaN. The other types overflow to infinity as IEEE 754 says. Subnormals are exact.
- * The vector code of the backends must agree with these functions on every input; a unit test tries all 65536 patterns. */
+ * Narrowing rounds to nearest, ties to even, once: a double goes to float16 directly, never through float (two
+ * roundings can differ from one). float8_e4m3fn has no infinity: what is too large, infinities included, becomes
+ * the largest finite number (448) with its sign; NaN stays NaN. The other types overflow to infinity as IEEE 754
+ * says. Subnormals are exact. The vector code of the backends must agree with these functions on every input; a
+ * unit test tries all 65536 patterns. */
 #ifndef ATTN_DTYPE_H
 #define ATTN_DTYPE_H
 
@@ -33,7 +34,7 @@ ATTN_HD float attn_f32_from_bits(uint32_t bits)
     return x;
 }
 
-/* ---- Widening: always exact --------------------------------------------------------------------------------------- */
+/* ---- Widening: always exact -------------------------------------------------------------------------------------- */
 
 ATTN_HD float attn_bf16_to_f32(uint16_t bits)
 {
@@ -64,10 +65,10 @@ ATTN_HD float attn_e4m3_to_f32(uint8_t bits)
     return attn_f32_from_bits(sign | attn_f32_bits(attn_widen(magnitude, 3, 7)));
 }
 
-/* ---- Narrowing: one rounding -------------------------------------------------------------------------------------- */
+/* ---- Narrowing: one rounding ------------------------------------------------------------------------------------- */
 
-/* |x| rounded to `mantissa` stored bits with exponent bias `bias`, as the integer that encodes it, without a limit above:
- * the caller compares with its largest code. x is finite and its sign is ignored. */
+/* |x| rounded to `mantissa` stored bits with exponent bias `bias`, as the integer that encodes it, without a limit
+ * above: the caller compares with its largest code. x is finite and its sign is ignored. */
 ATTN_HD uint64_t attn_narrow(double x, int mantissa, int bias)
 {
     uint64_t bits, significand, kept, rest, half;
@@ -136,7 +137,7 @@ ATTN_HD uint16_t attn_bf16_from_f32(float x)
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-/* ---- By dtype: element `index` of `data` -------------------------------------------------------------------------- */
+/* ---- By dtype: element `index` of `data` ------------------------------------------------------------------------- */
 
 ATTN_HD double attn_load(attn_dtype dtype, const void *data, int64_t index)
 {

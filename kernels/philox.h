@@ -1,8 +1,8 @@
 /* philox.h: which probabilities dropout drops, on host and device.
  *
- * The generator is addressed by element, not by the order in which a kernel visits elements: whether P_ij of head h of
- * batch row b is kept depends on (seed, b, h, i, j) and on nothing else. So forward and backward, every tile size, every
- * backend and every mask drop the same elements, and backward needs only the seed.
+ * The generator is addressed by element, not by the order in which a kernel visits elements: whether P_ij of head h
+ * of batch row b is kept depends on (seed, b, h, i, j) and on nothing else. So forward and backward, every tile
+ * size, every backend and every mask drop the same elements, and backward needs only the seed.
  *
  *   key      the 64-bit seed, low word first
  *   counter  (j div 8, i, b * H + h, 0)          packed: i and j inside their sequence, b the sequence's index
@@ -10,8 +10,8 @@
  *   keep     lane >= round(dropout_p * 65536)    dropout_p is so quantised to 2^-16; what is kept is divided by 1 -
  * dropout_p
  *
- * Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011), Philox4x32 with ten rounds. Its known
- * answers are in tests/unit/kernels/test_philox.c. */
+ * Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011), Philox4x32 with ten rounds. Its
+ * known answers are in tests/unit/kernels/test_philox.c. */
 #ifndef ATTN_PHILOX_H
 #define ATTN_PHILOX_H
 

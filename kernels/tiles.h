@@ -44,9 +44,10 @@ ATTN_HD int64_t attn_floor_div(int64_t a, int64_t b)
     return a / b - (a % b < 0);
 }
 
-/* ---- Where things are --------------------------------------------------------------------------------------------- */
+/* ---- Where things are -------------------------------------------------------------------------------------------- */
 
-/* A tensor by the meaning of its axes. The element (b, h, row, column) is at b * batch + h * head + row * row + column.
+/* A tensor by the meaning of its axes. The element (b, h, row, column) is at b * batch + h * head + row * row +
+ * column.
  *   q k v out dout dq dk dv       h is the head of that tensor (k, v: h / group), row the query or key, column the channel
  *   lse dlse                      row is the query; column is 0
  *   bias keep_mask dbias          row is the query, column the key
@@ -86,7 +87,7 @@ extern "C"
     attn_geometry
     attn_geometry_of(const attn_problem *p);
 
-/* ---- Lengths ------------------------------------------------------------------------------------------------------ */
+/* ---- Lengths ----------------------------------------------------------------------------------------------------- */
 
 typedef struct attn_sequence {
     int64_t q_start, k_start; /* first row in q and in k; 0 unless packed */
@@ -104,7 +105,7 @@ ATTN_HD attn_sequence attn_sequence_of(const attn_geometry *g, int64_t b)
     return s;
 }
 
-/* ---- Which pairs count: causal, window, alignment ----------------------------------------------------------------- */
+/* ---- Which pairs count: causal, window, alignment ---------------------------------------------------------------- */
 
 typedef struct attn_range {
     int64_t lo, hi; /* lo <= x < hi; lo == hi where there is none */
@@ -172,7 +173,7 @@ ATTN_HD int64_t attn_pairs_of(const attn_geometry *g, const attn_sequence *s)
     return attn_clamped_sum(a + g->right + 1, s->Sq, s->Sk) - attn_clamped_sum(a - g->left, s->Sq, s->Sk);
 }
 
-/* ---- Which pairs count: FlashMask --------------------------------------------------------------------------------- */
+/* ---- Which pairs count: FlashMask -------------------------------------------------------------------------------- */
 
 /* The queries hidden from a key, canonical: [lts, lte) and [uts, ute); empty where start >= end. */
 typedef struct attn_mask {
@@ -225,8 +226,8 @@ typedef enum attn_tile_kind {
     ATTN_TILE_HIDDEN   /* everything is hidden: skip the tile */
 } attn_tile_kind;
 
-/* Queries [r0, r1) against the columns whose extremes are `e`. FREE and HIDDEN are certain; PARTIAL may be either (a tile
- * that only both intervals together cover is called partial: correct, only slower). */
+/* Queries [r0, r1) against the columns whose extremes are `e`. FREE and HIDDEN are certain; PARTIAL may be either
+ * (a tile that only both intervals together cover is called partial: correct, only slower). */
 ATTN_HD attn_tile_kind attn_mask_classify(const attn_mask_extremes *e, int64_t r0, int64_t r1)
 {
     if ((r0 >= e->max.lts && r1 <= e->min.lte) || (r0 >= e->max.uts && r1 <= e->min.ute)) return ATTN_TILE_HIDDEN;

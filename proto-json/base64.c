@@ -19,13 +19,14 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* ---- Scalar ----------------------------------------------------------------------------------------------------------- */
+/* ---- Scalar ------------------------------------------------------------------------------------------------------ */
 
 static const char alphabet[65] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 enum { FOREIGN = 0x80 }; /* no sextet has this bit */
 
 /* What each character stands for. */
+/* clang-format off */
 #define __ FOREIGN
 static const uint8_t sextet[256] = {
     __, __, __, __, __, __, __, __, __, __, __, __, __, __, __, __, /* 0x00 */
@@ -39,6 +40,7 @@ static const uint8_t sextet[256] = {
     [0x80 ... 0xFF] = __,
 };
 #undef __
+/* clang-format on */
 
 size_t base64_decode_scalar(const char *text, size_t count, uint8_t *out)
 {
@@ -68,7 +70,7 @@ size_t base64_encode_scalar(const uint8_t *bytes, size_t count, char *text)
     return done;
 }
 
-/* ---- Variants --------------------------------------------------------------------------------------------------------- */
+/* ---- Variants ---------------------------------------------------------------------------------------------------- */
 
 struct variant {
     const char *name;
@@ -77,23 +79,32 @@ struct variant {
     base64_encode_groups *encode;
 };
 
-static bool always(void) { return true; }
+static bool always(void)
+{
+    return true;
+}
 
 #ifdef __x86_64__
-/* The compiler's run-time library asks cpuid for the instructions and xgetbv whether the system saves their registers. */
-static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"); }
+/* The compiler's run-time library asks cpuid for the instructions and xgetbv whether the system saves their
+ * registers. */
+static bool has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
+}
 static bool has_avx512(void)
 {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("bmi2");
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("bmi2");
 }
 #endif
 
 /* Best first; the last one runs anywhere. */
 static const struct variant variants[] = {
 #ifdef __x86_64__
-    { "avx512", has_avx512, base64_decode_avx512, base64_decode_large_avx512, base64_encode_avx512 }, /* Ice Lake, Zen 4 */
-    { "avx2", has_avx2, base64_decode_avx2, base64_decode_large_avx2, base64_encode_avx2 },           /* Haswell, Zen */
+    { "avx512", has_avx512, base64_decode_avx512, base64_decode_large_avx512,
+      base64_encode_avx512 },                                                               /* Ice Lake, Zen 4 */
+    { "avx2", has_avx2, base64_decode_avx2, base64_decode_large_avx2, base64_encode_avx2 }, /* Haswell, Zen */
 #endif
     { "scalar", always, base64_decode_scalar, NULL, base64_encode_scalar },
 };
@@ -121,7 +132,8 @@ static const struct variant *variant(void)
 
 const char *const *base64_variants(void)
 {
-    static _Thread_local const char *names[VARIANTS + 1]; /* filled at every call, so that no two threads write the same */
+    static _Thread_local const char
+        *names[VARIANTS + 1]; /* filled at every call, so that no two threads write the same */
     size_t count = 0;
     for (size_t i = 0; i < VARIANTS; i++)
         if (variants[i].runs_here()) names[count++] = variants[i].name;
@@ -139,14 +151,15 @@ bool base64_use(const char *name)
     return false;
 }
 
-/* ---- Decoding --------------------------------------------------------------------------------------------------------- */
+/* ---- Decoding ---------------------------------------------------------------------------------------------------- */
 
-/* A stream that has come this far is stored past the caches, and a piece this long is worth it. Measured on a Xeon with
- * 2 MiB of L2 per core, 64 KiB pieces to 192 MiB of memory: 15.9 instead of 9.5 GB/s of text. Smaller tensors are left to
- * the caches. */
+/* A stream that has come this far is stored past the caches, and a piece this long is worth it. Measured on a Xeon
+ * with 2 MiB of L2 per core, 64 KiB pieces to 192 MiB of memory: 15.9 instead of 9.5 GB/s of text. Smaller tensors
+ * are left to the caches. */
 enum { LARGE = 8 << 20, LARGE_PIECE = 4096 };
 
-/* Takes one character; false, and nothing changed, where it cannot stand here. *out moves behind what a full group wrote. */
+/* Takes one character; false, and nothing changed, where it cannot stand here. *out moves behind what a full group
+ * wrote. */
 static bool step(base64_decoder *d, unsigned char c, uint8_t **out)
 {
     if (d->ended) { /* only the second '=' of two may follow */
@@ -207,7 +220,10 @@ bool base64_decode(base64_decoder *decoder, const char *text, size_t count, uint
     return base64_decode_until(decoder, text, count, out, written) == count;
 }
 
-bool base64_finish(const base64_decoder *decoder) { return decoder->held == 0; }
+bool base64_finish(const base64_decoder *decoder)
+{
+    return decoder->held == 0;
+}
 
 const char *base64_reason(const base64_decoder *decoder, char found)
 {
@@ -218,7 +234,7 @@ const char *base64_reason(const base64_decoder *decoder, char found)
     return "padding after a character whose unused bits are not zero";
 }
 
-/* ---- Encoding --------------------------------------------------------------------------------------------------------- */
+/* ---- Encoding ---------------------------------------------------------------------------------------------------- */
 
 void base64_encode(const uint8_t *bytes, size_t count, char *text)
 {

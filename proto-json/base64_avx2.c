@@ -4,15 +4,17 @@
  *
  *     hi 2: '+' (lo B), '/' (lo F)    hi 3: '0'-'9' (lo 0-9)    hi 4, 6: letters (lo 1-F)    hi 5, 7: letters (lo 0-A)
  *
- * Each kind of hi has a bit, and a table says for each lo which kinds it does not go with: where the two meet, the character
- * is foreign. What to add to a character to get its six bits depends on hi alone, but for '/', which borrows the unused
- * row 1. Two multiply-adds then join the sextets, 00aaaaaa 00bbbbbb 00cccccc 00dddddd -> aaaaaabb bbbbcccc ccdddddd, and
- * shuffles close the gaps. A vector with a foreign character is decoded all the same, but only the groups before it count.
+ * Each kind of hi has a bit, and a table says for each lo which kinds it does not go with: where the two meet, the
+ * character is foreign. What to add to a character to get its six bits depends on hi alone, but for '/', which
+ * borrows the unused row 1. Two multiply-adds then join the sextets, 00aaaaaa 00bbbbbb 00cccccc 00dddddd ->
+ * aaaaaabb bbbbcccc ccdddddd, and shuffles close the gaps. A vector with a foreign character is decoded all the
+ * same, but only the groups before it count.
  *
- * Encoding is the way back: bytes are dealt out so that the two 16-bit halves of each 32 bits hold two sextets each, two
- * multiplications shift them into place, and a table of 16 differences makes letters of them.
+ * Encoding is the way back: bytes are dealt out so that the two 16-bit halves of each 32 bits hold two sextets
+ * each, two multiplications shift them into place, and a table of 16 differences makes letters of them.
  *
- * Source of the idea: Mula and Lemire, "Faster Base64 Encoding and Decoding using AVX2 Instructions", arXiv:1704.00605. */
+ * Source of the idea: Mula and Lemire, "Faster Base64 Encoding and Decoding using AVX2 Instructions",
+ * arXiv:1704.00605. */
 #include "base64_simd.h"
 
 #ifdef __AVX2__
@@ -29,16 +31,17 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     enum { PLUS_SLASH = 1, DIGITS = 2, AO_ao = 4, PZ_pz = 8, NEVER = 16 };
     const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, /* hi 0-7 */
                                      NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER);
-    const __m256i not_with_lo =
-        TWICE(NEVER | PLUS_SLASH | AO_ao,                                 /* lo 0: 0 P p */
-              NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, /* lo 1-9 */
-              NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
-              NEVER | PLUS_SLASH, NEVER | PLUS_SLASH | DIGITS, /* lo A: J Z j z */
-              NEVER | DIGITS | PZ_pz,                          /* lo B: + K k */
-              NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-              NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* lo C-E */
-              NEVER | DIGITS | PZ_pz);             /* lo F: / O o */
-    const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m256i not_with_lo = TWICE(NEVER | PLUS_SLASH | AO_ao,                                 /* lo 0: 0 P p */
+                                      NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, /* lo 1-9 */
+                                      NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
+                                      NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
+                                      NEVER | PLUS_SLASH | DIGITS, /* lo A: J Z j z */
+                                      NEVER | DIGITS | PZ_pz,      /* lo B: + K k */
+                                      NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
+                                      NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* lo C-E */
+                                      NEVER | DIGITS | PZ_pz);             /* lo F: / O o */
+    const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
+                                    0, 0);
 
     const __m256i low_half = _mm256_set1_epi8(0x0F);
     __m256i lo = _mm256_and_si256(text, low_half);
@@ -58,8 +61,14 @@ static inline __m256i joined(__m256i sextets32, __m256i places)
 }
 #define AT_LOW_END _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7)
 
-static inline __m256i load(const void *from) { return _mm256_loadu_si256((const __m256i *)from); }
-static inline void store(void *to, __m256i v) { _mm256_storeu_si256((__m256i *)to, v); }
+static inline __m256i load(const void *from)
+{
+    return _mm256_loadu_si256((const __m256i *)from);
+}
+static inline void store(void *to, __m256i v)
+{
+    _mm256_storeu_si256((__m256i *)to, v);
+}
 
 size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
 {
@@ -96,8 +105,9 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
         for (int i = 0; i < UNROLL; i++) s[i] = sextets(load(text + done + i * CHARS), &f[i]);
         __m256i any = _mm256_or_si256(_mm256_or_si256(f[0], f[1]), _mm256_or_si256(f[2], f[3]));
         if (!_mm256_testz_si256(any, any)) break;
-        /* In units of 8 bytes: a0 a1 a2 b0 | b1 b2 c0 c1 | c2 d0 d1 d2. b and c are turned so that both parts are in place.
-         */
+        /* In units of 8 bytes: a0 a1 a2 b0 | b1 b2 c0 c1 | c2 d0 d1 d2. b and c are turned so that both parts are
+         * in place.
+         * */
         __m256i a = joined(s[0], _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7));
         __m256i b = joined(s[1], _mm256_setr_epi32(2, 4, 5, 6, 3, 7, 0, 1));
         __m256i c = joined(s[2], _mm256_setr_epi32(5, 6, 3, 7, 0, 1, 2, 4));
@@ -115,14 +125,16 @@ static inline __m256i letters(__m256i bytes)
 {
     /* Each 32 bits get bytes b1 b0 b2 b1: the sextets then are bits 10-15, 4-9, 22-27 and 16-21. */
     __m256i dealt = _mm256_shuffle_epi8(bytes, TWICE(1, 0, 2, 1, 4, 3, 5, 4, 7, 6, 8, 7, 10, 9, 11, 10));
-    __m256i even = _mm256_mulhi_epu16(_mm256_and_si256(dealt, _mm256_set1_epi32(0x0FC0FC00)), _mm256_set1_epi32(0x04000040));
-    __m256i odd = _mm256_mullo_epi16(_mm256_and_si256(dealt, _mm256_set1_epi32(0x003F03F0)), _mm256_set1_epi32(0x01000010));
+    __m256i even = _mm256_mulhi_epu16(_mm256_and_si256(dealt, _mm256_set1_epi32(0x0FC0FC00)),
+                                      _mm256_set1_epi32(0x04000040));
+    __m256i odd = _mm256_mullo_epi16(_mm256_and_si256(dealt, _mm256_set1_epi32(0x003F03F0)),
+                                     _mm256_set1_epi32(0x01000010));
     __m256i sextets32 = _mm256_or_si256(even, odd);
 
-    /* Row 0: A-Z, row 1: a-z, rows 2 to 11: 0-9, row 12: +, row 13: /. 52 and up fall into their rows by subtraction; of
-     * what is below, both letters give 0, and the comparison moves the small ones up by one. */
-    const __m256i differences = TWICE('A', 'a' - 26, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52,
-                                      '0' - 52, '0' - 52, '0' - 52, '+' - 62, '/' - 63, 0, 0);
+    /* Row 0: A-Z, row 1: a-z, rows 2 to 11: 0-9, row 12: +, row 13: /. 52 and up fall into their rows by
+     * subtraction; of what is below, both letters give 0, and the comparison moves the small ones up by one. */
+    const __m256i differences = TWICE('A', 'a' - 26, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52,
+                                      '0' - 52, '0' - 52, '0' - 52, '0' - 52, '+' - 62, '/' - 63, 0, 0);
     __m256i row = _mm256_subs_epu8(sextets32, _mm256_set1_epi8(51));
     row = _mm256_sub_epi8(row, _mm256_cmpgt_epi8(sextets32, _mm256_set1_epi8(25)));
     return _mm256_add_epi8(sextets32, _mm256_shuffle_epi8(differences, row));

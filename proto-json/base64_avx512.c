@@ -1,13 +1,13 @@
 /* base64_avx512.c: whole groups of base64, 64 characters at a time, with the byte permutations of AVX-512 VBMI.
  *
- * One instruction looks up 64 bytes in a table of 128 entries held in two registers: that is the whole of decoding a
- * character. Entries outside the alphabet have their top bit set, and so have characters beyond ASCII, so that the top bits
- * of (entry | character) mark what is foreign. Two multiply-adds join the sextets (as in base64_avx2.c) and one more
- * permutation closes the gaps. For encoding, a permutation deals the bytes out, one multishift cuts the sextets and one
- * lookup in 64 entries makes letters of them.
+ * One instruction looks up 64 bytes in a table of 128 entries held in two registers: that is the whole of decoding
+ * a character. Entries outside the alphabet have their top bit set, and so have characters beyond ASCII, so that
+ * the top bits of (entry | character) mark what is foreign. Two multiply-adds join the sextets (as in
+ * base64_avx2.c) and one more permutation closes the gaps. For encoding, a permutation deals the bytes out, one
+ * multishift cuts the sextets and one lookup in 64 entries makes letters of them.
  *
- * Ends are masked: a load of the last characters fills up with zero bytes, which are foreign, so that one rule finds the end
- * of the text and the first foreign character.
+ * Ends are masked: a load of the last characters fills up with zero bytes, which are foreign, so that one rule
+ * finds the end of the text and the first foreign character.
  *
  * Source of the idea: Mula and Lemire, "Base64 encoding and decoding at almost the speed of a memory copy",
  * arXiv:1910.05109. */
@@ -19,31 +19,33 @@
 
 enum { CHARS = 64, BYTES = 48, UNROLL = 4 };
 
-/* What is written is asked for this many bytes before its turn: it was last used by another core, which computed on it. */
+/* What is written is asked for this many bytes before its turn: it was last used by another core, which computed on
+ * it. */
 enum { AHEAD = 2048, LINE = 64 };
 
 /* What the characters 0 to 127 stand for; F where nothing. */
 #define F 0x80
 static const uint8_t sextet_of[128] __attribute__((aligned(64))) = {
-    F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F, /* 0x00 */
-    F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F, /* 0x10 */
+    F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  /* 0x00 */
+    F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  /* 0x10 */
     F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  62, F,  F,  F,  63, /* 0x20 */
-    52, 53, 54, 55, 56, 57, 58, 59, 60, 61, F,  F,  F,  F,  F,  F, /* 0x30 */
+    52, 53, 54, 55, 56, 57, 58, 59, 60, 61, F,  F,  F,  F,  F,  F,  /* 0x30 */
     F,  0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, /* 0x40 */
-    15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, F,  F,  F,  F,  F, /* 0x50 */
+    15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, F,  F,  F,  F,  F,  /* 0x50 */
     F,  26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, /* 0x60 */
-    41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, F,  F,  F,  F,  F, /* 0x70 */
+    41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, F,  F,  F,  F,  F,  /* 0x70 */
 };
 #undef F
 
-static const char letter_of[65] __attribute__((aligned(64))) =
-    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+static const char letter_of[65]
+    __attribute__((aligned(64))) = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 /* Where the three bytes of group i of 16 come from: 4 bytes whose lowest three hold 24 bits, the last byte first. The
  * entries beyond 48 take the start of a second register: read from 0, 16 and 32, the table closes the gaps between two
  * vectors. */
-#define CLOSE(i)  4 * (i) + 2, 4 * (i) + 1, 4 * (i)
-#define CLOSE8(i) CLOSE(i), CLOSE(i + 1), CLOSE(i + 2), CLOSE(i + 3), CLOSE(i + 4), CLOSE(i + 5), CLOSE(i + 6), CLOSE(i + 7)
+#define CLOSE(i) 4 * (i) + 2, 4 * (i) + 1, 4 * (i)
+#define CLOSE8(i) \
+    CLOSE(i), CLOSE(i + 1), CLOSE(i + 2), CLOSE(i + 3), CLOSE(i + 4), CLOSE(i + 5), CLOSE(i + 6), CLOSE(i + 7)
 static const uint8_t close_gaps[96] __attribute__((aligned(64))) = { CLOSE8(0), CLOSE8(8), CLOSE8(16), CLOSE8(24) };
 
 /* The way back: four bytes b1 b0 b2 b1 from each three, so that every sextet is a run of bits of the 32. */
@@ -60,7 +62,10 @@ static inline __m512i joined(__m512i sextets)
     return _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00011000));               /* ab * 4096 + cd */
 }
 
-static inline __m512i closed(__m512i joined16) { return _mm512_permutexvar_epi8(_mm512_load_si512(close_gaps), joined16); }
+static inline __m512i closed(__m512i joined16)
+{
+    return _mm512_permutexvar_epi8(_mm512_load_si512(close_gaps), joined16);
+}
 
 size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
 {
@@ -123,10 +128,11 @@ size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
 
 static inline __m512i letters(__m512i bytes)
 {
-    const __m512i shifts = _mm512_set1_epi64(0x3036242A1016040A); /* of the sextets in 64 bits: 10 4 22 16, 42 36 54 48 */
+    const __m512i shifts = _mm512_set1_epi64(
+        0x3036242A1016040A); /* of the sextets in 64 bits: 10 4 22 16, 42 36 54 48 */
     __m512i dealt = _mm512_permutexvar_epi8(_mm512_load_si512(deal_out), bytes);
-    __m512i sextets =
-        _mm512_multishift_epi64_epi8(shifts, dealt); /* the two bits above a sextet are ignored by the lookup */
+    __m512i sextets = _mm512_multishift_epi64_epi8(shifts,
+                                                   dealt); /* the two bits above a sextet are ignored by the lookup */
     return _mm512_permutexvar_epi8(sextets, _mm512_load_si512(letter_of));
 }
 

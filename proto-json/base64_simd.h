@@ -1,17 +1,18 @@
 /* base64_simd.h: what base64.c asks of a variant. Private to the base64*.c files.
  *
- * A variant is two loops over whole groups. Everything that is difficult about base64 (pieces, padding, errors) is done
- * once, in base64.c, by the one scalar step() that all variants share; a variant may stop wherever it likes, and what it
- * leaves is done by that step. So a variant can be slow or short-sighted, but not lenient. */
+ * A variant is two loops over whole groups. Everything that is difficult about base64 (pieces, padding, errors) is
+ * done once, in base64.c, by the one scalar step() that all variants share; a variant may stop wherever it likes,
+ * and what it leaves is done by that step. So a variant can be slow or short-sighted, but not lenient. */
 #ifndef BASE64_SIMD_H
 #define BASE64_SIMD_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Decodes whole groups of 4 alphabet characters to 3 bytes each, from the start of a group. Returns the characters it took:
- * a multiple of 4, at most `count`, and none of them outside the alphabet ('=' is outside). It reads nothing beyond `count`
- * and writes at most 64 bytes behind the bytes it counts, and never beyond BASE64_DECODED_MAX(count). */
+/* Decodes whole groups of 4 alphabet characters to 3 bytes each, from the start of a group. Returns the characters
+ * it took: a multiple of 4, at most `count`, and none of them outside the alphabet ('=' is outside). It reads
+ * nothing beyond `count` and writes at most 64 bytes behind the bytes it counts, and never beyond
+ * BASE64_DECODED_MAX(count). */
 typedef size_t base64_decode_groups(const char *text, size_t count, uint8_t *out);
 
 /* Encodes whole groups of 3 bytes. Returns the bytes it took: a multiple of 3, at most `count`. It reads nothing beyond

@@ -1,8 +1,8 @@
 /* decode.c: from the skeleton to problems that have passed attn_check().
  *
- * scan.c has taken the tensor values out of the body; what is left is small, and cJSON makes a tree of it. Here names get
- * their meaning. Two tables say it all: attn_tensors[] (kernels/attention.h) for the members that are tensors,
- * proto_options[] below for the rest. A member that is in neither is refused by name.
+ * scan.c has taken the tensor values out of the body; what is left is small, and cJSON makes a tree of it. Here
+ * names get their meaning. Two tables say it all: attn_tensors[] (kernels/attention.h) for the members that are
+ * tensors, proto_options[] below for the rest. A member that is in neither is refused by name.
  *
  *     body -> scan -> skeleton -> cJSON -> object() -> tensor(), option()  -> attn_check() -> proto_call
  *                 \-> memory  ------------------------^
@@ -29,7 +29,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* ---- The options --------------------------------------------------------------------------------------------------- */
+/* ---- The options ------------------------------------------------------------------------------------------------- */
 
 enum { BOTH = PROTO_FORWARD | PROTO_BACKWARD };
 #define INTEGER_MAX (INT64_C(1) << 53) /* beyond it other programs' JSON numbers are not exact */
@@ -101,14 +101,14 @@ bool proto_gives_tensor(attn_op op, attn_tensor_id id, bool *by_default)
     return attn_tensors[id].role == (op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
 }
 
-/* ---- Values of the tree -------------------------------------------------------------------------------------------- */
+/* ---- Values of the tree ------------------------------------------------------------------------------------------ */
 
 /* What all steps of one body share. */
 struct reader {
-    attn_op          op;
+    attn_op op;
     const scan_lift *lifts;
-    int              lift_count;
-    uint8_t         *memory;
+    int lift_count;
+    uint8_t *memory;
 };
 
 enum { QUOTE_BYTES = 48 };
@@ -198,7 +198,7 @@ static const char *pointer(char out[sizeof((attn_error *)0)->member], const char
 
 typedef char member_text[sizeof((attn_error *)0)->member];
 
-/* ---- Names nobody knows -------------------------------------------------------------------------------------------- */
+/* ---- Names nobody knows ------------------------------------------------------------------------------------------ */
 
 /* Keystrokes between two names: insert, delete or replace one (Levenshtein). 99 where one is too long to bother. */
 static int distance(const char *a, const char *b)
@@ -223,7 +223,7 @@ static int distance(const char *a, const char *b)
 
 struct nearest {
     const char *unknown, *name;
-    int         distance;
+    int distance;
 };
 
 static void consider(struct nearest *best, const char *name)
@@ -260,7 +260,7 @@ static attn_status repeated_member(const char *outer, const char *name, attn_err
                      outer ? outer : "", outer ? ": " : "", length, name, name[length] ? "..." : "");
 }
 
-/* ---- Tensors ------------------------------------------------------------------------------------------------------- */
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 /* "[2, 3]" */
 static const char *shape_text(int rank, const int64_t *shape, char text[96])
@@ -279,25 +279,25 @@ static attn_status shape(const char *name, const cJSON *value, attn_tensor *t, a
     const cJSON *size;
     int rank;
     if (!cJSON_IsArray(value))
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "shape"), "%s: shape is %s, must be an array of integers",
-                         name, describe(value, quote));
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "shape"),
+                         "%s: shape is %s, must be an array of integers", name, describe(value, quote));
     rank = cJSON_GetArraySize(value);
     if (rank < 1 || rank > ATTN_MAX_RANK)
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "shape"), "%s: shape has %d dimensions, must have 1 to %d",
-                         name, rank, ATTN_MAX_RANK);
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "shape"),
+                         "%s: shape has %d dimensions, must have 1 to %d", name, rank, ATTN_MAX_RANK);
     size = value->child;
     for (int a = 0; a < rank; a++, size = size->next)
         if (!integer_of(size, 0, INTEGER_MAX, &t->shape[a])) {
             snprintf(member, sizeof member, "/%s/shape/%d", name, a);
-            return attn_fail(err, ATTN_INVALID, member, "%s: shape[%d] is %s, must be an integer from 0 to %lld", name, a,
-                             describe(size, quote), (long long)INTEGER_MAX);
+            return attn_fail(err, ATTN_INVALID, member, "%s: shape[%d] is %s, must be an integer from 0 to %lld", name,
+                             a, describe(size, quote), (long long)INTEGER_MAX);
         }
     t->rank = rank;
     return ATTN_OK;
 }
 
-/* Do the brackets of an array agree with the shape? A flat list of the right length does; so does one without elements that
- * ends where the shape has its first 0. */
+/* Do the brackets of an array agree with the shape? A flat list of the right length does; so does one without
+ * elements that ends where the shape has its first 0. */
 static bool nesting_fits(const scan_lift *lift, const attn_tensor *t)
 {
     if (lift->rank == 1 && (t->rank > 1 || lift->shape[0] == t->shape[0]))
@@ -315,44 +315,51 @@ static attn_status data(const struct reader *r, const char *name, const cJSON *v
     const scan_lift *lift;
     int64_t bytes, elements;
     if (!cJSON_IsNumber(value)) /* the only numbers in a skeleton are indices of lifted values */
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data is %s, must be base64 in a string or an array of numbers",
-                         name, describe(value, quote));
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"),
+                         "%s: data is %s, must be base64 in a string or an array of numbers", name,
+                         describe(value, quote));
     lift = &r->lifts[(int)value->valuedouble];
     switch (lift->fault) {
     case SCAN_FINE: break;
     case SCAN_BASE64_CHARACTER:
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data is not base64 at character %llu (byte %llu of the body): %s",
-                         name, (unsigned long long)lift->position, (unsigned long long)lift->at, lift->reason);
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"),
+                         "%s: data is not base64 at character %llu (byte %llu of the body): %s", name,
+                         (unsigned long long)lift->position, (unsigned long long)lift->at, lift->reason);
     case SCAN_BASE64_ENDS:
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data ends after %llu characters of base64, inside a group of four",
-                         name, (unsigned long long)lift->position);
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"),
+                         "%s: data ends after %llu characters of base64, inside a group of four", name,
+                         (unsigned long long)lift->position);
     case SCAN_ARRAY_TEXT:
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data at byte %llu of the body: %s", name,
-                         (unsigned long long)lift->at, lift->reason);
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data at byte %llu of the body: %s",
+                         name, (unsigned long long)lift->at, lift->reason);
     case SCAN_ARRAY_ELEMENT:
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: element %llu of data: %s", name, (unsigned long long)lift->position,
-                         lift->reason);
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: element %llu of data: %s", name,
+                         (unsigned long long)lift->position, lift->reason);
     }
     if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes) || !attn_shape_elements(t->rank, t->shape, &elements))
         return attn_fail(err, ATTN_INVALID, pointer(member, name, "shape"),
-                         "%s: shape %s of %s is more bytes than can be counted", name, shape_text(t->rank, t->shape, must),
-                         attn_dtype_name(t->dtype));
+                         "%s: shape %s of %s is more bytes than can be counted", name,
+                         shape_text(t->rank, t->shape, must), attn_dtype_name(t->dtype));
     if (lift->kind == SCAN_ARRAY && lift->elements != elements)
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data has %lld numbers, shape %s needs %lld", name,
-                         (long long)lift->elements, shape_text(t->rank, t->shape, must), (long long)elements);
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"),
+                         "%s: data has %lld numbers, shape %s needs %lld", name, (long long)lift->elements,
+                         shape_text(t->rank, t->shape, must), (long long)elements);
     if (lift->kind == SCAN_ARRAY && !nesting_fits(lift, t))
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data is nested as %s, shape is %s", name,
-                         shape_text(lift->rank, lift->shape, is), shape_text(t->rank, t->shape, must));
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data is nested as %s, shape is %s",
+                         name, shape_text(lift->rank, lift->shape, is), shape_text(t->rank, t->shape, must));
     if (lift->kind == SCAN_ARRAY && (!lift->typed || lift->dtype != t->dtype))
-        return attn_fail(err, ATTN_INTERNAL, pointer(member, name, "data"), "%s: data was not converted to %s", name, attn_dtype_name(t->dtype));
+        return attn_fail(err, ATTN_INTERNAL, pointer(member, name, "data"), "%s: data was not converted to %s", name,
+                         attn_dtype_name(t->dtype));
     if (lift->bytes != (uint64_t)bytes)
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data has %zu bytes, shape %s of %s needs %lld", name, lift->bytes,
+        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"),
+                         "%s: data has %zu bytes, shape %s of %s needs %lld", name, lift->bytes,
                          shape_text(t->rank, t->shape, must), attn_dtype_name(t->dtype), (long long)bytes);
     *t = attn_tensor_make(r->memory ? r->memory + lift->offset : NULL, t->dtype, t->rank, t->shape);
     return ATTN_OK;
 }
 
-static attn_status tensor(const struct reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t, attn_error *err)
+static attn_status tensor(const struct reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
+                          attn_error *err)
 {
     static const char *const names[] = { "shape", "dtype", "data" };
     const char *const name = attn_tensors[id].name;
@@ -362,8 +369,8 @@ static attn_status tensor(const struct reader *r, attn_tensor_id id, const cJSON
     const char *dtype;
     attn_status status;
     if (!cJSON_IsObject(value))
-        return attn_fail(err, ATTN_INVALID, pointer(member, NULL, name), "%s: is %s, must be an object with shape, dtype and data", name,
-                         describe(value, quote));
+        return attn_fail(err, ATTN_INVALID, pointer(member, NULL, name),
+                         "%s: is %s, must be an object with shape, dtype and data", name, describe(value, quote));
     for (const cJSON *part = value->child; part; part = part->next) {
         struct nearest best = { part->string, NULL, 3 };
         size_t i = 0;
@@ -376,7 +383,8 @@ static attn_status tensor(const struct reader *r, attn_tensor_id id, const cJSON
         members[i] = part;
     }
     for (size_t i = 0; i < COUNT(names); i++)
-        if (!members[i]) return attn_fail(err, ATTN_INVALID, pointer(member, NULL, name), "%s: %s is missing", name, names[i]);
+        if (!members[i])
+            return attn_fail(err, ATTN_INVALID, pointer(member, NULL, name), "%s: %s is missing", name, names[i]);
     if ((status = shape(name, members[0], t, err)) != ATTN_OK) return status;
     dtype = string_of(members[1]);
     if (!dtype || !attn_dtype_parse(dtype, &t->dtype))
@@ -386,7 +394,7 @@ static attn_status tensor(const struct reader *r, attn_tensor_id id, const cJSON
     return data(r, name, members[2], t, err);
 }
 
-/* ---- Options ------------------------------------------------------------------------------------------------------- */
+/* ---- Options ----------------------------------------------------------------------------------------------------- */
 
 /* "NAME: is VALUE, must be RULE" */
 static attn_status wrong(const char *name, const char *step, const cJSON *value, const char *rule, attn_error *err)
@@ -396,16 +404,17 @@ static attn_status wrong(const char *name, const char *step, const cJSON *value,
     if (step)
         return attn_fail(err, ATTN_INVALID, pointer(member, name, step), "%s: [%s] is %s, must be %s", name, step,
                          describe(value, quote), rule);
-    return attn_fail(err, ATTN_INVALID, pointer(member, NULL, name), "%s: is %s, must be %s", name, describe(value, quote),
-                     rule);
+    return attn_fail(err, ATTN_INVALID, pointer(member, NULL, name), "%s: is %s, must be %s", name,
+                     describe(value, quote), rule);
 }
 
-static attn_status integer(const proto_option *o, const char *step, const cJSON *value, int64_t *to, const char *or_else,
-                           attn_error *err)
+static attn_status integer(const proto_option *o, const char *step, const cJSON *value, int64_t *to,
+                           const char *or_else, attn_error *err)
 {
     char rule[96];
     if (integer_of(value, o->minimum, o->maximum, to)) return ATTN_OK;
-    snprintf(rule, sizeof rule, "an integer from %lld to %lld%s", (long long)o->minimum, (long long)o->maximum, or_else);
+    snprintf(rule, sizeof rule, "an integer from %lld to %lld%s", (long long)o->minimum, (long long)o->maximum,
+             or_else);
     return wrong(o->name, step, value, rule, err);
 }
 
@@ -448,17 +457,18 @@ static attn_status output_names(const proto_option *o, attn_op op, const cJSON *
         const char *text = string_of(element);
         int id = 0;
         snprintf(step, sizeof step, "%d", i);
-        while (id < ATTN_TENSOR_COUNT &&
-               !(text && proto_gives_tensor(op, (attn_tensor_id)id, &by_default) && !strcmp(text, attn_tensors[id].name)))
+        while (id < ATTN_TENSOR_COUNT && !(text && proto_gives_tensor(op, (attn_tensor_id)id, &by_default) &&
+                                           !strcmp(text, attn_tensors[id].name)))
             id++;
         if (id == ATTN_TENSOR_COUNT) return wrong(o->name, step, element, rule, err);
         if (mask >> id & 1)
-            return attn_fail(err, ATTN_INVALID, pointer(member, o->name, step), "%s: [%d] names '%s' a second time", o->name,
-                             i, text);
+            return attn_fail(err, ATTN_INVALID, pointer(member, o->name, step), "%s: [%d] names '%s' a second time",
+                             o->name, i, text);
         mask |= UINT64_C(1) << id;
     }
     if (!mask)
-        return attn_fail(err, ATTN_INVALID, pointer(member, NULL, o->name), "%s: is empty, must name %s", o->name, rule);
+        return attn_fail(err, ATTN_INVALID, pointer(member, NULL, o->name), "%s: is empty, must name %s", o->name,
+                         rule);
     *to = mask;
     return ATTN_OK;
 }
@@ -517,8 +527,8 @@ static attn_status option(const struct reader *r, const proto_option *o, const c
         if (!cJSON_IsArray(value)) return wrong(o->name, NULL, value, "an array of two integers", err);
         if (cJSON_GetArraySize(value) != 2) {
             member_text member;
-            return attn_fail(err, ATTN_INVALID, pointer(member, NULL, o->name), "%s: has %d elements, must have 2", o->name,
-                             cJSON_GetArraySize(value));
+            return attn_fail(err, ATTN_INVALID, pointer(member, NULL, o->name), "%s: has %d elements, must have 2",
+                             o->name, cJSON_GetArraySize(value));
         }
         status = integer(o, "0", value->child, to, "", err);
         if (status == ATTN_OK) status = integer(o, "1", value->child->next, (int64_t *)to + 1, "", err);
@@ -534,10 +544,8 @@ static attn_status option(const struct reader *r, const proto_option *o, const c
     case PROTO_TYPE_NAMES: status = output_names(o, r->op, value, to, err); break;
     case PROTO_TYPE_ROWS: {
         const char *text = string_of(value);
-        if (text && !strcmp(text, "all"))
-            *(int64_t *)to = PROTO_VERIFY_ALL;
-        else
-            status = integer(o, NULL, value, to, ", or \"all\"", err);
+        if (text && !strcmp(text, "all")) *(int64_t *)to = PROTO_VERIFY_ALL;
+        else status = integer(o, NULL, value, to, ", or \"all\"", err);
         break;
     }
     case PROTO_TYPE_ID: status = identifier(o, value, to, err); break;
@@ -546,7 +554,7 @@ static attn_status option(const struct reader *r, const proto_option *o, const c
     return status;
 }
 
-/* ---- Problems ------------------------------------------------------------------------------------------------------ */
+/* ---- Problems ---------------------------------------------------------------------------------------------------- */
 
 static const proto_option *option_named(const char *name)
 {
@@ -613,18 +621,17 @@ static attn_status object(const struct reader *r, const cJSON *value, proto_item
         const proto_option *o = option_named(member->string);
         const int id = tensor_named(member->string);
         if (repeated(value, member)) return repeated_member(NULL, member->string, err);
-        if (o && (o->ops >> r->op & 1))
-            status = option(r, o, member, item, err);
+        if (o && (o->ops >> r->op & 1)) status = option(r, o, member, item, err);
         else if (id < ATTN_TENSOR_COUNT && proto_takes_tensor(r->op, (attn_tensor_id)id))
             status = tensor(r, (attn_tensor_id)id, member, &item->problem.tensor[id], err);
-        else
-            status = foreign(r->op, member->string, err);
+        else status = foreign(r->op, member->string, err);
         if (status != ATTN_OK) return status;
     }
     if (!item->outputs)
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
             bool by_default;
-            if (proto_gives_tensor(r->op, (attn_tensor_id)id, &by_default) && by_default) item->outputs |= UINT64_C(1) << id;
+            if (proto_gives_tensor(r->op, (attn_tensor_id)id, &by_default) && by_default)
+                item->outputs |= UINT64_C(1) << id;
         }
     if (*item->context) return beside_context(value, err);
     return proto_item_prepare(item, err);
@@ -639,7 +646,8 @@ attn_status proto_item_prepare(proto_item *item, attn_error *err)
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         if (!(item->outputs >> id & 1)) continue;
         status = attn_output(p, (attn_tensor_id)id, item->out_dtype, &p->tensor[id], err);
-        if (status == ATTN_NOT_FOUND) { /* gradients of what was not given: the fault is in the request, nothing is lost */
+        if (status ==
+            ATTN_NOT_FOUND) { /* gradients of what was not given: the fault is in the request, nothing is lost */
             status = ATTN_INVALID;
             if (err) err->status = status, snprintf(err->member, sizeof err->member, "/outputs");
         }
@@ -648,15 +656,15 @@ attn_status proto_item_prepare(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* ---- Memory of cJSON's trees ---------------------------------------------------------------------------------------- */
+/* ---- Memory of cJSON's trees ------------------------------------------------------------------------------------- */
 
-/* A tree is made, read and forgotten in one call, and cJSON asks for each node and each name by itself: 57 pieces for a body of
- * three tensors. While a tree is open they are cut from one block of the thread's, all of which is free again when the next
- * tree begins; what does not fit comes from malloc(). */
+/* A tree is made, read and forgotten in one call, and cJSON asks for each node and each name by itself: 57 pieces
+ * for a body of three tensors. While a tree is open they are cut from one block of the thread's, all of which is
+ * free again when the next tree begins; what does not fit comes from malloc(). */
 enum { TREE_BYTES = 8192, TREE_ALIGNMENT = 16 };
 
 static _Thread_local struct {
-    bool   open;
+    bool open;
     size_t used;
     _Alignas(TREE_ALIGNMENT) char bytes[TREE_BYTES];
 } tree;
@@ -675,7 +683,10 @@ static void tree_free(void *piece)
 }
 
 static pthread_once_t hooks_once = PTHREAD_ONCE_INIT; /* nothing else in this program uses cJSON */
-static void set_hooks(void) { cJSON_InitHooks(&(cJSON_Hooks){ tree_malloc, tree_free }); }
+static void set_hooks(void)
+{
+    cJSON_InitHooks(&(cJSON_Hooks){ tree_malloc, tree_free });
+}
 
 static cJSON *tree_parse(const char *text, size_t bytes)
 {
@@ -690,12 +701,12 @@ static void tree_delete(cJSON *root)
     tree.open = false;
 }
 
-/* ---- The body ------------------------------------------------------------------------------------------------------ */
+/* ---- The body ---------------------------------------------------------------------------------------------------- */
 
 struct proto_decoder {
-    attn_op      op;
+    attn_op op;
     proto_limits limits;
-    scan        *scan;
+    scan *scan;
 };
 
 proto_decoder *proto_decoder_new(attn_op op, const proto_limits *limits, const proto_memory *memory)
@@ -725,7 +736,10 @@ attn_status proto_decoder_feed(proto_decoder *decoder, const void *bytes, size_t
     return scan_feed(decoder->scan, bytes, count, err);
 }
 
-static attn_status no_memory(attn_error *err) { return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request"); }
+static attn_status no_memory(attn_error *err)
+{
+    return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
+}
 
 /* {"requests": [...]} and nothing else. */
 static attn_status envelope(const proto_decoder *d, const struct reader *r, const cJSON *root, proto_call *call,
@@ -737,20 +751,20 @@ static attn_status envelope(const proto_decoder *d, const struct reader *r, cons
     for (const cJSON *member = root->child; member; member = member->next) {
         member_text text;
         if (repeated(root, member)) return repeated_member(NULL, member->string, err);
-        if (!strcmp(member->string, "requests"))
-            requests = member;
+        if (!strcmp(member->string, "requests")) requests = member;
         else
-            return attn_fail(err, ATTN_INVALID, pointer(text, NULL, member->string), "%.*s: cannot stand beside requests",
-                             cut(member->string, 48), member->string);
+            return attn_fail(err, ATTN_INVALID, pointer(text, NULL, member->string),
+                             "%.*s: cannot stand beside requests", cut(member->string, 48), member->string);
     }
     if (!cJSON_IsArray(requests))
         return attn_fail(err, ATTN_INVALID, "/requests", "requests: is %s, must be an array of problems",
                          describe(requests, quote));
     count = cJSON_GetArraySize(requests);
-    if (count < 1) return attn_fail(err, ATTN_INVALID, "/requests", "requests: is empty, must hold at least one problem");
+    if (count < 1)
+        return attn_fail(err, ATTN_INVALID, "/requests", "requests: is empty, must hold at least one problem");
     if (count > d->limits.batch)
-        return attn_fail(err, ATTN_TOO_LARGE, "/requests", "requests: has %d problems, at most %d are taken at once", count,
-                         d->limits.batch);
+        return attn_fail(err, ATTN_TOO_LARGE, "/requests", "requests: has %d problems, at most %d are taken at once",
+                         count, d->limits.batch);
     call->items = calloc((size_t)count, sizeof *call->items);
     if (!call->items) return no_memory(err);
     call->envelope = true;

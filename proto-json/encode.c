@@ -5,8 +5,8 @@
  *     {"out":{"shape":[1,64,4,64],"dtype":"float16","data":"  |  base64 of out  |  "},"lse":{ ...  |  base64 of lse  | ... }
  *       text                                                    tensor             text              tensor            text
  *
- * Text pieces lie in one small buffer. Tensor pieces are only pointers: reading turns their bytes into base64 (or numbers)
- * straight in the caller's buffer, so that no answer exists twice.
+ * Text pieces lie in one small buffer. Tensor pieces are only pointers: reading turns their bytes into base64 (or
+ * numbers) straight in the caller's buffer, so that no answer exists twice.
  *
  * Invariants:
  *   1. The bytes depend on the answer alone, not on the sizes in which it is read.
@@ -31,10 +31,10 @@ const char *const proto_stages[PROTO_STAGE_COUNT] = {
 enum piece_kind { TEXT, BASE64, ARRAY };
 
 struct piece {
-    enum piece_kind    kind;
-    size_t             offset; /* TEXT: in the encoder's buffer */
+    enum piece_kind kind;
+    size_t offset;             /* TEXT: in the encoder's buffer */
     const attn_tensor *tensor; /* the others */
-    uint64_t           length; /* characters */
+    uint64_t length;           /* characters */
 };
 
 enum {
@@ -44,26 +44,26 @@ enum {
 
 /* One element of an array with what stands before it, or the brackets at the end. */
 struct token {
-    char   text[TOKEN_BYTES];
+    char text[TOKEN_BYTES];
     size_t length, taken;
 };
 
 struct proto_encoder {
-    char         *text;
-    size_t        text_bytes, text_capacity;
+    char *text;
+    size_t text_bytes, text_capacity;
     struct piece *pieces;
-    size_t        piece_count, piece_capacity;
-    bool          short_of_memory;
-    uint64_t      length;
+    size_t piece_count, piece_capacity;
+    bool short_of_memory;
+    uint64_t length;
 
     /* Where reading stands. */
-    size_t       piece;
-    uint64_t     taken;   /* characters of that piece */
-    int64_t      element; /* of an array: the next one */
+    size_t piece;
+    uint64_t taken;  /* characters of that piece */
+    int64_t element; /* of an array: the next one */
     struct token token;
 };
 
-/* ---- Making the list ----------------------------------------------------------------------------------------------- */
+/* ---- Making the list --------------------------------------------------------------------------------------------- */
 
 static struct piece *add_piece(proto_encoder *e, struct piece piece)
 {
@@ -204,7 +204,8 @@ static void add_result(proto_encoder *e, const proto_item *item, const proto_res
     add(e, "\",\"timing_us\":{");
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         double us = result->timing_us[written[i]];
-        uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5) : 0; /* no clock of ours gives anything else */
+        uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5)
+                                              : 0; /* no clock of ours gives anything else */
         add(e, i ? ",\"" : "\"");
         add(e, proto_stages[written[i]]);
         add(e, "\":");
@@ -252,7 +253,10 @@ attn_status proto_encoder_new(const proto_call *call, const proto_result *result
     return ATTN_OK;
 }
 
-uint64_t proto_encoder_length(const proto_encoder *encoder) { return encoder->length; }
+uint64_t proto_encoder_length(const proto_encoder *encoder)
+{
+    return encoder->length;
+}
 
 void proto_encoder_free(proto_encoder *encoder)
 {
@@ -262,7 +266,7 @@ void proto_encoder_free(proto_encoder *encoder)
     free(encoder);
 }
 
-/* ---- Reading ------------------------------------------------------------------------------------------------------- */
+/* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 /* Element `element` of an array, with the brackets and the comma before it; one past the last: the closing brackets. An
  * array without elements is []: its nesting could be endless. False, and an empty token, behind the end. */
@@ -278,8 +282,7 @@ static bool next_token(const attn_tensor *t, int64_t element, struct token *toke
     if (elements == 0) {
         *p++ = '[', *p++ = ']';
     } else {
-        if (element == 0 || element == elements)
-            levels = t->rank;
+        if (element == 0 || element == elements) levels = t->rank;
         else
             for (int a = t->rank - 1; a > 0 && element % (row *= t->shape[a]) == 0; a--) levels++;
         for (int i = 0; i < levels && element > 0; i++) *p++ = ']';
@@ -309,8 +312,8 @@ static size_t read_array(proto_encoder *e, const struct piece *piece, char *to, 
     return done;
 }
 
-/* Characters [taken, taken + capacity) of a tensor's base64: whole groups of four straight to `to`; a group that the reader
- * splits is made again for each part. */
+/* Characters [taken, taken + capacity) of a tensor's base64: whole groups of four straight to `to`; a group that
+ * the reader splits is made again for each part. */
 static size_t read_base64(const struct piece *piece, uint64_t taken, char *to, size_t capacity)
 {
     const uint8_t *bytes = piece->tensor->data;

@@ -1,7 +1,7 @@
 /* errors.c: from a status to what a client reads.
  *
- * PROTO_ERROR_MAP in proto.h is the whole list: HTTP status, slug, title. The sentence (`detail`) comes from where the
- * fault was found and goes out as it is, so it may hold anything a client sent. Two invariants:
+ * PROTO_ERROR_MAP in proto.h is the whole list: HTTP status, slug, title. The sentence (`detail`) comes from where
+ * the fault was found and goes out as it is, so it may hold anything a client sent. Two invariants:
  *   1. What proto_problem_write() writes is always one valid JSON object, whatever the strings hold and however small the
  *      buffer: control characters are escaped, bytes that are no UTF-8 become '?', and texts are cut between characters.
  *   2. When the buffer is short, `detail` and `error` are shortened first; then pointer and request_id are left out. */
@@ -27,7 +27,7 @@ proto_error proto_error_of(attn_status status)
     case ATTN_NO_MEMORY: return PROTO_E_OUT_OF_MEMORY;
     case ATTN_NOT_FOUND: return PROTO_E_NOT_FOUND;
     case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE; /* another process, or this one after a restart, can */
-    case ATTN_OK: /* no error to speak of: being asked is a fault of ours */
+    case ATTN_OK:                                      /* no error to speak of: being asked is a fault of ours */
     case ATTN_DEVICE:
     case ATTN_INTERNAL:
     case ATTN_STATUS_COUNT: break;
@@ -37,9 +37,9 @@ proto_error proto_error_of(attn_status status)
 
 /* Appends to a buffer of fixed size. What does not fit sets `full`, and the text is not to be used. */
 struct writer {
-    char  *text;
+    char *text;
     size_t capacity, length;
-    bool   full;
+    bool full;
 };
 
 static void put(struct writer *w, const char *text, size_t count)
@@ -78,14 +78,10 @@ static void put_escaped(struct writer *w, const char *text, size_t room)
     while (*p) {
         char form[8];
         size_t bytes = character_bytes(p), length;
-        if (*p == '"' || *p == '\\')
-            length = (size_t)snprintf(form, sizeof form, "\\%c", *p);
-        else if (*p < 0x20 || *p == 0x7f)
-            length = (size_t)snprintf(form, sizeof form, "\\u%04x", *p);
-        else if (bytes == 0)
-            form[0] = '?', length = 1, bytes = 1;
-        else
-            memcpy(form, p, length = bytes);
+        if (*p == '"' || *p == '\\') length = (size_t)snprintf(form, sizeof form, "\\%c", *p);
+        else if (*p < 0x20 || *p == 0x7f) length = (size_t)snprintf(form, sizeof form, "\\u%04x", *p);
+        else if (bytes == 0) form[0] = '?', length = 1, bytes = 1;
+        else memcpy(form, p, length = bytes);
         if (length > room) return;
         put(w, form, length);
         room -= length;
@@ -102,8 +98,8 @@ static void put_member(struct writer *w, const char *name, const char *value, si
     put(w, "\"", 1);
 }
 
-/* How many bytes the escaped `detail` may take at most; attn_error.text is shorter than this unless it is full of control
- * characters. Halved until the document fits. */
+/* How many bytes the escaped `detail` may take at most; attn_error.text is shorter than this unless it is full of
+ * control characters. Halved until the document fits. */
 enum { DETAIL_ROOM = 1200, POINTER_ROOM = 256, REQUEST_ID_ROOM = 256 };
 
 size_t proto_problem_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,

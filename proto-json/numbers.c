@@ -1,7 +1,7 @@
 /* numbers.c: decimal text to numbers and back, exactly.
  *
- * Reading has two layers. The grammar is a machine of a dozen states, one character at a time, that knows exactly what may
- * follow what and so where an error is:
+ * Reading has two layers. The grammar is a machine of a dozen states, one character at a time, that knows exactly
+ * what may follow what and so where an error is:
  *
  *               digit 1-9  +---------+ .   +-------+ digit +----------+ e    +---+ + -  +--------+ digit  +----------+
  *     (value) ----------->| INTEGER |---->| POINT |------>| FRACTION |----->| E |----->| E_SIGN |------->| EXPONENT |
@@ -12,26 +12,29 @@
  *        +---------+---->| ZERO |--|-----. ----'                              |
  *                        +------+  `--- e ------------------------------------'
  *
- * Above it lies a quick reader that takes a whole number at once where the piece holds all of it. Whenever that one is not
- * sure (the piece ends, a character does not fit, the number is long) it takes nothing, and the machine reads the same
- * characters again. So the machine alone defines the language, and the quick reader is no more than a short cut.
+ * Above it lies a quick reader that takes a whole number at once where the piece holds all of it. Whenever that one
+ * is not sure (the piece ends, a character does not fit, the number is long) it takes nothing, and the machine
+ * reads the same characters again. So the machine alone defines the language, and the quick reader is no more than
+ * a short cut.
  *
- * Values. A number is at most 19 significant digits w, times a power of ten, and perhaps further digits. No dtype here has
- * more than 24 significant bits, so a double near the truth is as good as the truth, if it lies on the same side of every
- * number that has 25 bits: those are the values of the dtypes and the midpoints between them ("the grid"). Hence
+ * Values. A number is at most 19 significant digits w, times a power of ten, and perhaps further digits. No dtype
+ * here has more than 24 significant bits, so a double near the truth is as good as the truth, if it lies on the
+ * same side of every number that has 25 bits: those are the values of the dtypes and the midpoints between them
+ * ("the grid"). Hence
  *
  *   1. x = w * 10^e in double arithmetic, wrong by less than 4 units in the last of its 53 places.
  *   2. The 28 places behind the 25th say how near a grid point is. Of random numbers all but one in 10^7 are far: x does.
  *   3. Otherwise the truth is compared with that grid point, in integers (128 bits, or as many as 768 digits need), and the
  *      result is the grid point itself, or the double just above or below it.
  *
- * Rounding such a double to any of the dtypes gives what rounding the decimal number itself gives, ties included. That is
- * also why an array may be kept as such doubles while its dtype is not known (data before dtype), with nothing lost.
+ * Rounding such a double to any of the dtypes gives what rounding the decimal number itself gives, ties included.
+ * That is also why an array may be kept as such doubles while its dtype is not known (data before dtype), with
+ * nothing lost.
  *
  * Writing. The shortest decimal in the interval that rounds to the value, by Schubfach: three multiplications with
- * a 64-bit power of ten place the value and its two boundaries among the multiples of 10^k, and at most four candidates
- * remain. One routine serves all formats, as they differ in the width of c and the range of q of a value c * 2^q only.
- * Source: R. Giulietti, "The Schubfach way to render doubles", 2020. */
+ * a 64-bit power of ten place the value and its two boundaries among the multiples of 10^k, and at most four
+ * candidates remain. One routine serves all formats, as they differ in the width of c and the range of q of a value
+ * c * 2^q only. Source: R. Giulietti, "The Schubfach way to render doubles", 2020. */
 #include "numbers.h"
 
 #include <assert.h>
@@ -41,25 +44,32 @@
 
 typedef unsigned __int128 u128;
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "eight characters at a time: the first one is the lowest byte");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "eight characters at a time: the first one is the lowest byte");
 
-/* ---- The floating formats --------------------------------------------------------------------------------------------- */
+/* ---- The floating formats ---------------------------------------------------------------------------------------- */
 
-/* A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1); its code is sign, exponent and fraction, as in IEEE 754. */
+/* A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1); its code is sign, exponent and fraction, as in
+ * IEEE 754. */
 static const struct format {
-    int      fraction_bits, min_exponent; /* of the smallest normal number */
+    int fraction_bits, min_exponent;       /* of the smallest normal number */
     uint32_t largest, sign, infinity, nan; /* codes; infinity 0: there is none */
 } formats[] = {
-    [ATTN_F32]    = { 23, -126, 0x7F7FFFFF, 0x80000000, 0x7F800000, 0x7FC00000 },
-    [ATTN_F16]    = { 10, -14,  0x7BFF,     0x8000,     0x7C00,     0x7E00 },
-    [ATTN_BF16]   = { 7,  -126, 0x7F7F,     0x8000,     0x7F80,     0x7FC0 },
-    [ATTN_F8E4M3] = { 3,  -6,   0x7E,       0x80,       0,          0x7F },
+    [ATTN_F32] = { 23, -126, 0x7F7FFFFF, 0x80000000, 0x7F800000, 0x7FC00000 },
+    [ATTN_F16] = { 10, -14, 0x7BFF, 0x8000, 0x7C00, 0x7E00 },
+    [ATTN_BF16] = { 7, -126, 0x7F7F, 0x8000, 0x7F80, 0x7FC0 },
+    [ATTN_F8E4M3] = { 3, -6, 0x7E, 0x80, 0, 0x7F },
 };
 
-static const uint8_t element_bytes[] = { [NUMBERS_F32] = 4,    [NUMBERS_F16] = 2, [NUMBERS_BF16] = 2,   [NUMBERS_F8E4M3] = 1,
-                                         [NUMBERS_I32] = 4,    [NUMBERS_U8] = 1,  [NUMBERS_UNTYPED] = 8 };
+static const uint8_t element_bytes[] = {
+    [NUMBERS_F32] = 4, [NUMBERS_F16] = 2, [NUMBERS_BF16] = 2,   [NUMBERS_F8E4M3] = 1,
+    [NUMBERS_I32] = 4, [NUMBERS_U8] = 1,  [NUMBERS_UNTYPED] = 8
+};
 
-size_t numbers_bytes(numbers_type type) { return element_bytes[type]; }
+size_t numbers_bytes(numbers_type type)
+{
+    return element_bytes[type];
+}
 
 static uint64_t double_bits(double x)
 {
@@ -75,15 +85,15 @@ static double bits_double(uint64_t bits)
     return x;
 }
 
-/* ---- Decimal to binary ------------------------------------------------------------------------------------------------ */
+/* ---- Decimal to binary ------------------------------------------------------------------------------------------- */
 
 /* The text of a number, taken apart: (-1)^negative * w * 10^exponent, and more digits behind w where `longer`. */
 struct decimal {
-    bool        negative, longer, integer; /* integer: neither point nor exponent was written */
-    uint64_t    w;                         /* the first 19 significant digits, or all of them */
-    int         exponent;
-    const char *text;                      /* of the digits and the point; what follows is not among "0123456789." */
-    size_t      count;
+    bool negative, longer, integer; /* integer: neither point nor exponent was written */
+    uint64_t w;                     /* the first 19 significant digits, or all of them */
+    int exponent;
+    const char *text; /* of the digits and the point; what follows is not among "0123456789." */
+    size_t count;
 };
 
 enum { W_DIGITS = 19 }; /* 10^19 < 2^64 */
@@ -99,15 +109,15 @@ static const double tens[] = {
 #define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* all the bits below that one */
 
 enum {
-    HUGE_EXPONENT = 38,  /* w * 10^39 >= 10^39 > 2^128: beyond every dtype */
-    TINY_EXPONENT = -66, /* w * 10^-67 < 10^-48 < 2^-150, half of the smallest float32: 0 in every dtype */
+    HUGE_EXPONENT = 38,   /* w * 10^39 >= 10^39 > 2^128: beyond every dtype */
+    TINY_EXPONENT = -66,  /* w * 10^-67 < 10^-48 < 2^-150, half of the smallest float32: 0 in every dtype */
     GRID_SHIFT = 52 - 24, /* places of a double behind the 25th */
 };
 static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200; /* stand for any number out there */
 
 /* Natural numbers of any size that 768 digits and the exponents above can make: 10^768 * 2^244 < 2^2816. */
 struct big {
-    int      words;
+    int words;
     uint32_t word[96]; /* the lowest first */
 };
 
@@ -174,10 +184,34 @@ static int compare_big(const struct decimal *d, uint32_t m, int q)
  * is below 2^64 * 5^27 < 2^127, and the other is near it. */
 static int compare(const struct decimal *d, uint32_t m, int q)
 {
-    static const uint64_t fives[] = { 1, 5, 25, 125, 625, 3125, 15625, 78125, 390625, 1953125, 9765625, 48828125, 244140625,
-                                      1220703125, 6103515625, 30517578125, 152587890625, 762939453125, 3814697265625,
-                                      19073486328125, 95367431640625, 476837158203125, 2384185791015625, 11920928955078125,
-                                      59604644775390625, 298023223876953125, 1490116119384765625, 7450580596923828125 };
+    static const uint64_t fives[] = { 1,
+                                      5,
+                                      25,
+                                      125,
+                                      625,
+                                      3125,
+                                      15625,
+                                      78125,
+                                      390625,
+                                      1953125,
+                                      9765625,
+                                      48828125,
+                                      244140625,
+                                      1220703125,
+                                      6103515625,
+                                      30517578125,
+                                      152587890625,
+                                      762939453125,
+                                      3814697265625,
+                                      19073486328125,
+                                      95367431640625,
+                                      476837158203125,
+                                      2384185791015625,
+                                      11920928955078125,
+                                      59604644775390625,
+                                      298023223876953125,
+                                      1490116119384765625,
+                                      7450580596923828125 };
     if (d->longer || abs(d->exponent) > 27) return compare_big(d, m, q);
     u128 left = d->w, right = m;
     if (d->exponent > 0) left *= fives[d->exponent];
@@ -206,12 +240,14 @@ static double magnitude(const struct decimal *d)
     return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q)); /* one unit up or down, or the grid point */
 }
 
-/* The code of a double from 0 to HUGE_NUMBER, rounded to nearest, ties to even; false where that is beyond the largest. */
+/* The code of a double from 0 to HUGE_NUMBER, rounded to nearest, ties to even; false where that is beyond the
+ * largest. */
 static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0; /* a subnormal loses that many places more */
+    int below = exponent < f->min_exponent ? f->min_exponent - exponent
+                                           : 0; /* a subnormal loses that many places more */
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* less than half of the smallest */
         *code = 0;
@@ -221,8 +257,8 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     uint64_t half = UINT64_C(1) << (shift - 1), cut = c & (2 * half - 1);
     c >>= shift;
     c += (cut > half) | ((cut == half) & c); /* the comparisons are 0 or 1; without branches, for they are a toss */
-    /* Nothing overflows: 2^200 is 326 << 23. A normal c has the bit that counts as one in the exponent's field; so has a
-     * subnormal one that was rounded up to it. */
+    /* Nothing overflows: 2^200 is 326 << 23. A normal c has the bit that counts as one in the exponent's field; so
+     * has a subnormal one that was rounded up to it. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }
@@ -238,7 +274,10 @@ static void put(void *out, size_t index, size_t bytes, uint32_t code)
     }
 }
 
-static void put_double(void *out, size_t index, double x) { memcpy((char *)out + index * sizeof x, &x, sizeof x); }
+static void put_double(void *out, size_t index, double x)
+{
+    memcpy((char *)out + index * sizeof x, &x, sizeof x);
+}
 
 static const char *const range_errors[] = {
     [NUMBERS_F32] = "the number is out of the range of float32",
@@ -289,11 +328,17 @@ static const char *put_not_finite(numbers_type type, double x, void *out, size_t
     return NULL;
 }
 
-static bool is_integer_type(numbers_type type) { return type == NUMBERS_I32 || type == NUMBERS_U8; }
+static bool is_integer_type(numbers_type type)
+{
+    return type == NUMBERS_I32 || type == NUMBERS_U8;
+}
 
-/* ---- The quick reader ------------------------------------------------------------------------------------------------- */
+/* ---- The quick reader -------------------------------------------------------------------------------------------- */
 
-static bool is_digit(char c) { return (unsigned char)(c - '0') < 10; }
+static bool is_digit(char c)
+{
+    return (unsigned char)(c - '0') < 10;
+}
 
 /* Eight digits, the first in the lowest byte, each 0 to 9: summed in pairs, fours and eights. */
 static inline uint64_t sum_eight(uint64_t v)
@@ -305,8 +350,9 @@ static inline uint64_t sum_eight(uint64_t v)
            32;
 }
 
-/* The digits at p, appended to w; returns where they end. While the piece has eight more characters they are looked at
- * together, and those that are digits are moved up, so that zeros stand in front of them: no branch depends on how many. */
+/* The digits at p, appended to w; returns where they end. While the piece has eight more characters they are looked
+ * at together, and those that are digits are moved up, so that zeros stand in front of them: no branch depends on
+ * how many. */
 static inline const char *take_digits(const char *p, const char *end, uint64_t *w)
 {
     static const uint32_t scale[9] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000 };
@@ -314,8 +360,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
         uint64_t v;
         memcpy(&v, p, 8);
         v ^= UINT64_C(0x3030303030303030);
-        uint64_t others =
-            ((v + UINT64_C(0x7676767676767676)) | v) & UINT64_C(0x8080808080808080); /* right up to the lowest */
+        uint64_t others = ((v + UINT64_C(0x7676767676767676)) | v) &
+                          UINT64_C(0x8080808080808080); /* right up to the lowest */
         if (others == 0) {
             *w = *w * scale[8] + sum_eight(v);
             p += 8;
@@ -355,8 +401,8 @@ static void take_apart_long(struct decimal *d, int written_exponent)
     d->exponent -= after_point;
 }
 
-/* Takes a whole number apart and returns where it ends. NULL where it does not end before `end`, is malformed, or is too
- * long: the machine shall look at it. `p` is at a digit or a minus. */
+/* Takes a whole number apart and returns where it ends. NULL where it does not end before `end`, is malformed, or
+ * is too long: the machine shall look at it. `p` is at a digit or a minus. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
     enum { SATURATED = 100000 }; /* an exponent that no number of NUMBERS_CHARS digits makes up for */
@@ -414,10 +460,17 @@ static const char *put_decimal(numbers_reader *r, const struct decimal *d, void 
     return NULL;
 }
 
-/* ---- The machine ------------------------------------------------------------------------------------------------------ */
+/* ---- The machine ------------------------------------------------------------------------------------------------- */
 
 enum state {
-    MINUS, ZERO, INTEGER, POINT, FRACTION, E, E_SIGN, EXPONENT, /* inside a number, behind what the name says */
+    MINUS,
+    ZERO,
+    INTEGER,
+    POINT,
+    FRACTION,
+    E,
+    E_SIGN,
+    EXPONENT, /* inside a number, behind what the name says */
     NUMBER_STATES,
     START = NUMBER_STATES, /* before the outermost '[' */
     FIRST,                 /* behind '[': a value or ']' */
@@ -426,20 +479,21 @@ enum state {
     WORD,                  /* inside a string */
     DONE,
     BAD,
-    COMPLETE, WRONG        /* no states: the number ended before this character; it cannot stand here */
+    COMPLETE,
+    WRONG /* no states: the number ended before this character; it cannot stand here */
 };
 
 enum class { NAUGHT, DIGIT, DOT, EXP, MINUS_SIGN, PLUS_SIGN, OTHER, CLASSES };
 
 static const uint8_t next_state[NUMBER_STATES][CLASSES] = {
     /*              0         1-9       .         e E       -         +         other */
-    [MINUS]    = { ZERO,     INTEGER,  WRONG,    WRONG,    WRONG,    WRONG,    WRONG },
-    [ZERO]     = { WRONG,    WRONG,    POINT,    E,        COMPLETE, COMPLETE, COMPLETE },
-    [INTEGER]  = { INTEGER,  INTEGER,  POINT,    E,        COMPLETE, COMPLETE, COMPLETE },
-    [POINT]    = { FRACTION, FRACTION, WRONG,    WRONG,    WRONG,    WRONG,    WRONG },
-    [FRACTION] = { FRACTION, FRACTION, COMPLETE, E,        COMPLETE, COMPLETE, COMPLETE },
-    [E]        = { EXPONENT, EXPONENT, WRONG,    WRONG,    E_SIGN,   E_SIGN,   WRONG },
-    [E_SIGN]   = { EXPONENT, EXPONENT, WRONG,    WRONG,    WRONG,    WRONG,    WRONG },
+    [MINUS] = { ZERO, INTEGER, WRONG, WRONG, WRONG, WRONG, WRONG },
+    [ZERO] = { WRONG, WRONG, POINT, E, COMPLETE, COMPLETE, COMPLETE },
+    [INTEGER] = { INTEGER, INTEGER, POINT, E, COMPLETE, COMPLETE, COMPLETE },
+    [POINT] = { FRACTION, FRACTION, WRONG, WRONG, WRONG, WRONG, WRONG },
+    [FRACTION] = { FRACTION, FRACTION, COMPLETE, E, COMPLETE, COMPLETE, COMPLETE },
+    [E] = { EXPONENT, EXPONENT, WRONG, WRONG, E_SIGN, E_SIGN, WRONG },
+    [E_SIGN] = { EXPONENT, EXPONENT, WRONG, WRONG, WRONG, WRONG, WRONG },
     [EXPONENT] = { EXPONENT, EXPONENT, COMPLETE, COMPLETE, COMPLETE, COMPLETE, COMPLETE },
 };
 
@@ -451,20 +505,21 @@ static const char *const number_errors[NUMBER_STATES] = {
     [E_SIGN] = "a digit must follow the sign of an exponent",
 };
 
-static enum class class_of(char c)
-{
-    switch (c) {
-    case '0': return NAUGHT;
-    case '.': return DOT;
-    case 'e': case 'E': return EXP;
-    case '-': return MINUS_SIGN;
-    case '+': return PLUS_SIGN;
-    default: return is_digit(c) ? DIGIT : OTHER;
+static enum class class_of(char c) {
+    switch (c){
+        case '0' : return NAUGHT; case '.' : return DOT; case 'e' : case 'E' : return EXP; case '-' : return MINUS_SIGN;
+        case '+' : return PLUS_SIGN;
+        default : return is_digit(c) ? DIGIT : OTHER;
     }
 }
 
-static const struct { const char *text; double value; } words[] = {
-    { "NaN", NAN }, { "Infinity", INFINITY }, { "-Infinity", -INFINITY },
+static const struct {
+    const char *text;
+    double value;
+} words[] = {
+    { "NaN", NAN },
+    { "Infinity", INFINITY },
+    { "-Infinity", -INFINITY },
 };
 enum { WORDS = sizeof words / sizeof words[0] };
 static const char no_word[] = "a string here is \"NaN\", \"Infinity\" or \"-Infinity\"";
@@ -485,7 +540,8 @@ static const char *check_place(const numbers_reader *r, bool opens)
     if (d == 0) return NULL; /* the outermost */
     if (opens && r->leaf_depth == d) return "this array is nested deeper than the ones before it";
     if (!opens && r->leaf_depth > d) return "an array is expected, for the elements before are arrays";
-    if (r->shape[d - 1] >= 0 && r->count[d - 1] == r->shape[d - 1]) return "this array is longer than the ones before it";
+    if (r->shape[d - 1] >= 0 && r->count[d - 1] == r->shape[d - 1])
+        return "this array is longer than the ones before it";
     return NULL;
 }
 
@@ -521,14 +577,16 @@ static void count_element(numbers_reader *r)
     r->state = AFTER;
 }
 
-/* Takes numbers that follow each other with a comma between, from p on, where check_place() has let the first one stand and
- * there is room for it: the way of nearly all. Returns where it stopped. *error: what is wrong with the number there. */
+/* Takes numbers that follow each other with a comma between, from p on, where check_place() has let the first one
+ * stand and there is room for it: the way of nearly all. Returns where it stopped. *error: what is wrong with the
+ * number there. */
 static const char *take_run(numbers_reader *r, const char *p, const char *end, void *out, size_t index, size_t room,
                             const char **error)
 {
     const int64_t wanted = r->shape[r->depth - 1], count = r->count[r->depth - 1];
-    const size_t first = index,
-                 last = wanted >= 0 && (uint64_t)(wanted - count) < room ? index + (size_t)(wanted - count) : index + room;
+    const size_t first = index, last = wanted >= 0 && (uint64_t)(wanted - count) < room
+                                           ? index + (size_t)(wanted - count)
+                                           : index + room;
     const bool integers = is_integer_type(r->type);
     int state = r->state;
     while (index < last && p < end && (is_digit(*p) || *p == '-')) {
@@ -553,7 +611,8 @@ static const char *take_run(numbers_reader *r, const char *p, const char *end, v
 static const char *value_expected(const numbers_reader *r, char c)
 {
     if (r->state == START) return "an array of numbers is expected";
-    if (c == 'N' || c == 'I') return "what is not finite is written as a string: \"NaN\", \"Infinity\" or \"-Infinity\"";
+    if (c == 'N' || c == 'I')
+        return "what is not finite is written as a string: \"NaN\", \"Infinity\" or \"-Infinity\"";
     if (r->state == FIRST) return "a number, an array or ']' is expected";
     return "a number or an array is expected";
 }
@@ -702,12 +761,21 @@ bool numbers_convert(numbers_reader *r, const double *values, numbers_type type,
     return true;
 }
 
-/* ---- Binary to decimal ------------------------------------------------------------------------------------------------ */
+/* ---- Binary to decimal ------------------------------------------------------------------------------------------- */
 
 /* floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), in integers: right for all q and k that occur here. */
-static int log10_pow2(int q) { return (q * 1262611) >> 22; }
-static int log10_three_quarters_pow2(int q) { return (q * 1262611 - 524031) >> 22; }
-static int log2_pow10(int k) { return (k * 1741647) >> 19; }
+static int log10_pow2(int q)
+{
+    return (q * 1262611) >> 22;
+}
+static int log10_three_quarters_pow2(int q)
+{
+    return (q * 1262611 - 524031) >> 22;
+}
+static int log2_pow10(int k)
+{
+    return (k * 1741647) >> 19;
+}
 
 enum { POWER_MIN = -36, POWER_MAX = 45 };
 
@@ -729,11 +797,11 @@ static const uint64_t powers_of_ten[POWER_MAX - POWER_MIN + 1] = {
     0xA18F07D736B90BE6, 0xC9F2C9CD04674EDF, 0xFC6F7C4045812297, 0x9DC5ADA82B70B59E, 0xC5371912364CE306, /* 29 */
     0xF684DF56C3E01BC7, 0x9A130B963A6C115D, 0xC097CE7BC90715B4, 0xF0BDC21ABB48DB21, 0x96769950B50D88F5, /* 34 */
     0xBC143FA4E250EB32, 0xEB194F8E1AE525FE, 0x92EFD1B8D0CF37BF, 0xB7ABC627050305AE, 0xE596B7B0C643C71A, /* 39 */
-    0x8F7E32CE7BEA5C70, 0xB35DBF821AE4F38C, /* 44 */
+    0x8F7E32CE7BEA5C70, 0xB35DBF821AE4F38C,                                                             /* 44 */
 };
 
-/* power * c / 2^64, rounded to odd: the lowest bit also says whether anything was cut off. What is below 2^-31 of a unit is
- * taken for the rounding up of `power`. */
+/* power * c / 2^64, rounded to odd: the lowest bit also says whether anything was cut off. What is below 2^-31 of a
+ * unit is taken for the rounding up of `power`. */
 static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
 {
     u128 product = (u128)power * c;
@@ -753,8 +821,8 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
-    /* One digit less? At most one multiple of 10^(k + 1) is inside; for s < 10 that would be 0 or 10 only, and no shorter.
-     * Which case it is is a toss: both are computed, so that the compiler may choose without a branch. */
+    /* One digit less? At most one multiple of 10^(k + 1) is inside; for s < 10 that would be 0 or 10 only, and no
+     * shorter. Which case it is is a toss: both are computed, so that the compiler may choose without a branch. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;
@@ -767,7 +835,10 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
 }
 
 /* Characters are written eight at a time, of which not all may count: NUMBERS_TEXT_MAX has room for the rest. */
-static void put_eight(char *text, uint64_t eight) { memcpy(text, &eight, 8); }
+static void put_eight(char *text, uint64_t eight)
+{
+    memcpy(text, &eight, 8);
+}
 
 static size_t put_text(char *text, const char *from)
 {
@@ -780,7 +851,8 @@ static size_t put_text(char *text, const char *from)
 static uint64_t eight_digits(uint32_t n)
 {
     uint64_t v = n / 10000 | (uint64_t)(n % 10000) << 32;
-    uint64_t hundreds = (v * 5243 >> 19) & UINT64_C(0x0000007F0000007F); /* 5243 / 2^19: 1 / 100 for what is below 10^4 */
+    uint64_t hundreds = (v * 5243 >> 19) &
+                        UINT64_C(0x0000007F0000007F); /* 5243 / 2^19: 1 / 100 for what is below 10^4 */
     v = hundreds | (v - hundreds * 100) << 16;
     uint64_t tenths = (v * 103 >> 10) & UINT64_C(0x000F000F000F000F); /* 103 / 2^10: 1 / 10 for what is below 100 */
     return (tenths | (v - tenths * 10) << 8) + UINT64_C(0x3030303030303030);
@@ -809,8 +881,8 @@ static size_t write_integer(uint32_t n, char *text)
 static size_t write_decimal(uint32_t s, int k, char *text)
 {
     enum { ZEROS_AFTER_POINT = 3, INTEGER_DIGITS = 9 }; /* 0.0001 to 999999999 are written without an exponent */
-    int count = count_digits(s), point = count + k; /* s * 10^k = 0.digits * 10^point */
-    s *= integer_tens[9 - count];                   /* nine digits, with zeros behind */
+    int count = count_digits(s), point = count + k;     /* s * 10^k = 0.digits * 10^point */
+    s *= integer_tens[9 - count];                       /* nine digits, with zeros behind */
     char first = (char)('0' + s / 100000000);
     uint64_t others = eight_digits(s % 100000000), zeros = UINT64_C(0x3030303030303030);
     count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8; /* without the zeros behind */
@@ -857,7 +929,8 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
     int q = f->min_exponent - f->fraction_bits + (exponent ? exponent - 1 : 0);
     *text = '-';
     text += negative;
-    if (q <= 0 && q >= -f->fraction_bits && (c & ((1u << -q) - 1)) == 0) /* an integer, and its neighbours are not further */
+    if (q <= 0 && q >= -f->fraction_bits &&
+        (c & ((1u << -q) - 1)) == 0) /* an integer, and its neighbours are not further */
         return negative + write_decimal(c >> -q, 0, text);
     int k;
     uint32_t s = shortest(c, q, fraction == 0 && exponent > 1, &k);

@@ -1,8 +1,9 @@
 /* numbers.h: arrays of numbers, from JSON text and to JSON text, without a node per number.
  *
- * Reading. `data` of a tensor may be an array of numbers, flat or nested. The reader is given the text in pieces of any
- * size, from the outermost '[' on, and appends the elements, converted, to memory of the caller's. It holds no more than the
- * one number that a piece may end in, so that 32 MiB of "[0,0,0,..." need the room of their elements and nothing else.
+ * Reading. `data` of a tensor may be an array of numbers, flat or nested. The reader is given the text in pieces of
+ * any size, from the outermost '[' on, and appends the elements, converted, to memory of the caller's. It holds no
+ * more than the one number that a piece may end in, so that 32 MiB of "[0,0,0,..." need the room of their elements
+ * and nothing else.
  *
  *   numbers_reader r;
  *   numbers_begin(&r, NUMBERS_F16);                     // or NUMBERS_UNTYPED while the dtype is not known
@@ -13,16 +14,17 @@
  *       NUMBERS_DONE   the outermost ']' was taken; what follows is text + taken.  r.rank, r.shape, r.elements are final
  *       NUMBERS_BAD    r.error says why, r.offset where
  *
- * Grammar: strictly JSON's (RFC 8259), so that 007, 1., .5, +1, 1e, NaN are refused at the offending character. For what
- * JSON has no number for there are the strings "NaN", "Infinity" and "-Infinity", spelt just so, without escapes.
+ * Grammar: strictly JSON's (RFC 8259), so that 007, 1., .5, +1, 1e, NaN are refused at the offending character. For
+ * what JSON has no number for there are the strings "NaN", "Infinity" and "-Infinity", spelt just so, without
+ * escapes.
  *
- * Values: the number of the dtype nearest to the decimal text, ties to even, whatever its length (up to NUMBERS_CHARS).
- * A number beyond the largest finite value after rounding is refused, not made infinite; so is "Infinity" in float8_e4m3fn,
- * which has none. int32 and uint8 take integer literals in range: 1.0 and 1e3 are refused. -0 is zero there, and keeps its
- * sign in a floating dtype. Nothing here looks at the locale.
+ * Values: the number of the dtype nearest to the decimal text, ties to even, whatever its length (up to
+ * NUMBERS_CHARS). A number beyond the largest finite value after rounding is refused, not made infinite; so is
+ * "Infinity" in float8_e4m3fn, which has none. int32 and uint8 take integer literals in range: 1.0 and 1e3 are
+ * refused. -0 is zero there, and keeps its sign in a floating dtype. Nothing here looks at the locale.
  *
- * Shape: nesting must be regular: every array of one depth has the same number of elements. rank is the depth, at most
- * NUMBERS_RANK. A flat list has rank 1: the caller decides whether it may stand for another shape.
+ * Shape: nesting must be regular: every array of one depth has the same number of elements. rank is the depth, at
+ * most NUMBERS_RANK. A flat list has rank 1: the caller decides whether it may stand for another shape.
  *
  * Writing. As few digits as read back as the same value of its dtype, and of those the nearest to it. */
 #ifndef NUMBERS_H
@@ -41,7 +43,7 @@ typedef enum numbers_type {
 #define X(id, ...) NUMBERS_##id = ATTN_##id,
     ATTN_DTYPE_MAP(X)
 #undef X
-    NUMBERS_UNTYPED = ATTN_DTYPE_COUNT
+        NUMBERS_UNTYPED = ATTN_DTYPE_COUNT
 } numbers_type;
 
 size_t numbers_bytes(numbers_type type); /* of one element */
@@ -50,36 +52,36 @@ typedef enum numbers_status { NUMBERS_MORE, NUMBERS_FULL, NUMBERS_DONE, NUMBERS_
 
 typedef struct numbers_reader {
     /* For the caller to read. */
-    uint64_t     elements;             /* appended so far */
-    uint64_t     offset;               /* characters taken; after NUMBERS_BAD the position of what is at fault */
-    const char  *error;                /* static text that completes "at offset 17: "; NULL while all is well */
-    int          rank;                 /* after NUMBERS_DONE */
-    int64_t      shape[NUMBERS_RANK];
+    uint64_t elements; /* appended so far */
+    uint64_t offset;   /* characters taken; after NUMBERS_BAD the position of what is at fault */
+    const char *error; /* static text that completes "at offset 17: "; NULL while all is well */
+    int rank;          /* after NUMBERS_DONE */
+    int64_t shape[NUMBERS_RANK];
 
     /* The reader's own. */
     numbers_type type;
-    int          state;                /* of the grammar; numbers.c has the diagram */
-    int          depth;                /* open brackets */
-    int          leaf_depth;           /* where the elements are, 0: not known yet */
-    int64_t      count[NUMBERS_RANK];  /* elements of the open array of each depth */
-    uint64_t     token;                /* offset of the token that is being read */
-    bool         fractional;           /* some element was no integer literal; the first one: */
-    uint64_t     fraction_element;
-    int          word, held;           /* string: which one, and how much of it; number: characters in text */
-    char         text[NUMBERS_CHARS + 1]; /* of a number that pieces split, and a comma behind it */
+    int state;                   /* of the grammar; numbers.c has the diagram */
+    int depth;                   /* open brackets */
+    int leaf_depth;              /* where the elements are, 0: not known yet */
+    int64_t count[NUMBERS_RANK]; /* elements of the open array of each depth */
+    uint64_t token;              /* offset of the token that is being read */
+    bool fractional;             /* some element was no integer literal; the first one: */
+    uint64_t fraction_element;
+    int word, held;               /* string: which one, and how much of it; number: characters in text */
+    char text[NUMBERS_CHARS + 1]; /* of a number that pieces split, and a comma behind it */
 } numbers_reader;
 
 void numbers_begin(numbers_reader *reader, numbers_type type);
 
-/* Appends elements to `out`, which has room for `room` of them. `count` characters finish at most count / 2 + 1 elements.
- * *taken: characters used up (all of them unless FULL, DONE or BAD). *written: elements appended. */
-numbers_status numbers_read(numbers_reader *reader, const char *text, size_t count, void *out, size_t room, size_t *taken,
-                            size_t *written);
+/* Appends elements to `out`, which has room for `room` of them. `count` characters finish at most count / 2 + 1
+ * elements. *taken: characters used up (all of them unless FULL, DONE or BAD). *written: elements appended. */
+numbers_status numbers_read(numbers_reader *reader, const char *text, size_t count, void *out, size_t room,
+                            size_t *taken, size_t *written);
 
-/* The dtype has become known after NUMBERS_DONE: converts all the elements of an untyped reader, at `values`, to `type`, at
- * `out`, which may be the same memory. The result is what a reader of that type would have appended: the float64 of an
- * untyped reader are not rounded to nearest but such that nothing is lost for the narrower type. Where that reader had
- * refused, returns false; reader->error says why, and *element is the first element at fault. */
+/* The dtype has become known after NUMBERS_DONE: converts all the elements of an untyped reader, at `values`, to
+ * `type`, at `out`, which may be the same memory. The result is what a reader of that type would have appended: the
+ * float64 of an untyped reader are not rounded to nearest but such that nothing is lost for the narrower type.
+ * Where that reader had refused, returns false; reader->error says why, and *element is the first element at fault. */
 bool numbers_convert(numbers_reader *reader, const double *values, numbers_type type, void *out, uint64_t *element);
 
 /* The text of one value of the dtype (not NUL-ended); returns its length. `text` must have room for NUMBERS_TEXT_MAX

@@ -1,9 +1,10 @@
 /* proto.h: bytes to problems, results to bytes. No sockets, no threads, no files.
  *
- * A decoder is fed the request's body in pieces of any size, as they arrive. Tensor values (base64 strings and arrays of
- * numbers) are decoded at once into memory that the caller provides and never exist as text in memory; what is left, the
- * skeleton of a few hundred bytes, goes to cJSON at the end and becomes attn_problems that have passed attn_check().
- * An encoder knows the length of its answer before the first byte and produces it block by block while it is sent.
+ * A decoder is fed the request's body in pieces of any size, as they arrive. Tensor values (base64 strings and
+ * arrays of numbers) are decoded at once into memory that the caller provides and never exist as text in memory;
+ * what is left, the skeleton of a few hundred bytes, goes to cJSON at the end and becomes attn_problems that have
+ * passed attn_check(). An encoder knows the length of its answer before the first byte and produces it block by
+ * block while it is sent.
  *
  * The wire format, with examples that a test replays, is in PROTOCOL.md. */
 #ifndef PROTO_H
@@ -11,40 +12,40 @@
 
 #include "kernels/attention.h"
 
-/* ---- Errors: one table for every refusal a client can meet --------------------------------------------------------- */
+/* ---- Errors: one table for every refusal a client can meet ------------------------------------------------------- */
 
 /* id, HTTP status, code (a stable slug), title. The texts (`detail`) are made where the fault is found. */
-#define PROTO_ERROR_MAP(X)                                                                  \
-    X(INVALID_REQUEST, 400, "invalid-request", "The request is malformed")                  \
-    X(INVALID_FRAMING, 400, "invalid-framing", "The HTTP message is malformed")             \
-    X(UNAUTHORIZED, 401, "unauthorized", "A token is required")                             \
-    X(NOT_FOUND, 404, "not-found", "There is no such resource")                             \
-    X(METHOD_NOT_ALLOWED, 405, "method-not-allowed", "This method does not work here")      \
-    X(REQUEST_TIMEOUT, 408, "request-timeout", "The body did not arrive in time")           \
-    X(CONFLICT, 409, "conflict", "That name is taken")                                      \
-    X(TOO_LARGE, 413, "too-large", "The request is over a limit")                           \
+#define PROTO_ERROR_MAP(X)                                                                                  \
+    X(INVALID_REQUEST, 400, "invalid-request", "The request is malformed")                                  \
+    X(INVALID_FRAMING, 400, "invalid-framing", "The HTTP message is malformed")                             \
+    X(UNAUTHORIZED, 401, "unauthorized", "A token is required")                                             \
+    X(NOT_FOUND, 404, "not-found", "There is no such resource")                                             \
+    X(METHOD_NOT_ALLOWED, 405, "method-not-allowed", "This method does not work here")                      \
+    X(REQUEST_TIMEOUT, 408, "request-timeout", "The body did not arrive in time")                           \
+    X(CONFLICT, 409, "conflict", "That name is taken")                                                      \
+    X(TOO_LARGE, 413, "too-large", "The request is over a limit")                                           \
     X(UNSUPPORTED_MEDIA, 415, "unsupported-media-type", "This content type or encoding is not spoken here") \
-    X(EXPECTATION_FAILED, 417, "expectation-failed", "This expectation cannot be met")      \
-    X(UNSUPPORTED, 422, "unsupported", "No kernel here computes this")                      \
-    X(QUOTA, 429, "quota-exceeded", "The caller's quota is used up")                        \
-    X(INTERNAL, 500, "internal", "The server failed")                                       \
-    X(NOT_IMPLEMENTED, 501, "not-implemented", "This is not offered here")                  \
-    X(UNAVAILABLE, 503, "unavailable", "The server cannot take this now")                   \
-    X(QUEUE_FULL, 503, "queue-full", "The queue is full")                                   \
-    X(OUT_OF_MEMORY, 503, "out-of-memory", "Memory is short")                               \
-    X(DRAINING, 503, "draining", "The server is stopping")                                  \
-    X(DEADLINE, 504, "deadline-exceeded", "The deadline passed")                            \
+    X(EXPECTATION_FAILED, 417, "expectation-failed", "This expectation cannot be met")                      \
+    X(UNSUPPORTED, 422, "unsupported", "No kernel here computes this")                                      \
+    X(QUOTA, 429, "quota-exceeded", "The caller's quota is used up")                                        \
+    X(INTERNAL, 500, "internal", "The server failed")                                                       \
+    X(NOT_IMPLEMENTED, 501, "not-implemented", "This is not offered here")                                  \
+    X(UNAVAILABLE, 503, "unavailable", "The server cannot take this now")                                   \
+    X(QUEUE_FULL, 503, "queue-full", "The queue is full")                                                   \
+    X(OUT_OF_MEMORY, 503, "out-of-memory", "Memory is short")                                               \
+    X(DRAINING, 503, "draining", "The server is stopping")                                                  \
+    X(DEADLINE, 504, "deadline-exceeded", "The deadline passed")                                            \
     X(STORAGE_FULL, 507, "storage-full", "The pool is full")
 
 typedef enum proto_error {
 #define X(id, http, code, title) PROTO_E_##id,
     PROTO_ERROR_MAP(X)
 #undef X
-    PROTO_ERROR_COUNT
+        PROTO_ERROR_COUNT
 } proto_error;
 
 typedef struct proto_error_info {
-    int         http;
+    int http;
     const char *code, *title;
 } proto_error_info;
 extern const proto_error_info proto_errors[PROTO_ERROR_COUNT];
@@ -56,38 +57,40 @@ proto_error proto_error_of(attn_status status); /* ATTN_INVALID -> INVALID_REQUE
 size_t proto_problem_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,
                            const char *pointer, const char *request_id);
 
-/* ---- Decoding ------------------------------------------------------------------------------------------------------ */
+/* ---- Decoding ---------------------------------------------------------------------------------------------------- */
 
 typedef struct proto_limits {
-    size_t  skeleton_bytes; /* everything of a body that is no tensor data */
-    int     depth;          /* nesting */
-    int     members;        /* of one object */
-    int     values;         /* numbers, strings, arrays, ... outside tensor data: each costs cJSON a node */
-    int     batch;          /* problems in {"requests": [...]} */
-    int64_t tensor_bytes;   /* decoded bytes of one body */
+    size_t skeleton_bytes; /* everything of a body that is no tensor data */
+    int depth;             /* nesting */
+    int members;           /* of one object */
+    int values;            /* numbers, strings, arrays, ... outside tensor data: each costs cJSON a node */
+    int batch;             /* problems in {"requests": [...]} */
+    int64_t tensor_bytes;  /* decoded bytes of one body */
 } proto_limits;
 
-#define PROTO_LIMITS_DEFAULT                                                                             \
-    { .skeleton_bytes = 1 << 20, .depth = 32, .members = 64, .values = 1 << 17, .batch = 1024,          \
-      .tensor_bytes = INT64_C(1) << 40 }
+#define PROTO_LIMITS_DEFAULT                                                                     \
+    {                                                                                            \
+        .skeleton_bytes = 1 << 20, .depth = 32, .members = 64, .values = 1 << 17, .batch = 1024, \
+        .tensor_bytes = INT64_C(1) << 40                                                         \
+    }
 
 enum { PROTO_MAX_DEPTH = 64 }; /* of limits.depth; more is taken as this */
 
-/* Where tensor bytes land. grow() provides at least `bytes` in one piece at *base, 64-byte aligned, keeping what is there;
- * the piece may move. Every tensor starts on a 64-byte boundary of it. On failure what is there stays valid, and *err goes
- * to the client as it is. The decoder asks for more in steps of PROTO_MEMORY_STEP and remembers what it has; a grow() that
- * copies should still grow in proportion. */
+/* Where tensor bytes land. grow() provides at least `bytes` in one piece at *base, 64-byte aligned, keeping what is
+ * there; the piece may move. Every tensor starts on a 64-byte boundary of it. On failure what is there stays valid,
+ * and *err goes to the client as it is. The decoder asks for more in steps of PROTO_MEMORY_STEP and remembers what
+ * it has; a grow() that copies should still grow in proportion. */
 enum { PROTO_MEMORY_STEP = 4096 };
 typedef struct proto_memory {
     attn_status (*grow)(void *context, size_t bytes, void **base, attn_error *err);
     void *context;
 } proto_memory;
 
-/* What a decoder asks of grow() at most for a body of so many bytes whose tensors are base64, as long as it holds no more
- * than `tensors` of them: for a caller that knows Content-Length. Arrays of numbers may need more: "0," is two bytes of text
- * and up to eight of memory. */
+/* What a decoder asks of grow() at most for a body of so many bytes whose tensors are base64, as long as it holds
+ * no more than `tensors` of them: for a caller that knows Content-Length. Arrays of numbers may need more: "0," is
+ * two bytes of text and up to eight of memory. */
 #define PROTO_MEMORY_FOR(body_bytes, tensors) \
-    ((size_t)(body_bytes) / 4 * 3 + (size_t)(tensors) * 128 + 2 * PROTO_MEMORY_STEP)
+    ((size_t)(body_bytes) / 4 * 3 + (size_t)(tensors)*128 + 2 * PROTO_MEMORY_STEP)
 
 typedef enum proto_encoding { PROTO_BASE64, PROTO_ARRAY } proto_encoding;
 
@@ -96,20 +99,20 @@ enum { PROTO_VERIFY_ALL = -1, PROTO_CONTEXT_BYTES = 64 };
 /* One problem of a body. Inputs point into the caller's memory. Outputs that were asked for have dtype, rank, shape and
  * strides set and data NULL: the caller finds memory for them. */
 typedef struct proto_item {
-    attn_problem   problem;
-    attn_dtype     out_dtype;                    /* of `out`, as asked or by default */
-    bool           has_out_dtype;                /* it was asked for */
-    uint64_t       outputs;                      /* bit attn_tensor_id: wanted in the answer */
+    attn_problem problem;
+    attn_dtype out_dtype; /* of `out`, as asked or by default */
+    bool has_out_dtype;   /* it was asked for */
+    uint64_t outputs;     /* bit attn_tensor_id: wanted in the answer */
     proto_encoding encoding;
-    int64_t        verify_rows;                  /* 0: none, PROTO_VERIFY_ALL */
-    bool           save;                         /* forward: keep for one backward */
-    char           context[PROTO_CONTEXT_BYTES]; /* backward: id of what a forward saved; empty: none. The problem then holds
+    int64_t verify_rows;               /* 0: none, PROTO_VERIFY_ALL */
+    bool save;                         /* forward: keep for one backward */
+    char context[PROTO_CONTEXT_BYTES]; /* backward: id of what a forward saved; empty: none. The problem then holds
                                                   * only dout and dlse, is unchecked, and the caller fills in the rest */
-    int64_t        timeout_ms;                   /* member timeout_ms; 0: none */
-    attn_error     error;                        /* inside an envelope: status other than OK, and this one is not run */
+    int64_t timeout_ms;                /* member timeout_ms; 0: none */
+    attn_error error;                  /* inside an envelope: status other than OK, and this one is not run */
 } proto_item;
 
-/* ---- The options: one row a member of a problem that is no tensor -----------------------------------------------------
+/* ---- The options: one row a member of a problem that is no tensor ---------------------------------------------------
  *
  * decode.c reads the members by this table and the OpenAPI document is written from it (the tensors' rows are attn_tensors[]
  * of kernels/attention.h). A new option is a new row. */
@@ -131,16 +134,16 @@ typedef enum proto_type {
 enum { PROTO_FORWARD = 1 << ATTN_OP_FORWARD, PROTO_BACKWARD = 1 << ATTN_OP_BACKWARD };
 
 typedef struct proto_option {
-    const char        *name;
-    proto_type         type;
-    unsigned           ops;          /* PROTO_FORWARD, PROTO_BACKWARD: which endpoints take it */
-    bool               with_context; /* may stand beside `context`; the others come from what was saved */
-    size_t             offset;       /* where it goes: in proto_item */
-    size_t             given;        /* the bool of proto_item that says it was given; 0: there is none */
-    int64_t            minimum, maximum;
-    const char *const *choices;      /* NULL at the end */
-    const char        *otherwise;    /* the default, as JSON; NULL: it depends, `help` says on what */
-    const char        *help;
+    const char *name;
+    proto_type type;
+    unsigned ops;      /* PROTO_FORWARD, PROTO_BACKWARD: which endpoints take it */
+    bool with_context; /* may stand beside `context`; the others come from what was saved */
+    size_t offset;     /* where it goes: in proto_item */
+    size_t given;      /* the bool of proto_item that says it was given; 0: there is none */
+    int64_t minimum, maximum;
+    const char *const *choices; /* NULL at the end */
+    const char *otherwise;      /* the default, as JSON; NULL: it depends, `help` says on what */
+    const char *help;
 } proto_option;
 
 extern const proto_option proto_options[]; /* a row whose name is NULL ends it */
@@ -152,22 +155,22 @@ bool proto_gives_tensor(attn_op op, attn_tensor_id id, bool *by_default);
 
 /* A decoded body. Owned by the caller, proto_call_free(). */
 typedef struct proto_call {
-    bool        envelope; /* {"requests": [...]}: answered by {"responses": [...]} */
-    int         count;
+    bool envelope; /* {"requests": [...]}: answered by {"responses": [...]} */
+    int count;
     proto_item *items;
-    size_t      memory_bytes; /* how much of the proto_memory is in use */
+    size_t memory_bytes; /* how much of the proto_memory is in use */
 } proto_call;
 
-/* Checks the problem (attn_check) and prepares its outputs: dtype, rank, shape and strides of every tensor in item->outputs.
- * proto_decoder_finish() has done this for every item without `context`; for the others the caller does it when the saved
- * tensors are in place. */
+/* Checks the problem (attn_check) and prepares its outputs: dtype, rank, shape and strides of every tensor in
+ * item->outputs. proto_decoder_finish() has done this for every item without `context`; for the others the caller
+ * does it when the saved tensors are in place. */
 attn_status proto_item_prepare(proto_item *item, attn_error *err);
 
 typedef struct proto_decoder proto_decoder;
 
 /* `limits` and `memory` are copied. NULL when out of memory. */
 proto_decoder *proto_decoder_new(attn_op op, const proto_limits *limits, const proto_memory *memory);
-void           proto_decoder_free(proto_decoder *decoder); /* NULL is fine */
+void proto_decoder_free(proto_decoder *decoder); /* NULL is fine */
 
 /* The next piece of the body, of any size. After an error every further call returns that error. Texts of syntax errors
  * name the byte offset in the body. */
@@ -175,9 +178,9 @@ attn_status proto_decoder_feed(proto_decoder *decoder, const void *bytes, size_t
 
 /* The body is complete. *call is the caller's then. */
 attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn_error *err);
-void        proto_call_free(proto_call *call);
+void proto_call_free(proto_call *call);
 
-/* ---- Encoding ------------------------------------------------------------------------------------------------------ */
+/* ---- Encoding ---------------------------------------------------------------------------------------------------- */
 
 /* Stages of a request, in order; also the parts of Server-Timing and timing_us. */
 #define PROTO_STAGE_MAP(X) X(recv) X(decode) X(queue) X(copy_in) X(compute) X(copy_out) X(encode)
@@ -185,37 +188,37 @@ typedef enum proto_stage {
 #define X(name) PROTO_STAGE_##name,
     PROTO_STAGE_MAP(X)
 #undef X
-    PROTO_STAGE_COUNT
+        PROTO_STAGE_COUNT
 } proto_stage;
 extern const char *const proto_stages[PROTO_STAGE_COUNT];
 
 typedef struct proto_verification { /* of `verify` */
-    double  max_abs, relative; /* largest absolute error of out; the same over the largest |out| */
+    double max_abs, relative;       /* largest absolute error of out; the same over the largest |out| */
     int64_t rows;
 } proto_verification;
 
 /* What came of one item. */
 typedef struct proto_result {
-    attn_error         error;                        /* status other than OK: nothing else counts */
-    char               backend[80];                  /* "cpu avx512", "cuda:0 sm90" */
-    double             timing_us[PROTO_STAGE_COUNT]; /* queue, copy_in, compute, copy_out are written */
-    char               context[PROTO_CONTEXT_BYTES]; /* of save; empty: none */
-    bool               verified;
+    attn_error error;                    /* status other than OK: nothing else counts */
+    char backend[80];                    /* "cpu avx512", "cuda:0 sm90" */
+    double timing_us[PROTO_STAGE_COUNT]; /* queue, copy_in, compute, copy_out are written */
+    char context[PROTO_CONTEXT_BYTES];   /* of save; empty: none */
+    bool verified;
     proto_verification verification;
 } proto_result;
 
 typedef struct proto_encoder proto_encoder;
 
-/* The 200 answer to `call`: results[i] and the output tensors of items[i]. Borrows call, results and the tensors' memory
- * until proto_encoder_free(). With array encoding the numbers are formatted twice: here, only to know the length, and again
- * while they are read, so that their text never lies in memory.
- * request_id goes into problem documents of failed items of an envelope. A failed call that is no envelope has no 200
- * answer: its error is returned. */
-attn_status   proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
-                                proto_encoder **encoder, attn_error *err);
-uint64_t      proto_encoder_length(const proto_encoder *encoder);
+/* The 200 answer to `call`: results[i] and the output tensors of items[i]. Borrows call, results and the tensors'
+ * memory until proto_encoder_free(). With array encoding the numbers are formatted twice: here, only to know the
+ * length, and again while they are read, so that their text never lies in memory. request_id goes into problem
+ * documents of failed items of an envelope. A failed call that is no envelope has no 200 answer: its error is
+ * returned. */
+attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
+                              proto_encoder **encoder, attn_error *err);
+uint64_t proto_encoder_length(const proto_encoder *encoder);
 /* The next bytes, at most `capacity`; 0 at the end. */
-size_t        proto_encoder_read(proto_encoder *encoder, void *buffer, size_t capacity);
-void          proto_encoder_free(proto_encoder *encoder);
+size_t proto_encoder_read(proto_encoder *encoder, void *buffer, size_t capacity);
+void proto_encoder_free(proto_encoder *encoder);
 
 #endif

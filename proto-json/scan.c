@@ -1,9 +1,9 @@
 /* scan.c: one pass over the body as it arrives.
  *
- * Problem: a body of hundreds of megabytes is three long strings and a little JSON around them. Parsing it as a document
- * would hold it twice and read it three times. So a state machine walks it byte by byte, keeping only what the grammar
- * needs (the state and a stack of frames), and hands the long strings in bulk to base64_decode_until(), which stops by
- * itself at the quote.
+ * Problem: a body of hundreds of megabytes is three long strings and a little JSON around them. Parsing it as a
+ * document would hold it twice and read it three times. So a state machine walks it byte by byte, keeping only what
+ * the grammar needs (the state and a stack of frames), and hands the long strings in bulk to base64_decode_until(),
+ * which stops by itself at the quote.
  *
  *       {"q":{"shape":[2,3],"data":"AAEC ... "}}
  *     ->{"q":{"shape":["n2","n3"],"data":0}}           the skeleton, copied as it passes
@@ -62,54 +62,54 @@ enum { NO_LIFT = -1, NO_DTYPE = -1, TENSOR_ALIGNMENT = 64, WORD_BYTES = 32 };
 
 struct frame {
     bool object;
-    int  members; /* of an object */
-    int  lift;    /* object: the value of its member `data` */
-    int  dtype;   /* object: the value of its member `dtype`, where it is one */
+    int members; /* of an object */
+    int lift;    /* object: the value of its member `data` */
+    int dtype;   /* object: the value of its member `dtype`, where it is one */
 };
 
 struct scan {
     proto_limits limits;
     proto_memory memory;
-    attn_error   error; /* once set, the answer to every call */
-    uint64_t     offset; /* bytes of the body in earlier pieces */
+    attn_error error; /* once set, the answer to every call */
+    uint64_t offset;  /* bytes of the body in earlier pieces */
 
     /* The grammar. */
-    enum state   state;
-    int          depth; /* frames in use */
+    enum state state;
+    int depth; /* frames in use */
     struct frame frames[PROTO_MAX_DEPTH];
-    int          values;
-    const char  *literal;  /* what must still come of true, false, null */
-    bool         is_name;  /* the string is a member's name */
-    enum name    name;     /* of the member whose value comes */
-    int          hex_left; /* digits of \u that must still come */
-    uint32_t     code, high; /* the code point they make; the high surrogate before it, or 0 */
-    int          utf8_left; /* continuation bytes that must still come, the next one from utf8_low to utf8_high */
-    unsigned     utf8_low, utf8_high;
+    int values;
+    const char *literal; /* what must still come of true, false, null */
+    bool is_name;        /* the string is a member's name */
+    enum name name;      /* of the member whose value comes */
+    int hex_left;        /* digits of \u that must still come */
+    uint32_t code, high; /* the code point they make; the high surrogate before it, or 0 */
+    int utf8_left;       /* continuation bytes that must still come, the next one from utf8_low to utf8_high */
+    unsigned utf8_low, utf8_high;
 
     /* Where bytes go. */
     enum sink sink;
-    int       mute_depth; /* not 0: frames from this one on go NOWHERE */
-    char      word[WORD_BYTES]; /* the string so far, decoded; NUL-ended */
-    int       word_length;      /* WORD_BYTES: longer than any word that matters, or not ASCII */
+    int mute_depth;        /* not 0: frames from this one on go NOWHERE */
+    char word[WORD_BYTES]; /* the string so far, decoded; NUL-ended */
+    int word_length;       /* WORD_BYTES: longer than any word that matters, or not ASCII */
 
-    char  *skeleton;
+    char *skeleton;
     size_t skeleton_bytes, skeleton_capacity;
 
     /* The caller's memory, and what was lifted into it. */
-    uint8_t       *base;
-    size_t         have, used; /* bytes that grow() gave, bytes in use */
-    scan_lift     *lifts;
-    int            lift_count, lift_capacity;
+    uint8_t *base;
+    size_t have, used; /* bytes that grow() gave, bytes in use */
+    scan_lift *lifts;
+    int lift_count, lift_capacity;
     base64_decoder base64;
     numbers_reader numbers;
-    int            numbers_lift;  /* whose reader this is, or NO_LIFT */
-    uint64_t       numbers_begin; /* where its '[' was */
-    char           last;          /* of the array: the last character that is no white space and in no unfinished token */
-    char           token[NUMBERS_CHARS]; /* the unfinished token that the piece ended in */
-    size_t         token_bytes;
+    int numbers_lift;          /* whose reader this is, or NO_LIFT */
+    uint64_t numbers_begin;    /* where its '[' was */
+    char last;                 /* of the array: the last character that is no white space and in no unfinished token */
+    char token[NUMBERS_CHARS]; /* the unfinished token that the piece ended in */
+    size_t token_bytes;
 };
 
-/* ---- Faults -------------------------------------------------------------------------------------------------------- */
+/* ---- Faults ------------------------------------------------------------------------------------------------------ */
 
 static attn_status fail(scan *s, attn_status status, uint64_t at, const char *text)
 {
@@ -156,7 +156,10 @@ static const char *expected_in(const scan *s)
     }
 }
 
-static scan_lift *lift_of(scan *s) { return &s->lifts[s->lift_count - 1]; }
+static scan_lift *lift_of(scan *s)
+{
+    return &s->lifts[s->lift_count - 1];
+}
 
 /* The lifted value cannot be decoded. Its problem is refused later; what is left of it is only checked to be JSON. */
 static void lift_fault(scan *s, scan_fault fault, uint64_t position, uint64_t at, const char *reason)
@@ -170,7 +173,7 @@ static void lift_fault(scan *s, scan_fault fault, uint64_t position, uint64_t at
     s->sink = NOWHERE;
 }
 
-/* ---- Storage ------------------------------------------------------------------------------------------------------- */
+/* ---- Storage ----------------------------------------------------------------------------------------------------- */
 
 static attn_status emit(scan *s, const void *text, size_t count)
 {
@@ -179,8 +182,8 @@ static attn_status emit(scan *s, const void *text, size_t count)
         size_t capacity = s->skeleton_capacity ? s->skeleton_capacity : 1024;
         char *larger;
         if (count > s->limits.skeleton_bytes || s->skeleton_bytes > s->limits.skeleton_bytes - count)
-            return attn_fail(&s->error, ATTN_TOO_LARGE, "", "the members other than tensor data take more than %zu bytes",
-                             s->limits.skeleton_bytes);
+            return attn_fail(&s->error, ATTN_TOO_LARGE, "",
+                             "the members other than tensor data take more than %zu bytes", s->limits.skeleton_bytes);
         while (capacity <= s->skeleton_bytes + count) capacity *= 2;
         larger = realloc(s->skeleton, capacity);
         if (!larger) return attn_fail(&s->error, ATTN_NO_MEMORY, "", "no memory to read the request");
@@ -192,7 +195,10 @@ static attn_status emit(scan *s, const void *text, size_t count)
     return ATTN_OK;
 }
 
-static attn_status emit_char(scan *s, char c) { return emit(s, &c, 1); }
+static attn_status emit_char(scan *s, char c)
+{
+    return emit(s, &c, 1);
+}
 
 /* Makes room for `bytes` more behind the lifted value. */
 static attn_status reserve(scan *s, size_t bytes)
@@ -244,9 +250,8 @@ static attn_status lift_begin(scan *s, scan_kind kind)
     status = emit(s, index + sizeof index - digits, (size_t)digits);
     if (status != ATTN_OK) return status;
     s->frames[s->depth - 1].lift = s->lift_count;
-    s->lifts[s->lift_count++] = (scan_lift){
-        .kind = kind, .offset = (s->used + TENSOR_ALIGNMENT - 1) / TENSOR_ALIGNMENT * TENSOR_ALIGNMENT
-    };
+    s->lifts[s->lift_count++] =
+        (scan_lift){ .kind = kind, .offset = (s->used + TENSOR_ALIGNMENT - 1) / TENSOR_ALIGNMENT * TENSOR_ALIGNMENT };
     s->sink = LIFTED;
     return ATTN_OK;
 }
@@ -257,10 +262,10 @@ static void lift_end(scan *s)
     if (lift->fault == SCAN_FINE) s->used = lift->offset + lift->bytes;
 }
 
-/* ---- Strings ------------------------------------------------------------------------------------------------------- */
+/* ---- Strings ----------------------------------------------------------------------------------------------------- */
 
-/* How many bytes from `p` on stand for themselves in a string: printable ASCII but for the quote and the backslash. Eight
- * at a time: in each byte of `odd` the top bit is set where it is one of the others. */
+/* How many bytes from `p` on stand for themselves in a string: printable ASCII but for the quote and the backslash.
+ * Eight at a time: in each byte of `odd` the top bit is set where it is one of the others. */
 static size_t plain_run(const unsigned char *p, const unsigned char *end)
 {
     const unsigned char *const begin = p;
@@ -270,7 +275,8 @@ static size_t plain_run(const unsigned char *p, const unsigned char *end)
         memcpy(&word, p, 8);
         quote = word ^ '"' * ones;
         backslash = word ^ '\\' * ones;
-        /* x - 1 borrows into the top bit where x is 0; a false alarm behind a true one only ends the fast part early. */
+        /* x - 1 borrows into the top bit where x is 0; a false alarm behind a true one only ends the fast part
+         * early. */
         odd = (word | (word - 0x20 * ones) | (quote - ones) | (backslash - ones)) & tops;
         if (odd) break;
         p += 8;
@@ -296,8 +302,9 @@ static bool word_is(const scan *s, const char *word)
     return (size_t)s->word_length == length && !memcmp(s->word, word, length);
 }
 
-/* A piece of a base64 string: as far as it goes. What stops it is for string() to judge: a quote, an escape, or a fault. One
- * escape is common, for some libraries write every slash as "\\/": it is taken here, 64 characters from the next on average. */
+/* A piece of a base64 string: as far as it goes. What stops it is for string() to judge: a quote, an escape, or a
+ * fault. One escape is common, for some libraries write every slash as "\\/": it is taken here, 64 characters from
+ * the next on average. */
 static attn_status base64_text(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const unsigned char *const begin = *text;
@@ -319,7 +326,8 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     *text = p;
     if ((status = lifted(s, total)) != ATTN_OK) return status;
     if (p < end && *p != '"' && *p != '\\')
-        lift_fault(s, SCAN_BASE64_CHARACTER, s->base64.offset, at + (uint64_t)(p - begin), base64_reason(&s->base64, (char)*p));
+        lift_fault(s, SCAN_BASE64_CHARACTER, s->base64.offset, at + (uint64_t)(p - begin),
+                   base64_reason(&s->base64, (char)*p));
     return ATTN_OK;
 }
 
@@ -333,10 +341,8 @@ static attn_status code_point(scan *s, uint32_t code, uint64_t at)
         lift_fault(s, SCAN_BASE64_CHARACTER, s->base64.offset, at, base64_reason(&s->base64, '\\'));
         return ATTN_OK;
     }
-    if (code < 0x80)
-        word_add(s, &c, 1);
-    else
-        s->word_length = WORD_BYTES;
+    if (code < 0x80) word_add(s, &c, 1);
+    else s->word_length = WORD_BYTES;
     return ATTN_OK;
 }
 
@@ -448,12 +454,9 @@ static attn_status escape(scan *s, unsigned char c, uint64_t at)
     default: break;
     }
     /* HEX */
-    if (c >= '0' && c <= '9')
-        s->code = s->code * 16 + (c - '0');
-    else if ((c | 0x20) >= 'a' && (c | 0x20) <= 'f')
-        s->code = s->code * 16 + ((c | 0x20) - 'a' + 10u);
-    else
-        return unexpected(s, at, expected_in(s), c);
+    if (c >= '0' && c <= '9') s->code = s->code * 16 + (c - '0');
+    else if ((c | 0x20) >= 'a' && (c | 0x20) <= 'f') s->code = s->code * 16 + ((c | 0x20) - 'a' + 10u);
+    else return unexpected(s, at, expected_in(s), c);
     if (--s->hex_left) return ATTN_OK;
     if (s->high) {
         if (s->code < 0xdc00 || s->code > 0xdfff)
@@ -473,13 +476,14 @@ static attn_status escape(scan *s, unsigned char c, uint64_t at)
     return code_point(s, s->code, at);
 }
 
-/* ---- Containers ---------------------------------------------------------------------------------------------------- */
+/* ---- Containers -------------------------------------------------------------------------------------------------- */
 
 static attn_status push(scan *s, bool object, uint64_t at)
 {
     int depth = s->limits.depth < PROTO_MAX_DEPTH ? s->limits.depth : PROTO_MAX_DEPTH;
     if (s->depth >= depth)
-        return attn_fail(&s->error, ATTN_INVALID, "", "byte %llu: nested deeper than %d", (unsigned long long)at, depth);
+        return attn_fail(&s->error, ATTN_INVALID, "", "byte %llu: nested deeper than %d", (unsigned long long)at,
+                         depth);
     s->frames[s->depth++] = (struct frame){ .object = object, .lift = NO_LIFT, .dtype = NO_DTYPE };
     s->name = NAME_OTHER; /* elements have none */
     s->state = object ? FIRST_NAME : FIRST_ELEMENT;
@@ -518,7 +522,7 @@ static attn_status pop(scan *s, char c)
     return ATTN_OK;
 }
 
-/* ---- Arrays of numbers --------------------------------------------------------------------------------------------- */
+/* ---- Arrays of numbers ------------------------------------------------------------------------------------------- */
 
 enum { ARRAY_BLOCK = 1 << 15 }; /* characters given to numbers_read() at once: bounds what is reserved ahead */
 
@@ -551,10 +555,8 @@ static bool array_remember(scan *s, const unsigned char *text, const unsigned ch
     while (token > text && !separates(token[-1])) token--;
     if (token > text) { /* what was unfinished is finished now */
         for (p = token; p > text && (p[-1] == ' ' || p[-1] == '\t' || p[-1] == '\n' || p[-1] == '\r');) p--;
-        if (p > text)
-            s->last = (char)(separates(p[-1]) ? p[-1] : '0');
-        else if (s->token_bytes)
-            s->last = '0';
+        if (p > text) s->last = (char)(separates(p[-1]) ? p[-1] : '0');
+        else if (s->token_bytes) s->last = '0';
         s->token_bytes = 0;
     }
     if ((size_t)(end - token) > sizeof s->token - s->token_bytes) return false;
@@ -565,9 +567,9 @@ static bool array_remember(scan *s, const unsigned char *text, const unsigned ch
 
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at);
 
-/* The array is no array of numbers; it may still be JSON. Puts the state machine where the token at fault begins, as if it
- * had read the array itself, and lets it check the rest without keeping anything. *text: the piece; moves to what is still
- * to be checked. */
+/* The array is no array of numbers; it may still be JSON. Puts the state machine where the token at fault begins,
+ * as if it had read the array itself, and lets it check the rest without keeping anything. *text: the piece; moves
+ * to what is still to be checked. */
 static attn_status array_fault(scan *s, const unsigned char **text, uint64_t at)
 {
     const uint64_t where = s->numbers_begin + s->numbers.offset;
@@ -619,7 +621,7 @@ static attn_status array(scan *s, const unsigned char **text, const unsigned cha
     }
 }
 
-/* ---- The grammar --------------------------------------------------------------------------------------------------- */
+/* ---- The grammar ------------------------------------------------------------------------------------------------- */
 
 static attn_status value_begin(scan *s, unsigned char c, uint64_t at)
 {
@@ -647,7 +649,8 @@ static attn_status value_begin(scan *s, unsigned char c, uint64_t at)
     return emit_char(s, (char)c);
 }
 
-/* One character inside a number. *more: the number goes on; else the character stands behind it and is still to be read. */
+/* One character inside a number. *more: the number goes on; else the character stands behind it and is still to be
+ * read. */
 static attn_status number(scan *s, unsigned char c, uint64_t at, bool *more)
 {
     const bool digit = c >= '0' && c <= '9', exponent = c == 'e' || c == 'E';
@@ -671,7 +674,10 @@ static attn_status number(scan *s, unsigned char c, uint64_t at, bool *more)
     return emit_char(s, '"');
 }
 
-static bool is_number(enum state state) { return state >= MINUS && state <= EXPONENT_DIGITS; }
+static bool is_number(enum state state)
+{
+    return state >= MINUS && state <= EXPONENT_DIGITS;
+}
 
 /* Reads [text, end), of which the first byte is byte `at` of the body. */
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at)
@@ -760,7 +766,7 @@ static attn_status consume(scan *s, const unsigned char *text, const unsigned ch
     return status;
 }
 
-/* ---- The interface ------------------------------------------------------------------------------------------------- */
+/* ---- The interface ----------------------------------------------------------------------------------------------- */
 
 scan *scan_new(const proto_limits *limits, const proto_memory *memory)
 {
@@ -794,7 +800,8 @@ attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err)
 
 attn_status scan_finish(scan *s, attn_error *err)
 {
-    const bool digit_read = s->state == ZERO || s->state == DIGITS || s->state == FRACTION || s->state == EXPONENT_DIGITS;
+    const bool digit_read = s->state == ZERO || s->state == DIGITS || s->state == FRACTION ||
+                            s->state == EXPONENT_DIGITS;
     if (s->error.status == ATTN_OK && s->depth == 0 && digit_read) { /* a number at top level ends with the body */
         bool more;
         number(s, ' ', s->offset, &more);
@@ -803,7 +810,8 @@ attn_status scan_finish(scan *s, attn_error *err)
         if (s->state == VALUE && s->depth == 0)
             attn_fail(&s->error, ATTN_INVALID, "", "the body is empty, expected a JSON object");
         else
-            attn_fail(&s->error, ATTN_INVALID, "", "not JSON: the body ends after %llu bytes, before the value is complete",
+            attn_fail(&s->error, ATTN_INVALID, "",
+                      "not JSON: the body ends after %llu bytes, before the value is complete",
                       (unsigned long long)s->offset);
     }
     if (s->error.status == ATTN_OK) s->skeleton[s->skeleton_bytes] = '\0'; /* emit() leaves room for it */

@@ -1,7 +1,8 @@
-/* scan.h: the incremental scanner. A JSON body goes in, in pieces of any size; out come a skeleton and lifted tensor values.
+/* scan.h: the incremental scanner. A JSON body goes in, in pieces of any size; out come a skeleton and lifted
+ * tensor values.
  *
- * The value of every member named `data`, be it a string or an array, is lifted: decoded at once into memory that the caller
- * provides, and replaced in the skeleton by its number. All else is copied. In the skeleton
+ * The value of every member named `data`, be it a string or an array, is lifted: decoded at once into memory that
+ * the caller provides, and replaced in the skeleton by its number. All else is copied. In the skeleton
  *     a number is a lifted value: an index into scan_lifts()
  *     a string begins with SCAN_STRING (then the client's string follows) or SCAN_NUMBER (then the digits of a number as the
  *     client wrote them), so that integers of 64 bits stay exact and no client can forge a lifted value:
@@ -10,9 +11,9 @@
  *     {"q":{"shape":["n2","n3"],"dtype":"sfloat16","data":0},"causal":true}
  *
  * The scanner alone decides what is JSON: RFC 8259 to the letter, valid UTF-8, no NUL (not even \u0000), no lone
- * surrogates, no byte order mark, nothing after the value. Breaking that fails the body, with the byte offset in the text.
- * Faults inside a lifted value (not base64, not a number) are noted in its scan_lift, for the problem it belongs to may be
- * one of many. What a skeleton means is decode.c's business. */
+ * surrogates, no byte order mark, nothing after the value. Breaking that fails the body, with the byte offset in
+ * the text. Faults inside a lifted value (not base64, not a number) are noted in its scan_lift, for the problem it
+ * belongs to may be one of many. What a skeleton means is decode.c's business. */
 #ifndef SCAN_H
 #define SCAN_H
 
@@ -34,25 +35,25 @@ typedef enum scan_fault {
 
 /* One lifted value. */
 typedef struct scan_lift {
-    scan_kind   kind;
-    bool        typed;    /* an array: its elements are in `dtype`; else they are double, for the dtype was not known yet */
-    attn_dtype  dtype;
-    size_t      offset;   /* in the caller's memory, a multiple of 64 */
-    size_t      bytes;
-    int64_t     elements; /* of an array */
-    int         rank;     /* of an array: its nesting, 1 is flat */
-    int64_t     shape[ATTN_MAX_RANK];
-    scan_fault  fault;
-    uint64_t    position;
-    uint64_t    at;       /* byte of the body */
-    const char *reason;   /* static text */
+    scan_kind kind;
+    bool typed; /* an array: its elements are in `dtype`; else they are double, for the dtype was not known yet */
+    attn_dtype dtype;
+    size_t offset; /* in the caller's memory, a multiple of 64 */
+    size_t bytes;
+    int64_t elements; /* of an array */
+    int rank;         /* of an array: its nesting, 1 is flat */
+    int64_t shape[ATTN_MAX_RANK];
+    scan_fault fault;
+    uint64_t position;
+    uint64_t at;        /* byte of the body */
+    const char *reason; /* static text */
 } scan_lift;
 
 typedef struct scan scan;
 
 /* Both are copied. NULL when out of memory. */
 scan *scan_new(const proto_limits *limits, const proto_memory *memory);
-void  scan_free(scan *s); /* NULL is fine */
+void scan_free(scan *s); /* NULL is fine */
 
 /* The next piece. After an error every further call returns that error. */
 attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err);
@@ -60,8 +61,8 @@ attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err)
 attn_status scan_finish(scan *s, attn_error *err);
 
 /* After scan_finish(), until scan_free(): the skeleton, NUL-ended, and the lifted values. */
-const char      *scan_skeleton(const scan *s, size_t *length);
+const char *scan_skeleton(const scan *s, size_t *length);
 const scan_lift *scan_lifts(const scan *s, int *count);
-void            *scan_memory(const scan *s, size_t *bytes); /* where the caller's memory is, and how much of it is in use */
+void *scan_memory(const scan *s, size_t *bytes); /* where the caller's memory is, and how much of it is in use */
 
 #endif

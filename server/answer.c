@@ -1,10 +1,10 @@
 /* answer.c: answers.
  *
- * A small answer is encoded at once, and head and body leave in one system call. It is written over the inputs, which nobody
- * needs any more: no memory is allocated and the text is in the cache when it is sent. When the inputs are large it gets
- * memory of its own instead, so that theirs is free for the next request before this one is sent. A large answer is encoded
- * block by block while it is sent, and never exists as a whole. Either way the length is known first, and sent as
- * Content-Length. */
+ * A small answer is encoded at once, and head and body leave in one system call. It is written over the inputs,
+ * which nobody needs any more: no memory is allocated and the text is in the cache when it is sent. When the inputs
+ * are large it gets memory of its own instead, so that theirs is free for the next request before this one is sent.
+ * A large answer is encoded block by block while it is sent, and never exists as a whole. Either way the length is
+ * known first, and sent as Content-Length. */
 #include "server/answer.h"
 
 #include <stdio.h>
@@ -61,8 +61,8 @@ static void add(struct MHD_Response *response, const char *name, const char *val
                                   value); /* fails only when memory is short: the body still says what matters */
 }
 
-static void add_common_headers(struct request *request, struct MHD_Response *response, int status, const char *content_type,
-                               bool close)
+static void add_common_headers(struct request *request, struct MHD_Response *response, int status,
+                               const char *content_type, bool close)
 {
     const struct server *server = request->server;
     char text[PROTO_STAGE_COUNT * 64];
@@ -117,8 +117,8 @@ static void on_free(void *context)
 static struct MHD_Response *problem_response(struct request *request)
 {
     char text[PROBLEM_BYTES];
-    const size_t length =
-        proto_problem_write(text, sizeof text, request->error, request->why.text, NULL, request->why.member, request->id);
+    const size_t length = proto_problem_write(text, sizeof text, request->error, request->why.text, NULL,
+                                              request->why.member, request->id);
     request->http_status = proto_errors[request->error].http;
     request->sent_bytes = length;
     return MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_COPY);
@@ -173,8 +173,8 @@ static struct MHD_Response *tensor_response(struct request *request)
         struct stream *stream = malloc(sizeof *stream);
         if (stream) *stream = (struct stream){ encoder, job_hold(job), request->peer };
         else proto_encoder_free(encoder);
-        response = stream ? MHD_create_response_from_callback(length, length < STREAM_BLOCK ? (size_t)length : STREAM_BLOCK,
-                                                              on_read, stream, on_free)
+        response = stream ? MHD_create_response_from_callback(
+                                length, length < STREAM_BLOCK ? (size_t)length : STREAM_BLOCK, on_read, stream, on_free)
                           : NULL;
         if (response == NULL && stream) on_free(stream);
         request->times.encode_ns = clock_ns() - began;

@@ -5,11 +5,12 @@
 
 #include "server/request.h"
 
-/* Queues the answer, from the HTTP thread. MHD_NO: the connection is to be closed without one. `close`: the connection ends
- * with it. */
+/* Queues the answer, from the HTTP thread. MHD_NO: the connection is to be closed without one. `close`: the
+ * connection ends with it. */
 enum MHD_Result answer_queue(struct request *request, bool close);
 
-/* Writes "recv;dur=1.234, decode;dur=..." (milliseconds) from the request's times. Returns its length. For tests as well. */
+/* Writes "recv;dur=1.234, decode;dur=..." (milliseconds) from the request's times. Returns its length. For tests as
+ * well. */
 size_t answer_server_timing(const struct request *request, char *text, size_t capacity);
 
 #endif

@@ -1,9 +1,10 @@
 /* arena.c: staging memory with a bound, recycled so that a steady load causes no page faults.
  *
- * The problem: fresh memory costs a page fault every 4 KiB (0.25 us and the zeroing of the page), more than decoding into
- * it. And whatever a client may ask for must be bounded. The idea: extents of a few sizes, eight to a doubling (at most 12.5
- * % is wasted, and of that only address space). A released extent goes to the list of its size and is the next to be leased
- * there, by the same core where there is one, whose cache may still have it. Large ones are aligned to huge pages.
+ * The problem: fresh memory costs a page fault every 4 KiB (0.25 us and the zeroing of the page), more than
+ * decoding into it. And whatever a client may ask for must be bounded. The idea: extents of a few sizes, eight to a
+ * doubling (at most 12.5 % is wasted, and of that only address space). A released extent goes to the list of its
+ * size and is the next to be leased there, by the same core where there is one, whose cache may still have it.
+ * Large ones are aligned to huge pages.
  *
  *   classes[c]   warm extents of size class c, the most recently used first
  *   oldest ...   all warm extents by age: what is evicted when the bound is reached, and what arena_trim() gives back
@@ -38,8 +39,8 @@
 enum {
     SMALLEST_LOG2 = 14, /* 16 KiB: less is not worth a mapping of its own */
     LARGEST_LOG2 = 46,
-    STEPS = 8,       /* sizes to a doubling */
-    LOOK = 16,       /* extents of a class that are asked whether this core released them */
+    STEPS = 8, /* sizes to a doubling */
+    LOOK = 16, /* extents of a class that are asked whether this core released them */
     CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
 };
 #define HUGE_PAGE ((size_t)2 << 20)
@@ -52,8 +53,7 @@ struct arena {
     struct extent *oldest, *newest;
 };
 
-/* ---- Anonymous memory ---------------------------------------------------------------------------------------------------
- */
+/* ---- Anonymous memory -------------------------------------------------------------------------------------------- */
 
 static size_t page_round(size_t bytes)
 {
@@ -69,7 +69,8 @@ static void *reserve(size_t bytes)
         void *memory = mmap(NULL, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         return memory == MAP_FAILED ? NULL : memory;
     }
-    char *all = mmap(NULL, rounded + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *all = mmap(NULL, rounded + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                     0);
     if (all == MAP_FAILED) return NULL;
     char *memory = (char *)(((uintptr_t)all + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
     if (memory > all) munmap(all, (size_t)(memory - all));
@@ -107,8 +108,7 @@ static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t ne
     return place;
 }
 
-/* ---- Sizes --------------------------------------------------------------------------------------------------------------
- */
+/* ---- Sizes ------------------------------------------------------------------------------------------------------- */
 
 static size_t class_bytes(int size_class)
 {
@@ -126,8 +126,7 @@ static int class_of(size_t bytes)
     return (log2 - SMALLEST_LOG2) * STEPS + (int)((bytes - ((size_t)1 << log2) + step - 1) / step);
 }
 
-/* ---- The pool -----------------------------------------------------------------------------------------------------------
- */
+/* ---- The pool ---------------------------------------------------------------------------------------------------- */
 
 struct arena *arena_new(int64_t limit_bytes, int64_t warm_bytes, const struct arena_source *source)
 {
@@ -167,8 +166,8 @@ static void link_warm(struct arena *arena, struct extent *extent)
     arena->warm += (int64_t)extent->bytes;
 }
 
-/* Takes the oldest warm extents out until leased + warm + `room` <= `bound`; returns them as a list (next_in_class), to be
- * unmapped after the lock is gone. */
+/* Takes the oldest warm extents out until leased + warm + `room` <= `bound`; returns them as a list
+ * (next_in_class), to be unmapped after the lock is gone. */
 static struct extent *evict(struct arena *arena, int64_t room, int64_t bound)
 {
     struct extent *victims = NULL;
@@ -218,11 +217,12 @@ static attn_status too_large(const struct arena *arena, size_t bytes, attn_error
 
 static attn_status busy(size_t bytes, attn_error *err)
 {
-    return attn_fail(err, ATTN_BUSY, NULL, "%zu bytes of staging memory are needed, and other requests hold them", bytes);
+    return attn_fail(err, ATTN_BUSY, NULL, "%zu bytes of staging memory are needed, and other requests hold them",
+                     bytes);
 }
 
-/* A warm extent of the class: the one that this core released last, else the one that was released last. Call with the lock
- * held. */
+/* A warm extent of the class: the one that this core released last, else the one that was released last. Call with
+ * the lock held. */
 static struct extent *pick_warm(const struct arena *arena, int size_class, int core)
 {
     struct extent *extent = arena->classes[size_class];

@@ -30,7 +30,8 @@ struct extent {
 struct arena_source {
     void *(*map)(void *context, size_t bytes); /* NULL when there is none */
     void (*unmap)(void *context, void *memory, size_t bytes);
-    void *(*grow)(void *context, void *memory, size_t bytes, size_t new_bytes); /* moves the pages; NULL: old stays valid */
+    void *(*grow)(void *context, void *memory, size_t bytes,
+                  size_t new_bytes); /* moves the pages; NULL: old stays valid */
     void *context;
 };
 

@@ -1,5 +1,5 @@
-/* clock.h: the clocks of the daemon. Deadlines and durations come from CLOCK_MONOTONIC, so that a jump of the wall clock
- * moves nothing but the stamps of log lines. */
+/* clock.h: the clocks of the daemon. Deadlines and durations come from CLOCK_MONOTONIC, so that a jump of the wall
+ * clock moves nothing but the stamps of log lines. */
 #ifndef CLOCK_H
 #define CLOCK_H
 

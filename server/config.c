@@ -1,16 +1,18 @@
 /* config.c: the options of attnd.
  *
- * The problem: about twenty settings, each with a flag, an environment name, a default, a range and a sentence of help, must
- * never disagree with each other. The idea: one table, options[], one row per option. Everything here (parsing, the
- * environment, the range checks and their messages, --help, the table in README.md) walks that table; a new option is a new
- * row and a member of struct config.
+ * The problem: about twenty settings, each with a flag, an environment name, a default, a range and a sentence of
+ * help, must never disagree with each other. The idea: one table, options[], one row per option. Everything here
+ * (parsing, the environment, the range checks and their messages, --help, the table in README.md) walks that table;
+ * a new option is a new row and a member of struct config.
  *
  *   defaults of the rows -> environment -> command line -> shares of the machine -> checks between options
  *
  * Invariants
  * 1. What config_read() accepts is usable: every number lies in its row's range, every file can be read.
- * 2. A refusal is one line that names the option as the user wrote it (flag or variable), the value and what is allowed.
- * 3. A default that does not fit this machine is fitted silently (and shown by /v1/info); a value that was given is never
+ * 2. A refusal is one line that names the option as the user wrote it (flag or variable), the value and what is
+ * allowed.
+ * 3. A default that does not fit this machine is fitted silently (and shown by /v1/info); a value that was given is
+ * never
  *    changed, only refused.
  * 4. Nothing is started, opened or written here, except that the soft limit on open files is raised to what
  * --max-connections needs. */
@@ -39,11 +41,11 @@
 #define DAY_MS        INT64_C(86400000)
 
 enum {
-    /* A thread reads its connections by turns, a piece of each; the fewer it has, the more of a body is still in the cache
-     * when its last byte arrives. One thread fills a 25 Gbit/s link with base64. */
+    /* A thread reads its connections by turns, a piece of each; the fewer it has, the more of a body is still in
+     * the cache when its last byte arrives. One thread fills a 25 Gbit/s link with base64. */
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
-    SPARE_FILES = 128,          /* open files beside the connections: epoll, eventfd, libraries, log, GPU driver */
+    SPARE_FILES = 128, /* open files beside the connections: epoll, eventfd, libraries, log, GPU driver */
     HELP_COLUMNS = 100,
 };
 #define STAGING_AUTO_MAX (64 * GIB) /* pinned memory beyond this starves the page cache without serving anyone faster */
@@ -145,16 +147,18 @@ static const struct option options[] = {
 
 enum { OPTION_COUNT = ARRAY_SIZE(options) };
 
-static const char examples[] = "Examples:\n"
-                               "  attnd                                             serve on 127.0.0.1:8080\n"
-                               "  attnd --listen 0.0.0.0:8080 --log-format json     serve everyone, log for machines\n"
-                               "  attnd --listen unix:/run/attnd.sock --devices cpu\n"
-                               "  ATTND_MAX_BODY_BYTES=256M attnd --queue-depth=64  the environment, overridden by flags\n"
-                               "  attnd healthcheck http://127.0.0.1:8080           exit status 0 while it takes work\n";
+static const char examples[] =
+    "Examples:\n"
+    "  attnd                                             serve on 127.0.0.1:8080\n"
+    "  attnd --listen 0.0.0.0:8080 --log-format json     serve everyone, log for machines\n"
+    "  attnd --listen unix:/run/attnd.sock --devices cpu\n"
+    "  ATTND_MAX_BODY_BYTES=256M attnd --queue-depth=64  the environment, overridden by flags\n"
+    "  attnd healthcheck http://127.0.0.1:8080           exit status 0 while it takes work\n";
 
 /* ---- Small helpers ----------------------------------------------------------------------------------------------- */
 
-/* Copies that live as long as the process, as struct config promises; the list keeps them reachable for leak checkers. */
+/* Copies that live as long as the process, as struct config promises; the list keeps them reachable for leak
+ * checkers. */
 struct kept {
     struct kept *next;
     char text[];
@@ -286,7 +290,9 @@ static bool devices_ok(const char *text)
 static bool origin_ok(const char *text)
 {
     if (strcmp(text, "*") == 0) return true;
-    const char *host = strncmp(text, "https://", 8) == 0 ? text + 8 : strncmp(text, "http://", 7) == 0 ? text + 7 : NULL;
+    const char *host = strncmp(text, "https://", 8) == 0  ? text + 8
+                       : strncmp(text, "http://", 7) == 0 ? text + 7
+                                                          : NULL;
     if (host == NULL || *host == '\0') return false;
     for (; *host; host++)
         if (!isalnum((unsigned char)*host) && strchr("-._:[]", *host) == NULL) return false;
@@ -309,7 +315,8 @@ static void limit_by_v2(const char *directory, struct config_machine *machine)
     char path[640], line[128];
     long long quota, period, bytes;
     snprintf(path, sizeof path, "%.600s/cpu.max", directory);
-    if (read_line(path, line, sizeof line) && sscanf(line, "%lld %lld", &quota, &period) == 2 && quota > 0 && period > 0) {
+    if (read_line(path, line, sizeof line) && sscanf(line, "%lld %lld", &quota, &period) == 2 && quota > 0 &&
+        period > 0) {
         const long long cores = (quota + period - 1) / period;
         if (cores < machine->cores) machine->cores = (int)cores;
     }
@@ -434,8 +441,8 @@ static enum config_result set_value(struct reading *r, const struct option *o, c
         break;
     case TYPE_DEVICES:
         if (!devices_ok(value))
-            return refuse(m, n, "%s: '%s' is not auto, all, cpu, or different GPU numbers from 0 to 63 such as 0,1", name,
-                          value);
+            return refuse(m, n, "%s: '%s' is not auto, all, cpu, or different GPU numbers from 0 to 63 such as 0,1",
+                          name, value);
         break;
     case TYPE_FILE:
         if (access(value, R_OK) != 0) return refuse(m, n, "%s: '%s' cannot be read: %s", name, value, strerror(errno));
@@ -469,7 +476,8 @@ static void set_default(struct config *config, const struct option *o)
 static enum config_result give(struct reading *r, size_t index, const char *name, const char *value, bool from_flag)
 {
     const struct option *o = &options[index];
-    if (o->type == TYPE_LISTEN && (!r->given[index] || (from_flag && !r->from_flag[index]))) r->config->listen_count = 0;
+    if (o->type == TYPE_LISTEN && (!r->given[index] || (from_flag && !r->from_flag[index])))
+        r->config->listen_count = 0;
     r->given[index] = true;
     if (from_flag) r->from_flag[index] = true;
     if (o->type != TYPE_LISTEN || from_flag) return set_value(r, o, name, value);
@@ -513,8 +521,8 @@ static enum config_result refuse_unknown(struct reading *r, const char *flag, si
         if (d < best) best = d, closest = options[i].flag;
     }
     if (closest != NULL)
-        return refuse(r->message, r->capacity, "--%s is not an option; did you mean --%s? (attnd --help lists them)", name,
-                      closest);
+        return refuse(r->message, r->capacity, "--%s is not an option; did you mean --%s? (attnd --help lists them)",
+                      name, closest);
     return refuse(r->message, r->capacity, "--%s is not an option (attnd --help lists them)", name);
 }
 
@@ -539,7 +547,8 @@ static enum config_result read_flags(struct reading *r, int argc, char **argv)
         const char *flag = arg + 2;
         const size_t length = strcspn(flag, "=");
         size_t i = 0;
-        while (i < OPTION_COUNT && !(strncmp(options[i].flag, flag, length) == 0 && options[i].flag[length] == '\0')) i++;
+        while (i < OPTION_COUNT && !(strncmp(options[i].flag, flag, length) == 0 && options[i].flag[length] == '\0'))
+            i++;
         if (i == OPTION_COUNT) return refuse_unknown(r, flag, length);
         char name[64];
         snprintf(name, sizeof name, "--%s", options[i].flag);
@@ -601,7 +610,8 @@ static enum config_result settle(struct reading *r)
         return refuse(m, n, "--cors-origin: '*' cannot go with --token-file, name the origin");
     for (int i = 0; i < c->listen_count; i++) {
         for (int j = 0; j < i; j++)
-            if (strcmp(c->listen[i], c->listen[j]) == 0) return refuse(m, n, "--listen: '%s' is given twice", c->listen[i]);
+            if (strcmp(c->listen[i], c->listen[j]) == 0)
+                return refuse(m, n, "--listen: '%s' is given twice", c->listen[i]);
         if (c->metrics_listen != NULL && strcmp(c->listen[i], c->metrics_listen) == 0)
             return refuse(m, n, "--metrics-listen: '%s' is a --listen address already", c->metrics_listen);
     }
@@ -617,7 +627,8 @@ static enum config_result settle(struct reading *r)
         if (files.rlim_cur < wanted) {
             if (was_given(r, "max-connections") || files.rlim_cur <= SPARE_FILES)
                 return refuse(
-                    m, n, "--max-connections: %d connections need %lld open files, but the limit here is %lld (ulimit -n)",
+                    m, n,
+                    "--max-connections: %d connections need %lld open files, but the limit here is %lld (ulimit -n)",
                     c->max_connections, (long long)wanted, (long long)files.rlim_cur);
             c->max_connections = (int)(files.rlim_cur - SPARE_FILES);
         }

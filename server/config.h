@@ -1,4 +1,5 @@
-/* config.h: the options of attnd. One table (config.c) makes --help, the environment names, the defaults and the checks. */
+/* config.h: the options of attnd. One table (config.c) makes --help, the environment names, the defaults and the
+ * checks. */
 #ifndef CONFIG_H
 #define CONFIG_H
 
@@ -9,7 +10,8 @@
 
 enum { CONFIG_MAX_LISTEN = 8 };
 
-/* Everything is settled here before anything starts; strings live as long as the process. Sizes in bytes, times in ms. */
+/* Everything is settled here before anything starts; strings live as long as the process. Sizes in bytes, times in
+ * ms. */
 struct config {
     const char *listen[CONFIG_MAX_LISTEN]; /* "127.0.0.1:8080", "[::1]:8080", "unix:/run/attnd.sock" */
     int listen_count;
@@ -32,20 +34,20 @@ struct config {
 
 enum config_result { CONFIG_RUN, CONFIG_EXIT_OK, CONFIG_BAD };
 
-/* argv over environment over defaults; an empty environment variable counts as unset. CONFIG_EXIT_OK after --help or
- * --version (printed to stdout). CONFIG_BAD after one clear line on stderr naming the option, the value and what is allowed:
- * exit with 64. */
+/* argv over environment over defaults; an empty environment variable counts as unset. CONFIG_EXIT_OK after --help
+ * or --version (printed to stdout). CONFIG_BAD after one clear line on stderr naming the option, the value and what
+ * is allowed: exit with 64. */
 enum config_result config_load(struct config *config, int argc, char **argv);
 
-/* The same without printing: CONFIG_BAD leaves its line (no newline) in `message`. CONFIG_EXIT_OK: see config_help() and
- * argv. */
+/* The same without printing: CONFIG_BAD leaves its line (no newline) in `message`. CONFIG_EXIT_OK: see
+ * config_help() and argv. */
 enum config_result config_read(struct config *config, int argc, char **argv, char *message, size_t capacity);
 
 void config_help(FILE *to);          /* the table for people, 100 columns; config_read() must have run */
 void config_help_markdown(FILE *to); /* the same table for README.md (attnd --help-markdown); a test compares the two */
 
-/* What this process may use of the machine: affinity mask and cgroup quota (rounded up), physical memory and cgroup limit.
- * `root` is put before /proc and /sys paths; "" outside tests. */
+/* What this process may use of the machine: affinity mask and cgroup quota (rounded up), physical memory and cgroup
+ * limit. `root` is put before /proc and /sys paths; "" outside tests. */
 struct config_machine {
     int cores;
     int64_t memory_bytes;

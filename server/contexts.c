@@ -103,8 +103,8 @@ attn_status contexts_reserve(struct contexts *contexts, int64_t bytes, char id[P
     pthread_mutex_unlock(&contexts->lock);
     if (entry == NULL)
         return attn_fail(err, ATTN_BUSY, "/save",
-                         "save: %lld bytes do not fit, saved contexts may hold %lld bytes and number %d", (long long)bytes,
-                         (long long)contexts->limit_bytes, contexts->max_count);
+                         "save: %lld bytes do not fit, saved contexts may hold %lld bytes and number %d",
+                         (long long)bytes, (long long)contexts->limit_bytes, contexts->max_count);
     for (int i = 0; i < 16; i++) snprintf(id + 2 * i, 3, "%02x", key[i]);
     return ATTN_OK;
 }

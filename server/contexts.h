@@ -1,8 +1,9 @@
-/* contexts.h: what forwards left behind for one backward each (`save`, `context`). Bounded by bytes, count and time.
- * Thread-safe.
+/* contexts.h: what forwards left behind for one backward each (`save`, `context`). Bounded by bytes, count and
+ * time. Thread-safe.
  *
- * A context is an id of 128 random bits and a reference to the forward's job, whose staging memory stays leased. It is taken
- * by the first backward that names it; when that backward never ran (a full queue, a deadline), it is put back. */
+ * A context is an id of 128 random bits and a reference to the forward's job, whose staging memory stays leased. It
+ * is taken by the first backward that names it; when that backward never ran (a full queue, a deadline), it is put
+ * back. */
 #ifndef CONTEXTS_H
 #define CONTEXTS_H
 
@@ -21,8 +22,8 @@ struct contexts;
 struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms); /* aborts when out of memory */
 void contexts_free(struct contexts *contexts);
 
-/* Makes room for a forward's result before it runs, so that it is not computed in vain. `bytes` is what the context pins.
- * Fills `id`. Until contexts_fill() nobody finds it. Errors: BUSY (no room). */
+/* Makes room for a forward's result before it runs, so that it is not computed in vain. `bytes` is what the context
+ * pins. Fills `id`. Until contexts_fill() nobody finds it. Errors: BUSY (no room). */
 attn_status contexts_reserve(struct contexts *contexts, int64_t bytes, char id[PROTO_CONTEXT_BYTES], attn_error *err);
 /* The forward is done: item `item` of `job` can be taken from now on. Holds a reference to the job. */
 void contexts_fill(struct contexts *contexts, const char *id, struct job *job, int item, int64_t now_ms);

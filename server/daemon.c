@@ -10,12 +10,14 @@
  *   on_completed    the client has it, or left: log line, metrics, everything is freed
  *
  * What libmicrohttpd 0.9.75 demands of us, each measured or read in its source:
- * 1. A response queued in the first call closes the connection after it; so refusals wait for the end of the body, unless
- * that is what we want (bad framing, a body over the limit, Expect: 100-continue).
- * 2. In the middle of a body no response can be queued at all: 408 and 413 there are written to the socket, past it.
- * 3. A suspended connection has no time-out and no eyes. It must be resumed before the daemon is stopped, or it panics.
- * 4. Its own connection limit must never be reached: refusing a connection there leaves a mutex locked. Ours is checked
- * before.
+ * 1. A response queued in the first call closes the connection after it; so refusals wait for the end of the body,
+ * unless that is what we want (bad framing, a body over the limit, Expect: 100-continue).
+ * 2. In the middle of a body no response can be queued at all: 408 and 413 there are written to the socket, past
+ * it.
+ * 3. A suspended connection has no time-out and no eyes. It must be resumed before the daemon is stopped, or it
+ * panics.
+ * 4. Its own connection limit must never be reached: refusing a connection there leaves a mutex locked. Ours is
+ * checked before.
  * 5. Bytes of a body must all be consumed in each call, or the connection hangs. */
 #include "server/daemon.h"
 
@@ -41,10 +43,11 @@
 #include "server/tokens.h"
 
 enum {
-    /* A connection's memory in libmicrohttpd: the head, and half of it is what one recv() reads. It is zeroed whole between
-     * two requests, and the more there is the less of it is still in the cache when it is decoded: so it is no more than what
-     * makes three calls of a body of 131 KB. Before 1.0 (measured with 0.9.75) a step that is larger than the buffer makes
-     * each further recv() of a body read an eighth of the rest more; from 1.0 on it would keep the buffer from growing. */
+    /* A connection's memory in libmicrohttpd: the head, and half of it is what one recv() reads. It is zeroed whole
+     * between two requests, and the more there is the less of it is still in the cache when it is decoded: so it is
+     * no more than what makes three calls of a body of 131 KB. Before 1.0 (measured with 0.9.75) a step that is
+     * larger than the buffer makes each further recv() of a body read an eighth of the rest more; from 1.0 on it
+     * would keep the buffer from growing. */
     CONNECTION_BYTES = 80 << 10,
     CONNECTION_STEP = 60 << 10,
     INACTIVITY_S = 120,     /* a backstop: the sweep of peers.c is stricter */
@@ -56,10 +59,11 @@ enum {
 
 /* ---- Heads that libmicrohttpd refuses by itself ------------------------------------------------------------------ */
 
-/* A malformed Content-Length is refused before we see the request, with an HTML body and, in 0.9.75, with the response's
- * head sent twice. It says so through its log first, in the thread and at the moment, but not about which connection. When
- * exactly one connection of this thread is in the middle of a head, it is that one: it gets our problem document, and the
- * socket is shut down under libmicrohttpd's answer. Otherwise its own answer goes out. */
+/* A malformed Content-Length is refused before we see the request, with an HTML body and, in 0.9.75, with the
+ * response's head sent twice. It says so through its log first, in the thread and at the moment, but not about
+ * which connection. When exactly one connection of this thread is in the middle of a head, it is that one: it gets
+ * our problem document, and the socket is shut down under libmicrohttpd's answer. Otherwise its own answer goes
+ * out. */
 static _Thread_local struct request *heads; /* between on_uri() and the first call of on_request() */
 
 static void heads_add(struct request *request)
@@ -89,8 +93,8 @@ static void refuse_head(unsigned status)
 
 /* ---- Head -------------------------------------------------------------------------------------------------------- */
 
-static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const char *key, size_t key_size, const char *value,
-                                 size_t value_size)
+static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const char *key, size_t key_size,
+                                 const char *value, size_t value_size)
 {
     (void)kind;
     framing_header(context, key, key_size, value, value_size);
@@ -114,7 +118,8 @@ static void read_origin(struct request *request, const struct framing *f)
     request->preflight = request->cors && strcmp(request->method, "OPTIONS") == 0;
 }
 
-/* Everything that a head can be refused for, in the order in which clients expect it; request->failed says that it was. */
+/* Everything that a head can be refused for, in the order in which clients expect it; request->failed says that it
+ * was. */
 static void check_head(struct request *request, const struct framing *f)
 {
     struct server *server = request->server;
@@ -123,7 +128,8 @@ static void check_head(struct request *request, const struct framing *f)
 
     request->route = routes_find(request->path, request->port->kind);
     if (request->route == NULL) {
-        request_fail(request, PROTO_E_NOT_FOUND, NULL, "there is nothing at this path; /openapi.json lists what there is");
+        request_fail(request, PROTO_E_NOT_FOUND, NULL,
+                     "there is nothing at this path; /openapi.json lists what there is");
         return;
     }
     if (request->preflight) return;
@@ -155,7 +161,8 @@ static void check_head(struct request *request, const struct framing *f)
         return;
     }
     if ((value = f->value[HEADER_TIMEOUT]) && !framing_number(value, &request->client_timeout_ms))
-        request_fail(request, PROTO_E_INVALID_REQUEST, NULL, "X-Request-Timeout-Ms must be a whole number of milliseconds");
+        request_fail(request, PROTO_E_INVALID_REQUEST, NULL,
+                     "X-Request-Timeout-Ms must be a whole number of milliseconds");
 }
 
 static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
@@ -165,8 +172,8 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
     if (request->extent == NULL) status = arena_lease(request->server->arena, bytes, &request->extent, err);
     else if (bytes > request->extent->bytes && bytes < 2 * request->extent->bytes) {
         /* In proportion where there is room, exactly where there is not. */
-        status =
-            arena_grow(request->server->arena, &request->extent, request->extent->bytes, 2 * request->extent->bytes, err);
+        status = arena_grow(request->server->arena, &request->extent, request->extent->bytes,
+                            2 * request->extent->bytes, err);
         if (status != ATTN_OK)
             status = arena_grow(request->server->arena, &request->extent, request->extent->bytes, bytes, err);
     } else status = arena_grow(request->server->arena, &request->extent, request->extent->bytes, bytes, err);
@@ -174,9 +181,9 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
     return status;
 }
 
-/* A slot, memory and a decoder: everything that a body needs, before its first byte. The lease is what the inputs need and
- * as much again as is usual for outputs (a third of the inputs); large ones only reserve it, pages come with the first
- * touch. */
+/* A slot, memory and a decoder: everything that a body needs, before its first byte. The lease is what the inputs
+ * need and as much again as is usual for outputs (a third of the inputs); large ones only reserve it, pages come
+ * with the first touch. */
 static void admit(struct request *request, const struct framing *f)
 {
     struct server *server = request->server;
@@ -284,7 +291,8 @@ static enum MHD_Result body_piece(struct request *request, const char *bytes, si
     return MHD_YES;
 }
 
-/* The earlier of the server's limit, which counts from now, and the client's wishes, which count from the first byte. */
+/* The earlier of the server's limit, which counts from now, and the client's wishes, which count from the first
+ * byte. */
 static void set_deadline(struct request *request)
 {
     const struct server *server = request->server;
@@ -358,8 +366,8 @@ static enum MHD_Result body_done(struct request *request)
         return answer_now(request, false);
     }
 
-    /* From here on the loop may see it. It is counted as suspended first and the flag read afterwards; the loop sets the
-     * flag and then reads the count: one of the two sees the other. */
+    /* From here on the loop may see it. It is counted as suspended first and the flag read afterwards; the loop
+     * sets the flag and then reads the count: one of the two sees the other. */
     atomic_fetch_add(&server->suspended, 1);
     if (atomic_load(&server->stopping)) {
         atomic_fetch_sub(&server->suspended, 1);
@@ -489,8 +497,8 @@ static void account(struct request *request, enum MHD_RequestTerminationCode how
         if (!request->gone && request->state == REQUEST_RECEIVING)
             status = status != 0 ? status : cut ? 408 : how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? 400 : 499;
         else status = 499;
-        /* Whoever left while it waited was counted by the loop. Half a head was no request yet, and libmicrohttpd's own 400
-         * is no departure. */
+        /* Whoever left while it waited was counted by the loop. Half a head was no request yet, and libmicrohttpd's
+         * own 400 is no departure. */
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }
@@ -545,8 +553,8 @@ static void on_connection(void *context, struct MHD_Connection *connection, void
         *socket_context = info ? peers_add(&server->peers, info->connect_fd, port->plain) : NULL;
     } else {
         struct peer *peer = *socket_context;
-        /* libmicrohttpd 1.0.1 closes without on_completed() when it refuses a body itself (a chunk's head longer than its
-         * buffer). The memory of the head is gone then. */
+        /* libmicrohttpd 1.0.1 closes without on_completed() when it refuses a body itself (a chunk's head longer
+         * than its buffer). The memory of the head is gone then. */
         if (peer && peer->request) {
             peer->request->method = peer->request->path = NULL;
             complete(peer->request, MHD_REQUEST_TERMINATED_WITH_ERROR);
@@ -596,7 +604,8 @@ static char *read_pem(const char *option, const char *path, attn_error *err)
         text = NULL;
     }
     if (text == NULL)
-        attn_fail(err, ATTN_INVALID, NULL, "%s %s: %s", option, path, file ? "not a readable PEM file" : strerror(errno));
+        attn_fail(err, ATTN_INVALID, NULL, "%s %s: %s", option, path,
+                  file ? "not a readable PEM file" : strerror(errno));
     if (file) fclose(file);
     return text;
 }
@@ -619,12 +628,12 @@ static bool start_workers(struct port *port, unsigned flags, const struct MHD_Op
 {
     for (int i = 0; i < port->workers.count; i++) {
         struct worker *worker = &port->workers.list[i];
-        worker->daemon =
-            MHD_start_daemon(flags, 0, NULL, NULL, on_request, worker, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
-                             MHD_OPTION_NOTIFY_COMPLETED, on_completed, worker, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
-                             worker, MHD_OPTION_URI_LOG_CALLBACK, on_uri, worker, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-                             (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT,
-                             (unsigned)INACTIVITY_S, MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
+        worker->daemon = MHD_start_daemon(
+            flags, 0, NULL, NULL, on_request, worker, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
+            MHD_OPTION_NOTIFY_COMPLETED, on_completed, worker, MHD_OPTION_NOTIFY_CONNECTION, on_connection, worker,
+            MHD_OPTION_URI_LOG_CALLBACK, on_uri, worker, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
+            MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)INACTIVITY_S,
+            MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
         if (worker->daemon == NULL) return false;
     }
     return true;
@@ -668,8 +677,8 @@ attn_status daemon_open(struct port *port, struct server *server, unsigned kind,
         const int error = errno;
         daemon_close(port);
         if (tls)
-            return attn_fail(err, ATTN_INVALID, NULL, "--tls-cert %s, --tls-key %s: refused by GnuTLS", config->tls_cert,
-                             config->tls_key);
+            return attn_fail(err, ATTN_INVALID, NULL, "--tls-cert %s, --tls-key %s: refused by GnuTLS",
+                             config->tls_cert, config->tls_key);
         return attn_fail(err, ATTN_INTERNAL, NULL, "the web server could not be started with %d threads: %s", threads,
                          strerror(error));
     }

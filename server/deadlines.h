@@ -1,5 +1,5 @@
-/* deadlines.h: which of many deadlines comes next. A binary heap of pointers into the things that have them, so that one
- * uv_timer serves all. Used by one thread (the loop). */
+/* deadlines.h: which of many deadlines comes next. A binary heap of pointers into the things that have them, so
+ * that one uv_timer serves all. Used by one thread (the loop). */
 #ifndef DEADLINES_H
 #define DEADLINES_H
 

@@ -3,25 +3,26 @@
  *   loop --submit--> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> mailbox of the loop
  *                              slot 1: ...                    (as many as attn_device_info.streams)
  *
- * A unified device (the CPU) computes in the staging memory itself: nothing is copied, and its thread simply waits for the
- * stream. For a device with memory of its own, each region of a job (its inputs, the contexts it uses, its outputs) is
- * mirrored by one block of device memory, copied in one piece, and the tensors' pointers are moved from the region to the
- * mirror.
+ * A unified device (the CPU) computes in the staging memory itself: nothing is copied, and its thread simply waits
+ * for the stream. For a device with memory of its own, each region of a job (its inputs, the contexts it uses, its
+ * outputs) is mirrored by one block of device memory, copied in one piece, and the tensors' pointers are moved from
+ * the region to the mirror.
  *
  * Lanes are for small problems of the CPU: as many as HTTP threads, each a device of one thread with a stream and a
- * workspace. Whoever wants one takes that of its core's number, so that the workspace is likely in that core's cache, or the
- * next that is free.
+ * workspace. Whoever wants one takes that of its core's number, so that the workspace is likely in that core's
+ * cache, or the next that is free.
  *
  *   HTTP thread: body complete --> lane free? --> run --> answer            (else: posted to the loop, as above)
  *
  * Invariants
- * 1. attn_device and its streams are used by the device's thread alone, but for descriptions and kernel look-ups. Those of
- * a lane are used by the thread that set its `taken`.
- * 2. A batch that was submitted comes back exactly once, whatever happens; each of its jobs then has ran == true, or an
- * error.
- * 3. No more batches are with a device than it has streams, and two at least: one waits, so that the device is never idle
- * between two.
- * 4. While the device's thread is in a call that may never return, due_ns says until when it may be: the loop watches. */
+ * 1. attn_device and its streams are used by the device's thread alone, but for descriptions and kernel look-ups.
+ * Those of a lane are used by the thread that set its `taken`.
+ * 2. A batch that was submitted comes back exactly once, whatever happens; each of its jobs then has ran == true,
+ * or an error.
+ * 3. No more batches are with a device than it has streams, and two at least: one waits, so that the device is
+ * never idle between two.
+ * 4. While the device's thread is in a call that may never return, due_ns says until when it may be: the loop
+ * watches. */
 #include "server/devices.h"
 
 #include <assert.h>
@@ -50,12 +51,12 @@ enum {
     LINE = 64,                 /* of the cache */
 };
 
-/* A lane's problems, padded: some 100 us of a core. An HTTP thread has other connections, and more cores are worth waking
- * for more. */
+/* A lane's problems, padded: some 100 us of a core. An HTTP thread has other connections, and more cores are worth
+ * waking for more. */
 #define LANE_FLOPS 2e7
 
-/* Beyond --watchdog-ms a batch may take what its work takes at this rate. The slowest kernels (float32) reach 34e12 on an
- * H200 and a thirtieth of that on the smallest GPU of sm_80 and up. */
+/* Beyond --watchdog-ms a batch may take what its work takes at this rate. The slowest kernels (float32) reach 34e12
+ * on an H200 and a thirtieth of that on the smallest GPU of sm_80 and up. */
 #define SLOWEST_FLOPS 2e11
 #define NEVER         INT64_MAX
 
@@ -168,7 +169,8 @@ static void *to_device(const struct slot *slot, void *address)
 static attn_status copy_in(struct device *device, struct slot *slot, struct job *job, attn_error *err)
 {
     attn_status status = ATTN_OK;
-    if (job->inputs) status = mirror(device, slot, (struct job_region){ job->inputs->memory, job->inputs_used }, true, err);
+    if (job->inputs)
+        status = mirror(device, slot, (struct job_region){ job->inputs->memory, job->inputs_used }, true, err);
     for (int i = 0; status == ATTN_OK && job->saved && i < job->call->count; i++) {
         struct job *saved = job->saved[i];
         if (saved == NULL || job->results[i].error.status != ATTN_OK) continue;
@@ -186,7 +188,7 @@ static attn_status copy_out(struct device *device, struct slot *slot, struct job
                      ATTN_FROM_DEVICE, err);
 }
 
-/* ---- The device's thread: how long it may take --------------------------------------------------------------------- */
+/* ---- The device's thread: how long it may take ------------------------------------------------------------------- */
 
 /* The operations of a job as kernels do them, in tiles: small heads are padded. */
 static double padded_flops(const struct job *job)
@@ -274,8 +276,8 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
     size_t bytes = 0;
     for (int at = 0; at < count; at += MAX_RUN) {
         size_t part;
-        const attn_status status =
-            attn_workspace(device->handle, slot->problems + at, count - at < MAX_RUN ? count - at : MAX_RUN, &part, err);
+        const attn_status status = attn_workspace(device->handle, slot->problems + at,
+                                                  count - at < MAX_RUN ? count - at : MAX_RUN, &part, err);
         if (status != ATTN_OK) return status;
         if (part > bytes) bytes = part;
     }
@@ -327,11 +329,12 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     }
     if ((status = attn_stream_mark(slot->stream, 1, err)) != ATTN_OK) return status;
     for (int at = 0; at < count && status == ATTN_OK; at += MAX_RUN)
-        status =
-            attn_run(slot->stream, slot->problems + at, count - at < MAX_RUN ? count - at : MAX_RUN, slot->workspace, err);
+        status = attn_run(slot->stream, slot->problems + at, count - at < MAX_RUN ? count - at : MAX_RUN,
+                          slot->workspace, err);
     if (status == ATTN_OK) status = attn_stream_mark(slot->stream, 2, err);
     if (!device->info.unified)
-        for (int j = 0; j < batch->count && status == ATTN_OK; j++) status = copy_out(device, slot, batch->jobs[j], err);
+        for (int j = 0; j < batch->count && status == ATTN_OK; j++)
+            status = copy_out(device, slot, batch->jobs[j], err);
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
@@ -350,7 +353,8 @@ static void conclude(struct device *device, struct slot *slot, attn_status statu
         if (status != ATTN_OK) batch->jobs[j]->error = *err;
     }
     drop_mirrors(device, slot);
-    if (slot->workspace_bytes > WORKSPACE_KEEP) drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
+    if (slot->workspace_bytes > WORKSPACE_KEEP)
+        drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
     slot->batch = NULL;
     device->held_may_run = true;
     unwatch(device);
@@ -482,7 +486,7 @@ static void *device_main(void *argument)
     return NULL;
 }
 
-/* ---- What a batch leaves behind ------------------------------------------------------------------------------------ */
+/* ---- What a batch leaves behind ---------------------------------------------------------------------------------- */
 
 void batch_count(const struct batch *batch, const struct job *first)
 {
@@ -516,7 +520,7 @@ void batch_note_times(const struct batch *batch, struct job *job)
     if (batch->copy_out_us > 0) metrics_observe(METRIC_STAGE_SECONDS, "copy_out", batch->copy_out_us / 1e6);
 }
 
-/* ---- Lanes: the HTTP threads' side --------------------------------------------------------------------------------- */
+/* ---- Lanes: the HTTP threads' side ------------------------------------------------------------------------------- */
 
 static attn_status open_lanes(struct devices *devices, const struct config *config, attn_error *err)
 {
@@ -549,8 +553,9 @@ static void close_lanes(struct devices *devices)
     free(devices->lanes);
 }
 
-/* That of this core, or the next that is free: a thread that was interrupted in the middle of its problem still has its own.
- */
+/* That of this core, or the next that is free: a thread that was interrupted in the middle of its problem still has
+ * its own.
+ * */
 static struct lane *take_lane(struct devices *devices)
 {
     const int core = sched_getcpu(), first = core > 0 ? core % devices->lane_count : 0;
@@ -670,7 +675,8 @@ static attn_status device_open(const struct config *config, const char *backend,
     atomic_store(&device->usable, true);
     const int error = pthread_create(&device->thread, NULL, device_main, device);
     if (error != 0) {
-        status = attn_fail(err, ATTN_DEVICE, NULL, "--devices: no thread for %s: %s", device->info.name, strerror(error));
+        status = attn_fail(err, ATTN_DEVICE, NULL, "--devices: no thread for %s: %s", device->info.name,
+                           strerror(error));
         goto fail;
     }
     devices->device[devices->count++] = device;
@@ -880,7 +886,8 @@ struct device *devices_overdue(const struct devices *devices)
 {
     const int64_t now_ns = clock_ns();
     for (int i = 0; i < devices->count; i++)
-        if (!devices->device[i]->disabled && atomic_load(&devices->device[i]->due_ns) < now_ns) return devices->device[i];
+        if (!devices->device[i]->disabled && atomic_load(&devices->device[i]->due_ns) < now_ns)
+            return devices->device[i];
     return NULL;
 }
 

@@ -1,5 +1,5 @@
-/* digits.h: numbers as text without printf, for what is written once a request: an answer's Server-Timing, the access log
- * line. printf took longer over such a line than base64 over a small tensor. */
+/* digits.h: numbers as text without printf, for what is written once a request: an answer's Server-Timing, the
+ * access log line. printf took longer over such a line than base64 over a small tensor. */
 #ifndef DIGITS_H
 #define DIGITS_H
 
@@ -7,7 +7,8 @@
 
 enum { DIGITS_MAX = 24 }; /* bytes that either function writes at most */
 
-/* x in decimal, at least `least` digits, with a point before the last three where `thousandths`. Returns the end; no NUL. */
+/* x in decimal, at least `least` digits, with a point before the last three where `thousandths`. Returns the end;
+ * no NUL. */
 static inline char *digits_write(char *at, uint64_t x, int least, int thousandths)
 {
     char digits[DIGITS_MAX];

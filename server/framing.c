@@ -1,9 +1,10 @@
-/* framing.c: is the head of this HTTP message unambiguous? RFC 9110 section 5.6.2 (tokens), RFC 9112 sections 6.1 to 6.3.
+/* framing.c: is the head of this HTTP message unambiguous? RFC 9110 section 5.6.2 (tokens), RFC 9112 sections 6.1
+ * to 6.3.
  *
- * Each rule below is one that libmicrohttpd 0.9.75 does not enforce by itself: of two Content-Lengths it takes the first,
- * with Transfer-Encoding beside it that one wins, "Content-Length : 5" is ignored, and a Transfer-Encoding it does not know
- * reads the body until the connection ends. What it hides from us cannot be checked: a value is cut at a NUL, a bare LF ends
- * a line. */
+ * Each rule below is one that libmicrohttpd 0.9.75 does not enforce by itself: of two Content-Lengths it takes the
+ * first, with Transfer-Encoding beside it that one wins, "Content-Length : 5" is ignored, and a Transfer-Encoding
+ * it does not know reads the body until the connection ends. What it hides from us cannot be checked: a value is
+ * cut at a NUL, a bare LF ends a line. */
 #include "server/framing.h"
 
 #include <ctype.h>

@@ -1,14 +1,14 @@
-/* framing.h: is the head of this HTTP message unambiguous? libmicrohttpd 0.9.75 accepts much that a proxy in front may read
- * differently (two lengths, a length and chunks, a space before the colon): request smuggling. What is doubtful is refused
- * here with 400 and the connection is closed, before anything else looks at the request. No sockets: a head is fed header by
- * header.
+/* framing.h: is the head of this HTTP message unambiguous? libmicrohttpd 0.9.75 accepts much that a proxy in front
+ * may read differently (two lengths, a length and chunks, a space before the colon): request smuggling. What is
+ * doubtful is refused here with 400 and the connection is closed, before anything else looks at the request. No
+ * sockets: a head is fed header by header.
  *
  *   struct framing f;
  *   framing_begin(&f, "HTTP/1.1");
  *   framing_header(&f, name, name_length, value, value_length);   // each of them
  *   if (!framing_end(&f)) answer 400 with f.fault, close
  *   f.value[HEADER_EXPECT] ...                                    // NULL where not given
- */
+ * */
 #ifndef FRAMING_H
 #define FRAMING_H
 
@@ -49,7 +49,8 @@ struct framing {
 
 void framing_begin(struct framing *framing, const char *version);
 /* value may be NULL (none). Both strings are NUL-ended as well. */
-void framing_header(struct framing *framing, const char *name, size_t name_length, const char *value, size_t value_length);
+void framing_header(struct framing *framing, const char *name, size_t name_length, const char *value,
+                    size_t value_length);
 bool framing_end(struct framing *framing);
 /* Something else was found to be wrong. The first fault stays. */
 void framing_fault(struct framing *framing, const char *fault);
@@ -61,8 +62,8 @@ static inline bool framing_has_body(const struct framing *f)
     return f->chunked || (f->has_length && f->length > 0);
 }
 
-/* Accepts application/json with any parameters, and application/x-www-form-urlencoded, which is what curl says when told
- * nothing. */
+/* Accepts application/json with any parameters, and application/x-www-form-urlencoded, which is what curl says when
+ * told nothing. */
 bool framing_is_json(const char *content_type);
 /* [A-Za-z0-9._-]{1,128} */
 bool framing_is_request_id(const char *text);

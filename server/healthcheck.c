@@ -1,14 +1,16 @@
 /* healthcheck.c: one request to a running attnd, one line, one exit status.
  *
- * The problem: a container's health must be asked from inside it, where there is no curl, and the asker must never hang or
- * crash itself. The idea: a blocking-free client of a hundred lines: resolve, connect, send one GET, read the status line,
- * every step against one deadline.
+ * The problem: a container's health must be asked from inside it, where there is no curl, and the asker must never
+ * hang or crash itself. The idea: a blocking-free client of a hundred lines: resolve, connect, send one GET, read
+ * the status line, every step against one deadline.
  *
  * Invariants
  * 1. Everything ends TIMEOUT_MS after the start, whatever the other side does.
- * 2. Only a complete status line "HTTP/1.x 2dd" counts as healthy. A daemon whose port accepts connections but whose
+ * 2. Only a complete status line "HTTP/1.x 2dd" counts as healthy. A daemon whose port accepts connections but
+ * whose
  *    threads hang is not (the kernel accepts for it).
- * 3. Under TLS, which is not spoken here, a TLS record in answer to a ClientHello is the best proof there is: it shows that
+ * 3. Under TLS, which is not spoken here, a TLS record in answer to a ClientHello is the best proof there is: it
+ * shows that
  *    a thread of the daemon read ours. It says nothing of readiness, and the line says so. */
 #include "server/healthcheck.h"
 
@@ -31,11 +33,12 @@ enum { TIMEOUT_MS = 5000, EXIT_HEALTHY = 0, EXIT_UNHEALTHY = 1, EXIT_BAD_ARGUMEN
 static const char default_address[] = "127.0.0.1:8080";
 static const char default_path[] = "/readyz";
 
-static const char usage[] = "Usage: attnd healthcheck [URL]\n\n"
-                            "Asks a running attnd whether it takes work; exit status 0 if it does, 1 if not.\n"
-                            "URL is http://127.0.0.1:8080/readyz, an address as --listen takes it (127.0.0.1:8080,\n"
-                            "unix:/run/attnd.sock) or nothing: the first address of ATTND_LISTEN, else 127.0.0.1:8080.\n"
-                            "The path is /readyz unless given; /livez asks whether the process works at all.\n";
+static const char usage[] =
+    "Usage: attnd healthcheck [URL]\n\n"
+    "Asks a running attnd whether it takes work; exit status 0 if it does, 1 if not.\n"
+    "URL is http://127.0.0.1:8080/readyz, an address as --listen takes it (127.0.0.1:8080,\n"
+    "unix:/run/attnd.sock) or nothing: the first address of ATTND_LISTEN, else 127.0.0.1:8080.\n"
+    "The path is /readyz unless given; /livez asks whether the process works at all.\n";
 
 /* Where to ask. */
 struct target {
@@ -204,10 +207,10 @@ static int ask_http(int fd, const struct target *t, int64_t deadline_ms, const c
 {
     char request[1024], line[256];
     const bool v6 = !t->is_unix && strchr(t->host, ':') != NULL;
-    const int count =
-        snprintf(request, sizeof request,
-                 "GET %s HTTP/1.1\r\nHost: %s%.255s%s%s%s\r\nUser-Agent: attnd-healthcheck\r\nConnection: close\r\n\r\n",
-                 t->path, v6 ? "[" : "", t->is_unix ? "localhost" : t->host, v6 ? "]" : "", t->is_unix ? "" : ":", t->port);
+    const int count = snprintf(
+        request, sizeof request,
+        "GET %s HTTP/1.1\r\nHost: %s%.255s%s%s%s\r\nUser-Agent: attnd-healthcheck\r\nConnection: close\r\n\r\n",
+        t->path, v6 ? "[" : "", t->is_unix ? "localhost" : t->host, v6 ? "]" : "", t->is_unix ? "" : ":", t->port);
     if (!send_all(fd, request, (size_t)count, deadline_ms)) {
         *why = strerror(errno);
         return -1;

@@ -1,12 +1,13 @@
 /* info.c: what this server is and how it does, for programs (/v1/info) and for browsers (/).
  *
- * /v1/info is written from the tables and a snapshot (struct info_facts). What a backend can compute is not listed anywhere:
- * each dtype and feature is tried by asking the backend's own kernel chooser with a small problem that uses it, so the
- * answer is what a request would meet. (openapi.c holds the schema of this document; the test of the two compares them.)
+ * /v1/info is written from the tables and a snapshot (struct info_facts). What a backend can compute is not listed
+ * anywhere: each dtype and feature is tried by asking the backend's own kernel chooser with a small problem that
+ * uses it, so the answer is what a request would meet. (openapi.c holds the schema of this document; the test of
+ * the two compares them.)
  *
- * The page is one constant: no template, no external asset, nothing that a client sent. Its script fetches /v1/info every
- * two seconds and writes texts (never HTML) into it. Script and style run by their SHA-256 in the Content-Security-Policy;
- * who edits them takes the new hashes from the failing test. */
+ * The page is one constant: no template, no external asset, nothing that a client sent. Its script fetches /v1/info
+ * every two seconds and writes texts (never HTML) into it. Script and style run by their SHA-256 in the
+ * Content-Security-Policy; who edits them takes the new hashes from the failing test. */
 #include "server/info.h"
 
 #include <cjson/cJSON.h>
@@ -42,7 +43,8 @@ static attn_problem probe(attn_op op, attn_dtype dtype)
 {
     attn_problem p = ATTN_PROBLEM_INIT;
     const attn_tensor x = probe_tensor(dtype, 4, PROBE_B, PROBE_S, PROBE_H, PROBE_D);
-    const attn_tensor wide = probe_tensor(dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype, 4, PROBE_B, PROBE_S, PROBE_H, PROBE_D);
+    const attn_tensor wide = probe_tensor(dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype, 4, PROBE_B, PROBE_S, PROBE_H,
+                                          PROBE_D);
     p.op = op;
     p.q = p.k = p.v = x;
     p.out = wide;
@@ -54,7 +56,8 @@ static attn_problem probe(attn_op op, attn_dtype dtype)
     return p;
 }
 
-/* How a feature looks in a problem, for the members that a small problem can show: the tensors here, the options below. */
+/* How a feature looks in a problem, for the members that a small problem can show: the tensors here, the options
+ * below. */
 static bool add_tensor(attn_problem *p, attn_tensor_id id)
 {
     switch (id) {
@@ -69,7 +72,9 @@ static bool add_tensor(attn_problem *p, attn_tensor_id id)
     case ATTN_T_bias: p->bias = probe_tensor(ATTN_F32, 4, PROBE_B, PROBE_H, PROBE_S, PROBE_S); return true;
     case ATTN_T_keep_mask: p->keep_mask = probe_tensor(ATTN_U8, 4, PROBE_B, PROBE_H, PROBE_S, PROBE_S); return true;
     case ATTN_T_seqlens_k: p->seqlens_k = probe_tensor(ATTN_I32, 1, PROBE_B, 0, 0, 0); return true;
-    case ATTN_T_mask_startend_rows: p->mask_startend_rows = probe_tensor(ATTN_I32, 4, PROBE_B, 1, PROBE_S, 2); return true;
+    case ATTN_T_mask_startend_rows:
+        p->mask_startend_rows = probe_tensor(ATTN_I32, 4, PROBE_B, 1, PROBE_S, 2);
+        return true;
     case ATTN_T_cu_seqlens_q:
     case ATTN_T_cu_seqlens_k: { /* packed: both, and no batch axis */
         const bool backward = p->op == ATTN_OP_BACKWARD;
@@ -99,7 +104,8 @@ static bool can(const attn_device *device, const attn_problem *p)
     return attn_kernel(device, p, &err) != NULL;
 }
 
-/* Options that change which kernel runs; the others of proto_options[] are the server's own business and work everywhere. */
+/* Options that change which kernel runs; the others of proto_options[] are the server's own business and work
+ * everywhere. */
 static void add_option(attn_problem *p, const char *name)
 {
     if (strcmp(name, "layout") == 0) p->layout = ATTN_BHSD;
@@ -129,7 +135,8 @@ static void put_op_features(struct json *j, const attn_device *device, attn_op o
     json_put(j, "],'tensors':[");
     for (int t = 0; t < ATTN_TENSOR_COUNT && works != ATTN_DTYPE_COUNT; t++) {
         p = probe(op, works);
-        if (!proto_takes_tensor(op, (attn_tensor_id)t) || !add_tensor(&p, (attn_tensor_id)t) || !can(device, &p)) continue;
+        if (!proto_takes_tensor(op, (attn_tensor_id)t) || !add_tensor(&p, (attn_tensor_id)t) || !can(device, &p))
+            continue;
         json_comma(j);
         json_put(j, "'%s'", attn_tensors[t].name);
     }
@@ -172,16 +179,17 @@ static void put_devices(struct json *j, const struct info_facts *facts)
     for (int i = 0; i < facts->device_count; i++) {
         const attn_device_info *d = &facts->devices[i].info;
         json_comma(j);
-        json_put(j,
-                 "{'name':'%s','backend':'%s','description':'%s','streams':%d,'memory_total_bytes':%lld,'memory_limit_bytes'"
-                 ":%lld,"
-                 "'memory_used_bytes':%lld,'usable':%s,'running_requests':%lld,'batches':%g,'errors':%g,"
-                 "'kernel_seconds':%g,'flops':%g}",
-                 d->name, d->backend, d->description, d->streams, (long long)d->memory_total, (long long)d->memory_limit,
-                 (long long)d->memory_used, facts->devices[i].usable ? "true" : "false",
-                 (long long)facts->devices[i].running_requests, metrics_sum(METRIC_DEVICE_BATCHES, d->name),
-                 metrics_sum(METRIC_DEVICE_ERRORS, d->name), metrics_sum(METRIC_KERNEL_SECONDS, d->name),
-                 metrics_sum(METRIC_FLOPS, d->name));
+        json_put(
+            j,
+            "{'name':'%s','backend':'%s','description':'%s','streams':%d,'memory_total_bytes':%lld,'memory_limit_bytes'"
+            ":%lld,"
+            "'memory_used_bytes':%lld,'usable':%s,'running_requests':%lld,'batches':%g,'errors':%g,"
+            "'kernel_seconds':%g,'flops':%g}",
+            d->name, d->backend, d->description, d->streams, (long long)d->memory_total, (long long)d->memory_limit,
+            (long long)d->memory_used, facts->devices[i].usable ? "true" : "false",
+            (long long)facts->devices[i].running_requests, metrics_sum(METRIC_DEVICE_BATCHES, d->name),
+            metrics_sum(METRIC_DEVICE_ERRORS, d->name), metrics_sum(METRIC_KERNEL_SECONDS, d->name),
+            metrics_sum(METRIC_FLOPS, d->name));
     }
     json_raw(j, "]");
 }
@@ -261,12 +269,13 @@ char *info_write(const struct info_facts *facts, size_t *length)
     json_put(&j, "],'head_dim':{'minimum':1,'maximum':%d}", ATTN_MAX_HEAD_DIM);
     put_features(&j, facts);
     put_limits(&j, facts->config, facts->limits);
-    json_put(&j,
-             ",'queue':{'requests':%lld,'bytes':%lld},'connections':%lld,'inflight_requests':%lld,'staging':{'limit_bytes':%"
-             "lld,'used_bytes':%lld}",
-             (long long)facts->queue_requests, (long long)facts->queue_bytes, (long long)facts->connections,
-             (long long)facts->inflight_requests, (long long)facts->config->staging_bytes,
-             (long long)facts->staging_used_bytes);
+    json_put(
+        &j,
+        ",'queue':{'requests':%lld,'bytes':%lld},'connections':%lld,'inflight_requests':%lld,'staging':{'limit_bytes':%"
+        "lld,'used_bytes':%lld}",
+        (long long)facts->queue_requests, (long long)facts->queue_bytes, (long long)facts->connections,
+        (long long)facts->inflight_requests, (long long)facts->config->staging_bytes,
+        (long long)facts->staging_used_bytes);
     put_counters(&j);
     json_raw(&j, "}\n");
     return json_take(&j, length);
@@ -334,7 +343,8 @@ static const char page_body[] =
     "<h1>attnd <span id=\"version\">" ATTND_VERSION "</span></h1>\n"
     "<p>Exact attention, forward and backward, over HTTP. <span id=\"state\"></span><span id=\"uptime\"></span> <span "
     "id=\"trouble\"></span></p>\n"
-    "<pre>curl <span id=\"host\">http://127.0.0.1:8080</span>/v1/attention/forward -d '{\"causal\": true, \"encoding\": "
+    "<pre>curl <span id=\"host\">http://127.0.0.1:8080</span>/v1/attention/forward -d '{\"causal\": true, "
+    "\"encoding\": "
     "\"array\",\n"
     "  \"q\": {\"shape\": [1, 2, 1, 2], \"dtype\": \"float32\", \"data\": [1, 0, 0, 1]},\n"
     "  \"k\": {\"shape\": [1, 2, 1, 2], \"dtype\": \"float32\", \"data\": [1, 0, 0, 1]},\n"

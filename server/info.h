@@ -1,9 +1,9 @@
-/* info.h: what attnd says about itself: GET /v1/info, GET /openapi.json and the page at /. All three are written from the
- * program's own tables (config options, ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h, PROTO_ERROR_MAP, the
- * routes), so a new row there shows up here by itself.
+/* info.h: what attnd says about itself: GET /v1/info, GET /openapi.json and the page at /. All three are written
+ * from the program's own tables (config options, ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h,
+ * PROTO_ERROR_MAP, the routes), so a new row there shows up here by itself.
  *
- * Every function returns a malloc'ed, NUL-ended body, *length bytes without the NUL, which the caller frees; NULL when out
- * of memory. They share no state and may be called from any thread. */
+ * Every function returns a malloc'ed, NUL-ended body, *length bytes without the NUL, which the caller frees; NULL
+ * when out of memory. They share no state and may be called from any thread. */
 #ifndef INFO_H
 #define INFO_H
 
@@ -64,7 +64,7 @@ enum info_route_kind {
 #define X(id, summary) INFO_ROUTE_##id,
     INFO_ROUTE_MAP(X)
 #undef X
-    INFO_ROUTE_COUNT
+        INFO_ROUTE_COUNT
 };
 
 struct info_route {

@@ -7,8 +7,8 @@
  *            0                                 inputs_used         bytes
  *   spare:   | out | lse | ... when they do not fit behind the inputs
  *
- * Every tensor starts on a 64-byte boundary. All outputs lie in one piece, so that a device with memory of its own copies
- * them back in one piece; the same holds for the inputs. */
+ * Every tensor starts on a 64-byte boundary. All outputs lie in one piece, so that a device with memory of its own
+ * copies them back in one piece; the same holds for the inputs. */
 #include "server/job.h"
 
 #include <stdlib.h>
@@ -20,7 +20,8 @@
 
 enum { ALIGNMENT = 64 };
 
-/* Jobs above this are never joined with others: they keep a device busy alone, and small ones should not wait for them. */
+/* Jobs above this are never joined with others: they keep a device busy alone, and small ones should not wait for
+ * them. */
 #define SMALL_FLOPS 1e8
 #define SMALL_BYTES ((size_t)2 << 20)
 
@@ -28,7 +29,8 @@ struct job *job_new(struct arena *arena, struct contexts *contexts, struct exten
 {
     struct job *job = calloc(1, sizeof *job);
     if (job == NULL) return NULL;
-    job->results = calloc(call->count > 0 ? (size_t)call->count : 1, sizeof *job->results); /* an empty envelope has none */
+    job->results = calloc(call->count > 0 ? (size_t)call->count : 1,
+                          sizeof *job->results); /* an empty envelope has none */
     if (job->results == NULL) {
         free(job);
         return NULL;
@@ -73,8 +75,7 @@ void job_release(struct job *job)
     free(job);
 }
 
-/* ---- Preparing ----------------------------------------------------------------------------------------------------------
- */
+/* ---- Preparing --------------------------------------------------------------------------------------------------- */
 
 static bool is_output(attn_tensor_id id, attn_op op)
 {
@@ -126,7 +127,8 @@ static attn_status count_outputs(const proto_item *item, size_t *bytes, attn_err
         const attn_tensor *t = &item->problem.tensor[id];
         int64_t size;
         if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0) continue;
-        if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &size) || __builtin_add_overflow(*bytes, (size_t)size, bytes) ||
+        if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &size) ||
+            __builtin_add_overflow(*bytes, (size_t)size, bytes) ||
             __builtin_add_overflow(*bytes, (size_t)ALIGNMENT - 1, bytes))
             return attn_fail(err, ATTN_TOO_LARGE, NULL, "%s: its size does not fit in 64 bits", attn_tensors[id].name);
         *bytes = *bytes / ALIGNMENT * ALIGNMENT;
@@ -209,8 +211,8 @@ attn_status job_prepare(struct job *job, const attn_device *device, attn_error *
     for (int i = 0; i < call->count; i++) {
         attn_error *error = &job->results[i].error;
         if (error->status != ATTN_OK || !call->items[i].save) continue;
-        status =
-            contexts_reserve(job->contexts, (int64_t)(job->tensor_bytes / (size_t)saves), job->results[i].context, error);
+        status = contexts_reserve(job->contexts, (int64_t)(job->tensor_bytes / (size_t)saves), job->results[i].context,
+                                  error);
         if (status == ATTN_OK) continue;
         job->results[i].context[0] = '\0';
         job->runnable--;

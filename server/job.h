@@ -1,14 +1,15 @@
-/* job.h: what a request asks to have computed: the decoded problems, the memory their tensors lie in, and what came of them.
+/* job.h: what a request asks to have computed: the decoded problems, the memory their tensors lie in, and what came
+ * of them.
  *
- * A job outlives its request when the client goes away or its deadline passes while a kernel runs (it is never interrupted),
- * and when a forward is saved for a backward. So it is counted by references: the request, the device that runs it and each
- * context hold one.
+ * A job outlives its request when the client goes away or its deadline passes while a kernel runs (it is never
+ * interrupted), and when a forward is saved for a backward. So it is counted by references: the request, the device
+ * that runs it and each context hold one.
  *
  *   RECEIVING   http makes it (job_new), places the outputs (job_prepare)
  *   QUEUED      the loop's
  *   RUNNING     the device's: it writes results and timing
  *   after that  nobody writes: the encoder and contexts only read
- */
+ * */
 #ifndef JOB_H
 #define JOB_H
 
@@ -33,7 +34,8 @@ typedef uint64_t job_kind;
 struct job {
     atomic_int references;
     struct arena *arena;
-    struct extent *inputs, *spare; /* what the decoder filled (its rest may hold outputs); outputs that did not fit there */
+    struct extent *inputs,
+        *spare; /* what the decoder filled (its rest may hold outputs); outputs that did not fit there */
     proto_call *call;
     proto_result *results; /* call->count of them */
     int runnable;          /* items without an error */
@@ -64,9 +66,9 @@ void job_release(struct job *job); /* NULL is fine */
 /* Gives the tensors' memory back early: nobody will read them any more. Only while there is a single reference. */
 void job_release_memory(struct job *job);
 
-/* Everything that happens between decoding and queueing: contexts are resolved, outputs placed, kernels looked up, work
- * counted. An item that fails keeps its error in results[i] (an envelope answers it there); returns that error when the body
- * is no envelope, or what befell the whole job (BUSY: no memory for the outputs). */
+/* Everything that happens between decoding and queueing: contexts are resolved, outputs placed, kernels looked up,
+ * work counted. An item that fails keeps its error in results[i] (an envelope answers it there); returns that error
+ * when the body is no envelope, or what befell the whole job (BUSY: no memory for the outputs). */
 attn_status job_prepare(struct job *job, const attn_device *device, attn_error *err);
 
 #endif

@@ -1,8 +1,8 @@
 /* jsontext.c: a growing text, and a printf for JSON.
  *
  * Invariants
- * 1. Inserted strings are valid JSON inside their quotes: quotes, backslashes and control characters are escaped, bytes that
- * are not ASCII pass (the strings here are the program's own UTF-8).
+ * 1. Inserted strings are valid JSON inside their quotes: quotes, backslashes and control characters are escaped,
+ * bytes that are not ASCII pass (the strings here are the program's own UTF-8).
  * 2. at[used] is NUL whenever at is not NULL. */
 #include "server/jsontext.h"
 
@@ -33,9 +33,9 @@ static void put_bytes(struct json *j, const char *bytes, size_t count)
 static void put_escaped(struct json *j, const char *string)
 {
     for (; *string; string++) {
-        const size_t plain =
-            strcspn(string, "\"\\\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\x10\x11\x12\x13"
-                            "\x14\x15\x16\x17\x18\x19\x1a\x1b\x1c\x1d\x1e\x1f");
+        const size_t plain = strcspn(string,
+                                     "\"\\\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\x10\x11\x12\x13"
+                                     "\x14\x15\x16\x17\x18\x19\x1a\x1b\x1c\x1d\x1e\x1f");
         put_bytes(j, string, plain);
         string += plain;
         if (*string == '\0') return;

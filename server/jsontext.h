@@ -1,4 +1,5 @@
-/* jsontext.h: JSON written as text, for documents whose shape the program knows. (What clients send is read by proto-json/.)
+/* jsontext.h: JSON written as text, for documents whose shape the program knows. (What clients send is read by
+ * proto-json/.)
  *
  * A format is JSON with ' for ", so that C needs no backslashes:
  *     json_put(&j, "{'name':'%s','bytes':%lld}", name, bytes);
@@ -15,8 +16,9 @@ struct json { /* start with = {0}; after a failure (out of memory) every call do
     bool failed;
 };
 
-/* Only %s, %d, %lld and %g. %g writes the shortest text that reads back as the same double, and null for NaN and infinity.
- */
+/* Only %s, %d, %lld and %g. %g writes the shortest text that reads back as the same double, and null for NaN and
+ * infinity.
+ * */
 void json_put(struct json *j, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 void json_constant(struct json *j, const char *text); /* ' becomes ", the rest stays as it is */

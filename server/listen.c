@@ -1,10 +1,10 @@
 /* listen.c: listening and accepting.
  *
  * Invariants
- * 1. A client that cannot be taken hears why where that is possible: 503 with Retry-After, written to the socket, then
- * closed.
- * 2. When descriptors run out, the spare one is given up for a moment to accept and refuse one client; so the backlog never
- * keeps the loop busy with connections that it cannot accept.
+ * 1. A client that cannot be taken hears why where that is possible: 503 with Retry-After, written to the socket,
+ * then closed.
+ * 2. When descriptors run out, the spare one is given up for a moment to accept and refuse one client; so the
+ * backlog never keeps the loop busy with connections that it cannot accept.
  * 3. One wake-up accepts at most ACCEPT_BURST connections: the loop has other things to do. */
 #include "server/listen.h"
 
@@ -48,8 +48,8 @@ static void describe(struct listener *listener)
     if (getsockname(listener->fd, (struct sockaddr *)&address, &length) != 0) return;
     if (address.ss_family == AF_INET) {
         const struct sockaddr_in *in = (const struct sockaddr_in *)&address;
-        snprintf(listener->address, sizeof listener->address, "%s:%d", inet_ntop(AF_INET, &in->sin_addr, host, sizeof host),
-                 ntohs(in->sin_port));
+        snprintf(listener->address, sizeof listener->address, "%s:%d",
+                 inet_ntop(AF_INET, &in->sin_addr, host, sizeof host), ntohs(in->sin_port));
     } else if (address.ss_family == AF_INET6) {
         const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)&address;
         snprintf(listener->address, sizeof listener->address, "[%s]:%d",
@@ -65,7 +65,8 @@ static void describe(struct listener *listener)
 static bool is_alive(const struct sockaddr_un *address)
 {
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    const bool alive = fd >= 0 && (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 || errno == EAGAIN);
+    const bool alive = fd >= 0 &&
+                       (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 || errno == EAGAIN);
     if (fd >= 0) close(fd);
     return alive;
 }
@@ -88,8 +89,8 @@ static attn_status open_unix(struct listener *listener, const char *where, attn_
         unlink(path);
     }
     listener->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    /* The file's mode is what it is made with: for its owner and group alone. Nothing else runs yet that the umask could
-     * touch. */
+    /* The file's mode is what it is made with: for its owner and group alone. Nothing else runs yet that the umask
+     * could touch. */
     const mode_t before = umask(0117);
     const int bound = listener->fd < 0 ? -1 : bind(listener->fd, (const struct sockaddr *)&address, sizeof address);
     umask(before);
@@ -119,7 +120,8 @@ static attn_status open_tcp(struct listener *listener, const char *where, attn_e
         /* [::] means IPv6 alone, so that 0.0.0.0 of the same port can be listened on beside it. */
         if (found->ai_family == AF_INET6) (void)setsockopt(listener->fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
     }
-    if (listener->fd < 0 || bind(listener->fd, found->ai_addr, found->ai_addrlen) != 0 || listen(listener->fd, BACKLOG) != 0)
+    if (listener->fd < 0 || bind(listener->fd, found->ai_addr, found->ai_addrlen) != 0 ||
+        listen(listener->fd, BACKLOG) != 0)
         status = attn_fail(err, ATTN_INVALID, NULL, "--listen %s: %s", where, strerror(errno));
     else status = ATTN_OK;
     freeaddrinfo(found);
@@ -129,8 +131,8 @@ static attn_status open_tcp(struct listener *listener, const char *where, attn_e
 attn_status listener_open(struct listener *listener, const char *where, attn_error *err)
 {
     *listener = (struct listener){ .fd = -1 };
-    const attn_status status =
-        strncmp(where, "unix:", 5) == 0 ? open_unix(listener, where, err) : open_tcp(listener, where, err);
+    const attn_status status = strncmp(where, "unix:", 5) == 0 ? open_unix(listener, where, err)
+                                                               : open_tcp(listener, where, err);
     if (status == ATTN_OK) describe(listener);
     else listener_close(listener);
     return status;
@@ -167,13 +169,13 @@ static void refuse(int fd, bool plain)
     if (plain) {
         char id[REQUEST_ID_BYTES];
         request_make_id(id);
-        const size_t length =
-            proto_problem_write(body, sizeof body, PROTO_E_UNAVAILABLE, "too many connections", NULL, NULL, id);
-        const int all =
-            snprintf(answer, sizeof answer,
-                     "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: 1\r\n"
-                     "X-Request-Id: %s\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s",
-                     id, length, body);
+        const size_t length = proto_problem_write(body, sizeof body, PROTO_E_UNAVAILABLE, "too many connections", NULL,
+                                                  NULL, id);
+        const int all = snprintf(
+            answer, sizeof answer,
+            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: 1\r\n"
+            "X-Request-Id: %s\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s",
+            id, length, body);
         (void)!send(fd, answer, (size_t)all, MSG_NOSIGNAL | MSG_DONTWAIT);
         shutdown(fd, SHUT_WR);
         /* Unread bytes at close() are answered by a reset, which would overtake the answer. */
@@ -201,7 +203,8 @@ static bool refuse_with_spare(struct listener *listener)
     const int fd = accept4(listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd >= 0) refuse(fd, listener->port->plain);
     spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    log_event(LOG_WARN, NULL, "refused", "reason=descriptors connections=%d", atomic_load(&listener->server->peers.count));
+    log_event(LOG_WARN, NULL, "refused", "reason=descriptors connections=%d",
+              atomic_load(&listener->server->peers.count));
     return fd >= 0;
 }
 
@@ -215,13 +218,15 @@ static void accept_some(struct listener *listener, int limit)
         const int fd = accept4(listener->fd, (struct sockaddr *)&address, &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             if (errno == ECONNABORTED || errno == EINTR) continue; /* that client is gone: the next */
-            if ((errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) && refuse_with_spare(listener))
+            if ((errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) &&
+                refuse_with_spare(listener))
                 continue;
             return;
         }
         if (atomic_load(&server->peers.count) >= server->config->max_connections) {
             refuse(fd, listener->port->plain);
-            log_event(LOG_WARN, NULL, "refused", "reason=max_connections connections=%d", atomic_load(&server->peers.count));
+            log_event(LOG_WARN, NULL, "refused", "reason=max_connections connections=%d",
+                      atomic_load(&server->peers.count));
             continue;
         }
         set_options(listener, fd);

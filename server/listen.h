@@ -1,6 +1,6 @@
 /* listen.h: the sockets that attnd listens on. They are ours, not libmicrohttpd's: accepting in the loop makes the
- * connection limit an answer (503) instead of a silence, never spins when descriptors run out, and lets a supervisor keep
- * the sockets while a server is replaced. */
+ * connection limit an answer (503) instead of a silence, never spins when descriptors run out, and lets a
+ * supervisor keep the sockets while a server is replaced. */
 #ifndef LISTEN_H
 #define LISTEN_H
 
@@ -24,8 +24,8 @@ struct listener {
     struct port *port;
 };
 
-/* "127.0.0.1:8080", "[::1]:0", "localhost:8080", "unix:/run/attnd.sock". Binds and listens; non-blocking and close-on-exec.
- * A unix socket that nobody listens on any more is replaced. INVALID with one clear line otherwise. */
+/* "127.0.0.1:8080", "[::1]:0", "localhost:8080", "unix:/run/attnd.sock". Binds and listens; non-blocking and
+ * close-on-exec. A unix socket that nobody listens on any more is replaced. INVALID with one clear line otherwise. */
 attn_status listener_open(struct listener *listener, const char *where, attn_error *err);
 /* A socket that somebody else has opened (the supervisor). */
 attn_status listener_adopt(struct listener *listener, int fd, attn_error *err);

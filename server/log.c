@@ -1,9 +1,9 @@
 /* log.c: one line per event.
  *
- * The problem: a log line must cost a request about a microsecond and nothing else. Standard error may be a full disk, a
- * pipe whose reader sleeps or is gone, a terminal someone has paused. The idea: whoever logs formats the line on its own
- * stack and copies it into the filling one of two buffers under a mutex; a writer thread swaps the buffers and hands the
- * full one to write(2), the only call here that can block.
+ * The problem: a log line must cost a request about a microsecond and nothing else. Standard error may be a full
+ * disk, a pipe whose reader sleeps or is gone, a terminal someone has paused. The idea: whoever logs formats the
+ * line on its own stack and copies it into the filling one of two buffers under a mutex; a writer thread swaps the
+ * buffers and hands the full one to write(2), the only call here that can block.
  *
  *     log_event --> [ filling, 1 MiB ] --swap--> [ writing, 1 MiB ] --> write(2, ...)
  *                     full: dropped++               fails: dropped += lines
@@ -11,9 +11,10 @@
  * Invariants
  * 1. Nothing but the writer thread calls write() while the log is open, and it does so without the mutex.
  * 2. A line is in the buffers whole or not at all, and contains exactly one newline, its last byte.
- * 3. Every line that is lost is counted; the loss is told by a line `lost lines=<n>` once the sink takes lines again.
- * 4. A stream of WARN or ERROR lines of one event cannot fill a disk: REPEATS_PER_SECOND of them a second, then only a
- * count. INFO lines are one per request by design and are not limited. */
+ * 3. Every line that is lost is counted; the loss is told by a line `lost lines=<n>` once the sink takes lines
+ * again.
+ * 4. A stream of WARN or ERROR lines of one event cannot fill a disk: REPEATS_PER_SECOND of them a second, then
+ * only a count. INFO lines are one per request by design and are not limited. */
 #include "server/log.h"
 
 #include <errno.h>
@@ -201,7 +202,8 @@ static void put_pairs_as_json(struct text *t, const char *pairs)
             continue;
         }
         const size_t value = strcspn(s, " ");
-        if (is_number(s, value) || (value == 4 && memcmp(s, "true", 4) == 0) || (value == 5 && memcmp(s, "false", 5) == 0))
+        if (is_number(s, value) || (value == 4 && memcmp(s, "true", 4) == 0) ||
+            (value == 5 && memcmp(s, "false", 5) == 0))
             put(t, s, value);
         else {
             put_string(t, "\"");
@@ -234,8 +236,8 @@ static const char *time_text(char text[32])
 }
 
 /* The whole line with its newline; returns its length. */
-static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level, const char *request_id, const char *event,
-                          const char *pairs)
+static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level, const char *request_id,
+                          const char *event, const char *pairs)
 {
     char stamp[32];
     struct text t = { .at = line, .capacity = LINE_BYTES - 4 }; /* room for what ends it */
@@ -269,8 +271,8 @@ static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level
 
 /* ---- The sink ---------------------------------------------------------------------------------------------------- */
 
-/* Writes all of it, or counts `lines` as lost and returns false. Only the writer calls this, or a caller while the log is
- * not open. */
+/* Writes all of it, or counts `lines` as lost and returns false. Only the writer calls this, or a caller while the
+ * log is not open. */
 static bool write_all(const char *bytes, size_t count, uint64_t lines)
 {
     while (count > 0) {
@@ -388,8 +390,8 @@ static void *writer_main(void *unused)
         if (tell) { /* not one of `lines`: its own loss is not worth telling */
             char pairs[64];
             snprintf(pairs, sizeof pairs, "lines=%llu", (unsigned long long)(lost - the.told_lost));
-            the.used +=
-                format_line(the.buffer[the.filling] + the.used, atomic_load(&as_json), LOG_WARN, NULL, "lost", pairs);
+            the.used += format_line(the.buffer[the.filling] + the.used, atomic_load(&as_json), LOG_WARN, NULL, "lost",
+                                    pairs);
         }
         const char *full = the.buffer[the.filling];
         const size_t used = the.used;
@@ -455,7 +457,8 @@ void log_open(const char *format, const char *level)
     if (the.done) the.stuck = false; /* it came back after all */
     if (!the.open && !the.stuck) {
         the.closing = the.done = false;
-        the.open = pthread_create(&the.writer, NULL, writer_main, NULL) == 0; /* without it lines are written directly */
+        the.open = pthread_create(&the.writer, NULL, writer_main, NULL) ==
+                   0; /* without it lines are written directly */
     }
     pthread_mutex_unlock(&the.lock);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -513,8 +516,8 @@ void log_pairs(enum log_level level, const char *request_id, const char *event, 
 {
     char line[LINE_BYTES];
     if (!log_enabled(level)) return;
-    const size_t length =
-        format_line(line, atomic_load_explicit(&as_json, memory_order_relaxed), level, request_id, event, pairs);
+    const size_t length = format_line(line, atomic_load_explicit(&as_json, memory_order_relaxed), level, request_id,
+                                      event, pairs);
 
     pthread_mutex_lock(&the.lock);
     const bool open = the.open, stuck = the.stuck;

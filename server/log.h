@@ -1,13 +1,13 @@
 /* log.h: one line per event, request id first; text or JSON; never blocks a request, never dies of a full disk.
- * Thread-safe. Lines are queued (1 MiB) and written by a thread of the log's own, so a line of a process that crashes may be
- * lost. Before log_open() and after log_close() lines are written directly, as text. A forked child starts as if log_open()
- * had not been called.
+ * Thread-safe. Lines are queued (1 MiB) and written by a thread of the log's own, so a line of a process that
+ * crashes may be lost. Before log_open() and after log_close() lines are written directly, as text. A forked child
+ * starts as if log_open() had not been called.
  *
  *     2026-11-20T18:48:03.123Z INFO req=ab12 done status=200 ms=1.5
  *     {"time":"2026-11-20T18:48:03.123Z","level":"info","request_id":"ab12","event":"done","status":200,"ms":1.5}
  *
- * WARN and ERROR lines of one event are written at most 20 times a second; what is left out is told once a second by a line
- * `repeated of=<event> lines=<n>`. */
+ * WARN and ERROR lines of one event are written at most 20 times a second; what is left out is told once a second
+ * by a line `repeated of=<event> lines=<n>`. */
 #ifndef LOG_H
 #define LOG_H
 
@@ -20,10 +20,10 @@ void log_open(const char *format, const char *level); /* "text" or "json"; lines
 void log_close(void);                                 /* writes what waits; gives a sink that is stuck one second */
 bool log_enabled(enum log_level level);
 
-/* log_event(LOG_INFO, request_id, "done", "status=%d ms=%.1f", 200, 1.5): request_id may be NULL. The text after the format
- * is key=value pairs separated by spaces; values with spaces are quoted with LOG_Q: "client=" LOG_Q, which is
- * "client=\"%s\"". In JSON each pair becomes a member; numbers, true and false stay what they are unless quoted. A line is
- * cut at 1024 bytes; control characters in it become spaces. */
+/* log_event(LOG_INFO, request_id, "done", "status=%d ms=%.1f", 200, 1.5): request_id may be NULL. The text after
+ * the format is key=value pairs separated by spaces; values with spaces are quoted with LOG_Q: "client=" LOG_Q,
+ * which is "client=\"%s\"". In JSON each pair becomes a member; numbers, true and false stay what they are unless
+ * quoted. A line is cut at 1024 bytes; control characters in it become spaces. */
 #define LOG_Q "\"%s\""
 void log_event(enum log_level level, const char *request_id, const char *event, const char *pairs, ...)
     __attribute__((format(printf, 4, 5)));
@@ -31,9 +31,9 @@ void log_event(enum log_level level, const char *request_id, const char *event, 
 /* The same with the pairs already written, for what is logged once a request. */
 void log_pairs(enum log_level level, const char *request_id, const char *event, const char *pairs);
 
-/* A string that a client sent, made fit for a value in LOG_Q: `"`, `\`, control characters and bytes that are not UTF-8 are
- * written as \", \\ and \xNN; cut at 128 bytes of input with "..." after them. Returns buffer; LOG_CLEAN_BYTES are always
- * enough. NULL counts as "". */
+/* A string that a client sent, made fit for a value in LOG_Q: `"`, `\`, control characters and bytes that are not
+ * UTF-8 are written as \", \\ and \xNN; cut at 128 bytes of input with "..." after them. Returns buffer;
+ * LOG_CLEAN_BYTES are always enough. NULL counts as "". */
 enum { LOG_CLEAN_BYTES = 128 * 4 + 4 };
 const char *log_clean(char *buffer, unsigned long capacity, const char *client_string);
 

@@ -6,8 +6,9 @@
  *   on_tick       while something waits: hang-up watches for those that have waited long enough
  *   on_sweep      connections that are too slow; memory and contexts that are too old; the steps of a drain
  *
- * A suspended connection has no eyes, so whoever waits longer than WATCH_AFTER_MS gets a uv_poll for UV_DISCONNECT. Most
- * requests are answered before that and cost no system call here. A client that shuts down its sending side counts as gone.
+ * A suspended connection has no eyes, so whoever waits longer than WATCH_AFTER_MS gets a uv_poll for UV_DISCONNECT.
+ * Most requests are answered before that and cost no system call here. A client that shuts down its sending side
+ * counts as gone.
  *
  * Stopping (SIGTERM or SIGINT):
  *
@@ -366,8 +367,8 @@ static void verify(struct loop *loop, struct job *job)
 
 static void hurry(struct loop *loop);
 
-/* The device is beyond repair inside this process. The others go on; without any the server is not ready from now on, and
- * whoever called this answers those that he has to answer and then calls end_if_failed(). */
+/* The device is beyond repair inside this process. The others go on; without any the server is not ready from now
+ * on, and whoever called this answers those that he has to answer and then calls end_if_failed(). */
 static void device_failed(struct loop *loop, struct device *device, const char *text)
 {
     if (!device_disable(device)) return;
@@ -382,8 +383,8 @@ static void end_if_failed(struct loop *loop)
     if (loop->exit_status != 0) hurry(loop);
 }
 
-/* A device that does not finish what it was given. Those who wait for it are answered; the jobs stay with it, for it may
- * still write into their memory. */
+/* A device that does not finish what it was given. Those who wait for it are answered; the jobs stay with it, for
+ * it may still write into their memory. */
 static void look_at_devices(struct loop *loop)
 {
     struct device *device;
@@ -414,8 +415,8 @@ static void batch_done(struct loop *loop, struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch->jobs[i];
         struct request *request = job->request;
-        /* The batch's reference goes first: whoever answers may then see that the job is all his, and reuse its memory. The
-         * request has its own. */
+        /* The batch's reference goes first: whoever answers may then see that the job is all his, and reuse its
+         * memory. The request has its own. */
         job_release(job);
         if (request != NULL) {
             if (!job->ran) {
@@ -479,11 +480,13 @@ static void stop_listeners(struct loop *loop, unsigned kind)
         if (loop->listeners[i].port->kind == kind) listener_stop(&loop->listeners[i]);
 }
 
-/* The address of --metrics-listen stays open while what was accepted is finished: a drain can be watched, and probed. */
+/* The address of --metrics-listen stays open while what was accepted is finished: a drain can be watched, and
+ * probed. */
 static void drain(struct loop *loop)
 {
     int ready = SERVER_READY;
-    /* First: once answers say that their connection ends, clients open new ones, and one whose handshake meets the close is reset. */
+    /* First: once answers say that their connection ends, clients open new ones, and one whose handshake meets the
+     * close is reset. */
     stop_listeners(loop, PORT_MAIN);
     enter_stage(loop, DRAINING);
     atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);
@@ -493,8 +496,8 @@ static void drain(struct loop *loop)
               atomic_load(&loop->server->suspended));
 }
 
-/* Everything that waits is answered now. Requests that are on their way to the mailbox find stopping set, or arrive and are
- * answered in request_arrived(). */
+/* Everything that waits is answered now. Requests that are on their way to the mailbox find stopping set, or arrive
+ * and are answered in request_arrived(). */
 static void hurry(struct loop *loop)
 {
     if (loop->stage == HURRYING) return;
@@ -515,14 +518,15 @@ static void advance(struct loop *loop, int64_t now_ms)
 {
     struct server *server = loop->server;
     const int open = atomic_load(&server->peers.count);
-    if (loop->stage == DRAINING && (open == 0 || now_ms - loop->stage_since_ms >= server->config->drain_ms)) hurry(loop);
+    if (loop->stage == DRAINING && (open == 0 || now_ms - loop->stage_since_ms >= server->config->drain_ms))
+        hurry(loop);
     if (loop->stage != HURRYING || atomic_load(&server->suspended) > 0) return;
     if (open > 0 && now_ms - loop->stage_since_ms < HURRY_MS) return;
     uv_stop(&loop->uv);
 }
 
-/* What connections and their requests took from malloc, glibc keeps for the next ones. After a crowd has left, it is given
- * back. (libmicrohttpd's 80 KiB of each connection are mapped, and go back by themselves.) */
+/* What connections and their requests took from malloc, glibc keeps for the next ones. After a crowd has left, it
+ * is given back. (libmicrohttpd's 80 KiB of each connection are mapped, and go back by themselves.) */
 static void give_back_memory(struct loop *loop)
 {
     const int open = atomic_load(&loop->server->peers.count);
@@ -632,7 +636,8 @@ int loop_run(struct loop *loop, struct listener *listeners, int listener_count)
     loop->listeners = listeners;
     loop->listener_count = listener_count;
     loop->main_port = listeners[0].port;
-    /* Not before: a server whose start fails closes the loop, which turns once more, without devices and staging memory. */
+    /* Not before: a server whose start fails closes the loop, which turns once more, without devices and staging
+     * memory. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, SWEEP_MS, SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     return loop->exit_status;

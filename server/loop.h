@@ -16,9 +16,9 @@ struct loop *loop_open(struct server *server);   /* aborts when the system refus
 struct mailbox *loop_mailbox(struct loop *loop); /* for devices */
 uv_loop_t *loop_uv(struct loop *loop);
 
-/* Accepts on these and serves until a signal says otherwise; returns the exit status: 0 after a drain, 70 when the last
- * device failed. `listeners` are stopped when draining starts. Afterwards no connection is suspended and the daemons can be
- * closed. */
+/* Accepts on these and serves until a signal says otherwise; returns the exit status: 0 after a drain, 70 when the
+ * last device failed. `listeners` are stopped when draining starts. Afterwards no connection is suspended and the
+ * daemons can be closed. */
 int loop_run(struct loop *loop, struct listener *listeners, int listener_count);
 
 /* After the daemons and devices are closed. */

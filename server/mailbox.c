@@ -1,12 +1,12 @@
 /* mailbox.c: from any thread to the loop.
  *
- * uv_async_send() merges wake-ups: a hundred posts may run the callback once. So each wake-up empties the whole list, and it
- * is unlocked before the first message is handled, for a handler may take long or post again.
+ * uv_async_send() merges wake-ups: a hundred posts may run the callback once. So each wake-up empties the whole
+ * list, and it is unlocked before the first message is handled, for a handler may take long or post again.
  *
  * Invariants
  * 1. A message is delivered exactly once, in the order of posting.
- * 2. Only the post that makes the list non-empty wakes the loop: the others ride along, which saves a system call each under
- * load. */
+ * 2. Only the post that makes the list non-empty wakes the loop: the others ride along, which saves a system call
+ * each under load. */
 #include "server/mailbox.h"
 
 static void on_wake(uv_async_t *async)

@@ -1,7 +1,8 @@
 /* main.c: start everything in order, serve until told otherwise, stop everything in reverse.
  *
- * Exit status: 0 drained; 64 bad options; 69 an address or a device cannot be had; 70 the last device failed; 78 a file
- * named by an option is wrong. Whatever is refused is refused with one line on standard error, before anything is served. */
+ * Exit status: 0 drained; 64 bad options; 69 an address or a device cannot be had; 70 the last device failed; 78 a
+ * file named by an option is wrong. Whatever is refused is refused with one line on standard error, before anything
+ * is served. */
 #include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
@@ -37,8 +38,8 @@ static int complain(int status, const char *text)
     return status;
 }
 
-/* A server's memory comes and goes in pieces of some hundred KiB. By default glibc would map each of them anew, and fault in
- * every page again. */
+/* A server's memory comes and goes in pieces of some hundred KiB. By default glibc would map each of them anew, and
+ * fault in every page again. */
 static void tune_malloc(void)
 {
 #ifdef __GLIBC__
@@ -49,7 +50,8 @@ static void tune_malloc(void)
 #endif
 }
 
-/* Started with a standard descriptor closed, the next socket would get its number, and log lines would go to a client. */
+/* Started with a standard descriptor closed, the next socket would get its number, and log lines would go to a
+ * client. */
 static void hold_standard_descriptors(void)
 {
     for (int fd = 0; fd <= STDERR_FILENO; fd++)
@@ -70,7 +72,8 @@ static bool open_listeners(const struct config *config, struct listener *listene
     }
     for (int i = 0; i < wanted; i++, ++*count) {
         const char *where = i < config->listen_count ? config->listen[i] : config->metrics_listen;
-        if ((*inherited ? listener_adopt(&listeners[i], fds[i], err) : listener_open(&listeners[i], where, err)) != ATTN_OK)
+        if ((*inherited ? listener_adopt(&listeners[i], fds[i], err) : listener_open(&listeners[i], where, err)) !=
+            ATTN_OK)
             return false;
     }
     return true;
@@ -107,8 +110,8 @@ static int serve(const struct config *config, struct listener *listeners, int co
     server.arena = server.pinned ? arena_new(config->staging_bytes, config->staging_bytes, &staging)
                                  : arena_new(config->staging_bytes, WARM_BYTES, NULL);
     for (int i = 0; i < count; i++)
-        if (listener_start(&listeners[i], loop_uv(server.loop), &server, i < config->listen_count ? &port : &metrics_port,
-                           &err) != ATTN_OK)
+        if (listener_start(&listeners[i], loop_uv(server.loop), &server,
+                           i < config->listen_count ? &port : &metrics_port, &err) != ATTN_OK)
             goto out;
     atomic_store(&server.phase, SERVER_READY);
     log_event(LOG_INFO, NULL, "ready", "version=%s http_threads=%d staging_bytes=%lld queue_depth=%d", ATTND_VERSION,
@@ -122,8 +125,8 @@ out:
     if (server.devices) stopped = devices_stop(server.devices, STOP_WAIT_MS);
     log_event(LOG_INFO, NULL, "stopped", "status=%d", status);
     log_close();
-    /* A kernel that is still running cannot be interrupted, and nobody waits for it any more. A driver whose device was lost
-     * may never return from closing it. */
+    /* A kernel that is still running cannot be interrupted, and nobody waits for it any more. A driver whose device
+     * was lost may never return from closing it. */
     if (!stopped || status == EXIT_DEVICE_LOST) _exit(status);
     loop_close(server.loop);
     contexts_free(server.contexts);

@@ -1,16 +1,16 @@
 /* metrics.c: counters, gauges and histograms, and the page that shows them.
  *
- * The problem: every request updates a dozen numbers from several threads, and must not notice. The idea: each metric is a
- * row of METRIC_MAP with a small hash table of series, one a set of label values. A series is found by its labels' hash
- * without a lock, for series are only ever added, and updated by relaxed atomics: a page is a picture of each number at some
- * moment during the call, not of all at the same one.
+ * The problem: every request updates a dozen numbers from several threads, and must not notice. The idea: each
+ * metric is a row of METRIC_MAP with a small hash table of series, one a set of label values. A series is found by
+ * its labels' hash without a lock, for series are only ever added, and updated by relaxed atomics: a page is a
+ * picture of each number at some moment during the call, not of all at the same one.
  *
  *   metrics_add(REQUESTS, "forward", "200", 1)
  *       hash("forward", "200") -> slots[hash % SLOTS], next slots ... -> series -> value += 1
  *
  * Invariants
- * 1. A slot goes from NULL to a complete series once (release store, under the mutex) and never changes again, so that a
- * reader that sees the pointer (acquire) sees the labels.
+ * 1. A slot goes from NULL to a complete series once (release store, under the mutex) and never changes again, so
+ * that a reader that sees the pointer (acquire) sees the labels.
  * 2. Memory is bounded: METRICS_MAX_SERIES series a row, the last of them "other"; labels are cut.
  * 3. A histogram's count is the sum of its buckets on the page, so a scrape never sees a count below its buckets. */
 #include "server/metrics.h"
@@ -49,8 +49,9 @@ static const struct row {
 #undef X
 };
 
-/* Upper bounds of the buckets; +Inf follows. Kernels take microseconds to seconds and so do answers: doubling from 100 us
- * shows both with 18 numbers, where the customary start at 5 ms would put every small request into one bucket. */
+/* Upper bounds of the buckets; +Inf follows. Kernels take microseconds to seconds and so do answers: doubling from
+ * 100 us shows both with 18 numbers, where the customary start at 5 ms would put every small request into one
+ * bucket. */
 static const double seconds_bounds[] = { 0.0001, 0.0002, 0.0004, 0.0008, 0.0016, 0.0032, 0.0064, 0.0128, 0.0256,
                                          0.0512, 0.1024, 0.2048, 0.4096, 0.8192, 1.6384, 3.2768, 6.5536, 13.1072 };
 static const double sizes_bounds[] = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024 };
@@ -67,7 +68,8 @@ enum {
     SLOTS = 256, /* a power of two, above METRICS_MAX_SERIES so that a search ends at an empty one */
     MAX_BUCKETS = 20,
 };
-static_assert((int)METRICS_MAX_SERIES < (int)SLOTS && (SLOTS & (SLOTS - 1)) == 0, "a full table would be searched forever");
+static_assert((int)METRICS_MAX_SERIES < (int)SLOTS && (SLOTS & (SLOTS - 1)) == 0,
+              "a full table would be searched forever");
 static_assert(ARRAY_SIZE(seconds_bounds) < MAX_BUCKETS, "+Inf needs a bucket too");
 
 /* ---- Series ------------------------------------------------------------------------------------------------------ */
@@ -114,7 +116,8 @@ static struct series *find(enum metric_id id, uint32_t hash, const char *label0,
 }
 
 /* Adds a series. The mutex is held and *slot is empty. NULL when out of memory. */
-static struct series *add_series(enum metric_id id, uint32_t hash, const char *label0, const char *label1, uint32_t slot)
+static struct series *add_series(enum metric_id id, uint32_t hash, const char *label0, const char *label1,
+                                 uint32_t slot)
 {
     struct series *s = calloc(1, sizeof *s + (histogram(id) ? MAX_BUCKETS * sizeof s->buckets[0] : 0));
     if (s == NULL) return NULL;
@@ -325,15 +328,16 @@ static bool read_stat(double *cpu_s, double *start_s, double *virtual_bytes, dou
     const char *after = strrchr(line, ')'); /* the name in parentheses may hold anything */
     unsigned long long utime, stime, start, vsize, rss;
     if (after == NULL ||
-        sscanf(after + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d %*d %*d %llu %llu %llu",
-               &utime, &stime, &start, &vsize, &rss) != 5)
+        sscanf(after + 1,
+               " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d %*d %*d %llu %llu %llu", &utime,
+               &stime, &start, &vsize, &rss) != 5)
         return false;
     struct timespec now, boot;
     clock_gettime(CLOCK_REALTIME, &now);
     clock_gettime(CLOCK_BOOTTIME, &boot);
     const double tick = (double)sysconf(_SC_CLK_TCK);
-    const double boot_time =
-        ((double)now.tv_sec + (double)now.tv_nsec * 1e-9) - ((double)boot.tv_sec + (double)boot.tv_nsec * 1e-9);
+    const double boot_time = ((double)now.tv_sec + (double)now.tv_nsec * 1e-9) -
+                             ((double)boot.tv_sec + (double)boot.tv_nsec * 1e-9);
     *cpu_s = (double)(utime + stime) / tick;
     *start_s = floor((boot_time + (double)start / tick) * 100 + 0.5) / 100;
     *virtual_bytes = (double)vsize;

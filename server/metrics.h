@@ -1,45 +1,49 @@
-/* metrics.h: counters, gauges and histograms for /metrics. One table (METRIC_MAP) makes the enum and the page; adding a
- * metric is adding a row. Updates are relaxed atomics and may come from any thread; the page is written from a snapshot. */
+/* metrics.h: counters, gauges and histograms for /metrics. One table (METRIC_MAP) makes the enum and the page;
+ * adding a metric is adding a row. Updates are relaxed atomics and may come from any thread; the page is written
+ * from a snapshot. */
 #ifndef METRICS_H
 #define METRICS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Prometheus conventions: base units, unit suffix, _total on counters, few label values.
- * id, name, kind, label names ("" none), help. Kinds: COUNTER, GAUGE, and histograms of SECONDS (buckets 100 us to 13 s,
- * each twice the last) or SIZES (1, 2, 4, ... 1024). Rows without labels are on the page from the start, with labels from
- * their first use; what an alert looks for an increase of (refusals, 500s) is used once with 0 at the start, because a rate
- * sees nothing in the first sample of a series. The page also has process_start_time_seconds, process_cpu_seconds_total,
- * process_resident_memory_bytes, process_virtual_memory_bytes, process_open_fds and process_max_fds; it sets LOG_DROPPED and
- * BUILD_INFO itself. */
-#define METRIC_MAP(X)                                                                                                    \
-    X(REQUESTS, "attnd_requests_total", COUNTER, "endpoint,status", "Answers by endpoint and HTTP status")               \
-    X(REQUEST_SECONDS, "attnd_request_duration_seconds", SECONDS, "endpoint", "From the first header to the last byte")  \
-    X(STAGE_SECONDS, "attnd_stage_duration_seconds", SECONDS, "stage", "Time of a request in each stage")                \
-    X(QUEUE_REQUESTS, "attnd_queue_requests", GAUGE, "", "Requests that wait for a device")                              \
-    X(QUEUE_BYTES, "attnd_queue_bytes", GAUGE, "", "Their tensors' bytes")                                               \
-    X(QUEUE_LIMIT, "attnd_queue_limit_requests", GAUGE, "", "What --queue-depth allows of requests received and queued") \
-    X(INFLIGHT, "attnd_inflight_requests", GAUGE, "state", "Requests by state")                                          \
-    X(REJECTED, "attnd_rejected_total", COUNTER, "reason", "Refusals by reason")                                         \
-    X(CANCELLED, "attnd_cancelled_total", COUNTER, "state", "Requests whose client went away, by state")                 \
-    X(BATCH_SIZE, "attnd_batch_size", SIZES, "", "Problems that were run together")                                      \
-    X(BODY_BYTES_IN, "attnd_body_bytes_received_total", COUNTER, "", "Request body bytes")                               \
-    X(BODY_BYTES_OUT, "attnd_body_bytes_sent_total", COUNTER, "", "Response body bytes")                                 \
-    X(STAGING_BYTES, "attnd_staging_bytes", GAUGE, "kind", "Staging memory: limit and used")                             \
-    X(DEVICE_BYTES, "attnd_device_memory_bytes", GAUGE, "device,kind", "Device memory: limit and used")                  \
-    X(DEVICE_BATCHES, "attnd_device_batches_total", COUNTER, "device", "Batches that came back, well or not")            \
-    X(DEVICE_ERRORS, "attnd_device_errors_total", COUNTER, "device,error", "Batches that failed, by error")              \
-    X(KERNEL_SECONDS, "attnd_kernel_seconds_total", COUNTER, "device,op", "Time in kernels; processor time for small problems of the CPU") \
-    X(FLOPS, "attnd_flops_total", COUNTER, "device,op", "Floating point operations, by the field's convention")          \
-    X(CONNECTIONS, "attnd_connections", GAUGE, "", "Open connections")                                                   \
-    X(CONNECTIONS_LIMIT, "attnd_connections_limit", GAUGE, "", "What --max-connections allows of them")                  \
-    X(DEVICE_USABLE, "attnd_device_usable", GAUGE, "device", "1 until the device fails")                                 \
-    X(PHASE, "attnd_phase", GAUGE, "phase", "1 for the phase the server is in")                                          \
-    X(DRAIN_SECONDS, "attnd_drain_seconds", GAUGE, "", "Since the drain began; 0 before")                                \
-    X(DRAIN_LIMIT, "attnd_drain_limit_seconds", GAUGE, "", "What --drain-ms allows a drain to take")                     \
-    X(READY, "attnd_ready", GAUGE, "", "1 while work is taken")                                                          \
-    X(LOG_DROPPED, "attnd_log_lines_dropped_total", COUNTER, "", "Log lines lost because the sink was full")             \
+/* Prometheus conventions: base units, unit suffix, _total on counters, few label values. id, name, kind, label
+ * names ("" none), help. Kinds: COUNTER, GAUGE, and histograms of SECONDS (buckets 100 us to 13 s, each twice the
+ * last) or SIZES (1, 2, 4, ... 1024). Rows without labels are on the page from the start, with labels from their
+ * first use; what an alert looks for an increase of (refusals, 500s) is used once with 0 at the start, because a
+ * rate sees nothing in the first sample of a series. The page also has process_start_time_seconds,
+ * process_cpu_seconds_total, process_resident_memory_bytes, process_virtual_memory_bytes, process_open_fds and
+ * process_max_fds; it sets LOG_DROPPED and BUILD_INFO itself. */
+#define METRIC_MAP(X)                                                                                           \
+    X(REQUESTS, "attnd_requests_total", COUNTER, "endpoint,status", "Answers by endpoint and HTTP status")      \
+    X(REQUEST_SECONDS, "attnd_request_duration_seconds", SECONDS, "endpoint",                                   \
+      "From the first header to the last byte")                                                                 \
+    X(STAGE_SECONDS, "attnd_stage_duration_seconds", SECONDS, "stage", "Time of a request in each stage")       \
+    X(QUEUE_REQUESTS, "attnd_queue_requests", GAUGE, "", "Requests that wait for a device")                     \
+    X(QUEUE_BYTES, "attnd_queue_bytes", GAUGE, "", "Their tensors' bytes")                                      \
+    X(QUEUE_LIMIT, "attnd_queue_limit_requests", GAUGE, "",                                                     \
+      "What --queue-depth allows of requests received and queued")                                              \
+    X(INFLIGHT, "attnd_inflight_requests", GAUGE, "state", "Requests by state")                                 \
+    X(REJECTED, "attnd_rejected_total", COUNTER, "reason", "Refusals by reason")                                \
+    X(CANCELLED, "attnd_cancelled_total", COUNTER, "state", "Requests whose client went away, by state")        \
+    X(BATCH_SIZE, "attnd_batch_size", SIZES, "", "Problems that were run together")                             \
+    X(BODY_BYTES_IN, "attnd_body_bytes_received_total", COUNTER, "", "Request body bytes")                      \
+    X(BODY_BYTES_OUT, "attnd_body_bytes_sent_total", COUNTER, "", "Response body bytes")                        \
+    X(STAGING_BYTES, "attnd_staging_bytes", GAUGE, "kind", "Staging memory: limit and used")                    \
+    X(DEVICE_BYTES, "attnd_device_memory_bytes", GAUGE, "device,kind", "Device memory: limit and used")         \
+    X(DEVICE_BATCHES, "attnd_device_batches_total", COUNTER, "device", "Batches that came back, well or not")   \
+    X(DEVICE_ERRORS, "attnd_device_errors_total", COUNTER, "device,error", "Batches that failed, by error")     \
+    X(KERNEL_SECONDS, "attnd_kernel_seconds_total", COUNTER, "device,op",                                       \
+      "Time in kernels; processor time for small problems of the CPU")                                          \
+    X(FLOPS, "attnd_flops_total", COUNTER, "device,op", "Floating point operations, by the field's convention") \
+    X(CONNECTIONS, "attnd_connections", GAUGE, "", "Open connections")                                          \
+    X(CONNECTIONS_LIMIT, "attnd_connections_limit", GAUGE, "", "What --max-connections allows of them")         \
+    X(DEVICE_USABLE, "attnd_device_usable", GAUGE, "device", "1 until the device fails")                        \
+    X(PHASE, "attnd_phase", GAUGE, "phase", "1 for the phase the server is in")                                 \
+    X(DRAIN_SECONDS, "attnd_drain_seconds", GAUGE, "", "Since the drain began; 0 before")                       \
+    X(DRAIN_LIMIT, "attnd_drain_limit_seconds", GAUGE, "", "What --drain-ms allows a drain to take")            \
+    X(READY, "attnd_ready", GAUGE, "", "1 while work is taken")                                                 \
+    X(LOG_DROPPED, "attnd_log_lines_dropped_total", COUNTER, "", "Log lines lost because the sink was full")    \
     X(BUILD_INFO, "attnd_build_info", GAUGE, "version,backends", "Always 1")
 
 enum metric_id {
@@ -49,9 +53,9 @@ enum metric_id {
         METRIC_COUNT
 };
 
-/* Labels are given as the row's label values in order; NULL where the row has fewer. They are copied (up to 63 bytes).
- * Values must come from a small fixed set: the first METRICS_MAX_SERIES sets of a row are kept, later ones are counted under
- * "other". */
+/* Labels are given as the row's label values in order; NULL where the row has fewer. They are copied (up to 63
+ * bytes). Values must come from a small fixed set: the first METRICS_MAX_SERIES sets of a row are kept, later ones
+ * are counted under "other". */
 enum { METRICS_MAX_SERIES = 192 };
 void metrics_add(enum metric_id id, const char *label0, const char *label1, double amount); /* counters and gauges */
 void metrics_set(enum metric_id id, const char *label0, const char *label1, double value);  /* gauges */

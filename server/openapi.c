@@ -1,7 +1,7 @@
 /* openapi.c: the OpenAPI 3.1 document of GET /openapi.json, written from the program's tables.
  *
- * The problem: a description that is typed a second time is wrong a month later. The idea: the document is made at run time
- * from the tables that the program itself runs by:
+ * The problem: a description that is typed a second time is wrong a month later. The idea: the document is made at
+ * run time from the tables that the program itself runs by:
  *
  *   routes.c (struct info_route)       -> paths
  *   attn_tensors[], proto_takes_tensor -> the tensor members, their ranks and dtypes (read out of the table's "shape" texts)
@@ -9,12 +9,12 @@
  *   PROTO_ERROR_MAP + error_routes[]   -> the error responses
  *   config, proto_limits               -> security, and limits that a schema can state
  *
- * What only this file knows is in its own tables: what each kind of route answers (kinds[]), which errors it may answer with
- * (error_routes[]) and the examples.
+ * What only this file knows is in its own tables: what each kind of route answers (kinds[]), which errors it may
+ * answer with (error_routes[]) and the examples.
  *
  * Invariants
- * 1. The schemas are never stricter than the server: a body that they forbid is refused with 4xx. Where the server is
- * stricter (shapes must fit each other, which JSON Schema cannot say) the description says so.
+ * 1. The schemas are never stricter than the server: a body that they forbid is refused with 4xx. Where the server
+ * is stricter (shapes must fit each other, which JSON Schema cannot say) the description says so.
  * 2. Every example is answered 200 as it stands. */
 #include "server/info.h"
 
@@ -67,8 +67,8 @@ static const struct kind {
 };
 /* clang-format on */
 
-/* Which errors a route may answer with. Rows that are missing here are on no route: names of proto.h that nothing uses yet,
- * and what only a path that does not exist is answered with. */
+/* Which errors a route may answer with. Rows that are missing here are on no route: names of proto.h that nothing
+ * uses yet, and what only a path that does not exist is answered with. */
 enum { ANY = 1, BODY = 2, CONTEXT = 4, TOKEN = 8, READINESS = 16 };
 static const struct {
     proto_error error;
@@ -100,8 +100,8 @@ static const struct {
     { "dropout_p", ",'minimum':0,'exclusiveMaximum':1" },
 };
 
-/* Headers of answers. `on` names the statuses that always have it; 0: usual on every answer, but not on one that is written
- * past the web server, such as 408 in the middle of a body. */
+/* Headers of answers. `on` names the statuses that always have it; 0: usual on every answer, but not on one that is
+ * written past the web server, such as 408 in the middle of a body. */
 static const struct {
     const char *name, *schema, *description;
     int on[2];
@@ -167,8 +167,8 @@ static unsigned floating_dtypes(void)
 
 static const char *const shape_of_suffix[] = { "'s shape", "' shape" };
 
-/* Reads attn_tensors[id].shape: "[B, Sq, H, D]", "float32 [H] or [B, H]", "float32, lse's shape", "out's shape". A tensor
- * whose axes begin with the batch and a plain sequence length loses the batch axis when packed (cu_seqlens). */
+/* Reads attn_tensors[id].shape: "[B, Sq, H, D]", "float32 [H] or [B, H]", "float32, lse's shape", "out's shape". A
+ * tensor whose axes begin with the batch and a plain sequence length loses the batch axis when packed (cu_seqlens). */
 static struct tensor_form form_of(attn_tensor_id id)
 {
     const char *text = attn_tensors[id].shape;
@@ -248,10 +248,10 @@ static void put_tensor_schema(struct json *j, attn_tensor_id id, bool request)
              "{'type':'object','description':'%s: %s. "
              "%s','required':['shape','dtype','data'],'additionalProperties':false,'properties':{",
              attn_tensors[id].name, attn_tensors[id].shape, attn_tensors[id].meaning);
-    json_put(
-        j,
-        "'shape':{'type':'array','items':{'$ref':'#/components/schemas/Axis'},'minItems':%d,'maxItems':%d},'dtype':{'enum':",
-        lowest(form.ranks), highest(form.ranks));
+    json_put(j,
+             "'shape':{'type':'array','items':{'$ref':'#/components/schemas/"
+             "Axis'},'minItems':%d,'maxItems':%d},'dtype':{'enum':",
+             lowest(form.ranks), highest(form.ranks));
     put_dtypes(j, form.dtypes, request);
     json_put(j, "},'data':{'$ref':'#/components/schemas/Data'}}}");
 }
@@ -307,7 +307,9 @@ static void put_option_schema(struct json *j, const proto_option *o, attn_op op)
         put_integer(j, o->minimum, o->maximum);
         json_put(j, "},{'const':'all'}]");
         break;
-    case PROTO_TYPE_ID: json_put(j, "'type':'string','pattern':'^[A-Za-z0-9._-]{1,%d}$'", PROTO_CONTEXT_BYTES - 1); break;
+    case PROTO_TYPE_ID:
+        json_put(j, "'type':'string','pattern':'^[A-Za-z0-9._-]{1,%d}$'", PROTO_CONTEXT_BYTES - 1);
+        break;
     }
     if (o->otherwise != NULL) {
         json_put(j, ",'default':");
@@ -370,10 +372,12 @@ static void put_request_schemas(struct json *j, attn_op op, const proto_limits *
     if (context) json_put(j, "{'$ref':'#/components/schemas/%sOfContext'},", name);
     json_put(
         j,
-        "{'type':'object','additionalProperties':false,'required':['requests'],'properties':{'requests':{'type':'array',"
+        "{'type':'object','additionalProperties':false,'required':['requests'],'properties':{'requests':{'type':'array'"
+        ","
         "'description':'Independent problems. One that is wrong is answered by an error in its place; the others are "
         "computed.','minItems':1,"
-        "'maxItems':%d,'items':{'anyOf':[{'$ref':'#/components/schemas/%sItem'},{'description':'Anything else: answered by "
+        "'maxItems':%d,'items':{'anyOf':[{'$ref':'#/components/schemas/%sItem'},{'description':'Anything else: "
+        "answered by "
         "an error in its "
         "place.'}]}}}}]}",
         limits->batch, name);
@@ -383,9 +387,10 @@ static void put_answer_schemas(struct json *j, attn_op op)
 {
     const char *name = op_names[op];
     bool by_default;
-    json_put(j,
-             ",'%sResult':{'type':'object','additionalProperties':false,'required':['backend','timing_us'],'properties':{",
-             name);
+    json_put(
+        j,
+        ",'%sResult':{'type':'object','additionalProperties':false,'required':['backend','timing_us'],'properties':{",
+        name);
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_gives_tensor(op, (attn_tensor_id)t, &by_default)) {
             json_comma(j);
@@ -393,40 +398,43 @@ static void put_answer_schemas(struct json *j, attn_op op)
             put_tensor_schema(j, (attn_tensor_id)t, false);
         }
     json_comma(j);
-    json_put(j,
-             "'backend':{'type':'string','description':'Which device and kernel computed it.'},'timing_us':{'type':'object',"
-             "'description':'Microseconds.','additionalProperties':false,'properties':{");
+    json_put(
+        j,
+        "'backend':{'type':'string','description':'Which device and kernel computed it.'},'timing_us':{'type':'object',"
+        "'description':'Microseconds.','additionalProperties':false,'properties':{");
     for (int s = PROTO_STAGE_queue; s <= PROTO_STAGE_copy_out; s++) {
         json_comma(j);
         json_put(j, "'%s':{'type':'number','minimum':0}", proto_stages[s]);
     }
     json_raw(j, "}}");
-    json_put(
-        j,
-        ",'seed':{'type':'integer','minimum':0,'maximum':18446744073709551615,'description':'The seed that dropout used.'}"
-        ",'verification':{'type':'object','description':'Of verify: the error against "
-        "float64.','additionalProperties':false,"
-        "'required':['max_abs','relative','rows'],'properties':{'max_abs':{'$ref':'#/components/schemas/Number'},"
-        "'relative':{'$ref':'#/components/schemas/Number'},'rows':{'type':'integer','minimum':0}}}");
+    json_put(j,
+             ",'seed':{'type':'integer','minimum':0,'maximum':18446744073709551615,'description':'The seed that "
+             "dropout used.'}"
+             ",'verification':{'type':'object','description':'Of verify: the error against "
+             "float64.','additionalProperties':false,"
+             "'required':['max_abs','relative','rows'],'properties':{'max_abs':{'$ref':'#/components/schemas/Number'},"
+             "'relative':{'$ref':'#/components/schemas/Number'},'rows':{'type':'integer','minimum':0}}}");
     if (op == ATTN_OP_FORWARD) json_put(j, ",'context':{'type':'string','description':'Of save: for one backward.'}");
     json_raw(j, "}}");
-    json_put(j,
-             ",'%sAnswer':{'oneOf':[{'$ref':'#/components/schemas/%sResult'},{'type':'object','additionalProperties':false,"
-             "'required':['responses'],'properties':{'responses':{'type':'array','description':'In the order of "
-             "requests.','items':{'oneOf':["
-             "{'$ref':'#/components/schemas/"
-             "%sResult'},{'type':'object','additionalProperties':false,'required':['error'],'properties':"
-             "{'error':{'$ref':'#/components/schemas/Problem'}}}]}}}}]}",
-             name, name, name);
+    json_put(
+        j,
+        ",'%sAnswer':{'oneOf':[{'$ref':'#/components/schemas/%sResult'},{'type':'object','additionalProperties':false,"
+        "'required':['responses'],'properties':{'responses':{'type':'array','description':'In the order of "
+        "requests.','items':{'oneOf':["
+        "{'$ref':'#/components/schemas/"
+        "%sResult'},{'type':'object','additionalProperties':false,'required':['error'],'properties':"
+        "{'error':{'$ref':'#/components/schemas/Problem'}}}]}}}}]}",
+        name, name, name);
 }
 
 static void put_problem_document(struct json *j)
 {
-    json_put(j, "'Problem':{'type':'object','description':'RFC 9457.','additionalProperties':false,"
-                "'required':['type','title','status','detail','code','error'],'properties':{"
-                "'type':{'type':'string'},'title':{'type':'string'},'status':{'type':'integer','minimum':400,'maximum':599},"
-                "'detail':{'type':'string','description':'One sentence: what, where, and the rule.'},"
-                "'code':{'description':'Stable; the same kind of fault always has the same.','enum':[");
+    json_put(
+        j, "'Problem':{'type':'object','description':'RFC 9457.','additionalProperties':false,"
+           "'required':['type','title','status','detail','code','error'],'properties':{"
+           "'type':{'type':'string'},'title':{'type':'string'},'status':{'type':'integer','minimum':400,'maximum':599},"
+           "'detail':{'type':'string','description':'One sentence: what, where, and the rule.'},"
+           "'code':{'description':'Stable; the same kind of fault always has the same.','enum':[");
     for (int e = 0; e < PROTO_ERROR_COUNT; e++) {
         json_comma(j);
         json_put(j, "'%s'", proto_errors[e].code);
@@ -475,8 +483,9 @@ static void put_info_schema(struct json *j)
 }
 /* clang-format on */
 
-/* Base64 as RFC 4648 section 4 wants it, canonical: padded, and with zero bits where the last character has some to spare.
- */
+/* Base64 as RFC 4648 section 4 wants it, canonical: padded, and with zero bits where the last character has some to
+ * spare.
+ * */
 #define BASE64_PATTERN "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"
 
 static void put_schemas(struct json *j, const proto_limits *limits)
@@ -595,8 +604,9 @@ static void put_operation(struct json *j, const struct info_route *route, const 
     json_put(j, "'%s':{", method);
     put_operation_id(j, method, route->path);
     json_put(j, "'tags':['%s'],'summary':'%s','description':'%s',", k->tag, summaries[route->kind], k->description);
-    json_put(j,
-             "'parameters':[{'$ref':'#/components/parameters/X-Request-Id'},{'$ref':'#/components/parameters/traceparent'}");
+    json_put(
+        j,
+        "'parameters':[{'$ref':'#/components/parameters/X-Request-Id'},{'$ref':'#/components/parameters/traceparent'}");
     if (k->post) json_put(j, ",{'$ref':'#/components/parameters/X-Request-Timeout-Ms'}");
     json_raw(j, "],");
     if (k->post) put_request_body(j, route->kind == INFO_ROUTE_FORWARD ? ATTN_OP_FORWARD : ATTN_OP_BACKWARD);
@@ -619,13 +629,14 @@ char *info_openapi_write(const struct config *config, const proto_limits *limits
 {
     struct json j = { 0 };
     const bool secured = config->token_file != NULL;
-    json_put(&j,
-             "{'openapi':'3.1.0','info':{'title':'attnd','version':'%s','summary':'Exact attention, forward and backward',"
-             "'description':'Tensors are JSON objects of shape, dtype and data. Errors are problem documents (RFC 9457) "
-             "whose detail names the "
-             "tensor, the index, the value and the rule. Members that are not listed are refused.'},'servers':[{'url':'/'}],"
-             "'tags':[{'name':'attention'},{'name':'operations'}],",
-             ATTND_VERSION);
+    json_put(
+        &j,
+        "{'openapi':'3.1.0','info':{'title':'attnd','version':'%s','summary':'Exact attention, forward and backward',"
+        "'description':'Tensors are JSON objects of shape, dtype and data. Errors are problem documents (RFC 9457) "
+        "whose detail names the "
+        "tensor, the index, the value and the rule. Members that are not listed are refused.'},'servers':[{'url':'/'}],"
+        "'tags':[{'name':'attention'},{'name':'operations'}],",
+        ATTND_VERSION);
     if (secured) json_put(&j, "'security':[{'bearer':[]}],");
     json_put(&j, "'paths':{");
     for (int r = 0; r < route_count; r++) {
@@ -651,7 +662,8 @@ char *info_openapi_write(const struct config *config, const proto_limits *limits
     }
     json_put(
         &j,
-        "},'parameters':{'X-Request-Id':{'in':'header','name':'X-Request-Id','description':'1 to 128 letters, digits, dots, "
+        "},'parameters':{'X-Request-Id':{'in':'header','name':'X-Request-Id','description':'1 to 128 letters, digits, "
+        "dots, "
         "underscores "
         "and dashes are kept; anything else is replaced.','schema':{'type':'string'}},"
         "'traceparent':{'in':'header','name':'traceparent','description':'W3C Trace Context; its ids are logged. A "
@@ -659,7 +671,8 @@ char *info_openapi_write(const struct config *config, const proto_limits *limits
         "ignored.','schema':{'type':'string'}},"
         "'X-Request-Timeout-Ms':{'in':'header','name':'X-Request-Timeout-Ms','description':'Answer within so many "
         "milliseconds or with "
-        "504. The server has a limit of its own (%lld); the smaller one counts.','schema':{'type':'integer','minimum':0}}}",
+        "504. The server has a limit of its own (%lld); the smaller one "
+        "counts.','schema':{'type':'integer','minimum':0}}}",
         (long long)config->timeout_ms);
     if (secured) json_put(&j, ",'securitySchemes':{'bearer':{'type':'http','scheme':'bearer'}}");
     json_raw(&j, "}}\n");

@@ -1,11 +1,11 @@
 /* peers.c: the table of connections and the sweep over it.
  *
- * Three parties touch a peer: the web server's thread that owns the connection (phase, progress), the sweep in the loop, and
- * the end of the connection. Invariants:
- * 1. A peer is removed in libmicrohttpd's CLOSED notification, while its fd is still open, under the table's lock. The sweep
- * holds that lock: it can never shut down a number that belongs to somebody else by now.
- * 2. The sweep cuts by compare-and-swap from the phase it has judged to CUT. Whoever loses that race yields: a request whose
- * body was completed in the same moment is served, or its thread sees CUT and stops; never both.
+ * Three parties touch a peer: the web server's thread that owns the connection (phase, progress), the sweep in the
+ * loop, and the end of the connection. Invariants:
+ * 1. A peer is removed in libmicrohttpd's CLOSED notification, while its fd is still open, under the table's lock.
+ * The sweep holds that lock: it can never shut down a number that belongs to somebody else by now.
+ * 2. The sweep cuts by compare-and-swap from the phase it has judged to CUT. Whoever loses that race yields: a
+ * request whose body was completed in the same moment is served, or its thread sees CUT and stops; never both.
  * 3. since_ms is stored before phase: a reader that sees the new phase sees its time too. */
 #include "server/peers.h"
 
@@ -68,7 +68,8 @@ bool peer_enter(struct peer *peer, enum peer_phase phase)
     if (seen == (int)phase) return true;
     atomic_store_explicit(&peer->progress_bytes, 0, memory_order_relaxed);
     atomic_store_explicit(&peer->since_ms, clock_ms(), memory_order_relaxed);
-    return atomic_compare_exchange_strong_explicit(&peer->phase, &seen, phase, memory_order_acq_rel, memory_order_acquire);
+    return atomic_compare_exchange_strong_explicit(&peer->phase, &seen, phase, memory_order_acq_rel,
+                                                   memory_order_acquire);
 }
 
 void peer_progress(struct peer *peer, uint64_t bytes)
@@ -90,8 +91,8 @@ bool peer_expired(enum peer_phase phase, int64_t since_ms, uint64_t progress_byt
     }
 }
 
-/* Has this peer sent nothing that we have not read? For a connection that never spoke the kernel knows; where it does not
- * (a unix socket), the answer is no, and the head's deadline decides. */
+/* Has this peer sent nothing that we have not read? For a connection that never spoke the kernel knows; where it
+ * does not (a unix socket), the answer is no, and the head's deadline decides. */
 static bool is_silent(const struct peer *peer, enum peer_phase phase)
 {
     int unread = 0;
@@ -109,8 +110,8 @@ static void write_fixed(const struct peer *peer, int status, const char *request
         request_make_id(made);
         request_id = made;
     }
-    const size_t body_length =
-        proto_problem_write(body, sizeof body, error, proto_errors[error].title, NULL, NULL, request_id);
+    const size_t body_length = proto_problem_write(body, sizeof body, error, proto_errors[error].title, NULL, NULL,
+                                                   request_id);
     const int length = snprintf(head, sizeof head,
                                 "HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\nContent-Length: %zu\r\n"
                                 "Connection: close\r\nX-Request-Id: %s\r\n\r\n%s",
@@ -120,7 +121,8 @@ static void write_fixed(const struct peer *peer, int status, const char *request
                                                 : "Request Timeout",
                                 body_length, request_id, body);
     /* Best effort: a peer that does not read its answer does not get it. */
-    if (length > 0 && (size_t)length < sizeof head) (void)!send(peer->fd, head, (size_t)length, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (length > 0 && (size_t)length < sizeof head)
+        (void)!send(peer->fd, head, (size_t)length, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 void peer_cut_with(struct peer *peer, int status, const char *request_id)
@@ -143,8 +145,8 @@ static bool has_moved(struct peer *peer, int phase, int64_t since_ms, uint64_t b
     return true;
 }
 
-/* Whoever stands still where he should send may have left with his last bytes. One look is enough: a FIN that comes later is
- * an edge of its own. Only for phases in which nothing can follow that we would still answer. */
+/* Whoever stands still where he should send may have left with his last bytes. One look is enough: a FIN that comes
+ * later is an edge of its own. Only for phases in which nothing can follow that we would still answer. */
 static bool has_left(struct peer *peer, int phase)
 {
     struct pollfd poll_fd = { .fd = peer->fd, .events = POLLRDHUP };
@@ -171,7 +173,8 @@ static bool is_tiresome(const struct peer *peer, int phase, int64_t since_ms, in
     }
 }
 
-int peers_sweep(struct peers *peers, int64_t now_ms, const struct peer_limits *limits, const struct peer_patience *patience)
+int peers_sweep(struct peers *peers, int64_t now_ms, const struct peer_limits *limits,
+                const struct peer_patience *patience)
 {
     int cut = 0;
     pthread_mutex_lock(&peers->lock);

@@ -1,10 +1,11 @@
 /* peers.h: the open connections, and how long each may take for what it is doing.
  *
- * libmicrohttpd's time-out is about inactivity: a client that sends or reads one byte now and then is never cut. So every
- * connection notes its phase and when that began, and a sweep in the loop cuts those that are too slow.
+ * libmicrohttpd's time-out is about inactivity: a client that sends or reads one byte now and then is never cut. So
+ * every connection notes its phase and when that began, and a sweep in the loop cuts those that are too slow.
  *
- * The sweep also finds clients that left in the middle of a request: libmicrohttpd 0.9.75 takes a short read for the end of
- * what there is and waits for the next edge of epoll; when the FIN came together with the last bytes, there is none. */
+ * The sweep also finds clients that left in the middle of a request: libmicrohttpd 0.9.75 takes a short read for
+ * the end of what there is and waits for the next edge of epoll; when the FIN came together with the last bytes,
+ * there is none. */
 #ifndef PEERS_H
 #define PEERS_H
 
@@ -48,9 +49,10 @@ struct peer {
 
 /* How long each phase may take. */
 struct peer_limits {
-    int64_t head_ms;     /* OPENED, HEAD: all of it */
-    int64_t idle_ms;     /* IDLE: all of it */
-    int64_t transfer_ms; /* BODY, SEND: this and 1 ms for each KiB that moved, that is at least 1 MiB/s in the long run */
+    int64_t head_ms; /* OPENED, HEAD: all of it */
+    int64_t idle_ms; /* IDLE: all of it */
+    int64_t
+        transfer_ms; /* BODY, SEND: this and 1 ms for each KiB that moved, that is at least 1 MiB/s in the long run */
 };
 
 struct peers {
@@ -79,9 +81,10 @@ struct peer_patience {
     int64_t stalled_ms; /* HEAD, BODY, SEND: has not moved for so long */
 };
 
-/* Cuts those that are too slow, and with `patience` (may be NULL) those that hold up the end; a plain one that was sending
- * hears 408 first. Returns how many were cut. */
-int peers_sweep(struct peers *peers, int64_t now_ms, const struct peer_limits *limits, const struct peer_patience *patience);
+/* Cuts those that are too slow, and with `patience` (may be NULL) those that hold up the end; a plain one that was
+ * sending hears 408 first. Returns how many were cut. */
+int peers_sweep(struct peers *peers, int64_t now_ms, const struct peer_limits *limits,
+                const struct peer_patience *patience);
 /* Cuts all, whatever they do. */
 void peers_cut_all(struct peers *peers);
 

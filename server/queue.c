@@ -1,19 +1,21 @@
 /* queue.c: first come, first served, with small jobs of one kind leaving together.
  *
- * A batch is what waits, not what might come: when a device is free it takes what is there. Under load the jobs that arrive
- * while it works are its next batch, so batches grow by themselves as the load does, and an idle server answers at once. A
- * CPU that is busy is not sent a second batch until that is full: the longer it waits here, the more it holds.
+ * A batch is what waits, not what might come: when a device is free it takes what is there. Under load the jobs
+ * that arrive while it works are its next batch, so batches grow by themselves as the load does, and an idle server
+ * answers at once. A CPU that is busy is not sent a second batch until that is full: the longer it waits here, the
+ * more it holds.
  *
  * Invariants
  * 1. The oldest job is in the next batch: nobody is overtaken for ever.
- * 2. A batch is bounded in problems (max_batch) and in work (BATCH_FLOPS), and finding it looks at most at SCAN_MAX jobs.
+ * 2. A batch is bounded in problems (max_batch) and in work (BATCH_FLOPS), and finding it looks at most at SCAN_MAX
+ * jobs.
  * 3. slots counts requests, in whatever thread they are; count and bytes are those in the list. */
 #include "server/queue.h"
 
 #include <string.h>
 
 enum { SCAN_MAX = 512, RETRY_MAX_S = 30 };
-#define BATCH_FLOPS                                                                                        \
+#define BATCH_FLOPS \
     1e9 /* a joined batch should not keep its members waiting for more than some ten milliseconds on a CPU \
          */
 
@@ -46,8 +48,8 @@ int queue_retry_after_s(const struct queue *queue, int devices)
     /* seconds_per_job is read without synchronisation other than this: it is a hint. */
     double seconds_per_job;
     __atomic_load(&queue->seconds_per_job, &seconds_per_job, __ATOMIC_RELAXED);
-    const double wait =
-        seconds_per_job * atomic_load_explicit(&queue->slots, memory_order_relaxed) / (devices > 0 ? devices : 1);
+    const double wait = seconds_per_job * atomic_load_explicit(&queue->slots, memory_order_relaxed) /
+                        (devices > 0 ? devices : 1);
     return wait < 1 ? 1 : wait > RETRY_MAX_S ? RETRY_MAX_S : (int)(wait + 0.999);
 }
 

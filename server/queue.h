@@ -1,7 +1,8 @@
 /* queue.h: the jobs that wait for a device, and who may join them.
  *
- * Admission (any thread) happens at the headers, before a byte of the body is kept: a slot is taken there and given back
- * when the job leaves for a device or ends otherwise. Waiting and batching are the loop's alone. No sockets, no timers. */
+ * Admission (any thread) happens at the headers, before a byte of the body is kept: a slot is taken there and given
+ * back when the job leaves for a device or ends otherwise. Waiting and batching are the loop's alone. No sockets,
+ * no timers. */
 #ifndef QUEUE_H
 #define QUEUE_H
 
@@ -38,9 +39,9 @@ int queue_retry_after_s(const struct queue *queue, int devices);
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
-/* The next batch: the oldest job and those behind it that may run with it, at most `max_batch` problems. Fills jobs[] (room
- * for max_batch) and returns how many. With a window, none while the oldest is younger than that and the batch is not full:
- * *wait_ns then says how long that will be, and is 0 otherwise. */
+/* The next batch: the oldest job and those behind it that may run with it, at most `max_batch` problems. Fills
+ * jobs[] (room for max_batch) and returns how many. With a window, none while the oldest is younger than that and
+ * the batch is not full: *wait_ns then says how long that will be, and is 0 otherwise. */
 int queue_take(struct queue *queue, int64_t now_ns, struct job **jobs, int64_t *wait_ns);
 
 /* Could the next batch still gain members by waiting? */

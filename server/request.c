@@ -50,7 +50,8 @@ int request_count(enum request_state state)
 
 bool request_may_move(enum request_state from, enum request_state to)
 {
-    if (to == REQUEST_FREED) return from == REQUEST_RECEIVING || from == REQUEST_ANSWERING; /* the client may leave early */
+    if (to == REQUEST_FREED)
+        return from == REQUEST_RECEIVING || from == REQUEST_ANSWERING; /* the client may leave early */
     return from != REQUEST_FREED && (to == states[from].to || (to == REQUEST_ANSWERING && from != REQUEST_ANSWERING));
 }
 
@@ -131,5 +132,6 @@ void request_fail(struct request *request, proto_error error, const char *pointe
 
 void request_fail_status(struct request *request, const attn_error *why)
 {
-    request_fail(request, proto_error_of(why->status), why->member, "%s", why->text[0] ? why->text : "no reason was given");
+    request_fail(request, proto_error_of(why->status), why->member, "%s",
+                 why->text[0] ? why->text : "no reason was given");
 }

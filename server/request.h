@@ -1,8 +1,8 @@
 /* request.h: one HTTP request, from its request line to its last byte, and who may touch it when.
  *
- * A request has one owner at a time, and handing it over is the only synchronisation: what the old owner wrote is seen by
- * the new one because the hand-over goes through a lock (the mailbox, or libmicrohttpd's suspend and resume). The table
- * below is the code: request_move() asserts it and counts it, /metrics shows the counts. */
+ * A request has one owner at a time, and handing it over is the only synchronisation: what the old owner wrote is
+ * seen by the new one because the hand-over goes through a lock (the mailbox, or libmicrohttpd's suspend and
+ * resume). The table below is the code: request_move() asserts it and counts it, /metrics shows the counts. */
 #ifndef REQUEST_H
 #define REQUEST_H
 
@@ -25,9 +25,9 @@ struct watch;
 
 enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 
-/* state, label, owner, whose its job is, leaves when, to, in. Any state may go to ANSWERING early: an error is an answer, and
- * a small problem of the CPU is computed by the HTTP thread itself (devices_run_here). A running kernel is never
- * interrupted: its job is left behind, and freed when the device brings it back. */
+/* state, label, owner, whose its job is, leaves when, to, in. Any state may go to ANSWERING early: an error is an
+ * answer, and a small problem of the CPU is computed by the HTTP thread itself (devices_run_here). A running kernel
+ * is never interrupted: its job is left behind, and freed when the device brings it back. */
 #define REQUEST_STATE_MAP(X)                                                                                        \
     X(RECEIVING, "receiving", HTTP, HTTP, "the last byte arrived and it checks", QUEUED, "daemon.c: body_done")     \
     X(QUEUED, "queued", LOOP, LOOP, "a batch formed", RUNNING, "loop.c: dispatch")                                  \
@@ -56,8 +56,8 @@ int request_count(enum request_state state); /* requests for tensors in that sta
 
 enum { REQUEST_ID_BYTES = 129 };
 
-/* Where the HTTP thread stands. libmicrohttpd calls one function for everything and its arguments look alike: the call after
- * a resume is the same as the one at the end of the body. */
+/* Where the HTTP thread stands. libmicrohttpd calls one function for everything and its arguments look alike: the
+ * call after a resume is the same as the one at the end of the body. */
 enum request_step {
     STEP_HEAD,    /* the headers have arrived, nothing has been looked at */
     STEP_DECODE,  /* the body goes to the decoder */

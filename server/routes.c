@@ -1,8 +1,8 @@
 /* routes.c: the table of URLs, and the handlers that need no device.
  *
- * A path is looked up as it stands (percent-escapes resolved, query cut off): no patterns, no trailing slashes. What a row
- * does not say is the same for all: framing checks, request ids, limits, tokens, HEAD, CORS, logging and counting
- * (daemon.c). */
+ * A path is looked up as it stands (percent-escapes resolved, query cut off): no patterns, no trailing slashes.
+ * What a row does not say is the same for all: framing checks, request ids, limits, tokens, HEAD, CORS, logging and
+ * counting (daemon.c). */
 #include "server/routes.h"
 
 #include <stdlib.h>
@@ -39,7 +39,8 @@ static void answer_readyz(struct server *server, struct answer *answer)
     const int phase = atomic_load(&server->phase);
     const bool ready = phase == SERVER_READY && devices_usable(server->devices);
     char text[32];
-    snprintf(text, sizeof text, "%s\n", ready || phase != SERVER_READY ? server_phase_label(phase) : "no device is usable");
+    snprintf(text, sizeof text, "%s\n",
+             ready || phase != SERVER_READY ? server_phase_label(phase) : "no device is usable");
     answer_text(answer, ready ? 200 : 503, text);
 }
 

@@ -41,7 +41,8 @@ void server_publish_gauges(struct server *server)
     const int64_t drain_since_ms = atomic_load(&server->drain_since_ms);
     metrics_set(METRIC_DRAIN_SECONDS, NULL, NULL, drain_since_ms > 0 ? (double)(clock_ms() - drain_since_ms) / 1e3 : 0);
     metrics_set(METRIC_DRAIN_LIMIT, NULL, NULL, (double)server->config->drain_ms / 1e3);
-    metrics_set(METRIC_READY, NULL, NULL, atomic_load(&server->phase) == SERVER_READY && devices_usable(server->devices));
+    metrics_set(METRIC_READY, NULL, NULL,
+                atomic_load(&server->phase) == SERVER_READY && devices_usable(server->devices));
 
     const int count = devices_count(server->devices);
     struct info_device *devices = calloc((size_t)count + 1, sizeof *devices);

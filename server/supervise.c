@@ -1,8 +1,8 @@
 /* supervise.c: the parent.
  *
- * A server is started by fork and exec of this same program, with the sockets' numbers in ATTND_INHERITED_SOCKETS. While it
- * is dead the kernel keeps completing handshakes on the sockets, which stay open here: new clients wait instead of being
- * refused.
+ * A server is started by fork and exec of this same program, with the sockets' numbers in ATTND_INHERITED_SOCKETS.
+ * While it is dead the kernel keeps completing handshakes on the sockets, which stay open here: new clients wait
+ * instead of being refused.
  *
  *   the server ends with      the supervisor
  *   0                         ends with 0: it was drained
@@ -10,8 +10,8 @@
  *   anything else, a signal   starts another: at once, or after 1, 2, 4 ... 30 s when it lived for less than SHORT_LIFE_S;
  *                             gives up after GIVE_UP such lives in a row and passes its status on
  *
- * Signals go to the server: TERM and INT as TERM, HUP as HUP. It has a process group of its own, or a Ctrl-C would reach it
- * twice and the second one would mean: hurry. It dies with its parent (PDEATHSIG). */
+ * Signals go to the server: TERM and INT as TERM, HUP as HUP. It has a process group of its own, or a Ctrl-C would
+ * reach it twice and the second one would mean: hurry. It dies with its parent (PDEATHSIG). */
 #include "server/supervise.h"
 
 #include <errno.h>
@@ -75,8 +75,8 @@ static pid_t start_server(struct listener *listeners, int count, char **argv, co
 
 static bool is_final(int status)
 {
-    return WIFEXITED(status) &&
-           (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 64 || WEXITSTATUS(status) == 69 || WEXITSTATUS(status) == 78);
+    return WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 64 || WEXITSTATUS(status) == 69 ||
+                                 WEXITSTATUS(status) == 78);
 }
 
 static int exit_status(int status)

@@ -1,12 +1,12 @@
-/* supervise.h: --supervise: a parent that keeps the listening sockets and starts a new server when one dies, so that clients
- * see a pause and not a refused connection. */
+/* supervise.h: --supervise: a parent that keeps the listening sockets and starts a new server when one dies, so
+ * that clients see a pause and not a refused connection. */
 #ifndef SUPERVISE_H
 #define SUPERVISE_H
 
 #include "server/listen.h"
 
-/* Runs servers on these sockets until one ends for good; returns the exit status to pass on. The calling process must have
- * no other threads than log.c's. argv is what the servers get. */
+/* Runs servers on these sockets until one ends for good; returns the exit status to pass on. The calling process
+ * must have no other threads than log.c's. argv is what the servers get. */
 int supervise_run(struct listener *listeners, int count, char **argv);
 
 /* In a server: the sockets that a supervisor left it, in the order of its listeners. -1: there is no supervisor. */

@@ -1,8 +1,8 @@
 /* tokens.c: bearer tokens.
  *
- * A comparison that stops at the first difference tells an attacker how much of a guess was right. So every token is held in
- * a field of fixed length, padded with zeros, and a candidate is compared with all of them, all bytes, whatever was found
- * before. */
+ * A comparison that stops at the first difference tells an attacker how much of a guess was right. So every token
+ * is held in a field of fixed length, padded with zeros, and a candidate is compared with all of them, all bytes,
+ * whatever was found before. */
 #include "server/tokens.h"
 
 #include <errno.h>

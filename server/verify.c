@@ -11,8 +11,9 @@ attn_status verify_check(const proto_item *item, attn_error *err)
     const int64_t rows = item->verify_rows < 0 || item->verify_rows > total ? total : item->verify_rows;
     int64_t head, work;
     if (__builtin_mul_overflow(d.Sk, d.D + d.Dv, &head) || head > VERIFY_MAX_HEAD_ELEMENTS)
-        return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: Sk * (D + Dv) is %lld, at most %lld can be verified",
-                         (long long)d.Sk * (d.D + d.Dv), (long long)VERIFY_MAX_HEAD_ELEMENTS);
+        return attn_fail(err, ATTN_UNSUPPORTED, "/verify",
+                         "verify: Sk * (D + Dv) is %lld, at most %lld can be verified", (long long)d.Sk * (d.D + d.Dv),
+                         (long long)VERIFY_MAX_HEAD_ELEMENTS);
     if (__builtin_mul_overflow(rows, head, &work) || work > VERIFY_MAX_MULTIPLY_ADDS)
         return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: at most %lld of the %lld rows can be verified here",
                          (long long)(VERIFY_MAX_MULTIPLY_ADDS / head), (long long)total);

@@ -112,7 +112,8 @@ static void pin(const struct workers *workers, struct worker *worker, bool pinne
     CPU_ZERO(&one);
     CPU_SET(workers->cpu[worker->core], &one);
     const cpu_set_t *from = pinned ? &workers->all : &one, *to = pinned ? &one : &workers->all;
-    if (sched_getaffinity(tid, sizeof is, &is) == 0 && CPU_EQUAL(&is, from) && sched_setaffinity(tid, sizeof *to, to) == 0)
+    if (sched_getaffinity(tid, sizeof is, &is) == 0 && CPU_EQUAL(&is, from) &&
+        sched_setaffinity(tid, sizeof *to, to) == 0)
         worker->pinned = pinned;
     if (!pinned) worker->pinned = false;
 }

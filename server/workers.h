@@ -2,18 +2,18 @@
  *
  * A worker is a libmicrohttpd daemon of one thread, so that the thread can be chosen.
  *
- * Where the processor is the device, most of a small request's time goes to memory: socket buffers, the decoded tensors, the
- * workspace. They stay in one core's cache when the connection is served on the core on which its packets arrive, which the
- * kernel tells (SO_INCOMING_CPU): a client on the same machine then shares the core with its own requests, and a network
- * card with its queue's. So workers belong to cores, as many to each, and a connection goes to the least busy one of its
- * core.
+ * Where the processor is the device, most of a small request's time goes to memory: socket buffers, the decoded
+ * tensors, the workspace. They stay in one core's cache when the connection is served on the core on which its
+ * packets arrive, which the kernel tells (SO_INCOMING_CPU): a client on the same machine then shares the core with
+ * its own requests, and a network card with its queue's. So workers belong to cores, as many to each, and a
+ * connection goes to the least busy one of its core.
  *
- * But a thread that may not leave its core waits where it could run elsewhere. So workers are held on their cores only
- * while there is a load and it is even, by the requests of the last moments: a single client, whose packets all arrive on
- * one core, is served by the workers of that core wherever the scheduler puts them; and when a core is taken by others, its
- * workers fall behind and all are let go. And a core must have as many workers as there are cores, for a single client's
- * connections may be all on them: 16 threads are enough for 4 cores (15, for 3), and on larger machines connections go to
- * the least busy worker of all. */
+ * But a thread that may not leave its core waits where it could run elsewhere. So workers are held on their cores
+ * only while there is a load and it is even, by the requests of the last moments: a single client, whose packets
+ * all arrive on one core, is served by the workers of that core wherever the scheduler puts them; and when a core
+ * is taken by others, its workers fall behind and all are let go. And a core must have as many workers as there are
+ * cores, for a single client's connections may be all on them: 16 threads are enough for 4 cores (15, for 3), and
+ * on larger machines connections go to the least busy worker of all. */
 #ifndef WORKERS_H
 #define WORKERS_H
 
@@ -49,25 +49,25 @@ struct workers {
     int64_t since_ms, free_until_ms;
 };
 
-/* `count` workers without daemons. They belong to the n cores that this process may run on if `count` is a multiple of n and
- * at least n * n, and `cores` (what its quota allows) is no less than n. False when out of memory. */
+/* `count` workers without daemons. They belong to the n cores that this process may run on if `count` is a multiple
+ * of n and at least n * n, and `cores` (what its quota allows) is no less than n. False when out of memory. */
 bool workers_init(struct workers *workers, struct port *port, int count, int cores);
 void workers_clear(struct workers *workers); /* their daemons have ended */
 
 /* Whose connection this socket shall be. From the thread that accepts. */
 struct worker *workers_pick(struct workers *workers, int fd);
-/* The same for a core (an index; -1: any). Its workers are given a few connections more than others, then the others as
- * many: two threads of a client that connect one after the other from one core, before the scheduler parts them, are parted
- * here. */
+/* The same for a core (an index; -1: any). Its workers are given a few connections more than others, then the
+ * others as many: two threads of a client that connect one after the other from one core, before the scheduler
+ * parts them, are parted here. */
 struct worker *workers_pick_on(struct workers *workers, int core);
 
-/* Holds the threads on their cores or lets them go; at times, from the loop. A thread whose cores somebody else has changed
- * (taskset) is left alone. */
+/* Holds the threads on their cores or lets them go; at times, from the loop. A thread whose cores somebody else has
+ * changed (taskset) is left alone. */
 void workers_balance(struct workers *workers, int64_t now_ms);
 void workers_let_go(struct workers *workers);
 
-/* What workers_balance() goes by: the requests of each core in `ms` milliseconds. Those that are held may differ by a factor
- * of 4 and be half as busy, others by 2: nothing flaps at the border. */
+/* What workers_balance() goes by: the requests of each core in `ms` milliseconds. Those that are held may differ by
+ * a factor of 4 and be half as busy, others by 2: nothing flaps at the border. */
 enum workers_load { WORKERS_IDLE, WORKERS_UNEVEN, WORKERS_EVEN };
 enum workers_load workers_load(const uint32_t *requests, int cores, int64_t ms, bool held);
 

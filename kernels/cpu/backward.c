@@ -1,27 +1,30 @@
-/* backward.c: gradients, a chunk of keys at a time. FlashAttention-2 (arXiv:2307.08691), Algorithm 2, made deterministic.
+/* backward.c: gradients, a chunk of keys at a time. FlashAttention-2 (arXiv:2307.08691), Algorithm 2, made
+ * deterministic.
  *
- * FLASH_ROWS packs Q and dO of every row tile and finds delta = rowsum(dO O) - dlse. Then an item of FLASH_KEYS owns the
- * chunk of Bk keys of one key/value head, walks over the row tiles of the whole group that see it, and for each:
+ * FLASH_ROWS packs Q and dO of every row tile and finds delta = rowsum(dO O) - dlse. Then an item of FLASH_KEYS
+ * owns the chunk of Bk keys of one key/value head, walks over the row tiles of the whole group that see it, and for
+ * each:
  *
  *     S = Q K^T, dP = dO V^T                      products
  *     P = exp2(scores - lse2), dZ = P (M dP - delta), dS = dZ (1 - tanh^2)
  *     dV += (P M)^T dO,  dK += dS^T Q             into the chunk's own sums, kept transposed
  *     dQ += dS K                                  into the row tile's sum, which all chunks share
  *
- * The order of the sums in dQ. Chunk c adds to a row tile only after the chunks before it have: each publishes how far it
- * has come (struct flash_progress), and the wait is one row tile long, for chunks that start together follow each other
- * through the tiles like runners. Items are taken in order, so a chunk that is waited for is always running somewhere. This
- * costs no memory and no second pass (recomputing S and dP for dQ would be 7 products instead of 5), and the bits do not
- * depend on chance.
+ * The order of the sums in dQ. Chunk c adds to a row tile only after the chunks before it have: each publishes how
+ * far it has come (struct flash_progress), and the wait is one row tile long, for chunks that start together follow
+ * each other through the tiles like runners. Items are taken in order, so a chunk that is waited for is always
+ * running somewhere. This costs no memory and no second pass (recomputing S and dP for dQ would be 7 products
+ * instead of 5), and the bits do not depend on chance.
  *
- * dbias belongs to (b, h, i, j), and columns j to one chunk: its owner adds without asking. Where bias is broadcast over
- * heads of several groups or over batch rows, all of them add to the same numbers: then one item does that chunk for all of
- * them, one after the other (a class). dalibi_slopes and dsinks are added up in FLASH_FINISH from parts, in order.
+ * dbias belongs to (b, h, i, j), and columns j to one chunk: its owner adds without asking. Where bias is broadcast
+ * over heads of several groups or over batch rows, all of them add to the same numbers: then one item does that
+ * chunk for all of them, one after the other (a class). dalibi_slopes and dsinks are added up in FLASH_FINISH from
+ * parts, in order.
  *
- * NaN and infinity: as in forward.c. K (for dQ), Q (for dK) and dO (for dV) are packed with zeros in place of what is not
- * finite, so that a hidden pair's 0 is 0. A visible K or Q that is NaN makes its scores NaN, and these spoil what they must;
- * a visible dO is given back to dV through `spoiled`. A row whose lse is NaN spoils the pairs that it sees, and those only:
- * calm(). */
+ * NaN and infinity: as in forward.c. K (for dQ), Q (for dK) and dO (for dV) are packed with zeros in place of what
+ * is not finite, so that a hidden pair's 0 is 0. A visible K or Q that is NaN makes its scores NaN, and these spoil
+ * what they must; a visible dO is given back to dV through `spoiled`. A row whose lse is NaN spoils the pairs that
+ * it sees, and those only: calm(). */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -83,8 +86,7 @@ static bool wants_dS(const struct flash *f)
     return f->p->dq.rank || f->p->dk.rank || f->p->dbias.rank || f->p->dalibi_slopes.rank;
 }
 
-/* ---- FLASH_ROWS ---------------------------------------------------------------------------------------------------------
- */
+/* ---- FLASH_ROWS -------------------------------------------------------------------------------------------------- */
 
 static void zero_dbias_slice(const struct flash *f, int64_t slice)
 {
@@ -131,23 +133,24 @@ void flash_rows_item(const struct flash *f, char *scratch, int64_t item)
     const void *rows = flash_gather(&t, &f->g.view[ATTN_T_q], D, room.gathered, &stride);
     type->pack_a(t.rows, D, rows, f->p->q.dtype, stride, f->Qa + t.row0 * f->q_lda * es, f->q_lda);
     if (f->p->dk.rank)
-        flash_pack_clean_at(f, t.rows, D, rows, f->p->q.dtype, stride, f->Qat + t.row0 / FLASH_UNIT * f->q_unit_bytes, lda,
-                            room.clean);
+        flash_pack_clean_at(f, t.rows, D, rows, f->p->q.dtype, stride, f->Qat + t.row0 / FLASH_UNIT * f->q_unit_bytes,
+                            lda, room.clean);
     rows = flash_gather(&t, &f->g.view[ATTN_T_dout], Dv, room.gathered, &stride);
-    if (wants_dS(f)) type->pack_a(t.rows, Dv, rows, f->p->dout.dtype, stride, f->dOa + t.row0 * f->do_lda * es, f->do_lda);
+    if (wants_dS(f))
+        type->pack_a(t.rows, Dv, rows, f->p->dout.dtype, stride, f->dOa + t.row0 * f->do_lda * es, f->do_lda);
     f->dO_dirty[t.row0 / FLASH_UNIT] = false;
     if (f->p->dv.rank)
-        f->dO_dirty[t.row0 / FLASH_UNIT] =
-            !flash_pack_clean_at(f, t.rows, Dv, rows, f->p->dout.dtype, stride,
-                                 f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes, lda, room.clean);
+        f->dO_dirty[t.row0 / FLASH_UNIT] = !flash_pack_clean_at(f, t.rows, Dv, rows, f->p->dout.dtype, stride,
+                                                                f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes, lda,
+                                                                room.clean);
     if (!f->recompute) load_statistics(f, &t);
     if (f->dQ) memset(f->dQ + t.row0 * f->dq_ld, 0, (size_t)(t.rows * f->dq_ld) * sizeof *f->dQ);
 }
 
-/* ---- FLASH_KEYS
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- FLASH_KEYS -------------------------------------------------------------------------------------------------- */
 
-/* Until every chunk before `chunk` has left row tile `index` behind. *below: chunks known to have finished altogether. */
+/* Until every chunk before `chunk` has left row tile `index` behind. *below: chunks known to have finished
+ * altogether. */
 static void wait_for_turn(struct flash_progress *head, int64_t chunk, int64_t index, int64_t *below)
 {
     for (int64_t c = *below; c < chunk; c++) {
@@ -159,7 +162,8 @@ static void wait_for_turn(struct flash_progress *head, int64_t chunk, int64_t in
 }
 
 /* The values of dO that the pack left out, for the keys that see them. */
-static void spoil(const struct flash *f, const struct flash_tile *t, const struct flash_cell *cell, const struct room *room)
+static void spoil(const struct flash *f, const struct flash_tile *t, const struct flash_cell *cell,
+                  const struct room *room)
 {
     const attn_view *dout = &f->g.view[ATTN_T_dout];
     const int Dv = (int)f->g.dims.Dv;
@@ -175,7 +179,8 @@ static void spoil(const struct flash *f, const struct flash_tile *t, const struc
     }
 }
 
-static void add_dbias(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ, int64_t ld)
+static void add_dbias(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ,
+                      int64_t ld)
 {
     const attn_view *dbias = &f->g.view[ATTN_T_dbias];
     for (int r = 0; r < t->rows; r++) {
@@ -185,8 +190,8 @@ static void add_dbias(const struct flash *f, const struct flash_tile *t, int64_t
 }
 
 /* -sum dZ |i + Sk - Sq - j| of each head of the tile, added to sums[head of the group]. */
-static void add_dslopes(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ, int64_t ld,
-                        double *sums)
+static void add_dslopes(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ,
+                        int64_t ld, double *sums)
 {
     for (int r = 0; r < t->rows; r++) {
         const int64_t distance = t->i0 + r % t->n + t->seq->s.Sk - t->seq->s.Sq - j;
@@ -204,8 +209,8 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
         memset(flash_at(view, b, hk, j), 0, (size_t)cols * attn_dtype_bytes(view->dtype));
 }
 
-/* lse2 for gradient(). A row whose lse is NaN would make NaN of hidden pairs too: such a row's visible scores become NaN
- * instead, and its lse2 (of the copy in `room`) any number. */
+/* lse2 for gradient(). A row whose lse is NaN would make NaN of hidden pairs too: such a row's visible scores
+ * become NaN instead, and its lse2 (of the copy in `room`) any number. */
 static const float *calm(const struct flash_tile *t, const struct flash_cell *cell, const float *lse2,
                          const struct room *room)
 {
@@ -248,7 +253,8 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         if (!flash_cell_of(f, &t, j0, j0 + n, &cell)) continue;
         if (!packed) { /* the first row tile that sees these keys */
             type->pack_bt(n, D, flash_at(k, b, hk, first), k->dtype, k->row, room.Kt, ldk);
-            if (f->dQ) flash_pack_clean_b(f, n, D, flash_at(k, b, hk, first), k->dtype, k->row, room.Kb, ldkb, room.clean);
+            if (f->dQ)
+                flash_pack_clean_b(f, n, D, flash_at(k, b, hk, first), k->dtype, k->row, room.Kb, ldkb, room.clean);
             if (dS) type->pack_bt(n, Dv, flash_at(v, b, hk, first), v->dtype, v->row, room.Vt, ldv);
             memset(room.dKt, 0, (size_t)(D * room.ldt) * sizeof *room.dKt);
             memset(room.dVt, 0, (size_t)(Dv * room.ldt) * sizeof *room.dVt);
@@ -260,8 +266,8 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         }
 
         const int64_t ldb = simd_ldb(type, t.rows), lda = simd_lda(type, t.rows);
-        type->gemm(t.rows, cell.cols, D, f->Qa + t.row0 * f->q_lda * es, f->q_lda, room.Kt + cell.c0 / SIMD_PANEL * ldk * es,
-                   ldk, room.S, room.ld, false, NULL);
+        type->gemm(t.rows, cell.cols, D, f->Qa + t.row0 * f->q_lda * es, f->q_lda,
+                   room.Kt + cell.c0 / SIMD_PANEL * ldk * es, ldk, room.S, room.ld, false, NULL);
         if (dS)
             type->gemm(t.rows, cell.cols, Dv, f->dOa + t.row0 * f->do_lda * es, f->do_lda,
                        room.Vt + cell.c0 / SIMD_PANEL * ldv * es, ldv, room.dP, room.ld, false, NULL);
@@ -318,8 +324,10 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
     for (int d = 0; spoiled && d < Dv; d++)
         for (int c = 0; c < n; c++) room.dVt[d * room.ldt + c] += room.spoiled[d * room.ldt + c];
     if (f->p->dk.rank)
-        f->simd->store_t(n, D, room.dKt, room.ldt, (float)f->g.scale, NULL, flash_at(dk, b, hk, first), dk->dtype, dk->row);
-    if (f->p->dv.rank) f->simd->store_t(n, Dv, room.dVt, room.ldt, 1, NULL, flash_at(dv, b, hk, first), dv->dtype, dv->row);
+        f->simd->store_t(n, D, room.dKt, room.ldt, (float)f->g.scale, NULL, flash_at(dk, b, hk, first), dk->dtype,
+                         dk->row);
+    if (f->p->dv.rank)
+        f->simd->store_t(n, Dv, room.dVt, room.ldt, 1, NULL, flash_at(dv, b, hk, first), dv->dtype, dv->row);
 }
 
 void flash_keys_item(const struct flash *f, char *scratch, int64_t item)
@@ -339,8 +347,7 @@ void flash_keys_item(const struct flash *f, char *scratch, int64_t item)
         for (int64_t hk = h0; hk < h1; hk++) compute_chunk(f, b, hk, chunk, scratch);
 }
 
-/* ---- FLASH_FINISH
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- FLASH_FINISH ------------------------------------------------------------------------------------------------ */
 
 static double dsink_of(const struct flash *f, int64_t h)
 {

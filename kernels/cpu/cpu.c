@@ -1,14 +1,15 @@
-/* cpu.c: the backend "cpu": flash attention on all cores. This file is the device: memory, streams, marks; the work is in
- * flash.c, forward.c, decode.c and backward.c, on the vectors of simd.h and the threads of pool.h.
+/* cpu.c: the backend "cpu": flash attention on all cores. This file is the device: memory, streams, marks; the work
+ * is in flash.c, forward.c, decode.c and backward.c, on the vectors of simd.h and the threads of pool.h.
  *
- * A device owns one pool of threads. A call on a stream has done everything when it returns: the calling thread takes part
- * in the work, so there is nothing to wait for later, and done() is always true. Device memory and staging memory are the
- * same plain memory, and the device is unified: nobody needs to copy. Both count against one limit.
+ * A device owns one pool of threads. A call on a stream has done everything when it returns: the calling thread
+ * takes part in the work, so there is nothing to wait for later, and done() is always true. Device memory and
+ * staging memory are the same plain memory, and the device is unified: nobody needs to copy. Both count against one
+ * limit.
  *
  * Invariants
- *  1. Memory is 64-byte aligned, with its size noted in the 64 bytes before it, so that freeing it gives the bytes back to
- * the count.
- *  2. A workspace is used by one run at a time; each stream brings its own, or run() allocates one for the call. */
+ * 1. Memory is 64-byte aligned, with its size noted in the 64 bytes before it, so that freeing it gives the bytes
+ * back to the count.
+ * 2. A workspace is used by one run at a time; each stream brings its own, or run() allocates one for the call. */
 #include <errno.h>
 #include <limits.h>
 #include <stdatomic.h>
@@ -24,8 +25,9 @@
 
 enum {
     HEADER_BYTES = 64,
-    HUGE_PAGE_BYTES = 2 << 20, /* blocks of at least two of these ask for huge pages: fewer page faults and TLB misses */
-    STREAMS = 2,               /* one computes, the next is made ready */
+    HUGE_PAGE_BYTES =
+        2 << 20, /* blocks of at least two of these ask for huge pages: fewer page faults and TLB misses */
+    STREAMS = 2, /* one computes, the next is made ready */
 };
 
 struct cpu_device {
@@ -41,8 +43,7 @@ struct cpu_stream {
     struct timespec marks[ATTN_MARKS];
 };
 
-/* ---- Memory
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 /* What this process may have: the machine's memory, or its control group's limit where that is less. */
 static int64_t memory_of_machine(void)
@@ -99,8 +100,7 @@ static void staging_free(attn_device *device, void *memory, size_t bytes)
     device_free(device, memory);
 }
 
-/* ---- The device
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- The device -------------------------------------------------------------------------------------------------- */
 
 static int count_devices(void)
 {
@@ -162,8 +162,7 @@ static attn_status workspace_bytes(const attn_device *base, const attn_problem *
     return flash_bytes(device->simd, pool_threads(device->pool), problems, count, bytes, err);
 }
 
-/* ---- Streams
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Streams ----------------------------------------------------------------------------------------------------- */
 
 static attn_status stream_open(attn_device *device, attn_stream **out, attn_error *err)
 {

@@ -1,14 +1,14 @@
 /* decode.c: a few query rows over many keys: one decoded token, its group of heads, a handful of speculated tokens.
  *
- * Such a row tile reads each key and value once and does little with them, so packing would cost more than the products.
- * Here K and V are read as they lie in memory (dots, axpys), all rows of the tile at each key; the bound is the reading: (D
- * + Dv) * bytes of an element * keys, at the memory's speed. Long sequences are split into spans of keys (struct
- * flash_sequence), so that all cores read, and merged in order by flash_merge_item().
+ * Such a row tile reads each key and value once and does little with them, so packing would cost more than the
+ * products. Here K and V are read as they lie in memory (dots, axpys), all rows of the tile at each key; the bound
+ * is the reading: (D + Dv) * bytes of an element * keys, at the memory's speed. Long sequences are split into spans
+ * of keys (struct flash_sequence), so that all cores read, and merged in order by flash_merge_item().
  *
- * In layout bshd the heads of a key lie side by side. Read head by head, memory is read in pieces of D elements with gaps
- * between them, which no prefetcher follows: half the speed. So an item does a bundle of heads together: it walks over KEYS
- * keys in steps of STEP, and at each step over the heads. What is computed for each head, and in which order, does not
- * depend on the bundle.
+ * In layout bshd the heads of a key lie side by side. Read head by head, memory is read in pieces of D elements
+ * with gaps between them, which no prefetcher follows: half the speed. So an item does a bundle of heads together:
+ * it walks over KEYS keys in steps of STEP, and at each step over the heads. What is computed for each head, and in
+ * which order, does not depend on the bundle.
  *
  * Hidden keys are never looked at: axpys() skips a V whose P is 0. */
 #include <math.h>
@@ -18,7 +18,8 @@
 
 enum {
     KEYS = 256, /* scored at a time: their scores stay in L1; a multiple of FLASH_UNIT */
-    STEP = 16,  /* keys of one head before it is the next head's turn; a multiple of what dots() and axpys() do at a time */
+    STEP =
+        16, /* keys of one head before it is the next head's turn; a multiple of what dots() and axpys() do at a time */
 };
 
 /* One head of the bundle. */
@@ -63,7 +64,8 @@ int64_t flash_decode_scratch(const struct flash *f)
     return arena.used;
 }
 
-static void open_lane(const struct flash *f, const struct room *room, struct lane *lane, int index, int64_t b, int64_t hk)
+static void open_lane(const struct flash *f, const struct room *room, struct lane *lane, int index, int64_t b,
+                      int64_t hk)
 {
     const attn_view *q = &f->g.view[ATTN_T_q];
     lane->t = flash_tile_of(f, b, hk, 0);
@@ -83,7 +85,8 @@ static void open_lane(const struct flash *f, const struct room *room, struct lan
     memset(lane->O, 0, (size_t)(t->rows * room->ldo) * sizeof *lane->O);
 }
 
-/* Keys [from, from + STEP) of the block, as far as the lane's cell goes: their first column in the cell and their number. */
+/* Keys [from, from + STEP) of the block, as far as the lane's cell goes: their first column in the cell and their
+ * number. */
 static int columns(const struct lane *lane, int from, int *first)
 {
     const int end = (int)attn_min64(from + STEP, lane->cell.c0 + lane->cell.cols);
@@ -104,26 +107,28 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch)
     for (int n = 0; n < lanes; n++) open_lane(f, &room, &room.lanes[n], n, b, hk0 + n);
 
     const struct flash_tile *any = &room.lanes[0].t; /* causal, window and lengths are the same for all heads */
-    const int64_t lo = attn_max64(any->keys.lo, split * seq->span), hi = attn_min64(any->keys.hi, (split + 1) * seq->span);
+    const int64_t lo = attn_max64(any->keys.lo, split * seq->span),
+                  hi = attn_min64(any->keys.hi, (split + 1) * seq->span);
     for (int64_t j0 = lo / KEYS * KEYS; j0 < hi; j0 += KEYS) {
         const int64_t j1 = attn_min64(j0 + KEYS, hi), first = seq->s.k_start + j0;
         int at;
-        for (int n = 0; n < lanes; n++) room.lanes[n].seen = flash_cell_of(f, &room.lanes[n].t, j0, j1, &room.lanes[n].cell);
+        for (int n = 0; n < lanes; n++)
+            room.lanes[n].seen = flash_cell_of(f, &room.lanes[n].t, j0, j1, &room.lanes[n].cell);
         for (int key = 0; key < j1 - j0; key += STEP)
             for (int n = 0; n < lanes; n++) {
                 const struct lane *lane = &room.lanes[n];
                 const int count = columns(lane, key, &at);
                 if (count > 0)
-                    f->simd->dots(lane->t.rows, count, D, lane->Q, room.ldq, flash_at(k, b, hk0 + n, first + key), k->dtype,
-                                  k->row, lane->S + at, room.lds);
+                    f->simd->dots(lane->t.rows, count, D, lane->Q, room.ldq, flash_at(k, b, hk0 + n, first + key),
+                                  k->dtype, k->row, lane->S + at, room.lds);
             }
         for (int n = 0; n < lanes; n++) {
             const struct lane *lane = &room.lanes[n];
             if (!lane->seen) continue;
             const float c = flash_scores(f, &lane->t, j0, &lane->cell, lane->S, room.lds, NULL, &room.limits);
             if (f->dropout) flash_drop(f, &lane->t, j0, &lane->cell, room.drop, room.lds);
-            if (f->simd->f32.softmax(lane->t.rows, lane->cell.cols, lane->S, room.lds, c, lane->m, lane->l, room.rescale,
-                                     lane->S, room.lds, room.drop))
+            if (f->simd->f32.softmax(lane->t.rows, lane->cell.cols, lane->S, room.lds, c, lane->m, lane->l,
+                                     room.rescale, lane->S, room.lds, room.drop))
                 for (int r = 0; r < lane->t.rows; r++)
                     for (int d = 0; d < Dv; d++) lane->O[r * room.ldo + d] *= room.rescale[r];
         }
@@ -132,8 +137,8 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch)
                 const struct lane *lane = &room.lanes[n];
                 const int count = columns(lane, key, &at);
                 if (count > 0)
-                    f->simd->axpys(lane->t.rows, count, Dv, lane->S + at, room.lds, flash_at(v, b, hk0 + n, first + key),
-                                   v->dtype, v->row, lane->O, room.ldo);
+                    f->simd->axpys(lane->t.rows, count, Dv, lane->S + at, room.lds,
+                                   flash_at(v, b, hk0 + n, first + key), v->dtype, v->row, lane->O, room.ldo);
             }
     }
     for (int n = 0; n < lanes; n++) {

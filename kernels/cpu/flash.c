@@ -1,12 +1,12 @@
 /* flash.c: a run laid out in memory, the tiles of a problem, and the walk through the phases. See flash.h.
  *
- * Where a row of q lives in the arrays by row (packs, lse2, delta, dQ): key/value heads follow each other inside a sequence,
- * row tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT:
+ * Where a row of q lives in the arrays by row (packs, lse2, delta, dQ): key/value heads follow each other inside a
+ * sequence, row tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT:
  *
  *     rows0 of the sequence + hk * rows + offset of the tile + row in the tile
  *
- * Where a key lives in kv: the same with keys, each sequence rounded up to FLASH_UNIT; a key tile holds K^T and then V as B
- * operands. */
+ * Where a key lives in kv: the same with keys, each sequence rounded up to FLASH_UNIT; a key tile holds K^T and
+ * then V as B operands. */
 #include "kernels/cpu/flash.h"
 
 #include <float.h>
@@ -18,11 +18,11 @@
 
 #include "kernels/philox.h"
 
-/* ---- Tile sizes ------------------------------------------------------------------------------------------------------- */
+/* ---- Tile sizes -------------------------------------------------------------------------------------------------- */
 
-/* Chosen by measurement, kernels/README.md, "The CPU ladder". Multiples of FLASH_UNIT. Br rows of q and Bc keys in a forward
- * tile; in backward, Br rows against chunks of Bk keys. The first row that fits is taken, by the compute type and the larger
- * of D and Dv. */
+/* Chosen by measurement, kernels/README.md, "The CPU ladder". Multiples of FLASH_UNIT. Br rows of q and Bc keys in
+ * a forward tile; in backward, Br rows against chunks of Bk keys. The first row that fits is taken, by the compute
+ * type and the larger of D and Dv. */
 static const struct tile_sizes {
     attn_dtype element; /* of operands, and how many parts each number has */
     int parts, max_d;
@@ -42,15 +42,15 @@ static const struct tile_sizes {
 enum {
     SPLIT_KEYS = 2048,    /* a span of keys of a split row tile; a multiple of every Bc */
     SPLIT_DOT_KEYS = 512, /* the same for FLASH_DOTS, whose items do less with a key */
-    SPLIT_TILES = 8,      /* sequences with more row tiles a head than this are not split: there is work for many threads */
-    DBIAS_ROWS = 64,      /* rows of dbias that are zeroed by one item */
+    SPLIT_TILES = 8, /* sequences with more row tiles a head than this are not split: there is work for many threads */
+    DBIAS_ROWS = 64, /* rows of dbias that are zeroed by one item */
 };
 
-/* Below this many floating point operations a run is computed by its caller alone: 10 to 50 us. A thread takes 5 to 50 us to
- * wake. */
+/* Below this many floating point operations a run is computed by its caller alone: 10 to 50 us. A thread takes 5 to
+ * 50 us to wake. */
 static const double small_flops = 6e6;
 
-/* ---- Memory ----------------------------------------------------------------------------------------------------------- */
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes)
 {
@@ -75,7 +75,7 @@ static int64_t add_product(int64_t a, int64_t b, int64_t c)
     return __builtin_mul_overflow(b, c, &x) || __builtin_add_overflow(a, x, &x) ? INT64_MAX : x;
 }
 
-/* ---- Sequences -------------------------------------------------------------------------------------------------------- */
+/* ---- Sequences --------------------------------------------------------------------------------------------------- */
 
 /* Everything of a sequence that its own lengths decide. */
 static void shape_sequence(const struct flash *f, struct flash_sequence *q)
@@ -121,9 +121,10 @@ static void add_sequence(const struct flash *f, const struct flash_sequence *q, 
 }
 
 /* Sums for the longest that the lengths may be. Packed, by these facts: a key/value head of a sequence has at most
- * 1 + 2 G Sq / Br row tiles; a tile is rounded up by at most FLASH_UNIT - 1 rows; only sequences of 2 SPLIT_KEYS keys and
- * more are split, into at most 3/2 Sk / SPLIT_KEYS spans, and each has then at most SPLIT_TILES tiles; FLASH_DOTS likewise.
- */
+ * 1 + 2 G Sq / Br row tiles; a tile is rounded up by at most FLASH_UNIT - 1 rows; only sequences of 2 SPLIT_KEYS
+ * keys and more are split, into at most 3/2 Sk / SPLIT_KEYS spans, and each has then at most SPLIT_TILES tiles;
+ * FLASH_DOTS likewise.
+ * */
 static struct sums bound_sums(const struct flash *f)
 {
     struct sums sums = { 0 };
@@ -142,7 +143,8 @@ static struct sums bound_sums(const struct flash *f)
     sums.rows = add_product(0, d->Hk, rows);
     sums.packs = add_product(0, d->Hk, d->total_k / f->Bc + d->B);
     sums.keys = add_product(0, d->Hk, d->total_k + (FLASH_UNIT - 1) * d->B);
-    sums.parts = add_product(0, d->Hk, add_product(0, attn_min64(rows, SPLIT_TILES * (int64_t)f->Br), spans / SPLIT_KEYS));
+    sums.parts = add_product(0, d->Hk,
+                             add_product(0, attn_min64(rows, SPLIT_TILES * (int64_t)f->Br), spans / SPLIT_KEYS));
     sums.parts = add_product(sums.parts, d->Hk, add_product(0, FLASH_DOT_ROWS, spans / SPLIT_DOT_KEYS));
     sums.longest_chunks = attn_tiles(d->total_k, f->Bk);
     sums.chunks = add_product(0, d->Hk, d->total_k / f->Bk + d->B);
@@ -163,11 +165,10 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
     return sums;
 }
 
-/* ---- A problem ---------------------------------------------------------------------------------------------------------
- */
+/* ---- A problem --------------------------------------------------------------------------------------------------- */
 
-/* Types of several parts pad D and Dv to 32 and are about 1.4 (three parts) or 2 times as fast as f32 products where nothing
- * is padded. */
+/* Types of several parts pad D and Dv to 32 and are about 1.4 (three parts) or 2 times as fast as f32 products
+ * where nothing is padded. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv)
 {
     /* e4m3 is exact in bf16. */
@@ -187,8 +188,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     f->B = f->g.dims.B;
     f->backward = p->op == ATTN_OP_BACKWARD;
     f->recompute = f->backward && p->lse.rank == 0;
-    f->plain =
-        !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank && !p->mask_startend_rows.rank;
+    f->plain = !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank &&
+               !p->mask_startend_rows.rank;
     f->drop_threshold = attn_dropout_threshold(p->dropout_p);
     f->dropout = p->dropout_p > 0;
     f->drop_scale = (float)(1 / (1 - p->dropout_p));
@@ -236,7 +237,8 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
         f->part_m = flash_take(arena, sums->parts, 4);
         f->part_l = flash_take(arena, sums->parts, 4);
     }
-    if (f->mask_heads) f->extremes = flash_take(arena, f->B * f->mask_heads, f->mask_blocks * (int64_t)sizeof *f->extremes);
+    if (f->mask_heads)
+        f->extremes = flash_take(arena, f->B * f->mask_heads, f->mask_blocks * (int64_t)sizeof *f->extremes);
     if (f->backward) {
         f->q_lda = simd_lda(t, d->D);
         f->do_lda = simd_lda(t, d->Dv);
@@ -265,8 +267,8 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     if (f->backward) {
         f->items[FLASH_ROWS] = sums->tiles + f->dbias_slices;
         f->items[FLASH_KEYS] = f->dbias_classes > 0 ? f->dbias_classes * f->chunks : sums->chunks;
-        f->items[FLASH_FINISH] =
-            (f->p->dq.rank ? sums->tiles : 0) + (f->p->dsinks.rank || f->p->dalibi_slopes.rank ? d->H : 0);
+        f->items[FLASH_FINISH] = (f->p->dq.rank ? sums->tiles : 0) +
+                                 (f->p->dsinks.rank || f->p->dalibi_slopes.rank ? d->H : 0);
     }
 }
 
@@ -307,14 +309,13 @@ attn_status flash_bytes(const struct simd *simd, int threads, const attn_problem
     return measure(simd, threads, problems, count, false, bytes, err);
 }
 
-attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_problem *problems, int count, size_t *bytes,
-                              attn_error *err)
+attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_problem *problems, int count,
+                              size_t *bytes, attn_error *err)
 {
     return measure(simd, threads, problems, count, true, bytes, err);
 }
 
-/* ---- The walk through the phases ----------------------------------------------------------------------------------------
- */
+/* ---- The walk through the phases --------------------------------------------------------------------------------- */
 
 static void (*const phase_items[FLASH_PHASES])(const struct flash *, char *, int64_t) = {
     [FLASH_PREPARE] = flash_prepare_item, [FLASH_FORWARD] = flash_forward_item, [FLASH_MERGE] = flash_merge_item,
@@ -359,8 +360,8 @@ void flash_run(const struct simd *simd, struct pool *pool, const attn_problem *p
             run.items[phase] += f->items[phase];
         }
         run.scratch_bytes = attn_max64(run.scratch_bytes, (scratch_bytes(f) + 63) & ~INT64_C(63));
-        flops +=
-            (double)sums.rows * (double)f->g.dims.Sk * 2 * (double)(f->g.dims.D + f->g.dims.Dv) * (f->backward ? 2.5 : 1);
+        flops += (double)sums.rows * (double)f->g.dims.Sk * 2 * (double)(f->g.dims.D + f->g.dims.Dv) *
+                 (f->backward ? 2.5 : 1);
     }
     run.scratch = flash_take(&arena, pool_threads(pool), run.scratch_bytes);
     const bool small = flops < small_flops;
@@ -373,8 +374,7 @@ void flash_run(const struct simd *simd, struct pool *pool, const attn_problem *p
     simd->leave();
 }
 
-/* ---- Tiles
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
 int64_t flash_find(const struct flash *f, size_t field, int64_t item)
 {
@@ -461,8 +461,7 @@ bool flash_cell_of(const struct flash *f, const struct flash_tile *t, int64_t j0
     return true;
 }
 
-/* ---- Scores
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Scores ------------------------------------------------------------------------------------------------------ */
 
 double flash_scale(const struct flash *f, int64_t b, int64_t hk)
 {
@@ -479,8 +478,8 @@ void flash_take_limits(struct flash_arena *arena, int rows, int cols, struct fla
     for (int x = 0; x < 4; x++) limits->hide[x] = flash_take(arena, cols, sizeof **limits->hide);
 }
 
-float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell, float *S,
-                   int64_t lds, float *cap, const struct flash_limits *limits)
+float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell,
+                   float *S, int64_t lds, float *cap, const struct flash_limits *limits)
 {
     const double scale = flash_scale(f, t->b, t->hk);
     const int cols = cell->cols;
@@ -528,8 +527,8 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
             if (h / f->g.mask_group != mask_head) {
                 mask_head = h / f->g.mask_group;
                 for (int x = 0; x < cols; x++) {
-                    const attn_mask m =
-                        attn_mask_of(flash_at(bounds, t->b, mask_head, j + x), f->g.mask_bounds, f->g.causal, t->seq->s.Sq);
+                    const attn_mask m = attn_mask_of(flash_at(bounds, t->b, mask_head, j + x), f->g.mask_bounds,
+                                                     f->g.causal, t->seq->s.Sq);
                     limits->hide[0][x] = m.lts, limits->hide[1][x] = m.lte, limits->hide[2][x] = m.uts,
                     limits->hide[3][x] = m.ute;
                 }
@@ -583,13 +582,13 @@ void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, c
                     m[g][2 * w] = (word[w][g] & 0xffffu) >= threshold ? kept : 0.0f;
                     m[g][2 * w + 1] = word[w][g] >> 16 >= threshold ? kept : 0.0f;
                 }
-            memcpy(M + r * ld + c, m, (size_t)(cell->cols - c < 8 * GROUPS ? cell->cols - c : 8 * GROUPS) * sizeof(float));
+            memcpy(M + r * ld + c, m,
+                   (size_t)(cell->cols - c < 8 * GROUPS ? cell->cols - c : 8 * GROUPS) * sizeof(float));
         }
     }
 }
 
-/* ---- Operands
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
 const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *room, int64_t *stride)
 {
@@ -600,7 +599,8 @@ const void *flash_gather(const struct flash_tile *t, const attn_view *view, int 
     }
     *stride = cols;
     for (int r = 0; r < t->rows; r++)
-        memcpy((char *)room + r * cols * es, flash_at(view, t->b, t->h + r / t->n, first + r % t->n), (size_t)(cols * es));
+        memcpy((char *)room + r * cols * es, flash_at(view, t->b, t->h + r / t->n, first + r % t->n),
+               (size_t)(cols * es));
     return room;
 }
 
@@ -616,8 +616,8 @@ static void pack_clean_unit(const struct flash *f, flash_pack pack, int rows, in
     pack(rows, cols, room, ATTN_F32, cols, operand, ld);
 }
 
-bool flash_pack_clean_b(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B,
-                        int64_t ldb, float *room)
+bool flash_pack_clean_b(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride,
+                        void *B, int64_t ldb, float *room)
 {
     if (f->type->pack_b(rows, cols, X, dtype, stride, B, ldb)) return true;
     const int64_t es = simd_element_bytes(f->type);
@@ -628,14 +628,14 @@ bool flash_pack_clean_b(const struct flash *f, int rows, int cols, const void *X
     return false;
 }
 
-bool flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A,
-                         int64_t lda, float *room)
+bool flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride,
+                         void *A, int64_t lda, float *room)
 {
     if (f->type->pack_at(rows, cols, X, dtype, stride, A, lda)) return true;
     const int64_t es = simd_element_bytes(f->type);
     for (int r = 0; r < rows; r += FLASH_UNIT)
         pack_clean_unit(f, f->type->pack_at, (int)attn_min64(FLASH_UNIT, rows - r), cols,
-                        (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, stride, (char *)A + r * es,
-                        lda, room);
+                        (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, stride,
+                        (char *)A + r * es, lda, room);
     return false;
 }

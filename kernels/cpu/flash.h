@@ -1,7 +1,7 @@
 /* flash.h: what forward.c, decode.c and backward.c share: a run laid out in memory, and the tiles of a problem.
  *
- * A run is attn_run()'s array of problems. It is computed in phases; a phase is one parallel loop over the items of all
- * problems together, so many small problems cost no more barriers than one:
+ * A run is attn_run()'s array of problems. It is computed in phases; a phase is one parallel loop over the items of
+ * all problems together, so many small problems cost no more barriers than one:
  *
  *     phase            an item is                          does
  *     FLASH_PREPARE    a key tile; a head's mask rows      packs K and V for products; extremes of the FlashMask bounds
@@ -11,20 +11,23 @@
  *     FLASH_KEYS       a chunk of keys                     dK, dV of the chunk, its share of dQ (backward)
  *     FLASH_FINISH     a row tile; a head                  dQ in its dtype; dsinks, dalibi_slopes (backward)
  *
- * A phase without items costs nothing. A backward that was not given out and lse runs the forward phases too, and keeps of
- * them lse and delta only.
+ * A phase without items costs nothing. A backward that was not given out and lse runs the forward phases too, and
+ * keeps of them lse and delta only.
  *
- * A row tile is up to Br rows of one key/value head: consecutive queries of one query head, or, where a sequence is short,
- * all the queries of several heads of the group (one decoded token of 8 heads is 8 rows of one product, not 8 products):
+ * A row tile is up to Br rows of one key/value head: consecutive queries of one query head, or, where a sequence is
+ * short, all the queries of several heads of the group (one decoded token of 8 heads is 8 rows of one product, not
+ * 8 products):
  *
  *     long:   head h, queries i0 .. i0 + n - 1            rows = n
  *     short:  heads h .. h + heads - 1, queries 0 .. n-1  rows = heads * n, head by head
  *
  * Invariants
- *  1. Tile sizes, paths, splits and the order of all sums are functions of one sequence's Sq, Sk and of the problem's H /
- * Hk, D, Dv, dtype and options: never of B, of the other sequences, of the other problems or of the number of threads.
- *  2. No Sq x Sk matrix exists. Scratch is a few tiles a thread; the workspace is bounded by a multiple of the tensors.
- *  3. The workspace can be sized without reading cu_seqlens or seqlens_k: flash_bytes() uses bounds on their sums. */
+ * 1. Tile sizes, paths, splits and the order of all sums are functions of one sequence's Sq, Sk and of the
+ * problem's H / Hk, D, Dv, dtype and options: never of B, of the other sequences, of the other problems or of the
+ * number of threads.
+ * 2. No Sq x Sk matrix exists. Scratch is a few tiles a thread; the workspace is bounded by a multiple of the
+ * tensors.
+ * 3. The workspace can be sized without reading cu_seqlens or seqlens_k: flash_bytes() uses bounds on their sums. */
 #ifndef ATTN_CPU_FLASH_H
 #define ATTN_CPU_FLASH_H
 
@@ -47,7 +50,8 @@ enum flash_path {
     FLASH_TILES /* forward.c: matrix products on packed tiles */
 };
 
-/* One sequence of a problem. The prefix sums (…0) count over the sequences before this one, all key/value heads together. */
+/* One sequence of a problem. The prefix sums (…0) count over the sequences before this one, all key/value heads
+ * together. */
 struct flash_sequence {
     attn_sequence s;
     enum flash_path path;
@@ -127,7 +131,8 @@ struct flash {
     int64_t items[FLASH_PHASES], first[FLASH_PHASES]; /* items of this problem; items of the problems before it */
 };
 
-/* How far a chunk of keys has come: row tiles before `tile` will not be touched by it any more. A cache line of its own. */
+/* How far a chunk of keys has come: row tiles before `tile` will not be touched by it any more. A cache line of its
+ * own. */
 struct flash_progress {
     _Alignas(64) _Atomic int64_t tile;
 };
@@ -147,18 +152,19 @@ struct flash_run {
     bool small; /* not worth waking anybody */
 };
 
-/* Bytes of workspace that are enough for these problems, whatever their lengths turn out to be. TOO_LARGE on overflow. */
+/* Bytes of workspace that are enough for these problems, whatever their lengths turn out to be. TOO_LARGE on
+ * overflow. */
 attn_status flash_bytes(const struct simd *simd, int threads, const attn_problem *problems, int count, size_t *bytes,
                         attn_error *err);
 
 /* The same with the lengths as they are: what a call without a workspace allocates. */
-attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_problem *problems, int count, size_t *bytes,
-                              attn_error *err);
+attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_problem *problems, int count,
+                              size_t *bytes, attn_error *err);
 
 /* Computes everything; returns when done. The workspace is 64-byte aligned. */
 void flash_run(const struct simd *simd, struct pool *pool, const attn_problem *problems, int count, void *workspace);
 
-/* ---- A bump allocator that also measures ------------------------------------------------------------------------------ */
+/* ---- A bump allocator that also measures ------------------------------------------------------------------------- */
 
 /* With base NULL it only adds up; the same code so sizes memory and cuts it. used is INT64_MAX after an overflow. */
 struct flash_arena {
@@ -169,8 +175,7 @@ struct flash_arena {
 /* count * bytes, at a multiple of 64; NULL while measuring. */
 void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes);
 
-/* ---- Tiles
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
 /* Row tile `index` of key/value head hk of sequence b. */
 struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, int64_t index);
@@ -189,10 +194,10 @@ struct flash_limits {
 };
 void flash_take_limits(struct flash_arena *arena, int rows, int cols, struct flash_limits *limits);
 
-/* Turns raw products S (rows x cell.cols) into scores, hidden ones -inf, and returns the factor that is still to be applied
- * in base 2 (the c of softmax() and gradient()). `cap`: NULL, or as in struct simd_score. */
-float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell, float *S,
-                   int64_t lds, float *cap, const struct flash_limits *limits);
+/* Turns raw products S (rows x cell.cols) into scores, hidden ones -inf, and returns the factor that is still to be
+ * applied in base 2 (the c of softmax() and gradient()). `cap`: NULL, or as in struct simd_score. */
+float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell,
+                   float *S, int64_t lds, float *cap, const struct flash_limits *limits);
 
 /* M of dropout for a cell: 0 or 1 / (1 - p). */
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell, float *M,
@@ -214,15 +219,16 @@ int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 /* scale of a key/value head: the problem's, times the fp8 factors of q and k. */
 double flash_scale(const struct flash *f, int64_t b, int64_t hk);
 
-/* pack_b or pack_at with NaN and infinity replaced by 0. False where there was any. `room`: FLASH_UNIT * cols floats. */
-typedef bool (*flash_pack)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *operand, int64_t ld);
-bool flash_pack_clean_b(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B,
-                        int64_t ldb, float *room);
-bool flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A,
-                         int64_t lda, float *room);
+/* pack_b or pack_at with NaN and infinity replaced by 0. False where there was any. `room`: FLASH_UNIT * cols
+ * floats. */
+typedef bool (*flash_pack)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *operand,
+                           int64_t ld);
+bool flash_pack_clean_b(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride,
+                        void *B, int64_t ldb, float *room);
+bool flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride,
+                         void *A, int64_t lda, float *room);
 
-/* ---- The phases ---------------------------------------------------------------------------------------------------------
- */
+/* ---- The phases -------------------------------------------------------------------------------------------------- */
 
 /* Each computes item `item` of this problem's phase. scratch_bytes of each: what a thread needs for it. */
 void flash_prepare_item(const struct flash *f, char *scratch, int64_t item);
@@ -238,9 +244,10 @@ int64_t flash_backward_scratch(const struct flash *f);
 /* decode.c: item `rest` of a sequence of path FLASH_DOTS: a bundle of key/value heads against one span of keys. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
-/* forward.c: what a row tile's running O, m and l come to. Where its keys are split, a partial result is left; otherwise out
- * and lse are written (in a backward: lse2 and delta). O is changed. `inverse`: t->rows floats of scratch. */
-void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo, float *m, float *l,
-                float *inverse);
+/* forward.c: what a row tile's running O, m and l come to. Where its keys are split, a partial result is left;
+ * otherwise out and lse are written (in a backward: lse2 and delta). O is changed. `inverse`: t->rows floats of
+ * scratch. */
+void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo, float *m,
+                float *l, float *inverse);
 
 #endif

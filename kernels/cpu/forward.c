@@ -10,25 +10,26 @@
  *
  * and ends with out = O / l, lse = (m + log2 l) ln 2. Scores and m are in base 2.
  *
- * On the diagonal a row tile would compute more that is hidden than it must: of 64 causal queries over 64 keys half. So a
- * cell that causal or a window cuts is walked in strips of a few rows, each against the columns that one of them sees (of
- * those 64 x 64: 5/8 of both products, of softmax and of the masking). Hidden pairs add 0 to sums: the bits are the same.
+ * On the diagonal a row tile would compute more that is hidden than it must: of 64 causal queries over 64 keys
+ * half. So a cell that causal or a window cuts is walked in strips of a few rows, each against the columns that one
+ * of them sees (of those 64 x 64: 5/8 of both products, of softmax and of the masking). Hidden pairs add 0 to sums:
+ * the bits are the same.
  *
- * K and V are packed for the products once, by FLASH_PREPARE, where several row tiles meet them; a sequence with one row
- * tile a head packs each key tile as it comes.
+ * K and V are packed for the products once, by FLASH_PREPARE, where several row tiles meet them; a sequence with
+ * one row tile a head packs each key tile as it comes.
  *
- * NaN and infinity. A hidden key must not matter whatever it holds, but its P = 0 times NaN would be NaN. So V is packed
- * with zeros in place of what is not finite, and the pack says so (v_dirty). Then, before softmax() overwrites the scores,
- * spoil() adds the values left out of V to `spoiled` for exactly the rows that see them, and O is given them back at the
- * end: inf + x = inf, NaN + x = NaN, whatever the positive P would have been. K needs no such care: its NaN make scores NaN,
- * and a hidden score is overwritten. All other elements have the same bits as with a clean V. */
+ * NaN and infinity. A hidden key must not matter whatever it holds, but its P = 0 times NaN would be NaN. So V is
+ * packed with zeros in place of what is not finite, and the pack says so (v_dirty). Then, before softmax()
+ * overwrites the scores, spoil() adds the values left out of V to `spoiled` for exactly the rows that see them, and
+ * O is given them back at the end: inf + x = inf, NaN + x = NaN, whatever the positive P would have been. K needs
+ * no such care: its NaN make scores NaN, and a hidden score is overwritten. All other elements have the same bits
+ * as with a clean V. */
 #include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/flash.h"
 
-/* ---- Scratch ------------------------------------------------------------------------------------------------------------
- */
+/* ---- Scratch ----------------------------------------------------------------------------------------------------- */
 
 struct room {
     int64_t q_lda, lds, ldp, ldo;
@@ -73,7 +74,7 @@ int64_t flash_forward_scratch(const struct flash *f)
     return arena.used;
 }
 
-/* ---- FLASH_PREPARE ---------------------------------------------------------------------------------------------------- */
+/* ---- FLASH_PREPARE ----------------------------------------------------------------------------------------------- */
 
 /* Keys [j0, j0 + n) as operands: K^T, and behind it V. Returns whether V was finite. */
 static bool pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n,
@@ -96,7 +97,8 @@ static void summarise_mask(const struct flash *f, int64_t b, int64_t m)
     for (int64_t block = 0; block < f->mask_blocks; block++) {
         attn_mask_extremes e = attn_mask_extremes_init();
         for (int64_t j = block * FLASH_MASK_BLOCK; j < attn_min64((block + 1) * FLASH_MASK_BLOCK, Sk); j++)
-            attn_mask_extremes_add(&e, attn_mask_of(flash_at(bounds, b, m, j), f->g.mask_bounds, f->g.causal, f->g.dims.Sq));
+            attn_mask_extremes_add(
+                &e, attn_mask_of(flash_at(bounds, b, m, j), f->g.mask_bounds, f->g.causal, f->g.dims.Sq));
         f->extremes[(b * f->mask_heads + m) * f->mask_blocks + block] = e;
     }
 }
@@ -117,8 +119,7 @@ void flash_prepare_item(const struct flash *f, char *scratch, int64_t item)
     f->v_dirty[item] = !pack_keys(f, seq, b, hk, j0, n, kv, (float *)scratch);
 }
 
-/* ---- The end of a row tile ----------------------------------------------------------------------------------------------
- */
+/* ---- The end of a row tile --------------------------------------------------------------------------------------- */
 
 enum { CLOSE_ROWS = 64 }; /* that are ended together */
 
@@ -152,8 +153,8 @@ static void finish(const struct flash *f, const struct flash_tile *t, const floa
         const int r0 = head * t->n;
         const int64_t h = t->h + head;
         if (f->backward) /* rows of O times dO, still to be divided by l */
-            f->simd->row_dots(t->n, Dv, O + r0 * ldo, ATTN_F32, ldo, flash_at(dout, t->b, h, first), dout->dtype, dout->row,
-                              f->delta + t->row0 + r0);
+            f->simd->row_dots(t->n, Dv, O + r0 * ldo, ATTN_F32, ldo, flash_at(dout, t->b, h, first), dout->dtype,
+                              dout->row, f->delta + t->row0 + r0);
         float *const to = f->p->lse.rank ? flash_at(lse, t->b, h, first) : NULL;
         const bool plain = !f->backward && !f->p->sinks.rank;
         for (int r = r0; plain && r < r0 + t->n; r += CLOSE_ROWS) {
@@ -175,8 +176,8 @@ static void finish(const struct flash *f, const struct flash_tile *t, const floa
             }
         }
         if (!f->backward && f->p->out.rank)
-            f->simd->store(t->n, Dv, O + r0 * ldo, ldo, v_scale, inverse + r0, flash_at(out, t->b, h, first), out->dtype,
-                           out->row);
+            f->simd->store(t->n, Dv, O + r0 * ldo, ldo, v_scale, inverse + r0, flash_at(out, t->b, h, first),
+                           out->dtype, out->row);
     }
 }
 
@@ -188,8 +189,8 @@ static int64_t part_row(const struct flash_tile *t, int64_t split)
     return seq->parts0 + (t->row0 - seq->rows0) * seq->splits + split * simd_round_up(t->rows, FLASH_UNIT);
 }
 
-void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo, float *m, float *l,
-                float *inverse)
+void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo, float *m,
+                float *l, float *inverse)
 {
     if (t->seq->splits == 1) {
         finish(f, t, O, ldo, m, l, inverse);
@@ -201,7 +202,7 @@ void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split
     for (int r = 0; r < t->rows; r++) memcpy(f->part_O + (row + r) * Dv, O + r * ldo, (size_t)Dv * sizeof *O);
 }
 
-/* ---- FLASH_FORWARD ---------------------------------------------------------------------------------------------------- */
+/* ---- FLASH_FORWARD ----------------------------------------------------------------------------------------------- */
 
 /* Rows [r0, r0 + n) of a row tile of one head, as a tile. */
 static struct flash_tile strip_of(const struct flash *f, const struct flash_tile *t, int r0, int n)
@@ -241,7 +242,8 @@ void flash_forward_item(const struct flash *f, char *scratch, int64_t item)
         return;
     }
     /* Last queries first: when causal they have the most keys, and a long item started late keeps everybody waiting. */
-    const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits, split = rest % each % seq->splits;
+    const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits,
+                  split = rest % each % seq->splits;
     const struct flash_tile t = flash_tile_of(f, b, hk, index);
     struct flash_arena arena = { .base = scratch };
     struct room room = room_of(f, &arena);
@@ -302,8 +304,8 @@ void flash_forward_item(const struct flash *f, char *scratch, int64_t item)
             if (f->dropout) flash_drop(f, &strip, j0, &part, room.drop, room.lds);
             const bool rescaled = type->softmax(strip.rows, part.cols, room.S, room.lds, c, room.m + r0, room.l + r0,
                                                 room.rescale, room.P, room.ldp, room.drop);
-            type->gemm(strip.rows, Dv, part.cols, room.P, room.ldp, V + skipped * SIMD_PANEL * es, ldv, O, room.ldo, started,
-                       started && rescaled ? room.rescale : NULL);
+            type->gemm(strip.rows, Dv, part.cols, room.P, room.ldp, V + skipped * SIMD_PANEL * es, ldv, O, room.ldo,
+                       started, started && rescaled ? room.rescale : NULL);
         }
         started = true;
     }
@@ -313,8 +315,7 @@ void flash_forward_item(const struct flash *f, char *scratch, int64_t item)
     flash_part(f, &t, split, room.O, room.ldo, room.m, room.l, room.inverse);
 }
 
-/* ---- FLASH_MERGE --------------------------------------------------------------------------------------------------------
- */
+/* ---- FLASH_MERGE ------------------------------------------------------------------------------------------------- */
 
 void flash_merge_item(const struct flash *f, char *scratch, int64_t item)
 {
@@ -334,7 +335,8 @@ void flash_merge_item(const struct flash *f, char *scratch, int64_t item)
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int64_t split = 0; split < seq->splits; split++) {
             const int64_t row = part_row(&t, split) + r;
-            /* A span of which the row sees nothing has m = -inf and weighs nothing. A NaN anywhere makes the row NaN. */
+            /* A span of which the row sees nothing has m = -inf and weighs nothing. A NaN anywhere makes the row
+             * NaN. */
             if (f->part_m[row] == -INFINITY && f->part_l[row] == 0) continue;
             const float weight = exp2f(f->part_m[row] - m), *part = f->part_O + row * Dv;
             l += weight * f->part_l[row];

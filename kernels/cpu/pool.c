@@ -1,11 +1,12 @@
 /* pool.c: threads that sleep until there is a loop to run.
  *
- * The problem: attention comes in loops of a few to a few thousand items, microseconds to milliseconds each, and often two
- * or three loops follow each other at once (pack, compute, merge). Waking a sleeping thread costs 5 to 50 us; so a thread
- * that runs out of work looks around for POOL_SPIN_US before it sleeps, and finds the next loop of the same run there.
+ * The problem: attention comes in loops of a few to a few thousand items, microseconds to milliseconds each, and
+ * often two or three loops follow each other at once (pack, compute, merge). Waking a sleeping thread costs 5 to 50
+ * us; so a thread that runs out of work looks around for POOL_SPIN_US before it sleeps, and finds the next loop of
+ * the same run there.
  *
- * The idea: a loop is a struct on its caller's stack, linked into the pool while it has items left. Caller and workers take
- * items from its atomic counter. Invariants, all under `lock`:
+ * The idea: a loop is a struct on its caller's stack, linked into the pool while it has items left. Caller and
+ * workers take items from its atomic counter. Invariants, all under `lock`:
  *   1. a worker touches a loop only between inside++ and inside--;
  *   2. the caller unlinks the loop before it waits for inside == 0, so nobody enters a loop that is about to vanish;
  *   3. `posted` counts loops that were linked: a spinning worker watches it without taking the lock. */
@@ -170,7 +171,8 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
         if (now_us() >= until) break;
     }
     pthread_mutex_lock(&pool->lock);
-    while (atomic_load_explicit(&loop.inside, memory_order_acquire) != 0) pthread_cond_wait(&pool->left_cond, &pool->lock);
+    while (atomic_load_explicit(&loop.inside, memory_order_acquire) != 0)
+        pthread_cond_wait(&pool->left_cond, &pool->lock);
     pthread_mutex_unlock(&pool->lock);
 }
 

@@ -5,8 +5,8 @@
  *   pool_run(pool, tiles, forward_tile, &job);    // forward_tile(&job, worker, 0 .. tiles - 1), each once, then returns
  *   pool_close(pool);
  *
- * Items are handed out in increasing order by an atomic counter: whoever is free takes the next. Which thread runs an
- * item is therefore a matter of chance, and no result may depend on it; `worker` only picks scratch memory. */
+ * Items are handed out in increasing order by an atomic counter: whoever is free takes the next. Which thread runs
+ * an item is therefore a matter of chance, and no result may depend on it; `worker` only picks scratch memory. */
 #ifndef ATTN_CPU_POOL_H
 #define ATTN_CPU_POOL_H
 
@@ -17,16 +17,17 @@ struct pool;
 /* worker: 0 (the thread that called pool_run) to pool_threads() - 1; two threads in the same loop never share one. */
 typedef void (*pool_task)(void *context, int worker, int64_t item);
 
-/* threads counts the calling thread: threads - 1 are started. 0: one a core this process may run on. `idle` (NULL: nothing)
- * is called by a started thread that is about to sleep. Errors: DEVICE when the system refuses a thread, NO_MEMORY. */
+/* threads counts the calling thread: threads - 1 are started. 0: one a core this process may run on. `idle` (NULL:
+ * nothing) is called by a started thread that is about to sleep. Errors: DEVICE when the system refuses a thread,
+ * NO_MEMORY. */
 attn_status pool_open(int threads, void (*idle)(void), struct pool **pool, attn_error *err);
 void pool_close(struct pool *pool); /* NULL is fine; no loop may be running */
 int pool_threads(const struct pool *pool);
 
-/* Runs task(context, worker, i) for every i in [0, items) and returns when all are done. The calling thread takes part,
- * alone when there is one item. Thread-safe: loops of several callers run side by side. Not from inside a task.
- * A task may wait for a task of a smaller index in the same loop (it has been taken by a running thread), never for a larger
- * one. */
+/* Runs task(context, worker, i) for every i in [0, items) and returns when all are done. The calling thread takes
+ * part, alone when there is one item. Thread-safe: loops of several callers run side by side. Not from inside a
+ * task. A task may wait for a task of a smaller index in the same loop (it has been taken by a running thread),
+ * never for a larger one. */
 void pool_run(struct pool *pool, int64_t items, pool_task task, void *context);
 
 /* One breath of a bounded wait inside a task: a pause, and from time to time the processor goes to somebody else. */

@@ -1,8 +1,8 @@
 /* reference.c: the backend "reference": textbook loops in double, every option. It defines correct.
  *
- * Written to be compared with the definitions of kernels/README.md line by line, not to be fast: no tiles, no online
- * softmax, a whole row of scores at a time, one thread, everything done before attn_run() returns. Only tests open it as a
- * device; attn_verify() computes single rows with it, to compare another backend's with.
+ * Written to be compared with the definitions of kernels/README.md line by line, not to be fast: no tiles, no
+ * online softmax, a whole row of scores at a time, one thread, everything done before attn_run() returns. Only
+ * tests open it as a device; attn_verify() computes single rows with it, to compare another backend's with.
  *
  *   for each sequence b, key/value head hk:         K and V of the head, as doubles
  *     for each query head h of its group, query i:  z (scores), P = softmax(z), then out and lse, or the gradients of row i
@@ -25,7 +25,7 @@
 #include "kernels/philox.h"
 #include "kernels/tiles.h"
 
-/* ---- One problem -------------------------------------------------------------------------------------------------- */
+/* ---- One problem ------------------------------------------------------------------------------------------------- */
 
 /* What the loops below share. Row arrays have Sk elements and hold numbers only where sees[j]. */
 struct reference {
@@ -168,7 +168,7 @@ static void forward_row(struct reference *r, int64_t i)
 /* What row i adds to every gradient:
  *     delta = dout . out - dlse        dP_j = M_j (dout . v_j)        dZ_j = P_j (dP_j - delta)
  *     dS_j = dZ_j, times 1 - tanh^2 with softcap                      dq, dk: dS; dv: P M; dbias, dslopes: dZ; dsinks: delta
- */
+ * */
 static void backward_row(struct reference *r, int64_t i)
 {
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, row = r->s.q_start + i;
@@ -225,14 +225,15 @@ static void store_head_gradients(struct reference *r)
 {
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, rows = r->g.dims.packed ? r->s.Sk : r->g.dims.Sk;
     for (int64_t j = 0; j < rows; j++) {
-        for (int64_t d = 0; d < D; d++) store(r, ATTN_T_dk, r->hk, r->s.k_start + j, d, j < r->s.Sk ? r->dK[j * D + d] : 0);
+        for (int64_t d = 0; d < D; d++)
+            store(r, ATTN_T_dk, r->hk, r->s.k_start + j, d, j < r->s.Sk ? r->dK[j * D + d] : 0);
         for (int64_t e = 0; e < Dv; e++)
             store(r, ATTN_T_dv, r->hk, r->s.k_start + j, e, j < r->s.Sk ? r->dV[j * Dv + e] : 0);
     }
 }
 
-/* The gradients that are sums over batch rows, once everything is added up. Summed in double at the offsets of the caller's
- * own strides: `from` mirrors the tensor's memory. */
+/* The gradients that are sums over batch rows, once everything is added up. Summed in double at the offsets of the
+ * caller's own strides: `from` mirrors the tensor's memory. */
 static void store_sums(const attn_problem *p, attn_tensor_id id, const double *from)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -246,7 +247,7 @@ static void store_sums(const attn_problem *p, attn_tensor_id id, const double *f
     }
 }
 
-/* ---- Its memory --------------------------------------------------------------------------------------------------- */
+/* ---- Its memory -------------------------------------------------------------------------------------------------- */
 
 /* Zeros; true when there is nothing to allocate. */
 static bool zeros(void *pointer, int64_t a, int64_t b, size_t bytes)
@@ -287,7 +288,8 @@ static attn_status run_problem(const attn_problem *p, attn_error *err)
         (backward && p->dbias.rank && !zeros(&r.dbias, 1, extent(&p->dbias), sizeof *r.dbias)) ||
         (backward && p->dsinks.rank && !zeros(&r.dsinks, 1, d->H, sizeof *r.dsinks)) ||
         (backward && p->dalibi_slopes.rank && !zeros(&r.dslopes, 1, extent(&p->dalibi_slopes), sizeof *r.dslopes))) {
-        status = attn_fail(err, ATTN_NO_MEMORY, "", "no memory for a reference problem with %lld keys", (long long)d->Sk);
+        status = attn_fail(err, ATTN_NO_MEMORY, "", "no memory for a reference problem with %lld keys",
+                           (long long)d->Sk);
         goto out;
     }
     for (r.b = 0; r.b < d->B; r.b++) {
@@ -312,7 +314,7 @@ out:
     return status;
 }
 
-/* ---- Some rows, for verification ---------------------------------------------------------------------------------- */
+/* ---- Some rows, for verification --------------------------------------------------------------------------------- */
 
 /* How far a row that a kernel wrote is from row i of r. A NaN or an infinity agrees with itself. */
 static void compare_row(struct reference *r, int64_t i, attn_verification *v)
@@ -367,7 +369,7 @@ out:
     return status;
 }
 
-/* ---- The backend -------------------------------------------------------------------------------------------------- */
+/* ---- The backend ------------------------------------------------------------------------------------------------- */
 
 /* A device without state: memory is malloc's, a stream has done everything when a call returns. */
 struct reference_stream {
@@ -411,7 +413,8 @@ static attn_status allocate(attn_device *device, size_t bytes, void **memory, at
 {
     const size_t line = 64;
     (void)device;
-    *memory = bytes > SIZE_MAX - line ? NULL : aligned_alloc(line, bytes < line ? line : (bytes + line - 1) / line * line);
+    *memory = bytes > SIZE_MAX - line ? NULL
+                                      : aligned_alloc(line, bytes < line ? line : (bytes + line - 1) / line * line);
     return *memory ? ATTN_OK : attn_fail(err, ATTN_NO_MEMORY, "", "no memory for %zu bytes", bytes);
 }
 

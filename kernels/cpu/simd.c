@@ -1,7 +1,7 @@
 /* simd.c: which table of simd.h this processor runs.
  *
- * A processor may have instructions whose registers the operating system does not save: XGETBV says which it does. AMX must
- * be asked for as well (simd_amx_permit). Each table needs all that the tables before it need. */
+ * A processor may have instructions whose registers the operating system does not save: XGETBV says which it does.
+ * AMX must be asked for as well (simd_amx_permit). Each table needs all that the tables before it need. */
 #include "kernels/cpu/simd.h"
 
 #include <pthread.h>

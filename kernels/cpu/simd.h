@@ -10,28 +10,29 @@
  *     bf16      simd_bf16.c      AVX-512          AVX-512 BF16 dot products, f32 sums
  *     amx       simd_amx.c       AMX tiles        AMX tiles, f32 sums; f32 and f16 as sums of bf16 numbers (simd_split.h)
  *
- * A compute type (struct simd_type) says how the operands of products are kept: f32, or bf16 with sums in f32. Everything
- * else (scores, softmax, gradients of scores, accumulators) is f32 in both, so that one algorithm serves both:
+ * A compute type (struct simd_type) says how the operands of products are kept: f32, or bf16 with sums in f32.
+ * Everything else (scores, softmax, gradients of scores, accumulators) is f32 in both, so that one algorithm serves
+ * both:
  *
  *     const struct simd *simd = simd_get();
  *     const struct simd_type *t = simd_type_for(simd, dtype);
  *
  * Invariants
- *  1. A row of a result depends on that row's operands alone: not on m, on its neighbours, on how rows are split among
+ * 1. A row of a result depends on that row's operands alone: not on m, on its neighbours, on how rows are split
+ * among
  *     threads. Sums along k have one fixed order for each (variant, type, k). The same holds for softmax rows (order
  *     fixed by cols) and for the dot and axpy kernels.
- *  2. Packed operands are padded with exact zeros, so padding never changes a sum and never makes a NaN.
- *  3. -inf scores give P = 0 exactly, NaN scores give NaN. A score more than 150 below the maximum (base 2) gives 0;
+ * 2. Packed operands are padded with exact zeros, so padding never changes a sum and never makes a NaN.
+ * 3. -inf scores give P = 0 exactly, NaN scores give NaN. A score more than 150 below the maximum (base 2) gives 0;
  *     from 126 on down it may, or may give a subnormal number.
- *  4. Nothing here allocates, and nothing is written outside the stated sizes.
+ * 4. Nothing here allocates, and nothing is written outside the stated sizes.
  *
- * Sizes are int, strides (ld...) are int64_t in elements. Every size may be 0 (then nothing is done). Buffers are 64-byte
- * aligned where this page says "operand"; other pointers have the alignment of their elements.
+ * Sizes are int, strides (ld...) are int64_t in elements. Every size may be 0 (then nothing is done). Buffers are
+ * 64-byte aligned where this page says "operand"; other pointers have the alignment of their elements.
  *
  *
- * Operands
- * --------
- * A product is C[m][n] (f32, row-major, ldc) = or += A[m][k] B[k][n]. Each operand has one form per compute type:
+ * Operands -------- A product is C[m][n] (f32, row-major, ldc) = or += A[m][k] B[k][n]. Each operand has one form
+ * per compute type:
  *
  *   A form: rows.    A[i][kk] at i * lda + kk; columns k .. pad_k(k) - 1 are zero. lda >= pad_k(k), a multiple of 64
  *                    bytes. Rows up to the next multiple of SIMD_A_ROWS must be readable (their contents do not matter):
@@ -42,18 +43,18 @@
  *                    Rows k .. pad_k(k) - 1 and columns n .. 32 * ceil(n / 32) - 1 are zero. ldb is the distance between
  *                    panels, >= 32 * pad_k(k): simd_ldb(t, k) when the panels lie tight.
  *
- * pad_k(k) rounds up to t->k_multiple (1 for f32, 32 for bf16). Pieces of an operand are operands too: columns from a
- * multiple of 32 on start at B + (j0 / 32) * ldb, rows kk0 .. of B (a multiple of 32) at B + kk0 * 32 with the same
- * ldb, rows of A at A + i0 * lda. So a whole head of K and V can be packed once, by several threads, and read tile by
- * tile.
+ * pad_k(k) rounds up to t->k_multiple (1 for f32, 32 for bf16). Pieces of an operand are operands too: columns from
+ * a multiple of 32 on start at B + (j0 / 32) * ldb, rows kk0 .. of B (a multiple of 32) at B + kk0 * 32 with the
+ * same ldb, rows of A at A + i0 * lda. So a whole head of K and V can be packed once, by several threads, and read
+ * tile by tile.
  *
  * From X, rows of a strided tensor of any floating dtype ([rows][cols], last axis contiguous):
  *
  *   pack_a   A = X     [rows][cols]      pack_b   B = X    k = rows, n = cols
  *   pack_at  A = X^T   [cols][rows]      pack_bt  B = X^T  k = cols, n = rows
  *
- * Which form serves which product, with queries as rows of every tile (so that masks, bias and dropout are applied the
- * same way in forward and backward). i: a tile of Br queries, j: a tile of Bc keys.
+ * Which form serves which product, with queries as rows of every tile (so that masks, bias and dropout are applied
+ * the same way in forward and backward). i: a tile of Br queries, j: a tile of Bc keys.
  *
  *   product                        m    n    k    A                       B
  *   S        = Q   K^T             Br   Bc   D    pack_a(Q)               pack_bt(K)
@@ -63,14 +64,14 @@
  *   dV^T    += dO^T P              Dv   Bc   Br   pack_at(dO)             P_b from gradient()
  *   dK^T    += Q^T dS              D    Bc   Br   pack_at(Q)              dS_b from gradient()
  *
- * dV^T and dK^T are accumulated transposed ([Dv][ld], [D][ld], columns are keys) and stored by store_t(). Packs of Q,
- * dO (a, at) belong to the query tile, packs of K (bt, b) and V (bt) to the key tile. f32 products need no packed A
- * where the tensor is already float32, dense in its last axis and 64-byte aligned with such a stride: it is its own A
- * form.
+ * dV^T and dK^T are accumulated transposed ([Dv][ld], [D][ld], columns are keys) and stored by store_t(). Packs of
+ * Q, dO (a, at) belong to the query tile, packs of K (bt, b) and V (bt) to the key tile. f32 products need no
+ * packed A where the tensor is already float32, dense in its last axis and 64-byte aligned with such a stride: it
+ * is its own A form.
  *
- * Tile sizes: every size works; multiples of 32 waste nothing. The panel of B (32 columns, k deep) lives in L1 while it
- * meets all rows, the rest in L2. Choose lda and ldc with simd_ld(): rows a power of two apart would fight for the same
- * cache sets. */
+ * Tile sizes: every size works; multiples of 32 waste nothing. The panel of B (32 columns, k deep) lives in L1
+ * while it meets all rows, the rest in L2. Choose lda and ldc with simd_ld(): rows a power of two apart would fight
+ * for the same cache sets. */
 #ifndef ATTN_CPU_SIMD_H
 #define ATTN_CPU_SIMD_H
 
@@ -87,7 +88,8 @@ struct simd_score {
     float scale;   /* s = scale * S; natural units (not base 2) */
     float softcap; /* > 0: t = softcap * tanh(s / softcap) */
 
-    const void *bias; /* NULL, or the bias of element (0, 0); its row r starts at r * bias_stride (0: one row for all) */
+    const void
+        *bias; /* NULL, or the bias of element (0, 0); its row r starts at r * bias_stride (0: one row for all) */
     attn_dtype bias_dtype;
     int64_t bias_stride;
 
@@ -118,7 +120,8 @@ struct simd_gradient {
     const float *cap;   /* NULL, or what score() wrote there */
     const float *drop;  /* NULL, or M: 0 or 1 / (1 - p) */
 
-    /* Results; each may be NULL. dZ = P (M dP - delta), dS = dZ cap. Where P is 0, dZ and dS are 0 even if dP is NaN. */
+    /* Results; each may be NULL. dZ = P (M dP - delta), dS = dZ cap. Where P is 0, dZ and dS are 0 even if dP is
+     * NaN. */
     void *P_b; /* P M as a B operand, k = rows, n = cols */
     int64_t P_ldb;
     void *dS_a; /* dS as an A operand, m = rows, k = cols */
@@ -163,8 +166,8 @@ struct simd_type {
      * Returns whether any rescale is not 1: where not, gemm() may be given NULL.
      * At the end of the row lse = (m + log2 l) * ln 2 and O is divided by l; a row with m = -INFINITY has seen no key.
      * With c <= 0 S may hold no infinities (they would change sign): masked tiles go through score(). */
-    bool (*softmax)(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale, void *P,
-                    int64_t ldp, const float *drop);
+    bool (*softmax)(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale,
+                    void *P, int64_t ldp, const float *drop);
 
     void (*gradient)(const struct simd_gradient *g);
 };
@@ -176,12 +179,12 @@ struct simd {
     const struct simd_type *half;   /* float16 as two bf16 numbers, NULL where it is computed as f32 */
     const struct simd_type *single; /* float32 as three, NULL where f32 products are as good */
 
-    /* Scores of one tile in place, [rows][lds]: S becomes z = log2(e) * (softcap(scale * S) + bias + alibi), -inf where a
-     * mask hides it (a hidden S may be NaN). Then softmax() and gradient() are called with c = 1. */
+    /* Scores of one tile in place, [rows][lds]: S becomes z = log2(e) * (softcap(scale * S) + bias + alibi), -inf
+     * where a mask hides it (a hidden S may be NaN). Then softmax() and gradient() are called with c = 1. */
     void (*score)(int rows, int cols, float *S, int64_t lds, const struct simd_score *how);
 
-    /* The part of score() that a causal tile without other options needs: S[r][c] = -inf outside lo[r] <= c < hi[r], for
-     * 0 <= lo[r] <= hi[r] <= cols. S stays raw; softmax() and gradient() then take their c > 0. */
+    /* The part of score() that a causal tile without other options needs: S[r][c] = -inf outside lo[r] <= c <
+     * hi[r], for 0 <= lo[r] <= hi[r] <= cols. S stays raw; softmax() and gradient() then take their c > 0. */
     void (*hide)(int rows, int cols, float *S, int64_t lds, const int *lo, const int *hi);
 
     /* Decode: a few query rows against rows of K and V as they lie in memory; bound by the reading of K and V.
@@ -209,8 +212,9 @@ struct simd {
     void (*store_t)(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
                     attn_dtype dtype, int64_t stride);
 
-    /* The end of n rows of softmax(): inverse[r] = 1 / l[r], lse[r] = (m[r] + log2 l[r]) ln 2; 0 and -inf where l[r] is 0 (no
-     * key was seen). l is 0, at least 1, infinite or NaN; lse is off by less than 3e-7 of |m| and log2 l together. */
+    /* The end of n rows of softmax(): inverse[r] = 1 / l[r], lse[r] = (m[r] + log2 l[r]) ln 2; 0 and -inf where
+     * l[r] is 0 (no key was seen). l is 0, at least 1, infinite or NaN; lse is off by less than 3e-7 of |m| and
+     * log2 l together. */
     void (*close)(int n, const float *m, const float *l, float *inverse, float *lse);
 
     /* y[i] = exp2(x[i]), the exponential that softmax uses: relative error below 2e-7, exact at 0, 0 for -inf and below

@@ -1,16 +1,18 @@
-/* simd_amx.c: the product of bf16 operands on AMX tiles (TDPBF16PS): 16 x 16 sums from 16 x 32 of A and 32 x 16 of B.
+/* simd_amx.c: the product of bf16 operands on AMX tiles (TDPBF16PS): 16 x 16 sums from 16 x 32 of A and 32 x 16 of
+ * B.
  *
- * All eight tile registers have the full shape, 16 rows of 64 bytes, so that one configuration serves every product:
+ * All eight tile registers have the full shape, 16 rows of 64 bytes, so that one configuration serves every
+ * product:
  *
  *     0 1    C, rows 0-15     4  A, rows 0-15      6 7  B, columns 0-15 and 16-31, half a panel each
  *     2 3    C, rows 16-31    5  A, rows 16-31
  *
- * Four loads then feed four products. Odd rows and columns are computed with the others, from padding or whatever lies
- * behind, and dropped: such a block of C goes through a buffer. A sum runs along k in order, starting from C.
+ * Four loads then feed four products. Odd rows and columns are computed with the others, from padding or whatever
+ * lies behind, and dropped: such a block of C goes through a buffer. A sum runs along k in order, starting from C.
  *
- * The kernel gives tile registers only to a process that has asked (simd_amx_permit). The configuration belongs to the
- * thread: it is loaded at the thread's first product and kept, for loading it takes 50 ns; leave() gives it back, so that a
- * sleeping thread does not drag 8 KiB of tiles through every switch. */
+ * The kernel gives tile registers only to a process that has asked (simd_amx_permit). The configuration belongs to
+ * the thread: it is loaded at the thread's first product and kept, for loading it takes 50 ns; leave() gives it
+ * back, so that a sleeping thread does not drag 8 KiB of tiles through every switch. */
 #include "kernels/cpu/simd_variants.h"
 
 #if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512F__) /* clang 14 spells it so */
@@ -55,8 +57,8 @@ void simd_amx_leave(void)
     configured = false;
 }
 
-/* The rows of C whose factor is not 1, in one panel of columns. All rows before the first product: a tile that loaded what
- * was stored a moment ago would wait for the stores. */
+/* The rows of C whose factor is not 1, in one panel of columns. All rows before the first product: a tile that
+ * loaded what was stored a moment ago would wait for the stores. */
 static void rescale_panel(int m, int cols, float *C, int64_t ldc, const float *rescale)
 {
     const __mmask16 m0 = (__mmask16)_bzhi_u32(0xffff, (unsigned)cols);
@@ -80,8 +82,8 @@ static void copy_block(int rows, int cols, const float *from, int64_t ld_from, f
     for (int r = 0; r < rows; r++) memcpy(to + r * ld_to, from + r * ld_from, (size_t)cols * sizeof(float));
 }
 
-/* 32 or 16 rows of one panel, at C with all 32 columns there. With two parts, all four products of
- * a part of A and a part of B; with three, those of parts a + b < 3: the others are too small to matter (simd_split.h). */
+/* 32 or 16 rows of one panel, at C with all 32 columns there. With two parts, all four products of a part of A and
+ * a part of B; with three, those of parts a + b < 3: the others are too small to matter (simd_split.h). */
 static inline __attribute__((always_inline)) void gemm_block(const bool two, const int parts, int k, const uint16_t *A,
                                                              int64_t lda, const uint16_t *B, int64_t ldb, float *C,
                                                              int64_t ldc, bool add)
@@ -125,12 +127,12 @@ static inline __attribute__((always_inline)) void gemm_block(const bool two, con
     if (two) _tile_stored(3, C + TILE * ldc + TILE, c_bytes);
 }
 
-/* A panel of B and 32 rows of A, all their parts, should fit the 48 KiB of L1 together: with several parts k is taken in
- * pieces of K_BLOCK. (128 x 128 x 256 in two parts: 450 GFLOP/s whole, 580 in pieces; one part is faster whole, 1900 against
- * 1400.) */
-static inline __attribute__((always_inline)) void gemm(const int parts, int m, int n, int k, const void *A_form, int64_t lda,
-                                                       const void *B_form, int64_t ldb, float *C, int64_t ldc, bool add,
-                                                       const float *rescale)
+/* A panel of B and 32 rows of A, all their parts, should fit the 48 KiB of L1 together: with several parts k is
+ * taken in pieces of K_BLOCK. (128 x 128 x 256 in two parts: 450 GFLOP/s whole, 580 in pieces; one part is faster
+ * whole, 1900 against 1400.) */
+static inline __attribute__((always_inline)) void gemm(const int parts, int m, int n, int k, const void *A_form,
+                                                       int64_t lda, const void *B_form, int64_t ldb, float *C,
+                                                       int64_t ldc, bool add, const float *rescale)
 {
     float buffer[2 * TILE * SIMD_PANEL] __attribute__((aligned(64)));
     if (!configured) configure();
@@ -158,11 +160,11 @@ static inline __attribute__((always_inline)) void gemm(const int parts, int m, i
     }
 }
 
-#define PRODUCT(name, parts)                                                                                                \
-    void name(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc, bool add, \
-              const float *rescale)                                                                                         \
-    {                                                                                                                       \
-        gemm(parts, m, n, k, A, lda, B, ldb, C, ldc, add, rescale);                                                         \
+#define PRODUCT(name, parts)                                                                                      \
+    void name(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc, \
+              bool add, const float *rescale)                                                                     \
+    {                                                                                                             \
+        gemm(parts, m, n, k, A, lda, B, ldb, C, ldc, add, rescale);                                               \
     }
 PRODUCT(simd_amx_gemm, 1)
 PRODUCT(simd_amx_gemm2, 2)

@@ -13,8 +13,8 @@
 enum { GEMM_ROWS = 6, GEMM_COLS = 16 };
 
 /* `rows` rows of half a panel. `rows` is a constant in every copy, so that the sums are registers. */
-VEC void gemm_block(const int rows, int k, const float *A, int64_t lda, const float *B, float *C, int64_t ldc, int width,
-                    bool add, const float *rescale)
+VEC void gemm_block(const int rows, int k, const float *A, int64_t lda, const float *B, float *C, int64_t ldc,
+                    int width, bool add, const float *rescale)
 {
     __m256 sum[GEMM_ROWS][2];
 #pragma GCC unroll 6

@@ -1,5 +1,5 @@
-/* simd_bf16.c: the compute type bf16: operands rounded to bf16, sums in f32, for AVX512_BF16 (VDPBF16PS). simd_amx.c puts
- * another product in its place and keeps the rest.
+/* simd_bf16.c: the compute type bf16: operands rounded to bf16, sums in f32, for AVX512_BF16 (VDPBF16PS).
+ * simd_amx.c puts another product in its place and keeps the rest.
  *
  * Pairs along k are the unit: VDPBF16PS adds the products of two pairs to a lane, and so does AMX. Of the operands,
  *
@@ -9,8 +9,8 @@
  *            line k/2 of a panel:   X[k][0] X[k+1][0] | X[k][1] X[k+1][1] | ... | X[k][31] X[k+1][31]
  *
  * pack_b (B = X) interleaves two rows of X; pack_bt (B = X^T) transposes X in units of 32 bits; pack_at (A = X^T)
- * interleaves, then transposes. k is padded to 32, the depth of an AMX tile. Both kinds of product flush subnormal bf16 to
- * zero. */
+ * interleaves, then transposes. k is padded to 32, the depth of an AMX tile. Both kinds of product flush subnormal
+ * bf16 to zero. */
 #include "kernels/cpu/simd_variants.h"
 
 #if defined(__AVX512F__) && defined(__AVX512VBMI__) && defined(__AVX512BF16__)
@@ -18,8 +18,7 @@
 
 enum { K_MULTIPLE = 32 };
 
-/* ---- How simd_tiles.h writes operands ------------------------------------------------------------------------------------
- */
+/* ---- How simd_tiles.h writes operands ---------------------------------------------------------------------------- */
 
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
@@ -32,8 +31,8 @@ struct pair {
 /* Elements 0 16 1 17 ...: the two halves interleaved, each element of the one beside that of the other. */
 VEC __m512i interleave(__m512i x)
 {
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
-                                           20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, x);
 }
 
@@ -73,10 +72,11 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 
 #include "kernels/cpu/simd_tiles.h"
 
-/* ---- Packing --------------------------------------------------------------------------------------------------------- */
+/* ---- Packing ----------------------------------------------------------------------------------------------------- */
 
-/* Elements c .. c + 31 of a row as bf16, 0 from `cols` on and where there is no such row; *bad gathers infinities and NaN.
- */
+/* Elements c .. c + 31 of a row as bf16, 0 from `cols` on and where there is no such row; *bad gathers infinities
+ * and NaN.
+ * */
 VEC __m512i get_bf16(const void *X, attn_dtype dtype, int64_t stride, int rows, int cols, int r, int c, __mmask32 *bad)
 {
     __m512i x = _mm512_setzero_si512();
@@ -99,7 +99,8 @@ static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
     __mmask32 bad = 0;
     for (int r = 0; r < rows; r++) {
         uint16_t *a = (uint16_t *)A + r * lda;
-        for (int c = 0; c < cols; c += 32) _mm512_storeu_si512(a + c, get_bf16(X, dtype, stride, rows, cols, r, c, &bad));
+        for (int c = 0; c < cols; c += 32)
+            _mm512_storeu_si512(a + c, get_bf16(X, dtype, stride, rows, cols, r, c, &bad));
     }
     return !bad;
 }
@@ -125,7 +126,8 @@ static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t
     vf t[16];
     for (int r = 0; r < simd_round_up(rows, SIMD_PANEL); r += 16) {
         for (int c = 0; c < cols; c += 32) {
-            for (int i = 0; i < 16; i++) t[i] = _mm512_castsi512_ps(get_bf16(X, dtype, stride, rows, cols, r + i, c, &bad));
+            for (int i = 0; i < 16; i++)
+                t[i] = _mm512_castsi512_ps(get_bf16(X, dtype, stride, rows, cols, r + i, c, &bad));
             v_transpose(t);
             uint16_t *b = (uint16_t *)B + r / SIMD_PANEL * ldb + pair_offset(c, r % SIMD_PANEL);
             for (int i = 0; i < 16; i++) _mm512_storeu_ps(b + i * 2 * SIMD_PANEL, t[i]);
@@ -155,7 +157,7 @@ static bool pack_at(int rows, int cols, const void *X, attn_dtype dtype, int64_t
     return !bad;
 }
 
-/* ---- The product ----------------------------------------------------------------------------------------------------- */
+/* ---- The product ------------------------------------------------------------------------------------------------- */
 
 #define GEMM_ELEMENT         uint16_t
 #define GEMM_PER_LANE        2
@@ -165,7 +167,6 @@ static bool pack_at(int rows, int cols, const void *X, attn_dtype dtype, int64_t
 typedef int32_t __attribute__((may_alias, aligned(2))) simd_pair;
 #include "kernels/cpu/simd_gemm512.h"
 
-const struct simd_type simd_bf16_type = {
-    ATTN_BF16, K_MULTIPLE, 1, 16, pack_a, pack_at, pack_b, pack_bt, gemm, softmax, gradient
-};
+const struct simd_type simd_bf16_type = { ATTN_BF16, K_MULTIPLE, 1,    16,      pack_a,  pack_at,
+                                          pack_b,    pack_bt,    gemm, softmax, gradient };
 #endif

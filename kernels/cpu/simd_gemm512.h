@@ -10,8 +10,8 @@
 
 enum { GEMM_ROWS = 14, GEMM_POINTERS = (GEMM_ROWS + 2) / 3 };
 
-/* One step along k of `rows` rows: A is read at row[0][at], row[0][lda + at], row[0][2 lda + at], row[1][at], ... `both`: of
- * both halves of the panel, not of the first alone. */
+/* One step along k of `rows` rows: A is read at row[0][at], row[0][lda + at], row[0][2 lda + at], row[1][at], ...
+ * `both`: of both halves of the panel, not of the first alone. */
 VEC void gemm_step(const int rows, const bool both, const GEMM_ELEMENT *const *row, int64_t lda, int at,
                    const GEMM_ELEMENT *B, __m512 sum[GEMM_ROWS][2])
 {
@@ -24,11 +24,11 @@ VEC void gemm_step(const int rows, const bool both, const GEMM_ELEMENT *const *r
     }
 }
 
-/* `rows` rows of one panel. `rows` is a constant in every copy, so that the sums are registers. A pointer serves three rows
- * (an address may be pointer + lda or pointer + 2 lda): fourteen pointers would not fit the general registers, and every
- * instruction that is no multiply-add may take the place of one. */
-VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEMENT *A, int64_t lda, const GEMM_ELEMENT *B,
-                    float *C, int64_t ldc, int width, bool add, const float *rescale)
+/* `rows` rows of one panel. `rows` is a constant in every copy, so that the sums are registers. A pointer serves
+ * three rows (an address may be pointer + lda or pointer + 2 lda): fourteen pointers would not fit the general
+ * registers, and every instruction that is no multiply-add may take the place of one. */
+VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEMENT *A, int64_t lda,
+                    const GEMM_ELEMENT *B, float *C, int64_t ldc, int width, bool add, const float *rescale)
 {
     __m512 sum[GEMM_ROWS][2];
     const GEMM_ELEMENT *row[GEMM_POINTERS];
@@ -80,7 +80,8 @@ static void gemm(int m, int n, int k, const void *A_form, int64_t lda, const voi
     case count: gemm_block(count, true, steps, a, lda, panel, c, ldc, width, add, factors); break; \
     case -count: gemm_block(count, false, steps, a, lda, panel, c, ldc, width, add, factors); break;
                 ROWS(1)
-                ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12) ROWS(13) ROWS(14)
+                ROWS(2)
+                ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12) ROWS(13) ROWS(14)
 #undef ROWS
             }
             i += rows;

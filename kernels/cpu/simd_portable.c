@@ -1,14 +1,14 @@
-/* simd_portable.c: the table in plain C, for processors without a table of their own, and what the others are tested
- * against.
+/* simd_portable.c: the table in plain C, for processors without a table of their own, and what the others are
+ * tested against.
  *
- * It is written to be obviously right: one element at a time, libm for exp2 and tanh. gemm() keeps a panel row of sums, so
- * that any compiler vectorises it. */
+ * It is written to be obviously right: one element at a time, libm for exp2 and tanh. gemm() keeps a panel row of
+ * sums, so that any compiler vectorises it. */
 #include "kernels/cpu/simd_scalar.h"
 #include "kernels/cpu/simd_variants.h"
 
 #define LOG2E 1.44269504088896340736f
 
-/* ---- Operands (f32: k_multiple is 1, so that only columns are padded) ------------------------------------------------ */
+/* ---- Operands (f32: k_multiple is 1, so that only columns are padded) -------------------------------------------- */
 
 static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda)
 {
@@ -87,8 +87,7 @@ static void gemm(int m, int n, int k, const void *A, int64_t lda, const void *B,
     }
 }
 
-/* ---- Scores ------------------------------------------------------------------------------------------------------------
- */
+/* ---- Scores ------------------------------------------------------------------------------------------------------ */
 
 /* 2^x. Results below the smallest normal number are 0, as in the vector variants. */
 static float exp2_one(float x)
@@ -96,8 +95,8 @@ static float exp2_one(float x)
     return x < -126.0f ? 0.0f : exp2f(x);
 }
 
-static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale, void *P,
-                    int64_t ldp, const float *drop)
+static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale,
+                    void *P, int64_t ldp, const float *drop)
 {
     bool any = false;
     for (int r = 0; r < rows; r++) {
@@ -175,8 +174,7 @@ static void gradient(const struct simd_gradient *g)
     }
 }
 
-/* ---- Rows of any dtype ---------------------------------------------------------------------------------------------------
- */
+/* ---- Rows of any dtype ------------------------------------------------------------------------------------------- */
 
 static void dots(int nq, int n, int d, const float *q, int64_t ldq, const void *K, attn_dtype dtype, int64_t stride,
                  float *S, int64_t lds)

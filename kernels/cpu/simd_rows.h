@@ -1,9 +1,9 @@
 /* simd_rows.h: what works on rows of numbers in f32, in the words of simd_v256.h or simd_v512.h: scores, decode,
- * conversions, f32 operands. Included once by simd_avx2.c and once by simd_avx512.c, each of which puts the functions into
- * its table.
+ * conversions, f32 operands. Included once by simd_avx2.c and once by simd_avx512.c, each of which puts the
+ * functions into its table.
  *
- * A function over elements of any dtype is written once, always inline, with the dtype as a constant: FOR_DTYPE makes one
- * copy for each, so that no loop asks what it reads. */
+ * A function over elements of any dtype is written once, always inline, with the dtype as a constant: FOR_DTYPE
+ * makes one copy for each, so that no loop asks what it reads. */
 
 #define LOG2E 1.44269504088896340736f
 
@@ -32,8 +32,7 @@ VEC int min_int(int a, int b)
     return a < b ? a : b;
 }
 
-/* ---- f32 operands --------------------------------------------------------------------------------------------------------
- */
+/* ---- f32 operands ------------------------------------------------------------------------------------------------ */
 
 /* Becomes NaN in a lane that has seen NaN or an infinity, and stays so. */
 VEC vf v_finite(vf sum, vf x)
@@ -148,10 +147,10 @@ static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t
     return finite;
 }
 
-/* ---- Scores --------------------------------------------------------------------------------------------------------------
- */
+/* ---- Scores ------------------------------------------------------------------------------------------------------ */
 
-/* tanh, relative error below 5e-7: an odd polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel, and that elsewhere. */
+/* tanh, relative error below 5e-7: an odd polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel, and that
+ * elsewhere. */
 VEC vf v_tanh(vf x)
 {
     const vf a = v_abs(x), u = v_mul(x, x);
@@ -225,10 +224,10 @@ static void hide(int rows, int cols, float *S, int64_t lds, const int *lo, const
     }
 }
 
-/* ---- Decode ---------------------------------------------------------------------------------------------------------- */
+/* ---- Decode ------------------------------------------------------------------------------------------------------ */
 
-/* nq <= V_DOT_QUERIES queries against four keys at a time: sixteen sums in registers, each key converted once. A sum has its
- * lanes and its order from d alone; keys past the end are read as the last one and their sums dropped. */
+/* nq <= V_DOT_QUERIES queries against four keys at a time: sixteen sums in registers, each key converted once. A
+ * sum has its lanes and its order from d alone; keys past the end are read as the last one and their sums dropped. */
 VEC void dots_as(attn_dtype dtype, int nq, int n, int d, const float *q, int64_t ldq, const void *K, int64_t stride,
                  float *S, int64_t lds)
 {
@@ -284,8 +283,8 @@ static void dots(int nq, int n, int d, const float *q, int64_t ldq, const void *
     }
 }
 
-/* Eight rows of V at a time, a vector of each in a register: read and converted once for all queries, and a piece of O is
- * read and written once for the eight. */
+/* Eight rows of V at a time, a vector of each in a register: read and converted once for all queries, and a piece
+ * of O is read and written once for the eight. */
 VEC void axpys_as(attn_dtype dtype, int nq, int n, int d, const float *P, int64_t ldp, const void *V, int64_t stride,
                   float *O, int64_t ldo)
 {
@@ -314,7 +313,8 @@ VEC void axpys_as(attn_dtype dtype, int nq, int n, int d, const float *P, int64_
                 const float *p = P + r * ldp + j;
                 vf sum = v_load_n(O + r * ldo + c, w);
                 for (int i = 0; i < keys; i++) {
-                    if (p[i] != 0) sum = v_fma(v_set(p[i]), v_get_n(simd_row(V, dtype, stride, j + i), dtype, c, w), sum);
+                    if (p[i] != 0)
+                        sum = v_fma(v_set(p[i]), v_get_n(simd_row(V, dtype, stride, j + i), dtype, c, w), sum);
                 }
                 v_store_n(O + r * ldo + c, sum, w);
             }
@@ -325,8 +325,7 @@ VEC void axpys_as(attn_dtype dtype, int nq, int n, int d, const float *P, int64_
 static void axpys(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride,
                   float *O, int64_t ldo){ FOR_DTYPE(dtype, axpys_as(T, nq, n, d, P, ldp, V, stride, O, ldo)) }
 
-/* ---- Rows
-   ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
 VEC void row_dots_as(attn_dtype x_dtype, attn_dtype y_dtype, int rows, int cols, const void *X, int64_t x_stride,
                      const void *Y, int64_t y_stride, float *y)
@@ -367,15 +366,16 @@ VEC void save_as(attn_dtype dtype, int64_t n, const float *from, void *to)
 
 static void save(int64_t n, const float *from, void *to, attn_dtype dtype){ FOR_DTYPE(dtype, save_as(T, n, from, to)) }
 
-VEC void store_as(attn_dtype dtype, int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale,
-                  void *Y, int64_t stride)
+VEC void store_as(attn_dtype dtype, int rows, int cols, const float *X, int64_t ldx, float scale,
+                  const float *row_scale, void *Y, int64_t stride)
 {
     for (int r = 0; r < rows; r++) {
         const bool zero = row_scale && row_scale[r] == 0;
         const vf s = v_set(row_scale ? scale * row_scale[r] : scale);
         void *y = simd_row_out(Y, dtype, stride, r);
         int c = 0;
-        for (; c + V_LANES <= cols; c += V_LANES) v_put(y, dtype, c, zero ? v_zero() : v_mul(v_load(X + r * ldx + c), s));
+        for (; c + V_LANES <= cols; c += V_LANES)
+            v_put(y, dtype, c, zero ? v_zero() : v_mul(v_load(X + r * ldx + c), s));
         if (c < cols) v_put_n(y, dtype, c, zero ? v_zero() : v_mul(v_load_n(X + r * ldx + c, cols - c), s), cols - c);
     }
 }
@@ -384,8 +384,8 @@ static void store(int rows, int cols, const float *X, int64_t ldx, float scale, 
                   attn_dtype dtype,
                   int64_t stride){ FOR_DTYPE(dtype, store_as(T, rows, cols, X, ldx, scale, row_scale, Y, stride)) }
 
-VEC void store_t_as(attn_dtype dtype, int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale,
-                    void *Y, int64_t stride)
+VEC void store_t_as(attn_dtype dtype, int rows, int cols, const float *X, int64_t ldx, float scale,
+                    const float *row_scale, void *Y, int64_t stride)
 {
     vf t[V_LANES];
     for (int r = 0; r < rows; r += V_LANES) {
@@ -402,13 +402,11 @@ VEC void store_t_as(attn_dtype dtype, int rows, int cols, const float *X, int64_
 }
 
 static void store_t(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
-                    attn_dtype dtype, int64_t stride)
-{
-    FOR_DTYPE(dtype, store_t_as(T, rows, cols, X, ldx, scale, row_scale, Y, stride))
-}
+                    attn_dtype dtype,
+                    int64_t stride){ FOR_DTYPE(dtype, store_t_as(T, rows, cols, X, ldx, scale, row_scale, Y, stride)) }
 
-/* log2 of positive normal numbers and infinity; NaN stays. x = 2^e y with y from 1 / sqrt 2 to sqrt 2, and log2 y = 2 / ln 2
- * (s + s^3 / 3 + s^5 / 5 + ...), s = (y - 1) / (y + 1): to s^9, for |s| < 0.172. */
+/* log2 of positive normal numbers and infinity; NaN stays. x = 2^e y with y from 1 / sqrt 2 to sqrt 2, and log2 y =
+ * 2 / ln 2 (s + s^3 / 3 + s^5 / 5 + ...), s = (y - 1) / (y + 1): to s^9, for |s| < 0.172. */
 VEC vf v_log2(vf x)
 {
     const vi half_root = v_bits(v_set(0.70710677f)), e = v_high_bits(v_sub_i(v_bits(x), half_root), 23);

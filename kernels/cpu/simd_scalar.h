@@ -1,5 +1,5 @@
-/* simd_scalar.h: one number at a time: f16, bf16 and e4m3 to f32 and back. What simd_portable.c is made of, and the tables
- * and tails of the others. All are exact to f32; all round to nearest even from f32.
+/* simd_scalar.h: one number at a time: f16, bf16 and e4m3 to f32 and back. What simd_portable.c is made of, and the
+ * tables and tails of the others. All are exact to f32; all round to nearest even from f32.
  *
  *            sign exponent mantissa  bias   largest   subnormals   infinity   NaN
  *     f16       1        5       10    15     65504   yes          yes        yes
@@ -53,7 +53,8 @@ static inline uint16_t simd_to_f16(float x)
     uint32_t u = simd_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
     if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and above round to infinity */
-    /* Below 2^-14 the result is subnormal: adding 0.5 leaves the multiple of 2^-24 in the low bits, rounded by the adder. */
+    /* Below 2^-14 the result is subnormal: adding 0.5 leaves the multiple of 2^-24 in the low bits, rounded by the
+     * adder. */
     if (rest < 0x38800000) return (uint16_t)(sign | (simd_bits(simd_float(rest) + 0.5f) - simd_bits(0.5f)));
     rest -= (uint32_t)(127 - 15) << 23;
     return (uint16_t)(sign | (rest + 0xfff + (rest >> 13 & 1)) >> 13);

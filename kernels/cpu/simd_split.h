@@ -1,22 +1,23 @@
-/* simd_split.h: float16 and float32 on AMX tiles, which multiply bf16 only. Included by simd_half_bf16.c (PARTS 2) and
- * simd_single_bf16.c (PARTS 3).
+/* simd_split.h: float16 and float32 on AMX tiles, which multiply bf16 only. Included by simd_half_bf16.c (PARTS 2)
+ * and simd_single_bf16.c (PARTS 3).
  *
- * The idea. A number is the sum of bf16 numbers: the nearest, the nearest to what is left, and so on. bf16 keeps 8 bits, so
- * two parts keep 16 and a float16 (11 bits) is exact; three keep 24 and a float32 is exact. The product of two numbers is
- * the sum of the products of their parts, each exact in f32, summed in f32. Part p is at most 2^-8p of the number:
+ * The idea. A number is the sum of bf16 numbers: the nearest, the nearest to what is left, and so on. bf16 keeps 8
+ * bits, so two parts keep 16 and a float16 (11 bits) is exact; three keep 24 and a float32 is exact. The product of
+ * two numbers is the sum of the products of their parts, each exact in f32, summed in f32. Part p is at most 2^-8p
+ * of the number:
  *
  *     PARTS   products              left out, of the whole product
  *     2       00 01 10 11           nothing. (Without 11, up to 2^-16: lse of large scores was off by 2e-4)
  *     3       00 01 02 10 11 20     12 and 21: 2^-24 each at most, as much as f32 rounds off
  *
- * So products of float16 take 4 of AMX's and of float32 6, and AMX is 16 times as fast as f32 multiply-adds. P and dS, f32
- * between the products, are split in the same way.
+ * So products of float16 take 4 of AMX's and of float32 6, and AMX is 16 times as fast as f32 multiply-adds. P and
+ * dS, f32 between the products, are split in the same way.
  *
- * Limits. The parts of numbers below 3e-36 are subnormal, and AMX takes these for 0. Infinity becomes NaN, for inf - inf is
- * the second part; so do numbers above 3.38e38, which round to infinity in bf16. NaN stays NaN.
+ * Limits. The parts of numbers below 3e-36 are subnormal, and AMX takes these for 0. Infinity becomes NaN, for inf
+ * - inf is the second part; so do numbers above 3.38e38, which round to infinity in bf16. NaN stays NaN.
  *
- * Operands are those of simd_bf16.c, once for each part: in a row of A the parts follow each other, lda / PARTS elements
- * apart; in a panel of B ldb / PARTS apart. */
+ * Operands are those of simd_bf16.c, once for each part: in a row of A the parts follow each other, lda / PARTS
+ * elements apart; in a panel of B ldb / PARTS apart. */
 #include "kernels/cpu/simd_v512.h"
 
 enum { K_MULTIPLE = 32 };
@@ -24,18 +25,19 @@ enum { K_MULTIPLE = 32 };
 /* Elements 0 16 1 17 ...: the two halves interleaved, each element of the one beside that of the other. */
 VEC __m512i interleave(__m512i x)
 {
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
-                                           20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, x);
 }
 
-/* The parts of 32 numbers, first `low`, then `high`. All but the last are rounded by adding half a unit, which is quick but
- * may carry a NaN's bits into nothing; the last is rounded by an instruction that keeps NaN, and what is left of NaN is NaN.
- */
+/* The parts of 32 numbers, first `low`, then `high`. All but the last are rounded by adding half a unit, which is
+ * quick but may carry a NaN's bits into nothing; the last is rounded by an instruction that keeps NaN, and what is
+ * left of NaN is NaN.
+ * */
 VEC void split(vf low, vf high, __m512i part[PARTS])
 {
-    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
-                                         21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
+                                         23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     const __m512i half = _mm512_set1_epi32(0x8000), kept = _mm512_set1_epi32((int)0xffff0000);
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS - 1; p++) {
@@ -48,8 +50,7 @@ VEC void split(vf low, vf high, __m512i part[PARTS])
     part[PARTS - 1] = (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
-/* ---- How simd_tiles.h writes operands ------------------------------------------------------------------------------------
- */
+/* ---- How simd_tiles.h writes operands ---------------------------------------------------------------------------- */
 
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
@@ -100,8 +101,7 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 
 #include "kernels/cpu/simd_tiles.h"
 
-/* ---- Packing
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- Packing ----------------------------------------------------------------------------------------------------- */
 
 /* Elements c .. c + 15 of row r, 0 where there are none; *bad gathers infinities and NaN. */
 VEC vf get(attn_dtype dtype, const void *X, int64_t stride, int rows, int cols, int r, int c, __mmask16 *bad)
@@ -132,10 +132,10 @@ VEC bool pack_b_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t 
     __mmask16 bad = 0;
     for (int r = 0; r < simd_round_up(rows, K_MULTIPLE); r += 2) {
         for (int c = 0; c < simd_round_up(cols, SIMD_PANEL); c += V_LANES)
-            put_pair_b(
-                B + c / SIMD_PANEL * ldb + pair_offset(r, c % SIMD_PANEL), ldb,
-                make_pair(get(dtype, X, stride, rows, cols, r, c, &bad), get(dtype, X, stride, rows, cols, r + 1, c, &bad)),
-                2);
+            put_pair_b(B + c / SIMD_PANEL * ldb + pair_offset(r, c % SIMD_PANEL), ldb,
+                       make_pair(get(dtype, X, stride, rows, cols, r, c, &bad),
+                                 get(dtype, X, stride, rows, cols, r + 1, c, &bad)),
+                       2);
     }
     return !bad;
 }

@@ -1,6 +1,6 @@
-/* simd_tiles.h: softmax and gradient of one tile, in the words of simd_v256.h or simd_v512.h. Included once for each compute
- * type, by simd_avx2.c, simd_avx512.c (operands f32) and simd_bf16.c (operands bf16), which first say how an operand is
- * written:
+/* simd_tiles.h: softmax and gradient of one tile, in the words of simd_v256.h or simd_v512.h. Included once for
+ * each compute type, by simd_avx2.c, simd_avx512.c (operands f32) and simd_bf16.c (operands bf16), which first say
+ * how an operand is written:
  *
  *   STEP                    vectors that one store of an A operand takes: 1 for f32, 2 for bf16
  *   put_row(A, lda, x, n)   n elements of a row of A from x[STEP]; bf16 writes all, zeros too
@@ -62,15 +62,15 @@ VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const floa
 }
 
 /* P of `count` rows, at most 4, and what they add to l. A constant count keeps the sums in registers. */
-VEC void rows_exp(bool dropped, const int count, int cols, const float *S, int64_t lds, float c, const float *base, float *l,
-                  const float *drop, OPERAND *P, int64_t ldp)
+VEC void rows_exp(bool dropped, const int count, int cols, const float *S, int64_t lds, float c, const float *base,
+                  float *l, const float *drop, OPERAND *P, int64_t ldp)
 {
     vf sum[4] = { v_zero(), v_zero(), v_zero(), v_zero() };
     float sums[4];
 #pragma GCC unroll 4
     for (int i = 0; i < count; i++)
-        sum[i] =
-            row_exp(dropped, cols, S + i * lds, v_set(c), v_set(base[i]), dropped ? drop + i * lds : NULL, P + i * ldp, ldp);
+        sum[i] = row_exp(dropped, cols, S + i * lds, v_set(c), v_set(base[i]), dropped ? drop + i * lds : NULL,
+                         P + i * ldp, ldp);
     const __m128 all = v_hsum4(sum[0], sum[1], sum[2], sum[3]);
     if (count == 4) {
         _mm_storeu_ps(l, _mm_add_ps(_mm_loadu_ps(l), all));
@@ -95,8 +95,8 @@ VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t ld
         for (int r = 0; r < block; r += V_LANES) {
             const int n = block - r < V_LANES ? block - r : V_LANES, at = r0 + r;
             const vf old = v_load_n(m + at, n), none = v_set(-INFINITY);
-            /* Multiplication is monotone, rounded too: |c| times the largest is the largest of the products. A maximum of
-             * NaN would be lost against an old number: the sum over the row still becomes NaN. */
+            /* Multiplication is monotone, rounded too: |c| times the largest is the largest of the products. A
+             * maximum of NaN would be lost against an old number: the sum over the row still becomes NaN. */
             const vf now = v_max(v_mul(v_load(base + r), v_set(fabsf(c))), old);
             /* While every key so far is hidden the maximum is -inf, and -inf - -inf would be NaN. */
             const vf from = v_select(v_less(none, now), now, v_zero());
@@ -118,15 +118,14 @@ VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t ld
     return any;
 }
 
-static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale, void *P,
-                    int64_t ldp, const float *drop)
+static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *rescale,
+                    void *P, int64_t ldp, const float *drop)
 {
     if (drop) return softmax_as(true, rows, cols, S, lds, c, m, l, rescale, P, ldp, drop);
     return softmax_as(false, rows, cols, S, lds, c, m, l, rescale, P, ldp, NULL);
 }
 
-/* ---- Gradient of the scores ----------------------------------------------------------------------------------------------
- */
+/* ---- Gradient of the scores -------------------------------------------------------------------------------------- */
 
 /* One vector of columns in one row: P M and dS. */
 VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, int n, vf c, vf lse2, vf delta, vf *P,
@@ -150,8 +149,8 @@ VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, 
     *dS = dZ;
 }
 
-/* The 32 columns of one panel, pairs of rows from top to bottom: everything but S and dP is then written as it lies. `whole`
- * says that all the columns are there and every operand is wanted: the tiles of large problems. */
+/* The 32 columns of one panel, pairs of rows from top to bottom: everything but S and dP is then written as it
+ * lies. `whole` says that all the columns are there and every operand is wanted: the tiles of large problems. */
 VEC void gradient_panel(bool plain, bool whole, const struct simd_gradient *g, int j0)
 {
     const int64_t panel = j0 / SIMD_PANEL;
@@ -191,7 +190,8 @@ VEC void gradient_as(bool plain, const struct simd_gradient *g)
         for (int j = 0; j < (int)simd_round_up(g->cols, SIMD_PANEL); j += V_LANES) {
             const struct pair zero = make_pair(v_zero(), v_zero());
             if (P_b) put_pair_b(P_b + j / SIMD_PANEL * g->P_ldb + pair_offset(r, j % SIMD_PANEL), g->P_ldb, zero, 2);
-            if (dS_b) put_pair_b(dS_b + j / SIMD_PANEL * g->dS_ldb + pair_offset(r, j % SIMD_PANEL), g->dS_ldb, zero, 2);
+            if (dS_b)
+                put_pair_b(dS_b + j / SIMD_PANEL * g->dS_ldb + pair_offset(r, j % SIMD_PANEL), g->dS_ldb, zero, 2);
         }
     }
 }

@@ -1,7 +1,7 @@
 /* simd_v256.h: the vector vocabulary for AVX2: 8 floats at a time. The words are those of simd_v512.h.
  *
- * exp2(x): x = i + r, |r| <= 1/2; 2^r from 1 + r q(r) with q of degree 4, off by 9.2e-8 at most; 2^i is made of exponent
- * bits. AVX2 has no table lookup in registers that would be worth its price. */
+ * exp2(x): x = i + r, |r| <= 1/2; 2^r from 1 + r q(r) with q of degree 4, off by 9.2e-8 at most; 2^i is made of
+ * exponent bits. AVX2 has no table lookup in registers that would be worth its price. */
 #ifndef ATTN_CPU_SIMD_V256_H
 #define ATTN_CPU_SIMD_V256_H
 
@@ -121,8 +121,7 @@ VEC vf v_exp2(vf x)
     return _mm256_and_ps(normal, _mm256_mul_ps(y, _mm256_castsi256_ps(_mm256_slli_epi32(i, 23))));
 }
 
-/* ---- Floating dtypes ---------------------------------------------------------------------------------------------------
- */
+/* ---- Floating dtypes --------------------------------------------------------------------------------------------- */
 
 VEC vf v_from_e4m3(__m128i bytes)
 {

@@ -1,14 +1,14 @@
-/* simd_v512.h: the vector vocabulary for AVX-512: 16 floats at a time. simd_v256.h has the same words for AVX2; simd_rows.h
- * and simd_tiles.h are written in them.
+/* simd_v512.h: the vector vocabulary for AVX-512: 16 floats at a time. simd_v256.h has the same words for AVX2;
+ * simd_rows.h and simd_tiles.h are written in them.
  *
  *   vf 16 floats, vi 16 int32, vm a choice of lanes. Words ending in _n touch the first n lanes of memory only (0 <= n <=
  * 16) and read the others as zero.
  *
- * exp2(x): x = i + f / 32 + r with i an integer, f in 0..31, 0 <= r < 1/32. vreduceps gives r; adding 1.5 * 2^18, rounded
- * down, leaves f in the low bits; 2^(f/32) comes from a table of 32 numbers in two registers (vpermi2ps); 2^r is 1 + r (c1 +
- * c2 r), which is off by 6.5e-8 at most; vscalefps multiplies by 2^i. Seven instructions, and infinities need no care: r is
- * 0 for them and vscalefps does the rest. The polynomial alone, with the usual |r| <= 1/2, needs nine. All roundings
- * together: 1.8e-7. */
+ * exp2(x): x = i + f / 32 + r with i an integer, f in 0..31, 0 <= r < 1/32. vreduceps gives r; adding 1.5 * 2^18,
+ * rounded down, leaves f in the low bits; 2^(f/32) comes from a table of 32 numbers in two registers (vpermi2ps);
+ * 2^r is 1 + r (c1 + c2 r), which is off by 6.5e-8 at most; vscalefps multiplies by 2^i. Seven instructions, and
+ * infinities need no care: r is 0 for them and vscalefps does the rest. The polynomial alone, with the usual |r| <=
+ * 1/2, needs nine. All roundings together: 1.8e-7. */
 #ifndef ATTN_CPU_SIMD_V512_H
 #define ATTN_CPU_SIMD_V512_H
 
@@ -109,28 +109,28 @@ VEC __m128 v_hmax4(vf a, vf b, vf c, vf d)
 
 VEC vf v_exp2(vf x)
 {
-    const __m512 table_low = _mm512_setr_ps(1.0f, 1.0218972f, 1.04427373f, 1.06714046f, 1.09050775f, 1.1143868f, 1.13878858f,
-                                            1.1637249f, 1.18920708f, 1.21524739f, 1.24185777f, 1.26905096f, 1.29683959f,
-                                            1.32523668f, 1.35425556f, 1.38390994f);
-    const __m512 table_high = _mm512_setr_ps(1.41421354f, 1.44518077f, 1.47682619f, 1.50916445f, 1.54221082f, 1.5759809f,
-                                             1.61049032f, 1.64575553f, 1.68179286f, 1.71861935f, 1.75625217f, 1.79470909f,
-                                             1.8340081f, 1.87416768f, 1.91520655f, 1.95714414f);
-    const __m512 shifted = _mm512_add_round_ps(x, _mm512_set1_ps(0x1.8p+18f), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    const __m512 table_low = _mm512_setr_ps(1.0f, 1.0218972f, 1.04427373f, 1.06714046f, 1.09050775f, 1.1143868f,
+                                            1.13878858f, 1.1637249f, 1.18920708f, 1.21524739f, 1.24185777f, 1.26905096f,
+                                            1.29683959f, 1.32523668f, 1.35425556f, 1.38390994f);
+    const __m512 table_high = _mm512_setr_ps(
+        1.41421354f, 1.44518077f, 1.47682619f, 1.50916445f, 1.54221082f, 1.5759809f, 1.61049032f, 1.64575553f,
+        1.68179286f, 1.71861935f, 1.75625217f, 1.79470909f, 1.8340081f, 1.87416768f, 1.91520655f, 1.95714414f);
+    const __m512 shifted = _mm512_add_round_ps(x, _mm512_set1_ps(0x1.8p+18f),
+                                               _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     const __m512 r = _mm512_reduce_ps(x, 5 << 4 | _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     const __m512 power = _mm512_permutex2var_ps(table_low, _mm512_castps_si512(shifted), table_high);
     const __m512 q = _mm512_fmadd_ps(r, _mm512_set1_ps(0x1.f0f3e6p-3f), _mm512_set1_ps(0x1.62e11ep-1f));
     return _mm512_scalef_ps(_mm512_fmadd_ps(_mm512_mul_ps(r, power), q, power), x);
 }
 
-/* ---- Floating dtypes ---------------------------------------------------------------------------------------------------
- */
+/* ---- Floating dtypes --------------------------------------------------------------------------------------------- */
 
 VEC vf v_from_e4m3(__m128i bytes)
 {
     /* The bits of e4m3 shifted into f16 are the number times 2^-8, subnormals too, but for NaN (0x7f). */
     const __m256i wide = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
-    __m256i half =
-        _mm256_and_si256(_mm256_srai_epi16(wide, 1), _mm256_set1_epi16((int16_t)0xbfff)); /* the sign stays on top */
+    __m256i half = _mm256_and_si256(_mm256_srai_epi16(wide, 1),
+                                    _mm256_set1_epi16((int16_t)0xbfff)); /* the sign stays on top */
     const __mmask16 nan = _mm_testn_epi8_mask(_mm_xor_si128(bytes, _mm_set1_epi8(0x7f)), _mm_set1_epi8(0x7f));
     half = _mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00));
     return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
@@ -145,7 +145,8 @@ VEC __m128i v_to_e4m3(vf x)
     /* The exponent re-biased, the 20 mantissa bits that go rounded to nearest even. */
     const __m512i t = _mm512_sub_epi32(_mm512_castps_si512(limited), _mm512_set1_epi32(120 << 23));
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(t, 20), _mm512_set1_epi32(1));
-    const __m512i normal = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(t, _mm512_set1_epi32(0x7ffff)), odd), 20);
+    const __m512i normal = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(t, _mm512_set1_epi32(0x7ffff)), odd),
+                                             20);
     /* Below 2^-6, the multiple of 2^-9 that adding 2^14 leaves in the low bits. */
     const __m512 big = _mm512_set1_ps(16384.0f);
     const __m512i small = _mm512_sub_epi32(_mm512_castps_si512(_mm512_add_ps(limited, big)), _mm512_castps_si512(big));
@@ -207,7 +208,9 @@ VEC void v_put_n(void *row, attn_dtype dtype, int64_t c, vf x, int n)
 {
     const __mmask16 m = v_first(n);
     switch (dtype) {
-    case ATTN_F16: _mm256_mask_storeu_epi16((uint16_t *)row + c, m, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); break;
+    case ATTN_F16:
+        _mm256_mask_storeu_epi16((uint16_t *)row + c, m, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+        break;
     case ATTN_BF16: _mm256_mask_storeu_epi16((uint16_t *)row + c, m, v_to_bf16(x)); break;
     case ATTN_F8E4M3: _mm_mask_storeu_epi8((uint8_t *)row + c, m, v_to_e4m3(x)); break;
     default: _mm512_mask_storeu_ps((float *)row + c, m, x); break;
@@ -231,12 +234,14 @@ VEC void v_transpose(vf x[V_LANES])
     UNPACK(12)
 #undef UNPACK
     /* t[4 g + s] has columns s, 4 + s, 8 + s, 12 + s of rows 4 g .. 4 g + 3, one in each quarter. */
-#define QUARTERS(s)                                                                                                       \
-    {                                                                                                                     \
-        const __m512 a = _mm512_shuffle_f32x4(t[s], t[4 + s], 0x88), b = _mm512_shuffle_f32x4(t[8 + s], t[12 + s], 0x88); \
-        const __m512 c = _mm512_shuffle_f32x4(t[s], t[4 + s], 0xdd), d = _mm512_shuffle_f32x4(t[8 + s], t[12 + s], 0xdd); \
-        x[s] = _mm512_shuffle_f32x4(a, b, 0x88), x[8 + s] = _mm512_shuffle_f32x4(a, b, 0xdd);                             \
-        x[4 + s] = _mm512_shuffle_f32x4(c, d, 0x88), x[12 + s] = _mm512_shuffle_f32x4(c, d, 0xdd);                        \
+#define QUARTERS(s)                                                                                \
+    {                                                                                              \
+        const __m512 a = _mm512_shuffle_f32x4(t[s], t[4 + s], 0x88),                               \
+                     b = _mm512_shuffle_f32x4(t[8 + s], t[12 + s], 0x88);                          \
+        const __m512 c = _mm512_shuffle_f32x4(t[s], t[4 + s], 0xdd),                               \
+                     d = _mm512_shuffle_f32x4(t[8 + s], t[12 + s], 0xdd);                          \
+        x[s] = _mm512_shuffle_f32x4(a, b, 0x88), x[8 + s] = _mm512_shuffle_f32x4(a, b, 0xdd);      \
+        x[4 + s] = _mm512_shuffle_f32x4(c, d, 0x88), x[12 + s] = _mm512_shuffle_f32x4(c, d, 0xdd); \
     }
     QUARTERS(0) QUARTERS(1) QUARTERS(2) QUARTERS(3)
 #undef QUARTERS

@@ -13,8 +13,8 @@ extern const struct simd simd_avx2;
 extern const struct simd simd_avx512;
 extern const struct simd_type simd_bf16_type;
 
-/* The products and leave() of the table "amx": of one, two and three parts. The rest of its types is simd_bf16_type, and,
- * without a product, simd_half_type and simd_single_type (simd_split.h). */
+/* The products and leave() of the table "amx": of one, two and three parts. The rest of its types is
+ * simd_bf16_type, and, without a product, simd_half_type and simd_single_type (simd_split.h). */
 void simd_amx_gemm(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,
                    bool add, const float *rescale);
 void simd_amx_gemm2(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,

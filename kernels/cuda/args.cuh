@@ -1,8 +1,9 @@
 /* args.cuh: a problem as kernels see it, and the score of one (query, key) pair with every option.
  *
- * An attn_problem is resolved once on the host (attn_geometry_of) and passed to the kernels by value: about 1.3 KB of parameters,
- * which the constant cache broadcasts. The functions below are the definition of kernels/README.md in float, one line a step; every
- * kernel that treats elements one by one uses them, so that they all mean the same. */
+ * An attn_problem is resolved once on the host (attn_geometry_of) and passed to the kernels by value: about 1.3 KB
+ * of parameters, which the constant cache broadcasts. The functions below are the definition of kernels/README.md
+ * in float, one line a step; every kernel that treats elements one by one uses them, so that they all mean the
+ * same. */
 #ifndef ATTN_CUDA_ARGS_CUH
 #define ATTN_CUDA_ARGS_CUH
 
@@ -15,15 +16,20 @@
 
 const float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
-/* May a kernel without options fold the scale into the exponent's factor? Not where that is 0, negative or infinite: -inf times it would be NaN. */
-static inline bool is_plain_scale(double scale) { return scale >= 1e-30 && scale <= 1e30; }
+/* May a kernel without options fold the scale into the exponent's factor? Not where that is 0, negative or
+ * infinite: -inf times it would be NaN. */
+static inline bool is_plain_scale(double scale)
+{
+    return scale >= 1e-30 && scale <= 1e30;
+}
 
 struct cuda_args {
     attn_geometry g;
     uint64_t seed;
     uint32_t drop_below; /* a Philox lane below it is dropped; 0: no dropout */
     float drop_scale;    /* 1 / (1 - dropout_p) */
-    /* Rows of lse, delta and of a recomputed out: row i of sequence b, head h is at b * lse_batch + h * lse_head + q_start + i. */
+    /* Rows of lse, delta and of a recomputed out: row i of sequence b, head h is at b * lse_batch + h * lse_head +
+     * q_start + i. */
     int64_t lse_batch, lse_head;
     int decode_rows; /* packed sequences of at most so many rows (queries times heads of a group) are not this launch's; 0: all are */
 };
@@ -66,9 +72,9 @@ DEVICE void store_float(attn_dtype dtype, void *data, int64_t index, float x)
 struct head_args {
     int64_t b, h, hk; /* sequence (or batch row), query head, its key/value head */
     attn_sequence s;
-    float scale;      /* of q.k, dequantisation factors included */
+    float scale; /* of q.k, dequantisation factors included */
     float softcap;
-    float slope;      /* ALiBi; 0 without */
+    float slope; /* ALiBi; 0 without */
     float v_scale;
 };
 
@@ -98,7 +104,8 @@ DEVICE head_args head_args_of(const cuda_args &a, int64_t b, int64_t h)
 DEVICE bool visible_by_mask(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
 {
     const attn_geometry &g = a.g;
-    const attn_view &keep = g.view[ATTN_T_keep_mask], &rows = g.view[ATTN_T_mask_startend_rows], &bias = g.view[ATTN_T_bias];
+    const attn_view &keep = g.view[ATTN_T_keep_mask], &rows = g.view[ATTN_T_mask_startend_rows],
+                    &bias = g.view[ATTN_T_bias];
     if (bias.data && load_float(bias.dtype, bias.data, attn_at(&bias, x.b, x.h, i) + j) == -CUDART_INF_F) return false;
     if (keep.data && !((const uint8_t *)keep.data)[attn_at(&keep, x.b, x.h, i) + j]) return false;
     if (rows.data) {
@@ -160,21 +167,28 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
 }
 
 /* Where row i's lse, delta are. */
-DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i) { return x.b * a.lse_batch + x.h * a.lse_head + x.s.q_start + i; }
+DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
+{
+    return x.b * a.lse_batch + x.h * a.lse_head + x.s.q_start + i;
+}
 
-/* ---- Blocks to tiles of query rows --------------------------------------------------------------------------------------- */
+/* ---- Blocks to tiles of query rows ------------------------------------------------------------------------------- */
 
-/* The grid is (tiles, heads, batch); packed, (tiles of all sequences, heads). Packed, sequence b owns the tiles from cu[b] / rows + b on:
- * a sequence never needs more of them than there are before the next one's, so a block finds its sequence by bisection and no table
- * is made. A few tiles have no rows. */
+/* The grid is (tiles, heads, batch); packed, (tiles of all sequences, heads). Packed, sequence b owns the tiles
+ * from cu[b] / rows + b on: a sequence never needs more of them than there are before the next one's, so a block
+ * finds its sequence by bisection and no table is made. A few tiles have no rows. */
 static inline dim3 tile_grid(const attn_geometry &g, int rows)
 {
     const attn_dims &d = g.dims;
-    return d.packed ? dim3((unsigned)(d.total_q / rows + d.B), (unsigned)d.H) : dim3((unsigned)attn_tiles(d.Sq, rows), (unsigned)d.H, (unsigned)d.B);
+    return d.packed ? dim3((unsigned)(d.total_q / rows + d.B), (unsigned)d.H)
+                    : dim3((unsigned)attn_tiles(d.Sq, rows), (unsigned)d.H, (unsigned)d.B);
 }
 
 /* Heads and batch rows that a grid can count; nothing larger has been asked for. */
-static inline bool tile_grid_fits(const attn_dims &d) { return d.H <= 65535 && (d.packed || d.B <= 65535); }
+static inline bool tile_grid_fits(const attn_dims &d)
+{
+    return d.H <= 65535 && (d.packed || d.B <= 65535);
+}
 
 struct tile_place {
     head_args x;

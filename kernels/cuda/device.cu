@@ -1,17 +1,21 @@
-/* device.cu: NVIDIA GPUs behind backend.h: devices, memory, streams, errors. The kernels are in the folders beside it.
+/* device.cu: NVIDIA GPUs behind backend.h: devices, memory, streams, errors. The kernels are in the folders beside
+ * it.
  *
- * Where there is no driver (the CUDA runtime is linked statically, so this file runs everywhere) count() is 0 and nothing else is
- * called.
+ * Where there is no driver (the CUDA runtime is linked statically, so this file runs everywhere) count() is 0 and
+ * nothing else is called.
  *
  * Invariants
- *  1. Every call of the CUDA runtime is checked, and its error goes through the table of errors.h: a sticky one becomes
+ * 1. Every call of the CUDA runtime is checked, and its error goes through the table of errors.h: a sticky one
+ * becomes
  *     ATTN_DEVICE_LOST for this and every later call on the device, others fail the call alone.
- *  2. Device memory is taken with cudaMalloc and kept: a freed block goes to a list of its size class and is handed out again, so
+ * 2. Device memory is taken with cudaMalloc and kept: a freed block goes to a list of its size class and is handed
+ * out again, so
  *     that under a steady load there is no cudaMalloc, which would synchronise the device. What is taken never exceeds
  *     memory_limit; where it would, or the card has no more, kept blocks are given back first.
- *  3. A block is freed by the caller after the stream that used it is done, so the lists need no knowledge of streams.
- *  4. The current device is per thread: every entry sets it.
- *  5. Plain C but for the kernels' launches: no C++ library, so that the program needs none. */
+ * 3. A block is freed by the caller after the stream that used it is done, so the lists need no knowledge of
+ * streams.
+ * 4. The current device is per thread: every entry sets it.
+ * 5. Plain C but for the kernels' launches: no C++ library, so that the program needs none. */
 #include <cuda_runtime.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -25,11 +29,12 @@
 namespace {
 
 /* The table of errors.h is written without CUDA's headers. */
-#define X(code, cuda, name, sticky, status) static_assert((int)cuda == code, #cuda " is not " #code " in this version of CUDA");
+#define X(code, cuda, name, sticky, status) \
+    static_assert((int)cuda == code, #cuda " is not " #code " in this version of CUDA");
 CUDA_ERROR_MAP(X)
 #undef X
 
-/* ---- Devices ----------------------------------------------------------------------------------------------------------- */
+/* ---- Devices ----------------------------------------------------------------------------------------------------- */
 
 enum { STREAMS = 4 }; /* batches in flight: one copies in, one computes, one copies out, one waits */
 
@@ -47,7 +52,7 @@ struct device {
     cuda_chip chip;
     cudaDeviceProp properties;
     int first_kernel; /* rows of cuda_kernels[] before it are not tried */
-    bool lost; /* a sticky error was seen; only ever set */
+    bool lost;        /* a sticky error was seen; only ever set */
 
     pthread_mutex_t lock; /* of the rest */
     int64_t memory_limit, memory_used, memory_taken;
@@ -61,9 +66,18 @@ struct stream {
     cudaEvent_t marks[ATTN_MARKS];
 };
 
-device *device_of(attn_device *d) { return reinterpret_cast<device *>(d); }
-const device *device_of(const attn_device *d) { return reinterpret_cast<const device *>(d); }
-stream *stream_of(attn_stream *s) { return reinterpret_cast<stream *>(s); }
+device *device_of(attn_device *d)
+{
+    return reinterpret_cast<device *>(d);
+}
+const device *device_of(const attn_device *d)
+{
+    return reinterpret_cast<const device *>(d);
+}
+stream *stream_of(attn_stream *s)
+{
+    return reinterpret_cast<stream *>(s);
+}
 
 /* The one place where a CUDA error becomes ours. */
 attn_status check(device *d, cudaError_t code, const char *what, attn_error *err)
@@ -91,12 +105,12 @@ int device_count(void)
     return count;
 }
 
-/* Of the memory that is free when the device is opened, this share is ours unless an option says otherwise: the context, the kernels
- * and a neighbour's changes need the rest. */
+/* Of the memory that is free when the device is opened, this share is ours unless an option says otherwise: the
+ * context, the kernels and a neighbour's changes need the rest. */
 const double MEMORY_SHARE = 0.85;
 
-/* ATTN_CUDA_FAMILY=NAME of a row of the table (sm90, generic, ...): no row before it is tried. To test and to time the others on a chip that
- * has all; any other text means nothing. */
+/* ATTN_CUDA_FAMILY=NAME of a row of the table (sm90, generic, ...): no row before it is tried. To test and to time
+ * the others on a chip that has all; any other text means nothing. */
 int first_kernel(void)
 {
     const char *family = getenv("ATTN_CUDA_FAMILY");
@@ -114,11 +128,12 @@ attn_status device_open(int index, const attn_device_options *options, attn_devi
     d->base.backend = &attn_backend_cuda;
     d->base.index = index;
     status = check(d, cudaSetDevice(index), "cudaSetDevice", err);
-    if (status == ATTN_OK) status = check(d, cudaGetDeviceProperties(&d->properties, index), "cudaGetDeviceProperties", err);
+    if (status == ATTN_OK)
+        status = check(d, cudaGetDeviceProperties(&d->properties, index), "cudaGetDeviceProperties", err);
     if (status == ATTN_OK) status = check(d, cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo", err);
     if (status == ATTN_OK && d->properties.major < 8)
-        status = attn_fail(err, ATTN_UNSUPPORTED, "", "cuda:%d is %s with compute capability %d.%d; 8.0 is the least", index,
-                           d->properties.name, d->properties.major, d->properties.minor);
+        status = attn_fail(err, ATTN_UNSUPPORTED, "", "cuda:%d is %s with compute capability %d.%d; 8.0 is the least",
+                           index, d->properties.name, d->properties.major, d->properties.minor);
     if (status != ATTN_OK) {
         free(d);
         return status;
@@ -129,7 +144,8 @@ attn_status device_open(int index, const attn_device_options *options, attn_devi
     d->chip.minor = d->properties.minor;
     d->chip.multiprocessors = d->properties.multiProcessorCount;
     d->chip.shared_bytes = (int)d->properties.sharedMemPerBlockOptin;
-    d->memory_limit = options && options->memory_bytes ? options->memory_bytes : (int64_t)(MEMORY_SHARE * (double)free_bytes);
+    d->memory_limit = options && options->memory_bytes ? options->memory_bytes
+                                                       : (int64_t)(MEMORY_SHARE * (double)free_bytes);
     *opened = &d->base;
     return ATTN_OK;
 }
@@ -162,14 +178,14 @@ void describe(const attn_device *base, attn_device_info *info)
     pthread_mutex_unlock(&d->lock);
     info->backend = "cuda";
     snprintf(info->name, sizeof info->name, "cuda:%d", base->index);
-    snprintf(info->description, sizeof info->description, "%.60s, sm_%d%d, %.0f GiB", d->properties.name, d->chip.major, d->chip.minor,
-             (double)d->properties.totalGlobalMem / (1 << 30));
+    snprintf(info->description, sizeof info->description, "%.60s, sm_%d%d, %.0f GiB", d->properties.name, d->chip.major,
+             d->chip.minor, (double)d->properties.totalGlobalMem / (1 << 30));
     info->streams = STREAMS;
     info->memory_total = (int64_t)d->properties.totalGlobalMem;
     info->memory_limit = d->memory_limit;
 }
 
-/* ---- Memory -------------------------------------------------------------------------------------------------------------- */
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 int64_t class_bytes(int size_class)
 {
@@ -240,8 +256,7 @@ attn_status device_alloc(attn_device *base, size_t bytes, void **memory, attn_er
     if (size_class == CLASSES || class_bytes(size_class) > d->memory_limit - d->memory_used)
         status = attn_fail(err, ATTN_NO_MEMORY, "", "cuda:%d: %zu bytes are not left of %lld", base->index, bytes,
                            (long long)d->memory_limit);
-    else
-        status = take(d, size_class, &b, err);
+    else status = take(d, size_class, &b, err);
     if (status == ATTN_OK) {
         b->next = d->live;
         d->live = b;
@@ -283,7 +298,7 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
     cudaFreeHost(memory);
 }
 
-/* ---- Kernels ------------------------------------------------------------------------------------------------------------- */
+/* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
 const cuda_kernel *kernel_for(const device *d, const attn_problem *p, attn_error *err)
 {
@@ -291,8 +306,8 @@ const cuda_kernel *kernel_for(const device *d, const attn_problem *p, attn_error
         const cuda_kernel *k = cuda_kernels[i];
         if (k->op == p->op && d->chip.major * 10 + d->chip.minor >= k->compute && k->covers(&d->chip, p)) return k;
     }
-    attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: no kernel computes this %s of %s", p->op == ATTN_OP_FORWARD ? "forward" : "backward",
-              attn_dtype_name(p->q.dtype));
+    attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: no kernel computes this %s of %s",
+              p->op == ATTN_OP_FORWARD ? "forward" : "backward", attn_dtype_name(p->q.dtype));
     return nullptr;
 }
 
@@ -304,9 +319,13 @@ const char *kernel_name(const attn_device *base, const attn_problem *p, attn_err
 
 const size_t WORKSPACE_ALIGN = 1024; /* what TMA and its swizzles want */
 
-size_t aligned(size_t bytes) { return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN; }
+size_t aligned(size_t bytes)
+{
+    return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
+}
 
-attn_status workspace_bytes(const attn_device *base, const attn_problem *problems, int count, size_t *bytes, attn_error *err)
+attn_status workspace_bytes(const attn_device *base, const attn_problem *problems, int count, size_t *bytes,
+                            attn_error *err)
 {
     const device *d = device_of(base);
     *bytes = 0;
@@ -318,7 +337,7 @@ attn_status workspace_bytes(const attn_device *base, const attn_problem *problem
     return ATTN_OK;
 }
 
-/* ---- Streams --------------------------------------------------------------------------------------------------------------- */
+/* ---- Streams ----------------------------------------------------------------------------------------------------- */
 
 void stream_close(attn_stream *base)
 {
@@ -341,7 +360,8 @@ attn_status stream_open(attn_device *base, attn_stream **opened, attn_error *err
     if (!s) return attn_fail(err, ATTN_NO_MEMORY, "", "cuda: out of memory");
     s->base.device = base;
     status = check(d, cudaStreamCreateWithFlags(&s->cuda, cudaStreamNonBlocking), "cudaStreamCreate", err);
-    for (int i = 0; i < ATTN_MARKS && status == ATTN_OK; i++) status = check(d, cudaEventCreate(&s->marks[i]), "cudaEventCreate", err);
+    for (int i = 0; i < ATTN_MARKS && status == ATTN_OK; i++)
+        status = check(d, cudaEventCreate(&s->marks[i]), "cudaEventCreate", err);
     if (status != ATTN_OK) {
         stream_close(&s->base);
         return status;
@@ -355,8 +375,11 @@ attn_status copy(attn_stream *base, void *to, const void *from, size_t bytes, at
     device *d = device_of(base->device);
     const attn_status status = enter(d, err);
     if (status != ATTN_OK || bytes == 0) return status;
-    return check(d, cudaMemcpyAsync(to, from, bytes, direction == ATTN_TO_DEVICE ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
-                                    stream_of(base)->cuda), "cudaMemcpyAsync", err);
+    return check(d,
+                 cudaMemcpyAsync(to, from, bytes,
+                                 direction == ATTN_TO_DEVICE ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
+                                 stream_of(base)->cuda),
+                 "cudaMemcpyAsync", err);
 }
 
 attn_status wait(attn_stream *base, attn_error *err)
@@ -419,7 +442,10 @@ double between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot
     return 1e3 * (double)ms;
 }
 
-double elapsed_us(attn_stream *stream, int from_slot, int to_slot) { return between_us(stream, from_slot, stream, to_slot); }
+double elapsed_us(attn_stream *stream, int from_slot, int to_slot)
+{
+    return between_us(stream, from_slot, stream, to_slot);
+}
 
 attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 {
@@ -439,6 +465,8 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 } // namespace
 
 extern "C" const attn_backend attn_backend_cuda = {
-    "cuda", device_count, device_open, device_close, describe, device_alloc, device_free, staging_alloc, staging_free,
-    kernel_name, workspace_bytes, stream_open, stream_close, copy, run, mark, elapsed_us, done, wait, between_us,
+    "cuda",       device_count,  device_open,  device_close, describe,        device_alloc,
+    device_free,  staging_alloc, staging_free, kernel_name,  workspace_bytes, stream_open,
+    stream_close, copy,          run,          mark,         elapsed_us,      done,
+    wait,         between_us,
 };

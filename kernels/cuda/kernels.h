@@ -1,8 +1,9 @@
 /* kernels.h: the table of CUDA kernel families, and what a family offers to device.cu.
  *
- * A family is one row: a name (what an answer's `backend` says), the operation, the oldest compute capability, which problems it
- * covers, how much scratch it wants, and its launcher. device.cu takes the first row that covers a problem, so fast rows stand
- * before general ones; adding a family is adding a row to cuda_kernels[] in kernels.cu. */
+ * A family is one row: a name (what an answer's `backend` says), the operation, the oldest compute capability,
+ * which problems it covers, how much scratch it wants, and its launcher. device.cu takes the first row that covers
+ * a problem, so fast rows stand before general ones; adding a family is adding a row to cuda_kernels[] in
+ * kernels.cu. */
 #ifndef ATTN_CUDA_KERNELS_H
 #define ATTN_CUDA_KERNELS_H
 
@@ -17,8 +18,8 @@ struct cuda_chip {
     int major, minor;
     int multiprocessors;
     int shared_bytes; /* most dynamic shared memory of a block */
-    /* 0, but in a run that decode.cu makes of another forward kernel: packed sequences of at most so many rows (queries times heads of a
-     * group) are left alone, for they are its own. */
+    /* 0, but in a run that decode.cu makes of another forward kernel: packed sequences of at most so many rows
+     * (queries times heads of a group) are left alone, for they are its own. */
     int decode_rows;
 };
 
@@ -33,8 +34,8 @@ struct cuda_kernel {
     cudaError_t (*run)(const struct cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *workspace);
 };
 
-/* Lets `kernel` have that much dynamic shared memory on the current device. The runtime is asked once a device (each has a context of its
- * own), not at every launch. */
+/* Lets `kernel` have that much dynamic shared memory on the current device. The runtime is asked once a device
+ * (each has a context of its own), not at every launch. */
 template <auto kernel> cudaError_t allow_shared(size_t bytes)
 {
     static std::atomic<uint64_t> allowed; /* a bit a device */

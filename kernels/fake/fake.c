@@ -1,24 +1,24 @@
-/* fake.c: the backend "fake": devices that behave like GPUs and fail as they are told. In test builds only (ATTN_FAKE); a
- * program that people run does not contain it.
+/* fake.c: the backend "fake": devices that behave like GPUs and fail as they are told. In test builds only
+ * (ATTN_FAKE); a program that people run does not contain it.
  *
- * What a real device does to its caller is done here too, and in its least convenient form. Memory of its own: what is
- * handed out is full of NaN, and a pointer that does not lie in it is an illegal address. Asynchrony: nothing that is put on
- * a stream happens before the stream is asked whether it is done, so whoever frees, reads or reuses a buffer too early is
- * found out. The numbers come from the kernels of the CPU backend. Errors go through the table of kernels/cuda/errors.h, as
- * those of CUDA do: after a sticky one every call fails.
+ * What a real device does to its caller is done here too, and in its least convenient form. Memory of its own: what
+ * is handed out is full of NaN, and a pointer that does not lie in it is an illegal address. Asynchrony: nothing
+ * that is put on a stream happens before the stream is asked whether it is done, so whoever frees, reads or reuses
+ * a buffer too early is found out. The numbers come from the kernels of the CPU backend. Errors go through the
+ * table of kernels/cuda/errors.h, as those of CUDA do: after a sticky one every call fails.
  *
  *   ATTN_FAKE_DEVICES=2                                     how many there are (default 1)
  *   ATTN_FAKE_SCRIPT='0:launch.err=700@3,1:hold=/tmp/gate'  what goes wrong (or attn_device_options.script)
  *
- * A script is a list, separated by commas, of [DEVICE:]FAULT[=VALUE][@N[+]]: on this device (else on all) the N-th event of
- * the fault's kind, counted for each device from 1; with + that and all later ones; without @ every one. The faults are the
- * table FAULT_MAP below. A script that makes no sense is refused when the device is opened.
+ * A script is a list, separated by commas, of [DEVICE:]FAULT[=VALUE][@N[+]]: on this device (else on all) the N-th
+ * event of the fault's kind, counted for each device from 1; with + that and all later ones; without @ every one.
+ * The faults are the table FAULT_MAP below. A script that makes no sense is refused when the device is opened.
  *
  * Invariants
- *  1. Only the owner of a stream touches it; memory and counters are shared and stand under the device's lock.
- *  2. A call that fails does nothing else.
- *  3. Time plays a part in `delay` alone; `hold` waits for a file to go away, so that a test decides about the order of
- * things. */
+ * 1. Only the owner of a stream touches it; memory and counters are shared and stand under the device's lock.
+ * 2. A call that fails does nothing else.
+ * 3. Time plays a part in `delay` alone; `hold` waits for a file to go away, so that a test decides about the order
+ * of things. */
 #include <ctype.h>
 #include <math.h>
 #include <pthread.h>
@@ -83,7 +83,7 @@ struct rule {
     int64_t first, last; /* of the events counted: from and to */
 };
 
-/* ---- Devices and streams ---------------------------------------------------------------------------------------------- */
+/* ---- Devices and streams ----------------------------------------------------------------------------------------- */
 
 struct block {
     struct block *next;
@@ -144,7 +144,7 @@ static struct fake_stream *stream_of(attn_stream *base)
     return (struct fake_stream *)base;
 }
 
-/* ---- Scripts ---------------------------------------------------------------------------------------------------------- */
+/* ---- Scripts ----------------------------------------------------------------------------------------------------- */
 
 static bool take_number(const char **at, int64_t *number)
 {
@@ -168,7 +168,8 @@ static bool parse_rule(const char **script, int device, struct rule *rule, bool 
         at = digits + 1;
     }
     const size_t length = strcspn(at, "=@,");
-    while (fault < FAULT_COUNT && (strlen(faults[fault].name) != length || strncmp(at, faults[fault].name, length) != 0))
+    while (fault < FAULT_COUNT &&
+           (strlen(faults[fault].name) != length || strncmp(at, faults[fault].name, length) != 0))
         fault++;
     if (fault == FAULT_COUNT) return false;
     rule->fault = (enum fault_id)fault;
@@ -223,7 +224,7 @@ static const struct rule *rule_for(const struct fake_device *device, enum fault_
     return NULL;
 }
 
-/* ---- Errors ----------------------------------------------------------------------------------------------------------- */
+/* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
 enum { ERROR_MEMORY = 2, ERROR_ILLEGAL_ADDRESS = 700 };
 
@@ -247,7 +248,7 @@ static attn_status enter(struct fake_device *device, const char *what, attn_erro
     return rule ? fail(device, (int)rule->number, what, err) : ATTN_OK;
 }
 
-/* ---- Memory ----------------------------------------------------------------------------------------------------------- */
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 /* With the lock held: do these bytes lie in memory of this device that is still there? */
 static bool owns(const struct fake_device *device, const void *memory, size_t bytes)
@@ -320,7 +321,8 @@ static attn_status staging_alloc(attn_device *base, size_t bytes, void **memory,
     attn_status status = ATTN_OK;
     *memory = NULL;
     pthread_mutex_lock(&device->lock);
-    if (device->lost) status = attn_fail(err, ATTN_DEVICE_LOST, "", "fake:%d was lost to an earlier error", base->index);
+    if (device->lost)
+        status = attn_fail(err, ATTN_DEVICE_LOST, "", "fake:%d was lost to an earlier error", base->index);
     else if (rule_for(device, FAULT_PINNED_FAIL, ++device->events[EVENT_PINNED]))
         status = fail(device, ERROR_MEMORY, "pin", err);
     pthread_mutex_unlock(&device->lock);
@@ -335,7 +337,7 @@ static void staging_free(attn_device *device, void *memory, size_t bytes)
     free(memory);
 }
 
-/* ---- Open and close --------------------------------------------------------------------------------------------------- */
+/* ---- Open and close ---------------------------------------------------------------------------------------------- */
 
 static int count_devices(void)
 {
@@ -387,8 +389,8 @@ static void describe(const attn_device *base, attn_device_info *info)
     struct fake_device *device = device_of(base);
     info->backend = "fake";
     snprintf(info->name, sizeof info->name, "fake:%d", base->index);
-    snprintf(info->description, sizeof info->description, "a device of the tests, %d scripted fault%s", device->rule_count,
-             device->rule_count == 1 ? "" : "s");
+    snprintf(info->description, sizeof info->description, "a device of the tests, %d scripted fault%s",
+             device->rule_count, device->rule_count == 1 ? "" : "s");
     info->streams = STREAMS;
     info->memory_total = info->memory_limit = device->memory_limit;
     pthread_mutex_lock(&device->lock);
@@ -407,7 +409,7 @@ static attn_status workspace_bytes(const attn_device *base, const attn_problem *
     return attn_backend_cpu.workspace(device_of(base)->cpu, problems, count, bytes, err);
 }
 
-/* ---- Streams ---------------------------------------------------------------------------------------------------------- */
+/* ---- Streams ----------------------------------------------------------------------------------------------------- */
 
 static void forget_commands(struct fake_stream *stream)
 {
@@ -466,9 +468,9 @@ static attn_status copy(attn_stream *base, void *to, const void *from, size_t by
     if (rule) status = fail(device, (int)rule->number, "copy", err);
     pthread_mutex_unlock(&device->lock);
     if (status != ATTN_OK) return status;
-    return append(stream_of(base),
-                  (struct command){ .kind = COMMAND_COPY, .to = to, .from = from, .bytes = bytes, .direction = direction },
-                  err);
+    return append(
+        stream_of(base),
+        (struct command){ .kind = COMMAND_COPY, .to = to, .from = from, .bytes = bytes, .direction = direction }, err);
 }
 
 /* The faults that the n-th run of a device meets. With the lock held. */
@@ -519,7 +521,8 @@ static attn_status mark(attn_stream *base, int slot, attn_error *err)
     pthread_mutex_lock(&device->lock);
     const attn_status status = enter(device, "mark", err);
     pthread_mutex_unlock(&device->lock);
-    return status == ATTN_OK ? append(stream_of(base), (struct command){ .kind = COMMAND_MARK, .slot = slot }, err) : status;
+    return status == ATTN_OK ? append(stream_of(base), (struct command){ .kind = COMMAND_MARK, .slot = slot }, err)
+                             : status;
 }
 
 static double between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot)
@@ -533,7 +536,7 @@ static double elapsed_us(attn_stream *stream, int from_slot, int to_slot)
     return between_us(stream, from_slot, stream, to_slot);
 }
 
-/* ---- Doing it --------------------------------------------------------------------------------------------------------- */
+/* ---- Doing it ---------------------------------------------------------------------------------------------------- */
 
 /* The bytes from a tensor's first element to the end of its last; 0 where there are none. */
 static size_t span(const attn_tensor *t)
@@ -602,7 +605,8 @@ static bool is_held_up(const struct fake_stream *stream)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     if (stream->never || (stream->hold && access(stream->hold, F_OK) == 0)) return true;
-    return now.tv_sec < stream->until.tv_sec || (now.tv_sec == stream->until.tv_sec && now.tv_nsec < stream->until.tv_nsec);
+    return now.tv_sec < stream->until.tv_sec ||
+           (now.tv_sec == stream->until.tv_sec && now.tv_nsec < stream->until.tv_nsec);
 }
 
 /* Asking a stream that is not done yet counts for no fault: how often that happens is a matter of time. */

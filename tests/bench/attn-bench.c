@@ -8,13 +8,13 @@
  *   attn-bench --dtype float8_e4m3fn --no-lse                     out alone, which float8 has faster kernels for
  *   attn-bench --codec                                            base64 and the scanner, GB of text a second
  *
- * Each row is the median of warm runs, by the device's own clock around the kernels: inputs are already in its memory, the
- * workspace is allocated, out and lse of a backward were computed before. On a GPU a run is as many calls as fill two
- * milliseconds, one behind the other, so that the time is the kernels' and not that of the host that queues them; and where
- * K and V decide, calls take turns with several copies of them, that they are not found in a cache. Inputs are random (equal
- * or zero ones run faster on power-limited chips). Outputs are poisoned with NaN before the first run and looked at after
- * the last: a kernel that leaves something unwritten has no time. TFLOP/s counts what a query may see exactly: see
- * attn_flops(). */
+ * Each row is the median of warm runs, by the device's own clock around the kernels: inputs are already in its
+ * memory, the workspace is allocated, out and lse of a backward were computed before. On a GPU a run is as many
+ * calls as fill two milliseconds, one behind the other, so that the time is the kernels' and not that of the host
+ * that queues them; and where K and V decide, calls take turns with several copies of them, that they are not found
+ * in a cache. Inputs are random (equal or zero ones run faster on power-limited chips). Outputs are poisoned with
+ * NaN before the first run and looked at after the last: a kernel that leaves something unwritten has no time.
+ * TFLOP/s counts what a query may see exactly: see attn_flops(). */
 #include <errno.h>
 #include <getopt.h>
 #include <math.h>
@@ -72,7 +72,7 @@ static double median(double *times, int count)
     return count % 2 ? times[count / 2] : (times[count / 2 - 1] + times[count / 2]) / 2;
 }
 
-/* ---- Data --------------------------------------------------------------------------------------------------------- */
+/* ---- Data -------------------------------------------------------------------------------------------------------- */
 
 /* PATTERN numbers near N(0, 1), the sum of uniform ones; tensors repeat it, which no kernel can notice (its length is
  * prime). */
@@ -91,7 +91,7 @@ static void fill_random(void *data, attn_dtype dtype, int64_t count)
         memcpy((char *)data + (size_t)n * bytes, data, (size_t)(count - n < fresh ? count - n : fresh) * bytes);
 }
 
-/* ---- One shape ---------------------------------------------------------------------------------------------------- */
+/* ---- One shape --------------------------------------------------------------------------------------------------- */
 
 struct machine {
     attn_device *device;
@@ -214,11 +214,13 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
             if (attn_tensors[id].role != (back ? ATTN_ROLE_OUT_BACK : ATTN_ROLE_OUT)) continue;
             if (id == ATTN_T_lse && o->no_lse) continue;
-            if (attn_output(&p, (attn_tensor_id)id, o->dtype == ATTN_F8E4M3 ? ATTN_BF16 : o->dtype, &p.tensor[id], &err))
+            if (attn_output(&p, (attn_tensor_id)id, o->dtype == ATTN_F8E4M3 ? ATTN_BF16 : o->dtype, &p.tensor[id],
+                            &err))
                 continue;
             give_memory(m, &p.tensor[id], &blocks[id]);
             memset(blocks[id].host, 0xff, (size_t)blocks[id].bytes); /* NaN in every type */
-            must(attn_copy(m->stream, blocks[id].device, blocks[id].host, (size_t)blocks[id].bytes, ATTN_TO_DEVICE, &err));
+            must(attn_copy(m->stream, blocks[id].device, blocks[id].host, (size_t)blocks[id].bytes, ATTN_TO_DEVICE,
+                           &err));
         }
         if (back) {
             p.dout = p.out;
@@ -241,7 +243,8 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         for (int n = 0; n < 2; n++) {
             const attn_tensor_id id = n ? ATTN_T_v : ATTN_T_k;
             must(attn_device_alloc(m->device, (size_t)blocks[id].bytes + 1, &copies[sets][n], &err));
-            must(attn_copy(m->stream, copies[sets][n], blocks[id].host, (size_t)blocks[id].bytes, ATTN_TO_DEVICE, &err));
+            must(
+                attn_copy(m->stream, copies[sets][n], blocks[id].host, (size_t)blocks[id].bytes, ATTN_TO_DEVICE, &err));
             turns[sets].tensor[id].data = copies[sets][n];
         }
         sets++;
@@ -258,7 +261,8 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
     }
     for (began = now(); reps < MOST_REPS && (o->reps ? reps < o->reps : reps < 5 || now() - began < 1); reps++) {
         must(attn_stream_mark(m->stream, 0, &err));
-        for (int n = 0; n < calls; n++) must(attn_run(m->stream, &turns[(reps * calls + n) % sets], 1, workspace, &err));
+        for (int n = 0; n < calls; n++)
+            must(attn_run(m->stream, &turns[(reps * calls + n) % sets], 1, workspace, &err));
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
         times[reps] = attn_stream_elapsed_us(m->stream, 0, 1) / 1000 / calls;
@@ -268,18 +272,20 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
     tflops = attn_flops(&p) / ms / 1e9;
     gigabytes = (double)reading / ms / 1e6;
     if (o->json)
-        printf("{\"op\":\"%s\",\"dtype\":\"%s\",\"B\":%lld,\"H\":%lld,\"Hk\":%lld,\"Sq\":%lld,\"Sk\":%lld,\"D\":%lld,\"Dv\":"
+        printf("{\"op\":\"%s\",\"dtype\":\"%s\",\"B\":%lld,\"H\":%lld,\"Hk\":%lld,\"Sq\":%lld,\"Sk\":%lld,\"D\":%lld,"
+               "\"Dv\":"
                "%lld,"
-               "\"causal\":%s,\"window\":[%lld,%lld],\"sequences\":%d,\"documents\":%lld,\"backend\":\"%s %s\",\"reps\":%d,"
+               "\"causal\":%s,\"window\":[%lld,%lld],\"sequences\":%d,\"documents\":%lld,\"backend\":\"%s "
+               "%s\",\"reps\":%d,"
                "\"calls\":%d,\"ms\":%.6g,\"tflops\":%.6g,\"gb_per_s\":%.6g}\n",
-               op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->dtype), (long long)o->B, (long long)o->H,
-               (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
+               op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->dtype), (long long)o->B,
+               (long long)o->H, (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
                o->causal ? "true" : "false", (long long)o->window_left, (long long)o->window_right, o->sequences,
                (long long)o->documents, m->info.name, kernel, reps, calls, ms, tflops, gigabytes);
     else
         printf("%-8s  %-13s  %5lld  %4lld  %4lld  %6lld  %6lld  %4lld  %4lld  %-6s  %10.4f  %8.3f  %8.0f  %s %s\n",
-               op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->dtype), (long long)o->B, (long long)o->H,
-               (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
+               op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->dtype), (long long)o->B,
+               (long long)o->H, (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
                o->causal ? "causal" : "full", ms, tflops, gigabytes, m->info.name, kernel);
     fflush(stdout);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -389,7 +395,7 @@ static void sweep_masks(struct machine *m, const struct options *given)
     remark(&o, "FlashMask of 16 documents: times as fast as without", plain / masked);
 }
 
-/* ---- The codec ---------------------------------------------------------------------------------------------------- */
+/* ---- The codec --------------------------------------------------------------------------------------------------- */
 
 /* Grows by moving, 64-byte aligned, as a staging arena would. */
 struct arena {
@@ -439,8 +445,8 @@ static char *make_body(int64_t keys, size_t *length)
     for (int n = 0; n < 3; n++) {
         const int64_t bytes = n ? kv_bytes : q_bytes;
         at += (size_t)snprintf(body + at, room - at,
-                               "%s\"%c\": {\"shape\": [1, %lld, 8, 64], \"dtype\": \"float16\", \"data\": \"", n ? ", " : "",
-                               "qkv"[n], n ? (long long)keys : 1);
+                               "%s\"%c\": {\"shape\": [1, %lld, 8, 64], \"dtype\": \"float16\", \"data\": \"",
+                               n ? ", " : "", "qkv"[n], n ? (long long)keys : 1);
         base64_encode(data, (size_t)bytes, body + at);
         at += (size_t)BASE64_ENCODED(bytes);
         at += (size_t)snprintf(body + at, room - at, "\"}");
@@ -515,7 +521,7 @@ static void time_codec(const struct options *o)
     }
 }
 
-/* ---- The command line --------------------------------------------------------------------------------------------- */
+/* ---- The command line -------------------------------------------------------------------------------------------- */
 
 static const char help[] =
     "attn-bench: time attention on a device, or the codec\n"
@@ -602,9 +608,14 @@ int main(int argc, char **argv)
         { "help", no_argument, NULL, HELP },
         { 0 },
     };
-    struct options o = {
-        .dtype = ATTN_BF16, .B = 1, .H = 16, .Sq = 2048, .D = 128, .window_left = -1, .window_right = -1, .tokens = 16384
-    };
+    struct options o = { .dtype = ATTN_BF16,
+                         .B = 1,
+                         .H = 16,
+                         .Sq = 2048,
+                         .D = 128,
+                         .window_left = -1,
+                         .window_right = -1,
+                         .tokens = 16384 };
     bool op_given = false;
     char name[32];
     struct machine m = { 0 };
@@ -694,8 +705,8 @@ int main(int argc, char **argv)
     }
     if (!o.json) {
         printf("# %s: %s; medians of warm runs\n", m.info.name, m.info.description);
-        printf("%-8s  %-13s  %5s  %4s  %4s  %6s  %6s  %4s  %4s  %-6s  %10s  %8s  %8s  %s\n", "op", "dtype", "B", "H", "Hk",
-               "Sq", "Sk", "D", "Dv", "mask", "ms", "TFLOP/s", "K+V GB/s", "backend");
+        printf("%-8s  %-13s  %5s  %4s  %4s  %6s  %6s  %4s  %4s  %-6s  %10s  %8s  %8s  %s\n", "op", "dtype", "B", "H",
+               "Hk", "Sq", "Sk", "D", "Dv", "mask", "ms", "TFLOP/s", "K+V GB/s", "backend");
     }
     if (o.sweep == SWEEP_PAPER) sweep_paper(&m, &o);
     else if (o.sweep == SWEEP_DECODE) sweep_decode(&m, &o);

@@ -1,12 +1,12 @@
-/* simd-bench: the speed of the vector layer (kernels/cpu/simd.h) on one core, a line for each table, compute type and
- * kernel.
+/* simd-bench: the speed of the vector layer (kernels/cpu/simd.h) on one core, a line for each table, compute type
+ * and kernel.
  *
  *   simd-bench [--ms N] [--only WORD] [TABLE...]     tables: portable avx2 avx512 bf16 amx; all that this processor has
  *
- * Each figure is the median of 15 timings of N milliseconds (default 20) of processor time, so that other load on the
- * machine matters little. Operands lie in L2, as those of a tile do. "forward" and "backward" are whole tile loops over one
- * head of 2048 keys, packed beforehand: products, softmax or gradient, nothing else; what attention can reach with these
- * tile sizes. */
+ * Each figure is the median of 15 timings of N milliseconds (default 20) of processor time, so that other load on
+ * the machine matters little. Operands lie in L2, as those of a tile do. "forward" and "backward" are whole tile
+ * loops over one head of 2048 keys, packed beforehand: products, softmax or gradient, nothing else; what attention
+ * can reach with these tile sizes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,20 +77,20 @@ static void report(const struct work *w, const char *what, const char *detail, d
 
 static void gemm_set(struct work *w)
 {
-    w->type->gemm(w->m, w->n, w->k, w->A, simd_lda(w->type, w->k), w->B, simd_ldb(w->type, w->k), w->C, simd_ld(w->n, 4),
-                  false, NULL);
+    w->type->gemm(w->m, w->n, w->k, w->A, simd_lda(w->type, w->k), w->B, simd_ldb(w->type, w->k), w->C,
+                  simd_ld(w->n, 4), false, NULL);
 }
 
 static void gemm_add(struct work *w)
 {
-    w->type->gemm(w->m, w->n, w->k, w->A, simd_lda(w->type, w->k), w->B, simd_ldb(w->type, w->k), w->C, simd_ld(w->n, 4),
-                  true, NULL);
+    w->type->gemm(w->m, w->n, w->k, w->A, simd_lda(w->type, w->k), w->B, simd_ldb(w->type, w->k), w->C,
+                  simd_ld(w->n, 4), true, NULL);
 }
 
 static void gemm_rescale(struct work *w)
 {
-    w->type->gemm(w->m, w->n, w->k, w->A, simd_lda(w->type, w->k), w->B, simd_ldb(w->type, w->k), w->C, simd_ld(w->n, 4),
-                  true, w->rescale);
+    w->type->gemm(w->m, w->n, w->k, w->A, simd_lda(w->type, w->k), w->B, simd_ldb(w->type, w->k), w->C,
+                  simd_ld(w->n, 4), true, w->rescale);
 }
 
 static void exponential(struct work *w)
@@ -173,15 +173,17 @@ static void forward(struct work *w)
     void *P = t->dtype == ATTN_F32 ? w->S : w->P;
     for (int r = 0; r < w->m; r++) w->m_[r] = -INFINITY, w->l[r] = 0;
     for (int j = 0; j < KEYS; j += w->n) {
-        t->gemm(w->m, w->n, w->k, w->A, simd_lda(t, w->k), (char *)w->B + j / 32 * ldk * e, ldk, w->S, lds, false, NULL);
+        t->gemm(w->m, w->n, w->k, w->A, simd_lda(t, w->k), (char *)w->B + j / 32 * ldk * e, ldk, w->S, lds, false,
+                NULL);
         const bool any = t->softmax(w->m, w->n, w->S, lds, 0.18f, w->m_, w->l, w->rescale, P, ldp, NULL);
         t->gemm(w->m, w->k, w->n, P, ldp, (char *)w->B2 + (int64_t)j * 32 * e, ldv, O, simd_ld(w->k, 4), j > 0,
                 any ? w->rescale : NULL);
     }
 }
 
-/* m queries, n keys, head size k: the five products and the gradient of the scores, for m queries after m queries of 2048.
- */
+/* m queries, n keys, head size k: the five products and the gradient of the scores, for m queries after m queries
+ * of 2048.
+ * */
 static void backward(struct work *w)
 {
     const struct simd_type *t = w->type;
@@ -258,7 +260,8 @@ static void bench_type(struct work *w)
     }
     for (size_t i = 1; i < 5 && wanted("softmax"); i++) {
         w->m = tiles[i].m, w->n = tiles[i].n;
-        for (int64_t x = 0; x < w->m * simd_ld(w->n, 4); x++) w->S[x] = (float)(x * 7919 % 1000) / 60 - 8, w->dP[x] = 0.01f;
+        for (int64_t x = 0; x < w->m * simd_ld(w->n, 4); x++)
+            w->S[x] = (float)(x * 7919 % 1000) / 60 - 8, w->dP[x] = 0.01f;
         for (int r = 0; r < 1024; r++) w->m_[r] = -INFINITY, w->l[r] = 0;
         snprintf(detail, sizeof detail, "%d x %d", w->m, w->n);
         report(w, "softmax", detail, 1e-9 * w->m * w->n / measure(softmax, w), "G scores/s");
@@ -270,17 +273,20 @@ static void bench_type(struct work *w)
         w->dtype = w->type == w->simd->half   ? ATTN_F16
                    : w->type == w->simd->bf16 ? ATTN_BF16
                                               : ATTN_F32;
-        report(w, packs[i].name, "256 x 64, own dtype", 1e-9 * w->m * w->n / measure(packs[i].kernel, w), "G elements/s");
+        report(w, packs[i].name, "256 x 64, own dtype", 1e-9 * w->m * w->n / measure(packs[i].kernel, w),
+               "G elements/s");
     }
     for (int D = 64; D <= 128; D *= 2)
         for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++) {
             w->m = tiles[i].m, w->n = tiles[i].n, w->k = D;
             snprintf(detail, sizeof detail, "%d x %d, D %d", w->m, w->n, D);
-            if (wanted("forward")) report(w, "forward", detail, 4e-9 * w->m * KEYS * D / measure(forward, w), "GFLOP/s");
+            if (wanted("forward"))
+                report(w, "forward", detail, 4e-9 * w->m * KEYS * D / measure(forward, w), "GFLOP/s");
             for (int r = 0; r < 1024; r++) w->m_[r] = 5, w->l[r] = 0.01f;
             memset(w->C, 0, 4 * 2 * 128 * (size_t)simd_ld(KEYS, 4));
             memset(w->drop, 0, 4 * 256 * 160);
-            if (wanted("backward")) report(w, "backward", detail, 10e-9 * w->m * KEYS * D / measure(backward, w), "GFLOP/s");
+            if (wanted("backward"))
+                report(w, "backward", detail, 10e-9 * w->m * KEYS * D / measure(backward, w), "GFLOP/s");
         }
 }
 
@@ -300,8 +306,10 @@ static void bench_table(struct work *w)
     if (wanted("exp2")) report(w, "exp2", "4096", 1e-9 * w->n / measure(exponential, w), "G/s");
     w->m = 128, w->n = 256;
     memset(w->S, 0, 4 * 128 * 512);
-    if (wanted("score")) report(w, "score softcap", "128 x 256", 1e-9 * w->m * w->n / measure(score_cap, w), "G scores/s");
-    if (wanted("score")) report(w, "score interval", "128 x 256", 1e-9 * w->m * w->n / measure(score_mask, w), "G scores/s");
+    if (wanted("score"))
+        report(w, "score softcap", "128 x 256", 1e-9 * w->m * w->n / measure(score_cap, w), "G scores/s");
+    if (wanted("score"))
+        report(w, "score interval", "128 x 256", 1e-9 * w->m * w->n / measure(score_mask, w), "G scores/s");
     for (int big = 0; big < 2; big++)
         for (int nq = 1; nq <= 4; nq *= 4)
             for (size_t i = 0; i < 4; i++) {

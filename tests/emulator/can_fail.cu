@@ -1,8 +1,8 @@
-/* can_fail.cu: kernels with one mistake each, which the emulator must name; run by `make emulate` before anything else. */
+/* can_fail.cu: kernels with one mistake each, which the emulator must name; run by `make emulate` before anything
+ * else. */
 #include "tests/emulator/sm80.h"
 
-namespace
-{
+namespace {
 
 typedef float word[128];
 
@@ -72,7 +72,8 @@ template <class... P, class... A> void check(const char *expected, void (*kernel
     cudaGetLastError();
     emu::failure[0] = 0;
     emu::launch("", "", kernel, 3, threads, 4096)(args...);
-    if (expected ? strstr(emu::failure, expected) && cudaGetLastError() == cudaErrorLaunchFailure : !emu::failure[0]) return;
+    if (expected ? strstr(emu::failure, expected) && cudaGetLastError() == cudaErrorLaunchFailure : !emu::failure[0])
+        return;
     fprintf(stderr, "can_fail: expected '%s', found '%s'\n", expected ? expected : "", emu::failure);
     wrong++;
 }

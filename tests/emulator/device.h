@@ -41,10 +41,9 @@ static inline bool __syncthreads_or(bool x)
     return emu::sync_block_or(x);
 }
 
-/* ---- Of a warp: all lanes, always ------------------------------------------------------------------------------------ */
+/* ---- Of a warp: all lanes, always -------------------------------------------------------------------------------- */
 
-namespace emu
-{
+namespace emu {
 
 inline void whole_warp(uint32_t mask, const char *what)
 {
@@ -132,7 +131,7 @@ template <class T> T __reduce_min_sync(uint32_t mask, T x)
     return emu::reduce<T>("__reduce_min_sync", x, emu::smaller<T>);
 }
 
-/* ---- Of a thread ----------------------------------------------------------------------------------------------------- */
+/* ---- Of a thread ------------------------------------------------------------------------------------------------- */
 
 static inline size_t __cvta_generic_to_shared(const void *p)
 {
@@ -203,8 +202,7 @@ static inline float __fmul_rn(float x, float y)
     return x * y;
 }
 
-namespace emu
-{
+namespace emu {
 /* ex2.approx.ftz. */
 inline float exp2_fast(float x)
 {
@@ -214,7 +212,7 @@ inline float exp2_fast(float x)
 }
 } // namespace emu
 
-/* ---- The runtime's templates that nvcc alone has, for symbols and kernels -------------------------------------------- */
+/* ---- The runtime's templates that nvcc alone has, for symbols and kernels ---------------------------------------- */
 
 template <class T> cudaError_t cudaGetSymbolAddress(void **to, const T &symbol)
 {

@@ -1,33 +1,37 @@
-/* emulator.h: CUDA's programming model on one CPU thread, so that the kernels' own sources run where there is no GPU.
+/* emulator.h: CUDA's programming model on one CPU thread, so that the kernels' own sources run where there is no
+ * GPU.
  *
- * What it is for: to find mistakes of ordering (data used before an asynchronous copy was waited for, a missing barrier,
- * shared memory overwritten while it is read) as wrong results or as an error with a name, without a GPU and the same way
- * each time. It says nothing of speed, registers or bank conflicts, and memory is sequentially consistent here: a missing
- * fence is not found.
+ * What it is for: to find mistakes of ordering (data used before an asynchronous copy was waited for, a missing
+ * barrier, shared memory overwritten while it is read) as wrong results or as an error with a name, without a GPU
+ * and the same way each time. It says nothing of speed, registers or bank conflicts, and memory is sequentially
+ * consistent here: a missing fence is not found.
  *
- * Threads. A CUDA thread is a fiber with a stack of its own. A fiber runs until it meets something that waits: a barrier, an
- * instruction that a whole warp executes, a condition. Then another goes on: mostly a lane of the same warp; now and then,
- * and when the warp has none, a lane of a warp drawn from ATTN_EMULATOR_SEED. So one warp may run far ahead of another
- * wherever the kernel lets it, differently with each seed and the same way with the same seed; in half of the launches some
- * warps or lanes at a time go on only when no other can. Some launches have two or three blocks that run interleaved, the
- * others one after the other.
+ * Threads. A CUDA thread is a fiber with a stack of its own. A fiber runs until it meets something that waits: a
+ * barrier, an instruction that a whole warp executes, a condition. Then another goes on: mostly a lane of the same
+ * warp; now and then, and when the warp has none, a lane of a warp drawn from ATTN_EMULATOR_SEED. So one warp may
+ * run far ahead of another wherever the kernel lets it, differently with each seed and the same way with the same
+ * seed; in half of the launches some warps or lanes at a time go on only when no other can. Some launches have two
+ * or three blocks that run interleaved, the others one after the other.
  *
- * Warps. A warp's instruction is a gather(): each lane brings its operands, the last to come does the work for all. Lanes
- * that come to different instructions, or fibers that all wait, end the launch with a message that says who waits where.
+ * Warps. A warp's instruction is a gather(): each lane brings its operands, the last to come does the work for all.
+ * Lanes that come to different instructions, or fibers that all wait, end the launch with a message that says who
+ * waits where.
  *
- * Copies. An asynchronous copy (cp.async) happens at a random moment between its issue and the wait that covers it, or its
- * thread's end; some at the very last. It reads its source then. Two mistakes have names: ldmatrix from where a copy may
- * still write, and any change of such memory by somebody else. Asynchronous work of other kinds is an agent's (see below).
+ * Copies. An asynchronous copy (cp.async) happens at a random moment between its issue and the wait that covers it,
+ * or its thread's end; some at the very last. It reads its source then. Two mistakes have names: ldmatrix from
+ * where a copy may still write, and any change of such memory by somebody else. Asynchronous work of other kinds is
+ * an agent's (see below).
  *
- * Races. Loads and stores of shared memory that no barrier orders are an error, whatever order they happened to have: see
- * races.h.
+ * Races. Loads and stores of shared memory that no barrier orders are an error, whatever order they happened to
+ * have: see races.h.
  *
- * Poison. Shared memory starts out as a pattern, mostly of finite numbers, for kernels compute rows with NaN again by other
- * means and so would hide that they read it. ldmatrix of 16 bytes of that pattern is an error. New global memory holds NaN.
+ * Poison. Shared memory starts out as a pattern, mostly of finite numbers, for kernels compute rows with NaN again
+ * by other means and so would hide that they read it. ldmatrix of 16 bytes of that pattern is an error. New global
+ * memory holds NaN.
  *
- * The sources are translated first (translate.py: launches, __shared__, kernel parameters) and compiled with device.h before
- * everything, which makes the language's words and functions; the folder kernels/ here replaces the headers with
- * instructions in assembler. */
+ * The sources are translated first (translate.py: launches, __shared__, kernel parameters) and compiled with
+ * device.h before everything, which makes the language's words and functions; the folder kernels/ here replaces the
+ * headers with instructions in assembler. */
 #ifndef ATTN_EMULATOR_H
 #define ATTN_EMULATOR_H
 
@@ -38,10 +42,9 @@
 
 extern dim3 gridDim, blockDim; /* of the launch that runs */
 
-namespace emu
-{
+namespace emu {
 
-/* ---- Who runs -------------------------------------------------------------------------------------------------------- */
+/* ---- Who runs ---------------------------------------------------------------------------------------------------- */
 
 struct fiber;
 struct block;
@@ -89,8 +92,8 @@ int threads();          /* of a block */
 int64_t block_number(); /* of the block that runs, linear */
 uint3 block_index();
 
-/* Names the kernel, block and thread, says what is wrong, and ends the launch: the device is lost then, as after an illegal
- * address. */
+/* Names the kernel, block and thread, says what is wrong, and ends the launch: the device is lost then, as after an
+ * illegal address. */
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 extern char failure[1024]; /* the last one's text */
 extern bool quiet;         /* for tests of the emulator: it is not printed */
@@ -110,7 +113,7 @@ template <class To, class From> To bits(From x)
     return y;
 }
 
-/* ---- What waits ------------------------------------------------------------------------------------------------------ */
+/* ---- What waits -------------------------------------------------------------------------------------------------- */
 
 team &warp_team();
 team &group_team(); /* the 128 threads of a warpgroup */
@@ -121,9 +124,9 @@ bool all_here(const team &t, const char *name, bool whole);
 void await(team &t, const char *name); /* something has changed: look again */
 void release(team &t);
 
-/* Every thread of the team brings `mine`; when the last has come, one calls leader(all), where all[n] is what the team's
- * n-th thread brought, which may be changed; then all go on. `whole`: no thread may have ended (else those that have count
- * as come, and their all[n] is NULL). */
+/* Every thread of the team brings `mine`; when the last has come, one calls leader(all), where all[n] is what the
+ * team's n-th thread brought, which may be changed; then all go on. `whole`: no thread may have ended (else those
+ * that have count as come, and their all[n] is NULL). */
 template <class T> void gather(team &t, const char *name, T &mine, void (*leader)(T *const *all), bool whole = true)
 {
     const unsigned round = t.round;
@@ -160,9 +163,10 @@ template <class Condition> void wait_until(Condition condition, const char *what
 }
 void yield(); /* others may go on */
 
-/* ---- Memory ---------------------------------------------------------------------------------------------------------- */
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-/* 32-bit addresses of the block's shared memory start at 0x400, as on the hardware, and so do its pointers, modulo 1024. */
+/* 32-bit addresses of the block's shared memory start at 0x400, as on the hardware, and so do its pointers, modulo
+ * 1024. */
 enum : uint32_t { SHARED_BEGIN = 0x400 };
 uint32_t shared_address(const void *pointer);
 uint32_t shared_bytes();
@@ -183,13 +187,14 @@ template <class T> T &static_shared()
 void cp_async(uint32_t to, const void *from, bool valid); /* 16 bytes; zeros where not valid */
 void cp_async_commit();
 void cp_async_wait(int newest);
-/* 16 bytes of shared memory that `thread` reads by an instruction: fails where they are not there yet, or others write them.
- */
+/* 16 bytes of shared memory that `thread` reads by an instruction: fails where they are not there yet, or others
+ * write them.
+ * */
 const char *shared_row(int thread, uint32_t address, const char *what);
 /* `thread` writes there by an instruction: fails where others read or write it. */
 void shared_written(int thread, uint32_t address, size_t bytes);
 
-/* ---- Asynchronous work of other kinds -------------------------------------------------------------------------------- */
+/* ---- Asynchronous work of other kinds ---------------------------------------------------------------------------- */
 
 /* Of a block; who needs one makes it with new, at its first use. */
 struct agent {
@@ -197,14 +202,14 @@ struct agent {
     virtual bool step(bool must) = 0;
     virtual void thread_ends(int) {}
     virtual void accessed(const void *, size_t, bool) {
-    }                                /* an ordinary load, or store, of the block's shared memory by the thread that runs */
-    virtual void block_ends() {}     /* all threads have ended, shared memory is still there; the agent is deleted next */
+    }                            /* an ordinary load, or store, of the block's shared memory by the thread that runs */
+    virtual void block_ends() {} /* all threads have ended, shared memory is still there; the agent is deleted next */
     virtual void describe(FILE *) {} /* for the message when all wait */
     virtual ~agent() {}
 };
 agent *&block_agent(); /* of the block that runs; NULL at first */
 
-/* ---- Launches -------------------------------------------------------------------------------------------------------- */
+/* ---- Launches ---------------------------------------------------------------------------------------------------- */
 
 struct launch_shape {
     dim3 grid, block;
@@ -214,8 +219,8 @@ struct launch_shape {
 void run(const char *name, const char *where, const void *kernel, const launch_shape &shape, void (*body)(void *),
          void *context);
 
-/* What translate.py makes of kernel<<<grid, block, shared, stream>>>(...). `where` is the function that launches, with its
- * template arguments. */
+/* What translate.py makes of kernel<<<grid, block, shared, stream>>>(...). `where` is the function that launches,
+ * with its template arguments. */
 template <class... P> struct launcher {
     const char *name, *where;
     void (*kernel)(P...);
@@ -235,7 +240,8 @@ launcher<P...> launch(const char *name, const char *where, void (*kernel)(P...),
 }
 /* Launched at once: the kernel before has ended, so its attributes mean nothing. */
 template <class... P, class... A>
-cudaError_t launch_ex(const char *name, const char *where, const cudaLaunchConfig_t *c, void (*kernel)(P...), A &&...args)
+cudaError_t launch_ex(const char *name, const char *where, const cudaLaunchConfig_t *c, void (*kernel)(P...),
+                      A &&...args)
 {
     launch(name, where, kernel, c->gridDim, c->blockDim, c->dynamicSmemBytes)(args...);
     return cudaPeekAtLastError();

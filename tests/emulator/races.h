@@ -1,25 +1,24 @@
 /* races.h: finds pairs of accesses to shared memory that nothing orders, whatever order they happened to have.
  *
- * The kernels are compiled with calls before every load and store (-fsanitize=thread, of which the compiler's half is used;
- * the calls end in emulator.cc). Two accesses of one address by different threads, one of them a store, must have a barrier
- * between:
+ * The kernels are compiled with calls before every load and store (-fsanitize=thread, of which the compiler's half
+ * is used; the calls end in emulator.cc). Two accesses of one address by different threads, one of them a store,
+ * must have a barrier between:
  *
  *   lanes of a warp    __syncwarp or one of the others. (A shuffle or a product orders no memory.)
  *   warps of a block   __syncthreads, bar.sync and bar.arrive of both, or a condition that was waited for (an mbarrier),
  *                      which is taken to order everything before it
  *
- * Each warp counts epochs, one more at each barrier, and knows the last epoch of every other warp that a barrier has put
- * before it (vector clocks; FastTrack, Flanagan and Freund 2009). Of each two bytes the last store and the last loads of two
- * warps are kept. Accesses of a single byte are not looked at (neighbours in those two bytes may be two threads'), nor are
- * volatile ones. */
+ * Each warp counts epochs, one more at each barrier, and knows the last epoch of every other warp that a barrier
+ * has put before it (vector clocks; FastTrack, Flanagan and Freund 2009). Of each two bytes the last store and the
+ * last loads of two warps are kept. Accesses of a single byte are not looked at (neighbours in those two bytes may
+ * be two threads'), nor are volatile ones. */
 #ifndef ATTN_EMULATOR_RACES_H
 #define ATTN_EMULATOR_RACES_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-namespace emu
-{
+namespace emu {
 
 enum { THREADS = 1024, WARPS = THREADS / 32, SHARED_MOST = 227 << 10 };
 

@@ -5,8 +5,7 @@
 
 #include <stdint.h>
 
-namespace emu
-{
+namespace emu {
 
 void ldmatrix_x4(uint32_t (&r)[4], uint32_t row);
 void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row);

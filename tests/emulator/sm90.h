@@ -1,9 +1,9 @@
 /* sm90.h: the asynchronous instructions of Hopper (sm_90a) on the emulator: mbarriers, TMA, wgmma, setmaxnreg.
  *
- * kernels/cuda/sm90/ptx.cuh beside this file has the wrappers that the kernels call; each calls one function from here. What
- * the hardware does on its own while threads go on (the copy engine, the tensor cores) is a queue of work of the block, of
- * which the scheduler has a piece done now and then. A program may rely only on what it has waited for, so the worst time is
- * chosen:
+ * kernels/cuda/sm90/ptx.cuh beside this file has the wrappers that the kernels call; each calls one function from
+ * here. What the hardware does on its own while threads go on (the copy engine, the tensor cores) is a queue of
+ * work of the block, of which the scheduler has a piece done now and then. A program may rely only on what it has
+ * waited for, so the worst time is chosen:
  *
  *   operation    may happen from              until                                          half of them
  *   TMA load     its issue                    a thread waits for it and no thread can go on  not before that
@@ -12,9 +12,9 @@
  *                a quarter of them: by each
  *                warp, for the warp's rows
  *
- * Sources are read then: global memory by a load, shared memory by a product or a store. So what is overwritten too early
- * shows in the result. Sums are written at the wait; until then their registers hold a signalling NaN: who reads one gets
- * NaN, and who writes one or reckons with it changes its bits, which the wait sees.
+ * Sources are read then: global memory by a load, shared memory by a product or a store. So what is overwritten too
+ * early shows in the result. Sums are written at the wait; until then their registers hold a signalling NaN: who
+ * reads one gets NaN, and who writes one or reckons with it changes its bits, which the wait sees.
  *
  * What is an error, and says so:
  *
@@ -33,13 +33,13 @@
  *   setmaxnreg   a count that is no multiple of 8 in 24 .. 256; more registers than there are is a deadlock
  *   maps         what the driver refuses is refused with CUDA_ERROR_INVALID_VALUE
  *
- * The arithmetic: products of 16-bit types are summed in float32, one after the other, rounded to nearest (the tensor core
- * truncates). Those of e4m3 keep 14 significant bits, as measured: each step of 32 cuts every product, and what was there,
- * at 2^-13 of the largest (ATTN_EMULATOR_E4M3=exact: not, to tell a wrong layout from it).
+ * The arithmetic: products of 16-bit types are summed in float32, one after the other, rounded to nearest (the
+ * tensor core truncates). Those of e4m3 keep 14 significant bits, as measured: each step of 32 cuts every product,
+ * and what was there, at 2^-13 of the largest (ATTN_EMULATOR_E4M3=exact: not, to tell a wrong layout from it).
  *
- * Not modelled: whose fence it is (any thread's will do); memory order between threads; clusters and multicast; operands
- * without swizzle or with a base offset; boxes narrower than their swizzle; interleaved and im2col maps; programmatic
- * dependent launch, which is launch after the end of the kernel before; time.
+ * Not modelled: whose fence it is (any thread's will do); memory order between threads; clusters and multicast;
+ * operands without swizzle or with a base offset; boxes narrower than their swizzle; interleaved and im2col maps;
+ * programmatic dependent launch, which is launch after the end of the kernel before; time.
  *
  * Everything of this file runs on the one thread of the operating system that runs the block. */
 #ifndef EMULATOR_SM90_H
@@ -48,17 +48,16 @@
 #include <cuda.h>
 #include <stdint.h>
 
-namespace emu
-{
+namespace emu {
 
-/* ---- mbarrier: `bar` is the shared address of an 8-byte word ----------------------------------------------------------- */
+/* ---- mbarrier: `bar` is the shared address of an 8-byte word ----------------------------------------------------- */
 
 void mbarrier_init(uint32_t bar, uint32_t count);
 void mbarrier_fence_init();
 void mbarrier_arrive(uint32_t bar, uint32_t expected_bytes = 0);
 void mbarrier_wait(uint32_t bar, uint32_t parity);
 
-/* ---- TMA: `at` has a coordinate a dimension of the map, the innermost first -------------------------------------------- */
+/* ---- TMA: `at` has a coordinate a dimension of the map, the innermost first -------------------------------------- */
 
 void tma_check_map(const CUtensorMap *map);
 void tma_load(uint32_t to, const CUtensorMap *map, const int *at, int rank, uint32_t bar);
@@ -69,7 +68,7 @@ void bulk_wait(int groups_left);
 /* Ordinary stores to shared memory before it are seen by products and TMA. */
 void fence_proxy_async();
 
-/* ---- wgmma ------------------------------------------------------------------------------------------------------------- */
+/* ---- wgmma ------------------------------------------------------------------------------------------------------- */
 
 enum wgmma_type { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3 };
 
@@ -89,11 +88,11 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(int groups_left);
 
-/* ---- Registers --------------------------------------------------------------------------------------------------------- */
+/* ---- Registers --------------------------------------------------------------------------------------------------- */
 
 void setmaxnreg(int registers, bool increase);
 
-/* ---- What does not wait ------------------------------------------------------------------------------------------------ */
+/* ---- What does not wait ------------------------------------------------------------------------------------------ */
 
 void stmatrix_x4(uint32_t row, const uint32_t (&r)[4]);
 
@@ -103,10 +102,10 @@ uint32_t pack_e4m3(float x0, float x1, float x2, float x3);
 } // namespace emu
 
 /* What the runtime's cudaGetDriverEntryPointByVersion gives for "cuTensorMapEncodeTiled". */
-extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
-                                               const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box,
-                                               const cuuint32_t *element_strides, CUtensorMapInterleave interleave,
-                                               CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
-                                               CUtensorMapFloatOOBfill fill);
+extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank,
+                                               void *address, const cuuint64_t *dims, const cuuint64_t *strides,
+                                               const cuuint32_t *box, const cuuint32_t *element_strides,
+                                               CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                               CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill);
 
 #endif

@@ -1,5 +1,5 @@
-/* fuzz_base64.c: every variant of base64 takes the same characters of any text, gives the same bytes and stops at the same
- * offset, in whatever pieces the text comes; and what it encodes it decodes.
+/* fuzz_base64.c: every variant of base64 takes the same characters of any text, gives the same bytes and stops at
+ * the same offset, in whatever pieces the text comes; and what it encodes it decodes.
  *
  * An input is one byte of choices, one byte that seeds the pieces, and the text:
  *   bit 0  the text stands behind 5000 legal characters of a stream that is far along, which is where bytes are stored past
@@ -15,9 +15,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 enum { PREFIX = 5000, FAR = 1 << 30 };
 
 struct outcome {
-    size_t   stop, bytes;
+    size_t stop, bytes;
     uint64_t offset;
-    bool     finished, padded;
+    bool finished, padded;
     uint8_t *out; /* owned */
 };
 

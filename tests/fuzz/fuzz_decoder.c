@@ -31,9 +31,9 @@ static void broken(const char *what, int line)
 
 enum { OUTPUT_BYTES = 1 << 16 }; /* larger outputs are not made: their answers would only take time */
 
-static const char small[] =
-    "{\"q\":{\"shape\":[1,2,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwAEAAUABgAHAA==\"},"
-    "\"k\":{\"shape\":[1,3,1,2],\"dtype\":\"float16\",\"data\":[1,2,3,4,5,6]},\"v\":{\"shape\":[1,3,1,1],\"dtype\":\"float16\",\"data\":[1,2,3]},";
+static const char small[] = "{\"q\":{\"shape\":[1,2,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwAEAAUABgAHAA==\"},"
+                            "\"k\":{\"shape\":[1,3,1,2],\"dtype\":\"float16\",\"data\":[1,2,3,4,5,6]},\"v\":{\"shape\":"
+                            "[1,3,1,1],\"dtype\":\"float16\",\"data\":[1,2,3]},";
 
 static size_t some_bytes(void *context, size_t left)
 {
@@ -62,7 +62,8 @@ static void check_answer(proto_call *call, uint32_t seed)
     for (int i = 0; i < call->count; i++) {
         proto_item *item = &call->items[i];
         if (item->error.status != ATTN_OK) {
-            must(item->error.text[0] && memchr(item->error.text, 0, sizeof item->error.text) && memchr(item->error.member, 0, sizeof item->error.member));
+            must(item->error.text[0] && memchr(item->error.text, 0, sizeof item->error.text) &&
+                 memchr(item->error.member, 0, sizeof item->error.member));
             continue;
         }
         if (item->context[0]) { /* what it names is not here: such a problem has no outputs yet */
@@ -143,8 +144,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         check_answer(whole.call, seed);
     } else {
         char problem[4096];
-        const size_t length = proto_problem_write(problem, sizeof problem, proto_error_of(whole.status), whole.err.text, NULL,
-                                                  whole.err.member, "fuzz");
+        const size_t length = proto_problem_write(problem, sizeof problem, proto_error_of(whole.status), whole.err.text,
+                                                  NULL, whole.err.member, "fuzz");
         must(whole.call == NULL && whole.err.text[0]);
         parses(problem, length);
     }

@@ -1,8 +1,8 @@
-/* fuzz_numbers.c: an array of numbers means the same in whatever pieces and with whatever room it is read, the C library
- * agrees about every value, and what is written reads back.
+/* fuzz_numbers.c: an array of numbers means the same in whatever pieces and with whatever room it is read, the C
+ * library agrees about every value, and what is written reads back.
  *
- * An input is one byte for the dtype, one byte that seeds the pieces, and the text; the text's bytes also serve as values to
- * write. */
+ * An input is one byte for the dtype, one byte that seeds the pieces, and the text; the text's bytes also serve as
+ * values to write. */
 #include "proto-json/numbers.h"
 
 #include <math.h>
@@ -19,11 +19,12 @@ static void must(bool holds)
 struct outcome {
     numbers_status status;
     numbers_reader reader;
-    size_t         taken;
-    uint8_t       *values; /* owned */
+    size_t taken;
+    uint8_t *values; /* owned */
 };
 
-/* Reads all of a text, in one piece with all the room, or (seed not 0) in pieces and with room of pseudo-random sizes. */
+/* Reads all of a text, in one piece with all the room, or (seed not 0) in pieces and with room of pseudo-random
+ * sizes. */
 static struct outcome read_text(const char *text, size_t count, numbers_type type, uint32_t seed)
 {
     struct outcome o = { .status = NUMBERS_MORE };
@@ -102,8 +103,8 @@ static void must_convert(const char *text, size_t count, const struct outcome *t
     struct outcome o = read_text(text, count, NUMBERS_UNTYPED, 0);
     uint64_t element = UINT64_MAX;
     if (o.status == NUMBERS_DONE) {
-        bool fits =
-            numbers_convert(&o.reader, (const double *)(const void *)o.values, typed->reader.type, o.values, &element);
+        bool fits = numbers_convert(&o.reader, (const double *)(const void *)o.values, typed->reader.type, o.values,
+                                    &element);
         must(fits == (typed->status == NUMBERS_DONE));
         if (fits) must(memcmp(o.values, typed->values, o.reader.elements * numbers_bytes(typed->reader.type)) == 0);
         else must(element == typed->reader.elements && strcmp(o.reader.error, typed->reader.error) == 0);

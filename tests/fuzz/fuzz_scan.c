@@ -32,13 +32,14 @@ static void broken(const char *what, int line)
 
 struct outcome {
     struct moving_memory memory;
-    scan                *s;
-    attn_status          status;
-    attn_error           err;
+    scan *s;
+    attn_status status;
+    attn_error err;
 };
 
 /* Pieces of pseudo-random lengths; `seed` 0: the whole at once. */
-static void run(struct outcome *o, const proto_limits *limits, size_t room, const uint8_t *body, size_t bytes, uint32_t seed)
+static void run(struct outcome *o, const proto_limits *limits, size_t room, const uint8_t *body, size_t bytes,
+                uint32_t seed)
 {
     const proto_memory memory = { moving_grow, &o->memory };
     o->memory.limit = room;
@@ -85,7 +86,8 @@ static void same(const struct outcome *a, const struct outcome *b)
     must(counts[0] == counts[1] && used[0] == used[1]);
     for (int i = 0; i < counts[0]; i++) {
         const scan_lift *x = &lifts[0][i], *y = &lifts[1][i];
-        must(x->kind == y->kind && x->typed == y->typed && x->dtype == y->dtype && x->offset == y->offset && x->bytes == y->bytes);
+        must(x->kind == y->kind && x->typed == y->typed && x->dtype == y->dtype && x->offset == y->offset &&
+             x->bytes == y->bytes);
         must(x->elements == y->elements && x->rank == y->rank && !memcmp(x->shape, y->shape, sizeof x->shape));
         must(x->fault == y->fault && x->position == y->position && x->at == y->at && x->reason == y->reason);
         must(x->offset % 64 == 0 && x->offset + x->bytes <= (x->fault == SCAN_FINE ? used[0] : x->offset));
@@ -112,7 +114,8 @@ static void same_tree(const cJSON *body, const cJSON *skeleton, const scan_lift 
         const cJSON *b = stack[depth].body, *s = stack[depth].skeleton;
         must(!b == !s);
         if (!b) {
-            if (--depth >= 0) stack[depth].body = stack[depth].body->next, stack[depth].skeleton = stack[depth].skeleton->next;
+            if (--depth >= 0)
+                stack[depth].body = stack[depth].body->next, stack[depth].skeleton = stack[depth].skeleton->next;
             if (depth == 0) break;
             continue;
         }
@@ -123,7 +126,8 @@ static void same_tree(const cJSON *body, const cJSON *skeleton, const scan_lift 
             must(lifts[lifted].kind == (cJSON_IsString(b) ? SCAN_BASE64 : SCAN_ARRAY));
             lifted++;
         } else if (cJSON_IsNumber(b)) {
-            must(cJSON_IsString(s) && s->valuestring[0] == SCAN_NUMBER && same_number(s->valuestring + 1, b->valuedouble));
+            must(cJSON_IsString(s) && s->valuestring[0] == SCAN_NUMBER &&
+                 same_number(s->valuestring + 1, b->valuedouble));
         } else if (cJSON_IsString(b)) {
             must(cJSON_IsString(s) && s->valuestring[0] == SCAN_STRING && !strcmp(s->valuestring + 1, b->valuestring));
         } else {

@@ -1,6 +1,6 @@
-/* replay.c: main() for a fuzz target without libFuzzer: gives it every file it is told of, and every file in the folders it is
- * told of, once. Built with any compiler, so that `make test` replays each corpus. Exits with 1 where there was nothing to
- * replay: an empty corpus must not look like success. */
+/* replay.c: main() for a fuzz target without libFuzzer: gives it every file it is told of, and every file in the
+ * folders it is told of, once. Built with any compiler, so that `make test` replays each corpus. Exits with 1 where
+ * there was nothing to replay: an empty corpus must not look like success. */
 #include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -41,7 +41,8 @@ int main(int argc, char **argv)
             else failed++;
             continue;
         }
-        count = scandir(argv[i], &names, NULL, alphasort); /* in order, so that a failure comes at the same place again */
+        count = scandir(argv[i], &names, NULL,
+                        alphasort); /* in order, so that a failure comes at the same place again */
         if (count < 0) {
             perror(argv[i]);
             failed++;
@@ -49,7 +50,8 @@ int main(int argc, char **argv)
         }
         for (int n = 0; n < count; n++) {
             char path[4096];
-            if (names[n]->d_name[0] != '.' && snprintf(path, sizeof path, "%s/%s", argv[i], names[n]->d_name) < (int)sizeof path) {
+            if (names[n]->d_name[0] != '.' &&
+                snprintf(path, sizeof path, "%s/%s", argv[i], names[n]->d_name) < (int)sizeof path) {
                 if (replay_file(path)) replayed++;
                 else failed++;
             }

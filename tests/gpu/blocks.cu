@@ -2,17 +2,19 @@
  *
  *   build/tests/gpu/blocks [SECTION]        all checks, or those of one section (the table at the end)
  *
- * test_backends says that a kernel's numbers are wrong; this says which of its assumptions is: where TMA and its swizzle put an element,
- * which accumulator a product leaves it in, in what order an operand wants its keys, whether a barrier's phases hold a ring together. Every
- * check goes through the wrappers that the kernels use (sm90/ptx.cuh here; ptx.cuh, tile.cuh and split.cuh of sm80 in blocks_sm80.cu) and
- * through their layouts; what forward.cu and f8_forward.cu keep to themselves, a few lines a step, is repeated here under the same names.
+ * test_backends says that a kernel's numbers are wrong; this says which of its assumptions is: where TMA and its
+ * swizzle put an element, which accumulator a product leaves it in, in what order an operand wants its keys,
+ * whether a barrier's phases hold a ring together. Every check goes through the wrappers that the kernels use
+ * (sm90/ptx.cuh here; ptx.cuh, tile.cuh and split.cuh of sm80 in blocks_sm80.cu) and through their layouts; what
+ * forward.cu and f8_forward.cu keep to themselves, a few lines a step, is repeated here under the same names.
  *
  *   1. Inputs are random integers, so small that every product and sum is exact in every type: results are compared with ==. Conversions
  *      are compared with the host's, and 2^x with a bound.
  *   2. Outputs, shared memory that is to be filled, and accumulators that a product is to overwrite hold NaN before.
  *   3. No address is ever out of range. A ring that is stuck would wait for ever: the program ends after HANG_SECONDS.
  *
- * The last line counts. Without a GPU of compute capability 9.0 nothing is run, and it says so. `make emulate` runs it without one. */
+ * The last line counts. Without a GPU of compute capability 9.0 nothing is run, and it says so. `make emulate` runs
+ * it without one. */
 #include <cudaTypedefs.h>
 #include <unistd.h>
 
@@ -24,15 +26,14 @@ template <> struct stored<e4m3> {
     static bits of(float x) { return attn_e4m3_from_f32(x); }
 };
 
-namespace
-{
+namespace {
 
 enum { HANG_SECONDS = 300 };
 
-/* ---- Tensor maps ------------------------------------------------------------------------------------------------------ */
+/* ---- Tensor maps ------------------------------------------------------------------------------------------------- */
 
-/* A dense tensor [B, rows, H, columns] as the launchers of forward.cu (16 bits) and f8_forward.cu (bytes) map it: axes columns, rows, H, B;
- * boxes of 128 bytes by box_rows, swizzled. */
+/* A dense tensor [B, rows, H, columns] as the launchers of forward.cu (16 bits) and f8_forward.cu (bytes) map it:
+ * axes columns, rows, H, B; boxes of 128 bytes by box_rows, swizzled. */
 struct tensor {
     const void *data;
     int element; /* bytes */
@@ -43,16 +44,17 @@ CUtensorMap map_of(const tensor &t, int box_rows)
     static PFN_cuTensorMapEncodeTiled_v12000 encode;
     if (!encode) {
         cudaDriverEntryPointQueryResult found;
-        MUST(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000, cudaEnableDefault, &found));
+        MUST(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000, cudaEnableDefault,
+                                              &found));
     }
     CUtensorMap map;
     const uint64_t line = (uint64_t)(t.columns * t.element);
     const uint64_t dims[4] = { (uint64_t)t.columns, (uint64_t)t.rows, (uint64_t)t.H, (uint64_t)t.B };
     const uint64_t strides[3] = { line * (uint64_t)t.H, line, line * (uint64_t)t.H * (uint64_t)t.rows };
     const uint32_t box[4] = { 128u / (uint32_t)t.element, (uint32_t)box_rows, 1, 1 }, ones[4] = { 1, 1, 1, 1 };
-    if (encode(&map, t.element == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)t.data, dims, strides,
-               box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
+    if (encode(&map, t.element == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+               (void *)t.data, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
         must(cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
     return map;
 }
@@ -63,16 +65,20 @@ template <class T> CUtensorMap map_of(const array<T> &x, int rows, int columns, 
 }
 
 /* Where byte b of row r lies in a tile of rows of 128 bytes that is swizzled. */
-int swizzled(int r, int b) { return r * 128 + ((b / 16 ^ r % 8) * 16) + b % 16; }
+int swizzled(int r, int b)
+{
+    return r * 128 + ((b / 16 ^ r % 8) * 16) + b % 16;
+}
 
-/* ---- TMA: boxes, swizzle, what is past the end ------------------------------------------------------------------------- */
+/* ---- TMA: boxes, swizzle, what is past the end ------------------------------------------------------------------- */
 
 struct place {
     int column, row, head, batch;
 };
 
 /* `chunks` boxes side by side, as they lie in shared memory. */
-__global__ void load_tile(const __grid_constant__ CUtensorMap map, place from, int chunks, int chunk_columns, int chunk_bytes, uint4 *out)
+__global__ void load_tile(const __grid_constant__ CUtensorMap map, place from, int chunks, int chunk_columns,
+                          int chunk_bytes, uint4 *out)
 {
     extern __shared__ __align__(1024) char memory[];
     uint4 *const tile = (uint4 *)memory;
@@ -89,15 +95,16 @@ __global__ void load_tile(const __grid_constant__ CUtensorMap map, place from, i
     if (threadIdx.x == 0) {
         mbarrier_arrive_expect_tx(full, bytes);
         for (int c = 0; c < chunks; c++)
-            tma_load_4d(smem_addr(memory) + c * chunk_bytes, &map, from.column + c * chunk_columns, from.row, from.head, from.batch, full);
+            tma_load_4d(smem_addr(memory) + c * chunk_bytes, &map, from.column + c * chunk_columns, from.row, from.head,
+                        from.batch, full);
     }
     mbarrier_wait(full, 0);
     for (int n = threadIdx.x; n < bytes / 16; n += blockDim.x) out[n] = tile[n];
 }
 
 /* The other way: what is outside of the tensor is dropped. */
-__global__ void store_tile(const __grid_constant__ CUtensorMap map, place to, int chunks, int chunk_columns, int chunk_bytes,
-                           const uint4 *from)
+__global__ void store_tile(const __grid_constant__ CUtensorMap map, place to, int chunks, int chunk_columns,
+                           int chunk_bytes, const uint4 *from)
 {
     extern __shared__ __align__(1024) char memory[];
     for (int n = threadIdx.x; n < chunks * chunk_bytes / 16; n += blockDim.x) ((uint4 *)memory)[n] = from[n];
@@ -105,7 +112,8 @@ __global__ void store_tile(const __grid_constant__ CUtensorMap map, place to, in
     __syncthreads();
     if (threadIdx.x == 0) {
         for (int c = 0; c < chunks; c++)
-            tma_store_4d(&map, to.column + c * chunk_columns, to.row, to.head, to.batch, smem_addr(memory) + c * chunk_bytes);
+            tma_store_4d(&map, to.column + c * chunk_columns, to.row, to.head, to.batch,
+                         smem_addr(memory) + c * chunk_bytes);
         bulk_commit();
         bulk_wait_read<0>();
     }
@@ -145,7 +153,8 @@ void check_tma()
         const int tile_bytes = x.chunks * chunk_bytes, columns = 128 / x.element;
         const place at = { 0, x.row, x.head, x.batch };
         std::vector<uint8_t> data(bytes), expected(tile_bytes);
-        for (uint8_t &b : data) b = (uint8_t)(1 + random_bits() % 254); /* neither 0, which fills, nor 0xff, which was there before */
+        for (uint8_t &b : data)
+            b = (uint8_t)(1 + random_bits() % 254); /* neither 0, which fills, nor 0xff, which was there before */
         array<uint8_t> source(data), out(tile_bytes);
         const CUtensorMap from = map_of(tensor{ source.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
         load_tile<<<1, 128, tile_bytes + 8>>>(from, at, x.chunks, columns, chunk_bytes, (uint4 *)out.device);
@@ -171,17 +180,24 @@ void check_tma()
         for (int c = 0; c < x.chunks; c++)
             for (int r = 0; r < TMA_ROWS; r++)
                 for (int b = 0; b < 128; b++)
-                    if (const int64_t n = source_of(x, c, r, b); n >= 0) all[n] = expected[c * chunk_bytes + swizzled(r, b)];
+                    if (const int64_t n = source_of(x, c, r, b); n >= 0)
+                        all[n] = expected[c * chunk_bytes + swizzled(r, b)];
         snprintf(name, sizeof name, "TMA store: %s", x.name);
         judge(name, compare(back.fetch(), all));
     }
 }
 
-/* ---- wgmma of 16 bits: S = Q K^T, P in registers, O += P V --------------------------------------------------------------- */
+/* ---- wgmma of 16 bits: S = Q K^T, P in registers, O += P V ------------------------------------------------------- */
 
 /* An accumulator's place in 64 x N, see wgmma in ptx.cuh. */
-DEVICE int row_of(int i) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8; }
-DEVICE int column_of(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+DEVICE int row_of(int i)
+{
+    return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
+}
+DEVICE int column_of(int i)
+{
+    return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+}
 
 template <int N> DEVICE void write_accumulators(float *to, const float (&d)[N / 2])
 {
@@ -200,7 +216,10 @@ template <int N> DEVICE void begin_sums(float (&d)[N])
 #pragma unroll
     for (int i = 0; i < N; i++) d[i] = (float)(column_of(i) - row_of(i));
 }
-float begun(int row, int column) { return (float)(column - row); }
+float begun(int row, int column)
+{
+    return (float)(column - row);
+}
 
 /* forward.cu's: D of q and k, BN keys, DV of v. */
 template <int D_, int BN_, int DV_> struct shape {
@@ -215,8 +234,9 @@ template <class X> struct shared {
 
 /* Attention less the softmax: P = S. */
 template <typename T, class X>
-__global__ void __launch_bounds__(128) attend(const __grid_constant__ CUtensorMap map_Q, const __grid_constant__ CUtensorMap map_K,
-                                              const __grid_constant__ CUtensorMap map_V, float *S_out, float *O_out)
+__global__ void __launch_bounds__(128)
+    attend(const __grid_constant__ CUtensorMap map_Q, const __grid_constant__ CUtensorMap map_K,
+           const __grid_constant__ CUtensorMap map_V, float *S_out, float *O_out)
 {
     extern __shared__ __align__(1024) char memory[];
     shared<X> &sm = *reinterpret_cast<shared<X> *>(memory);
@@ -255,16 +275,20 @@ template <typename T, class X> void check_attend()
     array<uint16_t> gQ(bits_of<T>(Q)), gK(bits_of<T>(K)), gV(bits_of<T>(V));
     array<float> S(64 * BN), O(64 * DV);
     MUST((allow_shared<attend<T, X>>(sizeof(shared<X>))));
-    attend<T, X><<<1, 128, sizeof(shared<X>)>>>(map_of(gQ, 64, D, 64), map_of(gK, BN, D, BN), map_of(gV, BN, DV, BN), S.device, O.device);
+    attend<T, X><<<1, 128, sizeof(shared<X>)>>>(map_of(gQ, 64, D, 64), map_of(gK, BN, D, BN), map_of(gV, BN, DV, BN),
+                                                S.device, O.device);
     finish("attend");
-    const auto at = [&](const std::vector<float> &x, int columns) { return [&x, columns](int r, int c) { return x[r * columns + c]; }; };
+    const auto at = [&](const std::vector<float> &x, int columns) {
+        return [&x, columns](int r, int c) { return x[r * columns + c]; };
+    };
     const std::vector<float> P = multiply(64, BN, D, at(Q, D), [&](int k, int j) { return K[j * D + k]; });
     std::vector<float> expected = multiply(64, DV, BN, at(P, BN), at(V, DV));
     for (int i = 0; i < 64 * DV; i++) expected[i] += begun(i / DV, i % DV);
     char name[120];
     snprintf(name, sizeof name, "wgmma %s: S = Q K^T, %d keys, head dim %d", stored<T>::name, BN, D);
     judge(name, compare(S.fetch(), P));
-    snprintf(name, sizeof name, "wgmma %s: O += P V, P from the accumulators of %d keys, head dim %d", stored<T>::name, BN, DV);
+    snprintf(name, sizeof name, "wgmma %s: O += P V, P from the accumulators of %d keys, head dim %d", stored<T>::name,
+             BN, DV);
     judge(name, compare(O.fetch(), expected));
 }
 
@@ -285,7 +309,7 @@ void check_wgmma()
     check_wgmma_16<__half>();
 }
 
-/* ---- wgmma of e4m3: the order of the keys --------------------------------------------------------------------------------- */
+/* ---- wgmma of e4m3: the order of the keys ------------------------------------------------------------------------ */
 
 /* f8_forward.cu's. */
 template <int D_, int BN_> struct shape_8 {
@@ -299,11 +323,15 @@ template <class X> struct shared_8 {
 };
 
 /* The key at place n of a row of V^T. */
-int key_at(int n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
+int key_at(int n)
+{
+    return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2;
+}
 
 template <class X>
-__global__ void __launch_bounds__(128) attend_8(const __grid_constant__ CUtensorMap map_Q, const __grid_constant__ CUtensorMap map_K,
-                                                const __grid_constant__ CUtensorMap map_V, float *S_out, float *O_out)
+__global__ void __launch_bounds__(128)
+    attend_8(const __grid_constant__ CUtensorMap map_Q, const __grid_constant__ CUtensorMap map_K,
+             const __grid_constant__ CUtensorMap map_V, float *S_out, float *O_out)
 {
     extern __shared__ __align__(1024) char memory[];
     shared_8<X> &sm = *reinterpret_cast<shared_8<X> *>(memory);
@@ -326,7 +354,8 @@ __global__ void __launch_bounds__(128) attend_8(const __grid_constant__ CUtensor
     poison(S);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < X::D / 32; k++) wgmma<e4m3, X::BN>::ss(S, operand(Q) + step<64>(k), operand(K) + step<X::BN>(k), k > 0);
+    for (int k = 0; k < X::D / 32; k++)
+        wgmma<e4m3, X::BN>::ss(S, operand(Q) + step<64>(k), operand(K) + step<X::BN>(k), k > 0);
     wgmma_commit();
     wgmma_wait<0>();
     pin(S);
@@ -353,7 +382,8 @@ template <class X> void check_attend_8()
     array<uint8_t> gQ(bits_of<e4m3>(Q)), gK(bits_of<e4m3>(K)), gV(bits_of<e4m3>(turned));
     array<float> S(64 * BN), O(64 * D);
     MUST(allow_shared<attend_8<X>>(sizeof(shared_8<X>)));
-    attend_8<X><<<1, 128, sizeof(shared_8<X>)>>>(map_of(gQ, 64, D, 64), map_of(gK, BN, D, BN), map_of(gV, D, PITCH, D), S.device, O.device);
+    attend_8<X><<<1, 128, sizeof(shared_8<X>)>>>(map_of(gQ, 64, D, 64), map_of(gK, BN, D, BN), map_of(gV, D, PITCH, D),
+                                                 S.device, O.device);
     finish("attend_8");
     const std::vector<float> exact = multiply(
         64, BN, D, [&](int i, int k) { return Q[i * D + k]; }, [&](int k, int j) { return K[j * D + k]; });
@@ -369,8 +399,8 @@ template <class X> void check_attend_8()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* A step cuts its products, and the sum so far, at 2^-13 of the largest of them: beside 2^13, which the first product is, products of 1
- * must count, each of them. */
+/* A step cuts its products, and the sum so far, at 2^-13 of the largest of them: beside 2^13, which the first
+ * product is, products of 1 must count, each of them. */
 void check_sums_of_e4m3()
 {
     typedef shape_8<256, 128> X;
@@ -381,7 +411,8 @@ void check_sums_of_e4m3()
     array<uint8_t> gQ(bits_of<e4m3>(Q)), gK(bits_of<e4m3>(K)), gV(std::vector<uint8_t>(D * 128, 0));
     array<float> S(64 * BN), O(64 * D);
     MUST(allow_shared<attend_8<X>>(sizeof(shared_8<X>)));
-    attend_8<X><<<1, 128, sizeof(shared_8<X>)>>>(map_of(gQ, 64, D, 64), map_of(gK, BN, D, BN), map_of(gV, D, 128, D), S.device, O.device);
+    attend_8<X><<<1, 128, sizeof(shared_8<X>)>>>(map_of(gQ, 64, D, 64), map_of(gK, BN, D, BN), map_of(gV, D, 128, D),
+                                                 S.device, O.device);
     finish("attend_8");
     const std::vector<float> expected = multiply(
         64, BN, D, [&](int i, int k) { return Q[i * D + k]; }, [&](int k, int j) { return K[j * D + k]; });
@@ -398,12 +429,12 @@ void check_wgmma_8()
     check_sums_of_e4m3();
 }
 
-/* ---- The ring: producer and consumers, turns, setmaxnreg ---------------------------------------------------------------------- */
+/* ---- The ring: producer and consumers, turns, setmaxnreg --------------------------------------------------------- */
 
 enum { TILES = 50, TURN_BARRIER = 2, GROUP_BARRIER = 6 };
 
-/* C consumers of BLOCKS times 64 rows, tiles of N rows; registers as in forward.cu and f8_forward.cu. A consumer's accumulators are at
- * least as many as the registers that a thread has when the block begins. */
+/* C consumers of BLOCKS times 64 rows, tiles of N rows; registers as in forward.cu and f8_forward.cu. A consumer's
+ * accumulators are at least as many as the registers that a thread has when the block begins. */
 template <int C_, int BLOCKS_, int N_, int STAGES_, int PRODUCER_, int CONSUMER_> struct team {
     static const int C = C_, BLOCKS = BLOCKS_, N = N_, STAGES = STAGES_, PRODUCER = PRODUCER_, CONSUMER = CONSUMER_;
     static const int THREADS = 128 * (C + 1), ROWS = C * BLOCKS * 64;
@@ -416,13 +447,16 @@ template <class X> struct shared_ring {
 };
 
 /* A consumer has no product for some tiles: then it passes its turn, as for keys that none of its rows sees. */
-ATTN_HD bool sees(int w, int tile) { return (tile * 7 + w * 3) % 5 != 0; }
+ATTN_HD bool sees(int w, int tile)
+{
+    return (tile * 7 + w * 3) % 5 != 0;
+}
 
 /* out[ROWS x N] = the sum over the tiles that a row's consumer sees of A tile^T. */
 template <class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
-    run_ring(const __grid_constant__ CUtensorMap map_A, const __grid_constant__ CUtensorMap map_tiles, bool slow_producer,
-             bool slow_consumers, float *out, int *turns)
+    run_ring(const __grid_constant__ CUtensorMap map_A, const __grid_constant__ CUtensorMap map_tiles,
+             bool slow_producer, bool slow_consumers, float *out, int *turns)
 {
     const int C = X::C, N = X::N;
     extern __shared__ __align__(1024) char memory[];
@@ -446,7 +480,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
             pauses slow(slow_producer);
             const uint32_t bar = smem_addr(&sm.full_A);
             mbarrier_arrive_expect_tx(bar, sizeof sm.A);
-            for (int n = 0; n < X::ROWS / 64; n++) tma_load_4d(smem_addr(sm.A) + n * 8192, &map_A, 0, n * 64, 0, 0, bar);
+            for (int n = 0; n < X::ROWS / 64; n++)
+                tma_load_4d(smem_addr(sm.A) + n * 8192, &map_A, 0, n * 64, 0, 0, bar);
 #pragma unroll 1
             for (int tile = 0; tile < TILES; tile++) {
                 const uint32_t full = smem_addr(&sm.full[at.stage]);
@@ -487,7 +522,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
                 await_turn();
                 next_turn();
                 mbarrier_wait(smem_addr(&sm.full[at.stage]), at.phase);
-                named_barrier_sync(GROUP_BARRIER + w, 128); /* a warp that still waited could miss the phase once the stage is filled */
+                named_barrier_sync(GROUP_BARRIER + w,
+                                   128); /* a warp that still waited could miss the phase once the stage is filled */
                 release();
                 at.next();
                 continue;
@@ -499,8 +535,9 @@ __global__ void __launch_bounds__(X::THREADS, 1)
             for (int b = 0; b < X::BLOCKS; b++)
 #pragma unroll
                 for (int k = 0; k < 4; k++)
-                    wgmma<__nv_bfloat16, N>::ss(sums[b], wgmma_descriptor(smem_addr(sm.A) + (w * X::BLOCKS + b) * 8192 + k * 32, 16, 1024),
-                                                wgmma_descriptor(smem_addr(sm.tiles[at.stage]) + k * 32, 16, 1024), 1);
+                    wgmma<__nv_bfloat16, N>::ss(
+                        sums[b], wgmma_descriptor(smem_addr(sm.A) + (w * X::BLOCKS + b) * 8192 + k * 32, 16, 1024),
+                        wgmma_descriptor(smem_addr(sm.tiles[at.stage]) + k * 32, 16, 1024), 1);
             wgmma_commit();
             next_turn();
             slow.pause();
@@ -543,12 +580,12 @@ template <class X> void check_team()
     for (int slow = 0; slow < 4; slow++) {
         array<float> out(ROWS * N);
         array<int> turns(TILES * C);
-        run_ring<X><<<1, X::THREADS, sizeof(shared_ring<X>)>>>(map_of(gA, ROWS, 64, 64), map_of(gTiles, TILES * N, 64, N), slow & 1,
-                                                               slow & 2, out.device, turns.device);
+        run_ring<X><<<1, X::THREADS, sizeof(shared_ring<X>)>>>(
+            map_of(gA, ROWS, 64, 64), map_of(gTiles, TILES * N, 64, N), slow & 1, slow & 2, out.device, turns.device);
         finish("run_ring");
         char name[120];
-        snprintf(name, sizeof name, "ring of %d stages, %d consumers, registers %d and %d%s: every tile once", X::STAGES, C, X::PRODUCER,
-                 X::CONSUMER, slowness[slow]);
+        snprintf(name, sizeof name, "ring of %d stages, %d consumers, registers %d and %d%s: every tile once",
+                 X::STAGES, C, X::PRODUCER, X::CONSUMER, slowness[slow]);
         judge(name, compare(out.fetch(), expected));
         snprintf(name, sizeof name, "turns of %d consumers, ring of %d stages%s", C, X::STAGES, slowness[slow]);
         judge(name, compare(turns.fetch(), order));
@@ -562,13 +599,16 @@ void check_ring()
     check_team<team<3, 2, 128, 4, 32, 160>>();
 }
 
-/* ---- Ordinary memory handed over by a pair of barriers -------------------------------------------------------------------------- */
+/* ---- Ordinary memory handed over by a pair of barriers ----------------------------------------------------------- */
 
 enum { LETTERS = 200, READERS = 8 /* warps */ };
 struct letter {
     int words[8];
 };
-ATTN_HD int word_of(int letter, int n) { return letter * 131 + n * 17; }
+ATTN_HD int word_of(int letter, int n)
+{
+    return letter * 131 + n * 17;
+}
 
 __global__ void __launch_bounds__(32 * (READERS + 1)) hand_over(bool slow_writer, bool slow_readers, uint32_t *out)
 {
@@ -620,13 +660,13 @@ void check_hand_over()
         hand_over<<<1, 32 * (READERS + 1), 1024>>>(slow & 1, slow & 2, out.device);
         finish("hand_over");
         char name[120];
-        snprintf(name, sizeof name, "mbarrier: ordinary stores handed to %d warps%s%s", READERS, slow & 1 ? ", slow writer" : "",
-                 slow & 2 ? ", slow readers" : "");
+        snprintf(name, sizeof name, "mbarrier: ordinary stores handed to %d warps%s%s", READERS,
+                 slow & 1 ? ", slow writer" : "", slow & 2 ? ", slow readers" : "");
         judge(name, compare(out.fetch(), expected));
     }
 }
 
-/* ---- A dependent launch ------------------------------------------------------------------------------------------------------------ */
+/* ---- A dependent launch ------------------------------------------------------------------------------------------ */
 
 enum { FIRST_BLOCKS = 64 };
 
@@ -668,7 +708,7 @@ void check_dependent_launch()
     judge("a dependent kernel sees what the kernel before wrote", compare(y.fetch(), expected));
 }
 
-/* ---- Results: accumulators to rows -------------------------------------------------------------------------------------------------- */
+/* ---- Results: accumulators to rows ------------------------------------------------------------------------------- */
 
 template <typename T, int D> __global__ void __launch_bounds__(128) store(const float *x, uint16_t *out)
 {
@@ -677,7 +717,8 @@ template <typename T, int D> __global__ void __launch_bounds__(128) store(const 
     float O[D / 2];
 #pragma unroll
     for (int i = 0; i < D / 2; i++) O[i] = x[row_of(i) * D + column_of(i)];
-    store_rows<T, D>((T *)out + warp * 16 * D, D, 16, D, O, (uint16_t *)memory + warp * 16 * ((D + 63) / 64 * 64), threadIdx.x % 32);
+    store_rows<T, D>((T *)out + warp * 16 * D, D, 16, D, O, (uint16_t *)memory + warp * 16 * ((D + 63) / 64 * 64),
+                     threadIdx.x % 32);
 }
 
 /* Of either sign and of all sizes between 2^-20 and 2^12. */
@@ -685,7 +726,8 @@ std::vector<float> random_floats(size_t n)
 {
     std::vector<float> x(n);
     for (float &y : x)
-        y = ldexpf(1 + (float)(random_bits() >> 8) / 16777216.0f, (int)(random_bits() % 32) - 20) * (random_bits() & 64 ? 1 : -1);
+        y = ldexpf(1 + (float)(random_bits() >> 8) / 16777216.0f, (int)(random_bits() % 32) - 20) *
+            (random_bits() & 64 ? 1 : -1);
     return x;
 }
 
@@ -710,11 +752,12 @@ void check_stores()
     check_store<__half, 192>();
 }
 
-/* ---- Conversions --------------------------------------------------------------------------------------------------------------------- */
+/* ---- Conversions ------------------------------------------------------------------------------------------------- */
 
 enum { CONVERTED = 8192 };
 
-__global__ void convert(const float *x, const uint8_t *narrow, uint32_t *bf16, uint32_t *f16, uint32_t *f8, uint32_t *wide)
+__global__ void convert(const float *x, const uint8_t *narrow, uint32_t *bf16, uint32_t *f16, uint32_t *f8,
+                        uint32_t *wide)
 {
     for (int n = threadIdx.x; n < CONVERTED / 2; n += blockDim.x) {
         bf16[n] = pack<__nv_bfloat16>(x[2 * n], x[2 * n + 1]);
@@ -745,12 +788,14 @@ void check_conversions()
     judge("pack_e4m3: four floats, those past 448 included", compare(f8.fetch(), packed(bits_of<e4m3>(x))));
     judge("widen_e4m3: all numbers as bfloat16", compare(wide.fetch(), packed(bits_of<__nv_bfloat16>(widened))));
 
-    /* ex2.approx is good to 2^-22 (PTX ISA 9.0, 9.7.3.21), and less than 2^-126 is 0. A factor that changes nothing must be exactly 1. */
+    /* ex2.approx is good to 2^-22 (PTX ISA 9.0, 9.7.3.21), and less than 2^-126 is 0. A factor that changes nothing
+     * must be exactly 1. */
     std::vector<float> powers;
     for (int n = 0; n < 4000; n++) powers.push_back((float)(random_bits() % 136000) / -1000.0f + 10);
     std::vector<double> expected, off;
     for (float y : powers)
-        expected.push_back(exp2((double)y)), off.push_back(ldexp(exp2((double)y), -22) + (y < -125.999 ? ldexp(1, -126) : 0));
+        expected.push_back(exp2((double)y)),
+            off.push_back(ldexp(exp2((double)y), -22) + (y < -125.999 ? ldexp(1, -126) : 0));
     powers.insert(powers.end(), { 0.0f, -0.0f, -INFINITY, -200.0f });
     expected.insert(expected.end(), { 1, 1, 0, 0 });
     off.insert(off.end(), { 0, 0, 0, 0 });
@@ -784,8 +829,8 @@ int main(int argc, char **argv)
     int devices = 0;
     cudaDeviceProp chip;
     setvbuf(stdout, nullptr, _IOLBF, 0); /* a line that was printed is seen, whatever comes */
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || cudaGetDeviceProperties(&chip, 0) != cudaSuccess ||
-        chip.major != 9 || chip.minor != 0) {
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
+        cudaGetDeviceProperties(&chip, 0) != cudaSuccess || chip.major != 9 || chip.minor != 0) {
         printf("blocks: no GPU of compute capability 9.0 here: skipped\n0 passed, 0 failed\n");
         return 0;
     }

@@ -1,4 +1,5 @@
-/* blocks.cuh: what blocks.cu and blocks_sm80.cu have in common: counting, numbers on host and device, plain products, pauses.
+/* blocks.cuh: what blocks.cu and blocks_sm80.cu have in common: counting, numbers on host and device, plain
+ * products, pauses.
  *
  * Each of the two includes the ptx.cuh of one folder of kernels, for those have the same names. */
 #ifndef TESTS_GPU_BLOCKS_CUH
@@ -18,7 +19,7 @@
 #include "kernels/cuda/errors.h"
 #include "kernels/cuda/kernels.h"
 
-/* ---- Counting --------------------------------------------------------------------------------------------------------- */
+/* ---- Counting ---------------------------------------------------------------------------------------------------- */
 
 inline int passed, failed;
 
@@ -71,11 +72,12 @@ inline void judge(const char *name, const outcome &x)
         passed++;
         return;
     }
-    printf("FAIL %s: %zu of %zu are wrong; number %zu is %g and should be %g\n", name, x.wrong, x.count, x.first, x.got, x.expected);
+    printf("FAIL %s: %zu of %zu are wrong; number %zu is %g and should be %g\n", name, x.wrong, x.count, x.first, x.got,
+           x.expected);
     failed++;
 }
 
-/* ---- Numbers ---------------------------------------------------------------------------------------------------------- */
+/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
 inline uint32_t random_state = 2463534242u;
 inline uint32_t random_bits()
@@ -85,7 +87,10 @@ inline uint32_t random_bits()
     return random_state ^= random_state << 5;
 }
 /* From -most to most. */
-inline float random_int(int most) { return (float)((int)(random_bits() % (2u * (unsigned)most + 1)) - most); }
+inline float random_int(int most)
+{
+    return (float)((int)(random_bits() % (2u * (unsigned)most + 1)) - most);
+}
 inline std::vector<float> random_ints(size_t n, int most)
 {
     std::vector<float> x(n);
@@ -166,7 +171,7 @@ template <class Bits> std::vector<uint32_t> packed(const std::vector<Bits> &x)
     return y;
 }
 
-/* ---- Pauses ---------------------------------------------------------------------------------------------------------- */
+/* ---- Pauses ------------------------------------------------------------------------------------------------------ */
 
 /* Of a thread, where they are wanted: each warp has a pace of its own. */
 struct pauses {

@@ -1,13 +1,14 @@
-/* blocks_sm80.cu: the part of blocks.cu for the kernels of sm80: cp.async, swizzled tiles, fragments, mma, float32 in two planes. */
+/* blocks_sm80.cu: the part of blocks.cu for the kernels of sm80: cp.async, swizzled tiles, fragments, mma, float32
+ * in two planes. */
 #include "kernels/cuda/simple/rows.cuh"
 #include "kernels/cuda/sm80/split.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
 #include "tests/gpu/blocks.cuh"
 
-namespace
-{
+namespace {
 
-/* Two groups of copies of 16 bytes a thread, the odd ones not valid: what is here after the wait for the first, and after that for both. */
+/* Two groups of copies of 16 bytes a thread, the odd ones not valid: what is here after the wait for the first, and
+ * after that for both. */
 __global__ void copy(const uint4 *from, uint4 *out)
 {
     extern __shared__ __align__(1024) char memory[];
@@ -105,17 +106,21 @@ enum fragments { ROWS_ROWS, ROWS_COLUMNS, COLUMNS_ROWS, COLUMNS_COLUMNS };
 const char *const fragment_names[] = { "A by rows, B by rows", "A by rows, B by columns", "A by columns, B by rows",
                                        "A by columns, B by columns" };
 
-/* h is 0, which the compiler shall not know: nvcc 13.0 drops the thread's own place from an address of which all else is 0. */
+/* h is 0, which the compiler shall not know: nvcc 13.0 drops the thread's own place from an address of which all
+ * else is 0. */
 /* ANYWHERE: by the functions for tiles that start on any 16 bytes. */
 template <typename T, int D, bool ANYWHERE>
 __global__ void __launch_bounds__(128)
-    multiply_tiles(const __grid_constant__ attn_view A, const __grid_constant__ attn_view B, int h, fragments how, float *out)
+    multiply_tiles(const __grid_constant__ attn_view A, const __grid_constant__ attn_view B, int h, fragments how,
+                   float *out)
 {
     extern __shared__ __align__(1024) char memory[];
-    uint16_t *const tileA = (uint16_t *)memory + (ANYWHERE ? 8 : 0), *const tileB = (uint16_t *)memory + 64 * D + (ANYWHERE ? 8 : 0);
+    uint16_t *const tileA = (uint16_t *)memory + (ANYWHERE ? 8 : 0), *const tileB = (uint16_t *)memory + 64 * D +
+                                                                                    (ANYWHERE ? 8 : 0);
     const uint32_t a_at = smem_addr(tileA), b_at = smem_addr(tileB);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const bool a_down = how == COLUMNS_ROWS || how == COLUMNS_COLUMNS, b_down = how == ROWS_COLUMNS || how == COLUMNS_COLUMNS;
+    const bool a_down = how == COLUMNS_ROWS || how == COLUMNS_COLUMNS,
+               b_down = how == ROWS_COLUMNS || how == COLUMNS_COLUMNS;
     const int M = a_down ? D : 64, N = b_down ? D : 64, K = how == ROWS_ROWS ? D : 64;
     loader<D, 128>(A, 0, h, 0, 64, D).template load<64>(tileA, 0);
     loader<D, 128>(B, 0, h, 0, 64, D).template load<64>(tileB, 0);
@@ -141,7 +146,8 @@ __global__ void __launch_bounds__(128)
                 mma<T>(c[0], a, b[0], b[1]);
                 mma<T>(c[1], a, b[2], b[3]);
             }
-            for (int e = 0; e < 8; e++) out[(m + lane / 4 + e / 2 % 2 * 8) * N + n + e / 4 * 8 + lane % 4 * 2 + e % 2] = c[e / 4][e % 4];
+            for (int e = 0; e < 8; e++)
+                out[(m + lane / 4 + e / 2 % 2 * 8) * N + n + e / 4 * 8 + lane % 4 * 2 + e % 2] = c[e / 4][e % 4];
         }
 }
 
@@ -154,7 +160,8 @@ template <typename T, int D, bool ANYWHERE> void check_fragments()
     viewA.row = viewB.row = D;
     viewA.data = gA.device, viewB.data = gB.device;
     for (int how = ROWS_ROWS; how <= COLUMNS_COLUMNS; how++) {
-        const bool a_down = how == COLUMNS_ROWS || how == COLUMNS_COLUMNS, b_down = how == ROWS_COLUMNS || how == COLUMNS_COLUMNS;
+        const bool a_down = how == COLUMNS_ROWS || how == COLUMNS_COLUMNS,
+                   b_down = how == ROWS_COLUMNS || how == COLUMNS_COLUMNS;
         const int M = a_down ? D : 64, N = b_down ? D : 64, K = how == ROWS_ROWS ? D : 64, bytes = 64 * D * 4 + 32;
         array<float> out((size_t)M * N);
         MUST((allow_shared<multiply_tiles<T, D, ANYWHERE>>((size_t)bytes)));
@@ -172,8 +179,8 @@ template <typename T, int D, bool ANYWHERE> void check_fragments()
 
 /* P from registers, as in forward.cu: accumulators of S become the A operand of O = S V. A warp has 16 rows. */
 template <typename T, int D>
-__global__ void __launch_bounds__(128)
-    attend(const __grid_constant__ attn_view Q, const __grid_constant__ attn_view K, const __grid_constant__ attn_view V, int h, float *out)
+__global__ void __launch_bounds__(128) attend(const __grid_constant__ attn_view Q, const __grid_constant__ attn_view K,
+                                              const __grid_constant__ attn_view V, int h, float *out)
 {
     extern __shared__ __align__(1024) char memory[];
     uint16_t *const tiles = (uint16_t *)memory;
@@ -196,7 +203,8 @@ __global__ void __launch_bounds__(128)
         O,
         [&](uint32_t(&a)[1][4], int kk) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) a[0][e] = pack<T>(S[0][kk * 2 + e / 2][e % 2 * 2], S[0][kk * 2 + e / 2][e % 2 * 2 + 1]);
+            for (int e = 0; e < 4; e++)
+                a[0][e] = pack<T>(S[0][kk * 2 + e / 2][e % 2 * 2], S[0][kk * 2 + e / 2][e % 2 * 2 + 1]);
         },
         [&](uint32_t(&b)[D / 16][4], int kk) {
 #pragma unroll
@@ -205,7 +213,8 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) out[(warp * 16 + lane / 4 + e / 2 * 8) * D + n * 8 + lane % 4 * 2 + e % 2] = O[0][n][e];
+        for (int e = 0; e < 4; e++)
+            out[(warp * 16 + lane / 4 + e / 2 * 8) * D + n * 8 + lane % 4 * 2 + e % 2] = O[0][n][e];
 }
 
 template <typename T, int D> void check_attend()
@@ -228,10 +237,11 @@ template <typename T, int D> void check_attend()
     judge(name, compare(out.fetch(), expected));
 }
 
-/* The same of float32 as split.cuh has it: numbers are hi + lo / 2048, which are small integers here, so that nothing is rounded. q, k and
- * v are rows 64 .. 127 of their tiles. */
+/* The same of float32 as split.cuh has it: numbers are hi + lo / 2048, which are small integers here, so that
+ * nothing is rounded. q, k and v are rows 64 .. 127 of their tiles. */
 template <int D>
-__global__ void __launch_bounds__(128) attend_split(const uint16_t *Q, const uint16_t *K, const uint16_t *V, float *S_out, float *O_out)
+__global__ void __launch_bounds__(128)
+    attend_split(const uint16_t *Q, const uint16_t *K, const uint16_t *V, float *S_out, float *O_out)
 {
     extern __shared__ __align__(1024) char memory[];
     uint16_t *const tiles = (uint16_t *)memory;
@@ -287,7 +297,8 @@ template <int D> void check_attend_split()
     const auto low = [&](int n, int r, int d) { return planes[n][plane + first + r * D + d] / 2048; };
     /* (hi + lo) hi' + hi lo'; lo lo' is left out. */
     std::vector<float> P = multiply(
-        64, 64, D, [&](int i, int k) { return high(0, i, k) + low(0, i, k); }, [&](int k, int j) { return high(1, j, k); });
+        64, 64, D, [&](int i, int k) { return high(0, i, k) + low(0, i, k); },
+        [&](int k, int j) { return high(1, j, k); });
     const std::vector<float> rest = multiply(
         64, 64, D, [&](int i, int k) { return high(0, i, k); }, [&](int k, int j) { return low(1, j, k); });
     std::vector<float> hi(64 * 64);

@@ -1,10 +1,11 @@
-/* overlap.c: do copies and kernels of different requests overlap on a GPU? And what does a call cost the thread that makes
- * it?
+/* overlap.c: do copies and kernels of different requests overlap on a GPU? And what does a call cost the thread
+ * that makes it?
  *
  *   build/tests/gpu/overlap [timeline | calls]        both without an argument
  *
  * timeline  Runs one large request alone, then REQUESTS of them at once, a stream each, as the server's device thread does:
- * copy in from pinned memory, kernel, copy out, each followed by an event. Prints every stage on one time axis and judges:
+ * copy in from pinned memory, kernel, copy out, each followed by an event. Prints every stage on one time axis and
+ * judges:
  *             1. a copy in ran while the kernel of another request did, and so did a copy out, for at least half of what the
  * copy takes alone;
  *             2. of the time that could be saved (all stages one after the other, less REQUESTS times the longest stage) at
@@ -60,7 +61,7 @@ static double now_us(void)
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
-/* ---- Timeline --------------------------------------------------------------------------------------------------------- */
+/* ---- Timeline ---------------------------------------------------------------------------------------------------- */
 
 static void make(struct request *r)
 {
@@ -97,7 +98,8 @@ static void put(struct request *r)
     must(attn_stream_mark(r->stream, 1, &err), &err);
     must(attn_run(r->stream, &r->problem, 1, r->workspace, &err), &err);
     must(attn_stream_mark(r->stream, 2, &err), &err);
-    must(attn_copy(r->stream, r->host + 3 * TENSOR, r->device + 3 * TENSOR, TENSOR + LSE, ATTN_FROM_DEVICE, &err), &err);
+    must(attn_copy(r->stream, r->host + 3 * TENSOR, r->device + 3 * TENSOR, TENSOR + LSE, ATTN_FROM_DEVICE, &err),
+         &err);
     must(attn_stream_mark(r->stream, 3, &err), &err);
 }
 
@@ -108,8 +110,8 @@ static void collect(struct request *r, attn_stream *origin, struct times *times)
     for (int slot = 0; slot < ATTN_MARKS; slot++) times->at[slot] = attn_streams_between_us(origin, 0, r->stream, slot);
 }
 
-/* A stage's own beginning: when what it has to wait for in its own stream was done, and, for the kernel, when the kernel of
- * the request before was, since a large kernel has the whole chip. Copies one way share an engine, too. */
+/* A stage's own beginning: when what it has to wait for in its own stream was done, and, for the kernel, when the
+ * kernel of the request before was, since a large kernel has the whole chip. Copies one way share an engine, too. */
 static double began(const struct times *t, int request, int stage)
 {
     double at = t[request].at[stage];
@@ -184,7 +186,8 @@ static void timeline(void)
     draw(&alone, 1, alone.at[3]);
     printf("%d requests at once (< copy in, # kernel, > copy out):\n", REQUESTS);
     draw(best, REQUESTS, total);
-    printf("%.2f ms; one after the other %.2f ms, the longest stage alone %.2f ms: %.0f %% of what can be saved is saved\n",
+    printf("%.2f ms; one after the other %.2f ms, the longest stage alone %.2f ms: %.0f %% of what can be saved is "
+           "saved\n",
            total / 1e3, serial / 1e3, least / 1e3, 100 * (serial - total) / (serial - least));
     judge(beside_kernel(best, 0) >= 0.5 * in, "a copy in runs while the kernel of another request does");
     judge(beside_kernel(best, 2) >= 0.5 * out, "a copy out runs while the kernel of another request does");
@@ -201,7 +204,7 @@ static void timeline(void)
     free(expected);
 }
 
-/* ---- Calls ------------------------------------------------------------------------------------------------------------ */
+/* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
 static int by_value(const void *a, const void *b)
 {

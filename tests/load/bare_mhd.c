@@ -1,5 +1,5 @@
-/* bare_mhd.c: the least that libmicrohttpd can do with a request: receive it and look at nothing. The yardstick of `make upload` and
- * `make compare`.
+/* bare_mhd.c: the least that libmicrohttpd can do with a request: receive it and look at nothing. The yardstick of
+ * `make upload` and `make compare`.
  *
  *   bare_mhd PORT [POOL_BYTES [ANSWER_BYTES [THREADS]]]      serves 127.0.0.1:PORT until it gets SIGTERM; answers 200 with a count of
  *                                                            the bytes, or with ANSWER_BYTES of constant text
@@ -12,11 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static char  *constant; /* the answer of ANSWER_BYTES, or NULL */
+static char *constant; /* the answer of ANSWER_BYTES, or NULL */
 static size_t constant_bytes;
 
-static enum MHD_Result on_request(void *context, struct MHD_Connection *connection, const char *url, const char *method, const char *version,
-                                  const char *data, size_t *size, void **state)
+static enum MHD_Result on_request(void *context, struct MHD_Connection *connection, const char *url, const char *method,
+                                  const char *version, const char *data, size_t *size, void **state)
 {
     (void)context, (void)url, (void)method, (void)version, (void)data;
     if (*state == NULL) return (*state = calloc(1, sizeof(size_t))) != NULL ? MHD_YES : MHD_NO;
@@ -28,15 +28,18 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
     }
     char text[64];
     snprintf(text, sizeof text, "{\"received\":%zu}", *received);
-    struct MHD_Response *response = constant != NULL ? MHD_create_response_from_buffer(constant_bytes, constant, MHD_RESPMEM_PERSISTENT)
-                                                     : MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_COPY);
+    struct MHD_Response *response = constant != NULL
+                                        ? MHD_create_response_from_buffer(constant_bytes, constant,
+                                                                          MHD_RESPMEM_PERSISTENT)
+                                        : MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_COPY);
     if (response == NULL) return MHD_NO;
     const enum MHD_Result result = MHD_queue_response(connection, 200, response);
     MHD_destroy_response(response);
     return result;
 }
 
-static void on_completed(void *context, struct MHD_Connection *connection, void **state, enum MHD_RequestTerminationCode why)
+static void on_completed(void *context, struct MHD_Connection *connection, void **state,
+                         enum MHD_RequestTerminationCode why)
 {
     (void)context, (void)connection, (void)why;
     free(*state);
@@ -60,14 +63,18 @@ int main(int argc, char **argv)
         if ((constant = malloc(constant_bytes + 1)) == NULL) return 71;
         memset(constant, 'A', constant_bytes);
     }
-    const size_t       pool    = argc > 2 ? strtoul(argv[2], NULL, 10) : 32 * 1024;
-    struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(argv[1])), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    const unsigned     threads = argc > 4 ? (unsigned)atoi(argv[4]) : 1;
-    struct MHD_OptionItem many = { threads > 1 ? MHD_OPTION_THREAD_POOL_SIZE : MHD_OPTION_END, (intptr_t)threads, NULL };
+    const size_t pool = argc > 2 ? strtoul(argv[2], NULL, 10) : 32 * 1024;
+    struct sockaddr_in address = { .sin_family = AF_INET,
+                                   .sin_port = htons((uint16_t)atoi(argv[1])),
+                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    const unsigned threads = argc > 4 ? (unsigned)atoi(argv[4]) : 1;
+    struct MHD_OptionItem many = { threads > 1 ? MHD_OPTION_THREAD_POOL_SIZE : MHD_OPTION_END, (intptr_t)threads,
+                                   NULL };
     struct MHD_OptionItem more[] = { many, { MHD_OPTION_END, 0, NULL } };
-    struct MHD_Daemon *daemon  = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, on_request, NULL, MHD_OPTION_SOCK_ADDR, &address,
-                                                  MHD_OPTION_CONNECTION_MEMORY_LIMIT, pool, MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL,
-                                                  MHD_OPTION_ARRAY, more, MHD_OPTION_END);
+    struct MHD_Daemon *daemon = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, on_request, NULL,
+                                                 MHD_OPTION_SOCK_ADDR, &address, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                                                 pool, MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL,
+                                                 MHD_OPTION_ARRAY, more, MHD_OPTION_END);
     if (daemon == NULL) {
         fprintf(stderr, "bare_mhd: cannot listen on port %s\n", argv[1]);
         return 69;

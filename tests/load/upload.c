@@ -2,8 +2,8 @@
  *
  *   upload PORT [KEYS] [ROUNDS]        (defaults: 65536 keys, 5 rounds; the server is on 127.0.0.1)
  *
- * The body is JSON: one query over KEYS keys, 8 heads, D = 128, float16, random numbers: 360 MB for 65536 keys. It is built in
- * memory before the clock starts. For each round it prints
+ * The body is JSON: one query over KEYS keys, 8 heads, D = 128, float16, random numbers: 360 MB for 65536 keys. It
+ * is built in memory before the clock starts. For each round it prints
  *   body_bytes SECONDS_TO_LAST_BYTE_TAKEN SECONDS_TO_WHOLE_ANSWER STATUS
  * The first time ends when the kernel has taken the last byte, so a few MB may still lie in socket buffers. */
 #include <arpa/inet.h>
@@ -44,7 +44,8 @@ static char *put_tensor(char *at, const char *name, long rows, uint64_t *state)
         uint8_t b[3] = { 0, 0, 0 };
         for (size_t j = 0; j < 3 && i + j < bytes; j++) {
             const uint64_t r = xorshift(state);
-            b[j] = (i + j) % 2 == 0 ? (uint8_t)r : (uint8_t)((r & 0x80) | (0x30 + (r >> 8) % 16)); /* low byte, high byte */
+            b[j] = (i + j) % 2 == 0 ? (uint8_t)r
+                                    : (uint8_t)((r & 0x80) | (0x30 + (r >> 8) % 16)); /* low byte, high byte */
         }
         *at++ = alphabet[b[0] >> 2];
         *at++ = alphabet[(b[0] & 3) << 4 | b[1] >> 4];
@@ -67,15 +68,15 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: upload PORT [KEYS] [ROUNDS]\n");
         return 64;
     }
-    const int  port   = atoi(argv[1]);
-    const long keys   = argc > 2 ? atol(argv[2]) : 65536;
-    const int  rounds = argc > 3 ? atoi(argv[3]) : 5;
+    const int port = atoi(argv[1]);
+    const long keys = argc > 2 ? atol(argv[2]) : 65536;
+    const int rounds = argc > 3 ? atoi(argv[3]) : 5;
 
     const size_t room = (size_t)(2 * keys + 1) * HEADS * D * 2 / 3 * 4 + 4096;
-    char        *body = malloc(room), head[512];
+    char *body = malloc(room), head[512];
     if (body == NULL) return die("memory");
     uint64_t state = 88172645463325252u ^ (uint64_t)time(NULL);
-    char    *at    = body;
+    char *at = body;
     *at++ = '{';
     at = put_tensor(at, "q", 1, &state);
     *at++ = ',';
@@ -84,10 +85,14 @@ int main(int argc, char **argv)
     at = put_tensor(at, "v", keys, &state);
     *at++ = '}';
     const size_t length = (size_t)(at - body);
-    const int    head_length = snprintf(head, sizeof head,
-                                        "POST /v1/attention/forward HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n", length);
+    const int head_length = snprintf(head, sizeof head,
+                                     "POST /v1/attention/forward HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                                     "application/json\r\nContent-Length: %zu\r\n\r\n",
+                                     length);
 
-    struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    struct sockaddr_in address = { .sin_family = AF_INET,
+                                   .sin_port = htons((uint16_t)port),
+                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
     if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address) < 0) return die("connect");
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -103,7 +108,7 @@ int main(int argc, char **argv)
         const double taken = now() - start;
         /* The answer: a head with Content-Length, then that many bytes. */
         static char answer[1 << 20];
-        size_t      have = 0, want = 0;
+        size_t have = 0, want = 0;
         while (want == 0 || have < want) {
             if (have == sizeof answer - 1) return fprintf(stderr, "upload: the answer is too long\n"), 1;
             const ssize_t n = recv(fd, answer + have, sizeof answer - 1 - have, 0);
@@ -111,7 +116,8 @@ int main(int argc, char **argv)
             have += (size_t)n;
             answer[have] = '\0';
             const char *end = strstr(answer, "\r\n\r\n"), *field = strcasestr(answer, "\r\ncontent-length:");
-            if (want == 0 && end != NULL && field != NULL) want = (size_t)(end + 4 - answer) + strtoul(field + 17, NULL, 10);
+            if (want == 0 && end != NULL && field != NULL)
+                want = (size_t)(end + 4 - answer) + strtoul(field + 17, NULL, 10);
         }
         printf("%zu %.6f %.6f %.3s\n", length, taken, now() - start, answer + 9);
         fflush(stdout);

@@ -1,4 +1,5 @@
-/* testing.h: attention problems for tests: made from a few numbers, run on any backend, compared with the reference.
+/* testing.h: attention problems for tests: made from a few numbers, run on any backend, compared with the
+ * reference.
  *
  *   const struct spec spec = SPEC(.dtype = ATTN_BF16, .Sq = 113, .Sk = 203, .causal = true);
  *   struct fixture f;      fixture_make(&f, &spec);         // seeded random inputs, poisoned outputs
@@ -8,13 +9,15 @@
  *
  * Everything random comes from `data_seed`, so a printed spec is the whole problem.
  *
- * Tolerances. The truth is the reference backend (double) on the same rounded inputs. An answer x may differ from it by
+ * Tolerances. The truth is the reference backend (double) on the same rounded inputs. An answer x may differ from
+ * it by
  *     limit * |truth|   + 2 * sensitivity   + noise
- * in the largest entry and, with |.| the Frobenius norm, as a whole; rows of `out` are looked at one by one too, for a
- * causal problem's first rows are many times larger than its last. `limit` is the table below (rule B), raised where scores
- * are so large that float32 cannot hold them better. `sensitivity` is how much the truth itself moves when out and lse are
- * rounded to the dtype before backward (rule A's part that no kernel can avoid); `noise` covers sums that cancel to nothing.
- */
+ * in the largest entry and, with |.| the Frobenius norm, as a whole; rows of `out` are looked at one by one too,
+ * for a causal problem's first rows are many times larger than its last. `limit` is the table below (rule B),
+ * raised where scores are so large that float32 cannot hold them better. `sensitivity` is how much the truth itself
+ * moves when out and lse are rounded to the dtype before backward (rule A's part that no kernel can avoid); `noise`
+ * covers sums that cancel to nothing.
+ * */
 #ifndef TESTING_H
 #define TESTING_H
 
@@ -37,7 +40,7 @@
 /* Problems are designated initialisers over defaults. */
 #pragma GCC diagnostic ignored "-Woverride-init"
 
-/* ---- Random numbers ----------------------------------------------------------------------------------------------- */
+/* ---- Random numbers ---------------------------------------------------------------------------------------------- */
 
 struct rng {
     uint64_t state;
@@ -71,7 +74,7 @@ HELPER double rng_normal(struct rng *r)
     return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
 }
 
-/* ---- A problem in a few numbers ----------------------------------------------------------------------------------- */
+/* ---- A problem in a few numbers ---------------------------------------------------------------------------------- */
 
 enum { SPEC_SEQUENCES = 12 };
 
@@ -133,12 +136,13 @@ struct spec {
 HELPER void spec_print(FILE *file, const struct spec *s)
 {
     static const char *const dtypes[] = { "ATTN_F32", "ATTN_F16", "ATTN_BF16", "ATTN_F8E4M3" };
-    fprintf(file,
-            "    SPEC(.op = %s, .dtype = %s, .out_dtype = %s, .bias_dtype = %s, .B = %lld, .H = %lld, .Hk = %lld, .Sq = "
-            "%lld, .Sk = %lld, .D = %lld, .Dv = %lld",
-            s->op == ATTN_OP_BACKWARD ? "ATTN_OP_BACKWARD" : "ATTN_OP_FORWARD", dtypes[s->dtype], dtypes[s->out_dtype],
-            dtypes[s->bias_dtype], (long long)s->B, (long long)s->H, (long long)s->Hk, (long long)s->Sq, (long long)s->Sk,
-            (long long)s->D, (long long)s->Dv);
+    fprintf(
+        file,
+        "    SPEC(.op = %s, .dtype = %s, .out_dtype = %s, .bias_dtype = %s, .B = %lld, .H = %lld, .Hk = %lld, .Sq = "
+        "%lld, .Sk = %lld, .D = %lld, .Dv = %lld",
+        s->op == ATTN_OP_BACKWARD ? "ATTN_OP_BACKWARD" : "ATTN_OP_FORWARD", dtypes[s->dtype], dtypes[s->out_dtype],
+        dtypes[s->bias_dtype], (long long)s->B, (long long)s->H, (long long)s->Hk, (long long)s->Sq, (long long)s->Sk,
+        (long long)s->D, (long long)s->Dv);
     if (s->layout == ATTN_BHSD) fprintf(file, ", .layout = ATTN_BHSD");
     if (s->alignment == ATTN_TOP_LEFT) fprintf(file, ", .alignment = ATTN_TOP_LEFT");
     if (s->has_scale) fprintf(file, ", .has_scale = true, .scale = %.17g", s->scale);
@@ -146,7 +150,8 @@ HELPER void spec_print(FILE *file, const struct spec *s)
     if (s->window_left != -1) fprintf(file, ", .window_left = %lld", (long long)s->window_left);
     if (s->window_right != -1) fprintf(file, ", .window_right = %lld", (long long)s->window_right);
     if (s->softcap != 0) fprintf(file, ", .softcap = %.17g", s->softcap);
-    if (s->dropout_p != 0) fprintf(file, ", .dropout_p = %.17g, .seed = %lluu", s->dropout_p, (unsigned long long)s->seed);
+    if (s->dropout_p != 0)
+        fprintf(file, ", .dropout_p = %.17g, .seed = %lluu", s->dropout_p, (unsigned long long)s->seed);
     if (s->sequences) {
         fprintf(file, ", .sequences = %d, .q_lengths = {", s->sequences);
         for (int n = 0; n < s->sequences; n++) fprintf(file, "%s%d", n ? ", " : " ", s->q_lengths[n]);
@@ -183,7 +188,7 @@ HELPER void spec_print(FILE *file, const struct spec *s)
     fprintf(file, ", .data_seed = %lluu)\n", (unsigned long long)s->data_seed);
 }
 
-/* ---- A problem in memory ------------------------------------------------------------------------------------------ */
+/* ---- A problem in memory ----------------------------------------------------------------------------------------- */
 
 /* Bytes around each tensor, and in the gaps between its rows, keep this pattern, which is NaN in every float type. */
 enum { POISON = 0xff, GUARD = 64 };
@@ -248,7 +253,8 @@ HELPER void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtype, 
 {
     attn_tensor t = attn_tensor_make(NULL, dtype, rank, shape);
     const size_t bytes = attn_dtype_bytes(dtype), shift = f->spec.strided ? bytes : 0;
-    if (f->spec.strided && attn_tensors[id].role != ATTN_ROLE_IN) /* outputs and backward's inputs: 3 spare elements a row */
+    if (f->spec.strided &&
+        attn_tensors[id].role != ATTN_ROLE_IN) /* outputs and backward's inputs: 3 spare elements a row */
         for (int64_t a = rank - 2, stride = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + 3; a >= 0; a--) {
             t.stride[a] = stride;
             stride = stride * (shape[a] > 0 ? shape[a] : 1) + (a == 1 ? 5 : 0);
@@ -290,8 +296,8 @@ HELPER bool fixture_sees(const struct fixture *f, int64_t b, int64_t h, int64_t 
         const attn_tensor *t = which ? &p->keep_mask : &p->bias;
         if (!t->rank) continue;
         const int64_t at[4] = { t->shape[0] > 1 ? b : 0, t->shape[1] > 1 ? h : 0, t->shape[2] > 1 ? i : 0, j };
-        const double x =
-            attn_load(t->dtype, t->data, at[0] * t->stride[0] + at[1] * t->stride[1] + at[2] * t->stride[2] + at[3]);
+        const double x = attn_load(t->dtype, t->data,
+                                   at[0] * t->stride[0] + at[1] * t->stride[1] + at[2] * t->stride[2] + at[3]);
         if (which ? x == 0 : x == -INFINITY) return false;
     }
     if (p->mask_startend_rows.rank) {
@@ -522,7 +528,7 @@ HELPER bool is_output(const attn_problem *p, attn_tensor_id id)
            attn_tensors[id].role == (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
 }
 
-/* ---- Running ------------------------------------------------------------------------------------------------------ */
+/* ---- Running ----------------------------------------------------------------------------------------------------- */
 
 struct bench {
     attn_device *device;
@@ -575,7 +581,8 @@ HELPER void guards_allow(const struct fixture *f)
         if (f->block[id]) ALLOW(f->block[id], f->block_bytes[id]);
 }
 
-/* Runs problems together, in one attn_run(). Where memory is not unified every block goes to the device and comes back. */
+/* Runs problems together, in one attn_run(). Where memory is not unified every block goes to the device and comes
+ * back. */
 HELPER attn_status fixtures_run(struct bench *b, struct fixture *const *list, int count, attn_error *err)
 {
     attn_problem *problems = calloc((size_t)count + 1, sizeof *problems);
@@ -589,8 +596,10 @@ HELPER attn_status fixtures_run(struct bench *b, struct fixture *const *list, in
             if (problems[n].tensor[id].rank == 0) continue;
             status = attn_device_alloc(b->device, list[n]->block_bytes[id], block, err);
             if (!status)
-                status = attn_copy(b->stream, *block, list[n]->block[id], list[n]->block_bytes[id], ATTN_TO_DEVICE, err);
-            problems[n].tensor[id].data = (uint8_t *)*block + ((uint8_t *)list[n]->p.tensor[id].data - list[n]->block[id]);
+                status = attn_copy(b->stream, *block, list[n]->block[id], list[n]->block_bytes[id], ATTN_TO_DEVICE,
+                                   err);
+            problems[n].tensor[id].data = (uint8_t *)*block +
+                                          ((uint8_t *)list[n]->p.tensor[id].data - list[n]->block[id]);
         }
     }
     for (int n = 0; n < count && b->info.unified; n++) guards_forbid(list[n]);
@@ -642,12 +651,13 @@ HELPER void run_reference(const attn_problem *p)
     bench_close(&b);
 }
 
-/* ---- Comparing ---------------------------------------------------------------------------------------------------- */
+/* ---- Comparing --------------------------------------------------------------------------------------------------- */
 
 /* Rule B of semantics 5.2: largest error over largest value. */
 struct limits {
     double out, qkv, sums; /* out; dq dk dv; dbias dalibi_slopes dsinks */
-    double noise, least;   /* of cancelling sums, relative to their terms; absolute: subnormals round coarsely, and the bf16
+    double noise,
+        least; /* of cancelling sums, relative to their terms; absolute: subnormals round coarsely, and the bf16
                             * dot products of processors take those of bf16 for 0 */
 };
 static const struct limits limits_of[] = {
@@ -712,10 +722,10 @@ HELPER struct tolerance tolerance_of(const struct fixture *f, attn_tensor_id id)
     return t;
 }
 
-/* Do the results of `got` agree with the truth `want`? `other` is the truth computed another way (out and lse rounded before
- * backward), or NULL. False with a sentence in `why`. */
-HELPER bool fixture_compare(const struct fixture *got, const struct fixture *want, const struct fixture *other, char *why,
-                            size_t room)
+/* Do the results of `got` agree with the truth `want`? `other` is the truth computed another way (out and lse
+ * rounded before backward), or NULL. False with a sentence in `why`. */
+HELPER bool fixture_compare(const struct fixture *got, const struct fixture *want, const struct fixture *other,
+                            char *why, size_t room)
 {
     for (int i = 0; i < ATTN_TENSOR_COUNT; i++) {
         const attn_tensor_id id = (attn_tensor_id)i;
@@ -729,7 +739,8 @@ HELPER bool fixture_compare(const struct fixture *got, const struct fixture *wan
         for (int64_t e = 0; e < n; e++) {
             const double a = tensor_get(x, e), b = tensor_get(y, e);
             if (isnan(b) != isnan(a) || (isinf(b) && a != b) || (isinf(a) && a != b)) {
-                snprintf(why, room, "%s: element %lld is %.9g, must be %.9g", attn_tensors[id].name, (long long)e, a, b);
+                snprintf(why, room, "%s: element %lld is %.9g, must be %.9g", attn_tensors[id].name, (long long)e, a,
+                         b);
                 return false;
             }
             if (!isfinite(b)) continue;
@@ -744,14 +755,14 @@ HELPER bool fixture_compare(const struct fixture *got, const struct fixture *wan
             }
         }
         if (worst > t.relative * top + 2 * sensitivity + t.absolute) {
-            snprintf(why, room, "%s: element %lld is %.9g, must be %.9g; allowed %.3g (largest %.3g)", attn_tensors[id].name,
-                     (long long)worst_at, tensor_get(x, worst_at), tensor_get(y, worst_at),
+            snprintf(why, room, "%s: element %lld is %.9g, must be %.9g; allowed %.3g (largest %.3g)",
+                     attn_tensors[id].name, (long long)worst_at, tensor_get(x, worst_at), tensor_get(y, worst_at),
                      t.relative * top + 2 * sensitivity + t.absolute, top);
             return false;
         }
         if (sqrt(error2) > t.relative * sqrt(size2) + 2 * sqrt(sensitivity2) + t.absolute * sqrt((double)n)) {
-            snprintf(why, room, "%s: norm of the error is %.3g, of the tensor %.3g; allowed %.3g", attn_tensors[id].name,
-                     sqrt(error2), sqrt(size2),
+            snprintf(why, room, "%s: norm of the error is %.3g, of the tensor %.3g; allowed %.3g",
+                     attn_tensors[id].name, sqrt(error2), sqrt(size2),
                      t.relative * sqrt(size2) + 2 * sqrt(sensitivity2) + t.absolute * sqrt((double)n));
             return false;
         }
@@ -772,8 +783,8 @@ HELPER bool fixture_compare(const struct fixture *got, const struct fixture *wan
     return true;
 }
 
-/* Is everything else as it was: inputs, guards, and the gaps between rows of outputs? `before` is a copy made before the
- * run. */
+/* Is everything else as it was: inputs, guards, and the gaps between rows of outputs? `before` is a copy made
+ * before the run. */
 HELPER bool fixture_intact(const struct fixture *f, const struct fixture *before, char *why, size_t room)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -799,7 +810,8 @@ HELPER bool fixture_intact(const struct fixture *f, const struct fixture *before
     return true;
 }
 
-/* Equal bits in every output. Shapes may differ in layout or packing as long as the elements are the same in C order. */
+/* Equal bits in every output. Shapes may differ in layout or packing as long as the elements are the same in C
+ * order. */
 HELPER bool outputs_equal(const struct fixture *a, const struct fixture *b, char *why, size_t room)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -817,7 +829,8 @@ HELPER bool outputs_equal(const struct fixture *a, const struct fixture *b, char
     return true;
 }
 
-/* The whole comparison: runs `spec` on `bench` and on the reference; on failure prints the problem and returns false. */
+/* The whole comparison: runs `spec` on `bench` and on the reference; on failure prints the problem and returns
+ * false. */
 HELPER bool spec_agrees(struct bench *bench, const struct spec *spec)
 {
     struct fixture got, want, other, before;

@@ -1,7 +1,7 @@
 /* rows.cuh: one row by one warp: forward, dq, dk and dv that skip hidden pairs instead of multiplying them by zero.
  *
- * simple.cu is made of it, and the tensor core kernels call it for tiles whose result is not finite (see sm80/forward.cu). A lane
- * holds every 32nd channel, so D <= 256 is at most 8 registers. */
+ * simple.cu is made of it, and the tensor core kernels call it for tiles whose result is not finite (see
+ * sm80/forward.cu). A lane holds every 32nd channel, so D <= 256 is at most 8 registers. */
 #ifndef ATTN_CUDA_ROWS_CUH
 #define ATTN_CUDA_ROWS_CUH
 
@@ -18,7 +18,8 @@ DEVICE void load_row(const attn_view &view, int64_t b, int64_t h, int64_t line, 
     }
 }
 
-DEVICE void store_row(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t D, const float (&channel)[CHANNELS], float factor)
+DEVICE void store_row(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t D,
+                      const float (&channel)[CHANNELS], float factor)
 {
     const int64_t at = attn_at(&view, b, h, line);
     for (int c = 0; c < CHANNELS; c++) {
@@ -34,15 +35,16 @@ DEVICE float dot(const float (&x)[CHANNELS], const float (&y)[CHANNELS])
     return warp_sum(sum);
 }
 
-/* The kernels of tensor cores round the score that a row's exponents are relative to (m c, in base 2), but not the exponents: from 2^24 on P's
- * largest is no longer 1, and from 2^28 on it may leave float16. Rows with scores beyond this are forward_row's, in any unit. */
+/* The kernels of tensor cores round the score that a row's exponents are relative to (m c, in base 2), but not the
+ * exponents: from 2^24 on P's largest is no longer 1, and from 2^28 on it may leave float16. Rows with scores
+ * beyond this are forward_row's, in any unit. */
 const float SCORE_MOST = 1 << 27;
 
 /* Online softmax over the visible keys of query i. Writes out and lse; lse_dense: lse goes there, dense, instead.
- * repair: written is only what the tensor cores cannot give: a result that is not finite, one of huge scores, or where theirs (in out) is not
- * finite, for their sums have overflowed. A row's own numbers decide. */
-static __device__ __noinline__ void forward_row(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out, float *lse_dense,
-                                                bool repair)
+ * repair: written is only what the tensor cores cannot give: a result that is not finite, one of huge scores, or
+ * where theirs (in out) is not finite, for their sums have overflowed. A row's own numbers decide. */
+static __device__ __noinline__ void forward_row(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out,
+                                                float *lse_dense, bool repair)
 {
     const attn_geometry &g = a.g;
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
@@ -81,7 +83,7 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     }
 }
 
-/* ---- Backward ------------------------------------------------------------------------------------------------------------- */
+/* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
 /* Backward's forward results, recomputed in the workspace or given. */
 struct saved {
@@ -94,7 +96,8 @@ struct pair_gradient {
     float p, drop, dz, ds;
 };
 
-DEVICE pair_gradient gradient(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float lse, float delta, float qk, float dout_v)
+DEVICE pair_gradient gradient(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float lse, float delta,
+                              float qk, float dout_v)
 {
     pair_gradient y;
     float tanh_s;

@@ -1,8 +1,9 @@
-/* simple.cu: attention without tensor cores, an output row a warp. Covers every dtype, head dim and option of the contract.
+/* simple.cu: attention without tensor cores, an output row a warp. Covers every dtype, head dim and option of the
+ * contract.
  *
- * It is what the others are compared with on the GPU, and what runs where none of them applies. Each warp owns one row of one
- * output and walks everything that row depends on, so there are no atomics, nothing is shared, and the bits of a row depend on
- * the problem alone:
+ * It is what the others are compared with on the GPU, and what runs where none of them applies. Each warp owns one
+ * row of one output and walks everything that row depends on, so there are no atomics, nothing is shared, and the
+ * bits of a row depend on the problem alone:
  *
  *   forward   a query row of one head:    online softmax over its visible keys                   out, lse
  *   delta     a query row of one head:    sum_d dout * out - dlse                                delta
@@ -11,9 +12,9 @@
  *   dbias     an element of dbias:        sum of dZ over the broadcast axes                      dbias
  *   dslope, dsink   a (batch, head):      sums over queries (and keys)                           dalibi_slopes, dsinks
  *
- * A lane holds every 32nd channel, so D <= 256 is at most 8 registers. Hidden keys are skipped and not multiplied by zero: NaN in
- * them has no effect, and NaN in a visible one reaches exactly the rows that see it.
- * Source: FlashAttention-2 (arXiv:2307.08691), Algorithms 1 and 2, one row at a time. */
+ * A lane holds every 32nd channel, so D <= 256 is at most 8 registers. Hidden keys are skipped and not multiplied
+ * by zero: NaN in them has no effect, and NaN in a visible one reaches exactly the rows that see it. Source:
+ * FlashAttention-2 (arXiv:2307.08691), Algorithms 1 and 2, one row at a time. */
 #include "kernels/cuda/kernels.h"
 #include "simple.h"
 
@@ -22,7 +23,10 @@ namespace {
 enum { WARPS = 4 };
 
 /* The warp's index in the grid. */
-DEVICE int64_t warp_index() { return (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; }
+DEVICE int64_t warp_index()
+{
+    return (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+}
 
 struct row {
     head_args x;
@@ -45,15 +49,16 @@ DEVICE row query_row(const cuda_args &a, int64_t n)
     return r;
 }
 
-/* ---- Forward ------------------------------------------------------------------------------------------------------------- */
+/* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
-__global__ void __launch_bounds__(32 * WARPS) forward_rows(const __grid_constant__ cuda_args a, attn_view out, float *lse_dense)
+__global__ void __launch_bounds__(32 * WARPS)
+    forward_rows(const __grid_constant__ cuda_args a, attn_view out, float *lse_dense)
 {
     const row r = query_row(a, warp_index());
     if (r.exists) forward_row(a, r.x, r.i, out, lse_dense, false);
 }
 
-/* ---- Backward ------------------------------------------------------------------------------------------------------------- */
+/* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
 /* delta_i = rowsum(dO * O) - dlse, and the given lse made dense. A row that sees nothing has delta 0. */
 __global__ void __launch_bounds__(32 * WARPS) delta_rows(const __grid_constant__ cuda_args a, saved s, bool given)
@@ -104,7 +109,8 @@ DEVICE float dz_of(const cuda_args &a, const saved &s, const head_args &x, int64
 }
 
 /* An element of dbias, [nb, nh, nq, Sk] with broadcast axes of size 1. */
-__global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_constant__ cuda_args a, saved s, int64_t nb, int64_t nh, int64_t nq)
+__global__ void __launch_bounds__(32 * WARPS)
+    dbias_elements(const __grid_constant__ cuda_args a, saved s, int64_t nb, int64_t nh, int64_t nq)
 {
     const attn_dims &d = a.g.dims;
     const int64_t n = warp_index();
@@ -120,8 +126,10 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     if (threadIdx.x % 32 == 0) ((float *)view.data)[attn_at(&view, b0, h0, i0) + j] = sum;
 }
 
-/* dalibi_slopes, a (batch, head) or a head a block; its warps share the query rows and their sums are added in order. */
-__global__ void __launch_bounds__(32 * WARPS) dslope_heads(const __grid_constant__ cuda_args a, saved s, int64_t batches)
+/* dalibi_slopes, a (batch, head) or a head a block; its warps share the query rows and their sums are added in
+ * order. */
+__global__ void __launch_bounds__(32 * WARPS)
+    dslope_heads(const __grid_constant__ cuda_args a, saved s, int64_t batches)
 {
     const attn_geometry &g = a.g;
     const attn_dims &d = g.dims;
@@ -173,16 +181,31 @@ __global__ void __launch_bounds__(32 * WARPS) dsink_heads(const __grid_constant_
     ((float *)view.data)[attn_at(&view, 0, h, 0)] = sum;
 }
 
-/* ---- Launchers ------------------------------------------------------------------------------------------------------------ */
+/* ---- Launchers --------------------------------------------------------------------------------------------------- */
 
-bool covers(const cuda_chip *, const attn_problem *) { return true; }
+bool covers(const cuda_chip *, const attn_problem *)
+{
+    return true;
+}
 
-int64_t query_rows(const attn_dims &d) { return d.Sq * d.H * (d.packed ? 1 : d.B); }
-int64_t key_rows(const attn_dims &d) { return d.Sk * d.Hk * (d.packed ? 1 : d.B); }
+int64_t query_rows(const attn_dims &d)
+{
+    return d.Sq * d.H * (d.packed ? 1 : d.B);
+}
+int64_t key_rows(const attn_dims &d)
+{
+    return d.Sk * d.Hk * (d.packed ? 1 : d.B);
+}
 
-unsigned blocks_for(int64_t warps) { return (unsigned)attn_tiles(warps, WARPS); }
+unsigned blocks_for(int64_t warps)
+{
+    return (unsigned)attn_tiles(warps, WARPS);
+}
 
-size_t forward_workspace(const cuda_chip *, const attn_problem *) { return 0; }
+size_t forward_workspace(const cuda_chip *, const attn_problem *)
+{
+    return 0;
+}
 
 cudaError_t run_forward(const cuda_chip *, cudaStream_t stream, const attn_problem *p, void *)
 {
@@ -249,7 +272,6 @@ void simple_gradients(const attn_problem *p, const cuda_args &a, const saved &s,
     }
     if (g.view[ATTN_T_dsinks].data && d.H > 0) dsink_heads<<<(unsigned)d.H, 32 * WARPS, 0, stream>>>(a, s);
 }
-
 
 extern const cuda_kernel simple_forward = { "simple", ATTN_OP_FORWARD, 80, covers, forward_workspace, run_forward };
 extern const cuda_kernel simple_backward = { "simple", ATTN_OP_BACKWARD, 80, covers, backward_workspace, run_backward };

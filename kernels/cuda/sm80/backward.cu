@@ -1,16 +1,17 @@
 /* backward.cu: flash attention backward on tensor cores by mma.sync, for any GPU from compute capability 8.0 on.
  *
- * FlashAttention-2 (arXiv:2307.08691), Algorithm 2, with transposed scores. A block owns BN keys of one key/value head; K and V
- * stay in shared memory, and the queries that see them pass by in tiles of BM, for every head of the group:
+ * FlashAttention-2 (arXiv:2307.08691), Algorithm 2, with transposed scores. A block owns BN keys of one key/value
+ * head; K and V stay in shared memory, and the queries that see them pass by in tiles of BM, for every head of the
+ * group:
  *
  *     S^T = K Q^T            dP^T = V dO^T
  *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)          in registers
  *     dV += P^T dO           dK += dS^T Q                       accumulators of a warp's own keys: no sum crosses a warp
  *     dQ  = dS K                                                dS by shared memory; added to float32 sums in global memory
  *
- * The additions to dQ come in any order, so its last bits vary from run to run. With `deterministic` they are left out, and a second
- * kernel makes dQ by query tiles: S and dP once more, seven products instead of five. dK and dV are always deterministic: the heads
- * of a group follow each other in one block.
+ * The additions to dQ come in any order, so its last bits vary from run to run. With `deterministic` they are left
+ * out, and a second kernel makes dQ by query tiles: S and dP once more, seven products instead of five. dK and dV
+ * are always deterministic: the heads of a group follow each other in one block.
  *
  *   prepare     delta = rowsum(dO O) - dlse, lse dense; both by query tiles, lse in base 2; zeros in the sums
  *   dkdv_wide   as above, one block a key tile: no options, head dims to 128. It has the design that speed asks for
@@ -32,43 +33,56 @@ enum { BM = 64 }; /* queries a tile */
 
 /* Head dims up to D; keys a block, one warp for 16. */
 template <int D> struct tile;
-template <> struct tile<64> { static const int BN = 128; };
-template <> struct tile<128> { static const int BN = 128; };
-template <> struct tile<256> { static const int BN = 64; };
+template <> struct tile<64> {
+    static const int BN = 128;
+};
+template <> struct tile<128> {
+    static const int BN = 128;
+};
+template <> struct tile<256> {
+    static const int BN = 64;
+};
 
 enum part { DK = 1, DV = 2 };
 
-/* Scores on their way through the options: a warp's 16 keys x BM queries, with 1 - tanh^2 and the dropout bits of eight keys. */
+/* Scores on their way through the options: a warp's 16 keys x BM queries, with 1 - tanh^2 and the dropout bits of
+ * eight keys. */
 struct staged {
     float z[16][BM + 2];
     float cap[16][BM + 2];
     uint8_t kept[BM][2];
 };
 
-/* Query tiles of all heads are counted through; packed, sequence b owns those from cu[b] / BM + b on, as in tile_place_of(). */
+/* Query tiles of all heads are counted through; packed, sequence b owns those from cu[b] / BM + b on, as in
+ * tile_place_of(). */
 DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int h, int tile)
 {
     const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / BM + a.g.dims.B : attn_tiles(a.g.dims.Sq, BM);
     return (a.g.dims.packed ? h * tiles + s.q_start / BM + b : (b * a.g.dims.H + h) * tiles) + tile;
 }
 
-/* What the rows of a query tile have in common with nobody: lse in base 2, +inf where there is no row or the row sees nothing (P becomes 0),
- * and delta. */
+/* What the rows of a query tile have in common with nobody: lse in base 2, +inf where there is no row or the row
+ * sees nothing (P becomes 0), and delta. */
 struct row_values {
     float lse2[BM], delta[BM];
 };
 
-/* The workspace as kernels see it: rows.cuh's part, the values of every query tile and its float32 sums of dQ (NULL: not wanted). */
+/* The workspace as kernels see it: rows.cuh's part, the values of every query tile and its float32 sums of dQ
+ * (NULL: not wanted). */
 struct scratch {
     saved s;
     row_values *values;
     float *sums;
 };
 
-/* Sums of a query tile are blocks of 16 queries x 8 channels, as fragments: four floats a lane. Those of 32 queries lie together, pairs of blocks
- * channel by channel: a warp's 32 x 32 is one piece. red_add_4() takes four floats that lie together, where there is such an instruction;
- * elsewhere a warp's additions to one of the four had better lie together. */
-template <int D> DEVICE int fragment_at(int q, int d) { return ((q / 32 * (D / 8) + d / 8) * 2 + q / 16 % 2) * 128; }
+/* Sums of a query tile are blocks of 16 queries x 8 channels, as fragments: four floats a lane. Those of 32 queries
+ * lie together, pairs of blocks channel by channel: a warp's 32 x 32 is one piece. red_add_4() takes four floats
+ * that lie together, where there is such an instruction; elsewhere a warp's additions to one of the four had better
+ * lie together. */
+template <int D> DEVICE int fragment_at(int q, int d)
+{
+    return ((q / 32 * (D / 8) + d / 8) * 2 + q / 16 % 2) * 128;
+}
 DEVICE void add_fragment(float *sums, int lane, const float (&x)[4])
 {
 #if __CUDA_ARCH__ >= 900
@@ -93,10 +107,11 @@ DEVICE void load_values(row_values *to, const row_values *from)
     if (threadIdx.x < 32) cp_async_16(smem_addr(to) + threadIdx.x * 16, (const char *)from + threadIdx.x * 16, true);
 }
 
-/* ---- prepare ------------------------------------------------------------------------------------------------------------------ */
+/* ---- prepare ----------------------------------------------------------------------------------------------------- */
 
 /* delta = rowsum(dO O) - dlse, lse dense and as row_values; zeros in the sums. A block a query tile and head. */
-template <typename T, int D> __global__ void __launch_bounds__(128) prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
+template <typename T, int D>
+__global__ void __launch_bounds__(128) prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
     const int LANES = D / 8, STEP = 128 / LANES; /* threads a row, rows at a time */
     const attn_geometry &g = a.g;
@@ -109,7 +124,8 @@ template <typename T, int D> __global__ void __launch_bounds__(128) prepare(cons
 
     const attn_view &dout = g.view[ATTN_T_dout], &dlse = g.view[ATTN_T_dlse], &lse = g.view[ATTN_T_lse];
     const int Dv = (int)g.dims.Dv, rows = (int)attn_min64(BM, x.s.Sq - place.i0), d = threadIdx.x % LANES * 8;
-    const int64_t line = x.s.q_start + place.i0, o_at = attn_at(&w.s.out, x.b, x.h, line) + d, do_at = attn_at(&dout, x.b, x.h, line) + d;
+    const int64_t line = x.s.q_start + place.i0, o_at = attn_at(&w.s.out, x.b, x.h, line) + d,
+                  do_at = attn_at(&dout, x.b, x.h, line) + d;
     const bool pieces = in_pieces<T>(w.s.out, x.b, x.h, line, Dv) && in_pieces<T>(dout, x.b, x.h, line, Dv);
     const int mine = threadIdx.x; /* a row a thread, at the end: its lse is asked for now */
     float y = -CUDART_INF_F, less = 0;
@@ -132,15 +148,18 @@ template <typename T, int D> __global__ void __launch_bounds__(128) prepare(cons
                 }
 #pragma unroll
             for (int k = 0; k < TOGETHER; k++)
-                delta[k] = dot_pair<T>(o[k].x, p[k].x, dot_pair<T>(o[k].y, p[k].y, dot_pair<T>(o[k].z, p[k].z, dot_pair<T>(o[k].w, p[k].w, 0))));
+                delta[k] = dot_pair<T>(
+                    o[k].x, p[k].x,
+                    dot_pair<T>(o[k].y, p[k].y, dot_pair<T>(o[k].z, p[k].z, dot_pair<T>(o[k].w, p[k].w, 0))));
         } else {
 #pragma unroll
             for (int k = 0; k < TOGETHER; k++)
                 if (first + k * STEP < rows)
 #pragma unroll 1
                     for (int e = 0; e < 8 && d + e < Dv; e++)
-                        delta[k] += load_float(w.s.out.dtype, w.s.out.data, o_at + (first + k * STEP) * w.s.out.row + e)
-                                    * load_float(dout.dtype, dout.data, do_at + (first + k * STEP) * dout.row + e);
+                        delta[k] += load_float(w.s.out.dtype, w.s.out.data,
+                                               o_at + (first + k * STEP) * w.s.out.row + e) *
+                                    load_float(dout.dtype, dout.data, do_at + (first + k * STEP) * dout.row + e);
         }
 #pragma unroll
         for (int k = 0; k < TOGETHER; k++) {
@@ -160,9 +179,10 @@ template <typename T, int D> __global__ void __launch_bounds__(128) prepare(cons
     w.values[tile].delta[mine] = delta;
 }
 
-/* ---- dK, dV and the sums of dQ: what the forms have in common ---------------------------------------------------------------- */
+/* ---- dK, dV and the sums of dQ: what the forms have in common ---------------------------------------------------- */
 
-/* The keys of a block, and the query tiles that see any of them. Packed, sequences own tiles as in tile_place_of(), of keys here. */
+/* The keys of a block, and the query tiles that see any of them. Packed, sequences own tiles as in tile_place_of(),
+ * of keys here. */
 struct key_place {
     attn_sequence s;
     limits limit;
@@ -221,8 +241,8 @@ DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], 
         for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int nt = 0; nt < NT; nt++)
-                stage_pair<T, D>(memory, pieces, row + mt * 16 + half * 8 + lane / 4, column + nt * 8 + lane % 4 * 2, c[mt][nt][half * 2],
-                                 c[mt][nt][half * 2 + 1]);
+                stage_pair<T, D>(memory, pieces, row + mt * 16 + half * 8 + lane / 4, column + nt * 8 + lane % 4 * 2,
+                                 c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
 /* Multiplies by `factor`. Is every element finite then? */
@@ -241,10 +261,11 @@ template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float f
     return zero == 0;
 }
 
-/* ---- The plain form: no options, head dims to 128 -------------------------------------------------------------------------------- */
+/* ---- The plain form: no options, head dims to 128 ---------------------------------------------------------------- */
 
-/* What limits the products is reading shared memory for them: a fragment of 512 bytes takes it 4 cycles, and the tensor cores make one to two
- * products meanwhile. So a warp has blocks of 32 x 32 or 32 x 64, in which a fragment serves two to four products:
+/* What limits the products is reading shared memory for them: a fragment of 512 bytes takes it 4 cycles, and the
+ * tensor cores make one to two products meanwhile. So a warp has blocks of 32 x 32 or 32 x 64, in which a fragment
+ * serves two to four products:
  *
  *   S^T, dP^T   32 keys x 32 queries; head dims to 64: two rounds a tile; above, two warps share the keys (a pair)
  *   dV, dK      32 keys x 64 channels, over the tile's queries: P^T and dS^T from registers; above 64 from the pair's shared memory
@@ -252,8 +273,12 @@ template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float f
  *
  * dQ of a tile needs dS of all warps. It is made one tile later, so that a tile costs one barrier of the block. */
 template <int D> struct wide;
-template <> struct wide<64> { static const int QW = 1, BLOCKS = 2; }; /* warps that share 32 keys; blocks a multiprocessor */
-template <> struct wide<128> { static const int QW = 2, BLOCKS = 1; };
+template <> struct wide<64> {
+    static const int QW = 1, BLOCKS = 2;
+}; /* warps that share 32 keys; blocks a multiprocessor */
+template <> struct wide<128> {
+    static const int QW = 2, BLOCKS = 1;
+};
 
 template <int D> struct shared_wide {
     static const int BN = 128, THREADS = 128 * wide<D>::QW;
@@ -263,7 +288,8 @@ template <int D> struct shared_wide {
     alignas(1024) uint16_t dO[2][BM * D];
     alignas(1024) row_values values[2];
     alignas(1024) uint16_t P[wide<D>::QW == 2 ? BN * BM : 512]; /* P^T: rows are keys */
-    alignas(1024) uint16_t dS[2][BN * BM]; /* dS^T, of this tile and the last. The second is left out where it does not fit */
+    alignas(1024)
+        uint16_t dS[2][BN * BM]; /* dS^T, of this tile and the last. The second is left out where it does not fit */
 };
 
 /* A warp's 32 x 32 block of P^T or dS^T to its place in a tile of BM columns. */
@@ -275,12 +301,13 @@ template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2
         for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int nt = 0; nt < 4; nt++)
-                *(uint32_t *)(tile + at<BM>(row + mt * 16 + half * 8 + lane / 4, column / 8 + nt) + lane % 4 * 2) =
-                    pack<T>(c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
+                *(uint32_t *)(tile + at<BM>(row + mt * 16 + half * 8 + lane / 4, column / 8 + nt) +
+                              lane % 4 * 2) = pack<T>(c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* The two warps of a pair wait for each other. Both come at every tile, also where the pair sees nothing: skipping together would be as right (P
- * and dS are written and read by those that come, and written again behind a barrier of the block), but tools could not follow it. */
+/* The two warps of a pair wait for each other. Both come at every tile, also where the pair sees nothing: skipping
+ * together would be as right (P and dS are written and read by those that come, and written again behind a barrier
+ * of the block), but tools could not follow it. */
 DEVICE void pair_barrier(int pair)
 {
     switch (pair) {
@@ -297,11 +324,12 @@ template <typename T> DEVICE void pack_block(uint32_t (&f)[2][4], const float (&
 #pragma unroll
     for (int mt = 0; mt < 2; mt++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) f[mt][e] = pack<T>(c[mt][k / 8 + e / 2][e % 2 * 2], c[mt][k / 8 + e / 2][e % 2 * 2 + 1]);
+        for (int e = 0; e < 4; e++)
+            f[mt][e] = pack<T>(c[mt][k / 8 + e / 2][e % 2 * 2], c[mt][k / 8 + e / 2][e % 2 * 2 + 1]);
 }
 
 /* Fragments of MT (NT) blocks of 16: rows (columns) from `from` on, step k. */
-#define FRAGMENTS(how, D, count, tile, from, k)                     \
+#define FRAGMENTS(how, D, count, tile, from, k) \
     _Pragma("unroll") for (int t_ = 0; t_ < count; t_++) how<D>(f[t_], tile, (from) + t_ * 16, k, lane)
 
 /* ds_stride: elements from one dS to the other; 0: there is one. */
@@ -321,8 +349,10 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     if (place.rows == 0) return;
     const limits limit = place.limit;
 
-    loader<D, THREADS>(g.view[ATTN_T_k], place.b, place.hk, place.s.k_start, limit.Sk, g.dims.D).template load<BN>(sm.K, place.j0);
-    loader<D, THREADS>(g.view[ATTN_T_v], place.b, place.hk, place.s.k_start, limit.Sk, g.dims.Dv).template load<BN>(sm.V, place.j0);
+    loader<D, THREADS>(g.view[ATTN_T_k], place.b, place.hk, place.s.k_start, limit.Sk, g.dims.D)
+        .template load<BN>(sm.K, place.j0);
+    loader<D, THREADS>(g.view[ATTN_T_v], place.b, place.hk, place.s.k_start, limit.Sk, g.dims.Dv)
+        .template load<BN>(sm.V, place.j0);
     find_queries<BN>(place);
     const int jl = place.j0 + key, first = place.first, last = place.last, rounds = (last - first) * (int)g.group;
 
@@ -330,7 +360,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     int h = place.hk * (int)g.group, tile = first, i0 = 0, i0_next = 0;
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
-    int tiles_of_head = (int)query_tile(a, place.s, place.b, h, 0); /* a tile has kilobytes, so their number has 31 bits */
+    int tiles_of_head = (int)query_tile(a, place.s, place.b, h,
+                                        0);       /* a tile has kilobytes, so their number has 31 bits */
     int sums_next = 0, sums_now = 0, sums_before; /* of tiles n + 1, n, n - 1 */
 
     const float scale_log2 = (float)g.scale * LOG2E;
@@ -346,7 +377,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         sums_before = sums_now;
         sums_now = sums_next;
         i0 = i0_next;
-        /* Where a scheduler has two warps they begin with different things: addresses of the one are made under products of the other. */
+        /* Where a scheduler has two warps they begin with different things: addresses of the one are made under
+         * products of the other. */
 #pragma unroll 1
         for (int turn = 0; turn < 2; turn++) {
             const bool dQ_now = (warp / 4 + turn) % 2 == 1;
@@ -388,7 +420,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         uint16_t *const dS_to = sm.dS[0] + stage * ds_stride;
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
-            const int q = QW == 2 ? part * 32 : round * 32, il = i0 + q; /* this warp's queries in the tile, and the first of them */
+            const int q = QW == 2 ? part * 32 : round * 32,
+                      il = i0 + q; /* this warp's queries in the tile, and the first of them */
             /* Does any query (of the pair's) see any of these keys? */
             const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;
             if (jl + 31 < low_q + limit.lo || jl >= high_q + limit.hi || jl >= limit.Sk) {
@@ -426,7 +459,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
 #pragma unroll
                 for (int mt = 0; mt < 2; mt++)
 #pragma unroll
-                    for (int e = 0; e < 4; e++) S[mt][nt][e] = exp2_fast(fmaf(S[mt][nt][e], scale_log2, -(e % 2 ? lse2.y : lse2.x)));
+                    for (int e = 0; e < 4; e++)
+                        S[mt][nt][e] = exp2_fast(fmaf(S[mt][nt][e], scale_log2, -(e % 2 ? lse2.y : lse2.x)));
             }
             if (QW == 2) write_block<T>(sm.P, S, key, q, lane);
 
@@ -440,7 +474,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
 #pragma unroll
                 for (int mt = 0; mt < 2; mt++)
 #pragma unroll
-                    for (int e = 0; e < 4; e++) dP[mt][nt][e] = S[mt][nt][e] * (dP[mt][nt][e] - (e % 2 ? delta.y : delta.x));
+                    for (int e = 0; e < 4; e++)
+                        dP[mt][nt][e] = S[mt][nt][e] * (dP[mt][nt][e] - (e % 2 ? delta.y : delta.x));
             }
             write_block<T>(dS_to, dP, key, q, lane);
 
@@ -472,19 +507,22 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     finite &= scale_block(dV, 1);
     const bool poisoned = __syncthreads_or(!finite); /* and nobody reads shared memory any more */
     const int64_t line = place.s.k_start + place.j0;
-    const bool k_pieces = in_pieces<T>(dk, place.b, place.hk, line, g.dims.D), v_pieces = in_pieces<T>(dv, place.b, place.hk, line, g.dims.Dv);
+    const bool k_pieces = in_pieces<T>(dk, place.b, place.hk, line, g.dims.D),
+               v_pieces = in_pieces<T>(dv, place.b, place.hk, line, g.dims.Dv);
     stage_block<T, D>(sm.K, k_pieces, dK, key, part * 64, lane); /* K and V hold D floats a row, and so do Q and dO */
     stage_block<T, D>(sm.Q, v_pieces, dV, key, part * 64, lane);
     __syncthreads();
-    if (dk.data) store_rows<D, THREADS>(dk, place.b, place.hk, line, 0, place.rows, (int)g.dims.D, sm.K, k_pieces, threadIdx.x);
-    if (dv.data) store_rows<D, THREADS>(dv, place.b, place.hk, line, 0, place.rows, (int)g.dims.Dv, sm.Q, v_pieces, threadIdx.x);
+    if (dk.data)
+        store_rows<D, THREADS>(dk, place.b, place.hk, line, 0, place.rows, (int)g.dims.D, sm.K, k_pieces, threadIdx.x);
+    if (dv.data)
+        store_rows<D, THREADS>(dv, place.b, place.hk, line, 0, place.rows, (int)g.dims.Dv, sm.Q, v_pieces, threadIdx.x);
     if (poisoned) {
         __syncthreads();
         for (int r = warp; r < place.rows; r += THREADS / 32) dkdv_row(a, w.s, place.b, place.hk, place.j0 + r);
     }
 }
 
-/* ---- Options, and head dims above 128 --------------------------------------------------------------------------------------------- */
+/* ---- Options, and head dims above 128 ---------------------------------------------------------------------------- */
 
 template <int D, bool OPTIONS> struct shared {
     static const int STAGES = D == 256 || OPTIONS ? 1 : 2;
@@ -498,7 +536,8 @@ template <int D, bool OPTIONS> struct shared {
 };
 
 template <typename T, int D, bool OPTIONS, int PARTS>
-__global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
+__global__ void __launch_bounds__(tile<D>::BN * 2, 1)
+    dkdv_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
     typedef shared<D, OPTIONS> Shared;
     const int BN = tile<D>::BN, WARPS = BN / 16, THREADS = 32 * WARPS, NT = BM / 8, DT = D / 8, STAGES = Shared::STAGES;
@@ -510,7 +549,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
     key_place place = key_place_of<BN>(a, limits_of_whole(a.g), blockIdx);
     if (place.rows == 0) return;
     find_queries<BN>(place);
-    const int b = place.b, hk = place.hk, j0 = place.j0, Sk = (int)place.s.Sk, Sq = (int)place.s.Sq, first = place.first;
+    const int b = place.b, hk = place.hk, j0 = place.j0, Sk = (int)place.s.Sk, Sq = (int)place.s.Sq,
+              first = place.first;
     const limits limit = place.limit;
     const int tiles = place.last - first, rounds = tiles * (int)g.group;
 
@@ -522,7 +562,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
         const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
         const int i0 = (first + n % tiles) * BM;
         loader<D, THREADS>(g.view[ATTN_T_q], b, x.h, place.s.q_start, Sq, g.dims.D).template load<BM>(sm.Q[stage], i0);
-        loader<D, THREADS>(g.view[ATTN_T_dout], b, x.h, place.s.q_start, Sq, g.dims.Dv).template load<BM>(sm.dO[stage], i0);
+        loader<D, THREADS>(g.view[ATTN_T_dout], b, x.h, place.s.q_start, Sq, g.dims.Dv)
+            .template load<BM>(sm.dO[stage], i0);
         load_values(&sm.values[stage], w.values + query_tile(a, place.s, b, (int)x.h, first + n % tiles));
     };
     if (rounds > 0) fetch(0, 0);
@@ -564,7 +605,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
             }
         }
 
-        /* Masks and options. Element e of block nt: key j0 + 16 warp + 8 (e / 2) + lane / 4, query i0 + 8 nt + 2 (lane % 4) + e % 2. */
+        /* Masks and options. Element e of block nt: key j0 + 16 warp + 8 (e / 2) + lane / 4, query i0 + 8 nt + 2
+         * (lane % 4) + e % 2. */
         float c = scale_log2;
         if (OPTIONS) {
             staged &st = sm.options[warp];
@@ -578,14 +620,16 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
             for (int m = lane; m < 16 * BM; m += 32) {
                 const int r = m % 16, i = i0 + m / 16, j = j0 + warp * 16 + r;
                 float tanh_s = 0, &z = st.z[r][m / 16];
-                const bool sees = i < Sq && j < Sk && j >= i + limit.lo && j < i + limit.hi && visible_by_mask(a, x, i, j);
+                const bool sees = i < Sq && j < Sk && j >= i + limit.lo && j < i + limit.hi &&
+                                  visible_by_mask(a, x, i, j);
                 z = sees ? score(a, x, i, j, z, &tanh_s) * LOG2E : -CUDART_INF_F;
                 st.cap[r][m / 16] = 1 - tanh_s * tanh_s;
             }
             if (a.drop_below)
 #pragma unroll 1
                 for (int m = lane; m < 2 * BM; m += 32) {
-                    const attn_philox lanes = attn_dropout_lanes(a.seed, (int64_t)b * g.dims.H + x.h, i0 + m / 2, (j0 + warp * 16) / 8 + m % 2);
+                    const attn_philox lanes = attn_dropout_lanes(a.seed, (int64_t)b * g.dims.H + x.h, i0 + m / 2,
+                                                                 (j0 + warp * 16) / 8 + m % 2);
                     uint32_t bits = 0;
                     for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
                     st.kept[m / 2][m % 2] = (uint8_t)bits;
@@ -618,7 +662,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
         /* P = exp(S - lse), dS = P (dP - delta) */
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
-            const float2 lse2 = *(const float2 *)&sm.values[stage].lse2[nt * 8 + lane % 4 * 2], delta = *(const float2 *)&sm.values[stage].delta[nt * 8 + lane % 4 * 2];
+            const float2 lse2 = *(const float2 *)&sm.values[stage].lse2[nt * 8 + lane % 4 * 2],
+                         delta = *(const float2 *)&sm.values[stage].delta[nt * 8 + lane % 4 * 2];
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float p = exp2_fast(fmaf(S[nt][e], c, -(e % 2 ? lse2.y : lse2.x)));
@@ -640,7 +685,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
             for (int nt = 0; nt < NT; nt++)
 #pragma unroll
                 for (int half = 0; half < 2; half++)
-                    *(uint32_t *)(sm.dS + at<BM>(warp * 16 + half * 8 + lane / 4, nt) + lane % 4 * 2) = pack<T>(dP[nt][half * 2], dP[nt][half * 2 + 1]);
+                    *(uint32_t *)(sm.dS + at<BM>(warp * 16 + half * 8 + lane / 4, nt) +
+                                  lane % 4 * 2) = pack<T>(dP[nt][half * 2], dP[nt][half * 2 + 1]);
         }
 
         /* dV += P^T dO, dK += dS^T Q */
@@ -675,9 +721,11 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
 
         /* dQ = dS K: four groups of 16 queries, the other warps share the columns, at most 64 at a time */
         if (want_dq) {
-            const int GROUPS = BM / 16, SHARES = WARPS / GROUPS, COLUMNS = D / SHARES, CHUNK = COLUMNS < 64 ? COLUMNS : 64;
+            const int GROUPS = BM / 16, SHARES = WARPS / GROUPS, COLUMNS = D / SHARES,
+                      CHUNK = COLUMNS < 64 ? COLUMNS : 64;
             __syncthreads();
-            float *const to = w.sums + query_tile(a, place.s, b, hk * (int)g.group + n / tiles, first + n % tiles) * (BM * D);
+            float *const to = w.sums +
+                              query_tile(a, place.s, b, hk * (int)g.group + n / tiles, first + n % tiles) * (BM * D);
 #pragma unroll
             for (int chunk = 0; chunk < COLUMNS / CHUNK; chunk++) {
                 const int column = warp / GROUPS * COLUMNS + chunk * CHUNK;
@@ -695,7 +743,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
                     }
                 }
 #pragma unroll
-                for (int dt = 0; dt < CHUNK / 8; dt++) add_fragment(to + fragment_at<D>(warp % GROUPS * 16, column + dt * 8), lane, dQ[dt]);
+                for (int dt = 0; dt < CHUNK / 8; dt++)
+                    add_fragment(to + fragment_at<D>(warp % GROUPS * 16, column + dt * 8), lane, dQ[dt]);
             }
         }
         if (STAGES == 1 && n + 1 < rounds) {
@@ -731,11 +780,13 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1) dkdv_tiles(const __grid_co
     }
 }
 
-/* ---- finish ------------------------------------------------------------------------------------------------------------------- */
+/* ---- finish ------------------------------------------------------------------------------------------------------ */
 
 /* dQ = scale * sums, in its dtype. A block a query tile and head. */
-/* Four blocks a multiprocessor: repairs (dq_row) would take the registers of two, and reading needs many loads on their way. */
-template <typename T, int D> __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
+/* Four blocks a multiprocessor: repairs (dq_row) would take the registers of two, and reading needs many loads on
+ * their way. */
+template <typename T, int D>
+__global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
     __shared__ __align__(16) uint16_t staged_rows[BM * D];
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
@@ -743,12 +794,14 @@ template <typename T, int D> __global__ void __launch_bounds__(256, 4) finish(co
     const head_args &x = place.x;
     const attn_view &dq = a.g.view[ATTN_T_dq];
     const float *sums = w.sums + query_tile(a, x.s, (int)x.b, (int)x.h, place.i0 / BM) * (BM * D);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = (int)a.g.dims.D, rows = (int)attn_min64(BM, x.s.Sq - place.i0);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = (int)a.g.dims.D,
+              rows = (int)attn_min64(BM, x.s.Sq - place.i0);
     const int64_t line = x.s.q_start + place.i0, to = attn_at(&dq, x.b, x.h, line);
     const bool pieces = in_pieces<T>(dq, x.b, x.h, line, width);
     bool finite = true;
     if (pieces) {
-        const int EACH = BM / 16 * (D / 8) / 8, CHUNK = EACH < 8 ? EACH : 8; /* blocks of 16 queries x 8 channels a warp; on their way together */
+        const int EACH = BM / 16 * (D / 8) / 8,
+                  CHUNK = EACH < 8 ? EACH : 8; /* blocks of 16 queries x 8 channels a warp; on their way together */
 #pragma unroll
         for (int chunk = 0; chunk < EACH; chunk += CHUNK) {
             float4 sum[CHUNK];
@@ -773,7 +826,8 @@ template <typename T, int D> __global__ void __launch_bounds__(256, 4) finish(co
             for (int e = 0; e < 4; e++) {
                 const float y = (e == 0 ? sum.x : e == 1 ? sum.y : e == 2 ? sum.z : sum.w) * x.scale;
                 finite &= y - y == 0;
-                if (r + e / 2 * 8 < rows && d + e % 2 < width) store_float(dq.dtype, dq.data, to + (r + e / 2 * 8) * dq.row + d + e % 2, y);
+                if (r + e / 2 * 8 < rows && d + e % 2 < width)
+                    store_float(dq.dtype, dq.data, to + (r + e / 2 * 8) * dq.row + d + e % 2, y);
             }
         }
     }
@@ -786,14 +840,17 @@ template <typename T, int D> __global__ void __launch_bounds__(256, 4) finish(co
     }
 }
 
-/* ---- dQ by query tiles: deterministic -------------------------------------------------------------------------------------------- */
+/* ---- dQ by query tiles: deterministic ---------------------------------------------------------------------------- */
 
 template <int D, bool OPTIONS> struct shared_dq {
     alignas(1024) uint16_t Q[BM * D];
     alignas(1024) uint16_t dO[BM * D];
     alignas(1024) uint16_t K[BM * D]; /* tiles of BM keys */
     alignas(1024) uint16_t V[BM * D];
-    struct { float z[16][BM + 4], cap[16][BM + 4]; uint32_t kept[16][BM / 8]; } options[OPTIONS ? BM / 16 : 1];
+    struct {
+        float z[16][BM + 4], cap[16][BM + 4];
+        uint32_t kept[16][BM / 8];
+    } options[OPTIONS ? BM / 16 : 1];
 };
 
 template <typename T, int D, bool OPTIONS>
@@ -863,14 +920,16 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             for (int m = lane; m < 16 * BN; m += 32) {
                 const int r = m / BN, i = i0 + warp * 16 + r, key = j * BN + m % BN;
                 float tanh_s = 0, &z = st.z[r][m % BN];
-                const bool sees = i < x.s.Sq && key < x.s.Sk && key >= i + limit.lo && key < i + limit.hi && visible_by_mask(a, x, i, key);
+                const bool sees = i < x.s.Sq && key < x.s.Sk && key >= i + limit.lo && key < i + limit.hi &&
+                                  visible_by_mask(a, x, i, key);
                 z = sees ? score(a, x, i, key, z, &tanh_s) * LOG2E : -CUDART_INF_F;
                 st.cap[r][m % BN] = 1 - tanh_s * tanh_s;
             }
             if (a.drop_below)
 #pragma unroll 1
                 for (int m = lane; m < 16 * NT; m += 32) {
-                    const attn_philox lanes = attn_dropout_lanes(a.seed, x.b * g.dims.H + x.h, i0 + warp * 16 + m / NT, j * NT + m % NT);
+                    const attn_philox lanes = attn_dropout_lanes(a.seed, x.b * g.dims.H + x.h, i0 + warp * 16 + m / NT,
+                                                                 j * NT + m % NT);
                     uint32_t bits = 0;
                     for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
                     st.kept[m / NT][m % NT] = bits;
@@ -901,14 +960,15 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
                 float drop = 1, cap = 1;
                 if (OPTIONS) {
                     const int r = e / 2 * 8 + lane / 4;
-                    if (a.drop_below) drop = sm.options[warp].kept[r][nt] >> (lane % 4 * 2 + e % 2) & 1 ? a.drop_scale : 0;
+                    if (a.drop_below)
+                        drop = sm.options[warp].kept[r][nt] >> (lane % 4 * 2 + e % 2) & 1 ? a.drop_scale : 0;
                     cap = sm.options[warp].cap[r][nt * 8 + lane % 4 * 2 + e % 2];
                 }
                 S[nt][e] = p * (dP[nt][e] * drop - delta[e / 2]) * cap;
             }
         if (OPTIONS) __syncwarp();
 
-        /* dQ += dS K */
+            /* dQ += dS K */
 #pragma unroll
         for (int kk = 0; kk < BN / 16; kk++) {
             uint32_t as[4];
@@ -940,12 +1000,12 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
     }
 }
 
-/* ---- Launchers ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- Launchers --------------------------------------------------------------------------------------------------- */
 
 bool has_options(const attn_problem *p, const attn_geometry &g)
 {
-    return p->softcap > 0 || p->bias.rank || p->alibi_slopes.rank || p->keep_mask.rank || p->mask_startend_rows.rank || p->dropout_p > 0
-           || !is_plain_scale(g.scale);
+    return p->softcap > 0 || p->bias.rank || p->alibi_slopes.rank || p->keep_mask.rank || p->mask_startend_rows.rank ||
+           p->dropout_p > 0 || !is_plain_scale(g.scale);
 }
 
 int class_of(const attn_dims &d)
@@ -954,11 +1014,18 @@ int class_of(const attn_dims &d)
     return D <= 64 ? 64 : D <= 128 ? 128 : 256;
 }
 
-int64_t query_rows(const attn_dims &d) { return d.Sq * d.H * (d.packed ? 1 : d.B); }
+int64_t query_rows(const attn_dims &d)
+{
+    return d.Sq * d.H * (d.packed ? 1 : d.B);
+}
 
-size_t align_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
+size_t align_up(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
 
-/* Parts of the workspace, in this order: lse and delta, both by query tiles, sums of dQ, and the forward's results where they are not given. */
+/* Parts of the workspace, in this order: lse and delta, both by query tiles, sums of dQ, and the forward's results
+ * where they are not given. */
 struct parts {
     size_t rows, values, sums, out, lse, total;
 };
@@ -971,7 +1038,9 @@ parts parts_of(const attn_problem *p)
     parts w;
     w.rows = align_up((size_t)query_rows(d) * 2 * sizeof(float));
     w.values = align_up((size_t)grid.x * grid.y * grid.z * sizeof(row_values));
-    w.sums = p->deterministic || !p->dq.rank ? 0 : align_up((size_t)grid.x * grid.y * grid.z * BM * class_of(d) * sizeof(float));
+    w.sums = p->deterministic || !p->dq.rank
+                 ? 0
+                 : align_up((size_t)grid.x * grid.y * grid.z * BM * class_of(d) * sizeof(float));
     w.out = p->out.rank ? 0 : align_up((size_t)query_rows(d) * (size_t)d.Dv * sizeof(float));
     w.lse = p->out.rank ? 0 : align_up((size_t)query_rows(d) * sizeof(float));
     w.total = w.rows + w.values + w.sums + w.out + w.lse;
@@ -980,24 +1049,31 @@ parts parts_of(const attn_problem *p)
 
 dim3 key_grid(const attn_dims &d, int BN)
 {
-    return d.packed ? dim3((unsigned)(d.total_k / BN + d.B), (unsigned)d.Hk) : dim3((unsigned)attn_tiles(d.Sk, BN), (unsigned)d.Hk, (unsigned)d.B);
+    return d.packed ? dim3((unsigned)(d.total_k / BN + d.B), (unsigned)d.Hk)
+                    : dim3((unsigned)attn_tiles(d.Sk, BN), (unsigned)d.Hk, (unsigned)d.B);
 }
 
-bool is_empty(dim3 grid) { return grid.x == 0 || grid.y == 0 || grid.z == 0; }
+bool is_empty(dim3 grid)
+{
+    return grid.x == 0 || grid.y == 0 || grid.z == 0;
+}
 
-template <typename T, int D, bool OPTIONS, int PARTS> cudaError_t launch_dkdv(const cuda_args &a, const scratch &w, cudaStream_t stream)
+template <typename T, int D, bool OPTIONS, int PARTS>
+cudaError_t launch_dkdv(const cuda_args &a, const scratch &w, cudaStream_t stream)
 {
     const dim3 grid = key_grid(a.g.dims, tile<D>::BN);
     if (is_empty(grid)) return cudaSuccess;
     const cudaError_t code = allow_shared<dkdv_tiles<T, D, OPTIONS, PARTS>>(sizeof(shared<D, OPTIONS>));
-    if (code == cudaSuccess) dkdv_tiles<T, D, OPTIONS, PARTS><<<grid, tile<D>::BN * 2, sizeof(shared<D, OPTIONS>), stream>>>(a, w);
+    if (code == cudaSuccess)
+        dkdv_tiles<T, D, OPTIONS, PARTS><<<grid, tile<D>::BN * 2, sizeof(shared<D, OPTIONS>), stream>>>(a, w);
     return code;
 }
 
 /* Bytes without the second dS. */
 template <int D> constexpr size_t least_wide = sizeof(shared_wide<D>) - sizeof(shared_wide<D>::dS) / 2;
 
-template <typename T, int D> cudaError_t launch_wide(const cuda_chip *chip, const cuda_args &a, const scratch &w, cudaStream_t stream)
+template <typename T, int D>
+cudaError_t launch_wide(const cuda_chip *chip, const cuda_args &a, const scratch &w, cudaStream_t stream)
 {
     typedef shared_wide<D> Shared;
     const dim3 grid = key_grid(a.g.dims, Shared::BN);
@@ -1005,11 +1081,14 @@ template <typename T, int D> cudaError_t launch_wide(const cuda_chip *chip, cons
     const bool both = sizeof(Shared) <= (size_t)chip->shared_bytes;
     const size_t bytes = both ? sizeof(Shared) : least_wide<D>;
     const cudaError_t code = allow_shared<dkdv_wide<T, D>>(bytes);
-    if (code == cudaSuccess) dkdv_wide<T, D><<<grid, Shared::THREADS, bytes, stream>>>(a, w, limits_of_whole(a.g), both ? Shared::BN * BM : 0);
+    if (code == cudaSuccess)
+        dkdv_wide<T, D>
+            <<<grid, Shared::THREADS, bytes, stream>>>(a, w, limits_of_whole(a.g), both ? Shared::BN * BM : 0);
     return code;
 }
 
-template <typename T, int D, bool OPTIONS> cudaError_t launch_form(const cuda_chip *chip, const cuda_args &a, const scratch &w, cudaStream_t stream)
+template <typename T, int D, bool OPTIONS>
+cudaError_t launch_form(const cuda_chip *chip, const cuda_args &a, const scratch &w, cudaStream_t stream)
 {
     const dim3 grid = tile_grid(a.g, BM);
     cudaError_t code = cudaSuccess;
@@ -1025,18 +1104,23 @@ template <typename T, int D, bool OPTIONS> cudaError_t launch_form(const cuda_ch
         if (w.sums) finish<T, D><<<grid, 256, 0, stream>>>(a, w);
         else {
             code = allow_shared<dq_tiles<T, D, OPTIONS>>(sizeof(shared_dq<D, OPTIONS>));
-            if (code == cudaSuccess) dq_tiles<T, D, OPTIONS><<<grid, BM * 2, sizeof(shared_dq<D, OPTIONS>), stream>>>(a, w.s);
+            if (code == cudaSuccess)
+                dq_tiles<T, D, OPTIONS><<<grid, BM * 2, sizeof(shared_dq<D, OPTIONS>), stream>>>(a, w.s);
         }
     }
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
-template <typename T> cudaError_t launch(const cuda_chip *chip, const cuda_args &a, const scratch &w, bool options, cudaStream_t stream)
+template <typename T>
+cudaError_t launch(const cuda_chip *chip, const cuda_args &a, const scratch &w, bool options, cudaStream_t stream)
 {
     switch (class_of(a.g.dims)) {
-    case 64: return options ? launch_form<T, 64, true>(chip, a, w, stream) : launch_form<T, 64, false>(chip, a, w, stream);
-    case 128: return options ? launch_form<T, 128, true>(chip, a, w, stream) : launch_form<T, 128, false>(chip, a, w, stream);
-    default: return options ? launch_form<T, 256, true>(chip, a, w, stream) : launch_form<T, 256, false>(chip, a, w, stream);
+    case 64:
+        return options ? launch_form<T, 64, true>(chip, a, w, stream) : launch_form<T, 64, false>(chip, a, w, stream);
+    case 128:
+        return options ? launch_form<T, 128, true>(chip, a, w, stream) : launch_form<T, 128, false>(chip, a, w, stream);
+    default:
+        return options ? launch_form<T, 256, true>(chip, a, w, stream) : launch_form<T, 256, false>(chip, a, w, stream);
     }
 }
 
@@ -1057,11 +1141,14 @@ bool covers(const cuda_chip *chip, const attn_problem *p)
     const size_t bytes = D == 64    ? most_shared<64>(options, deterministic)
                          : D == 128 ? most_shared<128>(options, deterministic)
                                     : most_shared<256>(options, deterministic);
-    return (p->q.dtype == ATTN_F16 || p->q.dtype == ATTN_BF16) && p->dout.dtype == p->q.dtype && tile_grid_fits(g.dims) &&
-           bytes <= (size_t)chip->shared_bytes;
+    return (p->q.dtype == ATTN_F16 || p->q.dtype == ATTN_BF16) && p->dout.dtype == p->q.dtype &&
+           tile_grid_fits(g.dims) && bytes <= (size_t)chip->shared_bytes;
 }
 
-size_t workspace(const cuda_chip *, const attn_problem *p) { return parts_of(p).total; }
+size_t workspace(const cuda_chip *, const attn_problem *p)
+{
+    return parts_of(p).total;
+}
 
 cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *memory)
 {
@@ -1092,7 +1179,8 @@ cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *
     k.s.out = a.g.view[ATTN_T_out];
     const bool options = has_options(p, a.g);
     if (code == cudaSuccess)
-        code = p->q.dtype == ATTN_BF16 ? launch<__nv_bfloat16>(chip, a, k, options, stream) : launch<__half>(chip, a, k, options, stream);
+        code = p->q.dtype == ATTN_BF16 ? launch<__nv_bfloat16>(chip, a, k, options, stream)
+                                       : launch<__half>(chip, a, k, options, stream);
     simple_gradients(p, a, k.s, stream);
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }

@@ -18,16 +18,18 @@
  *                     wait V[j];  load K[j+2];  O = rescale O + P V[j]
  *     add up the warps' O, in order
  *
- * Up to 16 rows: each warp takes a part of the tile's keys for all rows, with m, l and O of its own. Up to 64: each warp takes 16
- * of the rows for all keys. Three blocks fit on a multiprocessor of Hopper, so that one that begins or ends does not leave the memory idle. K and V are
- * the first to leave the L2, so that the partial results stay in it.
+ * Up to 16 rows: each warp takes a part of the tile's keys for all rows, with m, l and O of its own. Up to 64: each
+ * warp takes 16 of the rows for all keys. Three blocks fit on a multiprocessor of Hopper, so that one that begins
+ * or ends does not leave the memory idle. K and V are the first to leave the L2, so that the partial results stay
+ * in it.
  *
- * Answers depend on the problem alone: where the splits are follows from the keys that the sequence's queries see and from its number
- * of rows (split_keys()), never from the batch or the device. A packed problem may hold sequences of either kind; then the other
- * kernel runs first and leaves out those that are decoded here (cuda_chip::decode_rows).
+ * Answers depend on the problem alone: where the splits are follows from the keys that the sequence's queries see
+ * and from its number of rows (split_keys()), never from the batch or the device. A packed problem may hold
+ * sequences of either kind; then the other kernel runs first and leaves out those that are decoded here
+ * (cuda_chip::decode_rows).
  *
- * As in forward.cu there is a form with options, and a block whose result is not finite goes over its split once more with zeros for
- * the values that are not, then computes one by one the rows that see one. */
+ * As in forward.cu there is a form with options, and a block whose result is not finite goes over its split once
+ * more with zeros for the values that are not, then computes one by one the rows that see one. */
 #include <atomic>
 
 #include "kernels/cuda/kernels.h"
@@ -38,7 +40,7 @@ extern const cuda_kernel sm90_forward, generic_forward; /* for the other sequenc
 
 namespace {
 
-/* ---- Tiles ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
 enum { DECODE_ROWS = 64, NARROW = 16, WARPS = 4, THREADS = 32 * WARPS };
 
@@ -50,7 +52,8 @@ template <int D_, bool WIDE, bool OPTIONS_> struct shape {
     static const int SLOTS = !WIDE ? 4 : D == 64 ? 6 : 3;
 };
 
-/* Splits that are added up together; rows that a block may have which takes a whole flock (its sums lie in shared memory beside the ring). */
+/* Splits that are added up together; rows that a block may have which takes a whole flock (its sums lie in shared
+ * memory beside the ring). */
 enum { FLOCK = 4, FLOCK_ROWS = 8 };
 
 /* Blocks of a multiprocessor, which bounds registers. Before compute capability 9.0 shared memory holds two at most. */
@@ -74,24 +77,26 @@ template <class X> struct shared {
     float top[X::BM], sum[X::BM];           /* of the block */
     float flock_O[FLOCK_ROWS][X::D];        /* the splits of a flock so far */
     float2 flock_ml[FLOCK_ROWS];
-    int i[X::BM], h[X::BM];                 /* which query a row is, and which head */
+    int i[X::BM], h[X::BM]; /* which query a row is, and which head */
     float slope[X::BM];
 };
 
-/* ---- Where the splits are -------------------------------------------------------------------------------------------------- */
+/* ---- Where the splits are ---------------------------------------------------------------------------------------- */
 
 /* A split begins at a multiple of this, which is a multiple of every BN. */
 const int SPLIT_ALIGN = 128;
 
-/* Keys of a split. Sixteen splits, which with eight key/value heads fill a GPU; not so short that the partial results count, and not
- * longer than keeps every multiprocessor busy to the end. More rows have larger partial results. */
+/* Keys of a split. Sixteen splits, which with eight key/value heads fill a GPU; not so short that the partial
+ * results count, and not longer than keeps every multiprocessor busy to the end. More rows have larger partial
+ * results. */
 __host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
 {
     const int64_t least = wide ? 512 : 128, most = wide ? 2048 : 1024;
     return attn_clamp64((attn_tiles(keys, 16) + least - 1) / least * least, least, most);
 }
 
-/* The most splits that a sequence of up to `keys` keys may have. (More keys may be fewer splits: 2048 are 16 of 128, 2049 are 9 of 256.) */
+/* The most splits that a sequence of up to `keys` keys may have. (More keys may be fewer splits: 2048 are 16 of
+ * 128, 2049 are 9 of 256.) */
 inline int64_t most_splits(int64_t keys, bool wide)
 {
     const int64_t least = wide ? 512 : 128, most = wide ? 2048 : 1024;
@@ -99,15 +104,16 @@ inline int64_t most_splits(int64_t keys, bool wide)
     return attn_max64(16, attn_tiles(keys, most));
 }
 
-/* How blocks find their work. A block is a slot of a key/value head. Not packed, a batch row has a slot for each `walk` of its splits.
- * Packed, sequence b has those from cu_k[b] / unit + extra * b on: never fewer than it needs, so that a block finds its sequence by
- * bisection; some are left over. */
+/* How blocks find their work. A block is a slot of a key/value head. Not packed, a batch row has a slot for each
+ * `walk` of its splits. Packed, sequence b has those from cu_k[b] / unit + extra * b on: never fewer than it needs,
+ * so that a block finds its sequence by bisection; some are left over. */
 struct plan {
     int splits, walk; /* walk: splits that a block takes, 1 or FLOCK */
     int unit, extra;
-    int64_t head_rows; /* packed: rows of the workspace for a key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW on */
-    float *O;          /* workspace: rows of D; NULL: no sequence has more than one split */
-    float2 *ml;        /* m (base 2) and l of each row */
+    int64_t
+        head_rows; /* packed: rows of the workspace for a key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW on */
+    float *O;   /* workspace: rows of D; NULL: no sequence has more than one split */
+    float2 *ml; /* m (base 2) and l of each row */
 };
 
 /* A sequence of n > 1 splits has at least n * 64 keys, of more than 16 rows n * 256 (see split_keys). */
@@ -115,8 +121,8 @@ const int KEYS_A_ROW = 4;
 
 /* One key/value head of a sequence. */
 struct group_place {
-    head_args x; /* of the group's first query head */
-    int rows;    /* 0: not decoded here */
+    head_args x;                     /* of the group's first query head */
+    int rows;                        /* 0: not decoded here */
     int first, last, length, splits; /* keys that any row sees; of a split; splits, at least 1 */
     int64_t saved; /* row of the workspace where its partial results begin: a split's rows, then the next split's */
 };
@@ -135,13 +141,15 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     place.last = (int)seen.hi;
     place.length = (int)length;
     place.splits = seen.hi > seen.lo ? (int)attn_tiles(seen.hi - first, length) : 1;
-    place.saved = g.dims.packed ? hk * p.head_rows + g.cu_k[b] / KEYS_A_ROW : ((int64_t)b * g.dims.Hk + hk) * p.splits * rows;
+    place.saved = g.dims.packed ? hk * p.head_rows + g.cu_k[b] / KEYS_A_ROW
+                                : ((int64_t)b * g.dims.Hk + hk) * p.splits * rows;
     return place;
 }
 
-/* ---- Partial results ------------------------------------------------------------------------------------------------------- */
+/* ---- Partial results --------------------------------------------------------------------------------------------- */
 
-/* Two of them brought to one maximum. Written out to the last rounding, for it is done in two kernels and may not differ. */
+/* Two of them brought to one maximum. Written out to the last rounding, for it is done in two kernels and may not
+ * differ. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)
@@ -158,11 +166,12 @@ struct fold {
     }
 };
 
-/* ---- One row of one split ---------------------------------------------------------------------------------------------------- */
+/* ---- One row of one split ---------------------------------------------------------------------------------------- */
 
-/* Keys [first, last) for query i by one warp, skipping hidden ones (see rows.cuh). Written is only what the tensor cores cannot give: a result
- * that is not finite, or of huge scores. */
-__device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last, float *O, float2 *ml)
+/* Keys [first, last) for query i by one warp, skipping hidden ones (see rows.cuh). Written is only what the tensor
+ * cores cannot give: a result that is not finite, or of huge scores. */
+__device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
+                                        float *O, float2 *ml)
 {
     const attn_geometry &g = a.g;
     float q[CHANNELS], o[CHANNELS] = {}, k[CHANNELS], v[CHANNELS], tanh_s, m = -CUDART_INF_F, l = 0;
@@ -174,7 +183,8 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
         const float z = score(a, x, i, j, dot(q, k), &tanh_s);
         if (z == -CUDART_INF_F) continue;
         const float m_new = z > m || z != z ? z : m;
-        const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), e = expf(z - m_new), kept = e * dropout(a, x, i, j);
+        const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), e = expf(z - m_new),
+                    kept = e * dropout(a, x, i, j);
         load_row(g.view[ATTN_T_v], x.b, x.hk, x.s.k_start + j, g.dims.Dv, v);
         l = l * rescale + e;
         for (int c = 0; c < CHANNELS; c++) o[c] = o[c] * rescale + kept * v[c];
@@ -188,7 +198,7 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
     if (threadIdx.x % 32 == 0) *ml = make_float2(m * LOG2E, l);
 }
 
-/* ---- A split ----------------------------------------------------------------------------------------------------------------- */
+/* ---- A split ----------------------------------------------------------------------------------------------------- */
 
 /* Q's rows in shared memory, zeros past the last. */
 template <int D, int BM> DEVICE void load_queries(uint16_t *to, const cuda_args &a, const group_place &place)
@@ -198,7 +208,8 @@ template <int D, int BM> DEVICE void load_queries(uint16_t *to, const cuda_args 
     for (int n = threadIdx.x; n < BM * (D / 8); n += THREADS) {
         const int r = n / (D / 8), c = n % (D / 8), i = r / group;
         const bool inside = r < place.rows;
-        const int64_t line = inside ? attn_at(&q, place.x.b, place.x.h + (r - i * group), place.x.s.q_start + i) + c * 8 : 0;
+        const int64_t line = inside ? attn_at(&q, place.x.b, place.x.h + (r - i * group), place.x.s.q_start + i) + c * 8
+                                    : 0;
         const uint16_t *from = (const uint16_t *)q.data + line;
         if (q.dtype != ATTN_F8E4M3 && columns % 8 == 0 && (uint64_t)from % 16 == 0) {
             cp_async_16(smem_addr(to + at<D>(r, c)), from, inside && c * 8 < columns);
@@ -208,7 +219,8 @@ template <int D, int BM> DEVICE void load_queries(uint16_t *to, const cuda_args 
         for (int e = 0; e < 8; e++) {
             uint16_t x = 0;
             if (inside && c * 8 + e < columns)
-                x = q.dtype == ATTN_F8E4M3 ? __half_as_ushort(__float2half_rn(load_float(q.dtype, q.data, line + e))) : from[e];
+                x = q.dtype == ATTN_F8E4M3 ? __half_as_ushort(__float2half_rn(load_float(q.dtype, q.data, line + e)))
+                                           : from[e];
             to[at<D>(r, c) + e] = x;
         }
     }
@@ -222,15 +234,17 @@ template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
     for (int w = 0; w < X::WK; w++) {
         const float4 part = *(const float4 *)&sm.O[w][r][d];
         const float factor = sm.m[w][r];
-        o = make_float4(fmaf(factor, part.x, o.x), fmaf(factor, part.y, o.y), fmaf(factor, part.z, o.z), fmaf(factor, part.w, o.w));
+        o = make_float4(fmaf(factor, part.x, o.x), fmaf(factor, part.y, o.y), fmaf(factor, part.z, o.z),
+                        fmaf(factor, part.w, o.w));
     }
     return o;
 }
 
-/* Adds a split to those of its flock before it. The last leaves the sum in the workspace, in row `to`, the first split's. `saved` is the split's own
- * row there, which holds it if it was computed twice. */
+/* Adds a split to those of its flock before it. The last leaves the sum in the workspace, in row `to`, the first
+ * split's. `saved` is the split's own row there, which holds it if it was computed twice. */
 template <class X>
-DEVICE void add_to_flock(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first, bool last, int64_t to)
+DEVICE void add_to_flock(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first,
+                         bool last, int64_t to)
 {
     const int D = X::D;
     auto split_ml = [&](int r) { return from_workspace ? p.ml[saved + r] : make_float2(sm.top[r], sm.sum[r]); };
@@ -252,7 +266,8 @@ DEVICE void add_to_flock(shared<X> &sm, const plan &p, int rows, bool from_works
     }
 }
 
-template <typename T, class X> DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory)
+template <typename T, class X>
+DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory)
 {
     const int D = X::D, BM = X::BM, BN = X::BN, KW = X::KW, WK = X::WK, SLOTS = X::SLOTS;
     const int NT = KW / 8, DT = D / 8 / X::WD;
@@ -260,7 +275,8 @@ template <typename T, class X> DEVICE void split(const cuda_args &a, const plan 
     const attn_geometry &g = a.g;
     const head_args &x = place.x;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = (int)g.group, rows = place.rows;
-    const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW, d0 = warp % X::WD * (D / X::WD); /* this warp's rows, keys, columns */
+    const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
+              d0 = warp % X::WD * (D / X::WD); /* this warp's rows, keys, columns */
     const bool idle = m0 >= rows;
     const limits limit = limits_of(g, x.s);
     const attn_range open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq); /* keys that need no causal or window test */
@@ -275,7 +291,8 @@ template <typename T, class X> DEVICE void split(const cuda_args &a, const plan 
     for (int r = threadIdx.x; r < BM; r += THREADS) {
         sm.i[r] = r / group;
         sm.h[r] = (int)x.h + r % group;
-        sm.slope[r] = X::OPTIONS && r < rows && g.view[ATTN_T_alibi_slopes].data ? head_args_of(a, x.b, sm.h[r]).slope : 0;
+        sm.slope[r] = X::OPTIONS && r < rows && g.view[ATTN_T_alibi_slopes].data ? head_args_of(a, x.b, sm.h[r]).slope
+                                                                                 : 0;
     }
     bool clean = false; /* second time over: V without infinities and NaN */
 again:
@@ -323,13 +340,14 @@ again:
                 }
             }
             const int column = j * BN + k0; /* this warp's first key */
-            if (X::OPTIONS) { /* through shared memory, so that one small loop treats every element */
+            if (X::OPTIONS) {               /* through shared memory, so that one small loop treats every element */
                 float(*const line)[KW + 4] = reinterpret_cast<float(*)[KW + 4]>(&sm.tile.S[X::OPTIONS ? warp : 0]);
 #pragma unroll
                 for (int nt = 0; nt < NT; nt++)
 #pragma unroll
                     for (int half = 0; half < 2; half++)
-                        *(float2 *)&line[half * 8 + lane / 4][nt * 8 + lane % 4 * 2] = make_float2(S[nt][half * 2], S[nt][half * 2 + 1]);
+                        *(float2 *)&line[half * 8 + lane / 4][nt * 8 + lane % 4 * 2] = make_float2(S[nt][half * 2],
+                                                                                                   S[nt][half * 2 + 1]);
                 __syncwarp();
                 head_args y = x;
 #pragma unroll 1
@@ -338,7 +356,8 @@ again:
                     float tanh_s, &s = line[n / KW][n % KW];
                     y.h = sm.h[r];
                     y.slope = sm.slope[r];
-                    const bool sees = r < rows && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk && visible_by_mask(a, y, i, key);
+                    const bool sees = r < rows && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk &&
+                                      visible_by_mask(a, y, i, key);
                     s = sees ? score(a, y, i, key, s, &tanh_s) * LOG2E : -CUDART_INF_F;
                 }
                 __syncwarp();
@@ -388,12 +407,15 @@ again:
                     O[dt][half * 2 + 1] *= rescale;
                 }
             }
-            if (X::OPTIONS && a.drop_below) { /* after the sum: dropout does not enter lse. Eight keys share one call of the generator. */
-                uint32_t *const kept = reinterpret_cast<uint32_t *>(&sm.tile.S[X::OPTIONS ? warp : 0]); /* [16][NT]: 8 bits each */
+            if (X::OPTIONS &&
+                a.drop_below) { /* after the sum: dropout does not enter lse. Eight keys share one call of the generator. */
+                uint32_t *const kept = reinterpret_cast<uint32_t *>(
+                    &sm.tile.S[X::OPTIONS ? warp : 0]); /* [16][NT]: 8 bits each */
 #pragma unroll 1
                 for (int n = lane; n < 16 * NT; n += 32) {
                     const int r = m0 + n / NT;
-                    const attn_philox lanes = attn_dropout_lanes(a.seed, x.b * g.dims.H + sm.h[r], sm.i[r], column / 8 + n % NT);
+                    const attn_philox lanes = attn_dropout_lanes(a.seed, x.b * g.dims.H + sm.h[r], sm.i[r],
+                                                                 column / 8 + n % NT);
                     uint32_t bits = 0;
                     for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
                     kept[n] = bits;
@@ -463,7 +485,8 @@ again:
     const int64_t saved = place.saved + (int64_t)index * rows;
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
-        const float sink = single ? sink_of(a, sm.h[r]) * LOG2E : -CUDART_INF_F; /* else combine_splits() adds it, once */
+        const float sink = single ? sink_of(a, sm.h[r]) * LOG2E
+                                  : -CUDART_INF_F; /* else combine_splits() adds it, once */
         float top = sink, sum;
         for (int w = 0; w < WK; w++) top = fmaxf(top, sm.m[w][r]);
         const float base = top == -CUDART_INF_F ? 0 : top;
@@ -478,7 +501,8 @@ again:
         if (!single && (clean || !walks)) p.ml[saved + r] = make_float2(top, sum);
         const attn_view &lse = g.view[ATTN_T_lse];
         if (single && lse.data)
-            ((float *)lse.data)[attn_at(&lse, x.b, sm.h[r], x.s.q_start + sm.i[r])] = sum == 0 ? -CUDART_INF_F : top * LN2 + logf(sum);
+            ((float *)lse.data)[attn_at(&lse, x.b, sm.h[r], x.s.q_start + sm.i[r])] = sum == 0 ? -CUDART_INF_F
+                                                                                               : top * LN2 + logf(sum);
     }
     __syncthreads();
 
@@ -489,7 +513,8 @@ again:
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);
         const float sum = sm.sum[r], top = sm.top[r];
-        finite &= (top == -CUDART_INF_F || fabsf(top) < SCORE_MOST) && sum - sum == 0 && o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
+        finite &= (top == -CUDART_INF_F || fabsf(top) < SCORE_MOST) && sum - sum == 0 && o.x - o.x == 0 &&
+                  o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
         if (!single) {
             if (clean || !walks) *(float4 *)&p.O[(saved + r) * D + d] = o;
         } else if (out.data) {
@@ -513,18 +538,21 @@ again:
     }
     if (walks && !single) {
         const int rank = index % FLOCK;
-        add_to_flock(sm, p, rows, clean, saved, rank == 0, rank == FLOCK - 1 || index == place.splits - 1, saved - (int64_t)rank * rows);
+        add_to_flock(sm, p, rows, clean, saved, rank == 0, rank == FLOCK - 1 || index == place.splits - 1,
+                     saved - (int64_t)rank * rows);
     }
 }
 
 template <int D, bool OPTIONS> constexpr size_t shared_bytes()
 {
-    return sizeof(shared<shape<D, false, OPTIONS>>) > sizeof(shared<shape<D, true, OPTIONS>>) ? sizeof(shared<shape<D, false, OPTIONS>>)
-                                                                                            : sizeof(shared<shape<D, true, OPTIONS>>);
+    return sizeof(shared<shape<D, false, OPTIONS>>) > sizeof(shared<shape<D, true, OPTIONS>>)
+               ? sizeof(shared<shape<D, false, OPTIONS>>)
+               : sizeof(shared<shape<D, true, OPTIONS>>);
 }
 
 template <typename T, int D, bool OPTIONS>
-__global__ void __launch_bounds__(THREADS, (blocks_of<D, OPTIONS>)) decode_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
+__global__ void __launch_bounds__(THREADS, (blocks_of<D, OPTIONS>))
+    decode_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
     static_assert(shared_bytes<D, OPTIONS>() <= 99 * 1024, "what every GPU from compute capability 8.0 on has");
     extern __shared__ __align__(128) char memory[];
@@ -551,18 +579,19 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, OPTIONS>)) decode_split
     if (place.rows <= NARROW)
 #pragma unroll 1
         for (; index < end; index++) split<T, shape<D, false, OPTIONS>>(a, p, place, index, memory);
-    else if (index < end)
-        split<T, shape<D, true, OPTIONS>>(a, p, place, index, memory);
+    else if (index < end) split<T, shape<D, true, OPTIONS>>(a, p, place, index, memory);
 }
 
-/* ---- Combine ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Combine ----------------------------------------------------------------------------------------------------- */
 
 enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 
-/* out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one key/value head of a sequence. Each warp adds up every eighth flock of splits,
- * asking for m, l and O together, then the block adds up the warps: always in the same order. A lane has D / 32 neighbouring channels. */
+/* out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one key/value head of a sequence. Each warp adds
+ * up every eighth flock of splits, asking for m, l and O together, then the block adds up the warps: always in the
+ * same order. A lane has D / 32 neighbouring channels. */
 template <int D>
-__global__ void __launch_bounds__(COMBINE_THREADS) combine_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
+__global__ void __launch_bounds__(COMBINE_THREADS)
+    combine_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
     const int C = D / 32;
     __shared__ float part[COMBINE_WARPS][D];
@@ -631,17 +660,18 @@ __global__ void __launch_bounds__(COMBINE_THREADS) combine_splits(const __grid_c
             store_float(out.dtype, out.data, attn_at(&out, x.b, h, x.s.q_start + i) + d, value * factor);
         }
         if (threadIdx.x == 0 && lse.data)
-            ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = sum == 0 ? -CUDART_INF_F : top * LN2 + logf(sum);
+            ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = sum == 0 ? -CUDART_INF_F
+                                                                                   : top * LN2 + logf(sum);
         __syncthreads(); /* part is free for the next row */
     }
 }
 
-/* ---- Launchers --------------------------------------------------------------------------------------------------------------- */
+/* ---- Launchers --------------------------------------------------------------------------------------------------- */
 
 bool has_options(const attn_problem *p, const attn_geometry &g)
 {
-    return p->softcap > 0 || p->bias.rank || p->alibi_slopes.rank || p->keep_mask.rank || p->mask_startend_rows.rank || p->dropout_p > 0
-           || p->q_scale.rank || p->k_scale.rank || !is_plain_scale(g.scale);
+    return p->softcap > 0 || p->bias.rank || p->alibi_slopes.rank || p->keep_mask.rank || p->mask_startend_rows.rank ||
+           p->dropout_p > 0 || p->q_scale.rank || p->k_scale.rank || !is_plain_scale(g.scale);
 }
 
 int class_of(const attn_dims &d)
@@ -673,7 +703,8 @@ launch_plan launch_plan_of(const attn_geometry &g)
         y.combine_rows = 4;
     } else {
         const int64_t rows = d.Sq * g.group;
-        const int64_t keys = attn_min64(d.Sk, g.left + g.right + d.Sq + SPLIT_ALIGN); /* what the queries may see together */
+        const int64_t keys = attn_min64(d.Sk,
+                                        g.left + g.right + d.Sq + SPLIT_ALIGN); /* what the queries may see together */
         const int64_t splits = most_splits(keys, rows > NARROW);
         y.p.splits = (int)splits;
         y.blocks = d.B * splits * d.Hk;
@@ -689,8 +720,10 @@ struct once {
     std::atomic<int> state[DEVICES]; /* 0: not yet; 1; 2: may be launched as a programmatic dependent */
 };
 
-/* More shared memory for decode_splits; may combine_splits overlap? It may where its code was made for compute capability 9.0. */
-template <typename Main, typename Combine> cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
+/* More shared memory for decode_splits; may combine_splits overlap? It may where its code was made for compute
+ * capability 9.0. */
+template <typename Main, typename Combine>
+cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
 {
     int device = 0;
     cudaError_t code = cudaGetDevice(&device);
@@ -713,7 +746,8 @@ cudaError_t launch(const cuda_args &a, const launch_plan &y, cudaStream_t stream
 {
     static once known;
     bool overlap = false;
-    cudaError_t code = prepare(known, decode_splits<T, D, OPTIONS>, combine_splits<D>, shared_bytes<D, OPTIONS>(), &overlap);
+    cudaError_t code = prepare(known, decode_splits<T, D, OPTIONS>, combine_splits<D>, shared_bytes<D, OPTIONS>(),
+                               &overlap);
     if (code != cudaSuccess) return code;
     decode_splits<T, D, OPTIONS><<<(unsigned)y.blocks, THREADS, shared_bytes<D, OPTIONS>(), stream>>>(a, y.p);
     code = cudaPeekAtLastError();
@@ -730,25 +764,29 @@ cudaError_t launch(const cuda_args &a, const launch_plan &y, cudaStream_t stream
     return cudaLaunchKernelEx(&config, combine_splits<D>, a, y.p);
 }
 
-template <typename T, int D> cudaError_t launch_form(const cuda_args &a, const launch_plan &y, bool options, cudaStream_t stream)
+template <typename T, int D>
+cudaError_t launch_form(const cuda_args &a, const launch_plan &y, bool options, cudaStream_t stream)
 {
     return options ? launch<T, D, true>(a, y, stream) : launch<T, D, false>(a, y, stream);
 }
 
-template <typename T> cudaError_t launch_for(const cuda_args &a, const launch_plan &y, bool options, cudaStream_t stream)
+template <typename T>
+cudaError_t launch_for(const cuda_args &a, const launch_plan &y, bool options, cudaStream_t stream)
 {
     const int D = class_of(a.g.dims);
     if (D == 64) return launch_form<T, 64>(a, y, options, stream);
     return D == 128 ? launch_form<T, 128>(a, y, options, stream) : launch_form<T, 256>(a, y, options, stream);
 }
 
-/* A block takes a flock where that leaves FULL blocks for each place on a multiprocessor. The bits of the answer are the same. */
+/* A block takes a flock where that leaves FULL blocks for each place on a multiprocessor. The bits of the answer
+ * are the same. */
 const int FULL = 4, PLACES = 3;
 
 void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
 {
     const int64_t blocks = d.B * d.Hk * attn_tiles(y.p.splits, FLOCK);
-    if (d.packed || y.p.splits == 1 || rows > FLOCK_ROWS || blocks < (int64_t)FULL * PLACES * chip->multiprocessors) return;
+    if (d.packed || y.p.splits == 1 || rows > FLOCK_ROWS || blocks < (int64_t)FULL * PLACES * chip->multiprocessors)
+        return;
     y.p.walk = FLOCK;
     y.blocks = blocks;
 }
@@ -769,14 +807,16 @@ cudaError_t decode(const cuda_chip *chip, cudaStream_t stream, const attn_proble
         y.p.ml = (float2 *)(y.p.O + y.rows * class_of(a.g.dims));
     }
     const bool options = has_options(p, a.g);
-    return p->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, y, options, stream) : launch_for<__half>(a, y, options, stream);
+    return p->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, y, options, stream)
+                                   : launch_for<__half>(a, y, options, stream);
 }
 
 /* Any dtype of the tensor cores, where a grid counts the blocks. */
 bool fits(const attn_problem *p, const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
-    return p->q.dtype != ATTN_F32 && g.group <= DECODE_ROWS && launch_plan_of(g).blocks <= INT32_MAX && d.B * d.Hk <= INT32_MAX;
+    return p->q.dtype != ATTN_F32 && g.group <= DECODE_ROWS && launch_plan_of(g).blocks <= INT32_MAX &&
+           d.B * d.Hk <= INT32_MAX;
 }
 
 bool covers(const cuda_chip *, const attn_problem *p)
@@ -785,11 +825,17 @@ bool covers(const cuda_chip *, const attn_problem *p)
     return !g.dims.packed && g.dims.Sq * g.group <= DECODE_ROWS && fits(p, g);
 }
 
-size_t workspace(const cuda_chip *, const attn_problem *p) { return workspace_of(attn_geometry_of(p)); }
+size_t workspace(const cuda_chip *, const attn_problem *p)
+{
+    return workspace_of(attn_geometry_of(p));
+}
 
-cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *memory) { return decode(chip, stream, p, memory); }
+cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *memory)
+{
+    return decode(chip, stream, p, memory);
+}
 
-/* ---- Packed problems: another kernel for the sequences of many rows, then decoding --------------------------------------------- */
+/* ---- Packed problems: another kernel for the sequences of many rows, then decoding ------------------------------- */
 
 const size_t PART_ALIGN = 1024;
 
@@ -810,7 +856,8 @@ template <const cuda_kernel &other> size_t packed_workspace(const cuda_chip *chi
     return other_workspace(other, chip, p) + workspace_of(attn_geometry_of(p));
 }
 
-template <const cuda_kernel &other> cudaError_t packed_run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *memory)
+template <const cuda_kernel &other>
+cudaError_t packed_run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *memory)
 {
     cuda_chip without = *chip;
     without.decode_rows = DECODE_ROWS;
@@ -822,8 +869,10 @@ template <const cuda_kernel &other> cudaError_t packed_run(const cuda_chip *chip
 
 extern const cuda_kernel decode_forward = { "decode", ATTN_OP_FORWARD, 80, covers, workspace, run };
 extern const cuda_kernel sm90_packed_forward = {
-    "sm90+decode", ATTN_OP_FORWARD, 90, packed_covers<sm90_forward>, packed_workspace<sm90_forward>, packed_run<sm90_forward>
+    "sm90+decode",           ATTN_OP_FORWARD, 90, packed_covers<sm90_forward>, packed_workspace<sm90_forward>,
+    packed_run<sm90_forward>
 };
 extern const cuda_kernel generic_packed_forward = {
-    "generic+decode", ATTN_OP_FORWARD, 80, packed_covers<generic_forward>, packed_workspace<generic_forward>, packed_run<generic_forward>
+    "generic+decode",           ATTN_OP_FORWARD, 80, packed_covers<generic_forward>, packed_workspace<generic_forward>,
+    packed_run<generic_forward>
 };

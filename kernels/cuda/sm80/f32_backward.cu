@@ -1,10 +1,10 @@
-/* f32_backward.cu: flash attention backward for float32 on tensor cores, by mma.sync, for any GPU from compute capability
- * 8.0 on whose blocks may have the shared memory (covers()).
+/* f32_backward.cu: flash attention backward for float32 on tensor cores, by mma.sync, for any GPU from compute
+ * capability 8.0 on whose blocks may have the shared memory (covers()).
  *
- * The algorithm is backward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 2, with transposed scores); the numbers
- * are pairs of float16, three products for one (split.cuh). A block owns BN keys of one key/value head; K and V stay in
- * shared memory, and the queries that see them pass by in tiles of BM, for every head of the group. A warp owns 16 keys.
- * A query tile is one round:
+ * The algorithm is backward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 2, with transposed scores); the
+ * numbers are pairs of float16, three products for one (split.cuh). A block owns BN keys of one key/value head; K
+ * and V stay in shared memory, and the queries that see them pass by in tiles of BM, for every head of the group. A
+ * warp owns 16 keys. A query tile is one round:
  *
  *     wait Q, dO, lse, delta
  *     S^T = K Q^T       P^T = exp(S^T - lse)              in registers, where they are A operands at once
@@ -22,10 +22,10 @@
  *
  * near 2^14. Sums over rounds are float32, and each round's products start from 0 (split.cuh).
  *
- * The additions to dQ come in any order, so its last bits vary from run to run. With `deterministic` they are left out,
- * and a second kernel makes dQ by query tiles: S and dP once more, seven products instead of five. dK and dV are always
- * deterministic. Head dims above 128 do not leave registers for both dK and dV: two launches make one each (S is computed
- * twice).
+ * The additions to dQ come in any order, so its last bits vary from run to run. With `deterministic` they are left
+ * out, and a second kernel makes dQ by query tiles: S and dP once more, seven products instead of five. dK and dV
+ * are always deterministic. Head dims above 128 do not leave registers for both dK and dV: two launches make one
+ * each (S is computed twice).
  *
  *   prepare    delta = rowsum(dO O) - dlse (simple.cu), lse dense
  *   split      Q, K, V and dO to planes (f32_split.cu)
@@ -41,8 +41,7 @@
 
 extern const cuda_kernel f32_forward; /* f32_forward.cu */
 
-namespace
-{
+namespace {
 
 /* Head dims up to D; keys a block (one warp for 16), queries a tile, blocks a multiprocessor. */
 template <int D, bool OPTIONS> struct tile;
@@ -107,7 +106,8 @@ template <int D, int BM> DEVICE float *sums_of(float *sums, const cuda_args &a, 
     return sums + (head * tiles + slot + query_tile) * BM * D;
 }
 
-/* sum += unit * A B for 16 rows of A (fragments) and the D columns of a tile of ROWS rows, whose address by_16() gave. */
+/* sum += unit * A B for 16 rows of A (fragments) and the D columns of a tile of ROWS rows, whose address by_16()
+ * gave. */
 template <int D, int ROWS>
 DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)[ROWS / 16][4],
                                     const uint32_t (&al)[ROWS / 16][4], uint32_t b, float unit)
@@ -150,11 +150,12 @@ DEVICE int exponent_for(float bound)
     return bound > 0 && E < 128 ? min(13 - E, 110) : 0;
 }
 
-/* ---- dK, dV and the sums of dQ ------------------------------------------------------------------------------------- */
+/* ---- dK, dV and the sums of dQ ----------------------------------------------------------------------------------- */
 
 template <int D, bool OPTIONS, int PARTS>
 __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BLOCKS)
-    f32_dkdv_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s, float *sums)
+    f32_dkdv_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s,
+                   float *sums)
 {
     typedef shared<D, OPTIONS> Shared;
     const int BN = Shared::BN, BM = Shared::BM, WARPS = BN / 16, THREADS = 32 * WARPS, NT = BM / 8, DT = D / 8;
@@ -177,8 +178,8 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
     }
     const int hk = blockIdx.y;
     const attn_sequence sequence = attn_sequence_of(&g, b);
-    const int Sk_all =
-        g.dims.packed ? (int)sequence.Sk : (int)g.dims.Sk; /* rows of dk to write: seqlens_k leaves zeros behind it */
+    const int Sk_all = g.dims.packed ? (int)sequence.Sk
+                                     : (int)g.dims.Sk; /* rows of dk to write: seqlens_k leaves zeros behind it */
     if (j0 >= Sk_all) return;
     const int Sk = (int)sequence.Sk, Sq = (int)sequence.Sq;
     const limits limit = limits_of(g, sequence);
@@ -191,7 +192,8 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
     }
     const int tiles = last > first ? last - first : 0, rounds = tiles * (int)g.group;
 
-    const int64_t k_tile = split_tile_of(planes.k, g.dims.packed, b, hk, sequence.k_start) + j0 / SPLIT_ROWS; /* V's too */
+    const int64_t k_tile = split_tile_of(planes.k, g.dims.packed, b, hk, sequence.k_start) +
+                           j0 / SPLIT_ROWS; /* V's too */
     load_planes<D, BN, THREADS>(sm.K, planes.k.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     const split_stats k_stats = planes.k.stats[k_tile], v_stats = planes.v.stats[k_tile];
@@ -242,8 +244,8 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
         opaque(q_at);
         multiply_rows<D, 1, BM, BN>(rows_of_S, k_at, q_at);
 
-        /* Masks and options. Element e of block nt: key j0 + 16 warp + 8 (e / 2) + lane / 4, query i0 + 8 nt + 2 (lane %
-         * 4) + e % 2. */
+        /* Masks and options. Element e of block nt: key j0 + 16 warp + 8 (e / 2) + lane / 4, query i0 + 8 nt + 2
+         * (lane % 4) + e % 2. */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
         float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* never 0: -inf * 0 would be NaN */
         if (OPTIONS) {
@@ -258,15 +260,16 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
             for (int m = lane; m < 16 * BM; m += 32) {
                 const int r = m % 16, i = i0 + m / 16, j = j0 + warp * 16 + r;
                 float tanh_s = 0, &z = st.z[r][m / 16];
-                const bool sees = i < Sq && j < Sk && j >= i + limit.lo && j < i + limit.hi && visible_by_mask(a, x, i, j);
+                const bool sees = i < Sq && j < Sk && j >= i + limit.lo && j < i + limit.hi &&
+                                  visible_by_mask(a, x, i, j);
                 z = sees ? score(a, x, i, j, z * unit, &tanh_s) * LOG2E : -CUDART_INF_F;
                 st.cap[r][m / 16] = 1 - tanh_s * tanh_s;
             }
             if (a.drop_below)
 #pragma unroll 1
                 for (int m = lane; m < 2 * BM; m += 32) {
-                    const attn_philox lanes =
-                        attn_dropout_lanes(a.seed, (int64_t)b * g.dims.H + x.h, i0 + m / 2, (j0 + warp * 16) / 8 + m % 2);
+                    const attn_philox lanes = attn_dropout_lanes(a.seed, (int64_t)b * g.dims.H + x.h, i0 + m / 2,
+                                                                 (j0 + warp * 16) / 8 + m % 2);
                     uint32_t bits = 0;
                     for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
                     st.kept[m / 2][m % 2] = (uint8_t)bits;
@@ -397,7 +400,8 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
 #pragma unroll
                     for (int dt = 0; dt < CHUNK / 8; dt++)
 #pragma unroll
-                        for (int e = 0; e < 4; e++) atomicAdd(to + ((column / 8 + dt) * 4 + e) * 32, dQ[0][dt][e] * dq_unit);
+                        for (int e = 0; e < 4; e++)
+                            atomicAdd(to + ((column / 8 + dt) * 4 + e) * 32, dQ[0][dt][e] * dq_unit);
                 }
             }
         } else {
@@ -424,9 +428,10 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
             }
         }
     const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
-    float *const to_k = (float *)dk.data + attn_at(&dk, b, hk, sequence.k_start), *const to_v =
-                                                                                      (float *)dv.data +
-                                                                                      attn_at(&dv, b, hk, sequence.k_start);
+    float *const to_k = (float *)dk.data + attn_at(&dk, b, hk, sequence.k_start), *const to_v = (float *)dv.data +
+                                                                                                attn_at(
+                                                                                                    &dv, b, hk,
+                                                                                                    sequence.k_start);
     const bool pairs_k = starts_on_pairs(dk, to_k, g.dims.D), pairs_v = starts_on_pairs(dv, to_v, g.dims.Dv);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -476,7 +481,8 @@ __global__ void __launch_bounds__(128)
         const float y0 = from[fragment * 128 + half * 64 + lane] * x.scale,
                     y1 = from[fragment * 128 + half * 64 + 32 + lane] * x.scale;
         is_finite &= y0 - y0 == 0 && y1 - y1 == 0;
-        if (i < x.s.Sq) store_two(to + i * dq.row, fragment % (D / 8) * 8 + lane % 4 * 2, (int)a.g.dims.D, pairs, y0, y1);
+        if (i < x.s.Sq)
+            store_two(to + i * dq.row, fragment % (D / 8) * 8 + lane % 4 * 2, (int)a.g.dims.D, pairs, y0, y1);
     }
     const attn_range seen = attn_keys_of_rows(&a.g, &x.s, place.i0, attn_min64(place.i0 + BM, x.s.Sq));
     const bool wide = sees_wide(a, planes, x, place.i0, seen);
@@ -484,7 +490,7 @@ __global__ void __launch_bounds__(128)
         for (int r = threadIdx.x / 32; r < BM && place.i0 + r < x.s.Sq; r += 4) dq_row(a, s, x, place.i0 + r);
 }
 
-/* ---- dQ by query tiles: deterministic ------------------------------------------------------------------------------ */
+/* ---- dQ by query tiles: deterministic ---------------------------------------------------------------------------- */
 
 enum { DQ_BM = 64 };
 
@@ -504,7 +510,8 @@ template <int D, bool OPTIONS>
 __global__ void __launch_bounds__(DQ_BM * 2)
     f32_dq_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s)
 {
-    const int BM = DQ_BM, BN = shared_dq<D, OPTIONS>::BN, WARPS = BM / 16, THREADS = 32 * WARPS, NT = BN / 8, DT = D / 8;
+    const int BM = DQ_BM, BN = shared_dq<D, OPTIONS>::BN, WARPS = BM / 16, THREADS = 32 * WARPS, NT = BN / 8,
+              DT = D / 8;
     extern __shared__ __align__(1024) char memory[];
     shared_dq<D, OPTIONS> &sm = *reinterpret_cast<shared_dq<D, OPTIONS> *>(memory);
     const attn_geometry &g = a.g;
@@ -566,16 +573,16 @@ __global__ void __launch_bounds__(DQ_BM * 2)
             for (int m = lane; m < 16 * BN; m += 32) {
                 const int r = m / BN, i = i0 + warp * 16 + r, key = j * BN + m % BN;
                 float tanh_s = 0, &z = st.z[r][m % BN];
-                const bool sees =
-                    i < x.s.Sq && key < x.s.Sk && key >= i + limit.lo && key < i + limit.hi && visible_by_mask(a, x, i, key);
+                const bool sees = i < x.s.Sq && key < x.s.Sk && key >= i + limit.lo && key < i + limit.hi &&
+                                  visible_by_mask(a, x, i, key);
                 z = sees ? score(a, x, i, key, z * unit, &tanh_s) * LOG2E : -CUDART_INF_F;
                 st.cap[r][m % BN] = 1 - tanh_s * tanh_s;
             }
             if (a.drop_below)
 #pragma unroll 1
                 for (int m = lane; m < 16 * NT; m += 32) {
-                    const attn_philox lanes =
-                        attn_dropout_lanes(a.seed, x.b * g.dims.H + x.h, i0 + warp * 16 + m / NT, j * NT + m % NT);
+                    const attn_philox lanes = attn_dropout_lanes(a.seed, x.b * g.dims.H + x.h, i0 + warp * 16 + m / NT,
+                                                                 j * NT + m % NT);
                     uint32_t bits = 0;
                     for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
                     st.kept[m / NT][m % NT] = bits;
@@ -620,7 +627,8 @@ __global__ void __launch_bounds__(DQ_BM * 2)
         uint32_t ah[NT / 2][4], al[NT / 2][4];
         split_fragments<BN>(ah, al, S);
         opaque(k_columns_at);
-        add_products_of_columns<D, BN>(dQ, ah, al, k_columns_at, power_of_two(-exponent) * power_of_two(-k_stats.exponent));
+        add_products_of_columns<D, BN>(dQ, ah, al, k_columns_at,
+                                       power_of_two(-exponent) * power_of_two(-k_stats.exponent));
     }
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
@@ -642,7 +650,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
         for (int r = warp; r < BM && i0 + r < x.s.Sq; r += WARPS) dq_row(a, s, x, i0 + r);
 }
 
-/* ---- Launchers ----------------------------------------------------------------------------------------------------- */
+/* ---- Launchers --------------------------------------------------------------------------------------------------- */
 
 int query_tile_rows(int D)
 {
@@ -697,7 +705,8 @@ parts parts_of(const cuda_chip *chip, const attn_problem *p)
 }
 
 template <int D, bool OPTIONS, int PARTS>
-cudaError_t launch_dkdv(const cuda_args &a, const backward_planes &planes, const saved &s, float *sums, cudaStream_t stream)
+cudaError_t launch_dkdv(const cuda_args &a, const backward_planes &planes, const saved &s, float *sums,
+                        cudaStream_t stream)
 {
     const attn_dims &d = a.g.dims;
     const int BN = tile<D, OPTIONS>::BN;
@@ -711,7 +720,8 @@ cudaError_t launch_dkdv(const cuda_args &a, const backward_planes &planes, const
 }
 
 template <int D, bool OPTIONS>
-cudaError_t launch_form(const cuda_args &a, const backward_planes &planes, const saved &s, float *sums, cudaStream_t stream)
+cudaError_t launch_form(const cuda_args &a, const backward_planes &planes, const saved &s, float *sums,
+                        cudaStream_t stream)
 {
     const int BM = tile<D, OPTIONS>::BM;
     const bool dq = a.g.view[ATTN_T_dq].data != nullptr;
@@ -737,7 +747,8 @@ template <int D>
 cudaError_t launch(const cuda_args &a, const backward_planes &planes, const saved &s, float *sums, bool options,
                    cudaStream_t stream)
 {
-    return options ? launch_form<D, true>(a, planes, s, sums, stream) : launch_form<D, false>(a, planes, s, sums, stream);
+    return options ? launch_form<D, true>(a, planes, s, sums, stream)
+                   : launch_form<D, false>(a, planes, s, sums, stream);
 }
 
 /* What the kernels of a problem want. */
@@ -761,7 +772,8 @@ bool covers(const cuda_chip *chip, const attn_problem *p)
     const size_t bytes = D == 64    ? most_shared<64>(options, deterministic)
                          : D == 128 ? most_shared<128>(options, deterministic)
                                     : most_shared<256>(options, deterministic);
-    return tile_grid_fits(g.dims) && bytes <= (size_t)chip->shared_bytes && (p->out.rank || f32_forward.covers(chip, p));
+    return tile_grid_fits(g.dims) && bytes <= (size_t)chip->shared_bytes &&
+           (p->out.rank || f32_forward.covers(chip, p));
 }
 
 size_t workspace(const cuda_chip *chip, const attn_problem *p)
@@ -794,8 +806,8 @@ cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *
         forward.op = ATTN_OP_FORWARD;
         forward.out = attn_tensor_make(at, ATTN_F32, p->q.rank, shape);
         at += w.out;
-        forward.lse =
-            d.packed ? attn_tensor_make(at, ATTN_F32, 2, lse_shape + 1) : attn_tensor_make(at, ATTN_F32, 3, lse_shape);
+        forward.lse = d.packed ? attn_tensor_make(at, ATTN_F32, 2, lse_shape + 1)
+                               : attn_tensor_make(at, ATTN_F32, 3, lse_shape);
         at += w.lse;
         code = f32_forward.run(chip, stream, &forward, at);
         whole.out = forward.out;

@@ -1,10 +1,10 @@
-/* f32_forward.cu: flash attention forward for float32 on tensor cores, by mma.sync, for any GPU from compute capability
- * 8.0 on.
+/* f32_forward.cu: flash attention forward for float32 on tensor cores, by mma.sync, for any GPU from compute
+ * capability 8.0 on.
  *
- * The algorithm is forward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 1); the numbers are pairs of float16,
- * three products for one (split.cuh says how, why, and what error that has: about that of float32 itself). K and V are
- * split by a kernel of their own before, Q by its block; S = Q K^T and P V are products of pairs; P is split in
- * registers; softmax, O and lse are float32.
+ * The algorithm is forward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 1); the numbers are pairs of
+ * float16, three products for one (split.cuh says how, why, and what error that has: about that of float32 itself).
+ * K and V are split by a kernel of their own before, Q by its block; S = Q K^T and P V are products of pairs; P is
+ * split in registers; softmax, O and lse are float32.
  *
  *     load Q, K[n-1]
  *     for j = n-1 .. 0:  wait K[j];  load V[j]
@@ -15,12 +15,12 @@
  *
  * P is kept as 2^15 P, and l with it, so that small probabilities do not leave float16's range.
  *
- * A row that sees one key is that key's value to the bit: it is copied. Values that are not finite: as in forward.cu, the
- * tile again with zeros for them, then the rows that see one by rows.cuh. Wide tiles (split.cuh) send all rows there. */
+ * A row that sees one key is that key's value to the bit: it is copied. Values that are not finite: as in
+ * forward.cu, the tile again with zeros for them, then the rows that see one by rows.cuh. Wide tiles (split.cuh)
+ * send all rows there. */
 #include "split.cuh"
 
-namespace
-{
+namespace {
 
 /* One row an instantiation: head dims up to D; 16-row blocks a warp, keys a tile, warps, blocks a multiprocessor. */
 template <int D> struct tile;
@@ -89,7 +89,8 @@ __global__ void __launch_bounds__(shape<D, OPTIONS>::THREADS, shape<D, OPTIONS>:
     const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
 
     /* 32 bits: a plane of 2^31 tiles would be 2^46 bytes. */
-    const int k_tile = (int)split_tile_of(planes.k, g.dims.packed, place.x.b, place.x.hk, place.x.s.k_start); /* V's too */
+    const int k_tile = (int)split_tile_of(planes.k, g.dims.packed, place.x.b, place.x.hk,
+                                          place.x.s.k_start); /* V's too */
 
     /* Tile j of K or V in the planes of its head. */
     auto load = [&](uint16_t *to, const split_planes &from, int j) {
@@ -183,8 +184,8 @@ again:
                 for (int nt = 0; nt < NT; nt++)
 #pragma unroll
                     for (int half = 0; half < 2; half++)
-                        *(float2 *)&line[half * 8 + lane / 4][nt * 8 + lane % 4 * 2] =
-                            make_float2(S[0][nt][half * 2], S[0][nt][half * 2 + 1]);
+                        *(float2 *)&line[half * 8 + lane / 4][nt * 8 + lane % 4 * 2] = make_float2(
+                            S[0][nt][half * 2], S[0][nt][half * 2 + 1]);
                 __syncwarp();
 #pragma unroll 1
                 for (int n = lane; n < 16 * BN; n += 32) {
@@ -224,7 +225,8 @@ again:
                     softmax_row &row = rows[mt][half];
                     float top = -CUDART_INF_F;
 #pragma unroll
-                    for (int nt = 0; nt < NT; nt++) top = fmaxf(top, fmaxf(S[mt][nt][half * 2], S[mt][nt][half * 2 + 1]));
+                    for (int nt = 0; nt < NT; nt++)
+                        top = fmaxf(top, fmaxf(S[mt][nt][half * 2], S[mt][nt][half * 2 + 1]));
                     top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
                     top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
                     const float m = fmaxf(row.m, rounded(top * c)); /* row.m is in base 2 already */
@@ -355,12 +357,13 @@ again:
             const int r = (warp * MT + mt) * 16 + half * 8 + lane / 4;
             const softmax_row &row = rows[mt][half];
             if (q0 + r < x.s.Sq && lane % 4 == 0 && lse.data)
-                ((float *)lse.data)[attn_at(&lse, x.b, x.h, x.s.q_start + q0 + r)] =
-                    row.l == 0 ? -CUDART_INF_F : row.m * LN2 + logf(row.l);
+                ((float *)lse.data)[attn_at(&lse, x.b, x.h, x.s.q_start + q0 + r)] = row.l == 0
+                                                                                         ? -CUDART_INF_F
+                                                                                         : row.m * LN2 + logf(row.l);
 #pragma unroll
             for (int dt = 0; dt < DT; dt++)
-                *(float2 *)(staged + at<D>(r, dt) + lane % 4 * 2) =
-                    make_float2(O[mt][dt][half * 2], O[mt][dt][half * 2 + 1]);
+                *(float2 *)(staged + at<D>(r, dt) + lane % 4 * 2) = make_float2(O[mt][dt][half * 2],
+                                                                                O[mt][dt][half * 2 + 1]);
         }
     __syncwarp();
     const bool pieces = out.dtype == ATTN_F32 && g.dims.Dv % 4 == 0 && out.row % 4 == 0 &&
@@ -388,9 +391,10 @@ again:
     }
 }
 
-/* ---- Launcher ------------------------------------------------------------------------------------------------------ */
+/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-template <int D, bool OPTIONS> cudaError_t launch_form(const cuda_args &a, const forward_planes &planes, cudaStream_t stream)
+template <int D, bool OPTIONS>
+cudaError_t launch_form(const cuda_args &a, const forward_planes &planes, cudaStream_t stream)
 {
     typedef shape<D, OPTIONS> Shape;
     const dim3 grid = tile_grid(a.g, Shape::BM);

@@ -4,8 +4,7 @@
  * Bound by memory: 4 bytes in and 4 out a number. One launch does all tensors of a problem. */
 #include "split.cuh"
 
-namespace
-{
+namespace {
 
 enum { WARPS = 8, ROWS = SPLIT_ROWS / WARPS, MOST = 4 };
 

@@ -10,19 +10,21 @@
  *                        m, l, P = softmax_step(S);  O = rescale O + P V[j]
  *     out = O / l,  lse = m + ln l
  *
- * A warp owns 16 MT of the rows, so the softmax needs no other warp: a row lies in four lanes. S's fragments are P's fragments.
- * m is not the maximum but within 8 (base 2) of it, so that O is rescaled once or twice a row and not once a tile.
- * Shared memory holds tiles as rows of D elements in 16-byte pieces; piece c of row r lies at c ^ (r % 8), so that neither copies nor
- * ldmatrix meet a bank twice.
+ * A warp owns 16 MT of the rows, so the softmax needs no other warp: a row lies in four lanes. S's fragments are
+ * P's fragments. m is not the maximum but within 8 (base 2) of it, so that O is rescaled once or twice a row and
+ * not once a tile. Shared memory holds tiles as rows of D elements in 16-byte pieces; piece c of row r lies at c ^
+ * (r % 8), so that neither copies nor ldmatrix meet a bank twice.
  *
- * Two forms of each kernel: plain (lengths, causal and window: an interval of keys a row, and a scale above 0), and with options
- * (softcap, bias, ALiBi, keep_mask, FlashMask, dropout, any scale), which treats every score by the functions of args.cuh.
- * Rows without visible keys give 0 and -inf. Head dims that no copy of 16 bytes fits (D % 8, odd strides) are loaded element by element.
+ * Two forms of each kernel: plain (lengths, causal and window: an interval of keys a row, and a scale above 0), and
+ * with options (softcap, bias, ALiBi, keep_mask, FlashMask, dropout, any scale), which treats every score by the
+ * functions of args.cuh. Rows without visible keys give 0 and -inf. Head dims that no copy of 16 bytes fits (D % 8,
+ * odd strides) are loaded element by element.
  *
- * A NaN or infinity in V of a key that some rows of a tile see and others do not meets P = 0 inside the product and becomes NaN in
- * rows that must not know it. So a block whose result is not finite goes over its tiles once more, with zeros for such values (which
- * gives the other rows the very bits that they would have had), and then computes one by one (rows.cuh, which skips hidden keys) the rows
- * that do see one. The test costs one instruction an output element; the rest happens only where inputs hold such values. */
+ * A NaN or infinity in V of a key that some rows of a tile see and others do not meets P = 0 inside the product and
+ * becomes NaN in rows that must not know it. So a block whose result is not finite goes over its tiles once more,
+ * with zeros for such values (which gives the other rows the very bits that they would have had), and then computes
+ * one by one (rows.cuh, which skips hidden keys) the rows that do see one. The test costs one instruction an output
+ * element; the rest happens only where inputs hold such values. */
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/simple/rows.cuh"
 #include "tile.cuh"
@@ -31,13 +33,20 @@ namespace {
 
 /* One row an instantiation: head dims up to D; BM queries, BN keys, warps, blocks a multiprocessor. */
 template <int D> struct tile;
-template <> struct tile<64> { static const int BM = 128, BN = 128, WARPS = 4, BLOCKS = 2; };
-template <> struct tile<128> { static const int BM = 128, BN = 64, WARPS = 4, BLOCKS = 2; };
-template <> struct tile<256> { static const int BM = 128, BN = 64, WARPS = 8, BLOCKS = 1; };
+template <> struct tile<64> {
+    static const int BM = 128, BN = 128, WARPS = 4, BLOCKS = 2;
+};
+template <> struct tile<128> {
+    static const int BM = 128, BN = 64, WARPS = 4, BLOCKS = 2;
+};
+template <> struct tile<256> {
+    static const int BM = 128, BN = 64, WARPS = 8, BLOCKS = 1;
+};
 
 /* The form with options has one 16-row block a warp, which leaves registers for them. */
 template <int D, bool OPTIONS> struct shape {
-    static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = OPTIONS ? 64 : tile<D>::BN, BM = OPTIONS ? 16 * WARPS : tile<D>::BM;
+    static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = OPTIONS ? 64 : tile<D>::BN,
+                     BM = OPTIONS ? 16 * WARPS : tile<D>::BM;
     static const int MT = BM / 16 / WARPS, BLOCKS = tile<D>::BLOCKS;
 };
 
@@ -45,13 +54,15 @@ template <int D, bool OPTIONS> struct shared {
     alignas(1024) uint16_t Q[shape<D, OPTIONS>::BM * D]; /* then the rows of out */
     alignas(1024) uint16_t K[shape<D, OPTIONS>::BN * D];
     alignas(1024) uint16_t V[shape<D, OPTIONS>::BN * D];
-    float S[OPTIONS ? shape<D, OPTIONS>::BM : 1][OPTIONS ? shape<D, OPTIONS>::BN + 4 : 1]; /* scores on their way through the options */
+    float S[OPTIONS ? shape<D, OPTIONS>::BM : 1]
+           [OPTIONS ? shape<D, OPTIONS>::BN + 4 : 1]; /* scores on their way through the options */
 };
 
 /* Results pass through all of it: rows of D floats at most. */
-template <int D, bool OPTIONS> constexpr bool results_fit = sizeof(shared<D, OPTIONS>) >= sizeof(float) * shape<D, OPTIONS>::BM * D;
-static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128, false> && results_fit<128, true> && results_fit<256, false>
-              && results_fit<256, true>);
+template <int D, bool OPTIONS>
+constexpr bool results_fit = sizeof(shared<D, OPTIONS>) >= sizeof(float) * shape<D, OPTIONS>::BM *D;
+static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128, false> && results_fit<128, true> &&
+              results_fit<256, false> && results_fit<256, true>);
 
 /* What a thread knows of one of its rows: maximum (base 2) and this lane's part of the sum. */
 struct softmax_row {
@@ -77,14 +88,16 @@ __global__ void __launch_bounds__(shape<D, OPTIONS>::THREADS, shape<D, OPTIONS>:
     const loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, place.h, place.q_start, place.Sq, g.dims.D);
     Q.template load<BM>(sm.Q, q0);
     const int q_last = min(q0 + BM, place.Sq) - 1;
-    const int seen = max(q0 + limit.lo, 0), end = max(min(q_last + limit.hi, limit.Sk), 0); /* keys that some row sees */
+    const int seen = max(q0 + limit.lo, 0),
+              end = max(min(q_last + limit.hi, limit.Sk), 0); /* keys that some row sees */
     const int first = min(seen, limit.Sk) / BN, last = (end + BN - 1) / BN;
     const loader<D, THREADS> K(g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk, g.dims.D);
     if (first < last) K.template load<BN>(sm.K, (last - 1) * BN);
     cp_async_commit();
     const loader<D, THREADS> V(g.view[ATTN_T_v], place.b, place.hk, place.k_start, limit.Sk, g.dims.Dv);
     /* Tiles [free_first, free_last) need no causal or window test. */
-    const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN, free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;
+    const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN,
+              free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;
     head_args x; /* what the options read */
     if (OPTIONS) x = head_args_of(a, place.b, place.h);
 
@@ -144,14 +157,15 @@ again:
             for (int nt = 0; nt < NT; nt++)
 #pragma unroll
                 for (int half = 0; half < 2; half++)
-                    *(float2 *)&line[half * 8 + lane / 4][nt * 8 + lane % 4 * 2] = make_float2(S[0][nt][half * 2], S[0][nt][half * 2 + 1]);
+                    *(float2 *)&line[half * 8 + lane / 4][nt * 8 + lane % 4 * 2] = make_float2(S[0][nt][half * 2],
+                                                                                               S[0][nt][half * 2 + 1]);
             __syncwarp();
 #pragma unroll 1
             for (int n = lane; n < 16 * BN; n += 32) {
                 const int r = n / BN, i = q0 + warp * 16 + r, key = j * BN + n % BN;
                 float tanh_s, &s = line[r][n % BN];
-                const bool sees = i < place.Sq && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk
-                                  && visible_by_mask(a, x, i, key);
+                const bool sees = i < place.Sq && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk &&
+                                  visible_by_mask(a, x, i, key);
                 s = sees ? score(a, x, i, key, s, &tanh_s) * LOG2E : -CUDART_INF_F;
             }
             __syncwarp();
@@ -175,8 +189,9 @@ again:
                 }
         }
 
-        /* One step of the online softmax; S becomes P. m follows the maximum only when that has grown by more than 8: P and l are then at
-         * most 2^8 times what they would be, of which float32 sums and 16-bit floats lose nothing, and O is hardly ever rescaled. */
+        /* One step of the online softmax; S becomes P. m follows the maximum only when that has grown by more than
+         * 8: P and l are then at most 2^8 times what they would be, of which float32 sums and 16-bit floats lose
+         * nothing, and O is hardly ever rescaled. */
         const float c = OPTIONS ? 1 : scale_log2;
 #pragma unroll
         for (int mt = 0; mt < MT; mt++) {
@@ -223,11 +238,13 @@ again:
                 row.l += sum;
             }
         }
-        if (OPTIONS && a.drop_below) { /* after the sum: dropout does not enter lse. Eight keys share one call of the generator. */
+        if (OPTIONS &&
+            a.drop_below) { /* after the sum: dropout does not enter lse. Eight keys share one call of the generator. */
             uint32_t *const kept = reinterpret_cast<uint32_t *>(&sm.S[warp * 16]); /* [16][NT]: 8 bits each */
 #pragma unroll 1
             for (int n = lane; n < 16 * NT; n += 32) {
-                const attn_philox lanes = attn_dropout_lanes(a.seed, x.b * g.dims.H + x.h, q0 + warp * 16 + n / NT, j * NT + n % NT);
+                const attn_philox lanes = attn_dropout_lanes(a.seed, x.b * g.dims.H + x.h, q0 + warp * 16 + n / NT,
+                                                             j * NT + n % NT);
                 uint32_t bits = 0;
                 for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
                 kept[n] = bits;
@@ -238,11 +255,12 @@ again:
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     const uint32_t bits = kept[(e / 2 * 8 + lane / 4) * NT + nt];
-                    S[0][nt][e] *= bits >> (lane % 4 * 2 + e % 2) & 1 ? 1 : 0; /* drop_scale comes at the end: P is up to 2^8 here */
+                    S[0][nt][e] *= bits >> (lane % 4 * 2 + e % 2) & 1
+                                       ? 1
+                                       : 0; /* drop_scale comes at the end: P is up to 2^8 here */
                 }
             __syncwarp();
         }
-
 
         cp_async_wait<0>();
         __syncthreads(); /* V[j] is here, and nobody reads K[j] any more */
@@ -282,7 +300,8 @@ again:
 
     /* out = O / l, lse = m + ln l. The place is found anew, for registers are short in the loop. */
     place = row_place_of<BM>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
-    const float v_scale = scale_of(g.view[ATTN_T_v_scale], place.b, place.hk) * (OPTIONS && a.drop_below ? a.drop_scale : 1);
+    const float v_scale = scale_of(g.view[ATTN_T_v_scale], place.b, place.hk) *
+                          (OPTIONS && a.drop_below ? a.drop_scale : 1);
     const attn_view &out = g.view[ATTN_T_out], &lse = g.view[ATTN_T_lse];
     float zero = 0;
     bool finite = true;
@@ -335,16 +354,17 @@ again:
     if (clean) {
         x = head_args_of(a, place.b, place.h);
         __syncthreads();
-        for (int r = warp; r < BM && place.i0 + r < place.Sq; r += Shape::WARPS) forward_row(a, x, place.i0 + r, out, nullptr, true);
+        for (int r = warp; r < BM && place.i0 + r < place.Sq; r += Shape::WARPS)
+            forward_row(a, x, place.i0 + r, out, nullptr, true);
     }
 }
 
-/* ---- Launcher ------------------------------------------------------------------------------------------------------------- */
+/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
 bool has_options(const attn_problem *p, const attn_geometry &g)
 {
-    return p->softcap > 0 || p->bias.rank || p->alibi_slopes.rank || p->keep_mask.rank || p->mask_startend_rows.rank || p->dropout_p > 0
-           || p->q_scale.rank || p->k_scale.rank || !is_plain_scale(g.scale);
+    return p->softcap > 0 || p->bias.rank || p->alibi_slopes.rank || p->keep_mask.rank || p->mask_startend_rows.rank ||
+           p->dropout_p > 0 || p->q_scale.rank || p->k_scale.rank || !is_plain_scale(g.scale);
 }
 
 template <typename T, int D, bool OPTIONS> cudaError_t launch_form(const cuda_args &a, cudaStream_t stream)
@@ -354,7 +374,9 @@ template <typename T, int D, bool OPTIONS> cudaError_t launch_form(const cuda_ar
     const int bytes = (int)sizeof(shared<D, OPTIONS>);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
     const cudaError_t code = allow_shared<forward_tiles<T, D, OPTIONS>>((size_t)bytes);
-    if (code == cudaSuccess) forward_tiles<T, D, OPTIONS><<<grid, Shape::THREADS, bytes, stream>>>(a, limits_of_whole(a.g), (float)a.g.scale * LOG2E);
+    if (code == cudaSuccess)
+        forward_tiles<T, D, OPTIONS>
+            <<<grid, Shape::THREADS, bytes, stream>>>(a, limits_of_whole(a.g), (float)a.g.scale * LOG2E);
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
@@ -366,26 +388,37 @@ template <typename T, int D> cudaError_t launch(const cuda_args &a, bool options
 template <typename T> cudaError_t launch_for(const cuda_args &a, bool options, cudaStream_t stream)
 {
     const int64_t D = attn_max64(a.g.dims.D, a.g.dims.Dv);
-    return D <= 64 ? launch<T, 64>(a, options, stream) : D <= 128 ? launch<T, 128>(a, options, stream) : launch<T, 256>(a, options, stream);
+    return D <= 64    ? launch<T, 64>(a, options, stream)
+           : D <= 128 ? launch<T, 128>(a, options, stream)
+                      : launch<T, 256>(a, options, stream);
 }
 
 bool covers(const cuda_chip *chip, const attn_problem *p)
 {
     const attn_dims d = attn_dims_of(p);
     const int64_t D = attn_max64(d.D, d.Dv);
-    const size_t plain = D <= 64 ? sizeof(shared<64, false>) : D <= 128 ? sizeof(shared<128, false>) : sizeof(shared<256, false>);
-    const size_t options = D <= 64 ? sizeof(shared<64, true>) : D <= 128 ? sizeof(shared<128, true>) : sizeof(shared<256, true>);
-    return p->q.dtype != ATTN_F32 && tile_grid_fits(d) && (plain > options ? plain : options) <= (size_t)chip->shared_bytes;
+    const size_t plain = D <= 64    ? sizeof(shared<64, false>)
+                         : D <= 128 ? sizeof(shared<128, false>)
+                                    : sizeof(shared<256, false>);
+    const size_t options = D <= 64    ? sizeof(shared<64, true>)
+                           : D <= 128 ? sizeof(shared<128, true>)
+                                      : sizeof(shared<256, true>);
+    return p->q.dtype != ATTN_F32 && tile_grid_fits(d) &&
+           (plain > options ? plain : options) <= (size_t)chip->shared_bytes;
 }
 
-size_t workspace(const cuda_chip *, const attn_problem *) { return 0; }
+size_t workspace(const cuda_chip *, const attn_problem *)
+{
+    return 0;
+}
 
 cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *)
 {
     cuda_args a = cuda_args_of(p);
     a.decode_rows = chip->decode_rows;
     const bool options = has_options(p, a.g);
-    return p->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, options, stream) : launch_for<__half>(a, options, stream);
+    return p->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, options, stream)
+                                   : launch_for<__half>(a, options, stream);
 }
 
 } // namespace

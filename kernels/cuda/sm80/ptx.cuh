@@ -13,14 +13,19 @@
 
 #include "kernels/cuda/args.cuh"
 
-DEVICE uint32_t smem_addr(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+DEVICE uint32_t smem_addr(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
 
-/* 16 bytes from global to shared memory, past the L1; zeros where `valid` is false (then nothing is read). 9.7.9.25.3.1. */
+/* 16 bytes from global to shared memory, past the L1; zeros where `valid` is false (then nothing is read).
+ * 9.7.9.25.3.1. */
 DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
-/* What is read once is among the first to leave the L2. 9.7.9.16. Volatile, or it would hold two registers through a loop. */
+/* What is read once is among the first to leave the L2. 9.7.9.16. Volatile, or it would hold two registers through
+ * a loop. */
 DEVICE uint64_t evict_first()
 {
     uint64_t policy;
@@ -29,50 +34,75 @@ DEVICE uint64_t evict_first()
 }
 DEVICE void cp_async_16(uint32_t to, const void *from, bool valid, uint64_t policy)
 {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0), "l"(policy) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
+                 "r"(valid ? 16 : 0), "l"(policy)
+                 : "memory");
 }
-DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+DEVICE void cp_async_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
 /* All but the newest N groups of this thread have arrived. */
-template <int N> DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+template <int N> DEVICE void cp_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 
 #if __CUDA_ARCH__ >= 900
-/* Adds four floats to four in global memory that start on 16 bytes, in any order with other additions; each addition is whole. 9.7.13.7. */
+/* Adds four floats to four in global memory that start on 16 bytes, in any order with other additions; each
+ * addition is whole. 9.7.13.7. */
 DEVICE void red_add_4(float *to, const float (&x)[4])
 {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
+                 "f"(x[3])
+                 : "memory");
 }
 
 #endif
 
 /* Four zeros to global memory, on 16 bytes, in one store: of an assignment the compiler makes two. */
-DEVICE void zero_4(float *to) { asm volatile("st.global.v4.f32 [%0], {%1,%1,%1,%1};" ::"l"(to), "f"(0.f) : "memory"); }
+DEVICE void zero_4(float *to)
+{
+    asm volatile("st.global.v4.f32 [%0], {%1,%1,%1,%1};" ::"l"(to), "f"(0.f) : "memory");
+}
 
 /* Waits for the THREADS threads (a multiple of 32) that use barrier ID (1 to 15; 0 is __syncthreads). 9.7.13.1. */
-template <int ID, int THREADS> DEVICE void barrier() { asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory"); }
+template <int ID, int THREADS> DEVICE void barrier()
+{
+    asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
+}
 
 /* Four 8x8 blocks of 16-bit elements; lane l gives the address of row l % 8 of block l / 8. 9.7.14.5.15. */
 DEVICE void ldmatrix_x4(uint32_t (&r)[4], uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row)
+                 : "memory");
 }
 DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row)
+                 : "memory");
 }
 
 /* C += A B, 16x8x16, float32 sums. 9.7.14.5.14. */
 template <typename T> DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 template <> DEVICE void mma<__half>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 template <> DEVICE void mma<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* Two floats to a register of two 16-bit elements, `low` in the low half. */
@@ -94,12 +124,14 @@ template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
 template <typename T> DEVICE float dot_pair(uint32_t x, uint32_t y, float sum);
 template <> DEVICE float dot_pair<__half>(uint32_t x, uint32_t y, float sum)
 {
-    const float2 u = __half22float2(*reinterpret_cast<const __half2 *>(&x)), v = __half22float2(*reinterpret_cast<const __half2 *>(&y));
+    const float2 u = __half22float2(*reinterpret_cast<const __half2 *>(&x)),
+                 v = __half22float2(*reinterpret_cast<const __half2 *>(&y));
     return fmaf(u.x, v.x, fmaf(u.y, v.y, sum));
 }
 template <> DEVICE float dot_pair<__nv_bfloat16>(uint32_t x, uint32_t y, float sum)
 {
-    return fmaf(__uint_as_float(x << 16), __uint_as_float(y << 16), fmaf(__uint_as_float(x & 0xffff0000), __uint_as_float(y & 0xffff0000), sum));
+    return fmaf(__uint_as_float(x << 16), __uint_as_float(y << 16),
+                fmaf(__uint_as_float(x & 0xffff0000), __uint_as_float(y & 0xffff0000), sum));
 }
 
 /* 2^x by the special function unit; 2^-inf is 0. 9.7.3.21. */
@@ -110,7 +142,7 @@ DEVICE float exp2_fast(float x)
     return y;
 }
 
-/* ---- Programmatic dependent launch, 9.7.13.13: from compute capability 9.0 on; nothing before ------------------------------ */
+/* ---- Programmatic dependent launch, 9.7.13.13: from compute capability 9.0 on; nothing before -------------------- */
 
 /* The stream's next kernel, where it was launched as a dependent, may be made ready once every block has said so. */
 DEVICE void launch_dependents()

@@ -1,7 +1,7 @@
 /* split.cuh: float32 on tensor cores that multiply 16-bit numbers.
  *
- * A float32 number is the sum of two float16 numbers, 11 bits of it in each, once a power of two has brought it into
- * float16's range:
+ * A float32 number is the sum of two float16 numbers, 11 bits of it in each, once a power of two has brought it
+ * into float16's range:
  *
  *     x 2^e = hi + lo / 2048          hi = f16(x 2^e),  lo = f16((x 2^e - hi) 2048)
  *
@@ -9,25 +9,26 @@
  *
  * three products for one; lo lo' is left out.
  *
- * Three products of m16n8k16 on float16 cost half of what three on TF32 do (the same 11 bits, at half the rate), and half
- * of the six that three bfloat16 parts need. What float16 lacks is range, so every 128 rows of a tensor (of one head of
- * one sequence: a tile) share an exponent e, a multiple of 8 that brings the tile's largest number between 2^7 and 2^15.
- * It is a multiple of 8 so that most tiles have the same one, and the last bits of a row do not move with what its
- * neighbours hold.
+ * Three products of m16n8k16 on float16 cost half of what three on TF32 do (the same 11 bits, at half the rate),
+ * and half of the six that three bfloat16 parts need. What float16 lacks is range, so every 128 rows of a tensor
+ * (of one head of one sequence: a tile) share an exponent e, a multiple of 8 that brings the tile's largest number
+ * between 2^7 and 2^15. It is a multiple of 8 so that most tiles have the same one, and the last bits of a row do
+ * not move with what its neighbours hold.
  *
  * Error of one factor, relative to the number: 2^-22 at most, 2^-23 mostly, for numbers down to 2^-21 of the tile's
- * largest; below that 2^-42 of the tile's largest at most. So only what is smaller than that by itself loses: a row all
- * of whose numbers are below 2^-22 of the tile's largest (zeros aside) makes the tile `wide`, and what depends on a wide
- * tile is computed row by row in float32 (rows.cuh), which is slow. In dout such rows are left as they are:
- * their part of a gradient is that much smaller than the others'.
+ * largest; below that 2^-42 of the tile's largest at most. So only what is smaller than that by itself loses: a row
+ * all of whose numbers are below 2^-22 of the tile's largest (zeros aside) makes the tile `wide`, and what depends
+ * on a wide tile is computed row by row in float32 (rows.cuh), which is slow. In dout such rows are left as they
+ * are: their part of a gradient is that much smaller than the others'.
  *
- * Error of the results, largest over largest value (lse: absolute), against the reference in float64, N(0, 1), S 1024 to
- * 4096, D 64 to 256, causal and not: out 1.2e-6, lse 1e-6, dq 1.9e-6, dk 1.5e-6, dv 1.3e-6; with q three times as large
- * out 9e-7, lse 5e-6, dq 1.4e-6, dk 1.2e-6, dv 1.2e-6: about what sums in float32 have. (One NVIDIA H200, 2026-11-20.)
+ * Error of the results, largest over largest value (lse: absolute), against the reference in float64, N(0, 1), S
+ * 1024 to 4096, D 64 to 256, causal and not: out 1.2e-6, lse 1e-6, dq 1.9e-6, dk 1.5e-6, dv 1.3e-6; with q three
+ * times as large out 9e-7, lse 5e-6, dq 1.4e-6, dk 1.2e-6, dv 1.2e-6: about what sums in float32 have. (One NVIDIA
+ * H200, 2026-11-20.)
  *
- * Tensor cores add with truncation, which over thousands of additions to one sum would be a bias. So no sum is longer
- * than a tile: products of a tile start from 0 and are added to the running sum by a rounded multiply-add, and the small
- * products have a sum of their own.
+ * Tensor cores add with truncation, which over thousands of additions to one sum would be a bias. So no sum is
+ * longer than a tile: products of a tile start from 0 and are added to the running sum by a rounded multiply-add,
+ * and the small products have a sum of their own.
  *
  *   split_row()         some numbers of a row, from registers to hi and lo ("planes")
  *   split_tensors()     the planes of whole tensors, zero beyond the last row and column: tiles of [2][128][D] float16,
@@ -55,8 +56,8 @@ struct split_stats {
     float norm; /* largest Euclidean norm of a row, in units of 2^-exponent */
 };
 
-/* One tensor's planes. A head has `tiles` of them; packed, sequence b has those from start / 128 + b on (see tile_grid()
- * in args.cuh). */
+/* One tensor's planes. A head has `tiles` of them; packed, sequence b has those from start / 128 + b on (see
+ * tile_grid() in args.cuh). */
 struct split_planes {
     uint16_t *data;
     split_stats *stats;
@@ -70,7 +71,7 @@ DEVICE int64_t split_tile_of(const split_planes &p, bool packed, int64_t b, int6
     return packed ? h * p.tiles + start / SPLIT_ROWS + b : (b * p.heads + h) * p.tiles;
 }
 
-/* ---- Host ---------------------------------------------------------------------------------------------------------- */
+/* ---- Host -------------------------------------------------------------------------------------------------------- */
 
 static inline int split_class(const attn_dims &d)
 {
@@ -90,8 +91,8 @@ static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id
     p.queries = id == ATTN_T_q || id == ATTN_T_dout;
     p.heads = (int)(p.queries ? d.H : d.Hk);
     p.width = (int)(id == ATTN_T_q || id == ATTN_T_k ? d.D : d.Dv);
-    p.tiles =
-        d.packed ? (p.queries ? d.total_q : d.total_k) / SPLIT_ROWS + d.B : attn_tiles(p.queries ? d.Sq : d.Sk, SPLIT_ROWS);
+    p.tiles = d.packed ? (p.queries ? d.total_q : d.total_k) / SPLIT_ROWS + d.B
+                       : attn_tiles(p.queries ? d.Sq : d.Sk, SPLIT_ROWS);
     const size_t tiles = (size_t)p.tiles * (size_t)p.heads * (size_t)(d.packed ? 1 : d.B),
                  stats = split_align(tiles * sizeof(split_stats));
     p.stats = (split_stats *)memory;
@@ -111,7 +112,7 @@ static inline bool split_has_options(const attn_problem *p, const attn_geometry 
            p->dropout_p > 0 || !is_plain_scale(g.scale);
 }
 
-/* ---- Device -------------------------------------------------------------------------------------------------------- */
+/* ---- Device ------------------------------------------------------------------------------------------------------ */
 
 /* 2^e for |e| <= 126. Exponents of tiles are at most 120, of dS 114. */
 DEVICE float power_of_two(int e)
@@ -119,7 +120,8 @@ DEVICE float power_of_two(int e)
     return __int_as_float((e + 127) << 23);
 }
 
-/* Rows [row, row + ROWS) of the tile at `tile` (its hi plane), both planes, to to[0 .. ROWS * D) and to[ROWS * D ..). */
+/* Rows [row, row + ROWS) of the tile at `tile` (its hi plane), both planes, to to[0 .. ROWS * D) and to[ROWS * D
+ * ..). */
 template <int D, int ROWS, int THREADS> DEVICE void load_planes(uint16_t *to, const uint16_t *tile, int row)
 {
     const int PIECES = D / 8, STEP = THREADS / PIECES;
@@ -257,8 +259,8 @@ DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah
 
 /* A warp's ROWS neighbouring rows of a float32 tensor: a lane has D / 32 columns of each. What is not there is 0. */
 template <int D, int ROWS>
-DEVICE void load_rows(float (&x)[ROWS][D / 32], const attn_view &view, int64_t b, int64_t h, int64_t start, int64_t first,
-                      int64_t count, int width)
+DEVICE void load_rows(float (&x)[ROWS][D / 32], const attn_view &view, int64_t b, int64_t h, int64_t start,
+                      int64_t first, int64_t count, int width)
 {
     const int V = D / 32, lane = threadIdx.x % 32;
     const float *const data = (const float *)view.data + attn_at(&view, b, h, start) + lane * V;
@@ -322,7 +324,8 @@ DEVICE bool is_wide(float top, float least)
     return least < top * (1.0f / (1 << 22));
 }
 
-/* One lane's part of a row, times `factor`, to hi and lo at `to` and PLANE elements on. Returns the sum of its squares. */
+/* One lane's part of a row, times `factor`, to hi and lo at `to` and PLANE elements on. Returns the sum of its
+ * squares. */
 template <int V> DEVICE float split_row(uint16_t *to, int plane, const float (&x)[V], float factor)
 {
     uint32_t hi[V / 2], lo[V / 2];

@@ -1,7 +1,8 @@
-/* tile.cuh: tiles of rows in shared memory, and the interval of keys that a row sees, for the kernels of this folder.
+/* tile.cuh: tiles of rows in shared memory, and the interval of keys that a row sees, for the kernels of this
+ * folder.
  *
- * A tile is rows of D 16-bit elements in pieces of 16 bytes; piece c of row r lies at c ^ (r % 8), so that neither copies nor ldmatrix meet a
- * bank twice. The four ways a fragment is read from one (mma.m16n8k16, see ptx.cuh):
+ * A tile is rows of D 16-bit elements in pieces of 16 bytes; piece c of row r lies at c ^ (r % 8), so that neither
+ * copies nor ldmatrix meet a bank twice. The four ways a fragment is read from one (mma.m16n8k16, see ptx.cuh):
  *
  *   a_rows     A, rows of the tile are m          b_rows     B, rows of the tile are n    (Q K^T: both)
  *   a_columns  A, columns of the tile are m       b_columns  B, rows of the tile are k    (P V: V by columns) */
@@ -11,16 +12,19 @@
 #include "ptx.cuh"
 
 /* Where piece (16 bytes) c of row r lies, in elements. */
-template <int D> DEVICE int at(int r, int c) { return r * D + (c ^ (r & 7)) * 8; }
+template <int D> DEVICE int at(int r, int c)
+{
+    return r * D + (c ^ (r & 7)) * 8;
+}
 
-/* Copies tiles of one head's rows to shared memory. A thread copies piece c of rows r, r + STEP, ... of every tile; Where STEP
- * is a multiple of 8 its place in the swizzle is the same in each. ONCE: nobody else reads these rows. */
+/* Copies tiles of one head's rows to shared memory. A thread copies piece c of rows r, r + STEP, ... of every tile;
+ * Where STEP is a multiple of 8 its place in the swizzle is the same in each. ONCE: nobody else reads these rows. */
 template <int D, int THREADS, bool ONCE = false> struct loader {
     static const int PIECES = D / 8, STEP = THREADS / PIECES;
     const char *data; /* of this thread's piece in row r of the sequence; of the row itself where copies do not fit */
     const attn_view *view;
     int row_bytes; /* where copies fit */
-    int rows; /* of the sequence: those from here on are zeros */
+    int rows;      /* of the sequence: those from here on are zeros */
     int columns;
     bool pieces; /* every row starts on 16 bytes, and columns fill whole pieces */
 
@@ -32,12 +36,13 @@ template <int D, int THREADS, bool ONCE = false> struct loader {
         rows = (int)count;
         columns = (int)width;
         row_bytes = (int)tensor.row * 2;
-        pieces = bytes == 2 && width % 8 == 0 && tensor.row % 8 == 0 && tensor.row < 1 << 30 && (uint64_t)data % 16 == 0;
+        pieces = bytes == 2 && width % 8 == 0 && tensor.row % 8 == 0 && tensor.row < 1 << 30 &&
+                 (uint64_t)data % 16 == 0;
         if (pieces) data += (int64_t)(threadIdx.x / PIECES) * row_bytes + threadIdx.x % PIECES * 16;
     }
 
-    /* Rows [first, first + ROWS); those past the sequence and columns past the tensor are zeros. float8 becomes float16, which
-     * holds each of its values. */
+    /* Rows [first, first + ROWS); those past the sequence and columns past the tensor are zeros. float8 becomes
+     * float16, which holds each of its values. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first) const
     {
         if (pieces) {
@@ -48,7 +53,8 @@ template <int D, int THREADS, bool ONCE = false> struct loader {
             const uint64_t policy = ONCE ? evict_first() : 0;
 #pragma unroll
             for (int n = 0; n < ROWS / STEP; n++) {
-                const uint32_t piece = STEP % 8 == 0 ? there + n * STEP * D * 2 : smem_addr(to + at<D>(r + n * STEP, c));
+                const uint32_t piece = STEP % 8 == 0 ? there + n * STEP * D * 2
+                                                     : smem_addr(to + at<D>(r + n * STEP, c));
                 const char *const row = from + (int64_t)(n * STEP) * row_bytes;
                 const bool valid = column && first + r + n * STEP < rows;
                 if (ONCE) cp_async_16(piece, row, valid, policy);
@@ -63,7 +69,8 @@ template <int D, int THREADS, bool ONCE = false> struct loader {
             if (first + r < rows && d < columns) {
                 const bool eight_bit = view->dtype == ATTN_F8E4M3;
                 const char *line = data + (first + r) * view->row * (eight_bit ? 1 : 2);
-                x = eight_bit ? __half_as_ushort(__float2half_rn(attn_e4m3_to_f32(((const uint8_t *)line)[d]))) : ((const uint16_t *)line)[d];
+                x = eight_bit ? __half_as_ushort(__float2half_rn(attn_e4m3_to_f32(((const uint8_t *)line)[d])))
+                              : ((const uint16_t *)line)[d];
             }
             to[at<D>(r, d / 8) + d % 8] = x;
         }
@@ -72,7 +79,10 @@ template <int D, int THREADS, bool ONCE = false> struct loader {
 
 template <typename T> constexpr int exponent_mask = 0x7f80; /* bfloat16 */
 template <> constexpr int exponent_mask<__half> = 0x7c00;
-template <typename T> DEVICE bool not_finite(uint16_t x) { return (x & 0x7fff) >= exponent_mask<T>; }
+template <typename T> DEVICE bool not_finite(uint16_t x)
+{
+    return (x & 0x7fff) >= exponent_mask<T>;
+}
 
 /* Causal and window as 32-bit limits: query i (of the sequence) sees keys [max(0, i + lo), min(Sk, i + hi)). */
 struct limits {
@@ -81,19 +91,22 @@ struct limits {
 
 DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
 {
-    const int64_t far = INT64_C(1) << 30, align = attn_align(&g, &s); /* lengths are below 2^31, so far decides nothing that matters */
-    return limits{ (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far), (int)s.Sk };
+    const int64_t far = INT64_C(1) << 30,
+                  align = attn_align(&g, &s); /* lengths are below 2^31, so far decides nothing that matters */
+    return limits{ (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far),
+                   (int)s.Sk };
 }
 
-/* A value whose origin the compiler shall not know: it is kept, rather than made anew where it is used; or made anew, rather than kept. */
+/* A value whose origin the compiler shall not know: it is kept, rather than made anew where it is used; or made
+ * anew, rather than kept. */
 DEVICE uint32_t kept(uint32_t x)
 {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-/* The query rows of a block, as tile_place_of() finds them, in 32 bits where the whole problem is one (not packed, one length): a block's
- * first copies wait for this. `whole` is limits_of() of such a problem, by the host. */
+/* The query rows of a block, as tile_place_of() finds them, in 32 bits where the whole problem is one (not packed,
+ * one length): a block's first copies wait for this. `whole` is limits_of() of such a problem, by the host. */
 struct row_place {
     int b, h, hk, i0, Sq;
     int64_t q_start, k_start;
@@ -104,13 +117,20 @@ struct row_place {
 ATTN_HD limits limits_of_whole(const attn_geometry &g)
 {
     const int64_t far = INT64_C(1) << 30, align = g.top_left ? 0 : g.dims.Sk - g.dims.Sq;
-    limits whole = { (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far), (int)g.dims.Sk };
+    limits whole = { (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far),
+                     (int)g.dims.Sk };
     return whole;
 }
 
-DEVICE bool is_whole(const cuda_args &a) { return !a.g.dims.packed && !a.g.seqlens_k; }
+DEVICE bool is_whole(const cuda_args &a)
+{
+    return !a.g.dims.packed && !a.g.seqlens_k;
+}
 
-DEVICE int key_head(const cuda_args &a, int h) { return a.g.group == 1 ? h : h / (int)a.g.group; }
+DEVICE int key_head(const cuda_args &a, int h)
+{
+    return a.g.group == 1 ? h : h / (int)a.g.group;
+}
 
 template <int rows> DEVICE row_place row_place_of(const cuda_args &a, const limits &whole, uint3 block)
 {
@@ -136,7 +156,7 @@ template <int rows> DEVICE row_place row_place_of(const cuda_args &a, const limi
     return place;
 }
 
-/* ---- Fragments -------------------------------------------------------------------------------------------------------------
+/* ---- Fragments ------------------------------------------------------------------------------------------------------
  *
  * `tile` is the address of a tile of rows of D elements that starts on 1024 bytes; lane is threadIdx.x % 32.
  *   a_rows     rows m .. m + 15, elements k .. k + 15        b_rows     rows n .. n + 15, elements k .. k + 15
@@ -146,10 +166,17 @@ template <int rows> DEVICE row_place row_place_of(const cuda_args &a, const limi
  * A lane's address is that of its row and piece in the first 16 x 16 elements, plus whole rows, xor whole pieces: rows come in
  * eights, so the swizzle is the lane's own, and a tile's start has zeros where pieces are counted. So an address costs one
  * instruction, and rows are in the instruction's immediate. */
-template <int D> DEVICE uint32_t lane_down(int lane) { return lane % 16 * (D * 2) + ((lane / 16) ^ (lane % 8)) * 16; }
-template <int D> DEVICE uint32_t lane_across(int lane) { return (lane % 8 + lane / 16 * 8) * (D * 2) + ((lane / 8 % 2) ^ (lane % 8)) * 16; }
+template <int D> DEVICE uint32_t lane_down(int lane)
+{
+    return lane % 16 * (D * 2) + ((lane / 16) ^ (lane % 8)) * 16;
+}
+template <int D> DEVICE uint32_t lane_across(int lane)
+{
+    return (lane % 8 + lane / 16 * 8) * (D * 2) + ((lane / 8 % 2) ^ (lane % 8)) * 16;
+}
 
-/* `down`, `across`: lane_down(), lane_across(), once and for all; with the start of shared memory added, `tile` is an offset. */
+/* `down`, `across`: lane_down(), lane_across(), once and for all; with the start of shared memory added, `tile` is
+ * an offset. */
 template <int D> DEVICE void a_rows_of(uint32_t (&a)[4], uint32_t down, uint32_t tile, int m, int k)
 {
     ldmatrix_x4(a, (down ^ (k * 2)) + (tile + m * (D * 2)));
@@ -167,10 +194,22 @@ template <int D> DEVICE void b_columns_of(uint32_t (&b)[4], uint32_t down, uint3
     ldmatrix_x4_trans(b, (down ^ (n * 2)) + (tile + k * (D * 2)));
 }
 
-template <int D> DEVICE void a_rows(uint32_t (&a)[4], uint32_t tile, int m, int k, int lane) { a_rows_of<D>(a, lane_down<D>(lane), tile, m, k); }
-template <int D> DEVICE void b_rows(uint32_t (&b)[4], uint32_t tile, int n, int k, int lane) { b_rows_of<D>(b, lane_across<D>(lane), tile, n, k); }
-template <int D> DEVICE void a_columns(uint32_t (&a)[4], uint32_t tile, int m, int k, int lane) { a_columns_of<D>(a, lane_across<D>(lane), tile, m, k); }
-template <int D> DEVICE void b_columns(uint32_t (&b)[4], uint32_t tile, int n, int k, int lane) { b_columns_of<D>(b, lane_down<D>(lane), tile, n, k); }
+template <int D> DEVICE void a_rows(uint32_t (&a)[4], uint32_t tile, int m, int k, int lane)
+{
+    a_rows_of<D>(a, lane_down<D>(lane), tile, m, k);
+}
+template <int D> DEVICE void b_rows(uint32_t (&b)[4], uint32_t tile, int n, int k, int lane)
+{
+    b_rows_of<D>(b, lane_across<D>(lane), tile, n, k);
+}
+template <int D> DEVICE void a_columns(uint32_t (&a)[4], uint32_t tile, int m, int k, int lane)
+{
+    a_columns_of<D>(a, lane_across<D>(lane), tile, m, k);
+}
+template <int D> DEVICE void b_columns(uint32_t (&b)[4], uint32_t tile, int n, int k, int lane)
+{
+    b_columns_of<D>(b, lane_down<D>(lane), tile, n, k);
+}
 
 /* The same of a tile that starts anywhere (on 16 bytes). */
 template <int D> DEVICE void a_rows(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
@@ -190,9 +229,10 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], const uint16_t *tile, i
     ldmatrix_x4_trans(b, smem_addr(tile + at<D>(k + lane % 8 + lane / 8 % 2 * 8, n / 8 + lane / 16)));
 }
 
-/* C += A B: MT blocks of 16 rows, NT of 8 columns, KK steps of 16. load_a and load_b bring the fragments of one step; they are asked for a
- * step before the products that use them. */
-template <typename T, int KK, int MT, int NT, typename A, typename B> DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
+/* C += A B: MT blocks of 16 rows, NT of 8 columns, KK steps of 16. load_a and load_b bring the fragments of one
+ * step; they are asked for a step before the products that use them. */
+template <typename T, int KK, int MT, int NT, typename A, typename B>
+DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 {
     uint32_t a[2][MT][4], b[2][NT / 2][4];
     load_a(a[0], 0);
@@ -206,11 +246,12 @@ template <typename T, int KK, int MT, int NT, typename A, typename B> DEVICE voi
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)
 #pragma unroll
-            for (int mt = 0; mt < MT; mt++) mma<T>(c[mt][nt], a[kk % 2][mt], b[kk % 2][nt / 2][nt % 2 * 2], b[kk % 2][nt / 2][nt % 2 * 2 + 1]);
+            for (int mt = 0; mt < MT; mt++)
+                mma<T>(c[mt][nt], a[kk % 2][mt], b[kk % 2][nt / 2][nt % 2 * 2], b[kk % 2][nt / 2][nt % 2 * 2 + 1]);
     }
 }
 
-/* ---- Results ---------------------------------------------------------------------------------------------------------------
+/* ---- Results --------------------------------------------------------------------------------------------------------
  *
  * Rows of a result leave the registers through shared memory, so that a warp writes whole pieces of 16 bytes. What does not fit that
  * (another dtype than the inputs', odd strides) passes as float, D a row, and is converted and written element by element, in a loop
@@ -221,7 +262,8 @@ template <> constexpr attn_dtype dtype_of<__half> = ATTN_F16;
 /* Can rows of `width` elements from line `line` on be written in pieces? */
 template <typename T> DEVICE bool in_pieces(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t width)
 {
-    return view.dtype == dtype_of<T> && width % 8 == 0 && view.row % 8 == 0 && ((uint64_t)view.data + 2 * attn_at(&view, b, h, line)) % 16 == 0;
+    return view.dtype == dtype_of<T> && width % 8 == 0 && view.row % 8 == 0 &&
+           ((uint64_t)view.data + 2 * attn_at(&view, b, h, line)) % 16 == 0;
 }
 
 /* Elements d and d + 1 (d is even) of row r, on their way. */
@@ -231,16 +273,20 @@ template <typename T, int D> DEVICE void stage_pair(void *staged, bool pieces, i
     else *(float2 *)((float *)staged + r * D + d) = make_float2(low, high);
 }
 
-/* Rows [first, first + count) of the staged ones to lines `line` + first and on, by THREADS threads of which this is number `thread`. */
+/* Rows [first, first + count) of the staged ones to lines `line` + first and on, by THREADS threads of which this
+ * is number `thread`. */
 template <int D, int THREADS>
-DEVICE void store_rows(const attn_view &view, int64_t b, int64_t h, int64_t line, int first, int count, int width, const void *staged, bool pieces, int thread)
+DEVICE void store_rows(const attn_view &view, int64_t b, int64_t h, int64_t line, int first, int count, int width,
+                       const void *staged, bool pieces, int thread)
 {
     const int64_t to = attn_at(&view, b, h, line);
     if (pieces) {
 #pragma unroll 4
         for (int n = thread; n < count * (D / 8); n += THREADS) {
             const int r = first + n / (D / 8), c = n % (D / 8);
-            if (c * 8 < width) *(uint4 *)((uint16_t *)view.data + to + r * view.row + c * 8) = *(const uint4 *)((const uint16_t *)staged + at<D>(r, c));
+            if (c * 8 < width)
+                *(uint4 *)((uint16_t *)view.data + to + r * view.row +
+                           c * 8) = *(const uint4 *)((const uint16_t *)staged + at<D>(r, c));
         }
         return;
     }

@@ -1,8 +1,9 @@
 /* f8_forward.cu: flash attention forward of float8_e4m3fn for Hopper, with products of e4m3.
  *
- * forward.cu's shape: one block a multiprocessor, tiles of work handed out by a warp, a warp that lets the copy engine fill a ring of K and V
- * tiles, C consumers of 64 rows that take turns with their products, each with its softmax under its own and the others' products. What is
- * different is what e4m3 products want (FlashAttention-3, arXiv:2407.08608, 3.3):
+ * forward.cu's shape: one block a multiprocessor, tiles of work handed out by a warp, a warp that lets the copy
+ * engine fill a ring of K and V tiles, C consumers of 64 rows that take turns with their products, each with its
+ * softmax under its own and the others' products. What is different is what e4m3 products want (FlashAttention-3,
+ * arXiv:2407.08608, 3.3):
  *
  *   V        wgmma has no MN-major operands of 8 bits, so V must lie as V^T: the two warps of the producer that have nothing else to do write it
  *            to scratch, once a run, ahead of those that read it.
@@ -17,19 +18,22 @@
  *            lse may be (kernels/README.md, "Accuracy"), while out is well within its limit. Where lse is wanted, q and k are therefore
  *            widened to bfloat16, which holds them exactly, and only P V is a product of e4m3.
  *
- * V^T comes in units of KEYS keys x CHANNELS_V channels of a head. A warp that has time claims the next one from a counter, transposes it and
- * sets the unit's mark; what loads V^T waits for the marks of its keys. Units are claimed in the order in which tiles of work
- * want them. Nothing is promised to a block beforehand, for it may begin late (another kernel may have its multiprocessor): a unit that is
- * claimed is finished by a warp that waits for nobody, and one that is not will be by the waiting block's own warps, so nobody waits for ever. The
- * stores are ordinary ones and the loads the copy engine's: a fence between the two proxies on either side, around the mark's release and
- * acquire. begin_run(), a kernel before, sets marks and counters to 0; all three kernels of a run, and the first of the next, are made ready while
- * the one before runs, and wait for its end.
+ * V^T comes in units of KEYS keys x CHANNELS_V channels of a head. A warp that has time claims the next one from a
+ * counter, transposes it and sets the unit's mark; what loads V^T waits for the marks of its keys. Units are
+ * claimed in the order in which tiles of work want them. Nothing is promised to a block beforehand, for it may
+ * begin late (another kernel may have its multiprocessor): a unit that is claimed is finished by a warp that waits
+ * for nobody, and one that is not will be by the waiting block's own warps, so nobody waits for ever. The stores
+ * are ordinary ones and the loads the copy engine's: a fence between the two proxies on either side, around the
+ * mark's release and acquire. begin_run(), a kernel before, sets marks and counters to 0; all three kernels of a
+ * run, and the first of the next, are made ready while the one before runs, and wait for its end.
  *
- * A NaN in V would reach, as 0 * NaN, rows that do not see it. V^T has zeros in its place, and the unit's mark says so; the rows of tiles of
- * work that touch such a unit, and those whose result is not finite, are looked at once more by repair_rows, which computes what they really
- * see. (float8_e4m3fn has no infinities.) It also computes rows whose scores are so large that P would leave its range.
+ * A NaN in V would reach, as 0 * NaN, rows that do not see it. V^T has zeros in its place, and the unit's mark says
+ * so; the rows of tiles of work that touch such a unit, and those whose result is not finite, are looked at once
+ * more by repair_rows, which computes what they really see. (float8_e4m3fn has no infinities.) It also computes
+ * rows whose scores are so large that P would leave its range.
  *
- * What a row's bits depend on: BN, PROMOTED and the order of the tiles, all fixed by head dim, masks, Sk and whether lse is wanted. */
+ * What a row's bits depend on: BN, PROMOTED and the order of the tiles, all fixed by head dim, masks, Sk and
+ * whether lse is wanted. */
 #include <cudaTypedefs.h>
 
 #include "kernels/cuda/kernels.h"
@@ -40,18 +44,19 @@ namespace {
 
 typedef __nv_bfloat16 bf16;
 
-/* ---- Shapes ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
 enum { SHIFT = 8, PROMOTED = 768 };
 
-/* An instantiation: head dims up to D; C consumers of 64 rows; BN keys a tile; stages of the ring; the type that q and k are multiplied in. */
+/* An instantiation: head dims up to D; C consumers of 64 rows; BN keys a tile; stages of the ring; the type that q
+ * and k are multiplied in. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3> struct shape {
     typedef T_ T;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     /* Chunks of 128 bytes, a row of shared memory: of a row of q or k; of the keys of a row of V^T. */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
     static const int PRODUCER = C == 3 ? 32 : D == 256 ? 24 : 40, CONSUMER = C == 3 ? 160 : D == 256 ? 240 : 232;
-    static const int PROMOTE = PROMOTED / BN; /* tiles from one promotion to the next */
+    static const int PROMOTE = PROMOTED / BN;  /* tiles from one promotion to the next */
     static const int STEPS = D == 256 ? 8 : 1; /* in which a unit of V^T is made: what shared memory has room for */
     /* The sums of a thread are D / 2 numbers, floats where there is room for them and bfloat16 where there is not. */
     static const bool FLOAT_SUMS = D <= 128;
@@ -59,16 +64,18 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3> struct shape
 };
 
 /* A tile of work: rows [i0, i0 + BM) of head h of batch row b against tiles of keys [first, last). */
-struct __align__(16) work {
+struct __align__(16) work
+{
     int b, h, i0, first;
     int last, index, negative; /* scores are to change their sign */
     float c, v_scale, sink;    /* log2(e) * what scores are multiplied by, > 0; base 2, -inf without */
     int unused[2];
 };
 
-/* What one consumer makes of it. Tiles [free_first, free_last) are open to all its rows; those from mine on hold nothing for them;
- * mine is first where there are no such rows, or no tiles. */
-struct __align__(16) part {
+/* What one consumer makes of it. Tiles [free_first, free_last) are open to all its rows; those from mine on hold
+ * nothing for them; mine is first where there are no such rows, or no tiles. */
+struct __align__(16) part
+{
     int free_first, free_last, mine, unused;
 };
 
@@ -77,7 +84,8 @@ enum { STOP = -1 }; /* in i0: the end */
 enum { FIRST_TURNER = 2, TURNERS = 2, KEYS = 128, CHANNELS_V = 64 }; /* warps that make V^T; a unit of it */
 enum { THERE = 1, THERE_CLEANED = 3 }; /* a unit's mark; 0: not yet. Cleaned: with zeros for NaN */
 
-/* A unit of V^T: places in V, in V^T and among the marks; how many keys and channels there are from its first on. keys == 0: none is left. */
+/* A unit of V^T: places in V, in V^T and among the marks; how many keys and channels there are from its first on.
+ * keys == 0: none is left. */
 struct unit {
     int64_t from, to;
     int mark;
@@ -88,44 +96,45 @@ struct unit {
 template <class X> struct shared {
     alignas(1024) uint8_t Q[X::C][64 * 128 * X::CHUNKS];
     alignas(1024) uint8_t K[X::STAGES][X::BN * 128 * X::CHUNKS];
-    alignas(1024) uint8_t V[X::STAGES][X::D * 128 * X::CHUNKS_V]; /* rows are head dims, in a row are keys */
-    alignas(128) uint32_t sums[X::C * 4][X::D / 8][32 * X::SUM_WORDS]; /* a warp's; in the end its 16 rows of out */
+    alignas(1024) uint8_t V[X::STAGES][X::D * 128 * X::CHUNKS_V];        /* rows are head dims, in a row are keys */
+    alignas(128) uint32_t sums[X::C * 4][X::D / 8][32 * X::SUM_WORDS];   /* a warp's; in the end its 16 rows of out */
     alignas(128) uint8_t staging[TURNERS][KEYS * CHANNELS_V / X::STEPS]; /* of V */
     unit units[TURNERS][2]; /* a warp's, and its next: there are few registers */
     work next;
     part parts[X::C];
-    alignas(8) uint64_t full_Q[X::C], empty_Q[X::C], full_K[X::STAGES], full_V[X::STAGES], empty_K[X::STAGES], empty_V[X::STAGES];
+    alignas(8) uint64_t full_Q[X::C], empty_Q[X::C], full_K[X::STAGES], full_V[X::STAGES], empty_K[X::STAGES],
+        empty_V[X::STAGES];
     uint64_t full_W, empty_W;
 };
 
-/* ---- The plan: a problem in 32 bits -------------------------------------------------------------------------------------------- */
+/* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
 
 struct plan {
-    int tiles;               /* all of them */
-    int per_head, heads;     /* tiles of rows of a head; heads of the batch */
-    int section;             /* heads that are walked together, so that their K and V stay in L2 */
+    int tiles;           /* all of them */
+    int per_head, heads; /* tiles of rows of a head; heads of the batch */
+    int section;         /* heads that are walked together, so that their K and V stay in L2 */
     int H, Hk, group, Sq, Sk, Dv;
-    int left, right, align;  /* row i sees keys [i + align - left, i + align + right] */
-    float c;                 /* log2(e) * scale */
-    const float *scales[3];  /* of q, k and v, by batch row and key/value head; NULL: 1 */
+    int left, right, align; /* row i sees keys [i + align - left, i + align + right] */
+    float c;                /* log2(e) * scale */
+    const float *scales[3]; /* of q, k and v, by batch row and key/value head; NULL: 1 */
     int64_t scale_batch[3], scale_head[3];
     const float *sinks;
     int64_t sink_stride;
     void *out;
     float *lse;
     int64_t out_batch, out_head, out_row, lse_batch, lse_head, lse_row;
-    uint32_t *dirty;         /* a word a warp and tile, for repair_rows: see there */
-    int *counter;            /* next tile less gridDim.x */
+    uint32_t *dirty; /* a word a warp and tile, for repair_rows: see there */
+    int *counter;    /* next tile less gridDim.x */
     const uint8_t *V;
     int64_t V_batch, V_head, V_row, V_sweep; /* the last: the rows that a warp asks for at once */
-    uint8_t *turned;         /* V^T, dense [B, Hk, Dv, pitch], the keys of each 16 in the order that P has in registers */
+    uint8_t *turned; /* V^T, dense [B, Hk, Dv, pitch], the keys of each 16 in the order that P has in registers */
     int64_t turned_head, pitch;
-    uint32_t *marks;         /* of its units, by head, block of keys, block of channels: is it there? With zeros for NaN? */
+    uint32_t *marks; /* of its units, by head, block of keys, block of channels: is it there? With zeros for NaN? */
     int key_blocks, channel_blocks;
-    int units, kv_heads;     /* of the batch */
+    int units, kv_heads;             /* of the batch */
     int unit_section, section_units; /* key/value heads that are turned together; their units */
     int *next_unit;
-    uint32_t *any_nan;       /* had any unit one? */
+    uint32_t *any_nan; /* had any unit one? */
 };
 
 const int FAR = 1 << 29; /* lengths are below it */
@@ -135,14 +144,16 @@ DEVICE float scale_of(const plan &p, int n, const work &x)
     return p.scales[n] ? p.scales[n][x.b * p.scale_batch[n] + x.h / p.group * p.scale_head[n]] : 1;
 }
 
-/* Tile t, but for its factors: sections of heads; in each the last rows, which see most under a causal mask, first; heads fastest. */
+/* Tile t, but for its factors: sections of heads; in each the last rows, which see most under a causal mask, first;
+ * heads fastest. */
 template <class X> DEVICE work work_of(const plan &p, int t)
 {
     const int BM = X::BM, BN = X::BN;
     work x = {};
     x.index = t;
     const int in_section = p.section * p.per_head, s = t / in_section, r = t - s * in_section;
-    const int heads = min(p.section, p.heads - s * p.section), rank = r / heads, head = s * p.section + r - rank * heads;
+    const int heads = min(p.section, p.heads - s * p.section), rank = r / heads,
+              head = s * p.section + r - rank * heads;
     x.b = head / p.H;
     x.h = head - x.b * p.H;
     x.i0 = (p.per_head - 1 - rank) * BM;
@@ -174,7 +185,7 @@ template <class X> DEVICE part part_of(const plan &p, const work &x, int w)
     return y;
 }
 
-/* ---- V to V^T --------------------------------------------------------------------------------------------------------------------- */
+/* ---- V to V^T ---------------------------------------------------------------------------------------------------- */
 
 /* The bytes of a word that are NaN, all ones below the sign, become 0. */
 DEVICE uint32_t without_nan(uint32_t word)
@@ -189,9 +200,11 @@ DEVICE unit unit_of(const plan &p, int n)
     unit x = {};
     if (n >= p.units) return x;
     const int s = n / p.section_units, r = n - s * p.section_units;
-    const int heads = min(p.unit_section, p.kv_heads - s * p.unit_section), line = r / p.channel_blocks, rank = line / heads;
+    const int heads = min(p.unit_section, p.kv_heads - s * p.unit_section), line = r / p.channel_blocks,
+              rank = line / heads;
     const int head = s * p.unit_section + line - rank * heads, b = head / p.Hk;
-    const int block = p.key_blocks - 1 - rank, channels = r - line * p.channel_blocks, key0 = block * KEYS, channel0 = channels * CHANNELS_V;
+    const int block = p.key_blocks - 1 - rank, channels = r - line * p.channel_blocks, key0 = block * KEYS,
+              channel0 = channels * CHANNELS_V;
     x.from = b * p.V_batch + (head - b * p.Hk) * p.V_head + key0 * p.V_row + channel0;
     x.to = head * p.turned_head + channel0 * p.pitch + key0;
     x.mark = (head * p.key_blocks + block) * p.channel_blocks + channels, x.found = THERE;
@@ -200,16 +213,22 @@ DEVICE unit unit_of(const plan &p, int n)
 }
 
 /* The calling warp's unit: its present one, or its next. */
-template <class X> DEVICE unit &unit_at(shared<X> &sm, int which) { return sm.units[thread_anew() / 32 - FIRST_TURNER][which]; }
+template <class X> DEVICE unit &unit_at(shared<X> &sm, int which)
+{
+    return sm.units[thread_anew() / 32 - FIRST_TURNER][which];
+}
 
-/* What a step of a unit is: LINES keys of CELLS x 16 channels. A cell of 16 channels of a key lies in staging where ldmatrix finds the 8 rows of a
- * matrix, keys 16 i and 16 i + 1 from some on, in all banks. */
+/* What a step of a unit is: LINES keys of CELLS x 16 channels. A cell of 16 channels of a key lies in staging where
+ * ldmatrix finds the 8 rows of a matrix, keys 16 i and 16 i + 1 from some on, in all banks. */
 template <class X> struct turning {
     static const int LINES = X::STEPS == 1 ? KEYS : 64, CELLS = X::STEPS == 1 ? CHANNELS_V / 16 : 1, SWEEP = 32 / CELLS;
     static_assert(LINES * CELLS * 16 * X::STEPS == KEYS * CHANNELS_V, "all of the unit");
     static DEVICE int key_of(int step) { return X::STEPS == 1 ? 0 : step / 4 * LINES; }
     static DEVICE int channel_of(int step) { return X::STEPS == 1 ? 0 : step % 4 * 16; }
-    static DEVICE uint32_t cell(uint32_t key, uint32_t n) { return 16 * ((key * CELLS + n) ^ (key / 16 % 4 * (CELLS == 1 ? 2 : 1))); }
+    static DEVICE uint32_t cell(uint32_t key, uint32_t n)
+    {
+        return 16 * ((key * CELLS + n) ^ (key / 16 % 4 * (CELLS == 1 ? 2 : 1)));
+    }
 };
 
 /* A warp asks for V of a step; zeros past its end. */
@@ -230,12 +249,13 @@ template <class X> DEVICE void fetch_step(const plan &p, shared<X> &sm, int whic
         for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.V_row);
 }
 
-/* A warp turns a step. Of 16 channels of 64 keys a lane gets, by matrices whose rows are chosen so, channels 2g and 2g + 1 of keys 16 q to 16 q + 15,
- * two keys a register: what it takes to make 16 neighbours of each of the two. */
+/* A warp turns a step. Of 16 channels of 64 keys a lane gets, by matrices whose rows are chosen so, channels 2g and
+ * 2g + 1 of keys 16 q to 16 q + 15, two keys a register: what it takes to make 16 neighbours of each of the two. */
 template <class X> DEVICE void turn_step(const plan &p, shared<X> &sm, int which, int step)
 {
     typedef turning<X> T;
-    const uint32_t thread = thread_anew(), lane = thread % 32, row = lane % 8, key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;
+    const uint32_t thread = thread_anew(), lane = thread % 32, row = lane % 8,
+                   key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;
     unit &x = unit_at(sm, which);
     const uint32_t staging = smem_addr(sm.staging[thread / 32 - FIRST_TURNER]);
     const int channels = x.channels - T::channel_of(step);
@@ -249,17 +269,19 @@ template <class X> DEVICE void turn_step(const plan &p, shared<X> &sm, int which
             ldmatrix_x4_trans(v, from);
             ldmatrix_x4_trans(w, from + 8 * T::CELLS * 16);
 #pragma unroll
-            for (int m = 0; m < 4; m++) sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101); /* a NaN carries */
+            for (int m = 0; m < 4; m++)
+                sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101); /* a NaN carries */
             if (__any_sync(0xffffffff, sums & 0x80808080)) {
                 if (lane == 0) x.found = THERE_CLEANED;
                 pin(v), pin(w); /* or eight sums would be kept for it */
 #pragma unroll
                 for (int m = 0; m < 4; m++) v[m] = without_nan(v[m]), w[m] = without_nan(w[m]);
             }
-            *(uint4 *)(to + first) = make_uint4(__byte_perm(v[0], w[0], 0x6420), __byte_perm(v[1], w[1], 0x6420), __byte_perm(v[2], w[2], 0x6420),
-                                                __byte_perm(v[3], w[3], 0x6420));
-            *(uint4 *)(to + first + p.pitch) = make_uint4(__byte_perm(v[0], w[0], 0x7531), __byte_perm(v[1], w[1], 0x7531),
-                                                        __byte_perm(v[2], w[2], 0x7531), __byte_perm(v[3], w[3], 0x7531));
+            *(uint4 *)(to + first) = make_uint4(__byte_perm(v[0], w[0], 0x6420), __byte_perm(v[1], w[1], 0x6420),
+                                                __byte_perm(v[2], w[2], 0x6420), __byte_perm(v[3], w[3], 0x6420));
+            *(uint4 *)(to + first +
+                       p.pitch) = make_uint4(__byte_perm(v[0], w[0], 0x7531), __byte_perm(v[1], w[1], 0x7531),
+                                             __byte_perm(v[2], w[2], 0x7531), __byte_perm(v[3], w[3], 0x7531));
         }
 }
 
@@ -274,13 +296,15 @@ DEVICE void publish_unit(const plan &p, const unit &x)
     }
 }
 
-/* Waits until V^T of a key/value head's blocks of keys [wanted, ready) is there. Returns from which on it is known to be. A warp asks, a lane a
- * mark. */
+/* Waits until V^T of a key/value head's blocks of keys [wanted, ready) is there. Returns from which on it is known
+ * to be. A warp asks, a lane a mark. */
 DEVICE int await_units(const plan &p, int head, int wanted, int ready)
 {
     while (ready > wanted) {
-        const int below = ready * p.channel_blocks - 1 - (int)(thread_anew() % 32); /* this lane's mark, of the head's */
-        const bool missing = below >= 0 && load_acquire(p.marks + (head * p.key_blocks * p.channel_blocks + below)) == 0;
+        const int below = ready * p.channel_blocks - 1 -
+                          (int)(thread_anew() % 32); /* this lane's mark, of the head's */
+        const bool missing = below >= 0 &&
+                             load_acquire(p.marks + (head * p.key_blocks * p.channel_blocks + below)) == 0;
         const uint32_t any = __ballot_sync(0xffffffff, missing);
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
@@ -300,14 +324,15 @@ template <class X> DEVICE bool is_tainted(const plan &p, const work &x)
     return tainted;
 }
 
-/* ---- Consumer's steps --------------------------------------------------------------------------------------------------------- */
+/* ---- Consumer's steps -------------------------------------------------------------------------------------------- */
 
 /* S = Q K^T for 64 rows and a tile of keys. */
 template <class X> DEVICE void scores(float (&S)[X::BN / 2], uint64_t Q, uint64_t K)
 {
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < X::ROW_BYTES / 32; k++) wgmma<typename X::T, X::BN>::ss(S, Q + step<64>(k), K + step<X::BN>(k), k > 0);
+    for (int k = 0; k < X::ROW_BYTES / 32; k++)
+        wgmma<typename X::T, X::BN>::ss(S, Q + step<64>(k), K + step<X::BN>(k), k > 0);
     wgmma_commit();
 }
 
@@ -326,7 +351,10 @@ struct softmax {
 };
 
 /* log2 of what a row's exponentials are divided by. */
-DEVICE float base_of(float m, float c) { return __fsub_rn(__fmul_rn(m, c), SHIFT); /* rounded alike everywhere */ }
+DEVICE float base_of(float m, float c)
+{
+    return __fsub_rn(__fmul_rn(m, c), SHIFT); /* rounded alike everywhere */
+}
 
 /* S becomes P; rescale gets the factors of O: exactly 1 where the maximum stays.
  * Two chains a row, even and odd columns, for the pipeline's sake. */
@@ -358,11 +386,18 @@ template <int N> DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (
     for (int half = 0; half < 2; half++) x.l[half] = x.l[half] * rescale[half] + (sum[half * 2] + sum[half * 2 + 1]);
 }
 
-DEVICE float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
-DEVICE float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000); }
+DEVICE float low_bf16(uint32_t pair)
+{
+    return __uint_as_float(pair << 16);
+}
+DEVICE float high_bf16(uint32_t pair)
+{
+    return __uint_as_float(pair & 0xffff0000);
+}
 
 /* O joins the warp's sums, of which `kept` is what is left after the rescaling since the last time, and begins anew. */
-template <class X> DEVICE void promote(float (&O)[X::D / 2], uint32_t (*sums)[32 * X::SUM_WORDS], float (&kept)[2], bool first, int lane)
+template <class X>
+DEVICE void promote(float (&O)[X::D / 2], uint32_t (*sums)[32 * X::SUM_WORDS], float (&kept)[2], bool first, int lane)
 {
 #pragma unroll
     for (int n = 0; n < X::D / 8; n++) {
@@ -370,12 +405,14 @@ template <class X> DEVICE void promote(float (&O)[X::D / 2], uint32_t (*sums)[32
         if constexpr (X::FLOAT_SUMS) {
             float4 &at = ((float4 *)sums[n])[lane];
             const float4 x = first ? make_float4(0, 0, 0, 0) : at;
-            at = make_float4(fmaf(x.x, kept[0], o[0]), fmaf(x.y, kept[0], o[1]), fmaf(x.z, kept[1], o[2]), fmaf(x.w, kept[1], o[3]));
+            at = make_float4(fmaf(x.x, kept[0], o[0]), fmaf(x.y, kept[0], o[1]), fmaf(x.z, kept[1], o[2]),
+                             fmaf(x.w, kept[1], o[3]));
         } else {
             uint2 &at = ((uint2 *)sums[n])[lane];
             const uint2 x = first ? make_uint2(0, 0) : at;
-            at = make_uint2(pack<__nv_bfloat16>(fmaf(low_bf16(x.x), kept[0], o[0]), fmaf(high_bf16(x.x), kept[0], o[1])),
-                            pack<__nv_bfloat16>(fmaf(low_bf16(x.y), kept[1], o[2]), fmaf(high_bf16(x.y), kept[1], o[3])));
+            at = make_uint2(
+                pack<__nv_bfloat16>(fmaf(low_bf16(x.x), kept[0], o[0]), fmaf(high_bf16(x.x), kept[0], o[1])),
+                pack<__nv_bfloat16>(fmaf(low_bf16(x.y), kept[1], o[2]), fmaf(high_bf16(x.y), kept[1], o[3])));
         }
 #pragma unroll
         for (int e = 0; e < 4; e++) o[e] = 0;
@@ -384,7 +421,8 @@ template <class X> DEVICE void promote(float (&O)[X::D / 2], uint32_t (*sums)[32
 }
 
 /* The sums join O. */
-template <class X> DEVICE void add_sums(float (&O)[X::D / 2], const uint32_t (*sums)[32 * X::SUM_WORDS], const float (&kept)[2], int lane)
+template <class X>
+DEVICE void add_sums(float (&O)[X::D / 2], const uint32_t (*sums)[32 * X::SUM_WORDS], const float (&kept)[2], int lane)
 {
 #pragma unroll
     for (int n = 0; n < X::D / 8; n++) {
@@ -400,15 +438,16 @@ template <class X> DEVICE void add_sums(float (&O)[X::D / 2], const uint32_t (*s
     }
 }
 
-/* ---- The kernel ------------------------------------------------------------------------------------------------------------------- */
+/* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
 enum { TURN_BARRIER = 2, GROUP_BARRIER = 6 }; /* named barriers, one a consumer from each on */
 enum { LOOK = 4 };                            /* a bit of dirty */
 const float BASE_MOST = 1 << 23;              /* beyond it m c is rounded so much that P may pass 448 */
 
 template <class X>
-__global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_constant__ plan p, const __grid_constant__ CUtensorMap map_Q,
-                                                               const __grid_constant__ CUtensorMap map_K, const __grid_constant__ CUtensorMap map_V)
+__global__ void __launch_bounds__(X::THREADS, 1)
+    forward_tiles(const __grid_constant__ plan p, const __grid_constant__ CUtensorMap map_Q,
+                  const __grid_constant__ CUtensorMap map_K, const __grid_constant__ CUtensorMap map_V)
 {
     const int D = X::D, BN = X::BN, STAGES = X::STAGES, C = X::C;
     static_assert(sizeof(shared<X>) <= 227 << 10, "what a block may have");
@@ -455,13 +494,15 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                 const bool late = first + 1 < last;
                 if (loader && !late) mbarrier_arrive(smem_addr(&sm.empty_W));
                 if (first >= last) continue;
-                int ready = min((last * BN + KEYS - 1) / KEYS, p.key_blocks); /* V^T is known to be there from this block of keys on */
+                int ready = min((last * BN + KEYS - 1) / KEYS,
+                                p.key_blocks); /* V^T is known to be there from this block of keys on */
                 auto load_K = [&](int j) {
                     if (loader) {
                         const uint32_t bar = smem_addr(&sm.full_K[k.stage]);
                         mbarrier_wait(smem_addr(&sm.empty_K[k.stage]), k.phase ^ 1);
                         mbarrier_arrive_expect_tx(bar, sizeof sm.K[0]);
-                        for (int c = 0; c < X::CHUNKS; c++) tma_load_4d(smem_addr(sm.K[k.stage]) + c * BN * 128, &map_K, c * 128, j * BN, hk, b, bar);
+                        for (int c = 0; c < X::CHUNKS; c++)
+                            tma_load_4d(smem_addr(sm.K[k.stage]) + c * BN * 128, &map_K, c * 128, j * BN, hk, b, bar);
                     }
                     k.next();
                 };
@@ -472,7 +513,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                         mbarrier_wait(smem_addr(&sm.empty_V[v.stage]), v.phase ^ 1);
                         mbarrier_arrive_expect_tx(bar, sizeof sm.V[0]);
                         for (int c = 0; c < X::CHUNKS_V; c++)
-                            tma_load_4d(smem_addr(sm.V[v.stage]) + c * D * 128, &map_V, j * BN + c * 128, 0, hk, b, bar);
+                            tma_load_4d(smem_addr(sm.V[v.stage]) + c * D * 128, &map_V, j * BN + c * 128, 0, hk, b,
+                                        bar);
                     }
                     v.next();
                 };
@@ -483,7 +525,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                         const uint32_t bar = smem_addr(&sm.full_Q[n]);
                         mbarrier_wait(smem_addr(&sm.empty_Q[n]), phase_Q);
                         mbarrier_arrive_expect_tx(bar, sizeof sm.Q[0]);
-                        for (int c = 0; c < X::CHUNKS; c++) tma_load_4d(smem_addr(sm.Q[n]) + c * 8192, &map_Q, c * 128, i0 + n * 64, h, b, bar);
+                        for (int c = 0; c < X::CHUNKS; c++)
+                            tma_load_4d(smem_addr(sm.Q[n]) + c * 8192, &map_Q, c * 128, i0 + n * 64, h, b, bar);
                     }
                 phase_Q ^= 1;
 #pragma unroll 1
@@ -514,7 +557,7 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                 sm.next.i0 = STOP;
                 mbarrier_arrive(smem_addr(&sm.full_W));
             }
-        } else { /* turn V as long as there is any left */
+        } else {                                        /* turn V as long as there is any left */
             const bool claimer = threadIdx.x % 32 == 0; /* describes units to its warp */
             if (claimer) unit_at(sm, 0) = unit_of(p, claim(p.next_unit));
             __syncwarp();
@@ -546,12 +589,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
         auto release = [&](uint64_t &bar) {
             if (leader) mbarrier_arrive(smem_addr(&bar));
         };
-        auto await_turn = [&] {
-            named_barrier_sync(TURN_BARRIER + w, 256);
-        };
-        auto next_turn = [&] {
-            named_barrier_arrive(TURN_BARRIER + (w + 1 == C ? 0 : w + 1), 256);
-        };
+        auto await_turn = [&] { named_barrier_sync(TURN_BARRIER + w, 256); };
+        auto next_turn = [&] { named_barrier_arrive(TURN_BARRIER + (w + 1 == C ? 0 : w + 1), 256); };
         /* Stages that no product reads. A warp that still waited could miss the phase once the stage is filled anew. */
         auto pass_stage = [&](uint64_t *full, uint64_t *empty, ring<STAGES> &at) {
             mbarrier_wait(smem_addr(full + at.stage), at.phase);
@@ -666,7 +705,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
 #pragma unroll
             for (int distance = 1; distance <= 2; distance++)
 #pragma unroll
-                for (int half = 0; half < 2; half++) state.l[half] += __shfl_xor_sync(0xffffffff, state.l[half], distance);
+                for (int half = 0; half < 2; half++)
+                    state.l[half] += __shfl_xor_sync(0xffffffff, state.l[half], distance);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float &l = state.l[half], keep = 1;
@@ -686,7 +726,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
 #pragma unroll
                 for (int half = 0; half < 2; half++)
                     if (i0 + half * 8 < p.Sq)
-                        lse[half * 8 * p.lse_row] = state.l[half] == 0 ? -CUDART_INF_F : (top[half] + __log2f(state.l[half])) * LN2;
+                        lse[half * 8 * p.lse_row] = state.l[half] == 0 ? -CUDART_INF_F
+                                                                       : (top[half] + __log2f(state.l[half])) * LN2;
             }
             float zero[4] = { 0, 0, 0, 0 }; /* or NaN; four chains for the pipeline's sake */
 #pragma unroll
@@ -696,10 +737,12 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
             }
             finite &= zero[0] + zero[1] + zero[2] + zero[3] == 0;
             const bool any = __any_sync(0xffffffff, !finite);
-            const uint32_t huge_rows = (__ballot_sync(0xffffffff, huge[0]) & 0x11111111) | (__ballot_sync(0xffffffff, huge[1]) & 0x11111111) << 1;
+            const uint32_t huge_rows = (__ballot_sync(0xffffffff, huge[0]) & 0x11111111) |
+                                       (__ballot_sync(0xffffffff, huge[1]) & 0x11111111) << 1;
             if (lane == 0) p.dirty[x.index * (4 * C) + w * 4 + warp] = huge_rows | (any ? LOOK : 0);
             if (p.out) {
-                bf16 *const rows = (bf16 *)p.out + x.b * p.out_batch + x.h * p.out_head + (row0 + warp * 16) * p.out_row;
+                bf16 *const rows = (bf16 *)p.out + x.b * p.out_batch + x.h * p.out_head +
+                                   (row0 + warp * 16) * p.out_row;
                 __syncwarp(); /* the warp's sums are read */
                 store_rows<bf16, D>(rows, p.out_row, p.Sq - row0 - warp * 16, p.Dv, O, (uint16_t *)sums, lane);
                 __syncwarp();
@@ -709,9 +752,11 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
     }
 }
 
-/* Rows that forward_tiles cannot compute, one by one. A word a warp of 16 rows: bit 4 i is row i's, bit 4 i + 1 row i + 8's: its scores are
- * huge; LOOK: there was a NaN, and rows that see one are to be found, as in tiles of work whose V had one. */
-template <class X> __global__ void __launch_bounds__(128) repair_rows(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
+/* Rows that forward_tiles cannot compute, one by one. A word a warp of 16 rows: bit 4 i is row i's, bit 4 i + 1 row
+ * i + 8's: its scores are huge; LOOK: there was a NaN, and rows that see one are to be found, as in tiles of work
+ * whose V had one. */
+template <class X>
+__global__ void __launch_bounds__(128) repair_rows(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
     const int WARPS = X::BM / 16, flags = p.tiles * WARPS;
     launch_dependents(); /* the next run may be made ready: it waits for our end */
@@ -736,7 +781,7 @@ template <class X> __global__ void __launch_bounds__(128) repair_rows(const __gr
     }
 }
 
-/* ---- Before it ------------------------------------------------------------------------------------------------------------------- */
+/* ---- Before it --------------------------------------------------------------------------------------------------- */
 
 /* Sets the counters and marks to 0: 16 bytes a thread. */
 __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
@@ -747,13 +792,17 @@ __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
     if (n < count) words[n] = make_uint4(0, 0, 0, 0);
 }
 
-/* q or k as bfloat16, which holds all values of float8_e4m3fn: a view [B, H, rows, D] to dense [B, rows, H, D]. 16 numbers a thread. */
-__global__ void __launch_bounds__(256) widen(const __grid_constant__ attn_view from, uint16_t *to, int64_t B, int H, int64_t rows, int D)
+/* q or k as bfloat16, which holds all values of float8_e4m3fn: a view [B, H, rows, D] to dense [B, rows, H, D]. 16
+ * numbers a thread. */
+__global__ void __launch_bounds__(256)
+    widen(const __grid_constant__ attn_view from, uint16_t *to, int64_t B, int H, int64_t rows, int D)
 {
     const int pieces = D / 16;
-    for (int64_t at = blockIdx.x * (int64_t)256 + threadIdx.x; at < B * rows * H * pieces; at += gridDim.x * (int64_t)256) {
+    for (int64_t at = blockIdx.x * (int64_t)256 + threadIdx.x; at < B * rows * H * pieces;
+         at += gridDim.x * (int64_t)256) {
         const int64_t line = at / pieces, b = line / (rows * H), r = line - b * (rows * H);
-        const uint4 narrow = *(const uint4 *)((const uint8_t *)from.data + attn_at(&from, b, r % H, r / H) + (at - line * pieces) * 16);
+        const uint4 narrow = *(const uint4 *)((const uint8_t *)from.data + attn_at(&from, b, r % H, r / H) +
+                                              (at - line * pieces) * 16);
         const uint8_t *const x = (const uint8_t *)&narrow;
         uint32_t y[8];
 #pragma unroll
@@ -763,7 +812,7 @@ __global__ void __launch_bounds__(256) widen(const __grid_constant__ attn_view f
     }
 }
 
-/* ---- Launcher --------------------------------------------------------------------------------------------------------------------- */
+/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
 /* A matrix of bytes a head, as a map wants it: strides in bytes. */
 struct matrix {
@@ -778,21 +827,26 @@ bool map_of(CUtensorMap *map, const matrix &m, int box_rows)
     if (!encode) {
         cudaDriverEntryPointQueryResult found;
         void **const to = (void **)&encode;
-        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", to, 12000, cudaEnableDefault, &found) != cudaSuccess) return false;
+        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", to, 12000, cudaEnableDefault, &found) !=
+            cudaSuccess)
+            return false;
     }
     const uint64_t dims[4] = { (uint64_t)m.columns, (uint64_t)m.rows, (uint64_t)m.H, (uint64_t)m.B };
     const uint64_t strides[3] = { (uint64_t)(m.row ? m.row : m.columns), (uint64_t)(m.head ? m.head : m.columns),
                                   (uint64_t)(m.batch ? m.batch : m.columns) };
     const uint32_t box[4] = { 128, (uint32_t)box_rows, 1, 1 }, ones[4] = { 1, 1, 1, 1 };
-    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, (void *)m.data, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, (void *)m.data, dims, strides, box, ones,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 /* Can TMA walk it, and 16-byte accesses? `unit`: elements of 16 bytes. */
 bool walkable(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns, int unit)
 {
-    if ((view.batch == 0 && B > 1) || (view.head == 0 && H > 1) || (view.row == 0 && rows > 1)) return false; /* broadcast */
-    return (uint64_t)view.data % 16 == 0 && columns % unit == 0 && view.row % unit == 0 && view.head % unit == 0 && view.batch % unit == 0;
+    if ((view.batch == 0 && B > 1) || (view.head == 0 && H > 1) || (view.row == 0 && rows > 1))
+        return false; /* broadcast */
+    return (uint64_t)view.data % 16 == 0 && columns % unit == 0 && view.row % unit == 0 && view.head % unit == 0 &&
+           view.batch % unit == 0;
 }
 
 const int64_t L2_SHARE = 32 << 20; /* of the 50 or 60 MB, for K and V */
@@ -810,7 +864,10 @@ struct layout {
     int64_t dirty, V, wide[2], bytes; /* where they begin */
 };
 
-int64_t units_of(const attn_dims &d) { return d.B * d.Hk * attn_tiles(d.Sk, KEYS) * attn_tiles(d.Dv, CHANNELS_V); }
+int64_t units_of(const attn_dims &d)
+{
+    return d.B * d.Hk * attn_tiles(d.Sk, KEYS) * attn_tiles(d.Dv, CHANNELS_V);
+}
 
 layout layout_of(const attn_dims &d, bool wide)
 {
@@ -840,13 +897,15 @@ template <class X> cudaError_t launch(const job_of_run &job)
     const attn_view &q = g.view[ATTN_T_q], &k = g.view[ATTN_T_k], &v = g.view[ATTN_T_v];
     const attn_view &out = g.view[ATTN_T_out], &lse = g.view[ATTN_T_lse], &sinks = g.view[ATTN_T_sinks];
     const int64_t key_blocks = attn_tiles(d.Sk, KEYS), pitch = key_blocks * KEYS;
-    matrix Q = { q.data, d.B, d.H, d.Sq, d.D, q.batch, q.head, q.row }, K = { k.data, d.B, d.Hk, d.Sk, d.D, k.batch, k.head, k.row };
+    matrix Q = { q.data, d.B, d.H, d.Sq, d.D, q.batch, q.head, q.row },
+           K = { k.data, d.B, d.Hk, d.Sk, d.D, k.batch, k.head, k.row };
     const matrix V = { job.memory + job.place.V, d.B, d.Hk, d.Dv, pitch, d.Hk * d.Dv * pitch, d.Dv * pitch, pitch };
     if (sizeof(typename X::T) == 2) {
         const auto widened = [&](const attn_view &view, matrix &m, int n) {
             const int64_t blocks = attn_tiles(m.B * m.rows * m.H * (d.D / 16), 256);
             uint16_t *const to = (uint16_t *)(job.memory + job.place.wide[n]);
-            widen<<<(unsigned)attn_min64(blocks, job.chip->multiprocessors * 16), 256, 0, job.stream>>>(view, to, m.B, (int)m.H, m.rows, (int)d.D);
+            widen<<<(unsigned)attn_min64(blocks, job.chip->multiprocessors * 16), 256, 0, job.stream>>>(
+                view, to, m.B, (int)m.H, m.rows, (int)d.D);
             m.data = to;
             m.columns = m.head = d.D * 2, m.row = m.H * m.head, m.batch = m.rows * m.row;
             return cudaPeekAtLastError();
@@ -887,12 +946,14 @@ template <class X> cudaError_t launch(const job_of_run &job)
     counters *const count = (counters *)job.memory;
     p.dirty = (uint32_t *)(job.memory + job.place.dirty);
     p.counter = &count->tile;
-    p.V = (const uint8_t *)v.data, p.V_batch = v.batch, p.V_head = v.head, p.V_row = v.row, p.V_sweep = turning<X>::SWEEP * v.row;
+    p.V = (const uint8_t *)v.data, p.V_batch = v.batch, p.V_head = v.head, p.V_row = v.row,
+    p.V_sweep = turning<X>::SWEEP * v.row;
     p.turned = (uint8_t *)V.data, p.turned_head = V.head, p.pitch = pitch;
     p.marks = (uint32_t *)(count + 1);
     p.key_blocks = (int)key_blocks, p.channel_blocks = (int)attn_tiles(d.Dv, CHANNELS_V);
     p.units = (int)units_of(d), p.kv_heads = (int)(d.B * d.Hk);
-    p.unit_section = (int)attn_min64(p.section, job.chip->multiprocessors) / p.group; /* the heads whose tiles are first */
+    p.unit_section = (int)attn_min64(p.section, job.chip->multiprocessors) /
+                     p.group; /* the heads whose tiles are first */
     if (p.unit_section == 0) p.unit_section = 1;
     p.section_units = p.unit_section * p.key_blocks * p.channel_blocks;
     p.next_unit = &count->unit, p.any_nan = &count->any_nan;
@@ -911,7 +972,8 @@ template <class X> cudaError_t launch(const job_of_run &job)
     code = cudaLaunchKernelEx(&config, begin_run, (uint4 *)job.memory, words);
     if (code != cudaSuccess) return code;
     /* Blocks without a tile of work turn V for those that have one. */
-    config.gridDim = dim3((unsigned)attn_min64(p.tiles > p.units / 2 ? p.tiles : (p.units + 1) / 2, job.chip->multiprocessors));
+    config.gridDim = dim3(
+        (unsigned)attn_min64(p.tiles > p.units / 2 ? p.tiles : (p.units + 1) / 2, job.chip->multiprocessors));
     config.blockDim = dim3(X::THREADS);
     config.dynamicSmemBytes = sizeof(shared<X>);
     code = cudaLaunchKernelEx(&config, forward_tiles<X>, p, map_Q, map_K, map_V);
@@ -922,7 +984,8 @@ template <class X> cudaError_t launch(const job_of_run &job)
     return cudaLaunchKernelEx(&config, repair_rows<X>, job.given, p);
 }
 
-/* The shapes. A problem takes the first that is wide enough and meant for as many keys, with q and k widened where lse is wanted. */
+/* The shapes. A problem takes the first that is wide enough and meant for as many keys, with q and k widened where
+ * lse is wanted. */
 struct shape_row {
     int D;
     bool wide;
@@ -931,13 +994,10 @@ struct shape_row {
 };
 /* clang-format off: a row is a line */
 const shape_row shapes[] = {
-    { 64,  false, 4096, launch<shape<64, 3, 160, 3>> },
-    { 64,  false, 0,    launch<shape<64, 3, 128, 4>> },
-    { 64,  true,  0,    launch<shape<64, 3, 128, 4, bf16>> },
-    { 128, false, 2048, launch<shape<128, 3, 96, 3>> },
-    { 128, false, 0,    launch<shape<128, 2, 128, 3>> },
-    { 128, true,  0,    launch<shape<128, 2, 128, 2, bf16>> },
-    { 256, false, 0,    launch<shape<256, 2, 128, 2>> },
+    { 64, false, 4096, launch<shape<64, 3, 160, 3>> },   { 64, false, 0, launch<shape<64, 3, 128, 4>> },
+    { 64, true, 0, launch<shape<64, 3, 128, 4, bf16>> }, { 128, false, 2048, launch<shape<128, 3, 96, 3>> },
+    { 128, false, 0, launch<shape<128, 2, 128, 3>> },    { 128, true, 0, launch<shape<128, 2, 128, 2, bf16>> },
+    { 256, false, 0, launch<shape<256, 2, 128, 2>> },
 };
 /* clang-format on */
 
@@ -956,16 +1016,23 @@ bool covers(const cuda_chip *chip, const attn_problem *p)
     const attn_dims &d = g.dims;
     if (chip->major != 9 || chip->minor != 0 || p->q.dtype != ATTN_F8E4M3 || d.packed || !shape_of(p)) return false;
     if (d.Sq <= 0 || d.Sk <= 0 || d.B <= 0 || d.H <= 0 || d.Sq >= FAR || d.Sk >= FAR) return false;
-    if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX) return false; /* tiles are counted in 32 bits, and units of V^T */
+    if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX)
+        return false; /* tiles are counted in 32 bits, and units of V^T */
     if (units_of(d) >= INT32_MAX) return false;
-    if (p->seqlens_k.rank || p->bias.rank || p->keep_mask.rank || p->mask_startend_rows.rank || p->alibi_slopes.rank) return false;
+    if (p->seqlens_k.rank || p->bias.rank || p->keep_mask.rank || p->mask_startend_rows.rank || p->alibi_slopes.rank)
+        return false;
     if (p->softcap != 0 || p->dropout_p != 0 || !is_plain_scale(g.scale)) return false;
-    if (p->out.rank && (p->out.dtype != ATTN_BF16 || !walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8))) return false;
-    return walkable(g.view[ATTN_T_q], d.B, d.H, d.Sq, d.D, 16) && walkable(g.view[ATTN_T_k], d.B, d.Hk, d.Sk, d.D, 16)
-           && walkable(g.view[ATTN_T_v], d.B, d.Hk, d.Sk, d.Dv, 16);
+    if (p->out.rank && (p->out.dtype != ATTN_BF16 || !walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8)))
+        return false;
+    return walkable(g.view[ATTN_T_q], d.B, d.H, d.Sq, d.D, 16) &&
+           walkable(g.view[ATTN_T_k], d.B, d.Hk, d.Sk, d.D, 16) &&
+           walkable(g.view[ATTN_T_v], d.B, d.Hk, d.Sk, d.Dv, 16);
 }
 
-size_t workspace(const cuda_chip *, const attn_problem *p) { return (size_t)layout_of(attn_dims_of(p), shape_of(p)->wide).bytes; }
+size_t workspace(const cuda_chip *, const attn_problem *p)
+{
+    return (size_t)layout_of(attn_dims_of(p), shape_of(p)->wide).bytes;
+}
 
 cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *memory)
 {

@@ -1,8 +1,9 @@
 /* forward.cu: flash attention forward for Hopper: TMA, wgmma, warp specialisation.
  *
- * The grid is one block a multiprocessor; each works through tiles of BM queries of one head. One warpgroup produces: a warp hands out
- * tiles of work, a thread of another lets the copy engine fill a ring of K and V tiles, which runs on from one tile of work to the next. The
- * others consume: each owns 64 of the rows and holds their O in registers (FlashAttention-3, arXiv:2407.08608, Algorithm 1):
+ * The grid is one block a multiprocessor; each works through tiles of BM queries of one head. One warpgroup
+ * produces: a warp hands out tiles of work, a thread of another lets the copy engine fill a ring of K and V tiles,
+ * which runs on from one tile of work to the next. The others consume: each owns 64 of the rows and holds their O
+ * in registers (FlashAttention-3, arXiv:2407.08608, Algorithm 1):
  *
  *     producer                                   consumer
  *       K[n-1], Q                                  S = Q K[n-1]^T;  mask;  P = softmax_step(S)
@@ -12,38 +13,47 @@
  *                                                      wait O;   P = S';  O *= rescale
  *                                                  O += P V[0];  out = O / l,  lse = m scale + ln l
  *
- * Turns: the warpgroups issue their products one after the other (named barriers), so that one's softmax runs under another's products; the
- * turns go on from one tile of work to the next, and one that has no product for a tile of keys passes its turn. A stage of the ring is
- * handed over by a pair of barriers; one thread of a warpgroup arrives when its product has retired, for then all four warps have waited for
- * the stage. Where there is no product, the warpgroup meets at a barrier first: a warp that still waited could miss the phase. A warpgroup
- * whose rows are all past the end (the last of three, at most lengths) multiplies nothing.
+ * Turns: the warpgroups issue their products one after the other (named barriers), so that one's softmax runs under
+ * another's products; the turns go on from one tile of work to the next, and one that has no product for a tile of
+ * keys passes its turn. A stage of the ring is handed over by a pair of barriers; one thread of a warpgroup arrives
+ * when its product has retired, for then all four warps have waited for the stage. Where there is no product, the
+ * warpgroup meets at a barrier first: a warp that still waited could miss the phase. A warpgroup whose rows are all
+ * past the end (the last of three, at most lengths) multiplies nothing.
  *
- * Rescaling: a row's reference m moves only when its maximum grows by more than 2^8 over it, which is seldom; P is then at most 2^8. Each row
- * decides for itself, so its bits do not depend on its neighbours; a warp skips the products with 1 if all its rows keep their m.
+ * Rescaling: a row's reference m moves only when its maximum grows by more than 2^8 over it, which is seldom; P is
+ * then at most 2^8. Each row decides for itself, so its bits do not depend on its neighbours; a warp skips the
+ * products with 1 if all its rows keep their m.
  *
- * Shared memory holds tiles as chunks of 64 columns, rows of 128 bytes, as TMA writes them with the 128-byte swizzle; what lies past the end
- * of a tensor arrives as zeros, which makes head dims of any multiple of 8 and lengths of any size the same case.
+ * Shared memory holds tiles as chunks of 64 columns, rows of 128 bytes, as TMA writes them with the 128-byte
+ * swizzle; what lies past the end of a tensor arrives as zeros, which makes head dims of any multiple of 8 and
+ * lengths of any size the same case.
  *
- * Order of work: tiles are claimed from a counter; a block claims when its last keys are being loaded, for an earlier claim would keep work from
- * blocks that are free sooner. Without a mask, head after head. With one, tiles differ in length: the longest first, over as many heads as L2 holds.
- * O leaves through shared memory of its own, a warp's whole rows at a time, or where there is no room straight from registers, so that Q's
- * memory is free for the next tile. The kernel is made ready while the one before it in the stream ends (programmatic dependent launch).
+ * Order of work: tiles are claimed from a counter; a block claims when its last keys are being loaded, for an
+ * earlier claim would keep work from blocks that are free sooner. Without a mask, head after head. With one, tiles
+ * differ in length: the longest first, over as many heads as L2 holds. O leaves through shared memory of its own, a
+ * warp's whole rows at a time, or where there is no room straight from registers, so that Q's memory is free for
+ * the next tile. The kernel is made ready while the one before it in the stream ends (programmatic dependent
+ * launch).
  *
- * Short sequences: a tile of work has few tiles of keys, and its first scores, first softmax and output are in line with nothing else of their
- * warpgroup. More warpgroups with narrower tiles (BN = 64) fill that time and waste less of a causal diagonal; longer sequences do better with
- * fewer, wider ones.
+ * Short sequences: a tile of work has few tiles of keys, and its first scores, first softmax and output are in line
+ * with nothing else of their warpgroup. More warpgroups with narrower tiles (BN = 64) fill that time and waste less
+ * of a causal diagonal; longer sequences do better with fewer, wider ones.
  *
- * Options (softcap, ALiBi, FlashMask, float8) are instantiations of their own. FlashMask: tile_extremes looks at the bounds of each tile of
- * keys first; the warp that hands out work makes of them a list of the tiles that its rows see, and the others are neither loaded nor
- * multiplied. float8: widen makes bfloat16 of q, k and v first; their scales join the scores' scale and the last division.
+ * Options (softcap, ALiBi, FlashMask, float8) are instantiations of their own. FlashMask: tile_extremes looks at
+ * the bounds of each tile of keys first; the warp that hands out work makes of them a list of the tiles that its
+ * rows see, and the others are neither loaded nor multiplied. float8: widen makes bfloat16 of q, k and v first;
+ * their scales join the scores' scale and the last division.
  *
- * A NaN or infinity in V of a key that some rows see and others do not meets P = 0 inside the product. So a warp whose result is not
- * finite leaves a mark, and its block goes over the tile once more at its end, with zeros for such values, which gives rows that do not
- * see them the very bits that they would have had. repair_rows then computes those that do, one by one.
+ * A NaN or infinity in V of a key that some rows see and others do not meets P = 0 inside the product. So a warp
+ * whose result is not finite leaves a mark, and its block goes over the tile once more at its end, with zeros for
+ * such values, which gives rows that do not see them the very bits that they would have had. repair_rows then
+ * computes those that do, one by one.
  *
- * Packed, K and V past the end of a sequence belong to its neighbour: such scores are masked, and such rows of V made zero in shared memory.
+ * Packed, K and V past the end of a sequence belong to its neighbour: such scores are masked, and such rows of V
+ * made zero in shared memory.
  *
- * What a row's bits depend on: BN and the order of the tiles, both fixed by the head dim, the options, the masks and the sequence's own Sk. */
+ * What a row's bits depend on: BN and the order of the tiles, both fixed by the head dim, the options, the masks
+ * and the sequence's own Sk. */
 #include <cudaTypedefs.h>
 #include <atomic>
 
@@ -53,17 +63,18 @@
 
 namespace {
 
-/* ---- Shapes ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-/* An instantiation: head dims up to D of q and k and DV of v; C consumers of 64 rows; BN keys a tile; stages of the ring; registers of a
- * producer's and of a consumer's thread (C + 1 warpgroups share 65536). */
+/* An instantiation: head dims up to D of q and k and DV of v; C consumers of 64 rows; BN keys a tile; stages of the
+ * ring; registers of a producer's and of a consumer's thread (C + 1 warpgroups share 65536). */
 template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, bool OPTIONS_ = false> struct shape {
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool OPTIONS = OPTIONS_;
     static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64; /* of 64 columns, in shared memory */
     static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
     /* O has room in shared memory, beside Q, K and V. */
-    static const bool STAGES_OUT = ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <= 220 << 10;
+    static const bool STAGES_OUT = ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
+                                   220 << 10;
     static const bool TRIMS = BN == 128; /* a warpgroup that sees at most half of its last tile computes half of it */
 };
 typedef shape<64, 4, 64, 4> shape_64_short;
@@ -79,22 +90,29 @@ typedef shape<64, 2, 128, 4, 64, true> shape_64_options;
 typedef shape<128, 2, 128, 2, 128, true> shape_128_options;
 typedef shape<256, 2, 64, 2, 256, true> shape_256_options; /* BN = 80 spills registers */
 
-/* A tile of work: rows [i0, i0 + BM) of head h of sequence b against key tiles [first, last). clean: for the second time, V without
- * infinities and NaN. */
-struct __align__(16) work {
+/* A tile of work: rows [i0, i0 + BM) of head h of sequence b against key tiles [first, last). clean: for the second
+ * time, V without infinities and NaN. */
+struct __align__(16) work
+{
     int b, h, i0, first;
     int last, Sq, Sk, align;
     int q_start, k_start, index, clean;
     int list, unused[3]; /* FlashMask: which of the two lists of tiles */
 };
 
-/* What one consumer makes of it. Tiles [free_first, free_last) are open to all its rows; those from mine on hold nothing for them; narrow: nor
- * does the second half of tile mine - 1. Where there are no such rows, or no tiles, mine is first. */
-struct __align__(16) part {
+/* What one consumer makes of it. Tiles [free_first, free_last) are open to all its rows; those from mine on hold
+ * nothing for them; narrow: nor does the second half of tile mine - 1. Where there are no such rows, or no tiles,
+ * mine is first. */
+struct __align__(16) part
+{
     int free_first, free_last, mine, narrow;
 };
 
-enum { REPORT = -1, STOP = -2, SKIP = -3 }; /* in i0: say when all before is written; the end; not a tile of this launch */
+enum {
+    REPORT = -1,
+    STOP = -2,
+    SKIP = -3
+}; /* in i0: say when all before is written; the end; not a tile of this launch */
 
 /* What the options make of a head. */
 struct head_options {
@@ -130,28 +148,29 @@ template <class X> struct shared : seen_tiles<X::OPTIONS> {
     head_options heads[X::OPTIONS ? X::C * 4 : 1];
     int redo;      /* some result was not finite */
     int raw_stage; /* the stage of V that the cleaner is to clean; negative: it may go */
-    alignas(8) uint64_t full_Q[X::C], empty_Q[X::C], full_K[X::STAGES], full_V[X::STAGES], empty_K[X::STAGES], empty_V[X::STAGES];
+    alignas(8) uint64_t full_Q[X::C], empty_Q[X::C], full_K[X::STAGES], full_V[X::STAGES], empty_K[X::STAGES],
+        empty_V[X::STAGES];
     uint64_t full_W[WORKS], empty_W[WORKS], idle, raw_V;
 };
 
-/* ---- The plan: a problem in 32 bits -------------------------------------------------------------------------------------------- */
+/* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
 
 struct plan {
-    int tiles;               /* all of them; packed: some have no rows */
-    int per_head, heads;     /* tiles of rows of a head; heads of the batch */
-    int section;             /* heads that are walked together, so that their K and V stay in L2 */
+    int tiles;           /* all of them; packed: some have no rows */
+    int per_head, heads; /* tiles of rows of a head; heads of the batch */
+    int section;         /* heads that are walked together, so that their K and V stay in L2 */
     int B, H, group, Sq, Sk, Dv;
-    int left, right;         /* window, at most FAR */
+    int left, right; /* window, at most FAR */
     int top_left;
-    float c, slack;          /* c = log2(e) * what scores are multiplied by, scale or softcap, > 0; slack: see softmax_step */
+    float c, slack; /* c = log2(e) * what scores are multiplied by, scale or softcap, > 0; slack: see softmax_step */
     const int32_t *cu_q, *cu_k, *seqlens_k;
-    float cap;               /* softcap: scores become tanh(s scale / softcap) = 1 - 2 / (1 + 2^(s cap)); 0 without */
-    const float *scales[3];  /* of float8 q, k and v, by batch row and key/value head; NULL: 1 */
+    float cap;              /* softcap: scores become tanh(s scale / softcap) = 1 - 2 / (1 + 2^(s cap)); 0 without */
+    const float *scales[3]; /* of float8 q, k and v, by batch row and key/value head; NULL: 1 */
     int64_t scale_batch[3], scale_head[3];
-    const float *slopes;     /* ALiBi */
+    const float *slopes; /* ALiBi */
     int64_t slope_batch, slope_head;
-    float per_slope;         /* 1 / (what a score is multiplied by) */
-    const int32_t *bounds;   /* FlashMask: bounds_n a key, for groups of mask_group heads; extremes: of each tile's */
+    float per_slope;       /* 1 / (what a score is multiplied by) */
+    const int32_t *bounds; /* FlashMask: bounds_n a key, for groups of mask_group heads; extremes: of each tile's */
     const attn_mask_extremes *extremes;
     int64_t bounds_batch, bounds_head, bounds_row;
     int bounds_n, mask_group, key_tiles;
@@ -161,10 +180,10 @@ struct plan {
     void *out;
     float *lse;
     int64_t out_batch, out_head, out_row, lse_batch, lse_head, lse_row;
-    uint8_t *dirty;          /* a byte a warp and tile: its result was not finite */
-    int least_Sk, most_Sk;   /* packed, or seqlens_k: only sequences of such lengths, see launch_for */
-    int decode_rows;         /* packed: only sequences of more rows than this, see cuda_chip */
-    int *counter;            /* next tile less gridDim.x; blocks that have ended */
+    uint8_t *dirty;        /* a byte a warp and tile: its result was not finite */
+    int least_Sk, most_Sk; /* packed, or seqlens_k: only sequences of such lengths, see launch_for */
+    int decode_rows;       /* packed: only sequences of more rows than this, see cuda_chip */
+    int *counter;          /* next tile less gridDim.x; blocks that have ended */
 };
 
 const int FAR = 1 << 29; /* lengths are below it */
@@ -176,7 +195,8 @@ template <int BM, int BN> DEVICE work work_of(const plan &p, int t)
     x.index = t;
     x.clean = x.list = 0;
     const int in_section = p.section * p.per_head, s = t / in_section, r = t - s * in_section;
-    const int heads = min(p.section, p.heads - s * p.section), rank = r / heads, head = s * p.section + r - rank * heads;
+    const int heads = min(p.section, p.heads - s * p.section), rank = r / heads,
+              head = s * p.section + r - rank * heads;
     int tile = p.per_head - 1 - rank, first = 0;
     x.b = head / p.H;
     x.h = head - x.b * p.H;
@@ -236,14 +256,16 @@ template <class X> DEVICE int tile_below(const plan &p, const tile_bits *seen, i
 /* Which tiles of keys the FlashMask leaves of a tile of work: fills `seen`, narrows [first, last). A warp does it. */
 template <class X> DEVICE void look_at_mask(const plan &p, work &x, tile_bits &seen)
 {
-    const attn_mask_extremes *const extremes = p.extremes + ((int64_t)x.b * (p.H / p.mask_group) + x.h / p.mask_group) * p.key_tiles;
+    const attn_mask_extremes *const extremes = p.extremes +
+                                               ((int64_t)x.b * (p.H / p.mask_group) + x.h / p.mask_group) * p.key_tiles;
     const int lane = threadIdx.x % 32, end = min(x.i0 + X::BM, x.Sq);
     int first = x.last, last = x.first;
     for (int n = x.first / 32; n * 32 < x.last; n++) {
         const int j = n * 32 + lane;
         attn_tile_kind kind = ATTN_TILE_HIDDEN;
         if (j >= x.first && j < x.last) kind = attn_mask_classify(&extremes[j], x.i0, end);
-        const uint32_t some = __ballot_sync(0xffffffff, kind != ATTN_TILE_HIDDEN), part = __ballot_sync(0xffffffff, kind == ATTN_TILE_PARTIAL);
+        const uint32_t some = __ballot_sync(0xffffffff, kind != ATTN_TILE_HIDDEN),
+                       part = __ballot_sync(0xffffffff, kind == ATTN_TILE_PARTIAL);
         if (some) first = min(first, n * 32 + __ffs(some) - 1), last = n * 32 + 32 - __clz(some);
         if (lane == 0) seen.some[n] = some, seen.part[n] = part;
     }
@@ -259,8 +281,8 @@ DEVICE float scale_of(const plan &p, int n, const work &x)
 
 const float LEAST_C = 1e-30f; /* what scores are multiplied by is not 0: -inf times it would be NaN */
 
-/* Sets c and slack too, where q and k have scales. Such a scale may be 0, negative or tiny. It joins c where it can; scores that change their
- * sign, or meet a slope, which divided by it might be infinite, are multiplied. */
+/* Sets c and slack too, where q and k have scales. Such a scale may be 0, negative or tiny. It joins c where it
+ * can; scores that change their sign, or meet a slope, which divided by it might be infinite, are multiplied. */
 DEVICE head_options options_of(const plan &p, const work &x, float &c, float &slack)
 {
     const float scale = scale_of(p, 0, x) * scale_of(p, 1, x);
@@ -278,8 +300,8 @@ DEVICE head_options options_of(const plan &p, const work &x, float &c, float &sl
 
 /* Softcap, ALiBi and FlashMask, for the thread's rows i0 and i0 + 8. */
 template <int N>
-DEVICE void apply_options(float (&S)[N / 2], const plan &p, const work &x, const head_options &y, const tile_bits *seen, int i0, int j, int j0,
-                          int lane)
+DEVICE void apply_options(float (&S)[N / 2], const plan &p, const work &x, const head_options &y, const tile_bits *seen,
+                          int i0, int j, int j0, int lane)
 {
     static_assert(N <= 128, "hidden has 32 bits");
     if (y.factor != 1)
@@ -296,14 +318,18 @@ DEVICE void apply_options(float (&S)[N / 2], const plan &p, const work &x, const
 #pragma unroll
             for (int n = 0; n < N / 8; n++)
 #pragma unroll
-                for (int e = 0; e < 2; e++) S[n * 4 + half * 2 + e] = fmaf(-y.slope, fabsf(distance - (float)(n * 8 + e)), S[n * 4 + half * 2 + e]);
+                for (int e = 0; e < 2; e++)
+                    S[n * 4 + half * 2 + e] = fmaf(-y.slope, fabsf(distance - (float)(n * 8 + e)),
+                                                   S[n * 4 + half * 2 + e]);
         }
     if (p.bounds && seen->part[j / 32] >> j % 32 & 1) {
         const int32_t *const bounds = p.bounds + x.b * p.bounds_batch + x.h / p.mask_group * p.bounds_head;
-        uint32_t hidden[2] = { 0, 0 }; /* a bit a score: a rolled loop, for the bounds want registers that are not there */
+        uint32_t hidden[2] = { 0,
+                               0 }; /* a bit a score: a rolled loop, for the bounds want registers that are not there */
 #pragma unroll 1
         for (int n = 0; n < N / 4; n++) {
-            const attn_mask m = attn_mask_of(bounds + min(column + n / 2 * 8 + n % 2, x.Sk - 1) * p.bounds_row, p.bounds_n, p.causal, x.Sq);
+            const attn_mask m = attn_mask_of(bounds + min(column + n / 2 * 8 + n % 2, x.Sk - 1) * p.bounds_row,
+                                             p.bounds_n, p.causal, x.Sq);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int i = i0 + half * 8;
@@ -316,10 +342,10 @@ DEVICE void apply_options(float (&S)[N / 2], const plan &p, const work &x, const
     }
 }
 
-/* ---- Consumer's steps --------------------------------------------------------------------------------------------------------- */
+/* ---- Consumer's steps -------------------------------------------------------------------------------------------- */
 
-/* Reference of the exponentials (of raw scores: the maximum, or less by at most `slack`) and this lane's part of the sum, for the
- * thread's two rows. */
+/* Reference of the exponentials (of raw scores: the maximum, or less by at most `slack`) and this lane's part of
+ * the sum, for the thread's two rows. */
 struct softmax {
     float m[2], l[2];
 };
@@ -339,8 +365,9 @@ template <int N> DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         if (m <= x.m[half] + slack) m = x.m[half];
-        base[half] = m == -CUDART_INF_F ? 0 : __fmul_rn(m, c);             /* nothing seen yet: -inf - -inf would be NaN */
-        rescale[half] = exp2_fast(__fsub_rn(__fmul_rn(x.m[half], c), base[half])); /* rounded alike: exactly 1 where m stays */
+        base[half] = m == -CUDART_INF_F ? 0 : __fmul_rn(m, c); /* nothing seen yet: -inf - -inf would be NaN */
+        rescale[half] = exp2_fast(
+            __fsub_rn(__fmul_rn(x.m[half], c), base[half])); /* rounded alike: exactly 1 where m stays */
         x.m[half] = m;
     }
 #pragma unroll
@@ -386,8 +413,10 @@ DEVICE void transpose_quad(uint32_t (&a)[4], int q)
         }
 }
 
-/* A warp's 16 rows of O, scaled, to memory: 16 bytes a lane, straight from registers. (Through shared memory: tile.cuh.) */
-template <typename T, int D> DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], int lane)
+/* A warp's 16 rows of O, scaled, to memory: 16 bytes a lane, straight from registers. (Through shared memory:
+ * tile.cuh.) */
+template <typename T, int D>
+DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], int lane)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -404,13 +433,14 @@ template <typename T, int D> DEVICE void store_rows(T *rows, int64_t stride, int
     }
 }
 
-/* ---- The kernel ------------------------------------------------------------------------------------------------------------------- */
+/* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
 enum { TURN_BARRIER = 2, GROUP_BARRIER = 6 }; /* named barriers, one a consumer from each on */
 
 template <typename T, class X>
-__global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_constant__ plan p, const __grid_constant__ CUtensorMap map_Q,
-                                                               const __grid_constant__ CUtensorMap map_K, const __grid_constant__ CUtensorMap map_V)
+__global__ void __launch_bounds__(X::THREADS, 1)
+    forward_tiles(const __grid_constant__ plan p, const __grid_constant__ CUtensorMap map_Q,
+                  const __grid_constant__ CUtensorMap map_K, const __grid_constant__ CUtensorMap map_V)
 {
     const int DV = X::DV, BM = X::BM, BN = X::BN, STAGES = X::STAGES, C = X::C;
     static_assert(sizeof(shared<X>) <= 227 << 10, "what a block may have");
@@ -477,10 +507,13 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
             x.i0 = REPORT;
             give(x);
             mbarrier_wait(smem_addr(&sm.idle), 0);
-            for (int t = 0; *(volatile int *)&sm.redo && t < p.tiles; t++) { /* once more what this block found not finite */
+            for (int t = 0; *(volatile int *)&sm.redo && t < p.tiles;
+                 t++) { /* once more what this block found not finite */
                 bool ours = false;
-                for (int n = 0; n < 4 * C; n++) ours |= ((volatile uint8_t *)p.dirty)[t * (4 * C) + n] == blockIdx.x + 1;
-                if (!__any_sync(0xffffffff, ours)) continue; /* one answer for the warp: another block may be writing its own */
+                for (int n = 0; n < 4 * C; n++)
+                    ours |= ((volatile uint8_t *)p.dirty)[t * (4 * C) + n] == blockIdx.x + 1;
+                if (!__any_sync(0xffffffff, ours))
+                    continue; /* one answer for the warp: another block may be writing its own */
                 x = work_of<BM, BN>(p, t);
                 if (x.i0 == SKIP) continue; /* an old flag: the block that has this tile has not cleared it yet */
                 x.clean = 1;
@@ -490,7 +523,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
             if (teller) {
                 sm.works[w.stage] = x;
                 mbarrier_arrive(smem_addr(&sm.full_W[w.stage]));
-                if (atomicAdd(p.counter + 1, 1) == (int)gridDim.x - 1) { /* the last block: for the stream's next kernel */
+                if (atomicAdd(p.counter + 1, 1) ==
+                    (int)gridDim.x - 1) { /* the last block: for the stream's next kernel */
                     p.counter[0] = 0;
                     p.counter[1] = 0;
                 }
@@ -510,12 +544,14 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                 /* The next work is claimed when all but the last tiles are asked for. */
                 if (!late) mbarrier_arrive(smem_addr(&sm.empty_W[w.stage]));
                 if (first >= last) continue;
-                auto load = [&](const CUtensorMap *map, int chunks, uint16_t *to, uint64_t *full, uint64_t *empty, ring<STAGES> &at, int j) {
+                auto load = [&](const CUtensorMap *map, int chunks, uint16_t *to, uint64_t *full, uint64_t *empty,
+                                ring<STAGES> &at, int j) {
                     mbarrier_wait(smem_addr(empty + at.stage), at.phase ^ 1);
                     const uint32_t bar = full ? smem_addr(full + at.stage) : smem_addr(&sm.raw_V);
                     const uint32_t there = smem_addr(to) + at.stage * BN * chunks * 128;
                     mbarrier_arrive_expect_tx(bar, BN * chunks * 128);
-                    for (int c = 0; c < chunks; c++) tma_load_4d(there + c * BN * 128, map, c * 64, k_start + j * BN, hk, b, bar);
+                    for (int c = 0; c < chunks; c++)
+                        tma_load_4d(there + c * BN * 128, map, c * 64, k_start + j * BN, hk, b, bar);
                     at.next();
                 };
                 auto load_K = [&](int j) { load(&map_K, X::CHUNKS, sm.K[0], sm.full_K, sm.empty_K, k, j); };
@@ -534,11 +570,13 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                     const uint32_t bar = smem_addr(&sm.full_Q[n]);
                     mbarrier_wait(smem_addr(&sm.empty_Q[n]), phase_Q);
                     mbarrier_arrive_expect_tx(bar, 64 * X::CHUNKS * 128);
-                    for (int c = 0; c < X::CHUNKS; c++) tma_load_4d(smem_addr(sm.Q[n]) + c * 8192, &map_Q, c * 64, q_start + i0 + n * 64, h, b, bar);
+                    for (int c = 0; c < X::CHUNKS; c++)
+                        tma_load_4d(smem_addr(sm.Q[n]) + c * 8192, &map_Q, c * 64, q_start + i0 + n * 64, h, b, bar);
                 }
                 phase_Q ^= 1;
                 int above = last - 1;
-                for (int j = tile_below<X>(p, sm.list(list), above, first); j >= first; above = j, j = tile_below<X>(p, sm.list(list), j, first)) {
+                for (int j = tile_below<X>(p, sm.list(list), above, first); j >= first;
+                     above = j, j = tile_below<X>(p, sm.list(list), j, first)) {
                     if (late && j == first) mbarrier_arrive(smem_addr(&sm.empty_W[w.stage]));
                     load_K(j);
                     load_V(above);
@@ -569,12 +607,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
             if (leader) mbarrier_arrive(smem_addr(&bar));
         };
 
-        auto await_turn = [&] {
-            named_barrier_sync(TURN_BARRIER + w, 256);
-        };
-        auto next_turn = [&] {
-            named_barrier_arrive(TURN_BARRIER + (w + 1 == C ? 0 : w + 1), 256);
-        };
+        auto await_turn = [&] { named_barrier_sync(TURN_BARRIER + w, 256); };
+        auto next_turn = [&] { named_barrier_arrive(TURN_BARRIER + (w + 1 == C ? 0 : w + 1), 256); };
         /* Stages that no product reads. A warp that still waited could miss the phase once the stage is filled anew. */
         auto pass_stage = [&](uint64_t *full, uint64_t *empty, ring<STAGES> &at) {
             mbarrier_wait(smem_addr(full + at.stage), at.phase);
@@ -645,8 +679,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                     release(sm.empty_K[k.stage]);
                     if (j_first == x.first && leader) mbarrier_arrive(smem_addr(&sm.empty_Q[w]));
                     if constexpr (X::OPTIONS)
-                        apply_options<X::TRIMS ? BN / 2 : 64>(half, p, sm.kept[w * 4 + warp], sm.heads[w * 4 + warp], seen, i0, j_first,
-                                                              j_first * BN, lane);
+                        apply_options<X::TRIMS ? BN / 2 : 64>(half, p, sm.kept[w * 4 + warp], sm.heads[w * 4 + warp],
+                                                              seen, i0, j_first, j_first * BN, lane);
                     mask<X::TRIMS ? BN / 2 : 64>(half, lo, hi, x.Sk, i0, j_first * BN, lane);
                     softmax_step<X::TRIMS ? BN / 2 : 64>(half, state, rescale, c, slack);
 #pragma unroll
@@ -663,7 +697,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                     release(sm.empty_K[k.stage]);
                     if (j_first == x.first && leader) mbarrier_arrive(smem_addr(&sm.empty_Q[w]));
                     if constexpr (X::OPTIONS)
-                        apply_options<BN>(S, p, sm.kept[w * 4 + warp], sm.heads[w * 4 + warp], seen, i0, j_first, j_first * BN, lane);
+                        apply_options<BN>(S, p, sm.kept[w * 4 + warp], sm.heads[w * 4 + warp], seen, i0, j_first,
+                                          j_first * BN, lane);
                     if (j_first < free_first || j_first >= free_last) mask<BN>(S, lo, hi, x.Sk, i0, j_first * BN, lane);
                     softmax_step<BN>(S, state, rescale, c, slack);
                     to_operand<T, BN>(P, S);
@@ -671,7 +706,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                 k.next();
 
                 for (int j = x.last - 1; j >= mine; j--) pass_V();
-                if ((p.cu_q || p.seqlens_k) && j_first == (x.Sk - 1) / BN && x.Sk % BN) { /* V past the end is not ours: zeros */
+                if ((p.cu_q || p.seqlens_k) && j_first == (x.Sk - 1) / BN &&
+                    x.Sk % BN) { /* V past the end is not ours: zeros */
                     mbarrier_wait(smem_addr(&sm.full_V[v.stage]), v.phase);
                     const int rows = BN - x.Sk % BN, per_chunk = rows * 8; /* 16-byte pieces */
                     for (int n = threadIdx.x % 128; n < X::CHUNKS_V * per_chunk; n += 128) {
@@ -682,7 +718,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                     named_barrier_sync(GROUP_BARRIER + w, 128);
                 }
 
-                for (int j = tile_below<X>(p, seen, j_first, x.first); j >= x.first; j = tile_below<X>(p, seen, j, x.first)) {
+                for (int j = tile_below<X>(p, seen, j_first, x.first); j >= x.first;
+                     j = tile_below<X>(p, seen, j, x.first)) {
                     mbarrier_wait(smem_addr(&sm.full_K[k.stage]), k.phase);
                     await_turn();
                     scores<T, X, BN>(S, Q, smem_addr(sm.K[k.stage]));
@@ -694,7 +731,9 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                     release(sm.empty_K[k.stage]);
                     if (j == x.first && leader) mbarrier_arrive(smem_addr(&sm.empty_Q[w]));
                     k.next();
-                    if constexpr (X::OPTIONS) apply_options<BN>(S, p, sm.kept[w * 4 + warp], sm.heads[w * 4 + warp], seen, i0, j, j * BN, lane);
+                    if constexpr (X::OPTIONS)
+                        apply_options<BN>(S, p, sm.kept[w * 4 + warp], sm.heads[w * 4 + warp], seen, i0, j, j * BN,
+                                          lane);
                     if (j < free_first || j >= free_last) mask<BN>(S, lo, hi, x.Sk, i0, j * BN, lane);
                     softmax_step<BN>(S, state, rescale, c, slack);
                     wgmma_wait<0>();
@@ -734,7 +773,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
 #pragma unroll
             for (int distance = 1; distance <= 2; distance++)
 #pragma unroll
-                for (int half = 0; half < 2; half++) state.l[half] += __shfl_xor_sync(0xffffffff, state.l[half], distance);
+                for (int half = 0; half < 2; half++)
+                    state.l[half] += __shfl_xor_sync(0xffffffff, state.l[half], distance);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float &l = state.l[half], keep = 1;
@@ -753,7 +793,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
 #pragma unroll
                 for (int half = 0; half < 2; half++)
                     if (i0 + half * 8 < z.Sq)
-                        lse[half * 8 * p.lse_row] = state.l[half] == 0 ? -CUDART_INF_F : (top[half] + __log2f(state.l[half])) * LN2;
+                        lse[half * 8 * p.lse_row] = state.l[half] == 0 ? -CUDART_INF_F
+                                                                       : (top[half] + __log2f(state.l[half])) * LN2;
             }
             float zero[4] = { 0, 0, 0, 0 }; /* or NaN; four chains for the pipeline's sake */
 #pragma unroll
@@ -768,7 +809,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
                 if (any) *(volatile int *)&sm.redo = 1; /* as other warps may: the same value */
             }
             if (p.out) {
-                T *const rows = (T *)p.out + z.b * p.out_batch + z.h * p.out_head + (z.q_start + row0 + warp * 16) * p.out_row;
+                T *const rows = (T *)p.out + z.b * p.out_batch + z.h * p.out_head +
+                                (z.q_start + row0 + warp * 16) * p.out_row;
                 const int count = z.Sq - row0 - warp * 16; /* of rows that exist, if less than 16 */
                 uint16_t *const staging = sm.out + (X::STAGES_OUT ? (w * 4 + warp) * 16 * 64 * X::CHUNKS_V : 0);
                 if (X::STAGES_OUT) store_rows<T, DV>(rows, p.out_row, count, p.Dv, O, staging, lane);
@@ -780,7 +822,8 @@ __global__ void __launch_bounds__(X::THREADS, 1) forward_tiles(const __grid_cons
 }
 
 /* Rows that see what is not finite, one by one, among those of the warps that said so. A byte a warp: 16 rows. */
-template <int BM> __global__ void __launch_bounds__(128) repair_rows(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
+template <int BM>
+__global__ void __launch_bounds__(128) repair_rows(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
     const int WARPS = BM / 16;
     const int flags = p.tiles * WARPS;
@@ -799,11 +842,14 @@ template <int BM> __global__ void __launch_bounds__(128) repair_rows(const __gri
     }
 }
 
-/* float8_e4m3 to bfloat16, which holds all its values: [B, H, rows, D] of a view to the same, dense but for rows of `pitch` elements. 8 a thread. */
-__global__ void __launch_bounds__(256) widen(const __grid_constant__ attn_view from, uint16_t *to, int64_t B, int H, int64_t rows, int D, int pitch)
+/* float8_e4m3 to bfloat16, which holds all its values: [B, H, rows, D] of a view to the same, dense but for rows of
+ * `pitch` elements. 8 a thread. */
+__global__ void __launch_bounds__(256)
+    widen(const __grid_constant__ attn_view from, uint16_t *to, int64_t B, int H, int64_t rows, int D, int pitch)
 {
     const int pieces = pitch / 8;
-    for (int64_t at = blockIdx.x * (int64_t)256 + threadIdx.x; at < B * rows * H * pieces; at += gridDim.x * (int64_t)256) {
+    for (int64_t at = blockIdx.x * (int64_t)256 + threadIdx.x; at < B * rows * H * pieces;
+         at += gridDim.x * (int64_t)256) {
         const int64_t line = at / pieces, b = line / (rows * H), r = line - b * (rows * H);
         const int d = (int)(at - line * pieces) * 8, h = (int)(r % H);
         const uint8_t *const source = (const uint8_t *)from.data + attn_at(&from, b, h, r / H) + d;
@@ -818,10 +864,12 @@ __global__ void __launch_bounds__(256) widen(const __grid_constant__ attn_view f
 }
 
 /* FlashMask: the extremes of the bounds of each tile of keys, by a warp. */
-template <int BN> __global__ void __launch_bounds__(128) tile_extremes(const __grid_constant__ plan p, attn_mask_extremes *extremes)
+template <int BN>
+__global__ void __launch_bounds__(128) tile_extremes(const __grid_constant__ plan p, attn_mask_extremes *extremes)
 {
     const int heads = p.H / p.mask_group, lane = threadIdx.x % 32;
-    for (int64_t at = (int64_t)blockIdx.x * 4 + threadIdx.x / 32; at < (int64_t)p.B * heads * p.key_tiles; at += (int64_t)gridDim.x * 4) {
+    for (int64_t at = (int64_t)blockIdx.x * 4 + threadIdx.x / 32; at < (int64_t)p.B * heads * p.key_tiles;
+         at += (int64_t)gridDim.x * 4) {
         const int tile = (int)(at % p.key_tiles), head = (int)(at / p.key_tiles);
         const int32_t *const bounds = p.bounds + head / heads * p.bounds_batch + head % heads * p.bounds_head;
         attn_mask_extremes e = attn_mask_extremes_init();
@@ -836,47 +884,59 @@ template <int BN> __global__ void __launch_bounds__(128) tile_extremes(const __g
     }
 }
 
-/* ---- Launcher --------------------------------------------------------------------------------------------------------------------- */
+/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
 /* Of rows of D elements of 16 bits that TMA is to read: whole pieces of 16 bytes. */
-int64_t pitch_of(int64_t D) { return (D + 7) / 8 * 8; }
+int64_t pitch_of(int64_t D)
+{
+    return (D + 7) / 8 * 8;
+}
 
-/* A map over [B, H, rows, columns] of a view, in boxes of 64 columns. Axes of size 1 may have stride 0, which a map may not. */
+/* A map over [B, H, rows, columns] of a view, in boxes of 64 columns. Axes of size 1 may have stride 0, which a map
+ * may not. */
 bool map_of(CUtensorMap *map, const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns, int box_rows)
 {
     static PFN_cuTensorMapEncodeTiled_v12000 encode;
     if (!encode) {
         cudaDriverEntryPointQueryResult found;
         void **const to = (void **)&encode;
-        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", to, 12000, cudaEnableDefault, &found) != cudaSuccess) return false;
+        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", to, 12000, cudaEnableDefault, &found) !=
+            cudaSuccess)
+            return false;
     }
     const uint64_t dims[4] = { (uint64_t)columns, (uint64_t)rows, (uint64_t)H, (uint64_t)B };
     const auto bytes = [&](int64_t stride) { return (uint64_t)(stride ? stride : pitch_of(columns)) * 2; };
     const uint64_t strides[3] = { bytes(view.row), bytes(view.head), bytes(view.batch) };
     const uint32_t box[4] = { 64, (uint32_t)box_rows, 1, 1 }, ones[4] = { 1, 1, 1, 1 };
-    return encode(map, view.dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, view.data, dims, strides,
-                  box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return encode(map, view.dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
+                  view.data, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 /* Can TMA walk it? */
 bool walkable(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns)
 {
-    if ((view.batch == 0 && B > 1) || (view.head == 0 && H > 1) || (view.row == 0 && rows > 1)) return false; /* broadcast */
-    return (uint64_t)view.data % 16 == 0 && columns % 8 == 0 && view.row % 8 == 0 && view.head % 8 == 0 && view.batch % 8 == 0;
+    if ((view.batch == 0 && B > 1) || (view.head == 0 && H > 1) || (view.row == 0 && rows > 1))
+        return false; /* broadcast */
+    return (uint64_t)view.data % 16 == 0 && columns % 8 == 0 && view.row % 8 == 0 && view.head % 8 == 0 &&
+           view.batch % 8 == 0;
 }
 
 const int64_t L2_SHARE = 32 << 20; /* of the 50 or 60 MB, for K and V */
 
 /* Tiles of rows of a head. */
-int64_t per_head_of(const attn_dims &d, int BM) { return d.packed ? d.total_q / BM + d.B : attn_tiles(d.Sq, BM); }
+int64_t per_head_of(const attn_dims &d, int BM)
+{
+    return d.packed ? d.total_q / BM + d.B : attn_tiles(d.Sq, BM);
+}
 
 const double MOST_SOFTCAP = 64; /* 1 - 2 / (1 + e^2x) is good to 1.2e-7 of the cap, and lse is to be to 2e-5 */
 const int EXACT = 1 << 24;      /* floats count exactly so far: distances of ALiBi */
 
 const int LEAST_BN = 64, LEAST_BM = 128, HEADER = 128; /* bytes before the flags: the counter */
 
-/* Scratch: the counter; a flag a warp and tile; for FlashMask the extremes of each tile of keys; of float8, q, k and v as bfloat16. */
+/* Scratch: the counter; a flag a warp and tile; for FlashMask the extremes of each tile of keys; of float8, q, k
+ * and v as bfloat16. */
 struct layout {
     int64_t extremes, wide[3], bytes; /* where they begin */
 };
@@ -889,7 +949,8 @@ layout layout_of(const attn_problem *p, const attn_dims &d)
     layout x;
     x.extremes = HEADER + (B * d.H * (per_head_of(d, LEAST_BM) + 1) * 12 + 127) / 128 * 128;
     x.bytes = x.extremes;
-    if (p->mask_startend_rows.rank) x.bytes += (B * d.H * attn_tiles(d.Sk, LEAST_BN) * (int64_t)sizeof(attn_mask_extremes) + 127) / 128 * 128;
+    if (p->mask_startend_rows.rank)
+        x.bytes += (B * d.H * attn_tiles(d.Sk, LEAST_BN) * (int64_t)sizeof(attn_mask_extremes) + 127) / 128 * 128;
     for (int n = 0; n < 3; n++) {
         x.wide[n] = x.bytes;
         if (narrow) x.bytes += (B * wide[n] * 2 + 127) / 128 * 128;
@@ -897,28 +958,34 @@ layout layout_of(const attn_problem *p, const attn_dims &d)
     return x;
 }
 
-size_t workspace(const cuda_chip *, const attn_problem *p) { return (size_t)layout_of(p, attn_dims_of(p)).bytes; }
+size_t workspace(const cuda_chip *, const attn_problem *p)
+{
+    return (size_t)layout_of(p, attn_dims_of(p)).bytes;
+}
 
 bool covers(const cuda_chip *chip, const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     const attn_dims &d = g.dims;
     const int64_t B = d.packed ? 1 : d.B, rows = d.packed ? d.total_q : d.Sq, keys = d.packed ? d.total_k : d.Sk;
-    if (chip->major != 9 || chip->minor != 0 || rows <= 0 || keys <= 0 || d.B <= 0 || d.H <= 0 || rows >= FAR || keys >= FAR) return false;
+    if (chip->major != 9 || chip->minor != 0 || rows <= 0 || keys <= 0 || d.B <= 0 || d.H <= 0 || rows >= FAR ||
+        keys >= FAR)
+        return false;
     if (B * d.H * (per_head_of(d, LEAST_BM) + 1) * 12 >= INT32_MAX) return false; /* tiles are counted in 32 bits */
     if (p->bias.rank || p->keep_mask.rank || p->dropout_p != 0 || !is_plain_scale(g.scale)) return false;
-    if (p->softcap != 0 && (p->softcap > MOST_SOFTCAP || p->softcap < 1e-6 || g.scale / p->softcap > 1e30)) return false;
+    if (p->softcap != 0 && (p->softcap > MOST_SOFTCAP || p->softcap < 1e-6 || g.scale / p->softcap > 1e30))
+        return false;
     if (p->alibi_slopes.rank && (rows >= EXACT || keys >= EXACT)) return false;
     if (p->mask_startend_rows.rank && (d.packed || attn_tiles(keys, LEAST_BN) > MOST_TILES)) return false;
     if (p->out.rank && !walkable(g.view[ATTN_T_out], B, d.H, rows, d.Dv)) return false;
     if (p->q.dtype == ATTN_F8E4M3) return !p->out.rank || p->out.dtype == ATTN_BF16;
-    return (p->q.dtype == ATTN_BF16 || p->q.dtype == ATTN_F16) && (!p->out.rank || p->out.dtype == p->q.dtype)
-           && walkable(g.view[ATTN_T_q], B, d.H, rows, d.D) && walkable(g.view[ATTN_T_k], B, d.Hk, keys, d.D)
-           && walkable(g.view[ATTN_T_v], B, d.Hk, keys, d.Dv);
+    return (p->q.dtype == ATTN_BF16 || p->q.dtype == ATTN_F16) && (!p->out.rank || p->out.dtype == p->q.dtype) &&
+           walkable(g.view[ATTN_T_q], B, d.H, rows, d.D) && walkable(g.view[ATTN_T_k], B, d.Hk, keys, d.D) &&
+           walkable(g.view[ATTN_T_v], B, d.Hk, keys, d.Dv);
 }
 
-/* Counters of tiles, two words each, zero between kernels: a stream keeps the one that it first got, so that no two kernels that run at
- * once share one and none has to be cleared beforehand. NULL: all are taken. */
+/* Counters of tiles, two words each, zero between kernels: a stream keeps the one that it first got, so that no two
+ * kernels that run at once share one and none has to be cleared beforehand. NULL: all are taken. */
 enum { COUNTERS = 64, COUNTER_WORDS = 32 /* a cache line */ };
 __device__ int counters[COUNTERS * COUNTER_WORDS];
 
@@ -958,8 +1025,9 @@ template <typename T, class X> cudaError_t launch(const job_of_run &job, int lea
     const attn_dims &d = g.dims;
     const int64_t B = d.packed ? 1 : d.B, rows_q = d.packed ? d.total_q : d.Sq, rows_k = d.packed ? d.total_k : d.Sk;
     CUtensorMap Q, K, V;
-    if (!map_of(&Q, g.view[ATTN_T_q], B, d.H, rows_q, d.D, 64) || !map_of(&K, g.view[ATTN_T_k], B, d.Hk, rows_k, d.D, X::BN)
-        || !map_of(&V, g.view[ATTN_T_v], B, d.Hk, rows_k, d.Dv, X::BN))
+    if (!map_of(&Q, g.view[ATTN_T_q], B, d.H, rows_q, d.D, 64) ||
+        !map_of(&K, g.view[ATTN_T_k], B, d.Hk, rows_k, d.D, X::BN) ||
+        !map_of(&V, g.view[ATTN_T_v], B, d.Hk, rows_k, d.Dv, X::BN))
         return cudaErrorInvalidValue;
     const cudaError_t allowed = allow_shared<forward_tiles<T, X>>(sizeof(shared<X>));
     if (allowed != cudaSuccess) return allowed;
@@ -1011,7 +1079,8 @@ template <typename T, class X> cudaError_t launch(const job_of_run &job, int lea
     const int blocks = p.tiles < job.chip->multiprocessors ? p.tiles : job.chip->multiprocessors;
     if (X::OPTIONS && p.bounds) {
         const int warps = (int)(d.B * (d.H / g.mask_group)) * p.key_tiles;
-        tile_extremes<X::BN><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, stream>>>(p, (attn_mask_extremes *)p.extremes);
+        tile_extremes<X::BN><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, stream>>>(
+            p, (attn_mask_extremes *)p.extremes);
     }
     cudaLaunchAttribute overlap; /* a kernel is made ready while the one before it runs, and waits itself */
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -1031,7 +1100,8 @@ template <typename T, class X> cudaError_t launch(const job_of_run &job, int lea
     return cudaLaunchKernelEx(&config, repair_rows<X::BM>, job.given, p);
 }
 
-/* Sequences of fewer than `keys` keys by one shape, the others by another: their own length decides, for bits depend on BN. */
+/* Sequences of fewer than `keys` keys by one shape, the others by another: their own length decides, for bits
+ * depend on BN. */
 template <typename T, class SHORT, class LONG> cudaError_t launch_by_length(const job_of_run &job, int keys)
 {
     const attn_geometry &g = job.read.g;
@@ -1043,7 +1113,9 @@ template <typename T, class SHORT, class LONG> cudaError_t launch_by_length(cons
 template <typename T> cudaError_t launch_with_options(const job_of_run &job)
 {
     const int64_t D = attn_max64(job.read.g.dims.D, job.read.g.dims.Dv);
-    return D <= 64 ? launch<T, shape_64_options>(job) : D <= 128 ? launch<T, shape_128_options>(job) : launch<T, shape_256_options>(job);
+    return D <= 64    ? launch<T, shape_64_options>(job)
+           : D <= 128 ? launch<T, shape_128_options>(job)
+                      : launch<T, shape_256_options>(job);
 }
 
 /* Which shape: by head dims, masks and a sequence's own length, never by how many others there are. */
@@ -1052,10 +1124,13 @@ template <typename T> cudaError_t launch_for(const job_of_run &job)
     const attn_geometry &g = job.read.g;
     const int64_t Dv = g.dims.Dv, D = attn_max64(g.dims.D, Dv);
     const bool window = g.left < ATTN_UNBOUNDED, open = !window && g.right >= ATTN_UNBOUNDED;
-    if (g.softcap > 0 || g.view[ATTN_T_alibi_slopes].data || g.view[ATTN_T_mask_startend_rows].data) return launch_with_options<T>(job);
+    if (g.softcap > 0 || g.view[ATTN_T_alibi_slopes].data || g.view[ATTN_T_mask_startend_rows].data)
+        return launch_with_options<T>(job);
     if (D <= 64) return window ? launch<T, shape_64>(job) : launch_by_length<T, shape_64_short, shape_64>(job, 1025);
     if (D <= 96) return launch<T, shape_96>(job);
-    if (D <= 128) return window ? launch<T, shape_128>(job) : launch_by_length<T, shape_128, shape_128_wide>(job, open ? 3584 : 6144);
+    if (D <= 128)
+        return window ? launch<T, shape_128>(job)
+                      : launch_by_length<T, shape_128, shape_128_wide>(job, open ? 3584 : 6144);
     if (D <= 192) return Dv <= 128 ? launch<T, shape_192_128>(job) : launch<T, shape_192>(job);
     return open ? launch<T, shape_256>(job) : launch_by_length<T, shape_256_short, shape_256>(job, 1025);
 }
@@ -1069,10 +1144,14 @@ cudaError_t widen_all(job_of_run &job)
     const int64_t B = d.packed ? 1 : d.B;
     for (int n = 0; n < 3; n++) {
         attn_view &view = g.view[tensors[n]];
-        const int64_t H = n ? d.Hk : d.H, D = n == 2 ? d.Dv : d.D, rows = n ? (d.packed ? d.total_k : d.Sk) : d.packed ? d.total_q : d.Sq;
+        const int64_t H = n ? d.Hk : d.H, D = n == 2 ? d.Dv : d.D,
+                      rows = n          ? (d.packed ? d.total_k : d.Sk)
+                             : d.packed ? d.total_q
+                                        : d.Sq;
         const int64_t pitch = pitch_of(D), blocks = attn_tiles(B * rows * H * (pitch / 8), 256);
         uint16_t *const to = (uint16_t *)(job.memory + job.place.wide[n]);
-        widen<<<(unsigned)attn_min64(blocks, job.chip->multiprocessors * 16), 256, 0, job.stream>>>(view, to, B, (int)H, rows, (int)D, (int)pitch);
+        widen<<<(unsigned)attn_min64(blocks, job.chip->multiprocessors * 16), 256, 0, job.stream>>>(
+            view, to, B, (int)H, rows, (int)D, (int)pitch);
         const cudaError_t code = cudaPeekAtLastError();
         if (code != cudaSuccess) return code;
         view.data = to;

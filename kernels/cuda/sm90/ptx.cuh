@@ -1,7 +1,8 @@
 /* ptx.cuh: the Hopper instructions (sm_90a) that the kernels of this folder use, one a wrapper.
  *
- * Shared memory addresses are 32-bit (smem_addr); a barrier is such an address of an 8-byte word; a tensor map is passed to the kernel as
- * `const __grid_constant__`. What orders memory carries a "memory" clobber. Section numbers are those of PTX ISA 9.0. */
+ * Shared memory addresses are 32-bit (smem_addr); a barrier is such an address of an 8-byte word; a tensor map is
+ * passed to the kernel as `const __grid_constant__`. What orders memory carries a "memory" clobber. Section numbers
+ * are those of PTX ISA 9.0. */
 #ifndef ATTN_SM90_PTX_CUH
 #define ATTN_SM90_PTX_CUH
 
@@ -12,10 +13,17 @@
 
 #include "kernels/cuda/args.cuh"
 
-DEVICE uint32_t smem_addr(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+DEVICE uint32_t smem_addr(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
 
-/* The warpgroup's index in the block; the shuffle tells ptxas that it is uniform, so that descriptors stay in uniform registers. */
-DEVICE int warpgroup_index() { return __shfl_sync(0xffffffff, threadIdx.x / 128, 0); }
+/* The warpgroup's index in the block; the shuffle tells ptxas that it is uniform, so that descriptors stay in
+ * uniform registers. */
+DEVICE int warpgroup_index()
+{
+    return __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+}
 
 /* threadIdx.x, read where it is called: what is made of it holds no registers from one loop to the next. */
 DEVICE uint32_t thread_anew()
@@ -25,58 +33,91 @@ DEVICE uint32_t thread_anew()
     return thread;
 }
 
-/* ---- mbarrier, 9.7.13.15 --------------------------------------------------------------------------------------------------- */
+/* ---- mbarrier, 9.7.13.15 ----------------------------------------------------------------------------------------- */
 
-DEVICE void mbarrier_init(uint32_t bar, uint32_t count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
+DEVICE void mbarrier_init(uint32_t bar, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
 
 /* Makes initialised barriers visible to the copy engine. */
-DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEVICE void fence_mbarrier_init()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
 /* One arrival that also announces `bytes` of asynchronous copies for the current phase. */
 DEVICE void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
-DEVICE void mbarrier_arrive(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+DEVICE void mbarrier_arrive(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
 
 /* Wait until phase `parity` of the barrier has completed; what it tracks is then visible. */
 DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n}" ::"r"(bar), "r"(parity) : "memory");
+                 "@!done bra again;\n}" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
 }
 
-/* ---- TMA, 9.7.9.27 ----------------------------------------------------------------------------------------------------------- */
+/* ---- TMA, 9.7.9.27 ----------------------------------------------------------------------------------------------- */
 
-DEVICE void prefetch_tensormap(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+DEVICE void prefetch_tensormap(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 
-/* Box at coordinates (c0..c3) to shared memory; completes the bytes of the box on the barrier, those out of bounds (zeros) included. */
+/* Box at coordinates (c0..c3) to shared memory; completes the bytes of the box on the barrier, those out of bounds
+ * (zeros) included. */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar)
 {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2,%3,%4,%5}], [%6];" ::"r"(to),
-                 "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(bar) : "memory");
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+                 "{%2,%3,%4,%5}], [%6];" ::"r"(to),
+                 "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(bar)
+                 : "memory");
 }
 
 /* Box from shared memory to the tensor; elements outside it are dropped. Member of the thread's bulk group. */
 DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t from)
 {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1,%2,%3,%4}], [%5];" ::"l"(map), "r"(c0), "r"(c1), "r"(c2),
-                 "r"(c3), "r"(from) : "memory");
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1,%2,%3,%4}], [%5];" ::"l"(map),
+                 "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(from)
+                 : "memory");
 }
-DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+DEVICE void bulk_commit()
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
 /* All but the newest N groups of this thread have read their shared memory, which may then be overwritten. */
-template <int N> DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+template <int N> DEVICE void bulk_wait_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
 
 /* Orders this thread's ordinary accesses to shared memory before later ones of the asynchronous proxy (wgmma, TMA). */
-DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void fence_proxy_async_shared()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 /* The same of global memory, either kind of access first. */
-DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+DEVICE void fence_proxy_async_global()
+{
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
 
-/* ---- Global memory ------------------------------------------------------------------------------------------------------------- */
+/* ---- Global memory ----------------------------------------------------------------------------------------------- */
 
-/* A word by which a block tells others: who acquires it finds what the thread, and those that it has met at a barrier, wrote before.
- * 9.7.9.11, 9.7.9.8. */
-DEVICE void store_release(uint32_t *to, uint32_t x) { asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory"); }
+/* A word by which a block tells others: who acquires it finds what the thread, and those that it has met at a
+ * barrier, wrote before. 9.7.9.11, 9.7.9.8. */
+DEVICE void store_release(uint32_t *to, uint32_t x)
+{
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
 DEVICE uint32_t load_acquire(const uint32_t *from)
 {
     uint32_t x;
@@ -84,8 +125,8 @@ DEVICE uint32_t load_acquire(const uint32_t *from)
     return x;
 }
 
-/* The counter's number, below 2^31 - 1, which is then 1 more. By inc, which wraps there: of an add ptxas makes shares of the warp's sum, and so waits
- * for the answer where it is asked for. 9.7.13.5. */
+/* The counter's number, below 2^31 - 1, which is then 1 more. By inc, which wraps there: of an add ptxas makes
+ * shares of the warp's sum, and so waits for the answer where it is asked for. 9.7.13.5. */
 DEVICE int claim(int *counter)
 {
     int x;
@@ -93,45 +134,74 @@ DEVICE int claim(int *counter)
     return x;
 }
 
-/* 16 bytes from global to shared memory, past the L1; zeros where `valid` is false (then nothing is read). 9.7.9.25.3.1. */
+/* 16 bytes from global to shared memory, past the L1; zeros where `valid` is false (then nothing is read).
+ * 9.7.9.25.3.1. */
 DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
 /* All copies of this thread have arrived. */
-DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+DEVICE void cp_async_wait_all()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
 /* A line that the L2 will be asked for. 9.7.9.16. */
-DEVICE void prefetch_L2(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+DEVICE void prefetch_L2(const void *from)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
 
-/* ---- Warp roles ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Warp roles -------------------------------------------------------------------------------------------------- */
 
-template <int REGISTERS> DEVICE void setmaxnreg_inc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
-template <int REGISTERS> DEVICE void setmaxnreg_dec() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
+template <int REGISTERS> DEVICE void setmaxnreg_inc()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS> DEVICE void setmaxnreg_dec()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
 
-DEVICE void named_barrier_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-DEVICE void named_barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEVICE void named_barrier_sync(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+DEVICE void named_barrier_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
-/* ---- Programmatic dependent launch, 9.7.13.13 ------------------------------------------------------------------------------ */
+/* ---- Programmatic dependent launch, 9.7.13.13 -------------------------------------------------------------------- */
 
 /* The stream's next kernel, launched as a dependent, may be made ready once every block has said so. */
-DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void launch_dependents()
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 /* Until the kernel before has ended and its writes are visible. */
-DEVICE void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEVICE void wait_for_prerequisites()
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 
-/* ---- Registers to shared memory, arithmetic ----------------------------------------------------------------------------------- */
+/* ---- Registers to shared memory, arithmetic ---------------------------------------------------------------------- */
 
 /* Four 8x8 blocks of 16-bit elements; lane l gives the address of row l % 8 of block l / 8. */
 DEVICE void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
+                 "r"(r[2]), "r"(r[3])
+                 : "memory");
 }
 
-/* Four 8x8 blocks of 16-bit elements, each transposed: lane l gets elements 2 (l % 4) and the next of column l / 4 of each; it gives the address of
- * row l % 8 of block l / 8. */
+/* Four 8x8 blocks of 16-bit elements, each transposed: lane l gets elements 2 (l % 4) and the next of column l / 4
+ * of each; it gives the address of row l % 8 of block l / 8. */
 DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row)
+                 : "memory");
 }
 
 /* 16 bytes to global memory in one instruction: of words that were registers for a while the compiler makes four. */
@@ -169,7 +239,9 @@ DEVICE uint32_t pack_e4m3(float x0, float x1, float x2, float x3)
 {
     uint32_t r;
     asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-        "mov.b32 %0, {low, high};\n}" : "=r"(r) : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+        "mov.b32 %0, {low, high};\n}"
+        : "=r"(r)
+        : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
     return r;
 }
 
@@ -180,24 +252,34 @@ DEVICE float exp2_fast(float x)
     return y;
 }
 
-/* ---- wgmma, 9.7.15 ---------------------------------------------------------------------------------------------------------------- */
+/* ---- wgmma, 9.7.15 ----------------------------------------------------------------------------------------------- */
 
 /* Descriptor of an operand in 128-byte swizzled shared memory. To step, add bytes >> 4.
  *   lbo  MN-major: distance from one 64 elements of M or N to the next. K-major: ignored.
  *   sbo  distance from one group of 8 rows to the next. */
 DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t lbo, uint32_t sbo)
 {
-    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(lbo >> 4) << 16 | (uint64_t)(sbo >> 4) << 32 | (uint64_t)1 << 62;
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(lbo >> 4) << 16 | (uint64_t)(sbo >> 4) << 32 |
+           (uint64_t)1 << 62;
 }
 
 /* Before the first wgmma of a batch, when registers that it uses were touched by ordinary code. */
-DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_fence()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+DEVICE void wgmma_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 /* All but the newest N batches are complete. */
-template <int N> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+template <int N> DEVICE void wgmma_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
 
-/* What x is made of is computed before the next wait: ptxas moves a wait above arithmetic that does not need it, for it takes long, but not
- * above a branch. x >= 0 or NaN, so the branch is never taken. */
+/* What x is made of is computed before the next wait: ptxas moves a wait above arithmetic that does not need it,
+ * for it takes long, but not above a branch. x >= 0 or NaN, so the branch is never taken. */
 DEVICE void compute_before_wait(float x)
 {
     if (x < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
@@ -215,92 +297,106 @@ template <int N> DEVICE void pin(uint32_t (&d)[N])
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-#define F8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define F8(i)                                                                                                   \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+        "+f"(d[i + 7])
 #define F32(i) F8(i), F8(i + 8), F8(i + 16), F8(i + 24)
-#define O32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define O40 O32 ",%32,%33,%34,%35,%36,%37,%38,%39"
-#define O48 O40 ",%40,%41,%42,%43,%44,%45,%46,%47"
-#define O56 O48 ",%48,%49,%50,%51,%52,%53,%54,%55"
-#define O64 O56 ",%56,%57,%58,%59,%60,%61,%62,%63"
-#define O80 O64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
-#define O88 O64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87"
-#define O96 O88 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define O32                                                                                                           \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%" \
+    "30,%31"
+#define O40  O32 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define O48  O40 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define O56  O48 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define O64  O56 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define O80  O64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define O88  O64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87"
+#define O96  O88 ",%88,%89,%90,%91,%92,%93,%94,%95"
 #define O112 O96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
-#define O128                                                                                                                      \
-    O96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120," \
+#define O128                                                                                                           \
+    O96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%" \
+        "118,%119,%120,"                                                                                               \
         "%121,%122,%123,%124,%125,%126,%127"
 /* N, the texts of the accumulators, their operands, and the numbers of the operands after them. */
-#define WGMMA_N(X)                                                                                                               \
-    X(64, O32, (F32(0)), 32, 33, 34, 35, 36, 37)                                                                                 \
-    X(80, O40, (F32(0), F8(32)), 40, 41, 42, 43, 44, 45)                                                                         \
-    X(96, O48, (F32(0), F8(32), F8(40)), 48, 49, 50, 51, 52, 53)                                                                 \
-    X(112, O56, (F32(0), F8(32), F8(40), F8(48)), 56, 57, 58, 59, 60, 61)                                                        \
-    X(128, O64, (F32(0), F32(32)), 64, 65, 66, 67, 68, 69)                                                                       \
-    X(160, O80, (F32(0), F32(32), F8(64), F8(72)), 80, 81, 82, 83, 84, 85)                                                   \
-    X(176, O88, (F32(0), F32(32), F8(64), F8(72), F8(80)), 88, 89, 90, 91, 92, 93)                                               \
-    X(192, O96, (F32(0), F32(32), F32(64)), 96, 97, 98, 99, 100, 101)                                                            \
+#define WGMMA_N(X)                                                                 \
+    X(64, O32, (F32(0)), 32, 33, 34, 35, 36, 37)                                   \
+    X(80, O40, (F32(0), F8(32)), 40, 41, 42, 43, 44, 45)                           \
+    X(96, O48, (F32(0), F8(32), F8(40)), 48, 49, 50, 51, 52, 53)                   \
+    X(112, O56, (F32(0), F8(32), F8(40), F8(48)), 56, 57, 58, 59, 60, 61)          \
+    X(128, O64, (F32(0), F32(32)), 64, 65, 66, 67, 68, 69)                         \
+    X(160, O80, (F32(0), F32(32), F8(64), F8(72)), 80, 81, 82, 83, 84, 85)         \
+    X(176, O88, (F32(0), F32(32), F8(64), F8(72), F8(80)), 88, 89, 90, 91, 92, 93) \
+    X(192, O96, (F32(0), F32(32), F32(64)), 96, 97, 98, 99, 100, 101)              \
     X(256, O128, (F32(0), F32(32), F32(64), F32(96)), 128, 129, 130, 131, 132, 133)
 #define UNWRAP(...) __VA_ARGS__
 
-/* d[64 x N] = (accumulate ? d : 0) + A B, float32 sums. Register i of a thread is row 16 warp + lane / 4 + 8 (i / 2 % 2), column
- * 8 (i / 4) + 2 (lane % 4) + i % 2. wgmma_ss: both operands K-major in shared memory. wgmma_rs: A in registers (the order of an
- * accumulator's 16 columns), B MN-major (its k runs down the rows). */
+/* d[64 x N] = (accumulate ? d : 0) + A B, float32 sums. Register i of a thread is row 16 warp + lane / 4 + 8 (i / 2
+ * % 2), column 8 (i / 4) + 2 (lane % 4) + i % 2. wgmma_ss: both operands K-major in shared memory. wgmma_rs: A in
+ * registers (the order of an accumulator's 16 columns), B MN-major (its k runs down the rows). */
 template <typename T, int N> struct wgmma;
-#define X(n, LIST, REGS, a, b, c, e, f, g)                                                                                       \
-    template <> struct wgmma<__nv_bfloat16, n> {                                                                                 \
-        static DEVICE void ss(float (&d)[n / 2], uint64_t A, uint64_t B, int accumulate)                                         \
-        {                                                                                                                        \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #c ", 0;\n"                                                        \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" LIST "}, %" #a ", %" #b ", p, 1, 1, 0, 0;\n}" \
-                         : UNWRAP REGS : "l"(A), "l"(B), "r"(accumulate));                                                       \
-        }                                                                                                                        \
-        static DEVICE void rs(float (&d)[n / 2], const uint32_t (&A)[4], uint64_t B, int accumulate)                             \
-        {                                                                                                                        \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #g ", 0;\n"                                                        \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" LIST "}, {%" #a ",%" #b ",%" #c ",%" #e "}, %" #f \
-                         ", p, 1, 1, 1;\n}"                                                                                      \
-                         : UNWRAP REGS : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B), "r"(accumulate));                   \
-        }                                                                                                                        \
-    };                                                                                                                           \
-    template <> struct wgmma<__half, n> {                                                                                        \
-        static DEVICE void ss(float (&d)[n / 2], uint64_t A, uint64_t B, int accumulate)                                         \
-        {                                                                                                                        \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #c ", 0;\n"                                                        \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" LIST "}, %" #a ", %" #b ", p, 1, 1, 0, 0;\n}" \
-                         : UNWRAP REGS : "l"(A), "l"(B), "r"(accumulate));                                                       \
-        }                                                                                                                        \
-        static DEVICE void rs(float (&d)[n / 2], const uint32_t (&A)[4], uint64_t B, int accumulate)                             \
-        {                                                                                                                        \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #g ", 0;\n"                                                        \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" LIST "}, {%" #a ",%" #b ",%" #c ",%" #e "}, %" #f \
-                         ", p, 1, 1, 1;\n}"                                                                                      \
-                         : UNWRAP REGS : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B), "r"(accumulate));                   \
-        }                                                                                                                        \
+#define X(n, LIST, REGS, a, b, c, e, f, g)                                                                            \
+    template <> struct wgmma<__nv_bfloat16, n> {                                                                      \
+        static DEVICE void ss(float (&d)[n / 2], uint64_t A, uint64_t B, int accumulate)                              \
+        {                                                                                                             \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #c ", 0;\n"                                             \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" LIST "}, %" #a ", %" #b         \
+                         ", p, 1, 1, 0, 0;\n}"                                                                        \
+                         : UNWRAP REGS                                                                                \
+                         : "l"(A), "l"(B), "r"(accumulate));                                                          \
+        }                                                                                                             \
+        static DEVICE void rs(float (&d)[n / 2], const uint32_t (&A)[4], uint64_t B, int accumulate)                  \
+        {                                                                                                             \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #g ", 0;\n"                                             \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" LIST "}, {%" #a ",%" #b ",%" #c \
+                         ",%" #e "}, %" #f ", p, 1, 1, 1;\n}"                                                         \
+                         : UNWRAP REGS                                                                                \
+                         : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B), "r"(accumulate));                      \
+        }                                                                                                             \
+    };                                                                                                                \
+    template <> struct wgmma<__half, n> {                                                                             \
+        static DEVICE void ss(float (&d)[n / 2], uint64_t A, uint64_t B, int accumulate)                              \
+        {                                                                                                             \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #c ", 0;\n"                                             \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" LIST "}, %" #a ", %" #b           \
+                         ", p, 1, 1, 0, 0;\n}"                                                                        \
+                         : UNWRAP REGS                                                                                \
+                         : "l"(A), "l"(B), "r"(accumulate));                                                          \
+        }                                                                                                             \
+        static DEVICE void rs(float (&d)[n / 2], const uint32_t (&A)[4], uint64_t B, int accumulate)                  \
+        {                                                                                                             \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #g ", 0;\n"                                             \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" LIST "}, {%" #a ",%" #b ",%" #c   \
+                         ",%" #e "}, %" #f ", p, 1, 1, 1;\n}"                                                         \
+                         : UNWRAP REGS                                                                                \
+                         : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B), "r"(accumulate));                      \
+        }                                                                                                             \
     };
 WGMMA_N(X)
 #undef X
 
-/* The same of float8_e4m3fn, 32 of k a step; both operands are K-major, wgmma_rs's B too. A of wgmma_rs: register r of a thread holds
- * k = 16 (r / 2) + 4 (lane % 4) .. + 3 of row 16 warp + lane / 4 + 8 (r % 2). The sums keep about 14 bits: each step cuts every product, and
- * what was there before, at 2^-13 of the largest of them. */
+/* The same of float8_e4m3fn, 32 of k a step; both operands are K-major, wgmma_rs's B too. A of wgmma_rs: register r
+ * of a thread holds k = 16 (r / 2) + 4 (lane % 4) .. + 3 of row 16 warp + lane / 4 + 8 (r % 2). The sums keep about
+ * 14 bits: each step cuts every product, and what was there before, at 2^-13 of the largest of them. */
 struct e4m3 {
     uint8_t bits;
 };
-#define X(n, LIST, REGS, a, b, c, e, f, g)                                                                                       \
-    template <> struct wgmma<e4m3, n> {                                                                                          \
-        static DEVICE void ss(float (&d)[n / 2], uint64_t A, uint64_t B, int accumulate)                                         \
-        {                                                                                                                        \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #c ", 0;\n"                                                        \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" LIST "}, %" #a ", %" #b ", p, 1, 1;\n}"    \
-                         : UNWRAP REGS : "l"(A), "l"(B), "r"(accumulate));                                                       \
-        }                                                                                                                        \
-        static DEVICE void rs(float (&d)[n / 2], const uint32_t (&A)[4], uint64_t B, int accumulate)                             \
-        {                                                                                                                        \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #g ", 0;\n"                                                        \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" LIST "}, {%" #a ",%" #b ",%" #c ",%" #e "}, %" #f \
-                         ", p, 1, 1;\n}"                                                                                         \
-                         : UNWRAP REGS : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B), "r"(accumulate));                   \
-        }                                                                                                                        \
+#define X(n, LIST, REGS, a, b, c, e, f, g)                                                                            \
+    template <> struct wgmma<e4m3, n> {                                                                               \
+        static DEVICE void ss(float (&d)[n / 2], uint64_t A, uint64_t B, int accumulate)                              \
+        {                                                                                                             \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #c ", 0;\n"                                             \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" LIST "}, %" #a ", %" #b         \
+                         ", p, 1, 1;\n}"                                                                              \
+                         : UNWRAP REGS                                                                                \
+                         : "l"(A), "l"(B), "r"(accumulate));                                                          \
+        }                                                                                                             \
+        static DEVICE void rs(float (&d)[n / 2], const uint32_t (&A)[4], uint64_t B, int accumulate)                  \
+        {                                                                                                             \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #g ", 0;\n"                                             \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" LIST "}, {%" #a ",%" #b ",%" #c \
+                         ",%" #e "}, %" #f ", p, 1, 1;\n}"                                                            \
+                         : UNWRAP REGS                                                                                \
+                         : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B), "r"(accumulate));                      \
+        }                                                                                                             \
     };
 WGMMA_N(X)
 #undef X

@@ -1,5 +1,5 @@
-/* tile.cuh: what the Hopper kernels do with tiles, most of it checked by tests/gpu/blocks.cu: walk a ring of stages, multiply tiles of 16 bits,
- * find operands of 8 bits, make P an operand, mask scores, store rows of O. */
+/* tile.cuh: what the Hopper kernels do with tiles, most of it checked by tests/gpu/blocks.cu: walk a ring of
+ * stages, multiply tiles of 16 bits, find operands of 8 bits, make P an operand, mask scores, store rows of O. */
 #ifndef ATTN_SM90_TILE_CUH
 #define ATTN_SM90_TILE_CUH
 
@@ -15,7 +15,7 @@ template <int STAGES> struct ring {
     }
 };
 
-/* ---- Products. X: head dims D and DV, BN keys a tile ------------------------------------------------------------------------- */
+/* ---- Products. X: head dims D and DV, BN keys a tile ------------------------------------------------------------- */
 
 /* S[0 .. N) = Q K^T for 64 rows and the first N keys of the tile. */
 template <typename T, class X, int N> DEVICE void scores(float (&S)[N / 2], uint32_t Q, uint32_t K)
@@ -29,17 +29,26 @@ template <typename T, class X, int N> DEVICE void scores(float (&S)[N / 2], uint
 }
 
 /* O += P V for 64 rows. */
-template <typename T, class X> DEVICE void accumulate(float (&O)[X::DV / 2], const uint32_t (&P)[X::BN / 16][4], uint32_t V)
+template <typename T, class X>
+DEVICE void accumulate(float (&O)[X::DV / 2], const uint32_t (&P)[X::BN / 16][4], uint32_t V)
 {
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < X::BN / 16; k++) wgmma<T, X::DV>::rs(O, P[k], wgmma_descriptor(V + k * 2048, X::BN * 128, 1024), 1);
+    for (int k = 0; k < X::BN / 16; k++)
+        wgmma<T, X::DV>::rs(O, P[k], wgmma_descriptor(V + k * 2048, X::BN * 128, 1024), 1);
     wgmma_commit();
 }
 
-/* Descriptor of an operand, K-major: rows of 128 bytes. Step k of 32 bytes is further by step<ROWS>(k), ROWS rows a chunk. */
-DEVICE uint64_t operand(uint32_t address) { return wgmma_descriptor(address, 16, 1024); }
-template <int ROWS> DEVICE uint32_t step(int k) { return (k / 4 * ROWS * 128 + k % 4 * 32) >> 4; }
+/* Descriptor of an operand, K-major: rows of 128 bytes. Step k of 32 bytes is further by step<ROWS>(k), ROWS rows a
+ * chunk. */
+DEVICE uint64_t operand(uint32_t address)
+{
+    return wgmma_descriptor(address, 16, 1024);
+}
+template <int ROWS> DEVICE uint32_t step(int k)
+{
+    return (k / 4 * ROWS * 128 + k % 4 * 32) >> 4;
+}
 
 /* P as the next product's operand, in 16 bits. */
 template <typename T, int N, int M> DEVICE void to_operand(uint32_t (&P)[M][4], const float (&S)[N / 2])
@@ -60,7 +69,8 @@ template <int N> DEVICE void to_operand_8(uint32_t (&P)[N / 32][4], const float 
         }
 }
 
-/* -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see keys j0 .. ; row i sees [i + lo, min(i + hi, Sk)). */
+/* -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see keys j0 .. ; row i sees [i + lo,
+ * min(i + hi, Sk)). */
 template <int N> DEVICE void mask(float (&S)[N / 2], int lo_limit, int hi_limit, int Sk, int i0, int j0, int lane)
 {
 #pragma unroll
@@ -75,10 +85,12 @@ template <int N> DEVICE void mask(float (&S)[N / 2], int lo_limit, int hi_limit,
     }
 }
 
-/* ---- O ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- O ----------------------------------------------------------------------------------------------------------- */
 
-/* A warp's 16 rows of O to memory through shared memory of its own, whole rows at a time. The 16-byte piece c of row r lies at c ^ (r & 7). */
-template <typename T, int D> DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)
+/* A warp's 16 rows of O to memory through shared memory of its own, whole rows at a time. The 16-byte piece c of
+ * row r lies at c ^ (r & 7). */
+template <typename T, int D>
+DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)
 {
     const int PIECES = D / 8, PITCH = (D + 63) / 64 * 8; /* of a row, in pieces; pieces stay among their 8 */
 #pragma unroll
@@ -90,7 +102,9 @@ template <typename T, int D> DEVICE void store_rows(T *rows, int64_t stride, int
         stmatrix_x4(smem_addr(staging + (i * PITCH + (piece ^ (i & 7))) * 8), r);
     }
     __syncwarp();
-    const int STEP = 32 % PIECES == 0 ? 32 / PIECES : 0; /* rows that a warp stores at a time, where a lane's piece is always the same */
+    const int STEP = 32 % PIECES == 0
+                         ? 32 / PIECES
+                         : 0; /* rows that a warp stores at a time, where a lane's piece is always the same */
     auto word_of = [&](int i, int piece) { return *(const uint4 *)(staging + (i * PITCH + (piece ^ (i & 7))) * 8); };
     if (STEP) {
         const int i = lane / PIECES, piece = lane % PIECES;

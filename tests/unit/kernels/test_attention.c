@@ -84,7 +84,12 @@ static void test_outputs_have_the_shapes_of_the_contract(void **state)
           ATTN_BF16,
           4,
           { 2, 3, 8, 5 } },
-        { "lse", SPEC(.B = 2, .Sq = 3, .Sk = 4, .H = 8, .Hk = 2, .D = 16, .Dv = 5), ATTN_T_lse, ATTN_F32, 3, { 2, 8, 3 } },
+        { "lse",
+          SPEC(.B = 2, .Sq = 3, .Sk = 4, .H = 8, .Hk = 2, .D = 16, .Dv = 5),
+          ATTN_T_lse,
+          ATTN_F32,
+          3,
+          { 2, 8, 3 } },
         { "out bhsd",
           SPEC(.B = 2, .Sq = 3, .Sk = 4, .H = 8, .Hk = 2, .layout = ATTN_BHSD, .Dv = 5),
           ATTN_T_out,
@@ -134,7 +139,12 @@ static void test_outputs_have_the_shapes_of_the_contract(void **state)
           ATTN_F32,
           2,
           { 3, 2 } },
-        { "dalibi_slopes [H]", SPEC(.op = ATTN_OP_BACKWARD, .B = 3, .alibi = 1), ATTN_T_dalibi_slopes, ATTN_F32, 1, { 2 } },
+        { "dalibi_slopes [H]",
+          SPEC(.op = ATTN_OP_BACKWARD, .B = 3, .alibi = 1),
+          ATTN_T_dalibi_slopes,
+          ATTN_F32,
+          1,
+          { 2 } },
     };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
@@ -162,7 +172,8 @@ static void test_outputs_that_do_not_exist_are_named(void **state)
         { ATTN_OP_FORWARD, ATTN_T_dq, ATTN_F32, ATTN_NOT_FOUND, "outputs: forward has no dq" },
         { ATTN_OP_FORWARD, ATTN_T_q, ATTN_F32, ATTN_NOT_FOUND, "outputs: forward has no q" },
         { ATTN_OP_BACKWARD, ATTN_T_out, ATTN_F32, ATTN_NOT_FOUND, "outputs: backward has no out" },
-        { ATTN_OP_BACKWARD, ATTN_T_dsinks, ATTN_F32, ATTN_NOT_FOUND, "outputs: dsinks needs sinks, which is not given" },
+        { ATTN_OP_BACKWARD, ATTN_T_dsinks, ATTN_F32, ATTN_NOT_FOUND,
+          "outputs: dsinks needs sinks, which is not given" },
         { ATTN_OP_FORWARD, ATTN_T_out, ATTN_F8E4M3, ATTN_INVALID,
           "out_dtype: is float8_e4m3fn, must be float32, float16 or bfloat16" },
     };

@@ -34,7 +34,7 @@ static long env_number(const char *name, long otherwise)
     return text && *text ? strtol(text, NULL, 10) : otherwise;
 }
 
-/* ---- Edge cases --------------------------------------------------------------------------------------------------- */
+/* ---- Edge cases -------------------------------------------------------------------------------------------------- */
 
 #define BACK           .op = ATTN_OP_BACKWARD
 #define F16            .dtype = ATTN_F16, .out_dtype = ATTN_F16
@@ -63,11 +63,13 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "1023 x 1024", SIZES(1023, 1024, 32), HEADS(1, 1), .causal = true, BF16),
     SPEC(.name = "1024 x 1023", SIZES(1024, 1023, 32), HEADS(1, 1), .causal = true, BF16),
     SPEC(.name = "31 x 33", SIZES(31, 33, 64), .causal = true),
-    SPEC(.name = "tiles of queries that see no key", SIZES(203, 113, 64), HEADS(4, 2), BF16, .causal = true, .sinks = 1),
+    SPEC(.name = "tiles of queries that see no key", SIZES(203, 113, 64), HEADS(4, 2), BF16, .causal = true,
+         .sinks = 1),
     SPEC(.name = "a row of the batch without keys", SIZES(129, 200, 128), F16, .B = 3, .seqlens_k = true),
-    SPEC(.name = "tiles of keys that no query sees", SIZES(16, 300, 128), BF16, .causal = true, .alignment = ATTN_TOP_LEFT, .softcap = 5),
-    SPEC(.name = "sequences without queries or keys, wide heads", F16, .D = 256, .Dv = 256, .sequences = 3, .q_lengths = { 67, 0, 35 },
-         .k_lengths = { 133, 9, 1 }),
+    SPEC(.name = "tiles of keys that no query sees", SIZES(16, 300, 128), BF16, .causal = true,
+         .alignment = ATTN_TOP_LEFT, .softcap = 5),
+    SPEC(.name = "sequences without queries or keys, wide heads", F16, .D = 256, .Dv = 256, .sequences = 3,
+         .q_lengths = { 67, 0, 35 }, .k_lengths = { 133, 9, 1 }),
     SPEC(.name = "dropout of 0.999, float16", SIZES(60, 300, 64), F16, .dropout_p = 0.999, .seed = 7, .q_amp = 2),
     SPEC(.name = "63 x 65", SIZES(63, 65, 64), .causal = true),
     SPEC(.name = "64 x 64", SIZES(64, 64, 64), .causal = true, BF16),
@@ -102,7 +104,8 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "no queries", SIZES(0, 7, 64)),
     SPEC(.name = "no queries, no keys", SIZES(0, 0, 64)),
     SPEC(.name = "no batch", .B = 0),
-    SPEC(.name = "no batch, everything on", .B = 0, .sinks = 1, .alibi = 2, .bias = 8, .keep_mask = 8, .seqlens_k = true),
+    SPEC(.name = "no batch, everything on", .B = 0, .sinks = 1, .alibi = 2, .bias = 8, .keep_mask = 8,
+         .seqlens_k = true),
     SPEC(.name = "70000 heads", HEADS(70000, 70000), SIZES(1, 2, 1)),
     SPEC(.name = "70000 batches", .B = 70000, HEADS(1, 1), SIZES(1, 2, 1)),
     SPEC(.name = "32769 keys", SIZES(3, 32769, 8), HEADS(1, 1), .causal = true),
@@ -119,9 +122,10 @@ static const struct spec edge_cases[] = {
     /* Masks */
     SPEC(.name = "causal, more queries than keys: the first rows are empty", SIZES(203, 113, 64), .causal = true),
     SPEC(.name = "the same with sinks", SIZES(203, 113, 64), .causal = true, .sinks = 1, BF16, HEADS(4, 2)),
-    SPEC(.name = "causal, top left, fewer queries than keys", SIZES(40, 90, 64), .causal = true, .alignment = ATTN_TOP_LEFT,
-         .poison_unseen = true),
-    SPEC(.name = "causal, top left, more queries than keys", SIZES(90, 40, 64), .causal = true, .alignment = ATTN_TOP_LEFT),
+    SPEC(.name = "causal, top left, fewer queries than keys", SIZES(40, 90, 64), .causal = true,
+         .alignment = ATTN_TOP_LEFT, .poison_unseen = true),
+    SPEC(.name = "causal, top left, more queries than keys", SIZES(90, 40, 64), .causal = true,
+         .alignment = ATTN_TOP_LEFT),
     SPEC(.name = "window (0, 0)", SIZES(70, 70, 64), WINDOW(0, 0)),
     SPEC(.name = "window (0, -1)", SIZES(70, 90, 64), WINDOW(0, -1)),
     SPEC(.name = "window (-1, 0)", SIZES(70, 90, 64), WINDOW(-1, 0), BF16),
@@ -153,10 +157,10 @@ static const struct spec edge_cases[] = {
          .causal = true),
     SPEC(.name = "FlashMask 1 bound, documents", SIZES(300, 300, 64), .causal = true, .mask_bounds = 1,
          .mask_kind = MASK_DOCUMENT, BF16),
-    SPEC(.name = "FlashMask 1 bound, random", SIZES(150, 170, 64), .causal = true, .mask_bounds = 1, .B = 2, .mask_heads = 1,
-         HEADS(4, 2)),
-    SPEC(.name = "FlashMask 2 bounds causal, random", SIZES(150, 170, 64), .causal = true, .mask_bounds = 2, .mask_heads = 2,
-         HEADS(4, 2), F16),
+    SPEC(.name = "FlashMask 1 bound, random", SIZES(150, 170, 64), .causal = true, .mask_bounds = 1, .B = 2,
+         .mask_heads = 1, HEADS(4, 2)),
+    SPEC(.name = "FlashMask 2 bounds causal, random", SIZES(150, 170, 64), .causal = true, .mask_bounds = 2,
+         .mask_heads = 2, HEADS(4, 2), F16),
     SPEC(.name = "FlashMask 2 bounds, documents both ways", SIZES(300, 300, 64), .mask_bounds = 2,
          .mask_kind = MASK_DOCUMENT, HEADS(4, 2)),
     SPEC(.name = "FlashMask 2 bounds, window", SIZES(300, 300, 64), .mask_bounds = 2, .mask_kind = MASK_WINDOW, BF16),
@@ -165,8 +169,8 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "FlashMask 4 bounds, window", SIZES(200, 260, 64), .mask_bounds = 4, .mask_kind = MASK_WINDOW, F16),
     SPEC(.name = "FlashMask hides everything", SIZES(150, 170, 64), .mask_bounds = 2, .mask_kind = MASK_ALL,
          .poison_unseen = true),
-    SPEC(.name = "FlashMask, two halves hide everything", SIZES(150, 170, 64), .mask_bounds = 4, .mask_kind = MASK_UNION,
-         .sinks = 1),
+    SPEC(.name = "FlashMask, two halves hide everything", SIZES(150, 170, 64), .mask_bounds = 4,
+         .mask_kind = MASK_UNION, .sinks = 1),
     SPEC(.name = "FlashMask with window, top left", SIZES(150, 170, 64), .mask_bounds = 4, WINDOW(50, 50),
          .alignment = ATTN_TOP_LEFT),
     SPEC(.name = "FlashMask, more queries than keys, causal", SIZES(170, 90, 64), .causal = true, .mask_bounds = 1),
@@ -196,12 +200,13 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "ALiBi of 65536 keys", SIZES(2, 65536, 8), HEADS(1, 1), .alibi = 1),
     SPEC(.name = "sinks", SIZES(90, 120, 64), HEADS(4, 2), .sinks = 1, .causal = true, WINDOW(31, 0)),
     SPEC(.name = "sinks of 100, -100 and -inf", SIZES(90, 120, 64), HEADS(4, 4), .sinks = 2, BF16),
-    SPEC(.name = "sinks of 100, -100 and -inf on empty rows", SIZES(120, 90, 64), HEADS(4, 4), .sinks = 2, .causal = true),
+    SPEC(.name = "sinks of 100, -100 and -inf on empty rows", SIZES(120, 90, 64), HEADS(4, 4), .sinks = 2,
+         .causal = true),
     SPEC(.name = "fp8", SIZES(90, 120, 64), FP8, .fp8_scales = true, HEADS(4, 2)),
     SPEC(.name = "fp8, causal, head size 128", SIZES(200, 200, 128), FP8, .causal = true),
     SPEC(.name = "fp8, odd head size, to f32", SIZES(50, 60, 59), .dtype = ATTN_F8E4M3, .fp8_scales = true),
-    SPEC(.name = "fp8, odd head size, packed", FP8, .D = 31, .Dv = 64, .softcap = 4.3, .sequences = 3, .q_lengths = { 70, 2, 26 },
-         .k_lengths = { 112, 69, 26 }, .fp8_scales = true),
+    SPEC(.name = "fp8, odd head size, packed", FP8, .D = 31, .Dv = 64, .softcap = 4.3, .sequences = 3,
+         .q_lengths = { 70, 2, 26 }, .k_lengths = { 112, 69, 26 }, .fp8_scales = true),
     SPEC(.name = "fp8, scales of 1e-6", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e-6, .q_amp = 100),
     SPEC(.name = "fp8, scales of 1e6", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e6, .q_amp = 0.1,
          .has_scale = true, .scale = 1e-12),
@@ -212,8 +217,8 @@ static const struct spec edge_cases[] = {
          .has_scale = true, .scale = 1e-15, .alibi = 1),
     SPEC(.name = "fp8, scales small for a slope", SIZES(150, 160, 64), FP8, .fp8_scales = true, .fp8_scale = 1e-12,
          .has_scale = true, .scale = 1e-15, .alibi = 1),
-    SPEC(.name = "fp8, scales of 0, small softmax_scale", SIZES(150, 160, 64), FP8, .fp8_scales = true, .fp8_scale = 1e-60,
-         .has_scale = true, .scale = 1e-29),
+    SPEC(.name = "fp8, scales of 0, small softmax_scale", SIZES(150, 160, 64), FP8, .fp8_scales = true,
+         .fp8_scale = 1e-60, .has_scale = true, .scale = 1e-29),
     SPEC(.name = "f16 to f32", SIZES(50, 60, 64), .dtype = ATTN_F16),
     SPEC(.name = "f32 to bf16", SIZES(50, 60, 64), .out_dtype = ATTN_BF16),
     SPEC(.name = "bf16 to f16", SIZES(50, 60, 64), .dtype = ATTN_BF16, .out_dtype = ATTN_F16),
@@ -224,8 +229,8 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "dropout with a window", SIZES(150, 170, 40), .dropout_p = 0.5, .seed = 7, WINDOW(20, 10), F16),
 
     /* Variable lengths */
-    SPEC(.name = "packed", .sequences = 4, .q_lengths = { 5, 128, 1, 77 }, .k_lengths = { 5, 128, 1, 77 }, .causal = true,
-         BF16),
+    SPEC(.name = "packed", .sequences = 4, .q_lengths = { 5, 128, 1, 77 }, .k_lengths = { 5, 128, 1, 77 },
+         .causal = true, BF16),
     SPEC(.name = "packed, empty sequences first, last, in a row", .sequences = 6, .q_lengths = { 0, 40, 0, 0, 33, 0 },
          .k_lengths = { 0, 40, 0, 0, 33, 0 }),
     SPEC(.name = "packed, all empty", .sequences = 3),
@@ -235,7 +240,8 @@ static const struct spec edge_cases[] = {
          HEADS(4, 2), WINDOW(20, 3), .softcap = 10, .alibi = 2, .dropout_p = 0.2, .seed = 5, F16, .strided = true),
     SPEC(.name = "packed decode", .sequences = 5, .q_lengths = { 1, 1, 1, 1, 1 }, .k_lengths = { 700, 1, 33, 0, 128 },
          HEADS(8, 2), BF16, .causal = true),
-    SPEC(.name = "packed, fp8", .sequences = 2, .q_lengths = { 30, 64 }, .k_lengths = { 50, 64 }, FP8, .fp8_scales = true),
+    SPEC(.name = "packed, fp8", .sequences = 2, .q_lengths = { 30, 64 }, .k_lengths = { 50, 64 }, FP8,
+         .fp8_scales = true),
     SPEC(.name = "seqlens_k", .B = 5, SIZES(40, 150, 64), HEADS(4, 2), .seqlens_k = true, .causal = true,
          .poison_unseen = true, F16),
     SPEC(.name = "seqlens_k, decode", .B = 4, SIZES(1, 1000, 64), HEADS(8, 2), .seqlens_k = true, .poison_unseen = true,
@@ -253,18 +259,20 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "out and lse given, sinks, empty rows", BACK, SIZES(80, 60, 64), .give_forward = true, .sinks = 2,
          HEADS(4, 4), .causal = true, .dlse = true),
     SPEC(.name = "out given in f32 for f16", BACK, SIZES(60, 80, 64), .give_forward = true, .dtype = ATTN_F16),
-    SPEC(.name = "packed, dlse, out given", BACK, .sequences = 3, .q_lengths = { 30, 0, 65 }, .k_lengths = { 50, 6, 60 },
-         HEADS(4, 2), .give_forward = true, .dlse = true),
+    SPEC(.name = "packed, dlse, out given", BACK, .sequences = 3, .q_lengths = { 30, 0, 65 },
+         .k_lengths = { 50, 6, 60 }, HEADS(4, 2), .give_forward = true, .dlse = true),
     SPEC(.name = "everything at once", BACK, .B = 2, SIZES(75, 130, 72), HEADS(6, 2), .sinks = 1, .alibi = 2, .bias = 7,
-         .bias_hidden = 0.1, .keep_mask = 2, .keep = 0.9, .mask_bounds = 2, .mask_heads = 1, .softcap = 8, .dropout_p = 0.1,
-         .seed = 3, WINDOW(60, 30), .seqlens_k = true, .dlse = true, .strided = true, .poison_unseen = true),
+         .bias_hidden = 0.1, .keep_mask = 2, .keep = 0.9, .mask_bounds = 2, .mask_heads = 1, .softcap = 8,
+         .dropout_p = 0.1, .seed = 3, WINDOW(60, 30), .seqlens_k = true, .dlse = true, .strided = true,
+         .poison_unseen = true),
     SPEC(.name = "scores of 1e6, peaky", BACK, SIZES(60, 80, 64), .q_amp = 10, F16),
 };
 
 /* Forward alone: the gradients of such scores and values are beyond their type. */
 static const struct spec huge_cases[] = {
     SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20),
-    /* A score c, rounded, beside s c in a fused multiply-add: they differ by up to 2^-24 of it, and P leaves its range */
+    /* A score c, rounded, beside s c in a fused multiply-add: they differ by up to 2^-24 of it, and P leaves its
+     * range */
     SPEC(.name = "scores of 1e9, float16", SIZES(200, 300, 64), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e9, decoding", SIZES(1, 3000, 64), HEADS(8, 2), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e10, bfloat16", SIZES(200, 300, 64), BF16, .q_amp = 3e4),
@@ -274,7 +282,8 @@ static const struct spec huge_cases[] = {
     SPEC(.name = "scores of 1e15, decoding, sinks", SIZES(1, 90, 128), BF16, .q_amp = 1e7, .sinks = 1),
     SPEC(.name = "scores of 1e15, float32", SIZES(200, 300, 64), .q_amp = 1e7),
     SPEC(.name = "scores of 1e15, float32, D 128", SIZES(200, 300, 128), .q_amp = 1e7, .causal = true),
-    SPEC(.name = "scale 1e20, float16, causal", SIZES(300, 300, 64), F16, .has_scale = true, .scale = 1e20, .causal = true),
+    SPEC(.name = "scale 1e20, float16, causal", SIZES(300, 300, 64), F16, .has_scale = true, .scale = 1e20,
+         .causal = true),
     SPEC(.name = "values of 1e36, bfloat16", SIZES(300, 300, 64), BF16, .causal = true, .v_amp = 1e36),
     SPEC(.name = "values of 1e36, decoding", SIZES(1, 3000, 64), BF16, .v_amp = 1e36),
 };
@@ -305,20 +314,23 @@ static void test_edge_cases_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* ---- Random problems ---------------------------------------------------------------------------------------------- */
+/* ---- Random problems --------------------------------------------------------------------------------------------- */
 
 static int64_t pick(struct rng *r, const int64_t *from, size_t count)
 {
     return from[rng_next(r) % count];
 }
 
-/* A legal problem with options drawn at random: each is absent most of the time, so that pairs and triples of them come up.
- */
+/* A legal problem with options drawn at random: each is absent most of the time, so that pairs and triples of them
+ * come up.
+ * */
 static struct spec random_spec(uint64_t seed)
 {
     static const int64_t lengths[] = { 0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200 };
-    static const int64_t head_sizes[] = { 1, 3, 8, 16, 24, 31, 32, 40, 64, 64, 64, 65, 72, 80, 96, 128, 128, 160, 192, 256 };
-    struct rng r = { seed * UINT64_C(0x2545f4914f6cdd1d) + 1 }; /* not the step of the stream: seeds would share their draws */
+    static const int64_t head_sizes[] = { 1,  3,  8,  16, 24, 31,  32,  40,  64,  64,
+                                          64, 65, 72, 80, 96, 128, 128, 160, 192, 256 };
+    struct rng r = { seed * UINT64_C(0x2545f4914f6cdd1d) +
+                     1 }; /* not the step of the stream: seeds would share their draws */
     struct spec s = SPEC(.data_seed = seed);
     s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
     s.dtype = rng_chance(&r, 0.4) ? ATTN_F32 : rng_chance(&r, 0.5) ? ATTN_F16 : ATTN_BF16;
@@ -353,8 +365,8 @@ static struct spec random_spec(uint64_t seed)
         s.sequences = (int)rng_between(&r, 1, 6);
         for (int n = 0; n < s.sequences; n++) {
             s.q_lengths[n] = (int)(rng_chance(&r, 0.15) ? 0 : rng_between(&r, 1, 90));
-            s.k_lengths[n] =
-                rng_chance(&r, 0.4) ? s.q_lengths[n] : (int)(rng_chance(&r, 0.15) ? 0 : rng_between(&r, 1, 120));
+            s.k_lengths[n] = rng_chance(&r, 0.4) ? s.q_lengths[n]
+                                                 : (int)(rng_chance(&r, 0.15) ? 0 : rng_between(&r, 1, 120));
         }
     } else {
         if (rng_chance(&r, 0.2)) {
@@ -426,7 +438,8 @@ static void test_grid_agrees_with_the_reference(void **state)
     assert_int_not_equal(ran, 0);
 }
 
-/* float8 kernels may treat scores otherwise where lse is not wanted. Each row at three head sizes, for 64 that of the row. */
+/* float8 kernels may treat scores otherwise where lse is not wanted. Each row at three head sizes, for 64 that of
+ * the row. */
 static void test_float8_without_lse_agrees_with_the_reference(void **state)
 {
     /* clang-format off: a row is a line */
@@ -435,8 +448,10 @@ static void test_float8_without_lse_agrees_with_the_reference(void **state)
         SPEC(.name = "float8, a tile", SIZES(64, 64, 64), HEADS(1, 1)),
         SPEC(.name = "float8, scales, a group", SIZES(90, 120, 64), HEADS(4, 2), .fp8_scales = true),
         SPEC(.name = "float8, causal, more keys", SIZES(130, 401, 64), HEADS(2, 1), .causal = true, .fp8_scales = true),
-        SPEC(.name = "float8, causal, empty rows", SIZES(401, 130, 64), HEADS(2, 1), .causal = true, .sinks = 2, .B = 2),
-        SPEC(.name = "float8, causal, top left", SIZES(300, 130, 64), HEADS(2, 1), .causal = true, .alignment = ATTN_TOP_LEFT),
+        SPEC(.name = "float8, causal, empty rows", SIZES(401, 130, 64), HEADS(2, 1), .causal = true, .sinks = 2,
+             .B = 2),
+        SPEC(.name = "float8, causal, top left", SIZES(300, 130, 64), HEADS(2, 1), .causal = true,
+             .alignment = ATTN_TOP_LEFT),
         SPEC(.name = "float8, top left, fewer rows", SIZES(130, 400, 64), HEADS(3, 1), .causal = true,
              .alignment = ATTN_TOP_LEFT, .poison_unseen = true),
         SPEC(.name = "float8, window", SIZES(400, 400, 64), WINDOW(70, 3), .poison_unseen = true),
@@ -453,7 +468,8 @@ static void test_float8_without_lse_agrees_with_the_reference(void **state)
         SPEC(.name = "float8, saturated", SIZES(50, 60, 64), .q_amp = 400, .has_scale = true, .scale = 1e-6),
         SPEC(.name = "float8, NaN in v", SIZES(200, 300, 64), HEADS(2, 1), .poison = 2, .causal = true),
         SPEC(.name = "float8, NaN in k", SIZES(200, 300, 64), HEADS(2, 1), .poison = 1, .causal = true),
-        SPEC(.name = "float8, NaN in v, window", SIZES(200, 300, 64), HEADS(2, 1), .poison = 2, WINDOW(30, 10), .fp8_scales = true),
+        SPEC(.name = "float8, NaN in v, window", SIZES(200, 300, 64), HEADS(2, 1), .poison = 2, WINDOW(30, 10),
+             .fp8_scales = true),
         SPEC(.name = "float8, a row is one key", SIZES(200, 200, 64), WINDOW(0, 0), .q_amp = 3),
         SPEC(.name = "float8, narrower values", .Sq = 100, .Sk = 150, .D = 64, .Dv = 32),
         SPEC(.name = "float8, narrower keys", .Sq = 100, .Sk = 150, .D = 48, .Dv = 64, .causal = true),
@@ -502,11 +518,11 @@ static void test_random_problems_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* ---- Decoding: few queries, many keys ------------------------------------------------------------------------------ */
+/* ---- Decoding: few queries, many keys ---------------------------------------------------------------------------- */
 
-/* Backends that cut the keys into splits do so at multiples of 128 to 2048 keys, and treat up to 16 and up to 64 rows
- * (queries times heads of a group) differently: lengths on both sides of every such edge, in forms on both sides of every
- * such size. */
+/* Backends that cut the keys into splits do so at multiples of 128 to 2048 keys, and treat up to 16 and up to 64
+ * rows (queries times heads of a group) differently: lengths on both sides of every such edge, in forms on both
+ * sides of every such size. */
 static void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
 {
     static const int64_t keys[] = { 0, 1, 63, 127, 128, 129, 257, 511, 512, 513, 1025, 2047, 2048, 2049, 4100 };
@@ -553,7 +569,8 @@ static struct spec random_decode_spec(uint64_t seed)
     s.Sk = rng_chance(&r, 0.7) ? rng_between(&r, 0, 700) : rng_between(&r, 700, 3000);
     if (s.window_left > 0) s.window_left *= rng_between(&r, 1, 10);
     for (int n = 0; n < s.sequences; n++) { /* some of them short, so that both kinds meet in one problem */
-        s.q_lengths[n] = (int)(rng_chance(&r, 0.3) ? rng_between(&r, 0, 90) : rng_between(&r, 1, rows / (s.H / s.Hk) + 1));
+        s.q_lengths[n] = (int)(rng_chance(&r, 0.3) ? rng_between(&r, 0, 90)
+                                                   : rng_between(&r, 1, rows / (s.H / s.Hk) + 1));
         s.k_lengths[n] = (int)(rng_chance(&r, 0.6) ? rng_between(&r, 0, 300) : rng_between(&r, 300, 1500));
     }
     return s;
@@ -574,7 +591,7 @@ static void test_random_decoding_agrees_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* ---- Properties --------------------------------------------------------------------------------------------------- */
+/* ---- Properties -------------------------------------------------------------------------------------------------- */
 
 #define assert_outputs_equal(a, b)                     \
     do {                                               \
@@ -650,8 +667,9 @@ static void test_repeats_give_the_same_bits(void **state)
     }
 }
 
-/* Element n of batch row b of `whole` against problem `part`, for tensors whose first axis is the batch or the packed rows.
- */
+/* Element n of batch row b of `whole` against problem `part`, for tensors whose first axis is the batch or the
+ * packed rows.
+ * */
 static void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first)
 {
     const attn_tensor *w = &whole->p.tensor[id], *p = &part->p.tensor[id];
@@ -659,8 +677,8 @@ static void assert_part_equal(const struct fixture *whole, const struct fixture 
         const double a = tensor_get(w, first + e), b = tensor_get(p, e);
         if (!(a == b || (isnan(a) && isnan(b)))) {
             spec_print(stderr, &whole->spec);
-            fail_msg("%s: element %lld is %.9g in the batch and %.9g alone", attn_tensors[id].name, (long long)(first + e),
-                     a, b);
+            fail_msg("%s: element %lld is %.9g in the batch and %.9g alone", attn_tensors[id].name,
+                     (long long)(first + e), a, b);
         }
     }
 }
@@ -672,14 +690,16 @@ static void copy_part(const struct fixture *whole, struct fixture *part, attn_te
         tensor_set(&part->p.tensor[id], e, tensor_get(&whole->p.tensor[id], first + e));
 }
 
-/* What a server does when it packs the problems of several clients into one: each must get the bits of its own problem. */
+/* What a server does when it packs the problems of several clients into one: each must get the bits of its own
+ * problem. */
 static void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
 {
     static const struct spec packs[] = {
         SPEC(.sequences = 5, .q_lengths = { 70, 1, 128, 33, 5 }, .k_lengths = { 90, 500, 128, 33, 64 }, HEADS(4, 2),
              .causal = true, BF16, .sinks = 1),
         SPEC(.sequences = 3, .q_lengths = { 1, 1, 1 }, .k_lengths = { 2500, 17, 640 }, HEADS(8, 2), F16),
-        SPEC(.sequences = 3, .q_lengths = { 64, 64, 64 }, .k_lengths = { 64, 64, 64 }, HEADS(4, 4), .causal = true, F16),
+        SPEC(.sequences = 3, .q_lengths = { 64, 64, 64 }, .k_lengths = { 64, 64, 64 }, HEADS(4, 4), .causal = true,
+             F16),
         SPEC(.sequences = 9, .q_lengths = { 1, 4, 70, 1, 0, 16, 5, 1, 17 },
              .k_lengths = { 2100, 129, 90, 1, 77, 1300, 0, 128, 600 }, HEADS(8, 2), .D = 128, .Dv = 128, BF16,
              .causal = true, .sinks = 1),
@@ -687,7 +707,8 @@ static void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **stat
              .softcap = 20, .alibi = 1),
         SPEC(BACK, .sequences = 4, .q_lengths = { 70, 1, 128, 33 }, .k_lengths = { 90, 300, 128, 33 }, HEADS(4, 2),
              .causal = true, BF16, .sinks = 1),
-        SPEC(BACK, .sequences = 3, .q_lengths = { 40, 65, 7 }, .k_lengths = { 40, 65, 100 }, .softcap = 9, WINDOW(20, 20)),
+        SPEC(BACK, .sequences = 3, .q_lengths = { 40, 65, 7 }, .k_lengths = { 40, 65, 100 }, .softcap = 9,
+             WINDOW(20, 20)),
     };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(packs); n++) {
@@ -803,8 +824,8 @@ static void test_hidden_numbers_of_any_size_do_not_matter(void **state)
         for (int64_t e = 0; e < SEEN * s.H * s.Dv; e++) {
             const double x = tensor_get(&a.p.tensor[id], e), y = tensor_get(&b.p.tensor[id], e);
             if (!(fabs(x - y) <= 1e-5))
-                fail_msg("%s: element %lld is %.9g beside huge ones and %.9g alone", attn_tensors[id].name, (long long)e, y,
-                         x);
+                fail_msg("%s: element %lld is %.9g beside huge ones and %.9g alone", attn_tensors[id].name,
+                         (long long)e, y, x);
         }
         fixture_clear(&a), fixture_clear(&b);
     }
@@ -815,8 +836,8 @@ static void test_a_row_with_one_key_is_that_value_to_the_bit(void **state)
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(dtypes); n++) {
-        const struct spec s =
-            SPEC(.dtype = dtypes[n], .out_dtype = dtypes[n], SIZES(150, 150, 64), WINDOW(0, 0), .q_amp = 4);
+        const struct spec s = SPEC(.dtype = dtypes[n], .out_dtype = dtypes[n], SIZES(150, 150, 64), WINDOW(0, 0),
+                                   .q_amp = 4);
         struct fixture f;
         fixture_make(&f, &s);
         fixture_run(&bench, &f);
@@ -826,8 +847,9 @@ static void test_a_row_with_one_key_is_that_value_to_the_bit(void **state)
     }
 }
 
-/* NaN that some rows see reaches these rows and no other. (fixture_compare() wants NaN exactly where the reference has it.)
- */
+/* NaN that some rows see reaches these rows and no other. (fixture_compare() wants NaN exactly where the reference
+ * has it.)
+ * */
 static void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
 {
     static const struct spec cases[] = {
@@ -846,7 +868,8 @@ static void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
         SPEC(SIZES(5, 900, 128), .poison = 2, HEADS(8, 2), F16, WINDOW(100, 0)),
         SPEC(SIZES(60, 70, 64), .poison = 2, HEADS(2, 2), BF16, .causal = true),
         SPEC(SIZES(3, 700, 256), .poison = 2, HEADS(4, 1), BF16, .keep_mask = 8, .keep = 0.5),
-        SPEC(.sequences = 3, .q_lengths = { 30, 64, 65 }, .k_lengths = { 50, 64, 60 }, .causal = true, .poison = 2, BF16),
+        SPEC(.sequences = 3, .q_lengths = { 30, 64, 65 }, .k_lengths = { 50, 64, 60 }, .causal = true, .poison = 2,
+             BF16),
     };
     int failed = 0;
     (void)state;
@@ -874,8 +897,8 @@ static void test_no_dout_gives_gradients_of_exactly_zero(void **state)
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(dtypes); n++) {
-        const struct spec s = SPEC(BACK, .dtype = dtypes[n], .out_dtype = dtypes[n], SIZES(100, 130, 64), .no_dout = true,
-                                   .sinks = 1, .bias = 8, .alibi = 1);
+        const struct spec s = SPEC(BACK, .dtype = dtypes[n], .out_dtype = dtypes[n], SIZES(100, 130, 64),
+                                   .no_dout = true, .sinks = 1, .bias = 8, .alibi = 1);
         struct fixture f;
         fixture_make(&f, &s);
         fixture_run(&bench, &f);
@@ -975,8 +998,8 @@ static void test_offsets_past_two_billion_elements(void **state)
     fixture_clear(&near), fixture_clear(&wide);
 }
 
-/* The same problem with its rows `far` elements apart, all tensors side by side in one block of device memory, has the same
- * bits. False where the device has not so much memory. */
+/* The same problem with its rows `far` elements apart, all tensors side by side in one block of device memory, has
+ * the same bits. False where the device has not so much memory. */
 static bool same_bits_far_apart(const struct spec *s, int64_t far)
 {
     enum { SLOT = 256 }; /* elements between the tensors' beginnings */
@@ -990,15 +1013,16 @@ static bool same_bits_far_apart(const struct spec *s, int64_t far)
     fixture_run(&bench, &near);
     attn_problem p = wide.p;
     const size_t size = attn_dtype_bytes(p.q.dtype);
-    const bool room =
-        attn_device_alloc(bench.device, (size_t)(rows * far + ATTN_TENSOR_COUNT * SLOT) * size, &block, &err) == ATTN_OK;
+    const bool room = attn_device_alloc(bench.device, (size_t)(rows * far + ATTN_TENSOR_COUNT * SLOT) * size, &block,
+                                        &err) == ATTN_OK;
     for (int id = 0, slot = 0; id < ATTN_TENSOR_COUNT && room; id++) {
         attn_tensor *t = &p.tensor[id];
         if (t->rank == 0) continue;
         if (t->rank != 4) {
             assert_int_equal(attn_device_alloc(bench.device, wide.block_bytes[id], &small[id], &err), ATTN_OK);
-            assert_int_equal(attn_copy(bench.stream, small[id], wide.block[id], wide.block_bytes[id], ATTN_TO_DEVICE, &err),
-                             ATTN_OK);
+            assert_int_equal(
+                attn_copy(bench.stream, small[id], wide.block[id], wide.block_bytes[id], ATTN_TO_DEVICE, &err),
+                ATTN_OK);
             t->data = (uint8_t *)small[id] + ((uint8_t *)t->data - wide.block[id]);
             continue;
         }
@@ -1006,10 +1030,11 @@ static bool same_bits_far_apart(const struct spec *s, int64_t far)
         t->stride[1] = far;
         t->data = (uint8_t *)block + (size_t)(slot++ * SLOT) * size;
         for (int64_t i = 0; i < rows; i++)
-            assert_int_equal(attn_copy(bench.stream, (uint8_t *)t->data + (size_t)(i * far) * size,
-                                       (uint8_t *)wide.p.tensor[id].data + (size_t)(i * wide.p.tensor[id].stride[1]) * size,
-                                       (size_t)t->shape[3] * size, ATTN_TO_DEVICE, &err),
-                             ATTN_OK);
+            assert_int_equal(
+                attn_copy(bench.stream, (uint8_t *)t->data + (size_t)(i * far) * size,
+                          (uint8_t *)wide.p.tensor[id].data + (size_t)(i * wide.p.tensor[id].stride[1]) * size,
+                          (size_t)t->shape[3] * size, ATTN_TO_DEVICE, &err),
+                ATTN_OK);
     }
     if (room) {
         assert_int_equal(attn_check(&p, &err), ATTN_OK);
@@ -1025,9 +1050,10 @@ static bool same_bits_far_apart(const struct spec *s, int64_t far)
             }
             for (int64_t i = 0; i < rows; i++)
                 assert_int_equal(
-                    attn_copy(
-                        bench.stream, (uint8_t *)wide.p.tensor[id].data + (size_t)(i * wide.p.tensor[id].stride[1]) * size,
-                        (uint8_t *)t->data + (size_t)(i * far) * size, (size_t)t->shape[3] * size, ATTN_FROM_DEVICE, &err),
+                    attn_copy(bench.stream,
+                              (uint8_t *)wide.p.tensor[id].data + (size_t)(i * wide.p.tensor[id].stride[1]) * size,
+                              (uint8_t *)t->data + (size_t)(i * far) * size, (size_t)t->shape[3] * size,
+                              ATTN_FROM_DEVICE, &err),
                     ATTN_OK);
         }
         assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
@@ -1116,7 +1142,8 @@ int main(void)
     };
     int failed;
     if (getenv("ATTN_BACKEND") && *getenv("ATTN_BACKEND")) backend = getenv("ATTN_BACKEND");
-    if (getenv("ATTN_TESTS") && *getenv("ATTN_TESTS")) cmocka_set_test_filter(getenv("ATTN_TESTS")); /* such as test_grid* */
+    if (getenv("ATTN_TESTS") && *getenv("ATTN_TESTS"))
+        cmocka_set_test_filter(getenv("ATTN_TESTS")); /* such as test_grid* */
     bench_open(&bench, backend, 0);
     failed = cmocka_run_group_tests(tests, NULL, NULL);
     bench_close(&bench);

@@ -1,7 +1,7 @@
 /* test_check.c: every message of attn_check(), word for word, for a client reads them as they are.
  *
- * Each row starts from a good problem (B 2, Sq 3, Sk 4, H 8, Hk 2, D 16, Dv 8), breaks one thing, and says what must come
- * out. */
+ * Each row starts from a good problem (B 2, Sq 3, Sk 4, H 8, Hk 2, D 16, Dv 8), breaks one thing, and says what
+ * must come out. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -166,7 +166,8 @@ static void test_the_shapes_of_q_k_v(void **state)
     SAYS(forward, INVALID, "/v/shape/3", "v: shape[3] is 0, must be at least 1", p.v.shape[3] = 0);
     SAYS(forward, UNSUPPORTED, "/q/shape/3", "q: shape[3] is 257, head sizes up to 256 are supported",
          p.q.shape[3] = p.k.shape[3] = 257);
-    SAYS(forward, UNSUPPORTED, "/v/shape/3", "v: shape[3] is 257, head sizes up to 256 are supported", p.v.shape[3] = 257);
+    SAYS(forward, UNSUPPORTED, "/v/shape/3", "v: shape[3] is 257, head sizes up to 256 are supported",
+         p.v.shape[3] = 257);
     SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 3, must divide the 8 heads of q", p.k.shape[2] = 3);
     SAYS(bhsd, INVALID, "/k/shape/1", "k: shape[1] is 3, must divide the 8 heads of q", p.k.shape[1] = 3);
     SAYS(packed, INVALID, "/k/shape/1", "k: shape[1] is 3, must divide the 8 heads of q", p.k.shape[1] = 3);
@@ -209,7 +210,8 @@ static void test_packed_lengths(void **state)
          p.seqlens_k = TENSOR(lengths, ATTN_I32, 2));
     SAYS(packed, INVALID, "/mask_startend_rows", "mask_startend_rows: cannot be combined with cu_seqlens_q",
          p.mask_startend_rows = TENSOR(mask_rows, ATTN_I32, 2, 1, 4, 2));
-    SAYS(packed, INVALID, "/alibi_slopes/shape/0", "alibi_slopes: shape[0] is 3, must be 2, the sequences of cu_seqlens_q",
+    SAYS(packed, INVALID, "/alibi_slopes/shape/0",
+         "alibi_slopes: shape[0] is 3, must be 2, the sequences of cu_seqlens_q",
          p.alibi_slopes = TENSOR(zeros, ATTN_F32, 3, 8));
     SAYS(packed, INVALID, "/out/shape/0", "out: shape[0] is 7, must be 6, the queries of q",
          p.out = TENSOR(zeros, ATTN_F16, 7, 8, 8));
@@ -257,7 +259,8 @@ static void test_masks_and_biases(void **state)
     SAYS(forward, INVALID, "/bias/data", "bias: [0, 1, 0, 1] is inf, must be finite or -inf", bias16[12] = 0xfc00;
          bias16[13] = 0x7c00; p.bias = TENSOR(bias16, ATTN_F16, 2, 8, 3, 4));
     SAYS(forward, INVALID, "/bias/data", "bias: [0, 1, 0, 1] is nan, must be finite or -inf", bias16[12] = 0xff80;
-         bias16[13] = 0x7fc0; p.bias = TENSOR(bias16, ATTN_BF16, 2, 8, 3, 4); p.q.dtype = p.k.dtype = p.v.dtype = ATTN_BF16);
+         bias16[13] = 0x7fc0; p.bias = TENSOR(bias16, ATTN_BF16, 2, 8, 3, 4);
+         p.q.dtype = p.k.dtype = p.v.dtype = ATTN_BF16);
     SAYS(forward, INVALID, "/keep_mask/dtype", "keep_mask: dtype is int32, must be uint8",
          p.keep_mask = TENSOR(zeros, ATTN_I32, 2, 8, 3, 4));
     SAYS(forward, INVALID, "/keep_mask/shape/1", "keep_mask: shape[1] is 2, must be 1 or 8, the heads of q",
@@ -267,7 +270,8 @@ static void test_masks_and_biases(void **state)
     keep[28] = 0;
     SAYS(forward, INVALID, "/seqlens_k/shape/0", "seqlens_k: shape[0] is 1, must be 2, the batch of q",
          p.seqlens_k = TENSOR(lengths, ATTN_I32, 1));
-    SAYS(forward, INVALID, "/seqlens_k/data", "seqlens_k: [1] is 5, must be between 0 and 4, the keys of k", lengths[1] = 5;
+    SAYS(forward, INVALID, "/seqlens_k/data", "seqlens_k: [1] is 5, must be between 0 and 4, the keys of k",
+         lengths[1] = 5;
          p.seqlens_k = TENSOR(lengths, ATTN_I32, 2));
     SAYS(forward, INVALID, "/seqlens_k/data", "seqlens_k: [1] is -1, must be between 0 and 4, the keys of k",
          lengths[1] = -1;
@@ -281,8 +285,8 @@ static void test_masks_and_biases(void **state)
     SAYS(forward, INVALID, "/mask_startend_rows/shape/3",
          "mask_startend_rows: shape[3] is 1, must be 2 or 4 when not causal",
          p.mask_startend_rows = TENSOR(mask_rows, ATTN_I32, 2, 1, 4, 1));
-    SAYS(forward, INVALID, "/mask_startend_rows/shape/3", "mask_startend_rows: shape[3] is 4, must be 1 or 2 when causal",
-         p.causal = true;
+    SAYS(forward, INVALID, "/mask_startend_rows/shape/3",
+         "mask_startend_rows: shape[3] is 4, must be 1 or 2 when causal", p.causal = true;
          p.mask_startend_rows = TENSOR(mask_rows, ATTN_I32, 2, 1, 4, 4));
     SAYS(forward, INVALID, "/mask_startend_rows/data",
          "mask_startend_rows: [1, 0, 3, 1] is 4, must be between 0 and 3, the queries of q", mask_rows[15] = 4;
@@ -302,7 +306,8 @@ static void test_fp8(void **state)
     SAYS(fp8, INVALID, "/k_scale/data", "k_scale: [1, 0] is inf, must be finite", scales[2] = INFINITY;
          p.q_scale = p.v_scale = TENSOR(zeros, ATTN_F32, 2, 2));
     scales[2] = 0;
-    SAYS(backward, UNSUPPORTED, "/q/dtype", "q: dtype is float8_e4m3fn, backward supports float32, float16 and bfloat16",
+    SAYS(backward, UNSUPPORTED, "/q/dtype",
+         "q: dtype is float8_e4m3fn, backward supports float32, float16 and bfloat16",
          p.q.dtype = p.k.dtype = p.v.dtype = ATTN_F8E4M3);
 }
 
@@ -358,8 +363,10 @@ static void test_options(void **state)
     SAYS(forward, INVALID, "/scale", "scale: is nan, must be finite", p.has_scale = true; p.scale = NAN);
     SAYS(forward, INVALID, "/softcap", "softcap: is -1, must be finite and at least 0", p.softcap = -1);
     SAYS(forward, INVALID, "/softcap", "softcap: is nan, must be finite and at least 0", p.softcap = NAN);
-    SAYS(forward, INVALID, "/window/0", "window: [0] is -2, must be at least 0, or -1 for unbounded", p.window_left = -2);
-    SAYS(forward, INVALID, "/window/1", "window: [1] is -7, must be at least 0, or -1 for unbounded", p.window_right = -7);
+    SAYS(forward, INVALID, "/window/0", "window: [0] is -2, must be at least 0, or -1 for unbounded",
+         p.window_left = -2);
+    SAYS(forward, INVALID, "/window/1", "window: [1] is -7, must be at least 0, or -1 for unbounded",
+         p.window_right = -7);
     SAYS(forward, INVALID, "/dropout_p", "dropout_p: is 1, must be at least 0 and below 1", p.dropout_p = 1);
     SAYS(forward, INVALID, "/dropout_p", "dropout_p: is -0.1, must be at least 0 and below 1", p.dropout_p = -0.1);
     SAYS(forward, INVALID, "/dropout_p", "dropout_p: is nan, must be at least 0 and below 1", p.dropout_p = NAN);

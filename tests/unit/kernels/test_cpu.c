@@ -11,8 +11,7 @@
 #include "../testing.h"
 #include "kernels/cpu/flash.h"
 
-/* ---- Threads
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- Threads ----------------------------------------------------------------------------------------------------- */
 
 enum { ITEMS = 1000, CALLERS = 4, LOOPS = 50, THREADS = 5 };
 
@@ -98,8 +97,7 @@ static void test_an_item_may_wait_for_an_earlier_one(void **state)
     pool_close(pool);
 }
 
-/* ---- Workspace
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- Workspace --------------------------------------------------------------------------------------------------- */
 
 /* Packed problems and seqlens_k with random lengths, short and long, in every dtype. */
 static struct spec random_lengths(struct rng *r)
@@ -133,8 +131,9 @@ static struct spec random_lengths(struct rng *r)
     return s;
 }
 
-/* attn_workspace() does not look at the lengths; a run uses what they need. A block of exactly the bytes that were promised,
- * under AddressSanitizer, says whether the promise was kept, and the bits whether the block's contents matter. */
+/* attn_workspace() does not look at the lengths; a run uses what they need. A block of exactly the bytes that were
+ * promised, under AddressSanitizer, says whether the promise was kept, and the bits whether the block's contents
+ * matter. */
 static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(void **state)
 {
     enum { COUNT = 60 };
@@ -172,8 +171,7 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
     bench_close(&bench);
 }
 
-/* ---- Strips
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- Strips ------------------------------------------------------------------------------------------------------ */
 
 /* A table without strips: every row tile is computed whole. */
 static void forward_with(const struct simd *simd, bool strips, const struct fixture *f)
@@ -208,7 +206,8 @@ static void test_strips_change_no_bit(void **state)
         SPEC(.causal = true, .Sq = 113, .Sk = 300),
         SPEC(.causal = true, .Sq = 300, .Sk = 113), /* the first rows see nothing */
         SPEC(.causal = true, .Sq = 200, .Sk = 1100, .D = 40, .Dv = 24),
-        SPEC(.window_left = 5, .window_right = 0, .Sq = 700, .Sk = 700), /* rows of a tile begin in different key tiles */
+        SPEC(.window_left = 5, .window_right = 0, .Sq = 700,
+             .Sk = 700), /* rows of a tile begin in different key tiles */
         SPEC(.window_left = 300, .window_right = 20, .Sq = 130, .Sk = 650),
         SPEC(.causal = true, .Sq = 90, .Sk = 90, .softcap = 5, .alibi = 1, .sinks = 1),
         SPEC(.causal = true, .Sq = 130, .Sk = 130, .mask_bounds = 1, .dropout_p = 0.3),
@@ -239,14 +238,13 @@ static void test_strips_change_no_bit(void **state)
     }
 }
 
-/* ---- Memory
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 static void test_memory_is_counted_and_limited(void **state)
 {
     const attn_device_options options = { .threads = 2, .memory_bytes = 4 << 20 };
-    const struct spec s =
-        SPEC(.B = 4, .H = 8, .Hk = 8, .Sq = 2048, .Sk = 2048); /* packs of K and V alone are 48 MiB and more */
+    const struct spec s = SPEC(.B = 4, .H = 8, .Hk = 8, .Sq = 2048,
+                               .Sk = 2048); /* packs of K and V alone are 48 MiB and more */
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;

@@ -1,5 +1,5 @@
-/* test_dtype.c: every pattern of the small types, widened and narrowed; ties, limits, and doubles that two roundings would
- * get wrong. */
+/* test_dtype.c: every pattern of the small types, widened and narrowed; ties, limits, and doubles that two
+ * roundings would get wrong. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

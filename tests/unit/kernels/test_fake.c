@@ -1,5 +1,5 @@
-/* The fake device keeps its promises: tests of the daemon rely on them. And the table of CUDA's errors, which it shares with
- * the real devices. */
+/* The fake device keeps its promises: tests of the daemon rely on them. And the table of CUDA's errors, which it
+ * shares with the real devices. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -12,7 +12,7 @@
 
 #include "../testing.h"
 
-/* ---- Exact examples ----------------------------------------------------------------------------------------------- */
+/* ---- Exact examples ---------------------------------------------------------------------------------------------- */
 
 /* H 1, D 2, scale 1, three queries and two keys. */
 static void test_the_six_exact_examples(void **state)
@@ -146,11 +146,12 @@ static void test_the_six_exact_examples(void **state)
     }
 }
 
-/* ---- NumPy -------------------------------------------------------------------------------------------------------- */
+/* ---- NumPy ------------------------------------------------------------------------------------------------------- */
 
 struct golden {
     const char *name;
-    int B, Sq, Sk, H, Hk, D, Dv, causal, top_left, left, right, has_scale, alibi, sinks, bias, keep, mask, mask_heads, dlse;
+    int B, Sq, Sk, H, Hk, D, Dv, causal, top_left, left, right, has_scale, alibi, sinks, bias, keep, mask, mask_heads,
+        dlse;
     double scale, softcap;
     int has_seqlens, seqlens[4], sequences, q_lengths[4], k_lengths[4];
     const double *want[ATTN_TENSOR_COUNT];
@@ -176,13 +177,14 @@ static void test_it_agrees_with_numpy(void **state)
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(goldens); n++) {
         const struct golden *g = &goldens[n];
-        struct spec s =
-            SPEC(.op = ATTN_OP_FORWARD, .B = g->B, .H = g->H, .Hk = g->Hk, .Sq = g->Sq, .Sk = g->Sk, .D = g->D, .Dv = g->Dv,
-                 .causal = g->causal, .alignment = g->top_left ? ATTN_TOP_LEFT : ATTN_BOTTOM_RIGHT, .window_left = g->left,
-                 .window_right = g->right, .softcap = g->softcap, .has_scale = g->has_scale, .scale = g->scale,
-                 .alibi = g->alibi, .sinks = g->sinks, .bias = g->bias, .keep_mask = g->keep, .mask_bounds = g->mask,
-                 .mask_heads = g->mask_heads == g->H ? 2 : g->mask_heads == g->Hk, .seqlens_k = g->has_seqlens,
-                 .sequences = g->sequences, .dlse = g->dlse, .strided = n & 1);
+        struct spec s = SPEC(.op = ATTN_OP_FORWARD, .B = g->B, .H = g->H, .Hk = g->Hk, .Sq = g->Sq, .Sk = g->Sk,
+                             .D = g->D, .Dv = g->Dv, .causal = g->causal,
+                             .alignment = g->top_left ? ATTN_TOP_LEFT : ATTN_BOTTOM_RIGHT, .window_left = g->left,
+                             .window_right = g->right, .softcap = g->softcap, .has_scale = g->has_scale,
+                             .scale = g->scale, .alibi = g->alibi, .sinks = g->sinks, .bias = g->bias,
+                             .keep_mask = g->keep, .mask_bounds = g->mask,
+                             .mask_heads = g->mask_heads == g->H ? 2 : g->mask_heads == g->Hk,
+                             .seqlens_k = g->has_seqlens, .sequences = g->sequences, .dlse = g->dlse, .strided = n & 1);
         for (int b = 0; b < g->sequences; b++) s.q_lengths[b] = g->q_lengths[b], s.k_lengths[b] = g->k_lengths[b];
         for (int back = 0; back < 2; back++) {
             struct fixture f;
@@ -212,7 +214,7 @@ static void test_it_agrees_with_numpy(void **state)
     }
 }
 
-/* ---- Differences -------------------------------------------------------------------------------------------------- */
+/* ---- Differences ------------------------------------------------------------------------------------------------- */
 
 /* dout . out + dlse . lse: the gradients of this number are what backward computes. */
 static double loss(const struct fixture *f)
@@ -242,17 +244,18 @@ static void test_gradients_are_the_slopes_of_forward(void **state)
     static const struct spec cases[] = {
         SPEC(.Sq = 4, .Sk = 5, .D = 3, .Dv = 2, .H = 2, .Hk = 1),
         SPEC(.Sq = 6, .Sk = 4, .D = 3, .Dv = 2, .H = 2, .Hk = 2, .causal = true, .dlse = true),
-        SPEC(.Sq = 4, .Sk = 6, .D = 3, .Dv = 4, .H = 4, .Hk = 2, .causal = true, .dlse = true, .sinks = 1, .softcap = 1.5,
-             .alibi = 1, .B = 2),
-        SPEC(.Sq = 5, .Sk = 6, .D = 2, .Dv = 2, .B = 2, .bias = 8, .alibi = 2, .dlse = true, .dropout_p = 0.4, .seed = 11),
-        SPEC(.Sq = 5, .Sk = 6, .D = 2, .Dv = 2, .B = 2, .bias = 6, .keep_mask = 8, .keep = 0.7, .sinks = 1, .dropout_p = 0.3,
-             .seed = 12, .layout = ATTN_BHSD),
-        SPEC(.Sq = 7, .Sk = 6, .D = 2, .Dv = 2, .B = 2, .bias = 1, .mask_bounds = 4, .window_left = 3, .window_right = 2,
-             .alignment = ATTN_TOP_LEFT, .strided = true),
+        SPEC(.Sq = 4, .Sk = 6, .D = 3, .Dv = 4, .H = 4, .Hk = 2, .causal = true, .dlse = true, .sinks = 1,
+             .softcap = 1.5, .alibi = 1, .B = 2),
+        SPEC(.Sq = 5, .Sk = 6, .D = 2, .Dv = 2, .B = 2, .bias = 8, .alibi = 2, .dlse = true, .dropout_p = 0.4,
+             .seed = 11),
+        SPEC(.Sq = 5, .Sk = 6, .D = 2, .Dv = 2, .B = 2, .bias = 6, .keep_mask = 8, .keep = 0.7, .sinks = 1,
+             .dropout_p = 0.3, .seed = 12, .layout = ATTN_BHSD),
+        SPEC(.Sq = 7, .Sk = 6, .D = 2, .Dv = 2, .B = 2, .bias = 1, .mask_bounds = 4, .window_left = 3,
+             .window_right = 2, .alignment = ATTN_TOP_LEFT, .strided = true),
         SPEC(.Sq = 4, .Sk = 6, .D = 2, .Dv = 2, .B = 4, .seqlens_k = true, .causal = true, .alibi = 1, .sinks = 1,
              .dlse = true, .has_scale = true, .scale = -0.8),
-        SPEC(.sequences = 3, .q_lengths = { 3, 0, 4 }, .k_lengths = { 4, 2, 3 }, .D = 2, .Dv = 3, .causal = true, .sinks = 1,
-             .alibi = 2, .dropout_p = 0.2, .dlse = true),
+        SPEC(.sequences = 3, .q_lengths = { 3, 0, 4 }, .k_lengths = { 4, 2, 3 }, .D = 2, .Dv = 3, .causal = true,
+             .sinks = 1, .alibi = 2, .dropout_p = 0.2, .dlse = true),
     };
     static const struct {
         attn_tensor_id input, gradient;
@@ -292,7 +295,7 @@ static void test_gradients_are_the_slopes_of_forward(void **state)
         }
 }
 
-/* ---- Identities --------------------------------------------------------------------------------------------------- */
+/* ---- Identities -------------------------------------------------------------------------------------------------- */
 
 /* Copies the data of q k v (and dout) from one problem to another with as many elements in the same order. */
 static void copy_inputs(struct fixture *to, const struct fixture *from)
@@ -344,8 +347,8 @@ static void test_documents_are_the_same_in_four_ways(void **state)
 static void test_dropout_drops_its_share(void **state)
 {
     /* One channel of v that is 1 everywhere, scores all equal: out * Sk * (1 - p) counts the kept keys of a row. */
-    const struct spec s =
-        SPEC(.Sq = 64, .Sk = 1000, .D = 1, .Dv = 1, .has_scale = true, .scale = 0, .dropout_p = 0.3, .seed = 99);
+    const struct spec s = SPEC(.Sq = 64, .Sk = 1000, .D = 1, .Dv = 1, .has_scale = true, .scale = 0, .dropout_p = 0.3,
+                               .seed = 99);
     struct fixture f;
     double kept = 0;
     (void)state;
@@ -357,7 +360,8 @@ static void test_dropout_drops_its_share(void **state)
         assert_true(fabs(in_row - round(in_row)) < 1e-3);
         kept += in_row;
     }
-    for (int64_t e = 0; e < tensor_elements(&f.p.lse); e++) assert_true(fabs(tensor_get(&f.p.lse, e) - log(1000)) < 1e-6);
+    for (int64_t e = 0; e < tensor_elements(&f.p.lse); e++)
+        assert_true(fabs(tensor_get(&f.p.lse, e) - log(1000)) < 1e-6);
     kept /= 64 * 2 * 1000; /* standard deviation 0.0013 */
     if (fabs(kept - 0.7) > 0.006) fail_msg("kept %.4f, must be near 0.7", kept);
     fixture_clear(&f);

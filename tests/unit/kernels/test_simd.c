@@ -1,8 +1,8 @@
 /* test_simd.c: every table of simd.h that this processor runs, against textbook loops in double.
  *
- * Sizes are awkward on purpose: one, around each vector, panel and tile, and none of their multiples. Buffers are surrounded
- * by canaries, so that a write outside shows. Operands are never compared with what another table packs: the forms are
- * computed here from their description in simd.h. */
+ * Sizes are awkward on purpose: one, around each vector, panel and tile, and none of their multiples. Buffers are
+ * surrounded by canaries, so that a write outside shows. Operands are never compared with what another table packs:
+ * the forms are computed here from their description in simd.h. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -134,7 +134,7 @@ static int pad_k(const struct simd_type *type, int k)
     return (k + type->k_multiple - 1) / type->k_multiple * type->k_multiple;
 }
 
-/* ---- Numbers --------------------------------------------------------------------------------------------------------- */
+/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
 static void test_every_number_of_a_dtype_loads_exactly_and_saves_as_itself(void **state)
 {
@@ -144,7 +144,8 @@ static void test_every_number_of_a_dtype_loads_exactly_and_saves_as_itself(void 
         for (size_t d = 0; d < ARRAY_SIZE(floating); d++) {
             const attn_dtype dtype = floating[d];
             const int n = dtype == ATTN_F32 ? 1000 : dtype == ATTN_F8E4M3 ? 256 : 65536;
-            struct area from = area_new((size_t)n * dtype_bytes(dtype)), back = area_new((size_t)n * dtype_bytes(dtype));
+            struct area from = area_new((size_t)n * dtype_bytes(dtype)),
+                        back = area_new((size_t)n * dtype_bytes(dtype));
             struct area wide = area_new((size_t)n * 4);
             for (int i = 0; i < n; i++) {
                 if (dtype == ATTN_F8E4M3) ((uint8_t *)from.data)[i] = (uint8_t)i;
@@ -158,13 +159,17 @@ static void test_every_number_of_a_dtype_loads_exactly_and_saves_as_itself(void 
                 const int bits = dtype == ATTN_F8E4M3 ? i : i & 0xffff, fraction = dtype == ATTN_F16    ? 10
                                                                                    : dtype == ATTN_BF16 ? 7
                                                                                                         : 3;
-                const int top = dtype == ATTN_F8E4M3 ? 7 : 15, bias = dtype == ATTN_F16 ? 15 : dtype == ATTN_BF16 ? 127 : 7;
+                const int top = dtype == ATTN_F8E4M3 ? 7 : 15, bias = dtype == ATTN_F16    ? 15
+                                                                      : dtype == ATTN_BF16 ? 127
+                                                                                           : 7;
                 const int exponent = (bits & ((1 << top) - 1)) >> fraction, rest = bits & ((1 << fraction) - 1);
                 const int largest = (1 << (top - fraction)) - 1;
                 if (dtype == ATTN_F32) want = floats(from)[i];
                 else if (dtype == ATTN_F8E4M3 && (bits & 0x7f) == 0x7f) want = NAN;
                 else if (dtype != ATTN_F8E4M3 && exponent == largest) want = rest ? NAN : INFINITY;
-                else want = exponent ? ldexp(1 + ldexp(rest, -fraction), exponent - bias) : ldexp(rest, 1 - bias - fraction);
+                else
+                    want = exponent ? ldexp(1 + ldexp(rest, -fraction), exponent - bias)
+                                    : ldexp(rest, 1 - bias - fraction);
                 if (dtype != ATTN_F32 && bits >> top) want = -want;
                 near_(floats(wide)[i], want, 0, simd->name, "load", i);
                 if (isnan(want)) assert_true(isnan(simd_get_element(back.data, dtype, i)));
@@ -239,9 +244,11 @@ static void test_close_ends_rows(void **state)
                 const double part = log2(floats(l)[i]), want = ((double)floats(m)[i] + part) * M_LN2;
                 const double room = (fabs((double)floats(m)[i]) + part) * M_LN2, error = fabs(floats(lse)[i] - want);
                 if (error > 0 && error / room > worst) worst = error / room;
-                near_(floats(inverse)[i], 1 / (double)floats(l)[i], 6e-8 / (double)floats(l)[i], simd->name, "inverse", i);
+                near_(floats(inverse)[i], 1 / (double)floats(l)[i], 6e-8 / (double)floats(l)[i], simd->name, "inverse",
+                      i);
             }
-            if (worst > 3e-7) fail_msg("%s: lse is off by %.3g with l to %g", simd->name, worst, (double)ranges[range][1]);
+            if (worst > 3e-7)
+                fail_msg("%s: lse is off by %.3g with l to %g", simd->name, worst, (double)ranges[range][1]);
         }
         const float m_of[6] = { -INFINITY, 3, 0, NAN, 2, INFINITY }, l_of[6] = { 0, 1, INFINITY, 1, NAN, NAN };
         const float inverses[6] = { 0, 1, 0, 1, NAN, NAN };
@@ -296,7 +303,7 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
     area_free(&x), area_free(&y);
 }
 
-/* ---- Operands -------------------------------------------------------------------------------------------------------- */
+/* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
 static void test_operands_have_the_forms_of_the_header(void **state)
 {
@@ -327,7 +334,8 @@ static void test_operands_have_the_forms_of_the_header(void **state)
                                 const int64_t at = is_a ? o * ld + kk : b_at(type, ld, kk, o);
                                 const int r = (form == 0 || form == 3) ? o : kk, c = (form == 0 || form == 3) ? kk : o;
                                 const float want = r < rows && c < cols
-                                                       ? operand(type, simd_get_element(X.data, floating[d], r * stride + c))
+                                                       ? operand(type,
+                                                                 simd_get_element(X.data, floating[d], r * stride + c))
                                                        : 0.0f;
                                 near_(element(type, Y.data, ld, at), want, slack_of(type) * fabsf(want), simd->name,
                                       form == 0   ? "pack_a"
@@ -350,7 +358,8 @@ static void test_operands_have_the_forms_of_the_header(void **state)
                         assert_int_equal(written, 0);
                         /* One infinity or NaN anywhere is reported. */
                         const int64_t at = (int64_t)(rows / 2) * stride + cols - 1;
-                        simd_put_element(X.data, floating[d], at, floating[d] == ATTN_F8E4M3 || form % 2 ? NAN : -INFINITY);
+                        simd_put_element(X.data, floating[d], at,
+                                         floating[d] == ATTN_F8E4M3 || form % 2 ? NAN : -INFINITY);
                         assert_false(pack[form](rows, cols, X.data, floating[d], stride, Y.data, ld));
                         simd_put_element(X.data, floating[d], at, 0.25f);
                         area_free(&Y);
@@ -408,15 +417,19 @@ static void test_gemm_is_the_product(void **state)
                                     assert_int_equal(simd_bits(floats(C)[i * p.ldc + j]), untouched);
                                     continue;
                                 }
-                                double want = mode == 2 ? (double)before * rescale[i] : mode ? before : 0, size = fabs(want);
+                                double want = mode == 2 ? (double)before * rescale[i]
+                                              : mode    ? before
+                                                        : 0,
+                                       size = fabs(want);
                                 for (int kk = 0; kk < k; kk++) {
                                     const double term = (double)operand(type, floats(p.X)[i * k + kk]) *
                                                         operand(type, floats(p.Y)[kk * n + j]);
                                     want += term;
                                     size += fabs(term);
                                 }
-                                near_(floats(C)[i * p.ldc + j], want, (1e-7 * sqrt(k + 2) + slack_of(type)) * size + 1e-12,
-                                      simd->name, "gemm", i * p.ldc + j);
+                                near_(floats(C)[i * p.ldc + j], want,
+                                      (1e-7 * sqrt(k + 2) + slack_of(type)) * size + 1e-12, simd->name, "gemm",
+                                      i * p.ldc + j);
                             }
                     }
                     area_free(&C), area_free(&old);
@@ -467,7 +480,7 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
     }
 }
 
-/* ---- Softmax --------------------------------------------------------------------------------------------------------- */
+/* ---- Softmax ----------------------------------------------------------------------------------------------------- */
 
 static void test_softmax_steps_give_the_softmax(void **state)
 {
@@ -481,7 +494,8 @@ static void test_softmax_steps_give_the_softmax(void **state)
                     const int rows = sizes[a], cols = sizes[b];
                     const float c = scales[v];
                     const int64_t ld = simd_ld(cols, 4), ldp = simd_lda(type, cols);
-                    struct area S = area_new((size_t)(rows * ld * 4)), P = area_new((size_t)simd_a_bytes(type, rows, ldp)),
+                    struct area S = area_new((size_t)(rows * ld * 4)),
+                                P = area_new((size_t)simd_a_bytes(type, rows, ldp)),
                                 drop = area_random(rows * ld, ATTN_F32);
                     float m[256], l[256], rescale[256];
                     double true_m[256], true_l[256];
@@ -492,7 +506,8 @@ static void test_softmax_steps_give_the_softmax(void **state)
                                 float *s = floats(S) + r * ld + j;
                                 *s = (float)(uniform() * 20);
                                 /* Rows that see nothing at first, and single hidden keys. */
-                                if (c > 0 && ((step == 0 && r % 4 == 1) || r % 8 == 5 || uniform() < -0.8)) *s = -INFINITY;
+                                if (c > 0 && ((step == 0 && r % 4 == 1) || r % 8 == 5 || uniform() < -0.8))
+                                    *s = -INFINITY;
                             }
                         const bool any = type->softmax(rows, cols, floats(S), ld, c, m, l, rescale, P.data, ldp,
                                                        step == 2 ? floats(drop) : NULL);
@@ -501,7 +516,8 @@ static void test_softmax_steps_give_the_softmax(void **state)
                             const float *s = floats(S) + r * ld;
                             double max = true_m[r], sum = 0;
                             for (int j = 0; j < cols; j++) max = fmax(max, (double)s[j] * c);
-                            const double base = isinf(max) ? 0 : max, factor = true_m[r] == max ? 1 : exp2(true_m[r] - base);
+                            const double base = isinf(max) ? 0 : max,
+                                         factor = true_m[r] == max ? 1 : exp2(true_m[r] - base);
                             near_(m[r], max, 1e-6 * fabs(max), simd->name, "m", r);
                             near_(rescale[r], factor, 4e-6 * factor, simd->name, "rescale", r);
                             some |= rescale[r] != 1.0f;
@@ -616,7 +632,7 @@ static void test_lse_of_4096_keys_is_within_2e_5(void **state)
     }
 }
 
-/* ---- Gradient -------------------------------------------------------------------------------------------------------- */
+/* ---- Gradient ---------------------------------------------------------------------------------------------------- */
 
 static void test_gradient_of_a_tile(void **state)
 {
@@ -652,7 +668,8 @@ static void test_gradient_of_a_tile(void **state)
                     g.cap = options & 1 ? floats(cap) : NULL;
                     g.drop = options & 2 ? floats(drop) : NULL;
                     g.dZ = options & 4 ? floats(dZ) : NULL;
-                    g.P_b = P_b.data, g.P_ldb = ldb, g.dS_a = dS_a.data, g.dS_lda = lda, g.dS_b = dS_b.data, g.dS_ldb = ldb;
+                    g.P_b = P_b.data, g.P_ldb = ldb, g.dS_a = dS_a.data, g.dS_lda = lda, g.dS_b = dS_b.data,
+                    g.dS_ldb = ldb;
                     type->gradient(&g);
                     const double precision = precision_of(type);
                     for (int r = 0; r < pad_k(type, rows); r++)
@@ -669,10 +686,10 @@ static void test_gradient_of_a_tile(void **state)
                                 slack = P == 0 ? 0 : 1e-6 * P * (fabs(M * g.dP[at]) + fabs(delta[r]));
                                 P *= M;
                             }
-                            near_(element(type, P_b.data, ldb, b_at(type, ldb, r, j)), P, precision * fabs(P), simd->name,
-                                  "P_b", at);
-                            near_(element(type, dS_b.data, ldb, b_at(type, ldb, r, j)), dS, precision * fabs(dS) + slack,
-                                  simd->name, "dS_b", at);
+                            near_(element(type, P_b.data, ldb, b_at(type, ldb, r, j)), P, precision * fabs(P),
+                                  simd->name, "P_b", at);
+                            near_(element(type, dS_b.data, ldb, b_at(type, ldb, r, j)), dS,
+                                  precision * fabs(dS) + slack, simd->name, "dS_b", at);
                             if (r < rows && j < pad_k(type, cols))
                                 near_(element(type, dS_a.data, lda, r * lda + j), dS, precision * fabs(dS) + slack,
                                       simd->name, "dS_a", at);
@@ -690,7 +707,7 @@ static void test_gradient_of_a_tile(void **state)
     }
 }
 
-/* ---- Scores ---------------------------------------------------------------------------------------------------------- */
+/* ---- Scores ------------------------------------------------------------------------------------------------------ */
 
 static void test_score_scales_caps_adds_and_hides(void **state)
 {
@@ -798,7 +815,7 @@ static void test_a_capped_score_is_within_1e_6_of_itself(void **state)
     }
 }
 
-/* ---- Rows of any dtype ----------------------------------------------------------------------------------------------- */
+/* ---- Rows of any dtype ------------------------------------------------------------------------------------------- */
 
 static void test_decode_kernels(void **state)
 {
@@ -839,7 +856,8 @@ static void test_decode_kernels(void **state)
                         double want = floats(old)[r * ldq + c];
                         for (int j = 0; j < n; j++)
                             if (j % 11 != 4)
-                                want += (double)floats(S)[r * lds + j] * simd_get_element(K.data, dtype, j * stride + c);
+                                want += (double)floats(S)[r * lds + j] *
+                                        simd_get_element(K.data, dtype, j * stride + c);
                         near_(floats(O)[r * ldq + c], want, 2e-6 * sqrt(n), simd->name, "axpys", r * ldq + c);
                     }
                 area_free(&q), area_free(&K), area_free(&S), area_free(&O), area_free(&old), area_free(&one);
@@ -863,8 +881,8 @@ static void test_stores_scale_and_transpose(void **state)
                 float row_scale[256], sums[256];
                 for (int r = 0; r < rows; r++) row_scale[r] = r % 5 == 2 ? 0.0f : (float)uniform();
                 if (options & 2 && rows > 2) floats(X)[transposed ? 2 : 2 * ldx] = NAN; /* row 2 has scale 0 */
-                (transposed ? simd->store_t : simd->store)(rows, cols, floats(X), ldx, -3.5f, options & 2 ? row_scale : NULL,
-                                                           Y.data, dtype, stride);
+                (transposed ? simd->store_t : simd->store)(rows, cols, floats(X), ldx, -3.5f,
+                                                           options & 2 ? row_scale : NULL, Y.data, dtype, stride);
                 for (int r = 0; r < rows; r++)
                     for (int c = 0; c < cols; c++) {
                         const float scale = options & 2 ? -3.5f * row_scale[r] : -3.5f;

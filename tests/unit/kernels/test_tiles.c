@@ -1,4 +1,5 @@
-/* test_tiles.c: intervals, counts and tile kinds of tiles.h against the definition, pair by pair, for all small sizes. */
+/* test_tiles.c: intervals, counts and tile kinds of tiles.h against the definition, pair by pair, for all small
+ * sizes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +11,8 @@
 static const int64_t windows[] = { -1, 0, 1, 2, 5, 9, INT64_MAX };
 
 /* The definition (kernels/README.md, "Which pairs count"). */
-static bool permitted(bool causal, bool top_left, int64_t left, int64_t right, int64_t Sq, int64_t Sk, int64_t i, int64_t j)
+static bool permitted(bool causal, bool top_left, int64_t left, int64_t right, int64_t Sq, int64_t Sk, int64_t i,
+                      int64_t j)
 {
     const int64_t shifted = i + (top_left ? 0 : Sk - Sq);
     if (j < 0 || j >= Sk) return false;
@@ -58,8 +60,8 @@ static void test_intervals_and_pairs_are_those_of_the_definition(void **state)
                                 for (int64_t j = 0; j < Sk; j++) {
                                     bool one = false, every = true;
                                     for (int64_t i = r0; i < r1; i++) {
-                                        const bool may =
-                                            permitted(p.causal, options & 2, windows[l], windows[r], Sq, Sk, i, j);
+                                        const bool may = permitted(p.causal, options & 2, windows[l], windows[r], Sq,
+                                                                   Sk, i, j);
                                         one |= may, every &= may;
                                     }
                                     if (one) assert_true(j >= any.lo && j < any.hi);

@@ -1,5 +1,5 @@
-/* codec.h: what the tests and fuzz targets of proto-json/ share: a memory that moves, feeding in pieces, and a text of everything
- * that a decoder produced, so that two runs can be compared with strcmp(). */
+/* codec.h: what the tests and fuzz targets of proto-json/ share: a memory that moves, feeding in pieces, and a text
+ * of everything that a decoder produced, so that two runs can be compared with strcmp(). */
 #ifndef TEST_CODEC_H
 #define TEST_CODEC_H
 
@@ -16,16 +16,17 @@
 
 /* A proto_memory that moves at every growth, so that a kept pointer is a use after free, and has a limit. */
 struct moving_memory {
-    void  *base;
+    void *base;
     size_t bytes, limit; /* limit 0: none */
-    int    growths;
+    int growths;
 };
 
 static inline attn_status moving_grow(void *context, size_t bytes, void **base, attn_error *err)
 {
     struct moving_memory *m = context;
     void *larger;
-    if (m->limit && bytes > m->limit) return attn_fail(err, ATTN_TOO_LARGE, "", "the test's memory ends at %zu bytes", m->limit);
+    if (m->limit && bytes > m->limit)
+        return attn_fail(err, ATTN_TOO_LARGE, "", "the test's memory ends at %zu bytes", m->limit);
     if (bytes <= m->bytes) {
         *base = m->base;
         return ATTN_OK;
@@ -44,9 +45,9 @@ static inline attn_status moving_grow(void *context, size_t bytes, void **base, 
 /* One decoded body with the memory it lives in. */
 struct decoded {
     struct moving_memory memory;
-    proto_call          *call;
-    attn_status          status;
-    attn_error           err;
+    proto_call *call;
+    attn_status status;
+    attn_error err;
 };
 
 static inline void decoded_clear(struct decoded *d)
@@ -56,10 +57,10 @@ static inline void decoded_clear(struct decoded *d)
     memset(d, 0, sizeof *d);
 }
 
-/* Feeds the body in pieces: piece_of(context, left) says how large the next one is. Every piece is a copy of its own size, so
- * that reading past its end is an error the sanitizer sees. */
-static inline void decode_in_pieces(struct decoded *d, attn_op op, const proto_limits *limits, const void *body, size_t bytes,
-                                    size_t (*piece_of)(void *context, size_t left), void *context)
+/* Feeds the body in pieces: piece_of(context, left) says how large the next one is. Every piece is a copy of its
+ * own size, so that reading past its end is an error the sanitizer sees. */
+static inline void decode_in_pieces(struct decoded *d, attn_op op, const proto_limits *limits, const void *body,
+                                    size_t bytes, size_t (*piece_of)(void *context, size_t left), void *context)
 {
     const proto_limits standard = PROTO_LIMITS_DEFAULT;
     const proto_memory memory = { moving_grow, &d->memory };
@@ -100,12 +101,15 @@ static inline char *decoded_text(const struct decoded *d)
         const attn_problem *p = &item->problem;
         fprintf(f, "%s %d of %d: %s [%s] %s\n", d->call->envelope ? "problem" : "the problem", i, d->call->count,
                 attn_status_name(item->error.status), item->error.member, item->error.text);
-        fprintf(f, "op %d layout %d alignment %d scale %d %a softcap %a causal %d window %lld %lld dropout %a seed %llu deterministic %d\n",
-                (int)p->op, (int)p->layout, (int)p->alignment, p->has_scale, p->scale, p->softcap, p->causal, (long long)p->window_left,
-                (long long)p->window_right, p->dropout_p, (unsigned long long)p->seed, p->deterministic);
-        fprintf(f, "out_dtype %d %d outputs %llx encoding %d verify %lld save %d context '%s' timeout %lld\n", item->has_out_dtype,
-                (int)item->out_dtype, (unsigned long long)item->outputs, (int)item->encoding, (long long)item->verify_rows, item->save,
-                item->context, (long long)item->timeout_ms);
+        fprintf(f,
+                "op %d layout %d alignment %d scale %d %a softcap %a causal %d window %lld %lld dropout %a seed %llu "
+                "deterministic %d\n",
+                (int)p->op, (int)p->layout, (int)p->alignment, p->has_scale, p->scale, p->softcap, p->causal,
+                (long long)p->window_left, (long long)p->window_right, p->dropout_p, (unsigned long long)p->seed,
+                p->deterministic);
+        fprintf(f, "out_dtype %d %d outputs %llx encoding %d verify %lld save %d context '%s' timeout %lld\n",
+                item->has_out_dtype, (int)item->out_dtype, (unsigned long long)item->outputs, (int)item->encoding,
+                (long long)item->verify_rows, item->save, item->context, (long long)item->timeout_ms);
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
             const attn_tensor *t = &p->tensor[id];
             int64_t length = 0;

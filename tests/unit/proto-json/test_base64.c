@@ -1,7 +1,8 @@
 /* test_base64.c: every variant of base64 against the definition, and against memory that ends where it must not go.
  *
- * The definition is written down once more here, from the RFC and without a state machine (expected_stop, expected_bytes).
- * Every buffer ends at a page that may not be touched, so that reading or writing one byte too far is a crash. */
+ * The definition is written down once more here, from the RFC and without a state machine (expected_stop,
+ * expected_bytes). Every buffer ends at a page that may not be touched, so that reading or writing one byte too far
+ * is a crash. */
 #include "proto-json/base64.h"
 
 #include <setjmp.h>
@@ -19,7 +20,7 @@
 
 enum { LONGEST = 200, ROOM = 1 << 16 };
 
-/* ---- Memory that ends at a wall --------------------------------------------------------------------------------------- */
+/* ---- Memory that ends at a wall ---------------------------------------------------------------------------------- */
 
 struct walled {
     uint8_t *end;
@@ -34,7 +35,10 @@ static struct walled walled_new(void)
 }
 
 /* The last `bytes` bytes before the wall. */
-static void *before(struct walled w, size_t bytes) { return w.end - bytes; }
+static void *before(struct walled w, size_t bytes)
+{
+    return w.end - bytes;
+}
 
 static struct walled text_wall, out_wall, bytes_wall;
 
@@ -47,7 +51,7 @@ static int set_up(void **state)
     return 0;
 }
 
-/* ---- The definition once more ----------------------------------------------------------------------------------------- */
+/* ---- The definition once more ------------------------------------------------------------------------------------ */
 
 static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
@@ -123,29 +127,36 @@ static void check_split(const char *text, size_t count, size_t split)
     size_t taken = decode_piece(&d, text, split, got, &got_bytes);
     if (taken == split) taken += decode_piece(&d, text + split, count - split, got, &got_bytes);
     if (taken != stop || d.offset != stop || got_bytes != want_bytes || memcmp(got, want, want_bytes) != 0)
-        fail_msg("'%.*s' split at %zu: stopped at %zu (offset %llu), %zu bytes; expected %zu, %zu bytes", (int)count, text,
-                 split, taken, (unsigned long long)d.offset, got_bytes, stop, want_bytes);
+        fail_msg("'%.*s' split at %zu: stopped at %zu (offset %llu), %zu bytes; expected %zu, %zu bytes", (int)count,
+                 text, split, taken, (unsigned long long)d.offset, got_bytes, stop, want_bytes);
     assert_int_equal(base64_finish(&d), stop % 4 == 0);
 }
 
-/* ---- Tests, each for every variant ------------------------------------------------------------------------------------ */
+/* ---- Tests, each for every variant ------------------------------------------------------------------------------- */
 
 #define EACH_VARIANT(name) for (const char *const *name = base64_variants(); *name && base64_use(*name); name++)
 
 static void test_the_vectors_of_the_rfc(void **state)
 {
     (void)state;
-    static const struct { const char *bytes, *text; } cases[] = {
-        { "", "" },         { "f", "Zg==" },         { "fo", "Zm8=" },         { "foo", "Zm9v" },
-        { "foob", "Zm9vYg==" }, { "fooba", "Zm9vYmE=" }, { "foobar", "Zm9vYmFy" },
+    static const struct {
+        const char *bytes, *text;
+    } cases[] = {
+        { "", "" },
+        { "f", "Zg==" },
+        { "fo", "Zm8=" },
+        { "foo", "Zm9v" },
+        { "foob", "Zm9vYg==" },
+        { "fooba", "Zm9vYmE=" },
+        { "foobar", "Zm9vYmFy" },
     };
     EACH_VARIANT(name)
-        for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-            char text[16] = "";
-            base64_encode((const uint8_t *)cases[i].bytes, strlen(cases[i].bytes), text);
-            assert_string_equal(text, cases[i].text);
-            check_split(text, strlen(text), 0);
-        }
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char text[16] = "";
+        base64_encode((const uint8_t *)cases[i].bytes, strlen(cases[i].bytes), text);
+        assert_string_equal(text, cases[i].text);
+        check_split(text, strlen(text), 0);
+    }
     assert_true(base64_use(NULL));
 }
 
@@ -153,18 +164,18 @@ static void test_every_length_comes_back_through_every_split(void **state)
 {
     (void)state;
     EACH_VARIANT(name)
-        for (size_t bytes = 0; bytes <= LONGEST; bytes++) {
-            size_t chars = BASE64_ENCODED(bytes);
-            char want[LONGEST * 2], *text = before(text_wall, chars);
-            uint8_t *source = before(bytes_wall, bytes);
-            for (size_t i = 0; i < bytes; i++) source[i] = (uint8_t)next_random();
-            plain_encode(source, bytes, want);
-            memset(text - 64, 0x55, chars + 64);
-            base64_encode(source, bytes, text);
-            assert_memory_equal(text, want, chars);
-            for (size_t i = 1; i <= 64; i++) assert_int_equal(text[-(int)i], 0x55); /* nothing in front of it either */
-            for (size_t split = 0; split <= chars; split++) check_split(want, chars, split);
-        }
+    for (size_t bytes = 0; bytes <= LONGEST; bytes++) {
+        size_t chars = BASE64_ENCODED(bytes);
+        char want[LONGEST * 2], *text = before(text_wall, chars);
+        uint8_t *source = before(bytes_wall, bytes);
+        for (size_t i = 0; i < bytes; i++) source[i] = (uint8_t)next_random();
+        plain_encode(source, bytes, want);
+        memset(text - 64, 0x55, chars + 64);
+        base64_encode(source, bytes, text);
+        assert_memory_equal(text, want, chars);
+        for (size_t i = 1; i <= 64; i++) assert_int_equal(text[-(int)i], 0x55); /* nothing in front of it either */
+        for (size_t split = 0; split <= chars; split++) check_split(want, chars, split);
+    }
     assert_true(base64_use(NULL));
 }
 
@@ -175,20 +186,20 @@ static void test_every_group_of_bytes_is_encoded_right(void **state)
     uint8_t bytes[BLOCK], back[BASE64_DECODED_MAX(BLOCK / 3 * 4)];
     char text[BLOCK / 3 * 4], want[BLOCK / 3 * 4];
     EACH_VARIANT(name)
-        for (uint32_t group = 0; group < 1u << 24; group += BLOCK / 3 * 17) { /* 1 in 17 groups; the rest is arithmetic */
-            for (uint32_t i = 0; i < BLOCK / 3; i++) {
-                uint32_t g = (group + i) & 0xFFFFFF;
-                bytes[3 * i] = (uint8_t)(g >> 16), bytes[3 * i + 1] = (uint8_t)(g >> 8), bytes[3 * i + 2] = (uint8_t)g;
-            }
-            base64_encode(bytes, BLOCK, text);
-            plain_encode(bytes, BLOCK, want);
-            assert_memory_equal(text, want, sizeof text);
-            base64_decoder d = { 0 };
-            size_t written = 0;
-            assert_true(base64_decode(&d, text, sizeof text, back, &written));
-            assert_int_equal(written, BLOCK);
-            assert_memory_equal(back, bytes, BLOCK);
+    for (uint32_t group = 0; group < 1u << 24; group += BLOCK / 3 * 17) { /* 1 in 17 groups; the rest is arithmetic */
+        for (uint32_t i = 0; i < BLOCK / 3; i++) {
+            uint32_t g = (group + i) & 0xFFFFFF;
+            bytes[3 * i] = (uint8_t)(g >> 16), bytes[3 * i + 1] = (uint8_t)(g >> 8), bytes[3 * i + 2] = (uint8_t)g;
         }
+        base64_encode(bytes, BLOCK, text);
+        plain_encode(bytes, BLOCK, want);
+        assert_memory_equal(text, want, sizeof text);
+        base64_decoder d = { 0 };
+        size_t written = 0;
+        assert_true(base64_decode(&d, text, sizeof text, back, &written));
+        assert_int_equal(written, BLOCK);
+        assert_memory_equal(back, bytes, BLOCK);
+    }
     assert_true(base64_use(NULL));
 }
 
@@ -197,29 +208,34 @@ static void test_every_wrong_byte_at_every_position_is_found_there(void **state)
     (void)state;
     static const size_t lengths[] = { 100, 400 }; /* 400: the unrolled loops too */
     EACH_VARIANT(name)
-        for (size_t l = 0; l < ARRAY_SIZE(lengths); l++) {
-            size_t chars = lengths[l];
-            char text[400];
-            for (size_t i = 0; i < chars; i++) text[i] = letters[next_random() % 64];
-            for (size_t at = 0; at < chars; at++) {
-                char good = text[at];
-                for (int c = 0; c < 256; c++) {
-                    text[at] = (char)c;
-                    bool foreign = value_of((char)c) < 0;
-                    if (!foreign && l > 0) continue;
-                    check_split(text, chars, 0);
-                    if (foreign && !(c == '=' && at % 4 >= 2)) assert_int_equal(expected_stop(text, chars), at);
-                }
-                text[at] = good;
+    for (size_t l = 0; l < ARRAY_SIZE(lengths); l++) {
+        size_t chars = lengths[l];
+        char text[400];
+        for (size_t i = 0; i < chars; i++) text[i] = letters[next_random() % 64];
+        for (size_t at = 0; at < chars; at++) {
+            char good = text[at];
+            for (int c = 0; c < 256; c++) {
+                text[at] = (char)c;
+                bool foreign = value_of((char)c) < 0;
+                if (!foreign && l > 0) continue;
+                check_split(text, chars, 0);
+                if (foreign && !(c == '=' && at % 4 >= 2)) assert_int_equal(expected_stop(text, chars), at);
             }
+            text[at] = good;
         }
+    }
     assert_true(base64_use(NULL));
 }
 
 static void test_padding_is_strict(void **state)
 {
     (void)state;
-    static const struct { const char *text; size_t stop; bool complete; const char *reason; } cases[] = {
+    static const struct {
+        const char *text;
+        size_t stop;
+        bool complete;
+        const char *reason;
+    } cases[] = {
         { "QQ==", 4, true, NULL },
         { "QUE=", 4, true, NULL },
         { "Q", 1, false, NULL },
@@ -242,17 +258,17 @@ static void test_padding_is_strict(void **state)
         { "QUFB\xC3\xA9", 4, true, "not a character of the base64 alphabet (RFC 4648 section 4)" },
     };
     EACH_VARIANT(name)
-        for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-            uint8_t out[BASE64_DECODED_MAX(16)];
-            size_t count = strlen(cases[i].text), written;
-            base64_decoder d = { 0 };
-            bool fine = base64_decode(&d, cases[i].text, count, out, &written);
-            assert_int_equal(fine, cases[i].stop == count);
-            assert_int_equal(d.offset, cases[i].stop);
-            assert_int_equal(base64_finish(&d), cases[i].complete);
-            if (!fine) assert_string_equal(base64_reason(&d, cases[i].text[cases[i].stop]), cases[i].reason);
-            for (size_t split = 0; split <= count; split++) check_split(cases[i].text, count, split);
-        }
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        uint8_t out[BASE64_DECODED_MAX(16)];
+        size_t count = strlen(cases[i].text), written;
+        base64_decoder d = { 0 };
+        bool fine = base64_decode(&d, cases[i].text, count, out, &written);
+        assert_int_equal(fine, cases[i].stop == count);
+        assert_int_equal(d.offset, cases[i].stop);
+        assert_int_equal(base64_finish(&d), cases[i].complete);
+        if (!fine) assert_string_equal(base64_reason(&d, cases[i].text[cases[i].stop]), cases[i].reason);
+        for (size_t split = 0; split <= count; split++) check_split(cases[i].text, count, split);
+    }
     assert_true(base64_use(NULL));
 }
 
@@ -275,7 +291,8 @@ static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 {
     (void)state;
     /* What the scanner does with "QU\/B...": it stops at the backslash, feeds a '/', and goes on behind it. */
-    EACH_VARIANT(name) {
+    EACH_VARIANT(name)
+    {
         static const char left[] = "QU",
                           right[] = "BQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFB\"}";
         uint8_t out[3][BASE64_DECODED_MAX(sizeof right)], want[256], got[256];
@@ -305,26 +322,26 @@ static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
     static uint8_t want[CHARS];
     for (size_t i = 0; i < CHARS; i++) text[i] = letters[next_random() % 64];
     EACH_VARIANT(name)
-        for (size_t into_line = 0; into_line < 64; into_line++)
-            for (int errors = 0; errors < 4; errors++) {
-                size_t count = CHARS - into_line % 7, at = next_random() % count;
-                if (errors < 2)
-                    at = (next_random() % 300 + (size_t)errors * (count - 300)) % count; /* the ends matter most */
-                char good = text[at];
-                if (errors < 3) text[at] = '"';
-                char *piece = before(text_wall, count);
-                uint8_t *out = before(out_wall, BASE64_DECODED_MAX(count) + into_line);
-                memcpy(piece, text, count);
-                base64_decoder d = { .offset = UINT64_C(1) << 40 };
-                size_t written, taken = base64_decode_until(&d, piece, count, out, &written);
-                size_t stop = errors < 3 ? at : count;
-                assert_int_equal(taken, stop);
-                assert_int_equal(d.offset, (UINT64_C(1) << 40) + stop);
-                assert_int_equal(written, stop / 4 * 3);
-                assert_int_equal(expected_bytes(text, stop, want), written);
-                assert_memory_equal(out, want, written);
-                text[at] = good;
-            }
+    for (size_t into_line = 0; into_line < 64; into_line++)
+        for (int errors = 0; errors < 4; errors++) {
+            size_t count = CHARS - into_line % 7, at = next_random() % count;
+            if (errors < 2)
+                at = (next_random() % 300 + (size_t)errors * (count - 300)) % count; /* the ends matter most */
+            char good = text[at];
+            if (errors < 3) text[at] = '"';
+            char *piece = before(text_wall, count);
+            uint8_t *out = before(out_wall, BASE64_DECODED_MAX(count) + into_line);
+            memcpy(piece, text, count);
+            base64_decoder d = { .offset = UINT64_C(1) << 40 };
+            size_t written, taken = base64_decode_until(&d, piece, count, out, &written);
+            size_t stop = errors < 3 ? at : count;
+            assert_int_equal(taken, stop);
+            assert_int_equal(d.offset, (UINT64_C(1) << 40) + stop);
+            assert_int_equal(written, stop / 4 * 3);
+            assert_int_equal(expected_bytes(text, stop, want), written);
+            assert_memory_equal(out, want, written);
+            text[at] = good;
+        }
     assert_true(base64_use(NULL));
 }
 

@@ -1,4 +1,5 @@
-/* test_decode.c: bodies to problems. Every message of decode.c, word for word; every member; that splitting changes nothing. */
+/* test_decode.c: bodies to problems. Every message of decode.c, word for word; every member; that splitting changes
+ * nothing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,11 +10,11 @@
 #include "codec.h"
 
 /* Small legal tensors: B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1; uint8-like patterns that are easy to recognise. */
-#define Q "\"q\":{\"shape\":[1,2,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwAEAAUABgAHAA==\"}"
-#define K "\"k\":{\"shape\":[1,3,1,2],\"dtype\":\"float16\",\"data\":[1,2,3,4,5,6]}"
-#define V "\"v\":{\"shape\":[1,3,1,1],\"dtype\":\"float16\",\"data\":[[[[1]],[[2]],[[3]]]]}"
+#define Q    "\"q\":{\"shape\":[1,2,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwAEAAUABgAHAA==\"}"
+#define K    "\"k\":{\"shape\":[1,3,1,2],\"dtype\":\"float16\",\"data\":[1,2,3,4,5,6]}"
+#define V    "\"v\":{\"shape\":[1,3,1,1],\"dtype\":\"float16\",\"data\":[[[[1]],[[2]],[[3]]]]}"
 #define DOUT "\"dout\":{\"shape\":[1,2,2,1],\"dtype\":\"float16\",\"data\":[1,2,3,4]}"
-#define QKV Q "," K "," V
+#define QKV  Q "," K "," V
 
 #define FORWARD  ATTN_OP_FORWARD
 #define BACKWARD ATTN_OP_BACKWARD
@@ -42,7 +43,8 @@ static int no_differences(void **state)
     return found ? -1 : 0;
 }
 
-/* Decodes in all ways of splitting in two, and byte by byte; all must agree. The result of the whole body stays in *d. */
+/* Decodes in all ways of splitting in two, and byte by byte; all must agree. The result of the whole body stays in
+ * *d. */
 static void decode_all_ways(struct decoded *d, attn_op op, const char *body)
 {
     const size_t bytes = strlen(body);
@@ -66,7 +68,7 @@ static void decode_all_ways(struct decoded *d, attn_op op, const char *body)
 }
 
 struct refusal {
-    attn_op     op;
+    attn_op op;
     const char *body, *member, *says;
 };
 
@@ -76,8 +78,8 @@ static void check_refusals(const struct refusal *cases, size_t count, attn_statu
         struct decoded d = { 0 };
         decode_all_ways(&d, cases[i].op, cases[i].body);
         if (d.status != status || strcmp(d.err.member, cases[i].member) || strcmp(d.err.text, cases[i].says)) {
-            print_error("%s\n  says  %s [%s] %s\n  must  %s [%s] %s\n", cases[i].body, attn_status_name(d.status), d.err.member,
-                        d.err.text, attn_status_name(status), cases[i].member, cases[i].says);
+            print_error("%s\n  says  %s [%s] %s\n  must  %s [%s] %s\n", cases[i].body, attn_status_name(d.status),
+                        d.err.member, d.err.text, attn_status_name(status), cases[i].member, cases[i].says);
             differences++;
         }
         assert_null(d.call && d.status != ATTN_OK ? d.call : NULL);
@@ -85,11 +87,11 @@ static void check_refusals(const struct refusal *cases, size_t count, attn_statu
     }
 }
 
-/* ---- Tensors --------------------------------------------------------------------------------------------------------------- */
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-#define T(q) "{\"q\":" q "," K "," V "}"
+#define T(q)                       "{\"q\":" q "," K "," V "}"
 #define TENSOR(shape, dtype, data) T("{\"shape\":" shape ",\"dtype\":" dtype ",\"data\":" data "}")
-#define B64 "\"AAABAAIAAwAEAAUABgAHAA==\""
+#define B64                        "\"AAABAAIAAwAEAAUABgAHAA==\""
 
 static void test_a_bad_tensor_is_named_in_the_error(void **state)
 {
@@ -102,65 +104,114 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
         { FORWARD, T("{\"shape\":[1,2,2,2],\"data\":" B64 "}"), "/q", "q: dtype is missing" },
         { FORWARD, T("{\"shape\":[1,2,2,2],\"dtype\":\"float16\"}"), "/q", "q: data is missing" },
         { FORWARD, T("{\"shap\":[1]}"), "/q/shap", "q: unknown member 'shap', did you mean 'shape'?" },
-        { FORWARD, T("{\"shape\":[1],\"parameters\":{\"data\":\"AAAA\"}}"), "/q/parameters", "q: unknown member 'parameters'" },
+        { FORWARD, T("{\"shape\":[1],\"parameters\":{\"data\":\"AAAA\"}}"), "/q/parameters",
+          "q: unknown member 'parameters'" },
         { FORWARD, T("{\"shape\":[1],\"shape\":[1]}"), "/q/shape", "q: member 'shape' is given twice" },
         { FORWARD, T("{\"data\":" B64 ",\"d\\u0061ta\":" B64 "}"), "/q/data", "q: member 'data' is given twice" },
         /* J5: sizes are integer literals */
         { FORWARD, TENSOR("8", "\"float16\"", B64), "/q/shape", "q: shape is 8, must be an array of integers" },
         { FORWARD, TENSOR("[]", "\"float16\"", B64), "/q/shape", "q: shape has 0 dimensions, must have 1 to 4" },
-        { FORWARD, TENSOR("[1,1,2,2,2]", "\"float16\"", B64), "/q/shape", "q: shape has 5 dimensions, must have 1 to 4" },
-        { FORWARD, TENSOR("[1,1,1,1,1,1,2,2,2]", "\"float16\"", B64), "/q/shape", "q: shape has 9 dimensions, must have 1 to 4" },
-        { FORWARD, TENSOR("[1,1.5,2,2]", "\"float16\"", B64), "/q/shape/1", "q: shape[1] is 1.5, must be an integer from 0 to 9007199254740992" },
-        { FORWARD, TENSOR("[1,2.0,2,2]", "\"float16\"", B64), "/q/shape/1", "q: shape[1] is 2.0, must be an integer from 0 to 9007199254740992" },
-        { FORWARD, TENSOR("[1,2e0,2,2]", "\"float16\"", B64), "/q/shape/1", "q: shape[1] is 2e0, must be an integer from 0 to 9007199254740992" },
-        { FORWARD, TENSOR("[1,2,2,1e400]", "\"float16\"", B64), "/q/shape/3", "q: shape[3] is 1e400, must be an integer from 0 to 9007199254740992" },
-        { FORWARD, TENSOR("[9007199254740993,2,2,2]", "\"float16\"", B64), "/q/shape/0", "q: shape[0] is 9007199254740993, must be an integer from 0 to 9007199254740992" },
-        { FORWARD, TENSOR("[18446744073709551617,2,2,2]", "\"float16\"", B64), "/q/shape/0", "q: shape[0] is 18446744073709551617, must be an integer from 0 to 9007199254740992" },
-        { FORWARD, TENSOR("[100000000000000000000000000000000000000]", "\"float16\"", B64), "/q/shape/0", "q: shape[0] is 100000000000000000000000..., must be an integer from 0 to 9007199254740992" },
-        { FORWARD, TENSOR("[-0,2,2,2]", "\"float16\"", B64), "/q/shape/0", "q: shape[0] is -0, must be an integer from 0 to 9007199254740992" },
-        { FORWARD, TENSOR("[-1,2,2,2]", "\"float16\"", B64), "/q/shape/0", "q: shape[0] is -1, must be an integer from 0 to 9007199254740992" },
-        { FORWARD, TENSOR("[\"1\",2,2,2]", "\"float16\"", B64), "/q/shape/0", "q: shape[0] is '1', must be an integer from 0 to 9007199254740992" },
-        { FORWARD, TENSOR("[1,[2],2,2]", "\"float16\"", B64), "/q/shape/1", "q: shape[1] is an array, must be an integer from 0 to 9007199254740992" },
-        { FORWARD, TENSOR("[1,2,null,2]", "\"float16\"", B64), "/q/shape/2", "q: shape[2] is null, must be an integer from 0 to 9007199254740992" },
-        { FORWARD, TENSOR("[1,2,true,{}]", "\"float16\"", B64), "/q/shape/2", "q: shape[2] is true, must be an integer from 0 to 9007199254740992" },
-        { FORWARD, TENSOR("[1,2,2,{}]", "\"float16\"", B64), "/q/shape/3", "q: shape[3] is an object, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[1,1,2,2,2]", "\"float16\"", B64), "/q/shape",
+          "q: shape has 5 dimensions, must have 1 to 4" },
+        { FORWARD, TENSOR("[1,1,1,1,1,1,2,2,2]", "\"float16\"", B64), "/q/shape",
+          "q: shape has 9 dimensions, must have 1 to 4" },
+        { FORWARD, TENSOR("[1,1.5,2,2]", "\"float16\"", B64), "/q/shape/1",
+          "q: shape[1] is 1.5, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[1,2.0,2,2]", "\"float16\"", B64), "/q/shape/1",
+          "q: shape[1] is 2.0, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[1,2e0,2,2]", "\"float16\"", B64), "/q/shape/1",
+          "q: shape[1] is 2e0, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[1,2,2,1e400]", "\"float16\"", B64), "/q/shape/3",
+          "q: shape[3] is 1e400, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[9007199254740993,2,2,2]", "\"float16\"", B64), "/q/shape/0",
+          "q: shape[0] is 9007199254740993, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[18446744073709551617,2,2,2]", "\"float16\"", B64), "/q/shape/0",
+          "q: shape[0] is 18446744073709551617, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[100000000000000000000000000000000000000]", "\"float16\"", B64), "/q/shape/0",
+          "q: shape[0] is 100000000000000000000000..., must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[-0,2,2,2]", "\"float16\"", B64), "/q/shape/0",
+          "q: shape[0] is -0, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[-1,2,2,2]", "\"float16\"", B64), "/q/shape/0",
+          "q: shape[0] is -1, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[\"1\",2,2,2]", "\"float16\"", B64), "/q/shape/0",
+          "q: shape[0] is '1', must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[1,[2],2,2]", "\"float16\"", B64), "/q/shape/1",
+          "q: shape[1] is an array, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[1,2,null,2]", "\"float16\"", B64), "/q/shape/2",
+          "q: shape[2] is null, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[1,2,true,{}]", "\"float16\"", B64), "/q/shape/2",
+          "q: shape[2] is true, must be an integer from 0 to 9007199254740992" },
+        { FORWARD, TENSOR("[1,2,2,{}]", "\"float16\"", B64), "/q/shape/3",
+          "q: shape[3] is an object, must be an integer from 0 to 9007199254740992" },
         /* T1 */
-        { FORWARD, TENSOR("[4294967296,4294967296,2,2]", "\"float16\"", B64), "/q/shape", "q: shape [4294967296, 4294967296, 2, 2] of float16 is more bytes than can be counted" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float64\"", B64), "/q/dtype", "q: dtype is 'float64', must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\\n\"", B64), "/q/dtype", "q: dtype is 'float16\n', must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"a dtype that nobody has heard of, ever\"", B64), "/q/dtype", "q: dtype is 'a dtype that nobody has heard of'..., must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"123456789012345678901234567890\xe2\x82\xac\"", B64), "/q/dtype", "q: dtype is '123456789012345678901234567890'..., must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
-        { FORWARD, TENSOR("[1,2,2,2]", "16", B64), "/q/dtype", "q: dtype is 16, must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"int32\"", "[1,2,3,4,5,6,7,8]"), "/q/dtype", "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "7"), "/q/data", "q: data is 7, must be base64 in a string or an array of numbers" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "null"), "/q/data", "q: data is null, must be base64 in a string or an array of numbers" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "{\"b64\":\"\"}"), "/q/data", "q: data is an object, must be base64 in a string or an array of numbers" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "false"), "/q/data", "q: data is false, must be base64 in a string or an array of numbers" },
+        { FORWARD, TENSOR("[4294967296,4294967296,2,2]", "\"float16\"", B64), "/q/shape",
+          "q: shape [4294967296, 4294967296, 2, 2] of float16 is more bytes than can be counted" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float64\"", B64), "/q/dtype",
+          "q: dtype is 'float64', must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\\n\"", B64), "/q/dtype",
+          "q: dtype is 'float16\n', must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"a dtype that nobody has heard of, ever\"", B64), "/q/dtype",
+          "q: dtype is 'a dtype that nobody has heard of'..., must be float32, float16, bfloat16, float8_e4m3fn, int32 "
+          "or uint8" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"123456789012345678901234567890\xe2\x82\xac\"", B64), "/q/dtype",
+          "q: dtype is '123456789012345678901234567890'..., must be float32, float16, bfloat16, float8_e4m3fn, int32 "
+          "or uint8" },
+        { FORWARD, TENSOR("[1,2,2,2]", "16", B64), "/q/dtype",
+          "q: dtype is 16, must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"int32\"", "[1,2,3,4,5,6,7,8]"), "/q/dtype",
+          "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "7"), "/q/data",
+          "q: data is 7, must be base64 in a string or an array of numbers" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "null"), "/q/data",
+          "q: data is null, must be base64 in a string or an array of numbers" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "{\"b64\":\"\"}"), "/q/data",
+          "q: data is an object, must be base64 in a string or an array of numbers" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "false"), "/q/data",
+          "q: data is false, must be base64 in a string or an array of numbers" },
         /* B1, B2 */
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAA*\""), "/q/data", "q: data is not base64 at character 3 (byte 53 of the body): not a character of the base64 alphabet (RFC 4648 section 4)" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AA==AA\""), "/q/data", "q: data is not base64 at character 4 (byte 54 of the body): nothing may follow the padding" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAAAA\""), "/q/data", "q: data ends after 5 characters of base64, inside a group of four" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAA*\""), "/q/data",
+          "q: data is not base64 at character 3 (byte 53 of the body): not a character of the base64 alphabet (RFC "
+          "4648 section 4)" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AA==AA\""), "/q/data",
+          "q: data is not base64 at character 4 (byte 54 of the body): nothing may follow the padding" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAAAA\""), "/q/data",
+          "q: data ends after 5 characters of base64, inside a group of four" },
         /* B3 */
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAABAAIAAwAEAAUABgA=\""), "/q/data", "q: data has 14 bytes, shape [1, 2, 2, 2] of float16 needs 16" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAABAAIAAwAEAAUABgAHAAA=\""), "/q/data", "q: data has 17 bytes, shape [1, 2, 2, 2] of float16 needs 16" },
-        { FORWARD, TENSOR("[2,3]", "\"float32\"", "\"AAAAAAAAAAAAAAAA\""), "/q/data", "q: data has 12 bytes, shape [2, 3] of float32 needs 24" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"\""), "/q/data", "q: data has 0 bytes, shape [1, 2, 2, 2] of float16 needs 16" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAABAAIAAwAEAAUABgA=\""), "/q/data",
+          "q: data has 14 bytes, shape [1, 2, 2, 2] of float16 needs 16" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAABAAIAAwAEAAUABgAHAAA=\""), "/q/data",
+          "q: data has 17 bytes, shape [1, 2, 2, 2] of float16 needs 16" },
+        { FORWARD, TENSOR("[2,3]", "\"float32\"", "\"AAAAAAAAAAAAAAAA\""), "/q/data",
+          "q: data has 12 bytes, shape [2, 3] of float32 needs 24" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"\""), "/q/data",
+          "q: data has 0 bytes, shape [1, 2, 2, 2] of float16 needs 16" },
         /* arrays of numbers */
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7]"), "/q/data", "q: data has 7 numbers, shape [1, 2, 2, 2] needs 8" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[]"), "/q/data", "q: data has 0 numbers, shape [1, 2, 2, 2] needs 8" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[[1,2,3,4],[5,6,7,8]]"), "/q/data", "q: data is nested as [2, 4], shape is [1, 2, 2, 2]" },
-        { FORWARD, TENSOR("[8]", "\"float16\"", "[[1,2,3,4,5,6,7,8]]"), "/q/data", "q: data is nested as [1, 8], shape is [8]" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[[1,2],[3]]"), "/q/data", "q: data at byte 58 of the body: this array is shorter than the ones before it" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7,\"8\"]"), "/q/data", "q: data at byte 65 of the body: a string here is \"NaN\", \"Infinity\" or \"-Infinity\"" },
-        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7,65536]"), "/q/data", "q: data at byte 64 of the body: the number is out of the range of float16" },
-        { FORWARD, T("{\"data\":[1,2,3,4,5,6,7,65536],\"shape\":[1,2,2,2],\"dtype\":\"float16\"}"), "/q/data", "q: element 7 of data: the number is out of the range of float16" },
-        { FORWARD, T("{\"data\":[1,2,3,4,5,6,7,8],\"shape\":[1,2,2,2],\"dtype\":\"float17\"}"), "/q/dtype", "q: dtype is 'float17', must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7]"), "/q/data",
+          "q: data has 7 numbers, shape [1, 2, 2, 2] needs 8" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[]"), "/q/data",
+          "q: data has 0 numbers, shape [1, 2, 2, 2] needs 8" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[[1,2,3,4],[5,6,7,8]]"), "/q/data",
+          "q: data is nested as [2, 4], shape is [1, 2, 2, 2]" },
+        { FORWARD, TENSOR("[8]", "\"float16\"", "[[1,2,3,4,5,6,7,8]]"), "/q/data",
+          "q: data is nested as [1, 8], shape is [8]" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[[1,2],[3]]"), "/q/data",
+          "q: data at byte 58 of the body: this array is shorter than the ones before it" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7,\"8\"]"), "/q/data",
+          "q: data at byte 65 of the body: a string here is \"NaN\", \"Infinity\" or \"-Infinity\"" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7,65536]"), "/q/data",
+          "q: data at byte 64 of the body: the number is out of the range of float16" },
+        { FORWARD, T("{\"data\":[1,2,3,4,5,6,7,65536],\"shape\":[1,2,2,2],\"dtype\":\"float16\"}"), "/q/data",
+          "q: element 7 of data: the number is out of the range of float16" },
+        { FORWARD, T("{\"data\":[1,2,3,4,5,6,7,8],\"shape\":[1,2,2,2],\"dtype\":\"float17\"}"), "/q/dtype",
+          "q: dtype is 'float17', must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
         /* what attn_check() says goes out as it is */
         { FORWARD, "{" K "," V "}", "/q", "q: is required" },
         { FORWARD, "{}", "/q", "q: is required" },
         { FORWARD, TENSOR("[1,2,3,2]", "\"float16\"", "[1,2,3,4,5,6,7,8,9,10,11,12]"), "", NULL },
-        { FORWARD, TENSOR("[1,2,2]", "\"float16\"", "[1,2,3,4]"), "/q/shape", "q: shape has 3 dimensions, must have 4" },
-        { FORWARD, "{" QKV ",\"seqlens_k\":{\"shape\":[1],\"dtype\":\"int32\",\"data\":[4]}}", "/seqlens_k/data/0", NULL },
+        { FORWARD, TENSOR("[1,2,2]", "\"float16\"", "[1,2,3,4]"), "/q/shape",
+          "q: shape has 3 dimensions, must have 4" },
+        { FORWARD, "{" QKV ",\"seqlens_k\":{\"shape\":[1],\"dtype\":\"int32\",\"data\":[4]}}", "/seqlens_k/data/0",
+          NULL },
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
@@ -175,9 +226,9 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
     }
 }
 
-/* ---- Options --------------------------------------------------------------------------------------------------------------- */
+/* ---- Options ----------------------------------------------------------------------------------------------------- */
 
-#define O(option) "{" QKV "," option "}"
+#define O(option)  "{" QKV "," option "}"
 #define OB(option) "{" QKV "," DOUT "," option "}"
 
 static void test_a_bad_option_is_named_in_the_error(void **state)
@@ -185,7 +236,8 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
     static const struct refusal cases[] = {
         { FORWARD, O("\"layout\":\"bhds\""), "/layout", "layout: is 'bhds', must be bshd or bhsd" },
         { FORWARD, O("\"layout\":0"), "/layout", "layout: is 0, must be bshd or bhsd" },
-        { FORWARD, O("\"alignment\":\"Top_left\""), "/alignment", "alignment: is 'Top_left', must be bottom_right or top_left" },
+        { FORWARD, O("\"alignment\":\"Top_left\""), "/alignment",
+          "alignment: is 'Top_left', must be bottom_right or top_left" },
         { FORWARD, O("\"encoding\":null"), "/encoding", "encoding: is null, must be base64 or array" },
         { FORWARD, O("\"causal\":1"), "/causal", "causal: is 1, must be true or false" },
         { FORWARD, O("\"causal\":\"true\""), "/causal", "causal: is 'true', must be true or false" },
@@ -199,39 +251,57 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"window\":5"), "/window", "window: is 5, must be an array of two integers" },
         { FORWARD, O("\"window\":[5]"), "/window", "window: has 1 elements, must have 2" },
         { FORWARD, O("\"window\":[1,2,3]"), "/window", "window: has 3 elements, must have 2" },
-        { FORWARD, O("\"window\":[-2,0]"), "/window/0", "window: [0] is -2, must be an integer from -1 to 9007199254740992" },
-        { FORWARD, O("\"window\":[0,1.0]"), "/window/1", "window: [1] is 1.0, must be an integer from -1 to 9007199254740992" },
-        { FORWARD, O("\"window\":[0,null]"), "/window/1", "window: [1] is null, must be an integer from -1 to 9007199254740992" },
+        { FORWARD, O("\"window\":[-2,0]"), "/window/0",
+          "window: [0] is -2, must be an integer from -1 to 9007199254740992" },
+        { FORWARD, O("\"window\":[0,1.0]"), "/window/1",
+          "window: [1] is 1.0, must be an integer from -1 to 9007199254740992" },
+        { FORWARD, O("\"window\":[0,null]"), "/window/1",
+          "window: [1] is null, must be an integer from -1 to 9007199254740992" },
         { FORWARD, O("\"seed\":-1"), "/seed", "seed: is -1, must be an integer from 0 to 18446744073709551615" },
-        { FORWARD, O("\"seed\":18446744073709551616"), "/seed", "seed: is 18446744073709551616, must be an integer from 0 to 18446744073709551615" },
+        { FORWARD, O("\"seed\":18446744073709551616"), "/seed",
+          "seed: is 18446744073709551616, must be an integer from 0 to 18446744073709551615" },
         { FORWARD, O("\"seed\":1.0"), "/seed", "seed: is 1.0, must be an integer from 0 to 18446744073709551615" },
         { FORWARD, O("\"seed\":1e3"), "/seed", "seed: is 1e3, must be an integer from 0 to 18446744073709551615" },
         { FORWARD, O("\"seed\":\"1\""), "/seed", "seed: is '1', must be an integer from 0 to 18446744073709551615" },
-        { FORWARD, O("\"out_dtype\":\"int32\""), "/out_dtype", "out_dtype: is 'int32', must be float32, float16 or bfloat16" },
-        { FORWARD, O("\"out_dtype\":\"float8_e4m3fn\""), "/out_dtype", "out_dtype: is 'float8_e4m3fn', must be float32, float16 or bfloat16" },
+        { FORWARD, O("\"out_dtype\":\"int32\""), "/out_dtype",
+          "out_dtype: is 'int32', must be float32, float16 or bfloat16" },
+        { FORWARD, O("\"out_dtype\":\"float8_e4m3fn\""), "/out_dtype",
+          "out_dtype: is 'float8_e4m3fn', must be float32, float16 or bfloat16" },
         { FORWARD, O("\"out_dtype\":32"), "/out_dtype", "out_dtype: is 32, must be float32, float16 or bfloat16" },
         { FORWARD, O("\"outputs\":\"out\""), "/outputs", "outputs: is 'out', must be an array of names" },
         { FORWARD, O("\"outputs\":[]"), "/outputs", "outputs: is empty, must name out or lse" },
-        { BACKWARD, OB("\"outputs\":[]"), "/outputs", "outputs: is empty, must name dq, dk, dv, dsinks, dbias or dalibi_slopes" },
+        { BACKWARD, OB("\"outputs\":[]"), "/outputs",
+          "outputs: is empty, must name dq, dk, dv, dsinks, dbias or dalibi_slopes" },
         { FORWARD, O("\"outputs\":[\"out\",\"dq\"]"), "/outputs/1", "outputs: [1] is 'dq', must be out or lse" },
-        { BACKWARD, OB("\"outputs\":[\"out\"]"), "/outputs/0", "outputs: [0] is 'out', must be dq, dk, dv, dsinks, dbias or dalibi_slopes" },
+        { BACKWARD, OB("\"outputs\":[\"out\"]"), "/outputs/0",
+          "outputs: [0] is 'out', must be dq, dk, dv, dsinks, dbias or dalibi_slopes" },
         { FORWARD, O("\"outputs\":[\"out\",\"out\"]"), "/outputs/1", "outputs: [1] names 'out' a second time" },
         { FORWARD, O("\"outputs\":[7]"), "/outputs/0", "outputs: [0] is 7, must be out or lse" },
         { BACKWARD, OB("\"outputs\":[\"dsinks\"]"), "/outputs", "outputs: dsinks needs sinks, which is not given" },
-        { FORWARD, O("\"verify\":\"some\""), "/verify", "verify: is 'some', must be an integer from 0 to 9007199254740992, or \"all\"" },
-        { FORWARD, O("\"verify\":-1"), "/verify", "verify: is -1, must be an integer from 0 to 9007199254740992, or \"all\"" },
-        { FORWARD, O("\"verify\":true"), "/verify", "verify: is true, must be an integer from 0 to 9007199254740992, or \"all\"" },
+        { FORWARD, O("\"verify\":\"some\""), "/verify",
+          "verify: is 'some', must be an integer from 0 to 9007199254740992, or \"all\"" },
+        { FORWARD, O("\"verify\":-1"), "/verify",
+          "verify: is -1, must be an integer from 0 to 9007199254740992, or \"all\"" },
+        { FORWARD, O("\"verify\":true"), "/verify",
+          "verify: is true, must be an integer from 0 to 9007199254740992, or \"all\"" },
         { FORWARD, O("\"save\":\"yes\""), "/save", "save: is 'yes', must be true or false" },
-        { FORWARD, O("\"timeout_ms\":0"), "/timeout_ms", "timeout_ms: is 0, must be an integer from 1 to 9007199254740992" },
-        { FORWARD, O("\"timeout_ms\":1.5"), "/timeout_ms", "timeout_ms: is 1.5, must be an integer from 1 to 9007199254740992" },
+        { FORWARD, O("\"timeout_ms\":0"), "/timeout_ms",
+          "timeout_ms: is 0, must be an integer from 1 to 9007199254740992" },
+        { FORWARD, O("\"timeout_ms\":1.5"), "/timeout_ms",
+          "timeout_ms: is 1.5, must be an integer from 1 to 9007199254740992" },
         { BACKWARD, OB("\"deterministic\":0"), "/deterministic", "deterministic: is 0, must be true or false" },
-        { BACKWARD, "{\"context\":\"\"," DOUT "}", "/context", "context: is '', must be the id that a forward with save answered" },
-        { BACKWARD, "{\"context\":\"../x\"," DOUT "}", "/context", "context: is '../x', must be the id that a forward with save answered" },
-        { BACKWARD, "{\"context\":17," DOUT "}", "/context", "context: is 17, must be the id that a forward with save answered" },
-        { BACKWARD, "{\"context\":\"1234567890123456789012345678901234567890123456789012345678901234\"," DOUT "}", "/context",
+        { BACKWARD, "{\"context\":\"\"," DOUT "}", "/context",
+          "context: is '', must be the id that a forward with save answered" },
+        { BACKWARD, "{\"context\":\"../x\"," DOUT "}", "/context",
+          "context: is '../x', must be the id that a forward with save answered" },
+        { BACKWARD, "{\"context\":17," DOUT "}", "/context",
+          "context: is 17, must be the id that a forward with save answered" },
+        { BACKWARD, "{\"context\":\"1234567890123456789012345678901234567890123456789012345678901234\"," DOUT "}",
+          "/context",
           "context: is '12345678901234567890123456789012'..., must be the id that a forward with save answered" },
         { BACKWARD, "{\"context\":\"a\"," Q "," DOUT "}", "/q", "q: comes from context and cannot be given beside it" },
-        { BACKWARD, "{\"causal\":true,\"context\":\"a\"," DOUT "}", "/causal", "causal: comes from context and cannot be given beside it" },
+        { BACKWARD, "{\"causal\":true,\"context\":\"a\"," DOUT "}", "/causal",
+          "causal: comes from context and cannot be given beside it" },
         /* J4: unknown, repeated, of the other op */
         { FORWARD, O("\"casual\":true"), "/casual", "unknown member 'casual', did you mean 'causal'?" },
         { FORWARD, O("\"key_mask\":true"), "/key_mask", "unknown member 'key_mask', did you mean 'keep_mask'?" },
@@ -241,10 +311,17 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"a~b/c\":1"), "/a~0b~1c", "unknown member 'a~b/c'" },
         { FORWARD, O("\"\":1"), "/", "unknown member ''" },
         { FORWARD, O("\"a_member_whose_name_is_longer_than_anybody_would_care_to_read_at_once\":1"),
-          "/a_member_whose_name_is_longer_than_anybody_would_care_to_read", "unknown member 'a_member_whose_name_is_longer_than_anybody_would...'" },
-        { FORWARD, O("\"\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\":1"),
-          "/\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac",
-          "unknown member '\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac...'" },
+          "/a_member_whose_name_is_longer_than_anybody_would_care_to_read",
+          "unknown member 'a_member_whose_name_is_longer_than_anybody_would...'" },
+        { FORWARD,
+          O("\"\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20a"
+            "c\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\":1"),
+          "/\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82"
+          "\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82"
+          "\xac\xe2\x82\xac\xe2\x82\xac",
+          "unknown member "
+          "'\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82"
+          "\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac...'" },
         { FORWARD, O("\"causal\":true,\"causal\":true"), "/causal", "member 'causal' is given twice" },
         { FORWARD, O("\"causal\":true,\"caus\\u0061l\":false"), "/causal", "member 'causal' is given twice" },
         { FORWARD, O(Q), "/q", "member 'q' is given twice" },
@@ -279,8 +356,10 @@ static void test_every_member_lands_where_it_belongs(void **state)
     proto_item *item;
     (void)state;
     decode_all_ways(&d, ATTN_OP_FORWARD,
-                    O("\"layout\":\"bshd\",\"scale\":-0.25,\"causal\":true,\"window\":[7,0],\"alignment\":\"top_left\",\"softcap\":30.5,"
-                      "\"dropout_p\":1.25e-1,\"seed\":18446744073709551615,\"out_dtype\":\"F32\",\"outputs\":[\"lse\"],\"encoding\":\"array\","
+                    O("\"layout\":\"bshd\",\"scale\":-0.25,\"causal\":true,\"window\":[7,0],\"alignment\":\"top_left\","
+                      "\"softcap\":30.5,"
+                      "\"dropout_p\":1.25e-1,\"seed\":18446744073709551615,\"out_dtype\":\"F32\",\"outputs\":[\"lse\"],"
+                      "\"encoding\":\"array\","
                       "\"verify\":16,\"save\":true,\"timeout_ms\":1500"));
     assert_int_equal(d.status, ATTN_OK);
     assert_false(d.call->envelope);
@@ -306,7 +385,8 @@ static void test_every_member_lands_where_it_belongs(void **state)
     assert_int_equal(item->problem.lse.rank, 3);
     decoded_clear(&d);
 
-    decode_all_ways(&d, ATTN_OP_FORWARD, O("\"layout\":\"bshd\",\"verify\":\"all\",\"encoding\":\"base64\",\"alignment\":\"bottom_right\""));
+    decode_all_ways(&d, ATTN_OP_FORWARD,
+                    O("\"layout\":\"bshd\",\"verify\":\"all\",\"encoding\":\"base64\",\"alignment\":\"bottom_right\""));
     assert_int_equal(d.status, ATTN_OK);
     assert_int_equal(d.call->items[0].verify_rows, PROTO_VERIFY_ALL);
     decoded_clear(&d);
@@ -322,7 +402,9 @@ static void test_every_member_lands_where_it_belongs(void **state)
     assert_int_equal(item->problem.dv.shape[3], 1);
     decoded_clear(&d);
 
-    decode_all_ways(&d, ATTN_OP_BACKWARD, "{\"context\":\"Ab-9._z\"," DOUT ",\"outputs\":[\"dv\",\"dsinks\"],\"timeout_ms\":9,\"deterministic\":true}");
+    decode_all_ways(&d, ATTN_OP_BACKWARD,
+                    "{\"context\":\"Ab-9._z\"," DOUT
+                    ",\"outputs\":[\"dv\",\"dsinks\"],\"timeout_ms\":9,\"deterministic\":true}");
     assert_int_equal(d.status, ATTN_OK);
     item = &d.call->items[0];
     assert_string_equal(item->context, "Ab-9._z");
@@ -358,11 +440,13 @@ static void test_what_is_not_said_has_its_default(void **state)
 
     decode_all_ways(&d, ATTN_OP_BACKWARD, "{" QKV "," DOUT "}");
     assert_int_equal(d.status, ATTN_OK);
-    assert_int_equal(d.call->items[0].outputs, UINT64_C(1) << ATTN_T_dq | UINT64_C(1) << ATTN_T_dk | UINT64_C(1) << ATTN_T_dv);
+    assert_int_equal(d.call->items[0].outputs,
+                     UINT64_C(1) << ATTN_T_dq | UINT64_C(1) << ATTN_T_dk | UINT64_C(1) << ATTN_T_dv);
     decoded_clear(&d);
 
     decode_all_ways(&d, ATTN_OP_FORWARD,
-                    "{\"q\":{\"shape\":[1,1,1,1],\"dtype\":\"f8_e4m3\",\"data\":[1]},\"k\":{\"shape\":[1,1,1,1],\"dtype\":\"FP8_E4M3\",\"data\":\"OA==\"},"
+                    "{\"q\":{\"shape\":[1,1,1,1],\"dtype\":\"f8_e4m3\",\"data\":[1]},\"k\":{\"shape\":[1,1,1,1],"
+                    "\"dtype\":\"FP8_E4M3\",\"data\":\"OA==\"},"
                     "\"v\":{\"shape\":[1,1,1,1],\"dtype\":\"Float8_E4M3FN\",\"data\":[448]}}");
     assert_int_equal(d.status, ATTN_OK);
     assert_int_equal(d.call->items[0].out_dtype, ATTN_BF16);
@@ -377,13 +461,13 @@ static void test_every_tensor_of_the_table_is_known(void **state)
         for (int op = 0; op < 2; op++) {
             struct decoded d = { 0 };
             char body[256];
-            snprintf(body, sizeof body, "{\"%s\":{\"shape\":[1],\"dtype\":\"float32\",\"data\":[1,2]}}", attn_tensors[id].name);
+            snprintf(body, sizeof body, "{\"%s\":{\"shape\":[1],\"dtype\":\"float32\",\"data\":[1,2]}}",
+                     attn_tensors[id].name);
             decode_whole(&d, (attn_op)op, body);
             assert_int_equal(d.status, ATTN_INVALID);
             if (proto_takes_tensor((attn_op)op, (attn_tensor_id)id))
                 assert_non_null(strstr(d.err.text, ": data has 2 numbers, shape [1] needs 1"));
-            else
-                assert_null(strstr(d.err.text, "data has"));
+            else assert_null(strstr(d.err.text, "data has"));
             decoded_clear(&d);
         }
 }
@@ -416,7 +500,8 @@ static void test_the_defaults_of_the_table_are_true(void **state)
         const attn_op op = o->ops & PROTO_FORWARD ? ATTN_OP_FORWARD : ATTN_OP_BACKWARD;
         if (!o->otherwise) continue;
         decode_whole(&silent, op, op == ATTN_OP_FORWARD ? "{" QKV "}" : "{" QKV "," DOUT "}");
-        snprintf(body, sizeof body, "{" QKV "%s,\"%s\":%s}", op == ATTN_OP_FORWARD ? "" : "," DOUT, o->name, o->otherwise);
+        snprintf(body, sizeof body, "{" QKV "%s,\"%s\":%s}", op == ATTN_OP_FORWARD ? "" : "," DOUT, o->name,
+                 o->otherwise);
         decode_whole(&said, op, body);
         a = decoded_text(&silent), b = decoded_text(&said);
         assert_int_equal(said.status, ATTN_OK);
@@ -426,7 +511,7 @@ static void test_the_defaults_of_the_table_are_true(void **state)
     }
 }
 
-/* ---- Values ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Values ------------------------------------------------------------------------------------------------------ */
 
 static void test_values_arrive_in_any_form_and_order(void **state)
 {
@@ -443,12 +528,14 @@ static void test_values_arrive_in_any_form_and_order(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(forms); i++) {
         struct decoded d = { 0 };
         char body[1024];
-        snprintf(body, sizeof body, "{\"q\":{%s},\"k\":{%s},\"v\":{%s}}", forms[i], forms[i], forms[(i + 1) % ARRAY_SIZE(forms)]);
+        snprintf(body, sizeof body, "{\"q\":{%s},\"k\":{%s},\"v\":{%s}}", forms[i], forms[i],
+                 forms[(i + 1) % ARRAY_SIZE(forms)]);
         decode_all_ways(&d, ATTN_OP_FORWARD, body);
         if (d.status) print_error("%s: %s\n", body, d.err.text);
         assert_int_equal(d.status, ATTN_OK);
         for (int id = 0; id < 3; id++)
-            assert_memory_equal(d.call->items[0].problem.tensor[id].data, ((uint16_t[]){ 0x3c00, 0x4000, 0x7e00, 0xfc00 }), 8);
+            assert_memory_equal(d.call->items[0].problem.tensor[id].data,
+                                ((uint16_t[]){ 0x3c00, 0x4000, 0x7e00, 0xfc00 }), 8);
         decoded_clear(&d);
     }
 }
@@ -461,8 +548,10 @@ static void test_empty_tensors_are_tensors(void **state)
         struct decoded d = { 0 };
         char body[1024];
         snprintf(body, sizeof body,
-                 "{\"q\":{\"shape\":[1,3,2,4],\"dtype\":\"float32\",\"data\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24]},"
-                 "\"k\":{\"shape\":[1,0,2,4],\"dtype\":\"float32\",\"data\":%s},\"v\":{\"data\":%s,\"shape\":[1,0,2,4],\"dtype\":\"float32\"}}",
+                 "{\"q\":{\"shape\":[1,3,2,4],\"dtype\":\"float32\",\"data\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,"
+                 "17,18,19,20,21,22,23,24]},"
+                 "\"k\":{\"shape\":[1,0,2,4],\"dtype\":\"float32\",\"data\":%s},\"v\":{\"data\":%s,\"shape\":[1,0,2,4],"
+                 "\"dtype\":\"float32\"}}",
                  i < 3 ? forms[i] : "[]", i < 3 ? forms[i] : "\"\"");
         decode_all_ways(&d, ATTN_OP_FORWARD, body);
         if (d.status) print_error("%s: %s\n", body, d.err.text);
@@ -473,7 +562,7 @@ static void test_empty_tensors_are_tensors(void **state)
     }
 }
 
-/* ---- Envelopes -------------------------------------------------------------------------------------------------------------- */
+/* ---- Envelopes --------------------------------------------------------------------------------------------------- */
 
 static void test_problems_of_an_envelope_fail_alone(void **state)
 {
@@ -481,7 +570,8 @@ static void test_problems_of_an_envelope_fail_alone(void **state)
     (void)state;
     decode_all_ways(&d, ATTN_OP_FORWARD,
                     "{\"requests\":[{" QKV ",\"causal\":true},{" Q "," K "},5,{" QKV ",\"casual\":1},{" Q "," K
-                    ",\"v\":{\"shape\":[1,3,1,1],\"dtype\":\"float16\",\"data\":\"AA_A\"}},{\"requests\":[]},{" QKV ",\"seed\":7}]}");
+                    ",\"v\":{\"shape\":[1,3,1,1],\"dtype\":\"float16\",\"data\":\"AA_A\"}},{\"requests\":[]},{" QKV
+                    ",\"seed\":7}]}");
     assert_int_equal(d.status, ATTN_OK);
     assert_true(d.call->envelope);
     assert_int_equal(d.call->count, 7);
@@ -492,7 +582,8 @@ static void test_problems_of_an_envelope_fail_alone(void **state)
         { "/v", "v: is required" },
         { "", "a problem is 5, must be an object" },
         { "/casual", "unknown member 'casual', did you mean 'causal'?" },
-        { "/v/data", "v: data is not base64 at character 2 (byte 796 of the body): not a character of the base64 alphabet (RFC 4648 section 4)" },
+        { "/v/data", "v: data is not base64 at character 2 (byte 796 of the body): not a character of the base64 "
+                     "alphabet (RFC 4648 section 4)" },
         { "/requests", "requests: must be the only member of the body" },
         { "", "" },
     };
@@ -528,7 +619,8 @@ static void test_an_envelope_has_a_limit(void **state)
 /* PROTO_MEMORY_FOR is what it says: enough for any body of base64 tensors, in whatever pieces. */
 static void test_the_memory_for_a_body_is_known_from_its_length(void **state)
 {
-    static const char body[] = "{" Q ",\"k\":{\"shape\":[1,1,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwA=\"},\"v\":{\"shape\":[1,1,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwA=\"}}";
+    static const char body[] = "{" Q ",\"k\":{\"shape\":[1,1,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwA=\"},"
+                               "\"v\":{\"shape\":[1,1,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwA=\"}}";
     (void)state;
     for (size_t split = 0; split < sizeof body; split++) {
         struct decoded d = { .memory = { .limit = PROTO_MEMORY_FOR(sizeof body - 1, 3) } };

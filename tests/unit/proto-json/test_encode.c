@@ -59,7 +59,11 @@ static void give(proto_item *item, attn_tensor_id id, void *data, attn_dtype dty
     item->outputs |= UINT64_C(1) << id;
 }
 
-#define SHAPE(...) (const int64_t[]){ __VA_ARGS__ }
+#define SHAPE(...)    \
+    (const int64_t[]) \
+    {                 \
+        __VA_ARGS__   \
+    }
 #define TIMING "\"timing_us\":{\"queue\":0.0,\"copy_in\":0.0,\"compute\":0.0,\"copy_out\":0.0}"
 
 static void test_an_answer_of_base64(void **state)
@@ -80,13 +84,16 @@ static void test_an_answer_of_base64(void **state)
     check(&call, &result,
           "{\"out\":{\"shape\":[1,3,1,1],\"dtype\":\"float16\",\"data\":\"ADwAQAD8\"},"
           "\"lse\":{\"shape\":[1,1,3],\"dtype\":\"float32\",\"data\":\"AACAPwAAgP8AAAA/\"},"
-          "\"backend\":\"cpu avx512\",\"timing_us\":{\"queue\":12.3,\"copy_in\":0.1,\"compute\":123456.8,\"copy_out\":0.0}}");
+          "\"backend\":\"cpu "
+          "avx512\",\"timing_us\":{\"queue\":12.3,\"copy_in\":0.1,\"compute\":123456.8,\"copy_out\":0.0}}");
 }
 
 /* Lengths that leave 0, 1 and 2 bytes over, and none at all. */
 static void test_every_remainder_of_three(void **state)
 {
-    static const char *const texts[] = { "", "AQ==", "AQI=", "AQID", "AQIDBA==", "AQIDBAU=", "AQIDBAUG", "AQIDBAUGBw==" };
+    static const char *const texts[] = {
+        "", "AQ==", "AQI=", "AQID", "AQIDBA==", "AQIDBAU=", "AQIDBAUG", "AQIDBAUGBw=="
+    };
     (void)state;
     for (int64_t bytes = 0; bytes < (int64_t)ARRAY_SIZE(texts); bytes++) {
         uint8_t out[] = { 1, 2, 3, 4, 5, 6, 7 };
@@ -95,7 +102,8 @@ static void test_every_remainder_of_three(void **state)
         const proto_result result = { .backend = "cpu" };
         char says[256];
         give(&item, ATTN_T_out, out, ATTN_U8, 1, SHAPE(bytes));
-        snprintf(says, sizeof says, "{\"out\":{\"shape\":[%d],\"dtype\":\"uint8\",\"data\":\"%s\"},\"backend\":\"cpu\"," TIMING "}",
+        snprintf(says, sizeof says,
+                 "{\"out\":{\"shape\":[%d],\"dtype\":\"uint8\",\"data\":\"%s\"},\"backend\":\"cpu\"," TIMING "}",
                  (int)bytes, texts[bytes]);
         check(&call, &result, says);
     }
@@ -115,7 +123,8 @@ static void test_an_answer_of_numbers(void **state)
     give(&item, ATTN_T_dv, dv, ATTN_BF16, 1, SHAPE(2));
     check(&call, &result,
           "{\"dq\":{\"shape\":[2,3,1,2],\"dtype\":\"float32\",\"data\":"
-          "[[[[0.1,-0.0]],[[1,16777216]],[[\"NaN\",\"Infinity\"]]],[[[\"-Infinity\",3.4028235e38]],[[1e-45,1.5]],[[100,0.001]]]]},"
+          "[[[[0.1,-0.0]],[[1,16777216]],[[\"NaN\",\"Infinity\"]]],[[[\"-Infinity\",3.4028235e38]],[[1e-45,1.5]],[[100,"
+          "0.001]]]]},"
           "\"dk\":{\"shape\":[1,1,4],\"dtype\":\"float16\",\"data\":[[[1.001,0.1,65500,6e-8]]]},"
           "\"dv\":{\"shape\":[2],\"dtype\":\"bfloat16\",\"data\":[1,0.1]},\"backend\":\"reference\"," TIMING "}");
 }
@@ -128,10 +137,12 @@ static void test_an_empty_tensor_is_flat(void **state)
     (void)state;
     give(&item, ATTN_T_out, NULL, ATTN_F32, 4, SHAPE(INT64_C(1) << 40, 0, 3, 2)); /* nested it would be 2^40 brackets */
     check(&call, &result,
-          "{\"out\":{\"shape\":[1099511627776,0,3,2],\"dtype\":\"float32\",\"data\":[]},\"backend\":\"cpu\"," TIMING "}");
+          "{\"out\":{\"shape\":[1099511627776,0,3,2],\"dtype\":\"float32\",\"data\":[]},\"backend\":\"cpu\"," TIMING
+          "}");
     item.encoding = PROTO_BASE64;
     check(&call, &result,
-          "{\"out\":{\"shape\":[1099511627776,0,3,2],\"dtype\":\"float32\",\"data\":\"\"},\"backend\":\"cpu\"," TIMING "}");
+          "{\"out\":{\"shape\":[1099511627776,0,3,2],\"dtype\":\"float32\",\"data\":\"\"},\"backend\":\"cpu\"," TIMING
+          "}");
 }
 
 static void test_what_else_an_answer_says(void **state)
@@ -139,7 +150,9 @@ static void test_what_else_an_answer_says(void **state)
     float lse[] = { 1 };
     proto_item item = { .problem = ATTN_PROBLEM_INIT };
     const proto_call call = { .count = 1, .items = &item };
-    proto_result result = { .backend = "cuda:0 \"sm90\"", .context = "c-1", .verified = true, .verification = { 1.5e-7, NAN, 16 } };
+    proto_result result = {
+        .backend = "cuda:0 \"sm90\"", .context = "c-1", .verified = true, .verification = { 1.5e-7, NAN, 16 }
+    };
     (void)state;
     give(&item, ATTN_T_lse, lse, ATTN_F32, 3, SHAPE(1, 1, 1));
     item.problem.dropout_p = 0.5;
@@ -157,15 +170,21 @@ static void test_an_envelope_answers_each(void **state)
                             { .error = { ATTN_INVALID, "/q/shape/1", "q: shape[1] is \"x\"" } },
                             { .problem = ATTN_PROBLEM_INIT } };
     const proto_call call = { .envelope = true, .count = 3, .items = items };
-    const proto_result results[3] = { { .backend = "cpu" }, { .backend = "cpu" }, { .error = { ATTN_TIMEOUT, "", "too late" } } };
+    const proto_result results[3] = { { .backend = "cpu" },
+                                      { .backend = "cpu" },
+                                      { .error = { ATTN_TIMEOUT, "", "too late" } } };
     (void)state;
     give(&items[0], ATTN_T_lse, lse, ATTN_F32, 1, SHAPE(1));
     give(&items[2], ATTN_T_lse, NULL, ATTN_F32, 1, SHAPE(1));
     check(&call, results,
-          "{\"responses\":[{\"lse\":{\"shape\":[1],\"dtype\":\"float32\",\"data\":\"AACAPw==\"},\"backend\":\"cpu\"," TIMING "},"
-          "{\"error\":{\"type\":\"urn:attnd:invalid-request\",\"title\":\"The request is malformed\",\"status\":400,\"code\":\"invalid-request\","
-          "\"request_id\":\"req-1\",\"pointer\":\"/requests/1/q/shape/1\",\"detail\":\"q: shape[1] is \\\"x\\\"\",\"error\":\"q: shape[1] is \\\"x\\\"\"}},"
-          "{\"error\":{\"type\":\"urn:attnd:deadline-exceeded\",\"title\":\"The deadline passed\",\"status\":504,\"code\":\"deadline-exceeded\","
+          "{\"responses\":[{\"lse\":{\"shape\":[1],\"dtype\":\"float32\",\"data\":\"AACAPw==\"},\"backend\":"
+          "\"cpu\"," TIMING "},"
+          "{\"error\":{\"type\":\"urn:attnd:invalid-request\",\"title\":\"The request is "
+          "malformed\",\"status\":400,\"code\":\"invalid-request\","
+          "\"request_id\":\"req-1\",\"pointer\":\"/requests/1/q/shape/1\",\"detail\":\"q: shape[1] is "
+          "\\\"x\\\"\",\"error\":\"q: shape[1] is \\\"x\\\"\"}},"
+          "{\"error\":{\"type\":\"urn:attnd:deadline-exceeded\",\"title\":\"The deadline "
+          "passed\",\"status\":504,\"code\":\"deadline-exceeded\","
           "\"request_id\":\"req-1\",\"pointer\":\"/requests/2\",\"detail\":\"too late\",\"error\":\"too late\"}}]}");
 }
 
@@ -189,7 +208,8 @@ static void test_answers_can_be_requests(void **state)
     uint16_t *out = malloc(ALL * sizeof *out);
     (void)state;
     assert_non_null(out);
-    for (int i = 0; i < ALL; i++) out[i] = (i & 0x7fff) > 0x7c00 ? 0x7e00 : (uint16_t)i; /* one NaN is as good as another */
+    for (int i = 0; i < ALL; i++)
+        out[i] = (i & 0x7fff) > 0x7c00 ? 0x7e00 : (uint16_t)i; /* one NaN is as good as another */
     for (int encoding = 0; encoding < 2; encoding++) {
         proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = (proto_encoding)encoding };
         const proto_call call = { .count = 1, .items = &item };
@@ -218,14 +238,10 @@ static void test_answers_can_be_requests(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_an_answer_of_base64),
-        cmocka_unit_test(test_every_remainder_of_three),
-        cmocka_unit_test(test_an_answer_of_numbers),
-        cmocka_unit_test(test_an_empty_tensor_is_flat),
-        cmocka_unit_test(test_what_else_an_answer_says),
-        cmocka_unit_test(test_an_envelope_answers_each),
-        cmocka_unit_test(test_a_failed_call_has_no_answer),
-        cmocka_unit_test(test_answers_can_be_requests),
+        cmocka_unit_test(test_an_answer_of_base64),         cmocka_unit_test(test_every_remainder_of_three),
+        cmocka_unit_test(test_an_answer_of_numbers),        cmocka_unit_test(test_an_empty_tensor_is_flat),
+        cmocka_unit_test(test_what_else_an_answer_says),    cmocka_unit_test(test_an_envelope_answers_each),
+        cmocka_unit_test(test_a_failed_call_has_no_answer), cmocka_unit_test(test_answers_can_be_requests),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,20 +12,25 @@
 static void test_a_problem_document_has_the_members_of_the_contract(void **state)
 {
     char text[4096];
-    size_t length = proto_problem_write(text, sizeof text, PROTO_E_INVALID_REQUEST, "k: shape[2] is 3, must divide the 8 heads of q",
-                                        "/requests/3", "/k/shape/2", "abc");
+    size_t length = proto_problem_write(text, sizeof text, PROTO_E_INVALID_REQUEST,
+                                        "k: shape[2] is 3, must divide the 8 heads of q", "/requests/3", "/k/shape/2",
+                                        "abc");
     (void)state;
     assert_int_equal(length, strlen(text));
-    assert_string_equal(text, "{\"type\":\"urn:attnd:invalid-request\",\"title\":\"The request is malformed\",\"status\":400,"
-                              "\"code\":\"invalid-request\",\"request_id\":\"abc\",\"pointer\":\"/requests/3/k/shape/2\","
-                              "\"detail\":\"k: shape[2] is 3, must divide the 8 heads of q\","
-                              "\"error\":\"k: shape[2] is 3, must divide the 8 heads of q\"}");
+    assert_string_equal(text,
+                        "{\"type\":\"urn:attnd:invalid-request\",\"title\":\"The request is malformed\",\"status\":400,"
+                        "\"code\":\"invalid-request\",\"request_id\":\"abc\",\"pointer\":\"/requests/3/k/shape/2\","
+                        "\"detail\":\"k: shape[2] is 3, must divide the 8 heads of q\","
+                        "\"error\":\"k: shape[2] is 3, must divide the 8 heads of q\"}");
     proto_problem_write(text, sizeof text, PROTO_E_QUEUE_FULL, NULL, NULL, NULL, NULL);
-    assert_string_equal(text, "{\"type\":\"urn:attnd:queue-full\",\"title\":\"The queue is full\",\"status\":503,\"code\":\"queue-full\","
-                              "\"detail\":\"The queue is full\",\"error\":\"The queue is full\"}");
+    assert_string_equal(
+        text,
+        "{\"type\":\"urn:attnd:queue-full\",\"title\":\"The queue is full\",\"status\":503,\"code\":\"queue-full\","
+        "\"detail\":\"The queue is full\",\"error\":\"The queue is full\"}");
     proto_problem_write(text, sizeof text, (proto_error)999, "x", NULL, "", "");
-    assert_string_equal(text, "{\"type\":\"urn:attnd:internal\",\"title\":\"The server failed\",\"status\":500,\"code\":\"internal\","
-                              "\"detail\":\"x\",\"error\":\"x\"}");
+    assert_string_equal(
+        text, "{\"type\":\"urn:attnd:internal\",\"title\":\"The server failed\",\"status\":500,\"code\":\"internal\","
+              "\"detail\":\"x\",\"error\":\"x\"}");
 }
 
 static void test_every_error_writes_itself(void **state)
@@ -50,13 +55,18 @@ static void test_every_status_has_its_error(void **state)
     static const struct {
         attn_status status;
         proto_error error;
-        int         http;
+        int http;
     } cases[] = {
-        { ATTN_OK, PROTO_E_INTERNAL, 500 },         { ATTN_INVALID, PROTO_E_INVALID_REQUEST, 400 },
-        { ATTN_TOO_LARGE, PROTO_E_TOO_LARGE, 413 }, { ATTN_UNSUPPORTED, PROTO_E_UNSUPPORTED, 422 },
-        { ATTN_BUSY, PROTO_E_QUEUE_FULL, 503 },     { ATTN_TIMEOUT, PROTO_E_DEADLINE, 504 },
-        { ATTN_NO_MEMORY, PROTO_E_OUT_OF_MEMORY, 503 }, { ATTN_DEVICE, PROTO_E_INTERNAL, 500 },
-        { ATTN_NOT_FOUND, PROTO_E_NOT_FOUND, 404 },  { ATTN_DEVICE_LOST, PROTO_E_UNAVAILABLE, 503 },
+        { ATTN_OK, PROTO_E_INTERNAL, 500 },
+        { ATTN_INVALID, PROTO_E_INVALID_REQUEST, 400 },
+        { ATTN_TOO_LARGE, PROTO_E_TOO_LARGE, 413 },
+        { ATTN_UNSUPPORTED, PROTO_E_UNSUPPORTED, 422 },
+        { ATTN_BUSY, PROTO_E_QUEUE_FULL, 503 },
+        { ATTN_TIMEOUT, PROTO_E_DEADLINE, 504 },
+        { ATTN_NO_MEMORY, PROTO_E_OUT_OF_MEMORY, 503 },
+        { ATTN_DEVICE, PROTO_E_INTERNAL, 500 },
+        { ATTN_NOT_FOUND, PROTO_E_NOT_FOUND, 404 },
+        { ATTN_DEVICE_LOST, PROTO_E_UNAVAILABLE, 503 },
         { ATTN_INTERNAL, PROTO_E_INTERNAL, 500 },
     };
     (void)state;
@@ -75,7 +85,7 @@ static void test_texts_are_escaped_and_cleaned(void **state)
         { "\"\\/", "\\\"\\\\/" },
         { "a\tb\nc\x7f\x01", "a\\u0009b\\u000ac\\u007f\\u0001" },
         { "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80" },
-        { "\xff\x80x\xc3", "??x?" },                 /* no UTF-8, and cut short by the end */
+        { "\xff\x80x\xc3", "??x?" }, /* no UTF-8, and cut short by the end */
         { "\xe2\x82", "??" },
         { "\xed\xa0\x80|\xc0\xaf|\xf4\x90\x80\x80", "???|??|????" },
         { "\xe0\x80\x80|\xf0\x80\x80\x80|\xf5\x80", "???|????|??" },
@@ -116,7 +126,8 @@ static void test_a_problem_document_is_json_in_any_room(void **state)
     }
 }
 
-/* The longest texts an attn_error can hold fit in the 4 KiB that proto.h promises, uncut unless they are all control characters. */
+/* The longest texts an attn_error can hold fit in the 4 KiB that proto.h promises, uncut unless they are all
+ * control characters. */
 static void test_4096_bytes_are_always_enough(void **state)
 {
     attn_error err;
@@ -125,9 +136,11 @@ static void test_4096_bytes_are_always_enough(void **state)
     (void)state;
     memset(err.text, '"', sizeof err.text), err.text[sizeof err.text - 1] = '\0';
     memset(err.member, '\x01', sizeof err.member), err.member[sizeof err.member - 1] = '\0';
-    assert_true(proto_problem_write(text, sizeof text, PROTO_E_UNSUPPORTED_MEDIA, err.text, "/requests/1023", err.member,
-                                    "0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789"
-                                    "0123456789012345678901234567") < sizeof text);
+    assert_true(
+        proto_problem_write(
+            text, sizeof text, PROTO_E_UNSUPPORTED_MEDIA, err.text, "/requests/1023", err.member,
+            "0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789"
+            "0123456789012345678901234567") < sizeof text);
     json = cJSON_Parse(text);
     assert_non_null(json);
     assert_string_equal(cJSON_GetObjectItemCaseSensitive(json, "detail")->valuestring, err.text);

@@ -1,7 +1,7 @@
 /* test_numbers.c: arrays of numbers from text and to text.
  *
- * The truth comes from elsewhere: from the C library's strtof and strtod, which round correctly, and from decimal expansions
- * of midpoints, which are exact, with a digit added or taken away far behind the point. */
+ * The truth comes from elsewhere: from the C library's strtof and strtod, which round correctly, and from decimal
+ * expansions of midpoints, which are exact, with a digit added or taken away far behind the point. */
 #include "proto-json/numbers.h"
 
 #include <math.h>
@@ -40,9 +40,9 @@ static void read_in_pieces(const char *text, size_t count, numbers_type type, si
         size_t used = 0;
         do {
             size_t taken, written, before = result->reader.elements;
-            result->status =
-                numbers_read(&result->reader, shrunk + used, now - used, (uint8_t *)result->values + before * bytes,
-                             room < MOST - before ? room : MOST - before, &taken, &written);
+            result->status = numbers_read(&result->reader, shrunk + used, now - used,
+                                          (uint8_t *)result->values + before * bytes,
+                                          room < MOST - before ? room : MOST - before, &taken, &written);
             assert_int_equal(result->reader.elements, before + written);
             used += taken;
             if (result->status == NUMBERS_MORE) assert_int_equal(used, now);
@@ -89,7 +89,7 @@ static uint64_t next_random(void) /* xorshift64: the same numbers in every run *
     return random_state ^= random_state << 17;
 }
 
-/* ---- Reading ---------------------------------------------------------------------------------------------------------- */
+/* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 struct refusal {
     numbers_type type;
@@ -98,10 +98,10 @@ struct refusal {
     const char *says;
 };
 
-#define EXPECT_WORDS "a string here is \"NaN\", \"Infinity\" or \"-Infinity\""
-#define EXPECT_NUMBER "a number or an array is expected"
+#define EXPECT_WORDS   "a string here is \"NaN\", \"Infinity\" or \"-Infinity\""
+#define EXPECT_NUMBER  "a number or an array is expected"
 #define EXPECT_INTEGER "an integer without point or exponent is expected"
-#define QUOTE_IT "what is not finite is written as a string: \"NaN\", \"Infinity\" or \"-Infinity\""
+#define QUOTE_IT       "what is not finite is written as a string: \"NaN\", \"Infinity\" or \"-Infinity\""
 
 static const struct refusal refusals[] = {
     { NUMBERS_F32, "5", 0, "an array of numbers is expected" },
@@ -197,8 +197,8 @@ static void test_what_is_wrong_is_named_where_it_is_in_whatever_pieces(void **st
                     read_in_pieces(c->text, count, c->type, first, piece, room, &r);
                     if (r.status != NUMBERS_BAD || r.reader.offset != c->offset || strcmp(r.reader.error, c->says) != 0)
                         fail_msg("%s, split at %zu: status %d, offset %llu, '%s'; expected offset %llu, '%s'", c->text,
-                                 first, r.status, (unsigned long long)r.reader.offset, r.reader.error ? r.reader.error : "",
-                                 (unsigned long long)c->offset, c->says);
+                                 first, r.status, (unsigned long long)r.reader.offset,
+                                 r.reader.error ? r.reader.error : "", (unsigned long long)c->offset, c->says);
                     size_t taken = 9, written = 9;
                     assert_int_equal(numbers_read(&r.reader, "1", 1, r.values, 1, &taken, &written),
                                      NUMBERS_BAD); /* for good */
@@ -211,7 +211,12 @@ static void test_what_is_wrong_is_named_where_it_is_in_whatever_pieces(void **st
 static void test_nesting_implies_a_shape_in_whatever_pieces(void **state)
 {
     (void)state;
-    static const struct { const char *text; int rank; int64_t shape[4]; uint64_t elements; } cases[] = {
+    static const struct {
+        const char *text;
+        int rank;
+        int64_t shape[4];
+        uint64_t elements;
+    } cases[] = {
         { "[]", 1, { 0 }, 0 },
         { " [ ]x", 1, { 0 }, 0 },
         { "[1]", 1, { 1 }, 1 },
@@ -272,7 +277,8 @@ static void test_without_room_nothing_is_lost(void **state)
     assert_int_equal(numbers_read(&r, text + 1, 6, out, 1, &taken, &written), NUMBERS_FULL);
     assert_int_equal(taken, 3);
     assert_int_equal(written, 1);
-    assert_int_equal(numbers_read(&r, "2", 1, out + 1, 1, &taken, &written), NUMBERS_MORE); /* begun, in another piece */
+    assert_int_equal(numbers_read(&r, "2", 1, out + 1, 1, &taken, &written),
+                     NUMBERS_MORE); /* begun, in another piece */
     assert_int_equal(numbers_read(&r, "0]", 2, out + 1, 0, &taken, &written), NUMBERS_FULL);
     assert_int_equal(taken, 1);
     assert_int_equal(numbers_read(&r, "]", 1, out + 1, 1, &taken, &written), NUMBERS_DONE);
@@ -326,10 +332,14 @@ static void test_a_number_is_at_most_768_characters_long(void **state)
 static void test_integers_are_exact_to_their_ends(void **state)
 {
     (void)state;
-    static const struct { numbers_type type; const char *text; int64_t value; } cases[] = {
-        { NUMBERS_I32, "0", 0 },       { NUMBERS_I32, "-0", 0 },     { NUMBERS_I32, "2147483647", INT32_MAX },
-        { NUMBERS_I32, "-1", -1 },     { NUMBERS_U8, "255", 255 },   { NUMBERS_I32, "-2147483648", INT32_MIN },
-        { NUMBERS_U8, "-0", 0 },       { NUMBERS_U8, "1", 1 },       { NUMBERS_I32, "16777217", 16777217 },
+    static const struct {
+        numbers_type type;
+        const char *text;
+        int64_t value;
+    } cases[] = {
+        { NUMBERS_I32, "0", 0 },   { NUMBERS_I32, "-0", 0 },   { NUMBERS_I32, "2147483647", INT32_MAX },
+        { NUMBERS_I32, "-1", -1 }, { NUMBERS_U8, "255", 255 }, { NUMBERS_I32, "-2147483648", INT32_MIN },
+        { NUMBERS_U8, "-0", 0 },   { NUMBERS_U8, "1", 1 },     { NUMBERS_I32, "16777217", 16777217 },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         uint32_t code;
@@ -338,7 +348,7 @@ static void test_integers_are_exact_to_their_ends(void **state)
     }
 }
 
-/* ---- Values ----------------------------------------------------------------------------------------------------------- */
+/* ---- Values ------------------------------------------------------------------------------------------------------ */
 
 /* The formats with fewer than 32 bits, written down once more. */
 static const struct narrow_format {
@@ -370,7 +380,10 @@ static void text_below(double x, char *text, size_t size)
     if (text[0] == '0' && text[1] != '.') memmove(text, text + 1, strlen(text)); /* 100 became 099.9... */
 }
 
-static void text_above(double x, char *text, size_t size) { snprintf(text, size, "%.220f1", x); }
+static void text_above(double x, char *text, size_t size)
+{
+    snprintf(text, size, "%.220f1", x);
+}
 
 static void check_code(const char *text, numbers_type type, bool fits, uint32_t want)
 {
@@ -389,7 +402,8 @@ static void check_code(const char *text, numbers_type type, bool fits, uint32_t 
         assert_false(fits);
         return;
     }
-    assert_int_equal(numbers_convert(&r.reader, (const double *)(const void *)r.values, type, r.values, &element), fits);
+    assert_int_equal(numbers_convert(&r.reader, (const double *)(const void *)r.values, type, r.values, &element),
+                     fits);
     if (!fits) return;
     r.reader.type = type;
     if (code_at(&r, 0) != want)
@@ -470,7 +484,9 @@ static void test_random_decimals_agree_with_strtof(void **state)
 static void test_small_and_odd_spellings(void **state)
 {
     (void)state;
-    static const struct { const char *text; float value;
+    static const struct {
+        const char *text;
+        float value;
     } cases[] = {
         { "0", 0 },
         { "-0", -0.0f },
@@ -502,7 +518,13 @@ static void test_small_and_odd_spellings(void **state)
 static void test_untyped_numbers_become_what_a_typed_reader_makes_of_them(void **state)
 {
     (void)state;
-    static const struct { const char *text; numbers_type type; bool fits; uint64_t element; const char *says; } cases[] = {
+    static const struct {
+        const char *text;
+        numbers_type type;
+        bool fits;
+        uint64_t element;
+        const char *says;
+    } cases[] = {
         { "[1,2,-3]", NUMBERS_I32, true, 0, NULL },
         { "[0,255]", NUMBERS_U8, true, 0, NULL },
         { "[1,2.0,3]", NUMBERS_I32, false, 1, EXPECT_INTEGER },
@@ -538,12 +560,14 @@ static void test_untyped_numbers_become_what_a_typed_reader_makes_of_them(void *
     }
 }
 
-/* ---- Writing ---------------------------------------------------------------------------------------------------------- */
+/* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
 static void test_texts_are_spelt_like_this(void **state)
 {
     (void)state;
-    static const struct { float value; const char *text;
+    static const struct {
+        float value;
+        const char *text;
     } cases[] = {
         { 0, "0" },
         { -0.0f, "-0.0" },

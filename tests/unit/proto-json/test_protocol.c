@@ -1,5 +1,5 @@
-/* test_protocol.c: PROTOCOL.md is true. Every request in it is decoded, whole and split at every byte, computed by the reference
- * backend, encoded, and compared with the answer that follows it. */
+/* test_protocol.c: PROTOCOL.md is true. Every request in it is decoded, whole and split at every byte, computed by
+ * the reference backend, encoded, and compared with the answer that follows it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@
 /* One fenced block: what stands behind ```json, and the text. Both owned. */
 struct block {
     char *mark, *text;
-    int   line;
+    int line;
 };
 
 enum { MAX_BLOCKS = 64 };
@@ -134,7 +134,9 @@ static void test_every_example_of_the_protocol_is_true(void **state)
     (void)state;
     for (int i = 0; i < count; i++) {
         const bool backward = !strcmp(blocks[i].mark, "backward");
-        const struct block *says = i + 1 < count && blocks[i + 1].mark[0] >= '2' && blocks[i + 1].mark[0] <= '5' ? &blocks[i + 1] : NULL;
+        const struct block *says = i + 1 < count && blocks[i + 1].mark[0] >= '2' && blocks[i + 1].mark[0] <= '5'
+                                       ? &blocks[i + 1]
+                                       : NULL;
         const size_t bytes = strlen(blocks[i].text);
         char *must = NULL;
         if (!backward && strcmp(blocks[i].mark, "forward")) continue;
@@ -143,7 +145,8 @@ static void test_every_example_of_the_protocol_is_true(void **state)
             struct decoded d = { 0 };
             size_t first = split;
             char *text;
-            decode_in_pieces(&d, backward ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD, NULL, blocks[i].text, bytes, first_then_rest, &first);
+            decode_in_pieces(&d, backward ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD, NULL, blocks[i].text, bytes,
+                             first_then_rest, &first);
             text = decoded_text(&d);
             if (!must) {
                 int http;
@@ -198,7 +201,8 @@ static void test_the_protocol_names_every_member(void **state)
         char name[64];
         bool by_default;
         snprintf(name, sizeof name, "`%s`", attn_tensors[id].name);
-        if (!proto_takes_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)id) && proto_gives_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)id, &by_default) && by_default)
+        if (!proto_takes_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)id) &&
+            proto_gives_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)id, &by_default) && by_default)
             continue; /* dq, dk, dv stand in a list */
         if (!strstr(text, name)) fail_msg("%s does not name %s", PROTOCOL, attn_tensors[id].name);
     }

@@ -1,4 +1,5 @@
-/* test_scan.c: what is JSON and what is not, to the byte; what the skeleton looks like; that splitting changes nothing. */
+/* test_scan.c: what is JSON and what is not, to the byte; what the skeleton looks like; that splitting changes
+ * nothing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,13 +10,13 @@
 #include "codec.h"
 #include "proto-json/scan.h"
 
-/* ---- Helpers ------------------------------------------------------------------------------------------------------------ */
+/* ---- Helpers ----------------------------------------------------------------------------------------------------- */
 
 struct scanned {
     struct moving_memory memory;
-    scan                *s;
-    attn_status          status;
-    attn_error           err;
+    scan *s;
+    attn_status status;
+    attn_error err;
 };
 
 static void scanned_clear(struct scanned *r)
@@ -26,7 +27,8 @@ static void scanned_clear(struct scanned *r)
 }
 
 /* Feeds [0, first), [first, second), [second, bytes). */
-static void scan_split(struct scanned *r, const proto_limits *limits, const char *body, size_t bytes, size_t first, size_t second)
+static void scan_split(struct scanned *r, const proto_limits *limits, const char *body, size_t bytes, size_t first,
+                       size_t second)
 {
     const proto_limits standard = PROTO_LIMITS_DEFAULT;
     const proto_memory memory = { moving_grow, &r->memory };
@@ -75,10 +77,15 @@ static char *scanned_text(const struct scanned *r)
             fprintf(f, "\n%d ", i);
             switch (l->fault) {
             case SCAN_FINE: break;
-            case SCAN_BASE64_CHARACTER: fprintf(f, "base64 %llu, byte %llu: %s", (unsigned long long)l->position, (unsigned long long)l->at, l->reason); continue;
+            case SCAN_BASE64_CHARACTER:
+                fprintf(f, "base64 %llu, byte %llu: %s", (unsigned long long)l->position, (unsigned long long)l->at,
+                        l->reason);
+                continue;
             case SCAN_BASE64_ENDS: fprintf(f, "ends after %llu", (unsigned long long)l->position); continue;
             case SCAN_ARRAY_TEXT: fprintf(f, "array byte %llu: %s", (unsigned long long)l->at, l->reason); continue;
-            case SCAN_ARRAY_ELEMENT: fprintf(f, "element %llu: %s", (unsigned long long)l->position, l->reason); continue;
+            case SCAN_ARRAY_ELEMENT:
+                fprintf(f, "element %llu: %s", (unsigned long long)l->position, l->reason);
+                continue;
             }
             if (l->kind == SCAN_ARRAY) {
                 fprintf(f, "%s %lld [", l->typed ? attn_dtype_name(l->dtype) : "untyped", (long long)l->elements);
@@ -112,13 +119,13 @@ static void check_at(const char *file, int line, const char *body, size_t bytes,
     for (size_t split = 0; split <= bytes + 1 && same; split++) {
         struct scanned r = { 0 };
         char *text;
-        if (split <= bytes)
-            scan_split(&r, NULL, body, bytes, split, bytes);
-        else
-            scan_bytes(&r, body, bytes);
+        if (split <= bytes) scan_split(&r, NULL, body, bytes, split, bytes);
+        else scan_bytes(&r, body, bytes);
         text = scanned_text(&r);
         same = !strcmp(text, says);
-        if (!same) print_error("%s:%d, body split at %zu of %zu:\n  says  %s\n  must  %s\n", file, line, split, bytes, text, says);
+        if (!same)
+            print_error("%s:%d, body split at %zu of %zu:\n  says  %s\n  must  %s\n", file, line, split, bytes, text,
+                        says);
         free(text);
         scanned_clear(&r);
     }
@@ -126,7 +133,7 @@ static void check_at(const char *file, int line, const char *body, size_t bytes,
 }
 #define check(body, says) check_at(__FILE__, __LINE__, body, strlen(body), says)
 
-/* ---- What is no JSON ---------------------------------------------------------------------------------------------------- */
+/* ---- What is no JSON --------------------------------------------------------------------------------------------- */
 
 static void test_what_is_no_json_is_refused_with_its_byte(void **state)
 {
@@ -146,8 +153,10 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
         { "\xef\xbb\xbf{}", "not JSON at byte 0: expected a value, found byte 0xef (a byte order mark is not JSON)" },
         { "/* q */{}", "not JSON at byte 0: expected a value, found '/' (JSON has no comments)" },
         { "{\"a\":1 // one\n}", "not JSON at byte 7: expected ',' or '}', found '/' (JSON has no comments)" },
-        { "{\"scale\":NaN}", "not JSON at byte 9: expected a value, found 'N' (JSON has no NaN or Infinity; inside `data` write them as strings)" },
-        { "{\"scale\":Infinity}", "not JSON at byte 9: expected a value, found 'I' (JSON has no NaN or Infinity; inside `data` write them as strings)" },
+        { "{\"scale\":NaN}", "not JSON at byte 9: expected a value, found 'N' (JSON has no NaN or Infinity; inside "
+                             "`data` write them as strings)" },
+        { "{\"scale\":Infinity}", "not JSON at byte 9: expected a value, found 'I' (JSON has no NaN or Infinity; "
+                                  "inside `data` write them as strings)" },
         { "{\"scale\":-Infinity}", "not JSON at byte 10: expected a digit, found 'I'" },
         { "{\"a\":1,}", "not JSON at byte 7: expected a member's name in quotes, found '}'" },
         { "{,}", "not JSON at byte 1: expected a member's name in quotes or '}', found ','" },
@@ -191,12 +200,12 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
         { "[\"\\udc00\"]", "byte 7: a surrogate without its first half" },
         { "[\"\xff\"]", "byte 2: invalid UTF-8" },
         { "[\"\x80\"]", "byte 2: invalid UTF-8" },
-        { "[\"\xc0\xaf\"]", "byte 2: invalid UTF-8" },             /* overlong */
-        { "[\"\xe0\x80\xaf\"]", "byte 3: invalid UTF-8" },         /* overlong */
-        { "[\"\xed\xa0\x80\"]", "byte 3: invalid UTF-8" },         /* a surrogate */
-        { "[\"\xf0\x80\x80\x80\"]", "byte 3: invalid UTF-8" },     /* overlong */
-        { "[\"\xf4\x90\x80\x80\"]", "byte 3: invalid UTF-8" },     /* past U+10FFFF */
-        { "[\"\xe2\x82\"]", "byte 4: invalid UTF-8" },             /* cut short */
+        { "[\"\xc0\xaf\"]", "byte 2: invalid UTF-8" },         /* overlong */
+        { "[\"\xe0\x80\xaf\"]", "byte 3: invalid UTF-8" },     /* overlong */
+        { "[\"\xed\xa0\x80\"]", "byte 3: invalid UTF-8" },     /* a surrogate */
+        { "[\"\xf0\x80\x80\x80\"]", "byte 3: invalid UTF-8" }, /* overlong */
+        { "[\"\xf4\x90\x80\x80\"]", "byte 3: invalid UTF-8" }, /* past U+10FFFF */
+        { "[\"\xe2\x82\"]", "byte 4: invalid UTF-8" },         /* cut short */
         { "[\"\xc3\"]", "byte 3: invalid UTF-8" },
         /* the same inside values that are lifted, and behind a fault in them */
         { "{\"data\":\"AA\nAA\"}", "not JSON at byte 11: control character 0x0a inside a string" },
@@ -208,7 +217,8 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
         { "{\"data\":[1 2]}", "not JSON at byte 11: expected ',' or ']', found '2'" },
         { "{\"data\":[1.5.2]}", "not JSON at byte 12: expected ',' or ']', found '.'" },
         { "{\"data\":[[1],[2,3}]}", "not JSON at byte 17: expected ',' or ']', found '}'" },
-        { "{\"data\":[NaN]}", "not JSON at byte 9: expected a value or ']', found 'N' (JSON has no NaN or Infinity; inside `data` write them as strings)" },
+        { "{\"data\":[NaN]}", "not JSON at byte 9: expected a value or ']', found 'N' (JSON has no NaN or Infinity; "
+                              "inside `data` write them as strings)" },
         { "{\"data\":[\"NaN\",\"x\",1.]}", "not JSON at byte 21: expected a digit, found ']'" },
     };
     (void)state;
@@ -218,11 +228,13 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
         snprintf(says, sizeof says, "INVALID [] %s", cases[i].says);
         check_at(__FILE__, (int)i, cases[i].body, bytes, says);
     }
-    check_at(__FILE__, __LINE__, "{\"a\0b\":1}", 9, "INVALID [] not JSON at byte 3: control character 0x00 inside a string");
-    check_at(__FILE__, __LINE__, "{}\0", 3, "INVALID [] not JSON at byte 2: expected nothing after the value, found byte 0x00");
+    check_at(__FILE__, __LINE__, "{\"a\0b\":1}", 9,
+             "INVALID [] not JSON at byte 3: control character 0x00 inside a string");
+    check_at(__FILE__, __LINE__, "{}\0", 3,
+             "INVALID [] not JSON at byte 2: expected nothing after the value, found byte 0x00");
 }
 
-/* ---- Limits ------------------------------------------------------------------------------------------------------------- */
+/* ---- Limits ------------------------------------------------------------------------------------------------------ */
 
 /* text repeated, between two others */
 static char *repeated(const char *before, const char *text, size_t times, const char *after)
@@ -262,7 +274,8 @@ static void test_every_limit_holds(void **state)
     (void)state;
     body = repeated("", "[", 32, "]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]"), accepts(NULL, body), free(body);
     body = repeated("", "[", 33, ""), refuses(NULL, body, ATTN_INVALID, "byte 32: nested deeper than 32"), free(body);
-    body = repeated("", "[", 1000000, ""), refuses(NULL, body, ATTN_INVALID, "byte 32: nested deeper than 32"), free(body); /* J2 */
+    body = repeated("", "[", 1000000, ""), refuses(NULL, body, ATTN_INVALID, "byte 32: nested deeper than 32"),
+    free(body); /* J2 */
     body = repeated("{", "\"\":0,", 63, "\"a\":0}"), accepts(NULL, body), free(body);
     body = repeated("{", "\"\":0,", 64, "\"a\":0}");
     refuses(NULL, body, ATTN_INVALID, "byte 321: an object of more than 64 members"), free(body);
@@ -270,7 +283,8 @@ static void test_every_limit_holds(void **state)
     refuses(NULL, body, ATTN_INVALID, "byte 321: an object of more than 64 members"), free(body);
     body = repeated("{\"a\":\"", "x", 2000000, "\"}");
     refuses(NULL, body, ATTN_TOO_LARGE, "the members other than tensor data take more than 1048576 bytes"), free(body);
-    body = repeated("[", "0,", 140000, "0]"), refuses(NULL, body, ATTN_TOO_LARGE, "more than 131072 values outside tensor data"), free(body);
+    body = repeated("[", "0,", 140000, "0]"),
+    refuses(NULL, body, ATTN_TOO_LARGE, "more than 131072 values outside tensor data"), free(body);
     limits.tensor_bytes = 100;
     body = repeated("{\"data\":\"", "AAAA", 33, "\"}"), accepts(&limits, body), free(body);
     body = repeated("{\"data\":\"", "AAAA", 34, "\"}");
@@ -311,7 +325,7 @@ static void test_a_large_array_costs_its_elements(void **state)
     scanned_clear(&r);
 }
 
-/* ---- The skeleton, and what is lifted ------------------------------------------------------------------------------------- */
+/* ---- The skeleton, and what is lifted ---------------------------------------------------------------------------- */
 
 static void test_the_skeleton_keeps_everything_but_data(void **state)
 {
@@ -326,13 +340,17 @@ static void test_the_skeleton_keeps_everything_but_data(void **state)
     check("{\"s\":18446744073709551615}", "{\"s\":\"n18446744073709551615\"}");
     check("[0,-0,0.0,0e0,1E5,1e-5,12345678901234567890123]",
           "[\"n0\",\"n-0\",\"n0.0\",\"n0e0\",\"n1E5\",\"n1e-5\",\"n12345678901234567890123\"]");
-    check("[\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\\ud83d\\ude00\"]", "[\"s\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\\ud83d\\ude00\"]");
+    check("[\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\\ud83d\\ude00\"]",
+          "[\"s\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\\ud83d\\ude00\"]");
     check("[\"\x7f \xc3\xa9 \xe2\x82\xac \xef\xbf\xbf \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf\"]",
           "[\"s\x7f \xc3\xa9 \xe2\x82\xac \xef\xbf\xbf \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf\"]");
     /* the first and the last character of each length of UTF-8, and around the surrogates */
-    check("[\"\xc2\x80\xdf\xbf \xe0\xa0\x80\xe0\xbf\xbf\xe1\x80\x80\xec\xbf\xbf \xed\x80\x80\xed\x9f\xbf \xee\x80\x80 \xf0\x90\x80\x80\xf3\x80\x80\x80\xf4\x80\x80\x80\"]",
-          "[\"s\xc2\x80\xdf\xbf \xe0\xa0\x80\xe0\xbf\xbf\xe1\x80\x80\xec\xbf\xbf \xed\x80\x80\xed\x9f\xbf \xee\x80\x80 \xf0\x90\x80\x80\xf3\x80\x80\x80\xf4\x80\x80\x80\"]");
-    check("[\"\\ud83d\\ude00\\u00e9\\uD83D\\uDE00\\uD7FF\\uE000\"]", "[\"s\\ud83d\\ude00\\u00e9\\uD83D\\uDE00\\uD7FF\\uE000\"]");
+    check("[\"\xc2\x80\xdf\xbf \xe0\xa0\x80\xe0\xbf\xbf\xe1\x80\x80\xec\xbf\xbf \xed\x80\x80\xed\x9f\xbf \xee\x80\x80 "
+          "\xf0\x90\x80\x80\xf3\x80\x80\x80\xf4\x80\x80\x80\"]",
+          "[\"s\xc2\x80\xdf\xbf \xe0\xa0\x80\xe0\xbf\xbf\xe1\x80\x80\xec\xbf\xbf \xed\x80\x80\xed\x9f\xbf \xee\x80\x80 "
+          "\xf0\x90\x80\x80\xf3\x80\x80\x80\xf4\x80\x80\x80\"]");
+    check("[\"\\ud83d\\ude00\\u00e9\\uD83D\\uDE00\\uD7FF\\uE000\"]",
+          "[\"s\\ud83d\\ude00\\u00e9\\uD83D\\uDE00\\uD7FF\\uE000\"]");
     check("[\"a string that is longer than eight bytes, and than a word\"]",
           "[\"sa string that is longer than eight bytes, and than a word\"]");
 }
@@ -343,7 +361,8 @@ static void test_data_is_lifted_whatever_surrounds_it(void **state)
     check("{\"q\":{\"data\":\"AAEC\"}}", "{\"q\":{\"data\":0}}\n0 @0 000102");
     check("{\"data\":\"\"}", "{\"data\":0}\n0 @0 ");
     check("{\"data\":\"AAE=\",\"x\":\"y\"}", "{\"data\":0,\"x\":\"sy\"}\n0 @0 0001");
-    check("[{\"data\":\"AA==\"},{\"data\":\"AQ==\"},\"AA==\"]", "[{\"data\":0},{\"data\":1},\"sAA==\"]\n0 @0 00\n1 @64 01");
+    check("[{\"data\":\"AA==\"},{\"data\":\"AQ==\"},\"AA==\"]",
+          "[{\"data\":0},{\"data\":1},\"sAA==\"]\n0 @0 00\n1 @64 01");
     /* J8: escapes, in the base64 and in the name */
     check("{\"data\":\"\\/\\/\\u002b\\u002B\"}", "{\"data\":0}\n0 @0 ffffbe");
     check("{\"data\":\"\\/A\\/\\/\\/\\/A\\/\\/\\/\\/\\/AA==\"}", "{\"data\":0}\n0 @0 fc0ffffff03fffffff00");
@@ -351,7 +370,8 @@ static void test_data_is_lifted_whatever_surrounds_it(void **state)
     check("{\"data\":\"A\\u0041\\u003d=\"}", "{\"data\":0}\n0 @0 00");
     check("{\"\\u0064at\\u0061\":\"AAEC\"}", "{\"\\u0064at\\u0061\":0}\n0 @0 000102");
     /* neither a name that only looks like it, nor a value that is neither string nor array */
-    check("{\"dat\":\"AA\",\"dataa\":\"AA\",\"DATA\":\"AA\",\"d\":\"data\"}", "{\"dat\":\"sAA\",\"dataa\":\"sAA\",\"DATA\":\"sAA\",\"d\":\"sdata\"}");
+    check("{\"dat\":\"AA\",\"dataa\":\"AA\",\"DATA\":\"AA\",\"d\":\"data\"}",
+          "{\"dat\":\"sAA\",\"dataa\":\"sAA\",\"DATA\":\"sAA\",\"d\":\"sdata\"}");
     check("{\"data\":5,\"a\":{\"data\":null},\"b\":{\"data\":{\"data\":\"AAEC\"}}}",
           "{\"data\":\"n5\",\"a\":{\"data\":null},\"b\":{\"data\":{\"data\":0}}}\n0 @0 000102");
     check("[{\"data\":{}},\"AAEC\",[1]]", "[{\"data\":{}},\"sAAEC\",[\"n1\"]]");
@@ -360,48 +380,69 @@ static void test_data_is_lifted_whatever_surrounds_it(void **state)
 static void test_a_fault_in_base64_is_noted_and_the_rest_is_read(void **state)
 {
     (void)state;
-    check("{\"data\":\"AA*A\",\"b\":1}",
-          "{\"data\":0,\"b\":\"n1\"}\n0 base64 2, byte 11: not a character of the base64 alphabet (RFC 4648 section 4)");
-    check("{\"data\":\"AAAA\\nAAAA\"}", "{\"data\":0}\n0 base64 4, byte 14: not a character of the base64 alphabet (RFC 4648 section 4)");
-    check("{\"data\":\"AA\\\"AA\"}", "{\"data\":0}\n0 base64 2, byte 12: not a character of the base64 alphabet (RFC 4648 section 4)");
-    check("{\"data\":\"AA\\\\AA\"}", "{\"data\":0}\n0 base64 2, byte 12: not a character of the base64 alphabet (RFC 4648 section 4)");
-    check("{\"data\":\"AA\\u20acA\"}", "{\"data\":0}\n0 base64 2, byte 16: not a character of the base64 alphabet (RFC 4648 section 4)");
-    check("{\"data\":\"AA\xe2\x82\xac\"}", "{\"data\":0}\n0 base64 2, byte 11: not a character of the base64 alphabet (RFC 4648 section 4)");
-    check("{\"data\":\"AA AA\"}", "{\"data\":0}\n0 base64 2, byte 11: not a character of the base64 alphabet (RFC 4648 section 4)");
-    check("{\"data\":\"AA-_\"}", "{\"data\":0}\n0 base64 2, byte 11: not a character of the base64 alphabet (RFC 4648 section 4)");
+    check(
+        "{\"data\":\"AA*A\",\"b\":1}",
+        "{\"data\":0,\"b\":\"n1\"}\n0 base64 2, byte 11: not a character of the base64 alphabet (RFC 4648 section 4)");
+    check("{\"data\":\"AAAA\\nAAAA\"}",
+          "{\"data\":0}\n0 base64 4, byte 14: not a character of the base64 alphabet (RFC 4648 section 4)");
+    check("{\"data\":\"AA\\\"AA\"}",
+          "{\"data\":0}\n0 base64 2, byte 12: not a character of the base64 alphabet (RFC 4648 section 4)");
+    check("{\"data\":\"AA\\\\AA\"}",
+          "{\"data\":0}\n0 base64 2, byte 12: not a character of the base64 alphabet (RFC 4648 section 4)");
+    check("{\"data\":\"AA\\u20acA\"}",
+          "{\"data\":0}\n0 base64 2, byte 16: not a character of the base64 alphabet (RFC 4648 section 4)");
+    check("{\"data\":\"AA\xe2\x82\xac\"}",
+          "{\"data\":0}\n0 base64 2, byte 11: not a character of the base64 alphabet (RFC 4648 section 4)");
+    check("{\"data\":\"AA AA\"}",
+          "{\"data\":0}\n0 base64 2, byte 11: not a character of the base64 alphabet (RFC 4648 section 4)");
+    check("{\"data\":\"AA-_\"}",
+          "{\"data\":0}\n0 base64 2, byte 11: not a character of the base64 alphabet (RFC 4648 section 4)");
     check("{\"data\":\"A\"}", "{\"data\":0}\n0 ends after 1");
     check("{\"data\":\"AAAAA\"}", "{\"data\":0}\n0 ends after 5");
     check("{\"data\":\"AA\"}", "{\"data\":0}\n0 ends after 2");
     check("{\"data\":\"AA=\"}", "{\"data\":0}\n0 ends after 3");
-    check("{\"data\":\"A=AA\"}", "{\"data\":0}\n0 base64 1, byte 10: padding where a group of four has not two characters yet");
+    check("{\"data\":\"A=AA\"}",
+          "{\"data\":0}\n0 base64 1, byte 10: padding where a group of four has not two characters yet");
     check("{\"data\":\"AA==AAAA\"}", "{\"data\":0}\n0 base64 4, byte 13: nothing may follow the padding");
     check("{\"data\":\"AA=A\"}", "{\"data\":0}\n0 base64 3, byte 12: a second '=' must follow the first");
-    check("{\"data\":\"AB==\"}", "{\"data\":0}\n0 base64 2, byte 11: padding after a character whose unused bits are not zero");
+    check("{\"data\":\"AB==\"}",
+          "{\"data\":0}\n0 base64 2, byte 11: padding after a character whose unused bits are not zero");
     /* memory of what is refused is used again */
     check("[{\"data\":\"AAEC*\"},{\"data\":\"AQ==\"}]",
-          "[{\"data\":0},{\"data\":1}]\n0 base64 4, byte 14: not a character of the base64 alphabet (RFC 4648 section 4)\n1 @0 01");
+          "[{\"data\":0},{\"data\":1}]\n0 base64 4, byte 14: not a character of the base64 alphabet (RFC 4648 section "
+          "4)\n1 @0 01");
 }
 
 static void test_arrays_are_read_in_their_dtype(void **state)
 {
     (void)state;
-    check("{\"dtype\":\"float32\",\"data\":[1,2]}", "{\"dtype\":\"sfloat32\",\"data\":0}\n0 float32 2 [2] @0 0000803f00000040");
-    check("{\"dtype\":\"int32\",\"data\":[[-1],[2]]}", "{\"dtype\":\"sint32\",\"data\":0}\n0 int32 2 [2,1] @0 ffffffff02000000");
+    check("{\"dtype\":\"float32\",\"data\":[1,2]}",
+          "{\"dtype\":\"sfloat32\",\"data\":0}\n0 float32 2 [2] @0 0000803f00000040");
+    check("{\"dtype\":\"int32\",\"data\":[[-1],[2]]}",
+          "{\"dtype\":\"sint32\",\"data\":0}\n0 int32 2 [2,1] @0 ffffffff02000000");
     check("{\"dtype\":\"bfloat16\",\"data\":[\"NaN\",\"Infinity\",\"-Infinity\",-0]}",
           "{\"dtype\":\"sbfloat16\",\"data\":0}\n0 bfloat16 4 [4] @0 c07f807f80ff0080");
     /* the dtype may come later, and is then as good: 1.0009765625 + 2^-11 rounded twice would be another float16 */
-    check("{\"data\":[1,2.5],\"dtype\":\"float16\",\"c\":0}", "{\"data\":0,\"dtype\":\"sfloat16\",\"c\":\"n0\"}\n0 float16 2 [2] @0 003c0041");
-    check("{\"data\":[1.00048828125000000000001],\"dtype\":\"float16\"}", "{\"data\":0,\"dtype\":\"sfloat16\"}\n0 float16 1 [1] @0 013c");
-    check("{\"dtype\":\"float16\",\"data\":[1.00048828125000000000001]}", "{\"dtype\":\"sfloat16\",\"data\":0}\n0 float16 1 [1] @0 013c");
-    check("{\"data\":[1],\"dt\\u0079pe\":\"u\\u0038\"}", "{\"data\":0,\"dt\\u0079pe\":\"su\\u0038\"}\n0 uint8 1 [1] @0 01");
+    check("{\"data\":[1,2.5],\"dtype\":\"float16\",\"c\":0}",
+          "{\"data\":0,\"dtype\":\"sfloat16\",\"c\":\"n0\"}\n0 float16 2 [2] @0 003c0041");
+    check("{\"data\":[1.00048828125000000000001],\"dtype\":\"float16\"}",
+          "{\"data\":0,\"dtype\":\"sfloat16\"}\n0 float16 1 [1] @0 013c");
+    check("{\"dtype\":\"float16\",\"data\":[1.00048828125000000000001]}",
+          "{\"dtype\":\"sfloat16\",\"data\":0}\n0 float16 1 [1] @0 013c");
+    check("{\"data\":[1],\"dt\\u0079pe\":\"u\\u0038\"}",
+          "{\"data\":0,\"dt\\u0079pe\":\"su\\u0038\"}\n0 uint8 1 [1] @0 01");
     check("[{\"data\":[1,2,3],\"dtype\":\"uint8\"},{\"dtype\":\"uint8\",\"data\":[4]}]",
-          "[{\"data\":0,\"dtype\":\"suint8\"},{\"dtype\":\"suint8\",\"data\":1}]\n0 uint8 3 [3] @0 010203\n1 uint8 1 [1] @64 04");
+          "[{\"data\":0,\"dtype\":\"suint8\"},{\"dtype\":\"suint8\",\"data\":1}]\n0 uint8 3 [3] @0 010203\n1 uint8 1 "
+          "[1] @64 04");
     /* a dtype that never comes, or is none */
     check("{\"data\":[1]}", "{\"data\":0}\n0 untyped 1 [1] @0 000000000000f03f");
-    check("{\"data\":[1],\"dtype\":\"float17\"}", "{\"data\":0,\"dtype\":\"sfloat17\"}\n0 untyped 1 [1] @0 000000000000f03f");
+    check("{\"data\":[1],\"dtype\":\"float17\"}",
+          "{\"data\":0,\"dtype\":\"sfloat17\"}\n0 untyped 1 [1] @0 000000000000f03f");
     check("{\"data\":[ ],\"dtype\":\"float32\"}", "{\"data\":0,\"dtype\":\"sfloat32\"}\n0 float32 0 [0] @0 ");
-    check("{\"data\":[ [ ] , [ ] ],\"dtype\":\"float32\"}", "{\"data\":0,\"dtype\":\"sfloat32\"}\n0 float32 0 [2,0] @0 ");
-    check("{\"data\":[ 1\n,\t2\r, 3 ] , \"dtype\":\"uint8\"}", "{\"data\":0,\"dtype\":\"suint8\"}\n0 uint8 3 [3] @0 010203");
+    check("{\"data\":[ [ ] , [ ] ],\"dtype\":\"float32\"}",
+          "{\"data\":0,\"dtype\":\"sfloat32\"}\n0 float32 0 [2,0] @0 ");
+    check("{\"data\":[ 1\n,\t2\r, 3 ] , \"dtype\":\"uint8\"}",
+          "{\"data\":0,\"dtype\":\"suint8\"}\n0 uint8 3 [3] @0 010203");
 }
 
 static void test_a_fault_in_an_array_is_noted_and_the_rest_is_read(void **state)
@@ -409,27 +450,42 @@ static void test_a_fault_in_an_array_is_noted_and_the_rest_is_read(void **state)
     (void)state;
     check("{\"dtype\":\"uint8\",\"data\":[1,256,3],\"b\":1}",
           "{\"dtype\":\"suint8\",\"data\":0,\"b\":\"n1\"}\n0 array byte 27: the number is out of the range of uint8");
-    check("{\"dtype\":\"uint8\",\"data\":[1,2.5,3]}", "{\"dtype\":\"suint8\",\"data\":0}\n0 array byte 28: an integer without point or exponent is expected");
-    check("{\"data\":[1,2.5,3],\"dtype\":\"uint8\"}", "{\"data\":0,\"dtype\":\"suint8\"}\n0 element 1: an integer without point or exponent is expected");
-    check("{\"dtype\":\"float16\",\"data\":[1,1e6]}", "{\"dtype\":\"sfloat16\",\"data\":0}\n0 array byte 29: the number is out of the range of float16");
-    check("{\"data\":[1,1e6],\"dtype\":\"float16\"}", "{\"data\":0,\"dtype\":\"sfloat16\"}\n0 element 1: the number is out of the range of float16");
+    check("{\"dtype\":\"uint8\",\"data\":[1,2.5,3]}",
+          "{\"dtype\":\"suint8\",\"data\":0}\n0 array byte 28: an integer without point or exponent is expected");
+    check("{\"data\":[1,2.5,3],\"dtype\":\"uint8\"}",
+          "{\"data\":0,\"dtype\":\"suint8\"}\n0 element 1: an integer without point or exponent is expected");
+    check("{\"dtype\":\"float16\",\"data\":[1,1e6]}",
+          "{\"dtype\":\"sfloat16\",\"data\":0}\n0 array byte 29: the number is out of the range of float16");
+    check("{\"data\":[1,1e6],\"dtype\":\"float16\"}",
+          "{\"data\":0,\"dtype\":\"sfloat16\"}\n0 element 1: the number is out of the range of float16");
     check("{\"data\":[1,\"x\"],\"b\":[{\"data\":\"AA==\"}]}",
-          "{\"data\":0,\"b\":[{\"data\":1}]}\n0 array byte 12: a string here is \"NaN\", \"Infinity\" or \"-Infinity\"\n1 @0 00");
+          "{\"data\":0,\"b\":[{\"data\":1}]}\n0 array byte 12: a string here is \"NaN\", \"Infinity\" or "
+          "\"-Infinity\"\n1 @0 00");
     check("{\"data\":[1,\"N\\u0061N\",[\"]\",{\"data\":\"**\"}]],\"b\":{\"data\":[]}}",
-          "{\"data\":0,\"b\":{\"data\":1}}\n0 array byte 13: a string here is \"NaN\", \"Infinity\" or \"-Infinity\"\n1 untyped 0 [0] @0 ");
-    check("{\"data\":[[1,2],[3]],\"b\":1}", "{\"data\":0,\"b\":\"n1\"}\n0 array byte 17: this array is shorter than the ones before it");
-    check("{\"data\":[[1],[2,3]],\"b\":1}", "{\"data\":0,\"b\":\"n1\"}\n0 array byte 16: this array is longer than the ones before it");
-    check("{\"data\":[[1],2],\"b\":1}", "{\"data\":0,\"b\":\"n1\"}\n0 array byte 13: an array is expected, for the elements before are arrays");
-    check("{\"data\":[1,[2]],\"b\":1}", "{\"data\":0,\"b\":\"n1\"}\n0 array byte 11: this array is nested deeper than the ones before it");
-    check("{\"data\":[[[[[1]]]]],\"b\":1}", "{\"data\":0,\"b\":\"n1\"}\n0 array byte 12: arrays are nested deeper than 4");
-    check("{\"data\":[true,{\"a\":[]},null],\"b\":1}", "{\"data\":0,\"b\":\"n1\"}\n0 array byte 9: a number, an array or ']' is expected");
-    check("{\"data\":[1 , null],\"b\":1}", "{\"data\":0,\"b\":\"n1\"}\n0 array byte 13: a number or an array is expected");
+          "{\"data\":0,\"b\":{\"data\":1}}\n0 array byte 13: a string here is \"NaN\", \"Infinity\" or "
+          "\"-Infinity\"\n1 untyped 0 [0] @0 ");
+    check("{\"data\":[[1,2],[3]],\"b\":1}",
+          "{\"data\":0,\"b\":\"n1\"}\n0 array byte 17: this array is shorter than the ones before it");
+    check("{\"data\":[[1],[2,3]],\"b\":1}",
+          "{\"data\":0,\"b\":\"n1\"}\n0 array byte 16: this array is longer than the ones before it");
+    check("{\"data\":[[1],2],\"b\":1}",
+          "{\"data\":0,\"b\":\"n1\"}\n0 array byte 13: an array is expected, for the elements before are arrays");
+    check("{\"data\":[1,[2]],\"b\":1}",
+          "{\"data\":0,\"b\":\"n1\"}\n0 array byte 11: this array is nested deeper than the ones before it");
+    check("{\"data\":[[[[[1]]]]],\"b\":1}",
+          "{\"data\":0,\"b\":\"n1\"}\n0 array byte 12: arrays are nested deeper than 4");
+    check("{\"data\":[true,{\"a\":[]},null],\"b\":1}",
+          "{\"data\":0,\"b\":\"n1\"}\n0 array byte 9: a number, an array or ']' is expected");
+    check("{\"data\":[1 , null],\"b\":1}",
+          "{\"data\":0,\"b\":\"n1\"}\n0 array byte 13: a number or an array is expected");
 }
 
 static void test_a_long_body_gives_the_same_in_three_pieces(void **state)
 {
-    static const char body[] = "{\"requests\":[{\"q\":{\"shape\":[1,2],\"data\":\"AAECAwQF\\/\\u002b==\",\"dtype\":\"float16\"},\"s\":\"\\ud83d\\ude00\xe2\x82\xac\"},"
-                               "{\"k\":{\"data\":[[1.5e0,\"NaN\"],[-2,\"-Infinity\"]],\"dtype\":\"bfloat16\"},\"seed\":123},[{\"data\":[1,[2]]},null]]}";
+    static const char body[] = "{\"requests\":[{\"q\":{\"shape\":[1,2],\"data\":\"AAECAwQF\\/"
+                               "\\u002b==\",\"dtype\":\"float16\"},\"s\":\"\\ud83d\\ude00\xe2\x82\xac\"},"
+                               "{\"k\":{\"data\":[[1.5e0,\"NaN\"],[-2,\"-Infinity\"]],\"dtype\":\"bfloat16\"},\"seed\":"
+                               "123},[{\"data\":[1,[2]]},null]]}";
     struct scanned whole = { 0 };
     char *must;
     (void)state;

@@ -55,7 +55,8 @@ static void test_the_bound_holds_and_says_why(void **state)
     assert_int_equal(arena_lease(arena, MIB + 1, &a, &err), ATTN_TOO_LARGE);
     assert_string_equal(err.text, "1048577 bytes of tensors are needed, the limit is 1048576 (--staging-bytes)");
     assert_null(a);
-    assert_int_equal(arena_lease(arena, MIB - 5, &a, &err), ATTN_OK); /* the whole pool, though its class is no larger */
+    assert_int_equal(arena_lease(arena, MIB - 5, &a, &err),
+                     ATTN_OK); /* the whole pool, though its class is no larger */
     assert_int_equal(arena_lease(arena, 1, &b, &err), ATTN_BUSY);
     assert_string_equal(err.text, "1 bytes of staging memory are needed, and other requests hold them");
     arena_release(arena, a);

@@ -123,8 +123,9 @@ static void test_listen_addresses_add_up_and_replace_the_level_below(void **stat
     assert_int_equal(c.listen_count, 2);
     assert_string_equal(c.listen[0], "127.0.0.1:1");
     assert_string_equal(c.listen[1], "[::1]:2");
-    assert_int_equal(read_text(&c, "--listen localhost:80 --listen unix:/run/a.sock --listen [fe80::1%eth0]:0", message),
-                     CONFIG_RUN);
+    assert_int_equal(
+        read_text(&c, "--listen localhost:80 --listen unix:/run/a.sock --listen [fe80::1%eth0]:0", message),
+        CONFIG_RUN);
     assert_int_equal(c.listen_count, 3);
     assert_string_equal(c.listen[1], "unix:/run/a.sock");
 }
@@ -149,35 +150,40 @@ static void test_every_refusal_names_option_value_and_rule(void **state)
         { "--max-body-bytes=1T", "--max-body-bytes: '1T' is not a size from 1K to 1024G (bytes, or with K, M or G)" },
         { "--max-body-bytes=9223372036854775807G",
           "--max-body-bytes: '9223372036854775807G' is not a size from 1K to 1024G (bytes, or with K, M or G)" },
-        { "--max-body-bytes=1.5G", "--max-body-bytes: '1.5G' is not a size from 1K to 1024G (bytes, or with K, M or G)" },
+        { "--max-body-bytes=1.5G",
+          "--max-body-bytes: '1.5G' is not a size from 1K to 1024G (bytes, or with K, M or G)" },
         { "--max-body-bytes=512", "--max-body-bytes: '512' is not a size from 1K to 1024G (bytes, or with K, M or G)" },
         { "--staging-bytes=64K", "--staging-bytes: '64K' is not a size from 1M to 16384G (bytes, or with K, M or G)" },
         { "--log-format=xml", "--log-format: 'xml' is not one of: text json" },
         { "--log-format=tex", "--log-format: 'tex' is not one of: text json" },
         { "--log-level=loud", "--log-level: 'loud' is not one of: debug info warn error" },
         { "--supervise=maybe", "--supervise: 'maybe' is not on or off" },
-        { "--devices=gpu", "--devices: 'gpu' is not auto, all, cpu, or different GPU numbers from 0 to 63 such as 0,1" },
-        { "--devices=0,0", "--devices: '0,0' is not auto, all, cpu, or different GPU numbers from 0 to 63 such as 0,1" },
+        { "--devices=gpu",
+          "--devices: 'gpu' is not auto, all, cpu, or different GPU numbers from 0 to 63 such as 0,1" },
+        { "--devices=0,0",
+          "--devices: '0,0' is not auto, all, cpu, or different GPU numbers from 0 to 63 such as 0,1" },
         { "--devices=0,", "--devices: '0,' is not auto, all, cpu, or different GPU numbers from 0 to 63 such as 0,1" },
         { "--token-file=/no/such", "--token-file: '/no/such' cannot be read: No such file or directory" },
         { "--tls-cert=/dev/null", "--tls-cert: needs --tls-key too" },
         { "--tls-key=/dev/null", "--tls-key: needs --tls-cert too" },
-        { "--cors-origin=example.org", "--cors-origin: 'example.org' is not an origin such as https://example.org, or *" },
+        { "--cors-origin=example.org",
+          "--cors-origin: 'example.org' is not an origin such as https://example.org, or *" },
         { "--cors-origin=https://example.org/",
           "--cors-origin: 'https://example.org/' is not an origin such as https://example.org, or *" },
         { "--cors-origin=* --token-file=/dev/null", "--cors-origin: '*' cannot go with --token-file, name the origin" },
-        { "--listen=8080",
-          "--listen: '8080' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH of at most 107 bytes" },
-        { "--listen=:8080",
-          "--listen: ':8080' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH of at most 107 bytes" },
+        { "--listen=8080", "--listen: '8080' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH "
+                           "of at most 107 bytes" },
+        { "--listen=:8080", "--listen: ':8080' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH "
+                            "of at most 107 bytes" },
         { "--listen=::1:8080", "--listen: '::1:8080' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or "
                                "unix:PATH of at most 107 bytes" },
         { "--listen=1.2.3:80", "--listen: '1.2.3:80' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or "
                                "unix:PATH of at most 107 bytes" },
-        { "--listen=a:65536", "--listen: 'a:65536' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH "
-                              "of at most 107 bytes" },
-        { "--listen=unix:",
-          "--listen: 'unix:' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH of at most 107 bytes" },
+        { "--listen=a:65536",
+          "--listen: 'a:65536' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH "
+          "of at most 107 bytes" },
+        { "--listen=unix:", "--listen: 'unix:' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH "
+                            "of at most 107 bytes" },
         { "--listen=a:1 --listen=a:1", "--listen: 'a:1' is given twice" },
         { "--listen=a:1 --metrics-listen=a:1", "--metrics-listen: 'a:1' is a --listen address already" },
         { "--listen=a:1 --listen=a:2 --listen=a:3 --listen=a:4 --listen=a:5 --listen=a:6 --listen=a:7 --listen=a:8 "
@@ -187,7 +193,8 @@ static void test_every_refusal_names_option_value_and_rule(void **state)
         { "--queue-dept=4", "--queue-dept is not an option; did you mean --queue-depth? (attnd --help lists them)" },
         { "--lisetn=4", "--lisetn is not an option; did you mean --listen? (attnd --help lists them)" },
         { "--zzzzzzzzzzzzzzz", "--zzzzzzzzzzzzzzz is not an option (attnd --help lists them)" },
-        { "--queue-depthx=4", "--queue-depthx is not an option; did you mean --queue-depth? (attnd --help lists them)" },
+        { "--queue-depthx=4",
+          "--queue-depthx is not an option; did you mean --queue-depth? (attnd --help lists them)" },
         { "--=4", "-- is not an option (attnd --help lists them)" },
         { "8080", "unexpected argument '8080' (options begin with --, attnd --help lists them)" },
         { "-p", "unexpected argument '-p' (options begin with --, attnd --help lists them)" },
@@ -245,8 +252,10 @@ static void test_connections_fit_the_limit_on_open_files(void **state)
         wrong |= read_text(&c, "--max-connections=500", message) != CONFIG_RUN || c.max_connections != 500;
         wrong |= read_text(&c, "--max-connections=2000", message) != CONFIG_BAD;
         wrong |=
-            strcmp(message,
-                   "--max-connections: 2000 connections need 2128 open files, but the limit here is 1000 (ulimit -n)") != 0;
+            strcmp(
+                message,
+                "--max-connections: 2000 connections need 2128 open files, but the limit here is 1000 (ulimit -n)") !=
+            0;
         _exit(wrong);
     }
     int status;
@@ -320,11 +329,12 @@ static void test_help_fits_100_columns_and_shows_flag_and_variable(void **state)
         if (length > 100) fail_msg("%.*s", (int)length, line);
         line += length + 1;
     }
-    static const char *const all[] = { "listen",        "devices",       "http-threads",    "cpu-threads", "max-body-bytes",
-                                       "staging-bytes", "device-bytes",  "max-connections", "queue-depth", "batch-window-us",
-                                       "max-batch",     "timeout-ms",    "body-timeout-ms", "drain-ms",    "token-file",
-                                       "tls-cert",      "tls-key",       "cors-origin",     "supervise",   "log-format",
-                                       "log-level",     "metrics-listen", "watchdog-ms" };
+    static const char *const all[] = { "listen",          "devices",         "http-threads", "cpu-threads",
+                                       "max-body-bytes",  "staging-bytes",   "device-bytes", "max-connections",
+                                       "queue-depth",     "batch-window-us", "max-batch",    "timeout-ms",
+                                       "body-timeout-ms", "drain-ms",        "token-file",   "tls-cert",
+                                       "tls-key",         "cors-origin",     "supervise",    "log-format",
+                                       "log-level",       "metrics-listen",  "watchdog-ms" };
     for (size_t i = 0; i < ARRAY_SIZE(all); i++) {
         char flag[64], env[64] = "ATTND_";
         snprintf(flag, sizeof flag, "--%s", all[i]);

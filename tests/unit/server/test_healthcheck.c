@@ -153,9 +153,10 @@ static void test_the_answer_decides(void **state)
         assert_string_equal(said, want);
         assert_int_equal(status, cases[i].status);
         char request[256];
-        snprintf(request, sizeof request,
-                 "GET /readyz HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nUser-Agent: attnd-healthcheck\r\nConnection: close\r\n\r\n",
-                 p.port);
+        snprintf(
+            request, sizeof request,
+            "GET /readyz HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nUser-Agent: attnd-healthcheck\r\nConnection: close\r\n\r\n",
+            p.port);
         assert_string_equal(p.request, request);
     }
 }
@@ -238,8 +239,8 @@ static void test_a_bad_argument_is_said_to_be_one(void **state)
                                          "http://localhost:80/\r\nX: y" };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char said[1024], want[1024];
-        snprintf(want, sizeof want, "attnd healthcheck: '%s' is not http://HOST[:PORT][/PATH], HOST:PORT or unix:PATH\n",
-                 cases[i]);
+        snprintf(want, sizeof want,
+                 "attnd healthcheck: '%s' is not http://HOST[:PORT][/PATH], HOST:PORT or unix:PATH\n", cases[i]);
         assert_int_equal(run(cases[i], said), 64);
         assert_string_equal(said, want);
     }

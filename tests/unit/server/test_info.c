@@ -127,8 +127,7 @@ static void test_every_route_and_method_is_there(void **state)
             if (operation == NULL) continue;
             const cJSON *security = cJSON_GetObjectItemCaseSensitive(operation, "security");
             const bool open = security != NULL && cJSON_GetArraySize(security) == 0;
-            if (open == all[i].token)
-                fail_msg("%s %s: the token is wrong", upper, all[i].path);
+            if (open == all[i].token) fail_msg("%s %s: the token is wrong", upper, all[i].path);
             assert_non_null(cJSON_GetObjectItemCaseSensitive(operation, "responses"));
         }
     }
@@ -195,9 +194,10 @@ static void test_every_example_is_accepted_as_it_stands(void **state)
     static const struct {
         const char *path;
         attn_op op;
-    } ops[] = { { "paths/~1v1~1attention~1forward/post/requestBody/content/application~1json/examples", ATTN_OP_FORWARD },
-                { "paths/~1v1~1attention~1backward/post/requestBody/content/application~1json/examples",
-                  ATTN_OP_BACKWARD } };
+    } ops[] = {
+        { "paths/~1v1~1attention~1forward/post/requestBody/content/application~1json/examples", ATTN_OP_FORWARD },
+        { "paths/~1v1~1attention~1backward/post/requestBody/content/application~1json/examples", ATTN_OP_BACKWARD }
+    };
     cJSON *doc = openapi();
     for (size_t i = 0; i < ARRAY_SIZE(ops); i++) {
         const cJSON *example;
@@ -301,12 +301,10 @@ static void test_errors_of_one_status_are_one_response(void **state)
     cJSON *doc = openapi();
     const cJSON *codes = cJSON_GetObjectItem(
         cJSON_GetObjectItem(
-            cJSON_GetObjectItem(
-                cJSON_GetArrayItem(
-                    at(doc,
-                       "paths/~1v1~1attention~1forward/post/responses/503/content/application~1problem+json/schema/allOf"),
-                    1),
-                "properties"),
+            cJSON_GetObjectItem(cJSON_GetArrayItem(at(doc, "paths/~1v1~1attention~1forward/post/responses/503/content/"
+                                                           "application~1problem+json/schema/allOf"),
+                                                   1),
+                                "properties"),
             "code"),
         "enum");
     assert_true(lists(codes, "queue-full"));
@@ -321,8 +319,9 @@ static void test_errors_of_one_status_are_one_response(void **state)
 
 /* ---- /v1/info ---------------------------------------------------------------------------------------------------- */
 
-/* Does `value` have the form that `schema` says? The keywords that the Info schema uses; any other is an error of this test.
- */
+/* Does `value` have the form that `schema` says? The keywords that the Info schema uses; any other is an error of
+ * this test.
+ * */
 static void check_schema(const cJSON *schema, const cJSON *value, const char *where)
 {
     const cJSON *keyword, *item;
@@ -404,7 +403,8 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         cJSON *f = at(info, op == ATTN_OP_FORWARD ? "features/reference/forward" : "features/reference/backward");
         assert_true(lists(cJSON_GetObjectItem(f, "dtypes"), "bfloat16"));
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
-            const bool scale = t == ATTN_T_q_scale || t == ATTN_T_k_scale || t == ATTN_T_v_scale; /* fp8, forward only */
+            const bool scale = t == ATTN_T_q_scale || t == ATTN_T_k_scale ||
+                               t == ATTN_T_v_scale; /* fp8, forward only */
             const bool takes = proto_takes_tensor((attn_op)op, (attn_tensor_id)t) && !(scale && op == ATTN_OP_BACKWARD);
             if (lists(cJSON_GetObjectItem(f, "tensors"), attn_tensors[t].name) != takes)
                 fail_msg("%s", attn_tensors[t].name);
@@ -464,8 +464,8 @@ static void sha256_base64(const char *text, size_t count, char out[48])
         for (int i = 0; i < 64; i++) {
             const uint32_t t1 = s[7] + (ROTATE(s[4], 6) ^ ROTATE(s[4], 11) ^ ROTATE(s[4], 25)) +
                                 ((s[4] & s[5]) ^ (~s[4] & s[6])) + k[i] + w[i];
-            const uint32_t t2 =
-                (ROTATE(s[0], 2) ^ ROTATE(s[0], 13) ^ ROTATE(s[0], 22)) + ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
+            const uint32_t t2 = (ROTATE(s[0], 2) ^ ROTATE(s[0], 13) ^ ROTATE(s[0], 22)) +
+                                ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
             memmove(s + 1, s, 7 * sizeof s[0]);
             s[4] += t1;
             s[0] = t1 + t2;

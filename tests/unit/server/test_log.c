@@ -88,8 +88,8 @@ static void test_a_text_line_has_time_level_id_event_and_pairs(void **state)
     const char *text = written();
     struct tm tm = { 0 };
     int ms;
-    assert_int_equal(sscanf(text, "%d-%d-%dT%d:%d:%d.%3dZ", &tm.tm_year, &tm.tm_mon, &tm.tm_mday, &tm.tm_hour, &tm.tm_min,
-                            &tm.tm_sec, &ms),
+    assert_int_equal(sscanf(text, "%d-%d-%dT%d:%d:%d.%3dZ", &tm.tm_year, &tm.tm_mon, &tm.tm_mday, &tm.tm_hour,
+                            &tm.tm_min, &tm.tm_sec, &ms),
                      7);
     tm.tm_year -= 1900;
     tm.tm_mon--;
@@ -389,7 +389,8 @@ static void test_lines_of_threads_stay_whole_and_in_order(void **state)
     for (char *line; (line = strsep(&rest, "\n")) != NULL && *line;) {
         char name;
         int n;
-        if (sscanf(line + 24, " INFO req=%c thread n=%d", &name, &n) != 2) continue; /* lost lines=... of an earlier test */
+        if (sscanf(line + 24, " INFO req=%c thread n=%d", &name, &n) != 2)
+            continue; /* lost lines=... of an earlier test */
         assert_true(n >= next[name - 'a']);
         next[name - 'a'] = n + 1;
         lines++;

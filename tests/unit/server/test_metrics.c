@@ -1,5 +1,5 @@
-/* test_metrics.c: what is counted appears on the page, in the form that Prometheus wants. The metrics are the process's own,
- * so each test uses rows or labels that no other does. */
+/* test_metrics.c: what is counted appears on the page, in the form that Prometheus wants. The metrics are the
+ * process's own, so each test uses rows or labels that no other does. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -147,7 +147,8 @@ static void test_the_process_is_described(void **state)
     assert_true(process_number(text, "process_resident_memory_bytes") > 1e5);
     assert_true(process_number(text, "process_virtual_memory_bytes") > 1e5);
     assert_true(process_number(text, "process_cpu_seconds_total") >= 0);
-    const double fds = process_number(text, "process_open_fds"), start = process_number(text, "process_start_time_seconds");
+    const double fds = process_number(text, "process_open_fds"),
+                 start = process_number(text, "process_start_time_seconds");
     assert_true(start <= (double)time(NULL) + 1 && start > (double)time(NULL) - 600);
     assert_true(process_number(text, "process_max_fds") >= fds);
     free(text);

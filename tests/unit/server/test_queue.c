@@ -79,7 +79,8 @@ static void test_batches(void **state)
         int64_t wait_ns;
         for (int count; (count = queue_take(&q, 0, batch, &wait_ns)) > 0;) {
             if (*text) strcat(text, " ");
-            for (int i = 0; i < count; i++) strncat(text, batch[i]->kind ? (char[]){ (char)batch[i]->kind, 0 } : "-", 2);
+            for (int i = 0; i < count; i++)
+                strncat(text, batch[i]->kind ? (char[]){ (char)batch[i]->kind, 0 } : "-", 2);
         }
         assert_string_equal(text, cases[c].batches);
         assert_int_equal(q.count, 0);

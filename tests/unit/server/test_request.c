@@ -27,7 +27,8 @@ static void test_the_owner_table(void **state)
     for (int from = 0; from < REQUEST_STATE_COUNT; from++)
         for (int to = 0; to < REQUEST_STATE_COUNT; to++)
             if (from != REQUEST_FREED)
-                assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to), may[from][to] == 'x');
+                assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to),
+                                 may[from][to] == 'x');
     assert_int_equal(request_state_owner(REQUEST_RECEIVING), ROLE_HTTP);
     assert_int_equal(request_state_owner(REQUEST_QUEUED), ROLE_LOOP);
     assert_int_equal(request_state_owner(REQUEST_RUNNING), ROLE_LOOP);
@@ -109,8 +110,9 @@ static void test_server_timing(void **state)
     char text[1024];
     answer_server_timing(&r, text, sizeof text);
     assert_string_equal(
-        text, "recv;dur=3.765, decode;dur=1.234, queue;dur=0.000, copy_in;dur=0.000, compute;dur=0.000, copy_out;dur=0.000, "
-              "encode;dur=0.000");
+        text,
+        "recv;dur=3.765, decode;dur=1.234, queue;dur=0.000, copy_in;dur=0.000, compute;dur=0.000, copy_out;dur=0.000, "
+        "encode;dur=0.000");
 }
 
 int main(void)

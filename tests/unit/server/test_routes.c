@@ -31,9 +31,8 @@ static void test_every_row_is_sound(void **state)
 static void test_probes_need_no_token_and_metrics_only_on_their_own_port(void **state)
 {
     (void)state;
-    static const char *const probes[] = {
-        "/livez", "/healthz", "/health", "/v2/health/live", "/readyz", "/v2/health/ready"
-    };
+    static const char *const probes[] = { "/livez",          "/healthz", "/health",
+                                          "/v2/health/live", "/readyz",  "/v2/health/ready" };
     for (size_t i = 0; i < sizeof probes / sizeof *probes; i++) {
         assert_false(routes_find(probes[i], PORT_MAIN)->token);
         assert_false(routes_find(probes[i], PORT_METRICS)->token);

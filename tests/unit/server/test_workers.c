@@ -152,7 +152,8 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     pthread_t threads[256];
     pthread_barrier_init(&began, NULL, (unsigned)count + 1);
     pthread_barrier_init(&may_end, NULL, (unsigned)count + 1);
-    for (int i = 0; i < count; i++) assert_int_equal(pthread_create(&threads[i], NULL, worker_thread, &workers.list[i]), 0);
+    for (int i = 0; i < count; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, worker_thread, &workers.list[i]), 0);
     pthread_barrier_wait(&began);
 
     look(&workers, &now_ms, 0, 0);

@@ -29,7 +29,7 @@ DEVICE uint32_t thread_anew()
     return (uint32_t)emu::thread();
 }
 
-/* ---- mbarrier ---------------------------------------------------------------------------------------------------------- */
+/* ---- mbarrier ---------------------------------------------------------------------------------------------------- */
 
 DEVICE void mbarrier_init(uint32_t bar, uint32_t count)
 {
@@ -52,7 +52,7 @@ DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
     emu::mbarrier_wait(bar, parity);
 }
 
-/* ---- TMA --------------------------------------------------------------------------------------------------------------- */
+/* ---- TMA --------------------------------------------------------------------------------------------------------- */
 
 DEVICE void prefetch_tensormap(const CUtensorMap *map)
 {
@@ -85,7 +85,7 @@ DEVICE void fence_proxy_async_shared()
 }
 DEVICE void fence_proxy_async_global() {} /* what is stored to global memory is seen at once */
 
-/* ---- Global memory ----------------------------------------------------------------------------------------------------- */
+/* ---- Global memory ----------------------------------------------------------------------------------------------- */
 
 DEVICE void store_release(uint32_t *to, uint32_t x)
 {
@@ -114,7 +114,7 @@ DEVICE void prefetch_L2(const void *from)
     emu::check_global(from, 1, 1, "a prefetch");
 }
 
-/* ---- Warp roles -------------------------------------------------------------------------------------------------------- */
+/* ---- Warp roles -------------------------------------------------------------------------------------------------- */
 
 template <int REGISTERS> DEVICE void setmaxnreg_inc()
 {
@@ -134,13 +134,13 @@ DEVICE void named_barrier_arrive(int id, int threads)
     emu::barrier_arrive(id, threads);
 }
 
-/* ---- Programmatic dependent launch ------------------------------------------------------------------------------------- */
+/* ---- Programmatic dependent launch ------------------------------------------------------------------------------- */
 
 /* The kernel before has ended whenever a kernel begins. */
 DEVICE void launch_dependents() {}
 DEVICE void wait_for_prerequisites() {}
 
-/* ---- Registers to shared memory, arithmetic ---------------------------------------------------------------------------- */
+/* ---- Registers to shared memory, arithmetic ---------------------------------------------------------------------- */
 
 DEVICE void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
 {
