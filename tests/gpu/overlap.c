@@ -5,11 +5,10 @@
  *
  * timeline  Runs one large request alone, then REQUESTS of them at once, a stream each, as the server's device thread does:
  * copy in from pinned memory, kernel, copy out, each followed by an event. Prints every stage on one time axis and
- * judges:
- *             1. a copy in ran while the kernel of another request did, and so did a copy out, for at least half of what the
- * copy takes alone;
- *             2. of the time that could be saved (all stages one after the other, less REQUESTS times the longest stage) at
- * least half was;
+ * judges (timeline.h):
+ *             1. at least half of some copy in ran while the kernel of another request did, and so of some copy out;
+ *             2. of the time that could be saved (all stages one after the other, less REQUESTS times the longest stage)
+ *                at least half was;
  *             3. the answers are those of the request that ran alone, to the bit.
  * calls     The host's time in each call of the API, the median of many; nothing is judged.
  *
@@ -21,6 +20,7 @@
 #include <time.h>
 
 #include "kernels/attention.h"
+#include "tests/gpu/timeline.h"
 
 enum { REQUESTS = 4, COLUMNS = 96, S = 16384, H = 16, D = 128, CALL_ROUNDS = 200 };
 
@@ -32,10 +32,6 @@ struct request {
     attn_problem problem;
 };
 static const size_t TENSOR = (size_t)S * H * D * 2, LSE = (size_t)S * H * 4;
-
-struct times {
-    double at[ATTN_MARKS]; /* us after the first request's mark 0: begun, copied in, computed, copied out */
-};
 
 static attn_device *gpu;
 static int passed, failed;
@@ -110,35 +106,6 @@ static void collect(struct request *r, attn_stream *origin, struct times *times)
     for (int slot = 0; slot < ATTN_MARKS; slot++) times->at[slot] = attn_streams_between_us(origin, 0, r->stream, slot);
 }
 
-/* A stage's own beginning: when what it has to wait for in its own stream was done, and, for the kernel, when the
- * kernel of the request before was, since a large kernel has the whole chip. Copies one way share an engine, too. */
-static double began(const struct times *t, int request, int stage)
-{
-    double at = t[request].at[stage];
-    for (int other = 0; other < request; other++)
-        if (t[other].at[stage + 1] > at) at = t[other].at[stage + 1];
-    return at;
-}
-
-static double common(double a0, double a1, double b0, double b1)
-{
-    const double from = a0 > b0 ? a0 : b0, to = a1 < b1 ? a1 : b1;
-    return to > from ? to - from : 0;
-}
-
-/* The longest time that stage `stage` of one request ran beside the kernel of another. */
-static double beside_kernel(const struct times *t, int stage)
-{
-    double longest = 0;
-    for (int i = 0; i < REQUESTS; i++)
-        for (int j = 0; j < REQUESTS; j++) {
-            if (i == j) continue;
-            const double us = common(began(t, i, stage), t[i].at[stage + 1], began(t, j, 1), t[j].at[2]);
-            if (us > longest) longest = us;
-        }
-    return longest;
-}
-
 static void draw(const struct times *t, int count, double total)
 {
     static const char marks[] = { '<', '#', '>' };
@@ -147,11 +114,13 @@ static void draw(const struct times *t, int count, double total)
         memset(line, ' ', COLUMNS);
         line[COLUMNS] = '\0';
         for (int stage = 0; stage < 3; stage++) {
-            int from = (int)(began(t, i, stage) / total * COLUMNS), to = (int)(t[i].at[stage + 1] / total * COLUMNS);
+            int from = (int)(stage_began(t, i, stage) / total * COLUMNS),
+                to = (int)(t[i].at[stage + 1] / total * COLUMNS);
             for (int c = from < 0 ? 0 : from; c < to && c < COLUMNS; c++) line[c] = marks[stage];
         }
-        printf("  %d |%s|  in %.2f-%.2f  kernel %.2f-%.2f  out %.2f-%.2f ms\n", i, line, began(t, i, 0) / 1e3,
-               t[i].at[1] / 1e3, began(t, i, 1) / 1e3, t[i].at[2] / 1e3, began(t, i, 2) / 1e3, t[i].at[3] / 1e3);
+        printf("  %d |%s|  in %.2f-%.2f  kernel %.2f-%.2f  out %.2f-%.2f ms\n", i, line,
+               stage_began(t, i, STAGE_IN) / 1e3, t[i].at[1] / 1e3, stage_began(t, i, STAGE_KERNEL) / 1e3,
+               t[i].at[2] / 1e3, stage_began(t, i, STAGE_OUT) / 1e3, t[i].at[3] / 1e3);
     }
 }
 
@@ -161,9 +130,10 @@ static void timeline(void)
     struct times alone = { { 0 } }, best[REQUESTS], t[REQUESTS];
     double total = 0;
     for (int i = 0; i < REQUESTS; i++) make(&requests[i]);
-    for (int round = 0; round < 3; round++) { /* the first ones warm up */
+    for (int round = 0; round < 5; round++) { /* the first ones warm up */
         put(&requests[0]);
-        collect(&requests[0], requests[0].stream, &alone);
+        collect(&requests[0], requests[0].stream, &t[0]);
+        keep_least(&alone, &t[0]);
     }
     char *expected = malloc(TENSOR + LSE);
     if (!expected) exit(1);
@@ -189,8 +159,10 @@ static void timeline(void)
     printf("%.2f ms; one after the other %.2f ms, the longest stage alone %.2f ms: %.0f %% of what can be saved is "
            "saved\n",
            total / 1e3, serial / 1e3, least / 1e3, 100 * (serial - total) / (serial - least));
-    judge(beside_kernel(best, 0) >= 0.5 * in, "a copy in runs while the kernel of another request does");
-    judge(beside_kernel(best, 2) >= 0.5 * out, "a copy out runs while the kernel of another request does");
+    judge(share_beside_kernel(best, REQUESTS, STAGE_IN) >= 0.5,
+          "a copy in runs while the kernel of another request does");
+    judge(share_beside_kernel(best, REQUESTS, STAGE_OUT) >= 0.5,
+          "a copy out runs while the kernel of another request does");
     judge(serial - total >= 0.5 * (serial - least), "at least half of the time that can be saved is saved");
     bool same = true;
     for (int i = 0; i < REQUESTS; i++) same &= memcmp(expected, requests[i].host + 3 * TENSOR, TENSOR + LSE) == 0;

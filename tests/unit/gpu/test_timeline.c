@@ -1,0 +1,60 @@
+/* What tests/gpu/overlap.c concludes from times, on times that were recorded. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "tests/gpu/timeline.h"
+
+/* One H200: the copy out of request 0 ran beside the kernel of request 1 from its first to its last moment (6.68 to 8.07 ms;
+ * kernel 6.68 to 10.44). The copy alone had taken more than twice as long, disturbed, and the overlap was called too short. */
+static const struct times recorded[] = {
+    { { 0, 2980, 6680, 8070 } },
+    { { 2980, 5960, 10440, 11830 } },
+};
+
+static void test_a_copy_that_ran_beside_a_kernel_all_the_time_overlaps_whatever_a_copy_alone_took(void **state)
+{
+    (void)state;
+    assert_true(share_beside_kernel(recorded, 2, STAGE_OUT) > 0.99);
+    assert_true(share_beside_kernel(recorded, 2, STAGE_IN) > 0.5);
+}
+
+static void test_stages_one_after_the_other_do_not_overlap(void **state)
+{
+    (void)state;
+    const struct times apart[] = { { { 0, 1, 2, 3 } }, { { 3, 4, 5, 6 } } };
+    assert_true(share_beside_kernel(apart, 2, STAGE_IN) == 0);
+    assert_true(share_beside_kernel(apart, 2, STAGE_OUT) == 0);
+}
+
+static void test_a_copy_that_waited_for_its_engine_is_not_said_to_have_run(void **state)
+{
+    (void)state;
+    /* Both copies in were asked for at 0; the second waited for the first, and the kernel of the first ran from 10 to 11. */
+    const struct times queued[] = { { { 0, 10, 11, 12 } }, { { 0, 20, 21, 22 } } };
+    assert_true(stage_began(queued, 1, STAGE_IN) == 10);
+    assert_true(share_beside_kernel(queued, 2, STAGE_IN) == 0.1);
+}
+
+static void test_the_least_of_each_stage_is_kept(void **state)
+{
+    (void)state;
+    struct times least = { { 0 } };
+    const struct times rounds[] = { { { 0, 3, 8, 11 } }, { { 0, 4, 8, 10 } } };
+    for (int i = 0; i < 2; i++) keep_least(&least, &rounds[i]);
+    assert_true(least.at[1] == 3 && least.at[2] == 7 && least.at[3] == 9);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_copy_that_ran_beside_a_kernel_all_the_time_overlaps_whatever_a_copy_alone_took),
+        cmocka_unit_test(test_stages_one_after_the_other_do_not_overlap),
+        cmocka_unit_test(test_a_copy_that_waited_for_its_engine_is_not_said_to_have_run),
+        cmocka_unit_test(test_the_least_of_each_stage_is_kept),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
