@@ -22,21 +22,22 @@ def die(path, text, at, what):
 
 
 def launches(path, text):
-    """The kernel's name with its template arguments stands before <<<: those are found by counting brackets back."""
+    """The kernel's name with its template arguments stands before <<<, on its line or the one above: those are found by counting brackets back."""
     while (at := text.find("<<<")) >= 0:
-        begin, depth = at, 0
-        if text[at - 1] == ">":
+        ends = len(text[:at].rstrip())
+        begin, depth = ends, 0
+        if text[ends - 1] == ">":
             while begin > 0:
                 begin -= 1
                 depth += {">": 1, "<": -1}.get(text[begin], 0)
                 if depth == 0:
                     break
-        name = re.search(r"[A-Za-z_][\w:]*$", text[:begin])
+        name = re.search(r"[A-Za-z_][\w:]*\Z", text[:begin])
         end = text.find(">>>", at)
         if not name or depth or end < 0 or text[end + 3] != "(" or ";" in text[name.start():end]:
             die(path, text, at, "a launch that translate.py cannot read")
-        kernel, shape = text[name.start():at], text[at + 3:end]
-        text = f'{text[:name.start()]}emu::launch("{kernel}", __PRETTY_FUNCTION__, {kernel}, {shape}){text[end + 3:]}'
+        kernel, between, shape = text[name.start():ends], text[ends:at], text[at + 3:end]
+        text = f'{text[:name.start()]}emu::launch("{kernel}", __PRETTY_FUNCTION__, {kernel},{between or " "}{shape}){text[end + 3:]}'
     return text
 
 
