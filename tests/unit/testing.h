@@ -581,6 +581,21 @@ HELPER void guards_allow(const struct fixture *f)
         if (f->block[id]) ALLOW(f->block[id], f->block_bytes[id]);
 }
 
+/* ATTN_PRINT_BITS=1: after every run a line with the problem and a checksum (FNV-1a) of the bytes of each output, for
+ * two builds of one backend to be compared with diff. Guards and gaps between rows are in it: nobody writes them. */
+HELPER void bits_print(const struct fixture *f)
+{
+    const char *const wanted = getenv("ATTN_PRINT_BITS");
+    if (!wanted || !*wanted || *wanted == '0') return;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        uint64_t hash = UINT64_C(0xcbf29ce484222325);
+        if (!f->block[id] || !is_output(&f->p, (attn_tensor_id)id)) continue;
+        for (size_t n = 0; n < f->block_bytes[id]; n++) hash = (hash ^ f->block[id][n]) * UINT64_C(0x100000001b3);
+        printf("%s=%016llx ", attn_tensors[id].name, (unsigned long long)hash);
+    }
+    spec_print(stdout, &f->spec);
+}
+
 /* Runs problems together, in one attn_run(). Where memory is not unified every block goes to the device and comes
  * back. */
 HELPER attn_status fixtures_run(struct bench *b, struct fixture *const *list, int count, attn_error *err)
@@ -618,6 +633,7 @@ HELPER attn_status fixtures_run(struct bench *b, struct fixture *const *list, in
         }
     }
     for (int n = 0; n < count && b->info.unified; n++) guards_allow(list[n]);
+    for (int n = 0; n < count && !status; n++) bits_print(list[n]);
     for (int n = 0; n < count * ATTN_TENSOR_COUNT; n++) attn_device_free(b->device, blocks[n]);
     free(blocks);
     free(problems);

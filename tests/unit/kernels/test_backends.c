@@ -9,7 +9,8 @@
  *   ATTN_RANDOM_SEED=1       first seed of the random problems; each failure prints its SPEC(...), which can become an edge case
  *   ATTN_RANDOM_COUNT=300    how many
  *   ATTN_GRID_D=64           of the grid, the problems of one head size alone
- *   ATTN_TESTS='test_grid*'  only the tests whose names match */
+ *   ATTN_TESTS='test_grid*'  only the tests whose names match
+ *   ATTN_PRINT_BITS=1        a line per problem with checksums of its outputs: do two builds give the same bits? */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
