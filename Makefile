@@ -26,7 +26,7 @@ B       := build$(if $(SAN),/san)$(if $(TSAN),/tsan)
 
 KERNELS_SRC := $(wildcard kernels/*.c kernels/cpu/*.c)
 PROTO_SRC   := $(wildcard proto-json/*.c)
-SERVER_SRC  := $(wildcard server/*.c)
+SERVER_SRC  := $(wildcard server/*.c server/*/*.c)
 UNIT_SRC    := $(wildcard tests/unit/*/test_*.c)
 FUZZ_SRC    := $(wildcard tests/fuzz/fuzz_*.c)
 BENCH_SRC   := $(wildcard tests/bench/attn-bench.c)

@@ -11,20 +11,20 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "server/arena.h"
-#include "server/clock.h"
-#include "server/config.h"
-#include "server/contexts.h"
-#include "server/daemon.h"
-#include "server/devices.h"
+#include "server/base/arena.h"
+#include "server/base/clock.h"
+#include "server/base/config.h"
+#include "server/work/contexts.h"
+#include "server/http/daemon.h"
+#include "server/device/devices.h"
 #include "server/healthcheck.h"
-#include "server/listen.h"
-#include "server/log.h"
-#include "server/loop.h"
-#include "server/routes.h"
-#include "server/server.h"
+#include "server/http/listen.h"
+#include "server/base/log.h"
+#include "server/sched/loop.h"
+#include "server/http/routes.h"
+#include "server/work/server.h"
 #include "server/supervise.h"
-#include "server/tokens.h"
+#include "server/http/tokens.h"
 
 enum { EXIT_USAGE_ERROR = 64, EXIT_UNAVAILABLE = 69, EXIT_DEVICE_LOST = 70, EXIT_CONFIG = 78, STOP_WAIT_MS = 1000 };
 

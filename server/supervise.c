@@ -24,8 +24,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "server/clock.h"
-#include "server/log.h"
+#include "server/base/clock.h"
+#include "server/base/log.h"
 
 enum { SHORT_LIFE_S = 2, GIVE_UP = 5, MAX_PAUSE_S = 30 };
 

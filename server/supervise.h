@@ -3,7 +3,7 @@
 #ifndef SUPERVISE_H
 #define SUPERVISE_H
 
-#include "server/listen.h"
+#include "server/http/listen.h"
 
 /* Runs servers on these sockets until one ends for good; returns the exit status to pass on. The calling process
  * must have no other threads than log.c's. argv is what the servers get. */

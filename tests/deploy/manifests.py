@@ -13,7 +13,7 @@ import yaml
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 DEPLOY = os.path.join(ROOT, 'deploy')
-ANSWERS_S = 3  # of the daemon, after --drain-ms: HURRY_MS in server/loop.c and STOP_WAIT_MS in server/main.c
+ANSWERS_S = 3  # of the daemon, after --drain-ms: HURRY_MS in server/sched/loop.c and STOP_WAIT_MS in server/main.c
 passed = failed = 0
 
 
@@ -39,7 +39,7 @@ def source_number(path, name):
 
 def drain_ms(environment):
     """What --drain-ms is where these variables are set."""
-    default = int(re.search(r'"drain-ms", "ATTND_DRAIN_MS", TYPE_INT64, "N", AT\(drain_ms\), (\d+)', text('server/config.c')).group(1))
+    default = int(re.search(r'"drain-ms", "ATTND_DRAIN_MS", TYPE_INT64, "N", AT\(drain_ms\), (\d+)', text('server/base/config.c')).group(1))
     return int(environment.get('ATTND_DRAIN_MS', default))
 
 
@@ -49,9 +49,9 @@ def seconds(duration):
 
 def check_names():
     """Every ATTND_ variable and every attnd_ metric that is written down anywhere exists."""
-    options = set(re.findall(r'"(ATTND_[A-Z_]+)"', text('server/config.c')))
-    flags = set(re.findall(r'^    \{ "([a-z-]+)", "ATTND_', text('server/config.c'), re.M)) | {'help', 'version'}
-    metrics = set(re.findall(r'"(attnd_[a-z_]+)"', text('server/metrics.h')))
+    options = set(re.findall(r'"(ATTND_[A-Z_]+)"', text('server/base/config.c')))
+    flags = set(re.findall(r'^    \{ "([a-z-]+)", "ATTND_', text('server/base/config.c'), re.M)) | {'help', 'version'}
+    metrics = set(re.findall(r'"(attnd_[a-z_]+)"', text('server/base/metrics.h')))
     compose_only = {'ATTND_PUBLISH'}
     names, unknown, count = {}, [], 0
     for path in ['Dockerfile'] + sorted(glob.glob('deploy/**/*', root_dir=ROOT, recursive=True)):
@@ -91,7 +91,7 @@ def check_yaml():
 
 
 def check_drain_constants():
-    hurry, stop = source_number('server/loop.c', 'HURRY_MS'), source_number('server/main.c', 'STOP_WAIT_MS')
+    hurry, stop = source_number('server/sched/loop.c', 'HURRY_MS'), source_number('server/main.c', 'STOP_WAIT_MS')
     check(f'the last answers take at most {ANSWERS_S} s, as deploy/ says', hurry + stop == 1000 * ANSWERS_S, f'{hurry} + {stop} ms')
 
 
@@ -146,7 +146,7 @@ def check_overlay(name, docs):
     named += [e['port'] for m in by_kind.get('PodMonitor', []) for e in m['spec']['podMetricsEndpoints']]
     named += [p['port'] for rule in by_kind['NetworkPolicy'][0]['spec']['ingress'] for p in rule['ports']]
     check(f'{name}: attnd listens on its ports, and all {len(named)} uses of a port name one', set(ports.values()) == listens and set(named) <= set(ports))
-    routes = text('server/routes.c')
+    routes = text('server/http/routes.c')
     paths = {container[p]['httpGet']['path'] for p in ('startupProbe', 'livenessProbe', 'readinessProbe')}
     check(f'{name}: its probes are routes', all(f'"{p}"' in routes for p in paths), paths)
 
@@ -172,7 +172,7 @@ def check_kserve():
     environment = {e['name']: e['value'] for e in container['env']}
     check('kserve: the container has the name that KServe looks for', container['name'] == 'kserve-container')
     check('kserve: the grace period is above the drain', predictor['terminationGracePeriodSeconds'] > drain_ms(environment) / 1000 + ANSWERS_S)
-    routes = text('server/routes.c')
+    routes = text('server/http/routes.c')
     check('kserve: its probes are routes', all(f'"{container[p]["httpGet"]["path"]}"' in routes for p in ('readinessProbe', 'livenessProbe')))
 
 

@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "server/arena.h"
-#include "server/clock.h"
+#include "server/base/arena.h"
+#include "server/base/clock.h"
 
 #define KIB ((size_t)1024)
 #define MIB (1024 * KIB)

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "server/contexts.h"
+#include "server/work/contexts.h"
 
 enum { TTL_MS = 1000, MAX = 4 };
 

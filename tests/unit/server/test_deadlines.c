@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "server/deadlines.h"
+#include "server/sched/deadlines.h"
 
 enum { COUNT = 500 };
 

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "../testing.h"
-#include "server/digits.h"
+#include "server/base/digits.h"
 
 static void test_whole_numbers(void **state)
 {

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "server/framing.h"
+#include "server/http/framing.h"
 
 /* Headers are separated by '|', name from value by the first ':'. */
 static bool sound(struct framing *f, const char *version, const char *head)

@@ -13,8 +13,8 @@
 #include <string.h>
 
 #include "kernels/axes.h"
-#include "server/info.h"
-#include "server/routes.h"
+#include "server/api/info.h"
+#include "server/http/routes.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 

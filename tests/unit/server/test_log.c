@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "server/log.h"
+#include "server/base/log.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 

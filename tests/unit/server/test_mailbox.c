@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "server/mailbox.h"
+#include "server/base/mailbox.h"
 
 enum { SENDERS = 4, EACH = 20000 };
 

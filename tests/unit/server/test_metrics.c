@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "server/metrics.h"
+#include "server/base/metrics.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 

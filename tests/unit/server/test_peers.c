@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "server/clock.h"
-#include "server/peers.h"
+#include "server/base/clock.h"
+#include "server/http/peers.h"
 
 static const struct peer_limits limits = { .head_ms = 10000, .idle_ms = 75000, .transfer_ms = 30000 };
 

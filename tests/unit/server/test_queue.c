@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "server/queue.h"
+#include "server/work/queue.h"
 
 static struct job make(job_kind kind, double flops)
 {

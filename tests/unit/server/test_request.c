@@ -11,9 +11,9 @@
 
 #include <cmocka.h>
 
-#include "server/answer.h"
-#include "server/request.h"
-#include "server/server.h"
+#include "server/http/answer.h"
+#include "server/work/request.h"
+#include "server/work/server.h"
 
 /* Rows: from; columns: to. */
 static void test_the_owner_table(void **state)

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "server/routes.h"
+#include "server/http/routes.h"
 
 static void test_every_row_is_sound(void **state)
 {

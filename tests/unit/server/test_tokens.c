@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "server/tokens.h"
+#include "server/http/tokens.h"
 
 static char path[] = "/tmp/attnd-test-tokens-XXXXXX";
 

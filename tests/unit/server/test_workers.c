@@ -1,5 +1,5 @@
 /* test_workers.c: which worker gets a connection, and when the threads stay on their cores. */
-#include "server/workers.h"
+#include "server/http/workers.h"
 
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,0 +1,388 @@
+/* info.c: what this server is and how it does, for programs (/v1/info) and for browsers (/).
+ *
+ * /v1/info is written from the tables and a snapshot (struct info_facts). What a backend can compute is not listed
+ * anywhere: each dtype and feature is tried by asking the backend's own kernel chooser with a small problem that
+ * uses it, so the answer is what a request would meet. (openapi.c holds the schema of this document; the test of
+ * the two compares them.)
+ *
+ * The page is one constant: no template, no external asset, nothing that a client sent. Its script fetches /v1/info
+ * every two seconds and writes texts (never HTML) into it. Script and style run by their SHA-256 in the
+ * Content-Security-Policy; who edits them takes the new hashes from the failing test. */
+#include "server/api/info.h"
+
+#include <cjson/cJSON.h>
+#include <microhttpd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+
+#include "server/base/jsontext.h"
+#include "server/base/log.h"
+#include "server/base/metrics.h"
+
+#define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+
+#if defined(__clang__)
+#define COMPILER "clang " __clang_version__
+#else
+#define COMPILER "gcc " __VERSION__
+#endif
+
+/* ---- Features: asked of the backend ------------------------------------------------------------------------------ */
+
+enum { PROBE_B = 1, PROBE_S = 16, PROBE_H = 2, PROBE_D = 64 };
+
+static attn_tensor probe_tensor(attn_dtype dtype, int rank, int64_t n0, int64_t n1, int64_t n2, int64_t n3)
+{
+    return attn_tensor_make(NULL, dtype, rank, (const int64_t[ATTN_MAX_RANK]){ n0, n1, n2, n3 });
+}
+
+/* The smallest ordinary problem of this op and dtype. Its tensors have no memory: choosing a kernel looks at shapes and
+ * options only. */
+static attn_problem probe(attn_op op, attn_dtype dtype)
+{
+    attn_problem p = ATTN_PROBLEM_INIT;
+    const attn_tensor x = probe_tensor(dtype, 4, PROBE_B, PROBE_S, PROBE_H, PROBE_D);
+    const attn_tensor wide = probe_tensor(dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype, 4, PROBE_B, PROBE_S, PROBE_H,
+                                          PROBE_D);
+    p.op = op;
+    p.q = p.k = p.v = x;
+    p.out = wide;
+    p.lse = probe_tensor(ATTN_F32, 3, PROBE_B, PROBE_H, PROBE_S, 0);
+    if (op == ATTN_OP_BACKWARD) {
+        p.dout = wide;
+        p.dq = p.dk = p.dv = x;
+    }
+    return p;
+}
+
+/* How a feature looks in a problem, for the members that a small problem can show: the tensors here, the options
+ * below. */
+static bool add_tensor(attn_problem *p, attn_tensor_id id)
+{
+    switch (id) {
+    case ATTN_T_q:
+    case ATTN_T_k:
+    case ATTN_T_v:
+    case ATTN_T_out:
+    case ATTN_T_lse:
+    case ATTN_T_dout: return true; /* there already */
+    case ATTN_T_alibi_slopes:
+    case ATTN_T_sinks: p->tensor[id] = probe_tensor(ATTN_F32, 1, PROBE_H, 0, 0, 0); return true;
+    case ATTN_T_bias: p->bias = probe_tensor(ATTN_F32, 4, PROBE_B, PROBE_H, PROBE_S, PROBE_S); return true;
+    case ATTN_T_keep_mask: p->keep_mask = probe_tensor(ATTN_U8, 4, PROBE_B, PROBE_H, PROBE_S, PROBE_S); return true;
+    case ATTN_T_seqlens_k: p->seqlens_k = probe_tensor(ATTN_I32, 1, PROBE_B, 0, 0, 0); return true;
+    case ATTN_T_mask_startend_rows:
+        p->mask_startend_rows = probe_tensor(ATTN_I32, 4, PROBE_B, 1, PROBE_S, 2);
+        return true;
+    case ATTN_T_cu_seqlens_q:
+    case ATTN_T_cu_seqlens_k: { /* packed: both, and no batch axis */
+        const bool backward = p->op == ATTN_OP_BACKWARD;
+        p->cu_seqlens_q = p->cu_seqlens_k = probe_tensor(ATTN_I32, 1, PROBE_B + 1, 0, 0, 0);
+        p->q = p->k = p->v = probe_tensor(p->q.dtype, 3, PROBE_S, PROBE_H, PROBE_D, 0);
+        p->out = probe_tensor(p->out.dtype, 3, PROBE_S, PROBE_H, PROBE_D, 0);
+        p->lse = probe_tensor(ATTN_F32, 2, PROBE_H, PROBE_S, 0, 0);
+        if (backward) p->dout = p->out, p->dq = p->dk = p->dv = p->q;
+        return true;
+    }
+    case ATTN_T_q_scale:
+    case ATTN_T_k_scale:
+    case ATTN_T_v_scale: { /* fp8 only */
+        if (p->op == ATTN_OP_BACKWARD) return false;
+        *p = probe(p->op, ATTN_F8E4M3);
+        p->tensor[id] = probe_tensor(ATTN_F32, 2, PROBE_B, PROBE_H, 0, 0);
+        return true;
+    }
+    case ATTN_T_dlse: p->dlse = p->lse; return true;
+    default: return false; /* results */
+    }
+}
+
+static bool can(const attn_device *device, const attn_problem *p)
+{
+    attn_error err = { 0 };
+    return attn_kernel(device, p, &err) != NULL;
+}
+
+/* Options that change which kernel runs; the others of proto_options[] are the server's own business and work
+ * everywhere. */
+static void add_option(attn_problem *p, const char *name)
+{
+    if (strcmp(name, "layout") == 0) p->layout = ATTN_BHSD;
+    else if (strcmp(name, "causal") == 0) p->causal = true;
+    else if (strcmp(name, "window") == 0) p->window_left = p->window_right = 4;
+    else if (strcmp(name, "alignment") == 0) p->causal = true, p->alignment = ATTN_TOP_LEFT;
+    else if (strcmp(name, "scale") == 0) p->has_scale = true, p->scale = 0.5;
+    else if (strcmp(name, "softcap") == 0) p->softcap = 30;
+    else if (strcmp(name, "dropout_p") == 0 || strcmp(name, "seed") == 0) p->dropout_p = 0.1, p->seed = 1;
+    else if (strcmp(name, "deterministic") == 0) p->deterministic = true;
+}
+
+static void put_op_features(struct json *j, const attn_device *device, attn_op op)
+{
+    attn_problem p;
+    attn_dtype works = ATTN_DTYPE_COUNT; /* a dtype that works, to try the features with */
+    json_put(j, "{'dtypes':[");
+    for (int d = 0; d < ATTN_DTYPE_COUNT; d++) {
+        if (!attn_dtype_floating((attn_dtype)d) || (op == ATTN_OP_BACKWARD && d == ATTN_F8E4M3))
+            continue; /* attn_check() refuses that */
+        p = probe(op, (attn_dtype)d);
+        if (!can(device, &p)) continue;
+        if (works == ATTN_DTYPE_COUNT || d == ATTN_BF16) works = (attn_dtype)d;
+        json_comma(j);
+        json_put(j, "'%s'", attn_dtype_name((attn_dtype)d));
+    }
+    json_put(j, "],'tensors':[");
+    for (int t = 0; t < ATTN_TENSOR_COUNT && works != ATTN_DTYPE_COUNT; t++) {
+        p = probe(op, works);
+        if (!proto_takes_tensor(op, (attn_tensor_id)t) || !add_tensor(&p, (attn_tensor_id)t) || !can(device, &p))
+            continue;
+        json_comma(j);
+        json_put(j, "'%s'", attn_tensors[t].name);
+    }
+    json_put(j, "],'options':[");
+    for (const proto_option *o = proto_options; o->name != NULL && works != ATTN_DTYPE_COUNT; o++) {
+        p = probe(op, works);
+        add_option(&p, o->name);
+        if (!(o->ops >> op & 1) || !can(device, &p)) continue;
+        json_comma(j);
+        json_put(j, "'%s'", o->name);
+    }
+    json_raw(j, "]}");
+}
+
+/* By backend: devices of one backend can do the same. */
+static void put_features(struct json *j, const struct info_facts *facts)
+{
+    json_put(j, ",'features':{");
+    for (int i = 0; i < facts->device_count; i++) {
+        const struct info_device *d = &facts->devices[i];
+        bool seen = d->device == NULL;
+        for (int k = 0; k < i; k++)
+            seen |= facts->devices[k].device != NULL && strcmp(facts->devices[k].info.backend, d->info.backend) == 0;
+        if (seen) continue;
+        json_comma(j);
+        json_put(j, "'%s':{'forward':", d->info.backend);
+        put_op_features(j, d->device, ATTN_OP_FORWARD);
+        json_put(j, ",'backward':");
+        put_op_features(j, d->device, ATTN_OP_BACKWARD);
+        json_raw(j, "}");
+    }
+    json_raw(j, "}");
+}
+
+/* ---- /v1/info ---------------------------------------------------------------------------------------------------- */
+
+static void put_devices(struct json *j, const struct info_facts *facts)
+{
+    json_put(j, ",'devices':[");
+    for (int i = 0; i < facts->device_count; i++) {
+        const attn_device_info *d = &facts->devices[i].info;
+        json_comma(j);
+        json_put(
+            j,
+            "{'name':'%s','backend':'%s','description':'%s','streams':%d,'memory_total_bytes':%lld,'memory_limit_bytes'"
+            ":%lld,"
+            "'memory_used_bytes':%lld,'usable':%s,'running_requests':%lld,'batches':%g,'errors':%g,"
+            "'kernel_seconds':%g,'flops':%g}",
+            d->name, d->backend, d->description, d->streams, (long long)d->memory_total, (long long)d->memory_limit,
+            (long long)d->memory_used, facts->devices[i].usable ? "true" : "false",
+            (long long)facts->devices[i].running_requests, metrics_sum(METRIC_DEVICE_BATCHES, d->name),
+            metrics_sum(METRIC_DEVICE_ERRORS, d->name), metrics_sum(METRIC_KERNEL_SECONDS, d->name),
+            metrics_sum(METRIC_FLOPS, d->name));
+    }
+    json_raw(j, "]");
+}
+
+static void put_limits(struct json *j, const struct config *c, const proto_limits *l)
+{
+    const struct {
+        const char *name;
+        int64_t value;
+    } limits[] = {
+        { "max_body_bytes", c->max_body_bytes },
+        { "max_connections", c->max_connections },
+        { "queue_depth", c->queue_depth },
+        { "max_batch", c->max_batch },
+        { "batch_window_us", c->batch_window_us },
+        { "timeout_ms", c->timeout_ms },
+        { "body_timeout_ms", c->body_timeout_ms },
+        { "drain_ms", c->drain_ms },
+        { "requests_per_body", l->batch },
+        { "tensor_bytes", l->tensor_bytes },
+        { "tensor_rank", ATTN_MAX_RANK },
+        { "json_skeleton_bytes", (int64_t)l->skeleton_bytes },
+        { "json_depth", l->depth },
+        { "json_members", l->members },
+        { "json_values", l->values },
+    };
+    json_put(j, ",'limits':{");
+    for (size_t i = 0; i < ARRAY_SIZE(limits); i++) {
+        json_comma(j);
+        json_put(j, "'%s':%lld", limits[i].name, (long long)limits[i].value);
+    }
+    json_raw(j, "}");
+}
+
+static void put_counters(struct json *j)
+{
+    static const struct {
+        const char *name;
+        enum metric_id id;
+    } counters[] = {
+        { "requests", METRIC_REQUESTS },
+        { "rejected", METRIC_REJECTED },
+        { "cancelled", METRIC_CANCELLED },
+        { "body_bytes_received", METRIC_BODY_BYTES_IN },
+        { "body_bytes_sent", METRIC_BODY_BYTES_OUT },
+        { "kernel_seconds", METRIC_KERNEL_SECONDS },
+        { "flops", METRIC_FLOPS },
+    };
+    json_put(j, ",'counters':{");
+    for (size_t i = 0; i < ARRAY_SIZE(counters); i++) {
+        json_comma(j);
+        json_put(j, "'%s':%g", counters[i].name, metrics_sum(counters[i].id, NULL));
+    }
+    json_put(j, ",'log_lines_dropped':%g}", (double)log_dropped());
+}
+
+char *info_write(const struct info_facts *facts, size_t *length)
+{
+    struct json j = { 0 };
+    json_put(&j,
+             "{'name':'attnd','version':'%s','build':{'compiler':'%s','libmicrohttpd':'%s','libuv':'%s','cjson':'%s'},"
+             "'state':'%s','uptime_s':%g,'backends':[",
+             ATTND_VERSION, COMPILER, MHD_get_version(), uv_version_string(), cJSON_Version(), facts->state,
+             facts->uptime_s);
+    for (const char *const *b = attn_backends(); *b != NULL; b++) {
+        json_comma(&j);
+        json_put(&j, "'%s'", *b);
+    }
+    json_raw(&j, "]");
+    put_devices(&j, facts);
+    json_put(&j, ",'dtypes':[");
+    for (int d = 0; d < ATTN_DTYPE_COUNT; d++)
+        if (attn_dtype_floating((attn_dtype)d)) {
+            json_comma(&j);
+            json_put(&j, "'%s'", attn_dtype_name((attn_dtype)d));
+        }
+    json_put(&j, "],'head_dim':{'minimum':1,'maximum':%d}", ATTN_MAX_HEAD_DIM);
+    put_features(&j, facts);
+    put_limits(&j, facts->config, facts->limits);
+    json_put(
+        &j,
+        ",'queue':{'requests':%lld,'bytes':%lld},'connections':%lld,'inflight_requests':%lld,'staging':{'limit_bytes':%"
+        "lld,'used_bytes':%lld}",
+        (long long)facts->queue_requests, (long long)facts->queue_bytes, (long long)facts->connections,
+        (long long)facts->inflight_requests, (long long)facts->config->staging_bytes,
+        (long long)facts->staging_used_bytes);
+    put_counters(&j);
+    json_raw(&j, "}\n");
+    return json_take(&j, length);
+}
+
+/* ---- The page ---------------------------------------------------------------------------------------------------- */
+
+static const char style[] =
+    ":root{color-scheme:light dark;--line:#8884;--soft:#8882}"
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "h1{margin:0;font-size:1.6rem}h2{font-size:1.1rem;margin:2rem 0 .5rem}"
+    "table{border-collapse:collapse;width:100%}"
+    "td,th{text-align:left;padding:.25rem .75rem .25rem 0;border-bottom:1px solid var(--line);vertical-align:top}"
+    "th{font-weight:600}td.n{text-align:right;font-variant-numeric:tabular-nums}"
+    "pre{background:var(--soft);padding:.75rem;overflow-x:auto;border-radius:.25rem}"
+    "#state{font-weight:600}";
+
+/* Texts only ever go through textContent. */
+static const char script[] =
+    "'use strict';\n"
+    "const byId = id => document.getElementById(id);\n"
+    "const count = n => n.toLocaleString('en-US', {maximumFractionDigits: 1});\n"
+    "const size = n => { const u = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB']; let i = 0;\n"
+    "  while (n >= 1024 && i < 5) { n /= 1024; i++; } return n.toFixed(i ? 1 : 0) + ' ' + u[i]; };\n"
+    "const words = name => name.replaceAll('_', ' ');\n"
+    "const value = (name, n) => name.includes('bytes') ? size(n) : count(n);\n"
+    "function rows(id, list) {\n"
+    "  byId(id).replaceChildren(...list.map(cells => {\n"
+    "    const tr = document.createElement('tr');\n"
+    "    cells.forEach((text, i) => { const td = document.createElement(i ? 'td' : 'th'); td.textContent = text;\n"
+    "      if (i && /^[0-9]/.test(text)) td.className = 'n'; tr.append(td); });\n"
+    "    return tr; }));\n"
+    "}\n"
+    "function show(x) {\n"
+    "  byId('version').textContent = x.version;\n"
+    "  byId('state').textContent = x.state;\n"
+    "  byId('uptime').textContent = ', up ' + count(x.uptime_s) + ' s';\n"
+    "  rows('devices', x.devices.map(d => [d.name, d.description, count(d.running_requests) + ' running',\n"
+    "    d.memory_limit_bytes ? size(d.memory_used_bytes) + ' of ' + size(d.memory_limit_bytes) : '']));\n"
+    "  rows('load', [['requests waiting', count(x.queue.requests)], ['their tensors', size(x.queue.bytes)],\n"
+    "    ['requests in flight', count(x.inflight_requests)], ['connections', count(x.connections)],\n"
+    "    ['staging memory', size(x.staging.used_bytes) + ' of ' + size(x.staging.limit_bytes)]]);\n"
+    "  rows('counters', Object.entries(x.counters).map(([k, n]) => [words(k), value(k, n)]));\n"
+    "  rows('limits', Object.entries(x.limits).map(([k, n]) => [words(k), value(k, n)]));\n"
+    "  rows('features', Object.entries(x.features).flatMap(([b, ops]) => Object.entries(ops).map(([op, f]) =>\n"
+    "    [b + ' ' + op, f.dtypes.join(', '), f.tensors.concat(f.options).join(', ')])));\n"
+    "}\n"
+    "async function refresh() {\n"
+    "  try {\n"
+    "    const answer = await fetch('/v1/info');\n"
+    "    if (!answer.ok) throw new Error('/v1/info answered ' + answer.status);\n"
+    "    show(await answer.json());\n"
+    "    byId('trouble').textContent = '';\n"
+    "  } catch (e) { byId('trouble').textContent = e.message; }\n"
+    "  setTimeout(refresh, 2000);\n"
+    "}\n"
+    "byId('host').textContent = location.origin;\n"
+    "refresh();\n";
+
+static const char page_head[] = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>attnd</title>"
+                                "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">"
+                                "<link rel=\"icon\" href=\"data:,\"><style>";
+static const char page_body[] =
+    "</style></head><body>\n"
+    "<h1>attnd <span id=\"version\">" ATTND_VERSION "</span></h1>\n"
+    "<p>Exact attention, forward and backward, over HTTP. <span id=\"state\"></span><span id=\"uptime\"></span> <span "
+    "id=\"trouble\"></span></p>\n"
+    "<pre>curl <span id=\"host\">http://127.0.0.1:8080</span>/v1/attention/forward -d '{\"causal\": true, "
+    "\"encoding\": "
+    "\"array\",\n"
+    "  \"q\": {\"shape\": [1, 2, 1, 2], \"dtype\": \"float32\", \"data\": [1, 0, 0, 1]},\n"
+    "  \"k\": {\"shape\": [1, 2, 1, 2], \"dtype\": \"float32\", \"data\": [1, 0, 0, 1]},\n"
+    "  \"v\": {\"shape\": [1, 2, 1, 2], \"dtype\": \"float32\", \"data\": [1, 2, 3, 4]}}'</pre>\n"
+    "<noscript><p>This page fills itself from <a href=\"/v1/info\">/v1/info</a> by a script.</p></noscript>\n"
+    "<h2>Devices</h2><table id=\"devices\"></table>\n"
+    "<h2>Now</h2><table id=\"load\"></table>\n"
+    "<h2>Since the start</h2><table id=\"counters\"></table>\n"
+    "<h2>Limits</h2><table id=\"limits\"></table>\n"
+    "<h2>What it computes</h2><table id=\"features\"></table>\n"
+    "<p><a href=\"/openapi.json\">OpenAPI 3.1</a> &middot; <a href=\"/v1/info\">info</a> &middot; <a "
+    "href=\"/metrics\">metrics</a></p>\n"
+    "<script>";
+static const char page_end[] = "</script>\n</body></html>\n";
+
+const char info_page_csp[] = "default-src 'none'; "
+                             "style-src 'sha256-OOJV8ValOrN+XL3aTOY1wQ8sAnrV3p3act1rc2bgwUI='; "
+                             "script-src 'sha256-gZ0bCecou57qyJsq7DnsLEB8x3E80iVbwETq7c/PaHk='; "
+                             "connect-src 'self'; img-src data:; "
+                             "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+char *info_page_write(size_t *length)
+{
+    static const struct {
+        const char *text;
+        size_t bytes;
+    } parts[] = {
+        { page_head, sizeof page_head - 1 }, { style, sizeof style - 1 },       { page_body, sizeof page_body - 1 },
+        { script, sizeof script - 1 },       { page_end, sizeof page_end - 1 },
+    };
+    size_t used = 0;
+    char *page = malloc(sizeof page_head + sizeof style + sizeof page_body + sizeof script + sizeof page_end);
+    if (page == NULL) return NULL;
+    for (size_t i = 0; i < ARRAY_SIZE(parts); i++) {
+        memcpy(page + used, parts[i].text, parts[i].bytes);
+        used += parts[i].bytes;
+    }
+    page[used] = '\0';
+    *length = used;
+    return page;
+}

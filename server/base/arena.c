@@ -1,0 +1,373 @@
+/* arena.c: staging memory with a bound, recycled so that a steady load causes no page faults.
+ *
+ * The problem: fresh memory costs a page fault every 4 KiB (0.25 us and the zeroing of the page), more than
+ * decoding into it. And whatever a client may ask for must be bounded. The idea: extents of a few sizes, eight to a
+ * doubling (at most 12.5 % is wasted, and of that only address space). A released extent goes to the list of its
+ * size and is the next to be leased there, by the same core where there is one, whose cache may still have it.
+ * Large ones are aligned to huge pages.
+ *
+ *   classes[c]   warm extents of size class c, the most recently used first
+ *   oldest ...   all warm extents by age: what is evicted when the bound is reached, and what arena_trim() gives back
+ *
+ * Invariants
+ * 1. leased + warm <= limit, counted in whole extents, at every moment; memory is counted before it is mapped.
+ * 2. warm <= warm_limit.
+ * 3. Memory is mapped and unmapped without the lock: unmapping 256 MiB takes milliseconds, and others would wait.
+ * 4. Under AddressSanitizer a warm extent is poisoned: whoever still reads it is caught. */
+#include "server/base/arena.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "server/base/clock.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define POISON(memory, bytes)   ASAN_POISON_MEMORY_REGION(memory, bytes)
+#define UNPOISON(memory, bytes) ASAN_UNPOISON_MEMORY_REGION(memory, bytes)
+#else
+#define POISON(memory, bytes)   ((void)0)
+#define UNPOISON(memory, bytes) ((void)0)
+#endif
+
+enum {
+    SMALLEST_LOG2 = 14, /* 16 KiB: less is not worth a mapping of its own */
+    LARGEST_LOG2 = 46,
+    STEPS = 8, /* sizes to a doubling */
+    LOOK = 16, /* extents of a class that are asked whether this core released them */
+    CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
+};
+#define HUGE_PAGE ((size_t)2 << 20)
+
+struct arena {
+    pthread_mutex_t lock;
+    struct arena_source source;
+    int64_t limit, warm_limit, leased, warm;
+    struct extent *classes[CLASS_COUNT];
+    struct extent *oldest, *newest;
+};
+
+/* ---- Anonymous memory -------------------------------------------------------------------------------------------- */
+
+static size_t page_round(size_t bytes)
+{
+    const size_t unit = bytes >= HUGE_PAGE ? HUGE_PAGE : 4096;
+    return (bytes + unit - 1) / unit * unit;
+}
+
+/* Address space for `bytes`, aligned so that huge pages fit. */
+static void *reserve(size_t bytes)
+{
+    const size_t rounded = page_round(bytes);
+    if (rounded < HUGE_PAGE) {
+        void *memory = mmap(NULL, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        return memory == MAP_FAILED ? NULL : memory;
+    }
+    char *all = mmap(NULL, rounded + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                     0);
+    if (all == MAP_FAILED) return NULL;
+    char *memory = (char *)(((uintptr_t)all + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+    if (memory > all) munmap(all, (size_t)(memory - all));
+    if (memory < all + HUGE_PAGE) munmap(memory + rounded, (size_t)(all + HUGE_PAGE - memory));
+    return memory;
+}
+
+static void *anonymous_map(void *context, size_t bytes)
+{
+    (void)context;
+    void *memory = reserve(bytes);
+    /* Refused on kernels without transparent huge pages: then small ones do. */
+    if (memory && bytes >= HUGE_PAGE) (void)madvise(memory, page_round(bytes), MADV_HUGEPAGE);
+    return memory;
+}
+
+static void anonymous_unmap(void *context, void *memory, size_t bytes)
+{
+    (void)context;
+    munmap(memory, page_round(bytes));
+}
+
+/* Moves the page tables, not the bytes. */
+static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t new_bytes)
+{
+    void *place = anonymous_map(context, new_bytes);
+    if (place == NULL) return NULL;
+    void *moved = mremap(memory, page_round(bytes), page_round(new_bytes), MREMAP_MAYMOVE | MREMAP_FIXED, place);
+    if (moved != MAP_FAILED) {
+        if (new_bytes >= HUGE_PAGE) (void)madvise(moved, page_round(new_bytes), MADV_HUGEPAGE);
+        return moved;
+    }
+    memcpy(place, memory, bytes);
+    anonymous_unmap(context, memory, bytes);
+    return place;
+}
+
+/* ---- Sizes ------------------------------------------------------------------------------------------------------- */
+
+static size_t class_bytes(int size_class)
+{
+    const int shift = SMALLEST_LOG2 + size_class / STEPS;
+    return ((size_t)1 << shift) + ((size_t)(size_class % STEPS) << shift) / STEPS;
+}
+
+/* The smallest class that holds `bytes`; CLASS_COUNT when none does. */
+static int class_of(size_t bytes)
+{
+    if (bytes <= (size_t)1 << SMALLEST_LOG2) return 0;
+    const int log2 = 63 - __builtin_clzll((unsigned long long)(bytes - 1)); /* 2^log2 < bytes <= 2^(log2 + 1) */
+    if (log2 >= LARGEST_LOG2) return CLASS_COUNT;
+    const size_t step = ((size_t)1 << log2) / STEPS;
+    return (log2 - SMALLEST_LOG2) * STEPS + (int)((bytes - ((size_t)1 << log2) + step - 1) / step);
+}
+
+/* ---- The pool ---------------------------------------------------------------------------------------------------- */
+
+struct arena *arena_new(int64_t limit_bytes, int64_t warm_bytes, const struct arena_source *source)
+{
+    static const struct arena_source anonymous = { anonymous_map, anonymous_unmap, anonymous_grow, NULL };
+    struct arena *arena = calloc(1, sizeof *arena);
+    if (arena == NULL) {
+        fprintf(stderr, "attnd: out of memory for a pool of %zu bytes\n", sizeof *arena);
+        abort();
+    }
+    pthread_mutex_init(&arena->lock, NULL);
+    arena->source = source ? *source : anonymous;
+    arena->limit = limit_bytes;
+    arena->warm_limit = warm_bytes < limit_bytes ? warm_bytes : limit_bytes;
+    return arena;
+}
+
+/* Takes a warm extent out of both lists. Its place in the class list is found by walking: lists are short, and all but
+ * evictions take one of the first. Call with the lock held. */
+static void unlink_warm(struct arena *arena, struct extent *extent)
+{
+    struct extent **at = &arena->classes[extent->size_class];
+    while (*at != extent) at = &(*at)->next_in_class;
+    *at = extent->next_in_class;
+    *(extent->older ? &extent->older->newer : &arena->oldest) = extent->newer;
+    *(extent->newer ? &extent->newer->older : &arena->newest) = extent->older;
+    arena->warm -= (int64_t)extent->bytes;
+}
+
+static void link_warm(struct arena *arena, struct extent *extent)
+{
+    extent->next_in_class = arena->classes[extent->size_class];
+    arena->classes[extent->size_class] = extent;
+    extent->older = arena->newest;
+    extent->newer = NULL;
+    *(arena->newest ? &arena->newest->newer : &arena->oldest) = extent;
+    arena->newest = extent;
+    arena->warm += (int64_t)extent->bytes;
+}
+
+/* Takes the oldest warm extents out until leased + warm + `room` <= `bound`; returns them as a list
+ * (next_in_class), to be unmapped after the lock is gone. */
+static struct extent *evict(struct arena *arena, int64_t room, int64_t bound)
+{
+    struct extent *victims = NULL;
+    while (arena->oldest && arena->leased + arena->warm + room > bound) {
+        struct extent *extent = arena->oldest;
+        unlink_warm(arena, extent);
+        extent->next_in_class = victims;
+        victims = extent;
+    }
+    return victims;
+}
+
+static void unmap_all(struct arena *arena, struct extent *victims)
+{
+    while (victims) {
+        struct extent *next = victims->next_in_class;
+        UNPOISON(victims->memory, victims->bytes);
+        arena->source.unmap(arena->source.context, victims->memory, victims->bytes);
+        free(victims);
+        victims = next;
+    }
+}
+
+void arena_free(struct arena *arena)
+{
+    if (arena == NULL) return;
+    assert(arena->leased == 0);
+    unmap_all(arena, evict(arena, arena->limit + 1, arena->limit));
+    pthread_mutex_destroy(&arena->lock);
+    free(arena);
+}
+
+/* The size that a request for `bytes` is given: its class, but never more than the pool. 0: more than the pool. */
+static size_t lease_bytes(const struct arena *arena, size_t bytes, int *size_class)
+{
+    *size_class = class_of(bytes);
+    if (*size_class >= CLASS_COUNT || bytes > (size_t)arena->limit) return 0;
+    const size_t rounded = class_bytes(*size_class);
+    return rounded <= (size_t)arena->limit ? rounded : (size_t)arena->limit;
+}
+
+static attn_status too_large(const struct arena *arena, size_t bytes, attn_error *err)
+{
+    return attn_fail(err, ATTN_TOO_LARGE, NULL, "%zu bytes of tensors are needed, the limit is %lld (--staging-bytes)",
+                     bytes, (long long)arena->limit);
+}
+
+static attn_status busy(size_t bytes, attn_error *err)
+{
+    return attn_fail(err, ATTN_BUSY, NULL, "%zu bytes of staging memory are needed, and other requests hold them",
+                     bytes);
+}
+
+/* A warm extent of the class: the one that this core released last, else the one that was released last. Call with
+ * the lock held. */
+static struct extent *pick_warm(const struct arena *arena, int size_class, int core)
+{
+    struct extent *extent = arena->classes[size_class];
+    for (int i = 0; extent && i < LOOK; i++, extent = extent->next_in_class)
+        if (extent->core == core) return extent;
+    return arena->classes[size_class];
+}
+
+attn_status arena_lease(struct arena *arena, size_t bytes, struct extent **out, attn_error *err)
+{
+    int size_class;
+    const size_t want = lease_bytes(arena, bytes, &size_class);
+    const int core = sched_getcpu();
+    struct extent *extent = NULL, *victims = NULL;
+    bool counted = false;
+
+    *out = NULL;
+    if (want == 0) return too_large(arena, bytes, err);
+    pthread_mutex_lock(&arena->lock);
+    extent = pick_warm(arena, size_class, core);
+    if (extent && extent->bytes >= bytes) {
+        unlink_warm(arena, extent);
+        arena->leased += (int64_t)extent->bytes;
+    } else {
+        extent = NULL;
+        if (arena->leased + (int64_t)want <= arena->limit) {
+            victims = evict(arena, (int64_t)want, arena->limit);
+            arena->leased += (int64_t)want;
+            counted = true;
+        }
+    }
+    pthread_mutex_unlock(&arena->lock);
+
+    unmap_all(arena, victims);
+    if (extent) {
+        UNPOISON(extent->memory, extent->bytes);
+        *out = extent;
+        return ATTN_OK;
+    }
+    if (!counted) return busy(bytes, err);
+    extent = calloc(1, sizeof *extent);
+    if (extent) extent->memory = arena->source.map(arena->source.context, want);
+    if (extent == NULL || extent->memory == NULL) {
+        free(extent);
+        pthread_mutex_lock(&arena->lock);
+        arena->leased -= (int64_t)want;
+        pthread_mutex_unlock(&arena->lock);
+        return attn_fail(err, ATTN_NO_MEMORY, NULL, "the system has no memory for %zu bytes of tensors", bytes);
+    }
+    extent->bytes = want;
+    extent->size_class = size_class;
+    *out = extent;
+    return ATTN_OK;
+}
+
+attn_status arena_grow(struct arena *arena, struct extent **held, size_t used, size_t bytes, attn_error *err)
+{
+    struct extent *extent = *held;
+    int size_class;
+    if (bytes <= extent->bytes) return ATTN_OK;
+    const size_t want = lease_bytes(arena, bytes, &size_class);
+    if (want == 0) return too_large(arena, bytes, err);
+
+    if (arena->source.grow == NULL) {
+        struct extent *larger;
+        const attn_status status = arena_lease(arena, bytes, &larger, err);
+        if (status != ATTN_OK) return status;
+        memcpy(larger->memory, extent->memory, used);
+        arena_release(arena, extent);
+        *held = larger;
+        return ATTN_OK;
+    }
+
+    const int64_t more = (int64_t)want - (int64_t)extent->bytes;
+    struct extent *victims = NULL;
+    pthread_mutex_lock(&arena->lock);
+    const bool fits = arena->leased + more <= arena->limit;
+    if (fits) {
+        victims = evict(arena, more, arena->limit);
+        arena->leased += more;
+    }
+    pthread_mutex_unlock(&arena->lock);
+    unmap_all(arena, victims);
+    if (!fits) return busy(bytes, err);
+
+    void *moved = arena->source.grow(arena->source.context, extent->memory, extent->bytes, want);
+    if (moved == NULL) {
+        pthread_mutex_lock(&arena->lock);
+        arena->leased -= more;
+        pthread_mutex_unlock(&arena->lock);
+        return attn_fail(err, ATTN_NO_MEMORY, NULL, "the system has no memory for %zu bytes of tensors", bytes);
+    }
+    extent->memory = moved;
+    extent->bytes = want;
+    extent->size_class = size_class;
+    return ATTN_OK;
+}
+
+void arena_release(struct arena *arena, struct extent *extent)
+{
+    struct extent *victims = NULL;
+    if (extent == NULL) return;
+    extent->core = sched_getcpu();
+    extent->idle_since_ms = clock_ms();
+    POISON(extent->memory, extent->bytes);
+    pthread_mutex_lock(&arena->lock);
+    arena->leased -= (int64_t)extent->bytes;
+    link_warm(arena, extent);
+    if (arena->warm > arena->warm_limit) victims = evict(arena, 0, arena->leased + arena->warm_limit);
+    pthread_mutex_unlock(&arena->lock);
+    unmap_all(arena, victims);
+}
+
+void arena_trim(struct arena *arena, int64_t now_ms, int64_t idle_ms)
+{
+    struct extent *victims = NULL;
+    pthread_mutex_lock(&arena->lock);
+    while (arena->oldest && now_ms - arena->oldest->idle_since_ms >= idle_ms) {
+        struct extent *extent = arena->oldest;
+        unlink_warm(arena, extent);
+        extent->next_in_class = victims;
+        victims = extent;
+    }
+    pthread_mutex_unlock(&arena->lock);
+    unmap_all(arena, victims);
+}
+
+static int64_t read_locked(const struct arena *arena, const int64_t *value)
+{
+    pthread_mutex_t *lock = (pthread_mutex_t *)&arena->lock;
+    pthread_mutex_lock(lock);
+    const int64_t copy = *value;
+    pthread_mutex_unlock(lock);
+    return copy;
+}
+
+int64_t arena_limit_bytes(const struct arena *arena)
+{
+    return arena->limit;
+}
+int64_t arena_leased_bytes(const struct arena *arena)
+{
+    return read_locked(arena, &arena->leased);
+}
+int64_t arena_warm_bytes(const struct arena *arena)
+{
+    return read_locked(arena, &arena->warm);
+}

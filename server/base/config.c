@@ -1,0 +1,743 @@
+/* config.c: the options of attnd.
+ *
+ * The problem: about twenty settings, each with a flag, an environment name, a default, a range and a sentence of
+ * help, must never disagree with each other. The idea: one table, options[], one row per option. Everything here
+ * (parsing, the environment, the range checks and their messages, --help, the table in README.md) walks that table;
+ * a new option is a new row and a member of struct config.
+ *
+ *   defaults of the rows -> environment -> command line -> shares of the machine -> checks between options
+ *
+ * Invariants
+ * 1. What config_read() accepts is usable: every number lies in its row's range, every file can be read.
+ * 2. A refusal is one line that names the option as the user wrote it (flag or variable), the value and what is
+ * allowed.
+ * 3. A default that does not fit this machine is fitted silently (and shown by /v1/info); a value that was given is
+ * never
+ *    changed, only refused.
+ * 4. Nothing is started, opened or written here, except that the soft limit on open files is raised to what
+ * --max-connections needs. */
+#include "server/base/config.h"
+
+#include <arpa/inet.h>
+#include <ctype.h>
+#include <errno.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/resource.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#ifndef ATTND_VERSION
+#error "the Makefile defines ATTND_VERSION"
+#endif
+
+#define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+#define KIB           INT64_C(1024)
+#define MIB           (KIB * 1024)
+#define GIB           (MIB * 1024)
+#define DAY_MS        INT64_C(86400000)
+
+enum {
+    /* A thread reads its connections by turns, a piece of each; the fewer it has, the more of a body is still in
+     * the cache when its last byte arrives. One thread fills a 25 Gbit/s link with base64. */
+    HTTP_THREADS_A_CORE = 8,
+    HTTP_THREADS_AUTO_MAX = 16,
+    SPARE_FILES = 128, /* open files beside the connections: epoll, eventfd, libraries, log, GPU driver */
+    HELP_COLUMNS = 100,
+};
+#define STAGING_AUTO_MAX (64 * GIB) /* pinned memory beyond this starves the page cache without serving anyone faster */
+#define MEMORY_UNKNOWN   (4 * GIB)  /* where neither sysconf nor a cgroup says how much there is */
+
+/* ---- The table --------------------------------------------------------------------------------------------------- */
+
+enum type {
+    TYPE_INT,     /* a whole number in an int */
+    TYPE_INT64,   /* a whole number in an int64_t */
+    TYPE_SIZE,    /* bytes in an int64_t, suffixes K M G */
+    TYPE_SWITCH,  /* bool */
+    TYPE_CHOICE,  /* one of the words in `words` */
+    TYPE_ADDRESS, /* ADDR:PORT or unix:PATH */
+    TYPE_LISTEN,  /* a list of addresses: config->listen */
+    TYPE_DEVICES, /* auto, all, cpu, or GPU numbers */
+    TYPE_FILE,    /* a file that can be read now */
+    TYPE_ORIGIN,  /* scheme://host[:port] or * */
+};
+
+struct option {
+    const char *flag, *env;
+    enum type type;
+    const char *placeholder;
+    size_t offset;     /* of the member in struct config */
+    int64_t fallback;  /* default of numbers and switches */
+    int64_t min, max;  /* numbers */
+    const char *word;  /* default of the other types; NULL: none */
+    const char *words; /* TYPE_CHOICE: "text|json" */
+    const char *shown; /* the default as --help shows it, where it is not the value itself */
+    const char *help;
+};
+
+#define AT(member) offsetof(struct config, member)
+
+/* clang-format off */
+static const struct option options[] = {
+    { "listen", "ATTND_LISTEN", TYPE_LISTEN, "ADDR:PORT", AT(listen), .word = "127.0.0.1:8080",
+      .help = "Where to serve: 0.0.0.0:8080, [::1]:8080 or unix:/run/attnd.sock. Repeatable, up to 8; the variable takes a "
+              "comma-separated list. Port 0 is any free port." },
+    { "devices", "ATTND_DEVICES", TYPE_DEVICES, "auto|all|cpu|0,1", AT(devices), .word = "auto",
+      .help = "Where to compute: every GPU, else the CPU (auto); every GPU (all); the CPU; the GPUs of these numbers. "
+              "`reference` is the slow float64 backend of the tests." },
+    { "http-threads", "ATTND_HTTP_THREADS", TYPE_INT, "N", AT(http_threads), 0, 0, 256, .shown = "8 a core, at most 16",
+      .help = "Threads that receive, decode, encode and send, and compute what is small when the CPU is the device. 0 is the "
+              "default." },
+    { "cpu-threads", "ATTND_CPU_THREADS", TYPE_INT, "N", AT(cpu_threads), 0, 0, 1024, .shown = "cores",
+      .help = "Threads of the CPU device, for all but small problems. 0 is the default. Cores are those of the affinity mask "
+              "and the cgroup's quota." },
+    { "max-body-bytes", "ATTND_MAX_BODY_BYTES", TYPE_SIZE, "SIZE", AT(max_body_bytes), GIB, KIB, 1024 * GIB,
+      .shown = "1G, at most --staging-bytes",
+      .help = "Longest request body; a longer one is answered 413." },
+    { "staging-bytes", "ATTND_STAGING_BYTES", TYPE_SIZE, "SIZE", AT(staging_bytes), 0, MIB, 16384 * GIB,
+      .shown = "half the memory, at most 64G",
+      .help = "Host memory for the tensors of all requests together; a request that finds none is answered 503. Memory is "
+              "what the machine has or the cgroup allows." },
+    { "device-bytes", "ATTND_DEVICE_BYTES", TYPE_SIZE, "SIZE", AT(device_bytes), 0, MIB, 16384 * GIB,
+      .shown = "a share of the device's",
+      .help = "Memory to use on each device; /v1/info shows what the default came to." },
+    { "max-connections", "ATTND_MAX_CONNECTIONS", TYPE_INT, "N", AT(max_connections), 10000, 1, 1000000,
+      .shown = "10000, or what open files allow",
+      .help = "Open connections; one more is answered 503 and closed." },
+    { "queue-depth", "ATTND_QUEUE_DEPTH", TYPE_INT, "N", AT(queue_depth), 1024, 1, 1 << 20,
+      .help = "Requests being received or waiting for a device; one more is answered 503." },
+    { "batch-window-us", "ATTND_BATCH_WINDOW_US", TYPE_INT64, "N", AT(batch_window_us), 0, 0, 1000000,
+      .help = "How long a request may wait for others to run with, in microseconds. 0: never while a device is idle. Small "
+              "problems of the CPU never wait." },
+    { "max-batch", "ATTND_MAX_BATCH", TYPE_INT, "N", AT(max_batch), 64, 1, 1024,
+      .help = "Problems that are run together at most." },
+    { "timeout-ms", "ATTND_TIMEOUT_MS", TYPE_INT64, "N", AT(timeout_ms), 60000, 1, DAY_MS,
+      .help = "Time a request may take from its last byte to its answer; then 504. A client may ask for less." },
+    { "body-timeout-ms", "ATTND_BODY_TIMEOUT_MS", TYPE_INT64, "N", AT(body_timeout_ms), 30000, 1, DAY_MS,
+      .help = "Time for a body to arrive or an answer to be fetched, plus 1 ms for each KiB of it; then the connection is "
+              "cut, with 408 where the body is not complete." },
+    { "drain-ms", "ATTND_DRAIN_MS", TYPE_INT64, "N", AT(drain_ms), 30000, 0, DAY_MS,
+      .help = "Time after SIGTERM for what was accepted to be answered." },
+    { "watchdog-ms", "ATTND_WATCHDOG_MS", TYPE_INT64, "N", AT(watchdog_ms), 60000, 1, DAY_MS,
+      .help = "Time that a GPU may take for a batch beyond what its size explains; then the GPU counts as lost. What it runs "
+              "is answered 503, and without another GPU the server ends with status 70." },
+    { "token-file", "ATTND_TOKEN_FILE", TYPE_FILE, "FILE", AT(token_file), .shown = "off",
+      .help = "File of bearer tokens, one a line; every route but the probes then wants one of them." },
+    { "tls-cert", "ATTND_TLS_CERT", TYPE_FILE, "FILE", AT(tls_cert), .shown = "off",
+      .help = "Certificate chain (PEM) to serve TLS with. Needs --tls-key." },
+    { "tls-key", "ATTND_TLS_KEY", TYPE_FILE, "FILE", AT(tls_key), .shown = "off",
+      .help = "Its private key (PEM)." },
+    { "cors-origin", "ATTND_CORS_ORIGIN", TYPE_ORIGIN, "ORIGIN", AT(cors_origin), .shown = "off",
+      .help = "Web origin whose pages may call this server: https://example.org, or * (not with --token-file)." },
+    { "supervise", "ATTND_SUPERVISE", TYPE_SWITCH, NULL, AT(supervise), 0, .shown = "off",
+      .help = "Keep the listening sockets in a parent process that starts a new server when one dies." },
+    { "log-format", "ATTND_LOG_FORMAT", TYPE_CHOICE, "text|json", AT(log_format), .word = "text", .words = "text|json",
+      .help = "One line per event on standard error, as text or JSON." },
+    { "log-level", "ATTND_LOG_LEVEL", TYPE_CHOICE, "LEVEL", AT(log_level), .word = "info", .words = "debug|info|warn|error",
+      .help = "The least serious lines to write: debug, info, warn or error." },
+    { "metrics-listen", "ATTND_METRICS_LISTEN", TYPE_ADDRESS, "ADDR:PORT", AT(metrics_listen),
+      .shown = "the --listen addresses",
+      .help = "Serve /metrics and the probes here too, on a thread of its own that stays free when the others are busy." },
+};
+/* clang-format on */
+
+enum { OPTION_COUNT = ARRAY_SIZE(options) };
+
+static const char examples[] =
+    "Examples:\n"
+    "  attnd                                             serve on 127.0.0.1:8080\n"
+    "  attnd --listen 0.0.0.0:8080 --log-format json     serve everyone, log for machines\n"
+    "  attnd --listen unix:/run/attnd.sock --devices cpu\n"
+    "  ATTND_MAX_BODY_BYTES=256M attnd --queue-depth=64  the environment, overridden by flags\n"
+    "  attnd healthcheck http://127.0.0.1:8080           exit status 0 while it takes work\n";
+
+/* ---- Small helpers ----------------------------------------------------------------------------------------------- */
+
+/* Copies that live as long as the process, as struct config promises; the list keeps them reachable for leak
+ * checkers. */
+struct kept {
+    struct kept *next;
+    char text[];
+};
+static struct kept *kept_list;
+
+static char *keep(const char *text, size_t length)
+{
+    struct kept *k = malloc(sizeof *k + length + 1);
+    if (k == NULL) {
+        fprintf(stderr, "attnd: out of memory for an option of %zu bytes\n", length);
+        abort();
+    }
+    memcpy(k->text, text, length);
+    k->text[length] = '\0';
+    k->next = kept_list;
+    kept_list = k;
+    return k->text;
+}
+
+static enum config_result refuse(char *message, size_t capacity, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static enum config_result refuse(char *message, size_t capacity, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, capacity, format, args);
+    va_end(args);
+    return CONFIG_BAD;
+}
+
+/* 1048576 -> "1M". Whole multiples only, so that it reads back as the same number. */
+static const char *size_text(int64_t bytes, char text[24])
+{
+    static const struct {
+        int64_t unit;
+        char suffix;
+    } units[] = { { GIB, 'G' }, { MIB, 'M' }, { KIB, 'K' } };
+    for (size_t i = 0; i < ARRAY_SIZE(units); i++)
+        if (bytes >= units[i].unit && bytes % units[i].unit == 0) {
+            snprintf(text, 24, "%lld%c", (long long)(bytes / units[i].unit), units[i].suffix);
+            return text;
+        }
+    snprintf(text, 24, "%lld", (long long)bytes);
+    return text;
+}
+
+static bool parse_whole(const char *text, const char **end, int64_t *value)
+{
+    int64_t v = 0;
+    if (!isdigit((unsigned char)*text)) return false;
+    for (; isdigit((unsigned char)*text); text++)
+        if (__builtin_mul_overflow(v, 10, &v) || __builtin_add_overflow(v, *text - '0', &v)) return false;
+    *end = text;
+    *value = v;
+    return true;
+}
+
+static bool parse_number(const char *text, int64_t *value)
+{
+    const char *end;
+    return parse_whole(text, &end, value) && *end == '\0';
+}
+
+static bool parse_size(const char *text, int64_t *value)
+{
+    const char *end;
+    int64_t unit = 1;
+    if (!parse_whole(text, &end, value)) return false;
+    switch (toupper((unsigned char)*end)) {
+    case 'K': unit = KIB; break;
+    case 'M': unit = MIB; break;
+    case 'G': unit = GIB; break;
+    case '\0': return true;
+    default: return false;
+    }
+    return end[1] == '\0' && !__builtin_mul_overflow(*value, unit, value);
+}
+
+static bool word_in(const char *words, const char *word)
+{
+    const size_t length = strlen(word);
+    for (const char *w = words; w != NULL; w = strchr(w, '|') ? strchr(w, '|') + 1 : NULL)
+        if (length > 0 && strncmp(w, word, length) == 0 && (w[length] == '|' || w[length] == '\0')) return true;
+    return false;
+}
+
+/* Form only; whether the address exists on this machine shows when it is bound. */
+static bool address_ok(const char *text)
+{
+    if (strncmp(text, "unix:", 5) == 0) {
+        const size_t length = strlen(text + 5);
+        return length > 0 && length < sizeof(((struct sockaddr_un *)0)->sun_path);
+    }
+    const char *colon = strrchr(text, ':');
+    int64_t port;
+    char host[256];
+    unsigned char binary[16];
+    if (colon == NULL || colon == text || (size_t)(colon - text) >= sizeof host) return false;
+    if (!parse_number(colon + 1, &port) || port > 65535) return false;
+    memcpy(host, text, (size_t)(colon - text));
+    host[colon - text] = '\0';
+    const size_t length = strlen(host);
+    if (host[0] == '[') {
+        if (length < 3 || host[length - 1] != ']') return false;
+        host[length - 1] = '\0';
+        host[1 + strcspn(host + 1, "%")] = '\0'; /* a scope: [fe80::1%eth0] */
+        return inet_pton(AF_INET6, host + 1, binary) == 1;
+    }
+    if (strspn(host, "0123456789.") == length) return inet_pton(AF_INET, host, binary) == 1;
+    for (size_t i = 0; i < length; i++)
+        if (!isalnum((unsigned char)host[i]) && strchr("-._", host[i]) == NULL) return false;
+    return true;
+}
+
+static bool devices_ok(const char *text)
+{
+    if (word_in("auto|all|cpu|reference", text)) return true;
+    uint64_t seen = 0;
+    for (;;) { /* numbers, each once */
+        int64_t number;
+        if (!parse_whole(text, &text, &number) || number > 63 || (seen >> number & 1)) return false;
+        seen |= UINT64_C(1) << number;
+        if (*text == '\0') return true;
+        if (*text++ != ',') return false;
+    }
+}
+
+static bool origin_ok(const char *text)
+{
+    if (strcmp(text, "*") == 0) return true;
+    const char *host = strncmp(text, "https://", 8) == 0  ? text + 8
+                       : strncmp(text, "http://", 7) == 0 ? text + 7
+                                                          : NULL;
+    if (host == NULL || *host == '\0') return false;
+    for (; *host; host++)
+        if (!isalnum((unsigned char)*host) && strchr("-._:[]", *host) == NULL) return false;
+    return true;
+}
+
+/* ---- Machine ----------------------------------------------------------------------------------------------------- */
+
+static bool read_line(const char *path, char *line, size_t capacity)
+{
+    FILE *f = fopen(path, "re");
+    bool ok = f != NULL && fgets(line, (int)capacity, f) != NULL;
+    if (f != NULL) fclose(f);
+    return ok;
+}
+
+/* cgroup v2, one directory: "max 100000" or "150000 100000". */
+static void limit_by_v2(const char *directory, struct config_machine *machine)
+{
+    char path[640], line[128];
+    long long quota, period, bytes;
+    snprintf(path, sizeof path, "%.600s/cpu.max", directory);
+    if (read_line(path, line, sizeof line) && sscanf(line, "%lld %lld", &quota, &period) == 2 && quota > 0 &&
+        period > 0) {
+        const long long cores = (quota + period - 1) / period;
+        if (cores < machine->cores) machine->cores = (int)cores;
+    }
+    snprintf(path, sizeof path, "%.600s/memory.max", directory);
+    if (read_line(path, line, sizeof line) && sscanf(line, "%lld", &bytes) == 1 && bytes > 0 &&
+        bytes < machine->memory_bytes)
+        machine->memory_bytes = bytes;
+}
+
+static void limit_by_v1(const char *root, struct config_machine *machine)
+{
+    char path[640], line[128];
+    long long quota, period, bytes;
+    snprintf(path, sizeof path, "%.500s/sys/fs/cgroup/cpu/cpu.cfs_quota_us", root);
+    if (read_line(path, line, sizeof line) && sscanf(line, "%lld", &quota) == 1 && quota > 0) {
+        snprintf(path, sizeof path, "%.500s/sys/fs/cgroup/cpu/cpu.cfs_period_us", root);
+        if (read_line(path, line, sizeof line) && sscanf(line, "%lld", &period) == 1 && period > 0) {
+            const long long cores = (quota + period - 1) / period;
+            if (cores < machine->cores) machine->cores = (int)cores;
+        }
+    }
+    snprintf(path, sizeof path, "%.500s/sys/fs/cgroup/memory/memory.limit_in_bytes", root);
+    if (read_line(path, line, sizeof line) && sscanf(line, "%lld", &bytes) == 1 && bytes > 0 &&
+        bytes < machine->memory_bytes)
+        machine->memory_bytes = bytes;
+}
+
+void config_machine(const char *root, struct config_machine *machine)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof set, &set) == 0) machine->cores = CPU_COUNT(&set);
+    else machine->cores = (int)sysconf(_SC_NPROCESSORS_ONLN); /* more processors than a cpu_set_t holds */
+    if (machine->cores < 1) machine->cores = 1;
+
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    machine->memory_bytes = pages > 0 && page > 0 ? (int64_t)pages * page : MEMORY_UNKNOWN;
+
+    /* Each cgroup from ours up to the root may set a limit. In a container with a cgroup namespace ours is "/". */
+    char path[512], line[512];
+    snprintf(path, sizeof path, "%.256s/proc/self/cgroup", root);
+    FILE *f = fopen(path, "re");
+    if (f != NULL) {
+        while (fgets(line, sizeof line, f) != NULL) {
+            if (strncmp(line, "0::/", 4) != 0) continue;
+            line[strcspn(line, "\n")] = '\0';
+            char directory[600];
+            const int base = snprintf(directory, sizeof directory, "%.64s/sys/fs/cgroup", root);
+            snprintf(directory + base, sizeof directory - (size_t)base, "%s", line + 3);
+            for (char *end = directory + strlen(directory); end > directory + base;) {
+                limit_by_v2(directory, machine);
+                *end = '\0';
+                end = strrchr(directory + base, '/');
+                if (end == NULL) break;
+                *end = '\0';
+            }
+            limit_by_v2(directory, machine);
+        }
+        fclose(f);
+    }
+    limit_by_v1(root, machine);
+}
+
+/* ---- Reading ----------------------------------------------------------------------------------------------------- */
+
+struct reading {
+    struct config *config;
+    bool given[OPTION_COUNT];     /* by flag or variable */
+    bool from_flag[OPTION_COUNT]; /* so that a first --listen replaces the environment's list */
+    char *message;
+    size_t capacity;
+};
+
+/* Sets one option. `name` is how the user named it: "--queue-depth" or "ATTND_QUEUE_DEPTH". */
+static enum config_result set_value(struct reading *r, const struct option *o, const char *name, const char *value)
+{
+    char *const m = r->message;
+    const size_t n = r->capacity;
+    void *member = (char *)r->config + o->offset;
+    int64_t number = 0;
+    char low[24], high[24], list[96];
+    switch (o->type) {
+    case TYPE_INT:
+    case TYPE_INT64:
+        if (!parse_number(value, &number) || number < o->min || number > o->max)
+            return refuse(m, n, "%s: '%s' is not a whole number from %lld to %lld", name, value, (long long)o->min,
+                          (long long)o->max);
+        if (o->type == TYPE_INT) *(int *)member = (int)number;
+        else *(int64_t *)member = number;
+        return CONFIG_RUN;
+    case TYPE_SIZE:
+        if (!parse_size(value, &number) || number < o->min || number > o->max)
+            return refuse(m, n, "%s: '%s' is not a size from %s to %s (bytes, or with K, M or G)", name, value,
+                          size_text(o->min, low), size_text(o->max, high));
+        *(int64_t *)member = number;
+        return CONFIG_RUN;
+    case TYPE_SWITCH:
+        if (word_in("1|true|on|yes", value)) *(bool *)member = true;
+        else if (word_in("0|false|off|no", value)) *(bool *)member = false;
+        else return refuse(m, n, "%s: '%s' is not on or off", name, value);
+        return CONFIG_RUN;
+    case TYPE_CHOICE:
+        if (!word_in(o->words, value)) {
+            snprintf(list, sizeof list, "%s", o->words);
+            for (char *bar = list; (bar = strchr(bar, '|')) != NULL;) *bar = ' ';
+            return refuse(m, n, "%s: '%s' is not one of: %s", name, value, list);
+        }
+        break;
+    case TYPE_ADDRESS:
+    case TYPE_LISTEN:
+        if (!address_ok(value))
+            return refuse(
+                m, n,
+                "%s: '%s' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH of at most %zu bytes",
+                name, value, sizeof(((struct sockaddr_un *)0)->sun_path) - 1);
+        if (o->type == TYPE_LISTEN) {
+            if (r->config->listen_count == CONFIG_MAX_LISTEN)
+                return refuse(m, n, "%s: '%s' is one too many, at most %d addresses", name, value, CONFIG_MAX_LISTEN);
+            r->config->listen[r->config->listen_count++] = keep(value, strlen(value));
+            return CONFIG_RUN;
+        }
+        break;
+    case TYPE_DEVICES:
+        if (!devices_ok(value))
+            return refuse(m, n, "%s: '%s' is not auto, all, cpu, or different GPU numbers from 0 to 63 such as 0,1",
+                          name, value);
+        break;
+    case TYPE_FILE:
+        if (access(value, R_OK) != 0) return refuse(m, n, "%s: '%s' cannot be read: %s", name, value, strerror(errno));
+        break;
+    case TYPE_ORIGIN:
+        if (!origin_ok(value))
+            return refuse(m, n, "%s: '%s' is not an origin such as https://example.org, or *", name, value);
+        break;
+    }
+    *(const char **)member = keep(value, strlen(value));
+    return CONFIG_RUN;
+}
+
+static void set_default(struct config *config, const struct option *o)
+{
+    void *member = (char *)config + o->offset;
+    switch (o->type) {
+    case TYPE_INT: *(int *)member = (int)o->fallback; break;
+    case TYPE_INT64:
+    case TYPE_SIZE: *(int64_t *)member = o->fallback; break;
+    case TYPE_SWITCH: *(bool *)member = o->fallback != 0; break;
+    case TYPE_LISTEN:
+        config->listen[0] = o->word;
+        config->listen_count = 1;
+        break;
+    default: *(const char **)member = o->word; break;
+    }
+}
+
+/* A value of the environment or of a flag. A list's first value replaces what was there. */
+static enum config_result give(struct reading *r, size_t index, const char *name, const char *value, bool from_flag)
+{
+    const struct option *o = &options[index];
+    if (o->type == TYPE_LISTEN && (!r->given[index] || (from_flag && !r->from_flag[index])))
+        r->config->listen_count = 0;
+    r->given[index] = true;
+    if (from_flag) r->from_flag[index] = true;
+    if (o->type != TYPE_LISTEN || from_flag) return set_value(r, o, name, value);
+    for (const char *at = value;;) {
+        const size_t length = strcspn(at, ",");
+        char *one = keep(at, length);
+        enum config_result result = set_value(r, o, name, one);
+        if (result != CONFIG_RUN || at[length] == '\0') return result;
+        at += length + 1;
+    }
+}
+
+/* Edits (insert, delete, replace, swap neighbours) from a to b; both shorter than 32. */
+static int distance(const char *a, const char *b)
+{
+    enum { LONGEST = 32 };
+    int d[LONGEST + 1][LONGEST + 1];
+    const size_t na = strnlen(a, LONGEST), nb = strnlen(b, LONGEST);
+    for (size_t i = 0; i <= na; i++) d[i][0] = (int)i;
+    for (size_t j = 0; j <= nb; j++) d[0][j] = (int)j;
+    for (size_t i = 1; i <= na; i++)
+        for (size_t j = 1; j <= nb; j++) {
+            int best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            if (d[i - 1][j] + 1 < best) best = d[i - 1][j] + 1;
+            if (d[i][j - 1] + 1 < best) best = d[i][j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && d[i - 2][j - 2] + 1 < best)
+                best = d[i - 2][j - 2] + 1;
+            d[i][j] = best;
+        }
+    return d[na][nb];
+}
+
+static enum config_result refuse_unknown(struct reading *r, const char *flag, size_t length)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%.*s", (int)(length < 60 ? length : 60), flag);
+    const char *closest = NULL;
+    int best = 1 + (int)strlen(name) / 2; /* further away than half of it is no help */
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        const int d = distance(name, options[i].flag);
+        if (d < best) best = d, closest = options[i].flag;
+    }
+    if (closest != NULL)
+        return refuse(r->message, r->capacity, "--%s is not an option; did you mean --%s? (attnd --help lists them)",
+                      name, closest);
+    return refuse(r->message, r->capacity, "--%s is not an option (attnd --help lists them)", name);
+}
+
+static enum config_result read_environment(struct reading *r)
+{
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        const char *value = getenv(options[i].env);
+        if (value == NULL || *value == '\0') continue; /* compose files write VAR= for "not set" */
+        const enum config_result result = give(r, i, options[i].env, value, false);
+        if (result != CONFIG_RUN) return result;
+    }
+    return CONFIG_RUN;
+}
+
+static enum config_result read_flags(struct reading *r, int argc, char **argv)
+{
+    for (int a = 1; a < argc; a++) {
+        const char *arg = argv[a];
+        if (strncmp(arg, "--", 2) != 0 || arg[2] == '\0')
+            return refuse(r->message, r->capacity,
+                          "unexpected argument '%.60s' (options begin with --, attnd --help lists them)", arg);
+        const char *flag = arg + 2;
+        const size_t length = strcspn(flag, "=");
+        size_t i = 0;
+        while (i < OPTION_COUNT && !(strncmp(options[i].flag, flag, length) == 0 && options[i].flag[length] == '\0'))
+            i++;
+        if (i == OPTION_COUNT) return refuse_unknown(r, flag, length);
+        char name[64];
+        snprintf(name, sizeof name, "--%s", options[i].flag);
+        const char *value = flag[length] == '=' ? flag + length + 1 : NULL;
+        if (value == NULL && options[i].type == TYPE_SWITCH) value = "on";
+        if (value == NULL) {
+            if (a + 1 == argc)
+                return refuse(r->message, r->capacity, "%s: a value is missing (%s)", name, options[i].placeholder);
+            value = argv[++a];
+        }
+        const enum config_result result = give(r, i, name, value, true);
+        if (result != CONFIG_RUN) return result;
+    }
+    return CONFIG_RUN;
+}
+
+static bool was_given(const struct reading *r, const char *flag)
+{
+    for (size_t i = 0; i < OPTION_COUNT; i++)
+        if (strcmp(options[i].flag, flag) == 0) return r->given[i];
+    abort(); /* a name misspelt in this file */
+}
+
+/* Defaults that depend on the machine, then what must hold between options. */
+static enum config_result settle(struct reading *r)
+{
+    struct config *c = r->config;
+    char *const m = r->message;
+    const size_t n = r->capacity;
+    struct config_machine machine;
+    char a[24], b[24];
+    config_machine("", &machine);
+
+    if (c->http_threads == 0) {
+        const int cores = machine.cores, most = HTTP_THREADS_AUTO_MAX;
+        c->http_threads = HTTP_THREADS_A_CORE * cores < most ? HTTP_THREADS_A_CORE * cores : most;
+        if (cores * cores <= most) c->http_threads -= c->http_threads % cores; /* as many for each: workers.h */
+    }
+    if (c->cpu_threads == 0) c->cpu_threads = machine.cores;
+    c->cores = machine.cores;
+
+    if (c->staging_bytes == 0) {
+        c->staging_bytes = machine.memory_bytes / 2 / MIB * MIB;
+        if (c->staging_bytes > STAGING_AUTO_MAX) c->staging_bytes = STAGING_AUTO_MAX;
+        if (c->staging_bytes < MIB) c->staging_bytes = MIB;
+    }
+    if (c->max_body_bytes > c->staging_bytes) {
+        if (was_given(r, "max-body-bytes"))
+            return refuse(m, n, "--max-body-bytes: %s is more than --staging-bytes, which is %s%s",
+                          size_text(c->max_body_bytes, a), size_text(c->staging_bytes, b),
+                          was_given(r, "staging-bytes") ? "" : " (half the memory here)");
+        c->max_body_bytes = c->staging_bytes;
+    }
+
+    if ((c->tls_cert == NULL) != (c->tls_key == NULL))
+        return refuse(m, n, "--%s: needs --%s too", c->tls_cert ? "tls-cert" : "tls-key",
+                      c->tls_cert ? "tls-key" : "tls-cert");
+    if (c->cors_origin != NULL && strcmp(c->cors_origin, "*") == 0 && c->token_file != NULL)
+        return refuse(m, n, "--cors-origin: '*' cannot go with --token-file, name the origin");
+    for (int i = 0; i < c->listen_count; i++) {
+        for (int j = 0; j < i; j++)
+            if (strcmp(c->listen[i], c->listen[j]) == 0)
+                return refuse(m, n, "--listen: '%s' is given twice", c->listen[i]);
+        if (c->metrics_listen != NULL && strcmp(c->listen[i], c->metrics_listen) == 0)
+            return refuse(m, n, "--metrics-listen: '%s' is a --listen address already", c->metrics_listen);
+    }
+
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+        const rlim_t wanted = (rlim_t)c->max_connections + SPARE_FILES;
+        if (files.rlim_cur < wanted) {
+            files.rlim_cur = files.rlim_max < wanted ? files.rlim_max : wanted;
+            setrlimit(RLIMIT_NOFILE, &files);
+            getrlimit(RLIMIT_NOFILE, &files);
+        }
+        if (files.rlim_cur < wanted) {
+            if (was_given(r, "max-connections") || files.rlim_cur <= SPARE_FILES)
+                return refuse(
+                    m, n,
+                    "--max-connections: %d connections need %lld open files, but the limit here is %lld (ulimit -n)",
+                    c->max_connections, (long long)wanted, (long long)files.rlim_cur);
+            c->max_connections = (int)(files.rlim_cur - SPARE_FILES);
+        }
+    }
+    return CONFIG_RUN;
+}
+
+enum config_result config_read(struct config *config, int argc, char **argv, char *message, size_t capacity)
+{
+    struct reading r = { .config = config, .message = message, .capacity = capacity };
+    if (capacity > 0) message[0] = '\0';
+    memset(config, 0, sizeof *config);
+    for (size_t i = 0; i < OPTION_COUNT; i++) set_default(config, &options[i]);
+
+    /* Help is given whatever else is wrong. */
+    for (int a = 1; a < argc; a++)
+        if (strcmp(argv[a], "--help") == 0 || strcmp(argv[a], "-h") == 0 || strcmp(argv[a], "--version") == 0 ||
+            strcmp(argv[a], "--help-markdown") == 0)
+            return CONFIG_EXIT_OK;
+
+    enum config_result result = read_environment(&r);
+    if (result == CONFIG_RUN) result = read_flags(&r, argc, argv);
+    if (result == CONFIG_RUN) result = settle(&r);
+    return result;
+}
+
+enum config_result config_load(struct config *config, int argc, char **argv)
+{
+    char message[512];
+    const enum config_result result = config_read(config, argc, argv, message, sizeof message);
+    if (result == CONFIG_BAD) fprintf(stderr, "attnd: %s\n", message);
+    for (int a = 1; result == CONFIG_EXIT_OK && a < argc; a++) {
+        if (strcmp(argv[a], "--help-markdown") == 0) config_help_markdown(stdout);
+        else if (strcmp(argv[a], "--version") == 0) printf("attnd %s\n", ATTND_VERSION);
+        else if (strcmp(argv[a], "--help") == 0 || strcmp(argv[a], "-h") == 0) config_help(stdout);
+        else continue;
+        break;
+    }
+    return result;
+}
+
+/* ---- Help -------------------------------------------------------------------------------------------------------- */
+
+static const char *default_text(const struct option *o, char text[24])
+{
+    if (o->shown != NULL) return o->shown;
+    if (o->word != NULL) return o->word;
+    if (o->type == TYPE_SIZE) return size_text(o->fallback, text);
+    snprintf(text, 24, "%lld", (long long)o->fallback);
+    return text;
+}
+
+/* The help sentence with the range after it, where the option is a number. */
+static void full_help(const struct option *o, char *text, size_t capacity)
+{
+    char low[24], high[24];
+    if (o->type == TYPE_INT || o->type == TYPE_INT64)
+        snprintf(text, capacity, "%s Range: %lld to %lld.", o->help, (long long)o->min, (long long)o->max);
+    else if (o->type == TYPE_SIZE)
+        snprintf(text, capacity, "%s Range: %s to %s.", o->help, size_text(o->min, low), size_text(o->max, high));
+    else snprintf(text, capacity, "%s", o->help);
+}
+
+/* Prints `text` broken at spaces, every line indented. */
+static void print_wrapped(FILE *to, const char *text, int indent, int columns)
+{
+    while (*text) {
+        size_t take = strlen(text);
+        if (take > (size_t)(columns - indent)) {
+            take = (size_t)(columns - indent);
+            while (take > 0 && text[take] != ' ') take--;
+        }
+        fprintf(to, "%*s%.*s\n", indent, "", (int)take, text);
+        text += take;
+        while (*text == ' ') text++;
+    }
+}
+
+void config_help(FILE *to)
+{
+    char text[512], number[24];
+    fprintf(to,
+            "attnd %s: exact attention, forward and backward, over HTTP\n\n"
+            "Usage: attnd [options]\n"
+            "       attnd healthcheck [URL]\n\n"
+            "Each option can be given as --name VALUE, as --name=VALUE or in the environment; flags win.\n"
+            "Sizes take the suffixes K, M and G, powers of 1024.\n\n"
+            "  %-36s%-30s%s\n",
+            ATTND_VERSION, "Option", "Environment", "Default");
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        const struct option *o = &options[i];
+        snprintf(text, sizeof text, "--%s %s", o->flag, o->placeholder ? o->placeholder : "");
+        fprintf(to, "\n  %-36s%-30s%s\n", text, o->env, default_text(o, number));
+        full_help(o, text, sizeof text);
+        print_wrapped(to, text, 6, HELP_COLUMNS);
+    }
+    fprintf(to, "\n  %-36sthis text\n  %-36sthe version\n\n%s", "--help", "--version", examples);
+}
+
+void config_help_markdown(FILE *to)
+{
+    char text[512], number[24];
+    fprintf(to, "| option | environment | default | meaning |\n|---|---|---|---|\n");
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        const struct option *o = &options[i];
+        fprintf(to, "| `--%s%s", o->flag, o->placeholder ? " " : "");
+        for (const char *p = o->placeholder ? o->placeholder : ""; *p; p++) fprintf(to, *p == '|' ? "\\|" : "%c", *p);
+        fprintf(to, "` | `%s` | %s | ", o->env, default_text(o, number));
+        full_help(o, text, sizeof text);
+        fprintf(to, "%s |\n", text);
+    }
+}

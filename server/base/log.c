@@ -1,0 +1,555 @@
+/* log.c: one line per event.
+ *
+ * The problem: a log line must cost a request about a microsecond and nothing else. Standard error may be a full
+ * disk, a pipe whose reader sleeps or is gone, a terminal someone has paused. The idea: whoever logs formats the
+ * line on its own stack and copies it into the filling one of two buffers under a mutex; a writer thread swaps the
+ * buffers and hands the full one to write(2), the only call here that can block.
+ *
+ *     log_event --> [ filling, 1 MiB ] --swap--> [ writing, 1 MiB ] --> write(2, ...)
+ *                     full: dropped++               fails: dropped += lines
+ *
+ * Invariants
+ * 1. Nothing but the writer thread calls write() while the log is open, and it does so without the mutex.
+ * 2. A line is in the buffers whole or not at all, and contains exactly one newline, its last byte.
+ * 3. Every line that is lost is counted; the loss is told by a line `lost lines=<n>` once the sink takes lines
+ * again.
+ * 4. A stream of WARN or ERROR lines of one event cannot fill a disk: REPEATS_PER_SECOND of them a second, then
+ * only a count. INFO lines are one per request by design and are not limited. */
+#include "server/base/log.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "server/base/digits.h"
+
+enum {
+    BUFFER_BYTES = 1 << 20,
+    PAIRS_BYTES = 1024,                                    /* of the caller's pairs, as text */
+    NAME_BYTES = 128,                                      /* of a request id or an event */
+    LINE_BYTES = 6 * (PAIRS_BYTES + 2 * NAME_BYTES) + 256, /* no byte of them needs more than six in JSON */
+    REPEATS_PER_SECOND = 20,
+    REPEAT_SLOTS = 64, /* events with a count of their own; more of them share slots in turn */
+    EVENT_BYTES = 32,
+    GATHER_MS = 5, /* the writer waits this long for more lines, so that it makes at most 200 calls a second */
+    CLOSE_TIMEOUT_MS = 1000,
+    CLEAN_INPUT_BYTES = 128,
+    NUMBER_BYTES = 15, /* longer digits are ids (a span id has 16), and a double would not hold them */
+};
+
+static const char *const level_text[] = { "DEBUG", "INFO", "WARN", "ERROR" };
+static const char *const level_json[] = { "debug", "info", "warn", "error" };
+
+/* How often one event was written in the current second. */
+struct repeat {
+    char event[EVENT_BYTES];
+    enum log_level level;
+    int64_t second;
+    int written;
+    uint64_t left_out;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t wake, finished; /* CLOCK_MONOTONIC, see set_up() */
+    pthread_t writer;
+    bool open, closing, done;
+    bool stuck;   /* the writer of an earlier log_open() never came back from write(): lines are only counted */
+    bool waiting; /* the writer sleeps until `wake` */
+    char buffer[2][BUFFER_BYTES];
+    int filling;
+    size_t used;
+    uint64_t lines;     /* in the filling buffer */
+    uint64_t told_lost; /* of `dropped`, already told by a line */
+    struct repeat repeats[REPEAT_SLOTS];
+    bool repeats_left_out; /* some slot has left_out > 0 */
+} the = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+/* Read without the mutex. */
+static atomic_int min_level = LOG_INFO;
+static atomic_bool as_json;
+static atomic_uint_fast64_t dropped;
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* ---- One line ---------------------------------------------------------------------------------------------------- */
+
+/* A text under construction: what does not fit is left out, never written past the end. */
+struct text {
+    char *at;
+    size_t used, capacity;
+};
+
+static void put(struct text *t, const char *bytes, size_t count)
+{
+    if (count > t->capacity - t->used) count = t->capacity - t->used;
+    memcpy(t->at + t->used, bytes, count);
+    t->used += count;
+}
+
+static void put_string(struct text *t, const char *string)
+{
+    put(t, string, strlen(string));
+}
+
+static bool is_control(char c)
+{
+    return (unsigned char)c < 0x20 || c == 0x7f;
+}
+
+/* Length of the UTF-8 character at s, 0 where there is none. Stops at the NUL, which is no continuation byte. */
+static size_t utf8_length(const unsigned char *s)
+{
+    if (s[0] < 0x80) return s[0] != 0;
+    if (s[0] < 0xC2 || s[0] > 0xF4) return 0; /* continuation, overlong, past U+10FFFF */
+    if ((s[1] & 0xC0) != 0x80) return 0;
+    if (s[0] < 0xE0) return 2;
+    if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] >= 0xA0)) return 0; /* overlong, surrogate */
+    if ((s[2] & 0xC0) != 0x80) return 0;
+    if (s[0] < 0xF0) return 3;
+    if ((s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] >= 0x90)) return 0;
+    return (s[3] & 0xC0) == 0x80 ? 4 : 0;
+}
+
+/* `count` bytes of `string` as the inside of a JSON string. */
+static void put_json(struct text *t, const char *string, size_t count)
+{
+    const unsigned char *s = (const unsigned char *)string;
+    char escape[2];
+    for (size_t i = 0; i < count;) {
+        const size_t length = utf8_length(s + i);
+        if (length == 0 || i + length > count) {
+            put_string(t, "\\ufffd");
+            i++;
+        } else if (s[i] == '"' || s[i] == '\\') {
+            escape[0] = '\\';
+            escape[1] = (char)s[i];
+            put(t, escape, 2);
+            i++;
+        } else if (is_control(string[i])) {
+            put_string(t, " ");
+            i++;
+        } else {
+            put(t, string + i, length);
+            i += length;
+        }
+    }
+}
+
+/* A JSON number (RFC 8259 section 6) that a double holds. */
+static bool is_number(const char *s, size_t count)
+{
+    const char *end = s + count;
+    if (count == 0 || count > NUMBER_BYTES) return false;
+    if (*s == '-') s++;
+    const char *digits = s;
+    while (s < end && *s >= '0' && *s <= '9') s++;
+    if (s == digits || (*digits == '0' && s - digits > 1)) return false;
+    if (s < end && *s == '.') {
+        const char *fraction = ++s;
+        while (s < end && *s >= '0' && *s <= '9') s++;
+        if (s == fraction) return false;
+    }
+    if (s < end && (*s == 'e' || *s == 'E')) {
+        s++;
+        if (s < end && (*s == '+' || *s == '-')) s++;
+        const char *exponent = s;
+        while (s < end && *s >= '0' && *s <= '9') s++;
+        if (s == exponent || s - exponent > 2) return false; /* e300 and beyond is no measurement */
+    }
+    return s == end;
+}
+
+/* The value of LOG_Q between its quotes, with \" and \\ undone (and \xNN left as it is: four characters). Returns what
+ * follows. */
+static const char *put_quoted_as_json(struct text *t, const char *s)
+{
+    while (*s != '\0' && *s != '"') {
+        if (*s == '\\' && (s[1] == '"' || s[1] == '\\')) s++;
+        const char *piece = s++; /* one byte, taken as it is */
+        while (*s != '\0' && *s != '"' && *s != '\\') s++;
+        put_json(t, piece, (size_t)(s - piece));
+    }
+    return *s == '"' ? s + 1 : s;
+}
+
+/* key=value pairs as members, each with a comma before it. A word without '=' goes to the member "text". */
+static void put_pairs_as_json(struct text *t, const char *pairs)
+{
+    for (const char *s = pairs; *s != '\0';) {
+        if (*s == ' ') {
+            s++;
+            continue;
+        }
+        const size_t key = strcspn(s, "= ");
+        put_string(t, ",\"");
+        if (s[key] == '=') {
+            put_json(t, s, key);
+            s += key + 1;
+        } else put_string(t, "text");
+        put_string(t, "\":");
+        if (*s == '"') {
+            put_string(t, "\"");
+            s = put_quoted_as_json(t, s + 1);
+            put_string(t, "\"");
+            continue;
+        }
+        const size_t value = strcspn(s, " ");
+        if (is_number(s, value) || (value == 4 && memcmp(s, "true", 4) == 0) ||
+            (value == 5 && memcmp(s, "false", 5) == 0))
+            put(t, s, value);
+        else {
+            put_string(t, "\"");
+            put_json(t, s, value);
+            put_string(t, "\"");
+        }
+        s += value;
+    }
+}
+
+/* 2026-11-20T18:48:03.123Z; the part up to the second is made once a second and thread. */
+static const char *time_text(char text[32])
+{
+    static _Thread_local time_t second = -1;
+    static _Thread_local char date[24];
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (now.tv_sec != second) {
+        struct tm tm;
+        gmtime_r(&now.tv_sec, &tm);
+        strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &tm);
+        second = now.tv_sec;
+    }
+    char *at = stpcpy(text, date);
+    *at++ = '.';
+    at = digits_write(at, (uint64_t)now.tv_nsec / 1000000, 3, 0);
+    *at++ = 'Z';
+    *at = '\0';
+    return text;
+}
+
+/* The whole line with its newline; returns its length. */
+static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level, const char *request_id,
+                          const char *event, const char *pairs)
+{
+    char stamp[32];
+    struct text t = { .at = line, .capacity = LINE_BYTES - 4 }; /* room for what ends it */
+    put_string(&t, json ? "{\"time\":\"" : "");
+    put_string(&t, time_text(stamp));
+    put_string(&t, json ? "\",\"level\":\"" : " ");
+    put_string(&t, json ? level_json[level] : level_text[level]);
+    if (json) put_string(&t, "\"");
+    if (request_id != NULL && *request_id != '\0') {
+        put_string(&t, json ? ",\"request_id\":\"" : " req=");
+        if (json) put_json(&t, request_id, strnlen(request_id, NAME_BYTES));
+        else put(&t, request_id, strnlen(request_id, NAME_BYTES));
+        if (json) put_string(&t, "\"");
+    }
+    put_string(&t, json ? ",\"event\":\"" : " ");
+    if (json) put_json(&t, event, strnlen(event, NAME_BYTES));
+    else put(&t, event, strnlen(event, NAME_BYTES));
+    if (json) {
+        put_string(&t, "\"");
+        put_pairs_as_json(&t, pairs);
+        line[t.used++] = '}';
+    } else if (*pairs != '\0') {
+        put_string(&t, " ");
+        put_string(&t, pairs);
+    }
+    for (size_t i = 0; i < t.used; i++)
+        if (is_control(line[i])) line[i] = ' ';
+    line[t.used++] = '\n';
+    return t.used;
+}
+
+/* ---- The sink ---------------------------------------------------------------------------------------------------- */
+
+/* Writes all of it, or counts `lines` as lost and returns false. Only the writer calls this, or a caller while the
+ * log is not open. */
+static bool write_all(const char *bytes, size_t count, uint64_t lines)
+{
+    while (count > 0) {
+        const ssize_t n = write(STDERR_FILENO, bytes, count);
+        if (n >= 0) {
+            bytes += n;
+            count -= (size_t)n;
+        } else if (errno == EAGAIN) { /* someone made it non-blocking for us */
+            struct pollfd sink = { .fd = STDERR_FILENO, .events = POLLOUT };
+            poll(&sink, 1, -1);
+        } else if (errno != EINTR) { /* EPIPE, ENOSPC, EBADF, EIO */
+            atomic_fetch_add_explicit(&dropped, lines, memory_order_relaxed);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The mutex is held. */
+static void wake_writer(void)
+{
+    if (!the.waiting) return;
+    the.waiting = false;
+    pthread_cond_signal(&the.wake);
+}
+
+/* Appends a line to the filling buffer. The mutex is held. */
+static void append(const char *line, size_t length)
+{
+    if (length > BUFFER_BYTES - the.used) {
+        atomic_fetch_add_explicit(&dropped, 1, memory_order_relaxed);
+        return;
+    }
+    memcpy(the.buffer[the.filling] + the.used, line, length);
+    the.used += length;
+    the.lines++;
+    wake_writer();
+}
+
+static struct timespec in_ms(int ms)
+{
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    at.tv_nsec += ms % 1000 * 1000000L;
+    at.tv_sec += ms / 1000 + at.tv_nsec / 1000000000L;
+    at.tv_nsec %= 1000000000L;
+    return at;
+}
+
+/* Tells what a slot has left out. The mutex is held. */
+static void tell_repeat(struct repeat *r)
+{
+    char line[LINE_BYTES], pairs[PAIRS_BYTES];
+    if (r->left_out == 0) return;
+    snprintf(pairs, sizeof pairs, "of=%s lines=%llu", r->event, (unsigned long long)r->left_out);
+    r->left_out = 0;
+    append(line, format_line(line, atomic_load(&as_json), r->level, NULL, "repeated", pairs));
+}
+
+/* May this line be written, or is it one too many this second? The mutex is held. */
+static bool admit(enum log_level level, const char *event)
+{
+    if (level < LOG_WARN) return true;
+    uint32_t hash = 2166136261u; /* FNV-1a */
+    for (const char *c = event; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
+    struct repeat *r = &the.repeats[(hash ^ hash >> 16) % REPEAT_SLOTS];
+    const int64_t now = in_ms(0).tv_sec;
+    if (strncmp(r->event, event, EVENT_BYTES - 1) != 0 || r->level != level || r->second != now) {
+        tell_repeat(r);
+        snprintf(r->event, sizeof r->event, "%s", event);
+        r->level = level;
+        r->second = now;
+        r->written = 0;
+    }
+    if (r->written < REPEATS_PER_SECOND) {
+        r->written++;
+        return true;
+    }
+    r->left_out++;
+    if (!the.repeats_left_out) wake_writer(); /* it has to tell in a second, even if nothing else comes */
+    the.repeats_left_out = true;
+    return false;
+}
+
+/* Tells what the slots have left out, those of past seconds or all. The mutex is held. */
+static void tell_repeats(bool all)
+{
+    const int64_t now = in_ms(0).tv_sec;
+    the.repeats_left_out = false;
+    for (int i = 0; i < REPEAT_SLOTS; i++) {
+        if (all || the.repeats[i].second != now) tell_repeat(&the.repeats[i]);
+        if (the.repeats[i].left_out > 0) the.repeats_left_out = true;
+    }
+}
+
+static void *writer_main(void *unused)
+{
+    (void)unused;
+    pthread_mutex_lock(&the.lock);
+    for (;;) {
+        while (the.used == 0 && !the.closing) {
+            the.waiting = true;
+            if (the.repeats_left_out) {
+                const struct timespec until = in_ms(1000);
+                pthread_cond_timedwait(&the.wake, &the.lock, &until);
+                tell_repeats(false);
+            } else pthread_cond_wait(&the.wake, &the.lock);
+            the.waiting = false;
+        }
+        const struct timespec until = in_ms(GATHER_MS);
+        while (!the.closing && pthread_cond_timedwait(&the.wake, &the.lock, &until) == 0) continue;
+        if (the.closing) tell_repeats(true);
+        const uint64_t lost = log_dropped(), lines = the.lines;
+        const bool tell = lines > 0 && lost != the.told_lost && BUFFER_BYTES - the.used >= LINE_BYTES;
+        if (tell) { /* not one of `lines`: its own loss is not worth telling */
+            char pairs[64];
+            snprintf(pairs, sizeof pairs, "lines=%llu", (unsigned long long)(lost - the.told_lost));
+            the.used += format_line(the.buffer[the.filling] + the.used, atomic_load(&as_json), LOG_WARN, NULL, "lost",
+                                    pairs);
+        }
+        const char *full = the.buffer[the.filling];
+        const size_t used = the.used;
+        const bool last = the.closing;
+        the.filling ^= 1;
+        the.used = 0;
+        the.lines = 0;
+        pthread_mutex_unlock(&the.lock);
+        const bool written = write_all(full, used, lines);
+        pthread_mutex_lock(&the.lock);
+        if (tell && written) the.told_lost = lost;
+        if (last && the.used == 0) break; /* others may have logged meanwhile */
+    }
+    the.done = true;
+    pthread_cond_signal(&the.finished);
+    pthread_mutex_unlock(&the.lock);
+    return NULL;
+}
+
+/* ---- Opening, closing, forking ----------------------------------------------------------------------------------- */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&the.lock);
+}
+static void after_fork_parent(void)
+{
+    pthread_mutex_unlock(&the.lock);
+}
+
+/* The child has no writer thread; what waits will be written by the parent's. */
+static void after_fork_child(void)
+{
+    the.open = the.closing = the.done = the.stuck = the.waiting = false;
+    the.used = 0;
+    the.lines = 0;
+    pthread_mutex_unlock(&the.lock);
+}
+
+static void set_up(void)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&the.wake, &monotonic);
+    pthread_cond_init(&the.finished, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    pthread_atfork(before_fork, after_fork_parent, after_fork_child);
+}
+
+void log_open(const char *format, const char *level)
+{
+    pthread_once(&once, set_up);
+    atomic_store(&as_json, strcmp(format, "json") == 0);
+    for (int l = LOG_DEBUG; l <= LOG_ERROR; l++)
+        if (strcmp(level, level_json[l]) == 0) atomic_store(&min_level, l);
+
+    /* Signals belong to the other threads; SIGPIPE stays pending here, unseen. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_mutex_lock(&the.lock);
+    if (the.done) the.stuck = false; /* it came back after all */
+    if (!the.open && !the.stuck) {
+        the.closing = the.done = false;
+        the.open = pthread_create(&the.writer, NULL, writer_main, NULL) ==
+                   0; /* without it lines are written directly */
+    }
+    pthread_mutex_unlock(&the.lock);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+void log_close(void)
+{
+    pthread_mutex_lock(&the.lock);
+    if (!the.open) {
+        pthread_mutex_unlock(&the.lock);
+        return;
+    }
+    the.closing = true;
+    the.waiting = false;
+    pthread_cond_signal(&the.wake);
+    const struct timespec until = in_ms(CLOSE_TIMEOUT_MS);
+    while (!the.done && pthread_cond_timedwait(&the.finished, &the.lock, &until) == 0) continue;
+    const bool done = the.done;
+    the.open = false;
+    if (!done) {
+        the.stuck = true;
+        atomic_fetch_add_explicit(&dropped, the.lines, memory_order_relaxed);
+        the.used = 0;
+        the.lines = 0;
+    }
+    pthread_mutex_unlock(&the.lock);
+    if (done) pthread_join(the.writer, NULL);
+    else pthread_detach(the.writer);
+}
+
+/* ---- Public ------------------------------------------------------------------------------------------------------ */
+
+bool log_enabled(enum log_level level)
+{
+    return (int)level >= atomic_load_explicit(&min_level, memory_order_relaxed);
+}
+
+uint64_t log_dropped(void)
+{
+    return atomic_load_explicit(&dropped, memory_order_relaxed);
+}
+
+void log_event(enum log_level level, const char *request_id, const char *event, const char *pairs, ...)
+{
+    char text[PAIRS_BYTES];
+    va_list args;
+    if (!log_enabled(level)) return;
+    va_start(args, pairs);
+    vsnprintf(text, sizeof text, pairs, args);
+    va_end(args);
+    log_pairs(level, request_id, event, text);
+}
+
+void log_pairs(enum log_level level, const char *request_id, const char *event, const char *pairs)
+{
+    char line[LINE_BYTES];
+    if (!log_enabled(level)) return;
+    const size_t length = format_line(line, atomic_load_explicit(&as_json, memory_order_relaxed), level, request_id,
+                                      event, pairs);
+
+    pthread_mutex_lock(&the.lock);
+    const bool open = the.open, stuck = the.stuck;
+    if (open && admit(level, event)) append(line, length);
+    pthread_mutex_unlock(&the.lock);
+    if (open) return;
+    if (stuck) atomic_fetch_add_explicit(&dropped, 1, memory_order_relaxed);
+    else write_all(line, length, 1);
+}
+
+const char *log_clean(char *buffer, unsigned long capacity, const char *client_string)
+{
+    const unsigned char *s = (const unsigned char *)(client_string ? client_string : "");
+    size_t n = 0, i = 0;
+    if (capacity == 0) return "";
+    while (s[i] != '\0') {
+        char piece[8];
+        size_t bytes = 1;
+        size_t length = utf8_length(s + i);
+        if (s[i] == 0xC2 && s[i + 1] < 0xA0) length = 0; /* U+0080 to U+009F command terminals */
+        if (s[i] == '"' || s[i] == '\\') bytes = (size_t)snprintf(piece, sizeof piece, "\\%c", s[i]);
+        else if (length == 0 || is_control((char)s[i])) bytes = (size_t)snprintf(piece, sizeof piece, "\\x%02x", s[i]);
+        else memcpy(piece, s + i, bytes = length);
+        const size_t taken = length > 1 ? length : 1;
+        if (i + taken > CLEAN_INPUT_BYTES || n + bytes + 4 > capacity) { /* "..." and the NUL always fit */
+            for (int dots = 0; dots < 3 && n + 1 < capacity; dots++) buffer[n++] = '.';
+            break;
+        }
+        memcpy(buffer + n, piece, bytes);
+        n += bytes;
+        i += taken;
+    }
+    buffer[n] = '\0';
+    return buffer;
+}

@@ -1,0 +1,55 @@
+/* mailbox.c: from any thread to the loop.
+ *
+ * uv_async_send() merges wake-ups: a hundred posts may run the callback once. So each wake-up empties the whole
+ * list, and it is unlocked before the first message is handled, for a handler may take long or post again.
+ *
+ * Invariants
+ * 1. A message is delivered exactly once, in the order of posting.
+ * 2. Only the post that makes the list non-empty wakes the loop: the others ride along, which saves a system call
+ * each under load. */
+#include "server/base/mailbox.h"
+
+static void on_wake(uv_async_t *async)
+{
+    struct mailbox *box = async->data;
+    pthread_mutex_lock(&box->lock);
+    struct message *message = box->first;
+    box->first = NULL;
+    box->last = &box->first;
+    pthread_mutex_unlock(&box->lock);
+    while (message) {
+        struct message *next = message->next; /* the handler may free it */
+        message->next = NULL;
+        box->handler(box->context, message);
+        message = next;
+    }
+}
+
+int mailbox_open(struct mailbox *box, uv_loop_t *loop, mailbox_handler handler, void *context)
+{
+    pthread_mutex_init(&box->lock, NULL);
+    box->first = NULL;
+    box->last = &box->first;
+    box->handler = handler;
+    box->context = context;
+    const int error = uv_async_init(loop, &box->async, on_wake);
+    box->async.data = box;
+    return error;
+}
+
+void mailbox_close(struct mailbox *box)
+{
+    uv_close((uv_handle_t *)&box->async, NULL);
+    pthread_mutex_destroy(&box->lock);
+}
+
+void mailbox_post(struct mailbox *box, struct message *message)
+{
+    message->next = NULL;
+    pthread_mutex_lock(&box->lock);
+    const int wake = box->first == NULL;
+    *box->last = message;
+    box->last = &message->next;
+    pthread_mutex_unlock(&box->lock);
+    if (wake) uv_async_send(&box->async);
+}

@@ -1,0 +1,416 @@
+/* metrics.c: counters, gauges and histograms, and the page that shows them.
+ *
+ * The problem: every request updates a dozen numbers from several threads, and must not notice. The idea: each
+ * metric is a row of METRIC_MAP with a small hash table of series, one a set of label values. A series is found by
+ * its labels' hash without a lock, for series are only ever added, and updated by relaxed atomics: a page is a
+ * picture of each number at some moment during the call, not of all at the same one.
+ *
+ *   metrics_add(REQUESTS, "forward", "200", 1)
+ *       hash("forward", "200") -> slots[hash % SLOTS], next slots ... -> series -> value += 1
+ *
+ * Invariants
+ * 1. A slot goes from NULL to a complete series once (release store, under the mutex) and never changes again, so
+ * that a reader that sees the pointer (acquire) sees the labels.
+ * 2. Memory is bounded: METRICS_MAX_SERIES series a row, the last of them "other"; labels are cut.
+ * 3. A histogram's count is the sum of its buckets on the page, so a scrape never sees a count below its buckets. */
+#include "server/base/metrics.h"
+
+#include <assert.h>
+#include <dirent.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernels/attention.h"
+#include "server/base/log.h"
+
+#define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+
+/* ---- The table as data ------------------------------------------------------------------------------------------- */
+
+enum kind { COUNTER, GAUGE, SECONDS, SIZES };
+
+static const struct row {
+    const char *name;
+    enum kind kind;
+    const char *labels; /* "" or "a" or "a,b" */
+    const char *help;
+} rows[METRIC_COUNT] = {
+#define X(id, name, kind, labels, help) [METRIC_##id] = { name, kind, labels, help },
+    METRIC_MAP(X)
+#undef X
+};
+
+/* Upper bounds of the buckets; +Inf follows. Kernels take microseconds to seconds and so do answers: doubling from
+ * 100 us shows both with 18 numbers, where the customary start at 5 ms would put every small request into one
+ * bucket. */
+static const double seconds_bounds[] = { 0.0001, 0.0002, 0.0004, 0.0008, 0.0016, 0.0032, 0.0064, 0.0128, 0.0256,
+                                         0.0512, 0.1024, 0.2048, 0.4096, 0.8192, 1.6384, 3.2768, 6.5536, 13.1072 };
+static const double sizes_bounds[] = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024 };
+
+static const struct bounds {
+    const double *at;
+    int count;
+} bounds_of[] = {
+    [SECONDS] = { seconds_bounds, ARRAY_SIZE(seconds_bounds) }, [SIZES] = { sizes_bounds, ARRAY_SIZE(sizes_bounds) }
+};
+
+enum {
+    LABEL_BYTES = 64,
+    SLOTS = 256, /* a power of two, above METRICS_MAX_SERIES so that a search ends at an empty one */
+    MAX_BUCKETS = 20,
+};
+static_assert((int)METRICS_MAX_SERIES < (int)SLOTS && (SLOTS & (SLOTS - 1)) == 0,
+              "a full table would be searched forever");
+static_assert(ARRAY_SIZE(seconds_bounds) < MAX_BUCKETS, "+Inf needs a bucket too");
+
+/* ---- Series ------------------------------------------------------------------------------------------------------ */
+
+struct series {
+    uint32_t hash;
+    char label[2][LABEL_BYTES];
+    _Atomic double value;           /* of a counter or gauge; of a histogram: the sum */
+    atomic_uint_fast64_t buckets[]; /* MAX_BUCKETS of them in a histogram, not cumulative; none otherwise */
+};
+
+static _Atomic(struct series *) slots[METRIC_COUNT][SLOTS];
+static int series_count[METRIC_COUNT]; /* under the mutex */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool histogram(enum metric_id id)
+{
+    return rows[id].kind == SECONDS || rows[id].kind == SIZES;
+}
+
+/* FNV-1a over at most LABEL_BYTES - 1 bytes of both labels. */
+static uint32_t hash_labels(const char *label0, const char *label1)
+{
+    uint32_t hash = 2166136261u;
+    for (int i = 0; i < LABEL_BYTES - 1 && label0[i]; i++) hash = (hash ^ (unsigned char)label0[i]) * 16777619u;
+    hash = (hash ^ 0xFF) * 16777619u; /* ("ab", "") is not ("a", "b"); no UTF-8 text has 0xFF */
+    for (int i = 0; i < LABEL_BYTES - 1 && label1[i]; i++) hash = (hash ^ (unsigned char)label1[i]) * 16777619u;
+    return hash ^ hash >> 15;
+}
+
+/* The series of these labels, or NULL with the empty slot where it would go. */
+static struct series *find(enum metric_id id, uint32_t hash, const char *label0, const char *label1, uint32_t *slot)
+{
+    for (uint32_t i = hash % SLOTS;; i = (i + 1) % SLOTS) {
+        struct series *s = atomic_load_explicit(&slots[id][i], memory_order_acquire);
+        if (s == NULL) {
+            *slot = i;
+            return NULL;
+        }
+        if (s->hash == hash && strncmp(s->label[0], label0, LABEL_BYTES - 1) == 0 &&
+            strncmp(s->label[1], label1, LABEL_BYTES - 1) == 0)
+            return s;
+    }
+}
+
+/* Adds a series. The mutex is held and *slot is empty. NULL when out of memory. */
+static struct series *add_series(enum metric_id id, uint32_t hash, const char *label0, const char *label1,
+                                 uint32_t slot)
+{
+    struct series *s = calloc(1, sizeof *s + (histogram(id) ? MAX_BUCKETS * sizeof s->buckets[0] : 0));
+    if (s == NULL) return NULL;
+    s->hash = hash;
+    snprintf(s->label[0], LABEL_BYTES, "%s", label0);
+    snprintf(s->label[1], LABEL_BYTES, "%s", label1);
+    series_count[id]++;
+    atomic_store_explicit(&slots[id][slot], s, memory_order_release);
+    return s;
+}
+
+static struct series *series_of(enum metric_id id, const char *label0, const char *label1)
+{
+    if (label0 == NULL) label0 = "";
+    if (label1 == NULL) label1 = "";
+    uint32_t slot, hash = hash_labels(label0, label1);
+    struct series *s = find(id, hash, label0, label1, &slot);
+    if (s != NULL) return s;
+
+    pthread_mutex_lock(&lock);
+    s = find(id, hash, label0, label1, &slot); /* somebody may have added it */
+    if (s == NULL && series_count[id] < METRICS_MAX_SERIES - 1) s = add_series(id, hash, label0, label1, slot);
+    else if (s == NULL) { /* the last place is for all that come too late */ label0 = *label0 ? "other" : "";
+        label1 = *label1 ? "other" : "";
+        hash = hash_labels(label0, label1);
+        s = find(id, hash, label0, label1, &slot);
+        if (s == NULL) s = add_series(id, hash, label0, label1, slot);
+    }
+    pthread_mutex_unlock(&lock);
+    return s;
+}
+
+static void add_double(_Atomic double *to, double amount)
+{
+    double old = atomic_load_explicit(to, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak_explicit(to, &old, old + amount, memory_order_relaxed, memory_order_relaxed))
+        continue;
+}
+
+void metrics_add(enum metric_id id, const char *label0, const char *label1, double amount)
+{
+    struct series *s = series_of(id, label0, label1);
+    if (s != NULL) add_double(&s->value, amount);
+}
+
+void metrics_set(enum metric_id id, const char *label0, const char *label1, double value)
+{
+    struct series *s = series_of(id, label0, label1);
+    if (s != NULL) atomic_store_explicit(&s->value, value, memory_order_relaxed);
+}
+
+void metrics_observe(enum metric_id id, const char *label0, double value)
+{
+    struct series *s = series_of(id, label0, NULL);
+    if (s == NULL) return;
+    const struct bounds *b = &bounds_of[rows[id].kind];
+    int bucket = 0;
+    while (bucket < b->count && !(value <= b->at[bucket])) bucket++; /* NaN goes to +Inf */
+    atomic_fetch_add_explicit(&s->buckets[bucket], 1, memory_order_relaxed);
+    add_double(&s->value, value);
+}
+
+double metrics_sum(enum metric_id id, const char *label0)
+{
+    double sum = 0;
+    for (int i = 0; i < SLOTS; i++) {
+        struct series *s = atomic_load_explicit(&slots[id][i], memory_order_acquire);
+        if (s != NULL && (label0 == NULL || strcmp(s->label[0], label0) == 0))
+            sum += atomic_load_explicit(&s->value, memory_order_relaxed);
+    }
+    return sum;
+}
+
+/* ---- The page ---------------------------------------------------------------------------------------------------- */
+
+struct page {
+    char *text;
+    size_t used, capacity;
+    bool failed;
+};
+
+static void put(struct page *p, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void put(struct page *p, const char *format, ...)
+{
+    while (!p->failed) {
+        va_list args;
+        va_start(args, format);
+        const int n = vsnprintf(p->text + p->used, p->capacity - p->used, format, args);
+        va_end(args);
+        if (n < 0) p->failed = true;
+        else if ((size_t)n < p->capacity - p->used) {
+            p->used += (size_t)n;
+            return;
+        } else {
+            const size_t capacity = p->capacity * 2 + (size_t)n;
+            char *text = realloc(p->text, capacity);
+            if (text == NULL) p->failed = true;
+            else p->text = text, p->capacity = capacity;
+        }
+    }
+}
+
+/* 3 as "3", 0.25 as "0.25": the shortest text that reads back as the same double. */
+static const char *number_text(double value, char text[40])
+{
+    if (isnan(value)) return "NaN";
+    if (isinf(value)) return value > 0 ? "+Inf" : "-Inf";
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, 40, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+    return text;
+}
+
+static void put_label(struct page *p, const char *separator, const char *name, int name_length, const char *value)
+{
+    char escaped[2 * LABEL_BYTES];
+    size_t n = 0;
+    for (; *value; value++) {
+        if (*value == '\\' || *value == '"' || *value == '\n') escaped[n++] = '\\';
+        escaped[n++] = *value == '\n' ? 'n' : *value;
+    }
+    escaped[n] = '\0';
+    put(p, "%s%.*s=\"%s\"", separator, name_length, name, escaped);
+}
+
+/* {endpoint="forward",le="0.1"}; nothing where there is nothing. `le` may be NULL. */
+static void put_labels(struct page *p, const struct row *row, const struct series *s, const char *le)
+{
+    const char *names = row->labels, *separator = "{";
+    for (int i = 0; i < 2 && *names; i++) {
+        const int length = (int)strcspn(names, ",");
+        put_label(p, separator, names, length, s->label[i]);
+        separator = ",";
+        names += length + (names[length] == ',');
+    }
+    if (le != NULL) {
+        put_label(p, separator, "le", 2, le);
+        separator = ",";
+    }
+    if (*separator == ',') put(p, "}");
+}
+
+static void put_head(struct page *p, const char *name, const char *type, const char *help)
+{
+    put(p, "# HELP %s %s.\n# TYPE %s %s\n", name, help, name, type);
+}
+
+static void put_histogram(struct page *p, const struct row *row, struct series *s)
+{
+    const struct bounds *b = &bounds_of[row->kind];
+    char text[40];
+    uint64_t count = 0;
+    for (int i = 0; i <= b->count; i++) {
+        count += atomic_load_explicit(&s->buckets[i], memory_order_relaxed);
+        put(p, "%s_bucket", row->name);
+        put_labels(p, row, s, i < b->count ? number_text(b->at[i], text) : "+Inf");
+        put(p, " %llu\n", (unsigned long long)count);
+    }
+    put(p, "%s_sum", row->name);
+    put_labels(p, row, s, NULL);
+    put(p, " %s\n%s_count", number_text(atomic_load_explicit(&s->value, memory_order_relaxed), text), row->name);
+    put_labels(p, row, s, NULL);
+    put(p, " %llu\n", (unsigned long long)count);
+}
+
+static int by_labels(const void *a, const void *b)
+{
+    const struct series *x = *(struct series *const *)a, *y = *(struct series *const *)b;
+    const int first = strcmp(x->label[0], y->label[0]);
+    return first != 0 ? first : strcmp(x->label[1], y->label[1]);
+}
+
+static void put_metric(struct page *p, enum metric_id id)
+{
+    static const char *const types[] = {
+        [COUNTER] = "counter", [GAUGE] = "gauge", [SECONDS] = "histogram", [SIZES] = "histogram"
+    };
+    const struct row *row = &rows[id];
+    struct series *found[SLOTS];
+    size_t count = 0;
+    char text[40];
+    for (int i = 0; i < SLOTS; i++) {
+        struct series *s = atomic_load_explicit(&slots[id][i], memory_order_acquire);
+        if (s != NULL) found[count++] = s;
+    }
+    if (count == 0) return;
+    qsort(found, count, sizeof found[0], by_labels); /* the same order on every page */
+    put_head(p, row->name, types[row->kind], row->help);
+    for (size_t i = 0; i < count; i++) {
+        if (histogram(id)) put_histogram(p, row, found[i]);
+        else {
+            put(p, "%s", row->name);
+            put_labels(p, row, found[i], NULL);
+            put(p, " %s\n", number_text(atomic_load_explicit(&found[i]->value, memory_order_relaxed), text));
+        }
+    }
+}
+
+/* Numbers of /proc/self/stat: cpu seconds, start time, virtual and resident bytes. False where there is no /proc. */
+static bool read_stat(double *cpu_s, double *start_s, double *virtual_bytes, double *resident_bytes)
+{
+    char line[1024];
+    FILE *f = fopen("/proc/self/stat", "re");
+    size_t used = f != NULL ? fread(line, 1, sizeof line - 1, f) : 0;
+    if (f != NULL) fclose(f);
+    line[used] = '\0';
+    const char *after = strrchr(line, ')'); /* the name in parentheses may hold anything */
+    unsigned long long utime, stime, start, vsize, rss;
+    if (after == NULL ||
+        sscanf(after + 1,
+               " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d %*d %*d %llu %llu %llu", &utime,
+               &stime, &start, &vsize, &rss) != 5)
+        return false;
+    struct timespec now, boot;
+    clock_gettime(CLOCK_REALTIME, &now);
+    clock_gettime(CLOCK_BOOTTIME, &boot);
+    const double tick = (double)sysconf(_SC_CLK_TCK);
+    const double boot_time = ((double)now.tv_sec + (double)now.tv_nsec * 1e-9) -
+                             ((double)boot.tv_sec + (double)boot.tv_nsec * 1e-9);
+    *cpu_s = (double)(utime + stime) / tick;
+    *start_s = floor((boot_time + (double)start / tick) * 100 + 0.5) / 100;
+    *virtual_bytes = (double)vsize;
+    *resident_bytes = (double)rss * (double)sysconf(_SC_PAGESIZE);
+    return true;
+}
+
+static void put_process(struct page *p)
+{
+    char text[40];
+    double cpu_s, start_s, virtual_bytes, resident_bytes;
+    struct {
+        const char *name, *type, *help;
+        double value;
+    } numbers[6];
+    int count = 0;
+#define NUMBER(name_, type_, help_, value_) \
+    do {                                    \
+        numbers[count].name = name_;        \
+        numbers[count].type = type_;        \
+        numbers[count].help = help_;        \
+        numbers[count++].value = value_;    \
+    } while (0)
+    if (read_stat(&cpu_s, &start_s, &virtual_bytes, &resident_bytes)) {
+        NUMBER("process_cpu_seconds_total", "counter", "User and system CPU time", cpu_s);
+        NUMBER("process_start_time_seconds", "gauge", "Start of the process since the Unix epoch", start_s);
+        NUMBER("process_virtual_memory_bytes", "gauge", "Virtual memory", virtual_bytes);
+        NUMBER("process_resident_memory_bytes", "gauge", "Resident memory", resident_bytes);
+    }
+    DIR *fds = opendir("/proc/self/fd");
+    if (fds != NULL) {
+        int open_fds = -3; /* ".", ".." and the directory itself */
+        while (readdir(fds) != NULL) open_fds++;
+        closedir(fds);
+        NUMBER("process_open_fds", "gauge", "Open file descriptors", open_fds);
+    }
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0)
+        NUMBER("process_max_fds", "gauge", "Limit of open file descriptors", (double)files.rlim_cur);
+#undef NUMBER
+    for (int i = 0; i < count; i++) {
+        put_head(p, numbers[i].name, numbers[i].type, numbers[i].help);
+        put(p, "%s %s\n", numbers[i].name, number_text(numbers[i].value, text));
+    }
+}
+
+/* "cpu,reference" of attn_backends() */
+static void list_backends(char text[LABEL_BYTES])
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (const char *const *b = attn_backends(); *b != NULL && used < LABEL_BYTES; b++)
+        used += (size_t)snprintf(text + used, LABEL_BYTES - used, "%s%s", used ? "," : "", *b);
+}
+
+char *metrics_write(size_t *length)
+{
+    struct page p = { .capacity = 32768 };
+    p.text = malloc(p.capacity);
+    if (p.text == NULL) return NULL;
+    char backends[LABEL_BYTES];
+    list_backends(backends);
+    metrics_set(METRIC_BUILD_INFO, ATTND_VERSION, backends, 1);
+    metrics_set(METRIC_LOG_DROPPED, NULL, NULL, (double)log_dropped());
+    for (int id = 0; id < METRIC_COUNT; id++) {
+        if (rows[id].labels[0] == '\0') series_of((enum metric_id)id, NULL, NULL);
+        put_metric(&p, (enum metric_id)id);
+    }
+    put_process(&p);
+    if (p.failed) {
+        free(p.text);
+        return NULL;
+    }
+    *length = p.used;
+    return p.text;
+}

@@ -1,0 +1,99 @@
+/* devices.h: one thread per device, that alone talks to it: copy in, run, copy out, report. And lanes: small
+ * problems of the CPU, which the thread that received them computes itself.
+ *
+ * The loop hands over batches and gets them back through its mailbox. Everything on a stream is asynchronous: while
+ * the kernels of one batch run, the next is copied in. A completion is learned by asking the stream, never by a
+ * callback, for a device in error calls nobody back.
+ *
+ * What goes wrong on a device, and who hears of it:
+ *
+ *   out of memory in a lane      the job is queued, as if there were no lanes
+ *   out of memory                the batch waits for those beside it to end and is tried again, alone in the end; then its
+ *                                requests fail with NO_MEMORY
+ *   an error that is not sticky  the batch's requests fail with DEVICE; the next batch runs
+ *   a sticky error               all batches of the device come back with DEVICE_LOST; the loop disables it
+ *   it never finishes            devices_overdue() finds it; the loop disables it and answers what it runs without waiting.
+ * The batches may come back later or never: their memory stays theirs, for the device may still write
+ *
+ * A disabled device stays so until another process opens it. The server goes on with the others; without any it
+ * ends. */
+#ifndef DEVICES_H
+#define DEVICES_H
+
+#include "server/base/config.h"
+#include "server/api/info.h"
+#include "server/work/job.h"
+#include "server/base/mailbox.h"
+
+struct device;
+
+/* Jobs that run together. The loop makes it, the device's thread owns it from devices_submit() until it arrives in the
+ * mailbox. */
+struct batch {
+    struct message message;
+    struct device *device;
+    struct batch *next, *previous; /* the loop's: those that are with the same device */
+    int count;
+    double flops;
+    int64_t started_ns, ended_ns; /* on the thread that ran it */
+    double copy_in_us, compute_us, copy_out_us;
+    struct job *jobs[]; /* a reference each */
+};
+
+/* Metrics and the log, for a batch that came back; `first` is one of its jobs. When one fails, all do. */
+void batch_count(const struct batch *batch, const struct job *first);
+/* The times of a job that ran in it, for its answer and the metrics. */
+void batch_note_times(const struct batch *batch, struct job *job);
+
+struct devices;
+
+/* Opens what --devices names ("auto": every GPU, else the CPU; "all": every GPU) and starts the threads. Batches
+ * that are done are posted to `box` as messages of kind `message_kind`. Fills *err with one clear line. */
+attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **devices,
+                         attn_error *err);
+/* Ends the threads after what they run, waiting at most `wait_ms`; false: something still runs. Batches may still
+ * lie in the mailbox. */
+bool devices_stop(struct devices *devices, int64_t wait_ms);
+/* After devices_stop() said true, and the mailbox is empty. */
+void devices_close(struct devices *devices); /* NULL is fine */
+
+int devices_count(const struct devices *devices);
+const attn_device *devices_any(const struct devices *devices); /* to ask which kernels there are */
+/* Where staging memory should come from so that the devices copy from it quickly: pinned memory of the first one that
+ * copies. False when all compute in any memory: then the system's will do. The devices must outlive the arena. */
+bool devices_staging(struct devices *devices, struct arena_source *source);
+bool devices_usable(const struct devices *devices);
+void devices_describe(struct devices *devices, struct info_device *facts); /* devices_count() of them; any thread */
+
+/* ---- The HTTP threads' side -------------------------------------------------------------------------------------- */
+
+/* Computes a small job in the calling thread, if it is this machine's own processor that computes: its tensors are
+ * in this core's cache, and nothing is handed over (tests/load/README.md, rung 3). True: it came back as from a
+ * batch of its own, with job->ran or job->error. False: it is to be queued; a job that is large, that verifies, or
+ * uses or makes a context always is. Never waits for another thread. */
+bool devices_run_here(struct devices *devices, struct job *job);
+bool devices_lanes(const struct devices *devices); /* could it ever? */
+/* How many jobs were computed so since the last call, and the processor time they took. Any thread. */
+int devices_learn(struct devices *devices, double *seconds);
+
+/* ---- The loop's side --------------------------------------------------------------------------------------------- */
+
+/* The device with room for another batch and the least work; NULL when all are busy. */
+struct device *devices_pick(struct devices *devices);
+/* It computes on this machine's own cores and has a batch already: another one would not start sooner for being
+ * sent now. */
+bool device_can_wait(const struct device *device);
+void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
+/* The batch has come back. */
+void devices_collect(struct devices *devices, struct batch *batch);
+const char *device_name(const struct device *device);
+/* A device that failed gets no more work. False: it was disabled already. */
+bool device_disable(struct device *device);
+
+/* A device that is not done with a batch though the time it may take has passed (--watchdog-ms, and what its size
+ * explains); NULL: none. It is as good as lost. Devices that compute on this machine's own cores are not watched. */
+struct device *devices_overdue(const struct devices *devices);
+/* The batches that are with a device, linked by `next`. */
+struct batch *device_batches(const struct device *device);
+
+#endif

@@ -1,0 +1,233 @@
+/* answer.c: answers.
+ *
+ * A small answer is encoded at once, and head and body leave in one system call. It is written over the inputs,
+ * which nobody needs any more: no memory is allocated and the text is in the cache when it is sent. When the inputs
+ * are large it gets memory of its own instead, so that theirs is free for the next request before this one is sent.
+ * A large answer is encoded block by block while it is sent, and never exists as a whole. Either way the length is
+ * known first, and sent as Content-Length. */
+#include "server/http/answer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/base/clock.h"
+#include "server/device/devices.h"
+#include "server/base/digits.h"
+#include "server/http/peers.h"
+#include "server/http/routes.h"
+#include "server/work/server.h"
+
+enum {
+    SMALL_ANSWER = 256 << 10,
+    LARGE_INPUTS = 2 << 20,
+    STREAM_BLOCK = 192 << 10, /* fits in the second level cache beside the tensors it is made from */
+    PROBLEM_BYTES = 4096,
+};
+
+/* ---- Headers ----------------------------------------------------------------------------------------------------- */
+
+/* "name;dur=12.345" with the milliseconds of `ns`. */
+static char *put_stage(char *at, const char *name, int64_t ns)
+{
+    return digits_put_ms(stpcpy(stpcpy(at, name), ";dur="), ns);
+}
+
+size_t answer_server_timing(const struct request *request, char *text, size_t capacity)
+{
+    const struct request_times *t = &request->times;
+    const struct job *job = request->job;
+    const proto_result *result = job && job->call->count > 0 ? &job->results[0] : NULL;
+    int64_t stage[PROTO_STAGE_COUNT] = { 0 };
+    char *at = text;
+    stage[PROTO_STAGE_recv] = t->recv_ns;
+    stage[PROTO_STAGE_decode] = t->decode_ns;
+    stage[PROTO_STAGE_encode] = t->encode_ns;
+    for (int s = PROTO_STAGE_queue; result && s <= PROTO_STAGE_copy_out; s++)
+        stage[s] = (int64_t)(result->timing_us[s] * 1e3);
+    *text = '\0';
+    if (capacity < PROTO_STAGE_COUNT * 48) return 0;
+    for (int s = 0; s < PROTO_STAGE_COUNT; s++) {
+        if (s > 0) at = stpcpy(at, ", ");
+        at = put_stage(at, proto_stages[s], stage[s]);
+    }
+    *at = '\0';
+    return (size_t)(at - text);
+}
+
+static void add(struct MHD_Response *response, const char *name, const char *value)
+{
+    (void)MHD_add_response_header(response, name,
+                                  value); /* fails only when memory is short: the body still says what matters */
+}
+
+static void add_common_headers(struct request *request, struct MHD_Response *response, int status,
+                               const char *content_type, bool close)
+{
+    const struct server *server = request->server;
+    char text[PROTO_STAGE_COUNT * 64];
+    if (content_type) add(response, "Content-Type", content_type);
+    add(response, "X-Request-Id", request->id);
+    if (answer_server_timing(request, text, sizeof text)) add(response, "Server-Timing", text);
+    if (status == 503 || status == 429) {
+        snprintf(text, sizeof text, "%d", queue_retry_after_s(&server->queue, devices_count(server->devices)));
+        add(response, "Retry-After", text);
+    }
+    if (status == 401) add(response, "WWW-Authenticate", "Bearer realm=\"attnd\"");
+    if (request->route && status == 405) add(response, "Allow", route_allow(request->route));
+    if (server->config->cors_origin && strcmp(server->config->cors_origin, "*") != 0) add(response, "Vary", "Origin");
+    if (request->cors) {
+        add(response, "Access-Control-Allow-Origin", server->config->cors_origin);
+        add(response, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Server-Timing");
+        if (request->preflight && request->route) {
+            add(response, "Access-Control-Allow-Methods", route_allow(request->route));
+            add(response, "Access-Control-Allow-Headers",
+                "Content-Type, Authorization, X-Request-Id, X-Request-Timeout-Ms, traceparent");
+            add(response, "Access-Control-Max-Age", "86400");
+        }
+    }
+    if (close) add(response, "Connection", "close");
+}
+
+/* ---- Bodies ------------------------------------------------------------------------------------------------------ */
+
+/* A large answer on its way. */
+struct stream {
+    proto_encoder *encoder;
+    struct job *job; /* a reference: the tensors must stay */
+    struct peer *peer;
+};
+
+static ssize_t on_read(void *context, uint64_t position, char *buffer, size_t capacity)
+{
+    struct stream *stream = context;
+    const size_t count = proto_encoder_read(stream->encoder, buffer, capacity);
+    peer_progress(stream->peer, position);
+    return count > 0 ? (ssize_t)count : MHD_CONTENT_READER_END_OF_STREAM;
+}
+
+static void on_free(void *context)
+{
+    struct stream *stream = context;
+    proto_encoder_free(stream->encoder);
+    job_release(stream->job);
+    free(stream);
+}
+
+static struct MHD_Response *problem_response(struct request *request)
+{
+    char text[PROBLEM_BYTES];
+    const size_t length = proto_problem_write(text, sizeof text, request->error, request->why.text, NULL,
+                                              request->why.member, request->id);
+    request->http_status = proto_errors[request->error].http;
+    request->sent_bytes = length;
+    return MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_COPY);
+}
+
+/* The whole answer in one buffer. NULL when it came out shorter than announced, which is a fault of ours. */
+static bool encode_all(proto_encoder *encoder, char *to, size_t length)
+{
+    size_t at = 0;
+    for (size_t part; at < length && (part = proto_encoder_read(encoder, to + at, length - at)) > 0;) at += part;
+    return at == length;
+}
+
+/* A small answer. NULL: it could not be made so. */
+static struct MHD_Response *small_response(struct job *job, proto_encoder *encoder, size_t length)
+{
+    const bool ours = atomic_load(&job->references) == 1; /* a context may hold it too */
+    if (ours && job->inputs && job->inputs->bytes < LARGE_INPUTS && length <= job->inputs_used) {
+        /* Persistent: the memory goes back with the job, when the request is completed. */
+        return encode_all(encoder, job->inputs->memory, length)
+                   ? MHD_create_response_from_buffer(length, job->inputs->memory, MHD_RESPMEM_PERSISTENT)
+                   : NULL;
+    }
+    char *text = malloc(length);
+    struct MHD_Response *response = NULL;
+    if (text && encode_all(encoder, text, length))
+        response = MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_FREE);
+    if (response == NULL) free(text);
+    else if (ours) job_release_memory(job);
+    return response;
+}
+
+/* The tensors of the job. NULL with request->failed set when that cannot be done. */
+static struct MHD_Response *tensor_response(struct request *request)
+{
+    struct job *job = request->job;
+    struct MHD_Response *response;
+    proto_encoder *encoder = NULL;
+    attn_error err = { 0 };
+    const int64_t began = clock_ns();
+
+    if (proto_encoder_new(job->call, job->results, request->id, &encoder, &err) != ATTN_OK) {
+        request_fail_status(request, &err);
+        return NULL;
+    }
+    const uint64_t length = proto_encoder_length(encoder);
+    if (length <= SMALL_ANSWER) {
+        response = small_response(job, encoder, (size_t)length);
+        proto_encoder_free(encoder);
+        request->times.encode_ns = clock_ns() - began;
+    } else {
+        struct stream *stream = malloc(sizeof *stream);
+        if (stream) *stream = (struct stream){ encoder, job_hold(job), request->peer };
+        else proto_encoder_free(encoder);
+        response = stream ? MHD_create_response_from_callback(
+                                length, length < STREAM_BLOCK ? (size_t)length : STREAM_BLOCK, on_read, stream, on_free)
+                          : NULL;
+        if (response == NULL && stream) on_free(stream);
+        request->times.encode_ns = clock_ns() - began;
+    }
+    if (response == NULL) {
+        request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the answer");
+        return NULL;
+    }
+    request->http_status = 200;
+    request->sent_bytes = length;
+    return response;
+}
+
+static struct MHD_Response *handler_response(struct request *request, const char **content_type)
+{
+    struct answer answer = { 0 };
+    struct MHD_Response *response;
+    if (request->preflight) {
+        request->http_status = 204;
+        *content_type = NULL;
+        return MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
+    }
+    request->route->answer(request->server, &answer);
+    if (answer.body == NULL) {
+        request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the answer");
+        return NULL;
+    }
+    response = MHD_create_response_from_buffer(answer.length, answer.body, MHD_RESPMEM_MUST_FREE);
+    if (response == NULL) {
+        free(answer.body);
+        request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the answer");
+        return NULL;
+    }
+    if (answer.csp) add(response, "Content-Security-Policy", answer.csp);
+    *content_type = answer.content_type;
+    request->http_status = answer.status;
+    request->sent_bytes = strcmp(request->method, "HEAD") == 0 ? 0 : answer.length;
+    return response;
+}
+
+enum MHD_Result answer_queue(struct request *request, bool close)
+{
+    struct MHD_Response *response = NULL;
+    const char *content_type = "application/json";
+    if (!request->failed) response = request->job ? tensor_response(request) : handler_response(request, &content_type);
+    if (response == NULL) {
+        content_type = "application/problem+json";
+        response = problem_response(request);
+    }
+    if (response == NULL) return MHD_NO;
+    add_common_headers(request, response, request->http_status, content_type, close);
+    request->times.answer_ns = clock_ns();
+    const enum MHD_Result result = MHD_queue_response(request->connection, (unsigned)request->http_status, response);
+    MHD_destroy_response(response); /* its own reference; the connection has one */
+    return result;
+}

@@ -1,0 +1,723 @@
+/* daemon.c: the libmicrohttpd side of a request.
+ *
+ *   on_uri          the request line: a request is born
+ *   on_request      STEP_HEAD      framing, route, limits, token, admission           (nothing of the body is kept before)
+ *                   STEP_DECODE    each piece of the body goes through the decoder
+ *                   STEP_DISCARD   refused: the body is read and dropped, so that the client lives to hear why
+ *                   (body ends)    decoded and checked -> suspended, posted to the loop; or answered: refused, or so
+ *                                  small that it was computed here
+ *                   STEP_WAIT      resumed: answer
+ *   on_completed    the client has it, or left: log line, metrics, everything is freed
+ *
+ * What libmicrohttpd 0.9.75 demands of us, each measured or read in its source:
+ * 1. A response queued in the first call closes the connection after it; so refusals wait for the end of the body,
+ * unless that is what we want (bad framing, a body over the limit, Expect: 100-continue).
+ * 2. In the middle of a body no response can be queued at all: 408 and 413 there are written to the socket, past
+ * it.
+ * 3. A suspended connection has no time-out and no eyes. It must be resumed before the daemon is stopped, or it
+ * panics.
+ * 4. Its own connection limit must never be reached: refusing a connection there leaves a mutex locked. Ours is
+ * checked before.
+ * 5. Bytes of a body must all be consumed in each call, or the connection hangs. */
+#include "server/http/daemon.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+#include "server/http/answer.h"
+#include "server/base/arena.h"
+#include "server/base/clock.h"
+#include "server/work/contexts.h"
+#include "server/device/devices.h"
+#include "server/base/digits.h"
+#include "server/base/log.h"
+#include "server/sched/loop.h"
+#include "server/base/metrics.h"
+#include "server/http/peers.h"
+#include "server/http/routes.h"
+#include "server/http/tokens.h"
+
+enum {
+    /* A connection's memory in libmicrohttpd: the head, and half of it is what one recv() reads. It is zeroed whole
+     * between two requests, and the more there is the less of it is still in the cache when it is decoded: so it is
+     * no more than what makes three calls of a body of 131 KB. Before 1.0 (measured with 0.9.75) a step that is
+     * larger than the buffer makes each further recv() of a body read an eighth of the rest more; from 1.0 on it
+     * would keep the buffer from growing. */
+    CONNECTION_BYTES = 80 << 10,
+    CONNECTION_STEP = 60 << 10,
+    INACTIVITY_S = 120,     /* a backstop: the sweep of peers.c is stricter */
+    METRICS_MAX = 256,      /* connections to --metrics-listen; see rule 4 */
+    FIRST_STEP = 256 << 10, /* staging memory leased at first for a body of unknown length */
+    EXPECTED_TENSORS = 16,  /* of a body, for its size in memory; more of them make it grow */
+    DISCARD_FACTOR = 2,     /* a chunked body is discarded up to this many times the limit, then cut */
+};
+
+/* ---- Heads that libmicrohttpd refuses by itself ------------------------------------------------------------------ */
+
+/* A malformed Content-Length is refused before we see the request, with an HTML body and, in 0.9.75, with the
+ * response's head sent twice. It says so through its log first, in the thread and at the moment, but not about
+ * which connection. When exactly one connection of this thread is in the middle of a head, it is that one: it gets
+ * our problem document, and the socket is shut down under libmicrohttpd's answer. Otherwise its own answer goes
+ * out. */
+static _Thread_local struct request *heads; /* between on_uri() and the first call of on_request() */
+
+static void heads_add(struct request *request)
+{
+    request->next = heads;
+    if (heads) heads->previous = request;
+    heads = request;
+    request->in_head = true;
+}
+
+static void heads_remove(struct request *request)
+{
+    if (!request->in_head) return;
+    *(request->previous ? &request->previous->next : &heads) = request->next;
+    if (request->next) request->next->previous = request->previous;
+    request->next = request->previous = NULL;
+    request->in_head = false;
+}
+
+static void refuse_head(unsigned status)
+{
+    struct request *request = heads;
+    if (request == NULL || request->next != NULL || !request->peer->plain || (status != 400 && status != 413)) return;
+    request->http_status = (int)status;
+    peer_cut_with(request->peer, (int)status, NULL);
+}
+
+/* ---- Head -------------------------------------------------------------------------------------------------------- */
+
+static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const char *key, size_t key_size,
+                                 const char *value, size_t value_size)
+{
+    (void)kind;
+    framing_header(context, key, key_size, value, value_size);
+    return MHD_YES;
+}
+
+/* The id and the trace come first, for every answer and log line carries them. */
+static void read_identity(struct request *request, const struct framing *f)
+{
+    if (framing_is_request_id(f->value[HEADER_REQUEST_ID])) strcpy(request->id, f->value[HEADER_REQUEST_ID]);
+    else request_make_id(request->id);
+    framing_traceparent(f->value[HEADER_TRACEPARENT], request->trace_id, request->span_id);
+}
+
+/* Pages of other origins: which may read the answer, and the question they ask first. */
+static void read_origin(struct request *request, const struct framing *f)
+{
+    const char *allowed = request->server->config->cors_origin, *origin = f->value[HEADER_ORIGIN];
+    if (allowed == NULL || origin == NULL) return;
+    request->cors = strcmp(allowed, "*") == 0 || strcmp(allowed, origin) == 0;
+    request->preflight = request->cors && strcmp(request->method, "OPTIONS") == 0;
+}
+
+/* Everything that a head can be refused for, in the order in which clients expect it; request->failed says that it
+ * was. */
+static void check_head(struct request *request, const struct framing *f)
+{
+    struct server *server = request->server;
+    const uint64_t limit = (uint64_t)server->config->max_body_bytes;
+    const char *value;
+
+    request->route = routes_find(request->path, request->port->kind);
+    if (request->route == NULL) {
+        request_fail(request, PROTO_E_NOT_FOUND, NULL,
+                     "there is nothing at this path; /openapi.json lists what there is");
+        return;
+    }
+    if (request->preflight) return;
+    if (!route_allows(request->route, request->method)) {
+        request_fail(request, PROTO_E_METHOD_NOT_ALLOWED, NULL, "this path answers %s", route_allow(request->route));
+        return;
+    }
+    if ((value = f->value[HEADER_EXPECT]) && strcasecmp(value, "100-continue") != 0) {
+        request_fail(request, PROTO_E_EXPECTATION_FAILED, NULL, "only 100-continue can be expected");
+        return;
+    }
+    if (request->route->token && server->tokens && !tokens_allow(server->tokens, f->value[HEADER_AUTHORIZATION])) {
+        request_fail(request, PROTO_E_UNAUTHORIZED, NULL,
+                     "this path needs the header `Authorization: Bearer <token>` with a valid token");
+        return;
+    }
+    if (f->has_length && f->length > limit) {
+        request_fail(request, PROTO_E_TOO_LARGE, NULL, "the body has %llu bytes, the limit is %llu",
+                     (unsigned long long)f->length, (unsigned long long)limit);
+        return;
+    }
+    if (!request->route->body) return;
+    if ((value = f->value[HEADER_CONTENT_ENCODING]) && *value && strcasecmp(value, "identity") != 0) {
+        request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL, "Content-Encoding: only identity is spoken here");
+        return;
+    }
+    if (!framing_is_json(f->value[HEADER_CONTENT_TYPE])) {
+        request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL, "Content-Type: only application/json is spoken here");
+        return;
+    }
+    if ((value = f->value[HEADER_TIMEOUT]) && !framing_number(value, &request->client_timeout_ms))
+        request_fail(request, PROTO_E_INVALID_REQUEST, NULL,
+                     "X-Request-Timeout-Ms must be a whole number of milliseconds");
+}
+
+static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
+{
+    struct request *request = context;
+    attn_status status;
+    if (request->extent == NULL) status = arena_lease(request->server->arena, bytes, &request->extent, err);
+    else if (bytes > request->extent->bytes && bytes < 2 * request->extent->bytes) {
+        /* In proportion where there is room, exactly where there is not. */
+        status = arena_grow(request->server->arena, &request->extent, request->extent->bytes,
+                            2 * request->extent->bytes, err);
+        if (status != ATTN_OK)
+            status = arena_grow(request->server->arena, &request->extent, request->extent->bytes, bytes, err);
+    } else status = arena_grow(request->server->arena, &request->extent, request->extent->bytes, bytes, err);
+    if (status == ATTN_OK) *base = request->extent->memory;
+    return status;
+}
+
+/* A slot, memory and a decoder: everything that a body needs, before its first byte. The lease is what the inputs
+ * need and as much again as is usual for outputs (a third of the inputs); large ones only reserve it, pages come
+ * with the first touch. */
+static void admit(struct request *request, const struct framing *f)
+{
+    struct server *server = request->server;
+    const int phase = atomic_load(&server->phase);
+    attn_error err = { 0 };
+
+    if (phase == SERVER_FAILED || phase == SERVER_STARTING || !devices_usable(server->devices)) {
+        request_fail(request, PROTO_E_UNAVAILABLE, NULL, "no device is usable");
+        return;
+    }
+    if (!queue_admit(&server->queue)) {
+        request_fail(request, PROTO_E_QUEUE_FULL, NULL, "%d requests are waiting already (--queue-depth)",
+                     server->queue.depth);
+        return;
+    }
+    request->admitted = true;
+    if (framing_has_body(f)) {
+        const size_t inputs = f->has_length ? PROTO_MEMORY_FOR(f->length, EXPECTED_TENSORS) : FIRST_STEP;
+        attn_status status = arena_lease(server->arena, inputs + inputs / 3 + 4096, &request->extent, &err);
+        if (status != ATTN_OK) status = arena_lease(server->arena, inputs, &request->extent, &err);
+        if (status != ATTN_OK) {
+            request_fail_status(request, &err);
+            return;
+        }
+    }
+    const proto_memory memory = { on_grow, request };
+    request->decoder = proto_decoder_new(request->route->op, &server->limits, &memory);
+    if (request->decoder == NULL) request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for a decoder");
+}
+
+/* ---- Answers ----------------------------------------------------------------------------------------------------- */
+
+static enum MHD_Result answer_now(struct request *request, bool close)
+{
+    if (request->state == REQUEST_RECEIVING) {
+        request_drop_body(request);
+        if (!peer_enter(request->peer, PEER_SEND)) return MHD_NO;
+        request_move(request, REQUEST_ANSWERING);
+    } else if (!peer_enter(request->peer, PEER_SEND)) return MHD_NO;
+    request->step = STEP_ANSWER;
+    if (request->failed) { /* its memory is of use to others while the client reads why */
+        job_release(request->job);
+        request->job = NULL;
+    }
+    return answer_queue(request, close || atomic_load(&request->server->phase) != SERVER_READY);
+}
+
+/* The first call: the headers are there. */
+static enum MHD_Result head(struct request *request, const char *version)
+{
+    struct framing f;
+    heads_remove(request);
+    request->times.head_ns = clock_ns();
+    framing_begin(&f, version);
+    if (request->bad_target)
+        framing_fault(&f, "the request line contains a space or a control character where it cannot stand");
+    (void)MHD_get_connection_values_n(request->connection, MHD_HEADER_KIND, on_header, &f);
+    const bool sound = framing_end(&f);
+    read_identity(request, &f);
+    if (!sound) {
+        request_fail(request, PROTO_E_INVALID_FRAMING, NULL, "%s", f.fault);
+        return answer_now(request, true);
+    }
+    read_origin(request, &f);
+    check_head(request, &f);
+    if (request->route && request->route->body && !request->preflight) request_count_in(request);
+    if (!request->failed && request->route->body && !request->preflight) admit(request, &f);
+    request->step = request->decoder && !request->failed ? STEP_DECODE : STEP_DISCARD;
+    if (request->failed) {
+        request_drop_body(request);
+        const bool over = f.has_length && f.length > (uint64_t)request->server->config->max_body_bytes;
+        if (framing_has_body(&f) && (over || f.value[HEADER_EXPECT])) return answer_now(request, true);
+    }
+    if (framing_has_body(&f) && !peer_enter(request->peer, PEER_BODY)) return MHD_NO;
+    return MHD_YES;
+}
+
+/* ---- Body -------------------------------------------------------------------------------------------------------- */
+
+static enum MHD_Result body_piece(struct request *request, const char *bytes, size_t count)
+{
+    const uint64_t limit = (uint64_t)request->server->config->max_body_bytes;
+    request->received_bytes += count;
+    peer_progress(request->peer, request->received_bytes);
+    if (request->received_bytes > limit) { /* only a chunked body gets here */
+        request_fail(request, PROTO_E_TOO_LARGE, NULL, "the body has more than %llu bytes", (unsigned long long)limit);
+        request_drop_body(request);
+        request->step = STEP_DISCARD;
+        if (request->received_bytes > DISCARD_FACTOR * limit) {
+            request->http_status = 413;
+            peer_cut_with(request->peer, 413, request->id);
+        }
+        return MHD_YES;
+    }
+    if (request->step != STEP_DECODE) return MHD_YES;
+    attn_error err = { 0 };
+    const int64_t began = clock_ns();
+    const attn_status status = proto_decoder_feed(request->decoder, bytes, count, &err);
+    request->times.decode_ns += clock_ns() - began;
+    if (status != ATTN_OK) {
+        request_fail_status(request, &err);
+        request_drop_body(request);
+        request->step = STEP_DISCARD;
+    }
+    return MHD_YES;
+}
+
+/* The earlier of the server's limit, which counts from now, and the client's wishes, which count from the first
+ * byte. */
+static void set_deadline(struct request *request)
+{
+    const struct server *server = request->server;
+    int64_t at_ns = request->times.received_ns + server->config->timeout_ms * CLOCK_NS_PER_MS;
+    int64_t wish_ms = request->client_timeout_ms;
+    for (int i = 0; i < request->job->call->count; i++) {
+        const int64_t timeout_ms = request->job->call->items[i].timeout_ms;
+        if (timeout_ms > 0 && (wish_ms < 0 || timeout_ms < wish_ms)) wish_ms = timeout_ms;
+    }
+    if (wish_ms >= 0 && wish_ms < INT64_MAX / CLOCK_NS_PER_MS / 2) {
+        const int64_t wish_ns = request->times.began_ns + wish_ms * CLOCK_NS_PER_MS;
+        if (wish_ns < at_ns) at_ns = wish_ns;
+    }
+    request->deadline.at_ns = at_ns;
+}
+
+/* From the decoder's result to a job that can run, or a refusal. */
+static attn_status make_job(struct request *request, attn_error *err)
+{
+    struct server *server = request->server;
+    proto_call *call = NULL;
+    attn_status status = proto_decoder_finish(request->decoder, &call, err);
+    if (status != ATTN_OK) return status;
+    proto_decoder_free(request->decoder);
+    request->decoder = NULL;
+    request->job = job_new(server->arena, server->contexts, request->extent, call);
+    if (request->job == NULL) {
+        proto_call_free(call);
+        return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+    }
+    request->extent = NULL; /* the job's now */
+    return job_prepare(request->job, devices_any(server->devices), err);
+}
+
+/* The connection is not suspended any more. */
+static void end_wait(struct request *request)
+{
+    if (request->step != STEP_WAIT) return;
+    request->step = STEP_ANSWER;
+    atomic_fetch_sub(&request->server->suspended, 1);
+}
+
+/* The body is complete. */
+static enum MHD_Result body_done(struct request *request)
+{
+    struct server *server = request->server;
+    request->times.received_ns = clock_ns();
+    request->times.recv_ns = request->times.received_ns - request->times.began_ns - request->times.decode_ns;
+    metrics_add(METRIC_BODY_BYTES_IN, NULL, NULL, (double)request->received_bytes);
+    if (request->step == STEP_DISCARD) return answer_now(request, false);
+
+    attn_error err = { 0 };
+    const attn_status status = make_job(request, &err);
+    const int64_t now = clock_ns();
+    request->times.decode_ns += now - request->times.received_ns;
+    if (status != ATTN_OK) {
+        request_fail_status(request, &err);
+        return answer_now(request, false);
+    }
+    if (request->job->runnable == 0)
+        return answer_now(request, false); /* every item of the envelope is refused, or there is none */
+    set_deadline(request);
+    if (request->deadline.at_ns <= now) {
+        request_fail(request, PROTO_E_DEADLINE, NULL, "the deadline passed before the request could be queued");
+        return answer_now(request, false);
+    }
+
+    if (!peer_enter(request->peer, PEER_WORK)) return MHD_NO; /* cut in this moment for being too slow */
+    if (devices_run_here(server->devices, request->job)) {
+        if (!request->job->ran) request_fail_status(request, &request->job->error);
+        return answer_now(request, false);
+    }
+
+    /* From here on the loop may see it. It is counted as suspended first and the flag read afterwards; the loop
+     * sets the flag and then reads the count: one of the two sees the other. */
+    atomic_fetch_add(&server->suspended, 1);
+    if (atomic_load(&server->stopping)) {
+        atomic_fetch_sub(&server->suspended, 1);
+        request_fail(request, PROTO_E_DRAINING, NULL, "the server is stopping");
+        return answer_now(request, true);
+    }
+    request->step = STEP_WAIT;
+    request->job->request = request;
+    request_move(request, REQUEST_QUEUED);
+    MHD_suspend_connection(request->connection);
+    loop_post(server->loop, request); /* the loop's from here on: touch nothing */
+    return MHD_YES;
+}
+
+/* ---- libmicrohttpd's callbacks ----------------------------------------------------------------------------------- */
+
+static void *on_uri(void *context, const char *uri, struct MHD_Connection *connection)
+{
+    struct worker *worker = context;
+    struct port *port = worker->port;
+    request_set_role(ROLE_HTTP);
+    if (atomic_load_explicit(&worker->tid, memory_order_relaxed) == 0)
+        atomic_store_explicit(&worker->tid, gettid(), memory_order_relaxed);
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    struct peer *peer = info ? info->socket_context : NULL;
+    if (peer == NULL || !peer_enter(peer, PEER_HEAD)) return NULL;
+    struct request *request = request_new(port->server, port, connection);
+    if (request == NULL) return NULL;
+    request->peer = peer;
+    peer->request = request;
+    request->bad_target = !framing_is_target(uri);
+    heads_add(request);
+    return request;
+}
+
+static enum MHD_Result on_request(void *context, struct MHD_Connection *connection, const char *url, const char *method,
+                                  const char *version, const char *upload, size_t *upload_size, void **request_context)
+{
+    struct request *request = *request_context;
+    (void)context;
+    (void)connection;
+    if (request == NULL) return MHD_NO;
+    request_set_role(ROLE_HTTP);
+    switch (request->step) {
+    case STEP_HEAD:
+        request->path = url;
+        request->method = method;
+        return head(request, version);
+    case STEP_DECODE:
+    case STEP_DISCARD:
+        if (*upload_size > 0) {
+            const size_t count = *upload_size;
+            *upload_size = 0;
+            return body_piece(request, upload, count);
+        }
+        return body_done(request);
+    case STEP_WAIT:
+        end_wait(request);
+        if (request->gone) return MHD_NO;
+        return answer_now(request, false);
+    default: return MHD_YES;
+    }
+}
+
+/* Three digits, as a label. */
+static const char *status_text(int status, char text[4])
+{
+    text[0] = (char)('0' + status / 100 % 10);
+    text[1] = (char)('0' + status / 10 % 10);
+    text[2] = (char)('0' + status % 10);
+    text[3] = '\0';
+    return text;
+}
+
+/* Good requests, perhaps, that were turned away: what attnd_rejected_total counts. */
+static bool is_refusal(proto_error error)
+{
+    switch (error) {
+    case PROTO_E_UNAUTHORIZED:
+    case PROTO_E_TOO_LARGE:
+    case PROTO_E_QUOTA:
+    case PROTO_E_UNAVAILABLE:
+    case PROTO_E_QUEUE_FULL:
+    case PROTO_E_OUT_OF_MEMORY:
+    case PROTO_E_DRAINING:
+    case PROTO_E_STORAGE_FULL: return true;
+    default: return false;
+    }
+}
+
+/* method=POST path="/v1/attention/forward" status=200 ms=1.234 bytes_in=131248 bytes_out=45381 */
+static void log_request(const struct request *request, enum log_level level, int status, int64_t ns)
+{
+    enum { METHOD_BYTES = 16 };
+    char pairs[LOG_CLEAN_BYTES + 512], text[4], *at = pairs;
+    const char *method = request->method ? request->method : "-";
+    at = stpcpy(at, "method=");
+    at = mempcpy(at, method, strnlen(method, METHOD_BYTES));
+    at = stpcpy(at, " path=\"");
+    at += strlen(log_clean(at, LOG_CLEAN_BYTES, request->path ? request->path : "-"));
+    at = stpcpy(stpcpy(at, "\" status="), status_text(status, text));
+    at = digits_put_ms(stpcpy(at, " ms="), ns);
+    at = digits_put(stpcpy(at, " bytes_in="), request->received_bytes);
+    at = digits_put(stpcpy(at, " bytes_out="), request->sent_bytes);
+    if (request->trace_id[0]) {
+        at = stpcpy(stpcpy(at, " trace_id="), request->trace_id);
+        at = stpcpy(stpcpy(at, " span_id="), request->span_id);
+    }
+    if (request->failed) at = stpcpy(stpcpy(at, " code="), proto_errors[request->error].code);
+    *at = '\0';
+    log_pairs(level, request->id[0] ? request->id : NULL, "request", pairs);
+}
+
+/* One line and a few numbers for each request, when all is over. */
+static void account(struct request *request, enum MHD_RequestTerminationCode how)
+{
+    const struct request_times *t = &request->times;
+    const int64_t now = clock_ns();
+    const char *endpoint = request->route ? request->route->endpoint : "none";
+    const double seconds = (double)(now - t->began_ns) / 1e9;
+    int status = request->http_status;
+    char text[4];
+
+    if (request->gone || status == 0 ||
+        (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && request->state == REQUEST_ANSWERING)) {
+        const bool cut = atomic_load(&request->peer->phase) == PEER_CUT;
+        if (!request->gone && request->state == REQUEST_RECEIVING)
+            status = status != 0 ? status : cut ? 408 : how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? 400 : 499;
+        else status = 499;
+        /* Whoever left while it waited was counted by the loop. Half a head was no request yet, and libmicrohttpd's
+         * own 400 is no departure. */
+        if (!request->gone && status != 400 && t->head_ns != 0)
+            metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
+    }
+    if (request->failed && status != 499 && is_refusal(request->error))
+        metrics_add(METRIC_REJECTED, proto_errors[request->error].code, NULL, 1);
+    metrics_add(METRIC_REQUESTS, endpoint, status_text(status, text), 1);
+    metrics_observe(METRIC_REQUEST_SECONDS, endpoint, seconds);
+    if (status < 400 || status == 499) metrics_add(METRIC_BODY_BYTES_OUT, NULL, NULL, (double)request->sent_bytes);
+    if (t->decode_ns > 0 && t->received_ns > 0) {
+        metrics_observe(METRIC_STAGE_SECONDS, "recv", (double)t->recv_ns / 1e9);
+        metrics_observe(METRIC_STAGE_SECONDS, "decode", (double)t->decode_ns / 1e9);
+    }
+    if (t->encode_ns > 0) metrics_observe(METRIC_STAGE_SECONDS, "encode", (double)t->encode_ns / 1e9);
+
+    const enum log_level level = request->route && request->route->quiet ? LOG_DEBUG : LOG_INFO;
+    if (log_enabled(level)) log_request(request, level, status, now - t->began_ns);
+}
+
+static void complete(struct request *request, enum MHD_RequestTerminationCode how)
+{
+    request_set_role(ROLE_HTTP);
+    struct peer *peer = request->peer;
+    heads_remove(request);
+    end_wait(request); /* the connection broke between being resumed and being answered */
+    account(request, how);
+    peer->request = NULL;
+    request_free(request);
+    (void)peer_enter(peer, PEER_IDLE); /* when it was cut, it is about to end anyway */
+}
+
+static void on_completed(void *context, struct MHD_Connection *connection, void **request_context,
+                         enum MHD_RequestTerminationCode how)
+{
+    struct worker *worker = context;
+    struct request *request = *request_context;
+    (void)connection;
+    if (request == NULL) return;
+    *request_context = NULL;
+    atomic_fetch_add_explicit(&worker->requests, 1, memory_order_relaxed);
+    complete(request, how);
+}
+
+static void on_connection(void *context, struct MHD_Connection *connection, void **socket_context,
+                          enum MHD_ConnectionNotificationCode what)
+{
+    struct worker *worker = context;
+    struct port *port = worker->port;
+    struct server *server = port->server;
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+        /* Without a peer (no memory) the first request is answered by closing. */
+        *socket_context = info ? peers_add(&server->peers, info->connect_fd, port->plain) : NULL;
+    } else {
+        struct peer *peer = *socket_context;
+        /* libmicrohttpd 1.0.1 closes without on_completed() when it refuses a body itself (a chunk's head longer
+         * than its buffer). The memory of the head is gone then. */
+        if (peer && peer->request) {
+            peer->request->method = peer->request->path = NULL;
+            complete(peer->request, MHD_REQUEST_TERMINATED_WITH_ERROR);
+        }
+        if (peer) peers_remove(&server->peers, peer);
+        *socket_context = NULL;
+        atomic_fetch_sub_explicit(&worker->connections, 1, memory_order_relaxed);
+        atomic_fetch_sub(&server->peers.count, 1);
+    }
+}
+
+static void on_log(void *context, const char *format, va_list args) __attribute__((format(printf, 2, 0)));
+static void on_log(void *context, const char *format, va_list args)
+{
+    static const char refusal[] = "Error processing request (HTTP response code is %u";
+    char text[256], clean[512];
+    (void)context;
+    if (strncmp(format, refusal, sizeof refusal - 1) == 0) {
+        va_list copy;
+        va_copy(copy, args);
+        refuse_head(va_arg(copy, unsigned));
+        va_end(copy);
+    }
+    vsnprintf(text, sizeof text, format, args);
+    text[strcspn(text, "\n")] = '\0';
+    log_event(LOG_DEBUG, NULL, "libmicrohttpd", "text=" LOG_Q, log_clean(clean, sizeof clean, text));
+}
+
+static void on_panic(void *context, const char *file, unsigned line, const char *reason)
+{
+    (void)context;
+    fprintf(stderr, "attnd: libmicrohttpd gave up at %s:%u: %s", file ? file : "?", line, reason ? reason : "");
+    abort();
+}
+
+/* ---- Open and close ---------------------------------------------------------------------------------------------- */
+
+static char *read_pem(const char *option, const char *path, attn_error *err)
+{
+    char *text = NULL;
+    FILE *file = fopen(path, "re");
+    long size;
+    if (file && fseek(file, 0, SEEK_END) == 0 && (size = ftell(file)) > 0 && size < 1 << 20 &&
+        fseek(file, 0, SEEK_SET) == 0 && (text = calloc(1, (size_t)size + 1)) &&
+        fread(text, 1, (size_t)size, file) != (size_t)size) {
+        free(text);
+        text = NULL;
+    }
+    if (text == NULL)
+        attn_fail(err, ATTN_INVALID, NULL, "%s %s: %s", option, path,
+                  file ? "not a readable PEM file" : strerror(errno));
+    if (file) fclose(file);
+    return text;
+}
+
+/* A rate sees nothing in the first sample of a series: what an alert watches is there, at 0, before it happens. */
+static void begin_counters(void)
+{
+    static const char *const endpoints[] = { "forward", "backward" };
+    for (int error = 0; error < PROTO_ERROR_COUNT; error++)
+        if (is_refusal((proto_error)error)) metrics_add(METRIC_REJECTED, proto_errors[error].code, NULL, 0);
+    metrics_add(METRIC_REJECTED, "connections", NULL, 0);
+    for (int i = 0; i < 2; i++) {
+        metrics_add(METRIC_REQUESTS, endpoints[i], "500", 0);
+        metrics_add(METRIC_REQUESTS, endpoints[i], "504", 0);
+    }
+}
+
+/* The daemons of the workers, with what they have in common. */
+static bool start_workers(struct port *port, unsigned flags, const struct MHD_OptionItem *more, unsigned limit)
+{
+    for (int i = 0; i < port->workers.count; i++) {
+        struct worker *worker = &port->workers.list[i];
+        worker->daemon = MHD_start_daemon(
+            flags, 0, NULL, NULL, on_request, worker, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
+            MHD_OPTION_NOTIFY_COMPLETED, on_completed, worker, MHD_OPTION_NOTIFY_CONNECTION, on_connection, worker,
+            MHD_OPTION_URI_LOG_CALLBACK, on_uri, worker, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
+            MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)INACTIVITY_S,
+            MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
+        if (worker->daemon == NULL) return false;
+    }
+    return true;
+}
+
+attn_status daemon_open(struct port *port, struct server *server, unsigned kind, attn_error *err)
+{
+    const struct config *config = server->config;
+    const bool tls = kind == PORT_MAIN && config->tls_cert;
+    const int threads = kind == PORT_MAIN ? config->http_threads : 1;
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ITC | MHD_USE_ERROR_LOG;
+    struct MHD_OptionItem more[8];
+    int count = 0;
+
+    *port = (struct port){ .server = server, .kind = kind, .plain = !tls };
+    if (!workers_init(&port->workers, port, threads, config->cores))
+        return attn_fail(err, ATTN_NO_MEMORY, NULL, "--http-threads: no memory for %d threads", threads);
+    if (kind == PORT_MAIN) {
+        flags |= MHD_ALLOW_SUSPEND_RESUME;
+        begin_counters();
+    }
+    if (tls) {
+        flags |= MHD_USE_TLS;
+        port->cert = read_pem("--tls-cert", config->tls_cert, err);
+        port->key = port->cert ? read_pem("--tls-key", config->tls_key, err) : NULL;
+        if (port->key == NULL) {
+            daemon_close(port);
+            return ATTN_INVALID;
+        }
+        more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_CERT, 0, port->cert };
+        more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_KEY, 0, port->key };
+    }
+    if (MHD_VERSION < 0x01000000)
+        more[count++] = (struct MHD_OptionItem){ MHD_OPTION_CONNECTION_MEMORY_INCREMENT, CONNECTION_STEP, NULL };
+    more[count] = (struct MHD_OptionItem){ MHD_OPTION_END, 0, NULL };
+
+    /* Reaching the limit is fatal (rule 4): each worker can hold all that we let in. */
+    const unsigned limit = (unsigned)(kind == PORT_MAIN ? config->max_connections : METRICS_MAX) + 64;
+    MHD_set_panic_func(on_panic, NULL);
+    if (!start_workers(port, flags, more, limit)) {
+        const int error = errno;
+        daemon_close(port);
+        if (tls)
+            return attn_fail(err, ATTN_INVALID, NULL, "--tls-cert %s, --tls-key %s: refused by GnuTLS",
+                             config->tls_cert, config->tls_key);
+        return attn_fail(err, ATTN_INTERNAL, NULL, "the web server could not be started with %d threads: %s", threads,
+                         strerror(error));
+    }
+    return ATTN_OK;
+}
+
+void daemon_close(struct port *port)
+{
+    for (int i = 0; i < port->workers.count; i++)
+        if (port->workers.list[i].daemon) MHD_stop_daemon(port->workers.list[i].daemon);
+    workers_clear(&port->workers);
+    free(port->cert);
+    free(port->key);
+    *port = (struct port){ 0 };
+}
+
+bool daemon_add(struct port *port, int fd, const struct sockaddr *address, socklen_t length)
+{
+    const bool near = port->server->devices && devices_lanes(port->server->devices);
+    struct worker *worker = near ? workers_pick(&port->workers, fd) : workers_pick_on(&port->workers, -1);
+    atomic_fetch_add_explicit(&worker->connections, 1, memory_order_relaxed); /* until it closes */
+    if (MHD_add_connection(worker->daemon, fd, address, length) == MHD_YES) return true;
+    atomic_fetch_sub_explicit(&worker->connections, 1, memory_order_relaxed);
+    return false;
+}
+
+void daemon_balance(struct port *port, int64_t now_ms)
+{
+    if (devices_lanes(port->server->devices)) workers_balance(&port->workers, now_ms);
+}
+
+void daemon_let_go(struct port *port)
+{
+    workers_let_go(&port->workers);
+}
+
+void daemon_resume(struct request *request)
+{
+    struct MHD_Connection *connection = request->connection;
+    request_move(request, REQUEST_ANSWERING);
+    MHD_resume_connection(connection); /* the request is the HTTP thread's from here on: touch nothing */
+}

@@ -1,0 +1,182 @@
+/* framing.c: is the head of this HTTP message unambiguous? RFC 9110 section 5.6.2 (tokens), RFC 9112 sections 6.1
+ * to 6.3.
+ *
+ * Each rule below is one that libmicrohttpd 0.9.75 does not enforce by itself: of two Content-Lengths it takes the
+ * first, with Transfer-Encoding beside it that one wins, "Content-Length : 5" is ignored, and a Transfer-Encoding
+ * it does not know reads the body until the connection ends. What it hides from us cannot be checked: a value is
+ * cut at a NUL, a bare LF ends a line. */
+#include "server/http/framing.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+static const struct {
+    const char *name;
+    size_t length;
+    bool unique;
+} headers[HEADER_COUNT] = {
+#define X(id, name, unique) { name, sizeof name - 1, unique },
+    HEADER_MAP(X)
+#undef X
+};
+
+/* RFC 9110: the characters of a token. */
+static bool is_token_char(unsigned char c)
+{
+    if (c >= '0' && c <= '9') return true;
+    if ((c | 0x20) >= 'a' && (c | 0x20) <= 'z') return true;
+    return c != 0 && strchr("!#$%&'*+-.^_`|~", c) != NULL;
+}
+
+void framing_begin(struct framing *framing, const char *version)
+{
+    memset(framing, 0, sizeof *framing);
+    framing->http10 = strcmp(version, "HTTP/1.0") == 0;
+}
+
+void framing_header(struct framing *f, const char *name, size_t name_length, const char *value, size_t value_length)
+{
+    if (f->fault[0]) return;
+    if (name_length == 0) {
+        snprintf(f->fault, sizeof f->fault, "a header has no name");
+        return;
+    }
+    for (size_t i = 0; i < name_length; i++)
+        if (!is_token_char((unsigned char)name[i])) {
+            snprintf(f->fault, sizeof f->fault, "byte %zu of a header name is 0x%02x, which cannot stand there", i,
+                     (unsigned char)name[i]);
+            return;
+        }
+    for (size_t i = 0; i < value_length; i++) {
+        const unsigned char c = (unsigned char)value[i];
+        if ((c < 0x20 && c != '\t') || c == 0x7f) {
+            snprintf(f->fault, sizeof f->fault, "a header value contains the control character 0x%02x", c);
+            return;
+        }
+    }
+    for (int i = 0; i < HEADER_COUNT; i++) {
+        if (headers[i].length != name_length || strncasecmp(headers[i].name, name, name_length) != 0) continue;
+        if (f->value[i] && headers[i].unique) {
+            snprintf(f->fault, sizeof f->fault, "%s is given twice", headers[i].name);
+            return;
+        }
+        if (f->value[i] == NULL) f->value[i] = value ? value : "";
+        return;
+    }
+}
+
+void framing_fault(struct framing *f, const char *fault)
+{
+    if (f->fault[0] == '\0') snprintf(f->fault, sizeof f->fault, "%s", fault);
+}
+
+bool framing_is_target(const char *target)
+{
+    for (; *target; target++)
+        if ((unsigned char)*target <= ' ') return false;
+    return true;
+}
+
+bool framing_end(struct framing *f)
+{
+    const char *length = f->value[HEADER_CONTENT_LENGTH], *encoding = f->value[HEADER_TRANSFER_ENCODING];
+    if (f->fault[0]) return false;
+    if (!f->http10 && f->value[HEADER_HOST] == NULL) {
+        snprintf(f->fault, sizeof f->fault, "Host is missing");
+        return false;
+    }
+    if (length && encoding) {
+        snprintf(f->fault, sizeof f->fault, "Content-Length and Transfer-Encoding are both given");
+        return false;
+    }
+    if (encoding) {
+        if (strcasecmp(encoding, "chunked") != 0) {
+            snprintf(f->fault, sizeof f->fault, "Transfer-Encoding must be chunked");
+            return false;
+        }
+        if (f->http10) {
+            snprintf(f->fault, sizeof f->fault, "HTTP/1.0 has no Transfer-Encoding");
+            return false;
+        }
+        f->chunked = true;
+    }
+    if (length) {
+        uint64_t value = 0;
+        if (!*length) snprintf(f->fault, sizeof f->fault, "Content-Length is empty");
+        for (const char *c = length; *c && !f->fault[0]; c++) {
+            if (*c < '0' || *c > '9') snprintf(f->fault, sizeof f->fault, "Content-Length must be decimal digits");
+            else if (__builtin_mul_overflow(value, (uint64_t)10, &value) ||
+                     __builtin_add_overflow(value, (uint64_t)(*c - '0'), &value))
+                value = UINT64_MAX; /* over any limit; further digits overflow again */
+        }
+        if (f->fault[0]) return false;
+        f->has_length = true;
+        f->length = value;
+    }
+    return true;
+}
+
+/* Does `text` start with the media type `type`, followed by nothing or by parameters? */
+static bool is_media_type(const char *text, const char *type)
+{
+    const size_t length = strlen(type);
+    if (strncasecmp(text, type, length) != 0) return false;
+    text += length;
+    while (*text == ' ' || *text == '\t') text++;
+    return *text == '\0' || *text == ';';
+}
+
+bool framing_is_json(const char *content_type)
+{
+    return content_type == NULL || *content_type == '\0' || is_media_type(content_type, "application/json") ||
+           is_media_type(content_type, "application/x-www-form-urlencoded");
+}
+
+bool framing_is_request_id(const char *text)
+{
+    size_t length = 0;
+    if (text == NULL) return false;
+    for (; text[length]; length++)
+        if (length == 128 || !(isalnum((unsigned char)text[length]) || strchr("._-", text[length]))) return false;
+    return length > 0;
+}
+
+/* `count` lower case hexadecimal digits, not all zero. */
+static bool is_hex_id(const char *text, int count)
+{
+    bool zero = true;
+    for (int i = 0; i < count; i++) {
+        if (!((text[i] >= '0' && text[i] <= '9') || (text[i] >= 'a' && text[i] <= 'f'))) return false;
+        if (text[i] != '0') zero = false;
+    }
+    return !zero;
+}
+
+bool framing_traceparent(const char *text, char trace_id[33], char span_id[17])
+{
+    if (text == NULL || strlen(text) != 55 || text[2] != '-' || text[35] != '-' || text[52] != '-') return false;
+    if (strncmp(text, "00", 2) != 0 || !isxdigit((unsigned char)text[53]) || !isxdigit((unsigned char)text[54]))
+        return false;
+    if (!is_hex_id(text + 3, 32) || !is_hex_id(text + 36, 16)) return false;
+    memcpy(trace_id, text + 3, 32);
+    trace_id[32] = '\0';
+    memcpy(span_id, text + 36, 16);
+    span_id[16] = '\0';
+    return true;
+}
+
+bool framing_number(const char *text, int64_t *number)
+{
+    int64_t value = 0;
+    if (*text == '\0') return false;
+    for (; *text; text++) {
+        if (*text < '0' || *text > '9') return false;
+        if (__builtin_mul_overflow(value, (int64_t)10, &value) ||
+            __builtin_add_overflow(value, (int64_t)(*text - '0'), &value))
+            return false;
+    }
+    *number = value;
+    return true;
+}

@@ -1,0 +1,276 @@
+/* listen.c: listening and accepting.
+ *
+ * Invariants
+ * 1. A client that cannot be taken hears why where that is possible: 503 with Retry-After, written to the socket,
+ * then closed.
+ * 2. When descriptors run out, the spare one is given up for a moment to accept and refuse one client; so the
+ * backlog never keeps the loop busy with connections that it cannot accept.
+ * 3. One wake-up accepts at most ACCEPT_BURST connections: the loop has other things to do. */
+#include "server/http/listen.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "server/http/daemon.h"
+#include "server/base/log.h"
+#include "server/base/metrics.h"
+#include "server/http/peers.h"
+#include "server/work/server.h"
+
+enum {
+    BACKLOG = 4096, /* the system cuts it to net.core.somaxconn */
+    ACCEPT_BURST = 64,
+    KEEPALIVE_S = 60,
+    USER_TIMEOUT_MS = 30000, /* unacknowledged bytes for so long: the peer has vanished without a word */
+};
+
+/* One descriptor kept back for the day when there are none: invariant 2. Used by the loop's thread alone. */
+static int spare_fd = -1;
+
+/* ---- Open -------------------------------------------------------------------------------------------------------- */
+
+static void describe(struct listener *listener)
+{
+    struct sockaddr_storage address;
+    socklen_t length = sizeof address;
+    char host[INET6_ADDRSTRLEN];
+    memset(&address, 0, sizeof address);
+    if (getsockname(listener->fd, (struct sockaddr *)&address, &length) != 0) return;
+    if (address.ss_family == AF_INET) {
+        const struct sockaddr_in *in = (const struct sockaddr_in *)&address;
+        snprintf(listener->address, sizeof listener->address, "%s:%d",
+                 inet_ntop(AF_INET, &in->sin_addr, host, sizeof host), ntohs(in->sin_port));
+    } else if (address.ss_family == AF_INET6) {
+        const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)&address;
+        snprintf(listener->address, sizeof listener->address, "[%s]:%d",
+                 inet_ntop(AF_INET6, &in6->sin6_addr, host, sizeof host), ntohs(in6->sin6_port));
+    } else if (address.ss_family == AF_UNIX) {
+        listener->is_unix = true;
+        snprintf(listener->address, sizeof listener->address, "unix:%.107s",
+                 ((const struct sockaddr_un *)&address)->sun_path);
+    }
+}
+
+/* Does anybody accept connections on this path? */
+static bool is_alive(const struct sockaddr_un *address)
+{
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const bool alive = fd >= 0 &&
+                       (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 || errno == EAGAIN);
+    if (fd >= 0) close(fd);
+    return alive;
+}
+
+static attn_status open_unix(struct listener *listener, const char *where, attn_error *err)
+{
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    struct stat sb;
+    const char *path = where + strlen("unix:");
+    if (*path == '\0' || strlen(path) >= sizeof address.sun_path)
+        return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: the path must have 1 to %zu bytes", where,
+                         sizeof address.sun_path - 1);
+    strcpy(address.sun_path, path);
+    if (lstat(path, &sb) == 0) {
+        if (!S_ISSOCK(sb.st_mode))
+            return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: there is a file of that name", where);
+        if (is_alive(&address))
+            return attn_fail(err, ATTN_INVALID, NULL,
+                             "--listen %s: address already in use: another process accepts connections there", where);
+        unlink(path);
+    }
+    listener->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    /* The file's mode is what it is made with: for its owner and group alone. Nothing else runs yet that the umask
+     * could touch. */
+    const mode_t before = umask(0117);
+    const int bound = listener->fd < 0 ? -1 : bind(listener->fd, (const struct sockaddr *)&address, sizeof address);
+    umask(before);
+    if (bound != 0) return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: %s", where, strerror(errno));
+    strcpy(listener->path, path);
+    if (listen(listener->fd, BACKLOG) != 0)
+        return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: %s", where, strerror(errno));
+    return ATTN_OK;
+}
+
+static attn_status open_tcp(struct listener *listener, const char *where, attn_error *err)
+{
+    char host[256];
+    const char *colon = strrchr(where, ':');
+    struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE }, *found = NULL;
+    attn_status status;
+    const int on = 1;
+    if (colon == NULL || (size_t)(colon - where) >= sizeof host)
+        return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: must be ADDR:PORT or unix:PATH", where);
+    const bool bracketed = where[0] == '[' && colon[-1] == ']';
+    snprintf(host, sizeof host, "%.*s", (int)(colon - where) - 2 * bracketed, where + bracketed);
+    const int error = getaddrinfo(*host ? host : NULL, colon + 1, &hints, &found);
+    if (error != 0) return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: %s", where, gai_strerror(error));
+    listener->fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (listener->fd >= 0) {
+        (void)setsockopt(listener->fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        /* [::] means IPv6 alone, so that 0.0.0.0 of the same port can be listened on beside it. */
+        if (found->ai_family == AF_INET6) (void)setsockopt(listener->fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+    }
+    if (listener->fd < 0 || bind(listener->fd, found->ai_addr, found->ai_addrlen) != 0 ||
+        listen(listener->fd, BACKLOG) != 0)
+        status = attn_fail(err, ATTN_INVALID, NULL, "--listen %s: %s", where, strerror(errno));
+    else status = ATTN_OK;
+    freeaddrinfo(found);
+    return status;
+}
+
+attn_status listener_open(struct listener *listener, const char *where, attn_error *err)
+{
+    *listener = (struct listener){ .fd = -1 };
+    const attn_status status = strncmp(where, "unix:", 5) == 0 ? open_unix(listener, where, err)
+                                                               : open_tcp(listener, where, err);
+    if (status == ATTN_OK) describe(listener);
+    else listener_close(listener);
+    return status;
+}
+
+attn_status listener_adopt(struct listener *listener, int fd, attn_error *err)
+{
+    int listening = 0;
+    socklen_t length = sizeof listening;
+    *listener = (struct listener){ .fd = fd };
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) != 0 || !listening)
+        return attn_fail(err, ATTN_INVALID, NULL, "descriptor %d is no listening socket", fd);
+    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+    (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    describe(listener);
+    return ATTN_OK;
+}
+
+void listener_close(struct listener *listener)
+{
+    listener_stop(listener);
+    if (listener->fd >= 0) close(listener->fd);
+    listener->fd = -1;
+    if (listener->path[0]) unlink(listener->path);
+    listener->path[0] = '\0';
+}
+
+/* ---- Accept ------------------------------------------------------------------------------------------------------ */
+
+static void refuse(int fd, bool plain)
+{
+    char answer[2048], body[1024], dropped[4096];
+    metrics_add(METRIC_REJECTED, "connections", NULL, 1);
+    if (plain) {
+        char id[REQUEST_ID_BYTES];
+        request_make_id(id);
+        const size_t length = proto_problem_write(body, sizeof body, PROTO_E_UNAVAILABLE, "too many connections", NULL,
+                                                  NULL, id);
+        const int all = snprintf(
+            answer, sizeof answer,
+            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: 1\r\n"
+            "X-Request-Id: %s\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s",
+            id, length, body);
+        (void)!send(fd, answer, (size_t)all, MSG_NOSIGNAL | MSG_DONTWAIT);
+        shutdown(fd, SHUT_WR);
+        /* Unread bytes at close() are answered by a reset, which would overtake the answer. */
+        (void)!recv(fd, dropped, sizeof dropped, MSG_DONTWAIT);
+    }
+    close(fd);
+}
+
+static void set_options(const struct listener *listener, int fd)
+{
+    const int on = 1, idle = KEEPALIVE_S, timeout = USER_TIMEOUT_MS;
+    if (listener->is_unix) return;
+    /* All of these only make things better: a system that refuses one serves without it. */
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof timeout);
+}
+
+/* No descriptors left: accepts one client with the spare one, to refuse it. False when not even that works. */
+static bool refuse_with_spare(struct listener *listener)
+{
+    if (spare_fd < 0) return false;
+    close(spare_fd);
+    const int fd = accept4(listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd >= 0) refuse(fd, listener->port->plain);
+    spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    log_event(LOG_WARN, NULL, "refused", "reason=descriptors connections=%d",
+              atomic_load(&listener->server->peers.count));
+    return fd >= 0;
+}
+
+/* Accepts at most `limit` connections. */
+static void accept_some(struct listener *listener, int limit)
+{
+    struct server *server = listener->server;
+    for (int i = 0; i < limit; i++) {
+        struct sockaddr_storage address;
+        socklen_t length = sizeof address;
+        const int fd = accept4(listener->fd, (struct sockaddr *)&address, &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) {
+            if (errno == ECONNABORTED || errno == EINTR) continue; /* that client is gone: the next */
+            if ((errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) &&
+                refuse_with_spare(listener))
+                continue;
+            return;
+        }
+        if (atomic_load(&server->peers.count) >= server->config->max_connections) {
+            refuse(fd, listener->port->plain);
+            log_event(LOG_WARN, NULL, "refused", "reason=max_connections connections=%d",
+                      atomic_load(&server->peers.count));
+            continue;
+        }
+        set_options(listener, fd);
+        atomic_fetch_add(&server->peers.count, 1); /* taken back when it closes */
+        if (!daemon_add(listener->port, fd, (struct sockaddr *)&address, length)) {
+            atomic_fetch_sub(&server->peers.count, 1);
+            metrics_add(METRIC_REJECTED, "connections", NULL, 1);
+        }
+    }
+}
+
+static void on_readable(uv_poll_t *poll, int status, int events)
+{
+    (void)events;
+    if (status == 0) accept_some(poll->data, ACCEPT_BURST);
+}
+
+attn_status listener_start(struct listener *listener, uv_loop_t *loop, struct server *server, struct port *port,
+                           attn_error *err)
+{
+    if (spare_fd < 0) spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    listener->server = server;
+    listener->port = port;
+    int error = uv_poll_init(loop, &listener->poll, listener->fd);
+    if (error == 0) {
+        listener->poll.data = listener;
+        listener->polling = true;
+        error = uv_poll_start(&listener->poll, UV_READABLE, on_readable);
+    }
+    if (error != 0) return attn_fail(err, ATTN_INTERNAL, NULL, "%s: %s", listener->address, uv_strerror(error));
+    log_event(LOG_INFO, NULL, "listening", "address=%s", listener->address);
+    return ATTN_OK;
+}
+
+void listener_stop(struct listener *listener)
+{
+    if (!listener->polling) return;
+    /* Whoever completed the handshake before now was accepted by the kernel in our name. */
+    accept_some(listener, BACKLOG);
+    uv_poll_stop(&listener->poll);
+    uv_close((uv_handle_t *)&listener->poll, NULL);
+    listener->polling = false;
+    /* Left open, it would let clients in for as long as the drain takes, and reset them at its end; a balancer that is
+     * refused goes to the next server at once. A supervisor has a descriptor of its own. */
+    close(listener->fd);
+    listener->fd = -1;
+}

@@ -1,0 +1,211 @@
+/* peers.c: the table of connections and the sweep over it.
+ *
+ * Three parties touch a peer: the web server's thread that owns the connection (phase, progress), the sweep in the
+ * loop, and the end of the connection. Invariants:
+ * 1. A peer is removed in libmicrohttpd's CLOSED notification, while its fd is still open, under the table's lock.
+ * The sweep holds that lock: it can never shut down a number that belongs to somebody else by now.
+ * 2. The sweep cuts by compare-and-swap from the phase it has judged to CUT. Whoever loses that race yields: a
+ * request whose body was completed in the same moment is served, or its thread sees CUT and stops; never both.
+ * 3. since_ms is stored before phase: a reader that sees the new phase sees its time too. */
+#include "server/http/peers.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include "proto-json/proto.h"
+#include "server/base/clock.h"
+#include "server/work/request.h"
+#include "server/http/tcp.h"
+
+enum { BYTES_PER_MS = 1024 };
+
+void peers_init(struct peers *peers)
+{
+    pthread_mutex_init(&peers->lock, NULL);
+    peers->first = NULL;
+    atomic_init(&peers->count, 0);
+}
+
+void peers_clear(struct peers *peers)
+{
+    while (peers->first) peers_remove(peers, peers->first);
+    pthread_mutex_destroy(&peers->lock);
+}
+
+struct peer *peers_add(struct peers *peers, int fd, bool plain)
+{
+    struct peer *peer = calloc(1, sizeof *peer);
+    if (peer == NULL) return NULL;
+    peer->fd = fd;
+    peer->plain = plain;
+    atomic_init(&peer->phase, PEER_OPENED);
+    atomic_init(&peer->since_ms, clock_ms());
+    pthread_mutex_lock(&peers->lock);
+    peer->next = peers->first;
+    if (peer->next) peer->next->previous = peer;
+    peers->first = peer;
+    pthread_mutex_unlock(&peers->lock);
+    return peer;
+}
+
+void peers_remove(struct peers *peers, struct peer *peer)
+{
+    pthread_mutex_lock(&peers->lock);
+    *(peer->previous ? &peer->previous->next : &peers->first) = peer->next;
+    if (peer->next) peer->next->previous = peer->previous;
+    pthread_mutex_unlock(&peers->lock);
+    free(peer);
+}
+
+bool peer_enter(struct peer *peer, enum peer_phase phase)
+{
+    int seen = atomic_load_explicit(&peer->phase, memory_order_acquire);
+    if (seen == PEER_CUT) return false;
+    if (seen == (int)phase) return true;
+    atomic_store_explicit(&peer->progress_bytes, 0, memory_order_relaxed);
+    atomic_store_explicit(&peer->since_ms, clock_ms(), memory_order_relaxed);
+    return atomic_compare_exchange_strong_explicit(&peer->phase, &seen, phase, memory_order_acq_rel,
+                                                   memory_order_acquire);
+}
+
+void peer_progress(struct peer *peer, uint64_t bytes)
+{
+    atomic_store_explicit(&peer->progress_bytes, bytes, memory_order_relaxed);
+}
+
+bool peer_expired(enum peer_phase phase, int64_t since_ms, uint64_t progress_bytes, int64_t now_ms,
+                  const struct peer_limits *limits)
+{
+    const int64_t elapsed = now_ms - since_ms;
+    switch (phase) {
+    case PEER_OPENED:
+    case PEER_HEAD: return elapsed > limits->head_ms;
+    case PEER_IDLE: return elapsed > limits->idle_ms;
+    case PEER_BODY:
+    case PEER_SEND: return elapsed - (int64_t)(progress_bytes / BYTES_PER_MS) > limits->transfer_ms;
+    default: return false; /* WORK has a deadline of its own; CUT is done */
+    }
+}
+
+/* Has this peer sent nothing that we have not read? For a connection that never spoke the kernel knows; where it
+ * does not (a unix socket), the answer is no, and the head's deadline decides. */
+static bool is_silent(const struct peer *peer, enum peer_phase phase)
+{
+    int unread = 0;
+    if (ioctl(peer->fd, FIONREAD, &unread) == 0 && unread > 0) return false;
+    return phase == PEER_IDLE || tcp_is_mute(peer->fd);
+}
+
+static void write_fixed(const struct peer *peer, int status, const char *request_id)
+{
+    const proto_error error = status == 413   ? PROTO_E_TOO_LARGE
+                              : status == 400 ? PROTO_E_INVALID_FRAMING
+                                              : PROTO_E_REQUEST_TIMEOUT;
+    char body[1024], head[2048], made[REQUEST_ID_BYTES];
+    if (request_id == NULL || *request_id == '\0') {
+        request_make_id(made);
+        request_id = made;
+    }
+    const size_t body_length = proto_problem_write(body, sizeof body, error, proto_errors[error].title, NULL, NULL,
+                                                   request_id);
+    const int length = snprintf(head, sizeof head,
+                                "HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\nContent-Length: %zu\r\n"
+                                "Connection: close\r\nX-Request-Id: %s\r\n\r\n%s",
+                                status,
+                                status == 413   ? "Content Too Large"
+                                : status == 400 ? "Bad Request"
+                                                : "Request Timeout",
+                                body_length, request_id, body);
+    /* Best effort: a peer that does not read its answer does not get it. */
+    if (length > 0 && (size_t)length < sizeof head)
+        (void)!send(peer->fd, head, (size_t)length, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+void peer_cut_with(struct peer *peer, int status, const char *request_id)
+{
+    atomic_store(&peer->phase, PEER_CUT);
+    if (peer->plain) write_fixed(peer, status, request_id);
+    shutdown(peer->fd, SHUT_RDWR);
+}
+
+/* Has anything changed since the last sweep? */
+static bool has_moved(struct peer *peer, int phase, int64_t since_ms, uint64_t bytes, int64_t now_ms)
+{
+    if (phase == peer->seen_phase && bytes == peer->seen_bytes && since_ms == peer->seen_since_ms && peer->seen_ms != 0)
+        return false;
+    peer->seen_phase = phase;
+    peer->seen_bytes = bytes;
+    peer->seen_since_ms = since_ms;
+    peer->seen_ms = now_ms;
+    peer->asked = false;
+    return true;
+}
+
+/* Whoever stands still where he should send may have left with his last bytes. One look is enough: a FIN that comes
+ * later is an edge of its own. Only for phases in which nothing can follow that we would still answer. */
+static bool has_left(struct peer *peer, int phase)
+{
+    struct pollfd poll_fd = { .fd = peer->fd, .events = POLLRDHUP };
+    int unread = 0;
+    if (peer->asked || (phase != PEER_OPENED && phase != PEER_HEAD && phase != PEER_BODY && phase != PEER_IDLE))
+        return false;
+    peer->asked = true;
+    if (poll(&poll_fd, 1, 0) <= 0 || !(poll_fd.revents & (POLLRDHUP | POLLHUP | POLLERR))) return false;
+    return ioctl(peer->fd, FIONREAD, &unread) != 0 || unread == 0;
+}
+
+/* Does this peer, which has not moved lately, hold up a drain? */
+static bool is_tiresome(const struct peer *peer, int phase, int64_t since_ms, int64_t now_ms,
+                        const struct peer_patience *patience)
+{
+    const bool stalled = now_ms - peer->seen_ms >= patience->stalled_ms;
+    switch (phase) {
+    case PEER_OPENED: return now_ms - since_ms >= patience->silent_ms && (stalled || is_silent(peer, PEER_OPENED));
+    case PEER_IDLE: return now_ms - since_ms >= patience->silent_ms && is_silent(peer, PEER_IDLE);
+    case PEER_HEAD:
+    case PEER_BODY:
+    case PEER_SEND: return stalled;
+    default: return false;
+    }
+}
+
+int peers_sweep(struct peers *peers, int64_t now_ms, const struct peer_limits *limits,
+                const struct peer_patience *patience)
+{
+    int cut = 0;
+    pthread_mutex_lock(&peers->lock);
+    for (struct peer *peer = peers->first; peer; peer = peer->next) {
+        int phase = atomic_load_explicit(&peer->phase, memory_order_acquire);
+        const int64_t since = atomic_load_explicit(&peer->since_ms, memory_order_relaxed);
+        const uint64_t bytes = atomic_load_explicit(&peer->progress_bytes, memory_order_relaxed);
+        const bool moved = has_moved(peer, phase, since, bytes, now_ms);
+        const bool expired = peer_expired((enum peer_phase)phase, since, bytes, now_ms, limits);
+        const bool tiresome = patience && !moved && is_tiresome(peer, phase, since, now_ms, patience);
+        const bool sending = phase == PEER_OPENED || phase == PEER_HEAD || phase == PEER_BODY;
+        if (!moved && has_left(peer, phase)) {
+            shutdown(peer->fd, SHUT_RDWR); /* an edge: the web server sees the end now */
+            continue;
+        }
+        if (!expired && !tiresome) continue;
+        if (!atomic_compare_exchange_strong(&peer->phase, &phase, PEER_CUT)) continue;
+        if (sending && peer->plain && !(tiresome && phase == PEER_OPENED)) write_fixed(peer, 408, NULL);
+        shutdown(peer->fd, SHUT_RDWR);
+        cut++;
+    }
+    pthread_mutex_unlock(&peers->lock);
+    return cut;
+}
+
+void peers_cut_all(struct peers *peers)
+{
+    pthread_mutex_lock(&peers->lock);
+    for (struct peer *peer = peers->first; peer; peer = peer->next) {
+        atomic_store(&peer->phase, PEER_CUT);
+        shutdown(peer->fd, SHUT_RDWR);
+    }
+    pthread_mutex_unlock(&peers->lock);
+}

@@ -1,0 +1,672 @@
+/* loop.c: the main thread. It owns every request between the end of its body and its answer.
+ *
+ *   on_message    a request has arrived: deadline, queue          a batch has come back: results, answers
+ *   on_check      once a turn, after all messages: batches leave for devices that have room
+ *   on_deadline   one timer for all deadlines (deadlines.c)
+ *   on_tick       while something waits: hang-up watches for those that have waited long enough
+ *   on_sweep      connections that are too slow; memory and contexts that are too old; the steps of a drain
+ *
+ * A suspended connection has no eyes, so whoever waits longer than WATCH_AFTER_MS gets a uv_poll for UV_DISCONNECT.
+ * Most requests are answered before that and cost no system call here. A client that shuts down its sending side
+ * counts as gone.
+ *
+ * Stopping (SIGTERM or SIGINT):
+ *
+ *   SERVING --signal--> DRAINING: readiness says 503, the listeners take their backlog and close, every answer says
+ * Connection: close
+ *           --nothing open, or --drain-ms passed, or a second signal--> HURRYING: what waits is answered 503, nothing new is
+ * suspended
+ *           --nothing suspended, and nothing open or HURRY_MS passed--> over
+ *
+ * When the last usable device fails: readiness says 503, then HURRYING, and loop_run() returns 70.
+ *
+ * Invariants
+ * 1. Every request in the list `suspended` is in QUEUED, RUNNING or VERIFYING, and every such request is in it.
+ * 2. A watch is closed before its connection is resumed: afterwards the descriptor may be somebody else's.
+ * 3. loop_run() returns only when no connection is suspended and none can become so. */
+#include "server/sched/loop.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <malloc.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "server/base/arena.h"
+#include "server/base/clock.h"
+#include "server/work/contexts.h"
+#include "server/http/daemon.h"
+#include "server/device/devices.h"
+#include "server/base/log.h"
+#include "server/base/metrics.h"
+#include "server/http/peers.h"
+#include "server/http/routes.h"
+#include "server/http/tokens.h"
+#include "server/work/verify.h"
+
+enum {
+    TICK_MS = 10,
+    WATCH_AFTER_MS = 20, /* a client that leaves is noticed within WATCH_AFTER_MS + TICK_MS */
+    SWEEP_MS = 40,       /* a client that leaves in the middle of a request is noticed within two of them */
+    WARM_MS = 30000,     /* staging memory that nobody wanted for so long goes back to the system */
+    HEAD_MS = 10000,
+    IDLE_MS = 75000,
+    SILENT_MS = 500,   /* while draining: a connection that says nothing for so long will not be missed */
+    STALLED_MS = 2000, /* and one that is in the middle of something and does not move */
+    HURRY_MS = 2000,   /* for the last answers to leave */
+    SWEEP_PEERS = 2000,
+    CROWD = 512,      /* connections whose memory is worth giving back */
+    MAX_BATCH = 1024, /* of --max-batch */
+};
+
+enum stage { SERVING, DRAINING, HURRYING };
+
+struct watch {
+    uv_poll_t poll;
+    struct request *request;
+};
+
+struct loop {
+    uv_loop_t uv;
+    struct server *server;
+    struct mailbox box;
+    uv_check_t check;
+    uv_timer_t deadline_timer, tick_timer, sweep_timer;
+    uv_poll_t window_poll;
+    int window_fd; /* timerfd: libuv's timers count milliseconds, --batch-window-us does not */
+    uv_signal_t signals[3];
+
+    struct deadlines deadlines;
+    struct request *oldest, *newest; /* all requests whose connections are suspended */
+    struct request *unwatched;       /* the oldest of them without a watch; those behind it have none either */
+    bool queue_changed;
+    struct job *batch_jobs[MAX_BATCH];
+    int verifying;
+
+    /* For other threads, as of the last turn. */
+    _Atomic int64_t queue_requests, queue_bytes;
+
+    struct listener *listeners;
+    int listener_count;
+    struct port *main_port; /* of the first listener */
+    enum stage stage;
+    int64_t stage_since_ms;
+    int exit_status;
+    unsigned sweeps;
+    int most_open; /* connections, since memory was last given back */
+};
+
+/* ---- Suspended requests ------------------------------------------------------------------------------------------ */
+
+static void list_add(struct loop *loop, struct request *request)
+{
+    request->next = NULL;
+    request->previous = loop->newest;
+    *(loop->newest ? &loop->newest->next : &loop->oldest) = request;
+    loop->newest = request;
+    if (loop->unwatched == NULL) loop->unwatched = request;
+    if (!uv_is_active((uv_handle_t *)&loop->tick_timer))
+        uv_timer_start(&loop->tick_timer, loop->tick_timer.timer_cb, TICK_MS, TICK_MS);
+}
+
+static void list_remove(struct loop *loop, struct request *request)
+{
+    if (loop->unwatched == request) loop->unwatched = request->next;
+    *(request->previous ? &request->previous->next : &loop->oldest) = request->next;
+    *(request->next ? &request->next->previous : &loop->newest) = request->previous;
+    request->next = request->previous = NULL;
+}
+
+static void on_watch_closed(uv_handle_t *handle)
+{
+    free(handle->data);
+}
+
+static void watch_stop(struct request *request)
+{
+    struct watch *watch = request->watch;
+    if (watch == NULL) return;
+    request->watch = NULL;
+    watch->poll.data = watch;
+    uv_poll_stop(&watch->poll);
+    uv_close((uv_handle_t *)&watch->poll, on_watch_closed);
+}
+
+/* The request is done with the loop, whatever became of it: its connection goes on. */
+static void hand_back(struct loop *loop, struct request *request)
+{
+    deadlines_remove(&loop->deadlines, &request->deadline);
+    list_remove(loop, request);
+    watch_stop(request);
+    daemon_resume(request);
+}
+
+/* Takes a waiting request away from its job, wherever that is. The job's memory is free at once if it was queued; if it
+ * runs, when it comes back. */
+static void detach(struct loop *loop, struct request *request)
+{
+    struct job *job = request->job;
+    if (request->state == REQUEST_QUEUED) {
+        queue_remove(&loop->server->queue, job);
+        queue_leave(&loop->server->queue);
+        request->admitted = false;
+        loop->queue_changed = true;
+    }
+    job->request = NULL;
+    request->job = NULL;
+    job_release(job);
+}
+
+static void cancel(struct loop *loop, struct request *request, proto_error error, const char *reason)
+{
+    request_fail(request, error, NULL, "%s", reason);
+    detach(loop, request);
+    hand_back(loop, request);
+}
+
+static void on_hangup(uv_poll_t *poll, int status, int events)
+{
+    struct watch *watch = (struct watch *)poll; /* its first member */
+    struct request *request = watch->request;
+    struct loop *loop = poll->loop->data;
+    if (status == 0 && !(events & UV_DISCONNECT)) return;
+    metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
+    request->gone = true;
+    detach(loop, request);
+    hand_back(loop, request);
+}
+
+static void watch_start(struct loop *loop, struct request *request)
+{
+    struct watch *watch = calloc(1, sizeof *watch);
+    if (watch == NULL) return; /* unwatched, it is found out when it is answered */
+    watch->request = request;
+    if (uv_poll_init(&loop->uv, &watch->poll, request->peer->fd) != 0) {
+        free(watch);
+        return;
+    }
+    request->watch = watch;
+    if (uv_poll_start(&watch->poll, UV_DISCONNECT, on_hangup) != 0) watch_stop(request);
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+    struct loop *loop = timer->loop->data;
+    const int64_t until_ns = clock_ns() - WATCH_AFTER_MS * CLOCK_NS_PER_MS;
+    while (loop->unwatched && loop->unwatched->times.received_ns <= until_ns) {
+        struct request *request = loop->unwatched;
+        loop->unwatched = request->next;
+        watch_start(loop, request);
+    }
+    if (loop->oldest == NULL) uv_timer_stop(timer);
+}
+
+/* ---- Deadlines --------------------------------------------------------------------------------------------------- */
+
+static void on_deadline(uv_timer_t *timer);
+
+static void arm_deadline(struct loop *loop)
+{
+    const struct deadline *next = deadlines_next(&loop->deadlines);
+    if (next == NULL) {
+        uv_timer_stop(&loop->deadline_timer);
+        return;
+    }
+    const int64_t wait_ms = (next->at_ns - clock_ns()) / CLOCK_NS_PER_MS + 1;
+    uv_timer_start(&loop->deadline_timer, on_deadline, wait_ms > 0 ? (uint64_t)wait_ms : 0, 0);
+}
+
+static void on_deadline(uv_timer_t *timer)
+{
+    struct loop *loop = timer->loop->data;
+    struct deadline *next;
+    const int64_t now = clock_ns();
+    while ((next = deadlines_next(&loop->deadlines)) && next->at_ns <= now) {
+        struct request *request = (struct request *)((char *)next - offsetof(struct request, deadline));
+        cancel(loop, request, PROTO_E_DEADLINE,
+               request->state == REQUEST_QUEUED ? "the deadline passed while the request waited for a device"
+                                                : "the deadline passed while the request was running");
+    }
+    arm_deadline(loop);
+}
+
+/* ---- Batches out ------------------------------------------------------------------------------------------------- */
+
+static void publish_queue(struct loop *loop)
+{
+    atomic_store_explicit(&loop->queue_requests, loop->server->queue.count, memory_order_relaxed);
+    atomic_store_explicit(&loop->queue_bytes, loop->server->queue.bytes, memory_order_relaxed);
+}
+
+static void arm_window(struct loop *loop, int64_t wait_ns)
+{
+    const struct itimerspec when = { .it_value = { wait_ns / CLOCK_NS_PER_S, wait_ns % CLOCK_NS_PER_S } };
+    (void)timerfd_settime(loop->window_fd, 0, &when, NULL);
+}
+
+/* Sends batches to devices while there are both. */
+static void dispatch(struct loop *loop)
+{
+    struct server *server = loop->server;
+    struct device *device;
+    while (server->queue.count > 0 && (device = devices_pick(server->devices)) != NULL) {
+        int64_t wait_ns;
+        if (device_can_wait(device) && queue_may_grow(&server->queue)) break;
+        const int64_t now = clock_ns();
+        const int count = queue_take(&server->queue, now, loop->batch_jobs, &wait_ns);
+        if (count == 0) {
+            if (wait_ns > 0) arm_window(loop, wait_ns);
+            break;
+        }
+        struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->jobs[0]);
+        for (int i = 0; i < count; i++) {
+            struct job *job = loop->batch_jobs[i];
+            struct request *request = job->request;
+            queue_leave(&server->queue);
+            request->admitted = false;
+            if (batch == NULL) { /* the queue has forgotten it, detach() must not take it out again */
+                request_move(request, REQUEST_RUNNING);
+                cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
+                continue;
+            }
+            request_move(request, REQUEST_RUNNING);
+            job->started_ns = now;
+            batch->jobs[i] = job_hold(job);
+            batch->flops += job->flops;
+        }
+        if (batch == NULL) break;
+        batch->count = count;
+        metrics_observe(METRIC_BATCH_SIZE, NULL, count);
+        devices_submit(server->devices, batch, device);
+    }
+    publish_queue(loop);
+}
+
+static void on_window(uv_poll_t *poll, int status, int events)
+{
+    struct loop *loop = poll->loop->data;
+    uint64_t expirations;
+    (void)status;
+    (void)events;
+    (void)!read(loop->window_fd, &expirations, sizeof expirations);
+    loop->queue_changed = true;
+}
+
+static void on_check(uv_check_t *check)
+{
+    struct loop *loop = check->loop->data;
+    if (!loop->queue_changed) return;
+    loop->queue_changed = false;
+    arm_deadline(loop);
+    dispatch(loop);
+}
+
+/* ---- Batches back ------------------------------------------------------------------------------------------------ */
+
+/* The job is done and its request still wants the answer. */
+static void conclude(struct loop *loop, struct job *job)
+{
+    const int64_t now = clock_ms();
+    for (int i = 0; job->wants_save && i < job->call->count; i++) {
+        proto_result *result = &job->results[i];
+        if (result->context[0] == '\0') continue;
+        if (result->error.status == ATTN_OK) contexts_fill(loop->server->contexts, result->context, job, i, now);
+        else {
+            contexts_drop(loop->server->contexts, result->context);
+            result->context[0] = '\0';
+        }
+    }
+    hand_back(loop, job->request);
+}
+
+struct verification {
+    uv_work_t work;
+    struct job *job; /* a reference */
+};
+
+static void verify_work(uv_work_t *work)
+{
+    struct verification *verification = (struct verification *)work; /* its first member */
+    request_set_role(ROLE_DEVICE);
+    verify_job(verification->job);
+}
+
+static void on_verified(uv_work_t *work, int status)
+{
+    struct verification *verification = (struct verification *)work;
+    struct loop *loop = work->loop->data;
+    struct job *job = verification->job;
+    (void)status;
+    loop->verifying--;
+    free(verification);
+    const bool wanted = job->request != NULL;
+    job_release(job); /* as in batch_done() */
+    if (!wanted) return;
+    attn_error *error = &job->results[0].error;
+    if (!job->call->envelope && error->status != ATTN_OK) request_fail_status(job->request, error);
+    conclude(loop, job);
+}
+
+static void verify(struct loop *loop, struct job *job)
+{
+    struct verification *verification = calloc(1, sizeof *verification);
+    if (verification == NULL) {
+        cancel(loop, job->request, PROTO_E_OUT_OF_MEMORY, "no memory to verify");
+        return;
+    }
+    verification->job = job_hold(job);
+    request_move(job->request, REQUEST_VERIFYING);
+    loop->verifying++;
+    /* It fails only without a function to call. */
+    if (uv_queue_work(&loop->uv, &verification->work, verify_work, on_verified) != 0) abort();
+}
+
+static void hurry(struct loop *loop);
+
+/* The device is beyond repair inside this process. The others go on; without any the server is not ready from now
+ * on, and whoever called this answers those that he has to answer and then calls end_if_failed(). */
+static void device_failed(struct loop *loop, struct device *device, const char *text)
+{
+    if (!device_disable(device)) return;
+    log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), text);
+    if (devices_usable(loop->server->devices) || loop->stage == HURRYING) return;
+    atomic_store(&loop->server->phase, SERVER_FAILED);
+    loop->exit_status = 70;
+}
+
+static void end_if_failed(struct loop *loop)
+{
+    if (loop->exit_status != 0) hurry(loop);
+}
+
+/* A device that does not finish what it was given. Those who wait for it are answered; the jobs stay with it, for
+ * it may still write into their memory. */
+static void look_at_devices(struct loop *loop)
+{
+    struct device *device;
+    while ((device = devices_overdue(loop->server->devices)) != NULL) {
+        char text[128];
+        snprintf(text, sizeof text, "%.40s did not finish in the time it may take", device_name(device));
+        device_failed(loop, device, text);
+        metrics_add(METRIC_DEVICE_ERRORS, device_name(device), "OVERDUE", 1);
+        for (struct batch *batch = device_batches(device); batch; batch = batch->next)
+            for (int i = 0; i < batch->count; i++)
+                if (batch->jobs[i]->request) cancel(loop, batch->jobs[i]->request, PROTO_E_UNAVAILABLE, text);
+        loop->queue_changed = true;
+    }
+    end_if_failed(loop);
+}
+
+static void batch_done(struct loop *loop, struct batch *batch)
+{
+    struct server *server = loop->server;
+    struct device *device = batch->device;
+
+    devices_collect(server->devices, batch);
+    batch_count(batch, batch->jobs[0]);
+    /* When a batch fails all of it does, for the same reason. */
+    if (!batch->jobs[0]->ran && batch->jobs[0]->error.status == ATTN_DEVICE_LOST)
+        device_failed(loop, device, batch->jobs[0]->error.text);
+    queue_learn(&server->queue, batch->count, (double)(batch->ended_ns - batch->started_ns) / 1e9);
+    for (int i = 0; i < batch->count; i++) {
+        struct job *job = batch->jobs[i];
+        struct request *request = job->request;
+        /* The batch's reference goes first: whoever answers may then see that the job is all his, and reuse its
+         * memory. The request has its own. */
+        job_release(job);
+        if (request != NULL) {
+            if (!job->ran) {
+                request_fail_status(request, &job->error);
+                hand_back(loop, request);
+            } else {
+                batch_note_times(batch, job);
+                if (job->wants_verify) verify(loop, job);
+                else conclude(loop, job);
+            }
+        }
+    }
+    free(batch);
+    loop->queue_changed = true;
+    end_if_failed(loop);
+}
+
+/* ---- Messages ---------------------------------------------------------------------------------------------------- */
+
+static void request_arrived(struct loop *loop, struct request *request)
+{
+    list_add(loop, request);
+    queue_push(&loop->server->queue, request->job, clock_ns());
+    loop->queue_changed = true;
+    if (loop->stage == HURRYING) {
+        cancel(loop, request, PROTO_E_DRAINING, "the server is stopping");
+        return;
+    }
+    if (!deadlines_add(&loop->deadlines, &request->deadline))
+        cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a deadline");
+}
+
+static void on_message(void *context, struct message *message)
+{
+    switch (message->kind) {
+    case LOOP_REQUEST:
+        request_arrived(context, (struct request *)message);
+        break; /* the message is the first member of both */
+    case LOOP_BATCH: batch_done(context, (struct batch *)message); break;
+    default: assert(0 && "a message of no kind");
+    }
+}
+
+void loop_post(struct loop *loop, struct request *request)
+{
+    request->message.kind = LOOP_REQUEST;
+    mailbox_post(&loop->box, &request->message);
+}
+
+/* ---- Stopping ---------------------------------------------------------------------------------------------------- */
+
+static void enter_stage(struct loop *loop, enum stage stage)
+{
+    loop->stage = stage;
+    loop->stage_since_ms = clock_ms();
+}
+
+static void stop_listeners(struct loop *loop, unsigned kind)
+{
+    for (int i = 0; i < loop->listener_count; i++)
+        if (loop->listeners[i].port->kind == kind) listener_stop(&loop->listeners[i]);
+}
+
+/* The address of --metrics-listen stays open while what was accepted is finished: a drain can be watched, and
+ * probed. */
+static void drain(struct loop *loop)
+{
+    int ready = SERVER_READY;
+    /* First: once answers say that their connection ends, clients open new ones, and one whose handshake meets the
+     * close is reset. */
+    stop_listeners(loop, PORT_MAIN);
+    enter_stage(loop, DRAINING);
+    atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);
+    atomic_store(&loop->server->drain_since_ms, loop->stage_since_ms);
+    daemon_let_go(loop->main_port);
+    log_event(LOG_INFO, NULL, "draining", "connections=%d waiting=%d", atomic_load(&loop->server->peers.count),
+              atomic_load(&loop->server->suspended));
+}
+
+/* Everything that waits is answered now. Requests that are on their way to the mailbox find stopping set, or arrive
+ * and are answered in request_arrived(). */
+static void hurry(struct loop *loop)
+{
+    if (loop->stage == HURRYING) return;
+    if (loop->stage == SERVING) drain(loop);
+    enter_stage(loop, HURRYING);
+    stop_listeners(loop, PORT_METRICS);
+    atomic_store(&loop->server->stopping, true);
+    int cut = 0;
+    for (; loop->oldest; cut++) {
+        if (loop->exit_status != 0) cancel(loop, loop->oldest, PROTO_E_UNAVAILABLE, "no device is usable");
+        else cancel(loop, loop->oldest, PROTO_E_DRAINING, "the server is stopping");
+    }
+    if (cut > 0) log_event(LOG_WARN, NULL, "stopping", "unanswered=%d", cut);
+}
+
+/* The next step of a drain, if its time has come. */
+static void advance(struct loop *loop, int64_t now_ms)
+{
+    struct server *server = loop->server;
+    const int open = atomic_load(&server->peers.count);
+    if (loop->stage == DRAINING && (open == 0 || now_ms - loop->stage_since_ms >= server->config->drain_ms))
+        hurry(loop);
+    if (loop->stage != HURRYING || atomic_load(&server->suspended) > 0) return;
+    if (open > 0 && now_ms - loop->stage_since_ms < HURRY_MS) return;
+    uv_stop(&loop->uv);
+}
+
+/* What connections and their requests took from malloc, glibc keeps for the next ones. After a crowd has left, it
+ * is given back. (libmicrohttpd's 80 KiB of each connection are mapped, and go back by themselves.) */
+static void give_back_memory(struct loop *loop)
+{
+    const int open = atomic_load(&loop->server->peers.count);
+    if (open > loop->most_open) loop->most_open = open;
+    if (loop->most_open < CROWD || open > loop->most_open / 4) return;
+    loop->most_open = open;
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
+
+static void on_sweep(uv_timer_t *timer)
+{
+    struct loop *loop = timer->loop->data;
+    struct server *server = loop->server;
+    const struct config *config = server->config;
+    const int64_t now_ms = clock_ms();
+
+    const struct peer_limits limits = {
+        .head_ms = config->body_timeout_ms < HEAD_MS ? config->body_timeout_ms : HEAD_MS,
+        .idle_ms = IDLE_MS,
+        .transfer_ms = config->body_timeout_ms,
+    };
+    static const struct peer_patience patience = { SILENT_MS, STALLED_MS };
+    /* Looking at 10000 connections takes 2 ms: the more there are, the less often. */
+    if (++loop->sweeps % (1 + (unsigned)atomic_load(&server->peers.count) / SWEEP_PEERS) == 0)
+        peers_sweep(&server->peers, now_ms, &limits, loop->stage == SERVING ? NULL : &patience);
+    if (!server->pinned) arena_trim(server->arena, now_ms, WARM_MS);
+    contexts_expire(server->contexts, now_ms);
+    give_back_memory(loop);
+    look_at_devices(loop);
+    double seconds;
+    const int jobs = devices_learn(server->devices, &seconds);
+    if (jobs > 0) queue_learn(&server->queue, jobs, seconds);
+    if (loop->stage == SERVING) daemon_balance(loop->main_port, now_ms); /* loop_close() turns once more, without it */
+    if (loop->stage != SERVING) advance(loop, now_ms);
+}
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+    struct loop *loop = handle->loop->data;
+    struct server *server = loop->server;
+    if (number == SIGHUP) {
+        char why[512];
+        if (server->tokens == NULL) return;
+        if (tokens_reload(server->tokens, why, sizeof why)) log_event(LOG_INFO, NULL, "reloaded", "what=tokens");
+        else log_event(LOG_ERROR, NULL, "reload_failed", "text=" LOG_Q, why);
+        return;
+    }
+    log_event(LOG_INFO, NULL, "signal", "number=%d", number);
+    if (loop->stage == SERVING) {
+        drain(loop);
+        advance(loop, clock_ms());
+    } else hurry(loop);
+}
+
+/* ---- Open, run, close -------------------------------------------------------------------------------------------- */
+
+static void must(int error, const char *what)
+{
+    if (error == 0) return;
+    fprintf(stderr, "attnd: %s: %s\n", what, uv_strerror(error));
+    abort();
+}
+
+struct loop *loop_open(struct server *server)
+{
+    static const int numbers[] = { SIGTERM, SIGINT, SIGHUP };
+    struct loop *loop = calloc(1, sizeof *loop);
+    if (loop == NULL) {
+        fprintf(stderr, "attnd: out of memory for an event loop of %zu bytes\n", sizeof *loop);
+        abort();
+    }
+    must(uv_loop_init(&loop->uv), "event loop");
+    loop->uv.data = loop;
+    loop->server = server;
+    must(mailbox_open(&loop->box, &loop->uv, on_message, loop), "mailbox");
+    must(uv_check_init(&loop->uv, &loop->check), "event loop");
+    must(uv_check_start(&loop->check, on_check), "event loop");
+    must(uv_timer_init(&loop->uv, &loop->deadline_timer), "event loop");
+    must(uv_timer_init(&loop->uv, &loop->tick_timer), "event loop");
+    must(uv_timer_start(&loop->tick_timer, on_tick, TICK_MS, TICK_MS), "event loop");
+    must(uv_timer_init(&loop->uv, &loop->sweep_timer), "event loop");
+    loop->window_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    must(loop->window_fd < 0 ? -errno : 0, "timerfd");
+    must(uv_poll_init(&loop->uv, &loop->window_poll, loop->window_fd), "timerfd");
+    must(uv_poll_start(&loop->window_poll, UV_READABLE, on_window), "timerfd");
+    for (int i = 0; i < 3; i++) {
+        must(uv_signal_init(&loop->uv, &loop->signals[i]), "signals");
+        must(uv_signal_start(&loop->signals[i], on_signal, numbers[i]), "signals");
+    }
+    return loop;
+}
+
+struct mailbox *loop_mailbox(struct loop *loop)
+{
+    return &loop->box;
+}
+uv_loop_t *loop_uv(struct loop *loop)
+{
+    return &loop->uv;
+}
+
+int loop_run(struct loop *loop, struct listener *listeners, int listener_count)
+{
+    request_set_role(ROLE_LOOP);
+    loop->listeners = listeners;
+    loop->listener_count = listener_count;
+    loop->main_port = listeners[0].port;
+    /* Not before: a server whose start fails closes the loop, which turns once more, without devices and staging
+     * memory. */
+    must(uv_timer_start(&loop->sweep_timer, on_sweep, SWEEP_MS, SWEEP_MS), "event loop");
+    uv_run(&loop->uv, UV_RUN_DEFAULT);
+    return loop->exit_status;
+}
+
+static void close_handle(uv_handle_t *handle, void *context)
+{
+    (void)context;
+    if (!uv_is_closing(handle)) uv_close(handle, NULL);
+}
+
+void loop_close(struct loop *loop)
+{
+    /* Verifications and watches end; messages of batches that came back late are handled by nobody but freed here. */
+    while (loop->verifying > 0) uv_run(&loop->uv, UV_RUN_ONCE);
+    uv_run(&loop->uv, UV_RUN_NOWAIT);
+    pthread_mutex_destroy(&loop->box.lock);
+    uv_walk(&loop->uv, close_handle, NULL);
+    uv_run(&loop->uv, UV_RUN_DEFAULT);
+    uv_loop_close(&loop->uv);
+    close(loop->window_fd);
+    deadlines_clear(&loop->deadlines);
+    free(loop);
+}
+
+/* ---- For other threads ------------------------------------------------------------------------------------------- */
+
+void server_queue_state(struct server *server, int64_t *requests, int64_t *bytes)
+{
+    *requests = atomic_load_explicit(&server->loop->queue_requests, memory_order_relaxed);
+    *bytes = atomic_load_explicit(&server->loop->queue_bytes, memory_order_relaxed);
+}

@@ -1,0 +1,225 @@
+/* job.c: from a decoded body to something a device can run.
+ *
+ * Where the tensors lie (one extent, leased at the headers; a second one only when the outputs are larger than was
+ * expected):
+ *
+ *   inputs:  | q | k | v | ... as decoded ...  | out | lse |  free  |
+ *            0                                 inputs_used         bytes
+ *   spare:   | out | lse | ... when they do not fit behind the inputs
+ *
+ * Every tensor starts on a 64-byte boundary. All outputs lie in one piece, so that a device with memory of its own
+ * copies them back in one piece; the same holds for the inputs. */
+#include "server/work/job.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/base/clock.h"
+#include "server/work/contexts.h"
+#include "server/work/verify.h"
+
+enum { ALIGNMENT = 64 };
+
+/* Jobs above this are never joined with others: they keep a device busy alone, and small ones should not wait for
+ * them. */
+#define SMALL_FLOPS 1e8
+#define SMALL_BYTES ((size_t)2 << 20)
+
+struct job *job_new(struct arena *arena, struct contexts *contexts, struct extent *inputs, proto_call *call)
+{
+    struct job *job = calloc(1, sizeof *job);
+    if (job == NULL) return NULL;
+    job->results = calloc(call->count > 0 ? (size_t)call->count : 1,
+                          sizeof *job->results); /* an empty envelope has none */
+    if (job->results == NULL) {
+        free(job);
+        return NULL;
+    }
+    atomic_init(&job->references, 1);
+    job->arena = arena;
+    job->contexts = contexts;
+    job->inputs = inputs;
+    job->call = call;
+    job->inputs_used = call->memory_bytes;
+    return job;
+}
+
+struct job *job_hold(struct job *job)
+{
+    atomic_fetch_add_explicit(&job->references, 1, memory_order_relaxed);
+    return job;
+}
+
+void job_release_memory(struct job *job)
+{
+    arena_release(job->arena, job->inputs);
+    arena_release(job->arena, job->spare);
+    job->inputs = job->spare = NULL;
+}
+
+void job_release(struct job *job)
+{
+    if (job == NULL || atomic_fetch_sub_explicit(&job->references, 1, memory_order_acq_rel) != 1) return;
+    for (int i = 0; i < job->call->count; i++) {
+        if (job->saved && job->saved[i]) {
+            contexts_finish(job->contexts, job->call->items[i].context, job->ran);
+            job_release(job->saved[i]);
+        }
+        /* A context that was filled holds a reference, so it is gone by now; one that never was is forgotten here. */
+        if (job->wants_save && job->results[i].context[0]) contexts_drop(job->contexts, job->results[i].context);
+    }
+    job_release_memory(job);
+    free(job->saved);
+    free(job->results);
+    proto_call_free(job->call);
+    free(job);
+}
+
+/* ---- Preparing --------------------------------------------------------------------------------------------------- */
+
+static bool is_output(attn_tensor_id id, attn_op op)
+{
+    return attn_tensors[id].role == (op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
+}
+
+/* A backward of something saved: everything but dout, dlse and the wanted gradients comes from there. */
+static attn_status resolve_context(struct job *job, int index, attn_error *err)
+{
+    proto_item *item = &job->call->items[index];
+    attn_problem given = item->problem;
+    struct job *saved;
+    int saved_index;
+    attn_status status;
+
+    if (job->saved == NULL) job->saved = calloc((size_t)job->call->count, sizeof *job->saved);
+    if (job->saved == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+    status = contexts_take(job->contexts, item->context, clock_ms(), &saved, &saved_index, err);
+    if (status != ATTN_OK) return status;
+    job->saved[index] = saved;
+
+    attn_problem *p = &item->problem;
+    *p = saved->call->items[saved_index].problem;
+    p->op = ATTN_OP_BACKWARD;
+    p->dout = given.dout;
+    p->dlse = given.dlse;
+    p->deterministic = given.deterministic;
+    for (int id = 0; id < ATTN_TENSOR_COUNT && status == ATTN_OK; id++)
+        if (is_output((attn_tensor_id)id, p->op) && (item->outputs >> id & 1))
+            status = attn_output(p, (attn_tensor_id)id, item->out_dtype, &p->tensor[id], err);
+    return status == ATTN_OK ? attn_check(p, err) : status;
+}
+
+/* A context needs out and lse, whether or not they are sent back. */
+static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
+{
+    static const attn_tensor_id needed[] = { ATTN_T_out, ATTN_T_lse };
+    attn_status status = ATTN_OK;
+    for (size_t i = 0; i < sizeof needed / sizeof *needed && status == ATTN_OK; i++)
+        if (item->problem.tensor[needed[i]].rank == 0)
+            status = attn_output(&item->problem, needed[i], item->out_dtype, &item->problem.tensor[needed[i]], err);
+    return status;
+}
+
+/* Adds what the outputs of an item need, each rounded up to the alignment. */
+static attn_status count_outputs(const proto_item *item, size_t *bytes, attn_error *err)
+{
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        const attn_tensor *t = &item->problem.tensor[id];
+        int64_t size;
+        if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0) continue;
+        if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &size) ||
+            __builtin_add_overflow(*bytes, (size_t)size, bytes) ||
+            __builtin_add_overflow(*bytes, (size_t)ALIGNMENT - 1, bytes))
+            return attn_fail(err, ATTN_TOO_LARGE, NULL, "%s: its size does not fit in 64 bits", attn_tensors[id].name);
+        *bytes = *bytes / ALIGNMENT * ALIGNMENT;
+    }
+    return ATTN_OK;
+}
+
+static void place_outputs(proto_item *item, char **at)
+{
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        attn_tensor *t = &item->problem.tensor[id];
+        int64_t size;
+        if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0) continue;
+        t->data = *at;
+        if (attn_shape_bytes(t->dtype, t->rank, t->shape, &size))
+            *at += ((size_t)size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    }
+}
+
+static job_kind kind_of(const struct job *job)
+{
+    if (job->call->count != 1 || job->flops > SMALL_FLOPS || job->tensor_bytes > SMALL_BYTES) return 0;
+    const attn_problem *p = &job->call->items[0].problem;
+    const attn_dims d = attn_dims_of(p);
+    if (d.H > 0xfff || d.Hk > 0xfff) return 0;
+    return 1 | (job_kind)p->op << 1 | (job_kind)p->q.dtype << 2 | (job_kind)d.D << 6 | (job_kind)d.Dv << 16 |
+           (job_kind)d.H << 26 | (job_kind)d.Hk << 38;
+}
+
+attn_status job_prepare(struct job *job, const attn_device *device, attn_error *err)
+{
+    proto_call *call = job->call;
+    size_t bytes = 0;
+    int saves = 0;
+    attn_status status;
+
+    for (int i = 0; i < call->count; i++) {
+        proto_item *item = &call->items[i];
+        attn_error *error = &job->results[i].error;
+        *error = item->error;
+        if (error->status == ATTN_OK && item->context[0]) resolve_context(job, i, error);
+        if (error->status == ATTN_OK && attn_kernel(device, &item->problem, error) == NULL && error->status == ATTN_OK)
+            attn_fail(error, ATTN_UNSUPPORTED, NULL, "no kernel of this device computes this");
+        if (error->status == ATTN_OK && item->save) complete_saved_outputs(item, error);
+        if (error->status == ATTN_OK && item->verify_rows != 0) verify_check(item, error);
+        if (error->status == ATTN_OK) count_outputs(item, &bytes, error);
+        if (error->status != ATTN_OK) {
+            if (!call->envelope) {
+                if (err) *err = *error;
+                return error->status;
+            }
+            continue;
+        }
+        job->runnable++;
+        job->flops += attn_flops(&item->problem);
+        job->wants_verify |= item->verify_rows != 0;
+        saves += item->save;
+    }
+
+    /* The inputs' end is kept a line away from the outputs: threads of a device write there while others read here. */
+    const size_t used = (call->memory_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    char *at = NULL;
+    if (bytes > 0) {
+        if (job->inputs && used <= job->inputs->bytes && bytes <= job->inputs->bytes - used)
+            at = (char *)job->inputs->memory + used;
+        else {
+            status = arena_lease(job->arena, bytes, &job->spare, err);
+            if (status != ATTN_OK) return status;
+            at = job->spare->memory;
+        }
+    }
+    job->outputs = (struct job_region){ at, bytes };
+    for (int i = 0; i < call->count; i++)
+        if (job->results[i].error.status == ATTN_OK) place_outputs(&call->items[i], &at);
+    job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
+    job->kind = kind_of(job);
+
+    if (saves == 0) return ATTN_OK;
+    job->wants_save = true;
+    for (int i = 0; i < call->count; i++) {
+        attn_error *error = &job->results[i].error;
+        if (error->status != ATTN_OK || !call->items[i].save) continue;
+        status = contexts_reserve(job->contexts, (int64_t)(job->tensor_bytes / (size_t)saves), job->results[i].context,
+                                  error);
+        if (status == ATTN_OK) continue;
+        job->results[i].context[0] = '\0';
+        job->runnable--;
+        if (!call->envelope) {
+            if (err) *err = *error;
+            return status;
+        }
+    }
+    return ATTN_OK;
+}

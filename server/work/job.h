@@ -1,0 +1,74 @@
+/* job.h: what a request asks to have computed: the decoded problems, the memory their tensors lie in, and what came
+ * of them.
+ *
+ * A job outlives its request when the client goes away or its deadline passes while a kernel runs (it is never
+ * interrupted), and when a forward is saved for a backward. So it is counted by references: the request, the device
+ * that runs it and each context hold one.
+ *
+ *   RECEIVING   http makes it (job_new), places the outputs (job_prepare)
+ *   QUEUED      the loop's
+ *   RUNNING     the device's: it writes results and timing
+ *   after that  nobody writes: the encoder and contexts only read
+ * */
+#ifndef JOB_H
+#define JOB_H
+
+#include <stdatomic.h>
+
+#include "kernels/attention.h"
+#include "proto-json/proto.h"
+#include "server/base/arena.h"
+
+struct contexts;
+struct request;
+
+/* Memory that a device which is not unified copies before or after the kernels, in one piece. */
+struct job_region {
+    char *memory;
+    size_t bytes;
+};
+
+/* Problems that may leave as one batch have the same kind; 0: never joined. */
+typedef uint64_t job_kind;
+
+struct job {
+    atomic_int references;
+    struct arena *arena;
+    struct extent *inputs,
+        *spare; /* what the decoder filled (its rest may hold outputs); outputs that did not fit there */
+    proto_call *call;
+    proto_result *results; /* call->count of them */
+    int runnable;          /* items without an error */
+    double flops;          /* of those */
+    size_t tensor_bytes;   /* what the queue counts: the extents */
+    job_kind kind;
+    size_t inputs_used;        /* bytes of `inputs` that hold tensors: the answer of a small one is written over them */
+    struct job_region outputs; /* all output tensors, one after the other */
+    struct contexts *contexts;
+    struct job **saved; /* per item: the job whose context it uses (a reference is held), or NULL; NULL: none does */
+    bool wants_verify, wants_save;
+
+    /* The loop's. */
+    struct request *request;     /* NULL: nobody waits for it any more */
+    struct job *next, *previous; /* in the queue */
+    int64_t queued_ns, started_ns;
+
+    /* The device's (or the HTTP thread's that computes it); the loop reads them when the batch has come back. */
+    bool ran;         /* the kernels ran and did not fail: contexts in use are used up */
+    attn_error error; /* otherwise, why */
+};
+
+/* Takes over `inputs` (may be NULL) and `call`. NULL when out of memory: both are still the caller's then. */
+struct job *job_new(struct arena *arena, struct contexts *contexts, struct extent *inputs, proto_call *call);
+struct job *job_hold(struct job *job);
+void job_release(struct job *job); /* NULL is fine */
+
+/* Gives the tensors' memory back early: nobody will read them any more. Only while there is a single reference. */
+void job_release_memory(struct job *job);
+
+/* Everything that happens between decoding and queueing: contexts are resolved, outputs placed, kernels looked up,
+ * work counted. An item that fails keeps its error in results[i] (an envelope answers it there); returns that error
+ * when the body is no envelope, or what befell the whole job (BUSY: no memory for the outputs). */
+attn_status job_prepare(struct job *job, const attn_device *device, attn_error *err);
+
+#endif

@@ -1,0 +1,111 @@
+/* queue.c: first come, first served, with small jobs of one kind leaving together.
+ *
+ * A batch is what waits, not what might come: when a device is free it takes what is there. Under load the jobs
+ * that arrive while it works are its next batch, so batches grow by themselves as the load does, and an idle server
+ * answers at once. A CPU that is busy is not sent a second batch until that is full: the longer it waits here, the
+ * more it holds.
+ *
+ * Invariants
+ * 1. The oldest job is in the next batch: nobody is overtaken for ever.
+ * 2. A batch is bounded in problems (max_batch) and in work (BATCH_FLOPS), and finding it looks at most at SCAN_MAX
+ * jobs.
+ * 3. slots counts requests, in whatever thread they are; count and bytes are those in the list. */
+#include "server/work/queue.h"
+
+#include <string.h>
+
+enum { SCAN_MAX = 512, RETRY_MAX_S = 30 };
+#define BATCH_FLOPS \
+    1e9 /* a joined batch should not keep its members waiting for more than some ten milliseconds on a CPU \
+         */
+
+void queue_init(struct queue *queue, int depth, int max_batch, int64_t window_ns)
+{
+    memset(queue, 0, sizeof *queue);
+    atomic_init(&queue->slots, 0);
+    queue->depth = depth;
+    queue->max_batch = max_batch;
+    queue->window_ns = window_ns;
+}
+
+bool queue_admit(struct queue *queue)
+{
+    int slots = atomic_load_explicit(&queue->slots, memory_order_relaxed);
+    do {
+        if (slots >= queue->depth) return false;
+    } while (!atomic_compare_exchange_weak_explicit(&queue->slots, &slots, slots + 1, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    return true;
+}
+
+void queue_leave(struct queue *queue)
+{
+    atomic_fetch_sub_explicit(&queue->slots, 1, memory_order_relaxed);
+}
+
+int queue_retry_after_s(const struct queue *queue, int devices)
+{
+    /* seconds_per_job is read without synchronisation other than this: it is a hint. */
+    double seconds_per_job;
+    __atomic_load(&queue->seconds_per_job, &seconds_per_job, __ATOMIC_RELAXED);
+    const double wait = seconds_per_job * atomic_load_explicit(&queue->slots, memory_order_relaxed) /
+                        (devices > 0 ? devices : 1);
+    return wait < 1 ? 1 : wait > RETRY_MAX_S ? RETRY_MAX_S : (int)(wait + 0.999);
+}
+
+void queue_push(struct queue *queue, struct job *job, int64_t now_ns)
+{
+    job->queued_ns = now_ns;
+    job->next = NULL;
+    job->previous = queue->last;
+    *(queue->last ? &queue->last->next : &queue->first) = job;
+    queue->last = job;
+    queue->count++;
+    queue->bytes += (int64_t)job->tensor_bytes;
+}
+
+void queue_remove(struct queue *queue, struct job *job)
+{
+    *(job->previous ? &job->previous->next : &queue->first) = job->next;
+    *(job->next ? &job->next->previous : &queue->last) = job->previous;
+    job->next = job->previous = NULL;
+    queue->count--;
+    queue->bytes -= (int64_t)job->tensor_bytes;
+}
+
+int queue_take(struct queue *queue, int64_t now_ns, struct job **jobs, int64_t *wait_ns)
+{
+    int count = 0, scanned = 0;
+    double flops = 0;
+    *wait_ns = 0;
+    if (queue->first == NULL) return 0;
+    const job_kind kind = queue->first->kind;
+    jobs[count++] = queue->first;
+    flops = queue->first->flops;
+    if (kind != 0)
+        for (struct job *job = queue->first->next; job && count < queue->max_batch && scanned < SCAN_MAX;
+             job = job->next, scanned++) {
+            if (job->kind != kind || flops + job->flops > BATCH_FLOPS) continue;
+            flops += job->flops;
+            jobs[count++] = job;
+        }
+    const int64_t age = now_ns - queue->first->queued_ns;
+    if (kind != 0 && count < queue->max_batch && age < queue->window_ns) {
+        *wait_ns = queue->window_ns - age;
+        return 0;
+    }
+    for (int i = 0; i < count; i++) queue_remove(queue, jobs[i]);
+    return count;
+}
+
+bool queue_may_grow(const struct queue *queue)
+{
+    return queue->first && queue->first->kind != 0 && queue->count < queue->max_batch;
+}
+
+void queue_learn(struct queue *queue, int jobs, double seconds)
+{
+    double one = seconds / jobs, average = queue->seconds_per_job;
+    average = average == 0 ? one : average + 0.1 * (one - average);
+    __atomic_store(&queue->seconds_per_job, &average, __ATOMIC_RELAXED);
+}

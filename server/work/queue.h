@@ -1,0 +1,53 @@
+/* queue.h: the jobs that wait for a device, and who may join them.
+ *
+ * Admission (any thread) happens at the headers, before a byte of the body is kept: a slot is taken there and given
+ * back when the job leaves for a device or ends otherwise. Waiting and batching are the loop's alone. No sockets,
+ * no timers. */
+#ifndef QUEUE_H
+#define QUEUE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "server/work/job.h"
+
+struct queue {
+    _Atomic int slots; /* requests being received or waiting */
+    int depth;         /* how many there may be */
+
+    /* The loop's. */
+    int max_batch;
+    int64_t window_ns;
+    struct job *first, *last;
+    int count;
+    int64_t bytes;
+    double seconds_per_job; /* moving average of what a job costs a device; for Retry-After */
+};
+
+void queue_init(struct queue *queue, int depth, int max_batch, int64_t window_ns);
+
+/* ---- Admission: any thread --------------------------------------------------------------------------------------- */
+
+bool queue_admit(struct queue *queue); /* false: full */
+void queue_leave(struct queue *queue);
+/* Whole seconds after which a refused client may come back, 1 to 30: what waits, divided by the recent rate. */
+int queue_retry_after_s(const struct queue *queue, int devices);
+
+/* ---- Waiting: the loop ------------------------------------------------------------------------------------------- */
+
+void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
+void queue_remove(struct queue *queue, struct job *job);
+
+/* The next batch: the oldest job and those behind it that may run with it, at most `max_batch` problems. Fills
+ * jobs[] (room for max_batch) and returns how many. With a window, none while the oldest is younger than that and
+ * the batch is not full: *wait_ns then says how long that will be, and is 0 otherwise. */
+int queue_take(struct queue *queue, int64_t now_ns, struct job **jobs, int64_t *wait_ns);
+
+/* Could the next batch still gain members by waiting? */
+bool queue_may_grow(const struct queue *queue);
+
+/* A batch of `jobs` took `seconds` on its device. */
+void queue_learn(struct queue *queue, int jobs, double seconds);
+
+#endif

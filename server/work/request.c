@@ -1,0 +1,137 @@
+/* request.c: the life of a request, and the owner table as code. */
+#include "server/work/request.h"
+
+#include <assert.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "server/base/clock.h"
+#include "server/work/queue.h"
+#include "server/work/server.h"
+
+static const struct {
+    const char *label;
+    enum role owner;
+    enum request_state to;
+} states[REQUEST_STATE_COUNT] = {
+#define X(id, label, owner, job_owner, leaves_when, to, in) { label, ROLE_##owner, REQUEST_##to },
+    REQUEST_STATE_MAP(X)
+#undef X
+};
+
+static _Atomic int counts[REQUEST_STATE_COUNT];
+static _Thread_local enum role this_role;
+
+void request_set_role(enum role role)
+{
+    this_role = role;
+}
+enum role request_role(void)
+{
+    return this_role;
+}
+
+const char *request_state_label(enum request_state state)
+{
+    return states[state].label;
+}
+enum role request_state_owner(enum request_state state)
+{
+    return states[state].owner;
+}
+int request_count(enum request_state state)
+{
+    return atomic_load_explicit(&counts[state], memory_order_relaxed);
+}
+
+bool request_may_move(enum request_state from, enum request_state to)
+{
+    if (to == REQUEST_FREED)
+        return from == REQUEST_RECEIVING || from == REQUEST_ANSWERING; /* the client may leave early */
+    return from != REQUEST_FREED && (to == states[from].to || (to == REQUEST_ANSWERING && from != REQUEST_ANSWERING));
+}
+
+void request_move(struct request *request, enum request_state to)
+{
+    assert(request_may_move(request->state, to));
+    assert(this_role == states[request->state].owner);
+    if (request->counted) {
+        atomic_fetch_sub_explicit(&counts[request->state], 1, memory_order_relaxed);
+        if (to != REQUEST_FREED) atomic_fetch_add_explicit(&counts[to], 1, memory_order_relaxed);
+    }
+    request->state = to;
+}
+
+void request_count_in(struct request *request)
+{
+    request->counted = true;
+    atomic_fetch_add_explicit(&counts[request->state], 1, memory_order_relaxed);
+}
+
+/* splitmix64 of a random start and a counter: no system call and no lock for each request. */
+void request_make_id(char id[REQUEST_ID_BYTES])
+{
+    static _Atomic uint64_t counter;
+    static _Thread_local uint64_t start;
+    if (start == 0 && getrandom(&start, sizeof start, GRND_NONBLOCK) != (ssize_t)sizeof start)
+        start = (uint64_t)clock_ns() | 1;
+    uint64_t x = start + atomic_fetch_add_explicit(&counter, 1, memory_order_relaxed) * UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    x ^= x >> 31;
+    for (int i = 15; i >= 0; i--, x >>= 4) id[i] = "0123456789abcdef"[x & 15];
+    id[16] = '\0';
+}
+
+struct request *request_new(struct server *server, struct port *port, struct MHD_Connection *connection)
+{
+    struct request *request = calloc(1, sizeof *request);
+    if (request == NULL) return NULL;
+    request->server = server;
+    request->port = port;
+    request->connection = connection;
+    request->client_timeout_ms = -1;
+    request->times.began_ns = clock_ns();
+    return request;
+}
+
+void request_drop_body(struct request *request)
+{
+    proto_decoder_free(request->decoder);
+    request->decoder = NULL;
+    if (request->extent) arena_release(request->server->arena, request->extent);
+    request->extent = NULL;
+    if (request->admitted) queue_leave(&request->server->queue);
+    request->admitted = false;
+}
+
+void request_free(struct request *request)
+{
+    if (request == NULL) return;
+    request_drop_body(request);
+    job_release(request->job);
+    request_move(request, REQUEST_FREED);
+    free(request);
+}
+
+void request_fail(struct request *request, proto_error error, const char *pointer, const char *format, ...)
+{
+    va_list args;
+    if (request->failed) return;
+    request->failed = true;
+    request->error = error;
+    snprintf(request->why.member, sizeof request->why.member, "%s", pointer ? pointer : "");
+    va_start(args, format);
+    vsnprintf(request->why.text, sizeof request->why.text, format, args);
+    va_end(args);
+}
+
+void request_fail_status(struct request *request, const attn_error *why)
+{
+    request_fail(request, proto_error_of(why->status), why->member, "%s",
+                 why->text[0] ? why->text : "no reason was given");
+}

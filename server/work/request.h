@@ -1,0 +1,153 @@
+/* request.h: one HTTP request, from its request line to its last byte, and who may touch it when.
+ *
+ * A request has one owner at a time, and handing it over is the only synchronisation: what the old owner wrote is
+ * seen by the new one because the hand-over goes through a lock (the mailbox, or libmicrohttpd's suspend and
+ * resume). The table below is the code: request_move() asserts it and counts it, /metrics shows the counts. */
+#ifndef REQUEST_H
+#define REQUEST_H
+
+#include <microhttpd.h>
+#include <stdbool.h>
+
+#include "proto-json/proto.h"
+#include "server/sched/deadlines.h"
+#include "server/http/framing.h"
+#include "server/work/job.h"
+#include "server/base/mailbox.h"
+
+struct peer;
+struct port;
+struct route;
+struct server;
+struct watch;
+
+/* ---- The owner table --------------------------------------------------------------------------------------------- */
+
+enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
+
+/* state, label, owner, whose its job is, leaves when, to, in. Any state may go to ANSWERING early: an error is an
+ * answer, and a small problem of the CPU is computed by the HTTP thread itself (devices_run_here). A running kernel
+ * is never interrupted: its job is left behind, and freed when the device brings it back. */
+#define REQUEST_STATE_MAP(X)                                                                                        \
+    X(RECEIVING, "receiving", HTTP, HTTP, "the last byte arrived and it checks", QUEUED, "daemon.c: body_done")     \
+    X(QUEUED, "queued", LOOP, LOOP, "a batch formed", RUNNING, "loop.c: dispatch")                                  \
+    X(RUNNING, "running", LOOP, DEVICE, "the output was copied back", VERIFYING, "loop.c: batch_done")              \
+    X(VERIFYING, "verifying", LOOP, DEVICE, "the rows asked for were recomputed", ANSWERING, "loop.c: on_verified") \
+    X(ANSWERING, "answering", HTTP, HTTP, "the client has it, or left", FREED, "daemon.c: on_completed")            \
+    X(FREED, "freed", NONE, NONE, "never", FREED, "")
+
+enum request_state {
+#define X(id, label, owner, job_owner, leaves_when, to, in) REQUEST_##id,
+    REQUEST_STATE_MAP(X)
+#undef X
+        REQUEST_STATE_COUNT
+};
+
+/* What this thread is; each thread says so when it starts to touch requests. */
+void request_set_role(enum role role);
+enum role request_role(void);
+
+const char *request_state_label(enum request_state state);
+enum role request_state_owner(enum request_state state);
+bool request_may_move(enum request_state from, enum request_state to);
+int request_count(enum request_state state); /* requests for tensors in that state now; probes and pages do not count */
+
+/* ---- A request --------------------------------------------------------------------------------------------------- */
+
+enum { REQUEST_ID_BYTES = 129 };
+
+/* Where the HTTP thread stands. libmicrohttpd calls one function for everything and its arguments look alike: the
+ * call after a resume is the same as the one at the end of the body. */
+enum request_step {
+    STEP_HEAD,    /* the headers have arrived, nothing has been looked at */
+    STEP_DECODE,  /* the body goes to the decoder */
+    STEP_DISCARD, /* the body is read and dropped: refused, or a route that wants none */
+    STEP_WAIT,    /* suspended: the next call means that there is an answer */
+    STEP_ANSWER,  /* the answer has been queued */
+};
+
+/* Times of a request on CLOCK_MONOTONIC; 0 where it did not get there. */
+struct request_times {
+    int64_t began_ns;    /* the request line arrived */
+    int64_t head_ns;     /* the headers are complete */
+    int64_t received_ns; /* the last byte of the body */
+    int64_t answer_ns;   /* the answer was queued */
+    int64_t recv_ns;     /* duration: of waiting for the body, without the decoding in between */
+    int64_t decode_ns;   /* duration: of decoding, spread over the body */
+    int64_t encode_ns;   /* duration */
+};
+
+/* The answer of a handler that computes nothing (routes.c). */
+struct answer {
+    int status;
+    const char *content_type;
+    char *body; /* malloc'ed, given to libmicrohttpd; NULL: none */
+    size_t length;
+    const char *csp; /* Content-Security-Policy */
+};
+
+struct request {
+    struct message message; /* to the loop */
+    enum request_state state;
+    bool counted; /* in request_count() */
+    struct server *server;
+    struct port *port;
+    struct MHD_Connection *connection;
+    struct peer *peer;
+    const struct route *route; /* NULL: no such path */
+    char id[REQUEST_ID_BYTES];
+    char trace_id[33], span_id[17]; /* of traceparent; empty: none */
+    const char *method, *path;      /* libmicrohttpd's, until the request is completed */
+    struct request_times times;
+
+    /* Receiving: the HTTP thread's. */
+    enum request_step step;
+    proto_decoder *decoder;
+    struct extent *extent; /* where the decoder writes */
+    uint64_t received_bytes;
+    int64_t client_timeout_ms; /* X-Request-Timeout-Ms; -1: not given */
+    bool admitted;             /* holds a slot of the queue */
+    bool in_head;              /* the head is not complete */
+    bool bad_target;           /* the request line is not one */
+    bool cors;                 /* the page that asks may read the answer */
+    bool preflight;            /* OPTIONS, asked by such a page */
+
+    /* Whose owner changes with the state. */
+    struct job *job; /* a reference */
+    bool failed;     /* answered with a problem document: */
+    proto_error error;
+    attn_error why;      /* its text and pointer */
+    bool gone;           /* the client left while it waited: nothing to answer */
+    int http_status;     /* of the answer; 0: none yet */
+    uint64_t sent_bytes; /* of its body */
+
+    /* Waiting: the loop's. */
+    struct deadline deadline;
+    struct request *previous,
+        *next;           /* all requests whose connections are suspended, in order of arrival; in a head: daemon.c's */
+    struct watch *watch; /* for hang-up; NULL: not watched (yet) */
+};
+
+/* In RECEIVING, owned by the calling HTTP thread. NULL when out of memory. */
+struct request *request_new(struct server *server, struct port *port, struct MHD_Connection *connection);
+/* Gives everything back. Only its owner may. */
+void request_free(struct request *request);
+
+/* It is one for tensors: counts it in its present state. */
+void request_count_in(struct request *request);
+
+/* By the owner of the present state. */
+void request_move(struct request *request, enum request_state to);
+
+/* Records why the request is refused; the first reason stays. */
+void request_fail(struct request *request, proto_error error, const char *pointer, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+void request_fail_status(struct request *request, const attn_error *why);
+
+/* Ends the receiving side: decoder, slot and staging memory, as far as they are still held. */
+void request_drop_body(struct request *request);
+
+/* A new id, unique in this process and unlikely elsewhere: 16 hexadecimal digits. */
+void request_make_id(char id[REQUEST_ID_BYTES]);
+
+#endif

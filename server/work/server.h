@@ -1,0 +1,55 @@
+/* server.h: what every part of the daemon shares: one struct, filled in by main.c in order and emptied in reverse. */
+#ifndef SERVER_H
+#define SERVER_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "proto-json/proto.h"
+#include "server/base/config.h"
+#include "server/http/peers.h"
+#include "server/work/queue.h"
+
+struct arena;
+struct contexts;
+struct devices;
+struct loop;
+struct tokens;
+
+/* id, state as /v1/info and /readyz say it */
+#define SERVER_PHASE_MAP(X) X(STARTING, "starting") X(READY, "ready") X(DRAINING, "draining") X(FAILED, "failed")
+enum server_phase {
+#define X(id, label) SERVER_##id,
+    SERVER_PHASE_MAP(X)
+#undef X
+        SERVER_PHASE_COUNT
+};
+
+struct server {
+    const struct config *config;
+    proto_limits limits;
+    int64_t started_ms;
+    _Atomic int phase;              /* enum server_phase */
+    _Atomic int64_t drain_since_ms; /* 0: it does not drain */
+    _Atomic bool stopping;          /* nothing may be suspended any more */
+    _Atomic int suspended;          /* connections that are suspended, or about to be */
+
+    struct arena *arena;
+    bool pinned; /* its memory is pinned for a device */
+    struct contexts *contexts;
+    struct tokens *tokens; /* NULL: everybody may */
+    struct queue queue;
+    struct devices *devices;
+    struct peers peers;
+    struct loop *loop;
+};
+
+const char *server_phase_label(int phase);
+
+/* Requests that wait for a device, and their tensors' bytes. Any thread. */
+void server_queue_state(struct server *server, int64_t *requests, int64_t *bytes);
+
+/* Sets the gauges of /metrics that are kept elsewhere. Call before the page is written. */
+void server_publish_gauges(struct server *server);
+
+#endif

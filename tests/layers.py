@@ -1,0 +1,161 @@
+"""layers.py [BUILD]: do the folders of the program depend on each other only as they may, and on nothing in a circle?
+
+Two graphs are looked at. The includes of every source: each folder of LAYERS may include those that stand after it on its line,
+and nothing else of the project. With BUILD (build/ after `make`), also what the object files take from each other, which shows
+what an include does not: two files that call each other through headers of a lower layer.
+
+A file is named without its ending: server/base/log stands for log.c and log.h. A circle of files is a fault in both graphs."""
+import collections
+import os
+import re
+import subprocess
+import sys
+
+# A folder, and the folders whose headers its files may include besides its own. `kernels/attention.h` and `kernels/dtype.h` are the
+# vocabulary of the whole program, so kernels stands everywhere but in itself.
+LAYERS = {
+    "kernels": [],
+    "proto-json": ["kernels"],
+    "server/base": ["proto-json", "kernels"],
+    "server/work": ["server/base", "proto-json", "kernels"],
+    "server/device": ["server/work", "server/base", "proto-json", "kernels"],
+    "server/sched": ["server/device", "server/work", "server/base", "proto-json", "kernels"],
+    "server/api": ["server/sched", "server/device", "server/work", "server/base", "proto-json", "kernels"],
+    "server/http": ["server/api", "server/sched", "server/device", "server/work", "server/base", "proto-json", "kernels"],
+    "server": ["server/http", "server/api", "server/sched", "server/device", "server/work", "server/base", "proto-json", "kernels"],
+}
+# Circles that are one design in several files: the reason stands beside each.
+ALLOWED_CIRCLES = [
+]
+
+
+def layer_of(path):
+    """The longest folder of LAYERS that holds the path."""
+    folder = os.path.dirname(path)
+    while folder and folder not in LAYERS:
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def sources():
+    for top in ("kernels", "proto-json", "server"):
+        for folder, _, files in os.walk(top):
+            for name in sorted(files):
+                if name.endswith((".c", ".h", ".cu", ".cuh")):
+                    yield os.path.join(folder, name)
+
+
+def unit(path):
+    return path.rsplit(".", 1)[0]
+
+
+def includes(path):
+    """The project's headers that a source includes, as paths from the top."""
+    for line in open(path, encoding="utf-8"):
+        match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+        if match:
+            for base in ("", os.path.dirname(path)):
+                found = os.path.normpath(os.path.join(base, match[1]))
+                if os.path.exists(found):
+                    yield found
+                    break
+
+
+def circles(graph):
+    """The strongly connected components of more than one node (Tarjan's algorithm, without recursion)."""
+    index, low, on_stack, stack, found, counter = {}, {}, set(), [], [], 0
+    for root in sorted(graph):
+        if root in index:
+            continue
+        work = [(root, iter(sorted(graph[root])))]
+        index[root] = low[root] = counter
+        counter += 1
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            node, successors = work[-1]
+            for successor in successors:
+                if successor not in index:
+                    index[successor] = low[successor] = counter
+                    counter += 1
+                    stack.append(successor)
+                    on_stack.add(successor)
+                    work.append((successor, iter(sorted(graph.get(successor, ())))))
+                    break
+                if successor in on_stack:
+                    low[node] = min(low[node], index[successor])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    component = []
+                    while True:
+                        top = stack.pop()
+                        on_stack.discard(top)
+                        component.append(top)
+                        if top == node:
+                            break
+                    if len(component) > 1:
+                        found.append(sorted(component))
+    return found
+
+
+def object_graph(build):
+    """Which unit takes a symbol that which other unit defines, from the object files of the program."""
+    defined, wanted = {}, collections.defaultdict(set)
+    for folder, _, files in os.walk(build):
+        for name in files:
+            path = os.path.relpath(os.path.join(folder, name), build)
+            if not name.endswith(".o") or not path.startswith(("kernels/", "proto-json/", "server/")):
+                continue
+            source = unit(path[:-2] if path.endswith(".cu.o") else path)
+            if not any(os.path.exists(source + ending) for ending in (".c", ".cu")):
+                continue  # of a file that has gone
+            for line in subprocess.run(["nm", os.path.join(build, path)], capture_output=True, text=True, check=True).stdout.splitlines():
+                kind, symbol = line[17:].split(" ", 1)
+                if kind in "TDBRVWC":
+                    defined[symbol] = source
+                elif kind == "U":
+                    wanted[source].add(symbol)
+    graph = collections.defaultdict(set)
+    for source, symbols in wanted.items():
+        graph[source] |= {defined[s] for s in symbols if s in defined} - {source}
+    return graph
+
+
+def main():
+    faults = []
+    graph = collections.defaultdict(set)
+    for path in sources():
+        own = layer_of(path)
+        for header in includes(path):
+            other = layer_of(header)
+            graph[unit(path)] |= {unit(header)} - {unit(path)}
+            if other != own and other not in LAYERS[own]:
+                faults.append(f"{path} includes {header}: {own} may not use {other}")
+    shown = [("include", graph)]
+    if len(sys.argv) > 1:
+        objects = object_graph(sys.argv[1])
+        if not objects:
+            sys.exit(f"layers: no object files in {sys.argv[1]}: run make first")
+        shown.append(("call", objects))
+        for source, others in sorted(objects.items()):
+            own = layer_of(source + ".c")
+            for other in sorted(others):
+                layer = layer_of(other + ".c")
+                if layer != own and layer not in LAYERS[own]:
+                    faults.append(f"{source} calls {other}: {own} may not use {layer}")
+    for how, edges in shown:
+        for circle in circles(edges):
+            if circle not in ALLOWED_CIRCLES:
+                faults.append(f"a circle of files that {how} each other: {', '.join(circle)}")
+    for fault in faults:
+        print(fault)
+    files = sum(1 for _ in sources())
+    print(f"layers: {files} files, {len(faults)} faults")
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()
