@@ -318,12 +318,36 @@ attn_geometry attn_geometry_of(const attn_problem *p)
 double attn_flops(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
+    const bool alike = g.cu_q == NULL && g.seqlens_k == NULL; /* every sequence has as many pairs */
     double pairs = 0;
-    for (int64_t b = 0; b < g.dims.B; b++) {
+    if (g.dims.B == 0 || g.dims.Sq == 0 || g.dims.Sk == 0) return 0;
+    for (int64_t b = 0; b < (alike ? 1 : g.dims.B); b++) {
         const attn_sequence s = attn_sequence_of(&g, b);
         pairs += (double)attn_pairs_of(&g, &s);
     }
+    if (alike) pairs *= (double)g.dims.B;
     return pairs * (double)g.dims.H * 2 * (double)(g.dims.D + g.dims.Dv) * (p->op == ATTN_OP_BACKWARD ? 2.5 : 1);
+}
+
+bool attn_is_empty(const attn_problem *p)
+{
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        const attn_tensor *t = &p->tensor[id];
+        int64_t elements;
+        if (t->rank == 0 || attn_tensors[id].role != (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK))
+            continue;
+        if (!attn_shape_elements(t->rank, t->shape, &elements) || elements > 0) return false;
+    }
+    return true;
+}
+
+/* The next problems, from *first on, that are not empty and follow each other: how many, 0 at the end. */
+static int next_stretch(const attn_problem *problems, int count, int *first)
+{
+    int end;
+    while (*first < count && attn_is_empty(&problems[*first])) ++*first;
+    for (end = *first; end < count && !attn_is_empty(&problems[end]);) end++;
+    return end - *first;
 }
 
 /* ---- Backends ---------------------------------------------------------------------------------------------------- */
@@ -429,7 +453,13 @@ attn_status attn_workspace(const attn_device *device, const attn_problem *proble
                            attn_error *err)
 {
     *bytes = 0;
-    return count > 0 ? device->backend->workspace(device, problems, count, bytes, err) : ATTN_OK;
+    for (int first = 0, n; (n = next_stretch(problems, count, &first)) > 0; first += n) {
+        size_t part = 0;
+        const attn_status status = device->backend->workspace(device, problems + first, n, &part, err);
+        if (status != ATTN_OK) return status;
+        if (part > *bytes) *bytes = part; /* one stretch after the other uses it */
+    }
+    return ATTN_OK;
 }
 
 attn_status attn_stream_open(attn_device *device, attn_stream **stream, attn_error *err)
@@ -463,7 +493,11 @@ attn_status attn_run(attn_stream *stream, const attn_problem *problems, int coun
             if (!attn_shape_elements(t->rank, t->shape, &elements) || elements > 0)
                 return attn_fail(err, ATTN_INVALID, "", "%s: has no memory", attn_tensors[id].name);
         }
-    return count > 0 ? stream->device->backend->run(stream, problems, count, workspace, err) : ATTN_OK;
+    for (int first = 0, n; (n = next_stretch(problems, count, &first)) > 0; first += n) {
+        const attn_status status = stream->device->backend->run(stream, problems + first, n, workspace, err);
+        if (status != ATTN_OK) return status;
+    }
+    return ATTN_OK;
 }
 
 static attn_status run_one(attn_stream *stream, const attn_problem *problem, attn_op op, void *workspace,

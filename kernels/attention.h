@@ -93,6 +93,10 @@ bool attn_dtype_floating(attn_dtype dtype);
 
 enum { ATTN_MAX_RANK = 4, ATTN_MAX_HEAD_DIM = 256 };
 
+/* B times H of one problem: each sequence and each head costs time and workspace even where it holds nothing. As many
+ * heads of 16 rows of 8 half-precision numbers (q, k and v) are 805 MB. */
+enum { ATTN_MAX_HEADS = 1 << 20 };
+
 /* A view of memory that belongs to the caller. Strides are in elements; the last axis must have stride 1.
  * rank 0 means "not given". A tensor with a zero in its shape is given and has no elements; its data may be NULL. */
 typedef struct attn_tensor {
@@ -230,8 +234,12 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out
 
 /* Floating point operations by the convention of the field: 2 * (D + Dv) a permitted (query, key, head) triple
  * forward, 2.5 times that backward. Causal, window, packed and seqlens_k are counted exactly, other masks as if
- * they hid nothing. */
+ * they hid nothing. A closed form: only cu_seqlens and seqlens_k make it look at each sequence. */
 double attn_flops(const attn_problem *p);
+
+/* None of the outputs that this checked problem asks for has an element: attn_run() passes it over, and it needs no
+ * workspace, however large its sizes are. */
+bool attn_is_empty(const attn_problem *p);
 
 /* Is it right? Recomputes `rows` rows of out, evenly spread over batch, heads and queries (-1: all), by textbook
  * loops in double, on one thread, and compares. For a checked forward problem whose out has been computed;

@@ -15,7 +15,7 @@
  *      sinks, slopes, fp8 scales. Read here, on the host. Values of q, k, v and gradients are the client's own affair.
  *
  * Sizes: every axis is at most AXIS_MAX and every tensor's bytes fit in int64_t, so that sums of lengths, pairs of
- * lengths (Sq * Sk) and all offsets can be computed without further checks. */
+ * lengths (Sq * Sk) and all offsets can be computed without further checks; B * H is at most ATTN_MAX_HEADS. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -290,6 +290,10 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
         (status = at_least_one(p, ATTN_T_k, 'g', d.Hk, err)) || (status = at_least_one(p, ATTN_T_v, 'e', d.Dv, err)) ||
         (status = head_size_fits(p, ATTN_T_q, 'd', d.D, err)) || (status = head_size_fits(p, ATTN_T_v, 'e', d.Dv, err)))
         return status;
+    if (d.B > 0 && d.H > ATTN_MAX_HEADS / d.B)
+        return attn_fail(err, ATTN_TOO_LARGE, tensor_member(member, ATTN_T_q, "shape"),
+                         "q: %lld %s of %lld heads are %.10g, B times H must be at most %d", (ll)d.B,
+                         d.packed ? "sequences" : "batch rows", (ll)d.H, (double)d.B * (double)d.H, ATTN_MAX_HEADS);
     if (d.H % d.Hk) {
         const int axis = axis_of(p, ATTN_T_k, 'g');
         return attn_fail(err, ATTN_INVALID, axis_member(member, ATTN_T_k, "shape", axis),

@@ -11,6 +11,7 @@ limits are multiplied with it (the Makefile sets 10 for the sanitizer builds).
 import base64
 import http.client
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -257,6 +258,77 @@ class Server:
 
     def descriptors(self):
         return len(os.listdir(f'/proc/{self.pid}/fd'))
+
+
+# ---- is it alive meanwhile? -------------------------------------------------------------------------------------------
+
+
+class Probe:
+    """Asks for /livez all the time, each time on a connection of its own, from a process of its own. After the block `longest` is the
+    longest wait of them all.
+
+    On a machine with other work every process waits for a core now and then. So the probe has a control: before each question it sends a
+    byte to another process that only sends it back, and `control` is the longest wait of these. What the server is to blame for is the
+    difference, and check() holds that against 100 ms (times ATTND_SLOWER)."""
+    BOUND = 0.1
+
+    def __init__(self, server, path='/livez', status=200):
+        self.server, self.path, self.status = server, path, status
+
+    def _ask(self):
+        connection = self.server.connect(timeout=30 * SLOWER)
+        try:
+            assert connection.ask('GET', self.path).status == self.status
+        finally:
+            connection.close()
+
+    def _run(self, pipe, here, there):
+        if os.fork() == 0:
+            here.close()
+            while there.recv(1):
+                there.send(b'x')
+            os._exit(0)
+        there.close()
+        longest = control = count = 0
+        failure = None
+        while count < 3 or not pipe.poll(0.005):
+            start = time.monotonic()
+            here.send(b'x')
+            here.recv(1)
+            middle = time.monotonic()
+            try:
+                self._ask()
+            except Exception as e:
+                failure = repr(e)
+            end = time.monotonic()
+            longest, control, count = max(longest, end - middle), max(control, middle - start), count + 1
+        pipe.send((longest, control, count, failure))
+        os._exit(0)
+
+    def __enter__(self):
+        self.pipe, theirs = multiprocessing.Pipe()
+        here, there = socket.socketpair()
+        self.child = os.fork()
+        if self.child == 0:
+            self._run(theirs, here, there)
+        for end in (theirs, here, there):
+            end.close()
+        return self
+
+    def __exit__(self, kind, value, trace):
+        try:
+            self.pipe.send(None)
+            self.longest, self.control, self.count, self.failure = self.pipe.recv()
+            os.waitpid(self.child, 0)
+        finally:
+            self.pipe.close()
+        print(f'{self.path}: {self.count} answers, the longest wait {self.longest * 1e3:.0f} ms, of the control {self.control * 1e3:.0f} ms')
+
+    def check(self, bound=None):
+        bound = bound or self.BOUND
+        assert self.failure is None, f'{self.path}: {self.failure}'
+        assert self.longest - self.control <= bound * SLOWER, \
+            f'{self.path} waited {self.longest * 1e3:.0f} ms, the control {self.control * 1e3:.0f} ms, the bound is {bound * 1e3:.0f} ms'
 
 
 # ---- raw HTTP ---------------------------------------------------------------------------------------------------------

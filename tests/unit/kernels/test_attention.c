@@ -2,6 +2,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -216,6 +217,63 @@ static void test_work_is_counted_exactly(void **state)
     }
 }
 
+static double seconds(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
+}
+
+/* What no check lets through still must not be walked through row by row: 2^31 times nothing. */
+static void test_work_of_two_thousand_million_empty_rows_is_counted_at_once(void **state)
+{
+    const int64_t rows = INT32_MAX;
+    (void)state;
+    for (int causal = 0; causal < 2; causal++) {
+        attn_problem p = ATTN_PROBLEM_INIT;
+        const double began = seconds();
+        p.q = attn_tensor_make(NULL, ATTN_F16, 4, (int64_t[]){ rows, 0, 1, 1 });
+        p.k = p.v = p.q;
+        p.causal = causal;
+        assert_true(attn_flops(&p) == 0);
+        p.q.shape[1] = p.k.shape[1] = p.v.shape[1] = 4;
+        assert_true(attn_flops(&p) == (double)rows * (causal ? 10 : 16) * 4);
+        assert_true(seconds() - began < 0.1);
+    }
+}
+
+static void test_an_empty_problem_needs_no_workspace_and_runs_beside_others(void **state)
+{
+    const struct spec s = SPEC(.causal = true);
+    static const char *const backends[] = { "cpu", "reference" };
+    struct fixture f;
+    attn_error err;
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(backends); n++) {
+        attn_problem problems[3] = { ATTN_PROBLEM_INIT, ATTN_PROBLEM_INIT, ATTN_PROBLEM_INIT };
+        struct bench b;
+        size_t alone, together, nothing;
+        fixture_make(&f, &s);
+        bench_open(&b, backends[n], 0);
+        problems[0].q = problems[0].out = attn_tensor_make(NULL, ATTN_F16, 4, (int64_t[]){ ATTN_MAX_HEADS, 0, 1, 1 });
+        problems[0].k = problems[0].v = problems[0].q;
+        assert_int_equal(attn_check(&problems[0], &err), ATTN_OK);
+        assert_true(attn_is_empty(&problems[0]) && !attn_is_empty(&f.p));
+        problems[1] = f.p;
+        problems[2] = problems[0];
+        assert_int_equal(attn_workspace(b.device, &f.p, 1, &alone, &err), ATTN_OK);
+        assert_int_equal(attn_workspace(b.device, problems, 3, &together, &err), ATTN_OK);
+        assert_int_equal(attn_workspace(b.device, problems, 1, &nothing, &err), ATTN_OK);
+        assert_int_equal(together, alone);
+        assert_int_equal(nothing, 0);
+        memset(f.p.lse.data, 0xff, 4);
+        assert_int_equal(attn_run(b.stream, problems, 3, NULL, &err), ATTN_OK);
+        assert_false(isnan(*(float *)f.p.lse.data)); /* computed */
+        bench_close(&b);
+        fixture_clear(&f);
+    }
+}
+
 static void test_backends_are_found_by_name(void **state)
 {
     const char *const *names = attn_backends();
@@ -263,6 +321,8 @@ int main(void)
         cmocka_unit_test(test_outputs_have_the_shapes_of_the_contract),
         cmocka_unit_test(test_outputs_that_do_not_exist_are_named),
         cmocka_unit_test(test_work_is_counted_exactly),
+        cmocka_unit_test(test_work_of_two_thousand_million_empty_rows_is_counted_at_once),
+        cmocka_unit_test(test_an_empty_problem_needs_no_workspace_and_runs_beside_others),
         cmocka_unit_test(test_backends_are_found_by_name),
         cmocka_unit_test(test_outputs_without_memory_do_not_run),
     };

@@ -137,6 +137,24 @@ static void test_good_problems_pass(void **state)
     PASSES(forward, p.mask_startend_rows = TENSOR(mask_rows, ATTN_I32, 2, 2, 4, 4));
 }
 
+static void test_sequences_and_heads_are_bounded_even_where_they_hold_nothing(void **state)
+{
+    (void)state;
+    PASSES(forward, p.q = TENSOR(NULL, ATTN_F16, 1 << 17, 0, 8, 1); p.k = TENSOR(NULL, ATTN_F16, 1 << 17, 0, 1, 1);
+           p.v = TENSOR(NULL, ATTN_F16, 1 << 17, 0, 1, 1); p.out.rank = p.lse.rank = 0);
+    SAYS(forward, TOO_LARGE, "/q/shape",
+         "q: 131073 batch rows of 8 heads are 1048584, B times H must be at most 1048576",
+         p.q = TENSOR(NULL, ATTN_F16, (1 << 17) + 1, 0, 8, 1);
+         p.out.rank = p.lse.rank = 0);
+    SAYS(forward, TOO_LARGE, "/q/shape",
+         "q: 2147483647 batch rows of 1 heads are 2147483647, B times H must be at most 1048576",
+         p.q = TENSOR(NULL, ATTN_F16, INT32_MAX, 0, 1, 1);
+         p.out.rank = p.lse.rank = 0);
+    SAYS(packed, TOO_LARGE, "/q/shape",
+         "q: 2147483646 sequences of 8 heads are 1.717986917e+10, B times H must be at most 1048576",
+         p.cu_seqlens_q.shape[0] = INT32_MAX);
+}
+
 static void test_the_shapes_of_q_k_v(void **state)
 {
     (void)state;
@@ -156,8 +174,8 @@ static void test_the_shapes_of_q_k_v(void **state)
     SAYS(forward, TOO_LARGE, "/q/shape", "q: the product of its shape is over 2^61 elements",
          p.q.shape[0] = p.q.shape[1] = 1 << 30);
     SAYS(forward, TOO_LARGE, "/q/shape", "q: its result would be over 2^61 elements", /* q itself is just under it */
-         p.q = TENSOR(NULL, ATTN_F16, 1 << 28, 1 << 28, 8, 1);
-         p.k = TENSOR(NULL, ATTN_F16, 1 << 28, 0, 8, 1); p.v = TENSOR(NULL, ATTN_F16, 1 << 28, 0, 8, 16);
+         p.q = TENSOR(NULL, ATTN_F16, 0, 1 << 30, 1 << 29, 1);
+         p.k = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 1); p.v = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 16);
          p.out.rank = p.lse.rank = 0);
     SAYS(forward, INVALID, "/q/shape/2", "q: shape[2] is 0, must be at least 1", p.q.shape[2] = 0);
     SAYS(bhsd, INVALID, "/q/shape/1", "q: shape[1] is 0, must be at least 1", p.q.shape[1] = 0);
@@ -378,6 +396,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_good_problems_pass),
+        cmocka_unit_test(test_sequences_and_heads_are_bounded_even_where_they_hold_nothing),
         cmocka_unit_test(test_the_shapes_of_q_k_v),
         cmocka_unit_test(test_packed_lengths),
         cmocka_unit_test(test_masks_and_biases),
