@@ -24,10 +24,12 @@
     X(REQUEST_TIMEOUT, 408, "request-timeout", "The body did not arrive in time")                           \
     X(CONFLICT, 409, "conflict", "That name is taken")                                                      \
     X(TOO_LARGE, 413, "too-large", "The request is over a limit")                                           \
+    X(TARGET_TOO_LONG, 414, "target-too-long", "The request target is too long")                            \
     X(UNSUPPORTED_MEDIA, 415, "unsupported-media-type", "This content type or encoding is not spoken here") \
     X(EXPECTATION_FAILED, 417, "expectation-failed", "This expectation cannot be met")                      \
     X(UNSUPPORTED, 422, "unsupported", "No kernel here computes this")                                      \
     X(QUOTA, 429, "quota-exceeded", "The caller's quota is used up")                                        \
+    X(HEAD_TOO_LARGE, 431, "head-too-large", "The head of the request is too large")                        \
     X(INTERNAL, 500, "internal", "The server failed")                                                       \
     X(NOT_IMPLEMENTED, 501, "not-implemented", "This is not offered here")                                  \
     X(UNAVAILABLE, 503, "unavailable", "The server cannot take this now")                                   \

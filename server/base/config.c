@@ -572,6 +572,14 @@ static bool was_given(const struct reading *r, const char *flag)
     abort(); /* a name misspelt in this file */
 }
 
+/* Port 0 is a free port, another one each time. */
+static bool same_address(const char *a, const char *b)
+{
+    int64_t port = 0;
+    if (strcmp(a, b) != 0) return false;
+    return strncmp(a, "unix:", 5) == 0 || !parse_number(strrchr(a, ':') + 1, &port) || port != 0;
+}
+
 /* Defaults that depend on the machine, then what must hold between options. */
 static enum config_result settle(struct reading *r)
 {
@@ -610,9 +618,9 @@ static enum config_result settle(struct reading *r)
         return refuse(m, n, "--cors-origin: '*' cannot go with --token-file, name the origin");
     for (int i = 0; i < c->listen_count; i++) {
         for (int j = 0; j < i; j++)
-            if (strcmp(c->listen[i], c->listen[j]) == 0)
+            if (same_address(c->listen[i], c->listen[j]))
                 return refuse(m, n, "--listen: '%s' is given twice", c->listen[i]);
-        if (c->metrics_listen != NULL && strcmp(c->listen[i], c->metrics_listen) == 0)
+        if (c->metrics_listen != NULL && same_address(c->listen[i], c->metrics_listen))
             return refuse(m, n, "--metrics-listen: '%s' is a --listen address already", c->metrics_listen);
     }
 

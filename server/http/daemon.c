@@ -54,6 +54,7 @@ enum {
     METRICS_MAX = 256,      /* connections to --metrics-listen; see rule 4 */
     FIRST_STEP = 256 << 10, /* staging memory leased at first for a body of unknown length */
     EXPECTED_TENSORS = 16,  /* of a body, for its size in memory; more of them make it grow */
+    ARGUMENTS_MAX = 100,    /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
     DISCARD_FACTOR = 2,     /* a chunked body is discarded up to this many times the limit, then cut */
 };
 
@@ -61,9 +62,11 @@ enum {
 
 /* A malformed Content-Length is refused before we see the request, with an HTML body and, in 0.9.75, with the
  * response's head sent twice. It says so through its log first, in the thread and at the moment, but not about
- * which connection. When exactly one connection of this thread is in the middle of a head, it is that one: it gets
- * our problem document, and the socket is shut down under libmicrohttpd's answer. Otherwise its own answer goes
- * out. */
+ * which connection. A refusal goes to a connection only where that is certain: libmicrohttpd reads a complete head and
+ * calls on_request() in one go, so of those whose request line has arrived and whose head has not been handed to us
+ * at most one has a complete head (its size is known then) and no answer yet, and that is the one that it works on.
+ * It gets our problem document, and the socket is shut down under libmicrohttpd's answer. All other refusals (a request
+ * line or a header that is none, a head or a chunk that is too long) have libmicrohttpd's own answer. */
 static _Thread_local struct request *heads; /* between on_uri() and the first call of on_request() */
 
 static void heads_add(struct request *request)
@@ -83,12 +86,25 @@ static void heads_remove(struct request *request)
     request->in_head = false;
 }
 
+static struct request *complete_head(void)
+{
+    for (struct request *request = heads; request; request = request->next)
+        if (MHD_get_connection_info(request->connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE) &&
+            !MHD_get_connection_info(request->connection, MHD_CONNECTION_INFO_HTTP_STATUS))
+            return request;
+    return NULL;
+}
+
 static void refuse_head(unsigned status)
 {
-    struct request *request = heads;
-    if (request == NULL || request->next != NULL || !request->peer->plain || (status != 400 && status != 413)) return;
+    struct request *request = complete_head();
+    if (request == NULL || !request->peer->plain || (status != 400 && status != 413 && status != 431)) return;
     request->http_status = (int)status;
-    peer_cut_with(request->peer, (int)status, NULL);
+    peer_cut_with(request->peer,
+                  status == 413   ? PROTO_E_TOO_LARGE
+                  : status == 431 ? PROTO_E_HEAD_TOO_LARGE
+                                  : PROTO_E_INVALID_FRAMING,
+                  NULL);
 }
 
 /* ---- Head -------------------------------------------------------------------------------------------------------- */
@@ -231,6 +247,8 @@ static enum MHD_Result answer_now(struct request *request, bool close)
     return answer_queue(request, close || atomic_load(&request->server->phase) != SERVER_READY);
 }
 
+static enum MHD_Result body_done(struct request *request);
+
 /* The first call: the headers are there. */
 static enum MHD_Result head(struct request *request, const char *version)
 {
@@ -257,6 +275,9 @@ static enum MHD_Result head(struct request *request, const char *version)
         const bool over = f.has_length && f.length > (uint64_t)request->server->config->max_body_bytes;
         if (framing_has_body(&f) && (over || f.value[HEADER_EXPECT])) return answer_now(request, true);
     }
+    /* libmicrohttpd 0.9.75 would send 100 for the body that does not come, and then not look at what came behind this
+     * request. Answered now, the connection ends with it. */
+    if (f.value[HEADER_EXPECT] && !framing_has_body(&f)) return body_done(request);
     if (framing_has_body(&f) && !peer_enter(request->peer, PEER_BODY)) return MHD_NO;
     return MHD_YES;
 }
@@ -274,7 +295,7 @@ static enum MHD_Result body_piece(struct request *request, const char *bytes, si
         request->step = STEP_DISCARD;
         if (request->received_bytes > DISCARD_FACTOR * limit) {
             request->http_status = 413;
-            peer_cut_with(request->peer, 413, request->id);
+            peer_cut_with(request->peer, PROTO_E_TOO_LARGE, request->id);
         }
         return MHD_YES;
     }
@@ -400,7 +421,19 @@ static void *on_uri(void *context, const char *uri, struct MHD_Connection *conne
     peer->request = request;
     request->bad_target = !framing_is_target(uri);
     heads_add(request);
+    /* When their records do not fit, libmicrohttpd 0.9.75 begins an answer, forgets it and waits. */
+    if (framing_arguments(uri) > ARGUMENTS_MAX) {
+        request->http_status = 414;
+        peer_cut_with(peer, PROTO_E_TARGET_TOO_LONG, NULL);
+    }
     return request;
+}
+
+static size_t on_unescape(void *context, struct MHD_Connection *connection, char *text)
+{
+    (void)context;
+    (void)connection;
+    return framing_unescape(text);
 }
 
 static enum MHD_Result on_request(void *context, struct MHD_Connection *connection, const char *url, const char *method,
@@ -413,7 +446,7 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
     request_set_role(ROLE_HTTP);
     switch (request->step) {
     case STEP_HEAD:
-        request->path = url;
+        request->path = framing_path(url);
         request->method = method;
         return head(request, version);
     case STEP_DECODE:
@@ -631,9 +664,10 @@ static bool start_workers(struct port *port, unsigned flags, const struct MHD_Op
         worker->daemon = MHD_start_daemon(
             flags, 0, NULL, NULL, on_request, worker, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
             MHD_OPTION_NOTIFY_COMPLETED, on_completed, worker, MHD_OPTION_NOTIFY_CONNECTION, on_connection, worker,
-            MHD_OPTION_URI_LOG_CALLBACK, on_uri, worker, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
-            MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)INACTIVITY_S,
-            MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
+            MHD_OPTION_URI_LOG_CALLBACK, on_uri, worker, MHD_OPTION_UNESCAPE_CALLBACK, on_unescape, NULL,
+            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT, limit,
+            MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)INACTIVITY_S, MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY,
+            more, MHD_OPTION_END);
         if (worker->daemon == NULL) return false;
     }
     return true;

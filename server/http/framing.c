@@ -79,6 +79,43 @@ bool framing_is_target(const char *target)
     return true;
 }
 
+static int hex_digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : (c | 0x20) >= 'a' && (c | 0x20) <= 'f' ? (c | 0x20) - 'a' + 10 : -1;
+}
+
+size_t framing_unescape(char *text)
+{
+    char *to = text;
+    for (const char *from = text; *from; from++) {
+        const int high = from[0] == '%' ? hex_digit(from[1]) : -1, low = high >= 0 ? hex_digit(from[2]) : -1;
+        const int byte = low >= 0 ? 16 * high + low : -1;
+        if (byte <= 0 || byte == '/') *to++ = *from;
+        else {
+            *to++ = (char)byte;
+            from += 2;
+        }
+    }
+    *to = '\0';
+    return (size_t)(to - text);
+}
+
+const char *framing_path(const char *target)
+{
+    const size_t scheme = strncasecmp(target, "http://", 7) == 0 ? 7 : strncasecmp(target, "https://", 8) == 0 ? 8 : 0;
+    if (scheme == 0) return target;
+    const char *path = strchr(target + scheme, '/');
+    return path ? path : "/";
+}
+
+size_t framing_arguments(const char *target)
+{
+    const char *query = strchr(target, '?');
+    size_t count = query != NULL;
+    for (; query && *query; query++) count += *query == '&';
+    return count;
+}
+
 bool framing_end(struct framing *f)
 {
     const char *length = f->value[HEADER_CONTENT_LENGTH], *encoding = f->value[HEADER_TRANSFER_ENCODING];

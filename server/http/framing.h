@@ -57,6 +57,14 @@ void framing_fault(struct framing *framing, const char *fault);
 /* No spaces and no control characters below them: what stands between method and version. */
 bool framing_is_target(const char *target);
 
+/* Resolves the percent-escapes of a target in place and returns its new length. Those of '/' and NUL stay as they
+ * are: resolved, the first would be taken for a separator and the second for the end, and the target for another one. */
+size_t framing_unescape(char *text);
+/* The path of a target: of "http://host/path" (RFC 9112, 3.2.2) what follows the host, else all of it. */
+const char *framing_path(const char *target);
+/* How many arguments the query of a target has. */
+size_t framing_arguments(const char *target);
+
 static inline bool framing_has_body(const struct framing *f)
 {
     return f->chunked || (f->has_length && f->length > 0);

@@ -16,7 +16,6 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-#include "proto-json/proto.h"
 #include "server/base/clock.h"
 #include "server/work/request.h"
 #include "server/http/tcp.h"
@@ -100,11 +99,21 @@ static bool is_silent(const struct peer *peer, enum peer_phase phase)
     return phase == PEER_IDLE || tcp_is_mute(peer->fd);
 }
 
-static void write_fixed(const struct peer *peer, int status, const char *request_id)
+static const char *reason_of(int status)
 {
-    const proto_error error = status == 413   ? PROTO_E_TOO_LARGE
-                              : status == 400 ? PROTO_E_INVALID_FRAMING
-                                              : PROTO_E_REQUEST_TIMEOUT;
+    switch (status) {
+    case 400: return "Bad Request";
+    case 408: return "Request Timeout";
+    case 413: return "Content Too Large";
+    case 414: return "URI Too Long";
+    case 431: return "Request Header Fields Too Large";
+    default: return "Error";
+    }
+}
+
+static void write_fixed(const struct peer *peer, proto_error error, const char *request_id)
+{
+    const int status = proto_errors[error].http;
     char body[1024], head[2048], made[REQUEST_ID_BYTES];
     if (request_id == NULL || *request_id == '\0') {
         request_make_id(made);
@@ -115,20 +124,16 @@ static void write_fixed(const struct peer *peer, int status, const char *request
     const int length = snprintf(head, sizeof head,
                                 "HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\nContent-Length: %zu\r\n"
                                 "Connection: close\r\nX-Request-Id: %s\r\n\r\n%s",
-                                status,
-                                status == 413   ? "Content Too Large"
-                                : status == 400 ? "Bad Request"
-                                                : "Request Timeout",
-                                body_length, request_id, body);
+                                status, reason_of(status), body_length, request_id, body);
     /* Best effort: a peer that does not read its answer does not get it. */
     if (length > 0 && (size_t)length < sizeof head)
         (void)!send(peer->fd, head, (size_t)length, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-void peer_cut_with(struct peer *peer, int status, const char *request_id)
+void peer_cut_with(struct peer *peer, proto_error error, const char *request_id)
 {
     atomic_store(&peer->phase, PEER_CUT);
-    if (peer->plain) write_fixed(peer, status, request_id);
+    if (peer->plain) write_fixed(peer, error, request_id);
     shutdown(peer->fd, SHUT_RDWR);
 }
 
@@ -192,7 +197,8 @@ int peers_sweep(struct peers *peers, int64_t now_ms, const struct peer_limits *l
         }
         if (!expired && !tiresome) continue;
         if (!atomic_compare_exchange_strong(&peer->phase, &phase, PEER_CUT)) continue;
-        if (sending && peer->plain && !(tiresome && phase == PEER_OPENED)) write_fixed(peer, 408, NULL);
+        if (sending && peer->plain && !(tiresome && phase == PEER_OPENED))
+            write_fixed(peer, PROTO_E_REQUEST_TIMEOUT, NULL);
         shutdown(peer->fd, SHUT_RDWR);
         cut++;
     }

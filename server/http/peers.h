@@ -14,6 +14,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "proto-json/proto.h"
+
 /* id, label in logs, what the peer is doing */
 #define PEER_PHASE_MAP(X)                                            \
     X(OPENED, "opened", "connected, the first head is not complete") \
@@ -88,8 +90,8 @@ int peers_sweep(struct peers *peers, int64_t now_ms, const struct peer_limits *l
 /* Cuts all, whatever they do. */
 void peers_cut_all(struct peers *peers);
 
-/* Writes a fixed answer (400, 408 or 413) to the socket, past the web server, and shuts it down. For what libmicrohttpd
+/* Writes the problem document of `error` to the socket, past the web server, and shuts it down. For what libmicrohttpd
  * cannot answer: 408 and 413 in the middle of a body; and for what it answers badly. request_id: NULL makes one. */
-void peer_cut_with(struct peer *peer, int status, const char *request_id);
+void peer_cut_with(struct peer *peer, proto_error error, const char *request_id);
 
 #endif

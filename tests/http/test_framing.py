@@ -80,6 +80,19 @@ ROWS = [
     ('header_of_300_kb', post('X-Long: ' + 'x' * 300000), {431}, CLOSES),
     ('ten_thousand_headers', post(*[f'X-{i}: {"y" * 40}' for i in range(10000)]), {431}, CLOSES),
     ('url_of_400_kb', request_bytes('/' + 'x' * 400000, None, 'GET'), {414, 431}, CLOSES),
+    ('query_of_100_arguments', request_bytes('/livez?' + '&'.join(['a=1'] * 100), None, 'GET'), {200}, STAYS),
+    ('query_of_101_arguments', request_bytes('/livez?' + '&'.join(['a=1'] * 101), None, 'GET'), {414}, CLOSES),
+    ('query_of_1500_arguments', request_bytes('/livez?' + '&'.join(['a'] * 1500), None, 'GET'), {414}, CLOSES),
+    ('name_of_60_kb', post('x' * 60000 + ': 1'), {200, 431}, None),
+    ('1500_cookies', post('Cookie: ' + '; '.join(['a=1'] * 1500)), {431}, CLOSES),
+    ('1500_cookies_and_a_bad_length', post('Content-Length: x', 'Cookie: ' + '; '.join(['a=1'] * 1500)), {400, 431}, CLOSES),
+    # Targets that are not what they decode to, and those in other forms
+    ('nul_in_the_path', request_bytes('/livez%00x', None, 'GET'), {404}, STAYS),
+    ('nul_at_the_end', request_bytes('/livez%00', None, 'GET'), {404}, STAYS),
+    ('escaped_slash', request_bytes('/v1%2finfo', None, 'GET'), {404}, STAYS),
+    ('escaped_letter', request_bytes('/live%7a', None, 'GET'), {200}, STAYS),
+    ('absolute_form', request_bytes('http://localhost/livez', None, 'GET'), {200}, STAYS),
+    ('asterisk', request_bytes('*', None, 'OPTIONS'), {404}, STAYS),
     # H10: Host
     ('no_host', post(host=False), {400}, CLOSES),
     ('two_hosts', post('Host: elsewhere'), {400}, CLOSES),
@@ -98,6 +111,8 @@ ROWS = [
     ('wrong_method_with_a_body', request_bytes(FORWARD, BODY, 'PUT'), {405}, STAYS),
     ('unknown_method', request_bytes(FORWARD, None, 'BREW'), {405}, STAYS),
     ('connect', b'CONNECT localhost:80 HTTP/1.1\r\nHost: x\r\n\r\n', {400, 404, 405}, None),
+    ('expect_100_without_a_body', request_bytes('/livez', None, 'GET', ['Expect: 100-continue']), {200}, CLOSES),
+    ('expect_100_with_a_body_of_0', request_bytes(FORWARD, b'', headers=['Expect: 100-continue']), {400}, CLOSES),
     ('expect_something', post('Expect: the-unexpected'), {417}, None),
     ('content_type_html', post('Content-Type: text/html'), {415}, STAYS),
     ('content_encoding_gzip', post('Content-Encoding: gzip'), {415}, STAYS),
@@ -316,3 +331,79 @@ def test_h17_a_reader_that_stops_is_cut_and_its_memory_freed(serve):
         assert eventually(lambda: server.inflight() == 0, 40, 0.2), server.metrics()
         assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
     assert server.post(FORWARD, BODY).status == 200
+
+
+# ---- One connection and the others -------------------------------------------------------------------------------------
+
+MALFORMED = {
+    'version': b'GET / HTTP/1.x\r\nHost: x\r\n\r\n',
+    'no_colon': post('Nonsense'),
+    'length': sized('5, 5'),
+    'length_2_70': sized(2**70, b''),
+    'chunk_size': chunked(b'xyz\r\n'),
+    'chunk_size_overflows': chunked(b'FFFFFFFFFFFFFFFFF\r\nab'),
+    'head_too_long': post('X-Long: ' + 'x' * 100000),
+    'arguments': request_bytes('/?' + '&'.join(['a'] * 1500), None, 'GET'),
+    'cookies': post('Cookie: ' + '; '.join(['a=1'] * 1500)),
+}
+
+
+@pytest.mark.parametrize('malformed', MALFORMED)
+def test_a_refusal_goes_to_who_caused_it_and_not_to_half_a_head_beside_it(serve, malformed):
+    """libmicrohttpd's log says that a message was refused, but not whose."""
+    server = serve('--http-threads', 1)
+    with service.Probe(server) as probe:
+        for round_ in range(12):
+            good = post(f'X-Request-Id: victim-{round_}')
+            victims = [server.raw() for _ in range(1 + round_ % 2)]
+            for victim in victims:
+                victim.sendall(good[:60 + round_])
+            time.sleep(0.01)
+            with server.raw() as attacker:
+                try:
+                    attacker.sendall(MALFORMED[malformed])
+                    answer = RawReader(attacker).answer()
+                except OSError:
+                    answer = None
+                assert answer is None or answer.status in (400, 413, 414, 431, 505), answer
+            for victim in victims:
+                victim.sendall(good[60 + round_:])
+                answer = RawReader(victim).answer()
+                assert answer is not None and answer.status == 200 and answer.headers['x-request-id'] == f'victim-{round_}', answer
+                victim.close()
+    probe.check()
+
+
+def test_a_malformed_length_is_answered_once_and_in_our_words_whoever_else_is_in_the_middle_of_a_head(serve):
+    server = serve('--http-threads', 1)
+    others = [server.raw() for _ in range(3)]
+    for other in others:
+        other.sendall(post()[:70])
+    time.sleep(0.05)
+    with server.raw() as s:
+        s.sendall(sized('5, 5'))
+        reader = RawReader(s)
+        answer = reader.answer()
+        assert answer.status == 400 and answer.json()['code'] == 'invalid-framing', answer
+        assert reader.closed()
+    for other in others:
+        other.close()
+
+
+def test_what_waits_behind_a_request_that_expects_100_without_a_body_is_not_left_hanging(server):
+    with server.raw() as s:
+        s.sendall(request_bytes('/livez', None, 'GET', ['Expect: 100-continue']) + SMUGGLED)
+        reader = RawReader(s)
+        answer = reader.answer('GET')
+        assert answer.status == 200 and answer.headers['connection'].lower() == 'close', answer
+        assert reader.closed()
+
+
+def test_a_path_with_a_nul_does_not_pass_the_token(serve, tmp_path):
+    tokens = tmp_path / 'tokens'
+    tokens.write_text('secret-of-sixteen-bytes\n')
+    tokens.chmod(0o600)
+    server = serve('--token-file', str(tokens))
+    for path in ('/metrics%00.html', '/livez%00/../metrics', '/metrics%2f', '/livez%00x'):
+        assert server.get(path, {'Authorization': 'Bearer secret-of-sixteen-bytes'}).status == 404, path
+        assert server.get(path).status == 404, path

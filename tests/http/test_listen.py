@@ -90,6 +90,24 @@ def test_metrics_have_a_port_of_their_own(serve):
     assert server.post(FORWARD, wire.small_bytes()).status == 200
 
 
+def test_two_free_ports_are_two_addresses(tmp_path):
+    log = tmp_path / 'log'
+    with open(log, 'wb') as f:
+        process = subprocess.Popen([service.BINARY, '--listen', '127.0.0.1:0', '--metrics-listen', '127.0.0.1:0'], stderr=f)
+    try:
+        assert service.eventually(lambda: b' ready ' in log.read_bytes() or process.poll() is not None), log.read_bytes()
+        assert process.poll() is None, log.read_bytes()
+        ports = [int(line.rsplit(b':', 1)[1]) for line in log.read_bytes().splitlines() if b' listening ' in line]
+        assert len(set(ports)) == 2, log.read_bytes()
+        for port in ports:
+            connection = Connection(('127.0.0.1', port), 30 * service.SLOWER)
+            assert connection.ask('GET', '/livez').status == 200
+            connection.close()
+    finally:
+        process.terminate()
+        assert process.wait(30 * service.SLOWER) == 0
+
+
 def test_tls(serve, tmp_path):
     cert, key = service.self_signed(str(tmp_path))
     server = serve('--tls-cert', cert, '--tls-key', key, tls=service.client_tls(cert))

@@ -168,6 +168,55 @@ static void test_targets(void **state)
     assert_false(framing_is_target("/a\001"));
 }
 
+static void test_escapes_that_would_change_the_target_stay(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *is;
+    } cases[] = {
+        { "/livez", "/livez" },
+        { "/%6civez", "/livez" },
+        { "/%6Civez", "/livez" },
+        { "/livez%00x", "/livez%00x" },
+        { "/v1%2fattention%2Fforward", "/v1%2fattention%2Fforward" },
+        { "/%252f", "/%2f" }, /* once */
+        { "/%", "/%" },
+        { "/%6", "/%6" },
+        { "/%6g%zz", "/%6g%zz" },
+        { "/%%36c", "/%6c" },
+        { "/%ff", "/\xff" },
+        { "", "" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[64];
+        strcpy(text, cases[i].text);
+        const size_t length = framing_unescape(text);
+        assert_string_equal(text, cases[i].is);
+        assert_int_equal(length, strlen(cases[i].is));
+    }
+}
+
+static void test_the_path_of_a_target_in_absolute_form(void **state)
+{
+    (void)state;
+    assert_string_equal(framing_path("/livez"), "/livez");
+    assert_string_equal(framing_path("http://host:80/livez"), "/livez");
+    assert_string_equal(framing_path("HTTPS://host/a/b"), "/a/b");
+    assert_string_equal(framing_path("http://host"), "/");
+    assert_string_equal(framing_path("http:/livez"), "http:/livez");
+    assert_string_equal(framing_path("*"), "*");
+    assert_string_equal(framing_path(""), "");
+}
+
+static void test_arguments_are_counted(void **state)
+{
+    (void)state;
+    assert_int_equal(framing_arguments("/"), 0);
+    assert_int_equal(framing_arguments("/&"), 0);
+    assert_int_equal(framing_arguments("/?"), 1);
+    assert_int_equal(framing_arguments("/?a=1&b&&c=?"), 4);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -178,6 +227,9 @@ int main(void)
         cmocka_unit_test(test_traceparent),
         cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_targets),
+        cmocka_unit_test(test_escapes_that_would_change_the_target_stay),
+        cmocka_unit_test(test_the_path_of_a_target_in_absolute_form),
+        cmocka_unit_test(test_arguments_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
