@@ -329,6 +329,39 @@ double attn_flops(const attn_problem *p)
     return pairs * (double)g.dims.H * 2 * (double)(g.dims.D + g.dims.Dv) * (p->op == ATTN_OP_BACKWARD ? 2.5 : 1);
 }
 
+/* Triples of a sequence that FlashMask leaves, for the heads of each of its rows of bounds. */
+static double masked_pairs(const attn_problem *p, const attn_geometry *g, const attn_sequence *s, int64_t b)
+{
+    const attn_view *bounds = &g->view[ATTN_T_mask_startend_rows];
+    double pairs = 0;
+    for (int64_t m = 0; m < p->mask_startend_rows.shape[1]; m++)
+        for (int64_t j = 0; j < s->Sk; j++) {
+            const int32_t *column = (const int32_t *)bounds->data + attn_at(bounds, b, m, j);
+            const attn_mask hides = attn_mask_of(column, g->mask_bounds, g->causal, g->dims.Sq);
+            const attn_range rows = attn_rows_of(g, s, j);
+            const int64_t lts = attn_clamp64(hides.lts, rows.lo, rows.hi), lte = attn_clamp64(hides.lte, lts, rows.hi);
+            const int64_t uts = attn_clamp64(hides.uts, rows.lo, rows.hi), ute = attn_clamp64(hides.ute, uts, rows.hi);
+            const int64_t both = attn_max64(0, attn_min64(lte, ute) - attn_max64(lts, uts));
+            pairs += (double)(rows.hi - rows.lo - (lte - lts) - (ute - uts) + both);
+        }
+    return pairs * (double)g->mask_group;
+}
+
+double attn_scores(const attn_problem *p)
+{
+    const attn_geometry g = attn_geometry_of(p);
+    double pairs = 0;
+    if (p->mask_startend_rows.rank == 0 || attn_is_empty(p)) {
+        const double flops = attn_flops(p);
+        return flops / (2 * (double)(g.dims.D + g.dims.Dv) * (p->op == ATTN_OP_BACKWARD ? 2.5 : 1));
+    }
+    for (int64_t b = 0; b < g.dims.B; b++) {
+        const attn_sequence s = attn_sequence_of(&g, b);
+        pairs += masked_pairs(p, &g, &s, b);
+    }
+    return pairs;
+}
+
 bool attn_is_empty(const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -494,10 +527,21 @@ attn_status attn_run(attn_stream *stream, const attn_problem *problems, int coun
                 return attn_fail(err, ATTN_INVALID, "", "%s: has no memory", attn_tensors[id].name);
         }
     for (int first = 0, n; (n = next_stretch(problems, count, &first)) > 0; first += n) {
+        if (attn_is_cancelled(stream->cancel)) return attn_given_up(err);
         const attn_status status = stream->device->backend->run(stream, problems + first, n, workspace, err);
         if (status != ATTN_OK) return status;
     }
     return ATTN_OK;
+}
+
+void attn_stream_heed(attn_stream *stream, const int *cancel)
+{
+    stream->cancel = cancel;
+}
+
+void attn_cancel(int *cancel)
+{
+    __atomic_store_n(cancel, 1, __ATOMIC_RELAXED);
 }
 
 static attn_status run_one(attn_stream *stream, const attn_problem *problem, attn_op op, void *workspace,

@@ -39,6 +39,7 @@ extern "C" {
     X(UNSUPPORTED, "valid, but no kernel here computes it")             \
     X(BUSY, "the queue is full, or memory is short: try again later")   \
     X(TIMEOUT, "the deadline passed")                                   \
+    X(CANCELLED, "given up before its end: nobody waits for it")        \
     X(NO_MEMORY, "out of memory")                                       \
     X(DEVICE, "the device failed")                                      \
     X(DEVICE_LOST, "the device is gone: only a new process can use it") \
@@ -237,6 +238,10 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out
  * they hid nothing. A closed form: only cu_seqlens and seqlens_k make it look at each sequence. */
 double attn_flops(const attn_problem *p);
 
+/* The permitted (query, key, head) triples that are left when FlashMask's hidden ones are taken out too; otherwise those
+ * that attn_flops() counts. Walks over mask_startend_rows, where given. */
+double attn_scores(const attn_problem *p);
+
 /* None of the outputs that this checked problem asks for has an element: attn_run() passes it over, and it needs no
  * workspace, however large its sizes are. */
 bool attn_is_empty(const attn_problem *p);
@@ -267,6 +272,8 @@ typedef struct attn_device_info {
     const char *backend;   /* "cpu", "reference", "cuda" */
     char name[64];         /* "cuda:0", "cpu" */
     char description[128]; /* for people: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
+    double fastest_flops;  /* no kernel here does more operations (attn_flops) in a second, */
+    double fastest_scores; /* and none more permitted (query, key, head) triples: to tell what cannot be done in time */
     bool unified;          /* kernels read and write staging memory directly: no copies needed */
     int streams;           /* how many batches are worth having in flight */
     int64_t memory_total, memory_limit, memory_used;
@@ -314,6 +321,12 @@ attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t by
  * Each answer depends on its own problem alone, to the bit: not on count, order, threads or the load. `workspace`
  * may be NULL: then it is allocated inside, for this call. On an error none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_problem *problems, int count, void *workspace, attn_error *err);
+
+/* From now on attn_run() on this stream gives up when it finds *cancel other than 0: on the CPU between two tiles, on a
+ * GPU between two launches. It then returns CANCELLED, and none of the outputs may be used. Any thread may set *cancel
+ * at any time, with attn_cancel(); it must exist until the stream heeds another (NULL: none). */
+void attn_stream_heed(attn_stream *stream, const int *cancel);
+void attn_cancel(int *cancel);
 
 /* One problem, with the op set for you. */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);

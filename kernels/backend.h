@@ -22,7 +22,19 @@ struct attn_device {
 
 struct attn_stream {
     attn_device *device;
+    const int *cancel; /* of attn_stream_heed(); stream_open() leaves it NULL */
 };
+
+/* Shall run() give up? To be asked between pieces of work of a few milliseconds. `cancel` may be NULL. */
+static inline bool attn_is_cancelled(const int *cancel)
+{
+    return cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED) != 0;
+}
+
+static inline attn_status attn_given_up(attn_error *err)
+{
+    return attn_fail(err, ATTN_CANCELLED, "", "given up: nobody waits for it any more");
+}
 
 /* The contracts are those of the functions of the same name in attention.h. */
 struct attn_backend {

@@ -23,7 +23,8 @@ proto_error proto_error_of(attn_status status)
     case ATTN_TOO_LARGE: return PROTO_E_TOO_LARGE;
     case ATTN_UNSUPPORTED: return PROTO_E_UNSUPPORTED;
     case ATTN_BUSY: return PROTO_E_QUEUE_FULL;
-    case ATTN_TIMEOUT: return PROTO_E_DEADLINE;
+    case ATTN_TIMEOUT:
+    case ATTN_CANCELLED: return PROTO_E_DEADLINE; /* nobody is there to read that it was cancelled */
     case ATTN_NO_MEMORY: return PROTO_E_OUT_OF_MEMORY;
     case ATTN_NOT_FOUND: return PROTO_E_NOT_FOUND;
     case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE; /* another process, or this one after a restart, can */

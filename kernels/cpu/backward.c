@@ -30,6 +30,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/backend.h"
 #include "kernels/cpu/flash.h"
 
 struct room {
@@ -151,12 +152,16 @@ void flash_rows_item(const struct flash *f, char *scratch, int64_t item)
 
 /* Until every chunk before `chunk` has left row tile `index` behind. *below: chunks known to have finished
  * altogether. */
-static void wait_for_turn(struct flash_progress *head, int64_t chunk, int64_t index, int64_t *below)
+static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
+                          int64_t *below)
 {
     for (int64_t c = *below; c < chunk; c++) {
         unsigned spins = 0;
         int64_t tile;
-        while ((tile = atomic_load_explicit(&head[c].tile, memory_order_acquire)) <= index) pool_breathe(&spins);
+        while ((tile = atomic_load_explicit(&head[c].tile, memory_order_acquire)) <= index) {
+            if (attn_is_cancelled(f->cancel)) return; /* a chunk that was never begun will never come to its end */
+            pool_breathe(&spins);
+        }
         if (tile == INT64_MAX && c == *below) *below = c + 1;
     }
 }
@@ -247,7 +252,7 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
     const int64_t ldk = simd_ldb(type, D), ldkb = simd_ldb(type, n), ldv = simd_ldb(type, Dv);
     bool packed = false, spoiled = false;
     int64_t below = 0, published = 0;
-    for (int64_t index = 0; n > 0 && index < seq->tiles; index++) {
+    for (int64_t index = 0; n > 0 && index < seq->tiles && !attn_is_cancelled(f->cancel); index++) {
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
         struct flash_cell cell;
         if (!flash_cell_of(f, &t, j0, j0 + n, &cell)) continue;
@@ -307,7 +312,7 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         if (f->p->dbias.rank) add_dbias(f, &t, j0 + cell.c0, cell.cols, room.dP, room.ld);
         if (slopes) add_dslopes(f, &t, j0 + cell.c0, cell.cols, room.dP, room.ld, slopes);
         if (f->dQ) {
-            wait_for_turn(head, chunk, index, &below);
+            wait_for_turn(f, head, chunk, index, &below);
             type->gemm(t.rows, D, cell.cols, room.dS_a, room.dS_lda, room.Kb + (int64_t)cell.c0 * SIMD_PANEL * es, ldkb,
                        f->dQ + t.row0 * f->dq_ld, f->dq_ld, true, NULL);
             published = index + 1;

@@ -30,6 +30,14 @@ enum {
     STREAMS = 2, /* one computes, the next is made ready */
 };
 
+/* What a thread reaches at the very most, by the name of its vectors: three times what the fastest core measured so far
+ * did (kernels/README.md, "The CPU ladder"). And a softmax takes half a cycle a score on the widest of them. */
+static const struct {
+    const char *name;
+    double flops;
+} fastest[] = { { "amx", 3e12 }, { "bf16", 8e11 }, { "avx512", 6e11 }, { "avx2", 3e11 }, { "portable", 1e11 } };
+#define FASTEST_SCORES 1e10
+
 struct cpu_device {
     attn_device base;
     struct pool *pool;
@@ -141,6 +149,9 @@ static void describe(const attn_device *base, attn_device_info *info)
     snprintf(info->name, sizeof info->name, "cpu");
     snprintf(info->description, sizeof info->description, "%d thread%s, %s, %lld GiB", threads, threads == 1 ? "" : "s",
              device->simd->name, (long long)(device->memory_total >> 30));
+    for (size_t i = 0; i < sizeof fastest / sizeof *fastest; i++)
+        if (strcmp(fastest[i].name, device->simd->name) == 0) info->fastest_flops = fastest[i].flops * threads;
+    info->fastest_scores = FASTEST_SCORES * threads;
     info->unified = true;
     info->streams = STREAMS;
     info->memory_total = device->memory_total;
@@ -198,9 +209,9 @@ static attn_status run(attn_stream *stream, const attn_problem *problems, int co
         if (status != ATTN_OK) return status;
         workspace = own;
     }
-    flash_run(device->simd, device->pool, problems, count, workspace);
+    const bool all = flash_run(device->simd, device->pool, problems, count, workspace, stream->cancel);
     if (own) device_free(&device->base, own);
-    return ATTN_OK;
+    return all ? ATTN_OK : attn_given_up(err);
 }
 
 static attn_status mark(attn_stream *base, int slot, attn_error *err)

@@ -14,6 +14,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/backend.h"
 #include "kernels/cpu/flash.h"
 
 enum {
@@ -109,7 +110,7 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch)
     const struct flash_tile *any = &room.lanes[0].t; /* causal, window and lengths are the same for all heads */
     const int64_t lo = attn_max64(any->keys.lo, split * seq->span),
                   hi = attn_min64(any->keys.hi, (split + 1) * seq->span);
-    for (int64_t j0 = lo / KEYS * KEYS; j0 < hi; j0 += KEYS) {
+    for (int64_t j0 = lo / KEYS * KEYS; j0 < hi && !attn_is_cancelled(f->cancel); j0 += KEYS) {
         const int64_t j1 = attn_min64(j0 + KEYS, hi), first = seq->s.k_start + j0;
         int at;
         for (int n = 0; n < lanes; n++)

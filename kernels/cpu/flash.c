@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/backend.h"
 #include "kernels/philox.h"
 
 /* ---- Tile sizes -------------------------------------------------------------------------------------------------- */
@@ -331,7 +332,8 @@ static void walk_item(void *context, int worker, int64_t item)
 {
     const struct walk *walk = context;
     const struct flash_run *run = walk->run;
-    int low = 0, high = run->count; /* the last problem whose first item is not past this one */
+    if (attn_is_cancelled(run->cancel)) return; /* the items that are left cost a look each */
+    int low = 0, high = run->count;             /* the last problem whose first item is not past this one */
     while (high - low > 1) {
         const int middle = (low + high) / 2;
         if (run->problems[middle].first[walk->phase] <= item) low = middle;
@@ -341,15 +343,17 @@ static void walk_item(void *context, int worker, int64_t item)
     phase_items[walk->phase](f, run->scratch + worker * run->scratch_bytes, item - f->first[walk->phase]);
 }
 
-void flash_run(const struct simd *simd, struct pool *pool, const attn_problem *problems, int count, void *workspace)
+bool flash_run(const struct simd *simd, struct pool *pool, const attn_problem *problems, int count, void *workspace,
+               const int *cancel)
 {
     struct flash_arena arena = { .base = workspace };
-    struct flash_run run = { .simd = simd, .count = count };
+    struct flash_run run = { .simd = simd, .count = count, .cancel = cancel };
     double flops = 0;
     run.problems = flash_take(&arena, count, sizeof *run.problems);
     for (int n = 0; n < count; n++) {
         struct flash *f = &run.problems[n];
         resolve(simd, &problems[n], f);
+        f->cancel = cancel;
         struct flash_arena ahead = arena; /* cut() takes seq first: fill it in, for its sums are what cut() needs */
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
         const struct sums sums = place_sequences(f, f->seq);
@@ -365,13 +369,14 @@ void flash_run(const struct simd *simd, struct pool *pool, const attn_problem *p
     }
     run.scratch = flash_take(&arena, pool_threads(pool), run.scratch_bytes);
     const bool small = flops < small_flops;
-    for (int phase = 0; phase < FLASH_PHASES; phase++) {
+    for (int phase = 0; phase < FLASH_PHASES && !attn_is_cancelled(cancel); phase++) {
         struct walk walk = { &run, (enum flash_phase)phase };
         if (small)
             for (int64_t item = 0; item < run.items[phase]; item++) walk_item(&walk, 0, item);
         else pool_run(pool, run.items[phase], walk_item, &walk);
     }
     simd->leave();
+    return !attn_is_cancelled(cancel);
 }
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */

@@ -100,6 +100,7 @@ struct flash {
     int Bk;           /* backward: keys of a chunk */
     int bundle;       /* key/value heads of an item of FLASH_DOTS */
     int64_t B;
+    const int *cancel; /* of the run; asked with attn_is_cancelled() between tiles */
 
     struct flash_sequence *seq; /* [B] */
 
@@ -149,6 +150,7 @@ struct flash_run {
     char *scratch;
     int64_t scratch_bytes; /* of a thread */
     int64_t items[FLASH_PHASES];
+    const int *cancel;
     bool small; /* not worth waking anybody */
 };
 
@@ -161,8 +163,10 @@ attn_status flash_bytes(const struct simd *simd, int threads, const attn_problem
 attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_problem *problems, int count,
                               size_t *bytes, attn_error *err);
 
-/* Computes everything; returns when done. The workspace is 64-byte aligned. */
-void flash_run(const struct simd *simd, struct pool *pool, const attn_problem *problems, int count, void *workspace);
+/* Computes everything; returns when done. The workspace is 64-byte aligned. False: *cancel (may be NULL) was set, and not
+ * all was computed. */
+bool flash_run(const struct simd *simd, struct pool *pool, const attn_problem *problems, int count, void *workspace,
+               const int *cancel);
 
 /* ---- A bump allocator that also measures ------------------------------------------------------------------------- */
 

@@ -27,6 +27,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/backend.h"
 #include "kernels/cpu/flash.h"
 
 /* ---- Scratch ----------------------------------------------------------------------------------------------------- */
@@ -257,7 +258,7 @@ void flash_forward_item(const struct flash *f, char *scratch, int64_t item)
 
     bool started = false, spoiled = false;
     const int64_t lo = attn_max64(t.keys.lo, split * seq->span), hi = attn_min64(t.keys.hi, (split + 1) * seq->span);
-    for (int64_t j0 = lo / f->Bc * f->Bc; j0 < hi; j0 += f->Bc) {
+    for (int64_t j0 = lo / f->Bc * f->Bc; j0 < hi && !attn_is_cancelled(f->cancel); j0 += f->Bc) {
         const int n = (int)attn_min64(f->Bc, seq->s.Sk - j0);
         struct flash_cell cell;
         if (!flash_cell_of(f, &t, j0, attn_min64(j0 + n, hi), &cell)) continue;

@@ -271,7 +271,7 @@ static int64_t extent(const attn_tensor *t)
     return n;
 }
 
-static attn_status run_problem(const attn_problem *p, attn_error *err)
+static attn_status run_problem(const attn_problem *p, const int *cancel, attn_error *err)
 {
     struct reference r = { .p = p, .g = attn_geometry_of(p), .threshold = attn_dropout_threshold(p->dropout_p) };
     const attn_dims *d = &r.g.dims;
@@ -301,7 +301,13 @@ static attn_status run_problem(const attn_problem *p, attn_error *err)
                 memset(r.dV, 0, (size_t)(r.s.Sk * d->Dv) * sizeof *r.dV);
             }
             for (r.h = r.hk * r.g.group; r.h < (r.hk + 1) * r.g.group; r.h++)
-                for (int64_t i = 0; i < r.s.Sq; i++) backward ? backward_row(&r, i) : forward_row(&r, i);
+                for (int64_t i = 0; i < r.s.Sq; i++) {
+                    if (attn_is_cancelled(cancel)) {
+                        status = attn_given_up(err);
+                        goto out;
+                    }
+                    backward ? backward_row(&r, i) : forward_row(&r, i);
+                }
             if (backward) store_head_gradients(&r);
         }
     }
@@ -404,6 +410,8 @@ static void describe(const attn_device *device, attn_device_info *info)
     info->backend = "reference";
     strcpy(info->name, "reference");
     strcpy(info->description, "textbook loops in double, one thread");
+    info->fastest_flops = 1e10; /* doubles, one at a time */
+    info->fastest_scores = 1e9;
     info->unified = true;
     info->streams = 1;
     info->memory_total = info->memory_limit = pages > 0 && page > 0 ? (int64_t)pages * page : 0;
@@ -467,8 +475,8 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
 static attn_status run(attn_stream *stream, const attn_problem *problems, int count, void *memory, attn_error *err)
 {
     attn_status status = ATTN_OK;
-    (void)stream, (void)memory;
-    for (int n = 0; n < count && status == ATTN_OK; n++) status = run_problem(&problems[n], err);
+    (void)memory;
+    for (int n = 0; n < count && status == ATTN_OK; n++) status = run_problem(&problems[n], stream->cancel, err);
     return status;
 }
 

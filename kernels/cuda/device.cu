@@ -41,6 +41,10 @@ enum { STREAMS = 4 }; /* batches in flight: one copies in, one computes, one cop
 /* Blocks of device memory are of sizes 2^n and 1.5 * 2^n: at most a third of a block is waste. */
 enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
 
+/* More than any GPU does: what the largest one known promises for dense float8, and twice the exponentials of all its
+ * special function units. */
+const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
+
 struct block {
     block *next;
     void *memory;
@@ -180,6 +184,8 @@ void describe(const attn_device *base, attn_device_info *info)
     snprintf(info->name, sizeof info->name, "cuda:%d", base->index);
     snprintf(info->description, sizeof info->description, "%.60s, sm_%d%d, %.0f GiB", d->properties.name, d->chip.major,
              d->chip.minor, (double)d->properties.totalGlobalMem / (1 << 30));
+    info->fastest_flops = FASTEST_FLOPS;
+    info->fastest_scores = FASTEST_SCORES;
     info->streams = STREAMS;
     info->memory_total = (int64_t)d->properties.totalGlobalMem;
     info->memory_limit = d->memory_limit;
@@ -403,6 +409,10 @@ attn_status run(attn_stream *base, const attn_problem *problems, int count, void
     }
     char *scratch = (char *)(own ? own : workspace);
     for (int i = 0; i < count && status == ATTN_OK; i++) {
+        if (attn_is_cancelled(base->cancel)) {
+            status = attn_given_up(err);
+            break;
+        }
         const cuda_kernel *k = kernel_for(d, &problems[i], err);
         if (!k) {
             status = ATTN_UNSUPPORTED;

@@ -391,6 +391,10 @@ static void describe(const attn_device *base, attn_device_info *info)
     snprintf(info->name, sizeof info->name, "fake:%d", base->index);
     snprintf(info->description, sizeof info->description, "a device of the tests, %d scripted fault%s",
              device->rule_count, device->rule_count == 1 ? "" : "s");
+    attn_device_info cpu = { 0 };
+    attn_backend_cpu.describe(device->cpu, &cpu);
+    info->fastest_flops = cpu.fastest_flops;
+    info->fastest_scores = cpu.fastest_scores;
     info->streams = STREAMS;
     info->memory_total = info->memory_limit = device->memory_limit;
     pthread_mutex_lock(&device->lock);
@@ -502,6 +506,7 @@ static attn_status run(attn_stream *base, const attn_problem *problems, int coun
 {
     struct fake_device *device = device_of(base->device);
     struct command command = { .kind = COMMAND_RUN, .count = count, .workspace = workspace };
+    if (attn_is_cancelled(base->cancel)) return attn_given_up(err); /* as a GPU: only what is not started yet */
     pthread_mutex_lock(&device->lock);
     attn_status status = enter(device, "launch", err);
     if (status == ATTN_OK) status = meet_faults(device, stream_of(base), &command, err);

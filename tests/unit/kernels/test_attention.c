@@ -242,6 +242,35 @@ static void test_work_of_two_thousand_million_empty_rows_is_counted_at_once(void
     }
 }
 
+static void test_scores_that_flashmask_hides_are_not_work(void **state)
+{
+    static const struct {
+        bool causal;
+        int n;
+        int32_t bounds[4];
+        double scores; /* of 8 queries and 4 keys, alike for each key but for causal */
+    } cases[] = {
+        { true, 1, { 8 }, 4 + 3 + 2 + 1 },   { true, 1, { 0 }, 0 },
+        { true, 2, { 6, 8 }, 2 + 1 },        { false, 2, { 6, 2 }, 4 * 4 },
+        { false, 4, { 4, 6, 0, 1 }, 4 * 5 }, { false, 4, { 2, 6, 4, 8 }, 4 * 2 },
+        { false, 4, { 0, 8, 0, 8 }, 0 },     { false, 2, { 8, 0 }, 4 * 8 },
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        int32_t bounds[16];
+        attn_problem p = ATTN_PROBLEM_INIT;
+        for (int i = 0; i < 4 * cases[n].n; i++) bounds[i] = cases[n].bounds[i % cases[n].n];
+        p.q = p.out = attn_tensor_make(NULL, ATTN_F16, 4, (int64_t[]){ 1, 8, 6, 16 });
+        p.k = p.v = attn_tensor_make(NULL, ATTN_F16, 4, (int64_t[]){ 1, 4, 2, 16 });
+        p.causal = cases[n].causal;
+        p.alignment = ATTN_BOTTOM_RIGHT;
+        assert_true(attn_scores(&p) == (cases[n].causal ? 4 + 3 + 2 + 1 : 32) * 6);
+        p.mask_startend_rows = attn_tensor_make(bounds, ATTN_I32, 4, (int64_t[]){ 1, 1, 4, cases[n].n });
+        if (attn_scores(&p) != cases[n].scores * 6) print_error("case %zu: %g\n", n, attn_scores(&p));
+        assert_true(attn_scores(&p) == cases[n].scores * 6);
+    }
+}
+
 static void test_an_empty_problem_needs_no_workspace_and_runs_beside_others(void **state)
 {
     const struct spec s = SPEC(.causal = true);
@@ -322,6 +351,7 @@ int main(void)
         cmocka_unit_test(test_outputs_that_do_not_exist_are_named),
         cmocka_unit_test(test_work_is_counted_exactly),
         cmocka_unit_test(test_work_of_two_thousand_million_empty_rows_is_counted_at_once),
+        cmocka_unit_test(test_scores_that_flashmask_hides_are_not_work),
         cmocka_unit_test(test_an_empty_problem_needs_no_workspace_and_runs_beside_others),
         cmocka_unit_test(test_backends_are_found_by_name),
         cmocka_unit_test(test_outputs_without_memory_do_not_run),
