@@ -44,6 +44,7 @@ extern "C" {
     X(DEVICE, "the device failed")                                      \
     X(DEVICE_LOST, "the device is gone: only a new process can use it") \
     X(NOT_FOUND, "no such thing, or it has expired")                    \
+    X(QUOTA, "the caller has used up a share that is its own")          \
     X(INTERNAL, "a fault of ours")
 
 typedef enum attn_status {

@@ -81,7 +81,9 @@ static bool open_listeners(const struct config *config, struct listener *listene
 
 static int serve(const struct config *config, struct listener *listeners, int count)
 {
-    struct server server = { .config = config, .limits = PROTO_LIMITS_DEFAULT, .started_ms = clock_ms() };
+    struct server server = {
+        .config = config, .limits = PROTO_LIMITS_DEFAULT, .started_ms = clock_ms(), .everybody = CALLER_EVERYBODY
+    };
     struct port port = { 0 }, metrics_port = { 0 };
     struct arena_source staging;
     attn_error err = { 0 };
@@ -94,7 +96,8 @@ static int serve(const struct config *config, struct listener *listeners, int co
     queue_init(&server.queue, config->queue_depth, config->max_batch, config->batch_window_us * 1000);
     server.contexts = contexts_new(config->staging_bytes / CONTEXTS_SHARE, CONTEXTS_MAX_COUNT, CONTEXTS_TTL_MS);
     server.loop = loop_open(&server);
-    if (config->token_file && (server.tokens = tokens_open(config->token_file, why, sizeof why)) == NULL) {
+    if (config->token_file &&
+        (server.tokens = tokens_open(config->token_file, config->token_share, why, sizeof why)) == NULL) {
         status = EXIT_CONFIG;
         attn_fail(&err, ATTN_INVALID, NULL, "%s", why);
         goto out;

@@ -101,6 +101,7 @@ class Server:
         self.options, self.extra_env, self.want_ready, self.tls = options, env or {}, ready, tls
         self.listen, self.binary = listen, binary or BINARY
         self.process = None
+        self.page_headers = ()  # for /metrics, where that wants a token
         self.log_file = tempfile.TemporaryFile()
 
     # ---- life ----
@@ -234,7 +235,7 @@ class Server:
     def metrics(self):
         """{'name{label="value"}': number} of /metrics."""
         values = {}
-        for line in self.get('/metrics').body.decode().splitlines():
+        for line in self.get('/metrics', self.page_headers).body.decode().splitlines():
             if line and not line.startswith('#'):
                 name, value = line.rsplit(' ', 1)
                 values[name] = float(value)

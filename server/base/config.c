@@ -127,6 +127,9 @@ static const struct option options[] = {
               "is answered 503, and without another GPU the server ends with status 70." },
     { "token-file", "ATTND_TOKEN_FILE", TYPE_FILE, "FILE", AT(token_file), .shown = "off",
       .help = "File of bearer tokens, one a line; every route but the probes then wants one of them." },
+    { "token-share", "ATTND_TOKEN_SHARE", TYPE_INT, "PERCENT", AT(token_share), 50, 1, 100,
+      .help = "How much of the staging memory, of the requests that may be received or wait, and of the saved contexts one "
+              "token may use while --token-file has others; what goes beyond is answered 429." },
     { "tls-cert", "ATTND_TLS_CERT", TYPE_FILE, "FILE", AT(tls_cert), .shown = "off",
       .help = "Certificate chain (PEM) to serve TLS with. Needs --tls-key." },
     { "tls-key", "ATTND_TLS_KEY", TYPE_FILE, "FILE", AT(tls_key), .shown = "off",

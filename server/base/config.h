@@ -27,6 +27,7 @@ struct config {
     int64_t timeout_ms, body_timeout_ms, drain_ms;
     int64_t watchdog_ms; /* what a device may take for a batch beyond what its size explains */
     const char *token_file, *tls_cert, *tls_key, *cors_origin; /* NULL: off */
+    int token_share;                                           /* percent */
     bool supervise;
     const char *log_format; /* "text" or "json" */
     const char *log_level;  /* "debug" "info" "warn" "error" */

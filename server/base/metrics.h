@@ -30,6 +30,7 @@
     X(BODY_BYTES_IN, "attnd_body_bytes_received_total", COUNTER, "", "Request body bytes")                      \
     X(BODY_BYTES_OUT, "attnd_body_bytes_sent_total", COUNTER, "", "Response body bytes")                        \
     X(STAGING_BYTES, "attnd_staging_bytes", GAUGE, "kind", "Staging memory: limit and used")                    \
+    X(CONTEXTS, "attnd_contexts", GAUGE, "state", "Saved contexts by state")                                    \
     X(DEVICE_BYTES, "attnd_device_memory_bytes", GAUGE, "device,kind", "Device memory: limit and used")         \
     X(DEVICE_BATCHES, "attnd_device_batches_total", COUNTER, "device", "Batches that came back, well or not")   \
     X(DEVICE_ERRORS, "attnd_device_errors_total", COUNTER, "device,error", "Batches that failed, by error")     \

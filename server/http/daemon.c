@@ -157,7 +157,9 @@ static void check_head(struct request *request, const struct framing *f)
         request_fail(request, PROTO_E_EXPECTATION_FAILED, NULL, "only 100-continue can be expected");
         return;
     }
-    if (request->route->token && server->tokens && !tokens_allow(server->tokens, f->value[HEADER_AUTHORIZATION])) {
+    request->caller = &server->everybody;
+    if (request->route->token && server->tokens &&
+        (request->caller = tokens_find(server->tokens, f->value[HEADER_AUTHORIZATION])) == NULL) {
         request_fail(request, PROTO_E_UNAUTHORIZED, NULL,
                      "this path needs the header `Authorization: Bearer <token>` with a valid token");
         return;
@@ -234,6 +236,7 @@ static void admit(struct request *request, const struct framing *f)
 
 static enum MHD_Result answer_now(struct request *request, bool close)
 {
+    if (request->failed && request->job) job_finish_contexts(request->job, false);
     if (request->state == REQUEST_RECEIVING) {
         request_drop_body(request);
         if (!peer_enter(request->peer, PEER_SEND)) return MHD_NO;
@@ -339,7 +342,7 @@ static attn_status make_job(struct request *request, attn_error *err)
     if (status != ATTN_OK) return status;
     proto_decoder_free(request->decoder);
     request->decoder = NULL;
-    request->job = job_new(server->arena, server->contexts, request->extent, call);
+    request->job = job_new(server->arena, server->contexts, request->caller, request->extent, call);
     if (request->job == NULL) {
         proto_call_free(call);
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
@@ -373,15 +376,20 @@ static enum MHD_Result body_done(struct request *request)
         request_fail_status(request, &err);
         return answer_now(request, false);
     }
-    if (request->job->runnable == 0)
-        return answer_now(request, false); /* every item of the envelope is refused, or there is none */
+    if (request->job->runnable == 0) { /* every item of the envelope is refused */
+        job_finish_contexts(request->job, false);
+        return answer_now(request, false);
+    }
     set_deadline(request);
     if (request->deadline.at_ns <= now) {
         request_fail(request, PROTO_E_DEADLINE, NULL, "the deadline passed before the request could be queued");
         return answer_now(request, false);
     }
 
-    if (!peer_enter(request->peer, PEER_WORK)) return MHD_NO; /* cut in this moment for being too slow */
+    if (!peer_enter(request->peer, PEER_WORK)) { /* cut in this moment for being too slow */
+        job_finish_contexts(request->job, false);
+        return MHD_NO;
+    }
     if (devices_run_here(server->devices, request->job)) {
         if (!request->job->ran) request_fail_status(request, &request->job->error);
         return answer_now(request, false);

@@ -13,16 +13,59 @@
 #include <string.h>
 #include <strings.h>
 
+struct token {
+    uint8_t text[TOKEN_MAX_BYTES];
+    struct caller *caller; /* a reference */
+};
+
 struct token_list {
     size_t count;
-    uint8_t token[][TOKEN_MAX_BYTES];
+    struct token tokens[];
 };
 
 struct tokens {
     pthread_rwlock_t lock;
     struct token_list *list;
+    int share_percent;
     char path[];
 };
+
+static void free_list(struct token_list *list)
+{
+    if (list == NULL) return;
+    for (size_t i = 0; i < list->count; i++) caller_release(list->tokens[i].caller);
+    free(list);
+}
+
+static struct caller *caller_in(const struct token_list *list, size_t count, const uint8_t *text)
+{
+    for (size_t i = 0; i < count; i++)
+        if (memcmp(list->tokens[i].text, text, TOKEN_MAX_BYTES) == 0) return list->tokens[i].caller;
+    return NULL;
+}
+
+/* Every token gets its account: that of the same line in the list before, or of the same token further up in this one.
+ * False when out of memory. */
+static bool open_accounts(struct token_list *list, const struct token_list *before)
+{
+    for (size_t i = 0; i < list->count; i++) {
+        struct token *token = &list->tokens[i];
+        struct caller *known = caller_in(list, i, token->text);
+        if (known == NULL && before) known = caller_in(before, before->count, token->text);
+        token->caller = known ? caller_hold(known) : caller_new();
+        if (token->caller == NULL) return false;
+    }
+    return true;
+}
+
+/* One token alone shares with nobody. */
+static void set_shares(struct token_list *list, int share_percent)
+{
+    bool several = false;
+    for (size_t i = 0; i < list->count; i++) several |= list->tokens[i].caller != list->tokens[0].caller;
+    for (size_t i = 0; i < list->count; i++)
+        atomic_store_explicit(&list->tokens[i].caller->percent, several ? share_percent : 100, memory_order_relaxed);
+}
 
 static struct token_list *read_file(const char *path, char *why, size_t capacity)
 {
@@ -61,7 +104,7 @@ static struct token_list *read_file(const char *path, char *why, size_t capacity
         }
         if (list == NULL || list->count == room) {
             room = room ? 2 * room : 16;
-            struct token_list *wider = realloc(list, sizeof *list + room * TOKEN_MAX_BYTES);
+            struct token_list *wider = realloc(list, sizeof *list + room * sizeof list->tokens[0]);
             if (wider == NULL) {
                 snprintf(why, capacity, "--token-file %s: out of memory", path);
                 goto out;
@@ -69,8 +112,8 @@ static struct token_list *read_file(const char *path, char *why, size_t capacity
             if (list == NULL) wider->count = 0;
             list = wider;
         }
-        memset(list->token[list->count], 0, TOKEN_MAX_BYTES);
-        memcpy(list->token[list->count++], start, length);
+        list->tokens[list->count] = (struct token){ .caller = NULL };
+        memcpy(list->tokens[list->count++].text, start, length);
     }
     if (ferror(file)) snprintf(why, capacity, "--token-file %s: %s", path, strerror(errno));
     else if (list == NULL) snprintf(why, capacity, "--token-file %s: no token in it", path);
@@ -79,22 +122,25 @@ out:
     fclose(file);
     memset(line, 0, sizeof line);
     if (good) return list;
-    free(list);
+    free_list(list);
     return NULL;
 }
 
-struct tokens *tokens_open(const char *path, char *why, size_t why_capacity)
+struct tokens *tokens_open(const char *path, int share_percent, char *why, size_t why_capacity)
 {
     struct token_list *list = read_file(path, why, why_capacity);
     if (list == NULL) return NULL;
     struct tokens *tokens = calloc(1, sizeof *tokens + strlen(path) + 1);
-    if (tokens == NULL) {
+    if (tokens == NULL || !open_accounts(list, NULL)) {
         snprintf(why, why_capacity, "--token-file %s: out of memory", path);
-        free(list);
+        free_list(list);
+        free(tokens);
         return NULL;
     }
+    set_shares(list, share_percent);
     pthread_rwlock_init(&tokens->lock, NULL);
     tokens->list = list;
+    tokens->share_percent = share_percent;
     strcpy(tokens->path, path);
     return tokens;
 }
@@ -103,7 +149,7 @@ void tokens_close(struct tokens *tokens)
 {
     if (tokens == NULL) return;
     pthread_rwlock_destroy(&tokens->lock);
-    free(tokens->list);
+    free_list(tokens->list);
     free(tokens);
 }
 
@@ -111,32 +157,42 @@ bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity)
 {
     struct token_list *list = read_file(tokens->path, why, why_capacity);
     if (list == NULL) return false;
+    if (!open_accounts(list, tokens->list)) { /* only this thread changes it, so it may read it without the lock */
+        snprintf(why, why_capacity, "--token-file %s: out of memory", tokens->path);
+        free_list(list);
+        return false;
+    }
+    set_shares(list, tokens->share_percent);
     pthread_rwlock_wrlock(&tokens->lock);
     struct token_list *old = tokens->list;
     tokens->list = list;
     pthread_rwlock_unlock(&tokens->lock);
-    free(old);
+    free_list(old);
     return true;
 }
 
-bool tokens_allow(struct tokens *tokens, const char *authorization)
+struct caller *tokens_find(struct tokens *tokens, const char *authorization)
 {
     uint8_t candidate[TOKEN_MAX_BYTES] = { 0 };
-    if (authorization == NULL || strncasecmp(authorization, "Bearer ", 7) != 0) return false;
+    if (authorization == NULL || strncasecmp(authorization, "Bearer ", 7) != 0) return NULL;
     authorization += 7;
     while (*authorization == ' ') authorization++;
     const size_t length = strlen(authorization);
-    if (length == 0 || length > TOKEN_MAX_BYTES) return false;
+    if (length == 0 || length > TOKEN_MAX_BYTES) return NULL;
     memcpy(candidate, authorization, length);
 
-    unsigned found = 0;
+    uintptr_t found = 0;
     pthread_rwlock_rdlock(&tokens->lock);
     for (size_t i = 0; i < tokens->list->count; i++) {
-        const volatile uint8_t *token = tokens->list->token[i]; /* volatile: the compiler must not stop early either */
+        const volatile uint8_t *text =
+            tokens->list->tokens[i].text; /* volatile: the compiler must not stop early either */
         unsigned difference = 0;
-        for (size_t b = 0; b < TOKEN_MAX_BYTES; b++) difference |= (unsigned)(token[b] ^ candidate[b]);
-        found |= (unsigned)(difference == 0);
+        for (size_t b = 0; b < TOKEN_MAX_BYTES; b++) difference |= (unsigned)(text[b] ^ candidate[b]);
+        /* All ones where nothing differs, without a branch. A token that is listed twice has one account. */
+        const uintptr_t same = (uintptr_t)0 - (uintptr_t)((difference - 1u) >> 31 & 1u);
+        found |= (uintptr_t)tokens->list->tokens[i].caller & same;
     }
+    struct caller *caller = caller_hold((struct caller *)found);
     pthread_rwlock_unlock(&tokens->lock);
-    return found != 0;
+    return caller;
 }

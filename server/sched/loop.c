@@ -156,6 +156,7 @@ static void detach(struct loop *loop, struct request *request)
         request->admitted = false;
         loop->queue_changed = true;
     }
+    job_finish_contexts(job, false); /* a device may still read what it uses: it is only read, and stays leased */
     job->request = NULL;
     request->job = NULL;
     job_release(job);
@@ -310,16 +311,7 @@ static void on_check(uv_check_t *check)
 /* The job is done and its request still wants the answer. */
 static void conclude(struct loop *loop, struct job *job)
 {
-    const int64_t now = clock_ms();
-    for (int i = 0; job->wants_save && i < job->call->count; i++) {
-        proto_result *result = &job->results[i];
-        if (result->context[0] == '\0') continue;
-        if (result->error.status == ATTN_OK) contexts_fill(loop->server->contexts, result->context, job, i, now);
-        else {
-            contexts_drop(loop->server->contexts, result->context);
-            result->context[0] = '\0';
-        }
-    }
+    job_finish_contexts(job, true);
     hand_back(loop, job->request);
 }
 
@@ -421,6 +413,7 @@ static void batch_done(struct loop *loop, struct batch *batch)
         if (request != NULL) {
             if (!job->ran) {
                 request_fail_status(request, &job->error);
+                job_finish_contexts(job, false);
                 hand_back(loop, request);
             } else {
                 batch_note_times(batch, job);

@@ -4,8 +4,11 @@
  *                         \--drop--> FREE   ^----finish(not used)---/
  *
  * Ids are random and the table is small: a linear search over 16-byte keys costs a microsecond when it is full.
- * Invariant: `bytes` is the sum over all entries that are not FREE, and an entry holds a reference exactly in READY and
- * TAKEN. */
+ * Invariants
+ * 1. job->context_count is the number of entries of that job that are not FREE. While it is not 0, the job's memory is
+ * charged, once: to `bytes` and to its caller.
+ * 2. An entry holds a reference exactly in READY and TAKEN. In RESERVED the job is still with the one who makes it, who
+ * fills or drops the entry before it gives up its own reference. */
 #include "server/work/contexts.h"
 
 #include <pthread.h>
@@ -14,14 +17,14 @@
 #include <string.h>
 #include <sys/random.h>
 
-enum state { FREE, RESERVED, READY, TAKEN };
+#include "server/base/caller.h"
 
 struct entry {
-    enum state state;
+    enum context_state state;
     uint8_t key[16];
     struct job *job;
     int item;
-    int64_t bytes, expires_ms;
+    int64_t expires_ms;
 };
 
 struct contexts {
@@ -48,7 +51,8 @@ struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms
 void contexts_free(struct contexts *contexts)
 {
     if (contexts == NULL) return;
-    for (int i = 0; i < contexts->max_count; i++) job_release(contexts->entries[i].job);
+    for (int i = 0; i < contexts->max_count; i++)
+        if (contexts->entries[i].state != CONTEXT_RESERVED) job_release(contexts->entries[i].job);
     pthread_mutex_destroy(&contexts->lock);
     free(contexts);
 }
@@ -63,60 +67,90 @@ static bool parse_id(const char *id, uint8_t key[16])
     return id[32] == '\0';
 }
 
-/* The entry of this id, in any state but FREE; NULL where there is none. Call with the lock held. */
+/* The entry of this id, in any state but CONTEXT_FREE; NULL where there is none. Call with the lock held. */
 static struct entry *find(struct contexts *contexts, const char *id)
 {
     uint8_t key[16] = { 0 };
     if (!parse_id(id, key)) return NULL;
     for (int i = 0; i < contexts->max_count; i++)
-        if (contexts->entries[i].state != FREE && memcmp(contexts->entries[i].key, key, sizeof key) == 0)
+        if (contexts->entries[i].state != CONTEXT_FREE && memcmp(contexts->entries[i].key, key, sizeof key) == 0)
             return &contexts->entries[i];
     return NULL;
 }
 
-/* Empties the entry and returns the job that it held, to be released after the lock is gone. */
+/* Empties the entry and returns the reference that it held (or NULL), to be released after the lock is gone. */
 static struct job *empty(struct contexts *contexts, struct entry *entry)
 {
     struct job *job = entry->job;
-    contexts->bytes -= entry->bytes;
+    const bool held = entry->state != CONTEXT_RESERVED;
+    if (--job->context_count == 0) {
+        contexts->bytes -= (int64_t)job->tensor_bytes;
+        if (job->caller) job->caller->context_bytes -= (int64_t)job->tensor_bytes;
+    }
+    if (job->caller) job->caller->contexts--;
     contexts->count--;
-    *entry = (struct entry){ .state = FREE };
-    return job;
+    *entry = (struct entry){ .state = CONTEXT_FREE };
+    return held ? job : NULL;
 }
 
-attn_status contexts_reserve(struct contexts *contexts, int64_t bytes, char id[PROTO_CONTEXT_BYTES], attn_error *err)
+/* May this job have one more? Call with the lock held. */
+static attn_status has_room(const struct contexts *contexts, const struct job *job, attn_error *err)
 {
-    struct entry *entry = NULL;
-    uint8_t key[16];
-    if (getrandom(key, sizeof key, 0) != (ssize_t)sizeof key)
-        return attn_fail(err, ATTN_INTERNAL, "/save", "save: the system gave no random bytes");
-    pthread_mutex_lock(&contexts->lock);
-    if (contexts->bytes + bytes <= contexts->limit_bytes)
-        for (int i = 0; i < contexts->max_count && entry == NULL; i++)
-            if (contexts->entries[i].state == FREE) entry = &contexts->entries[i];
-    if (entry) {
-        *entry = (struct entry){ .state = RESERVED, .bytes = bytes };
-        memcpy(entry->key, key, sizeof key);
-        contexts->bytes += bytes;
-        contexts->count++;
-    }
-    pthread_mutex_unlock(&contexts->lock);
-    if (entry == NULL)
+    const struct caller *caller = job->caller;
+    const int64_t bytes = job->context_count == 0 ? (int64_t)job->tensor_bytes : 0;
+    const int64_t own_bytes = caller_share(caller, contexts->limit_bytes);
+    const int own_count = (int)caller_share(caller, contexts->max_count);
+    if (bytes > own_bytes)
+        return attn_fail(err, ATTN_TOO_LARGE, "/save",
+                         "save: the request holds %lld bytes, saved contexts may hold %lld bytes%s", (long long)bytes,
+                         (long long)own_bytes,
+                         own_bytes < contexts->limit_bytes ? " for one token (--token-share)" : "");
+    if (caller && own_bytes < contexts->limit_bytes &&
+        (caller->context_bytes + bytes > own_bytes || caller->contexts >= own_count))
+        return attn_fail(
+            err, ATTN_QUOTA, "/save",
+            "save: %lld bytes do not fit, this token's contexts hold %lld of %lld bytes and number %d of %d "
+            "(--token-share)",
+            (long long)bytes, (long long)caller->context_bytes, (long long)own_bytes, caller->contexts, own_count);
+    if (contexts->bytes + bytes > contexts->limit_bytes || contexts->count >= contexts->max_count)
         return attn_fail(err, ATTN_BUSY, "/save",
                          "save: %lld bytes do not fit, saved contexts may hold %lld bytes and number %d",
                          (long long)bytes, (long long)contexts->limit_bytes, contexts->max_count);
-    for (int i = 0; i < 16; i++) snprintf(id + 2 * i, 3, "%02x", key[i]);
     return ATTN_OK;
 }
 
-void contexts_fill(struct contexts *contexts, const char *id, struct job *job, int item, int64_t now_ms)
+attn_status contexts_reserve(struct contexts *contexts, struct job *job, int item, attn_error *err)
+{
+    struct entry *entry = contexts->entries;
+    uint8_t key[16];
+    char *id = job->results[item].context;
+    if (getrandom(key, sizeof key, 0) != (ssize_t)sizeof key)
+        return attn_fail(err, ATTN_INTERNAL, "/save", "save: the system gave no random bytes");
+    pthread_mutex_lock(&contexts->lock);
+    const attn_status status = has_room(contexts, job, err);
+    if (status == ATTN_OK) {
+        while (entry->state != CONTEXT_FREE) entry++; /* count < max_count: there is one */
+        *entry = (struct entry){ .state = CONTEXT_RESERVED, .job = job, .item = item };
+        memcpy(entry->key, key, sizeof key);
+        if (job->context_count++ == 0) {
+            contexts->bytes += (int64_t)job->tensor_bytes;
+            if (job->caller) job->caller->context_bytes += (int64_t)job->tensor_bytes;
+        }
+        if (job->caller) job->caller->contexts++;
+        contexts->count++;
+    }
+    pthread_mutex_unlock(&contexts->lock);
+    for (int i = 0; status == ATTN_OK && i < 16; i++) snprintf(id + 2 * i, 3, "%02x", key[i]);
+    return status;
+}
+
+void contexts_fill(struct contexts *contexts, const char *id, int64_t now_ms)
 {
     pthread_mutex_lock(&contexts->lock);
     struct entry *entry = find(contexts, id);
-    if (entry && entry->state == RESERVED) {
-        entry->state = READY;
-        entry->job = job_hold(job);
-        entry->item = item;
+    if (entry && entry->state == CONTEXT_RESERVED) {
+        entry->state = CONTEXT_READY;
+        job_hold(entry->job);
         entry->expires_ms = now_ms + contexts->ttl_ms;
     }
     pthread_mutex_unlock(&contexts->lock);
@@ -132,14 +166,14 @@ void contexts_drop(struct contexts *contexts, const char *id)
     job_release(job);
 }
 
-attn_status contexts_take(struct contexts *contexts, const char *id, int64_t now_ms, struct job **job, int *item,
-                          attn_error *err)
+attn_status contexts_take(struct contexts *contexts, const struct caller *caller, const char *id, int64_t now_ms,
+                          struct job **job, int *item, attn_error *err)
 {
     attn_status status = ATTN_NOT_FOUND;
     pthread_mutex_lock(&contexts->lock);
     struct entry *entry = find(contexts, id);
-    if (entry && entry->state == READY && now_ms < entry->expires_ms) {
-        entry->state = TAKEN;
+    if (entry && entry->state == CONTEXT_READY && entry->job->caller == caller && now_ms < entry->expires_ms) {
+        entry->state = CONTEXT_TAKEN;
         *job = job_hold(entry->job);
         *item = entry->item;
         status = ATTN_OK;
@@ -154,9 +188,9 @@ void contexts_finish(struct contexts *contexts, const char *id, bool used)
     struct job *job = NULL;
     pthread_mutex_lock(&contexts->lock);
     struct entry *entry = find(contexts, id);
-    if (entry && entry->state == TAKEN) {
+    if (entry && entry->state == CONTEXT_TAKEN) {
         if (used) job = empty(contexts, entry);
-        else entry->state = READY;
+        else entry->state = CONTEXT_READY;
     }
     pthread_mutex_unlock(&contexts->lock);
     job_release(job);
@@ -168,7 +202,7 @@ void contexts_expire(struct contexts *contexts, int64_t now_ms)
         struct job *job = NULL;
         pthread_mutex_lock(&contexts->lock);
         struct entry *entry = &contexts->entries[i];
-        if (entry->state == READY && now_ms >= entry->expires_ms) job = empty(contexts, entry);
+        if (entry->state == CONTEXT_READY && now_ms >= entry->expires_ms) job = empty(contexts, entry);
         pthread_mutex_unlock(&contexts->lock);
         job_release(job);
     }
@@ -182,10 +216,10 @@ int64_t contexts_bytes(struct contexts *contexts)
     return bytes;
 }
 
-int contexts_count(struct contexts *contexts)
+void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT])
 {
+    memset(counts, 0, CONTEXT_STATE_COUNT * sizeof counts[0]);
     pthread_mutex_lock(&contexts->lock);
-    const int count = contexts->count;
+    for (int i = 0; i < contexts->max_count; i++) counts[contexts->entries[i].state]++;
     pthread_mutex_unlock(&contexts->lock);
-    return count;
 }

@@ -1,9 +1,13 @@
 /* contexts.h: what forwards left behind for one backward each (`save`, `context`). Bounded by bytes, count and
- * time. Thread-safe.
+ * time, as a whole and for each caller. Thread-safe.
  *
- * A context is an id of 128 random bits and a reference to the forward's job, whose staging memory stays leased. It
- * is taken by the first backward that names it; when that backward never ran (a full queue, a deadline), it is put
- * back. */
+ * A context is an id of 128 random bits, whose it is, and a reference to the forward's job, whose staging memory stays
+ * leased: all of it, however small the part that the context needs. So that is what is charged, once for all contexts of
+ * a job, until the last of them is gone.
+ *
+ * It is taken by the first backward of the same caller that names it. Whoever knows what became of that backward says so
+ * (job_finish_contexts()): when it did not run (refused, failed, its client gone, its deadline over), the context can be
+ * taken again. */
 #ifndef CONTEXTS_H
 #define CONTEXTS_H
 
@@ -17,28 +21,43 @@ enum {
     CONTEXTS_SHARE = 4, /* they may hold a quarter of the staging memory */
 };
 
+/* id, label in /metrics, meaning; contexts.c has the ways between them */
+#define CONTEXT_STATE_MAP(X)                             \
+    X(RESERVED, "reserved", "its forward is waited for") \
+    X(READY, "ready", "it can be taken")                 \
+    X(TAKEN, "taken", "a backward has it that is not over yet")
+
+enum context_state {
+    CONTEXT_FREE,
+#define X(id, label, meaning) CONTEXT_##id,
+    CONTEXT_STATE_MAP(X)
+#undef X
+        CONTEXT_STATE_COUNT
+};
+
 struct contexts;
 
 struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms); /* aborts when out of memory */
 void contexts_free(struct contexts *contexts);
 
-/* Makes room for a forward's result before it runs, so that it is not computed in vain. `bytes` is what the context
- * pins. Fills `id`. Until contexts_fill() nobody finds it. Errors: BUSY (no room). */
-attn_status contexts_reserve(struct contexts *contexts, int64_t bytes, char id[PROTO_CONTEXT_BYTES], attn_error *err);
-/* The forward is done: item `item` of `job` can be taken from now on. Holds a reference to the job. */
-void contexts_fill(struct contexts *contexts, const char *id, struct job *job, int item, int64_t now_ms);
+/* Makes room for item `item` of a forward before it runs, so that it is not computed in vain. Its memory must be leased
+ * already (job->tensor_bytes). Writes the id into the item's result. Until contexts_fill() nobody finds it, and it holds
+ * no reference. Errors: BUSY (no room), QUOTA (none for this caller), TOO_LARGE (there never is). */
+attn_status contexts_reserve(struct contexts *contexts, struct job *job, int item, attn_error *err);
+/* The forward is done: it can be taken from now on. Holds a reference to the job. */
+void contexts_fill(struct contexts *contexts, const char *id, int64_t now_ms);
 /* Forgets it, filled or not: the forward failed. */
 void contexts_drop(struct contexts *contexts, const char *id);
 
-/* Takes a filled one out: *job is the caller's reference. The entry stays, invisible, until contexts_finish(). Errors:
- * NOT_FOUND (unknown, expired, used, or not ready), always with the same text. */
-attn_status contexts_take(struct contexts *contexts, const char *id, int64_t now_ms, struct job **job, int *item,
-                          attn_error *err);
-/* The backward ran (used: it is gone) or never did (it can be taken again). */
+/* Takes a filled one out: *job is a reference for the one who asks. The entry stays, invisible, until contexts_finish().
+ * Errors: NOT_FOUND (unknown, another caller's, expired, used, or not ready), always with the same text. */
+attn_status contexts_take(struct contexts *contexts, const struct caller *caller, const char *id, int64_t now_ms,
+                          struct job **job, int *item, attn_error *err);
+/* The backward ran (used: it is gone) or did not (it can be taken again). */
 void contexts_finish(struct contexts *contexts, const char *id, bool used);
 
 void contexts_expire(struct contexts *contexts, int64_t now_ms);
-int64_t contexts_bytes(struct contexts *contexts);
-int contexts_count(struct contexts *contexts);
+int64_t contexts_bytes(struct contexts *contexts); /* staging memory that is leased because of them */
+void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]); /* by state */
 
 #endif

@@ -11,9 +11,11 @@
  * copies them back in one piece; the same holds for the inputs. */
 #include "server/work/job.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/base/caller.h"
 #include "server/base/clock.h"
 #include "server/work/contexts.h"
 #include "server/work/verify.h"
@@ -25,7 +27,8 @@ enum { ALIGNMENT = 64 };
 #define SMALL_FLOPS 1e8
 #define SMALL_BYTES ((size_t)2 << 20)
 
-struct job *job_new(struct arena *arena, struct contexts *contexts, struct extent *inputs, proto_call *call)
+struct job *job_new(struct arena *arena, struct contexts *contexts, struct caller *caller, struct extent *inputs,
+                    proto_call *call)
 {
     struct job *job = calloc(1, sizeof *job);
     if (job == NULL) return NULL;
@@ -38,6 +41,7 @@ struct job *job_new(struct arena *arena, struct contexts *contexts, struct exten
     atomic_init(&job->references, 1);
     job->arena = arena;
     job->contexts = contexts;
+    job->caller = caller_hold(caller);
     job->inputs = inputs;
     job->call = call;
     job->inputs_used = call->memory_bytes;
@@ -60,19 +64,31 @@ void job_release_memory(struct job *job)
 void job_release(struct job *job)
 {
     if (job == NULL || atomic_fetch_sub_explicit(&job->references, 1, memory_order_acq_rel) != 1) return;
-    for (int i = 0; i < job->call->count; i++) {
-        if (job->saved && job->saved[i]) {
-            contexts_finish(job->contexts, job->call->items[i].context, job->ran);
-            job_release(job->saved[i]);
-        }
-        /* A context that was filled holds a reference, so it is gone by now; one that never was is forgotten here. */
-        if (job->wants_save && job->results[i].context[0]) contexts_drop(job->contexts, job->results[i].context);
-    }
+    assert(!job->holds_contexts);
+    for (int i = 0; job->saved && i < job->call->count; i++) job_release(job->saved[i]);
     job_release_memory(job);
+    caller_release(job->caller);
     free(job->saved);
     free(job->results);
     proto_call_free(job->call);
     free(job);
+}
+
+void job_finish_contexts(struct job *job, bool ran)
+{
+    if (!job->holds_contexts) return;
+    job->holds_contexts = false;
+    for (int i = 0; i < job->call->count; i++) {
+        proto_result *result = &job->results[i];
+        const bool good = ran && result->error.status == ATTN_OK;
+        if (job->saved && job->saved[i]) contexts_finish(job->contexts, job->call->items[i].context, good);
+        if (result->context[0] == '\0') continue;
+        if (good) contexts_fill(job->contexts, result->context, clock_ms());
+        else {
+            contexts_drop(job->contexts, result->context);
+            result->context[0] = '\0';
+        }
+    }
 }
 
 /* ---- Preparing --------------------------------------------------------------------------------------------------- */
@@ -93,9 +109,8 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
 
     if (job->saved == NULL) job->saved = calloc((size_t)job->call->count, sizeof *job->saved);
     if (job->saved == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
-    status = contexts_take(job->contexts, item->context, clock_ms(), &saved, &saved_index, err);
+    status = contexts_take(job->contexts, job->caller, item->context, clock_ms(), &saved, &saved_index, err);
     if (status != ATTN_OK) return status;
-    job->saved[index] = saved;
 
     attn_problem *p = &item->problem;
     *p = saved->call->items[saved_index].problem;
@@ -106,7 +121,24 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     for (int id = 0; id < ATTN_TENSOR_COUNT && status == ATTN_OK; id++)
         if (is_output((attn_tensor_id)id, p->op) && (item->outputs >> id & 1))
             status = attn_output(p, (attn_tensor_id)id, item->out_dtype, &p->tensor[id], err);
-    return status == ATTN_OK ? attn_check(p, err) : status;
+    if (status == ATTN_OK) status = attn_check(p, err);
+    if (status != ATTN_OK) { /* it is the use that is bad, not what was saved */
+        contexts_finish(job->contexts, item->context, false);
+        job_release(saved);
+        return status;
+    }
+    job->saved[index] = saved;
+    job->holds_contexts = true;
+    return ATTN_OK;
+}
+
+/* An item that was given a context and then refused does not use it. */
+static void give_context_back(struct job *job, int index)
+{
+    if (job->saved == NULL || job->saved[index] == NULL) return;
+    contexts_finish(job->contexts, job->call->items[index].context, false);
+    job_release(job->saved[index]);
+    job->saved[index] = NULL;
 }
 
 /* A context needs out and lse, whether or not they are sent back. */
@@ -176,6 +208,7 @@ attn_status job_prepare(struct job *job, const attn_device *device, attn_error *
         if (error->status == ATTN_OK && item->verify_rows != 0) verify_check(item, error);
         if (error->status == ATTN_OK) count_outputs(item, &bytes, error);
         if (error->status != ATTN_OK) {
+            give_context_back(job, i);
             if (!call->envelope) {
                 if (err) *err = *error;
                 return error->status;
@@ -211,10 +244,9 @@ attn_status job_prepare(struct job *job, const attn_device *device, attn_error *
     for (int i = 0; i < call->count; i++) {
         attn_error *error = &job->results[i].error;
         if (error->status != ATTN_OK || !call->items[i].save) continue;
-        status = contexts_reserve(job->contexts, (int64_t)(job->tensor_bytes / (size_t)saves), job->results[i].context,
-                                  error);
+        status = contexts_reserve(job->contexts, job, i, error);
+        job->holds_contexts |= status == ATTN_OK;
         if (status == ATTN_OK) continue;
-        job->results[i].context[0] = '\0';
         job->runnable--;
         if (!call->envelope) {
             if (err) *err = *error;

@@ -19,6 +19,7 @@
 #include "proto-json/proto.h"
 #include "server/base/arena.h"
 
+struct caller;
 struct contexts;
 struct request;
 
@@ -45,8 +46,11 @@ struct job {
     size_t inputs_used;        /* bytes of `inputs` that hold tensors: the answer of a small one is written over them */
     struct job_region outputs; /* all output tensors, one after the other */
     struct contexts *contexts;
-    struct job **saved; /* per item: the job whose context it uses (a reference is held), or NULL; NULL: none does */
+    struct caller *caller; /* on whose account it runs: a reference */
+    struct job **saved;    /* per item: the job whose context it uses (a reference is held), or NULL; NULL: none does */
     bool wants_verify, wants_save;
+    bool holds_contexts; /* taken or reserved: somebody must still call job_finish_contexts() */
+    int context_count;   /* entries that pin this job: contexts.c's, under its lock */
 
     /* The loop's. */
     struct request *request;     /* NULL: nobody waits for it any more */
@@ -58,10 +62,17 @@ struct job {
     attn_error error; /* otherwise, why */
 };
 
-/* Takes over `inputs` (may be NULL) and `call`. NULL when out of memory: both are still the caller's then. */
-struct job *job_new(struct arena *arena, struct contexts *contexts, struct extent *inputs, proto_call *call);
+/* Takes over `inputs` (may be NULL) and `call`. NULL when out of memory: both stay with whoever called then. */
+struct job *job_new(struct arena *arena, struct contexts *contexts, struct caller *caller, struct extent *inputs,
+                    proto_call *call);
 struct job *job_hold(struct job *job);
-void job_release(struct job *job); /* NULL is fine */
+void job_release(struct job *job); /* NULL is fine. The last one: job_finish_contexts() was called, if need be */
+
+/* The end of the contexts that the job uses or makes, called by the owner of its request, who knows what became of it.
+ * `ran`: the kernels ran and somebody waits for the result; of each item without an error, the context that it used is
+ * gone and the one that it made can be taken. Otherwise what it used is given back and what it would have made is
+ * forgotten. Once is enough, further calls do nothing. */
+void job_finish_contexts(struct job *job, bool ran);
 
 /* Gives the tensors' memory back early: nobody will read them any more. Only while there is a single reference. */
 void job_release_memory(struct job *job);

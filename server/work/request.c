@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "server/base/caller.h"
 #include "server/base/clock.h"
 #include "server/work/queue.h"
 #include "server/work/server.h"
@@ -114,6 +115,7 @@ void request_free(struct request *request)
     if (request == NULL) return;
     request_drop_body(request);
     job_release(request->job);
+    caller_release(request->caller);
     request_move(request, REQUEST_FREED);
     free(request);
 }

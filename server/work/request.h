@@ -15,6 +15,7 @@
 #include "server/work/job.h"
 #include "server/base/mailbox.h"
 
+struct caller;
 struct peer;
 struct port;
 struct route;
@@ -95,6 +96,7 @@ struct request {
     struct MHD_Connection *connection;
     struct peer *peer;
     const struct route *route; /* NULL: no such path */
+    struct caller *caller;     /* a reference; NULL: not looked at yet, or refused */
     char id[REQUEST_ID_BYTES];
     char trace_id[33], span_id[17]; /* of traceparent; empty: none */
     const char *method, *path;      /* libmicrohttpd's, until the request is completed */

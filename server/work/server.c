@@ -34,6 +34,15 @@ void server_publish_gauges(struct server *server)
     metrics_set(METRIC_STAGING_BYTES, "used", NULL, (double)arena_leased_bytes(server->arena));
     metrics_set(METRIC_STAGING_BYTES, "warm", NULL, (double)arena_warm_bytes(server->arena));
     metrics_set(METRIC_STAGING_BYTES, "contexts", NULL, (double)contexts_bytes(server->contexts));
+    static const char *const context_states[CONTEXT_STATE_COUNT] = { "free",
+#define X(id, label, meaning) label,
+                                                                     CONTEXT_STATE_MAP(X)
+#undef X
+    };
+    int contexts[CONTEXT_STATE_COUNT];
+    contexts_count(server->contexts, contexts);
+    for (int state = CONTEXT_FREE + 1; state < CONTEXT_STATE_COUNT; state++)
+        metrics_set(METRIC_CONTEXTS, context_states[state], NULL, contexts[state]);
     metrics_set(METRIC_CONNECTIONS, NULL, NULL, atomic_load(&server->peers.count));
     metrics_set(METRIC_CONNECTIONS_LIMIT, NULL, NULL, server->config->max_connections);
     for (int phase = 0; phase < SERVER_PHASE_COUNT; phase++)

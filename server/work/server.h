@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "proto-json/proto.h"
+#include "server/base/caller.h"
 #include "server/base/config.h"
 #include "server/http/peers.h"
 #include "server/work/queue.h"
@@ -37,7 +38,8 @@ struct server {
     struct arena *arena;
     bool pinned; /* its memory is pinned for a device */
     struct contexts *contexts;
-    struct tokens *tokens; /* NULL: everybody may */
+    struct tokens *tokens;   /* NULL: everybody may, */
+    struct caller everybody; /* on one account */
     struct queue queue;
     struct devices *devices;
     struct peers peers;

@@ -35,12 +35,20 @@ static int remove_file(void **state)
     return unlink(path);
 }
 
+static bool allows(struct tokens *tokens, const char *authorization)
+{
+    struct caller *caller = tokens_find(tokens, authorization);
+    const bool found = caller != NULL;
+    caller_release(caller);
+    return found;
+}
+
 static void test_only_whole_tokens_are_let_in(void **state)
 {
     (void)state;
     char why[200];
     write_file("# people\nfirst-token\n\n  second  \r\n#third\n");
-    struct tokens *t = tokens_open(path, why, sizeof why);
+    struct tokens *t = tokens_open(path, 50, why, sizeof why);
     assert_non_null(t);
     static const struct {
         const char *authorization;
@@ -62,10 +70,10 @@ static void test_only_whole_tokens_are_let_in(void **state)
         { "Bearer first-token ", false },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        assert_int_equal(tokens_allow(t, cases[i].authorization), cases[i].allowed);
+        assert_int_equal(allows(t, cases[i].authorization), cases[i].allowed);
     char longest[TOKEN_MAX_BYTES + 20] = "Bearer ";
     memset(longest + 7, 'x', TOKEN_MAX_BYTES + 1);
-    assert_false(tokens_allow(t, longest));
+    assert_false(allows(t, longest));
     tokens_close(t);
 }
 
@@ -82,17 +90,17 @@ static void test_a_bad_file_is_refused_in_one_line(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_file(cases[i].text);
-        assert_null(tokens_open(path, why, sizeof why));
+        assert_null(tokens_open(path, 50, why, sizeof why));
         snprintf(want, sizeof want, "--token-file %s: %s", path, cases[i].says);
         assert_string_equal(why, want);
     }
     memset(text, 'x', sizeof text - 1);
     text[sizeof text - 1] = '\0';
     write_file(text);
-    assert_null(tokens_open(path, why, sizeof why));
+    assert_null(tokens_open(path, 50, why, sizeof why));
     snprintf(want, sizeof want, "--token-file %s: line 1 is longer than 256 bytes", path);
     assert_string_equal(why, want);
-    assert_null(tokens_open("/nonexistent/tokens", why, sizeof why));
+    assert_null(tokens_open("/nonexistent/tokens", 50, why, sizeof why));
     assert_string_equal(why, "--token-file /nonexistent/tokens: No such file or directory");
 }
 
@@ -101,14 +109,14 @@ static void test_a_reload_is_all_or_nothing(void **state)
     (void)state;
     char why[300];
     write_file("old\n");
-    struct tokens *t = tokens_open(path, why, sizeof why);
+    struct tokens *t = tokens_open(path, 50, why, sizeof why);
     write_file("# empty\n");
     assert_false(tokens_reload(t, why, sizeof why));
-    assert_true(tokens_allow(t, "Bearer old"));
+    assert_true(allows(t, "Bearer old"));
     write_file("new\n");
     assert_true(tokens_reload(t, why, sizeof why));
-    assert_false(tokens_allow(t, "Bearer old"));
-    assert_true(tokens_allow(t, "Bearer new"));
+    assert_false(allows(t, "Bearer old"));
+    assert_true(allows(t, "Bearer new"));
     tokens_close(t);
 }
 
@@ -119,13 +127,63 @@ static void test_many_tokens(void **state)
     FILE *file = fopen(path, "w");
     for (int i = 0; i < TOKEN_MAX_COUNT; i++) fprintf(file, "token-%d\n", i);
     fclose(file);
-    struct tokens *t = tokens_open(path, why, sizeof why);
+    struct tokens *t = tokens_open(path, 50, why, sizeof why);
     assert_non_null(t);
     for (int i = 0; i < TOKEN_MAX_COUNT; i += 511) {
         snprintf(header, sizeof header, "Bearer token-%d", i);
-        assert_true(tokens_allow(t, header));
+        assert_true(allows(t, header));
     }
-    assert_false(tokens_allow(t, "Bearer token-4096"));
+    assert_false(allows(t, "Bearer token-4096"));
+    tokens_close(t);
+}
+
+/* The share of `bound` that the bearer of the token may use now. */
+static int64_t share_of(struct tokens *tokens, const char *authorization, int64_t bound)
+{
+    struct caller *caller = tokens_find(tokens, authorization);
+    assert_non_null(caller);
+    const int64_t share = caller_share(caller, bound);
+    caller_release(caller);
+    return share;
+}
+
+static void test_each_token_has_an_account_that_survives_a_reload(void **state)
+{
+    (void)state;
+    char why[300];
+    write_file("a\nb\na\n");
+    struct tokens *t = tokens_open(path, 50, why, sizeof why);
+    struct caller *a = tokens_find(t, "Bearer a"), *b = tokens_find(t, "Bearer b");
+    assert_ptr_not_equal(a, b);
+    write_file("c\nb\n");
+    assert_true(tokens_reload(t, why, sizeof why));
+    struct caller *again = tokens_find(t, "Bearer b"), *c = tokens_find(t, "Bearer c");
+    assert_ptr_equal(again, b);
+    assert_ptr_not_equal(c, a); /* `a` is out of the file, its account lives as long as somebody holds it */
+    assert_null(tokens_find(t, "Bearer a"));
+    caller_release(a);
+    caller_release(b);
+    caller_release(c);
+    caller_release(again);
+    tokens_close(t);
+}
+
+static void test_a_token_has_a_share_while_there_are_others(void **state)
+{
+    (void)state;
+    char why[300];
+    write_file("a\na\n");
+    struct tokens *t = tokens_open(path, 30, why, sizeof why);
+    assert_int_equal(share_of(t, "Bearer a", 1000), 1000);
+    write_file("a\nb\n");
+    assert_true(tokens_reload(t, why, sizeof why));
+    assert_int_equal(share_of(t, "Bearer a", 1000), 300);
+    assert_int_equal(share_of(t, "Bearer b", 199), 59);
+    assert_int_equal(share_of(t, "Bearer b", 1), 1);
+    assert_true(share_of(t, "Bearer b", INT64_MAX) > INT64_MAX / 4);
+    write_file("b\n");
+    assert_true(tokens_reload(t, why, sizeof why));
+    assert_int_equal(share_of(t, "Bearer b", 1000), 1000);
     tokens_close(t);
 }
 
@@ -136,6 +194,8 @@ int main(void)
         cmocka_unit_test(test_a_bad_file_is_refused_in_one_line),
         cmocka_unit_test(test_a_reload_is_all_or_nothing),
         cmocka_unit_test(test_many_tokens),
+        cmocka_unit_test(test_each_token_has_an_account_that_survives_a_reload),
+        cmocka_unit_test(test_a_token_has_a_share_while_there_are_others),
     };
     return cmocka_run_group_tests(tests, make_file, remove_file);
 }

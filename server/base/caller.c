@@ -1,0 +1,38 @@
+/* caller.c: accounts, counted by references. */
+#include "server/base/caller.h"
+
+#include <stdlib.h>
+
+struct caller *caller_new(void)
+{
+    struct caller *caller = calloc(1, sizeof *caller);
+    if (caller == NULL) return NULL;
+    atomic_init(&caller->references, 1);
+    atomic_init(&caller->percent, 100);
+    return caller;
+}
+
+/* Everybody is touched by every request of every thread: it is not counted. */
+static bool is_counted(struct caller *caller)
+{
+    return atomic_load_explicit(&caller->references, memory_order_relaxed) > 0;
+}
+
+struct caller *caller_hold(struct caller *caller)
+{
+    if (caller && is_counted(caller)) atomic_fetch_add_explicit(&caller->references, 1, memory_order_relaxed);
+    return caller;
+}
+
+void caller_release(struct caller *caller)
+{
+    if (caller == NULL || !is_counted(caller)) return;
+    if (atomic_fetch_sub_explicit(&caller->references, 1, memory_order_acq_rel) == 1) free(caller);
+}
+
+int64_t caller_share(const struct caller *caller, int64_t bound)
+{
+    const int percent = caller ? atomic_load_explicit(&caller->percent, memory_order_relaxed) : 100;
+    const int64_t share = bound / 100 * percent + bound % 100 * percent / 100;
+    return share > 1 ? share : 1;
+}

@@ -1,0 +1,192 @@
+"""Saved contexts: whose they are, what they are charged for, and what becomes of them when their backward does not run."""
+import json
+import os
+
+import numpy as np
+import pytest
+
+import service
+import wire
+from service import eventually, request_bytes
+
+FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
+ALICE, BOB = {'Authorization': 'Bearer alice'}, {'Authorization': 'Bearer bob'}
+DOUT = wire.tensor(np.ones((1, 3, 2, 4)))  # of wire.small_body()
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    path = tmp_path / 'tokens'
+    path.write_text('alice\nbob\n')
+    return path
+
+
+def saved(server, headers=(), **options):
+    answer = server.post(FORWARD, wire.small_body(save=True, **options), headers)
+    assert answer.status == 200, answer
+    return answer.json()['context']
+
+
+def use(server, context, headers=(), dout=DOUT):
+    return server.post(BACKWARD, {'context': context, 'dout': dout}, headers)
+
+
+def statuses(answer):
+    """Of the items of an envelope."""
+    return [r['error']['status'] if 'error' in r else 200 for r in answer.json()['responses']]
+
+
+def nothing_is_kept(server):
+    m = server.metrics()
+    return not any(v for n, v in m.items() if n.startswith('attnd_contexts{')) and m['attnd_staging_bytes{kind="contexts"}'] == 0 and \
+        m['attnd_staging_bytes{kind="used"}'] == 0
+
+
+def filler(megabytes, **options):
+    """A forward whose tensors take about so many MiB: long keys, one query."""
+    keys = wire.tensor(np.zeros((1, megabytes << 12, 1, 64)), 'float16')  # 128 bytes per key, twice
+    return {'q': wire.tensor(np.zeros((1, 1, 1, 64)), 'float16'), 'k': keys, 'v': keys, **options}
+
+
+# ---- Whose --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_context_is_its_tokens_alone_and_others_cannot_use_it_up(serve, tokens):
+    server = serve('--token-file', tokens)
+    server.page_headers = ALICE
+    context = saved(server, ALICE)
+    unknown, foreign = use(server, '0' * 32, BOB), use(server, context, BOB)
+    assert unknown.status == foreign.status == 404, foreign
+    assert {**unknown.json(), 'request_id': ''} == {**foreign.json(), 'request_id': ''}
+    many = server.post(BACKWARD, {'requests': [{'context': context, 'dout': DOUT}]}, BOB)
+    assert statuses(many) == [404], many
+    assert use(server, context, ALICE).status == 200, 'it was used up by another token'
+    assert use(server, context, ALICE).status == 404
+    assert eventually(lambda: nothing_is_kept(server)), server.metrics()
+
+
+def test_one_token_cannot_save_so_much_that_others_can_save_nothing(serve, tokens):
+    server = serve('--token-file', tokens, '--staging-bytes', '64M')
+    forward = json.dumps({'requests': [wire.small_body(save=True)] * 512}).encode()
+    with service.Probe(server) as probe:
+        answers = [server.post(FORWARD, forward, ALICE).json()['responses'] for _ in range(2)]
+        mine = [r for many in answers for r in many]
+        assert len([r for r in mine if 'context' in r]) == 512, 'a token may have half of 1024'
+        refused = server.post(FORWARD, wire.small_body(save=True), ALICE)
+        assert refused.status == 429 and refused.json()['code'] == 'quota-exceeded' and int(refused.headers['retry-after']) >= 1, refused
+        assert "this token's contexts" in refused.json()['detail'] and '--token-share' in refused.json()['detail'], refused
+        assert use(server, saved(server, BOB), BOB).status == 200
+    probe.check()
+    assert server.post(FORWARD, wire.small_body(), ALICE).status == 200
+
+
+# ---- What they are charged for ------------------------------------------------------------------------------------------
+
+
+def test_a_tiny_context_is_charged_for_the_large_job_that_it_keeps(serve):
+    """Contexts may hold a quarter: 8 MiB. A job of 5 MiB stays as long as one of its contexts does, so two such jobs do not fit."""
+    server = serve('--staging-bytes', '32M')
+    with service.Probe(server) as probe:
+        mixed = {'requests': [filler(5)] + [wire.small_body(save=True)] * 255}
+        first = server.post(FORWARD, mixed)
+        assert first.status == 200, first
+        contexts = [r['context'] for r in first.json()['responses'][1:]]
+        used = server.metric('attnd_staging_bytes', kind='used')
+        assert used > 5 << 20 and server.metric('attnd_staging_bytes', kind='contexts') == used
+        for context in contexts[1:]:
+            assert use(server, context).status == 200
+        assert server.metric('attnd_staging_bytes', kind='contexts') == used, 'the job is still there'
+        second = server.post(FORWARD, mixed)
+        assert set(statuses(second)[1:]) == {503}, second
+        assert server.metric('attnd_staging_bytes', kind='contexts') <= 8 << 20
+        assert use(server, contexts[0]).status == 200
+        assert eventually(lambda: nothing_is_kept(server)), server.metrics()
+        assert all('context' in r for r in server.post(FORWARD, mixed).json()['responses'][1:])
+    probe.check()
+
+
+def test_what_never_fits_is_told_so(serve):
+    server = serve('--staging-bytes', '32M')
+    answer = server.post(FORWARD, filler(9, save=True))
+    assert answer.status == 413 and 'saved contexts may hold 8388608 bytes' in answer.json()['detail'], answer
+    assert eventually(lambda: nothing_is_kept(server)), server.metrics()
+
+
+# ---- A backward that does not run ---------------------------------------------------------------------------------------
+
+WRONG = wire.tensor(np.ones((1, 3, 2, 5)))
+
+
+@pytest.mark.parametrize('envelope', [False, True])
+def test_a_bad_use_gives_the_context_back(server, envelope):
+    context = saved(server)
+    bad, good = {'context': context, 'dout': WRONG}, {'context': saved(server), 'dout': DOUT}
+    if envelope:
+        answer = server.post(BACKWARD, {'requests': [bad, good]})
+        assert statuses(answer) == [400, 200], answer
+    else:
+        assert server.post(BACKWARD, bad).status == 400
+        assert server.post(BACKWARD, good).status == 200
+    assert use(server, context).status == 200, 'a bad use has used it up'
+    assert use(server, context).status == 404
+    assert eventually(lambda: nothing_is_kept(server)), server.metrics()
+
+
+def test_an_envelope_may_use_a_context_again_that_its_first_use_did_not(server):
+    context = saved(server)
+    answer = server.post(BACKWARD, {'requests': [{'context': context, 'dout': d} for d in (WRONG, DOUT, DOUT)]})
+    assert statuses(answer) == [400, 200, 404], answer
+
+
+def fake(serve, script):
+    return serve('--cpu-threads', '1', '--max-batch', '1', env={'ATTN_FAKE_SCRIPT': script}, binary=service.FAKE)
+
+
+def test_a_use_whose_run_fails_gives_the_context_back(serve):
+    server = fake(serve, 'launch.err=9@2')
+    context = saved(server)
+    assert use(server, context).status == 500
+    assert use(server, context).status == 200
+    assert eventually(lambda: nothing_is_kept(server)), server.metrics()
+
+
+@pytest.fixture
+def gate(tmp_path):
+    path = tmp_path / 'gate'
+    path.write_text('')
+    yield str(path)
+    if path.exists():
+        path.unlink()
+
+
+def test_a_use_whose_deadline_passes_gives_the_context_back(serve, gate):
+    server = fake(serve, f'hold={gate}@2')
+    context = saved(server)
+    late = server.post(BACKWARD, {'context': context, 'dout': DOUT, 'timeout_ms': 200})
+    assert late.status == 504, late
+    assert use(server, context).status == 200  # the first still runs, and reads what it was given
+    os.unlink(gate)
+    assert eventually(lambda: nothing_is_kept(server)), server.metrics()
+
+
+def test_a_use_whose_client_leaves_gives_the_context_back(serve, gate):
+    server = fake(serve, f'hold={gate}@2')
+    context = saved(server)
+    body = json.dumps({'context': context, 'dout': DOUT}).encode()
+    with server.raw() as s:
+        s.sendall(request_bytes(BACKWARD, body, headers=['Content-Type: application/json']))
+        assert eventually(lambda: server.metric('attnd_contexts', state='taken') == 1)
+    assert eventually(lambda: server.metric('attnd_contexts', state='ready') == 1)
+    os.unlink(gate)
+    assert use(server, context).status == 200
+    assert eventually(lambda: nothing_is_kept(server)), server.metrics()
+
+
+def test_a_forward_whose_client_leaves_keeps_nothing(serve, gate):
+    server = fake(serve, f'hold={gate}@1')
+    with server.raw() as s:
+        s.sendall(request_bytes(FORWARD, wire.small_bytes(save=True), headers=['Content-Type: application/json']))
+        assert eventually(lambda: server.metric('attnd_contexts', state='reserved') == 1)
+    assert eventually(lambda: server.metric('attnd_contexts') == 0)
+    os.unlink(gate)
+    assert eventually(lambda: nothing_is_kept(server)), server.metrics()
