@@ -124,6 +124,10 @@ $B/fake/%.o: %.c $B/flags
 $B/tests/attnd-fake: $(call OBJ,server/main.c) $(FAKE) $B/libserver.a $B/libproto.a $B/libattn.a
 	$(call say,ld)mkdir -p $(@D) && $(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) $(LIBS) -lm
 
+# What cannot be provoked from outside: see its head.
+$B/tests/shim.so: $B/tests/http/shim.o
+	$(call say,ld)mkdir -p $(@D) && $(CC) -shared -o $@ $^ -ldl
+
 # Unit tests: tests/unit/kernels/test_check.c -> build/tests/unit/kernels/test_check
 UNIT := $(patsubst %.c,$B/%,$(UNIT_SRC))
 $B/tests/unit/%: $B/tests/unit/%.o $B/libserver.a $B/libproto.a $B/libattn.a
@@ -197,7 +201,7 @@ $B/tests/fuzz/libfuzzer_%: $B/tests/fuzz/%.o $B/libserver.a $B/libproto.a $B/lib
 
 PYTHON = $(shell sh tests/setup.sh python)
 # What the Python tests are told: the program to test, and how much slower than usual it may be.
-TESTENV = ATTND_BINARY=$(abspath $B/attnd) ATTND_FAKE=$(abspath $B/tests/attnd-fake) ATTND_BUILD=$(abspath build) ATTND_SLOWER=$(if $(SAN)$(TSAN),10,1) PYTHONDONTWRITEBYTECODE=1$(if $(ATTND_SEEDS), ATTND_SEEDS=$(ATTND_SEEDS))
+TESTENV = ATTND_BINARY=$(abspath $B/attnd) ATTND_FAKE=$(abspath $B/tests/attnd-fake) ATTND_SHIM=$(abspath $B/tests/shim.so) ATTND_BUILD=$(abspath build) ATTND_SLOWER=$(if $(SAN)$(TSAN),10,1) PYTHONDONTWRITEBYTECODE=1$(if $(ATTND_SEEDS), ATTND_SEEDS=$(ATTND_SEEDS))
 PYTEST  = cd tests && $(TESTENV) $(PYTHON) -m pytest $(PYTEST_ARGS)
 
 run: ## build and serve on 127.0.0.1:8080 (ARGS="--listen 0.0.0.0:9000" for other options)
@@ -210,13 +214,13 @@ test: ## build and run all tests
 	@$(MAKE) --no-print-directory all
 	@failed=; for part in unit fuzz-replay http-all; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; echo "make test: all passed"
-http-all: $B/attnd $B/tests/attnd-fake
+http-all: $B/attnd $B/tests/attnd-fake $B/tests/shim.so
 	$(PYTEST) conformance http
 
 unit: $(UNIT) ## the C unit tests alone
 	@sh tests/run_unit.sh $(UNIT)
 
-http: $B/attnd $B/tests/attnd-fake ## the tests over HTTP alone (PYTEST_ARGS="-k limits")
+http: $B/attnd $B/tests/attnd-fake $B/tests/shim.so ## the tests over HTTP alone (PYTEST_ARGS="-k limits")
 	$(PYTEST) http
 
 conformance: $B/attnd ## random problems against float64 over HTTP (ATTND_SEEDS=1,2,3 to repeat some)

@@ -25,6 +25,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 BUILD = os.environ.get('ATTND_BUILD', os.path.join(HERE, '..', 'build'))
 BINARY = os.environ.get('ATTND_BINARY', os.path.join(HERE, '..', 'build', 'attnd'))
 FAKE = os.environ.get('ATTND_FAKE', os.path.join(HERE, '..', 'build', 'tests', 'attnd-fake'))  # its devices fail as told
+SHIM = os.environ.get('ATTND_SHIM', os.path.join(HERE, '..', 'build', 'tests', 'shim.so'))  # tests/http/shim.c, for shimmed()
 SLOWER = float(os.environ.get('ATTND_SLOWER', '1'))
 SANITIZED = re.compile(rb'ERROR: (Address|Leak|Thread)Sanitizer|WARNING: ThreadSanitizer|runtime error:')
 
@@ -44,6 +45,13 @@ def eventually(condition, seconds=10.0, every=0.01):
         if value or time.monotonic() > end:
             return value
         time.sleep(every)
+
+
+def shimmed(**variables):
+    """The environment of a server to which that happens, by tests/http/shim.c: serve(env=shimmed(NO_POOL=file))."""
+    options = os.environ.get('ASAN_OPTIONS', '')
+    return {'LD_PRELOAD': os.path.abspath(SHIM), 'ASAN_OPTIONS': options + ':verify_asan_link_order=0',
+            **{'SHIM_' + name: str(value) for name, value in variables.items()}}
 
 
 class Answer:

@@ -207,6 +207,7 @@ static void put_limits(struct json *j, const struct config *c, const proto_limit
         { "batch_window_us", c->batch_window_us },
         { "timeout_ms", c->timeout_ms },
         { "body_timeout_ms", c->body_timeout_ms },
+        { "body_stall_ms", c->body_stall_ms },
         { "drain_ms", c->drain_ms },
         { "requests_per_body", l->batch },
         { "tensor_bytes", l->tensor_bytes },

@@ -120,6 +120,9 @@ static const struct option options[] = {
     { "body-timeout-ms", "ATTND_BODY_TIMEOUT_MS", TYPE_INT64, "N", AT(body_timeout_ms), 30000, 1, DAY_MS,
       .help = "Time for a body to arrive or an answer to be fetched, plus 1 ms for each KiB of it; then the connection is "
               "cut, with 408 where the body is not complete." },
+    { "body-stall-ms", "ATTND_BODY_STALL_MS", TYPE_INT64, "N", AT(body_stall_ms), 5000, 1, DAY_MS,
+      .help = "Time that a body may stand still while it arrives; then the connection is cut with 408, and what it holds is "
+              "free for others." },
     { "drain-ms", "ATTND_DRAIN_MS", TYPE_INT64, "N", AT(drain_ms), 30000, 0, DAY_MS,
       .help = "Time after SIGTERM for what was accepted to be answered." },
     { "watchdog-ms", "ATTND_WATCHDOG_MS", TYPE_INT64, "N", AT(watchdog_ms), 60000, 1, DAY_MS,
@@ -144,7 +147,8 @@ static const struct option options[] = {
       .help = "The least serious lines to write: debug, info, warn or error." },
     { "metrics-listen", "ATTND_METRICS_LISTEN", TYPE_ADDRESS, "ADDR:PORT", AT(metrics_listen),
       .shown = "the --listen addresses",
-      .help = "Serve /metrics and the probes here too, on a thread of its own that stays free when the others are busy." },
+      .help = "Serve /metrics and the probes here too, on a thread of its own that stays free when the others are busy, to 256 "
+              "connections of its own." },
 };
 /* clang-format on */
 
@@ -629,19 +633,20 @@ static enum config_result settle(struct reading *r)
 
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
-        const rlim_t wanted = (rlim_t)c->max_connections + SPARE_FILES;
+        const rlim_t spare = SPARE_FILES + (c->metrics_listen != NULL ? CONFIG_METRICS_CONNECTIONS : 0);
+        const rlim_t wanted = (rlim_t)c->max_connections + spare;
         if (files.rlim_cur < wanted) {
             files.rlim_cur = files.rlim_max < wanted ? files.rlim_max : wanted;
             setrlimit(RLIMIT_NOFILE, &files);
             getrlimit(RLIMIT_NOFILE, &files);
         }
         if (files.rlim_cur < wanted) {
-            if (was_given(r, "max-connections") || files.rlim_cur <= SPARE_FILES)
+            if (was_given(r, "max-connections") || files.rlim_cur <= spare)
                 return refuse(
                     m, n,
                     "--max-connections: %d connections need %lld open files, but the limit here is %lld (ulimit -n)",
                     c->max_connections, (long long)wanted, (long long)files.rlim_cur);
-            c->max_connections = (int)(files.rlim_cur - SPARE_FILES);
+            c->max_connections = (int)(files.rlim_cur - spare);
         }
     }
     return CONFIG_RUN;

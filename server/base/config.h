@@ -8,7 +8,10 @@
 #include <stdint.h>
 #include <stdio.h>
 
-enum { CONFIG_MAX_LISTEN = 8 };
+enum {
+    CONFIG_MAX_LISTEN = 8,
+    CONFIG_METRICS_CONNECTIONS = 256, /* that may be open to --metrics-listen, beside --max-connections */
+};
 
 /* Everything is settled here before anything starts; strings live as long as the process. Sizes in bytes, times in
  * ms. */
@@ -24,7 +27,7 @@ struct config {
     int64_t device_bytes;          /* 0: each device takes its own share (attn_device_options.memory_bytes) */
     int max_connections, queue_depth, max_batch;
     int64_t batch_window_us;
-    int64_t timeout_ms, body_timeout_ms, drain_ms;
+    int64_t timeout_ms, body_timeout_ms, body_stall_ms, drain_ms;
     int64_t watchdog_ms; /* what a device may take for a batch beyond what its size explains */
     const char *token_file, *tls_cert, *tls_key, *cors_origin; /* NULL: off */
     int token_share;                                           /* percent */

@@ -16,13 +16,14 @@
  * it.
  * 3. A suspended connection has no time-out and no eyes. It must be resumed before the daemon is stopped, or it
  * panics.
- * 4. Its own connection limit must never be reached: refusing a connection there leaves a mutex locked. Ours is
- * checked before.
+ * 4. Its own connection limit must never be reached: refusing a connection there leaves a mutex locked. So it has none:
+ * the limits are ours, and they count what it may still hold.
  * 5. Bytes of a body must all be consumed in each call, or the connection hangs. */
 #include "server/http/daemon.h"
 
 #include <assert.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +39,7 @@
 #include "server/base/log.h"
 #include "server/sched/loop.h"
 #include "server/base/metrics.h"
+#include "server/http/listen.h"
 #include "server/http/peers.h"
 #include "server/http/routes.h"
 #include "server/http/tokens.h"
@@ -51,7 +53,7 @@ enum {
     CONNECTION_BYTES = 80 << 10,
     CONNECTION_STEP = 60 << 10,
     INACTIVITY_S = 120,     /* a backstop: the sweep of peers.c is stricter */
-    METRICS_MAX = 256,      /* connections to --metrics-listen; see rule 4 */
+    NO_LIMIT = INT_MAX,     /* of connections; see rule 4 */
     FIRST_STEP = 256 << 10, /* staging memory leased at first for a body of unknown length */
     EXPECTED_TENSORS = 16,  /* of a body, for its size in memory; more of them make it grow */
     ARGUMENTS_MAX = 100,    /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
@@ -590,8 +592,7 @@ static void on_connection(void *context, struct MHD_Connection *connection, void
     struct server *server = port->server;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
         const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-        /* Without a peer (no memory) the first request is answered by closing. */
-        *socket_context = info ? peers_add(&server->peers, info->connect_fd, port->plain) : NULL;
+        *socket_context = info ? peers_take(&server->peers, info->connect_fd) : NULL;
     } else {
         struct peer *peer = *socket_context;
         /* libmicrohttpd 1.0.1 closes without on_completed() when it refuses a body itself (a chunk's head longer
@@ -602,8 +603,6 @@ static void on_connection(void *context, struct MHD_Connection *connection, void
         }
         if (peer) peers_remove(&server->peers, peer);
         *socket_context = NULL;
-        atomic_fetch_sub_explicit(&worker->connections, 1, memory_order_relaxed);
-        atomic_fetch_sub(&server->peers.count, 1);
     }
 }
 
@@ -665,7 +664,7 @@ static void begin_counters(void)
 }
 
 /* The daemons of the workers, with what they have in common. */
-static bool start_workers(struct port *port, unsigned flags, const struct MHD_OptionItem *more, unsigned limit)
+static bool start_workers(struct port *port, unsigned flags, const struct MHD_OptionItem *more)
 {
     for (int i = 0; i < port->workers.count; i++) {
         struct worker *worker = &port->workers.list[i];
@@ -673,9 +672,9 @@ static bool start_workers(struct port *port, unsigned flags, const struct MHD_Op
             flags, 0, NULL, NULL, on_request, worker, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
             MHD_OPTION_NOTIFY_COMPLETED, on_completed, worker, MHD_OPTION_NOTIFY_CONNECTION, on_connection, worker,
             MHD_OPTION_URI_LOG_CALLBACK, on_uri, worker, MHD_OPTION_UNESCAPE_CALLBACK, on_unescape, NULL,
-            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT, limit,
-            MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)INACTIVITY_S, MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY,
-            more, MHD_OPTION_END);
+            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT,
+            (unsigned)NO_LIMIT, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)INACTIVITY_S, MHD_OPTION_STRICT_FOR_CLIENT, 0,
+            MHD_OPTION_ARRAY, more, MHD_OPTION_END);
         if (worker->daemon == NULL) return false;
     }
     return true;
@@ -691,6 +690,7 @@ attn_status daemon_open(struct port *port, struct server *server, unsigned kind,
     int count = 0;
 
     *port = (struct port){ .server = server, .kind = kind, .plain = !tls };
+    port->most = kind == PORT_MAIN ? config->max_connections : CONFIG_METRICS_CONNECTIONS;
     if (!workers_init(&port->workers, port, threads, config->cores))
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "--http-threads: no memory for %d threads", threads);
     if (kind == PORT_MAIN) {
@@ -712,10 +712,8 @@ attn_status daemon_open(struct port *port, struct server *server, unsigned kind,
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_CONNECTION_MEMORY_INCREMENT, CONNECTION_STEP, NULL };
     more[count] = (struct MHD_OptionItem){ MHD_OPTION_END, 0, NULL };
 
-    /* Reaching the limit is fatal (rule 4): each worker can hold all that we let in. */
-    const unsigned limit = (unsigned)(kind == PORT_MAIN ? config->max_connections : METRICS_MAX) + 64;
     MHD_set_panic_func(on_panic, NULL);
-    if (!start_workers(port, flags, more, limit)) {
+    if (!start_workers(port, flags, more)) {
         const int error = errno;
         daemon_close(port);
         if (tls)
@@ -741,9 +739,14 @@ bool daemon_add(struct port *port, int fd, const struct sockaddr *address, sockl
 {
     const bool near = port->server->devices && devices_lanes(port->server->devices);
     struct worker *worker = near ? workers_pick(&port->workers, fd) : workers_pick_on(&port->workers, -1);
-    atomic_fetch_add_explicit(&worker->connections, 1, memory_order_relaxed); /* until it closes */
+    struct peer *peer = peers_add(&port->server->peers, fd, port->plain, &worker->connections, &port->open);
+    if (peer == NULL) {
+        listener_refuse(fd, port->plain);
+        return false;
+    }
     if (MHD_add_connection(worker->daemon, fd, address, length) == MHD_YES) return true;
-    atomic_fetch_sub_explicit(&worker->connections, 1, memory_order_relaxed);
+    peers_remove(&port->server->peers, peer);
+    metrics_add(METRIC_REJECTED, "connections", NULL, 1);
     return false;
 }
 

@@ -12,8 +12,10 @@
 struct port {
     struct server *server;
     struct workers workers;
-    unsigned kind;    /* PORT_MAIN or PORT_METRICS */
-    bool plain;       /* not TLS */
+    unsigned kind; /* PORT_MAIN or PORT_METRICS */
+    bool plain;    /* not TLS */
+    int most;      /* connections that may be open */
+    _Atomic int open;
     char *cert, *key; /* PEM texts, owned */
 };
 
@@ -22,7 +24,8 @@ attn_status daemon_open(struct port *port, struct server *server, unsigned kind,
 /* No connection may be suspended. Cuts what is left. */
 void daemon_close(struct port *port);
 
-/* Takes over `fd`, an accepted, non-blocking socket, and closes it in any case. False: it could not be taken. */
+/* Takes over `fd`, an accepted, non-blocking socket, and closes it in any case. False: it could not be taken, and was
+ * answered as far as that was possible. Not more than port->most. */
 bool daemon_add(struct port *port, int fd, const struct sockaddr *address, socklen_t length);
 
 /* From the loop, now and then: its threads are held on their cores or let go (workers.h). */

@@ -25,6 +25,7 @@
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 #include "server/http/peers.h"
+#include "server/http/routes.h"
 #include "server/work/server.h"
 
 enum {
@@ -162,7 +163,7 @@ void listener_close(struct listener *listener)
 
 /* ---- Accept ------------------------------------------------------------------------------------------------------ */
 
-static void refuse(int fd, bool plain)
+void listener_refuse(int fd, bool plain)
 {
     char answer[2048], body[1024], dropped[4096];
     metrics_add(METRIC_REJECTED, "connections", NULL, 1);
@@ -201,7 +202,7 @@ static bool refuse_with_spare(struct listener *listener)
     if (spare_fd < 0) return false;
     close(spare_fd);
     const int fd = accept4(listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd >= 0) refuse(fd, listener->port->plain);
+    if (fd >= 0) listener_refuse(fd, listener->port->plain);
     spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     log_event(LOG_WARN, NULL, "refused", "reason=descriptors connections=%d",
               atomic_load(&listener->server->peers.count));
@@ -211,7 +212,7 @@ static bool refuse_with_spare(struct listener *listener)
 /* Accepts at most `limit` connections. */
 static void accept_some(struct listener *listener, int limit)
 {
-    struct server *server = listener->server;
+    struct port *port = listener->port;
     for (int i = 0; i < limit; i++) {
         struct sockaddr_storage address;
         socklen_t length = sizeof address;
@@ -223,18 +224,14 @@ static void accept_some(struct listener *listener, int limit)
                 continue;
             return;
         }
-        if (atomic_load(&server->peers.count) >= server->config->max_connections) {
-            refuse(fd, listener->port->plain);
-            log_event(LOG_WARN, NULL, "refused", "reason=max_connections connections=%d",
-                      atomic_load(&server->peers.count));
+        if (atomic_load(&port->open) >= port->most) {
+            listener_refuse(fd, port->plain);
+            log_event(LOG_WARN, NULL, "refused", "reason=%s connections=%d",
+                      port->kind == PORT_MAIN ? "max_connections" : "metrics_connections", atomic_load(&port->open));
             continue;
         }
         set_options(listener, fd);
-        atomic_fetch_add(&server->peers.count, 1); /* taken back when it closes */
-        if (!daemon_add(listener->port, fd, (struct sockaddr *)&address, length)) {
-            atomic_fetch_sub(&server->peers.count, 1);
-            metrics_add(METRIC_REJECTED, "connections", NULL, 1);
-        }
+        (void)daemon_add(port, fd, (struct sockaddr *)&address, length);
     }
 }
 

@@ -6,7 +6,10 @@
  * The sweep holds that lock: it can never shut down a number that belongs to somebody else by now.
  * 2. The sweep cuts by compare-and-swap from the phase it has judged to CUT. Whoever loses that race yields: a
  * request whose body was completed in the same moment is served, or its thread sees CUT and stops; never both.
- * 3. since_ms is stored before phase: a reader that sees the new phase sees its time too. */
+ * 3. since_ms is stored before phase: a reader that sees the new phase sees its time too.
+ * 4. A peer is in the table, and counted, from before libmicrohttpd gets its socket until that is closed, whatever
+ * becomes of it in between: libmicrohttpd tells of the connections that it began with, but closes one for which it has
+ * no memory without a word. Such a peer stays ADDED while its number stands for nothing or for something else. */
 #include "server/http/peers.h"
 
 #include <poll.h>
@@ -15,8 +18,11 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include "server/base/clock.h"
+#include "server/base/log.h"
+#include "server/base/metrics.h"
 #include "server/work/request.h"
 #include "server/http/tcp.h"
 
@@ -26,38 +32,104 @@ void peers_init(struct peers *peers)
 {
     pthread_mutex_init(&peers->lock, NULL);
     peers->first = NULL;
+    peers->by_fd = NULL;
+    peers->capacity = 0;
     atomic_init(&peers->count, 0);
 }
 
 void peers_clear(struct peers *peers)
 {
     while (peers->first) peers_remove(peers, peers->first);
+    free(peers->by_fd);
     pthread_mutex_destroy(&peers->lock);
 }
 
-struct peer *peers_add(struct peers *peers, int fd, bool plain)
+/* What is open under this number; 0: nothing. */
+static uint64_t inode_of(int fd)
+{
+    struct stat sb;
+    return fstat(fd, &sb) == 0 && S_ISSOCK(sb.st_mode) ? sb.st_ino : 0;
+}
+
+/* Under the lock. Room for descriptors up to `fd`; they are the lowest that are free, so there are about as many as
+ * connections. */
+static bool reserve(struct peers *peers, int fd)
+{
+    int capacity = peers->capacity > 0 ? peers->capacity : 256;
+    while (capacity <= fd)
+        if (__builtin_mul_overflow(capacity, 2, &capacity)) return false;
+    if (capacity == peers->capacity) return true;
+    struct peer **by_fd = realloc(peers->by_fd, (size_t)capacity * sizeof(struct peer *));
+    if (by_fd == NULL) return false;
+    memset(by_fd + peers->capacity, 0, (size_t)(capacity - peers->capacity) * sizeof(struct peer *));
+    peers->by_fd = by_fd;
+    peers->capacity = capacity;
+    return true;
+}
+
+/* Under the lock. */
+static void drop(struct peers *peers, struct peer *peer)
+{
+    *(peer->previous ? &peer->previous->next : &peers->first) = peer->next;
+    if (peer->next) peer->next->previous = peer->previous;
+    peers->by_fd[peer->fd] = NULL;
+    for (int i = 0; i < 2; i++)
+        if (peer->tallies[i]) atomic_fetch_sub_explicit(peer->tallies[i], 1, memory_order_relaxed);
+    atomic_fetch_sub(&peers->count, 1);
+    free(peer);
+}
+
+/* Under the lock. The web server has closed it without having begun with it. */
+static void drop_lost(struct peers *peers, struct peer *peer)
+{
+    drop(peers, peer);
+    metrics_add(METRIC_REJECTED, "connections", NULL, 1);
+    log_event(LOG_WARN, NULL, "refused", "reason=memory connections=%d", atomic_load(&peers->count));
+}
+
+struct peer *peers_add(struct peers *peers, int fd, bool plain, _Atomic int *tally, _Atomic int *other_tally)
 {
     struct peer *peer = calloc(1, sizeof *peer);
     if (peer == NULL) return NULL;
     peer->fd = fd;
     peer->plain = plain;
-    atomic_init(&peer->phase, PEER_OPENED);
+    peer->inode = inode_of(fd);
+    peer->tallies[0] = tally;
+    peer->tallies[1] = other_tally;
+    atomic_init(&peer->phase, PEER_ADDED);
     atomic_init(&peer->since_ms, clock_ms());
     pthread_mutex_lock(&peers->lock);
+    if (!reserve(peers, fd)) {
+        pthread_mutex_unlock(&peers->lock);
+        free(peer);
+        return NULL;
+    }
+    if (peers->by_fd[fd]) drop_lost(peers, peers->by_fd[fd]); /* its number would not be given again before it ended */
+    peers->by_fd[fd] = peer;
     peer->next = peers->first;
     if (peer->next) peer->next->previous = peer;
     peers->first = peer;
+    for (int i = 0; i < 2; i++)
+        if (peer->tallies[i]) atomic_fetch_add_explicit(peer->tallies[i], 1, memory_order_relaxed);
+    atomic_fetch_add(&peers->count, 1);
     pthread_mutex_unlock(&peers->lock);
+    return peer;
+}
+
+struct peer *peers_take(struct peers *peers, int fd)
+{
+    pthread_mutex_lock(&peers->lock);
+    struct peer *peer = fd < peers->capacity ? peers->by_fd[fd] : NULL;
+    pthread_mutex_unlock(&peers->lock);
+    if (peer) (void)peer_enter(peer, PEER_OPENED); /* it may have been cut already */
     return peer;
 }
 
 void peers_remove(struct peers *peers, struct peer *peer)
 {
     pthread_mutex_lock(&peers->lock);
-    *(peer->previous ? &peer->previous->next : &peers->first) = peer->next;
-    if (peer->next) peer->next->previous = peer->previous;
+    drop(peers, peer);
     pthread_mutex_unlock(&peers->lock);
-    free(peer);
 }
 
 bool peer_enter(struct peer *peer, enum peer_phase phase)
@@ -90,12 +162,17 @@ bool peer_expired(enum peer_phase phase, int64_t since_ms, uint64_t progress_byt
     }
 }
 
+static bool has_unread(const struct peer *peer)
+{
+    int unread = 0;
+    return ioctl(peer->fd, FIONREAD, &unread) == 0 && unread > 0;
+}
+
 /* Has this peer sent nothing that we have not read? For a connection that never spoke the kernel knows; where it
  * does not (a unix socket), the answer is no, and the head's deadline decides. */
 static bool is_silent(const struct peer *peer, enum peer_phase phase)
 {
-    int unread = 0;
-    if (ioctl(peer->fd, FIONREAD, &unread) == 0 && unread > 0) return false;
+    if (has_unread(peer)) return false;
     return phase == PEER_IDLE || tcp_is_mute(peer->fd);
 }
 
@@ -183,12 +260,20 @@ int peers_sweep(struct peers *peers, int64_t now_ms, const struct peer_limits *l
 {
     int cut = 0;
     pthread_mutex_lock(&peers->lock);
-    for (struct peer *peer = peers->first; peer; peer = peer->next) {
+    for (struct peer *peer = peers->first, *next; peer; peer = next) {
+        next = peer->next;
         int phase = atomic_load_explicit(&peer->phase, memory_order_acquire);
         const int64_t since = atomic_load_explicit(&peer->since_ms, memory_order_relaxed);
         const uint64_t bytes = atomic_load_explicit(&peer->progress_bytes, memory_order_relaxed);
         const bool moved = has_moved(peer, phase, since, bytes, now_ms);
-        const bool expired = peer_expired((enum peer_phase)phase, since, bytes, now_ms, limits);
+        if (phase == PEER_ADDED) {
+            if (!moved && inode_of(peer->fd) != peer->inode) drop_lost(peers, peer);
+            continue;
+        }
+        /* What was sent and not read is our delay. */
+        const bool stalled = phase == PEER_BODY && !moved && now_ms - peer->seen_ms > limits->stall_ms &&
+                             !has_unread(peer);
+        const bool expired = stalled || peer_expired((enum peer_phase)phase, since, bytes, now_ms, limits);
         const bool tiresome = patience && !moved && is_tiresome(peer, phase, since, now_ms, patience);
         const bool sending = phase == PEER_OPENED || phase == PEER_HEAD || phase == PEER_BODY;
         if (!moved && has_left(peer, phase)) {
@@ -210,6 +295,7 @@ void peers_cut_all(struct peers *peers)
 {
     pthread_mutex_lock(&peers->lock);
     for (struct peer *peer = peers->first; peer; peer = peer->next) {
+        if (inode_of(peer->fd) != peer->inode) continue; /* invariant 4: the number is not its own any more */
         atomic_store(&peer->phase, PEER_CUT);
         shutdown(peer->fd, SHUT_RDWR);
     }

@@ -17,13 +17,14 @@
 #include "proto-json/proto.h"
 
 /* id, label in logs, what the peer is doing */
-#define PEER_PHASE_MAP(X)                                            \
-    X(OPENED, "opened", "connected, the first head is not complete") \
-    X(HEAD, "head", "sending a head, the request line has arrived")  \
-    X(BODY, "body", "sending a body")                                \
-    X(WORK, "work", "waiting for us")                                \
-    X(SEND, "send", "receiving an answer")                           \
-    X(IDLE, "idle", "between two requests")                          \
+#define PEER_PHASE_MAP(X)                                               \
+    X(ADDED, "added", "accepted, the web server has not begun with it") \
+    X(OPENED, "opened", "connected, the first head is not complete")    \
+    X(HEAD, "head", "sending a head, the request line has arrived")     \
+    X(BODY, "body", "sending a body")                                   \
+    X(WORK, "work", "waiting for us")                                   \
+    X(SEND, "send", "receiving an answer")                              \
+    X(IDLE, "idle", "between two requests")                             \
     X(CUT, "cut", "given up: its socket is shut down")
 
 enum peer_phase {
@@ -40,6 +41,8 @@ struct peer {
     _Atomic int64_t since_ms;
     _Atomic uint64_t progress_bytes; /* of the body or the answer, since the phase began */
     struct peer *previous, *next;
+    uint64_t inode;          /* of the socket: whether fd is still this one */
+    _Atomic int *tallies[2]; /* counters of others that count it from peers_add() to peers_remove(); may be NULL */
     struct request *request; /* the web server's thread: what is received or answered on it, NULL between two */
 
     /* The sweep's: what it saw, since when that has not changed, and whether it has asked the socket since. */
@@ -51,8 +54,9 @@ struct peer {
 
 /* How long each phase may take. */
 struct peer_limits {
-    int64_t head_ms; /* OPENED, HEAD: all of it */
-    int64_t idle_ms; /* IDLE: all of it */
+    int64_t head_ms;  /* OPENED, HEAD: all of it */
+    int64_t idle_ms;  /* IDLE: all of it */
+    int64_t stall_ms; /* BODY: from one byte to the next */
     int64_t
         transfer_ms; /* BODY, SEND: this and 1 ms for each KiB that moved, that is at least 1 MiB/s in the long run */
 };
@@ -60,14 +64,22 @@ struct peer_limits {
 struct peers {
     pthread_mutex_t lock;
     struct peer *first;
-    _Atomic int count; /* accepted and not yet closed: kept by listen.c and daemon.c */
+    struct peer **by_fd; /* [capacity], by descriptor */
+    int capacity;
+    _Atomic int count;
 };
 
 void peers_init(struct peers *peers);
 void peers_clear(struct peers *peers);
 
-struct peer *peers_add(struct peers *peers, int fd, bool plain); /* NULL when out of memory */
-void peers_remove(struct peers *peers, struct peer *peer);       /* while its fd is still open; frees it */
+/* An accepted socket that the web server is about to be given; from the thread that accepts. It is counted in `peers`
+ * and in both tallies until it is removed. NULL when out of memory: close it. */
+struct peer *peers_add(struct peers *peers, int fd, bool plain, _Atomic int *tally, _Atomic int *other_tally);
+/* The web server begins with a socket. */
+struct peer *peers_take(struct peers *peers, int fd);
+/* The web server is done with it, and its fd is still open; or never took it. Frees it. A socket that the web server
+ * closes without a word (it had no memory for it) is found by the next sweep, or when its number comes again. */
+void peers_remove(struct peers *peers, struct peer *peer);
 
 /* From the web server's thread. False when the peer has been cut: stop working for it. */
 bool peer_enter(struct peer *peer, enum peer_phase phase);

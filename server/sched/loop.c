@@ -541,6 +541,7 @@ static void on_sweep(uv_timer_t *timer)
     const struct peer_limits limits = {
         .head_ms = config->body_timeout_ms < HEAD_MS ? config->body_timeout_ms : HEAD_MS,
         .idle_ms = IDLE_MS,
+        .stall_ms = config->body_stall_ms,
         .transfer_ms = config->body_timeout_ms,
     };
     static const struct peer_patience patience = { SILENT_MS, STALLED_MS };

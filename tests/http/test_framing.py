@@ -282,6 +282,23 @@ def test_h16_a_body_that_stalls_is_answered_408(serve):
     assert server.post(FORWARD, BODY).status == 200
 
 
+def test_h16_a_body_that_stands_still_is_cut_long_before_its_time_is_up(serve):
+    server = serve('--body-stall-ms', 500, '--body-timeout-ms', 60000)
+    with server.raw() as slow, server.raw() as s:
+        slow.sendall(request_bytes(FORWARD, None, headers=[f'Content-Length: {N}']))
+        s.sendall(request_bytes(FORWARD, None, headers=['Content-Length: 1000000']) + b'{"q":')
+        start = time.monotonic()
+        for at in range(0, 60, 12):  # 1.2 s in all, and never still for 500 ms
+            slow.sendall(BODY[at:at + 12])
+            time.sleep(0.24)
+        answer = RawReader(s).answer()
+        assert answer.status == 408 and answer.json()['code'] == 'request-timeout', answer
+        assert 0.4 < time.monotonic() - start < 10 * service.SLOWER
+        slow.sendall(BODY[60:])
+        assert RawReader(slow).answer().status == 200
+    assert eventually(lambda: server.inflight() == 0 and server.metric('attnd_staging_bytes', kind='used') == 0)
+
+
 def test_h6_a_chunk_extension(server):
     """RFC 9112 wants it ignored. libmicrohttpd 0.9.75 does, 1.x refuses the message: there attnd cannot help it."""
     with server.raw() as s:

@@ -3,6 +3,7 @@ import os
 import socket
 import stat
 import subprocess
+import time
 
 import pytest
 
@@ -88,6 +89,81 @@ def test_metrics_have_a_port_of_their_own(serve):
     assert side.ask('POST', FORWARD, wire.small_bytes()).status == 404
     side.close()
     assert server.post(FORWARD, wire.small_bytes()).status == 200
+
+
+@pytest.mark.limit(180)
+def test_more_connections_to_the_metrics_port_than_it_has_room_for_do_not_end_it(serve):
+    """Opened and closed as fast as they can be, in bursts; libmicrohttpd's own limit would leave a mutex locked for good."""
+    port = free_port()
+    server = serve('--metrics-listen', f'127.0.0.1:{port}', '--log-level', 'error')
+
+    def side(path):
+        connection = Connection(('127.0.0.1', port), 5 * service.SLOWER)
+        try:
+            return connection.ask('GET', path).status
+        except OSError:
+            return None
+        finally:
+            connection.close()
+    with service.Probe(server) as probe:
+        for burst in range(12):
+            crowd = []
+            for i in range(700):
+                s = socket.socket()
+                s.settimeout(5 * service.SLOWER)
+                try:
+                    s.connect(('127.0.0.1', port))
+                except OSError:
+                    pass
+                crowd.append(s)
+                if burst % 3 == 1:
+                    s.close()
+                elif burst % 3 == 2 and i % 2:
+                    s.close()
+            for s in crowd:
+                s.close()
+        assert service.eventually(lambda: side('/livez') == 200, 10), 'the port is dead'
+    probe.check()
+    assert service.eventually(lambda: server.metric('attnd_connections') <= 2, 10)
+
+
+def test_the_metrics_port_is_full_at_256_and_the_others_are_not(serve):
+    port = free_port()
+    server = serve('--metrics-listen', f'127.0.0.1:{port}', '--max-connections', '8')
+    crowd = [socket.create_connection(('127.0.0.1', port)) for _ in range(256)]
+    refused = Connection(('127.0.0.1', port), 10 * service.SLOWER)
+    answer = refused.ask('GET', '/livez')
+    assert answer.status == 503 and 'retry-after' in answer.headers, answer
+    refused.close()
+    assert server.get('/livez').status == 200
+    for s in crowd:
+        s.close()
+
+    def side():
+        again = Connection(('127.0.0.1', port), 10 * service.SLOWER)
+        try:
+            return again.ask('GET', '/livez').status
+        finally:
+            again.close()
+    assert service.eventually(lambda: side() == 200)
+
+
+@pytest.mark.parametrize('memory', ['NO_CONNECTION', 'NO_POOL'])
+def test_a_connection_for_which_libmicrohttpd_has_no_memory_is_not_counted_for_ever(serve, tmp_path, memory):
+    gate = tmp_path / 'gate'
+    server = serve('--max-connections', '40', env=service.shimmed(**{memory: gate}))
+    for round_ in range(3):
+        gate.touch()
+        for i in range(30):
+            with server.raw() as s:
+                s.sendall(b'GET /livez HTTP/1.1\r\nHost: x\r\n\r\n')
+                assert service.RawReader(s).answer('GET') is None
+        gate.unlink()
+        assert service.eventually(lambda: server.metric('attnd_connections') == 1)
+    assert server.metric('attnd_rejected_total', reason='connections') == 90
+    start = time.monotonic()
+    server.stop()
+    assert time.monotonic() - start < 10 * service.SLOWER, 'the drain waited for connections that are no more'
 
 
 def test_two_free_ports_are_two_addresses(tmp_path):

@@ -67,6 +67,7 @@ static void test_defaults_are_those_of_the_table(void **state)
     assert_int_equal(c.max_batch, 64);
     assert_int_equal(c.timeout_ms, 60000);
     assert_int_equal(c.body_timeout_ms, 30000);
+    assert_int_equal(c.body_stall_ms, 5000);
     assert_int_equal(c.drain_ms, 30000);
     assert_null(c.token_file);
     assert_null(c.tls_cert);
@@ -334,7 +335,7 @@ static void test_help_fits_100_columns_and_shows_flag_and_variable(void **state)
                                        "queue-depth",     "batch-window-us", "max-batch",    "timeout-ms",
                                        "body-timeout-ms", "drain-ms",        "token-file",   "tls-cert",
                                        "tls-key",         "cors-origin",     "supervise",    "log-format",
-                                       "log-level",       "metrics-listen",  "watchdog-ms",  "token-share" };
+                                       "log-level",       "metrics-listen",  "watchdog-ms",  "token-share", "body-stall-ms" };
     for (size_t i = 0; i < ARRAY_SIZE(all); i++) {
         char flag[64], env[64] = "ATTND_";
         snprintf(flag, sizeof flag, "--%s", all[i]);

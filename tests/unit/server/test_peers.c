@@ -12,7 +12,7 @@
 #include "server/base/clock.h"
 #include "server/http/peers.h"
 
-static const struct peer_limits limits = { .head_ms = 10000, .idle_ms = 75000, .transfer_ms = 30000 };
+static const struct peer_limits limits = { .head_ms = 10000, .idle_ms = 75000, .stall_ms = 5000, .transfer_ms = 30000 };
 
 static void test_how_long_each_phase_may_take(void **state)
 {
@@ -52,7 +52,8 @@ static void open_pair(struct pair *p, bool plain)
     int fds[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
     peers_init(&p->peers);
-    p->peer = peers_add(&p->peers, fds[0], plain);
+    assert_non_null(peers_add(&p->peers, fds[0], plain, NULL, NULL));
+    p->peer = peers_take(&p->peers, fds[0]);
     p->client = fds[1];
 }
 
@@ -92,6 +93,78 @@ static void test_nothing_is_written_into_tls(void **state)
     assert_int_equal(peers_sweep(&p.peers, clock_ms() + 40000, &limits, NULL), 1);
     assert_int_equal(recv(p.client, text, sizeof text, 0), 0);
     close_pair(&p);
+}
+
+static void test_a_body_that_stands_still_is_cut_and_one_that_waits_for_us_is_not(void **state)
+{
+    (void)state;
+    struct pair p;
+    char text[64];
+    int64_t now = clock_ms();
+    open_pair(&p, true);
+    assert_true(peer_enter(p.peer, PEER_BODY));
+    assert_int_equal(peers_sweep(&p.peers, now, &limits, NULL), 0);
+    assert_int_equal(peers_sweep(&p.peers, now + 5000, &limits, NULL), 0);
+    peer_progress(p.peer, 1); /* a byte is enough */
+    assert_int_equal(peers_sweep(&p.peers, now += 5001, &limits, NULL), 0);
+    assert_int_equal(send(p.client, "x", 1, 0), 1); /* it did its part */
+    assert_int_equal(peers_sweep(&p.peers, now + 6000, &limits, NULL), 0);
+    assert_int_equal(recv(p.peer->fd, text, sizeof text, 0), 1);
+    assert_int_equal(peers_sweep(&p.peers, now + 6000, &limits, NULL), 1);
+    assert_true(recv(p.client, text, sizeof text, 0) > 0);
+    assert_memory_equal(text, "HTTP/1.1 408 ", 13);
+    close_pair(&p);
+}
+
+/* libmicrohttpd closes a socket for which it has no memory and says nothing. */
+static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever(void **state)
+{
+    (void)state;
+    struct peers peers;
+    _Atomic int worker = 0, port = 0;
+    int fds[4];
+    peers_init(&peers);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    assert_non_null(peers_add(&peers, fds[0], true, &worker, &port));
+    assert_int_equal(atomic_load(&peers.count) + worker + port, 3);
+    for (int i = 0; i < 3; i++) peers_sweep(&peers, clock_ms() + i * 100000, &limits, NULL);
+    assert_int_equal(atomic_load(&peers.count), 1); /* it may be taken late */
+
+    close(fds[0]);
+    for (int i = 0; i < 2; i++) peers_sweep(&peers, clock_ms() + 300000, &limits, NULL);
+    assert_int_equal(atomic_load(&peers.count) + worker + port, 0);
+
+    /* The number comes again before a sweep looks: for another connection, and for something else. */
+    assert_int_equal(dup2(fds[1], fds[0]), fds[0]);
+    assert_non_null(peers_add(&peers, fds[0], true, &worker, &port));
+    close(fds[0]);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds + 2), 0);
+    assert_int_equal(fds[2], fds[0]);
+    assert_non_null(peers_add(&peers, fds[2], true, &worker, &port));
+    assert_int_equal(atomic_load(&peers.count) + worker + port, 3);
+    close(fds[2]);
+    close(fds[3]);
+    assert_int_equal(dup2(STDERR_FILENO, fds[0]), fds[0]);
+    for (int i = 0; i < 2; i++) peers_sweep(&peers, clock_ms() + 400000, &limits, NULL);
+    assert_int_equal(atomic_load(&peers.count) + worker + port, 0);
+    assert_null(peers.first);
+    close(fds[0]);
+    close(fds[1]);
+    peers_clear(&peers);
+}
+
+static void test_a_thousand_descriptors_find_their_peers(void **state)
+{
+    (void)state;
+    enum { MANY = 1000, FIRST = 100 };
+    struct peers peers;
+    struct peer *added[MANY];
+    peers_init(&peers);
+    for (int i = 0; i < MANY; i++) assert_non_null(added[i] = peers_add(&peers, FIRST + i, true, NULL, NULL));
+    for (int i = 0; i < MANY; i += 3) peers_remove(&peers, added[i]);
+    for (int i = 0; i < MANY; i++) assert_ptr_equal(peers_take(&peers, FIRST + i), i % 3 ? added[i] : NULL);
+    assert_null(peers_take(&peers, 1 << 20));
+    peers_clear(&peers);
 }
 
 /* libmicrohttpd 0.9.75 misses a FIN that came with the last bytes. */
@@ -145,6 +218,9 @@ int main(void)
         cmocka_unit_test(test_how_long_each_phase_may_take),
         cmocka_unit_test(test_a_slow_body_hears_408_and_its_thread_learns_that_it_was_cut),
         cmocka_unit_test(test_nothing_is_written_into_tls),
+        cmocka_unit_test(test_a_body_that_stands_still_is_cut_and_one_that_waits_for_us_is_not),
+        cmocka_unit_test(test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever),
+        cmocka_unit_test(test_a_thousand_descriptors_find_their_peers),
         cmocka_unit_test(test_a_client_that_left_in_the_middle_of_a_body_is_found),
         cmocka_unit_test(test_a_drain_waits_for_who_moves_and_not_for_who_stands_still),
     };

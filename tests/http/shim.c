@@ -1,0 +1,107 @@
+/* shim.c: what cannot be provoked from outside, for the HTTP tests: LD_PRELOAD=build/tests/shim.so attnd ...
+ *
+ *   SHIM_NO_CONNECTION=FILE   while FILE exists, libmicrohttpd gets no memory for a connection's record
+ *   SHIM_NO_POOL=FILE         while FILE exists, it gets none for a connection's buffers; it learns that in its own
+ *                             thread, after MHD_add_connection() has said yes
+ *   SHIM_HANG_STOP=FILE       while FILE exists, MHD_stop_daemon() does not return
+ *   SHIM_HANG_RESUME=FILE     while FILE exists, MHD_resume_connection() does not: the loop calls it
+ *
+ * Only calls that come from libmicrohttpd itself fail. */
+#include <dlfcn.h>
+#include <link.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+struct MHD_Daemon;
+struct MHD_Connection;
+void MHD_stop_daemon(struct MHD_Daemon *daemon);
+void MHD_resume_connection(struct MHD_Connection *connection);
+
+enum { POOL_BYTES = 64 << 10 }; /* the only memory of libmicrohttpd that is so large */
+
+static uintptr_t first, last; /* its code */
+
+static int find(struct dl_phdr_info *info, size_t size, void *context)
+{
+    (void)size;
+    (void)context;
+    if (info->dlpi_name == NULL || strstr(info->dlpi_name, "libmicrohttpd") == NULL) return 0;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *header = &info->dlpi_phdr[i];
+        if (header->p_type != PT_LOAD || !(header->p_flags & PF_X)) continue;
+        first = info->dlpi_addr + header->p_vaddr;
+        last = first + header->p_memsz;
+    }
+    return 1;
+}
+
+__attribute__((constructor)) static void start(void)
+{
+    dl_iterate_phdr(find, NULL);
+}
+
+static bool wanted(const char *variable)
+{
+    const char *file = getenv(variable);
+    return file != NULL && access(file, F_OK) == 0;
+}
+
+static bool is_library(const void *caller)
+{
+    return (uintptr_t)caller >= first && (uintptr_t)caller < last;
+}
+
+void *calloc(size_t count, size_t size)
+{
+    static void *(*real)(size_t, size_t);
+    static char early[4096]; /* dlsym() may ask */
+    static size_t used;
+    static __thread bool looking;
+    if (real == NULL) {
+        if (looking) {
+            void *memory = early + used;
+            used += (count * size + 15) / 16 * 16;
+            return used <= sizeof early ? memory : NULL;
+        }
+        looking = true;
+        real = (void *(*)(size_t, size_t))dlsym(RTLD_NEXT, "calloc");
+        looking = false;
+    }
+    if (is_library(__builtin_return_address(0)) && wanted("SHIM_NO_CONNECTION")) return NULL;
+    return real(count, size);
+}
+
+void *malloc(size_t size)
+{
+    static void *(*real)(size_t);
+    if (real == NULL) real = (void *(*)(size_t))dlsym(RTLD_NEXT, "malloc");
+    if (size >= POOL_BYTES && is_library(__builtin_return_address(0)) && wanted("SHIM_NO_POOL")) return NULL;
+    return real(size);
+}
+
+void *mmap(void *at, size_t length, int protection, int flags, int fd, off_t offset)
+{
+    static void *(*real)(void *, size_t, int, int, int, off_t);
+    if (real == NULL) real = (void *(*)(void *, size_t, int, int, int, off_t))dlsym(RTLD_NEXT, "mmap");
+    if (is_library(__builtin_return_address(0)) && wanted("SHIM_NO_POOL")) return MAP_FAILED;
+    return real(at, length, protection, flags, fd, offset);
+}
+
+void MHD_stop_daemon(struct MHD_Daemon *daemon)
+{
+    void (*real)(struct MHD_Daemon *) = (void (*)(struct MHD_Daemon *))dlsym(RTLD_NEXT, "MHD_stop_daemon");
+    while (wanted("SHIM_HANG_STOP")) usleep(10000);
+    real(daemon);
+}
+
+void MHD_resume_connection(struct MHD_Connection *connection)
+{
+    void (*real)(struct MHD_Connection *) = (void (*)(struct MHD_Connection *))dlsym(RTLD_NEXT,
+                                                                                     "MHD_resume_connection");
+    while (wanted("SHIM_HANG_RESUME")) usleep(10000);
+    real(connection);
+}
