@@ -335,7 +335,8 @@ static void test_help_fits_100_columns_and_shows_flag_and_variable(void **state)
                                        "queue-depth",     "batch-window-us", "max-batch",    "timeout-ms",
                                        "body-timeout-ms", "drain-ms",        "token-file",   "tls-cert",
                                        "tls-key",         "cors-origin",     "supervise",    "log-format",
-                                       "log-level",       "metrics-listen",  "watchdog-ms",  "token-share", "body-stall-ms" };
+                                       "log-level",       "metrics-listen",  "watchdog-ms",  "token-share",
+                                       "body-stall-ms" };
     for (size_t i = 0; i < ARRAY_SIZE(all); i++) {
         char flag[64], env[64] = "ATTND_";
         snprintf(flag, sizeof flag, "--%s", all[i]);
