@@ -28,6 +28,7 @@
     X(UNSUPPORTED_MEDIA, 415, "unsupported-media-type", "This content type or encoding is not spoken here") \
     X(EXPECTATION_FAILED, 417, "expectation-failed", "This expectation cannot be met")                      \
     X(UNSUPPORTED, 422, "unsupported", "No kernel here computes this")                                      \
+    X(TOO_MUCH_WORK, 422, "too-much-work", "This would take too long here")                                 \
     X(QUOTA, 429, "quota-exceeded", "The caller's quota is used up")                                        \
     X(HEAD_TOO_LARGE, 431, "head-too-large", "The head of the request is too large")                        \
     X(INTERNAL, 500, "internal", "The server failed")                                                       \

@@ -117,6 +117,9 @@ static const struct option options[] = {
       .help = "Problems that are run together at most." },
     { "timeout-ms", "ATTND_TIMEOUT_MS", TYPE_INT64, "N", AT(timeout_ms), 60000, 1, DAY_MS,
       .help = "Time a request may take from its last byte to its answer; then 504. A client may ask for less." },
+    { "max-seconds", "ATTND_MAX_SECONDS", TYPE_INT, "N", AT(max_seconds), 60, 1, 86400,
+      .help = "Most work of one request, in seconds of the device at a speed that no kernel reaches; more is answered 422, and "
+              "work that cannot be done before its deadline 504, both at once." },
     { "body-timeout-ms", "ATTND_BODY_TIMEOUT_MS", TYPE_INT64, "N", AT(body_timeout_ms), 30000, 1, DAY_MS,
       .help = "Time for a body to arrive or an answer to be fetched, plus 1 ms for each KiB of it; then the connection is "
               "cut, with 408 where the body is not complete." },

@@ -58,7 +58,10 @@ enum {
 /* Beyond --watchdog-ms a batch may take what its work takes at this rate. The slowest kernels (float32) reach 34e12
  * on an H200 and a thirtieth of that on the smallest GPU of sm_80 and up. */
 #define SLOWEST_FLOPS 2e11
-#define NEVER         INT64_MAX
+
+/* What a batch puts on a stream at a time, about: 10 to 50 ms of the GPUs that there are. */
+#define GROUP_FLOPS 1e13
+#define NEVER       INT64_MAX
 
 struct mirror {
     struct job_region host;
@@ -72,7 +75,7 @@ struct slot {
     int64_t due_ns;      /* when it should be over */
     int64_t worst_ns;    /* what its work takes at the very slowest */
     attn_problem *problems;
-    int room;
+    int room, count, launched; /* there is room for; of this batch; of those, on the stream */
     void *workspace;
     size_t workspace_bytes;
     struct mirror *mirrors;
@@ -294,8 +297,34 @@ static void name_backend(proto_result *result, const struct device *device, cons
     at[length] = '\0';
 }
 
-/* Puts everything on the stream. On an error the stream may hold part of it: the caller waits for that before it frees
- * anything. */
+/* How many problems go on the stream at a time. All of them, unless that is work for seconds: what is on the stream of a GPU
+ * cannot be called back. */
+static int group_of(const struct device *device, const struct slot *slot)
+{
+    const double share = slot->batch->flops > GROUP_FLOPS ? GROUP_FLOPS / slot->batch->flops : 1;
+    const double group = device->info.unified ? MAX_RUN : share * slot->count;
+    const int left = slot->count - slot->launched;
+    const int most = group < 1 ? 1 : group > MAX_RUN ? MAX_RUN : (int)group;
+    return left < most ? left : most;
+}
+
+/* The next problems of the batch, and after the last of them what follows. */
+static attn_status launch_group(struct device *device, struct slot *slot, attn_error *err)
+{
+    struct batch *batch = slot->batch;
+    const int count = group_of(device, slot);
+    attn_status status = attn_run(slot->stream, slot->problems + slot->launched, count, slot->workspace, err);
+    slot->launched += count;
+    if (status != ATTN_OK || slot->launched < slot->count) return status;
+    status = attn_stream_mark(slot->stream, 2, err);
+    if (!device->info.unified)
+        for (int j = 0; j < batch->count && status == ATTN_OK; j++)
+            status = copy_out(device, slot, batch->jobs[j], err);
+    return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
+}
+
+/* Puts everything on the stream, or the first group of it. On an error the stream may hold part of it: the caller waits
+ * for that before it frees anything. */
 static attn_status launch(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
@@ -328,14 +357,11 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
                     slot->problems[n].tensor[id].data = to_device(slot, slot->problems[n].tensor[id].data);
     }
     if ((status = attn_stream_mark(slot->stream, 1, err)) != ATTN_OK) return status;
-    for (int at = 0; at < count && status == ATTN_OK; at += MAX_RUN)
-        status = attn_run(slot->stream, slot->problems + at, count - at < MAX_RUN ? count - at : MAX_RUN,
-                          slot->workspace, err);
-    if (status == ATTN_OK) status = attn_stream_mark(slot->stream, 2, err);
-    if (!device->info.unified)
-        for (int j = 0; j < batch->count && status == ATTN_OK; j++)
-            status = copy_out(device, slot, batch->jobs[j], err);
-    return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
+    slot->count = count;
+    slot->launched = 0;
+    do status = launch_group(device, slot, err);
+    while (status == ATTN_OK && device->info.unified && slot->launched < count);
+    return status;
 }
 
 /* The batch is over, well or not: give its memory back and report. */
@@ -355,6 +381,7 @@ static void conclude(struct device *device, struct slot *slot, attn_status statu
     drop_mirrors(device, slot);
     if (slot->workspace_bytes > WORKSPACE_KEEP)
         drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
+    attn_stream_heed(slot->stream, NULL);
     slot->batch = NULL;
     device->held_may_run = true;
     unwatch(device);
@@ -401,11 +428,13 @@ static void start(struct device *device, struct slot *slot, struct batch *batch)
     attn_error err = { 0 };
     slot->batch = batch;
     batch->started_ns = clock_ns();
+    attn_stream_heed(slot->stream, &batch->cancel);
     watch(device, slot);
     attn_status status = try_launch(device, slot, &err);
     if (status == ATTN_NO_MEMORY && give_back_workspaces(device)) status = try_launch(device, slot, &err);
     if (status == ATTN_OK) return;
     if (status == ATTN_NO_MEMORY && busy_slots(device) > 1) { /* when they are over there is more */
+        attn_stream_heed(slot->stream, NULL);
         slot->batch = NULL;
         device->held = batch;
         device->held_may_run = false;
@@ -430,6 +459,15 @@ static bool poll_slots(struct device *device, bool wait)
             done = true;
         } else status = attn_stream_done(slot->stream, &done, &err);
         if (status == ATTN_OK && !done) continue;
+        if (status == ATTN_OK && slot->launched < slot->count) {
+            attn_error late;
+            status = launch_group(device, slot, &err);
+            if (status == ATTN_OK) continue;
+            if (attn_stream_wait(slot->stream, &late) == ATTN_DEVICE_LOST) {
+                status = ATTN_DEVICE_LOST;
+                err = late;
+            }
+        }
         conclude(device, slot, status, &err);
         any = true;
     }
@@ -498,6 +536,7 @@ void batch_count(const struct batch *batch, const struct job *first)
         metrics_add(METRIC_FLOPS, device, op, batch->flops);
         return;
     }
+    if (first->error.status == ATTN_CANCELLED) return; /* those who left are counted where they left */
     metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
     if (first->error.status != ATTN_DEVICE_LOST) /* which the loop tells, once */
         log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device, batch->count,
@@ -824,6 +863,35 @@ void devices_describe(struct devices *devices, struct info_device *facts)
         facts[i].usable = atomic_load(&devices->device[i]->usable);
         facts[i].running_requests = atomic_load(&devices->device[i]->requests);
     }
+}
+
+/* The sums of one job's problems, over the fastest device. Scores that FlashMask hides may be skipped, so they are not
+ * counted; to see which, its rows are read, which is only worth it where the answer matters. */
+double devices_least_seconds(const struct devices *devices, const struct job *job)
+{
+    const double unimportant_s = 0.05;
+    double seconds = 0;
+    for (int closer = 0; closer < 2; closer++) {
+        double flops = 0, scores = 0, fastest_flops = 0, fastest_scores = 0;
+        for (int i = 0; i < job->call->count; i++) {
+            const attn_problem *p = &job->call->items[i].problem;
+            if (job->results[i].error.status != ATTN_OK) continue;
+            const attn_dims d = attn_dims_of(p);
+            const double each = 2 * (double)(d.D + d.Dv) * (p->op == ATTN_OP_BACKWARD ? 2.5 : 1);
+            const double own = closer ? attn_scores(p) : attn_flops(p) / each;
+            scores += own;
+            flops += own * each;
+        }
+        for (int i = 0; i < devices->count; i++) {
+            const attn_device_info *info = &devices->device[i]->info;
+            if (info->fastest_flops > fastest_flops) fastest_flops = info->fastest_flops;
+            if (info->fastest_scores > fastest_scores) fastest_scores = info->fastest_scores;
+        }
+        const double by_flops = flops / fastest_flops, by_scores = scores / fastest_scores;
+        seconds = by_flops > by_scores ? by_flops : by_scores;
+        if (seconds < unimportant_s) break;
+    }
+    return seconds;
 }
 
 struct device *devices_pick(struct devices *devices)

@@ -12,6 +12,8 @@
  *                                requests fail with NO_MEMORY
  *   an error that is not sticky  the batch's requests fail with DEVICE; the next batch runs
  *   a sticky error               all batches of the device come back with DEVICE_LOST; the loop disables it
+ *   nobody waits for it          the loop cancels it: the CPU gives it up between two tiles, a GPU between two launches, and its
+ *                                jobs come back with CANCELLED
  *   it never finishes            devices_overdue() finds it; the loop disables it and answers what it runs without waiting.
  * The batches may come back later or never: their memory stays theirs, for the device may still write
  *
@@ -34,6 +36,8 @@ struct batch {
     struct device *device;
     struct batch *next, *previous; /* the loop's: those that are with the same device */
     int count;
+    int waiting; /* the loop's: jobs whose requests still wait; at 0 it is cancelled */
+    int cancel;  /* attn_cancel(): the device gives it up between two tiles or launches */
     double flops;
     int64_t started_ns, ended_ns; /* on the thread that ran it */
     double copy_in_us, compute_us, copy_out_us;
@@ -77,6 +81,10 @@ bool devices_lanes(const struct devices *devices); /* could it ever? */
 int devices_learn(struct devices *devices, double *seconds);
 
 /* ---- The loop's side --------------------------------------------------------------------------------------------- */
+
+/* Seconds that the job takes at the very least, on the fastest of the devices: less than any kernel here could need. What
+ * it says cannot be done in time cannot; what it says can may still take several times as long. Any thread. */
+double devices_least_seconds(const struct devices *devices, const struct job *job);
 
 /* The device with room for another batch and the least work; NULL when all are busy. */
 struct device *devices_pick(struct devices *devices);

@@ -353,6 +353,23 @@ static attn_status make_job(struct request *request, attn_error *err)
     return job_prepare(request->job, devices_any(server->devices), err);
 }
 
+/* Work that one request may not ask for, or that cannot be done in time: said at once, and not after all of it has been
+ * tried. The estimate is less than any kernel needs, so nothing is refused that would have fitted. */
+static bool refuse_hopeless(struct request *request, int64_t now_ns)
+{
+    const struct server *server = request->server;
+    const double least_s = devices_least_seconds(server->devices, request->job);
+    const double left_s = (double)(request->deadline.at_ns - now_ns) / 1e9;
+    if (least_s > server->config->max_seconds)
+        request_fail(request, PROTO_E_TOO_MUCH_WORK, NULL,
+                     "this takes %.3g seconds here at the very least, a request may take %d (--max-seconds)", least_s,
+                     server->config->max_seconds);
+    else if (least_s > left_s)
+        request_fail(request, PROTO_E_DEADLINE, NULL,
+                     "this takes %.3g seconds here at the very least, and the deadline is in %.3g", least_s, left_s);
+    return request->failed;
+}
+
 /* The connection is not suspended any more. */
 static void end_wait(struct request *request)
 {
@@ -388,6 +405,7 @@ static enum MHD_Result body_done(struct request *request)
         return answer_now(request, false);
     }
 
+    if (refuse_hopeless(request, now)) return answer_now(request, false);
     if (!peer_enter(request->peer, PEER_WORK)) { /* cut in this moment for being too slow */
         job_finish_contexts(request->job, false);
         return MHD_NO;

@@ -157,6 +157,8 @@ static void detach(struct loop *loop, struct request *request)
         loop->queue_changed = true;
     }
     job_finish_contexts(job, false); /* a device may still read what it uses: it is only read, and stays leased */
+    if (job->batch && --job->batch->waiting == 0) attn_cancel(&job->batch->cancel); /* it would compute for nobody */
+    job->batch = NULL;
     job->request = NULL;
     request->job = NULL;
     job_release(job);
@@ -278,6 +280,8 @@ static void dispatch(struct loop *loop)
             job->started_ns = now;
             batch->jobs[i] = job_hold(job);
             batch->flops += job->flops;
+            batch->waiting++;
+            job->batch = batch;
         }
         if (batch == NULL) break;
         batch->count = count;
@@ -403,10 +407,12 @@ static void batch_done(struct loop *loop, struct batch *batch)
     /* When a batch fails all of it does, for the same reason. */
     if (!batch->jobs[0]->ran && batch->jobs[0]->error.status == ATTN_DEVICE_LOST)
         device_failed(loop, device, batch->jobs[0]->error.text);
-    queue_learn(&server->queue, batch->count, (double)(batch->ended_ns - batch->started_ns) / 1e9);
+    if (batch->waiting > 0)
+        queue_learn(&server->queue, batch->count, (double)(batch->ended_ns - batch->started_ns) / 1e9);
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch->jobs[i];
         struct request *request = job->request;
+        job->batch = NULL;
         /* The batch's reference goes first: whoever answers may then see that the job is all his, and reuse its
          * memory. The request has its own. */
         job_release(job);

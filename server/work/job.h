@@ -19,6 +19,7 @@
 #include "proto-json/proto.h"
 #include "server/base/arena.h"
 
+struct batch;
 struct caller;
 struct contexts;
 struct request;
@@ -54,6 +55,7 @@ struct job {
 
     /* The loop's. */
     struct request *request;     /* NULL: nobody waits for it any more */
+    struct batch *batch;         /* that it runs in; NULL: none */
     struct job *next, *previous; /* in the queue */
     int64_t queued_ns, started_ns;
 

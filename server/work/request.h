@@ -27,8 +27,8 @@ struct watch;
 enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 
 /* state, label, owner, whose its job is, leaves when, to, in. Any state may go to ANSWERING early: an error is an
- * answer, and a small problem of the CPU is computed by the HTTP thread itself (devices_run_here). A running kernel
- * is never interrupted: its job is left behind, and freed when the device brings it back. */
+ * answer, and a small problem of the CPU is computed by the HTTP thread itself (devices_run_here). A job that runs is
+ * left behind, and freed when the device brings it back: soon, for a batch that nobody waits for is cancelled. */
 #define REQUEST_STATE_MAP(X)                                                                                        \
     X(RECEIVING, "receiving", HTTP, HTTP, "the last byte arrived and it checks", QUEUED, "daemon.c: body_done")     \
     X(QUEUED, "queued", LOOP, LOOP, "a batch formed", RUNNING, "loop.c: dispatch")                                  \

@@ -7,6 +7,7 @@ import time
 import pytest
 
 import service
+import slow
 import wire
 from service import Probe, eventually, request_bytes
 
@@ -60,3 +61,101 @@ def test_a_million_batch_rows_of_nothing_take_no_workspace(serve):
         assert answer.status == 200 and answer.json().get('out', {'data': ''})['data'] == '', answer
     answer = server.post(BACKWARD, {**nothing(1 << 20), 'dout': nothing(1 << 20)['q']})
     assert answer.status == 200 and all(answer.json()[name]['data'] == '' for name in ('dq', 'dk', 'dv')), answer
+
+
+# ---- Work for minutes in a small body ---------------------------------------------------------------------------------
+
+
+def thin(S, **options):
+    """A forward of S x S scores of numbers of one byte: S^2 exponentials for 4 S bytes."""
+    t = {'shape': [1, S, 1, 1], 'dtype': 'float8_e4m3fn', 'data': service.b64(bytes(S))}
+    return json.dumps({'q': t, 'k': t, 'v': t, **options}).encode()
+
+
+def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
+    """Seven clients that wait a second each for work of a minute and more, and one that wants little of the same device."""
+    server = serve()
+    big = thin(10**6)
+    answers = []
+
+    def attack():
+        answers.append(server.post(FORWARD, big, {'X-Request-Timeout-Ms': '1000'}))
+    attackers = [threading.Thread(target=attack) for _ in range(7)]
+    with Probe(server) as probe:
+        for t in attackers:
+            t.start()
+        for t in attackers:
+            t.join()
+        start = time.monotonic()
+        little = server.forward(**wire.small_body(), verify=1)  # verify: by way of the device's queue
+        took = time.monotonic() - start
+    assert little.status == 200, little
+    assert took < 1 * service.SLOWER, f'somebody else waited {took:.1f} s'
+    assert [a.status for a in answers] == [504] * 7, answers
+    probe.check()
+    stops_at_once(server, 5)
+
+
+def test_work_that_a_deadline_or_a_client_left_behind_ends_at_once(serve):
+    """Running work is given up between tiles when nobody waits for it, so the device is free again."""
+    server = serve('--max-batch', 1, '--cpu-threads', 2)
+    body = thin(200000)  # 2 s at the very least, in truth several times as long
+
+    def idle():
+        return server.get('/v1/info').json()['devices'][0]['running_requests'] == 0
+    with Probe(server) as probe:
+        answer = server.post(FORWARD, body, {'X-Request-Timeout-Ms': '3000'})
+        assert answer.status == 504 and 'while the request was running' in answer.json()['detail'], answer
+        assert eventually(idle, 1), 'it computes for a client that has its 504'
+
+        sockets = leave_behind(server, body, 2)
+        assert eventually(lambda: not idle())
+        for s in sockets:
+            s.close()
+        assert eventually(idle, 1), 'it computes for clients that left'
+        assert server.forward(**wire.small_body(), verify=1).status == 200
+    assert server.metric('attnd_device_errors_total') == 0
+    probe.check()
+
+
+def test_a_batch_goes_on_while_one_of_its_clients_waits(serve):
+    server = serve('--cpu-threads', 1)
+    first = threading.Thread(target=lambda: server.post(FORWARD, slow.calibrated(server, 0.5)))
+    first.start()
+    time.sleep(0.2)
+    alike = json.dumps({**wire.small_body(), 'save': True}).encode()
+    left = leave_behind(server, alike, 6)  # they wait behind it, and leave together with those below
+    staying = [threading.Thread(target=lambda: kept.append(server.post(FORWARD, alike))) for _ in range(3)]
+    kept = []
+    for t in staying:
+        t.start()
+    for s in left:
+        s.close()
+    for t in staying:
+        t.join()
+    first.join()
+    assert [a.status for a in kept] == [200] * 3, kept
+
+
+def test_more_work_than_a_request_may_be_is_refused_by_name(serve):
+    server = serve('--max-seconds', 1, '--cpu-threads', 1)
+    answer = server.post(FORWARD, thin(200000))
+    assert answer.status == 422, answer
+    problem = answer.json()
+    assert problem['code'] == 'too-much-work', problem
+    assert problem['detail'] == 'this takes 4 seconds here at the very least, a request may take 1 (--max-seconds)', problem
+    # FlashMask hides it all from the work: every query sees the keys from 4096 before it on.
+    start = [min(200000, j + 4096) for j in range(200000)]
+    rows = {'shape': [1, 1, 200000, 1], 'dtype': 'int32', 'data': service.b64(b''.join(r.to_bytes(4, 'little') for r in start))}
+    masked = json.loads(thin(200000, causal=True, outputs=['lse']))
+    assert server.post(FORWARD, {**masked, 'mask_startend_rows': rows}).status == 200
+    assert server.post(FORWARD, masked).status == 422
+
+
+def test_what_cannot_be_done_before_its_deadline_is_refused_at_once(serve):
+    server = serve('--cpu-threads', 1)
+    start = time.monotonic()
+    answer = server.post(FORWARD, thin(400000), {'X-Request-Timeout-Ms': '12000'})
+    assert time.monotonic() - start < 3 * service.SLOWER
+    assert answer.status == 504 and answer.json()['code'] == 'deadline-exceeded', answer
+    assert answer.json()['detail'].startswith('this takes 16 seconds here at the very least, and the deadline is in '), answer

@@ -63,6 +63,7 @@ static void test_every_status_has_its_error(void **state)
         { ATTN_UNSUPPORTED, PROTO_E_UNSUPPORTED, 422 },
         { ATTN_BUSY, PROTO_E_QUEUE_FULL, 503 },
         { ATTN_TIMEOUT, PROTO_E_DEADLINE, 504 },
+        { ATTN_CANCELLED, PROTO_E_DEADLINE, 504 },
         { ATTN_NO_MEMORY, PROTO_E_OUT_OF_MEMORY, 503 },
         { ATTN_DEVICE, PROTO_E_INTERNAL, 500 },
         { ATTN_NOT_FOUND, PROTO_E_NOT_FOUND, 404 },
