@@ -1,7 +1,7 @@
 /* main.c: start everything in order, serve until told otherwise, stop everything in reverse.
  *
- * Exit status: 0 drained; 64 bad options; 69 an address or a device cannot be had; 70 the last device failed; 78 a
- * file named by an option is wrong. Whatever is refused is refused with one line on standard error, before anything
+ * Exit status: 0 drained; 64 bad options; 69 an address or a device cannot be had; 70 the last device failed; 71
+ * told to stop, it did not end by itself (signals.h); 78 a file named by an option is wrong. Whatever is refused is refused with one line on standard error, before anything
  * is served. */
 #include <fcntl.h>
 #include <malloc.h>
@@ -20,6 +20,7 @@
 #include "server/healthcheck.h"
 #include "server/http/listen.h"
 #include "server/base/log.h"
+#include "server/base/signals.h"
 #include "server/sched/loop.h"
 #include "server/http/routes.h"
 #include "server/work/server.h"
@@ -27,6 +28,9 @@
 #include "server/http/tokens.h"
 
 enum { EXIT_USAGE_ERROR = 64, EXIT_UNAVAILABLE = 69, EXIT_DEVICE_LOST = 70, EXIT_CONFIG = 78, STOP_WAIT_MS = 1000 };
+
+/* What an end may take once a drain is over. */
+enum { HURRY_MS = LOOP_HURRY_MS + SIGNALS_GRACE_MS };
 
 /* Of the staging memory that nobody leases, so much is kept for the next request. */
 #define WARM_BYTES (INT64_C(1) << 30)
@@ -79,6 +83,11 @@ static bool open_listeners(const struct config *config, struct listener *listene
     return true;
 }
 
+static void on_signal(void *loop, int number)
+{
+    loop_signal(loop, number);
+}
+
 static int serve(const struct config *config, struct listener *listeners, int count)
 {
     struct server server = {
@@ -96,6 +105,10 @@ static int serve(const struct config *config, struct listener *listeners, int co
     queue_init(&server.queue, config->queue_depth, config->max_batch, config->batch_window_us * 1000);
     server.contexts = contexts_new(config->staging_bytes / CONTEXTS_SHARE, CONTEXTS_MAX_COUNT, CONTEXTS_TTL_MS);
     server.loop = loop_open(&server);
+    if (!signals_start(on_signal, server.loop, config->drain_ms + HURRY_MS, HURRY_MS)) {
+        attn_fail(&err, ATTN_NO_MEMORY, NULL, "no thread for signals could be started");
+        goto out;
+    }
     if (config->token_file &&
         (server.tokens = tokens_open(config->token_file, config->token_share, why, sizeof why)) == NULL) {
         status = EXIT_CONFIG;
@@ -131,6 +144,7 @@ out:
     /* A kernel that is still running cannot be interrupted, and nobody waits for it any more. A driver whose device
      * was lost may never return from closing it. */
     if (!stopped || status == EXIT_DEVICE_LOST) _exit(status);
+    signals_quiet();
     loop_close(server.loop);
     contexts_free(server.contexts);
     arena_free(server.arena);
@@ -150,6 +164,7 @@ int main(int argc, char **argv)
 
     hold_standard_descriptors();
     if (argc > 1 && strcmp(argv[1], "healthcheck") == 0) return healthcheck_main(argc - 1, argv + 1);
+    signals_block();
     switch (config_load(&config, argc, argv)) {
     case CONFIG_RUN: break;
     case CONFIG_EXIT_OK: return 0;
@@ -163,7 +178,7 @@ int main(int argc, char **argv)
         return complain(EXIT_UNAVAILABLE, err.text);
     }
     if (config.supervise && !inherited) {
-        status = supervise_run(listeners, count, argv);
+        status = supervise_run(listeners, count, argv, config.drain_ms + HURRY_MS, HURRY_MS);
         for (int i = 0; i < count; i++) listener_close(&listeners[i]);
         log_close();
         return status;

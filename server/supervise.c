@@ -10,7 +10,8 @@
  *   anything else, a signal   starts another: at once, or after 1, 2, 4 ... 30 s when it lived for less than SHORT_LIFE_S;
  *                             gives up after GIVE_UP such lives in a row and passes its status on
  *
- * Signals go to the server: TERM and INT as TERM, HUP as HUP. It has a process group of its own, or a Ctrl-C would
+ * Signals go to the server: TERM and INT as TERM, HUP as HUP. One that is told to stop ends by itself, if need be by force
+ * (signals.h); one that cannot even do that (it is stopped, or its kernel does not come back) is killed KILL_MS later. It has a process group of its own, or a Ctrl-C would
  * reach it twice and the second one would mean: hurry. It dies with its parent (PDEATHSIG). */
 #include "server/supervise.h"
 
@@ -27,7 +28,7 @@
 #include "server/base/clock.h"
 #include "server/base/log.h"
 
-enum { SHORT_LIFE_S = 2, GIVE_UP = 5, MAX_PAUSE_S = 30 };
+enum { SHORT_LIFE_S = 2, GIVE_UP = 5, MAX_PAUSE_S = 30, KILL_MS = 1000 };
 
 static const char variable[] = "ATTND_INHERITED_SOCKETS";
 
@@ -56,7 +57,7 @@ static _Noreturn void become_server(const struct listener *listeners, int count,
     for (int i = 0; i < count; i++) fcntl(listeners[i].fd, F_SETFD, 0);
     sigprocmask(SIG_SETMASK, mask, NULL);
     execv("/proc/self/exe", argv);
-    _exit(71);
+    _exit(75);
 }
 
 static pid_t start_server(struct listener *listeners, int count, char **argv, const sigset_t *mask)
@@ -84,9 +85,11 @@ static int exit_status(int status)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-int supervise_run(struct listener *listeners, int count, char **argv)
+int supervise_run(struct listener *listeners, int count, char **argv, int64_t stop_ms, int64_t hurry_ms)
 {
-    sigset_t watched, before;
+    sigset_t watched,
+        before;          /* a server begins with the three blocked, as this process did: none finds it unprepared */
+    int64_t kill_ms = 0; /* when it is killed; 0: it was not told to stop */
     int failures = 0;
     bool stopping = false;
 
@@ -101,11 +104,14 @@ int supervise_run(struct listener *listeners, int count, char **argv)
     int64_t began_ms = clock_ms(), start_ms = 0; /* start_ms: when the next one is due, while there is none */
     for (;;) {
         int status;
-        const int64_t wait_ms = child > 0 ? 3600000 : start_ms > clock_ms() ? start_ms - clock_ms() : 0;
+        const int64_t until_ms = child > 0 ? kill_ms > 0 ? kill_ms : clock_ms() + 3600000 : start_ms;
+        const int64_t wait_ms = until_ms > clock_ms() ? until_ms - clock_ms() : 0;
         const struct timespec wait = { wait_ms / 1000, wait_ms % 1000 * 1000000 };
         const int number = sigtimedwait(&watched, NULL, &wait);
 
         if (number == SIGTERM || number == SIGINT) {
+            const int64_t at_ms = clock_ms() + (stopping ? hurry_ms : stop_ms) + KILL_MS;
+            if (kill_ms == 0 || at_ms < kill_ms) kill_ms = at_ms;
             stopping = true;
             if (child <= 0) return 0;
             kill(child, SIGTERM);
@@ -116,6 +122,11 @@ int supervise_run(struct listener *listeners, int count, char **argv)
             }
         } else if (number == SIGHUP && child > 0) kill(child, SIGHUP);
 
+        if (child > 0 && kill_ms > 0 && clock_ms() >= kill_ms) {
+            log_event(LOG_ERROR, NULL, "supervisor", "what=killed pid=%d", (int)child);
+            kill(child, SIGKILL);
+            kill_ms = clock_ms() + KILL_MS; /* it may take a moment */
+        }
         if (child > 0 && waitpid(child, &status, WNOHANG) == child) {
             const int64_t lived_ms = clock_ms() - began_ms;
             child = 0;

@@ -39,7 +39,6 @@
 #include "server/base/log.h"
 #include "server/sched/loop.h"
 #include "server/base/metrics.h"
-#include "server/http/listen.h"
 #include "server/http/peers.h"
 #include "server/http/routes.h"
 #include "server/http/tokens.h"
@@ -758,14 +757,12 @@ bool daemon_add(struct port *port, int fd, const struct sockaddr *address, sockl
     const bool near = port->server->devices && devices_lanes(port->server->devices);
     struct worker *worker = near ? workers_pick(&port->workers, fd) : workers_pick_on(&port->workers, -1);
     struct peer *peer = peers_add(&port->server->peers, fd, port->plain, &worker->connections, &port->open);
-    if (peer == NULL) {
-        listener_refuse(fd, port->plain);
-        return false;
+    if (peer == NULL) return false;
+    if (MHD_add_connection(worker->daemon, fd, address, length) != MHD_YES) { /* it has closed the socket */
+        peers_remove(&port->server->peers, peer);
+        metrics_add(METRIC_REJECTED, "connections", NULL, 1);
     }
-    if (MHD_add_connection(worker->daemon, fd, address, length) == MHD_YES) return true;
-    peers_remove(&port->server->peers, peer);
-    metrics_add(METRIC_REJECTED, "connections", NULL, 1);
-    return false;
+    return true;
 }
 
 void daemon_balance(struct port *port, int64_t now_ms)

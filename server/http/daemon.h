@@ -24,8 +24,8 @@ attn_status daemon_open(struct port *port, struct server *server, unsigned kind,
 /* No connection may be suspended. Cuts what is left. */
 void daemon_close(struct port *port);
 
-/* Takes over `fd`, an accepted, non-blocking socket, and closes it in any case. False: it could not be taken, and was
- * answered as far as that was possible. Not more than port->most. */
+/* Takes over `fd`, an accepted, non-blocking socket. False: there is no memory for it, and `fd` is still the caller's.
+ * Not more than port->most. */
 bool daemon_add(struct port *port, int fd, const struct sockaddr *address, socklen_t length);
 
 /* From the loop, now and then: its threads are held on their cores or let go (workers.h). */

@@ -163,7 +163,7 @@ void listener_close(struct listener *listener)
 
 /* ---- Accept ------------------------------------------------------------------------------------------------------ */
 
-void listener_refuse(int fd, bool plain)
+static void refuse(int fd, bool plain)
 {
     char answer[2048], body[1024], dropped[4096];
     metrics_add(METRIC_REJECTED, "connections", NULL, 1);
@@ -202,7 +202,7 @@ static bool refuse_with_spare(struct listener *listener)
     if (spare_fd < 0) return false;
     close(spare_fd);
     const int fd = accept4(listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd >= 0) listener_refuse(fd, listener->port->plain);
+    if (fd >= 0) refuse(fd, listener->port->plain);
     spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     log_event(LOG_WARN, NULL, "refused", "reason=descriptors connections=%d",
               atomic_load(&listener->server->peers.count));
@@ -225,13 +225,13 @@ static void accept_some(struct listener *listener, int limit)
             return;
         }
         if (atomic_load(&port->open) >= port->most) {
-            listener_refuse(fd, port->plain);
+            refuse(fd, port->plain);
             log_event(LOG_WARN, NULL, "refused", "reason=%s connections=%d",
                       port->kind == PORT_MAIN ? "max_connections" : "metrics_connections", atomic_load(&port->open));
             continue;
         }
         set_options(listener, fd);
-        (void)daemon_add(port, fd, (struct sockaddr *)&address, length);
+        if (!daemon_add(port, fd, (struct sockaddr *)&address, length)) refuse(fd, port->plain);
     }
 }
 

@@ -34,8 +34,6 @@ void listener_close(struct listener *listener); /* stops accepting; removes a un
 /* Accepts in the loop, for `port`. */
 attn_status listener_start(struct listener *listener, uv_loop_t *loop, struct server *server, struct port *port,
                            attn_error *err);
-/* 503 to a client that cannot be taken, as far as that goes without waiting; closes `fd`. */
-void listener_refuse(int fd, bool plain);
 /* Takes what is in the backlog, then stops. */
 void listener_stop(struct listener *listener);
 

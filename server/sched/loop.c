@@ -16,7 +16,7 @@
  * Connection: close
  *           --nothing open, or --drain-ms passed, or a second signal--> HURRYING: what waits is answered 503, nothing new is
  * suspended
- *           --nothing suspended, and nothing open or HURRY_MS passed--> over
+ *           --nothing suspended, and nothing open or LOOP_HURRY_MS passed--> over
  *
  * When the last usable device fails: readiness says 503, then HURRYING, and loop_run() returns 70.
  *
@@ -43,6 +43,7 @@
 #include "server/device/devices.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
+#include "server/base/signals.h"
 #include "server/http/peers.h"
 #include "server/http/routes.h"
 #include "server/http/tokens.h"
@@ -57,7 +58,6 @@ enum {
     IDLE_MS = 75000,
     SILENT_MS = 500,   /* while draining: a connection that says nothing for so long will not be missed */
     STALLED_MS = 2000, /* and one that is in the middle of something and does not move */
-    HURRY_MS = 2000,   /* for the last answers to leave */
     SWEEP_PEERS = 2000,
     CROWD = 512,      /* connections whose memory is worth giving back */
     MAX_BATCH = 1024, /* of --max-batch */
@@ -78,7 +78,8 @@ struct loop {
     uv_timer_t deadline_timer, tick_timer, sweep_timer;
     uv_poll_t window_poll;
     int window_fd; /* timerfd: libuv's timers count milliseconds, --batch-window-us does not */
-    uv_signal_t signals[3];
+    uv_async_t signalled;
+    _Atomic int stops, reloads; /* signals that have not been looked at */
 
     struct deadlines deadlines;
     struct request *oldest, *newest; /* all requests whose connections are suspended */
@@ -372,6 +373,7 @@ static void device_failed(struct loop *loop, struct device *device, const char *
     if (devices_usable(loop->server->devices) || loop->stage == HURRYING) return;
     atomic_store(&loop->server->phase, SERVER_FAILED);
     loop->exit_status = 70;
+    signals_end_within(LOOP_HURRY_MS + SIGNALS_GRACE_MS, loop->exit_status);
 }
 
 static void end_if_failed(struct loop *loop)
@@ -520,7 +522,7 @@ static void advance(struct loop *loop, int64_t now_ms)
     if (loop->stage == DRAINING && (open == 0 || now_ms - loop->stage_since_ms >= server->config->drain_ms))
         hurry(loop);
     if (loop->stage != HURRYING || atomic_load(&server->suspended) > 0) return;
-    if (open > 0 && now_ms - loop->stage_since_ms < HURRY_MS) return;
+    if (open > 0 && now_ms - loop->stage_since_ms < LOOP_HURRY_MS) return;
     uv_stop(&loop->uv);
 }
 
@@ -565,22 +567,31 @@ static void on_sweep(uv_timer_t *timer)
     if (loop->stage != SERVING) advance(loop, now_ms);
 }
 
-static void on_signal(uv_signal_t *handle, int number)
+static void reload(struct server *server)
 {
-    struct loop *loop = handle->loop->data;
-    struct server *server = loop->server;
-    if (number == SIGHUP) {
-        char why[512];
-        if (server->tokens == NULL) return;
-        if (tokens_reload(server->tokens, why, sizeof why)) log_event(LOG_INFO, NULL, "reloaded", "what=tokens");
-        else log_event(LOG_ERROR, NULL, "reload_failed", "text=" LOG_Q, why);
-        return;
+    char why[512];
+    if (server->tokens == NULL) return;
+    if (tokens_reload(server->tokens, why, sizeof why)) log_event(LOG_INFO, NULL, "reloaded", "what=tokens");
+    else log_event(LOG_ERROR, NULL, "reload_failed", "text=" LOG_Q, why);
+}
+
+static void on_signalled(uv_async_t *async)
+{
+    struct loop *loop = async->loop->data;
+    if (atomic_exchange(&loop->reloads, 0) > 0) reload(loop->server);
+    for (int stops = atomic_exchange(&loop->stops, 0); stops > 0; stops--) {
+        log_event(LOG_INFO, NULL, "signal", "stage=%s", loop->stage == SERVING ? "serving" : "draining");
+        if (loop->stage == SERVING) {
+            drain(loop);
+            advance(loop, clock_ms());
+        } else hurry(loop);
     }
-    log_event(LOG_INFO, NULL, "signal", "number=%d", number);
-    if (loop->stage == SERVING) {
-        drain(loop);
-        advance(loop, clock_ms());
-    } else hurry(loop);
+}
+
+void loop_signal(struct loop *loop, int number)
+{
+    atomic_fetch_add(number == SIGHUP ? &loop->reloads : &loop->stops, 1);
+    uv_async_send(&loop->signalled);
 }
 
 /* ---- Open, run, close -------------------------------------------------------------------------------------------- */
@@ -594,7 +605,6 @@ static void must(int error, const char *what)
 
 struct loop *loop_open(struct server *server)
 {
-    static const int numbers[] = { SIGTERM, SIGINT, SIGHUP };
     struct loop *loop = calloc(1, sizeof *loop);
     if (loop == NULL) {
         fprintf(stderr, "attnd: out of memory for an event loop of %zu bytes\n", sizeof *loop);
@@ -614,10 +624,7 @@ struct loop *loop_open(struct server *server)
     must(loop->window_fd < 0 ? -errno : 0, "timerfd");
     must(uv_poll_init(&loop->uv, &loop->window_poll, loop->window_fd), "timerfd");
     must(uv_poll_start(&loop->window_poll, UV_READABLE, on_window), "timerfd");
-    for (int i = 0; i < 3; i++) {
-        must(uv_signal_init(&loop->uv, &loop->signals[i]), "signals");
-        must(uv_signal_start(&loop->signals[i], on_signal, numbers[i]), "signals");
-    }
+    must(uv_async_init(&loop->uv, &loop->signalled, on_signalled), "signals");
     return loop;
 }
 

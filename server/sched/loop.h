@@ -8,6 +8,8 @@
 
 struct loop;
 
+enum { LOOP_HURRY_MS = 2000 }; /* after a drain, for the last answers to leave */
+
 /* What arrives in the loop's mailbox. */
 enum loop_message { LOOP_REQUEST, LOOP_BATCH };
 
@@ -20,6 +22,10 @@ uv_loop_t *loop_uv(struct loop *loop);
  * last device failed. `listeners` are stopped when draining starts. Afterwards no connection is suspended and the
  * daemons can be closed. */
 int loop_run(struct loop *loop, struct listener *listeners, int listener_count);
+
+/* SIGTERM or SIGINT: stop; again: hurry. SIGHUP: read the tokens again. From any thread, from loop_open() on; what comes
+ * before loop_run() is done then. */
+void loop_signal(struct loop *loop, int number);
 
 /* After the daemons and devices are closed. */
 void loop_close(struct loop *loop);

@@ -6,14 +6,19 @@
  *   SHIM_HANG_STOP=FILE       while FILE exists, MHD_stop_daemon() does not return
  *   SHIM_HANG_RESUME=FILE     while FILE exists, MHD_resume_connection() does not: the loop calls it
  *
+ *   SHIM_HANG_LISTEN=FILE     while FILE exists, listen() does not: the start
+ *
  * Only calls that come from libmicrohttpd itself fail. */
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <link.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 struct MHD_Daemon;
@@ -48,6 +53,16 @@ static bool wanted(const char *variable)
 {
     const char *file = getenv(variable);
     return file != NULL && access(file, F_OK) == 0;
+}
+
+/* Says so by a file FILE.reached. */
+static void hang(const char *variable)
+{
+    char reached[4096];
+    if (!wanted(variable)) return;
+    snprintf(reached, sizeof reached, "%s.reached", getenv(variable));
+    close(open(reached, O_CREAT | O_WRONLY, 0600));
+    while (wanted(variable)) usleep(10000);
 }
 
 static bool is_library(const void *caller)
@@ -94,7 +109,7 @@ void *mmap(void *at, size_t length, int protection, int flags, int fd, off_t off
 void MHD_stop_daemon(struct MHD_Daemon *daemon)
 {
     void (*real)(struct MHD_Daemon *) = (void (*)(struct MHD_Daemon *))dlsym(RTLD_NEXT, "MHD_stop_daemon");
-    while (wanted("SHIM_HANG_STOP")) usleep(10000);
+    hang("SHIM_HANG_STOP");
     real(daemon);
 }
 
@@ -102,6 +117,13 @@ void MHD_resume_connection(struct MHD_Connection *connection)
 {
     void (*real)(struct MHD_Connection *) = (void (*)(struct MHD_Connection *))dlsym(RTLD_NEXT,
                                                                                      "MHD_resume_connection");
-    while (wanted("SHIM_HANG_RESUME")) usleep(10000);
+    hang("SHIM_HANG_RESUME");
     real(connection);
+}
+
+int listen(int fd, int backlog)
+{
+    int (*real)(int, int) = (int (*)(int, int))dlsym(RTLD_NEXT, "listen");
+    hang("SHIM_HANG_LISTEN");
+    return real(fd, backlog);
 }

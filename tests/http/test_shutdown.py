@@ -1,6 +1,8 @@
 """SIGTERM under load: nothing that was accepted is lost, and the exit status is 0. A second one hurries; SIGINT is the same."""
 import http.client
+import os
 import signal
+import subprocess
 import threading
 import time
 
@@ -213,3 +215,89 @@ def test_sigpipe_and_sighup_do_not_kill(server):
     server.process.send_signal(signal.SIGPIPE)
     time.sleep(0.05)
     assert server.post(FORWARD, wire.small_bytes()).status == 200
+
+
+# ---- From the first moment to the last -----------------------------------------------------------------------------------
+
+
+def during_its_start(tmp_path, *options):
+    """(process, gate, log): a server that has begun to start and stands still until the gate is gone."""
+    gate, log = tmp_path / 'gate', tmp_path / 'log'
+    gate.touch()
+    port = service.free_port()
+    with open(log, 'wb') as f:
+        process = subprocess.Popen([service.BINARY, '--listen', f'127.0.0.1:{port}', *options], stderr=f,
+                                   env={**os.environ, **service.shimmed(HANG_LISTEN=gate)})
+    assert eventually(lambda: os.path.exists(f'{gate}.reached')), 'it does not come to listen()'
+    return process, gate, log
+
+
+@pytest.mark.parametrize('options', [[], ['--supervise']])
+def test_sighup_during_the_start_does_not_kill(tmp_path, options):
+    process, gate, log = during_its_start(tmp_path, *options)
+    for _ in range(3):
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.02)
+    gate.unlink()
+    assert eventually(lambda: b' ready ' in log.read_bytes() or process.poll() is not None), log.read_bytes()
+    assert process.poll() is None, f'{process.returncode}: {log.read_bytes()}'
+    process.terminate()
+    assert process.wait(30 * service.SLOWER) == 0, log.read_bytes()
+
+
+@pytest.mark.parametrize('sig', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('options', [[], ['--supervise']])
+def test_a_stop_during_the_start_is_an_orderly_one(tmp_path, options, sig):
+    process, gate, log = during_its_start(tmp_path, *options)
+    process.send_signal(sig)
+    time.sleep(0.05)
+    gate.unlink()
+    assert process.wait(30 * service.SLOWER) == 0, log.read_bytes()
+
+
+HARD_STOP_S = 2 + 5  # after the drain: LOOP_HURRY_MS and SIGNALS_GRACE_MS
+
+
+@pytest.mark.parametrize('where', ['HANG_STOP', 'HANG_RESUME'])
+def test_a_stop_that_hangs_ends_with_71(tmp_path, where):
+    """In libmicrohttpd, when its threads are ended; and in the loop, which then does not even see the signal."""
+    gate = tmp_path / 'gate'
+    server = Server('--drain-ms', '100', env=service.shimmed(**{where: gate})).start()
+    body = slow.calibrated(server, 0.2)
+    gate.touch()
+    s = server.raw()
+    s.sendall(request_bytes(FORWARD, body))
+    if where == 'HANG_RESUME':
+        assert eventually(lambda: os.path.exists(f'{gate}.reached')), 'the loop answers nothing'
+    start = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    status = server.process.wait((HARD_STOP_S + 20) * service.SLOWER)
+    assert status == 71 and HARD_STOP_S - 1 < time.monotonic() - start, (status, time.monotonic() - start)
+    assert 'it did not end in time' in server.log()
+    s.close()
+
+
+def test_a_second_signal_brings_the_hard_stop_nearer(tmp_path):
+    gate = tmp_path / 'gate'
+    server = Server('--drain-ms', '600000', env=service.shimmed(HANG_STOP=gate)).start()
+    gate.touch()
+    s = server.raw()
+    s.sendall(request_bytes(FORWARD, wire.small_bytes())[:-5])
+    assert eventually(lambda: server.inflight() >= 1)
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait((HARD_STOP_S + 20) * service.SLOWER) == 71
+    s.close()
+
+
+def test_a_server_that_cannot_end_itself_is_killed_by_its_supervisor():
+    server = Server('--drain-ms', '100', '--supervise').start()
+    with open(f'/proc/{server.pid}/task/{server.pid}/children') as f:
+        child = int(f.read().split()[0])
+    os.kill(child, signal.SIGSTOP)
+    start = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    status = server.process.wait((HARD_STOP_S + 20) * service.SLOWER)
+    assert status == 128 + signal.SIGKILL and HARD_STOP_S < time.monotonic() - start, (status, server.log())
+    assert eventually(lambda: not os.path.exists(f'/proc/{child}'))
