@@ -102,7 +102,8 @@ static int serve(const struct config *config, struct listener *listeners, int co
 
     server.limits.tensor_bytes = config->staging_bytes;
     peers_init(&server.peers);
-    queue_init(&server.queue, config->queue_depth, config->max_batch, config->batch_window_us * 1000);
+    queue_init(&server.queue, config->max_receiving, config->queue_depth, config->max_batch,
+               config->batch_window_us * 1000);
     server.contexts = contexts_new(config->staging_bytes / CONTEXTS_SHARE, CONTEXTS_MAX_COUNT, CONTEXTS_TTL_MS);
     server.loop = loop_open(&server);
     if (!signals_start(on_signal, server.loop, config->drain_ms + HURRY_MS, HURRY_MS)) {

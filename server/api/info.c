@@ -202,7 +202,9 @@ static void put_limits(struct json *j, const struct config *c, const proto_limit
     } limits[] = {
         { "max_body_bytes", c->max_body_bytes },
         { "max_connections", c->max_connections },
+        { "max_receiving", c->max_receiving },
         { "queue_depth", c->queue_depth },
+        { "token_share_percent", c->token_share },
         { "max_batch", c->max_batch },
         { "batch_window_us", c->batch_window_us },
         { "timeout_ms", c->timeout_ms },

@@ -13,7 +13,8 @@
  * 1. leased + warm <= limit, counted in whole extents, at every moment; memory is counted before it is mapped.
  * 2. warm <= warm_limit.
  * 3. Memory is mapped and unmapped without the lock: unmapping 256 MiB takes milliseconds, and others would wait.
- * 4. Under AddressSanitizer a warm extent is poisoned: whoever still reads it is caught. */
+ * 4. ahead <= limit / ARENA_AHEAD_SHARE, and a caller's extents together <= its share.
+ * 5. Under AddressSanitizer a warm extent is poisoned: whoever still reads it is caught. */
 #include "server/base/arena.h"
 
 #include <assert.h>
@@ -25,6 +26,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "server/base/caller.h"
 #include "server/base/clock.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -49,6 +51,7 @@ struct arena {
     pthread_mutex_t lock;
     struct arena_source source;
     int64_t limit, warm_limit, leased, warm;
+    _Atomic int64_t ahead; /* of `leased`; grows under the lock, shrinks without */
     struct extent *classes[CLASS_COUNT];
     struct extent *oldest, *newest;
 };
@@ -194,23 +197,31 @@ static void unmap_all(struct arena *arena, struct extent *victims)
 void arena_free(struct arena *arena)
 {
     if (arena == NULL) return;
-    assert(arena->leased == 0);
+    assert(arena->leased == 0 && arena->ahead == 0);
     unmap_all(arena, evict(arena, arena->limit + 1, arena->limit));
     pthread_mutex_destroy(&arena->lock);
     free(arena);
 }
 
-/* The size that a request for `bytes` is given: its class, but never more than the pool. 0: more than the pool. */
-static size_t lease_bytes(const struct arena *arena, size_t bytes, int *size_class)
+/* The size that a request for `bytes` is given: its class, but never more than the caller's share of the pool. 0: more
+ * than that. */
+static size_t lease_bytes(const struct arena *arena, const struct caller *caller, size_t bytes, int *size_class)
 {
+    const size_t most = (size_t)caller_share(caller, arena->limit);
     *size_class = class_of(bytes);
-    if (*size_class >= CLASS_COUNT || bytes > (size_t)arena->limit) return 0;
+    if (*size_class >= CLASS_COUNT || bytes > most) return 0;
     const size_t rounded = class_bytes(*size_class);
-    return rounded <= (size_t)arena->limit ? rounded : (size_t)arena->limit;
+    return rounded <= most ? rounded : most;
 }
 
-static attn_status too_large(const struct arena *arena, size_t bytes, attn_error *err)
+static attn_status too_large(const struct arena *arena, const struct caller *caller, size_t bytes, attn_error *err)
 {
+    const int64_t share = caller_share(caller, arena->limit);
+    if (share < arena->limit)
+        return attn_fail(
+            err, ATTN_TOO_LARGE, NULL,
+            "%zu bytes of tensors are needed, the limit is %lld for one token (--staging-bytes, --token-share)", bytes,
+            (long long)share);
     return attn_fail(err, ATTN_TOO_LARGE, NULL, "%zu bytes of tensors are needed, the limit is %lld (--staging-bytes)",
                      bytes, (long long)arena->limit);
 }
@@ -219,6 +230,33 @@ static attn_status busy(size_t bytes, attn_error *err)
 {
     return attn_fail(err, ATTN_BUSY, NULL, "%zu bytes of staging memory are needed, and other requests hold them",
                      bytes);
+}
+
+/* May `more` bytes be leased? The share is looked at first: a caller who has used it up hears that, however full the pool
+ * is. *held: what counts against the refusal. Call with the lock held. */
+static attn_status may_lease(const struct arena *arena, const struct caller *caller, int64_t more, int64_t *held)
+{
+    *held = caller ? caller->staging_bytes : 0;
+    if (caller && caller_share(caller, arena->limit) < arena->limit &&
+        *held + more > caller_share(caller, arena->limit))
+        return ATTN_QUOTA;
+    return arena->leased + more <= arena->limit ? ATTN_OK : ATTN_BUSY;
+}
+
+/* `more` may be negative. Call with the lock held. */
+static void count_leased(struct arena *arena, struct caller *caller, int64_t more)
+{
+    arena->leased += more;
+    if (caller) caller->staging_bytes += more;
+}
+
+static attn_status refused(attn_status status, const struct arena *arena, const struct caller *caller, size_t bytes,
+                           int64_t held, attn_error *err)
+{
+    if (status != ATTN_QUOTA) return busy(bytes, err);
+    return attn_fail(err, ATTN_QUOTA, NULL,
+                     "%zu bytes of staging memory are needed, this token holds %lld of %lld (--token-share)", bytes,
+                     (long long)held, (long long)caller_share(caller, arena->limit));
 }
 
 /* A warm extent of the class: the one that this core released last, else the one that was released last. Call with
@@ -231,64 +269,87 @@ static struct extent *pick_warm(const struct arena *arena, int size_class, int c
     return arena->classes[size_class];
 }
 
-attn_status arena_lease(struct arena *arena, size_t bytes, struct extent **out, attn_error *err)
+/* arena_lease(), with `ahead` for bytes that are only announced. */
+static attn_status lease(struct arena *arena, struct caller *caller, size_t bytes, bool ahead, struct extent **out,
+                         attn_error *err)
 {
     int size_class;
-    const size_t want = lease_bytes(arena, bytes, &size_class);
+    const size_t want = lease_bytes(arena, caller, bytes, &size_class);
     const int core = sched_getcpu();
     struct extent *extent = NULL, *victims = NULL;
-    bool counted = false;
+    int64_t held;
 
     *out = NULL;
-    if (want == 0) return too_large(arena, bytes, err);
+    if (want == 0) return too_large(arena, caller, bytes, err);
     pthread_mutex_lock(&arena->lock);
     extent = pick_warm(arena, size_class, core);
-    if (extent && extent->bytes >= bytes) {
-        unlink_warm(arena, extent);
-        arena->leased += (int64_t)extent->bytes;
-    } else {
-        extent = NULL;
-        if (arena->leased + (int64_t)want <= arena->limit) {
-            victims = evict(arena, (int64_t)want, arena->limit);
-            arena->leased += (int64_t)want;
-            counted = true;
-        }
+    if (extent && extent->bytes < bytes) extent = NULL;
+    const int64_t size = (int64_t)(extent ? extent->bytes : want);
+    /* Memory that is warm counts already, but not to the caller. */
+    attn_status status = may_lease(arena, caller, size, &held);
+    if (status == ATTN_OK && ahead && arena->ahead + size > arena->limit / ARENA_AHEAD_SHARE) status = ATTN_BUSY;
+    if (status == ATTN_OK) {
+        if (extent) unlink_warm(arena, extent);
+        else victims = evict(arena, size, arena->limit);
+        count_leased(arena, caller, size);
+        if (ahead) arena->ahead += size;
     }
     pthread_mutex_unlock(&arena->lock);
 
     unmap_all(arena, victims);
-    if (extent) {
-        UNPOISON(extent->memory, extent->bytes);
-        *out = extent;
-        return ATTN_OK;
+    if (status != ATTN_OK) return refused(status, arena, caller, bytes, held, err);
+    if (extent) UNPOISON(extent->memory, extent->bytes);
+    else {
+        extent = calloc(1, sizeof *extent);
+        if (extent) extent->memory = arena->source.map(arena->source.context, want);
+        if (extent == NULL || extent->memory == NULL) {
+            free(extent);
+            pthread_mutex_lock(&arena->lock);
+            count_leased(arena, caller, -size);
+            if (ahead) arena->ahead -= size;
+            pthread_mutex_unlock(&arena->lock);
+            return attn_fail(err, ATTN_NO_MEMORY, NULL, "the system has no memory for %zu bytes of tensors", bytes);
+        }
+        extent->bytes = want;
+        extent->size_class = size_class;
     }
-    if (!counted) return busy(bytes, err);
-    extent = calloc(1, sizeof *extent);
-    if (extent) extent->memory = arena->source.map(arena->source.context, want);
-    if (extent == NULL || extent->memory == NULL) {
-        free(extent);
-        pthread_mutex_lock(&arena->lock);
-        arena->leased -= (int64_t)want;
-        pthread_mutex_unlock(&arena->lock);
-        return attn_fail(err, ATTN_NO_MEMORY, NULL, "the system has no memory for %zu bytes of tensors", bytes);
-    }
-    extent->bytes = want;
-    extent->size_class = size_class;
+    extent->caller = caller;
+    extent->ahead = ahead;
     *out = extent;
     return ATTN_OK;
+}
+
+attn_status arena_lease(struct arena *arena, struct caller *caller, size_t bytes, struct extent **extent,
+                        attn_error *err)
+{
+    return lease(arena, caller, bytes, false, extent, err);
+}
+
+bool arena_lease_ahead(struct arena *arena, struct caller *caller, size_t bytes, struct extent **extent)
+{
+    return lease(arena, caller, bytes, true, extent, NULL) == ATTN_OK;
+}
+
+void arena_arrived(struct arena *arena, struct extent *extent)
+{
+    if (!extent->ahead) return;
+    extent->ahead = false;
+    arena->ahead -= (int64_t)extent->bytes;
 }
 
 attn_status arena_grow(struct arena *arena, struct extent **held, size_t used, size_t bytes, attn_error *err)
 {
     struct extent *extent = *held;
     int size_class;
+    struct caller *caller = extent->caller;
     if (bytes <= extent->bytes) return ATTN_OK;
-    const size_t want = lease_bytes(arena, bytes, &size_class);
-    if (want == 0) return too_large(arena, bytes, err);
+    const size_t want = lease_bytes(arena, caller, bytes, &size_class);
+    if (want == 0) return too_large(arena, caller, bytes, err);
+    arena_arrived(arena, extent); /* or it would not be too small */
 
     if (arena->source.grow == NULL) {
         struct extent *larger;
-        const attn_status status = arena_lease(arena, bytes, &larger, err);
+        const attn_status status = arena_lease(arena, caller, bytes, &larger, err);
         if (status != ATTN_OK) return status;
         memcpy(larger->memory, extent->memory, used);
         arena_release(arena, extent);
@@ -299,19 +360,20 @@ attn_status arena_grow(struct arena *arena, struct extent **held, size_t used, s
     const int64_t more = (int64_t)want - (int64_t)extent->bytes;
     struct extent *victims = NULL;
     pthread_mutex_lock(&arena->lock);
-    const bool fits = arena->leased + more <= arena->limit;
-    if (fits) {
+    int64_t already;
+    const attn_status status = may_lease(arena, caller, more, &already);
+    if (status == ATTN_OK) {
         victims = evict(arena, more, arena->limit);
-        arena->leased += more;
+        count_leased(arena, caller, more);
     }
     pthread_mutex_unlock(&arena->lock);
     unmap_all(arena, victims);
-    if (!fits) return busy(bytes, err);
+    if (status != ATTN_OK) return refused(status, arena, caller, bytes, already, err);
 
     void *moved = arena->source.grow(arena->source.context, extent->memory, extent->bytes, want);
     if (moved == NULL) {
         pthread_mutex_lock(&arena->lock);
-        arena->leased -= more;
+        count_leased(arena, caller, -more);
         pthread_mutex_unlock(&arena->lock);
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "the system has no memory for %zu bytes of tensors", bytes);
     }
@@ -325,11 +387,13 @@ void arena_release(struct arena *arena, struct extent *extent)
 {
     struct extent *victims = NULL;
     if (extent == NULL) return;
+    arena_arrived(arena, extent); /* nobody waits for it any more */
     extent->core = sched_getcpu();
     extent->idle_since_ms = clock_ms();
     POISON(extent->memory, extent->bytes);
     pthread_mutex_lock(&arena->lock);
-    arena->leased -= (int64_t)extent->bytes;
+    count_leased(arena, extent->caller, -(int64_t)extent->bytes);
+    extent->caller = NULL;
     link_warm(arena, extent);
     if (arena->warm > arena->warm_limit) victims = evict(arena, 0, arena->leased + arena->warm_limit);
     pthread_mutex_unlock(&arena->lock);
@@ -370,4 +434,8 @@ int64_t arena_leased_bytes(const struct arena *arena)
 int64_t arena_warm_bytes(const struct arena *arena)
 {
     return read_locked(arena, &arena->warm);
+}
+int64_t arena_ahead_bytes(const struct arena *arena)
+{
+    return arena->ahead;
 }

@@ -2,10 +2,17 @@
  * (--staging-bytes), so that no number of clients can make the process grow beyond it.
  *
  *   struct extent *e;
- *   if (arena_lease(pool, bytes, &e, &err) != ATTN_OK) ...   // BUSY: come back later; TOO_LARGE: never fits
+ *   if (arena_lease(pool, caller, bytes, &e, &err) != ATTN_OK) ...   // BUSY: come back later; TOO_LARGE: never fits
  *   memcpy(e->memory, ...);                                  // e->bytes >= bytes, 64-byte aligned, contents undefined
  *   arena_grow(pool, &e, used, more, &err);                  // may move; the first `used` bytes stay
  *   arena_release(pool, e);
+ *
+ * Announced bytes: a body's length is known before its bytes are there, and one extent for all of it is faster than one
+ * that grows. But whoever announces much and sends nothing must not take it away from those who send. So what is leased
+ * ahead of its bytes is at most a part of the pool (ARENA_AHEAD_SHARE); beyond that a lease grows with what arrives.
+ *
+ *   if (arena_lease_ahead(pool, caller, announced, &e)) ...          // false: begin small and grow
+ *   arena_arrived(pool, e);                                          // half of it is there: it counts as any other
  *
  * Thread-safe. An extent belongs to one owner at a time, who alone touches it. */
 #ifndef ARENA_H
@@ -14,13 +21,18 @@
 #include "kernels/attention.h"
 
 struct arena;
+struct caller;
+
+enum { ARENA_AHEAD_SHARE = 4 }; /* a quarter */
 
 /* One piece of memory, leased or kept warm. Read `memory` and `bytes`; the rest is arena.c's. */
 struct extent {
     void *memory;
     size_t bytes;
     int size_class;
-    int core; /* that released it */
+    int core;              /* that released it */
+    bool ahead;            /* leased ahead of its bytes */
+    struct caller *caller; /* on whose account, while it is leased; who has it keeps a reference. NULL: nobody's */
     int64_t idle_since_ms;
     struct extent *next_in_class, *older, *newer;
 };
@@ -40,8 +52,14 @@ struct arena_source {
 struct arena *arena_new(int64_t limit_bytes, int64_t warm_bytes, const struct arena_source *source);
 void arena_free(struct arena *arena); /* everything must have been released */
 
-/* Errors: TOO_LARGE (more than the whole pool), BUSY (others have it now). */
-attn_status arena_lease(struct arena *arena, size_t bytes, struct extent **extent, attn_error *err);
+/* Errors: TOO_LARGE (more than the whole pool, or the caller's share), BUSY (others have it now), QUOTA (the caller's
+ * other leases have used up its share). `caller` may be NULL. */
+attn_status arena_lease(struct arena *arena, struct caller *caller, size_t bytes, struct extent **extent,
+                        attn_error *err);
+/* The same, or false with *extent NULL, for bytes that are announced. */
+bool arena_lease_ahead(struct arena *arena, struct caller *caller, size_t bytes, struct extent **extent);
+/* What it was leased ahead of is there, or enough of it. May be said of every extent. */
+void arena_arrived(struct arena *arena, struct extent *extent);
 /* *extent holds at least `bytes` afterwards, with its first `used` bytes unchanged. On an error it is as it was. */
 attn_status arena_grow(struct arena *arena, struct extent **extent, size_t used, size_t bytes, attn_error *err);
 void arena_release(struct arena *arena, struct extent *extent); /* NULL is fine */
@@ -52,5 +70,6 @@ void arena_trim(struct arena *arena, int64_t now_ms, int64_t idle_ms);
 int64_t arena_limit_bytes(const struct arena *arena);
 int64_t arena_leased_bytes(const struct arena *arena);
 int64_t arena_warm_bytes(const struct arena *arena);
+int64_t arena_ahead_bytes(const struct arena *arena); /* of the leased */
 
 #endif

@@ -13,20 +13,20 @@ struct caller *caller_new(void)
 }
 
 /* Everybody is touched by every request of every thread: it is not counted. */
-static bool is_counted(struct caller *caller)
+bool caller_is_everybody(const struct caller *caller)
 {
-    return atomic_load_explicit(&caller->references, memory_order_relaxed) > 0;
+    return atomic_load_explicit(&caller->references, memory_order_relaxed) == 0;
 }
 
 struct caller *caller_hold(struct caller *caller)
 {
-    if (caller && is_counted(caller)) atomic_fetch_add_explicit(&caller->references, 1, memory_order_relaxed);
+    if (caller && !caller_is_everybody(caller)) atomic_fetch_add_explicit(&caller->references, 1, memory_order_relaxed);
     return caller;
 }
 
 void caller_release(struct caller *caller)
 {
-    if (caller == NULL || !is_counted(caller)) return;
+    if (caller == NULL || caller_is_everybody(caller)) return;
     if (atomic_fetch_sub_explicit(&caller->references, 1, memory_order_acq_rel) == 1) free(caller);
 }
 

@@ -12,13 +12,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Places that a request may have, one after the other; queue.h */
+enum caller_place { CALLER_RECEIVING, CALLER_WAITING, CALLER_PLACES };
+
 struct caller {
     atomic_int references; /* 0: everybody, who is part of something else and never freed */
     _Atomic int percent;   /* of each bound; 100 while there is no other token */
 
-    _Atomic int requests;  /* received, waiting or computed: queue.c's */
-    int64_t staging_bytes; /* leased: arena.c's, under its lock */
-    int64_t context_bytes; /* contexts.c's, under its lock */
+    _Atomic int places[CALLER_PLACES]; /* queue.c's; not kept of everybody */
+    int64_t staging_bytes;             /* leased: arena.c's, under its lock */
+    int64_t context_bytes;             /* contexts.c's, under its lock */
     int contexts;
 };
 
@@ -31,6 +34,8 @@ void caller_release(struct caller *caller); /* NULL is fine */
     {                    \
         .percent = 100   \
     }
+
+bool caller_is_everybody(const struct caller *caller);
 
 /* How much of `bound` the caller may use; NULL: all. At least 1. */
 int64_t caller_share(const struct caller *caller, int64_t bound);

@@ -108,8 +108,11 @@ static const struct option options[] = {
     { "max-connections", "ATTND_MAX_CONNECTIONS", TYPE_INT, "N", AT(max_connections), 10000, 1, 1000000,
       .shown = "10000, or what open files allow",
       .help = "Open connections; one more is answered 503 and closed." },
+    { "max-receiving", "ATTND_MAX_RECEIVING", TYPE_INT, "N", AT(max_receiving), 0, 0, 1000000,
+      .shown = "--max-connections",
+      .help = "Requests whose body is being received; one more is answered 503. 0 is the default." },
     { "queue-depth", "ATTND_QUEUE_DEPTH", TYPE_INT, "N", AT(queue_depth), 1024, 1, 1 << 20,
-      .help = "Requests being received or waiting for a device; one more is answered 503." },
+      .help = "Requests that wait for a device; one more is answered 503." },
     { "batch-window-us", "ATTND_BATCH_WINDOW_US", TYPE_INT64, "N", AT(batch_window_us), 0, 0, 1000000,
       .help = "How long a request may wait for others to run with, in microseconds. 0: never while a device is idle. Small "
               "problems of the CPU never wait." },
@@ -652,6 +655,7 @@ static enum config_result settle(struct reading *r)
             c->max_connections = (int)(files.rlim_cur - spare);
         }
     }
+    if (c->max_receiving == 0) c->max_receiving = c->max_connections;
     return CONFIG_RUN;
 }
 

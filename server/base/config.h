@@ -25,7 +25,7 @@ struct config {
     int64_t max_body_bytes;        /* at most staging_bytes */
     int64_t staging_bytes;         /* resolved: half the memory unless given */
     int64_t device_bytes;          /* 0: each device takes its own share (attn_device_options.memory_bytes) */
-    int max_connections, queue_depth, max_batch;
+    int max_connections, max_receiving, queue_depth, max_batch;
     int64_t batch_window_us;
     int64_t timeout_ms, body_timeout_ms, body_stall_ms, drain_ms;
     int max_seconds;     /* of the fastest device: a request that is more work than that is refused */

@@ -21,15 +21,16 @@
     X(STAGE_SECONDS, "attnd_stage_duration_seconds", SECONDS, "stage", "Time of a request in each stage")       \
     X(QUEUE_REQUESTS, "attnd_queue_requests", GAUGE, "", "Requests that wait for a device")                     \
     X(QUEUE_BYTES, "attnd_queue_bytes", GAUGE, "", "Their tensors' bytes")                                      \
-    X(QUEUE_LIMIT, "attnd_queue_limit_requests", GAUGE, "",                                                     \
-      "What --queue-depth allows of requests received and queued")                                              \
+    X(QUEUE_LIMIT, "attnd_queue_limit_requests", GAUGE, "", "What --queue-depth allows of requests that wait")  \
+    X(RECEIVING_LIMIT, "attnd_receiving_limit_requests", GAUGE, "",                                             \
+      "What --max-receiving allows of requests that are received")                                              \
     X(INFLIGHT, "attnd_inflight_requests", GAUGE, "state", "Requests by state")                                 \
     X(REJECTED, "attnd_rejected_total", COUNTER, "reason", "Refusals by reason")                                \
     X(CANCELLED, "attnd_cancelled_total", COUNTER, "state", "Requests whose client went away, by state")        \
     X(BATCH_SIZE, "attnd_batch_size", SIZES, "", "Problems that were run together")                             \
     X(BODY_BYTES_IN, "attnd_body_bytes_received_total", COUNTER, "", "Request body bytes")                      \
     X(BODY_BYTES_OUT, "attnd_body_bytes_sent_total", COUNTER, "", "Response body bytes")                        \
-    X(STAGING_BYTES, "attnd_staging_bytes", GAUGE, "kind", "Staging memory: limit and used")                    \
+    X(STAGING_BYTES, "attnd_staging_bytes", GAUGE, "kind", "Staging memory, by what it is for")                 \
     X(CONTEXTS, "attnd_contexts", GAUGE, "state", "Saved contexts by state")                                    \
     X(DEVICE_BYTES, "attnd_device_memory_bytes", GAUGE, "device,kind", "Device memory: limit and used")         \
     X(DEVICE_BATCHES, "attnd_device_batches_total", COUNTER, "device", "Batches that came back, well or not")   \

@@ -51,12 +51,12 @@ enum {
      * would keep the buffer from growing. */
     CONNECTION_BYTES = 80 << 10,
     CONNECTION_STEP = 60 << 10,
-    INACTIVITY_S = 120,     /* a backstop: the sweep of peers.c is stricter */
-    NO_LIMIT = INT_MAX,     /* of connections; see rule 4 */
-    FIRST_STEP = 256 << 10, /* staging memory leased at first for a body of unknown length */
-    EXPECTED_TENSORS = 16,  /* of a body, for its size in memory; more of them make it grow */
-    ARGUMENTS_MAX = 100,    /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
-    DISCARD_FACTOR = 2,     /* a chunked body is discarded up to this many times the limit, then cut */
+    INACTIVITY_S = 120,    /* a backstop: the sweep of peers.c is stricter */
+    NO_LIMIT = INT_MAX,    /* of connections; see rule 4 */
+    FIRST_STEP = 64 << 10, /* staging memory leased at first where none was leased ahead */
+    EXPECTED_TENSORS = 16, /* of a body, for its size in memory; more of them make it grow */
+    ARGUMENTS_MAX = 100,   /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
+    DISCARD_FACTOR = 2,    /* a chunked body is discarded up to this many times the limit, then cut */
 };
 
 /* ---- Heads that libmicrohttpd refuses by itself ------------------------------------------------------------------ */
@@ -184,25 +184,29 @@ static void check_head(struct request *request, const struct framing *f)
                      "X-Request-Timeout-Ms must be a whole number of milliseconds");
 }
 
+/* Of a body whose memory could not be leased ahead: what it has doubles, up to what was announced, and where there is no
+ * room for that it grows by what is needed. */
 static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
 {
     struct request *request = context;
-    attn_status status;
-    if (request->extent == NULL) status = arena_lease(request->server->arena, bytes, &request->extent, err);
-    else if (bytes > request->extent->bytes && bytes < 2 * request->extent->bytes) {
-        /* In proportion where there is room, exactly where there is not. */
-        status = arena_grow(request->server->arena, &request->extent, request->extent->bytes,
-                            2 * request->extent->bytes, err);
-        if (status != ATTN_OK)
-            status = arena_grow(request->server->arena, &request->extent, request->extent->bytes, bytes, err);
-    } else status = arena_grow(request->server->arena, &request->extent, request->extent->bytes, bytes, err);
+    struct arena *arena = request->server->arena;
+    size_t ample = request->extent ? 2 * request->extent->bytes : FIRST_STEP;
+    attn_status status = request->extent && bytes <= request->extent->bytes ? ATTN_OK : ATTN_BUSY;
+    if (request->expected_bytes > 0 && ample > request->expected_bytes) ample = request->expected_bytes;
+    for (int attempt = 0; attempt < 2 && status != ATTN_OK; attempt++) {
+        const size_t want = attempt == 0 && ample > bytes ? ample : bytes;
+        attn_error *const why = attempt == 0 ? NULL : err; /* of the first there is nothing to tell */
+        if (request->extent == NULL) status = arena_lease(arena, request->caller, want, &request->extent, why);
+        else status = arena_grow(arena, &request->extent, request->extent->bytes, want, why);
+    }
     if (status == ATTN_OK) *base = request->extent->memory;
     return status;
 }
 
-/* A slot, memory and a decoder: everything that a body needs, before its first byte. The lease is what the inputs
- * need and as much again as is usual for outputs (a third of the inputs); large ones only reserve it, pages come
- * with the first touch. */
+/* A place, memory and a decoder: everything that a body needs, before its first byte. Memory is leased ahead for what
+ * the inputs need and as much again as is usual for outputs (a third of the inputs), as long as not too much is leased
+ * so (arena.h); large extents only reserve it, pages come with the first touch. Without that, the decoder's first value
+ * leases the first of it. */
 static void admit(struct request *request, const struct framing *f)
 {
     struct server *server = request->server;
@@ -213,20 +217,15 @@ static void admit(struct request *request, const struct framing *f)
         request_fail(request, PROTO_E_UNAVAILABLE, NULL, "no device is usable");
         return;
     }
-    if (!queue_admit(&server->queue)) {
-        request_fail(request, PROTO_E_QUEUE_FULL, NULL, "%d requests are waiting already (--queue-depth)",
-                     server->queue.depth);
+    if (queue_look(&server->queue, CALLER_WAITING, request->caller, &err) != ATTN_OK ||
+        request_enter(request, CALLER_RECEIVING, &err) != ATTN_OK) {
+        request_fail_status(request, &err);
         return;
     }
-    request->admitted = true;
-    if (framing_has_body(f)) {
-        const size_t inputs = f->has_length ? PROTO_MEMORY_FOR(f->length, EXPECTED_TENSORS) : FIRST_STEP;
-        attn_status status = arena_lease(server->arena, inputs + inputs / 3 + 4096, &request->extent, &err);
-        if (status != ATTN_OK) status = arena_lease(server->arena, inputs, &request->extent, &err);
-        if (status != ATTN_OK) {
-            request_fail_status(request, &err);
-            return;
-        }
+    if (f->has_length && f->length > 0) {
+        const size_t inputs = PROTO_MEMORY_FOR(f->length, EXPECTED_TENSORS);
+        request->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;
+        (void)arena_lease_ahead(server->arena, request->caller, request->expected_bytes, &request->extent);
     }
     const proto_memory memory = { on_grow, request };
     request->decoder = proto_decoder_new(request->route->op, &server->limits, &memory);
@@ -308,6 +307,8 @@ static enum MHD_Result body_piece(struct request *request, const char *bytes, si
     const int64_t began = clock_ns();
     const attn_status status = proto_decoder_feed(request->decoder, bytes, count, &err);
     request->times.decode_ns += clock_ns() - began;
+    if (request->extent && request->received_bytes > request->extent->bytes / 2)
+        arena_arrived(request->server->arena, request->extent);
     if (status != ATTN_OK) {
         request_fail_status(request, &err);
         request_drop_body(request);
@@ -348,6 +349,7 @@ static attn_status make_job(struct request *request, attn_error *err)
         proto_call_free(call);
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     }
+    if (request->extent) arena_arrived(server->arena, request->extent);
     request->extent = NULL; /* the job's now */
     return job_prepare(request->job, devices_any(server->devices), err);
 }
@@ -405,12 +407,17 @@ static enum MHD_Result body_done(struct request *request)
     }
 
     if (refuse_hopeless(request, now)) return answer_now(request, false);
+    request_leave(request);
     if (!peer_enter(request->peer, PEER_WORK)) { /* cut in this moment for being too slow */
         job_finish_contexts(request->job, false);
         return MHD_NO;
     }
     if (devices_run_here(server->devices, request->job)) {
         if (!request->job->ran) request_fail_status(request, &request->job->error);
+        return answer_now(request, false);
+    }
+    if (request_enter(request, CALLER_WAITING, &err) != ATTN_OK) {
+        request_fail_status(request, &err);
         return answer_now(request, false);
     }
 

@@ -153,8 +153,7 @@ static void detach(struct loop *loop, struct request *request)
     struct job *job = request->job;
     if (request->state == REQUEST_QUEUED) {
         queue_remove(&loop->server->queue, job);
-        queue_leave(&loop->server->queue);
-        request->admitted = false;
+        request_leave(request);
         loop->queue_changed = true;
     }
     job_finish_contexts(job, false); /* a device may still read what it uses: it is only read, and stays leased */
@@ -270,8 +269,7 @@ static void dispatch(struct loop *loop)
         for (int i = 0; i < count; i++) {
             struct job *job = loop->batch_jobs[i];
             struct request *request = job->request;
-            queue_leave(&server->queue);
-            request->admitted = false;
+            request_leave(request);
             if (batch == NULL) { /* the queue has forgotten it, detach() must not take it out again */
                 request_move(request, REQUEST_RUNNING);
                 cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");

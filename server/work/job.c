@@ -228,7 +228,7 @@ attn_status job_prepare(struct job *job, const attn_device *device, attn_error *
         if (job->inputs && used <= job->inputs->bytes && bytes <= job->inputs->bytes - used)
             at = (char *)job->inputs->memory + used;
         else {
-            status = arena_lease(job->arena, bytes, &job->spare, err);
+            status = arena_lease(job->arena, job->caller, bytes, &job->spare, err);
             if (status != ATTN_OK) return status;
             at = job->spare->memory;
         }

@@ -9,7 +9,7 @@
  * 1. The oldest job is in the next batch: nobody is overtaken for ever.
  * 2. A batch is bounded in problems (max_batch) and in work (BATCH_FLOPS), and finding it looks at most at SCAN_MAX
  * jobs.
- * 3. slots counts requests, in whatever thread they are; count and bytes are those in the list. */
+ * 3. places count requests, in whatever thread they are; count and bytes are those in the list. */
 #include "server/work/queue.h"
 
 #include <string.h>
@@ -19,28 +19,61 @@ enum { SCAN_MAX = 512, RETRY_MAX_S = 30 };
     1e9 /* a joined batch should not keep its members waiting for more than some ten milliseconds on a CPU \
          */
 
-void queue_init(struct queue *queue, int depth, int max_batch, int64_t window_ns)
+void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch, int64_t window_ns)
 {
     memset(queue, 0, sizeof *queue);
-    atomic_init(&queue->slots, 0);
-    queue->depth = depth;
+    queue->places[CALLER_RECEIVING].limit = max_receiving;
+    queue->places[CALLER_WAITING].limit = depth;
     queue->max_batch = max_batch;
     queue->window_ns = window_ns;
 }
 
-bool queue_admit(struct queue *queue)
+/* Counts one more, unless there are `limit`. */
+static bool count_up(_Atomic int *count, int limit)
 {
-    int slots = atomic_load_explicit(&queue->slots, memory_order_relaxed);
+    int now = atomic_load_explicit(count, memory_order_relaxed);
     do {
-        if (slots >= queue->depth) return false;
-    } while (!atomic_compare_exchange_weak_explicit(&queue->slots, &slots, slots + 1, memory_order_relaxed,
-                                                    memory_order_relaxed));
+        if (now >= limit) return false;
+    } while (!atomic_compare_exchange_weak_explicit(count, &now, now + 1, memory_order_relaxed, memory_order_relaxed));
     return true;
 }
 
-void queue_leave(struct queue *queue)
+static attn_status refuse(const struct queue *queue, enum caller_place place, int share, attn_error *err)
 {
-    atomic_fetch_sub_explicit(&queue->slots, 1, memory_order_relaxed);
+    static const struct {
+        const char *doing, *option;
+    } of[CALLER_PLACES] = { { "are being received", "--max-receiving" }, { "are waiting", "--queue-depth" } };
+    if (share < queue->places[place].limit)
+        return attn_fail(err, ATTN_QUOTA, NULL, "%d requests of this token %s already (%s, --token-share)", share,
+                         of[place].doing, of[place].option);
+    return attn_fail(err, ATTN_BUSY, NULL, "%d requests %s already (%s)", queue->places[place].limit, of[place].doing,
+                     of[place].option);
+}
+
+attn_status queue_enter(struct queue *queue, enum caller_place place, struct caller *caller, attn_error *err)
+{
+    const int limit = queue->places[place].limit, share = (int)caller_share(caller, limit);
+    if (caller_is_everybody(caller)) caller = NULL;
+    if (caller && !count_up(&caller->places[place], share)) return refuse(queue, place, share, err);
+    if (count_up(&queue->places[place].count, limit)) return ATTN_OK;
+    if (caller) atomic_fetch_sub_explicit(&caller->places[place], 1, memory_order_relaxed);
+    return refuse(queue, place, limit, err);
+}
+
+void queue_leave(struct queue *queue, enum caller_place place, struct caller *caller)
+{
+    atomic_fetch_sub_explicit(&queue->places[place].count, 1, memory_order_relaxed);
+    if (!caller_is_everybody(caller)) atomic_fetch_sub_explicit(&caller->places[place], 1, memory_order_relaxed);
+}
+
+attn_status queue_look(const struct queue *queue, enum caller_place place, const struct caller *caller, attn_error *err)
+{
+    const int limit = queue->places[place].limit, share = (int)caller_share(caller, limit);
+    if (!caller_is_everybody(caller) && atomic_load_explicit(&caller->places[place], memory_order_relaxed) >= share)
+        return refuse(queue, place, share, err);
+    if (atomic_load_explicit(&queue->places[place].count, memory_order_relaxed) >= limit)
+        return refuse(queue, place, limit, err);
+    return ATTN_OK;
 }
 
 int queue_retry_after_s(const struct queue *queue, int devices)
@@ -48,7 +81,8 @@ int queue_retry_after_s(const struct queue *queue, int devices)
     /* seconds_per_job is read without synchronisation other than this: it is a hint. */
     double seconds_per_job;
     __atomic_load(&queue->seconds_per_job, &seconds_per_job, __ATOMIC_RELAXED);
-    const double wait = seconds_per_job * atomic_load_explicit(&queue->slots, memory_order_relaxed) /
+    const double wait = seconds_per_job *
+                        atomic_load_explicit(&queue->places[CALLER_WAITING].count, memory_order_relaxed) /
                         (devices > 0 ? devices : 1);
     return wait < 1 ? 1 : wait > RETRY_MAX_S ? RETRY_MAX_S : (int)(wait + 0.999);
 }

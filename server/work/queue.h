@@ -1,8 +1,8 @@
 /* queue.h: the jobs that wait for a device, and who may join them.
  *
- * Admission (any thread) happens at the headers, before a byte of the body is kept: a slot is taken there and given
- * back when the job leaves for a device or ends otherwise. Waiting and batching are the loop's alone. No sockets,
- * no timers. */
+ * Admission (any thread): a request has a place among those that are received from its headers to its last byte, and then
+ * one among those that wait, until it leaves for a device or ends otherwise. Each has a bound of its own: whoever sends
+ * slowly keeps nobody from being computed. Waiting and batching are the loop's alone. No sockets, no timers. */
 #ifndef QUEUE_H
 #define QUEUE_H
 
@@ -10,11 +10,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "server/base/caller.h"
 #include "server/work/job.h"
 
 struct queue {
-    _Atomic int slots; /* requests being received or waiting */
-    int depth;         /* how many there may be */
+    struct {
+        _Atomic int count; /* requests that have such a place */
+        int limit;         /* how many there may be */
+    } places[CALLER_PLACES];
 
     /* The loop's. */
     int max_batch;
@@ -25,12 +28,16 @@ struct queue {
     double seconds_per_job; /* moving average of what a job costs a device; for Retry-After */
 };
 
-void queue_init(struct queue *queue, int depth, int max_batch, int64_t window_ns);
+void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch, int64_t window_ns);
 
 /* ---- Admission: any thread --------------------------------------------------------------------------------------- */
 
-bool queue_admit(struct queue *queue); /* false: full */
-void queue_leave(struct queue *queue);
+/* Errors, with what goes to the client: BUSY (all places are taken), QUOTA (the caller's share of them is). */
+attn_status queue_enter(struct queue *queue, enum caller_place place, struct caller *caller, attn_error *err);
+void queue_leave(struct queue *queue, enum caller_place place, struct caller *caller);
+/* Could a request enter now? For the headers: who would be refused after its body need not send it. */
+attn_status queue_look(const struct queue *queue, enum caller_place place, const struct caller *caller,
+                       attn_error *err);
 /* Whole seconds after which a refused client may come back, 1 to 30: what waits, divided by the recent rate. */
 int queue_retry_after_s(const struct queue *queue, int devices);
 

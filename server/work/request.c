@@ -96,8 +96,23 @@ struct request *request_new(struct server *server, struct port *port, struct MHD
     request->port = port;
     request->connection = connection;
     request->client_timeout_ms = -1;
+    request->place = CALLER_PLACES;
     request->times.began_ns = clock_ns();
     return request;
+}
+
+attn_status request_enter(struct request *request, enum caller_place place, attn_error *err)
+{
+    const attn_status status = queue_enter(&request->server->queue, place, request->caller, err);
+    if (status == ATTN_OK) request->place = place;
+    return status;
+}
+
+void request_leave(struct request *request)
+{
+    if (request->place == CALLER_PLACES) return;
+    queue_leave(&request->server->queue, (enum caller_place)request->place, request->caller);
+    request->place = CALLER_PLACES;
 }
 
 void request_drop_body(struct request *request)
@@ -106,8 +121,7 @@ void request_drop_body(struct request *request)
     request->decoder = NULL;
     if (request->extent) arena_release(request->server->arena, request->extent);
     request->extent = NULL;
-    if (request->admitted) queue_leave(&request->server->queue);
-    request->admitted = false;
+    request_leave(request);
 }
 
 void request_free(struct request *request)

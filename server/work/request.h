@@ -10,12 +10,12 @@
 #include <stdbool.h>
 
 #include "proto-json/proto.h"
+#include "server/base/caller.h"
 #include "server/sched/deadlines.h"
 #include "server/http/framing.h"
 #include "server/work/job.h"
 #include "server/base/mailbox.h"
 
-struct caller;
 struct peer;
 struct port;
 struct route;
@@ -108,7 +108,8 @@ struct request {
     struct extent *extent; /* where the decoder writes */
     uint64_t received_bytes;
     int64_t client_timeout_ms; /* X-Request-Timeout-Ms; -1: not given */
-    bool admitted;             /* holds a slot of the queue */
+    int place;                 /* enum caller_place that it has in the queue; CALLER_PLACES: none */
+    size_t expected_bytes;     /* of staging memory, by the length that was announced; 0: none was */
     bool in_head;              /* the head is not complete */
     bool bad_target;           /* the request line is not one */
     bool cors;                 /* the page that asks may read the answer */
@@ -146,7 +147,11 @@ void request_fail(struct request *request, proto_error error, const char *pointe
     __attribute__((format(printf, 4, 5)));
 void request_fail_status(struct request *request, const attn_error *why);
 
-/* Ends the receiving side: decoder, slot and staging memory, as far as they are still held. */
+/* By the owner: takes a place in the queue, or gives back the one it has. */
+attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
+void request_leave(struct request *request);
+
+/* Ends the receiving side: decoder, place and staging memory, as far as they are still held. */
 void request_drop_body(struct request *request);
 
 /* A new id, unique in this process and unlikely elsewhere: 16 hexadecimal digits. */

@@ -26,13 +26,15 @@ void server_publish_gauges(struct server *server)
     server_queue_state(server, &requests, &bytes);
     metrics_set(METRIC_QUEUE_REQUESTS, NULL, NULL, (double)requests);
     metrics_set(METRIC_QUEUE_BYTES, NULL, NULL, (double)bytes);
-    metrics_set(METRIC_QUEUE_LIMIT, NULL, NULL, server->queue.depth);
+    metrics_set(METRIC_QUEUE_LIMIT, NULL, NULL, server->queue.places[CALLER_WAITING].limit);
+    metrics_set(METRIC_RECEIVING_LIMIT, NULL, NULL, server->queue.places[CALLER_RECEIVING].limit);
     for (int state = 0; state < REQUEST_FREED; state++)
         metrics_set(METRIC_INFLIGHT, request_state_label((enum request_state)state), NULL,
                     request_count((enum request_state)state));
     metrics_set(METRIC_STAGING_BYTES, "limit", NULL, (double)arena_limit_bytes(server->arena));
     metrics_set(METRIC_STAGING_BYTES, "used", NULL, (double)arena_leased_bytes(server->arena));
     metrics_set(METRIC_STAGING_BYTES, "warm", NULL, (double)arena_warm_bytes(server->arena));
+    metrics_set(METRIC_STAGING_BYTES, "ahead", NULL, (double)arena_ahead_bytes(server->arena));
     metrics_set(METRIC_STAGING_BYTES, "contexts", NULL, (double)contexts_bytes(server->contexts));
     static const char *const context_states[CONTEXT_STATE_COUNT] = { "free",
 #define X(id, label, meaning) label,

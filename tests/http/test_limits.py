@@ -133,7 +133,7 @@ def test_staging_memory_is_short(serve):
             holders.append(s)
             head = b'{"q":{"shape":[1,4194304,1,1],"dtype":"float8_e4m3fn","data":"'
             s.sendall(request_bytes(FORWARD, None, headers=[f'Content-Length: {size}']) + head + b'A' * (4 << 20))
-        eventually(lambda: server.inflight() >= 1)
+        assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 8 << 20)
         answer = server.post(FORWARD, padded(size))
         retry_after(answer)
     finally:

@@ -336,7 +336,7 @@ static void test_help_fits_100_columns_and_shows_flag_and_variable(void **state)
                                        "body-timeout-ms", "drain-ms",        "token-file",   "tls-cert",
                                        "tls-key",         "cors-origin",     "supervise",    "log-format",
                                        "log-level",       "metrics-listen",  "watchdog-ms",  "token-share",
-                                       "body-stall-ms" };
+                                       "body-stall-ms",   "max-receiving" };
     for (size_t i = 0; i < ARRAY_SIZE(all); i++) {
         char flag[64], env[64] = "ATTND_";
         snprintf(flag, sizeof flag, "--%s", all[i]);

@@ -42,7 +42,7 @@ static struct job *make_job(struct bench *b, struct caller *caller, int items, s
     call->count = items;
     call->envelope = items > 1;
     call->items = calloc((size_t)items, sizeof *call->items);
-    assert_int_equal(arena_lease(b->arena, 1000, &extent, NULL), ATTN_OK);
+    assert_int_equal(arena_lease(b->arena, caller, 1000, &extent, NULL), ATTN_OK);
     struct job *job = job_new(b->arena, b->contexts, caller, extent, call);
     job->tensor_bytes = bytes;
     return job;

@@ -15,25 +15,79 @@ static struct job make(job_kind kind, double flops)
     return (struct job){ .kind = kind, .flops = flops, .tensor_bytes = 100 };
 }
 
+static struct caller everybody = CALLER_EVERYBODY;
+
+static bool enter(struct queue *q)
+{
+    return queue_enter(q, CALLER_WAITING, &everybody, NULL) == ATTN_OK;
+}
+
+static void leave(struct queue *q)
+{
+    queue_leave(q, CALLER_WAITING, &everybody);
+}
+
+static void test_who_is_received_takes_no_place_of_those_who_wait(void **state)
+{
+    (void)state;
+    struct queue q;
+    attn_error err = { 0 };
+    queue_init(&q, 2, 3, 8, 0);
+    for (int i = 0; i < 2; i++) assert_int_equal(queue_enter(&q, CALLER_RECEIVING, &everybody, &err), ATTN_OK);
+    assert_int_equal(queue_enter(&q, CALLER_RECEIVING, &everybody, &err), ATTN_BUSY);
+    assert_string_equal(err.text, "2 requests are being received already (--max-receiving)");
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(queue_look(&q, CALLER_WAITING, &everybody, &err), ATTN_OK);
+        assert_true(enter(&q));
+    }
+    assert_int_equal(queue_look(&q, CALLER_WAITING, &everybody, &err), ATTN_BUSY);
+    assert_string_equal(err.text, "3 requests are waiting already (--queue-depth)");
+    queue_leave(&q, CALLER_RECEIVING, &everybody);
+    assert_int_equal(queue_enter(&q, CALLER_RECEIVING, &everybody, &err), ATTN_OK);
+}
+
+static void test_a_caller_has_a_share_of_the_places(void **state)
+{
+    (void)state;
+    struct queue q;
+    attn_error err = { 0 };
+    struct caller *one = caller_new(), *other = caller_new();
+    atomic_store(&one->percent, 50);
+    atomic_store(&other->percent, 50);
+    queue_init(&q, 4, 4, 8, 0);
+    for (int i = 0; i < 2; i++) assert_int_equal(queue_enter(&q, CALLER_RECEIVING, one, &err), ATTN_OK);
+    assert_int_equal(queue_look(&q, CALLER_RECEIVING, one, &err), ATTN_QUOTA);
+    assert_int_equal(queue_enter(&q, CALLER_RECEIVING, one, &err), ATTN_QUOTA);
+    assert_string_equal(err.text,
+                        "2 requests of this token are being received already (--max-receiving, --token-share)");
+    for (int i = 0; i < 2; i++) assert_int_equal(queue_enter(&q, CALLER_RECEIVING, other, &err), ATTN_OK);
+    queue_leave(&q, CALLER_RECEIVING, one);
+    assert_int_equal(queue_enter(&q, CALLER_RECEIVING, other, &err), ATTN_QUOTA);
+    assert_int_equal(queue_enter(&q, CALLER_RECEIVING, one, &err), ATTN_OK);
+    assert_int_equal(atomic_load(&one->places[CALLER_RECEIVING]) + atomic_load(&other->places[CALLER_RECEIVING]), 4);
+    caller_release(one);
+    caller_release(other);
+}
+
 static void test_slots_are_bounded_and_come_back(void **state)
 {
     (void)state;
     struct queue q;
-    queue_init(&q, 3, 8, 0);
-    for (int i = 0; i < 3; i++) assert_true(queue_admit(&q));
-    assert_false(queue_admit(&q));
-    queue_leave(&q);
-    assert_true(queue_admit(&q));
-    assert_false(queue_admit(&q));
+    queue_init(&q, 100, 3, 8, 0);
+    for (int i = 0; i < 3; i++) assert_true(enter(&q));
+    assert_false(enter(&q));
+    leave(&q);
+    assert_true(enter(&q));
+    assert_false(enter(&q));
 }
 
 static void *admit_and_leave(void *context)
 {
     struct queue *q = context;
     for (int i = 0; i < 100000; i++)
-        if (queue_admit(q)) {
-            assert_true(atomic_load(&q->slots) <= 2);
-            queue_leave(q);
+        if (enter(q)) {
+            assert_true(atomic_load(&q->places[CALLER_WAITING].count) <= 2);
+            leave(q);
         }
     return NULL;
 }
@@ -43,10 +97,10 @@ static void test_slots_hold_among_threads(void **state)
     (void)state;
     struct queue q;
     pthread_t threads[4];
-    queue_init(&q, 2, 8, 0);
+    queue_init(&q, 100, 2, 8, 0);
     for (int i = 0; i < 4; i++) pthread_create(&threads[i], NULL, admit_and_leave, &q);
     for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
-    assert_int_equal(atomic_load(&q.slots), 0);
+    assert_int_equal(atomic_load(&q.places[CALLER_WAITING].count), 0);
 }
 
 /* What leaves together. Each letter is a job: its kind ('-' is never joined), in order of arrival. */
@@ -71,7 +125,7 @@ static void test_batches(void **state)
         struct queue q;
         struct job jobs[16], *batch[16];
         char text[64] = "";
-        queue_init(&q, 100, cases[c].max_batch, 0);
+        queue_init(&q, 100, 100, cases[c].max_batch, 0);
         for (size_t i = 0; cases[c].waiting[i]; i++) {
             jobs[i] = make(cases[c].waiting[i] == '-' ? 0 : (job_kind)cases[c].waiting[i], 1e3);
             queue_push(&q, &jobs[i], 0);
@@ -94,7 +148,7 @@ static void test_the_work_of_a_batch_is_bounded(void **state)
     struct queue q;
     struct job jobs[8], *batch[64];
     int64_t wait_ns;
-    queue_init(&q, 100, 64, 0);
+    queue_init(&q, 100, 1000, 64, 0);
     for (int i = 0; i < 8; i++) {
         jobs[i] = make(1, 0.3e9);
         queue_push(&q, &jobs[i], 0);
@@ -108,7 +162,7 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     struct queue q;
     struct job jobs[4], *batch[64];
     int64_t wait_ns;
-    queue_init(&q, 100, 3, 1000);
+    queue_init(&q, 100, 100, 3, 1000);
     for (int i = 0; i < 4; i++) jobs[i] = make(1, 1);
     queue_push(&q, &jobs[0], 100);
     assert_int_equal(queue_take(&q, 300, batch, &wait_ns), 0);
@@ -130,7 +184,7 @@ static void test_a_job_can_be_taken_out_anywhere(void **state)
         struct queue q;
         struct job jobs[3], *batch[8];
         int64_t wait_ns;
-        queue_init(&q, 100, 8, 0);
+        queue_init(&q, 100, 100, 8, 0);
         for (int i = 0; i < 3; i++) {
             jobs[i] = make(1, 1);
             queue_push(&q, &jobs[i], 0);
@@ -148,19 +202,21 @@ static void test_retry_after_is_between_1_and_30_seconds(void **state)
 {
     (void)state;
     struct queue q;
-    queue_init(&q, 1000, 8, 0);
+    queue_init(&q, 100, 1000, 8, 0);
     assert_int_equal(queue_retry_after_s(&q, 1), 1);
     queue_learn(&q, 1, 0.5);
-    for (int i = 0; i < 9; i++) queue_admit(&q);
+    for (int i = 0; i < 9; i++) enter(&q);
     assert_int_equal(queue_retry_after_s(&q, 1), 5); /* 4.5 s of work */
     assert_int_equal(queue_retry_after_s(&q, 3), 2);
-    for (int i = 0; i < 900; i++) queue_admit(&q);
+    for (int i = 0; i < 900; i++) enter(&q);
     assert_int_equal(queue_retry_after_s(&q, 1), 30);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_who_is_received_takes_no_place_of_those_who_wait),
+        cmocka_unit_test(test_a_caller_has_a_share_of_the_places),
         cmocka_unit_test(test_slots_are_bounded_and_come_back),
         cmocka_unit_test(test_slots_hold_among_threads),
         cmocka_unit_test(test_batches),

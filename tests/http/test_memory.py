@@ -1,0 +1,212 @@
+"""Staging memory while bodies arrive: what is announced is not had, who sends is served, and each token has its share."""
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import service
+import wire
+from service import RawReader, eventually, request_bytes
+
+FORWARD = '/v1/attention/forward'
+JSON = ['Content-Type: application/json']
+ALICE, BOB = {'Authorization': 'Bearer alice'}, {'Authorization': 'Bearer bob'}
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    path = tmp_path / 'tokens'
+    path.write_text('alice\nbob\n')
+    return path
+
+
+def announcing(server, length, body=b'', headers=(), count=1):
+    """Connections that announce `length` bytes and send those of `body`."""
+    held = []
+    for _ in range(count):
+        s = server.raw()
+        held.append(s)
+        s.sendall(request_bytes(FORWARD, None, headers=JSON + [f'Content-Length: {length}'] + list(headers)) + body)
+    assert eventually(lambda: server.metric('attnd_inflight_requests', state='receiving') == count)
+    return held
+
+
+def settled(server):
+    """Waits until nothing more arrives: the memory in use does not change any more."""
+    seen = []
+
+    def same():
+        seen.append(server.metric('attnd_staging_bytes', kind='used'))
+        return len(seen) > 20 and len(set(seen[-20:])) == 1
+    assert eventually(same, every=0.02 * service.SLOWER), seen
+    return seen[-1]
+
+
+def idle(server):
+    """Everything that requests hold has been given back."""
+    m = server.metrics()
+    return server.inflight() == 0 and all(m[f'attnd_staging_bytes{{kind="{k}"}}'] == 0 for k in ('used', 'ahead', 'contexts')) and \
+        not any(v for n, v in m.items() if n.startswith('attnd_contexts{'))
+
+
+def leave(server, held):
+    for s in held:
+        s.close()
+    assert eventually(lambda: idle(server)), server.metrics()
+
+
+def numbers(megabytes, **options):
+    """A forward of so many MiB of staging memory, and its body."""
+    keys = wire.tensor(np.zeros((1, megabytes << 12, 1, 64)), 'float16')
+    return json.dumps({'q': wire.tensor(np.zeros((1, 1, 1, 64)), 'float16'), 'k': keys, 'v': keys, 'outputs': ['lse'], **options}).encode()
+
+
+@pytest.mark.parametrize('length', [1 << 20, 20 << 20, 60 << 20])
+def test_bodies_that_are_announced_and_not_sent_take_memory_from_nobody(serve, length):
+    server = serve('--staging-bytes', '64M')
+    with service.Probe(server) as probe:
+        held = announcing(server, length, count=40)
+        m = server.metrics()
+        assert m['attnd_staging_bytes{kind="ahead"}'] == m['attnd_staging_bytes{kind="used"}'] <= 16 << 20, 'a quarter'
+        for _ in range(3):
+            assert server.post(FORWARD, wire.small_bytes()).status == 200
+            assert server.post(FORWARD, numbers(30)).status == 200
+        leave(server, held)
+    probe.check()
+
+
+def test_bodies_that_stop_in_the_middle_hold_what_they_sent(serve):
+    server = serve('--staging-bytes', '64M')
+    head = b'{"q":{"shape":[1,4194304,1,1],"dtype":"float8_e4m3fn","data":"'
+    with service.Probe(server) as probe:
+        announced = announcing(server, 11 << 20)  # takes what may be leased ahead
+        assert server.metric('attnd_staging_bytes', kind='ahead') > 0
+        held = []
+        for _ in range(20):
+            s = server.raw()
+            held.append(s)
+            s.sendall(request_bytes(FORWARD, None, headers=JSON + [f'Content-Length: {32 << 20}']) + head + b'A' * (256 << 10))
+        assert eventually(lambda: server.metric('attnd_inflight_requests', state='receiving') == 21)
+        assert settled(server) - server.metric('attnd_staging_bytes', kind='ahead') <= 20 * 2 * (256 << 10)
+        assert server.post(FORWARD, numbers(20)).status == 200
+        leave(server, held + announced)
+    probe.check()
+
+
+def test_bodies_of_one_byte_take_no_place_of_those_who_wait(serve):
+    server = serve('--queue-depth', 64)
+    with service.Probe(server) as probe:
+        held = announcing(server, 1000, b'{', count=256)
+        for _ in range(10):
+            assert server.post(FORWARD, wire.small_bytes()).status == 200
+        leave(server, held)
+    probe.check()
+
+
+def test_receiving_has_a_bound_of_its_own(serve):
+    server = serve('--max-receiving', 8)
+    assert server.metric('attnd_receiving_limit_requests') == 8
+    held = announcing(server, 1000, b'{', count=8)
+    answer = server.post(FORWARD, wire.small_bytes())
+    assert answer.status == 503 and int(answer.headers['retry-after']) >= 1, answer
+    assert answer.json()['detail'] == '8 requests are being received already (--max-receiving)'
+    assert server.get('/livez').status == 200
+    leave(server, held)
+    assert server.post(FORWARD, wire.small_bytes()).status == 200
+
+
+@pytest.mark.parametrize('chunked', [False, True])
+def test_a_body_whose_memory_grows_is_computed_like_any_other(serve, chunked):
+    """The same problem with its memory leased at once, and piece by piece because others took what may be leased ahead."""
+    server = serve('--staging-bytes', '64M')
+    r = np.random.default_rng(3)
+    x = {n: wire.tensor(r.standard_normal((1, 20000, 2, 32)), 'float16') for n in ('k', 'v')}
+    body = json.dumps({'q': wire.tensor(r.standard_normal((1, 3, 2, 32)), 'float16'), **x}).encode()
+    right = server.post(FORWARD, body)
+    assert right.status == 200, right
+    held = announcing(server, 11 << 20)
+    with server.raw() as s:
+        if chunked:
+            s.sendall(request_bytes(FORWARD, None, headers=JSON + ['Transfer-Encoding: chunked']))
+            for at in range(0, len(body), 100000):
+                piece = body[at:at + 100000]
+                s.sendall(b'%x\r\n%s\r\n' % (len(piece), piece))
+            s.sendall(b'0\r\n\r\n')
+        else:
+            s.sendall(request_bytes(FORWARD, body, headers=JSON))
+        answer = RawReader(s).answer()
+    assert answer.status == 200 and answer.json()['out'] == right.json()['out']
+    leave(server, held)
+
+
+# ---- Each token has its share -------------------------------------------------------------------------------------------
+
+
+def refused(answer, *says):
+    assert answer.status == 429 and answer.json()['code'] == 'quota-exceeded' and int(answer.headers['retry-after']) >= 1, answer
+    assert all(text in answer.json()['detail'] for text in says), answer
+
+
+def test_one_token_cannot_hold_all_places_of_those_who_are_received(serve, tokens):
+    server = serve('--token-file', tokens, '--max-receiving', 16)
+    server.page_headers = ALICE
+    with service.Probe(server) as probe:
+        held = announcing(server, 1000, b'{', headers=['Authorization: Bearer alice'], count=8)
+        refused(server.post(FORWARD, wire.small_bytes(), ALICE), '8 requests of this token are being received')
+        assert server.post(FORWARD, wire.small_bytes(), BOB).status == 200
+        leave(server, held)
+        assert server.post(FORWARD, wire.small_bytes(), ALICE).status == 200
+    probe.check()
+    assert server.metric('attnd_rejected_total', reason='quota-exceeded') == 1
+
+
+def test_one_token_cannot_hold_all_places_of_those_who_wait(serve, tokens, tmp_path):
+    gate = tmp_path / 'gate'
+    gate.write_text('')
+    server = serve('--token-file', tokens, '--queue-depth', 4, '--max-batch', 1, '--cpu-threads', 1,
+                   env={'ATTN_FAKE_SCRIPT': f'hold={gate}'}, binary=service.FAKE)
+    server.page_headers = ALICE
+    threads, answers = [], []
+
+    def ask(headers):
+        threads.append(threading.Thread(target=lambda: answers.append(server.post(FORWARD, wire.small_bytes(), headers))))
+        threads[-1].start()
+    for _ in range(6):  # four run, two wait
+        ask(ALICE)
+        assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') +
+                          server.metric('attnd_queue_requests') == len(threads))
+    assert server.metric('attnd_queue_requests') == 2
+    refused(server.post(FORWARD, wire.small_bytes(), ALICE), '2 requests of this token are waiting', '--queue-depth')
+    ask(BOB)
+    assert eventually(lambda: server.metric('attnd_queue_requests') == 3)
+    gate.unlink()
+    for t in threads:
+        t.join()
+    assert [a.status for a in answers] == [200] * 7
+    assert eventually(lambda: idle(server)), server.metrics()
+
+
+def test_one_token_cannot_hold_all_memory(serve, tokens):
+    """Alice's bodies arrive but for their last byte."""
+    server = serve('--token-file', tokens, '--staging-bytes', '64M')
+    server.page_headers = ALICE
+    body = numbers(12)
+    with service.Probe(server) as probe:
+        held = announcing(server, len(body), body[:-1], ['Authorization: Bearer alice'], count=2)
+        assert 24 << 20 <= settled(server) <= 32 << 20
+        refused(server.post(FORWARD, body, ALICE), 'this token holds', '--token-share')
+        assert server.post(FORWARD, body, BOB).status == 200
+        leave(server, held)
+        assert server.post(FORWARD, body, ALICE).status == 200
+    probe.check()
+
+
+def test_a_token_alone_may_have_everything(serve, tmp_path):
+    path = tmp_path / 'tokens'
+    path.write_text('alice\n')
+    server = serve('--token-file', path, '--max-receiving', 8)
+    server.page_headers = ALICE
+    held = announcing(server, 1000, b'{', headers=['Authorization: Bearer alice'], count=7)
+    assert server.post(FORWARD, wire.small_bytes(), ALICE).status == 200
+    leave(server, held)
