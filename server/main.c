@@ -15,14 +15,12 @@
 #include "server/base/clock.h"
 #include "server/base/config.h"
 #include "server/work/contexts.h"
-#include "server/http/daemon.h"
+#include "server/http/front.h"
 #include "server/device/devices.h"
 #include "server/healthcheck.h"
-#include "server/http/listen.h"
 #include "server/base/log.h"
 #include "server/base/signals.h"
 #include "server/sched/loop.h"
-#include "server/http/routes.h"
 #include "server/work/server.h"
 #include "server/supervise.h"
 #include "server/http/tokens.h"
@@ -93,7 +91,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
     struct server server = {
         .config = config, .limits = PROTO_LIMITS_DEFAULT, .started_ms = clock_ms(), .everybody = CALLER_EVERYBODY
     };
-    struct port port = { 0 }, metrics_port = { 0 };
+    struct front front;
     struct arena_source staging;
     attn_error err = { 0 };
     int status = EXIT_UNAVAILABLE;
@@ -101,7 +99,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
     char why[512] = "";
 
     server.limits.tensor_bytes = config->staging_bytes;
-    peers_init(&server.peers);
+    front_init(&front, &server, listeners, count);
     queue_init(&server.queue, config->max_receiving, config->queue_depth, config->max_batch,
                config->batch_window_us * 1000);
     server.contexts = contexts_new(config->staging_bytes / CONTEXTS_SHARE, CONTEXTS_MAX_COUNT, CONTEXTS_TTL_MS);
@@ -116,29 +114,24 @@ static int serve(const struct config *config, struct listener *listeners, int co
         attn_fail(&err, ATTN_INVALID, NULL, "%s", why);
         goto out;
     }
-    if (daemon_open(&port, &server, PORT_MAIN, &err) != ATTN_OK) {
-        if (config->tls_cert) status = EXIT_CONFIG;
+    if (front_open(&front, &err) != ATTN_OK) {
+        if (config->tls_cert && err.status == ATTN_INVALID) status = EXIT_CONFIG;
         goto out;
     }
-    if (config->metrics_listen && daemon_open(&metrics_port, &server, PORT_METRICS, &err) != ATTN_OK) goto out;
     if (devices_open(config, loop_mailbox(server.loop), LOOP_BATCH, &server.devices, &err) != ATTN_OK) goto out;
     /* Pinning memory takes long and stalls the device: what was pinned once is kept. */
     server.pinned = devices_staging(server.devices, &staging);
     server.arena = server.pinned ? arena_new(config->staging_bytes, config->staging_bytes, &staging)
                                  : arena_new(config->staging_bytes, WARM_BYTES, NULL);
-    for (int i = 0; i < count; i++)
-        if (listener_start(&listeners[i], loop_uv(server.loop), &server,
-                           i < config->listen_count ? &port : &metrics_port, &err) != ATTN_OK)
-            goto out;
+    if (front_start(&front, &err) != ATTN_OK) goto out;
     atomic_store(&server.phase, SERVER_READY);
     log_event(LOG_INFO, NULL, "ready", "version=%s http_threads=%d staging_bytes=%lld queue_depth=%d", ATTND_VERSION,
               config->http_threads, (long long)config->staging_bytes, config->queue_depth);
-    status = loop_run(server.loop, listeners, count);
+    const struct loop_front for_loop = front_for_loop(&front);
+    status = loop_run(server.loop, &for_loop);
 out:
     if (err.text[0]) fprintf(stderr, "attnd: %s\n", err.text);
-    for (int i = 0; i < count; i++) listener_close(&listeners[i]);
-    daemon_close(&metrics_port);
-    daemon_close(&port);
+    front_close(&front);
     if (server.devices) stopped = devices_stop(server.devices, STOP_WAIT_MS);
     log_event(LOG_INFO, NULL, "stopped", "status=%d", status);
     log_close();
@@ -151,7 +144,7 @@ out:
     arena_free(server.arena);
     devices_close(server.devices);
     tokens_close(server.tokens);
-    peers_clear(&server.peers);
+    front_clear(&front);
     return status;
 }
 

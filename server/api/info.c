@@ -156,7 +156,7 @@ static void put_features(struct json *j, const struct info_facts *facts)
 {
     json_put(j, ",'features':{");
     for (int i = 0; i < facts->device_count; i++) {
-        const struct info_device *d = &facts->devices[i];
+        const struct device_state *d = &facts->devices[i];
         bool seen = d->device == NULL;
         for (int k = 0; k < i; k++)
             seen |= facts->devices[k].device != NULL && strcmp(facts->devices[k].info.backend, d->info.backend) == 0;

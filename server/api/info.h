@@ -14,15 +14,9 @@
 #include "kernels/attention.h"
 #include "proto-json/proto.h"
 #include "server/base/config.h"
+#include "server/device/devices.h"
 
 /* ---- What others know -------------------------------------------------------------------------------------------- */
-
-struct info_device {
-    const attn_device *device; /* asked with attn_kernel() for what it can do; NULL: features are left out */
-    attn_device_info info;     /* attn_device_describe() */
-    bool usable;               /* it has not failed */
-    int64_t running_requests;  /* handed to this device and not yet answered */
-};
 
 /* A snapshot that the core fills in for one answer. Pointers are borrowed for the call. */
 struct info_facts {
@@ -30,7 +24,7 @@ struct info_facts {
     const proto_limits *limits;
     const char *state; /* "starting", "ready", "draining", "failed" */
     double uptime_s;
-    const struct info_device *devices;
+    const struct device_state *devices;
     int device_count;
     int64_t queue_requests, queue_bytes; /* waiting for a device */
     int64_t connections;

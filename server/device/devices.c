@@ -855,13 +855,13 @@ bool devices_usable(const struct devices *devices)
     return false;
 }
 
-void devices_describe(struct devices *devices, struct info_device *facts)
+void devices_describe(struct devices *devices, struct device_state *states)
 {
     for (int i = 0; i < devices->count; i++) {
-        facts[i].device = devices->device[i]->handle;
-        attn_device_describe(devices->device[i]->handle, &facts[i].info);
-        facts[i].usable = atomic_load(&devices->device[i]->usable);
-        facts[i].running_requests = atomic_load(&devices->device[i]->requests);
+        states[i].device = devices->device[i]->handle;
+        attn_device_describe(devices->device[i]->handle, &states[i].info);
+        states[i].usable = atomic_load(&devices->device[i]->usable);
+        states[i].running_requests = atomic_load(&devices->device[i]->requests);
     }
 }
 

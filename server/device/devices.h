@@ -23,7 +23,6 @@
 #define DEVICES_H
 
 #include "server/base/config.h"
-#include "server/api/info.h"
 #include "server/work/job.h"
 #include "server/base/mailbox.h"
 
@@ -67,7 +66,15 @@ const attn_device *devices_any(const struct devices *devices); /* to ask which k
  * copies. False when all compute in any memory: then the system's will do. The devices must outlive the arena. */
 bool devices_staging(struct devices *devices, struct arena_source *source);
 bool devices_usable(const struct devices *devices);
-void devices_describe(struct devices *devices, struct info_device *facts); /* devices_count() of them; any thread */
+
+/* A device as others see it at this moment. */
+struct device_state {
+    const attn_device *device; /* to ask what it can do; NULL in tests that have none */
+    attn_device_info info;     /* attn_device_describe() */
+    bool usable;               /* it has not failed */
+    int64_t running_requests;  /* handed to this device and not yet answered */
+};
+void devices_describe(struct devices *devices, struct device_state *states); /* devices_count() of them; any thread */
 
 /* ---- The HTTP threads' side -------------------------------------------------------------------------------------- */
 

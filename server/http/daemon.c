@@ -39,6 +39,7 @@
 #include "server/base/log.h"
 #include "server/sched/loop.h"
 #include "server/base/metrics.h"
+#include "server/http/framing.h"
 #include "server/http/peers.h"
 #include "server/http/routes.h"
 #include "server/http/tokens.h"
@@ -452,6 +453,7 @@ static void *on_uri(void *context, const char *uri, struct MHD_Connection *conne
     struct request *request = request_new(port->server, port, connection);
     if (request == NULL) return NULL;
     request->peer = peer;
+    request->socket = peer->fd;
     peer->request = request;
     request->bad_target = !framing_is_target(uri);
     heads_add(request);
@@ -616,7 +618,7 @@ static void on_connection(void *context, struct MHD_Connection *connection, void
     struct server *server = port->server;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
         const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-        *socket_context = info ? peers_take(&server->peers, info->connect_fd) : NULL;
+        *socket_context = info ? peers_take(server->peers, info->connect_fd) : NULL;
     } else {
         struct peer *peer = *socket_context;
         /* libmicrohttpd 1.0.1 closes without on_completed() when it refuses a body itself (a chunk's head longer
@@ -625,7 +627,7 @@ static void on_connection(void *context, struct MHD_Connection *connection, void
             peer->request->method = peer->request->path = NULL;
             complete(peer->request, MHD_REQUEST_TERMINATED_WITH_ERROR);
         }
-        if (peer) peers_remove(&server->peers, peer);
+        if (peer) peers_remove(server->peers, peer);
         *socket_context = NULL;
     }
 }
@@ -763,10 +765,10 @@ bool daemon_add(struct port *port, int fd, const struct sockaddr *address, sockl
 {
     const bool near = port->server->devices && devices_lanes(port->server->devices);
     struct worker *worker = near ? workers_pick(&port->workers, fd) : workers_pick_on(&port->workers, -1);
-    struct peer *peer = peers_add(&port->server->peers, fd, port->plain, &worker->connections, &port->open);
+    struct peer *peer = peers_add(port->server->peers, fd, port->plain, &worker->connections, &port->open);
     if (peer == NULL) return false;
     if (MHD_add_connection(worker->daemon, fd, address, length) != MHD_YES) { /* it has closed the socket */
-        peers_remove(&port->server->peers, peer);
+        peers_remove(port->server->peers, peer);
         metrics_add(METRIC_REJECTED, "connections", NULL, 1);
     }
     return true;

@@ -204,8 +204,7 @@ static bool refuse_with_spare(struct listener *listener)
     const int fd = accept4(listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd >= 0) refuse(fd, listener->port->plain);
     spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    log_event(LOG_WARN, NULL, "refused", "reason=descriptors connections=%d",
-              atomic_load(&listener->server->peers.count));
+    log_event(LOG_WARN, NULL, "refused", "reason=descriptors connections=%d", atomic_load(&listener->port->open));
     return fd >= 0;
 }
 

@@ -4,10 +4,12 @@
  * What a row does not say is the same for all: framing checks, request ids, limits, tokens, HEAD, CORS, logging and
  * counting (daemon.c). */
 #include "server/http/routes.h"
+#include "server/http/peers.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/api/gauges.h"
 #include "server/base/arena.h"
 #include "server/base/clock.h"
 #include "server/work/contexts.h"
@@ -46,7 +48,8 @@ static void answer_readyz(struct server *server, struct answer *answer)
 
 static void answer_metrics(struct server *server, struct answer *answer)
 {
-    server_publish_gauges(server);
+    gauges_publish(server);
+    metrics_set(METRIC_CONNECTIONS, NULL, NULL, atomic_load(&server->peers->count));
     answer->status = 200;
     answer->content_type = "text/plain; version=0.0.4; charset=utf-8";
     answer->body = metrics_write(&answer->length);
@@ -55,11 +58,11 @@ static void answer_metrics(struct server *server, struct answer *answer)
 static void answer_info(struct server *server, struct answer *answer)
 {
     const int count = devices_count(server->devices);
-    struct info_device *devices = calloc((size_t)count + 1, sizeof *devices);
+    struct device_state *devices = calloc((size_t)count + 1, sizeof *devices);
     int64_t requests, bytes;
     if (devices == NULL) return; /* no body: 500 */
     devices_describe(server->devices, devices);
-    server_queue_state(server, &requests, &bytes);
+    queue_waiting(&server->queue, &requests, &bytes);
     int inflight = 0;
     for (int state = 0; state < REQUEST_STATE_COUNT; state++) inflight += request_count((enum request_state)state);
     const struct info_facts facts = {
@@ -71,7 +74,7 @@ static void answer_info(struct server *server, struct answer *answer)
         .device_count = count,
         .queue_requests = requests,
         .queue_bytes = bytes,
-        .connections = atomic_load(&server->peers.count),
+        .connections = atomic_load(&server->peers->count),
         .inflight_requests = inflight,
         .staging_used_bytes = arena_leased_bytes(server->arena),
     };

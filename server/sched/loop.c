@@ -39,14 +39,10 @@
 #include "server/base/arena.h"
 #include "server/base/clock.h"
 #include "server/work/contexts.h"
-#include "server/http/daemon.h"
 #include "server/device/devices.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 #include "server/base/signals.h"
-#include "server/http/peers.h"
-#include "server/http/routes.h"
-#include "server/http/tokens.h"
 #include "server/work/verify.h"
 
 enum {
@@ -54,13 +50,8 @@ enum {
     WATCH_AFTER_MS = 20, /* a client that leaves is noticed within WATCH_AFTER_MS + TICK_MS */
     SWEEP_MS = 40,       /* a client that leaves in the middle of a request is noticed within two of them */
     WARM_MS = 30000,     /* staging memory that nobody wanted for so long goes back to the system */
-    HEAD_MS = 10000,
-    IDLE_MS = 75000,
-    SILENT_MS = 500,   /* while draining: a connection that says nothing for so long will not be missed */
-    STALLED_MS = 2000, /* and one that is in the middle of something and does not move */
-    SWEEP_PEERS = 2000,
-    CROWD = 512,      /* connections whose memory is worth giving back */
-    MAX_BATCH = 1024, /* of --max-batch */
+    CROWD = 512,         /* connections whose memory is worth giving back */
+    MAX_BATCH = 1024,    /* of --max-batch */
 };
 
 enum stage { SERVING, DRAINING, HURRYING };
@@ -88,16 +79,10 @@ struct loop {
     struct job *batch_jobs[MAX_BATCH];
     int verifying;
 
-    /* For other threads, as of the last turn. */
-    _Atomic int64_t queue_requests, queue_bytes;
-
-    struct listener *listeners;
-    int listener_count;
-    struct port *main_port; /* of the first listener */
+    struct loop_front front;
     enum stage stage;
     int64_t stage_since_ms;
     int exit_status;
-    unsigned sweeps;
     int most_open; /* connections, since memory was last given back */
 };
 
@@ -143,7 +128,7 @@ static void hand_back(struct loop *loop, struct request *request)
     deadlines_remove(&loop->deadlines, &request->deadline);
     list_remove(loop, request);
     watch_stop(request);
-    daemon_resume(request);
+    loop->front.resume(request);
 }
 
 /* Takes a waiting request away from its job, wherever that is. The job's memory is free at once if it was queued; if it
@@ -188,7 +173,7 @@ static void watch_start(struct loop *loop, struct request *request)
     struct watch *watch = calloc(1, sizeof *watch);
     if (watch == NULL) return; /* unwatched, it is found out when it is answered */
     watch->request = request;
-    if (uv_poll_init(&loop->uv, &watch->poll, request->peer->fd) != 0) {
+    if (uv_poll_init(&loop->uv, &watch->poll, request->socket) != 0) {
         free(watch);
         return;
     }
@@ -239,12 +224,6 @@ static void on_deadline(uv_timer_t *timer)
 
 /* ---- Batches out ------------------------------------------------------------------------------------------------- */
 
-static void publish_queue(struct loop *loop)
-{
-    atomic_store_explicit(&loop->queue_requests, loop->server->queue.count, memory_order_relaxed);
-    atomic_store_explicit(&loop->queue_bytes, loop->server->queue.bytes, memory_order_relaxed);
-}
-
 static void arm_window(struct loop *loop, int64_t wait_ns)
 {
     const struct itimerspec when = { .it_value = { wait_ns / CLOCK_NS_PER_S, wait_ns % CLOCK_NS_PER_S } };
@@ -287,7 +266,6 @@ static void dispatch(struct loop *loop)
         metrics_observe(METRIC_BATCH_SIZE, NULL, count);
         devices_submit(server->devices, batch, device);
     }
-    publish_queue(loop);
 }
 
 static void on_window(uv_poll_t *poll, int status, int events)
@@ -473,10 +451,9 @@ static void enter_stage(struct loop *loop, enum stage stage)
     loop->stage_since_ms = clock_ms();
 }
 
-static void stop_listeners(struct loop *loop, unsigned kind)
+static int open_connections(const struct loop *loop)
 {
-    for (int i = 0; i < loop->listener_count; i++)
-        if (loop->listeners[i].port->kind == kind) listener_stop(&loop->listeners[i]);
+    return loop->front.connections(loop->front.context);
 }
 
 /* The address of --metrics-listen stays open while what was accepted is finished: a drain can be watched, and
@@ -486,12 +463,11 @@ static void drain(struct loop *loop)
     int ready = SERVER_READY;
     /* First: once answers say that their connection ends, clients open new ones, and one whose handshake meets the
      * close is reset. */
-    stop_listeners(loop, PORT_MAIN);
+    loop->front.drain(loop->front.context);
     enter_stage(loop, DRAINING);
     atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);
     atomic_store(&loop->server->drain_since_ms, loop->stage_since_ms);
-    daemon_let_go(loop->main_port);
-    log_event(LOG_INFO, NULL, "draining", "connections=%d waiting=%d", atomic_load(&loop->server->peers.count),
+    log_event(LOG_INFO, NULL, "draining", "connections=%d waiting=%d", open_connections(loop),
               atomic_load(&loop->server->suspended));
 }
 
@@ -502,7 +478,7 @@ static void hurry(struct loop *loop)
     if (loop->stage == HURRYING) return;
     if (loop->stage == SERVING) drain(loop);
     enter_stage(loop, HURRYING);
-    stop_listeners(loop, PORT_METRICS);
+    loop->front.hurry(loop->front.context);
     atomic_store(&loop->server->stopping, true);
     int cut = 0;
     for (; loop->oldest; cut++) {
@@ -516,7 +492,7 @@ static void hurry(struct loop *loop)
 static void advance(struct loop *loop, int64_t now_ms)
 {
     struct server *server = loop->server;
-    const int open = atomic_load(&server->peers.count);
+    const int open = open_connections(loop);
     if (loop->stage == DRAINING && (open == 0 || now_ms - loop->stage_since_ms >= server->config->drain_ms))
         hurry(loop);
     if (loop->stage != HURRYING || atomic_load(&server->suspended) > 0) return;
@@ -528,7 +504,7 @@ static void advance(struct loop *loop, int64_t now_ms)
  * is given back. (libmicrohttpd's 80 KiB of each connection are mapped, and go back by themselves.) */
 static void give_back_memory(struct loop *loop)
 {
-    const int open = atomic_load(&loop->server->peers.count);
+    const int open = open_connections(loop);
     if (open > loop->most_open) loop->most_open = open;
     if (loop->most_open < CROWD || open > loop->most_open / 4) return;
     loop->most_open = open;
@@ -541,19 +517,9 @@ static void on_sweep(uv_timer_t *timer)
 {
     struct loop *loop = timer->loop->data;
     struct server *server = loop->server;
-    const struct config *config = server->config;
     const int64_t now_ms = clock_ms();
 
-    const struct peer_limits limits = {
-        .head_ms = config->body_timeout_ms < HEAD_MS ? config->body_timeout_ms : HEAD_MS,
-        .idle_ms = IDLE_MS,
-        .stall_ms = config->body_stall_ms,
-        .transfer_ms = config->body_timeout_ms,
-    };
-    static const struct peer_patience patience = { SILENT_MS, STALLED_MS };
-    /* Looking at 10000 connections takes 2 ms: the more there are, the less often. */
-    if (++loop->sweeps % (1 + (unsigned)atomic_load(&server->peers.count) / SWEEP_PEERS) == 0)
-        peers_sweep(&server->peers, now_ms, &limits, loop->stage == SERVING ? NULL : &patience);
+    loop->front.sweep(loop->front.context, now_ms, loop->stage != SERVING);
     if (!server->pinned) arena_trim(server->arena, now_ms, WARM_MS);
     contexts_expire(server->contexts, now_ms);
     give_back_memory(loop);
@@ -561,22 +527,13 @@ static void on_sweep(uv_timer_t *timer)
     double seconds;
     const int jobs = devices_learn(server->devices, &seconds);
     if (jobs > 0) queue_learn(&server->queue, jobs, seconds);
-    if (loop->stage == SERVING) daemon_balance(loop->main_port, now_ms); /* loop_close() turns once more, without it */
     if (loop->stage != SERVING) advance(loop, now_ms);
-}
-
-static void reload(struct server *server)
-{
-    char why[512];
-    if (server->tokens == NULL) return;
-    if (tokens_reload(server->tokens, why, sizeof why)) log_event(LOG_INFO, NULL, "reloaded", "what=tokens");
-    else log_event(LOG_ERROR, NULL, "reload_failed", "text=" LOG_Q, why);
 }
 
 static void on_signalled(uv_async_t *async)
 {
     struct loop *loop = async->loop->data;
-    if (atomic_exchange(&loop->reloads, 0) > 0) reload(loop->server);
+    if (atomic_exchange(&loop->reloads, 0) > 0) loop->front.reload(loop->front.context);
     for (int stops = atomic_exchange(&loop->stops, 0); stops > 0; stops--) {
         log_event(LOG_INFO, NULL, "signal", "stage=%s", loop->stage == SERVING ? "serving" : "draining");
         if (loop->stage == SERVING) {
@@ -635,12 +592,10 @@ uv_loop_t *loop_uv(struct loop *loop)
     return &loop->uv;
 }
 
-int loop_run(struct loop *loop, struct listener *listeners, int listener_count)
+int loop_run(struct loop *loop, const struct loop_front *front)
 {
     request_set_role(ROLE_LOOP);
-    loop->listeners = listeners;
-    loop->listener_count = listener_count;
-    loop->main_port = listeners[0].port;
+    loop->front = *front;
     /* Not before: a server whose start fails closes the loop, which turns once more, without devices and staging
      * memory. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, SWEEP_MS, SWEEP_MS), "event loop");
@@ -666,12 +621,4 @@ void loop_close(struct loop *loop)
     close(loop->window_fd);
     deadlines_clear(&loop->deadlines);
     free(loop);
-}
-
-/* ---- For other threads ------------------------------------------------------------------------------------------- */
-
-void server_queue_state(struct server *server, int64_t *requests, int64_t *bytes)
-{
-    *requests = atomic_load_explicit(&server->loop->queue_requests, memory_order_relaxed);
-    *bytes = atomic_load_explicit(&server->loop->queue_bytes, memory_order_relaxed);
 }

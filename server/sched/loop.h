@@ -2,7 +2,8 @@
 #ifndef LOOP_H
 #define LOOP_H
 
-#include "server/http/listen.h"
+#include <uv.h>
+
 #include "server/work/request.h"
 #include "server/work/server.h"
 
@@ -18,10 +19,21 @@ struct loop *loop_open(struct server *server);   /* aborts when the system refus
 struct mailbox *loop_mailbox(struct loop *loop); /* for devices */
 uv_loop_t *loop_uv(struct loop *loop);
 
-/* Accepts on these and serves until a signal says otherwise; returns the exit status: 0 after a drain, 70 when the
- * last device failed. `listeners` are stopped when draining starts. Afterwards no connection is suspended and the
- * daemons can be closed. */
-int loop_run(struct loop *loop, struct listener *listeners, int listener_count);
+/* The side that holds the connections, as the loop knows it: these functions and nothing else (server/http/front.c has them).
+ * All are called on the loop's thread, with `context` where they take one. */
+struct loop_front {
+    void *context;
+    void (*resume)(struct request *request); /* its connection goes on; from here on it is the HTTP thread's */
+    int (*connections)(void *context);       /* accepted and not yet closed */
+    void (*sweep)(void *context, int64_t now_ms, bool draining); /* cuts those that are too slow */
+    void (*reload)(void *context);                               /* what SIGHUP asks for */
+    void (*drain)(void *context); /* stops accepting, but for --metrics-listen: a drain can be watched, and probed */
+    void (*hurry)(void *context); /* stops accepting there too */
+};
+
+/* Serves until a signal says otherwise; returns the exit status: 0 after a drain, 70 when the last device failed.
+ * Afterwards no connection is suspended and the web servers can be closed. */
+int loop_run(struct loop *loop, const struct loop_front *front);
 
 /* SIGTERM or SIGINT: stop; again: hurry. SIGHUP: read the tokens again. From any thread, from loop_open() on; what comes
  * before loop_run() is done then. */

@@ -87,6 +87,19 @@ int queue_retry_after_s(const struct queue *queue, int devices)
     return wait < 1 ? 1 : wait > RETRY_MAX_S ? RETRY_MAX_S : (int)(wait + 0.999);
 }
 
+void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes)
+{
+    *jobs = atomic_load_explicit(&queue->waiting, memory_order_relaxed);
+    *bytes = atomic_load_explicit(&queue->waiting_bytes, memory_order_relaxed);
+}
+
+/* The list has changed: other threads read these two. */
+static void publish(struct queue *queue)
+{
+    atomic_store_explicit(&queue->waiting, queue->count, memory_order_relaxed);
+    atomic_store_explicit(&queue->waiting_bytes, queue->bytes, memory_order_relaxed);
+}
+
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns)
 {
     job->queued_ns = now_ns;
@@ -96,6 +109,7 @@ void queue_push(struct queue *queue, struct job *job, int64_t now_ns)
     queue->last = job;
     queue->count++;
     queue->bytes += (int64_t)job->tensor_bytes;
+    publish(queue);
 }
 
 void queue_remove(struct queue *queue, struct job *job)
@@ -105,6 +119,7 @@ void queue_remove(struct queue *queue, struct job *job)
     job->next = job->previous = NULL;
     queue->count--;
     queue->bytes -= (int64_t)job->tensor_bytes;
+    publish(queue);
 }
 
 int queue_take(struct queue *queue, int64_t now_ns, struct job **jobs, int64_t *wait_ns)

@@ -25,7 +25,8 @@ struct queue {
     struct job *first, *last;
     int count;
     int64_t bytes;
-    double seconds_per_job; /* moving average of what a job costs a device; for Retry-After */
+    double seconds_per_job;                 /* moving average of what a job costs a device; for Retry-After */
+    _Atomic int64_t waiting, waiting_bytes; /* count and bytes for other threads */
 };
 
 void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch, int64_t window_ns);
@@ -40,6 +41,9 @@ attn_status queue_look(const struct queue *queue, enum caller_place place, const
                        attn_error *err);
 /* Whole seconds after which a refused client may come back, 1 to 30: what waits, divided by the recent rate. */
 int queue_retry_after_s(const struct queue *queue, int devices);
+
+/* Jobs that wait for a device, and their tensors' bytes. */
+void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 
 /* ---- Waiting: the loop ------------------------------------------------------------------------------------------- */
 

@@ -11,8 +11,7 @@
 
 #include "proto-json/proto.h"
 #include "server/base/caller.h"
-#include "server/sched/deadlines.h"
-#include "server/http/framing.h"
+#include "server/base/deadlines.h"
 #include "server/work/job.h"
 #include "server/base/mailbox.h"
 
@@ -95,6 +94,7 @@ struct request {
     struct port *port;
     struct MHD_Connection *connection;
     struct peer *peer;
+    int socket;                /* its connection's, to be watched for a hang-up: never closed by us */
     const struct route *route; /* NULL: no such path */
     struct caller *caller;     /* a reference; NULL: not looked at yet, or refused */
     char id[REQUEST_ID_BYTES];

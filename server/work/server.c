@@ -1,14 +1,5 @@
-/* server.c: what is told about the whole. */
+/* server.c: the names of what is shared. */
 #include "server/work/server.h"
-
-#include <stdlib.h>
-
-#include "server/base/arena.h"
-#include "server/base/clock.h"
-#include "server/work/contexts.h"
-#include "server/device/devices.h"
-#include "server/base/metrics.h"
-#include "server/work/request.h"
 
 const char *server_phase_label(int phase)
 {
@@ -18,51 +9,4 @@ const char *server_phase_label(int phase)
 #undef X
     };
     return phase >= 0 && phase < SERVER_PHASE_COUNT ? labels[phase] : "?";
-}
-
-void server_publish_gauges(struct server *server)
-{
-    int64_t requests, bytes;
-    server_queue_state(server, &requests, &bytes);
-    metrics_set(METRIC_QUEUE_REQUESTS, NULL, NULL, (double)requests);
-    metrics_set(METRIC_QUEUE_BYTES, NULL, NULL, (double)bytes);
-    metrics_set(METRIC_QUEUE_LIMIT, NULL, NULL, server->queue.places[CALLER_WAITING].limit);
-    metrics_set(METRIC_RECEIVING_LIMIT, NULL, NULL, server->queue.places[CALLER_RECEIVING].limit);
-    for (int state = 0; state < REQUEST_FREED; state++)
-        metrics_set(METRIC_INFLIGHT, request_state_label((enum request_state)state), NULL,
-                    request_count((enum request_state)state));
-    metrics_set(METRIC_STAGING_BYTES, "limit", NULL, (double)arena_limit_bytes(server->arena));
-    metrics_set(METRIC_STAGING_BYTES, "used", NULL, (double)arena_leased_bytes(server->arena));
-    metrics_set(METRIC_STAGING_BYTES, "warm", NULL, (double)arena_warm_bytes(server->arena));
-    metrics_set(METRIC_STAGING_BYTES, "ahead", NULL, (double)arena_ahead_bytes(server->arena));
-    metrics_set(METRIC_STAGING_BYTES, "contexts", NULL, (double)contexts_bytes(server->contexts));
-    static const char *const context_states[CONTEXT_STATE_COUNT] = { "free",
-#define X(id, label, meaning) label,
-                                                                     CONTEXT_STATE_MAP(X)
-#undef X
-    };
-    int contexts[CONTEXT_STATE_COUNT];
-    contexts_count(server->contexts, contexts);
-    for (int state = CONTEXT_FREE + 1; state < CONTEXT_STATE_COUNT; state++)
-        metrics_set(METRIC_CONTEXTS, context_states[state], NULL, contexts[state]);
-    metrics_set(METRIC_CONNECTIONS, NULL, NULL, atomic_load(&server->peers.count));
-    metrics_set(METRIC_CONNECTIONS_LIMIT, NULL, NULL, server->config->max_connections);
-    for (int phase = 0; phase < SERVER_PHASE_COUNT; phase++)
-        metrics_set(METRIC_PHASE, server_phase_label(phase), NULL, phase == atomic_load(&server->phase));
-    const int64_t drain_since_ms = atomic_load(&server->drain_since_ms);
-    metrics_set(METRIC_DRAIN_SECONDS, NULL, NULL, drain_since_ms > 0 ? (double)(clock_ms() - drain_since_ms) / 1e3 : 0);
-    metrics_set(METRIC_DRAIN_LIMIT, NULL, NULL, (double)server->config->drain_ms / 1e3);
-    metrics_set(METRIC_READY, NULL, NULL,
-                atomic_load(&server->phase) == SERVER_READY && devices_usable(server->devices));
-
-    const int count = devices_count(server->devices);
-    struct info_device *devices = calloc((size_t)count + 1, sizeof *devices);
-    if (devices == NULL) return; /* the gauges keep their last values */
-    devices_describe(server->devices, devices);
-    for (int i = 0; i < count; i++) {
-        metrics_set(METRIC_DEVICE_USABLE, devices[i].info.name, NULL, devices[i].usable);
-        metrics_set(METRIC_DEVICE_BYTES, devices[i].info.name, "limit", (double)devices[i].info.memory_limit);
-        metrics_set(METRIC_DEVICE_BYTES, devices[i].info.name, "used", (double)devices[i].info.memory_used);
-    }
-    free(devices);
 }

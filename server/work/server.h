@@ -8,13 +8,13 @@
 #include "proto-json/proto.h"
 #include "server/base/caller.h"
 #include "server/base/config.h"
-#include "server/http/peers.h"
 #include "server/work/queue.h"
 
 struct arena;
 struct contexts;
 struct devices;
 struct loop;
+struct peers;
 struct tokens;
 
 /* id, state as /v1/info and /readyz say it */
@@ -42,16 +42,10 @@ struct server {
     struct caller everybody; /* on one account */
     struct queue queue;
     struct devices *devices;
-    struct peers peers;
+    struct peers *peers;
     struct loop *loop;
 };
 
 const char *server_phase_label(int phase);
-
-/* Requests that wait for a device, and their tensors' bytes. Any thread. */
-void server_queue_state(struct server *server, int64_t *requests, int64_t *bytes);
-
-/* Sets the gauges of /metrics that are kept elsewhere. Call before the page is written. */
-void server_publish_gauges(struct server *server);
 
 #endif

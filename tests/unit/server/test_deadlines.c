@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "server/sched/deadlines.h"
+#include "server/base/deadlines.h"
 
 enum { COUNT = 500 };
 

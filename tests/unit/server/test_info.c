@@ -372,7 +372,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     (void)state;
     attn_error err = { 0 };
     attn_device *device = NULL;
-    struct info_device d = { .running_requests = 2, .usable = true };
+    struct device_state d = { .running_requests = 2, .usable = true };
     size_t length = 0;
     assert_int_equal(attn_device_open("reference", 0, NULL, &device, &err), ATTN_OK);
     attn_device_describe(device, &d.info);

@@ -1,6 +1,6 @@
 /* deadlines.c: a binary heap. Most deadlines are "now plus the same time-out" and so arrive in order: adding one is
  * then a store, and nothing moves. Invariant: heap[i]->place == i + 1, and no child is earlier than its parent. */
-#include "server/sched/deadlines.h"
+#include "server/base/deadlines.h"
 
 #include <stdlib.h>
 

@@ -1,0 +1,32 @@
+/* front.h: everything that holds connections, as one thing that the loop can drain: the web servers, the addresses they
+ * listen on, the table of connections, the tokens. */
+#ifndef FRONT_H
+#define FRONT_H
+
+#include "server/http/daemon.h"
+#include "server/http/listen.h"
+#include "server/http/peers.h"
+#include "server/sched/loop.h"
+
+struct front {
+    struct server *server;
+    struct peers peers;
+    struct port main_port, metrics_port; /* the second only with --metrics-listen */
+    struct listener *listeners;          /* main.c's: open sockets, those of --listen first */
+    int listener_count;
+    unsigned sweeps;
+};
+
+/* The listeners are open, and belong to the front from here on. */
+void front_init(struct front *front, struct server *server, struct listener *listeners, int count);
+/* Starts the web servers' threads; nothing is accepted yet. */
+attn_status front_open(struct front *front, attn_error *err);
+/* Accepts, in the loop. */
+attn_status front_start(struct front *front, attn_error *err);
+/* What the loop may ask of it. */
+struct loop_front front_for_loop(struct front *front);
+/* Whatever was opened. No connection may be suspended. Stops accepting and cuts what is left. */
+void front_close(struct front *front);
+void front_clear(struct front *front); /* after front_close() and the end of the loop */
+
+#endif
