@@ -258,6 +258,14 @@ typedef struct attn_verification {
 } attn_verification;
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
+/* The same in steps, for somebody who may stop in between: attn_verifier_step() compares one row, or makes K and V of the
+ * next head ready (which takes about as long), and says whether that was the last step. close() may come at any time
+ * and says what was found so far. `p` must stay until then. */
+typedef struct attn_verifier attn_verifier;
+attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err);
+bool attn_verifier_step(attn_verifier *verifier);
+attn_verification attn_verifier_close(attn_verifier *verifier);
+
 /* ---- Devices ----------------------------------------------------------------------------------------------------- */
 
 typedef struct attn_device attn_device;

@@ -1,6 +1,7 @@
 /* encode.c: answers, written while they are sent.
  *
- * An answer is a list of pieces, made before the first byte leaves, so that its length is known:
+ * An answer is a list of pieces, made (and measured, which for arrays of numbers takes as long as writing them) before
+ * the first byte leaves, so that its length is known:
  *
  *     {"out":{"shape":[1,64,4,64],"dtype":"float16","data":"  |  base64 of out  |  "},"lse":{ ...  |  base64 of lse  | ... }
  *       text                                                    tensor             text              tensor            text
@@ -54,7 +55,11 @@ struct proto_encoder {
     struct piece *pieces;
     size_t piece_count, piece_capacity;
     bool short_of_memory;
-    uint64_t length;
+
+    /* How long it is: arrays are written once only to be measured. */
+    uint64_t length;          /* of what is measured */
+    size_t measured;          /* pieces */
+    int64_t measured_element; /* of the next one, an array */
 
     /* Where reading stands. */
     size_t piece;
@@ -137,15 +142,12 @@ static void add_plain(proto_encoder *e, const char *text)
     }
 }
 
-static bool next_token(const attn_tensor *t, int64_t element, struct token *token);
-
 /* As contiguous bytes: outputs are what attn_output() described. */
 static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *t, proto_encoding encoding)
 {
     struct piece piece = { .kind = encoding == PROTO_ARRAY ? ARRAY : BASE64, .tensor = t };
-    int64_t bytes = 0, elements = 0;
+    int64_t bytes = 0;
     attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes);
-    attn_shape_elements(t->rank, t->shape, &elements);
     add(e, "\"");
     add(e, name);
     add(e, "\":{\"shape\":[");
@@ -163,12 +165,7 @@ static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *t,
         add(e, "\"},");
         return;
     }
-    for (int64_t i = 0; i <= elements; i++) {
-        struct token token;
-        next_token(t, i, &token);
-        piece.length += token.length;
-    }
-    add_piece(e, piece);
+    add_piece(e, piece); /* its length comes with proto_encoder_measure() */
     add(e, "},");
 }
 
@@ -248,13 +245,32 @@ attn_status proto_encoder_new(const proto_call *call, const proto_result *result
         proto_encoder_free(e);
         return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to write the answer");
     }
-    for (size_t i = 0; i < e->piece_count; i++) e->length += e->pieces[i].length;
     *encoder = e;
     return ATTN_OK;
 }
 
-uint64_t proto_encoder_length(const proto_encoder *encoder)
+static bool next_token(const attn_tensor *t, int64_t element, struct token *token);
+
+bool proto_encoder_measure(proto_encoder *e, int64_t elements)
 {
+    for (; e->measured < e->piece_count; e->measured++) {
+        struct piece *piece = &e->pieces[e->measured];
+        struct token token;
+        while (piece->kind == ARRAY && next_token(piece->tensor, e->measured_element, &token)) {
+            if (elements-- == 0) return false;
+            piece->length += token.length;
+            e->measured_element++;
+        }
+        e->measured_element = 0;
+        e->length += piece->length;
+    }
+    return true;
+}
+
+uint64_t proto_encoder_length(proto_encoder *encoder)
+{
+    while (!proto_encoder_measure(encoder, INT64_MAX)) {
+    }
     return encoder->length;
 }
 

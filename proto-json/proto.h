@@ -213,13 +213,15 @@ typedef struct proto_result {
 typedef struct proto_encoder proto_encoder;
 
 /* The 200 answer to `call`: results[i] and the output tensors of items[i]. Borrows call, results and the tensors'
- * memory until proto_encoder_free(). With array encoding the numbers are formatted twice: here, only to know the
- * length, and again while they are read, so that their text never lies in memory. request_id goes into problem
+ * memory until proto_encoder_free(). With array encoding the numbers are formatted twice: once only to know the
+ * length (proto_encoder_measure), and again while they are read, so that their text never lies in memory. request_id goes into problem
  * documents of failed items of an envelope. A failed call that is no envelope has no 200 answer: its error is
  * returned. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
-uint64_t proto_encoder_length(const proto_encoder *encoder);
+/* Measures at most `elements` more numbers of arrays, some 0.1 to 0.3 us each; true when nothing is left to measure. */
+bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
+uint64_t proto_encoder_length(proto_encoder *encoder); /* measures what is left */
 /* The next bytes, at most `capacity`; 0 at the end. */
 size_t proto_encoder_read(proto_encoder *encoder, void *buffer, size_t capacity);
 void proto_encoder_free(proto_encoder *encoder);

@@ -337,42 +337,88 @@ static void compare_row(struct reference *r, int64_t i, attn_verification *v)
     }
 }
 
-attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *v, attn_error *err)
-{
-    struct reference r = { .p = p, .g = attn_geometry_of(p), .threshold = attn_dropout_threshold(p->dropout_p) };
-    const attn_dims *d = &r.g.dims;
-    const int64_t total = d->H * (d->packed ? d->total_q : d->B * d->Sq);
-    int64_t first = 0; /* index of the first row of (b, h) */
-    attn_status status = ATTN_OK;
+struct attn_verifier {
+    struct reference r;
+    attn_verification found;
+    int64_t total, n, next; /* rows there are; done; index of row n: n * total / rows, without overflow */
+    int64_t first;          /* index of the first row of (b, h) */
+    bool loaded;            /* K and V of (b, h) */
+};
 
-    *v = (attn_verification){ .rows = rows < 0 || rows > total ? total : rows };
+attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err)
+{
+    const attn_dims d = attn_dims_of(p);
+    const int64_t total = d.H * (d.packed ? d.total_q : d.B * d.Sq);
+    *verifier = NULL;
     if (p->op != ATTN_OP_FORWARD || p->out.rank == 0)
         return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: only the out of a forward can be verified");
-    if (!zeros(&r.K, d->Sk, d->D, sizeof *r.K) || !zeros(&r.V, d->Sk, d->Dv, sizeof *r.V) ||
-        !zeros(&r.q, 1, d->D, sizeof *r.q) || !zeros(&r.out, 1, d->Dv, sizeof *r.out) ||
-        !zeros(&r.sees, 1, d->Sk, sizeof *r.sees) || !zeros(&r.tanh_term, 1, d->Sk, sizeof *r.tanh_term) ||
-        !zeros(&r.z, 1, d->Sk, sizeof *r.z) || !zeros(&r.P, 1, d->Sk, sizeof *r.P)) {
-        status = attn_fail(err, ATTN_NO_MEMORY, "/verify", "no memory to verify %lld keys", (long long)d->Sk);
-        goto out;
+    attn_verifier *v = calloc(1, sizeof *v);
+    if (!v) return attn_fail(err, ATTN_NO_MEMORY, "/verify", "no memory to verify %lld keys", (long long)d.Sk);
+    struct reference *r = &v->r;
+    *r = (struct reference){ .p = p, .g = attn_geometry_of(p), .threshold = attn_dropout_threshold(p->dropout_p) };
+    v->total = total;
+    v->found.rows = rows < 0 || rows > total ? total : rows;
+    if (d.B > 0) r->s = attn_sequence_of(&r->g, 0);
+    if (!zeros(&r->K, d.Sk, d.D, sizeof *r->K) || !zeros(&r->V, d.Sk, d.Dv, sizeof *r->V) ||
+        !zeros(&r->q, 1, d.D, sizeof *r->q) || !zeros(&r->out, 1, d.Dv, sizeof *r->out) ||
+        !zeros(&r->sees, 1, d.Sk, sizeof *r->sees) || !zeros(&r->tanh_term, 1, d.Sk, sizeof *r->tanh_term) ||
+        !zeros(&r->z, 1, d.Sk, sizeof *r->z) || !zeros(&r->P, 1, d.Sk, sizeof *r->P)) {
+        attn_verifier_close(v);
+        return attn_fail(err, ATTN_NO_MEMORY, "/verify", "no memory to verify %lld keys", (long long)d.Sk);
     }
-    int64_t n = 0, next = 0; /* rows done; index of row n: n * total / rows, without overflow */
-    for (r.b = 0; r.b < d->B && n < v->rows; r.b++) {
-        r.s = attn_sequence_of(&r.g, r.b);
-        for (r.h = 0; r.h < d->H && n < v->rows; r.h++, first += r.s.Sq) {
-            if (next >= first + r.s.Sq) continue;
-            r.hk = r.h / r.g.group;
-            load_head(&r);
-            while (n < v->rows && next < first + r.s.Sq) {
-                compare_row(&r, next - first, v);
-                n++;
-                next = total / v->rows * n + total % v->rows * n / v->rows;
-            }
+    *verifier = v;
+    return ATTN_OK;
+}
+
+/* To the head of row `next`. B * H is bounded, so this is soon there. */
+static void go_to_head(attn_verifier *v)
+{
+    struct reference *r = &v->r;
+    while (v->next >= v->first + r->s.Sq) {
+        v->first += r->s.Sq;
+        if (++r->h == r->g.dims.H) {
+            r->h = 0;
+            r->s = attn_sequence_of(&r->g, ++r->b); /* there is one more, or there would be no row `next` */
         }
+        v->loaded = false;
     }
-    v->relative = v->max_abs == 0 ? 0 : v->largest > 0 ? v->max_abs / v->largest : INFINITY;
-out:
-    free(r.K), free(r.V), free(r.q), free(r.out), free(r.sees), free(r.tanh_term), free(r.z), free(r.P);
-    return status;
+}
+
+bool attn_verifier_step(attn_verifier *v)
+{
+    if (v->n == v->found.rows) return true;
+    go_to_head(v);
+    if (!v->loaded) {
+        v->r.hk = v->r.h / v->r.g.group;
+        load_head(&v->r);
+        v->loaded = true;
+        return false;
+    }
+    compare_row(&v->r, v->next - v->first, &v->found);
+    v->n++;
+    v->next = v->total / v->found.rows * v->n + v->total % v->found.rows * v->n / v->found.rows;
+    return v->n == v->found.rows;
+}
+
+attn_verification attn_verifier_close(attn_verifier *v)
+{
+    attn_verification found = v->found;
+    struct reference *r = &v->r;
+    found.relative = found.max_abs == 0 ? 0 : found.largest > 0 ? found.max_abs / found.largest : INFINITY;
+    free(r->K), free(r->V), free(r->q), free(r->out), free(r->sees), free(r->tanh_term), free(r->z), free(r->P);
+    free(v);
+    return found;
+}
+
+attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err)
+{
+    attn_verifier *verifier;
+    const attn_status status = attn_verifier_open(p, rows, &verifier, err);
+    if (status != ATTN_OK) return status;
+    while (!attn_verifier_step(verifier)) {
+    }
+    *verification = attn_verifier_close(verifier);
+    return ATTN_OK;
 }
 
 /* ---- The backend ------------------------------------------------------------------------------------------------- */

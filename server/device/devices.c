@@ -613,7 +613,7 @@ static void give_lane_back(struct lane *lane)
 
 static bool fits_a_lane(const struct job *job)
 {
-    if (job->kind == 0 || job->wants_verify || job->wants_save || job->saved) return false;
+    if (job->kind == 0 || job->wants_verify || job->wants_measure || job->wants_save || job->saved) return false;
     const attn_dims d = attn_dims_of(&job->call->items[0].problem);
     return d.H <= LANE_HEADS && d.B <= LANE_HEADS && d.B * d.H <= LANE_HEADS && padded_flops(job) <= LANE_FLOPS;
 }

@@ -22,6 +22,7 @@ enum {
     SMALL_ANSWER = 256 << 10,
     LARGE_INPUTS = 2 << 20,
     STREAM_BLOCK = 192 << 10, /* fits in the second level cache beside the tensors it is made from */
+    ARRAY_BLOCK = 32 << 10,   /* of numbers as text: a millisecond, in which the thread serves nobody else */
     PROBLEM_BYTES = 4096,
 };
 
@@ -156,16 +157,18 @@ static struct MHD_Response *tensor_response(struct request *request)
 {
     struct job *job = request->job;
     struct MHD_Response *response;
-    proto_encoder *encoder = NULL;
+    proto_encoder *encoder = request->encoder;
     attn_error err = { 0 };
     const int64_t began = clock_ns();
 
-    if (proto_encoder_new(job->call, job->results, request->id, &encoder, &err) != ATTN_OK) {
+    request->encoder = NULL;
+    if (encoder == NULL && proto_encoder_new(job->call, job->results, request->id, &encoder, &err) != ATTN_OK) {
         request_fail_status(request, &err);
         return NULL;
     }
     const uint64_t length = proto_encoder_length(encoder);
-    if (length <= SMALL_ANSWER) {
+    const size_t block = job->wants_measure ? ARRAY_BLOCK : STREAM_BLOCK;
+    if (length <= SMALL_ANSWER && !job->wants_measure) {
         response = small_response(job, encoder, (size_t)length);
         proto_encoder_free(encoder);
         request->times.encode_ns = clock_ns() - began;
@@ -173,8 +176,8 @@ static struct MHD_Response *tensor_response(struct request *request)
         struct stream *stream = malloc(sizeof *stream);
         if (stream) *stream = (struct stream){ encoder, job_hold(job), request->peer };
         else proto_encoder_free(encoder);
-        response = stream ? MHD_create_response_from_callback(
-                                length, length < STREAM_BLOCK ? (size_t)length : STREAM_BLOCK, on_read, stream, on_free)
+        response = stream ? MHD_create_response_from_callback(length, length < block ? (size_t)length : block, on_read,
+                                                              stream, on_free)
                           : NULL;
         if (response == NULL && stream) on_free(stream);
         request->times.encode_ns = clock_ns() - began;

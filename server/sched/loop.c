@@ -21,7 +21,7 @@
  * When the last usable device fails: readiness says 503, then HURRYING, and loop_run() returns 70.
  *
  * Invariants
- * 1. Every request in the list `suspended` is in QUEUED, RUNNING or VERIFYING, and every such request is in it.
+ * 1. Every request in the list `suspended` is in QUEUED, RUNNING or FINISHING, and every such request is in it.
  * 2. A watch is closed before its connection is resumed: afterwards the descriptor may be somebody else's.
  * 3. loop_run() returns only when no connection is suspended and none can become so. */
 #include "server/sched/loop.h"
@@ -40,10 +40,10 @@
 #include "server/base/clock.h"
 #include "server/work/contexts.h"
 #include "server/device/devices.h"
+#include "server/sched/finish.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 #include "server/base/signals.h"
-#include "server/work/verify.h"
 
 enum {
     TICK_MS = 10,
@@ -77,7 +77,7 @@ struct loop {
     struct request *unwatched;       /* the oldest of them without a watch; those behind it have none either */
     bool queue_changed;
     struct job *batch_jobs[MAX_BATCH];
-    int verifying;
+    int finishing;
 
     struct loop_front front;
     enum stage stage;
@@ -144,6 +144,7 @@ static void detach(struct loop *loop, struct request *request)
     job_finish_contexts(job, false); /* a device may still read what it uses: it is only read, and stays leased */
     if (job->batch && --job->batch->waiting == 0) attn_cancel(&job->batch->cancel); /* it would compute for nobody */
     job->batch = NULL;
+    if (job->finishing) job->finishing->cancelled = true;
     job->request = NULL;
     request->job = NULL;
     job_release(job);
@@ -296,46 +297,34 @@ static void conclude(struct loop *loop, struct job *job)
     hand_back(loop, job->request);
 }
 
-struct verification {
-    uv_work_t work;
-    struct job *job; /* a reference */
-};
-
-static void verify_work(uv_work_t *work)
+static void on_finished(void *context, struct finishing *finishing)
 {
-    struct verification *verification = (struct verification *)work; /* its first member */
-    request_set_role(ROLE_DEVICE);
-    verify_job(verification->job);
+    struct loop *loop = context;
+    struct job *job = finishing->job;
+    struct request *request = job->request;
+    loop->finishing--;
+    job->finishing = NULL;
+    if (request != NULL) {
+        attn_error *error = finishing->error.status != ATTN_OK ? &finishing->error : &job->results[0].error;
+        request->encoder = finishing->encoder; /* the request's now */
+        finishing->encoder = NULL;
+        if (error->status != ATTN_OK && (error == &finishing->error || !job->call->envelope))
+            request_fail_status(request, error);
+    }
+    finish_free(finishing); /* and its reference, as in batch_done() */
+    if (request != NULL) conclude(loop, job);
 }
 
-static void on_verified(uv_work_t *work, int status)
+static void finish(struct loop *loop, struct job *job)
 {
-    struct verification *verification = (struct verification *)work;
-    struct loop *loop = work->loop->data;
-    struct job *job = verification->job;
-    (void)status;
-    loop->verifying--;
-    free(verification);
-    const bool wanted = job->request != NULL;
-    job_release(job); /* as in batch_done() */
-    if (!wanted) return;
-    attn_error *error = &job->results[0].error;
-    if (!job->call->envelope && error->status != ATTN_OK) request_fail_status(job->request, error);
-    conclude(loop, job);
-}
-
-static void verify(struct loop *loop, struct job *job)
-{
-    struct verification *verification = calloc(1, sizeof *verification);
-    if (verification == NULL) {
-        cancel(loop, job->request, PROTO_E_OUT_OF_MEMORY, "no memory to verify");
+    job->finishing = finish_new(job, job->request->id, on_finished, loop);
+    if (job->finishing == NULL) {
+        cancel(loop, job->request, PROTO_E_OUT_OF_MEMORY, "no memory to verify or to measure the answer");
         return;
     }
-    verification->job = job_hold(job);
-    request_move(job->request, REQUEST_VERIFYING);
-    loop->verifying++;
-    /* It fails only without a function to call. */
-    if (uv_queue_work(&loop->uv, &verification->work, verify_work, on_verified) != 0) abort();
+    request_move(job->request, REQUEST_FINISHING);
+    loop->finishing++;
+    finish_start(job->finishing, &loop->uv);
 }
 
 static void hurry(struct loop *loop);
@@ -401,7 +390,7 @@ static void batch_done(struct loop *loop, struct batch *batch)
                 hand_back(loop, request);
             } else {
                 batch_note_times(batch, job);
-                if (job->wants_verify) verify(loop, job);
+                if (job->wants_verify || job->wants_measure) finish(loop, job);
                 else conclude(loop, job);
             }
         }
@@ -611,8 +600,8 @@ static void close_handle(uv_handle_t *handle, void *context)
 
 void loop_close(struct loop *loop)
 {
-    /* Verifications and watches end; messages of batches that came back late are handled by nobody but freed here. */
-    while (loop->verifying > 0) uv_run(&loop->uv, UV_RUN_ONCE);
+    /* What is being finished ends with the piece that runs, for nobody waits for it; watches end; messages of batches that came back late are handled by nobody but freed here. */
+    while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);
     pthread_mutex_destroy(&loop->box.lock);
     uv_walk(&loop->uv, close_handle, NULL);

@@ -20,7 +20,10 @@
 #include "server/work/contexts.h"
 #include "server/work/verify.h"
 
-enum { ALIGNMENT = 64 };
+enum {
+    ALIGNMENT = 64,
+    MEASURE_AT_ONCE = 4096, /* numbers whose text is measured by the HTTP thread itself: a millisecond at most */
+};
 
 /* Jobs above this are never joined with others: they keep a device busy alone, and small ones should not wait for
  * them. */
@@ -168,6 +171,18 @@ static attn_status count_outputs(const proto_item *item, size_t *bytes, attn_err
     return ATTN_OK;
 }
 
+/* What an answer writes as text. */
+static int64_t count_numbers(const proto_item *item)
+{
+    int64_t sum = 0;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        const attn_tensor *t = &item->problem.tensor[id];
+        int64_t elements;
+        if ((item->outputs >> id & 1) && attn_shape_elements(t->rank, t->shape, &elements)) sum += elements;
+    }
+    return sum;
+}
+
 static void place_outputs(proto_item *item, char **at)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -195,6 +210,7 @@ attn_status job_prepare(struct job *job, const attn_device *device, attn_error *
     proto_call *call = job->call;
     size_t bytes = 0;
     int saves = 0;
+    int64_t verify_left = VERIFY_MAX_MULTIPLY_ADDS, numbers = 0;
     attn_status status;
 
     for (int i = 0; i < call->count; i++) {
@@ -205,7 +221,7 @@ attn_status job_prepare(struct job *job, const attn_device *device, attn_error *
         if (error->status == ATTN_OK && attn_kernel(device, &item->problem, error) == NULL && error->status == ATTN_OK)
             attn_fail(error, ATTN_UNSUPPORTED, NULL, "no kernel of this device computes this");
         if (error->status == ATTN_OK && item->save) complete_saved_outputs(item, error);
-        if (error->status == ATTN_OK && item->verify_rows != 0) verify_check(item, error);
+        if (error->status == ATTN_OK && item->verify_rows != 0) verify_check(item, &verify_left, error);
         if (error->status == ATTN_OK) count_outputs(item, &bytes, error);
         if (error->status != ATTN_OK) {
             give_context_back(job, i);
@@ -218,6 +234,7 @@ attn_status job_prepare(struct job *job, const attn_device *device, attn_error *
         job->runnable++;
         job->flops += attn_flops(&item->problem);
         job->wants_verify |= item->verify_rows != 0;
+        if (item->encoding == PROTO_ARRAY) numbers += count_numbers(item);
         saves += item->save;
     }
 
@@ -238,6 +255,7 @@ attn_status job_prepare(struct job *job, const attn_device *device, attn_error *
         if (job->results[i].error.status == ATTN_OK) place_outputs(&call->items[i], &at);
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
     job->kind = kind_of(job);
+    job->wants_measure = numbers > MEASURE_AT_ONCE;
 
     if (saves == 0) return ATTN_OK;
     job->wants_save = true;

@@ -21,6 +21,7 @@
 
 struct batch;
 struct caller;
+struct finishing;
 struct contexts;
 struct request;
 
@@ -50,11 +51,13 @@ struct job {
     struct caller *caller; /* on whose account it runs: a reference */
     struct job **saved;    /* per item: the job whose context it uses (a reference is held), or NULL; NULL: none does */
     bool wants_verify, wants_save;
+    bool wants_measure;  /* so many numbers are written as text that their length is found out beforehand, in pieces */
     bool holds_contexts; /* taken or reserved: somebody must still call job_finish_contexts() */
     int context_count;   /* entries that pin this job: contexts.c's, under its lock */
 
     /* The loop's. */
     struct request *request;     /* NULL: nobody waits for it any more */
+    struct finishing *finishing; /* what is done with it after it ran; NULL: nothing */
     struct batch *batch;         /* that it runs in; NULL: none */
     struct job *next, *previous; /* in the queue */
     int64_t queued_ns, started_ns;

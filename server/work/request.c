@@ -128,6 +128,7 @@ void request_free(struct request *request)
 {
     if (request == NULL) return;
     request_drop_body(request);
+    proto_encoder_free(request->encoder);
     job_release(request->job);
     caller_release(request->caller);
     request_move(request, REQUEST_FREED);

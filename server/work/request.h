@@ -28,12 +28,12 @@ enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 /* state, label, owner, whose its job is, leaves when, to, in. Any state may go to ANSWERING early: an error is an
  * answer, and a small problem of the CPU is computed by the HTTP thread itself (devices_run_here). A job that runs is
  * left behind, and freed when the device brings it back: soon, for a batch that nobody waits for is cancelled. */
-#define REQUEST_STATE_MAP(X)                                                                                        \
-    X(RECEIVING, "receiving", HTTP, HTTP, "the last byte arrived and it checks", QUEUED, "daemon.c: body_done")     \
-    X(QUEUED, "queued", LOOP, LOOP, "a batch formed", RUNNING, "loop.c: dispatch")                                  \
-    X(RUNNING, "running", LOOP, DEVICE, "the output was copied back", VERIFYING, "loop.c: batch_done")              \
-    X(VERIFYING, "verifying", LOOP, DEVICE, "the rows asked for were recomputed", ANSWERING, "loop.c: on_verified") \
-    X(ANSWERING, "answering", HTTP, HTTP, "the client has it, or left", FREED, "daemon.c: on_completed")            \
+#define REQUEST_STATE_MAP(X)                                                                                         \
+    X(RECEIVING, "receiving", HTTP, HTTP, "the last byte arrived and it checks", QUEUED, "daemon.c: body_done")      \
+    X(QUEUED, "queued", LOOP, LOOP, "a batch formed", RUNNING, "loop.c: dispatch")                                   \
+    X(RUNNING, "running", LOOP, DEVICE, "the output was copied back", FINISHING, "loop.c: batch_done")               \
+    X(FINISHING, "finishing", LOOP, DEVICE, "rows are verified, numbers measured", ANSWERING, "loop.c: on_finished") \
+    X(ANSWERING, "answering", HTTP, HTTP, "the client has it, or left", FREED, "daemon.c: on_completed")             \
     X(FREED, "freed", NONE, NONE, "never", FREED, "")
 
 enum request_state {
@@ -123,6 +123,8 @@ struct request {
     bool gone;           /* the client left while it waited: nothing to answer */
     int http_status;     /* of the answer; 0: none yet */
     uint64_t sent_bytes; /* of its body */
+
+    proto_encoder *encoder; /* of the answer, measured already; NULL: none yet */
 
     /* Waiting: the loop's. */
     struct deadline deadline;

@@ -159,3 +159,76 @@ def test_what_cannot_be_done_before_its_deadline_is_refused_at_once(serve):
     assert time.monotonic() - start < 3 * service.SLOWER
     assert answer.status == 504 and answer.json()['code'] == 'deadline-exceeded', answer
     assert answer.json()['detail'].startswith('this takes 16 seconds here at the very least, and the deadline is in '), answer
+
+
+# ---- Answers written as numbers, rows recomputed ----------------------------------------------------------------------
+
+
+def wordy(rows, **options):
+    """A forward of rows x 256 numbers for 10 bytes a row of body, written as text."""
+    q = {'shape': [1, rows, 1, 1], 'dtype': 'float16', 'data': service.b64(b'\x00\x3c' * rows)}
+    k = {'shape': [1, 1, 1, 1], 'dtype': 'float16', 'data': 'ADw='}
+    v = {'shape': [1, 1, 1, 256], 'dtype': 'float16', 'data': service.b64(bytes(range(1, 65)) * 8)}
+    return json.dumps({'q': q, 'k': k, 'v': v, 'out_dtype': 'float32', 'outputs': ['out'], 'encoding': 'array', **options}).encode()
+
+
+def test_an_answer_of_a_million_numbers_holds_no_thread_while_its_length_is_measured(serve):
+    server = serve('--http-threads', 4)
+    body = wordy(16384)
+    with Probe(server) as probe:
+        left = leave_behind(server, body, 8)
+        time.sleep(0.2)
+        for s in left[:4]:
+            s.close()
+        answer = server.post(FORWARD, wordy(4096))
+        for s in left[4:]:
+            s.close()
+    assert answer.status == 200 and int(answer.headers['content-length']) == len(answer.body)
+    out = wire.value(answer.json()['out'])
+    assert out.shape == (1, 4096, 1, 256) and (out == out[0, 0, 0]).all()
+    probe.check()
+    assert eventually(lambda: server.inflight() == 0, 5)
+    stops_at_once(server, 5)
+
+
+def test_a_deadline_ends_the_measuring(serve):
+    server = serve()
+    start = time.monotonic()
+    answer = server.post(FORWARD, wordy(1 << 16), {'X-Request-Timeout-Ms': '700'})
+    took = time.monotonic() - start
+    assert answer.status == 504, answer.status
+    assert took < 2 * service.SLOWER, f'504 after {took:.1f} s'
+
+
+def proven(rows, **options):
+    """A forward whose verification is rows * 2^16 multiply-adds of float64."""
+    q = {'shape': [1, rows, 1, 16], 'dtype': 'float16', 'data': service.b64(b'\x00\x2c' * (16 * rows))}
+    k = {'shape': [1, 2048, 1, 16], 'dtype': 'float16', 'data': service.b64(b'\x00\x2c' * (16 * 2048))}
+    return {'q': q, 'k': k, 'v': k, 'outputs': ['out'], 'verify': 'all', **options}
+
+
+def test_a_body_has_one_budget_for_all_rows_that_it_wants_verified(serve):
+    server = serve()
+    answer = server.post(FORWARD, {'requests': [proven(6000)] * 40})
+    assert answer.status == 200
+    responses = answer.json()['responses']
+    assert [r.get('verification', {}).get('rows', 0) for r in responses] == [6000] * 2 + [0] * 38
+    assert responses[2]['error']['detail'] == \
+        'verify: takes 393281536 multiply-adds, and the problems before it leave 287178752 of the 1073741824 of a body'
+    assert responses[2]['error']['status'] == 422
+
+
+def test_verification_ends_with_the_deadline_and_with_the_server(serve):
+    server = serve('--drain-ms', 300)
+    body = json.dumps(proven(15000)).encode()
+    with Probe(server) as probe:
+        start = time.monotonic()
+        answer = server.post(FORWARD, body, {'X-Request-Timeout-Ms': '400'})
+        took = time.monotonic() - start
+        left = leave_behind(server, body, 12)
+        time.sleep(0.3)
+    assert answer.status == 504 and took < 1.5 * service.SLOWER, (answer, took)
+    probe.check()
+    stops_at_once(server, 4)
+    for s in left:
+        s.close()

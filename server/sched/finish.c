@@ -1,0 +1,89 @@
+/* finish.c: verify and measure, a piece at a time. See finish.h. */
+#include "server/sched/finish.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "server/base/clock.h"
+
+enum {
+    PIECE_NS = 10000000, /* after which it is somebody else's turn */
+    NUMBERS = 4096,      /* between two looks at the clock */
+};
+
+struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
+                             void *context)
+{
+    struct finishing *finishing = calloc(1, sizeof *finishing);
+    if (finishing == NULL) return NULL;
+    finishing->job = job_hold(job);
+    snprintf(finishing->id, sizeof finishing->id, "%s", id);
+    finishing->done = done;
+    finishing->context = context;
+    return finishing;
+}
+
+void finish_free(struct finishing *finishing)
+{
+    if (finishing->verifier) attn_verifier_close(finishing->verifier);
+    proto_encoder_free(finishing->encoder);
+    job_release(finishing->job);
+    free(finishing);
+}
+
+/* One row of the item that is verified; true when no item is left. */
+static bool verify_step(struct finishing *finishing)
+{
+    struct job *job = finishing->job;
+    const proto_item *item = &job->call->items[finishing->item];
+    proto_result *result = &job->results[finishing->item];
+    if (finishing->item == job->call->count) return true;
+    if (result->error.status != ATTN_OK || item->verify_rows == 0 ||
+        (finishing->verifier == NULL &&
+         attn_verifier_open(&item->problem, item->verify_rows, &finishing->verifier, &result->error) != ATTN_OK)) {
+        finishing->item++;
+        return false;
+    }
+    if (!attn_verifier_step(finishing->verifier)) return false;
+    const attn_verification found = attn_verifier_close(finishing->verifier);
+    finishing->verifier = NULL;
+    result->verified = true;
+    result->verification =
+        (proto_verification){ .max_abs = found.max_abs, .relative = found.relative, .rows = found.rows };
+    finishing->item++;
+    return false;
+}
+
+/* True when the length is known, or cannot be. */
+static bool measure_step(struct finishing *finishing)
+{
+    struct job *job = finishing->job;
+    if (!job->wants_measure) return true;
+    if (finishing->encoder == NULL &&
+        proto_encoder_new(job->call, job->results, finishing->id, &finishing->encoder, &finishing->error) != ATTN_OK)
+        return true;
+    return proto_encoder_measure(finishing->encoder, NUMBERS);
+}
+
+static void piece(uv_work_t *work)
+{
+    struct finishing *finishing = (struct finishing *)work; /* its first member */
+    const int64_t until_ns = clock_ns() + PIECE_NS;
+    request_set_role(ROLE_DEVICE);
+    do finishing->complete = verify_step(finishing) && measure_step(finishing);
+    while (!finishing->complete && clock_ns() < until_ns);
+}
+
+static void after_piece(uv_work_t *work, int status)
+{
+    struct finishing *finishing = (struct finishing *)work;
+    (void)status;
+    if (finishing->complete || finishing->cancelled) finishing->done(finishing->context, finishing);
+    else finish_start(finishing, work->loop);
+}
+
+void finish_start(struct finishing *finishing, uv_loop_t *uv)
+{
+    /* It fails only without a function to call. */
+    if (uv_queue_work(uv, &finishing->work, piece, after_piece) != 0) abort();
+}
