@@ -177,7 +177,7 @@ typedef enum attn_alignment { ATTN_BOTTOM_RIGHT, ATTN_TOP_LEFT } attn_alignment;
 /* One attention problem. Zero-initialise it with ATTN_PROBLEM_INIT, then fill in what is given.
  *
  *   s_ij = scale * q_i . k_j          t_ij = softcap > 0 ? softcap * tanh(s_ij / softcap) : s_ij
- *   z_ij = t_ij + bias_ij - slope_h * |i + Sk - Sq - j|,  -inf where a mask hides (i, j)
+ *   z_ij = t_ij + bias_ij - slope_h * |i + Sk - Sq - j|,  at most FLT_MAX in size, -inf where a mask hides (i, j)
  *   lse_i = ln(sum_j exp z_ij + exp sink_h)     out_i = sum_j exp(z_ij - lse_i) M_ij v_j     M: dropout, 1 without
  *
  * An output tensor whose rank is 0 is not computed (out and lse of a forward, each gradient of a backward).
@@ -195,8 +195,8 @@ typedef struct attn_problem {
     attn_layout layout;       /* order of the axes of q k v out and their gradients */
     attn_alignment alignment; /* of causal and window: i' = i + Sk - Sq (bottom right), or i' = i */
     bool has_scale;           /* false: scale is 1/sqrt(D) */
-    double scale;             /* any finite value, 0 and negative too */
-    double softcap;           /* 0: off */
+    double scale;             /* any float32, 0 and negative too */
+    double softcap;           /* 0: off; else a normal float32 */
     bool causal;              /* query i sees keys j <= i' */
     int64_t window_left;      /* query i sees i' - left <= j <= i' + right; -1: unbounded */
     int64_t window_right;

@@ -16,6 +16,7 @@
  *
  * Sizes: every axis is at most AXIS_MAX and every tensor's bytes fit in int64_t, so that sums of lengths, pairs of
  * lengths (Sq * Sk) and all offsets can be computed without further checks; B * H is at most ATTN_MAX_HEADS. */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -388,10 +389,12 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
 
 static attn_status check_options(const attn_problem *p, attn_error *err)
 {
-    if (p->has_scale && !isfinite(p->scale))
-        return attn_fail(err, ATTN_INVALID, "/scale", "scale: is %g, must be finite", p->scale);
-    if (!isfinite(p->softcap) || p->softcap < 0)
-        return attn_fail(err, ATTN_INVALID, "/softcap", "softcap: is %g, must be finite and at least 0", p->softcap);
+    if (p->has_scale && !(fabs(p->scale) <= FLT_MAX)) /* NaN too */
+        return attn_fail(err, ATTN_INVALID, "/scale", "scale: is %g, must be between -3.4e38 and 3.4e38 (a float32)",
+                         p->scale);
+    if (p->softcap != 0 && !(p->softcap >= FLT_MIN && p->softcap <= FLT_MAX))
+        return attn_fail(err, ATTN_INVALID, "/softcap",
+                         "softcap: is %g, must be 0 or between 1.18e-38 and 3.4e38 (a float32)", p->softcap);
     if (p->window_left < -1)
         return attn_fail(err, ATTN_INVALID, "/window/0", "window: [0] is %lld, must be at least 0, or -1 for unbounded",
                          (ll)p->window_left);

@@ -19,6 +19,10 @@
 
 #include "dtype.h"
 
+/* An lse of this size says nothing about the sum that it is the logarithm of: in float32 its last bit is worth 2. A backward
+ * that is given such a one takes it from the scores. */
+#define ATTN_LSE_MOST 16777216.0f
+
 ATTN_HD int64_t attn_min64(int64_t a, int64_t b)
 {
     return a < b ? a : b;

@@ -98,19 +98,28 @@ static void zero_dbias_slice(const struct flash *f, int64_t slice)
         memset(flash_at(&f->g.view[ATTN_T_dbias], b, h, i), 0, (size_t)dbias->shape[3] * sizeof(float));
 }
 
+/* lse of a row whose given lse (NaN, or ATTN_LSE_MOST and more) does not say what the sum of its exponentials is. */
+static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int r, float given)
+{
+    double out[ATTN_MAX_HEAD_DIM];
+    flash_keep_lse(f, t->row0 + r,
+                   given != given ? (struct flash_lse){ NAN, 0 }
+                                  : flash_exact_row(f, t->b, t->h + r / t->n, t->i0 + r % t->n, out));
+}
+
 /* lse and delta of a row tile from the caller's out and lse. */
 static void load_statistics(const struct flash *f, const struct flash_tile *t)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse];
-    const attn_view *dout = &f->g.view[ATTN_T_dout], *dlse = &f->g.view[ATTN_T_dlse];
+    const attn_view *dlse = &f->g.view[ATTN_T_dlse];
     const int64_t first = t->seq->s.q_start + t->i0;
     for (int head = 0; head < t->heads; head++) {
         const int64_t h = t->h + head, row = t->row0 + (int64_t)head * t->n;
-        f->simd->row_dots(t->n, (int)f->g.dims.Dv, flash_at(dout, t->b, h, first), dout->dtype, dout->row,
-                          flash_at(out, t->b, h, first), out->dtype, out->row, f->delta + row);
+        flash_deltas(f, t->b, h, first, t->n, flash_at(out, t->b, h, first), out->dtype, out->row, f->delta + row);
         for (int r = 0; r < t->n; r++) {
             const float x = *(const float *)flash_at(lse, t->b, h, first + r);
             f->lse2[row + r] = x == -INFINITY ? INFINITY : (float)(x * M_LOG2E);
+            if (!(fabsf(x) < ATTN_LSE_MOST) && x != -INFINITY) keep_lse_anew(f, t, head * t->n + r, x);
             if (x == -INFINITY) f->delta[row + r] = 0;
             if (f->p->dlse.rank) f->delta[row + r] -= *(const float *)flash_at(dlse, t->b, h, first + r);
         }
@@ -141,9 +150,10 @@ void flash_rows_item(const struct flash *f, char *scratch, int64_t item)
         type->pack_a(t.rows, Dv, rows, f->p->dout.dtype, stride, f->dOa + t.row0 * f->do_lda * es, f->do_lda);
     f->dO_dirty[t.row0 / FLASH_UNIT] = false;
     if (f->p->dv.rank)
-        f->dO_dirty[t.row0 / FLASH_UNIT] = !flash_pack_clean_at(f, t.rows, Dv, rows, f->p->dout.dtype, stride,
-                                                                f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes, lda,
-                                                                room.clean);
+        f->dO_dirty[t.row0 / FLASH_UNIT] = flash_pack_clean_at(f, t.rows, Dv, rows, f->p->dout.dtype, stride,
+                                                               f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes, lda,
+                                                               room.clean) &
+                                           FLASH_UNREAL;
     if (!f->recompute) load_statistics(f, &t);
     if (f->dQ) memset(f->dQ + t.row0 * f->dq_ld, 0, (size_t)(t.rows * f->dq_ld) * sizeof *f->dQ);
 }
@@ -215,18 +225,26 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
 }
 
 /* lse2 for gradient(). A row whose lse is NaN would make NaN of hidden pairs too: such a row's visible scores
- * become NaN instead, and its lse2 (of the copy in `room`) any number. */
-static const float *calm(const struct flash_tile *t, const struct flash_cell *cell, const float *lse2,
-                         const struct room *room)
+ * become NaN instead, and its lse2 (of the copy in `room`) any number. A row whose lse is in f->exact gets the scores that
+ * go with an lse2 of 0. j: the cell's first key; c: see flash_scores(). */
+static const float *calm(const struct flash *f, const struct flash_tile *t, int64_t j, const struct flash_cell *cell,
+                         float c, const struct room *room)
 {
+    const float *lse2 = f->lse2 + t->row0;
     bool any = false;
     for (int r = 0; r < t->rows; r++) any |= lse2[r] != lse2[r];
     if (!any) return lse2;
     for (int r = 0; r < t->rows; r++) {
         const bool spoils = lse2[r] != lse2[r];
+        const struct flash_lse exact = spoils ? f->exact[t->row0 + r] : (struct flash_lse){ 0, 0 };
+        float *S = room->S + r * room->ld;
         room->lse2[r] = spoils ? 0 : lse2[r];
-        for (int c = 0; spoils && c < cell->cols; c++)
-            if (room->S[r * room->ld + c] != -INFINITY) room->S[r * room->ld + c] = NAN;
+        if (spoils && exact.top == exact.top)
+            flash_exact_scores(f, t, r, j, cell->cols, exact, c * M_LN2, S,
+                               room->cap ? room->cap + r * room->ld : NULL);
+        else
+            for (int x = 0; spoils && x < cell->cols; x++)
+                if (S[x] != -INFINITY) S[x] = NAN;
     }
     return room->lse2;
 }
@@ -259,7 +277,8 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         if (!packed) { /* the first row tile that sees these keys */
             type->pack_bt(n, D, flash_at(k, b, hk, first), k->dtype, k->row, room.Kt, ldk);
             if (f->dQ)
-                flash_pack_clean_b(f, n, D, flash_at(k, b, hk, first), k->dtype, k->row, room.Kb, ldkb, room.clean);
+                flash_pack_clean_b(f, type, n, D, flash_at(k, b, hk, first), k->dtype, k->row, room.Kb, ldkb,
+                                   room.clean);
             if (dS) type->pack_bt(n, Dv, flash_at(v, b, hk, first), v->dtype, v->row, room.Vt, ldv);
             memset(room.dKt, 0, (size_t)(D * room.ldt) * sizeof *room.dKt);
             memset(room.dVt, 0, (size_t)(Dv * room.ldt) * sizeof *room.dVt);
@@ -290,7 +309,7 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
             .S = room.S,
             .dP = dS ? room.dP : room.S,
             .c = c,
-            .lse2 = calm(&t, &cell, f->lse2 + t.row0, &room),
+            .lse2 = calm(f, &t, j0 + cell.c0, &cell, c, &room),
             .delta = f->delta + t.row0,
             .cap = room.cap,
             .drop = room.drop,
@@ -356,13 +375,16 @@ void flash_keys_item(const struct flash *f, char *scratch, int64_t item)
 
 static double dsink_of(const struct flash *f, int64_t h)
 {
-    const double sink = *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) * M_LOG2E;
+    const double sink = *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0);
     double sum = 0;
     if (sink == -INFINITY) return 0;
     for (int64_t b = 0; b < f->B; b++)
         for (int64_t i = 0; i < f->seq[b].s.Sq; i++) {
             const int64_t row = flash_row_of(f, b, h, i);
-            if (f->lse2[row] != INFINITY) sum -= exp2(sink - f->lse2[row]) * f->delta[row];
+            const float lse2 = f->lse2[row];
+            const struct flash_lse *exact = &f->exact[row];
+            if (lse2 != lse2) sum -= exp(sink - exact->top - exact->rest) * f->delta[row];
+            else if (lse2 != INFINITY) sum -= exp2(sink * M_LOG2E - lse2) * f->delta[row];
         }
     return sum;
 }

@@ -144,6 +144,6 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch)
     }
     for (int n = 0; n < lanes; n++) {
         const struct lane *lane = &room.lanes[n];
-        flash_part(f, &lane->t, split, lane->O, room.ldo, lane->m, lane->l, room.inverse);
+        flash_part(f, &lane->t, split, lane->O, room.ldo, lane->m, lane->l, room.inverse, true);
     }
 }

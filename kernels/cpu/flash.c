@@ -170,8 +170,10 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
 
 /* Types of several parts pad D and Dv to 32 and are about 1.4 (three parts) or 2 times as fast as f32 products
  * where nothing is padded. */
-static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv)
+static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
+    /* Where scores are numbers of ordinary size in spite of such a scale, the products are next to nothing: bf16's take that for 0. */
+    if (fabs(scale) > 0x1p32) return &simd->f32;
     /* e4m3 is exact in bf16. */
     const struct simd_type *t = simd_type_for(simd, dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype);
     const int64_t padded = simd_round_up(D, SIMD_PANEL) + simd_round_up(Dv, SIMD_PANEL);
@@ -185,10 +187,15 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     f->p = p;
     f->simd = simd;
     f->g = attn_geometry_of(p);
-    f->type = type_of(simd, p->q.dtype, f->g.dims.D, f->g.dims.Dv);
+    f->type = type_of(simd, p->q.dtype, f->g.dims.D, f->g.dims.Dv, f->g.scale);
     f->B = f->g.dims.B;
     f->backward = p->op == ATTN_OP_BACKWARD;
     f->recompute = f->backward && p->lse.rank == 0;
+    f->forward_type = f->type;
+    /* Distances of ALiBi are hundreds: of the P V that delta is made of every bit counts, so P is two numbers, as for float16. Whether
+     * the gradient of the slopes is wanted does not matter: it may not change another's bits. */
+    if (f->recompute && p->alibi_slopes.rank && f->type->dtype == ATTN_BF16 && f->type->parts == 1)
+        f->forward_type = type_of(simd, ATTN_F16, f->g.dims.D, f->g.dims.Dv, f->g.scale);
     f->plain = !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank &&
                !p->mask_startend_rows.rank;
     f->drop_threshold = attn_dropout_threshold(p->dropout_p);
@@ -226,14 +233,15 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
 static void cut(struct flash *f, const struct sums *sums, struct flash_arena *arena)
 {
     const attn_dims *d = &f->g.dims;
-    const struct simd_type *t = f->type;
+    const struct simd_type *t = f->type, *forward_t = f->forward_type;
     const int64_t es = simd_element_bytes(t);
     f->seq = flash_take(arena, f->B, sizeof *f->seq);
     const bool forward = !f->backward || f->recompute;
     if (forward) {
-        f->kv_key_bytes = (simd_round_up(d->D, t->k_multiple) + simd_round_up(d->Dv, SIMD_PANEL)) * es * t->parts;
+        f->kv_key_bytes = (simd_round_up(d->D, forward_t->k_multiple) + simd_round_up(d->Dv, SIMD_PANEL)) *
+                          simd_element_bytes(forward_t) * forward_t->parts;
         f->kv = flash_take(arena, sums->keys, f->kv_key_bytes);
-        f->v_dirty = flash_take(arena, sums->packs, 1);
+        f->v_values = flash_take(arena, sums->packs, 1);
         f->part_O = flash_take(arena, sums->parts, d->Dv * 4);
         f->part_m = flash_take(arena, sums->parts, 4);
         f->part_l = flash_take(arena, sums->parts, 4);
@@ -254,6 +262,7 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
         f->dO_dirty = flash_take(arena, sums->rows / FLASH_UNIT + 1, 1);
         f->lse2 = flash_take(arena, sums->rows, 4);
         f->delta = flash_take(arena, sums->rows, 4);
+        f->exact = flash_take(arena, sums->rows, sizeof *f->exact);
         if (f->p->dq.rank) f->dQ = flash_take(arena, sums->rows, f->dq_ld * 4);
         f->chunks = sums->longest_chunks;
         f->progress = flash_take(arena, sums->chunks, sizeof *f->progress);
@@ -609,38 +618,61 @@ const void *flash_gather(const struct flash_tile *t, const attn_view *view, int 
     return room;
 }
 
-/* Widens FLASH_UNIT rows, replaces what is not finite, and packs that. */
-static void pack_clean_unit(const struct flash *f, flash_pack pack, int rows, int cols, const void *X, attn_dtype dtype,
-                            int64_t stride, void *operand, int64_t ld, float *room)
+void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, int n, const void *O, attn_dtype dtype,
+                  int64_t stride, float *delta)
 {
+    const attn_view *dout = &f->g.view[ATTN_T_dout];
+    const int Dv = (int)f->g.dims.Dv;
+    if (f->type->dtype != ATTN_BF16 || f->type->parts > 1 || dout->dtype == ATTN_BF16) {
+        f->simd->row_dots(n, Dv, O, dtype, stride, flash_at(dout, b, h, first), dout->dtype, dout->row, delta);
+        return;
+    }
+    for (int r = 0; r < n; r++) {
+        float wide[ATTN_MAX_HEAD_DIM];
+        uint16_t rounded[ATTN_MAX_HEAD_DIM];
+        f->simd->load(Dv, flash_at(dout, b, h, first + r), dout->dtype, wide);
+        f->simd->save(Dv, wide, rounded, ATTN_BF16);
+        f->simd->row_dots(1, Dv, (const char *)O + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, stride,
+                          rounded, ATTN_BF16, Dv, delta + r);
+    }
+}
+
+/* Widens FLASH_UNIT rows, replaces what is not finite, and packs that. Returns enum flash_values. */
+static int pack_clean_unit(const struct flash *f, flash_pack pack, int rows, int cols, const void *X, attn_dtype dtype,
+                           int64_t stride, void *operand, int64_t ld, float *room)
+{
+    int found = FLASH_TAME;
     for (int r = 0; r < rows; r++) {
         f->simd->load(cols, (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, room + r * cols);
         for (int c = 0; c < cols; c++)
-            if (!isfinite(room[r * cols + c])) room[r * cols + c] = 0;
+            if (!isfinite(room[r * cols + c])) room[r * cols + c] = 0, found |= FLASH_UNREAL;
     }
-    pack(rows, cols, room, ATTN_F32, cols, operand, ld);
+    if (!pack(rows, cols, room, ATTN_F32, cols, operand, ld)) found |= FLASH_LARGE;
+    return found;
 }
 
-bool flash_pack_clean_b(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride,
-                        void *B, int64_t ldb, float *room)
+int flash_pack_clean_b(const struct flash *f, const struct simd_type *type, int rows, int cols, const void *X,
+                       attn_dtype dtype, int64_t stride, void *B, int64_t ldb, float *room)
 {
-    if (f->type->pack_b(rows, cols, X, dtype, stride, B, ldb)) return true;
-    const int64_t es = simd_element_bytes(f->type);
+    int found = FLASH_TAME;
+    if (type->pack_b(rows, cols, X, dtype, stride, B, ldb)) return found;
+    const int64_t es = simd_element_bytes(type);
     for (int r = 0; r < rows; r += FLASH_UNIT)
-        pack_clean_unit(f, f->type->pack_b, (int)attn_min64(FLASH_UNIT, rows - r), cols,
-                        (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, stride,
-                        (char *)B + (int64_t)r * SIMD_PANEL * es, ldb, room);
-    return false;
+        found |= pack_clean_unit(f, type->pack_b, (int)attn_min64(FLASH_UNIT, rows - r), cols,
+                                 (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, stride,
+                                 (char *)B + (int64_t)r * SIMD_PANEL * es, ldb, room);
+    return found;
 }
 
-bool flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride,
-                         void *A, int64_t lda, float *room)
+int flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride,
+                        void *A, int64_t lda, float *room)
 {
-    if (f->type->pack_at(rows, cols, X, dtype, stride, A, lda)) return true;
+    int found = FLASH_TAME;
+    if (f->type->pack_at(rows, cols, X, dtype, stride, A, lda)) return found;
     const int64_t es = simd_element_bytes(f->type);
     for (int r = 0; r < rows; r += FLASH_UNIT)
-        pack_clean_unit(f, f->type->pack_at, (int)attn_min64(FLASH_UNIT, rows - r), cols,
-                        (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, stride,
-                        (char *)A + r * es, lda, room);
-    return false;
+        found |= pack_clean_unit(f, f->type->pack_at, (int)attn_min64(FLASH_UNIT, rows - r), cols,
+                                 (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, stride,
+                                 (char *)A + r * es, lda, room);
+    return found;
 }

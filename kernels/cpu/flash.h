@@ -31,6 +31,8 @@
 #ifndef ATTN_CPU_FLASH_H
 #define ATTN_CPU_FLASH_H
 
+#include <math.h>
+
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/tiles.h"
@@ -48,6 +50,18 @@ enum {
 enum flash_path {
     FLASH_DOTS, /* decode.c: so few rows that K and V are read as they lie in memory */
     FLASH_TILES /* forward.c: matrix products on packed tiles */
+};
+
+/* lse of a row as its largest score and the logarithm of what is left, in natural units; -inf and 0: nothing is seen. */
+struct flash_lse {
+    double top, rest;
+};
+
+/* What a pack found among the values of a tile. */
+enum flash_values {
+    FLASH_TAME = 0,
+    FLASH_LARGE = 1, /* some are so large (2^64) that their sum may be infinite */
+    FLASH_UNREAL = 2 /* some are NaN or infinite; the pack has zeros in their place */
 };
 
 /* One sequence of a problem. The prefix sums (…0) count over the sequences before this one, all key/value heads
@@ -89,7 +103,8 @@ struct flash_cell {
 struct flash {
     const attn_problem *p;
     const struct simd *simd;
-    const struct simd_type *type;
+    const struct simd_type *type;         /* of the products; in a backward of those for gradients */
+    const struct simd_type *forward_type; /* of forward's: the same, or more exact */
     attn_geometry g;
     bool backward, recompute; /* recompute: backward that starts with a forward */
     bool plain;               /* scores need no more than a scale > 0 and ranges of columns */
@@ -106,7 +121,7 @@ struct flash {
 
     /* By key, FLASH_TILES with packs: per key tile K^T as B operand, then V as B operand. */
     char *kv;
-    uint8_t *v_dirty;             /* a key tile's V holds NaN or infinity */
+    uint8_t *v_values;            /* enum flash_values of a key tile's V */
     int64_t kv_key_bytes;         /* kv bytes of a key */
     attn_mask_extremes *extremes; /* [B][mask heads][mask_blocks] */
     int64_t mask_heads, mask_blocks;
@@ -115,10 +130,11 @@ struct flash {
     float *part_O, *part_m, *part_l;
 
     /* By row, backward. */
-    char *Qa, *dOa;   /* A operands, row by row */
-    char *Qat, *dOat; /* transposed A operands, tile by tile */
-    float *lse2, *delta, *dQ;
-    uint8_t *dO_dirty; /* a row tile's dO holds NaN or infinity; by row0 / FLASH_UNIT */
+    char *Qa, *dOa;           /* A operands, row by row */
+    char *Qat, *dOat;         /* transposed A operands, tile by tile */
+    float *lse2, *delta, *dQ; /* lse2: NaN where the row's lse is in `exact` */
+    struct flash_lse *exact;  /* see exact.c; written for the rows that need it */
+    uint8_t *dO_dirty;        /* a row tile's dO holds NaN or infinity; by row0 / FLASH_UNIT */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld; /* unit: bytes of FLASH_UNIT rows of Qat, dOat */
 
     /* Backward, by chunk. */
@@ -223,14 +239,14 @@ int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 /* scale of a key/value head: the problem's, times the fp8 factors of q and k. */
 double flash_scale(const struct flash *f, int64_t b, int64_t hk);
 
-/* pack_b or pack_at with NaN and infinity replaced by 0. False where there was any. `room`: FLASH_UNIT * cols
+/* pack_b or pack_at with NaN and infinity replaced by 0. Returns enum flash_values. `room`: FLASH_UNIT * cols
  * floats. */
 typedef bool (*flash_pack)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *operand,
                            int64_t ld);
-bool flash_pack_clean_b(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride,
-                        void *B, int64_t ldb, float *room);
-bool flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride,
-                         void *A, int64_t lda, float *room);
+int flash_pack_clean_b(const struct flash *f, const struct simd_type *type, int rows, int cols, const void *X,
+                       attn_dtype dtype, int64_t stride, void *B, int64_t ldb, float *room);
+int flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride,
+                        void *A, int64_t lda, float *room);
 
 /* ---- The phases -------------------------------------------------------------------------------------------------- */
 
@@ -250,8 +266,31 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch)
 
 /* forward.c: what a row tile's running O, m and l come to. Where its keys are split, a partial result is left;
  * otherwise out and lse are written (in a backward: lse2 and delta). O is changed. `inverse`: t->rows floats of
- * scratch. */
+ * scratch. `large`: O may have overflowed. */
 void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo, float *m,
-                float *l, float *inverse);
+                float *l, float *inverse, bool large);
+
+/* delta less dlse: rowsum(dO O) of n rows of O, queries from `first` (a row of the tensor) on of head h. dO is rounded as the
+ * products round it: sum_j P (dP - delta) must come to nothing, or sums of it times a large number are off by that much. */
+void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, int n, const void *O, attn_dtype dtype,
+                  int64_t stride, float *delta);
+
+/* exact.c: the row of query i of head h, in double. `out`: Dv numbers. */
+struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, int64_t i, double *out);
+
+/* Keeps a row's lse for gradient(): in lse2, or where that cannot hold it in `exact`. */
+static inline void flash_keep_lse(const struct flash *f, int64_t row, struct flash_lse lse)
+{
+    const double whole = lse.top + lse.rest;
+    f->exact[row] = lse;
+    f->lse2[row] = lse.top == -INFINITY                  ? INFINITY
+                   : fabs(whole) < (double)ATTN_LSE_MOST ? (float)(whole * M_LOG2E)
+                                                         : NAN;
+}
+
+/* Scores of row r of a tile for gradient(), less their lse and in units of c (natural logarithms): S, and where `cap` is not NULL what
+ * softcap leaves of the gradient, of columns j .. j + cols - 1. */
+void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
+                        struct flash_lse lse, double c, float *S, float *cap);
 
 #endif

@@ -19,11 +19,13 @@
  * one row tile a head packs each key tile as it comes.
  *
  * NaN and infinity. A hidden key must not matter whatever it holds, but its P = 0 times NaN would be NaN. So V is
- * packed with zeros in place of what is not finite, and the pack says so (v_dirty). Then, before softmax()
+ * packed with zeros in place of what is not finite, and the pack says so (v_values). Then, before softmax()
  * overwrites the scores, spoil() adds the values left out of V to `spoiled` for exactly the rows that see them, and
  * O is given them back at the end: inf + x = inf, NaN + x = NaN, whatever the positive P would have been. K needs
  * no such care: its NaN make scores NaN, and a hidden score is overwritten. All other elements have the same bits
- * as with a clean V. */
+ * as with a clean V.
+ *
+ * Values so large that their sums overflow, and scores near the largest float32: exact.c. */
 #include <math.h>
 #include <string.h>
 
@@ -44,7 +46,7 @@ struct room {
 
 static struct room room_of(const struct flash *f, struct flash_arena *arena)
 {
-    const struct simd_type *t = f->type;
+    const struct simd_type *t = f->forward_type;
     const int64_t D = f->g.dims.D, Dv = f->g.dims.Dv;
     struct room room;
     room.q_lda = simd_lda(t, D);
@@ -77,17 +79,17 @@ int64_t flash_forward_scratch(const struct flash *f)
 
 /* ---- FLASH_PREPARE ----------------------------------------------------------------------------------------------- */
 
-/* Keys [j0, j0 + n) as operands: K^T, and behind it V. Returns whether V was finite. */
-static bool pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n,
-                      char *kv, float *clean)
+/* Keys [j0, j0 + n) as operands: K^T, and behind it V. Returns enum flash_values of V. */
+static int pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n,
+                     char *kv, float *clean)
 {
-    const struct simd_type *t = f->type;
+    const struct simd_type *t = f->forward_type;
     const attn_view *k = &f->g.view[ATTN_T_k], *v = &f->g.view[ATTN_T_v];
     const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
     t->pack_bt(n, D, flash_at(k, b, hk, seq->s.k_start + j0), k->dtype, k->row, kv, simd_ldb(t, D));
     kv += simd_b_bytes(t, n, simd_ldb(t, D));
-    return flash_pack_clean_b(f, n, Dv, flash_at(v, b, hk, seq->s.k_start + j0), v->dtype, v->row, kv, simd_ldb(t, n),
-                              clean);
+    return flash_pack_clean_b(f, t, n, Dv, flash_at(v, b, hk, seq->s.k_start + j0), v->dtype, v->row, kv,
+                              simd_ldb(t, n), clean);
 }
 
 /* Extremes of the FlashMask bounds of one head, block by block. */
@@ -117,7 +119,7 @@ void flash_prepare_item(const struct flash *f, char *scratch, int64_t item)
     const int64_t hk = rest / tiles, j0 = rest % tiles * f->Bc;
     const int n = (int)attn_min64(f->Bc, seq->s.Sk - j0);
     char *kv = f->kv + (seq->keys0 + hk * simd_round_up(seq->s.Sk, FLASH_UNIT) + j0) * f->kv_key_bytes;
-    f->v_dirty[item] = !pack_keys(f, seq, b, hk, j0, n, kv, (float *)scratch);
+    f->v_values[item] = (uint8_t)pack_keys(f, seq, b, hk, j0, n, kv, (float *)scratch);
 }
 
 /* ---- The end of a row tile --------------------------------------------------------------------------------------- */
@@ -128,24 +130,59 @@ enum { CLOSE_ROWS = 64 }; /* that are ended together */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
 {
     float factor = 1;
+    double top = m;
     if (f->p->sinks.rank) {
         const double sink = *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) * M_LOG2E;
         if (sink > -INFINITY && m == m) {
-            const double base = sink > m ? sink : m;
-            factor = m > -INFINITY ? (float)exp2(m - base) : 0.0f;
-            l = (float)(l * (double)factor + exp2(sink - base));
-            m = (float)base;
+            top = sink > m ? sink : m;
+            factor = m > -INFINITY ? (float)exp2(m - top) : 0.0f;
+            l = (float)(l * (double)factor + exp2(sink - top));
         }
     }
     *inverse = l == 0 ? 0.0f : factor / l;
-    *lse2 = l == 0 ? -INFINITY : (double)m + log2f(l);
+    *lse2 = l == 0 ? -INFINITY : top + log2f(l);
 }
 
+/* Does row r of a tile have numbers that vectors of float32 cannot give? m and l are its, O is its row of sums. */
+static bool is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l, const float *O,
+                       bool large)
+{
+    if (m == -INFINITY &&
+        l == 0) { /* nothing seen; or scores that are -inf without being hidden, which score() would not leave */
+        const attn_range keys = attn_keys_of(&f->g, &t->seq->s, t->i0 + r % t->n);
+        return f->plain && keys.lo < keys.hi;
+    }
+    if (!(fabsf(m) < SIMD_SCORE_MOST && l < INFINITY)) return true;
+    bool finite = true;
+    for (int64_t d = 0; large && d < f->g.dims.Dv; d++) finite &= isfinite(O[d]) != 0;
+    return !finite;
+}
+
+/* Row r of a tile in double: to out and lse; in a backward to delta and lse2, or `exact`. */
+static void finish_exactly(const struct flash *f, const struct flash_tile *t, int r)
+{
+    const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse], *dout = &f->g.view[ATTN_T_dout],
+                    *dlse = &f->g.view[ATTN_T_dlse];
+    const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n, line = t->seq->s.q_start + i, Dv = f->g.dims.Dv;
+    double row[ATTN_MAX_HEAD_DIM], delta = 0;
+    const struct flash_lse exact = flash_exact_row(f, t->b, h, i, row);
+    if (f->backward) {
+        for (int64_t d = 0; d < Dv; d++) delta += row[d] * attn_load(dout->dtype, flash_at(dout, t->b, h, line), d);
+        if (f->p->dlse.rank) delta -= *(const float *)flash_at(dlse, t->b, h, line);
+        f->delta[t->row0 + r] = (float)delta;
+        flash_keep_lse(f, t->row0 + r, exact);
+        return;
+    }
+    if (f->p->lse.rank) *(float *)flash_at(lse, t->b, h, line) = (float)(exact.top + exact.rest);
+    for (int64_t d = 0; f->p->out.rank && d < Dv; d++) attn_store(out->dtype, flash_at(out, t->b, h, line), d, row[d]);
+}
+
+/* `large`: O may have overflowed. */
 static void finish(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
-                   const float *l, float *inverse)
+                   const float *l, float *inverse, bool large)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse];
-    const attn_view *dout = &f->g.view[ATTN_T_dout], *dlse = &f->g.view[ATTN_T_dlse];
+    const attn_view *dlse = &f->g.view[ATTN_T_dlse];
     const int Dv = (int)f->g.dims.Dv;
     const int64_t first = t->seq->s.q_start + t->i0;
     float v_scale = 1;
@@ -154,24 +191,29 @@ static void finish(const struct flash *f, const struct flash_tile *t, const floa
         const int r0 = head * t->n;
         const int64_t h = t->h + head;
         if (f->backward) /* rows of O times dO, still to be divided by l */
-            f->simd->row_dots(t->n, Dv, O + r0 * ldo, ATTN_F32, ldo, flash_at(dout, t->b, h, first), dout->dtype,
-                              dout->row, f->delta + t->row0 + r0);
+            flash_deltas(f, t->b, h, first, t->n, O + r0 * ldo, ATTN_F32, ldo, f->delta + t->row0 + r0);
         float *const to = f->p->lse.rank ? flash_at(lse, t->b, h, first) : NULL;
         const bool plain = !f->backward && !f->p->sinks.rank;
+        bool strange = large;
         for (int r = r0; plain && r < r0 + t->n; r += CLOSE_ROWS) {
             const int n = (int)attn_min64(CLOSE_ROWS, r0 + t->n - r);
             float rows[CLOSE_ROWS];
-            f->simd->close(n, m + r, l + r, inverse + r, rows);
+            strange |= !f->simd->close(n, m + r, l + r, inverse + r, rows);
             for (int i = 0; to && i < n; i++) to[(r - r0 + i) * lse->row] = rows[i];
         }
         for (int r = r0; !plain && r < r0 + t->n; r++) {
             double lse2;
             close_row(f, h, m[r], l[r], &inverse[r], &lse2);
+            strange |= !(fabsf(m[r]) < SIMD_SCORE_MOST && l[r] < INFINITY);
             if (f->backward) {
                 float *delta = &f->delta[t->row0 + r];
                 *delta = inverse[r] == 0 ? 0.0f : *delta * inverse[r];
                 if (f->p->dlse.rank) *delta -= *(const float *)flash_at(dlse, t->b, h, first + r - r0);
-                f->lse2[t->row0 + r] = lse2 == -INFINITY ? INFINITY : (float)lse2; /* as gradient() wants it */
+                const bool holds = fabs(lse2) < ATTN_LSE_MOST * M_LOG2E;
+                f->lse2[t->row0 + r] = lse2 == -INFINITY ? INFINITY /* as gradient() wants it */
+                                       : holds           ? (float)lse2
+                                                         : NAN;
+                strange |= !holds;
             } else if (to) {
                 to[(r - r0) * lse->row] = (float)(lse2 * M_LN2);
             }
@@ -179,6 +221,9 @@ static void finish(const struct flash *f, const struct flash_tile *t, const floa
         if (!f->backward && f->p->out.rank)
             f->simd->store(t->n, Dv, O + r0 * ldo, ldo, v_scale, inverse + r0, flash_at(out, t->b, h, first),
                            out->dtype, out->row);
+        for (int r = r0; strange && r < r0 + t->n; r++)
+            if (is_strange(f, t, r, m[r], l[r], O + r * ldo, large) || (f->backward && isnan(f->lse2[t->row0 + r])))
+                finish_exactly(f, t, r);
     }
 }
 
@@ -191,10 +236,10 @@ static int64_t part_row(const struct flash_tile *t, int64_t split)
 }
 
 void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo, float *m,
-                float *l, float *inverse)
+                float *l, float *inverse, bool large)
 {
     if (t->seq->splits == 1) {
-        finish(f, t, O, ldo, m, l, inverse);
+        finish(f, t, O, ldo, m, l, inverse, large);
         return;
     }
     const int64_t row = part_row(t, split), Dv = f->g.dims.Dv;
@@ -234,7 +279,7 @@ static void spoil(const struct flash *f, const struct flash_tile *t, int64_t j, 
 
 void flash_forward_item(const struct flash *f, char *scratch, int64_t item)
 {
-    const struct simd_type *type = f->type;
+    const struct simd_type *type = f->forward_type;
     const int64_t b = FLASH_FIND(f, items0, item);
     const struct flash_sequence *seq = &f->seq[b];
     const int64_t each = seq->tiles * seq->splits, rest = item - seq->items0;
@@ -256,7 +301,7 @@ void flash_forward_item(const struct flash *f, char *scratch, int64_t item)
     type->pack_a(t.rows, D, q, f->p->q.dtype, q_stride, room.Qa, room.q_lda);
     for (int r = 0; r < t.rows; r++) room.m[r] = -INFINITY, room.l[r] = 0;
 
-    bool started = false, spoiled = false;
+    bool started = false, spoiled = false, large = false;
     const int64_t lo = attn_max64(t.keys.lo, split * seq->span), hi = attn_min64(t.keys.hi, (split + 1) * seq->span);
     for (int64_t j0 = lo / f->Bc * f->Bc; j0 < hi && !attn_is_cancelled(f->cancel); j0 += f->Bc) {
         const int n = (int)attn_min64(f->Bc, seq->s.Sk - j0);
@@ -266,20 +311,22 @@ void flash_forward_item(const struct flash *f, char *scratch, int64_t item)
         /* K^T and V of the cell's columns. */
         const char *K, *V;
         int64_t ldv;
-        bool dirty;
+        int values;
         if (seq->packs) {
             const char *kv = f->kv + (seq->keys0 + hk * simd_round_up(seq->s.Sk, FLASH_UNIT) + j0) * f->kv_key_bytes;
             K = kv + cell.c0 / SIMD_PANEL * ldk * es;
             V = kv + simd_b_bytes(type, n, ldk) + (int64_t)cell.c0 * SIMD_PANEL * es;
             ldv = simd_ldb(type, n);
-            dirty = f->v_dirty[seq->packs0 + hk * attn_tiles(seq->s.Sk, f->Bc) + j0 / f->Bc];
+            values = f->v_values[seq->packs0 + hk * attn_tiles(seq->s.Sk, f->Bc) + j0 / f->Bc];
         } else {
-            dirty = !pack_keys(f, seq, b, hk, j0 + cell.c0, cell.cols, room.kv, room.clean);
+            values = pack_keys(f, seq, b, hk, j0 + cell.c0, cell.cols, room.kv, room.clean);
             K = room.kv;
             V = room.kv + simd_b_bytes(type, cell.cols, ldk);
             ldv = simd_ldb(type, cell.cols);
         }
 
+        const bool dirty = values & FLASH_UNREAL;
+        large |= values & FLASH_LARGE;
         if (dirty && !spoiled) memset(room.spoiled, 0, (size_t)(t.rows * room.ldo) * sizeof *room.spoiled);
         spoiled |= dirty;
 
@@ -313,7 +360,7 @@ void flash_forward_item(const struct flash *f, char *scratch, int64_t item)
     if (!started) memset(room.O, 0, (size_t)(t.rows * room.ldo) * sizeof *room.O);
     for (int r = 0; spoiled && r < t.rows; r++)
         for (int d = 0; d < Dv; d++) room.O[r * room.ldo + d] += room.spoiled[r * room.ldo + d];
-    flash_part(f, &t, split, room.O, room.ldo, room.m, room.l, room.inverse);
+    flash_part(f, &t, split, room.O, room.ldo, room.m, room.l, room.inverse, large);
 }
 
 /* ---- FLASH_MERGE ------------------------------------------------------------------------------------------------- */
@@ -346,5 +393,5 @@ void flash_merge_item(const struct flash *f, char *scratch, int64_t item)
         room.m[r] = m;
         room.l[r] = l;
     }
-    finish(f, &t, room.O, room.ldo, room.m, room.l, room.inverse);
+    finish(f, &t, room.O, room.ldo, room.m, room.l, room.inverse, true);
 }

@@ -13,7 +13,10 @@
  *      cannot leak. A bias of -inf is a mask. What is not hidden is used even where P is 0: NaN there does reach the row.
  *   2. A row that sees nothing has out = 0 and lse = -inf, or, with a sink, out = 0 and lse = sink; its gradients are 0.
  *   3. Each result is rounded once, when it is stored.
- *   4. All sums run in one fixed order, so the answer depends on the problem alone. */
+ *   4. All sums run in one fixed order, so the answer depends on the problem alone.
+ *   5. lse is kept as the row's maximum and the logarithm of what is left: beside a score of 1e38 a double has lost the
+ *      logarithm of a sum, and P would be 1 for each key. */
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,6 +99,12 @@ static double dropout(const struct reference *r, int64_t i, int64_t j)
     return attn_dropout_keep(r->p->seed, r->b * r->g.dims.H + r->h, i, j, r->threshold) ? 1 / (1 - r->p->dropout_p) : 0;
 }
 
+/* A score is at most the largest float32 in size: beyond, it counts as that. NaN stays. */
+static double saturated(double z)
+{
+    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
+}
+
 /* sees, tanh_term and z of row i. */
 static void score_row(struct reference *r, int64_t i)
 {
@@ -114,33 +123,45 @@ static void score_row(struct reference *r, int64_t i)
         }
         if (given(r, ATTN_T_bias)) s += load(r, ATTN_T_bias, r->h, i, j);
         if (given(r, ATTN_T_alibi_slopes)) s -= load(r, ATTN_T_alibi_slopes, r->h, 0, 0) * distance(r, i, j);
-        r->z[j] = s;
+        r->z[j] = saturated(s);
     }
 }
 
-/* ln(sum_j exp z_j + exp sink), by the row's maximum. NaN anywhere in the row makes it NaN. */
-static double lse_of_row(const struct reference *r)
+/* lse = top + rest: the row's maximum, and ln(sum_j exp(z_j - top) + exp(sink - top)). NaN anywhere in the row makes it NaN.
+ * -inf: nothing to see. */
+struct lse {
+    double top, rest;
+};
+
+static struct lse lse_of_row(const struct reference *r)
 {
     const bool sink = given(r, ATTN_T_sinks);
     double m = sink ? load(r, ATTN_T_sinks, r->h, 0, 0) : -INFINITY, sum = 0;
     const double sink_logit = m;
     for (int64_t j = 0; j < r->s.Sk; j++) {
         if (!r->sees[j]) continue;
-        if (isnan(r->z[j])) return NAN; /* and not lost in a comparison */
+        if (isnan(r->z[j])) return (struct lse){ NAN, 0 }; /* and not lost in a comparison */
         m = fmax(m, r->z[j]);
     }
-    if (m == -INFINITY) return -INFINITY; /* nothing to see: -inf - -inf would be NaN */
+    if (m == -INFINITY) return (struct lse){ -INFINITY, 0 }; /* -inf - -inf would be NaN */
     for (int64_t j = 0; j < r->s.Sk; j++)
         if (r->sees[j]) sum += exp(r->z[j] - m);
     if (sink) sum += exp(sink_logit - m);
-    return m + log(sum);
+    return (struct lse){ m, log(sum) };
+}
+
+/* The lse that a backward is given; but one of LSE_MOST and more says nothing about the sum, for its last bit is worth 2. */
+static struct lse given_lse_of_row(const struct reference *r, int64_t row)
+{
+    const double lse = load(r, ATTN_T_lse, r->h, row, 0);
+    return fabs(lse) < ATTN_LSE_MOST || lse == -INFINITY || isnan(lse) ? (struct lse){ lse, 0 } : lse_of_row(r);
 }
 
 /* P of the row, given its lse. */
-static void probabilities_of_row(struct reference *r, double lse)
+static void probabilities_of_row(struct reference *r, struct lse lse)
 {
     for (int64_t j = 0; j < r->s.Sk; j++)
-        if (r->sees[j]) r->P[j] = lse == -INFINITY ? 0 : exp(r->z[j] - lse);
+        if (r->sees[j]) r->P[j] = lse.top == -INFINITY ? 0 : exp(r->z[j] - lse.top - lse.rest);
 }
 
 /* out = P V of row i. */
@@ -158,11 +179,11 @@ static void output_of_row(struct reference *r, int64_t i)
 static void forward_row(struct reference *r, int64_t i)
 {
     score_row(r, i);
-    const double lse = lse_of_row(r);
+    const struct lse lse = lse_of_row(r);
     probabilities_of_row(r, lse);
     output_of_row(r, i);
     for (int64_t e = 0; e < r->g.dims.Dv; e++) store(r, ATTN_T_out, r->h, r->s.q_start + i, e, r->out[e]);
-    store(r, ATTN_T_lse, r->h, r->s.q_start + i, 0, lse);
+    store(r, ATTN_T_lse, r->h, r->s.q_start + i, 0, lse.top + lse.rest);
 }
 
 /* What row i adds to every gradient:
@@ -173,10 +194,11 @@ static void backward_row(struct reference *r, int64_t i)
 {
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, row = r->s.q_start + i;
     const attn_view *bias = &r->g.view[ATTN_T_dbias];
-    double lse, delta = 0;
+    struct lse lse;
+    double delta = 0;
 
     score_row(r, i);
-    lse = given(r, ATTN_T_lse) ? load(r, ATTN_T_lse, r->h, row, 0) : lse_of_row(r);
+    lse = given(r, ATTN_T_lse) ? given_lse_of_row(r, row) : lse_of_row(r);
     probabilities_of_row(r, lse);
     if (!given(r, ATTN_T_out)) output_of_row(r, i);
     else
@@ -191,7 +213,7 @@ static void backward_row(struct reference *r, int64_t i)
     for (int64_t j = 0; j < r->s.Sk; j++) {
         double dP = 0, dZ, dS;
         const double M = dropout(r, i, j);
-        if (!r->sees[j] || lse == -INFINITY) continue;
+        if (!r->sees[j] || lse.top == -INFINITY) continue;
         for (int64_t e = 0; e < Dv; e++) {
             dP += r->dout[e] * r->V[j * Dv + e];
             r->dV[j * Dv + e] += r->P[j] * M * r->dout[e];
@@ -205,7 +227,8 @@ static void backward_row(struct reference *r, int64_t i)
         if (r->dbias) r->dbias[attn_at(bias, r->b, r->h, i) + j] += dZ;
         if (r->dslopes) r->dslopes[attn_at(&r->g.view[ATTN_T_dalibi_slopes], r->b, r->h, 0)] -= dZ * distance(r, i, j);
     }
-    if (r->dsinks && lse != -INFINITY) r->dsinks[r->h] -= exp(load(r, ATTN_T_sinks, r->h, 0, 0) - lse) * delta;
+    if (r->dsinks && lse.top != -INFINITY)
+        r->dsinks[r->h] -= exp(load(r, ATTN_T_sinks, r->h, 0, 0) - lse.top - lse.rest) * delta;
     for (int64_t d = 0; d < D; d++) store(r, ATTN_T_dq, r->h, row, d, r->dq[d]);
 }
 

@@ -83,6 +83,9 @@ enum {
     SIMD_ALIGN = 64,  /* of operands, in bytes */
 };
 
+#define SIMD_TAME       0x1p64f  /* sums of 2^63 values below this are finite */
+#define SIMD_SCORE_MOST 0x1p126f /* below this a row's largest score in base 2 says that none has overflowed */
+
 /* One step of the scores that is not a plain scale: see struct simd's score(). */
 struct simd_score {
     float scale;   /* s = scale * S; natural units (not base 2) */
@@ -139,8 +142,8 @@ struct simd_type {
     int strip;        /* rows of a strip on the diagonal, see forward.c; 0: gemm() wants its tiles whole */
 
     /* Operands from X, [rows][cols], rows `stride` elements apart, of any floating dtype. Rounding to nearest even.
-     * Return true where every element is finite. A tile of V (or K, in backward) that is not must not be multiplied by
-     * the zeros of hidden keys, for 0 * NaN is NaN: the caller takes another way. */
+     * Return true where every element is smaller than SIMD_TAME. A tile of V (or K, in backward) that is not finite must not
+     * be multiplied by the zeros of hidden keys, for 0 * NaN is NaN, and sums of huge values overflow: the caller takes another way. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);
@@ -180,7 +183,7 @@ struct simd {
     const struct simd_type *single; /* float32 as three, NULL where f32 products are as good */
 
     /* Scores of one tile in place, [rows][lds]: S becomes z = log2(e) * (softcap(scale * S) + bias + alibi), -inf
-     * where a mask hides it (a hidden S may be NaN). Then softmax() and gradient() are called with c = 1. */
+     * where a mask hides it (a hidden S may be NaN), and at least -FLT_MAX where none does. Then softmax() and gradient() are called with c = 1. */
     void (*score)(int rows, int cols, float *S, int64_t lds, const struct simd_score *how);
 
     /* The part of score() that a causal tile without other options needs: S[r][c] = -inf outside lo[r] <= c <
@@ -214,8 +217,8 @@ struct simd {
 
     /* The end of n rows of softmax(): inverse[r] = 1 / l[r], lse[r] = (m[r] + log2 l[r]) ln 2; 0 and -inf where
      * l[r] is 0 (no key was seen). l is 0, at least 1, infinite or NaN; lse is off by less than 3e-7 of |m| and
-     * log2 l together. */
-    void (*close)(int n, const float *m, const float *l, float *inverse, float *lse);
+     * log2 l together. Returns whether every |m| is below SIMD_SCORE_MOST and every l finite. */
+    bool (*close)(int n, const float *m, const float *l, float *inverse, float *lse);
 
     /* y[i] = exp2(x[i]), the exponential that softmax uses: relative error below 2e-7, exact at 0, 0 for -inf and below
      * -150, NaN stays. y may be x. */

@@ -16,7 +16,7 @@
 #if defined(__AVX512F__) && defined(__AVX512VBMI__) && defined(__AVX512BF16__)
 #include "kernels/cpu/simd_v512.h"
 
-enum { K_MULTIPLE = 32 };
+enum { K_MULTIPLE = 32, TAME_BITS = (127 + 64) << 7 /* of SIMD_TAME in bf16 */ };
 
 /* ---- How simd_tiles.h writes operands ---------------------------------------------------------------------------- */
 
@@ -74,9 +74,8 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 
 /* ---- Packing ----------------------------------------------------------------------------------------------------- */
 
-/* Elements c .. c + 31 of a row as bf16, 0 from `cols` on and where there is no such row; *bad gathers infinities
- * and NaN.
- * */
+/* Elements c .. c + 31 of a row as bf16, 0 from `cols` on and where there is no such row; *bad gathers those of SIMD_TAME
+ * and more, infinities and NaN. */
 VEC __m512i get_bf16(const void *X, attn_dtype dtype, int64_t stride, int rows, int cols, int r, int c, __mmask32 *bad)
 {
     __m512i x = _mm512_setzero_si512();
@@ -89,8 +88,8 @@ VEC __m512i get_bf16(const void *X, attn_dtype dtype, int64_t stride, int rows, 
         const vf low = v_get_n(row, dtype, c, n < 16 ? n : 16), high = v_get_n(row, dtype, c + 16, n < 16 ? 0 : n - 16);
         x = to_bf16(low, high);
     }
-    const __m512i exponent = _mm512_set1_epi16(0x7f80);
-    *bad |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
+    const __m512i size = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff)), tame = _mm512_set1_epi16(TAME_BITS - 1);
+    *bad |= _mm512_cmpgt_epi16_mask(size, tame);
     return x;
 }
 

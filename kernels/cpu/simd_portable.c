@@ -12,58 +12,58 @@
 
 static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda)
 {
-    bool finite = true;
+    bool tame = true;
     for (int r = 0; r < rows; r++) {
         const void *x = simd_row(X, dtype, stride, r);
         float *a = (float *)A + r * lda;
         for (int c = 0; c < cols; c++) {
             a[c] = simd_get_element(x, dtype, c);
-            finite &= isfinite(a[c]) != 0;
+            tame &= fabsf(a[c]) < SIMD_TAME; /* not NaN */
         }
     }
-    return finite;
+    return tame;
 }
 
 static bool pack_at(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda)
 {
-    bool finite = true;
+    bool tame = true;
     for (int r = 0; r < rows; r++) {
         const void *x = simd_row(X, dtype, stride, r);
         for (int c = 0; c < cols; c++) {
             const float a = simd_get_element(x, dtype, c);
             ((float *)A)[c * lda + r] = a;
-            finite &= isfinite(a) != 0;
+            tame &= fabsf(a) < SIMD_TAME; /* not NaN */
         }
     }
-    return finite;
+    return tame;
 }
 
 static bool pack_b(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb)
 {
-    bool finite = true;
+    bool tame = true;
     for (int r = 0; r < rows; r++) {
         const void *x = simd_row(X, dtype, stride, r);
         for (int c = 0; c < simd_round_up(cols, SIMD_PANEL); c++) {
             const float b = c < cols ? simd_get_element(x, dtype, c) : 0.0f;
             ((float *)B)[c / SIMD_PANEL * ldb + (int64_t)r * SIMD_PANEL + c % SIMD_PANEL] = b;
-            finite &= isfinite(b) != 0;
+            tame &= fabsf(b) < SIMD_TAME; /* not NaN */
         }
     }
-    return finite;
+    return tame;
 }
 
 static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb)
 {
-    bool finite = true;
+    bool tame = true;
     for (int r = 0; r < simd_round_up(rows, SIMD_PANEL); r++) {
         const void *x = r < rows ? simd_row(X, dtype, stride, r) : NULL;
         for (int c = 0; c < cols; c++) {
             const float b = x ? simd_get_element(x, dtype, c) : 0.0f;
             ((float *)B)[r / SIMD_PANEL * ldb + (int64_t)c * SIMD_PANEL + r % SIMD_PANEL] = b;
-            finite &= isfinite(b) != 0;
+            tame &= fabsf(b) < SIMD_TAME; /* not NaN */
         }
     }
-    return finite;
+    return tame;
 }
 
 static void gemm(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,
@@ -140,7 +140,8 @@ static void score(int rows, int cols, float *S, int64_t lds, const struct simd_s
                 const int32_t row = how->row0 + r;
                 if (how->hide_lo[x]) hidden |= how->hide_lo[x][j] <= row && row < how->hide_hi[x][j];
             }
-            s[j] = hidden ? -INFINITY : t * LOG2E;
+            t *= LOG2E;
+            s[j] = hidden ? -INFINITY : t == -INFINITY ? -FLT_MAX : t;
         }
     }
 }
@@ -245,12 +246,15 @@ static void store_t(int rows, int cols, const float *X, int64_t ldx, float scale
     }
 }
 
-static void close_rows(int n, const float *m, const float *l, float *inverse, float *lse)
+static bool close_rows(int n, const float *m, const float *l, float *inverse, float *lse)
 {
+    bool tame = true;
     for (int r = 0; r < n; r++) {
+        tame &= fabsf(m[r]) < SIMD_SCORE_MOST && isfinite(l[r]);
         inverse[r] = l[r] == 0 ? 0.0f : 1 / l[r];
         lse[r] = l[r] == 0 ? -INFINITY : (float)(((double)m[r] + log2f(l[r])) * M_LN2);
     }
+    return tame;
 }
 
 static void exp2_all(int64_t n, const float *x, float *y)

@@ -34,61 +34,67 @@ VEC int min_int(int a, int b)
 
 /* ---- f32 operands ------------------------------------------------------------------------------------------------ */
 
-/* Becomes NaN in a lane that has seen NaN or an infinity, and stays so. */
-VEC vf v_finite(vf sum, vf x)
+/* A sum that is not finite in a lane that has seen a number of SIMD_TAME or more, an infinity or NaN (or thousands of numbers not far
+ * below SIMD_TAME, which then count as such). */
+VEC vf v_tame(vf sum, vf x)
 {
-    return v_fma(x, v_zero(), sum);
+    return v_fma(x, v_set(SIMD_TAME), sum);
+}
+
+VEC bool is_tame(vf sum)
+{
+    return !v_any_nan(v_mul(sum, v_zero()));
 }
 
 VEC bool pack_a_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, float *A, int64_t lda)
 {
-    vf finite = v_zero();
+    vf tame = v_zero();
     for (int r = 0; r < rows; r++) {
         const void *x = simd_row(X, dtype, stride, r);
         float *a = A + r * lda;
         for (int c = 0; c < cols; c += V_LANES) {
             const int n = min_int(cols - c, V_LANES);
             const vf v = n == V_LANES ? v_get(x, dtype, c) : v_get_n(x, dtype, c, n);
-            finite = v_finite(finite, v);
+            tame = v_tame(tame, v);
             v_store_n(a + c, v, n);
         }
     }
-    return !v_any_nan(finite);
+    return is_tame(tame);
 }
 
 static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda)
 {
-    bool finite = true;
-    FOR_DTYPE(dtype, finite = pack_a_as(T, rows, cols, X, stride, A, lda))
-    return finite;
+    bool tame = true;
+    FOR_DTYPE(dtype, tame = pack_a_as(T, rows, cols, X, stride, A, lda))
+    return tame;
 }
 
 VEC bool pack_b_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, float *B, int64_t ldb)
 {
-    vf finite = v_zero();
+    vf tame = v_zero();
     for (int r = 0; r < rows; r++) {
         const void *x = simd_row(X, dtype, stride, r);
         for (int c = 0; c < (int)simd_round_up(cols, SIMD_PANEL); c += V_LANES) {
             const int n = cols - c;
             const vf v = n >= V_LANES ? v_get(x, dtype, c) : n > 0 ? v_get_n(x, dtype, c, n) : v_zero();
-            finite = v_finite(finite, v);
+            tame = v_tame(tame, v);
             v_store(B + c / SIMD_PANEL * ldb + (int64_t)r * SIMD_PANEL + c % SIMD_PANEL, v);
         }
     }
-    return !v_any_nan(finite);
+    return is_tame(tame);
 }
 
 static bool pack_b(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb)
 {
-    bool finite = true;
-    FOR_DTYPE(dtype, finite = pack_b_as(T, rows, cols, X, stride, B, ldb))
-    return finite;
+    bool tame = true;
+    FOR_DTYPE(dtype, tame = pack_b_as(T, rows, cols, X, stride, B, ldb))
+    return tame;
 }
 
 /* A square of X, rows r .. and columns c .., transposed: t[i] is column c + i. What lies outside X is 0. */
 VEC vf get_square(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, int r, int c, vf t[V_LANES])
 {
-    vf finite = v_zero();
+    vf tame = v_zero();
     const int nc = min_int(cols - c, V_LANES);
 #pragma GCC unroll 16
     for (int i = 0; i < V_LANES; i++) {
@@ -96,38 +102,38 @@ VEC vf get_square(attn_dtype dtype, int rows, int cols, const void *X, int64_t s
         if (r + i < rows)
             t[i] = nc == V_LANES ? v_get(simd_row(X, dtype, stride, r + i), dtype, c)
                                  : v_get_n(simd_row(X, dtype, stride, r + i), dtype, c, nc);
-        finite = v_finite(finite, t[i]);
+        tame = v_tame(tame, t[i]);
     }
     v_transpose(t);
-    return finite;
+    return tame;
 }
 
 VEC bool pack_at_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, float *A, int64_t lda)
 {
-    vf finite = v_zero(), t[V_LANES];
+    vf tame = v_zero(), t[V_LANES];
     for (int r = 0; r < rows; r += V_LANES) {
         for (int c = 0; c < cols; c += V_LANES) {
-            finite = v_add(finite, get_square(dtype, rows, cols, X, stride, r, c, t));
+            tame = v_add(tame, get_square(dtype, rows, cols, X, stride, r, c, t));
             for (int i = 0; i < min_int(cols - c, V_LANES); i++)
                 v_store_n(A + (c + i) * lda + r, t[i], min_int(rows - r, V_LANES));
         }
     }
-    return !v_any_nan(finite);
+    return is_tame(tame);
 }
 
 static bool pack_at(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda)
 {
-    bool finite = true;
-    FOR_DTYPE(dtype, finite = pack_at_as(T, rows, cols, X, stride, A, lda))
-    return finite;
+    bool tame = true;
+    FOR_DTYPE(dtype, tame = pack_at_as(T, rows, cols, X, stride, A, lda))
+    return tame;
 }
 
 VEC bool pack_bt_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, float *B, int64_t ldb)
 {
-    vf finite = v_zero(), t[V_LANES];
+    vf tame = v_zero(), t[V_LANES];
     for (int r = 0; r < (int)simd_round_up(rows, SIMD_PANEL); r += V_LANES) {
         for (int c = 0; c < cols; c += V_LANES) {
-            finite = v_add(finite, get_square(dtype, rows, cols, X, stride, r, c, t));
+            tame = v_add(tame, get_square(dtype, rows, cols, X, stride, r, c, t));
             float *b = B + r / SIMD_PANEL * ldb + (int64_t)c * SIMD_PANEL + r % SIMD_PANEL;
             if (cols - c >= V_LANES) {
 #pragma GCC unroll 16
@@ -137,14 +143,14 @@ VEC bool pack_bt_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t
             }
         }
     }
-    return !v_any_nan(finite);
+    return is_tame(tame);
 }
 
 static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb)
 {
-    bool finite = true;
-    FOR_DTYPE(dtype, finite = pack_bt_as(T, rows, cols, X, stride, B, ldb))
-    return finite;
+    bool tame = true;
+    FOR_DTYPE(dtype, tame = pack_bt_as(T, rows, cols, X, stride, B, ldb))
+    return tame;
 }
 
 /* ---- Scores ------------------------------------------------------------------------------------------------------ */
@@ -191,7 +197,7 @@ VEC void score_as(attn_dtype dtype, int rows, int cols, float *S, int64_t lds, c
                 const vf distance = v_abs(v_sub(v_set((float)(how->distance + r - j)), v_iota()));
                 t = v_fnma(v_set(how->slope), distance, t);
             }
-            t = v_mul(t, v_set(LOG2E));
+            t = v_max(v_set(-FLT_MAX), v_mul(t, v_set(LOG2E))); /* -inf is what a mask hides; NaN stays */
             if (keep) hidden = v_or(hidden, v_zero_bytes_n(keep + j, n));
             if (how->lo) {
                 const vi column = v_add_i(v_iota_i(), v_set_i(j));
@@ -420,7 +426,8 @@ VEC vf v_log2(vf x)
     return v_select(v_less(x, v_set(INFINITY)), result, x);
 }
 
-VEC void close_some(const float *m, const float *l, float *inverse, float *lse, int n)
+/* Returns NaN in lanes that close() is to report. */
+VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, int n)
 {
     const vf sum = v_load_n(l, n);
     const vm none = v_and(v_less(sum, v_set(0x1p-126f)), v_less(v_set(-1.0f), sum));
@@ -429,11 +436,15 @@ VEC void close_some(const float *m, const float *l, float *inverse, float *lse, 
     const vf ends = v_fma(max, v_set(0x1.62e43p-1f), small);
     v_store_n(inverse, v_select(none, v_zero(), v_div(v_set(1.0f), sum)), n);
     v_store_n(lse, v_select(none, v_set(-INFINITY), ends), n);
+    return v_mul(v_fma(max, v_set(4) /* SIMD_SCORE_MOST becomes infinite */, sum), v_zero());
 }
 
-static void close_rows(int n, const float *m, const float *l, float *inverse, float *lse)
+static bool close_rows(int n, const float *m, const float *l, float *inverse, float *lse)
 {
-    for (int r = 0; r < n; r += V_LANES) close_some(m + r, l + r, inverse + r, lse + r, min_int(n - r, V_LANES));
+    vf strange = v_zero();
+    for (int r = 0; r < n; r += V_LANES)
+        strange = v_add(strange, close_some(m + r, l + r, inverse + r, lse + r, min_int(n - r, V_LANES)));
+    return !v_any_nan(strange);
 }
 
 static void exp2_all(int64_t n, const float *x, float *y)

@@ -8,6 +8,7 @@
 #ifndef ATTN_CPU_SIMD_SCALAR_H
 #define ATTN_CPU_SIMD_SCALAR_H
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>

@@ -103,14 +103,14 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 
 /* ---- Packing ----------------------------------------------------------------------------------------------------- */
 
-/* Elements c .. c + 15 of row r, 0 where there are none; *bad gathers infinities and NaN. */
+/* Elements c .. c + 15 of row r, 0 where there are none; *bad gathers those of SIMD_TAME and more, infinities and NaN. */
 VEC vf get(attn_dtype dtype, const void *X, int64_t stride, int rows, int cols, int r, int c, __mmask16 *bad)
 {
     const int n = cols - c < V_LANES ? cols - c : V_LANES;
     if (r >= rows || n <= 0) return v_zero();
     const void *row = simd_row(X, dtype, stride, r);
     const vf x = n == V_LANES ? v_get(row, dtype, c) : v_get_n(row, dtype, c, n);
-    *bad |= _mm512_fpclass_ps_mask(x, 0x99); /* quiet and signalling NaN, both infinities */
+    *bad |= _mm512_cmp_ps_mask(v_abs(x), v_set(SIMD_TAME), _CMP_NLT_UQ);
     return x;
 }
 

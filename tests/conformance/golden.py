@@ -46,8 +46,9 @@ def dec(t):
 
 
 def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16', back=False, layout='bshd', amp=1.0,
-         varlen=None, seqlens_k=None, mask=None, sinks=False, alibi=None, bias=None, keep=False, dlse=False, give=True, **opt):
+         varlen=None, seqlens_k=None, mask=None, sinks=False, alibi=None, bias=None, keep=False, dlse=False, give=True, extreme=None, **opt):
     """One case. amp scales q and k; varlen is (lengths of q, lengths of k); give: send out and lse along with a backward;
+    extreme: what float32 can just hold, 'mask' (bias: one row is nothing but its most negative number), 'values', 'sinks';
     opt: members that go into the request as they are."""
     Sk = Sq if Sk is None else Sk
     Hk = Hk or H
@@ -62,6 +63,8 @@ def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16'
     req, val = {}, {}
     for n in ('q', 'k', 'v') + (('dout',) if back else ()):
         a = r.standard_normal(shp[n]) * (amp if n in 'qk' else 1.0)
+        if extreme == 'values' and n == 'v':
+            a = 3e38 * (0.5 + 0.5 * r.random(shp[n]))
         t, x = enc(T(a), dt)
         req[n], val[n] = t, T(x)
     kw = dict(scale=opt.get('scale'), causal=opt.get('causal', False), window=tuple(opt.get('window', (-1, -1))), softcap=opt.get('softcap', 0.0),
@@ -70,7 +73,7 @@ def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16'
     if layout != 'bshd':
         req['layout'] = layout
     if sinks:
-        req['sinks'], kw['sinks'] = enc(r.standard_normal(H) * 2, 'float32')
+        req['sinks'], kw['sinks'] = enc(np.resize([3e38, -3e38], H) if extreme == 'sinks' else r.standard_normal(H) * 2, 'float32')
     if alibi:
         sl = 2.0 ** (-8.0 * np.arange(1, H + 1) / H)
         req['alibi_slopes'], kw['alibi'] = enc(np.tile(sl, (B, 1)) if alibi == 'bh' else sl, 'float32')
@@ -83,7 +86,11 @@ def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16'
         req['keep_mask'] = {'shape': list(km.shape), 'dtype': 'uint8', 'data': base64.b64encode(km.tobytes()).decode()}
         kw['mask'] = km.astype(bool)
     if bias:
-        req['bias'], kw['bias'] = enc(r.standard_normal([{'B': B, 'H': H, 'Sq': Sq, 'Sk': Sk, 1: 1}[x] for x in bias]), 'float32')
+        b = r.standard_normal([{'B': B, 'H': H, 'Sq': Sq, 'Sk': Sk, 1: 1}[x] for x in bias])
+        if extreme == 'mask':
+            b[r.random(b.shape) < 0.5] = np.finfo(np.float32).min
+            b[:, :, 3] = np.finfo(np.float32).min
+        req['bias'], kw['bias'] = enc(b, 'float32')
     dl = None
     if dlse:
         req['dlse'], dl = enc(r.standard_normal((B, H, Sq)), 'float32')
@@ -194,6 +201,13 @@ def cases(r):
     up = np.maximum(np.arange(Sq) - n(10, 30), 0)
     m4 = np.stack([lo, np.full(Sq, Sq), np.zeros(Sq, int), up], -1)[None, None]
     yield 'fwd_flashmask_four', dict(Sq=Sq, H=2, D=64, mask=m4)
+    for dt in ('float32', 'bfloat16'):
+        yield f'fwd_{dt}_mask_of_most_negative_numbers', dict(Sq=50, H=2, D=64, dt=dt, bias=(1, 'H', 'Sq', 'Sk'), extreme='mask')
+        yield f'bwd_{dt}_mask_of_most_negative_numbers', dict(Sq=50, H=2, D=64, dt=dt, bias=(1, 'H', 'Sq', 'Sk'), extreme='mask', back=True)
+        yield f'fwd_{dt}_values_of_3e38', dict(Sq=70, H=2, D=64, dt=dt, extreme='values')
+        yield f'fwd_{dt}_sinks_of_3e38', dict(Sq=70, H=2, D=64, dt=dt, sinks=True, extreme='sinks')
+        yield f'fwd_{dt}_softcap_2e-38', dict(Sq=70, H=2, D=64, dt=dt, softcap=2e-38)
+        yield f'fwd_{dt}_softcap_3e38', dict(Sq=70, H=2, D=64, dt=dt, softcap=3e38)
     yield 'fwd_long', dict(Sq=1100, H=1, D=64, causal=True, dt='bfloat16')
 
 

@@ -110,6 +110,8 @@ MEMBERS = [
     ('data_of_null', swap('q', T.replace('"AACAPw=="', 'null')), '/q/data', 'data'), ('data_of_an_object', swap('q', T.replace('"AACAPw=="', '{}')), '/q/data', 'data'),
     ('causal_of_a_number', with_member('"causal":1'), '/causal', 'causal'), ('causal_of_a_string', with_member('"causal":"true"'), '/causal', 'causal'),
     ('scale_of_a_string', with_member('"scale":"1"'), '/scale', 'scale'), ('scale_too_large', with_member('"scale":1e400'), '/scale', 'scale'),
+    ('scale_beyond_float32', with_member('"scale":1e39'), '/scale', 'float32'), ('softcap_beyond_float32', with_member('"softcap":1e39'), '/softcap', 'float32'),
+    ('softcap_below_float32', with_member('"softcap":1e-39'), '/softcap', 'float32'),
     ('layout', with_member('"layout":"sbhd"'), '/layout', 'sbhd'), ('alignment', with_member('"alignment":"left"'), '/alignment', 'left'),
     ('window_of_one', with_member('"window":[1]'), '/window', 'window'), ('window_of_three', with_member('"window":[1,2,3]'), '/window', 'window'),
     ('window_of_halves', with_member('"window":[1.5,0]'), '/window', 'window'), ('window_below', with_member('"window":[-2,0]'), '/window', '-2'),

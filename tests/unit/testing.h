@@ -109,8 +109,9 @@ struct spec {
     int mask_bounds;          /* 0 none, 1, 2, 4 */
     int mask_heads;           /* 0: 1, 1: Hk, 2: H */
     enum mask_kind mask_kind;
-    int sinks;      /* 0 none, 1 random, 2 with -inf and 100s among them */
-    bool seqlens_k; /* random lengths, 0 and Sk among them */
+    int bias_levels; /* scores that float32 alone can hold, see fill_bias_levels() */
+    int sinks;       /* 0 none, 1 random, 2 with -inf and 100s among them, 3 with 3e38 and -3e38 */
+    bool seqlens_k;  /* random lengths, 0 and Sk among them */
     bool fp8_scales;
     double fp8_scale;        /* their size; 0: around 1 */
     bool dlse, give_forward; /* backward */
@@ -119,6 +120,7 @@ struct spec {
     bool any_order;          /* not deterministic: sums of dq may be taken in any order */
     double q_amp, v_amp;     /* of q and k; of v and dout. 0: 1 */
     double q_mean;           /* added to q and k */
+    double v_most;           /* not 0: values of v are from half of it to it */
     bool strided;            /* gaps between rows, and a base that is aligned to an element only */
     bool poison_unseen;      /* keys and values that no query sees are NaN and infinity */
     int poison;              /* one key (1) or value (2) that some queries see is NaN */
@@ -181,6 +183,8 @@ HELPER void spec_print(FILE *file, const struct spec *s)
     SHOW(q_amp, "%.17g");
     SHOW(v_amp, "%.17g");
     SHOW(q_mean, "%.17g");
+    SHOW(v_most, "%.17g");
+    SHOW(bias_levels, "%d");
     SHOW(strided, "%d");
     SHOW(poison_unseen, "%d");
     SHOW(poison, "%d");
@@ -278,6 +282,26 @@ HELPER void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtype, 
 HELPER void fill_normal(const attn_tensor *t, struct rng *r, double amp, double mean)
 {
     for (int64_t n = tensor_elements(t), i = 0; i < n; i++) tensor_set(t, i, mean + amp * rng_normal(r));
+}
+
+/* Bias as large as float32 can hold. 1: a mask written with the most negative number, as many do, that leaves every
+ * third row nothing else. 2: every row has numbers from several such levels. A score of ordinary size is lost beside
+ * any of them, so a row is the mean of the values at its highest level. */
+HELPER void fill_bias_levels(const attn_tensor *t, struct rng *r, int kind)
+{
+    static const double levels[] = { -3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38 };
+    const int64_t keys = t->shape[t->rank - 1];
+    uint64_t in_row = 0;
+    for (int64_t n = tensor_elements(t), i = 0; i < n; i++) {
+        if (i % keys == 0) in_row = rng_next(r);
+        if (kind == 1) {
+            if (i / keys % 3 == 1 || rng_chance(r, 0.5)) tensor_set(t, i, -3.38e38);
+            continue;
+        }
+        uint64_t level = rng_next(r) % ARRAY_SIZE(levels);
+        while (level > 0 && !(in_row >> level & 1)) level--;
+        tensor_set(t, i, levels[level]);
+    }
 }
 
 /* May query i of (b, h) see key j? Written apart from the reference backend: the two must agree, or tests fail. */
@@ -431,6 +455,8 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
     fill_normal(&f->p.q, &r, q_amp, s->q_mean);
     fill_normal(&f->p.k, &r, q_amp, s->q_mean);
     fill_normal(&f->p.v, &r, v_amp, 0);
+    for (int64_t n = s->v_most != 0 ? tensor_elements(&f->p.v) : 0, i = 0; i < n; i++)
+        tensor_set(&f->p.v, i, s->v_most * (0.5 + 0.5 * rng_uniform(&r)));
     if (s->alibi) {
         if (s->alibi == 1) fixture_add(f, ATTN_T_alibi_slopes, ATTN_F32, 1, (int64_t[]){ s->H });
         else fixture_add(f, ATTN_T_alibi_slopes, ATTN_F32, 2, (int64_t[]){ s->B, s->H });
@@ -444,6 +470,7 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
         fill_normal(&f->p.bias, &r, 1, 0);
         for (int64_t n = tensor_elements(&f->p.bias), i = 0; i < n; i++)
             if (rng_chance(&r, s->bias_hidden)) tensor_set(&f->p.bias, i, -INFINITY);
+        if (s->bias_levels) fill_bias_levels(&f->p.bias, &r, s->bias_levels);
     }
     if (s->keep_mask) {
         const int axes = s->keep_mask - 1;
@@ -457,8 +484,8 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
     if (s->sinks) {
         fixture_add(f, ATTN_T_sinks, ATTN_F32, 1, (int64_t[]){ s->H });
         for (int64_t h = 0; h < s->H; h++) {
-            static const double extremes[] = { -INFINITY, 100, -100, 3 };
-            tensor_set(&f->p.sinks, h, s->sinks == 2 ? extremes[h % 4] : 2 * rng_normal(&r));
+            static const double extremes[] = { -INFINITY, 100, -100, 3, -3e38, 3e38, 1e38, -1e38 };
+            tensor_set(&f->p.sinks, h, s->sinks > 1 ? extremes[h % 4 + 4 * (s->sinks - 2)] : 2 * rng_normal(&r));
         }
     }
     if (s->seqlens_k) {
@@ -701,7 +728,8 @@ HELPER double score_size(const struct fixture *f)
     if (f->p.q_scale.rank) size *= largest(&f->p.q_scale);
     if (f->p.k_scale.rank) size *= largest(&f->p.k_scale);
     if (g.softcap > 0) size = fmin(size, 8 * g.softcap); /* the cap is computed with error of its own */
-    return size + largest(&f->p.bias) + largest(&f->p.alibi_slopes) * (double)attn_max64(g.dims.Sk, g.dims.Sq);
+    return size + (f->spec.bias_levels ? 0 : largest(&f->p.bias)) +
+           largest(&f->p.alibi_slopes) * (double)attn_max64(g.dims.Sk, g.dims.Sq);
 }
 
 struct tolerance {
@@ -722,7 +750,10 @@ HELPER struct tolerance tolerance_of(const struct fixture *f, attn_tensor_id id)
     struct tolerance t = { 0 };
     switch (id) {
     case ATTN_T_out: t.relative = fmax(limit->out, as->out) + blur, t.absolute = limit->noise * v * kept; break;
-    case ATTN_T_lse: t.absolute = 2e-5 + 2.4e-7 * scores; return t;
+    case ATTN_T_lse:
+        t.absolute = 2e-5 + 2.4e-7 * scores;
+        t.relative = f->spec.bias_levels || f->spec.sinks == 3 ? 2.4e-7 : 0;
+        return t;
     case ATTN_T_dq: t.relative = limit->qkv + blur, t.absolute = limit->noise * fabs(g.scale) * k * dz; break;
     case ATTN_T_dk:
         t.relative = limit->qkv + blur, t.absolute = limit->noise * fabs(g.scale) * q * dz * (double)g.group;

@@ -289,6 +289,49 @@ static const struct spec huge_cases[] = {
     SPEC(.name = "values of 1e36, decoding", SIZES(1, 3000, 64), BF16, .v_amp = 1e36),
 };
 
+/* As large as float32 can hold. All run forward, and backward where they do not say otherwise. */
+static const struct spec extreme_cases[] = {
+    SPEC(.name = "a mask of the most negative numbers", SIZES(50, 70, 64), .bias = 5, .bias_levels = 1),
+    SPEC(.name = "the same, float16", SIZES(50, 70, 64), F16, .bias = 5, .bias_levels = 1, .causal = true),
+    SPEC(.name = "the same, bfloat16 bias", SIZES(50, 300, 64), BF16, .bias = 5, .bias_dtype = ATTN_BF16,
+         .bias_levels = 1),
+    SPEC(.name = "the same, decoding", SIZES(3, 3000, 64), HEADS(4, 2), BF16, .bias = 5, .bias_levels = 1),
+    SPEC(.name = "the same, one query", SIZES(1, 130, 128), HEADS(4, 2), BF16, .bias = 1, .bias_levels = 1),
+    SPEC(.name = "the same, one query, nothing else", SIZES(1, 130, 128), HEADS(4, 2), BF16, .B = 3, .bias = 2,
+         .bias_levels = 1),
+    SPEC(.name = "the same, one query of many keys, nothing else", SIZES(1, 3100, 64), .B = 3, .bias = 2,
+         .bias_levels = 1),
+    SPEC(.name = "the same with sinks", SIZES(50, 70, 64), HEADS(4, 4), .bias = 5, .bias_levels = 1, .sinks = 2),
+    SPEC(.name = "the same, float8", SIZES(50, 70, 64), FP8, .bias = 5, .bias_levels = 1),
+    SPEC(.name = "bias from -3.4e38 to 3.4e38", SIZES(50, 70, 64), .bias = 8, .bias_levels = 2),
+    SPEC(.name = "bias from -3.4e38 to 3.4e38, bfloat16", SIZES(90, 130, 128), BF16, .bias = 5, .bias_levels = 2,
+         .causal = true),
+    SPEC(.name = "bias from -3.4e38 to 3.4e38, float16, softcap, ALiBi", SIZES(60, 200, 64), F16, .bias = 5,
+         .bias_levels = 2, .softcap = 20, .alibi = 1),
+    SPEC(.name = "bias from -3.4e38 to 3.4e38, D 256", SIZES(60, 70, 256), BF16, .bias = 5, .bias_levels = 2),
+    SPEC(.name = "bias from -3.4e38 to 3.4e38, decoding", SIZES(2, 2500, 64), HEADS(4, 2), F16, .bias = 5,
+         .bias_levels = 2),
+    SPEC(.name = "bias from -3.4e38 to 3.4e38, dropout", SIZES(50, 70, 64), .bias = 5, .bias_levels = 2,
+         .dropout_p = 0.25, .seed = 11),
+    SPEC(.name = "values of 3e38, float32", SIZES(50, 300, 64), .v_most = 3e38),
+    SPEC(.name = "values of 3e38, bfloat16", SIZES(150, 300, 64), BF16, .v_most = 3e38, .causal = true),
+    SPEC(.name = "values of 3e38, D 128", SIZES(150, 300, 128), BF16, .v_most = 3e38),
+    SPEC(.name = "values of 3e38, decoding", SIZES(1, 3000, 64), BF16, .v_most = 3e38),
+    SPEC(.name = "values of 3e38, decoding, float32", SIZES(1, 3000, 64), .v_most = 3e38),
+    SPEC(.name = "values of 3e38, a mask", SIZES(90, 130, 64), BF16, .v_most = 3e38, .keep_mask = 8, .keep = 0.7),
+    SPEC(.name = "sinks of 3e38", SIZES(50, 70, 64), HEADS(4, 4), .sinks = 3, .dlse = true),
+    SPEC(.name = "sinks of 3e38, bfloat16", SIZES(200, 300, 64), HEADS(4, 4), BF16, .sinks = 3, .causal = true),
+    SPEC(.name = "sinks of 3e38, empty rows", SIZES(120, 90, 64), HEADS(4, 4), F16, .sinks = 3, .causal = true),
+    SPEC(.name = "sinks of 3e38, decoding", SIZES(1, 3000, 64), HEADS(4, 4), BF16, .sinks = 3),
+    SPEC(.name = "sinks of 3e38, float8", SIZES(90, 120, 64), HEADS(4, 4), FP8, .sinks = 3),
+    SPEC(.name = "softcap 2e-38", SIZES(60, 80, 64), .softcap = 2e-38, .causal = true),
+    SPEC(.name = "softcap 3e38", SIZES(60, 80, 64), .softcap = 3e38),
+    SPEC(.name = "softcap 3e38, bfloat16", SIZES(200, 300, 64), BF16, .softcap = 3e38, .causal = true),
+    SPEC(.name = "softcap 2e-38, bfloat16", SIZES(200, 300, 64), BF16, .softcap = 2e-38),
+    SPEC(.name = "scale 1e-37", SIZES(60, 80, 64), .has_scale = true, .scale = 1e-37),
+    SPEC(.name = "scale 3e38, q of 1e-38", SIZES(60, 80, 64), .has_scale = true, .scale = 3e38, .q_amp = 1e-19),
+};
+
 /* clang-format on */
 
 static void test_huge_scores_and_values_agree_with_the_reference(void **state)
@@ -297,6 +340,22 @@ static void test_huge_scores_and_values_agree_with_the_reference(void **state)
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(huge_cases); i++)
         if (!spec_agrees(&bench, &huge_cases[i])) failed++;
+    assert_int_equal(failed, 0);
+}
+
+static void test_the_largest_numbers_of_float32_agree_with_the_reference(void **state)
+{
+    int failed = 0;
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(extreme_cases); i++)
+        for (attn_op op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
+            struct spec s = extreme_cases[i];
+            if (op == ATTN_OP_BACKWARD && (s.dtype == ATTN_F8E4M3 || s.v_most != 0 || s.q_amp == 1e-19)) continue;
+            s.op = op;
+            if (!spec_agrees(&bench, &s)) failed++;
+            s.give_forward = true;
+            if (op == ATTN_OP_BACKWARD && !spec_agrees(&bench, &s)) failed++;
+        }
     assert_int_equal(failed, 0);
 }
 
@@ -501,6 +560,46 @@ static void test_float8_without_lse_agrees_with_the_reference(void **state)
         assert_non_null(kernel);
         assert_string_equal(kernel, family);
     }
+}
+
+/* dslope = -sum dZ distance, where distances are hundreds: whatever error a row's delta has counts that much. P rounded to bfloat16 in the
+ * product that gives the out that delta is made of was enough for 0.01 of the largest here (and 0.1 with more terms), and a float32 dout
+ * rounded for dP but not for delta for 0.03. Compared without the allowances of fixture_compare(), for nothing here is rounded before it
+ * is summed but such a dout. */
+static void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
+{
+    int failed = 0;
+    (void)state;
+    for (uint64_t n = 0; n < 24; n++) {
+        struct rng r = { n + 1 };
+        struct spec s = SPEC(BACK, BF16, .alibi = 1 + (int)(n % 2), .data_seed = n + 1);
+        s.Hk = rng_between(&r, 1, 2), s.H = s.Hk * rng_between(&r, 1, 3);
+        s.B = rng_between(&r, 1, 2);
+        s.Sq = rng_between(&r, 20, 200), s.Sk = rng_between(&r, 20, 300);
+        s.D = s.Dv = n % 3 ? 64 : rng_between(&r, 8, 128);
+        s.causal = n % 4 == 1;
+        s.sinks = n % 5 == 2;
+        s.dlse = n % 7 == 3;
+        s.dropout_p = n % 6 == 4 ? 0.3 : 0;
+        s.out_dtype = n % 3 == 1 ? ATTN_F32 : ATTN_BF16; /* dout's too */
+        s.give_forward = n % 8 >= 6;
+        struct fixture got, want;
+        double error = 0;
+        fixture_make(&got, &s);
+        fixture_copy(&want, &got);
+        run_reference(&want.p);
+        fixture_run(&bench, &got);
+        const double top = largest(&want.p.dalibi_slopes);
+        for (int64_t e = 0; e < tensor_elements(&want.p.dalibi_slopes); e++)
+            error = fmax(error, fabs(tensor_get(&got.p.dalibi_slopes, e) - tensor_get(&want.p.dalibi_slopes, e)) / top);
+        if (!(error <= limits_of[ATTN_BF16].sums / (s.out_dtype == ATTN_BF16 ? 100 : 4))) {
+            fprintf(stderr, "dalibi_slopes: error %.3g of the largest\n", error);
+            spec_print(stderr, &s);
+            failed++;
+        }
+        fixture_clear(&got), fixture_clear(&want);
+    }
+    assert_int_equal(failed, 0);
 }
 
 static void test_random_problems_agree_with_the_reference(void **state)
@@ -1118,8 +1217,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_edge_cases_agree_with_the_reference),
         cmocka_unit_test(test_huge_scores_and_values_agree_with_the_reference),
+        cmocka_unit_test(test_the_largest_numbers_of_float32_agree_with_the_reference),
         cmocka_unit_test(test_grid_agrees_with_the_reference),
         cmocka_unit_test(test_float8_without_lse_agrees_with_the_reference),
+        cmocka_unit_test(test_slopes_in_bfloat16_are_as_exact_as_other_sums),
         cmocka_unit_test(test_random_problems_agree_with_the_reference),
         cmocka_unit_test(test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge),
         cmocka_unit_test(test_random_decoding_agrees_with_the_reference),

@@ -377,10 +377,26 @@ static void test_memory(void **state)
 static void test_options(void **state)
 {
     (void)state;
-    SAYS(forward, INVALID, "/scale", "scale: is inf, must be finite", p.has_scale = true; p.scale = INFINITY);
-    SAYS(forward, INVALID, "/scale", "scale: is nan, must be finite", p.has_scale = true; p.scale = NAN);
-    SAYS(forward, INVALID, "/softcap", "softcap: is -1, must be finite and at least 0", p.softcap = -1);
-    SAYS(forward, INVALID, "/softcap", "softcap: is nan, must be finite and at least 0", p.softcap = NAN);
+    SAYS(forward, INVALID, "/scale", "scale: is inf, must be between -3.4e38 and 3.4e38 (a float32)",
+         p.has_scale = true;
+         p.scale = INFINITY);
+    SAYS(forward, INVALID, "/scale", "scale: is nan, must be between -3.4e38 and 3.4e38 (a float32)",
+         p.has_scale = true;
+         p.scale = NAN);
+    SAYS(forward, INVALID, "/scale", "scale: is 1e+39, must be between -3.4e38 and 3.4e38 (a float32)",
+         p.has_scale = true;
+         p.scale = 1e39);
+    SAYS(forward, INVALID, "/scale", "scale: is -3.5e+38, must be between -3.4e38 and 3.4e38 (a float32)",
+         p.has_scale = true;
+         p.scale = -3.5e38);
+    SAYS(forward, INVALID, "/softcap", "softcap: is -1, must be 0 or between 1.18e-38 and 3.4e38 (a float32)",
+         p.softcap = -1);
+    SAYS(forward, INVALID, "/softcap", "softcap: is nan, must be 0 or between 1.18e-38 and 3.4e38 (a float32)",
+         p.softcap = NAN);
+    SAYS(forward, INVALID, "/softcap", "softcap: is 1e+39, must be 0 or between 1.18e-38 and 3.4e38 (a float32)",
+         p.softcap = 1e39);
+    SAYS(forward, INVALID, "/softcap", "softcap: is 1e-39, must be 0 or between 1.18e-38 and 3.4e38 (a float32)",
+         p.softcap = 1e-39);
     SAYS(forward, INVALID, "/window/0", "window: [0] is -2, must be at least 0, or -1 for unbounded",
          p.window_left = -2);
     SAYS(forward, INVALID, "/window/1", "window: [1] is -7, must be at least 0, or -1 for unbounded",

@@ -1,0 +1,407 @@
+"""Random valid problems over the whole contract, sent to a server and compared with float64, number by number.
+
+    differential.py [--seed N] [--count N] [--seconds S] [--case N] [--url http://127.0.0.1:8080] [--token T]
+
+Case n of a seed is always the same problem. Without --url a server is started (ATTND_BINARY, default build/attnd) and ended; one that a
+sanitizer has said anything about is a failure. --case runs one case alone, as the line that a failure prints says. The yardstick is
+oracle.py, which shares nothing with the server. The limits are those of semantics 5.2, as tests/unit/testing.h has them: an answer may
+differ from the truth by
+
+    limit |truth| + 2 sensitivity + noise
+
+in its largest entry and as a whole (Frobenius norm). `limit` grows where scores are so large that float32 holds them no better;
+`sensitivity` is how far the truth moves when out and lse are rounded before backward; `noise` covers sums that cancel.
+"""
+import argparse
+import http.client
+import json
+import os
+import sys
+import time
+import urllib.parse
+
+import numpy as np
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'))
+import wire  # noqa: E402
+
+import oracle  # noqa: E402
+
+#              out   dq dk dv  sums  noise least
+LIMITS = {
+    'float32': (1e-5, 3e-5, 1e-4, 1e-6, 1e-45),
+    'float16': (1e-3, 3e-3, 5e-3, 1e-5, 6e-8),
+    'bfloat16': (8e-3, 2e-2, 3e-2, 1e-4, 1.2e-38),
+    'float8_e4m3fn': (4e-2, 0, 0, 1e-4, 2e-38),
+}
+LENGTHS = (0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129)
+HEAD_SIZES = (1, 3, 8, 16, 24, 31, 32, 40, 64, 64, 64, 65, 72, 80, 96, 128, 160, 192, 256)
+LEVELS = np.array([-3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38])  # a score of ordinary size is lost beside any of them
+
+
+# ---- A problem -----------------------------------------------------------------------------------------------------------
+
+class Case:
+    """members: what is sent; problem: the same for the oracle; back, dtype, out_dtype, layout."""
+
+    def __init__(self, seed, number):
+        self.seed, self.number = seed, number
+        r = np.random.default_rng([seed, number])
+        self.members, self.problem, self.tags = {}, {}, []
+
+        def chance(p):
+            return r.random() < p
+
+        def pick(options):
+            return options[int(r.integers(len(options)))]
+
+        self.back = back = chance(0.5)
+        self.dtype = dtype = pick(('float32', 'float16', 'bfloat16')) if back or not chance(0.12) else 'float8_e4m3fn'
+        self.out_dtype = 'bfloat16' if dtype == 'float8_e4m3fn' else dtype
+        if chance(0.15):
+            self.out_dtype = self.members['out_dtype'] = pick(('float32', 'float16', 'bfloat16'))
+        Hk = int(r.integers(1, 4))
+        H = Hk * (1 if chance(0.5) else int(r.integers(2, 6)))
+        B = 1 if chance(0.6) else 0 if chance(0.05) else int(r.integers(2, 4))
+        D = int(r.integers(1, 257)) if chance(0.2) else pick(HEAD_SIZES)
+        Dv = pick(HEAD_SIZES) if chance(0.2) else D
+        Sq = int(r.integers(1, 130)) if chance(0.4) else pick(LENGTHS)
+        Sk = Sq if chance(0.3) else int(r.integers(1, 200)) if chance(0.5) else pick(LENGTHS)
+        if chance(0.08):
+            Sq, Sk, back = int(r.integers(1, 5)), int(r.integers(500, 2500)), False
+            self.back = back
+        if back and chance(0.2) and 'out_dtype' in self.members:
+            del self.members['out_dtype']
+            self.out_dtype = dtype
+        packed = chance(0.2)
+        self.layout = 'bhsd' if not packed and chance(0.3) else 'bshd'
+        if self.layout == 'bhsd':
+            self.members['layout'] = 'bhsd'
+        extreme = pick(('mask', 'levels', 'values', 'sinks', 'softcap', 'scale')) if chance(0.15) else ''
+        if packed:
+            n = int(r.integers(1, 7))
+            lq = [0 if chance(0.15) else int(r.integers(1, 80)) for _ in range(n)]
+            lk = [q if chance(0.4) else 0 if chance(0.15) else int(r.integers(1, 110)) for q in lq]
+            Sq, Sk, B = sum(lq), sum(lk), n
+            self.add('cu_seqlens_q', np.cumsum([0] + lq), 'int32')
+            self.add('cu_seqlens_k', np.cumsum([0] + lk), 'int32')
+        lead = () if packed else (B,)
+        shapes = {'q': lead + (Sq, H, D), 'k': lead + (Sk, Hk, D), 'v': lead + (Sk, Hk, Dv)}
+
+        # options
+        causal = chance(0.4)
+        for name, given, value in (('causal', causal, True), ('alignment', chance(0.25), 'top_left'),
+                                   ('scale', chance(0.15), 0 if chance(0.2) else float(r.normal() * 0.3)),
+                                   ('softcap', chance(0.15), float(1 + 20 * r.random())),
+                                   ('dropout_p', chance(0.15), float(r.random() * 0.9))):
+            if given:
+                self.members[name] = self.problem[name] = value
+        if 'dropout_p' in self.members:
+            self.members['seed'] = self.problem['seed'] = int(r.integers(0, 2**64, dtype=np.uint64))
+        left, right = int(r.integers(0, 100)) if chance(0.25) else -1, int(r.integers(0, 60)) if chance(0.2) else -1
+        if left >= 0 or right >= 0:
+            self.members['window'] = self.problem['window'] = [left, right]
+        if extreme == 'softcap':
+            self.members['softcap'] = self.problem['softcap'] = pick((2e-38, 1e-30, 1e30, 3e38))
+        if extreme == 'scale':
+            self.members['scale'] = self.problem['scale'] = pick((1e-37, 1e-20, 1e20, -1e9))
+
+        # tensors
+        amp = 4.0 if chance(0.1) else 1.0
+        x = {n: r.standard_normal(s) * (1.0 if n == 'v' else amp) for n, s in shapes.items()}
+        if extreme == 'values' and dtype in ('float32', 'bfloat16') and not back:
+            x['v'] = 3e38 * (0.5 + 0.5 * r.random(shapes['v']))
+        if chance(0.15):
+            self.add('alibi_slopes', 2.0 ** (-8.0 * (1 + r.random((B, H) if chance(0.5) else H))), 'float32')
+        if chance(0.2) or extreme == 'sinks':
+            sinks = r.normal(size=H) * 2
+            if extreme == 'sinks':
+                sinks = np.array([pick((3e38, -3e38, 1e30, -np.inf, 100.0)) for _ in range(H)])
+            self.add('sinks', sinks, 'float32')
+        broadcast = lambda: (B if chance(0.5) else 1, H if chance(0.5) else 1, Sq if chance(0.5) else 1, Sk)
+        self.levels = False
+        if not packed:
+            if chance(0.2) or extreme in ('mask', 'levels'):
+                shape = broadcast()
+                bias = r.standard_normal(shape)
+                if chance(0.5):
+                    bias[r.random(shape) < r.random() * 0.6] = -np.inf
+                kind = dtype if dtype != 'float8_e4m3fn' and chance(0.4) else 'float32'
+                if extreme in ('mask', 'levels') and kind == 'float16':
+                    kind = 'float32'
+                if extreme == 'mask':
+                    bias = np.where(r.random(shape) < 0.5, -3.38e38, bias)
+                    bias[r.random(shape[:3]) < 0.3] = -3.38e38
+                    self.levels = True
+                if extreme == 'levels':
+                    bias = LEVELS[np.minimum(r.integers(0, 6, shape), r.integers(0, 6, shape[:3] + (1,)))]
+                    self.levels = True
+                self.add('bias', bias, kind)
+            if chance(0.2):
+                keep = r.random(broadcast()) < r.random()
+                keep[:, :, 3::7] = False
+                self.add('keep_mask', keep, 'uint8')
+            if chance(0.2):
+                self.add('seqlens_k', r.integers(0, Sk + 1, B), 'int32')
+            if chance(0.2):
+                n = pick((1, 2)) if causal else pick((2, 4))
+                rows = r.integers(0, Sq + 1, (B, pick((1, Hk, H)), Sk, n))
+                if n == 2 and not causal:
+                    rows.sort(-1)
+                    rows = rows[..., ::-1]
+                self.add('mask_startend_rows', rows, 'int32')
+        if dtype == 'float8_e4m3fn' and chance(0.7):
+            for n in ('q_scale', 'k_scale', 'v_scale'):
+                self.add(n, 0.5 + r.random((B, Hk)), 'float32')
+        for n in 'qkv':
+            self.problem[n] = wire.rounded(x[n], dtype)
+        if chance(0.3):
+            self.poison(x, r)
+        for n in 'qkv':
+            self.add(n, x[n], dtype)
+        self.give = self.context = False
+        if back:
+            self.add('dout', r.standard_normal(shapes['q'][:-1] + (Dv,)), self.out_dtype)
+            if chance(0.3):
+                self.add('dlse', r.standard_normal((H, Sq) if packed else (B, H, Sq)), 'float32')
+            self.give = chance(0.4)
+            self.context = not self.give and chance(0.15)
+            if chance(0.3):
+                self.members['deterministic'] = True
+            self.members['outputs'] = ['dq', 'dk', 'dv'] + ['d' + n for n in ('sinks', 'bias', 'alibi_slopes') if n in self.problem]
+            self.members.pop('out_dtype', None)
+        if chance(0.1):
+            self.members['encoding'] = 'array'
+        self.envelope = not self.context and chance(0.15)
+        self.extreme = extreme
+
+    def add(self, name, x, dtype):
+        x = np.asarray(x)
+        self.problem[name] = x.astype(np.float64) if dtype == 'uint8' else wire.rounded(x, dtype)
+        if name in ('cu_seqlens_q', 'cu_seqlens_k', 'seqlens_k', 'mask_startend_rows'):
+            self.problem[name] = x.astype(np.int64)
+        if self.layout == 'bhsd' and name in ('q', 'k', 'v', 'dout', 'out') if hasattr(self, 'layout') else False:
+            x = x.swapaxes(1, 2)
+        self.members[name] = wire.tensor(x, dtype)
+        if dtype == 'float8_e4m3fn':  # wire.e4m3_bits() knows no NaN
+            bits = wire.e4m3_bits(np.nan_to_num(x))
+            bits = np.where(np.isnan(x), 0x7F, bits).astype(np.uint8)
+            import base64
+            self.members[name]['data'] = base64.b64encode(bits.tobytes()).decode()
+            self.problem[name] = np.where(np.isnan(x), np.nan, wire.rounded(np.nan_to_num(x), dtype))
+            if self.layout == 'bhsd':
+                self.problem[name] = self.problem[name].swapaxes(1, 2)
+
+    def poison(self, x, r):
+        """NaN and infinities in keys and values that no query sees."""
+        p = self.problem
+        H, Hk = p['q'].shape[-2], p['k'].shape[-2]
+        for b, q0, Sq, k0, Sk in oracle.sequences(p):
+            for hk in range(Hk):
+                seen = np.zeros(Sk, bool)
+                for h in range(hk * H // Hk, (hk + 1) * H // Hk):
+                    seen |= oracle.visible(p, b, h, Sq, Sk).any(0)
+                hidden = np.flatnonzero(~seen)
+                at = (k0 + hidden, hk) if 'cu_seqlens_q' in p else (b, hidden, hk)
+                x['k'][at] = np.nan
+                x['v'][at] = np.nan if self.dtype == 'float8_e4m3fn' or r.random() < 0.5 else np.inf
+
+    def describe(self):
+        said = [f'{n}={v["dtype"]}{v["shape"]}' if isinstance(v, dict) and 'shape' in v else f'{n}={v}' for n, v in self.members.items()]
+        return ('backward ' if self.back else 'forward ') + ' '.join(said) + (' context' if self.context else '') + \
+            (' envelope' if self.envelope else '') + (f' extreme={self.extreme}' if self.extreme else '')
+
+
+# ---- Judging ---------------------------------------------------------------------------------------------------------------
+
+def largest(x):
+    x = np.abs(np.asarray(x, np.float64))
+    return float(np.max(x[np.isfinite(x)], initial=0))
+
+
+def tolerances(case, size):
+    """{name: (relative, absolute)} without sensitivity."""
+    p, limit, as_out = case.problem, LIMITS[case.dtype], LIMITS[case.out_dtype]
+    Sq, Sk = p['q'].shape[-3], p['k'].shape[-3]
+    scores = size + (0 if case.levels else largest(p.get('bias', 0))) + largest(p.get('alibi_slopes', 0)) * max(Sq, Sk)
+    blur = 2.4e-7 * scores
+    scale = abs(p['scale']) if 'scale' in p else 1 / np.sqrt(p['q'].shape[-1])
+    keep = 1 / (1 - p.get('dropout_p', 0))
+    q, k, v = (largest(p[n]) * largest(p.get(n + '_scale', 1)) for n in 'qkv')
+    dout, dlse = largest(p.get('dout', 0)), largest(p.get('dlse', 0))
+    group = p['q'].shape[-2] // p['k'].shape[-2]
+    dz = dout * v * np.sqrt(p['v'].shape[-1]) * keep + dlse
+    noise = limit[3]
+    return {
+        'out': (max(limit[0], as_out[0]) + blur, noise * v * keep + as_out[4]),
+        'lse': (2.4e-7 if case.levels or case.extreme == 'sinks' else 0, 2e-5 + blur),
+        'dq': (limit[1] + blur, noise * scale * k * dz + limit[4]),
+        'dk': (limit[1] + blur, noise * scale * q * dz * group + limit[4]),
+        'dv': (limit[1] + blur, noise * dout * keep + limit[4]),
+        'dbias': (limit[2] + blur, noise * dz + limit[4]),
+        'dsinks': (limit[2] + blur, noise * dz + limit[4]),
+        'dalibi_slopes': (limit[2] + blur, noise * dz * max(Sq, Sk) + limit[4]),
+    }
+
+
+def rounded_to(x, dtype):
+    with np.errstate(over='ignore'):
+        return wire.rounded(x, dtype)
+
+
+def differs(name, got, want, other, tolerance):
+    """What is wrong with a tensor, or ''; `other` is the truth computed another way, or None."""
+    if got.shape != want.shape:
+        return f'{name}: shape {got.shape}, must be {want.shape}'
+    if want.size == 0:
+        return ''
+    finite = np.isfinite(want)
+    strange = ~finite & ~((got == want) | (np.isnan(got) & np.isnan(want))) | finite & ~np.isfinite(got)
+    if strange.any():
+        at = tuple(int(n) for n in np.argwhere(strange)[0])
+        return f'{name}: {list(at)} is {got[at]!r}, must be {want[at]!r}'
+    error = np.where(finite, np.abs(np.where(finite, got, 0) - np.where(finite, want, 0)), 0)
+    truth = np.where(finite, want, 0)
+    moved = np.zeros_like(error) if other is None else np.where(finite & np.isfinite(other), np.abs(np.nan_to_num(other) - truth), 0)
+    relative, absolute = tolerance
+    with np.errstate(over='ignore'):
+        allowed = relative * np.abs(truth).max() + 2 * moved.max() + absolute
+        top = np.abs(truth).max() or 1.0  # norms of numbers of 1e38 and more
+        norm = lambda x: float(np.linalg.norm(x / top)) * top
+    worst = tuple(int(n) for n in np.unravel_index(np.argmax(error), error.shape))
+    if error[worst] > allowed:
+        return f'{name}: {list(worst)} is {got[worst]:.9g}, must be {want[worst]:.9g}; allowed {allowed:.3g} (largest {np.abs(truth).max():.3g})'
+    if norm(error) > relative * norm(truth) + 2 * norm(moved) + absolute * np.sqrt(want.size):
+        return f'{name}: norm of the error is {norm(error):.3g}, of the tensor {norm(truth):.3g}'
+    return ''
+
+
+class Refused(Exception):
+    pass
+
+
+def check(case, ask):
+    """Sends the case with ask(path, members) -> (status, answer), and compares. Returns what is wrong, or ''."""
+    p = case.problem
+    swap = (lambda name, x: x.swapaxes(1, 2) if case.layout == 'bhsd' and name in ('out', 'dq', 'dk', 'dv') else x)
+
+    def post(path, members):
+        status, answer = ask(path, {'requests': [members, members]} if case.envelope else members)
+        if status == 200 and case.envelope:
+            first, second = answer['responses']
+            for timing in (first, second):
+                timing.pop('timing_us', None)
+            if case.members.get('deterministic', True) and not case.back and first != second:
+                raise Refused('two equal problems of a body have different answers')
+            answer = first
+            if 'error' in answer:
+                status, answer = answer['error']['status'], answer['error']
+        if status != 200:
+            raise Refused(f'{status} {answer.get("detail", answer)}')
+        return {n: swap(n, wire.value(t)) for n, t in answer.items() if isinstance(t, dict) and 'data' in t}, answer
+
+    try:
+        if not case.back:
+            want, size = oracle.forward(p)
+            got, _ = post('/v1/attention/forward', case.members)
+            want['out'] = rounded_to(want['out'], 'float32') if largest(want['out']) > 1e38 else want['out']
+            others = {}
+        else:
+            members = dict(case.members)
+            exact, size = oracle.forward(p)
+            given = {'out': rounded_to(exact['out'], case.out_dtype), 'lse': rounded_to(exact['lse'], 'float32')}
+            if case.give:
+                for n, dtype in (('out', case.out_dtype), ('lse', 'float32')):
+                    members[n] = wire.tensor(exact[n].swapaxes(1, 2) if n == 'out' and case.layout == 'bhsd' else exact[n], dtype)
+            if case.context:
+                forward = {n: v for n, v in members.items() if n not in ('dout', 'dlse', 'outputs', 'deterministic')}
+                forward.update(save=True, out_dtype=case.out_dtype)
+                context = post('/v1/attention/forward', forward)[1]['context']
+                members = {n: v for n, v in members.items() if n in ('dout', 'dlse', 'outputs', 'deterministic', 'encoding')}
+                members['context'] = context
+            got, _ = post('/v1/attention/backward', members)
+            fresh, with_given = oracle.backward(p)[0], oracle.backward({**p, **given})[0]
+            want, others = (with_given, fresh) if case.give or case.context else (fresh, with_given)
+            size = max(size, 0)
+    except Refused as e:
+        return str(e)
+    limits = tolerances(case, size)
+    for name in want:
+        if name not in got:
+            return f'{name}: missing'
+        why = differs(name, got[name], want[name], others.get(name), limits[name])
+        if why:
+            return why
+    return ''
+
+
+# ---- The command -------------------------------------------------------------------------------------------------------------
+
+def client(url, token=None):
+    """ask(path, members) over one connection that is opened again where it was closed."""
+    parts = urllib.parse.urlsplit(url)
+    state = {}
+
+    def ask(path, members):
+        body = json.dumps(members).encode()
+        headers = {'Content-Type': 'application/json', **({'Authorization': 'Bearer ' + token} if token else {})}
+        for attempt in (0, 1):
+            try:
+                if 'c' not in state:
+                    state['c'] = http.client.HTTPConnection(parts.hostname, parts.port, timeout=300)
+                state['c'].request('POST', path, body, headers)
+                answer = state['c'].getresponse()
+                return answer.status, json.loads(answer.read())
+            except (http.client.RemoteDisconnected, ConnectionError):
+                state.pop('c').close()
+                if attempt:
+                    raise
+    return ask
+
+
+def run(seed, numbers, ask, seconds=None, say=print):
+    """Cases of a seed until the numbers or the seconds are used up. (passed, failed)."""
+    passed = failed = 0
+    end = time.monotonic() + seconds if seconds else None
+    kinds = {}
+    for n in numbers:
+        if end and time.monotonic() > end:
+            break
+        case = Case(seed, n)
+        why = check(case, ask)
+        kind = ('backward ' if case.back else 'forward ') + case.dtype
+        kinds[kind] = kinds.get(kind, 0) + 1
+        if why:
+            failed += 1
+            say(f'FAIL seed {seed} case {n}: {why}\n     {case.describe()}\n     again: make differential ARGS="--seed {seed} --case {n}"')
+        else:
+            passed += 1
+    say(f'seed {seed}: ' + ', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items())))
+    say(f'{passed} passed, {failed} failed')
+    return passed, failed
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument('--seed', type=int)
+    ap.add_argument('--count', type=int, default=1 << 40, help='cases (default: until --seconds)')
+    ap.add_argument('--seconds', type=float, help='stop after these')
+    ap.add_argument('--case', type=int, help='this case alone')
+    ap.add_argument('--url')
+    ap.add_argument('--token')
+    a = ap.parse_args()
+    seed = a.seed if a.seed is not None else int(np.random.SeedSequence().entropy % 2**31)
+    if a.case is None and a.count == 1 << 40 and not a.seconds:
+        a.seconds = 60
+    numbers = [a.case] if a.case is not None else range(a.count)
+    if a.url:
+        failed = run(seed, numbers, client(a.url, a.token), a.seconds)[1]
+    else:
+        import service
+        with service.Server() as server:
+            failed = run(seed, numbers, client(f'http://127.0.0.1:{server.port}'), a.seconds)[1]
+    return 1 if failed else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

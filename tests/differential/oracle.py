@@ -1,0 +1,191 @@
+"""Attention and its gradients in float64, from the definitions in kernels/README.md and nothing else.
+
+A problem is a dict of arrays as the wire has them, but [B, S, H, D] and in float64 whatever the layout and dtype were, and of options by
+their wire names; what is absent is not given. One sequence after the other, one head after the other, whole matrices: nothing is tiled.
+
+    answer = forward(problem)                      {'out': [B, Sq, H, Dv], 'lse': [B, H, Sq]}       packed: [total_q, ...], [H, total_q]
+    grads = backward(problem)                      dq dk dv, and dsinks dbias dalibi_slopes where those are given
+"""
+import numpy as np
+
+MOST = float(np.finfo(np.float32).max)
+LSE_MOST = 2.0 ** 24  # a given lse of this size says nothing: backward takes it from the scores
+
+
+# ---- Dropout: PROTOCOL.md, "Dropout" --------------------------------------------------------------------------------
+
+def philox(counter, key):
+    """Philox4x32-10 of counters [4, ...] under a key of two words; returns [4, ...] words."""
+    c = [np.asarray(x, np.uint64) for x in counter]
+    k0, k1 = key
+    low = np.uint64(0xFFFFFFFF)
+    for _ in range(10):
+        p0, p1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
+        c = [(p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k0), p1 & low, (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k1), p0 & low]
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return np.stack(np.broadcast_arrays(*c))
+
+
+def kept(seed, head, Sq, Sk, p):
+    """Boolean [Sq, Sk]: which elements of a head (b * H + h) dropout keeps."""
+    groups = (Sk + 7) // 8
+    words = philox((np.arange(groups)[None, :], np.arange(Sq)[:, None], head, 0), (seed & 0xFFFFFFFF, seed >> 32))
+    lanes = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], 1)  # [word, half, Sq, groups]
+    lanes = np.moveaxis(lanes, (0, 1), (2, 3)).reshape(Sq, groups * 8)[:, :Sk]
+    return lanes >= np.floor(p * 65536 + 0.5)
+
+
+# ---- Which pairs count ---------------------------------------------------------------------------------------------------
+
+def sequences(p):
+    """(b, first query, queries, first key, keys that exist) of every sequence."""
+    if 'cu_seqlens_q' in p:
+        cq, ck = p['cu_seqlens_q'], p['cu_seqlens_k']
+        return [(n, int(cq[n]), int(cq[n + 1] - cq[n]), int(ck[n]), int(ck[n + 1] - ck[n])) for n in range(len(cq) - 1)]
+    B, Sq, Sk = p['q'].shape[0], p['q'].shape[1], p['k'].shape[1]
+    return [(b, 0, Sq, 0, int(p['seqlens_k'][b]) if 'seqlens_k' in p else Sk) for b in range(B)]
+
+
+def visible(p, b, h, Sq, Sk):
+    """Boolean [Sq, Sk] of one head of one sequence."""
+    H, Hk = p['q'].shape[-2], p['k'].shape[-2]
+    i, j = np.arange(Sq)[:, None], np.arange(Sk)[None, :]
+    at = i if p.get('alignment') == 'top_left' else i + Sk - Sq
+    left, right = p.get('window', (-1, -1))
+    sees = np.ones((Sq, Sk), bool)
+    if p.get('causal'):
+        sees &= j <= at
+    if left >= 0:
+        sees &= j >= at - left
+    if right >= 0:
+        sees &= j <= at + right
+    if 'keep_mask' in p:
+        sees &= of_head(p['keep_mask'], b, h, Sk) != 0
+    if 'bias' in p:
+        sees &= of_head(p['bias'], b, h, Sk) != -np.inf
+    if 'mask_startend_rows' in p:
+        rows = p['mask_startend_rows']
+        heads = rows.shape[1]
+        m = rows[b, h * heads // H if heads > 1 else 0][:Sk]
+        c = [m[None, :, n] for n in range(m.shape[1])]
+        if p.get('causal'):
+            sees &= ~((i >= c[0]) & (i < (c[1] if len(c) == 2 else Sq)))
+        elif len(c) == 2:
+            sees &= ~((i >= c[0]) | (i < c[1]))
+        else:
+            sees &= ~(((i >= c[0]) & (i < c[1])) | ((i >= c[2]) & (i < c[3])))
+    return sees
+
+
+def of_head(x, b, h, Sk):
+    """[1 or Sq, Sk] of a tensor whose axes of 1 are broadcast."""
+    return x[b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0][:, :Sk]
+
+
+# ---- One head ------------------------------------------------------------------------------------------------------------
+
+class Head:
+    """Scores, probabilities and output of head h of sequence b."""
+
+    def __init__(self, p, b, q0, Sq, k0, Sk, h):
+        packed = 'cu_seqlens_q' in p
+        H, Hk = p['q'].shape[-2], p['k'].shape[-2]
+        self.hk = hk = h * Hk // H
+        self.rows = (slice(q0, q0 + Sq), h) if packed else (b, slice(0, Sq), h)
+        self.keys = (slice(k0, k0 + Sk), hk) if packed else (b, slice(0, Sk), hk)
+        self.lse_at = (h, slice(q0, q0 + Sq)) if packed else (b, h)
+        factor = [p[n][b, hk] if n in p else 1.0 for n in ('q_scale', 'k_scale', 'v_scale')]
+        self.q, self.k, self.v = p['q'][self.rows] * factor[0], p['k'][self.keys] * factor[1], p['v'][self.keys] * factor[2]
+        self.sees = sees = visible(p, b, h, Sq, Sk)
+        D = p['q'].shape[-1]
+        self.scale = p['scale'] if 'scale' in p else 1 / np.sqrt(D)
+        # What nobody sees may be NaN: it is not computed with. (What somebody sees is finite here.)
+        seen = sees.any(0)
+        self.k, self.v = np.where(seen[:, None], self.k, 0), np.where(seen[:, None], self.v, 0)
+        s = self.q @ self.k.T * self.scale
+        self.size = float(np.max(np.abs(self.q) @ np.abs(self.k).T, initial=0)) * abs(self.scale)  # before anything cancels
+        self.slope = 1.0  # of the cap
+        cap = p.get('softcap', 0)
+        if cap > 0:
+            t = np.tanh(s / cap)
+            s, self.slope = cap * t, 1 - t * t
+            self.size = min(self.size, 8 * cap)
+        self.distance = np.abs(np.arange(Sq)[:, None] + Sk - Sq - np.arange(Sk)[None, :])
+        if 'bias' in p:
+            bias = of_head(p['bias'], b, h, Sk)
+            s = s + np.where(np.isfinite(bias), bias, 0)
+        if 'alibi_slopes' in p:
+            m = p['alibi_slopes']
+            s = s - (m[b, h] if m.ndim == 2 else m[h]) * self.distance
+        z = np.where(sees, np.clip(s, -MOST, MOST), -np.inf)
+        self.sink = p['sinks'][h] if 'sinks' in p else -np.inf
+        top = np.maximum(np.max(z, 1, initial=-np.inf), self.sink)
+        self.top = np.where(top > -np.inf, top, 0)
+        self.z = z
+        total = np.exp(z - self.top[:, None]).sum(1) + np.exp(self.sink - self.top)
+        self.empty = total == 0
+        self.rest = np.log(np.where(self.empty, 1, total))
+        self.lse = np.where(self.empty, -np.inf, self.top + self.rest)
+        self.P = np.exp(z - self.top[:, None] - self.rest[:, None])
+        self.M = 1.0
+        if p.get('dropout_p', 0) > 0:
+            self.M = kept(p.get('seed', 0), b * H + h, Sq, Sk, p['dropout_p']) / (1 - p['dropout_p'])
+        self.out = (self.P * self.M) @ self.v
+
+
+def heads(p):
+    for b, q0, Sq, k0, Sk in sequences(p):
+        for h in range(p['q'].shape[-2]):
+            yield b, h, Head(p, b, q0, Sq, k0, Sk, h)
+
+
+def empty_answer(p):
+    q, Dv = p['q'], p['v'].shape[-1]
+    lse = (q.shape[1], q.shape[0]) if 'cu_seqlens_q' in p else (q.shape[0], q.shape[2], q.shape[1])
+    return np.zeros(q.shape[:-1] + (Dv,)), np.full(lse, -np.inf)
+
+
+def forward(p):
+    out, lse = empty_answer(p)
+    size = 0.0
+    for _, _, x in heads(p):
+        out[x.rows], lse[x.lse_at] = x.out, x.lse
+        size = max(size, x.size)
+    return {'out': out, 'lse': lse}, size
+
+
+def backward(p):
+    """Gradients. p['out'] and p['lse'] are used as they are where they are given."""
+    g = {n: np.zeros(p[n[1:]].shape) for n in ('dq', 'dk', 'dv')}
+    g.update({'d' + n: np.zeros(p[n].shape) for n in ('sinks', 'bias', 'alibi_slopes') if n in p})
+    size = 0.0
+    for b, h, x in heads(p):
+        size = max(size, x.size)
+        out, P, top, rest = x.out, x.P, x.top, x.rest
+        empty = x.empty
+        if 'out' in p:
+            out, lse = p['out'][x.rows], p['lse'][x.lse_at]
+            empty = lse == -np.inf
+            use = np.abs(lse) < LSE_MOST
+            top, rest = np.where(use, lse, top), np.where(use, 0, rest)
+            P = np.exp(x.z - top[:, None] - rest[:, None])
+        P = np.where(empty[:, None], 0, P)
+        dout = p['dout'][x.rows]
+        delta = (dout * out).sum(1)
+        if 'dlse' in p:
+            delta = delta - p['dlse'][x.lse_at]
+        dZ = P * (x.M * (dout @ x.v.T) - delta[:, None])
+        dS = dZ * x.slope
+        g['dq'][x.rows] = x.scale * dS @ x.k
+        g['dk'][x.keys] += x.scale * dS.T @ x.q
+        g['dv'][x.keys] += (P * x.M).T @ dout
+        if 'dbias' in g:
+            whole = g['dbias'][b if p['bias'].shape[0] > 1 else 0, h if p['bias'].shape[1] > 1 else 0]
+            whole[:, :dZ.shape[1]] += dZ if whole.shape[0] == dZ.shape[0] else dZ.sum(0)
+        if 'dalibi_slopes' in g:
+            at = (b, h) if p['alibi_slopes'].ndim == 2 else h
+            g['dalibi_slopes'][at] -= (dZ * x.distance).sum()
+        if 'dsinks' in g:
+            weight = np.where(empty | (x.sink == -np.inf), 0, np.exp(np.where(empty, 0, x.sink - top - rest)))
+            g['dsinks'][h] -= (weight * delta).sum()
+    return g, size
