@@ -1,4 +1,4 @@
-/* base64.c: the stream around base64, its scalar loops, and the choice of a SIMD variant.
+/* base64.c: the stream around base64, and the choice of a SIMD variant.
  *
  * The text of a tensor arrives in pieces that split groups of four characters anywhere. Three steps deal with a piece:
  *
@@ -18,57 +18,6 @@
 
 #include <stdatomic.h>
 #include <string.h>
-
-/* ---- Scalar ------------------------------------------------------------------------------------------------------ */
-
-static const char alphabet[65] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-enum { FOREIGN = 0x80 }; /* no sextet has this bit */
-
-/* What each character stands for. */
-/* clang-format off */
-#define __ FOREIGN
-static const uint8_t sextet[256] = {
-    __, __, __, __, __, __, __, __, __, __, __, __, __, __, __, __, /* 0x00 */
-    __, __, __, __, __, __, __, __, __, __, __, __, __, __, __, __, /* 0x10 */
-    __, __, __, __, __, __, __, __, __, __, __, 62, __, __, __, 63, /* 0x20: + / */
-    52, 53, 54, 55, 56, 57, 58, 59, 60, 61, __, __, __, __, __, __, /* 0x30: 0-9 */
-    __, 0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, /* 0x40: A-O */
-    15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, __, __, __, __, __, /* 0x50: P-Z */
-    __, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, /* 0x60: a-o */
-    41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, __, __, __, __, __, /* 0x70: p-z */
-    [0x80 ... 0xFF] = __,
-};
-#undef __
-/* clang-format on */
-
-size_t base64_decode_scalar(const char *text, size_t count, uint8_t *out)
-{
-    size_t done = 0;
-    for (; count - done >= 4; done += 4, out += 3) {
-        const unsigned char *c = (const unsigned char *)text + done;
-        uint32_t s0 = sextet[c[0]], s1 = sextet[c[1]], s2 = sextet[c[2]], s3 = sextet[c[3]];
-        if ((s0 | s1 | s2 | s3) & FOREIGN) break;
-        uint32_t bits = s0 << 18 | s1 << 12 | s2 << 6 | s3;
-        out[0] = (uint8_t)(bits >> 16);
-        out[1] = (uint8_t)(bits >> 8);
-        out[2] = (uint8_t)bits;
-    }
-    return done;
-}
-
-size_t base64_encode_scalar(const uint8_t *bytes, size_t count, char *text)
-{
-    size_t done = 0;
-    for (; count - done >= 3; done += 3, text += 4) {
-        uint32_t bits = (uint32_t)bytes[done] << 16 | (uint32_t)bytes[done + 1] << 8 | bytes[done + 2];
-        text[0] = alphabet[bits >> 18];
-        text[1] = alphabet[bits >> 12 & 63];
-        text[2] = alphabet[bits >> 6 & 63];
-        text[3] = alphabet[bits & 63];
-    }
-    return done;
-}
 
 /* ---- Variants ---------------------------------------------------------------------------------------------------- */
 
@@ -166,8 +115,8 @@ static bool step(base64_decoder *d, unsigned char c, uint8_t **out)
         if (d->held != 3 || c != '=') return false;
         *(*out)++ = (uint8_t)(d->bits >> 4);
         d->held = 0;
-    } else if (sextet[c] != FOREIGN) {
-        d->bits = d->bits << 6 | sextet[c];
+    } else if (base64_sextet[c] != BASE64_FOREIGN) {
+        d->bits = d->bits << 6 | base64_sextet[c];
         if (++d->held == 4) {
             *(*out)++ = (uint8_t)(d->bits >> 16);
             *(*out)++ = (uint8_t)(d->bits >> 8);
@@ -244,14 +193,14 @@ void base64_encode(const uint8_t *bytes, size_t count, char *text)
     bytes += done;
     switch (count - done) {
     case 1:
-        text[0] = alphabet[bytes[0] >> 2];
-        text[1] = alphabet[(bytes[0] & 3) << 4];
+        text[0] = base64_alphabet[bytes[0] >> 2];
+        text[1] = base64_alphabet[(bytes[0] & 3) << 4];
         text[2] = text[3] = '=';
         break;
     case 2:
-        text[0] = alphabet[bytes[0] >> 2];
-        text[1] = alphabet[(bytes[0] & 3) << 4 | bytes[1] >> 4];
-        text[2] = alphabet[(bytes[1] & 15) << 2];
+        text[0] = base64_alphabet[bytes[0] >> 2];
+        text[1] = base64_alphabet[(bytes[0] & 3) << 4 | bytes[1] >> 4];
+        text[2] = base64_alphabet[(bytes[1] & 15) << 2];
         text[3] = '=';
         break;
     }

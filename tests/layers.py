@@ -4,7 +4,9 @@ Two graphs are looked at. The includes of every source: each folder of LAYERS ma
 and nothing else of the project. With BUILD (build/ after `make`), also what the object files take from each other, which shows
 what an include does not: two files that call each other through headers of a lower layer.
 
-A file is named without its ending: server/base/log stands for log.c and log.h. A circle of files is a fault in both graphs."""
+Circles are faults in both graphs: headers that include each other, and sources that call each other. (A source may include
+whatever its folder may use: that x.c includes y.h and y.c x.h says nothing yet.) In what is printed of calls, a source stands
+without its ending: server/base/log."""
 import collections
 import os
 import re
@@ -131,7 +133,8 @@ def main():
         own = layer_of(path)
         for header in includes(path):
             other = layer_of(header)
-            graph[unit(path)] |= {unit(header)} - {unit(path)}
+            if path.endswith((".h", ".cuh")):
+                graph[path].add(header)
             if other != own and other not in LAYERS[own]:
                 faults.append(f"{path} includes {header}: {own} may not use {other}")
     shown = [("include", graph)]
