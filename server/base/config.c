@@ -104,7 +104,8 @@ static const struct option options[] = {
               "what the machine has or the cgroup allows." },
     { "device-bytes", "ATTND_DEVICE_BYTES", TYPE_SIZE, "SIZE", AT(device_bytes), 0, MIB, 16384 * GIB,
       .shown = "a share of the device's",
-      .help = "Memory to use on each device; /v1/info shows what the default came to." },
+      .help = "Memory to use on each device; /v1/info shows what the default came to. A request that can never have enough is "
+              "answered 413." },
     { "max-connections", "ATTND_MAX_CONNECTIONS", TYPE_INT, "N", AT(max_connections), 10000, 1, 1000000,
       .shown = "10000, or what open files allow",
       .help = "Open connections; one more is answered 503 and closed." },

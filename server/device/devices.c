@@ -818,6 +818,13 @@ const attn_device *devices_any(const struct devices *devices)
 {
     return devices->device[0]->handle;
 }
+const attn_device_info *devices_largest(const struct devices *devices)
+{
+    const attn_device_info *largest = &devices->device[0]->info;
+    for (int i = 1; i < devices->count; i++)
+        if (devices->device[i]->info.memory_limit > largest->memory_limit) largest = &devices->device[i]->info;
+    return largest;
+}
 const char *device_name(const struct device *device)
 {
     return device->info.name;

@@ -62,6 +62,8 @@ void devices_close(struct devices *devices); /* NULL is fine */
 
 int devices_count(const struct devices *devices);
 const attn_device *devices_any(const struct devices *devices); /* to ask which kernels there are */
+const attn_device_info *
+devices_largest(const struct devices *devices); /* that with the most memory, as it was opened */
 /* Where staging memory should come from so that the devices copy from it quickly: pinned memory of the first one that
  * copies. False when all compute in any memory: then the system's will do. The devices must outlive the arena. */
 bool devices_staging(struct devices *devices, struct arena_source *source);

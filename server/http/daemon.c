@@ -352,7 +352,7 @@ static attn_status make_job(struct request *request, attn_error *err)
     }
     if (request->extent) arena_arrived(server->arena, request->extent);
     request->extent = NULL; /* the job's now */
-    return job_prepare(request->job, devices_any(server->devices), err);
+    return job_prepare(request->job, devices_any(server->devices), devices_largest(server->devices), err);
 }
 
 /* Work that one request may not ask for, or that cannot be done in time: said at once, and not after all of it has been

@@ -29,6 +29,8 @@ enum {
  * them. */
 #define SMALL_FLOPS 1e8
 #define SMALL_BYTES ((size_t)2 << 20)
+/* A device with so much memory has enough for any small job, scratch memory included: it is not added up. */
+#define SMALL_DEVICE (INT64_C(256) << 20)
 
 struct job *job_new(struct arena *arena, struct contexts *contexts, struct caller *caller, struct extent *inputs,
                     proto_call *call)
@@ -205,7 +207,48 @@ static job_kind kind_of(const struct job *job)
            (job_kind)d.H << 26 | (job_kind)d.Hk << 38;
 }
 
-attn_status job_prepare(struct job *job, const attn_device *device, attn_error *err)
+/* Scratch memory of all problems that will run, as a device reserves it. */
+static attn_status workspace_of(const struct job *job, const attn_device *device, size_t *bytes, attn_error *err)
+{
+    const proto_call *call = job->call;
+    attn_status status;
+    int count = 0;
+    if (call->count == 1) return attn_workspace(device, &call->items[0].problem, 1, bytes, err);
+    attn_problem *problems = malloc((size_t)job->runnable * sizeof *problems);
+    if (problems == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", job->runnable);
+    for (int i = 0; i < call->count; i++)
+        if (job->results[i].error.status == ATTN_OK) problems[count++] = call->items[i].problem;
+    status = attn_workspace(device, problems, count, bytes, err);
+    free(problems);
+    return status;
+}
+
+/* What no device has memory for, not even alone, is not to be tried again: devices.c mirrors the inputs, the outputs
+ * and what contexts saved on a device with memory of its own, and every device needs scratch memory. */
+static attn_status check_fits(const struct job *job, const attn_device *device, const attn_device_info *largest,
+                              attn_error *err)
+{
+    size_t bytes = 0;
+    attn_status status;
+    if (job->runnable == 0 || (job->kind != 0 && largest->memory_limit >= SMALL_DEVICE)) return ATTN_OK;
+    if ((status = workspace_of(job, device, &bytes, err)) != ATTN_OK) return status;
+    if (!largest->unified) {
+        bytes += job->inputs_used + job->outputs.bytes;
+        for (int i = 0; job->saved && i < job->call->count; i++) {
+            const struct job *saved = job->saved[i];
+            for (int before = 0; saved && before < i; before++)
+                if (job->saved[before] == saved) saved = NULL;
+            if (saved) bytes += saved->inputs_used + saved->outputs.bytes;
+        }
+    }
+    if (bytes <= (size_t)largest->memory_limit) return ATTN_OK;
+    return attn_fail(err, ATTN_TOO_LARGE, NULL,
+                     "%zu bytes of device memory are needed for inputs, outputs and scratch memory, the limit is %lld "
+                     "(--device-bytes)",
+                     bytes, (long long)largest->memory_limit);
+}
+
+attn_status job_prepare(struct job *job, const attn_device *device, const attn_device_info *largest, attn_error *err)
 {
     proto_call *call = job->call;
     size_t bytes = 0;
@@ -256,6 +299,7 @@ attn_status job_prepare(struct job *job, const attn_device *device, attn_error *
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
     job->kind = kind_of(job);
     job->wants_measure = numbers > MEASURE_AT_ONCE;
+    if ((status = check_fits(job, device, largest, err)) != ATTN_OK) return status;
 
     if (saves == 0) return ATTN_OK;
     job->wants_save = true;

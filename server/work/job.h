@@ -84,7 +84,8 @@ void job_release_memory(struct job *job);
 
 /* Everything that happens between decoding and queueing: contexts are resolved, outputs placed, kernels looked up,
  * work counted. An item that fails keeps its error in results[i] (an envelope answers it there); returns that error
- * when the body is no envelope, or what befell the whole job (BUSY: no memory for the outputs). */
-attn_status job_prepare(struct job *job, const attn_device *device, attn_error *err);
+ * when the body is no envelope, or what befell the whole job (BUSY: no memory for the outputs; TOO_LARGE: more than
+ * `largest`, the device with the most memory, will ever have for it). */
+attn_status job_prepare(struct job *job, const attn_device *device, const attn_device_info *largest, attn_error *err);
 
 #endif

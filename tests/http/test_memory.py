@@ -210,3 +210,48 @@ def test_a_token_alone_may_have_everything(serve, tmp_path):
     held = announcing(server, 1000, b'{', headers=['Authorization: Bearer alice'], count=7)
     assert server.post(FORWARD, wire.small_bytes(), ALICE).status == 200
     leave(server, held)
+
+
+# ---- Memory of devices --------------------------------------------------------------------------------------------------
+
+
+def fake(serve, *options):
+    return serve('--cpu-threads', '1', *options, env={'ATTN_FAKE_SCRIPT': ''}, binary=service.FAKE)
+
+
+@pytest.mark.parametrize('envelope', [False, True])
+def test_what_a_device_can_never_hold_is_refused_for_good(serve, envelope):
+    """A device of 8 MiB: inputs of 6 MiB fit, of 9 MiB never do."""
+    server = fake(serve, '--device-bytes', '8M')
+    good, bad = json.loads(numbers(6)), json.loads(numbers(9))
+    if envelope:  # its problems run together
+        good, bad = {'requests': [json.loads(numbers(3))] * 2}, {'requests': [json.loads(numbers(3))] * 3}
+    assert server.post(FORWARD, good).status == 200
+    with service.Probe(server) as probe:
+        answer = server.post(FORWARD, bad)
+        assert answer.status == 413 and answer.json()['code'] == 'too-large' and 'retry-after' not in answer.headers, answer
+        detail = answer.json()['detail']
+        assert detail.endswith('the limit is 8388608 (--device-bytes)') and int(detail.split()[0]) > 9 << 20, detail
+    probe.check()
+    assert server.post(FORWARD, good).status == 200
+    assert eventually(lambda: idle(server)), server.metrics()
+
+
+def test_saved_tensors_count_for_the_device_too(serve):
+    """The forward fits into 8 MiB, and its backward (the same tensors, their gradients) does not: its context is given back."""
+    server = fake(serve, '--device-bytes', '8M', '--staging-bytes', '64M')
+    forward = server.post(FORWARD, json.loads(numbers(6, save=True)))
+    assert forward.status == 200, forward
+    use = {'context': forward.json()['context'], 'dout': wire.tensor(np.zeros((1, 1, 1, 64)), 'float16')}
+    answer = server.post('/v1/attention/backward', use)
+    assert answer.status == 413 and '--device-bytes' in answer.json()['detail'], answer
+    assert server.metric('attnd_contexts', state='ready') == 1
+
+
+def test_scratch_memory_of_the_cpu_is_counted(serve):
+    server = serve('--device-bytes', '1M', '--devices', 'cpu')
+    r = np.random.default_rng(1)
+    x = {n: wire.tensor(r.standard_normal((1, 2048, 8, 64)), 'float32') for n in ('q', 'k', 'v', 'dout')}
+    answer = server.post('/v1/attention/backward', x)
+    assert answer.status == 413 and answer.json()['detail'].endswith('the limit is 1048576 (--device-bytes)'), answer
+    assert server.post(FORWARD, wire.small_bytes()).status == 200
