@@ -236,6 +236,10 @@ fuzz: ## run every fuzz target with libFuzzer (clang) for FUZZ_SECONDS=60 each
 	@sh tests/run_fuzz.sh $(FUZZ_SECONDS) $(patsubst tests/fuzz/%.c,build/fuzz/tests/fuzz/libfuzzer_%,$(FUZZ_SRC))
 fuzz-targets: $(patsubst tests/fuzz/%.c,$B/tests/fuzz/libfuzzer_%,$(FUZZ_SRC))
 
+fuzz-http: $B/attnd ## requests that are a little wrong, over sockets, every 200 verified (SECONDS=600, or COUNT=3000; SEED=7; ONLY=7:2:413)
+	@sh tests/setup.sh test
+	cd tests && $(TESTENV) $(PYTHON) fuzz_http/fuzz.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
+
 bench: ## time the kernels and the codec (ARGS="--sweep paper --tokens 2048")
 	@sh tests/setup.sh run
 	@$(MAKE) --no-print-directory $B/attn-bench
@@ -317,4 +321,4 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-.PHONY: all run test unit http http-all conformance fuzz-replay fuzz fuzz-targets bench load compare upload growth observe scaleout gpu emulate fresh format check-format print-cuda print-advice clean help
+.PHONY: all run test unit http http-all conformance fuzz-replay fuzz fuzz-targets fuzz-http bench load compare upload growth observe scaleout gpu emulate fresh format check-format print-cuda print-advice clean help

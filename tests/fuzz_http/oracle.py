@@ -1,0 +1,382 @@
+"""What a request means, read independently of the server: Python's json, and attention in float64 (conformance/ref.py).
+
+    verdict = judge(path, body, answer)      '' or what is wrong with a 200
+
+Three readings: a request is sound and its numbers are known; it is not one (Invalid), and a 200 is a finding; or this file does not
+know (Unsure: dropout, packed sequences, float8, values that overflow), and only the form of the answer is looked at.
+"""
+import base64
+import json
+import os
+import re
+import sys
+
+import numpy as np
+
+sys.path[:0] = [os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', folder) for folder in ('', 'conformance')]
+import ref  # noqa: E402
+import wire  # noqa: E402
+
+DTYPES = {'float32': 'float32', 'f32': 'float32', 'fp32': 'float32', 'float16': 'float16', 'f16': 'float16', 'fp16': 'float16',
+          'bfloat16': 'bfloat16', 'bf16': 'bfloat16', 'int32': 'int32', 'i32': 'int32', 'uint8': 'uint8', 'u8': 'uint8',
+          'float8_e4m3fn': 'float8_e4m3fn', 'f8_e4m3': 'float8_e4m3fn', 'fp8_e4m3': 'float8_e4m3fn'}
+TENSORS = ('q', 'k', 'v', 'alibi_slopes', 'bias', 'keep_mask', 'sinks', 'cu_seqlens_q', 'cu_seqlens_k', 'seqlens_k', 'mask_startend_rows',
+           'q_scale', 'k_scale', 'v_scale', 'dout', 'out', 'lse', 'dlse')
+OPTIONS = ('layout', 'scale', 'causal', 'window', 'alignment', 'softcap', 'dropout_p', 'seed', 'out_dtype', 'outputs', 'encoding', 'verify',
+           'save', 'timeout_ms', 'deterministic', 'context')
+UNSURE = ('cu_seqlens_q', 'cu_seqlens_k', 'mask_startend_rows', 'q_scale', 'k_scale', 'v_scale')
+RTOL = {'float32': 1e-5, 'float16': 1e-3, 'bfloat16': 8e-3}  # golden.py's, of the largest value here
+WILD = 1e4       # inputs beyond it overflow somewhere, or leave nothing of a difference
+STEEP = 500.0    # scores beyond it: the error of exp() is that of their last bits
+
+
+class Invalid(Exception):
+    pass
+
+
+class Unsure(Exception):
+    pass
+
+
+# ---- Reading ---------------------------------------------------------------------------------------------------------
+
+
+class MinusZero(int):
+    pass
+
+
+def parse(body):
+    """The value of a JSON text, to the letter of RFC 8259."""
+    def unique(pairs):
+        if len({name for name, _ in pairs}) != len(pairs):
+            raise Invalid('a member twice')
+        return dict(pairs)
+
+    def never(text):
+        raise Invalid(f'{text} is not JSON')
+    try:
+        text = body.decode('utf-8')
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=never, parse_int=lambda t: MinusZero(0) if t == '-0' else int(t))
+        json.dumps(value, ensure_ascii=False).encode('utf-8')  # lone surrogates
+    except (ValueError, RecursionError) as e:
+        raise Invalid(f'{type(e).__name__}: {e}')
+    if '\\u0000' in text:
+        raise Unsure('a NUL, perhaps')
+    return value
+
+
+def is_int(x):
+    return isinstance(x, int) and not isinstance(x, (bool, MinusZero))
+
+
+def numbers(data, shape, dtype):
+    flat = []
+
+    def walk(x, depth):
+        for y in x:
+            if isinstance(y, list):
+                if depth + 1 >= max(len(shape), 1):
+                    raise Invalid('nested too deep')
+                walk(y, depth + 1)
+            else:
+                flat.append(y)
+    walk(data, 0)
+    if any(isinstance(y, list) for y in data) and flat:
+        x = data
+        for n in shape:
+            if not isinstance(x, list) or len(x) != n:
+                raise Invalid('nested otherwise than its shape')
+            x = x[0] if x else x
+    out = []
+    for x in flat:
+        if isinstance(x, str):
+            if x not in wire.NUMBER or dtype in ('int32', 'uint8'):
+                raise Invalid(f'{x!r} is no number')
+            out.append(wire.NUMBER[x])
+        elif isinstance(x, bool) or not isinstance(x, (int, float)):
+            raise Invalid(f'{x!r} is no number')
+        elif dtype in ('int32', 'uint8'):
+            if not isinstance(x, int) or not (0 <= x < 256 if dtype == 'uint8' else -2**31 <= x < 2**31):
+                raise Invalid(f'{x!r} is no {dtype}')
+            out.append(x)
+        else:
+            try:
+                out.append(float(x))
+            except OverflowError:
+                raise Invalid('too large a number')
+    if len(out) != int(np.prod(shape, dtype=object)):
+        raise Invalid('as many numbers as the shape has')
+    a = np.array(out, np.float64).reshape(shape)
+    limit = {'float32': 3.4028235e38, 'float16': 65504, 'bfloat16': 3.38e38, 'float8_e4m3fn': 448}.get(dtype, np.inf)
+    if np.any(np.abs(a[np.isfinite(a)]) > limit * 1.01) or any(isinstance(x, float) and np.isinf(x) for x in flat):
+        raise Invalid('a number that rounds to infinity')
+    return wire.rounded(a, dtype)
+
+
+def tensor(name, t):
+    """(values as float64, dtype)"""
+    if not isinstance(t, dict) or set(t) != {'shape', 'dtype', 'data'}:
+        raise Invalid(f'{name}: shape, dtype and data')
+    shape, dtype, data = t['shape'], t['dtype'], t['data']
+    if not isinstance(shape, list) or not 1 <= len(shape) <= 4 or not all(is_int(n) and 0 <= n <= 2**53 for n in shape):
+        raise Invalid(f'{name}: shape {shape!r}')
+    if not isinstance(dtype, str) or dtype.lower() not in DTYPES:
+        raise Invalid(f'{name}: dtype {dtype!r}')
+    dtype = DTYPES[dtype.lower()]
+    count = int(np.prod(shape, dtype=object))
+    if isinstance(data, list):
+        if count > 10**6:
+            raise Invalid(f'{name}: too few numbers')
+        return numbers(data, shape, dtype), dtype
+    if not isinstance(data, str):
+        raise Invalid(f'{name}: data')
+    try:
+        raw = base64.b64decode(data.encode('ascii'), validate=True)
+    except ValueError as e:
+        raise Invalid(f'{name}: {e}')
+    if base64.b64encode(raw).decode() != data:
+        raise Invalid(f'{name}: not the base64 of its bytes')
+    if len(raw) != count * wire.BYTES[dtype]:
+        raise Invalid(f'{name}: {len(raw)} bytes for {count} values')
+    return wire.value({'shape': shape, 'dtype': dtype, 'data': data}), dtype
+
+
+def need(condition, text):
+    if not condition:
+        raise Invalid(text)
+
+
+class Problem:
+    """One problem, read; `contexts`: what was saved before, by id."""
+
+    def __init__(self, members, back, contexts=()):
+        need(isinstance(members, dict), 'not an object')
+        for name in members:
+            need(name in TENSORS + OPTIONS, f'unknown member {name!r}')
+        self.back, self.members = back, members
+        self.values, self.dtypes = {}, {}
+        for name in TENSORS:
+            if name in members:
+                self.values[name], self.dtypes[name] = tensor(name, members[name])
+        o = dict(members)
+        number = lambda x: isinstance(x, (int, float)) and not isinstance(x, bool)
+        kinds = {'layout': lambda x: x in ('bshd', 'bhsd'), 'scale': number, 'causal': lambda x: isinstance(x, bool),
+                 'window': lambda x: isinstance(x, list) and len(x) == 2 and all(is_int(n) and n >= -1 for n in x),
+                 'alignment': lambda x: x in ('bottom_right', 'top_left'), 'softcap': lambda x: number(x) and x >= 0,
+                 'dropout_p': lambda x: number(x) and 0 <= x < 1, 'seed': lambda x: is_int(x) and 0 <= x < 2**64,
+                 'out_dtype': lambda x: isinstance(x, str) and DTYPES.get(x.lower()) in RTOL,
+                 'outputs': lambda x: isinstance(x, list) and all(isinstance(n, str) for n in x),
+                 'encoding': lambda x: x in ('base64', 'array'), 'verify': lambda x: x == 'all' or is_int(x) and x >= 0,
+                 'save': lambda x: isinstance(x, bool), 'timeout_ms': lambda x: is_int(x) and x >= 1,
+                 'deterministic': lambda x: isinstance(x, bool), 'context': lambda x: isinstance(x, str)}
+        for name, sound in kinds.items():
+            if name in o:
+                hashable = not isinstance(o[name], (list, dict)) or name in ('window', 'outputs')
+                need(hashable and sound(o[name]), f'{name}: {o[name]!r}')
+        self.outputs = o.get('outputs', ['dq', 'dk', 'dv'] if back else ['out', 'lse'])
+        self.array = o.get('encoding') == 'array'
+        if 'context' in o:
+            need(back, 'context in a forward')
+            need(o['context'] in contexts, f'no such context: {o["context"]!r}')
+            need(set(members) <= {'context', 'dout', 'dlse', 'deterministic', 'outputs', 'encoding', 'timeout_ms'}, 'members beside context')
+            saved = contexts[o['context']]
+            self.values = {**{n: v for n, v in saved.values.items()}, **self.values}
+            self.dtypes = {**saved.dtypes, **self.dtypes}
+            o = {**saved.options, **o}
+        self.options = o
+        for name in ('q', 'k', 'v') + (('dout',) if back else ()):
+            need(name in self.values, f'{name} is missing')
+        if any(name in self.values for name in UNSURE) or o.get('dropout_p') or 'float8_e4m3fn' in self.dtypes.values():
+            raise Unsure('beyond this oracle')
+        q, k, v = (self.values[n] for n in 'qkv')
+        need(all(self.values[n].ndim == 4 for n in 'qkv'), 'dimensions')
+        need(all(self.dtypes[n] in RTOL for n in 'qkv') and len({self.dtypes[n] for n in 'qkv'}) == 1, 'dtypes of q, k, v')
+        if o.get('layout') == 'bhsd':
+            q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+        need(q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1:3] == v.shape[1:3] and q.shape[3] == k.shape[3], 'shapes of q, k, v')
+        if 0 in q.shape or 0 in k.shape or 0 in v.shape:
+            raise Unsure('empty')
+        need(q.shape[2] % k.shape[2] == 0, 'heads')
+        self.q, self.k, self.v = q, k, v
+
+    def compute(self):
+        """{name: (values, largest magnitude that its sums have met)}"""
+        o, q, k, v = self.options, self.q, self.k, self.v
+        B, Sq, H, D = q.shape
+        Sk = k.shape[1]
+        get = self.values.get
+        big = [x for n, x in self.values.items() if self.dtypes[n] in RTOL]
+        if not all(np.isfinite(x).all() and np.abs(x).max(initial=0) < WILD for x in big):
+            raise Unsure('wild values')
+        bias, mask = get('bias'), get('keep_mask')
+        for name, x in (('bias', bias), ('keep_mask', mask)):
+            if x is not None:
+                need(x.ndim == 4 and all(n in (1, m) for n, m in zip(x.shape, (B, H, Sq, Sk))) or name == 'keep_mask', f'shape of {name}')
+        if mask is not None:
+            if mask.ndim != 4 or mask.shape[1] not in (1, H) or not all(n in (1, m) for n, m in zip(mask.shape, (B, H, Sq, Sk))):
+                raise Unsure('shape of keep_mask')
+            mask = np.broadcast_to(mask != 0, (B, H, Sq, Sk))
+        alibi, sinks, lengths = get('alibi_slopes'), get('sinks'), get('seqlens_k')
+        need(alibi is None or alibi.shape in ((H,), (B, H)), 'shape of alibi_slopes')
+        need(sinks is None or sinks.shape == (H,), 'shape of sinks')
+        need(lengths is None or lengths.shape == (B,) and np.all((0 <= lengths) & (lengths <= Sk)), 'seqlens_k')
+        scale = o.get('scale', 1 / np.sqrt(D))
+        need(np.isfinite(scale), 'scale')
+        common = dict(scale=scale, causal=o.get('causal', False), window=tuple(o.get('window', (-1, -1))), softcap=o.get('softcap', 0),
+                      top_left=o.get('alignment') == 'top_left')
+        dout = dlse = None
+        if self.back:
+            dout = get('dout')
+            need(dout.ndim == 4, 'dout')
+            dout = dout.swapaxes(1, 2) if o.get('layout') == 'bhsd' else dout
+            need(dout.shape == (B, Sq, H, v.shape[3]), 'shape of dout')
+            dlse = get('dlse')
+            need(dlse is None or dlse.shape == (B, H, Sq), 'shape of dlse')
+            if get('out') is not None or get('lse') is not None or bias is not None or lengths is not None:
+                raise Unsure('a backward with more than this oracle follows')
+        found = {}
+        steep = 0.0
+        for b in range(B):
+            L = Sk if lengths is None else int(lengths[b])
+            one = slice(b, b + 1)
+            kw = dict(common, sinks=sinks, alibi=None if alibi is None else alibi if alibi.ndim == 1 else alibi[one],
+                      bias=None if bias is None else np.broadcast_to(bias, (B, H, Sq, Sk))[one, ..., :L],
+                      mask=None if mask is None else mask[one, ..., :L])
+            qb, kb, vb = q[one], k[one, :L], v[one, :L]
+            magnitude = np.abs(scale) * np.abs(qb).max() * (np.abs(kb).sum(-1).max() if L else 0)
+            magnitude += np.abs(kw['bias']).max() if bias is not None and L else 0
+            magnitude += np.abs(alibi).max() * (Sq + Sk) if alibi is not None else 0
+            steep = max(steep, magnitude, np.abs(sinks).max() if sinks is not None else 0)
+            if self.back:
+                g = H // k.shape[2]
+                out, lse, dq, dk, dv, extra = ref.backward(qb, kb, vb, dout[one], None if dlse is None else dlse[one], **kw)
+                _, _, (p, t, _, kk, vv) = ref.forward(qb, kb, vb, **kw)
+                dp = np.einsum('bihd,bjhd->bhij', np.abs(dout[one]), np.abs(vv))
+                delta = np.einsum('bhij,bhij->bhi', p, dp) + (np.abs(dlse[one]) if dlse is not None else 0)
+                ds = p * (dp + delta[..., None])
+                parts = {'dq': (dq, np.einsum('bhij,bjhd->bihd', ds, np.abs(kk)) * abs(scale)),
+                         'dk': (dk, np.einsum('bhij,bihd->bjhd', ds, np.abs(qb)) * abs(scale) * g),
+                         'dv': (dv, np.einsum('bhij,bihd->bjhd', p, np.abs(dout[one])) * g)}
+            else:
+                out, lse, _ = ref.forward(qb, kb, vb, **kw)
+                parts = {'out': (out, np.abs(vb).max(initial=0) * np.ones(1)), 'lse': (lse, np.ones(1))}
+            for name, (values, m) in parts.items():
+                found.setdefault(name, ([], []))
+                found[name][0].append(values)
+                found[name][1].append(m.max(initial=0))
+        if steep > STEEP:
+            raise Unsure('steep')
+        self.steep = steep
+        return {name: (np.concatenate(values), max(m)) for name, (values, m) in found.items()}
+
+
+# ---- Judging ---------------------------------------------------------------------------------------------------------
+
+
+def check_tensor(name, t, problem, want):
+    """'' or what is wrong with this tensor of an answer."""
+    if not isinstance(t, dict) or list(t) != ['shape', 'dtype', 'data']:
+        return f'{name}: {str(t)[:200]}'
+    if isinstance(t['data'], list) != problem.array:
+        return f'{name}: the encoding that was not asked for'
+    got = wire.value(t)
+    if want is None:
+        return ''
+    values, magnitude = want
+    if name != 'lse' and problem.options.get('layout') == 'bhsd':
+        values = values.swapaxes(1, 2)
+    if got.shape != values.shape:
+        return f'{name}: shape {got.shape}, not {values.shape}'
+    same = np.isfinite(values)
+    if not np.array_equal(got[~same], values[~same]) or not np.isfinite(got[same]).all():
+        return f'{name}: infinities or NaN differ'
+    error = np.abs(got[same] - values[same]).max(initial=0)
+    rough = 2e-6 * problem.steep
+    if name == 'lse':
+        limit = 3e-5 + 3e-6 * np.abs(values[same]).max(initial=0) + rough
+    else:
+        rtol = max(RTOL[problem.dtypes['q']], RTOL.get(t['dtype'], 0))
+        limit = magnitude * (rtol * (5 if problem.back else 2) + 4 * rough) + 1e-7
+    return '' if error <= limit else f'{name}: off by {error:.3e}, the limit is {limit:.3e}'
+
+
+def judge_one(members, answer, back, contexts):
+    """('' or what is wrong, whether the numbers were verified)"""
+    unsure = None
+    problem = want = None
+    try:
+        problem = Problem(members, back, contexts)
+        want = problem.compute()
+    except Invalid as e:
+        return f'answered with numbers, but: {e}', False
+    except Unsure as e:
+        unsure = e
+    if problem is None or not hasattr(problem, 'outputs'):
+        return '', False
+    for name in problem.outputs:
+        if name not in answer:
+            return f'{name} is missing', False
+        wrong = check_tensor(name, answer[name], problem, want.get(name) if want else None)
+        if wrong:
+            return wrong, False
+    if 'context' in answer and isinstance(contexts, dict):
+        contexts[answer['context']] = problem
+    return '', unsure is None
+
+
+def judge(path, body, text, contexts):
+    """('' or what is wrong with this 200, problems whose numbers were verified). contexts: {id: Problem}, added to."""
+    back = path.endswith('backward')
+
+    def unique(pairs):
+        assert len({n for n, _ in pairs}) == len(pairs)
+        return dict(pairs)
+    try:
+        answer = json.loads(text, object_pairs_hook=unique)
+    except (ValueError, AssertionError) as e:
+        return f'the answer is no JSON: {e}', 0
+    try:
+        members = parse(body)
+    except Invalid as e:
+        return f'200, but the body is not JSON: {e}', 0
+    except Unsure:
+        return '', 0
+    try:
+        if isinstance(members, dict) and 'requests' in members:
+            if set(members) != {'requests'} or not isinstance(members['requests'], list):
+                return '200 to an envelope with more than requests', 0
+            if len(answer.get('responses', ())) != len(members['requests']):
+                return f'{len(answer.get("responses", ()))} answers to {len(members["requests"])} requests', 0
+            verified = 0
+            for n, (m, a) in enumerate(zip(members['requests'], answer['responses'])):
+                if 'error' in a:
+                    if a['error'].get('pointer', f'/requests/{n}').split('/')[:3] != ['', 'requests', str(n)]:
+                        return f'the error of request {n} points to {a["error"]["pointer"]}', verified
+                    continue
+                wrong, sure = judge_one(m, a, back, contexts)
+                if wrong:
+                    return f'request {n}: {wrong}', verified
+                verified += sure
+            return '', verified
+        wrong, sure = judge_one(members, answer, back, contexts)
+        return wrong, int(sure)
+    except (KeyError, TypeError, AttributeError, AssertionError, ValueError) as e:
+        return f'{type(e).__name__}: {e}', 0
+
+
+REFUSAL = re.compile(r'^urn:attnd:[a-z-]+$')
+
+
+def is_problem(status, headers, text):
+    """'' or why this is no problem document of that status."""
+    if headers.get('content-type') != 'application/problem+json':
+        return f'content type {headers.get("content-type")}'
+    try:
+        p = json.loads(text)
+    except ValueError as e:
+        return f'no JSON: {e}'
+    if p.get('status') != status or not REFUSAL.match(p.get('type', '')) or p['type'] != 'urn:attnd:' + p.get('code', ''):
+        return f'not of this status: {p}'
+    if p.get('request_id') != headers.get('x-request-id'):
+        return 'another request id inside than outside'
+    return '' if p.get('detail') and p.get('detail') == p.get('error') else f'no detail: {p}'

@@ -1,0 +1,74 @@
+"""The HTTP fuzzer (../fuzz_http/fuzz.py), a minute of it, and whether it would notice."""
+import json
+import os
+import random
+import sys
+
+import pytest
+
+import service
+import wire
+
+sys.path.insert(0, os.path.join(service.HERE, 'fuzz_http'))
+import fuzz  # noqa: E402
+import oracle  # noqa: E402
+
+FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
+
+
+@pytest.mark.limit(600)
+def test_a_minute_of_requests_that_are_a_little_wrong(capsys):
+    seed = str(random.SystemRandom().randrange(2**31))
+    lines = []
+    findings = fuzz.fuzz(seed, count=1200, out=lines.append)
+    assert not findings, '\n'.join(lines)
+    said = '\n'.join(lines)
+    counts = {line.split(None, 1)[1]: int(line.split()[0]) for line in lines if line[:9].strip().isdigit()}
+    # A fuzzer that verified nothing, or only ever heard one thing, would find nothing either.
+    assert counts['problems verified'] > 1000 and counts['answers 400'] > 300 and counts['answers 200'] > 600, said
+    assert counts['answers 200 beyond the oracle'] < counts['answers 200'] / 10, said
+
+
+def answer_of(server, path, body):
+    answer = server.post(path, body)
+    assert answer.status == 200, answer
+    return answer.body
+
+
+@pytest.mark.parametrize('path', [FORWARD, BACKWARD])
+def test_the_oracle_is_no_rubber_stamp(server, path):
+    """The right answer passes; another number, another request and a request that is none do not."""
+    r = random.Random(5)
+    noticed = 0
+    for _ in range(20):
+        members = fuzz.problem(r, path == BACKWARD, True)
+        members.pop('encoding', None)
+        body = json.dumps(members).encode()
+        text = answer_of(server, path, body)
+        wrong, verified = oracle.judge(path, body, text, {})
+        assert not wrong and verified == 1, wrong
+        document = json.loads(text)
+        name = next(n for n in ('out', 'dv', 'lse') if n in document)
+        values = wire.value(document[name])
+        at = tuple(r.randrange(n) for n in values.shape)
+        values[at] = 1 if values[at] < 0 else -1
+        document[name] = wire.tensor(values, document[name]['dtype'])
+        noticed += oracle.judge(path, body, json.dumps(document).encode(), {})[0] != ''
+        for fault in (body[:-1], body.replace(b'"q"', b'"Q"', 1), body[:-1] + b', "causal": 2}', body + b'x', b'\xef\xbb\xbf' + body):
+            assert oracle.judge(path, fault, text, {})[0], fault[-100:]
+    assert noticed == 20
+
+
+def test_a_round_is_the_same_each_time():
+    one, two = (fuzz.Round(None, '7', 1, 413, {}) for _ in range(2))
+    assert one.message(True)[0] == two.message(True)[0]
+    assert one.message(True)[0] != fuzz.Round(None, '7', 1, 414, {}).message(True)[0]
+
+
+def test_what_the_fuzzer_calls_no_problem_document(server):
+    answer = server.post(FORWARD, b'{}')
+    assert oracle.is_problem(400, answer.headers, answer.body) == ''
+    assert oracle.is_problem(404, answer.headers, answer.body)
+    assert oracle.is_problem(400, {**answer.headers, 'content-type': 'text/html'}, answer.body)
+    assert oracle.is_problem(400, {**answer.headers, 'x-request-id': 'other'}, answer.body)
+    assert oracle.is_problem(400, answer.headers, answer.body[:-2])
