@@ -303,11 +303,16 @@ fresh: ## the two commands of the README in a bare Debian (root, debootstrap; FR
 	bash tests/fresh/run.sh $(FRESH)
 
 C_FILES = $(shell find server proto-json kernels tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort)
-format: ## rewrite the C sources in the project's style (clang-format)
-	clang-format -i $(C_FILES)
+CLANG_FORMAT ?= $(or $(wildcard build/venv/bin/clang-format),clang-format)
+format: ## rewrite the C sources in the project's style (clang-format 14)
+	$(CLANG_FORMAT) -i $(C_FILES)
 
 check-format: ## say which C sources are not in that style
-	@if command -v clang-format >/dev/null; then clang-format --dry-run -Werror $(C_FILES); else echo "check-format: no clang-format here"; fi
+	@if $(CLANG_FORMAT) --version 2>/dev/null | grep -q 'version 14\.'; then $(CLANG_FORMAT) --dry-run -Werror $(C_FILES) && echo "check-format: $(words $(C_FILES)) files"; \
+	else echo "check-format: skipped: clang-format 14 is not here (sh tests/setup.sh test fetches it from PyPI)"; fi
+
+check-layers: all ## do folders depend on each other only as they may, and nothing in a circle?
+	@python3 tests/layers.py $B
 
 print-advice:
 	@$(cuda_advice)
@@ -321,4 +326,4 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-.PHONY: all run test unit http http-all conformance fuzz-replay fuzz fuzz-targets fuzz-http bench load compare upload growth observe scaleout gpu emulate fresh format check-format print-cuda print-advice clean help
+.PHONY: all run test unit http http-all conformance fuzz-replay fuzz fuzz-targets fuzz-http bench load compare upload growth observe scaleout gpu emulate fresh format check-format check-layers print-cuda print-advice clean help

@@ -11,7 +11,7 @@
 #
 # Two things come without a package, for the tests that use them, and those tests are skipped where they are not to be had:
 # promtool (unpacked from its package, which in Debian 12 would start a Prometheus if it were installed) and
-# schemathesis (from PyPI, in a virtual environment). So do nginx, prometheus and envoy (from PyPI) for the tests of deploy/.
+# schemathesis and clang-format (from PyPI, in a virtual environment). So do nginx, prometheus and envoy (from PyPI) for the tests of deploy/.
 # All land in build/.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -93,14 +93,14 @@ fetch_promtool() {
         echo "promtool is not to be had: the test that uses it will be skipped (build/tools/download.log)"
 }
 
-# schemathesis for tests/http/test_openapi.py
-fetch_schemathesis() {
-    command -v st >/dev/null || [ -x build/venv/bin/st ] && return
-    echo "Fetching schemathesis from PyPI into build/venv"
+# schemathesis for tests/http/test_openapi.py, and the clang-format that decides about layout
+fetch_python_tools() {
+    [ -x build/venv/bin/st ] && [ -x build/venv/bin/clang-format ] && return
+    echo "Fetching schemathesis and clang-format from PyPI into build/venv"
     mkdir -p build
     { "$python" -m venv build/venv &&
         build/venv/bin/pip install -q --disable-pip-version-check --retries 1 -r tests/requirements.txt; } >build/venv.log 2>&1 ||
-        echo "schemathesis is not to be had: the test that uses it will be skipped (build/venv.log)"
+        echo "not all of it is to be had: what uses it will be skipped (build/venv.log)"
 }
 
 # unpack PROGRAM PACKAGE: a daemon for the tests of deploy/, which would be started on every boot if its package were installed
@@ -134,7 +134,7 @@ test)
     install "run test"
     python=$(find_python)
     fetch_promtool
-    fetch_schemathesis
+    fetch_python_tools
     ;;
 load) install "run load" ;;
 deploy)
