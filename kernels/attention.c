@@ -313,6 +313,46 @@ attn_geometry attn_geometry_of(const attn_problem *p)
     return g;
 }
 
+/* ---- Features ---------------------------------------------------------------------------------------------------- */
+
+const attn_option_info attn_options[] = {
+#define X(id, wire, meaning) { wire, meaning },
+    ATTN_OPTION_MAP(X)
+#undef X
+};
+
+static_assert(ATTN_TENSOR_COUNT <= ATTN_OPTION_FIRST + 1 && ATTN_OPTION_END <= 63, "a bit for each, and one to spare");
+
+/* May a kernel without options fold the scale into the exponent's factor? Not where that is 0, negative or
+ * infinite: -inf times it would be NaN. */
+static bool is_plain_scale(const attn_problem *p)
+{
+    return !p->has_scale || (p->scale >= 1e-30 && p->scale <= 1e30);
+}
+
+uint64_t attn_features(const attn_problem *p)
+{
+    const attn_dims d = attn_dims_of(p);
+    const attn_dtype own = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
+    uint64_t features = 0;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        if (p->tensor[id].rank && (p->op == ATTN_OP_BACKWARD || attn_tensors[id].role == ATTN_ROLE_IN ||
+                                   attn_tensors[id].role == ATTN_ROLE_OUT))
+            features |= UINT64_C(1) << id;
+    if (p->causal) features |= ATTN_OPTION_BIT(CAUSAL);
+    if (p->window_left >= 0 || (p->window_right >= 0 && !p->causal)) features |= ATTN_OPTION_BIT(WINDOW);
+    if (p->alignment == ATTN_TOP_LEFT) features |= ATTN_OPTION_BIT(TOP_LEFT);
+    if (d.H != d.Hk) features |= ATTN_OPTION_BIT(GROUPED);
+    if (!is_plain_scale(p)) features |= ATTN_OPTION_BIT(SCALE);
+    if (p->softcap > 0) features |= ATTN_OPTION_BIT(SOFTCAP);
+    if (p->dropout_p > 0) features |= ATTN_OPTION_BIT(DROPOUT);
+    if (p->op == ATTN_OP_BACKWARD && p->deterministic) features |= ATTN_OPTION_BIT(DETERMINISTIC);
+    if (p->out.rank && p->out.dtype != own) features |= ATTN_OPTION_BIT(OUT_DTYPE);
+    if (p->op == ATTN_OP_BACKWARD && p->dout.rank && p->dout.dtype != p->q.dtype)
+        features |= ATTN_OPTION_BIT(DOUT_DTYPE);
+    return features;
+}
+
 /* ---- Work -------------------------------------------------------------------------------------------------------- */
 
 double attn_flops(const attn_problem *p)
@@ -375,11 +415,11 @@ bool attn_is_empty(const attn_problem *p)
 }
 
 /* The next problems, from *first on, that are not empty and follow each other: how many, 0 at the end. */
-static int next_stretch(const attn_problem *problems, int count, int *first)
+static int next_stretch(const attn_plan *plans, int count, int *first)
 {
     int end;
-    while (*first < count && attn_is_empty(&problems[*first])) ++*first;
-    for (end = *first; end < count && !attn_is_empty(&problems[end]);) end++;
+    while (*first < count && attn_is_empty(plans[*first].problem)) ++*first;
+    for (end = *first; end < count && !attn_is_empty(plans[end].problem);) end++;
     return end - *first;
 }
 
@@ -447,6 +487,41 @@ void attn_device_close(attn_device *device)
     if (device) device->backend->close(device);
 }
 
+/* ---- Kernels and plans ------------------------------------------------------------------------------------------- */
+
+const attn_kernel *attn_kernel_at(const attn_device *device, int index)
+{
+    return device->backend->kernel(device, index);
+}
+
+bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features)
+{
+    const attn_dims d = attn_dims_of(problem);
+    return kernel->op == problem->op && (kernel->dtypes >> problem->q.dtype & 1) && d.D <= kernel->head_dim &&
+           d.Dv <= kernel->head_dim && (features & ~kernel->features) == 0;
+}
+
+attn_status attn_plan_for(const attn_device *device, const attn_problem *problem, uint64_t features, attn_plan *plan,
+                          attn_error *err)
+{
+    const attn_backend *backend = device->backend;
+    plan->problem = problem;
+    plan->features = features;
+    plan->workspace_bytes = 0;
+    plan->form = NULL;
+    if (backend->plan) plan->geometry = attn_geometry_of(problem);
+    for (int n = 0; (plan->kernel = backend->kernel(device, n)); n++)
+        if (attn_kernel_takes(plan->kernel, problem, features) && (!backend->plan || backend->plan(device, n, plan)))
+            return ATTN_OK;
+    return attn_fail(err, ATTN_UNSUPPORTED, "", "%s: no kernel computes this %s of %s", backend->name,
+                     problem->op == ATTN_OP_FORWARD ? "forward" : "backward", attn_dtype_name(problem->q.dtype));
+}
+
+attn_status attn_plan_make(const attn_device *device, const attn_problem *problem, attn_plan *plan, attn_error *err)
+{
+    return attn_plan_for(device, problem, attn_features(problem), plan, err);
+}
+
 /* ---- Dispatch ---------------------------------------------------------------------------------------------------- */
 
 void attn_device_describe(const attn_device *device, attn_device_info *info)
@@ -477,18 +552,12 @@ void attn_staging_free(attn_device *device, void *memory, size_t bytes)
     if (memory) device->backend->staging_free(device, memory, bytes);
 }
 
-const char *attn_kernel(const attn_device *device, const attn_problem *p, attn_error *err)
-{
-    return device->backend->kernel(device, p, err);
-}
-
-attn_status attn_workspace(const attn_device *device, const attn_problem *problems, int count, size_t *bytes,
-                           attn_error *err)
+attn_status attn_workspace(const attn_device *device, const attn_plan *plans, int count, size_t *bytes, attn_error *err)
 {
     *bytes = 0;
-    for (int first = 0, n; (n = next_stretch(problems, count, &first)) > 0; first += n) {
+    for (int first = 0, n; (n = next_stretch(plans, count, &first)) > 0; first += n) {
         size_t part = 0;
-        const attn_status status = device->backend->workspace(device, problems + first, n, &part, err);
+        const attn_status status = device->backend->workspace(device, plans + first, n, &part, err);
         if (status != ATTN_OK) return status;
         if (part > *bytes) *bytes = part; /* one stretch after the other uses it */
     }
@@ -512,23 +581,23 @@ attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t by
     return bytes ? stream->device->backend->copy(stream, to, from, bytes, direction, err) : ATTN_OK;
 }
 
-attn_status attn_run(attn_stream *stream, const attn_problem *problems, int count, void *workspace, attn_error *err)
+attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err)
 {
     /* attn_check() lets an output through whose memory is still to be found; here it must be there. */
     for (int n = 0; n < count; n++)
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-            const attn_tensor *t = &problems[n].tensor[id];
+            const attn_problem *p = plans[n].problem;
+            const attn_tensor *t = &p->tensor[id];
             const attn_role role = attn_tensors[id].role;
             int64_t elements;
             if (t->rank == 0 || t->data) continue;
-            if (problems[n].op == ATTN_OP_FORWARD && (role == ATTN_ROLE_IN_BACK || role == ATTN_ROLE_OUT_BACK))
-                continue;
+            if (p->op == ATTN_OP_FORWARD && (role == ATTN_ROLE_IN_BACK || role == ATTN_ROLE_OUT_BACK)) continue;
             if (!attn_shape_elements(t->rank, t->shape, &elements) || elements > 0)
                 return attn_fail(err, ATTN_INVALID, "", "%s: has no memory", attn_tensors[id].name);
         }
-    for (int first = 0, n; (n = next_stretch(problems, count, &first)) > 0; first += n) {
+    for (int first = 0, n; (n = next_stretch(plans, count, &first)) > 0; first += n) {
         if (attn_is_cancelled(stream->cancel)) return attn_given_up(err);
-        const attn_status status = stream->device->backend->run(stream, problems + first, n, workspace, err);
+        const attn_status status = stream->device->backend->run(stream, plans + first, n, workspace, err);
         if (status != ATTN_OK) return status;
     }
     return ATTN_OK;
@@ -548,8 +617,10 @@ static attn_status run_one(attn_stream *stream, const attn_problem *problem, att
                            attn_error *err)
 {
     attn_problem p = *problem;
+    attn_plan plan;
     p.op = op;
-    return attn_run(stream, &p, 1, workspace, err);
+    const attn_status status = attn_plan_make(stream->device, &p, &plan, err);
+    return status == ATTN_OK ? attn_run(stream, &plan, 1, workspace, err) : status;
 }
 
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err)

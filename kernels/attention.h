@@ -1,9 +1,9 @@
 /* attention.h: exact attention, forward and backward. The public C API of libattn.a.
  *
  * One call describes a whole problem: an attn_problem holds the tensors (pointer, dtype, shape, strides), the masks
- * and the options. attn_check() says whether it makes sense, attn_run() computes it on a device. The library knows
- * nothing of HTTP or JSON and depends on nothing but libc (and, built with CUDA, on the statically linked CUDA
- * runtime).
+ * and the options. attn_check() says whether it makes sense, attn_plan_make() which kernel of a device computes it,
+ * attn_run() computes it. The library knows nothing of HTTP or JSON and depends on nothing but libc (and, built with
+ * CUDA, on the statically linked CUDA runtime).
  *
  *   attn_device *gpu;   attn_stream *stream;   attn_error err;   size_t bytes;   int done = 0;
  *   attn_device_open("cpu", 0, NULL, &gpu, &err);
@@ -223,6 +223,32 @@ typedef struct attn_dims {
  * right. */
 attn_dims attn_dims_of(const attn_problem *p);
 
+/* A tensor by the meaning of its axes. The element (b, h, row, column) is at b * batch + h * head + row * row +
+ * column.
+ *   q k v out dout dq dk dv       h is the head of that tensor (k, v: h / group), row the query or key, column the channel
+ *   lse dlse                      row is the query; column is 0
+ *   bias keep_mask dbias          row is the query, column the key
+ *   mask_startend_rows            h is h / mask_group, row the key, column the bound
+ *   sinks alibi_slopes *_scale    row and column are 0 */
+typedef struct attn_view {
+    void *data; /* NULL: not given (or without elements) */
+    attn_dtype dtype;
+    int64_t batch, head, row;
+} attn_view;
+
+/* A checked problem, resolved. Plain data: it may be copied to a device (its pointers are the problem's). */
+typedef struct attn_geometry {
+    attn_dims dims;
+    int64_t group;      /* H / Hk: query head h reads key/value head h / group */
+    int64_t mask_group; /* query head h reads mask_startend_rows head h / mask_group */
+    int mask_bounds;    /* n of mask_startend_rows: 1, 2 or 4; 0 without */
+    bool causal, top_left;
+    int64_t left, right; /* the window, normalised: 0 to ATTN_UNBOUNDED, causal already in `right` */
+    double scale, softcap;
+    const int32_t *cu_q, *cu_k, *seqlens_k; /* NULL where not given */
+    attn_view view[ATTN_TENSOR_COUNT];
+} attn_geometry;
+
 /* Does everything agree? Shapes, dtypes, ranges of options, values of index tensors and masks (read on the host).
  * The one validator: no kernel is started on a problem that it has not passed. Outputs need not be given; those
  * that are must have the right shape. INVALID, TOO_LARGE (sizes overflow) or UNSUPPORTED (head dim above
@@ -233,6 +259,53 @@ attn_status attn_check(const attn_problem *p, attn_error *err);
  * applies to `out` only. NOT_FOUND where this problem has no such output (dsinks without sinks). */
 attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out_dtype, attn_tensor *tensor,
                         attn_error *err);
+
+/* ---- Features ----------------------------------------------------------------------------------------------------
+ *
+ * What a problem asks of a kernel, a bit for each: every tensor that is given or wanted, and every option in use. A
+ * kernel names the bits that it knows, and gets no problem with another. So a tensor or an option that is added to the
+ * tables below is refused by every kernel but those that take ATTN_EVERYTHING (they compute each score by the one
+ * definition that the new member joins) until the kernel's own row names it. */
+
+/* id, its option on the wire, when its bit is set */
+#define ATTN_OPTION_MAP(X)                                                                   \
+    X(CAUSAL, "causal", "causal is set")                                                     \
+    X(WINDOW, "window", "the window is bounded to the left, or to the right and not causal") \
+    X(TOP_LEFT, "alignment", "the first query is aligned with the first key")                \
+    X(GROUPED, "", "several query heads read one key/value head")                            \
+    X(SCALE, "", "the scale is 0, negative or beyond 1e-30 to 1e30: no factor of exponents") \
+    X(SOFTCAP, "softcap", "softcap is above 0")                                              \
+    X(DROPOUT, "dropout_p", "dropout_p is above 0")                                          \
+    X(DETERMINISTIC, "deterministic", "a backward shall have the same bits on every run")    \
+    X(OUT_DTYPE, "out_dtype", "out has another dtype than q (bfloat16 where q is float8)")   \
+    X(DOUT_DTYPE, "", "dout has another dtype than q")
+
+/* Bits 0 to 39 are tensors (their attn_tensor_id), the others options. */
+enum attn_option_bit {
+    ATTN_OPTION_FIRST = 39,
+#define X(id, wire, meaning) ATTN_OPTION_##id,
+    ATTN_OPTION_MAP(X)
+#undef X
+        ATTN_OPTION_END
+};
+#define ATTN_TENSOR_BIT(name) (UINT64_C(1) << ATTN_T_##name)
+#define ATTN_OPTION_BIT(id)   (UINT64_C(1) << ATTN_OPTION_##id)
+#define ATTN_EVERYTHING       UINT64_MAX
+
+/* Dtypes of q, a bit for each; the ones that attn_check() lets through. */
+#define ATTN_DTYPE_BIT(id)   (1u << ATTN_##id)
+#define ATTN_DTYPES_BACKWARD (ATTN_DTYPE_BIT(F32) | ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16))
+#define ATTN_DTYPES_FORWARD  (ATTN_DTYPES_BACKWARD | ATTN_DTYPE_BIT(F8E4M3))
+
+/* The options above as data; bit ATTN_OPTION_FIRST + 1 + n. */
+typedef struct attn_option_info {
+    const char *wire; /* "" where the client has no option of that name */
+    const char *meaning;
+} attn_option_info;
+extern const attn_option_info attn_options[ATTN_OPTION_END - ATTN_OPTION_FIRST - 1];
+
+/* Of a checked problem. Reads shapes, dtypes and options, no memory. */
+uint64_t attn_features(const attn_problem *p);
 
 /* Floating point operations by the convention of the field: 2 * (D + Dv) a permitted (query, key, head) triple
  * forward, 2.5 times that backward. Causal, window, packed and seqlens_k are counted exactly, other masks as if
@@ -306,12 +379,38 @@ void attn_device_free(attn_device *device, void *memory);
 attn_status attn_staging_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
 void attn_staging_free(attn_device *device, void *memory, size_t bytes);
 
-/* The kernel that would run this checked problem: "avx512", "sm90", "generic". NULL with UNSUPPORTED where none
- * does. */
-const char *attn_kernel(const attn_device *device, const attn_problem *p, attn_error *err);
+/* ---- Kernels and plans ------------------------------------------------------------------------------------------- */
 
-/* Scratch memory (device memory) that attn_run() needs for these problems together. */
-attn_status attn_workspace(const attn_device *device, const attn_problem *problems, int count, size_t *bytes,
+/* What a kernel computes. A device tries its kernels in their order; one may still refuse a problem for its sizes or
+ * strides. */
+typedef struct attn_kernel {
+    const char *name; /* "avx512", "sm90", "generic" */
+    attn_op op;
+    uint32_t dtypes;   /* of q: ATTN_DTYPE_BIT() */
+    int head_dim;      /* the largest D and Dv */
+    uint64_t features; /* attn_features() that it knows */
+} attn_kernel;
+
+/* The kernels of a device in order; NULL from the end on. Owned by the device. */
+const attn_kernel *attn_kernel_at(const attn_device *device, int index);
+
+/* How a device computes one problem: chosen once, then handed to attn_workspace() and attn_run(). Plain data of about
+ * 1.4 KB that needs no freeing. It belongs to its problem, which is borrowed: neither the problem nor its addresses may
+ * change while the plan is used, but its values may. */
+typedef struct attn_plan {
+    const attn_problem *problem;
+    const attn_kernel *kernel;
+    uint64_t features;      /* attn_features() of the problem */
+    size_t workspace_bytes; /* what this problem adds to attn_workspace(); 0 where the backend counts all together */
+    const void *form;       /* the kernel's own: which of its shapes */
+    attn_geometry geometry; /* of the problem, where the backend wants it */
+} attn_plan;
+
+/* For a checked problem. UNSUPPORTED where no kernel of the device computes it. */
+attn_status attn_plan_make(const attn_device *device, const attn_problem *problem, attn_plan *plan, attn_error *err);
+
+/* Scratch memory (device memory) that attn_run() needs for these plans together. */
+attn_status attn_workspace(const attn_device *device, const attn_plan *plans, int count, size_t *bytes,
                            attn_error *err);
 
 /* ---- Streams: work in order, asynchronous ------------------------------------------------------------------------ */
@@ -326,10 +425,11 @@ typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
 attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                       attn_error *err);
 
-/* Computes `count` checked problems side by side. Pointers in the problems are device memory (index tensors too).
- * Each answer depends on its own problem alone, to the bit: not on count, order, threads or the load. `workspace`
- * may be NULL: then it is allocated inside, for this call. On an error none of the outputs may be used. */
-attn_status attn_run(attn_stream *stream, const attn_problem *problems, int count, void *workspace, attn_error *err);
+/* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors too).
+ * Plans are those of the stream's device, and borrowed for the call. Each answer depends on its own problem alone, to
+ * the bit: not on count, order, threads or the load. `workspace` may be NULL: then it is allocated inside, for this
+ * call. On an error none of the outputs may be used. */
+attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 
 /* From now on attn_run() on this stream gives up when it finds *cancel other than 0: on the CPU between two tiles, on a
  * GPU between two launches. It then returns CANCELLED, and none of the outputs may be used. Any thread may set *cancel
@@ -337,7 +437,7 @@ attn_status attn_run(attn_stream *stream, const attn_problem *problems, int coun
 void attn_stream_heed(attn_stream *stream, const int *cancel);
 void attn_cancel(int *cancel);
 
-/* One problem, with the op set for you. */
+/* One problem, planned and with the op set for you. */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 

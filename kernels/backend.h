@@ -47,14 +47,17 @@ struct attn_backend {
     void (*device_free)(attn_device *device, void *memory);
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
-    const char *(*kernel)(const attn_device *device, const attn_problem *p, attn_error *err);
-    attn_status (*workspace)(const attn_device *device, const attn_problem *problems, int count, size_t *bytes,
+    const attn_kernel *(*kernel)(const attn_device *device, int index);
+    /* Can kernel `index`, whose row takes the problem, compute it? Then the rest of the plan is filled in. NULL: any
+     * kernel can, and no plan needs the geometry. */
+    bool (*plan)(const attn_device *device, int index, attn_plan *plan);
+    attn_status (*workspace)(const attn_device *device, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err);
     attn_status (*stream_open)(attn_device *device, attn_stream **stream, attn_error *err);
     void (*stream_close)(attn_stream *stream);
     attn_status (*copy)(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                         attn_error *err);
-    attn_status (*run)(attn_stream *stream, const attn_problem *problems, int count, void *workspace, attn_error *err);
+    attn_status (*run)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
     attn_status (*mark)(attn_stream *stream, int slot, attn_error *err);
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
@@ -62,6 +65,13 @@ struct attn_backend {
     double (*between_us)(attn_stream *from, int from_slot, attn_stream *to,
                          int to_slot); /* NULL: this backend cannot */
 };
+
+/* Does the row alone take a problem? It may still not fit: see attn_backend.plan. */
+bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
+
+/* attn_plan_make() of a problem that is said to have these features. For tests, which add one that no kernel knows. */
+attn_status attn_plan_for(const attn_device *device, const attn_problem *problem, uint64_t features, attn_plan *plan,
+                          attn_error *err);
 
 /* attention.c lists those of the build, preferred first. */
 extern const attn_backend

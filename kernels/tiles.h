@@ -50,19 +50,6 @@ ATTN_HD int64_t attn_floor_div(int64_t a, int64_t b)
 
 /* ---- Where things are -------------------------------------------------------------------------------------------- */
 
-/* A tensor by the meaning of its axes. The element (b, h, row, column) is at b * batch + h * head + row * row +
- * column.
- *   q k v out dout dq dk dv       h is the head of that tensor (k, v: h / group), row the query or key, column the channel
- *   lse dlse                      row is the query; column is 0
- *   bias keep_mask dbias          row is the query, column the key
- *   mask_startend_rows            h is h / mask_group, row the key, column the bound
- *   sinks alibi_slopes *_scale    row and column are 0 */
-typedef struct attn_view {
-    void *data; /* NULL: not given (or without elements) */
-    attn_dtype dtype;
-    int64_t batch, head, row;
-} attn_view;
-
 ATTN_HD int64_t attn_at(const attn_view *view, int64_t b, int64_t h, int64_t row)
 {
     return b * view->batch + h * view->head + row * view->row;
@@ -70,19 +57,6 @@ ATTN_HD int64_t attn_at(const attn_view *view, int64_t b, int64_t h, int64_t row
 
 /* A window so wide that it is none: no i + a differs from a key by as much. */
 #define ATTN_UNBOUNDED (INT64_C(1) << 40)
-
-/* A checked problem, resolved. Plain data: it may be copied to a device (its pointers are the problem's). */
-typedef struct attn_geometry {
-    attn_dims dims;
-    int64_t group;      /* H / Hk: query head h reads key/value head h / group */
-    int64_t mask_group; /* query head h reads mask_startend_rows head h / mask_group */
-    int mask_bounds;    /* n of mask_startend_rows: 1, 2 or 4; 0 without */
-    bool causal, top_left;
-    int64_t left, right; /* the window, normalised: 0 to ATTN_UNBOUNDED, causal already in `right` */
-    double scale, softcap;
-    const int32_t *cu_q, *cu_k, *seqlens_k; /* NULL where not given */
-    attn_view view[ATTN_TENSOR_COUNT];
-} attn_geometry;
 
 /* Reads only the shapes and strides of `p`, none of its memory. kernels/attention.c. */
 #ifdef __cplusplus

@@ -42,6 +42,7 @@ struct cpu_device {
     attn_device base;
     struct pool *pool;
     const struct simd *simd;
+    attn_kernel kernels[2]; /* every checked problem is computed here, forward and backward, whatever its options */
     int64_t memory_total, memory_limit;
     _Atomic int64_t memory_used;
 };
@@ -123,6 +124,10 @@ static attn_status open_device(int index, const attn_device_options *options, at
     device->base.backend = &attn_backend_cpu;
     device->base.index = index;
     device->simd = simd_get();
+    for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++)
+        device->kernels[op] = (attn_kernel){ device->simd->name, (attn_op)op,
+                                             op == ATTN_OP_FORWARD ? ATTN_DTYPES_FORWARD : ATTN_DTYPES_BACKWARD,
+                                             ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING };
     device->memory_total = memory_of_machine();
     device->memory_limit = options->memory_bytes > 0 ? options->memory_bytes : device->memory_total / 4 * 3;
     const attn_status status = pool_open(options->threads, device->simd->leave, &device->pool, err);
@@ -159,18 +164,16 @@ static void describe(const attn_device *base, attn_device_info *info)
     info->memory_used = atomic_load(&((struct cpu_device *)base)->memory_used);
 }
 
-/* Every checked problem is computed here, whatever its options. */
-static const char *kernel(const attn_device *base, const attn_problem *p, attn_error *err)
+static const attn_kernel *kernel(const attn_device *base, int index)
 {
-    (void)p, (void)err;
-    return ((const struct cpu_device *)base)->simd->name;
+    return index < 2 ? &((const struct cpu_device *)base)->kernels[index] : NULL;
 }
 
-static attn_status workspace_bytes(const attn_device *base, const attn_problem *problems, int count, size_t *bytes,
+static attn_status workspace_bytes(const attn_device *base, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {
     const struct cpu_device *device = (const struct cpu_device *)base;
-    return flash_bytes(device->simd, pool_threads(device->pool), problems, count, bytes, err);
+    return flash_bytes(device->simd, pool_threads(device->pool), plans, count, bytes, err);
 }
 
 /* ---- Streams ----------------------------------------------------------------------------------------------------- */
@@ -198,18 +201,18 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
     return ATTN_OK;
 }
 
-static attn_status run(attn_stream *stream, const attn_problem *problems, int count, void *workspace, attn_error *err)
+static attn_status run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err)
 {
     struct cpu_device *device = (struct cpu_device *)stream->device;
     void *own = NULL;
     if (!workspace) {
         size_t bytes;
-        attn_status status = flash_bytes_exact(device->simd, pool_threads(device->pool), problems, count, &bytes, err);
+        attn_status status = flash_bytes_exact(device->simd, pool_threads(device->pool), plans, count, &bytes, err);
         if (status == ATTN_OK) status = device_alloc(&device->base, bytes, &own, err);
         if (status != ATTN_OK) return status;
         workspace = own;
     }
-    const bool all = flash_run(device->simd, device->pool, problems, count, workspace, stream->cancel);
+    const bool all = flash_run(device->simd, device->pool, plans, count, workspace, stream->cancel);
     if (own) device_free(&device->base, own);
     return all ? ATTN_OK : attn_given_up(err);
 }

@@ -293,7 +293,7 @@ static int64_t scratch_bytes(const struct flash *f)
     return bytes;
 }
 
-static attn_status measure(const struct simd *simd, int threads, const attn_problem *problems, int count, bool exact,
+static attn_status measure(const struct simd *simd, int threads, const attn_plan *plans, int count, bool exact,
                            size_t *bytes, attn_error *err)
 {
     struct flash_arena arena = { 0 };
@@ -301,7 +301,7 @@ static attn_status measure(const struct simd *simd, int threads, const attn_prob
     int64_t scratch = 0;
     flash_take(&arena, count, sizeof f);
     for (int n = 0; n < count; n++) {
-        resolve(simd, &problems[n], &f);
+        resolve(simd, plans[n].problem, &f);
         const struct sums sums = exact ? place_sequences(&f, NULL) : bound_sums(&f);
         cut(&f, &sums, &arena);
         scratch = attn_max64(scratch, scratch_bytes(&f));
@@ -313,16 +313,16 @@ static attn_status measure(const struct simd *simd, int threads, const attn_prob
     return ATTN_OK;
 }
 
-attn_status flash_bytes(const struct simd *simd, int threads, const attn_problem *problems, int count, size_t *bytes,
+attn_status flash_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
                         attn_error *err)
 {
-    return measure(simd, threads, problems, count, false, bytes, err);
+    return measure(simd, threads, plans, count, false, bytes, err);
 }
 
-attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_problem *problems, int count,
-                              size_t *bytes, attn_error *err)
+attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
+                              attn_error *err)
 {
-    return measure(simd, threads, problems, count, true, bytes, err);
+    return measure(simd, threads, plans, count, true, bytes, err);
 }
 
 /* ---- The walk through the phases --------------------------------------------------------------------------------- */
@@ -352,7 +352,7 @@ static void walk_item(void *context, int worker, int64_t item)
     phase_items[walk->phase](f, run->scratch + worker * run->scratch_bytes, item - f->first[walk->phase]);
 }
 
-bool flash_run(const struct simd *simd, struct pool *pool, const attn_problem *problems, int count, void *workspace,
+bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plans, int count, void *workspace,
                const int *cancel)
 {
     struct flash_arena arena = { .base = workspace };
@@ -361,7 +361,7 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_problem *p
     run.problems = flash_take(&arena, count, sizeof *run.problems);
     for (int n = 0; n < count; n++) {
         struct flash *f = &run.problems[n];
-        resolve(simd, &problems[n], f);
+        resolve(simd, plans[n].problem, f);
         f->cancel = cancel;
         struct flash_arena ahead = arena; /* cut() takes seq first: fill it in, for its sums are what cut() needs */
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);

@@ -1,6 +1,6 @@
 /* flash.h: what forward.c, decode.c and backward.c share: a run laid out in memory, and the tiles of a problem.
  *
- * A run is attn_run()'s array of problems. It is computed in phases; a phase is one parallel loop over the items of
+ * A run is attn_run()'s array of planned problems. It is computed in phases; a phase is one parallel loop over the items of
  * all problems together, so many small problems cost no more barriers than one:
  *
  *     phase            an item is                          does
@@ -172,16 +172,16 @@ struct flash_run {
 
 /* Bytes of workspace that are enough for these problems, whatever their lengths turn out to be. TOO_LARGE on
  * overflow. */
-attn_status flash_bytes(const struct simd *simd, int threads, const attn_problem *problems, int count, size_t *bytes,
+attn_status flash_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
                         attn_error *err);
 
 /* The same with the lengths as they are: what a call without a workspace allocates. */
-attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_problem *problems, int count,
-                              size_t *bytes, attn_error *err);
+attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
+                              attn_error *err);
 
 /* Computes everything; returns when done. The workspace is 64-byte aligned. False: *cancel (may be NULL) was set, and not
  * all was computed. */
-bool flash_run(const struct simd *simd, struct pool *pool, const attn_problem *problems, int count, void *workspace,
+bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plans, int count, void *workspace,
                const int *cancel);
 
 /* ---- A bump allocator that also measures ------------------------------------------------------------------------- */

@@ -505,16 +505,20 @@ static void release_staging(attn_device *device, void *memory, size_t bytes)
     (void)device, (void)bytes, free(memory);
 }
 
-static const char *kernel(const attn_device *device, const attn_problem *p, attn_error *err)
+static const attn_kernel *kernel(const attn_device *device, int index)
 {
-    (void)device, (void)p, (void)err;
-    return "double";
+    static const attn_kernel kernels[] = {
+        { "double", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING },
+        { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING },
+    };
+    (void)device;
+    return index < 2 ? &kernels[index] : NULL;
 }
 
-static attn_status workspace(const attn_device *device, const attn_problem *problems, int count, size_t *bytes,
+static attn_status workspace(const attn_device *device, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err)
 {
-    (void)device, (void)problems, (void)count, (void)err;
+    (void)device, (void)plans, (void)count, (void)err;
     *bytes = 0;
     return ATTN_OK;
 }
@@ -541,11 +545,11 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
     return ATTN_OK;
 }
 
-static attn_status run(attn_stream *stream, const attn_problem *problems, int count, void *memory, attn_error *err)
+static attn_status run(attn_stream *stream, const attn_plan *plans, int count, void *memory, attn_error *err)
 {
     attn_status status = ATTN_OK;
     (void)memory;
-    for (int n = 0; n < count && status == ATTN_OK; n++) status = run_problem(&problems[n], stream->cancel, err);
+    for (int n = 0; n < count && status == ATTN_OK; n++) status = run_problem(plans[n].problem, stream->cancel, err);
     return status;
 }
 

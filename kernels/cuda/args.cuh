@@ -16,13 +16,6 @@
 
 const float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
-/* May a kernel without options fold the scale into the exponent's factor? Not where that is 0, negative or
- * infinite: -inf times it would be NaN. */
-static inline bool is_plain_scale(double scale)
-{
-    return scale >= 1e-30 && scale <= 1e30;
-}
-
 struct cuda_args {
     attn_geometry g;
     uint64_t seed;
@@ -34,10 +27,11 @@ struct cuda_args {
     int decode_rows; /* packed sequences of at most so many rows (queries times heads of a group) are not this launch's; 0: all are */
 };
 
-static inline cuda_args cuda_args_of(const attn_problem *p)
+static inline cuda_args cuda_args_of(const attn_plan *plan)
 {
+    const attn_problem *p = plan->problem;
     cuda_args a;
-    a.g = attn_geometry_of(p);
+    a.g = plan->geometry;
     a.seed = p->seed;
     a.drop_below = attn_dropout_threshold(p->dropout_p);
     a.drop_scale = (float)(1 / (1 - p->dropout_p));
@@ -45,6 +39,16 @@ static inline cuda_args cuda_args_of(const attn_problem *p)
     a.lse_batch = a.g.dims.packed ? 0 : a.g.dims.H * a.g.dims.Sq;
     a.decode_rows = 0;
     return a;
+}
+
+/* Rows of all query heads, or of all key/value heads: as many as lse has, or dk. */
+static inline int64_t query_rows(const attn_dims &d)
+{
+    return d.Sq * d.H * (d.packed ? 1 : d.B);
+}
+static inline int64_t key_rows(const attn_dims &d)
+{
+    return d.Sk * d.Hk * (d.packed ? 1 : d.B);
 }
 
 DEVICE float load_float(attn_dtype dtype, const void *data, int64_t index)

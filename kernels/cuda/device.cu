@@ -16,6 +16,7 @@
  * streams.
  * 4. The current device is per thread: every entry sets it.
  * 5. Plain C but for the kernels' launches: no C++ library, so that the program needs none. */
+#include <atomic>
 #include <cuda_runtime.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -44,6 +45,7 @@ enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
 /* More than any GPU does: what the largest one known promises for dense float8, and twice the exponentials of all its
  * special function units. */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
+enum { MOST_KERNELS = 32 };
 
 struct block {
     block *next;
@@ -55,8 +57,9 @@ struct device {
     attn_device base;
     cuda_chip chip;
     cudaDeviceProp properties;
-    int first_kernel; /* rows of cuda_kernels[] before it are not tried */
-    bool lost;        /* a sticky error was seen; only ever set */
+    const cuda_kernel *kernels[MOST_KERNELS]; /* the rows of cuda_kernels[] that are for this chip */
+    int kernel_count;
+    std::atomic<bool> lost; /* a sticky error was seen; only ever set, by any thread */
 
     pthread_mutex_t lock; /* of the rest */
     int64_t memory_limit, memory_used, memory_taken;
@@ -89,13 +92,14 @@ attn_status check(device *d, cudaError_t code, const char *what, attn_error *err
     if (code == cudaSuccess) return ATTN_OK;
     const cuda_error_info info = cuda_error_of((int)code);
     cudaGetLastError(); /* the next call shall not hear of it again */
-    if (info.sticky && d) d->lost = true;
+    if (info.sticky && d) d->lost.store(true, std::memory_order_relaxed);
     return attn_fail(err, info.status, "", "cuda: %s: %s (error %d)", what, info.name, (int)code);
 }
 
 attn_status enter(device *d, attn_error *err)
 {
-    if (d->lost) return attn_fail(err, ATTN_DEVICE_LOST, "", "cuda:%d was lost to an earlier error", d->base.index);
+    if (d->lost.load(std::memory_order_relaxed))
+        return attn_fail(err, ATTN_DEVICE_LOST, "", "cuda:%d was lost to an earlier error", d->base.index);
     return check(d, cudaSetDevice(d->base.index), "cudaSetDevice", err);
 }
 
@@ -119,8 +123,17 @@ int first_kernel(void)
 {
     const char *family = getenv("ATTN_CUDA_FAMILY");
     for (int i = 0; family && i < cuda_kernel_count; i++)
-        if (strcmp(cuda_kernels[i]->name, family) == 0) return i;
+        if (strcmp(cuda_kernels[i]->takes.name, family) == 0) return i;
     return 0;
+}
+
+void list_kernels(device *d)
+{
+    const int compute = d->chip.major * 10 + d->chip.minor;
+    for (int i = first_kernel(); i < cuda_kernel_count && d->kernel_count < MOST_KERNELS; i++) {
+        const cuda_kernel *k = cuda_kernels[i];
+        if (compute >= k->least_compute && compute <= k->most_compute) d->kernels[d->kernel_count++] = k;
+    }
 }
 
 attn_status device_open(int index, const attn_device_options *options, attn_device **opened, attn_error *err)
@@ -143,11 +156,11 @@ attn_status device_open(int index, const attn_device_options *options, attn_devi
         return status;
     }
     pthread_mutex_init(&d->lock, nullptr);
-    d->first_kernel = first_kernel();
     d->chip.major = d->properties.major;
     d->chip.minor = d->properties.minor;
     d->chip.multiprocessors = d->properties.multiProcessorCount;
     d->chip.shared_bytes = (int)d->properties.sharedMemPerBlockOptin;
+    list_kernels(d);
     d->memory_limit = options && options->memory_bytes ? options->memory_bytes
                                                        : (int64_t)(MEMORY_SHARE * (double)free_bytes);
     *opened = &d->base;
@@ -306,21 +319,22 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
 
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
-const cuda_kernel *kernel_for(const device *d, const attn_problem *p, attn_error *err)
+const attn_kernel *kernel_at(const attn_device *base, int index)
 {
-    for (int i = d->first_kernel; i < cuda_kernel_count; i++) {
-        const cuda_kernel *k = cuda_kernels[i];
-        if (k->op == p->op && d->chip.major * 10 + d->chip.minor >= k->compute && k->covers(&d->chip, p)) return k;
-    }
-    attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: no kernel computes this %s of %s",
-              p->op == ATTN_OP_FORWARD ? "forward" : "backward", attn_dtype_name(p->q.dtype));
-    return nullptr;
+    const device *d = device_of(base);
+    return index < d->kernel_count ? &d->kernels[index]->takes : nullptr;
 }
 
-const char *kernel_name(const attn_device *base, const attn_problem *p, attn_error *err)
+bool plan(const attn_device *base, int index, attn_plan *plan)
 {
-    const cuda_kernel *k = kernel_for(device_of(base), p, err);
-    return k ? k->name : nullptr;
+    const device *d = device_of(base);
+    return d->kernels[index]->plan(&d->chip, plan);
+}
+
+/* The row that a plan was made for: `takes` is its first member. */
+const cuda_kernel *kernel_of(const attn_plan *plan)
+{
+    return reinterpret_cast<const cuda_kernel *>(plan->kernel);
 }
 
 const size_t WORKSPACE_ALIGN = 1024; /* what TMA and its swizzles want */
@@ -330,16 +344,10 @@ size_t aligned(size_t bytes)
     return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
-attn_status workspace_bytes(const attn_device *base, const attn_problem *problems, int count, size_t *bytes,
-                            attn_error *err)
+attn_status workspace_bytes(const attn_device *, const attn_plan *plans, int count, size_t *bytes, attn_error *)
 {
-    const device *d = device_of(base);
     *bytes = 0;
-    for (int i = 0; i < count; i++) {
-        const cuda_kernel *k = kernel_for(d, &problems[i], err);
-        if (!k) return ATTN_UNSUPPORTED;
-        *bytes += aligned(k->workspace(&d->chip, &problems[i]));
-    }
+    for (int i = 0; i < count; i++) *bytes += aligned(plans[i].workspace_bytes);
     return ATTN_OK;
 }
 
@@ -396,7 +404,7 @@ attn_status wait(attn_stream *base, attn_error *err)
     return check(d, cudaStreamSynchronize(stream_of(base)->cuda), "cudaStreamSynchronize", err);
 }
 
-attn_status run(attn_stream *base, const attn_problem *problems, int count, void *workspace, attn_error *err)
+attn_status run(attn_stream *base, const attn_plan *plans, int count, void *workspace, attn_error *err)
 {
     device *d = device_of(base->device);
     stream *s = stream_of(base);
@@ -404,7 +412,7 @@ attn_status run(attn_stream *base, const attn_problem *problems, int count, void
     size_t bytes = 0;
     attn_status status = enter(d, err);
     if (status == ATTN_OK && !workspace) {
-        status = workspace_bytes(base->device, problems, count, &bytes, err);
+        status = workspace_bytes(base->device, plans, count, &bytes, err);
         if (status == ATTN_OK && bytes) status = device_alloc(base->device, bytes, &own, err);
     }
     char *scratch = (char *)(own ? own : workspace);
@@ -413,14 +421,10 @@ attn_status run(attn_stream *base, const attn_problem *problems, int count, void
             status = attn_given_up(err);
             break;
         }
-        const cuda_kernel *k = kernel_for(d, &problems[i], err);
-        if (!k) {
-            status = ATTN_UNSUPPORTED;
-            break;
-        }
-        status = check(d, k->run(&d->chip, s->cuda, &problems[i], scratch), k->name, err);
-        if (status == ATTN_OK) status = check(d, cudaGetLastError(), k->name, err);
-        if (scratch) scratch += aligned(k->workspace(&d->chip, &problems[i]));
+        const char *name = plans[i].kernel->name;
+        status = check(d, kernel_of(&plans[i])->launch(&d->chip, s->cuda, &plans[i], scratch), name, err);
+        if (status == ATTN_OK) status = check(d, cudaGetLastError(), name, err);
+        if (scratch) scratch += aligned(plans[i].workspace_bytes);
     }
     if (own) { /* the kernels use it until they are done */
         attn_error late;
@@ -475,8 +479,8 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 } // namespace
 
 extern "C" const attn_backend attn_backend_cuda = {
-    "cuda",       device_count,  device_open,  device_close, describe,        device_alloc,
-    device_free,  staging_alloc, staging_free, kernel_name,  workspace_bytes, stream_open,
-    stream_close, copy,          run,          mark,         elapsed_us,      done,
-    wait,         between_us,
+    "cuda",      device_count,  device_open,  device_close, describe, device_alloc,
+    device_free, staging_alloc, staging_free, kernel_at,    plan,     workspace_bytes,
+    stream_open, stream_close,  copy,         run,          mark,     elapsed_us,
+    done,        wait,          between_us,
 };

@@ -1,11 +1,13 @@
-/* kernels.cu: the table of kernel families, fast ones first. See kernels.h. */
+/* kernels.cu: the table of kernels, fast ones first. See kernels.h. */
 #include "kernels.h"
 
-extern const cuda_kernel decode_forward, sm90_packed_forward, generic_packed_forward; /* sm80/decode.cu */
-extern const cuda_kernel sm90_f8_forward, sm90_forward;     /* sm90/f8_forward.cu, sm90/forward.cu */
-extern const cuda_kernel generic_forward, generic_backward; /* sm80/forward.cu, sm80/backward.cu */
-extern const cuda_kernel f32_forward, f32_backward;         /* sm80/f32_forward.cu, sm80/f32_backward.cu */
-extern const cuda_kernel simple_forward, simple_backward;   /* simple/simple.cu */
+extern const cuda_kernel decode_forward;                          /* sm80/decode.cu */
+extern const cuda_kernel sm90_f8_forward;                         /* sm90/f8_forward.cu */
+extern const cuda_kernel sm90_packed_forward, sm90_forward;       /* sm90/forward.cu */
+extern const cuda_kernel generic_packed_forward, generic_forward; /* sm80/forward.cu */
+extern const cuda_kernel generic_backward;                        /* sm80/backward.cu */
+extern const cuda_kernel f32_forward, f32_backward;               /* sm80/f32_forward.cu, sm80/f32_backward.cu */
+extern const cuda_kernel simple_forward, simple_backward;         /* simple/simple.cu */
 
 /* A row is a line. */
 /* clang-format off */

@@ -1,9 +1,11 @@
-/* kernels.h: the table of CUDA kernel families, and what a family offers to device.cu.
+/* kernels.h: the table of CUDA kernels, and what a kernel offers to device.cu.
  *
- * A family is one row: a name (what an answer's `backend` says), the operation, the oldest compute capability,
- * which problems it covers, how much scratch it wants, and its launcher. device.cu takes the first row that covers
- * a problem, so fast rows stand before general ones; adding a family is adding a row to cuda_kernels[] in
- * kernels.cu. */
+ * A kernel is one row: what it computes (attn_kernel: the name that an answer's `backend` says, the operation, dtypes,
+ * head dims, features), the compute capabilities that it is for, and two functions. A problem goes to the first row that
+ * takes it, so fast rows stand before general ones; adding a kernel is adding a row to cuda_kernels[] in kernels.cu.
+ *
+ * A row that names its features is safe: a problem with any other feature never gets there. ATTN_EVERYTHING is for
+ * kernels that compute each score by score() of args.cuh, in all their forms or in one of them (see PLAIN_FEATURES). */
 #ifndef ATTN_CUDA_KERNELS_H
 #define ATTN_CUDA_KERNELS_H
 
@@ -18,21 +20,42 @@ struct cuda_chip {
     int major, minor;
     int multiprocessors;
     int shared_bytes; /* most dynamic shared memory of a block */
-    /* 0, but in a run that decode.cu makes of another forward kernel: packed sequences of at most so many rows
+    /* 0, but in a launch that decode.h makes of another forward kernel: packed sequences of at most so many rows
      * (queries times heads of a group) are left alone, for they are its own. */
     int decode_rows;
 };
 
 struct cuda_kernel {
-    const char *name;
-    attn_op op;
-    int compute; /* major * 10 + minor, at least */
-    bool (*covers)(const struct cuda_chip *chip, const attn_problem *p);
-    /* Device memory that run() may scribble on, in bytes. Depends on the problem and the chip alone. */
-    size_t (*workspace)(const struct cuda_chip *chip, const attn_problem *p);
-    /* Queues the kernels of one checked, covered problem, whose pointers are device memory. Never waits. */
-    cudaError_t (*run)(const struct cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *workspace);
+    attn_kernel takes;
+    int least_compute, most_compute; /* major * 10 + minor */
+    /* Can it compute this problem, which the row takes? Not where sizes, strides or the chip's shared memory are in the
+     * way. Sets plan->workspace_bytes, what launch() may scribble on, and plan->form where it likes to. Depends on the
+     * problem and the chip alone. */
+    bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
+    /* Queues the kernels of one planned problem, whose pointers are device memory. Never waits. */
+    cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 };
+
+const int ANY_COMPUTE = 999; /* most_compute of a kernel that newer chips run too */
+
+/* Tensors and options that all have in common, and those of the masks that are intervals of keys. */
+const uint64_t BASIC_FEATURES = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) |
+                                ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(sinks) | ATTN_OPTION_BIT(GROUPED) |
+                                ATTN_OPTION_BIT(CAUSAL) | ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT);
+const uint64_t LENGTH_FEATURES = ATTN_TENSOR_BIT(cu_seqlens_q) | ATTN_TENSOR_BIT(cu_seqlens_k) |
+                                 ATTN_TENSOR_BIT(seqlens_k);
+
+/* What the plain forms of the kernels of sm80/ compute. For any other feature they have a second form, which computes
+ * every score by the functions of args.cuh. */
+const uint64_t PLAIN_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(dout) |
+                                ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) |
+                                ATTN_TENSOR_BIT(dv) | ATTN_TENSOR_BIT(dsinks) | ATTN_OPTION_BIT(DETERMINISTIC) |
+                                ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE);
+
+static inline bool has_options(const attn_plan *plan)
+{
+    return plan->features & ~PLAIN_FEATURES;
+}
 
 /* Lets `kernel` have that much dynamic shared memory on the current device. The runtime is asked once a device
  * (each has a context of its own), not at every launch. */

@@ -115,7 +115,8 @@ struct command {
     const void *from;
     size_t bytes;
     attn_direction direction;
-    attn_problem *problems; /* RUN: copies, owned */
+    attn_problem *problems; /* RUN: copies, owned, and their plans */
+    attn_plan *plans;
     int count;
     void *workspace;
     bool nan;
@@ -402,22 +403,28 @@ static void describe(const attn_device *base, attn_device_info *info)
     pthread_mutex_unlock(&device->lock);
 }
 
-static const char *kernel(const attn_device *base, const attn_problem *p, attn_error *err)
+static const attn_kernel *kernel(const attn_device *base, int index)
 {
-    return attn_backend_cpu.kernel(device_of(base)->cpu, p, err);
+    return attn_backend_cpu.kernel(device_of(base)->cpu, index);
 }
 
-static attn_status workspace_bytes(const attn_device *base, const attn_problem *problems, int count, size_t *bytes,
+static attn_status workspace_bytes(const attn_device *base, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {
-    return attn_backend_cpu.workspace(device_of(base)->cpu, problems, count, bytes, err);
+    return attn_backend_cpu.workspace(device_of(base)->cpu, plans, count, bytes, err);
 }
 
 /* ---- Streams ----------------------------------------------------------------------------------------------------- */
 
+static void command_clear(struct command *c)
+{
+    free(c->problems);
+    free(c->plans);
+}
+
 static void forget_commands(struct fake_stream *stream)
 {
-    for (int i = 0; i < stream->count; i++) free(stream->commands[i].problems);
+    for (int i = 0; i < stream->count; i++) command_clear(&stream->commands[i]);
     stream->count = 0;
     stream->never = false;
     stream->fails = 0;
@@ -502,7 +509,7 @@ static attn_status meet_faults(struct fake_device *device, struct fake_stream *s
     return ATTN_OK;
 }
 
-static attn_status run(attn_stream *base, const attn_problem *problems, int count, void *workspace, attn_error *err)
+static attn_status run(attn_stream *base, const attn_plan *plans, int count, void *workspace, attn_error *err)
 {
     struct fake_device *device = device_of(base->device);
     struct command command = { .kind = COMMAND_RUN, .count = count, .workspace = workspace };
@@ -512,11 +519,17 @@ static attn_status run(attn_stream *base, const attn_problem *problems, int coun
     if (status == ATTN_OK) status = meet_faults(device, stream_of(base), &command, err);
     pthread_mutex_unlock(&device->lock);
     if (status != ATTN_OK) return status;
-    command.problems = malloc((size_t)count * sizeof *problems);
-    if (!command.problems) return attn_fail(err, ATTN_NO_MEMORY, "", "fake: no memory for %d problems", count);
-    memcpy(command.problems, problems, (size_t)count * sizeof *problems);
-    status = append(stream_of(base), command, err);
-    if (status != ATTN_OK) free(command.problems);
+    command.problems = malloc((size_t)count * sizeof *command.problems);
+    command.plans = malloc((size_t)count * sizeof *command.plans);
+    if (command.problems && command.plans) {
+        for (int n = 0; n < count; n++) {
+            command.problems[n] = *plans[n].problem;
+            command.plans[n] = plans[n];
+            command.plans[n].problem = &command.problems[n];
+        }
+        status = append(stream_of(base), command, err);
+    } else status = attn_fail(err, ATTN_NO_MEMORY, "", "fake: no memory for %d problems", count);
+    if (status != ATTN_OK) command_clear(&command);
     return status;
 }
 
@@ -595,7 +608,7 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         if (c->kind == COMMAND_COPY) memcpy(c->to, c->from, c->bytes);
         if (c->kind == COMMAND_MARK) clock_gettime(CLOCK_MONOTONIC, &stream->marks[c->slot]);
         if (c->kind != COMMAND_RUN) continue;
-        if (attn_backend_cpu.run(stream->cpu, c->problems, c->count, c->workspace, err) != ATTN_OK) return ERROR_MEMORY;
+        if (attn_backend_cpu.run(stream->cpu, c->plans, c->count, c->workspace, err) != ATTN_OK) return ERROR_MEMORY;
         for (int n = 0; n < c->count && c->nan; n++)
             for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
                 if (is_output(&c->problems[n], id))

@@ -1,9 +1,8 @@
 /* info.c: what this server is and how it does, for programs (/v1/info) and for browsers (/).
  *
- * /v1/info is written from the tables and a snapshot (struct info_facts). What a backend can compute is not listed
- * anywhere: each dtype and feature is tried by asking the backend's own kernel chooser with a small problem that
- * uses it, so the answer is what a request would meet. (openapi.c holds the schema of this document; the test of
- * the two compares them.)
+ * /v1/info is written from the tables and a snapshot (struct info_facts). What a backend can compute is what the rows
+ * of its kernels say, by which a kernel is chosen for each request: so the answer is what a request would meet.
+ * (openapi.c holds the schema of this document; the test of the two compares them.)
  *
  * The page is one constant: no template, no external asset, nothing that a client sent. Its script fetches /v1/info
  * every two seconds and writes texts (never HTML) into it. Script and style run by their SHA-256 in the
@@ -28,125 +27,63 @@
 #define COMPILER "gcc " __VERSION__
 #endif
 
-/* ---- Features: asked of the backend ------------------------------------------------------------------------------ */
+/* ---- Features: the rows of the kernels --------------------------------------------------------------------------- */
 
-enum { PROBE_B = 1, PROBE_S = 16, PROBE_H = 2, PROBE_D = 64 };
-
-static attn_tensor probe_tensor(attn_dtype dtype, int rank, int64_t n0, int64_t n1, int64_t n2, int64_t n3)
+/* The feature that an option of the wire needs; 0: none. The seed is dropout's; layouts are strides, and other options
+ * are the server's own business. */
+static uint64_t feature_of(const char *option)
 {
-    return attn_tensor_make(NULL, dtype, rank, (const int64_t[ATTN_MAX_RANK]){ n0, n1, n2, n3 });
+    if (strcmp(option, "seed") == 0) return ATTN_OPTION_BIT(DROPOUT);
+    for (int n = 0; n < (int)ARRAY_SIZE(attn_options); n++)
+        if (strcmp(option, attn_options[n].wire) == 0) return UINT64_C(1) << (ATTN_OPTION_FIRST + 1 + n);
+    return 0;
 }
 
-/* The smallest ordinary problem of this op and dtype. Its tensors have no memory: choosing a kernel looks at shapes and
- * options only. */
-static attn_problem probe(attn_op op, attn_dtype dtype)
+static bool takes_tensor(const attn_kernel *k, attn_tensor_id id)
 {
-    attn_problem p = ATTN_PROBLEM_INIT;
-    const attn_tensor x = probe_tensor(dtype, 4, PROBE_B, PROBE_S, PROBE_H, PROBE_D);
-    const attn_tensor wide = probe_tensor(dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype, 4, PROBE_B, PROBE_S, PROBE_H,
-                                          PROBE_D);
-    p.op = op;
-    p.q = p.k = p.v = x;
-    p.out = wide;
-    p.lse = probe_tensor(ATTN_F32, 3, PROBE_B, PROBE_H, PROBE_S, 0);
-    if (op == ATTN_OP_BACKWARD) {
-        p.dout = wide;
-        p.dq = p.dk = p.dv = x;
-    }
-    return p;
+    const bool fp8_only = id == ATTN_T_q_scale || id == ATTN_T_k_scale || id == ATTN_T_v_scale;
+    return proto_takes_tensor(k->op, id) && (k->features >> id & 1) && (!fp8_only || k->dtypes >> ATTN_F8E4M3 & 1);
 }
 
-/* How a feature looks in a problem, for the members that a small problem can show: the tensors here, the options
- * below. */
-static bool add_tensor(attn_problem *p, attn_tensor_id id)
+/* The members of one kernel, or of several together. */
+static void put_row(struct json *j, const attn_kernel *k)
 {
-    switch (id) {
-    case ATTN_T_q:
-    case ATTN_T_k:
-    case ATTN_T_v:
-    case ATTN_T_out:
-    case ATTN_T_lse:
-    case ATTN_T_dout: return true; /* there already */
-    case ATTN_T_alibi_slopes:
-    case ATTN_T_sinks: p->tensor[id] = probe_tensor(ATTN_F32, 1, PROBE_H, 0, 0, 0); return true;
-    case ATTN_T_bias: p->bias = probe_tensor(ATTN_F32, 4, PROBE_B, PROBE_H, PROBE_S, PROBE_S); return true;
-    case ATTN_T_keep_mask: p->keep_mask = probe_tensor(ATTN_U8, 4, PROBE_B, PROBE_H, PROBE_S, PROBE_S); return true;
-    case ATTN_T_seqlens_k: p->seqlens_k = probe_tensor(ATTN_I32, 1, PROBE_B, 0, 0, 0); return true;
-    case ATTN_T_mask_startend_rows:
-        p->mask_startend_rows = probe_tensor(ATTN_I32, 4, PROBE_B, 1, PROBE_S, 2);
-        return true;
-    case ATTN_T_cu_seqlens_q:
-    case ATTN_T_cu_seqlens_k: { /* packed: both, and no batch axis */
-        const bool backward = p->op == ATTN_OP_BACKWARD;
-        p->cu_seqlens_q = p->cu_seqlens_k = probe_tensor(ATTN_I32, 1, PROBE_B + 1, 0, 0, 0);
-        p->q = p->k = p->v = probe_tensor(p->q.dtype, 3, PROBE_S, PROBE_H, PROBE_D, 0);
-        p->out = probe_tensor(p->out.dtype, 3, PROBE_S, PROBE_H, PROBE_D, 0);
-        p->lse = probe_tensor(ATTN_F32, 2, PROBE_H, PROBE_S, 0, 0);
-        if (backward) p->dout = p->out, p->dq = p->dk = p->dv = p->q;
-        return true;
-    }
-    case ATTN_T_q_scale:
-    case ATTN_T_k_scale:
-    case ATTN_T_v_scale: { /* fp8 only */
-        if (p->op == ATTN_OP_BACKWARD) return false;
-        *p = probe(p->op, ATTN_F8E4M3);
-        p->tensor[id] = probe_tensor(ATTN_F32, 2, PROBE_B, PROBE_H, 0, 0);
-        return true;
-    }
-    case ATTN_T_dlse: p->dlse = p->lse; return true;
-    default: return false; /* results */
-    }
-}
-
-static bool can(const attn_device *device, const attn_problem *p)
-{
-    attn_error err = { 0 };
-    return attn_kernel(device, p, &err) != NULL;
-}
-
-/* Options that change which kernel runs; the others of proto_options[] are the server's own business and work
- * everywhere. */
-static void add_option(attn_problem *p, const char *name)
-{
-    if (strcmp(name, "layout") == 0) p->layout = ATTN_BHSD;
-    else if (strcmp(name, "causal") == 0) p->causal = true;
-    else if (strcmp(name, "window") == 0) p->window_left = p->window_right = 4;
-    else if (strcmp(name, "alignment") == 0) p->causal = true, p->alignment = ATTN_TOP_LEFT;
-    else if (strcmp(name, "scale") == 0) p->has_scale = true, p->scale = 0.5;
-    else if (strcmp(name, "softcap") == 0) p->softcap = 30;
-    else if (strcmp(name, "dropout_p") == 0 || strcmp(name, "seed") == 0) p->dropout_p = 0.1, p->seed = 1;
-    else if (strcmp(name, "deterministic") == 0) p->deterministic = true;
-}
-
-static void put_op_features(struct json *j, const attn_device *device, attn_op op)
-{
-    attn_problem p;
-    attn_dtype works = ATTN_DTYPE_COUNT; /* a dtype that works, to try the features with */
-    json_put(j, "{'dtypes':[");
+    json_put(j, "'dtypes':[");
     for (int d = 0; d < ATTN_DTYPE_COUNT; d++) {
-        if (!attn_dtype_floating((attn_dtype)d) || (op == ATTN_OP_BACKWARD && d == ATTN_F8E4M3))
-            continue; /* attn_check() refuses that */
-        p = probe(op, (attn_dtype)d);
-        if (!can(device, &p)) continue;
-        if (works == ATTN_DTYPE_COUNT || d == ATTN_BF16) works = (attn_dtype)d;
+        if (!(k->dtypes >> d & 1)) continue;
         json_comma(j);
         json_put(j, "'%s'", attn_dtype_name((attn_dtype)d));
     }
     json_put(j, "],'tensors':[");
-    for (int t = 0; t < ATTN_TENSOR_COUNT && works != ATTN_DTYPE_COUNT; t++) {
-        p = probe(op, works);
-        if (!proto_takes_tensor(op, (attn_tensor_id)t) || !add_tensor(&p, (attn_tensor_id)t) || !can(device, &p))
-            continue;
+    for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
+        if (!takes_tensor(k, (attn_tensor_id)t)) continue;
         json_comma(j);
         json_put(j, "'%s'", attn_tensors[t].name);
     }
     json_put(j, "],'options':[");
-    for (const proto_option *o = proto_options; o->name != NULL && works != ATTN_DTYPE_COUNT; o++) {
-        p = probe(op, works);
-        add_option(&p, o->name);
-        if (!(o->ops >> op & 1) || !can(device, &p)) continue;
+    for (const proto_option *o = proto_options; o->name != NULL && k->dtypes != 0; o++) {
+        if (!(o->ops >> k->op & 1) || (feature_of(o->name) & ~k->features) != 0) continue;
         json_comma(j);
         json_put(j, "'%s'", o->name);
+    }
+    json_raw(j, "]");
+}
+
+static void put_op_features(struct json *j, const attn_device *device, attn_op op)
+{
+    attn_kernel all = { .op = op }; /* what any of them takes */
+    const attn_kernel *k;
+    for (int n = 0; (k = attn_kernel_at(device, n)) != NULL; n++)
+        if (k->op == op) all.dtypes |= k->dtypes, all.features |= k->features;
+    json_raw(j, "{");
+    put_row(j, &all);
+    json_put(j, ",'kernels':[");
+    for (int n = 0; (k = attn_kernel_at(device, n)) != NULL; n++) {
+        if (k->op != op) continue;
+        json_comma(j);
+        json_put(j, "{'name':'%s','head_dim':%d,", k->name, k->head_dim);
+        put_row(j, k);
+        json_raw(j, "}");
     }
     json_raw(j, "]}");
 }

@@ -473,7 +473,13 @@ static void put_info_schema(struct json *j)
             "'flops':{'type':'number','minimum':0}") "},"
         "'features':{'type':'object','description':'By backend.','additionalProperties':"
             "{'type':'object','description':'By operation.','additionalProperties':"
-            OBJECT("'dtypes','tensors','options'", "'dtypes':" STRINGS ",'tensors':" STRINGS ",'options':" STRINGS) "}},"
+            OBJECT("'dtypes','tensors','options','kernels'",
+                "'dtypes':" STRINGS ",'tensors':" STRINGS ",'options':" STRINGS ","
+                "'kernels':{'type':'array','description':'In the order in which they are tried: a problem goes to the first "
+                "that knows its dtype and all that it asks for. One may still leave a problem to the next for its sizes or "
+                "strides.','items':" OBJECT("'name','head_dim','dtypes','tensors','options'",
+                    "'name':" STRING ",'head_dim':" COUNT ",'dtypes':" STRINGS ",'tensors':" STRINGS ",'options':" STRINGS)
+                "}") "}},"
         "'limits':{'type':'object','additionalProperties':" COUNT "},"
         "'queue':" OBJECT("'requests','bytes'", "'requests':" COUNT ",'bytes':" COUNT) ","
         "'connections':" COUNT ",'inflight_requests':" COUNT ","

@@ -15,7 +15,7 @@
  *   HTTP thread: body complete --> lane free? --> run --> answer            (else: posted to the loop, as above)
  *
  * Invariants
- * 1. attn_device and its streams are used by the device's thread alone, but for descriptions and kernel look-ups.
+ * 1. attn_device and its streams are used by the device's thread alone, but for descriptions and plans.
  * Those of a lane are used by the thread that set its `taken`.
  * 2. A batch that was submitted comes back exactly once, whatever happens; each of its jobs then has ran == true,
  * or an error.
@@ -66,6 +66,7 @@ enum {
 struct mirror {
     struct job_region host;
     char *device;
+    bool copy; /* the device shall have what the host has */
 };
 
 /* One batch in flight. */
@@ -75,7 +76,8 @@ struct slot {
     int64_t due_ns;      /* when it should be over */
     int64_t worst_ns;    /* what its work takes at the very slowest */
     attn_problem *problems;
-    int room, count, launched; /* there is room for; of this batch; of those, on the stream */
+    attn_plan *plans;          /* of the problems */
+    int room, count, launched; /* there is room for, of both; of this batch; of those, on the stream */
     void *workspace;
     size_t workspace_bytes;
     struct mirror *mirrors;
@@ -137,7 +139,7 @@ static void drop_mirrors(struct device *device, struct slot *slot)
     slot->mirror_count = 0;
 }
 
-/* Device memory for a region, copied there if `copy`. A region that has a mirror already keeps it. */
+/* Device memory for a region, to be copied there if `copy`. A region that has a mirror already keeps it. */
 static attn_status mirror(struct device *device, struct slot *slot, struct job_region host, bool copy, attn_error *err)
 {
     void *memory = NULL;
@@ -154,8 +156,8 @@ static attn_status mirror(struct device *device, struct slot *slot, struct job_r
     }
     status = attn_device_alloc(device->handle, host.bytes, &memory, err);
     if (status != ATTN_OK) return status;
-    slot->mirrors[slot->mirror_count++] = (struct mirror){ host, memory };
-    return copy ? attn_copy(slot->stream, memory, host.memory, host.bytes, ATTN_TO_DEVICE, err) : ATTN_OK;
+    slot->mirrors[slot->mirror_count++] = (struct mirror){ host, memory, copy };
+    return ATTN_OK;
 }
 
 /* A host address inside a mirrored region, as the device knows it. */
@@ -169,7 +171,7 @@ static void *to_device(const struct slot *slot, void *address)
     return address; /* only of tensors without elements */
 }
 
-static attn_status copy_in(struct device *device, struct slot *slot, struct job *job, attn_error *err)
+static attn_status take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err)
 {
     attn_status status = ATTN_OK;
     if (job->inputs)
@@ -181,6 +183,16 @@ static attn_status copy_in(struct device *device, struct slot *slot, struct job 
         if (status == ATTN_OK) status = mirror(device, slot, saved->outputs, true, err);
     }
     return status == ATTN_OK ? mirror(device, slot, job->outputs, false, err) : status;
+}
+
+static attn_status copy_in(struct slot *slot, attn_error *err)
+{
+    attn_status status = ATTN_OK;
+    for (int i = 0; i < slot->mirror_count && status == ATTN_OK; i++) {
+        const struct mirror *m = &slot->mirrors[i];
+        if (m->copy) status = attn_copy(slot->stream, m->device, m->host.memory, m->host.bytes, ATTN_TO_DEVICE, err);
+    }
+    return status;
 }
 
 static attn_status copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err)
@@ -249,9 +261,12 @@ static void unwatch(struct device *device)
 static attn_status reserve_problems(struct slot *slot, int count, attn_error *err)
 {
     if (count <= slot->room) return ATTN_OK;
-    attn_problem *wider = realloc(slot->problems, (size_t)count * sizeof *wider);
-    if (wider == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", count);
-    slot->problems = wider;
+    attn_problem *problems = realloc(slot->problems, (size_t)count * sizeof *problems);
+    if (problems != NULL) slot->problems = problems;
+    attn_plan *plans = realloc(slot->plans, (size_t)count * sizeof *plans);
+    if (plans != NULL) slot->plans = plans;
+    if (problems == NULL || plans == NULL)
+        return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", count);
     slot->room = count;
     return ATTN_OK;
 }
@@ -279,7 +294,7 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
     size_t bytes = 0;
     for (int at = 0; at < count; at += MAX_RUN) {
         size_t part;
-        const attn_status status = attn_workspace(device->handle, slot->problems + at,
+        const attn_status status = attn_workspace(device->handle, slot->plans + at,
                                                   count - at < MAX_RUN ? count - at : MAX_RUN, &part, err);
         if (status != ATTN_OK) return status;
         if (part > bytes) bytes = part;
@@ -295,6 +310,39 @@ static void name_backend(proto_result *result, const struct device *device, cons
     const size_t room = sizeof result->backend - (size_t)(at - result->backend), length = strnlen(kernel, room - 1);
     memcpy(at, kernel, length);
     at[length] = '\0';
+}
+
+/* The batch's problems, with the addresses that the device knows. Returns how many. */
+static int gather(struct device *device, struct slot *slot)
+{
+    int count = 0;
+    for (int j = 0; j < slot->batch->count; j++) {
+        const struct job *job = slot->batch->jobs[j];
+        for (int i = 0; i < job->call->count; i++) {
+            if (job->results[i].error.status != ATTN_OK) continue;
+            attn_problem *p = &slot->problems[count++];
+            *p = job->call->items[i].problem;
+            for (int id = 0; id < ATTN_TENSOR_COUNT && !device->info.unified; id++)
+                if (p->tensor[id].rank > 0) p->tensor[id].data = to_device(slot, p->tensor[id].data);
+        }
+    }
+    return count;
+}
+
+/* Which kernel computes each of them. Devices differ: that job_prepare() found one on another says nothing of this. */
+static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
+{
+    int n = 0;
+    for (int j = 0; j < slot->batch->count; j++) {
+        const struct job *job = slot->batch->jobs[j];
+        for (int i = 0; i < job->call->count; i++) {
+            if (job->results[i].error.status != ATTN_OK) continue;
+            const attn_status status = attn_plan_make(device->handle, &slot->problems[n], &slot->plans[n], err);
+            if (status != ATTN_OK) return status;
+            name_backend(&job->results[i], device, slot->plans[n++].kernel->name);
+        }
+    }
+    return ATTN_OK;
 }
 
 /* How many problems go on the stream at a time. All of them, unless that is work for seconds: what is on the stream of a GPU
@@ -313,7 +361,7 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
 {
     struct batch *batch = slot->batch;
     const int count = group_of(device, slot);
-    attn_status status = attn_run(slot->stream, slot->problems + slot->launched, count, slot->workspace, err);
+    attn_status status = attn_run(slot->stream, slot->plans + slot->launched, count, slot->workspace, err);
     slot->launched += count;
     if (status != ATTN_OK || slot->launched < slot->count) return status;
     status = attn_stream_mark(slot->stream, 2, err);
@@ -333,29 +381,15 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
 
     for (int j = 0; j < batch->count; j++) count += batch->jobs[j]->runnable;
     if ((status = reserve_problems(slot, count, err)) != ATTN_OK) return status;
-    count = 0;
-    for (int j = 0; j < batch->count; j++) {
-        const struct job *job = batch->jobs[j];
-        for (int i = 0; i < job->call->count; i++) {
-            if (job->results[i].error.status != ATTN_OK) continue;
-            const attn_problem *p = &job->call->items[i].problem;
-            const char *kernel = attn_kernel(device->handle, p, err);
-            if (kernel == NULL) return err->status; /* this device differs from the one that was asked at first */
-            name_backend(&job->results[i], device, kernel);
-            slot->problems[count++] = *p;
-        }
-    }
+    for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
+        status = take_mirrors(device, slot, batch->jobs[j], err);
+    if (status != ATTN_OK) return status;
+    count = gather(device, slot);
+    if ((status = plan_all(device, slot, err)) != ATTN_OK) return status;
     if ((status = reserve_workspace(device, slot, count, err)) != ATTN_OK) return status;
 
     if ((status = attn_stream_mark(slot->stream, 0, err)) != ATTN_OK) return status;
-    if (!device->info.unified) {
-        for (int j = 0; j < batch->count && status == ATTN_OK; j++) status = copy_in(device, slot, batch->jobs[j], err);
-        if (status != ATTN_OK) return status;
-        for (int n = 0; n < count; n++)
-            for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-                if (slot->problems[n].tensor[id].rank > 0)
-                    slot->problems[n].tensor[id].data = to_device(slot, slot->problems[n].tensor[id].data);
-    }
+    if ((status = copy_in(slot, err)) != ATTN_OK) return status;
     if ((status = attn_stream_mark(slot->stream, 1, err)) != ATTN_OK) return status;
     slot->count = count;
     slot->launched = 0;
@@ -631,8 +665,9 @@ bool devices_run_here(struct devices *devices, struct job *job)
     if (devices->lane_count == 0 || !fits_a_lane(job) || (lane = take_lane(devices)) == NULL) return false;
 
     struct device *device = devices->device[0];
-    const attn_problem *problem = &job->call->items[0].problem;
-    if (attn_workspace(lane->handle, problem, 1, &bytes, &err) != ATTN_OK ||
+    attn_plan plan;
+    if (attn_plan_make(lane->handle, &job->call->items[0].problem, &plan, &err) != ATTN_OK ||
+        attn_workspace(lane->handle, &plan, 1, &bytes, &err) != ATTN_OK ||
         grow_workspace(lane->handle, bytes, &lane->workspace, &lane->workspace_bytes, &err) != ATTN_OK) {
         give_lane_back(lane); /* the device waits for memory, a lane does not */
         return false;
@@ -641,7 +676,7 @@ bool devices_run_here(struct devices *devices, struct job *job)
     atomic_fetch_add_explicit(&device->requests, 1, memory_order_relaxed);
     const int64_t began_ns =
         clock_thread_ns(); /* there are more HTTP threads than cores: of them, time goes by for others */
-    job->ran = attn_run(lane->stream, problem, 1, lane->workspace, &err) == ATTN_OK;
+    job->ran = attn_run(lane->stream, &plan, 1, lane->workspace, &err) == ATTN_OK;
     const int64_t took_ns = clock_thread_ns() - began_ns;
     give_lane_back(lane);
     atomic_fetch_sub_explicit(&device->requests, 1, memory_order_relaxed);
@@ -649,7 +684,7 @@ bool devices_run_here(struct devices *devices, struct job *job)
     atomic_fetch_add_explicit(&devices->lane_ns, took_ns, memory_order_relaxed);
     batch.compute_us = (double)took_ns / 1e3;
     if (job->ran) {
-        name_backend(&job->results[0], device, attn_kernel(device->handle, problem, &err));
+        name_backend(&job->results[0], device, plan.kernel->name);
         batch_note_times(&batch, job);
     } else job->error = err;
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
@@ -671,6 +706,7 @@ static void device_free(struct device *device)
         attn_device_free(device->handle, device->slots[s].workspace);
         attn_stream_close(device->slots[s].stream);
         free(device->slots[s].problems);
+        free(device->slots[s].plans);
         free(device->slots[s].mirrors);
     }
     attn_device_close(device->handle);

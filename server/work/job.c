@@ -261,8 +261,8 @@ attn_status job_prepare(struct job *job, const attn_device *device, const attn_d
         attn_error *error = &job->results[i].error;
         *error = item->error;
         if (error->status == ATTN_OK && item->context[0]) resolve_context(job, i, error);
-        if (error->status == ATTN_OK && attn_kernel(device, &item->problem, error) == NULL && error->status == ATTN_OK)
-            attn_fail(error, ATTN_UNSUPPORTED, NULL, "no kernel of this device computes this");
+        attn_plan plan; /* that there is one: the device that will run it makes its own */
+        if (error->status == ATTN_OK) attn_plan_make(device, &item->problem, &plan, error);
         if (error->status == ATTN_OK && item->save) complete_saved_outputs(item, error);
         if (error->status == ATTN_OK && item->verify_rows != 0) verify_check(item, &verify_left, error);
         if (error->status == ATTN_OK) count_outputs(item, &bytes, error);

@@ -192,12 +192,12 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
 {
     static double times[MOST_REPS];
     static attn_problem turns[MOST_COPIES]; /* the problem, with a copy of K and V each */
+    static attn_plan plans[MOST_COPIES];
     void *copies[MOST_COPIES][2] = { 0 };
     struct block blocks[ATTN_TENSOR_COUNT] = { 0 };
     attn_problem p = ATTN_PROBLEM_INIT;
     void *workspace = NULL;
     size_t workspace_bytes;
-    const char *kernel;
     double ms, tflops, began, gigabytes;
     int reps = 0, sets = 1, calls = 1;
     int64_t reading;
@@ -230,14 +230,15 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         use(&p, blocks, false);
         must(attn_check(&p, &err));
         use(&p, blocks, true);
-        if (!(kernel = attn_kernel(m->device, &p, &err))) die("UNSUPPORTED", err.text);
+        if (attn_plan_make(m->device, &p, &plans[0], &err)) die("UNSUPPORTED", err.text);
         attn_device_free(m->device, workspace);
-        must(attn_workspace(m->device, &p, 1, &workspace_bytes, &err));
+        must(attn_workspace(m->device, plans, 1, &workspace_bytes, &err));
         must(attn_device_alloc(m->device, workspace_bytes + 1, &workspace, &err));
-        must(attn_run(m->stream, &p, 1, workspace, &err));
+        must(attn_run(m->stream, plans, 1, workspace, &err));
         must(attn_stream_wait(m->stream, &err));
     }
     turns[0] = p;
+    must(attn_plan_make(m->device, &turns[0], &plans[0], &err));
     while (o->reading && !m->info.unified && sets < MOST_COPIES && sets * reading < COPIES_BYTES) {
         turns[sets] = p;
         for (int n = 0; n < 2; n++) {
@@ -247,11 +248,12 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
                 attn_copy(m->stream, copies[sets][n], blocks[id].host, (size_t)blocks[id].bytes, ATTN_TO_DEVICE, &err));
             turns[sets].tensor[id].data = copies[sets][n];
         }
+        must(attn_plan_make(m->device, &turns[sets], &plans[sets], &err));
         sets++;
     }
     for (int n = 1; n < WARM_RUNS; n++) {
         must(attn_stream_mark(m->stream, 0, &err));
-        must(attn_run(m->stream, &turns[0], 1, workspace, &err));
+        must(attn_run(m->stream, &plans[0], 1, workspace, &err));
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
     }
@@ -262,7 +264,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
     for (began = now(); reps < MOST_REPS && (o->reps ? reps < o->reps : reps < 5 || now() - began < 1); reps++) {
         must(attn_stream_mark(m->stream, 0, &err));
         for (int n = 0; n < calls; n++)
-            must(attn_run(m->stream, &turns[(reps * calls + n) % sets], 1, workspace, &err));
+            must(attn_run(m->stream, &plans[(reps * calls + n) % sets], 1, workspace, &err));
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
         times[reps] = attn_stream_elapsed_us(m->stream, 0, 1) / 1000 / calls;
@@ -281,12 +283,12 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
                op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->dtype), (long long)o->B,
                (long long)o->H, (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
                o->causal ? "true" : "false", (long long)o->window_left, (long long)o->window_right, o->sequences,
-               (long long)o->documents, m->info.name, kernel, reps, calls, ms, tflops, gigabytes);
+               (long long)o->documents, m->info.name, plans[0].kernel->name, reps, calls, ms, tflops, gigabytes);
     else
         printf("%-8s  %-13s  %5lld  %4lld  %4lld  %6lld  %6lld  %4lld  %4lld  %-6s  %10.4f  %8.3f  %8.0f  %s %s\n",
                op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->dtype), (long long)o->B,
                (long long)o->H, (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
-               o->causal ? "causal" : "full", ms, tflops, gigabytes, m->info.name, kernel);
+               o->causal ? "causal" : "full", ms, tflops, gigabytes, m->info.name, plans[0].kernel->name);
     fflush(stdout);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         const attn_role role = attn_tensors[id].role;

@@ -9,18 +9,16 @@ extern "C" CUresult emu_cuTensorMapEncodeTiled()
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-static bool covers(const cuda_chip *, const attn_problem *)
+static bool plan(const cuda_chip *, attn_plan *)
 {
     return false;
 }
-static size_t workspace(const cuda_chip *, const attn_problem *)
-{
-    return 0;
-}
-static cudaError_t run(const cuda_chip *, cudaStream_t, const attn_problem *, void *)
+static cudaError_t launch(const cuda_chip *, cudaStream_t, const attn_plan *, void *)
 {
     return cudaErrorNotSupported;
 }
 
-extern const cuda_kernel sm90_f8_forward = { "sm90", ATTN_OP_FORWARD, 90, covers, workspace, run };
-extern const cuda_kernel sm90_forward = { "sm90", ATTN_OP_FORWARD, 90, covers, workspace, run };
+static constexpr cuda_kernel never = { { "sm90", ATTN_OP_FORWARD, 0, 0, 0 }, 90, 90, plan, launch };
+extern const cuda_kernel sm90_f8_forward = never;
+extern const cuda_kernel sm90_forward = never;
+extern const cuda_kernel sm90_packed_forward = never;

@@ -30,6 +30,7 @@ struct request {
     char *host, *device;
     void *workspace;
     attn_problem problem;
+    attn_plan plan;
 };
 static const size_t TENSOR = (size_t)S * H * D * 2, LSE = (size_t)S * H * 4;
 
@@ -82,7 +83,8 @@ static void make(struct request *r)
     r->problem.v = attn_tensor_make(r->device + 2 * TENSOR, ATTN_BF16, 4, shape);
     r->problem.out = attn_tensor_make(r->device + 3 * TENSOR, ATTN_BF16, 4, shape);
     r->problem.lse = attn_tensor_make(r->device + 4 * TENSOR, ATTN_F32, 3, rows);
-    must(attn_workspace(gpu, &r->problem, 1, &workspace, &err), &err);
+    must(attn_plan_make(gpu, &r->problem, &r->plan, &err), &err);
+    must(attn_workspace(gpu, &r->plan, 1, &workspace, &err), &err);
     must(attn_device_alloc(gpu, workspace ? workspace : 1, &r->workspace, &err), &err);
 }
 
@@ -92,7 +94,7 @@ static void put(struct request *r)
     must(attn_stream_mark(r->stream, 0, &err), &err);
     must(attn_copy(r->stream, r->device, r->host, 3 * TENSOR, ATTN_TO_DEVICE, &err), &err);
     must(attn_stream_mark(r->stream, 1, &err), &err);
-    must(attn_run(r->stream, &r->problem, 1, r->workspace, &err), &err);
+    must(attn_run(r->stream, &r->plan, 1, r->workspace, &err), &err);
     must(attn_stream_mark(r->stream, 2, &err), &err);
     must(attn_copy(r->stream, r->host + 3 * TENSOR, r->device + 3 * TENSOR, TENSOR + LSE, ATTN_FROM_DEVICE, &err),
          &err);
@@ -189,21 +191,22 @@ struct call {
     attn_dtype dtype;
     attn_op op;
     bool causal;
-    int what; /* 0 run, 1 kernel, 2 workspace, 3 copy, 4 mark, 5 done, 6 alloc and free */
+    int what; /* 0 run, 1 plan, 2 workspace, 3 copy, 4 mark, 5 done, 6 alloc and free */
 };
 
-static double one_call(const struct call *c, attn_stream *stream, const attn_problem *p, void *workspace, void *host,
+static double one_call(const struct call *c, attn_stream *stream, const attn_plan *plan, void *workspace, void *host,
                        void *device)
 {
     attn_error err;
+    attn_plan again;
     size_t bytes;
     bool done;
     void *memory;
     const double start = now_us();
     switch (c->what) {
-    case 0: must(attn_run(stream, p, 1, workspace, &err), &err); break;
-    case 1: (void)attn_kernel(gpu, p, &err); break;
-    case 2: must(attn_workspace(gpu, p, 1, &bytes, &err), &err); break;
+    case 0: must(attn_run(stream, plan, 1, workspace, &err), &err); break;
+    case 1: must(attn_plan_make(gpu, plan->problem, &again, &err), &err); break;
+    case 2: must(attn_workspace(gpu, plan, 1, &bytes, &err), &err); break;
     case 3: must(attn_copy(stream, device, host, 4096, ATTN_TO_DEVICE, &err), &err); break;
     case 4: must(attn_stream_mark(stream, 0, &err), &err); break;
     case 5: must(attn_stream_done(stream, &done, &err), &err); break;
@@ -220,9 +223,9 @@ static void calls(void)
         { "run, forward f16", ATTN_F16, ATTN_OP_FORWARD, false, 0 },
         { "run, forward f32", ATTN_F32, ATTN_OP_FORWARD, false, 0 },
         { "run, backward bf16", ATTN_BF16, ATTN_OP_BACKWARD, false, 0 },
-        { "attn_kernel, forward bf16", ATTN_BF16, ATTN_OP_FORWARD, false, 1 },
+        { "plan, forward bf16", ATTN_BF16, ATTN_OP_FORWARD, false, 1 },
+        { "plan, backward bf16", ATTN_BF16, ATTN_OP_BACKWARD, false, 1 },
         { "attn_workspace, forward bf16", ATTN_BF16, ATTN_OP_FORWARD, false, 2 },
-        { "attn_workspace, backward bf16", ATTN_BF16, ATTN_OP_BACKWARD, false, 2 },
         { "copy in, 4 KiB pinned", ATTN_BF16, ATTN_OP_FORWARD, false, 3 },
         { "mark", ATTN_BF16, ATTN_OP_FORWARD, false, 4 },
         { "done, of an idle stream", ATTN_BF16, ATTN_OP_FORWARD, false, 5 },
@@ -251,10 +254,12 @@ static void calls(void)
         for (int t = 0; t < (c->op == ATTN_OP_FORWARD ? 4 : 8); t++, at += 65536)
             *wide[t] = attn_tensor_make(at, c->dtype, 4, shape);
         p.lse = attn_tensor_make(at, ATTN_F32, 3, rows);
-        must(attn_workspace(gpu, &p, 1, &bytes, &err), &err);
+        attn_plan plan;
+        must(attn_plan_make(gpu, &p, &plan, &err), &err);
+        must(attn_workspace(gpu, &plan, 1, &bytes, &err), &err);
         must(attn_device_alloc(gpu, bytes ? bytes : 1, &workspace, &err), &err);
         for (int round = 0; round < CALL_ROUNDS; round++) {
-            us[round] = one_call(c, stream, &p, workspace, host, device);
+            us[round] = one_call(c, stream, &plan, workspace, host, device);
             if (round % 20 == 19) must(attn_stream_wait(stream, &err), &err); /* the queue never fills */
         }
         qsort(us, CALL_ROUNDS, sizeof us[0], by_value);

@@ -628,6 +628,7 @@ HELPER void bits_print(const struct fixture *f)
 HELPER attn_status fixtures_run(struct bench *b, struct fixture *const *list, int count, attn_error *err)
 {
     attn_problem *problems = calloc((size_t)count + 1, sizeof *problems);
+    attn_plan *plans = calloc((size_t)count + 1, sizeof *plans);
     void **blocks = calloc((size_t)count * ATTN_TENSOR_COUNT + 1, sizeof *blocks);
     attn_status status = ATTN_OK;
     for (int n = 0; n < count && !status; n++) {
@@ -645,7 +646,8 @@ HELPER attn_status fixtures_run(struct bench *b, struct fixture *const *list, in
         }
     }
     for (int n = 0; n < count && b->info.unified; n++) guards_forbid(list[n]);
-    if (!status) status = attn_run(b->stream, problems, count, NULL, err);
+    for (int n = 0; n < count && !status; n++) status = attn_plan_make(b->device, &problems[n], &plans[n], err);
+    if (!status) status = attn_run(b->stream, plans, count, NULL, err);
     for (int n = 0; n < count && !status && !b->info.unified; n++)
         for (int id = 0; id < ATTN_TENSOR_COUNT && !status; id++)
             if (is_output(&list[n]->p, (attn_tensor_id)id))
@@ -663,6 +665,7 @@ HELPER attn_status fixtures_run(struct bench *b, struct fixture *const *list, in
     for (int n = 0; n < count && !status; n++) bits_print(list[n]);
     for (int n = 0; n < count * ATTN_TENSOR_COUNT; n++) attn_device_free(b->device, blocks[n]);
     free(blocks);
+    free(plans);
     free(problems);
     return status;
 }
@@ -685,9 +688,10 @@ HELPER void fixture_run(struct bench *b, struct fixture *f)
 HELPER void run_reference(const attn_problem *p)
 {
     struct bench b;
+    attn_plan plan;
     attn_error err = { 0 };
     bench_open(&b, "reference", 0);
-    if (attn_run(b.stream, p, 1, NULL, &err)) {
+    if (attn_plan_make(b.device, p, &plan, &err) || attn_run(b.stream, &plan, 1, NULL, &err)) {
         fprintf(stderr, "reference: %s\n", err.text);
         exit(1);
     }

@@ -183,52 +183,39 @@ __global__ void __launch_bounds__(32 * WARPS) dsink_heads(const __grid_constant_
 
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */
 
-bool covers(const cuda_chip *, const attn_problem *)
-{
-    return true;
-}
-
-int64_t query_rows(const attn_dims &d)
-{
-    return d.Sq * d.H * (d.packed ? 1 : d.B);
-}
-int64_t key_rows(const attn_dims &d)
-{
-    return d.Sk * d.Hk * (d.packed ? 1 : d.B);
-}
-
 unsigned blocks_for(int64_t warps)
 {
     return (unsigned)attn_tiles(warps, WARPS);
 }
 
-size_t forward_workspace(const cuda_chip *, const attn_problem *)
+bool plan_forward(const cuda_chip *, attn_plan *plan)
 {
-    return 0;
+    plan->workspace_bytes = 0;
+    return true;
 }
 
-cudaError_t run_forward(const cuda_chip *, cudaStream_t stream, const attn_problem *p, void *)
+cudaError_t launch_forward(const cuda_chip *, cudaStream_t stream, const attn_plan *plan, void *)
 {
-    const cuda_args a = cuda_args_of(p);
+    const cuda_args a = cuda_args_of(plan);
     const int64_t rows = query_rows(a.g.dims);
     if (rows > 0) forward_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, a.g.view[ATTN_T_out], nullptr);
     return cudaPeekAtLastError();
 }
 
 /* lse and delta, dense; and a float32 out where none is given. */
-size_t backward_workspace(const cuda_chip *, const attn_problem *p)
+bool plan_backward(const cuda_chip *, attn_plan *plan)
 {
-    const attn_dims d = attn_dims_of(p);
-    const size_t rows = (size_t)query_rows(d);
-    return rows * sizeof(float) * (2 + (p->out.rank ? 0 : (size_t)d.Dv));
+    const attn_dims &d = plan->geometry.dims;
+    plan->workspace_bytes = (size_t)query_rows(d) * sizeof(float) * (2 + (plan->problem->out.rank ? 0 : (size_t)d.Dv));
+    return true;
 }
 
-cudaError_t run_backward(const cuda_chip *, cudaStream_t stream, const attn_problem *p, void *workspace)
+cudaError_t launch_backward(const cuda_chip *, cudaStream_t stream, const attn_plan *plan, void *workspace)
 {
-    const cuda_args a = cuda_args_of(p);
+    const cuda_args a = cuda_args_of(plan);
     const attn_dims &d = a.g.dims;
     const int64_t rows = query_rows(d);
-    const bool given = p->out.rank > 0;
+    const bool given = plan->problem->out.rank > 0;
     saved s;
     s.lse = (float *)workspace;
     s.delta = s.lse + rows;
@@ -245,7 +232,7 @@ cudaError_t run_backward(const cuda_chip *, cudaStream_t stream, const attn_prob
     if (rows > 0 && a.g.view[ATTN_T_dq].data) dq_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s);
     if (key_rows(d) > 0 && (a.g.view[ATTN_T_dk].data || a.g.view[ATTN_T_dv].data))
         dkdv_rows<<<blocks_for(key_rows(d)), 32 * WARPS, 0, stream>>>(a, s);
-    simple_gradients(p, a, s, stream);
+    simple_gradients(plan->problem, a, s, stream);
     return cudaPeekAtLastError();
 }
 
@@ -273,5 +260,17 @@ void simple_gradients(const attn_problem *p, const cuda_args &a, const saved &s,
     if (g.view[ATTN_T_dsinks].data && d.H > 0) dsink_heads<<<(unsigned)d.H, 32 * WARPS, 0, stream>>>(a, s);
 }
 
-extern const cuda_kernel simple_forward = { "simple", ATTN_OP_FORWARD, 80, covers, forward_workspace, run_forward };
-extern const cuda_kernel simple_backward = { "simple", ATTN_OP_BACKWARD, 80, covers, backward_workspace, run_backward };
+extern const cuda_kernel simple_forward = {
+    { "simple", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING },
+    80,
+    ANY_COMPUTE,
+    plan_forward,
+    launch_forward,
+};
+extern const cuda_kernel simple_backward = {
+    { "simple", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING },
+    80,
+    ANY_COMPUTE,
+    plan_backward,
+    launch_backward,
+};

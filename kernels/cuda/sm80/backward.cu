@@ -23,6 +23,7 @@
  * Rows that are not finite are computed once more by rows.cuh, which skips hidden pairs (see forward.cu). */
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/simple/simple.h"
+#include "recompute.h"
 #include "tile.cuh"
 
 extern const cuda_kernel generic_forward; /* forward.cu */
@@ -1002,21 +1003,10 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
 
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */
 
-bool has_options(const attn_problem *p, const attn_geometry &g)
-{
-    return p->softcap > 0 || p->bias.rank || p->alibi_slopes.rank || p->keep_mask.rank || p->mask_startend_rows.rank ||
-           p->dropout_p > 0 || !is_plain_scale(g.scale);
-}
-
 int class_of(const attn_dims &d)
 {
     const int64_t D = attn_max64(d.D, d.Dv);
     return D <= 64 ? 64 : D <= 128 ? 128 : 256;
-}
-
-int64_t query_rows(const attn_dims &d)
-{
-    return d.Sq * d.H * (d.packed ? 1 : d.B);
 }
 
 size_t align_up(size_t bytes)
@@ -1030,19 +1020,19 @@ struct parts {
     size_t rows, values, sums, out, lse, total;
 };
 
-parts parts_of(const attn_problem *p)
+parts parts_of(const attn_plan *plan)
 {
-    const attn_geometry g = attn_geometry_of(p);
-    const attn_dims &d = g.dims;
-    const dim3 grid = tile_grid(g, BM);
+    const attn_problem *p = plan->problem;
+    const attn_dims &d = plan->geometry.dims;
+    const dim3 grid = tile_grid(plan->geometry, BM);
     parts w;
     w.rows = align_up((size_t)query_rows(d) * 2 * sizeof(float));
     w.values = align_up((size_t)grid.x * grid.y * grid.z * sizeof(row_values));
     w.sums = p->deterministic || !p->dq.rank
                  ? 0
                  : align_up((size_t)grid.x * grid.y * grid.z * BM * class_of(d) * sizeof(float));
-    w.out = p->out.rank ? 0 : align_up((size_t)query_rows(d) * (size_t)d.Dv * sizeof(float));
-    w.lse = p->out.rank ? 0 : align_up((size_t)query_rows(d) * sizeof(float));
+    w.out = p->out.rank ? 0 : align_up(recomputed_out_bytes(d));
+    w.lse = p->out.rank ? 0 : align_up(recomputed_lse_bytes(d));
     w.total = w.rows + w.values + w.sums + w.out + w.lse;
     return w;
 }
@@ -1112,7 +1102,7 @@ cudaError_t launch_form(const cuda_chip *chip, const cuda_args &a, const scratch
 }
 
 template <typename T>
-cudaError_t launch(const cuda_chip *chip, const cuda_args &a, const scratch &w, bool options, cudaStream_t stream)
+cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const scratch &w, bool options, cudaStream_t stream)
 {
     switch (class_of(a.g.dims)) {
     case 64:
@@ -1133,58 +1123,56 @@ template <int D> size_t most_shared(bool options, bool deterministic)
     return keys > dq ? keys : dq;
 }
 
-bool covers(const cuda_chip *chip, const attn_problem *p)
+bool plan(const cuda_chip *chip, attn_plan *plan)
 {
-    const attn_geometry g = attn_geometry_of(p);
-    const int D = class_of(g.dims);
-    const bool options = has_options(p, g), deterministic = p->deterministic;
+    const attn_dims &d = plan->geometry.dims;
+    const int D = class_of(d);
+    const bool options = has_options(plan), deterministic = plan->problem->deterministic;
     const size_t bytes = D == 64    ? most_shared<64>(options, deterministic)
                          : D == 128 ? most_shared<128>(options, deterministic)
                                     : most_shared<256>(options, deterministic);
-    return (p->q.dtype == ATTN_F16 || p->q.dtype == ATTN_BF16) && p->dout.dtype == p->q.dtype &&
-           tile_grid_fits(g.dims) && bytes <= (size_t)chip->shared_bytes;
+    recomputed_forward forward;
+    if (!tile_grid_fits(d) || bytes > (size_t)chip->shared_bytes) return false;
+    if (!plan->problem->out.rank && !plan_recomputed(&forward, generic_forward, chip, plan, nullptr, nullptr))
+        return false;
+    plan->workspace_bytes = parts_of(plan).total;
+    return true;
 }
 
-size_t workspace(const cuda_chip *, const attn_problem *p)
+cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
-    return parts_of(p).total;
-}
-
-cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *memory)
-{
-    const parts w = parts_of(p);
-    char *at = (char *)memory;
-    attn_problem whole = *p;
+    const parts w = parts_of(plan);
+    cuda_args a = cuda_args_of(plan);
+    char *const at = (char *)memory, *const out = at + w.rows + w.values + w.sums;
     scratch k;
     cudaError_t code = cudaSuccess;
     k.s.lse = (float *)at;
-    k.s.delta = k.s.lse + query_rows(attn_dims_of(p));
+    k.s.delta = k.s.lse + query_rows(a.g.dims);
     k.values = (row_values *)(at + w.rows);
     k.sums = w.sums ? (float *)(at + w.rows + w.values) : nullptr;
-    if (!p->out.rank) { /* the forward first, with out in float32 */
-        attn_problem forward = *p;
-        const attn_dims d = attn_dims_of(p);
-        int64_t shape[4], lse_shape[3] = { d.B, d.H, d.Sq };
-        for (int i = 0; i < p->q.rank; i++) shape[i] = p->q.shape[i];
-        shape[p->q.rank - 1] = d.Dv;
-        forward.op = ATTN_OP_FORWARD;
-        forward.out = attn_tensor_make(at + w.rows + w.values + w.sums, ATTN_F32, p->q.rank, shape);
-        forward.lse = d.packed ? attn_tensor_make(at + w.rows + w.values + w.sums + w.out, ATTN_F32, 2, lse_shape + 1)
-                               : attn_tensor_make(at + w.rows + w.values + w.sums + w.out, ATTN_F32, 3, lse_shape);
-        code = generic_forward.run(chip, stream, &forward, nullptr);
-        whole.out = forward.out;
-        whole.lse = forward.lse;
+    if (!plan->problem->out.rank) { /* the forward first */
+        recomputed_forward forward;
+        if (!plan_recomputed(&forward, generic_forward, chip, plan, out, out + w.out))
+            return cudaErrorInvalidConfiguration;
+        code = generic_forward.launch(chip, stream, &forward.plan, nullptr);
+        a.g.view[ATTN_T_out] = forward.plan.geometry.view[ATTN_T_out];
+        a.g.view[ATTN_T_lse] = forward.plan.geometry.view[ATTN_T_lse];
     }
-    const cuda_args a = cuda_args_of(&whole);
     k.s.out = a.g.view[ATTN_T_out];
-    const bool options = has_options(p, a.g);
     if (code == cudaSuccess)
-        code = p->q.dtype == ATTN_BF16 ? launch<__nv_bfloat16>(chip, a, k, options, stream)
-                                       : launch<__half>(chip, a, k, options, stream);
-    simple_gradients(p, a, k.s, stream);
+        code = plan->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(chip, a, k, has_options(plan), stream)
+                                                   : launch_for<__half>(chip, a, k, has_options(plan), stream);
+    simple_gradients(plan->problem, a, k.s, stream);
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
 } // namespace
 
-extern const cuda_kernel generic_backward = { "generic", ATTN_OP_BACKWARD, 80, covers, workspace, run };
+extern const cuda_kernel generic_backward = {
+    { "generic", ATTN_OP_BACKWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), ATTN_MAX_HEAD_DIM,
+      ATTN_EVERYTHING & ~ATTN_OPTION_BIT(DOUT_DTYPE) },
+    80,
+    ANY_COMPUTE,
+    plan,
+    launch,
+};

@@ -34,15 +34,14 @@
 
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/simple/rows.cuh"
+#include "decode.h"
 #include "tile.cuh"
-
-extern const cuda_kernel sm90_forward, generic_forward; /* for the other sequences of a packed problem */
 
 namespace {
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
-enum { DECODE_ROWS = 64, NARROW = 16, WARPS = 4, THREADS = 32 * WARPS };
+enum { NARROW = 16, WARPS = 4, THREADS = 32 * WARPS };
 
 /* WM warps share the rows, WK the keys of a tile, WD the columns of V. */
 template <int D_, bool WIDE, bool OPTIONS_> struct shape {
@@ -668,12 +667,6 @@ __global__ void __launch_bounds__(COMBINE_THREADS)
 
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */
 
-bool has_options(const attn_problem *p, const attn_geometry &g)
-{
-    return p->softcap > 0 || p->bias.rank || p->alibi_slopes.rank || p->keep_mask.rank || p->mask_startend_rows.rank ||
-           p->dropout_p > 0 || p->q_scale.rank || p->k_scale.rank || !is_plain_scale(g.scale);
-}
-
 int class_of(const attn_dims &d)
 {
     const int64_t D = attn_max64(d.D, d.Dv);
@@ -796,9 +789,30 @@ size_t workspace_of(const attn_geometry &g)
     return (size_t)launch_plan_of(g).rows * ((size_t)class_of(g.dims) * sizeof(float) + sizeof(float2));
 }
 
-cudaError_t decode(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *workspace)
+bool plan_decode(const cuda_chip *, attn_plan *plan)
 {
-    const cuda_args a = cuda_args_of(p);
+    const attn_geometry &g = plan->geometry;
+    plan->workspace_bytes = workspace_of(g);
+    return !g.dims.packed && g.dims.Sq * g.group <= DECODE_ROWS && decode_fits(g);
+}
+
+} // namespace
+
+/* Where a grid counts the blocks. */
+bool decode_fits(const attn_geometry &g)
+{
+    const attn_dims &d = g.dims;
+    return g.group <= DECODE_ROWS && launch_plan_of(g).blocks <= INT32_MAX && d.B * d.Hk <= INT32_MAX;
+}
+
+size_t decode_workspace(const attn_geometry &g)
+{
+    return (workspace_of(g) + 1023) / 1024 * 1024;
+}
+
+cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
+{
+    const cuda_args a = cuda_args_of(plan);
     launch_plan y = launch_plan_of(a.g);
     if (y.blocks == 0 || a.g.dims.Sq == 0) return cudaSuccess;
     let_blocks_walk(y, chip, a.g.dims, a.g.dims.Sq * a.g.group);
@@ -806,73 +820,15 @@ cudaError_t decode(const cuda_chip *chip, cudaStream_t stream, const attn_proble
         y.p.O = (float *)workspace;
         y.p.ml = (float2 *)(y.p.O + y.rows * class_of(a.g.dims));
     }
-    const bool options = has_options(p, a.g);
-    return p->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, y, options, stream)
-                                   : launch_for<__half>(a, y, options, stream);
+    return plan->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, y, has_options(plan), stream)
+                                               : launch_for<__half>(a, y, has_options(plan), stream);
 }
 
-/* Any dtype of the tensor cores, where a grid counts the blocks. */
-bool fits(const attn_problem *p, const attn_geometry &g)
-{
-    const attn_dims &d = g.dims;
-    return p->q.dtype != ATTN_F32 && g.group <= DECODE_ROWS && launch_plan_of(g).blocks <= INT32_MAX &&
-           d.B * d.Hk <= INT32_MAX;
-}
-
-bool covers(const cuda_chip *, const attn_problem *p)
-{
-    const attn_geometry g = attn_geometry_of(p);
-    return !g.dims.packed && g.dims.Sq * g.group <= DECODE_ROWS && fits(p, g);
-}
-
-size_t workspace(const cuda_chip *, const attn_problem *p)
-{
-    return workspace_of(attn_geometry_of(p));
-}
-
-cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *memory)
-{
-    return decode(chip, stream, p, memory);
-}
-
-/* ---- Packed problems: another kernel for the sequences of many rows, then decoding ------------------------------- */
-
-const size_t PART_ALIGN = 1024;
-
-size_t other_workspace(const cuda_kernel &other, const cuda_chip *chip, const attn_problem *p)
-{
-    return (other.workspace(chip, p) + PART_ALIGN - 1) / PART_ALIGN * PART_ALIGN;
-}
-
-template <const cuda_kernel &other> bool packed_covers(const cuda_chip *chip, const attn_problem *p)
-{
-    if (!p->cu_seqlens_q.rank || !other.covers(chip, p)) return false;
-    const attn_geometry g = attn_geometry_of(p);
-    return fits(p, g);
-}
-
-template <const cuda_kernel &other> size_t packed_workspace(const cuda_chip *chip, const attn_problem *p)
-{
-    return other_workspace(other, chip, p) + workspace_of(attn_geometry_of(p));
-}
-
-template <const cuda_kernel &other>
-cudaError_t packed_run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *memory)
-{
-    cuda_chip without = *chip;
-    without.decode_rows = DECODE_ROWS;
-    const cudaError_t code = other.run(&without, stream, p, memory);
-    return code == cudaSuccess ? decode(chip, stream, p, (char *)memory + other_workspace(other, chip, p)) : code;
-}
-
-} // namespace
-
-extern const cuda_kernel decode_forward = { "decode", ATTN_OP_FORWARD, 80, covers, workspace, run };
-extern const cuda_kernel sm90_packed_forward = {
-    "sm90+decode",           ATTN_OP_FORWARD, 90, packed_covers<sm90_forward>, packed_workspace<sm90_forward>,
-    packed_run<sm90_forward>
-};
-extern const cuda_kernel generic_packed_forward = {
-    "generic+decode",           ATTN_OP_FORWARD, 80, packed_covers<generic_forward>, packed_workspace<generic_forward>,
-    packed_run<generic_forward>
+extern const cuda_kernel decode_forward = {
+    { "decode", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3), ATTN_MAX_HEAD_DIM,
+      ATTN_EVERYTHING },
+    80,
+    ANY_COMPUTE,
+    plan_decode,
+    decode_launch,
 };

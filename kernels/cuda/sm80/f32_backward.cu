@@ -37,6 +37,7 @@
 #include <stddef.h>
 
 #include "kernels/cuda/simple/simple.h"
+#include "recompute.h"
 #include "split.cuh"
 
 extern const cuda_kernel f32_forward; /* f32_forward.cu */
@@ -660,11 +661,6 @@ static_assert(tile<64, false>::BM == tile<128, false>::BM && tile<128, true>::BM
                   tile<64, true>::BM == tile<64, false>::BM,
               "one layout of the sums of dQ");
 
-int64_t query_rows(const attn_dims &d)
-{
-    return d.Sq * d.H * (d.packed ? 1 : d.B);
-}
-
 const attn_tensor_id split_ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
 
 /* The workspace, in this order: lse and delta; sums of dQ; planes; and, where out and lse are not given, those and what
@@ -673,20 +669,22 @@ struct parts {
     size_t rows, sums, planes, out, lse, forward, total;
 };
 
-split_planes *lay_out(const attn_problem *p, void *memory, split_planes (&planes)[4], size_t *total)
+size_t lay_out(const attn_dims &d, void *memory, split_planes (&planes)[4])
 {
-    *total = 0;
+    size_t total = 0;
     for (int n = 0; n < 4; n++) {
         size_t bytes;
-        planes[n] = split_planes_of(attn_dims_of(p), split_ids[n], (char *)memory + *total, &bytes);
-        *total += split_align(bytes);
+        planes[n] = split_planes_of(d, split_ids[n], (char *)memory + total, &bytes);
+        total += split_align(bytes);
     }
-    return planes;
+    return total;
 }
 
-parts parts_of(const cuda_chip *chip, const attn_problem *p)
+/* `forward`: scratch of the forward, where it is run. */
+parts parts_of(const attn_plan *plan, size_t forward)
 {
-    const attn_geometry g = attn_geometry_of(p);
+    const attn_geometry &g = plan->geometry;
+    const attn_problem *p = plan->problem;
     const attn_dims &d = g.dims;
     const int BM = query_tile_rows(split_class(d));
     const dim3 grid = tile_grid(g, BM);
@@ -696,10 +694,10 @@ parts parts_of(const cuda_chip *chip, const attn_problem *p)
     w.sums = p->deterministic || !p->dq.rank
                  ? 0
                  : split_align((size_t)grid.x * grid.y * grid.z * BM * split_class(d) * sizeof(float));
-    lay_out(p, nullptr, planes, &w.planes);
-    w.out = p->out.rank ? 0 : split_align((size_t)query_rows(d) * (size_t)d.Dv * sizeof(float));
-    w.lse = p->out.rank ? 0 : split_align((size_t)query_rows(d) * sizeof(float));
-    w.forward = p->out.rank ? 0 : f32_forward.workspace(chip, p);
+    w.planes = lay_out(d, nullptr, planes);
+    w.out = p->out.rank ? 0 : split_align(recomputed_out_bytes(d));
+    w.lse = p->out.rank ? 0 : split_align(recomputed_lse_bytes(d));
+    w.forward = forward;
     w.total = w.rows + w.sums + w.planes + w.out + w.lse + w.forward;
     return w;
 }
@@ -744,8 +742,8 @@ cudaError_t launch_form(const cuda_args &a, const backward_planes &planes, const
 }
 
 template <int D>
-cudaError_t launch(const cuda_args &a, const backward_planes &planes, const saved &s, float *sums, bool options,
-                   cudaStream_t stream)
+cudaError_t launch_width(const cuda_args &a, const backward_planes &planes, const saved &s, float *sums, bool options,
+                         cudaStream_t stream)
 {
     return options ? launch_form<D, true>(a, planes, s, sums, stream)
                    : launch_form<D, false>(a, planes, s, sums, stream);
@@ -763,73 +761,66 @@ template <int D> size_t most_shared(bool options, bool deterministic)
     return options ? most_shared<D, true>(deterministic) : most_shared<D, false>(deterministic);
 }
 
-bool covers(const cuda_chip *chip, const attn_problem *p)
+bool plan(const cuda_chip *chip, attn_plan *plan)
 {
-    if (p->q.dtype != ATTN_F32 || p->dout.dtype != ATTN_F32) return false;
-    const attn_geometry g = attn_geometry_of(p);
-    const int D = split_class(g.dims);
-    const bool options = split_has_options(p, g), deterministic = p->deterministic;
+    const attn_dims &d = plan->geometry.dims;
+    const int D = split_class(d);
+    const bool options = has_options(plan), deterministic = plan->problem->deterministic;
     const size_t bytes = D == 64    ? most_shared<64>(options, deterministic)
                          : D == 128 ? most_shared<128>(options, deterministic)
                                     : most_shared<256>(options, deterministic);
-    return tile_grid_fits(g.dims) && bytes <= (size_t)chip->shared_bytes &&
-           (p->out.rank || f32_forward.covers(chip, p));
+    recomputed_forward forward;
+    forward.plan.workspace_bytes = 0;
+    if (!tile_grid_fits(d) || bytes > (size_t)chip->shared_bytes) return false;
+    if (!plan->problem->out.rank && !plan_recomputed(&forward, f32_forward, chip, plan, nullptr, nullptr)) return false;
+    plan->workspace_bytes = parts_of(plan, forward.plan.workspace_bytes).total;
+    return true;
 }
 
-size_t workspace(const cuda_chip *chip, const attn_problem *p)
+cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
-    return parts_of(chip, p).total;
-}
-
-cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *memory)
-{
-    const parts w = parts_of(chip, p);
+    const parts w = parts_of(plan, 0);
+    cuda_args a = cuda_args_of(plan);
     char *at = (char *)memory;
-    attn_problem whole = *p;
     split_planes planes[4];
-    size_t ignored;
     saved s;
     cudaError_t code = cudaSuccess;
     s.lse = (float *)at;
-    s.delta = s.lse + query_rows(attn_dims_of(p));
+    s.delta = s.lse + query_rows(a.g.dims);
     at += w.rows;
     float *const sums = w.sums ? (float *)at : nullptr;
     at += w.sums;
-    lay_out(p, at, planes, &ignored);
+    lay_out(a.g.dims, at, planes);
     at += w.planes;
-    if (!p->out.rank) { /* the forward first */
-        attn_problem forward = *p;
-        const attn_dims d = attn_dims_of(p);
-        int64_t shape[4], lse_shape[3] = { d.B, d.H, d.Sq };
-        for (int i = 0; i < p->q.rank; i++) shape[i] = p->q.shape[i];
-        shape[p->q.rank - 1] = d.Dv;
-        forward.op = ATTN_OP_FORWARD;
-        forward.out = attn_tensor_make(at, ATTN_F32, p->q.rank, shape);
-        at += w.out;
-        forward.lse = d.packed ? attn_tensor_make(at, ATTN_F32, 2, lse_shape + 1)
-                               : attn_tensor_make(at, ATTN_F32, 3, lse_shape);
-        at += w.lse;
-        code = f32_forward.run(chip, stream, &forward, at);
-        whole.out = forward.out;
-        whole.lse = forward.lse;
+    if (!plan->problem->out.rank) { /* the forward first */
+        recomputed_forward forward;
+        if (!plan_recomputed(&forward, f32_forward, chip, plan, at, at + w.out)) return cudaErrorInvalidConfiguration;
+        code = f32_forward.launch(chip, stream, &forward.plan, at + w.out + w.lse);
+        a.g.view[ATTN_T_out] = forward.plan.geometry.view[ATTN_T_out];
+        a.g.view[ATTN_T_lse] = forward.plan.geometry.view[ATTN_T_lse];
     }
-    const cuda_args a = cuda_args_of(&whole);
     s.out = a.g.view[ATTN_T_out];
     simple_delta(a, s, true, stream);
     if (code == cudaSuccess) code = split_tensors(a, planes, split_ids, 4, stream);
     if (code == cudaSuccess && sums) code = cudaMemsetAsync(sums, 0, w.sums, stream);
     if (code != cudaSuccess) return code;
     const backward_planes all = { planes[0], planes[1], planes[2], planes[3] };
-    const bool options = split_has_options(p, a.g);
     switch (split_class(a.g.dims)) {
-    case 64: code = launch<64>(a, all, s, sums, options, stream); break;
-    case 128: code = launch<128>(a, all, s, sums, options, stream); break;
-    default: code = launch<256>(a, all, s, sums, options, stream); break;
+    case 64: code = launch_width<64>(a, all, s, sums, has_options(plan), stream); break;
+    case 128: code = launch_width<128>(a, all, s, sums, has_options(plan), stream); break;
+    default: code = launch_width<256>(a, all, s, sums, has_options(plan), stream); break;
     }
-    simple_gradients(p, a, s, stream);
+    simple_gradients(plan->problem, a, s, stream);
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
 } // namespace
 
-extern const cuda_kernel f32_backward = { "generic", ATTN_OP_BACKWARD, 80, covers, workspace, run };
+extern const cuda_kernel f32_backward = {
+    { "generic", ATTN_OP_BACKWARD, ATTN_DTYPE_BIT(F32), ATTN_MAX_HEAD_DIM,
+      ATTN_EVERYTHING & ~ATTN_OPTION_BIT(DOUT_DTYPE) },
+    80,
+    ANY_COMPUTE,
+    plan,
+    launch,
+};

@@ -405,7 +405,8 @@ cudaError_t launch_form(const cuda_args &a, const forward_planes &planes, cudaSt
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
-template <int D> cudaError_t launch(const cuda_args &a, const forward_planes &planes, bool options, cudaStream_t stream)
+template <int D>
+cudaError_t launch_width(const cuda_args &a, const forward_planes &planes, bool options, cudaStream_t stream)
 {
     return options ? launch_form<D, true>(a, planes, stream) : launch_form<D, false>(a, planes, stream);
 }
@@ -415,53 +416,53 @@ template <int D> size_t shared_bytes(bool options)
     return options ? sizeof(shared<D, true>) : sizeof(shared<D, false>);
 }
 
-bool covers(const cuda_chip *chip, const attn_problem *p)
-{
-    if (p->q.dtype != ATTN_F32) return false;
-    const attn_geometry g = attn_geometry_of(p);
-    const int D = split_class(g.dims);
-    const bool options = split_has_options(p, g);
-    const size_t bytes = D == 64    ? shared_bytes<64>(options)
-                         : D == 128 ? shared_bytes<128>(options)
-                                    : shared_bytes<256>(options);
-    return tile_grid_fits(g.dims) && bytes <= (size_t)chip->shared_bytes;
-}
-
 const attn_tensor_id split_ids[] = { ATTN_T_k, ATTN_T_v };
 
-size_t lay_out(const attn_problem *p, void *memory, split_planes (&planes)[2])
+size_t lay_out(const attn_dims &d, void *memory, split_planes (&planes)[2])
 {
     size_t total = 0;
     for (int n = 0; n < 2; n++) {
         size_t bytes;
-        planes[n] = split_planes_of(attn_dims_of(p), split_ids[n], (char *)memory + total, &bytes);
+        planes[n] = split_planes_of(d, split_ids[n], (char *)memory + total, &bytes);
         total += split_align(bytes);
     }
     return total;
 }
 
-size_t workspace(const cuda_chip *, const attn_problem *p)
+bool plan(const cuda_chip *chip, attn_plan *plan)
 {
+    const attn_dims &d = plan->geometry.dims;
+    const int D = split_class(d);
+    const bool options = has_options(plan);
+    const size_t bytes = D == 64    ? shared_bytes<64>(options)
+                         : D == 128 ? shared_bytes<128>(options)
+                                    : shared_bytes<256>(options);
     split_planes planes[2];
-    return lay_out(p, nullptr, planes);
+    plan->workspace_bytes = lay_out(d, nullptr, planes);
+    return tile_grid_fits(d) && bytes <= (size_t)chip->shared_bytes;
 }
 
-cudaError_t run(const cuda_chip *, cudaStream_t stream, const attn_problem *p, void *memory)
+cudaError_t launch(const cuda_chip *, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
-    const cuda_args a = cuda_args_of(p);
+    const cuda_args a = cuda_args_of(plan);
     split_planes planes[2];
-    lay_out(p, memory, planes);
+    lay_out(a.g.dims, memory, planes);
     const cudaError_t code = split_tensors(a, planes, split_ids, 2, stream);
     if (code != cudaSuccess) return code;
     const forward_planes all = { planes[0], planes[1] };
-    const bool options = split_has_options(p, a.g);
     switch (split_class(a.g.dims)) {
-    case 64: return launch<64>(a, all, options, stream);
-    case 128: return launch<128>(a, all, options, stream);
-    default: return launch<256>(a, all, options, stream);
+    case 64: return launch_width<64>(a, all, has_options(plan), stream);
+    case 128: return launch_width<128>(a, all, has_options(plan), stream);
+    default: return launch_width<256>(a, all, has_options(plan), stream);
     }
 }
 
 } // namespace
 
-extern const cuda_kernel f32_forward = { "generic", ATTN_OP_FORWARD, 80, covers, workspace, run };
+extern const cuda_kernel f32_forward = {
+    { "generic", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F32), ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING },
+    80,
+    ANY_COMPUTE,
+    plan,
+    launch,
+};

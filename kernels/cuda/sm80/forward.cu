@@ -27,6 +27,7 @@
  * element; the rest happens only where inputs hold such values. */
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/simple/rows.cuh"
+#include "decode.h"
 #include "tile.cuh"
 
 namespace {
@@ -361,12 +362,6 @@ again:
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-bool has_options(const attn_problem *p, const attn_geometry &g)
-{
-    return p->softcap > 0 || p->bias.rank || p->alibi_slopes.rank || p->keep_mask.rank || p->mask_startend_rows.rank ||
-           p->dropout_p > 0 || p->q_scale.rank || p->k_scale.rank || !is_plain_scale(g.scale);
-}
-
 template <typename T, int D, bool OPTIONS> cudaError_t launch_form(const cuda_args &a, cudaStream_t stream)
 {
     typedef shape<D, OPTIONS> Shape;
@@ -380,7 +375,7 @@ template <typename T, int D, bool OPTIONS> cudaError_t launch_form(const cuda_ar
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
-template <typename T, int D> cudaError_t launch(const cuda_args &a, bool options, cudaStream_t stream)
+template <typename T, int D> cudaError_t launch_width(const cuda_args &a, bool options, cudaStream_t stream)
 {
     return options ? launch_form<T, D, true>(a, stream) : launch_form<T, D, false>(a, stream);
 }
@@ -388,14 +383,14 @@ template <typename T, int D> cudaError_t launch(const cuda_args &a, bool options
 template <typename T> cudaError_t launch_for(const cuda_args &a, bool options, cudaStream_t stream)
 {
     const int64_t D = attn_max64(a.g.dims.D, a.g.dims.Dv);
-    return D <= 64    ? launch<T, 64>(a, options, stream)
-           : D <= 128 ? launch<T, 128>(a, options, stream)
-                      : launch<T, 256>(a, options, stream);
+    return D <= 64    ? launch_width<T, 64>(a, options, stream)
+           : D <= 128 ? launch_width<T, 128>(a, options, stream)
+                      : launch_width<T, 256>(a, options, stream);
 }
 
-bool covers(const cuda_chip *chip, const attn_problem *p)
+bool plan(const cuda_chip *chip, attn_plan *plan)
 {
-    const attn_dims d = attn_dims_of(p);
+    const attn_dims &d = plan->geometry.dims;
     const int64_t D = attn_max64(d.D, d.Dv);
     const size_t plain = D <= 64    ? sizeof(shared<64, false>)
                          : D <= 128 ? sizeof(shared<128, false>)
@@ -403,24 +398,29 @@ bool covers(const cuda_chip *chip, const attn_problem *p)
     const size_t options = D <= 64    ? sizeof(shared<64, true>)
                            : D <= 128 ? sizeof(shared<128, true>)
                                       : sizeof(shared<256, true>);
-    return p->q.dtype != ATTN_F32 && tile_grid_fits(d) &&
-           (plain > options ? plain : options) <= (size_t)chip->shared_bytes;
+    plan->workspace_bytes = 0;
+    return tile_grid_fits(d) && (plain > options ? plain : options) <= (size_t)chip->shared_bytes;
 }
 
-size_t workspace(const cuda_chip *, const attn_problem *)
+cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *)
 {
-    return 0;
-}
-
-cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *)
-{
-    cuda_args a = cuda_args_of(p);
+    cuda_args a = cuda_args_of(plan);
     a.decode_rows = chip->decode_rows;
-    const bool options = has_options(p, a.g);
-    return p->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, options, stream)
-                                   : launch_for<__half>(a, options, stream);
+    return plan->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, has_options(plan), stream)
+                                               : launch_for<__half>(a, has_options(plan), stream);
 }
+
+const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3);
 
 } // namespace
 
-extern const cuda_kernel generic_forward = { "generic", ATTN_OP_FORWARD, 80, covers, workspace, run };
+extern const cuda_kernel generic_forward = {
+    { "generic", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING }, 80, ANY_COMPUTE, plan, launch,
+};
+extern const cuda_kernel generic_packed_forward = {
+    { "generic+decode", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING },
+    80,
+    ANY_COMPUTE,
+    plan_with_decode<generic_forward>,
+    launch_with_decode<generic_forward>,
+};

@@ -105,13 +105,6 @@ static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id
 cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const attn_tensor_id *ids, int count,
                           cudaStream_t stream);
 
-/* Does a problem need the form of a kernel that treats every score by the functions of args.cuh? */
-static inline bool split_has_options(const attn_problem *p, const attn_geometry &g)
-{
-    return p->softcap > 0 || p->bias.rank || p->alibi_slopes.rank || p->keep_mask.rank || p->mask_startend_rows.rank ||
-           p->dropout_p > 0 || !is_plain_scale(g.scale);
-}
-
 /* ---- Device ------------------------------------------------------------------------------------------------------ */
 
 /* 2^e for |e| <= 126. Exponents of tiles are at most 120, of dS 114. */

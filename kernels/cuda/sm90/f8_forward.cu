@@ -34,8 +34,7 @@
  *
  * What a row's bits depend on: BN, PROMOTED and the order of the tiles, all fixed by head dim, masks, Sk and
  * whether lse is wanted. */
-#include <cudaTypedefs.h>
-
+#include "encode.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/simple/rows.cuh"
 #include "tile.cuh"
@@ -823,14 +822,8 @@ struct matrix {
 /* A map over [B, H, rows, columns], in boxes of 128 columns. Axes of size 1 may have stride 0, which a map may not. */
 bool map_of(CUtensorMap *map, const matrix &m, int box_rows)
 {
-    static PFN_cuTensorMapEncodeTiled_v12000 encode;
-    if (!encode) {
-        cudaDriverEntryPointQueryResult found;
-        void **const to = (void **)&encode;
-        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", to, 12000, cudaEnableDefault, &found) !=
-            cudaSuccess)
-            return false;
-    }
+    const tensor_map_encoder encode = encoder();
+    if (!encode) return false;
     const uint64_t dims[4] = { (uint64_t)m.columns, (uint64_t)m.rows, (uint64_t)m.H, (uint64_t)m.B };
     const uint64_t strides[3] = { (uint64_t)(m.row ? m.row : m.columns), (uint64_t)(m.head ? m.head : m.columns),
                                   (uint64_t)(m.batch ? m.batch : m.columns) };
@@ -1010,40 +1003,41 @@ const shape_row *shape_of(const attn_problem *p)
     return nullptr;
 }
 
-bool covers(const cuda_chip *chip, const attn_problem *p)
+bool plan_forward(const cuda_chip *, attn_plan *plan)
 {
-    const attn_geometry g = attn_geometry_of(p);
+    const attn_problem *p = plan->problem;
+    const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
-    if (chip->major != 9 || chip->minor != 0 || p->q.dtype != ATTN_F8E4M3 || d.packed || !shape_of(p)) return false;
-    if (d.Sq <= 0 || d.Sk <= 0 || d.B <= 0 || d.H <= 0 || d.Sq >= FAR || d.Sk >= FAR) return false;
+    const shape_row *const x = shape_of(p);
+    if (!x || d.Sq <= 0 || d.Sk <= 0 || d.B <= 0 || d.H <= 0 || d.Sq >= FAR || d.Sk >= FAR) return false;
     if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX)
         return false; /* tiles are counted in 32 bits, and units of V^T */
     if (units_of(d) >= INT32_MAX) return false;
-    if (p->seqlens_k.rank || p->bias.rank || p->keep_mask.rank || p->mask_startend_rows.rank || p->alibi_slopes.rank)
-        return false;
-    if (p->softcap != 0 || p->dropout_p != 0 || !is_plain_scale(g.scale)) return false;
-    if (p->out.rank && (p->out.dtype != ATTN_BF16 || !walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8)))
-        return false;
+    if (p->out.rank && !walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8)) return false;
+    plan->form = x;
+    plan->workspace_bytes = (size_t)layout_of(d, x->wide).bytes;
     return walkable(g.view[ATTN_T_q], d.B, d.H, d.Sq, d.D, 16) &&
            walkable(g.view[ATTN_T_k], d.B, d.Hk, d.Sk, d.D, 16) &&
            walkable(g.view[ATTN_T_v], d.B, d.Hk, d.Sk, d.Dv, 16);
 }
 
-size_t workspace(const cuda_chip *, const attn_problem *p)
+cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
-    return (size_t)layout_of(attn_dims_of(p), shape_of(p)->wide).bytes;
-}
-
-cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *memory)
-{
-    const shape_row *const x = shape_of(p);
+    const shape_row *const x = (const shape_row *)plan->form;
     job_of_run job;
     job.chip = chip, job.stream = stream, job.memory = (char *)memory;
-    job.given = cuda_args_of(p);
+    job.given = cuda_args_of(plan);
     job.place = layout_of(job.given.g.dims, x->wide);
     return x->launch(job);
 }
 
 } // namespace
 
-extern const cuda_kernel sm90_f8_forward = { "sm90_f8", ATTN_OP_FORWARD, 90, covers, workspace, run };
+extern const cuda_kernel sm90_f8_forward = {
+    { "sm90_f8", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F8E4M3), ATTN_MAX_HEAD_DIM,
+      BASIC_FEATURES | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale) | ATTN_TENSOR_BIT(v_scale) },
+    90,
+    90,
+    plan_forward,
+    launch_forward,
+};

@@ -54,11 +54,12 @@
  *
  * What a row's bits depend on: BN and the order of the tiles, both fixed by the head dim, the options, the masks
  * and the sequence's own Sk. */
-#include <cudaTypedefs.h>
 #include <atomic>
 
+#include "encode.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/simple/rows.cuh"
+#include "kernels/cuda/sm80/decode.h"
 #include "tile.cuh"
 
 namespace {
@@ -896,14 +897,8 @@ int64_t pitch_of(int64_t D)
  * may not. */
 bool map_of(CUtensorMap *map, const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns, int box_rows)
 {
-    static PFN_cuTensorMapEncodeTiled_v12000 encode;
-    if (!encode) {
-        cudaDriverEntryPointQueryResult found;
-        void **const to = (void **)&encode;
-        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", to, 12000, cudaEnableDefault, &found) !=
-            cudaSuccess)
-            return false;
-    }
+    const tensor_map_encoder encode = encoder();
+    if (!encode) return false;
     const uint64_t dims[4] = { (uint64_t)columns, (uint64_t)rows, (uint64_t)H, (uint64_t)B };
     const auto bytes = [&](int64_t stride) { return (uint64_t)(stride ? stride : pitch_of(columns)) * 2; };
     const uint64_t strides[3] = { bytes(view.row), bytes(view.head), bytes(view.batch) };
@@ -958,30 +953,24 @@ layout layout_of(const attn_problem *p, const attn_dims &d)
     return x;
 }
 
-size_t workspace(const cuda_chip *, const attn_problem *p)
+bool plan_forward(const cuda_chip *, attn_plan *plan)
 {
-    return (size_t)layout_of(p, attn_dims_of(p)).bytes;
-}
-
-bool covers(const cuda_chip *chip, const attn_problem *p)
-{
-    const attn_geometry g = attn_geometry_of(p);
+    const attn_problem *p = plan->problem;
+    const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
     const int64_t B = d.packed ? 1 : d.B, rows = d.packed ? d.total_q : d.Sq, keys = d.packed ? d.total_k : d.Sk;
-    if (chip->major != 9 || chip->minor != 0 || rows <= 0 || keys <= 0 || d.B <= 0 || d.H <= 0 || rows >= FAR ||
-        keys >= FAR)
-        return false;
+    if (rows <= 0 || keys <= 0 || d.B <= 0 || d.H <= 0 || rows >= FAR || keys >= FAR) return false;
     if (B * d.H * (per_head_of(d, LEAST_BM) + 1) * 12 >= INT32_MAX) return false; /* tiles are counted in 32 bits */
-    if (p->bias.rank || p->keep_mask.rank || p->dropout_p != 0 || !is_plain_scale(g.scale)) return false;
-    if (p->softcap != 0 && (p->softcap > MOST_SOFTCAP || p->softcap < 1e-6 || g.scale / p->softcap > 1e30))
-        return false;
+    if (p->softcap > 0 && (p->softcap > MOST_SOFTCAP || p->softcap < 1e-6 || g.scale / p->softcap > 1e30)) return false;
     if (p->alibi_slopes.rank && (rows >= EXACT || keys >= EXACT)) return false;
     if (p->mask_startend_rows.rank && (d.packed || attn_tiles(keys, LEAST_BN) > MOST_TILES)) return false;
     if (p->out.rank && !walkable(g.view[ATTN_T_out], B, d.H, rows, d.Dv)) return false;
-    if (p->q.dtype == ATTN_F8E4M3) return !p->out.rank || p->out.dtype == ATTN_BF16;
-    return (p->q.dtype == ATTN_BF16 || p->q.dtype == ATTN_F16) && (!p->out.rank || p->out.dtype == p->q.dtype) &&
-           walkable(g.view[ATTN_T_q], B, d.H, rows, d.D) && walkable(g.view[ATTN_T_k], B, d.Hk, keys, d.D) &&
-           walkable(g.view[ATTN_T_v], B, d.Hk, keys, d.Dv);
+    if (p->q.dtype != ATTN_F8E4M3 &&
+        (!walkable(g.view[ATTN_T_q], B, d.H, rows, d.D) || !walkable(g.view[ATTN_T_k], B, d.Hk, keys, d.D) ||
+         !walkable(g.view[ATTN_T_v], B, d.Hk, keys, d.Dv)))
+        return false;
+    plan->workspace_bytes = (size_t)layout_of(p, d).bytes;
+    return true;
 }
 
 /* Counters of tiles, two words each, zero between kernels: a stream keeps the one that it first got, so that no two
@@ -1161,21 +1150,36 @@ cudaError_t widen_all(job_of_run &job)
     return cudaSuccess;
 }
 
-cudaError_t run(const cuda_chip *chip, cudaStream_t stream, const attn_problem *p, void *memory)
+cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
+    const attn_dtype dtype = plan->problem->q.dtype;
     job_of_run job;
     job.chip = chip, job.stream = stream, job.memory = (char *)memory;
-    job.given = cuda_args_of(p);
+    job.given = cuda_args_of(plan);
     job.given.decode_rows = chip->decode_rows;
     job.read = job.given;
-    job.place = layout_of(p, job.given.g.dims);
-    if (p->q.dtype == ATTN_F8E4M3) {
+    job.place = layout_of(plan->problem, job.given.g.dims);
+    if (dtype == ATTN_F8E4M3) {
         const cudaError_t code = widen_all(job);
         return code != cudaSuccess ? code : launch_with_options<__nv_bfloat16>(job);
     }
-    return p->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(job) : launch_for<__half>(job);
+    return dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(job) : launch_for<__half>(job);
 }
+
+const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3);
+const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_OPTION_BIT(SOFTCAP) | ATTN_TENSOR_BIT(alibi_slopes) |
+                          ATTN_TENSOR_BIT(mask_startend_rows) | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale) |
+                          ATTN_TENSOR_BIT(v_scale);
 
 } // namespace
 
-extern const cuda_kernel sm90_forward = { "sm90", ATTN_OP_FORWARD, 90, covers, workspace, run };
+extern const cuda_kernel sm90_forward = {
+    { "sm90", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, FEATURES }, 90, 90, plan_forward, launch_forward,
+};
+extern const cuda_kernel sm90_packed_forward = {
+    { "sm90+decode", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, FEATURES },
+    90,
+    90,
+    plan_with_decode<sm90_forward>,
+    launch_with_decode<sm90_forward>,
+};

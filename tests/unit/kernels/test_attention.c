@@ -280,6 +280,7 @@ static void test_an_empty_problem_needs_no_workspace_and_runs_beside_others(void
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(backends); n++) {
         attn_problem problems[3] = { ATTN_PROBLEM_INIT, ATTN_PROBLEM_INIT, ATTN_PROBLEM_INIT };
+        attn_plan plans[3];
         struct bench b;
         size_t alone, together, nothing;
         fixture_make(&f, &s);
@@ -290,17 +291,68 @@ static void test_an_empty_problem_needs_no_workspace_and_runs_beside_others(void
         assert_true(attn_is_empty(&problems[0]) && !attn_is_empty(&f.p));
         problems[1] = f.p;
         problems[2] = problems[0];
-        assert_int_equal(attn_workspace(b.device, &f.p, 1, &alone, &err), ATTN_OK);
-        assert_int_equal(attn_workspace(b.device, problems, 3, &together, &err), ATTN_OK);
-        assert_int_equal(attn_workspace(b.device, problems, 1, &nothing, &err), ATTN_OK);
+        for (int i = 0; i < 3; i++) assert_int_equal(attn_plan_make(b.device, &problems[i], &plans[i], &err), ATTN_OK);
+        assert_int_equal(attn_workspace(b.device, &plans[1], 1, &alone, &err), ATTN_OK);
+        assert_int_equal(attn_workspace(b.device, plans, 3, &together, &err), ATTN_OK);
+        assert_int_equal(attn_workspace(b.device, plans, 1, &nothing, &err), ATTN_OK);
         assert_int_equal(together, alone);
         assert_int_equal(nothing, 0);
         memset(f.p.lse.data, 0xff, 4);
-        assert_int_equal(attn_run(b.stream, problems, 3, NULL, &err), ATTN_OK);
+        assert_int_equal(attn_run(b.stream, plans, 3, NULL, &err), ATTN_OK);
         assert_false(isnan(*(float *)f.p.lse.data)); /* computed */
         bench_close(&b);
         fixture_clear(&f);
     }
+}
+
+/* What is given or in use sets its own bit and no other; what is not, none. */
+static void test_every_tensor_and_every_option_is_a_feature(void **state)
+{
+    const uint64_t basic = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v);
+    attn_problem plain = ATTN_PROBLEM_INIT;
+    (void)state;
+    plain.q = plain.k = plain.v = attn_tensor_make(NULL, ATTN_BF16, 4, (int64_t[]){ 1, 8, 4, 64 });
+    assert_int_equal(attn_features(&plain), basic);
+    for (attn_op op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++)
+        for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+            attn_problem p = plain;
+            const attn_role role = attn_tensors[id].role;
+            const bool counts = op == ATTN_OP_BACKWARD || role == ATTN_ROLE_IN || role == ATTN_ROLE_OUT;
+            p.op = op;
+            p.tensor[id] = plain.q;
+            assert_int_equal(attn_features(&p), basic | (counts ? UINT64_C(1) << id : 0));
+        }
+
+    attn_problem p[12];
+    uint64_t want[12];
+    int n = 0;
+#define CASE(bits, change) (p[n] = plain, p[n].change, want[n++] = (bits))
+    CASE(ATTN_OPTION_BIT(CAUSAL), causal = true);
+    CASE(ATTN_OPTION_BIT(WINDOW), window_left = 0);
+    CASE(ATTN_OPTION_BIT(WINDOW), window_right = 3);
+    CASE(ATTN_OPTION_BIT(TOP_LEFT), alignment = ATTN_TOP_LEFT);
+    CASE(ATTN_OPTION_BIT(GROUPED), k.shape[2] = 2);
+    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* of 0 */
+    CASE(0, scale = -1);                            /* not given */
+    CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
+    CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);
+    CASE(0, deterministic = true); /* a forward always is */
+    CASE(0, layout = ATTN_BHSD);   /* only strides */
+#undef CASE
+    for (int i = 0; i < n; i++)
+        if (attn_features(&p[i]) != (basic | want[i]))
+            fail_msg("case %d: %llx", i, (unsigned long long)attn_features(&p[i]));
+
+    attn_problem backward = plain;
+    backward.op = ATTN_OP_BACKWARD, backward.deterministic = true;
+    assert_int_equal(attn_features(&backward), basic | ATTN_OPTION_BIT(DETERMINISTIC));
+    backward.deterministic = false;
+    backward.out = backward.dout = attn_tensor_make(NULL, ATTN_F32, 4, (int64_t[]){ 1, 8, 4, 64 });
+    assert_int_equal(attn_features(&backward), basic | ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(dout) |
+                                                   ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE));
+    attn_problem fp8 = plain;
+    fp8.out = plain.q, fp8.q.dtype = ATTN_F8E4M3; /* bfloat16 is float8's own */
+    assert_int_equal(attn_features(&fp8), basic | ATTN_TENSOR_BIT(out));
 }
 
 static void test_backends_are_found_by_name(void **state)
@@ -332,7 +384,7 @@ static void test_outputs_without_memory_do_not_run(void **state)
     fixture_make(&f, &s);
     bench_open(&b, "reference", 0);
     f.p.lse.data = NULL;
-    assert_int_equal(attn_run(b.stream, &f.p, 1, NULL, &err), ATTN_INVALID);
+    assert_int_equal(attn_forward(b.stream, &f.p, NULL, &err), ATTN_INVALID);
     assert_string_equal(err.text, "lse: has no memory");
     f.p.lse.rank = 0;
     assert_int_equal(attn_forward(b.stream, &f.p, NULL, &err), ATTN_OK);
@@ -353,6 +405,7 @@ int main(void)
         cmocka_unit_test(test_work_of_two_thousand_million_empty_rows_is_counted_at_once),
         cmocka_unit_test(test_scores_that_flashmask_hides_are_not_work),
         cmocka_unit_test(test_an_empty_problem_needs_no_workspace_and_runs_beside_others),
+        cmocka_unit_test(test_every_tensor_and_every_option_is_a_feature),
         cmocka_unit_test(test_backends_are_found_by_name),
         cmocka_unit_test(test_outputs_without_memory_do_not_run),
     };

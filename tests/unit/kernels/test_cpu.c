@@ -145,14 +145,16 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
     for (int n = 0; n < COUNT; n++) {
         const struct spec s = random_lengths(&r);
         struct fixture alone, within;
+        attn_plan plan;
         size_t promised, needed;
         char why[256];
         attn_error err = { 0 };
         fixture_make(&alone, &s);
         fixture_make(&within, &s);
         fixture_run(&bench, &alone);
-        assert_int_equal(attn_workspace(bench.device, &within.p, 1, &promised, &err), ATTN_OK);
-        assert_int_equal(flash_bytes_exact(simd_get(), 3, &within.p, 1, &needed, &err), ATTN_OK);
+        assert_int_equal(attn_plan_make(bench.device, &within.p, &plan, &err), ATTN_OK);
+        assert_int_equal(attn_workspace(bench.device, &plan, 1, &promised, &err), ATTN_OK);
+        assert_int_equal(flash_bytes_exact(simd_get(), 3, &plan, 1, &needed, &err), ATTN_OK);
         if (needed > promised && !attn_is_empty(&within.p)) { /* which attn_run() passes over */
             spec_print(stderr, &s);
             fail_msg("%zu bytes were promised to be enough, %zu are needed", promised, needed);
@@ -160,7 +162,7 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
         char *workspace = aligned_alloc(64, promised);
         assert_non_null(workspace);
         memset(workspace, 0xff, promised);
-        assert_int_equal(attn_run(bench.stream, &within.p, 1, workspace, &err), ATTN_OK);
+        assert_int_equal(attn_run(bench.stream, &plan, 1, workspace, &err), ATTN_OK);
         free(workspace);
         if (!outputs_equal(&alone, &within, why, sizeof why)) {
             spec_print(stderr, &s);
@@ -190,12 +192,13 @@ static void forward_with(const struct simd *simd, bool strips, const struct fixt
         *slots[n] = &types[n];
     }
     if (!strips) own.f32.strip = 0;
+    const attn_plan plan = { .problem = &f->p };
     assert_int_equal(pool_open(1, NULL, &pool, &err), ATTN_OK);
-    assert_int_equal(flash_bytes(&own, 1, &f->p, 1, &bytes, &err), ATTN_OK);
+    assert_int_equal(flash_bytes(&own, 1, &plan, 1, &bytes, &err), ATTN_OK);
     char *workspace = aligned_alloc(64, bytes);
     assert_non_null(workspace);
     memset(workspace, 0xff, bytes); /* NaN: what a strip leaves out is not read */
-    flash_run(&own, pool, &f->p, 1, workspace, NULL);
+    flash_run(&own, pool, &plan, 1, workspace, NULL);
     free(workspace);
     pool_close(pool);
 }
@@ -259,7 +262,8 @@ struct giving_up {
 static void *run_to_be_given_up(void *context)
 {
     struct giving_up *g = context;
-    g->status = attn_run(g->stream, g->problem, 1, NULL, &g->err);
+    g->status = (g->problem->op == ATTN_OP_FORWARD ? attn_forward : attn_backward)(g->stream, g->problem, NULL,
+                                                                                   &g->err);
     g->ended = seconds();
     return NULL;
 }
@@ -337,7 +341,7 @@ static void test_memory_is_counted_and_limited(void **state)
     assert_int_equal(info.memory_used, 0);
 
     fixture_make(&f, &s); /* a run that needs more than there is says so, and gives back what it took */
-    assert_int_equal(attn_run(stream, &f.p, 1, NULL, &err), ATTN_NO_MEMORY);
+    assert_int_equal(attn_forward(stream, &f.p, NULL, &err), ATTN_NO_MEMORY);
     attn_device_describe(device, &info);
     assert_int_equal(info.memory_used, 0);
     fixture_clear(&f);

@@ -67,7 +67,7 @@ static void close_it(struct fixture *f)
 static attn_status put(struct fixture *f, attn_error *err)
 {
     attn_status status = attn_copy(f->stream, f->mirror, &f->host, sizeof f->host, ATTN_TO_DEVICE, err);
-    if (status == ATTN_OK) status = attn_run(f->stream, &f->problem, 1, NULL, err);
+    if (status == ATTN_OK) status = attn_forward(f->stream, &f->problem, NULL, err);
     if (status == ATTN_OK)
         status = attn_copy(f->stream, f->host.out, f->mirror->out, sizeof f->host.out, ATTN_FROM_DEVICE, err);
     return status;
@@ -123,7 +123,7 @@ static void test_it_computes_what_the_cpu_computes(void **state)
     assert_int_equal(attn_stream_open(cpu, &stream, &err), ATTN_OK);
     attn_problem p = f.problem;
     p.q.data = want.q, p.k.data = want.k, p.v.data = want.v, p.out.data = want.out, p.lse.data = want.lse;
-    assert_int_equal(attn_run(stream, &p, 1, NULL, &err), ATTN_OK);
+    assert_int_equal(attn_forward(stream, &p, NULL, &err), ATTN_OK);
     assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
     assert_memory_equal(f.host.out, want.out, sizeof want.out);
     attn_stream_close(stream);

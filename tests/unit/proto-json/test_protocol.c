@@ -87,7 +87,9 @@ static char *answer(struct decoded *d, int *http)
             assert_true(attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes));
             t->data = calloc(1, (size_t)bytes + 1);
         }
-        assert_int_equal(attn_run(stream, &item->problem, 1, NULL, &err), ATTN_OK);
+        attn_plan plan;
+        assert_int_equal(attn_plan_make(device, &item->problem, &plan, &err), ATTN_OK);
+        assert_int_equal(attn_run(stream, &plan, 1, NULL, &err), ATTN_OK);
     }
     assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
     assert_int_equal(proto_encoder_new(d->call, results, "0001", &encoder, &err), ATTN_OK);

@@ -411,6 +411,12 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         }
         for (const proto_option *o = proto_options; o->name; o++)
             if (lists(cJSON_GetObjectItem(f, "options"), o->name) != (o->ops >> op & 1)) fail_msg("%s", o->name);
+        const cJSON *kernel = cJSON_GetArrayItem(cJSON_GetObjectItem(f, "kernels"), 0);
+        assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(f, "kernels")), 1);
+        assert_string_equal(cJSON_GetObjectItem(kernel, "name")->valuestring, "double");
+        assert_int_equal(cJSON_GetObjectItem(kernel, "head_dim")->valueint, ATTN_MAX_HEAD_DIM);
+        assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(kernel, "tensors")),
+                         cJSON_GetArraySize(cJSON_GetObjectItem(f, "tensors")));
     }
     cJSON_Delete(info);
     cJSON_Delete(doc);

@@ -1,0 +1,34 @@
+/* decode.h: decoding for other kernels. A packed problem may hold sequences of either kind: then another kernel runs
+ * first and leaves out those of few rows (cuda_chip::decode_rows), which decode.cu computes.
+ *
+ * A kernel that is to run like that has a second row, of the same features, beside its own:
+ *     { { "sm90+decode", ... }, 90, 90, plan_with_decode<sm90_forward>, launch_with_decode<sm90_forward> } */
+#ifndef ATTN_CUDA_DECODE_H
+#define ATTN_CUDA_DECODE_H
+
+#include "kernels/cuda/kernels.h"
+
+enum { DECODE_ROWS = 64 };
+
+bool decode_fits(const attn_geometry &g);
+size_t decode_workspace(const attn_geometry &g); /* a multiple of 1024 */
+cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
+
+template <const cuda_kernel &other> bool plan_with_decode(const cuda_chip *chip, attn_plan *plan)
+{
+    if (!plan->geometry.dims.packed || !other.plan(chip, plan) || !decode_fits(plan->geometry)) return false;
+    plan->workspace_bytes += decode_workspace(plan->geometry);
+    return true;
+}
+
+/* decode's scratch comes first. */
+template <const cuda_kernel &other>
+cudaError_t launch_with_decode(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
+{
+    cuda_chip without = *chip;
+    without.decode_rows = DECODE_ROWS;
+    const cudaError_t code = other.launch(&without, stream, plan, (char *)workspace + decode_workspace(plan->geometry));
+    return code == cudaSuccess ? decode_launch(chip, stream, plan, workspace) : code;
+}
+
+#endif

@@ -1,0 +1,46 @@
+/* recompute.h: the forward that a backward runs first where out and lse are not given. */
+#ifndef ATTN_CUDA_RECOMPUTE_H
+#define ATTN_CUDA_RECOMPUTE_H
+
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/simple/simple.h"
+
+/* A forward of the same tensors with out in float32. Its plan points into it: it is not to be copied. */
+struct recomputed_forward {
+    attn_problem problem;
+    attn_plan plan;
+};
+
+/* Bytes of out and of lse. */
+static inline size_t recomputed_out_bytes(const attn_dims &d)
+{
+    return (size_t)query_rows(d) * (size_t)d.Dv * sizeof(float);
+}
+static inline size_t recomputed_lse_bytes(const attn_dims &d)
+{
+    return (size_t)query_rows(d) * sizeof(float);
+}
+
+/* `out` and `lse` may be NULL where only the plan's size is wanted. False: `kernel` does not compute it. */
+static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &kernel, const cuda_chip *chip,
+                                   const attn_plan *backward, void *out, void *lse)
+{
+    const attn_dims &d = backward->geometry.dims;
+    int64_t shape[ATTN_MAX_RANK], lse_shape[3] = { d.B, d.H, d.Sq };
+    f->problem = *backward->problem;
+    attn_problem &p = f->problem;
+    for (int i = 0; i < p.q.rank; i++) shape[i] = p.q.shape[i];
+    shape[p.q.rank - 1] = d.Dv;
+    p.op = ATTN_OP_FORWARD;
+    p.out = attn_tensor_make(out, ATTN_F32, p.q.rank, shape);
+    p.lse = d.packed ? attn_tensor_make(lse, ATTN_F32, 2, lse_shape + 1)
+                     : attn_tensor_make(lse, ATTN_F32, 3, lse_shape);
+    f->plan = attn_plan{};
+    f->plan.problem = &p;
+    f->plan.features = attn_features(&p);
+    f->plan.geometry = attn_geometry_of(&p);
+    f->plan.kernel = &kernel.takes;
+    return kernel.plan(chip, &f->plan);
+}
+
+#endif
