@@ -10,7 +10,6 @@
  * 1. Memory is 64-byte aligned, with its size noted in the 64 bytes before it, so that freeing it gives the bytes
  * back to the count.
  * 2. A workspace is used by one run at a time; each stream brings its own, or run() allocates one for the call. */
-#include <errno.h>
 #include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -22,6 +21,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cpu/flash.h"
+#include "kernels/machine.h"
 
 enum {
     HEADER_BYTES = 64,
@@ -53,20 +53,6 @@ struct cpu_stream {
 };
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
-
-/* What this process may have: the machine's memory, or its control group's limit where that is less. */
-static int64_t memory_of_machine(void)
-{
-    const int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-    int64_t bytes = pages > 0 && page > 0 ? pages * page : INT64_C(1) << 30;
-    FILE *file = fopen("/sys/fs/cgroup/memory.max", "r"); /* "max" or a number */
-    long long limit;
-    if (file) {
-        if (fscanf(file, "%lld", &limit) == 1 && limit > 0 && limit < bytes) bytes = limit;
-        fclose(file);
-    }
-    return bytes;
-}
 
 static attn_status device_alloc(attn_device *base, size_t bytes, void **memory, attn_error *err)
 {
@@ -119,6 +105,7 @@ static int count_devices(void)
 static attn_status open_device(int index, const attn_device_options *options, attn_device **out, attn_error *err)
 {
     struct cpu_device *device = calloc(1, sizeof *device);
+    struct attn_machine machine;
     *out = NULL;
     if (!device) return attn_fail(err, ATTN_NO_MEMORY, "", "cpu: no memory for a device");
     device->base.backend = &attn_backend_cpu;
@@ -128,7 +115,8 @@ static attn_status open_device(int index, const attn_device_options *options, at
         device->kernels[op] = (attn_kernel){ device->simd->name, (attn_op)op,
                                              op == ATTN_OP_FORWARD ? ATTN_DTYPES_FORWARD : ATTN_DTYPES_BACKWARD,
                                              ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING };
-    device->memory_total = memory_of_machine();
+    attn_machine_look("", &machine);
+    device->memory_total = machine.memory_bytes;
     device->memory_limit = options->memory_bytes > 0 ? options->memory_bytes : device->memory_total / 4 * 3;
     const attn_status status = pool_open(options->threads, device->simd->leave, &device->pool, err);
     if (status != ATTN_OK) {

@@ -51,12 +51,4 @@ enum config_result config_read(struct config *config, int argc, char **argv, cha
 void config_help(FILE *to);          /* the table for people, 100 columns; config_read() must have run */
 void config_help_markdown(FILE *to); /* the same table for README.md (attnd --help-markdown); a test compares the two */
 
-/* What this process may use of the machine: affinity mask and cgroup quota (rounded up), physical memory and cgroup
- * limit. `root` is put before /proc and /sys paths; "" outside tests. */
-struct config_machine {
-    int cores;
-    int64_t memory_bytes;
-};
-void config_machine(const char *root, struct config_machine *machine);
-
 #endif

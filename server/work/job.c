@@ -211,15 +211,15 @@ static job_kind kind_of(const struct job *job)
 static attn_status workspace_of(const struct job *job, const attn_device *device, size_t *bytes, attn_error *err)
 {
     const proto_call *call = job->call;
-    attn_status status;
+    attn_plan one, *plans = job->runnable == 1 ? &one : malloc((size_t)job->runnable * sizeof *plans);
+    attn_status status = ATTN_OK;
     int count = 0;
-    if (call->count == 1) return attn_workspace(device, &call->items[0].problem, 1, bytes, err);
-    attn_problem *problems = malloc((size_t)job->runnable * sizeof *problems);
-    if (problems == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", job->runnable);
-    for (int i = 0; i < call->count; i++)
-        if (job->results[i].error.status == ATTN_OK) problems[count++] = call->items[i].problem;
-    status = attn_workspace(device, problems, count, bytes, err);
-    free(problems);
+    if (plans == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", job->runnable);
+    for (int i = 0; i < call->count && status == ATTN_OK; i++)
+        if (job->results[i].error.status == ATTN_OK)
+            status = attn_plan_make(device, &call->items[i].problem, &plans[count++], err);
+    if (status == ATTN_OK) status = attn_workspace(device, plans, count, bytes, err);
+    if (plans != &one) free(plans);
     return status;
 }
 

@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kernels/machine.h"
 #include "server/base/config.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
@@ -50,9 +51,9 @@ static void test_defaults_are_those_of_the_table(void **state)
 {
     (void)state;
     struct config c;
-    struct config_machine m;
+    struct attn_machine m;
     char message[512];
-    config_machine("", &m);
+    attn_machine_look("", &m);
     assert_int_equal(read_text(&c, "", message), CONFIG_RUN);
     assert_int_equal(c.listen_count, 1);
     assert_string_equal(c.listen[0], "127.0.0.1:8080");
@@ -264,53 +265,6 @@ static void test_connections_fit_the_limit_on_open_files(void **state)
     assert_int_equal(status, 0);
 }
 
-static void write_file(const char *root, const char *path, const char *text)
-{
-    char full[512], command[600];
-    snprintf(full, sizeof full, "%s%s", root, path);
-    snprintf(command, sizeof command, "mkdir -p $(dirname '%s')", full);
-    assert_int_equal(system(command), 0);
-    FILE *f = fopen(full, "w");
-    assert_non_null(f);
-    fputs(text, f);
-    fclose(f);
-}
-
-static void test_cores_and_memory_are_those_the_cgroup_allows(void **state)
-{
-    (void)state;
-    struct config_machine whole, m;
-    char root[] = "/tmp/test_config_XXXXXX", command[64];
-    config_machine("", &whole);
-    assert_true(whole.cores >= 1 && whole.memory_bytes > 0);
-    assert_non_null(mkdtemp(root));
-
-    write_file(root, "/proc/self/cgroup", "0::/a/b\n"); /* version 2: the narrowest of the path counts */
-    write_file(root, "/sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
-    write_file(root, "/sys/fs/cgroup/a/cpu.max", "50000 100000\n");
-    write_file(root, "/sys/fs/cgroup/a/b/memory.max", "134217728\n");
-    write_file(root, "/sys/fs/cgroup/a/memory.max", "max\n");
-    config_machine(root, &m);
-    assert_int_equal(m.cores, 1);
-    assert_int_equal(m.memory_bytes, 134217728);
-
-    write_file(root, "/proc/self/cgroup", "0::/\n"); /* in a container with its own namespace */
-    write_file(root, "/sys/fs/cgroup/memory.max", "268435456\n");
-    config_machine(root, &m);
-    assert_int_equal(m.memory_bytes, 268435456);
-
-    write_file(root, "/proc/self/cgroup", "4:memory:/x\n3:cpu,cpuacct:/x\n"); /* version 1 */
-    write_file(root, "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
-    write_file(root, "/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
-    write_file(root, "/sys/fs/cgroup/memory/memory.limit_in_bytes", "1048576\n");
-    config_machine(root, &m);
-    assert_int_equal(m.cores, whole.cores);
-    assert_int_equal(m.memory_bytes, 1048576);
-
-    snprintf(command, sizeof command, "rm -r %s", root);
-    assert_int_equal(system(command), 0);
-}
-
 static char *text_of(void (*write)(FILE *))
 {
     char *text = NULL;
@@ -383,7 +337,6 @@ int main(void)
         TEST(test_help_comes_first),
         TEST(test_a_default_body_limit_follows_a_smaller_staging_memory),
         TEST(test_connections_fit_the_limit_on_open_files),
-        TEST(test_cores_and_memory_are_those_the_cgroup_allows),
         TEST(test_help_fits_100_columns_and_shows_flag_and_variable),
         TEST(test_readme_has_this_table),
     };

@@ -1,0 +1,82 @@
+/* test_machine.c: how much of the machine is ours. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "kernels/attention.h"
+#include "kernels/machine.h"
+
+static void write_file(const char *root, const char *path, const char *text)
+{
+    char full[512], command[600];
+    snprintf(full, sizeof full, "%s%s", root, path);
+    snprintf(command, sizeof command, "mkdir -p $(dirname '%s')", full);
+    assert_int_equal(system(command), 0);
+    FILE *f = fopen(full, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static void test_cores_and_memory_are_those_the_cgroup_allows(void **state)
+{
+    (void)state;
+    struct attn_machine whole, m;
+    char root[] = "/tmp/test_machine_XXXXXX", command[64];
+    attn_machine_look("", &whole);
+    assert_true(whole.cores >= 1 && whole.memory_bytes > 0);
+    assert_non_null(mkdtemp(root));
+
+    write_file(root, "/proc/self/cgroup", "0::/a/b\n"); /* version 2: the narrowest of the path counts */
+    write_file(root, "/sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
+    write_file(root, "/sys/fs/cgroup/a/cpu.max", "50000 100000\n");
+    write_file(root, "/sys/fs/cgroup/a/b/memory.max", "134217728\n");
+    write_file(root, "/sys/fs/cgroup/a/memory.max", "max\n");
+    attn_machine_look(root, &m);
+    assert_int_equal(m.cores, 1);
+    assert_int_equal(m.memory_bytes, 134217728);
+
+    write_file(root, "/proc/self/cgroup", "0::/\n"); /* in a container with its own namespace */
+    write_file(root, "/sys/fs/cgroup/memory.max", "268435456\n");
+    attn_machine_look(root, &m);
+    assert_int_equal(m.memory_bytes, 268435456);
+
+    write_file(root, "/proc/self/cgroup", "4:memory:/x\n3:cpu,cpuacct:/x\n"); /* version 1 */
+    write_file(root, "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
+    write_file(root, "/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+    write_file(root, "/sys/fs/cgroup/memory/memory.limit_in_bytes", "1048576\n");
+    attn_machine_look(root, &m);
+    assert_int_equal(m.cores, whole.cores);
+    assert_int_equal(m.memory_bytes, 1048576);
+
+    snprintf(command, sizeof command, "rm -r %s", root);
+    assert_int_equal(system(command), 0);
+}
+
+static void test_the_cpu_device_has_the_memory_that_the_server_counts_with(void **state)
+{
+    struct attn_machine machine;
+    attn_device *device;
+    attn_device_info info;
+    attn_error err;
+    (void)state;
+    attn_machine_look("", &machine);
+    assert_int_equal(attn_device_open("cpu", 0, NULL, &device, &err), ATTN_OK);
+    attn_device_describe(device, &info);
+    assert_int_equal(info.memory_total, machine.memory_bytes);
+    assert_int_equal(info.memory_limit, machine.memory_bytes / 4 * 3);
+    attn_device_close(device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cores_and_memory_are_those_the_cgroup_allows),
+        cmocka_unit_test(test_the_cpu_device_has_the_memory_that_the_server_counts_with),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
