@@ -215,7 +215,7 @@ test: ## build and run all tests
 	@failed=; for part in unit fuzz-replay http-all; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; echo "make test: all passed"
 http-all: $B/attnd $B/tests/attnd-fake $B/tests/shim.so
-	$(PYTEST) conformance http
+	$(PYTEST) conformance differential http
 
 unit: $(UNIT) ## the C unit tests alone
 	@sh tests/run_unit.sh $(UNIT)
@@ -225,6 +225,10 @@ http: $B/attnd $B/tests/attnd-fake $B/tests/shim.so ## the tests over HTTP alone
 
 conformance: $B/attnd ## random problems against float64 over HTTP (ATTND_SEEDS=1,2,3 to repeat some)
 	$(PYTEST) conformance
+
+SECONDS ?= 60
+differential: $B/attnd ## random problems over all options against NumPy in float64 for SECONDS=60 (ARGS="--seed 1 --case 7" for one)
+	cd tests && $(TESTENV) $(PYTHON) differential/differential.py $(or $(ARGS),--seconds $(SECONDS))
 
 fuzz-replay: $(REPLAY) ## feed every fuzz target its corpus
 	@sh tests/run_fuzz.sh replay $(REPLAY)
@@ -326,4 +330,4 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-.PHONY: all run test unit http http-all conformance fuzz-replay fuzz fuzz-targets fuzz-http bench load compare upload growth observe scaleout gpu emulate fresh format check-format check-layers print-cuda print-advice clean help
+.PHONY: all run test unit http http-all conformance differential fuzz-replay fuzz fuzz-targets fuzz-http bench load compare upload growth observe scaleout gpu emulate fresh format check-format check-layers print-cuda print-advice clean help

@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), 'conformance'))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), 'differential'))
 import service  # noqa: E402
 
 

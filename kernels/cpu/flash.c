@@ -618,22 +618,36 @@ const void *flash_gather(const struct flash_tile *t, const attn_view *view, int 
     return room;
 }
 
+/* Do the products of gradients round dout? */
+static bool rounds_dout(const struct flash *f)
+{
+    return f->type->dtype == ATTN_BF16 && f->type->parts == 1 && f->p->dout.dtype != ATTN_BF16;
+}
+
+void flash_load_dout(const struct flash *f, int64_t b, int64_t h, int64_t line, float *row)
+{
+    const attn_view *dout = &f->g.view[ATTN_T_dout];
+    uint16_t rounded[ATTN_MAX_HEAD_DIM];
+    f->simd->load(f->g.dims.Dv, flash_at(dout, b, h, line), dout->dtype, row);
+    if (!rounds_dout(f)) return;
+    f->simd->save(f->g.dims.Dv, row, rounded, ATTN_BF16);
+    f->simd->load(f->g.dims.Dv, rounded, ATTN_BF16, row);
+}
+
 void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, int n, const void *O, attn_dtype dtype,
                   int64_t stride, float *delta)
 {
     const attn_view *dout = &f->g.view[ATTN_T_dout];
     const int Dv = (int)f->g.dims.Dv;
-    if (f->type->dtype != ATTN_BF16 || f->type->parts > 1 || dout->dtype == ATTN_BF16) {
+    if (!rounds_dout(f)) {
         f->simd->row_dots(n, Dv, O, dtype, stride, flash_at(dout, b, h, first), dout->dtype, dout->row, delta);
         return;
     }
     for (int r = 0; r < n; r++) {
-        float wide[ATTN_MAX_HEAD_DIM];
-        uint16_t rounded[ATTN_MAX_HEAD_DIM];
-        f->simd->load(Dv, flash_at(dout, b, h, first + r), dout->dtype, wide);
-        f->simd->save(Dv, wide, rounded, ATTN_BF16);
-        f->simd->row_dots(1, Dv, (const char *)O + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, stride,
-                          rounded, ATTN_BF16, Dv, delta + r);
+        float row[ATTN_MAX_HEAD_DIM];
+        flash_load_dout(f, b, h, first + r, row);
+        f->simd->row_dots(1, Dv, (const char *)O + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, stride, row,
+                          ATTN_F32, Dv, delta + r);
     }
 }
 

@@ -275,6 +275,9 @@ void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split
 void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, int n, const void *O, attn_dtype dtype,
                   int64_t stride, float *delta);
 
+/* A row of dO, as the products round it. */
+void flash_load_dout(const struct flash *f, int64_t b, int64_t h, int64_t line, float *row);
+
 /* exact.c: the row of query i of head h, in double. `out`: Dv numbers. */
 struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, int64_t i, double *out);
 

@@ -161,13 +161,14 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
 /* Row r of a tile in double: to out and lse; in a backward to delta and lse2, or `exact`. */
 static void finish_exactly(const struct flash *f, const struct flash_tile *t, int r)
 {
-    const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse], *dout = &f->g.view[ATTN_T_dout],
-                    *dlse = &f->g.view[ATTN_T_dlse];
+    const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse], *dlse = &f->g.view[ATTN_T_dlse];
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n, line = t->seq->s.q_start + i, Dv = f->g.dims.Dv;
     double row[ATTN_MAX_HEAD_DIM], delta = 0;
     const struct flash_lse exact = flash_exact_row(f, t->b, h, i, row);
     if (f->backward) {
-        for (int64_t d = 0; d < Dv; d++) delta += row[d] * attn_load(dout->dtype, flash_at(dout, t->b, h, line), d);
+        float rounded[ATTN_MAX_HEAD_DIM];
+        flash_load_dout(f, t->b, h, line, rounded);
+        for (int64_t d = 0; d < Dv; d++) delta += row[d] * rounded[d];
         if (f->p->dlse.rank) delta -= *(const float *)flash_at(dlse, t->b, h, line);
         f->delta[t->row0 + r] = (float)delta;
         flash_keep_lse(f, t->row0 + r, exact);

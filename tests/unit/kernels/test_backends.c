@@ -325,6 +325,8 @@ static const struct spec extreme_cases[] = {
     SPEC(.name = "sinks of 3e38, empty rows", SIZES(120, 90, 64), HEADS(4, 4), F16, .sinks = 3, .causal = true),
     SPEC(.name = "sinks of 3e38, decoding", SIZES(1, 3000, 64), HEADS(4, 4), BF16, .sinks = 3),
     SPEC(.name = "sinks of 3e38, float8", SIZES(90, 120, 64), HEADS(4, 4), FP8, .sinks = 3),
+    SPEC(.name = "scores of 1e10, a float32 dout for bfloat16", .dtype = ATTN_BF16, SIZES(1, 34, 80), HEADS(3, 3),
+         .B = 2, .has_scale = true, .scale = -1e9),
     SPEC(.name = "softcap 2e-38", SIZES(60, 80, 64), .softcap = 2e-38, .causal = true),
     SPEC(.name = "softcap 3e38", SIZES(60, 80, 64), .softcap = 3e38),
     SPEC(.name = "softcap 3e38, bfloat16", SIZES(200, 300, 64), BF16, .softcap = 3e38, .causal = true),

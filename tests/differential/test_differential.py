@@ -1,0 +1,70 @@
+"""The short form of differential.py: a fixed number of cases of a fixed seed, so that neither chance nor speed decides what is tested; that its
+judge can say no; and that PROTOCOL.md suffices to know what dropout drops."""
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+
+import differential
+import oracle
+import wire
+
+SEED, GROUPS, CASES = 20261122, 8, 50
+
+
+@pytest.mark.limit(240)
+@pytest.mark.parametrize('group', range(GROUPS))
+def test_random_problems_over_the_whole_contract_agree_with_float64(server, group):
+    failures = []
+    numbers = range(group * CASES, (group + 1) * CASES)
+    passed, failed = differential.run(SEED, numbers, differential.client(f'http://127.0.0.1:{server.port}'), say=failures.append)
+    assert not failed, '\n'.join(failures)
+    assert passed == CASES
+
+
+def test_the_judge_can_say_no(server):
+    """Every tensor of an answer, changed in one number, is noticed; and so is one that is missing."""
+    ask = differential.client(f'http://127.0.0.1:{server.port}')
+    noticed = set()
+    for number in range(60):
+        case = differential.Case(SEED, number)
+        if case.context or case.envelope or case.extreme:
+            continue
+        for name in case.members.get('outputs', ['out', 'lse']):
+            def wrong(path, members, name=name):
+                status, answer = ask(path, members)
+                value = wire.value(answer[name]).astype(np.float64)
+                if value.size:
+                    at = np.unravel_index(value.size // 2, value.shape)
+                    value[at] = 1.5 * np.nan_to_num(np.abs(value), posinf=1, neginf=1).max() + 1
+                answer[name] = wire.tensor(value, 'float32')
+                return status, answer
+            if np.prod(case.members[{'out': 'q', 'lse': 'q'}.get(name, name[1:])]['shape']) and case.members['v']['shape'][-1]:
+                assert differential.check(case, wrong).startswith(name), (number, name)
+                noticed.add(name)
+    assert noticed >= {'out', 'lse', 'dq', 'dk', 'dv', 'dsinks', 'dbias', 'dalibi_slopes'}
+    case = differential.Case(SEED, 0)
+    assert differential.check(case, lambda path, members: (200, {})).endswith('missing')
+    assert differential.check(case, lambda path, members: (400, {'detail': 'no'})) == '400 no'
+
+
+def test_what_dropout_drops_is_what_the_protocol_says(server):
+    """The example of PROTOCOL.md, sent, and computed from the rules above it."""
+    text = open(os.path.join(os.path.dirname(__file__), '..', '..', 'proto-json', 'PROTOCOL.md')).read()
+    section = text[text.index('## Dropout'):text.index('## Backward')]
+    request, answer = (json.loads(block) for block in re.findall(r'```json \S+\n(.*?)```', section, re.S))
+    said = np.array(answer['out']['data'], np.int64)[0, :, :, 0]  # [query, head]
+    for head in range(2):
+        kept = oracle.kept(request['seed'], head, 2, 16, request['dropout_p'])
+        assert [int((row * 2 ** np.arange(16)).sum()) for row in kept] == list(said[:, head])
+    assert server.post('/v1/attention/forward', request).json()['out'] == answer['out']
+
+
+def test_the_oracles_philox_has_the_published_answers():
+    for counter, key, want in (((0,) * 4, (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+                               ((2**32 - 1,) * 4, (2**32 - 1,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+                               ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
+                                (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1))):
+        assert tuple(int(x) for x in oracle.philox(counter, key)) == want
