@@ -736,6 +736,13 @@ attn_status proto_decoder_feed(proto_decoder *decoder, const void *bytes, size_t
     return scan_feed(decoder->scan, bytes, count, err);
 }
 
+size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder)
+{
+    size_t bytes;
+    (void)scan_skeleton(decoder->scan, &bytes);
+    return bytes;
+}
+
 static attn_status no_memory(attn_error *err)
 {
     return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");

@@ -179,6 +179,9 @@ void proto_decoder_free(proto_decoder *decoder); /* NULL is fine */
  * name the byte offset in the body. */
 attn_status proto_decoder_feed(proto_decoder *decoder, const void *bytes, size_t count, attn_error *err);
 
+/* How much of the body so far is no tensor data: what proto_decoder_finish() parses, some 12 us for 200 bytes of it. */
+size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder);
+
 /* The body is complete. *call is the caller's then. */
 attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn_error *err);
 void proto_call_free(proto_call *call);

@@ -37,6 +37,7 @@
 #include "server/device/devices.h"
 #include "server/base/digits.h"
 #include "server/base/log.h"
+#include "server/sched/check.h"
 #include "server/sched/loop.h"
 #include "server/base/metrics.h"
 #include "server/http/framing.h"
@@ -318,60 +319,6 @@ static enum MHD_Result body_piece(struct request *request, const char *bytes, si
     return MHD_YES;
 }
 
-/* The earlier of the server's limit, which counts from now, and the client's wishes, which count from the first
- * byte. */
-static void set_deadline(struct request *request)
-{
-    const struct server *server = request->server;
-    int64_t at_ns = request->times.received_ns + server->config->timeout_ms * CLOCK_NS_PER_MS;
-    int64_t wish_ms = request->client_timeout_ms;
-    for (int i = 0; i < request->job->call->count; i++) {
-        const int64_t timeout_ms = request->job->call->items[i].timeout_ms;
-        if (timeout_ms > 0 && (wish_ms < 0 || timeout_ms < wish_ms)) wish_ms = timeout_ms;
-    }
-    if (wish_ms >= 0 && wish_ms < INT64_MAX / CLOCK_NS_PER_MS / 2) {
-        const int64_t wish_ns = request->times.began_ns + wish_ms * CLOCK_NS_PER_MS;
-        if (wish_ns < at_ns) at_ns = wish_ns;
-    }
-    request->deadline.at_ns = at_ns;
-}
-
-/* From the decoder's result to a job that can run, or a refusal. */
-static attn_status make_job(struct request *request, attn_error *err)
-{
-    struct server *server = request->server;
-    proto_call *call = NULL;
-    attn_status status = proto_decoder_finish(request->decoder, &call, err);
-    if (status != ATTN_OK) return status;
-    proto_decoder_free(request->decoder);
-    request->decoder = NULL;
-    request->job = job_new(server->arena, server->contexts, request->caller, request->extent, call);
-    if (request->job == NULL) {
-        proto_call_free(call);
-        return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
-    }
-    if (request->extent) arena_arrived(server->arena, request->extent);
-    request->extent = NULL; /* the job's now */
-    return job_prepare(request->job, devices_any(server->devices), devices_largest(server->devices), err);
-}
-
-/* Work that one request may not ask for, or that cannot be done in time: said at once, and not after all of it has been
- * tried. The estimate is less than any kernel needs, so nothing is refused that would have fitted. */
-static bool refuse_hopeless(struct request *request, int64_t now_ns)
-{
-    const struct server *server = request->server;
-    const double least_s = devices_least_seconds(server->devices, request->job);
-    const double left_s = (double)(request->deadline.at_ns - now_ns) / 1e9;
-    if (least_s > server->config->max_seconds)
-        request_fail(request, PROTO_E_TOO_MUCH_WORK, NULL,
-                     "this takes %.3g seconds here at the very least, a request may take %d (--max-seconds)", least_s,
-                     server->config->max_seconds);
-    else if (least_s > left_s)
-        request_fail(request, PROTO_E_DEADLINE, NULL,
-                     "this takes %.3g seconds here at the very least, and the deadline is in %.3g", least_s, left_s);
-    return request->failed;
-}
-
 /* The connection is not suspended any more. */
 static void end_wait(struct request *request)
 {
@@ -390,30 +337,22 @@ static enum MHD_Result body_done(struct request *request)
     if (request->step == STEP_DISCARD) return answer_now(request, false);
 
     attn_error err = { 0 };
-    const attn_status status = make_job(request, &err);
-    const int64_t now = clock_ns();
-    request->times.decode_ns += now - request->times.received_ns;
-    if (status != ATTN_OK) {
-        request_fail_status(request, &err);
-        return answer_now(request, false);
+    if (!check_takes_long(request)) {
+        struct check_result result;
+        check_body(request, &result);
+        check_apply(request, &result);
+        if (request->failed) return answer_now(request, false);
+        if (request->job->runnable == 0) { /* every item of the envelope is refused */
+            job_finish_contexts(request->job, false);
+            return answer_now(request, false);
+        }
     }
-    if (request->job->runnable == 0) { /* every item of the envelope is refused */
-        job_finish_contexts(request->job, false);
-        return answer_now(request, false);
-    }
-    set_deadline(request);
-    if (request->deadline.at_ns <= now) {
-        request_fail(request, PROTO_E_DEADLINE, NULL, "the deadline passed before the request could be queued");
-        return answer_now(request, false);
-    }
-
-    if (refuse_hopeless(request, now)) return answer_now(request, false);
     request_leave(request);
     if (!peer_enter(request->peer, PEER_WORK)) { /* cut in this moment for being too slow */
-        job_finish_contexts(request->job, false);
+        if (request->job) job_finish_contexts(request->job, false);
         return MHD_NO;
     }
-    if (devices_run_here(server->devices, request->job)) {
+    if (request->job && devices_run_here(server->devices, request->job)) {
         if (!request->job->ran) request_fail_status(request, &request->job->error);
         return answer_now(request, false);
     }
@@ -431,8 +370,9 @@ static enum MHD_Result body_done(struct request *request)
         return answer_now(request, true);
     }
     request->step = STEP_WAIT;
-    request->job->request = request;
-    request_move(request, REQUEST_QUEUED);
+    if (request->job) request->job->request = request;
+    else request->deadline.at_ns = check_deadline(request, NULL);
+    request_move(request, request->job ? REQUEST_QUEUED : REQUEST_CHECKING);
     MHD_suspend_connection(request->connection);
     loop_post(server->loop, request); /* the loop's from here on: touch nothing */
     return MHD_YES;

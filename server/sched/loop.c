@@ -21,7 +21,7 @@
  * When the last usable device fails: readiness says 503, then HURRYING, and loop_run() returns 70.
  *
  * Invariants
- * 1. Every request in the list `suspended` is in QUEUED, RUNNING or FINISHING, and every such request is in it.
+ * 1. Every request in the list `suspended` is in CHECKING, QUEUED, RUNNING or FINISHING, and every such request is in it.
  * 2. A watch is closed before its connection is resumed: afterwards the descriptor may be somebody else's.
  * 3. loop_run() returns only when no connection is suspended and none can become so. */
 #include "server/sched/loop.h"
@@ -40,6 +40,7 @@
 #include "server/base/clock.h"
 #include "server/work/contexts.h"
 #include "server/device/devices.h"
+#include "server/sched/check.h"
 #include "server/sched/finish.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
@@ -153,6 +154,10 @@ static void detach(struct loop *loop, struct request *request)
 static void cancel(struct loop *loop, struct request *request, proto_error error, const char *reason)
 {
     request_fail(request, error, NULL, "%s", reason);
+    if (request->being_checked) { /* soon over: on_checked() hands it back */
+        deadlines_remove(&loop->deadlines, &request->deadline);
+        return;
+    }
     detach(loop, request);
     hand_back(loop, request);
 }
@@ -165,6 +170,10 @@ static void on_hangup(uv_poll_t *poll, int status, int events)
     if (status == 0 && !(events & UV_DISCONNECT)) return;
     metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     request->gone = true;
+    if (request->being_checked) {
+        watch_stop(request);
+        return;
+    }
     detach(loop, request);
     hand_back(loop, request);
 }
@@ -402,9 +411,70 @@ static void batch_done(struct loop *loop, struct batch *batch)
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
+/* A body that takes long to check. */
+struct checking {
+    uv_work_t work;
+    struct request *request; /* stays the loop's meanwhile, and is not handed back */
+    struct check_result result;
+};
+
+static void check_work(uv_work_t *work)
+{
+    struct checking *checking = (struct checking *)work; /* its first member */
+    request_set_role(ROLE_DEVICE);
+    check_body(checking->request, &checking->result);
+}
+
+static void on_checked(uv_work_t *work, int status)
+{
+    struct checking *checking = (struct checking *)work;
+    struct loop *loop = work->loop->data;
+    struct request *request = checking->request;
+    (void)status;
+    loop->finishing--;
+    request->being_checked = false;
+    deadlines_remove(&loop->deadlines, &request->deadline);
+    check_apply(request, &checking->result);
+    free(checking);
+    if (!request->failed && !request->gone && request->job->runnable > 0) {
+        request->job->request = request;
+        request_move(request, REQUEST_QUEUED);
+        queue_push(&loop->server->queue, request->job, clock_ns());
+        loop->queue_changed = true;
+        if (!deadlines_add(&loop->deadlines, &request->deadline))
+            cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a deadline");
+        return;
+    }
+    if (request->job) job_finish_contexts(request->job, false);
+    request_drop_body(request); /* its slot, and what a decoder that failed still holds */
+    hand_back(loop, request);
+}
+
+static void check(struct loop *loop, struct request *request)
+{
+    struct checking *checking = loop->stage == HURRYING ? NULL : calloc(1, sizeof *checking);
+    if (checking == NULL || !deadlines_add(&loop->deadlines, &request->deadline)) {
+        if (loop->stage == HURRYING) request_fail(request, PROTO_E_DRAINING, NULL, "the server is stopping");
+        else request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory to check the request");
+        free(checking);
+        request_drop_body(request);
+        hand_back(loop, request);
+        return;
+    }
+    checking->request = request;
+    request->being_checked = true;
+    loop->finishing++;
+    /* It fails only without a function to call. */
+    if (uv_queue_work(&loop->uv, &checking->work, check_work, on_checked) != 0) abort();
+}
+
 static void request_arrived(struct loop *loop, struct request *request)
 {
     list_add(loop, request);
+    if (request->state == REQUEST_CHECKING) {
+        check(loop, request);
+        return;
+    }
     queue_push(&loop->server->queue, request->job, clock_ns());
     loop->queue_changed = true;
     if (loop->stage == HURRYING) {
@@ -470,9 +540,10 @@ static void hurry(struct loop *loop)
     loop->front.hurry(loop->front.context);
     atomic_store(&loop->server->stopping, true);
     int cut = 0;
-    for (; loop->oldest; cut++) {
-        if (loop->exit_status != 0) cancel(loop, loop->oldest, PROTO_E_UNAVAILABLE, "no device is usable");
-        else cancel(loop, loop->oldest, PROTO_E_DRAINING, "the server is stopping");
+    for (struct request *request = loop->oldest, *next; request; request = next, cut++) {
+        next = request->next;
+        if (loop->exit_status != 0) cancel(loop, request, PROTO_E_UNAVAILABLE, "no device is usable");
+        else cancel(loop, request, PROTO_E_DRAINING, "the server is stopping");
     }
     if (cut > 0) log_event(LOG_WARN, NULL, "stopping", "unanswered=%d", cut);
 }

@@ -52,7 +52,8 @@ int request_count(enum request_state state)
 bool request_may_move(enum request_state from, enum request_state to)
 {
     if (to == REQUEST_FREED)
-        return from == REQUEST_RECEIVING || from == REQUEST_ANSWERING; /* the client may leave early */
+        return from == REQUEST_RECEIVING || from == REQUEST_ANSWERING;  /* the client may leave early */
+    if (from == REQUEST_RECEIVING && to == REQUEST_QUEUED) return true; /* a small body is checked at once */
     return from != REQUEST_FREED && (to == states[from].to || (to == REQUEST_ANSWERING && from != REQUEST_ANSWERING));
 }
 

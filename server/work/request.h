@@ -29,7 +29,9 @@ enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
  * answer, and a small problem of the CPU is computed by the HTTP thread itself (devices_run_here). A job that runs is
  * left behind, and freed when the device brings it back: soon, for a batch that nobody waits for is cancelled. */
 #define REQUEST_STATE_MAP(X)                                                                                         \
-    X(RECEIVING, "receiving", HTTP, HTTP, "the last byte arrived and it checks", QUEUED, "daemon.c: body_done")      \
+    X(RECEIVING, "receiving", HTTP, HTTP, "the last byte arrived", CHECKING, "daemon.c: body_done")                  \
+    X(CHECKING, "checking", LOOP, LOOP, "it checks (a small one is checked while RECEIVING)", QUEUED,                \
+      "loop.c: on_checked")                                                                                          \
     X(QUEUED, "queued", LOOP, LOOP, "a batch formed", RUNNING, "loop.c: dispatch")                                   \
     X(RUNNING, "running", LOOP, DEVICE, "the output was copied back", FINISHING, "loop.c: batch_done")               \
     X(FINISHING, "finishing", LOOP, DEVICE, "rows are verified, numbers measured", ANSWERING, "loop.c: on_finished") \
@@ -128,6 +130,7 @@ struct request {
 
     /* Waiting: the loop's. */
     struct deadline deadline;
+    bool being_checked; /* on another thread: it cannot be handed back before that is over */
     struct request *previous,
         *next;           /* all requests whose connections are suspended, in order of arrival; in a head: daemon.c's */
     struct watch *watch; /* for hang-up; NULL: not watched (yet) */

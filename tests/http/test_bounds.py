@@ -54,6 +54,23 @@ def test_two_thousand_million_batch_rows_of_nothing_are_refused_at_once(serve):
     probe.check()
 
 
+def test_envelopes_of_nothing_from_80_sockets_freeze_no_thread(serve):
+    server = serve()
+    most = json.dumps({'requests': [nothing(2**31 - 1)] * 40}).encode()
+    full = json.dumps({'requests': [nothing(1 << 20), nothing(1 << 17, H=8, causal=True), nothing(1 << 20, D=4)] * 200}).encode()
+    with Probe(server) as probe:
+        left = leave_behind(server, most, 70) + leave_behind(server, full, 10)
+        answers = [server.post(FORWARD, body) for body in (most, full)]
+        for s in left:
+            s.close()
+        time.sleep(0.3)
+    assert [r['error']['code'] for r in answers[0].json()['responses']] == ['too-large'] * 40
+    assert all(r['out']['data'] == '' for r in answers[1].json()['responses']), answers[1]
+    probe.check()
+    assert eventually(lambda: server.inflight() == 0)
+    stops_at_once(server, 5)
+
+
 def test_a_million_batch_rows_of_nothing_take_no_workspace(serve):
     server = serve('--device-bytes', '1M')
     for members in (nothing(1 << 20, verify='all'), nothing(1 << 17, H=8, save=True), nothing(1 << 20, outputs=['out'])):
@@ -61,6 +78,23 @@ def test_a_million_batch_rows_of_nothing_take_no_workspace(serve):
         assert answer.status == 200 and answer.json().get('out', {'data': ''})['data'] == '', answer
     answer = server.post(BACKWARD, {**nothing(1 << 20), 'dout': nothing(1 << 20)['q']})
     assert answer.status == 200 and all(answer.json()[name]['data'] == '' for name in ('dq', 'dk', 'dv')), answer
+
+
+def test_an_envelope_that_is_checked_elsewhere_still_has_its_deadline_and_its_place(serve):
+    """1024 problems take 40 ms to decode, on another thread. Whoever leaves or is too late meanwhile is found out afterwards."""
+    server = serve('--queue-depth', 8)
+    body = json.dumps({'requests': [wire.small_body()] * 1024}).encode()
+    answer = server.post(FORWARD, body, {'X-Request-Timeout-Ms': '1'})
+    assert answer.status == 504 and answer.json()['code'] == 'deadline-exceeded', answer
+    for _ in range(3):
+        for s in leave_behind(server, body, 4):
+            s.close()
+    assert eventually(lambda: server.inflight() == 0)
+    answer = server.post(FORWARD, body)
+    assert answer.status == 200 and len(answer.json()['responses']) == 1024
+    bad = json.dumps({'requests': [{'q': i} for i in range(1024)], 'more': ' ' * 40000}).encode()
+    assert server.post(FORWARD, bad).status == 400
+    assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
 
 
 # ---- Work for minutes in a small body ---------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ static void test_the_owner_table(void **state)
 {
     (void)state;
     static const char *const may[REQUEST_STATE_COUNT] = {
-        /*                      R Q U N A F: receiving queued rUnning fiNishing answering freed */
-        [REQUEST_RECEIVING] = ".x..xx", [REQUEST_QUEUED] = "..x.x.",    [REQUEST_RUNNING] = "...xx.",
-        [REQUEST_FINISHING] = "....x.", [REQUEST_ANSWERING] = ".....x", [REQUEST_FREED] = "......",
+        /*                      R C Q U N A F: receiving checking queued rUnning fiNishing answering freed */
+        [REQUEST_RECEIVING] = ".xx..xx", [REQUEST_CHECKING] = "..x..x.",  [REQUEST_QUEUED] = "...x.x.",
+        [REQUEST_RUNNING] = "....xx.",   [REQUEST_FINISHING] = ".....x.", [REQUEST_ANSWERING] = "......x",
+        [REQUEST_FREED] = ".......",
     };
     for (int from = 0; from < REQUEST_STATE_COUNT; from++)
         for (int to = 0; to < REQUEST_STATE_COUNT; to++)
