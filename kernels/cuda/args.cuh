@@ -7,6 +7,7 @@
 #ifndef ATTN_CUDA_ARGS_CUH
 #define ATTN_CUDA_ARGS_CUH
 
+#include <float.h>
 #include <math_constants.h>
 
 #include "kernels/philox.h"
@@ -142,7 +143,15 @@ DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j,
         const int64_t distance = i + x.s.Sk - x.s.Sq - j;
         z -= x.slope * (float)(distance < 0 ? -distance : distance);
     }
-    return z;
+    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN stays */
+}
+
+/* The score of a pair that is seen, or a sink, in base 2: never -inf, which stands for hidden. Beyond 2.3e38 it is not exact; rows
+ * with such scores are found by SCORE_MOST of rows.cuh. */
+DEVICE float in_base_2(float z)
+{
+    const float y = z * LOG2E;
+    return y == -CUDART_INF_F ? -FLT_MAX : y;
 }
 
 /* M of dropout: 0, or 1 / (1 - p). */
@@ -156,6 +165,11 @@ DEVICE float sink_of(const cuda_args &a, int64_t h)
 {
     const attn_view &sinks = a.g.view[ATTN_T_sinks];
     return sinks.data ? ((const float *)sinks.data)[attn_at(&sinks, 0, h, 0)] : -CUDART_INF_F;
+}
+
+DEVICE float sink_in_base_2(float sink)
+{
+    return sink == -CUDART_INF_F ? sink : in_base_2(sink);
 }
 
 /* Sequence and index inside it of packed row `row`; b = the last sequence that starts at or before it. */

@@ -48,32 +48,43 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
 {
     const attn_geometry &g = a.g;
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
-    float q[CHANNELS], o[CHANNELS] = {}, k[CHANNELS], v[CHANNELS], tanh_s;
-    float m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1; /* the sink joins the denominator once, first */
+    float unit = 1; /* of o: sums of values up to 3.4e38 may overflow where their mean does not */
+    float q[CHANNELS], k[CHANNELS], v[CHANNELS], tanh_s;
     load_row(g.view[ATTN_T_q], x.b, x.h, x.s.q_start + i, D, q);
     const attn_range keys = attn_keys_of(&g, &x.s, i);
+again:
+    float o[CHANNELS] = {};
+    float m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1; /* the sink joins the denominator once, first */
     for (int64_t j = keys.lo; j < keys.hi; j++) {
         if (!visible_by_mask(a, x, i, j)) continue;
         load_row(g.view[ATTN_T_k], x.b, hk, x.s.k_start + j, D, k);
         const float z = score(a, x, i, j, dot(q, k), &tanh_s);
-        if (z == -CUDART_INF_F) continue;
         const float m_new = z > m || z != z ? z : m;
         const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), p = expf(z - m_new);
         load_row(g.view[ATTN_T_v], x.b, hk, x.s.k_start + j, Dv, v);
-        const float kept = p * dropout(a, x, i, j);
+        const float kept = p * dropout(a, x, i, j) * unit;
         l = l * rescale + p;
         for (int c = 0; c < CHANNELS; c++) o[c] = o[c] * rescale + kept * v[c];
         m = m_new;
     }
     const float lse = l == 0 ? -CUDART_INF_F : m + logf(l);
+    bool finite = l - l == 0;
+    for (int c = 0; c < CHANNELS; c++) finite &= o[c] - o[c] == 0;
+    if (unit == 1 && !__all_sync(0xffffffff, finite)) {
+        unit = 1.0f / (1ll << 40);
+        goto again;
+    }
     if (repair) {
-        bool finite = l - l == 0 && (m == -CUDART_INF_F || fabsf(m) < SCORE_MOST);
-        for (int c = 0; c < CHANNELS; c++) finite &= o[c] - o[c] == 0;
+        finite &= unit == 1 && (m == -CUDART_INF_F || fabsf(m) < SCORE_MOST);
         if (out.data) {
             load_row(out, x.b, x.h, x.s.q_start + i, Dv, v);
             for (int c = 0; c < CHANNELS; c++) finite &= v[c] - v[c] == 0;
         }
         if (__all_sync(0xffffffff, finite)) return;
+    }
+    if (unit != 1) {
+        for (int c = 0; c < CHANNELS; c++) o[c] = o[c] / l / unit;
+        l = 1;
     }
     if (out.data) store_row(out, x.b, x.h, x.s.q_start + i, Dv, o, l == 0 ? 0 : x.v_scale / l);
     if (threadIdx.x % 32 == 0) {

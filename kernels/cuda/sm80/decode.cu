@@ -180,7 +180,6 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
         if (!visible_by_mask(a, x, i, j)) continue;
         load_row(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, g.dims.D, k);
         const float z = score(a, x, i, j, dot(q, k), &tanh_s);
-        if (z == -CUDART_INF_F) continue;
         const float m_new = z > m || z != z ? z : m;
         const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), e = expf(z - m_new),
                     kept = e * dropout(a, x, i, j);
@@ -194,7 +193,7 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
     if (__all_sync(0xffffffff, finite)) return;
     for (int c = 0; c < CHANNELS; c++)
         if (c * 32 + threadIdx.x % 32 < g.dims.Dv) O[c * 32 + threadIdx.x % 32] = o[c];
-    if (threadIdx.x % 32 == 0) *ml = make_float2(m * LOG2E, l);
+    if (threadIdx.x % 32 == 0) *ml = make_float2(m == -CUDART_INF_F ? m : in_base_2(m), l);
 }
 
 /* ---- A split ----------------------------------------------------------------------------------------------------- */
@@ -357,7 +356,7 @@ again:
                     y.slope = sm.slope[r];
                     const bool sees = r < rows && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk &&
                                       visible_by_mask(a, y, i, key);
-                    s = sees ? score(a, y, i, key, s, &tanh_s) * LOG2E : -CUDART_INF_F;
+                    s = sees ? in_base_2(score(a, y, i, key, s, &tanh_s)) : -CUDART_INF_F;
                 }
                 __syncwarp();
 #pragma unroll
@@ -484,7 +483,7 @@ again:
     const int64_t saved = place.saved + (int64_t)index * rows;
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
-        const float sink = single ? sink_of(a, sm.h[r]) * LOG2E
+        const float sink = single ? sink_in_base_2(sink_of(a, sm.h[r]))
                                   : -CUDART_INF_F; /* else combine_splits() adds it, once */
         float top = sink, sum;
         for (int w = 0; w < WK; w++) top = fmaxf(top, sm.m[w][r]);
@@ -607,7 +606,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS)
         const int i = r / group, h = (int)x.h + r % group;
         const float2 *ml = p.ml + place.saved + r;
         const float *O = p.O + (place.saved + r) * D + lane * C;
-        const float sink = sink_of(a, h) * LOG2E;
+        const float sink = sink_in_base_2(sink_of(a, h));
         const int each = p.walk > 1 ? 1 : FLOCK; /* partial results of a flock */
         float m = -CUDART_INF_F, l = 0, o[C] = {};
         for (int s = warp * FLOCK; s < splits; s += COMBINE_WARPS * FLOCK) {
@@ -652,16 +651,19 @@ __global__ void __launch_bounds__(COMBINE_THREADS)
         }
         const float factor = sum == 0 ? 0 : x.v_scale / sum;
         const attn_view &out = g.view[ATTN_T_out], &lse = g.view[ATTN_T_lse];
+        bool finite = sum - sum == 0 && (top == -CUDART_INF_F || fabsf(top) < SCORE_MOST);
         for (int d = threadIdx.x; d < g.dims.Dv && out.data; d += COMBINE_THREADS) {
             float value = 0;
 #pragma unroll
             for (int w = 0; w < COMBINE_WARPS; w++) value += factors[w] * part[w][d];
+            finite &= value - value == 0;
             store_float(out.dtype, out.data, attn_at(&out, x.b, h, x.s.q_start + i) + d, value * factor);
         }
         if (threadIdx.x == 0 && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = sum == 0 ? -CUDART_INF_F
                                                                                    : top * LN2 + logf(sum);
-        __syncthreads(); /* part is free for the next row */
+        /* part is free for the next row; and a row of huge scores, or whose sums overflow, is one by one after all */
+        if (__syncthreads_or(!finite) && warp == 0) forward_row(a, head_args_of(a, b, h), i, out, nullptr, false);
     }
 }
 

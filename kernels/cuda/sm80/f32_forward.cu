@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(shape<D, OPTIONS>::THREADS, shape<D, OPTIONS>:
 again:
     float O[MT][DT][4];
     softmax_row rows[MT][2];
-    const float sink = sink_of(a, place.x.h) * LOG2E, sink_m = rounded(sink),
+    const float sink = sink_in_base_2(sink_of(a, place.x.h)), sink_m = rounded(sink),
                 scale_log2 = place.x.scale * LOG2E * q_unit; /* of a score in S, but for K's exponent */
     int o_exponent = 126; /* O holds sums of P V 2^o_exponent: the smallest exponent of V's tiles so far */
 #pragma unroll
@@ -193,7 +193,7 @@ again:
                     float tanh_s, &s = line[r][n % BN];
                     const bool sees = i < place.x.s.Sq && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk &&
                                       visible_by_mask(a, place.x, i, key);
-                    s = sees ? score(a, place.x, i, key, s * (q_unit * k_unit), &tanh_s) * LOG2E : -CUDART_INF_F;
+                    s = sees ? in_base_2(score(a, place.x, i, key, s * (q_unit * k_unit), &tanh_s)) : -CUDART_INF_F;
                 }
                 __syncwarp();
 #pragma unroll
@@ -331,7 +331,7 @@ again:
             row.l += __shfl_xor_sync(0xffffffff, row.l, 2);
             row.l *= P_UNIT;
             const float factor = row.l == 0 ? 0 : (OPTIONS && a.drop_below ? a.drop_scale : 1) / row.l * o_unit;
-            is_finite &= row.l - row.l == 0;
+            is_finite &= row.l - row.l == 0 && (row.m == -CUDART_INF_F || fabsf(row.m) < SCORE_MOST);
 #pragma unroll
             for (int dt = 0; dt < DT; dt++)
 #pragma unroll

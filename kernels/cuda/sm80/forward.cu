@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(shape<D, OPTIONS>::THREADS, shape<D, OPTIONS>:
 again:
     float O[MT][DT][4];
     softmax_row rows[MT][2];
-    const float sink = sink_of(a, place.h) * LOG2E;
+    const float sink = sink_in_base_2(sink_of(a, place.h));
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) {
 #pragma unroll
@@ -167,7 +167,7 @@ again:
                 float tanh_s, &s = line[r][n % BN];
                 const bool sees = i < place.Sq && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk &&
                                   visible_by_mask(a, x, i, key);
-                s = sees ? score(a, x, i, key, s, &tanh_s) * LOG2E : -CUDART_INF_F;
+                s = sees ? in_base_2(score(a, x, i, key, s, &tanh_s)) : -CUDART_INF_F;
             }
             __syncwarp();
 #pragma unroll

@@ -169,7 +169,7 @@ DEVICE void add_factors(const plan &p, work &x)
     x.negative = scale < 0;
     x.c = fmaxf(p.c * fabsf(scale), 1e-30f); /* a scale of 0: all scores are equal, but -inf times 0 would be NaN */
     x.v_scale = scale_of(p, 2, x);
-    x.sink = p.sinks ? p.sinks[x.h * p.sink_stride] * LOG2E : -CUDART_INF_F;
+    x.sink = p.sinks ? sink_in_base_2(p.sinks[x.h * p.sink_stride]) : -CUDART_INF_F;
 }
 
 template <class X> DEVICE part part_of(const plan &p, const work &x, int w)

@@ -768,7 +768,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
 
             const work &z = X::OPTIONS ? sm.kept[w * 4 + warp] : x;
             /* out = O / l, lse = m scale + ln l; the sink joins the denominator here. */
-            const float sink = p.sinks ? p.sinks[z.h * p.sink_stride] * LOG2E : -CUDART_INF_F;
+            const float sink = p.sinks ? sink_in_base_2(p.sinks[z.h * p.sink_stride]) : -CUDART_INF_F;
             bool finite = true;
             float factor[2], top[2];
 #pragma unroll
