@@ -114,9 +114,9 @@ $B/attn-bench: $(call OBJ,$(BENCH_SRC)) $B/libproto.a $B/libattn.a
 $B/simd-bench: $(call OBJ,tests/bench/simd-bench.c) $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
 
-# The daemon with devices that fail as they are told (kernels/fake/fake.c), for tests/http/test_faults.py. Its own attention.o has the
+# The daemon with devices that fail as they are told (kernels/fake/fake.c), for tests/http/test_faults.py. Its own dispatch.o has the
 # backend in its list and is linked before the library's, which is then not wanted.
-FAKE := $(patsubst %,$B/fake/%.o,kernels/attention kernels/fake/fake)
+FAKE := $(patsubst %,$B/fake/%.o,kernels/dispatch kernels/fake/fake)
 $B/fake/%.o: %.c $B/flags
 	@mkdir -p $(@D)
 	$(call say,cc)$(CC) $(ALL_C) -DATTN_FAKE -c -o $@ $<
@@ -157,7 +157,7 @@ EMU_KERNELS  := $(if $(filter 80,$(COMPUTE)),$(filter-out kernels/cuda/sm90/%,$(
 CUDA_HEADERS ?= $(patsubst %/cuda_runtime.h,%,$(firstword $(wildcard $(abspath $(dir $(realpath $(shell command -v $(NVCC))))../include)/cuda_runtime.h /usr/local/cuda/include/cuda_runtime.h)))
 EMU_FLAGS     = -std=c++17 -O2 -g1 -march=x86-64-v3 -DATTN_CUDA -DEMULATED_ARCH=$(COMPUTE)0 -I$B -I. -isystem $(CUDA_HEADERS) -MMD -MP -Wall -Wextra $(if $(CI),-Werror)
 EMU_WATCH    := -fsanitize=thread --param tsan-instrument-func-entry-exit=0 --param tsan-distinguish-volatile=1
-EMU_OBJ      := $(EMU_KERNELS:%.cu=$(EMU)/%.o) $(EMU_CC:%.cc=$(EMU)/%.o) $B/emulated/kernels/attention.o
+EMU_OBJ      := $(EMU_KERNELS:%.cu=$(EMU)/%.o) $(EMU_CC:%.cc=$(EMU)/%.o) $B/emulated/kernels/dispatch.o
 
 $(EMU)/flags: FORCE
 	@mkdir -p $(@D) && echo '$(EMU_FLAGS)' | cmp -s - $@ || echo '$(EMU_FLAGS)' >$@

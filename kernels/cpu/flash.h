@@ -264,11 +264,16 @@ int64_t flash_backward_scratch(const struct flash *f);
 /* decode.c: item `rest` of a sequence of path FLASH_DOTS: a bundle of key/value heads against one span of keys. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
-/* forward.c: what a row tile's running O, m and l come to. Where its keys are split, a partial result is left;
+/* row_end.c: what a row tile's running O, m and l come to. Where its keys are split, a partial result is left;
  * otherwise out and lse are written (in a backward: lse2 and delta). O is changed. `inverse`: t->rows floats of
  * scratch. `large`: O may have overflowed. */
 void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo, float *m,
                 float *l, float *inverse, bool large);
+/* The same of a whole row: out and lse are written. */
+void flash_end_rows(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
+                    const float *l, float *inverse, bool large);
+/* Where the partial result of a row tile and a span lies: rows of part_O, part_m, part_l. */
+int64_t flash_part_row(const struct flash_tile *t, int64_t split);
 
 /* delta less dlse: rowsum(dO O) of n rows of O, queries from `first` (a row of the tensor) on of head h. dO is rounded as the
  * products round it: sum_j P (dP - delta) must come to nothing, or sums of it times a large number are off by that much. */

@@ -1,0 +1,132 @@
+/* row_end.c: what a row tile's running O, m and l come to: out and lse, or a partial result where its keys are split. Forward,
+ * its merge and decode end their rows here. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/flash.h"
+
+enum { CLOSE_ROWS = 64 }; /* that are ended together */
+
+/* Adds the sink and finds 1 / l and lse in base 2. A row without any key: inverse 0, lse2 -inf (or the sink). */
+static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
+{
+    float factor = 1;
+    double top = m;
+    if (f->p->sinks.rank) {
+        const double sink = *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) * M_LOG2E;
+        if (sink > -INFINITY && m == m) {
+            top = sink > m ? sink : m;
+            factor = m > -INFINITY ? (float)exp2(m - top) : 0.0f;
+            l = (float)(l * (double)factor + exp2(sink - top));
+        }
+    }
+    *inverse = l == 0 ? 0.0f : factor / l;
+    *lse2 = l == 0 ? -INFINITY : top + log2f(l);
+}
+
+/* Does row r of a tile have numbers that vectors of float32 cannot give? m and l are its, O is its row of sums. */
+static bool is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l, const float *O,
+                       bool large)
+{
+    if (m == -INFINITY &&
+        l == 0) { /* nothing seen; or scores that are -inf without being hidden, which score() would not leave */
+        const attn_range keys = attn_keys_of(&f->g, &t->seq->s, t->i0 + r % t->n);
+        return f->plain && keys.lo < keys.hi;
+    }
+    if (!(fabsf(m) < SIMD_SCORE_MOST && l < INFINITY)) return true;
+    bool finite = true;
+    for (int64_t d = 0; large && d < f->g.dims.Dv; d++) finite &= isfinite(O[d]) != 0;
+    return !finite;
+}
+
+/* Row r of a tile in double: to out and lse; in a backward to delta and lse2, or `exact`. */
+static void finish_exactly(const struct flash *f, const struct flash_tile *t, int r)
+{
+    const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse], *dlse = &f->g.view[ATTN_T_dlse];
+    const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n, line = t->seq->s.q_start + i, Dv = f->g.dims.Dv;
+    double row[ATTN_MAX_HEAD_DIM], delta = 0;
+    const struct flash_lse exact = flash_exact_row(f, t->b, h, i, row);
+    if (f->backward) {
+        float rounded[ATTN_MAX_HEAD_DIM];
+        flash_load_dout(f, t->b, h, line, rounded);
+        for (int64_t d = 0; d < Dv; d++) delta += row[d] * rounded[d];
+        if (f->p->dlse.rank) delta -= *(const float *)flash_at(dlse, t->b, h, line);
+        f->delta[t->row0 + r] = (float)delta;
+        flash_keep_lse(f, t->row0 + r, exact);
+        return;
+    }
+    if (f->p->lse.rank) *(float *)flash_at(lse, t->b, h, line) = (float)(exact.top + exact.rest);
+    for (int64_t d = 0; f->p->out.rank && d < Dv; d++) attn_store(out->dtype, flash_at(out, t->b, h, line), d, row[d]);
+}
+
+/* `large`: O may have overflowed. */
+void flash_end_rows(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
+                    const float *l, float *inverse, bool large)
+{
+    const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse];
+    const attn_view *dlse = &f->g.view[ATTN_T_dlse];
+    const int Dv = (int)f->g.dims.Dv;
+    const int64_t first = t->seq->s.q_start + t->i0;
+    float v_scale = 1;
+    if (f->p->v_scale.rank) v_scale = *(const float *)flash_at(&f->g.view[ATTN_T_v_scale], t->b, t->hk, 0);
+    for (int head = 0; head < t->heads; head++) {
+        const int r0 = head * t->n;
+        const int64_t h = t->h + head;
+        if (f->backward) /* rows of O times dO, still to be divided by l */
+            flash_deltas(f, t->b, h, first, t->n, O + r0 * ldo, ATTN_F32, ldo, f->delta + t->row0 + r0);
+        float *const to = f->p->lse.rank ? flash_at(lse, t->b, h, first) : NULL;
+        const bool plain = !f->backward && !f->p->sinks.rank;
+        bool strange = large;
+        for (int r = r0; plain && r < r0 + t->n; r += CLOSE_ROWS) {
+            const int n = (int)attn_min64(CLOSE_ROWS, r0 + t->n - r);
+            float rows[CLOSE_ROWS];
+            strange |= !f->simd->close(n, m + r, l + r, inverse + r, rows);
+            for (int i = 0; to && i < n; i++) to[(r - r0 + i) * lse->row] = rows[i];
+        }
+        for (int r = r0; !plain && r < r0 + t->n; r++) {
+            double lse2;
+            close_row(f, h, m[r], l[r], &inverse[r], &lse2);
+            strange |= !(fabsf(m[r]) < SIMD_SCORE_MOST && l[r] < INFINITY);
+            if (f->backward) {
+                float *delta = &f->delta[t->row0 + r];
+                *delta = inverse[r] == 0 ? 0.0f : *delta * inverse[r];
+                if (f->p->dlse.rank) *delta -= *(const float *)flash_at(dlse, t->b, h, first + r - r0);
+                const bool holds = fabs(lse2) < ATTN_LSE_MOST * M_LOG2E;
+                f->lse2[t->row0 + r] = lse2 == -INFINITY ? INFINITY /* as gradient() wants it */
+                                       : holds           ? (float)lse2
+                                                         : NAN;
+                strange |= !holds;
+            } else if (to) {
+                to[(r - r0) * lse->row] = (float)(lse2 * M_LN2);
+            }
+        }
+        if (!f->backward && f->p->out.rank)
+            f->simd->store(t->n, Dv, O + r0 * ldo, ldo, v_scale, inverse + r0, flash_at(out, t->b, h, first),
+                           out->dtype, out->row);
+        for (int r = r0; strange && r < r0 + t->n; r++)
+            if (is_strange(f, t, r, m[r], l[r], O + r * ldo, large) || (f->backward && isnan(f->lse2[t->row0 + r])))
+                finish_exactly(f, t, r);
+    }
+}
+
+/* Where the partial result of a row tile and a span lies: rows of part_O, part_m, part_l. */
+int64_t flash_part_row(const struct flash_tile *t, int64_t split)
+{
+    const struct flash_sequence *seq = t->seq;
+    if (seq->path == FLASH_DOTS) return seq->parts0 + (t->hk * seq->splits + split) * seq->part_rows;
+    return seq->parts0 + (t->row0 - seq->rows0) * seq->splits + split * simd_round_up(t->rows, FLASH_UNIT);
+}
+
+void flash_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo, float *m,
+                float *l, float *inverse, bool large)
+{
+    if (t->seq->splits == 1) {
+        flash_end_rows(f, t, O, ldo, m, l, inverse, large);
+        return;
+    }
+    const int64_t row = flash_part_row(t, split), Dv = f->g.dims.Dv;
+    memcpy(f->part_m + row, m, (size_t)t->rows * sizeof *m);
+    memcpy(f->part_l + row, l, (size_t)t->rows * sizeof *l);
+    for (int r = 0; r < t->rows; r++) memcpy(f->part_O + (row + r) * Dv, O + r * ldo, (size_t)Dv * sizeof *O);
+}

@@ -1,0 +1,376 @@
+/* run.c: a run laid out in memory, and the walk through the phases. The only file that calls them. See flash.h.
+ *
+ * Where a row of q lives in the arrays by row (packs, lse2, delta, dQ): key/value heads follow each other inside a
+ * sequence, row tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT:
+ *
+ *     rows0 of the sequence + hk * rows + offset of the tile + row in the tile
+ *
+ * Where a key lives in kv: the same with keys, each sequence rounded up to FLASH_UNIT; a key tile holds K^T and
+ * then V as B operands. */
+#include "kernels/cpu/flash.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/backend.h"
+#include "kernels/philox.h"
+
+/* ---- Tile sizes -------------------------------------------------------------------------------------------------- */
+
+/* Chosen by measurement, kernels/README.md, "The CPU ladder". Multiples of FLASH_UNIT. Br rows of q and Bc keys in
+ * a forward tile; in backward, Br rows against chunks of Bk keys. The first row that fits is taken, by the compute
+ * type and the larger of D and Dv. */
+static const struct tile_sizes {
+    attn_dtype element; /* of operands, and how many parts each number has */
+    int parts, max_d;
+    int Br, Bc, back_Br, Bk;
+} tile_sizes[] = {
+    { ATTN_BF16, 1, 128, 64, 512, 128, 256 },
+    { ATTN_BF16, 1, ATTN_MAX_HEAD_DIM, 64, 256, 64, 256 },
+    { ATTN_BF16, 2, 128, 64, 512, 128, 256 },
+    { ATTN_BF16, 2, ATTN_MAX_HEAD_DIM, 64, 256, 64, 128 },
+    { ATTN_BF16, 3, 64, 64, 512, 64, 256 },
+    { ATTN_BF16, 3, 128, 128, 256, 64, 256 },
+    { ATTN_BF16, 3, ATTN_MAX_HEAD_DIM, 128, 128, 64, 128 },
+    { ATTN_F32, 1, 128, 64, 256, 64, 256 },
+    { ATTN_F32, 1, ATTN_MAX_HEAD_DIM, 64, 128, 64, 128 },
+};
+
+enum {
+    SPLIT_KEYS = 2048,    /* a span of keys of a split row tile; a multiple of every Bc */
+    SPLIT_DOT_KEYS = 512, /* the same for FLASH_DOTS, whose items do less with a key */
+    SPLIT_TILES = 8, /* sequences with more row tiles a head than this are not split: there is work for many threads */
+    DBIAS_ROWS = 64, /* rows of dbias that are zeroed by one item */
+};
+
+/* Below this many floating point operations a run is computed by its caller alone: 10 to 50 us. A thread takes 5 to
+ * 50 us to wake. */
+static const double small_flops = 6e6;
+
+/* Sums over the sequences of a problem: exact, or bounds that need no lengths. */
+struct sums {
+    int64_t tiles, rows, items, packs, keys, parts, chunks, longest_chunks;
+};
+
+/* a + b * c, INT64_MAX on overflow: the arena then refuses. */
+static int64_t add_product(int64_t a, int64_t b, int64_t c)
+{
+    int64_t x;
+    return __builtin_mul_overflow(b, c, &x) || __builtin_add_overflow(a, x, &x) ? INT64_MAX : x;
+}
+
+/* ---- Sequences --------------------------------------------------------------------------------------------------- */
+
+/* Everything of a sequence that its own lengths decide. */
+static void shape_sequence(const struct flash *f, struct flash_sequence *q)
+{
+    const int64_t Sq = q->s.Sq, Sk = q->s.Sk, G = f->g.group;
+    q->heads = 1;
+    q->tiles = q->rows = 0;
+    if (Sq > f->Br / 2) {
+        q->tiles = G * attn_tiles(Sq, f->Br);
+        q->rows = G * simd_round_up(Sq, FLASH_UNIT);
+    } else if (Sq > 0) {
+        q->heads = (int)attn_min64(G, f->Br / Sq);
+        q->tiles = attn_tiles(G, q->heads);
+        q->rows = (q->tiles - 1) * simd_round_up(q->heads * Sq, FLASH_UNIT) +
+                  simd_round_up((G - (q->tiles - 1) * q->heads) * Sq, FLASH_UNIT);
+    }
+    q->path = q->tiles == 1 && G * Sq <= FLASH_DOT_ROWS ? FLASH_DOTS : FLASH_TILES;
+    q->packs = q->path == FLASH_TILES && q->tiles > 1;
+    q->bundle = q->path == FLASH_DOTS ? f->bundle : 1;
+    const int64_t span = q->path == FLASH_DOTS ? SPLIT_DOT_KEYS : SPLIT_KEYS;
+    q->splits = q->tiles > 0 && q->tiles <= SPLIT_TILES && Sk >= 2 * span ? attn_tiles(Sk, span) : 1;
+    q->span = q->splits > 1 ? span : attn_max64(Sk, 1);
+    q->part_rows = q->splits == 1 ? 0 : q->path == FLASH_DOTS ? G * Sq : q->rows;
+}
+
+static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
+{
+    /* Not packed, the keys past seqlens_k have gradients too (zeros), which the chunks write. */
+    return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
+}
+
+static void add_sequence(const struct flash *f, const struct flash_sequence *q, int64_t times, struct sums *to)
+{
+    const int64_t heads = f->g.dims.Hk, n = add_product(0, heads, times), chunks = chunks_of(f, q);
+    to->tiles = add_product(to->tiles, n, q->tiles);
+    to->rows = add_product(to->rows, n, q->rows);
+    to->items = add_product(to->items, add_product(0, attn_tiles(heads, q->bundle), times), q->tiles * q->splits);
+    to->packs = add_product(to->packs, n, q->packs ? attn_tiles(q->s.Sk, f->Bc) : 0);
+    to->keys = add_product(to->keys, n, q->packs ? simd_round_up(q->s.Sk, FLASH_UNIT) : 0);
+    to->parts = add_product(to->parts, n, add_product(0, q->part_rows, q->splits));
+    to->chunks = add_product(to->chunks, n, chunks);
+    if (chunks > to->longest_chunks) to->longest_chunks = chunks;
+}
+
+/* Sums for the longest that the lengths may be. Packed, by these facts: a key/value head of a sequence has at most
+ * 1 + 2 G Sq / Br row tiles; a tile is rounded up by at most FLASH_UNIT - 1 rows; only sequences of 2 SPLIT_KEYS
+ * keys and more are split, into at most 3/2 Sk / SPLIT_KEYS spans, and each has then at most SPLIT_TILES tiles;
+ * FLASH_DOTS likewise.
+ * */
+static struct sums bound_sums(const struct flash *f)
+{
+    struct sums sums = { 0 };
+    const attn_dims *d = &f->g.dims;
+    if (!d->packed) {
+        struct flash_sequence q = { .s = { .Sq = d->Sq, .Sk = d->Sk } };
+        shape_sequence(f, &q);
+        add_sequence(f, &q, d->B, &sums);
+        return sums;
+    }
+    const int64_t G = f->g.group, sequences = attn_min64(d->B, d->total_q);
+    const int64_t tiles = sequences + add_product(0, 2 * G, d->total_q) / f->Br;
+    const int64_t rows = add_product(add_product(0, G, d->total_q), FLASH_UNIT - 1, tiles);
+    const int64_t spans = d->total_k + d->total_k / 2; /* of SPLIT_KEYS */
+    sums.tiles = add_product(0, d->Hk, tiles);
+    sums.rows = add_product(0, d->Hk, rows);
+    sums.packs = add_product(0, d->Hk, d->total_k / f->Bc + d->B);
+    sums.keys = add_product(0, d->Hk, d->total_k + (FLASH_UNIT - 1) * d->B);
+    sums.parts = add_product(0, d->Hk,
+                             add_product(0, attn_min64(rows, SPLIT_TILES * (int64_t)f->Br), spans / SPLIT_KEYS));
+    sums.parts = add_product(sums.parts, d->Hk, add_product(0, FLASH_DOT_ROWS, spans / SPLIT_DOT_KEYS));
+    sums.longest_chunks = attn_tiles(d->total_k, f->Bk);
+    sums.chunks = add_product(0, d->Hk, d->total_k / f->Bk + d->B);
+    return sums;
+}
+
+static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
+{
+    struct sums sums = { 0 };
+    for (int64_t b = 0; b < f->B; b++) {
+        struct flash_sequence q = { .s = attn_sequence_of(&f->g, b) };
+        shape_sequence(f, &q);
+        q.tiles0 = sums.tiles, q.rows0 = sums.rows, q.items0 = sums.items, q.packs0 = sums.packs;
+        q.keys0 = sums.keys, q.parts0 = sums.parts, q.chunks0 = sums.chunks;
+        add_sequence(f, &q, 1, &sums);
+        if (seq) seq[b] = q;
+    }
+    return sums;
+}
+
+/* ---- A problem --------------------------------------------------------------------------------------------------- */
+
+/* Types of several parts pad D and Dv to 32 and are about 1.4 (three parts) or 2 times as fast as f32 products
+ * where nothing is padded. */
+static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
+{
+    /* Where scores are numbers of ordinary size in spite of such a scale, the products are next to nothing: bf16's take that for 0. */
+    if (fabs(scale) > 0x1p32) return &simd->f32;
+    /* e4m3 is exact in bf16. */
+    const struct simd_type *t = simd_type_for(simd, dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype);
+    const int64_t padded = simd_round_up(D, SIMD_PANEL) + simd_round_up(Dv, SIMD_PANEL);
+    const double slower = (double)padded / (double)(D + Dv);
+    return slower > (t->parts == 3 ? 1.2 : t->parts == 2 ? 1.9 : INFINITY) ? &simd->f32 : t;
+}
+
+static void resolve(const struct simd *simd, const attn_problem *p, struct flash *f)
+{
+    memset(f, 0, sizeof *f);
+    f->p = p;
+    f->simd = simd;
+    f->g = attn_geometry_of(p);
+    f->type = type_of(simd, p->q.dtype, f->g.dims.D, f->g.dims.Dv, f->g.scale);
+    f->B = f->g.dims.B;
+    f->backward = p->op == ATTN_OP_BACKWARD;
+    f->recompute = f->backward && p->lse.rank == 0;
+    f->forward_type = f->type;
+    /* Distances of ALiBi are hundreds: of the P V that delta is made of every bit counts, so P is two numbers, as for float16. Whether
+     * the gradient of the slopes is wanted does not matter: it may not change another's bits. */
+    if (f->recompute && p->alibi_slopes.rank && f->type->dtype == ATTN_BF16 && f->type->parts == 1)
+        f->forward_type = type_of(simd, ATTN_F16, f->g.dims.D, f->g.dims.Dv, f->g.scale);
+    f->plain = !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank &&
+               !p->mask_startend_rows.rank;
+    f->drop_threshold = attn_dropout_threshold(p->dropout_p);
+    f->dropout = p->dropout_p > 0;
+    f->drop_scale = (float)(1 / (1 - p->dropout_p));
+    const int64_t d = attn_max64(f->g.dims.D, f->g.dims.Dv);
+    for (size_t i = 0; i < sizeof tile_sizes / sizeof *tile_sizes; i++) {
+        const struct tile_sizes *t = &tile_sizes[i];
+        if (t->element != f->type->dtype || t->parts != f->type->parts || d > t->max_d) continue;
+        f->Br = f->backward ? t->back_Br : t->Br;
+        f->Bc = t->Bc;
+        f->Bk = t->Bk;
+        break;
+    }
+    /* Heads that lie side by side in memory are read side by side. */
+    f->bundle = 1;
+    if (f->g.view[ATTN_T_k].head < f->g.view[ATTN_T_k].row)
+        f->bundle = FLASH_BUNDLE_ROWS / (int)attn_min64(FLASH_DOT_ROWS, attn_max64(1, f->g.group * f->g.dims.Sq));
+    f->bundle = (int)attn_min64(f->bundle, f->g.dims.Hk);
+    if (p->mask_startend_rows.rank) {
+        f->mask_heads = p->mask_startend_rows.shape[1];
+        f->mask_blocks = attn_tiles(f->g.dims.Sk, FLASH_MASK_BLOCK);
+    }
+    /* Sums of dbias over heads of several groups, or over batch rows: their tasks become one, see backward.c. */
+    if (f->backward && p->dbias.rank) {
+        const bool heads = p->bias.shape[1] != f->g.dims.H, batch = p->bias.shape[0] != f->g.dims.B;
+        if ((heads && f->g.dims.Hk > 1) || (batch && f->B > 1))
+            f->dbias_classes = (heads ? 1 : f->g.dims.Hk) * (batch ? attn_min64(f->B, 1) : f->B);
+        f->dbias_blocks = attn_tiles(p->bias.shape[2], DBIAS_ROWS);
+        f->dbias_slices = p->bias.shape[0] * p->bias.shape[1] * f->dbias_blocks;
+    }
+}
+
+/* Cuts (or measures) the problem's share of the workspace. */
+static void cut(struct flash *f, const struct sums *sums, struct flash_arena *arena)
+{
+    const attn_dims *d = &f->g.dims;
+    const struct simd_type *t = f->type, *forward_t = f->forward_type;
+    const int64_t es = simd_element_bytes(t);
+    f->seq = flash_take(arena, f->B, sizeof *f->seq);
+    const bool forward = !f->backward || f->recompute;
+    if (forward) {
+        f->kv_key_bytes = (simd_round_up(d->D, forward_t->k_multiple) + simd_round_up(d->Dv, SIMD_PANEL)) *
+                          simd_element_bytes(forward_t) * forward_t->parts;
+        f->kv = flash_take(arena, sums->keys, f->kv_key_bytes);
+        f->v_values = flash_take(arena, sums->packs, 1);
+        f->part_O = flash_take(arena, sums->parts, d->Dv * 4);
+        f->part_m = flash_take(arena, sums->parts, 4);
+        f->part_l = flash_take(arena, sums->parts, 4);
+    }
+    if (f->mask_heads)
+        f->extremes = flash_take(arena, f->B * f->mask_heads, f->mask_blocks * (int64_t)sizeof *f->extremes);
+    if (f->backward) {
+        f->q_lda = simd_lda(t, d->D);
+        f->do_lda = simd_lda(t, d->Dv);
+        /* simd_ld() of a tile's rows is at most 64 bytes more than the rows. */
+        f->q_unit_bytes = simd_round_up(d->D, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
+        f->do_unit_bytes = simd_round_up(d->Dv, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
+        f->dq_ld = simd_round_up(d->D, 16);
+        f->Qa = flash_take(arena, sums->rows, f->q_lda * es);
+        f->dOa = flash_take(arena, sums->rows, f->do_lda * es);
+        f->Qat = flash_take(arena, sums->rows / FLASH_UNIT + 1, f->q_unit_bytes);
+        f->dOat = flash_take(arena, sums->rows / FLASH_UNIT + 1, f->do_unit_bytes);
+        f->dO_dirty = flash_take(arena, sums->rows / FLASH_UNIT + 1, 1);
+        f->lse2 = flash_take(arena, sums->rows, 4);
+        f->delta = flash_take(arena, sums->rows, 4);
+        f->exact = flash_take(arena, sums->rows, sizeof *f->exact);
+        if (f->p->dq.rank) f->dQ = flash_take(arena, sums->rows, f->dq_ld * 4);
+        f->chunks = sums->longest_chunks;
+        f->progress = flash_take(arena, sums->chunks, sizeof *f->progress);
+        if (f->p->dalibi_slopes.rank) f->slope_parts = flash_take(arena, add_product(0, f->B, d->H), f->chunks * 8);
+    }
+    f->tiles_all = sums->tiles;
+    f->packs_all = sums->packs;
+    f->chunks_all = sums->chunks;
+    f->items[FLASH_PREPARE] = f->B * f->mask_heads + (forward ? sums->packs : 0);
+    f->items[FLASH_FORWARD] = forward ? sums->items : 0;
+    f->items[FLASH_MERGE] = forward && sums->parts > 0 ? sums->tiles : 0;
+    if (f->backward) {
+        f->items[FLASH_ROWS] = sums->tiles + f->dbias_slices;
+        f->items[FLASH_KEYS] = f->dbias_classes > 0 ? f->dbias_classes * f->chunks : sums->chunks;
+        f->items[FLASH_FINISH] = (f->p->dq.rank ? sums->tiles : 0) +
+                                 (f->p->dsinks.rank || f->p->dalibi_slopes.rank ? d->H : 0);
+    }
+}
+
+static int64_t scratch_bytes(const struct flash *f)
+{
+    int64_t bytes = 0;
+    if (!f->backward || f->recompute) {
+        bytes = attn_max64(bytes, flash_forward_scratch(f));
+        bytes = attn_max64(bytes, flash_decode_scratch(f));
+    }
+    if (f->backward) bytes = attn_max64(bytes, flash_backward_scratch(f));
+    return bytes;
+}
+
+static attn_status measure(const struct simd *simd, int threads, const attn_plan *plans, int count, bool exact,
+                           size_t *bytes, attn_error *err)
+{
+    struct flash_arena arena = { 0 };
+    struct flash f;
+    int64_t scratch = 0;
+    flash_take(&arena, count, sizeof f);
+    for (int n = 0; n < count; n++) {
+        resolve(simd, plans[n].problem, &f);
+        const struct sums sums = exact ? place_sequences(&f, NULL) : bound_sums(&f);
+        cut(&f, &sums, &arena);
+        scratch = attn_max64(scratch, scratch_bytes(&f));
+    }
+    flash_take(&arena, threads, (scratch + 63) & ~INT64_C(63));
+    if (arena.used == INT64_MAX)
+        return attn_fail(err, ATTN_TOO_LARGE, "", "the workspace of this problem would be over 2^63 bytes");
+    *bytes = (size_t)arena.used;
+    return ATTN_OK;
+}
+
+attn_status flash_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
+                        attn_error *err)
+{
+    return measure(simd, threads, plans, count, false, bytes, err);
+}
+
+attn_status flash_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
+                              attn_error *err)
+{
+    return measure(simd, threads, plans, count, true, bytes, err);
+}
+
+/* ---- The walk through the phases --------------------------------------------------------------------------------- */
+
+static void (*const phase_items[FLASH_PHASES])(const struct flash *, char *, int64_t) = {
+    [FLASH_PREPARE] = flash_prepare_item, [FLASH_FORWARD] = flash_forward_item, [FLASH_MERGE] = flash_merge_item,
+    [FLASH_ROWS] = flash_rows_item,       [FLASH_KEYS] = flash_keys_item,       [FLASH_FINISH] = flash_finish_item,
+};
+
+struct walk {
+    const struct flash_run *run;
+    enum flash_phase phase;
+};
+
+static void walk_item(void *context, int worker, int64_t item)
+{
+    const struct walk *walk = context;
+    const struct flash_run *run = walk->run;
+    if (attn_is_cancelled(run->cancel)) return; /* the items that are left cost a look each */
+    int low = 0, high = run->count;             /* the last problem whose first item is not past this one */
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (run->problems[middle].first[walk->phase] <= item) low = middle;
+        else high = middle;
+    }
+    const struct flash *f = &run->problems[low];
+    phase_items[walk->phase](f, run->scratch + worker * run->scratch_bytes, item - f->first[walk->phase]);
+}
+
+bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plans, int count, void *workspace,
+               const int *cancel)
+{
+    struct flash_arena arena = { .base = workspace };
+    struct flash_run run = { .simd = simd, .count = count, .cancel = cancel };
+    double flops = 0;
+    run.problems = flash_take(&arena, count, sizeof *run.problems);
+    for (int n = 0; n < count; n++) {
+        struct flash *f = &run.problems[n];
+        resolve(simd, plans[n].problem, f);
+        f->cancel = cancel;
+        struct flash_arena ahead = arena; /* cut() takes seq first: fill it in, for its sums are what cut() needs */
+        f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
+        const struct sums sums = place_sequences(f, f->seq);
+        cut(f, &sums, &arena);
+        for (int64_t c = 0; f->backward && c < f->chunks_all; c++) atomic_init(&f->progress[c].tile, 0);
+        for (int phase = 0; phase < FLASH_PHASES; phase++) {
+            f->first[phase] = run.items[phase];
+            run.items[phase] += f->items[phase];
+        }
+        run.scratch_bytes = attn_max64(run.scratch_bytes, (scratch_bytes(f) + 63) & ~INT64_C(63));
+        flops += (double)sums.rows * (double)f->g.dims.Sk * 2 * (double)(f->g.dims.D + f->g.dims.Dv) *
+                 (f->backward ? 2.5 : 1);
+    }
+    run.scratch = flash_take(&arena, pool_threads(pool), run.scratch_bytes);
+    const bool small = flops < small_flops;
+    for (int phase = 0; phase < FLASH_PHASES && !attn_is_cancelled(cancel); phase++) {
+        struct walk walk = { &run, (enum flash_phase)phase };
+        if (small)
+            for (int64_t item = 0; item < run.items[phase]; item++) walk_item(&walk, 0, item);
+        else pool_run(pool, run.items[phase], walk_item, &walk);
+    }
+    simd->leave();
+    return !attn_is_cancelled(cancel);
+}

@@ -1,0 +1,264 @@
+/* dispatch.c: the way from a call to the backend that serves it.
+ *
+ *   backends    the list of the build, in order of preference
+ *   kernels     rows of a backend, the first that takes a problem; a plan is that choice
+ *   dispatch    one line per function: the device knows its backend
+ *
+ * To add a backend: a table of functions (backend.h) and a row in `backends`. */
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+#include <strings.h>
+
+#include "attention.h"
+#include "backend.h"
+#include "tiles.h"
+
+/* ---- Backends ---------------------------------------------------------------------------------------------------- */
+
+/* Preferred first. A server takes the first whose count is above 0; "reference" only by name. */
+static const attn_backend *const backends[] = {
+#ifdef ATTN_FAKE
+    &attn_backend_fake,
+#endif
+#ifdef ATTN_CUDA
+    &attn_backend_cuda,
+#endif
+    &attn_backend_cpu,
+    &attn_backend_reference,
+};
+enum { BACKENDS = sizeof backends / sizeof *backends };
+
+const char *const *attn_backends(void)
+{
+    /* Written out and not copied from the tables, for it must be constant before any thread starts. */
+    static const char *const names[] = {
+#ifdef ATTN_FAKE
+        "fake",
+#endif
+#ifdef ATTN_CUDA
+        "cuda",
+#endif
+        "cpu",  "reference", NULL,
+    };
+    static_assert(sizeof names / sizeof *names == BACKENDS + 1, "a backend without a name");
+    return names;
+}
+
+static const attn_backend *backend_named(const char *name)
+{
+    for (int i = 0; i < BACKENDS; i++)
+        if (!strcmp(name, backends[i]->name)) return backends[i];
+    return NULL;
+}
+
+int attn_device_count(const char *backend)
+{
+    const attn_backend *b = backend_named(backend);
+    return b ? b->count() : 0;
+}
+
+attn_status attn_device_open(const char *backend, int index, const attn_device_options *options, attn_device **device,
+                             attn_error *err)
+{
+    static const attn_device_options defaults = { 0 };
+    const attn_backend *b = backend_named(backend);
+    int count;
+    *device = NULL;
+    if (!b) return attn_fail(err, ATTN_NOT_FOUND, "", "there is no backend '%s' in this build", backend);
+    count = b->count();
+    if (index < 0 || index >= count)
+        return attn_fail(err, ATTN_NOT_FOUND, "", "backend %s has %d devices, there is no number %d", backend, count,
+                         index);
+    return b->open(index, options ? options : &defaults, device, err);
+}
+
+void attn_device_close(attn_device *device)
+{
+    if (device) device->backend->close(device);
+}
+
+/* ---- Kernels and plans ------------------------------------------------------------------------------------------- */
+
+const attn_kernel *attn_kernel_at(const attn_device *device, int index)
+{
+    return device->backend->kernel(device, index);
+}
+
+bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features)
+{
+    const attn_dims d = attn_dims_of(problem);
+    return kernel->op == problem->op && (kernel->dtypes >> problem->q.dtype & 1) && d.D <= kernel->head_dim &&
+           d.Dv <= kernel->head_dim && (features & ~kernel->features) == 0;
+}
+
+attn_status attn_plan_for(const attn_device *device, const attn_problem *problem, uint64_t features, attn_plan *plan,
+                          attn_error *err)
+{
+    const attn_backend *backend = device->backend;
+    plan->problem = problem;
+    plan->features = features;
+    plan->workspace_bytes = 0;
+    plan->form = NULL;
+    if (backend->plan) plan->geometry = attn_geometry_of(problem);
+    for (int n = 0; (plan->kernel = backend->kernel(device, n)); n++)
+        if (attn_kernel_takes(plan->kernel, problem, features) && (!backend->plan || backend->plan(device, n, plan)))
+            return ATTN_OK;
+    return attn_fail(err, ATTN_UNSUPPORTED, "", "%s: no kernel computes this %s of %s", backend->name,
+                     problem->op == ATTN_OP_FORWARD ? "forward" : "backward", attn_dtype_name(problem->q.dtype));
+}
+
+attn_status attn_plan_make(const attn_device *device, const attn_problem *problem, attn_plan *plan, attn_error *err)
+{
+    return attn_plan_for(device, problem, attn_features(problem), plan, err);
+}
+
+/* ---- Dispatch ---------------------------------------------------------------------------------------------------- */
+
+/* The next problems, from *first on, that are not empty and follow each other: how many, 0 at the end. */
+static int next_stretch(const attn_plan *plans, int count, int *first)
+{
+    int end;
+    while (*first < count && attn_is_empty(plans[*first].problem)) ++*first;
+    for (end = *first; end < count && !attn_is_empty(plans[end].problem);) end++;
+    return end - *first;
+}
+
+void attn_device_describe(const attn_device *device, attn_device_info *info)
+{
+    memset(info, 0, sizeof *info);
+    device->backend->describe(device, info);
+}
+
+attn_status attn_device_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err)
+{
+    *memory = NULL;
+    return device->backend->device_alloc(device, bytes, memory, err);
+}
+
+void attn_device_free(attn_device *device, void *memory)
+{
+    if (memory) device->backend->device_free(device, memory);
+}
+
+attn_status attn_staging_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err)
+{
+    *memory = NULL;
+    return device->backend->staging_alloc(device, bytes, memory, err);
+}
+
+void attn_staging_free(attn_device *device, void *memory, size_t bytes)
+{
+    if (memory) device->backend->staging_free(device, memory, bytes);
+}
+
+attn_status attn_workspace(const attn_device *device, const attn_plan *plans, int count, size_t *bytes, attn_error *err)
+{
+    *bytes = 0;
+    for (int first = 0, n; (n = next_stretch(plans, count, &first)) > 0; first += n) {
+        size_t part = 0;
+        const attn_status status = device->backend->workspace(device, plans + first, n, &part, err);
+        if (status != ATTN_OK) return status;
+        if (part > *bytes) *bytes = part; /* one stretch after the other uses it */
+    }
+    return ATTN_OK;
+}
+
+attn_status attn_stream_open(attn_device *device, attn_stream **stream, attn_error *err)
+{
+    *stream = NULL;
+    return device->backend->stream_open(device, stream, err);
+}
+
+void attn_stream_close(attn_stream *stream)
+{
+    if (stream) stream->device->backend->stream_close(stream);
+}
+
+attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
+                      attn_error *err)
+{
+    return bytes ? stream->device->backend->copy(stream, to, from, bytes, direction, err) : ATTN_OK;
+}
+
+attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err)
+{
+    /* attn_check() lets an output through whose memory is still to be found; here it must be there. */
+    for (int n = 0; n < count; n++)
+        for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+            const attn_problem *p = plans[n].problem;
+            const attn_tensor *t = &p->tensor[id];
+            const attn_role role = attn_tensors[id].role;
+            int64_t elements;
+            if (t->rank == 0 || t->data) continue;
+            if (p->op == ATTN_OP_FORWARD && (role == ATTN_ROLE_IN_BACK || role == ATTN_ROLE_OUT_BACK)) continue;
+            if (!attn_shape_elements(t->rank, t->shape, &elements) || elements > 0)
+                return attn_fail(err, ATTN_INVALID, "", "%s: has no memory", attn_tensors[id].name);
+        }
+    for (int first = 0, n; (n = next_stretch(plans, count, &first)) > 0; first += n) {
+        if (attn_is_cancelled(stream->cancel)) return attn_given_up(err);
+        const attn_status status = stream->device->backend->run(stream, plans + first, n, workspace, err);
+        if (status != ATTN_OK) return status;
+    }
+    return ATTN_OK;
+}
+
+void attn_stream_heed(attn_stream *stream, const int *cancel)
+{
+    stream->cancel = cancel;
+}
+
+void attn_cancel(int *cancel)
+{
+    __atomic_store_n(cancel, 1, __ATOMIC_RELAXED);
+}
+
+static attn_status run_one(attn_stream *stream, const attn_problem *problem, attn_op op, void *workspace,
+                           attn_error *err)
+{
+    attn_problem p = *problem;
+    attn_plan plan;
+    p.op = op;
+    const attn_status status = attn_plan_make(stream->device, &p, &plan, err);
+    return status == ATTN_OK ? attn_run(stream, &plan, 1, workspace, err) : status;
+}
+
+attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err)
+{
+    return run_one(stream, problem, ATTN_OP_FORWARD, workspace, err);
+}
+
+attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err)
+{
+    return run_one(stream, problem, ATTN_OP_BACKWARD, workspace, err);
+}
+
+attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err)
+{
+    if (slot < 0 || slot >= ATTN_MARKS) return attn_fail(err, ATTN_INVALID, "", "there is no mark %d", slot);
+    return stream->device->backend->mark(stream, slot, err);
+}
+
+double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot)
+{
+    if (from_slot < 0 || from_slot >= ATTN_MARKS || to_slot < 0 || to_slot >= ATTN_MARKS) return 0;
+    return stream->device->backend->elapsed_us(stream, from_slot, to_slot);
+}
+
+double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot)
+{
+    const attn_backend *backend = from->device->backend;
+    if (from_slot < 0 || from_slot >= ATTN_MARKS || to_slot < 0 || to_slot >= ATTN_MARKS) return NAN;
+    return from->device == to->device && backend->between_us ? backend->between_us(from, from_slot, to, to_slot) : NAN;
+}
+
+attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err)
+{
+    *done = false;
+    return stream->device->backend->done(stream, done, err);
+}
+
+attn_status attn_stream_wait(attn_stream *stream, attn_error *err)
+{
+    return stream->device->backend->wait(stream, err);
+}
