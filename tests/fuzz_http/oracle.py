@@ -220,9 +220,12 @@ class Problem:
         need(alibi is None or alibi.shape in ((H,), (B, H)), 'shape of alibi_slopes')
         need(sinks is None or sinks.shape == (H,), 'shape of sinks')
         need(lengths is None or lengths.shape == (B,) and np.all((0 <= lengths) & (lengths <= Sk)), 'seqlens_k')
-        scale = o.get('scale', 1 / np.sqrt(D))
-        need(np.isfinite(scale), 'scale')
-        common = dict(scale=scale, causal=o.get('causal', False), window=tuple(o.get('window', (-1, -1))), softcap=o.get('softcap', 0),
+        try:
+            scale, softcap = float(o.get('scale', 1 / np.sqrt(D))), float(o.get('softcap', 0))
+        except OverflowError:
+            raise Invalid('a number that rounds to infinity')
+        need(np.isfinite(scale) and np.isfinite(softcap), 'scale, softcap')
+        common = dict(scale=scale, causal=o.get('causal', False), window=tuple(o.get('window', (-1, -1))), softcap=softcap,
                       top_left=o.get('alignment') == 'top_left')
         dout = dlse = None
         if self.back:
