@@ -329,7 +329,7 @@ static int gather(struct device *device, struct slot *slot)
     return count;
 }
 
-/* Which kernel computes each of them. Devices differ: that job_prepare() found one on another says nothing of this. */
+/* Which kernel computes each of them. Devices differ: that prepare_job() found one on another says nothing of this. */
 static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
 {
     int n = 0;

@@ -34,6 +34,7 @@
 #include "server/base/arena.h"
 #include "server/base/clock.h"
 #include "server/work/contexts.h"
+#include "server/work/prepare.h"
 #include "server/device/devices.h"
 #include "server/base/digits.h"
 #include "server/base/log.h"
@@ -238,7 +239,7 @@ static void admit(struct request *request, const struct framing *f)
 
 static enum MHD_Result answer_now(struct request *request, bool close)
 {
-    if (request->failed && request->job) job_finish_contexts(request->job, false);
+    if (request->failed && request->job) prepare_finish_contexts(request->job, false);
     if (request->state == REQUEST_RECEIVING) {
         request_drop_body(request);
         if (!peer_enter(request->peer, PEER_SEND)) return MHD_NO;
@@ -343,13 +344,13 @@ static enum MHD_Result body_done(struct request *request)
         check_apply(request, &result);
         if (request->failed) return answer_now(request, false);
         if (request->job->runnable == 0) { /* every item of the envelope is refused */
-            job_finish_contexts(request->job, false);
+            prepare_finish_contexts(request->job, false);
             return answer_now(request, false);
         }
     }
     request_leave(request);
     if (!peer_enter(request->peer, PEER_WORK)) { /* cut in this moment for being too slow */
-        if (request->job) job_finish_contexts(request->job, false);
+        if (request->job) prepare_finish_contexts(request->job, false);
         return MHD_NO;
     }
     if (request->job && devices_run_here(server->devices, request->job)) {

@@ -8,6 +8,7 @@
 #include "server/base/config.h"
 #include "server/device/devices.h"
 #include "server/work/server.h"
+#include "server/work/prepare.h"
 
 enum {
     LONG_SKELETON_BYTES = 32 << 10, /* 2 ms of names and shapes */
@@ -52,7 +53,7 @@ static attn_status make_job(struct request *request, struct check_result *result
     if (request->extent) arena_arrived(server->arena, request->extent);
     request->extent = NULL; /* the job's now */
     result->deadline_ns = check_deadline(request, call);
-    return job_prepare(request->job, devices_any(server->devices), devices_largest(server->devices), err);
+    return prepare_job(request->job, devices_any(server->devices), devices_largest(server->devices), err);
 }
 
 /* Work that one request may not ask for, or that cannot be done in time: said at once, and not after all of it has been

@@ -39,6 +39,7 @@
 #include "server/base/arena.h"
 #include "server/base/clock.h"
 #include "server/work/contexts.h"
+#include "server/work/prepare.h"
 #include "server/device/devices.h"
 #include "server/sched/check.h"
 #include "server/sched/finish.h"
@@ -142,7 +143,7 @@ static void detach(struct loop *loop, struct request *request)
         request_leave(request);
         loop->queue_changed = true;
     }
-    job_finish_contexts(job, false); /* a device may still read what it uses: it is only read, and stays leased */
+    prepare_finish_contexts(job, false); /* a device may still read what it uses: it is only read, and stays leased */
     if (job->batch && --job->batch->waiting == 0) attn_cancel(&job->batch->cancel); /* it would compute for nobody */
     job->batch = NULL;
     if (job->finishing) job->finishing->cancelled = true;
@@ -302,7 +303,7 @@ static void on_check(uv_check_t *check)
 /* The job is done and its request still wants the answer. */
 static void conclude(struct loop *loop, struct job *job)
 {
-    job_finish_contexts(job, true);
+    prepare_finish_contexts(job, true);
     hand_back(loop, job->request);
 }
 
@@ -395,7 +396,7 @@ static void batch_done(struct loop *loop, struct batch *batch)
         if (request != NULL) {
             if (!job->ran) {
                 request_fail_status(request, &job->error);
-                job_finish_contexts(job, false);
+                prepare_finish_contexts(job, false);
                 hand_back(loop, request);
             } else {
                 batch_note_times(batch, job);
@@ -445,7 +446,7 @@ static void on_checked(uv_work_t *work, int status)
             cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a deadline");
         return;
     }
-    if (request->job) job_finish_contexts(request->job, false);
+    if (request->job) prepare_finish_contexts(request->job, false);
     request_drop_body(request); /* its slot, and what a decoder that failed still holds */
     hand_back(loop, request);
 }

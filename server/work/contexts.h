@@ -6,7 +6,7 @@
  * a job, until the last of them is gone.
  *
  * It is taken by the first backward of the same caller that names it. Whoever knows what became of that backward says so
- * (job_finish_contexts()): when it did not run (refused, failed, its client gone, its deadline over), the context can be
+ * (prepare_finish_contexts()): when it did not run (refused, failed, its client gone, its deadline over), the context can be
  * taken again. */
 #ifndef CONTEXTS_H
 #define CONTEXTS_H

@@ -52,7 +52,7 @@ struct job {
     struct job **saved;    /* per item: the job whose context it uses (a reference is held), or NULL; NULL: none does */
     bool wants_verify, wants_save;
     bool wants_measure;  /* so many numbers are written as text that their length is found out beforehand, in pieces */
-    bool holds_contexts; /* taken or reserved: somebody must still call job_finish_contexts() */
+    bool holds_contexts; /* taken or reserved: somebody must still call prepare_finish_contexts() */
     int context_count;   /* entries that pin this job: contexts.c's, under its lock */
 
     /* The loop's. */
@@ -71,21 +71,9 @@ struct job {
 struct job *job_new(struct arena *arena, struct contexts *contexts, struct caller *caller, struct extent *inputs,
                     proto_call *call);
 struct job *job_hold(struct job *job);
-void job_release(struct job *job); /* NULL is fine. The last one: job_finish_contexts() was called, if need be */
-
-/* The end of the contexts that the job uses or makes, called by the owner of its request, who knows what became of it.
- * `ran`: the kernels ran and somebody waits for the result; of each item without an error, the context that it used is
- * gone and the one that it made can be taken. Otherwise what it used is given back and what it would have made is
- * forgotten. Once is enough, further calls do nothing. */
-void job_finish_contexts(struct job *job, bool ran);
+void job_release(struct job *job); /* NULL is fine. The last one: prepare_finish_contexts() was called, if need be */
 
 /* Gives the tensors' memory back early: nobody will read them any more. Only while there is a single reference. */
 void job_release_memory(struct job *job);
-
-/* Everything that happens between decoding and queueing: contexts are resolved, outputs placed, kernels looked up,
- * work counted. An item that fails keeps its error in results[i] (an envelope answers it there); returns that error
- * when the body is no envelope, or what befell the whole job (BUSY: no memory for the outputs; TOO_LARGE: more than
- * `largest`, the device with the most memory, will ever have for it). */
-attn_status job_prepare(struct job *job, const attn_device *device, const attn_device_info *largest, attn_error *err);
 
 #endif

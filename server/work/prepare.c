@@ -1,0 +1,269 @@
+/* prepare.c: from a decoded body to something a device can run.
+ *
+ * Where the tensors lie (one extent, leased at the headers; a second one only when the outputs are larger than was
+ * expected):
+ *
+ *   inputs:  | q | k | v | ... as decoded ...  | out | lse |  free  |
+ *            0                                 inputs_used         bytes
+ *   spare:   | out | lse | ... when they do not fit behind the inputs
+ *
+ * Every tensor starts on a 64-byte boundary. All outputs lie in one piece, so that a device with memory of its own
+ * copies them back in one piece; the same holds for the inputs. */
+#include "server/work/prepare.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/base/caller.h"
+#include "server/base/clock.h"
+#include "server/work/contexts.h"
+#include "server/work/verify.h"
+
+enum {
+    ALIGNMENT = 64,
+    MEASURE_AT_ONCE = 4096, /* numbers whose text is measured by the HTTP thread itself: a millisecond at most */
+};
+
+/* Jobs above this are never joined with others: they keep a device busy alone, and small ones should not wait for
+ * them. */
+#define SMALL_FLOPS 1e8
+#define SMALL_BYTES ((size_t)2 << 20)
+/* A device with so much memory has enough for any small job, scratch memory included: it is not added up. */
+#define SMALL_DEVICE (INT64_C(256) << 20)
+
+void prepare_finish_contexts(struct job *job, bool ran)
+{
+    if (!job->holds_contexts) return;
+    job->holds_contexts = false;
+    for (int i = 0; i < job->call->count; i++) {
+        proto_result *result = &job->results[i];
+        const bool good = ran && result->error.status == ATTN_OK;
+        if (job->saved && job->saved[i]) contexts_finish(job->contexts, job->call->items[i].context, good);
+        if (result->context[0] == '\0') continue;
+        if (good) contexts_fill(job->contexts, result->context, clock_ms());
+        else {
+            contexts_drop(job->contexts, result->context);
+            result->context[0] = '\0';
+        }
+    }
+}
+
+static bool is_output(attn_tensor_id id, attn_op op)
+{
+    return attn_tensors[id].role == (op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
+}
+
+/* A backward of something saved: everything but dout, dlse and the wanted gradients comes from there. */
+static attn_status resolve_context(struct job *job, int index, attn_error *err)
+{
+    proto_item *item = &job->call->items[index];
+    attn_problem given = item->problem;
+    struct job *saved;
+    int saved_index;
+    attn_status status;
+
+    if (job->saved == NULL) job->saved = calloc((size_t)job->call->count, sizeof *job->saved);
+    if (job->saved == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+    status = contexts_take(job->contexts, job->caller, item->context, clock_ms(), &saved, &saved_index, err);
+    if (status != ATTN_OK) return status;
+
+    attn_problem *p = &item->problem;
+    *p = saved->call->items[saved_index].problem;
+    p->op = ATTN_OP_BACKWARD;
+    p->dout = given.dout;
+    p->dlse = given.dlse;
+    p->deterministic = given.deterministic;
+    for (int id = 0; id < ATTN_TENSOR_COUNT && status == ATTN_OK; id++)
+        if (is_output((attn_tensor_id)id, p->op) && (item->outputs >> id & 1))
+            status = attn_output(p, (attn_tensor_id)id, item->out_dtype, &p->tensor[id], err);
+    if (status == ATTN_OK) status = attn_check(p, err);
+    if (status != ATTN_OK) { /* it is the use that is bad, not what was saved */
+        contexts_finish(job->contexts, item->context, false);
+        job_release(saved);
+        return status;
+    }
+    job->saved[index] = saved;
+    job->holds_contexts = true;
+    return ATTN_OK;
+}
+
+/* An item that was given a context and then refused does not use it. */
+static void give_context_back(struct job *job, int index)
+{
+    if (job->saved == NULL || job->saved[index] == NULL) return;
+    contexts_finish(job->contexts, job->call->items[index].context, false);
+    job_release(job->saved[index]);
+    job->saved[index] = NULL;
+}
+
+/* A context needs out and lse, whether or not they are sent back. */
+static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
+{
+    static const attn_tensor_id needed[] = { ATTN_T_out, ATTN_T_lse };
+    attn_status status = ATTN_OK;
+    for (size_t i = 0; i < sizeof needed / sizeof *needed && status == ATTN_OK; i++)
+        if (item->problem.tensor[needed[i]].rank == 0)
+            status = attn_output(&item->problem, needed[i], item->out_dtype, &item->problem.tensor[needed[i]], err);
+    return status;
+}
+
+/* Adds what the outputs of an item need, each rounded up to the alignment. */
+static attn_status count_outputs(const proto_item *item, size_t *bytes, attn_error *err)
+{
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        const attn_tensor *t = &item->problem.tensor[id];
+        int64_t size;
+        if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0) continue;
+        if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &size) ||
+            __builtin_add_overflow(*bytes, (size_t)size, bytes) ||
+            __builtin_add_overflow(*bytes, (size_t)ALIGNMENT - 1, bytes))
+            return attn_fail(err, ATTN_TOO_LARGE, NULL, "%s: its size does not fit in 64 bits", attn_tensors[id].name);
+        *bytes = *bytes / ALIGNMENT * ALIGNMENT;
+    }
+    return ATTN_OK;
+}
+
+/* What an answer writes as text. */
+static int64_t count_numbers(const proto_item *item)
+{
+    int64_t sum = 0;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        const attn_tensor *t = &item->problem.tensor[id];
+        int64_t elements;
+        if ((item->outputs >> id & 1) && attn_shape_elements(t->rank, t->shape, &elements)) sum += elements;
+    }
+    return sum;
+}
+
+static void place_outputs(proto_item *item, char **at)
+{
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        attn_tensor *t = &item->problem.tensor[id];
+        int64_t size;
+        if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0) continue;
+        t->data = *at;
+        if (attn_shape_bytes(t->dtype, t->rank, t->shape, &size))
+            *at += ((size_t)size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    }
+}
+
+static job_kind kind_of(const struct job *job)
+{
+    if (job->call->count != 1 || job->flops > SMALL_FLOPS || job->tensor_bytes > SMALL_BYTES) return 0;
+    const attn_problem *p = &job->call->items[0].problem;
+    const attn_dims d = attn_dims_of(p);
+    if (d.H > 0xfff || d.Hk > 0xfff) return 0;
+    return 1 | (job_kind)p->op << 1 | (job_kind)p->q.dtype << 2 | (job_kind)d.D << 6 | (job_kind)d.Dv << 16 |
+           (job_kind)d.H << 26 | (job_kind)d.Hk << 38;
+}
+
+/* Scratch memory of all problems that will run, as a device reserves it. */
+static attn_status workspace_of(const struct job *job, const attn_device *device, size_t *bytes, attn_error *err)
+{
+    const proto_call *call = job->call;
+    attn_plan one, *plans = job->runnable == 1 ? &one : malloc((size_t)job->runnable * sizeof *plans);
+    attn_status status = ATTN_OK;
+    int count = 0;
+    if (plans == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", job->runnable);
+    for (int i = 0; i < call->count && status == ATTN_OK; i++)
+        if (job->results[i].error.status == ATTN_OK)
+            status = attn_plan_make(device, &call->items[i].problem, &plans[count++], err);
+    if (status == ATTN_OK) status = attn_workspace(device, plans, count, bytes, err);
+    if (plans != &one) free(plans);
+    return status;
+}
+
+/* What no device has memory for, not even alone, is not to be tried again: devices.c mirrors the inputs, the outputs
+ * and what contexts saved on a device with memory of its own, and every device needs scratch memory. */
+static attn_status check_fits(const struct job *job, const attn_device *device, const attn_device_info *largest,
+                              attn_error *err)
+{
+    size_t bytes = 0;
+    attn_status status;
+    if (job->runnable == 0 || (job->kind != 0 && largest->memory_limit >= SMALL_DEVICE)) return ATTN_OK;
+    if ((status = workspace_of(job, device, &bytes, err)) != ATTN_OK) return status;
+    if (!largest->unified) {
+        bytes += job->inputs_used + job->outputs.bytes;
+        for (int i = 0; job->saved && i < job->call->count; i++) {
+            const struct job *saved = job->saved[i];
+            for (int before = 0; saved && before < i; before++)
+                if (job->saved[before] == saved) saved = NULL;
+            if (saved) bytes += saved->inputs_used + saved->outputs.bytes;
+        }
+    }
+    if (bytes <= (size_t)largest->memory_limit) return ATTN_OK;
+    return attn_fail(err, ATTN_TOO_LARGE, NULL,
+                     "%zu bytes of device memory are needed for inputs, outputs and scratch memory, the limit is %lld "
+                     "(--device-bytes)",
+                     bytes, (long long)largest->memory_limit);
+}
+
+attn_status prepare_job(struct job *job, const attn_device *device, const attn_device_info *largest, attn_error *err)
+{
+    proto_call *call = job->call;
+    size_t bytes = 0;
+    int saves = 0;
+    int64_t verify_left = VERIFY_MAX_MULTIPLY_ADDS, numbers = 0;
+    attn_status status;
+
+    for (int i = 0; i < call->count; i++) {
+        proto_item *item = &call->items[i];
+        attn_error *error = &job->results[i].error;
+        *error = item->error;
+        if (error->status == ATTN_OK && item->context[0]) resolve_context(job, i, error);
+        attn_plan plan; /* that there is one: the device that will run it makes its own */
+        if (error->status == ATTN_OK) attn_plan_make(device, &item->problem, &plan, error);
+        if (error->status == ATTN_OK && item->save) complete_saved_outputs(item, error);
+        if (error->status == ATTN_OK && item->verify_rows != 0) verify_check(item, &verify_left, error);
+        if (error->status == ATTN_OK) count_outputs(item, &bytes, error);
+        if (error->status != ATTN_OK) {
+            give_context_back(job, i);
+            if (!call->envelope) {
+                if (err) *err = *error;
+                return error->status;
+            }
+            continue;
+        }
+        job->runnable++;
+        job->flops += attn_flops(&item->problem);
+        job->wants_verify |= item->verify_rows != 0;
+        if (item->encoding == PROTO_ARRAY) numbers += count_numbers(item);
+        saves += item->save;
+    }
+
+    /* The inputs' end is kept a line away from the outputs: threads of a device write there while others read here. */
+    const size_t used = (call->memory_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    char *at = NULL;
+    if (bytes > 0) {
+        if (job->inputs && used <= job->inputs->bytes && bytes <= job->inputs->bytes - used)
+            at = (char *)job->inputs->memory + used;
+        else {
+            status = arena_lease(job->arena, job->caller, bytes, &job->spare, err);
+            if (status != ATTN_OK) return status;
+            at = job->spare->memory;
+        }
+    }
+    job->outputs = (struct job_region){ at, bytes };
+    for (int i = 0; i < call->count; i++)
+        if (job->results[i].error.status == ATTN_OK) place_outputs(&call->items[i], &at);
+    job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
+    job->kind = kind_of(job);
+    job->wants_measure = numbers > MEASURE_AT_ONCE;
+    if ((status = check_fits(job, device, largest, err)) != ATTN_OK) return status;
+
+    if (saves == 0) return ATTN_OK;
+    job->wants_save = true;
+    for (int i = 0; i < call->count; i++) {
+        attn_error *error = &job->results[i].error;
+        if (error->status != ATTN_OK || !call->items[i].save) continue;
+        status = contexts_reserve(job->contexts, job, i, error);
+        job->holds_contexts |= status == ATTN_OK;
+        if (status == ATTN_OK) continue;
+        job->runnable--;
+        if (!call->envelope) {
+            if (err) *err = *error;
+            return status;
+        }
+    }
+    return ATTN_OK;
+}

@@ -1,0 +1,19 @@
+/* prepare.h: from a decoded body to a job that a device can run, and the end of the contexts that it took part in. */
+#ifndef PREPARE_H
+#define PREPARE_H
+
+#include "server/work/job.h"
+
+/* Everything that happens between decoding and queueing: contexts are resolved, outputs placed, kernels looked up,
+ * work counted. An item that fails keeps its error in results[i] (an envelope answers it there); returns that error
+ * when the body is no envelope, or what befell the whole job (BUSY: no memory for the outputs; TOO_LARGE: more than
+ * `largest`, the device with the most memory, will ever have for it). */
+attn_status prepare_job(struct job *job, const attn_device *device, const attn_device_info *largest, attn_error *err);
+
+/* The end of the contexts that the job uses or makes, called by the owner of its request, who knows what became of it.
+ * `ran`: the kernels ran and somebody waits for the result; of each item without an error, the context that it used is
+ * gone and the one that it made can be taken. Otherwise what it used is given back and what it would have made is
+ * forgotten. Once is enough, further calls do nothing. */
+void prepare_finish_contexts(struct job *job, bool ran);
+
+#endif
