@@ -18,6 +18,7 @@
 #include "server/http/front.h"
 #include "server/device/devices.h"
 #include "server/healthcheck.h"
+#include "server/base/heartbeat.h"
 #include "server/base/log.h"
 #include "server/base/signals.h"
 #include "server/sched/loop.h"
@@ -124,6 +125,8 @@ static int serve(const struct config *config, struct listener *listeners, int co
     server.arena = server.pinned ? arena_new(config->staging_bytes, config->staging_bytes, &staging)
                                  : arena_new(config->staging_bytes, WARM_BYTES, NULL);
     if (front_start(&front, &err) != ATTN_OK) goto out;
+    /* A run ends with its last deadline, and a device that does not end it is lost after --watchdog-ms. */
+    heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);
     atomic_store(&server.phase, SERVER_READY);
     log_event(LOG_INFO, NULL, "ready", "version=%s http_threads=%d staging_bytes=%lld queue_depth=%d", ATTND_VERSION,
               config->http_threads, (long long)config->staging_bytes, config->queue_depth);

@@ -43,6 +43,7 @@
     X(EVENT_NEVER, "event.never", NOTHING, RUN, "the kernels never end")                                   \
     X(DELAY, "delay", MILLISECONDS, RUN, "the kernels take that much longer")                              \
     X(HOLD, "hold", PATH, RUN, "the kernels do not end while there is a file of that name")                \
+    X(PLAN_HOLD, "plan.hold", PATH, PLAN, "a plan is not made while there is a file of that name")         \
     X(NAN, "nan", NOTHING, RUN, "the outputs are NaN, and nobody says so")                                 \
     X(ABORT, "abort", NOTHING, RUN, "the process aborts")                                                  \
     X(SEGV, "segv", NOTHING, RUN, "the process dies of SIGSEGV")                                           \
@@ -56,7 +57,7 @@ enum fault_id {
         FAULT_COUNT
 };
 enum value_kind { VALUE_NOTHING, VALUE_CODE, VALUE_MILLISECONDS, VALUE_PATH };
-enum event { EVENT_OPEN, EVENT_ALLOC, EVENT_PINNED, EVENT_COPY, EVENT_RUN, EVENT_CALL, EVENT_COUNT };
+enum event { EVENT_OPEN, EVENT_ALLOC, EVENT_PINNED, EVENT_COPY, EVENT_PLAN, EVENT_RUN, EVENT_CALL, EVENT_COUNT };
 
 static const struct {
     const char *name;
@@ -403,8 +404,16 @@ static void describe(const attn_device *base, attn_device_info *info)
     pthread_mutex_unlock(&device->lock);
 }
 
+/* The first row that is asked for stands for a plan. That happens in any thread. */
 static const attn_kernel *kernel(const attn_device *base, int index)
 {
+    if (index == 0) {
+        struct fake_device *device = device_of(base);
+        pthread_mutex_lock(&device->lock);
+        const struct rule *rule = rule_for(device, FAULT_PLAN_HOLD, ++device->events[EVENT_PLAN]);
+        pthread_mutex_unlock(&device->lock);
+        while (rule && access(rule->path, F_OK) == 0) nanosleep(&(struct timespec){ 0, 1000000 }, NULL);
+    }
     return attn_backend_cpu.kernel(device_of(base)->cpu, index);
 }
 

@@ -3,8 +3,10 @@
 
 #include <stdlib.h>
 
+#include "server/api/ready.h"
 #include "server/base/arena.h"
 #include "server/base/clock.h"
+#include "server/base/heartbeat.h"
 #include "server/base/metrics.h"
 #include "server/device/devices.h"
 #include "server/work/contexts.h"
@@ -42,8 +44,11 @@ void gauges_publish(struct server *server)
     const int64_t drain_since_ms = atomic_load(&server->drain_since_ms);
     metrics_set(METRIC_DRAIN_SECONDS, NULL, NULL, drain_since_ms > 0 ? (double)(clock_ms() - drain_since_ms) / 1e3 : 0);
     metrics_set(METRIC_DRAIN_LIMIT, NULL, NULL, (double)server->config->drain_ms / 1e3);
-    metrics_set(METRIC_READY, NULL, NULL,
-                atomic_load(&server->phase) == SERVER_READY && devices_usable(server->devices));
+    char why[96];
+    metrics_set(METRIC_READY, NULL, NULL, ready(server, why, sizeof why));
+    for (int kind = 0; kind < HEARTBEAT_KINDS; kind++)
+        metrics_set(METRIC_THREAD_BUSY, heartbeat_label((enum heartbeat_kind)kind), NULL,
+                    (double)heartbeat_longest_ms((enum heartbeat_kind)kind, clock_ms()) / 1e3);
 
     const int count = devices_count(server->devices);
     struct device_state *devices = calloc((size_t)count + 1, sizeof *devices);

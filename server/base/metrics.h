@@ -45,6 +45,8 @@
     X(DRAIN_SECONDS, "attnd_drain_seconds", GAUGE, "", "Since the drain began; 0 before")                       \
     X(DRAIN_LIMIT, "attnd_drain_limit_seconds", GAUGE, "", "What --drain-ms allows a drain to take")            \
     X(READY, "attnd_ready", GAUGE, "", "1 while work is taken")                                                 \
+    X(THREAD_BUSY, "attnd_thread_busy_seconds", GAUGE, "thread",                                                \
+      "Longest present piece of work of a thread of a kind")                                                    \
     X(LOG_DROPPED, "attnd_log_lines_dropped_total", COUNTER, "", "Log lines lost because the sink was full")    \
     X(BUILD_INFO, "attnd_build_info", GAUGE, "version,backends", "Always 1")
 

@@ -34,6 +34,7 @@
 #include <string.h>
 
 #include "server/base/clock.h"
+#include "server/base/heartbeat.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 #include "server/work/request.h"
@@ -543,10 +544,15 @@ static void *device_main(void *argument)
         if (stop) break;
         if (batch) {
             batch->message.next = NULL;
+            heartbeat_busy(HEARTBEAT_DEVICE);
             start(device, slot, batch);
+            heartbeat_idle();
             continue;
         }
-        if (poll_slots(device, device->info.unified)) continue;
+        heartbeat_busy(HEARTBEAT_DEVICE);
+        const bool moved = poll_slots(device, device->info.unified);
+        heartbeat_idle();
+        if (moved) continue;
         /* A batch is on its way. New work is looked for in between. */
         const struct timespec pause = { 0, atomic_load(&device->usable) ? POLL_NS : LOST_POLL_NS };
         nanosleep(&pause, NULL);

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "server/base/clock.h"
+#include "server/base/heartbeat.h"
 #include "server/device/devices.h"
 #include "server/base/digits.h"
 #include "server/http/peers.h"
@@ -102,7 +103,9 @@ struct stream {
 static ssize_t on_read(void *context, uint64_t position, char *buffer, size_t capacity)
 {
     struct stream *stream = context;
+    heartbeat_busy(HEARTBEAT_HTTP);
     const size_t count = proto_encoder_read(stream->encoder, buffer, capacity);
+    heartbeat_idle();
     peer_progress(stream->peer, position);
     return count > 0 ? (ssize_t)count : MHD_CONTENT_READER_END_OF_STREAM;
 }

@@ -37,6 +37,7 @@
 #include "server/work/prepare.h"
 #include "server/device/devices.h"
 #include "server/base/digits.h"
+#include "server/base/heartbeat.h"
 #include "server/base/log.h"
 #include "server/sched/check.h"
 #include "server/sched/loop.h"
@@ -381,9 +382,8 @@ static enum MHD_Result body_done(struct request *request)
 
 /* ---- libmicrohttpd's callbacks ----------------------------------------------------------------------------------- */
 
-static void *on_uri(void *context, const char *uri, struct MHD_Connection *connection)
+static struct request *begin_request(struct worker *worker, const char *uri, struct MHD_Connection *connection)
 {
-    struct worker *worker = context;
     struct port *port = worker->port;
     request_set_role(ROLE_HTTP);
     if (atomic_load_explicit(&worker->tid, memory_order_relaxed) == 0)
@@ -406,6 +406,14 @@ static void *on_uri(void *context, const char *uri, struct MHD_Connection *conne
     return request;
 }
 
+static void *on_uri(void *context, const char *uri, struct MHD_Connection *connection)
+{
+    heartbeat_busy(HEARTBEAT_HTTP);
+    struct request *request = begin_request(context, uri, connection);
+    heartbeat_idle();
+    return request;
+}
+
 static size_t on_unescape(void *context, struct MHD_Connection *connection, char *text)
 {
     (void)context;
@@ -413,14 +421,10 @@ static size_t on_unescape(void *context, struct MHD_Connection *connection, char
     return framing_unescape(text);
 }
 
-static enum MHD_Result on_request(void *context, struct MHD_Connection *connection, const char *url, const char *method,
-                                  const char *version, const char *upload, size_t *upload_size, void **request_context)
+/* What is to be done next with a request: libmicrohttpd calls one function for everything. */
+static enum MHD_Result advance(struct request *request, const char *url, const char *method, const char *version,
+                               const char *upload, size_t *upload_size)
 {
-    struct request *request = *request_context;
-    (void)context;
-    (void)connection;
-    if (request == NULL) return MHD_NO;
-    request_set_role(ROLE_HTTP);
     switch (request->step) {
     case STEP_HEAD:
         request->path = framing_path(url);
@@ -440,6 +444,20 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
         return answer_now(request, false);
     default: return MHD_YES;
     }
+}
+
+static enum MHD_Result on_request(void *context, struct MHD_Connection *connection, const char *url, const char *method,
+                                  const char *version, const char *upload, size_t *upload_size, void **request_context)
+{
+    struct request *request = *request_context;
+    (void)context;
+    (void)connection;
+    if (request == NULL) return MHD_NO;
+    request_set_role(ROLE_HTTP);
+    heartbeat_busy(HEARTBEAT_HTTP);
+    const enum MHD_Result result = advance(request, url, method, version, upload, upload_size);
+    heartbeat_idle();
+    return result;
 }
 
 /* Three digits, as a label. */
@@ -548,7 +566,9 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
     if (request == NULL) return;
     *request_context = NULL;
     atomic_fetch_add_explicit(&worker->requests, 1, memory_order_relaxed);
+    heartbeat_busy(HEARTBEAT_HTTP);
     complete(request, how);
+    heartbeat_idle();
 }
 
 static void on_connection(void *context, struct MHD_Connection *connection, void **socket_context,

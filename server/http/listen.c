@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "server/http/daemon.h"
+#include "server/base/heartbeat.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 #include "server/http/peers.h"
@@ -237,6 +238,7 @@ static void accept_some(struct listener *listener, int limit)
 static void on_readable(uv_poll_t *poll, int status, int events)
 {
     (void)events;
+    heartbeat_busy(HEARTBEAT_LOOP);
     if (status == 0) accept_some(poll->data, ACCEPT_BURST);
 }
 

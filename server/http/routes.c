@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "server/api/gauges.h"
+#include "server/api/ready.h"
 #include "server/base/arena.h"
 #include "server/base/clock.h"
 #include "server/work/contexts.h"
@@ -38,12 +39,10 @@ static void answer_livez(struct server *server, struct answer *answer)
 
 static void answer_readyz(struct server *server, struct answer *answer)
 {
-    const int phase = atomic_load(&server->phase);
-    const bool ready = phase == SERVER_READY && devices_usable(server->devices);
-    char text[32];
-    snprintf(text, sizeof text, "%s\n",
-             ready || phase != SERVER_READY ? server_phase_label(phase) : "no device is usable");
-    answer_text(answer, ready ? 200 : 503, text);
+    char why[96], text[100];
+    const bool yes = ready(server, why, sizeof why);
+    snprintf(text, sizeof text, "%s\n", why);
+    answer_text(answer, yes ? 200 : 503, text);
 }
 
 static void answer_metrics(struct server *server, struct answer *answer)

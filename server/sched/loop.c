@@ -43,6 +43,7 @@
 #include "server/device/devices.h"
 #include "server/sched/check.h"
 #include "server/sched/finish.h"
+#include "server/base/heartbeat.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 #include "server/base/signals.h"
@@ -68,6 +69,7 @@ struct loop {
     struct server *server;
     struct mailbox box;
     uv_check_t check;
+    uv_prepare_t prepare;
     uv_timer_t deadline_timer, tick_timer, sweep_timer;
     uv_poll_t window_poll;
     int window_fd; /* timerfd: libuv's timers count milliseconds, --batch-window-us does not */
@@ -165,6 +167,7 @@ static void cancel(struct loop *loop, struct request *request, proto_error error
 
 static void on_hangup(uv_poll_t *poll, int status, int events)
 {
+    heartbeat_busy(HEARTBEAT_LOOP);
     struct watch *watch = (struct watch *)poll; /* its first member */
     struct request *request = watch->request;
     struct loop *loop = poll->loop->data;
@@ -289,9 +292,18 @@ static void on_window(uv_poll_t *poll, int status, int events)
     loop->queue_changed = true;
 }
 
+/* Callbacks for sockets and messages run inside uv's poll and say themselves that a piece of work begins; timers run
+ * between the two below. */
+static void on_prepare(uv_prepare_t *prepare)
+{
+    (void)prepare;
+    heartbeat_idle();
+}
+
 static void on_check(uv_check_t *check)
 {
     struct loop *loop = check->loop->data;
+    heartbeat_busy(HEARTBEAT_LOOP);
     if (!loop->queue_changed) return;
     loop->queue_changed = false;
     arm_deadline(loop);
@@ -309,6 +321,7 @@ static void conclude(struct loop *loop, struct job *job)
 
 static void on_finished(void *context, struct finishing *finishing)
 {
+    heartbeat_busy(HEARTBEAT_LOOP);
     struct loop *loop = context;
     struct job *job = finishing->job;
     struct request *request = job->request;
@@ -428,6 +441,7 @@ static void check_work(uv_work_t *work)
 
 static void on_checked(uv_work_t *work, int status)
 {
+    heartbeat_busy(HEARTBEAT_LOOP);
     struct checking *checking = (struct checking *)work;
     struct loop *loop = work->loop->data;
     struct request *request = checking->request;
@@ -488,6 +502,7 @@ static void request_arrived(struct loop *loop, struct request *request)
 
 static void on_message(void *context, struct message *message)
 {
+    heartbeat_busy(HEARTBEAT_LOOP);
     switch (message->kind) {
     case LOOP_REQUEST:
         request_arrived(context, (struct request *)message);
@@ -593,6 +608,7 @@ static void on_sweep(uv_timer_t *timer)
 
 static void on_signalled(uv_async_t *async)
 {
+    heartbeat_busy(HEARTBEAT_LOOP);
     struct loop *loop = async->loop->data;
     if (atomic_exchange(&loop->reloads, 0) > 0) loop->front.reload(loop->front.context);
     for (int stops = atomic_exchange(&loop->stops, 0); stops > 0; stops--) {
@@ -632,6 +648,8 @@ struct loop *loop_open(struct server *server)
     must(mailbox_open(&loop->box, &loop->uv, on_message, loop), "mailbox");
     must(uv_check_init(&loop->uv, &loop->check), "event loop");
     must(uv_check_start(&loop->check, on_check), "event loop");
+    must(uv_prepare_init(&loop->uv, &loop->prepare), "event loop");
+    must(uv_prepare_start(&loop->prepare, on_prepare), "event loop");
     must(uv_timer_init(&loop->uv, &loop->deadline_timer), "event loop");
     must(uv_timer_init(&loop->uv, &loop->tick_timer), "event loop");
     must(uv_timer_start(&loop->tick_timer, on_tick, TICK_MS, TICK_MS), "event loop");

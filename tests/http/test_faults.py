@@ -3,6 +3,7 @@ compute on the CPU and fail as a script says (kernels/fake/fake.c). Nothing here
 long as a file is there."""
 import json
 import os
+import re
 import subprocess
 import threading
 
@@ -610,3 +611,51 @@ def test_work_spreads_over_devices_under_load(fake, right):
     asked = [Asking(server) for _ in range(60)]
     assert all(tensors(a.result()) == right for a in asked)
     assert sum(d['batches'] for d in devices(server).values()) >= 1 and set(running(server).values()) == {0}
+
+
+# ---- Threads that are stuck -------------------------------------------------------------------------------------------
+
+STUCK_S = 5  # HEARTBEAT_LIMIT_MS
+
+
+@pytest.fixture
+def watched(serve):
+    """watched(script, shim variables): a server, and a connection to --metrics-listen, which has a thread of its own."""
+    connections = []
+
+    def start(script='', **shims):
+        port = service.free_port()
+        env = {'ATTN_FAKE_SCRIPT': script, **(service.shimmed(**shims) if shims else {})}
+        server = serve(*ONE, '--metrics-listen', f'127.0.0.1:{port}', env=env, binary=service.FAKE)
+        connections.append(service.Connection(('127.0.0.1', port), 20 * service.SLOWER))  # made now: it is the loop that accepts
+        assert connections[-1].ask('GET', '/readyz').status == 200
+        return server, connections[-1]
+    yield start
+    for connection in connections:
+        connection.close()
+
+
+def becomes_unready(port, why):
+    """/livez stays 200: a restart is not asked for."""
+    assert eventually(lambda: port.ask('GET', '/readyz').status == 503, seconds=(STUCK_S + 20) * service.SLOWER, every=0.1)
+    assert why in port.ask('GET', '/readyz').body.decode()
+    assert port.ask('GET', '/livez').status == 200
+
+
+def busy(port, kind):
+    return float(re.search(rf'^attnd_thread_busy_seconds{{thread="{kind}"}} (\S+)$', port.ask('GET', '/metrics').body.decode(), re.M)[1])
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize('kind, why', [('http', 'an HTTP thread has been at one piece of work for'),
+                                       ('loop', 'the loop has been at one piece of work for')])
+def test_a_thread_that_is_stuck_makes_the_server_unready_and_says_so(watched, gate, kind, why):
+    server, port = watched(f'plan.hold={gate.path}@1') if kind == 'http' else watched(HANG_RESUME=gate.path)
+    assert busy(port, kind) < STUCK_S
+    asking = Asking(server)
+    becomes_unready(port, why)
+    assert busy(port, kind) > STUCK_S
+    gate.open()
+    asking.join()
+    assert asking.answer.status == 200
+    assert eventually(lambda: port.ask('GET', '/readyz').status == 200)
