@@ -184,6 +184,18 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
     return low;
 }
 
+/* The sequence that owns tile `tile` of a packed problem: sequence b has those from cu[b] / unit + extra * b on. */
+DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
+{
+    int low = 0, high = (int)sequences;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (cu[middle] / unit + extra * middle <= tile) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
 /* Where row i's lse, delta are. */
 DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
 {
@@ -221,13 +233,7 @@ template <int rows> DEVICE tile_place tile_place_of(const cuda_args &a, unsigned
     tile_place place;
     int b = blockIdx.z, first = 0;
     if (a.g.dims.packed) {
-        int low = 0, high = (int)a.g.dims.B;
-        while (high - low > 1) {
-            const int middle = (low + high) / 2;
-            if (a.g.cu_q[middle] / rows + middle <= tile) low = middle;
-            else high = middle;
-        }
-        b = low;
+        b = sequence_of_tile(a.g.cu_q, a.g.dims.B, rows, 1, tile);
         first = a.g.cu_q[b] / rows + b;
     }
     place.x = head_args_of(a, b, blockIdx.y);

@@ -35,13 +35,14 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/simple/rows.cuh"
 #include "decode.h"
-#include "tile.cuh"
+#include "decode_places.cuh"
+#include "scores.cuh"
 
 namespace {
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
-enum { NARROW = 16, WARPS = 4, THREADS = 32 * WARPS };
+enum { WARPS = 4, THREADS = 32 * WARPS };
 
 /* WM warps share the rows, WK the keys of a tile, WD the columns of V. */
 template <int D_, bool WIDE, bool OPTIONS_> struct shape {
@@ -78,91 +79,6 @@ template <class X> struct shared {
     float2 flock_ml[FLOCK_ROWS];
     int i[X::BM], h[X::BM]; /* which query a row is, and which head */
     float slope[X::BM];
-};
-
-/* ---- Where the splits are ---------------------------------------------------------------------------------------- */
-
-/* A split begins at a multiple of this, which is a multiple of every BN. */
-const int SPLIT_ALIGN = 128;
-
-/* Keys of a split. Sixteen splits, which with eight key/value heads fill a GPU; not so short that the partial
- * results count, and not longer than keeps every multiprocessor busy to the end. More rows have larger partial
- * results. */
-__host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
-{
-    const int64_t least = wide ? 512 : 128, most = wide ? 2048 : 1024;
-    return attn_clamp64((attn_tiles(keys, 16) + least - 1) / least * least, least, most);
-}
-
-/* The most splits that a sequence of up to `keys` keys may have. (More keys may be fewer splits: 2048 are 16 of
- * 128, 2049 are 9 of 256.) */
-inline int64_t most_splits(int64_t keys, bool wide)
-{
-    const int64_t least = wide ? 512 : 128, most = wide ? 2048 : 1024;
-    if (keys <= 16 * least) return attn_max64(1, attn_tiles(keys, least));
-    return attn_max64(16, attn_tiles(keys, most));
-}
-
-/* How blocks find their work. A block is a slot of a key/value head. Not packed, a batch row has a slot for each
- * `walk` of its splits. Packed, sequence b has those from cu_k[b] / unit + extra * b on: never fewer than it needs,
- * so that a block finds its sequence by bisection; some are left over. */
-struct plan {
-    int splits, walk; /* walk: splits that a block takes, 1 or FLOCK */
-    int unit, extra;
-    int64_t
-        head_rows; /* packed: rows of the workspace for a key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW on */
-    float *O;   /* workspace: rows of D; NULL: no sequence has more than one split */
-    float2 *ml; /* m (base 2) and l of each row */
-};
-
-/* A sequence of n > 1 splits has at least n * 64 keys, of more than 16 rows n * 256 (see split_keys). */
-const int KEYS_A_ROW = 4;
-
-/* One key/value head of a sequence. */
-struct group_place {
-    head_args x;                     /* of the group's first query head */
-    int rows;                        /* 0: not decoded here */
-    int first, last, length, splits; /* keys that any row sees; of a split; splits, at least 1 */
-    int64_t saved; /* row of the workspace where its partial results begin: a split's rows, then the next split's */
-};
-
-DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int hk)
-{
-    const attn_geometry &g = a.g;
-    group_place place;
-    place.x = head_args_of(a, b, (int64_t)hk * g.group);
-    const attn_sequence &s = place.x.s;
-    const int64_t rows = s.Sq * g.group;
-    place.rows = rows <= DECODE_ROWS ? (int)rows : 0;
-    const attn_range seen = attn_keys_of_rows(&g, &s, 0, s.Sq);
-    const int64_t first = seen.lo / SPLIT_ALIGN * SPLIT_ALIGN, length = split_keys(seen.hi - first, rows > NARROW);
-    place.first = (int)first;
-    place.last = (int)seen.hi;
-    place.length = (int)length;
-    place.splits = seen.hi > seen.lo ? (int)attn_tiles(seen.hi - first, length) : 1;
-    place.saved = g.dims.packed ? hk * p.head_rows + g.cu_k[b] / KEYS_A_ROW
-                                : ((int64_t)b * g.dims.Hk + hk) * p.splits * rows;
-    return place;
-}
-
-/* ---- Partial results --------------------------------------------------------------------------------------------- */
-
-/* Two of them brought to one maximum. Written out to the last rounding, for it is done in two kernels and may not
- * differ. */
-struct fold {
-    float m, keep, add;
-    DEVICE fold(float m_before, float m_next)
-    {
-        m = fmaxf(m_before, m_next);
-        const float base = m == -CUDART_INF_F ? 0 : m; /* nothing seen yet: -inf - -inf would be NaN */
-        keep = exp2_fast(__fsub_rn(m_before, base));
-        add = exp2_fast(__fsub_rn(m_next, base));
-    }
-    DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
-    DEVICE float4 operator()(const float4 &x, const float4 &y) const
-    {
-        return make_float4((*this)(x.x, y.x), (*this)(x.y, y.y), (*this)(x.z, y.z), (*this)(x.w, y.w));
-    }
 };
 
 /* ---- One row of one split ---------------------------------------------------------------------------------------- */
@@ -294,9 +210,9 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     }
     bool clean = false; /* second time over: V without infinities and NaN */
 again:
-    float O[DT][4], m[2], l[2];
+    float O[1][DT][4], m[2], l[2];
 #pragma unroll
-    for (int dt = 0; dt < DT; dt++) O[dt][0] = O[dt][1] = O[dt][2] = O[dt][3] = 0;
+    for (int dt = 0; dt < DT; dt++) O[0][dt][0] = O[0][dt][1] = O[0][dt][2] = O[0][dt][3] = 0;
     m[0] = m[1] = -CUDART_INF_F;
     l[0] = l[1] = 0;
 
@@ -320,114 +236,53 @@ again:
         __syncthreads(); /* K[j] is here, and nobody reads the slot before it any more */
         fill((SLOTS - 1) % 2);
 
-        /* S = Q K^T */
-        float S[NT][4] = {};
+        float S[1][NT][4] = {};
         const uint16_t *tile = sm.tile.ring[slot];
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
         if (!idle) {
-#pragma unroll
-            for (int kk = 0; kk < D / 16; kk++) {
-                uint32_t aq[4];
-                a_rows<D>(aq, sm.tile.Q, m0, kk * 16, lane);
-#pragma unroll
-                for (int nt = 0; nt < NT; nt += 2) {
-                    uint32_t bk[4];
-                    b_rows<D>(bk, tile, k0 + nt * 8, kk * 16, lane);
-                    mma<T>(S[nt], aq, bk[0], bk[1]);
-                    mma<T>(S[nt + 1], aq, bk[2], bk[3]);
-                }
-            }
+            scores<T, D>(
+                S, [&](uint32_t(&f)[4], int, int kk) { a_rows<D>(f, sm.tile.Q, m0, kk * 16, lane); },
+                [&](uint32_t(&f)[4], int nt, int kk) { b_rows<D>(f, tile, k0 + nt * 8, kk * 16, lane); });
             const int column = j * BN + k0; /* this warp's first key */
-            if (X::OPTIONS) {               /* through shared memory, so that one small loop treats every element */
-                float(*const line)[KW + 4] = reinterpret_cast<float(*)[KW + 4]>(&sm.tile.S[X::OPTIONS ? warp : 0]);
-#pragma unroll
-                for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                    for (int half = 0; half < 2; half++)
-                        *(float2 *)&line[half * 8 + lane / 4][nt * 8 + lane % 4 * 2] = make_float2(S[nt][half * 2],
-                                                                                                   S[nt][half * 2 + 1]);
-                __syncwarp();
+            if (X::OPTIONS) {
                 head_args y = x;
-#pragma unroll 1
-                for (int n = lane; n < 16 * KW; n += 32) {
-                    const int r = m0 + n / KW, i = sm.i[r], key = column + n % KW;
-                    float tanh_s, &s = line[n / KW][n % KW];
-                    y.h = sm.h[r];
-                    y.slope = sm.slope[r];
-                    const bool sees = r < rows && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk &&
-                                      visible_by_mask(a, y, i, key);
-                    s = sees ? in_base_2(score(a, y, i, key, s, &tanh_s)) : -CUDART_INF_F;
-                }
-                __syncwarp();
-#pragma unroll
-                for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) S[nt][e] = line[e / 2 * 8 + lane / 4][nt * 8 + lane % 4 * 2 + e % 2];
-                __syncwarp();
+                change_scores<false>(S[0], lines_of<KW + 4>(&sm.tile.S[X::OPTIONS ? warp : 0]), lane,
+                                     [&](int row, int c, float &s) {
+                                         const int r = m0 + row, i = sm.i[r], key = column + c;
+                                         float tanh_s;
+                                         y.h = sm.h[r];
+                                         y.slope = sm.slope[r];
+                                         s = score_log2(a, y, limit, r < rows, i, key, s, &tanh_s);
+                                     });
             } else if (j * BN < open.lo || (int64_t)(j + 1) * BN > open.hi) {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     const int i = sm.i[m0 + half * 8 + lane / 4], at = column + lane % 4 * 2;
-                    const int lo = i + limit.lo - at, hi = min(i + limit.hi, limit.Sk) - at;
-#pragma unroll
-                    for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                        for (int e = 0; e < 2; e++)
-                            if (nt * 8 + e < lo || nt * 8 + e >= hi) S[nt][half * 2 + e] = -CUDART_INF_F;
+                    hide_outside(S[0], half, i + limit.lo - at, min(i + limit.hi, limit.Sk) - at);
                 }
             }
 
             /* One step of the online softmax; S becomes P. */
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                float top = -CUDART_INF_F;
-#pragma unroll
-                for (int nt = 0; nt < NT; nt++) top = fmaxf(top, fmaxf(S[nt][half * 2], S[nt][half * 2 + 1]));
-                top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-                top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
-                const float m_new = fmaxf(m[half], top * c);           /* m is in base 2 */
+                const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c); /* m is in base 2 */
                 const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* nothing seen yet: -inf - -inf would be NaN */
                 const float rescale = exp2_fast(m[half] - base);
-                float sum = 0;
-#pragma unroll
-                for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        float &s = S[nt][half * 2 + e];
-                        s = exp2_fast(fmaf(s, c, -base));
-                        sum += s;
-                    }
+                const float sum = exponents_of_row(S[0], half, c, -base);
                 l[half] = l[half] * rescale + sum;
                 m[half] = m_new;
 #pragma unroll
                 for (int dt = 0; dt < DT; dt++) {
-                    O[dt][half * 2] *= rescale;
-                    O[dt][half * 2 + 1] *= rescale;
+                    O[0][dt][half * 2] *= rescale;
+                    O[0][dt][half * 2 + 1] *= rescale;
                 }
             }
-            if (X::OPTIONS &&
-                a.drop_below) { /* after the sum: dropout does not enter lse. Eight keys share one call of the generator. */
-                uint32_t *const kept = reinterpret_cast<uint32_t *>(
-                    &sm.tile.S[X::OPTIONS ? warp : 0]); /* [16][NT]: 8 bits each */
-#pragma unroll 1
-                for (int n = lane; n < 16 * NT; n += 32) {
-                    const int r = m0 + n / NT;
-                    const attn_philox lanes = attn_dropout_lanes(a.seed, x.b * g.dims.H + sm.h[r], sm.i[r],
-                                                                 column / 8 + n % NT);
-                    uint32_t bits = 0;
-                    for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
-                    kept[n] = bits;
-                }
-                __syncwarp();
-#pragma unroll
-                for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        const uint32_t bits = kept[(e / 2 * 8 + lane / 4) * NT + nt];
-                        S[nt][e] *= bits >> (lane % 4 * 2 + e % 2) & 1 ? a.drop_scale : 0;
-                    }
-                __syncwarp();
-            }
+            if (X::OPTIONS && a.drop_below)
+                drop(S[0], reinterpret_cast<uint32_t *>(&sm.tile.S[X::OPTIONS ? warp : 0]), a.drop_scale, lane,
+                     [&](int row, int eighth) {
+                         const int r = m0 + row;
+                         return kept_of(a, x.b * g.dims.H + sm.h[r], sm.i[r], column / 8 + eighth);
+                     });
         }
 
         cp_async_wait<SLOTS - 2>();
@@ -441,24 +296,10 @@ again:
             __syncthreads();
         }
 
-        /* O += P V */
-        if (!idle) {
-#pragma unroll
-            for (int kk = 0; kk < KW / 16; kk++) {
-                uint32_t ap[4];
-                ap[0] = pack<T>(S[kk * 2][0], S[kk * 2][1]);
-                ap[1] = pack<T>(S[kk * 2][2], S[kk * 2][3]);
-                ap[2] = pack<T>(S[kk * 2 + 1][0], S[kk * 2 + 1][1]);
-                ap[3] = pack<T>(S[kk * 2 + 1][2], S[kk * 2 + 1][3]);
-#pragma unroll
-                for (int dt = 0; dt < DT; dt += 2) {
-                    uint32_t bv[4];
-                    b_columns<D>(bv, values, d0 + dt * 8, k0 + kk * 16, lane);
-                    mma<T>(O[dt], ap, bv[0], bv[1]);
-                    mma<T>(O[dt + 1], ap, bv[2], bv[3]);
-                }
-            }
-        }
+        if (!idle)
+            accumulate<T>(O, S, [&](uint32_t(&f)[4], int dt, int kk) {
+                b_columns<D>(f, values, d0 + dt * 8, k0 + kk * 16, lane);
+            });
     }
 
     /* The warps' sums, side by side in shared memory. */
@@ -477,7 +318,8 @@ again:
         }
 #pragma unroll
         for (int dt = 0; dt < DT; dt++)
-            *(float2 *)&sm.O[wk][r][d0 + dt * 8 + lane % 4 * 2] = make_float2(O[dt][half * 2], O[dt][half * 2 + 1]);
+            *(float2 *)&sm.O[wk][r][d0 + dt * 8 + lane % 4 * 2] = make_float2(O[0][dt][half * 2],
+                                                                              O[0][dt][half * 2 + 1]);
     }
     __syncthreads();
     const int64_t saved = place.saved + (int64_t)index * rows;
@@ -558,13 +400,7 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, OPTIONS>))
     const int Hk = (int)a.g.dims.Hk, slot = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk);
     int b, index;
     if (a.g.dims.packed) {
-        int low = 0, high = (int)a.g.dims.B;
-        while (high - low > 1) {
-            const int middle = (low + high) / 2;
-            if (a.g.cu_k[middle] / p.unit + p.extra * middle <= slot) low = middle;
-            else high = middle;
-        }
-        b = low;
+        b = sequence_of_tile(a.g.cu_k, a.g.dims.B, p.unit, p.extra, slot);
         index = slot - (a.g.cu_k[b] / p.unit + p.extra * b);
     } else {
         const int slots = (p.splits + p.walk - 1) / p.walk;

@@ -33,12 +33,14 @@
  *   finish     dQ = scale * sum                              or: dq, one block a query tile
  *   simple.cu  dbias, dalibi_slopes, dsinks where wanted
  *
+ * finish and dq are in f32_dq.cuh.
+ *
  * Tiles whose result is not finite, and those that depend on a wide tile (split.cuh), are computed by rows.cuh. */
 #include <stddef.h>
 
 #include "kernels/cuda/simple/simple.h"
+#include "f32_dq.cuh"
 #include "recompute.h"
-#include "split.cuh"
 
 extern const cuda_kernel f32_forward; /* f32_forward.cu */
 
@@ -64,12 +66,6 @@ template <bool OPTIONS> struct tile<256, OPTIONS> {
 
 enum part { DK = 1, DV = 2 };
 enum { DS_ROW = 64 }; /* elements of a row of dS in shared memory: eight pieces, whatever BM */
-
-const float P_BITS = 15, P_UNIT = 1.0f / 32768;
-
-struct backward_planes {
-    split_planes q, k, v, dout;
-};
 
 /* Scores on their way through the options: a warp's 16 keys x BM queries, with 1 - tanh^2 and the dropout bits of eight
  * keys. */
@@ -97,61 +93,78 @@ template <int D, bool OPTIONS> constexpr size_t shared_bytes()
     return OPTIONS ? sizeof(Shared) : offsetof(Shared, options);
 }
 
-/* Where the float32 sums of a query tile are: fragments (16 rows x 8 columns: [4][32 lanes]) of the dQ product, by rows
- * of fragments. */
-template <int D, int BM> DEVICE float *sums_of(float *sums, const cuda_args &a, const head_args &x, int query_tile)
+/* ---- dK, dV and the sums of dQ ----------------------------------------------------------------------------------- */
+
+/* How many tiles of BM queries see any of the BN keys from j0 on, and the first of them. */
+template <int BN, int BM>
+DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence, int j0, int &first)
 {
-    const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / BM + a.g.dims.B : attn_tiles(a.g.dims.Sq, BM);
-    const int64_t slot = a.g.dims.packed ? x.s.q_start / BM + x.b : 0;
-    const int64_t head = a.g.dims.packed ? x.h : x.b * a.g.dims.H + x.h;
-    return sums + (head * tiles + slot + query_tile) * BM * D;
+    if (j0 >= sequence.Sk) return 0;
+    const attn_range lowest = attn_rows_of(&g, &sequence, j0),
+                     highest = attn_rows_of(&g, &sequence, attn_min64(j0 + BN, sequence.Sk) - 1);
+    first = (int)(lowest.lo / BM);
+    return max((int)attn_tiles(highest.hi, BM) - first, 0);
 }
 
-/* sum += unit * A B for 16 rows of A (fragments) and the D columns of a tile of ROWS rows, whose address by_16()
- * gave. */
-template <int D, int ROWS>
-DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)[ROWS / 16][4],
-                                    const uint32_t (&al)[ROWS / 16][4], uint32_t b, float unit)
+/* The sums as results. Is every element finite? */
+template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
 {
-    const int PAIRS = D == 64 ? 4 : D == 128 ? 2 : 1; /* what registers allow */
+    bool is_finite = true;
 #pragma unroll
-    for (int dt = 0; dt < D / 8; dt += 2 * PAIRS) {
-        float part[1][2 * PAIRS][4] = {};
+    for (int dt = 0; dt < DT; dt++)
 #pragma unroll
-        for (int kk = 0; kk < ROWS / 16; kk++) {
-            const uint32_t(&h)[1][4] = reinterpret_cast<const uint32_t(&)[1][4]>(ah[kk]),
-                  (&l)[1][4] = reinterpret_cast<const uint32_t(&)[1][4]>(al[kk]);
-            multiply_columns<1, PAIRS, ROWS * 2 * D>(part, h, l, b, dt / 2, kk * 32 * D);
+        for (int e = 0; e < 4; e++) {
+            x[dt][e] *= factor;
+            is_finite &= x[dt][e] - x[dt][e] == 0;
+        }
+    return is_finite;
+}
+
+/* dQ = dS K of a round, added to its tile's sums: groups of 16 queries, the other warps share the columns. */
+template <int D, bool OPTIONS>
+DEVICE void add_dq(shared<D, OPTIONS> &sm, float *sums, float dq_unit, int warp, int lane)
+{
+    const int BN = shared<D, OPTIONS>::BN, BM = shared<D, OPTIONS>::BM, WARPS = BN / 16;
+    const int GROUPS = BM / 16, SHARES = WARPS / GROUPS, COLUMNS = D / SHARES, CHUNK = COLUMNS < 64 ? COLUMNS : 64;
+    float *const to = sums + (warp % GROUPS) * 16 * D + lane;
+    uint32_t s_at = by_8<DS_ROW>(sm.dS, lane) ^ (warp % GROUPS * 32), k_columns_at = by_16<D>(sm.K, lane);
+#pragma unroll 1
+    for (int column = warp / GROUPS * COLUMNS; column < (warp / GROUPS + 1) * COLUMNS; column += CHUNK) {
+        float dQ[1][CHUNK / 8][4] = {};
+        opaque(s_at);
+        opaque(k_columns_at);
+#pragma unroll 2
+        for (int kk = 0; kk < BN / 16; kk++) {
+            uint32_t sh[1][4], sl[1][4];
+            ldmatrix_x4_trans(sh[0], s_at + kk * 32 * DS_ROW);
+            ldmatrix_x4_trans(sl[0], s_at + kk * 32 * DS_ROW + BN * 2 * DS_ROW);
+            multiply_columns<1, CHUNK / 16, BN * 2 * D>(dQ, sh, sl, k_columns_at, column / 16, kk * 32 * D);
         }
 #pragma unroll
-        for (int n = 0; n < 2 * PAIRS; n++)
+        for (int dt = 0; dt < CHUNK / 8; dt++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) sum[dt + n][e] = fmaf(part[0][n][e], unit, sum[dt + n][e]);
+            for (int e = 0; e < 4; e++) atomicAdd(to + ((column / 8 + dt) * 4 + e) * 32, dQ[0][dt][e] * dq_unit);
     }
 }
 
-/* Two neighbouring floats of a row of `width`, where it has them; `pairs`: rows start on 8 bytes and width is even. */
-DEVICE void store_two(float *row, int d, int width, bool pairs, float x, float y)
+/* A warp's 16 rows of dk or dv (where it is wanted), from row `first` of the sequence on; those from `end` on do not exist. 8
+ * rows of 4 lanes a store. */
+template <int DT>
+DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, int hk, int64_t start, int first, int end,
+                       int width, int lane)
 {
-    if (pairs && d < width) *(float2 *)(row + d) = make_float2(x, y);
-    if (pairs) return;
-    if (d < width) row[d] = x;
-    if (d + 1 < width) row[d + 1] = y;
+    if (!view.data) return;
+    float *const to = (float *)view.data + attn_at(&view, b, hk, start);
+    const bool pairs = starts_on_pairs(view, to, width);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int64_t j = first + half * 8 + lane / 4;
+        if (j >= end) continue;
+#pragma unroll
+        for (int dt = 0; dt < DT; dt++)
+            store_two(to + j * view.row, dt * 8 + lane % 4 * 2, width, pairs, x[dt][half * 2], x[dt][half * 2 + 1]);
+    }
 }
-
-DEVICE bool starts_on_pairs(const attn_view &view, const float *row, int64_t width)
-{
-    return width % 2 == 0 && view.row % 2 == 0 && (uint64_t)row % 8 == 0;
-}
-
-/* e such that dS 2^e is at most about 2^14, where |dS| <= bound. */
-DEVICE int exponent_for(float bound)
-{
-    const int E = (int)(__float_as_uint(bound) >> 23 & 255) - 127;
-    return bound > 0 && E < 128 ? min(13 - E, 110) : 0;
-}
-
-/* ---- dK, dV and the sums of dQ ----------------------------------------------------------------------------------- */
 
 template <int D, bool OPTIONS, int PARTS>
 __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BLOCKS)
@@ -168,13 +181,7 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
     /* Which keys. Packed, sequences own tiles as in tile_place_of(), of keys here. */
     int b = blockIdx.z, j0 = blockIdx.x * BN;
     if (g.dims.packed) {
-        int low = 0, high = (int)g.dims.B;
-        while (high - low > 1) {
-            const int middle = (low + high) / 2;
-            if (g.cu_k[middle] / BN + middle <= (int)blockIdx.x) low = middle;
-            else high = middle;
-        }
-        b = low;
+        b = sequence_of_tile(g.cu_k, g.dims.B, BN, 1, (int)blockIdx.x);
         j0 = ((int)blockIdx.x - (g.cu_k[b] / BN + b)) * BN;
     }
     const int hk = blockIdx.y;
@@ -184,14 +191,8 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
     if (j0 >= Sk_all) return;
     const int Sk = (int)sequence.Sk, Sq = (int)sequence.Sq;
     const limits limit = limits_of(g, sequence);
-    int first = 0, last = 0; /* query tiles */
-    if (j0 < Sk) {
-        const attn_range lowest = attn_rows_of(&g, &sequence, j0),
-                         highest = attn_rows_of(&g, &sequence, attn_min64(j0 + BN, Sk) - 1);
-        first = (int)(lowest.lo / BM);
-        last = (int)attn_tiles(highest.hi, BM);
-    }
-    const int tiles = last > first ? last - first : 0, rounds = tiles * (int)g.group;
+    int first = 0;
+    const int tiles = query_tiles_of<BN, BM>(g, sequence, j0, first), rounds = tiles * (int)g.group;
 
     const int64_t k_tile = split_tile_of(planes.k, g.dims.packed, b, hk, sequence.k_start) +
                            j0 / SPLIT_ROWS; /* V's too */
@@ -252,52 +253,24 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
         if (OPTIONS) {
             staged<BM> &st = sm.options[warp];
             const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) st.z[e / 2 * 8 + lane / 4][nt * 8 + lane % 4 * 2 + e % 2] = S[nt][e];
-            __syncwarp();
-#pragma unroll 1
-            for (int m = lane; m < 16 * BM; m += 32) {
-                const int r = m % 16, i = i0 + m / 16, j = j0 + warp * 16 + r;
-                float tanh_s = 0, &z = st.z[r][m / 16];
-                const bool sees = i < Sq && j < Sk && j >= i + limit.lo && j < i + limit.hi &&
-                                  visible_by_mask(a, x, i, j);
-                z = sees ? score(a, x, i, j, z * unit, &tanh_s) * LOG2E : -CUDART_INF_F;
-                st.cap[r][m / 16] = 1 - tanh_s * tanh_s;
-            }
+            change_scores<true>(S, st.z, lane, [&](int r, int query, float &z) {
+                const int i = i0 + query, j = j0 + warp * 16 + r;
+                float tanh_s = 0;
+                z = score_log2(a, x, limit, i < Sq, i, j, z * unit, &tanh_s);
+                st.cap[r][query] = 1 - tanh_s * tanh_s;
+            });
             if (a.drop_below)
 #pragma unroll 1
-                for (int m = lane; m < 2 * BM; m += 32) {
-                    const attn_philox lanes = attn_dropout_lanes(a.seed, (int64_t)b * g.dims.H + x.h, i0 + m / 2,
-                                                                 (j0 + warp * 16) / 8 + m % 2);
-                    uint32_t bits = 0;
-                    for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
-                    st.kept[m / 2][m % 2] = (uint8_t)bits;
-                }
+                for (int m = lane; m < 2 * BM; m += 32)
+                    st.kept[m / 2][m % 2] = (uint8_t)kept_of(a, (int64_t)b * g.dims.H + x.h, i0 + m / 2,
+                                                             (j0 + warp * 16) / 8 + m % 2);
             __syncwarp();
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) S[nt][e] = st.z[e / 2 * 8 + lane / 4][nt * 8 + lane % 4 * 2 + e % 2];
             c = 1;
         } else {
             /* Is every pair of this warp's keys and these queries permitted? */
             const int jl = j0 + warp * 16, jh = jl + 15;
             const bool free = jl >= i0 + BM - 1 + limit.lo && jh < i0 + limit.hi && jh < Sk;
-            if (!free) {
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int j = jl + half * 8 + lane / 4, i = i0 + lane % 4 * 2;
-                    /* key j is seen by queries j - hi < i' <= j - lo */
-                    const int low = j < Sk ? j - limit.hi - i : BM, high = j - limit.lo - i;
-#pragma unroll
-                    for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                        for (int e = 0; e < 2; e++)
-                            if (nt * 8 + e <= low || nt * 8 + e > high) S[nt][half * 2 + e] = -CUDART_INF_F;
-                }
-            }
+            if (!free) hide_queries(S, limit, jl + lane / 4, i0 + lane % 4 * 2);
         }
 
         /* P = exp(S - lse), times 2^P_BITS */
@@ -378,32 +351,10 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
             __syncthreads(); /* dS is there, and nobody reads Q and dO any more */
             if (n + 1 < rounds) fetch(n + 1);
 
-            /* dQ = dS K: groups of 16 queries, the other warps share the columns */
             if (want_dq) {
-                const int GROUPS = BM / 16, SHARES = WARPS / GROUPS, COLUMNS = D / SHARES,
-                          CHUNK = COLUMNS < 64 ? COLUMNS : 64;
-                const float dq_unit = power_of_two(-exponent) * power_of_two(-k_stats.exponent);
                 const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
-                float *const to = sums_of<D, BM>(sums, a, x, first + n % tiles) + (warp % GROUPS) * 16 * D + lane;
-                uint32_t s_at = by_8<DS_ROW>(sm.dS, lane) ^ (warp % GROUPS * 32), k_columns_at = by_16<D>(sm.K, lane);
-#pragma unroll 1
-                for (int column = warp / GROUPS * COLUMNS; column < (warp / GROUPS + 1) * COLUMNS; column += CHUNK) {
-                    float dQ[1][CHUNK / 8][4] = {};
-                    opaque(s_at);
-                    opaque(k_columns_at);
-#pragma unroll 2
-                    for (int kk = 0; kk < BN / 16; kk++) {
-                        uint32_t sh[1][4], sl[1][4];
-                        ldmatrix_x4_trans(sh[0], s_at + kk * 32 * DS_ROW);
-                        ldmatrix_x4_trans(sl[0], s_at + kk * 32 * DS_ROW + BN * 2 * DS_ROW);
-                        multiply_columns<1, CHUNK / 16, BN * 2 * D>(dQ, sh, sl, k_columns_at, column / 16, kk * 32 * D);
-                    }
-#pragma unroll
-                    for (int dt = 0; dt < CHUNK / 8; dt++)
-#pragma unroll
-                        for (int e = 0; e < 4; e++)
-                            atomicAdd(to + ((column / 8 + dt) * 4 + e) * 32, dQ[0][dt][e] * dq_unit);
-                }
+                add_dq(sm, sums_of<D, BM>(sums, a, x, first + n % tiles),
+                       power_of_two(-exponent) * power_of_two(-k_stats.exponent), warp, lane);
             }
         } else {
             __syncthreads(); /* nobody reads Q and dO any more */
@@ -412,243 +363,15 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
     }
     cp_async_wait<0>();
 
-    /* Out. 8 rows of 4 lanes a store. */
-    const float scale = (float)g.scale;
     bool is_finite = true;
-#pragma unroll
-    for (int dt = 0; dt < DT; dt++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            if (PARTS & DK) {
-                dK[dt][e] *= scale;
-                is_finite &= dK[dt][e] - dK[dt][e] == 0;
-            }
-            if (PARTS & DV) {
-                dV[dt][e] *= drop_scale;
-                is_finite &= dV[dt][e] - dV[dt][e] == 0;
-            }
-        }
-    const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
-    float *const to_k = (float *)dk.data + attn_at(&dk, b, hk, sequence.k_start), *const to_v = (float *)dv.data +
-                                                                                                attn_at(
-                                                                                                    &dv, b, hk,
-                                                                                                    sequence.k_start);
-    const bool pairs_k = starts_on_pairs(dk, to_k, g.dims.D), pairs_v = starts_on_pairs(dv, to_v, g.dims.Dv);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int64_t j = j0 + warp * 16 + half * 8 + lane / 4;
-        if (j >= Sk_all) continue;
-#pragma unroll
-        for (int dt = 0; dt < DT; dt++) {
-            const int d = dt * 8 + lane % 4 * 2;
-            if ((PARTS & DK) && dk.data)
-                store_two(to_k + j * dk.row, d, (int)g.dims.D, pairs_k, dK[dt][half * 2], dK[dt][half * 2 + 1]);
-            if ((PARTS & DV) && dv.data)
-                store_two(to_v + j * dv.row, d, (int)g.dims.Dv, pairs_v, dV[dt][half * 2], dV[dt][half * 2 + 1]);
-        }
-    }
+    if (PARTS & DK) is_finite &= scale_sums(dK, (float)g.scale);
+    if (PARTS & DV) is_finite &= scale_sums(dV, drop_scale);
+    if (PARTS & DK)
+        store_keys(g.view[ATTN_T_dk], dK, b, hk, sequence.k_start, j0 + warp * 16, Sk_all, (int)g.dims.D, lane);
+    if (PARTS & DV)
+        store_keys(g.view[ATTN_T_dv], dV, b, hk, sequence.k_start, j0 + warp * 16, Sk_all, (int)g.dims.Dv, lane);
     if (__syncthreads_or(!is_finite || wide))
         for (int r = warp; r < BN && j0 + r < Sk_all; r += WARPS) dkdv_row(a, s, b, hk, j0 + r);
-}
-
-/* Does a query tile depend on a wide tile? The whole block calls it. */
-DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const head_args &x, int i0, attn_range seen)
-{
-    const int64_t k_tile = split_tile_of(planes.k, a.g.dims.packed, x.b, x.hk, x.s.k_start);
-    const int64_t q_tile = split_tile_of(planes.q, a.g.dims.packed, x.b, x.h, x.s.q_start) + i0 / SPLIT_ROWS;
-    const int first = (int)(seen.lo / SPLIT_ROWS), last = (int)attn_tiles(seen.hi, SPLIT_ROWS);
-    const bool k = any_wide(planes.k.stats + k_tile, first, last), v = any_wide(planes.v.stats + k_tile, first, last);
-    return k || v || planes.q.stats[q_tile].wide;
-}
-
-/* dq from the sums: undoes the order of sums_of(). A block a query tile and head. */
-template <int D, int BM>
-__global__ void __launch_bounds__(128)
-    f32_finish_dq(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s,
-                  const float *sums)
-{
-    const tile_place place = tile_place_of<BM>(a, blockIdx.x);
-    if (!place.exists) return;
-    const head_args &x = place.x;
-    const float *const from = sums_of<D, BM>(const_cast<float *>(sums), a, x, place.i0 / BM);
-    const attn_view &dq = a.g.view[ATTN_T_dq];
-    bool is_finite = true;
-    float *const to = (float *)dq.data + attn_at(&dq, x.b, x.h, x.s.q_start);
-    const bool pairs = starts_on_pairs(dq, to, a.g.dims.D);
-#pragma unroll 4
-    for (int n = threadIdx.x; n < BM * D / 2; n += 128) {
-        const int lane = n % 32, half = n / 32 % 2, fragment = n / 64;
-        const int64_t i = place.i0 + fragment / (D / 8) * 16 + half * 8 + lane / 4;
-        const float y0 = from[fragment * 128 + half * 64 + lane] * x.scale,
-                    y1 = from[fragment * 128 + half * 64 + 32 + lane] * x.scale;
-        is_finite &= y0 - y0 == 0 && y1 - y1 == 0;
-        if (i < x.s.Sq)
-            store_two(to + i * dq.row, fragment % (D / 8) * 8 + lane % 4 * 2, (int)a.g.dims.D, pairs, y0, y1);
-    }
-    const attn_range seen = attn_keys_of_rows(&a.g, &x.s, place.i0, attn_min64(place.i0 + BM, x.s.Sq));
-    const bool wide = sees_wide(a, planes, x, place.i0, seen);
-    if (__syncthreads_or(!is_finite || wide))
-        for (int r = threadIdx.x / 32; r < BM && place.i0 + r < x.s.Sq; r += 4) dq_row(a, s, x, place.i0 + r);
-}
-
-/* ---- dQ by query tiles: deterministic ---------------------------------------------------------------------------- */
-
-enum { DQ_BM = 64 };
-
-template <int D, bool OPTIONS> struct shared_dq {
-    static const int BN = D == 256 ? 32 : 64;
-    alignas(1024) uint16_t Q[2 * DQ_BM * D];
-    alignas(1024) uint16_t dO[2 * DQ_BM * D];
-    alignas(1024) uint16_t K[2 * BN * D];
-    alignas(1024) uint16_t V[2 * BN * D];
-    struct {
-        float z[16][BN + 4], cap[16][BN + 4];
-        uint32_t kept[16][BN / 8];
-    } options[OPTIONS ? DQ_BM / 16 : 1];
-};
-
-template <int D, bool OPTIONS>
-__global__ void __launch_bounds__(DQ_BM * 2)
-    f32_dq_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s)
-{
-    const int BM = DQ_BM, BN = shared_dq<D, OPTIONS>::BN, WARPS = BM / 16, THREADS = 32 * WARPS, NT = BN / 8,
-              DT = D / 8;
-    extern __shared__ __align__(1024) char memory[];
-    shared_dq<D, OPTIONS> &sm = *reinterpret_cast<shared_dq<D, OPTIONS> *>(memory);
-    const attn_geometry &g = a.g;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const tile_place place = tile_place_of<BM>(a, blockIdx.x);
-    if (!place.exists) return;
-    const head_args &x = place.x;
-    const int i0 = place.i0;
-    const limits limit = limits_of(g, x.s);
-    const attn_range seen = attn_keys_of_rows(&g, &x.s, i0, attn_min64(i0 + BM, x.s.Sq));
-    const int first = (int)(seen.lo / BN), last = (int)attn_tiles(seen.hi, BN);
-
-    const int64_t q_tile = split_tile_of(planes.q, g.dims.packed, x.b, x.h, x.s.q_start) + i0 / SPLIT_ROWS;
-    const int64_t k_tile = split_tile_of(planes.k, g.dims.packed, x.b, x.hk, x.s.k_start);
-    load_planes<D, BM, THREADS>(sm.Q, planes.q.data + q_tile * 2 * SPLIT_ROWS * D, i0 % SPLIT_ROWS);
-    load_planes<D, BM, THREADS>(sm.dO, planes.dout.data + q_tile * 2 * SPLIT_ROWS * D, i0 % SPLIT_ROWS);
-    const split_stats q_stats = planes.q.stats[q_tile], o_stats = planes.dout.stats[q_tile];
-
-    uint32_t q_at = by_16<D>(sm.Q, lane) + warp * 32 * D, o_at = by_16<D>(sm.dO, lane) + warp * 32 * D;
-    uint32_t k_at = by_8<D>(sm.K, lane), v_at = by_8<D>(sm.V, lane), k_columns_at = by_16<D>(sm.K, lane);
-    float lse2[2], delta[2], dQ[DT][4] = {}, top_delta = 0;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int i = i0 + warp * 16 + half * 8 + lane / 4;
-        const float lse = i < x.s.Sq ? s.lse[lse_at(a, x, i)] : -CUDART_INF_F;
-        lse2[half] = lse == -CUDART_INF_F ? CUDART_INF_F : lse * LOG2E - P_BITS;
-        delta[half] = i < x.s.Sq ? s.delta[lse_at(a, x, i)] : 0;
-        top_delta = fmaxf(top_delta, fabsf(delta[half]));
-    }
-    top_delta = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(top_delta)));
-    const float drop_scale = OPTIONS && a.drop_below ? a.drop_scale : 1, o_unit = power_of_two(-o_stats.exponent);
-    for (int j = first; j < last; j++) {
-        const int64_t t = k_tile + j * BN / SPLIT_ROWS;
-        const split_stats k_stats = planes.k.stats[t], v_stats = planes.v.stats[t];
-        __syncthreads(); /* nobody reads the last tile any more */
-        load_planes<D, BN, THREADS>(sm.K, planes.k.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
-        load_planes<D, BN, THREADS>(sm.V, planes.v.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
-        cp_async_commit();
-        cp_async_wait<0>();
-        __syncthreads();
-
-        float rows_of_S[1][NT][4], rows_of_dP[1][NT][4], (&S)[NT][4] = rows_of_S[0], (&dP)[NT][4] = rows_of_dP[0];
-        opaque(q_at);
-        opaque(k_at);
-        multiply_rows<D, 1, BN, BM>(rows_of_S, q_at, k_at);
-        opaque(o_at);
-        opaque(v_at);
-        multiply_rows<D, 1, BN, BM>(rows_of_dP, o_at, v_at);
-        const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
-        float c = fmaxf(x.scale * LOG2E * unit, 1.2e-38f);
-        if (OPTIONS) {
-            auto &st = sm.options[warp];
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) st.z[e / 2 * 8 + lane / 4][nt * 8 + lane % 4 * 2 + e % 2] = S[nt][e];
-            __syncwarp();
-#pragma unroll 1
-            for (int m = lane; m < 16 * BN; m += 32) {
-                const int r = m / BN, i = i0 + warp * 16 + r, key = j * BN + m % BN;
-                float tanh_s = 0, &z = st.z[r][m % BN];
-                const bool sees = i < x.s.Sq && key < x.s.Sk && key >= i + limit.lo && key < i + limit.hi &&
-                                  visible_by_mask(a, x, i, key);
-                z = sees ? score(a, x, i, key, z * unit, &tanh_s) * LOG2E : -CUDART_INF_F;
-                st.cap[r][m % BN] = 1 - tanh_s * tanh_s;
-            }
-            if (a.drop_below)
-#pragma unroll 1
-                for (int m = lane; m < 16 * NT; m += 32) {
-                    const attn_philox lanes = attn_dropout_lanes(a.seed, x.b * g.dims.H + x.h, i0 + warp * 16 + m / NT,
-                                                                 j * NT + m % NT);
-                    uint32_t bits = 0;
-                    for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
-                    st.kept[m / NT][m % NT] = bits;
-                }
-            __syncwarp();
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) S[nt][e] = st.z[e / 2 * 8 + lane / 4][nt * 8 + lane % 4 * 2 + e % 2];
-            c = 1;
-        } else {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int i = i0 + warp * 16 + half * 8 + lane / 4, column = j * BN + lane % 4 * 2;
-                const int low = i + limit.lo - column, high = min(i + limit.hi, limit.Sk) - column;
-#pragma unroll
-                for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                    for (int e = 0; e < 2; e++)
-                        if (nt * 8 + e < low || nt * 8 + e >= high) S[nt][half * 2 + e] = -CUDART_INF_F;
-            }
-        }
-        const float v_unit = power_of_two(-v_stats.exponent);
-        const int exponent = exponent_for(o_stats.norm * o_unit * (v_stats.norm * v_unit) * drop_scale + top_delta);
-        const float to_ds = power_of_two(exponent) * P_UNIT, dp_unit = o_unit * v_unit * drop_scale * to_ds;
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float p = exp2_fast(fmaf(S[nt][e], c, -lse2[e / 2]));
-                float factor = dp_unit, cap = 1;
-                if (OPTIONS) {
-                    const int r = e / 2 * 8 + lane / 4;
-                    if (a.drop_below && !(sm.options[warp].kept[r][nt] >> (lane % 4 * 2 + e % 2) & 1)) factor = 0;
-                    cap = sm.options[warp].cap[r][nt * 8 + lane % 4 * 2 + e % 2];
-                }
-                S[nt][e] = p * fmaf(dP[nt][e], factor, -delta[e / 2] * to_ds) * cap;
-            }
-        if (OPTIONS) __syncwarp();
-
-        /* dQ += dS K */
-        uint32_t ah[NT / 2][4], al[NT / 2][4];
-        split_fragments<BN>(ah, al, S);
-        opaque(k_columns_at);
-        add_products_of_columns<D, BN>(dQ, ah, al, k_columns_at,
-                                       power_of_two(-exponent) * power_of_two(-k_stats.exponent));
-    }
-    cp_async_wait<0>();
-    const attn_view &dq = g.view[ATTN_T_dq];
-    float *const to = (float *)dq.data + attn_at(&dq, x.b, x.h, x.s.q_start);
-    const bool pairs = starts_on_pairs(dq, to, g.dims.D);
-    bool is_finite = true;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int64_t i = i0 + warp * 16 + half * 8 + lane / 4;
-#pragma unroll
-        for (int dt = 0; dt < DT; dt++) {
-            const float y0 = dQ[dt][half * 2] * x.scale, y1 = dQ[dt][half * 2 + 1] * x.scale;
-            is_finite &= y0 - y0 == 0 && y1 - y1 == 0;
-            if (i < x.s.Sq) store_two(to + i * dq.row, dt * 8 + lane % 4 * 2, (int)g.dims.D, pairs, y0, y1);
-        }
-    }
-    const bool wide = sees_wide(a, planes, x, i0, seen);
-    if (__syncthreads_or(!is_finite || wide))
-        for (int r = warp; r < BM && i0 + r < x.s.Sq; r += WARPS) dq_row(a, s, x, i0 + r);
 }
 
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */

@@ -66,6 +66,101 @@ struct forward_planes {
     split_planes k, v;
 };
 
+/* Q to its planes in shared memory, by its block, for it is read once only. Its BM rows have one exponent, of which q_unit
+ * is the unit. Scores are at most score_bound times K's largest number; times 16 where Q is wide. */
+template <int D, bool OPTIONS>
+DEVICE void split_queries(shared<D, OPTIONS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
+                          float &score_bound)
+{
+    typedef shape<D, OPTIONS> Shape;
+    const int ROWS = 16 * Shape::MT, V = D / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float x[ROWS][V], top, least;
+    load_rows<D, ROWS>(x, a.g.view[ATTN_T_q], place.x.b, place.x.h, place.x.s.q_start, place.i0 + warp * ROWS,
+                       place.x.s.Sq, (int)a.g.dims.D);
+    range_of_rows(x, top, least);
+    float *const tops = reinterpret_cast<float *>(sm.V), *const leasts = tops + Shape::WARPS;
+    if (lane == 0) tops[warp] = top, leasts[warp] = least;
+    __syncthreads();
+    for (int w = 0; w < Shape::WARPS; w++) top = fmaxf(top, tops[w]), least = fminf(least, leasts[w]);
+    const int e = exponent_of(top);
+    const float factor = power_of_two(e);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+        split_row(sm.Q + at<D>(warp * ROWS + r, lane * V / 8) + lane * V % 8, Shape::BM * D, x[r], factor);
+    q_unit = power_of_two(-e);
+    score_bound = top * (float)a.g.dims.D * fabsf(place.x.scale) * (is_wide(top, least) ? 16 : 1);
+}
+
+/* One step of the online softmax; S becomes P, in units of P_UNIT, shifted. c: of a score in S, in base 2. rescale: what O is
+ * to be multiplied with. */
+template <int NT>
+DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        softmax_row &row = rows[half];
+        const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c)); /* row.m is in base 2 already */
+        const float base = m == -CUDART_INF_F ? 0 : m; /* nothing seen yet: -inf - -inf would be NaN */
+        const float factor = exp2_fast(row.m - base), offset = P_BITS - (float)shift - base;
+        const float sum = exponents_of_row(S, half, c, offset);
+        row.l = fmaf(sum, power_of_two(shift), row.l * factor);
+        row.m = m;
+        rescale[half] = factor;
+    }
+}
+
+/* O = O / l, with l whole then. Is all of it finite? */
+template <int DT> DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, float o_unit)
+{
+    bool is_finite = true;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        softmax_row &row = rows[half];
+        row.l += __shfl_xor_sync(0xffffffff, row.l, 1);
+        row.l += __shfl_xor_sync(0xffffffff, row.l, 2);
+        row.l *= P_UNIT;
+        const float factor = row.l == 0 ? 0 : drop_scale / row.l * o_unit;
+        is_finite &= row.l - row.l == 0 && (row.m == -CUDART_INF_F || fabsf(row.m) < SCORE_MOST);
+#pragma unroll
+        for (int dt = 0; dt < DT; dt++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float &o = O[dt][half * 2 + e];
+                o *= factor;
+                is_finite &= o - o == 0;
+            }
+    }
+    return is_finite;
+}
+
+/* ROWS rows of a block's tile, from `first` on, from where a warp staged them. Where `copies`, a row that sees one key is that
+ * key's value, to the bit. */
+template <int D, int ROWS>
+DEVICE void store_rows_or_values(const cuda_args &a, const head_args &x, const float *staged, int q0, int first,
+                                 const limits &limit, bool copies, int lane)
+{
+    const attn_geometry &g = a.g;
+    const attn_view &out = g.view[ATTN_T_out], &v = g.view[ATTN_T_v];
+    const bool pieces = out.dtype == ATTN_F32 && g.dims.Dv % 4 == 0 && out.row % 4 == 0 &&
+                        ((uint64_t)out.data + 4 * attn_at(&out, x.b, x.h, x.s.q_start)) % 16 == 0;
+#pragma unroll 1
+    for (int n = lane; n < ROWS * (D / 4); n += 32) {
+        const int r = first + n / (D / 4), c = n % (D / 4), i = q0 + r;
+        if (i >= x.s.Sq || c * 4 >= g.dims.Dv) continue;
+        const float4 four = *(const float4 *)(staged + at<D>(r, c / 2) + c % 2 * 4);
+        const int64_t to = attn_at(&out, x.b, x.h, x.s.q_start + i) + c * 4;
+        const int key = max(i + limit.lo, 0), keys = min(i + limit.hi, limit.Sk) - key;
+        if (pieces && !(copies && keys == 1)) {
+            *(float4 *)((float *)out.data + to) = four;
+            continue;
+        }
+        const float o[4] = { four.x, four.y, four.z, four.w };
+        const float *const value = (const float *)v.data + attn_at(&v, x.b, x.hk, x.s.k_start + key) + c * 4;
+        for (int e = 0; e < 4 && c * 4 + e < g.dims.Dv; e++)
+            store_float(out.dtype, out.data, to + e, copies && keys == 1 ? value[e] : o[e]);
+    }
+}
+
 template <int D, bool OPTIONS>
 __global__ void __launch_bounds__(shape<D, OPTIONS>::THREADS, shape<D, OPTIONS>::BLOCKS)
     f32_forward_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ forward_planes planes)
@@ -100,27 +195,8 @@ __global__ void __launch_bounds__(shape<D, OPTIONS>::THREADS, shape<D, OPTIONS>:
     };
     if (first < last) load(sm.K, planes.k, last - 1);
 
-    /* Q, split here: it is read once only. Its BM rows have one exponent. */
     float q_unit, score_bound;
-    {
-        const int ROWS = 16 * MT, V = D / 32;
-        float x[ROWS][V], top, least;
-        load_rows<D, ROWS>(x, g.view[ATTN_T_q], place.x.b, place.x.h, place.x.s.q_start, q0 + warp * ROWS, place.x.s.Sq,
-                           (int)g.dims.D);
-        range_of_rows(x, top, least);
-        float *const tops = reinterpret_cast<float *>(sm.V), *const leasts = tops + Shape::WARPS;
-        if (lane == 0) tops[warp] = top, leasts[warp] = least;
-        __syncthreads();
-        for (int w = 0; w < Shape::WARPS; w++) top = fmaxf(top, tops[w]), least = fminf(least, leasts[w]);
-        const int e = exponent_of(top);
-        const float factor = power_of_two(e);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-            split_row(sm.Q + at<D>(warp * ROWS + r, lane * V / 8) + lane * V % 8, BM * D, x[r], factor);
-        q_unit = power_of_two(-e);
-        /* Scores are at most this times K's largest number; times 16 where Q is wide. */
-        score_bound = top * (float)g.dims.D * fabsf(place.x.scale) * (is_wide(top, least) ? 16 : 1);
-    }
+    split_queries<D, OPTIONS>(sm, a, place, q_unit, score_bound);
 
     bool clean = false; /* second time over: V without infinities and NaN */
     bool wide = false;  /* all rows by forward_row() */
@@ -177,95 +253,29 @@ again:
             multiply_rows<D, MT, BN, BM>(S, q_at, k_at);
             const float k_unit = power_of_two(-ks.exponent);
 
-            /* Options: the warp's 16 rows pass through shared memory, so that one small loop treats every element. */
             if (OPTIONS) {
-                float(*const line)[BN + 4] = reinterpret_cast<float(*)[BN + 4]>(&sm.S[warp * 16]);
-#pragma unroll
-                for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                    for (int half = 0; half < 2; half++)
-                        *(float2 *)&line[half * 8 + lane / 4][nt * 8 + lane % 4 * 2] = make_float2(
-                            S[0][nt][half * 2], S[0][nt][half * 2 + 1]);
-                __syncwarp();
-#pragma unroll 1
-                for (int n = lane; n < 16 * BN; n += 32) {
-                    const int r = n / BN, i = q0 + warp * 16 + r, key = j * BN + n % BN;
-                    float tanh_s, &s = line[r][n % BN];
-                    const bool sees = i < place.x.s.Sq && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk &&
-                                      visible_by_mask(a, place.x, i, key);
-                    s = sees ? in_base_2(score(a, place.x, i, key, s * (q_unit * k_unit), &tanh_s)) : -CUDART_INF_F;
-                }
-                __syncwarp();
-#pragma unroll
-                for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) S[0][nt][e] = line[e / 2 * 8 + lane / 4][nt * 8 + lane % 4 * 2 + e % 2];
-                __syncwarp();
+                change_scores<false>(S[0], lines_of<BN + 4>(&sm.S[warp * 16]), lane, [&](int r, int c, float &s) {
+                    const int i = q0 + warp * 16 + r, key = j * BN + c;
+                    float tanh_s;
+                    s = score_log2(a, place.x, limit, i < place.x.s.Sq, i, key, s * (q_unit * k_unit), &tanh_s);
+                });
             } else if (j < free_first || j >= free_last) {
 #pragma unroll
                 for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        const int i = q0 + (warp * MT + mt) * 16 + half * 8 + lane / 4, column = j * BN + lane % 4 * 2;
-                        const int lo = i + limit.lo - column, hi = min(i + limit.hi, limit.Sk) - column;
-#pragma unroll
-                        for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                            for (int e = 0; e < 2; e++)
-                                if (nt * 8 + e < lo || nt * 8 + e >= hi) S[mt][nt][half * 2 + e] = -CUDART_INF_F;
-                    }
+                    hide_keys(S[mt], limit, q0 + (warp * MT + mt) * 16 + lane / 4, j * BN + lane % 4 * 2);
             }
 
-            /* One step of the online softmax; S becomes P, in units of P_UNIT. */
             const float c = OPTIONS ? 1 : fmaxf(scale_log2 * k_unit, 1.2e-38f); /* never 0: -inf * 0 would be NaN */
 #pragma unroll
-            for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    softmax_row &row = rows[mt][half];
-                    float top = -CUDART_INF_F;
-#pragma unroll
-                    for (int nt = 0; nt < NT; nt++)
-                        top = fmaxf(top, fmaxf(S[mt][nt][half * 2], S[mt][nt][half * 2 + 1]));
-                    top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-                    top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
-                    const float m = fmaxf(row.m, rounded(top * c)); /* row.m is in base 2 already */
-                    const float base = m == -CUDART_INF_F ? 0 : m;  /* nothing seen yet: -inf - -inf would be NaN */
-                    const float factor = exp2_fast(row.m - base), offset = P_BITS - (float)shift - base;
-                    float sum = 0;
-#pragma unroll
-                    for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                        for (int e = 0; e < 2; e++) {
-                            float &s = S[mt][nt][half * 2 + e];
-                            s = exp2_fast(fmaf(s, c, offset));
-                            sum += s;
-                        }
-                    row.l = fmaf(sum, power_of_two(shift), row.l * factor);
-                    row.m = m;
-                    rescale[mt][half] = factor * o_rescale;
-                }
-            if (OPTIONS &&
-                a.drop_below) { /* after the sum: dropout does not enter lse. Eight keys share one call of the generator. */
-                uint32_t *const kept = reinterpret_cast<uint32_t *>(&sm.S[warp * 16]); /* [16][NT]: 8 bits each */
-#pragma unroll 1
-                for (int n = lane; n < 16 * NT; n += 32) {
-                    const attn_philox lanes = attn_dropout_lanes(a.seed, place.x.b * g.dims.H + place.x.h,
-                                                                 q0 + warp * 16 + n / NT, j * NT + n % NT);
-                    uint32_t bits = 0;
-                    for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
-                    kept[n] = bits;
-                }
-                __syncwarp();
-#pragma unroll
-                for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        const uint32_t bits = kept[(e / 2 * 8 + lane / 4) * NT + nt];
-                        if (!(bits >> (lane % 4 * 2 + e % 2) & 1)) S[0][nt][e] = 0; /* drop_scale comes at the end */
-                    }
-                __syncwarp();
+            for (int mt = 0; mt < MT; mt++) {
+                softmax_step(S[mt], rows[mt], rescale[mt], c, shift);
+                rescale[mt][0] *= o_rescale;
+                rescale[mt][1] *= o_rescale;
             }
+            if (OPTIONS && a.drop_below) /* drop_scale comes at the end */
+                drop(S[0], reinterpret_cast<uint32_t *>(&sm.S[warp * 16]), 1, lane, [&](int r, int eighth) {
+                    return kept_of(a, place.x.b * g.dims.H + place.x.h, q0 + warp * 16 + r, j * NT + eighth);
+                });
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) split_fragments<BN>(ph[mt], pl[mt], S[mt]);
         }
@@ -319,28 +329,12 @@ again:
     asm volatile("" : "+r"(block));
     const tile_place home = tile_place_of<BM>(a, block);
     const head_args &x = home.x;
-    const attn_view &out = g.view[ATTN_T_out], &lse = g.view[ATTN_T_lse], &v = g.view[ATTN_T_v];
+    const attn_view &out = g.view[ATTN_T_out], &lse = g.view[ATTN_T_lse];
     bool is_finite = true;
     const float o_unit = power_of_two(-o_exponent) * P_UNIT;
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            softmax_row &row = rows[mt][half];
-            row.l += __shfl_xor_sync(0xffffffff, row.l, 1);
-            row.l += __shfl_xor_sync(0xffffffff, row.l, 2);
-            row.l *= P_UNIT;
-            const float factor = row.l == 0 ? 0 : (OPTIONS && a.drop_below ? a.drop_scale : 1) / row.l * o_unit;
-            is_finite &= row.l - row.l == 0 && (row.m == -CUDART_INF_F || fabsf(row.m) < SCORE_MOST);
-#pragma unroll
-            for (int dt = 0; dt < DT; dt++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float &o = O[mt][dt][half * 2 + e];
-                    o *= factor;
-                    is_finite &= o - o == 0;
-                }
-        }
+        is_finite &= divide(O[mt], rows[mt], OPTIONS && a.drop_below ? a.drop_scale : 1, o_unit);
     if (!clean && !wide && __syncthreads_or(!is_finite)) {
         clean = true;
         if (first < last) load(sm.K, planes.k, last - 1);
@@ -366,25 +360,8 @@ again:
                                                                                 O[mt][dt][half * 2 + 1]);
         }
     __syncwarp();
-    const bool pieces = out.dtype == ATTN_F32 && g.dims.Dv % 4 == 0 && out.row % 4 == 0 &&
-                        ((uint64_t)out.data + 4 * attn_at(&out, x.b, x.h, x.s.q_start)) % 16 == 0;
     const bool copies = !OPTIONS && sink_of(a, x.h) == -CUDART_INF_F; /* a row that sees one key is that value */
-#pragma unroll 1
-    for (int n = lane; out.data && n < MT * 16 * (D / 4); n += 32) {
-        const int r = warp * MT * 16 + n / (D / 4), c = n % (D / 4), i = q0 + r;
-        if (i >= x.s.Sq || c * 4 >= g.dims.Dv) continue;
-        const float4 four = *(const float4 *)(staged + at<D>(r, c / 2) + c % 2 * 4);
-        const int64_t to = attn_at(&out, x.b, x.h, x.s.q_start + i) + c * 4;
-        const int key = max(i + limit.lo, 0), keys = min(i + limit.hi, limit.Sk) - key;
-        if (pieces && !(copies && keys == 1)) {
-            *(float4 *)((float *)out.data + to) = four;
-            continue;
-        }
-        const float o[4] = { four.x, four.y, four.z, four.w };
-        const float *const value = (const float *)v.data + attn_at(&v, x.b, x.hk, x.s.k_start + key) + c * 4;
-        for (int e = 0; e < 4 && c * 4 + e < g.dims.Dv; e++)
-            store_float(out.dtype, out.data, to + e, copies && keys == 1 ? value[e] : o[e]);
-    }
+    if (out.data) store_rows_or_values<D, MT * 16>(a, x, staged, q0, warp * MT * 16, limit, copies, lane);
     if (clean || wide) {
         __syncthreads();
         for (int r = warp; r < BM && q0 + r < x.s.Sq; r += Shape::WARPS) forward_row(a, x, q0 + r, out, nullptr, !wide);

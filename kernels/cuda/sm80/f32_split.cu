@@ -29,13 +29,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     int b = blockIdx.z, tile = (int)(blockIdx.x - jobs.first[job]);
     const int32_t *const cu = p.queries ? g.cu_q : g.cu_k;
     if (g.dims.packed) {
-        int low = 0, high = (int)g.dims.B;
-        while (high - low > 1) {
-            const int middle = (low + high) / 2;
-            if (cu[middle] / SPLIT_ROWS + middle <= tile) low = middle;
-            else high = middle;
-        }
-        b = low;
+        b = sequence_of_tile(cu, g.dims.B, SPLIT_ROWS, 1, tile);
         tile -= cu[b] / SPLIT_ROWS + b;
     }
     const attn_sequence s = attn_sequence_of(&g, b);

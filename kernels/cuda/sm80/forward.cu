@@ -28,7 +28,7 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/simple/rows.cuh"
 #include "decode.h"
-#include "tile.cuh"
+#include "scores.cuh"
 
 namespace {
 
@@ -69,6 +69,43 @@ static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128
 struct softmax_row {
     float m, l;
 };
+
+/* One step of the online softmax; S becomes P. m follows the maximum only when that has grown by more than 8: P and l are
+ * then at most 2^8 times what they would be, of which float32 sums and 16-bit floats lose nothing, and O is hardly ever
+ * rescaled. c: of a score in S, in base 2. */
+template <int NT, int DT>
+DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&rows)[2], float c)
+{
+    float rescale[2];
+    bool grown = false;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        softmax_row &row = rows[half];
+        const float top = largest_of_row(S, half) * c; /* row.m is in base 2 already */
+        const bool grows = top > row.m + 8;
+        const float m = grows ? top : row.m;
+        rescale[half] = grows ? exp2_fast(row.m - m) : 1;
+        row.m = m;
+        grown |= grows;
+    }
+    if (__any_sync(0xffffffff, grown)) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            rows[half].l *= rescale[half];
+#pragma unroll
+            for (int dt = 0; dt < DT; dt++) {
+                O[dt][half * 2] *= rescale[half];
+                O[dt][half * 2 + 1] *= rescale[half];
+            }
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        softmax_row &row = rows[half];
+        const float base = row.m == -CUDART_INF_F ? 0 : row.m; /* nothing seen yet: -inf - -inf would be NaN */
+        row.l += exponents_of_row(S, half, c, -base);
+    }
+}
 
 template <typename T, int D, bool OPTIONS>
 __global__ void __launch_bounds__(shape<D, OPTIONS>::THREADS, shape<D, OPTIONS>::BLOCKS)
@@ -132,136 +169,30 @@ again:
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
 
-        /* S = Q K^T */
         float S[MT][NT][4] = {};
-#pragma unroll
-        for (int kk = 0; kk < D / 16; kk++) {
-            uint32_t aq[MT][4];
-#pragma unroll
-            for (int mt = 0; mt < MT; mt++) a_rows_of<D>(aq[mt], down, 0, (warp * MT + mt) * 16, kk * 16);
-#pragma unroll
-            for (int nt = 0; nt < NT; nt += 2) {
-                uint32_t bk[4];
-                b_rows_of<D>(bk, across, tileK, nt * 8, kk * 16);
-#pragma unroll
-                for (int mt = 0; mt < MT; mt++) {
-                    mma<T>(S[mt][nt], aq[mt], bk[0], bk[1]);
-                    mma<T>(S[mt][nt + 1], aq[mt], bk[2], bk[3]);
-                }
-            }
-        }
+        scores<T, D>(
+            S, [&](uint32_t(&f)[4], int mt, int kk) { a_rows_of<D>(f, down, 0, (warp * MT + mt) * 16, kk * 16); },
+            [&](uint32_t(&f)[4], int nt, int kk) { b_rows_of<D>(f, across, tileK, nt * 8, kk * 16); });
 
-        /* Options: the warp's 16 rows pass through shared memory, so that one small loop treats every element. */
         if (OPTIONS) {
-            float(*const line)[BN + 4] = reinterpret_cast<float(*)[BN + 4]>(&sm.S[warp * 16]);
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                for (int half = 0; half < 2; half++)
-                    *(float2 *)&line[half * 8 + lane / 4][nt * 8 + lane % 4 * 2] = make_float2(S[0][nt][half * 2],
-                                                                                               S[0][nt][half * 2 + 1]);
-            __syncwarp();
-#pragma unroll 1
-            for (int n = lane; n < 16 * BN; n += 32) {
-                const int r = n / BN, i = q0 + warp * 16 + r, key = j * BN + n % BN;
-                float tanh_s, &s = line[r][n % BN];
-                const bool sees = i < place.Sq && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk &&
-                                  visible_by_mask(a, x, i, key);
-                s = sees ? in_base_2(score(a, x, i, key, s, &tanh_s)) : -CUDART_INF_F;
-            }
-            __syncwarp();
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) S[0][nt][e] = line[e / 2 * 8 + lane / 4][nt * 8 + lane % 4 * 2 + e % 2];
-            __syncwarp();
+            change_scores<false>(S[0], lines_of<BN + 4>(&sm.S[warp * 16]), lane, [&](int r, int c, float &s) {
+                const int i = q0 + warp * 16 + r, key = j * BN + c;
+                float tanh_s;
+                s = score_log2(a, x, limit, i < place.Sq, i, key, s, &tanh_s);
+            });
         } else if (j < free_first || j >= free_last) {
 #pragma unroll
             for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int i = q0 + (warp * MT + mt) * 16 + half * 8 + lane / 4, column = j * BN + lane % 4 * 2;
-                    const int lo = i + limit.lo - column, hi = min(i + limit.hi, limit.Sk) - column;
-#pragma unroll
-                    for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                        for (int e = 0; e < 2; e++)
-                            if (nt * 8 + e < lo || nt * 8 + e >= hi) S[mt][nt][half * 2 + e] = -CUDART_INF_F;
-                }
+                hide_keys(S[mt], limit, q0 + (warp * MT + mt) * 16 + lane / 4, j * BN + lane % 4 * 2);
         }
 
-        /* One step of the online softmax; S becomes P. m follows the maximum only when that has grown by more than
-         * 8: P and l are then at most 2^8 times what they would be, of which float32 sums and 16-bit floats lose
-         * nothing, and O is hardly ever rescaled. */
         const float c = OPTIONS ? 1 : scale_log2;
 #pragma unroll
-        for (int mt = 0; mt < MT; mt++) {
-            float rescale[2];
-            bool grown = false;
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                softmax_row &row = rows[mt][half];
-                float top = -CUDART_INF_F;
-#pragma unroll
-                for (int nt = 0; nt < NT; nt++) top = fmaxf(top, fmaxf(S[mt][nt][half * 2], S[mt][nt][half * 2 + 1]));
-                top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-                top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2)) * c; /* row.m is in base 2 already */
-                const bool grows = top > row.m + 8;
-                const float m = grows ? top : row.m;
-                rescale[half] = grows ? exp2_fast(row.m - m) : 1;
-                row.m = m;
-                grown |= grows;
-            }
-            if (__any_sync(0xffffffff, grown)) {
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    rows[mt][half].l *= rescale[half];
-#pragma unroll
-                    for (int dt = 0; dt < DT; dt++) {
-                        O[mt][dt][half * 2] *= rescale[half];
-                        O[mt][dt][half * 2 + 1] *= rescale[half];
-                    }
-                }
-            }
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                softmax_row &row = rows[mt][half];
-                const float base = row.m == -CUDART_INF_F ? 0 : row.m; /* nothing seen yet: -inf - -inf would be NaN */
-                float sum = 0;
-#pragma unroll
-                for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        float &s = S[mt][nt][half * 2 + e];
-                        s = exp2_fast(fmaf(s, c, -base));
-                        sum += s;
-                    }
-                row.l += sum;
-            }
-        }
-        if (OPTIONS &&
-            a.drop_below) { /* after the sum: dropout does not enter lse. Eight keys share one call of the generator. */
-            uint32_t *const kept = reinterpret_cast<uint32_t *>(&sm.S[warp * 16]); /* [16][NT]: 8 bits each */
-#pragma unroll 1
-            for (int n = lane; n < 16 * NT; n += 32) {
-                const attn_philox lanes = attn_dropout_lanes(a.seed, x.b * g.dims.H + x.h, q0 + warp * 16 + n / NT,
-                                                             j * NT + n % NT);
-                uint32_t bits = 0;
-                for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
-                kept[n] = bits;
-            }
-            __syncwarp();
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const uint32_t bits = kept[(e / 2 * 8 + lane / 4) * NT + nt];
-                    S[0][nt][e] *= bits >> (lane % 4 * 2 + e % 2) & 1
-                                       ? 1
-                                       : 0; /* drop_scale comes at the end: P is up to 2^8 here */
-                }
-            __syncwarp();
-        }
+        for (int mt = 0; mt < MT; mt++) softmax_step(S[mt], O[mt], rows[mt], c);
+        if (OPTIONS && a.drop_below) /* drop_scale comes at the end: P is up to 2^8 here */
+            drop(S[0], reinterpret_cast<uint32_t *>(&sm.S[warp * 16]), 1, lane, [&](int r, int eighth) {
+                return kept_of(a, x.b * g.dims.H + x.h, q0 + warp * 16 + r, j * NT + eighth);
+            });
 
         cp_async_wait<0>();
         __syncthreads(); /* V[j] is here, and nobody reads K[j] any more */
@@ -275,28 +206,7 @@ again:
             cp_async_commit();
         }
 
-        /* O += P V */
-#pragma unroll
-        for (int kk = 0; kk < BN / 16; kk++) {
-            uint32_t ap[MT][4];
-#pragma unroll
-            for (int mt = 0; mt < MT; mt++) {
-                ap[mt][0] = pack<T>(S[mt][kk * 2][0], S[mt][kk * 2][1]);
-                ap[mt][1] = pack<T>(S[mt][kk * 2][2], S[mt][kk * 2][3]);
-                ap[mt][2] = pack<T>(S[mt][kk * 2 + 1][0], S[mt][kk * 2 + 1][1]);
-                ap[mt][3] = pack<T>(S[mt][kk * 2 + 1][2], S[mt][kk * 2 + 1][3]);
-            }
-#pragma unroll
-            for (int dt = 0; dt < DT; dt += 2) {
-                uint32_t bv[4];
-                b_columns_of<D>(bv, down, tileV, dt * 8, kk * 16);
-#pragma unroll
-                for (int mt = 0; mt < MT; mt++) {
-                    mma<T>(O[mt][dt], ap[mt], bv[0], bv[1]);
-                    mma<T>(O[mt][dt + 1], ap[mt], bv[2], bv[3]);
-                }
-            }
-        }
+        accumulate<T>(O, S, [&](uint32_t(&f)[4], int dt, int kk) { b_columns_of<D>(f, down, tileV, dt * 8, kk * 16); });
     }
 
     /* out = O / l, lse = m + ln l. The place is found anew, for registers are short in the loop. */

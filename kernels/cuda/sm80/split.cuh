@@ -44,7 +44,7 @@
 
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/simple/rows.cuh"
-#include "tile.cuh"
+#include "scores.cuh"
 
 enum { SPLIT_ROWS = 128 };
 const float LO_UNIT = 1.0f / 2048;

@@ -1,0 +1,277 @@
+/* backward_common.cuh: what the forms of backward.cu have in common: where query tiles and their sums of dQ are, the kernels
+ * before (prepare) and behind (finish), the keys of a block, results on their way out. */
+#ifndef ATTN_SM80_BACKWARD_COMMON_CUH
+#define ATTN_SM80_BACKWARD_COMMON_CUH
+
+#include "kernels/cuda/simple/simple.h"
+#include "scores.cuh"
+
+namespace {
+
+enum { BM = 64 }; /* queries a tile */
+
+/* Query tiles of all heads are counted through; packed, sequence b owns those from cu[b] / BM + b on, as in
+ * tile_place_of(). */
+DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int h, int tile)
+{
+    const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / BM + a.g.dims.B : attn_tiles(a.g.dims.Sq, BM);
+    return (a.g.dims.packed ? h * tiles + s.q_start / BM + b : (b * a.g.dims.H + h) * tiles) + tile;
+}
+
+/* What the rows of a query tile have in common with nobody: lse in base 2, +inf where there is no row or the row
+ * sees nothing (P becomes 0), and delta. */
+struct row_values {
+    float lse2[BM], delta[BM];
+};
+
+/* The workspace as kernels see it: rows.cuh's part, the values of every query tile and its float32 sums of dQ
+ * (NULL: not wanted). */
+struct scratch {
+    saved s;
+    row_values *values;
+    float *sums;
+};
+
+/* Sums of a query tile are blocks of 16 queries x 8 channels, as fragments: four floats a lane. Those of 32 queries
+ * lie together, pairs of blocks channel by channel: a warp's 32 x 32 is one piece. red_add_4() takes four floats
+ * that lie together, where there is such an instruction; elsewhere a warp's additions to one of the four had better
+ * lie together. */
+template <int D> DEVICE int fragment_at(int q, int d)
+{
+    return ((q / 32 * (D / 8) + d / 8) * 2 + q / 16 % 2) * 128;
+}
+DEVICE void add_fragment(float *sums, int lane, const float (&x)[4])
+{
+#if __CUDA_ARCH__ >= 900
+    red_add_4(sums + lane * 4, x);
+#else
+    for (int e = 0; e < 4; e++) atomicAdd(sums + e * 32 + lane, x[e]);
+#endif
+}
+DEVICE float4 read_fragment(const float *sums, int lane)
+{
+#if __CUDA_ARCH__ >= 900
+    return *(const float4 *)(sums + lane * 4);
+#else
+    return make_float4(sums[lane], sums[32 + lane], sums[64 + lane], sums[96 + lane]);
+#endif
+}
+
+/* row_values to shared memory, by 32 threads of the block. */
+DEVICE void load_values(row_values *to, const row_values *from)
+{
+    static_assert(sizeof(row_values) == 32 * 16);
+    if (threadIdx.x < 32) cp_async_16(smem_addr(to) + threadIdx.x * 16, (const char *)from + threadIdx.x * 16, true);
+}
+
+/* ---- prepare ----------------------------------------------------------------------------------------------------- */
+
+/* delta = rowsum(dO O) - dlse, lse dense and as row_values; zeros in the sums. A block a query tile and head. */
+template <typename T, int D>
+__global__ void __launch_bounds__(128) prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
+{
+    const int LANES = D / 8, STEP = 128 / LANES; /* threads a row, rows at a time */
+    const attn_geometry &g = a.g;
+    const tile_place place = tile_place_of<BM>(a, blockIdx.x);
+    if (!place.exists) return;
+    const head_args &x = place.x;
+    const int64_t tile = query_tile(a, x.s, (int)x.b, (int)x.h, place.i0 / BM);
+    if (w.sums)
+        for (int n = threadIdx.x; n < BM * D / 4; n += 128) zero_4(w.sums + tile * BM * D + n * 4);
+
+    const attn_view &dout = g.view[ATTN_T_dout], &dlse = g.view[ATTN_T_dlse], &lse = g.view[ATTN_T_lse];
+    const int Dv = (int)g.dims.Dv, rows = (int)attn_min64(BM, x.s.Sq - place.i0), d = threadIdx.x % LANES * 8;
+    const int64_t line = x.s.q_start + place.i0, o_at = attn_at(&w.s.out, x.b, x.h, line) + d,
+                  do_at = attn_at(&dout, x.b, x.h, line) + d;
+    const bool pieces = in_pieces<T>(w.s.out, x.b, x.h, line, Dv) && in_pieces<T>(dout, x.b, x.h, line, Dv);
+    const int mine = threadIdx.x; /* a row a thread, at the end: its lse is asked for now */
+    float y = -CUDART_INF_F, less = 0;
+    if (mine < rows) {
+        y = ((const float *)lse.data)[attn_at(&lse, x.b, x.h, line + mine)];
+        if (dlse.data) less = ((const float *)dlse.data)[attn_at(&dlse, x.b, x.h, line + mine)];
+    }
+    __shared__ float sums[BM];
+    const int TOGETHER = BM / STEP < 4 ? BM / STEP : 4; /* rows of a thread that are on their way together */
+#pragma unroll 1
+    for (int first = threadIdx.x / LANES; first < BM; first += TOGETHER * STEP) {
+        float delta[TOGETHER] = {};
+        if (pieces) {
+            uint4 o[TOGETHER] = {}, p[TOGETHER] = {};
+#pragma unroll
+            for (int k = 0; k < TOGETHER; k++)
+                if (first + k * STEP < rows && d < Dv) {
+                    o[k] = *(const uint4 *)((const uint16_t *)w.s.out.data + o_at + (first + k * STEP) * w.s.out.row);
+                    p[k] = *(const uint4 *)((const uint16_t *)dout.data + do_at + (first + k * STEP) * dout.row);
+                }
+#pragma unroll
+            for (int k = 0; k < TOGETHER; k++)
+                delta[k] = dot_pair<T>(
+                    o[k].x, p[k].x,
+                    dot_pair<T>(o[k].y, p[k].y, dot_pair<T>(o[k].z, p[k].z, dot_pair<T>(o[k].w, p[k].w, 0))));
+        } else {
+#pragma unroll
+            for (int k = 0; k < TOGETHER; k++)
+                if (first + k * STEP < rows)
+#pragma unroll 1
+                    for (int e = 0; e < 8 && d + e < Dv; e++)
+                        delta[k] += load_float(w.s.out.dtype, w.s.out.data,
+                                               o_at + (first + k * STEP) * w.s.out.row + e) *
+                                    load_float(dout.dtype, dout.data, do_at + (first + k * STEP) * dout.row + e);
+        }
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int lane = LANES / 2; lane; lane /= 2) delta[k] += __shfl_xor_sync(0xffffffff, delta[k], lane);
+            if (threadIdx.x % LANES == 0) sums[first + k * STEP] = delta[k];
+        }
+    }
+    __syncthreads();
+    if (mine >= BM) return;
+    const float delta = y == -CUDART_INF_F ? 0 : sums[mine] - less;
+    if (mine < rows) {
+        w.s.lse[lse_at(a, x, place.i0 + mine)] = y;
+        w.s.delta[lse_at(a, x, place.i0 + mine)] = delta;
+    }
+    w.values[tile].lse2[mine] = y == -CUDART_INF_F ? CUDART_INF_F : y * LOG2E;
+    w.values[tile].delta[mine] = delta;
+}
+
+/* ---- dK, dV and the sums of dQ: what the forms have in common ---------------------------------------------------- */
+
+/* The keys of a block, and the query tiles that see any of them. Packed, sequences own tiles as in tile_place_of(),
+ * of keys here. */
+struct key_place {
+    attn_sequence s;
+    limits limit;
+    int b, hk, j0;
+    int rows;        /* of dk and dv to write; seqlens_k leaves rows of zeros behind the keys */
+    int first, last; /* query tiles */
+};
+
+/* Where the block is; the query tiles later, by find_queries(), when the keys are on their way. */
+template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits &whole, uint3 block)
+{
+    const attn_geometry &g = a.g;
+    key_place place;
+    place.b = block.z;
+    place.hk = block.y;
+    place.j0 = block.x * BN;
+    place.limit = whole;
+    place.s.q_start = place.s.k_start = 0;
+    place.s.Sq = g.dims.Sq;
+    place.s.Sk = g.dims.Sk;
+    if (!is_whole(a)) {
+        if (g.dims.packed) {
+            place.b = sequence_of_tile(g.cu_k, g.dims.B, BN, 1, (int)block.x);
+            place.j0 = ((int)block.x - (g.cu_k[place.b] / BN + place.b)) * BN;
+        }
+        place.s = attn_sequence_of(&g, place.b);
+        place.limit = limits_of(g, place.s);
+    }
+    place.rows = max(min((int)(g.dims.packed ? place.s.Sk : g.dims.Sk) - place.j0, BN), 0);
+    place.first = place.last = 0;
+    return place;
+}
+
+/* Key j is seen by the queries i with j - hi < i <= j - lo. */
+template <int BN> DEVICE void find_queries(key_place &place)
+{
+    const int Sq = (int)place.s.Sq, j_last = min(place.j0 + BN, place.limit.Sk) - 1;
+    if (j_last < place.j0) return;
+    place.first = max(place.j0 - place.limit.hi + 1, 0) / BM;
+    place.last = max((min(j_last - place.limit.lo + 1, Sq) + BM - 1) / BM, place.first);
+}
+
+/* Blocks of 16 x 8 to the rows of a result that are staged from `memory` on (see tile.cuh). */
+template <typename T, int D, int MT, int NT>
+DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], int row, int column, int lane)
+{
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++)
+                stage_pair<T, D>(memory, pieces, row + mt * 16 + half * 8 + lane / 4, column + nt * 8 + lane % 4 * 2,
+                                 c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
+}
+
+/* Multiplies by `factor`. Is every element finite then? */
+template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float factor)
+{
+    float zero = 0;
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                c[mt][nt][e] *= factor;
+                zero = fmaf(c[mt][nt][e], 0, zero); /* NaN if it is not */
+            }
+    return zero == 0;
+}
+
+/* ---- finish ------------------------------------------------------------------------------------------------------ */
+
+/* dQ = scale * sums, in its dtype. A block a query tile and head. */
+/* Four blocks a multiprocessor: repairs (dq_row) would take the registers of two, and reading needs many loads on
+ * their way. */
+template <typename T, int D>
+__global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
+{
+    __shared__ __align__(16) uint16_t staged_rows[BM * D];
+    const tile_place place = tile_place_of<BM>(a, blockIdx.x);
+    if (!place.exists) return;
+    const head_args &x = place.x;
+    const attn_view &dq = a.g.view[ATTN_T_dq];
+    const float *sums = w.sums + query_tile(a, x.s, (int)x.b, (int)x.h, place.i0 / BM) * (BM * D);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = (int)a.g.dims.D,
+              rows = (int)attn_min64(BM, x.s.Sq - place.i0);
+    const int64_t line = x.s.q_start + place.i0, to = attn_at(&dq, x.b, x.h, line);
+    const bool pieces = in_pieces<T>(dq, x.b, x.h, line, width);
+    bool finite = true;
+    if (pieces) {
+        const int EACH = BM / 16 * (D / 8) / 8,
+                  CHUNK = EACH < 8 ? EACH : 8; /* blocks of 16 queries x 8 channels a warp; on their way together */
+#pragma unroll
+        for (int chunk = 0; chunk < EACH; chunk += CHUNK) {
+            float4 sum[CHUNK];
+#pragma unroll
+            for (int k = 0; k < CHUNK; k++) sum[k] = read_fragment(sums + ((chunk + k) * 8 + warp) * 128, lane);
+#pragma unroll
+            for (int k = 0; k < CHUNK; k++) {
+                const int n = (chunk + k) * 8 + warp; /* in the order of fragment_at() */
+                const int r = n / (D / 4) * 32 + n % 2 * 16 + lane / 4, d = n / 2 % (D / 8) * 8 + lane % 4 * 2;
+                const float y[4] = { sum[k].x * x.scale, sum[k].y * x.scale, sum[k].z * x.scale, sum[k].w * x.scale };
+                for (int e = 0; e < 4; e++) finite &= y[e] - y[e] == 0;
+                stage_pair<T, D>(staged_rows, true, r, d, y[0], y[1]);
+                stage_pair<T, D>(staged_rows, true, r + 8, d, y[2], y[3]);
+            }
+        }
+    } else {
+#pragma unroll 1
+        for (int n = warp; n < BM / 16 * (D / 8); n += 8) {
+            const int r = n / (D / 4) * 32 + n % 2 * 16 + lane / 4, d = n / 2 % (D / 8) * 8 + lane % 4 * 2;
+            const float4 sum = read_fragment(sums + n * 128, lane);
+#pragma unroll 1
+            for (int e = 0; e < 4; e++) {
+                const float y = (e == 0 ? sum.x : e == 1 ? sum.y : e == 2 ? sum.z : sum.w) * x.scale;
+                finite &= y - y == 0;
+                if (r + e / 2 * 8 < rows && d + e % 2 < width)
+                    store_float(dq.dtype, dq.data, to + (r + e / 2 * 8) * dq.row + d + e % 2, y);
+            }
+        }
+    }
+    const bool poisoned = __syncthreads_or(!finite);
+    if (pieces) store_rows<D, 256>(dq, x.b, x.h, line, 0, rows, width, staged_rows, true, threadIdx.x);
+    if (poisoned) { /* the place is found anew, rather than kept in registers */
+        __syncthreads();
+        const tile_place again = tile_place_of<BM>(a, kept(blockIdx.x));
+        for (int r = warp; r < rows; r += 8) dq_row(a, w.s, again.x, again.i0 + r);
+    }
+}
+
+} // namespace
+
+#endif

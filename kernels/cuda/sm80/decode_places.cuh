@@ -1,0 +1,99 @@
+/* decode_places.cuh: where the splits of decode.cu are, how a block finds its own, and how two partial results become one. */
+#ifndef ATTN_SM80_DECODE_PLACES_CUH
+#define ATTN_SM80_DECODE_PLACES_CUH
+
+#include "decode.h"
+#include "tile.cuh"
+
+namespace {
+
+enum { NARROW = 16 }; /* rows up to here are one block of them, which all warps share */
+
+/* ---- Where the splits are ---------------------------------------------------------------------------------------- */
+
+/* A split begins at a multiple of this, which is a multiple of every BN. */
+const int SPLIT_ALIGN = 128;
+
+/* Keys of a split. Sixteen splits, which with eight key/value heads fill a GPU; not so short that the partial
+ * results count, and not longer than keeps every multiprocessor busy to the end. More rows have larger partial
+ * results. */
+__host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
+{
+    const int64_t least = wide ? 512 : 128, most = wide ? 2048 : 1024;
+    return attn_clamp64((attn_tiles(keys, 16) + least - 1) / least * least, least, most);
+}
+
+/* The most splits that a sequence of up to `keys` keys may have. (More keys may be fewer splits: 2048 are 16 of
+ * 128, 2049 are 9 of 256.) */
+inline int64_t most_splits(int64_t keys, bool wide)
+{
+    const int64_t least = wide ? 512 : 128, most = wide ? 2048 : 1024;
+    if (keys <= 16 * least) return attn_max64(1, attn_tiles(keys, least));
+    return attn_max64(16, attn_tiles(keys, most));
+}
+
+/* How blocks find their work. A block is a slot of a key/value head. Not packed, a batch row has a slot for each
+ * `walk` of its splits. Packed, sequence b has those from cu_k[b] / unit + extra * b on: never fewer than it needs,
+ * so that a block finds its sequence by bisection; some are left over. */
+struct plan {
+    int splits, walk; /* walk: splits that a block takes, 1 or FLOCK */
+    int unit, extra;
+    int64_t
+        head_rows; /* packed: rows of the workspace for a key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW on */
+    float *O;   /* workspace: rows of D; NULL: no sequence has more than one split */
+    float2 *ml; /* m (base 2) and l of each row */
+};
+
+/* A sequence of n > 1 splits has at least n * 64 keys, of more than 16 rows n * 256 (see split_keys). */
+const int KEYS_A_ROW = 4;
+
+/* One key/value head of a sequence. */
+struct group_place {
+    head_args x;                     /* of the group's first query head */
+    int rows;                        /* 0: not decoded here */
+    int first, last, length, splits; /* keys that any row sees; of a split; splits, at least 1 */
+    int64_t saved; /* row of the workspace where its partial results begin: a split's rows, then the next split's */
+};
+
+DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int hk)
+{
+    const attn_geometry &g = a.g;
+    group_place place;
+    place.x = head_args_of(a, b, (int64_t)hk * g.group);
+    const attn_sequence &s = place.x.s;
+    const int64_t rows = s.Sq * g.group;
+    place.rows = rows <= DECODE_ROWS ? (int)rows : 0;
+    const attn_range seen = attn_keys_of_rows(&g, &s, 0, s.Sq);
+    const int64_t first = seen.lo / SPLIT_ALIGN * SPLIT_ALIGN, length = split_keys(seen.hi - first, rows > NARROW);
+    place.first = (int)first;
+    place.last = (int)seen.hi;
+    place.length = (int)length;
+    place.splits = seen.hi > seen.lo ? (int)attn_tiles(seen.hi - first, length) : 1;
+    place.saved = g.dims.packed ? hk * p.head_rows + g.cu_k[b] / KEYS_A_ROW
+                                : ((int64_t)b * g.dims.Hk + hk) * p.splits * rows;
+    return place;
+}
+
+/* ---- Partial results --------------------------------------------------------------------------------------------- */
+
+/* Two of them brought to one maximum. Written out to the last rounding, for it is done in two kernels and may not
+ * differ. */
+struct fold {
+    float m, keep, add;
+    DEVICE fold(float m_before, float m_next)
+    {
+        m = fmaxf(m_before, m_next);
+        const float base = m == -CUDART_INF_F ? 0 : m; /* nothing seen yet: -inf - -inf would be NaN */
+        keep = exp2_fast(__fsub_rn(m_before, base));
+        add = exp2_fast(__fsub_rn(m_next, base));
+    }
+    DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
+    DEVICE float4 operator()(const float4 &x, const float4 &y) const
+    {
+        return make_float4((*this)(x.x, y.x), (*this)(x.y, y.y), (*this)(x.z, y.z), (*this)(x.w, y.w));
+    }
+};
+
+} // namespace
+
+#endif

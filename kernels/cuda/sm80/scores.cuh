@@ -1,0 +1,200 @@
+/* scores.cuh: what happens to scores between two products, for all kernels of this folder.
+ *
+ * A warp's 16 x N scores are the accumulators of mma.m16n8k16: element e of block n of a lane is row e / 2 * 8 + lane / 4,
+ * column n * 8 + lane % 4 * 2 + e % 2. In forward, decoding and dq rows are queries and columns keys, in dkdv (S^T) the
+ * other way round. The steps, in the order of a kernel's loop:
+ *
+ *   scores           S = A B^T
+ *   change_scores    options: the rows pass through shared memory, so that one small loop treats every element
+ *   hide_outside     causal and window, by registers, where there are no options
+ *   largest_of_row, exponents_of_row      the two halves of a step of the online softmax; what lies between them (when to
+ *                                         rescale, in which unit P is) is each kernel's own
+ *   kept_of, drop    dropout
+ *   to_operand       P as an operand
+ *   accumulate       O += P V */
+#ifndef ATTN_SM80_SCORES_CUH
+#define ATTN_SM80_SCORES_CUH
+
+#include "tile.cuh"
+
+/* ---- Products ---------------------------------------------------------------------------------------------------- */
+
+/* S += A B^T over D channels: MT blocks of 16 rows, NT of 8 columns. rows_of_a(fragment, mt, kk) and rows_of_b(fragment, nt,
+ * kk) bring the fragments of channels 16 kk .. 16 kk + 15; the latter those of two blocks. */
+template <typename T, int D, int MT, int NT, typename A, typename B>
+DEVICE void scores(float (&S)[MT][NT][4], A rows_of_a, B rows_of_b)
+{
+#pragma unroll
+    for (int kk = 0; kk < D / 16; kk++) {
+        uint32_t a[MT][4];
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++) rows_of_a(a[mt], mt, kk);
+#pragma unroll
+        for (int nt = 0; nt < NT; nt += 2) {
+            uint32_t b[4];
+            rows_of_b(b, nt, kk);
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++) {
+                mma<T>(S[mt][nt], a[mt], b[0], b[1]);
+                mma<T>(S[mt][nt + 1], a[mt], b[2], b[3]);
+            }
+        }
+    }
+}
+
+/* Accumulators of columns 16 kk .. 16 kk + 15 as the A fragment of the next product. */
+template <typename T, int NT> DEVICE void to_operand(uint32_t (&a)[4], const float (&c)[NT][4], int kk)
+{
+#pragma unroll
+    for (int e = 0; e < 4; e++) a[e] = pack<T>(c[kk * 2 + e / 2][e % 2 * 2], c[kk * 2 + e / 2][e % 2 * 2 + 1]);
+}
+
+/* O += P B: columns_of_b(fragment, dt, kk) brings rows 16 kk .. 16 kk + 15 of column blocks dt and dt + 1. */
+template <typename T, int MT, int NT, int DT, typename B>
+DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B columns_of_b)
+{
+#pragma unroll
+    for (int kk = 0; kk < NT / 2; kk++) {
+        uint32_t a[MT][4];
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++) to_operand<T>(a[mt], P[mt], kk);
+#pragma unroll
+        for (int dt = 0; dt < DT; dt += 2) {
+            uint32_t b[4];
+            columns_of_b(b, dt, kk);
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++) {
+                mma<T>(O[mt][dt], a[mt], b[0], b[1]);
+                mma<T>(O[mt][dt + 1], a[mt], b[2], b[3]);
+            }
+        }
+    }
+}
+
+/* ---- Masks and options ------------------------------------------------------------------------------------------- */
+
+/* -inf for the elements of a row whose column is not in [lo, hi); counted from this lane's first column. */
+template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, int hi)
+{
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+            if (nt * 8 + e < lo || nt * 8 + e >= hi) S[nt][half * 2 + e] = -CUDART_INF_F;
+}
+
+/* Rows are queries: `i` is this lane's upper one, `key` its first column. */
+template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, int i, int key)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        hide_outside(S, half, i + half * 8 + limit.lo - key, min(i + half * 8 + limit.hi, limit.Sk) - key);
+}
+
+/* Rows are keys, of which key j is seen by the queries j - hi < i <= j - lo: `j` is this lane's upper one, `i` its first
+ * column. */
+template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limit, int j, int i)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int key = j + half * 8;
+        hide_outside(S, half, key < limit.Sk ? key - limit.hi - i + 1 : NT * 8 + 1, key - limit.lo - i + 1);
+    }
+}
+
+/* The score of query i and a key with all options, in base 2; -inf where the query does not exist or does not see it. */
+DEVICE float score_log2(const cuda_args &a, const head_args &x, const limits &limit, bool exists, int i, int key,
+                        float dot, float *tanh_s)
+{
+    const bool sees = exists && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk &&
+                      visible_by_mask(a, x, i, key);
+    return sees ? in_base_2(score(a, x, i, key, dot, tanh_s)) : -CUDART_INF_F;
+}
+
+/* 16 lines of LINE floats from here on. */
+template <int LINE> DEVICE float (&lines_of(void *memory))[16][LINE]
+{
+    return *reinterpret_cast<float(*)[16][LINE]>(memory);
+}
+
+/* change(row, column, score) for every element, by way of `line`. Neighbouring lanes get neighbouring columns, or rows
+ * with ROWS_FIRST: such as are neighbouring keys, whose masks and biases lie together. */
+template <bool ROWS_FIRST, int NT, int LINE, typename F>
+DEVICE void change_scores(float (&S)[NT][4], float (&line)[16][LINE], int lane, F change)
+{
+    static_assert(LINE % 2 == 0, "pairs");
+    const int N = NT * 8;
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            *(float2 *)&line[half * 8 + lane / 4][nt * 8 + lane % 4 * 2] = make_float2(S[nt][half * 2],
+                                                                                       S[nt][half * 2 + 1]);
+    __syncwarp();
+#pragma unroll 1
+    for (int n = lane; n < 16 * N; n += 32) {
+        const int r = ROWS_FIRST ? n % 16 : n / N, c = ROWS_FIRST ? n / 16 : n % N;
+        change(r, c, line[r][c]);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) S[nt][e] = line[e / 2 * 8 + lane / 4][nt * 8 + lane % 4 * 2 + e % 2];
+    __syncwarp();
+}
+
+/* ---- Online softmax ---------------------------------------------------------------------------------------------- */
+
+/* The largest score of a row, of which four lanes have a part each. */
+template <int NT> DEVICE float largest_of_row(const float (&S)[NT][4], int half)
+{
+    float top = -CUDART_INF_F;
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) top = fmaxf(top, fmaxf(S[nt][half * 2], S[nt][half * 2 + 1]));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
+    return fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
+}
+
+/* S becomes 2^(c S + offset). Returns this lane's part of the row's sum. */
+template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, float c, float offset)
+{
+    float sum = 0;
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float &s = S[nt][half * 2 + e];
+            s = exp2_fast(fmaf(s, c, offset));
+            sum += s;
+        }
+    return sum;
+}
+
+/* ---- Dropout ----------------------------------------------------------------------------------------------------- */
+
+/* Which of keys 8 eighth .. 8 eighth + 7 query i keeps: a bit each, from one call of the generator. `head`: b H + h. */
+DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eighth)
+{
+    const attn_philox lanes = attn_dropout_lanes(a.seed, head, i, eighth);
+    uint32_t bits = 0;
+    for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
+    return bits;
+}
+
+/* Rows are queries. Multiplies what is kept by `scale` and drops the rest. draw(row, block) is kept_of() a row's block of
+ * eight keys; `kept` has room for [16][NT]. After the sum, for dropout does not enter lse. */
+template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept, float scale, int lane, F draw)
+{
+#pragma unroll 1
+    for (int n = lane; n < 16 * NT; n += 32) kept[n] = draw(n / NT, n % NT);
+    __syncwarp();
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            S[nt][e] *= kept[(e / 2 * 8 + lane / 4) * NT + nt] >> (lane % 4 * 2 + e % 2) & 1 ? scale : 0;
+    __syncwarp();
+}
+
+#endif
