@@ -1,4 +1,4 @@
-/* ptx.cuh: the Hopper instructions (sm_90a) that the kernels of this folder use, one a wrapper.
+/* ptx.cuh: the Hopper instructions (sm_90a) that the kernels of this folder use, one per wrapper.
  *
  * Shared memory addresses are 32-bit (smem_addr); a barrier is such an address of an 8-byte word; a tensor map is
  * passed to the kernel as `const __grid_constant__`. What orders memory carries a "memory" clobber. Section numbers
@@ -316,89 +316,55 @@ template <int N> DEVICE void pin(uint32_t (&d)[N])
     O96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%" \
         "118,%119,%120,"                                                                                               \
         "%121,%122,%123,%124,%125,%126,%127"
-/* N, the texts of the accumulators, their operands, and the numbers of the operands after them. */
-#define WGMMA_N(X)                                                                 \
-    X(64, O32, (F32(0)), 32, 33, 34, 35, 36, 37)                                   \
-    X(80, O40, (F32(0), F8(32)), 40, 41, 42, 43, 44, 45)                           \
-    X(96, O48, (F32(0), F8(32), F8(40)), 48, 49, 50, 51, 52, 53)                   \
-    X(112, O56, (F32(0), F8(32), F8(40), F8(48)), 56, 57, 58, 59, 60, 61)          \
-    X(128, O64, (F32(0), F32(32)), 64, 65, 66, 67, 68, 69)                         \
-    X(160, O80, (F32(0), F32(32), F8(64), F8(72)), 80, 81, 82, 83, 84, 85)         \
-    X(176, O88, (F32(0), F32(32), F8(64), F8(72), F8(80)), 88, 89, 90, 91, 92, 93) \
-    X(192, O96, (F32(0), F32(32), F32(64)), 96, 97, 98, 99, 100, 101)              \
-    X(256, O128, (F32(0), F32(32), F32(64), F32(96)), 128, 129, 130, 131, 132, 133)
+/* N, the texts of the accumulators, their operands, and the numbers of the operands after them; then what the caller
+ * adds. */
+#define WGMMA_N(X, ...)                                                                         \
+    X(64, O32, (F32(0)), 32, 33, 34, 35, 36, 37, __VA_ARGS__)                                   \
+    X(80, O40, (F32(0), F8(32)), 40, 41, 42, 43, 44, 45, __VA_ARGS__)                           \
+    X(96, O48, (F32(0), F8(32), F8(40)), 48, 49, 50, 51, 52, 53, __VA_ARGS__)                   \
+    X(112, O56, (F32(0), F8(32), F8(40), F8(48)), 56, 57, 58, 59, 60, 61, __VA_ARGS__)          \
+    X(128, O64, (F32(0), F32(32)), 64, 65, 66, 67, 68, 69, __VA_ARGS__)                         \
+    X(160, O80, (F32(0), F32(32), F8(64), F8(72)), 80, 81, 82, 83, 84, 85, __VA_ARGS__)         \
+    X(176, O88, (F32(0), F32(32), F8(64), F8(72), F8(80)), 88, 89, 90, 91, 92, 93, __VA_ARGS__) \
+    X(192, O96, (F32(0), F32(32), F32(64)), 96, 97, 98, 99, 100, 101, __VA_ARGS__)              \
+    X(256, O128, (F32(0), F32(32), F32(64), F32(96)), 128, 129, 130, 131, 132, 133, __VA_ARGS__)
 #define UNWRAP(...) __VA_ARGS__
 
-/* d[64 x N] = (accumulate ? d : 0) + A B, float32 sums. Register i of a thread is row 16 warp + lane / 4 + 8 (i / 2
- * % 2), column 8 (i / 4) + 2 (lane % 4) + i % 2. wgmma_ss: both operands K-major in shared memory. wgmma_rs: A in
- * registers (the order of an accumulator's 16 columns), B MN-major (its k runs down the rows). */
-template <typename T, int N> struct wgmma;
-#define X(n, LIST, REGS, a, b, c, e, f, g)                                                                            \
-    template <> struct wgmma<__nv_bfloat16, n> {                                                                      \
-        static DEVICE void ss(float (&d)[n / 2], uint64_t A, uint64_t B, int accumulate)                              \
-        {                                                                                                             \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #c ", 0;\n"                                             \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" LIST "}, %" #a ", %" #b         \
-                         ", p, 1, 1, 0, 0;\n}"                                                                        \
-                         : UNWRAP REGS                                                                                \
-                         : "l"(A), "l"(B), "r"(accumulate));                                                          \
-        }                                                                                                             \
-        static DEVICE void rs(float (&d)[n / 2], const uint32_t (&A)[4], uint64_t B, int accumulate)                  \
-        {                                                                                                             \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #g ", 0;\n"                                             \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" LIST "}, {%" #a ",%" #b ",%" #c \
-                         ",%" #e "}, %" #f ", p, 1, 1, 1;\n}"                                                         \
-                         : UNWRAP REGS                                                                                \
-                         : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B), "r"(accumulate));                      \
-        }                                                                                                             \
-    };                                                                                                                \
-    template <> struct wgmma<__half, n> {                                                                             \
-        static DEVICE void ss(float (&d)[n / 2], uint64_t A, uint64_t B, int accumulate)                              \
-        {                                                                                                             \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #c ", 0;\n"                                             \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" LIST "}, %" #a ", %" #b           \
-                         ", p, 1, 1, 0, 0;\n}"                                                                        \
-                         : UNWRAP REGS                                                                                \
-                         : "l"(A), "l"(B), "r"(accumulate));                                                          \
-        }                                                                                                             \
-        static DEVICE void rs(float (&d)[n / 2], const uint32_t (&A)[4], uint64_t B, int accumulate)                  \
-        {                                                                                                             \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #g ", 0;\n"                                             \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" LIST "}, {%" #a ",%" #b ",%" #c   \
-                         ",%" #e "}, %" #f ", p, 1, 1, 1;\n}"                                                         \
-                         : UNWRAP REGS                                                                                \
-                         : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B), "r"(accumulate));                      \
-        }                                                                                                             \
-    };
-WGMMA_N(X)
-#undef X
-
-/* The same of float8_e4m3fn, 32 of k a step; both operands are K-major, wgmma_rs's B too. A of wgmma_rs: register r
- * of a thread holds k = 16 (r / 2) + 4 (lane % 4) .. + 3 of row 16 warp + lane / 4 + 8 (r % 2). The sums keep about
- * 14 bits: each step cuts every product, and what was there before, at 2^-13 of the largest of them. */
 struct e4m3 {
     uint8_t bits;
 };
-#define X(n, LIST, REGS, a, b, c, e, f, g)                                                                            \
-    template <> struct wgmma<e4m3, n> {                                                                               \
-        static DEVICE void ss(float (&d)[n / 2], uint64_t A, uint64_t B, int accumulate)                              \
-        {                                                                                                             \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #c ", 0;\n"                                             \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" LIST "}, %" #a ", %" #b         \
-                         ", p, 1, 1;\n}"                                                                              \
-                         : UNWRAP REGS                                                                                \
-                         : "l"(A), "l"(B), "r"(accumulate));                                                          \
-        }                                                                                                             \
-        static DEVICE void rs(float (&d)[n / 2], const uint32_t (&A)[4], uint64_t B, int accumulate)                  \
-        {                                                                                                             \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #g ", 0;\n"                                             \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" LIST "}, {%" #a ",%" #b ",%" #c \
-                         ",%" #e "}, %" #f ", p, 1, 1;\n}"                                                            \
-                         : UNWRAP REGS                                                                                \
-                         : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B), "r"(accumulate));                      \
-        }                                                                                                             \
+
+/* d[64 x N] = (accumulate ? d : 0) + A B, float32 sums. Register i of a thread is row 16 warp + lane / 4 + 8 (i / 2
+ * % 2), column 8 (i / 4) + 2 (lane % 4) + i % 2.
+ *
+ * Of 16-bit types, 16 of k a step. ss: both operands K-major in shared memory. rs: A in registers (the order of an
+ * accumulator's 16 columns), B MN-major (its k runs down the rows).
+ *
+ * Of float8_e4m3fn, 32 of k a step; both operands are K-major, rs's B too. A of rs: register r of a thread holds k =
+ * 16 (r / 2) + 4 (lane % 4) .. + 3 of row 16 warp + lane / 4 + 8 (r % 2). The sums keep about 14 bits: each step cuts
+ * every product, and what was there before, at 2^-13 of the largest of them. */
+template <typename T, int N> struct wgmma;
+#define X(n, LIST, REGS, a, b, c, e, f, g, type, TYPES, SS, RS)                                                      \
+    template <> struct wgmma<type, n> {                                                                              \
+        static DEVICE void ss(float (&d)[n / 2], uint64_t A, uint64_t B, int accumulate)                             \
+        {                                                                                                            \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #c ", 0;\n"                                            \
+                         "wgmma.mma_async.sync.aligned.m64n" #n TYPES " {" LIST "}, %" #a ", %" #b ", p, " SS ";\n}" \
+                         : UNWRAP REGS                                                                               \
+                         : "l"(A), "l"(B), "r"(accumulate));                                                         \
+        }                                                                                                            \
+        static DEVICE void rs(float (&d)[n / 2], const uint32_t (&A)[4], uint64_t B, int accumulate)                 \
+        {                                                                                                            \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #g ", 0;\n"                                            \
+                         "wgmma.mma_async.sync.aligned.m64n" #n TYPES " {" LIST "}, {%" #a ",%" #b ",%" #c ",%" #e   \
+                         "}, %" #f ", p, " RS ";\n}"                                                                 \
+                         : UNWRAP REGS                                                                               \
+                         : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B), "r"(accumulate));                     \
+        }                                                                                                            \
     };
-WGMMA_N(X)
+WGMMA_N(X, __nv_bfloat16, "k16.f32.bf16.bf16", "1, 1, 0, 0", "1, 1, 1")
+WGMMA_N(X, __half, "k16.f32.f16.f16", "1, 1, 0, 0", "1, 1, 1")
+WGMMA_N(X, e4m3, "k32.f32.e4m3.e4m3", "1, 1", "1, 1")
 #undef X
 
 #endif

@@ -1,0 +1,204 @@
+/* forward_plan.cuh: a problem as forward.cu has it: its plan in 32 bits, its tiles of work, its scratch, and which
+ * problems it takes. */
+#ifndef ATTN_SM90_FORWARD_PLAN_CUH
+#define ATTN_SM90_FORWARD_PLAN_CUH
+
+#include "epilogue.cuh"
+#include "kernels/cuda/kernels.h"
+#include "masks.cuh"
+#include "score_mods.cuh"
+#include "tma.cuh"
+
+namespace {
+
+const int LEAST_BN = 64; /* keys of a tile, of all shapes */
+
+/* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
+
+struct plan {
+    tile_order order; /* packed: some of its tiles have no rows */
+    int B, H, group, Sq, Sk;
+    int left, right; /* window, at most FAR */
+    int top_left;
+    lazy_reference reference; /* c = log2(e) * what scores are multiplied by, scale or softcap, > 0 */
+    const int32_t *cu_q, *cu_k, *seqlens_k;
+    input_scales scales;
+    score_mods mods;
+    flash_mask mask;
+    results to;
+    uint8_t *nonfinite;    /* a byte per warp and tile: 1 + the block whose result was not finite */
+    int least_Sk, most_Sk; /* packed, or seqlens_k: only sequences of such lengths, see launch_shapes */
+    int decode_rows;       /* packed: only sequences of more rows than this, see cuda_chip */
+    int *counter;          /* see counter_of */
+};
+
+/* ---- Tiles of work ----------------------------------------------------------------------------------------------- */
+
+/* A tile of work: rows [i0, i0 + BM) of head h of sequence b against key tiles [first, last). */
+struct __align__(16) work_tile
+{
+    int b, h, i0, first;
+    int last, Sq, Sk, align;
+    int q_start, k_start, index, nonfinite_to_zero; /* the last: the second time, V without infinities and NaN */
+    int list, unused[3];                            /* FlashMask: which of the two lists of tiles */
+};
+
+/* In i0: say when all before is written; the end; not a tile of this launch. */
+enum { REPORT = -1, STOP = -2, SKIP = -3 };
+
+DEVICE key_band band_of(const plan &p, const work_tile &x)
+{
+    return key_band_of(x.align, p.left, p.right, x.Sk);
+}
+
+/* Tile t of the order. Packed, sequence b owns the tiles from cu_q[b] / BM + b on. */
+template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t)
+{
+    work_tile x;
+    x.index = t;
+    x.nonfinite_to_zero = x.list = 0;
+    const head_tile place = head_tile_of(p.order, t);
+    int tile = p.order.per_head - 1 - place.tile, first = 0;
+    x.b = place.head / p.H;
+    x.h = place.head - x.b * p.H;
+    x.q_start = x.k_start = 0;
+    x.Sq = p.Sq;
+    x.Sk = p.Sk;
+    if (p.cu_q) {
+        int low = 0, high = p.B;
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            if (p.cu_q[middle] / BM + middle <= tile) low = middle;
+            else high = middle;
+        }
+        x.b = low;
+        x.q_start = p.cu_q[low];
+        x.k_start = p.cu_k[low];
+        x.Sq = p.cu_q[low + 1] - x.q_start;
+        x.Sk = p.cu_k[low + 1] - x.k_start;
+        first = x.q_start / BM + low;
+    } else if (p.seqlens_k) {
+        x.Sk = p.seqlens_k[x.b];
+    }
+    x.align = p.top_left ? 0 : x.Sk - x.Sq;
+    x.i0 = (tile - first) * BM;
+    const key_tiles keys = key_tiles_of<BN>(band_of(p, x), x.i0, min(x.i0 + BM, x.Sq));
+    x.first = keys.first;
+    x.last = x.i0 < x.Sq ? keys.last : keys.first;
+    if (x.i0 >= x.Sq || x.Sk < p.least_Sk || x.Sk > p.most_Sk || (int64_t)x.Sq * p.group <= p.decode_rows) x.i0 = SKIP;
+    return x;
+}
+
+/* ---- Host: scratch ----------------------------------------------------------------------------------------------- */
+
+/* Of rows of D elements of 16 bits that TMA is to read: whole pieces of 16 bytes. */
+int64_t pitch_of(int64_t D)
+{
+    return (D + 7) / 8 * 8;
+}
+
+/* Tiles of rows of a head. */
+int64_t per_head_of(const attn_dims &d, int BM)
+{
+    return d.packed ? d.total_q / BM + d.B : attn_tiles(d.Sq, BM);
+}
+
+/* A tensor's batch rows and rows; packed, all sequences are rows of one. */
+struct extent {
+    int64_t B, rows_q, rows_k;
+};
+extent extent_of(const attn_dims &d)
+{
+    if (d.packed) return { 1, d.total_q, d.total_k };
+    return { d.B, d.Sq, d.Sk };
+}
+
+const int HEADER = 128; /* bytes before the flags: a counter */
+
+/* Scratch: the counter; a flag per warp and tile; for FlashMask the extremes of each tile of keys; of float8, q, k
+ * and v as bfloat16. */
+struct layout {
+    int64_t extremes, wide[3], bytes; /* where they begin */
+};
+
+layout layout_of(const attn_problem *p, const attn_dims &d)
+{
+    const extent e = extent_of(d);
+    const bool narrow = p->q.dtype == ATTN_F8E4M3;
+    const int64_t wide[3] = { e.rows_q * d.H * pitch_of(d.D), e.rows_k * d.Hk * pitch_of(d.D),
+                              e.rows_k * d.Hk * pitch_of(d.Dv) };
+    layout x;
+    x.extremes = HEADER + (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * 12 + 127) / 128 * 128;
+    x.bytes = x.extremes;
+    if (p->mask_startend_rows.rank)
+        x.bytes += (e.B * d.H * attn_tiles(d.Sk, LEAST_BN) * (int64_t)sizeof(attn_mask_extremes) + 127) / 128 * 128;
+    for (int n = 0; n < 3; n++) {
+        x.wide[n] = x.bytes;
+        if (narrow) x.bytes += (e.B * wide[n] * 2 + 127) / 128 * 128;
+    }
+    return x;
+}
+
+/* ---- Host: which problems ---------------------------------------------------------------------------------------- */
+
+bool plan_forward(const cuda_chip *, attn_plan *plan)
+{
+    const attn_problem *p = plan->problem;
+    const attn_geometry &g = plan->geometry;
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
+    if (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * 12 >= INT32_MAX) return false; /* tiles are counted in 32 bits */
+    if (p->softcap > 0 && (p->softcap > MOST_SOFTCAP || p->softcap < 1e-6 || g.scale / p->softcap > 1e30)) return false;
+    if (p->alibi_slopes.rank && (e.rows_q >= EXACT || e.rows_k >= EXACT)) return false;
+    if (p->mask_startend_rows.rank && (d.packed || attn_tiles(e.rows_k, LEAST_BN) > MOST_KEY_TILES)) return false;
+    if (p->out.rank && !tma_walkable(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv, 8)) return false;
+    if (p->q.dtype != ATTN_F8E4M3 && !(tma_walkable(g.view[ATTN_T_q], e.B, d.H, e.rows_q, d.D, 8) &&
+                                       tma_walkable(g.view[ATTN_T_k], e.B, d.Hk, e.rows_k, d.D, 8) &&
+                                       tma_walkable(g.view[ATTN_T_v], e.B, d.Hk, e.rows_k, d.Dv, 8)))
+        return false;
+    plan->workspace_bytes = (size_t)layout_of(p, d).bytes;
+    return true;
+}
+
+/* ---- Host: the plan of a run ------------------------------------------------------------------------------------- */
+
+/* A run. `read` is `given` with q, k and v as forward_tiles is to read them. */
+struct forward_job {
+    const cuda_chip *chip;
+    cudaStream_t stream;
+    cuda_args given, read;
+    char *memory;
+    layout place;
+};
+
+/* All of the plan but what depends on the launch. */
+cudaError_t make_plan(const forward_job &job, int BM, int BN, plan &p)
+{
+    const attn_geometry &g = job.read.g;
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    const bool uneven = g.right < e.rows_k || g.left < e.rows_q || d.packed || g.seqlens_k ||
+                        g.view[ATTN_T_mask_startend_rows].data;
+    p.order = tile_order_of(per_head_of(d, BM), e.B * d.H, e.rows_k * (d.D + d.Dv) * 2 / g.group, uneven);
+    p.B = (int)d.B, p.H = (int)d.H, p.group = (int)g.group, p.Sq = (int)d.Sq, p.Sk = (int)d.Sk;
+    p.left = (int)attn_min64(g.left, FAR), p.right = (int)attn_min64(g.right, FAR);
+    p.top_left = g.top_left;
+    const float unit = (float)(g.softcap > 0 ? g.softcap : g.scale); /* of the scores that softmax_step sees */
+    p.reference.c = unit * LOG2E, p.reference.slack = 8 / p.reference.c;
+    p.cu_q = g.cu_q, p.cu_k = g.cu_k, p.seqlens_k = g.seqlens_k;
+    p.scales = input_scales_of(g);
+    p.mods = score_mods_of(g, unit);
+    p.mask = flash_mask_of(g, BN, job.memory + job.place.extremes);
+    p.to = results_of(g);
+    p.decode_rows = job.read.decode_rows;
+    p.nonfinite = (uint8_t *)job.memory + HEADER;
+    p.counter = counter_of(job.stream);
+    if (p.counter) return cudaSuccess;
+    p.counter = (int *)job.memory;
+    return cudaMemsetAsync(job.memory, 0, HEADER, job.stream);
+}
+
+} // namespace
+
+#endif

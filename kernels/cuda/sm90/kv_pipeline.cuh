@@ -1,0 +1,156 @@
+/* kv_pipeline.cuh: the forward kernels' block: what its warps hand each other, and in which order.
+ *
+ *   work  a tile of work and each consumer's part of it, from the warp that hands out work to all others
+ *   Q     64 rows for each consumer, given back when the last keys are multiplied
+ *   K, V  a ring each, which run on from one tile of work to the next. K is asked for a tile of keys ahead of V, for
+ *         a consumer issues S = Q K^T of a tile before O += P V of the tile above it.
+ *
+ * SM is the block's shared memory: tiles Q[C], K[STAGES], V[STAGES], `bars`, `work` and parts[C]. */
+#ifndef ATTN_SM90_KV_PIPELINE_CUH
+#define ATTN_SM90_KV_PIPELINE_CUH
+
+#include "pipeline.cuh"
+#include "scheduler.cuh"
+
+/* ---- The block --------------------------------------------------------------------------------------------------- */
+
+struct kv_maps {
+    CUtensorMap Q, K, V;
+};
+
+template <int C, int STAGES> struct kv_barriers {
+    barrier_pairs<C> Q;
+    barrier_pairs<STAGES> K, V;
+    barrier_pairs<1> work;
+
+    /* By a thread; fence_mbarrier_init() follows. */
+    DEVICE void init()
+    {
+        init_pairs(Q, 1);
+        init_pairs(K, C);
+        init_pairs(V, C);
+        init_pairs(work, C * 4 + 1); /* the consumers' warps and the loader */
+    }
+};
+
+DEVICE void prefetch_maps(const kv_maps &maps)
+{
+    prefetch_tensormap(&maps.Q);
+    prefetch_tensormap(&maps.K);
+    prefetch_tensormap(&maps.V);
+}
+
+/* All threads, when one has initialised the barriers. The next kernel of the stream may then be made ready: it waits
+ * for our end, as we do here for that of the one before, which may have written what we read. */
+DEVICE void begin_block()
+{
+    __syncthreads();
+    launch_dependents();
+    wait_for_prerequisites();
+}
+
+/* ---- The warp that hands out work -------------------------------------------------------------------------------- */
+
+/* Its lane that tells the others; sm.work and sm.parts are written. */
+template <class SM> DEVICE void announce_work(SM &sm)
+{
+    mbarrier_arrive(smem_addr(&sm.bars.work.full[0]));
+}
+
+/* The whole warp: until all have read it, and the next is wanted. */
+template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
+{
+    mbarrier_wait(smem_addr(&sm.bars.work.empty[0]), at.phase);
+    __syncwarp(); /* nobody may fall a phase behind */
+    at.next();
+}
+
+/* ---- The loader -------------------------------------------------------------------------------------------------- */
+
+/* The thread that loads has read sm.work, and wants the next. */
+template <class SM> DEVICE void release_work(SM &sm)
+{
+    mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
+}
+
+/* Q of all consumers, from `row` on. */
+template <int C, int CHUNKS, int COLUMNS, class SM>
+DEVICE void load_Q(SM &sm, const CUtensorMap *map, int row, int h, int b, ring<1> &at)
+{
+#pragma unroll 1
+    for (int n = 0; n < C; n++) {
+        mbarrier_wait(smem_addr(&sm.bars.Q.empty[n]), at.phase ^ 1);
+        load_tile<64, CHUNKS, COLUMNS>(smem_addr(sm.Q[n]), map, { 0, row + n * 64, h, b },
+                                       smem_addr(&sm.bars.Q.full[n]));
+    }
+    at.next();
+}
+
+/* ---- A consumer -------------------------------------------------------------------------------------------------- */
+
+template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
+    SM &sm;
+    ring<STAGES> k, v;
+    ring<1> q, at;
+
+    DEVICE kv_consumer(SM &sm_, int w) : consumer<C>(w), sm(sm_) {}
+
+    /* The next tile of work. save(x): by a lane of each warp, while x is still in sm.work. */
+    template <class WORK, class F> DEVICE void take(WORK &x, warpgroup_tile &y, F save)
+    {
+        await_full(sm.bars.work, at);
+        x = sm.work;
+        y = sm.parts[this->w];
+        __syncwarp();
+        if (this->lane == 0) {
+            save(x);
+            mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
+        }
+        at.next();
+    }
+
+    DEVICE void await_Q()
+    {
+        mbarrier_wait(smem_addr(&sm.bars.Q.full[this->w]), q.phase);
+        q.next();
+    }
+    DEVICE void await_K() { await_full(sm.bars.K, k); }
+    DEVICE void await_V() { await_full(sm.bars.V, v); }
+
+    /* K has been multiplied; Q too, for the last time in this tile of work. */
+    DEVICE void release_K(bool last)
+    {
+        this->release(sm.bars.K, k);
+        if (last) this->release(sm.bars.Q.empty[this->w]);
+        k.next();
+    }
+    DEVICE void release_V()
+    {
+        this->release(sm.bars.V, v);
+        v.next();
+    }
+
+    /* Tiles that this warpgroup does not multiply. */
+    DEVICE void pass_K()
+    {
+        this->pass_turn();
+        this->pass(sm.bars.K, k);
+    }
+    DEVICE void pass_V() { this->pass(sm.bars.V, v); }
+
+    /* All of a tile of work, whose keys are tiles [first, last). */
+    DEVICE void pass_work(int first, int last)
+    {
+        await_Q();
+        this->meet();
+        this->release(sm.bars.Q.empty[this->w]);
+#pragma unroll 1
+        for (int j = last - 1; j >= first; j--) {
+            pass_K();
+            if (j < last - 1) pass_V();
+        }
+        pass_V();
+    }
+};
+
+#endif

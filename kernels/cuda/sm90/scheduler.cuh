@@ -1,0 +1,144 @@
+/* scheduler.cuh: which tiles of work there are, in what order they are handed out, and which tiles of keys their
+ * rows see.
+ *
+ * The grid is one block per multiprocessor; each works through tiles of BM queries of one head, claimed from a
+ * counter. Without a mask they are walked head after head. With one they differ in length: the longest first, over
+ * as many heads as the L2 holds (a section), so that the last to end are short. */
+#ifndef ATTN_SM90_SCHEDULER_CUH
+#define ATTN_SM90_SCHEDULER_CUH
+
+#include <atomic>
+
+#include "ptx.cuh"
+
+const int FAR = 1 << 29;           /* lengths are below it, windows at most */
+const int64_t L2_SHARE = 32 << 20; /* of the 50 or 60 MB, for K and V */
+const int LEAST_BM = 128;          /* queries of a tile of work, of all shapes */
+
+/* ---- The order --------------------------------------------------------------------------------------------------- */
+
+struct tile_order {
+    int tiles;    /* all of them */
+    int per_head; /* tiles of rows of a head */
+    int heads;    /* of the batch */
+    int section;  /* heads that are walked together */
+};
+
+/* Its plan. head_bytes: K and V that a query head reads; uneven: tiles differ in length. */
+static inline tile_order tile_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, bool uneven)
+{
+    tile_order x;
+    x.per_head = (int)per_head;
+    x.heads = (int)heads;
+    x.tiles = x.per_head * x.heads;
+    x.section = 1;
+    if (uneven)
+        while (x.section < x.heads && x.section * 2 * head_bytes <= L2_SHARE) x.section *= 2;
+    return x;
+}
+
+struct head_tile {
+    int head, tile; /* the tile counted from the head's last */
+};
+
+/* Tile t: sections of heads; in each the last rows, which see most under a causal mask, first; heads fastest. */
+DEVICE head_tile head_tile_of(const tile_order &x, int t)
+{
+    const int in_section = x.section * x.per_head, s = t / in_section, r = t - s * in_section;
+    const int heads = min(x.section, x.heads - s * x.section), tile = r / heads;
+    return { s * x.section + r - tile * heads, tile };
+}
+
+/* The warp's next tile of work, from the counter of those that are not the blocks' first. */
+DEVICE int claim_tile(int t, int *counter, bool scheduler)
+{
+    if (scheduler) t = (int)gridDim.x + atomicAdd(counter, 1);
+    return __shfl_sync(0xffffffff, t, 0);
+}
+
+/* ---- Which keys rows see ----------------------------------------------------------------------------------------- */
+
+/* Row i sees keys [i + lo, min(i + hi, Sk)). */
+struct key_band {
+    int lo, hi, Sk;
+};
+
+/* align: what is added to i before it is compared with a key. */
+ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
+{
+    return { align - left, align + right + 1, Sk };
+}
+
+struct key_tiles {
+    int first, last; /* [first, last) */
+};
+
+/* Tiles of BN keys that some of rows [begin, end) sees. */
+template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin, int end)
+{
+    const int lo = max(min(begin + band.lo, band.Sk), 0), hi = max(min(end - 1 + band.hi, band.Sk), lo);
+    const int first = lo / BN;
+    return { first, hi > lo ? (hi + BN - 1) / BN : first };
+}
+
+/* What one consumer makes of a tile of work, whose keys are tiles [first, last). Tiles [free_first, free_last) are
+ * open to all its rows; those from last_visible on hold nothing for them; half_tile: nor does the second half of
+ * tile last_visible - 1. Where there are no such rows, or no tiles, last_visible is first. */
+struct __align__(16) warpgroup_tile
+{
+    int free_first, free_last, last_visible, half_tile;
+};
+
+/* Rows from row0 on, of Sq. */
+template <int BN> DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last)
+{
+    const int end = max(min(row0 + 63 + band.hi, band.Sk), 1);
+    warpgroup_tile y;
+    y.free_first = (max(row0 + 63 + band.lo, 0) + BN - 1) / BN;
+    y.free_last = max(min(row0 + band.hi, band.Sk), 0) / BN;
+    y.last_visible = max(min((end + BN - 1) / BN, last), first + 1);
+    if (row0 >= Sq || first >= last) y.last_visible = first;
+    y.half_tile = end - (y.last_visible - 1) * BN <= BN / 2;
+    return y;
+}
+
+/* ---- Counters ---------------------------------------------------------------------------------------------------- */
+
+namespace {
+
+/* Counters of tiles, two words each (the next tile less gridDim.x; blocks that have ended), zero between kernels: a
+ * stream keeps the one that it first got, so that no two kernels that run at once share one and none has to be
+ * cleared beforehand. */
+enum { COUNTERS = 64, COUNTER_WORDS = 32 /* a cache line */ };
+__device__ int counters[COUNTERS * COUNTER_WORDS];
+
+/* NULL: all are taken. */
+inline int *counter_of(cudaStream_t stream)
+{
+    static std::atomic<cudaStream_t> owners[COUNTERS];
+    static thread_local int device_known = -1;
+    static thread_local int *base;
+    int device;
+    if (cudaGetDevice(&device) != cudaSuccess) return nullptr;
+    if (device != device_known) {
+        if (cudaGetSymbolAddress((void **)&base, counters) != cudaSuccess) return nullptr;
+        device_known = device;
+    }
+    if (!stream) return nullptr;
+    for (int n = 0; n < COUNTERS; n++) {
+        cudaStream_t owner = owners[n].load();
+        if (!owner && owners[n].compare_exchange_strong(owner, stream)) return base + n * COUNTER_WORDS;
+        if (owner == stream) return base + n * COUNTER_WORDS;
+    }
+    return nullptr;
+}
+
+/* A block has ended: the last leaves the counter as the stream's next kernel wants it. */
+DEVICE void leave_counter(int *counter)
+{
+    if (atomicAdd(counter + 1, 1) == (int)gridDim.x - 1) counter[0] = counter[1] = 0;
+}
+
+} // namespace
+
+#endif

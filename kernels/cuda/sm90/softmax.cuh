@@ -1,0 +1,73 @@
+/* softmax.cuh: the online softmax of a warpgroup's 64 rows, a tile of keys at a time, in base 2.
+ *
+ * What a row's exponentials are relative to is a policy. REFERENCE offers
+ *     advance(m, top)   the next reference of a row whose was m and whose maximum is now top >= m
+ *     base(m)           log2 of what the exponentials are divided by
+ *     c                 log2(e) * what scores are multiplied by, > 0
+ * Rows do not look at their neighbours, so that a row's bits are its own. */
+#ifndef ATTN_SM90_SOFTMAX_CUH
+#define ATTN_SM90_SOFTMAX_CUH
+
+#include "ptx.cuh"
+
+/* Moves only when the maximum grows by more than slack = 8 / c over it, which is seldom: P is then at most 2^8. */
+struct lazy_reference {
+    float c, slack;
+    DEVICE float advance(float m, float top) const { return top <= m + slack ? m : top; }
+    DEVICE float base(float m) const { return __fmul_rn(m, c); }
+};
+
+/* The maximum itself, and P is 2^SHIFT there. */
+template <int SHIFT> struct shifted_reference {
+    float c;
+    DEVICE float advance(float, float top) const { return top; }
+    DEVICE float base(float m) const { return __fsub_rn(__fmul_rn(m, c), SHIFT); } /* rounded alike everywhere */
+};
+
+/* Reference of the exponentials, a raw score, and this lane's part of the sum, for the thread's two rows. */
+struct softmax {
+    float m[2] = { -CUDART_INF_F, -CUDART_INF_F }, l[2] = { 0, 0 };
+};
+
+/* S becomes P; rescale gets the factors of O: exactly 1 where the reference stays. Two chains a row, even and odd
+ * columns, for the pipeline's sake. */
+template <int N, class REFERENCE>
+DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference)
+{
+    float top[4] = { S[0], S[1], S[2], S[3] }, base[2], sum[4] = { 0, 0, 0, 0 };
+#pragma unroll
+    for (int n = 1; n < N / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) top[e] = fmaxf(top[e], S[n * 4 + e]);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float m = fmaxf(x.m[half], fmaxf(top[half * 2], top[half * 2 + 1]));
+        m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
+        m = reference.advance(x.m[half], m);
+        base[half] = m == -CUDART_INF_F ? 0 : reference.base(m); /* nothing seen yet: -inf - -inf would be NaN */
+        rescale[half] = exp2_fast(__fsub_rn(reference.base(x.m[half]), base[half]));
+        x.m[half] = m;
+    }
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            float &s = S[n * 4 + e];
+            s = exp2_fast(fmaf(s, reference.c, -base[e / 2]));
+            sum[e] += s;
+        }
+#pragma unroll
+    for (int half = 0; half < 2; half++) x.l[half] = x.l[half] * rescale[half] + (sum[half * 2] + sum[half * 2 + 1]);
+}
+
+/* O *= rescale; nothing where all the warp's rows keep their reference. Says whether it did. */
+template <int N> DEVICE bool rescale_rows(float (&O)[N], const float (&rescale)[2])
+{
+    if (!__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1)) return false;
+#pragma unroll
+    for (int i = 0; i < N; i++) O[i] *= rescale[i / 2 % 2];
+    return true;
+}
+
+#endif
