@@ -4,9 +4,9 @@
  *
  * test_backends says that a kernel's numbers are wrong; this says which of its assumptions is: where TMA and its
  * swizzle put an element, which accumulator a product leaves it in, in what order an operand wants its keys,
- * whether a barrier's phases hold a ring together. Every check goes through the wrappers that the kernels use
- * (sm90/ptx.cuh here; ptx.cuh, tile.cuh and split.cuh of sm80 in blocks_sm80.cu) and through their layouts; what
- * forward.cu and f8_forward.cu keep to themselves, a few lines a step, is repeated here under the same names.
+ * whether a barrier's phases hold a ring together. Every check goes through the functions that the kernels use
+ * (ptx.cuh, tma.cuh, products.cuh, pipeline.cuh and epilogue.cuh of sm90 here; ptx.cuh, tile.cuh and split.cuh of
+ * sm80 in blocks_sm80.cu) and through their layouts.
  *
  *   1. Inputs are random integers, so small that every product and sum is exact in every type: results are compared with ==. Conversions
  *      are compared with the host's, and 2^x with a bound.
@@ -15,10 +15,11 @@
  *
  * The last line counts. Without a GPU of compute capability 9.0 nothing is run, and it says so. `make emulate` runs
  * it without one. */
-#include <cudaTypedefs.h>
 #include <unistd.h>
 
-#include "kernels/cuda/sm90/tile.cuh"
+#include "kernels/cuda/sm90/epilogue.cuh"
+#include "kernels/cuda/sm90/pipeline.cuh"
+#include "kernels/cuda/sm90/products.cuh"
 #include "tests/gpu/blocks.cuh"
 
 template <> struct stored<e4m3> {
@@ -32,8 +33,8 @@ enum { HANG_SECONDS = 300 };
 
 /* ---- Tensor maps ------------------------------------------------------------------------------------------------- */
 
-/* A dense tensor [B, rows, H, columns] as the launchers of forward.cu (16 bits) and f8_forward.cu (bytes) map it:
- * axes columns, rows, H, B; boxes of 128 bytes by box_rows, swizzled. */
+/* A map of a dense tensor [B, rows, H, columns], of 16 bits or bytes, as the launchers of forward.cu and
+ * f8_forward.cu make it. */
 struct tensor {
     const void *data;
     int element; /* bytes */
@@ -41,21 +42,11 @@ struct tensor {
 };
 CUtensorMap map_of(const tensor &t, int box_rows)
 {
-    static PFN_cuTensorMapEncodeTiled_v12000 encode;
-    if (!encode) {
-        cudaDriverEntryPointQueryResult found;
-        MUST(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000, cudaEnableDefault,
-                                              &found));
-    }
     CUtensorMap map;
-    const uint64_t line = (uint64_t)(t.columns * t.element);
-    const uint64_t dims[4] = { (uint64_t)t.columns, (uint64_t)t.rows, (uint64_t)t.H, (uint64_t)t.B };
-    const uint64_t strides[3] = { line * (uint64_t)t.H, line, line * (uint64_t)t.H * (uint64_t)t.rows };
-    const uint32_t box[4] = { 128u / (uint32_t)t.element, (uint32_t)box_rows, 1, 1 }, ones[4] = { 1, 1, 1, 1 };
-    if (encode(&map, t.element == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
-               (void *)t.data, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
-        must(cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
+    tma_tensor x = tma_bytes_of(t.data, t.B, t.H, t.rows, t.columns, t.rows * t.H * t.columns, t.columns,
+                                t.H * t.columns);
+    if (t.element == 2) x.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, x.element = 2;
+    if (!tma_map(&map, x, box_rows)) must(cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
     return map;
 }
 /* A matrix. */
@@ -77,8 +68,8 @@ struct place {
 };
 
 /* `chunks` boxes side by side, as they lie in shared memory. */
-__global__ void load_tile(const __grid_constant__ CUtensorMap map, place from, int chunks, int chunk_columns,
-                          int chunk_bytes, uint4 *out)
+__global__ void load_boxes(const __grid_constant__ CUtensorMap map, place from, int chunks, int chunk_columns,
+                           int chunk_bytes, uint4 *out)
 {
     extern __shared__ __align__(1024) char memory[];
     uint4 *const tile = (uint4 *)memory;
@@ -103,8 +94,8 @@ __global__ void load_tile(const __grid_constant__ CUtensorMap map, place from, i
 }
 
 /* The other way: what is outside of the tensor is dropped. */
-__global__ void store_tile(const __grid_constant__ CUtensorMap map, place to, int chunks, int chunk_columns,
-                           int chunk_bytes, const uint4 *from)
+__global__ void store_boxes(const __grid_constant__ CUtensorMap map, place to, int chunks, int chunk_columns,
+                            int chunk_bytes, const uint4 *from)
 {
     extern __shared__ __align__(1024) char memory[];
     for (int n = threadIdx.x; n < chunks * chunk_bytes / 16; n += blockDim.x) ((uint4 *)memory)[n] = from[n];
@@ -157,8 +148,8 @@ void check_tma()
             b = (uint8_t)(1 + random_bits() % 254); /* neither 0, which fills, nor 0xff, which was there before */
         array<uint8_t> source(data), out(tile_bytes);
         const CUtensorMap from = map_of(tensor{ source.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
-        load_tile<<<1, 128, tile_bytes + 8>>>(from, at, x.chunks, columns, chunk_bytes, (uint4 *)out.device);
-        finish("load_tile");
+        load_boxes<<<1, 128, tile_bytes + 8>>>(from, at, x.chunks, columns, chunk_bytes, (uint4 *)out.device);
+        finish("load_boxes");
         for (int c = 0; c < x.chunks; c++)
             for (int r = 0; r < TMA_ROWS; r++)
                 for (int b = 0; b < 128; b++) {
@@ -174,8 +165,8 @@ void check_tma()
         const CUtensorMap to = map_of(tensor{ back.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
         for (uint8_t &b : expected) b = (uint8_t)(1 + random_bits() % 254);
         array<uint8_t> tile(expected);
-        store_tile<<<1, 128, tile_bytes>>>(to, at, x.chunks, columns, chunk_bytes, (const uint4 *)tile.device);
-        finish("store_tile");
+        store_boxes<<<1, 128, tile_bytes>>>(to, at, x.chunks, columns, chunk_bytes, (const uint4 *)tile.device);
+        finish("store_boxes");
         std::vector<uint8_t> all(bytes, 0xff);
         for (int c = 0; c < x.chunks; c++)
             for (int r = 0; r < TMA_ROWS; r++)
@@ -242,12 +233,11 @@ __global__ void __launch_bounds__(128)
     shared<X> &sm = *reinterpret_cast<shared<X> *>(memory);
     const uint32_t full = smem_addr(&sm.full), Q = smem_addr(sm.Q), K = smem_addr(sm.K), V = smem_addr(sm.V);
     if (threadIdx.x == 0) {
-        mbarrier_init(full, 1);
+        mbarrier_init(full, 3);
         fence_mbarrier_init();
-        mbarrier_arrive_expect_tx(full, sizeof sm.Q + sizeof sm.K + sizeof sm.V);
-        for (int c = 0; c < X::CHUNKS; c++) tma_load_4d(Q + c * 8192, &map_Q, c * 64, 0, 0, 0, full);
-        for (int c = 0; c < X::CHUNKS; c++) tma_load_4d(K + c * X::BN * 128, &map_K, c * 64, 0, 0, 0, full);
-        for (int c = 0; c < X::CHUNKS_V; c++) tma_load_4d(V + c * X::BN * 128, &map_V, c * 64, 0, 0, 0, full);
+        load_tile<64, X::CHUNKS, 64>(Q, &map_Q, {}, full);
+        load_tile<X::BN, X::CHUNKS, 64>(K, &map_K, {}, full);
+        load_tile<X::BN, X::CHUNKS_V, 64>(V, &map_V, {}, full);
     }
     __syncthreads();
     mbarrier_wait(full, 0);
@@ -255,13 +245,13 @@ __global__ void __launch_bounds__(128)
     float S[X::BN / 2], O[X::DV / 2];
     uint32_t P[X::BN / 16][4];
     poison(S);
-    scores<T, X, X::BN>(S, Q, K);
+    multiply<T, X::BN, X::D / 16>(S, k_major<64>{ Q }, k_major<X::BN>{ K });
     wgmma_wait<0>();
     pin(S);
     write_accumulators<X::BN>(S_out, S);
     to_operand<T, X::BN>(P, S);
     begin_sums(O);
-    accumulate<T, X>(O, P, V);
+    multiply_add<T, X::DV, X::BN / 16>(O, P, mn_major<X::BN>{ V });
     wgmma_wait<0>();
     pin(O);
     write_accumulators<X::DV>(O_out, O);
@@ -337,14 +327,11 @@ __global__ void __launch_bounds__(128)
     shared_8<X> &sm = *reinterpret_cast<shared_8<X> *>(memory);
     const uint32_t full = smem_addr(&sm.full), Q = smem_addr(sm.Q), K = smem_addr(sm.K), V = smem_addr(sm.V);
     if (threadIdx.x == 0) {
-        mbarrier_init(full, 1);
+        mbarrier_init(full, 3);
         fence_mbarrier_init();
-        mbarrier_arrive_expect_tx(full, sizeof sm.Q + sizeof sm.K + sizeof sm.V);
-        for (int c = 0; c < X::CHUNKS; c++) {
-            tma_load_4d(Q + c * 8192, &map_Q, c * 128, 0, 0, 0, full);
-            tma_load_4d(K + c * X::BN * 128, &map_K, c * 128, 0, 0, 0, full);
-        }
-        for (int c = 0; c < X::CHUNKS_V; c++) tma_load_4d(V + c * X::D * 128, &map_V, c * 128, 0, 0, 0, full);
+        load_tile<64, X::CHUNKS, 128>(Q, &map_Q, {}, full);
+        load_tile<X::BN, X::CHUNKS, 128>(K, &map_K, {}, full);
+        load_tile<X::D, X::CHUNKS_V, 128>(V, &map_V, {}, full);
     }
     __syncthreads();
     mbarrier_wait(full, 0);
@@ -352,20 +339,13 @@ __global__ void __launch_bounds__(128)
     float S[X::BN / 2], O[X::D / 2];
     uint32_t P[X::BN / 32][4];
     poison(S);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < X::D / 32; k++)
-        wgmma<e4m3, X::BN>::ss(S, operand(Q) + step<64>(k), operand(K) + step<X::BN>(k), k > 0);
-    wgmma_commit();
+    multiply<e4m3, X::BN, X::D / 32>(S, k_major_described<64>(Q), k_major_described<X::BN>(K));
     wgmma_wait<0>();
     pin(S);
     write_accumulators<X::BN>(S_out, S);
     to_operand_8<X::BN>(P, S);
     begin_sums(O);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < X::BN / 32; k++) wgmma<e4m3, X::D>::rs(O, P[k], operand(V) + step<X::D>(k), 1);
-    wgmma_commit();
+    multiply_add<e4m3, X::D, X::BN / 32>(O, P, k_major_described<X::D>(V));
     wgmma_wait<0>();
     pin(O);
     write_accumulators<X::D>(O_out, O);
@@ -376,10 +356,10 @@ template <class X> void check_attend_8()
 {
     const int D = X::D, BN = X::BN, PITCH = X::CHUNKS_V * 128;
     const std::vector<float> Q = random_ints(64 * D, 1), K = random_ints(BN * D, 1), V = random_ints(BN * D, 4);
-    std::vector<float> turned(D * PITCH, 0);
+    std::vector<float> transposed(D * PITCH, 0);
     for (int d = 0; d < D; d++)
-        for (int n = 0; n < BN; n++) turned[d * PITCH + n] = V[key_at(n) * D + d];
-    array<uint8_t> gQ(bits_of<e4m3>(Q)), gK(bits_of<e4m3>(K)), gV(bits_of<e4m3>(turned));
+        for (int n = 0; n < BN; n++) transposed[d * PITCH + n] = V[key_at(n) * D + d];
+    array<uint8_t> gQ(bits_of<e4m3>(Q)), gK(bits_of<e4m3>(K)), gV(bits_of<e4m3>(transposed));
     array<float> S(64 * BN), O(64 * D);
     MUST(allow_shared<attend_8<X>>(sizeof(shared_8<X>)));
     attend_8<X><<<1, 128, sizeof(shared_8<X>)>>>(map_of(gQ, 64, D, 64), map_of(gK, BN, D, BN), map_of(gV, D, PITCH, D),
@@ -431,7 +411,7 @@ void check_wgmma_8()
 
 /* ---- The ring: producer and consumers, turns, setmaxnreg --------------------------------------------------------- */
 
-enum { TILES = 50, TURN_BARRIER = 2, GROUP_BARRIER = 6 };
+enum { TILES = 50 };
 
 /* C consumers of BLOCKS times 64 rows, tiles of N rows; registers as in forward.cu and f8_forward.cu. A consumer's
  * accumulators are at least as many as the registers that a thread has when the block begins. */
@@ -442,7 +422,8 @@ template <int C_, int BLOCKS_, int N_, int STAGES_, int PRODUCER_, int CONSUMER_
 template <class X> struct shared_ring {
     alignas(1024) uint16_t A[X::ROWS * 64];
     alignas(1024) uint16_t tiles[X::STAGES][X::N * 64];
-    alignas(8) uint64_t full_A, full[X::STAGES], empty[X::STAGES];
+    alignas(8) uint64_t full_A;
+    barrier_pairs<X::STAGES> bars;
     int taken, turns[TILES * X::C];
 };
 
@@ -464,10 +445,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     const int wg = warpgroup_index();
     if (threadIdx.x == 0) {
         mbarrier_init(smem_addr(&sm.full_A), 1);
-        for (int s = 0; s < X::STAGES; s++) {
-            mbarrier_init(smem_addr(&sm.full[s]), 1);
-            mbarrier_init(smem_addr(&sm.empty[s]), C);
-        }
+        init_pairs(sm.bars, C);
         sm.taken = 0;
         fence_mbarrier_init();
     }
@@ -484,18 +462,14 @@ __global__ void __launch_bounds__(X::THREADS, 1)
                 tma_load_4d(smem_addr(sm.A) + n * 8192, &map_A, 0, n * 64, 0, 0, bar);
 #pragma unroll 1
             for (int tile = 0; tile < TILES; tile++) {
-                const uint32_t full = smem_addr(&sm.full[at.stage]);
-                mbarrier_wait(smem_addr(&sm.empty[at.stage]), at.phase ^ 1);
                 slow.pause();
-                mbarrier_arrive_expect_tx(full, sizeof sm.tiles[0]);
-                tma_load_4d(smem_addr(sm.tiles[at.stage]), &map_tiles, 0, tile * N, 0, 0, full);
+                fill_stage<N, 1, 64>(sm.bars, at, smem_addr(sm.tiles[at.stage]), &map_tiles, { 0, tile * N, 0, 0 });
                 at.next();
             }
         }
     } else {
         setmaxnreg_inc<X::CONSUMER>();
-        const int w = wg - 1;
-        const bool leader = threadIdx.x % 128 == 0;
+        const consumer<X::C> me(wg - 1);
         pauses slow(slow_consumers);
         float sums[X::BLOCKS][N / 2];
 #pragma unroll
@@ -503,58 +477,48 @@ __global__ void __launch_bounds__(X::THREADS, 1)
 #pragma unroll
             for (int i = 0; i < N / 2; i++) sums[b][i] = 0;
         auto await_turn = [&] {
-            named_barrier_sync(TURN_BARRIER + w, 256);
-            if (leader) {
+            me.await_turn();
+            if (me.leader) {
                 const int n = sm.taken;
-                if (n < TILES * C) sm.turns[n] = w;
+                if (n < TILES * C) sm.turns[n] = me.w;
                 sm.taken = n + 1;
             }
         };
-        auto next_turn = [&] { named_barrier_arrive(TURN_BARRIER + (w + 1 == C ? 0 : w + 1), 256); };
-        auto release = [&] {
-            if (leader) mbarrier_arrive(smem_addr(&sm.empty[at.stage]));
-        };
-        if (w == C - 1) next_turn(); /* the first is consumer 0's */
+        me.begin_turns();
         mbarrier_wait(smem_addr(&sm.full_A), 0);
 #pragma unroll 1
         for (int tile = 0; tile < TILES; tile++) {
-            if (!sees(w, tile)) {
+            if (!sees(me.w, tile)) {
                 await_turn();
-                next_turn();
-                mbarrier_wait(smem_addr(&sm.full[at.stage]), at.phase);
-                named_barrier_sync(GROUP_BARRIER + w,
-                                   128); /* a warp that still waited could miss the phase once the stage is filled */
-                release();
-                at.next();
+                me.next_turn();
+                me.pass(sm.bars, at);
                 continue;
             }
-            mbarrier_wait(smem_addr(&sm.full[at.stage]), at.phase);
+            await_full(sm.bars, at);
             await_turn();
             wgmma_fence();
 #pragma unroll
             for (int b = 0; b < X::BLOCKS; b++)
 #pragma unroll
                 for (int k = 0; k < 4; k++)
-                    wgmma<__nv_bfloat16, N>::ss(
-                        sums[b], wgmma_descriptor(smem_addr(sm.A) + (w * X::BLOCKS + b) * 8192 + k * 32, 16, 1024),
-                        wgmma_descriptor(smem_addr(sm.tiles[at.stage]) + k * 32, 16, 1024), 1);
+                    wgmma<__nv_bfloat16, N>::ss(sums[b],
+                                                k_major<64>{ smem_addr(sm.A) + (me.w * X::BLOCKS + b) * 8192 }.step(k),
+                                                k_major<N>{ smem_addr(sm.tiles[at.stage]) }.step(k), 1);
             wgmma_commit();
-            next_turn();
+            me.next_turn();
             slow.pause();
             wgmma_wait<0>();
-            release();
+            me.release(sm.bars, at);
             at.next();
         }
 #pragma unroll
         for (int b = 0; b < X::BLOCKS; b++) {
             pin(sums[b]);
-            write_accumulators<N>(out + (w * X::BLOCKS + b) * 64 * N, sums[b]);
+            write_accumulators<N>(out + (me.w * X::BLOCKS + b) * 64 * N, sums[b]);
         }
-        if (w == 0) {
-            named_barrier_sync(TURN_BARRIER, 256); /* so that no arrival is left over */
-            if (leader)
-                for (int n = 0; n < TILES * C; n++) turns[n] = sm.turns[n];
-        }
+        me.end_turns();
+        if (me.w == 0 && me.leader)
+            for (int n = 0; n < TILES * C; n++) turns[n] = sm.turns[n];
     }
 }
 
