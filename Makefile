@@ -91,9 +91,9 @@ $B/%.cu.o: %.cu $B/flags
 	$(call say,nvcc)$(NVCC) $(NVFLAGS) $(or $($(notdir $(<D))),$(gencode)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
 # Kernels of Hopper's own: spilled registers and serialised products fail the build.
-$B/kernels/cuda/sm90/%.cu.o: kernels/cuda/sm90/%.cu kernels/cuda/sm90/lean.sh $B/flags
+$B/kernels/cuda/sm90/%.cu.o: kernels/cuda/sm90/%.cu kernels/cuda/sm90/check-ptxas.sh $B/flags
 	@mkdir -p $(@D)
-	$(call say,nvcc)sh kernels/cuda/sm90/lean.sh $@ $(NVCC) $(NVFLAGS) $(sm90) -Xptxas -v -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+	$(call say,nvcc)sh kernels/cuda/sm90/check-ptxas.sh $@ $(NVCC) $(NVFLAGS) $(sm90) -Xptxas -v -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
 $B/libattn.a: $(call OBJ,$(KERNELS_SRC) $(CUDA_SRC))
 	$(call say,ar)rm -f $@ && ar rcs $@ $^

@@ -1,5 +1,5 @@
 #!/bin/sh
-# lean.sh OBJECT NVCC ...: runs the compiler (with -Xptxas -v) and fails where ptxas says that a kernel of this folder lost its speed:
+# check-ptxas.sh OBJECT NVCC ...: runs the compiler (with -Xptxas -v) and fails where ptxas says that a kernel of this folder lost its speed:
 #   C75xx              a product was serialised, a register hint ignored, a fence put in
 #   spill stores       registers of forward_tiles in local memory, more than 16 bytes (written once a tile of work, where options need them)
 # What ptxas said stays beside the object, in OBJECT less .o and with .log.
