@@ -45,12 +45,14 @@ class MinusZero(int):
     pass
 
 
+class Twice(dict):
+    """An object with a member twice: wrong where it stands, which may be in one problem of many."""
+
+
 def parse(body):
     """The value of a JSON text, to the letter of RFC 8259."""
     def unique(pairs):
-        if len({name for name, _ in pairs}) != len(pairs):
-            raise Invalid('a member twice')
-        return dict(pairs)
+        return (dict if len({name for name, _ in pairs}) == len(pairs) else Twice)(pairs)
 
     def never(text):
         raise Invalid(f'{text} is not JSON')
@@ -115,7 +117,7 @@ def numbers(data, shape, dtype):
 
 def tensor(name, t):
     """(values as float64, dtype)"""
-    if not isinstance(t, dict) or set(t) != {'shape', 'dtype', 'data'}:
+    if not isinstance(t, dict) or isinstance(t, Twice) or set(t) != {'shape', 'dtype', 'data'}:
         raise Invalid(f'{name}: shape, dtype and data')
     shape, dtype, data = t['shape'], t['dtype'], t['data']
     if not isinstance(shape, list) or not 1 <= len(shape) <= 4 or not all(is_int(n) and 0 <= n <= 2**53 for n in shape):
@@ -150,7 +152,7 @@ class Problem:
     """One problem, read; `contexts`: what was saved before, by id."""
 
     def __init__(self, members, back, contexts=()):
-        need(isinstance(members, dict), 'not an object')
+        need(isinstance(members, dict) and not isinstance(members, Twice), 'not an object, or one with a member twice')
         for name in members:
             need(name in TENSORS + OPTIONS, f'unknown member {name!r}')
         self.back, self.members = back, members
@@ -346,7 +348,7 @@ def judge(path, body, text, contexts):
         return '', 0
     try:
         if isinstance(members, dict) and 'requests' in members:
-            if set(members) != {'requests'} or not isinstance(members['requests'], list):
+            if isinstance(members, Twice) or set(members) != {'requests'} or not isinstance(members['requests'], list):
                 return '200 to an envelope with more than requests', 0
             if len(answer.get('responses', ())) != len(members['requests']):
                 return f'{len(answer.get("responses", ()))} answers to {len(members["requests"])} requests', 0
