@@ -120,6 +120,20 @@ template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
     return is_finite;
 }
 
+/* A warp's 16 rows of dS^T, hi and lo, to shared memory. */
+template <int BN, int KK>
+DEVICE void stage_ds(uint16_t *dS, const uint32_t (&hi)[KK][4], const uint32_t (&lo)[KK][4], int warp, int lane)
+{
+#pragma unroll
+    for (int nt = 0; nt < KK * 2; nt++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint16_t *const to = dS + at<DS_ROW>(warp * 16 + half * 8 + lane / 4, nt) + lane % 4 * 2;
+            *(uint32_t *)to = hi[nt / 2][nt % 2 * 2 + half];
+            *(uint32_t *)(to + BN * DS_ROW) = lo[nt / 2][nt % 2 * 2 + half];
+        }
+}
+
 /* dQ = dS K of a round, added to its tile's sums: groups of 16 queries, the other warps share the columns. */
 template <int D, bool OPTIONS>
 DEVICE void add_dq(shared<D, OPTIONS> &sm, float *sums, float dq_unit, int warp, int lane)
@@ -335,16 +349,7 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
             /* dK += dS^T Q; dS^T to shared memory, for dQ */
             const float q_unit = power_of_two(-exponent) * power_of_two(-q_stats.exponent);
             split_fragments<BM>(ah, al, dP);
-            if (want_dq) {
-#pragma unroll
-                for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        uint16_t *const to = sm.dS + at<DS_ROW>(warp * 16 + half * 8 + lane / 4, nt) + lane % 4 * 2;
-                        *(uint32_t *)to = ah[nt / 2][nt % 2 * 2 + half];
-                        *(uint32_t *)(to + BN * DS_ROW) = al[nt / 2][nt % 2 * 2 + half];
-                    }
-            }
+            if (want_dq) stage_ds<BN>(sm.dS, ah, al, warp, lane);
             opaque(q_columns_at);
             add_products_of_columns<D, BM>(dK, ah, al, q_columns_at, q_unit);
 

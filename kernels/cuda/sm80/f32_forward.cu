@@ -109,6 +109,16 @@ DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&resc
     }
 }
 
+template <int MT, int DT> DEVICE void multiply(float (&O)[MT][DT][4], float factor)
+{
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int dt = 0; dt < DT; dt++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) O[mt][dt][e] *= factor;
+}
+
 /* O = O / l, with l whole then. Is all of it finite? */
 template <int DT> DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, float o_unit)
 {
@@ -292,13 +302,7 @@ again:
         /* O = rescale O + P V, some columns at a time: what registers allow */
         const int PAIRS = D == 256 ? 1 : 2;
         if (!active) {
-            if (o_rescale != 1)
-#pragma unroll
-                for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-                    for (int dt = 0; dt < DT; dt++)
-#pragma unroll
-                        for (int e = 0; e < 4; e++) O[mt][dt][e] *= o_rescale;
+            if (o_rescale != 1) multiply(O, o_rescale);
             continue;
         }
         opaque(v_at);
