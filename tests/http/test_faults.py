@@ -214,7 +214,7 @@ def body_of(kilobytes, seed=3):
 
 def test_a_request_larger_than_the_device_is_refused_and_a_smaller_one_served(fake, right):
     server = fake('', '--device-bytes', '2M')
-    fails(server.post(FORWARD, body_of(4000)), 503, 'out-of-memory', 'not left')
+    fails(server.post(FORWARD, body_of(4000)), 413, 'too-large', 'the limit is 2097152 (--device-bytes)')
     assert tensors(server.post(FORWARD, wire.small_bytes())) == right
     assert server.get('/readyz').status == 200
 
