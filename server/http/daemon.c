@@ -588,7 +588,10 @@ static void on_connection(void *context, struct MHD_Connection *connection, void
             peer->request->method = peer->request->path = NULL;
             complete(peer->request, MHD_REQUEST_TERMINATED_WITH_ERROR);
         }
-        if (peer) peers_remove(server->peers, peer);
+        if (peer) {
+            peer_drop_unread(peer);
+            peers_remove(server->peers, peer);
+        }
         *socket_context = NULL;
     }
 }

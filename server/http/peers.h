@@ -85,6 +85,10 @@ void peers_remove(struct peers *peers, struct peer *peer);
 bool peer_enter(struct peer *peer, enum peer_phase phase);
 void peer_progress(struct peer *peer, uint64_t bytes);
 
+/* Before its fd is closed: drops what it has sent and nobody has read, as far as that is here, for close() would answer it
+ * with a reset, and that overtakes the end of an answer which is still on its way. */
+void peer_drop_unread(const struct peer *peer);
+
 /* Is this peer too slow? Pure, for tests. */
 bool peer_expired(enum peer_phase phase, int64_t since_ms, uint64_t progress_bytes, int64_t now_ms,
                   const struct peer_limits *limits);

@@ -6,6 +6,7 @@ was framed badly must never be served.
 """
 import json
 import os
+import socket
 import time
 
 import pytest
@@ -405,6 +406,21 @@ def test_a_malformed_length_is_answered_once_and_in_our_words_whoever_else_is_in
         assert reader.closed()
     for other in others:
         other.close()
+
+
+@pytest.mark.parametrize('behind', [1, 40, 4000])
+def test_what_stands_behind_the_last_request_does_not_cost_the_end_of_its_answer(server, behind):
+    """Bytes that nobody has read when a socket is closed are answered by a reset, which overtakes the answer."""
+    want = len(server.get('/openapi.json').body)
+    for _ in range(10):
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # the end of the answer waits in the server's system
+            s.settimeout(20 * service.SLOWER)
+            s.connect(server.address)
+            s.sendall(b'GET /openapi.json HTTP/1.0\r\nHost: x\r\n\r\n' + SMUGGLED * behind)
+            time.sleep(0.05)
+            answer = RawReader(s).answer('GET')
+            assert answer.status == 200 and len(answer.body) == want
 
 
 def test_what_waits_behind_a_request_that_expects_100_without_a_body_is_not_left_hanging(server):
