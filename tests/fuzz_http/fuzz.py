@@ -9,7 +9,7 @@ chunk's size; and sent in pieces with pauses. Round n of worker w of seed s is a
 
 Demanded of every round: what comes back is HTTP, with a status that the documentation knows, and a problem document where it is an error
 (libmicrohttpd's own words only where the message itself was malformed); every 200 to a problem holds the numbers of float64 NumPy for the
-body as it was sent, and none where Python's reading of the body finds a fault (oracle.py). Beside it: a request that is always the
+body as it was sent, and none where Python's reading of the body finds a fault (fuzz_oracle.py). Beside it: a request that is always the
 same has the same bits as the first time, every GOLDEN rounds; a probe never waits more than 100 ms for /livez; at the end the server
 has as many descriptors as at the beginning and no more memory than in the middle, nothing waits or is leased, and SIGTERM ends it
 with 0 and without a word of a sanitizer. A finding is printed with its round, and its bytes lie in build/fuzz_http/.
@@ -30,7 +30,7 @@ import traceback
 import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'))
-import oracle  # noqa: E402
+import fuzz_oracle as oracle  # noqa: E402
 import service  # noqa: E402
 import wire  # noqa: E402
 

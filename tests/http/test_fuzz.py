@@ -11,7 +11,7 @@ import wire
 
 sys.path.insert(0, os.path.join(service.HERE, 'fuzz_http'))
 import fuzz  # noqa: E402
-import oracle  # noqa: E402
+import fuzz_oracle as oracle  # noqa: E402
 
 FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 

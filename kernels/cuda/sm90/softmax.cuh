@@ -26,7 +26,7 @@ template <int SHIFT> struct shifted_reference {
 
 /* Reference of the exponentials, a raw score, and this lane's part of the sum, for the thread's two rows. */
 struct softmax {
-    float m[2] = { -CUDART_INF_F, -CUDART_INF_F }, l[2] = { 0, 0 };
+    float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
 
 /* S becomes P; rescale gets the factors of O: exactly 1 where the reference stays. Two chains a row, even and odd
