@@ -99,21 +99,49 @@ again:
 /* Backward's forward results, recomputed in the workspace or given. */
 struct saved {
     float *lse, *delta;
+    float *
+        rest; /* where lse is of LSE_MOST and more in size: it is the row's largest score, and this the logarithm of what is left; else 0 */
     attn_view out; /* by the same strides of meaning as every out */
 };
+
+/* lse in base 2 for the tensor cores: +inf for a row that sees nothing, and NaN, which has its tiles computed one by one, where P cannot be
+ * found from it. */
+DEVICE float lse_in_base_2(float lse)
+{
+    return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
+}
+
+/* lse and rest of row i, given its lse: beside a large score that has lost the logarithm of the sum, so both are found anew. The whole warp
+ * calls it. */
+static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse)
+{
+    if (lse != lse || lse == -CUDART_INF_F || fabsf(lse) < ATTN_LSE_MOST) return make_float2(lse, 0);
+    const attn_geometry &g = a.g;
+    float q[CHANNELS], k[CHANNELS], tanh_s, m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
+    load_row(g.view[ATTN_T_q], x.b, x.h, x.s.q_start + i, g.dims.D, q);
+    const attn_range keys = attn_keys_of(&g, &x.s, i);
+    for (int64_t j = keys.lo; j < keys.hi; j++) {
+        if (!visible_by_mask(a, x, i, j)) continue;
+        load_row(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, g.dims.D, k);
+        const float z = score(a, x, i, j, dot(q, k), &tanh_s), m_new = z > m || z != z ? z : m;
+        l = (m == -CUDART_INF_F ? 0 : l * expf(m - m_new)) + expf(z - m_new);
+        m = m_new;
+    }
+    return make_float2(m, l == 0 ? 0 : logf(l));
+}
 
 /* P and dZ of a visible pair; dS = dZ * (1 - tanh^2). The whole warp calls it. */
 struct pair_gradient {
     float p, drop, dz, ds;
 };
 
-DEVICE pair_gradient gradient(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float lse, float delta,
-                              float qk, float dout_v)
+DEVICE pair_gradient gradient(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float lse, float rest,
+                              float delta, float qk, float dout_v)
 {
     pair_gradient y;
     float tanh_s;
     const float z = score(a, x, i, j, qk, &tanh_s);
-    y.p = z == -CUDART_INF_F || lse == -CUDART_INF_F ? 0 : expf(z - lse);
+    y.p = z == -CUDART_INF_F || lse == -CUDART_INF_F ? 0 : expf(z - lse - rest);
     y.drop = dropout(a, x, i, j);
     y.dz = y.p == 0 ? 0 : y.p * (y.drop == 0 ? -delta : y.drop * dout_v - delta);
     y.ds = y.dz * (1 - tanh_s * tanh_s);
@@ -125,7 +153,7 @@ static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, c
 {
     const attn_geometry &g = a.g;
     const int64_t D = g.dims.D, Dv = g.dims.Dv, line = x.s.q_start + i;
-    const float lse = s.lse[lse_at(a, x, i)], delta = s.delta[lse_at(a, x, i)];
+    const float lse = s.lse[lse_at(a, x, i)], rest = s.rest[lse_at(a, x, i)], delta = s.delta[lse_at(a, x, i)];
     float q[CHANNELS], dout[CHANNELS], k[CHANNELS], v[CHANNELS], dq[CHANNELS] = {};
     load_row(g.view[ATTN_T_q], x.b, x.h, line, D, q);
     load_row(g.view[ATTN_T_dout], x.b, x.h, line, Dv, dout);
@@ -134,7 +162,7 @@ static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, c
         if (!visible_by_mask(a, x, i, j)) continue;
         load_row(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, D, k);
         load_row(g.view[ATTN_T_v], x.b, x.hk, x.s.k_start + j, Dv, v);
-        const pair_gradient y = gradient(a, x, i, j, lse, delta, dot(q, k), dot(dout, v));
+        const pair_gradient y = gradient(a, x, i, j, lse, rest, delta, dot(q, k), dot(dout, v));
         if (y.p == 0) continue;
         for (int c = 0; c < CHANNELS; c++) dq[c] += y.ds * k[c];
     }
@@ -161,7 +189,8 @@ static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s,
             if (lse == -CUDART_INF_F || !visible_by_mask(a, x, i, j)) continue;
             load_row(g.view[ATTN_T_q], b, h, x.s.q_start + i, d.D, q);
             load_row(g.view[ATTN_T_dout], b, h, x.s.q_start + i, d.Dv, dout);
-            const pair_gradient y = gradient(a, x, i, j, lse, s.delta[lse_at(a, x, i)], dot(q, k), dot(dout, v));
+            const pair_gradient y = gradient(a, x, i, j, lse, s.rest[lse_at(a, x, i)], s.delta[lse_at(a, x, i)],
+                                             dot(q, k), dot(dout, v));
             if (y.p == 0) continue;
             for (int c = 0; c < CHANNELS; c++) {
                 dk[c] += y.ds * q[c];

@@ -72,11 +72,14 @@ __global__ void __launch_bounds__(32 * WARPS) delta_rows(const __grid_constant__
     load_row(s.out, x.b, x.h, line, g.dims.Dv, o);
     load_row(g.view[ATTN_T_dout], x.b, x.h, line, g.dims.Dv, dout);
     float delta = dot(o, dout);
-    if (threadIdx.x % 32) return;
     const attn_view &dlse = g.view[ATTN_T_dlse], &lse = g.view[ATTN_T_lse];
+    const float2 parts = lse_in_parts(
+        a, x, r.i, given ? ((const float *)lse.data)[attn_at(&lse, x.b, x.h, line)] : s.lse[lse_at(a, x, r.i)]);
+    if (threadIdx.x % 32) return;
     if (dlse.data) delta -= ((const float *)dlse.data)[attn_at(&dlse, x.b, x.h, line)];
-    if (given) s.lse[lse_at(a, x, r.i)] = ((const float *)lse.data)[attn_at(&lse, x.b, x.h, line)];
-    s.delta[lse_at(a, x, r.i)] = s.lse[lse_at(a, x, r.i)] == -CUDART_INF_F ? 0 : delta;
+    s.lse[lse_at(a, x, r.i)] = parts.x;
+    s.rest[lse_at(a, x, r.i)] = parts.y;
+    s.delta[lse_at(a, x, r.i)] = parts.x == -CUDART_INF_F ? 0 : delta;
 }
 
 __global__ void __launch_bounds__(32 * WARPS) dq_rows(const __grid_constant__ cuda_args a, saved s)
@@ -105,7 +108,7 @@ DEVICE float dz_of(const cuda_args &a, const saved &s, const head_args &x, int64
     load_row(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, g.dims.D, k);
     load_row(g.view[ATTN_T_dout], x.b, x.h, x.s.q_start + i, g.dims.Dv, dout);
     load_row(g.view[ATTN_T_v], x.b, x.hk, x.s.k_start + j, g.dims.Dv, v);
-    return gradient(a, x, i, j, lse, s.delta[lse_at(a, x, i)], dot(q, k), dot(dout, v)).dz;
+    return gradient(a, x, i, j, lse, s.rest[lse_at(a, x, i)], s.delta[lse_at(a, x, i)], dot(q, k), dot(dout, v)).dz;
 }
 
 /* An element of dbias, [nb, nh, nq, Sk] with broadcast axes of size 1. */
@@ -170,7 +173,7 @@ __global__ void __launch_bounds__(32 * WARPS) dsink_heads(const __grid_constant_
         const head_args x = head_args_of(a, b, h);
         for (int64_t i = threadIdx.x; i < x.s.Sq; i += 32 * WARPS) {
             const float lse = s.lse[lse_at(a, x, i)];
-            if (lse != -CUDART_INF_F) sum -= expf(sink - lse) * s.delta[lse_at(a, x, i)];
+            if (lse != -CUDART_INF_F) sum -= expf(sink - lse - s.rest[lse_at(a, x, i)]) * s.delta[lse_at(a, x, i)];
         }
     }
     part[threadIdx.x] = sum;
@@ -206,7 +209,7 @@ cudaError_t launch_forward(const cuda_chip *, cudaStream_t stream, const attn_pl
 bool plan_backward(const cuda_chip *, attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
-    plan->workspace_bytes = (size_t)query_rows(d) * sizeof(float) * (2 + (plan->problem->out.rank ? 0 : (size_t)d.Dv));
+    plan->workspace_bytes = (size_t)query_rows(d) * sizeof(float) * (3 + (plan->problem->out.rank ? 0 : (size_t)d.Dv));
     return true;
 }
 
@@ -218,10 +221,10 @@ cudaError_t launch_backward(const cuda_chip *, cudaStream_t stream, const attn_p
     const bool given = plan->problem->out.rank > 0;
     saved s;
     s.lse = (float *)workspace;
-    s.delta = s.lse + rows;
+    s.delta = s.lse + rows, s.rest = s.delta + rows;
     s.out = a.g.view[ATTN_T_out];
     if (!given) {
-        s.out.data = s.delta + rows;
+        s.out.data = s.rest + rows;
         s.out.dtype = ATTN_F32;
         s.out.row = d.Dv; /* [B, H, Sq, Dv]; packed [H, total_q, Dv] */
         s.out.head = d.Sq * d.Dv;

@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
     for (int half = 0; half < 2; half++) {
         const int i = i0 + warp * 16 + half * 8 + lane / 4;
         const float lse = i < x.s.Sq ? s.lse[lse_at(a, x, i)] : -CUDART_INF_F;
-        lse2[half] = lse == -CUDART_INF_F ? CUDART_INF_F : lse * LOG2E;
+        lse2[half] = lse_in_base_2(lse);
         delta[half] = i < x.s.Sq ? s.delta[lse_at(a, x, i)] : 0;
     }
     for (int j = first; j < last; j++) {
@@ -438,7 +438,7 @@ parts parts_of(const attn_plan *plan)
     const attn_dims &d = plan->geometry.dims;
     const dim3 grid = tile_grid(plan->geometry, BM);
     parts w;
-    w.rows = align_up((size_t)query_rows(d) * 2 * sizeof(float));
+    w.rows = align_up((size_t)query_rows(d) * 3 * sizeof(float));
     w.values = align_up((size_t)grid.x * grid.y * grid.z * sizeof(row_values));
     w.sums = p->deterministic || !p->dq.rank
                  ? 0
@@ -560,6 +560,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     cudaError_t code = cudaSuccess;
     k.s.lse = (float *)at;
     k.s.delta = k.s.lse + query_rows(a.g.dims);
+    k.s.rest = k.s.delta + query_rows(a.g.dims);
     k.values = (row_values *)(at + w.rows);
     k.sums = w.sums ? (float *)(at + w.rows + w.values) : nullptr;
     if (!plan->problem->out.rank) { /* the forward first */

@@ -125,14 +125,21 @@ __global__ void __launch_bounds__(128) prepare(const __grid_constant__ cuda_args
             if (threadIdx.x % LANES == 0) sums[first + k * STEP] = delta[k];
         }
     }
-    __syncthreads();
+    const bool huge = mine < rows && !(fabsf(y) < ATTN_LSE_MOST) && y != -CUDART_INF_F;
+    __shared__ float2 parts[BM];
+    if (__syncthreads_or(huge)) { /* seldom: see saved.rest */
+        for (int r = threadIdx.x / 32; r < rows; r += 4)
+            parts[r] = lse_in_parts(a, x, place.i0 + r, ((const float *)lse.data)[attn_at(&lse, x.b, x.h, line + r)]);
+        __syncthreads();
+    }
     if (mine >= BM) return;
     const float delta = y == -CUDART_INF_F ? 0 : sums[mine] - less;
     if (mine < rows) {
-        w.s.lse[lse_at(a, x, place.i0 + mine)] = y;
+        w.s.lse[lse_at(a, x, place.i0 + mine)] = huge ? parts[mine].x : y;
+        w.s.rest[lse_at(a, x, place.i0 + mine)] = huge ? parts[mine].y : 0;
         w.s.delta[lse_at(a, x, place.i0 + mine)] = delta;
     }
-    w.values[tile].lse2[mine] = y == -CUDART_INF_F ? CUDART_INF_F : y * LOG2E;
+    w.values[tile].lse2[mine] = lse_in_base_2(y);
     w.values[tile].delta[mine] = delta;
 }
 

@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
             const int i = i0 + (int)threadIdx.x;
             const int64_t at = b * a.lse_batch + h * a.lse_head + sequence.q_start + i;
             const float lse = i < Sq ? s.lse[at] : -CUDART_INF_F;
-            sm.lse2[threadIdx.x] = lse == -CUDART_INF_F ? CUDART_INF_F : lse * LOG2E - P_BITS;
+            sm.lse2[threadIdx.x] = lse_in_base_2(lse) - P_BITS;
             sm.delta[threadIdx.x] = i < Sq ? s.delta[at] : 0;
         }
     };
@@ -418,7 +418,7 @@ parts parts_of(const attn_plan *plan, size_t forward)
     const dim3 grid = tile_grid(g, BM);
     split_planes planes[4];
     parts w;
-    w.rows = split_align((size_t)query_rows(d) * 2 * sizeof(float));
+    w.rows = split_align((size_t)query_rows(d) * 3 * sizeof(float));
     w.sums = p->deterministic || !p->dq.rank
                  ? 0
                  : split_align((size_t)grid.x * grid.y * grid.z * BM * split_class(d) * sizeof(float));
@@ -515,6 +515,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     cudaError_t code = cudaSuccess;
     s.lse = (float *)at;
     s.delta = s.lse + query_rows(a.g.dims);
+    s.rest = s.delta + query_rows(a.g.dims);
     at += w.rows;
     float *const sums = w.sums ? (float *)at : nullptr;
     at += w.sums;

@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     for (int half = 0; half < 2; half++) {
         const int i = i0 + warp * 16 + half * 8 + lane / 4;
         const float lse = i < x.s.Sq ? s.lse[lse_at(a, x, i)] : -CUDART_INF_F;
-        lse2[half] = lse == -CUDART_INF_F ? CUDART_INF_F : lse * LOG2E - P_BITS;
+        lse2[half] = lse_in_base_2(lse) - P_BITS;
         delta[half] = i < x.s.Sq ? s.delta[lse_at(a, x, i)] : 0;
         top_delta = fmaxf(top_delta, fabsf(delta[half]));
     }
