@@ -281,8 +281,9 @@ def differs(name, got, want, other, tolerance):
     relative, absolute = tolerance
     with np.errstate(over='ignore'):
         allowed = relative * np.abs(truth).max() + 2 * moved.max() + absolute
-        top = np.abs(truth).max() or 1.0  # norms of numbers of 1e38 and more
-        norm = lambda x: float(np.linalg.norm(x / top)) * top
+    def norm(x):  # of numbers whose squares may be beyond float64
+        top = float(np.abs(x).max()) or 1.0
+        return float(np.linalg.norm(x / top)) * top
     worst = tuple(int(n) for n in np.unravel_index(np.argmax(error), error.shape))
     if error[worst] > allowed:
         return f'{name}: {list(worst)} is {got[worst]:.9g}, must be {want[worst]:.9g}; allowed {allowed:.3g} (largest {np.abs(truth).max():.3g})'
