@@ -24,33 +24,34 @@ static inline double stage_began(const struct times *t, int request, int stage)
     return at;
 }
 
-static inline double stage_took(const struct times *t, int request, int stage)
-{
-    return t[request].at[stage + 1] - stage_began(t, request, stage);
-}
-
-static inline double common_time(double a0, double a1, double b0, double b1)
-{
-    const double from = a0 > b0 ? a0 : b0, to = a1 < b1 ? a1 : b1;
-    return to > from ? to - from : 0;
-}
-
-/* The largest share of a copy (stage STAGE_IN or STAGE_OUT) that ran beside the kernel of another request; from 0 to 1.
+/* The largest share of a copy (stage STAGE_IN or STAGE_OUT) during which another request's kernel ran, or its copy in the other
+ * direction; from 0 to 1.
  *
  * The share is of what this very copy took. What a copy takes alone is no measure for it: that is another moment of a machine
- * that others use too, and where the copy alone was held up for a moment, every overlap looks too short beside it. */
-static inline double share_beside_kernel(const struct times *t, int count, int stage)
+ * that others use too. And a kernel alone is no measure either: where copies in take longer than kernels, none runs while the
+ * next request is still copied in, however well everything overlaps. */
+static inline double share_beside_others(const struct times *t, int count, int stage)
 {
+    const int opposite = stage == STAGE_IN ? STAGE_OUT : STAGE_IN;
     double largest = 0;
     for (int i = 0; i < count; i++) {
-        const double took = stage_took(t, i, stage);
-        if (took <= 0) continue;
-        for (int j = 0; j < count; j++) {
-            if (i == j) continue;
-            const double both = common_time(stage_began(t, i, stage), t[i].at[stage + 1],
-                                            stage_began(t, j, STAGE_KERNEL), t[j].at[STAGE_KERNEL + 1]);
-            if (both / took > largest) largest = both / took;
+        const double begin = stage_began(t, i, stage), end = t[i].at[stage + 1];
+        double covered = 0, at = begin;
+        while (at <
+               end) { /* from moment to moment: the stage that runs at `at` and goes on longest, or else the next one */
+            double until = at, next = end;
+            for (int j = 0; j < count; j++)
+                for (int n = 0; n < 2 && j != i; n++) {
+                    const int other = n ? opposite : STAGE_KERNEL;
+                    const double from = stage_began(t, j, other), to = t[j].at[other + 1];
+                    if (from <= at && to > until) until = to;
+                    if (from > at && to > from && from < next) next = from;
+                }
+            if (until > end) until = end;
+            covered += until - at;
+            at = until > at ? until : next;
         }
+        if (end > begin && covered / (end - begin) > largest) largest = covered / (end - begin);
     }
     return largest;
 }
