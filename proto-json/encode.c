@@ -358,6 +358,7 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
 {
     char *to = buffer;
     size_t done = 0;
+    (void)proto_encoder_length(e); /* where an array ends is known when it was measured; nothing is done twice */
     while (done < capacity && e->piece < e->piece_count) {
         const struct piece *piece = &e->pieces[e->piece];
         size_t room = capacity - done, count = 0;

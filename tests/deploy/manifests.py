@@ -13,7 +13,7 @@ import yaml
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 DEPLOY = os.path.join(ROOT, 'deploy')
-ANSWERS_S = 3  # of the daemon, after --drain-ms: HURRY_MS in server/sched/loop.c and STOP_WAIT_MS in server/main.c
+ANSWERS_S = 3  # of the daemon, after --drain-ms: LOOP_HURRY_MS in server/sched/loop.h and STOP_WAIT_MS in server/main.c
 passed = failed = 0
 
 
@@ -91,7 +91,7 @@ def check_yaml():
 
 
 def check_drain_constants():
-    hurry, stop = source_number('server/sched/loop.c', 'HURRY_MS'), source_number('server/main.c', 'STOP_WAIT_MS')
+    hurry, stop = source_number('server/sched/loop.h', 'LOOP_HURRY_MS'), source_number('server/main.c', 'STOP_WAIT_MS')
     check(f'the last answers take at most {ANSWERS_S} s, as deploy/ says', hurry + stop == 1000 * ANSWERS_S, f'{hurry} + {stop} ms')
 
 
