@@ -589,7 +589,7 @@ static void on_connection(void *context, struct MHD_Connection *connection, void
             complete(peer->request, MHD_REQUEST_TERMINATED_WITH_ERROR);
         }
         if (peer) {
-            peer_drop_unread(peer);
+            linger_on(&server->peers->linger, peer->fd);
             peers_remove(server->peers, peer);
         }
         *socket_context = NULL;

@@ -32,6 +32,7 @@ static void sweep(void *context, int64_t now_ms, bool draining)
     static const struct peer_patience patience = { SILENT_MS, STALLED_MS };
     if (++front->sweeps % (1 + (unsigned)connections(front) / SWEEP_PEERS) == 0)
         peers_sweep(&front->peers, now_ms, &limits, draining ? &patience : NULL);
+    linger_sweep(&front->peers.linger, now_ms);
     if (!draining) daemon_balance(&front->main_port, now_ms);
 }
 

@@ -26,11 +26,7 @@
 #include "server/work/request.h"
 #include "server/http/tcp.h"
 
-enum {
-    BYTES_PER_MS = 1024,
-    DROP_PIECES = 64, /* of DROP_BYTES, before a close: 1 MiB, and whoever sends more may lose the end of his answer */
-    DROP_BYTES = 16 << 10,
-};
+enum { BYTES_PER_MS = 1024 };
 
 void peers_init(struct peers *peers)
 {
@@ -39,12 +35,14 @@ void peers_init(struct peers *peers)
     peers->by_fd = NULL;
     peers->capacity = 0;
     atomic_init(&peers->count, 0);
+    linger_init(&peers->linger);
 }
 
 void peers_clear(struct peers *peers)
 {
     while (peers->first) peers_remove(peers, peers->first);
     free(peers->by_fd);
+    linger_clear(&peers->linger);
     pthread_mutex_destroy(&peers->lock);
 }
 
@@ -150,12 +148,6 @@ bool peer_enter(struct peer *peer, enum peer_phase phase)
 void peer_progress(struct peer *peer, uint64_t bytes)
 {
     atomic_store_explicit(&peer->progress_bytes, bytes, memory_order_relaxed);
-}
-
-void peer_drop_unread(const struct peer *peer)
-{
-    char dropped[DROP_BYTES];
-    for (int i = 0; i < DROP_PIECES && recv(peer->fd, dropped, sizeof dropped, MSG_DONTWAIT) > 0;) i++;
 }
 
 bool peer_expired(enum peer_phase phase, int64_t since_ms, uint64_t progress_bytes, int64_t now_ms,

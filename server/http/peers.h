@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "proto-json/proto.h"
+#include "server/http/linger.h"
 
 /* id, label in logs, what the peer is doing */
 #define PEER_PHASE_MAP(X)                                               \
@@ -67,6 +68,7 @@ struct peers {
     struct peer **by_fd; /* [capacity], by descriptor */
     int capacity;
     _Atomic int count;
+    struct lingering linger; /* their sockets, where the end of an answer is still on its way */
 };
 
 void peers_init(struct peers *peers);
@@ -84,10 +86,6 @@ void peers_remove(struct peers *peers, struct peer *peer);
 /* From the web server's thread. False when the peer has been cut: stop working for it. */
 bool peer_enter(struct peer *peer, enum peer_phase phase);
 void peer_progress(struct peer *peer, uint64_t bytes);
-
-/* Before its fd is closed: drops what it has sent and nobody has read, as far as that is here, for close() would answer it
- * with a reset, and that overtakes the end of an answer which is still on its way. */
-void peer_drop_unread(const struct peer *peer);
 
 /* Is this peer too slow? Pure, for tests. */
 bool peer_expired(enum peer_phase phase, int64_t since_ms, uint64_t progress_bytes, int64_t now_ms,

@@ -408,6 +408,40 @@ def test_a_malformed_length_is_answered_once_and_in_our_words_whoever_else_is_in
         other.close()
 
 
+def test_what_comes_after_the_last_request_was_answered_does_not_cost_the_end_of_its_answer(server):
+    """The same when the bytes come late: the answer is with the server's system, which waits for a slow reader."""
+    want = len(server.get('/openapi.json').body)
+    for _ in range(10):
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            s.settimeout(20 * service.SLOWER)
+            s.connect(server.address)
+            s.sendall(b'GET /openapi.json HTTP/1.0\r\nHost: x\r\n\r\n')
+            for _ in range(3):
+                time.sleep(0.1)
+                s.sendall(SMUGGLED)
+            answer = RawReader(s).answer('GET')
+            assert answer.status == 200 and len(answer.body) == want
+
+
+def test_clients_that_never_fetch_the_end_of_an_answer_hold_a_bounded_number_of_sockets(serve):
+    server = serve()
+    before = server.descriptors()
+    clients = []
+    try:
+        for _ in range(400):  # LINGER_MOST is 256
+            clients.append(socket.socket())
+            clients[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            clients[-1].connect(server.address)
+            clients[-1].sendall(b'GET /openapi.json HTTP/1.0\r\nHost: x\r\n\r\n')
+        assert eventually(lambda: server.metric('attnd_connections') <= 1)
+        assert before + 200 < server.descriptors() <= before + 256 + 4
+    finally:
+        for s in clients:
+            s.close()
+    assert eventually(lambda: server.descriptors() <= before + 4)
+
+
 @pytest.mark.parametrize('behind', [1, 40, 4000])
 def test_what_stands_behind_the_last_request_does_not_cost_the_end_of_its_answer(server, behind):
     """Bytes that nobody has read when a socket is closed are answered by a reset, which overtakes the answer."""
