@@ -13,6 +13,7 @@
 
 #include "kernels/attention.h"
 #include "proto-json/proto.h"
+#include "server/api/route.h"
 #include "server/base/config.h"
 #include "server/device/devices.h"
 
@@ -32,45 +33,11 @@ struct info_facts {
     int64_t staging_used_bytes;
 };
 
-/* ---- Routes, as the OpenAPI document needs them ------------------------------------------------------------------ */
-
-/* What a route answers; routes.c names one in each of its rows. id, summary of the operation.
- * The document promises of each:
- *   FORWARD, BACKWARD  POST; 200 application/json as encode.c writes it
- *   LIVE, READY        GET; 200 text/plain; READY answers 503 text/plain
- *   METRICS            GET; 200 text/plain; version=0.0.4; charset=utf-8
- *   INFO, OPENAPI      GET; 200 application/json
- *   PAGE               GET; 200 text/html; charset=utf-8, with the header Content-Security-Policy: info_page_csp
- * that LIVE, READY, OPENAPI and PAGE need no token, that HEAD goes wherever GET does, that every 503 and 429 has
- * Retry-After, every 405 Allow, every 401 WWW-Authenticate, and that errors are problem documents
- * (application/problem+json). A browser's preflight (OPTIONS, with --cors-origin) is not part of it. */
-#define INFO_ROUTE_MAP(X)                                        \
-    X(FORWARD, "Exact attention, forward")                       \
-    X(BACKWARD, "Exact attention, backward: the gradients")      \
-    X(LIVE, "Does the process work?")                            \
-    X(READY, "Does it take work?")                               \
-    X(METRICS, "Counters, gauges and histograms for Prometheus") \
-    X(INFO, "Version, devices, limits and features")             \
-    X(OPENAPI, "This document")                                  \
-    X(PAGE, "The facts of /v1/info for a browser")
-
-enum info_route_kind {
-#define X(id, summary) INFO_ROUTE_##id,
-    INFO_ROUTE_MAP(X)
-#undef X
-        INFO_ROUTE_COUNT
-};
-
-struct info_route {
-    const char *path; /* "/v1/attention/forward", "/livez", "/healthz" */
-    enum info_route_kind kind;
-};
-
 /* ---- Bodies ------------------------------------------------------------------------------------------------------ */
 
 char *info_write(const struct info_facts *facts, size_t *length);                 /* /v1/info: application/json */
 char *info_openapi_write(const struct config *config, const proto_limits *limits, /* /openapi.json: application/json */
-                         const struct info_route *routes, int route_count, size_t *length);
+                         const struct route *routes, int route_count, size_t *length);
 char *info_page_write(size_t *length); /* /: text/html; charset=utf-8 */
 
 /* The value of the Content-Security-Policy header that goes with the page. */

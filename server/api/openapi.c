@@ -3,14 +3,14 @@
  * The problem: a description that is typed a second time is wrong a month later. The idea: the document is made at
  * run time from the tables that the program itself runs by:
  *
- *   routes.c (struct info_route)       -> paths
+ *   the rows of the routes (route.h)   -> paths, and of each what it answers and may refuse
  *   attn_tensors[], proto_takes_tensor -> the tensor members, their ranks and dtypes (read out of the table's "shape" texts)
  *   proto_options[]                    -> the other members, their types, ranges and defaults
- *   PROTO_ERROR_MAP + error_routes[]   -> the error responses
+ *   PROTO_ERROR_MAP                    -> the error responses
  *   config, proto_limits               -> security, and limits that a schema can state
  *
- * What only this file knows is in its own tables: what each kind of route answers (kinds[]), which errors it may
- * answer with (error_routes[]) and the examples.
+ * What only this file knows is in its own tables: which errors any request may be answered with, or any with a body,
+ * and the examples.
  *
  * Invariants
  * 1. The schemas are never stricter than the server: a body that they forbid is refused with 4xx. Where the server
@@ -28,72 +28,17 @@
 
 /* ---- Tables of this file ----------------------------------------------------------------------------------------- */
 
-static const char *const summaries[INFO_ROUTE_COUNT] = {
-#define X(id, summary) [INFO_ROUTE_##id] = summary,
-    INFO_ROUTE_MAP(X)
-#undef X
-};
-
-/* clang-format off */
-/* What the routes of a kind are to a client. */
-static const struct kind {
-    const char *tag;
-    const char *media, *schema, *answer; /* of the 200 answer: its type, its schema, what it is */
-    const char *description;
-    bool        post;
-    bool        open;  /* needs no token, whatever is configured */
-    bool        plain; /* its 503 is a line of text instead of a problem document */
-} kinds[INFO_ROUTE_COUNT] = {
-    [INFO_ROUTE_FORWARD] = { "attention", "application/json", "{'$ref':'#/components/schemas/ForwardAnswer'}", "The results",
-        "out = softmax(scale q k^T) v and the natural logarithm of the softmax denominator (lse), for one problem or for a "
-        "list of independent ones. Shapes must fit each other as the tensors' descriptions say. The same problem gives the "
-        "same bits, whoever else is being served.", .post = true },
-    [INFO_ROUTE_BACKWARD] = { "attention", "application/json", "{'$ref':'#/components/schemas/BackwardAnswer'}",
-        "The gradients",
-        "The gradients of a loss with respect to q, k and v (and sinks, bias, alibi_slopes), given its gradient with "
-        "respect to out. Send forward's inputs again, or the context that a forward with save left here.", .post = true },
-    [INFO_ROUTE_LIVE] = { "operations", "text/plain", "{'type':'string'}", "The process works",
-        "Whatever the load.", .open = true },
-    [INFO_ROUTE_READY] = { "operations", "text/plain", "{'type':'string'}", "It takes work",
-        "503 while starting, draining, or when no device is usable.", .open = true, .plain = true },
-    [INFO_ROUTE_METRICS] = { "operations", "text/plain", "{'type':'string'}", "Prometheus text format 0.0.4",
-        "Counters, gauges and histograms.", .post = false },
-    [INFO_ROUTE_INFO] = { "operations", "application/json", "{'$ref':'#/components/schemas/Info'}", "The facts",
-        "What this server is, what it can compute, its limits and its load.", .post = false },
-    [INFO_ROUTE_OPENAPI] = { "operations", "application/json", "{'type':'object','required':['openapi','info','paths']}",
-        "The document", "OpenAPI 3.1.", .open = true },
-    [INFO_ROUTE_PAGE] = { "operations", "text/html", "{'type':'string'}", "The page",
-        "Refreshes itself from /v1/info.", .open = true },
-};
-/* clang-format on */
-
-/* Which errors a route may answer with. Rows that are missing here are on no route: names of proto.h that nothing
- * uses yet, and what only a path that does not exist is answered with. */
-enum { ANY = 1, BODY = 2, CONTEXT = 4, TOKEN = 8, READINESS = 16 };
-static const struct {
-    proto_error error;
-    unsigned where; /* any of these suffices */
-} error_routes[] = {
-    { PROTO_E_INVALID_REQUEST, BODY },
-    { PROTO_E_INVALID_FRAMING, ANY },
-    { PROTO_E_UNAUTHORIZED, TOKEN },
-    { PROTO_E_NOT_FOUND, CONTEXT },
-    { PROTO_E_METHOD_NOT_ALLOWED, ANY },
-    { PROTO_E_REQUEST_TIMEOUT, ANY },
-    { PROTO_E_TOO_LARGE, ANY },
-    { PROTO_E_TARGET_TOO_LONG, ANY },
-    { PROTO_E_UNSUPPORTED_MEDIA, BODY },
-    { PROTO_E_EXPECTATION_FAILED, ANY },
-    { PROTO_E_UNSUPPORTED, BODY },
-    { PROTO_E_HEAD_TOO_LARGE, ANY },
-    { PROTO_E_QUOTA, BODY },
-    { PROTO_E_INTERNAL, ANY },
-    { PROTO_E_UNAVAILABLE, ANY }, /* too many connections */
-    { PROTO_E_QUEUE_FULL, BODY },
-    { PROTO_E_OUT_OF_MEMORY, ANY },
-    { PROTO_E_DRAINING, BODY | READINESS },
-    { PROTO_E_DEADLINE, BODY },
-};
+/* Errors of every route, of those with a body, and of those that want a token; a row adds its own. What is missing here
+ * and there is on no route: names of proto.h that nothing uses yet. (A path that does not exist has no operation.) */
+static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR(METHOD_NOT_ALLOWED) |
+                                      ROUTE_ERROR(REQUEST_TIMEOUT) | ROUTE_ERROR(TOO_LARGE) |
+                                      ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |
+                                      ROUTE_ERROR(HEAD_TOO_LARGE) | ROUTE_ERROR(INTERNAL) |
+                                      ROUTE_ERROR(UNAVAILABLE) /* too many connections */ | ROUTE_ERROR(OUT_OF_MEMORY);
+static const uint64_t errors_of_bodies = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(UNSUPPORTED_MEDIA) |
+                                         ROUTE_ERROR(UNSUPPORTED) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(QUEUE_FULL) |
+                                         ROUTE_ERROR(DRAINING) | ROUTE_ERROR(DEADLINE);
+static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
 /* Ranges of PROTO_TYPE_NUMBER options that attn_check() keeps. */
 static const struct {
@@ -133,18 +78,18 @@ static const struct {
 #define V_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAEAAAEBAAACAQAAAoEAAAMBA'}"
 
 static const struct {
-    attn_op     op;
+    const char *body; /* a schema, as the rows of the routes name it */
     const char *name, *summary, *value;
 } examples[] = {
-    { ATTN_OP_FORWARD, "numbers", "Typed by hand: arrays of numbers in, arrays of numbers out",
+    { "ForwardRequest", "numbers", "Typed by hand: arrays of numbers in, arrays of numbers out",
       "{'q':" Q_TENSOR ",'k':" K_TENSOR ",'v':" V_TENSOR ",'causal':true,'encoding':'array'}" },
-    { ATTN_OP_FORWARD, "base64", "As a program sends it", "{'q':" Q_BASE64 ",'k':" K_BASE64 ",'v':" V_BASE64 "}" },
-    { ATTN_OP_FORWARD, "requests", "Two problems in one body",
+    { "ForwardRequest", "base64", "As a program sends it", "{'q':" Q_BASE64 ",'k':" K_BASE64 ",'v':" V_BASE64 "}" },
+    { "ForwardRequest", "requests", "Two problems in one body",
       "{'requests':[{'q':" Q_BASE64 ",'k':" K_BASE64 ",'v':" V_BASE64 ",'causal':true},"
       "{'q':" Q_BASE64 ",'k':" Q_BASE64 ",'v':" Q_BASE64 ",'scale':0.5,'outputs':['out']}]}" },
-    { ATTN_OP_BACKWARD, "numbers", "out and lse are recomputed",
+    { "BackwardRequest", "numbers", "out and lse are recomputed",
       "{'q':" Q_TENSOR ",'k':" K_TENSOR ",'v':" V_TENSOR ",'dout':" Q_TENSOR ",'causal':true,'encoding':'array'}" },
-    { ATTN_OP_BACKWARD, "requests", "Two problems in one body",
+    { "BackwardRequest", "requests", "Two problems in one body",
       "{'requests':[{'q':" Q_BASE64 ",'k':" K_BASE64 ",'v':" V_BASE64 ",'dout':" Q_BASE64 "},"
       "{'q':" Q_BASE64 ",'k':" K_BASE64 ",'v':" V_BASE64 ",'dout':" Q_BASE64 ",'causal':true}]}" },
 };
@@ -542,56 +487,85 @@ static void put_headers(struct json *j, int status)
     json_raw(j, "}");
 }
 
-/* The error responses of a route, one a status: its codes are listed together. */
-static void put_errors(struct json *j, unsigned where, bool head, bool plain_503)
+static uint64_t errors_of(const struct route *route, bool secured)
 {
-    bool done[600] = { false };
-    for (size_t i = 0; i < ARRAY_SIZE(error_routes); i++) {
-        const int status = proto_errors[error_routes[i].error].http;
-        if (!(error_routes[i].where & where) || done[status]) continue;
-        done[status] = true;
-        json_put(j, ",'%d':{'description':'", status);
-        const char *separator = "";
-        for (size_t k = i; k < ARRAY_SIZE(error_routes); k++)
-            if ((error_routes[k].where & where) && proto_errors[error_routes[k].error].http == status) {
-                json_put(j, "%s%s", separator, proto_errors[error_routes[k].error].title);
-                separator = "; ";
-            }
-        json_put(j, "',");
-        put_headers(j, status);
-        if (!head) {
-            json_put(j,
-                     ",'content':{'application/problem+json':{'schema':{'allOf':[{'$ref':'#/components/schemas/"
-                     "Problem'},{'type':'object',"
-                     "'properties':{'status':{'const':%d},'code':{'enum':[",
-                     status);
-            for (size_t k = i; k < ARRAY_SIZE(error_routes); k++)
-                if ((error_routes[k].where & where) && proto_errors[error_routes[k].error].http == status) {
-                    json_comma(j);
-                    json_put(j, "'%s'", proto_errors[error_routes[k].error].code);
-                }
-            json_put(j, "]}}}]}}");
-            if (plain_503 && status == 503) json_put(j, ",'text/plain':{'schema':{'type':'string'}}");
-            json_raw(j, "}");
+    return errors_of_all | route->doc.errors | (route->bodies ? errors_of_bodies : 0) |
+           (secured && (route->token & PORT_MAIN) ? errors_of_tokens : 0);
+}
+
+/* Is this one of the errors, with this status? */
+static bool has_error(uint64_t errors, int error, int status)
+{
+    return (errors >> error & 1) && proto_errors[error].http == status;
+}
+
+/* The error response of one status: its codes are listed together. */
+static void put_error(struct json *j, uint64_t errors, int status, bool head, bool plain)
+{
+    const char *separator = "";
+    json_put(j, ",'%d':{'description':'", status);
+    for (int e = 0; e < PROTO_ERROR_COUNT; e++)
+        if (has_error(errors, e, status)) {
+            json_put(j, "%s%s", separator, proto_errors[e].title);
+            separator = "; ";
         }
+    json_put(j, "',");
+    put_headers(j, status);
+    if (!head) {
+        json_put(j,
+                 ",'content':{'application/problem+json':{'schema':{'allOf':[{'$ref':'#/components/schemas/"
+                 "Problem'},{'type':'object',"
+                 "'properties':{'status':{'const':%d},'code':{'enum':[",
+                 status);
+        for (int e = 0; e < PROTO_ERROR_COUNT; e++)
+            if (has_error(errors, e, status)) {
+                json_comma(j);
+                json_put(j, "'%s'", proto_errors[e].code);
+            }
+        json_put(j, "]}}}]}}");
+        if (plain) json_put(j, ",'text/plain':{'schema':{'type':'string'}}");
         json_raw(j, "}");
+    }
+    json_raw(j, "}");
+}
+
+static void put_errors(struct json *j, const struct route *route, bool head, bool secured)
+{
+    const uint64_t errors = errors_of(route, secured);
+    bool done[600] = { false };
+    for (int e = 0; e < PROTO_ERROR_COUNT; e++) {
+        const int status = proto_errors[e].http;
+        if (!(errors >> e & 1) || done[status]) continue;
+        done[status] = true;
+        put_error(j, errors, status, head, route->doc.plain_503 && status == 503);
     }
 }
 
-static void put_request_body(struct json *j, attn_op op)
+static void put_examples(struct json *j, const char *body)
 {
-    json_put(j,
-             "'requestBody':{'required':true,'content':{'application/json':{'schema':{'$ref':'#/components/schemas/"
-             "%sRequest'},'examples':{",
-             op_names[op]);
+    json_put(j, ",'examples':{");
     for (size_t i = 0; i < ARRAY_SIZE(examples); i++) {
-        if (examples[i].op != op) continue;
+        if (strcmp(examples[i].body, body) != 0) continue;
         json_comma(j);
         json_put(j, "'%s':{'summary':'%s','value':", examples[i].name, examples[i].summary);
         json_constant(j, examples[i].value);
         json_raw(j, "}");
     }
-    json_raw(j, "}}}},");
+    json_raw(j, "}");
+}
+
+static void put_request_body(struct json *j, const struct route *route)
+{
+    json_put(j, "'requestBody':{'required':true,'content':{");
+    for (const struct route_body *body = route->bodies; body->media; body++) {
+        json_comma(j);
+        json_put(j, "'%s':{'schema':", body->media);
+        if (body->schema) json_constant(j, body->schema);
+        else json_put(j, "{'$ref':'#/components/schemas/%s'}", route->doc.body);
+        if (body->schema == NULL) put_examples(j, route->doc.body);
+        json_raw(j, "}");
+    }
+    json_raw(j, "}},");
 }
 
 /* An operationId: get_v1_info. */
@@ -599,41 +573,79 @@ static void put_operation_id(struct json *j, const char *method, const char *pat
 {
     char id[128];
     size_t n = (size_t)snprintf(id, sizeof id, "%s", method);
-    for (; *path && n + 2 < sizeof id; path++) id[n++] = *path == '/' || *path == '.' ? '_' : *path;
+    for (; *path && n + 2 < sizeof id; path++)
+        if (*path != '{' && *path != '}') id[n++] = *path == '/' || *path == '.' ? '_' : *path;
     id[n] = '\0';
     json_put(j, "'operationId':'%s',", id);
 }
 
-static void put_operation(struct json *j, const struct info_route *route, const char *method, bool secured)
+static void put_parameters(struct json *j, const struct route *route)
 {
-    const struct kind *k = &kinds[route->kind];
-    const bool head = strcmp(method, "head") == 0;
-    const unsigned where = ANY | (k->post ? BODY : 0) | (route->kind == INFO_ROUTE_BACKWARD ? CONTEXT : 0) |
-                           (secured && !k->open ? TOKEN : 0) | (k->plain ? READINESS : 0);
-    json_put(j, "'%s':{", method);
-    put_operation_id(j, method, route->path);
-    json_put(j, "'tags':['%s'],'summary':'%s','description':'%s',", k->tag, summaries[route->kind], k->description);
     json_put(
         j,
         "'parameters':[{'$ref':'#/components/parameters/X-Request-Id'},{'$ref':'#/components/parameters/traceparent'}");
-    if (k->post) json_put(j, ",{'$ref':'#/components/parameters/X-Request-Timeout-Ms'}");
+    if (route->bodies) json_put(j, ",{'$ref':'#/components/parameters/X-Request-Timeout-Ms'}");
+    for (int i = 0; i < REQUEST_PARAMETERS && route->doc.parameters[i].name; i++)
+        json_put(j,
+                 ",{'in':'path','name':'%s','required':true,'description':'%s',"
+                 "'schema':{'type':'string','minLength':1,'maxLength':%d}}",
+                 route->doc.parameters[i].name, route->doc.parameters[i].description, ROUTE_PARAMETER_BYTES);
     json_raw(j, "],");
-    if (k->post) put_request_body(j, route->kind == INFO_ROUTE_FORWARD ? ATTN_OP_FORWARD : ATTN_OP_BACKWARD);
-    if (secured && k->open) json_put(j, "'security':[],");
+}
 
-    json_put(j, "'responses':{'200':{'description':'%s',", k->answer);
+static void put_operation(struct json *j, const struct route *route, const char *method, bool secured)
+{
+    const struct route_doc *doc = &route->doc;
+    const bool head = strcmp(method, "head") == 0;
+    json_put(j, "'%s':{", method);
+    put_operation_id(j, method, route->path);
+    json_put(j, "'tags':['%s'],'summary':'%s','description':'%s',", doc->tag, doc->summary, doc->description);
+    put_parameters(j, route);
+    if (route->bodies) put_request_body(j, route);
+    if (secured && !(route->token & PORT_MAIN)) json_put(j, "'security':[],");
+
+    json_put(j, "'responses':{'200':{'description':'%s',", doc->answer);
     put_headers(j, 200);
     if (!head) {
-        json_put(j, ",'content':{'%s':{'schema':", k->media);
-        json_constant(j, k->schema);
+        json_put(j, ",'content':{'%s':{'schema':", doc->media);
+        json_constant(j, doc->schema);
         json_raw(j, "}}");
     }
     json_raw(j, "}");
-    put_errors(j, where, head, k->plain);
+    put_errors(j, route, head, secured);
     json_raw(j, "}}");
 }
 
-char *info_openapi_write(const struct config *config, const proto_limits *limits, const struct info_route *routes,
+/* The operations of all rows that have the path of row `first`, which is the first of them. */
+static void put_path(struct json *j, const struct route *routes, int count, int first, bool secured)
+{
+    json_put(j, "'%s':{", routes[first].path);
+    for (int r = first; r < count; r++) {
+        if (!(routes[r].ports & PORT_MAIN) || strcmp(routes[r].path, routes[first].path) != 0) continue;
+        json_comma(j);
+        put_operation(j, &routes[r], route_method_name(routes[r].method), secured);
+        if (routes[r].method != ROUTE_GET) continue;
+        json_raw(j, ",");
+        put_operation(j, &routes[r], "head", secured);
+    }
+    json_raw(j, "}");
+}
+
+static void put_paths(struct json *j, const struct route *routes, int count, bool secured)
+{
+    json_put(j, "'paths':{");
+    for (int r = 0; r < count; r++) {
+        bool seen = !(routes[r].ports & PORT_MAIN);
+        for (int i = 0; i < r; i++)
+            seen |= (routes[i].ports & PORT_MAIN) && strcmp(routes[i].path, routes[r].path) == 0;
+        if (seen) continue;
+        json_comma(j);
+        put_path(j, routes, count, r, secured);
+    }
+    json_raw(j, "}");
+}
+
+char *info_openapi_write(const struct config *config, const proto_limits *limits, const struct route *routes,
                          int route_count, size_t *length)
 {
     struct json j = { 0 };
@@ -647,18 +659,8 @@ char *info_openapi_write(const struct config *config, const proto_limits *limits
         "'tags':[{'name':'attention'},{'name':'operations'}],",
         ATTND_VERSION);
     if (secured) json_put(&j, "'security':[{'bearer':[]}],");
-    json_put(&j, "'paths':{");
-    for (int r = 0; r < route_count; r++) {
-        json_comma(&j);
-        json_put(&j, "'%s':{", routes[r].path);
-        put_operation(&j, &routes[r], kinds[routes[r].kind].post ? "post" : "get", secured);
-        if (!kinds[routes[r].kind].post) {
-            json_raw(&j, ",");
-            put_operation(&j, &routes[r], "head", secured);
-        }
-        json_raw(&j, "}");
-    }
-    json_put(&j, "},'components':{");
+    put_paths(&j, routes, route_count, secured);
+    json_put(&j, ",'components':{");
     put_schemas(&j, limits);
     json_put(&j, ",'headers':{");
     for (size_t i = 0; i < ARRAY_SIZE(headers); i++) {

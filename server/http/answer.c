@@ -76,13 +76,13 @@ static void add_common_headers(struct request *request, struct MHD_Response *res
         add(response, "Retry-After", text);
     }
     if (status == 401) add(response, "WWW-Authenticate", "Bearer realm=\"attnd\"");
-    if (request->route && status == 405) add(response, "Allow", route_allow(request->route));
+    if (request->route && status == 405) add(response, "Allow", route_allow(request->methods, text));
     if (server->config->cors_origin && strcmp(server->config->cors_origin, "*") != 0) add(response, "Vary", "Origin");
     if (request->cors) {
         add(response, "Access-Control-Allow-Origin", server->config->cors_origin);
         add(response, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Server-Timing");
         if (request->preflight && request->route) {
-            add(response, "Access-Control-Allow-Methods", route_allow(request->route));
+            add(response, "Access-Control-Allow-Methods", route_allow(request->methods, text));
             add(response, "Access-Control-Allow-Headers",
                 "Content-Type, Authorization, X-Request-Id, X-Request-Timeout-Ms, traceparent");
             add(response, "Access-Control-Max-Age", "86400");
@@ -203,7 +203,11 @@ static struct MHD_Response *handler_response(struct request *request, const char
         *content_type = NULL;
         return MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
     }
-    request->route->answer(request->server, &answer);
+    request->route->answer(request, &answer);
+    if (request->failed) {
+        free(answer.body);
+        return NULL;
+    }
     if (answer.body == NULL) {
         request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the answer");
         return NULL;

@@ -145,17 +145,22 @@ static void check_head(struct request *request, const struct framing *f)
 {
     struct server *server = request->server;
     const uint64_t limit = (uint64_t)server->config->max_body_bytes;
+    const struct route_match match = routes_find(request->port->kind, request->path, request->method);
     const char *value;
+    char text[128];
 
-    request->route = routes_find(request->path, request->port->kind);
+    request->route = match.route;
+    request->methods = match.methods;
+    memcpy(request->parameters, match.parameters, sizeof request->parameters);
     if (request->route == NULL) {
         request_fail(request, PROTO_E_NOT_FOUND, NULL,
                      "there is nothing at this path; /openapi.json lists what there is");
         return;
     }
     if (request->preflight) return;
-    if (!route_allows(request->route, request->method)) {
-        request_fail(request, PROTO_E_METHOD_NOT_ALLOWED, NULL, "this path answers %s", route_allow(request->route));
+    if (!match.answers) {
+        request_fail(request, PROTO_E_METHOD_NOT_ALLOWED, NULL, "this path answers %s",
+                     route_allow(match.methods, text));
         return;
     }
     if ((value = f->value[HEADER_EXPECT]) && strcasecmp(value, "100-continue") != 0) {
@@ -163,7 +168,7 @@ static void check_head(struct request *request, const struct framing *f)
         return;
     }
     request->caller = &server->everybody;
-    if (request->route->token && server->tokens &&
+    if ((request->route->token & request->port->kind) && server->tokens &&
         (request->caller = tokens_find(server->tokens, f->value[HEADER_AUTHORIZATION])) == NULL) {
         request_fail(request, PROTO_E_UNAUTHORIZED, NULL,
                      "this path needs the header `Authorization: Bearer <token>` with a valid token");
@@ -174,13 +179,15 @@ static void check_head(struct request *request, const struct framing *f)
                      (unsigned long long)f->length, (unsigned long long)limit);
         return;
     }
-    if (!request->route->body) return;
+    if (request->route->bodies == NULL) return;
     if ((value = f->value[HEADER_CONTENT_ENCODING]) && *value && strcasecmp(value, "identity") != 0) {
         request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL, "Content-Encoding: only identity is spoken here");
         return;
     }
-    if (!framing_is_json(f->value[HEADER_CONTENT_TYPE])) {
-        request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL, "Content-Type: only application/json is spoken here");
+    request->body = routes_body(request->route, f->value[HEADER_CONTENT_TYPE]);
+    if (request->body == NULL) {
+        request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL, "Content-Type: only %s is spoken here",
+                     routes_media(request->route, text, sizeof text));
         return;
     }
     if ((value = f->value[HEADER_TIMEOUT]) && !framing_number(value, &request->client_timeout_ms))
@@ -232,7 +239,7 @@ static void admit(struct request *request, const struct framing *f)
         (void)arena_lease_ahead(server->arena, request->caller, request->expected_bytes, &request->extent);
     }
     const proto_memory memory = { on_grow, request };
-    request->decoder = proto_decoder_new(request->route->op, &server->limits, &memory);
+    request->decoder = request->body->decoder(request->route->op, &server->limits, &memory);
     if (request->decoder == NULL) request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for a decoder");
 }
 
@@ -274,8 +281,8 @@ static enum MHD_Result head(struct request *request, const char *version)
     }
     read_origin(request, &f);
     check_head(request, &f);
-    if (request->route && request->route->body && !request->preflight) request_count_in(request);
-    if (!request->failed && request->route->body && !request->preflight) admit(request, &f);
+    if (request->route && request->route->bodies && !request->preflight) request_count_in(request);
+    if (!request->failed && request->body) admit(request, &f);
     request->step = request->decoder && !request->failed ? STEP_DECODE : STEP_DISCARD;
     if (request->failed) {
         request_drop_body(request);

@@ -155,20 +155,13 @@ bool framing_end(struct framing *f)
     return true;
 }
 
-/* Does `text` start with the media type `type`, followed by nothing or by parameters? */
-static bool is_media_type(const char *text, const char *type)
+bool framing_is_media(const char *text, const char *type)
 {
     const size_t length = strlen(type);
     if (strncasecmp(text, type, length) != 0) return false;
     text += length;
     while (*text == ' ' || *text == '\t') text++;
     return *text == '\0' || *text == ';';
-}
-
-bool framing_is_json(const char *content_type)
-{
-    return content_type == NULL || *content_type == '\0' || is_media_type(content_type, "application/json") ||
-           is_media_type(content_type, "application/x-www-form-urlencoded");
 }
 
 bool framing_is_request_id(const char *text)

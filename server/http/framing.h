@@ -70,9 +70,8 @@ static inline bool framing_has_body(const struct framing *f)
     return f->chunked || (f->has_length && f->length > 0);
 }
 
-/* Accepts application/json with any parameters, and application/x-www-form-urlencoded, which is what curl says when
- * told nothing. */
-bool framing_is_json(const char *content_type);
+/* Does a content type begin with the media type `type`, in any case, followed by nothing or by parameters? */
+bool framing_is_media(const char *text, const char *type);
 /* [A-Za-z0-9._-]{1,128} */
 bool framing_is_request_id(const char *text);
 /* 00-<32 hex>-<16 hex>-<2 hex>, no all-zero ids. Copies both ids, NUL-ended. */

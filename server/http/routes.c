@@ -1,22 +1,23 @@
 /* routes.c: the table of URLs, and the handlers that need no device.
  *
- * A path is looked up as it stands (percent-escapes resolved, query cut off): no patterns, no trailing slashes.
- * What a row does not say is the same for all: framing checks, request ids, limits, tokens, HEAD, CORS, logging and
- * counting (daemon.c). */
+ * A route is one row (server/api/route.h has its columns); what a row does not say is the same for all: framing checks,
+ * request ids, limits, HEAD, CORS, logging and counting (daemon.c, answer.c). To add an endpoint: its row, its handler
+ * and its test. */
 #include "server/http/routes.h"
-#include "server/http/peers.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "server/api/gauges.h"
+#include "server/api/info.h"
 #include "server/api/ready.h"
 #include "server/base/arena.h"
 #include "server/base/clock.h"
-#include "server/work/contexts.h"
-#include "server/device/devices.h"
-#include "server/base/log.h"
 #include "server/base/metrics.h"
+#include "server/device/devices.h"
+#include "server/http/framing.h"
+#include "server/http/peers.h"
 #include "server/work/server.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
@@ -31,22 +32,23 @@ static void answer_text(struct answer *answer, int status, const char *text)
     answer->body = strdup(text);
 }
 
-static void answer_livez(struct server *server, struct answer *answer)
+static void answer_livez(struct request *request, struct answer *answer)
 {
-    (void)server;
+    (void)request;
     answer_text(answer, 200, "ok\n");
 }
 
-static void answer_readyz(struct server *server, struct answer *answer)
+static void answer_readyz(struct request *request, struct answer *answer)
 {
     char why[96], text[100];
-    const bool yes = ready(server, why, sizeof why);
+    const bool yes = ready(request->server, why, sizeof why);
     snprintf(text, sizeof text, "%s\n", why);
     answer_text(answer, yes ? 200 : 503, text);
 }
 
-static void answer_metrics(struct server *server, struct answer *answer)
+static void answer_metrics(struct request *request, struct answer *answer)
 {
+    struct server *server = request->server;
     gauges_publish(server);
     metrics_set(METRIC_CONNECTIONS, NULL, NULL, atomic_load(&server->peers->count));
     answer->status = 200;
@@ -54,8 +56,9 @@ static void answer_metrics(struct server *server, struct answer *answer)
     answer->body = metrics_write(&answer->length);
 }
 
-static void answer_info(struct server *server, struct answer *answer)
+static void answer_info(struct request *request, struct answer *answer)
 {
+    struct server *server = request->server;
     const int count = devices_count(server->devices);
     struct device_state *devices = calloc((size_t)count + 1, sizeof *devices);
     int64_t requests, bytes;
@@ -83,47 +86,111 @@ static void answer_info(struct server *server, struct answer *answer)
     free(devices);
 }
 
-static void answer_openapi(struct server *server, struct answer *answer)
+static void answer_openapi(struct request *request, struct answer *answer)
 {
-    struct info_route list[64];
-    int count, listed = 0;
+    int count;
     const struct route *all = routes_all(&count);
-    for (int i = 0; i < count && listed < (int)ARRAY_SIZE(list); i++)
-        if (all[i].ports & PORT_MAIN) list[listed++] = (struct info_route){ all[i].path, all[i].kind };
     answer->status = 200;
     answer->content_type = "application/json";
-    answer->body = info_openapi_write(server->config, &server->limits, list, listed, &answer->length);
+    answer->body = info_openapi_write(request->server->config, &request->server->limits, all, count, &answer->length);
 }
 
-static void answer_page(struct server *server, struct answer *answer)
+static void answer_page(struct request *request, struct answer *answer)
 {
-    (void)server;
+    (void)request;
     answer->status = 200;
     answer->content_type = "text/html; charset=utf-8";
     answer->csp = info_page_csp;
     answer->body = info_page_write(&answer->length);
 }
 
+/* ---- Bodies ------------------------------------------------------------------------------------------------------ */
+
+/* Tensors, by content type. */
+static const struct route_body tensors[] = {
+    /* curl names the second type when it is told nothing */
+    { "application/json", "application/x-www-form-urlencoded", proto_decoder_new, NULL },
+    { NULL, NULL, NULL, NULL },
+};
+
+const struct route_body *routes_body(const struct route *route, const char *content_type)
+{
+    if (content_type == NULL || *content_type == '\0') return route->bodies;
+    for (const struct route_body *body = route->bodies; body->media; body++)
+        if (framing_is_media(content_type, body->media) || (body->also && framing_is_media(content_type, body->also)))
+            return body;
+    return NULL;
+}
+
+const char *routes_media(const struct route *route, char *text, size_t capacity)
+{
+    size_t used = 0;
+    *text = '\0';
+    for (const struct route_body *body = route->bodies; body->media && used < capacity; body++)
+        used += (size_t)snprintf(text + used, capacity - used, "%s%s", used > 0 ? " or " : "", body->media);
+    return text;
+}
+
 /* ---- The table --------------------------------------------------------------------------------------------------- */
 
-#define BOTH (PORT_MAIN | PORT_METRICS)
+#define BOTH         (PORT_MAIN | PORT_METRICS)
+#define SCHEMA(name) "{'$ref':'#/components/schemas/" name "'}"
+#define TEXT         "{'type':'string'}"
 
 /* clang-format off */
+/* Each kind of prober has paths of its own. */
+#define LIVE(at) \
+    { ROUTE_GET, at, "livez", BOTH, .quiet = true, .answer = answer_livez, \
+      .doc = { "operations", "Does the process work?", "Whatever the load.", \
+               .answer = "The process works", .media = "text/plain", .schema = TEXT } }
+#define READY(at) \
+    { ROUTE_GET, at, "readyz", BOTH, .quiet = true, .answer = answer_readyz, \
+      .doc = { "operations", "Does it take work?", "503 while starting, draining, or when no device is usable.", \
+               .answer = "It takes work", .media = "text/plain", .schema = TEXT, \
+               .errors = ROUTE_ERROR(DRAINING), .plain_503 = true } }
+
 static const struct route routes[] = {
-    /* path                    method      endpoint    kind                 ports      token  quiet  body  op */
-    { "/v1/attention/forward",  ROUTE_POST, "forward",  INFO_ROUTE_FORWARD,  PORT_MAIN, true,  false, true, ATTN_OP_FORWARD,  NULL },
-    { "/v1/attention/backward", ROUTE_POST, "backward", INFO_ROUTE_BACKWARD, PORT_MAIN, true,  false, true, ATTN_OP_BACKWARD, NULL },
-    { "/v1/info",               ROUTE_GET,  "info",     INFO_ROUTE_INFO,     PORT_MAIN, true,  false, false, 0, answer_info },
-    { "/openapi.json",          ROUTE_GET,  "openapi",  INFO_ROUTE_OPENAPI,  PORT_MAIN, false, false, false, 0, answer_openapi },
-    { "/",                      ROUTE_GET,  "page",     INFO_ROUTE_PAGE,     PORT_MAIN, false, false, false, 0, answer_page },
-    { "/metrics",               ROUTE_GET,  "metrics",  INFO_ROUTE_METRICS,  PORT_MAIN, true,  true,  false, 0, answer_metrics },
-    { "/metrics",               ROUTE_GET,  "metrics",  INFO_ROUTE_METRICS,  PORT_METRICS, false, true, false, 0, answer_metrics },
-    { "/livez",                 ROUTE_GET,  "livez",    INFO_ROUTE_LIVE,     BOTH,      false, true,  false, 0, answer_livez },
-    { "/healthz",               ROUTE_GET,  "livez",    INFO_ROUTE_LIVE,     BOTH,      false, true,  false, 0, answer_livez },
-    { "/health",                ROUTE_GET,  "livez",    INFO_ROUTE_LIVE,     BOTH,      false, true,  false, 0, answer_livez },
-    { "/v2/health/live",        ROUTE_GET,  "livez",    INFO_ROUTE_LIVE,     BOTH,      false, true,  false, 0, answer_livez },
-    { "/readyz",                ROUTE_GET,  "readyz",   INFO_ROUTE_READY,    BOTH,      false, true,  false, 0, answer_readyz },
-    { "/v2/health/ready",       ROUTE_GET,  "readyz",   INFO_ROUTE_READY,    BOTH,      false, true,  false, 0, answer_readyz },
+    /* method     path      endpoint  ports        and by name what else there is to say */
+    { ROUTE_POST, "/v1/attention/forward", "forward", PORT_MAIN,
+      .token = PORT_MAIN, .bodies = tensors, .op = ATTN_OP_FORWARD,
+      .doc = { "attention", "Exact attention, forward",
+               "out = softmax(scale q k^T) v and the natural logarithm of the softmax denominator (lse), for one problem or "
+               "for a list of independent ones. Shapes must fit each other as the tensors' descriptions say. The same "
+               "problem gives the same bits, whoever else is being served.",
+               .body = "ForwardRequest",
+               .answer = "The results", .media = "application/json", .schema = SCHEMA("ForwardAnswer") } },
+
+    { ROUTE_POST, "/v1/attention/backward", "backward", PORT_MAIN,
+      .token = PORT_MAIN, .bodies = tensors, .op = ATTN_OP_BACKWARD,
+      .doc = { "attention", "Exact attention, backward: the gradients",
+               "The gradients of a loss with respect to q, k and v (and sinks, bias, alibi_slopes), given its gradient with "
+               "respect to out. Send forward's inputs again, or the context that a forward with save left here.",
+               .body = "BackwardRequest", .errors = ROUTE_ERROR(NOT_FOUND), /* the context */
+               .answer = "The gradients", .media = "application/json", .schema = SCHEMA("BackwardAnswer") } },
+
+    { ROUTE_GET, "/v1/info", "info", PORT_MAIN, .token = PORT_MAIN, .answer = answer_info,
+      .doc = { "operations", "Version, devices, limits and features",
+               "What this server is, what it can compute, its limits and its load.",
+               .answer = "The facts", .media = "application/json", .schema = SCHEMA("Info") } },
+
+    { ROUTE_GET, "/openapi.json", "openapi", PORT_MAIN, .answer = answer_openapi,
+      .doc = { "operations", "This document", "OpenAPI 3.1.", .answer = "The document",
+               .media = "application/json", .schema = "{'type':'object','required':['openapi','info','paths']}" } },
+
+    { ROUTE_GET, "/", "page", PORT_MAIN, .answer = answer_page,
+      .doc = { "operations", "The facts of /v1/info for a browser", "Refreshes itself from /v1/info.",
+               .answer = "The page", .media = "text/html", .schema = TEXT } },
+
+    { ROUTE_GET, "/metrics", "metrics", BOTH, .token = PORT_MAIN, .quiet = true, .answer = answer_metrics,
+      .doc = { "operations", "Counters, gauges and histograms for Prometheus", "Counters, gauges and histograms.",
+               .answer = "Prometheus text format 0.0.4", .media = "text/plain", .schema = TEXT } },
+
+    LIVE("/livez"),
+    LIVE("/healthz"),
+    LIVE("/health"),
+    LIVE("/v2/health/live"),
+    READY("/readyz"),
+    READY("/v2/health/ready"),
 };
 /* clang-format on */
 
@@ -133,20 +200,7 @@ const struct route *routes_all(int *count)
     return routes;
 }
 
-const struct route *routes_find(const char *path, unsigned port)
+struct route_match routes_find(unsigned port, const char *path, const char *method)
 {
-    for (size_t i = 0; i < ARRAY_SIZE(routes); i++)
-        if ((routes[i].ports & port) && strcmp(routes[i].path, path) == 0) return &routes[i];
-    return NULL;
-}
-
-const char *route_allow(const struct route *route)
-{
-    return route->method == ROUTE_GET ? "GET, HEAD" : "POST";
-}
-
-bool route_allows(const struct route *route, const char *method)
-{
-    if (route->method == ROUTE_POST) return strcmp(method, "POST") == 0;
-    return strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
+    return route_find(routes, (int)ARRAY_SIZE(routes), port, path, method);
 }

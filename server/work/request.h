@@ -18,6 +18,7 @@
 struct peer;
 struct port;
 struct route;
+struct route_body;
 struct server;
 struct watch;
 
@@ -79,6 +80,14 @@ struct request_times {
     int64_t encode_ns;   /* duration */
 };
 
+/* A part of a text that is somebody else's: not NUL-ended. */
+struct slice {
+    const char *at;
+    size_t length;
+};
+
+enum { REQUEST_PARAMETERS = 4 }; /* of a path, at most */
+
 /* The answer of a handler that computes nothing (routes.c). */
 struct answer {
     int status;
@@ -96,9 +105,11 @@ struct request {
     struct port *port;
     struct MHD_Connection *connection;
     struct peer *peer;
-    int socket;                /* its connection's, to be watched for a hang-up: never closed by us */
-    const struct route *route; /* NULL: no such path */
-    struct caller *caller;     /* a reference; NULL: not looked at yet, or refused */
+    int socket;                                  /* its connection's, to be watched for a hang-up: never closed by us */
+    const struct route *route;                   /* NULL: no such path */
+    unsigned methods;                            /* that its path answers: bits of enum route_method */
+    struct slice parameters[REQUEST_PARAMETERS]; /* of its path, in the order of the pattern */
+    struct caller *caller;                       /* a reference; NULL: not looked at yet, or refused */
     char id[REQUEST_ID_BYTES];
     char trace_id[33], span_id[17]; /* of traceparent; empty: none */
     const char *method, *path;      /* libmicrohttpd's, until the request is completed */
@@ -106,6 +117,7 @@ struct request {
 
     /* Receiving: the HTTP thread's. */
     enum request_step step;
+    const struct route_body *body; /* how its body is read; NULL: it is dropped */
     proto_decoder *decoder;
     struct extent *extent; /* where the decoder writes */
     uint64_t received_bytes;

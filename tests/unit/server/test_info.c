@@ -20,18 +20,12 @@
 
 static struct config config;
 static const proto_limits limits = PROTO_LIMITS_DEFAULT;
-static struct info_route routes[64];
-static int route_count;
 
 static int set_up(void **state)
 {
     (void)state;
     char message[256], *argv[] = { "attnd" };
-    int count;
-    const struct route *all = routes_all(&count);
     if (config_read(&config, 1, argv, message, sizeof message) != CONFIG_RUN) return -1;
-    for (int i = 0; i < count; i++)
-        if (all[i].ports & PORT_MAIN) routes[route_count++] = (struct info_route){ all[i].path, all[i].kind };
     return 0;
 }
 
@@ -49,7 +43,9 @@ static cJSON *parse(char *text, size_t length)
 static cJSON *openapi_of(const struct config *c)
 {
     size_t length = 0;
-    char *text = info_openapi_write(c, &limits, routes, route_count, &length);
+    int count;
+    const struct route *routes = routes_all(&count);
+    char *text = info_openapi_write(c, &limits, routes, count, &length);
     return parse(text, length);
 }
 
@@ -123,11 +119,12 @@ static void test_every_route_and_method_is_there(void **state)
             char upper[16];
             for (size_t k = 0; k <= strlen(methods[m]); k++) upper[k] = (char)toupper((unsigned char)methods[m][k]);
             const cJSON *operation = cJSON_GetObjectItemCaseSensitive(path, methods[m]);
-            if (route_allows(&all[i], upper) != (operation != NULL)) fail_msg("%s %s", upper, all[i].path);
+            const struct route_match match = routes_find(PORT_MAIN, all[i].path, upper);
+            if (match.answers != (operation != NULL)) fail_msg("%s %s", upper, all[i].path);
             if (operation == NULL) continue;
             const cJSON *security = cJSON_GetObjectItemCaseSensitive(operation, "security");
             const bool open = security != NULL && cJSON_GetArraySize(security) == 0;
-            if (open == all[i].token) fail_msg("%s %s: the token is wrong", upper, all[i].path);
+            if (open == (match.route->token == PORT_MAIN)) fail_msg("%s %s: the token is wrong", upper, all[i].path);
             assert_non_null(cJSON_GetObjectItemCaseSensitive(operation, "responses"));
         }
     }
@@ -141,6 +138,48 @@ static void test_without_tokens_nothing_is_said_of_them(void **state)
     assert_null(at(doc, "security"));
     assert_null(at(doc, "components/securitySchemes"));
     assert_null(at(doc, "paths/~1v1~1info/get/responses/401"));
+    cJSON_Delete(doc);
+}
+
+/* Two methods of one path, and a parameter: rows as an endpoint with an id of its own would have them. */
+static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented(void **state)
+{
+    (void)state;
+#define DOC                                                                                  \
+    "operations", "A thing", "Of its name.", "The thing", "text/plain", "{'type':'string'}", \
+        .parameters = { { "name", "Which one." } }, .errors = ROUTE_ERROR(NOT_FOUND)
+    static const struct route rows[] = {
+        { ROUTE_GET, "/v1/things/{name}", "things", PORT_MAIN, .token = PORT_MAIN, .doc = { DOC } },
+        { ROUTE_GET, "/elsewhere", "elsewhere", PORT_METRICS, .doc = { DOC } },
+        { ROUTE_DELETE, "/v1/things/{name}", "things", PORT_MAIN, .doc = { DOC } },
+    };
+    struct config with_tokens = config;
+    size_t length = 0;
+    with_tokens.token_file = "tokens";
+    char *text = info_openapi_write(&with_tokens, &limits, rows, ARRAY_SIZE(rows), &length);
+    cJSON *doc = parse(text, length), *path = at(doc, "paths/~1v1~1things~1{name}");
+    assert_int_equal(cJSON_GetArraySize(at(doc, "paths")), 1);
+    assert_int_equal(cJSON_GetArraySize(path), 3);
+    static const struct {
+        const char *method, *id;
+        bool open;
+    } operations[] = { { "get", "get_v1_things_name", false },
+                       { "head", "head_v1_things_name", false },
+                       { "delete", "delete_v1_things_name", true } };
+    for (size_t i = 0; i < ARRAY_SIZE(operations); i++) {
+        cJSON *operation = cJSON_GetObjectItemCaseSensitive(path, operations[i].method);
+        const cJSON *parameters = at(operation, "parameters"), *last = cJSON_GetArrayItem(parameters, 2);
+        assert_string_equal(cJSON_GetStringValue(at(operation, "operationId")), operations[i].id);
+        assert_int_equal(cJSON_GetArraySize(parameters), 3); /* after two headers */
+        assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "in")), "path");
+        assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "name")), "name");
+        assert_true(cJSON_IsTrue(cJSON_GetObjectItem(last, "required")));
+        assert_int_equal(at((cJSON *)last, "schema/maxLength")->valueint, ROUTE_PARAMETER_BYTES);
+        assert_int_equal(at(operation, "security") != NULL, operations[i].open);
+        assert_int_equal(at(operation, "responses/401") == NULL, operations[i].open);
+        assert_non_null(at(operation, "responses/404"));
+        assert_null(at(operation, "responses/415"));
+    }
     cJSON_Delete(doc);
 }
 
@@ -547,6 +586,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_reference_leads_somewhere),
         cmocka_unit_test(test_every_route_and_method_is_there),
+        cmocka_unit_test(test_rows_of_one_path_are_one_item_and_its_parameters_are_documented),
         cmocka_unit_test(test_without_tokens_nothing_is_said_of_them),
         cmocka_unit_test(test_every_example_is_accepted_as_it_stands),
         cmocka_unit_test(test_members_of_a_problem_are_those_of_the_decoder),

@@ -1,45 +1,92 @@
-/* The table of URLs: every row sound, paths taken as they stand. */
+/* The table of URLs: every row sound; and how a path and a method find theirs, in tables made here. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
 
+#include "server/http/framing.h"
 #include "server/http/routes.h"
+
+#define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+
+/* ---- The program's table ----------------------------------------------------------------------------------------- */
+
+/* The parameters of a pattern are whole segments, named as the row's documentation names them. */
+static void check_parameters(const struct route *r)
+{
+    int count = 0;
+    for (const char *p = r->path; *p; p++) {
+        const size_t length = strcspn(p, "}");
+        if (*p == '}') fail_msg("%s: a '}' that ends nothing", r->path);
+        if (*p != '{') continue;
+        assert_true(p > r->path && p[-1] == '/');
+        assert_true(p[length] == '}' && (p[length + 1] == '/' || p[length + 1] == '\0'));
+        assert_true(count < REQUEST_PARAMETERS);
+        const char *name = r->doc.parameters[count++].name;
+        if (name == NULL || strlen(name) != length - 1 || strncmp(name, p + 1, length - 1) != 0)
+            fail_msg("%s: parameter %d is documented as %s", r->path, count, name ? name : "nothing");
+        p += length;
+    }
+    for (int i = count; i < REQUEST_PARAMETERS; i++) assert_null(r->doc.parameters[i].name);
+}
+
+/* Do two patterns differ in nothing but the names of parameters? Then the second would never be reached. */
+static bool is_the_same_but_for_names(const char *a, const char *b)
+{
+    for (; *a && *a == *b; a++, b++)
+        if (*a == '{') a += strcspn(a, "}"), b += strcspn(b, "}");
+    return *a == *b;
+}
 
 static void test_every_row_is_sound(void **state)
 {
     (void)state;
+    static const char *const methods[] = {
+#define X(id, allow, name) #id,
+        ROUTE_METHOD_MAP(X)
+#undef X
+    };
     int count;
     const struct route *all = routes_all(&count);
     assert_true(count > 10);
     for (int i = 0; i < count; i++) {
         const struct route *r = &all[i];
         assert_true(r->path[0] == '/');
-        assert_true(r->ports != 0);
-        assert_true(r->body == (r->method == ROUTE_POST)); /* tensors are posted, everything else is fetched */
-        assert_true((r->answer != NULL) == !r->body);
-        assert_true(!r->body || r->token);
-        for (int j = 0; j < i; j++) assert_true(strcmp(all[j].path, r->path) != 0 || (all[j].ports & r->ports) == 0);
-        for (unsigned port = PORT_MAIN; port <= PORT_METRICS; port <<= 1)
-            if (r->ports & port) assert_ptr_equal(routes_find(r->path, port), r);
+        assert_true(r->ports != 0 && (r->token & ~r->ports) == 0);
+        assert_true((r->answer != NULL) == (r->bodies == NULL));
+        assert_true(r->bodies == NULL || (r->method == ROUTE_POST && r->token == r->ports && r->doc.body != NULL));
+        assert_true(r->doc.tag && r->doc.summary && r->doc.description && r->doc.answer && r->doc.media &&
+                    r->doc.schema);
+        check_parameters(r);
+        for (int j = 0; j < i; j++) {
+            if (!(all[j].ports & r->ports) || !is_the_same_but_for_names(all[j].path, r->path)) continue;
+            if (strcmp(all[j].path, r->path) != 0) fail_msg("%s is hidden by %s", r->path, all[j].path);
+            if (all[j].method == r->method) fail_msg("%s is there twice", r->path);
+        }
+        for (unsigned port = PORT_MAIN; port <= PORT_METRICS; port <<= 1) {
+            const struct route_match match = routes_find(port, r->path, methods[r->method]);
+            if (r->ports & port) assert_ptr_equal(match.route, r);
+        }
     }
 }
 
-static void test_probes_need_no_token_and_metrics_only_on_their_own_port(void **state)
+static void test_probes_need_no_token_and_metrics_only_on_the_main_port(void **state)
 {
     (void)state;
     static const char *const probes[] = { "/livez",          "/healthz", "/health",
                                           "/v2/health/live", "/readyz",  "/v2/health/ready" };
-    for (size_t i = 0; i < sizeof probes / sizeof *probes; i++) {
-        assert_false(routes_find(probes[i], PORT_MAIN)->token);
-        assert_false(routes_find(probes[i], PORT_METRICS)->token);
+    for (size_t i = 0; i < ARRAY_SIZE(probes); i++) {
+        const struct route_match match = routes_find(PORT_MAIN, probes[i], "GET");
+        assert_true(match.answers && match.route->token == 0 && match.route->ports == (PORT_MAIN | PORT_METRICS));
     }
-    assert_true(routes_find("/metrics", PORT_MAIN)->token);
-    assert_false(routes_find("/metrics", PORT_METRICS)->token);
-    assert_null(routes_find("/v1/attention/forward", PORT_METRICS));
+    const struct route_match metrics = routes_find(PORT_METRICS, "/metrics", "GET");
+    assert_ptr_equal(metrics.route, routes_find(PORT_MAIN, "/metrics", "GET").route);
+    assert_int_equal(metrics.route->token, PORT_MAIN);
+    assert_null(routes_find(PORT_METRICS, "/v1/attention/forward", "POST").route);
 }
 
 static void test_a_path_is_exactly_that(void **state)
@@ -48,7 +95,7 @@ static void test_a_path_is_exactly_that(void **state)
     static const char *const unknown[] = {
         "", "*", "//", "/v1", "/livez/", "/LIVEZ", "/livez ", "/v1/attention/forward/", "/v1//attention/forward"
     };
-    for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++) assert_null(routes_find(unknown[i], PORT_MAIN));
+    for (size_t i = 0; i < ARRAY_SIZE(unknown); i++) assert_null(routes_find(PORT_MAIN, unknown[i], "GET").route);
 }
 
 static void test_methods(void **state)
@@ -63,25 +110,238 @@ static void test_methods(void **state)
         { "/livez", "POST", "GET, HEAD", false },
         { "/livez", "get", "GET, HEAD", false },
         { "/livez", "OPTIONS", "GET, HEAD", false },
+        { "/livez", "", "GET, HEAD", false },
         { "/v1/attention/forward", "POST", "POST", true },
         { "/v1/attention/forward", "GET", "POST", false },
         { "/v1/attention/backward", "HEAD", "POST", false },
         { "/v1/attention/backward", "PUT", "POST", false },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const struct route *r = routes_find(cases[i].path, PORT_MAIN);
-        assert_int_equal(route_allows(r, cases[i].method), cases[i].answers);
-        assert_string_equal(route_allow(r), cases[i].allow);
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char text[ROUTE_ALLOW_BYTES];
+        const struct route_match match = routes_find(PORT_MAIN, cases[i].path, cases[i].method);
+        assert_non_null(match.route); /* the label of its metrics, whatever the method */
+        assert_int_equal(match.answers, cases[i].answers);
+        assert_string_equal(route_allow(match.methods, text), cases[i].allow);
     }
+}
+
+static void test_a_body_is_read_as_its_content_type_says(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *type;
+        bool json;
+    } cases[] = {
+        { NULL, true },
+        { "", true },
+        { "application/json", true },
+        { "Application/JSON; charset=utf-8", true },
+        { "application/x-www-form-urlencoded", true },
+        { "application/jsonp", false },
+        { "text/json", false },
+        { "application/x-safetensors", false },
+        { "multipart/form-data; boundary=x", false },
+    };
+    const struct route *forward = routes_find(PORT_MAIN, "/v1/attention/forward", "POST").route;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        const struct route_body *body = routes_body(forward, cases[i].type);
+        assert_int_equal(body != NULL, cases[i].json);
+        if (body) assert_string_equal(body->media, "application/json");
+    }
+}
+
+static void test_the_content_types_of_a_route_are_told(void **state)
+{
+    (void)state;
+    static const struct route_body two[] = { { .media = "text/a" }, { .media = "text/b", .also = "text/c" }, { 0 } };
+    const struct route route = { .bodies = two };
+    char text[64], small[10];
+    assert_string_equal(routes_media(&route, text, sizeof text), "text/a or text/b");
+    assert_string_equal(routes_media(&route, small, sizeof small), "text/a or");
+    assert_ptr_equal(routes_body(&route, NULL), &two[0]);
+    assert_ptr_equal(routes_body(&route, "text/b"), &two[1]);
+    assert_ptr_equal(routes_body(&route, "text/c"), &two[1]);
+    assert_null(routes_body(&route, "text/d"));
+    assert_string_equal(routes_media(routes_find(PORT_MAIN, "/v1/attention/forward", "POST").route, text, sizeof text),
+                        "application/json");
+}
+
+/* ---- Patterns ---------------------------------------------------------------------------------------------------- */
+
+enum { LIST, MAKE, ONE, DROP, MINE, APPEND, PART, OTHER, DEEP, ELSEWHERE };
+static const struct route table[] = {
+    /* patterns stand before the literals that they would hide */
+    [LIST] = { ROUTE_GET, "/v1/caches", "caches", PORT_MAIN },
+    [MAKE] = { ROUTE_POST, "/v1/caches", "caches", PORT_MAIN },
+    [ONE] = { ROUTE_GET, "/v1/caches/{id}", "cache", PORT_MAIN },
+    [DROP] = { ROUTE_DELETE, "/v1/caches/{id}", "cache", PORT_MAIN },
+    [MINE] = { ROUTE_GET, "/v1/caches/mine", "mine", PORT_MAIN },
+    [APPEND] = { ROUTE_POST, "/v1/caches/{id}/append", "append", PORT_MAIN },
+    [PART] = { ROUTE_GET, "/v1/caches/{id}/{part}", "part", PORT_MAIN },
+    [OTHER] = { ROUTE_GET, "/v1/{kind}/x/append", "other", PORT_MAIN },
+    [DEEP] = { ROUTE_GET, "/{a}/{b}/{c}/{d}/end", "deep", PORT_MAIN },
+    [ELSEWHERE] = { ROUTE_GET, "/v1/caches/{id}", "cache", PORT_METRICS },
+};
+
+static struct route_match find(const char *path, const char *method)
+{
+    return route_find(table, ARRAY_SIZE(table), PORT_MAIN, path, method);
+}
+
+static void test_a_path_finds_its_row_and_its_parameters(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *method, *path;
+        int row;
+        const char *parameters[REQUEST_PARAMETERS];
+    } cases[] = {
+        { "GET", "/v1/caches", LIST, { 0 } },
+        { "POST", "/v1/caches", MAKE, { 0 } },
+        { "GET", "/v1/caches/a", ONE, { "a" } },
+        { "HEAD", "/v1/caches/a", ONE, { "a" } },
+        { "DELETE", "/v1/caches/a", DROP, { "a" } },
+        { "GET", "/v1/caches/mine", MINE, { 0 } }, /* a literal wins over a pattern that stands before it */
+        { "GET", "/v1/caches/mines", ONE, { "mines" } },
+        { "GET", "/v1/caches/min", ONE, { "min" } },
+        { "GET", "/v1/caches/{id}", ONE, { "{id}" } },
+        { "POST", "/v1/caches/a/append", APPEND, { "a" } },
+        { "POST", "/v1/caches/append/append", APPEND, { "append" } },
+        { "GET", "/v1/caches/a/b", PART, { "a", "b" } },
+        { "GET", "/v1/caches/x/appendix", PART, { "x", "appendix" } },
+        { "GET", "/v1/tables/x/append", OTHER, { "tables" } },
+        { "GET", "/v1/caches/x/y/end", DEEP, { "v1", "caches", "x", "y" } }, /* as many as there may be */
+        { "GET", "/v1/caches/a%2Fb", ONE, { "a%2Fb" } },
+        { "GET", "/v1/caches/..", ONE, { ".." } },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        const struct route_match match = find(cases[i].path, cases[i].method);
+        print_message("%s %s\n", cases[i].method, cases[i].path);
+        assert_ptr_equal(match.route, &table[cases[i].row]);
+        assert_true(match.answers);
+        for (int p = 0; p < REQUEST_PARAMETERS; p++) {
+            const char *want = cases[i].parameters[p];
+            assert_int_equal(match.parameters[p].length, want ? strlen(want) : 0);
+            if (want) assert_memory_equal(match.parameters[p].at, want, strlen(want));
+        }
+    }
+}
+
+static void test_a_wrong_method_is_told_all_methods_of_the_path(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *method, *path, *allow;
+        int row; /* the path's first */
+    } cases[] = {
+        { "DELETE", "/v1/caches", "GET, HEAD, POST", LIST },     { "POST", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
+        { "OPTIONS", "/v1/caches/a", "GET, HEAD, DELETE", ONE }, { "delete", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
+        { "DELETE", "/v1/caches/mine", "GET, HEAD", MINE }, /* a path is one thing: this is not the cache called mine */
+        { "GET", "/v1/caches/a/append", "POST", APPEND },   /* nor is this the part called append */
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char text[ROUTE_ALLOW_BYTES];
+        const struct route_match match = find(cases[i].path, cases[i].method);
+        print_message("%s %s\n", cases[i].method, cases[i].path);
+        assert_false(match.answers);
+        assert_ptr_equal(match.route, &table[cases[i].row]);
+        assert_string_equal(route_allow(match.methods, text), cases[i].allow);
+    }
+    char all[ROUTE_ALLOW_BYTES];
+    assert_string_equal(route_allow((1u << ROUTE_METHOD_COUNT) - 1, all), "GET, HEAD, POST, DELETE");
+    assert_string_equal(route_allow(0, all), "");
+}
+
+static void test_a_parameter_is_one_whole_segment(void **state)
+{
+    (void)state;
+    static const char *const unknown[] = { "/v1/caches/",
+                                           "/v1/caches//",
+                                           "/v1/caches//append",
+                                           "/v1/caches/a/",
+                                           "/v1/caches/a//",
+                                           "/v1/caches/a/append/",
+                                           "/v1/cachesa",
+                                           "/v1/caches/a/b/c",
+                                           "v1/caches/a",
+                                           "/V1/caches/a",
+                                           "",
+                                           "/",
+                                           "/v1/caches/a/b/",
+                                           "//v1/caches/a" };
+    for (size_t i = 0; i < ARRAY_SIZE(unknown); i++)
+        if (find(unknown[i], "GET").route != NULL) fail_msg("'%s' leads somewhere", unknown[i]);
+}
+
+static void test_a_parameter_has_a_longest_length(void **state)
+{
+    (void)state;
+    char path[300];
+    for (int length = ROUTE_PARAMETER_BYTES - 1; length <= 2 * ROUTE_PARAMETER_BYTES; length++) {
+        for (int tail = 0; tail < 2; tail++) {
+            snprintf(path, sizeof path, "/v1/caches/%0*d%s", length, 0, tail ? "/append" : "");
+            const struct route_match match = find(path, "POST");
+            assert_int_equal(match.route != NULL, length <= ROUTE_PARAMETER_BYTES);
+            if (match.route) assert_int_equal(match.parameters[0].length, length);
+        }
+    }
+}
+
+/* As daemon.c does it: percent-escapes are resolved first, but not those of a slash. */
+static void test_an_escaped_slash_separates_nothing(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *target;
+        int row;
+        const char *first;
+    } cases[] = {
+        { "/v1/caches/a%2Fappend", ONE, "a%2Fappend" },
+        { "/v1/caches/a%2fb", ONE, "a%2fb" },
+        { "/v1/caches/%2F", ONE, "%2F" },
+        { "/v1/caches/%61", ONE, "a" },
+        { "/v1/caches/m%69ne", MINE, NULL },
+        { "/v1/caches/a%20b", ONE, "a b" },
+        { "/v1/caches/a%00b", ONE, "a%00b" },
+        { "/v1%2Fcaches/a", -1, NULL },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char path[64];
+        snprintf(path, sizeof path, "%s", cases[i].target);
+        framing_unescape(path);
+        const struct route_match match = find(path, "GET");
+        print_message("%s\n", cases[i].target);
+        assert_ptr_equal(match.route, cases[i].row < 0 ? NULL : &table[cases[i].row]);
+        if (cases[i].first == NULL) continue;
+        assert_int_equal(match.parameters[0].length, strlen(cases[i].first));
+        assert_memory_equal(match.parameters[0].at, cases[i].first, strlen(cases[i].first));
+    }
+}
+
+static void test_a_row_is_found_on_its_ports_alone(void **state)
+{
+    (void)state;
+    const int count = ARRAY_SIZE(table);
+    assert_ptr_equal(route_find(table, count, PORT_METRICS, "/v1/caches/a", "GET").route, &table[ELSEWHERE]);
+    assert_null(route_find(table, count, PORT_METRICS, "/v1/caches", "GET").route);
+    assert_null(route_find(table, 0, PORT_MAIN, "/v1/caches", "GET").route);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_row_is_sound),
-        cmocka_unit_test(test_probes_need_no_token_and_metrics_only_on_their_own_port),
+        cmocka_unit_test(test_probes_need_no_token_and_metrics_only_on_the_main_port),
         cmocka_unit_test(test_a_path_is_exactly_that),
         cmocka_unit_test(test_methods),
+        cmocka_unit_test(test_a_body_is_read_as_its_content_type_says),
+        cmocka_unit_test(test_the_content_types_of_a_route_are_told),
+        cmocka_unit_test(test_a_path_finds_its_row_and_its_parameters),
+        cmocka_unit_test(test_a_wrong_method_is_told_all_methods_of_the_path),
+        cmocka_unit_test(test_a_parameter_is_one_whole_segment),
+        cmocka_unit_test(test_a_parameter_has_a_longest_length),
+        cmocka_unit_test(test_an_escaped_slash_separates_nothing),
+        cmocka_unit_test(test_a_row_is_found_on_its_ports_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,100 @@
+/* route.h: what a row of the table of URLs says, and how a path and a method find theirs.
+ *
+ * The rows and the functions that answer them are in http/routes.c. What serves a request (daemon.c, answer.c) and what
+ * describes it (openapi.c) read the same rows, so a new endpoint is a row, its handler and its test.
+ *
+ * A pattern is a path, "/v1/info", or one with parameters, "/v1/caches/{id}/append". A parameter is a whole segment of
+ * the path, of 1 to ROUTE_PARAMETER_BYTES bytes. A path is compared as it stands, percent-escapes resolved (but for
+ * %2F and %00, see framing_unescape(): so a slash always separates) and the query cut off: a slash at its end is one more
+ * segment, an empty one, which no pattern has. Where several patterns fit, the one that has a literal where they first
+ * differ is meant. A path is found whatever the method: what its rows answer is told by 405. */
+#ifndef ROUTE_H
+#define ROUTE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/attention.h"
+#include "proto-json/proto.h"
+#include "server/work/request.h"
+
+/* id, what Allow says of it, its name in the OpenAPI document. GET rows answer HEAD too; with --cors-origin every row
+ * answers OPTIONS (daemon.c). */
+#define ROUTE_METHOD_MAP(X)    \
+    X(GET, "GET, HEAD", "get") \
+    X(POST, "POST", "post")    \
+    X(DELETE, "DELETE", "delete")
+
+enum route_method {
+#define X(id, allow, name) ROUTE_##id,
+    ROUTE_METHOD_MAP(X)
+#undef X
+        ROUTE_METHOD_COUNT
+};
+
+/* Which ports offer it: the main ones, --metrics-listen. */
+enum { PORT_MAIN = 1, PORT_METRICS = 2 };
+
+enum { ROUTE_PARAMETER_BYTES = 128, ROUTE_ALLOW_BYTES = 32 };
+
+/* A content type of a body, and what decodes it. */
+struct route_body {
+    const char *media; /* "application/json"; NULL ends a list. A body without a content type is of the first */
+    const char *also;  /* a type that is taken for it, but is not documented; NULL: none */
+    proto_decoder *(*decoder)(attn_op op, const proto_limits *limits, const proto_memory *memory);
+    const char *schema; /* JSON with ' for "; NULL: the one that the row names */
+};
+
+/* A parameter of the pattern, for the OpenAPI document. */
+struct route_parameter {
+    const char *name, *description;
+};
+
+/* What the OpenAPI document says of a route besides what follows from the rest of its row, or is said of every route:
+ * that HEAD goes where GET does, the errors that any request may meet, and those of a body or of a token. */
+struct route_doc {
+    const char *tag, *summary, *description;
+    const char *answer, *media, *schema; /* of the 200 answer: what it is, its type, its schema (JSON with ' for ") */
+    const char *body;                    /* schema of the body, of components/schemas: "ForwardRequest" */
+    struct route_parameter parameters[REQUEST_PARAMETERS]; /* as the pattern has them */
+    uint64_t errors;                                       /* ROUTE_ERROR(NOT_FOUND) | ...: its own */
+    bool plain_503;                                        /* its 503 may be a line of text, no problem document */
+};
+
+#define ROUTE_ERROR(id) (UINT64_C(1) << PROTO_E_##id)
+
+struct route {
+    enum route_method method;
+    const char *path;     /* the pattern */
+    const char *endpoint; /* label in /metrics and the log: aliases share one */
+    unsigned ports;
+    unsigned token; /* the ports on which it wants one, where tokens are configured */
+    bool quiet;     /* logged at debug: probes come every second */
+
+    /* Of a route whose body is tensors, up to --max-body-bytes: what decodes it, and what is computed. */
+    const struct route_body *bodies; /* NULL: a body is read and dropped */
+    attn_op op;
+    /* Of the others: fills the answer, or fails the request (request_fail). request->parameters holds those of the path.
+     * May be called from any HTTP thread. */
+    void (*answer)(struct request *request, struct answer *answer);
+
+    struct route_doc doc;
+};
+
+/* What a path and a method lead to. */
+struct route_match {
+    const struct route *route; /* NULL: there is no such path. Else the row, or without one for the method the first */
+    bool answers;              /* the row is the method's */
+    unsigned methods;          /* of all rows of that path: bits of enum route_method */
+    struct slice parameters[REQUEST_PARAMETERS]; /* of the path: borrowed from it */
+};
+
+/* Looks for a path among `count` rows, on a port (PORT_MAIN, PORT_METRICS). */
+struct route_match route_find(const struct route *rows, int count, unsigned port, const char *path, const char *method);
+
+/* What the Allow header says of these methods: "GET, HEAD, DELETE". Returns `text`. */
+const char *route_allow(unsigned methods, char text[ROUTE_ALLOW_BYTES]);
+/* "get" */
+const char *route_method_name(enum route_method method);
+
+#endif
