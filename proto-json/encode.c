@@ -218,16 +218,16 @@ attn_status proto_encoder_new(const proto_call *call, const proto_result *result
 {
     proto_encoder *e;
     *encoder = NULL;
-    if (!call->envelope && results[0].error.status != ATTN_OK) {
-        if (err) *err = results[0].error;
-        return results[0].error.status;
+    if (!call->envelope && call->items[0].error.status != ATTN_OK) {
+        if (err) *err = call->items[0].error;
+        return call->items[0].error.status;
     }
     e = calloc(1, sizeof *e);
     if (!e) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to write the answer");
     if (call->envelope) add(e, "{\"responses\":[");
     for (int i = 0; i < call->count; i++) {
         if (i) add(e, ",");
-        const attn_error *fault = call->items[i].error.status != ATTN_OK ? &call->items[i].error : &results[i].error;
+        const attn_error *fault = &call->items[i].error;
         if (fault->status == ATTN_OK) {
             add_result(e, &call->items[i], &results[i]);
         } else {

@@ -112,7 +112,7 @@ typedef struct proto_item {
     char context[PROTO_CONTEXT_BYTES]; /* backward: id of what a forward saved; empty: none. The problem then holds
                                                   * only dout and dlse, is unchecked, and the caller fills in the rest */
     int64_t timeout_ms;                /* member timeout_ms; 0: none */
-    attn_error error;                  /* inside an envelope: status other than OK, and this one is not run */
+    attn_error error; /* of this problem, whoever found it; status other than OK: it is not run, and has no result */
 } proto_item;
 
 /* ---- The options: one row a member of a problem that is no tensor ---------------------------------------------------
@@ -203,9 +203,8 @@ typedef struct proto_verification { /* of `verify` */
     int64_t rows;
 } proto_verification;
 
-/* What came of one item. */
+/* What came of one item without an error. */
 typedef struct proto_result {
-    attn_error error;                    /* status other than OK: nothing else counts */
     char backend[80];                    /* "cpu avx512", "cuda:0 sm90" */
     double timing_us[PROTO_STAGE_COUNT]; /* queue, copy_in, compute, copy_out are written */
     char context[PROTO_CONTEXT_BYTES];   /* of save; empty: none */

@@ -179,7 +179,7 @@ static attn_status take_mirrors(struct device *device, struct slot *slot, struct
         status = mirror(device, slot, (struct job_region){ job->inputs->memory, job->inputs_used }, true, err);
     for (int i = 0; status == ATTN_OK && job->saved && i < job->call->count; i++) {
         struct job *saved = job->saved[i];
-        if (saved == NULL || job->results[i].error.status != ATTN_OK) continue;
+        if (saved == NULL || job->call->items[i].error.status != ATTN_OK) continue;
         status = mirror(device, slot, (struct job_region){ saved->inputs->memory, saved->inputs_used }, true, err);
         if (status == ATTN_OK) status = mirror(device, slot, saved->outputs, true, err);
     }
@@ -320,7 +320,7 @@ static int gather(struct device *device, struct slot *slot)
     for (int j = 0; j < slot->batch->count; j++) {
         const struct job *job = slot->batch->jobs[j];
         for (int i = 0; i < job->call->count; i++) {
-            if (job->results[i].error.status != ATTN_OK) continue;
+            if (job->call->items[i].error.status != ATTN_OK) continue;
             attn_problem *p = &slot->problems[count++];
             *p = job->call->items[i].problem;
             for (int id = 0; id < ATTN_TENSOR_COUNT && !device->info.unified; id++)
@@ -337,7 +337,7 @@ static attn_status plan_all(struct device *device, struct slot *slot, attn_error
     for (int j = 0; j < slot->batch->count; j++) {
         const struct job *job = slot->batch->jobs[j];
         for (int i = 0; i < job->call->count; i++) {
-            if (job->results[i].error.status != ATTN_OK) continue;
+            if (job->call->items[i].error.status != ATTN_OK) continue;
             const attn_status status = attn_plan_make(device->handle, &slot->problems[n], &slot->plans[n], err);
             if (status != ATTN_OK) return status;
             name_backend(&job->results[i], device, slot->plans[n++].kernel->name);
@@ -924,7 +924,7 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
         double flops = 0, scores = 0, fastest_flops = 0, fastest_scores = 0;
         for (int i = 0; i < job->call->count; i++) {
             const attn_problem *p = &job->call->items[i].problem;
-            if (job->results[i].error.status != ATTN_OK) continue;
+            if (job->call->items[i].error.status != ATTN_OK) continue;
             const attn_dims d = attn_dims_of(p);
             const double each = 2 * (double)(d.D + d.Dv) * (p->op == ATTN_OP_BACKWARD ? 2.5 : 1);
             const double own = closer ? attn_scores(p) : attn_flops(p) / each;

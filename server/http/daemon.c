@@ -248,7 +248,7 @@ static void admit(struct request *request, const struct framing *f)
 static enum MHD_Result answer_now(struct request *request, bool close)
 {
     if (request->failed && request->job) prepare_finish_contexts(request->job, false);
-    if (request->state == REQUEST_RECEIVING) {
+    if (request->state != REQUEST_ANSWERING) {
         request_drop_body(request);
         if (!peer_enter(request->peer, PEER_SEND)) return MHD_NO;
         request_move(request, REQUEST_ANSWERING);
@@ -356,14 +356,16 @@ static enum MHD_Result body_done(struct request *request)
             return answer_now(request, false);
         }
     }
-    request_leave(request);
     if (!peer_enter(request->peer, PEER_WORK)) { /* cut in this moment for being too slow */
         if (request->job) prepare_finish_contexts(request->job, false);
         return MHD_NO;
     }
-    if (request->job && devices_run_here(server->devices, request->job)) {
-        if (!request->job->ran) request_fail_status(request, &request->job->error);
-        return answer_now(request, false);
+    if (request->job) {
+        request_move(request, REQUEST_COMPUTING);
+        if (devices_run_here(server->devices, request->job)) {
+            if (!request->job->ran) request_fail_status(request, &request->job->error);
+            return answer_now(request, false);
+        }
     }
     if (request_enter(request, CALLER_WAITING, &err) != ATTN_OK) {
         request_fail_status(request, &err);

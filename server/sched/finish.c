@@ -35,12 +35,12 @@ void finish_free(struct finishing *finishing)
 static bool verify_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;
-    const proto_item *item = &job->call->items[finishing->item];
+    proto_item *item = &job->call->items[finishing->item];
     proto_result *result = &job->results[finishing->item];
     if (finishing->item == job->call->count) return true;
-    if (result->error.status != ATTN_OK || item->verify_rows == 0 ||
+    if (item->error.status != ATTN_OK || item->verify_rows == 0 ||
         (finishing->verifier == NULL &&
-         attn_verifier_open(&item->problem, item->verify_rows, &finishing->verifier, &result->error) != ATTN_OK)) {
+         attn_verifier_open(&item->problem, item->verify_rows, &finishing->verifier, &item->error) != ATTN_OK)) {
         finishing->item++;
         return false;
     }

@@ -142,7 +142,6 @@ static void detach(struct loop *loop, struct request *request)
     struct job *job = request->job;
     if (request->state == REQUEST_QUEUED) {
         queue_remove(&loop->server->queue, job);
-        request_leave(request);
         loop->queue_changed = true;
     }
     prepare_finish_contexts(job, false); /* a device may still read what it uses: it is only read, and stays leased */
@@ -262,14 +261,12 @@ static void dispatch(struct loop *loop)
         for (int i = 0; i < count; i++) {
             struct job *job = loop->batch_jobs[i];
             struct request *request = job->request;
-            request_leave(request);
             if (batch == NULL) { /* the queue has forgotten it, detach() must not take it out again */
                 request_move(request, REQUEST_RUNNING);
                 cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
                 continue;
             }
             request_move(request, REQUEST_RUNNING);
-            job->started_ns = now;
             batch->jobs[i] = job_hold(job);
             batch->flops += job->flops;
             batch->waiting++;
@@ -328,11 +325,12 @@ static void on_finished(void *context, struct finishing *finishing)
     loop->finishing--;
     job->finishing = NULL;
     if (request != NULL) {
-        attn_error *error = finishing->error.status != ATTN_OK ? &finishing->error : &job->results[0].error;
+        const proto_call *call = job->call;
         request->encoder = finishing->encoder; /* the request's now */
         finishing->encoder = NULL;
-        if (error->status != ATTN_OK && (error == &finishing->error || !job->call->envelope))
-            request_fail_status(request, error);
+        if (finishing->error.status != ATTN_OK) request_fail_status(request, &finishing->error);
+        else if (!call->envelope && call->items[0].error.status != ATTN_OK)
+            request_fail_status(request, &call->items[0].error);
     }
     finish_free(finishing); /* and its reference, as in batch_done() */
     if (request != NULL) conclude(loop, job);

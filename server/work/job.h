@@ -60,7 +60,7 @@ struct job {
     struct finishing *finishing; /* what is done with it after it ran; NULL: nothing */
     struct batch *batch;         /* that it runs in; NULL: none */
     struct job *next, *previous; /* in the queue */
-    int64_t queued_ns, started_ns;
+    int64_t queued_ns;
 
     /* The device's (or the HTTP thread's that computes it); the loop reads them when the batch has come back. */
     bool ran;         /* the kernels ran and did not fail: contexts in use are used up */

@@ -37,7 +37,7 @@ void prepare_finish_contexts(struct job *job, bool ran)
     job->holds_contexts = false;
     for (int i = 0; i < job->call->count; i++) {
         proto_result *result = &job->results[i];
-        const bool good = ran && result->error.status == ATTN_OK;
+        const bool good = ran && job->call->items[i].error.status == ATTN_OK;
         if (job->saved && job->saved[i]) contexts_finish(job->contexts, job->call->items[i].context, good);
         if (result->context[0] == '\0') continue;
         if (good) contexts_fill(job->contexts, result->context, clock_ms());
@@ -166,7 +166,7 @@ static attn_status workspace_of(const struct job *job, const attn_device *device
     int count = 0;
     if (plans == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", job->runnable);
     for (int i = 0; i < call->count && status == ATTN_OK; i++)
-        if (job->results[i].error.status == ATTN_OK)
+        if (call->items[i].error.status == ATTN_OK)
             status = attn_plan_make(device, &call->items[i].problem, &plans[count++], err);
     if (status == ATTN_OK) status = attn_workspace(device, plans, count, bytes, err);
     if (plans != &one) free(plans);
@@ -208,8 +208,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
 
     for (int i = 0; i < call->count; i++) {
         proto_item *item = &call->items[i];
-        attn_error *error = &job->results[i].error;
-        *error = item->error;
+        attn_error *error = &item->error;
         if (error->status == ATTN_OK && item->context[0]) resolve_context(job, i, error);
         attn_plan plan; /* that there is one: the device that will run it makes its own */
         if (error->status == ATTN_OK) attn_plan_make(device, &item->problem, &plan, error);
@@ -245,7 +244,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
     }
     job->outputs = (struct job_region){ at, bytes };
     for (int i = 0; i < call->count; i++)
-        if (job->results[i].error.status == ATTN_OK) place_outputs(&call->items[i], &at);
+        if (call->items[i].error.status == ATTN_OK) place_outputs(&call->items[i], &at);
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
     job->kind = kind_of(job);
     job->wants_measure = numbers > MEASURE_AT_ONCE;
@@ -254,7 +253,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
     if (saves == 0) return ATTN_OK;
     job->wants_save = true;
     for (int i = 0; i < call->count; i++) {
-        attn_error *error = &job->results[i].error;
+        attn_error *error = &call->items[i].error;
         if (error->status != ATTN_OK || !call->items[i].save) continue;
         status = contexts_reserve(job->contexts, job, i, error);
         job->holds_contexts |= status == ATTN_OK;

@@ -14,12 +14,15 @@
 #include "server/work/queue.h"
 #include "server/work/server.h"
 
+#define MOVE(to) (1u << REQUEST_##to)
+
 static const struct {
     const char *label;
     enum role owner;
-    enum request_state to;
+    enum caller_place place; /* CALLER_PLACES: none */
+    unsigned to;             /* bit request_state */
 } states[REQUEST_STATE_COUNT] = {
-#define X(id, label, owner, job_owner, leaves_when, to, in) { label, ROLE_##owner, REQUEST_##to },
+#define X(id, label, owner, job_owner, place, leaves_when, to, in) { label, ROLE_##owner, CALLER_##place, to },
     REQUEST_STATE_MAP(X)
 #undef X
 };
@@ -51,16 +54,22 @@ int request_count(enum request_state state)
 
 bool request_may_move(enum request_state from, enum request_state to)
 {
-    if (to == REQUEST_FREED)
-        return from == REQUEST_RECEIVING || from == REQUEST_ANSWERING;  /* the client may leave early */
-    if (from == REQUEST_RECEIVING && to == REQUEST_QUEUED) return true; /* a small body is checked at once */
-    return from != REQUEST_FREED && (to == states[from].to || (to == REQUEST_ANSWERING && from != REQUEST_ANSWERING));
+    return states[from].to >> to & 1;
+}
+
+static void leave_place(struct request *request)
+{
+    if (request->place == CALLER_PLACES) return;
+    queue_leave(&request->server->queue, (enum caller_place)request->place, request->caller);
+    request->place = CALLER_PLACES;
 }
 
 void request_move(struct request *request, enum request_state to)
 {
     assert(request_may_move(request->state, to));
     assert(this_role == states[request->state].owner);
+    if (states[to].place == CALLER_PLACES) leave_place(request);
+    else assert(request->place == (int)states[to].place);
     if (request->counted) {
         atomic_fetch_sub_explicit(&counts[request->state], 1, memory_order_relaxed);
         if (to != REQUEST_FREED) atomic_fetch_add_explicit(&counts[to], 1, memory_order_relaxed);
@@ -104,16 +113,10 @@ struct request *request_new(struct server *server, struct port *port, struct MHD
 
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err)
 {
+    leave_place(request);
     const attn_status status = queue_enter(&request->server->queue, place, request->caller, err);
     if (status == ATTN_OK) request->place = place;
     return status;
-}
-
-void request_leave(struct request *request)
-{
-    if (request->place == CALLER_PLACES) return;
-    queue_leave(&request->server->queue, (enum caller_place)request->place, request->caller);
-    request->place = CALLER_PLACES;
 }
 
 void request_drop_body(struct request *request)
@@ -122,7 +125,7 @@ void request_drop_body(struct request *request)
     request->decoder = NULL;
     if (request->extent) arena_release(request->server->arena, request->extent);
     request->extent = NULL;
-    request_leave(request);
+    leave_place(request);
 }
 
 void request_free(struct request *request)

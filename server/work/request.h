@@ -26,21 +26,28 @@ struct watch;
 
 enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 
-/* state, label, owner, whose its job is, leaves when, to, in. Any state may go to ANSWERING early: an error is an
- * answer, and a small problem of the CPU is computed by the HTTP thread itself (devices_run_here). A job that runs is
- * left behind, and freed when the device brings it back: soon, for a batch that nobody waits for is cancelled. */
-#define REQUEST_STATE_MAP(X)                                                                                         \
-    X(RECEIVING, "receiving", HTTP, HTTP, "the last byte arrived", CHECKING, "daemon.c: body_done")                  \
-    X(CHECKING, "checking", LOOP, LOOP, "it checks (a small one is checked while RECEIVING)", QUEUED,                \
-      "loop.c: on_checked")                                                                                          \
-    X(QUEUED, "queued", LOOP, LOOP, "a batch formed", RUNNING, "loop.c: dispatch")                                   \
-    X(RUNNING, "running", LOOP, DEVICE, "the output was copied back", FINISHING, "loop.c: batch_done")               \
-    X(FINISHING, "finishing", LOOP, DEVICE, "rows are verified, numbers measured", ANSWERING, "loop.c: on_finished") \
-    X(ANSWERING, "answering", HTTP, HTTP, "the client has it, or left", FREED, "daemon.c: on_completed")             \
-    X(FREED, "freed", NONE, NONE, "never", FREED, "")
+/* state, label, owner, whose its job is, its place in the queue, leaves when, may go to, in. Any state but the last two may
+ * go to ANSWERING early: an error is an answer. A job that runs is left behind then, and freed when the device brings it
+ * back: soon, for a batch that nobody waits for is cancelled. */
+/* clang-format off */
+#define REQUEST_STATE_MAP(X)                                                                                              \
+    X(RECEIVING, "receiving", HTTP, HTTP, RECEIVING, "the last byte arrived, or the client left",                         \
+      MOVE(CHECKING) | MOVE(COMPUTING) | MOVE(ANSWERING) | MOVE(FREED), "daemon.c: body_done")                            \
+    X(COMPUTING, "computing", HTTP, HTTP, PLACES, "its thread has computed it, or leaves that to a device",               \
+      MOVE(QUEUED) | MOVE(ANSWERING) | MOVE(FREED), "daemon.c: body_done")                                                \
+    X(CHECKING, "checking", LOOP, LOOP, WAITING, "a large body is checked",                                               \
+      MOVE(QUEUED) | MOVE(ANSWERING), "loop.c: on_checked")                                                               \
+    X(QUEUED, "queued", LOOP, LOOP, WAITING, "a batch formed", MOVE(RUNNING) | MOVE(ANSWERING), "loop.c: dispatch")       \
+    X(RUNNING, "running", LOOP, DEVICE, PLACES, "the output was copied back",                                             \
+      MOVE(FINISHING) | MOVE(ANSWERING), "loop.c: batch_done")                                                            \
+    X(FINISHING, "finishing", LOOP, DEVICE, PLACES, "rows are verified, numbers measured",                                \
+      MOVE(ANSWERING), "loop.c: on_finished")                                                                             \
+    X(ANSWERING, "answering", HTTP, HTTP, PLACES, "the client has it, or left", MOVE(FREED), "daemon.c: on_completed")    \
+    X(FREED, "freed", NONE, NONE, PLACES, "never", 0, "")
+/* clang-format on */
 
 enum request_state {
-#define X(id, label, owner, job_owner, leaves_when, to, in) REQUEST_##id,
+#define X(id, label, owner, job_owner, place, leaves_when, to, in) REQUEST_##id,
     REQUEST_STATE_MAP(X)
 #undef X
         REQUEST_STATE_COUNT
@@ -122,7 +129,7 @@ struct request {
     struct extent *extent; /* where the decoder writes */
     uint64_t received_bytes;
     int64_t client_timeout_ms; /* X-Request-Timeout-Ms; -1: not given */
-    int place;                 /* enum caller_place that it has in the queue; CALLER_PLACES: none */
+    int place;                 /* enum caller_place that it has in the queue; CALLER_PLACES: none. request.c's */
     size_t expected_bytes;     /* of staging memory, by the length that was announced; 0: none was */
     bool in_head;              /* the head is not complete */
     bool bad_target;           /* the request line is not one */
@@ -156,7 +163,7 @@ void request_free(struct request *request);
 /* It is one for tensors: counts it in its present state. */
 void request_count_in(struct request *request);
 
-/* By the owner of the present state. */
+/* By the owner of the present state: it belongs to the owner of the next one. */
 void request_move(struct request *request, enum request_state to);
 
 /* Records why the request is refused; the first reason stays. */
@@ -164,9 +171,9 @@ void request_fail(struct request *request, proto_error error, const char *pointe
     __attribute__((format(printf, 4, 5)));
 void request_fail_status(struct request *request, const attn_error *why);
 
-/* By the owner: takes a place in the queue, or gives back the one it has. */
+/* By the owner: takes a place in the queue, in exchange for the one it has. A state that wants one (the table above) is
+ * entered with it; request_move() gives it back at the edge to a state that has none. On an error it has none. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
-void request_leave(struct request *request);
 
 /* Ends the receiving side: decoder, place and staging memory, as far as they are still held. */
 void request_drop_body(struct request *request);

@@ -67,7 +67,7 @@ static void check_answer(proto_call *call, uint32_t seed)
             continue;
         }
         if (item->context[0]) { /* what it names is not here: such a problem has no outputs yet */
-            results[i].error.status = ATTN_NOT_FOUND;
+            item->error.status = ATTN_NOT_FOUND;
             continue;
         }
         must(attn_check(&item->problem, &err) == ATTN_OK);
@@ -77,12 +77,12 @@ static void check_answer(proto_call *call, uint32_t seed)
             int64_t bytes = 0;
             if (!(item->outputs >> id & 1)) continue;
             must(t->rank > 0 && t->data == NULL && attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes));
-            if (bytes > OUTPUT_BYTES) results[i].error.status = ATTN_TOO_LARGE;
+            if (bytes > OUTPUT_BYTES) item->error.status = ATTN_TOO_LARGE;
             t->data = outputs;
         }
         snprintf(results[i].backend, sizeof results[i].backend, "fuzz");
     }
-    if (!call->envelope && results[0].error.status != ATTN_OK) goto out;
+    if (!call->envelope && call->items[0].error.status != ATTN_OK) goto out;
     must(proto_encoder_new(call, results, "fuzz", &whole, &err) == ATTN_OK);
     must(proto_encoder_new(call, results, "fuzz", &pieces, &err) == ATTN_OK);
     {

@@ -20,31 +20,92 @@ static void test_the_owner_table(void **state)
 {
     (void)state;
     static const char *const may[REQUEST_STATE_COUNT] = {
-        /*                      R C Q U N A F: receiving checking queued rUnning fiNishing answering freed */
-        [REQUEST_RECEIVING] = ".xx..xx", [REQUEST_CHECKING] = "..x..x.",  [REQUEST_QUEUED] = "...x.x.",
-        [REQUEST_RUNNING] = "....xx.",   [REQUEST_FINISHING] = ".....x.", [REQUEST_ANSWERING] = "......x",
-        [REQUEST_FREED] = ".......",
+        /* receiving Computing cHecking Queued rUnning fiNishing Answering Freed: . C H Q U N A F */
+        [REQUEST_RECEIVING] = ".xx...xx", [REQUEST_COMPUTING] = "...x..xx", [REQUEST_CHECKING] = "...x..x.",
+        [REQUEST_QUEUED] = "....x.x.",    [REQUEST_RUNNING] = ".....xx.",   [REQUEST_FINISHING] = "......x.",
+        [REQUEST_ANSWERING] = ".......x", [REQUEST_FREED] = "........",
     };
     for (int from = 0; from < REQUEST_STATE_COUNT; from++)
         for (int to = 0; to < REQUEST_STATE_COUNT; to++)
-            if (from != REQUEST_FREED)
-                assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to),
-                                 may[from][to] == 'x');
+            assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to), may[from][to] == 'x');
+    assert_int_equal(request_state_owner(REQUEST_COMPUTING), ROLE_HTTP);
     assert_int_equal(request_state_owner(REQUEST_RECEIVING), ROLE_HTTP);
     assert_int_equal(request_state_owner(REQUEST_QUEUED), ROLE_LOOP);
     assert_int_equal(request_state_owner(REQUEST_RUNNING), ROLE_LOOP);
     assert_int_equal(request_state_owner(REQUEST_ANSWERING), ROLE_HTTP);
 }
 
+/* A server of which nothing but the queue's places exists, for two requests each. */
+static void open_places(struct server *server)
+{
+    *server = (struct server){ .everybody = CALLER_EVERYBODY };
+    queue_init(&server->queue, 2, 2, 1, 0);
+}
+
+static struct request *begin(struct server *server)
+{
+    attn_error err;
+    struct request *r = request_new(server, NULL, NULL);
+    r->caller = caller_hold(&server->everybody);
+    assert_int_equal(request_enter(r, CALLER_RECEIVING, &err), ATTN_OK);
+    return r;
+}
+
+static int places(const struct server *server, enum caller_place place)
+{
+    return atomic_load(&server->queue.places[place].count);
+}
+
+static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **state)
+{
+    (void)state;
+    struct server server;
+    attn_error err;
+    open_places(&server);
+    request_set_role(ROLE_HTTP);
+    struct request *r = begin(&server);
+    assert_int_equal(places(&server, CALLER_RECEIVING), 1);
+    request_move(r, REQUEST_COMPUTING);
+    assert_int_equal(places(&server, CALLER_RECEIVING), 0);
+    assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
+    request_move(r, REQUEST_QUEUED);
+    assert_int_equal(places(&server, CALLER_WAITING), 1);
+    request_set_role(ROLE_LOOP);
+    request_move(r, REQUEST_RUNNING);
+    assert_int_equal(places(&server, CALLER_WAITING), 0);
+    request_move(r, REQUEST_ANSWERING);
+    request_set_role(ROLE_HTTP);
+    request_free(r);
+
+    r = begin(&server); /* a place for a place: never both */
+    assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
+    assert_int_equal(places(&server, CALLER_RECEIVING), 0);
+    request_move(r, REQUEST_CHECKING);
+    request_set_role(ROLE_LOOP);
+    request_move(r, REQUEST_ANSWERING);
+    assert_int_equal(places(&server, CALLER_WAITING), 0);
+    request_set_role(ROLE_HTTP);
+    request_free(r);
+
+    r = begin(&server);
+    request_free(r); /* the client left */
+    assert_int_equal(places(&server, CALLER_RECEIVING), 0);
+}
+
 static void test_a_life_is_counted(void **state)
 {
     (void)state;
-    struct server server = { 0 };
+    struct server server;
+    attn_error err;
+    open_places(&server);
     request_set_role(ROLE_HTTP);
-    struct request *r = request_new(&server, NULL, NULL);
+    struct request *r = begin(&server);
     assert_int_equal(request_count(REQUEST_RECEIVING), 0); /* not yet known to be one for tensors */
     request_count_in(r);
     assert_int_equal(request_count(REQUEST_RECEIVING), 1);
+    request_move(r, REQUEST_COMPUTING);
+    assert_int_equal(request_count(REQUEST_COMPUTING), 1);
+    assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
     request_move(r, REQUEST_QUEUED);
     request_set_role(ROLE_LOOP);
     request_move(r, REQUEST_RUNNING);
@@ -60,15 +121,18 @@ static void test_a_life_is_counted(void **state)
 static void test_only_the_owner_moves_it(void **state)
 {
     (void)state;
-    struct server server = { 0 };
+    struct server server;
+    attn_error err;
+    open_places(&server);
     request_set_role(ROLE_HTTP);
-    struct request *r = request_new(&server, NULL, NULL);
-    request_move(r, REQUEST_QUEUED); /* the loop's now */
+    struct request *r = begin(&server);
+    assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
+    request_move(r, REQUEST_CHECKING); /* the loop's now */
     const pid_t child = fork();
     if (child == 0) {
         signal(SIGABRT, SIG_DFL);
         if (freopen("/dev/null", "w", stderr) == NULL) _exit(0);
-        request_move(r, REQUEST_RUNNING);
+        request_move(r, REQUEST_QUEUED);
         _exit(0);
     }
     int status;
@@ -120,6 +184,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_owner_table),
+        cmocka_unit_test(test_a_place_is_held_exactly_in_the_states_that_have_one),
         cmocka_unit_test(test_a_life_is_counted),
         cmocka_unit_test(test_only_the_owner_moves_it),
         cmocka_unit_test(test_the_first_failure_stays),
