@@ -1,12 +1,11 @@
 /* attention.c: the vocabulary's tables.
  *
  *   tables      dtypes, statuses, tensors: made from the maps of attention.h
- *   shapes      which size stands on which axis of which tensor: attn_axes, one row a tensor. Everything that needs a shape
- *               (attn_dims_of, attn_output, attn_geometry_of, and attn_check in check.c) reads that table.
+ *   shapes      which size stands on which axis of which tensor, by the rows of ATTN_TENSOR_MAP. Everything that needs a
+ *               shape (attn_dims_of, attn_output, attn_geometry_of, and attn_check in check.c) goes through here.
  *   work        attn_flops: permitted pairs, counted exactly
  *
- * To add a dtype: a row in ATTN_DTYPE_MAP and a case in dtype.h. A tensor: a row in ATTN_TENSOR_MAP and in
- * attn_axes. */
+ * To add a dtype: a row in ATTN_DTYPE_MAP and a case in dtype.h. A tensor: a row in ATTN_TENSOR_MAP. */
 #include <assert.h>
 #include <math.h>
 #include <stdarg.h>
@@ -86,10 +85,97 @@ bool attn_dtype_parse(const char *name, attn_dtype *dtype)
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT] = {
-#define X(name, role, shape, meaning) { #name, ATTN_ROLE_##role, shape, meaning },
+#define X(name, role, dtypes, axes, meaning) { #name, ATTN_ROLE_##role, ATTN_RULE_##dtypes, axes, meaning },
     ATTN_TENSOR_MAP(X)
 #undef X
 };
+
+const attn_dtype_set attn_dtype_rules[] = {
+#define X(id, always, as_q) { always, as_q },
+    ATTN_DTYPE_RULE_MAP(X)
+#undef X
+};
+
+unsigned attn_tensor_dtypes(attn_tensor_id id)
+{
+    const attn_dtype_set *set = &attn_dtype_rules[attn_tensors[id].dtypes];
+    return set->always | set->as_q;
+}
+
+unsigned attn_tensor_ranks(attn_tensor_id id)
+{
+    const attn_axes *axes = attn_axes_row(id);
+    unsigned ranks = 1u << strlen(axes->plain);
+    if (axes->packed[0] != '\0') ranks |= 1u << strlen(axes->packed);
+    if (axes->kind == ATTN_AXES_OPTIONAL) ranks |= ranks >> 1;
+    return ranks;
+}
+
+const char *attn_dtype_list(unsigned bits, char text[ATTN_DTYPE_LIST_BYTES])
+{
+    size_t n = 0;
+    text[0] = '\0';
+    for (int d = 0; d < ATTN_DTYPE_COUNT && n < ATTN_DTYPE_LIST_BYTES; d++)
+        if (bits >> d & 1) {
+            const bool last = bits >> d == 1;
+            n += (size_t)snprintf(text + n, ATTN_DTYPE_LIST_BYTES - n, "%s%s",
+                                  n == 0 ? ""
+                                  : last ? " or "
+                                         : ", ",
+                                  dtypes[d].wire);
+        }
+    return text;
+}
+
+/* What a letter stands for, as a client knows it. */
+static const char *axis_text(char letter)
+{
+    switch (letter) {
+    case 'b': return "B";
+    case 'q': return "Sq";
+    case 'k': return "Sk";
+    case 'h': return "H";
+    case 'g': return "Hk";
+    case 'd': return "D";
+    case 'e': return "Dv";
+    case 'c': return "N + 1";
+    case 'm': return "1 or Hk or H";
+    default: return "n";
+    }
+}
+
+/* "[1 or B, 1 or H, 1 or Sq, Sk]" */
+static char *put_axes(char *at, const char *letters, bool broadcast)
+{
+    *at++ = '[';
+    for (const char *letter = letters; *letter != '\0'; letter++) {
+        const bool last = letter[1] == '\0';
+        if (broadcast && !last) at = stpcpy(at, "1 or ");
+        at = stpcpy(stpcpy(at, axis_text(*letter)), last ? "]" : ", ");
+    }
+    *at = '\0';
+    return at;
+}
+
+const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES])
+{
+    const attn_dtype_set *set = &attn_dtype_rules[attn_tensors[id].dtypes];
+    const attn_tensor_id owner = attn_axes_owner(id);
+    const attn_axes *axes = &attn_tensors[id].axes;
+    const bool broadcast = axes->kind == ATTN_AXES_BROADCAST;
+    char *at = text;
+    if (set->always != 0 && (set->always & (set->always - 1)) == 0) { /* one: where there are more, it follows q */
+        at = stpcpy(stpcpy(at, dtypes[__builtin_ctz(set->always)].wire), set->as_q ? " or q's dtype" : "");
+        at = stpcpy(at, owner == id && !broadcast ? " " : ", ");
+    }
+    if (owner != id) {
+        stpcpy(stpcpy(at, attn_tensors[owner].name), "'s shape");
+        return text;
+    }
+    if (axes->kind == ATTN_AXES_OPTIONAL) at = stpcpy(put_axes(at, axes->plain + 1, broadcast), " or ");
+    put_axes(at, axes->plain, broadcast);
+    return text;
+}
 
 attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64_t *shape)
 {
@@ -128,45 +214,20 @@ bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t 
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-/* Letters: see axes.h. */
-const attn_axes_info attn_axes[ATTN_TENSOR_COUNT] = {
-    /* tensor                      unpacked  packed  bhsd swaps 1 and 2, sizes of 1 broadcast */
-    [ATTN_T_q] = { "bqhd", "qhd", true, false },
-    [ATTN_T_k] = { "bkgd", "kgd", true, false },
-    [ATTN_T_v] = { "bkge", "kge", true, false },
-    [ATTN_T_alibi_slopes] = { "bh", "bh", false, false }, /* or "h": the one tensor of two ranks */
-    [ATTN_T_bias] = { "bhqk", "", false, true },
-    [ATTN_T_keep_mask] = { "bhqk", "", false, true },
-    [ATTN_T_sinks] = { "h", "h", false, false },
-    [ATTN_T_cu_seqlens_q] = { "c", "c", false, false },
-    [ATTN_T_cu_seqlens_k] = { "c", "c", false, false },
-    [ATTN_T_seqlens_k] = { "b", "", false, false },
-    [ATTN_T_mask_startend_rows] = { "bmkn", "", false, false },
-    [ATTN_T_q_scale] = { "bg", "bg", false, false },
-    [ATTN_T_k_scale] = { "bg", "bg", false, false },
-    [ATTN_T_v_scale] = { "bg", "bg", false, false },
-    [ATTN_T_out] = { "bqhe", "qhe", true, false },
-    [ATTN_T_lse] = { "bhq", "hq", false, false },
-    [ATTN_T_dout] = { "bqhe", "qhe", true, false },
-    [ATTN_T_dlse] = { "bhq", "hq", false, false },
-    [ATTN_T_dq] = { "bqhd", "qhd", true, false },
-    [ATTN_T_dk] = { "bkgd", "kgd", true, false },
-    [ATTN_T_dv] = { "bkge", "kge", true, false },
-    [ATTN_T_dsinks] = { "h", "h", false, false },
-    [ATTN_T_dbias] = { "bhqk", "", false, true },
-    [ATTN_T_dalibi_slopes] = { "bh", "bh", false, false },
-};
-
 int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX_RANK + 1])
 {
-    const attn_axes_info *info = &attn_axes[id];
+    const attn_tensor_id owner = attn_axes_owner(id);
+    const attn_axes *info = &attn_tensors[owner].axes;
     const bool packed = p->cu_seqlens_q.rank > 0 || p->cu_seqlens_k.rank > 0;
     const char *axes = packed ? info->packed : info->plain;
     int rank = 0;
-    if ((id == ATTN_T_alibi_slopes || id == ATTN_T_dalibi_slopes) && p->alibi_slopes.rank == 1) axes = "h";
+    if (info->kind == ATTN_AXES_OPTIONAL && p->tensor[owner].rank > 0 &&
+        (size_t)p->tensor[owner].rank == strlen(axes) - 1)
+        axes++;
     for (; axes[rank]; rank++) letters[rank] = axes[rank]; /* a call of snprintf() here cost 2 us a problem */
     letters[rank] = '\0';
-    if (info->layout && p->layout == ATTN_BHSD && !packed) { /* attn_check() refuses bhsd when packed */
+    if (info->kind == ATTN_AXES_LAYOUT && p->layout == ATTN_BHSD &&
+        !packed) { /* attn_check() refuses bhsd when packed */
         const char sequence = letters[1];
         letters[1] = letters[2];
         letters[2] = sequence;
@@ -202,39 +263,33 @@ attn_dims attn_dims_of(const attn_problem *p)
 attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out_dtype, attn_tensor *tensor,
                         attn_error *err)
 {
-    static const struct {
-        attn_tensor_id output, needs;
-    } of_input[] = {
-        { ATTN_T_dsinks, ATTN_T_sinks },
-        { ATTN_T_dbias, ATTN_T_bias },
-        { ATTN_T_dalibi_slopes, ATTN_T_alibi_slopes },
-    };
     char letters[ATTN_MAX_RANK + 1];
     int64_t shape[ATTN_MAX_RANK];
     const attn_dims d = attn_dims_of(p);
     const attn_tensor_info *info = &attn_tensors[id];
+    const attn_tensor_id owner = attn_axes_owner(id);
     attn_dtype dtype = ATTN_F32;
+    char list[ATTN_DTYPE_LIST_BYTES];
     int rank;
 
     if (info->role != (p->op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK))
         return attn_fail(err, ATTN_NOT_FOUND, "/outputs", "outputs: %s has no %s",
                          p->op == ATTN_OP_FORWARD ? "forward" : "backward", info->name);
-    for (size_t i = 0; i < sizeof of_input / sizeof *of_input; i++)
-        if (id == of_input[i].output && p->tensor[of_input[i].needs].rank == 0)
-            return attn_fail(err, ATTN_NOT_FOUND, "/outputs", "outputs: %s needs %s, which is not given", info->name,
-                             attn_tensors[of_input[i].needs].name);
-    if (id == ATTN_T_out) {
-        if (out_dtype != ATTN_F32 && out_dtype != ATTN_F16 && out_dtype != ATTN_BF16)
-            return attn_fail(err, ATTN_INVALID, "/out_dtype", "out_dtype: is %s, must be float32, float16 or bfloat16",
-                             attn_dtype_name(out_dtype));
+    if (owner != id && p->tensor[owner].rank == 0)
+        return attn_fail(err, ATTN_NOT_FOUND, "/outputs", "outputs: %s needs %s, which is not given", info->name,
+                         attn_tensors[owner].name);
+    if (info->dtypes == ATTN_RULE_RESULT) {
+        if (!attn_dtype_in(attn_tensor_dtypes(id), out_dtype))
+            return attn_fail(err, ATTN_INVALID, "/out_dtype", "out_dtype: is %s, must be %s",
+                             attn_dtype_name(out_dtype), attn_dtype_list(attn_tensor_dtypes(id), list));
         dtype = out_dtype;
     }
-    if (id == ATTN_T_dq || id == ATTN_T_dk || id == ATTN_T_dv) dtype = p->q.dtype;
+    if (info->dtypes == ATTN_RULE_GRADIENT) dtype = p->q.dtype;
 
     rank = attn_axes_of(p, id, letters);
     for (int a = 0; a < rank; a++) shape[a] = attn_axis_size(&d, letters[a]);
-    if (id == ATTN_T_dbias) /* keeps bias's broadcast axes */
-        for (int a = 0; a < rank; a++) shape[a] = p->bias.shape[a];
+    if (attn_axes_row(id)->kind == ATTN_AXES_BROADCAST) /* a gradient keeps the axes of 1 */
+        for (int a = 0; a < rank; a++) shape[a] = p->tensor[owner].shape[a];
     *tensor = attn_tensor_make(NULL, dtype, rank, shape);
     return ATTN_OK;
 }
@@ -281,7 +336,7 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         case 'm': view.head = stride; break;
         case 'q': view.row = stride; break;
         case 'k':
-            if (rows_are_keys || !attn_axes[id].broadcast) view.row = stride;
+            if (rows_are_keys || attn_axes_row(id)->kind != ATTN_AXES_BROADCAST) view.row = stride;
             break;
         default: break; /* d, e, n, and k of a bias: the last axis, stride 1 */
         }

@@ -88,10 +88,19 @@ typedef enum attn_dtype {
         ATTN_DTYPE_COUNT
 } attn_dtype;
 
+/* A bit for each dtype; and those of q that attn_check() lets through. */
+#define ATTN_DTYPE_BIT(id)   (1u << ATTN_##id)
+#define ATTN_DTYPES_BACKWARD (ATTN_DTYPE_BIT(F32) | ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16))
+#define ATTN_DTYPES_FORWARD  (ATTN_DTYPES_BACKWARD | ATTN_DTYPE_BIT(F8E4M3))
+
 size_t attn_dtype_bytes(attn_dtype dtype);
 const char *attn_dtype_name(attn_dtype dtype);              /* the wire name */
 bool attn_dtype_parse(const char *name, attn_dtype *dtype); /* any of the three names, in any case */
 bool attn_dtype_floating(attn_dtype dtype);
+
+/* "float32, float16 or bfloat16": the wire names of a set. Returns `text`. */
+enum { ATTN_DTYPE_LIST_BYTES = 80 };
+const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
 enum { ATTN_MAX_RANK = 4, ATTN_MAX_HEAD_DIM = 256 };
 
@@ -118,42 +127,90 @@ bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t 
 
 /* ---- Problems ---------------------------------------------------------------------------------------------------- */
 
-/* Every tensor of a problem, in one table: member (its name in C and on the wire), what it is for, shape, meaning.
+/* Which dtypes a tensor may have: id, those that it may always have, those that it may have where q has the same. */
+#define ATTN_DTYPE_RULE_MAP(X)                                               \
+    X(INPUT, ATTN_DTYPES_FORWARD, 0)                                         \
+    X(AS_Q, 0, ATTN_DTYPES_FORWARD)                                          \
+    X(GRADIENT, 0, ATTN_DTYPES_BACKWARD)                                     \
+    X(RESULT, ATTN_DTYPES_BACKWARD, 0)                                       \
+    X(BIAS, ATTN_DTYPE_BIT(F32), ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16)) \
+    X(F32, ATTN_DTYPE_BIT(F32), 0)                                           \
+    X(I32, ATTN_DTYPE_BIT(I32), 0)                                           \
+    X(U8, ATTN_DTYPE_BIT(U8), 0)
+
+typedef enum attn_dtype_rule {
+#define X(id, always, as_q) ATTN_RULE_##id,
+    ATTN_DTYPE_RULE_MAP(X)
+#undef X
+} attn_dtype_rule;
+
+/* The axes of a tensor, each called by a letter:
+ *   b batch (packed: sequences)   q queries (packed: total_q)   k keys (packed: total_k)   h heads of q   g heads of k, v
+ *   d head size of q and k        e head size of v              c sequences + 1
+ *   m 1, Hk or H (mask_startend_rows)                           n bounds (mask_startend_rows)
+ * The sizes b q h d come from q, k g from k, e from v, and b from cu_seqlens_q when packed; all other shapes must agree. */
+typedef enum attn_axes_kind {
+    ATTN_AXES_FIXED,
+    ATTN_AXES_LAYOUT,    /* bhsd swaps axes 1 and 2 */
+    ATTN_AXES_BROADCAST, /* every axis but the last may be 1 */
+    ATTN_AXES_OPTIONAL,  /* the first axis may be left out */
+} attn_axes_kind;
+
+typedef struct attn_axes {
+    const char *plain, *packed; /* letters, for layout bshd; packed "": not possible with cu_seqlens */
+    attn_axes_kind kind;
+    int like; /* the tensor whose axes they are, when not its own; else ATTN_TENSOR_COUNT */
+} attn_axes;
+
+#define ATTN_AXES(plain, packed, kind)                     \
+    {                                                      \
+        plain, packed, ATTN_AXES_##kind, ATTN_TENSOR_COUNT \
+    }
+#define ATTN_LIKE(tensor)                        \
+    {                                            \
+        "", "", ATTN_AXES_FIXED, ATTN_T_##tensor \
+    }
+
+/* Every tensor of a problem, in one table: member (its name in C and on the wire), what it is for, dtypes, axes (and the
+ * same when packed), meaning. Whatever speaks of ranks, dtypes or shapes reads it: attn_check() and its messages, the
+ * outputs, the strides that kernels get, the schemas of the OpenAPI document.
  * Roles: IN read by forward and backward; OUT forward writes (backward reads them where given);
  *        IN_BACK read by backward; OUT_BACK written by backward.
- * Shapes are those of layout bshd, not packed. bhsd swaps axes 1 and 2 of q k v out dout dq dk dv. Packed
- * (cu_seqlens given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D], lse [H,
+ * q is [B, Sq, H, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv]. Layout bhsd swaps axes 1 and 2 of q k v out and their gradients.
+ * Packed (cu_seqlens given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D], lse [H,
  * total_q]. lse and dlse are never swapped. attn_check() reads the values of index and mask tensors, bias, sinks,
  * alibi_slopes and the scales, which must be in host memory there. */
-#define ATTN_TENSOR_MAP(X)                                                                                      \
-    X(q, IN, "[B, Sq, H, D]", "queries")                                                                        \
-    X(k, IN, "[B, Sk, Hk, D]", "keys; Hk divides H")                                                            \
-    X(v, IN, "[B, Sk, Hk, Dv]", "values")                                                                       \
-    X(alibi_slopes, IN, "float32 [H] or [B, H]", "adds -slope * abs(i + Sk - Sq - j) after softcap")            \
-    X(bias, IN, "float32 or q's dtype, [1 or B, 1 or H, 1 or Sq, Sk]", "added after softcap; -inf hides a key") \
-    X(keep_mask, IN, "uint8, [1 or B, 1 or H, 1 or Sq, Sk]", "1: may attend; 0: hidden")                        \
-    X(sinks, IN, "float32 [H]", "one more logit a head, without a value: it joins the denominator and lse")     \
-    X(cu_seqlens_q, IN, "int32 [N + 1]", "packed variable lengths: where each sequence of q starts")            \
-    X(cu_seqlens_k, IN, "int32 [N + 1]", "the same for k and v")                                                \
-    X(seqlens_k, IN, "int32 [B]", "only the first seqlens_k[b] keys of row b exist")                            \
-    X(mask_startend_rows, IN, "int32 [B, 1 or Hk or H, Sk, n]",                                                 \
-      "FlashMask: for each key the query rows hidden from it")                                                  \
-    X(q_scale, IN, "float32 [B, Hk]", "fp8: dequantisation factor of q")                                        \
-    X(k_scale, IN, "float32 [B, Hk]", "fp8: dequantisation factor of k")                                        \
-    X(v_scale, IN, "float32 [B, Hk]", "fp8: dequantisation factor of v")                                        \
-    X(out, OUT, "[B, Sq, H, Dv]", "attention's result; 0 for a query that sees no key")                         \
-    X(lse, OUT, "float32 [B, H, Sq]", "natural logarithm of the softmax denominator; -inf for such a query")    \
-    X(dout, IN_BACK, "out's shape", "gradient of the loss with respect to out")                                 \
-    X(dlse, IN_BACK, "float32, lse's shape", "gradient with respect to lse; zeros where not given")             \
-    X(dq, OUT_BACK, "q's shape", "gradient with respect to q")                                                  \
-    X(dk, OUT_BACK, "k's shape", "gradient with respect to k")                                                  \
-    X(dv, OUT_BACK, "v's shape", "gradient with respect to v")                                                  \
-    X(dsinks, OUT_BACK, "float32 [H]", "gradient with respect to sinks")                                        \
-    X(dbias, OUT_BACK, "float32, bias's shape", "gradient with respect to bias, summed over broadcast axes")    \
-    X(dalibi_slopes, OUT_BACK, "float32, alibi_slopes' shape", "gradient with respect to alibi_slopes")
+#define ATTN_TENSOR_MAP(X)                                                                                           \
+    X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                     \
+    X(k, IN, AS_Q, ATTN_AXES("bkgd", "kgd", LAYOUT), "keys; Hk divides H")                                           \
+    X(v, IN, AS_Q, ATTN_AXES("bkge", "kge", LAYOUT), "values")                                                       \
+    X(alibi_slopes, IN, F32, ATTN_AXES("bh", "bh", OPTIONAL), "adds -slope * abs(i + Sk - Sq - j) after softcap")    \
+    X(bias, IN, BIAS, ATTN_AXES("bhqk", "", BROADCAST), "added after softcap; -inf hides a key")                     \
+    X(keep_mask, IN, U8, ATTN_AXES("bhqk", "", BROADCAST), "1: may attend; 0: hidden")                               \
+    X(sinks, IN, F32, ATTN_AXES("h", "h", FIXED),                                                                    \
+      "one more logit a head, without a value: it joins the denominator and lse")                                    \
+    X(cu_seqlens_q, IN, I32, ATTN_AXES("c", "c", FIXED), "packed variable lengths: where each sequence of q starts") \
+    X(cu_seqlens_k, IN, I32, ATTN_AXES("c", "c", FIXED), "the same for k and v")                                     \
+    X(seqlens_k, IN, I32, ATTN_AXES("b", "", FIXED), "only the first seqlens_k[b] keys of row b exist")              \
+    X(mask_startend_rows, IN, I32, ATTN_AXES("bmkn", "", FIXED),                                                     \
+      "FlashMask: for each key the query rows hidden from it")                                                       \
+    X(q_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "fp8: dequantisation factor of q")                             \
+    X(k_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "fp8: dequantisation factor of k")                             \
+    X(v_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "fp8: dequantisation factor of v")                             \
+    X(out, OUT, RESULT, ATTN_AXES("bqhe", "qhe", LAYOUT), "attention's result; 0 for a query that sees no key")      \
+    X(lse, OUT, F32, ATTN_AXES("bhq", "hq", FIXED),                                                                  \
+      "natural logarithm of the softmax denominator; -inf for such a query")                                         \
+    X(dout, IN_BACK, RESULT, ATTN_LIKE(out), "gradient of the loss with respect to out")                             \
+    X(dlse, IN_BACK, F32, ATTN_LIKE(lse), "gradient with respect to lse; zeros where not given")                     \
+    X(dq, OUT_BACK, GRADIENT, ATTN_LIKE(q), "gradient with respect to q")                                            \
+    X(dk, OUT_BACK, GRADIENT, ATTN_LIKE(k), "gradient with respect to k")                                            \
+    X(dv, OUT_BACK, GRADIENT, ATTN_LIKE(v), "gradient with respect to v")                                            \
+    X(dsinks, OUT_BACK, F32, ATTN_LIKE(sinks), "gradient with respect to sinks")                                     \
+    X(dbias, OUT_BACK, F32, ATTN_LIKE(bias), "gradient with respect to bias, summed over broadcast axes")            \
+    X(dalibi_slopes, OUT_BACK, F32, ATTN_LIKE(alibi_slopes), "gradient with respect to alibi_slopes")
 
 typedef enum attn_tensor_id {
-#define X(name, role, shape, meaning) ATTN_T_##name,
+#define X(name, role, dtypes, axes, meaning) ATTN_T_##name,
     ATTN_TENSOR_MAP(X)
 #undef X
         ATTN_TENSOR_COUNT
@@ -165,10 +222,18 @@ typedef enum attn_role { ATTN_ROLE_IN, ATTN_ROLE_OUT, ATTN_ROLE_IN_BACK, ATTN_RO
 typedef struct attn_tensor_info {
     const char *name;
     attn_role role;
-    const char *shape;
+    attn_dtype_rule dtypes;
+    attn_axes axes;
     const char *meaning;
 } attn_tensor_info;
 extern const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT];
+
+/* What a tensor may be, over all problems: its dtypes (bits of attn_dtype), its ranks (bit r: it may have r axes), and
+ * both as a text: "float32 [H] or [B, H]", "float32, lse's shape". Returns `text`. */
+enum { ATTN_SHAPE_BYTES = 96 };
+unsigned attn_tensor_dtypes(attn_tensor_id id);
+unsigned attn_tensor_ranks(attn_tensor_id id);
+const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
 
 typedef enum attn_op { ATTN_OP_FORWARD, ATTN_OP_BACKWARD } attn_op;
 typedef enum attn_layout { ATTN_BSHD, ATTN_BHSD } attn_layout;
@@ -186,7 +251,7 @@ typedef struct attn_problem {
     attn_op op;
     union {
         struct {
-#define X(name, role, shape, meaning) attn_tensor name;
+#define X(name, role, dtypes, axes, meaning) attn_tensor name;
             ATTN_TENSOR_MAP(X)
 #undef X
         };
@@ -291,11 +356,6 @@ enum attn_option_bit {
 #define ATTN_TENSOR_BIT(name) (UINT64_C(1) << ATTN_T_##name)
 #define ATTN_OPTION_BIT(id)   (UINT64_C(1) << ATTN_OPTION_##id)
 #define ATTN_EVERYTHING       UINT64_MAX
-
-/* Dtypes of q, a bit for each; the ones that attn_check() lets through. */
-#define ATTN_DTYPE_BIT(id)   (1u << ATTN_##id)
-#define ATTN_DTYPES_BACKWARD (ATTN_DTYPE_BIT(F32) | ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16))
-#define ATTN_DTYPES_FORWARD  (ATTN_DTYPES_BACKWARD | ATTN_DTYPE_BIT(F8E4M3))
 
 /* The options above as data; bit ATTN_OPTION_FIRST + 1 + n. */
 typedef struct attn_option_info {

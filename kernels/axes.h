@@ -1,27 +1,38 @@
 /* axes.h: which size stands on which axis of which tensor. Internal to attention.c and check.c.
  *
- * An axis is called by a letter:
- *   b batch   q queries (packed: total_q)   k keys (packed: total_k)   h heads of q   g key/value heads
- *   d head size of q and k   e head size of v   c sequences + 1   m 1, Hk or H (mask_startend_rows)   n bounds of
- * mask_startend_rows The sizes b q h d come from q, k g from k, e from v, and b from cu_seqlens_q when packed; all
- * other shapes must agree. */
+ * The letters are in attention.h (attn_axes), the axes of each tensor in ATTN_TENSOR_MAP. */
 #ifndef ATTN_AXES_H
 #define ATTN_AXES_H
 
 #include "attention.h"
 
-typedef struct attn_axes_info {
-    const char *plain, *packed; /* letters; packed "": not possible with cu_seqlens */
-    bool layout;                /* bhsd swaps sequence and head */
-    bool broadcast;             /* every axis but the last may be 1 */
-} attn_axes_info;
+/* The tensor whose axes a tensor has: itself, or of a gradient the tensor that it belongs to. */
+static inline attn_tensor_id attn_axes_owner(attn_tensor_id id)
+{
+    const int like = attn_tensors[id].axes.like;
+    return like == ATTN_TENSOR_COUNT ? id : (attn_tensor_id)like;
+}
 
-extern const attn_axes_info attn_axes[ATTN_TENSOR_COUNT];
+static inline const attn_axes *attn_axes_row(attn_tensor_id id)
+{
+    return &attn_tensors[attn_axes_owner(id)].axes;
+}
 
 /* The letters of a tensor in this problem's layout and packing, as the client sees them; returns the rank. */
 int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX_RANK + 1]);
 
 /* The size that belongs to a letter. */
 int64_t attn_axis_size(const attn_dims *d, char letter);
+
+/* Which dtypes a rule allows (attn_dtype_rule). */
+typedef struct attn_dtype_set {
+    unsigned always, as_q; /* bits of attn_dtype: whatever q has; where q has the same */
+} attn_dtype_set;
+extern const attn_dtype_set attn_dtype_rules[];
+
+static inline bool attn_dtype_in(unsigned set, attn_dtype dtype)
+{
+    return (unsigned)dtype < ATTN_DTYPE_COUNT && (set >> dtype & 1);
+}
 
 #endif

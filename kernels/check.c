@@ -8,7 +8,7 @@
  * The steps, in order; the first fault found is the one reported:
  *   1. q, k and v: given, rank, dtype, sizes, and that they fit each other. From here on attn_dims_of() can be trusted.
  *   2. which tensors may stand together (packed or not, fp8 scales only with fp8, gradients only of what is given)
- *   3. every other tensor: the rank, dtype and shape that attn_axes and `dtype_rules` say
+ *   3. every other tensor: the rank, dtype and shape that its row of ATTN_TENSOR_MAP says
  *   4. memory: strides, alignment, and that no offset overflows
  *   5. options: scale, softcap, window, dropout
  *   6. values of what steers a kernel or decides whether a number exists: cu_seqlens, seqlens_k, mask rows, keep_mask, bias,
@@ -29,7 +29,7 @@
 
 typedef long long ll; /* for %lld */
 
-/* What each letter of axes.h is called in a message. */
+/* What each letter of an axis is called in a message. */
 static const char *letter_name(char letter)
 {
     switch (letter) {
@@ -43,36 +43,6 @@ static const char *letter_name(char letter)
     default: return "";
     }
 }
-
-/* Which dtypes each tensor may have. The sentence ends a message: "q: dtype is int32, must be ...". */
-enum dtype_rule { RULE_INPUT, RULE_AS_Q, RULE_RESULT, RULE_BIAS, RULE_F32, RULE_I32, RULE_U8 };
-
-static const enum dtype_rule dtype_rules[ATTN_TENSOR_COUNT] = {
-    [ATTN_T_q] = RULE_INPUT,
-    [ATTN_T_k] = RULE_AS_Q,
-    [ATTN_T_v] = RULE_AS_Q,
-    [ATTN_T_alibi_slopes] = RULE_F32,
-    [ATTN_T_bias] = RULE_BIAS,
-    [ATTN_T_keep_mask] = RULE_U8,
-    [ATTN_T_sinks] = RULE_F32,
-    [ATTN_T_cu_seqlens_q] = RULE_I32,
-    [ATTN_T_cu_seqlens_k] = RULE_I32,
-    [ATTN_T_seqlens_k] = RULE_I32,
-    [ATTN_T_mask_startend_rows] = RULE_I32,
-    [ATTN_T_q_scale] = RULE_F32,
-    [ATTN_T_k_scale] = RULE_F32,
-    [ATTN_T_v_scale] = RULE_F32,
-    [ATTN_T_out] = RULE_RESULT,
-    [ATTN_T_lse] = RULE_F32,
-    [ATTN_T_dout] = RULE_RESULT,
-    [ATTN_T_dlse] = RULE_F32,
-    [ATTN_T_dq] = RULE_AS_Q,
-    [ATTN_T_dk] = RULE_AS_Q,
-    [ATTN_T_dv] = RULE_AS_Q,
-    [ATTN_T_dsinks] = RULE_F32,
-    [ATTN_T_dbias] = RULE_F32,
-    [ATTN_T_dalibi_slopes] = RULE_F32,
-};
 
 /* "/k/shape/2" */
 #define MEMBER_BYTES sizeof(((attn_error *)0)->member)
@@ -110,49 +80,28 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
     char letters[ATTN_MAX_RANK + 1], member[MEMBER_BYTES];
     const int rank = attn_axes_of(p, id, letters);
     const int given = p->tensor[id].rank;
-    if (id == ATTN_T_alibi_slopes && given != 1 && given != 2)
+    if (given == rank) return ATTN_OK;
+    if (attn_tensors[id].axes.kind == ATTN_AXES_OPTIONAL)
         return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "shape"),
-                         "%s: shape has %d dimensions, must have 1 or 2", attn_tensors[id].name, given);
-    if (given != rank)
-        return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "shape"),
-                         "%s: shape has %d dimensions, must have %d%s", attn_tensors[id].name, given, rank,
-                         attn_axes[id].layout ? p->cu_seqlens_q.rank ? " with cu_seqlens_q" : "" : "");
-    return ATTN_OK;
+                         "%s: shape has %d dimensions, must have %d or %d", attn_tensors[id].name, given, rank - 1,
+                         rank);
+    const bool batch_dropped = attn_axes_row(id)->kind == ATTN_AXES_LAYOUT && p->cu_seqlens_q.rank;
+    return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "shape"),
+                     "%s: shape has %d dimensions, must have %d%s", attn_tensors[id].name, given, rank,
+                     batch_dropped ? " with cu_seqlens_q" : "");
 }
 
-static bool dtype_fits(enum dtype_rule rule, attn_dtype is, attn_dtype q)
-{
-    switch (rule) {
-    case RULE_INPUT: return is == ATTN_F32 || is == ATTN_F16 || is == ATTN_BF16 || is == ATTN_F8E4M3;
-    case RULE_AS_Q: return is == q;
-    case RULE_RESULT: return is == ATTN_F32 || is == ATTN_F16 || is == ATTN_BF16;
-    case RULE_BIAS: return is == ATTN_F32 || (is == q && q != ATTN_F8E4M3);
-    case RULE_F32: return is == ATTN_F32;
-    case RULE_I32: return is == ATTN_I32;
-    case RULE_U8: return is == ATTN_U8;
-    }
-    return false;
-}
-
+/* "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn", or "must be float32, or float16 as q's". */
 static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
-    static const char *const texts[] = {
-        [RULE_INPUT] = "float32, float16, bfloat16 or float8_e4m3fn",
-        [RULE_AS_Q] = "",
-        [RULE_RESULT] = "float32, float16 or bfloat16",
-        [RULE_BIAS] = "float32",
-        [RULE_F32] = "float32",
-        [RULE_I32] = "int32",
-        [RULE_U8] = "uint8",
-    };
     const attn_dtype is = p->tensor[id].dtype, q = p->q.dtype;
-    const enum dtype_rule rule = dtype_rules[id];
-    char member[MEMBER_BYTES];
-    if (dtype_fits(rule, is, q)) return ATTN_OK;
-    const bool as_q = rule == RULE_AS_Q || (rule == RULE_BIAS && (q == ATTN_F16 || q == ATTN_BF16));
+    const attn_dtype_set set = attn_dtype_rules[attn_tensors[id].dtypes];
+    const bool as_q = attn_dtype_in(set.as_q, q);
+    char member[MEMBER_BYTES], list[ATTN_DTYPE_LIST_BYTES];
+    if (attn_dtype_in(set.always, is) || (as_q && is == q)) return ATTN_OK;
     return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "dtype"), "%s: dtype is %s, must be %s%s%s%s",
-                     attn_tensors[id].name, attn_dtype_name(is), texts[rule], rule == RULE_BIAS && as_q ? ", or " : "",
-                     as_q ? attn_dtype_name(q) : "", as_q ? " as q's" : "");
+                     attn_tensors[id].name, attn_dtype_name(is), attn_dtype_list(set.always, list),
+                     as_q && set.always ? ", or " : "", as_q ? attn_dtype_name(q) : "", as_q ? " as q's" : "");
 }
 
 /* No axis negative or absurd, and the bytes countable, also in float32: answers may be wider than what was asked
@@ -181,15 +130,19 @@ static attn_status check_sizes(const attn_problem *p, attn_tensor_id id, attn_er
 static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_tensor_id id, attn_error *err)
 {
     const attn_tensor *t = &p->tensor[id];
+    const attn_tensor_id owner = attn_axes_owner(id);
+    const bool broadcast = attn_axes_row(id)->kind == ATTN_AXES_BROADCAST;
     char letters[ATTN_MAX_RANK + 1], member[MEMBER_BYTES];
     const int rank = attn_axes_of(p, id, letters);
     for (int a = 0; a < rank; a++) {
         const int64_t is = t->shape[a], must = attn_axis_size(d, letters[a]);
-        const bool may_be_one = attn_axes[id].broadcast && a < rank - 1;
-        if (id == ATTN_T_dbias) { /* bias has been through here already */
-            if (is != p->bias.shape[a])
+        const bool may_be_one = broadcast && a < rank - 1;
+        if (broadcast && owner != id) { /* a gradient: its tensor has been through here already */
+            const int64_t as = p->tensor[owner].shape[a];
+            if (is != as)
                 return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
-                                 "dbias: shape[%d] is %lld, must be %lld as bias's", a, (ll)is, (ll)p->bias.shape[a]);
+                                 "%s: shape[%d] is %lld, must be %lld as %s's", attn_tensors[id].name, a, (ll)is,
+                                 (ll)as, attn_tensors[owner].name);
             continue;
         }
         switch (letters[a]) {
@@ -311,22 +264,14 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
 
 static attn_status check_company(const attn_problem *p, attn_error *err)
 {
-    static const attn_tensor_id not_packed[] = { ATTN_T_bias, ATTN_T_keep_mask, ATTN_T_seqlens_k,
-                                                 ATTN_T_mask_startend_rows };
     static const attn_tensor_id scales[] = { ATTN_T_q_scale, ATTN_T_k_scale, ATTN_T_v_scale };
-    static const struct {
-        attn_tensor_id gradient, of;
-    } gradients[] = {
-        { ATTN_T_dsinks, ATTN_T_sinks },
-        { ATTN_T_dbias, ATTN_T_bias },
-        { ATTN_T_dalibi_slopes, ATTN_T_alibi_slopes },
-    };
     char member[MEMBER_BYTES];
     if (p->cu_seqlens_q.rank)
-        for (size_t i = 0; i < sizeof not_packed / sizeof *not_packed; i++)
-            if (p->tensor[not_packed[i]].rank)
-                return attn_fail(err, ATTN_INVALID, tensor_member(member, not_packed[i], ""),
-                                 "%s: cannot be combined with cu_seqlens_q", attn_tensors[not_packed[i]].name);
+        for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+            if (attn_axes_owner((attn_tensor_id)id) == (attn_tensor_id)id && p->tensor[id].rank &&
+                attn_tensors[id].axes.packed[0] == '\0')
+                return attn_fail(err, ATTN_INVALID, tensor_member(member, (attn_tensor_id)id, ""),
+                                 "%s: cannot be combined with cu_seqlens_q", attn_tensors[id].name);
     if (p->q.dtype != ATTN_F8E4M3)
         for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
             if (p->tensor[scales[i]].rank)
@@ -339,10 +284,12 @@ static attn_status check_company(const attn_problem *p, attn_error *err)
         return attn_fail(err, ATTN_INVALID, "/out", "out: is required with lse (give both or neither)");
     if (p->lse.rank == 0 && p->out.rank != 0)
         return attn_fail(err, ATTN_INVALID, "/lse", "lse: is required with out (give both or neither)");
-    for (size_t i = 0; i < sizeof gradients / sizeof *gradients; i++)
-        if (p->tensor[gradients[i].gradient].rank && !p->tensor[gradients[i].of].rank)
-            return attn_fail(err, ATTN_INVALID, tensor_member(member, gradients[i].gradient, ""), "%s: %s is not given",
-                             attn_tensors[gradients[i].gradient].name, attn_tensors[gradients[i].of].name);
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        const attn_tensor_id of = attn_axes_owner((attn_tensor_id)id);
+        if (attn_tensors[id].role == ATTN_ROLE_OUT_BACK && p->tensor[id].rank && !p->tensor[of].rank)
+            return attn_fail(err, ATTN_INVALID, tensor_member(member, (attn_tensor_id)id, ""), "%s: %s is not given",
+                             attn_tensors[id].name, attn_tensors[of].name);
+    }
     return ATTN_OK;
 }
 

@@ -535,9 +535,11 @@ static attn_status option(const struct reader *r, const proto_option *o, const c
         break;
     case PROTO_TYPE_DTYPE: {
         const char *text = string_of(value);
+        const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out);
+        char list[ATTN_DTYPE_LIST_BYTES];
         attn_dtype dtype;
-        if (!text || !attn_dtype_parse(text, &dtype) || !(dtype == ATTN_F32 || dtype == ATTN_F16 || dtype == ATTN_BF16))
-            return wrong(o->name, NULL, value, "float32, float16 or bfloat16", err);
+        if (!text || !attn_dtype_parse(text, &dtype) || !(dtypes >> dtype & 1))
+            return wrong(o->name, NULL, value, attn_dtype_list(dtypes, list), err);
         *(attn_dtype *)to = dtype;
         break;
     }

@@ -4,7 +4,7 @@
  * run time from the tables that the program itself runs by:
  *
  *   the rows of the routes (route.h)   -> paths, and of each what it answers and may refuse
- *   attn_tensors[], proto_takes_tensor -> the tensor members, their ranks and dtypes (read out of the table's "shape" texts)
+ *   attn_tensors[], proto_takes_tensor -> the tensor members, their ranks, dtypes and shapes
  *   proto_options[]                    -> the other members, their types, ranges and defaults
  *   PROTO_ERROR_MAP                    -> the error responses
  *   config, proto_limits               -> security, and limits that a schema can state
@@ -97,66 +97,7 @@ static const struct {
 
 static const char *const op_names[] = { [ATTN_OP_FORWARD] = "Forward", [ATTN_OP_BACKWARD] = "Backward" };
 
-/* ---- Tensors: from the table's text to a schema ------------------------------------------------------------------ */
-
-/* Ranks and dtypes that a tensor may have. */
-struct tensor_form {
-    unsigned ranks;  /* bit r: it may have r axes */
-    unsigned dtypes; /* bit attn_dtype */
-};
-
-static unsigned floating_dtypes(void)
-{
-    unsigned dtypes = 0;
-    for (int d = 0; d < ATTN_DTYPE_COUNT; d++)
-        if (attn_dtype_floating((attn_dtype)d)) dtypes |= 1u << d;
-    return dtypes;
-}
-
-static const char *const shape_of_suffix[] = { "'s shape", "' shape" };
-
-/* Reads attn_tensors[id].shape: "[B, Sq, H, D]", "float32 [H] or [B, H]", "float32, lse's shape", "out's shape". A
- * tensor whose axes begin with the batch and a plain sequence length loses the batch axis when packed (cu_seqlens). */
-static struct tensor_form form_of(attn_tensor_id id)
-{
-    const char *text = attn_tensors[id].shape;
-    struct tensor_form form = { 0, 0 };
-    const size_t head = strcspn(text, "[");
-    for (int d = 0; d < ATTN_DTYPE_COUNT; d++) { /* dtypes are named before the brackets */
-        const char *at = strstr(text, attn_dtype_name((attn_dtype)d));
-        if (at != NULL && (size_t)(at - text) < head) form.dtypes |= 1u << d;
-    }
-    const char *as_q = strstr(text, "q's dtype");
-    if (as_q != NULL && (size_t)(as_q - text) < head) form.dtypes |= floating_dtypes();
-
-    /* One level of "the shape of another tensor": those have brackets themselves. */
-    for (size_t s = 0; s < ARRAY_SIZE(shape_of_suffix); s++) {
-        const char *suffix = strstr(text, shape_of_suffix[s]);
-        for (int t = 0; suffix != NULL && t < ATTN_TENSOR_COUNT; t++) {
-            const size_t length = strlen(attn_tensors[t].name);
-            const char *name = suffix - length;
-            if (name < text || strncmp(name, attn_tensors[t].name, length) != 0 || (name > text && name[-1] != ' '))
-                continue;
-            text = attn_tensors[t].shape;
-            break;
-        }
-    }
-    for (const char *bracket = strchr(text, '['); bracket != NULL; bracket = strchr(bracket + 1, '[')) {
-        const size_t length = strcspn(bracket, "]");
-        unsigned rank = 1;
-        bool choice = false; /* "1 or B" */
-        bool sequence = false;
-        for (size_t i = 0; i < length; i++) {
-            rank += bracket[i] == ',';
-            choice |= strncmp(bracket + i, " or ", 4) == 0;
-            sequence |= strncmp(bracket + i, "Sq", 2) == 0 || strncmp(bracket + i, "Sk", 2) == 0;
-        }
-        form.ranks |= 1u << rank;
-        if (sequence && !choice && strncmp(bracket, "[B,", 3) == 0) form.ranks |= 1u << (rank - 1);
-    }
-    if (form.dtypes == 0) form.dtypes = floating_dtypes();
-    return form;
-}
+/* ---- Tensors: from a row to a schema ----------------------------------------------------------------------------- */
 
 static int lowest(unsigned bits)
 {
@@ -191,16 +132,17 @@ static void put_dtypes(struct json *j, unsigned dtypes, bool accepted)
 
 static void put_tensor_schema(struct json *j, attn_tensor_id id, bool request)
 {
-    const struct tensor_form form = form_of(id);
+    const unsigned ranks = attn_tensor_ranks(id);
+    char text[ATTN_SHAPE_BYTES];
     json_put(j,
              "{'type':'object','description':'%s: %s. "
              "%s','required':['shape','dtype','data'],'additionalProperties':false,'properties':{",
-             attn_tensors[id].name, attn_tensors[id].shape, attn_tensors[id].meaning);
+             attn_tensors[id].name, attn_tensor_shape(id, text), attn_tensors[id].meaning);
     json_put(j,
              "'shape':{'type':'array','items':{'$ref':'#/components/schemas/"
              "Axis'},'minItems':%d,'maxItems':%d},'dtype':{'enum':",
-             lowest(form.ranks), highest(form.ranks));
-    put_dtypes(j, form.dtypes, request);
+             lowest(ranks), highest(ranks));
+    put_dtypes(j, attn_tensor_dtypes(id), request);
     json_put(j, "},'data':{'$ref':'#/components/schemas/Data'}}}");
 }
 
@@ -239,7 +181,7 @@ static void put_option_schema(struct json *j, const proto_option *o, attn_op op)
         break;
     case PROTO_TYPE_DTYPE:
         json_put(j, "'enum':");
-        put_dtypes(j, floating_dtypes(), true);
+        put_dtypes(j, attn_tensor_dtypes(ATTN_T_out), true);
         break;
     case PROTO_TYPE_NAMES:
         json_put(j, "'type':'array','items':{'enum':[");

@@ -408,6 +408,151 @@ static void test_options(void **state)
 
 /* clang-format on */
 
+/* clang-format on */
+
+/* ---- The table: what attn_check() lets through is what the rows say ---------------------------------------------- */
+
+/* A good problem that gives the tensor `id`. */
+static attn_problem with(attn_tensor_id id, bool is_packed)
+{
+    const attn_axes *axes = &attn_tensors[id].axes;
+    attn_problem p = is_packed ? packed() : backward();
+    const attn_tensor_id of = axes->like == ATTN_TENSOR_COUNT ? id : (attn_tensor_id)axes->like;
+    const struct {
+        attn_tensor_id id;
+        attn_tensor tensor;
+    } others[] = {
+        { ATTN_T_alibi_slopes, TENSOR(zeros, ATTN_F32, 2, 8) },
+        { ATTN_T_bias, TENSOR(zeros, ATTN_F32, 2, 8, 3, 4) },
+        { ATTN_T_keep_mask, TENSOR(zeros, ATTN_U8, 2, 8, 3, 4) },
+        { ATTN_T_sinks, TENSOR(zeros, ATTN_F32, 8) },
+        { ATTN_T_seqlens_k, TENSOR(zeros, ATTN_I32, 2) },
+        { ATTN_T_mask_startend_rows, TENSOR(zeros, ATTN_I32, 2, 1, 4, 2) },
+    };
+    if (id == ATTN_T_q_scale || id == ATTN_T_k_scale || id == ATTN_T_v_scale) {
+        if (!is_packed) p = fp8();
+        p.q.dtype = p.k.dtype = p.v.dtype = ATTN_F8E4M3;
+        p.tensor[id] = TENSOR(zeros, ATTN_F32, 2, 2);
+    }
+    if (is_packed && (attn_tensors[id].role == ATTN_ROLE_IN_BACK || attn_tensors[id].role == ATTN_ROLE_OUT_BACK)) {
+        p.op = ATTN_OP_BACKWARD;
+        p.dout = TENSOR(zeros, ATTN_F16, 6, 8, 8);
+    }
+    if (of == ATTN_T_out || of == ATTN_T_lse) {
+        p.out = is_packed ? TENSOR(zeros, ATTN_F16, 6, 8, 8) : TENSOR(zeros, ATTN_F16, 2, 3, 8, 8);
+        p.lse = is_packed ? TENSOR(zeros, ATTN_F32, 8, 6) : TENSOR(zeros, ATTN_F32, 2, 8, 3);
+    }
+    for (size_t i = 0; i < ARRAY_SIZE(others); i++)
+        if (of == others[i].id) p.tensor[of] = others[i].tensor;
+    if (of != id) {
+        p.tensor[id] = p.tensor[of];
+        p.tensor[id].data = zeros;
+        if (attn_tensors[id].dtypes == ATTN_RULE_F32) p.tensor[id].dtype = ATTN_F32;
+    }
+    return p;
+}
+
+/* Is the rank of `id` what attn_check() refuses? */
+static bool refuses_rank(const attn_problem *p, attn_tensor_id id)
+{
+    attn_error err = { 0 };
+    char member[64];
+    snprintf(member, sizeof member, "/%s/shape", attn_tensors[id].name);
+    return attn_check(p, &err) != ATTN_OK && strcmp(err.member, member) == 0;
+}
+
+static void test_the_dtypes_of_a_row_are_those_that_pass(void **state)
+{
+    (void)state;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        unsigned pass = 0;
+        for (int d = 0; d < ATTN_DTYPE_COUNT; d++)
+            for (attn_dtype q = 0; q < ATTN_DTYPE_COUNT; q++) {
+                attn_problem p = with((attn_tensor_id)id, id == ATTN_T_cu_seqlens_q || id == ATTN_T_cu_seqlens_k);
+                if (q != p.q.dtype && (attn_tensor_dtypes(ATTN_T_q) >> q & 1)) {
+                    if (attn_tensors[id].name[1] == '_') continue; /* scales are of fp8 alone */
+                    for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
+                        if (t == ATTN_T_q || attn_tensors[t].dtypes == ATTN_RULE_AS_Q ||
+                            attn_tensors[t].dtypes == ATTN_RULE_GRADIENT)
+                            p.tensor[t].dtype = q;
+                    if (q == ATTN_F8E4M3 && attn_tensors[id].role <= ATTN_ROLE_OUT) p.op = ATTN_OP_FORWARD;
+                }
+                p.tensor[id].dtype = (attn_dtype)d;
+                if (attn_check(&p, NULL) == ATTN_OK) pass |= 1u << d;
+            }
+        if (pass != attn_tensor_dtypes((attn_tensor_id)id))
+            fail_msg("%s: 0x%x pass, its row says 0x%x", attn_tensors[id].name, pass,
+                     attn_tensor_dtypes((attn_tensor_id)id));
+    }
+}
+
+static void test_the_ranks_of_a_row_are_those_that_pass(void **state)
+{
+    (void)state;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        const attn_axes *axes = &attn_tensors[id].axes;
+        if (axes->like < ATTN_TENSOR_COUNT) axes = &attn_tensors[axes->like].axes;
+        unsigned pass = 0;
+        for (int is_packed = 0; is_packed < 2; is_packed++)
+            for (int rank = 1; rank <= ATTN_MAX_RANK; rank++) {
+                if (is_packed ? axes->packed[0] == '\0' : id == ATTN_T_cu_seqlens_q || id == ATTN_T_cu_seqlens_k)
+                    continue;
+                attn_problem p = with((attn_tensor_id)id, is_packed);
+                attn_error err = { 0 };
+                if (attn_check(&p, &err) != ATTN_OK) fail_msg("%s: %s", attn_tensors[id].name, err.text);
+                /* One of two ranks: its gradient has the same. */
+                if (axes->kind == ATTN_AXES_OPTIONAL && rank == 1) p.alibi_slopes = TENSOR(zeros, ATTN_F32, 8);
+                p.tensor[id].rank = rank;
+                if (!refuses_rank(&p, (attn_tensor_id)id)) pass |= 1u << rank;
+            }
+        if (pass != attn_tensor_ranks((attn_tensor_id)id))
+            fail_msg("%s: 0x%x pass, its row says 0x%x", attn_tensors[id].name, pass,
+                     attn_tensor_ranks((attn_tensor_id)id));
+    }
+}
+
+static void test_a_shape_as_a_client_reads_it(void **state)
+{
+    (void)state;
+    static const struct {
+        attn_tensor_id id;
+        const char *text;
+    } cases[] = {
+        { ATTN_T_q, "[B, Sq, H, D]" },
+        { ATTN_T_k, "[B, Sk, Hk, D]" },
+        { ATTN_T_v, "[B, Sk, Hk, Dv]" },
+        { ATTN_T_alibi_slopes, "float32 [H] or [B, H]" },
+        { ATTN_T_bias, "float32 or q's dtype, [1 or B, 1 or H, 1 or Sq, Sk]" },
+        { ATTN_T_keep_mask, "uint8, [1 or B, 1 or H, 1 or Sq, Sk]" },
+        { ATTN_T_sinks, "float32 [H]" },
+        { ATTN_T_cu_seqlens_q, "int32 [N + 1]" },
+        { ATTN_T_cu_seqlens_k, "int32 [N + 1]" },
+        { ATTN_T_seqlens_k, "int32 [B]" },
+        { ATTN_T_mask_startend_rows, "int32 [B, 1 or Hk or H, Sk, n]" },
+        { ATTN_T_q_scale, "float32 [B, Hk]" },
+        { ATTN_T_k_scale, "float32 [B, Hk]" },
+        { ATTN_T_v_scale, "float32 [B, Hk]" },
+        { ATTN_T_out, "[B, Sq, H, Dv]" },
+        { ATTN_T_lse, "float32 [B, H, Sq]" },
+        { ATTN_T_dout, "out's shape" },
+        { ATTN_T_dlse, "float32, lse's shape" },
+        { ATTN_T_dq, "q's shape" },
+        { ATTN_T_dk, "k's shape" },
+        { ATTN_T_dv, "v's shape" },
+        { ATTN_T_dsinks, "float32, sinks's shape" },
+        { ATTN_T_dbias, "float32, bias's shape" },
+        { ATTN_T_dalibi_slopes, "float32, alibi_slopes's shape" },
+    };
+    assert_int_equal(ARRAY_SIZE(cases), ATTN_TENSOR_COUNT);
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char text[ATTN_SHAPE_BYTES], names[ATTN_DTYPE_LIST_BYTES];
+        assert_string_equal(attn_tensor_shape(cases[i].id, text), cases[i].text);
+        /* The bounds of both texts are ample. */
+        assert_true(strlen(text) + 20 < sizeof text);
+        assert_true(strlen(attn_dtype_list((1u << ATTN_DTYPE_COUNT) - 1, names)) + 10 < sizeof names);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -420,6 +565,9 @@ int main(void)
         cmocka_unit_test(test_results_and_gradients),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_options),
+        cmocka_unit_test(test_the_dtypes_of_a_row_are_those_that_pass),
+        cmocka_unit_test(test_the_ranks_of_a_row_are_those_that_pass),
+        cmocka_unit_test(test_a_shape_as_a_client_reads_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

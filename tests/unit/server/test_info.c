@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/axes.h"
 #include "server/api/info.h"
 #include "server/http/routes.h"
 
@@ -284,7 +283,7 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
     cJSON_Delete(doc);
 }
 
-/* The ranks that the schema read out of the table's text are those that attn_check() asks for. */
+/* (That the ranks of the rows are those of attn_check() is tested in test_check.c.) */
 static void test_ranks_are_those_of_the_validator(void **state)
 {
     (void)state;
@@ -298,13 +297,8 @@ static void test_ranks_are_those_of_the_validator(void **state)
                          proto_takes_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)t));
             continue;
         }
-        int low = (int)strlen(attn_axes[t].plain), high = low;
-        if (attn_axes[t].packed[0]) {
-            const int packed = (int)strlen(attn_axes[t].packed);
-            low = packed < low ? packed : low;
-            high = packed > high ? packed : high;
-        }
-        if (t == ATTN_T_alibi_slopes) low = 1, high = 2; /* its axes depend on what is given */
+        const unsigned ranks = attn_tensor_ranks((attn_tensor_id)t);
+        const int low = __builtin_ctz(ranks), high = 31 - __builtin_clz(ranks);
         print_message("%s %d %d\n", attn_tensors[t].name, low, high);
         assert_int_equal(cJSON_GetObjectItem(shape, "minItems")->valueint, low);
         assert_int_equal(cJSON_GetObjectItem(shape, "maxItems")->valueint, high);
@@ -317,12 +311,19 @@ static void test_dtypes_are_those_of_the_tensor(void **state)
     (void)state;
     static const struct {
         const char *tensor, *has, *has_not;
-    } cases[] = {
-        { "q", "float8_e4m3fn", "int32" },    { "q", "BF16", "uint8" },          { "q", "FP16", "I32" },
-        { "lse", "float32", "float16" },      { "keep_mask", "uint8", "int32" }, { "cu_seqlens_q", "int32", "float32" },
-        { "bias", "bfloat16", "uint8" },      { "dlse", "F32", "F16" },          { "dout", "float16", "int32" },
-        { "mask_startend_rows", "I32", "U8" }
-    };
+    } cases[] = { { "q", "float8_e4m3fn", "int32" },
+                  { "q", "BF16", "uint8" },
+                  { "q", "FP16", "I32" },
+                  { "lse", "float32", "float16" },
+                  { "keep_mask", "uint8", "int32" },
+                  { "cu_seqlens_q", "int32", "float32" },
+                  { "bias", "bfloat16", "uint8" },
+                  { "dlse", "F32", "F16" },
+                  { "dout", "float16", "int32" },
+                  { "mask_startend_rows", "I32", "U8" },
+                  { "dout", "BF16", "F8_E4M3" },
+                  { "bias", "F16", "F8_E4M3" },
+                  { "out", "F32", "float8_e4m3fn" } };
     cJSON *doc = openapi();
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char path[128];
