@@ -26,6 +26,7 @@
 #include <string.h>
 
 #include "scan.h"
+#include "text.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -113,15 +114,6 @@ struct reader {
 
 enum { QUOTE_BYTES = 48 };
 
-/* At most `room` bytes of `text`, cut between characters. */
-static int cut(const char *text, int room)
-{
-    int length = (int)strnlen(text, (size_t)room + 1);
-    if (length <= room) return length;
-    for (length = room; length > 0 && ((unsigned char)text[length] & 0xc0) == 0x80;) length--;
-    return length;
-}
-
 /* The client's string, or NULL where the value is none. */
 static const char *string_of(const cJSON *value)
 {
@@ -139,7 +131,7 @@ static const char *describe(const cJSON *value, char quote[QUOTE_BYTES])
 {
     const char *text;
     if ((text = string_of(value))) {
-        int length = cut(text, 32);
+        const int length = (int)text_cut(text, 32);
         snprintf(quote, QUOTE_BYTES, "'%.*s'%s", length, text, text[length] ? "..." : "");
     } else if ((text = number_of(value))) {
         snprintf(quote, QUOTE_BYTES, "%.24s%s", text, strlen(text) > 24 ? "..." : "");
@@ -157,88 +149,40 @@ static const char *describe(const cJSON *value, char quote[QUOTE_BYTES])
 /* An integer literal within the limits: no fraction, no exponent, no -0 (1.0 is refused too). */
 static bool integer_of(const cJSON *value, int64_t minimum, int64_t maximum, int64_t *integer)
 {
-    const char *p = number_of(value);
-    const bool negative = p && *p == '-';
-    int64_t n = 0;
-    if (!p) return false;
-    p += negative;
-    if (negative && *p == '0') return false;
-    for (; *p; p++) {
-        if (*p < '0' || *p > '9') return false;
-        if (__builtin_mul_overflow(n, 10, &n) || __builtin_sub_overflow(n, *p - '0', &n))
-            return false; /* downwards: no abs() */
-    }
-    if (!negative && __builtin_sub_overflow(0, n, &n)) return false;
-    if (n < minimum || n > maximum) return false;
-    *integer = n;
+    const char *text = number_of(value);
+    const bool negative = text && *text == '-';
+    uint64_t n;
+    if (!text || !text_is_number(text + negative, INT64_MAX, &n) || (negative && n == 0)) return false;
+    const int64_t signed_n = negative ? -(int64_t)n : (int64_t)n;
+    if (signed_n < minimum || signed_n > maximum) return false;
+    *integer = signed_n;
     return true;
 }
 
-/* A pointer of one or two steps into a problem, RFC 6901: ~ and / in names are escaped. */
-static const char *pointer(char out[sizeof((attn_error *)0)->member], const char *outer, const char *name)
+typedef char member_text[sizeof((attn_error *)0)->member];
+enum { POINTER_BYTES = sizeof(member_text) - 2 };
+
+/* A pointer of one or two steps into a problem, RFC 6901: ~ and / in names are escaped. Cut at a character's end, at most
+ * POINTER_BYTES long. */
+static const char *pointer(member_text out, const char *outer, const char *name)
 {
-    const size_t room = sizeof((attn_error *)0)->member;
-    size_t length = (size_t)snprintf(out, room, "%s%s%s", outer ? "/" : "", outer ? outer : "", "/");
-    for (; *name; name++) {
-        if (length + 2 >= room) { /* cut, at a character's beginning */
-            while (length && ((unsigned char)out[length - 1] & 0xc0) == 0x80) length--;
-            if (length && (unsigned char)out[length - 1] >= 0xc0) length--;
-            break;
-        }
-        if (*name == '~' || *name == '/') {
-            out[length++] = '~';
-            out[length++] = *name == '~' ? '0' : '1';
-        } else {
-            out[length++] = *name;
-        }
+    struct text t = text_in(out, POINTER_BYTES + 1);
+    if (outer) text_printf(&t, "/%s", outer);
+    text_put_char(&t, '/');
+    for (size_t bytes; t.failure == TEXT_FINE && (bytes = text_character(name)) > 0; name += bytes) {
+        if (*name == '~') text_put_string(&t, "~0");
+        else if (*name == '/') text_put_string(&t, "~1");
+        else text_put(&t, name, bytes);
     }
-    out[length] = '\0';
     return out;
 }
 
-typedef char member_text[sizeof((attn_error *)0)->member];
-
 /* ---- Names nobody knows ------------------------------------------------------------------------------------------ */
 
-/* Keystrokes between two names: insert, delete or replace one (Levenshtein). 99 where one is too long to bother. */
-static int distance(const char *a, const char *b)
-{
-    enum { NAME_MAX_BYTES = 32 };
-    const int n = (int)strnlen(a, NAME_MAX_BYTES + 1), m = (int)strnlen(b, NAME_MAX_BYTES + 1);
-    int row[NAME_MAX_BYTES + 1];
-    if (n > NAME_MAX_BYTES || m > NAME_MAX_BYTES) return 99;
-    for (int j = 0; j <= m; j++) row[j] = j;
-    for (int i = 1; i <= n; i++) {
-        int diagonal = row[0];
-        row[0] = i;
-        for (int j = 1; j <= m; j++) {
-            const int replaced = diagonal + (a[i - 1] != b[j - 1]);
-            diagonal = row[j];
-            row[j] = row[j] + 1 < row[j - 1] + 1 ? row[j] + 1 : row[j - 1] + 1;
-            if (replaced < row[j]) row[j] = replaced;
-        }
-    }
-    return row[m];
-}
-
-struct nearest {
-    const char *unknown, *name;
-    int distance;
-};
-
-static void consider(struct nearest *best, const char *name)
-{
-    const int d = distance(best->unknown, name);
-    if (d < best->distance && d < (int)strlen(name)) { /* replacing every letter is no likeness */
-        best->name = name;
-        best->distance = d;
-    }
-}
-
-static attn_status unknown_member(const char *outer, const struct nearest *best, attn_error *err)
+static attn_status unknown_member(const char *outer, const struct text_nearest *best, attn_error *err)
 {
     member_text member;
-    const int length = cut(best->unknown, 48);
+    const int length = (int)text_cut(best->unknown, 48);
     return attn_fail(err, ATTN_INVALID, pointer(member, outer, best->unknown), "%s%sunknown member '%.*s%s'%s%s%s",
                      outer ? outer : "", outer ? ": " : "", length, best->unknown, best->unknown[length] ? "..." : "",
                      best->name ? ", did you mean '" : "", best->name ? best->name : "", best->name ? "'?" : "");
@@ -255,7 +199,7 @@ static bool repeated(const cJSON *object, const cJSON *member)
 static attn_status repeated_member(const char *outer, const char *name, attn_error *err)
 {
     member_text member;
-    const int length = cut(name, 48);
+    const int length = (int)text_cut(name, 48);
     return attn_fail(err, ATTN_INVALID, pointer(member, outer, name), "%s%smember '%.*s%s' is given twice",
                      outer ? outer : "", outer ? ": " : "", length, name, name[length] ? "..." : "");
 }
@@ -263,12 +207,13 @@ static attn_status repeated_member(const char *outer, const char *name, attn_err
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 /* "[2, 3]" */
-static const char *shape_text(int rank, const int64_t *shape, char text[96])
+enum { SHAPE_BYTES = ATTN_MAX_RANK * (TEXT_DIGITS + 2) + 3 };
+static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BYTES])
 {
-    size_t length = 0;
-    for (int a = 0; a < rank; a++)
-        length += (size_t)snprintf(text + length, 96 - length, "%s%lld", a ? ", " : "[", (long long)shape[a]);
-    snprintf(text + length, 96 - length, rank ? "]" : "[]");
+    struct text t = text_in(text, SHAPE_BYTES);
+    text_put_char(&t, '[');
+    for (int a = 0; a < rank; a++) text_printf(&t, "%s%lld", a ? ", " : "", (long long)shape[a]);
+    text_put_char(&t, ']');
     return text;
 }
 
@@ -311,7 +256,7 @@ static bool nesting_fits(const scan_lift *lift, const attn_tensor *t)
 static attn_status data(const struct reader *r, const char *name, const cJSON *value, attn_tensor *t, attn_error *err)
 {
     member_text member;
-    char quote[QUOTE_BYTES], is[96], must[96];
+    char quote[QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES];
     const scan_lift *lift;
     int64_t bytes, elements;
     if (!cJSON_IsNumber(value)) /* the only numbers in a skeleton are indices of lifted values */
@@ -372,12 +317,12 @@ static attn_status tensor(const struct reader *r, attn_tensor_id id, const cJSON
         return attn_fail(err, ATTN_INVALID, pointer(member, NULL, name),
                          "%s: is %s, must be an object with shape, dtype and data", name, describe(value, quote));
     for (const cJSON *part = value->child; part; part = part->next) {
-        struct nearest best = { part->string, NULL, 3 };
+        struct text_nearest best = { part->string, NULL, 3 };
         size_t i = 0;
         if (repeated(value, part)) return repeated_member(name, part->string, err);
         while (i < COUNT(names) && strcmp(part->string, names[i])) i++;
         if (i == COUNT(names)) {
-            for (i = 0; i < COUNT(names); i++) consider(&best, names[i]);
+            for (i = 0; i < COUNT(names); i++) text_consider(&best, names[i]);
             return unknown_member(name, &best, err);
         }
         members[i] = part;
@@ -419,30 +364,32 @@ static attn_status integer(const proto_option *o, const char *step, const cJSON 
 }
 
 /* The list of names after "must be", with commas and `or`. */
-static void list_add(char *list, size_t room, const char *name, bool first, bool last)
+static void list_add(struct text *list, const char *name, bool last)
 {
-    const size_t length = strlen(list);
-    snprintf(list + length, room - length, "%s%s", first ? "" : last ? " or " : ", ", name);
+    if (list->used > 0) text_put_string(list, last ? " or " : ", ");
+    text_put_string(list, name);
 }
 
 static attn_status choice(const proto_option *o, const cJSON *value, int *to, attn_error *err)
 {
     const char *text = string_of(value);
-    char rule[96] = "";
+    char rule[96];
+    struct text list = text_in(rule, sizeof rule);
     int i;
     for (i = 0; o->choices[i]; i++)
         if (text && !strcmp(text, o->choices[i])) {
             *to = i;
             return ATTN_OK;
         }
-    for (i = 0; o->choices[i]; i++) list_add(rule, sizeof rule, o->choices[i], i == 0, !o->choices[i + 1]);
+    for (i = 0; o->choices[i]; i++) list_add(&list, o->choices[i], !o->choices[i + 1]);
     return wrong(o->name, NULL, value, rule, err);
 }
 
 /* `outputs`: each name one that the op gives, none twice. */
 static attn_status output_names(const proto_option *o, attn_op op, const cJSON *value, uint64_t *to, attn_error *err)
 {
-    char rule[128] = "", step[16];
+    char rule[128], step[16];
+    struct text list = text_in(rule, sizeof rule);
     member_text member;
     bool by_default;
     uint64_t mask = 0;
@@ -450,8 +397,7 @@ static attn_status output_names(const proto_option *o, attn_op op, const cJSON *
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (proto_gives_tensor(op, (attn_tensor_id)id, &by_default)) last = id;
     for (int id = 0; id <= last; id++)
-        if (proto_gives_tensor(op, (attn_tensor_id)id, &by_default))
-            list_add(rule, sizeof rule, attn_tensors[id].name, !*rule, id == last);
+        if (proto_gives_tensor(op, (attn_tensor_id)id, &by_default)) list_add(&list, attn_tensors[id].name, id == last);
     if (!cJSON_IsArray(value)) return wrong(o->name, NULL, value, "an array of names", err);
     for (const cJSON *element = value->child; element; element = element->next, i++) {
         const char *text = string_of(element);
@@ -486,20 +432,6 @@ static attn_status identifier(const proto_option *o, const cJSON *value, char *t
     return ATTN_OK;
 }
 
-/* Digits of a number that is no negative and no fraction, up to 2^64 - 1. */
-static bool seed_of(const cJSON *value, uint64_t *to)
-{
-    const char *p = number_of(value);
-    uint64_t n = 0;
-    if (!p) return false;
-    for (; *p; p++) {
-        if (*p < '0' || *p > '9') return false;
-        if (__builtin_mul_overflow(n, 10, &n) || __builtin_add_overflow(n, (uint64_t)(*p - '0'), &n)) return false;
-    }
-    *to = n;
-    return true;
-}
-
 static attn_status option(const struct reader *r, const proto_option *o, const cJSON *value, proto_item *item,
                           attn_error *err)
 {
@@ -520,7 +452,8 @@ static attn_status option(const struct reader *r, const proto_option *o, const c
     }
     case PROTO_TYPE_INTEGER: status = integer(o, NULL, value, to, "", err); break;
     case PROTO_TYPE_SEED:
-        if (!seed_of(value, to)) return wrong(o->name, NULL, value, "an integer from 0 to 18446744073709551615", err);
+        if (!number_of(value) || !text_is_number(number_of(value), UINT64_MAX, to))
+            return wrong(o->name, NULL, value, "an integer from 0 to 18446744073709551615", err);
         break;
     case PROTO_TYPE_CHOICE: status = choice(o, value, to, err); break;
     case PROTO_TYPE_PAIR:
@@ -578,7 +511,7 @@ static attn_status foreign(attn_op op, const char *name, attn_error *err)
     const int id = tensor_named(name);
     const proto_option *o = option_named(name);
     const attn_op other = op == ATTN_OP_FORWARD ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
-    struct nearest best = { name, NULL, 3 };
+    struct text_nearest best = { name, NULL, 3 };
     member_text member;
     bool by_default;
     pointer(member, NULL, name);
@@ -591,9 +524,9 @@ static attn_status foreign(attn_op op, const char *name, attn_error *err)
         return attn_fail(err, ATTN_INVALID, member,
                          "requests: must be the only member of the body"); /* reached inside an item */
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
-        if (proto_takes_tensor(op, (attn_tensor_id)t)) consider(&best, attn_tensors[t].name);
+        if (proto_takes_tensor(op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
     for (o = proto_options; o->name; o++)
-        if (o->ops >> op & 1) consider(&best, o->name);
+        if (o->ops >> op & 1) text_consider(&best, o->name);
     return unknown_member(NULL, &best, err);
 }
 
@@ -763,7 +696,7 @@ static attn_status envelope(const proto_decoder *d, const struct reader *r, cons
         if (!strcmp(member->string, "requests")) requests = member;
         else
             return attn_fail(err, ATTN_INVALID, pointer(text, NULL, member->string),
-                             "%.*s: cannot stand beside requests", cut(member->string, 48), member->string);
+                             "%.*s: cannot stand beside requests", (int)text_cut(member->string, 48), member->string);
     }
     if (!cJSON_IsArray(requests))
         return attn_fail(err, ATTN_INVALID, "/requests", "requests: is %s, must be an array of problems",

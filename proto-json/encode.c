@@ -22,6 +22,7 @@
 
 #include "base64.h"
 #include "numbers.h"
+#include "text.h"
 
 const char *const proto_stages[PROTO_STAGE_COUNT] = {
 #define X(name) #name,
@@ -41,6 +42,8 @@ struct piece {
 enum {
     TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX, /* "]],[[-1.5": the brackets and one number */
     PROBLEM_BYTES = 4096,
+    /* Of text in one problem's answer: an error, or names and shapes of its outputs (a shape has at most 168 bytes). */
+    ITEM_BYTES = PROBLEM_BYTES + 256 * ATTN_TENSOR_COUNT,
 };
 
 /* One element of an array with what stands before it, or the brackets at the end. */
@@ -50,8 +53,7 @@ struct token {
 };
 
 struct proto_encoder {
-    char *text;
-    size_t text_bytes, text_capacity;
+    struct text text;
     struct piece *pieces;
     size_t piece_count, piece_capacity;
     bool short_of_memory;
@@ -86,26 +88,19 @@ static struct piece *add_piece(proto_encoder *e, struct piece piece)
     return &e->pieces[e->piece_count++];
 }
 
-static void add_text(proto_encoder *e, const char *text, size_t count)
+/* The piece of text that is being written; NULL after a failure. */
+static struct piece *text_piece(proto_encoder *e)
 {
     struct piece *last = e->piece_count ? &e->pieces[e->piece_count - 1] : NULL;
-    if (!last || last->kind != TEXT) last = add_piece(e, (struct piece){ .kind = TEXT, .offset = e->text_bytes });
-    if (!last) return;
-    if (count > e->text_capacity - e->text_bytes) {
-        size_t capacity = e->text_capacity ? e->text_capacity : 1024;
-        char *larger;
-        while (capacity - e->text_bytes < count) capacity *= 2;
-        larger = realloc(e->text, capacity);
-        if (!larger) {
-            e->short_of_memory = true;
-            return;
-        }
-        e->text = larger;
-        e->text_capacity = capacity;
-    }
-    memcpy(e->text + e->text_bytes, text, count);
-    e->text_bytes += count;
-    last->length += count;
+    if (last && last->kind == TEXT) return last;
+    return add_piece(e, (struct piece){ .kind = TEXT, .offset = e->text.used });
+}
+
+static void add_text(proto_encoder *e, const char *text, size_t count)
+{
+    struct piece *piece = text_piece(e);
+    text_put(&e->text, text, count);
+    if (piece) piece->length = e->text.used - piece->offset;
 }
 
 static void add(proto_encoder *e, const char *text)
@@ -113,13 +108,10 @@ static void add(proto_encoder *e, const char *text)
     add_text(e, text, strlen(text));
 }
 
-/* An answer has two dozen integers, and printf() takes longer over them than base64 over a small tensor. */
 static void add_integer(proto_encoder *e, uint64_t x)
 {
-    char digits[20], *p = digits + sizeof digits;
-    do *--p = (char)('0' + x % 10);
-    while ((x /= 10) != 0);
-    add_text(e, p, (size_t)(digits + sizeof digits - p));
+    char digits[TEXT_DIGITS], *const end = digits + TEXT_DIGITS, *const begin = text_digits_before(end, x);
+    add_text(e, begin, (size_t)(end - begin));
 }
 
 /* A double that may be anything: JSON has no number for what is not finite. */
@@ -224,6 +216,7 @@ attn_status proto_encoder_new(const proto_call *call, const proto_result *result
     }
     e = calloc(1, sizeof *e);
     if (!e) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to write the answer");
+    e->text = text_growing(((size_t)call->count + 1) * ITEM_BYTES);
     if (call->envelope) add(e, "{\"responses\":[");
     for (int i = 0; i < call->count; i++) {
         if (i) add(e, ",");
@@ -241,7 +234,7 @@ attn_status proto_encoder_new(const proto_call *call, const proto_result *result
         }
     }
     if (call->envelope) add(e, "]}");
-    if (e->short_of_memory) {
+    if (e->short_of_memory || e->text.failure != TEXT_FINE) {
         proto_encoder_free(e);
         return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to write the answer");
     }
@@ -277,7 +270,7 @@ uint64_t proto_encoder_length(proto_encoder *encoder)
 void proto_encoder_free(proto_encoder *encoder)
 {
     if (!encoder) return;
-    free(encoder->text);
+    text_free(&encoder->text);
     free(encoder->pieces);
     free(encoder);
 }
@@ -365,7 +358,7 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
         switch (piece->kind) {
         case TEXT:
             count = piece->length - e->taken < room ? (size_t)(piece->length - e->taken) : room;
-            memcpy(to + done, e->text + piece->offset + e->taken, count);
+            memcpy(to + done, e->text.at + piece->offset + e->taken, count);
             break;
         case BASE64: count = read_base64(piece, e->taken, to + done, room); break;
         case ARRAY: count = read_array(e, piece, to + done, room); break;

@@ -7,8 +7,7 @@
  *   2. When the buffer is short, `detail` and `error` are shortened first; then pointer and request_id are left out. */
 #include "proto.h"
 
-#include <stdio.h>
-#include <string.h>
+#include "text.h"
 
 const proto_error_info proto_errors[PROTO_ERROR_COUNT] = {
 #define X(id, http, code, title) { http, code, title },
@@ -37,67 +36,15 @@ proto_error proto_error_of(attn_status status)
     return PROTO_E_INTERNAL;
 }
 
-/* Appends to a buffer of fixed size. What does not fit sets `full`, and the text is not to be used. */
-struct writer {
-    char *text;
-    size_t capacity, length;
-    bool full;
-};
-
-static void put(struct writer *w, const char *text, size_t count)
+/* The value is `value` with `before` in front of it; each takes at most `room` bytes. */
+static void put_member(struct text *t, const char *name, const char *before, const char *value, size_t room)
 {
-    if (count > w->capacity - w->length) {
-        w->full = true;
-        return;
-    }
-    memcpy(w->text + w->length, text, count);
-    w->length += count;
-}
-
-/* Bytes of the UTF-8 character at `text`, 0 where there is none (RFC 3629: no overlong forms, no surrogates). */
-static size_t character_bytes(const unsigned char *text)
-{
-    const unsigned char c = text[0];
-    if (c < 0x80) return 1;
-    if (c >= 0xc2 && c <= 0xdf) return (text[1] & 0xc0) == 0x80 ? 2 : 0;
-    if (c >= 0xe0 && c <= 0xef) {
-        if (c == 0xe0 && text[1] < 0xa0) return 0;
-        if (c == 0xed && text[1] > 0x9f) return 0;
-        return (text[1] & 0xc0) == 0x80 && (text[2] & 0xc0) == 0x80 ? 3 : 0;
-    }
-    if (c >= 0xf0 && c <= 0xf4) {
-        if (c == 0xf0 && text[1] < 0x90) return 0;
-        if (c == 0xf4 && text[1] > 0x8f) return 0;
-        return (text[1] & 0xc0) == 0x80 && (text[2] & 0xc0) == 0x80 && (text[3] & 0xc0) == 0x80 ? 4 : 0;
-    }
-    return 0;
-}
-
-/* `text` inside a JSON string, at most `room` bytes once escaped. */
-static void put_escaped(struct writer *w, const char *text, size_t room)
-{
-    const unsigned char *p = (const unsigned char *)text;
-    while (*p) {
-        char form[8];
-        size_t bytes = character_bytes(p), length;
-        if (*p == '"' || *p == '\\') length = (size_t)snprintf(form, sizeof form, "\\%c", *p);
-        else if (*p < 0x20 || *p == 0x7f) length = (size_t)snprintf(form, sizeof form, "\\u%04x", *p);
-        else if (bytes == 0) form[0] = '?', length = 1, bytes = 1;
-        else memcpy(form, p, length = bytes);
-        if (length > room) return;
-        put(w, form, length);
-        room -= length;
-        p += bytes;
-    }
-}
-
-static void put_member(struct writer *w, const char *name, const char *value, size_t room)
-{
-    put(w, ",\"", 2);
-    put(w, name, strlen(name));
-    put(w, "\":\"", 3);
-    put_escaped(w, value, room);
-    put(w, "\"", 1);
+    text_put_string(t, ",\"");
+    text_put_string(t, name);
+    text_put_string(t, "\":\"");
+    text_put_json(t, before, room);
+    text_put_json(t, value, room);
+    text_put_char(t, '"');
 }
 
 /* How many bytes the escaped `detail` may take at most; attn_error.text is shorter than this unless it is full of
@@ -108,30 +55,25 @@ size_t proto_problem_write(char *buffer, size_t capacity, proto_error error, con
                            const char *pointer, const char *request_id)
 {
     const proto_error_info *info = &proto_errors[(unsigned)error < PROTO_ERROR_COUNT ? error : PROTO_E_INTERNAL];
-    char where[2 * POINTER_ROOM], head[256];
     if (capacity == 0) return 0;
-    snprintf(where, sizeof where, "%s%s", prefix ? prefix : "", pointer ? pointer : "");
-    snprintf(head, sizeof head, "{\"type\":\"urn:attnd:%s\",\"title\":\"%s\",\"status\":%d,\"code\":\"%s\"", info->code,
-             info->title, info->http, info->code);
+    if (!prefix) prefix = "";
+    if (!pointer) pointer = "";
     if (!detail || !*detail) detail = info->title;
 
     for (size_t room = DETAIL_ROOM;; room /= 2) {
-        struct writer w = { buffer, capacity - 1, 0, false };
-        put(&w, head, strlen(head));
-        if (request_id && *request_id && room) put_member(&w, "request_id", request_id, REQUEST_ID_ROOM);
-        if (*where && room) put_member(&w, "pointer", where, POINTER_ROOM);
-        put_member(&w, "detail", detail, room);
-        put_member(&w, "error", detail, room);
-        put(&w, "}", 1);
-        if (!w.full) {
-            buffer[w.length] = '\0';
-            return w.length;
-        }
+        struct text t = text_in(buffer, capacity);
+        text_printf(&t, "{\"type\":\"urn:attnd:%s\",\"title\":\"%s\",\"status\":%d,\"code\":\"%s\"", info->code,
+                    info->title, info->http, info->code);
+        if (request_id && *request_id && room) put_member(&t, "request_id", "", request_id, REQUEST_ID_ROOM);
+        if ((*prefix || *pointer) && room) put_member(&t, "pointer", prefix, pointer, POINTER_ROOM);
+        put_member(&t, "detail", "", detail, room);
+        put_member(&t, "error", "", detail, room);
+        text_put_char(&t, '}');
+        if (t.failure == TEXT_FINE) return t.used;
         if (room == 0) break;
     }
     /* Not even the fixed members fit. */
-    struct writer w = { buffer, capacity - 1, 0, false };
-    put(&w, "{}", 2);
-    buffer[w.length] = '\0';
-    return w.length;
+    struct text t = text_in(buffer, capacity);
+    text_put_string(&t, "{}");
+    return t.used;
 }

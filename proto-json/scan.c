@@ -27,6 +27,7 @@
 
 #include "base64.h"
 #include "numbers.h"
+#include "text.h"
 
 enum state {
     VALUE,         /* a value must come */
@@ -84,7 +85,7 @@ struct scan {
     int hex_left;        /* digits of \u that must still come */
     uint32_t code, high; /* the code point they make; the high surrogate before it, or 0 */
     int utf8_left;       /* continuation bytes that must still come, the next one from utf8_low to utf8_high */
-    unsigned utf8_low, utf8_high;
+    unsigned char utf8_low, utf8_high;
 
     /* Where bytes go. */
     enum sink sink;
@@ -92,8 +93,7 @@ struct scan {
     char word[WORD_BYTES]; /* the string so far, decoded; NUL-ended */
     int word_length;       /* WORD_BYTES: longer than any word that matters, or not ASCII */
 
-    char *skeleton;
-    size_t skeleton_bytes, skeleton_capacity;
+    struct text skeleton;
 
     /* The caller's memory, and what was lifted into it. */
     uint8_t *base;
@@ -178,21 +178,15 @@ static void lift_fault(scan *s, scan_fault fault, uint64_t position, uint64_t at
 static attn_status emit(scan *s, const void *text, size_t count)
 {
     if (s->sink != SKELETON) return ATTN_OK;
-    if (count >= s->skeleton_capacity - s->skeleton_bytes) { /* one more for the NUL */
-        size_t capacity = s->skeleton_capacity ? s->skeleton_capacity : 1024;
-        char *larger;
-        if (count > s->limits.skeleton_bytes || s->skeleton_bytes > s->limits.skeleton_bytes - count)
-            return attn_fail(&s->error, ATTN_TOO_LARGE, "",
-                             "the members other than tensor data take more than %zu bytes", s->limits.skeleton_bytes);
-        while (capacity <= s->skeleton_bytes + count) capacity *= 2;
-        larger = realloc(s->skeleton, capacity);
-        if (!larger) return attn_fail(&s->error, ATTN_NO_MEMORY, "", "no memory to read the request");
-        s->skeleton = larger;
-        s->skeleton_capacity = capacity;
+    text_put(&s->skeleton, text, count);
+    switch (s->skeleton.failure) {
+    case TEXT_FINE: return ATTN_OK;
+    case TEXT_FULL:
+        return attn_fail(&s->error, ATTN_TOO_LARGE, "", "the members other than tensor data take more than %zu bytes",
+                         s->limits.skeleton_bytes);
+    case TEXT_NO_MEMORY: break;
     }
-    memcpy(s->skeleton + s->skeleton_bytes, text, count);
-    s->skeleton_bytes += count;
-    return ATTN_OK;
+    return attn_fail(&s->error, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
 static attn_status emit_char(scan *s, char c)
@@ -235,8 +229,7 @@ static attn_status lifted(scan *s, size_t bytes)
 /* A value to be lifted begins: its index goes into the skeleton in its stead. */
 static attn_status lift_begin(scan *s, scan_kind kind)
 {
-    char index[16];
-    int digits = 0, rest = s->lift_count;
+    char digits[TEXT_DIGITS], *const end = digits + TEXT_DIGITS, *index;
     attn_status status;
     if (s->lift_count == s->lift_capacity) {
         int capacity = s->lift_capacity ? 2 * s->lift_capacity : 8;
@@ -245,9 +238,8 @@ static attn_status lift_begin(scan *s, scan_kind kind)
         s->lifts = larger;
         s->lift_capacity = capacity;
     }
-    do index[sizeof index - ++digits] = (char)('0' + rest % 10);
-    while (rest /= 10);
-    status = emit(s, index + sizeof index - digits, (size_t)digits);
+    index = text_digits_before(end, (uint64_t)s->lift_count);
+    status = emit(s, index, (size_t)(end - index));
     if (status != ATTN_OK) return status;
     s->frames[s->depth - 1].lift = s->lift_count;
     s->lifts[s->lift_count++] =
@@ -412,11 +404,9 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
     } else if (c < 0x20) {
         return attn_fail(&s->error, ATTN_INVALID, "", "not JSON at byte %llu: control character 0x%02x inside a string",
                          (unsigned long long)at, c);
-    } else if (c >= 0x80) { /* RFC 3629, section 4: the table of well-formed sequences */
-        if (c < 0xc2 || c > 0xf4) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
-        s->utf8_left = c < 0xe0 ? 1 : c < 0xf0 ? 2 : 3;
-        s->utf8_low = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;
-        s->utf8_high = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
+    } else if (c >= 0x80) {
+        s->utf8_left = text_utf8_more(c, &s->utf8_low, &s->utf8_high);
+        if (!s->utf8_left) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
         s->word_length = WORD_BYTES;
         status = emit_char(s, (char)c);
     } else { /* a fault in base64 put it here: the next round takes it as plain text */
@@ -431,6 +421,7 @@ static attn_status escape(scan *s, unsigned char c, uint64_t at)
 {
     static const char shorts[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
     const char *which;
+    int digit;
     attn_status status = emit_char(s, (char)c);
     if (status != ATTN_OK) return status;
     switch (s->state) {
@@ -454,9 +445,9 @@ static attn_status escape(scan *s, unsigned char c, uint64_t at)
     default: break;
     }
     /* HEX */
-    if (c >= '0' && c <= '9') s->code = s->code * 16 + (c - '0');
-    else if ((c | 0x20) >= 'a' && (c | 0x20) <= 'f') s->code = s->code * 16 + ((c | 0x20) - 'a' + 10u);
-    else return unexpected(s, at, expected_in(s), c);
+    digit = text_hex_digit(c);
+    if (digit < 0) return unexpected(s, at, expected_in(s), c);
+    s->code = s->code * 16 + (uint32_t)digit;
     if (--s->hex_left) return ATTN_OK;
     if (s->high) {
         if (s->code < 0xdc00 || s->code > 0xdfff)
@@ -774,6 +765,7 @@ scan *scan_new(const proto_limits *limits, const proto_memory *memory)
     if (!s) return NULL;
     s->limits = *limits;
     s->memory = *memory;
+    s->skeleton = text_growing(limits->skeleton_bytes);
     s->numbers_lift = NO_LIFT;
     return s;
 }
@@ -781,7 +773,7 @@ scan *scan_new(const proto_limits *limits, const proto_memory *memory)
 void scan_free(scan *s)
 {
     if (!s) return;
-    free(s->skeleton);
+    text_free(&s->skeleton);
     free(s->lifts);
     free(s);
 }
@@ -814,15 +806,14 @@ attn_status scan_finish(scan *s, attn_error *err)
                       "not JSON: the body ends after %llu bytes, before the value is complete",
                       (unsigned long long)s->offset);
     }
-    if (s->error.status == ATTN_OK) s->skeleton[s->skeleton_bytes] = '\0'; /* emit() leaves room for it */
     if (s->error.status != ATTN_OK && err) *err = s->error;
     return s->error.status;
 }
 
 const char *scan_skeleton(const scan *s, size_t *length)
 {
-    *length = s->skeleton_bytes;
-    return s->skeleton;
+    *length = s->skeleton.used;
+    return s->skeleton.at;
 }
 
 const scan_lift *scan_lifts(const scan *s, int *count)

@@ -1,86 +1,57 @@
-/* jsontext.c: a growing text, and a printf for JSON.
+/* jsontext.c: a printf for JSON over a growing text.
  *
- * Invariants
- * 1. Inserted strings are valid JSON inside their quotes: quotes, backslashes and control characters are escaped,
- * bytes that are not ASCII pass (the strings here are the program's own UTF-8).
- * 2. at[used] is NUL whenever at is not NULL. */
+ * Invariant: inserted strings are valid JSON inside their quotes, whatever they hold (text_put_json). */
 #include "server/base/jsontext.h"
 
 #include <math.h>
 #include <stdarg.h>
-#include <stdio.h>
+#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
-static void put_bytes(struct json *j, const char *bytes, size_t count)
+enum { DOCUMENT_BYTES = 16 << 20 }; /* at most; the longest, /openapi.json, has a hundredth of it */
+
+/* The text, which a struct of zeros has not begun yet. */
+static struct text *text_of(struct json *j)
 {
-    if (j->failed) return;
-    if (count >= j->capacity - j->used) {
-        const size_t capacity = 2 * j->capacity + count + 1024;
-        char *at = realloc(j->at, capacity);
-        if (at == NULL) {
-            j->failed = true;
-            return;
-        }
-        j->at = at;
-        j->capacity = capacity;
-    }
-    memcpy(j->at + j->used, bytes, count);
-    j->used += count;
-    j->at[j->used] = '\0';
+    if (j->text.limit == 0) j->text = text_growing(DOCUMENT_BYTES);
+    return &j->text;
 }
 
-static void put_escaped(struct json *j, const char *string)
+static void put_integer(struct text *t, long long x)
 {
-    for (; *string; string++) {
-        const size_t plain = strcspn(string,
-                                     "\"\\\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\x10\x11\x12\x13"
-                                     "\x14\x15\x16\x17\x18\x19\x1a\x1b\x1c\x1d\x1e\x1f");
-        put_bytes(j, string, plain);
-        string += plain;
-        if (*string == '\0') return;
-        char escape[8];
-        if (*string == '"' || *string == '\\') snprintf(escape, sizeof escape, "\\%c", *string);
-        else snprintf(escape, sizeof escape, "\\u%04x", (unsigned char)*string);
-        put_bytes(j, escape, strlen(escape));
-    }
+    if (x < 0) text_put_char(t, '-');
+    text_put_number(t, x < 0 ? (uint64_t)0 - (uint64_t)x : (uint64_t)x);
 }
 
-static void put_number(struct json *j, double value)
+static void put_number(struct text *t, double x)
 {
-    char text[40] = "null";
-    for (int digits = 6; isfinite(value) && digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) break;
-    }
-    put_bytes(j, text, strlen(text));
+    if (isfinite(x)) text_put_double(t, x);
+    else text_put_string(t, "null");
 }
 
 void json_put(struct json *j, const char *format, ...)
 {
+    struct text *const t = text_of(j);
     va_list args;
-    char number[24];
     va_start(args, format);
     for (const char *f = format; *f;) {
         const size_t plain = strcspn(f, "'%");
-        put_bytes(j, f, plain);
+        text_put(t, f, plain);
         f += plain;
         if (*f == '\'') {
-            put_bytes(j, "\"", 1);
+            text_put_char(t, '"');
             f++;
         } else if (strncmp(f, "%s", 2) == 0) {
-            put_escaped(j, va_arg(args, const char *));
+            text_put_json(t, va_arg(args, const char *), SIZE_MAX);
             f += 2;
         } else if (strncmp(f, "%d", 2) == 0) {
-            snprintf(number, sizeof number, "%d", va_arg(args, int));
-            put_bytes(j, number, strlen(number));
+            put_integer(t, va_arg(args, int));
             f += 2;
         } else if (strncmp(f, "%lld", 4) == 0) {
-            snprintf(number, sizeof number, "%lld", va_arg(args, long long));
-            put_bytes(j, number, strlen(number));
+            put_integer(t, va_arg(args, long long));
             f += 4;
         } else if (strncmp(f, "%g", 2) == 0) {
-            put_number(j, va_arg(args, double));
+            put_number(t, va_arg(args, double));
             f += 2;
         } else if (*f == '%') abort(); /* a format of this program that no test has run */
     }
@@ -89,25 +60,21 @@ void json_put(struct json *j, const char *format, ...)
 
 void json_constant(struct json *j, const char *text)
 {
-    for (; *text; text++) put_bytes(j, *text == '\'' ? "\"" : text, 1);
+    for (; *text; text++) text_put_char(text_of(j), *text == '\'' ? '"' : *text);
 }
 
 void json_raw(struct json *j, const char *text)
 {
-    put_bytes(j, text, strlen(text));
+    text_put_string(text_of(j), text);
 }
 
 void json_comma(struct json *j)
 {
-    if (!j->failed && j->used > 0 && j->at[j->used - 1] != '{' && j->at[j->used - 1] != '[') put_bytes(j, ",", 1);
+    const struct text *t = text_of(j);
+    if (t->used > 0 && t->at[t->used - 1] != '{' && t->at[t->used - 1] != '[') text_put_char(&j->text, ',');
 }
 
 char *json_take(struct json *j, size_t *length)
 {
-    if (j->failed) {
-        free(j->at);
-        return NULL;
-    }
-    *length = j->used;
-    return j->at;
+    return text_take(text_of(j), length);
 }

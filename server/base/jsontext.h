@@ -1,5 +1,6 @@
 /* jsontext.h: JSON written as text, for documents whose shape the program knows. (What clients send is read by
- * proto-json/.)
+ * proto-json/.) Not cJSON's tree: it holds every number as a double, to which 18446744073709551615 is another number, and
+ * its memory may fail at each of some hundred calls, where here one look at the end is enough.
  *
  * A format is JSON with ' for ", so that C needs no backslashes:
  *     json_put(&j, "{'name':'%s','bytes':%lld}", name, bytes);
@@ -7,18 +8,13 @@
 #ifndef JSONTEXT_H
 #define JSONTEXT_H
 
-#include <stdbool.h>
-#include <stddef.h>
+#include "proto-json/text.h"
 
 struct json { /* start with = {0}; after a failure (out of memory) every call does nothing */
-    char *at;
-    size_t used, capacity;
-    bool failed;
+    struct text text;
 };
 
-/* Only %s, %d, %lld and %g. %g writes the shortest text that reads back as the same double, and null for NaN and
- * infinity.
- * */
+/* Only %s, %d, %lld and %g. %g writes what reads back as the same double, and null for NaN and infinity. */
 void json_put(struct json *j, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 void json_constant(struct json *j, const char *text); /* ' becomes ", the rest stays as it is */

@@ -28,7 +28,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "server/base/digits.h"
+#include "proto-json/text.h"
 
 enum {
     BUFFER_BYTES = 1 << 20,
@@ -81,65 +81,25 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* ---- One line ---------------------------------------------------------------------------------------------------- */
 
-/* A text under construction: what does not fit is left out, never written past the end. */
-struct text {
-    char *at;
-    size_t used, capacity;
-};
-
-static void put(struct text *t, const char *bytes, size_t count)
-{
-    if (count > t->capacity - t->used) count = t->capacity - t->used;
-    memcpy(t->at + t->used, bytes, count);
-    t->used += count;
-}
-
-static void put_string(struct text *t, const char *string)
-{
-    put(t, string, strlen(string));
-}
-
 static bool is_control(char c)
 {
     return (unsigned char)c < 0x20 || c == 0x7f;
 }
 
-/* Length of the UTF-8 character at s, 0 where there is none. Stops at the NUL, which is no continuation byte. */
-static size_t utf8_length(const unsigned char *s)
-{
-    if (s[0] < 0x80) return s[0] != 0;
-    if (s[0] < 0xC2 || s[0] > 0xF4) return 0; /* continuation, overlong, past U+10FFFF */
-    if ((s[1] & 0xC0) != 0x80) return 0;
-    if (s[0] < 0xE0) return 2;
-    if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] >= 0xA0)) return 0; /* overlong, surrogate */
-    if ((s[2] & 0xC0) != 0x80) return 0;
-    if (s[0] < 0xF0) return 3;
-    if ((s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] >= 0x90)) return 0;
-    return (s[3] & 0xC0) == 0x80 ? 4 : 0;
-}
-
-/* `count` bytes of `string` as the inside of a JSON string. */
+/* `count` bytes of `string` as the inside of a JSON string. Not text_put_json(): a line of the log has no control
+ * characters, escaped or not, and what is no UTF-8 is marked as such. */
 static void put_json(struct text *t, const char *string, size_t count)
 {
-    const unsigned char *s = (const unsigned char *)string;
-    char escape[2];
     for (size_t i = 0; i < count;) {
-        const size_t length = utf8_length(s + i);
-        if (length == 0 || i + length > count) {
-            put_string(t, "\\ufffd");
-            i++;
-        } else if (s[i] == '"' || s[i] == '\\') {
-            escape[0] = '\\';
-            escape[1] = (char)s[i];
-            put(t, escape, 2);
-            i++;
-        } else if (is_control(string[i])) {
-            put_string(t, " ");
-            i++;
-        } else {
-            put(t, string + i, length);
-            i += length;
+        const char c = string[i];
+        const size_t length = text_character(string + i);
+        if (length == 0 || i + length > count) text_put_string(t, "\\ufffd");
+        else if (is_control(c)) text_put_char(t, ' ');
+        else {
+            if (c == '"' || c == '\\') text_put_char(t, '\\');
+            text_put(t, string + i, length);
         }
+        i += length > 0 && i + length <= count ? length : 1;
     }
 }
 
@@ -189,33 +149,33 @@ static void put_pairs_as_json(struct text *t, const char *pairs)
             continue;
         }
         const size_t key = strcspn(s, "= ");
-        put_string(t, ",\"");
+        text_put_string(t, ",\"");
         if (s[key] == '=') {
             put_json(t, s, key);
             s += key + 1;
-        } else put_string(t, "text");
-        put_string(t, "\":");
+        } else text_put_string(t, "text");
+        text_put_string(t, "\":");
         if (*s == '"') {
-            put_string(t, "\"");
+            text_put_string(t, "\"");
             s = put_quoted_as_json(t, s + 1);
-            put_string(t, "\"");
+            text_put_string(t, "\"");
             continue;
         }
         const size_t value = strcspn(s, " ");
         if (is_number(s, value) || (value == 4 && memcmp(s, "true", 4) == 0) ||
             (value == 5 && memcmp(s, "false", 5) == 0))
-            put(t, s, value);
+            text_put(t, s, value);
         else {
-            put_string(t, "\"");
+            text_put_string(t, "\"");
             put_json(t, s, value);
-            put_string(t, "\"");
+            text_put_string(t, "\"");
         }
         s += value;
     }
 }
 
 /* 2026-11-20T18:48:03.123Z; the part up to the second is made once a second and thread. */
-static const char *time_text(char text[32])
+static void put_time(struct text *t)
 {
     static _Thread_local time_t second = -1;
     static _Thread_local char date[24];
@@ -227,46 +187,58 @@ static const char *time_text(char text[32])
         strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &tm);
         second = now.tv_sec;
     }
-    char *at = stpcpy(text, date);
-    *at++ = '.';
-    at = digits_write(at, (uint64_t)now.tv_nsec / 1000000, 3, 0);
-    *at++ = 'Z';
-    *at = '\0';
-    return text;
+    text_put_string(t, date);
+    text_put_char(t, '.');
+    text_put_three(t, (unsigned)(now.tv_nsec / 1000000));
+    text_put_char(t, 'Z');
 }
 
-/* The whole line with its newline; returns its length. */
+/* At most NAME_BYTES of a name that somebody else chose. */
+static void put_name(struct text *t, bool json, const char *name)
+{
+    if (json) put_json(t, name, strnlen(name, NAME_BYTES));
+    else text_put(t, name, strnlen(name, NAME_BYTES));
+}
+
+static void put_line(struct text *t, bool json, enum log_level level, const char *request_id, const char *event,
+                     const char *pairs)
+{
+    text_put_string(t, json ? "{\"time\":\"" : "");
+    put_time(t);
+    text_put_string(t, json ? "\",\"level\":\"" : " ");
+    text_put_string(t, json ? level_json[level] : level_text[level]);
+    if (json) text_put_char(t, '"');
+    if (request_id != NULL && *request_id != '\0') {
+        text_put_string(t, json ? ",\"request_id\":\"" : " req=");
+        put_name(t, json, request_id);
+        if (json) text_put_char(t, '"');
+    }
+    text_put_string(t, json ? ",\"event\":\"" : " ");
+    put_name(t, json, event);
+    if (json) {
+        text_put_char(t, '"');
+        put_pairs_as_json(t, pairs);
+        text_put_char(t, '}');
+    } else if (*pairs != '\0') {
+        text_put_char(t, ' ');
+        text_put_string(t, pairs);
+    }
+}
+
+/* The whole line with its newline; returns its length. Pairs too long for any line are left out of it. */
 static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level, const char *request_id,
                           const char *event, const char *pairs)
 {
-    char stamp[32];
-    struct text t = { .at = line, .capacity = LINE_BYTES - 4 }; /* room for what ends it */
-    put_string(&t, json ? "{\"time\":\"" : "");
-    put_string(&t, time_text(stamp));
-    put_string(&t, json ? "\",\"level\":\"" : " ");
-    put_string(&t, json ? level_json[level] : level_text[level]);
-    if (json) put_string(&t, "\"");
-    if (request_id != NULL && *request_id != '\0') {
-        put_string(&t, json ? ",\"request_id\":\"" : " req=");
-        if (json) put_json(&t, request_id, strnlen(request_id, NAME_BYTES));
-        else put(&t, request_id, strnlen(request_id, NAME_BYTES));
-        if (json) put_string(&t, "\"");
-    }
-    put_string(&t, json ? ",\"event\":\"" : " ");
-    if (json) put_json(&t, event, strnlen(event, NAME_BYTES));
-    else put(&t, event, strnlen(event, NAME_BYTES));
-    if (json) {
-        put_string(&t, "\"");
-        put_pairs_as_json(&t, pairs);
-        line[t.used++] = '}';
-    } else if (*pairs != '\0') {
-        put_string(&t, " ");
-        put_string(&t, pairs);
+    struct text t = text_in(line, LINE_BYTES); /* the newline takes the place of the NUL */
+    put_line(&t, json, level, request_id, event, pairs);
+    if (t.failure != TEXT_FINE) {
+        t = text_in(line, LINE_BYTES);
+        put_line(&t, json, level, request_id, event, "cut=true");
     }
     for (size_t i = 0; i < t.used; i++)
         if (is_control(line[i])) line[i] = ' ';
-    line[t.used++] = '\n';
-    return t.used;
+    line[t.used] = '\n';
+    return t.used + 1;
 }
 
 /* ---- The sink ---------------------------------------------------------------------------------------------------- */
@@ -530,26 +502,27 @@ void log_pairs(enum log_level level, const char *request_id, const char *event, 
 
 const char *log_clean(char *buffer, unsigned long capacity, const char *client_string)
 {
-    const unsigned char *s = (const unsigned char *)(client_string ? client_string : "");
-    size_t n = 0, i = 0;
+    const char *s = client_string ? client_string : "";
+    size_t taken = 0;
+    struct text t = text_in(buffer, capacity);
     if (capacity == 0) return "";
-    while (s[i] != '\0') {
+    while (s[taken] != '\0') {
         char piece[8];
-        size_t bytes = 1;
-        size_t length = utf8_length(s + i);
-        if (s[i] == 0xC2 && s[i + 1] < 0xA0) length = 0; /* U+0080 to U+009F command terminals */
-        if (s[i] == '"' || s[i] == '\\') bytes = (size_t)snprintf(piece, sizeof piece, "\\%c", s[i]);
-        else if (length == 0 || is_control((char)s[i])) bytes = (size_t)snprintf(piece, sizeof piece, "\\x%02x", s[i]);
-        else memcpy(piece, s + i, bytes = length);
-        const size_t taken = length > 1 ? length : 1;
-        if (i + taken > CLEAN_INPUT_BYTES || n + bytes + 4 > capacity) { /* "..." and the NUL always fit */
-            for (int dots = 0; dots < 3 && n + 1 < capacity; dots++) buffer[n++] = '.';
+        const unsigned char c = (unsigned char)s[taken];
+        size_t length = text_character(s + taken);
+        if (c == 0xC2 && (unsigned char)s[taken + 1] < 0xA0) length = 0; /* U+0080 to U+009F command terminals */
+        struct text form = text_in(piece, sizeof piece);
+        if (c == '"' || c == '\\') text_put_char(&form, '\\');
+        if (length == 0 || is_control((char)c)) text_printf(&form, "\\x%02x", c);
+        else text_put(&form, s + taken, length);
+        if (length == 0) length = 1;
+        if (taken + length > CLEAN_INPUT_BYTES ||
+            t.used + form.used + 4 > capacity) { /* "..." and the NUL always fit */
+            for (int dots = 0; dots < 3 && t.used + 1 < capacity; dots++) text_put_char(&t, '.');
             break;
         }
-        memcpy(buffer + n, piece, bytes);
-        n += bytes;
-        i += taken;
+        text_put(&t, piece, form.used);
+        taken += length;
     }
-    buffer[n] = '\0';
     return buffer;
 }

@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 #include "kernels/attention.h"
+#include "proto-json/text.h"
 #include "server/base/log.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
@@ -193,59 +194,28 @@ double metrics_sum(enum metric_id id, const char *label0)
 
 /* ---- The page ---------------------------------------------------------------------------------------------------- */
 
-struct page {
-    char *text;
-    size_t used, capacity;
-    bool failed;
-};
+enum { PAGE_BYTES = 64 << 20 }; /* at most, and far above METRICS_MAX_SERIES of every metric */
 
-static void put(struct page *p, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void put(struct page *p, const char *format, ...)
+/* What JSON has no number for, Prometheus has. */
+static void put_number(struct text *p, double value)
 {
-    while (!p->failed) {
-        va_list args;
-        va_start(args, format);
-        const int n = vsnprintf(p->text + p->used, p->capacity - p->used, format, args);
-        va_end(args);
-        if (n < 0) p->failed = true;
-        else if ((size_t)n < p->capacity - p->used) {
-            p->used += (size_t)n;
-            return;
-        } else {
-            const size_t capacity = p->capacity * 2 + (size_t)n;
-            char *text = realloc(p->text, capacity);
-            if (text == NULL) p->failed = true;
-            else p->text = text, p->capacity = capacity;
-        }
-    }
+    if (isnan(value)) text_put_string(p, "NaN");
+    else if (isinf(value)) text_put_string(p, value > 0 ? "+Inf" : "-Inf");
+    else text_put_double(p, value);
 }
 
-/* 3 as "3", 0.25 as "0.25": the shortest text that reads back as the same double. */
-static const char *number_text(double value, char text[40])
+static void put_label(struct text *p, const char *separator, const char *name, int name_length, const char *value)
 {
-    if (isnan(value)) return "NaN";
-    if (isinf(value)) return value > 0 ? "+Inf" : "-Inf";
-    for (int digits = 15; digits <= 17; digits++) {
-        snprintf(text, 40, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) break;
-    }
-    return text;
-}
-
-static void put_label(struct page *p, const char *separator, const char *name, int name_length, const char *value)
-{
-    char escaped[2 * LABEL_BYTES];
-    size_t n = 0;
+    text_printf(p, "%s%.*s=\"", separator, name_length, name);
     for (; *value; value++) {
-        if (*value == '\\' || *value == '"' || *value == '\n') escaped[n++] = '\\';
-        escaped[n++] = *value == '\n' ? 'n' : *value;
+        if (*value == '\\' || *value == '"' || *value == '\n') text_put_char(p, '\\');
+        text_put_char(p, *value == '\n' ? 'n' : *value);
     }
-    escaped[n] = '\0';
-    put(p, "%s%.*s=\"%s\"", separator, name_length, name, escaped);
+    text_put_char(p, '"');
 }
 
 /* {endpoint="forward",le="0.1"}; nothing where there is nothing. `le` may be NULL. */
-static void put_labels(struct page *p, const struct row *row, const struct series *s, const char *le)
+static void put_labels(struct text *p, const struct row *row, const struct series *s, const char *le)
 {
     const char *names = row->labels, *separator = "{";
     for (int i = 0; i < 2 && *names; i++) {
@@ -258,30 +228,41 @@ static void put_labels(struct page *p, const struct row *row, const struct serie
         put_label(p, separator, "le", 2, le);
         separator = ",";
     }
-    if (*separator == ',') put(p, "}");
+    if (*separator == ',') text_put_char(p, '}');
 }
 
-static void put_head(struct page *p, const char *name, const char *type, const char *help)
+static void put_head(struct text *p, const char *name, const char *type, const char *help)
 {
-    put(p, "# HELP %s %s.\n# TYPE %s %s\n", name, help, name, type);
+    text_printf(p, "# HELP %s %s.\n# TYPE %s %s\n", name, help, name, type);
 }
 
-static void put_histogram(struct page *p, const struct row *row, struct series *s)
+/* What follows the name and labels of a sample. */
+static void put_value(struct text *p, double value)
+{
+    text_put_char(p, ' ');
+    put_number(p, value);
+    text_put_char(p, '\n');
+}
+
+static void put_histogram(struct text *p, const struct row *row, struct series *s)
 {
     const struct bounds *b = &bounds_of[row->kind];
-    char text[40];
     uint64_t count = 0;
     for (int i = 0; i <= b->count; i++) {
+        char bound[32];
+        struct text le = text_in(bound, sizeof bound);
+        put_number(&le, i < b->count ? b->at[i] : INFINITY);
         count += atomic_load_explicit(&s->buckets[i], memory_order_relaxed);
-        put(p, "%s_bucket", row->name);
-        put_labels(p, row, s, i < b->count ? number_text(b->at[i], text) : "+Inf");
-        put(p, " %llu\n", (unsigned long long)count);
+        text_printf(p, "%s_bucket", row->name);
+        put_labels(p, row, s, bound);
+        text_printf(p, " %llu\n", (unsigned long long)count);
     }
-    put(p, "%s_sum", row->name);
+    text_printf(p, "%s_sum", row->name);
     put_labels(p, row, s, NULL);
-    put(p, " %s\n%s_count", number_text(atomic_load_explicit(&s->value, memory_order_relaxed), text), row->name);
+    put_value(p, atomic_load_explicit(&s->value, memory_order_relaxed));
+    text_printf(p, "%s_count", row->name);
     put_labels(p, row, s, NULL);
-    put(p, " %llu\n", (unsigned long long)count);
+    text_printf(p, " %llu\n", (unsigned long long)count);
 }
 
 static int by_labels(const void *a, const void *b)
@@ -291,7 +272,7 @@ static int by_labels(const void *a, const void *b)
     return first != 0 ? first : strcmp(x->label[1], y->label[1]);
 }
 
-static void put_metric(struct page *p, enum metric_id id)
+static void put_metric(struct text *p, enum metric_id id)
 {
     static const char *const types[] = {
         [COUNTER] = "counter", [GAUGE] = "gauge", [SECONDS] = "histogram", [SIZES] = "histogram"
@@ -299,7 +280,6 @@ static void put_metric(struct page *p, enum metric_id id)
     const struct row *row = &rows[id];
     struct series *found[SLOTS];
     size_t count = 0;
-    char text[40];
     for (int i = 0; i < SLOTS; i++) {
         struct series *s = atomic_load_explicit(&slots[id][i], memory_order_acquire);
         if (s != NULL) found[count++] = s;
@@ -310,9 +290,9 @@ static void put_metric(struct page *p, enum metric_id id)
     for (size_t i = 0; i < count; i++) {
         if (histogram(id)) put_histogram(p, row, found[i]);
         else {
-            put(p, "%s", row->name);
+            text_put_string(p, row->name);
             put_labels(p, row, found[i], NULL);
-            put(p, " %s\n", number_text(atomic_load_explicit(&found[i]->value, memory_order_relaxed), text));
+            put_value(p, atomic_load_explicit(&found[i]->value, memory_order_relaxed));
         }
     }
 }
@@ -345,9 +325,8 @@ static bool read_stat(double *cpu_s, double *start_s, double *virtual_bytes, dou
     return true;
 }
 
-static void put_process(struct page *p)
+static void put_process(struct text *p)
 {
-    char text[40];
     double cpu_s, start_s, virtual_bytes, resident_bytes;
     struct {
         const char *name, *type, *help;
@@ -380,24 +359,21 @@ static void put_process(struct page *p)
 #undef NUMBER
     for (int i = 0; i < count; i++) {
         put_head(p, numbers[i].name, numbers[i].type, numbers[i].help);
-        put(p, "%s %s\n", numbers[i].name, number_text(numbers[i].value, text));
+        text_put_string(p, numbers[i].name);
+        put_value(p, numbers[i].value);
     }
 }
 
 /* "cpu,reference" of attn_backends() */
 static void list_backends(char text[LABEL_BYTES])
 {
-    size_t used = 0;
-    text[0] = '\0';
-    for (const char *const *b = attn_backends(); *b != NULL && used < LABEL_BYTES; b++)
-        used += (size_t)snprintf(text + used, LABEL_BYTES - used, "%s%s", used ? "," : "", *b);
+    struct text list = text_in(text, LABEL_BYTES);
+    for (const char *const *b = attn_backends(); *b != NULL; b++) text_printf(&list, "%s%s", list.used ? "," : "", *b);
 }
 
 char *metrics_write(size_t *length)
 {
-    struct page p = { .capacity = 32768 };
-    p.text = malloc(p.capacity);
-    if (p.text == NULL) return NULL;
+    struct text p = text_growing(PAGE_BYTES);
     char backends[LABEL_BYTES];
     list_backends(backends);
     metrics_set(METRIC_BUILD_INFO, ATTND_VERSION, backends, 1);
@@ -407,10 +383,5 @@ char *metrics_write(size_t *length)
         put_metric(&p, (enum metric_id)id);
     }
     put_process(&p);
-    if (p.failed) {
-        free(p.text);
-        return NULL;
-    }
-    *length = p.used;
-    return p.text;
+    return text_take(&p, length);
 }
