@@ -26,6 +26,7 @@
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 #include "server/http/peers.h"
+#include "server/http/refusal.h"
 #include "server/http/routes.h"
 #include "server/work/server.h"
 
@@ -166,19 +167,10 @@ void listener_close(struct listener *listener)
 
 static void refuse(int fd, bool plain)
 {
-    char answer[2048], body[1024], dropped[4096];
+    char dropped[4096];
     metrics_add(METRIC_REJECTED, "connections", NULL, 1);
     if (plain) {
-        char id[REQUEST_ID_BYTES];
-        request_make_id(id);
-        const size_t length = proto_problem_write(body, sizeof body, PROTO_E_UNAVAILABLE, "too many connections", NULL,
-                                                  NULL, id);
-        const int all = snprintf(
-            answer, sizeof answer,
-            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: 1\r\n"
-            "X-Request-Id: %s\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s",
-            id, length, body);
-        (void)!send(fd, answer, (size_t)all, MSG_NOSIGNAL | MSG_DONTWAIT);
+        refusal_send(fd, PROTO_E_UNAVAILABLE, "too many connections", NULL);
         shutdown(fd, SHUT_WR);
         /* Unread bytes at close() are answered by a reset, which would overtake the answer. */
         (void)!recv(fd, dropped, sizeof dropped, MSG_DONTWAIT);

@@ -24,6 +24,7 @@
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 #include "server/work/request.h"
+#include "server/http/refusal.h"
 #include "server/http/tcp.h"
 
 enum { BYTES_PER_MS = 1024 };
@@ -178,41 +179,10 @@ static bool is_silent(const struct peer *peer, enum peer_phase phase)
     return phase == PEER_IDLE || tcp_is_mute(peer->fd);
 }
 
-static const char *reason_of(int status)
-{
-    switch (status) {
-    case 400: return "Bad Request";
-    case 408: return "Request Timeout";
-    case 413: return "Content Too Large";
-    case 414: return "URI Too Long";
-    case 431: return "Request Header Fields Too Large";
-    default: return "Error";
-    }
-}
-
-static void write_fixed(const struct peer *peer, proto_error error, const char *request_id)
-{
-    const int status = proto_errors[error].http;
-    char body[1024], head[2048], made[REQUEST_ID_BYTES];
-    if (request_id == NULL || *request_id == '\0') {
-        request_make_id(made);
-        request_id = made;
-    }
-    const size_t body_length = proto_problem_write(body, sizeof body, error, proto_errors[error].title, NULL, NULL,
-                                                   request_id);
-    const int length = snprintf(head, sizeof head,
-                                "HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\nContent-Length: %zu\r\n"
-                                "Connection: close\r\nX-Request-Id: %s\r\n\r\n%s",
-                                status, reason_of(status), body_length, request_id, body);
-    /* Best effort: a peer that does not read its answer does not get it. */
-    if (length > 0 && (size_t)length < sizeof head)
-        (void)!send(peer->fd, head, (size_t)length, MSG_NOSIGNAL | MSG_DONTWAIT);
-}
-
 void peer_cut_with(struct peer *peer, proto_error error, const char *request_id)
 {
     atomic_store(&peer->phase, PEER_CUT);
-    if (peer->plain) write_fixed(peer, error, request_id);
+    if (peer->plain) refusal_send(peer->fd, error, NULL, request_id);
     shutdown(peer->fd, SHUT_RDWR);
 }
 
@@ -285,7 +255,7 @@ int peers_sweep(struct peers *peers, int64_t now_ms, const struct peer_limits *l
         if (!expired && !tiresome) continue;
         if (!atomic_compare_exchange_strong(&peer->phase, &phase, PEER_CUT)) continue;
         if (sending && peer->plain && !(tiresome && phase == PEER_OPENED))
-            write_fixed(peer, PROTO_E_REQUEST_TIMEOUT, NULL);
+            refusal_send(peer->fd, PROTO_E_REQUEST_TIMEOUT, NULL, NULL);
         shutdown(peer->fd, SHUT_RDWR);
         cut++;
     }

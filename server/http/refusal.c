@@ -1,0 +1,32 @@
+/* refusal.c: see refusal.h. */
+#include "server/http/refusal.h"
+
+#include <assert.h>
+#include <microhttpd.h>
+#include <sys/socket.h>
+
+#include "proto-json/text.h"
+#include "server/work/request.h"
+
+enum { BODY_BYTES = 1024, RETRY_AFTER_S = 1 };
+
+void refusal_send(int fd, proto_error error, const char *detail, const char *request_id)
+{
+    const int status = proto_errors[error].http;
+    char body[BODY_BYTES], answer[2 * BODY_BYTES], made[REQUEST_ID_BYTES];
+    struct text t = text_in(answer, sizeof answer);
+    if (request_id == NULL || *request_id == '\0') {
+        request_make_id(made);
+        request_id = made;
+    }
+    const size_t length = proto_problem_write(body, sizeof body, error, detail, NULL, NULL, request_id);
+    text_printf(&t,
+                "HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\nContent-Length: %zu\r\n"
+                "Connection: close\r\nX-Request-Id: %s\r\n",
+                status, MHD_get_reason_phrase_for((unsigned)status), length, request_id);
+    if (status == 503) text_printf(&t, "Retry-After: %d\r\n", RETRY_AFTER_S);
+    text_put_string(&t, "\r\n");
+    text_put(&t, body, length);
+    assert(t.failure == TEXT_FINE);
+    (void)!send(fd, answer, t.used, MSG_NOSIGNAL | MSG_DONTWAIT);
+}

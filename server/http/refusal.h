@@ -1,0 +1,13 @@
+/* refusal.h: an answer that is written to the socket itself, past the web server: to a connection that it does not have
+ * yet, or in the middle of a body, where it takes no answer. */
+#ifndef REFUSAL_H
+#define REFUSAL_H
+
+#include "proto-json/proto.h"
+
+/* Sends the whole answer, a problem document and `Connection: close`, as far as the socket takes it at once: a client
+ * that does not read its answer does not get it. A NULL `detail` is the error's title, a NULL or empty request_id is made
+ * here. The caller shuts the socket down. */
+void refusal_send(int fd, proto_error error, const char *detail, const char *request_id);
+
+#endif
