@@ -54,6 +54,7 @@ struct token {
 
 struct proto_encoder {
     struct text text;
+    size_t text_in_pieces; /* how much of it */
     struct piece *pieces;
     size_t piece_count, piece_capacity;
     bool short_of_memory;
@@ -72,93 +73,69 @@ struct proto_encoder {
 
 /* ---- Making the list --------------------------------------------------------------------------------------------- */
 
-static struct piece *add_piece(proto_encoder *e, struct piece piece)
+static void add_piece(proto_encoder *e, struct piece piece)
 {
     if (e->piece_count == e->piece_capacity) {
         size_t capacity = e->piece_capacity ? 2 * e->piece_capacity : 16;
         struct piece *larger = realloc(e->pieces, capacity * sizeof *larger);
         if (!larger) {
             e->short_of_memory = true;
-            return NULL;
+            return;
         }
         e->pieces = larger;
         e->piece_capacity = capacity;
     }
-    e->pieces[e->piece_count] = piece;
-    return &e->pieces[e->piece_count++];
+    e->pieces[e->piece_count++] = piece;
 }
 
-/* The piece of text that is being written; NULL after a failure. */
-static struct piece *text_piece(proto_encoder *e)
+/* What has been written since the last piece becomes one. */
+static void end_text(proto_encoder *e)
 {
-    struct piece *last = e->piece_count ? &e->pieces[e->piece_count - 1] : NULL;
-    if (last && last->kind == TEXT) return last;
-    return add_piece(e, (struct piece){ .kind = TEXT, .offset = e->text.used });
-}
-
-static void add_text(proto_encoder *e, const char *text, size_t count)
-{
-    struct piece *piece = text_piece(e);
-    text_put(&e->text, text, count);
-    if (piece) piece->length = e->text.used - piece->offset;
-}
-
-static void add(proto_encoder *e, const char *text)
-{
-    add_text(e, text, strlen(text));
-}
-
-static void add_integer(proto_encoder *e, uint64_t x)
-{
-    char digits[TEXT_DIGITS], *const end = digits + TEXT_DIGITS, *const begin = text_digits_before(end, x);
-    add_text(e, begin, (size_t)(end - begin));
+    const size_t begin = e->text_in_pieces, length = e->text.used - begin;
+    e->text_in_pieces = e->text.used;
+    if (length > 0) add_piece(e, (struct piece){ .kind = TEXT, .offset = begin, .length = length });
 }
 
 /* A double that may be anything: JSON has no number for what is not finite. */
-static void add_double(proto_encoder *e, double x)
+static void put_double(struct text *t, double x)
 {
-    char text[32];
-    if (isnan(x)) add(e, "\"NaN\"");
-    else if (isinf(x)) add(e, x < 0 ? "\"-Infinity\"" : "\"Infinity\"");
-    else add_text(e, text, (size_t)snprintf(text, sizeof text, "%.9g", x));
+    if (isnan(x)) text_put_string(t, "\"NaN\"");
+    else if (isinf(x)) text_put_string(t, x < 0 ? "\"-Infinity\"" : "\"Infinity\"");
+    else text_printf(t, "%.9g", x);
 }
 
 /* Our own short texts: names of devices and contexts. What would need an escape is left out. */
-static void add_plain(proto_encoder *e, const char *text)
+static void put_plain(struct text *t, const char *text)
 {
     while (*text) {
         size_t plain = 0;
         while (text[plain] >= 0x20 && text[plain] < 0x7f && text[plain] != '"' && text[plain] != '\\') plain++;
-        add_text(e, text, plain);
+        text_put(t, text, plain);
         text += text[plain] ? plain + 1 : plain;
     }
 }
 
 /* As contiguous bytes: outputs are what attn_output() described. */
-static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *t, proto_encoding encoding)
+static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *tensor, proto_encoding encoding)
 {
-    struct piece piece = { .kind = encoding == PROTO_ARRAY ? ARRAY : BASE64, .tensor = t };
+    struct text *const t = &e->text;
+    struct piece piece = { .kind = encoding == PROTO_ARRAY ? ARRAY : BASE64, .tensor = tensor };
     int64_t bytes = 0;
-    attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes);
-    add(e, "\"");
-    add(e, name);
-    add(e, "\":{\"shape\":[");
-    for (int a = 0; a < t->rank; a++) {
-        if (a) add(e, ",");
-        add_integer(e, (uint64_t)t->shape[a]);
+    attn_shape_bytes(tensor->dtype, tensor->rank, tensor->shape, &bytes);
+    text_put_char(t, '"');
+    text_put_string(t, name);
+    text_put_string(t, "\":{\"shape\":[");
+    for (int a = 0; a < tensor->rank; a++) {
+        if (a) text_put_char(t, ',');
+        text_put_number(t, (uint64_t)tensor->shape[a]);
     }
-    add(e, "],\"dtype\":\"");
-    add(e, attn_dtype_name(t->dtype));
-    add(e, "\",\"data\":");
-    if (piece.kind == BASE64) {
-        add(e, "\"");
-        piece.length = BASE64_ENCODED(bytes);
-        if (piece.length) add_piece(e, piece);
-        add(e, "\"},");
-        return;
-    }
-    add_piece(e, piece); /* its length comes with proto_encoder_measure() */
-    add(e, "},");
+    text_put_string(t, "],\"dtype\":\"");
+    text_put_string(t, attn_dtype_name(tensor->dtype));
+    text_put_string(t, "\",\"data\":");
+    if (piece.kind == BASE64) text_put_char(t, '"'), piece.length = BASE64_ENCODED(bytes);
+    end_text(e);
+    if (piece.kind == ARRAY || piece.length) add_piece(e, piece); /* an array's length: proto_encoder_measure() */
+    text_put_string(t, piece.kind == BASE64 ? "\"}," : "},");
 }
 
 /* The members of one answer, with a comma behind each but the last. */
@@ -166,43 +143,44 @@ static void add_result(proto_encoder *e, const proto_item *item, const proto_res
 {
     static const proto_stage written[] = { PROTO_STAGE_queue, PROTO_STAGE_copy_in, PROTO_STAGE_compute,
                                            PROTO_STAGE_copy_out };
-    add(e, "{");
+    struct text *const t = &e->text;
+    text_put_char(t, '{');
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (item->outputs >> id & 1) add_tensor(e, attn_tensors[id].name, &item->problem.tensor[id], item->encoding);
     if (item->problem.dropout_p > 0) {
-        add(e, "\"seed\":");
-        add_integer(e, item->problem.seed);
-        add(e, ",");
+        text_put_string(t, "\"seed\":");
+        text_put_number(t, item->problem.seed);
+        text_put_char(t, ',');
     }
     if (result->verified) {
-        add(e, "\"verification\":{\"max_abs\":");
-        add_double(e, result->verification.max_abs);
-        add(e, ",\"relative\":");
-        add_double(e, result->verification.relative);
-        add(e, ",\"rows\":");
-        add_integer(e, (uint64_t)result->verification.rows);
-        add(e, "},");
+        text_put_string(t, "\"verification\":{\"max_abs\":");
+        put_double(t, result->verification.max_abs);
+        text_put_string(t, ",\"relative\":");
+        put_double(t, result->verification.relative);
+        text_put_string(t, ",\"rows\":");
+        text_put_number(t, (uint64_t)result->verification.rows);
+        text_put_string(t, "},");
     }
     if (*result->context) {
-        add(e, "\"context\":\"");
-        add_plain(e, result->context);
-        add(e, "\",");
+        text_put_string(t, "\"context\":\"");
+        put_plain(t, result->context);
+        text_put_string(t, "\",");
     }
-    add(e, "\"backend\":\"");
-    add_plain(e, result->backend);
-    add(e, "\",\"timing_us\":{");
+    text_put_string(t, "\"backend\":\"");
+    put_plain(t, result->backend);
+    text_put_string(t, "\",\"timing_us\":{");
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         double us = result->timing_us[written[i]];
         uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5)
                                               : 0; /* no clock of ours gives anything else */
-        add(e, i ? ",\"" : "\"");
-        add(e, proto_stages[written[i]]);
-        add(e, "\":");
-        add_integer(e, tenths / 10);
-        add(e, ".");
-        add_integer(e, tenths % 10);
+        text_put_string(t, i ? ",\"" : "\"");
+        text_put_string(t, proto_stages[written[i]]);
+        text_put_string(t, "\":");
+        text_put_number(t, tenths / 10);
+        text_put_char(t, '.');
+        text_put_number(t, tenths % 10);
     }
-    add(e, "}}");
+    text_put_string(t, "}}");
 }
 
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
@@ -216,24 +194,26 @@ attn_status proto_encoder_new(const proto_call *call, const proto_result *result
     }
     e = calloc(1, sizeof *e);
     if (!e) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to write the answer");
-    e->text = text_growing(((size_t)call->count + 1) * ITEM_BYTES);
-    if (call->envelope) add(e, "{\"responses\":[");
+    struct text *const t = &e->text;
+    *t = text_growing(((size_t)call->count + 1) * ITEM_BYTES);
+    if (call->envelope) text_put_string(t, "{\"responses\":[");
     for (int i = 0; i < call->count; i++) {
-        if (i) add(e, ",");
+        if (i) text_put_char(t, ',');
         const attn_error *fault = &call->items[i].error;
         if (fault->status == ATTN_OK) {
             add_result(e, &call->items[i], &results[i]);
         } else {
             char problem[PROBLEM_BYTES], prefix[32];
             snprintf(prefix, sizeof prefix, "/requests/%d", i);
-            add(e, "{\"error\":");
-            add_text(e, problem,
+            text_put_string(t, "{\"error\":");
+            text_put(t, problem,
                      proto_problem_write(problem, sizeof problem, proto_error_of(fault->status), fault->text, prefix,
                                          fault->member, request_id));
-            add(e, "}");
+            text_put_char(t, '}');
         }
     }
-    if (call->envelope) add(e, "]}");
+    if (call->envelope) text_put_string(t, "]}");
+    end_text(e);
     if (e->short_of_memory || e->text.failure != TEXT_FINE) {
         proto_encoder_free(e);
         return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to write the answer");

@@ -86,10 +86,26 @@ void text_printf(struct text *t, const char *format, ...)
     }
 }
 
+/* How many bytes at `string`, at most `room`, stand for themselves in a JSON string: the usual ones. */
+static size_t plain_bytes(const char *string, size_t room)
+{
+    size_t count = 0;
+    while (count < room && string[count] >= 0x20 && string[count] < 0x7f && string[count] != '"' &&
+           string[count] != '\\')
+        count++;
+    return count;
+}
+
 void text_put_json(struct text *t, const char *string, size_t room)
 {
     static const char hex[] = "0123456789abcdef";
-    while (*string != '\0') {
+    for (;;) {
+        const size_t plain = plain_bytes(string, room);
+        text_put(t, string, plain);
+        room -= plain;
+        string += plain;
+        if (*string == '\0' || room == 0) return;
+
         const unsigned char c = (unsigned char)*string;
         const size_t bytes = text_character(string);
         const char escaped[] = { '\\', (char)c }, code[] = { '\\', 'u', '0', '0', hex[c >> 4], hex[c & 15] };

@@ -28,6 +28,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "proto-json/text.h"
+
 enum { TIMEOUT_MS = 5000, EXIT_HEALTHY = 0, EXIT_UNHEALTHY = 1, EXIT_BAD_ARGUMENT = 64 };
 
 static const char default_address[] = "127.0.0.1:8080";
@@ -94,8 +96,8 @@ static bool parse_target(const char *text, struct target *t)
     } else if ((port = strrchr(host, ':')) != NULL) *port++ = '\0';
     if (port == NULL && !scheme) return false; /* a bare word is more likely a mistake than a host */
     if (port == NULL) port = t->tls ? "443" : "80";
-    const size_t digits = strspn(port, "0123456789");
-    if (digits == 0 || digits > 5 || port[digits] != '\0' || atoi(port) > 65535 || *host == '\0') return false;
+    uint64_t number;
+    if (strlen(port) > 5 || !text_is_number(port, 65535, &number) || *host == '\0') return false;
     if ((size_t)snprintf(t->host, sizeof t->host, "%s", askable(host)) >= sizeof t->host) return false;
     snprintf(t->port, sizeof t->port, "%s", port);
     return true;

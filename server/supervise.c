@@ -15,16 +15,18 @@
  * reach it twice and the second one would mean: hurry. It dies with its parent (PDEATHSIG). */
 #include "server/supervise.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "proto-json/text.h"
 #include "server/base/clock.h"
 #include "server/base/log.h"
 
@@ -37,11 +39,9 @@ int supervise_inherited(int *fds, int capacity)
     const char *at = getenv(variable);
     int count = 0;
     if (at == NULL) return -1;
-    while (*at && count < capacity) {
-        char *end;
-        fds[count++] = (int)strtol(at, &end, 10);
-        at = *end == ',' ? end + 1 : end;
-        if (end == at) break;
+    for (uint64_t fd; count < capacity && (at = text_read_number(at, &fd)) != NULL && fd <= INT_MAX; at++) {
+        fds[count++] = (int)fd;
+        if (*at != ',') break;
     }
     unsetenv(variable); /* a server's own children have no part in this */
     return count;
@@ -62,9 +62,10 @@ static _Noreturn void become_server(const struct listener *listeners, int count,
 
 static pid_t start_server(struct listener *listeners, int count, char **argv, const sigset_t *mask)
 {
-    char numbers[16 * 16] = "";
-    for (int i = 0, at = 0; i < count; i++)
-        at += snprintf(numbers + at, sizeof numbers - (size_t)at, "%s%d", i ? "," : "", listeners[i].fd);
+    char numbers[16 * 16];
+    struct text list = text_in(numbers, sizeof numbers);
+    for (int i = 0; i < count; i++) text_printf(&list, "%s%d", i ? "," : "", listeners[i].fd);
+    assert(list.failure == TEXT_FINE); /* CONFIG_MAX_LISTEN + 1 numbers */
     setenv(variable, numbers, 1);
     const pid_t parent = getpid(), child = fork();
     if (child == 0) become_server(listeners, count, argv, parent, mask);

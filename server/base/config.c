@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 #include "kernels/machine.h"
+#include "proto-json/text.h"
 
 #ifndef ATTND_VERSION
 #error "the Makefile defines ATTND_VERSION"
@@ -220,36 +221,28 @@ static const char *size_text(int64_t bytes, char text[24])
     return text;
 }
 
-static bool parse_whole(const char *text, const char **end, int64_t *value)
-{
-    int64_t v = 0;
-    if (!isdigit((unsigned char)*text)) return false;
-    for (; isdigit((unsigned char)*text); text++)
-        if (__builtin_mul_overflow(v, 10, &v) || __builtin_add_overflow(v, *text - '0', &v)) return false;
-    *end = text;
-    *value = v;
-    return true;
-}
-
 static bool parse_number(const char *text, int64_t *value)
 {
-    const char *end;
-    return parse_whole(text, &end, value) && *end == '\0';
+    uint64_t number;
+    if (!text_is_number(text, INT64_MAX, &number)) return false;
+    *value = (int64_t)number;
+    return true;
 }
 
 static bool parse_size(const char *text, int64_t *value)
 {
-    const char *end;
+    uint64_t number;
     int64_t unit = 1;
-    if (!parse_whole(text, &end, value)) return false;
+    const char *end = text_read_number(text, &number);
+    if (end == NULL) return false;
     switch (toupper((unsigned char)*end)) {
     case 'K': unit = KIB; break;
     case 'M': unit = MIB; break;
     case 'G': unit = GIB; break;
-    case '\0': return true;
+    case '\0': break;
     default: return false;
     }
-    return end[1] == '\0' && !__builtin_mul_overflow(*value, unit, value);
+    return (*end == '\0' || end[1] == '\0') && !__builtin_mul_overflow(number, unit, value);
 }
 
 static bool word_in(const char *words, const char *word)
@@ -293,8 +286,8 @@ static bool devices_ok(const char *text)
     if (word_in("auto|all|cpu|reference", text)) return true;
     uint64_t seen = 0;
     for (;;) { /* numbers, each once */
-        int64_t number;
-        if (!parse_whole(text, &text, &number) || number > 63 || (seen >> number & 1)) return false;
+        uint64_t number;
+        if ((text = text_read_number(text, &number)) == NULL || number > 63 || (seen >> number & 1)) return false;
         seen |= UINT64_C(1) << number;
         if (*text == '\0') return true;
         if (*text++ != ',') return false;
@@ -423,39 +416,15 @@ static enum config_result give(struct reading *r, size_t index, const char *name
     }
 }
 
-/* Edits (insert, delete, replace, swap neighbours) from a to b; both shorter than 32. */
-static int distance(const char *a, const char *b)
-{
-    enum { LONGEST = 32 };
-    int d[LONGEST + 1][LONGEST + 1];
-    const size_t na = strnlen(a, LONGEST), nb = strnlen(b, LONGEST);
-    for (size_t i = 0; i <= na; i++) d[i][0] = (int)i;
-    for (size_t j = 0; j <= nb; j++) d[0][j] = (int)j;
-    for (size_t i = 1; i <= na; i++)
-        for (size_t j = 1; j <= nb; j++) {
-            int best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
-            if (d[i - 1][j] + 1 < best) best = d[i - 1][j] + 1;
-            if (d[i][j - 1] + 1 < best) best = d[i][j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && d[i - 2][j - 2] + 1 < best)
-                best = d[i - 2][j - 2] + 1;
-            d[i][j] = best;
-        }
-    return d[na][nb];
-}
-
 static enum config_result refuse_unknown(struct reading *r, const char *flag, size_t length)
 {
     char name[64];
     snprintf(name, sizeof name, "%.*s", (int)(length < 60 ? length : 60), flag);
-    const char *closest = NULL;
-    int best = 1 + (int)strlen(name) / 2; /* further away than half of it is no help */
-    for (size_t i = 0; i < OPTION_COUNT; i++) {
-        const int d = distance(name, options[i].flag);
-        if (d < best) best = d, closest = options[i].flag;
-    }
-    if (closest != NULL)
+    struct text_nearest nearest = { name, NULL, 1 + (int)strlen(name) / 2 }; /* further than half of it is no help */
+    for (size_t i = 0; i < OPTION_COUNT; i++) text_consider(&nearest, options[i].flag);
+    if (nearest.name != NULL)
         return refuse(r->message, r->capacity, "--%s is not an option; did you mean --%s? (attnd --help lists them)",
-                      name, closest);
+                      name, nearest.name);
     return refuse(r->message, r->capacity, "--%s is not an option (attnd --help lists them)", name);
 }
 

@@ -32,9 +32,8 @@
 
 enum {
     BUFFER_BYTES = 1 << 20,
-    PAIRS_BYTES = 1024,                                    /* of the caller's pairs, as text */
-    NAME_BYTES = 128,                                      /* of a request id or an event */
-    LINE_BYTES = 6 * (PAIRS_BYTES + 2 * NAME_BYTES) + 256, /* no byte of them needs more than six in JSON */
+    NAME_BYTES = 128,                                          /* of a request id or an event */
+    LINE_BYTES = 6 * (LOG_PAIRS_BYTES + 2 * NAME_BYTES) + 256, /* no byte of them needs more than six in JSON */
     REPEATS_PER_SECOND = 20,
     REPEAT_SLOTS = 64, /* events with a count of their own; more of them share slots in turn */
     EVENT_BYTES = 32,
@@ -91,12 +90,18 @@ static bool is_control(char c)
 static void put_json(struct text *t, const char *string, size_t count)
 {
     for (size_t i = 0; i < count;) {
-        const char c = string[i];
+        size_t plain = i;
+        while (plain < count && string[plain] >= 0x20 && string[plain] < 0x7f && string[plain] != '"' &&
+               string[plain] != '\\')
+            plain++;
+        text_put(t, string + i, plain - i);
+        if ((i = plain) == count) return;
+
         const size_t length = text_character(string + i);
         if (length == 0 || i + length > count) text_put_string(t, "\\ufffd");
-        else if (is_control(c)) text_put_char(t, ' ');
+        else if (is_control(string[i])) text_put_char(t, ' ');
         else {
-            if (c == '"' || c == '\\') text_put_char(t, '\\');
+            if (length == 1) text_put_char(t, '\\'); /* a quote or a backslash */
             text_put(t, string + i, length);
         }
         i += length > 0 && i + length <= count ? length : 1;
@@ -297,7 +302,7 @@ static struct timespec in_ms(int ms)
 /* Tells what a slot has left out. The mutex is held. */
 static void tell_repeat(struct repeat *r)
 {
-    char line[LINE_BYTES], pairs[PAIRS_BYTES];
+    char line[LINE_BYTES], pairs[LOG_PAIRS_BYTES];
     if (r->left_out == 0) return;
     snprintf(pairs, sizeof pairs, "of=%s lines=%llu", r->event, (unsigned long long)r->left_out);
     r->left_out = 0;
@@ -475,7 +480,7 @@ uint64_t log_dropped(void)
 
 void log_event(enum log_level level, const char *request_id, const char *event, const char *pairs, ...)
 {
-    char text[PAIRS_BYTES];
+    char text[LOG_PAIRS_BYTES];
     va_list args;
     if (!log_enabled(level)) return;
     va_start(args, pairs);
@@ -507,21 +512,21 @@ const char *log_clean(char *buffer, unsigned long capacity, const char *client_s
     struct text t = text_in(buffer, capacity);
     if (capacity == 0) return "";
     while (s[taken] != '\0') {
-        char piece[8];
+        static const char hex[] = "0123456789abcdef";
         const unsigned char c = (unsigned char)s[taken];
         size_t length = text_character(s + taken);
         if (c == 0xC2 && (unsigned char)s[taken + 1] < 0xA0) length = 0; /* U+0080 to U+009F command terminals */
-        struct text form = text_in(piece, sizeof piece);
-        if (c == '"' || c == '\\') text_put_char(&form, '\\');
-        if (length == 0 || is_control((char)c)) text_printf(&form, "\\x%02x", c);
-        else text_put(&form, s + taken, length);
+        const char escaped[] = { '\\', (char)c }, code[] = { '\\', 'x', hex[c >> 4], hex[c & 15] };
+        const char *form = s + taken;
+        size_t bytes = length;
+        if (c == '"' || c == '\\') form = escaped, bytes = sizeof escaped;
+        else if (length == 0 || is_control((char)c)) form = code, bytes = sizeof code;
         if (length == 0) length = 1;
-        if (taken + length > CLEAN_INPUT_BYTES ||
-            t.used + form.used + 4 > capacity) { /* "..." and the NUL always fit */
+        if (taken + length > CLEAN_INPUT_BYTES || t.used + bytes + 4 > capacity) { /* "..." and the NUL always fit */
             for (int dots = 0; dots < 3 && t.used + 1 < capacity; dots++) text_put_char(&t, '.');
             break;
         }
-        text_put(&t, piece, form.used);
+        text_put(&t, form, bytes);
         taken += length;
     }
     return buffer;

@@ -23,12 +23,13 @@ bool log_enabled(enum log_level level);
 /* log_event(LOG_INFO, request_id, "done", "status=%d ms=%.1f", 200, 1.5): request_id may be NULL. The text after
  * the format is key=value pairs separated by spaces; values with spaces are quoted with LOG_Q: "client=" LOG_Q,
  * which is "client=\"%s\"". In JSON each pair becomes a member; numbers, true and false stay what they are unless
- * quoted. A line is cut at 1024 bytes; control characters in it become spaces. */
+ * quoted. Pairs are cut at LOG_PAIRS_BYTES with their NUL; control characters in them become spaces. */
+enum { LOG_PAIRS_BYTES = 1024 };
 #define LOG_Q "\"%s\""
 void log_event(enum log_level level, const char *request_id, const char *event, const char *pairs, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* The same with the pairs already written, for what is logged once a request. */
+/* The same with the pairs already written, below LOG_PAIRS_BYTES of them, for what is logged once per request. */
 void log_pairs(enum log_level level, const char *request_id, const char *event, const char *pairs);
 
 /* A string that a client sent, made fit for a value in LOG_Q: `"`, `\`, control characters and bytes that are not

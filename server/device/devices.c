@@ -33,6 +33,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto-json/text.h"
 #include "server/base/clock.h"
 #include "server/base/heartbeat.h"
 #include "server/base/log.h"
@@ -799,13 +800,13 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
         if (gpus == 0) status = device_open(config, "cpu", 0, box, message_kind, devices, err);
     } else if (numbers) {
         for (const char *at = wanted; *at && status == ATTN_OK; at += *at == ',') {
-            char *end;
-            const int index = (int)strtol(at, &end, 10);
-            at = end;
-            if (index >= gpus)
-                status = attn_fail(err, ATTN_NOT_FOUND, NULL, "--devices: there is no GPU %d, there %s %d", index,
+            uint64_t index = 0;
+            at = text_read_number(at, &index); /* config.c has checked it */
+            assert(at != NULL && index < MAX_DEVICES);
+            if (index >= (uint64_t)gpus)
+                status = attn_fail(err, ATTN_NOT_FOUND, NULL, "--devices: there is no GPU %d, there %s %d", (int)index,
                                    gpus == 1 ? "is" : "are", gpus);
-            else status = device_open(config, gpu, index, box, message_kind, devices, err);
+            else status = device_open(config, gpu, (int)index, box, message_kind, devices, err);
         }
     } else status = device_open(config, wanted, 0, box, message_kind, devices, err);
     if (status == ATTN_OK) status = open_lanes(devices, config, err);

@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto-json/text.h"
 #include "server/base/clock.h"
 #include "server/base/heartbeat.h"
 #include "server/device/devices.h"
-#include "server/base/digits.h"
 #include "server/http/peers.h"
 #include "server/http/routes.h"
 #include "server/work/server.h"
@@ -29,32 +29,25 @@ enum {
 
 /* ---- Headers ----------------------------------------------------------------------------------------------------- */
 
-/* "name;dur=12.345" with the milliseconds of `ns`. */
-static char *put_stage(char *at, const char *name, int64_t ns)
-{
-    return digits_put_ms(stpcpy(stpcpy(at, name), ";dur="), ns);
-}
-
 size_t answer_server_timing(const struct request *request, char *text, size_t capacity)
 {
-    const struct request_times *t = &request->times;
+    const struct request_times *times = &request->times;
     const struct job *job = request->job;
     const proto_result *result = job && job->call->count > 0 ? &job->results[0] : NULL;
     int64_t stage[PROTO_STAGE_COUNT] = { 0 };
-    char *at = text;
-    stage[PROTO_STAGE_recv] = t->recv_ns;
-    stage[PROTO_STAGE_decode] = t->decode_ns;
-    stage[PROTO_STAGE_encode] = t->encode_ns;
+    struct text t = text_in(text, capacity);
+    stage[PROTO_STAGE_recv] = times->recv_ns;
+    stage[PROTO_STAGE_decode] = times->decode_ns;
+    stage[PROTO_STAGE_encode] = times->encode_ns;
     for (int s = PROTO_STAGE_queue; result && s <= PROTO_STAGE_copy_out; s++)
         stage[s] = (int64_t)(result->timing_us[s] * 1e3);
-    *text = '\0';
-    if (capacity < PROTO_STAGE_COUNT * 48) return 0;
     for (int s = 0; s < PROTO_STAGE_COUNT; s++) {
-        if (s > 0) at = stpcpy(at, ", ");
-        at = put_stage(at, proto_stages[s], stage[s]);
+        if (s > 0) text_put_string(&t, ", ");
+        text_put_string(&t, proto_stages[s]);
+        text_put_string(&t, ";dur=");
+        text_put_ms(&t, stage[s]);
     }
-    *at = '\0';
-    return (size_t)(at - text);
+    return t.failure == TEXT_FINE ? t.used : 0;
 }
 
 static void add(struct MHD_Response *response, const char *name, const char *value)

@@ -30,13 +30,13 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include "proto-json/text.h"
 #include "server/http/answer.h"
 #include "server/base/arena.h"
 #include "server/base/clock.h"
 #include "server/work/contexts.h"
 #include "server/work/prepare.h"
 #include "server/device/devices.h"
-#include "server/base/digits.h"
 #include "server/base/heartbeat.h"
 #include "server/base/log.h"
 #include "server/sched/check.h"
@@ -190,7 +190,10 @@ static void check_head(struct request *request, const struct framing *f)
                      routes_media(request->route, text, sizeof text));
         return;
     }
-    if ((value = f->value[HEADER_TIMEOUT]) && !framing_number(value, &request->client_timeout_ms))
+    if ((value = f->value[HEADER_TIMEOUT]) == NULL) return;
+    uint64_t timeout_ms;
+    if (text_is_number(value, INT64_MAX, &timeout_ms)) request->client_timeout_ms = (int64_t)timeout_ms;
+    else
         request_fail(request, PROTO_E_INVALID_REQUEST, NULL,
                      "X-Request-Timeout-Ms must be a whole number of milliseconds");
 }
@@ -469,16 +472,6 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
     return result;
 }
 
-/* Three digits, as a label. */
-static const char *status_text(int status, char text[4])
-{
-    text[0] = (char)('0' + status / 100 % 10);
-    text[1] = (char)('0' + status / 10 % 10);
-    text[2] = (char)('0' + status % 10);
-    text[3] = '\0';
-    return text;
-}
-
 /* Good requests, perhaps, that were turned away: what attnd_rejected_total counts. */
 static bool is_refusal(proto_error error)
 {
@@ -499,22 +492,31 @@ static bool is_refusal(proto_error error)
 static void log_request(const struct request *request, enum log_level level, int status, int64_t ns)
 {
     enum { METHOD_BYTES = 16 };
-    char pairs[LOG_CLEAN_BYTES + 512], text[4], *at = pairs;
+    char pairs[LOG_PAIRS_BYTES], path[LOG_CLEAN_BYTES];
+    struct text t = text_in(pairs, sizeof pairs);
     const char *method = request->method ? request->method : "-";
-    at = stpcpy(at, "method=");
-    at = mempcpy(at, method, strnlen(method, METHOD_BYTES));
-    at = stpcpy(at, " path=\"");
-    at += strlen(log_clean(at, LOG_CLEAN_BYTES, request->path ? request->path : "-"));
-    at = stpcpy(stpcpy(at, "\" status="), status_text(status, text));
-    at = digits_put_ms(stpcpy(at, " ms="), ns);
-    at = digits_put(stpcpy(at, " bytes_in="), request->received_bytes);
-    at = digits_put(stpcpy(at, " bytes_out="), request->sent_bytes);
+    text_put_string(&t, "method=");
+    text_put(&t, method, strnlen(method, METHOD_BYTES));
+    text_put_string(&t, " path=\"");
+    text_put_string(&t, log_clean(path, sizeof path, request->path ? request->path : "-"));
+    text_put_string(&t, "\" status=");
+    text_put_three(&t, (unsigned)status);
+    text_put_string(&t, " ms=");
+    text_put_ms(&t, ns);
+    text_put_string(&t, " bytes_in=");
+    text_put_number(&t, request->received_bytes);
+    text_put_string(&t, " bytes_out=");
+    text_put_number(&t, request->sent_bytes);
     if (request->trace_id[0]) {
-        at = stpcpy(stpcpy(at, " trace_id="), request->trace_id);
-        at = stpcpy(stpcpy(at, " span_id="), request->span_id);
+        text_put_string(&t, " trace_id=");
+        text_put_string(&t, request->trace_id);
+        text_put_string(&t, " span_id=");
+        text_put_string(&t, request->span_id);
     }
-    if (request->failed) at = stpcpy(stpcpy(at, " code="), proto_errors[request->error].code);
-    *at = '\0';
+    if (request->failed) {
+        text_put_string(&t, " code=");
+        text_put_string(&t, proto_errors[request->error].code);
+    }
     log_pairs(level, request->id[0] ? request->id : NULL, "request", pairs);
 }
 
@@ -526,7 +528,8 @@ static void account(struct request *request, enum MHD_RequestTerminationCode how
     const char *endpoint = request->route ? request->route->endpoint : "none";
     const double seconds = (double)(now - t->began_ns) / 1e9;
     int status = request->http_status;
-    char text[4];
+    char label[4];
+    struct text status_text = text_in(label, sizeof label);
 
     if (request->gone || status == 0 ||
         (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && request->state == REQUEST_ANSWERING)) {
@@ -541,7 +544,8 @@ static void account(struct request *request, enum MHD_RequestTerminationCode how
     }
     if (request->failed && status != 499 && is_refusal(request->error))
         metrics_add(METRIC_REJECTED, proto_errors[request->error].code, NULL, 1);
-    metrics_add(METRIC_REQUESTS, endpoint, status_text(status, text), 1);
+    text_put_three(&status_text, (unsigned)status);
+    metrics_add(METRIC_REQUESTS, endpoint, label, 1);
     metrics_observe(METRIC_REQUEST_SECONDS, endpoint, seconds);
     if (status < 400 || status == 499) metrics_add(METRIC_BODY_BYTES_OUT, NULL, NULL, (double)request->sent_bytes);
     if (t->decode_ns > 0 && t->received_ns > 0) {

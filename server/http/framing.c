@@ -12,6 +12,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "proto-json/text.h"
+
 static const struct {
     const char *name;
     size_t length;
@@ -79,16 +81,12 @@ bool framing_is_target(const char *target)
     return true;
 }
 
-static int hex_digit(char c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : (c | 0x20) >= 'a' && (c | 0x20) <= 'f' ? (c | 0x20) - 'a' + 10 : -1;
-}
-
 size_t framing_unescape(char *text)
 {
     char *to = text;
     for (const char *from = text; *from; from++) {
-        const int high = from[0] == '%' ? hex_digit(from[1]) : -1, low = high >= 0 ? hex_digit(from[2]) : -1;
+        const int high = from[0] == '%' ? text_hex_digit((unsigned char)from[1]) : -1;
+        const int low = high >= 0 ? text_hex_digit((unsigned char)from[2]) : -1;
         const int byte = low >= 0 ? 16 * high + low : -1;
         if (byte <= 0 || byte == '/') *to++ = *from;
         else {
@@ -140,14 +138,11 @@ bool framing_end(struct framing *f)
         f->chunked = true;
     }
     if (length) {
-        uint64_t value = 0;
-        if (!*length) snprintf(f->fault, sizeof f->fault, "Content-Length is empty");
-        for (const char *c = length; *c && !f->fault[0]; c++) {
-            if (*c < '0' || *c > '9') snprintf(f->fault, sizeof f->fault, "Content-Length must be decimal digits");
-            else if (__builtin_mul_overflow(value, (uint64_t)10, &value) ||
-                     __builtin_add_overflow(value, (uint64_t)(*c - '0'), &value))
-                value = UINT64_MAX; /* over any limit; further digits overflow again */
-        }
+        uint64_t value;
+        if (!*length) framing_fault(f, "Content-Length is empty");
+        else if (length[strspn(length, "0123456789")] != '\0')
+            framing_fault(f, "Content-Length must be decimal digits");
+        else if (text_read_number(length, &value) == NULL) value = UINT64_MAX; /* over any limit */
         if (f->fault[0]) return false;
         f->has_length = true;
         f->length = value;
@@ -194,19 +189,5 @@ bool framing_traceparent(const char *text, char trace_id[33], char span_id[17])
     trace_id[32] = '\0';
     memcpy(span_id, text + 36, 16);
     span_id[16] = '\0';
-    return true;
-}
-
-bool framing_number(const char *text, int64_t *number)
-{
-    int64_t value = 0;
-    if (*text == '\0') return false;
-    for (; *text; text++) {
-        if (*text < '0' || *text > '9') return false;
-        if (__builtin_mul_overflow(value, (int64_t)10, &value) ||
-            __builtin_add_overflow(value, (int64_t)(*text - '0'), &value))
-            return false;
-    }
-    *number = value;
     return true;
 }

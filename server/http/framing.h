@@ -76,7 +76,5 @@ bool framing_is_media(const char *text, const char *type);
 bool framing_is_request_id(const char *text);
 /* 00-<32 hex>-<16 hex>-<2 hex>, no all-zero ids. Copies both ids, NUL-ended. */
 bool framing_traceparent(const char *text, char trace_id[33], char span_id[17]);
-/* Decimal digits only, at most INT64_MAX. */
-bool framing_number(const char *text, int64_t *number);
 
 #endif

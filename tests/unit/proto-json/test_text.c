@@ -323,6 +323,11 @@ static void test_a_number_is_all_digits_and_at_most_so_much(void **state)
         { "12 ", 99, false },
         { "1.0", 99, false },
         { "1e3", 9999, false },
+        { "0x10", 99, false },
+        { "1180591620717411303424", UINT64_MAX, false },
+        { "0060000", 60000, true },
+        { "+1", 99, false },
+        { " 1", 99, false },
         { "", 99, false },
         { "-0", 99, false },
         { "\xd9\xa3", 99, false }, /* a digit of another script */

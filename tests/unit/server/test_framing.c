@@ -145,19 +145,6 @@ static void test_traceparent(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_false(framing_traceparent(bad[i], trace, span));
 }
 
-static void test_numbers(void **state)
-{
-    (void)state;
-    int64_t n;
-    assert_true(framing_number("0", &n) && n == 0);
-    assert_true(framing_number("0060000", &n) && n == 60000);
-    assert_true(framing_number("9223372036854775807", &n) && n == INT64_MAX);
-    static const char *const bad[] = {
-        "", "-1", "+1", "1.5", " 1", "1 ", "0x10", "9223372036854775808", "1180591620717411303424"
-    };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_false(framing_number(bad[i], &n));
-}
-
 static void test_targets(void **state)
 {
     (void)state;
@@ -224,7 +211,6 @@ int main(void)
         cmocka_unit_test(test_a_content_type_is_a_media_type_in_any_case_and_parameters),
         cmocka_unit_test(test_request_ids),
         cmocka_unit_test(test_traceparent),
-        cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_targets),
         cmocka_unit_test(test_escapes_that_would_change_the_target_stay),
         cmocka_unit_test(test_the_path_of_a_target_in_absolute_form),
