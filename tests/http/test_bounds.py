@@ -206,16 +206,16 @@ def wordy(rows, **options):
     return json.dumps({'q': q, 'k': k, 'v': v, 'out_dtype': 'float32', 'outputs': ['out'], 'encoding': 'array', **options}).encode()
 
 
-def test_an_answer_of_a_million_numbers_holds_no_thread_while_its_length_is_measured(serve):
+def test_answers_of_16_million_numbers_hold_no_thread_while_their_length_is_measured(serve):
     server = serve('--http-threads', 4)
-    body = wordy(16384)
+    body = wordy(1 << 16)
     with Probe(server) as probe:
-        left = leave_behind(server, body, 8)
-        time.sleep(0.2)
-        for s in left[:4]:
+        left = leave_behind(server, body, 4)  # one for each thread
+        time.sleep(2)
+        for s in left[:2]:
             s.close()
         answer = server.post(FORWARD, wordy(4096))
-        for s in left[4:]:
+        for s in left[2:]:
             s.close()
     assert answer.status == 200 and int(answer.headers['content-length']) == len(answer.body)
     out = wire.value(answer.json()['out'])
