@@ -21,7 +21,7 @@
 
 /* ---- Tile sizes -------------------------------------------------------------------------------------------------- */
 
-/* Chosen by measurement, kernels/README.md, "The CPU ladder". Multiples of FLASH_UNIT. Br rows of q and Bc keys in
+/* Chosen by measurement, kernels/MEASUREMENTS.md, "The CPU ladder". Multiples of FLASH_UNIT. Br rows of q and Bc keys in
  * a forward tile; in backward, Br rows against chunks of Bk keys. The first row that fits is taken, by the compute
  * type and the larger of D and Dv. */
 static const struct tile_sizes {
