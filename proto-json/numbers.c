@@ -617,128 +617,151 @@ static const char *value_expected(const numbers_reader *r, char c)
     return "a number or an array is expected";
 }
 
+/* One call of numbers_read(). */
+struct feed {
+    numbers_reader *r;
+    const char *p, *const text, *const end;
+    const uint64_t base, elements; /* where text[0] is in the whole, and how many there were before */
+    void *const out;
+    const size_t room;
+    const char *error;
+    bool at_token; /* the error is where the token began, not at p */
+    bool full;     /* there is no room for the next one */
+};
+
+static inline size_t done_here(const struct feed *f)
+{
+    return (size_t)(f->r->elements - f->elements);
+}
+
+static inline bool is_space(char c)
+{
+    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+static void begin_token(struct feed *f, char c)
+{
+    numbers_reader *r = f->r;
+    r->token = f->base + (uint64_t)(f->p - f->text);
+    r->held = 0;
+    if (c == '"' && is_integer_type(r->type)) {
+        f->error = no_integer;
+        return;
+    }
+    f->p++;
+    if (c == '"') {
+        r->state = WORD;
+        r->word = -1;
+        return;
+    }
+    r->state = c == '-' ? MINUS : c == '0' ? ZERO : INTEGER;
+    r->text[r->held++] = c;
+}
+
+/* Where a value may begin. */
+static inline void before_value(struct feed *f, char c)
+{
+    numbers_reader *r = f->r;
+    if (is_space(c)) {
+        f->p++;
+    } else if (c == '[') {
+        if (!(f->error = check_place(r, true))) open_array(r), f->p++;
+    } else if (c == ']' && r->state == FIRST) {
+        if (!(f->error = close_array(r))) f->p++;
+    } else if (r->state == START || !(is_digit(c) || c == '-' || c == '"')) {
+        f->error = value_expected(r, c);
+    } else if (!(f->error = check_place(r, false))) {
+        const char *first = f->p;
+        const size_t done = done_here(f);
+        if (done == f->room) {
+            f->full = true;
+            return;
+        }
+        if (c != '"') f->p = take_run(r, f->p, f->end, f->out, done, f->room - done, &f->error);
+        if (f->p == first && !f->error) begin_token(f, c);
+    }
+}
+
+static void after_value(struct feed *f, char c)
+{
+    if (c == ',') f->r->state = NEXT, f->p++;
+    else if (is_space(c)) f->p++;
+    else if (c != ']') f->error = "',' or ']' is expected";
+    else if (!(f->error = close_array(f->r))) f->p++;
+}
+
+/* Inside "NaN" and its like. */
+static void in_word(struct feed *f, char c)
+{
+    numbers_reader *r = f->r;
+    for (int w = 0; w < WORDS && r->held == 0; w++)
+        if (r->word < 0 && words[w].text[0] == c) r->word = w;
+    const char wanted = r->word < 0 ? '\0' : words[r->word].text[r->held];
+    if (r->word < 0 || c != (wanted ? wanted : '"')) {
+        f->error = no_word;
+    } else if (wanted) {
+        r->held++;
+        f->p++;
+    } else if (done_here(f) == f->room) {
+        f->full = true;
+    } else if ((f->error = put_not_finite(r->type, words[r->word].value, f->out, done_here(f)))) {
+        f->at_token = true;
+    } else {
+        if (!r->fractional) r->fractional = true, r->fraction_element = r->elements;
+        count_element(r);
+        f->p++;
+    }
+}
+
+static inline void in_number(struct feed *f, char c)
+{
+    numbers_reader *r = f->r;
+    struct decimal d;
+    const uint8_t next = next_state[r->state][class_of(c)];
+    if ((next == POINT || next == E) && is_integer_type(r->type)) {
+        f->error = no_integer;
+    } else if (next == WRONG) {
+        f->error = number_errors[r->state];
+    } else if (next != COMPLETE && r->held == NUMBERS_CHARS) {
+        f->error = "the number is longer than 768 characters";
+    } else if (next != COMPLETE) {
+        r->text[r->held++] = c;
+        r->state = next;
+        f->p++;
+    } else if (done_here(f) == f->room) {
+        f->full = true;
+    } else {
+        r->text[r->held] = ',';
+        quick(r->text, r->text + r->held + 1, &d); /* cannot fail: the machine has checked it */
+        if ((f->error = put_decimal(r, &d, f->out, done_here(f), r->elements))) f->at_token = true;
+        else count_element(r);
+    }
+}
+
 numbers_status numbers_read(numbers_reader *r, const char *text, size_t count, void *out, size_t room, size_t *taken,
                             size_t *written)
 {
-    const uint64_t base = r->offset; /* of text[0] */
-    const uint64_t elements = r->elements;
-    const char *p = text, *const end = text + count;
-    const char *error = NULL;
-    bool at_token = false; /* the error is where the token began, not at p */
-    bool full = false;
-    struct decimal d;
-
-#define DONE_HERE ((size_t)(r->elements - elements))
-    while (p < end && r->state < DONE && !error && !full) {
-        char c = *p;
+    struct feed f = { r, text, text, text + count, r->offset, r->elements, out, room, NULL, false, false };
+    while (f.p < f.end && r->state < DONE && !f.error && !f.full) {
         switch ((enum state)r->state) {
         case START:
         case FIRST:
-        case NEXT:
-            if (c == ' ' || c == '\n' || c == '\t' || c == '\r') {
-                p++;
-            } else if (c == '[') {
-                if (!(error = check_place(r, true))) open_array(r), p++;
-            } else if (c == ']' && r->state == FIRST) {
-                if (!(error = close_array(r))) p++;
-            } else if (r->state == START || !(is_digit(c) || c == '-' || c == '"')) {
-                error = value_expected(r, c);
-            } else if ((error = check_place(r, false))) {
-                break;
-            } else if (DONE_HERE == room) {
-                full = true;
-            } else {
-                const char *first = p;
-                if (c != '"') p = take_run(r, p, end, out, DONE_HERE, room - DONE_HERE, &error);
-                if (p > first || error) break;
-                r->token = base + (uint64_t)(p - text);
-                r->held = 0;
-                if (c == '"' && is_integer_type(r->type)) {
-                    error = no_integer;
-                } else if (c == '"') {
-                    r->state = WORD;
-                    r->word = -1;
-                    p++;
-                } else {
-                    r->state = c == '-' ? MINUS : c == '0' ? ZERO : INTEGER;
-                    r->text[r->held++] = c;
-                    p++;
-                }
-            }
-            break;
-
-        case AFTER:
-            if (c == ',') r->state = NEXT, p++;
-            else if (c == ' ' || c == '\n' || c == '\t' || c == '\r') p++;
-            else if (c != ']') error = "',' or ']' is expected";
-            else if (!(error = close_array(r))) p++;
-            break;
-
-        case WORD:
-            if (r->word < 0) {
-                for (int w = 0; w < WORDS; w++)
-                    if (words[w].text[0] == c) r->word = w;
-                if (r->word < 0) {
-                    error = no_word;
-                    break;
-                }
-            }
-            if (c != (words[r->word].text[r->held] ? words[r->word].text[r->held] : '"')) {
-                error = no_word;
-            } else if (words[r->word].text[r->held]) {
-                r->held++;
-                p++;
-            } else if (DONE_HERE == room) {
-                full = true;
-            } else if ((error = put_not_finite(r->type, words[r->word].value, out, DONE_HERE))) {
-                at_token = true;
-            } else {
-                if (!r->fractional) r->fractional = true, r->fraction_element = r->elements;
-                count_element(r);
-                p++;
-            }
-            break;
-
-        default: { /* inside a number */
-            uint8_t next = next_state[r->state][class_of(c)];
-            if ((next == POINT || next == E) && is_integer_type(r->type)) {
-                error = no_integer;
-            } else if (next == WRONG) {
-                error = number_errors[r->state];
-            } else if (next != COMPLETE) {
-                if (r->held == NUMBERS_CHARS) {
-                    error = "the number is longer than 768 characters";
-                    break;
-                }
-                r->text[r->held++] = c;
-                r->state = next;
-                p++;
-            } else if (DONE_HERE == room) {
-                full = true;
-            } else {
-                r->text[r->held] = ',';
-                quick(r->text, r->text + r->held + 1, &d); /* cannot fail: the machine has checked it */
-                if ((error = put_decimal(r, &d, out, DONE_HERE, r->elements))) at_token = true;
-                else count_element(r);
-            }
-            break;
-        }
+        case NEXT: before_value(&f, *f.p); break;
+        case AFTER: after_value(&f, *f.p); break;
+        case WORD: in_word(&f, *f.p); break;
+        default: in_number(&f, *f.p);
         }
     }
-#undef DONE_HERE
-
-    *taken = (size_t)(p - text);
-    *written = (size_t)(r->elements - elements);
-    if (error) {
+    *taken = (size_t)(f.p - text);
+    *written = done_here(&f);
+    if (f.error) {
         r->state = BAD;
-        r->error = error;
+        r->error = f.error;
+        r->offset = f.at_token ? r->token : f.base + *taken;
     }
-    if (r->state == BAD) {
-        if (error) r->offset = at_token ? r->token : base + *taken;
-        return NUMBERS_BAD;
-    }
-    r->offset = base + *taken;
-    return full ? NUMBERS_FULL : r->state == DONE ? NUMBERS_DONE : NUMBERS_MORE;
+    if (r->state == BAD) return NUMBERS_BAD;
+    r->offset = f.base + *taken;
+    return f.full ? NUMBERS_FULL : r->state == DONE ? NUMBERS_DONE : NUMBERS_MORE;
 }
 
 bool numbers_convert(numbers_reader *r, const double *values, numbers_type type, void *out, uint64_t *element)

@@ -249,16 +249,58 @@ static const float *calm(const struct flash *f, const struct flash_tile *t, int6
     return room->lse2;
 }
 
-/* Chunk `chunk` of one key/value head. */
+/* Up to f->Bk keys of one key/value head, from key j0 of its sequence on. */
+struct chunk {
+    int64_t b, hk, index, j0;
+    int64_t first; /* row of k and v where it begins */
+    int n;         /* its keys that are within seqlens_k */
+    bool packed;   /* some row of queries sees them: they are packed, and the sums are there */
+    bool spoiled;  /* room->spoiled is part of dv */
+};
+
+static void pack_chunk(const struct flash *f, struct chunk *at, const struct room *room)
+{
+    const struct simd_type *type = f->type;
+    const attn_view *k = &f->g.view[ATTN_T_k], *v = &f->g.view[ATTN_T_v];
+    const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
+    const void *k_rows = flash_at(k, at->b, at->hk, at->first);
+    at->packed = true;
+    type->pack_bt(at->n, D, k_rows, k->dtype, k->row, room->Kt, simd_ldb(type, D));
+    if (f->dQ)
+        flash_pack_clean_b(f, type, at->n, D, k_rows, k->dtype, k->row, room->Kb, simd_ldb(type, at->n), room->clean);
+    if (wants_dS(f))
+        type->pack_bt(at->n, Dv, flash_at(v, at->b, at->hk, at->first), v->dtype, v->row, room->Vt, simd_ldb(type, Dv));
+    memset(room->dKt, 0, (size_t)(D * room->ldt) * sizeof *room->dKt);
+    memset(room->dVt, 0, (size_t)(Dv * room->ldt) * sizeof *room->dVt);
+}
+
+/* dk and dv of the chunk; zeros where nobody sees a key, and past seqlens_k. */
+static void store_chunk(const struct flash *f, const struct chunk *at, const struct room *room)
+{
+    const attn_view *dk = &f->g.view[ATTN_T_dk], *dv = &f->g.view[ATTN_T_dv];
+    const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
+    const int64_t length = f->g.dims.packed ? f->seq[at->b].s.Sk : f->g.dims.Sk;
+    const int64_t rows = attn_min64(f->Bk, length - at->j0), live = at->packed ? at->n : 0;
+    if (f->p->dk.rank) zero_rows(f, ATTN_T_dk, at->b, at->hk, at->first + live, rows - live, D);
+    if (f->p->dv.rank) zero_rows(f, ATTN_T_dv, at->b, at->hk, at->first + live, rows - live, Dv);
+    if (!at->packed) return;
+    for (int d = 0; at->spoiled && d < Dv; d++)
+        for (int c = 0; c < at->n; c++) room->dVt[d * room->ldt + c] += room->spoiled[d * room->ldt + c];
+    if (f->p->dk.rank)
+        f->simd->store_t(at->n, D, room->dKt, room->ldt, (float)f->g.scale, NULL,
+                         flash_at(dk, at->b, at->hk, at->first), dk->dtype, dk->row);
+    if (f->p->dv.rank)
+        f->simd->store_t(at->n, Dv, room->dVt, room->ldt, 1, NULL, flash_at(dv, at->b, at->hk, at->first), dv->dtype,
+                         dv->row);
+}
+
 static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t chunk, char *scratch)
 {
     const struct flash_sequence *seq = &f->seq[b];
     const struct simd_type *type = f->type;
-    const attn_view *k = &f->g.view[ATTN_T_k], *v = &f->g.view[ATTN_T_v], *dk = &f->g.view[ATTN_T_dk],
-                    *dv = &f->g.view[ATTN_T_dv];
     const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
     const bool dS = wants_dS(f), dZ = f->p->dbias.rank || f->p->dalibi_slopes.rank;
-    const int64_t es = simd_element_bytes(type), j0 = chunk * f->Bk, first = seq->s.k_start + j0;
+    const int64_t es = simd_element_bytes(type), j0 = chunk * f->Bk;
     const int64_t chunks = attn_tiles(f->g.dims.packed ? seq->s.Sk : f->g.dims.Sk, f->Bk);
     struct flash_progress *head = f->progress + seq->chunks0 + hk * chunks;
     double *slopes = f->slope_parts ? f->slope_parts + (b * f->g.dims.H + hk * f->g.group) * f->chunks + chunk : NULL;
@@ -266,24 +308,17 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
     struct room room = room_of(f, &arena);
 
     for (int64_t g = 0; slopes && g < f->g.group; g++) slopes[g * f->chunks] = 0;
-    const int n = (int)attn_clamp64(seq->s.Sk - j0, 0, f->Bk);
+    struct chunk at = {
+        b, hk, chunk, j0, seq->s.k_start + j0, (int)attn_clamp64(seq->s.Sk - j0, 0, f->Bk), false, false
+    };
+    const int n = at.n;
     const int64_t ldk = simd_ldb(type, D), ldkb = simd_ldb(type, n), ldv = simd_ldb(type, Dv);
-    bool packed = false, spoiled = false;
     int64_t below = 0, published = 0;
     for (int64_t index = 0; n > 0 && index < seq->tiles && !attn_is_cancelled(f->cancel); index++) {
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
         struct flash_cell cell;
         if (!flash_cell_of(f, &t, j0, j0 + n, &cell)) continue;
-        if (!packed) { /* the first row tile that sees these keys */
-            type->pack_bt(n, D, flash_at(k, b, hk, first), k->dtype, k->row, room.Kt, ldk);
-            if (f->dQ)
-                flash_pack_clean_b(f, type, n, D, flash_at(k, b, hk, first), k->dtype, k->row, room.Kb, ldkb,
-                                   room.clean);
-            if (dS) type->pack_bt(n, Dv, flash_at(v, b, hk, first), v->dtype, v->row, room.Vt, ldv);
-            memset(room.dKt, 0, (size_t)(D * room.ldt) * sizeof *room.dKt);
-            memset(room.dVt, 0, (size_t)(Dv * room.ldt) * sizeof *room.dVt);
-            packed = true;
-        }
+        if (!at.packed) pack_chunk(f, &at, &room); /* the first row tile that sees these keys */
         if (f->dQ && index > published) { /* whoever waits for the tiles we skipped need not wait for this one's work */
             atomic_store_explicit(&head[chunk].tile, index, memory_order_release);
             published = index;
@@ -298,8 +333,8 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         const float c = flash_scores(f, &t, j0, &cell, room.S, room.ld, room.cap, &room.limits);
         if (f->dropout) flash_drop(f, &t, j0, &cell, room.drop, room.ld);
         if (f->dO_dirty[t.row0 / FLASH_UNIT]) {
-            if (!spoiled) memset(room.spoiled, 0, (size_t)(Dv * room.ldt) * sizeof *room.spoiled);
-            spoiled = true;
+            if (!at.spoiled) memset(room.spoiled, 0, (size_t)(Dv * room.ldt) * sizeof *room.spoiled);
+            at.spoiled = true;
             spoil(f, &t, &cell, &room);
         }
         const struct simd_gradient gradient = {
@@ -339,19 +374,7 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         }
     }
     if (f->dQ) atomic_store_explicit(&head[chunk].tile, INT64_MAX, memory_order_release);
-
-    /* Keys that nobody sees, and those past seqlens_k. */
-    const int64_t rows = attn_min64(f->Bk, (f->g.dims.packed ? seq->s.Sk : f->g.dims.Sk) - j0), live = packed ? n : 0;
-    if (f->p->dk.rank) zero_rows(f, ATTN_T_dk, b, hk, first + live, rows - live, D);
-    if (f->p->dv.rank) zero_rows(f, ATTN_T_dv, b, hk, first + live, rows - live, Dv);
-    if (!packed) return;
-    for (int d = 0; spoiled && d < Dv; d++)
-        for (int c = 0; c < n; c++) room.dVt[d * room.ldt + c] += room.spoiled[d * room.ldt + c];
-    if (f->p->dk.rank)
-        f->simd->store_t(n, D, room.dKt, room.ldt, (float)f->g.scale, NULL, flash_at(dk, b, hk, first), dk->dtype,
-                         dk->row);
-    if (f->p->dv.rank)
-        f->simd->store_t(n, Dv, room.dVt, room.ldt, 1, NULL, flash_at(dv, b, hk, first), dv->dtype, dv->row);
+    store_chunk(f, &at, &room);
 }
 
 void flash_keys_item(const struct flash *f, char *scratch, int64_t item)
