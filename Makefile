@@ -90,6 +90,8 @@ $B/%.cu.o: %.cu $B/flags
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVFLAGS) $(or $($(notdir $(<D))),$(gencode)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
+$B/server/api/page.o: server/api/index.html
+
 # Kernels of Hopper's own: spilled registers and serialised products fail the build.
 $B/kernels/cuda/sm90/%.cu.o: kernels/cuda/sm90/%.cu kernels/cuda/sm90/check-ptxas.sh $B/flags
 	@mkdir -p $(@D)

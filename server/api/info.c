@@ -1,12 +1,8 @@
-/* info.c: what this server is and how it does, for programs (/v1/info) and for browsers (/).
+/* info.c: what this server is and how it does, for programs: /v1/info.
  *
  * /v1/info is written from the tables and a snapshot (struct info_facts). What a backend can compute is what the rows
  * of its kernels say, by which a kernel is chosen for each request: so the answer is what a request would meet.
- * (openapi.c holds the schema of this document; the test of the two compares them.)
- *
- * The page is one constant: no template, no external asset, nothing that a client sent. Its script fetches /v1/info
- * every two seconds and writes texts (never HTML) into it. Script and style run by their SHA-256 in the
- * Content-Security-Policy; who edits them takes the new hashes from the failing test. */
+ * (openapi.c holds the schema of this document; the test of the two compares them.) */
 #include "server/api/info.h"
 
 #include <cjson/cJSON.h>
@@ -219,110 +215,4 @@ char *info_write(const struct info_facts *facts, size_t *length)
     put_counters(&j);
     json_raw(&j, "}\n");
     return json_take(&j, length);
-}
-
-/* ---- The page ---------------------------------------------------------------------------------------------------- */
-
-static const char style[] =
-    ":root{color-scheme:light dark;--line:#8884;--soft:#8882}"
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-    "h1{margin:0;font-size:1.6rem}h2{font-size:1.1rem;margin:2rem 0 .5rem}"
-    "table{border-collapse:collapse;width:100%}"
-    "td,th{text-align:left;padding:.25rem .75rem .25rem 0;border-bottom:1px solid var(--line);vertical-align:top}"
-    "th{font-weight:600}td.n{text-align:right;font-variant-numeric:tabular-nums}"
-    "pre{background:var(--soft);padding:.75rem;overflow-x:auto;border-radius:.25rem}"
-    "#state{font-weight:600}";
-
-/* Texts only ever go through textContent. */
-static const char script[] =
-    "'use strict';\n"
-    "const byId = id => document.getElementById(id);\n"
-    "const count = n => n.toLocaleString('en-US', {maximumFractionDigits: 1});\n"
-    "const size = n => { const u = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB']; let i = 0;\n"
-    "  while (n >= 1024 && i < 5) { n /= 1024; i++; } return n.toFixed(i ? 1 : 0) + ' ' + u[i]; };\n"
-    "const words = name => name.replaceAll('_', ' ');\n"
-    "const value = (name, n) => name.includes('bytes') ? size(n) : count(n);\n"
-    "function rows(id, list) {\n"
-    "  byId(id).replaceChildren(...list.map(cells => {\n"
-    "    const tr = document.createElement('tr');\n"
-    "    cells.forEach((text, i) => { const td = document.createElement(i ? 'td' : 'th'); td.textContent = text;\n"
-    "      if (i && /^[0-9]/.test(text)) td.className = 'n'; tr.append(td); });\n"
-    "    return tr; }));\n"
-    "}\n"
-    "function show(x) {\n"
-    "  byId('version').textContent = x.version;\n"
-    "  byId('state').textContent = x.state;\n"
-    "  byId('uptime').textContent = ', up ' + count(x.uptime_s) + ' s';\n"
-    "  rows('devices', x.devices.map(d => [d.name, d.description, count(d.running_requests) + ' running',\n"
-    "    d.memory_limit_bytes ? size(d.memory_used_bytes) + ' of ' + size(d.memory_limit_bytes) : '']));\n"
-    "  rows('load', [['requests waiting', count(x.queue.requests)], ['their tensors', size(x.queue.bytes)],\n"
-    "    ['requests in flight', count(x.inflight_requests)], ['connections', count(x.connections)],\n"
-    "    ['staging memory', size(x.staging.used_bytes) + ' of ' + size(x.staging.limit_bytes)]]);\n"
-    "  rows('counters', Object.entries(x.counters).map(([k, n]) => [words(k), value(k, n)]));\n"
-    "  rows('limits', Object.entries(x.limits).map(([k, n]) => [words(k), value(k, n)]));\n"
-    "  rows('features', Object.entries(x.features).flatMap(([b, ops]) => Object.entries(ops).map(([op, f]) =>\n"
-    "    [b + ' ' + op, f.dtypes.join(', '), f.tensors.concat(f.options).join(', ')])));\n"
-    "}\n"
-    "async function refresh() {\n"
-    "  try {\n"
-    "    const answer = await fetch('/v1/info');\n"
-    "    if (!answer.ok) throw new Error('/v1/info answered ' + answer.status);\n"
-    "    show(await answer.json());\n"
-    "    byId('trouble').textContent = '';\n"
-    "  } catch (e) { byId('trouble').textContent = e.message; }\n"
-    "  setTimeout(refresh, 2000);\n"
-    "}\n"
-    "byId('host').textContent = location.origin;\n"
-    "refresh();\n";
-
-static const char page_head[] = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>attnd</title>"
-                                "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">"
-                                "<link rel=\"icon\" href=\"data:,\"><style>";
-static const char page_body[] =
-    "</style></head><body>\n"
-    "<h1>attnd <span id=\"version\">" ATTND_VERSION "</span></h1>\n"
-    "<p>Exact attention, forward and backward, over HTTP. <span id=\"state\"></span><span id=\"uptime\"></span> <span "
-    "id=\"trouble\"></span></p>\n"
-    "<pre>curl <span id=\"host\">http://127.0.0.1:8080</span>/v1/attention/forward -d '{\"causal\": true, "
-    "\"encoding\": "
-    "\"array\",\n"
-    "  \"q\": {\"shape\": [1, 2, 1, 2], \"dtype\": \"float32\", \"data\": [1, 0, 0, 1]},\n"
-    "  \"k\": {\"shape\": [1, 2, 1, 2], \"dtype\": \"float32\", \"data\": [1, 0, 0, 1]},\n"
-    "  \"v\": {\"shape\": [1, 2, 1, 2], \"dtype\": \"float32\", \"data\": [1, 2, 3, 4]}}'</pre>\n"
-    "<noscript><p>This page fills itself from <a href=\"/v1/info\">/v1/info</a> by a script.</p></noscript>\n"
-    "<h2>Devices</h2><table id=\"devices\"></table>\n"
-    "<h2>Now</h2><table id=\"load\"></table>\n"
-    "<h2>Since the start</h2><table id=\"counters\"></table>\n"
-    "<h2>Limits</h2><table id=\"limits\"></table>\n"
-    "<h2>What it computes</h2><table id=\"features\"></table>\n"
-    "<p><a href=\"/openapi.json\">OpenAPI 3.1</a> &middot; <a href=\"/v1/info\">info</a> &middot; <a "
-    "href=\"/metrics\">metrics</a></p>\n"
-    "<script>";
-static const char page_end[] = "</script>\n</body></html>\n";
-
-const char info_page_csp[] = "default-src 'none'; "
-                             "style-src 'sha256-OOJV8ValOrN+XL3aTOY1wQ8sAnrV3p3act1rc2bgwUI='; "
-                             "script-src 'sha256-gZ0bCecou57qyJsq7DnsLEB8x3E80iVbwETq7c/PaHk='; "
-                             "connect-src 'self'; img-src data:; "
-                             "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-
-char *info_page_write(size_t *length)
-{
-    static const struct {
-        const char *text;
-        size_t bytes;
-    } parts[] = {
-        { page_head, sizeof page_head - 1 }, { style, sizeof style - 1 },       { page_body, sizeof page_body - 1 },
-        { script, sizeof script - 1 },       { page_end, sizeof page_end - 1 },
-    };
-    size_t used = 0;
-    char *page = malloc(sizeof page_head + sizeof style + sizeof page_body + sizeof script + sizeof page_end);
-    if (page == NULL) return NULL;
-    for (size_t i = 0; i < ARRAY_SIZE(parts); i++) {
-        memcpy(page + used, parts[i].text, parts[i].bytes);
-        used += parts[i].bytes;
-    }
-    page[used] = '\0';
-    *length = used;
-    return page;
 }

@@ -1,5 +1,5 @@
-/* info.h: what attnd says about itself: GET /v1/info, GET /openapi.json and the page at /. All three are written
- * from the program's own tables (config options, ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h,
+/* info.h: what attnd says about itself: GET /v1/info and GET /openapi.json. Both are written from the program's own
+ * tables (config options, ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h,
  * PROTO_ERROR_MAP, the routes), so a new row there shows up here by itself.
  *
  * Every function returns a malloc'ed, NUL-ended body, *length bytes without the NUL, which the caller frees; NULL
@@ -38,9 +38,5 @@ struct info_facts {
 char *info_write(const struct info_facts *facts, size_t *length);                 /* /v1/info: application/json */
 char *info_openapi_write(const struct config *config, const proto_limits *limits, /* /openapi.json: application/json */
                          const struct route *routes, int route_count, size_t *length);
-char *info_page_write(size_t *length); /* /: text/html; charset=utf-8 */
-
-/* The value of the Content-Security-Policy header that goes with the page. */
-extern const char info_page_csp[];
 
 #endif

@@ -11,6 +11,7 @@
 
 #include "server/api/gauges.h"
 #include "server/api/info.h"
+#include "server/api/page.h"
 #include "server/api/ready.h"
 #include "server/base/arena.h"
 #include "server/base/clock.h"
@@ -100,8 +101,8 @@ static void answer_page(struct request *request, struct answer *answer)
     (void)request;
     answer->status = 200;
     answer->content_type = "text/html; charset=utf-8";
-    answer->csp = info_page_csp;
-    answer->body = info_page_write(&answer->length);
+    answer->csp = page_csp;
+    answer->body = page_write(&answer->length);
 }
 
 /* ---- Bodies ------------------------------------------------------------------------------------------------------ */
