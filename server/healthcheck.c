@@ -5,7 +5,7 @@
  * the status line, every step against one deadline.
  *
  * Invariants
- * 1. Everything ends TIMEOUT_MS after the start, whatever the other side does.
+ * 1. Everything ends HEALTHCHECK_TIMEOUT_MS after the start, whatever the other side does.
  * 2. Only a complete status line "HTTP/1.x 2dd" counts as healthy. A daemon whose port accepts connections but
  * whose
  *    threads hang is not (the kernel accepts for it).
@@ -29,8 +29,9 @@
 #include <unistd.h>
 
 #include "proto-json/text.h"
+#include "server/base/limits.h"
 
-enum { TIMEOUT_MS = 5000, EXIT_HEALTHY = 0, EXIT_UNHEALTHY = 1, EXIT_BAD_ARGUMENT = 64 };
+enum { EXIT_HEALTHY = 0, EXIT_UNHEALTHY = 1, EXIT_BAD_ARGUMENT = 64 };
 
 static const char default_address[] = "127.0.0.1:8080";
 static const char default_path[] = "/readyz";
@@ -305,7 +306,7 @@ int healthcheck_main(int argc, char **argv)
     }
     if (argc <= 1 && !target_of_environment(&t)) return EXIT_BAD_ARGUMENT;
 
-    const int64_t deadline_ms = now_ms() + TIMEOUT_MS;
+    const int64_t deadline_ms = now_ms() + HEALTHCHECK_TIMEOUT_MS;
     const char *why = "";
     char where[800];
     describe(&t, where, sizeof where);

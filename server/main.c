@@ -14,6 +14,7 @@
 #include "server/base/arena.h"
 #include "server/base/clock.h"
 #include "server/base/config.h"
+#include "server/base/limits.h"
 #include "server/work/contexts.h"
 #include "server/http/front.h"
 #include "server/device/devices.h"
@@ -26,13 +27,10 @@
 #include "server/supervise.h"
 #include "server/http/tokens.h"
 
-enum { EXIT_USAGE_ERROR = 64, EXIT_UNAVAILABLE = 69, EXIT_DEVICE_LOST = 70, EXIT_CONFIG = 78, STOP_WAIT_MS = 1000 };
+enum { EXIT_USAGE_ERROR = 64, EXIT_UNAVAILABLE = 69, EXIT_DEVICE_LOST = 70, EXIT_CONFIG = 78 };
 
 /* What an end may take once a drain is over. */
 enum { HURRY_MS = LOOP_HURRY_MS + SIGNALS_GRACE_MS };
-
-/* Of the staging memory that nobody leases, so much is kept for the next request. */
-#define WARM_BYTES (INT64_C(1) << 30)
 
 static int complain(int status, const char *text)
 {
@@ -123,7 +121,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
     /* Pinning memory takes long and stalls the device: what was pinned once is kept. */
     server.pinned = devices_staging(server.devices, &staging);
     server.arena = server.pinned ? arena_new(config->staging_bytes, config->staging_bytes, &staging)
-                                 : arena_new(config->staging_bytes, WARM_BYTES, NULL);
+                                 : arena_new(config->staging_bytes, STAGING_WARM_BYTES, NULL);
     if (front_start(&front, &err) != ATTN_OK) goto out;
     /* A run ends with its last deadline, and a device that does not end it is lost after --watchdog-ms. */
     heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);
@@ -135,7 +133,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
 out:
     if (err.text[0]) fprintf(stderr, "attnd: %s\n", err.text);
     front_close(&front);
-    if (server.devices) stopped = devices_stop(server.devices, STOP_WAIT_MS);
+    if (server.devices) stopped = devices_stop(server.devices, MAIN_STOP_WAIT_MS);
     log_event(LOG_INFO, NULL, "stopped", "status=%d", status);
     log_close();
     /* A kernel that is still running cannot be interrupted, and nobody waits for it any more. A driver whose device

@@ -7,11 +7,11 @@
  *   the server ends with      the supervisor
  *   0                         ends with 0: it was drained
  *   64, 69, 78                passes it on: another start would fail the same way
- *   anything else, a signal   starts another: at once, or after 1, 2, 4 ... 30 s when it lived for less than SHORT_LIFE_S;
- *                             gives up after GIVE_UP such lives in a row and passes its status on
+ *   anything else, a signal   starts another: at once, or after 1, 2, 4 ... 30 s when it lived for less than SUPERVISE_SHORT_LIFE_S;
+ *                             gives up after SUPERVISE_GIVE_UP such lives in a row and passes its status on
  *
  * Signals go to the server: TERM and INT as TERM, HUP as HUP. One that is told to stop ends by itself, if need be by force
- * (signals.h); one that cannot even do that (it is stopped, or its kernel does not come back) is killed KILL_MS later. It has a process group of its own, or a Ctrl-C would
+ * (signals.h); one that cannot even do that (it is stopped, or its kernel does not come back) is killed SUPERVISE_KILL_MS later. It has a process group of its own, or a Ctrl-C would
  * reach it twice and the second one would mean: hurry. It dies with its parent (PDEATHSIG). */
 #include "server/supervise.h"
 
@@ -28,9 +28,8 @@
 
 #include "proto-json/text.h"
 #include "server/base/clock.h"
+#include "server/base/limits.h"
 #include "server/base/log.h"
-
-enum { SHORT_LIFE_S = 2, GIVE_UP = 5, MAX_PAUSE_S = 30, KILL_MS = 1000 };
 
 static const char variable[] = "ATTND_INHERITED_SOCKETS";
 
@@ -111,7 +110,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
         const int number = sigtimedwait(&watched, NULL, &wait);
 
         if (number == SIGTERM || number == SIGINT) {
-            const int64_t at_ms = clock_ms() + (stopping ? hurry_ms : stop_ms) + KILL_MS;
+            const int64_t at_ms = clock_ms() + (stopping ? hurry_ms : stop_ms) + SUPERVISE_KILL_MS;
             if (kill_ms == 0 || at_ms < kill_ms) kill_ms = at_ms;
             stopping = true;
             if (child <= 0) return 0;
@@ -126,17 +125,17 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
         if (child > 0 && kill_ms > 0 && clock_ms() >= kill_ms) {
             log_event(LOG_ERROR, NULL, "supervisor", "what=killed pid=%d", (int)child);
             kill(child, SIGKILL);
-            kill_ms = clock_ms() + KILL_MS; /* it may take a moment */
+            kill_ms = clock_ms() + SUPERVISE_KILL_MS; /* it may take a moment */
         }
         if (child > 0 && waitpid(child, &status, WNOHANG) == child) {
             const int64_t lived_ms = clock_ms() - began_ms;
             child = 0;
             log_event(is_final(status) ? LOG_INFO : LOG_ERROR, NULL, "supervisor", "what=ended status=%d lived_ms=%lld",
                       exit_status(status), (long long)lived_ms);
-            failures = lived_ms < SHORT_LIFE_S * 1000 ? failures + 1 : 0;
-            if (stopping || is_final(status) || failures >= GIVE_UP) return exit_status(status);
+            failures = lived_ms < SUPERVISE_SHORT_LIFE_S * 1000 ? failures + 1 : 0;
+            if (stopping || is_final(status) || failures >= SUPERVISE_GIVE_UP) return exit_status(status);
             const int pause_s = failures <= 1 ? 0 : 1 << (failures - 2);
-            start_ms = clock_ms() + 1000 * (pause_s < MAX_PAUSE_S ? pause_s : MAX_PAUSE_S);
+            start_ms = clock_ms() + 1000 * (pause_s < SUPERVISE_MAX_PAUSE_S ? pause_s : SUPERVISE_MAX_PAUSE_S);
         }
         if (child <= 0 && clock_ms() >= start_ms) {
             child = start_server(listeners, count, argv, &before);

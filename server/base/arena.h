@@ -18,12 +18,12 @@
 #ifndef ARENA_H
 #define ARENA_H
 
+#include "server/base/limits.h"
+
 #include "kernels/attention.h"
 
 struct arena;
 struct caller;
-
-enum { ARENA_AHEAD_SHARE = 4 }; /* a quarter */
 
 /* One piece of memory, leased or kept warm. Read `memory` and `bytes`; the rest is arena.c's. */
 struct extent {

@@ -31,6 +31,7 @@
 
 #include "kernels/machine.h"
 #include "proto-json/text.h"
+#include "server/base/limits.h"
 
 #ifndef ATTND_VERSION
 #error "the Makefile defines ATTND_VERSION"
@@ -47,7 +48,6 @@ enum {
      * the cache when its last byte arrives. One thread fills a 25 Gbit/s link with base64. */
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
-    SPARE_FILES = 128, /* open files beside the connections: epoll, eventfd, libraries, log, GPU driver */
     HELP_COLUMNS = 100,
 };
 #define STAGING_AUTO_MAX (64 * GIB) /* pinned memory beyond this starves the page cache without serving anyone faster */
@@ -118,7 +118,7 @@ static const struct option options[] = {
     { "batch-window-us", "ATTND_BATCH_WINDOW_US", TYPE_INT64, "N", AT(batch_window_us), 0, 0, 1000000,
       .help = "How long a request may wait for others to run with, in microseconds. 0: never while a device is idle. Small "
               "problems of the CPU never wait." },
-    { "max-batch", "ATTND_MAX_BATCH", TYPE_INT, "N", AT(max_batch), 64, 1, 1024,
+    { "max-batch", "ATTND_MAX_BATCH", TYPE_INT, "N", AT(max_batch), 64, 1, CONFIG_MAX_BATCH,
       .help = "Problems that are run together at most." },
     { "timeout-ms", "ATTND_TIMEOUT_MS", TYPE_INT64, "N", AT(timeout_ms), 60000, 1, DAY_MS,
       .help = "Time a request may take from its last byte to its answer; then 504. A client may ask for less." },
@@ -287,7 +287,8 @@ static bool devices_ok(const char *text)
     uint64_t seen = 0;
     for (;;) { /* numbers, each once */
         uint64_t number;
-        if ((text = text_read_number(text, &number)) == NULL || number > 63 || (seen >> number & 1)) return false;
+        if ((text = text_read_number(text, &number)) == NULL || number >= CONFIG_MAX_DEVICES || (seen >> number & 1))
+            return false;
         seen |= UINT64_C(1) << number;
         if (*text == '\0') return true;
         if (*text++ != ',') return false;
@@ -367,8 +368,8 @@ static enum config_result set_value(struct reading *r, const struct option *o, c
         break;
     case TYPE_DEVICES:
         if (!devices_ok(value))
-            return refuse(m, n, "%s: '%s' is not auto, all, cpu, or different GPU numbers from 0 to 63 such as 0,1",
-                          name, value);
+            return refuse(m, n, "%s: '%s' is not auto, all, cpu, or different GPU numbers from 0 to %d such as 0,1",
+                          name, value, CONFIG_MAX_DEVICES - 1);
         break;
     case TYPE_FILE:
         if (access(value, R_OK) != 0) return refuse(m, n, "%s: '%s' cannot be read: %s", name, value, strerror(errno));
@@ -528,7 +529,7 @@ static enum config_result settle(struct reading *r)
 
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
-        const rlim_t spare = SPARE_FILES + (c->metrics_listen != NULL ? CONFIG_METRICS_CONNECTIONS : 0);
+        const rlim_t spare = CONFIG_SPARE_FILES + (c->metrics_listen != NULL ? CONFIG_METRICS_CONNECTIONS : 0);
         const rlim_t wanted = (rlim_t)c->max_connections + spare;
         if (files.rlim_cur < wanted) {
             files.rlim_cur = files.rlim_max < wanted ? files.rlim_max : wanted;

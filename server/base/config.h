@@ -8,10 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-enum {
-    CONFIG_MAX_LISTEN = 8,
-    CONFIG_METRICS_CONNECTIONS = 256, /* that may be open to --metrics-listen, beside --max-connections */
-};
+#include "server/base/limits.h"
 
 /* Everything is settled here before anything starts; strings live as long as the process. Sizes in bytes, times in
  * ms. */

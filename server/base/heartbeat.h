@@ -9,14 +9,14 @@
 
 #include <stdint.h>
 
+#include "server/base/limits.h"
+
 /* id, label in /metrics, as /readyz calls it, limit in ms. A device's thread waits for its device, so its limit is what a run
  * may take (heartbeat_set_limit()); the others' is far beyond what a busy machine explains. */
 #define HEARTBEAT_MAP(X)                                  \
     X(HTTP, "http", "an HTTP thread", HEARTBEAT_LIMIT_MS) \
     X(LOOP, "loop", "the loop", HEARTBEAT_LIMIT_MS)       \
     X(DEVICE, "device", "a device's thread", INT64_MAX)
-
-enum { HEARTBEAT_LIMIT_MS = 5000, HEARTBEAT_THREADS = 1024 };
 
 enum heartbeat_kind {
 #define X(id, label, name, limit_ms) HEARTBEAT_##id,

@@ -8,12 +8,12 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-enum { DOCUMENT_BYTES = 16 << 20 }; /* at most; the longest, /openapi.json, has a hundredth of it */
+#include "server/base/limits.h"
 
 /* The text, which a struct of zeros has not begun yet. */
 static struct text *text_of(struct json *j)
 {
-    if (j->text.limit == 0) j->text = text_growing(DOCUMENT_BYTES);
+    if (j->text.limit == 0) j->text = text_growing(JSON_DOCUMENT_BYTES);
     return &j->text;
 }
 

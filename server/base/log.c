@@ -13,7 +13,7 @@
  * 2. A line is in the buffers whole or not at all, and contains exactly one newline, its last byte.
  * 3. Every line that is lost is counted; the loss is told by a line `lost lines=<n>` once the sink takes lines
  * again.
- * 4. A stream of WARN or ERROR lines of one event cannot fill a disk: REPEATS_PER_SECOND of them a second, then
+ * 4. A stream of WARN or ERROR lines of one event cannot fill a disk: LOG_REPEATS_PER_SECOND of them a second, then
  * only a count. INFO lines are one per request by design and are not limited. */
 #include "server/base/log.h"
 
@@ -29,17 +29,11 @@
 #include <unistd.h>
 
 #include "proto-json/text.h"
+#include "server/base/limits.h"
 
 enum {
-    BUFFER_BYTES = 1 << 20,
-    NAME_BYTES = 128,                                          /* of a request id or an event */
-    LINE_BYTES = 6 * (LOG_PAIRS_BYTES + 2 * NAME_BYTES) + 256, /* no byte of them needs more than six in JSON */
-    REPEATS_PER_SECOND = 20,
-    REPEAT_SLOTS = 64, /* events with a count of their own; more of them share slots in turn */
+    LINE_BYTES = 6 * (LOG_PAIRS_BYTES + 2 * LOG_NAME_BYTES) + 256, /* no byte of them needs more than six in JSON */
     EVENT_BYTES = 32,
-    GATHER_MS = 5, /* the writer waits this long for more lines, so that it makes at most 200 calls a second */
-    CLOSE_TIMEOUT_MS = 1000,
-    CLEAN_INPUT_BYTES = 128,
     NUMBER_BYTES = 15, /* longer digits are ids (a span id has 16), and a double would not hold them */
 };
 
@@ -62,12 +56,12 @@ static struct {
     bool open, closing, done;
     bool stuck;   /* the writer of an earlier log_open() never came back from write(): lines are only counted */
     bool waiting; /* the writer sleeps until `wake` */
-    char buffer[2][BUFFER_BYTES];
+    char buffer[2][LOG_BUFFER_BYTES];
     int filling;
     size_t used;
     uint64_t lines;     /* in the filling buffer */
     uint64_t told_lost; /* of `dropped`, already told by a line */
-    struct repeat repeats[REPEAT_SLOTS];
+    struct repeat repeats[LOG_REPEAT_SLOTS];
     bool repeats_left_out; /* some slot has left_out > 0 */
 } the = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -198,11 +192,11 @@ static void put_time(struct text *t)
     text_put_char(t, 'Z');
 }
 
-/* At most NAME_BYTES of a name that somebody else chose. */
+/* At most LOG_NAME_BYTES of a name that somebody else chose. */
 static void put_name(struct text *t, bool json, const char *name)
 {
-    if (json) put_json(t, name, strnlen(name, NAME_BYTES));
-    else text_put(t, name, strnlen(name, NAME_BYTES));
+    if (json) put_json(t, name, strnlen(name, LOG_NAME_BYTES));
+    else text_put(t, name, strnlen(name, LOG_NAME_BYTES));
 }
 
 static void put_line(struct text *t, bool json, enum log_level level, const char *request_id, const char *event,
@@ -279,7 +273,7 @@ static void wake_writer(void)
 /* Appends a line to the filling buffer. The mutex is held. */
 static void append(const char *line, size_t length)
 {
-    if (length > BUFFER_BYTES - the.used) {
+    if (length > LOG_BUFFER_BYTES - the.used) {
         atomic_fetch_add_explicit(&dropped, 1, memory_order_relaxed);
         return;
     }
@@ -315,7 +309,7 @@ static bool admit(enum log_level level, const char *event)
     if (level < LOG_WARN) return true;
     uint32_t hash = 2166136261u; /* FNV-1a */
     for (const char *c = event; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
-    struct repeat *r = &the.repeats[(hash ^ hash >> 16) % REPEAT_SLOTS];
+    struct repeat *r = &the.repeats[(hash ^ hash >> 16) % LOG_REPEAT_SLOTS];
     const int64_t now = in_ms(0).tv_sec;
     if (strncmp(r->event, event, EVENT_BYTES - 1) != 0 || r->level != level || r->second != now) {
         tell_repeat(r);
@@ -324,7 +318,7 @@ static bool admit(enum log_level level, const char *event)
         r->second = now;
         r->written = 0;
     }
-    if (r->written < REPEATS_PER_SECOND) {
+    if (r->written < LOG_REPEATS_PER_SECOND) {
         r->written++;
         return true;
     }
@@ -339,7 +333,7 @@ static void tell_repeats(bool all)
 {
     const int64_t now = in_ms(0).tv_sec;
     the.repeats_left_out = false;
-    for (int i = 0; i < REPEAT_SLOTS; i++) {
+    for (int i = 0; i < LOG_REPEAT_SLOTS; i++) {
         if (all || the.repeats[i].second != now) tell_repeat(&the.repeats[i]);
         if (the.repeats[i].left_out > 0) the.repeats_left_out = true;
     }
@@ -359,11 +353,11 @@ static void *writer_main(void *unused)
             } else pthread_cond_wait(&the.wake, &the.lock);
             the.waiting = false;
         }
-        const struct timespec until = in_ms(GATHER_MS);
+        const struct timespec until = in_ms(LOG_GATHER_MS);
         while (!the.closing && pthread_cond_timedwait(&the.wake, &the.lock, &until) == 0) continue;
         if (the.closing) tell_repeats(true);
         const uint64_t lost = log_dropped(), lines = the.lines;
-        const bool tell = lines > 0 && lost != the.told_lost && BUFFER_BYTES - the.used >= LINE_BYTES;
+        const bool tell = lines > 0 && lost != the.told_lost && LOG_BUFFER_BYTES - the.used >= LINE_BYTES;
         if (tell) { /* not one of `lines`: its own loss is not worth telling */
             char pairs[64];
             snprintf(pairs, sizeof pairs, "lines=%llu", (unsigned long long)(lost - the.told_lost));
@@ -451,7 +445,7 @@ void log_close(void)
     the.closing = true;
     the.waiting = false;
     pthread_cond_signal(&the.wake);
-    const struct timespec until = in_ms(CLOSE_TIMEOUT_MS);
+    const struct timespec until = in_ms(LOG_CLOSE_TIMEOUT_MS);
     while (!the.done && pthread_cond_timedwait(&the.finished, &the.lock, &until) == 0) continue;
     const bool done = the.done;
     the.open = false;
@@ -522,7 +516,8 @@ const char *log_clean(char *buffer, unsigned long capacity, const char *client_s
         if (c == '"' || c == '\\') form = escaped, bytes = sizeof escaped;
         else if (length == 0 || is_control((char)c)) form = code, bytes = sizeof code;
         if (length == 0) length = 1;
-        if (taken + length > CLEAN_INPUT_BYTES || t.used + bytes + 4 > capacity) { /* "..." and the NUL always fit */
+        if (taken + length > LOG_CLEAN_INPUT_BYTES ||
+            t.used + bytes + 4 > capacity) { /* "..." and the NUL always fit */
             for (int dots = 0; dots < 3 && t.used + 1 < capacity; dots++) text_put_char(&t, '.');
             break;
         }

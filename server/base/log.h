@@ -14,6 +14,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "server/base/limits.h"
+
 enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
 
 void log_open(const char *format, const char *level); /* "text" or "json"; lines go to stderr */
@@ -24,7 +26,6 @@ bool log_enabled(enum log_level level);
  * the format is key=value pairs separated by spaces; values with spaces are quoted with LOG_Q: "client=" LOG_Q,
  * which is "client=\"%s\"". In JSON each pair becomes a member; numbers, true and false stay what they are unless
  * quoted. Pairs are cut at LOG_PAIRS_BYTES with their NUL; control characters in them become spaces. */
-enum { LOG_PAIRS_BYTES = 1024 };
 #define LOG_Q "\"%s\""
 void log_event(enum log_level level, const char *request_id, const char *event, const char *pairs, ...)
     __attribute__((format(printf, 4, 5)));
@@ -33,9 +34,9 @@ void log_event(enum log_level level, const char *request_id, const char *event, 
 void log_pairs(enum log_level level, const char *request_id, const char *event, const char *pairs);
 
 /* A string that a client sent, made fit for a value in LOG_Q: `"`, `\`, control characters and bytes that are not
- * UTF-8 are written as \", \\ and \xNN; cut at 128 bytes of input with "..." after them. Returns buffer;
+ * UTF-8 are written as \", \\ and \xNN; cut at LOG_CLEAN_INPUT_BYTES of input with "..." after them. Returns buffer;
  * LOG_CLEAN_BYTES are always enough. NULL counts as "". */
-enum { LOG_CLEAN_BYTES = 128 * 4 + 4 };
+enum { LOG_CLEAN_BYTES = LOG_CLEAN_INPUT_BYTES * 4 + 4 };
 const char *log_clean(char *buffer, unsigned long capacity, const char *client_string);
 
 uint64_t log_dropped(void); /* lines lost because the sink was full or gone */

@@ -30,6 +30,7 @@
 
 #include "kernels/attention.h"
 #include "proto-json/text.h"
+#include "server/base/limits.h"
 #include "server/base/log.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
@@ -64,7 +65,6 @@ static const struct bounds {
 };
 
 enum {
-    LABEL_BYTES = 64,
     SLOTS = 256, /* a power of two, above METRICS_MAX_SERIES so that a search ends at an empty one */
     MAX_BUCKETS = 20,
 };
@@ -76,7 +76,7 @@ static_assert(ARRAY_SIZE(seconds_bounds) < MAX_BUCKETS, "+Inf needs a bucket too
 
 struct series {
     uint32_t hash;
-    char label[2][LABEL_BYTES];
+    char label[2][METRICS_LABEL_BYTES];
     _Atomic double value;           /* of a counter or gauge; of a histogram: the sum */
     atomic_uint_fast64_t buckets[]; /* MAX_BUCKETS of them in a histogram, not cumulative; none otherwise */
 };
@@ -90,13 +90,13 @@ static bool histogram(enum metric_id id)
     return rows[id].kind == SECONDS || rows[id].kind == SIZES;
 }
 
-/* FNV-1a over at most LABEL_BYTES - 1 bytes of both labels. */
+/* FNV-1a over at most METRICS_LABEL_BYTES - 1 bytes of both labels. */
 static uint32_t hash_labels(const char *label0, const char *label1)
 {
     uint32_t hash = 2166136261u;
-    for (int i = 0; i < LABEL_BYTES - 1 && label0[i]; i++) hash = (hash ^ (unsigned char)label0[i]) * 16777619u;
+    for (int i = 0; i < METRICS_LABEL_BYTES - 1 && label0[i]; i++) hash = (hash ^ (unsigned char)label0[i]) * 16777619u;
     hash = (hash ^ 0xFF) * 16777619u; /* ("ab", "") is not ("a", "b"); no UTF-8 text has 0xFF */
-    for (int i = 0; i < LABEL_BYTES - 1 && label1[i]; i++) hash = (hash ^ (unsigned char)label1[i]) * 16777619u;
+    for (int i = 0; i < METRICS_LABEL_BYTES - 1 && label1[i]; i++) hash = (hash ^ (unsigned char)label1[i]) * 16777619u;
     return hash ^ hash >> 15;
 }
 
@@ -109,8 +109,8 @@ static struct series *find(enum metric_id id, uint32_t hash, const char *label0,
             *slot = i;
             return NULL;
         }
-        if (s->hash == hash && strncmp(s->label[0], label0, LABEL_BYTES - 1) == 0 &&
-            strncmp(s->label[1], label1, LABEL_BYTES - 1) == 0)
+        if (s->hash == hash && strncmp(s->label[0], label0, METRICS_LABEL_BYTES - 1) == 0 &&
+            strncmp(s->label[1], label1, METRICS_LABEL_BYTES - 1) == 0)
             return s;
     }
 }
@@ -122,8 +122,8 @@ static struct series *add_series(enum metric_id id, uint32_t hash, const char *l
     struct series *s = calloc(1, sizeof *s + (histogram(id) ? MAX_BUCKETS * sizeof s->buckets[0] : 0));
     if (s == NULL) return NULL;
     s->hash = hash;
-    snprintf(s->label[0], LABEL_BYTES, "%s", label0);
-    snprintf(s->label[1], LABEL_BYTES, "%s", label1);
+    snprintf(s->label[0], METRICS_LABEL_BYTES, "%s", label0);
+    snprintf(s->label[1], METRICS_LABEL_BYTES, "%s", label1);
     series_count[id]++;
     atomic_store_explicit(&slots[id][slot], s, memory_order_release);
     return s;
@@ -192,8 +192,6 @@ double metrics_sum(enum metric_id id, const char *label0)
 }
 
 /* ---- The page ---------------------------------------------------------------------------------------------------- */
-
-enum { PAGE_BYTES = 64 << 20 }; /* at most, and far above METRICS_MAX_SERIES of every metric */
 
 /* What JSON has no number for, Prometheus has. */
 static void put_number(struct text *p, double value)
@@ -364,16 +362,16 @@ static void put_process(struct text *p)
 }
 
 /* "cpu,reference" of attn_backends() */
-static void list_backends(char text[LABEL_BYTES])
+static void list_backends(char text[METRICS_LABEL_BYTES])
 {
-    struct text list = text_in(text, LABEL_BYTES);
+    struct text list = text_in(text, METRICS_LABEL_BYTES);
     for (const char *const *b = attn_backends(); *b != NULL; b++) text_printf(&list, "%s%s", list.used ? "," : "", *b);
 }
 
 char *metrics_write(size_t *length)
 {
-    struct text p = text_growing(PAGE_BYTES);
-    char backends[LABEL_BYTES];
+    struct text p = text_growing(METRICS_PAGE_BYTES);
+    char backends[METRICS_LABEL_BYTES];
     list_backends(backends);
     metrics_set(METRIC_BUILD_INFO, ATTND_VERSION, backends, 1);
     metrics_set(METRIC_LOG_DROPPED, NULL, NULL, (double)log_dropped());

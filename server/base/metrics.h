@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "server/base/limits.h"
+
 /* Prometheus conventions: base units, unit suffix, _total on counters, few label values. id, name, kind, label
  * names ("" none), help. Kinds: COUNTER, GAUGE, and histograms of SECONDS (buckets 100 us to 13 s, each twice the
  * last) or SIZES (1, 2, 4, ... 1024). Rows without labels are on the page from the start, with labels from their
@@ -60,7 +62,6 @@ enum metric_id {
 /* Labels are given as the row's label values in order; NULL where the row has fewer. They are copied (up to 63
  * bytes). Values must come from a small fixed set: the first METRICS_MAX_SERIES sets of a row are kept, later ones
  * are counted under "other". */
-enum { METRICS_MAX_SERIES = 192 };
 void metrics_add(enum metric_id id, const char *label0, const char *label1, double amount); /* counters and gauges */
 void metrics_set(enum metric_id id, const char *label0, const char *label1, double value);  /* gauges */
 void metrics_observe(enum metric_id id, const char *label0, double value);                  /* histograms */

@@ -10,11 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum {
-    SIGNALS_STUCK = 71, /* exit status: told to stop, it did not end by itself */
-    SIGNALS_GRACE_MS =
-        5000, /* for all that follows the last answers: threads join, devices and memory are given back */
-};
+enum { SIGNALS_STUCK = 71 }; /* exit status: told to stop, it did not end by itself */
 
 /* First of all: threads and programs that are started from here on inherit it. */
 void signals_block(void);

@@ -36,34 +36,16 @@
 #include "proto-json/text.h"
 #include "server/base/clock.h"
 #include "server/base/heartbeat.h"
+#include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 #include "server/work/request.h"
 
 enum {
-    MAX_DEVICES = 64,
-    MAX_STREAMS = 8,
-    MAX_RUN = 1024, /* problems in one attn_run(): an envelope may hold as many */
-    POLL_NS = 20000,
-    LOST_POLL_NS = 10000000,
-    WORKSPACE_KEEP = 64 << 20, /* a larger one is given back after its batch */
-    LEAST_HEAD_DIM = 64,       /* kernels compute whole tiles: smaller heads cost as much */
-    LANE_KEEP = 4 << 20,       /* the same for a lane */
-    LANE_HEADS = 128,          /* heads of all sequences: each costs up to 2 us, however few its numbers */
-    LINE = 64,                 /* of the cache */
+    LEAST_HEAD_DIM = 64, /* kernels compute whole tiles: smaller heads cost as much */
+    LINE = 64,           /* of the cache */
 };
-
-/* A lane's problems, padded: some 100 us of a core. An HTTP thread has other connections, and more cores are worth
- * waking for more. */
-#define LANE_FLOPS 2e7
-
-/* Beyond --watchdog-ms a batch may take what its work takes at this rate. The slowest kernels (float32) reach 34e12
- * on an H200 and a thirtieth of that on the smallest GPU of sm_80 and up. */
-#define SLOWEST_FLOPS 2e11
-
-/* What a batch puts on a stream at a time, about: 10 to 50 ms of the GPUs that there are. */
-#define GROUP_FLOPS 1e13
-#define NEVER       INT64_MAX
+#define NEVER INT64_MAX
 
 struct mirror {
     struct job_region host;
@@ -100,7 +82,7 @@ struct device {
     bool stop, stopped;
 
     int slot_count;
-    struct slot slots[MAX_STREAMS];
+    struct slot slots[DEVICE_MAX_STREAMS];
     struct batch *held; /* there was no memory for it while others ran */
     bool held_may_run;  /* one of them is over */
     int64_t watchdog_ns;
@@ -126,7 +108,7 @@ struct lane {
 
 struct devices {
     int count;
-    struct device *device[MAX_DEVICES];
+    struct device *device[CONFIG_MAX_DEVICES];
     int lane_count; /* 0: the devices are not this machine's processor */
     struct lane *lanes;
     _Atomic int lane_jobs;   /* since devices_learn() last took them, */
@@ -224,7 +206,7 @@ static int64_t worst_ns(const struct batch *batch)
 {
     double flops = 0;
     for (int j = 0; j < batch->count; j++) flops += padded_flops(batch->jobs[j]);
-    const double seconds = flops / SLOWEST_FLOPS, most = 1e9; /* thirty years */
+    const double seconds = flops / DEVICE_SLOWEST_FLOPS, most = 1e9; /* thirty years */
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
 
@@ -294,10 +276,10 @@ static attn_status grow_workspace(attn_device *handle, size_t bytes, void **work
 static attn_status reserve_workspace(struct device *device, struct slot *slot, int count, attn_error *err)
 {
     size_t bytes = 0;
-    for (int at = 0; at < count; at += MAX_RUN) {
+    for (int at = 0; at < count; at += DEVICE_MAX_RUN) {
         size_t part;
-        const attn_status status = attn_workspace(device->handle, slot->plans + at,
-                                                  count - at < MAX_RUN ? count - at : MAX_RUN, &part, err);
+        const attn_status status = attn_workspace(
+            device->handle, slot->plans + at, count - at < DEVICE_MAX_RUN ? count - at : DEVICE_MAX_RUN, &part, err);
         if (status != ATTN_OK) return status;
         if (part > bytes) bytes = part;
     }
@@ -351,10 +333,10 @@ static attn_status plan_all(struct device *device, struct slot *slot, attn_error
  * cannot be called back. */
 static int group_of(const struct device *device, const struct slot *slot)
 {
-    const double share = slot->batch->flops > GROUP_FLOPS ? GROUP_FLOPS / slot->batch->flops : 1;
-    const double group = device->info.unified ? MAX_RUN : share * slot->count;
+    const double share = slot->batch->flops > DEVICE_GROUP_FLOPS ? DEVICE_GROUP_FLOPS / slot->batch->flops : 1;
+    const double group = device->info.unified ? DEVICE_MAX_RUN : share * slot->count;
     const int left = slot->count - slot->launched;
-    const int most = group < 1 ? 1 : group > MAX_RUN ? MAX_RUN : (int)group;
+    const int most = group < 1 ? 1 : group > DEVICE_MAX_RUN ? DEVICE_MAX_RUN : (int)group;
     return left < most ? left : most;
 }
 
@@ -415,7 +397,7 @@ static void conclude(struct device *device, struct slot *slot, attn_status statu
         if (status != ATTN_OK) batch->jobs[j]->error = *err;
     }
     drop_mirrors(device, slot);
-    if (slot->workspace_bytes > WORKSPACE_KEEP)
+    if (slot->workspace_bytes > DEVICE_WORKSPACE_KEEP)
         drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
     attn_stream_heed(slot->stream, NULL);
     slot->batch = NULL;
@@ -555,7 +537,7 @@ static void *device_main(void *argument)
         heartbeat_idle();
         if (moved) continue;
         /* A batch is on its way. New work is looked for in between. */
-        const struct timespec pause = { 0, atomic_load(&device->usable) ? POLL_NS : LOST_POLL_NS };
+        const struct timespec pause = { 0, atomic_load(&device->usable) ? DEVICE_POLL_NS : DEVICE_LOST_POLL_NS };
         nanosleep(&pause, NULL);
     }
     pthread_mutex_lock(&device->lock);
@@ -727,8 +709,8 @@ static attn_status device_open(const struct config *config, const char *backend,
 {
     const attn_device_options options = { .threads = config->cpu_threads, .memory_bytes = config->device_bytes };
     attn_status status;
-    if (devices->count == MAX_DEVICES)
-        return attn_fail(err, ATTN_TOO_LARGE, NULL, "--devices: more than %d devices", MAX_DEVICES);
+    if (devices->count == CONFIG_MAX_DEVICES)
+        return attn_fail(err, ATTN_TOO_LARGE, NULL, "--devices: more than %d devices", CONFIG_MAX_DEVICES);
     struct device *device = calloc(1, sizeof *device);
     if (device == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "--devices: out of memory");
     pthread_condattr_t monotonic;
@@ -746,9 +728,9 @@ static attn_status device_open(const struct config *config, const char *backend,
     /* Large problems may well take minutes on a CPU, and it cannot be lost. */
     device->watchdog_ns = device->info.unified ? NEVER : config->watchdog_ms * CLOCK_NS_PER_MS;
     atomic_store(&device->due_ns, NEVER);
-    const int streams = device->info.streams < 1             ? 1
-                        : device->info.streams > MAX_STREAMS ? MAX_STREAMS
-                                                             : device->info.streams;
+    const int streams = device->info.streams < 1                    ? 1
+                        : device->info.streams > DEVICE_MAX_STREAMS ? DEVICE_MAX_STREAMS
+                                                                    : device->info.streams;
     while (device->slot_count < streams) {
         status = attn_stream_open(device->handle, &device->slots[device->slot_count].stream, err);
         if (status != ATTN_OK) goto fail;
@@ -802,7 +784,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
         for (const char *at = wanted; *at && status == ATTN_OK; at += *at == ',') {
             uint64_t index = 0;
             at = text_read_number(at, &index); /* config.c has checked it */
-            assert(at != NULL && index < MAX_DEVICES);
+            assert(at != NULL && index < CONFIG_MAX_DEVICES);
             if (index >= (uint64_t)gpus)
                 status = attn_fail(err, ATTN_NOT_FOUND, NULL, "--devices: there is no GPU %d, there %s %d", (int)index,
                                    gpus == 1 ? "is" : "are", gpus);
@@ -811,7 +793,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
     } else status = device_open(config, wanted, 0, box, message_kind, devices, err);
     if (status == ATTN_OK) status = open_lanes(devices, config, err);
     if (status != ATTN_OK) {
-        devices_stop(devices, 60000); /* idle threads end at once */
+        devices_stop(devices, DEVICE_STOP_MS);
         devices_close(devices);
         return status;
     }

@@ -14,18 +14,13 @@
 #include "proto-json/text.h"
 #include "server/base/clock.h"
 #include "server/base/heartbeat.h"
+#include "server/base/limits.h"
 #include "server/device/devices.h"
 #include "server/http/peers.h"
 #include "server/http/routes.h"
 #include "server/work/server.h"
 
-enum {
-    SMALL_ANSWER = 256 << 10,
-    LARGE_INPUTS = 2 << 20,
-    STREAM_BLOCK = 192 << 10, /* fits in the second level cache beside the tensors it is made from */
-    ARRAY_BLOCK = 32 << 10,   /* of numbers as text: a millisecond, in which the thread serves nobody else */
-    PROBLEM_BYTES = 4096,
-};
+enum { PROBLEM_BYTES = 4096 };
 
 /* ---- Headers ----------------------------------------------------------------------------------------------------- */
 
@@ -133,7 +128,7 @@ static bool encode_all(proto_encoder *encoder, char *to, size_t length)
 static struct MHD_Response *small_response(struct job *job, proto_encoder *encoder, size_t length)
 {
     const bool ours = atomic_load(&job->references) == 1; /* a context may hold it too */
-    if (ours && job->inputs && job->inputs->bytes < LARGE_INPUTS && length <= job->inputs_used) {
+    if (ours && job->inputs && job->inputs->bytes < ANSWER_LARGE_INPUTS && length <= job->inputs_used) {
         /* Persistent: the memory goes back with the job, when the request is completed. */
         return encode_all(encoder, job->inputs->memory, length)
                    ? MHD_create_response_from_buffer(length, job->inputs->memory, MHD_RESPMEM_PERSISTENT)
@@ -163,8 +158,8 @@ static struct MHD_Response *tensor_response(struct request *request)
         return NULL;
     }
     const uint64_t length = proto_encoder_length(encoder);
-    const size_t block = job->wants_measure ? ARRAY_BLOCK : STREAM_BLOCK;
-    if (length <= SMALL_ANSWER && !job->wants_measure) {
+    const size_t block = job->wants_measure ? ANSWER_ARRAY_BLOCK : ANSWER_STREAM_BLOCK;
+    if (length <= ANSWER_SMALL_BYTES && !job->wants_measure) {
         response = small_response(job, encoder, (size_t)length);
         proto_encoder_free(encoder);
         request->times.encode_ns = clock_ns() - began;

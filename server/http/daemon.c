@@ -31,6 +31,7 @@
 #include <unistd.h>
 
 #include "proto-json/text.h"
+#include "server/base/limits.h"
 #include "server/http/answer.h"
 #include "server/base/arena.h"
 #include "server/base/clock.h"
@@ -48,19 +49,9 @@
 #include "server/http/tokens.h"
 
 enum {
-    /* A connection's memory in libmicrohttpd: the head, and half of it is what one recv() reads. It is zeroed whole
-     * between two requests, and the more there is the less of it is still in the cache when it is decoded: so it is
-     * no more than what makes three calls of a body of 131 KB. Before 1.0 (measured with 0.9.75) a step that is
-     * larger than the buffer makes each further recv() of a body read an eighth of the rest more; from 1.0 on it
-     * would keep the buffer from growing. */
-    CONNECTION_BYTES = 80 << 10,
-    CONNECTION_STEP = 60 << 10,
-    INACTIVITY_S = 120,    /* a backstop: the sweep of peers.c is stricter */
     NO_LIMIT = INT_MAX,    /* of connections; see rule 4 */
     FIRST_STEP = 64 << 10, /* staging memory leased at first where none was leased ahead */
     EXPECTED_TENSORS = 16, /* of a body, for its size in memory; more of them make it grow */
-    ARGUMENTS_MAX = 100,   /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
-    DISCARD_FACTOR = 2,    /* a chunked body is discarded up to this many times the limit, then cut */
 };
 
 /* ---- Heads that libmicrohttpd refuses by itself ------------------------------------------------------------------ */
@@ -310,7 +301,7 @@ static enum MHD_Result body_piece(struct request *request, const char *bytes, si
         request_fail(request, PROTO_E_TOO_LARGE, NULL, "the body has more than %llu bytes", (unsigned long long)limit);
         request_drop_body(request);
         request->step = STEP_DISCARD;
-        if (request->received_bytes > DISCARD_FACTOR * limit) {
+        if (request->received_bytes > DAEMON_DISCARD_FACTOR * limit) {
             request->http_status = 413;
             peer_cut_with(request->peer, PROTO_E_TOO_LARGE, request->id);
         }
@@ -411,7 +402,7 @@ static struct request *begin_request(struct worker *worker, const char *uri, str
     request->bad_target = !framing_is_target(uri);
     heads_add(request);
     /* When their records do not fit, libmicrohttpd 0.9.75 begins an answer, forgets it and waits. */
-    if (framing_arguments(uri) > ARGUMENTS_MAX) {
+    if (framing_arguments(uri) > DAEMON_ARGUMENTS_MAX) {
         request->http_status = 414;
         peer_cut_with(peer, PROTO_E_TARGET_TOO_LONG, NULL);
     }
@@ -640,7 +631,7 @@ static char *read_pem(const char *option, const char *path, attn_error *err)
     char *text = NULL;
     FILE *file = fopen(path, "re");
     long size;
-    if (file && fseek(file, 0, SEEK_END) == 0 && (size = ftell(file)) > 0 && size < 1 << 20 &&
+    if (file && fseek(file, 0, SEEK_END) == 0 && (size = ftell(file)) > 0 && size < DAEMON_PEM_BYTES &&
         fseek(file, 0, SEEK_SET) == 0 && (text = calloc(1, (size_t)size + 1)) &&
         fread(text, 1, (size_t)size, file) != (size_t)size) {
         free(text);
@@ -675,9 +666,9 @@ static bool start_workers(struct port *port, unsigned flags, const struct MHD_Op
             flags, 0, NULL, NULL, on_request, worker, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
             MHD_OPTION_NOTIFY_COMPLETED, on_completed, worker, MHD_OPTION_NOTIFY_CONNECTION, on_connection, worker,
             MHD_OPTION_URI_LOG_CALLBACK, on_uri, worker, MHD_OPTION_UNESCAPE_CALLBACK, on_unescape, NULL,
-            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT,
-            (unsigned)NO_LIMIT, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)INACTIVITY_S, MHD_OPTION_STRICT_FOR_CLIENT, 0,
-            MHD_OPTION_ARRAY, more, MHD_OPTION_END);
+            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)DAEMON_CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT,
+            (unsigned)NO_LIMIT, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)DAEMON_INACTIVITY_S,
+            MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
         if (worker->daemon == NULL) return false;
     }
     return true;
@@ -712,7 +703,7 @@ attn_status daemon_open(struct port *port, struct server *server, unsigned kind,
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_KEY, 0, port->key };
     }
     if (MHD_VERSION < 0x01000000)
-        more[count++] = (struct MHD_OptionItem){ MHD_OPTION_CONNECTION_MEMORY_INCREMENT, CONNECTION_STEP, NULL };
+        more[count++] = (struct MHD_OptionItem){ MHD_OPTION_CONNECTION_MEMORY_INCREMENT, DAEMON_CONNECTION_STEP, NULL };
     more[count] = (struct MHD_OptionItem){ MHD_OPTION_END, 0, NULL };
 
     MHD_set_panic_func(on_panic, NULL);

@@ -13,6 +13,7 @@
 #include <strings.h>
 
 #include "proto-json/text.h"
+#include "server/base/limits.h"
 
 static const struct {
     const char *name;
@@ -164,7 +165,8 @@ bool framing_is_request_id(const char *text)
     size_t length = 0;
     if (text == NULL) return false;
     for (; text[length]; length++)
-        if (length == 128 || !(isalnum((unsigned char)text[length]) || strchr("._-", text[length]))) return false;
+        if (length == REQUEST_ID_BYTES - 1 || !(isalnum((unsigned char)text[length]) || strchr("._-", text[length])))
+            return false;
     return length > 0;
 }
 

@@ -1,17 +1,10 @@
 /* front.c: what the loop asks of the side that holds the connections, and how slow a connection may be. */
 #include "server/http/front.h"
 
+#include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/http/routes.h"
 #include "server/http/tokens.h"
-
-enum {
-    HEAD_MS = 10000,
-    IDLE_MS = 75000,
-    SILENT_MS = 500,    /* while draining: a connection that says nothing for so long will not be missed */
-    STALLED_MS = 2000,  /* and one that is in the middle of something and does not move */
-    SWEEP_PEERS = 2000, /* looking at 10000 connections takes 2 ms: the more there are, the less often */
-};
 
 static int connections(void *context)
 {
@@ -24,13 +17,13 @@ static void sweep(void *context, int64_t now_ms, bool draining)
     struct front *front = context;
     const struct config *config = front->server->config;
     const struct peer_limits limits = {
-        .head_ms = config->body_timeout_ms < HEAD_MS ? config->body_timeout_ms : HEAD_MS,
-        .idle_ms = IDLE_MS,
+        .head_ms = config->body_timeout_ms < FRONT_HEAD_MS ? config->body_timeout_ms : FRONT_HEAD_MS,
+        .idle_ms = FRONT_IDLE_MS,
         .stall_ms = config->body_stall_ms,
         .transfer_ms = config->body_timeout_ms,
     };
-    static const struct peer_patience patience = { SILENT_MS, STALLED_MS };
-    if (++front->sweeps % (1 + (unsigned)connections(front) / SWEEP_PEERS) == 0)
+    static const struct peer_patience patience = { FRONT_SILENT_MS, FRONT_STALLED_MS };
+    if (++front->sweeps % (1 + (unsigned)connections(front) / FRONT_SWEEP_PEERS) == 0)
         peers_sweep(&front->peers, now_ms, &limits, draining ? &patience : NULL);
     linger_sweep(&front->peers.linger, now_ms);
     if (!draining) daemon_balance(&front->main_port, now_ms);

@@ -11,11 +11,7 @@
 #include <unistd.h>
 
 #include "server/base/clock.h"
-
-enum {
-    DROP_BYTES = 16 << 10,
-    DROP_PIECES = 64, /* of DROP_BYTES at once: 1 MiB, which takes a fraction of a millisecond */
-};
+#include "server/base/limits.h"
 
 void linger_init(struct lingering *linger)
 {
@@ -26,9 +22,9 @@ void linger_init(struct lingering *linger)
 /* False: the peer has closed its side, or the connection is broken. */
 static bool drop_unread(int fd)
 {
-    char dropped[DROP_BYTES];
+    char dropped[LINGER_DROP_BYTES];
     ssize_t count = 1;
-    for (int i = 0; i < DROP_PIECES && count > 0; i++) count = recv(fd, dropped, sizeof dropped, MSG_DONTWAIT);
+    for (int i = 0; i < LINGER_DROP_PIECES && count > 0; i++) count = recv(fd, dropped, sizeof dropped, MSG_DONTWAIT);
     return count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR));
 }
 

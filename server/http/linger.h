@@ -13,10 +13,7 @@
 #include <pthread.h>
 #include <stdint.h>
 
-enum {
-    LINGER_MS = 10000, /* a client that has not fetched the answer by then has only its system to hope for */
-    LINGER_MOST = 256, /* sockets; one more, and the oldest is closed before its time */
-};
+#include "server/base/limits.h"
 
 struct lingering {
     pthread_mutex_t lock;

@@ -5,7 +5,7 @@
  * then closed.
  * 2. When descriptors run out, the spare one is given up for a moment to accept and refuse one client; so the
  * backlog never keeps the loop busy with connections that it cannot accept.
- * 3. One wake-up accepts at most ACCEPT_BURST connections: the loop has other things to do. */
+ * 3. One wake-up accepts at most LISTEN_ACCEPT_BURST connections: the loop has other things to do. */
 #include "server/http/listen.h"
 
 #include <arpa/inet.h>
@@ -21,6 +21,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "server/base/limits.h"
 #include "server/http/daemon.h"
 #include "server/base/heartbeat.h"
 #include "server/base/log.h"
@@ -29,13 +30,6 @@
 #include "server/http/refusal.h"
 #include "server/http/routes.h"
 #include "server/work/server.h"
-
-enum {
-    BACKLOG = 4096, /* the system cuts it to net.core.somaxconn */
-    ACCEPT_BURST = 64,
-    KEEPALIVE_S = 60,
-    USER_TIMEOUT_MS = 30000, /* unacknowledged bytes for so long: the peer has vanished without a word */
-};
 
 /* One descriptor kept back for the day when there are none: invariant 2. Used by the loop's thread alone. */
 static int spare_fd = -1;
@@ -99,7 +93,7 @@ static attn_status open_unix(struct listener *listener, const char *where, attn_
     umask(before);
     if (bound != 0) return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: %s", where, strerror(errno));
     strcpy(listener->path, path);
-    if (listen(listener->fd, BACKLOG) != 0)
+    if (listen(listener->fd, LISTEN_BACKLOG) != 0)
         return attn_fail(err, ATTN_INVALID, NULL, "--listen %s: %s", where, strerror(errno));
     return ATTN_OK;
 }
@@ -124,7 +118,7 @@ static attn_status open_tcp(struct listener *listener, const char *where, attn_e
         if (found->ai_family == AF_INET6) (void)setsockopt(listener->fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
     }
     if (listener->fd < 0 || bind(listener->fd, found->ai_addr, found->ai_addrlen) != 0 ||
-        listen(listener->fd, BACKLOG) != 0)
+        listen(listener->fd, LISTEN_BACKLOG) != 0)
         status = attn_fail(err, ATTN_INVALID, NULL, "--listen %s: %s", where, strerror(errno));
     else status = ATTN_OK;
     freeaddrinfo(found);
@@ -180,7 +174,7 @@ static void refuse(int fd, bool plain)
 
 static void set_options(const struct listener *listener, int fd)
 {
-    const int on = 1, idle = KEEPALIVE_S, timeout = USER_TIMEOUT_MS;
+    const int on = 1, idle = LISTEN_KEEPALIVE_S, timeout = LISTEN_USER_TIMEOUT_MS;
     if (listener->is_unix) return;
     /* All of these only make things better: a system that refuses one serves without it. */
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -231,7 +225,7 @@ static void on_readable(uv_poll_t *poll, int status, int events)
 {
     (void)events;
     heartbeat_busy(HEARTBEAT_LOOP);
-    if (status == 0) accept_some(poll->data, ACCEPT_BURST);
+    if (status == 0) accept_some(poll->data, LISTEN_ACCEPT_BURST);
 }
 
 attn_status listener_start(struct listener *listener, uv_loop_t *loop, struct server *server, struct port *port,
@@ -255,7 +249,7 @@ void listener_stop(struct listener *listener)
 {
     if (!listener->polling) return;
     /* Whoever completed the handshake before now was accepted by the kernel in our name. */
-    accept_some(listener, BACKLOG);
+    accept_some(listener, LISTEN_BACKLOG);
     uv_poll_stop(&listener->poll);
     uv_close((uv_handle_t *)&listener->poll, NULL);
     listener->polling = false;

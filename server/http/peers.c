@@ -21,13 +21,12 @@
 #include <sys/stat.h>
 
 #include "server/base/clock.h"
+#include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 #include "server/work/request.h"
 #include "server/http/refusal.h"
 #include "server/http/tcp.h"
-
-enum { BYTES_PER_MS = 1024 };
 
 void peers_init(struct peers *peers)
 {
@@ -160,7 +159,7 @@ bool peer_expired(enum peer_phase phase, int64_t since_ms, uint64_t progress_byt
     case PEER_HEAD: return elapsed > limits->head_ms;
     case PEER_IDLE: return elapsed > limits->idle_ms;
     case PEER_BODY:
-    case PEER_SEND: return elapsed - (int64_t)(progress_bytes / BYTES_PER_MS) > limits->transfer_ms;
+    case PEER_SEND: return elapsed - (int64_t)(progress_bytes / PEER_BYTES_PER_MS) > limits->transfer_ms;
     default: return false; /* WORK has a deadline of its own; CUT is done */
     }
 }

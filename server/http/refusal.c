@@ -6,9 +6,10 @@
 #include <sys/socket.h>
 
 #include "proto-json/text.h"
+#include "server/base/limits.h"
 #include "server/work/request.h"
 
-enum { BODY_BYTES = 1024, RETRY_AFTER_S = 1 };
+enum { BODY_BYTES = 1024 };
 
 void refusal_send(int fd, proto_error error, const char *detail, const char *request_id)
 {
@@ -24,7 +25,7 @@ void refusal_send(int fd, proto_error error, const char *detail, const char *req
                 "HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\nContent-Length: %zu\r\n"
                 "Connection: close\r\nX-Request-Id: %s\r\n",
                 status, MHD_get_reason_phrase_for((unsigned)status), length, request_id);
-    if (status == 503) text_printf(&t, "Retry-After: %d\r\n", RETRY_AFTER_S);
+    if (status == 503) text_printf(&t, "Retry-After: %d\r\n", REFUSAL_RETRY_AFTER_S);
     text_put_string(&t, "\r\n");
     text_put(&t, body, length);
     assert(t.failure == TEXT_FINE);

@@ -7,9 +7,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "server/base/limits.h"
 #include "server/base/caller.h"
-
-enum { TOKEN_MAX_BYTES = 256, TOKEN_MAX_COUNT = 4096 };
 
 struct tokens;
 

@@ -6,19 +6,15 @@
 #include "server/base/arena.h"
 #include "server/base/clock.h"
 #include "server/base/config.h"
+#include "server/base/limits.h"
 #include "server/device/devices.h"
 #include "server/work/server.h"
 #include "server/work/prepare.h"
 
-enum {
-    LONG_SKELETON_BYTES = 32 << 10, /* 2 ms of names and shapes */
-    LONG_BODY_BYTES = 8 << 20,      /* 2 ms, if all of it were mask rows */
-};
-
 bool check_takes_long(const struct request *request)
 {
-    return request->received_bytes > LONG_BODY_BYTES ||
-           proto_decoder_skeleton_bytes(request->decoder) > LONG_SKELETON_BYTES;
+    return request->received_bytes > CHECK_LONG_BODY_BYTES ||
+           proto_decoder_skeleton_bytes(request->decoder) > CHECK_LONG_SKELETON_BYTES;
 }
 
 int64_t check_deadline(const struct request *request, const proto_call *call)

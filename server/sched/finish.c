@@ -5,11 +5,7 @@
 #include <stdlib.h>
 
 #include "server/base/clock.h"
-
-enum {
-    PIECE_NS = 10000000, /* after which it is somebody else's turn */
-    NUMBERS = 4096,      /* between two looks at the clock */
-};
+#include "server/base/limits.h"
 
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
                              void *context)
@@ -62,13 +58,13 @@ static bool measure_step(struct finishing *finishing)
     if (finishing->encoder == NULL &&
         proto_encoder_new(job->call, job->results, finishing->id, &finishing->encoder, &finishing->error) != ATTN_OK)
         return true;
-    return proto_encoder_measure(finishing->encoder, NUMBERS);
+    return proto_encoder_measure(finishing->encoder, FINISH_NUMBERS);
 }
 
 static void piece(uv_work_t *work)
 {
     struct finishing *finishing = (struct finishing *)work; /* its first member */
-    const int64_t until_ns = clock_ns() + PIECE_NS;
+    const int64_t until_ns = clock_ns() + FINISH_PIECE_NS;
     request_set_role(ROLE_DEVICE);
     do finishing->complete = verify_step(finishing) && measure_step(finishing);
     while (!finishing->complete && clock_ns() < until_ns);

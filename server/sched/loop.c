@@ -6,7 +6,7 @@
  *   on_tick       while something waits: hang-up watches for those that have waited long enough
  *   on_sweep      connections that are too slow; memory and contexts that are too old; the steps of a drain
  *
- * A suspended connection has no eyes, so whoever waits longer than WATCH_AFTER_MS gets a uv_poll for UV_DISCONNECT.
+ * A suspended connection has no eyes, so whoever waits longer than LOOP_WATCH_AFTER_MS gets a uv_poll for UV_DISCONNECT.
  * Most requests are answered before that and cost no system call here. A client that shuts down its sending side
  * counts as gone.
  *
@@ -38,6 +38,7 @@
 
 #include "server/base/arena.h"
 #include "server/base/clock.h"
+#include "server/base/limits.h"
 #include "server/work/contexts.h"
 #include "server/work/prepare.h"
 #include "server/device/devices.h"
@@ -47,15 +48,6 @@
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 #include "server/base/signals.h"
-
-enum {
-    TICK_MS = 10,
-    WATCH_AFTER_MS = 20, /* a client that leaves is noticed within WATCH_AFTER_MS + TICK_MS */
-    SWEEP_MS = 40,       /* a client that leaves in the middle of a request is noticed within two of them */
-    WARM_MS = 30000,     /* staging memory that nobody wanted for so long goes back to the system */
-    CROWD = 512,         /* connections whose memory is worth giving back */
-    MAX_BATCH = 1024,    /* of --max-batch */
-};
 
 enum stage { SERVING, DRAINING, HURRYING };
 
@@ -80,7 +72,7 @@ struct loop {
     struct request *oldest, *newest; /* all requests whose connections are suspended */
     struct request *unwatched;       /* the oldest of them without a watch; those behind it have none either */
     bool queue_changed;
-    struct job *batch_jobs[MAX_BATCH];
+    struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
 
     struct loop_front front;
@@ -100,7 +92,7 @@ static void list_add(struct loop *loop, struct request *request)
     loop->newest = request;
     if (loop->unwatched == NULL) loop->unwatched = request;
     if (!uv_is_active((uv_handle_t *)&loop->tick_timer))
-        uv_timer_start(&loop->tick_timer, loop->tick_timer.timer_cb, TICK_MS, TICK_MS);
+        uv_timer_start(&loop->tick_timer, loop->tick_timer.timer_cb, LOOP_TICK_MS, LOOP_TICK_MS);
 }
 
 static void list_remove(struct loop *loop, struct request *request)
@@ -197,7 +189,7 @@ static void watch_start(struct loop *loop, struct request *request)
 static void on_tick(uv_timer_t *timer)
 {
     struct loop *loop = timer->loop->data;
-    const int64_t until_ns = clock_ns() - WATCH_AFTER_MS * CLOCK_NS_PER_MS;
+    const int64_t until_ns = clock_ns() - LOOP_WATCH_AFTER_MS * CLOCK_NS_PER_MS;
     while (loop->unwatched && loop->unwatched->times.received_ns <= until_ns) {
         struct request *request = loop->unwatched;
         loop->unwatched = request->next;
@@ -580,7 +572,7 @@ static void give_back_memory(struct loop *loop)
 {
     const int open = open_connections(loop);
     if (open > loop->most_open) loop->most_open = open;
-    if (loop->most_open < CROWD || open > loop->most_open / 4) return;
+    if (loop->most_open < LOOP_CROWD || open > loop->most_open / 4) return;
     loop->most_open = open;
 #ifdef __GLIBC__
     malloc_trim(0);
@@ -594,7 +586,7 @@ static void on_sweep(uv_timer_t *timer)
     const int64_t now_ms = clock_ms();
 
     loop->front.sweep(loop->front.context, now_ms, loop->stage != SERVING);
-    if (!server->pinned) arena_trim(server->arena, now_ms, WARM_MS);
+    if (!server->pinned) arena_trim(server->arena, now_ms, STAGING_WARM_MS);
     contexts_expire(server->contexts, now_ms);
     give_back_memory(loop);
     look_at_devices(loop);
@@ -650,7 +642,7 @@ struct loop *loop_open(struct server *server)
     must(uv_prepare_start(&loop->prepare, on_prepare), "event loop");
     must(uv_timer_init(&loop->uv, &loop->deadline_timer), "event loop");
     must(uv_timer_init(&loop->uv, &loop->tick_timer), "event loop");
-    must(uv_timer_start(&loop->tick_timer, on_tick, TICK_MS, TICK_MS), "event loop");
+    must(uv_timer_start(&loop->tick_timer, on_tick, LOOP_TICK_MS, LOOP_TICK_MS), "event loop");
     must(uv_timer_init(&loop->uv, &loop->sweep_timer), "event loop");
     loop->window_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     must(loop->window_fd < 0 ? -errno : 0, "timerfd");
@@ -675,7 +667,7 @@ int loop_run(struct loop *loop, const struct loop_front *front)
     loop->front = *front;
     /* Not before: a server whose start fails closes the loop, which turns once more, without devices and staging
      * memory. */
-    must(uv_timer_start(&loop->sweep_timer, on_sweep, SWEEP_MS, SWEEP_MS), "event loop");
+    must(uv_timer_start(&loop->sweep_timer, on_sweep, LOOP_SWEEP_MS, LOOP_SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     return loop->exit_status;
 }

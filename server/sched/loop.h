@@ -4,12 +4,11 @@
 
 #include <uv.h>
 
+#include "server/base/limits.h"
 #include "server/work/request.h"
 #include "server/work/server.h"
 
 struct loop;
-
-enum { LOOP_HURRY_MS = 2000 }; /* after a drain, for the last answers to leave */
 
 /* What arrives in the loop's mailbox. */
 enum loop_message { LOOP_REQUEST, LOOP_BATCH };

@@ -13,13 +13,8 @@
 
 #include <stdint.h>
 
+#include "server/base/limits.h"
 #include "server/work/job.h"
-
-enum {
-    CONTEXTS_MAX_COUNT = 1024,
-    CONTEXTS_TTL_MS = 300000,
-    CONTEXTS_SHARE = 4, /* they may hold a quarter of the staging memory */
-};
 
 /* id, label in /metrics, meaning; contexts.c has the ways between them */
 #define CONTEXT_STATE_MAP(X)                             \

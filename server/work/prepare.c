@@ -16,20 +16,11 @@
 
 #include "server/base/caller.h"
 #include "server/base/clock.h"
+#include "server/base/limits.h"
 #include "server/work/contexts.h"
 #include "server/work/verify.h"
 
-enum {
-    ALIGNMENT = 64,
-    MEASURE_AT_ONCE = 4096, /* numbers whose text is measured by the HTTP thread itself: a millisecond at most */
-};
-
-/* Jobs above this are never joined with others: they keep a device busy alone, and small ones should not wait for
- * them. */
-#define SMALL_FLOPS 1e8
-#define SMALL_BYTES ((size_t)2 << 20)
-/* A device with so much memory has enough for any small job, scratch memory included: it is not added up. */
-#define SMALL_DEVICE (INT64_C(256) << 20)
+enum { ALIGNMENT = 64 };
 
 void prepare_finish_contexts(struct job *job, bool ran)
 {
@@ -149,7 +140,7 @@ static void place_outputs(proto_item *item, char **at)
 
 static job_kind kind_of(const struct job *job)
 {
-    if (job->call->count != 1 || job->flops > SMALL_FLOPS || job->tensor_bytes > SMALL_BYTES) return 0;
+    if (job->call->count != 1 || job->flops > PREPARE_SMALL_FLOPS || job->tensor_bytes > PREPARE_SMALL_BYTES) return 0;
     const attn_problem *p = &job->call->items[0].problem;
     const attn_dims d = attn_dims_of(p);
     if (d.H > 0xfff || d.Hk > 0xfff) return 0;
@@ -180,7 +171,7 @@ static attn_status check_fits(const struct job *job, const attn_device *device, 
 {
     size_t bytes = 0;
     attn_status status;
-    if (job->runnable == 0 || (job->kind != 0 && largest->memory_limit >= SMALL_DEVICE)) return ATTN_OK;
+    if (job->runnable == 0 || (job->kind != 0 && largest->memory_limit >= PREPARE_SMALL_DEVICE)) return ATTN_OK;
     if ((status = workspace_of(job, device, &bytes, err)) != ATTN_OK) return status;
     if (!largest->unified) {
         bytes += job->inputs_used + job->outputs.bytes;
@@ -247,7 +238,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         if (call->items[i].error.status == ATTN_OK) place_outputs(&call->items[i], &at);
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
     job->kind = kind_of(job);
-    job->wants_measure = numbers > MEASURE_AT_ONCE;
+    job->wants_measure = numbers > PREPARE_MEASURE_AT_ONCE;
     if ((status = check_fits(job, device, largest, err)) != ATTN_OK) return status;
 
     if (saves == 0) return ATTN_OK;

@@ -7,17 +7,14 @@
  *
  * Invariants
  * 1. The oldest job is in the next batch: nobody is overtaken for ever.
- * 2. A batch is bounded in problems (max_batch) and in work (BATCH_FLOPS), and finding it looks at most at SCAN_MAX
+ * 2. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS), and finding it looks at most at QUEUE_SCAN_MAX
  * jobs.
  * 3. places count requests, in whatever thread they are; count and bytes are those in the list. */
 #include "server/work/queue.h"
 
 #include <string.h>
 
-enum { SCAN_MAX = 512, RETRY_MAX_S = 30 };
-#define BATCH_FLOPS \
-    1e9 /* a joined batch should not keep its members waiting for more than some ten milliseconds on a CPU \
-         */
+#include "server/base/limits.h"
 
 void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch, int64_t window_ns)
 {
@@ -84,7 +81,7 @@ int queue_retry_after_s(const struct queue *queue, int devices)
     const double wait = seconds_per_job *
                         atomic_load_explicit(&queue->places[CALLER_WAITING].count, memory_order_relaxed) /
                         (devices > 0 ? devices : 1);
-    return wait < 1 ? 1 : wait > RETRY_MAX_S ? RETRY_MAX_S : (int)(wait + 0.999);
+    return wait < 1 ? 1 : wait > QUEUE_RETRY_MAX_S ? QUEUE_RETRY_MAX_S : (int)(wait + 0.999);
 }
 
 void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes)
@@ -132,9 +129,9 @@ int queue_take(struct queue *queue, int64_t now_ns, struct job **jobs, int64_t *
     jobs[count++] = queue->first;
     flops = queue->first->flops;
     if (kind != 0)
-        for (struct job *job = queue->first->next; job && count < queue->max_batch && scanned < SCAN_MAX;
+        for (struct job *job = queue->first->next; job && count < queue->max_batch && scanned < QUEUE_SCAN_MAX;
              job = job->next, scanned++) {
-            if (job->kind != kind || flops + job->flops > BATCH_FLOPS) continue;
+            if (job->kind != kind || flops + job->flops > QUEUE_BATCH_FLOPS) continue;
             flops += job->flops;
             jobs[count++] = job;
         }

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 
 #include "proto-json/proto.h"
+#include "server/base/limits.h"
 #include "server/base/caller.h"
 #include "server/base/deadlines.h"
 #include "server/work/job.h"
@@ -63,8 +64,6 @@ bool request_may_move(enum request_state from, enum request_state to);
 int request_count(enum request_state state); /* requests for tensors in that state now; probes and pages do not count */
 
 /* ---- A request --------------------------------------------------------------------------------------------------- */
-
-enum { REQUEST_ID_BYTES = 129 };
 
 /* Where the HTTP thread stands. libmicrohttpd calls one function for everything and its arguments look alike: the
  * call after a resume is the same as the one at the end of the body. */

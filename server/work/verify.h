@@ -4,12 +4,8 @@
 #ifndef VERIFY_H
 #define VERIFY_H
 
+#include "server/base/limits.h"
 #include "server/work/job.h"
-
-/* What the problems of one body may ask for together: multiply-adds (rows and heads * Sk * (D + Dv), about a second); and
- * one of them: the K and V of one head as doubles. */
-#define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
-#define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
 
 /* UNSUPPORTED when it is over the bounds, or not a forward whose out is sent back. *left is what the problems before it in
  * the same body leave of VERIFY_MAX_MULTIPLY_ADDS. */

@@ -307,6 +307,7 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"casual\":true"), "/casual", "unknown member 'casual', did you mean 'causal'?" },
         { FORWARD, O("\"key_mask\":true"), "/key_mask", "unknown member 'key_mask', did you mean 'keep_mask'?" },
         { FORWARD, O("\"Causal\":true"), "/Causal", "unknown member 'Causal', did you mean 'causal'?" },
+        { FORWARD, O("\"kepe_msak\":true"), "/kepe_msak", "unknown member 'kepe_msak', did you mean 'keep_mask'?" },
         { FORWARD, O("\"x\":{\"data\":\"***\"}"), "/x", "unknown member 'x'" },
         { FORWARD, O("\"data\":\"***\""), "/data", "unknown member 'data'" },
         { FORWARD, O("\"a~b/c\":1"), "/a~0b~1c", "unknown member 'a~b/c'" },

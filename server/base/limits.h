@@ -1,0 +1,175 @@
+/* limits.h: every limit and time-out of the server that no option sets, with its reason.
+ *
+ * What an option sets stands in its row of the table in config.c; what one body may hold, in PROTO_LIMITS_DEFAULT of
+ * proto-json/proto.h. A name begins with the file that keeps the limit. What is no bound on anything from outside, such as
+ * the shape of a table or when threads are held on their cores (http/workers.c), stays where it is used. */
+#ifndef LIMITS_H
+#define LIMITS_H
+
+#include <stdint.h>
+
+/* ---- Options ----------------------------------------------------------------------------------------------------- */
+
+enum {
+    CONFIG_MAX_LISTEN = 8,            /* of --listen: each kind of address several times */
+    CONFIG_METRICS_CONNECTIONS = 256, /* to --metrics-listen, beside --max-connections: probes and scrapers */
+    CONFIG_SPARE_FILES = 128, /* open files beside the connections: epoll, eventfd, libraries, log, GPU driver */
+    CONFIG_MAX_BATCH = 1024,  /* of --max-batch: an array of the loop's has room for it */
+    CONFIG_MAX_DEVICES = 64,  /* numbers in --devices are bits of a mask */
+};
+
+/* ---- Connections (http/) ----------------------------------------------------------------------------------------- */
+
+enum {
+    LISTEN_BACKLOG = 4096,          /* the system cuts it to net.core.somaxconn */
+    LISTEN_ACCEPT_BURST = 64,       /* connections accepted in one go: the loop has other things to do */
+    LISTEN_KEEPALIVE_S = 60,        /* before the kernel asks a silent peer whether it is still there */
+    LISTEN_USER_TIMEOUT_MS = 30000, /* unacknowledged bytes for so long: the peer has vanished without a word */
+    REFUSAL_RETRY_AFTER_S = 1,      /* a connection that was one too many is welcome as soon as another ends */
+
+    FRONT_HEAD_MS = 10000,    /* for a head to arrive, or --body-timeout-ms where that is less */
+    FRONT_IDLE_MS = 75000,    /* between two requests: more than the 60 s for which balancers keep a connection */
+    FRONT_SILENT_MS = 500,    /* while draining: a connection that says nothing for so long will not be missed */
+    FRONT_STALLED_MS = 2000,  /* and one that is in the middle of something and does not move */
+    FRONT_SWEEP_PEERS = 2000, /* looking at 10000 connections takes 2 ms: the more there are, the less often */
+    PEER_BYTES_PER_MS = 1024, /* of a body or an answer, beyond --body-timeout-ms, whose help says so */
+
+    LINGER_MS = 10000, /* a client that has not fetched the answer by then has only its system to hope for */
+    LINGER_MOST = 256, /* sockets; one more, and the oldest is closed before its time */
+    LINGER_DROP_BYTES = 16 << 10,
+    LINGER_DROP_PIECES = 64, /* of LINGER_DROP_BYTES at once: 1 MiB, which takes a fraction of a millisecond */
+};
+
+/* ---- Heads and bodies (http/) ------------------------------------------------------------------------------------ */
+
+enum {
+    /* A connection's memory in libmicrohttpd: the head, and half of it is what one recv() reads. It is zeroed whole
+     * between two requests, and the more there is the less of it is still in the cache when it is decoded: so it is
+     * no more than what makes three calls of a body of 131 KB. Before 1.0 (measured with 0.9.75) a step that is
+     * larger than the buffer makes each further recv() of a body read an eighth of the rest more; from 1.0 on it
+     * would keep the buffer from growing. */
+    DAEMON_CONNECTION_BYTES = 80 << 10,
+    DAEMON_CONNECTION_STEP = 60 << 10,
+    DAEMON_INACTIVITY_S = 120,  /* a backstop: the sweep of peers.c is stricter */
+    DAEMON_ARGUMENTS_MAX = 100, /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
+    DAEMON_DISCARD_FACTOR = 2,  /* a chunked body is discarded up to this many times the limit, then cut */
+    DAEMON_PEM_BYTES = 1 << 20, /* of a certificate chain or key, a few KB: another file was named by mistake */
+    REQUEST_ID_BYTES = 129,     /* of X-Request-Id, with the NUL: what is longer is replaced */
+    TOKEN_MAX_BYTES = 256,      /* all are compared in full, so that the time tells nothing */
+    TOKEN_MAX_COUNT = 4096,     /* 1 MiB that every request with a token is compared with */
+};
+
+/* ---- Answers (http/answer.c) ------------------------------------------------------------------------------------- */
+
+enum {
+    ANSWER_SMALL_BYTES = 256 << 10,  /* encoded at once and sent in one call; a larger one block by block */
+    ANSWER_LARGE_INPUTS = 2 << 20,   /* not written over by the answer, but given back for the next request */
+    ANSWER_STREAM_BLOCK = 192 << 10, /* fits in the second level cache beside the tensors it is made from */
+    ANSWER_ARRAY_BLOCK = 32 << 10,   /* of numbers as text: a millisecond, in which the thread serves nobody else */
+};
+
+/* ---- Requests that wait (sched/, work/) -------------------------------------------------------------------------- */
+
+enum {
+    LOOP_TICK_MS = 10,        /* between two looks for those that have waited long enough to be watched */
+    LOOP_WATCH_AFTER_MS = 20, /* a client that leaves is noticed within LOOP_WATCH_AFTER_MS + LOOP_TICK_MS */
+    LOOP_SWEEP_MS = 40,       /* a client that leaves in the middle of a request is noticed within two of them */
+    LOOP_CROWD = 512,         /* connections whose memory is worth giving back */
+    LOOP_HURRY_MS = 2000,     /* after a drain, for the last answers to leave */
+
+    CHECK_LONG_SKELETON_BYTES = 32 << 10, /* longer ones are decoded elsewhere: 2 ms of names and shapes */
+    CHECK_LONG_BODY_BYTES = 8 << 20,      /* the same: 2 ms, if all of it were mask rows */
+    FINISH_PIECE_NS = 10000000,           /* of verifying or measuring, after which it is somebody else's turn */
+    FINISH_NUMBERS = 4096,                /* between two looks at the clock */
+    PREPARE_MEASURE_AT_ONCE = 4096, /* numbers whose text the HTTP thread measures itself: a millisecond at most */
+
+    QUEUE_SCAN_MAX = 512,   /* requests that are asked whether they go with the first, of a queue of up to a million */
+    QUEUE_RETRY_MAX_S = 30, /* of Retry-After, which is only a guess */
+
+    CONTEXTS_MAX_COUNT = 1024, /* entries of the table, which is made at the start */
+    CONTEXTS_TTL_MS = 300000,  /* for the backward to come; its memory is others' then */
+    CONTEXTS_SHARE = 4,        /* they may hold a quarter of the staging memory */
+};
+
+/* A joined batch should not keep its members waiting for more than some ten milliseconds on a CPU. */
+#define QUEUE_BATCH_FLOPS 1e9
+
+/* Jobs above this are never joined with others: they keep a device busy alone, and small ones should not wait for
+ * them. */
+#define PREPARE_SMALL_FLOPS 1e8
+#define PREPARE_SMALL_BYTES ((size_t)2 << 20)
+/* A device with so much memory has enough for any small job, scratch memory included: it is not added up. */
+#define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
+
+/* What the problems of one body may have verified together: multiply-adds (rows and heads * Sk * (D + Dv), about a
+ * second); and one of them: the K and V of one head as doubles. */
+#define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
+#define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
+
+/* ---- Devices (device/devices.c) ---------------------------------------------------------------------------------- */
+
+enum {
+    DEVICE_MAX_STREAMS = 8,           /* batches on a device at a time, whatever it offers */
+    DEVICE_MAX_RUN = 1024,            /* problems in one attn_run(): an envelope may hold as many */
+    DEVICE_POLL_NS = 20000,           /* between two questions to a stream: so late may its end be seen */
+    DEVICE_LOST_POLL_NS = 10000000,   /* to one that is lost: nobody waits for it */
+    DEVICE_WORKSPACE_KEEP = 64 << 20, /* bytes; a larger workspace is given back after its batch */
+    DEVICE_STOP_MS = 60000, /* for the threads of devices that could not all be opened: idle ones end at once */
+    LANE_KEEP = 4 << 20,    /* as DEVICE_WORKSPACE_KEEP, for a lane */
+    LANE_HEADS = 128,       /* heads of all sequences: each costs up to 2 us, however few its numbers */
+};
+
+/* A lane's problems, padded: some 100 us of a core. An HTTP thread has other connections, and more cores are worth
+ * waking for more. */
+#define LANE_FLOPS 2e7
+/* Beyond --watchdog-ms a batch may take what its work takes at this rate. The slowest kernels (float32) reach 34e12
+ * on an H200 and a thirtieth of that on the smallest GPU of sm_80 and up. */
+#define DEVICE_SLOWEST_FLOPS 2e11
+/* What a batch puts on a stream at a time, about: 10 to 50 ms of the GPUs that there are. */
+#define DEVICE_GROUP_FLOPS 1e13
+
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+
+enum {
+    ARENA_AHEAD_SHARE = 4,   /* a quarter of the staging memory may be leased before the bytes for it have arrived */
+    STAGING_WARM_MS = 30000, /* staging memory that nobody wanted for so long goes back to the system */
+    JSON_DOCUMENT_BYTES = 16 << 20, /* about this server; the longest, /openapi.json, has not a hundredth of it */
+    METRICS_PAGE_BYTES = 64 << 20,  /* far above METRICS_MAX_SERIES of every metric */
+    METRICS_MAX_SERIES = 192,       /* of one metric; later ones count as "other" */
+    METRICS_LABEL_BYTES = 64,       /* with the NUL; labels are cut */
+};
+
+/* Of the staging memory that nobody leases, so much is kept for the next request. */
+#define STAGING_WARM_BYTES (INT64_C(1) << 30)
+
+/* ---- The log (base/log.c) ---------------------------------------------------------------------------------------- */
+
+enum {
+    LOG_BUFFER_BYTES = 1 << 20,  /* of lines that wait while the sink takes none; more are lost, and counted */
+    LOG_PAIRS_BYTES = 1024,      /* of a line's key=value pairs, with the NUL */
+    LOG_NAME_BYTES = 128,        /* of a request id or an event */
+    LOG_CLEAN_INPUT_BYTES = 128, /* of a string that a client sent */
+    LOG_REPEATS_PER_SECOND = 20, /* lines of one event from WARN on: a stream of them fills no disk */
+    LOG_REPEAT_SLOTS = 64,       /* events with a count of their own; more of them share slots in turn */
+    LOG_GATHER_MS = 5, /* the writer waits this long for more lines, so that it makes at most 200 calls a second */
+    LOG_CLOSE_TIMEOUT_MS = 1000, /* for a sink that is stuck at the end */
+};
+
+/* ---- Threads that are stuck, and ends ---------------------------------------------------------------------------- */
+
+enum {
+    HEARTBEAT_LIMIT_MS = 5000, /* at one piece of work: milliseconds are usual, a busy machine explains no seconds */
+    HEARTBEAT_THREADS = 1024,  /* that are looked at: --http-threads, the loop, devices, and room */
+
+    SIGNALS_GRACE_MS = 5000,  /* for what follows the last answers: threads join, devices and memory are given back */
+    MAIN_STOP_WAIT_MS = 1000, /* for the devices' threads to end what they compute, which nobody waits for */
+
+    SUPERVISE_SHORT_LIFE_S = 2, /* a server that ended sooner has failed */
+    SUPERVISE_GIVE_UP = 5,      /* failures in a row after which another try is no help */
+    SUPERVISE_MAX_PAUSE_S = 30, /* between two tries; it doubles up to here */
+    SUPERVISE_KILL_MS = 1000,   /* beyond what a server takes to end by itself at most */
+
+    HEALTHCHECK_TIMEOUT_MS = 5000, /* less than the 30 s that Docker gives a check, so that the reason is told */
+};
+
+#endif
