@@ -23,8 +23,8 @@
  *
  * NaN and infinity: as in forward.c. K (for dQ), Q (for dK) and dO (for dV) are packed with zeros in place of what
  * is not finite, so that a hidden pair's 0 is 0. A visible K or Q that is NaN makes its scores NaN, and these spoil
- * what they must; a visible dO is given back to dV through `spoiled`. A row whose lse is NaN spoils the pairs that
- * it sees, and those only: calm(). */
+ * what they must; a visible dO is given back to dV through `nonfinite_sums`. A row whose lse is NaN spoils the pairs that
+ * it sees, and those only: finite_lse(). */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -33,7 +33,7 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/flash.h"
 
-struct room {
+struct scratch {
     int64_t ld, ldt, dS_lda; /* of tiles [rows][keys]; of sums [channel][keys] */
     float *S, *dP, *cap, *drop;
     char *P_b, *dS_a, *dS_b;
@@ -41,43 +41,43 @@ struct room {
     float *dKt, *dVt;
     float *lse2; /* [rows] */
     struct flash_limits limits;
-    float *clean;   /* FLASH_UNIT rows in f32 */
-    char *gathered; /* a row tile of q or dout */
-    float *spoiled; /* [Dv][keys] */
+    float *clean;          /* FLASH_UNIT rows in f32 */
+    char *gathered;        /* a row tile of q or dout */
+    float *nonfinite_sums; /* [Dv][keys] */
 };
 
-static struct room room_of(const struct flash *f, struct flash_arena *arena)
+static struct scratch scratch_of(const struct flash *f, struct flash_arena *arena)
 {
     const struct simd_type *t = f->type;
     const int64_t D = f->g.dims.D, Dv = f->g.dims.Dv, widest = attn_max64(D, Dv);
-    const int64_t tile = simd_round_up(f->Br, SIMD_A_ROWS) * simd_ld(f->Bk, 4);
-    struct room room;
-    room.ld = room.ldt = simd_ld(f->Bk, 4);
-    room.dS_lda = simd_lda(t, f->Bk);
-    room.S = flash_take(arena, tile, 4);
-    room.dP = flash_take(arena, tile, 4);
-    room.P_b = flash_take(arena, simd_b_bytes(t, f->Bk, simd_ldb(t, f->Br)), 1);
-    room.dS_b = flash_take(arena, simd_b_bytes(t, f->Bk, simd_ldb(t, f->Br)), 1);
-    room.dS_a = flash_take(arena, simd_a_bytes(t, f->Br, room.dS_lda), 1);
-    room.Kt = flash_take(arena, simd_b_bytes(t, f->Bk, simd_ldb(t, D)), 1);
-    room.Kb = flash_take(arena, simd_b_bytes(t, D, simd_ldb(t, f->Bk)), 1);
-    room.Vt = flash_take(arena, simd_b_bytes(t, f->Bk, simd_ldb(t, Dv)), 1);
-    room.dKt = flash_take(arena, D * room.ldt, 4);
-    room.dVt = flash_take(arena, Dv * room.ldt, 4);
-    room.lse2 = flash_take(arena, f->Br, 4);
-    flash_take_limits(arena, f->Br, f->Bk, &room.limits);
-    room.cap = f->g.softcap > 0 ? flash_take(arena, tile, 4) : NULL;
-    room.drop = f->dropout ? flash_take(arena, tile, 4) : NULL;
-    room.clean = flash_take(arena, FLASH_UNIT, widest * 4);
-    room.gathered = flash_take(arena, f->Br, widest * 4);
-    room.spoiled = flash_take(arena, Dv * room.ldt, 4);
-    return room;
+    const int64_t tile = simd_round_up(f->BM, SIMD_A_ROWS) * simd_ld(f->Bk, 4);
+    struct scratch scratch;
+    scratch.ld = scratch.ldt = simd_ld(f->Bk, 4);
+    scratch.dS_lda = simd_lda(t, f->Bk);
+    scratch.S = flash_take(arena, tile, 4);
+    scratch.dP = flash_take(arena, tile, 4);
+    scratch.P_b = flash_take(arena, simd_b_bytes(t, f->Bk, simd_ldb(t, f->BM)), 1);
+    scratch.dS_b = flash_take(arena, simd_b_bytes(t, f->Bk, simd_ldb(t, f->BM)), 1);
+    scratch.dS_a = flash_take(arena, simd_a_bytes(t, f->BM, scratch.dS_lda), 1);
+    scratch.Kt = flash_take(arena, simd_b_bytes(t, f->Bk, simd_ldb(t, D)), 1);
+    scratch.Kb = flash_take(arena, simd_b_bytes(t, D, simd_ldb(t, f->Bk)), 1);
+    scratch.Vt = flash_take(arena, simd_b_bytes(t, f->Bk, simd_ldb(t, Dv)), 1);
+    scratch.dKt = flash_take(arena, D * scratch.ldt, 4);
+    scratch.dVt = flash_take(arena, Dv * scratch.ldt, 4);
+    scratch.lse2 = flash_take(arena, f->BM, 4);
+    flash_take_limits(arena, f->BM, f->Bk, &scratch.limits);
+    scratch.cap = f->g.softcap > 0 ? flash_take(arena, tile, 4) : NULL;
+    scratch.drop = f->dropout ? flash_take(arena, tile, 4) : NULL;
+    scratch.clean = flash_take(arena, FLASH_UNIT, widest * 4);
+    scratch.gathered = flash_take(arena, f->BM, widest * 4);
+    scratch.nonfinite_sums = flash_take(arena, Dv * scratch.ldt, 4);
+    return scratch;
 }
 
 int64_t flash_backward_scratch(const struct flash *f)
 {
     struct flash_arena arena = { 0 };
-    room_of(f, &arena);
+    scratch_of(f, &arena);
     return arena.used;
 }
 
@@ -126,7 +126,7 @@ static void load_statistics(const struct flash *f, const struct flash_tile *t)
     }
 }
 
-void flash_rows_item(const struct flash *f, char *scratch, int64_t item)
+void flash_rows_item(const struct flash *f, char *memory, int64_t item)
 {
     if (item >= f->tiles_all) {
         zero_dbias_slice(f, item - f->tiles_all);
@@ -134,26 +134,26 @@ void flash_rows_item(const struct flash *f, char *scratch, int64_t item)
     }
     const int64_t b = FLASH_FIND(f, tiles0, item), rest = item - f->seq[b].tiles0;
     const struct flash_tile t = flash_tile_of(f, b, rest / f->seq[b].tiles, rest % f->seq[b].tiles);
-    struct flash_arena arena = { .base = scratch };
-    struct room room = room_of(f, &arena);
+    struct flash_arena arena = { .base = memory };
+    struct scratch scratch = scratch_of(f, &arena);
     const struct simd_type *type = f->type;
     const int64_t es = simd_element_bytes(type), lda = simd_lda(type, t.rows);
     const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
     int64_t stride;
-    const void *rows = flash_gather(&t, &f->g.view[ATTN_T_q], D, room.gathered, &stride);
+    const void *rows = flash_gather(&t, &f->g.view[ATTN_T_q], D, scratch.gathered, &stride);
     type->pack_a(t.rows, D, rows, f->p->q.dtype, stride, f->Qa + t.row0 * f->q_lda * es, f->q_lda);
     if (f->p->dk.rank)
         flash_pack_clean_at(f, t.rows, D, rows, f->p->q.dtype, stride, f->Qat + t.row0 / FLASH_UNIT * f->q_unit_bytes,
-                            lda, room.clean);
-    rows = flash_gather(&t, &f->g.view[ATTN_T_dout], Dv, room.gathered, &stride);
+                            lda, scratch.clean);
+    rows = flash_gather(&t, &f->g.view[ATTN_T_dout], Dv, scratch.gathered, &stride);
     if (wants_dS(f))
         type->pack_a(t.rows, Dv, rows, f->p->dout.dtype, stride, f->dOa + t.row0 * f->do_lda * es, f->do_lda);
-    f->dO_dirty[t.row0 / FLASH_UNIT] = false;
+    f->dO_nonfinite[t.row0 / FLASH_UNIT] = false;
     if (f->p->dv.rank)
-        f->dO_dirty[t.row0 / FLASH_UNIT] = flash_pack_clean_at(f, t.rows, Dv, rows, f->p->dout.dtype, stride,
-                                                               f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes, lda,
-                                                               room.clean) &
-                                           FLASH_UNREAL;
+        f->dO_nonfinite[t.row0 / FLASH_UNIT] = flash_pack_clean_at(f, t.rows, Dv, rows, f->p->dout.dtype, stride,
+                                                                   f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes,
+                                                                   lda, scratch.clean) &
+                                               FLASH_UNREAL;
     if (!f->recompute) load_statistics(f, &t);
     if (f->dQ) memset(f->dQ + t.row0 * f->dq_ld, 0, (size_t)(t.rows * f->dq_ld) * sizeof *f->dQ);
 }
@@ -177,20 +177,20 @@ static void wait_for_turn(const struct flash *f, struct flash_progress *head, in
 }
 
 /* The values of dO that the pack left out, for the keys that see them. */
-static void spoil(const struct flash *f, const struct flash_tile *t, const struct flash_cell *cell,
-                  const struct room *room)
+static void add_nonfinite(const struct flash *f, const struct flash_tile *t, const struct visible_block *block,
+                          const struct scratch *scratch)
 {
     const attn_view *dout = &f->g.view[ATTN_T_dout];
     const int Dv = (int)f->g.dims.Dv;
     for (int r = 0; r < t->rows; r++) {
         if (f->lse2[t->row0 + r] == INFINITY) continue;
         f->simd->load(Dv, flash_at(dout, t->b, t->h + r / t->n, t->seq->s.q_start + t->i0 + r % t->n), dout->dtype,
-                      room->clean);
+                      scratch->clean);
         for (int d = 0; d < Dv; d++)
-            if (!isfinite(room->clean[d]))
-                for (int c = 0; c < cell->cols; c++)
-                    if (room->S[r * room->ld + c] != -INFINITY)
-                        room->spoiled[d * room->ldt + cell->c0 + c] += room->clean[d];
+            if (!isfinite(scratch->clean[d]))
+                for (int c = 0; c < block->cols; c++)
+                    if (scratch->S[r * scratch->ld + c] != -INFINITY)
+                        scratch->nonfinite_sums[d * scratch->ldt + block->c0 + c] += scratch->clean[d];
     }
 }
 
@@ -225,57 +225,59 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
 }
 
 /* lse2 for gradient(). A row whose lse is NaN would make NaN of hidden pairs too: such a row's visible scores
- * become NaN instead, and its lse2 (of the copy in `room`) any number. A row whose lse is in f->exact gets the scores that
- * go with an lse2 of 0. j: the cell's first key; c: see flash_scores(). */
-static const float *calm(const struct flash *f, const struct flash_tile *t, int64_t j, const struct flash_cell *cell,
-                         float c, const struct room *room)
+ * become NaN instead, and its lse2 (of the copy in `scratch`) any number. A row whose lse is in f->exact gets the scores that
+ * go with an lse2 of 0. j: the block's first key; c: see flash_scores(). */
+static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
+                               const struct visible_block *block, float c, const struct scratch *scratch)
 {
     const float *lse2 = f->lse2 + t->row0;
     bool any = false;
     for (int r = 0; r < t->rows; r++) any |= lse2[r] != lse2[r];
     if (!any) return lse2;
     for (int r = 0; r < t->rows; r++) {
-        const bool spoils = lse2[r] != lse2[r];
-        const struct flash_lse exact = spoils ? f->exact[t->row0 + r] : (struct flash_lse){ 0, 0 };
-        float *S = room->S + r * room->ld;
-        room->lse2[r] = spoils ? 0 : lse2[r];
-        if (spoils && exact.top == exact.top)
-            flash_exact_scores(f, t, r, j, cell->cols, exact, c * M_LN2, S,
-                               room->cap ? room->cap + r * room->ld : NULL);
+        const bool nonfinite = lse2[r] != lse2[r];
+        const struct flash_lse exact = nonfinite ? f->exact[t->row0 + r] : (struct flash_lse){ 0, 0 };
+        float *S = scratch->S + r * scratch->ld;
+        scratch->lse2[r] = nonfinite ? 0 : lse2[r];
+        if (nonfinite && exact.top == exact.top)
+            flash_exact_scores(f, t, r, j, block->cols, exact, c * M_LN2, S,
+                               scratch->cap ? scratch->cap + r * scratch->ld : NULL);
         else
-            for (int x = 0; spoils && x < cell->cols; x++)
+            for (int x = 0; nonfinite && x < block->cols; x++)
                 if (S[x] != -INFINITY) S[x] = NAN;
     }
-    return room->lse2;
+    return scratch->lse2;
 }
 
 /* Up to f->Bk keys of one key/value head, from key j0 of its sequence on. */
 struct chunk {
     int64_t b, hk, index, j0;
-    int64_t first; /* row of k and v where it begins */
-    int n;         /* its keys that are within seqlens_k */
-    bool packed;   /* some row of queries sees them: they are packed, and the sums are there */
-    bool spoiled;  /* room->spoiled is part of dv */
+    int64_t first;       /* row of k and v where it begins */
+    int n;               /* its keys that are within seqlens_k */
+    bool packed;         /* some row of queries sees them: they are packed, and the sums are there */
+    bool nonfinite_sums; /* scratch->nonfinite_sums is part of dv */
 };
 
-static void pack_chunk(const struct flash *f, struct chunk *at, const struct room *room)
+static void pack_chunk(const struct flash *f, struct chunk *at, const struct scratch *scratch)
 {
     const struct simd_type *type = f->type;
     const attn_view *k = &f->g.view[ATTN_T_k], *v = &f->g.view[ATTN_T_v];
     const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
     const void *k_rows = flash_at(k, at->b, at->hk, at->first);
     at->packed = true;
-    type->pack_bt(at->n, D, k_rows, k->dtype, k->row, room->Kt, simd_ldb(type, D));
+    type->pack_bt(at->n, D, k_rows, k->dtype, k->row, scratch->Kt, simd_ldb(type, D));
     if (f->dQ)
-        flash_pack_clean_b(f, type, at->n, D, k_rows, k->dtype, k->row, room->Kb, simd_ldb(type, at->n), room->clean);
+        flash_pack_clean_b(f, type, at->n, D, k_rows, k->dtype, k->row, scratch->Kb, simd_ldb(type, at->n),
+                           scratch->clean);
     if (wants_dS(f))
-        type->pack_bt(at->n, Dv, flash_at(v, at->b, at->hk, at->first), v->dtype, v->row, room->Vt, simd_ldb(type, Dv));
-    memset(room->dKt, 0, (size_t)(D * room->ldt) * sizeof *room->dKt);
-    memset(room->dVt, 0, (size_t)(Dv * room->ldt) * sizeof *room->dVt);
+        type->pack_bt(at->n, Dv, flash_at(v, at->b, at->hk, at->first), v->dtype, v->row, scratch->Vt,
+                      simd_ldb(type, Dv));
+    memset(scratch->dKt, 0, (size_t)(D * scratch->ldt) * sizeof *scratch->dKt);
+    memset(scratch->dVt, 0, (size_t)(Dv * scratch->ldt) * sizeof *scratch->dVt);
 }
 
 /* dk and dv of the chunk; zeros where nobody sees a key, and past seqlens_k. */
-static void store_chunk(const struct flash *f, const struct chunk *at, const struct room *room)
+static void store_chunk(const struct flash *f, const struct chunk *at, const struct scratch *scratch)
 {
     const attn_view *dk = &f->g.view[ATTN_T_dk], *dv = &f->g.view[ATTN_T_dv];
     const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
@@ -284,17 +286,18 @@ static void store_chunk(const struct flash *f, const struct chunk *at, const str
     if (f->p->dk.rank) zero_rows(f, ATTN_T_dk, at->b, at->hk, at->first + live, rows - live, D);
     if (f->p->dv.rank) zero_rows(f, ATTN_T_dv, at->b, at->hk, at->first + live, rows - live, Dv);
     if (!at->packed) return;
-    for (int d = 0; at->spoiled && d < Dv; d++)
-        for (int c = 0; c < at->n; c++) room->dVt[d * room->ldt + c] += room->spoiled[d * room->ldt + c];
+    for (int d = 0; at->nonfinite_sums && d < Dv; d++)
+        for (int c = 0; c < at->n; c++)
+            scratch->dVt[d * scratch->ldt + c] += scratch->nonfinite_sums[d * scratch->ldt + c];
     if (f->p->dk.rank)
-        f->simd->store_t(at->n, D, room->dKt, room->ldt, (float)f->g.scale, NULL,
+        f->simd->store_t(at->n, D, scratch->dKt, scratch->ldt, (float)f->g.scale, NULL,
                          flash_at(dk, at->b, at->hk, at->first), dk->dtype, dk->row);
     if (f->p->dv.rank)
-        f->simd->store_t(at->n, Dv, room->dVt, room->ldt, 1, NULL, flash_at(dv, at->b, at->hk, at->first), dv->dtype,
-                         dv->row);
+        f->simd->store_t(at->n, Dv, scratch->dVt, scratch->ldt, 1, NULL, flash_at(dv, at->b, at->hk, at->first),
+                         dv->dtype, dv->row);
 }
 
-static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t chunk, char *scratch)
+static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t chunk, char *memory)
 {
     const struct flash_sequence *seq = &f->seq[b];
     const struct simd_type *type = f->type;
@@ -304,8 +307,8 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
     const int64_t chunks = attn_tiles(f->g.dims.packed ? seq->s.Sk : f->g.dims.Sk, f->Bk);
     struct flash_progress *head = f->progress + seq->chunks0 + hk * chunks;
     double *slopes = f->slope_parts ? f->slope_parts + (b * f->g.dims.H + hk * f->g.group) * f->chunks + chunk : NULL;
-    struct flash_arena arena = { .base = scratch };
-    struct room room = room_of(f, &arena);
+    struct flash_arena arena = { .base = memory };
+    struct scratch scratch = scratch_of(f, &arena);
 
     for (int64_t g = 0; slopes && g < f->g.group; g++) slopes[g * f->chunks] = 0;
     struct chunk at = {
@@ -316,73 +319,75 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
     int64_t below = 0, published = 0;
     for (int64_t index = 0; n > 0 && index < seq->tiles && !attn_is_cancelled(f->cancel); index++) {
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
-        struct flash_cell cell;
-        if (!flash_cell_of(f, &t, j0, j0 + n, &cell)) continue;
-        if (!at.packed) pack_chunk(f, &at, &room); /* the first row tile that sees these keys */
+        struct visible_block block;
+        if (!visible_block_of(f, &t, j0, j0 + n, &block)) continue;
+        if (!at.packed) pack_chunk(f, &at, &scratch); /* the first row tile that sees these keys */
         if (f->dQ && index > published) { /* whoever waits for the tiles we skipped need not wait for this one's work */
             atomic_store_explicit(&head[chunk].tile, index, memory_order_release);
             published = index;
         }
 
         const int64_t ldb = simd_ldb(type, t.rows), lda = simd_lda(type, t.rows);
-        type->gemm(t.rows, cell.cols, D, f->Qa + t.row0 * f->q_lda * es, f->q_lda,
-                   room.Kt + cell.c0 / SIMD_PANEL * ldk * es, ldk, room.S, room.ld, false, NULL);
+        type->gemm(t.rows, block.cols, D, f->Qa + t.row0 * f->q_lda * es, f->q_lda,
+                   scratch.Kt + block.c0 / SIMD_PANEL * ldk * es, ldk, scratch.S, scratch.ld, false, NULL);
         if (dS)
-            type->gemm(t.rows, cell.cols, Dv, f->dOa + t.row0 * f->do_lda * es, f->do_lda,
-                       room.Vt + cell.c0 / SIMD_PANEL * ldv * es, ldv, room.dP, room.ld, false, NULL);
-        const float c = flash_scores(f, &t, j0, &cell, room.S, room.ld, room.cap, &room.limits);
-        if (f->dropout) flash_drop(f, &t, j0, &cell, room.drop, room.ld);
-        if (f->dO_dirty[t.row0 / FLASH_UNIT]) {
-            if (!at.spoiled) memset(room.spoiled, 0, (size_t)(Dv * room.ldt) * sizeof *room.spoiled);
-            at.spoiled = true;
-            spoil(f, &t, &cell, &room);
+            type->gemm(t.rows, block.cols, Dv, f->dOa + t.row0 * f->do_lda * es, f->do_lda,
+                       scratch.Vt + block.c0 / SIMD_PANEL * ldv * es, ldv, scratch.dP, scratch.ld, false, NULL);
+        const float c = flash_scores(f, &t, j0, &block, scratch.S, scratch.ld, scratch.cap, &scratch.limits);
+        if (f->dropout) flash_drop(f, &t, j0, &block, scratch.drop, scratch.ld);
+        if (f->dO_nonfinite[t.row0 / FLASH_UNIT]) {
+            if (!at.nonfinite_sums)
+                memset(scratch.nonfinite_sums, 0, (size_t)(Dv * scratch.ldt) * sizeof *scratch.nonfinite_sums);
+            at.nonfinite_sums = true;
+            add_nonfinite(f, &t, &block, &scratch);
         }
         const struct simd_gradient gradient = {
             .rows = t.rows,
-            .cols = cell.cols,
-            .ld = room.ld,
-            .S = room.S,
-            .dP = dS ? room.dP : room.S,
+            .cols = block.cols,
+            .ld = scratch.ld,
+            .S = scratch.S,
+            .dP = dS ? scratch.dP : scratch.S,
             .c = c,
-            .lse2 = calm(f, &t, j0 + cell.c0, &cell, c, &room),
+            .lse2 = finite_lse(f, &t, j0 + block.c0, &block, c, &scratch),
             .delta = f->delta + t.row0,
-            .cap = room.cap,
-            .drop = room.drop,
-            .P_b = f->p->dv.rank ? room.P_b : NULL,
+            .cap = scratch.cap,
+            .drop = scratch.drop,
+            .P_b = f->p->dv.rank ? scratch.P_b : NULL,
             .P_ldb = ldb,
-            .dS_a = f->dQ ? room.dS_a : NULL,
-            .dS_lda = room.dS_lda,
-            .dS_b = f->p->dk.rank ? room.dS_b : NULL,
+            .dS_a = f->dQ ? scratch.dS_a : NULL,
+            .dS_lda = scratch.dS_lda,
+            .dS_b = f->p->dk.rank ? scratch.dS_b : NULL,
             .dS_ldb = ldb,
-            .dZ = dZ ? room.dP : NULL,
+            .dZ = dZ ? scratch.dP : NULL,
         };
         type->gradient(&gradient);
         if (f->p->dv.rank)
-            type->gemm(Dv, cell.cols, t.rows, f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes, lda, room.P_b, ldb,
-                       room.dVt + cell.c0, room.ldt, true, NULL);
+            type->gemm(Dv, block.cols, t.rows, f->dOat + t.row0 / FLASH_UNIT * f->do_unit_bytes, lda, scratch.P_b, ldb,
+                       scratch.dVt + block.c0, scratch.ldt, true, NULL);
         if (f->p->dk.rank)
-            type->gemm(D, cell.cols, t.rows, f->Qat + t.row0 / FLASH_UNIT * f->q_unit_bytes, lda, room.dS_b, ldb,
-                       room.dKt + cell.c0, room.ldt, true, NULL);
-        if (f->p->dbias.rank) add_dbias(f, &t, j0 + cell.c0, cell.cols, room.dP, room.ld);
-        if (slopes) add_dslopes(f, &t, j0 + cell.c0, cell.cols, room.dP, room.ld, slopes);
+            type->gemm(D, block.cols, t.rows, f->Qat + t.row0 / FLASH_UNIT * f->q_unit_bytes, lda, scratch.dS_b, ldb,
+                       scratch.dKt + block.c0, scratch.ldt, true, NULL);
+        if (f->p->dbias.rank) add_dbias(f, &t, j0 + block.c0, block.cols, scratch.dP, scratch.ld);
+        if (slopes) add_dslopes(f, &t, j0 + block.c0, block.cols, scratch.dP, scratch.ld, slopes);
         if (f->dQ) {
             wait_for_turn(f, head, chunk, index, &below);
-            type->gemm(t.rows, D, cell.cols, room.dS_a, room.dS_lda, room.Kb + (int64_t)cell.c0 * SIMD_PANEL * es, ldkb,
-                       f->dQ + t.row0 * f->dq_ld, f->dq_ld, true, NULL);
+            type->gemm(t.rows, D, block.cols, scratch.dS_a, scratch.dS_lda,
+                       scratch.Kb + (int64_t)block.c0 * SIMD_PANEL * es, ldkb, f->dQ + t.row0 * f->dq_ld, f->dq_ld,
+                       true, NULL);
             published = index + 1;
             atomic_store_explicit(&head[chunk].tile, published, memory_order_release);
         }
     }
     if (f->dQ) atomic_store_explicit(&head[chunk].tile, INT64_MAX, memory_order_release);
-    store_chunk(f, &at, &room);
+    store_chunk(f, &at, &scratch);
 }
 
-void flash_keys_item(const struct flash *f, char *scratch, int64_t item)
+void flash_keys_item(const struct flash *f, char *memory, int64_t item)
 {
     if (f->dbias_classes == 0) {
         /* Chunk by chunk, all heads: neighbours in time are different heads, which need not wait for each other. */
         const int64_t b = FLASH_FIND(f, chunks0, item), rest = item - f->seq[b].chunks0;
-        compute_chunk(f, b, rest % f->g.dims.Hk, rest / f->g.dims.Hk, scratch);
+        compute_chunk(f, b, rest % f->g.dims.Hk, rest / f->g.dims.Hk, memory);
         return;
     }
     const bool all_heads = f->p->bias.shape[1] != f->g.dims.H, all_rows = f->p->bias.shape[0] != f->B;
@@ -391,7 +396,7 @@ void flash_keys_item(const struct flash *f, char *scratch, int64_t item)
     const int64_t b0 = all_rows ? 0 : class / heads, b1 = all_rows ? f->B : b0 + 1;
     const int64_t h0 = all_heads ? 0 : class % heads, h1 = all_heads ? f->g.dims.Hk : h0 + 1;
     for (int64_t b = b0; b < b1; b++)
-        for (int64_t hk = h0; hk < h1; hk++) compute_chunk(f, b, hk, chunk, scratch);
+        for (int64_t hk = h0; hk < h1; hk++) compute_chunk(f, b, hk, chunk, memory);
 }
 
 /* ---- FLASH_FINISH ------------------------------------------------------------------------------------------------ */
@@ -420,9 +425,9 @@ static double dslope_of(const struct flash *f, int64_t b, int64_t h)
     return sum;
 }
 
-void flash_finish_item(const struct flash *f, char *scratch, int64_t item)
+void flash_finish_item(const struct flash *f, char *memory, int64_t item)
 {
-    (void)scratch;
+    (void)memory;
     const int64_t tiles = f->dQ ? f->tiles_all : 0;
     if (item < tiles) {
         const int64_t b = FLASH_FIND(f, tiles0, item), rest = item - f->seq[b].tiles0;

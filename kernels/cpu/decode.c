@@ -24,126 +24,126 @@ enum {
 };
 
 /* One head of the bundle. */
-struct lane {
+struct head {
     struct flash_tile t;
-    struct flash_cell cell;
-    bool seen; /* the cell exists */
+    struct visible_block block;
+    bool seen; /* the block exists */
     float *Q, *S, *O, *m, *l;
 };
 
-struct room {
+struct scratch {
     int64_t ldq, lds, ldo;
-    struct lane *lanes;
+    struct head *heads;
     float *Q, *S, *O, *m, *l, *rescale, *inverse,
-        *drop; /* the first four [FLASH_BUNDLE_ROWS][ld...], shared out to the lanes */
+        *drop; /* the first four [FLASH_BUNDLE_ROWS][ld...], shared out to the heads */
     struct flash_limits limits;
 };
 
-static struct room room_of(const struct flash *f, struct flash_arena *arena)
+static struct scratch scratch_of(const struct flash *f, struct flash_arena *arena)
 {
-    struct room room;
-    room.ldq = simd_ld(f->g.dims.D, 4);
-    room.ldo = simd_ld(f->g.dims.Dv, 4);
-    room.lds = simd_ld(KEYS, 4);
-    room.lanes = flash_take(arena, FLASH_BUNDLE_ROWS, sizeof *room.lanes);
-    room.Q = flash_take(arena, FLASH_BUNDLE_ROWS * room.ldq, 4);
-    room.S = flash_take(arena, (FLASH_BUNDLE_ROWS + SIMD_A_ROWS) * room.lds, 4);
-    room.O = flash_take(arena, FLASH_BUNDLE_ROWS * room.ldo, 4);
-    room.m = flash_take(arena, FLASH_BUNDLE_ROWS, 4);
-    room.l = flash_take(arena, FLASH_BUNDLE_ROWS, 4);
-    room.rescale = flash_take(arena, FLASH_DOT_ROWS, 4);
-    room.inverse = flash_take(arena, FLASH_DOT_ROWS, 4);
-    room.drop = f->dropout ? flash_take(arena, FLASH_DOT_ROWS * room.lds, 4) : NULL;
-    flash_take_limits(arena, FLASH_DOT_ROWS, KEYS, &room.limits);
-    return room;
+    struct scratch scratch;
+    scratch.ldq = simd_ld(f->g.dims.D, 4);
+    scratch.ldo = simd_ld(f->g.dims.Dv, 4);
+    scratch.lds = simd_ld(KEYS, 4);
+    scratch.heads = flash_take(arena, FLASH_BUNDLE_ROWS, sizeof *scratch.heads);
+    scratch.Q = flash_take(arena, FLASH_BUNDLE_ROWS * scratch.ldq, 4);
+    scratch.S = flash_take(arena, (FLASH_BUNDLE_ROWS + SIMD_A_ROWS) * scratch.lds, 4);
+    scratch.O = flash_take(arena, FLASH_BUNDLE_ROWS * scratch.ldo, 4);
+    scratch.m = flash_take(arena, FLASH_BUNDLE_ROWS, 4);
+    scratch.l = flash_take(arena, FLASH_BUNDLE_ROWS, 4);
+    scratch.rescale = flash_take(arena, FLASH_DOT_ROWS, 4);
+    scratch.inverse = flash_take(arena, FLASH_DOT_ROWS, 4);
+    scratch.drop = f->dropout ? flash_take(arena, FLASH_DOT_ROWS * scratch.lds, 4) : NULL;
+    flash_take_limits(arena, FLASH_DOT_ROWS, KEYS, &scratch.limits);
+    return scratch;
 }
 
 int64_t flash_decode_scratch(const struct flash *f)
 {
     struct flash_arena arena = { 0 };
-    room_of(f, &arena);
+    scratch_of(f, &arena);
     return arena.used;
 }
 
-static void open_lane(const struct flash *f, const struct room *room, struct lane *lane, int index, int64_t b,
+static void open_head(const struct flash *f, const struct scratch *scratch, struct head *head, int index, int64_t b,
                       int64_t hk)
 {
     const attn_view *q = &f->g.view[ATTN_T_q];
-    lane->t = flash_tile_of(f, b, hk, 0);
-    const struct flash_tile *t = &lane->t;
+    head->t = flash_tile_of(f, b, hk, 0);
+    const struct flash_tile *t = &head->t;
     const int row = index * t->rows;
-    lane->Q = room->Q + row * room->ldq;
-    lane->S = room->S + row * room->lds;
-    lane->O = room->O + row * room->ldo;
-    lane->m = room->m + row;
-    lane->l = room->l + row;
+    head->Q = scratch->Q + row * scratch->ldq;
+    head->S = scratch->S + row * scratch->lds;
+    head->O = scratch->O + row * scratch->ldo;
+    head->m = scratch->m + row;
+    head->l = scratch->l + row;
     for (int r = 0; r < t->rows; r++) {
         f->simd->load(f->g.dims.D, flash_at(q, b, t->h + r / t->n, t->seq->s.q_start + r % t->n), q->dtype,
-                      lane->Q + r * room->ldq);
-        lane->m[r] = -INFINITY;
-        lane->l[r] = 0;
+                      head->Q + r * scratch->ldq);
+        head->m[r] = -INFINITY;
+        head->l[r] = 0;
     }
-    memset(lane->O, 0, (size_t)(t->rows * room->ldo) * sizeof *lane->O);
+    memset(head->O, 0, (size_t)(t->rows * scratch->ldo) * sizeof *head->O);
 }
 
-/* Keys [from, from + STEP) of the block, as far as the lane's cell goes: their first column in the cell and their
+/* Keys [from, from + STEP), as far as the visible block of the head goes: their first column in it and their
  * number. */
-static int columns(const struct lane *lane, int from, int *first)
+static int columns(const struct head *head, int from, int *first)
 {
-    const int end = (int)attn_min64(from + STEP, lane->cell.c0 + lane->cell.cols);
-    *first = from - lane->cell.c0;
-    return lane->seen && *first >= 0 && end > from ? end - from : 0;
+    const int end = (int)attn_min64(from + STEP, head->block.c0 + head->block.cols);
+    *first = from - head->block.c0;
+    return head->seen && *first >= 0 && end > from ? end - from : 0;
 }
 
-void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch)
+void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
 {
     const struct flash_sequence *seq = &f->seq[b];
-    struct flash_arena arena = { .base = scratch };
-    struct room room = room_of(f, &arena);
+    struct flash_arena arena = { .base = memory };
+    struct scratch scratch = scratch_of(f, &arena);
     const attn_view *k = &f->g.view[ATTN_T_k], *v = &f->g.view[ATTN_T_v];
     const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
     const int64_t bundles = attn_tiles(f->g.dims.Hk, seq->bundle), hk0 = rest % bundles * seq->bundle,
                   split = rest / bundles;
-    const int lanes = (int)attn_min64(seq->bundle, f->g.dims.Hk - hk0);
-    for (int n = 0; n < lanes; n++) open_lane(f, &room, &room.lanes[n], n, b, hk0 + n);
+    const int heads = (int)attn_min64(seq->bundle, f->g.dims.Hk - hk0);
+    for (int n = 0; n < heads; n++) open_head(f, &scratch, &scratch.heads[n], n, b, hk0 + n);
 
-    const struct flash_tile *any = &room.lanes[0].t; /* causal, window and lengths are the same for all heads */
+    const struct flash_tile *any = &scratch.heads[0].t; /* causal, window and lengths are the same for all heads */
     const int64_t lo = attn_max64(any->keys.lo, split * seq->span),
                   hi = attn_min64(any->keys.hi, (split + 1) * seq->span);
     for (int64_t j0 = lo / KEYS * KEYS; j0 < hi && !attn_is_cancelled(f->cancel); j0 += KEYS) {
         const int64_t j1 = attn_min64(j0 + KEYS, hi), first = seq->s.k_start + j0;
         int at;
-        for (int n = 0; n < lanes; n++)
-            room.lanes[n].seen = flash_cell_of(f, &room.lanes[n].t, j0, j1, &room.lanes[n].cell);
+        for (int n = 0; n < heads; n++)
+            scratch.heads[n].seen = visible_block_of(f, &scratch.heads[n].t, j0, j1, &scratch.heads[n].block);
         for (int key = 0; key < j1 - j0; key += STEP)
-            for (int n = 0; n < lanes; n++) {
-                const struct lane *lane = &room.lanes[n];
-                const int count = columns(lane, key, &at);
+            for (int n = 0; n < heads; n++) {
+                const struct head *head = &scratch.heads[n];
+                const int count = columns(head, key, &at);
                 if (count > 0)
-                    f->simd->dots(lane->t.rows, count, D, lane->Q, room.ldq, flash_at(k, b, hk0 + n, first + key),
-                                  k->dtype, k->row, lane->S + at, room.lds);
+                    f->simd->dots(head->t.rows, count, D, head->Q, scratch.ldq, flash_at(k, b, hk0 + n, first + key),
+                                  k->dtype, k->row, head->S + at, scratch.lds);
             }
-        for (int n = 0; n < lanes; n++) {
-            const struct lane *lane = &room.lanes[n];
-            if (!lane->seen) continue;
-            const float c = flash_scores(f, &lane->t, j0, &lane->cell, lane->S, room.lds, NULL, &room.limits);
-            if (f->dropout) flash_drop(f, &lane->t, j0, &lane->cell, room.drop, room.lds);
-            if (f->simd->f32.softmax(lane->t.rows, lane->cell.cols, lane->S, room.lds, c, lane->m, lane->l,
-                                     room.rescale, lane->S, room.lds, room.drop))
-                for (int r = 0; r < lane->t.rows; r++)
-                    for (int d = 0; d < Dv; d++) lane->O[r * room.ldo + d] *= room.rescale[r];
+        for (int n = 0; n < heads; n++) {
+            const struct head *head = &scratch.heads[n];
+            if (!head->seen) continue;
+            const float c = flash_scores(f, &head->t, j0, &head->block, head->S, scratch.lds, NULL, &scratch.limits);
+            if (f->dropout) flash_drop(f, &head->t, j0, &head->block, scratch.drop, scratch.lds);
+            if (f->simd->f32.softmax(head->t.rows, head->block.cols, head->S, scratch.lds, c, head->m, head->l,
+                                     scratch.rescale, head->S, scratch.lds, scratch.drop))
+                for (int r = 0; r < head->t.rows; r++)
+                    for (int d = 0; d < Dv; d++) head->O[r * scratch.ldo + d] *= scratch.rescale[r];
         }
         for (int key = 0; key < j1 - j0; key += STEP)
-            for (int n = 0; n < lanes; n++) {
-                const struct lane *lane = &room.lanes[n];
-                const int count = columns(lane, key, &at);
+            for (int n = 0; n < heads; n++) {
+                const struct head *head = &scratch.heads[n];
+                const int count = columns(head, key, &at);
                 if (count > 0)
-                    f->simd->axpys(lane->t.rows, count, Dv, lane->S + at, room.lds,
-                                   flash_at(v, b, hk0 + n, first + key), v->dtype, v->row, lane->O, room.ldo);
+                    f->simd->axpys(head->t.rows, count, Dv, head->S + at, scratch.lds,
+                                   flash_at(v, b, hk0 + n, first + key), v->dtype, v->row, head->O, scratch.ldo);
             }
     }
-    for (int n = 0; n < lanes; n++) {
-        const struct lane *lane = &room.lanes[n];
-        flash_part(f, &lane->t, split, lane->O, room.ldo, lane->m, lane->l, room.inverse, true);
+    for (int n = 0; n < heads; n++) {
+        const struct head *head = &scratch.heads[n];
+        flash_part(f, &head->t, split, head->O, scratch.ldo, head->m, head->l, scratch.inverse, true);
     }
 }

@@ -44,11 +44,11 @@ struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, in
     const struct flash_sequence *seq = &f->seq[b];
     struct flash_tile t = { .seq = seq, .b = b, .hk = hk, .index = index };
     if (seq->heads == 1 && seq->s.Sq > 0) {
-        const int64_t blocks = attn_tiles(seq->s.Sq, f->Br), g = index / blocks;
+        const int64_t blocks = attn_tiles(seq->s.Sq, f->BM), g = index / blocks;
         t.h = hk * f->g.group + g;
-        t.i0 = index % blocks * f->Br;
+        t.i0 = index % blocks * f->BM;
         t.heads = 1;
-        t.n = (int)attn_min64(f->Br, seq->s.Sq - t.i0);
+        t.n = (int)attn_min64(f->BM, seq->s.Sq - t.i0);
         t.row0 = g * simd_round_up(seq->s.Sq, FLASH_UNIT) + t.i0;
     } else {
         const int64_t g = index * seq->heads;
@@ -74,27 +74,28 @@ int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i)
     return seq->rows0 + hk * seq->rows + row;
 }
 
-bool flash_cell_of(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, struct flash_cell *cell)
+bool visible_block_of(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
+                      struct visible_block *block)
 {
     int64_t lo = attn_max64(t->keys.lo, j0), hi = attn_min64(t->keys.hi, j1);
     if (lo >= hi) return false;
-    cell->masked = false;
+    block->masked = false;
     if (f->mask_heads) {
         const int64_t first = lo / FLASH_MASK_BLOCK, last = (hi - 1) / FLASH_MASK_BLOCK;
         const int64_t m0 = t->h / f->g.mask_group, m1 = (t->h + t->heads - 1) / f->g.mask_group;
         int64_t seen_first = -1, seen_last = -1, hidden = 0;
-        for (int64_t block = first; block <= last; block++) {
+        for (int64_t part = first; part <= last; part++) {
             bool seen = false, partial = false;
             for (int64_t m = m0; m <= m1; m++) {
-                const attn_mask_extremes *e = &f->extremes[(t->b * f->mask_heads + m) * f->mask_blocks + block];
+                const attn_mask_extremes *e = &f->extremes[(t->b * f->mask_heads + m) * f->mask_blocks + part];
                 const attn_tile_kind kind = attn_mask_classify(e, t->i0, t->i0 + t->n);
                 seen |= kind != ATTN_TILE_HIDDEN;
                 partial |= kind != ATTN_TILE_FREE;
             }
-            if (seen && seen_first < 0) seen_first = block;
-            if (seen) seen_last = block;
+            if (seen && seen_first < 0) seen_first = part;
+            if (seen) seen_last = part;
             if (seen_first >= 0 && partial)
-                cell->masked = true; /* hidden blocks after the last seen one may set it, too: harmless */
+                block->masked = true; /* hidden parts after the last seen one may set it, too: harmless */
             hidden += !seen;
         }
         if (seen_first < 0) return false;
@@ -103,11 +104,11 @@ bool flash_cell_of(const struct flash *f, const struct flash_tile *t, int64_t j0
             hi = attn_min64(hi, (seen_last + 1) * FLASH_MASK_BLOCK);
         }
     }
-    cell->c0 = (int)((lo - j0) / FLASH_UNIT * FLASH_UNIT);
-    cell->cols = (int)(hi - j0) - cell->c0;
-    cell->ranged = j0 + cell->c0 < t->all.lo || hi > t->all.hi;
+    block->c0 = (int)((lo - j0) / FLASH_UNIT * FLASH_UNIT);
+    block->cols = (int)(hi - j0) - block->c0;
+    block->ranged = j0 + block->c0 < t->all.lo || hi > t->all.hi;
     /* Columns of the unit before lo that only the mask hid are looked at again. */
-    if (f->mask_heads && j0 + cell->c0 < lo) cell->masked = true;
+    if (f->mask_heads && j0 + block->c0 < lo) block->masked = true;
     return true;
 }
 
@@ -128,13 +129,13 @@ void flash_take_limits(struct flash_arena *arena, int rows, int cols, struct fla
     for (int x = 0; x < 4; x++) limits->hide[x] = flash_take(arena, cols, sizeof **limits->hide);
 }
 
-float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell,
+float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                    float *S, int64_t lds, float *cap, const struct flash_limits *limits)
 {
     const double scale = flash_scale(f, t->b, t->hk);
-    const int cols = cell->cols;
-    const int64_t j = j0 + cell->c0;
-    if (cell->ranged) { /* attn_keys_of() of each row, less j: both ends move by one a row */
+    const int cols = block->cols;
+    const int64_t j = j0 + block->c0;
+    if (block->ranged) { /* attn_keys_of() of each row, less j: both ends move by one a row */
         const int64_t aligned = t->i0 + attn_align(&f->g, &t->seq->s) - j;
         const int lo = (int)attn_clamp64(aligned - f->g.left, INT32_MIN / 2, INT32_MAX / 2);
         const int hi = (int)attn_clamp64(aligned + f->g.right + 1, INT32_MIN / 2, INT32_MAX / 2);
@@ -146,7 +147,7 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
     }
     const float c = (float)(scale * M_LOG2E);
     if (f->plain && c >= FLT_MIN && c <= FLT_MAX) { /* a hidden raw score may be -inf, for c times it is -inf too */
-        for (int head = 0; cell->ranged && head < t->heads; head++)
+        for (int head = 0; block->ranged && head < t->heads; head++)
             f->simd->hide(t->n, cols, S + (int64_t)head * t->n * lds, lds, limits->lo, limits->hi);
         return c;
     }
@@ -172,8 +173,8 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
             how.keep_stride = keep->row;
         }
         if (f->p->alibi_slopes.rank) how.slope = *(const float *)flash_at(slopes, t->b, h, 0);
-        if (cell->ranged) how.lo = limits->lo, how.hi = limits->hi;
-        if (cell->masked) {
+        if (block->ranged) how.lo = limits->lo, how.hi = limits->hi;
+        if (block->masked) {
             if (h / f->g.mask_group != mask_head) {
                 mask_head = h / f->g.mask_group;
                 for (int x = 0; x < cols; x++) {
@@ -215,15 +216,15 @@ static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, ui
     }
 }
 
-void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell, float *M,
-                int64_t ld)
+void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
+                float *M, int64_t ld)
 {
-    const int64_t j = j0 + cell->c0; /* a multiple of FLASH_UNIT, so of the 8 lanes */
+    const int64_t j = j0 + block->c0; /* a multiple of FLASH_UNIT, so of the 8 lanes */
     const float kept = f->drop_scale;
     const uint32_t threshold = f->drop_threshold;
     for (int r = 0; r < t->rows; r++) {
         const int64_t head_index = t->b * f->g.dims.H + t->h + r / t->n, i = t->i0 + r % t->n;
-        for (int c = 0; c < cell->cols; c += 8 * GROUPS) {
+        for (int c = 0; c < block->cols; c += 8 * GROUPS) {
             uint32_t word[4][GROUPS];
             float m[GROUPS][8];
             draw(f->p->seed, head_index, i, (j + c) / 8, word);
@@ -233,14 +234,14 @@ void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, c
                     m[g][2 * w + 1] = word[w][g] >> 16 >= threshold ? kept : 0.0f;
                 }
             memcpy(M + r * ld + c, m,
-                   (size_t)(cell->cols - c < 8 * GROUPS ? cell->cols - c : 8 * GROUPS) * sizeof(float));
+                   (size_t)(block->cols - c < 8 * GROUPS ? block->cols - c : 8 * GROUPS) * sizeof(float));
         }
     }
 }
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
-const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *room, int64_t *stride)
+const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *scratch, int64_t *stride)
 {
     const int64_t es = (int64_t)attn_dtype_bytes(view->dtype), first = t->seq->s.q_start + t->i0;
     if (t->heads == 1) {
@@ -249,9 +250,9 @@ const void *flash_gather(const struct flash_tile *t, const attn_view *view, int 
     }
     *stride = cols;
     for (int r = 0; r < t->rows; r++)
-        memcpy((char *)room + r * cols * es, flash_at(view, t->b, t->h + r / t->n, first + r % t->n),
+        memcpy((char *)scratch + r * cols * es, flash_at(view, t->b, t->h + r / t->n, first + r % t->n),
                (size_t)(cols * es));
-    return room;
+    return scratch;
 }
 
 /* Do the products of gradients round dout? */
@@ -289,20 +290,20 @@ void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, in
 
 /* Widens FLASH_UNIT rows, replaces what is not finite, and packs that. Returns enum flash_values. */
 static int pack_clean_unit(const struct flash *f, flash_pack pack, int rows, int cols, const void *X, attn_dtype dtype,
-                           int64_t stride, void *operand, int64_t ld, float *room)
+                           int64_t stride, void *operand, int64_t ld, float *scratch)
 {
     int found = FLASH_TAME;
     for (int r = 0; r < rows; r++) {
-        f->simd->load(cols, (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, room + r * cols);
+        f->simd->load(cols, (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, scratch + r * cols);
         for (int c = 0; c < cols; c++)
-            if (!isfinite(room[r * cols + c])) room[r * cols + c] = 0, found |= FLASH_UNREAL;
+            if (!isfinite(scratch[r * cols + c])) scratch[r * cols + c] = 0, found |= FLASH_UNREAL;
     }
-    if (!pack(rows, cols, room, ATTN_F32, cols, operand, ld)) found |= FLASH_LARGE;
+    if (!pack(rows, cols, scratch, ATTN_F32, cols, operand, ld)) found |= FLASH_LARGE;
     return found;
 }
 
 int flash_pack_clean_b(const struct flash *f, const struct simd_type *type, int rows, int cols, const void *X,
-                       attn_dtype dtype, int64_t stride, void *B, int64_t ldb, float *room)
+                       attn_dtype dtype, int64_t stride, void *B, int64_t ldb, float *scratch)
 {
     int found = FLASH_TAME;
     if (type->pack_b(rows, cols, X, dtype, stride, B, ldb)) return found;
@@ -310,12 +311,12 @@ int flash_pack_clean_b(const struct flash *f, const struct simd_type *type, int 
     for (int r = 0; r < rows; r += FLASH_UNIT)
         found |= pack_clean_unit(f, type->pack_b, (int)attn_min64(FLASH_UNIT, rows - r), cols,
                                  (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, stride,
-                                 (char *)B + (int64_t)r * SIMD_PANEL * es, ldb, room);
+                                 (char *)B + (int64_t)r * SIMD_PANEL * es, ldb, scratch);
     return found;
 }
 
 int flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride,
-                        void *A, int64_t lda, float *room)
+                        void *A, int64_t lda, float *scratch)
 {
     int found = FLASH_TAME;
     if (f->type->pack_at(rows, cols, X, dtype, stride, A, lda)) return found;
@@ -323,6 +324,6 @@ int flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X
     for (int r = 0; r < rows; r += FLASH_UNIT)
         found |= pack_clean_unit(f, f->type->pack_at, (int)attn_min64(FLASH_UNIT, rows - r), cols,
                                  (const char *)X + r * stride * (int64_t)attn_dtype_bytes(dtype), dtype, stride,
-                                 (char *)A + r * es, lda, room);
+                                 (char *)A + r * es, lda, scratch);
     return found;
 }

@@ -14,7 +14,7 @@
  * A phase without items costs nothing. A backward that was not given out and lse runs the forward phases too, and
  * keeps of them lse and delta only.
  *
- * A row tile is up to Br rows of one key/value head: consecutive queries of one query head, or, where a sequence is
+ * A row tile is up to BM rows of one key/value head: consecutive queries of one query head, or, where a sequence is
  * short, all the queries of several heads of the group (one decoded token of 8 heads is 8 rows of one product, not
  * 8 products):
  *
@@ -93,7 +93,7 @@ struct flash_tile {
 };
 
 /* The part of a row tile that meets keys j0 + c0 .. j0 + c0 + cols - 1. */
-struct flash_cell {
+struct visible_block {
     int c0, cols;
     bool ranged; /* some row does not see some column, by causal or window */
     bool masked; /* the same, by FlashMask */
@@ -111,7 +111,7 @@ struct flash {
     bool dropout;
     uint32_t drop_threshold;
     float drop_scale; /* 1 / (1 - p) */
-    int Br, Bc;       /* forward: rows and keys of a tile */
+    int BM, BN;       /* forward: rows and keys of a tile */
     int Bk;           /* backward: keys of a chunk */
     int bundle;       /* key/value heads of an item of FLASH_DOTS */
     int64_t B;
@@ -134,7 +134,7 @@ struct flash {
     char *Qat, *dOat;         /* transposed A operands, tile by tile */
     float *lse2, *delta, *dQ; /* lse2: NaN where the row's lse is in `exact` */
     struct flash_lse *exact;  /* see exact.c; written for the rows that need it */
-    uint8_t *dO_dirty;        /* a row tile's dO holds NaN or infinity; by row0 / FLASH_UNIT */
+    uint8_t *dO_nonfinite;    /* a row tile's dO holds NaN or infinity; by row0 / FLASH_UNIT */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld; /* unit: bytes of FLASH_UNIT rows of Qat, dOat */
 
     /* Backward, by chunk. */
@@ -204,28 +204,29 @@ struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, in
 int64_t flash_find(const struct flash *f, size_t field, int64_t item);
 #define FLASH_FIND(f, prefix, item) flash_find(f, offsetof(struct flash_sequence, prefix), item)
 
-/* The cell of a row tile and the keys [j0, j1); j0 a multiple of FLASH_UNIT. False: nothing there is visible. */
-bool flash_cell_of(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, struct flash_cell *cell);
+/* What a row tile sees of the keys [j0, j1); j0 a multiple of FLASH_UNIT. False: nothing there is visible. */
+bool visible_block_of(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
+                      struct visible_block *block);
 
-/* Scratch for the two functions below: Br row limits and Bc or Bk columns. */
+/* Scratch for the two functions below: BM row limits and BN or Bk columns. */
 struct flash_limits {
     int *lo, *hi;
     int32_t *hide[4];
 };
 void flash_take_limits(struct flash_arena *arena, int rows, int cols, struct flash_limits *limits);
 
-/* Turns raw products S (rows x cell.cols) into scores, hidden ones -inf, and returns the factor that is still to be
+/* Turns raw products S (rows x block.cols) into scores, hidden ones -inf, and returns the factor that is still to be
  * applied in base 2 (the c of softmax() and gradient()). `cap`: NULL, or as in struct simd_score. */
-float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell,
+float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                    float *S, int64_t lds, float *cap, const struct flash_limits *limits);
 
-/* M of dropout for a cell: 0 or 1 / (1 - p). */
-void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct flash_cell *cell, float *M,
-                int64_t ld);
+/* M of dropout for a block: 0 or 1 / (1 - p). */
+void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
+                float *M, int64_t ld);
 
-/* The rows of a tile in a tensor of q's shape family, as one strided matrix: in place, or gathered to `room`
+/* The rows of a tile in a tensor of q's shape family, as one strided matrix: in place, or gathered to `scratch`
  * (t->rows * cols elements) where the tile has several heads. */
-const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *room, int64_t *stride);
+const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *scratch, int64_t *stride);
 
 /* Where element (b, h, row) of a view is. Packed: row counts inside the sequence, `start` is its first row. */
 static inline void *flash_at(const attn_view *view, int64_t b, int64_t h, int64_t row)
@@ -239,14 +240,14 @@ int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 /* scale of a key/value head: the problem's, times the fp8 factors of q and k. */
 double flash_scale(const struct flash *f, int64_t b, int64_t hk);
 
-/* pack_b or pack_at with NaN and infinity replaced by 0. Returns enum flash_values. `room`: FLASH_UNIT * cols
+/* pack_b or pack_at with NaN and infinity replaced by 0. Returns enum flash_values. `scratch`: FLASH_UNIT * cols
  * floats. */
 typedef bool (*flash_pack)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *operand,
                            int64_t ld);
 int flash_pack_clean_b(const struct flash *f, const struct simd_type *type, int rows, int cols, const void *X,
-                       attn_dtype dtype, int64_t stride, void *B, int64_t ldb, float *room);
+                       attn_dtype dtype, int64_t stride, void *B, int64_t ldb, float *scratch);
 int flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X, attn_dtype dtype, int64_t stride,
-                        void *A, int64_t lda, float *room);
+                        void *A, int64_t lda, float *scratch);
 
 /* ---- The phases -------------------------------------------------------------------------------------------------- */
 

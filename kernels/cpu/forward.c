@@ -11,7 +11,7 @@
  * and ends with out = O / l, lse = (m + log2 l) ln 2. Scores and m are in base 2.
  *
  * On the diagonal a row tile would compute more that is hidden than it must: of 64 causal queries over 64 keys
- * half. So a cell that causal or a window cuts is walked in strips of a few rows, each against the columns that one
+ * half. So a block that causal or a window cuts is walked in strips of a few rows, each against the columns that one
  * of them sees (of those 64 x 64: 5/8 of both products, of softmax and of the masking). Hidden pairs add 0 to sums:
  * the bits are the same.
  *
@@ -20,7 +20,7 @@
  *
  * NaN and infinity. A hidden key must not matter whatever it holds, but its P = 0 times NaN would be NaN. So V is
  * packed with zeros in place of what is not finite, and the pack says so (v_values). Then, before softmax()
- * overwrites the scores, spoil() adds the values left out of V to `spoiled` for exactly the rows that see them, and
+ * overwrites the scores, add_nonfinite() adds the values left out of V to `nonfinite_sums` for exactly the rows that see them, and
  * O is given them back at the end: inf + x = inf, NaN + x = NaN, whatever the positive P would have been. K needs
  * no such care: its NaN make scores NaN, and a hidden score is overwritten. All other elements have the same bits
  * as with a clean V.
@@ -34,46 +34,46 @@
 
 /* ---- Scratch ----------------------------------------------------------------------------------------------------- */
 
-struct room {
+struct scratch {
     int64_t q_lda, lds, ldp, ldo;
     char *Qa, *P, *kv;
-    float *S, *drop, *O, *spoiled;
+    float *S, *drop, *O, *nonfinite_sums;
     float *m, *l, *rescale, *inverse;
     float *clean; /* FLASH_UNIT rows in f32 */
     char *gathered;
     struct flash_limits limits;
 };
 
-static struct room room_of(const struct flash *f, struct flash_arena *arena)
+static struct scratch scratch_of(const struct flash *f, struct flash_arena *arena)
 {
     const struct simd_type *t = f->forward_type;
     const int64_t D = f->g.dims.D, Dv = f->g.dims.Dv;
-    struct room room;
-    room.q_lda = simd_lda(t, D);
-    room.lds = simd_ld(f->Bc, 4);
-    room.ldo = simd_ld(Dv, 4);
-    room.Qa = flash_take(arena, simd_a_bytes(t, f->Br, room.q_lda), 1);
-    room.S = flash_take(arena, simd_round_up(f->Br, SIMD_A_ROWS) * room.lds, 4);
-    room.ldp = t->dtype == ATTN_F32 ? room.lds : simd_lda(t, f->Bc);
-    room.P = t->dtype == ATTN_F32 ? (char *)room.S : flash_take(arena, simd_a_bytes(t, f->Br, room.ldp), 1);
-    room.O = flash_take(arena, f->Br * room.ldo, 4);
-    room.m = flash_take(arena, f->Br, 4);
-    room.l = flash_take(arena, f->Br, 4);
-    room.rescale = flash_take(arena, f->Br, 4);
-    room.inverse = flash_take(arena, f->Br, 4);
-    flash_take_limits(arena, f->Br, f->Bc, &room.limits);
-    room.kv = flash_take(arena, f->Bc, f->kv_key_bytes);
-    room.gathered = flash_take(arena, f->Br, D * (int64_t)attn_dtype_bytes(f->p->q.dtype));
-    room.clean = flash_take(arena, FLASH_UNIT, Dv * 4);
-    room.drop = f->dropout ? flash_take(arena, f->Br * room.lds, 4) : NULL;
-    room.spoiled = flash_take(arena, f->Br * room.ldo, 4); /* last: seldom touched */
-    return room;
+    struct scratch scratch;
+    scratch.q_lda = simd_lda(t, D);
+    scratch.lds = simd_ld(f->BN, 4);
+    scratch.ldo = simd_ld(Dv, 4);
+    scratch.Qa = flash_take(arena, simd_a_bytes(t, f->BM, scratch.q_lda), 1);
+    scratch.S = flash_take(arena, simd_round_up(f->BM, SIMD_A_ROWS) * scratch.lds, 4);
+    scratch.ldp = t->dtype == ATTN_F32 ? scratch.lds : simd_lda(t, f->BN);
+    scratch.P = t->dtype == ATTN_F32 ? (char *)scratch.S : flash_take(arena, simd_a_bytes(t, f->BM, scratch.ldp), 1);
+    scratch.O = flash_take(arena, f->BM * scratch.ldo, 4);
+    scratch.m = flash_take(arena, f->BM, 4);
+    scratch.l = flash_take(arena, f->BM, 4);
+    scratch.rescale = flash_take(arena, f->BM, 4);
+    scratch.inverse = flash_take(arena, f->BM, 4);
+    flash_take_limits(arena, f->BM, f->BN, &scratch.limits);
+    scratch.kv = flash_take(arena, f->BN, f->kv_key_bytes);
+    scratch.gathered = flash_take(arena, f->BM, D * (int64_t)attn_dtype_bytes(f->p->q.dtype));
+    scratch.clean = flash_take(arena, FLASH_UNIT, Dv * 4);
+    scratch.drop = f->dropout ? flash_take(arena, f->BM * scratch.lds, 4) : NULL;
+    scratch.nonfinite_sums = flash_take(arena, f->BM * scratch.ldo, 4); /* last: seldom touched */
+    return scratch;
 }
 
 int64_t flash_forward_scratch(const struct flash *f)
 {
     struct flash_arena arena = { 0 };
-    room_of(f, &arena);
+    scratch_of(f, &arena);
     return arena.used;
 }
 
@@ -106,7 +106,7 @@ static void summarise_mask(const struct flash *f, int64_t b, int64_t m)
     }
 }
 
-void flash_prepare_item(const struct flash *f, char *scratch, int64_t item)
+void flash_prepare_item(const struct flash *f, char *memory, int64_t item)
 {
     if (item < f->B * f->mask_heads) {
         summarise_mask(f, item / f->mask_heads, item % f->mask_heads);
@@ -115,11 +115,11 @@ void flash_prepare_item(const struct flash *f, char *scratch, int64_t item)
     item -= f->B * f->mask_heads;
     const int64_t b = FLASH_FIND(f, packs0, item);
     const struct flash_sequence *seq = &f->seq[b];
-    const int64_t tiles = attn_tiles(seq->s.Sk, f->Bc), rest = item - seq->packs0;
-    const int64_t hk = rest / tiles, j0 = rest % tiles * f->Bc;
-    const int n = (int)attn_min64(f->Bc, seq->s.Sk - j0);
+    const int64_t tiles = attn_tiles(seq->s.Sk, f->BN), rest = item - seq->packs0;
+    const int64_t hk = rest / tiles, j0 = rest % tiles * f->BN;
+    const int n = (int)attn_min64(f->BN, seq->s.Sk - j0);
     char *kv = f->kv + (seq->keys0 + hk * simd_round_up(seq->s.Sk, FLASH_UNIT) + j0) * f->kv_key_bytes;
-    f->v_values[item] = (uint8_t)pack_keys(f, seq, b, hk, j0, n, kv, (float *)scratch);
+    f->v_values[item] = (uint8_t)pack_keys(f, seq, b, hk, j0, n, kv, (float *)memory);
 }
 
 /* ---- FLASH_FORWARD ----------------------------------------------------------------------------------------------- */
@@ -136,9 +136,9 @@ static struct flash_tile strip_of(const struct flash *f, const struct flash_tile
     return strip;
 }
 
-/* Puts the values of V that the pack left out into `spoiled`, for the rows whose score is not hidden. */
-static void spoil(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *S, int64_t lds,
-                  float *spoiled, int64_t ldo, float *line)
+/* Puts the values of V that the pack left out into `nonfinite_sums`, for the rows whose score is not hidden. */
+static void add_nonfinite(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *S,
+                          int64_t lds, float *nonfinite_sums, int64_t ldo, float *line)
 {
     const attn_view *v = &f->g.view[ATTN_T_v];
     const int Dv = (int)f->g.dims.Dv;
@@ -147,109 +147,110 @@ static void spoil(const struct flash *f, const struct flash_tile *t, int64_t j, 
         for (int d = 0; d < Dv; d++)
             if (!isfinite(line[d]))
                 for (int r = 0; r < t->rows; r++)
-                    if (S[r * lds + c] != -INFINITY) spoiled[r * ldo + d] += line[d];
+                    if (S[r * lds + c] != -INFINITY) nonfinite_sums[r * ldo + d] += line[d];
     }
 }
 
-void flash_forward_item(const struct flash *f, char *scratch, int64_t item)
+void flash_forward_item(const struct flash *f, char *memory, int64_t item)
 {
     const struct simd_type *type = f->forward_type;
     const int64_t b = FLASH_FIND(f, items0, item);
     const struct flash_sequence *seq = &f->seq[b];
     const int64_t each = seq->tiles * seq->splits, rest = item - seq->items0;
     if (seq->path == FLASH_DOTS) {
-        flash_decode(f, b, rest, scratch);
+        flash_decode(f, b, rest, memory);
         return;
     }
     /* Last queries first: when causal they have the most keys, and a long item started late keeps everybody waiting. */
     const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits,
                   split = rest % each % seq->splits;
     const struct flash_tile t = flash_tile_of(f, b, hk, index);
-    struct flash_arena arena = { .base = scratch };
-    struct room room = room_of(f, &arena);
+    struct flash_arena arena = { .base = memory };
+    struct scratch scratch = scratch_of(f, &arena);
     const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
     const int64_t es = simd_element_bytes(type), ldk = simd_ldb(type, D);
 
     int64_t q_stride;
-    const void *q = flash_gather(&t, &f->g.view[ATTN_T_q], D, room.gathered, &q_stride);
-    type->pack_a(t.rows, D, q, f->p->q.dtype, q_stride, room.Qa, room.q_lda);
-    for (int r = 0; r < t.rows; r++) room.m[r] = -INFINITY, room.l[r] = 0;
+    const void *q = flash_gather(&t, &f->g.view[ATTN_T_q], D, scratch.gathered, &q_stride);
+    type->pack_a(t.rows, D, q, f->p->q.dtype, q_stride, scratch.Qa, scratch.q_lda);
+    for (int r = 0; r < t.rows; r++) scratch.m[r] = -INFINITY, scratch.l[r] = 0;
 
-    bool started = false, spoiled = false, large = false;
+    bool started = false, nonfinite_sums = false, large = false;
     const int64_t lo = attn_max64(t.keys.lo, split * seq->span), hi = attn_min64(t.keys.hi, (split + 1) * seq->span);
-    for (int64_t j0 = lo / f->Bc * f->Bc; j0 < hi && !attn_is_cancelled(f->cancel); j0 += f->Bc) {
-        const int n = (int)attn_min64(f->Bc, seq->s.Sk - j0);
-        struct flash_cell cell;
-        if (!flash_cell_of(f, &t, j0, attn_min64(j0 + n, hi), &cell)) continue;
+    for (int64_t j0 = lo / f->BN * f->BN; j0 < hi && !attn_is_cancelled(f->cancel); j0 += f->BN) {
+        const int n = (int)attn_min64(f->BN, seq->s.Sk - j0);
+        struct visible_block block;
+        if (!visible_block_of(f, &t, j0, attn_min64(j0 + n, hi), &block)) continue;
 
-        /* K^T and V of the cell's columns. */
+        /* K^T and V of the block's columns. */
         const char *K, *V;
         int64_t ldv;
         int values;
         if (seq->packs) {
             const char *kv = f->kv + (seq->keys0 + hk * simd_round_up(seq->s.Sk, FLASH_UNIT) + j0) * f->kv_key_bytes;
-            K = kv + cell.c0 / SIMD_PANEL * ldk * es;
-            V = kv + simd_b_bytes(type, n, ldk) + (int64_t)cell.c0 * SIMD_PANEL * es;
+            K = kv + block.c0 / SIMD_PANEL * ldk * es;
+            V = kv + simd_b_bytes(type, n, ldk) + (int64_t)block.c0 * SIMD_PANEL * es;
             ldv = simd_ldb(type, n);
-            values = f->v_values[seq->packs0 + hk * attn_tiles(seq->s.Sk, f->Bc) + j0 / f->Bc];
+            values = f->v_values[seq->packs0 + hk * attn_tiles(seq->s.Sk, f->BN) + j0 / f->BN];
         } else {
-            values = pack_keys(f, seq, b, hk, j0 + cell.c0, cell.cols, room.kv, room.clean);
-            K = room.kv;
-            V = room.kv + simd_b_bytes(type, cell.cols, ldk);
-            ldv = simd_ldb(type, cell.cols);
+            values = pack_keys(f, seq, b, hk, j0 + block.c0, block.cols, scratch.kv, scratch.clean);
+            K = scratch.kv;
+            V = scratch.kv + simd_b_bytes(type, block.cols, ldk);
+            ldv = simd_ldb(type, block.cols);
         }
 
-        const bool dirty = values & FLASH_UNREAL;
+        const bool nonfinite = values & FLASH_UNREAL;
         large |= values & FLASH_LARGE;
-        if (dirty && !spoiled) memset(room.spoiled, 0, (size_t)(t.rows * room.ldo) * sizeof *room.spoiled);
-        spoiled |= dirty;
+        if (nonfinite && !nonfinite_sums)
+            memset(scratch.nonfinite_sums, 0, (size_t)(t.rows * scratch.ldo) * sizeof *scratch.nonfinite_sums);
+        nonfinite_sums |= nonfinite;
 
-        const int height = cell.ranged && t.heads == 1 && type->strip > 0 ? type->strip : t.rows;
+        const int height = block.ranged && t.heads == 1 && type->strip > 0 ? type->strip : t.rows;
         for (int r0 = 0; r0 < t.rows; r0 += height) {
             struct flash_tile strip = t;
-            struct flash_cell part = cell;
-            float *O = room.O + r0 * room.ldo;
+            struct visible_block part = block;
+            float *O = scratch.O + r0 * scratch.ldo;
             if (height < t.rows) {
                 strip = strip_of(f, &t, r0, (int)attn_min64(height, t.rows - r0));
-                if (!flash_cell_of(f, &strip, j0, attn_min64(j0 + n, hi), &part)) {
-                    if (!started) memset(O, 0, (size_t)(strip.rows * room.ldo) * sizeof *O);
+                if (!visible_block_of(f, &strip, j0, attn_min64(j0 + n, hi), &part)) {
+                    if (!started) memset(O, 0, (size_t)(strip.rows * scratch.ldo) * sizeof *O);
                     continue;
                 }
             }
-            const int64_t skipped = part.c0 - cell.c0; /* columns; a multiple of FLASH_UNIT */
-            type->gemm(strip.rows, part.cols, D, room.Qa + r0 * room.q_lda * es, room.q_lda,
-                       K + skipped / SIMD_PANEL * ldk * es, ldk, room.S, room.lds, false, NULL);
-            const float c = flash_scores(f, &strip, j0, &part, room.S, room.lds, NULL, &room.limits);
-            if (dirty)
-                spoil(f, &strip, j0 + part.c0, part.cols, room.S, room.lds, room.spoiled + r0 * room.ldo, room.ldo,
-                      room.clean);
-            if (f->dropout) flash_drop(f, &strip, j0, &part, room.drop, room.lds);
-            const bool rescaled = type->softmax(strip.rows, part.cols, room.S, room.lds, c, room.m + r0, room.l + r0,
-                                                room.rescale, room.P, room.ldp, room.drop);
-            type->gemm(strip.rows, Dv, part.cols, room.P, room.ldp, V + skipped * SIMD_PANEL * es, ldv, O, room.ldo,
-                       started, started && rescaled ? room.rescale : NULL);
+            const int64_t skipped = part.c0 - block.c0; /* columns; a multiple of FLASH_UNIT */
+            type->gemm(strip.rows, part.cols, D, scratch.Qa + r0 * scratch.q_lda * es, scratch.q_lda,
+                       K + skipped / SIMD_PANEL * ldk * es, ldk, scratch.S, scratch.lds, false, NULL);
+            const float c = flash_scores(f, &strip, j0, &part, scratch.S, scratch.lds, NULL, &scratch.limits);
+            if (nonfinite)
+                add_nonfinite(f, &strip, j0 + part.c0, part.cols, scratch.S, scratch.lds,
+                              scratch.nonfinite_sums + r0 * scratch.ldo, scratch.ldo, scratch.clean);
+            if (f->dropout) flash_drop(f, &strip, j0, &part, scratch.drop, scratch.lds);
+            const bool rescaled = type->softmax(strip.rows, part.cols, scratch.S, scratch.lds, c, scratch.m + r0,
+                                                scratch.l + r0, scratch.rescale, scratch.P, scratch.ldp, scratch.drop);
+            type->gemm(strip.rows, Dv, part.cols, scratch.P, scratch.ldp, V + skipped * SIMD_PANEL * es, ldv, O,
+                       scratch.ldo, started, started && rescaled ? scratch.rescale : NULL);
         }
         started = true;
     }
-    if (!started) memset(room.O, 0, (size_t)(t.rows * room.ldo) * sizeof *room.O);
-    for (int r = 0; spoiled && r < t.rows; r++)
-        for (int d = 0; d < Dv; d++) room.O[r * room.ldo + d] += room.spoiled[r * room.ldo + d];
-    flash_part(f, &t, split, room.O, room.ldo, room.m, room.l, room.inverse, large);
+    if (!started) memset(scratch.O, 0, (size_t)(t.rows * scratch.ldo) * sizeof *scratch.O);
+    for (int r = 0; nonfinite_sums && r < t.rows; r++)
+        for (int d = 0; d < Dv; d++) scratch.O[r * scratch.ldo + d] += scratch.nonfinite_sums[r * scratch.ldo + d];
+    flash_part(f, &t, split, scratch.O, scratch.ldo, scratch.m, scratch.l, scratch.inverse, large);
 }
 
 /* ---- FLASH_MERGE ------------------------------------------------------------------------------------------------- */
 
-void flash_merge_item(const struct flash *f, char *scratch, int64_t item)
+void flash_merge_item(const struct flash *f, char *memory, int64_t item)
 {
     const int64_t b = FLASH_FIND(f, tiles0, item);
     const struct flash_sequence *seq = &f->seq[b];
     if (seq->splits == 1) return;
     const int64_t rest = item - seq->tiles0, Dv = f->g.dims.Dv;
     const struct flash_tile t = flash_tile_of(f, b, rest / seq->tiles, rest % seq->tiles);
-    struct flash_arena arena = { .base = scratch };
-    struct room room = room_of(f, &arena);
+    struct flash_arena arena = { .base = memory };
+    struct scratch scratch = scratch_of(f, &arena);
     for (int r = 0; r < t.rows; r++) {
-        float *O = room.O + r * room.ldo, m = -INFINITY, l = 0;
+        float *O = scratch.O + r * scratch.ldo, m = -INFINITY, l = 0;
         for (int64_t split = 0; split < seq->splits; split++) {
             const float part = f->part_m[flash_part_row(&t, split) + r];
             m = part > m || part != part ? part : m;
@@ -264,8 +265,8 @@ void flash_merge_item(const struct flash *f, char *scratch, int64_t item)
             l += weight * f->part_l[row];
             for (int64_t d = 0; d < Dv; d++) O[d] += weight * part[d];
         }
-        room.m[r] = m;
-        room.l[r] = l;
+        scratch.m[r] = m;
+        scratch.l[r] = l;
     }
-    flash_end_rows(f, &t, room.O, room.ldo, room.m, room.l, room.inverse, true);
+    flash_end_rows(f, &t, scratch.O, scratch.ldo, scratch.m, scratch.l, scratch.inverse, true);
 }

@@ -27,8 +27,8 @@ enum {
     POOL_YIELD_EVERY = 64,   /* breaths between two looks at the clock, or two gifts of the processor */
 };
 
-struct loop {
-    struct loop *next_loop;
+struct parallel_for {
+    struct parallel_for *next_loop;
     atomic_int_fast64_t next; /* the next item that nobody has */
     int64_t items;
     pool_task task;
@@ -46,7 +46,7 @@ struct pool {
     pthread_mutex_t lock;
     pthread_cond_t posted_cond; /* a loop was linked, or the pool closes */
     pthread_cond_t left_cond;   /* a worker left a loop */
-    struct loop *loops;
+    struct parallel_for *loops;
     atomic_uint posted;
     bool closing;
     int sleeping; /* workers in posted_cond */
@@ -77,7 +77,7 @@ void pool_breathe(unsigned *spins)
     if (++*spins % POOL_YIELD_EVERY == 0) sched_yield();
 }
 
-static void take_items(struct loop *loop, int worker)
+static void take_items(struct parallel_for *loop, int worker)
 {
     for (;;) {
         /* The counter may run past `items` by one for each thread: 64 bits cannot overflow that way. */
@@ -87,9 +87,9 @@ static void take_items(struct loop *loop, int worker)
     }
 }
 
-static struct loop *loop_with_items(struct pool *pool)
+static struct parallel_for *loop_with_items(struct pool *pool)
 {
-    struct loop *loop = pool->loops;
+    struct parallel_for *loop = pool->loops;
     while (loop && atomic_load_explicit(&loop->next, memory_order_relaxed) >= loop->items) loop = loop->next_loop;
     return loop;
 }
@@ -114,7 +114,7 @@ static void *worker_main(void *argument)
     bool spun = true;
     pthread_mutex_lock(&pool->lock);
     while (!pool->closing) {
-        struct loop *loop = loop_with_items(pool);
+        struct parallel_for *loop = loop_with_items(pool);
         if (loop) {
             atomic_fetch_add_explicit(&loop->inside, 1, memory_order_relaxed);
             pthread_mutex_unlock(&pool->lock);
@@ -145,7 +145,7 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
         for (int64_t item = 0; item < items; item++) task(context, 0, item);
         return;
     }
-    struct loop loop = { .items = items, .task = task, .context = context };
+    struct parallel_for loop = { .items = items, .task = task, .context = context };
     pthread_mutex_lock(&pool->lock);
     loop.next_loop = pool->loops;
     pool->loops = &loop;
@@ -159,7 +159,7 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     take_items(&loop, 0);
 
     pthread_mutex_lock(&pool->lock);
-    struct loop **link = &pool->loops;
+    struct parallel_for **link = &pool->loops;
     while (*link != &loop) link = &(*link)->next_loop;
     *link = loop.next_loop;
     pthread_mutex_unlock(&pool->lock);

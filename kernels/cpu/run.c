@@ -21,13 +21,13 @@
 
 /* ---- Tile sizes -------------------------------------------------------------------------------------------------- */
 
-/* Chosen by measurement, kernels/MEASUREMENTS.md, "The CPU ladder". Multiples of FLASH_UNIT. Br rows of q and Bc keys in
- * a forward tile; in backward, Br rows against chunks of Bk keys. The first row that fits is taken, by the compute
+/* Chosen by measurement, kernels/MEASUREMENTS.md, "The CPU ladder". Multiples of FLASH_UNIT. BM rows of q and BN keys in
+ * a forward tile; in backward, BM rows against chunks of Bk keys. The first row that fits is taken, by the compute
  * type and the larger of D and Dv. */
 static const struct tile_sizes {
     attn_dtype element; /* of operands, and how many parts each number has */
     int parts, max_d;
-    int Br, Bc, back_Br, Bk;
+    int BM, BN, back_Br, Bk;
 } tile_sizes[] = {
     { ATTN_BF16, 1, 128, 64, 512, 128, 256 },
     { ATTN_BF16, 1, ATTN_MAX_HEAD_DIM, 64, 256, 64, 256 },
@@ -41,7 +41,7 @@ static const struct tile_sizes {
 };
 
 enum {
-    SPLIT_KEYS = 2048,    /* a span of keys of a split row tile; a multiple of every Bc */
+    SPLIT_KEYS = 2048,    /* a span of keys of a split row tile; a multiple of every BN */
     SPLIT_DOT_KEYS = 512, /* the same for FLASH_DOTS, whose items do less with a key */
     SPLIT_TILES = 8, /* sequences with more row tiles a head than this are not split: there is work for many threads */
     DBIAS_ROWS = 64, /* rows of dbias that are zeroed by one item */
@@ -71,11 +71,11 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
     const int64_t Sq = q->s.Sq, Sk = q->s.Sk, G = f->g.group;
     q->heads = 1;
     q->tiles = q->rows = 0;
-    if (Sq > f->Br / 2) {
-        q->tiles = G * attn_tiles(Sq, f->Br);
+    if (Sq > f->BM / 2) {
+        q->tiles = G * attn_tiles(Sq, f->BM);
         q->rows = G * simd_round_up(Sq, FLASH_UNIT);
     } else if (Sq > 0) {
-        q->heads = (int)attn_min64(G, f->Br / Sq);
+        q->heads = (int)attn_min64(G, f->BM / Sq);
         q->tiles = attn_tiles(G, q->heads);
         q->rows = (q->tiles - 1) * simd_round_up(q->heads * Sq, FLASH_UNIT) +
                   simd_round_up((G - (q->tiles - 1) * q->heads) * Sq, FLASH_UNIT);
@@ -101,7 +101,7 @@ static void add_sequence(const struct flash *f, const struct flash_sequence *q, 
     to->tiles = add_product(to->tiles, n, q->tiles);
     to->rows = add_product(to->rows, n, q->rows);
     to->items = add_product(to->items, add_product(0, attn_tiles(heads, q->bundle), times), q->tiles * q->splits);
-    to->packs = add_product(to->packs, n, q->packs ? attn_tiles(q->s.Sk, f->Bc) : 0);
+    to->packs = add_product(to->packs, n, q->packs ? attn_tiles(q->s.Sk, f->BN) : 0);
     to->keys = add_product(to->keys, n, q->packs ? simd_round_up(q->s.Sk, FLASH_UNIT) : 0);
     to->parts = add_product(to->parts, n, add_product(0, q->part_rows, q->splits));
     to->chunks = add_product(to->chunks, n, chunks);
@@ -109,7 +109,7 @@ static void add_sequence(const struct flash *f, const struct flash_sequence *q, 
 }
 
 /* Sums for the longest that the lengths may be. Packed, by these facts: a key/value head of a sequence has at most
- * 1 + 2 G Sq / Br row tiles; a tile is rounded up by at most FLASH_UNIT - 1 rows; only sequences of 2 SPLIT_KEYS
+ * 1 + 2 G Sq / BM row tiles; a tile is rounded up by at most FLASH_UNIT - 1 rows; only sequences of 2 SPLIT_KEYS
  * keys and more are split, into at most 3/2 Sk / SPLIT_KEYS spans, and each has then at most SPLIT_TILES tiles;
  * FLASH_DOTS likewise.
  * */
@@ -124,15 +124,15 @@ static struct sums bound_sums(const struct flash *f)
         return sums;
     }
     const int64_t G = f->g.group, sequences = attn_min64(d->B, d->total_q);
-    const int64_t tiles = sequences + add_product(0, 2 * G, d->total_q) / f->Br;
+    const int64_t tiles = sequences + add_product(0, 2 * G, d->total_q) / f->BM;
     const int64_t rows = add_product(add_product(0, G, d->total_q), FLASH_UNIT - 1, tiles);
     const int64_t spans = d->total_k + d->total_k / 2; /* of SPLIT_KEYS */
     sums.tiles = add_product(0, d->Hk, tiles);
     sums.rows = add_product(0, d->Hk, rows);
-    sums.packs = add_product(0, d->Hk, d->total_k / f->Bc + d->B);
+    sums.packs = add_product(0, d->Hk, d->total_k / f->BN + d->B);
     sums.keys = add_product(0, d->Hk, d->total_k + (FLASH_UNIT - 1) * d->B);
     sums.parts = add_product(0, d->Hk,
-                             add_product(0, attn_min64(rows, SPLIT_TILES * (int64_t)f->Br), spans / SPLIT_KEYS));
+                             add_product(0, attn_min64(rows, SPLIT_TILES * (int64_t)f->BM), spans / SPLIT_KEYS));
     sums.parts = add_product(sums.parts, d->Hk, add_product(0, FLASH_DOT_ROWS, spans / SPLIT_DOT_KEYS));
     sums.longest_chunks = attn_tiles(d->total_k, f->Bk);
     sums.chunks = add_product(0, d->Hk, d->total_k / f->Bk + d->B);
@@ -192,8 +192,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     for (size_t i = 0; i < sizeof tile_sizes / sizeof *tile_sizes; i++) {
         const struct tile_sizes *t = &tile_sizes[i];
         if (t->element != f->type->dtype || t->parts != f->type->parts || d > t->max_d) continue;
-        f->Br = f->backward ? t->back_Br : t->Br;
-        f->Bc = t->Bc;
+        f->BM = f->backward ? t->back_Br : t->BM;
+        f->BN = t->BN;
         f->Bk = t->Bk;
         break;
     }
@@ -246,7 +246,7 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
         f->dOa = flash_take(arena, sums->rows, f->do_lda * es);
         f->Qat = flash_take(arena, sums->rows / FLASH_UNIT + 1, f->q_unit_bytes);
         f->dOat = flash_take(arena, sums->rows / FLASH_UNIT + 1, f->do_unit_bytes);
-        f->dO_dirty = flash_take(arena, sums->rows / FLASH_UNIT + 1, 1);
+        f->dO_nonfinite = flash_take(arena, sums->rows / FLASH_UNIT + 1, 1);
         f->lse2 = flash_take(arena, sums->rows, 4);
         f->delta = flash_take(arena, sums->rows, 4);
         f->exact = flash_take(arena, sums->rows, sizeof *f->exact);

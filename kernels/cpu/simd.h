@@ -54,15 +54,15 @@
  *   pack_at  A = X^T   [cols][rows]      pack_bt  B = X^T  k = cols, n = rows
  *
  * Which form serves which product, with queries as rows of every tile (so that masks, bias and dropout are applied
- * the same way in forward and backward). i: a tile of Br queries, j: a tile of Bc keys.
+ * the same way in forward and backward). i: a tile of BM queries, j: a tile of BN keys.
  *
  *   product                        m    n    k    A                       B
- *   S        = Q   K^T             Br   Bc   D    pack_a(Q)               pack_bt(K)
- *   O       += P   V               Br   Dv   Bc   P from softmax()        pack_b(V)
- *   dP       = dO  V^T             Br   Bc   Dv   pack_a(dO)              pack_bt(V)
- *   dQ      += dS  K               Br   D    Bc   dS_a from gradient()    pack_b(K)
- *   dV^T    += dO^T P              Dv   Bc   Br   pack_at(dO)             P_b from gradient()
- *   dK^T    += Q^T dS              D    Bc   Br   pack_at(Q)              dS_b from gradient()
+ *   S        = Q   K^T             BM   BN   D    pack_a(Q)               pack_bt(K)
+ *   O       += P   V               BM   Dv   BN   P from softmax()        pack_b(V)
+ *   dP       = dO  V^T             BM   BN   Dv   pack_a(dO)              pack_bt(V)
+ *   dQ      += dS  K               BM   D    BN   dS_a from gradient()    pack_b(K)
+ *   dV^T    += dO^T P              Dv   BN   BM   pack_at(dO)             P_b from gradient()
+ *   dK^T    += Q^T dS              D    BN   BM   pack_at(Q)              dS_b from gradient()
  *
  * dV^T and dK^T are accumulated transposed ([Dv][ld], [D][ld], columns are keys) and stored by store_t(). Packs of
  * Q, dO (a, at) belong to the query tile, packs of K (bt, b) and V (bt) to the key tile. f32 products need no
