@@ -205,10 +205,10 @@ attn_status proto_encoder_new(const proto_call *call, const proto_result *result
         } else {
             char problem[PROBLEM_BYTES], prefix[32];
             snprintf(prefix, sizeof prefix, "/requests/%d", i);
+            const size_t length = proto_problem_write(problem, sizeof problem, proto_error_of(fault->status),
+                                                      fault->text, prefix, fault->member, request_id);
             text_put_string(t, "{\"error\":");
-            text_put(t, problem,
-                     proto_problem_write(problem, sizeof problem, proto_error_of(fault->status), fault->text, prefix,
-                                         fault->member, request_id));
+            text_put(t, problem, length);
             text_put_char(t, '}');
         }
     }

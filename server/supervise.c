@@ -61,10 +61,10 @@ static _Noreturn void become_server(const struct listener *listeners, int count,
 
 static pid_t start_server(struct listener *listeners, int count, char **argv, const sigset_t *mask)
 {
-    char numbers[16 * 16];
+    char numbers[(CONFIG_MAX_LISTEN + 1) * 12]; /* each an int and a comma; one is that of --metrics-listen */
     struct text list = text_in(numbers, sizeof numbers);
     for (int i = 0; i < count; i++) text_printf(&list, "%s%d", i ? "," : "", listeners[i].fd);
-    assert(list.failure == TEXT_FINE); /* CONFIG_MAX_LISTEN + 1 numbers */
+    assert(list.failure == TEXT_FINE);
     setenv(variable, numbers, 1);
     const pid_t parent = getpid(), child = fork();
     if (child == 0) become_server(listeners, count, argv, parent, mask);

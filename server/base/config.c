@@ -19,6 +19,7 @@
 #include "server/base/config.h"
 
 #include <arpa/inet.h>
+#include <assert.h>
 #include <ctype.h>
 #include <errno.h>
 #include <stdarg.h>
@@ -285,6 +286,7 @@ static bool devices_ok(const char *text)
 {
     if (word_in("auto|all|cpu|reference", text)) return true;
     uint64_t seen = 0;
+    static_assert(CONFIG_MAX_DEVICES <= 64, "each has a bit in `seen`");
     for (;;) { /* numbers, each once */
         uint64_t number;
         if ((text = text_read_number(text, &number)) == NULL || number >= CONFIG_MAX_DEVICES || (seen >> number & 1))
