@@ -36,8 +36,8 @@ static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR
                                       ROUTE_ERROR(HEAD_TOO_LARGE) | ROUTE_ERROR(INTERNAL) |
                                       ROUTE_ERROR(UNAVAILABLE) /* too many connections */ | ROUTE_ERROR(OUT_OF_MEMORY);
 static const uint64_t errors_of_bodies = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(UNSUPPORTED_MEDIA) |
-                                         ROUTE_ERROR(UNSUPPORTED) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(QUEUE_FULL) |
-                                         ROUTE_ERROR(DRAINING) | ROUTE_ERROR(DEADLINE);
+                                         ROUTE_ERROR(UNSUPPORTED) | ROUTE_ERROR(TOO_MUCH_WORK) | ROUTE_ERROR(QUOTA) |
+                                         ROUTE_ERROR(QUEUE_FULL) | ROUTE_ERROR(DRAINING) | ROUTE_ERROR(DEADLINE);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
 /* Ranges of PROTO_TYPE_NUMBER options that attn_check() keeps. */

@@ -111,9 +111,9 @@ struct request {
     struct port *port;
     struct MHD_Connection *connection;
     struct peer *peer;
-    int socket;                                  /* its connection's, to be watched for a hang-up: never closed by us */
-    const struct route *route;                   /* NULL: no such path */
-    unsigned methods;                            /* that its path answers: bits of enum route_method */
+    int socket;                /* its connection's, to be watched for a hang-up: never closed by us */
+    const struct route *route; /* NULL: no such path; where that has no row for the method, its first */
+    unsigned methods;          /* that its path answers: bits of enum route_method */
     struct slice parameters[REQUEST_PARAMETERS]; /* of its path, in the order of the pattern */
     struct caller *caller;                       /* a reference; NULL: not looked at yet, or refused */
     char id[REQUEST_ID_BYTES];

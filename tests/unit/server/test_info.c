@@ -407,6 +407,31 @@ static void check_schema(const cJSON *schema, const cJSON *value, const char *wh
     }
 }
 
+static bool has_code(const cJSON *tree, const char *code)
+{
+    for (int i = 0; i < cJSON_GetArraySize(tree); i++) {
+        const cJSON *child = cJSON_GetArrayItem(tree, i);
+        if ((cJSON_IsString(child) && strcmp(child->valuestring, code) == 0) || has_code(child, code)) return true;
+    }
+    return false;
+}
+
+/* An error that is new must be put on its routes; what nothing answers with is named here. */
+static void test_every_error_that_is_answered_is_on_some_route(void **state)
+{
+    (void)state;
+    static const proto_error unused[] = { PROTO_E_CONFLICT, PROTO_E_NOT_IMPLEMENTED, PROTO_E_STORAGE_FULL };
+    struct config with_tokens = config;
+    with_tokens.token_file = "tokens";
+    cJSON *doc = openapi_of(&with_tokens);
+    for (int e = 0; e < PROTO_ERROR_COUNT; e++) {
+        bool used = true;
+        for (size_t i = 0; i < ARRAY_SIZE(unused); i++) used &= unused[i] != (proto_error)e;
+        if (has_code(at(doc, "paths"), proto_errors[e].code) != used) fail_msg("%s", proto_errors[e].code);
+    }
+    cJSON_Delete(doc);
+}
+
 static void test_info_has_the_form_that_the_document_says(void **state)
 {
     (void)state;
@@ -487,6 +512,7 @@ int main(void)
         cmocka_unit_test(test_ranks_are_those_of_the_validator),
         cmocka_unit_test(test_dtypes_are_those_of_the_tensor),
         cmocka_unit_test(test_errors_of_one_status_are_one_response),
+        cmocka_unit_test(test_every_error_that_is_answered_is_on_some_route),
         cmocka_unit_test(test_info_has_the_form_that_the_document_says),
         cmocka_unit_test(test_info_is_valid_before_there_is_a_device),
     };
