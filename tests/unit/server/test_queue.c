@@ -65,6 +65,8 @@ static void test_a_caller_has_a_share_of_the_places(void **state)
     assert_int_equal(queue_enter(&q, CALLER_RECEIVING, other, &err), ATTN_QUOTA);
     assert_int_equal(queue_enter(&q, CALLER_RECEIVING, one, &err), ATTN_OK);
     assert_int_equal(atomic_load(&one->places[CALLER_RECEIVING]) + atomic_load(&other->places[CALLER_RECEIVING]), 4);
+    for (int i = 0; i < 2; i++) queue_leave(&q, CALLER_RECEIVING, one);
+    for (int i = 0; i < 2; i++) queue_leave(&q, CALLER_RECEIVING, other);
     caller_release(one);
     caller_release(other);
 }

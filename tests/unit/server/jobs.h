@@ -1,0 +1,261 @@
+/* jobs.h: bodies, jobs and requests for tests of what lies behind the sockets. Everything goes the way of the daemon: JSON
+ * text through the decoder into leased staging memory, then check_body() or prepare_job().
+ *
+ *   struct server server;
+ *   struct config config;
+ *   server_open(&server, &config);                         // staging memory, contexts, places; no devices, no loop
+ *   char *body = forward_body(5, 4, "\"verify\": 2");      // 5 queries and keys, heads of 4 numbers
+ *   struct job *job = job_of(&server, ATTN_OP_FORWARD, body);
+ *   server_close(&server);                                 // fails where something is still leased or counted
+ *
+ * Bodies are malloc'ed; what takes one frees it. */
+#ifndef TEST_JOBS_H
+#define TEST_JOBS_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "server/base/clock.h"
+#include "server/base/config.h"
+#include "server/sched/check.h"
+#include "server/work/contexts.h"
+#include "server/work/job.h"
+#include "server/work/request.h"
+#include "server/work/server.h"
+
+#ifdef NDEBUG
+#error "tests run with the program's own assertions"
+#endif
+
+/* Some helpers are not used by every test. */
+#define HELPER __attribute__((unused)) static
+
+enum { PATIENCE_MS = 60000 }; /* for what must happen; it is reached by a fault alone */
+
+/* Waits until `condition`, which another thread makes true. */
+#define WAIT_UNTIL(condition)                                                            \
+    do {                                                                                 \
+        const int64_t until_ms_ = clock_ms() + PATIENCE_MS;                              \
+        while (!(condition)) {                                                           \
+            if (clock_ms() > until_ms_) fail_msg("waited in vain until %s", #condition); \
+            nanosleep(&(struct timespec){ 0, 500000 }, NULL);                            \
+        }                                                                                \
+    } while (0)
+
+/* ---- Gates ------------------------------------------------------------------------------------------------------- */
+
+/* A file that a script of the fake backend waits for: hold=PATH. */
+struct gate {
+    char path[64];
+};
+
+HELPER void gate_shut(struct gate *gate)
+{
+    strcpy(gate->path, "/tmp/attnd-unit-XXXXXX");
+    const int fd = mkstemp(gate->path);
+    if (fd < 0) fail_msg("no file %s", gate->path);
+    close(fd);
+}
+
+HELPER void gate_open(struct gate *gate)
+{
+    assert_int_equal(unlink(gate->path), 0);
+}
+
+/* ---- A server of which only the inside is there -------------------------------------------------------------------- */
+
+HELPER void config_default(struct config *config)
+{
+    char why[256], *argv[] = { "attnd", "--staging-bytes", "64M", "--cpu-threads", "1", "--http-threads", "2" };
+    if (config_read(config, 7, argv, why, sizeof why) != CONFIG_RUN) fail_msg("%s", why);
+}
+
+/* By what `config` says, which config_default() filled in. */
+HELPER void server_open(struct server *server, const struct config *config)
+{
+    *server = (struct server){
+        .config = config, .limits = PROTO_LIMITS_DEFAULT, .everybody = CALLER_EVERYBODY, .phase = SERVER_READY
+    };
+    server->arena = arena_new(config->staging_bytes, 0, NULL);
+    server->contexts = contexts_new(config->staging_bytes / CONTEXTS_SHARE, CONTEXTS_MAX_COUNT, CONTEXTS_TTL_MS);
+    queue_init(&server->queue, config->max_receiving, config->queue_depth, config->max_batch,
+               config->batch_window_us * 1000);
+}
+
+HELPER void server_close(struct server *server)
+{
+    for (int place = 0; place < CALLER_PLACES; place++)
+        assert_int_equal(atomic_load(&server->queue.places[place].count), 0);
+    assert_int_equal(server->queue.count, 0);
+    contexts_free(server->contexts);
+    assert_int_equal(arena_leased_bytes(server->arena), 0);
+    arena_free(server->arena);
+}
+
+/* ---- Bodies ------------------------------------------------------------------------------------------------------ */
+
+HELPER void put_tensor(FILE *f, const char *name, int rows, int D, int salt)
+{
+    fprintf(f, "\"%s\": {\"shape\": [1, %d, 1, %d], \"dtype\": \"float32\", \"data\": [", name, rows, D);
+    for (int i = 0; i < rows * D; i++) fprintf(f, "%s%g", i ? "," : "", (i * 7 + salt * 3) % 11 / 8.0 - 0.5);
+    fprintf(f, "]}");
+}
+
+/* Tensors by their names, "q k v", each of `rows` rows of one head of D numbers; then `extra` members, "" for none. */
+HELPER char *body_of(const char *names, int rows, int D, const char *extra)
+{
+    char *text = NULL, name[16];
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    const char *comma = "";
+    if (f == NULL) abort();
+    fprintf(f, "{");
+    for (int salt = 0, used; sscanf(names, "%15s%n", name, &used) == 1; names += used, salt++, comma = ", ") {
+        fprintf(f, "%s", comma);
+        put_tensor(f, name, rows, D, salt);
+    }
+    if (*extra) fprintf(f, "%s%s", comma, extra);
+    fprintf(f, "}");
+    fclose(f);
+    return text;
+}
+
+HELPER char *forward_body(int rows, int D, const char *extra)
+{
+    return body_of("q k v", rows, D, extra);
+}
+
+/* 100 queries of one number each and one key whose value has 64: out is 25600 bytes, the inputs are some hundred. */
+HELPER char *wide_body(void)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    if (f == NULL) abort();
+    fprintf(f, "{");
+    put_tensor(f, "q", 100, 1, 0);
+    fprintf(f, ", ");
+    put_tensor(f, "k", 1, 1, 1);
+    fprintf(f, ", ");
+    put_tensor(f, "v", 1, 64, 2);
+    fprintf(f, "}");
+    fclose(f);
+    return text;
+}
+
+/* {"requests": [...]} of `count` bodies, which it frees. */
+HELPER char *envelope_of(char *const *bodies, int count)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    if (f == NULL) abort();
+    fprintf(f, "{\"requests\": [");
+    for (int i = 0; i < count; i++) {
+        fprintf(f, "%s%s", i ? ", " : "", bodies[i]);
+        free(bodies[i]);
+    }
+    fprintf(f, "]}");
+    fclose(f);
+    return text;
+}
+
+/* A backward of what was saved under this id. */
+HELPER char *backward_body(const char *context, int rows, int D)
+{
+    char extra[128];
+    snprintf(extra, sizeof extra, "\"context\": \"%s\"", context);
+    return body_of("dout", rows, D, extra);
+}
+
+/* ---- Requests ---------------------------------------------------------------------------------------------------- */
+
+HELPER attn_status grow_extent(void *context, size_t bytes, void **base, attn_error *err)
+{
+    struct request *request = context;
+    struct arena *arena = request->server->arena;
+    const attn_status status = request->extent ? arena_grow(arena, &request->extent, request->extent->bytes, bytes, err)
+                                               : arena_lease(arena, request->caller, bytes, &request->extent, err);
+    if (status == ATTN_OK) *base = request->extent->memory;
+    return status;
+}
+
+/* In RECEIVING, counted, its body all there. By a thread that is ROLE_HTTP. */
+HELPER struct request *received(struct server *server, attn_op op, char *body)
+{
+    attn_error err = { 0 };
+    struct request *request = request_new(server, NULL, NULL);
+    const proto_memory memory = { grow_extent, request };
+    request->caller = caller_hold(&server->everybody);
+    request->socket = -1;
+    request->method = "POST";
+    request_make_id(request->id);
+    request_count_in(request);
+    assert_int_equal(request_enter(request, CALLER_RECEIVING, &err), ATTN_OK);
+    request->decoder = proto_decoder_new(op, &server->limits, &memory);
+    request->received_bytes = strlen(body);
+    if (proto_decoder_feed(request->decoder, body, strlen(body), &err) != ATTN_OK) fail_msg("%s", err.text);
+    free(body);
+    request->times.received_ns = clock_ns();
+    return request;
+}
+
+/* ---- Jobs -------------------------------------------------------------------------------------------------------- */
+
+/* As it is before prepare_job(). */
+HELPER struct job *job_of(struct server *server, attn_op op, char *body)
+{
+    attn_error err = { 0 };
+    proto_call *call = NULL;
+    request_set_role(ROLE_HTTP);
+    struct request *request = received(server, op, body);
+    if (proto_decoder_finish(request->decoder, &call, &err) != ATTN_OK) fail_msg("%s: %s", err.member, err.text);
+    struct job *job = job_new(server->arena, server->contexts, request->caller, request->extent, call);
+    request->extent = NULL;
+    request_free(request);
+    return job;
+}
+
+/* Is every output of item `i` what a device of the CPU computes when it is asked directly, to the bit? */
+HELPER void assert_computed(const struct job *job, int i)
+{
+    const attn_device_options one = { .threads = 1 };
+    attn_problem p = job->call->items[i].problem;
+    attn_device *device;
+    attn_stream *stream;
+    attn_error err = { 0 };
+    void *own[ATTN_TENSOR_COUNT] = { 0 };
+    assert_int_equal(attn_device_open("cpu", 0, &one, &device, &err), ATTN_OK);
+    assert_int_equal(attn_stream_open(device, &stream, &err), ATTN_OK);
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        int64_t bytes;
+        if (attn_tensors[id].role != (p.op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK) ||
+            p.tensor[id].rank == 0)
+            continue;
+        assert_true(attn_shape_bytes(p.tensor[id].dtype, p.tensor[id].rank, p.tensor[id].shape, &bytes));
+        own[id] = p.tensor[id].data = aligned_alloc(64, (size_t)bytes / 64 * 64 + 64);
+    }
+    if ((p.op == ATTN_OP_FORWARD ? attn_forward : attn_backward)(stream, &p, NULL, &err) != ATTN_OK)
+        fail_msg("%s", err.text);
+    assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        int64_t bytes;
+        if (own[id] == NULL || !attn_shape_bytes(p.tensor[id].dtype, p.tensor[id].rank, p.tensor[id].shape, &bytes))
+            continue;
+        assert_memory_equal(job->call->items[i].problem.tensor[id].data, own[id], (size_t)bytes);
+        free(own[id]);
+    }
+    attn_stream_close(stream);
+    attn_device_close(device);
+}
+
+#endif

@@ -1,0 +1,590 @@
+/* Batches through devices: which device gets one, what comes back and when, whatever the device does. The devices are those of
+ * the fake backend, with memory of their own; the test is the loop. */
+#include "tests/unit/server/jobs.h"
+
+#include "server/device/devices.h"
+#include "server/work/prepare.h"
+
+enum { BATCH_KIND = 7, LOG_MAX = 16 };
+
+struct bench {
+    struct config config;
+    struct server server;
+    uv_loop_t uv;
+    struct mailbox box;
+    int back_count;
+    struct batch *back[LOG_MAX]; /* those that came back, in that order */
+};
+
+static void on_message(void *context, struct message *message)
+{
+    struct bench *b = context;
+    assert_int_equal(message->kind, BATCH_KIND);
+    assert_true(b->back_count < LOG_MAX);
+    b->back[b->back_count++] = (struct batch *)message;
+}
+
+/* `count` devices which do what `script` says. The configuration may be changed before open_devices(). */
+static void begin(struct bench *b)
+{
+    *b = (struct bench){ 0 };
+    config_default(&b->config);
+    assert_int_equal(uv_loop_init(&b->uv), 0);
+    assert_int_equal(mailbox_open(&b->box, &b->uv, on_message, b), 0);
+}
+
+static void open_devices(struct bench *b, int count, const char *script)
+{
+    char number[8];
+    attn_error err = { 0 };
+    snprintf(number, sizeof number, "%d", count);
+    setenv("ATTN_FAKE_DEVICES", number, 1);
+    setenv("ATTN_FAKE_SCRIPT", script, 1);
+    server_open(&b->server, &b->config);
+    if (devices_open(&b->config, &b->box, BATCH_KIND, &b->server.devices, &err) != ATTN_OK) fail_msg("%s", err.text);
+}
+
+static void open_bench(struct bench *b, int count, const char *script)
+{
+    begin(b);
+    open_devices(b, count, script);
+}
+
+static void close_bench(struct bench *b)
+{
+    assert_true(devices_stop(b->server.devices, PATIENCE_MS));
+    mailbox_close(&b->box);
+    while (uv_run(&b->uv, UV_RUN_DEFAULT)) continue;
+    assert_int_equal(uv_loop_close(&b->uv), 0);
+    devices_close(b->server.devices);
+    server_close(&b->server);
+}
+
+/* A job that is ready to run, whatever a device has memory for. */
+static struct job *ready(struct bench *b, attn_op op, char *body)
+{
+    attn_error err = { 0 };
+    attn_device_info ample = *devices_largest(b->server.devices);
+    struct job *job = job_of(&b->server, op, body);
+    ample.memory_limit = INT64_MAX;
+    if (prepare_job(job, devices_any(b->server.devices), &ample, &err) != ATTN_OK) fail_msg("%s", err.text);
+    return job;
+}
+
+static struct job *ready_forward(struct bench *b, int rows)
+{
+    return ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, ""));
+}
+
+/* A batch of these jobs, whose references it takes; of `flops` operations. */
+static struct batch *batch_of(struct job *const *jobs, int count, double flops)
+{
+    struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->jobs[0]);
+    for (int i = 0; i < count; i++) batch->jobs[i] = jobs[i];
+    batch->count = batch->waiting = count;
+    batch->flops = flops;
+    return batch;
+}
+
+/* A batch of one small forward, handed to the device. */
+static struct batch *submit_one(struct bench *b, struct device *device, double flops)
+{
+    struct job *job = ready_forward(b, 5);
+    struct batch *batch = batch_of(&job, 1, flops);
+    devices_submit(b->server.devices, batch, device);
+    return batch;
+}
+
+/* The next batch that comes back, collected. */
+static struct batch *next_back(struct bench *b)
+{
+    while (b->back_count == 0) uv_run(&b->uv, UV_RUN_ONCE);
+    struct batch *batch = b->back[0];
+    memmove(b->back, b->back + 1, (size_t)--b->back_count * sizeof b->back[0]);
+    devices_collect(b->server.devices, batch);
+    return batch;
+}
+
+static void forget(struct batch *batch)
+{
+    for (int i = 0; i < batch->count; i++) {
+        prepare_finish_contexts(batch->jobs[i], false);
+        job_release(batch->jobs[i]);
+    }
+    free(batch);
+}
+
+static struct device_state state_of(struct bench *b, int index)
+{
+    struct device_state states[4];
+    devices_describe(b->server.devices, states);
+    return states[index];
+}
+
+static void assert_ran(const struct batch *batch)
+{
+    for (int j = 0; j < batch->count; j++) {
+        if (!batch->jobs[j]->ran) fail_msg("%s", batch->jobs[j]->error.text);
+        for (int i = 0; i < batch->jobs[j]->call->count; i++)
+            if (batch->jobs[j]->call->items[i].error.status == ATTN_OK) assert_computed(batch->jobs[j], i);
+    }
+}
+
+static void assert_failed(const struct batch *batch, attn_status status)
+{
+    for (int j = 0; j < batch->count; j++) {
+        assert_false(batch->jobs[j]->ran);
+        assert_int_equal(batch->jobs[j]->error.status, status);
+    }
+}
+
+/* ---- Numbers ------------------------------------------------------------------------------------------------------- */
+
+static void test_numbers_come_back_right_through_memory_of_the_device(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, 1, "");
+    char *bodies[] = { forward_body(5, 4, ""), forward_body(33, 8, "\"outputs\": [\"lse\"]"),
+                       forward_body(7, 4, "\"outputs\": [\"lse\"], \"verify\": 1") /* refused */ };
+    struct job *jobs[] = { ready_forward(&b, 5), ready_forward(&b, 113),
+                           ready(&b, ATTN_OP_FORWARD, envelope_of(bodies, 3)),
+                           ready(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 9, 4, "")) };
+    struct batch *batch = batch_of(jobs, 4, 1);
+    devices_submit(b.server.devices, batch, devices_pick(b.server.devices));
+    assert_ptr_equal(next_back(&b), batch);
+    assert_ran(batch);
+    assert_int_equal(strncmp(jobs[0]->results[0].backend, "fake:0 ", 7), 0);
+    assert_string_equal(jobs[2]->results[2].backend, ""); /* the refused problem was not computed */
+    assert_true(batch->started_ns > 0 && batch->ended_ns >= batch->started_ns);
+    batch_note_times(batch, jobs[0]);
+    assert_true(jobs[0]->results[0].timing_us[PROTO_STAGE_compute] == batch->compute_us);
+    forget(batch);
+    close_bench(&b);
+}
+
+/* What a context saved lies in the memory of another job: it goes to the device too, once for all that use it. */
+static void test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device(void **state)
+{
+    (void)state;
+    struct bench b;
+    char ids[2][PROTO_CONTEXT_BYTES];
+    open_bench(&b, 1, "");
+    char *forwards[] = { forward_body(5, 4, "\"save\": true"), forward_body(6, 4, "\"save\": true") };
+    struct job *forward = ready(&b, ATTN_OP_FORWARD, envelope_of(forwards, 2));
+    struct batch *batch = batch_of(&forward, 1, 1);
+    devices_submit(b.server.devices, batch, devices_pick(b.server.devices));
+    next_back(&b);
+    assert_ran(batch);
+    for (int i = 0; i < 2; i++) strcpy(ids[i], forward->results[i].context);
+    prepare_finish_contexts(forward, true);
+    forget(batch);
+
+    char *backwards[] = { backward_body(ids[0], 5, 4), backward_body(ids[1], 6, 4) };
+    struct job *backward = ready(&b, ATTN_OP_BACKWARD, envelope_of(backwards, 2));
+    batch = batch_of(&backward, 1, 1);
+    devices_submit(b.server.devices, batch, devices_pick(b.server.devices));
+    next_back(&b);
+    assert_ran(batch);
+    prepare_finish_contexts(backward, true);
+    forget(batch);
+    close_bench(&b);
+}
+
+static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
+{
+    (void)state;
+    struct bench b;
+    int64_t used = 0;
+    open_bench(&b, 1, "");
+    for (int i = 0; i < 5; i++) {
+        submit_one(&b, devices_pick(b.server.devices), 1);
+        forget(next_back(&b));
+        /* What stays is the scratch memory of the first slot, which every one of them used. */
+        if (i == 0) used = state_of(&b, 0).info.memory_used;
+        assert_int_equal(state_of(&b, 0).info.memory_used, used);
+    }
+    assert_int_equal(state_of(&b, 0).running_requests, 0);
+    close_bench(&b);
+}
+
+/* ---- Which device -------------------------------------------------------------------------------------------------- */
+
+static void test_the_device_with_the_least_work_is_picked_until_all_are_full(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct gate gate;
+    char script[128];
+    gate_shut(&gate);
+    snprintf(script, sizeof script, "hold=%s", gate.path);
+    open_bench(&b, 2, script);
+    static const struct {
+        double flops;
+        const char *device;
+    } picks[] = {
+        { 100, "fake:0" }, { 10, "fake:1" }, { 50, "fake:1" },
+        { 30, "fake:1" },  { 20, "fake:1" }, /* that is 4 streams */
+        { 1, "fake:0" },   { 1, "fake:0" },  { 1, "fake:0" },
+    };
+    for (size_t i = 0; i < sizeof picks / sizeof *picks; i++) {
+        struct device *device = devices_pick(b.server.devices);
+        assert_non_null(device);
+        assert_string_equal(device_name(device), picks[i].device);
+        assert_false(device_can_wait(device));
+        submit_one(&b, device, picks[i].flops);
+    }
+    assert_null(devices_pick(b.server.devices));
+    assert_int_equal(state_of(&b, 0).running_requests, 4);
+    gate_open(&gate);
+    for (int i = 0; i < 8; i++) {
+        struct batch *batch = next_back(&b);
+        assert_ran(batch);
+        forget(batch);
+    }
+    assert_string_equal(device_name(devices_pick(b.server.devices)), "fake:0"); /* what was collected counts no more */
+    assert_int_equal(state_of(&b, 1).running_requests, 0);
+    close_bench(&b);
+}
+
+static void test_devices_that_are_not_there_are_refused_by_name(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *devices, *says;
+    } cases[] = {
+        { "0,2", "--devices: there is no GPU 2, there are 2" },
+        { "5", "--devices: there is no GPU 5, there are 2" },
+    };
+    setenv("ATTN_FAKE_DEVICES", "2", 1);
+    setenv("ATTN_FAKE_SCRIPT", "", 1);
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        struct bench b;
+        attn_error err = { 0 };
+        begin(&b);
+        b.config.devices = cases[c].devices;
+        struct devices *devices = NULL;
+        assert_int_equal(devices_open(&b.config, &b.box, BATCH_KIND, &devices, &err), ATTN_NOT_FOUND);
+        assert_string_equal(err.text, cases[c].says);
+        assert_null(devices);
+        mailbox_close(&b.box);
+        uv_run(&b.uv, UV_RUN_DEFAULT);
+        assert_int_equal(uv_loop_close(&b.uv), 0);
+    }
+}
+
+/* ---- Failures ------------------------------------------------------------------------------------------------------ */
+
+static void test_an_error_that_passes_fails_one_batch(void **state)
+{
+    (void)state;
+    static const char *const scripts[] = { "launch.err=1@1", "sync.err=1@1", "copy.err=1@1", "copy.err=1@2" };
+    for (size_t c = 0; c < sizeof scripts / sizeof *scripts; c++) {
+        struct bench b;
+        open_bench(&b, 1, scripts[c]);
+        struct job *jobs[] = { ready_forward(&b, 5), ready_forward(&b, 7) };
+        struct batch *first = batch_of(jobs, 2, 1);
+        devices_submit(b.server.devices, first, devices_pick(b.server.devices));
+        assert_ptr_equal(next_back(&b), first);
+        assert_failed(first, ATTN_DEVICE); /* all of it, for the same reason */
+        assert_non_null(strstr(jobs[1]->error.text, "(error 1)"));
+        struct batch *second = submit_one(&b, devices_pick(b.server.devices), 1);
+        assert_ptr_equal(next_back(&b), second);
+        assert_ran(second);
+        forget(first);
+        forget(second);
+        close_bench(&b);
+    }
+}
+
+static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct gate gate;
+    char script[128];
+    gate_shut(&gate);
+    snprintf(script, sizeof script, "0:hold=%s,0:sync.err=700@1", gate.path);
+    open_bench(&b, 2, script);
+    struct device *lost = devices_pick(b.server.devices);
+    for (int i = 0; i < 3; i++) submit_one(&b, lost, 1);
+    gate_open(&gate);
+    for (int i = 0; i < 3; i++) {
+        struct batch *batch = next_back(&b);
+        assert_failed(batch, ATTN_DEVICE_LOST);
+        forget(batch);
+    }
+    assert_true(device_disable(lost));
+    assert_false(device_disable(lost)); /* it was already */
+    assert_true(devices_usable(b.server.devices));
+    assert_false(state_of(&b, 0).usable);
+    for (int i = 0; i < 2; i++) {
+        struct device *other = devices_pick(b.server.devices);
+        assert_string_equal(device_name(other), "fake:1");
+        struct batch *batch = submit_one(&b, other, 1);
+        assert_ptr_equal(next_back(&b), batch);
+        assert_ran(batch);
+        forget(batch);
+    }
+    assert_true(device_disable(devices_pick(b.server.devices)));
+    assert_null(devices_pick(b.server.devices));
+    assert_false(devices_usable(b.server.devices));
+    close_bench(&b);
+}
+
+/* The first batch is on its stream, held by a gate. The second has mirrors already, and a plan behind another gate, when its
+ * scratch memory is refused: it waits for the first, and then runs. */
+static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_again(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct gate run, plan;
+    char script[256];
+    gate_shut(&run);
+    gate_shut(&plan);
+    /* Each batch takes three pieces of memory: inputs, outputs, scratch. prepare_job() plans too, both jobs before. */
+    snprintf(script, sizeof script, "hold=%s@1,plan.hold=%s@4,alloc.fail@6", run.path, plan.path);
+    open_bench(&b, 1, script);
+    struct job *jobs[] = { ready_forward(&b, 5), ready_forward(&b, 7) };
+    struct batch *first = batch_of(&jobs[0], 1, 1), *second = batch_of(&jobs[1], 1, 1);
+    struct device *device = devices_pick(b.server.devices);
+    const int64_t regions[] = { (int64_t)(jobs[0]->inputs_used + jobs[0]->outputs.bytes),
+                                (int64_t)(jobs[1]->inputs_used + jobs[1]->outputs.bytes) };
+    devices_submit(b.server.devices, first, device);
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* it has its scratch memory */
+    const int64_t of_first = state_of(&b, 0).info.memory_used;
+    devices_submit(b.server.devices, second, device);
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first + regions[1]);
+    gate_open(&plan);
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first); /* it has given back what it had */
+    uv_run(&b.uv, UV_RUN_NOWAIT);
+    assert_int_equal(b.back_count, 0);
+    gate_open(&run);
+    assert_ptr_equal(next_back(&b), first);
+    assert_ptr_equal(next_back(&b), second);
+    assert_ran(first);
+    assert_ran(second);
+    forget(first);
+    forget(second);
+    close_bench(&b);
+}
+
+static void test_a_batch_that_has_no_memory_alone_fails(void **state)
+{
+    (void)state;
+    struct bench b;
+    begin(&b);
+    b.config.device_bytes = 1 << 20;
+    open_devices(&b, 1, "");
+    struct job *job = ready(&b, ATTN_OP_FORWARD, forward_body(2000, 64, ""));
+    struct batch *large = batch_of(&job, 1, 1);
+    devices_submit(b.server.devices, large, devices_pick(b.server.devices));
+    next_back(&b);
+    assert_failed(large, ATTN_NO_MEMORY);
+    assert_int_equal(state_of(&b, 0).info.memory_used, 0); /* nothing of it is left */
+    struct batch *small = submit_one(&b, devices_pick(b.server.devices), 1);
+    next_back(&b);
+    assert_ran(small);
+    forget(large);
+    forget(small);
+    close_bench(&b);
+}
+
+static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct gate gate;
+    char script[128];
+    gate_shut(&gate);
+    snprintf(script, sizeof script, "1:hold=%s", gate.path);
+    begin(&b);
+    b.config.watchdog_ms = 1;
+    open_devices(&b, 2, script);
+    assert_null(devices_overdue(b.server.devices)); /* nothing runs */
+    struct device *first = devices_pick(b.server.devices);
+    struct job *job = ready_forward(&b, 5);
+    struct batch *batch = batch_of(&job, 1, 1e9); /* the other one is picked next */
+    devices_submit(b.server.devices, batch, first);
+    struct device *stuck = devices_pick(b.server.devices);
+    struct batch *never = submit_one(&b, stuck, 1);
+    next_back(&b);
+    forget(batch);
+    struct device *overdue = NULL;
+    WAIT_UNTIL((overdue = devices_overdue(b.server.devices)) != NULL);
+    assert_string_equal(device_name(overdue), "fake:1");
+    assert_ptr_equal(device_batches(overdue), never);
+    assert_null(never->next);
+    assert_true(device_disable(overdue));
+    assert_null(devices_overdue(b.server.devices)); /* it is told once */
+    gate_open(&gate);
+    assert_ptr_equal(next_back(&b), never); /* late, but it comes */
+    assert_ran(never);
+    assert_null(device_batches(overdue));
+    forget(never);
+    close_bench(&b);
+}
+
+static void test_a_device_that_has_time_left_is_not_overdue(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct gate gate;
+    char script[128];
+    gate_shut(&gate);
+    snprintf(script, sizeof script, "hold=%s", gate.path);
+    begin(&b);
+    b.config.watchdog_ms = 3600000;
+    open_devices(&b, 1, script);
+    submit_one(&b, devices_pick(b.server.devices), 1);
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* it has begun */
+    assert_null(devices_overdue(b.server.devices));
+    gate_open(&gate);
+    forget(next_back(&b));
+    close_bench(&b);
+}
+
+/* ---- Giving up, and the end ------------------------------------------------------------------------------------------ */
+
+/* So much work that its problems are launched one by one. */
+static struct batch *four_launches(struct bench *b)
+{
+    char *bodies[4];
+    for (int i = 0; i < 4; i++) bodies[i] = forward_body(5 + i, 4, "");
+    struct job *job = ready(b, ATTN_OP_FORWARD, envelope_of(bodies, 4));
+    return batch_of(&job, 1, 4e13);
+}
+
+static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct gate gate;
+    char script[128];
+    gate_shut(&gate);
+    snprintf(script, sizeof script, "hold=%s@1", gate.path);
+    open_bench(&b, 1, script);
+    struct batch *batch = four_launches(&b);
+    devices_submit(b.server.devices, batch, devices_pick(b.server.devices));
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* the first problem is launched, or about to be */
+    attn_cancel(&batch->cancel);
+    gate_open(&gate);
+    assert_ptr_equal(next_back(&b), batch);
+    assert_failed(batch, ATTN_CANCELLED);
+    struct batch *next = submit_one(&b, devices_pick(b.server.devices), 1); /* the stream computes again */
+    next_back(&b);
+    assert_ran(next);
+    forget(batch);
+    forget(next);
+    close_bench(&b);
+}
+
+static void test_work_in_several_launches_comes_back_whole(void **state)
+{
+    (void)state;
+    struct bench b;
+    /* The fourth launch fails: there were four. */
+    open_bench(&b, 1, "launch.err=1@8");
+    for (int round = 0; round < 2; round++) {
+        struct batch *batch = four_launches(&b);
+        devices_submit(b.server.devices, batch, devices_pick(b.server.devices));
+        next_back(&b);
+        if (round == 0) assert_ran(batch);
+        else assert_failed(batch, ATTN_DEVICE);
+        forget(batch);
+    }
+    close_bench(&b);
+}
+
+static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct gate gate;
+    char script[128];
+    gate_shut(&gate);
+    snprintf(script, sizeof script, "hold=%s", gate.path);
+    open_bench(&b, 1, script);
+    struct batch *batch = submit_one(&b, devices_pick(b.server.devices), 1);
+    assert_false(devices_stop(b.server.devices, 1));
+    uv_run(&b.uv, UV_RUN_NOWAIT);
+    assert_int_equal(b.back_count, 0);
+    gate_open(&gate);
+    assert_true(devices_stop(b.server.devices, PATIENCE_MS));
+    uv_run(&b.uv, UV_RUN_NOWAIT); /* the batch lies in the mailbox */
+    assert_int_equal(b.back_count, 1);
+    assert_ptr_equal(next_back(&b), batch);
+    assert_ran(batch);
+    forget(batch);
+    close_bench(&b);
+}
+
+/* ---- Small problems on the thread that has them -------------------------------------------------------------------- */
+
+static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_them(void **state)
+{
+    (void)state;
+    static const struct {
+        int rows;
+        const char *extra;
+        bool here;
+    } cases[] = {
+        { 5, "", true },
+        { 5, "\"verify\": 1", false },
+        { 5, "\"save\": true", false },
+        { 1500, "", false }, /* 2 * 64 * 2 * 1500^2 operations, padded: more than a lane takes */
+        { 5000, "\"encoding\": \"array\"", false },
+    };
+    struct bench b;
+    double seconds;
+    begin(&b);
+    b.config.devices = "cpu";
+    open_devices(&b, 1, "");
+    assert_true(devices_lanes(b.server.devices));
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        struct job *job = ready(&b, ATTN_OP_FORWARD, forward_body(cases[c].rows, 4, cases[c].extra));
+        assert_int_equal(devices_run_here(b.server.devices, job), cases[c].here);
+        assert_int_equal(job->ran, cases[c].here);
+        if (cases[c].here) assert_computed(job, 0);
+        prepare_finish_contexts(job, false);
+        job_release(job);
+    }
+    assert_int_equal(devices_learn(b.server.devices, &seconds), 1);
+    assert_int_equal(devices_learn(b.server.devices, &seconds), 0);
+    close_bench(&b);
+}
+
+static void test_a_gpu_has_no_lanes(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, 1, "");
+    struct job *job = ready_forward(&b, 5);
+    assert_false(devices_lanes(b.server.devices));
+    assert_false(devices_run_here(b.server.devices, job));
+    job_release(job);
+    close_bench(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_numbers_come_back_right_through_memory_of_the_device),
+        cmocka_unit_test(test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device),
+        cmocka_unit_test(test_memory_of_the_device_goes_back_after_each_batch),
+        cmocka_unit_test(test_the_device_with_the_least_work_is_picked_until_all_are_full),
+        cmocka_unit_test(test_devices_that_are_not_there_are_refused_by_name),
+        cmocka_unit_test(test_an_error_that_passes_fails_one_batch),
+        cmocka_unit_test(test_a_sticky_error_loses_the_device_and_every_batch_that_it_has),
+        cmocka_unit_test(test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_again),
+        cmocka_unit_test(test_a_batch_that_has_no_memory_alone_fails),
+        cmocka_unit_test(test_a_device_that_is_not_done_in_its_time_is_overdue),
+        cmocka_unit_test(test_a_device_that_has_time_left_is_not_overdue),
+        cmocka_unit_test(test_a_batch_that_nobody_waits_for_ends_between_two_launches),
+        cmocka_unit_test(test_work_in_several_launches_comes_back_whole),
+        cmocka_unit_test(test_stopping_waits_for_what_runs_and_says_when_it_does_not_end),
+        cmocka_unit_test(test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_them),
+        cmocka_unit_test(test_a_gpu_has_no_lanes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,802 @@
+/* The scheduler: what becomes of a request between the end of its body and its answer. The loop runs in a thread of its own, as
+ * the main thread of the daemon does; the test plays the HTTP side, which posts requests and gets them back, and the front is a
+ * few functions that count. Devices are those of the fake backend.
+ *
+ * Nothing here depends on how fast anything is: what shall wait is held by a gate (hold=), what is posted before the loop starts
+ * arrives in one turn of it, and turns() lets it go round twice, so that what could have happened has happened. */
+#include "tests/unit/server/jobs.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+
+#include "server/base/metrics.h"
+#include "server/device/devices.h"
+#include "server/sched/loop.h"
+#include "server/work/prepare.h"
+
+enum { MOST = 16 };
+
+struct scene {
+    struct config config;
+    struct server server; /* how on_resume() finds the scene */
+    struct gate gate;
+    uv_work_t blocker; /* occupies libuv's only thread until its gate opens */
+    struct gate pool;
+    pthread_t thread;
+    int exit_status;
+    _Atomic int connections, sweeps, reloads, drains, hurries;
+
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    struct request *resumed[MOST];
+    int resumed_count;
+};
+
+/* ---- The front ----------------------------------------------------------------------------------------------------- */
+
+static void on_resume(struct request *request)
+{
+    struct scene *s = (struct scene *)((char *)request->server - offsetof(struct scene, server));
+    assert_int_equal(request_role(), ROLE_LOOP);
+    request_move(request, REQUEST_ANSWERING);
+    pthread_mutex_lock(&s->lock);
+    s->resumed[s->resumed_count++] = request;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static int on_connections(void *context)
+{
+    return atomic_load(&((struct scene *)context)->connections);
+}
+
+static void on_sweep(void *context, int64_t now_ms, bool draining)
+{
+    (void)now_ms, (void)draining;
+    atomic_fetch_add(&((struct scene *)context)->sweeps, 1);
+}
+
+static void on_reload(void *context)
+{
+    atomic_fetch_add(&((struct scene *)context)->reloads, 1);
+}
+
+static void on_drain(void *context)
+{
+    atomic_fetch_add(&((struct scene *)context)->drains, 1);
+}
+
+static void on_hurry(void *context)
+{
+    atomic_fetch_add(&((struct scene *)context)->hurries, 1);
+}
+
+/* ---- A scene ------------------------------------------------------------------------------------------------------- */
+
+static void prepare_scene(struct scene *s)
+{
+    *s = (struct scene){ .exit_status = -1 };
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    gate_shut(&s->gate);
+    config_default(&s->config);
+    request_set_role(ROLE_HTTP);
+}
+
+/* By the configuration, which may have been changed, with devices that do what `script` says; in it GATE is the gate's path. */
+static void open_scene(struct scene *s, int devices, const char *script)
+{
+    char number[8], text[512];
+    attn_error err = { 0 };
+    const char *at = strstr(script, "GATE");
+    snprintf(number, sizeof number, "%d", devices);
+    if (at) snprintf(text, sizeof text, "%.*s%s%s", (int)(at - script), script, s->gate.path, at + 4);
+    else snprintf(text, sizeof text, "%s", script);
+    setenv("ATTN_FAKE_DEVICES", number, 1);
+    setenv("ATTN_FAKE_SCRIPT", text, 1);
+    server_open(&s->server, &s->config);
+    s->server.loop = loop_open(&s->server);
+    if (devices_open(&s->config, loop_mailbox(s->server.loop), LOOP_BATCH, &s->server.devices, &err) != ATTN_OK)
+        fail_msg("%s", err.text);
+}
+
+static void begin_scene(struct scene *s, int devices, const char *script)
+{
+    prepare_scene(s);
+    open_scene(s, devices, script);
+}
+
+static void *run_loop(void *context)
+{
+    struct scene *s = context;
+    const struct loop_front front = { s, on_resume, on_connections, on_sweep, on_reload, on_drain, on_hurry };
+    s->exit_status = loop_run(s->server.loop, &front);
+    return NULL;
+}
+
+static void start(struct scene *s)
+{
+    assert_int_equal(pthread_create(&s->thread, NULL, run_loop, s), 0);
+}
+
+/* The loop goes round: what was posted before has been handled, and what followed from it. */
+static void turns(struct scene *s)
+{
+    for (int i = 0; i < 2; i++) {
+        const int before = atomic_load(&s->reloads);
+        loop_signal(s->server.loop, SIGHUP);
+        WAIT_UNTIL(atomic_load(&s->reloads) > before);
+    }
+}
+
+/* The loop has ended by itself or is told to now; returns its status. */
+static int end(struct scene *s, bool tell)
+{
+    atomic_store(&s->connections, 0);
+    if (tell) loop_signal(s->server.loop, SIGTERM);
+    pthread_join(s->thread, NULL);
+    assert_int_equal(atomic_load(&s->server.suspended), 0);
+    assert_int_equal(s->resumed_count, 0);
+    if (access(s->gate.path, F_OK) == 0) gate_open(&s->gate);
+    assert_true(devices_stop(s->server.devices, PATIENCE_MS));
+    loop_close(s->server.loop);
+    server_close(&s->server);
+    devices_close(s->server.devices);
+    for (int state = 0; state < REQUEST_STATE_COUNT; state++)
+        assert_int_equal(request_count((enum request_state)state), 0);
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->wake);
+    return s->exit_status;
+}
+
+/* ---- The HTTP side ------------------------------------------------------------------------------------------------- */
+
+/* As body_done() of daemon.c: it waits for the loop from here on. */
+static void suspend(struct scene *s, struct request *request, enum request_state state)
+{
+    attn_error err = { 0 };
+    if (request->job) request_move(request, REQUEST_COMPUTING); /* which no lane does here */
+    assert_int_equal(request_enter(request, CALLER_WAITING, &err), ATTN_OK);
+    atomic_fetch_add(&s->server.suspended, 1);
+    request_move(request, state);
+    loop_post(s->server.loop, request);
+}
+
+/* A request whose body was checked: not posted yet. */
+static struct request *checked(struct scene *s, attn_op op, char *body)
+{
+    struct check_result result;
+    struct request *request = received(&s->server, op, body);
+    check_body(request, &result);
+    check_apply(request, &result);
+    if (request->failed) fail_msg("%s", request->why.text);
+    request->job->request = request;
+    return request;
+}
+
+static struct request *posted(struct scene *s, attn_op op, char *body)
+{
+    struct request *request = checked(s, op, body);
+    suspend(s, request, REQUEST_QUEUED);
+    return request;
+}
+
+static struct request *posted_forward(struct scene *s)
+{
+    return posted(s, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+}
+
+static int position(const struct scene *s, const struct request *request)
+{
+    for (int i = 0; i < s->resumed_count; i++)
+        if (s->resumed[i] == request) return i;
+    return -1;
+}
+
+/* Waits until the loop gives this request back: it is the test's again. */
+static void answered(struct scene *s, struct request *request)
+{
+    const int64_t until_ns = clock_ns() + PATIENCE_MS * CLOCK_NS_PER_MS;
+    const struct timespec until = { until_ns / CLOCK_NS_PER_S, until_ns % CLOCK_NS_PER_S };
+    int error = 0, at;
+    pthread_mutex_lock(&s->lock);
+    while ((at = position(s, request)) < 0 && error == 0) error = pthread_cond_timedwait(&s->wake, &s->lock, &until);
+    if (at >= 0) s->resumed[at] = s->resumed[--s->resumed_count];
+    pthread_mutex_unlock(&s->lock);
+    if (at < 0) fail_msg("a request was not given back");
+    atomic_fetch_sub(&s->server.suspended, 1);
+}
+
+static bool is_answered(struct scene *s, const struct request *request)
+{
+    pthread_mutex_lock(&s->lock);
+    const bool is = position(s, request) >= 0;
+    pthread_mutex_unlock(&s->lock);
+    return is;
+}
+
+static void assert_ok(struct scene *s, struct request *request)
+{
+    answered(s, request);
+    if (request->failed) fail_msg("%s: %s", proto_errors[request->error].code, request->why.text);
+    assert_false(request->gone);
+    assert_true(request->job->ran);
+    for (int i = 0; i < request->job->call->count; i++)
+        if (request->job->call->items[i].error.status == ATTN_OK) assert_computed(request->job, i);
+    request_free(request);
+}
+
+static void assert_fails(struct scene *s, struct request *request, proto_error error, const char *text)
+{
+    answered(s, request);
+    assert_true(request->failed);
+    assert_string_equal(proto_errors[request->error].code, proto_errors[error].code);
+    if (text) assert_string_equal(request->why.text, text);
+    request_free(request);
+}
+
+static void assert_gone(struct scene *s, struct request *request)
+{
+    answered(s, request);
+    assert_true(request->gone);
+    assert_false(request->failed);
+    request_free(request);
+}
+
+static double batches_of(const char *device)
+{
+    return metrics_sum(METRIC_DEVICE_BATCHES, device);
+}
+
+/* ---- Batches ------------------------------------------------------------------------------------------------------- */
+
+static void test_a_request_is_computed_and_given_back(void **state)
+{
+    (void)state;
+    struct scene s;
+    begin_scene(&s, 1, "");
+    start(&s);
+    struct request *request = posted_forward(&s);
+    answered(&s, request);
+    assert_int_equal(request->state, REQUEST_ANSWERING);
+    assert_false(request->failed);
+    assert_true(request->job->ran);
+    assert_computed(request->job, 0);
+    assert_true(request->job->results[0].timing_us[PROTO_STAGE_queue] > 0);
+    assert_int_equal(atomic_load(&request->job->references), 1); /* its memory may be reused for the answer */
+    assert_null(request->watch);
+    assert_int_equal(request->deadline.place, 0);
+    request_free(request);
+    assert_int_equal(end(&s, true), 0);
+}
+
+/* A and B differ in the head. At most two leave together, of one kind, the oldest first: A A, B B, A. The second of these
+ * batches fails, and says so who was in it. */
+static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
+{
+    (void)state;
+    struct scene s;
+    const double before = batches_of("fake:0");
+    prepare_scene(&s);
+    s.config.max_batch = 2;
+    open_scene(&s, 1, "launch.err=1@2");
+    struct request *requests[5];
+    for (int i = 0; i < 5; i++) requests[i] = posted(&s, ATTN_OP_FORWARD, forward_body(5 + i, i % 2 ? 8 : 4, ""));
+    start(&s);
+    for (int i = 0; i < 5; i++)
+        if (i % 2) assert_fails(&s, requests[i], PROTO_E_INTERNAL, NULL);
+        else assert_ok(&s, requests[i]);
+    assert_true(batches_of("fake:0") - before == 3);
+    assert_int_equal(end(&s, true), 0);
+}
+
+static void test_with_a_window_a_batch_waits_until_it_is_full(void **state)
+{
+    (void)state;
+    struct scene s;
+    const double before = batches_of("fake:0");
+    prepare_scene(&s);
+    s.config.max_batch = 3;
+    s.config.batch_window_us = INT64_C(3600) * 1000000;
+    open_scene(&s, 1, "");
+    start(&s);
+    struct request *requests[3];
+    for (int i = 0; i < 2; i++) requests[i] = posted_forward(&s);
+    turns(&s);
+    assert_int_equal(request_count(REQUEST_QUEUED), 2); /* a device is free, and they wait for a third */
+    requests[2] = posted_forward(&s);
+    for (int i = 0; i < 3; i++) assert_ok(&s, requests[i]);
+    assert_true(batches_of("fake:0") - before == 1);
+    assert_int_equal(end(&s, true), 0);
+}
+
+static void test_a_window_that_is_over_sends_what_there_is(void **state)
+{
+    (void)state;
+    struct scene s;
+    const double before = batches_of("fake:0");
+    prepare_scene(&s);
+    s.config.max_batch = 3;
+    s.config.batch_window_us = 1500;
+    open_scene(&s, 1, "");
+    struct request *requests[2];
+    for (int i = 0; i < 2; i++) requests[i] = posted_forward(&s);
+    start(&s);
+    for (int i = 0; i < 2; i++) assert_ok(&s, requests[i]);
+    assert_true(batches_of("fake:0") - before == 1);
+    assert_int_equal(end(&s, true), 0);
+}
+
+static void test_batches_go_to_every_device(void **state)
+{
+    (void)state;
+    struct scene s;
+    const double before[] = { batches_of("fake:0"), batches_of("fake:1") };
+    prepare_scene(&s);
+    s.config.max_batch = 1;
+    open_scene(&s, 2, "hold=GATE");
+    struct request *requests[8];
+    for (int i = 0; i < 8; i++) requests[i] = posted_forward(&s);
+    start(&s);
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 8); /* both have four streams */
+    gate_open(&s.gate);
+    for (int i = 0; i < 8; i++) assert_ok(&s, requests[i]);
+    assert_true(batches_of("fake:0") - before[0] == 4);
+    assert_true(batches_of("fake:1") - before[1] == 4);
+    assert_int_equal(end(&s, true), 0);
+}
+
+static void test_a_refused_problem_of_an_envelope_does_not_keep_the_others(void **state)
+{
+    (void)state;
+    struct scene s;
+    char text[8192] = "";
+    begin_scene(&s, 1, "");
+    start(&s);
+    char *bodies[] = { forward_body(5, 4, ""), forward_body(5, 4, "\"outputs\": [\"lse\"], \"verify\": 1"),
+                       forward_body(7, 4, "") };
+    struct request *request = posted(&s, ATTN_OP_FORWARD, envelope_of(bodies, 3));
+    answered(&s, request);
+    assert_false(request->failed);
+    assert_computed(request->job, 0);
+    assert_computed(request->job, 2);
+    proto_encoder *encoder;
+    attn_error err;
+    assert_int_equal(proto_encoder_new(request->job->call, request->job->results, "id", &encoder, &err), ATTN_OK);
+    proto_encoder_read(encoder, text, sizeof text - 1);
+    assert_non_null(strstr(text, "\"detail\":\"verify: only the out of a forward can be verified\""));
+    assert_non_null(strstr(text, "/requests/1"));
+    proto_encoder_free(encoder);
+    request_free(request);
+    assert_int_equal(end(&s, true), 0);
+}
+
+/* ---- Deadlines ----------------------------------------------------------------------------------------------------- */
+
+/* Four batches fill the device. The fifth request waits, and its deadline has passed. */
+static void test_a_deadline_ends_the_wait_for_a_device(void **state)
+{
+    (void)state;
+    struct scene s;
+    prepare_scene(&s);
+    s.config.max_batch = 1;
+    open_scene(&s, 1, "hold=GATE");
+    start(&s);
+    struct request *running[4], *late;
+    for (int i = 0; i < 4; i++) running[i] = posted_forward(&s);
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 4);
+    late = checked(&s, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+    late->deadline.at_ns = clock_ns();
+    suspend(&s, late, REQUEST_QUEUED);
+    assert_fails(&s, late, PROTO_E_DEADLINE, "the deadline passed while the request waited for a device");
+    assert_int_equal(s.server.queue.count, 0);
+    gate_open(&s.gate);
+    for (int i = 0; i < 4; i++) assert_ok(&s, running[i]);
+    assert_int_equal(end(&s, true), 0);
+}
+
+/* A batch leaves in the turn in which its request arrives, deadlines are looked at in the next. */
+static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
+{
+    (void)state;
+    struct scene s;
+    char id[PROTO_CONTEXT_BYTES];
+    prepare_scene(&s);
+    open_scene(&s, 1, "hold=GATE@2");
+    start(&s);
+    struct request *forward = posted(&s, ATTN_OP_FORWARD, forward_body(5, 4, "\"save\": true"));
+    answered(&s, forward);
+    strcpy(id, forward->job->results[0].context);
+    request_free(forward);
+    const int64_t saved_bytes = arena_leased_bytes(
+        s.server.arena); /* one extent; a small backward takes another such */
+
+    struct request *late = checked(&s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
+    late->deadline.at_ns = clock_ns();
+    suspend(&s, late, REQUEST_QUEUED);
+    answered(&s, late);
+    assert_true(late->failed);
+    assert_string_equal(late->why.text, "the deadline passed while the request was running");
+    assert_null(late->job); /* it stays with the device, for it may still write into its memory, */
+    request_free(late);
+    assert_int_equal(arena_leased_bytes(s.server.arena), 2 * saved_bytes);
+    gate_open(&s.gate);
+    WAIT_UNTIL(arena_leased_bytes(s.server.arena) == saved_bytes);        /* until that is done */
+    assert_ok(&s, posted(&s, ATTN_OP_BACKWARD, backward_body(id, 5, 4))); /* and the context can be taken again */
+    assert_int_equal(end(&s, true), 0);
+}
+
+/* ---- Hang-ups ------------------------------------------------------------------------------------------------------ */
+
+/* A client of this request: closing [1] is hanging up. */
+static void connect_client(struct request *request, int ends[2])
+{
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    request->socket = ends[0];
+}
+
+static void test_a_client_that_leaves_while_it_waits_is_found_out(void **state)
+{
+    (void)state;
+    struct scene s;
+    int queued[2], running[2], patient[2];
+    prepare_scene(&s);
+    s.config.max_batch = 1;
+    open_scene(&s, 1, "hold=GATE");
+    start(&s);
+    struct request *requests[6];
+    const double before[] = { metrics_sum(METRIC_CANCELLED, "queued"), metrics_sum(METRIC_CANCELLED, "running") };
+    for (int i = 0; i < 6; i++) {
+        requests[i] = checked(&s, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+        if (i == 1) connect_client(requests[i], running);
+        if (i == 2) connect_client(requests[i], patient);
+        if (i == 4) connect_client(requests[i], queued);
+        suspend(&s, requests[i], REQUEST_QUEUED);
+    }
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 4 && request_count(REQUEST_QUEUED) == 2);
+    close(queued[1]);
+    assert_gone(&s, requests[4]);
+    assert_true(metrics_sum(METRIC_CANCELLED, "queued") - before[0] == 1);
+    close(running[1]);
+    assert_gone(&s, requests[1]);
+    assert_true(metrics_sum(METRIC_CANCELLED, "running") - before[1] == 1);
+    gate_open(&s.gate);
+    for (int i = 0; i < 6; i++)
+        if (i != 1 && i != 4) assert_ok(&s, requests[i]);
+    close(queued[0]);
+    close(running[0]);
+    close(patient[0]);
+    close(patient[1]);
+    assert_int_equal(end(&s, true), 0);
+}
+
+/* ---- Verified, measured, checked: on libuv's threads ---------------------------------------------------------------- */
+
+static void block(uv_work_t *work)
+{
+    const struct scene *s = (struct scene *)((char *)work - offsetof(struct scene, blocker));
+    while (access(s->pool.path, F_OK) == 0) nanosleep(&(struct timespec){ 0, 500000 }, NULL);
+}
+
+static void unblocked(uv_work_t *work, int status)
+{
+    (void)work, (void)status;
+}
+
+/* Nothing is done on libuv's only thread until gate_open(&s->pool). Before start(). */
+static void block_pool(struct scene *s)
+{
+    gate_shut(&s->pool);
+    assert_int_equal(uv_queue_work(loop_uv(s->server.loop), &s->blocker, block, unblocked), 0);
+}
+
+static void test_what_is_verified_is_compared_with_float64(void **state)
+{
+    (void)state;
+    struct scene s;
+    begin_scene(&s, 1, "nan@2");
+    start(&s);
+    for (int round = 0; round < 2; round++) {
+        struct request *request = posted(&s, ATTN_OP_FORWARD, forward_body(9, 4, "\"verify\": 4"));
+        answered(&s, request);
+        const proto_result *result = &request->job->results[0];
+        assert_true(result->verified);
+        assert_int_equal(result->verification.rows, 4);
+        if (round == 0) assert_true(result->verification.max_abs < 1e-6);
+        else assert_false(result->verification.max_abs < 1e300); /* the device answered NaN */
+        request_free(request);
+    }
+    assert_int_equal(end(&s, true), 0);
+}
+
+static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void **state)
+{
+    (void)state;
+    struct scene s;
+    begin_scene(&s, 1, "");
+    start(&s);
+    struct request *request = posted(&s, ATTN_OP_FORWARD, forward_body(1200, 4, "\"encoding\": \"array\""));
+    answered(&s, request);
+    assert_false(request->failed);
+    assert_non_null(request->encoder);
+    assert_true(proto_encoder_measure(request->encoder, 0)); /* nothing is left to be measured */
+    const uint64_t length = proto_encoder_length(request->encoder);
+    uint64_t sum = 0;
+    char piece[1000];
+    for (size_t got; (got = proto_encoder_read(request->encoder, piece, sizeof piece)) > 0;) sum += got;
+    assert_int_equal(sum, length);
+    assert_true(length > 4800 * 2);
+    request_free(request);
+    assert_int_equal(end(&s, true), 0);
+}
+
+/* Two that wait to be verified: one is left by its client, the deadline of the other is not there yet. */
+static void test_nobody_waits_for_a_verification_whose_client_has_left(void **state)
+{
+    (void)state;
+    struct scene s;
+    int client[2];
+    begin_scene(&s, 1, "");
+    block_pool(&s);
+    start(&s);
+    struct request *left = checked(&s, ATTN_OP_FORWARD, forward_body(9, 4, "\"verify\": 4"));
+    struct request *stays = checked(&s, ATTN_OP_FORWARD, forward_body(9, 4, "\"verify\": 4"));
+    connect_client(left, client);
+    suspend(&s, left, REQUEST_QUEUED);
+    suspend(&s, stays, REQUEST_QUEUED);
+    WAIT_UNTIL(request_count(REQUEST_FINISHING) == 2);
+    close(client[1]);
+    assert_gone(&s, left);
+    assert_false(is_answered(&s, stays));
+    gate_open(&s.pool);
+    assert_ok(&s, stays);
+    close(client[0]);
+    assert_int_equal(end(&s, true), 0);
+}
+
+/* 200 problems: more names and shapes than an HTTP thread looks through. The last of them is `last`. */
+static char *long_body(char *last)
+{
+    char *bodies[200];
+    for (int i = 0; i < 199; i++) bodies[i] = forward_body(1 + i % 3, 4, "");
+    bodies[199] = last;
+    return envelope_of(bodies, 200);
+}
+
+static void test_a_body_that_takes_long_to_check_is_checked_beside_the_loop(void **state)
+{
+    (void)state;
+    struct scene s;
+    begin_scene(&s, 1, "");
+    block_pool(&s);
+    start(&s);
+    struct request *request = received(&s.server, ATTN_OP_FORWARD, long_body(forward_body(5, 4, "")));
+    struct request *small = received(&s.server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+    assert_true(check_takes_long(request));
+    assert_false(check_takes_long(small));
+    request_free(small);
+    request->deadline.at_ns = check_deadline(request, NULL);
+    suspend(&s, request, REQUEST_CHECKING);
+    WAIT_UNTIL(request_count(REQUEST_CHECKING) == 1);
+    assert_ok(&s, posted_forward(&s)); /* the loop is there for others meanwhile */
+    assert_int_equal(request_count(REQUEST_CHECKING), 1);
+    gate_open(&s.pool);
+    assert_ok(&s, request);
+    assert_int_equal(end(&s, true), 0);
+}
+
+static void test_what_the_check_finds_is_answered(void **state)
+{
+    (void)state;
+    struct scene s;
+    begin_scene(&s, 1, "");
+    start(&s);
+    /* Not an envelope of problems that are each refused, but no envelope at all. */
+    struct request *bad = received(&s.server, ATTN_OP_FORWARD, body_of("q k", 5, 4, ""));
+    bad->deadline.at_ns = check_deadline(bad, NULL);
+    suspend(&s, bad, REQUEST_CHECKING);
+    assert_fails(&s, bad, PROTO_E_INVALID_REQUEST, NULL);
+    /* Every problem is refused: nothing is queued, and it is an answer. */
+    char *bodies[] = { body_of("q k", 5, 4, ""), body_of("q v", 5, 4, "") };
+    struct request *none = received(&s.server, ATTN_OP_FORWARD, envelope_of(bodies, 2));
+    none->deadline.at_ns = check_deadline(none, NULL);
+    suspend(&s, none, REQUEST_CHECKING);
+    answered(&s, none);
+    assert_false(none->failed);
+    assert_int_equal(none->job->runnable, 0);
+    assert_false(none->job->ran);
+    request_free(none);
+    assert_int_equal(end(&s, true), 0);
+}
+
+/* The check goes on in another thread, so the request is given back when that is over. */
+static void test_a_deadline_that_passes_during_the_check_is_answered_after_it(void **state)
+{
+    (void)state;
+    struct scene s;
+    int client[2];
+    begin_scene(&s, 1, "");
+    block_pool(&s);
+    start(&s);
+    struct request *late = received(&s.server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+    struct request *left = received(&s.server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+    const double before = metrics_sum(METRIC_CANCELLED, "checking");
+    late->deadline.at_ns = clock_ns();
+    left->deadline.at_ns = check_deadline(left, NULL);
+    connect_client(left, client);
+    close(client[1]);
+    suspend(&s, late, REQUEST_CHECKING);
+    suspend(&s, left, REQUEST_CHECKING);
+    struct request *other = posted_forward(&s); /* a deadline is armed when the queue changes */
+    assert_ok(&s, other);
+    WAIT_UNTIL(metrics_sum(METRIC_CANCELLED, "checking") - before == 1);
+    turns(&s);
+    assert_false(is_answered(&s, late));
+    assert_false(is_answered(&s, left));
+    gate_open(&s.pool);
+    assert_fails(&s, late, PROTO_E_DEADLINE, NULL);
+    assert_gone(&s, left);
+    close(client[0]);
+    assert_int_equal(end(&s, true), 0);
+}
+
+/* ---- Stopping ------------------------------------------------------------------------------------------------------ */
+
+static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **state)
+{
+    (void)state;
+    struct scene s;
+    begin_scene(&s, 1, "hold=GATE@1");
+    atomic_store(&s.connections, 2);
+    start(&s);
+    struct request *held = posted_forward(&s);
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 1);
+    loop_signal(s.server.loop, SIGTERM);
+    WAIT_UNTIL(atomic_load(&s.server.phase) == SERVER_DRAINING);
+    turns(&s);
+    assert_int_equal(atomic_load(&s.drains), 1);
+    assert_int_equal(atomic_load(&s.hurries), 0);
+    assert_false(is_answered(&s, held));
+    assert_true(atomic_load(&s.server.drain_since_ms) > 0);
+    assert_ok(&s, posted_forward(&s)); /* on a connection that was open already */
+    gate_open(&s.gate);
+    assert_ok(&s, held);
+    assert_int_equal(end(&s, false), 0); /* with the last connection */
+    assert_int_equal(atomic_load(&s.hurries), 1);
+    assert_int_equal(atomic_load(&s.drains), 1);
+}
+
+static void test_a_second_signal_answers_what_waits(void **state)
+{
+    (void)state;
+    struct scene s;
+    prepare_scene(&s);
+    s.config.max_batch = 1;
+    open_scene(&s, 1, "hold=GATE");
+    block_pool(&s);
+    atomic_store(&s.connections, 7);
+    start(&s);
+    struct request *requests[6];
+    for (int i = 0; i < 5; i++) requests[i] = posted_forward(&s);
+    requests[5] = received(&s.server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+    requests[5]->deadline.at_ns = check_deadline(requests[5], NULL);
+    suspend(&s, requests[5], REQUEST_CHECKING);
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 4 && request_count(REQUEST_CHECKING) == 1);
+    loop_signal(s.server.loop, SIGTERM);
+    loop_signal(s.server.loop, SIGTERM);
+    WAIT_UNTIL(atomic_load(&s.hurries) == 1);
+    assert_true(s.server.stopping);
+    for (int i = 0; i < 5; i++) assert_fails(&s, requests[i], PROTO_E_DRAINING, "the server is stopping");
+    /* Two that were on their way: one is queued, the other would have been checked. */
+    struct request *later = posted_forward(&s);
+    struct request *unchecked = received(&s.server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+    suspend(&s, unchecked, REQUEST_CHECKING);
+    assert_fails(&s, later, PROTO_E_DRAINING, "the server is stopping");
+    assert_fails(&s, unchecked, PROTO_E_DRAINING, "the server is stopping");
+    assert_false(is_answered(&s, requests[5]));
+    gate_open(&s.pool);
+    assert_fails(&s, requests[5], PROTO_E_DRAINING, "the server is stopping");
+    assert_int_equal(end(&s, false), 0); /* the device still holds four batches, which come back to nobody */
+}
+
+static void test_a_drain_ends_when_its_time_is_over(void **state)
+{
+    (void)state;
+    struct scene s;
+    prepare_scene(&s);
+    s.config.drain_ms = 1;
+    open_scene(&s, 1, "hold=GATE");
+    atomic_store(&s.connections, 1);
+    start(&s);
+    struct request *held = posted_forward(&s);
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 1);
+    loop_signal(s.server.loop, SIGTERM);
+    assert_fails(&s, held, PROTO_E_DRAINING, "the server is stopping");
+    assert_int_equal(atomic_load(&s.hurries), 1);
+    assert_int_equal(end(&s, false), 0);
+}
+
+/* ---- Devices that fail --------------------------------------------------------------------------------------------- */
+
+static void test_without_its_last_device_the_server_ends_with_70(void **state)
+{
+    (void)state;
+    struct scene s;
+    prepare_scene(&s);
+    s.config.max_batch = 1;
+    open_scene(&s, 1, "hold=GATE,sync.err=700@1");
+    start(&s);
+    struct request *requests[6];
+    for (int i = 0; i < 6; i++) requests[i] = posted_forward(&s);
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 4 && request_count(REQUEST_QUEUED) == 2);
+    gate_open(&s.gate);
+    for (int i = 0; i < 4; i++) assert_fails(&s, requests[i], PROTO_E_UNAVAILABLE, NULL);
+    for (int i = 4; i < 6; i++) assert_fails(&s, requests[i], PROTO_E_UNAVAILABLE, "no device is usable");
+    assert_int_equal(end(&s, false), 70);
+    assert_int_equal(atomic_load(&s.server.phase), SERVER_FAILED);
+    assert_int_equal(atomic_load(&s.hurries), 1);
+}
+
+static void test_with_another_device_the_server_goes_on(void **state)
+{
+    (void)state;
+    struct scene s;
+    const double before = batches_of("fake:0");
+    begin_scene(&s, 2, "0:launch.err=700@1");
+    start(&s);
+    assert_fails(&s, posted_forward(&s), PROTO_E_UNAVAILABLE, NULL);
+    for (int i = 0; i < 3; i++) assert_ok(&s, posted_forward(&s));
+    assert_true(batches_of("fake:0") - before == 1);
+    assert_int_equal(atomic_load(&s.server.phase), SERVER_READY);
+    assert_int_equal(end(&s, true), 0);
+}
+
+static void test_who_waits_for_a_device_that_does_not_end_is_answered(void **state)
+{
+    (void)state;
+    struct scene s;
+    prepare_scene(&s);
+    s.config.watchdog_ms = 1;
+    open_scene(&s, 1, "hold=GATE");
+    struct request *requests[2];
+    for (int i = 0; i < 2; i++) requests[i] = posted_forward(&s);
+    start(&s);
+    for (int i = 0; i < 2; i++)
+        assert_fails(&s, requests[i], PROTO_E_UNAVAILABLE, "fake:0 did not finish in the time it may take");
+    assert_true(arena_leased_bytes(s.server.arena) > 0); /* the device may still write there */
+    assert_int_equal(end(&s, false), 70);
+}
+
+int main(void)
+{
+    setenv("UV_THREADPOOL_SIZE", "1", 1); /* see block_pool() */
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_request_is_computed_and_given_back),
+        cmocka_unit_test(test_what_waits_leaves_in_batches_of_one_kind),
+        cmocka_unit_test(test_with_a_window_a_batch_waits_until_it_is_full),
+        cmocka_unit_test(test_a_window_that_is_over_sends_what_there_is),
+        cmocka_unit_test(test_batches_go_to_every_device),
+        cmocka_unit_test(test_a_refused_problem_of_an_envelope_does_not_keep_the_others),
+        cmocka_unit_test(test_a_deadline_ends_the_wait_for_a_device),
+        cmocka_unit_test(test_a_deadline_ends_the_wait_for_a_batch_that_runs),
+        cmocka_unit_test(test_a_client_that_leaves_while_it_waits_is_found_out),
+        cmocka_unit_test(test_what_is_verified_is_compared_with_float64),
+        cmocka_unit_test(test_the_length_of_many_numbers_is_known_when_the_answer_begins),
+        cmocka_unit_test(test_nobody_waits_for_a_verification_whose_client_has_left),
+        cmocka_unit_test(test_a_body_that_takes_long_to_check_is_checked_beside_the_loop),
+        cmocka_unit_test(test_what_the_check_finds_is_answered),
+        cmocka_unit_test(test_a_deadline_that_passes_during_the_check_is_answered_after_it),
+        cmocka_unit_test(test_a_drain_finishes_what_there_is_and_what_still_comes),
+        cmocka_unit_test(test_a_second_signal_answers_what_waits),
+        cmocka_unit_test(test_a_drain_ends_when_its_time_is_over),
+        cmocka_unit_test(test_without_its_last_device_the_server_ends_with_70),
+        cmocka_unit_test(test_with_another_device_the_server_goes_on),
+        cmocka_unit_test(test_who_waits_for_a_device_that_does_not_end_is_answered),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,471 @@
+/* From a decoded body to a job that a device can run: where the outputs lie, which jobs are of one kind, what contexts and
+ * references become of it, and what is refused. And the life of a job. */
+#include "tests/unit/server/jobs.h"
+
+#include "server/work/prepare.h"
+
+struct bench {
+    struct config config;
+    struct server server;
+    attn_device *device;
+    attn_device_info info;
+};
+
+static void open_bench(struct bench *b, const char *backend, int64_t memory_bytes)
+{
+    const attn_device_options options = { .threads = 1, .memory_bytes = memory_bytes };
+    attn_error err = { 0 };
+    config_default(&b->config);
+    server_open(&b->server, &b->config);
+    if (attn_device_open(backend, 0, &options, &b->device, &err) != ATTN_OK) fail_msg("%s", err.text);
+    attn_device_describe(b->device, &b->info);
+}
+
+static void close_bench(struct bench *b)
+{
+    attn_device_close(b->device);
+    server_close(&b->server);
+}
+
+/* A job that could be prepared. */
+static struct job *prepared(struct bench *b, attn_op op, char *body)
+{
+    attn_error err = { 0 };
+    struct job *job = job_of(&b->server, op, body);
+    if (prepare_job(job, b->device, &b->info, &err) != ATTN_OK) fail_msg("%s", err.text);
+    return job;
+}
+
+/* One that is refused: with this status, and this text unless it is NULL. */
+static void assert_refused(struct bench *b, attn_op op, char *body, attn_status status, const char *text)
+{
+    attn_error err = { 0 };
+    struct job *job = job_of(&b->server, op, body);
+    assert_int_equal(prepare_job(job, b->device, &b->info, &err), status);
+    assert_int_equal(err.status, status);
+    if (text) assert_string_equal(err.text, text);
+    prepare_finish_contexts(job, false);
+    job_release(job);
+}
+
+static int contexts_in(struct bench *b, enum context_state state)
+{
+    int counts[CONTEXT_STATE_COUNT];
+    contexts_count(b->server.contexts, counts);
+    return counts[state];
+}
+
+/* ---- Where the outputs lie ----------------------------------------------------------------------------------------- */
+
+static void test_outputs_lie_behind_the_inputs_in_one_piece(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, "fake", 0);
+    struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 3, ""));
+    const attn_problem *p = &job->call->items[0].problem;
+    const char *inputs = job->inputs->memory;
+    assert_null(job->spare);
+    assert_int_equal(job->tensor_bytes, job->inputs->bytes);
+    assert_true(job->inputs_used >= 3 * 5 * 3 * sizeof(float));
+    assert_int_equal((job->outputs.memory - inputs) % 64, 0);
+    assert_true(job->outputs.memory >= inputs + job->inputs_used);
+    assert_true(job->outputs.memory < inputs + job->inputs_used + 64);
+    assert_ptr_equal(p->out.data, job->outputs.memory);
+    assert_ptr_equal(p->lse.data, job->outputs.memory + 64); /* 60 bytes of out, rounded up */
+    assert_int_equal(job->outputs.bytes, 128);               /* and 20 of lse */
+    job_release(job);
+    close_bench(&b);
+}
+
+static void test_the_outputs_of_an_envelope_lie_one_after_the_other(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, "fake", 0);
+    char *bodies[] = { forward_body(5, 3, ""), forward_body(5, 3, "\"outputs\": [\"lse\"]"), forward_body(17, 4, "") };
+    struct job *job = prepared(&b, ATTN_OP_FORWARD, envelope_of(bodies, 3));
+    const proto_item *items = job->call->items;
+    const char *at = job->outputs.memory;
+    assert_ptr_equal(items[0].problem.out.data, at);
+    assert_ptr_equal(items[0].problem.lse.data, at + 64);
+    assert_int_equal(items[1].problem.out.rank, 0); /* not asked for: no memory */
+    assert_ptr_equal(items[1].problem.lse.data, at + 128);
+    assert_ptr_equal(items[2].problem.out.data, at + 192);
+    assert_ptr_equal(items[2].problem.lse.data, at + 192 + 320); /* 272 bytes */
+    assert_int_equal(job->outputs.bytes, 192 + 320 + 128);
+    assert_int_equal(job->runnable, 3);
+    job_release(job);
+    close_bench(&b);
+}
+
+static void test_outputs_that_do_not_fit_behind_the_inputs_get_an_extent_of_their_own(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, "fake", 0);
+    struct job *job = prepared(&b, ATTN_OP_FORWARD, wide_body());
+    assert_non_null(job->spare);
+    assert_ptr_equal(job->outputs.memory, job->spare->memory);
+    assert_true(job->outputs.bytes >= 100 * 64 * 4 && job->outputs.bytes <= job->spare->bytes);
+    assert_int_equal(job->tensor_bytes, job->inputs->bytes + job->spare->bytes);
+    assert_int_equal(arena_leased_bytes(b.server.arena), job->tensor_bytes);
+    job_release(job);
+    assert_int_equal(arena_leased_bytes(b.server.arena), 0);
+    close_bench(&b);
+}
+
+static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct extent *rest;
+    attn_error err = { 0 };
+    open_bench(&b, "fake", 0);
+    struct job *job = job_of(&b.server, ATTN_OP_FORWARD, wide_body());
+    const int64_t left = arena_limit_bytes(b.server.arena) - arena_leased_bytes(b.server.arena);
+    assert_int_equal(arena_lease(b.server.arena, NULL, (size_t)left / 8 * 7, &rest, &err), ATTN_OK);
+    struct extent *more;
+    while (arena_lease(b.server.arena, NULL, 25600, &more, NULL) == ATTN_OK) {
+        more->next_in_class = rest->next_in_class; /* a list of our own, while they are ours */
+        rest->next_in_class = more;
+    }
+    assert_int_equal(prepare_job(job, b.device, &b.info, &err), ATTN_BUSY);
+    assert_non_null(strstr(err.text, "bytes of staging memory are needed, and other requests hold them"));
+    job_release(job);
+    while ((more = rest->next_in_class) != NULL) {
+        rest->next_in_class = more->next_in_class;
+        arena_release(b.server.arena, more);
+    }
+    arena_release(b.server.arena, rest);
+    close_bench(&b);
+}
+
+/* ---- What leaves together ------------------------------------------------------------------------------------------ */
+
+static job_kind kind_of(struct bench *b, attn_op op, char *body)
+{
+    struct job *job = prepared(b, op, body);
+    const job_kind kind = job->kind;
+    prepare_finish_contexts(job, false);
+    job_release(job);
+    return kind;
+}
+
+static void test_small_problems_of_one_op_dtype_and_head_are_of_one_kind(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, "fake", 0);
+    const job_kind kind = kind_of(&b, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+    char *one[] = { forward_body(5, 4, "") };
+    assert_int_not_equal(kind, 0);
+    assert_true(kind == kind_of(&b, ATTN_OP_FORWARD, forward_body(9, 4, "\"causal\": true")));
+    assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, forward_body(5, 8, "")));
+    assert_true(kind != kind_of(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 5, 4, "")));
+    assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)),
+                     kind); /* of one problem: joined like any other */
+    char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
+    assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(two, 2)), 0);
+    assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, forward_body(3000, 4, "")), 0); /* 144e6 operations */
+    close_bench(&b);
+}
+
+static void test_what_a_job_wants_is_noted(void **state)
+{
+    (void)state;
+    static const struct {
+        int rows;
+        const char *extra;
+        bool verify, measure, save;
+    } cases[] = {
+        { 5, "\"verify\": 0", false, false, false },
+        { 5, "\"verify\": 2", true, false, false },
+        { 5, "\"save\": true", false, false, true },
+        { 200, "\"encoding\": \"array\"", false, false, false }, /* 3200 numbers of out, 200 of lse */
+        { 250, "\"encoding\": \"array\"", false, true, false },  /* 4000 and 250: more than 4096 */
+        { 250, "\"encoding\": \"array\", \"outputs\": [\"out\"]", false, false, false },
+        { 250, "\"encoding\": \"base64\"", false, false, false },
+    };
+    struct bench b;
+    open_bench(&b, "fake", 0);
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(cases[c].rows, 16, cases[c].extra));
+        assert_int_equal(job->wants_verify, cases[c].verify);
+        assert_int_equal(job->wants_measure, cases[c].measure);
+        assert_int_equal(job->wants_save, cases[c].save);
+        assert_int_equal(job->holds_contexts, cases[c].save);
+        assert_int_equal(job->runnable, 1);
+        assert_true(job->flops == 2.0 * (16 + 16) * cases[c].rows * cases[c].rows);
+        prepare_finish_contexts(job, false);
+        job_release(job);
+    }
+    close_bench(&b);
+}
+
+/* ---- Refusals ------------------------------------------------------------------------------------------------------ */
+
+static void test_what_no_device_has_memory_for_is_refused_with_the_bytes(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, "fake", 1 << 20);
+    attn_error err = { 0 };
+    struct job *job = job_of(&b.server, ATTN_OP_FORWARD, forward_body(2000, 64, ""));
+    assert_int_equal(prepare_job(job, b.device, &b.info, &err), ATTN_TOO_LARGE);
+    size_t bytes;
+    long long limit;
+    assert_int_equal(
+        sscanf(err.text,
+               "%zu bytes of device memory are needed for inputs, outputs and scratch memory, the limit is "
+               "%lld (--device-bytes)",
+               &bytes, &limit),
+        2);
+    assert_int_equal(limit, 1 << 20);
+    assert_true(bytes >
+                4u * 2000 * 64 * 4); /* q, k, v and out at the least: a device with memory of its own mirrors them */
+    assert_int_equal(proto_errors[proto_error_of(err.status)].http, 413);
+    job_release(job);
+    struct job *small = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "")); /* and what fits goes on */
+    job_release(small);
+    close_bench(&b);
+}
+
+static void test_a_device_that_computes_in_staging_memory_needs_scratch_memory_alone(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, "fake", 0);
+    struct job *job = job_of(&b.server, ATTN_OP_FORWARD, forward_body(2000, 64, ""));
+    attn_device_info largest = b.info;
+    attn_plan plan;
+    size_t scratch;
+    attn_error err = { 0 };
+    assert_int_equal(attn_plan_make(b.device, &job->call->items[0].problem, &plan, &err), ATTN_OK);
+    assert_int_equal(attn_workspace(b.device, &plan, 1, &scratch, &err), ATTN_OK);
+    largest.unified = true;
+    largest.memory_limit = (int64_t)scratch;
+    assert_int_equal(prepare_job(job, b.device, &largest, &err), ATTN_OK);
+    job_release(job);
+    job = job_of(&b.server, ATTN_OP_FORWARD, forward_body(2000, 64, ""));
+    largest.memory_limit = (int64_t)scratch - 1;
+    assert_int_equal(prepare_job(job, b.device, &largest, &err), ATTN_TOO_LARGE);
+    job_release(job);
+    close_bench(&b);
+}
+
+static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_on(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, "fake", 0);
+    char *bodies[] = { forward_body(5, 4, ""), forward_body(5, 4, "\"outputs\": [\"lse\"], \"verify\": 1"),
+                       forward_body(7, 4, "") };
+    struct job *job = prepared(&b, ATTN_OP_FORWARD, envelope_of(bodies, 3));
+    const proto_item *items = job->call->items;
+    assert_int_equal(job->runnable, 2);
+    assert_int_equal(items[0].error.status, ATTN_OK);
+    assert_int_equal(items[1].error.status, ATTN_UNSUPPORTED);
+    assert_string_equal(items[1].error.text, "verify: only the out of a forward can be verified");
+    assert_int_equal(items[2].error.status, ATTN_OK);
+    assert_false(job->wants_verify);
+    assert_true(job->flops == 2.0 * 8 * (5 * 5 + 7 * 7));
+    assert_ptr_equal(items[2].problem.out.data, (char *)items[0].problem.lse.data + 64); /* nothing lies in between */
+    job_release(job);
+    assert_refused(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"outputs\": [\"lse\"], \"verify\": 1"), ATTN_UNSUPPORTED,
+                   "verify: only the out of a forward can be verified");
+    close_bench(&b);
+}
+
+/* ---- Contexts ------------------------------------------------------------------------------------------------------ */
+
+/* A forward that has run and was answered; its context can be taken. */
+static void save(struct bench *b, char id[PROTO_CONTEXT_BYTES], int rows, int D)
+{
+    struct job *job = prepared(b, ATTN_OP_FORWARD, forward_body(rows, D, "\"save\": true, \"outputs\": [\"out\"]"));
+    assert_int_equal(strspn(job->results[0].context, "0123456789abcdef"), 32);
+    assert_int_equal(job->call->items[0].problem.lse.rank, 3); /* a backward needs it, though nobody asked for it */
+    assert_in_range((uintptr_t)job->call->items[0].problem.lse.data, (uintptr_t)job->outputs.memory,
+                    (uintptr_t)job->outputs.memory + job->outputs.bytes - 1);
+    strcpy(id, job->results[0].context);
+    assert_int_equal(contexts_in(b, CONTEXT_RESERVED), 1);
+    prepare_finish_contexts(job, true);
+    assert_int_equal(contexts_in(b, CONTEXT_RESERVED), 0);
+    job_release(job);
+}
+
+static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **state)
+{
+    (void)state;
+    struct bench b;
+    char id[PROTO_CONTEXT_BYTES];
+    open_bench(&b, "fake", 0);
+    save(&b, id, 5, 4);
+    const int64_t leased = arena_leased_bytes(b.server.arena);
+    assert_true(leased > 0); /* the forward's request is gone, its memory is not */
+    struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
+    const attn_problem *p = &job->call->items[0].problem, *forward = &job->saved[0]->call->items[0].problem;
+    assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
+    assert_int_equal(p->op, ATTN_OP_BACKWARD);
+    assert_ptr_equal(p->q.data, forward->q.data); /* read where it lies */
+    assert_ptr_equal(p->out.data, forward->out.data);
+    assert_in_range((uintptr_t)p->dout.data, (uintptr_t)job->inputs->memory,
+                    (uintptr_t)job->inputs->memory + job->inputs_used - 1);
+    assert_ptr_equal(p->dq.data, job->outputs.memory);
+    assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_NOT_FOUND,
+                   "context: unknown, expired or already used");
+    prepare_finish_contexts(job, true);
+    assert_int_equal(contexts_in(&b, CONTEXT_FREE), CONTEXTS_MAX_COUNT);
+    assert_true(arena_leased_bytes(b.server.arena) > leased); /* it may still be encoded: the job holds what it used */
+    job_release(job);
+    assert_int_equal(arena_leased_bytes(b.server.arena), 0);
+    close_bench(&b);
+}
+
+static void test_a_context_is_given_back_when_the_backward_did_not_run(void **state)
+{
+    (void)state;
+    struct bench b;
+    char id[PROTO_CONTEXT_BYTES];
+    open_bench(&b, "fake", 0);
+    save(&b, id, 5, 4);
+    struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
+    prepare_finish_contexts(job, false);
+    assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
+    prepare_finish_contexts(job, true); /* once is enough */
+    assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
+    job_release(job);
+    close_bench(&b);
+}
+
+static void test_a_refused_backward_does_not_use_its_context(void **state)
+{
+    (void)state;
+    struct bench b;
+    char id[PROTO_CONTEXT_BYTES];
+    open_bench(&b, "fake", 0);
+    save(&b, id, 5, 4);
+    assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 6, 4), ATTN_INVALID, NULL); /* dout has another shape */
+    assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
+    /* Refused for the memory of the device, when the context is resolved already. */
+    const attn_device_info whole = b.info;
+    b.info.memory_limit = 100;
+    assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_TOO_LARGE, NULL);
+    b.info = whole;
+    assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
+    struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
+    prepare_finish_contexts(job, true);
+    job_release(job);
+    close_bench(&b);
+}
+
+/* Each problem of an envelope has its own: one that is used, one that is refused, one that was taken before. */
+static void test_contexts_are_given_back_problem_by_problem(void **state)
+{
+    (void)state;
+    struct bench b;
+    char first[PROTO_CONTEXT_BYTES], second[PROTO_CONTEXT_BYTES];
+    open_bench(&b, "fake", 0);
+    save(&b, first, 5, 4);
+    save(&b, second, 5, 4);
+    char *bodies[] = { backward_body(first, 5, 4), backward_body(second, 6, 4), backward_body(first, 5, 4) };
+    struct job *job = prepared(&b, ATTN_OP_BACKWARD, envelope_of(bodies, 3));
+    assert_int_equal(job->runnable, 1);
+    assert_int_equal(job->call->items[1].error.status, ATTN_INVALID);
+    assert_int_equal(job->call->items[2].error.status, ATTN_NOT_FOUND);
+    assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
+    assert_int_equal(contexts_in(&b, CONTEXT_READY), 1); /* that of the refused one, at once */
+    assert_null(job->saved[1]);
+    prepare_finish_contexts(job, true);
+    assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 0);
+    assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
+    job_release(job);
+    job = prepared(&b, ATTN_OP_BACKWARD, backward_body(second, 5, 4));
+    prepare_finish_contexts(job, false);
+    job_release(job);
+    close_bench(&b);
+}
+
+/* A problem that ran and could not be verified afterwards is refused after all: its contexts follow it. */
+static void test_a_problem_that_fails_after_it_ran_keeps_no_context(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, "fake", 0);
+    char *bodies[] = { forward_body(5, 4, "\"save\": true"), forward_body(5, 4, "\"save\": true") };
+    struct job *job = prepared(&b, ATTN_OP_FORWARD, envelope_of(bodies, 2));
+    assert_int_equal(contexts_in(&b, CONTEXT_RESERVED), 2);
+    job->call->items[1].error.status = ATTN_NO_MEMORY;
+    prepare_finish_contexts(job, true);
+    assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
+    assert_int_equal(contexts_in(&b, CONTEXT_RESERVED), 0);
+    assert_int_not_equal(job->results[0].context[0], '\0');
+    assert_int_equal(job->results[1].context[0], '\0');
+    job_release(job);
+    close_bench(&b);
+}
+
+static void test_a_save_without_room_is_refused_and_its_neighbours_are_not(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, "fake", 0);
+    contexts_free(b.server.contexts);
+    b.server.contexts = contexts_new(b.config.staging_bytes, 1, CONTEXTS_TTL_MS);
+    char *bodies[] = { forward_body(5, 4, "\"save\": true"), forward_body(5, 4, "\"save\": true"),
+                       forward_body(5, 4, "") };
+    struct job *job = prepared(&b, ATTN_OP_FORWARD, envelope_of(bodies, 3));
+    assert_int_equal(job->runnable, 2);
+    assert_int_equal(job->call->items[1].error.status, ATTN_BUSY);
+    assert_int_equal(contexts_in(&b, CONTEXT_RESERVED), 1);
+    assert_refused(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"save\": true"), ATTN_BUSY, NULL);
+    assert_int_equal(contexts_in(&b, CONTEXT_RESERVED), 1);
+    prepare_finish_contexts(job, false);
+    assert_int_equal(contexts_in(&b, CONTEXT_RESERVED), 0);
+    job_release(job);
+    close_bench(&b);
+}
+
+/* ---- References ---------------------------------------------------------------------------------------------------- */
+
+static void test_the_last_reference_gives_the_memory_back(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, "fake", 0);
+    struct job *job = prepared(&b, ATTN_OP_FORWARD, wide_body());
+    const int64_t leased = arena_leased_bytes(b.server.arena);
+    assert_ptr_equal(job_hold(job), job);
+    job_release(job);
+    assert_int_equal(arena_leased_bytes(b.server.arena), leased);
+    job_release_memory(job); /* nobody reads the tensors any more */
+    assert_int_equal(arena_leased_bytes(b.server.arena), 0);
+    assert_null(job->inputs);
+    assert_null(job->spare);
+    job_release(job);
+    job_release(NULL);
+    close_bench(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_outputs_lie_behind_the_inputs_in_one_piece),
+        cmocka_unit_test(test_the_outputs_of_an_envelope_lie_one_after_the_other),
+        cmocka_unit_test(test_outputs_that_do_not_fit_behind_the_inputs_get_an_extent_of_their_own),
+        cmocka_unit_test(test_outputs_for_which_there_is_no_memory_are_refused_as_busy),
+        cmocka_unit_test(test_small_problems_of_one_op_dtype_and_head_are_of_one_kind),
+        cmocka_unit_test(test_what_a_job_wants_is_noted),
+        cmocka_unit_test(test_what_no_device_has_memory_for_is_refused_with_the_bytes),
+        cmocka_unit_test(test_a_device_that_computes_in_staging_memory_needs_scratch_memory_alone),
+        cmocka_unit_test(test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_on),
+        cmocka_unit_test(test_a_context_is_taken_by_a_backward_and_gone_when_it_ran),
+        cmocka_unit_test(test_a_context_is_given_back_when_the_backward_did_not_run),
+        cmocka_unit_test(test_a_refused_backward_does_not_use_its_context),
+        cmocka_unit_test(test_contexts_are_given_back_problem_by_problem),
+        cmocka_unit_test(test_a_problem_that_fails_after_it_ran_keeps_no_context),
+        cmocka_unit_test(test_a_save_without_room_is_refused_and_its_neighbours_are_not),
+        cmocka_unit_test(test_the_last_reference_gives_the_memory_back),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
