@@ -16,6 +16,7 @@
 #include "base64.h"
 #include "base64_simd.h"
 
+#include <assert.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -160,6 +161,8 @@ size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t cou
         taken += goes_on;
     }
     decoder->offset += taken;
+    assert(decoder->held >= 0 && decoder->held <= 3 && taken <= count); /* invariant 4 */
+    assert(!decoder->ended || decoder->held == 0 || decoder->held == 3);
     *written = (size_t)(out - first);
     return taken;
 }

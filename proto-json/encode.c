@@ -15,6 +15,7 @@
  *   3. Memory is the text pieces and the list; it does not grow with the tensors. */
 #include "proto.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,6 +68,7 @@ struct proto_encoder {
     /* Where reading stands. */
     size_t piece;
     uint64_t taken;  /* characters of that piece */
+    uint64_t read;   /* characters of all pieces */
     int64_t element; /* of an array: the next one */
     struct token token;
 };
@@ -345,6 +347,7 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
         }
         done += count;
         e->taken += count;
+        assert(e->taken <= piece->length && (count > 0 || piece->length == 0));
         if (e->taken == piece->length) {
             e->piece++;
             e->taken = 0;
@@ -352,5 +355,7 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
             e->token.length = e->token.taken = 0;
         }
     }
+    e->read += done;
+    assert(e->piece < e->piece_count || e->read == e->length); /* invariant 2 */
     return done;
 }

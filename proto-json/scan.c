@@ -22,6 +22,7 @@
  *   4. What reaches the skeleton is JSON by RFC 8259, with no number but the index of a lifted value. */
 #include "scan.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -784,7 +785,11 @@ attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err)
         const unsigned char *text = bytes;
         const attn_status status = consume(s, text, text + count, s->offset);
         s->offset += count;
-        (void)status; /* s->error has it */
+        assert(status == s->error.status); /* it has it */
+        assert(s->depth <= PROTO_MAX_DEPTH && s->used <= s->have);
+        assert(status != ATTN_OK || /* invariant 3 */
+               (s->values <= s->limits.values && s->skeleton_bytes <= s->limits.skeleton_bytes));
+        (void)status;
     }
     if (s->error.status != ATTN_OK && err) *err = s->error;
     return s->error.status;

@@ -10,6 +10,7 @@
  * 1. Memory is 64-byte aligned, with its size noted in the 64 bytes before it, so that freeing it gives the bytes
  * back to the count.
  * 2. A workspace is used by one run at a time; each stream brings its own, or run() allocates one for the call. */
+#include <assert.h>
 #include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -85,7 +86,9 @@ static void device_free(attn_device *base, void *memory)
     char *block = (char *)memory - HEADER_BYTES;
     size_t total;
     memcpy(&total, block, sizeof total);
-    atomic_fetch_sub(&device->memory_used, (int64_t)total);
+    const int64_t used = atomic_fetch_sub(&device->memory_used, (int64_t)total);
+    assert(used >= (int64_t)total);
+    (void)used;
     free(block);
 }
 

@@ -12,6 +12,7 @@
  *   3. `posted` counts loops that were linked: a spinning worker watches it without taking the lock. */
 #include "kernels/cpu/pool.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -162,6 +163,7 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     struct parallel_for **link = &pool->loops;
     while (*link != &loop) link = &(*link)->next_loop;
     *link = loop.next_loop;
+    assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items); /* every item has somebody */
     pthread_mutex_unlock(&pool->lock);
     /* The others are in their last items: usually a short wait, so look a while before sleeping. */
     int64_t until = now_us() + POOL_SPIN_US;
@@ -225,6 +227,7 @@ void pool_close(struct pool *pool)
     pthread_cond_broadcast(&pool->posted_cond);
     pthread_mutex_unlock(&pool->lock);
     for (int n = 1; n < pool->threads; n++) pthread_join(pool->workers[n].thread, NULL);
+    assert(pool->loops == NULL && pool->sleeping == 0);
     pthread_cond_destroy(&pool->left_cond);
     pthread_cond_destroy(&pool->posted_cond);
     pthread_mutex_destroy(&pool->lock);

@@ -19,6 +19,7 @@
  * 2. A call that fails does nothing else.
  * 3. Time plays a part in `delay` alone; `hold` waits for a file to go away, so that a test decides about the order
  * of things. */
+#include <assert.h>
 #include <ctype.h>
 #include <math.h>
 #include <pthread.h>
@@ -309,6 +310,7 @@ static void device_free(attn_device *base, void *memory)
         freed = *link;
         *link = freed->next;
         device->memory_used -= (int64_t)freed->bytes;
+        assert(device->memory_used >= 0 && (device->blocks || device->memory_used == 0));
         break;
     }
     pthread_mutex_unlock(&device->lock);

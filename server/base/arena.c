@@ -199,6 +199,7 @@ void arena_free(struct arena *arena)
     if (arena == NULL) return;
     assert(arena->leased == 0 && arena->ahead == 0);
     unmap_all(arena, evict(arena, arena->limit + 1, arena->limit));
+    assert(arena->warm == 0 && arena->oldest == NULL && arena->newest == NULL);
     pthread_mutex_destroy(&arena->lock);
     free(arena);
 }
@@ -248,6 +249,8 @@ static void count_leased(struct arena *arena, struct caller *caller, int64_t mor
 {
     arena->leased += more;
     if (caller) caller->staging_bytes += more;
+    assert(arena->leased >= 0 && arena->leased + arena->warm <= arena->limit); /* invariant 1 */
+    assert(caller == NULL || caller->staging_bytes >= 0);
 }
 
 static attn_status refused(attn_status status, const struct arena *arena, const struct caller *caller, size_t bytes,
@@ -293,6 +296,7 @@ static attn_status lease(struct arena *arena, struct caller *caller, size_t byte
         else victims = evict(arena, size, arena->limit);
         count_leased(arena, caller, size);
         if (ahead) arena->ahead += size;
+        assert(!ahead || arena->ahead <= arena->limit / ARENA_AHEAD_SHARE);
     }
     pthread_mutex_unlock(&arena->lock);
 
@@ -313,6 +317,8 @@ static attn_status lease(struct arena *arena, struct caller *caller, size_t byte
         extent->bytes = want;
         extent->size_class = size_class;
     }
+    assert(!extent->leased);
+    extent->leased = true;
     extent->caller = caller;
     extent->ahead = ahead;
     *out = extent;
@@ -332,9 +338,12 @@ bool arena_lease_ahead(struct arena *arena, struct caller *caller, size_t bytes,
 
 void arena_arrived(struct arena *arena, struct extent *extent)
 {
+    assert(extent->leased);
     if (!extent->ahead) return;
     extent->ahead = false;
-    arena->ahead -= (int64_t)extent->bytes;
+    const int64_t ahead = arena->ahead -= (int64_t)extent->bytes;
+    assert(ahead >= 0);
+    (void)ahead;
 }
 
 attn_status arena_grow(struct arena *arena, struct extent **held, size_t used, size_t bytes, attn_error *err)
@@ -394,8 +403,10 @@ void arena_release(struct arena *arena, struct extent *extent)
     pthread_mutex_lock(&arena->lock);
     count_leased(arena, extent->caller, -(int64_t)extent->bytes);
     extent->caller = NULL;
+    extent->leased = false;
     link_warm(arena, extent);
     if (arena->warm > arena->warm_limit) victims = evict(arena, 0, arena->leased + arena->warm_limit);
+    assert(arena->warm >= 0 && arena->warm <= arena->warm_limit); /* invariant 2 */
     pthread_mutex_unlock(&arena->lock);
     unmap_all(arena, victims);
 }

@@ -31,6 +31,7 @@ struct extent {
     size_t bytes;
     int size_class;
     int core;              /* that released it */
+    bool leased;           /* not warm */
     bool ahead;            /* leased ahead of its bytes */
     struct caller *caller; /* on whose account, while it is leased; who has it keeps a reference. NULL: nobody's */
     int64_t idle_since_ms;

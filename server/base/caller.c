@@ -1,6 +1,7 @@
 /* caller.c: accounts, counted by references. */
 #include "server/base/caller.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 struct caller *caller_new(void)
@@ -27,7 +28,11 @@ struct caller *caller_hold(struct caller *caller)
 void caller_release(struct caller *caller)
 {
     if (caller == NULL || caller_is_everybody(caller)) return;
-    if (atomic_fetch_sub_explicit(&caller->references, 1, memory_order_acq_rel) == 1) free(caller);
+    if (atomic_fetch_sub_explicit(&caller->references, 1, memory_order_acq_rel) != 1) return;
+    /* Nothing is on its account any more. */
+    for (int place = 0; place < CALLER_PLACES; place++) assert(atomic_load(&caller->places[place]) == 0);
+    assert(caller->staging_bytes == 0 && caller->context_bytes == 0 && caller->contexts == 0);
+    free(caller);
 }
 
 int64_t caller_share(const struct caller *caller, int64_t bound)

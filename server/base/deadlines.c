@@ -2,6 +2,7 @@
  * then a store, and nothing moves. Invariant: heap[i]->place == i + 1, and no child is earlier than its parent. */
 #include "server/base/deadlines.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 static void put(struct deadlines *all, int index, struct deadline *deadline)
@@ -31,6 +32,7 @@ static void sift_down(struct deadlines *all, int index, struct deadline *deadlin
 
 bool deadlines_add(struct deadlines *all, struct deadline *deadline)
 {
+    assert(deadline->place == 0);
     if (all->count == all->capacity) {
         const int capacity = all->capacity ? 2 * all->capacity : 64;
         struct deadline **heap = realloc(all->heap, (size_t)capacity * sizeof *heap);
@@ -46,6 +48,7 @@ void deadlines_remove(struct deadlines *all, struct deadline *deadline)
 {
     if (deadline->place == 0) return;
     const int index = deadline->place - 1;
+    assert(index < all->count && all->heap[index] == deadline);
     struct deadline *last = all->heap[--all->count];
     deadline->place = 0;
     if (last == deadline) return;

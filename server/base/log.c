@@ -17,6 +17,7 @@
  * only a count. INFO lines are one per request by design and are not limited. */
 #include "server/base/log.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -277,6 +278,7 @@ static void append(const char *line, size_t length)
         atomic_fetch_add_explicit(&dropped, 1, memory_order_relaxed);
         return;
     }
+    assert(length > 0 && line[length - 1] == '\n'); /* invariant 2 */
     memcpy(the.buffer[the.filling] + the.used, line, length);
     the.used += length;
     the.lines++;

@@ -9,6 +9,8 @@
  * each under load. */
 #include "server/base/mailbox.h"
 
+#include <assert.h>
+
 static void on_wake(uv_async_t *async)
 {
     struct mailbox *box = async->data;
@@ -47,6 +49,7 @@ void mailbox_post(struct mailbox *box, struct message *message)
 {
     message->next = NULL;
     pthread_mutex_lock(&box->lock);
+    assert(box->last != &message->next); /* it is not in there already */
     const int wake = box->first == NULL;
     *box->last = message;
     box->last = &message->next;

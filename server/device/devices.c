@@ -386,6 +386,8 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
 static void conclude(struct device *device, struct slot *slot, attn_status status, const attn_error *err)
 {
     struct batch *batch = slot->batch;
+    assert(request_role() == ROLE_DEVICE && batch->device == device);
+    assert(status == ATTN_OK ? slot->launched == slot->count : err->status == status); /* invariant 2: one of the two */
     batch->ended_ns = clock_ns();
     if (status == ATTN_OK) {
         batch->copy_in_us = device->info.unified ? 0 : attn_stream_elapsed_us(slot->stream, 0, 1);
@@ -444,6 +446,7 @@ static attn_status try_launch(struct device *device, struct slot *slot, attn_err
 static void start(struct device *device, struct slot *slot, struct batch *batch)
 {
     attn_error err = { 0 };
+    assert(request_role() == ROLE_DEVICE && slot->batch == NULL && slot->mirror_count == 0);
     slot->batch = batch;
     batch->started_ns = clock_ns();
     attn_stream_heed(slot->stream, &batch->cancel);
@@ -691,7 +694,9 @@ int devices_learn(struct devices *devices, double *seconds)
 
 static void device_free(struct device *device)
 {
+    assert(device->outstanding == 0 && device->batches == NULL && device->first == NULL && device->held == NULL);
     for (int s = 0; s < device->slot_count; s++) {
+        assert(device->slots[s].batch == NULL && device->slots[s].mirror_count == 0);
         attn_device_free(device->handle, device->slots[s].workspace);
         attn_stream_close(device->slots[s].stream);
         free(device->slots[s].problems);
@@ -926,12 +931,18 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     return seconds;
 }
 
+/* Invariant 3. */
+static int most_batches(const struct device *device)
+{
+    return device->slot_count > 2 ? device->slot_count : 2;
+}
+
 struct device *devices_pick(struct devices *devices)
 {
     struct device *best = NULL;
     for (int i = 0; i < devices->count; i++) {
         struct device *device = devices->device[i];
-        if (device->disabled || device->outstanding >= (device->slot_count > 2 ? device->slot_count : 2)) continue;
+        if (device->disabled || device->outstanding >= most_batches(device)) continue;
         if (best == NULL || device->flops < best->flops) best = device;
     }
     return best;
@@ -945,6 +956,7 @@ bool device_can_wait(const struct device *device)
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device)
 {
     (void)devices;
+    assert(batch->count > 0 && batch->device == NULL && device->outstanding < most_batches(device));
     batch->device = device;
     batch->previous = NULL;
     batch->next = device->batches;
@@ -966,6 +978,10 @@ void devices_collect(struct devices *devices, struct batch *batch)
 {
     struct device *device = batch->device;
     (void)devices;
+    assert(batch->previous ? batch->previous->next == batch
+                           : device->batches == batch); /* it has not come back before */
+    assert(device->outstanding > 0 && atomic_load(&device->requests) >= batch->count);
+    for (int i = 0; i < batch->count; i++) assert(batch->jobs[i]->ran == (batch->jobs[i]->error.status == ATTN_OK));
     *(batch->previous ? &batch->previous->next : &device->batches) = batch->next;
     if (batch->next) batch->next->previous = batch->previous;
     device->outstanding--;

@@ -12,6 +12,7 @@
  * no memory without a word. Such a peer stays ADDED while its number stands for nothing or for something else. */
 #include "server/http/peers.h"
 
+#include <assert.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,6 +42,7 @@ void peers_init(struct peers *peers)
 void peers_clear(struct peers *peers)
 {
     while (peers->first) peers_remove(peers, peers->first);
+    assert(atomic_load(&peers->count) == 0);
     free(peers->by_fd);
     linger_clear(&peers->linger);
     pthread_mutex_destroy(&peers->lock);
@@ -72,6 +74,8 @@ static bool reserve(struct peers *peers, int fd)
 /* Under the lock. */
 static void drop(struct peers *peers, struct peer *peer)
 {
+    assert(peers->by_fd[peer->fd] == peer); /* invariant 4: it is in the table, once */
+    assert(peer->previous ? peer->previous->next == peer : peers->first == peer);
     *(peer->previous ? &peer->previous->next : &peers->first) = peer->next;
     if (peer->next) peer->next->previous = peer->previous;
     peers->by_fd[peer->fd] = NULL;

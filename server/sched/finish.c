@@ -1,6 +1,7 @@
 /* finish.c: verify and measure, a piece at a time. See finish.h. */
 #include "server/sched/finish.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -74,6 +75,7 @@ static void after_piece(uv_work_t *work, int status)
 {
     struct finishing *finishing = (struct finishing *)work;
     (void)status;
+    assert(!finishing->complete || finishing->verifier == NULL);
     if (finishing->complete || finishing->cancelled) finishing->done(finishing->context, finishing);
     else finish_start(finishing, work->loop);
 }

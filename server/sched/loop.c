@@ -84,8 +84,16 @@ struct loop {
 
 /* ---- Suspended requests ------------------------------------------------------------------------------------------ */
 
+/* Invariant 1: in a state in which its connection is suspended. */
+static bool is_suspended(const struct request *request)
+{
+    return request->state == REQUEST_CHECKING || request->state == REQUEST_QUEUED ||
+           request->state == REQUEST_RUNNING || request->state == REQUEST_FINISHING;
+}
+
 static void list_add(struct loop *loop, struct request *request)
 {
+    assert(is_suspended(request) && request->next == NULL && request->previous == NULL && loop->newest != request);
     request->next = NULL;
     request->previous = loop->newest;
     *(loop->newest ? &loop->newest->next : &loop->oldest) = request;
@@ -97,6 +105,9 @@ static void list_add(struct loop *loop, struct request *request)
 
 static void list_remove(struct loop *loop, struct request *request)
 {
+    assert(is_suspended(request));
+    assert(request->previous ? request->previous->next == request : loop->oldest == request);
+    assert(request->next ? request->next->previous == request : loop->newest == request);
     if (loop->unwatched == request) loop->unwatched = request->next;
     *(request->previous ? &request->previous->next : &loop->oldest) = request->next;
     *(request->next ? &request->next->previous : &loop->newest) = request->previous;
@@ -124,6 +135,7 @@ static void hand_back(struct loop *loop, struct request *request)
     deadlines_remove(&loop->deadlines, &request->deadline);
     list_remove(loop, request);
     watch_stop(request);
+    assert(request->watch == NULL && request->deadline.place == 0 && !request->being_checked);
     loop->front.resume(request);
 }
 
@@ -132,6 +144,8 @@ static void hand_back(struct loop *loop, struct request *request)
 static void detach(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
+    assert(job->request == request);
+    assert(job->batch == NULL || (request->state == REQUEST_RUNNING && job->batch->waiting > 0));
     if (request->state == REQUEST_QUEUED) {
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
@@ -314,6 +328,7 @@ static void on_finished(void *context, struct finishing *finishing)
     struct loop *loop = context;
     struct job *job = finishing->job;
     struct request *request = job->request;
+    assert(loop->finishing > 0 && job->finishing == finishing);
     loop->finishing--;
     job->finishing = NULL;
     if (request != NULL) {
@@ -381,6 +396,7 @@ static void batch_done(struct loop *loop, struct batch *batch)
 {
     struct server *server = loop->server;
     struct device *device = batch->device;
+    int waiting = 0;
 
     devices_collect(server->devices, batch);
     batch_count(batch, batch->jobs[0]);
@@ -392,6 +408,8 @@ static void batch_done(struct loop *loop, struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch->jobs[i];
         struct request *request = job->request;
+        assert(job->batch == (request ? batch : NULL)); /* whoever stopped waiting for it took it out */
+        waiting += request != NULL;
         job->batch = NULL;
         /* The batch's reference goes first: whoever answers may then see that the job is all his, and reuse its
          * memory. The request has its own. */
@@ -408,6 +426,7 @@ static void batch_done(struct loop *loop, struct batch *batch)
             }
         }
     }
+    assert(waiting == batch->waiting);
     free(batch);
     loop->queue_changed = true;
     end_if_failed(loop);
@@ -436,6 +455,7 @@ static void on_checked(uv_work_t *work, int status)
     struct loop *loop = work->loop->data;
     struct request *request = checking->request;
     (void)status;
+    assert(loop->finishing > 0 && request->being_checked && request->state == REQUEST_CHECKING);
     loop->finishing--;
     request->being_checked = false;
     deadlines_remove(&loop->deadlines, &request->deadline);
@@ -669,6 +689,7 @@ int loop_run(struct loop *loop, const struct loop_front *front)
      * memory. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, LOOP_SWEEP_MS, LOOP_SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
+    assert(loop->stage == HURRYING && loop->oldest == NULL); /* invariant 3 */
     return loop->exit_status;
 }
 

@@ -11,6 +11,7 @@
  * fills or drops the entry before it gives up its own reference. */
 #include "server/work/contexts.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,15 +49,6 @@ struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms
     return contexts;
 }
 
-void contexts_free(struct contexts *contexts)
-{
-    if (contexts == NULL) return;
-    for (int i = 0; i < contexts->max_count; i++)
-        if (contexts->entries[i].state != CONTEXT_RESERVED) job_release(contexts->entries[i].job);
-    pthread_mutex_destroy(&contexts->lock);
-    free(contexts);
-}
-
 static bool parse_id(const char *id, uint8_t key[16])
 {
     for (int i = 0; i < 32; i++) {
@@ -83,14 +75,30 @@ static struct job *empty(struct contexts *contexts, struct entry *entry)
 {
     struct job *job = entry->job;
     const bool held = entry->state != CONTEXT_RESERVED;
+    assert(entry->state != CONTEXT_FREE && job->context_count > 0);
     if (--job->context_count == 0) {
         contexts->bytes -= (int64_t)job->tensor_bytes;
         if (job->caller) job->caller->context_bytes -= (int64_t)job->tensor_bytes;
     }
     if (job->caller) job->caller->contexts--;
     contexts->count--;
+    assert(contexts->count >= 0 && contexts->bytes >= 0 && (contexts->count > 0 || contexts->bytes == 0));
+    assert(job->caller == NULL || (job->caller->contexts >= 0 && job->caller->context_bytes >= 0));
     *entry = (struct entry){ .state = CONTEXT_FREE };
     return held ? job : NULL;
+}
+
+void contexts_free(struct contexts *contexts)
+{
+    if (contexts == NULL) return;
+    for (int i = 0; i < contexts->max_count; i++) {
+        struct entry *entry = &contexts->entries[i];
+        assert(entry->state == CONTEXT_FREE || entry->state == CONTEXT_READY); /* nobody is left who had the others */
+        if (entry->state == CONTEXT_READY) job_release(empty(contexts, entry));
+    }
+    assert(contexts->count == 0 && contexts->bytes == 0);
+    pthread_mutex_destroy(&contexts->lock);
+    free(contexts);
 }
 
 /* May this job have one more? Call with the lock held. */
@@ -130,6 +138,7 @@ attn_status contexts_reserve(struct contexts *contexts, struct job *job, int ite
     const attn_status status = has_room(contexts, job, err);
     if (status == ATTN_OK) {
         while (entry->state != CONTEXT_FREE) entry++; /* count < max_count: there is one */
+        assert(entry < contexts->entries + contexts->max_count);
         *entry = (struct entry){ .state = CONTEXT_RESERVED, .job = job, .item = item };
         memcpy(entry->key, key, sizeof key);
         if (job->context_count++ == 0) {

@@ -29,12 +29,15 @@ struct job *job_new(struct arena *arena, struct contexts *contexts, struct calle
 
 struct job *job_hold(struct job *job)
 {
-    atomic_fetch_add_explicit(&job->references, 1, memory_order_relaxed);
+    const int references = atomic_fetch_add_explicit(&job->references, 1, memory_order_relaxed);
+    assert(references > 0);
+    (void)references;
     return job;
 }
 
 void job_release_memory(struct job *job)
 {
+    assert(atomic_load(&job->references) <= 1);
     arena_release(job->arena, job->inputs);
     arena_release(job->arena, job->spare);
     job->inputs = job->spare = NULL;
@@ -43,7 +46,8 @@ void job_release_memory(struct job *job)
 void job_release(struct job *job)
 {
     if (job == NULL || atomic_fetch_sub_explicit(&job->references, 1, memory_order_acq_rel) != 1) return;
-    assert(!job->holds_contexts);
+    assert(!job->holds_contexts && job->context_count == 0);
+    assert(job->batch == NULL && job->finishing == NULL && job->next == NULL && job->previous == NULL);
     for (int i = 0; job->saved && i < job->call->count; i++) job_release(job->saved[i]);
     job_release_memory(job);
     caller_release(job->caller);

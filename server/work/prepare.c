@@ -11,6 +11,7 @@
  * copies them back in one piece; the same holds for the inputs. */
 #include "server/work/prepare.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -236,6 +237,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
     job->outputs = (struct job_region){ at, bytes };
     for (int i = 0; i < call->count; i++)
         if (call->items[i].error.status == ATTN_OK) place_outputs(&call->items[i], &at);
+    assert(bytes == 0 || at == job->outputs.memory + bytes);
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
     job->kind = kind_of(job);
     job->wants_measure = numbers > PREPARE_MEASURE_AT_ONCE;

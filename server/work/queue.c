@@ -12,6 +12,7 @@
  * 3. places count requests, in whatever thread they are; count and bytes are those in the list. */
 #include "server/work/queue.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "server/base/limits.h"
@@ -59,8 +60,12 @@ attn_status queue_enter(struct queue *queue, enum caller_place place, struct cal
 
 void queue_leave(struct queue *queue, enum caller_place place, struct caller *caller)
 {
-    atomic_fetch_sub_explicit(&queue->places[place].count, 1, memory_order_relaxed);
-    if (!caller_is_everybody(caller)) atomic_fetch_sub_explicit(&caller->places[place], 1, memory_order_relaxed);
+    const int count = atomic_fetch_sub_explicit(&queue->places[place].count, 1, memory_order_relaxed);
+    assert(count > 0);
+    if (caller_is_everybody(caller)) return;
+    const int own = atomic_fetch_sub_explicit(&caller->places[place], 1, memory_order_relaxed);
+    assert(own > 0);
+    (void)count, (void)own;
 }
 
 attn_status queue_look(const struct queue *queue, enum caller_place place, const struct caller *caller, attn_error *err)
@@ -99,6 +104,7 @@ static void publish(struct queue *queue)
 
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns)
 {
+    assert(job->next == NULL && job->previous == NULL && queue->first != job);
     job->queued_ns = now_ns;
     job->next = NULL;
     job->previous = queue->last;
@@ -111,11 +117,14 @@ void queue_push(struct queue *queue, struct job *job, int64_t now_ns)
 
 void queue_remove(struct queue *queue, struct job *job)
 {
+    assert(job->previous ? job->previous->next == job : queue->first == job);
+    assert(job->next ? job->next->previous == job : queue->last == job);
     *(job->previous ? &job->previous->next : &queue->first) = job->next;
     *(job->next ? &job->next->previous : &queue->last) = job->previous;
     job->next = job->previous = NULL;
     queue->count--;
     queue->bytes -= (int64_t)job->tensor_bytes;
+    assert(queue->count >= 0 && queue->bytes >= 0 && (queue->count == 0) == (queue->first == NULL));
     publish(queue);
 }
 
@@ -140,6 +149,7 @@ int queue_take(struct queue *queue, int64_t now_ns, struct job **jobs, int64_t *
         *wait_ns = queue->window_ns - age;
         return 0;
     }
+    assert(jobs[0] == queue->first && count <= queue->max_batch);
     for (int i = 0; i < count; i++) queue_remove(queue, jobs[i]);
     return count;
 }

@@ -71,7 +71,9 @@ void request_move(struct request *request, enum request_state to)
     if (states[to].place == CALLER_PLACES) leave_place(request);
     else assert(request->place == (int)states[to].place);
     if (request->counted) {
-        atomic_fetch_sub_explicit(&counts[request->state], 1, memory_order_relaxed);
+        const int count = atomic_fetch_sub_explicit(&counts[request->state], 1, memory_order_relaxed);
+        assert(count > 0);
+        (void)count;
         if (to != REQUEST_FREED) atomic_fetch_add_explicit(&counts[to], 1, memory_order_relaxed);
     }
     request->state = to;
@@ -131,6 +133,7 @@ void request_drop_body(struct request *request)
 void request_free(struct request *request)
 {
     if (request == NULL) return;
+    assert(request->watch == NULL && request->deadline.place == 0 && !request->being_checked);
     request_drop_body(request);
     proto_encoder_free(request->encoder);
     job_release(request->job);
