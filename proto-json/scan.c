@@ -788,7 +788,7 @@ attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err)
         assert(status == s->error.status); /* it has it */
         assert(s->depth <= PROTO_MAX_DEPTH && s->used <= s->have);
         assert(status != ATTN_OK || /* invariant 3 */
-               (s->values <= s->limits.values && s->skeleton_bytes <= s->limits.skeleton_bytes));
+               (s->values <= s->limits.values && s->skeleton.used <= s->limits.skeleton_bytes));
         (void)status;
     }
     if (s->error.status != ATTN_OK && err) *err = s->error;
