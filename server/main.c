@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "server/base/arena.h"
+#include "server/base/staging.h"
 #include "server/base/clock.h"
 #include "server/base/config.h"
 #include "server/base/limits.h"
@@ -30,7 +30,7 @@
 enum { EXIT_USAGE_ERROR = 64, EXIT_UNAVAILABLE = 69, EXIT_DEVICE_LOST = 70, EXIT_CONFIG = 78 };
 
 /* What an end may take once a drain is over. */
-enum { HURRY_MS = LOOP_HURRY_MS + SIGNALS_GRACE_MS };
+enum { AGAIN_MS = LOOP_STOP_MS + SIGNALS_GRACE_MS };
 
 static int complain(int status, const char *text)
 {
@@ -91,7 +91,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
         .config = config, .limits = PROTO_LIMITS_DEFAULT, .started_ms = clock_ms(), .everybody = CALLER_EVERYBODY
     };
     struct front front;
-    struct arena_source staging;
+    struct staging_source staging;
     attn_error err = { 0 };
     int status = EXIT_UNAVAILABLE;
     bool stopped = true;
@@ -103,7 +103,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
                config->batch_window_us * 1000);
     server.contexts = contexts_new(config->staging_bytes / CONTEXTS_SHARE, CONTEXTS_MAX_COUNT, CONTEXTS_TTL_MS);
     server.loop = loop_open(&server);
-    if (!signals_start(on_signal, server.loop, config->drain_ms + HURRY_MS, HURRY_MS)) {
+    if (!signals_start(on_signal, server.loop, config->drain_ms + AGAIN_MS, AGAIN_MS)) {
         attn_fail(&err, ATTN_NO_MEMORY, NULL, "no thread for signals could be started");
         goto out;
     }
@@ -120,8 +120,8 @@ static int serve(const struct config *config, struct listener *listeners, int co
     if (devices_open(config, loop_mailbox(server.loop), LOOP_BATCH, &server.devices, &err) != ATTN_OK) goto out;
     /* Pinning memory takes long and stalls the device: what was pinned once is kept. */
     server.pinned = devices_staging(server.devices, &staging);
-    server.arena = server.pinned ? arena_new(config->staging_bytes, config->staging_bytes, &staging)
-                                 : arena_new(config->staging_bytes, STAGING_WARM_BYTES, NULL);
+    server.staging = server.pinned ? staging_new(config->staging_bytes, config->staging_bytes, &staging)
+                                   : staging_new(config->staging_bytes, STAGING_WARM_BYTES, NULL);
     if (front_start(&front, &err) != ATTN_OK) goto out;
     /* A run ends with its last deadline, and a device that does not end it is lost after --watchdog-ms. */
     heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);
@@ -142,7 +142,7 @@ out:
     signals_quiet();
     loop_close(server.loop);
     contexts_free(server.contexts);
-    arena_free(server.arena);
+    staging_free(server.staging);
     devices_close(server.devices);
     tokens_close(server.tokens);
     front_clear(&front);
@@ -173,7 +173,7 @@ int main(int argc, char **argv)
         return complain(EXIT_UNAVAILABLE, err.text);
     }
     if (config.supervise && !inherited) {
-        status = supervise_run(listeners, count, argv, config.drain_ms + HURRY_MS, HURRY_MS);
+        status = supervise_run(listeners, count, argv, config.drain_ms + AGAIN_MS, AGAIN_MS);
         for (int i = 0; i < count; i++) listener_close(&listeners[i]);
         log_close();
         return status;

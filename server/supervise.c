@@ -12,7 +12,7 @@
  *
  * Signals go to the server: TERM and INT as TERM, HUP as HUP. One that is told to stop ends by itself, if need be by force
  * (signals.h); one that cannot even do that (it is stopped, or its kernel does not come back) is killed SUPERVISE_KILL_MS later. It has a process group of its own, or a Ctrl-C would
- * reach it twice and the second one would mean: hurry. It dies with its parent (PDEATHSIG). */
+ * reach it twice and the second one would mean: do not wait. It dies with its parent (PDEATHSIG). */
 #include "server/supervise.h"
 
 #include <assert.h>
@@ -85,7 +85,7 @@ static int exit_status(int status)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-int supervise_run(struct listener *listeners, int count, char **argv, int64_t stop_ms, int64_t hurry_ms)
+int supervise_run(struct listener *listeners, int count, char **argv, int64_t stop_ms, int64_t again_ms)
 {
     sigset_t watched,
         before;          /* a server begins with the three blocked, as this process did: none finds it unprepared */
@@ -110,7 +110,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
         const int number = sigtimedwait(&watched, NULL, &wait);
 
         if (number == SIGTERM || number == SIGINT) {
-            const int64_t at_ms = clock_ms() + (stopping ? hurry_ms : stop_ms) + SUPERVISE_KILL_MS;
+            const int64_t at_ms = clock_ms() + (stopping ? again_ms : stop_ms) + SUPERVISE_KILL_MS;
             if (kill_ms == 0 || at_ms < kill_ms) kill_ms = at_ms;
             stopping = true;
             if (child <= 0) return 0;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "server/api/ready.h"
-#include "server/base/arena.h"
+#include "server/base/staging.h"
 #include "server/base/clock.h"
 #include "server/base/heartbeat.h"
 #include "server/base/metrics.h"
@@ -24,10 +24,10 @@ void gauges_publish(struct server *server)
     for (int state = 0; state < REQUEST_FREED; state++)
         metrics_set(METRIC_INFLIGHT, request_state_label((enum request_state)state), NULL,
                     request_count((enum request_state)state));
-    metrics_set(METRIC_STAGING_BYTES, "limit", NULL, (double)arena_limit_bytes(server->arena));
-    metrics_set(METRIC_STAGING_BYTES, "used", NULL, (double)arena_leased_bytes(server->arena));
-    metrics_set(METRIC_STAGING_BYTES, "warm", NULL, (double)arena_warm_bytes(server->arena));
-    metrics_set(METRIC_STAGING_BYTES, "ahead", NULL, (double)arena_ahead_bytes(server->arena));
+    metrics_set(METRIC_STAGING_BYTES, "limit", NULL, (double)staging_limit_bytes(server->staging));
+    metrics_set(METRIC_STAGING_BYTES, "used", NULL, (double)staging_leased_bytes(server->staging));
+    metrics_set(METRIC_STAGING_BYTES, "warm", NULL, (double)staging_warm_bytes(server->staging));
+    metrics_set(METRIC_STAGING_BYTES, "ahead", NULL, (double)staging_ahead_bytes(server->staging));
     metrics_set(METRIC_STAGING_BYTES, "contexts", NULL, (double)contexts_bytes(server->contexts));
     static const char *const context_states[CONTEXT_STATE_COUNT] = { "free",
 #define X(id, label, meaning) label,

@@ -1,11 +1,11 @@
 /* route.h: what a row of the table of URLs says, and how a path and a method find theirs.
  *
- * The rows and the functions that answer them are in http/routes.c. What serves a request (daemon.c, answer.c) and what
+ * The rows and the functions that answer them are in http/routes.c. What serves a request (mhd.c, answer.c) and what
  * describes it (openapi.c) read the same rows, so a new endpoint is a row, its handler and its test.
  *
  * A pattern is a path, "/v1/info", or one with parameters, "/v1/caches/{id}/append". A parameter is a whole segment of
  * the path, of 1 to ROUTE_PARAMETER_BYTES bytes. A path is compared as it stands, percent-escapes resolved (but for
- * %2F and %00, see framing_unescape(): so a slash always separates) and the query cut off: a slash at its end is one more
+ * %2F and %00, see http_head_unescape(): so a slash always separates) and the query cut off: a slash at its end is one more
  * segment, an empty one, which no pattern has. Where several patterns fit, the one that has a literal where they first
  * differ is meant. A path is found whatever the method: what its rows answer is told by 405. */
 #ifndef ROUTE_H
@@ -19,7 +19,7 @@
 #include "server/work/request.h"
 
 /* id, what Allow says of it, its name in the OpenAPI document. GET rows answer HEAD too; with --cors-origin every row
- * answers OPTIONS (daemon.c). */
+ * answers OPTIONS (mhd.c). */
 #define ROUTE_METHOD_MAP(X)    \
     X(GET, "GET, HEAD", "get") \
     X(POST, "POST", "post")    \

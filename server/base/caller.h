@@ -20,7 +20,7 @@ struct caller {
     _Atomic int percent;   /* of each bound; 100 while there is no other token */
 
     _Atomic int places[CALLER_PLACES]; /* queue.c's; not kept of everybody */
-    int64_t staging_bytes;             /* leased: arena.c's, under its lock */
+    int64_t staging_bytes;             /* leased: staging.c's, under its lock */
     int64_t context_bytes;             /* contexts.c's, under its lock */
     int contexts;
 };

@@ -498,7 +498,7 @@ static enum config_result settle(struct reading *r)
     if (c->http_threads == 0) {
         const int cores = machine.cores, most = HTTP_THREADS_AUTO_MAX;
         c->http_threads = HTTP_THREADS_A_CORE * cores < most ? HTTP_THREADS_A_CORE * cores : most;
-        if (cores * cores <= most) c->http_threads -= c->http_threads % cores; /* as many for each: workers.h */
+        if (cores * cores <= most) c->http_threads -= c->http_threads % cores; /* as many for each: http_threads.h */
     }
     if (c->cpu_threads == 0) c->cpu_threads = machine.cores;
     c->cores = machine.cores;

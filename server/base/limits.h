@@ -2,7 +2,7 @@
  *
  * What an option sets stands in its row of the table in config.c; what one body may hold, in PROTO_LIMITS_DEFAULT of
  * proto-json/proto.h. A name begins with the file that keeps the limit. What is no bound on anything from outside, such as
- * the shape of a table or when threads are held on their cores (http/workers.c), stays where it is used. */
+ * the shape of a table or when threads are held on their cores (http/http_threads.c), stays where it is used. */
 #ifndef LIMITS_H
 #define LIMITS_H
 
@@ -23,16 +23,16 @@ enum {
 enum {
     LISTEN_BACKLOG = 4096,          /* the system cuts it to net.core.somaxconn */
     LISTEN_ACCEPT_BURST = 64,       /* connections accepted in one go: the loop has other things to do */
-    LISTEN_KEEPALIVE_S = 60,        /* before the kernel asks a silent peer whether it is still there */
-    LISTEN_USER_TIMEOUT_MS = 30000, /* unacknowledged bytes for so long: the peer has vanished without a word */
+    LISTEN_KEEPALIVE_S = 60,        /* before the kernel asks a silent connection whether it is still there */
+    LISTEN_USER_TIMEOUT_MS = 30000, /* unacknowledged bytes for so long: the connection has vanished without a word */
     REFUSAL_RETRY_AFTER_S = 1,      /* a connection that was one too many is welcome as soon as another ends */
 
-    FRONT_HEAD_MS = 10000,    /* for a head to arrive, or --body-timeout-ms where that is less */
-    FRONT_IDLE_MS = 75000,    /* between two requests: more than the 60 s for which balancers keep a connection */
-    FRONT_SILENT_MS = 500,    /* while draining: a connection that says nothing for so long will not be missed */
-    FRONT_STALLED_MS = 2000,  /* and one that is in the middle of something and does not move */
-    FRONT_SWEEP_PEERS = 2000, /* looking at 10000 connections takes 2 ms: the more there are, the less often */
-    PEER_BYTES_PER_MS = 1024, /* of a body or an answer, beyond --body-timeout-ms, whose help says so */
+    FRONT_HEAD_MS = 10000,          /* for a head to arrive, or --body-timeout-ms where that is less */
+    FRONT_IDLE_MS = 75000,          /* between two requests: more than the 60 s for which balancers keep a connection */
+    FRONT_SILENT_MS = 500,          /* while draining: a connection that says nothing for so long will not be missed */
+    FRONT_STALLED_MS = 2000,        /* and one that is in the middle of something and does not move */
+    FRONT_SWEEP_CONNECTIONS = 2000, /* looking at 10000 connections takes 2 ms: the more there are, the less often */
+    CONNECTION_BYTES_PER_MS = 1024, /* of a body or an answer, beyond --body-timeout-ms, whose help says so */
 
     LINGER_MS = 10000, /* a client that has not fetched the answer by then has only its system to hope for */
     LINGER_MOST = 256, /* sockets; one more, and the oldest is closed before its time */
@@ -50,7 +50,7 @@ enum {
      * would keep the buffer from growing. */
     DAEMON_CONNECTION_BYTES = 80 << 10,
     DAEMON_CONNECTION_STEP = 60 << 10,
-    DAEMON_INACTIVITY_S = 120,  /* a backstop: the sweep of peers.c is stricter */
+    DAEMON_INACTIVITY_S = 120,  /* a backstop: the sweep of connections.c is stricter */
     DAEMON_ARGUMENTS_MAX = 100, /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
     DAEMON_DISCARD_FACTOR = 2,  /* a chunked body is discarded up to this many times the limit, then cut */
     DAEMON_PEM_BYTES = 1 << 20, /* of a certificate chain or key, a few KB: another file was named by mistake */
@@ -75,7 +75,7 @@ enum {
     LOOP_WATCH_AFTER_MS = 20, /* a client that leaves is noticed within LOOP_WATCH_AFTER_MS + LOOP_TICK_MS */
     LOOP_SWEEP_MS = 40,       /* a client that leaves in the middle of a request is noticed within two of them */
     LOOP_CROWD = 512,         /* connections whose memory is worth giving back */
-    LOOP_HURRY_MS = 2000,     /* after a drain, for the last answers to leave */
+    LOOP_STOP_MS = 2000,      /* after a drain, for the last answers to leave */
 
     CHECK_LONG_SKELETON_BYTES = 32 << 10, /* longer ones are decoded elsewhere: 2 ms of names and shapes */
     CHECK_LONG_BODY_BYTES = 8 << 20,      /* the same: 2 ms, if all of it were mask rows */
@@ -115,13 +115,13 @@ enum {
     DEVICE_LOST_POLL_NS = 10000000,   /* to one that is lost: nobody waits for it */
     DEVICE_WORKSPACE_KEEP = 64 << 20, /* bytes; a larger workspace is given back after its batch */
     DEVICE_STOP_MS = 60000, /* for the threads of devices that could not all be opened: idle ones end at once */
-    LANE_KEEP = 4 << 20,    /* as DEVICE_WORKSPACE_KEEP, for a lane */
-    LANE_HEADS = 128,       /* heads of all sequences: each costs up to 2 us, however few its numbers */
+    INLINE_KEEP = 4 << 20,  /* as DEVICE_WORKSPACE_KEEP, for an inline slot */
+    INLINE_HEADS = 128,     /* heads of all sequences: each costs up to 2 us, however few its numbers */
 };
 
-/* A lane's problems, padded: some 100 us of a core. An HTTP thread has other connections, and more cores are worth
+/* A inline slot's problems, padded: some 100 us of a core. An HTTP thread has other connections, and more cores are worth
  * waking for more. */
-#define LANE_FLOPS 2e7
+#define INLINE_FLOPS 2e7
 /* Beyond --watchdog-ms a batch may take what its work takes at this rate. The slowest kernels (float32) reach 34e12
  * on an H200 and a thirtieth of that on the smallest GPU of sm_80 and up. */
 #define DEVICE_SLOWEST_FLOPS 2e11
@@ -131,7 +131,7 @@ enum {
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 enum {
-    ARENA_AHEAD_SHARE = 4,   /* a quarter of the staging memory may be leased before the bytes for it have arrived */
+    STAGING_AHEAD_SHARE = 4, /* a quarter of the staging memory may be leased before the bytes for it have arrived */
     STAGING_WARM_MS = 30000, /* staging memory that nobody wanted for so long goes back to the system */
     JSON_DOCUMENT_BYTES = 16 << 20, /* about this server; the longest, /openapi.json, has not a hundredth of it */
     METRICS_PAGE_BYTES = 64 << 20,  /* far above METRICS_MAX_SERIES of every metric */

@@ -8,15 +8,15 @@
  * outputs) is mirrored by one block of device memory, copied in one piece, and the tensors' pointers are moved from
  * the region to the mirror.
  *
- * Lanes are for small problems of the CPU: as many as HTTP threads, each a device of one thread with a stream and a
+ * Inline slots are for small problems of the CPU: as many as HTTP threads, each a device of one thread with a stream and a
  * workspace. Whoever wants one takes that of its core's number, so that the workspace is likely in that core's
  * cache, or the next that is free.
  *
- *   HTTP thread: body complete --> lane free? --> run --> answer            (else: posted to the loop, as above)
+ *   HTTP thread: body complete --> inline slot free? --> run --> answer            (else: posted to the loop, as above)
  *
  * Invariants
  * 1. attn_device and its streams are used by the device's thread alone, but for descriptions and plans.
- * Those of a lane are used by the thread that set its `taken`.
+ * Those of an inline slot are used by the thread that set its `taken`.
  * 2. A batch that was submitted comes back exactly once, whatever happens; each of its jobs then has ran == true,
  * or an error.
  * 3. No more batches are with a device than it has streams, and two at least: one waits, so that the device is
@@ -98,7 +98,7 @@ struct device {
 };
 
 /* A way of its own through the CPU for one thread at a time. */
-struct lane {
+struct inline_slot {
     _Alignas(LINE) atomic_flag taken;
     attn_device *handle;
     attn_stream *stream;
@@ -109,10 +109,10 @@ struct lane {
 struct devices {
     int count;
     struct device *device[CONFIG_MAX_DEVICES];
-    int lane_count; /* 0: the devices are not this machine's processor */
-    struct lane *lanes;
-    _Atomic int lane_jobs;   /* since devices_learn() last took them, */
-    _Atomic int64_t lane_ns; /* and what they took */
+    int inline_count; /* 0: the devices are not this machine's processor */
+    struct inline_slot *inline_slots;
+    _Atomic int inline_jobs;   /* since devices_learn() last took them, */
+    _Atomic int64_t inline_ns; /* and what they took */
 };
 
 /* ---- The device's thread: memory --------------------------------------------------------------------------------- */
@@ -383,7 +383,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
 }
 
 /* The batch is over, well or not: give its memory back and report. */
-static void conclude(struct device *device, struct slot *slot, attn_status status, const attn_error *err)
+static void finish_batch(struct device *device, struct slot *slot, attn_status status, const attn_error *err)
 {
     struct batch *batch = slot->batch;
     assert(request_role() == ROLE_DEVICE && batch->device == device);
@@ -462,7 +462,7 @@ static void start(struct device *device, struct slot *slot, struct batch *batch)
         unwatch(device);
         return;
     }
-    conclude(device, slot, status, &err);
+    finish_batch(device, slot, status, &err);
 }
 
 /* Concludes batches whose stream is done. `wait`: for one of them at least. Returns whether there was one. */
@@ -489,7 +489,7 @@ static bool poll_slots(struct device *device, bool wait)
                 err = late;
             }
         }
-        conclude(device, slot, status, &err);
+        finish_batch(device, slot, status, &err);
         any = true;
     }
     return any;
@@ -585,95 +585,99 @@ void batch_note_times(const struct batch *batch, struct job *job)
     if (batch->copy_out_us > 0) metrics_observe(METRIC_STAGE_SECONDS, "copy_out", batch->copy_out_us / 1e6);
 }
 
-/* ---- Lanes: the HTTP threads' side ------------------------------------------------------------------------------- */
+/* ---- Inline slots: the HTTP threads' side ------------------------------------------------------------------------------- */
 
-static attn_status open_lanes(struct devices *devices, const struct config *config, attn_error *err)
+static attn_status open_inline_slots(struct devices *devices, const struct config *config, attn_error *err)
 {
     const attn_device_options options = { .threads = 1, .memory_bytes = config->device_bytes };
     const int count = config->http_threads;
     if (strcmp(devices->device[0]->info.backend, "cpu") != 0) return ATTN_OK;
-    devices->lanes = aligned_alloc(LINE, (size_t)count * sizeof *devices->lanes);
-    if (devices->lanes == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "--http-threads: no memory for %d", count);
-    for (; devices->lane_count < count; devices->lane_count++) {
-        struct lane *lane = &devices->lanes[devices->lane_count];
+    devices->inline_slots = aligned_alloc(LINE, (size_t)count * sizeof *devices->inline_slots);
+    if (devices->inline_slots == NULL)
+        return attn_fail(err, ATTN_NO_MEMORY, NULL, "--http-threads: no memory for %d", count);
+    for (; devices->inline_count < count; devices->inline_count++) {
+        struct inline_slot *inline_slot = &devices->inline_slots[devices->inline_count];
         attn_status status;
-        *lane = (struct lane){ .taken = ATOMIC_FLAG_INIT };
-        if ((status = attn_device_open("cpu", 0, &options, &lane->handle, err)) != ATTN_OK) return status;
-        if ((status = attn_stream_open(lane->handle, &lane->stream, err)) != ATTN_OK) {
-            attn_device_close(lane->handle);
+        *inline_slot = (struct inline_slot){ .taken = ATOMIC_FLAG_INIT };
+        if ((status = attn_device_open("cpu", 0, &options, &inline_slot->handle, err)) != ATTN_OK) return status;
+        if ((status = attn_stream_open(inline_slot->handle, &inline_slot->stream, err)) != ATTN_OK) {
+            attn_device_close(inline_slot->handle);
             return status;
         }
     }
     return ATTN_OK;
 }
 
-static void close_lanes(struct devices *devices)
+static void close_inline_slots(struct devices *devices)
 {
-    for (int i = 0; i < devices->lane_count; i++) {
-        struct lane *lane = &devices->lanes[i];
-        attn_device_free(lane->handle, lane->workspace);
-        attn_stream_close(lane->stream);
-        attn_device_close(lane->handle);
+    for (int i = 0; i < devices->inline_count; i++) {
+        struct inline_slot *inline_slot = &devices->inline_slots[i];
+        attn_device_free(inline_slot->handle, inline_slot->workspace);
+        attn_stream_close(inline_slot->stream);
+        attn_device_close(inline_slot->handle);
     }
-    free(devices->lanes);
+    free(devices->inline_slots);
 }
 
 /* That of this core, or the next that is free: a thread that was interrupted in the middle of its problem still has
  * its own.
  * */
-static struct lane *take_lane(struct devices *devices)
+static struct inline_slot *take_inline_slot(struct devices *devices)
 {
-    const int core = sched_getcpu(), first = core > 0 ? core % devices->lane_count : 0;
-    for (int i = 0; i < devices->lane_count; i++) {
-        struct lane *lane = &devices->lanes[(first + i) % devices->lane_count];
-        if (!atomic_flag_test_and_set_explicit(&lane->taken, memory_order_acquire)) return lane;
+    const int core = sched_getcpu(), first = core > 0 ? core % devices->inline_count : 0;
+    for (int i = 0; i < devices->inline_count; i++) {
+        struct inline_slot *inline_slot = &devices->inline_slots[(first + i) % devices->inline_count];
+        if (!atomic_flag_test_and_set_explicit(&inline_slot->taken, memory_order_acquire)) return inline_slot;
     }
     return NULL;
 }
 
-static void give_lane_back(struct lane *lane)
+static void give_inline_slot_back(struct inline_slot *inline_slot)
 {
-    if (lane->workspace_bytes > LANE_KEEP) drop_workspace(lane->handle, &lane->workspace, &lane->workspace_bytes);
-    atomic_flag_clear_explicit(&lane->taken, memory_order_release);
+    if (inline_slot->workspace_bytes > INLINE_KEEP)
+        drop_workspace(inline_slot->handle, &inline_slot->workspace, &inline_slot->workspace_bytes);
+    atomic_flag_clear_explicit(&inline_slot->taken, memory_order_release);
 }
 
-static bool fits_a_lane(const struct job *job)
+static bool fits_inline(const struct job *job)
 {
     if (job->kind == 0 || job->wants_verify || job->wants_measure || job->wants_save || job->saved) return false;
     const attn_dims d = attn_dims_of(&job->call->items[0].problem);
-    return d.H <= LANE_HEADS && d.B <= LANE_HEADS && d.B * d.H <= LANE_HEADS && padded_flops(job) <= LANE_FLOPS;
+    return d.H <= INLINE_HEADS && d.B <= INLINE_HEADS && d.B * d.H <= INLINE_HEADS && padded_flops(job) <= INLINE_FLOPS;
 }
 
-bool devices_lanes(const struct devices *devices)
+bool devices_inline(const struct devices *devices)
 {
-    return devices->lane_count > 0;
+    return devices->inline_count > 0;
 }
 
 bool devices_run_here(struct devices *devices, struct job *job)
 {
     attn_error err = { 0 };
-    struct lane *lane;
+    struct inline_slot *inline_slot;
     size_t bytes;
-    if (devices->lane_count == 0 || !fits_a_lane(job) || (lane = take_lane(devices)) == NULL) return false;
+    if (devices->inline_count == 0 || !fits_inline(job) || (inline_slot = take_inline_slot(devices)) == NULL)
+        return false;
 
     struct device *device = devices->device[0];
     attn_plan plan;
-    if (attn_plan_make(lane->handle, &job->call->items[0].problem, &plan, &err) != ATTN_OK ||
-        attn_workspace(lane->handle, &plan, 1, &bytes, &err) != ATTN_OK ||
-        grow_workspace(lane->handle, bytes, &lane->workspace, &lane->workspace_bytes, &err) != ATTN_OK) {
-        give_lane_back(lane); /* the device waits for memory, a lane does not */
+    if (attn_plan_make(inline_slot->handle, &job->call->items[0].problem, &plan, &err) != ATTN_OK ||
+        attn_workspace(inline_slot->handle, &plan, 1, &bytes, &err) != ATTN_OK ||
+        grow_workspace(inline_slot->handle, bytes, &inline_slot->workspace, &inline_slot->workspace_bytes, &err) !=
+            ATTN_OK) {
+        give_inline_slot_back(inline_slot); /* the device waits for memory, an inline slot does not */
         return false;
     }
     struct batch batch = { .device = device, .count = 1, .flops = job->flops }; /* started when queued: both 0 */
     atomic_fetch_add_explicit(&device->requests, 1, memory_order_relaxed);
     const int64_t began_ns =
         clock_thread_ns(); /* there are more HTTP threads than cores: of them, time goes by for others */
-    job->ran = attn_run(lane->stream, &plan, 1, lane->workspace, &err) == ATTN_OK;
+    job->ran = attn_run(inline_slot->stream, &plan, 1, inline_slot->workspace, &err) == ATTN_OK;
     const int64_t took_ns = clock_thread_ns() - began_ns;
-    give_lane_back(lane);
+    give_inline_slot_back(inline_slot);
     atomic_fetch_sub_explicit(&device->requests, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&devices->lane_jobs, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&devices->lane_ns, took_ns, memory_order_relaxed);
+    atomic_fetch_add_explicit(&devices->inline_jobs, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&devices->inline_ns, took_ns, memory_order_relaxed);
     batch.compute_us = (double)took_ns / 1e3;
     if (job->ran) {
         name_backend(&job->results[0], device, plan.kernel->name);
@@ -686,8 +690,8 @@ bool devices_run_here(struct devices *devices, struct job *job)
 
 int devices_learn(struct devices *devices, double *seconds)
 {
-    *seconds = (double)atomic_exchange_explicit(&devices->lane_ns, 0, memory_order_relaxed) / 1e9;
-    return atomic_exchange_explicit(&devices->lane_jobs, 0, memory_order_relaxed);
+    *seconds = (double)atomic_exchange_explicit(&devices->inline_ns, 0, memory_order_relaxed) / 1e9;
+    return atomic_exchange_explicit(&devices->inline_jobs, 0, memory_order_relaxed);
 }
 
 /* ---- Open and close ---------------------------------------------------------------------------------------------- */
@@ -796,7 +800,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
             else status = device_open(config, gpu, (int)index, box, message_kind, devices, err);
         }
     } else status = device_open(config, wanted, 0, box, message_kind, devices, err);
-    if (status == ATTN_OK) status = open_lanes(devices, config, err);
+    if (status == ATTN_OK) status = open_inline_slots(devices, config, err);
     if (status != ATTN_OK) {
         devices_stop(devices, DEVICE_STOP_MS);
         devices_close(devices);
@@ -834,7 +838,7 @@ void devices_close(struct devices *devices)
         if (!devices->device[i]->joined) pthread_join(devices->device[i]->thread, NULL);
         device_free(devices->device[i]);
     }
-    close_lanes(devices);
+    close_inline_slots(devices);
     free(devices);
 }
 
@@ -878,10 +882,10 @@ static void unmap_staging(void *context, void *memory, size_t bytes)
     attn_staging_free(devices->device[0]->handle, memory, bytes);
 }
 
-bool devices_staging(struct devices *devices, struct arena_source *source)
+bool devices_staging(struct devices *devices, struct staging_source *source)
 {
     if (devices->device[0]->info.unified) return false;
-    *source = (struct arena_source){ map_staging, unmap_staging, NULL, devices };
+    *source = (struct staging_source){ map_staging, unmap_staging, NULL, devices };
     return true;
 }
 

@@ -1,4 +1,4 @@
-/* devices.h: one thread per device, that alone talks to it: copy in, run, copy out, report. And lanes: small
+/* devices.h: one thread per device, that alone talks to it: copy in, run, copy out, report. And inline slots: small
  * problems of the CPU, which the thread that received them computes itself.
  *
  * The loop hands over batches and gets them back through its mailbox. Everything on a stream is asynchronous: while
@@ -7,7 +7,7 @@
  *
  * What goes wrong on a device, and who hears of it:
  *
- *   out of memory in a lane      the job is queued, as if there were no lanes
+ *   out of memory in an inline slot      the job is queued, as if there were no inline slots
  *   out of memory                the batch waits for those beside it to end and is tried again, alone in the end; then its
  *                                requests fail with NO_MEMORY
  *   an error that is not sticky  the batch's requests fail with DEVICE; the next batch runs
@@ -65,8 +65,8 @@ const attn_device *devices_any(const struct devices *devices); /* to ask which k
 const attn_device_info *
 devices_largest(const struct devices *devices); /* that with the most memory, as it was opened */
 /* Where staging memory should come from so that the devices copy from it quickly: pinned memory of the first one that
- * copies. False when all compute in any memory: then the system's will do. The devices must outlive the arena. */
-bool devices_staging(struct devices *devices, struct arena_source *source);
+ * copies. False when all compute in any memory: then the system's will do. The devices must outlive the staging pool. */
+bool devices_staging(struct devices *devices, struct staging_source *source);
 bool devices_usable(const struct devices *devices);
 
 /* A device as others see it at this moment. */
@@ -85,7 +85,7 @@ void devices_describe(struct devices *devices, struct device_state *states); /* 
  * batch of its own, with job->ran or job->error. False: it is to be queued; a job that is large, that verifies, or
  * uses or makes a context always is. Never waits for another thread. */
 bool devices_run_here(struct devices *devices, struct job *job);
-bool devices_lanes(const struct devices *devices); /* could it ever? */
+bool devices_inline(const struct devices *devices); /* could it ever? */
 /* How many jobs were computed so since the last call, and the processor time they took. Any thread. */
 int devices_learn(struct devices *devices, double *seconds);
 

@@ -16,7 +16,7 @@
 #include "server/base/heartbeat.h"
 #include "server/base/limits.h"
 #include "server/device/devices.h"
-#include "server/http/peers.h"
+#include "server/http/connections.h"
 #include "server/http/routes.h"
 #include "server/work/server.h"
 
@@ -85,7 +85,7 @@ static void add_common_headers(struct request *request, struct MHD_Response *res
 struct stream {
     proto_encoder *encoder;
     struct job *job; /* a reference: the tensors must stay */
-    struct peer *peer;
+    struct connection *connection;
 };
 
 static ssize_t on_read(void *context, uint64_t position, char *buffer, size_t capacity)
@@ -94,7 +94,7 @@ static ssize_t on_read(void *context, uint64_t position, char *buffer, size_t ca
     heartbeat_busy(HEARTBEAT_HTTP);
     const size_t count = proto_encoder_read(stream->encoder, buffer, capacity);
     heartbeat_idle();
-    peer_progress(stream->peer, position);
+    connection_progress(stream->connection, position);
     return count > 0 ? (ssize_t)count : MHD_CONTENT_READER_END_OF_STREAM;
 }
 
@@ -165,7 +165,7 @@ static struct MHD_Response *tensor_response(struct request *request)
         request->times.encode_ns = clock_ns() - began;
     } else {
         struct stream *stream = malloc(sizeof *stream);
-        if (stream) *stream = (struct stream){ encoder, job_hold(job), request->peer };
+        if (stream) *stream = (struct stream){ encoder, job_hold(job), request->connection };
         else proto_encoder_free(encoder);
         response = stream ? MHD_create_response_from_callback(length, length < block ? (size_t)length : block, on_read,
                                                               stream, on_free)
@@ -225,7 +225,7 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     if (response == NULL) return MHD_NO;
     add_common_headers(request, response, request->http_status, content_type, close);
     request->times.answer_ns = clock_ns();
-    const enum MHD_Result result = MHD_queue_response(request->connection, (unsigned)request->http_status, response);
+    const enum MHD_Result result = MHD_queue_response(request->mhd, (unsigned)request->http_status, response);
     MHD_destroy_response(response); /* its own reference; the connection has one */
     return result;
 }

@@ -9,24 +9,24 @@
 static int connections(void *context)
 {
     const struct front *front = context;
-    return atomic_load(&front->peers.count);
+    return atomic_load(&front->connections.count);
 }
 
 static void sweep(void *context, int64_t now_ms, bool draining)
 {
     struct front *front = context;
     const struct config *config = front->server->config;
-    const struct peer_limits limits = {
+    const struct connection_limits limits = {
         .head_ms = config->body_timeout_ms < FRONT_HEAD_MS ? config->body_timeout_ms : FRONT_HEAD_MS,
         .idle_ms = FRONT_IDLE_MS,
         .stall_ms = config->body_stall_ms,
         .transfer_ms = config->body_timeout_ms,
     };
-    static const struct peer_patience patience = { FRONT_SILENT_MS, FRONT_STALLED_MS };
-    if (++front->sweeps % (1 + (unsigned)connections(front) / FRONT_SWEEP_PEERS) == 0)
-        peers_sweep(&front->peers, now_ms, &limits, draining ? &patience : NULL);
-    linger_sweep(&front->peers.linger, now_ms);
-    if (!draining) daemon_balance(&front->main_port, now_ms);
+    static const struct connection_patience patience = { FRONT_SILENT_MS, FRONT_STALLED_MS };
+    if (++front->sweeps % (1 + (unsigned)connections(front) / FRONT_SWEEP_CONNECTIONS) == 0)
+        connections_sweep(&front->connections, now_ms, &limits, draining ? &patience : NULL);
+    linger_sweep(&front->connections.linger, now_ms);
+    if (!draining) http_server_balance(&front->main_http, now_ms);
 }
 
 static void reload(void *context)
@@ -41,38 +41,38 @@ static void reload(void *context)
 static void stop_listeners(struct front *front, unsigned kind)
 {
     for (int i = 0; i < front->listener_count; i++)
-        if (front->listeners[i].port->kind == kind) listener_stop(&front->listeners[i]);
+        if (front->listeners[i].http->kind == kind) listener_stop(&front->listeners[i]);
 }
 
 static void drain(void *context)
 {
     struct front *front = context;
     stop_listeners(front, PORT_MAIN);
-    daemon_let_go(&front->main_port);
+    http_server_unpin(&front->main_http);
 }
 
-static void hurry(void *context)
+static void close_metrics(void *context)
 {
     stop_listeners(context, PORT_METRICS);
 }
 
 struct loop_front front_for_loop(struct front *front)
 {
-    return (struct loop_front){ front, daemon_resume, connections, sweep, reload, drain, hurry };
+    return (struct loop_front){ front, http_server_resume, connections, sweep, reload, drain, close_metrics };
 }
 
 void front_init(struct front *front, struct server *server, struct listener *listeners, int count)
 {
     *front = (struct front){ .server = server, .listeners = listeners, .listener_count = count };
-    peers_init(&front->peers);
-    server->peers = &front->peers;
+    connections_init(&front->connections);
+    server->connections = &front->connections;
 }
 
 attn_status front_open(struct front *front, attn_error *err)
 {
-    attn_status status = daemon_open(&front->main_port, front->server, PORT_MAIN, err);
+    attn_status status = http_server_open(&front->main_http, front->server, PORT_MAIN, err);
     if (status == ATTN_OK && front->server->config->metrics_listen)
-        status = daemon_open(&front->metrics_port, front->server, PORT_METRICS, err);
+        status = http_server_open(&front->metrics_http, front->server, PORT_METRICS, err);
     return status;
 }
 
@@ -82,7 +82,7 @@ attn_status front_start(struct front *front, attn_error *err)
     for (int i = 0; i < front->listener_count && status == ATTN_OK; i++) {
         const bool main_address = i < front->server->config->listen_count;
         status = listener_start(&front->listeners[i], loop_uv(front->server->loop), front->server,
-                                main_address ? &front->main_port : &front->metrics_port, err);
+                                main_address ? &front->main_http : &front->metrics_http, err);
     }
     return status;
 }
@@ -90,11 +90,11 @@ attn_status front_start(struct front *front, attn_error *err)
 void front_close(struct front *front)
 {
     for (int i = 0; i < front->listener_count; i++) listener_close(&front->listeners[i]);
-    daemon_close(&front->metrics_port);
-    daemon_close(&front->main_port);
+    http_server_close(&front->metrics_http);
+    http_server_close(&front->main_http);
 }
 
 void front_clear(struct front *front)
 {
-    peers_clear(&front->peers);
+    connections_clear(&front->connections);
 }

@@ -3,16 +3,16 @@
 #ifndef FRONT_H
 #define FRONT_H
 
-#include "server/http/daemon.h"
+#include "server/http/mhd.h"
 #include "server/http/listen.h"
-#include "server/http/peers.h"
+#include "server/http/connections.h"
 #include "server/sched/loop.h"
 
 struct front {
     struct server *server;
-    struct peers peers;
-    struct port main_port, metrics_port; /* the second only with --metrics-listen */
-    struct listener *listeners;          /* main.c's: open sockets, those of --listen first */
+    struct connections connections;
+    struct http_server main_http, metrics_http; /* the second only with --metrics-listen */
+    struct listener *listeners;                 /* main.c's: open sockets, those of --listen first */
     int listener_count;
     unsigned sweeps;
 };

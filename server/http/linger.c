@@ -19,7 +19,7 @@ void linger_init(struct lingering *linger)
     linger->count = 0;
 }
 
-/* False: the peer has closed its side, or the connection is broken. */
+/* False: the connection has closed its side, or the connection is broken. */
 static bool drop_unread(int fd)
 {
     char dropped[LINGER_DROP_BYTES];

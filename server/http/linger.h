@@ -1,6 +1,6 @@
 /* linger.h: sockets whose last answer is still on its way when their connection ends.
  *
- * The problem: a socket that is closed answers whatever its peer sends afterwards, or has sent and nobody has read, with
+ * The problem: a socket that is closed answers whatever its connection sends afterwards, or has sent and nobody has read, with
  * a reset, and the system then throws away what it had not yet delivered: the end of the last answer. A client may well
  * send more behind its last request: the next one in a pipe after one of HTTP/1.0, or the rest of a body after a 413.
  *

@@ -22,11 +22,11 @@
 #include <unistd.h>
 
 #include "server/base/limits.h"
-#include "server/http/daemon.h"
+#include "server/http/mhd.h"
 #include "server/base/heartbeat.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
-#include "server/http/peers.h"
+#include "server/http/connections.h"
 #include "server/http/refusal.h"
 #include "server/http/routes.h"
 #include "server/work/server.h"
@@ -189,16 +189,16 @@ static bool refuse_with_spare(struct listener *listener)
     if (spare_fd < 0) return false;
     close(spare_fd);
     const int fd = accept4(listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd >= 0) refuse(fd, listener->port->plain);
+    if (fd >= 0) refuse(fd, listener->http->plain);
     spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    log_event(LOG_WARN, NULL, "refused", "reason=descriptors connections=%d", atomic_load(&listener->port->open));
+    log_event(LOG_WARN, NULL, "refused", "reason=descriptors connections=%d", atomic_load(&listener->http->open));
     return fd >= 0;
 }
 
 /* Accepts at most `limit` connections. */
 static void accept_some(struct listener *listener, int limit)
 {
-    struct port *port = listener->port;
+    struct http_server *http = listener->http;
     for (int i = 0; i < limit; i++) {
         struct sockaddr_storage address;
         socklen_t length = sizeof address;
@@ -210,14 +210,14 @@ static void accept_some(struct listener *listener, int limit)
                 continue;
             return;
         }
-        if (atomic_load(&port->open) >= port->most) {
-            refuse(fd, port->plain);
+        if (atomic_load(&http->open) >= http->most) {
+            refuse(fd, http->plain);
             log_event(LOG_WARN, NULL, "refused", "reason=%s connections=%d",
-                      port->kind == PORT_MAIN ? "max_connections" : "metrics_connections", atomic_load(&port->open));
+                      http->kind == PORT_MAIN ? "max_connections" : "metrics_connections", atomic_load(&http->open));
             continue;
         }
         set_options(listener, fd);
-        if (!daemon_add(port, fd, (struct sockaddr *)&address, length)) refuse(fd, port->plain);
+        if (!http_server_add(http, fd, (struct sockaddr *)&address, length)) refuse(fd, http->plain);
     }
 }
 
@@ -228,12 +228,12 @@ static void on_readable(uv_poll_t *poll, int status, int events)
     if (status == 0) accept_some(poll->data, LISTEN_ACCEPT_BURST);
 }
 
-attn_status listener_start(struct listener *listener, uv_loop_t *loop, struct server *server, struct port *port,
+attn_status listener_start(struct listener *listener, uv_loop_t *loop, struct server *server, struct http_server *http,
                            attn_error *err)
 {
     if (spare_fd < 0) spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     listener->server = server;
-    listener->port = port;
+    listener->http = http;
     int error = uv_poll_init(loop, &listener->poll, listener->fd);
     if (error == 0) {
         listener->poll.data = listener;

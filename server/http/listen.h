@@ -9,7 +9,7 @@
 
 #include "kernels/attention.h"
 
-struct port;
+struct http_server;
 struct server;
 
 /* An open socket and where it listens. */
@@ -21,7 +21,7 @@ struct listener {
     uv_poll_t poll;
     bool polling;
     struct server *server;
-    struct port *port;
+    struct http_server *http;
 };
 
 /* "127.0.0.1:8080", "[::1]:0", "localhost:8080", "unix:/run/attnd.sock". Binds and listens; non-blocking and
@@ -32,7 +32,7 @@ attn_status listener_adopt(struct listener *listener, int fd, attn_error *err);
 void listener_close(struct listener *listener); /* stops accepting; removes a unix socket that we made */
 
 /* Accepts in the loop, for `port`. */
-attn_status listener_start(struct listener *listener, uv_loop_t *loop, struct server *server, struct port *port,
+attn_status listener_start(struct listener *listener, uv_loop_t *loop, struct server *server, struct http_server *http,
                            attn_error *err);
 /* Takes what is in the backlog, then stops. */
 void listener_stop(struct listener *listener);

@@ -1,7 +1,7 @@
 /* routes.c: the table of URLs, and the handlers that need no device.
  *
  * A route is one row (server/api/route.h has its columns); what a row does not say is the same for all: framing checks,
- * request ids, limits, HEAD, CORS, logging and counting (daemon.c, answer.c). To add an endpoint: its row, its handler
+ * request ids, limits, HEAD, CORS, logging and counting (mhd.c, answer.c). To add an endpoint: its row, its handler
  * and its test. */
 #include "server/http/routes.h"
 
@@ -13,12 +13,12 @@
 #include "server/api/info.h"
 #include "server/api/page.h"
 #include "server/api/ready.h"
-#include "server/base/arena.h"
+#include "server/base/staging.h"
 #include "server/base/clock.h"
 #include "server/base/metrics.h"
 #include "server/device/devices.h"
-#include "server/http/framing.h"
-#include "server/http/peers.h"
+#include "server/http/http_head.h"
+#include "server/http/connections.h"
 #include "server/work/server.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
@@ -51,7 +51,7 @@ static void answer_metrics(struct request *request, struct answer *answer)
 {
     struct server *server = request->server;
     gauges_publish(server);
-    metrics_set(METRIC_CONNECTIONS, NULL, NULL, atomic_load(&server->peers->count));
+    metrics_set(METRIC_CONNECTIONS, NULL, NULL, atomic_load(&server->connections->count));
     answer->status = 200;
     answer->content_type = "text/plain; version=0.0.4; charset=utf-8";
     answer->body = metrics_write(&answer->length);
@@ -77,9 +77,9 @@ static void answer_info(struct request *request, struct answer *answer)
         .device_count = count,
         .queue_requests = requests,
         .queue_bytes = bytes,
-        .connections = atomic_load(&server->peers->count),
+        .connections = atomic_load(&server->connections->count),
         .inflight_requests = inflight,
-        .staging_used_bytes = arena_leased_bytes(server->arena),
+        .staging_used_bytes = staging_leased_bytes(server->staging),
     };
     answer->status = 200;
     answer->content_type = "application/json";
@@ -118,7 +118,8 @@ const struct route_body *routes_body(const struct route *route, const char *cont
 {
     if (content_type == NULL || *content_type == '\0') return route->bodies;
     for (const struct route_body *body = route->bodies; body->media; body++)
-        if (framing_is_media(content_type, body->media) || (body->also && framing_is_media(content_type, body->also)))
+        if (http_head_is_media(content_type, body->media) ||
+            (body->also && http_head_is_media(content_type, body->also)))
             return body;
     return NULL;
 }

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "server/base/arena.h"
+#include "server/base/staging.h"
 #include "server/base/clock.h"
 #include "server/base/config.h"
 #include "server/base/limits.h"
@@ -41,13 +41,13 @@ static attn_status make_job(struct request *request, struct check_result *result
     if (status != ATTN_OK) return status;
     proto_decoder_free(request->decoder);
     request->decoder = NULL;
-    request->job = job_new(server->arena, server->contexts, request->caller, request->extent, call);
+    request->job = job_new(server->staging, server->contexts, request->caller, request->block, call);
     if (request->job == NULL) {
         proto_call_free(call);
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     }
-    if (request->extent) arena_arrived(server->arena, request->extent);
-    request->extent = NULL; /* the job's now */
+    if (request->block) staging_arrived(server->staging, request->block);
+    request->block = NULL; /* the job's now */
     result->deadline_ns = check_deadline(request, call);
     return prepare_job(request->job, devices_any(server->devices), devices_largest(server->devices), err);
 }

@@ -14,11 +14,11 @@
  *
  *   SERVING --signal--> DRAINING: readiness says 503, the listeners take their backlog and close, every answer says
  * Connection: close
- *           --nothing open, or --drain-ms passed, or a second signal--> HURRYING: what waits is answered 503, nothing new is
+ *           --nothing open, or --drain-ms passed, or a second signal--> STOPPING: what waits is answered 503, nothing new is
  * suspended
- *           --nothing suspended, and nothing open or LOOP_HURRY_MS passed--> over
+ *           --nothing suspended, and nothing open or LOOP_STOP_MS passed--> over
  *
- * When the last usable device fails: readiness says 503, then HURRYING, and loop_run() returns 70.
+ * When the last usable device fails: readiness says 503, then STOPPING, and loop_run() returns 70.
  *
  * Invariants
  * 1. Every request in the list `suspended` is in CHECKING, QUEUED, RUNNING or FINISHING, and every such request is in it.
@@ -36,7 +36,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#include "server/base/arena.h"
+#include "server/base/staging.h"
 #include "server/base/clock.h"
 #include "server/base/limits.h"
 #include "server/work/contexts.h"
@@ -49,9 +49,9 @@
 #include "server/base/metrics.h"
 #include "server/base/signals.h"
 
-enum stage { SERVING, DRAINING, HURRYING };
+enum stage { SERVING, DRAINING, STOPPING };
 
-struct watch {
+struct hangup_watch {
     uv_poll_t poll;
     struct request *request;
 };
@@ -121,7 +121,7 @@ static void on_watch_closed(uv_handle_t *handle)
 
 static void watch_stop(struct request *request)
 {
-    struct watch *watch = request->watch;
+    struct hangup_watch *watch = request->watch;
     if (watch == NULL) return;
     request->watch = NULL;
     watch->poll.data = watch;
@@ -173,7 +173,7 @@ static void cancel(struct loop *loop, struct request *request, proto_error error
 static void on_hangup(uv_poll_t *poll, int status, int events)
 {
     heartbeat_busy(HEARTBEAT_LOOP);
-    struct watch *watch = (struct watch *)poll; /* its first member */
+    struct hangup_watch *watch = (struct hangup_watch *)poll; /* its first member */
     struct request *request = watch->request;
     struct loop *loop = poll->loop->data;
     if (status == 0 && !(events & UV_DISCONNECT)) return;
@@ -189,7 +189,7 @@ static void on_hangup(uv_poll_t *poll, int status, int events)
 
 static void watch_start(struct loop *loop, struct request *request)
 {
-    struct watch *watch = calloc(1, sizeof *watch);
+    struct hangup_watch *watch = calloc(1, sizeof *watch);
     if (watch == NULL) return; /* unwatched, it is found out when it is answered */
     watch->request = request;
     if (uv_poll_init(&loop->uv, &watch->poll, request->socket) != 0) {
@@ -316,7 +316,7 @@ static void on_check(uv_check_t *check)
 /* ---- Batches back ------------------------------------------------------------------------------------------------ */
 
 /* The job is done and its request still wants the answer. */
-static void conclude(struct loop *loop, struct job *job)
+static void finish_request(struct loop *loop, struct job *job)
 {
     prepare_finish_contexts(job, true);
     hand_back(loop, job->request);
@@ -340,7 +340,7 @@ static void on_finished(void *context, struct finishing *finishing)
             request_fail_status(request, &call->items[0].error);
     }
     finish_free(finishing); /* and its reference, as in batch_done() */
-    if (request != NULL) conclude(loop, job);
+    if (request != NULL) finish_request(loop, job);
 }
 
 static void finish(struct loop *loop, struct job *job)
@@ -355,7 +355,7 @@ static void finish(struct loop *loop, struct job *job)
     finish_start(job->finishing, &loop->uv);
 }
 
-static void hurry(struct loop *loop);
+static void cancel_waiting(struct loop *loop);
 
 /* The device is beyond repair inside this process. The others go on; without any the server is not ready from now
  * on, and whoever called this answers those that he has to answer and then calls end_if_failed(). */
@@ -363,15 +363,15 @@ static void device_failed(struct loop *loop, struct device *device, const char *
 {
     if (!device_disable(device)) return;
     log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), text);
-    if (devices_usable(loop->server->devices) || loop->stage == HURRYING) return;
+    if (devices_usable(loop->server->devices) || loop->stage == STOPPING) return;
     atomic_store(&loop->server->phase, SERVER_FAILED);
     loop->exit_status = 70;
-    signals_end_within(LOOP_HURRY_MS + SIGNALS_GRACE_MS, loop->exit_status);
+    signals_end_within(LOOP_STOP_MS + SIGNALS_GRACE_MS, loop->exit_status);
 }
 
 static void end_if_failed(struct loop *loop)
 {
-    if (loop->exit_status != 0) hurry(loop);
+    if (loop->exit_status != 0) cancel_waiting(loop);
 }
 
 /* A device that does not finish what it was given. Those who wait for it are answered; the jobs stay with it, for
@@ -422,7 +422,7 @@ static void batch_done(struct loop *loop, struct batch *batch)
             } else {
                 batch_note_times(batch, job);
                 if (job->wants_verify || job->wants_measure) finish(loop, job);
-                else conclude(loop, job);
+                else finish_request(loop, job);
             }
         }
     }
@@ -477,9 +477,9 @@ static void on_checked(uv_work_t *work, int status)
 
 static void check(struct loop *loop, struct request *request)
 {
-    struct checking *checking = loop->stage == HURRYING ? NULL : calloc(1, sizeof *checking);
+    struct checking *checking = loop->stage == STOPPING ? NULL : calloc(1, sizeof *checking);
     if (checking == NULL || !deadlines_add(&loop->deadlines, &request->deadline)) {
-        if (loop->stage == HURRYING) request_fail(request, PROTO_E_DRAINING, NULL, "the server is stopping");
+        if (loop->stage == STOPPING) request_fail(request, PROTO_E_DRAINING, NULL, "the server is stopping");
         else request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory to check the request");
         free(checking);
         request_drop_body(request);
@@ -502,7 +502,7 @@ static void request_arrived(struct loop *loop, struct request *request)
     }
     queue_push(&loop->server->queue, request->job, clock_ns());
     loop->queue_changed = true;
-    if (loop->stage == HURRYING) {
+    if (loop->stage == STOPPING) {
         cancel(loop, request, PROTO_E_DRAINING, "the server is stopping");
         return;
     }
@@ -558,12 +558,12 @@ static void drain(struct loop *loop)
 
 /* Everything that waits is answered now. Requests that are on their way to the mailbox find stopping set, or arrive
  * and are answered in request_arrived(). */
-static void hurry(struct loop *loop)
+static void cancel_waiting(struct loop *loop)
 {
-    if (loop->stage == HURRYING) return;
+    if (loop->stage == STOPPING) return;
     if (loop->stage == SERVING) drain(loop);
-    enter_stage(loop, HURRYING);
-    loop->front.hurry(loop->front.context);
+    enter_stage(loop, STOPPING);
+    loop->front.close_metrics(loop->front.context);
     atomic_store(&loop->server->stopping, true);
     int cut = 0;
     for (struct request *request = loop->oldest, *next; request; request = next, cut++) {
@@ -580,9 +580,9 @@ static void advance(struct loop *loop, int64_t now_ms)
     struct server *server = loop->server;
     const int open = open_connections(loop);
     if (loop->stage == DRAINING && (open == 0 || now_ms - loop->stage_since_ms >= server->config->drain_ms))
-        hurry(loop);
-    if (loop->stage != HURRYING || atomic_load(&server->suspended) > 0) return;
-    if (open > 0 && now_ms - loop->stage_since_ms < LOOP_HURRY_MS) return;
+        cancel_waiting(loop);
+    if (loop->stage != STOPPING || atomic_load(&server->suspended) > 0) return;
+    if (open > 0 && now_ms - loop->stage_since_ms < LOOP_STOP_MS) return;
     uv_stop(&loop->uv);
 }
 
@@ -606,7 +606,7 @@ static void on_sweep(uv_timer_t *timer)
     const int64_t now_ms = clock_ms();
 
     loop->front.sweep(loop->front.context, now_ms, loop->stage != SERVING);
-    if (!server->pinned) arena_trim(server->arena, now_ms, STAGING_WARM_MS);
+    if (!server->pinned) staging_trim(server->staging, now_ms, STAGING_WARM_MS);
     contexts_expire(server->contexts, now_ms);
     give_back_memory(loop);
     look_at_devices(loop);
@@ -626,7 +626,7 @@ static void on_signalled(uv_async_t *async)
         if (loop->stage == SERVING) {
             drain(loop);
             advance(loop, clock_ms());
-        } else hurry(loop);
+        } else cancel_waiting(loop);
     }
 }
 
@@ -689,7 +689,7 @@ int loop_run(struct loop *loop, const struct loop_front *front)
      * memory. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, LOOP_SWEEP_MS, LOOP_SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
-    assert(loop->stage == HURRYING && loop->oldest == NULL); /* invariant 3 */
+    assert(loop->stage == STOPPING && loop->oldest == NULL); /* invariant 3 */
     return loop->exit_status;
 }
 

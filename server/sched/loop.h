@@ -27,14 +27,14 @@ struct loop_front {
     void (*sweep)(void *context, int64_t now_ms, bool draining); /* cuts those that are too slow */
     void (*reload)(void *context);                               /* what SIGHUP asks for */
     void (*drain)(void *context); /* stops accepting, but for --metrics-listen: a drain can be watched, and probed */
-    void (*hurry)(void *context); /* stops accepting there too */
+    void (*close_metrics)(void *context); /* stops accepting there too */
 };
 
 /* Serves until a signal says otherwise; returns the exit status: 0 after a drain, 70 when the last device failed.
  * Afterwards no connection is suspended and the web servers can be closed. */
 int loop_run(struct loop *loop, const struct loop_front *front);
 
-/* SIGTERM or SIGINT: stop; again: hurry. SIGHUP: read the tokens again. From any thread, from loop_open() on; what comes
+/* SIGTERM or SIGINT: stop; again: wait for nothing. SIGHUP: read the tokens again. From any thread, from loop_open() on; what comes
  * before loop_run() is done then. */
 void loop_signal(struct loop *loop, int number);
 

@@ -6,8 +6,8 @@
 
 #include "server/base/caller.h"
 
-struct job *job_new(struct arena *arena, struct contexts *contexts, struct caller *caller, struct extent *inputs,
-                    proto_call *call)
+struct job *job_new(struct staging_pool *staging, struct contexts *contexts, struct caller *caller,
+                    struct staging_block *inputs, proto_call *call)
 {
     struct job *job = calloc(1, sizeof *job);
     if (job == NULL) return NULL;
@@ -18,7 +18,7 @@ struct job *job_new(struct arena *arena, struct contexts *contexts, struct calle
         return NULL;
     }
     atomic_init(&job->references, 1);
-    job->arena = arena;
+    job->staging = staging;
     job->contexts = contexts;
     job->caller = caller_hold(caller);
     job->inputs = inputs;
@@ -38,8 +38,8 @@ struct job *job_hold(struct job *job)
 void job_release_memory(struct job *job)
 {
     assert(atomic_load(&job->references) <= 1);
-    arena_release(job->arena, job->inputs);
-    arena_release(job->arena, job->spare);
+    staging_release(job->staging, job->inputs);
+    staging_release(job->staging, job->spare);
     job->inputs = job->spare = NULL;
 }
 

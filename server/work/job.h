@@ -17,7 +17,7 @@
 
 #include "kernels/attention.h"
 #include "proto-json/proto.h"
-#include "server/base/arena.h"
+#include "server/base/staging.h"
 
 struct batch;
 struct caller;
@@ -36,14 +36,14 @@ typedef uint64_t job_kind;
 
 struct job {
     atomic_int references;
-    struct arena *arena;
-    struct extent *inputs,
+    struct staging_pool *staging;
+    struct staging_block *inputs,
         *spare; /* what the decoder filled (its rest may hold outputs); outputs that did not fit there */
     proto_call *call;
     proto_result *results; /* call->count of them */
     int runnable;          /* items without an error */
     double flops;          /* of those */
-    size_t tensor_bytes;   /* what the queue counts: the extents */
+    size_t tensor_bytes;   /* what the queue counts: the blocks */
     job_kind kind;
     size_t inputs_used;        /* bytes of `inputs` that hold tensors: the answer of a small one is written over them */
     struct job_region outputs; /* all output tensors, one after the other */
@@ -68,8 +68,8 @@ struct job {
 };
 
 /* Takes over `inputs` (may be NULL) and `call`. NULL when out of memory: both stay with whoever called then. */
-struct job *job_new(struct arena *arena, struct contexts *contexts, struct caller *caller, struct extent *inputs,
-                    proto_call *call);
+struct job *job_new(struct staging_pool *staging, struct contexts *contexts, struct caller *caller,
+                    struct staging_block *inputs, proto_call *call);
 struct job *job_hold(struct job *job);
 void job_release(struct job *job); /* NULL is fine. The last one: prepare_finish_contexts() was called, if need be */
 

@@ -1,6 +1,6 @@
 /* prepare.c: from a decoded body to something a device can run.
  *
- * Where the tensors lie (one extent, leased at the headers; a second one only when the outputs are larger than was
+ * Where the tensors lie (one block, leased at the headers; a second one only when the outputs are larger than was
  * expected):
  *
  *   inputs:  | q | k | v | ... as decoded ...  | out | lse |  free  |
@@ -229,7 +229,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         if (job->inputs && used <= job->inputs->bytes && bytes <= job->inputs->bytes - used)
             at = (char *)job->inputs->memory + used;
         else {
-            status = arena_lease(job->arena, job->caller, bytes, &job->spare, err);
+            status = staging_lease(job->staging, job->caller, bytes, &job->spare, err);
             if (status != ATTN_OK) return status;
             at = job->spare->memory;
         }

@@ -100,13 +100,13 @@ void request_make_id(char id[REQUEST_ID_BYTES])
     id[16] = '\0';
 }
 
-struct request *request_new(struct server *server, struct port *port, struct MHD_Connection *connection)
+struct request *request_new(struct server *server, struct http_server *http, struct MHD_Connection *mhd)
 {
     struct request *request = calloc(1, sizeof *request);
     if (request == NULL) return NULL;
     request->server = server;
-    request->port = port;
-    request->connection = connection;
+    request->http = http;
+    request->mhd = mhd;
     request->client_timeout_ms = -1;
     request->place = CALLER_PLACES;
     request->times.began_ns = clock_ns();
@@ -125,8 +125,8 @@ void request_drop_body(struct request *request)
 {
     proto_decoder_free(request->decoder);
     request->decoder = NULL;
-    if (request->extent) arena_release(request->server->arena, request->extent);
-    request->extent = NULL;
+    if (request->block) staging_release(request->server->staging, request->block);
+    request->block = NULL;
     leave_place(request);
 }
 

@@ -16,12 +16,12 @@
 #include "server/work/job.h"
 #include "server/base/mailbox.h"
 
-struct peer;
-struct port;
+struct connection;
+struct http_server;
 struct route;
 struct route_body;
 struct server;
-struct watch;
+struct hangup_watch;
 
 /* ---- The owner table --------------------------------------------------------------------------------------------- */
 
@@ -108,9 +108,9 @@ struct request {
     enum request_state state;
     bool counted; /* in request_count() */
     struct server *server;
-    struct port *port;
-    struct MHD_Connection *connection;
-    struct peer *peer;
+    struct http_server *http;
+    struct MHD_Connection *mhd;
+    struct connection *connection;
     int socket;                /* its connection's, to be watched for a hang-up: never closed by us */
     const struct route *route; /* NULL: no such path; where that has no row for the method, its first */
     unsigned methods;          /* that its path answers: bits of enum route_method */
@@ -125,7 +125,7 @@ struct request {
     enum request_step step;
     const struct route_body *body; /* how its body is read; NULL: it is dropped */
     proto_decoder *decoder;
-    struct extent *extent; /* where the decoder writes */
+    struct staging_block *block; /* where the decoder writes */
     uint64_t received_bytes;
     int64_t client_timeout_ms; /* X-Request-Timeout-Ms; -1: not given */
     int place;                 /* enum caller_place that it has in the queue; CALLER_PLACES: none. request.c's */
@@ -150,12 +150,12 @@ struct request {
     struct deadline deadline;
     bool being_checked; /* on another thread: it cannot be handed back before that is over */
     struct request *previous,
-        *next;           /* all requests whose connections are suspended, in order of arrival; in a head: daemon.c's */
-    struct watch *watch; /* for hang-up; NULL: not watched (yet) */
+        *next; /* all requests whose connections are suspended, in order of arrival; in a head: mhd.c's */
+    struct hangup_watch *watch; /* for hang-up; NULL: not watched (yet) */
 };
 
 /* In RECEIVING, owned by the calling HTTP thread. NULL when out of memory. */
-struct request *request_new(struct server *server, struct port *port, struct MHD_Connection *connection);
+struct request *request_new(struct server *server, struct http_server *http, struct MHD_Connection *mhd);
 /* Gives everything back. Only its owner may. */
 void request_free(struct request *request);
 

@@ -10,11 +10,11 @@
 #include "server/base/config.h"
 #include "server/work/queue.h"
 
-struct arena;
+struct staging_pool;
 struct contexts;
 struct devices;
 struct loop;
-struct peers;
+struct connections;
 struct tokens;
 
 /* id, state as /v1/info and /readyz say it */
@@ -35,14 +35,14 @@ struct server {
     _Atomic bool stopping;          /* nothing may be suspended any more */
     _Atomic int suspended;          /* connections that are suspended, or about to be */
 
-    struct arena *arena;
+    struct staging_pool *staging;
     bool pinned; /* its memory is pinned for a device */
     struct contexts *contexts;
     struct tokens *tokens;   /* NULL: everybody may, */
     struct caller everybody; /* on one account */
     struct queue queue;
     struct devices *devices;
-    struct peers *peers;
+    struct connections *connections;
     struct loop *loop;
 };
 

@@ -24,7 +24,7 @@
 struct MHD_Daemon;
 struct MHD_Connection;
 void MHD_stop_daemon(struct MHD_Daemon *daemon);
-void MHD_resume_connection(struct MHD_Connection *connection);
+void MHD_resume_connection(struct MHD_Connection *mhd);
 
 enum { POOL_BYTES = 64 << 10 }; /* the only memory of libmicrohttpd that is so large */
 
@@ -113,12 +113,12 @@ void MHD_stop_daemon(struct MHD_Daemon *daemon)
     real(daemon);
 }
 
-void MHD_resume_connection(struct MHD_Connection *connection)
+void MHD_resume_connection(struct MHD_Connection *mhd)
 {
     void (*real)(struct MHD_Connection *) = (void (*)(struct MHD_Connection *))dlsym(RTLD_NEXT,
                                                                                      "MHD_resume_connection");
     hang("SHIM_HANG_RESUME");
-    real(connection);
+    real(mhd);
 }
 
 int listen(int fd, int backlog)

@@ -85,7 +85,7 @@ HELPER void server_open(struct server *server, const struct config *config)
     *server = (struct server){
         .config = config, .limits = PROTO_LIMITS_DEFAULT, .everybody = CALLER_EVERYBODY, .phase = SERVER_READY
     };
-    server->arena = arena_new(config->staging_bytes, 0, NULL);
+    server->staging = staging_new(config->staging_bytes, 0, NULL);
     server->contexts = contexts_new(config->staging_bytes / CONTEXTS_SHARE, CONTEXTS_MAX_COUNT, CONTEXTS_TTL_MS);
     queue_init(&server->queue, config->max_receiving, config->queue_depth, config->max_batch,
                config->batch_window_us * 1000);
@@ -97,8 +97,8 @@ HELPER void server_close(struct server *server)
         assert_int_equal(atomic_load(&server->queue.places[place].count), 0);
     assert_int_equal(server->queue.count, 0);
     contexts_free(server->contexts);
-    assert_int_equal(arena_leased_bytes(server->arena), 0);
-    arena_free(server->arena);
+    assert_int_equal(staging_leased_bytes(server->staging), 0);
+    staging_free(server->staging);
 }
 
 /* ---- Bodies ------------------------------------------------------------------------------------------------------ */
@@ -182,10 +182,11 @@ HELPER char *backward_body(const char *context, int rows, int D)
 HELPER attn_status grow_extent(void *context, size_t bytes, void **base, attn_error *err)
 {
     struct request *request = context;
-    struct arena *arena = request->server->arena;
-    const attn_status status = request->extent ? arena_grow(arena, &request->extent, request->extent->bytes, bytes, err)
-                                               : arena_lease(arena, request->caller, bytes, &request->extent, err);
-    if (status == ATTN_OK) *base = request->extent->memory;
+    struct staging_pool *staging = request->server->staging;
+    const attn_status status = request->block
+                                   ? staging_grow(staging, &request->block, request->block->bytes, bytes, err)
+                                   : staging_lease(staging, request->caller, bytes, &request->block, err);
+    if (status == ATTN_OK) *base = request->block->memory;
     return status;
 }
 
@@ -219,8 +220,8 @@ HELPER struct job *job_of(struct server *server, attn_op op, char *body)
     request_set_role(ROLE_HTTP);
     struct request *request = received(server, op, body);
     if (proto_decoder_finish(request->decoder, &call, &err) != ATTN_OK) fail_msg("%s: %s", err.member, err.text);
-    struct job *job = job_new(server->arena, server->contexts, request->caller, request->extent, call);
-    request->extent = NULL;
+    struct job *job = job_new(server->staging, server->contexts, request->caller, request->block, call);
+    request->block = NULL;
     request_free(request);
     return job;
 }

@@ -5,7 +5,7 @@
 
 #include "server/device/devices.h"
 #include "server/http/answer.h"
-#include "server/http/peers.h"
+#include "server/http/connections.h"
 #include "server/http/routes.h"
 #include "server/work/prepare.h"
 
@@ -38,8 +38,7 @@ struct MHD_Response *__real_MHD_create_response_from_callback(uint64_t size, siz
 struct MHD_Response *__wrap_MHD_create_response_from_callback(uint64_t size, size_t block,
                                                               MHD_ContentReaderCallback read, void *context,
                                                               MHD_ContentReaderFreeCallback release);
-enum MHD_Result __wrap_MHD_queue_response(struct MHD_Connection *connection, unsigned status,
-                                          struct MHD_Response *response);
+enum MHD_Result __wrap_MHD_queue_response(struct MHD_Connection *mhd, unsigned status, struct MHD_Response *response);
 
 struct MHD_Response *__wrap_MHD_create_response_from_buffer(size_t size, void *buffer, enum MHD_ResponseMemoryMode mode)
 {
@@ -89,10 +88,9 @@ static void read_stream(void)
     assert_int_equal(sent.read(sent.context, sent.length, &more, 1), MHD_CONTENT_READER_END_OF_STREAM);
 }
 
-enum MHD_Result __wrap_MHD_queue_response(struct MHD_Connection *connection, unsigned status,
-                                          struct MHD_Response *response)
+enum MHD_Result __wrap_MHD_queue_response(struct MHD_Connection *mhd, unsigned status, struct MHD_Response *response)
 {
-    assert_null(connection); /* ours have none */
+    assert_null(mhd); /* ours have none */
     sent.count++;
     sent.status = status;
     sent.headers[0] = '\0';
@@ -127,7 +125,7 @@ static void assert_header(const char *name, const char *value)
 struct bench {
     struct config config;
     struct server server;
-    struct peer peer;
+    struct connection connection;
     uv_loop_t uv;
     struct mailbox box;
 };
@@ -167,7 +165,7 @@ static struct request *begin(struct bench *b, const char *method)
 {
     struct request *request = request_new(&b->server, NULL, NULL);
     request->caller = caller_hold(&b->server.everybody);
-    request->peer = &b->peer;
+    request->connection = &b->connection;
     request->method = method;
     strcpy(request->id, "the-id");
     return request;
@@ -253,7 +251,7 @@ static void test_an_answer_that_is_longer_than_the_inputs_has_memory_of_its_own(
     answer_tensors(request);
     assert_int_equal(sent.mode, MHD_RESPMEM_MUST_FREE);
     assert_null(request->job->inputs); /* theirs is free for the next request already */
-    assert_int_equal(arena_leased_bytes(b.server.arena), 0);
+    assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     request_free(request);
     close_bench(&b);
 }
@@ -271,7 +269,7 @@ static void test_inputs_that_a_context_holds_are_not_written_over(void **state)
     assert_int_equal(sent.mode, MHD_RESPMEM_MUST_FREE);
     assert_memory_equal(request->job->call->items[0].problem.q.data, before, sizeof before);
     request_free(request);
-    assert_true(arena_leased_bytes(b.server.arena) > 0);
+    assert_true(staging_leased_bytes(b.server.staging) > 0);
     close_bench(&b);
 }
 
@@ -296,7 +294,7 @@ static void test_large_inputs_are_given_back_before_a_small_answer_is_sent(void 
     answer_tensors(request);
     assert_false(sent.streamed);
     assert_int_equal(sent.mode, MHD_RESPMEM_MUST_FREE);
-    assert_int_equal(arena_leased_bytes(b.server.arena), 0);
+    assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     request_free(request);
     close_bench(&b);
 }
@@ -311,7 +309,7 @@ static void test_a_large_answer_is_encoded_while_it_is_sent(void **state)
     answer_tensors(request);
     assert_true(sent.streamed);
     assert_true(sent.announced > LARGE && sent.block == 192 << 10);
-    assert_int_equal(atomic_load(&b.peer.progress_bytes), sent.announced); /* the sweep sees that it moves */
+    assert_int_equal(atomic_load(&b.connection.progress_bytes), sent.announced); /* the sweep sees that it moves */
     assert_int_equal(atomic_load(&job->references),
                      2); /* the answer had one too: the tensors stayed while it was read */
     request_free(request);

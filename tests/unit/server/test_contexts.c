@@ -16,7 +16,7 @@
 enum { TTL_MS = 1000, MAX = 4 };
 
 struct bench {
-    struct arena *arena;
+    struct staging_pool *staging;
     struct contexts *contexts;
 };
 
@@ -24,27 +24,27 @@ static struct caller everybody = CALLER_EVERYBODY;
 
 static void open_bench(struct bench *b)
 {
-    b->arena = arena_new(1 << 20, 0, NULL);
+    b->staging = staging_new(1 << 20, 0, NULL);
     b->contexts = contexts_new(1000, MAX, TTL_MS);
 }
 
 static void close_bench(struct bench *b)
 {
     contexts_free(b->contexts);
-    assert_int_equal(arena_leased_bytes(b->arena), 0);
-    arena_free(b->arena);
+    assert_int_equal(staging_leased_bytes(b->staging), 0);
+    staging_free(b->staging);
 }
 
 /* A job as a forward makes it: `items` items, some memory, of which it says that it is `bytes`. */
 static struct job *make_job(struct bench *b, struct caller *caller, int items, size_t bytes)
 {
-    struct extent *extent;
+    struct staging_block *block;
     proto_call *call = calloc(1, sizeof *call);
     call->count = items;
     call->envelope = items > 1;
     call->items = calloc((size_t)items, sizeof *call->items);
-    assert_int_equal(arena_lease(b->arena, caller, 1000, &extent, NULL), ATTN_OK);
-    struct job *job = job_new(b->arena, b->contexts, caller, extent, call);
+    assert_int_equal(staging_lease(b->staging, caller, 1000, &block, NULL), ATTN_OK);
+    struct job *job = job_new(b->staging, b->contexts, caller, block, call);
     job->tensor_bytes = bytes;
     return job;
 }
@@ -89,16 +89,16 @@ static void test_saved_taken_used(void **state)
     assert_string_equal(err.text, "context: unknown, expired or already used");
     contexts_fill(b.contexts, id, 0);
     job_release(job); /* the forward has been answered; its memory stays */
-    assert_true(arena_leased_bytes(b.arena) > 0);
+    assert_true(staging_leased_bytes(b.staging) > 0);
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 1, &taken, &item, &err), ATTN_OK);
     assert_ptr_equal(taken, job);
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 1, &second, &item, &err),
                      ATTN_NOT_FOUND); /* one backward */
     contexts_finish(b.contexts, id, true);
     assert_int_equal(count(&b), 0);
-    assert_true(arena_leased_bytes(b.arena) > 0); /* the backward still reads it */
+    assert_true(staging_leased_bytes(b.staging) > 0); /* the backward still reads it */
     job_release(taken);
-    assert_int_equal(arena_leased_bytes(b.arena), 0);
+    assert_int_equal(staging_leased_bytes(b.staging), 0);
     close_bench(&b);
 }
 
@@ -136,7 +136,7 @@ static void test_time_runs_out(void **state)
     assert_int_equal(count(&b), 1);
     contexts_expire(b.contexts, 5000 + TTL_MS);
     assert_int_equal(count(&b), 0);
-    assert_int_equal(arena_leased_bytes(b.arena), 0);
+    assert_int_equal(staging_leased_bytes(b.staging), 0);
     close_bench(&b);
 }
 
@@ -191,7 +191,7 @@ static void test_a_job_is_charged_whole_until_its_last_context_is_gone(void **st
     }
     contexts_drop(b.contexts, id[2]);
     assert_int_equal(contexts_bytes(b.contexts), 0);
-    assert_int_equal(arena_leased_bytes(b.arena), 0);
+    assert_int_equal(staging_leased_bytes(b.staging), 0);
     close_bench(&b);
 }
 

@@ -532,7 +532,7 @@ static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_t
         { 5, "", true },
         { 5, "\"verify\": 1", false },
         { 5, "\"save\": true", false },
-        { 1500, "", false }, /* 2 * 64 * 2 * 1500^2 operations, padded: more than a lane takes */
+        { 1500, "", false }, /* 2 * 64 * 2 * 1500^2 operations, padded: more than an inline slot takes */
         { 5000, "\"encoding\": \"array\"", false },
     };
     struct bench b;
@@ -540,7 +540,7 @@ static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_t
     begin(&b);
     b.config.devices = "cpu";
     open_devices(&b, 1, "");
-    assert_true(devices_lanes(b.server.devices));
+    assert_true(devices_inline(b.server.devices));
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct job *job = ready(&b, ATTN_OP_FORWARD, forward_body(cases[c].rows, 4, cases[c].extra));
         assert_int_equal(devices_run_here(b.server.devices, job), cases[c].here);
@@ -560,7 +560,7 @@ static void test_a_gpu_has_no_lanes(void **state)
     struct bench b;
     open_bench(&b, 1, "");
     struct job *job = ready_forward(&b, 5);
-    assert_false(devices_lanes(b.server.devices));
+    assert_false(devices_inline(b.server.devices));
     assert_false(devices_run_here(b.server.devices, job));
     job_release(job);
     close_bench(&b);

@@ -22,7 +22,7 @@
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
 /* A server for one connection: reads what comes, sends `answer`, closes; or keeps silent until the client leaves. */
-struct peer {
+struct connection {
     int listener, port;
     char path[64];      /* unix socket; empty: TCP */
     const char *answer; /* NULL: silence */
@@ -33,7 +33,7 @@ struct peer {
 
 static void *serve(void *context)
 {
-    struct peer *p = context;
+    struct connection *p = context;
     const int fd = accept(p->listener, NULL, NULL);
     if (fd < 0) return NULL;
     const ssize_t n = read(fd, p->request, sizeof p->request - 1);
@@ -48,7 +48,7 @@ static void *serve(void *context)
     return NULL;
 }
 
-static void peer_open_bytes(struct peer *p, int family, const char *answer, size_t bytes)
+static void connection_open_bytes(struct connection *p, int family, const char *answer, size_t bytes)
 {
     struct sockaddr_storage address = { .ss_family = (sa_family_t)family };
     socklen_t length = sizeof(struct sockaddr_in);
@@ -76,12 +76,12 @@ static void peer_open_bytes(struct peer *p, int family, const char *answer, size
     assert_int_equal(pthread_create(&p->thread, NULL, serve, p), 0);
 }
 
-static void peer_open(struct peer *p, int family, const char *answer)
+static void connection_open(struct connection *p, int family, const char *answer)
 {
-    peer_open_bytes(p, family, answer, answer ? strlen(answer) : 0);
+    connection_open_bytes(p, family, answer, answer ? strlen(answer) : 0);
 }
 
-static void peer_close(struct peer *p)
+static void connection_close(struct connection *p)
 {
     shutdown(p->listener, SHUT_RDWR); /* wakes an accept() that nobody connected to */
     pthread_join(p->thread, NULL);
@@ -143,12 +143,12 @@ static void test_the_answer_decides(void **state)
         { "HTTP/1.1 2\r\n", 1, ": the answer is not HTTP\n" },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-        struct peer p;
+        struct connection p;
         char url[64], said[1024], want[256];
-        peer_open(&p, AF_INET, cases[i].answer);
+        connection_open(&p, AF_INET, cases[i].answer);
         snprintf(url, sizeof url, "http://127.0.0.1:%d", p.port);
         const int status = run(url, said);
-        peer_close(&p);
+        connection_close(&p);
         snprintf(want, sizeof want, "%shealthy: %s/readyz%s", cases[i].status ? "un" : "", url, cases[i].says);
         assert_string_equal(said, want);
         assert_int_equal(status, cases[i].status);
@@ -164,18 +164,18 @@ static void test_the_answer_decides(void **state)
 static void test_an_address_is_asked_as_listen_takes_it(void **state)
 {
     (void)state;
-    struct peer p;
+    struct connection p;
     char text[160], said[1024];
-    peer_open(&p, AF_UNIX, "HTTP/1.1 200 OK\r\n\r\n");
+    connection_open(&p, AF_UNIX, "HTTP/1.1 200 OK\r\n\r\n");
     snprintf(text, sizeof text, "unix:%s", p.path);
     assert_int_equal(run(text, said), 0);
-    peer_close(&p);
+    connection_close(&p);
 
-    peer_open(&p, AF_INET, "HTTP/1.1 200 OK\r\n\r\n");
+    connection_open(&p, AF_INET, "HTTP/1.1 200 OK\r\n\r\n");
     snprintf(text, sizeof text, "127.0.0.1:%d/livez", p.port);
     assert_int_equal(run(text, said), 0);
     assert_int_equal(strncmp(p.request, "GET /livez HTTP/1.1\r\n", 21), 0);
-    peer_close(&p);
+    connection_close(&p);
 }
 
 static void test_ipv6_has_its_brackets(void **state)
@@ -186,26 +186,26 @@ static void test_ipv6_has_its_brackets(void **state)
     const bool has_v6 = probe >= 0 && bind(probe, (struct sockaddr *)&loopback, sizeof loopback) == 0;
     if (probe >= 0) close(probe);
     if (!has_v6) skip();
-    struct peer p;
+    struct connection p;
     char text[160], said[1024];
-    peer_open(&p, AF_INET6, "HTTP/1.1 200 OK\r\n\r\n");
+    connection_open(&p, AF_INET6, "HTTP/1.1 200 OK\r\n\r\n");
     snprintf(text, sizeof text, "[::]:%d", p.port); /* a wildcard is asked through loopback */
     assert_int_equal(run(text, said), 0);
     assert_non_null(strstr(p.request, "\r\nHost: [::1]:"));
     assert_non_null(strstr(said, "http://[::1]:"));
-    peer_close(&p);
+    connection_close(&p);
 }
 
 static void test_the_environment_says_where(void **state)
 {
     (void)state;
-    struct peer p;
+    struct connection p;
     char text[160], said[1024];
-    peer_open(&p, AF_INET, "HTTP/1.1 200 OK\r\n\r\n");
+    connection_open(&p, AF_INET, "HTTP/1.1 200 OK\r\n\r\n");
     snprintf(text, sizeof text, "0.0.0.0:%d,unix:/nowhere", p.port);
     setenv("ATTND_LISTEN", text, 1);
     assert_int_equal(run(NULL, said), 0);
-    peer_close(&p);
+    connection_close(&p);
     setenv("ATTND_LISTEN", "nonsense", 1);
     assert_int_equal(run(NULL, said), 64);
     assert_string_equal(said, "attnd healthcheck: ATTND_LISTEN: 'nonsense' is not an address\n");
@@ -263,12 +263,12 @@ static void test_tls_is_recognised_by_its_records(void **state)
         { "", 0, 1 },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-        struct peer p;
+        struct connection p;
         char url[64], said[1024];
-        peer_open_bytes(&p, AF_INET, cases[i].answer, cases[i].bytes);
+        connection_open_bytes(&p, AF_INET, cases[i].answer, cases[i].bytes);
         snprintf(url, sizeof url, "https://127.0.0.1:%d/", p.port);
         const int status = run(url, said);
-        peer_close(&p);
+        connection_close(&p);
         print_message("%s", said);
         assert_int_equal(status, cases[i].status);
     }
@@ -277,15 +277,15 @@ static void test_tls_is_recognised_by_its_records(void **state)
 static void test_silence_ends_after_five_seconds(void **state)
 {
     (void)state;
-    struct peer p;
+    struct connection p;
     struct timespec begin, end;
     char url[64], said[1024], want[256];
-    peer_open(&p, AF_INET, NULL);
+    connection_open(&p, AF_INET, NULL);
     snprintf(url, sizeof url, "http://127.0.0.1:%d/readyz", p.port);
     clock_gettime(CLOCK_MONOTONIC, &begin);
     const int status = run(url, said);
     clock_gettime(CLOCK_MONOTONIC, &end);
-    peer_close(&p);
+    connection_close(&p);
     snprintf(want, sizeof want, "unhealthy: %s: no answer within 5 s\n", url);
     assert_string_equal(said, want);
     assert_int_equal(status, 1);

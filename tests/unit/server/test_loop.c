@@ -67,7 +67,7 @@ static void on_drain(void *context)
     atomic_fetch_add(&((struct scene *)context)->drains, 1);
 }
 
-static void on_hurry(void *context)
+static void on_close_metrics(void *context)
 {
     atomic_fetch_add(&((struct scene *)context)->hurries, 1);
 }
@@ -114,7 +114,7 @@ static void begin_scene(struct scene *s, int devices, const char *script)
 static void *run_loop(void *context)
 {
     struct scene *s = context;
-    const struct loop_front front = { s, on_resume, on_connections, on_sweep, on_reload, on_drain, on_hurry };
+    const struct loop_front front = { s, on_resume, on_connections, on_sweep, on_reload, on_drain, on_close_metrics };
     s->exit_status = loop_run(s->server.loop, &front);
     return NULL;
 }
@@ -156,11 +156,11 @@ static int end(struct scene *s, bool tell)
 
 /* ---- The HTTP side ------------------------------------------------------------------------------------------------- */
 
-/* As body_done() of daemon.c: it waits for the loop from here on. */
+/* As body_done() of mhd.c: it waits for the loop from here on. */
 static void suspend(struct scene *s, struct request *request, enum request_state state)
 {
     attn_error err = { 0 };
-    if (request->job) request_move(request, REQUEST_COMPUTING); /* which no lane does here */
+    if (request->job) request_move(request, REQUEST_COMPUTING); /* which no inline slot does here */
     assert_int_equal(request_enter(request, CALLER_WAITING, &err), ATTN_OK);
     atomic_fetch_add(&s->server.suspended, 1);
     request_move(request, state);
@@ -413,8 +413,8 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     answered(&s, forward);
     strcpy(id, forward->job->results[0].context);
     request_free(forward);
-    const int64_t saved_bytes = arena_leased_bytes(
-        s.server.arena); /* one extent; a small backward takes another such */
+    const int64_t saved_bytes = staging_leased_bytes(
+        s.server.staging); /* one block; a small backward takes another such */
 
     struct request *late = checked(&s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     late->deadline.at_ns = clock_ns();
@@ -424,9 +424,9 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     assert_string_equal(late->why.text, "the deadline passed while the request was running");
     assert_null(late->job); /* it stays with the device, for it may still write into its memory, */
     request_free(late);
-    assert_int_equal(arena_leased_bytes(s.server.arena), 2 * saved_bytes);
+    assert_int_equal(staging_leased_bytes(s.server.staging), 2 * saved_bytes);
     gate_open(&s.gate);
-    WAIT_UNTIL(arena_leased_bytes(s.server.arena) == saved_bytes);        /* until that is done */
+    WAIT_UNTIL(staging_leased_bytes(s.server.staging) == saved_bytes);    /* until that is done */
     assert_ok(&s, posted(&s, ATTN_OP_BACKWARD, backward_body(id, 5, 4))); /* and the context can be taken again */
     assert_int_equal(end(&s, true), 0);
 }
@@ -768,7 +768,7 @@ static void test_who_waits_for_a_device_that_does_not_end_is_answered(void **sta
     start(&s);
     for (int i = 0; i < 2; i++)
         assert_fails(&s, requests[i], PROTO_E_UNAVAILABLE, "fake:0 did not finish in the time it may take");
-    assert_true(arena_leased_bytes(s.server.arena) > 0); /* the device may still write there */
+    assert_true(staging_leased_bytes(s.server.staging) > 0); /* the device may still write there */
     assert_int_equal(end(&s, false), 70);
 }
 

@@ -109,9 +109,9 @@ static void test_outputs_that_do_not_fit_behind_the_inputs_get_an_extent_of_thei
     assert_ptr_equal(job->outputs.memory, job->spare->memory);
     assert_true(job->outputs.bytes >= 100 * 64 * 4 && job->outputs.bytes <= job->spare->bytes);
     assert_int_equal(job->tensor_bytes, job->inputs->bytes + job->spare->bytes);
-    assert_int_equal(arena_leased_bytes(b.server.arena), job->tensor_bytes);
+    assert_int_equal(staging_leased_bytes(b.server.staging), job->tensor_bytes);
     job_release(job);
-    assert_int_equal(arena_leased_bytes(b.server.arena), 0);
+    assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     close_bench(&b);
 }
 
@@ -119,14 +119,14 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
 {
     (void)state;
     struct bench b;
-    struct extent *rest;
+    struct staging_block *rest;
     attn_error err = { 0 };
     open_bench(&b, "fake", 0);
     struct job *job = job_of(&b.server, ATTN_OP_FORWARD, wide_body());
-    const int64_t left = arena_limit_bytes(b.server.arena) - arena_leased_bytes(b.server.arena);
-    assert_int_equal(arena_lease(b.server.arena, NULL, (size_t)left / 8 * 7, &rest, &err), ATTN_OK);
-    struct extent *more;
-    while (arena_lease(b.server.arena, NULL, 25600, &more, NULL) == ATTN_OK) {
+    const int64_t left = staging_limit_bytes(b.server.staging) - staging_leased_bytes(b.server.staging);
+    assert_int_equal(staging_lease(b.server.staging, NULL, (size_t)left / 8 * 7, &rest, &err), ATTN_OK);
+    struct staging_block *more;
+    while (staging_lease(b.server.staging, NULL, 25600, &more, NULL) == ATTN_OK) {
         more->next_in_class = rest->next_in_class; /* a list of our own, while they are ours */
         rest->next_in_class = more;
     }
@@ -135,9 +135,9 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
     job_release(job);
     while ((more = rest->next_in_class) != NULL) {
         rest->next_in_class = more->next_in_class;
-        arena_release(b.server.arena, more);
+        staging_release(b.server.staging, more);
     }
-    arena_release(b.server.arena, rest);
+    staging_release(b.server.staging, rest);
     close_bench(&b);
 }
 
@@ -301,7 +301,7 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     char id[PROTO_CONTEXT_BYTES];
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
-    const int64_t leased = arena_leased_bytes(b.server.arena);
+    const int64_t leased = staging_leased_bytes(b.server.staging);
     assert_true(leased > 0); /* the forward's request is gone, its memory is not */
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     const attn_problem *p = &job->call->items[0].problem, *forward = &job->saved[0]->call->items[0].problem;
@@ -316,9 +316,10 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
                    "context: unknown, expired or already used");
     prepare_finish_contexts(job, true);
     assert_int_equal(contexts_in(&b, CONTEXT_FREE), CONTEXTS_MAX_COUNT);
-    assert_true(arena_leased_bytes(b.server.arena) > leased); /* it may still be encoded: the job holds what it used */
+    assert_true(staging_leased_bytes(b.server.staging) >
+                leased); /* it may still be encoded: the job holds what it used */
     job_release(job);
-    assert_int_equal(arena_leased_bytes(b.server.arena), 0);
+    assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     close_bench(&b);
 }
 
@@ -434,12 +435,12 @@ static void test_the_last_reference_gives_the_memory_back(void **state)
     struct bench b;
     open_bench(&b, "fake", 0);
     struct job *job = prepared(&b, ATTN_OP_FORWARD, wide_body());
-    const int64_t leased = arena_leased_bytes(b.server.arena);
+    const int64_t leased = staging_leased_bytes(b.server.staging);
     assert_ptr_equal(job_hold(job), job);
     job_release(job);
-    assert_int_equal(arena_leased_bytes(b.server.arena), leased);
+    assert_int_equal(staging_leased_bytes(b.server.staging), leased);
     job_release_memory(job); /* nobody reads the tensors any more */
-    assert_int_equal(arena_leased_bytes(b.server.arena), 0);
+    assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     assert_null(job->inputs);
     assert_null(job->spare);
     job_release(job);

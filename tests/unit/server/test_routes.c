@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "server/http/framing.h"
+#include "server/http/http_head.h"
 #include "server/http/routes.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
@@ -67,9 +67,9 @@ static void test_every_row_is_sound(void **state)
             if (strcmp(all[j].path, r->path) != 0) fail_msg("%s is hidden by %s", r->path, all[j].path);
             if (all[j].method == r->method) fail_msg("%s is there twice", r->path);
         }
-        for (unsigned port = PORT_MAIN; port <= PORT_METRICS; port <<= 1) {
-            const struct route_match match = routes_find(port, r->path, methods[r->method]);
-            if (r->ports & port) assert_ptr_equal(match.route, r);
+        for (unsigned http = PORT_MAIN; http <= PORT_METRICS; http <<= 1) {
+            const struct route_match match = routes_find(http, r->path, methods[r->method]);
+            if (r->ports & http) assert_ptr_equal(match.route, r);
         }
     }
 }
@@ -287,7 +287,7 @@ static void test_a_parameter_has_a_longest_length(void **state)
     }
 }
 
-/* As daemon.c does it: percent-escapes are resolved first, but not those of a slash. */
+/* As mhd.c does it: percent-escapes are resolved first, but not those of a slash. */
 static void test_an_escaped_slash_separates_nothing(void **state)
 {
     (void)state;
@@ -308,7 +308,7 @@ static void test_an_escaped_slash_separates_nothing(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char path[64];
         snprintf(path, sizeof path, "%s", cases[i].target);
-        framing_unescape(path);
+        http_head_unescape(path);
         const struct route_match match = find(path, "GET");
         print_message("%s\n", cases[i].target);
         assert_ptr_equal(match.route, cases[i].row < 0 ? NULL : &table[cases[i].row]);

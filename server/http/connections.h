@@ -1,4 +1,4 @@
-/* peers.h: the open connections, and how long each may take for what it is doing.
+/* connections.h: the open connections, and how long each may take for what it is doing.
  *
  * libmicrohttpd's time-out is about inactivity: a client that sends or reads one byte now and then is never cut. So
  * every connection notes its phase and when that began, and a sweep in the loop cuts those that are too slow.
@@ -6,8 +6,8 @@
  * The sweep also finds clients that left in the middle of a request: libmicrohttpd 0.9.75 takes a short read for
  * the end of what there is and waits for the next edge of epoll; when the FIN came together with the last bytes,
  * there is none. */
-#ifndef PEERS_H
-#define PEERS_H
+#ifndef CONNECTIONS_H
+#define CONNECTIONS_H
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -17,8 +17,8 @@
 #include "proto-json/proto.h"
 #include "server/http/linger.h"
 
-/* id, label in logs, what the peer is doing */
-#define PEER_PHASE_MAP(X)                                               \
+/* id, label in logs, what the connection is doing */
+#define CONNECTION_PHASE_MAP(X)                                         \
     X(ADDED, "added", "accepted, the web server has not begun with it") \
     X(OPENED, "opened", "connected, the first head is not complete")    \
     X(HEAD, "head", "sending a head, the request line has arrived")     \
@@ -28,22 +28,23 @@
     X(IDLE, "idle", "between two requests")                             \
     X(CUT, "cut", "given up: its socket is shut down")
 
-enum peer_phase {
-#define X(id, label, meaning) PEER_##id,
-    PEER_PHASE_MAP(X)
+enum connection_phase {
+#define X(id, label, meaning) CONNECTION_##id,
+    CONNECTION_PHASE_MAP(X)
 #undef X
-        PEER_PHASE_COUNT
+        CONNECTION_PHASE_COUNT
 };
 
-struct peer {
+struct connection {
     int fd;     /* the web server's: never closed here, only shut down, and only while it is in the table */
     bool plain; /* not TLS: a fixed answer may be written to the socket */
     _Atomic int phase;
     _Atomic int64_t since_ms;
     _Atomic uint64_t progress_bytes; /* of the body or the answer, since the phase began */
-    struct peer *previous, *next;
-    uint64_t inode;          /* of the socket: whether fd is still this one */
-    _Atomic int *tallies[2]; /* counters of others that count it from peers_add() to peers_remove(); may be NULL */
+    struct connection *previous, *next;
+    uint64_t inode; /* of the socket: whether fd is still this one */
+    _Atomic int
+        *tallies[2]; /* counters of others that count it from connections_add() to connections_remove(); may be NULL */
     struct request *request; /* the web server's thread: what is received or answered on it, NULL between two */
 
     /* The sweep's: what it saw, since when that has not changed, and whether it has asked the socket since. */
@@ -54,7 +55,7 @@ struct peer {
 };
 
 /* How long each phase may take. */
-struct peer_limits {
+struct connection_limits {
     int64_t head_ms;  /* OPENED, HEAD: all of it */
     int64_t idle_ms;  /* IDLE: all of it */
     int64_t stall_ms; /* BODY: from one byte to the next */
@@ -62,50 +63,51 @@ struct peer_limits {
         transfer_ms; /* BODY, SEND: this and 1 ms for each KiB that moved, that is at least 1 MiB/s in the long run */
 };
 
-struct peers {
+struct connections {
     pthread_mutex_t lock;
-    struct peer *first;
-    struct peer **by_fd; /* [capacity], by descriptor */
+    struct connection *first;
+    struct connection **by_fd; /* [capacity], by descriptor */
     int capacity;
     _Atomic int count;
     struct lingering linger; /* their sockets, where the end of an answer is still on its way */
 };
 
-void peers_init(struct peers *peers);
-void peers_clear(struct peers *peers);
+void connections_init(struct connections *connections);
+void connections_clear(struct connections *connections);
 
-/* An accepted socket that the web server is about to be given; from the thread that accepts. It is counted in `peers`
+/* An accepted socket that the web server is about to be given; from the thread that accepts. It is counted in `connections`
  * and in both tallies until it is removed. NULL when out of memory: close it. */
-struct peer *peers_add(struct peers *peers, int fd, bool plain, _Atomic int *tally, _Atomic int *other_tally);
+struct connection *connections_add(struct connections *connections, int fd, bool plain, _Atomic int *tally,
+                                   _Atomic int *other_tally);
 /* The web server begins with a socket. */
-struct peer *peers_take(struct peers *peers, int fd);
+struct connection *connections_take(struct connections *connections, int fd);
 /* The web server is done with it, and its fd is still open; or never took it. Frees it. A socket that the web server
  * closes without a word (it had no memory for it) is found by the next sweep, or when its number comes again. */
-void peers_remove(struct peers *peers, struct peer *peer);
+void connections_remove(struct connections *connections, struct connection *connection);
 
-/* From the web server's thread. False when the peer has been cut: stop working for it. */
-bool peer_enter(struct peer *peer, enum peer_phase phase);
-void peer_progress(struct peer *peer, uint64_t bytes);
+/* From the web server's thread. False when the connection has been cut: stop working for it. */
+bool connection_enter(struct connection *connection, enum connection_phase phase);
+void connection_progress(struct connection *connection, uint64_t bytes);
 
-/* Is this peer too slow? Pure, for tests. */
-bool peer_expired(enum peer_phase phase, int64_t since_ms, uint64_t progress_bytes, int64_t now_ms,
-                  const struct peer_limits *limits);
+/* Is this connection too slow? Pure, for tests. */
+bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t progress_bytes, int64_t now_ms,
+                        const struct connection_limits *limits);
 
 /* While draining, patience is short. */
-struct peer_patience {
+struct connection_patience {
     int64_t silent_ms;  /* OPENED, IDLE: has said nothing for so long */
     int64_t stalled_ms; /* HEAD, BODY, SEND: has not moved for so long */
 };
 
 /* Cuts those that are too slow, and with `patience` (may be NULL) those that hold up the end; a plain one that was
  * sending hears 408 first. Returns how many were cut. */
-int peers_sweep(struct peers *peers, int64_t now_ms, const struct peer_limits *limits,
-                const struct peer_patience *patience);
+int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
+                      const struct connection_patience *patience);
 /* Cuts all, whatever they do. */
-void peers_cut_all(struct peers *peers);
+void connections_cut_all(struct connections *connections);
 
 /* Writes the problem document of `error` to the socket, past the web server, and shuts it down. For what libmicrohttpd
  * cannot answer: 408 and 413 in the middle of a body; and for what it answers badly. request_id: NULL makes one. */
-void peer_cut_with(struct peer *peer, proto_error error, const char *request_id);
+void connection_cut_with(struct connection *connection, proto_error error, const char *request_id);
 
 #endif

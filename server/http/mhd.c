@@ -1,4 +1,4 @@
-/* daemon.c: the libmicrohttpd side of a request.
+/* mhd.c: the libmicrohttpd side of a request.
  *
  *   on_uri          the request line: a request is born
  *   on_request      STEP_HEAD      framing, route, limits, token, admission           (nothing of the body is kept before)
@@ -19,7 +19,7 @@
  * 4. Its own connection limit must never be reached: refusing a connection there leaves a mutex locked. So it has none:
  * the limits are ours, and they count what it may still hold.
  * 5. Bytes of a body must all be consumed in each call, or the connection hangs. */
-#include "server/http/daemon.h"
+#include "server/http/mhd.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -33,7 +33,7 @@
 #include "proto-json/text.h"
 #include "server/base/limits.h"
 #include "server/http/answer.h"
-#include "server/base/arena.h"
+#include "server/base/staging.h"
 #include "server/base/clock.h"
 #include "server/work/contexts.h"
 #include "server/work/prepare.h"
@@ -43,8 +43,8 @@
 #include "server/sched/check.h"
 #include "server/sched/loop.h"
 #include "server/base/metrics.h"
-#include "server/http/framing.h"
-#include "server/http/peers.h"
+#include "server/http/http_head.h"
+#include "server/http/connections.h"
 #include "server/http/routes.h"
 #include "server/http/tokens.h"
 
@@ -85,8 +85,8 @@ static void heads_remove(struct request *request)
 static struct request *complete_head(void)
 {
     for (struct request *request = heads; request; request = request->next)
-        if (MHD_get_connection_info(request->connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE) &&
-            !MHD_get_connection_info(request->connection, MHD_CONNECTION_INFO_HTTP_STATUS))
+        if (MHD_get_connection_info(request->mhd, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE) &&
+            !MHD_get_connection_info(request->mhd, MHD_CONNECTION_INFO_HTTP_STATUS))
             return request;
     return NULL;
 }
@@ -94,13 +94,13 @@ static struct request *complete_head(void)
 static void refuse_head(unsigned status)
 {
     struct request *request = complete_head();
-    if (request == NULL || !request->peer->plain || (status != 400 && status != 413 && status != 431)) return;
+    if (request == NULL || !request->connection->plain || (status != 400 && status != 413 && status != 431)) return;
     request->http_status = (int)status;
-    peer_cut_with(request->peer,
-                  status == 413   ? PROTO_E_TOO_LARGE
-                  : status == 431 ? PROTO_E_HEAD_TOO_LARGE
-                                  : PROTO_E_INVALID_FRAMING,
-                  NULL);
+    connection_cut_with(request->connection,
+                        status == 413   ? PROTO_E_TOO_LARGE
+                        : status == 431 ? PROTO_E_HEAD_TOO_LARGE
+                                        : PROTO_E_INVALID_FRAMING,
+                        NULL);
 }
 
 /* ---- Head -------------------------------------------------------------------------------------------------------- */
@@ -109,20 +109,20 @@ static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const c
                                  const char *value, size_t value_size)
 {
     (void)kind;
-    framing_header(context, key, key_size, value, value_size);
+    http_head_header(context, key, key_size, value, value_size);
     return MHD_YES;
 }
 
 /* The id and the trace come first, for every answer and log line carries them. */
-static void read_identity(struct request *request, const struct framing *f)
+static void read_identity(struct request *request, const struct http_head *f)
 {
-    if (framing_is_request_id(f->value[HEADER_REQUEST_ID])) strcpy(request->id, f->value[HEADER_REQUEST_ID]);
+    if (http_head_is_request_id(f->value[HEADER_REQUEST_ID])) strcpy(request->id, f->value[HEADER_REQUEST_ID]);
     else request_make_id(request->id);
-    framing_traceparent(f->value[HEADER_TRACEPARENT], request->trace_id, request->span_id);
+    http_head_traceparent(f->value[HEADER_TRACEPARENT], request->trace_id, request->span_id);
 }
 
 /* Pages of other origins: which may read the answer, and the question they ask first. */
-static void read_origin(struct request *request, const struct framing *f)
+static void read_origin(struct request *request, const struct http_head *f)
 {
     const char *allowed = request->server->config->cors_origin, *origin = f->value[HEADER_ORIGIN];
     if (allowed == NULL || origin == NULL) return;
@@ -132,11 +132,11 @@ static void read_origin(struct request *request, const struct framing *f)
 
 /* Everything that a head can be refused for, in the order in which clients expect it; request->failed says that it
  * was. */
-static void check_head(struct request *request, const struct framing *f)
+static void check_head(struct request *request, const struct http_head *f)
 {
     struct server *server = request->server;
     const uint64_t limit = (uint64_t)server->config->max_body_bytes;
-    const struct route_match match = routes_find(request->port->kind, request->path, request->method);
+    const struct route_match match = routes_find(request->http->kind, request->path, request->method);
     const char *value;
     char text[128];
 
@@ -159,7 +159,7 @@ static void check_head(struct request *request, const struct framing *f)
         return;
     }
     request->caller = &server->everybody;
-    if ((request->route->token & request->port->kind) && server->tokens &&
+    if ((request->route->token & request->http->kind) && server->tokens &&
         (request->caller = tokens_find(server->tokens, f->value[HEADER_AUTHORIZATION])) == NULL) {
         request_fail(request, PROTO_E_UNAUTHORIZED, NULL,
                      "this path needs the header `Authorization: Bearer <token>` with a valid token");
@@ -194,25 +194,25 @@ static void check_head(struct request *request, const struct framing *f)
 static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
 {
     struct request *request = context;
-    struct arena *arena = request->server->arena;
-    size_t ample = request->extent ? 2 * request->extent->bytes : FIRST_STEP;
-    attn_status status = request->extent && bytes <= request->extent->bytes ? ATTN_OK : ATTN_BUSY;
+    struct staging_pool *staging = request->server->staging;
+    size_t ample = request->block ? 2 * request->block->bytes : FIRST_STEP;
+    attn_status status = request->block && bytes <= request->block->bytes ? ATTN_OK : ATTN_BUSY;
     if (request->expected_bytes > 0 && ample > request->expected_bytes) ample = request->expected_bytes;
     for (int attempt = 0; attempt < 2 && status != ATTN_OK; attempt++) {
         const size_t want = attempt == 0 && ample > bytes ? ample : bytes;
         attn_error *const why = attempt == 0 ? NULL : err; /* of the first there is nothing to tell */
-        if (request->extent == NULL) status = arena_lease(arena, request->caller, want, &request->extent, why);
-        else status = arena_grow(arena, &request->extent, request->extent->bytes, want, why);
+        if (request->block == NULL) status = staging_lease(staging, request->caller, want, &request->block, why);
+        else status = staging_grow(staging, &request->block, request->block->bytes, want, why);
     }
-    if (status == ATTN_OK) *base = request->extent->memory;
+    if (status == ATTN_OK) *base = request->block->memory;
     return status;
 }
 
 /* A place, memory and a decoder: everything that a body needs, before its first byte. Memory is leased ahead for what
  * the inputs need and as much again as is usual for outputs (a third of the inputs), as long as not too much is leased
- * so (arena.h); large extents only reserve it, pages come with the first touch. Without that, the decoder's first value
+ * so (staging.h); large blocks only reserve it, pages come with the first touch. Without that, the decoder's first value
  * leases the first of it. */
-static void admit(struct request *request, const struct framing *f)
+static void admit(struct request *request, const struct http_head *f)
 {
     struct server *server = request->server;
     const int phase = atomic_load(&server->phase);
@@ -230,7 +230,7 @@ static void admit(struct request *request, const struct framing *f)
     if (f->has_length && f->length > 0) {
         const size_t inputs = PROTO_MEMORY_FOR(f->length, EXPECTED_TENSORS);
         request->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;
-        (void)arena_lease_ahead(server->arena, request->caller, request->expected_bytes, &request->extent);
+        (void)staging_lease_ahead(server->staging, request->caller, request->expected_bytes, &request->block);
     }
     const proto_memory memory = { on_grow, request };
     request->decoder = request->body->decoder(request->route->op, &server->limits, &memory);
@@ -244,9 +244,9 @@ static enum MHD_Result answer_now(struct request *request, bool close)
     if (request->failed && request->job) prepare_finish_contexts(request->job, false);
     if (request->state != REQUEST_ANSWERING) {
         request_drop_body(request);
-        if (!peer_enter(request->peer, PEER_SEND)) return MHD_NO;
+        if (!connection_enter(request->connection, CONNECTION_SEND)) return MHD_NO;
         request_move(request, REQUEST_ANSWERING);
-    } else if (!peer_enter(request->peer, PEER_SEND)) return MHD_NO;
+    } else if (!connection_enter(request->connection, CONNECTION_SEND)) return MHD_NO;
     request->step = STEP_ANSWER;
     if (request->failed) { /* its memory is of use to others while the client reads why */
         job_release(request->job);
@@ -260,14 +260,14 @@ static enum MHD_Result body_done(struct request *request);
 /* The first call: the headers are there. */
 static enum MHD_Result head(struct request *request, const char *version)
 {
-    struct framing f;
+    struct http_head f;
     heads_remove(request);
     request->times.head_ns = clock_ns();
-    framing_begin(&f, version);
+    http_head_begin(&f, version);
     if (request->bad_target)
-        framing_fault(&f, "the request line contains a space or a control character where it cannot stand");
-    (void)MHD_get_connection_values_n(request->connection, MHD_HEADER_KIND, on_header, &f);
-    const bool sound = framing_end(&f);
+        http_head_fault(&f, "the request line contains a space or a control character where it cannot stand");
+    (void)MHD_get_connection_values_n(request->mhd, MHD_HEADER_KIND, on_header, &f);
+    const bool sound = http_head_end(&f);
     read_identity(request, &f);
     if (!sound) {
         request_fail(request, PROTO_E_INVALID_FRAMING, NULL, "%s", f.fault);
@@ -281,12 +281,12 @@ static enum MHD_Result head(struct request *request, const char *version)
     if (request->failed) {
         request_drop_body(request);
         const bool over = f.has_length && f.length > (uint64_t)request->server->config->max_body_bytes;
-        if (framing_has_body(&f) && (over || f.value[HEADER_EXPECT])) return answer_now(request, true);
+        if (http_head_has_body(&f) && (over || f.value[HEADER_EXPECT])) return answer_now(request, true);
     }
     /* libmicrohttpd 0.9.75 would send 100 for the body that does not come, and then not look at what came behind this
      * request. Answered now, the connection ends with it. */
-    if (f.value[HEADER_EXPECT] && !framing_has_body(&f)) return body_done(request);
-    if (framing_has_body(&f) && !peer_enter(request->peer, PEER_BODY)) return MHD_NO;
+    if (f.value[HEADER_EXPECT] && !http_head_has_body(&f)) return body_done(request);
+    if (http_head_has_body(&f) && !connection_enter(request->connection, CONNECTION_BODY)) return MHD_NO;
     return MHD_YES;
 }
 
@@ -296,14 +296,14 @@ static enum MHD_Result body_piece(struct request *request, const char *bytes, si
 {
     const uint64_t limit = (uint64_t)request->server->config->max_body_bytes;
     request->received_bytes += count;
-    peer_progress(request->peer, request->received_bytes);
+    connection_progress(request->connection, request->received_bytes);
     if (request->received_bytes > limit) { /* only a chunked body gets here */
         request_fail(request, PROTO_E_TOO_LARGE, NULL, "the body has more than %llu bytes", (unsigned long long)limit);
         request_drop_body(request);
         request->step = STEP_DISCARD;
         if (request->received_bytes > DAEMON_DISCARD_FACTOR * limit) {
             request->http_status = 413;
-            peer_cut_with(request->peer, PROTO_E_TOO_LARGE, request->id);
+            connection_cut_with(request->connection, PROTO_E_TOO_LARGE, request->id);
         }
         return MHD_YES;
     }
@@ -312,8 +312,8 @@ static enum MHD_Result body_piece(struct request *request, const char *bytes, si
     const int64_t began = clock_ns();
     const attn_status status = proto_decoder_feed(request->decoder, bytes, count, &err);
     request->times.decode_ns += clock_ns() - began;
-    if (request->extent && request->received_bytes > request->extent->bytes / 2)
-        arena_arrived(request->server->arena, request->extent);
+    if (request->block && request->received_bytes > request->block->bytes / 2)
+        staging_arrived(request->server->staging, request->block);
     if (status != ATTN_OK) {
         request_fail_status(request, &err);
         request_drop_body(request);
@@ -350,7 +350,7 @@ static enum MHD_Result body_done(struct request *request)
             return answer_now(request, false);
         }
     }
-    if (!peer_enter(request->peer, PEER_WORK)) { /* cut in this moment for being too slow */
+    if (!connection_enter(request->connection, CONNECTION_WORK)) { /* cut in this moment for being too slow */
         if (request->job) prepare_finish_contexts(request->job, false);
         return MHD_NO;
     }
@@ -378,50 +378,50 @@ static enum MHD_Result body_done(struct request *request)
     if (request->job) request->job->request = request;
     else request->deadline.at_ns = check_deadline(request, NULL);
     request_move(request, request->job ? REQUEST_QUEUED : REQUEST_CHECKING);
-    MHD_suspend_connection(request->connection);
+    MHD_suspend_connection(request->mhd);
     loop_post(server->loop, request); /* the loop's from here on: touch nothing */
     return MHD_YES;
 }
 
 /* ---- libmicrohttpd's callbacks ----------------------------------------------------------------------------------- */
 
-static struct request *begin_request(struct worker *worker, const char *uri, struct MHD_Connection *connection)
+static struct request *begin_request(struct http_thread *thread, const char *uri, struct MHD_Connection *mhd)
 {
-    struct port *port = worker->port;
+    struct http_server *http = thread->http;
     request_set_role(ROLE_HTTP);
-    if (atomic_load_explicit(&worker->tid, memory_order_relaxed) == 0)
-        atomic_store_explicit(&worker->tid, gettid(), memory_order_relaxed);
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    struct peer *peer = info ? info->socket_context : NULL;
-    if (peer == NULL || !peer_enter(peer, PEER_HEAD)) return NULL;
-    struct request *request = request_new(port->server, port, connection);
+    if (atomic_load_explicit(&thread->tid, memory_order_relaxed) == 0)
+        atomic_store_explicit(&thread->tid, gettid(), memory_order_relaxed);
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    struct connection *connection = info ? info->socket_context : NULL;
+    if (connection == NULL || !connection_enter(connection, CONNECTION_HEAD)) return NULL;
+    struct request *request = request_new(http->server, http, mhd);
     if (request == NULL) return NULL;
-    request->peer = peer;
-    request->socket = peer->fd;
-    peer->request = request;
-    request->bad_target = !framing_is_target(uri);
+    request->connection = connection;
+    request->socket = connection->fd;
+    connection->request = request;
+    request->bad_target = !http_head_is_target(uri);
     heads_add(request);
     /* When their records do not fit, libmicrohttpd 0.9.75 begins an answer, forgets it and waits. */
-    if (framing_arguments(uri) > DAEMON_ARGUMENTS_MAX) {
+    if (http_head_arguments(uri) > DAEMON_ARGUMENTS_MAX) {
         request->http_status = 414;
-        peer_cut_with(peer, PROTO_E_TARGET_TOO_LONG, NULL);
+        connection_cut_with(connection, PROTO_E_TARGET_TOO_LONG, NULL);
     }
     return request;
 }
 
-static void *on_uri(void *context, const char *uri, struct MHD_Connection *connection)
+static void *on_uri(void *context, const char *uri, struct MHD_Connection *mhd)
 {
     heartbeat_busy(HEARTBEAT_HTTP);
-    struct request *request = begin_request(context, uri, connection);
+    struct request *request = begin_request(context, uri, mhd);
     heartbeat_idle();
     return request;
 }
 
-static size_t on_unescape(void *context, struct MHD_Connection *connection, char *text)
+static size_t on_unescape(void *context, struct MHD_Connection *mhd, char *text)
 {
     (void)context;
-    (void)connection;
-    return framing_unescape(text);
+    (void)mhd;
+    return http_head_unescape(text);
 }
 
 /* What is to be done next with a request: libmicrohttpd calls one function for everything. */
@@ -430,7 +430,7 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
 {
     switch (request->step) {
     case STEP_HEAD:
-        request->path = framing_path(url);
+        request->path = http_head_path(url);
         request->method = method;
         return head(request, version);
     case STEP_DECODE:
@@ -449,12 +449,12 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
     }
 }
 
-static enum MHD_Result on_request(void *context, struct MHD_Connection *connection, const char *url, const char *method,
+static enum MHD_Result on_request(void *context, struct MHD_Connection *mhd, const char *url, const char *method,
                                   const char *version, const char *upload, size_t *upload_size, void **request_context)
 {
     struct request *request = *request_context;
     (void)context;
-    (void)connection;
+    (void)mhd;
     if (request == NULL) return MHD_NO;
     request_set_role(ROLE_HTTP);
     heartbeat_busy(HEARTBEAT_HTTP);
@@ -524,7 +524,7 @@ static void account(struct request *request, enum MHD_RequestTerminationCode how
 
     if (request->gone || status == 0 ||
         (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && request->state == REQUEST_ANSWERING)) {
-        const bool cut = atomic_load(&request->peer->phase) == PEER_CUT;
+        const bool cut = atomic_load(&request->connection->phase) == CONNECTION_CUT;
         if (!request->gone && request->state == REQUEST_RECEIVING)
             status = status != 0 ? status : cut ? 408 : how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? 400 : 499;
         else status = 499;
@@ -552,49 +552,49 @@ static void account(struct request *request, enum MHD_RequestTerminationCode how
 static void complete(struct request *request, enum MHD_RequestTerminationCode how)
 {
     request_set_role(ROLE_HTTP);
-    struct peer *peer = request->peer;
+    struct connection *connection = request->connection;
     heads_remove(request);
     end_wait(request); /* the connection broke between being resumed and being answered */
     account(request, how);
-    peer->request = NULL;
+    connection->request = NULL;
     request_free(request);
-    (void)peer_enter(peer, PEER_IDLE); /* when it was cut, it is about to end anyway */
+    (void)connection_enter(connection, CONNECTION_IDLE); /* when it was cut, it is about to end anyway */
 }
 
-static void on_completed(void *context, struct MHD_Connection *connection, void **request_context,
+static void on_completed(void *context, struct MHD_Connection *mhd, void **request_context,
                          enum MHD_RequestTerminationCode how)
 {
-    struct worker *worker = context;
+    struct http_thread *thread = context;
     struct request *request = *request_context;
-    (void)connection;
+    (void)mhd;
     if (request == NULL) return;
     *request_context = NULL;
-    atomic_fetch_add_explicit(&worker->requests, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&thread->requests, 1, memory_order_relaxed);
     heartbeat_busy(HEARTBEAT_HTTP);
     complete(request, how);
     heartbeat_idle();
 }
 
-static void on_connection(void *context, struct MHD_Connection *connection, void **socket_context,
+static void on_connection(void *context, struct MHD_Connection *mhd, void **socket_context,
                           enum MHD_ConnectionNotificationCode what)
 {
-    struct worker *worker = context;
-    struct port *port = worker->port;
-    struct server *server = port->server;
+    struct http_thread *thread = context;
+    struct http_server *http = thread->http;
+    struct server *server = http->server;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
-        const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-        *socket_context = info ? peers_take(server->peers, info->connect_fd) : NULL;
+        const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
+        *socket_context = info ? connections_take(server->connections, info->connect_fd) : NULL;
     } else {
-        struct peer *peer = *socket_context;
+        struct connection *connection = *socket_context;
         /* libmicrohttpd 1.0.1 closes without on_completed() when it refuses a body itself (a chunk's head longer
          * than its buffer). The memory of the head is gone then. */
-        if (peer && peer->request) {
-            peer->request->method = peer->request->path = NULL;
-            complete(peer->request, MHD_REQUEST_TERMINATED_WITH_ERROR);
+        if (connection && connection->request) {
+            connection->request->method = connection->request->path = NULL;
+            complete(connection->request, MHD_REQUEST_TERMINATED_WITH_ERROR);
         }
-        if (peer) {
-            linger_on(&server->peers->linger, peer->fd);
-            peers_remove(server->peers, peer);
+        if (connection) {
+            linger_on(&server->connections->linger, connection->fd);
+            connections_remove(server->connections, connection);
         }
         *socket_context = NULL;
     }
@@ -657,24 +657,24 @@ static void begin_counters(void)
     }
 }
 
-/* The daemons of the workers, with what they have in common. */
-static bool start_workers(struct port *port, unsigned flags, const struct MHD_OptionItem *more)
+/* The daemons of the threads, with what they have in common. */
+static bool start_threads(struct http_server *http, unsigned flags, const struct MHD_OptionItem *more)
 {
-    for (int i = 0; i < port->workers.count; i++) {
-        struct worker *worker = &port->workers.list[i];
-        worker->daemon = MHD_start_daemon(
-            flags, 0, NULL, NULL, on_request, worker, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
-            MHD_OPTION_NOTIFY_COMPLETED, on_completed, worker, MHD_OPTION_NOTIFY_CONNECTION, on_connection, worker,
-            MHD_OPTION_URI_LOG_CALLBACK, on_uri, worker, MHD_OPTION_UNESCAPE_CALLBACK, on_unescape, NULL,
+    for (int i = 0; i < http->threads.count; i++) {
+        struct http_thread *thread = &http->threads.list[i];
+        thread->daemon = MHD_start_daemon(
+            flags, 0, NULL, NULL, on_request, thread, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
+            MHD_OPTION_NOTIFY_COMPLETED, on_completed, thread, MHD_OPTION_NOTIFY_CONNECTION, on_connection, thread,
+            MHD_OPTION_URI_LOG_CALLBACK, on_uri, thread, MHD_OPTION_UNESCAPE_CALLBACK, on_unescape, NULL,
             MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)DAEMON_CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT,
             (unsigned)NO_LIMIT, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)DAEMON_INACTIVITY_S,
             MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
-        if (worker->daemon == NULL) return false;
+        if (thread->daemon == NULL) return false;
     }
     return true;
 }
 
-attn_status daemon_open(struct port *port, struct server *server, unsigned kind, attn_error *err)
+attn_status http_server_open(struct http_server *http, struct server *server, unsigned kind, attn_error *err)
 {
     const struct config *config = server->config;
     const bool tls = kind == PORT_MAIN && config->tls_cert;
@@ -683,9 +683,9 @@ attn_status daemon_open(struct port *port, struct server *server, unsigned kind,
     struct MHD_OptionItem more[8];
     int count = 0;
 
-    *port = (struct port){ .server = server, .kind = kind, .plain = !tls };
-    port->most = kind == PORT_MAIN ? config->max_connections : CONFIG_METRICS_CONNECTIONS;
-    if (!workers_init(&port->workers, port, threads, config->cores))
+    *http = (struct http_server){ .server = server, .kind = kind, .plain = !tls };
+    http->most = kind == PORT_MAIN ? config->max_connections : CONFIG_METRICS_CONNECTIONS;
+    if (!http_threads_init(&http->threads, http, threads, config->cores))
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "--http-threads: no memory for %d threads", threads);
     if (kind == PORT_MAIN) {
         flags |= MHD_ALLOW_SUSPEND_RESUME;
@@ -693,23 +693,23 @@ attn_status daemon_open(struct port *port, struct server *server, unsigned kind,
     }
     if (tls) {
         flags |= MHD_USE_TLS;
-        port->cert = read_pem("--tls-cert", config->tls_cert, err);
-        port->key = port->cert ? read_pem("--tls-key", config->tls_key, err) : NULL;
-        if (port->key == NULL) {
-            daemon_close(port);
+        http->cert = read_pem("--tls-cert", config->tls_cert, err);
+        http->key = http->cert ? read_pem("--tls-key", config->tls_key, err) : NULL;
+        if (http->key == NULL) {
+            http_server_close(http);
             return ATTN_INVALID;
         }
-        more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_CERT, 0, port->cert };
-        more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_KEY, 0, port->key };
+        more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_CERT, 0, http->cert };
+        more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_KEY, 0, http->key };
     }
     if (MHD_VERSION < 0x01000000)
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_CONNECTION_MEMORY_INCREMENT, DAEMON_CONNECTION_STEP, NULL };
     more[count] = (struct MHD_OptionItem){ MHD_OPTION_END, 0, NULL };
 
     MHD_set_panic_func(on_panic, NULL);
-    if (!start_workers(port, flags, more)) {
+    if (!start_threads(http, flags, more)) {
         const int error = errno;
-        daemon_close(port);
+        http_server_close(http);
         if (tls)
             return attn_fail(err, ATTN_INVALID, NULL, "--tls-cert %s, --tls-key %s: refused by GnuTLS",
                              config->tls_cert, config->tls_key);
@@ -719,42 +719,44 @@ attn_status daemon_open(struct port *port, struct server *server, unsigned kind,
     return ATTN_OK;
 }
 
-void daemon_close(struct port *port)
+void http_server_close(struct http_server *http)
 {
-    for (int i = 0; i < port->workers.count; i++)
-        if (port->workers.list[i].daemon) MHD_stop_daemon(port->workers.list[i].daemon);
-    workers_clear(&port->workers);
-    free(port->cert);
-    free(port->key);
-    *port = (struct port){ 0 };
+    for (int i = 0; i < http->threads.count; i++)
+        if (http->threads.list[i].daemon) MHD_stop_daemon(http->threads.list[i].daemon);
+    http_threads_clear(&http->threads);
+    free(http->cert);
+    free(http->key);
+    *http = (struct http_server){ 0 };
 }
 
-bool daemon_add(struct port *port, int fd, const struct sockaddr *address, socklen_t length)
+bool http_server_add(struct http_server *http, int fd, const struct sockaddr *address, socklen_t length)
 {
-    const bool near = port->server->devices && devices_lanes(port->server->devices);
-    struct worker *worker = near ? workers_pick(&port->workers, fd) : workers_pick_on(&port->workers, -1);
-    struct peer *peer = peers_add(port->server->peers, fd, port->plain, &worker->connections, &port->open);
-    if (peer == NULL) return false;
-    if (MHD_add_connection(worker->daemon, fd, address, length) != MHD_YES) { /* it has closed the socket */
-        peers_remove(port->server->peers, peer);
+    const bool near = http->server->devices && devices_inline(http->server->devices);
+    struct http_thread *thread = near ? http_threads_pick(&http->threads, fd)
+                                      : http_threads_pick_on(&http->threads, -1);
+    struct connection *connection = connections_add(http->server->connections, fd, http->plain, &thread->connections,
+                                                    &http->open);
+    if (connection == NULL) return false;
+    if (MHD_add_connection(thread->daemon, fd, address, length) != MHD_YES) { /* it has closed the socket */
+        connections_remove(http->server->connections, connection);
         metrics_add(METRIC_REJECTED, "connections", NULL, 1);
     }
     return true;
 }
 
-void daemon_balance(struct port *port, int64_t now_ms)
+void http_server_balance(struct http_server *http, int64_t now_ms)
 {
-    if (devices_lanes(port->server->devices)) workers_balance(&port->workers, now_ms);
+    if (devices_inline(http->server->devices)) http_threads_balance(&http->threads, now_ms);
 }
 
-void daemon_let_go(struct port *port)
+void http_server_unpin(struct http_server *http)
 {
-    workers_let_go(&port->workers);
+    http_threads_unpin(&http->threads);
 }
 
-void daemon_resume(struct request *request)
+void http_server_resume(struct request *request)
 {
-    struct MHD_Connection *connection = request->connection;
+    struct MHD_Connection *mhd = request->mhd;
     request_move(request, REQUEST_ANSWERING);
-    MHD_resume_connection(connection); /* the request is the HTTP thread's from here on: touch nothing */
+    MHD_resume_connection(mhd); /* the request is the HTTP thread's from here on: touch nothing */
 }

@@ -1,16 +1,16 @@
-/* framing.h: is the head of this HTTP message unambiguous? libmicrohttpd 0.9.75 accepts much that a proxy in front
+/* http_head.h: is the head of this HTTP message unambiguous? libmicrohttpd 0.9.75 accepts much that a proxy in front
  * may read differently (two lengths, a length and chunks, a space before the colon): request smuggling. What is
  * doubtful is refused here with 400 and the connection is closed, before anything else looks at the request. No
  * sockets: a head is fed header by header.
  *
- *   struct framing f;
- *   framing_begin(&f, "HTTP/1.1");
- *   framing_header(&f, name, name_length, value, value_length);   // each of them
- *   if (!framing_end(&f)) answer 400 with f.fault, close
+ *   struct http_head f;
+ *   http_head_begin(&f, "HTTP/1.1");
+ *   http_head_header(&f, name, name_length, value, value_length);   // each of them
+ *   if (!http_head_end(&f)) answer 400 with f.fault, close
  *   f.value[HEADER_EXPECT] ...                                    // NULL where not given
  * */
-#ifndef FRAMING_H
-#define FRAMING_H
+#ifndef HTTP_HEAD_H
+#define HTTP_HEAD_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -38,7 +38,7 @@ enum header_id {
         HEADER_COUNT
 };
 
-struct framing {
+struct http_head {
     const char *value[HEADER_COUNT]; /* borrowed, NUL-ended; NULL where not given */
     bool http10;
     bool chunked;
@@ -47,34 +47,34 @@ struct framing {
     char fault[128]; /* why not; empty: nothing found so far */
 };
 
-void framing_begin(struct framing *framing, const char *version);
+void http_head_begin(struct http_head *head, const char *version);
 /* value may be NULL (none). Both strings are NUL-ended as well. */
-void framing_header(struct framing *framing, const char *name, size_t name_length, const char *value,
-                    size_t value_length);
-bool framing_end(struct framing *framing);
+void http_head_header(struct http_head *head, const char *name, size_t name_length, const char *value,
+                      size_t value_length);
+bool http_head_end(struct http_head *head);
 /* Something else was found to be wrong. The first fault stays. */
-void framing_fault(struct framing *framing, const char *fault);
+void http_head_fault(struct http_head *head, const char *fault);
 /* No spaces and no control characters below them: what stands between method and version. */
-bool framing_is_target(const char *target);
+bool http_head_is_target(const char *target);
 
 /* Resolves the percent-escapes of a target in place and returns its new length. Those of '/' and NUL stay as they
  * are: resolved, the first would be taken for a separator and the second for the end, and the target for another one. */
-size_t framing_unescape(char *text);
+size_t http_head_unescape(char *text);
 /* The path of a target: of "http://host/path" (RFC 9112, 3.2.2) what follows the host, else all of it. */
-const char *framing_path(const char *target);
+const char *http_head_path(const char *target);
 /* How many arguments the query of a target has. */
-size_t framing_arguments(const char *target);
+size_t http_head_arguments(const char *target);
 
-static inline bool framing_has_body(const struct framing *f)
+static inline bool http_head_has_body(const struct http_head *f)
 {
     return f->chunked || (f->has_length && f->length > 0);
 }
 
 /* Does a content type begin with the media type `type`, in any case, followed by nothing or by parameters? */
-bool framing_is_media(const char *text, const char *type);
+bool http_head_is_media(const char *text, const char *type);
 /* [A-Za-z0-9._-]{1,128} */
-bool framing_is_request_id(const char *text);
+bool http_head_is_request_id(const char *text);
 /* 00-<32 hex>-<16 hex>-<2 hex>, no all-zero ids. Copies both ids, NUL-ended. */
-bool framing_traceparent(const char *text, char trace_id[33], char span_id[17]);
+bool http_head_traceparent(const char *text, char trace_id[33], char span_id[17]);
 
 #endif

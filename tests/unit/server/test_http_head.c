@@ -7,22 +7,22 @@
 
 #include <cmocka.h>
 
-#include "server/http/framing.h"
+#include "server/http/http_head.h"
 
 /* Headers are separated by '|', name from value by the first ':'. */
-static bool sound(struct framing *f, const char *version, const char *head)
+static bool sound(struct http_head *f, const char *version, const char *head)
 {
     static char text[512]; /* the framing borrows from it */
     strcpy(text, head);
-    framing_begin(f, version);
+    http_head_begin(f, version);
     for (char *at = text, *next; at && *at; at = next) {
         next = strchr(at, '|');
         if (next) *next++ = '\0';
         char *value = strchr(at, ':');
         *value++ = '\0';
-        framing_header(f, at, strlen(at), value, strlen(value));
+        http_head_header(f, at, strlen(at), value, strlen(value));
     }
-    return framing_end(f);
+    return http_head_end(f);
 }
 
 static void test_doubtful_heads_are_refused_by_name(void **state)
@@ -57,7 +57,7 @@ static void test_doubtful_heads_are_refused_by_name(void **state)
         { "HTTP/1.1", "Host:x|Content-Length:0x5", "Content-Length must be decimal digits" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct framing f;
+        struct http_head f;
         assert_int_equal(sound(&f, cases[i].version, cases[i].head), cases[i].fault[0] == '\0');
         assert_string_equal(f.fault, cases[i].fault);
     }
@@ -78,10 +78,10 @@ static void test_lengths(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char head[100] = "Host:x|Content-Length:";
-        struct framing f;
+        struct http_head f;
         assert_true(sound(&f, "HTTP/1.1", strcat(head, cases[i].text)));
         assert_true(f.has_length && f.length == cases[i].length);
-        assert_int_equal(framing_has_body(&f), cases[i].length > 0);
+        assert_int_equal(http_head_has_body(&f), cases[i].length > 0);
     }
 }
 
@@ -104,7 +104,7 @@ static void test_a_content_type_is_a_media_type_in_any_case_and_parameters(void 
         { "multipart/form-data; boundary=x", false },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        assert_int_equal(framing_is_media(cases[i].type, "application/json"), cases[i].json);
+        assert_int_equal(http_head_is_media(cases[i].type, "application/json"), cases[i].json);
 }
 
 static void test_request_ids(void **state)
@@ -113,22 +113,22 @@ static void test_request_ids(void **state)
     char longest[130];
     memset(longest, 'a', sizeof longest);
     longest[128] = '\0';
-    assert_true(framing_is_request_id(longest));
+    assert_true(http_head_is_request_id(longest));
     longest[128] = 'a', longest[129] = '\0';
-    assert_false(framing_is_request_id(longest));
-    assert_true(framing_is_request_id("A-z.0_9"));
-    assert_false(framing_is_request_id(NULL));
-    assert_false(framing_is_request_id(""));
-    assert_false(framing_is_request_id("a b"));
-    assert_false(framing_is_request_id("a/b"));
-    assert_false(framing_is_request_id("\xc3\xa9"));
+    assert_false(http_head_is_request_id(longest));
+    assert_true(http_head_is_request_id("A-z.0_9"));
+    assert_false(http_head_is_request_id(NULL));
+    assert_false(http_head_is_request_id(""));
+    assert_false(http_head_is_request_id("a b"));
+    assert_false(http_head_is_request_id("a/b"));
+    assert_false(http_head_is_request_id("\xc3\xa9"));
 }
 
 static void test_traceparent(void **state)
 {
     (void)state;
     char trace[33], span[17];
-    assert_true(framing_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", trace, span));
+    assert_true(http_head_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", trace, span));
     assert_string_equal(trace, "0af7651916cd43dd8448eb211c80319c");
     assert_string_equal(span, "b7ad6b7169203331");
     static const char *const bad[] = {
@@ -142,16 +142,16 @@ static void test_traceparent(void **state)
         "00-0af7651916cd43dd8448eb211c80319c_b7ad6b7169203331-01",
         "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-",
     };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_false(framing_traceparent(bad[i], trace, span));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_false(http_head_traceparent(bad[i], trace, span));
 }
 
 static void test_targets(void **state)
 {
     (void)state;
-    assert_true(framing_is_target("/livez?x=%00"));
-    assert_false(framing_is_target("/a b"));
-    assert_false(framing_is_target("/a\tb"));
-    assert_false(framing_is_target("/a\001"));
+    assert_true(http_head_is_target("/livez?x=%00"));
+    assert_false(http_head_is_target("/a b"));
+    assert_false(http_head_is_target("/a\tb"));
+    assert_false(http_head_is_target("/a\001"));
 }
 
 static void test_escapes_that_would_change_the_target_stay(void **state)
@@ -176,7 +176,7 @@ static void test_escapes_that_would_change_the_target_stay(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char text[64];
         strcpy(text, cases[i].text);
-        const size_t length = framing_unescape(text);
+        const size_t length = http_head_unescape(text);
         assert_string_equal(text, cases[i].is);
         assert_int_equal(length, strlen(cases[i].is));
     }
@@ -185,22 +185,22 @@ static void test_escapes_that_would_change_the_target_stay(void **state)
 static void test_the_path_of_a_target_in_absolute_form(void **state)
 {
     (void)state;
-    assert_string_equal(framing_path("/livez"), "/livez");
-    assert_string_equal(framing_path("http://host:80/livez"), "/livez");
-    assert_string_equal(framing_path("HTTPS://host/a/b"), "/a/b");
-    assert_string_equal(framing_path("http://host"), "/");
-    assert_string_equal(framing_path("http:/livez"), "http:/livez");
-    assert_string_equal(framing_path("*"), "*");
-    assert_string_equal(framing_path(""), "");
+    assert_string_equal(http_head_path("/livez"), "/livez");
+    assert_string_equal(http_head_path("http://host:80/livez"), "/livez");
+    assert_string_equal(http_head_path("HTTPS://host/a/b"), "/a/b");
+    assert_string_equal(http_head_path("http://host"), "/");
+    assert_string_equal(http_head_path("http:/livez"), "http:/livez");
+    assert_string_equal(http_head_path("*"), "*");
+    assert_string_equal(http_head_path(""), "");
 }
 
 static void test_arguments_are_counted(void **state)
 {
     (void)state;
-    assert_int_equal(framing_arguments("/"), 0);
-    assert_int_equal(framing_arguments("/&"), 0);
-    assert_int_equal(framing_arguments("/?"), 1);
-    assert_int_equal(framing_arguments("/?a=1&b&&c=?"), 4);
+    assert_int_equal(http_head_arguments("/"), 0);
+    assert_int_equal(http_head_arguments("/&"), 0);
+    assert_int_equal(http_head_arguments("/?"), 1);
+    assert_int_equal(http_head_arguments("/?a=1&b&&c=?"), 4);
 }
 
 int main(void)

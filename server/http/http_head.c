@@ -1,11 +1,11 @@
-/* framing.c: is the head of this HTTP message unambiguous? RFC 9110 section 5.6.2 (tokens), RFC 9112 sections 6.1
+/* http_head.c: is the head of this HTTP message unambiguous? RFC 9110 section 5.6.2 (tokens), RFC 9112 sections 6.1
  * to 6.3.
  *
  * Each rule below is one that libmicrohttpd 0.9.75 does not enforce by itself: of two Content-Lengths it takes the
  * first, with Transfer-Encoding beside it that one wins, "Content-Length : 5" is ignored, and a Transfer-Encoding
  * it does not know reads the body until the connection ends. What it hides from us cannot be checked: a value is
  * cut at a NUL, a bare LF ends a line. */
-#include "server/http/framing.h"
+#include "server/http/http_head.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -33,13 +33,13 @@ static bool is_token_char(unsigned char c)
     return c != 0 && strchr("!#$%&'*+-.^_`|~", c) != NULL;
 }
 
-void framing_begin(struct framing *framing, const char *version)
+void http_head_begin(struct http_head *head, const char *version)
 {
-    memset(framing, 0, sizeof *framing);
-    framing->http10 = strcmp(version, "HTTP/1.0") == 0;
+    memset(head, 0, sizeof *head);
+    head->http10 = strcmp(version, "HTTP/1.0") == 0;
 }
 
-void framing_header(struct framing *f, const char *name, size_t name_length, const char *value, size_t value_length)
+void http_head_header(struct http_head *f, const char *name, size_t name_length, const char *value, size_t value_length)
 {
     if (f->fault[0]) return;
     if (name_length == 0) {
@@ -70,19 +70,19 @@ void framing_header(struct framing *f, const char *name, size_t name_length, con
     }
 }
 
-void framing_fault(struct framing *f, const char *fault)
+void http_head_fault(struct http_head *f, const char *fault)
 {
     if (f->fault[0] == '\0') snprintf(f->fault, sizeof f->fault, "%s", fault);
 }
 
-bool framing_is_target(const char *target)
+bool http_head_is_target(const char *target)
 {
     for (; *target; target++)
         if ((unsigned char)*target <= ' ') return false;
     return true;
 }
 
-size_t framing_unescape(char *text)
+size_t http_head_unescape(char *text)
 {
     char *to = text;
     for (const char *from = text; *from; from++) {
@@ -99,7 +99,7 @@ size_t framing_unescape(char *text)
     return (size_t)(to - text);
 }
 
-const char *framing_path(const char *target)
+const char *http_head_path(const char *target)
 {
     const size_t scheme = strncasecmp(target, "http://", 7) == 0 ? 7 : strncasecmp(target, "https://", 8) == 0 ? 8 : 0;
     if (scheme == 0) return target;
@@ -107,7 +107,7 @@ const char *framing_path(const char *target)
     return path ? path : "/";
 }
 
-size_t framing_arguments(const char *target)
+size_t http_head_arguments(const char *target)
 {
     const char *query = strchr(target, '?');
     size_t count = query != NULL;
@@ -115,7 +115,7 @@ size_t framing_arguments(const char *target)
     return count;
 }
 
-bool framing_end(struct framing *f)
+bool http_head_end(struct http_head *f)
 {
     const char *length = f->value[HEADER_CONTENT_LENGTH], *encoding = f->value[HEADER_TRANSFER_ENCODING];
     if (f->fault[0]) return false;
@@ -140,9 +140,9 @@ bool framing_end(struct framing *f)
     }
     if (length) {
         uint64_t value;
-        if (!*length) framing_fault(f, "Content-Length is empty");
+        if (!*length) http_head_fault(f, "Content-Length is empty");
         else if (length[strspn(length, "0123456789")] != '\0')
-            framing_fault(f, "Content-Length must be decimal digits");
+            http_head_fault(f, "Content-Length must be decimal digits");
         else if (text_read_number(length, &value) == NULL) value = UINT64_MAX; /* over any limit */
         if (f->fault[0]) return false;
         f->has_length = true;
@@ -151,7 +151,7 @@ bool framing_end(struct framing *f)
     return true;
 }
 
-bool framing_is_media(const char *text, const char *type)
+bool http_head_is_media(const char *text, const char *type)
 {
     const size_t length = strlen(type);
     if (strncasecmp(text, type, length) != 0) return false;
@@ -160,7 +160,7 @@ bool framing_is_media(const char *text, const char *type)
     return *text == '\0' || *text == ';';
 }
 
-bool framing_is_request_id(const char *text)
+bool http_head_is_request_id(const char *text)
 {
     size_t length = 0;
     if (text == NULL) return false;
@@ -181,7 +181,7 @@ static bool is_hex_id(const char *text, int count)
     return !zero;
 }
 
-bool framing_traceparent(const char *text, char trace_id[33], char span_id[17])
+bool http_head_traceparent(const char *text, char trace_id[33], char span_id[17])
 {
     if (text == NULL || strlen(text) != 55 || text[2] != '-' || text[35] != '-' || text[52] != '-') return false;
     if (strncmp(text, "00", 2) != 0 || !isxdigit((unsigned char)text[53]) || !isxdigit((unsigned char)text[54]))

@@ -1,0 +1,457 @@
+/* staging.c: staging memory with a bound, recycled so that a steady load causes no page faults.
+ *
+ * The problem: fresh memory costs a page fault every 4 KiB (0.25 us and the zeroing of the page), more than
+ * decoding into it. And whatever a client may ask for must be bounded. The idea: blocks of a few sizes, eight to a
+ * doubling (at most 12.5 % is wasted, and of that only address space). A released block goes to the list of its
+ * size and is the next to be leased there, by the same core where there is one, whose cache may still have it.
+ * Large ones are aligned to huge pages.
+ *
+ *   classes[c]   warm blocks of size class c, the most recently used first
+ *   oldest ...   all warm blocks by age: what is evicted when the bound is reached, and what staging_trim() gives back
+ *
+ * Invariants
+ * 1. leased + warm <= limit, counted in whole blocks, at every moment; memory is counted before it is mapped.
+ * 2. warm <= warm_limit.
+ * 3. Memory is mapped and unmapped without the lock: unmapping 256 MiB takes milliseconds, and others would wait.
+ * 4. ahead <= limit / ARENA_AHEAD_SHARE, and a caller's blocks together <= its share.
+ * 5. Under AddressSanitizer a warm block is poisoned: whoever still reads it is caught. */
+#include "server/base/staging.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "server/base/caller.h"
+#include "server/base/clock.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define POISON(memory, bytes)   ASAN_POISON_MEMORY_REGION(memory, bytes)
+#define UNPOISON(memory, bytes) ASAN_UNPOISON_MEMORY_REGION(memory, bytes)
+#else
+#define POISON(memory, bytes)   ((void)0)
+#define UNPOISON(memory, bytes) ((void)0)
+#endif
+
+enum {
+    SMALLEST_LOG2 = 14, /* 16 KiB: less is not worth a mapping of its own */
+    LARGEST_LOG2 = 46,
+    STEPS = 8, /* sizes to a doubling */
+    LOOK = 16, /* blocks of a class that are asked whether this core released them */
+    CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
+};
+#define HUGE_PAGE ((size_t)2 << 20)
+
+struct staging_pool {
+    pthread_mutex_t lock;
+    struct staging_source source;
+    int64_t limit, warm_limit, leased, warm;
+    _Atomic int64_t ahead; /* of `leased`; grows under the lock, shrinks without */
+    struct staging_block *classes[CLASS_COUNT];
+    struct staging_block *oldest, *newest;
+};
+
+/* ---- Anonymous memory -------------------------------------------------------------------------------------------- */
+
+static size_t page_round(size_t bytes)
+{
+    const size_t unit = bytes >= HUGE_PAGE ? HUGE_PAGE : 4096;
+    return (bytes + unit - 1) / unit * unit;
+}
+
+/* Address space for `bytes`, aligned so that huge pages fit. */
+static void *reserve(size_t bytes)
+{
+    const size_t rounded = page_round(bytes);
+    if (rounded < HUGE_PAGE) {
+        void *memory = mmap(NULL, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        return memory == MAP_FAILED ? NULL : memory;
+    }
+    char *all = mmap(NULL, rounded + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                     0);
+    if (all == MAP_FAILED) return NULL;
+    char *memory = (char *)(((uintptr_t)all + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+    if (memory > all) munmap(all, (size_t)(memory - all));
+    if (memory < all + HUGE_PAGE) munmap(memory + rounded, (size_t)(all + HUGE_PAGE - memory));
+    return memory;
+}
+
+static void *anonymous_map(void *context, size_t bytes)
+{
+    (void)context;
+    void *memory = reserve(bytes);
+    /* Refused on kernels without transparent huge pages: then small ones do. */
+    if (memory && bytes >= HUGE_PAGE) (void)madvise(memory, page_round(bytes), MADV_HUGEPAGE);
+    return memory;
+}
+
+static void anonymous_unmap(void *context, void *memory, size_t bytes)
+{
+    (void)context;
+    munmap(memory, page_round(bytes));
+}
+
+/* Moves the page tables, not the bytes. */
+static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t new_bytes)
+{
+    void *place = anonymous_map(context, new_bytes);
+    if (place == NULL) return NULL;
+    void *moved = mremap(memory, page_round(bytes), page_round(new_bytes), MREMAP_MAYMOVE | MREMAP_FIXED, place);
+    if (moved != MAP_FAILED) {
+        if (new_bytes >= HUGE_PAGE) (void)madvise(moved, page_round(new_bytes), MADV_HUGEPAGE);
+        return moved;
+    }
+    memcpy(place, memory, bytes);
+    anonymous_unmap(context, memory, bytes);
+    return place;
+}
+
+/* ---- Sizes ------------------------------------------------------------------------------------------------------- */
+
+static size_t class_bytes(int size_class)
+{
+    const int shift = SMALLEST_LOG2 + size_class / STEPS;
+    return ((size_t)1 << shift) + ((size_t)(size_class % STEPS) << shift) / STEPS;
+}
+
+/* The smallest class that holds `bytes`; CLASS_COUNT when none does. */
+static int class_of(size_t bytes)
+{
+    if (bytes <= (size_t)1 << SMALLEST_LOG2) return 0;
+    const int log2 = 63 - __builtin_clzll((unsigned long long)(bytes - 1)); /* 2^log2 < bytes <= 2^(log2 + 1) */
+    if (log2 >= LARGEST_LOG2) return CLASS_COUNT;
+    const size_t step = ((size_t)1 << log2) / STEPS;
+    return (log2 - SMALLEST_LOG2) * STEPS + (int)((bytes - ((size_t)1 << log2) + step - 1) / step);
+}
+
+/* ---- The pool ---------------------------------------------------------------------------------------------------- */
+
+struct staging_pool *staging_new(int64_t limit_bytes, int64_t warm_bytes, const struct staging_source *source)
+{
+    static const struct staging_source anonymous = { anonymous_map, anonymous_unmap, anonymous_grow, NULL };
+    struct staging_pool *staging = calloc(1, sizeof *staging);
+    if (staging == NULL) {
+        fprintf(stderr, "attnd: out of memory for a pool of %zu bytes\n", sizeof *staging);
+        abort();
+    }
+    pthread_mutex_init(&staging->lock, NULL);
+    staging->source = source ? *source : anonymous;
+    staging->limit = limit_bytes;
+    staging->warm_limit = warm_bytes < limit_bytes ? warm_bytes : limit_bytes;
+    return staging;
+}
+
+/* Takes a warm block out of both lists. Its place in the class list is found by walking: lists are short, and all but
+ * evictions take one of the first. Call with the lock held. */
+static void unlink_warm(struct staging_pool *staging, struct staging_block *block)
+{
+    struct staging_block **at = &staging->classes[block->size_class];
+    while (*at != block) at = &(*at)->next_in_class;
+    *at = block->next_in_class;
+    *(block->older ? &block->older->newer : &staging->oldest) = block->newer;
+    *(block->newer ? &block->newer->older : &staging->newest) = block->older;
+    staging->warm -= (int64_t)block->bytes;
+}
+
+static void link_warm(struct staging_pool *staging, struct staging_block *block)
+{
+    block->next_in_class = staging->classes[block->size_class];
+    staging->classes[block->size_class] = block;
+    block->older = staging->newest;
+    block->newer = NULL;
+    *(staging->newest ? &staging->newest->newer : &staging->oldest) = block;
+    staging->newest = block;
+    staging->warm += (int64_t)block->bytes;
+}
+
+/* Takes the oldest warm blocks out until leased + warm + `room` <= `bound`; returns them as a list
+ * (next_in_class), to be unmapped after the lock is gone. */
+static struct staging_block *evict(struct staging_pool *staging, int64_t room, int64_t bound)
+{
+    struct staging_block *victims = NULL;
+    while (staging->oldest && staging->leased + staging->warm + room > bound) {
+        struct staging_block *block = staging->oldest;
+        unlink_warm(staging, block);
+        block->next_in_class = victims;
+        victims = block;
+    }
+    return victims;
+}
+
+static void unmap_all(struct staging_pool *staging, struct staging_block *victims)
+{
+    while (victims) {
+        struct staging_block *next = victims->next_in_class;
+        UNPOISON(victims->memory, victims->bytes);
+        staging->source.unmap(staging->source.context, victims->memory, victims->bytes);
+        free(victims);
+        victims = next;
+    }
+}
+
+void staging_free(struct staging_pool *staging)
+{
+    if (staging == NULL) return;
+    assert(staging->leased == 0 && staging->ahead == 0);
+    unmap_all(staging, evict(staging, staging->limit + 1, staging->limit));
+    assert(staging->warm == 0 && staging->oldest == NULL && staging->newest == NULL);
+    pthread_mutex_destroy(&staging->lock);
+    free(staging);
+}
+
+/* The size that a request for `bytes` is given: its class, but never more than the caller's share of the pool. 0: more
+ * than that. */
+static size_t lease_bytes(const struct staging_pool *staging, const struct caller *caller, size_t bytes,
+                          int *size_class)
+{
+    const size_t most = (size_t)caller_share(caller, staging->limit);
+    *size_class = class_of(bytes);
+    if (*size_class >= CLASS_COUNT || bytes > most) return 0;
+    const size_t rounded = class_bytes(*size_class);
+    return rounded <= most ? rounded : most;
+}
+
+static attn_status too_large(const struct staging_pool *staging, const struct caller *caller, size_t bytes,
+                             attn_error *err)
+{
+    const int64_t share = caller_share(caller, staging->limit);
+    if (share < staging->limit)
+        return attn_fail(
+            err, ATTN_TOO_LARGE, NULL,
+            "%zu bytes of tensors are needed, the limit is %lld for one token (--staging-bytes, --token-share)", bytes,
+            (long long)share);
+    return attn_fail(err, ATTN_TOO_LARGE, NULL, "%zu bytes of tensors are needed, the limit is %lld (--staging-bytes)",
+                     bytes, (long long)staging->limit);
+}
+
+static attn_status busy(size_t bytes, attn_error *err)
+{
+    return attn_fail(err, ATTN_BUSY, NULL, "%zu bytes of staging memory are needed, and other requests hold them",
+                     bytes);
+}
+
+/* May `more` bytes be leased? The share is looked at first: a caller who has used it up hears that, however full the pool
+ * is. *held: what counts against the refusal. Call with the lock held. */
+static attn_status may_lease(const struct staging_pool *staging, const struct caller *caller, int64_t more,
+                             int64_t *held)
+{
+    *held = caller ? caller->staging_bytes : 0;
+    if (caller && caller_share(caller, staging->limit) < staging->limit &&
+        *held + more > caller_share(caller, staging->limit))
+        return ATTN_QUOTA;
+    return staging->leased + more <= staging->limit ? ATTN_OK : ATTN_BUSY;
+}
+
+/* `more` may be negative. Call with the lock held. */
+static void count_leased(struct staging_pool *staging, struct caller *caller, int64_t more)
+{
+    staging->leased += more;
+    if (caller) caller->staging_bytes += more;
+    assert(staging->leased >= 0 && staging->leased + staging->warm <= staging->limit); /* invariant 1 */
+    assert(caller == NULL || caller->staging_bytes >= 0);
+}
+
+static attn_status refused(attn_status status, const struct staging_pool *staging, const struct caller *caller,
+                           size_t bytes, int64_t held, attn_error *err)
+{
+    if (status != ATTN_QUOTA) return busy(bytes, err);
+    return attn_fail(err, ATTN_QUOTA, NULL,
+                     "%zu bytes of staging memory are needed, this token holds %lld of %lld (--token-share)", bytes,
+                     (long long)held, (long long)caller_share(caller, staging->limit));
+}
+
+/* A warm block of the class: the one that this core released last, else the one that was released last. Call with
+ * the lock held. */
+static struct staging_block *pick_warm(const struct staging_pool *staging, int size_class, int core)
+{
+    struct staging_block *block = staging->classes[size_class];
+    for (int i = 0; block && i < LOOK; i++, block = block->next_in_class)
+        if (block->core == core) return block;
+    return staging->classes[size_class];
+}
+
+/* staging_lease(), with `ahead` for bytes that are only announced. */
+static attn_status lease(struct staging_pool *staging, struct caller *caller, size_t bytes, bool ahead,
+                         struct staging_block **out, attn_error *err)
+{
+    int size_class;
+    const size_t want = lease_bytes(staging, caller, bytes, &size_class);
+    const int core = sched_getcpu();
+    struct staging_block *block = NULL, *victims = NULL;
+    int64_t held;
+
+    *out = NULL;
+    if (want == 0) return too_large(staging, caller, bytes, err);
+    pthread_mutex_lock(&staging->lock);
+    block = pick_warm(staging, size_class, core);
+    if (block && block->bytes < bytes) block = NULL;
+    const int64_t size = (int64_t)(block ? block->bytes : want);
+    /* Memory that is warm counts already, but not to the caller. */
+    attn_status status = may_lease(staging, caller, size, &held);
+    if (status == ATTN_OK && ahead && staging->ahead + size > staging->limit / STAGING_AHEAD_SHARE) status = ATTN_BUSY;
+    if (status == ATTN_OK) {
+        if (block) unlink_warm(staging, block);
+        else victims = evict(staging, size, staging->limit);
+        count_leased(staging, caller, size);
+        if (ahead) staging->ahead += size;
+        assert(!ahead || staging->ahead <= staging->limit / STAGING_AHEAD_SHARE);
+    }
+    pthread_mutex_unlock(&staging->lock);
+
+    unmap_all(staging, victims);
+    if (status != ATTN_OK) return refused(status, staging, caller, bytes, held, err);
+    if (block) UNPOISON(block->memory, block->bytes);
+    else {
+        block = calloc(1, sizeof *block);
+        if (block) block->memory = staging->source.map(staging->source.context, want);
+        if (block == NULL || block->memory == NULL) {
+            free(block);
+            pthread_mutex_lock(&staging->lock);
+            count_leased(staging, caller, -size);
+            if (ahead) staging->ahead -= size;
+            pthread_mutex_unlock(&staging->lock);
+            return attn_fail(err, ATTN_NO_MEMORY, NULL, "the system has no memory for %zu bytes of tensors", bytes);
+        }
+        block->bytes = want;
+        block->size_class = size_class;
+    }
+    assert(!block->leased);
+    block->leased = true;
+    block->caller = caller;
+    block->ahead = ahead;
+    *out = block;
+    return ATTN_OK;
+}
+
+attn_status staging_lease(struct staging_pool *staging, struct caller *caller, size_t bytes,
+                          struct staging_block **block, attn_error *err)
+{
+    return lease(staging, caller, bytes, false, block, err);
+}
+
+bool staging_lease_ahead(struct staging_pool *staging, struct caller *caller, size_t bytes,
+                         struct staging_block **block)
+{
+    return lease(staging, caller, bytes, true, block, NULL) == ATTN_OK;
+}
+
+void staging_arrived(struct staging_pool *staging, struct staging_block *block)
+{
+    assert(block->leased);
+    if (!block->ahead) return;
+    block->ahead = false;
+    const int64_t ahead = staging->ahead -= (int64_t)block->bytes;
+    assert(ahead >= 0);
+    (void)ahead;
+}
+
+attn_status staging_grow(struct staging_pool *staging, struct staging_block **held, size_t used, size_t bytes,
+                         attn_error *err)
+{
+    struct staging_block *block = *held;
+    int size_class;
+    struct caller *caller = block->caller;
+    if (bytes <= block->bytes) return ATTN_OK;
+    const size_t want = lease_bytes(staging, caller, bytes, &size_class);
+    if (want == 0) return too_large(staging, caller, bytes, err);
+    staging_arrived(staging, block); /* or it would not be too small */
+
+    if (staging->source.grow == NULL) {
+        struct staging_block *larger;
+        const attn_status status = staging_lease(staging, caller, bytes, &larger, err);
+        if (status != ATTN_OK) return status;
+        memcpy(larger->memory, block->memory, used);
+        staging_release(staging, block);
+        *held = larger;
+        return ATTN_OK;
+    }
+
+    const int64_t more = (int64_t)want - (int64_t)block->bytes;
+    struct staging_block *victims = NULL;
+    pthread_mutex_lock(&staging->lock);
+    int64_t already;
+    const attn_status status = may_lease(staging, caller, more, &already);
+    if (status == ATTN_OK) {
+        victims = evict(staging, more, staging->limit);
+        count_leased(staging, caller, more);
+    }
+    pthread_mutex_unlock(&staging->lock);
+    unmap_all(staging, victims);
+    if (status != ATTN_OK) return refused(status, staging, caller, bytes, already, err);
+
+    void *moved = staging->source.grow(staging->source.context, block->memory, block->bytes, want);
+    if (moved == NULL) {
+        pthread_mutex_lock(&staging->lock);
+        count_leased(staging, caller, -more);
+        pthread_mutex_unlock(&staging->lock);
+        return attn_fail(err, ATTN_NO_MEMORY, NULL, "the system has no memory for %zu bytes of tensors", bytes);
+    }
+    block->memory = moved;
+    block->bytes = want;
+    block->size_class = size_class;
+    return ATTN_OK;
+}
+
+void staging_release(struct staging_pool *staging, struct staging_block *block)
+{
+    struct staging_block *victims = NULL;
+    if (block == NULL) return;
+    staging_arrived(staging, block); /* nobody waits for it any more */
+    block->core = sched_getcpu();
+    block->idle_since_ms = clock_ms();
+    POISON(block->memory, block->bytes);
+    pthread_mutex_lock(&staging->lock);
+    count_leased(staging, block->caller, -(int64_t)block->bytes);
+    block->caller = NULL;
+    block->leased = false;
+    link_warm(staging, block);
+    if (staging->warm > staging->warm_limit) victims = evict(staging, 0, staging->leased + staging->warm_limit);
+    assert(staging->warm >= 0 && staging->warm <= staging->warm_limit); /* invariant 2 */
+    pthread_mutex_unlock(&staging->lock);
+    unmap_all(staging, victims);
+}
+
+void staging_trim(struct staging_pool *staging, int64_t now_ms, int64_t idle_ms)
+{
+    struct staging_block *victims = NULL;
+    pthread_mutex_lock(&staging->lock);
+    while (staging->oldest && now_ms - staging->oldest->idle_since_ms >= idle_ms) {
+        struct staging_block *block = staging->oldest;
+        unlink_warm(staging, block);
+        block->next_in_class = victims;
+        victims = block;
+    }
+    pthread_mutex_unlock(&staging->lock);
+    unmap_all(staging, victims);
+}
+
+static int64_t read_locked(const struct staging_pool *staging, const int64_t *value)
+{
+    pthread_mutex_t *lock = (pthread_mutex_t *)&staging->lock;
+    pthread_mutex_lock(lock);
+    const int64_t copy = *value;
+    pthread_mutex_unlock(lock);
+    return copy;
+}
+
+int64_t staging_limit_bytes(const struct staging_pool *staging)
+{
+    return staging->limit;
+}
+int64_t staging_leased_bytes(const struct staging_pool *staging)
+{
+    return read_locked(staging, &staging->leased);
+}
+int64_t staging_warm_bytes(const struct staging_pool *staging)
+{
+    return read_locked(staging, &staging->warm);
+}
+int64_t staging_ahead_bytes(const struct staging_pool *staging)
+{
+    return staging->ahead;
+}

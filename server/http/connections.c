@@ -1,0 +1,284 @@
+/* connections.c: the table of connections and the sweep over it.
+ *
+ * Three parties touch a connection: the web server's thread that owns the connection (phase, progress), the sweep in the
+ * loop, and the end of the connection. Invariants:
+ * 1. A connection is removed in libmicrohttpd's CLOSED notification, while its fd is still open, under the table's lock.
+ * The sweep holds that lock: it can never shut down a number that belongs to somebody else by now.
+ * 2. The sweep cuts by compare-and-swap from the phase it has judged to CUT. Whoever loses that race yields: a
+ * request whose body was completed in the same moment is served, or its thread sees CUT and stops; never both.
+ * 3. since_ms is stored before phase: a reader that sees the new phase sees its time too.
+ * 4. A connection is in the table, and counted, from before libmicrohttpd gets its socket until that is closed, whatever
+ * becomes of it in between: libmicrohttpd tells of the connections that it began with, but closes one for which it has
+ * no memory without a word. Such a connection stays ADDED while its number stands for nothing or for something else. */
+#include "server/http/connections.h"
+
+#include <assert.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include "server/base/clock.h"
+#include "server/base/limits.h"
+#include "server/base/log.h"
+#include "server/base/metrics.h"
+#include "server/work/request.h"
+#include "server/http/refusal.h"
+#include "server/http/tcp.h"
+
+void connections_init(struct connections *connections)
+{
+    pthread_mutex_init(&connections->lock, NULL);
+    connections->first = NULL;
+    connections->by_fd = NULL;
+    connections->capacity = 0;
+    atomic_init(&connections->count, 0);
+    linger_init(&connections->linger);
+}
+
+void connections_clear(struct connections *connections)
+{
+    while (connections->first) connections_remove(connections, connections->first);
+    assert(atomic_load(&connections->count) == 0);
+    free(connections->by_fd);
+    linger_clear(&connections->linger);
+    pthread_mutex_destroy(&connections->lock);
+}
+
+/* What is open under this number; 0: nothing. */
+static uint64_t inode_of(int fd)
+{
+    struct stat sb;
+    return fstat(fd, &sb) == 0 && S_ISSOCK(sb.st_mode) ? sb.st_ino : 0;
+}
+
+/* Under the lock. Room for descriptors up to `fd`; they are the lowest that are free, so there are about as many as
+ * connections. */
+static bool reserve(struct connections *connections, int fd)
+{
+    int capacity = connections->capacity > 0 ? connections->capacity : 256;
+    while (capacity <= fd)
+        if (__builtin_mul_overflow(capacity, 2, &capacity)) return false;
+    if (capacity == connections->capacity) return true;
+    struct connection **by_fd = realloc(connections->by_fd, (size_t)capacity * sizeof(struct connection *));
+    if (by_fd == NULL) return false;
+    memset(by_fd + connections->capacity, 0, (size_t)(capacity - connections->capacity) * sizeof(struct connection *));
+    connections->by_fd = by_fd;
+    connections->capacity = capacity;
+    return true;
+}
+
+/* Under the lock. */
+static void drop(struct connections *connections, struct connection *connection)
+{
+    assert(connections->by_fd[connection->fd] == connection); /* invariant 4: it is in the table, once */
+    assert(connection->previous ? connection->previous->next == connection : connections->first == connection);
+    *(connection->previous ? &connection->previous->next : &connections->first) = connection->next;
+    if (connection->next) connection->next->previous = connection->previous;
+    connections->by_fd[connection->fd] = NULL;
+    for (int i = 0; i < 2; i++)
+        if (connection->tallies[i]) atomic_fetch_sub_explicit(connection->tallies[i], 1, memory_order_relaxed);
+    atomic_fetch_sub(&connections->count, 1);
+    free(connection);
+}
+
+/* Under the lock. The web server has closed it without having begun with it. */
+static void drop_lost(struct connections *connections, struct connection *connection)
+{
+    drop(connections, connection);
+    metrics_add(METRIC_REJECTED, "connections", NULL, 1);
+    log_event(LOG_WARN, NULL, "refused", "reason=memory connections=%d", atomic_load(&connections->count));
+}
+
+struct connection *connections_add(struct connections *connections, int fd, bool plain, _Atomic int *tally,
+                                   _Atomic int *other_tally)
+{
+    struct connection *connection = calloc(1, sizeof *connection);
+    if (connection == NULL) return NULL;
+    connection->fd = fd;
+    connection->plain = plain;
+    connection->inode = inode_of(fd);
+    connection->tallies[0] = tally;
+    connection->tallies[1] = other_tally;
+    atomic_init(&connection->phase, CONNECTION_ADDED);
+    atomic_init(&connection->since_ms, clock_ms());
+    pthread_mutex_lock(&connections->lock);
+    if (!reserve(connections, fd)) {
+        pthread_mutex_unlock(&connections->lock);
+        free(connection);
+        return NULL;
+    }
+    if (connections->by_fd[fd])
+        drop_lost(connections, connections->by_fd[fd]); /* its number would not be given again before it ended */
+    connections->by_fd[fd] = connection;
+    connection->next = connections->first;
+    if (connection->next) connection->next->previous = connection;
+    connections->first = connection;
+    for (int i = 0; i < 2; i++)
+        if (connection->tallies[i]) atomic_fetch_add_explicit(connection->tallies[i], 1, memory_order_relaxed);
+    atomic_fetch_add(&connections->count, 1);
+    pthread_mutex_unlock(&connections->lock);
+    return connection;
+}
+
+struct connection *connections_take(struct connections *connections, int fd)
+{
+    pthread_mutex_lock(&connections->lock);
+    struct connection *connection = fd < connections->capacity ? connections->by_fd[fd] : NULL;
+    pthread_mutex_unlock(&connections->lock);
+    if (connection) (void)connection_enter(connection, CONNECTION_OPENED); /* it may have been cut already */
+    return connection;
+}
+
+void connections_remove(struct connections *connections, struct connection *connection)
+{
+    pthread_mutex_lock(&connections->lock);
+    drop(connections, connection);
+    pthread_mutex_unlock(&connections->lock);
+}
+
+bool connection_enter(struct connection *connection, enum connection_phase phase)
+{
+    int seen = atomic_load_explicit(&connection->phase, memory_order_acquire);
+    if (seen == CONNECTION_CUT) return false;
+    if (seen == (int)phase) return true;
+    atomic_store_explicit(&connection->progress_bytes, 0, memory_order_relaxed);
+    atomic_store_explicit(&connection->since_ms, clock_ms(), memory_order_relaxed);
+    return atomic_compare_exchange_strong_explicit(&connection->phase, &seen, phase, memory_order_acq_rel,
+                                                   memory_order_acquire);
+}
+
+void connection_progress(struct connection *connection, uint64_t bytes)
+{
+    atomic_store_explicit(&connection->progress_bytes, bytes, memory_order_relaxed);
+}
+
+bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t progress_bytes, int64_t now_ms,
+                        const struct connection_limits *limits)
+{
+    const int64_t elapsed = now_ms - since_ms;
+    switch (phase) {
+    case CONNECTION_OPENED:
+    case CONNECTION_HEAD: return elapsed > limits->head_ms;
+    case CONNECTION_IDLE: return elapsed > limits->idle_ms;
+    case CONNECTION_BODY:
+    case CONNECTION_SEND: return elapsed - (int64_t)(progress_bytes / CONNECTION_BYTES_PER_MS) > limits->transfer_ms;
+    default: return false; /* WORK has a deadline of its own; CUT is done */
+    }
+}
+
+static bool has_unread(const struct connection *connection)
+{
+    int unread = 0;
+    return ioctl(connection->fd, FIONREAD, &unread) == 0 && unread > 0;
+}
+
+/* Has this connection sent nothing that we have not read? For a connection that never spoke the kernel knows; where it
+ * does not (a unix socket), the answer is no, and the head's deadline decides. */
+static bool is_silent(const struct connection *connection, enum connection_phase phase)
+{
+    if (has_unread(connection)) return false;
+    return phase == CONNECTION_IDLE || tcp_is_mute(connection->fd);
+}
+
+void connection_cut_with(struct connection *connection, proto_error error, const char *request_id)
+{
+    atomic_store(&connection->phase, CONNECTION_CUT);
+    if (connection->plain) refusal_send(connection->fd, error, NULL, request_id);
+    shutdown(connection->fd, SHUT_RDWR);
+}
+
+/* Has anything changed since the last sweep? */
+static bool has_moved(struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, int64_t now_ms)
+{
+    if (phase == connection->seen_phase && bytes == connection->seen_bytes && since_ms == connection->seen_since_ms &&
+        connection->seen_ms != 0)
+        return false;
+    connection->seen_phase = phase;
+    connection->seen_bytes = bytes;
+    connection->seen_since_ms = since_ms;
+    connection->seen_ms = now_ms;
+    connection->asked = false;
+    return true;
+}
+
+/* Whoever stands still where he should send may have left with his last bytes. One look is enough: a FIN that comes
+ * later is an edge of its own. Only for phases in which nothing can follow that we would still answer. */
+static bool has_left(struct connection *connection, int phase)
+{
+    struct pollfd poll_fd = { .fd = connection->fd, .events = POLLRDHUP };
+    int unread = 0;
+    if (connection->asked || (phase != CONNECTION_OPENED && phase != CONNECTION_HEAD && phase != CONNECTION_BODY &&
+                              phase != CONNECTION_IDLE))
+        return false;
+    connection->asked = true;
+    if (poll(&poll_fd, 1, 0) <= 0 || !(poll_fd.revents & (POLLRDHUP | POLLHUP | POLLERR))) return false;
+    return ioctl(connection->fd, FIONREAD, &unread) != 0 || unread == 0;
+}
+
+/* Does this connection, which has not moved lately, hold up a drain? */
+static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
+                         const struct connection_patience *patience)
+{
+    const bool stalled = now_ms - connection->seen_ms >= patience->stalled_ms;
+    switch (phase) {
+    case CONNECTION_OPENED:
+        return now_ms - since_ms >= patience->silent_ms && (stalled || is_silent(connection, CONNECTION_OPENED));
+    case CONNECTION_IDLE: return now_ms - since_ms >= patience->silent_ms && is_silent(connection, CONNECTION_IDLE);
+    case CONNECTION_HEAD:
+    case CONNECTION_BODY:
+    case CONNECTION_SEND: return stalled;
+    default: return false;
+    }
+}
+
+int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
+                      const struct connection_patience *patience)
+{
+    int cut = 0;
+    pthread_mutex_lock(&connections->lock);
+    for (struct connection *connection = connections->first, *next; connection; connection = next) {
+        next = connection->next;
+        int phase = atomic_load_explicit(&connection->phase, memory_order_acquire);
+        const int64_t since = atomic_load_explicit(&connection->since_ms, memory_order_relaxed);
+        const uint64_t bytes = atomic_load_explicit(&connection->progress_bytes, memory_order_relaxed);
+        const bool moved = has_moved(connection, phase, since, bytes, now_ms);
+        if (phase == CONNECTION_ADDED) {
+            if (!moved && inode_of(connection->fd) != connection->inode) drop_lost(connections, connection);
+            continue;
+        }
+        /* What was sent and not read is our delay. */
+        const bool stalled = phase == CONNECTION_BODY && !moved && now_ms - connection->seen_ms > limits->stall_ms &&
+                             !has_unread(connection);
+        const bool expired = stalled || connection_expired((enum connection_phase)phase, since, bytes, now_ms, limits);
+        const bool blocks = patience && !moved && blocks_drain(connection, phase, since, now_ms, patience);
+        const bool sending = phase == CONNECTION_OPENED || phase == CONNECTION_HEAD || phase == CONNECTION_BODY;
+        if (!moved && has_left(connection, phase)) {
+            shutdown(connection->fd, SHUT_RDWR); /* an edge: the web server sees the end now */
+            continue;
+        }
+        if (!expired && !blocks) continue;
+        if (!atomic_compare_exchange_strong(&connection->phase, &phase, CONNECTION_CUT)) continue;
+        if (sending && connection->plain && !(blocks && phase == CONNECTION_OPENED))
+            refusal_send(connection->fd, PROTO_E_REQUEST_TIMEOUT, NULL, NULL);
+        shutdown(connection->fd, SHUT_RDWR);
+        cut++;
+    }
+    pthread_mutex_unlock(&connections->lock);
+    return cut;
+}
+
+void connections_cut_all(struct connections *connections)
+{
+    pthread_mutex_lock(&connections->lock);
+    for (struct connection *connection = connections->first; connection; connection = connection->next) {
+        if (inode_of(connection->fd) != connection->inode)
+            continue; /* invariant 4: the number is not its own any more */
+        atomic_store(&connection->phase, CONNECTION_CUT);
+        shutdown(connection->fd, SHUT_RDWR);
+    }
+    pthread_mutex_unlock(&connections->lock);
+}

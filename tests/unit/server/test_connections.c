@@ -1,0 +1,231 @@
+/* Which connections are too slow, and what they hear. Over socket pairs, without a web server. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "server/base/clock.h"
+#include "server/http/connections.h"
+
+static const struct connection_limits limits = {
+    .head_ms = 10000, .idle_ms = 75000, .stall_ms = 5000, .transfer_ms = 30000
+};
+
+static void test_how_long_each_phase_may_take(void **state)
+{
+    (void)state;
+    static const struct {
+        enum connection_phase phase;
+        uint64_t bytes;
+        int64_t elapsed_ms;
+        bool expired;
+    } cases[] = {
+        { CONNECTION_OPENED, 0, 10000, false },
+        { CONNECTION_OPENED, 0, 10001, true },
+        { CONNECTION_HEAD, 0, 10001, true },
+        { CONNECTION_IDLE, 0, 75000, false },
+        { CONNECTION_IDLE, 0, 75001, true },
+        { CONNECTION_BODY, 0, 30000, false },
+        { CONNECTION_BODY, 0, 30001, true },
+        { CONNECTION_BODY, 1024 * 1000, 31000, false }, /* a MiB/s is fast enough for ever */
+        { CONNECTION_BODY, 1024 * 1000, 31001, true },
+        { CONNECTION_SEND, 5000 * 31, 31000, true }, /* 5 KB/s is not */
+        { CONNECTION_WORK, 0, 1000000, false },      /* ours to end */
+        { CONNECTION_CUT, 0, 1000000, false },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(connection_expired(cases[i].phase, 5, cases[i].bytes, 5 + cases[i].elapsed_ms, &limits),
+                         cases[i].expired);
+}
+
+struct pair {
+    struct connections connections;
+    struct connection *connection;
+    int client;
+};
+
+static void open_pair(struct pair *p, bool plain)
+{
+    int fds[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    connections_init(&p->connections);
+    assert_non_null(connections_add(&p->connections, fds[0], plain, NULL, NULL));
+    p->connection = connections_take(&p->connections, fds[0]);
+    p->client = fds[1];
+}
+
+static void close_pair(struct pair *p)
+{
+    const int fd = p->connection->fd;
+    close(p->client);
+    connections_remove(&p->connections, p->connection);
+    connections_clear(&p->connections);
+    close(fd);
+}
+
+static void test_a_slow_body_hears_408_and_its_thread_learns_that_it_was_cut(void **state)
+{
+    (void)state;
+    struct pair p;
+    char text[1024] = "";
+    open_pair(&p, true);
+    assert_true(connection_enter(p.connection, CONNECTION_BODY));
+    assert_int_equal(connections_sweep(&p.connections, clock_ms(), &limits, NULL), 0);
+    assert_int_equal(connections_sweep(&p.connections, clock_ms() + 40000, &limits, NULL), 1);
+    assert_true(recv(p.client, text, sizeof text - 1, 0) > 0);
+    assert_memory_equal(text, "HTTP/1.1 408 Request Timeout\r\n", 30);
+    assert_non_null(strstr(text, "\"code\":\"request-timeout\""));
+    assert_int_equal(recv(p.client, text, sizeof text, 0), 0);
+    assert_false(connection_enter(p.connection, CONNECTION_WORK));
+    assert_int_equal(connections_sweep(&p.connections, clock_ms() + 80000, &limits, NULL), 0); /* once */
+    close_pair(&p);
+}
+
+static void test_nothing_is_written_into_tls(void **state)
+{
+    (void)state;
+    struct pair p;
+    char text[64];
+    open_pair(&p, false);
+    assert_int_equal(connections_sweep(&p.connections, clock_ms() + 40000, &limits, NULL), 1);
+    assert_int_equal(recv(p.client, text, sizeof text, 0), 0);
+    close_pair(&p);
+}
+
+static void test_a_body_that_stands_still_is_cut_and_one_that_waits_for_us_is_not(void **state)
+{
+    (void)state;
+    struct pair p;
+    char text[64];
+    int64_t now = clock_ms();
+    open_pair(&p, true);
+    assert_true(connection_enter(p.connection, CONNECTION_BODY));
+    assert_int_equal(connections_sweep(&p.connections, now, &limits, NULL), 0);
+    assert_int_equal(connections_sweep(&p.connections, now + 5000, &limits, NULL), 0);
+    connection_progress(p.connection, 1); /* a byte is enough */
+    assert_int_equal(connections_sweep(&p.connections, now += 5001, &limits, NULL), 0);
+    assert_int_equal(send(p.client, "x", 1, 0), 1); /* it did its part */
+    assert_int_equal(connections_sweep(&p.connections, now + 6000, &limits, NULL), 0);
+    assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 1);
+    assert_int_equal(connections_sweep(&p.connections, now + 6000, &limits, NULL), 1);
+    assert_true(recv(p.client, text, sizeof text, 0) > 0);
+    assert_memory_equal(text, "HTTP/1.1 408 ", 13);
+    close_pair(&p);
+}
+
+/* libmicrohttpd closes a socket for which it has no memory and says nothing. */
+static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever(void **state)
+{
+    (void)state;
+    struct connections connections;
+    _Atomic int thread = 0, http = 0;
+    int fds[4];
+    connections_init(&connections);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
+    assert_int_equal(atomic_load(&connections.count) + thread + http, 3);
+    for (int i = 0; i < 3; i++) connections_sweep(&connections, clock_ms() + i * 100000, &limits, NULL);
+    assert_int_equal(atomic_load(&connections.count), 1); /* it may be taken late */
+
+    close(fds[0]);
+    for (int i = 0; i < 2; i++) connections_sweep(&connections, clock_ms() + 300000, &limits, NULL);
+    assert_int_equal(atomic_load(&connections.count) + thread + http, 0);
+
+    /* The number comes again before a sweep looks: for another connection, and for something else. */
+    assert_int_equal(dup2(fds[1], fds[0]), fds[0]);
+    assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
+    close(fds[0]);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds + 2), 0);
+    assert_int_equal(fds[2], fds[0]);
+    assert_non_null(connections_add(&connections, fds[2], true, &thread, &http));
+    assert_int_equal(atomic_load(&connections.count) + thread + http, 3);
+    close(fds[2]);
+    close(fds[3]);
+    assert_int_equal(dup2(STDERR_FILENO, fds[0]), fds[0]);
+    for (int i = 0; i < 2; i++) connections_sweep(&connections, clock_ms() + 400000, &limits, NULL);
+    assert_int_equal(atomic_load(&connections.count) + thread + http, 0);
+    assert_null(connections.first);
+    close(fds[0]);
+    close(fds[1]);
+    connections_clear(&connections);
+}
+
+static void test_a_thousand_descriptors_find_their_peers(void **state)
+{
+    (void)state;
+    enum { MANY = 1000, FIRST = 100 };
+    struct connections connections;
+    struct connection *added[MANY];
+    connections_init(&connections);
+    for (int i = 0; i < MANY; i++)
+        assert_non_null(added[i] = connections_add(&connections, FIRST + i, true, NULL, NULL));
+    for (int i = 0; i < MANY; i += 3) connections_remove(&connections, added[i]);
+    for (int i = 0; i < MANY; i++) assert_ptr_equal(connections_take(&connections, FIRST + i), i % 3 ? added[i] : NULL);
+    assert_null(connections_take(&connections, 1 << 20));
+    connections_clear(&connections);
+}
+
+/* libmicrohttpd 0.9.75 misses a FIN that came with the last bytes. */
+static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **state)
+{
+    (void)state;
+    struct pair p;
+    char text[64];
+    open_pair(&p, true);
+    assert_true(connection_enter(p.connection, CONNECTION_BODY));
+    assert_int_equal(send(p.client, "bytes", 5, 0), 5);
+    shutdown(p.client, SHUT_WR);
+    for (int i = 0; i < 3; i++) connections_sweep(&p.connections, clock_ms(), &limits, NULL);
+    assert_int_equal(recv(p.client, text, sizeof text, MSG_DONTWAIT), -1); /* there is something to read: it stays */
+    assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 5);
+    connection_progress(p.connection, 5);
+    for (int i = 0; i < 2; i++) connections_sweep(&p.connections, clock_ms(), &limits, NULL);
+    assert_int_equal(recv(p.client, text, sizeof text, MSG_DONTWAIT), 0); /* shut down */
+    close_pair(&p);
+}
+
+static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void **state)
+{
+    (void)state;
+    static const struct connection_patience patience = { .silent_ms = 500, .stalled_ms = 2000 };
+    struct pair p;
+    open_pair(&p, true);
+    int64_t now = clock_ms();
+    assert_true(connection_enter(p.connection, CONNECTION_BODY));
+    for (int i = 1; i < 50; i++) { /* a byte a second would be too slow in the end, but it moves */
+        connection_progress(p.connection, (uint64_t)i);
+        assert_int_equal(connections_sweep(&p.connections, now + i * 500, &limits, &patience), 0);
+    }
+    now += 49 * 500;
+    assert_int_equal(connections_sweep(&p.connections, now + 1900, &limits, &patience), 0);
+    assert_int_equal(connections_sweep(&p.connections, now + 2000, &limits, &patience), 1);
+    close_pair(&p);
+
+    open_pair(&p, true);
+    assert_true(connection_enter(p.connection, CONNECTION_IDLE));
+    now = clock_ms();
+    assert_int_equal(connections_sweep(&p.connections, now, &limits, &patience), 0);
+    assert_int_equal(connections_sweep(&p.connections, now + 400, &limits, &patience), 0);
+    assert_int_equal(connections_sweep(&p.connections, now + 600, &limits, &patience), 1);
+    close_pair(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_how_long_each_phase_may_take),
+        cmocka_unit_test(test_a_slow_body_hears_408_and_its_thread_learns_that_it_was_cut),
+        cmocka_unit_test(test_nothing_is_written_into_tls),
+        cmocka_unit_test(test_a_body_that_stands_still_is_cut_and_one_that_waits_for_us_is_not),
+        cmocka_unit_test(test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever),
+        cmocka_unit_test(test_a_thousand_descriptors_find_their_peers),
+        cmocka_unit_test(test_a_client_that_left_in_the_middle_of_a_body_is_found),
+        cmocka_unit_test(test_a_drain_waits_for_who_moves_and_not_for_who_stands_still),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

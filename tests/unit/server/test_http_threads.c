@@ -1,0 +1,201 @@
+/* test_workers.c: which thread gets a connection, and when the threads stay on their cores. */
+#include "server/http/http_threads.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static int allowed_cores(void)
+{
+    cpu_set_t set;
+    assert_int_equal(sched_getaffinity(0, sizeof set, &set), 0);
+    return CPU_COUNT(&set);
+}
+
+static void test_workers_belong_to_cores_when_each_has_enough(void **state)
+{
+    (void)state;
+    const int n = allowed_cores();
+    const struct {
+        int count, cores, want;
+    } cases[] = {
+        { n * n, n, n > 1 ? n : 0 }, { 2 * n * n, n, n > 1 ? n : 0 }, { n * n + n, 2 * n, n > 1 ? n : 0 },
+        { n * n + 1, n, 0 },         { n * (n - 1), n, 0 },           { n * n, n - 1, 0 }, /* a quota */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct http_threads threads;
+        if (cases[i].count == 0 || (n == 1 && cases[i].count > 1)) continue;
+        assert_true(http_threads_init(&threads, NULL, cases[i].count, cases[i].cores));
+        if (threads.cores != cases[i].want)
+            fail_msg("%d threads, %d cores: belong to %d, not %d", cases[i].count, cases[i].cores, threads.cores,
+                     cases[i].want);
+        int each[CPU_SETSIZE] = { 0 };
+        for (int w = 0; threads.cores > 0 && w < threads.count; w++) each[threads.list[w].core]++;
+        for (int core = 0; core < threads.cores; core++) assert_int_equal(each[core], cases[i].count / n);
+        http_threads_clear(&threads);
+    }
+}
+
+static void test_a_connection_goes_to_the_least_busy_worker(void **state)
+{
+    (void)state;
+    struct http_threads threads;
+    assert_true(http_threads_init(&threads, NULL, 3, 1)); /* belong to no core, whatever this machine has */
+    assert_int_equal(threads.cores, 0);
+    int given[3] = { 0 };
+    for (int i = 0; i < 30; i++) {
+        struct http_thread *thread = http_threads_pick(&threads, -1);
+        atomic_fetch_add(&thread->connections, 1);
+        given[thread - threads.list]++;
+    }
+    for (int i = 0; i < 3; i++) assert_int_equal(given[i], 10);
+    atomic_fetch_sub(&threads.list[1].connections, 2);
+    assert_ptr_equal(http_threads_pick(&threads, -1), &threads.list[1]);
+    http_threads_clear(&threads);
+}
+
+static void test_a_core_with_a_lead_gives_to_the_others(void **state)
+{
+    (void)state;
+    struct http_threads threads;
+    assert_true(http_threads_init(&threads, NULL, 6, 1));
+    threads.cores = 2; /* as if: only the list is looked at */
+    for (int i = 0; i < 6; i++) threads.list[i].core = i % 2;
+    int given[2] = { 0 };
+    for (int i = 0; i < 48; i++) { /* all from core 0 */
+        struct http_thread *thread = http_threads_pick_on(&threads, 0);
+        atomic_fetch_add(&thread->connections, 1);
+        given[thread->core]++;
+        const int blocks = i / 12, in_block = i % 12 + 1; /* of 3 threads with 4 each */
+        assert_int_equal(given[blocks % 2], blocks / 2 * 12 + in_block);
+    }
+    for (int i = 0; i < 6; i++) assert_int_equal(threads.list[i].connections, 8);
+    /* By turns from both, each goes to its own. */
+    for (int i = 0; i < 12; i++) {
+        struct http_thread *thread = http_threads_pick_on(&threads, i % 2);
+        assert_int_equal(thread->core, i % 2);
+        atomic_fetch_add(&thread->connections, 1);
+    }
+    threads.cores = 0;
+    http_threads_clear(&threads);
+}
+
+static void test_load(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t requests[3];
+        int cores;
+        int64_t ms;
+        bool held;
+        enum http_threads_load want;
+    } cases[] = {
+        { { 0, 0 }, 2, 200, false, WORKERS_IDLE },
+        { { 100, 99 }, 2, 200, false, WORKERS_IDLE }, /* below 1000 a second */
+        { { 100, 99 }, 2, 200, true, WORKERS_EVEN },
+        { { 50, 49 }, 2, 200, true, WORKERS_IDLE },
+        { { 100, 100 }, 2, 200, false, WORKERS_EVEN },
+        { { 100, 100 }, 2, 0, false, WORKERS_IDLE },
+        { { 2000, 1000 }, 2, 200, false, WORKERS_EVEN },
+        { { 2001, 1000 }, 2, 200, false, WORKERS_UNEVEN },
+        { { 1000, 4000 }, 2, 200, true, WORKERS_EVEN },
+        { { 1000, 4001 }, 2, 200, true, WORKERS_UNEVEN },
+        { { 5000, 0 }, 2, 200, false, WORKERS_UNEVEN },
+        { { 3000, 2000, 1600 }, 3, 200, false, WORKERS_EVEN },
+        { { UINT32_MAX, UINT32_MAX }, 2, 200, true, WORKERS_EVEN },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (http_threads_load(cases[i].requests, cases[i].cores, cases[i].ms, cases[i].held) != cases[i].want)
+            fail_msg("case %zu is not %d", i, cases[i].want);
+}
+
+static pthread_barrier_t began, may_end;
+
+static void *http_thread_thread(void *argument)
+{
+    struct http_thread *thread = argument;
+    atomic_store(&thread->tid, gettid());
+    pthread_barrier_wait(&began);
+    pthread_barrier_wait(&may_end);
+    return NULL;
+}
+
+static int cores_of(const struct http_thread *thread)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    assert_int_equal(sched_getaffinity(atomic_load(&thread->tid), sizeof set, &set), 0);
+    return CPU_COUNT(&set);
+}
+
+/* One look after 200 ms in which the threads of core 0 completed `first` requests and those of the others `others`. */
+static void look(struct http_threads *threads, int64_t *now_ms, uint32_t first, uint32_t others)
+{
+    for (int i = 0; i < threads->count; i++)
+        atomic_fetch_add(&threads->list[i].requests, threads->list[i].core == 0 ? first : others);
+    http_threads_balance(threads, *now_ms += 200);
+}
+
+static void test_threads_are_held_while_the_load_is_even(void **state)
+{
+    (void)state;
+    const int n = allowed_cores(), count = n * n;
+    struct http_threads threads;
+    int64_t now_ms = 1000;
+    if (n == 1 || n > 16) skip(); /* one core needs no holding; hundreds of threads would prove nothing more */
+    assert_true(http_threads_init(&threads, NULL, count, n));
+    pthread_t posix[256];
+    pthread_barrier_init(&began, NULL, (unsigned)count + 1);
+    pthread_barrier_init(&may_end, NULL, (unsigned)count + 1);
+    for (int i = 0; i < count; i++)
+        assert_int_equal(pthread_create(&posix[i], NULL, http_thread_thread, &threads.list[i]), 0);
+    pthread_barrier_wait(&began);
+
+    look(&threads, &now_ms, 0, 0);
+    for (int i = 0; i < count; i++) assert_int_equal(cores_of(&threads.list[i]), n);
+    look(&threads, &now_ms, 1000, 900);
+    for (int i = 0; i < count; i++) {
+        cpu_set_t set;
+        assert_int_equal(sched_getaffinity(atomic_load(&threads.list[i].tid), sizeof set, &set), 0);
+        assert_int_equal(CPU_COUNT(&set), 1);
+        assert_true(CPU_ISSET(threads.cpu[threads.list[i].core], &set));
+    }
+    http_threads_balance(&threads, now_ms + 50); /* too early for another look: nothing changes */
+    assert_int_equal(cores_of(&threads.list[0]), 1);
+    look(&threads, &now_ms, 1000, 100); /* for a moment only */
+    look(&threads, &now_ms, 1000, 100);
+    assert_int_equal(cores_of(&threads.list[0]), 1);
+    look(&threads, &now_ms, 1000, 900);
+    for (int i = 0; i < 3; i++) look(&threads, &now_ms, 1000, 100); /* for long */
+    for (int i = 0; i < count; i++) assert_int_equal(cores_of(&threads.list[i]), n);
+    look(&threads, &now_ms, 1000, 900); /* not again so soon */
+    assert_int_equal(cores_of(&threads.list[0]), n);
+    now_ms += 2000;
+    look(&threads, &now_ms, 1000, 900);
+    assert_int_equal(cores_of(&threads.list[0]), 1);
+    look(&threads, &now_ms, 0, 0); /* nothing to do: at once, and at once again */
+    assert_int_equal(cores_of(&threads.list[0]), n);
+    look(&threads, &now_ms, 1000, 900);
+    assert_int_equal(cores_of(&threads.list[0]), 1);
+
+    pthread_barrier_wait(&may_end);
+    for (int i = 0; i < count; i++) pthread_join(posix[i], NULL);
+    http_threads_clear(&threads);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_workers_belong_to_cores_when_each_has_enough),
+        cmocka_unit_test(test_a_connection_goes_to_the_least_busy_worker),
+        cmocka_unit_test(test_a_core_with_a_lead_gives_to_the_others),
+        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_threads_are_held_while_the_load_is_even),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
