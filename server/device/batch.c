@@ -1,0 +1,65 @@
+/* batch.c: what a batch is worth and what it leaves behind: results, times, metrics. */
+#include "server/device/internal.h"
+
+#include <string.h>
+
+#include "server/base/log.h"
+#include "server/base/metrics.h"
+
+enum { LEAST_HEAD_DIM = 64 }; /* kernels compute whole tiles: smaller heads cost as much */
+
+/* The operations of a job as kernels do them, in tiles: small heads are padded. */
+double batch_padded_flops(const struct job *job)
+{
+    double waste = 1;
+    for (int i = 0; i < job->call->count; i++) {
+        const attn_dims d = attn_dims_of(&job->call->items[i].problem);
+        const double real = (double)(d.D + d.Dv), padded = (double)((d.D > LEAST_HEAD_DIM ? d.D : LEAST_HEAD_DIM) +
+                                                                    (d.Dv > LEAST_HEAD_DIM ? d.Dv : LEAST_HEAD_DIM));
+        if (real > 0 && padded / real > waste) waste = padded / real;
+    }
+    return job->flops * waste;
+}
+
+/* "cpu avx512bf16": the device and the kernel that computed a result. */
+void batch_name_backend(proto_result *result, const struct device *device, const char *kernel)
+{
+    char *at = stpcpy(result->backend, device->info.name);
+    *at++ = ' ';
+    const size_t room = sizeof result->backend - (size_t)(at - result->backend), length = strnlen(kernel, room - 1);
+    memcpy(at, kernel, length);
+    at[length] = '\0';
+}
+
+void batch_count(const struct batch *batch, const struct job *first)
+{
+    const char *device = batch->device->info.name;
+    metrics_add(METRIC_DEVICE_BATCHES, device, NULL, 1);
+    if (first->ran) {
+        const char *op = first->call->items[0].problem.op == ATTN_OP_FORWARD ? "forward" : "backward";
+        metrics_add(METRIC_KERNEL_SECONDS, device, op, batch->compute_us / 1e6);
+        metrics_add(METRIC_FLOPS, device, op, batch->flops);
+        return;
+    }
+    if (first->error.status == ATTN_CANCELLED) return; /* those who left are counted where they left */
+    metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
+    if (first->error.status != ATTN_DEVICE_LOST) /* which the loop tells, once */
+        log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device, batch->count,
+                  first->error.text);
+}
+
+void batch_note_times(const struct batch *batch, struct job *job)
+{
+    const double queue_us = (double)(batch->started_ns - job->queued_ns) / 1e3;
+    for (int i = 0; i < job->call->count; i++) {
+        double *us = job->results[i].timing_us;
+        us[PROTO_STAGE_queue] = queue_us;
+        us[PROTO_STAGE_copy_in] = batch->copy_in_us;
+        us[PROTO_STAGE_compute] = batch->compute_us;
+        us[PROTO_STAGE_copy_out] = batch->copy_out_us;
+    }
+    metrics_observe(METRIC_STAGE_SECONDS, "queue", queue_us / 1e6);
+    metrics_observe(METRIC_STAGE_SECONDS, "compute", batch->compute_us / 1e6);
+    if (batch->copy_in_us > 0) metrics_observe(METRIC_STAGE_SECONDS, "copy_in", batch->copy_in_us / 1e6);
+    if (batch->copy_out_us > 0) metrics_observe(METRIC_STAGE_SECONDS, "copy_out", batch->copy_out_us / 1e6);
+}

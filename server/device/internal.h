@@ -1,0 +1,121 @@
+/* internal.h: what the files of this folder share; devices.h is what others see.
+ *
+ *   devices.c   opens, closes, describes, and gives batches to devices: the loop's side
+ *   thread.c    a device's thread: its batches on its streams, and until when they should be over
+ *   memory.c    device memory of a batch: mirrors of what its jobs have in staging memory, and scratch memory
+ *   inline.c    inline slots: small problems of the CPU, computed by the HTTP thread that received them
+ *   batch.c     what a batch is worth and leaves behind: results, times, metrics */
+#ifndef DEVICE_INTERNAL_H
+#define DEVICE_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "server/base/limits.h"
+#include "server/device/devices.h"
+
+enum { LINE = 64 }; /* of the cache */
+#define NEVER INT64_MAX
+
+struct mirror {
+    struct job_region host;
+    char *device;
+    bool copy; /* the device shall have what the host has */
+};
+
+/* One batch in flight. */
+struct slot {
+    attn_stream *stream;
+    struct batch *batch; /* NULL: free */
+    int64_t due_ns;      /* when it should be over */
+    int64_t worst_ns;    /* what its work takes at the very slowest */
+    attn_problem *problems;
+    attn_plan *plans;          /* of the problems */
+    int room, count, launched; /* there is room for, of both; of this batch; of those, on the stream */
+    void *workspace;
+    size_t workspace_bytes;
+    struct mirror *mirrors;
+    int mirror_count, mirror_room;
+};
+
+struct device {
+    attn_device *handle;
+    attn_device_info info;
+    struct mailbox *box;
+    int message_kind;
+    pthread_t thread;
+    bool joined;
+
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    struct message *first, **last; /* batches submitted, not yet on a stream */
+    bool stop, stopped;
+
+    int slot_count;
+    struct slot slots[DEVICE_MAX_STREAMS];
+    struct batch *held; /* there was no memory for it while others ran */
+    bool held_may_run;  /* one of them is over */
+    int64_t watchdog_ns;
+    _Atomic int64_t due_ns; /* the first of the slots'; NEVER: nothing runs, or nobody watches */
+
+    /* The loop's. */
+    int outstanding;
+    double flops;
+    bool disabled;
+    struct batch *batches;
+    _Atomic int requests; /* for /v1/info */
+    _Atomic bool usable;
+};
+
+/* A way of its own through the CPU for one thread at a time. */
+struct inline_slot {
+    _Alignas(LINE) atomic_flag taken;
+    attn_device *handle;
+    attn_stream *stream;
+    void *workspace;
+    size_t workspace_bytes;
+};
+
+struct devices {
+    int count;
+    struct device *device[CONFIG_MAX_DEVICES];
+    int inline_count; /* 0: the devices are not this machine's processor */
+    struct inline_slot *inline_slots;
+    _Atomic int inline_jobs;   /* since devices_learn() last took them, */
+    _Atomic int64_t inline_ns; /* and what they took */
+};
+
+/* ---- thread.c ---------------------------------------------------------------------------------------------------- */
+
+/* The thread of a device (argument): ends when device->stop is set and nothing runs. */
+void *device_main(void *argument);
+
+/* ---- memory.c: on the device's thread ---------------------------------------------------------------------------- */
+
+/* Device memory for everything that a job's problems read and write. A region that has a mirror already keeps it. */
+attn_status device_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err);
+void device_drop_mirrors(struct device *device, struct slot *slot);
+/* A host address inside a mirrored region, as the device knows it. */
+void *device_address(const struct slot *slot, void *address);
+/* Put the copies of the slot's mirrors, and of a job's outputs, on the slot's stream. */
+attn_status device_copy_in(struct slot *slot, attn_error *err);
+attn_status device_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
+/* Scratch memory of at least `bytes`; what it held is lost when it grows. */
+attn_status device_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
+                                  attn_error *err);
+void device_drop_workspace(attn_device *handle, void **workspace, size_t *workspace_bytes);
+
+/* ---- inline.c ---------------------------------------------------------------------------------------------------- */
+
+/* As many as HTTP threads, where the devices are this machine's processor; else none. */
+attn_status inline_open(struct devices *devices, const struct config *config, attn_error *err);
+void inline_close(struct devices *devices);
+
+/* ---- batch.c ----------------------------------------------------------------------------------------------------- */
+
+/* The operations of a job as kernels do them, in tiles: small heads are padded. */
+double batch_padded_flops(const struct job *job);
+/* "cpu avx512bf16": the device and the kernel that computed a result. */
+void batch_name_backend(proto_result *result, const struct device *device, const char *kernel);
+
+#endif

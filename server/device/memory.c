@@ -1,0 +1,96 @@
+/* memory.c: device memory of a batch.
+ *
+ * A unified device (the CPU) computes in the staging memory itself: nothing is copied. For a device with memory of its
+ * own, each region of a job (its inputs, the contexts it uses, its outputs) is mirrored by one block of device memory,
+ * copied in one piece, and the tensors' pointers are moved from the region to the mirror. */
+#include "server/device/internal.h"
+
+#include <stdlib.h>
+
+void device_drop_mirrors(struct device *device, struct slot *slot)
+{
+    for (int i = 0; i < slot->mirror_count; i++) attn_device_free(device->handle, slot->mirrors[i].device);
+    slot->mirror_count = 0;
+}
+
+/* Device memory for a region, to be copied there if `copy`. A region that has a mirror already keeps it. */
+static attn_status mirror(struct device *device, struct slot *slot, struct job_region host, bool copy, attn_error *err)
+{
+    void *memory = NULL;
+    attn_status status;
+    if (host.bytes == 0) return ATTN_OK;
+    for (int i = 0; i < slot->mirror_count; i++)
+        if (slot->mirrors[i].host.memory == host.memory) return ATTN_OK;
+    if (slot->mirror_count == slot->mirror_room) {
+        const int room = slot->mirror_room ? 2 * slot->mirror_room : 64;
+        struct mirror *wider = realloc(slot->mirrors, (size_t)room * sizeof *wider);
+        if (wider == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+        slot->mirrors = wider;
+        slot->mirror_room = room;
+    }
+    status = attn_device_alloc(device->handle, host.bytes, &memory, err);
+    if (status != ATTN_OK) return status;
+    slot->mirrors[slot->mirror_count++] = (struct mirror){ host, memory, copy };
+    return ATTN_OK;
+}
+
+/* A host address inside a mirrored region, as the device knows it. */
+void *device_address(const struct slot *slot, void *address)
+{
+    for (int i = 0; i < slot->mirror_count; i++) {
+        const struct mirror *m = &slot->mirrors[i];
+        if ((char *)address >= m->host.memory && (char *)address < m->host.memory + m->host.bytes)
+            return m->device + ((char *)address - m->host.memory);
+    }
+    return address; /* only of tensors without elements */
+}
+
+attn_status device_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err)
+{
+    attn_status status = ATTN_OK;
+    if (job->inputs)
+        status = mirror(device, slot, (struct job_region){ job->inputs->memory, job->inputs_used }, true, err);
+    for (int i = 0; status == ATTN_OK && job->saved && i < job->call->count; i++) {
+        struct job *saved = job->saved[i];
+        if (saved == NULL || job->call->items[i].error.status != ATTN_OK) continue;
+        status = mirror(device, slot, (struct job_region){ saved->inputs->memory, saved->inputs_used }, true, err);
+        if (status == ATTN_OK) status = mirror(device, slot, saved->outputs, true, err);
+    }
+    return status == ATTN_OK ? mirror(device, slot, job->outputs, false, err) : status;
+}
+
+attn_status device_copy_in(struct slot *slot, attn_error *err)
+{
+    attn_status status = ATTN_OK;
+    for (int i = 0; i < slot->mirror_count && status == ATTN_OK; i++) {
+        const struct mirror *m = &slot->mirrors[i];
+        if (m->copy) status = attn_copy(slot->stream, m->device, m->host.memory, m->host.bytes, ATTN_TO_DEVICE, err);
+    }
+    return status;
+}
+
+attn_status device_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err)
+{
+    (void)device;
+    if (job->outputs.bytes == 0) return ATTN_OK;
+    return attn_copy(slot->stream, job->outputs.memory, device_address(slot, job->outputs.memory), job->outputs.bytes,
+                     ATTN_FROM_DEVICE, err);
+}
+
+void device_drop_workspace(attn_device *handle, void **workspace, size_t *workspace_bytes)
+{
+    attn_device_free(handle, *workspace);
+    *workspace = NULL;
+    *workspace_bytes = 0;
+}
+
+/* At least `bytes` of workspace; what it held is lost when it grows. */
+attn_status device_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
+                                  attn_error *err)
+{
+    if (bytes <= *workspace_bytes) return ATTN_OK;
+    device_drop_workspace(handle, workspace, workspace_bytes);
+    const attn_status status = attn_device_alloc(handle, bytes, workspace, err);
+    if (status == ATTN_OK) *workspace_bytes = bytes;
+    return status;
+}

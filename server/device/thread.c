@@ -1,0 +1,342 @@
+/* thread.c: a device's thread: takes batches from its inbox, keeps as many on streams as there are, and posts those that are
+ * done to the loop.
+ *
+ * Invariants
+ * 1. attn_device and its streams are used by this thread alone, but for descriptions and plans.
+ * 2. A batch that was submitted comes back exactly once, whatever happens; each of its jobs then has ran == true,
+ * or an error.
+ * 3. While the thread is in a call that may never return, due_ns says until when it may be: the loop watches. */
+#include "server/device/internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/base/clock.h"
+#include "server/base/heartbeat.h"
+#include "server/base/log.h"
+#include "server/base/metrics.h"
+#include "server/work/request.h"
+
+/* ---- How long it may take ----------------------------------------------------------------------------------------- */
+
+static int64_t worst_ns(const struct batch *batch)
+{
+    double flops = 0;
+    for (int j = 0; j < batch->count; j++) flops += batch_padded_flops(batch->jobs[j]);
+    const double seconds = flops / DEVICE_SLOWEST_FLOPS, most = 1e9; /* thirty years */
+    return (int64_t)((seconds < most ? seconds : most) * 1e9);
+}
+
+/* The earliest of what runs, for the loop to look at. */
+static void publish_due(struct device *device)
+{
+    int64_t due = NEVER;
+    for (int s = 0; s < device->slot_count; s++)
+        if (device->slots[s].batch && device->slots[s].due_ns < due) due = device->slots[s].due_ns;
+    atomic_store(&device->due_ns, due);
+}
+
+/* A batch begins. The batches of a device share it, so each may have to wait for all of the others. */
+static void watch(struct device *device, struct slot *slot)
+{
+    int64_t others_ns = 0;
+    if (device->watchdog_ns == NEVER) return;
+    slot->worst_ns = worst_ns(slot->batch);
+    for (int s = 0; s < device->slot_count; s++) {
+        struct slot *other = &device->slots[s];
+        if (other->batch == NULL || other == slot) continue;
+        others_ns += other->worst_ns;
+        other->due_ns += slot->worst_ns;
+    }
+    slot->due_ns = clock_ns() + device->watchdog_ns + slot->worst_ns + others_ns;
+    publish_due(device);
+}
+
+static void unwatch(struct device *device)
+{
+    if (device->watchdog_ns != NEVER) publish_due(device);
+}
+
+/* ---- One batch ---------------------------------------------------------------------------------------------------- */
+
+static attn_status reserve_problems(struct slot *slot, int count, attn_error *err)
+{
+    if (count <= slot->room) return ATTN_OK;
+    attn_problem *problems = realloc(slot->problems, (size_t)count * sizeof *problems);
+    if (problems != NULL) slot->problems = problems;
+    attn_plan *plans = realloc(slot->plans, (size_t)count * sizeof *plans);
+    if (plans != NULL) slot->plans = plans;
+    if (problems == NULL || plans == NULL)
+        return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", count);
+    slot->room = count;
+    return ATTN_OK;
+}
+
+static attn_status reserve_workspace(struct device *device, struct slot *slot, int count, attn_error *err)
+{
+    size_t bytes = 0;
+    for (int at = 0; at < count; at += DEVICE_MAX_RUN) {
+        size_t part;
+        const attn_status status = attn_workspace(
+            device->handle, slot->plans + at, count - at < DEVICE_MAX_RUN ? count - at : DEVICE_MAX_RUN, &part, err);
+        if (status != ATTN_OK) return status;
+        if (part > bytes) bytes = part;
+    }
+    return device_grow_workspace(device->handle, bytes, &slot->workspace, &slot->workspace_bytes, err);
+}
+
+/* The batch's problems, with the addresses that the device knows. Returns how many. */
+static int gather(struct device *device, struct slot *slot)
+{
+    int count = 0;
+    for (int j = 0; j < slot->batch->count; j++) {
+        const struct job *job = slot->batch->jobs[j];
+        for (int i = 0; i < job->call->count; i++) {
+            if (job->call->items[i].error.status != ATTN_OK) continue;
+            attn_problem *p = &slot->problems[count++];
+            *p = job->call->items[i].problem;
+            for (int id = 0; id < ATTN_TENSOR_COUNT && !device->info.unified; id++)
+                if (p->tensor[id].rank > 0) p->tensor[id].data = device_address(slot, p->tensor[id].data);
+        }
+    }
+    return count;
+}
+
+/* Which kernel computes each of them. Devices differ: that prepare_job() found one on another says nothing of this. */
+static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
+{
+    int n = 0;
+    for (int j = 0; j < slot->batch->count; j++) {
+        const struct job *job = slot->batch->jobs[j];
+        for (int i = 0; i < job->call->count; i++) {
+            if (job->call->items[i].error.status != ATTN_OK) continue;
+            const attn_status status = attn_plan_make(device->handle, &slot->problems[n], &slot->plans[n], err);
+            if (status != ATTN_OK) return status;
+            batch_name_backend(&job->results[i], device, slot->plans[n++].kernel->name);
+        }
+    }
+    return ATTN_OK;
+}
+
+/* How many problems go on the stream at a time. All of them, unless that is work for seconds: what is on the stream of a GPU
+ * cannot be called back. */
+static int group_of(const struct device *device, const struct slot *slot)
+{
+    const double share = slot->batch->flops > DEVICE_GROUP_FLOPS ? DEVICE_GROUP_FLOPS / slot->batch->flops : 1;
+    const double group = device->info.unified ? DEVICE_MAX_RUN : share * slot->count;
+    const int left = slot->count - slot->launched;
+    const int most = group < 1 ? 1 : group > DEVICE_MAX_RUN ? DEVICE_MAX_RUN : (int)group;
+    return left < most ? left : most;
+}
+
+/* The next problems of the batch, and after the last of them what follows. */
+static attn_status launch_group(struct device *device, struct slot *slot, attn_error *err)
+{
+    struct batch *batch = slot->batch;
+    const int count = group_of(device, slot);
+    attn_status status = attn_run(slot->stream, slot->plans + slot->launched, count, slot->workspace, err);
+    slot->launched += count;
+    if (status != ATTN_OK || slot->launched < slot->count) return status;
+    status = attn_stream_mark(slot->stream, 2, err);
+    if (!device->info.unified)
+        for (int j = 0; j < batch->count && status == ATTN_OK; j++)
+            status = device_copy_out(device, slot, batch->jobs[j], err);
+    return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
+}
+
+/* Puts everything on the stream, or the first group of it. On an error the stream may hold part of it: the caller waits
+ * for that before it frees anything. */
+static attn_status launch(struct device *device, struct slot *slot, attn_error *err)
+{
+    struct batch *batch = slot->batch;
+    attn_status status = ATTN_OK;
+    int count = 0;
+
+    for (int j = 0; j < batch->count; j++) count += batch->jobs[j]->runnable;
+    if ((status = reserve_problems(slot, count, err)) != ATTN_OK) return status;
+    for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
+        status = device_take_mirrors(device, slot, batch->jobs[j], err);
+    if (status != ATTN_OK) return status;
+    count = gather(device, slot);
+    if ((status = plan_all(device, slot, err)) != ATTN_OK) return status;
+    if ((status = reserve_workspace(device, slot, count, err)) != ATTN_OK) return status;
+
+    if ((status = attn_stream_mark(slot->stream, 0, err)) != ATTN_OK) return status;
+    if ((status = device_copy_in(slot, err)) != ATTN_OK) return status;
+    if ((status = attn_stream_mark(slot->stream, 1, err)) != ATTN_OK) return status;
+    slot->count = count;
+    slot->launched = 0;
+    do status = launch_group(device, slot, err);
+    while (status == ATTN_OK && device->info.unified && slot->launched < count);
+    return status;
+}
+
+/* The batch is over, well or not: give its memory back and report. */
+static void finish_batch(struct device *device, struct slot *slot, attn_status status, const attn_error *err)
+{
+    struct batch *batch = slot->batch;
+    assert(request_role() == ROLE_DEVICE && batch->device == device);
+    assert(status == ATTN_OK ? slot->launched == slot->count : err->status == status); /* invariant 2: one of the two */
+    batch->ended_ns = clock_ns();
+    if (status == ATTN_OK) {
+        batch->copy_in_us = device->info.unified ? 0 : attn_stream_elapsed_us(slot->stream, 0, 1);
+        batch->compute_us = attn_stream_elapsed_us(slot->stream, 1, 2);
+        batch->copy_out_us = device->info.unified ? 0 : attn_stream_elapsed_us(slot->stream, 2, 3);
+    }
+    for (int j = 0; j < batch->count; j++) {
+        batch->jobs[j]->ran = status == ATTN_OK;
+        if (status != ATTN_OK) batch->jobs[j]->error = *err;
+    }
+    device_drop_mirrors(device, slot);
+    if (slot->workspace_bytes > DEVICE_WORKSPACE_KEEP)
+        device_drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
+    attn_stream_heed(slot->stream, NULL);
+    slot->batch = NULL;
+    device->held_may_run = true;
+    unwatch(device);
+    mailbox_post(device->box, &batch->message);
+}
+
+/* The scratch memory that idle slots keep. Returns whether there was any. */
+static bool give_back_workspaces(struct device *device)
+{
+    bool any = false;
+    for (int s = 0; s < device->slot_count; s++) {
+        struct slot *slot = &device->slots[s];
+        if (slot->batch || slot->workspace == NULL) continue;
+        device_drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
+        any = true;
+    }
+    return any;
+}
+
+static int busy_slots(const struct device *device)
+{
+    int count = 0;
+    for (int s = 0; s < device->slot_count; s++) count += device->slots[s].batch != NULL;
+    return count;
+}
+
+/* launch(), or nothing on the stream and nothing allocated. */
+static attn_status try_launch(struct device *device, struct slot *slot, attn_error *err)
+{
+    attn_error late;
+    attn_status status = launch(device, slot, err);
+    if (status == ATTN_OK) return status;
+    /* What was put on the stream before the error still uses the buffers; and it may have failed for good. */
+    if (attn_stream_wait(slot->stream, &late) == ATTN_DEVICE_LOST && status != ATTN_DEVICE_LOST) {
+        status = ATTN_DEVICE_LOST;
+        *err = late;
+    }
+    device_drop_mirrors(device, slot);
+    return status;
+}
+
+static void start(struct device *device, struct slot *slot, struct batch *batch)
+{
+    attn_error err = { 0 };
+    assert(request_role() == ROLE_DEVICE && slot->batch == NULL && slot->mirror_count == 0);
+    slot->batch = batch;
+    batch->started_ns = clock_ns();
+    attn_stream_heed(slot->stream, &batch->cancel);
+    watch(device, slot);
+    attn_status status = try_launch(device, slot, &err);
+    if (status == ATTN_NO_MEMORY && give_back_workspaces(device)) status = try_launch(device, slot, &err);
+    if (status == ATTN_OK) return;
+    if (status == ATTN_NO_MEMORY && busy_slots(device) > 1) { /* when they are over there is more */
+        attn_stream_heed(slot->stream, NULL);
+        slot->batch = NULL;
+        device->held = batch;
+        device->held_may_run = false;
+        unwatch(device);
+        return;
+    }
+    finish_batch(device, slot, status, &err);
+}
+
+/* Concludes batches whose stream is done. `wait`: for one of them at least. Returns whether there was one. */
+static bool poll_slots(struct device *device, bool wait)
+{
+    bool any = false;
+    for (int s = 0; s < device->slot_count; s++) {
+        struct slot *slot = &device->slots[s];
+        attn_error err = { 0 };
+        bool done = false;
+        if (slot->batch == NULL) continue;
+        attn_status status;
+        if (wait && !any) {
+            status = attn_stream_wait(slot->stream, &err);
+            done = true;
+        } else status = attn_stream_done(slot->stream, &done, &err);
+        if (status == ATTN_OK && !done) continue;
+        if (status == ATTN_OK && slot->launched < slot->count) {
+            attn_error late;
+            status = launch_group(device, slot, &err);
+            if (status == ATTN_OK) continue;
+            if (attn_stream_wait(slot->stream, &late) == ATTN_DEVICE_LOST) {
+                status = ATTN_DEVICE_LOST;
+                err = late;
+            }
+        }
+        finish_batch(device, slot, status, &err);
+        any = true;
+    }
+    return any;
+}
+
+static struct slot *free_slot(struct device *device)
+{
+    for (int s = 0; s < device->slot_count; s++)
+        if (device->slots[s].batch == NULL) return &device->slots[s];
+    return NULL;
+}
+
+void *device_main(void *argument)
+{
+    struct device *device = argument;
+    request_set_role(ROLE_DEVICE);
+    for (;;) {
+        struct slot *slot = free_slot(device);
+        struct batch *batch = NULL;
+        const bool busy = busy_slots(device) > 0;
+
+        pthread_mutex_lock(&device->lock);
+        while (!busy && device->held == NULL && device->first == NULL && !device->stop)
+            pthread_cond_wait(&device->wake, &device->lock);
+        if (device->held) { /* it is the next, or the small ones behind it would never let it have its memory */
+            if (slot && device->held_may_run) {
+                batch = device->held;
+                device->held = NULL;
+            }
+        } else if (slot && device->first) {
+            batch = (struct batch *)device->first; /* the message is its first member */
+            device->first = batch->message.next;
+            if (device->first == NULL) device->last = &device->first;
+        }
+        const bool stop = device->stop && batch == NULL && device->held == NULL && !busy;
+        pthread_mutex_unlock(&device->lock);
+
+        if (stop) break;
+        if (batch) {
+            batch->message.next = NULL;
+            heartbeat_busy(HEARTBEAT_DEVICE);
+            start(device, slot, batch);
+            heartbeat_idle();
+            continue;
+        }
+        heartbeat_busy(HEARTBEAT_DEVICE);
+        const bool moved = poll_slots(device, device->info.unified);
+        heartbeat_idle();
+        if (moved) continue;
+        /* A batch is on its way. New work is looked for in between. */
+        const struct timespec pause = { 0, atomic_load(&device->usable) ? DEVICE_POLL_NS : DEVICE_LOST_POLL_NS };
+        nanosleep(&pause, NULL);
+    }
+    pthread_mutex_lock(&device->lock);
+    device->stopped = true;
+    pthread_cond_broadcast(&device->wake);
+    pthread_mutex_unlock(&device->lock);
+    return NULL;
+}
