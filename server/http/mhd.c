@@ -32,6 +32,7 @@
 
 #include "proto-json/text.h"
 #include "server/base/limits.h"
+#include "server/http/access_log.h"
 #include "server/http/answer.h"
 #include "server/base/staging.h"
 #include "server/base/clock.h"
@@ -463,99 +464,13 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *mhd, con
     return result;
 }
 
-/* Good requests, perhaps, that were turned away: what attnd_rejected_total counts. */
-static bool is_refusal(proto_error error)
-{
-    switch (error) {
-    case PROTO_E_UNAUTHORIZED:
-    case PROTO_E_TOO_LARGE:
-    case PROTO_E_QUOTA:
-    case PROTO_E_UNAVAILABLE:
-    case PROTO_E_QUEUE_FULL:
-    case PROTO_E_OUT_OF_MEMORY:
-    case PROTO_E_DRAINING:
-    case PROTO_E_STORAGE_FULL: return true;
-    default: return false;
-    }
-}
-
-/* method=POST path="/v1/attention/forward" status=200 ms=1.234 bytes_in=131248 bytes_out=45381 */
-static void log_request(const struct request *request, enum log_level level, int status, int64_t ns)
-{
-    enum { METHOD_BYTES = 16 };
-    char pairs[LOG_PAIRS_BYTES], path[LOG_CLEAN_BYTES];
-    struct text t = text_in(pairs, sizeof pairs);
-    const char *method = request->method ? request->method : "-";
-    text_put_string(&t, "method=");
-    text_put(&t, method, strnlen(method, METHOD_BYTES));
-    text_put_string(&t, " path=\"");
-    text_put_string(&t, log_clean(path, sizeof path, request->path ? request->path : "-"));
-    text_put_string(&t, "\" status=");
-    text_put_three(&t, (unsigned)status);
-    text_put_string(&t, " ms=");
-    text_put_ms(&t, ns);
-    text_put_string(&t, " bytes_in=");
-    text_put_number(&t, request->received_bytes);
-    text_put_string(&t, " bytes_out=");
-    text_put_number(&t, request->sent_bytes);
-    if (request->trace_id[0]) {
-        text_put_string(&t, " trace_id=");
-        text_put_string(&t, request->trace_id);
-        text_put_string(&t, " span_id=");
-        text_put_string(&t, request->span_id);
-    }
-    if (request->failed) {
-        text_put_string(&t, " code=");
-        text_put_string(&t, proto_errors[request->error].code);
-    }
-    log_pairs(level, request->id[0] ? request->id : NULL, "request", pairs);
-}
-
-/* One line and a few numbers for each request, when all is over. */
-static void account(struct request *request, enum MHD_RequestTerminationCode how)
-{
-    const struct request_times *t = &request->times;
-    const int64_t now = clock_ns();
-    const char *endpoint = request->route ? request->route->endpoint : "none";
-    const double seconds = (double)(now - t->began_ns) / 1e9;
-    int status = request->http_status;
-    char label[4];
-    struct text status_text = text_in(label, sizeof label);
-
-    if (request->gone || status == 0 ||
-        (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && request->state == REQUEST_ANSWERING)) {
-        const bool cut = atomic_load(&request->connection->phase) == CONNECTION_CUT;
-        if (!request->gone && request->state == REQUEST_RECEIVING)
-            status = status != 0 ? status : cut ? 408 : how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? 400 : 499;
-        else status = 499;
-        /* Whoever left while it waited was counted by the loop. Half a head was no request yet, and libmicrohttpd's
-         * own 400 is no departure. */
-        if (!request->gone && status != 400 && t->head_ns != 0)
-            metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
-    }
-    if (request->failed && status != 499 && is_refusal(request->error))
-        metrics_add(METRIC_REJECTED, proto_errors[request->error].code, NULL, 1);
-    text_put_three(&status_text, (unsigned)status);
-    metrics_add(METRIC_REQUESTS, endpoint, label, 1);
-    metrics_observe(METRIC_REQUEST_SECONDS, endpoint, seconds);
-    if (status < 400 || status == 499) metrics_add(METRIC_BODY_BYTES_OUT, NULL, NULL, (double)request->sent_bytes);
-    if (t->decode_ns > 0 && t->received_ns > 0) {
-        metrics_observe(METRIC_STAGE_SECONDS, "recv", (double)t->recv_ns / 1e9);
-        metrics_observe(METRIC_STAGE_SECONDS, "decode", (double)t->decode_ns / 1e9);
-    }
-    if (t->encode_ns > 0) metrics_observe(METRIC_STAGE_SECONDS, "encode", (double)t->encode_ns / 1e9);
-
-    const enum log_level level = request->route && request->route->quiet ? LOG_DEBUG : LOG_INFO;
-    if (log_enabled(level)) log_request(request, level, status, now - t->began_ns);
-}
-
 static void complete(struct request *request, enum MHD_RequestTerminationCode how)
 {
     request_set_role(ROLE_HTTP);
     struct connection *connection = request->connection;
     heads_remove(request);
     end_wait(request); /* the connection broke between being resumed and being answered */
-    account(request, how);
+    access_log_request(request, how);
     connection->request = NULL;
     request_free(request);
     (void)connection_enter(connection, CONNECTION_IDLE); /* when it was cut, it is about to end anyway */
@@ -644,19 +559,6 @@ static char *read_pem(const char *option, const char *path, attn_error *err)
     return text;
 }
 
-/* A rate sees nothing in the first sample of a series: what an alert watches is there, at 0, before it happens. */
-static void begin_counters(void)
-{
-    static const char *const endpoints[] = { "forward", "backward" };
-    for (int error = 0; error < PROTO_ERROR_COUNT; error++)
-        if (is_refusal((proto_error)error)) metrics_add(METRIC_REJECTED, proto_errors[error].code, NULL, 0);
-    metrics_add(METRIC_REJECTED, "connections", NULL, 0);
-    for (int i = 0; i < 2; i++) {
-        metrics_add(METRIC_REQUESTS, endpoints[i], "500", 0);
-        metrics_add(METRIC_REQUESTS, endpoints[i], "504", 0);
-    }
-}
-
 /* The daemons of the threads, with what they have in common. */
 static bool start_threads(struct http_server *http, unsigned flags, const struct MHD_OptionItem *more)
 {
@@ -689,7 +591,7 @@ attn_status http_server_open(struct http_server *http, struct server *server, un
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "--http-threads: no memory for %d threads", threads);
     if (kind == PORT_MAIN) {
         flags |= MHD_ALLOW_SUSPEND_RESUME;
-        begin_counters();
+        access_log_begin();
     }
     if (tls) {
         flags |= MHD_USE_TLS;

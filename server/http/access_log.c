@@ -1,0 +1,108 @@
+/* access_log.c: see access_log.h. */
+#include "server/http/access_log.h"
+
+#include <string.h>
+
+#include "proto-json/text.h"
+#include "server/api/route.h"
+#include "server/base/clock.h"
+#include "server/base/log.h"
+#include "server/base/metrics.h"
+#include "server/http/connections.h"
+
+/* Good requests, perhaps, that were turned away: what attnd_rejected_total counts. */
+static bool is_refusal(proto_error error)
+{
+    switch (error) {
+    case PROTO_E_UNAUTHORIZED:
+    case PROTO_E_TOO_LARGE:
+    case PROTO_E_QUOTA:
+    case PROTO_E_UNAVAILABLE:
+    case PROTO_E_QUEUE_FULL:
+    case PROTO_E_OUT_OF_MEMORY:
+    case PROTO_E_DRAINING:
+    case PROTO_E_STORAGE_FULL: return true;
+    default: return false;
+    }
+}
+
+/* method=POST path="/v1/attention/forward" status=200 ms=1.234 bytes_in=131248 bytes_out=45381 */
+static void log_request(const struct request *request, enum log_level level, int status, int64_t ns)
+{
+    enum { METHOD_BYTES = 16 };
+    char pairs[LOG_PAIRS_BYTES], path[LOG_CLEAN_BYTES];
+    struct text t = text_in(pairs, sizeof pairs);
+    const char *method = request->method ? request->method : "-";
+    text_put_string(&t, "method=");
+    text_put(&t, method, strnlen(method, METHOD_BYTES));
+    text_put_string(&t, " path=\"");
+    text_put_string(&t, log_clean(path, sizeof path, request->path ? request->path : "-"));
+    text_put_string(&t, "\" status=");
+    text_put_three(&t, (unsigned)status);
+    text_put_string(&t, " ms=");
+    text_put_ms(&t, ns);
+    text_put_string(&t, " bytes_in=");
+    text_put_number(&t, request->received_bytes);
+    text_put_string(&t, " bytes_out=");
+    text_put_number(&t, request->sent_bytes);
+    if (request->trace_id[0]) {
+        text_put_string(&t, " trace_id=");
+        text_put_string(&t, request->trace_id);
+        text_put_string(&t, " span_id=");
+        text_put_string(&t, request->span_id);
+    }
+    if (request->failed) {
+        text_put_string(&t, " code=");
+        text_put_string(&t, proto_errors[request->error].code);
+    }
+    log_pairs(level, request->id[0] ? request->id : NULL, "request", pairs);
+}
+
+void access_log_request(struct request *request, enum MHD_RequestTerminationCode how)
+{
+    const struct request_times *t = &request->times;
+    const int64_t now = clock_ns();
+    const char *endpoint = request->route ? request->route->endpoint : "none";
+    const double seconds = (double)(now - t->began_ns) / 1e9;
+    int status = request->http_status;
+    char label[4];
+    struct text status_text = text_in(label, sizeof label);
+
+    if (request->gone || status == 0 ||
+        (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && request->state == REQUEST_ANSWERING)) {
+        const bool cut = atomic_load(&request->connection->phase) == CONNECTION_CUT;
+        if (!request->gone && request->state == REQUEST_RECEIVING)
+            status = status != 0 ? status : cut ? 408 : how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? 400 : 499;
+        else status = 499;
+        /* Whoever left while it waited was counted by the loop. Half a head was no request yet, and libmicrohttpd's
+         * own 400 is no departure. */
+        if (!request->gone && status != 400 && t->head_ns != 0)
+            metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
+    }
+    if (request->failed && status != 499 && is_refusal(request->error))
+        metrics_add(METRIC_REJECTED, proto_errors[request->error].code, NULL, 1);
+    text_put_three(&status_text, (unsigned)status);
+    metrics_add(METRIC_REQUESTS, endpoint, label, 1);
+    metrics_observe(METRIC_REQUEST_SECONDS, endpoint, seconds);
+    if (status < 400 || status == 499) metrics_add(METRIC_BODY_BYTES_OUT, NULL, NULL, (double)request->sent_bytes);
+    if (t->decode_ns > 0 && t->received_ns > 0) {
+        metrics_observe(METRIC_STAGE_SECONDS, "recv", (double)t->recv_ns / 1e9);
+        metrics_observe(METRIC_STAGE_SECONDS, "decode", (double)t->decode_ns / 1e9);
+    }
+    if (t->encode_ns > 0) metrics_observe(METRIC_STAGE_SECONDS, "encode", (double)t->encode_ns / 1e9);
+
+    const enum log_level level = request->route && request->route->quiet ? LOG_DEBUG : LOG_INFO;
+    if (log_enabled(level)) log_request(request, level, status, now - t->began_ns);
+}
+
+void access_log_begin(void)
+{
+    static const char *const endpoints[] = { "forward", "backward" };
+    for (int error = 0; error < PROTO_ERROR_COUNT; error++)
+        if (is_refusal((proto_error)error)) metrics_add(METRIC_REJECTED, proto_errors[error].code, NULL, 0);
+    metrics_add(METRIC_REJECTED, "connections", NULL, 0);
+    for (int i = 0; i < 2; i++) {
+        metrics_add(METRIC_REQUESTS, endpoints[i], "500", 0);
+        metrics_add(METRIC_REQUESTS, endpoints[i], "504", 0);
+    }
+}
