@@ -224,7 +224,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     if (info->kind == ATTN_AXES_OPTIONAL && p->tensor[owner].rank > 0 &&
         (size_t)p->tensor[owner].rank == strlen(axes) - 1)
         axes++;
-    for (; axes[rank]; rank++) letters[rank] = axes[rank]; /* a call of snprintf() here cost 2 us a problem */
+    for (; axes[rank]; rank++) letters[rank] = axes[rank]; /* a call of snprintf() here cost 2 us per problem */
     letters[rank] = '\0';
     if (info->kind == ATTN_AXES_LAYOUT && p->layout == ATTN_BHSD &&
         !packed) { /* attn_check() refuses bhsd when packed */

@@ -32,7 +32,7 @@ enum {
 };
 
 /* What a thread reaches at the very most, by the name of its vectors: three times what the fastest core measured so far
- * did (kernels/MEASUREMENTS.md, "The CPU ladder"). And a softmax takes half a cycle a score on the widest of them. */
+ * did (kernels/MEASUREMENTS.md, "The CPU ladder"). And a softmax takes half a cycle per score on the widest of them. */
 static const struct {
     const char *name;
     double flops;

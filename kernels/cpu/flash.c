@@ -135,7 +135,7 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
     const double scale = flash_scale(f, t->b, t->hk);
     const int cols = block->cols;
     const int64_t j = j0 + block->c0;
-    if (block->ranged) { /* attn_keys_of() of each row, less j: both ends move by one a row */
+    if (block->ranged) { /* attn_keys_of() of each row, less j: both ends move by one per row */
         const int64_t aligned = t->i0 + attn_align(&f->g, &t->seq->s) - j;
         const int lo = (int)attn_clamp64(aligned - f->g.left, INT32_MIN / 2, INT32_MAX / 2);
         const int hi = (int)attn_clamp64(aligned + f->g.right + 1, INT32_MIN / 2, INT32_MAX / 2);

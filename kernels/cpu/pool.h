@@ -1,7 +1,7 @@
 /* pool.h: the threads of the CPU backend, and one way to use them: a parallel loop.
  *
  *   struct pool *pool;
- *   pool_open(0, NULL, &pool, &err);              // one thread a core
+ *   pool_open(0, NULL, &pool, &err);              // one thread per core
  *   pool_run(pool, tiles, forward_tile, &job);    // forward_tile(&job, worker, 0 .. tiles - 1), each once, then returns
  *   pool_close(pool);
  *

@@ -106,7 +106,7 @@ enum {
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
 
-/* ---- Devices (device/devices.c) ---------------------------------------------------------------------------------- */
+/* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
 
 enum {
     DEVICE_MAX_STREAMS = 8,           /* batches on a device at a time, whatever it offers */
@@ -151,7 +151,7 @@ enum {
     LOG_CLEAN_INPUT_BYTES = 128, /* of a string that a client sent */
     LOG_REPEATS_PER_SECOND = 20, /* lines of one event from WARN on: a stream of them fills no disk */
     LOG_REPEAT_SLOTS = 64,       /* events with a count of their own; more of them share slots in turn */
-    LOG_GATHER_MS = 5, /* the writer waits this long for more lines, so that it makes at most 200 calls a second */
+    LOG_GATHER_MS = 5, /* the writer waits this long for more lines, so that it makes at most 200 calls per second */
     LOG_CLOSE_TIMEOUT_MS = 1000, /* for a sink that is stuck at the end */
 };
 

@@ -174,7 +174,7 @@ static void put_pairs_as_json(struct text *t, const char *pairs)
     }
 }
 
-/* 2026-11-20T18:48:03.123Z; the part up to the second is made once a second and thread. */
+/* 2026-11-20T18:48:03.123Z; the part up to the second is made once per second and thread. */
 static void put_time(struct text *t)
 {
     static _Thread_local time_t second = -1;

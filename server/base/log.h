@@ -6,7 +6,7 @@
  *     2026-11-20T18:48:03.123Z INFO req=ab12 done status=200 ms=1.5
  *     {"time":"2026-11-20T18:48:03.123Z","level":"info","request_id":"ab12","event":"done","status":200,"ms":1.5}
  *
- * WARN and ERROR lines of one event are written at most 20 times a second; what is left out is told once a second
+ * WARN and ERROR lines of one event are written at most 20 times per second; what is left out is told once per second
  * by a line `repeated of=<event> lines=<n>`. */
 #ifndef LOG_H
 #define LOG_H

@@ -165,7 +165,7 @@ static attn_status workspace_of(const struct job *job, const attn_device *device
     return status;
 }
 
-/* What no device has memory for, not even alone, is not to be tried again: devices.c mirrors the inputs, the outputs
+/* What no device has memory for, not even alone, is not to be tried again: memory.c mirrors the inputs, the outputs
  * and what contexts saved on a device with memory of its own, and every device needs scratch memory. */
 static attn_status check_fits(const struct job *job, const attn_device *device, const attn_device_info *largest,
                               attn_error *err)

@@ -33,9 +33,9 @@ enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 /* clang-format off */
 #define REQUEST_STATE_MAP(X)                                                                                              \
     X(RECEIVING, "receiving", HTTP, HTTP, RECEIVING, "the last byte arrived, or the client left",                         \
-      MOVE(CHECKING) | MOVE(COMPUTING) | MOVE(ANSWERING) | MOVE(FREED), "daemon.c: body_done")                            \
+      MOVE(CHECKING) | MOVE(COMPUTING) | MOVE(ANSWERING) | MOVE(FREED), "mhd.c: body_done")                            \
     X(COMPUTING, "computing", HTTP, HTTP, PLACES, "its thread has computed it, or leaves that to a device",               \
-      MOVE(QUEUED) | MOVE(ANSWERING) | MOVE(FREED), "daemon.c: body_done")                                                \
+      MOVE(QUEUED) | MOVE(ANSWERING) | MOVE(FREED), "mhd.c: body_done")                                                \
     X(CHECKING, "checking", LOOP, LOOP, WAITING, "a large body is checked",                                               \
       MOVE(QUEUED) | MOVE(ANSWERING), "loop.c: on_checked")                                                               \
     X(QUEUED, "queued", LOOP, LOOP, WAITING, "a batch formed", MOVE(RUNNING) | MOVE(ANSWERING), "loop.c: dispatch")       \
@@ -43,7 +43,7 @@ enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
       MOVE(FINISHING) | MOVE(ANSWERING), "loop.c: batch_done")                                                            \
     X(FINISHING, "finishing", LOOP, DEVICE, PLACES, "rows are verified, numbers measured",                                \
       MOVE(ANSWERING), "loop.c: on_finished")                                                                             \
-    X(ANSWERING, "answering", HTTP, HTTP, PLACES, "the client has it, or left", MOVE(FREED), "daemon.c: on_completed")    \
+    X(ANSWERING, "answering", HTTP, HTTP, PLACES, "the client has it, or left", MOVE(FREED), "mhd.c: on_completed")    \
     X(FREED, "freed", NONE, NONE, PLACES, "never", 0, "")
 /* clang-format on */
 

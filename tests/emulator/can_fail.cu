@@ -6,7 +6,7 @@ namespace {
 
 typedef float word[128];
 
-/* Loads 16 bytes a thread, and reads them back by another warp's lanes. */
+/* Loads 16 bytes per thread, and reads them back by another warp's lanes. */
 template <bool WAIT, bool BARRIER> __global__ void copies(const float *from)
 {
     char *const memory = emu::dynamic_shared(1024);

@@ -2,7 +2,7 @@
  * always idle.
  *
  * The device calls itself an H200, but for two things: its compute capability is that of the build (EMULATED_ARCH), and it
- * has one to six multiprocessors, drawn from the seed, for what a grid of one block a multiprocessor computes may not depend
+ * has one to six multiprocessors, drawn from the seed, for what a grid of one block per multiprocessor computes may not depend
  * on their number. */
 #include <cuda.h>
 

@@ -7,7 +7,7 @@
 
 namespace {
 
-/* Two groups of copies of 16 bytes a thread, the odd ones not valid: what is here after the wait for the first, and
+/* Two groups of copies of 16 bytes per thread, the odd ones not valid: what is here after the wait for the first, and
  * after that for both. */
 __global__ void copy(const uint4 *from, uint4 *out)
 {

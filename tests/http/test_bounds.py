@@ -199,7 +199,7 @@ def test_what_cannot_be_done_before_its_deadline_is_refused_at_once(serve):
 
 
 def wordy(rows, **options):
-    """A forward of rows x 256 numbers for 10 bytes a row of body, written as text."""
+    """A forward of rows x 256 numbers for 10 bytes per row of body, written as text."""
     q = {'shape': [1, rows, 1, 1], 'dtype': 'float16', 'data': service.b64(b'\x00\x3c' * rows)}
     k = {'shape': [1, 1, 1, 1], 'dtype': 'float16', 'data': 'ADw='}
     v = {'shape': [1, 1, 1, 256], 'dtype': 'float16', 'data': service.b64(bytes(range(1, 65)) * 8)}

@@ -208,7 +208,7 @@ def test_scratch_memory_of_idle_streams_is_given_up_before_anybody_is_refused(fa
 def body_of(kilobytes, seed=3):
     """A forward whose tensors, in and out, are about so large; quick to compute."""
     rng = np.random.default_rng(seed)
-    members, _ = wire.random_problem(rng, B=kilobytes, Sq=4, H=1, D=16)  # 4 tensors of 256 bytes a row of the batch
+    members, _ = wire.random_problem(rng, B=kilobytes, Sq=4, H=1, D=16)  # 4 tensors of 256 bytes per row of the batch
     return json.dumps(members).encode()
 
 

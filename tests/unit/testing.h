@@ -258,7 +258,7 @@ HELPER void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtype, 
     attn_tensor t = attn_tensor_make(NULL, dtype, rank, shape);
     const size_t bytes = attn_dtype_bytes(dtype), shift = f->spec.strided ? bytes : 0;
     if (f->spec.strided &&
-        attn_tensors[id].role != ATTN_ROLE_IN) /* outputs and backward's inputs: 3 spare elements a row */
+        attn_tensors[id].role != ATTN_ROLE_IN) /* outputs and backward's inputs: 3 spare elements per row */
         for (int64_t a = rank - 2, stride = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + 3; a >= 0; a--) {
             t.stride[a] = stride;
             stride = stride * (shape[a] > 0 ? shape[a] : 1) + (a == 1 ? 5 : 0);

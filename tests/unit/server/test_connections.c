@@ -197,7 +197,7 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
     open_pair(&p, true);
     int64_t now = clock_ms();
     assert_true(connection_enter(p.connection, CONNECTION_BODY));
-    for (int i = 1; i < 50; i++) { /* a byte a second would be too slow in the end, but it moves */
+    for (int i = 1; i < 50; i++) { /* a byte per second would be too slow in the end, but it moves */
         connection_progress(p.connection, (uint64_t)i);
         assert_int_equal(connections_sweep(&p.connections, now + i * 500, &limits, &patience), 0);
     }

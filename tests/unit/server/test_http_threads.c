@@ -1,4 +1,4 @@
-/* test_workers.c: which thread gets a connection, and when the threads stay on their cores. */
+/* test_http_threads.c: which thread gets a connection, and when the threads stay on their cores. */
 #include "server/http/http_threads.h"
 
 #include <pthread.h>
