@@ -5,7 +5,8 @@
  *               shape (attn_dims_of, attn_output, attn_geometry_of, and attn_check in check.c) goes through here.
  *   work        attn_flops: permitted pairs, counted exactly
  *
- * To add a dtype: a row in ATTN_DTYPE_MAP and a case in dtype.h. A tensor: a row in ATTN_TENSOR_MAP. */
+ * To add a dtype: a row in ATTN_DTYPE_MAP and a case in dtype.h. A tensor: a row in ATTN_TENSOR_MAP.
+ * An option that is one number: a row in ATTN_SCORE_OPTION_MAP and its lines in score.h. */
 #include <assert.h>
 #include <math.h>
 #include <stdarg.h>
@@ -358,7 +359,9 @@ attn_geometry attn_geometry_of(const attn_problem *p)
     g.left = p->window_left < 0 ? ATTN_UNBOUNDED : attn_min64(p->window_left, ATTN_UNBOUNDED);
     g.right = p->causal ? 0 : p->window_right < 0 ? ATTN_UNBOUNDED : attn_min64(p->window_right, ATTN_UNBOUNDED);
     g.scale = p->has_scale ? p->scale : g.dims.D > 0 ? 1 / sqrt((double)g.dims.D) : 1;
-    g.softcap = p->softcap;
+#define X(name, id, least, most, rule, meaning) g.name = p->name;
+    ATTN_SCORE_OPTION_MAP(X)
+#undef X
     g.cu_q = p->cu_seqlens_q.rank ? p->cu_seqlens_q.data : NULL;
     g.cu_k = p->cu_seqlens_k.rank ? p->cu_seqlens_k.data : NULL;
     g.seqlens_k = p->seqlens_k.rank ? p->seqlens_k.data : NULL;
@@ -371,6 +374,9 @@ attn_geometry attn_geometry_of(const attn_problem *p)
 const attn_option_info attn_options[] = {
 #define X(id, wire, meaning) { wire, meaning },
     ATTN_OPTION_MAP(X)
+#undef X
+#define X(name, id, least, most, rule, meaning) { #name, #name " is not 0" },
+        ATTN_SCORE_OPTION_MAP(X)
 #undef X
 };
 
@@ -397,7 +403,10 @@ uint64_t attn_features(const attn_problem *p)
     if (p->alignment == ATTN_TOP_LEFT) features |= ATTN_OPTION_BIT(TOP_LEFT);
     if (d.H != d.Hk) features |= ATTN_OPTION_BIT(GROUPED);
     if (!is_plain_scale(p)) features |= ATTN_OPTION_BIT(SCALE);
-    if (p->softcap > 0) features |= ATTN_OPTION_BIT(SOFTCAP);
+#define X(name, id, least, most, rule, meaning) \
+    if (p->name != 0) features |= ATTN_OPTION_BIT(id);
+    ATTN_SCORE_OPTION_MAP(X)
+#undef X
     if (p->dropout_p > 0) features |= ATTN_OPTION_BIT(DROPOUT);
     if (p->op == ATTN_OP_BACKWARD && p->deterministic) features |= ATTN_OPTION_BIT(DETERMINISTIC);
     if (p->out.rank && p->out.dtype != own) features |= ATTN_OPTION_BIT(OUT_DTYPE);

@@ -21,6 +21,7 @@
 #ifndef ATTN_ATTENTION_H
 #define ATTN_ATTENTION_H
 
+#include <float.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -235,6 +236,14 @@ unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
 
+/* Options that are one number and change every score, in one table: member (of attn_problem, of attn_geometry and on the
+ * wire), id of its feature, the least and the largest value that it may have besides 0, the same as a message says it,
+ * meaning. 0 is off. What it does to a score stands in score.h. The member, its copy in the geometry, its feature, its rule
+ * in attn_check() and the decoder's option all come from the row. */
+#define ATTN_SCORE_OPTION_MAP(X)                                                          \
+    X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
+      "where positive, s = softcap * tanh(s / softcap) after scale")
+
 typedef enum attn_op { ATTN_OP_FORWARD, ATTN_OP_BACKWARD } attn_op;
 typedef enum attn_layout { ATTN_BSHD, ATTN_BHSD } attn_layout;
 typedef enum attn_alignment { ATTN_BOTTOM_RIGHT, ATTN_TOP_LEFT } attn_alignment;
@@ -261,9 +270,11 @@ typedef struct attn_problem {
     attn_alignment alignment; /* of causal and window: i' = i + Sk - Sq (bottom right), or i' = i */
     bool has_scale;           /* false: scale is 1/sqrt(D) */
     double scale;             /* any float32, 0 and negative too */
-    double softcap;           /* 0: off; else a normal float32 */
-    bool causal;              /* query i sees keys j <= i' */
-    int64_t window_left;      /* query i sees i' - left <= j <= i' + right; -1: unbounded */
+#define X(name, id, least, most, rule, meaning) double name;
+    ATTN_SCORE_OPTION_MAP(X)
+#undef X
+    bool causal;         /* query i sees keys j <= i' */
+    int64_t window_left; /* query i sees i' - left <= j <= i' + right; -1: unbounded */
     int64_t window_right;
     double dropout_p; /* [0, 1): each probability is dropped with it, Philox4x32-10 addressed by element */
     uint64_t seed;
@@ -309,7 +320,10 @@ typedef struct attn_geometry {
     int mask_bounds;    /* n of mask_startend_rows: 1, 2 or 4; 0 without */
     bool causal, top_left;
     int64_t left, right; /* the window, normalised: 0 to ATTN_UNBOUNDED, causal already in `right` */
-    double scale, softcap;
+    double scale;
+#define X(name, id, least, most, rule, meaning) double name;
+    ATTN_SCORE_OPTION_MAP(X)
+#undef X
     const int32_t *cu_q, *cu_k, *seqlens_k; /* NULL where not given */
     attn_view view[ATTN_TENSOR_COUNT];
 } attn_geometry;
@@ -329,17 +343,16 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out
  *
  * What a problem asks of a kernel, a bit for each: every tensor that is given or wanted, and every option in use. A
  * kernel names the bits that it knows, and gets no problem with another. So a tensor or an option that is added to the
- * tables below is refused by every kernel but those that take ATTN_EVERYTHING (they compute each score by the one
- * definition that the new member joins) until the kernel's own row names it. */
+ * tables is refused by every kernel but those that take ATTN_EVERYTHING (they compute each score by the one definition
+ * that the new member joins: score.h) until the kernel's own row names it. */
 
-/* id, its option on the wire, when its bit is set */
+/* id, its option on the wire, when its bit is set; ATTN_SCORE_OPTION_MAP has more */
 #define ATTN_OPTION_MAP(X)                                                                   \
     X(CAUSAL, "causal", "causal is set")                                                     \
     X(WINDOW, "window", "the window is bounded to the left, or to the right and not causal") \
     X(TOP_LEFT, "alignment", "the first query is aligned with the first key")                \
     X(GROUPED, "", "several query heads read one key/value head")                            \
     X(SCALE, "", "the scale is 0, negative or beyond 1e-30 to 1e30: no factor of exponents") \
-    X(SOFTCAP, "softcap", "softcap is above 0")                                              \
     X(DROPOUT, "dropout_p", "dropout_p is above 0")                                          \
     X(DETERMINISTIC, "deterministic", "a backward shall have the same bits on every run")    \
     X(OUT_DTYPE, "out_dtype", "out has another dtype than q (bfloat16 where q is float8)")   \
@@ -351,7 +364,10 @@ enum attn_option_bit {
 #define X(id, wire, meaning) ATTN_OPTION_##id,
     ATTN_OPTION_MAP(X)
 #undef X
-        ATTN_OPTION_END
+#define X(name, id, least, most, rule, meaning) ATTN_OPTION_##id,
+        ATTN_SCORE_OPTION_MAP(X)
+#undef X
+            ATTN_OPTION_END
 };
 #define ATTN_TENSOR_BIT(name) (UINT64_C(1) << ATTN_T_##name)
 #define ATTN_OPTION_BIT(id)   (UINT64_C(1) << ATTN_OPTION_##id)

@@ -10,7 +10,7 @@
  *   2. which tensors may stand together (packed or not, fp8 scales only with fp8, gradients only of what is given)
  *   3. every other tensor: the rank, dtype and shape that its row of ATTN_TENSOR_MAP says
  *   4. memory: strides, alignment, and that no offset overflows
- *   5. options: scale, softcap, window, dropout
+ *   5. options: scale, those of ATTN_SCORE_OPTION_MAP, window, dropout
  *   6. values of what steers a kernel or decides whether a number exists: cu_seqlens, seqlens_k, mask rows, keep_mask, bias,
  *      sinks, slopes, fp8 scales. Read here, on the host. Values of q, k, v and gradients are the client's own affair.
  *
@@ -339,9 +339,11 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
     if (p->has_scale && !(fabs(p->scale) <= FLT_MAX)) /* NaN too */
         return attn_fail(err, ATTN_INVALID, "/scale", "scale: is %g, must be between -3.4e38 and 3.4e38 (a float32)",
                          p->scale);
-    if (p->softcap != 0 && !(p->softcap >= FLT_MIN && p->softcap <= FLT_MAX))
-        return attn_fail(err, ATTN_INVALID, "/softcap",
-                         "softcap: is %g, must be 0 or between 1.18e-38 and 3.4e38 (a float32)", p->softcap);
+#define X(name, id, least, most, rule, meaning)                 \
+    if (p->name != 0 && !(p->name >= least && p->name <= most)) \
+        return attn_fail(err, ATTN_INVALID, "/" #name, #name ": is %g, must be " rule, p->name);
+    ATTN_SCORE_OPTION_MAP(X) /* NaN is refused too */
+#undef X
     if (p->window_left < -1)
         return attn_fail(err, ATTN_INVALID, "/window/0", "window: [0] is %lld, must be at least 0, or -1 for unbounded",
                          (ll)p->window_left);

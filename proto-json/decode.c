@@ -52,10 +52,12 @@ const proto_option proto_options[] = {
       "[left, right]: query i sees i' - left <= j <= i' + right; -1 is unbounded" },
     { "alignment", PROTO_TYPE_CHOICE, BOTH, false, AT(problem.alignment), 0, 0, 0, alignments, "\"bottom_right\"",
       "bottom_right: i' = i + Sk - Sq, the last query sees the last key; top_left: i' = i" },
-    { "softcap", PROTO_TYPE_NUMBER, BOTH, false, AT(problem.softcap), 0, 0, 0, NULL, "0",
-      "where positive, s = softcap * tanh(s / softcap) after scale" },
-    { "dropout_p", PROTO_TYPE_NUMBER, BOTH, false, AT(problem.dropout_p), 0, 0, 0, NULL, "0",
-      "from 0 to below 1: the probability with which each probability is dropped" },
+#define X(name, id, least, most, rule, meaning) \
+    { #name, PROTO_TYPE_NUMBER, BOTH, false, AT(problem.name), 0, 0, 0, NULL, "0", meaning },
+    ATTN_SCORE_OPTION_MAP(X)
+#undef X
+        { "dropout_p", PROTO_TYPE_NUMBER, BOTH, false, AT(problem.dropout_p), 0, 0, 0, NULL, "0",
+          "from 0 to below 1: the probability with which each probability is dropped" },
     { "seed", PROTO_TYPE_SEED, BOTH, false, AT(problem.seed), 0, 0, 0, NULL, "0",
       "of dropout: the same seed drops the same elements, in backward too, on every backend" },
     { "deterministic", PROTO_TYPE_BOOL, PROTO_BACKWARD, true, AT(problem.deterministic), 0, 0, 0, NULL, "false",

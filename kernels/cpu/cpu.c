@@ -1,5 +1,6 @@
 /* cpu.c: the backend "cpu": flash attention on all cores. This file is the device: memory, streams, marks; the work
- * is in flash.c, forward.c, decode.c and backward.c, on the vectors of simd.h and the threads of pool.h.
+ * is in flash.c, forward.c, decode.c and backward.c, on the vectors of simd.h and the threads of pool.h. A problem with a
+ * tensor or an option that these were not written for is computed by reference.c.
  *
  * A device owns one pool of threads. A call on a stream has done everything when it returns: the calling thread
  * takes part in the work, so there is nothing to wait for later, and done() is always true. Device memory and
@@ -22,6 +23,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cpu/flash.h"
+#include "kernels/cpu/reference.h"
 #include "kernels/machine.h"
 
 enum {
@@ -43,7 +45,7 @@ struct cpu_device {
     attn_device base;
     struct pool *pool;
     const struct simd *simd;
-    attn_kernel kernels[2]; /* every checked problem is computed here, forward and backward, whatever its options */
+    attn_kernel fast[2]; /* forward and backward, by flash.h */
     int64_t memory_total, memory_limit;
     _Atomic int64_t memory_used;
 };
@@ -52,6 +54,17 @@ struct cpu_stream {
     attn_stream base;
     struct timespec marks[ATTN_MARKS];
 };
+
+/* Computes every checked problem, whatever its tensors and options, but slowly: by reference.h. */
+static const attn_kernel general[] = {
+    { "double", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING },
+    { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING },
+};
+
+static bool is_general(const attn_plan *plan)
+{
+    return plan->kernel == &general[0] || plan->kernel == &general[1];
+}
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
@@ -115,9 +128,8 @@ static attn_status open_device(int index, const attn_device_options *options, at
     device->base.index = index;
     device->simd = simd_get();
     for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++)
-        device->kernels[op] = (attn_kernel){ device->simd->name, (attn_op)op,
-                                             op == ATTN_OP_FORWARD ? ATTN_DTYPES_FORWARD : ATTN_DTYPES_BACKWARD,
-                                             ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING };
+        device->fast[op] = (attn_kernel){ device->simd->name, (attn_op)op, general[op].dtypes, ATTN_MAX_HEAD_DIM,
+                                          FLASH_FEATURES };
     attn_machine_look("", &machine);
     device->memory_total = machine.memory_bytes;
     device->memory_limit = options->memory_bytes > 0 ? options->memory_bytes : device->memory_total / 4 * 3;
@@ -157,14 +169,31 @@ static void describe(const attn_device *base, attn_device_info *info)
 
 static const attn_kernel *kernel(const attn_device *base, int index)
 {
-    return index < 2 ? &((const struct cpu_device *)base)->kernels[index] : NULL;
+    return index < 2 ? &((const struct cpu_device *)base)->fast[index] : index < 4 ? &general[index - 2] : NULL;
 }
 
+/* The plans from `first` on that flash attention computes as one run; 0: plan `first` is the general kernel's. */
+static int flash_stretch(const attn_plan *plans, int count, int first)
+{
+    int n = 0;
+    while (first + n < count && !is_general(&plans[first + n])) n++;
+    return n;
+}
+
+/* The stretches use it one after the other; the general kernel needs none. */
 static attn_status workspace_bytes(const attn_device *base, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {
     const struct cpu_device *device = (const struct cpu_device *)base;
-    return flash_bytes(device->simd, pool_threads(device->pool), plans, count, bytes, err);
+    attn_status status = ATTN_OK;
+    *bytes = 0;
+    for (int first = 0, n; first < count && status == ATTN_OK; first += n > 0 ? n : 1) {
+        size_t part = 0;
+        n = flash_stretch(plans, count, first);
+        if (n > 0) status = flash_bytes(device->simd, pool_threads(device->pool), plans + first, n, &part, err);
+        if (part > *bytes) *bytes = part;
+    }
+    return status;
 }
 
 /* ---- Streams ----------------------------------------------------------------------------------------------------- */
@@ -192,7 +221,7 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
     return ATTN_OK;
 }
 
-static attn_status run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err)
+static attn_status run_flash(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err)
 {
     struct cpu_device *device = (struct cpu_device *)stream->device;
     void *own = NULL;
@@ -206,6 +235,18 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
     const bool all = flash_run(device->simd, device->pool, plans, count, workspace, stream->cancel);
     if (own) device_free(&device->base, own);
     return all ? ATTN_OK : attn_given_up(err);
+}
+
+static attn_status run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err)
+{
+    struct cpu_device *device = (struct cpu_device *)stream->device;
+    attn_status status = ATTN_OK;
+    for (int first = 0, n; first < count && status == ATTN_OK; first += n > 0 ? n : 1) {
+        n = flash_stretch(plans, count, first);
+        status = n > 0 ? run_flash(stream, plans + first, n, workspace, err)
+                       : reference_run(plans[first].problem, device->pool, stream->cancel, err);
+    }
+    return status;
 }
 
 static attn_status mark(attn_stream *base, int slot, attn_error *err)

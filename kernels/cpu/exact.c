@@ -12,6 +12,7 @@
 
 #include "kernels/cpu/flash.h"
 #include "kernels/philox.h"
+#include "kernels/score.h"
 
 enum { LANES = 8 }; /* sums of a dot product beside each other, for the compiler's vectors */
 
@@ -22,6 +23,7 @@ struct row {
     int64_t b, h, hk, i;
     attn_range keys;
     double scale, slope;
+    attn_score_options options;
     float q[ATTN_MAX_HEAD_DIM];
 };
 
@@ -33,6 +35,7 @@ static void open_row(struct row *row, const struct flash *f, int64_t b, int64_t 
     row->b = b, row->h = h, row->hk = h / f->g.group, row->i = i;
     row->keys = attn_keys_of(&f->g, row->s, i);
     row->scale = flash_scale(f, b, row->hk);
+    row->options = attn_score_options_of(&f->g);
     row->slope = f->p->alibi_slopes.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_alibi_slopes], b, h, 0) : 0;
     f->simd->load(f->g.dims.D, flash_at(q, b, h, row->s->q_start + i), q->dtype, row->q);
 }
@@ -56,8 +59,8 @@ static bool sees(const struct row *row, int64_t j)
                                               row->i);
 }
 
-/* z of a key that is seen. *slope: what softcap leaves of its gradient, 1 - tanh^2. */
-static double score_of(const struct row *row, int64_t j, double *slope)
+/* z of a key that is seen. *derivative: of z by scale q.k, see score.h. */
+static double score_of(const struct row *row, int64_t j, double *derivative)
 {
     const struct flash *f = row->f;
     const attn_view *k = &f->g.view[ATTN_T_k];
@@ -70,13 +73,7 @@ static double score_of(const struct row *row, int64_t j, double *slope)
         for (int n = 0; n < LANES; n++) sum[n] += (double)row->q[d + n] * key[d + n];
     for (; d < D; d++) z += (double)row->q[d] * key[d];
     for (int n = 0; n < LANES; n++) z += sum[n];
-    z *= row->scale;
-    *slope = 1;
-    if (f->g.softcap > 0) {
-        const double t = tanh(z / f->g.softcap);
-        *slope = 1 - t * t;
-        z = f->g.softcap * t;
-    }
+    z = attn_score_of(&row->options, row->s, row->i, j, z * row->scale, derivative);
     if (f->p->bias.rank) z += bias_of(row, j);
     z -= row->slope * fabs((double)(row->i + row->s->Sk - row->s->Sq - j));
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN stays */
@@ -89,12 +86,12 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
     struct row row;
     float value[ATTN_MAX_HEAD_DIM];
     double top = f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;
-    double sum = top > -INFINITY ? 1 : 0, slope;
+    double sum = top > -INFINITY ? 1 : 0, derivative;
     open_row(&row, f, b, h, i);
     for (int64_t d = 0; d < Dv; d++) out[d] = 0;
     for (int64_t j = row.keys.lo; j < row.keys.hi; j++) {
         if (!sees(&row, j)) continue;
-        const double z = score_of(&row, j, &slope);
+        const double z = score_of(&row, j, &derivative);
         if (z != z) { /* all of the row is NaN, whatever comes */
             for (int64_t d = 0; d < Dv; d++) out[d] = NAN;
             return (struct flash_lse){ NAN, 0 };
@@ -124,8 +121,8 @@ void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r
     struct row row;
     open_row(&row, f, t->b, t->h + r / t->n, t->i0 + r % t->n);
     for (int x = 0; x < cols; x++) {
-        double slope = 1;
-        S[x] = sees(&row, j + x) ? (float)((score_of(&row, j + x, &slope) - lse.top - lse.rest) / c) : -INFINITY;
-        if (cap) cap[x] = (float)slope;
+        double derivative = 1;
+        S[x] = sees(&row, j + x) ? (float)((score_of(&row, j + x, &derivative) - lse.top - lse.rest) / c) : -INFINITY;
+        if (cap) cap[x] = (float)derivative;
     }
 }

@@ -1,8 +1,11 @@
-/* reference.c: the backend "reference": textbook loops in double, every option. It defines correct.
+/* reference.c: textbook loops in double, every option. They define correct.
  *
  * Written to be compared with the definitions of kernels/README.md line by line, not to be fast: no tiles, no
- * online softmax, a whole row of scores at a time, one thread, everything done before attn_run() returns. Only
- * tests open it as a device; attn_verify() computes single rows with it, to compare another backend's with.
+ * online softmax, a whole row of scores at a time, everything done before the call returns. Who uses them:
+ *
+ *   the backend "reference"    on one thread; only tests open it as a device
+ *   the backend "cpu"          on its threads, as the kernel "double": what its fast kernel was not written for
+ *   attn_verify()              single rows, to compare another backend's with
  *
  *   for each sequence b, key/value head hk:         K and V of the head, as doubles
  *     for each query head h of its group, query i:  z (scores), P = softmax(z), then out and lse, or the gradients of row i
@@ -18,14 +21,17 @@
  *      logarithm of a sum, and P would be 1 for each key. */
 #include <float.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "kernels/backend.h"
+#include "kernels/cpu/reference.h"
 #include "kernels/dtype.h"
 #include "kernels/philox.h"
+#include "kernels/score.h"
 #include "kernels/tiles.h"
 
 /* ---- One problem ------------------------------------------------------------------------------------------------- */
@@ -34,6 +40,7 @@
 struct reference {
     const attn_problem *p;
     attn_geometry g;
+    attn_score_options options;
     uint32_t threshold; /* of dropout */
 
     int64_t b, h, hk; /* where the loops are */
@@ -44,8 +51,7 @@ struct reference {
     double *q, *dq;                   /* [D] of row i */
     double *out, *dout;               /* [Dv] of row i */
     bool *sees;                       /* row: may query i see key j? */
-    double *tanh_term;                /* row: tanh(s / softcap) */
-    double *z, *P;                    /* row */
+    double *z, *derivative, *P;       /* row; derivative: of z by scale q.k */
     double *dbias, *dsinks, *dslopes; /* sums over everything they are broadcast over; NULL where not asked for */
 };
 
@@ -105,7 +111,7 @@ static double saturated(double z)
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
-/* sees, tanh_term and z of row i. */
+/* sees, z and derivative of row i. */
 static void score_row(struct reference *r, int64_t i)
 {
     const attn_range keys = attn_keys_of(&r->g, &r->s, i);
@@ -116,11 +122,7 @@ static void score_row(struct reference *r, int64_t i)
         double s = 0;
         if (!(r->sees[j] = sees(r, keys, i, j))) continue;
         for (int64_t d = 0; d < D; d++) s += r->q[d] * r->K[j * D + d];
-        s *= r->g.scale;
-        if (r->g.softcap > 0) {
-            r->tanh_term[j] = tanh(s / r->g.softcap);
-            s = r->g.softcap * r->tanh_term[j];
-        }
+        s = attn_score_of(&r->options, &r->s, i, j, s * r->g.scale, &r->derivative[j]);
         if (given(r, ATTN_T_bias)) s += load(r, ATTN_T_bias, r->h, i, j);
         if (given(r, ATTN_T_alibi_slopes)) s -= load(r, ATTN_T_alibi_slopes, r->h, 0, 0) * distance(r, i, j);
         r->z[j] = saturated(s);
@@ -188,7 +190,7 @@ static void forward_row(struct reference *r, int64_t i)
 
 /* What row i adds to every gradient:
  *     delta = dout . out - dlse        dP_j = M_j (dout . v_j)        dZ_j = P_j (dP_j - delta)
- *     dS_j = dZ_j, times 1 - tanh^2 with softcap                      dq, dk: dS; dv: P M; dbias, dslopes: dZ; dsinks: delta
+ *     dS_j = dZ_j derivative_j                                        dq, dk: dS; dv: P M; dbias, dslopes: dZ; dsinks: delta
  * */
 static void backward_row(struct reference *r, int64_t i)
 {
@@ -219,7 +221,7 @@ static void backward_row(struct reference *r, int64_t i)
             r->dV[j * Dv + e] += r->P[j] * M * r->dout[e];
         }
         dZ = r->P[j] * (M * dP - delta);
-        dS = r->g.softcap > 0 ? dZ * (1 - r->tanh_term[j] * r->tanh_term[j]) : dZ;
+        dS = dZ * r->derivative[j];
         for (int64_t d = 0; d < D; d++) {
             r->dq[d] += r->g.scale * dS * r->K[j * D + d];
             r->dK[j * D + d] += r->g.scale * dS * r->q[d];
@@ -294,53 +296,99 @@ static int64_t extent(const attn_tensor *t)
     return n;
 }
 
-static attn_status run_problem(const attn_problem *p, const int *cancel, attn_error *err)
+/* Memory for one head of the problem, and for the sums that are wanted. False: there is none. */
+static bool open_reference(struct reference *r, const attn_problem *p)
 {
-    struct reference r = { .p = p, .g = attn_geometry_of(p), .threshold = attn_dropout_threshold(p->dropout_p) };
-    const attn_dims *d = &r.g.dims;
+    const attn_geometry g = attn_geometry_of(p);
+    const attn_dims *d = &g.dims;
     const bool backward = p->op == ATTN_OP_BACKWARD;
-    attn_status status = ATTN_OK;
+    *r = (struct reference){ .p = p, .g = g, .options = attn_score_options_of(&g) };
+    r->threshold = attn_dropout_threshold(p->dropout_p);
+    return zeros(&r->K, d->Sk, d->D, sizeof *r->K) && zeros(&r->V, d->Sk, d->Dv, sizeof *r->V) &&
+           zeros(&r->dK, backward ? d->Sk : 0, d->D, sizeof *r->dK) &&
+           zeros(&r->dV, backward ? d->Sk : 0, d->Dv, sizeof *r->dV) && zeros(&r->q, 1, d->D, sizeof *r->q) &&
+           zeros(&r->dq, 1, d->D, sizeof *r->dq) && zeros(&r->out, 1, d->Dv, sizeof *r->out) &&
+           zeros(&r->dout, 1, d->Dv, sizeof *r->dout) && zeros(&r->sees, 1, d->Sk, sizeof *r->sees) &&
+           zeros(&r->z, 1, d->Sk, sizeof *r->z) && zeros(&r->derivative, 1, d->Sk, sizeof *r->derivative) &&
+           zeros(&r->P, 1, d->Sk, sizeof *r->P) &&
+           (!backward || !p->dbias.rank || zeros(&r->dbias, 1, extent(&p->dbias), sizeof *r->dbias)) &&
+           (!backward || !p->dsinks.rank || zeros(&r->dsinks, 1, d->H, sizeof *r->dsinks)) &&
+           (!backward || !p->dalibi_slopes.rank ||
+            zeros(&r->dslopes, 1, extent(&p->dalibi_slopes), sizeof *r->dslopes));
+}
 
-    if (!zeros(&r.K, d->Sk, d->D, sizeof *r.K) || !zeros(&r.V, d->Sk, d->Dv, sizeof *r.V) ||
-        !zeros(&r.dK, backward ? d->Sk : 0, d->D, sizeof *r.dK) ||
-        !zeros(&r.dV, backward ? d->Sk : 0, d->Dv, sizeof *r.dV) || !zeros(&r.q, 1, d->D, sizeof *r.q) ||
-        !zeros(&r.dq, 1, d->D, sizeof *r.dq) || !zeros(&r.out, 1, d->Dv, sizeof *r.out) ||
-        !zeros(&r.dout, 1, d->Dv, sizeof *r.dout) || !zeros(&r.sees, 1, d->Sk, sizeof *r.sees) ||
-        !zeros(&r.tanh_term, 1, d->Sk, sizeof *r.tanh_term) || !zeros(&r.z, 1, d->Sk, sizeof *r.z) ||
-        !zeros(&r.P, 1, d->Sk, sizeof *r.P) ||
-        (backward && p->dbias.rank && !zeros(&r.dbias, 1, extent(&p->dbias), sizeof *r.dbias)) ||
-        (backward && p->dsinks.rank && !zeros(&r.dsinks, 1, d->H, sizeof *r.dsinks)) ||
-        (backward && p->dalibi_slopes.rank && !zeros(&r.dslopes, 1, extent(&p->dalibi_slopes), sizeof *r.dslopes))) {
-        status = attn_fail(err, ATTN_NO_MEMORY, "", "no memory for a reference problem with %lld keys",
-                           (long long)d->Sk);
-        goto out;
+static void close_reference(struct reference *r)
+{
+    free(r->K), free(r->V), free(r->dK), free(r->dV), free(r->q), free(r->dq), free(r->out), free(r->dout);
+    free(r->sees), free(r->z), free(r->derivative), free(r->P), free(r->dbias), free(r->dsinks), free(r->dslopes);
+}
+
+/* ---- A whole problem --------------------------------------------------------------------------------------------- */
+
+/* Key/value head `hk` of sequence b: all of its rows, and its gradients. */
+static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const int *cancel)
+{
+    const attn_dims *d = &r->g.dims;
+    const bool backward = r->p->op == ATTN_OP_BACKWARD;
+    r->b = b, r->hk = hk;
+    r->s = attn_sequence_of(&r->g, b);
+    load_head(r);
+    if (backward) {
+        memset(r->dK, 0, (size_t)(r->s.Sk * d->D) * sizeof *r->dK);
+        memset(r->dV, 0, (size_t)(r->s.Sk * d->Dv) * sizeof *r->dV);
     }
-    for (r.b = 0; r.b < d->B; r.b++) {
-        r.s = attn_sequence_of(&r.g, r.b);
-        for (r.hk = 0; r.hk < d->Hk; r.hk++) {
-            load_head(&r);
-            if (backward) {
-                memset(r.dK, 0, (size_t)(r.s.Sk * d->D) * sizeof *r.dK);
-                memset(r.dV, 0, (size_t)(r.s.Sk * d->Dv) * sizeof *r.dV);
-            }
-            for (r.h = r.hk * r.g.group; r.h < (r.hk + 1) * r.g.group; r.h++)
-                for (int64_t i = 0; i < r.s.Sq; i++) {
-                    if (attn_is_cancelled(cancel)) {
-                        status = attn_given_up(err);
-                        goto out;
-                    }
-                    backward ? backward_row(&r, i) : forward_row(&r, i);
-                }
-            if (backward) store_head_gradients(&r);
+    for (r->h = hk * r->g.group; r->h < (hk + 1) * r->g.group; r->h++)
+        for (int64_t i = 0; i < r->s.Sq; i++) {
+            if (attn_is_cancelled(cancel)) return ATTN_CANCELLED;
+            backward ? backward_row(r, i) : forward_row(r, i);
         }
+    if (backward) store_head_gradients(r);
+    return ATTN_OK;
+}
+
+/* The key/value heads of all sequences, in stretches that are computed beside each other. */
+struct stretches {
+    const attn_problem *p;
+    const int *cancel;
+    int64_t Hk, heads, each; /* of a sequence; of all; of a stretch */
+    _Atomic int status;      /* OK, or what one of them ended with */
+};
+
+static void run_stretch(void *context, int worker, int64_t item)
+{
+    struct stretches *all = context;
+    struct reference r;
+    (void)worker;
+    if (atomic_load(&all->status) != ATTN_OK) return;
+    attn_status status = open_reference(&r, all->p) ? ATTN_OK : ATTN_NO_MEMORY;
+    const int64_t end = attn_min64(all->heads, (item + 1) * all->each);
+    for (int64_t n = item * all->each; n < end && status == ATTN_OK; n++)
+        status = run_head(&r, n / all->Hk, n % all->Hk, all->cancel);
+    if (status == ATTN_OK) {
+        store_sums(all->p, ATTN_T_dbias, r.dbias);
+        store_sums(all->p, ATTN_T_dsinks, r.dsinks);
+        store_sums(all->p, ATTN_T_dalibi_slopes, r.dslopes);
+    } else atomic_store(&all->status, (int)status);
+    close_reference(&r);
+}
+
+enum { STRETCHES = 4 }; /* for each thread, so that none waits long for the last one */
+
+attn_status reference_run(const attn_problem *p, struct pool *pool, const int *cancel, attn_error *err)
+{
+    const attn_dims d = attn_dims_of(p);
+    const bool sums = p->dbias.rank || p->dsinks.rank || p->dalibi_slopes.rank;
+    struct stretches all = { .p = p, .cancel = cancel, .Hk = d.Hk, .heads = d.B * d.Hk };
+    all.each = all.heads;
+    if (pool && !sums) all.each = attn_max64(1, attn_tiles(all.heads, STRETCHES * pool_threads(pool)));
+    if (all.each == all.heads) run_stretch(&all, 0, 0);
+    else pool_run(pool, attn_tiles(all.heads, all.each), run_stretch, &all);
+    switch (atomic_load(&all.status)) {
+    case ATTN_OK: return ATTN_OK;
+    case ATTN_CANCELLED: return attn_given_up(err);
+    default:
+        return attn_fail(err, ATTN_NO_MEMORY, "", "no memory for a problem in double with %lld keys", (long long)d.Sk);
     }
-    store_sums(p, ATTN_T_dbias, r.dbias);
-    store_sums(p, ATTN_T_dsinks, r.dsinks);
-    store_sums(p, ATTN_T_dalibi_slopes, r.dslopes);
-out:
-    free(r.K), free(r.V), free(r.dK), free(r.dV), free(r.q), free(r.dq), free(r.out), free(r.dout);
-    free(r.sees), free(r.tanh_term), free(r.z), free(r.P), free(r.dbias), free(r.dsinks), free(r.dslopes);
-    return status;
 }
 
 /* ---- Some rows, for verification --------------------------------------------------------------------------------- */
@@ -377,18 +425,13 @@ attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifie
         return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: only the out of a forward can be verified");
     attn_verifier *v = calloc(1, sizeof *v);
     if (!v) return attn_fail(err, ATTN_NO_MEMORY, "/verify", "no memory to verify %lld keys", (long long)d.Sk);
-    struct reference *r = &v->r;
-    *r = (struct reference){ .p = p, .g = attn_geometry_of(p), .threshold = attn_dropout_threshold(p->dropout_p) };
     v->total = total;
     v->found.rows = rows < 0 || rows > total ? total : rows;
-    if (d.B > 0) r->s = attn_sequence_of(&r->g, 0);
-    if (!zeros(&r->K, d.Sk, d.D, sizeof *r->K) || !zeros(&r->V, d.Sk, d.Dv, sizeof *r->V) ||
-        !zeros(&r->q, 1, d.D, sizeof *r->q) || !zeros(&r->out, 1, d.Dv, sizeof *r->out) ||
-        !zeros(&r->sees, 1, d.Sk, sizeof *r->sees) || !zeros(&r->tanh_term, 1, d.Sk, sizeof *r->tanh_term) ||
-        !zeros(&r->z, 1, d.Sk, sizeof *r->z) || !zeros(&r->P, 1, d.Sk, sizeof *r->P)) {
+    if (!open_reference(&v->r, p)) {
         attn_verifier_close(v);
         return attn_fail(err, ATTN_NO_MEMORY, "/verify", "no memory to verify %lld keys", (long long)d.Sk);
     }
+    if (d.B > 0) v->r.s = attn_sequence_of(&v->r.g, 0);
     *verifier = v;
     return ATTN_OK;
 }
@@ -426,9 +469,8 @@ bool attn_verifier_step(attn_verifier *v)
 attn_verification attn_verifier_close(attn_verifier *v)
 {
     attn_verification found = v->found;
-    struct reference *r = &v->r;
     found.relative = found.max_abs == 0 ? 0 : found.largest > 0 ? found.max_abs / found.largest : INFINITY;
-    free(r->K), free(r->V), free(r->q), free(r->out), free(r->sees), free(r->tanh_term), free(r->z), free(r->P);
+    close_reference(&v->r);
     free(v);
     return found;
 }
@@ -549,7 +591,8 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
 {
     attn_status status = ATTN_OK;
     (void)memory;
-    for (int n = 0; n < count && status == ATTN_OK; n++) status = run_problem(plans[n].problem, stream->cancel, err);
+    for (int n = 0; n < count && status == ATTN_OK; n++)
+        status = reference_run(plans[n].problem, NULL, stream->cancel, err);
     return status;
 }
 

@@ -11,6 +11,7 @@
 #include <math_constants.h>
 
 #include "kernels/philox.h"
+#include "kernels/score.h"
 #include "kernels/tiles.h"
 
 #define DEVICE __device__ __forceinline__
@@ -78,7 +79,7 @@ struct head_args {
     int64_t b, h, hk; /* sequence (or batch row), query head, its key/value head */
     attn_sequence s;
     float scale; /* of q.k, dequantisation factors included */
-    float softcap;
+    attn_score_options options;
     float slope; /* ALiBi; 0 without */
     float v_scale;
 };
@@ -97,7 +98,7 @@ DEVICE head_args head_args_of(const cuda_args &a, int64_t b, int64_t h)
     x.hk = (int)h / (int)g.group;
     x.s = attn_sequence_of(&g, b);
     x.scale = (float)g.scale * scale_of(g.view[ATTN_T_q_scale], b, x.hk) * scale_of(g.view[ATTN_T_k_scale], b, x.hk);
-    x.softcap = (float)g.softcap;
+    x.options = attn_score_options_of(&g);
     x.slope = 0;
     if (g.view[ATTN_T_alibi_slopes].data)
         x.slope = ((const float *)g.view[ATTN_T_alibi_slopes].data)[attn_at(&g.view[ATTN_T_alibi_slopes], b, h, 0)];
@@ -127,16 +128,11 @@ DEVICE bool visible(const cuda_args &a, const head_args &x, int64_t i, int64_t j
     return j >= keys.lo && j < keys.hi && visible_by_mask(a, x, i, j);
 }
 
-/* z of a visible pair, from q.k. *uncapped: s / softcap's tanh, for the gradient (1 - tanh^2); 0 without softcap. */
-DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float dot, float *tanh_s)
+/* z of a visible pair, from q.k. *derivative: of z by scale q.k, for the gradient (score.h). */
+DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float dot, float *derivative)
 {
     const attn_geometry &g = a.g;
-    float z = x.scale * dot;
-    *tanh_s = 0;
-    if (x.softcap > 0) {
-        *tanh_s = tanhf(z / x.softcap);
-        z = x.softcap * *tanh_s;
-    }
+    float z = attn_score_of(&x.options, &x.s, i, j, x.scale * dot, derivative);
     const attn_view &bias = g.view[ATTN_T_bias];
     if (bias.data) z += load_float(bias.dtype, bias.data, attn_at(&bias, x.b, x.h, i) + j);
     if (x.slope != 0) {

@@ -29,6 +29,7 @@
 #include <string.h>
 
 #include "kernels/attention.h"
+#include "kernels/backend.h"
 #include "kernels/dtype.h"
 #include "kernels/tiles.h"
 
@@ -561,12 +562,14 @@ struct bench {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
+    uint64_t also; /* features that every problem is said to have besides its own */
 };
 
 HELPER void bench_open(struct bench *b, const char *backend, int threads)
 {
     const attn_device_options options = { .threads = threads };
     attn_error err = { 0 };
+    b->also = 0;
     if (attn_device_open(backend, 0, &options, &b->device, &err) || attn_stream_open(b->device, &b->stream, &err)) {
         fprintf(stderr, "cannot open backend %s: %s\n", backend, err.text);
         exit(1);
@@ -646,7 +649,8 @@ HELPER attn_status fixtures_run(struct bench *b, struct fixture *const *list, in
         }
     }
     for (int n = 0; n < count && b->info.unified; n++) guards_forbid(list[n]);
-    for (int n = 0; n < count && !status; n++) status = attn_plan_make(b->device, &problems[n], &plans[n], err);
+    for (int n = 0; n < count && !status; n++)
+        status = attn_plan_for(b->device, &problems[n], attn_features(&problems[n]) | b->also, &plans[n], err);
     if (!status) status = attn_run(b->stream, plans, count, NULL, err);
     for (int n = 0; n < count && !status && !b->info.unified; n++)
         for (int id = 0; id < ATTN_TENSOR_COUNT && !status; id++)

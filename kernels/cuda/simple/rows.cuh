@@ -49,7 +49,7 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     const attn_geometry &g = a.g;
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     float unit = 1; /* of o: sums of values up to 3.4e38 may overflow where their mean does not */
-    float q[CHANNELS], k[CHANNELS], v[CHANNELS], tanh_s;
+    float q[CHANNELS], k[CHANNELS], v[CHANNELS], derivative;
     load_row(g.view[ATTN_T_q], x.b, x.h, x.s.q_start + i, D, q);
     const attn_range keys = attn_keys_of(&g, &x.s, i);
 again:
@@ -58,7 +58,7 @@ again:
     for (int64_t j = keys.lo; j < keys.hi; j++) {
         if (!visible_by_mask(a, x, i, j)) continue;
         load_row(g.view[ATTN_T_k], x.b, hk, x.s.k_start + j, D, k);
-        const float z = score(a, x, i, j, dot(q, k), &tanh_s);
+        const float z = score(a, x, i, j, dot(q, k), &derivative);
         const float m_new = z > m || z != z ? z : m;
         const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), p = expf(z - m_new);
         load_row(g.view[ATTN_T_v], x.b, hk, x.s.k_start + j, Dv, v);
@@ -117,20 +117,20 @@ static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const hea
 {
     if (lse != lse || lse == -CUDART_INF_F || fabsf(lse) < ATTN_LSE_MOST) return make_float2(lse, 0);
     const attn_geometry &g = a.g;
-    float q[CHANNELS], k[CHANNELS], tanh_s, m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
+    float q[CHANNELS], k[CHANNELS], derivative, m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
     load_row(g.view[ATTN_T_q], x.b, x.h, x.s.q_start + i, g.dims.D, q);
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     for (int64_t j = keys.lo; j < keys.hi; j++) {
         if (!visible_by_mask(a, x, i, j)) continue;
         load_row(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, g.dims.D, k);
-        const float z = score(a, x, i, j, dot(q, k), &tanh_s), m_new = z > m || z != z ? z : m;
+        const float z = score(a, x, i, j, dot(q, k), &derivative), m_new = z > m || z != z ? z : m;
         l = (m == -CUDART_INF_F ? 0 : l * expf(m - m_new)) + expf(z - m_new);
         m = m_new;
     }
     return make_float2(m, l == 0 ? 0 : logf(l));
 }
 
-/* P and dZ of a visible pair; dS = dZ * (1 - tanh^2). The whole warp calls it. */
+/* P and dZ of a visible pair; dS = dZ * derivative. The whole warp calls it. */
 struct pair_gradient {
     float p, drop, dz, ds;
 };
@@ -139,12 +139,12 @@ DEVICE pair_gradient gradient(const cuda_args &a, const head_args &x, int64_t i,
                               float delta, float qk, float dout_v)
 {
     pair_gradient y;
-    float tanh_s;
-    const float z = score(a, x, i, j, qk, &tanh_s);
+    float derivative;
+    const float z = score(a, x, i, j, qk, &derivative);
     y.p = z == -CUDART_INF_F || lse == -CUDART_INF_F ? 0 : expf(z - lse - rest);
     y.drop = dropout(a, x, i, j);
     y.dz = y.p == 0 ? 0 : y.p * (y.drop == 0 ? -delta : y.drop * dout_v - delta);
-    y.ds = y.dz * (1 - tanh_s * tanh_s);
+    y.ds = y.dz * derivative;
     return y;
 }
 

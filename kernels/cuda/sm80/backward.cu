@@ -174,9 +174,9 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
             const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
             change_scores<true>(S, st.z, lane, [&](int r, int query, float &z) {
                 const int i = i0 + query, j = j0 + warp * 16 + r;
-                float tanh_s = 0;
-                z = score_log2(a, x, limit, i < Sq, i, j, z, &tanh_s);
-                st.cap[r][query] = 1 - tanh_s * tanh_s;
+                float derivative = 1;
+                z = score_log2(a, x, limit, i < Sq, i, j, z, &derivative);
+                st.cap[r][query] = derivative;
             });
             if (a.drop_below)
 #pragma unroll 1
@@ -356,9 +356,9 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             auto &st = sm.options[warp];
             change_scores<false>(S, st.z, lane, [&](int r, int column, float &z) {
                 const int i = i0 + warp * 16 + r, key = j * BN + column;
-                float tanh_s = 0;
-                z = score_log2(a, x, limit, i < x.s.Sq, i, key, z, &tanh_s);
-                st.cap[r][column] = 1 - tanh_s * tanh_s;
+                float derivative = 1;
+                z = score_log2(a, x, limit, i < x.s.Sq, i, key, z, &derivative);
+                st.cap[r][column] = derivative;
             });
             if (a.drop_below)
 #pragma unroll 1

@@ -269,9 +269,9 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
             const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
             change_scores<true>(S, st.z, lane, [&](int r, int query, float &z) {
                 const int i = i0 + query, j = j0 + warp * 16 + r;
-                float tanh_s = 0;
-                z = score_log2(a, x, limit, i < Sq, i, j, z * unit, &tanh_s);
-                st.cap[r][query] = 1 - tanh_s * tanh_s;
+                float derivative = 1;
+                z = score_log2(a, x, limit, i < Sq, i, j, z * unit, &derivative);
+                st.cap[r][query] = derivative;
             });
             if (a.drop_below)
 #pragma unroll 1

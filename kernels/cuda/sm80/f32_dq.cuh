@@ -185,9 +185,9 @@ __global__ void __launch_bounds__(DQ_BM * 2)
             auto &st = sm.options[warp];
             change_scores<false>(S, st.z, lane, [&](int r, int column, float &z) {
                 const int i = i0 + warp * 16 + r, key = j * BN + column;
-                float tanh_s = 0;
-                z = score_log2(a, x, limit, i < x.s.Sq, i, key, z * unit, &tanh_s);
-                st.cap[r][column] = 1 - tanh_s * tanh_s;
+                float derivative = 1;
+                z = score_log2(a, x, limit, i < x.s.Sq, i, key, z * unit, &derivative);
+                st.cap[r][column] = derivative;
             });
             if (a.drop_below)
 #pragma unroll 1

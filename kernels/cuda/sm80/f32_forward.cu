@@ -266,8 +266,8 @@ again:
             if (OPTIONS) {
                 change_scores<false>(S[0], lines_of<BN + 4>(&sm.S[warp * 16]), lane, [&](int r, int c, float &s) {
                     const int i = q0 + warp * 16 + r, key = j * BN + c;
-                    float tanh_s;
-                    s = score_log2(a, place.x, limit, i < place.x.s.Sq, i, key, s * (q_unit * k_unit), &tanh_s);
+                    float derivative;
+                    s = score_log2(a, place.x, limit, i < place.x.s.Sq, i, key, s * (q_unit * k_unit), &derivative);
                 });
             } else if (j < free_first || j >= free_last) {
 #pragma unroll

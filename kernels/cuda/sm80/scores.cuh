@@ -104,11 +104,11 @@ template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limi
 
 /* The score of query i and a key with all options, in base 2; -inf where the query does not exist or does not see it. */
 DEVICE float score_log2(const cuda_args &a, const head_args &x, const limits &limit, bool exists, int i, int key,
-                        float dot, float *tanh_s)
+                        float dot, float *derivative)
 {
     const bool sees = exists && key >= i + limit.lo && key < i + limit.hi && key < limit.Sk &&
                       visible_by_mask(a, x, i, key);
-    return sees ? in_base_2(score(a, x, i, key, dot, tanh_s)) : -CUDART_INF_F;
+    return sees ? in_base_2(score(a, x, i, key, dot, derivative)) : -CUDART_INF_F;
 }
 
 /* 16 lines of LINE floats from here on. */

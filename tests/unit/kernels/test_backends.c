@@ -566,8 +566,9 @@ static void test_float8_without_lse_agrees_with_the_reference(void **state)
 }
 
 /* A problem with a feature that no row names goes to the kernels that take everything: an option that is added to the
- * contract is never computed by a kernel that does not know it, though not a line of that kernel has changed. */
-static void test_a_feature_that_no_kernel_names_is_refused_by_all_that_do_not_take_everything(void **state)
+ * contract is never computed by a kernel that does not know it, though not a line of that kernel has changed. And those
+ * compute it. */
+static void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything(void **state)
 {
     static const struct spec problems[] = {
         SPEC(SIZES(300, 300, 128), BF16),
@@ -578,12 +579,13 @@ static void test_a_feature_that_no_kernel_names_is_refused_by_all_that_do_not_ta
         SPEC(.sequences = 2, .q_lengths = { 1, 100 }, .k_lengths = { 300, 100 }, BF16),
         SPEC(BACK, SIZES(300, 300, 64), BF16),
         SPEC(BACK, SIZES(300, 300, 64)),
+        SPEC(BACK, SIZES(70, 90, 40), HEADS(4, 2), .B = 2, F16, .softcap = 5, .alibi = 2, .bias = 3, .sinks = 1),
     };
     const uint64_t made_up = UINT64_C(1) << 63;
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(problems); i++) {
         struct fixture f;
-        attn_plan plan;
+        attn_plan plan, usual;
         attn_error err;
         fixture_make(&f, &problems[i]);
         const uint64_t features = attn_features(&f.p);
@@ -596,7 +598,16 @@ static void test_a_feature_that_no_kernel_names_is_refused_by_all_that_do_not_ta
         assert_int_equal(attn_plan_for(bench.device, &f.p, features | made_up, &plan, &err), ATTN_OK);
         assert_true(plan.kernel->features & made_up);
         if (strncmp(plan.kernel->name, "sm90", 4) == 0) fail_msg("%s took it", plan.kernel->name);
+        assert_int_equal(attn_plan_make(bench.device, &f.p, &usual, &err), ATTN_OK);
+        if (strcmp(bench.info.backend, "cpu") == 0) {
+            assert_string_not_equal(usual.kernel->name, "double");
+            assert_string_equal(plan.kernel->name, "double");
+        }
         fixture_clear(&f);
+        bench.also = made_up;
+        const bool right = spec_agrees(&bench, &problems[i]);
+        bench.also = 0;
+        assert_true(right);
     }
 }
 
@@ -1263,7 +1274,7 @@ int main(void)
         cmocka_unit_test(test_grid_agrees_with_the_reference),
         cmocka_unit_test(test_float8_without_lse_agrees_with_the_reference),
         cmocka_unit_test(test_slopes_in_bfloat16_are_as_exact_as_other_sums),
-        cmocka_unit_test(test_a_feature_that_no_kernel_names_is_refused_by_all_that_do_not_take_everything),
+        cmocka_unit_test(test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything),
         cmocka_unit_test(test_random_problems_agree_with_the_reference),
         cmocka_unit_test(test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge),
         cmocka_unit_test(test_random_decoding_agrees_with_the_reference),

@@ -258,9 +258,12 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
+static const uint64_t made_up = UINT64_C(1) << 63; /* a feature that flash attention was not written for */
+
 struct giving_up {
     attn_stream *stream;
     const attn_problem *problem;
+    uint64_t also; /* features besides its own */
     attn_status status;
     attn_error err;
     double ended;
@@ -269,21 +272,22 @@ struct giving_up {
 static void *run_to_be_given_up(void *context)
 {
     struct giving_up *g = context;
-    g->status = (g->problem->op == ATTN_OP_FORWARD ? attn_forward : attn_backward)(g->stream, g->problem, NULL,
-                                                                                   &g->err);
+    attn_plan plan;
+    g->status = attn_plan_for(g->stream->device, g->problem, attn_features(g->problem) | g->also, &plan, &g->err);
+    if (g->status == ATTN_OK) g->status = attn_run(g->stream, &plan, 1, NULL, &g->err);
     g->ended = seconds();
     return NULL;
 }
 
-/* Each takes ten seconds and more on two cores. Backward with dq: chunks wait for chunks, some of which never begin. */
-static void test_a_run_that_nobody_waits_for_ends_between_two_tiles(void **state)
+/* Each takes ten seconds and more on two cores, by flash attention. Backward with dq: chunks wait for chunks, some of which
+ * never begin. */
+static void ends_soon_after_it_is_cancelled(uint64_t also)
 {
     static const struct spec specs[] = {
         SPEC(.Sq = 250000, .Sk = 250000, .H = 1, .Hk = 1, .D = 8, .Dv = 8),
         SPEC(.Sq = 50000, .Sk = 50000, .H = 8, .Hk = 2, .D = 8, .Dv = 8, .causal = true, .window_left = 40000),
         SPEC(.Sq = 100000, .Sk = 100000, .H = 2, .Hk = 2, .D = 8, .Dv = 8, .op = ATTN_OP_BACKWARD),
     };
-    (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(specs) * 2; n++) {
         const struct timespec pause = { 0, n % 2 ? 150000000 : 0 }; /* 0: cancelled before it begins, perhaps */
         struct giving_up g = { 0 };
@@ -297,6 +301,7 @@ static void test_a_run_that_nobody_waits_for_ends_between_two_tiles(void **state
         attn_stream_heed(bench.stream, &cancel);
         g.stream = bench.stream;
         g.problem = &f.p;
+        g.also = also;
         assert_int_equal(pthread_create(&thread, NULL, run_to_be_given_up, &g), 0);
         nanosleep(&pause, NULL);
         const double cancelled = seconds();
@@ -315,6 +320,91 @@ static void test_a_run_that_nobody_waits_for_ends_between_two_tiles(void **state
         fixture_clear(&f);
         bench_close(&bench);
     }
+}
+
+static void test_a_run_that_nobody_waits_for_ends_between_two_tiles(void **state)
+{
+    (void)state;
+    ends_soon_after_it_is_cancelled(0);
+}
+
+static void test_a_run_in_double_that_nobody_waits_for_ends_between_two_rows(void **state)
+{
+    (void)state;
+    ends_soon_after_it_is_cancelled(made_up);
+}
+
+/* ---- The kernel in double ---------------------------------------------------------------------------------------- */
+
+/* Among them sums over heads and sequences, which one thread takes. */
+static const struct spec of_any_kind[] = {
+    SPEC(.Sq = 40, .Sk = 70, .H = 6, .Hk = 3, .B = 5, .causal = true),
+    SPEC(.Sq = 1, .Sk = 300, .H = 8, .Hk = 2, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, .softcap = 3),
+    SPEC(.sequences = 4, .q_lengths = { 30, 0, 1, 17 }, .k_lengths = { 40, 9, 1, 5 }, .dropout_p = 0.2, .seed = 3),
+    SPEC(.op = ATTN_OP_BACKWARD, .Sq = 50, .Sk = 60, .H = 4, .Hk = 2, .B = 3, .D = 24, .Dv = 40, .window_left = 20),
+    SPEC(.op = ATTN_OP_BACKWARD, .Sq = 50, .Sk = 60, .B = 2, .seqlens_k = true, .alibi = 1, .sinks = 1, .bias = 1),
+};
+
+static void test_problems_that_are_computed_in_double_have_the_bits_of_the_reference(void **state)
+{
+    (void)state;
+    for (int threads = 1; threads <= 3; threads += 2)
+        for (size_t n = 0; n < ARRAY_SIZE(of_any_kind); n++) {
+            struct bench bench;
+            struct fixture got, want;
+            char why[256];
+            fixture_make(&got, &of_any_kind[n]);
+            fixture_copy(&want, &got);
+            run_reference(&want.p);
+            bench_open(&bench, "cpu", threads);
+            bench.also = made_up;
+            fixture_run(&bench, &got);
+            bench_close(&bench);
+            if (!outputs_equal(&got, &want, why, sizeof why)) fail_msg("problem %zu, %d threads: %s", n, threads, why);
+            fixture_clear(&got);
+            fixture_clear(&want);
+        }
+}
+
+/* Every choice of which problems of a run are whose: each has the bits that it has alone. */
+static void test_a_run_may_hold_problems_of_both_kernels(void **state)
+{
+    enum { COUNT = ARRAY_SIZE(of_any_kind) };
+    struct fixture alone[2][COUNT];
+    struct bench bench;
+    (void)state;
+    bench_open(&bench, "cpu", 3);
+    for (int kind = 0; kind < 2; kind++)
+        for (int n = 0; n < COUNT; n++) {
+            bench.also = kind ? made_up : 0;
+            fixture_make(&alone[kind][n], &of_any_kind[n]);
+            fixture_run(&bench, &alone[kind][n]);
+        }
+    for (int kinds = 0; kinds < 1 << COUNT; kinds++) {
+        struct fixture f[COUNT];
+        attn_plan plans[COUNT];
+        attn_error err = { 0 };
+        size_t bytes;
+        char why[256];
+        for (int n = 0; n < COUNT; n++) {
+            fixture_make(&f[n], &of_any_kind[n]);
+            const uint64_t features = attn_features(&f[n].p) | (kinds >> n & 1 ? made_up : 0);
+            assert_int_equal(attn_plan_for(bench.device, &f[n].p, features, &plans[n], &err), ATTN_OK);
+            assert_int_equal(strcmp(plans[n].kernel->name, "double") == 0, kinds >> n & 1);
+        }
+        assert_int_equal(attn_workspace(bench.device, plans, COUNT, &bytes, &err), ATTN_OK);
+        char *workspace = kinds % 2 && bytes ? aligned_alloc(64, (bytes + 63) / 64 * 64) : NULL;
+        if (workspace) memset(workspace, 0xff, bytes);
+        assert_int_equal(attn_run(bench.stream, plans, COUNT, workspace, &err), ATTN_OK);
+        free(workspace);
+        for (int n = 0; n < COUNT; n++) {
+            if (!outputs_equal(&f[n], &alone[kinds >> n & 1][n], why, sizeof why))
+                fail_msg("kinds %x, problem %d: %s", (unsigned)kinds, n, why);
+            fixture_clear(&f[n]);
+        }
+    }
+    for (int n = 0; n < COUNT; n++) fixture_clear(&alone[0][n]), fixture_clear(&alone[1][n]);
+    bench_close(&bench);
 }
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
@@ -365,6 +455,9 @@ int main(void)
         cmocka_unit_test(test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths),
         cmocka_unit_test(test_strips_change_no_bit),
         cmocka_unit_test(test_a_run_that_nobody_waits_for_ends_between_two_tiles),
+        cmocka_unit_test(test_a_run_in_double_that_nobody_waits_for_ends_between_two_rows),
+        cmocka_unit_test(test_problems_that_are_computed_in_double_have_the_bits_of_the_reference),
+        cmocka_unit_test(test_a_run_may_hold_problems_of_both_kernels),
         cmocka_unit_test(test_memory_is_counted_and_limited),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,56 @@
+/* score.h: what the options of ATTN_SCORE_OPTION_MAP make of a score. The one definition, in C and in CUDA.
+ *
+ *     s = scale * q . k      ->  attn_score_of()  ->  + bias, ALiBi, saturation  ->  softmax
+ *
+ * Whoever computes scores one by one takes it from here: the reference and the kernel "double" of the CPU
+ * (cpu/reference.c), its rows in double (cpu/exact.c), and the general kernels of CUDA (score() of cuda/args.cuh). Those
+ * take an option that is added here as it is. Fast kernels have expressions of their own for the options that their row
+ * names, and get no problem with another.
+ *
+ * C computes in double, which defines correct; CUDA in float. */
+#ifndef ATTN_SCORE_H
+#define ATTN_SCORE_H
+
+#include <math.h>
+
+#include "tiles.h"
+
+#ifdef __cplusplus
+typedef float attn_real;
+#define ATTN_TANH tanhf
+#else
+typedef double attn_real;
+#define ATTN_TANH tanh
+#endif
+
+/* The options of a problem; 0: off. */
+typedef struct attn_score_options {
+#define X(name, id, least, most, rule, meaning) attn_real name;
+    ATTN_SCORE_OPTION_MAP(X)
+#undef X
+} attn_score_options;
+
+ATTN_HD attn_score_options attn_score_options_of(const attn_geometry *g)
+{
+    attn_score_options o;
+#define X(name, id, least, most, rule, meaning) o.name = (attn_real)g->name;
+    ATTN_SCORE_OPTION_MAP(X)
+#undef X
+    return o;
+}
+
+/* The score of query i and key j of sequence `q`, from s = scale * q . k. *derivative: its derivative by s, for gradients. */
+ATTN_HD attn_real attn_score_of(const attn_score_options *o, const attn_sequence *q, int64_t i, int64_t j, attn_real s,
+                                attn_real *derivative)
+{
+    (void)q, (void)i, (void)j; /* for options that depend on where the pair is; softcap does not */
+    *derivative = 1;
+    if (o->softcap > 0) {
+        const attn_real t = ATTN_TANH(s / o->softcap);
+        *derivative = 1 - t * t;
+        s = o->softcap * t;
+    }
+    return s;
+}
+
+#endif
