@@ -66,8 +66,11 @@ ISA_bf16   := $(if $(x86),$(ISA_avx512) -mavx512bf16)
 ISA_amx    := $(if $(x86),$(ISA_bf16) -mamx-tile -mamx-bf16)
 isa         = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $1)))))
 
+# What has no threads is not watched by ThreadSanitizer: the textbook loops, in which the tests would spend most of their time.
+unwatched   = $(if $(TSAN),$(if $(filter kernels/cpu/reference.c,$1),-fno-sanitize=thread))
+
 # The flags of this build are a file that every object depends on: it is rewritten only when they differ.
-FLAGS := $(CC) $(ALL_C) $(ISA_amx) $(if $(CUDA_SRC),$(NVCC) $(NVFLAGS) $(gencode) $(sm90))
+FLAGS := $(CC) $(ALL_C) $(ISA_amx)$(call unwatched,kernels/cpu/reference.c) $(if $(CUDA_SRC),$(NVCC) $(NVFLAGS) $(gencode) $(sm90))
 ifneq ($(FLAGS),$(file <$B/flags))
 $(shell mkdir -p $B)$(file >$B/flags,$(FLAGS))
 endif
@@ -84,7 +87,7 @@ all: $B/attnd $B/libattn.a $(if $(BENCH_SRC),$B/attn-bench) ## build everything 
 
 $B/%.o: %.c $B/flags
 	@mkdir -p $(@D)
-	$(call say,cc)$(CC) $(ALL_C) $(call isa,$<) -c -o $@ $<
+	$(call say,cc)$(CC) $(ALL_C) $(call isa,$<) $(call unwatched,$<) -c -o $@ $<
 
 $B/%.cu.o: %.cu $B/flags
 	@mkdir -p $(@D)

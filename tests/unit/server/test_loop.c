@@ -677,6 +677,7 @@ static void test_a_second_signal_answers_what_waits(void **state)
     struct scene s;
     prepare_scene(&s);
     s.config.max_batch = 1;
+    s.config.drain_ms = INT64_C(3600) * 1000;
     open_scene(&s, 1, "hold=GATE");
     block_pool(&s);
     atomic_store(&s.connections, 7);
