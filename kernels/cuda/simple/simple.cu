@@ -60,8 +60,20 @@ __global__ void __launch_bounds__(32 * WARPS)
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
-/* delta_i = rowsum(dO * O) - dlse, and the given lse made dense. A row that sees nothing has delta 0. */
-__global__ void __launch_bounds__(32 * WARPS) delta_rows(const __grid_constant__ cuda_args a, saved s, bool given)
+/* lse and rest of a warp's row. Finds its row by itself, so that delta_rows() keeps nothing for it. */
+__device__ __noinline__ void lse_of_row_in_parts(const cuda_args &a, const saved &s)
+{
+    const row r = query_row(a, warp_index());
+    const float2 parts = lse_in_parts(a, r.x, r.i, s.lse[lse_at(a, r.x, r.i)]);
+    if (threadIdx.x % 32) return;
+    s.lse[lse_at(a, r.x, r.i)] = parts.x;
+    s.rest[lse_at(a, r.x, r.i)] = parts.y;
+}
+
+/* delta_i = rowsum(dO * O) - dlse, and the given lse made dense. A row that sees nothing has delta 0. As many blocks a multiprocessor
+ * as without lse_of_row_in_parts(), which is seldom called: reading needs many loads on their way. */
+__global__ void __launch_bounds__(32 * WARPS, 48 / WARPS)
+    delta_rows(const __grid_constant__ cuda_args a, const __grid_constant__ saved s, bool given)
 {
     const attn_geometry &g = a.g;
     const row r = query_row(a, warp_index());
@@ -72,14 +84,18 @@ __global__ void __launch_bounds__(32 * WARPS) delta_rows(const __grid_constant__
     load_row(s.out, x.b, x.h, line, g.dims.Dv, o);
     load_row(g.view[ATTN_T_dout], x.b, x.h, line, g.dims.Dv, dout);
     float delta = dot(o, dout);
-    const attn_view &dlse = g.view[ATTN_T_dlse], &lse = g.view[ATTN_T_lse];
-    const float2 parts = lse_in_parts(
-        a, x, r.i, given ? ((const float *)lse.data)[attn_at(&lse, x.b, x.h, line)] : s.lse[lse_at(a, x, r.i)]);
-    if (threadIdx.x % 32) return;
-    if (dlse.data) delta -= ((const float *)dlse.data)[attn_at(&dlse, x.b, x.h, line)];
-    s.lse[lse_at(a, x, r.i)] = parts.x;
-    s.rest[lse_at(a, x, r.i)] = parts.y;
-    s.delta[lse_at(a, x, r.i)] = parts.x == -CUDART_INF_F ? 0 : delta;
+    const attn_view &dlse = g.view[ATTN_T_dlse], &given_lse = g.view[ATTN_T_lse];
+    const int64_t at = lse_at(a, x, r.i);
+    const float lse = given ? ((const float *)given_lse.data)[attn_at(&given_lse, x.b, x.h, line)] : s.lse[at];
+    if (threadIdx.x % 32 == 0) {
+        if (dlse.data) delta -= ((const float *)dlse.data)[attn_at(&dlse, x.b, x.h, line)];
+        s.lse[at] = lse;
+        s.rest[at] = 0;
+        s.delta[at] = lse == -CUDART_INF_F ? 0 : delta;
+    }
+    if (fabsf(lse) < ATTN_LSE_MOST) return;
+    __syncwarp();
+    lse_of_row_in_parts(a, s);
 }
 
 __global__ void __launch_bounds__(32 * WARPS) dq_rows(const __grid_constant__ cuda_args a, saved s)
@@ -129,35 +145,59 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (threadIdx.x % 32 == 0) ((float *)view.data)[attn_at(&view, b0, h0, i0) + j] = sum;
 }
 
+/* The sum of dZ distance over a row's pairs, by one warp. Distances are hundreds, so whatever error the row's delta has counts that much.
+ * Where no out was given, delta comes from a forward whose products round P to the tensors' dtype. Then the same pairs say how far it is
+ * off, for with the right one dZ adds up to dlse, but for what a sink takes; and P and the sink's part add up to 1. */
+DEVICE float sum_of_far_pairs(const cuda_args &a, const saved &s, const head_args &x, int64_t i, bool given)
+{
+    const attn_geometry &g = a.g;
+    const float lse = s.lse[lse_at(a, x, i)], rest = s.rest[lse_at(a, x, i)], delta = s.delta[lse_at(a, x, i)];
+    float q[CHANNELS], k[CHANNELS], dout[CHANNELS], v[CHANNELS];
+    float sum_p = 0, sum_dz = 0, sum_p_far = 0, sum_dz_far = 0;
+    if (lse == -CUDART_INF_F) return 0;
+    load_row(g.view[ATTN_T_q], x.b, x.h, x.s.q_start + i, g.dims.D, q);
+    load_row(g.view[ATTN_T_dout], x.b, x.h, x.s.q_start + i, g.dims.Dv, dout);
+    const attn_range keys = attn_keys_of(&g, &x.s, i);
+    for (int64_t j = keys.lo; j < keys.hi; j++) {
+        if (!visible_by_mask(a, x, i, j)) continue;
+        load_row(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, g.dims.D, k);
+        load_row(g.view[ATTN_T_v], x.b, x.hk, x.s.k_start + j, g.dims.Dv, v);
+        const pair_gradient y = gradient(a, x, i, j, lse, rest, delta, dot(q, k), dot(dout, v));
+        const int64_t distance = i + x.s.Sk - x.s.Sq - j;
+        const float far = (float)(distance < 0 ? -distance : distance);
+        if (y.p == 0) continue;
+        sum_p += y.p;
+        sum_p_far += y.p * far;
+        sum_dz += y.dz;
+        sum_dz_far += y.dz * far;
+    }
+    if (given) return sum_dz_far;
+    const attn_view &dlse = g.view[ATTN_T_dlse];
+    const float sink_p = expf(sink_of(a, x.h) - lse - rest), all = sum_p + sink_p,
+                wanted = dlse.data ? ((const float *)dlse.data)[attn_at(&dlse, x.b, x.h, x.s.q_start + i)] : 0;
+    const float off = (sum_dz - delta * sink_p) / all - wanted;
+    return (sum_dz_far - off * sum_p_far) / all;
+}
+
 /* dalibi_slopes, a (batch, head) or a head a block; its warps share the query rows and their sums are added in
  * order. */
 __global__ void __launch_bounds__(32 * WARPS)
-    dslope_heads(const __grid_constant__ cuda_args a, saved s, int64_t batches)
+    dslope_heads(const __grid_constant__ cuda_args a, saved s, int64_t batches, bool given)
 {
-    const attn_geometry &g = a.g;
-    const attn_dims &d = g.dims;
+    const attn_dims &d = a.g.dims;
     const int64_t h = blockIdx.x % d.H, b0 = blockIdx.x / d.H;
     const int warp = threadIdx.x / 32;
     __shared__ float part[WARPS];
     float sum = 0;
     for (int64_t b = b0; b < (batches == 1 ? d.B : b0 + 1); b++) {
         const head_args x = head_args_of(a, b, h);
-        for (int64_t i = warp; i < x.s.Sq; i += WARPS) {
-            const attn_range keys = attn_keys_of(&g, &x.s, i);
-            float row_sum = 0;
-            for (int64_t j = keys.lo; j < keys.hi; j++) {
-                const int64_t distance = i + x.s.Sk - x.s.Sq - j;
-                const float dz = dz_of(a, s, x, i, j);
-                if (dz != 0) row_sum -= dz * (float)(distance < 0 ? -distance : distance);
-            }
-            sum += row_sum;
-        }
+        for (int64_t i = warp; i < x.s.Sq; i += WARPS) sum -= sum_of_far_pairs(a, s, x, i, given);
     }
     if (threadIdx.x % 32 == 0) part[warp] = sum;
     __syncthreads();
     if (threadIdx.x) return;
     for (int w = 1; w < WARPS; w++) sum += part[w];
-    const attn_view &view = g.view[ATTN_T_dalibi_slopes];
+    const attn_view &view = a.g.view[ATTN_T_dalibi_slopes];
     ((float *)view.data)[attn_at(&view, b0, h, 0)] = sum;
 }
 
@@ -258,7 +298,8 @@ void simple_gradients(const attn_problem *p, const cuda_args &a, const saved &s,
     }
     if (g.view[ATTN_T_dalibi_slopes].data && d.H > 0) {
         const int64_t batches = p->dalibi_slopes.rank == 2 ? d.B : 1;
-        if (batches > 0) dslope_heads<<<(unsigned)(batches * d.H), 32 * WARPS, 0, stream>>>(a, s, batches);
+        if (batches > 0)
+            dslope_heads<<<(unsigned)(batches * d.H), 32 * WARPS, 0, stream>>>(a, s, batches, p->out.rank > 0);
     }
     if (g.view[ATTN_T_dsinks].data && d.H > 0) dsink_heads<<<(unsigned)d.H, 32 * WARPS, 0, stream>>>(a, s);
 }

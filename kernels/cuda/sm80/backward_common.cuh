@@ -66,9 +66,28 @@ DEVICE void load_values(row_values *to, const row_values *from)
 
 /* ---- prepare ----------------------------------------------------------------------------------------------------- */
 
-/* delta = rowsum(dO O) - dlse, lse dense and as row_values; zeros in the sums. A block a query tile and head. */
+/* lse and rest of a tile's rows whose lse is huge; the others keep what they have. Finds its place by itself, so that prepare() keeps
+ * nothing for it. */
+__device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const saved &s, unsigned tile)
+{
+    const tile_place place = tile_place_of<BM>(a, tile);
+    const attn_view &lse = a.g.view[ATTN_T_lse];
+    const int64_t rows = attn_min64(BM, place.x.s.Sq - place.i0);
+    for (int64_t i = place.i0 + threadIdx.x / 32; i < place.i0 + rows; i += 4) {
+        const float given = ((const float *)lse.data)[attn_at(&lse, place.x.b, place.x.h, place.x.s.q_start + i)];
+        const float2 parts = lse_in_parts(a, place.x, i, given);
+        if (threadIdx.x % 32) continue;
+        s.lse[lse_at(a, place.x, i)] = parts.x;
+        s.rest[lse_at(a, place.x, i)] = parts.y;
+    }
+}
+
+/* delta = rowsum(dO O) - dlse, lse dense and as row_values; zeros in the sums. A block a query tile and head.
+ * Eight blocks a multiprocessor: lse_in_parts() would take the registers of two of them, and reading needs many loads on their
+ * way. */
 template <typename T, int D>
-__global__ void __launch_bounds__(128) prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
+__global__ void __launch_bounds__(128, 8)
+    prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
     const int LANES = D / 8, STEP = 128 / LANES; /* threads a row, rows at a time */
     const attn_geometry &g = a.g;
@@ -126,21 +145,22 @@ __global__ void __launch_bounds__(128) prepare(const __grid_constant__ cuda_args
         }
     }
     const bool huge = mine < rows && !(fabsf(y) < ATTN_LSE_MOST) && y != -CUDART_INF_F;
-    __shared__ float2 parts[BM];
-    if (__syncthreads_or(huge)) { /* seldom: see saved.rest */
-        for (int r = threadIdx.x / 32; r < rows; r += 4)
-            parts[r] = lse_in_parts(a, x, place.i0 + r, ((const float *)lse.data)[attn_at(&lse, x.b, x.h, line + r)]);
+    const bool any_huge = __syncthreads_or(huge);
+    if (mine < BM) {
+        const float delta = y == -CUDART_INF_F ? 0 : sums[mine] - less;
+        if (mine < rows) {
+            const int64_t at = lse_at(a, x, place.i0 + mine);
+            w.s.lse[at] = y;
+            w.s.rest[at] = 0;
+            w.s.delta[at] = delta;
+        }
+        w.values[tile].lse2[mine] = lse_in_base_2(y);
+        w.values[tile].delta[mine] = delta;
+    }
+    if (any_huge) { /* seldom: see saved.rest */
         __syncthreads();
+        lse_of_tile_in_parts(a, w.s, kept(blockIdx.x));
     }
-    if (mine >= BM) return;
-    const float delta = y == -CUDART_INF_F ? 0 : sums[mine] - less;
-    if (mine < rows) {
-        w.s.lse[lse_at(a, x, place.i0 + mine)] = huge ? parts[mine].x : y;
-        w.s.rest[lse_at(a, x, place.i0 + mine)] = huge ? parts[mine].y : 0;
-        w.s.delta[lse_at(a, x, place.i0 + mine)] = delta;
-    }
-    w.values[tile].lse2[mine] = lse_in_base_2(y);
-    w.values[tile].delta[mine] = delta;
 }
 
 /* ---- dK, dV and the sums of dQ: what the forms have in common ---------------------------------------------------- */

@@ -420,16 +420,76 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, OPTIONS>))
 
 enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 
+/* The sum over a block's threads, which all of them get. */
+DEVICE float block_sum(float x, float (&parts)[COMBINE_WARPS])
+{
+    x = warp_sum(x);
+    __syncthreads(); /* nobody reads the last sum's parts any more */
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0;
+    for (int w = 0; w < COMBINE_WARPS; w++) sum += parts[w];
+    return sum;
+}
+
+/* forward_row() of rows.cuh by a block, of which a thread has one channel. It is written out here, for a kernel that calls a function has a
+ * stack, and then begins later. */
+DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, float (&parts)[COMBINE_WARPS])
+{
+    static_assert(COMBINE_THREADS >= ATTN_MAX_HEAD_DIM, "a channel a thread");
+    const attn_geometry &g = a.g;
+    const attn_view &q = g.view[ATTN_T_q], &k = g.view[ATTN_T_k], &v = g.view[ATTN_T_v], &out = g.view[ATTN_T_out],
+                    &lse = g.view[ATTN_T_lse];
+    const int d = (int)threadIdx.x;
+    const bool has_q = d < g.dims.D, has_v = d < g.dims.Dv;
+    const float of_q = has_q ? load_float(q.dtype, q.data, attn_at(&q, x.b, x.h, x.s.q_start + i) + d) : 0;
+    const attn_range keys = attn_keys_of(&g, &x.s, i);
+    float unit = 1, o, m, l;
+#pragma unroll 1
+    for (int turn = 0; turn < 2; turn++) { /* the second where sums of values overflow, in smaller units */
+        o = 0;
+        m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
+#pragma unroll 1
+        for (int64_t j = keys.lo; j < keys.hi; j++) {
+            if (!visible_by_mask(a, x, i, j)) continue;
+            const float of_k = has_q ? load_float(k.dtype, k.data, attn_at(&k, x.b, x.hk, x.s.k_start + j) + d) : 0;
+            const float of_v = has_v ? load_float(v.dtype, v.data, attn_at(&v, x.b, x.hk, x.s.k_start + j) + d) : 0;
+            float tanh_s;
+            const float z = score(a, x, i, j, block_sum(of_q * of_k, parts), &tanh_s), m_new = z > m || z != z ? z : m;
+            const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), p = expf(z - m_new);
+            l = l * rescale + p;
+            const float kept = !a.drop_below || kept_of(a, x.b * g.dims.H + x.h, i, j / 8) >> (j % 8) & 1 ? a.drop_scale
+                                                                                                          : 0;
+            o = o * rescale + p * kept * unit * of_v;
+            m = m_new;
+        }
+        if (turn == 1 || __syncthreads_and(l - l == 0 && o - o == 0)) break;
+        unit = 1.0f / (1ll << 40);
+    }
+    if (has_v && out.data)
+        store_float(out.dtype, out.data, attn_at(&out, x.b, x.h, x.s.q_start + i) + d,
+                    l == 0      ? 0
+                    : unit == 1 ? o * (x.v_scale / l)
+                                : o / l / unit * x.v_scale);
+    if (d == 0 && lse.data)
+        ((float *)lse.data)[attn_at(&lse, x.b, x.h, x.s.q_start + i)] = l == 0 ? -CUDART_INF_F : m + logf(l);
+}
+
 /* out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one key/value head of a sequence. Each warp adds
  * up every eighth flock of splits, asking for m, l and O together, then the block adds up the warps: always in the
- * same order. A lane has D / 32 neighbouring channels. */
+ * same order. A lane has D / 32 neighbouring channels. Rows of huge scores, and those whose sums overflow, are computed one by one
+ * after all.
+ *
+ * A block begins as soon as one of decode_splits() leaves a multiprocessor, so it may want no more registers than that
+ * had. */
 template <int D>
-__global__ void __launch_bounds__(COMBINE_THREADS)
+__global__ void __launch_bounds__(COMBINE_THREADS, D == 256 ? 2 : 3)
     combine_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
     const int C = D / 32;
     __shared__ float part[COMBINE_WARPS][D];
     __shared__ float2 parts_ml[COMBINE_WARPS];
+    __shared__ float parts_sum[COMBINE_WARPS];
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -438,6 +498,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS)
     const int rows = place.rows, splits = place.splits;
     wait_for_prerequisites(); /* every block: this kernel must not end before decode_splits, for the next one waits for this one alone */
     if (rows == 0 || splits == 1) return;
+    uint32_t repair = 0; /* a bit a row: at most DECODE_ROWS / 4 */
     for (int r = blockIdx.y; r < rows; r += gridDim.y) {
         const int i = r / group, h = (int)x.h + r % group;
         const float2 *ml = p.ml + place.saved + r;
@@ -498,9 +559,10 @@ __global__ void __launch_bounds__(COMBINE_THREADS)
         if (threadIdx.x == 0 && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = sum == 0 ? -CUDART_INF_F
                                                                                    : top * LN2 + logf(sum);
-        /* part is free for the next row; and a row of huge scores, or whose sums overflow, is one by one after all */
-        if (__syncthreads_or(!finite) && warp == 0) forward_row(a, head_args_of(a, b, h), i, out, nullptr, false);
+        repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y); /* and part is free for the next row */
     }
+    for (int r = blockIdx.y; repair; r += gridDim.y, repair >>= 1)
+        if (repair & 1) forward_row_by_block(a, head_args_of(a, b, x.h + r % group), r / group, parts_sum);
 }
 
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */
@@ -531,7 +593,7 @@ launch_plan launch_plan_of(const attn_geometry &g)
         y.p.head_rows = d.total_k / KEYS_A_ROW;
         y.blocks = attn_min64(short_slots, long_slots) * d.Hk;
         y.rows = most_splits(d.total_k, false) > 1 ? y.p.head_rows * d.Hk : 0;
-        y.combine_rows = 4;
+        y.combine_rows = 4; /* at least DECODE_ROWS / 32: see combine_splits() */
     } else {
         const int64_t rows = d.Sq * g.group;
         const int64_t keys = attn_min64(d.Sk,
