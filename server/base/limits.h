@@ -1,7 +1,7 @@
 /* limits.h: every limit and time-out of the server that no option sets, with its reason.
  *
  * What an option sets stands in its row of the table in config.c; what one body may hold, in PROTO_LIMITS_DEFAULT of
- * proto-json/proto.h. A name begins with the file that keeps the limit. What is no bound on anything from outside, such as
+ * proto-json/proto.h. A name begins with the file (HTTP: mhd.c) that keeps the limit. What is no bound on anything from outside, such as
  * the shape of a table or when threads are held on their cores (http/http_threads.c), stays where it is used. */
 #ifndef LIMITS_H
 #define LIMITS_H
@@ -48,15 +48,15 @@ enum {
      * no more than what makes three calls of a body of 131 KB. Before 1.0 (measured with 0.9.75) a step that is
      * larger than the buffer makes each further recv() of a body read an eighth of the rest more; from 1.0 on it
      * would keep the buffer from growing. */
-    DAEMON_CONNECTION_BYTES = 80 << 10,
-    DAEMON_CONNECTION_STEP = 60 << 10,
-    DAEMON_INACTIVITY_S = 120,  /* a backstop: the sweep of connections.c is stricter */
-    DAEMON_ARGUMENTS_MAX = 100, /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
-    DAEMON_DISCARD_FACTOR = 2,  /* a chunked body is discarded up to this many times the limit, then cut */
-    DAEMON_PEM_BYTES = 1 << 20, /* of a certificate chain or key, a few KB: another file was named by mistake */
-    REQUEST_ID_BYTES = 129,     /* of X-Request-Id, with the NUL: what is longer is replaced */
-    TOKEN_MAX_BYTES = 256,      /* all are compared in full, so that the time tells nothing */
-    TOKEN_MAX_COUNT = 4096,     /* 1 MiB that every request with a token is compared with */
+    HTTP_CONNECTION_BYTES = 80 << 10,
+    HTTP_CONNECTION_STEP = 60 << 10,
+    HTTP_INACTIVITY_S = 120,  /* a backstop: the sweep of connections.c is stricter */
+    HTTP_ARGUMENTS_MAX = 100, /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
+    HTTP_DISCARD_FACTOR = 2,  /* a chunked body is discarded up to this many times the limit, then cut */
+    HTTP_PEM_BYTES = 1 << 20, /* of a certificate chain or key, a few KB: another file was named by mistake */
+    REQUEST_ID_BYTES = 129,   /* of X-Request-Id, with the NUL: what is longer is replaced */
+    TOKEN_MAX_BYTES = 256,    /* all are compared in full, so that the time tells nothing */
+    TOKEN_MAX_COUNT = 4096,   /* 1 MiB that every request with a token is compared with */
 };
 
 /* ---- Answers (http/answer.c) ------------------------------------------------------------------------------------- */
@@ -119,7 +119,7 @@ enum {
     INLINE_HEADS = 128,     /* heads of all sequences: each costs up to 2 us, however few its numbers */
 };
 
-/* A inline slot's problems, padded: some 100 us of a core. An HTTP thread has other connections, and more cores are worth
+/* An inline slot's problems, padded: some 100 us of a core. An HTTP thread has other connections, and more cores are worth
  * waking for more. */
 #define INLINE_FLOPS 2e7
 /* Beyond --watchdog-ms a batch may take what its work takes at this rate. The slowest kernels (float32) reach 34e12

@@ -302,7 +302,7 @@ static enum MHD_Result body_piece(struct request *request, const char *bytes, si
         request_fail(request, PROTO_E_TOO_LARGE, NULL, "the body has more than %llu bytes", (unsigned long long)limit);
         request_drop_body(request);
         request->step = STEP_DISCARD;
-        if (request->received_bytes > DAEMON_DISCARD_FACTOR * limit) {
+        if (request->received_bytes > HTTP_DISCARD_FACTOR * limit) {
             request->http_status = 413;
             connection_cut_with(request->connection, PROTO_E_TOO_LARGE, request->id);
         }
@@ -403,7 +403,7 @@ static struct request *begin_request(struct http_thread *thread, const char *uri
     request->bad_target = !http_head_is_target(uri);
     heads_add(request);
     /* When their records do not fit, libmicrohttpd 0.9.75 begins an answer, forgets it and waits. */
-    if (http_head_arguments(uri) > DAEMON_ARGUMENTS_MAX) {
+    if (http_head_arguments(uri) > HTTP_ARGUMENTS_MAX) {
         request->http_status = 414;
         connection_cut_with(connection, PROTO_E_TARGET_TOO_LONG, NULL);
     }
@@ -546,7 +546,7 @@ static char *read_pem(const char *option, const char *path, attn_error *err)
     char *text = NULL;
     FILE *file = fopen(path, "re");
     long size;
-    if (file && fseek(file, 0, SEEK_END) == 0 && (size = ftell(file)) > 0 && size < DAEMON_PEM_BYTES &&
+    if (file && fseek(file, 0, SEEK_END) == 0 && (size = ftell(file)) > 0 && size < HTTP_PEM_BYTES &&
         fseek(file, 0, SEEK_SET) == 0 && (text = calloc(1, (size_t)size + 1)) &&
         fread(text, 1, (size_t)size, file) != (size_t)size) {
         free(text);
@@ -568,8 +568,8 @@ static bool start_threads(struct http_server *http, unsigned flags, const struct
             flags, 0, NULL, NULL, on_request, thread, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
             MHD_OPTION_NOTIFY_COMPLETED, on_completed, thread, MHD_OPTION_NOTIFY_CONNECTION, on_connection, thread,
             MHD_OPTION_URI_LOG_CALLBACK, on_uri, thread, MHD_OPTION_UNESCAPE_CALLBACK, on_unescape, NULL,
-            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)DAEMON_CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT,
-            (unsigned)NO_LIMIT, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)DAEMON_INACTIVITY_S,
+            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_CONNECTION_BYTES, MHD_OPTION_CONNECTION_LIMIT,
+            (unsigned)NO_LIMIT, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)HTTP_INACTIVITY_S,
             MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
         if (thread->daemon == NULL) return false;
     }
@@ -605,7 +605,7 @@ attn_status http_server_open(struct http_server *http, struct server *server, un
         more[count++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_KEY, 0, http->key };
     }
     if (MHD_VERSION < 0x01000000)
-        more[count++] = (struct MHD_OptionItem){ MHD_OPTION_CONNECTION_MEMORY_INCREMENT, DAEMON_CONNECTION_STEP, NULL };
+        more[count++] = (struct MHD_OptionItem){ MHD_OPTION_CONNECTION_MEMORY_INCREMENT, HTTP_CONNECTION_STEP, NULL };
     more[count] = (struct MHD_OptionItem){ MHD_OPTION_END, 0, NULL };
 
     MHD_set_panic_func(on_panic, NULL);
