@@ -454,8 +454,9 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
             if (!visible_by_mask(a, x, i, j)) continue;
             const float of_k = has_q ? load_float(k.dtype, k.data, attn_at(&k, x.b, x.hk, x.s.k_start + j) + d) : 0;
             const float of_v = has_v ? load_float(v.dtype, v.data, attn_at(&v, x.b, x.hk, x.s.k_start + j) + d) : 0;
-            float tanh_s;
-            const float z = score(a, x, i, j, block_sum(of_q * of_k, parts), &tanh_s), m_new = z > m || z != z ? z : m;
+            float derivative;
+            const float z = score(a, x, i, j, block_sum(of_q * of_k, parts), &derivative),
+                        m_new = z > m || z != z ? z : m;
             const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), p = expf(z - m_new);
             l = l * rescale + p;
             const float kept = !a.drop_below || kept_of(a, x.b * g.dims.H + x.h, i, j / 8) >> (j % 8) & 1 ? a.drop_scale

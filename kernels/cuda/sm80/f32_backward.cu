@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
             const int i = i0 + (int)threadIdx.x;
             const int64_t at = b * a.lse_batch + h * a.lse_head + sequence.q_start + i;
             const float lse = i < Sq ? s.lse[at] : -CUDART_INF_F;
-            sm.lse2[threadIdx.x] = lse_of_shifted_p(lse);
+            sm.lse2[threadIdx.x] = lse_in_base_2(lse) - P_BITS;
             sm.delta[threadIdx.x] = i < Sq ? s.delta[at] : 0;
         }
     };

@@ -60,12 +60,6 @@ DEVICE bool starts_on_pairs(const attn_view &view, const float *row, int64_t wid
     return width % 2 == 0 && view.row % 2 == 0 && (uint64_t)row % 8 == 0;
 }
 
-/* lse as the exponents of P take it, P being kept as 2^P_BITS P: one rounding. */
-DEVICE float lse_of_shifted_p(float lse)
-{
-    return fabsf(lse) < ATTN_LSE_MOST ? fmaf(lse, LOG2E, -P_BITS) : lse_in_base_2(lse);
-}
-
 /* e such that dS 2^e is at most about 2^14, where |dS| <= bound. */
 DEVICE int exponent_for(float bound)
 {
@@ -162,7 +156,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     for (int half = 0; half < 2; half++) {
         const int i = i0 + warp * 16 + half * 8 + lane / 4;
         const float lse = i < x.s.Sq ? s.lse[lse_at(a, x, i)] : -CUDART_INF_F;
-        lse2[half] = lse_of_shifted_p(lse);
+        lse2[half] = lse_in_base_2(lse) - P_BITS;
         delta[half] = i < x.s.Sq ? s.delta[lse_at(a, x, i)] : 0;
         top_delta = fmaxf(top_delta, fabsf(delta[half]));
     }
