@@ -304,7 +304,7 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
     struct gate gate;
     char script[128];
     gate_shut(&gate);
-    snprintf(script, sizeof script, "0:hold=%s,0:sync.err=700@1", gate.path);
+    snprintf(script, sizeof script, "0:hold=%s,0:sync.err=700", gate.path);
     open_bench(&b, 2, script);
     struct device *lost = devices_pick(b.server.devices);
     for (int i = 0; i < 3; i++) submit_one(&b, lost, 1);
@@ -479,6 +479,24 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
     close_bench(&b);
 }
 
+/* Copying out fails in passing, and what is on the stream already has failed for good: that is what counts. */
+static void test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost(void **state)
+{
+    (void)state;
+    static const char *const scripts[] = { "copy.err=1@2,sync.err=700@1", "copy.err=1@2,sync.err=700@4" };
+    for (int launches = 0; launches < 2; launches++) {
+        struct bench b;
+        open_bench(&b, 1, scripts[launches]);
+        struct job *job = launches ? NULL : ready_forward(&b, 5);
+        struct batch *batch = launches ? four_launches(&b) : batch_of(&job, 1, 1);
+        devices_submit(b.server.devices, batch, devices_pick(b.server.devices));
+        next_back(&b);
+        assert_failed(batch, ATTN_DEVICE_LOST);
+        forget(batch);
+        close_bench(&b);
+    }
+}
+
 static void test_work_in_several_launches_comes_back_whole(void **state)
 {
     (void)state;
@@ -581,6 +599,7 @@ int main(void)
         cmocka_unit_test(test_a_device_that_is_not_done_in_its_time_is_overdue),
         cmocka_unit_test(test_a_device_that_has_time_left_is_not_overdue),
         cmocka_unit_test(test_a_batch_that_nobody_waits_for_ends_between_two_launches),
+        cmocka_unit_test(test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost),
         cmocka_unit_test(test_work_in_several_launches_comes_back_whole),
         cmocka_unit_test(test_stopping_waits_for_what_runs_and_says_when_it_does_not_end),
         cmocka_unit_test(test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_them),

@@ -730,7 +730,7 @@ static void test_without_its_last_device_the_server_ends_with_70(void **state)
     struct scene s;
     prepare_scene(&s);
     s.config.max_batch = 1;
-    open_scene(&s, 1, "hold=GATE,sync.err=700@1");
+    open_scene(&s, 1, "hold=GATE,sync.err=700");
     start(&s);
     struct request *requests[6];
     for (int i = 0; i < 6; i++) requests[i] = posted_forward(&s);
