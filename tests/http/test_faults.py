@@ -626,7 +626,8 @@ def watched(serve):
     def start(script='', **shims):
         port = service.free_port()
         env = {'ATTN_FAKE_SCRIPT': script, **(service.shimmed(**shims) if shims else {})}
-        server = serve(*ONE, '--metrics-listen', f'127.0.0.1:{port}', env=env, binary=service.FAKE)
+        # The thread that is stuck has a body in its hands, which does not move either.
+        server = serve(*ONE, '--metrics-listen', f'127.0.0.1:{port}', '--body-stall-ms', '60000', env=env, binary=service.FAKE)
         connections.append(service.Connection(('127.0.0.1', port), 20 * service.SLOWER))  # made now: it is the loop that accepts
         assert connections[-1].ask('GET', '/readyz').status == 200
         return server, connections[-1]

@@ -24,7 +24,9 @@
 static struct bench bench;
 static const char *backend = "cpu";
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_THREAD__)
+enum { RANDOM_COUNT = 30 };
+#elif defined(__SANITIZE_ADDRESS__)
 enum { RANDOM_COUNT = 100 };
 #else
 enum { RANDOM_COUNT = 300 };
