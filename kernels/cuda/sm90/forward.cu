@@ -68,7 +68,8 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, bool SCORE_MODS_ =
     /* O has room in shared memory, beside Q, K and V. */
     static const bool STAGES_OUT = ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
                                    220 << 10;
-    static const bool TRIMS = BN == 128; /* a warpgroup that sees at most half of its last tile computes half of it */
+    static const bool LOW_WORDS = D > 64; /* operands by the low words of their descriptors: at 64 it costs 1 to 2 % */
+    static const bool TRIMS = BN == 128;  /* a warpgroup that sees at most half of its last tile computes half of it */
 };
 
 /* What instantiations with options have beside: the tiles seen, one list in use and one ahead. */
@@ -269,22 +270,42 @@ struct thread_tile {
     key_band band;
 };
 
+/* Where the products find Q, K and V: by address, or by the low words of descriptors that are made once. */
+template <class X, bool LOW_WORDS = X::LOW_WORDS> struct operands {
+    shared<X> &sm;
+    const k_major<64> Q;
+    DEVICE operands(shared<X> &sm_, int w) : sm(sm_), Q{ smem_addr(sm_.Q[w]) } {}
+    DEVICE k_major<X::BN> K(int stage) const { return { smem_addr(sm.K[stage]) }; }
+    DEVICE mn_major<X::BN> V(int stage) const { return { smem_addr(sm.V[stage]) }; }
+};
+template <class X> struct operands<X, true> {
+    const k_major_low<64> Q;
+    const k_major_low<X::BN> first_K;
+    const mn_major_low<X::BN> first_V;
+    DEVICE operands(shared<X> &sm, int w)
+        : Q(smem_addr(sm.Q[w])), first_K(smem_addr(sm.K[0])), first_V(smem_addr(sm.V[0]))
+    {
+    }
+    DEVICE auto K(int stage) const { return stage_of<sizeof(shared<X>::K[0])>(first_K, stage); }
+    DEVICE auto V(int stage) const { return stage_of<sizeof(shared<X>::V[0])>(first_V, stage); }
+};
+
 template <typename T, class X> struct attention {
     static const int BN = X::BN, DV = X::DV;
     const plan &p;
     shared<X> &sm;
     kv_consumer<shared<X>, X::C, X::STAGES> me;
-    const k_major<64> Q;
+    const operands<X> operand;
     lazy_reference reference;
 
     DEVICE attention(const plan &p_, shared<X> &sm_, int w)
-        : p(p_), sm(sm_), me(sm_, w), Q{ smem_addr(sm_.Q[w]) }, reference(p_.reference)
+        : p(p_), sm(sm_), me(sm_, w), operand(sm_, w), reference(p_.reference)
     {
     }
 
     /* The stages that are next. */
-    DEVICE k_major<BN> K() const { return { smem_addr(sm.K[me.k.stage]) }; }
-    DEVICE mn_major<BN> V() const { return { smem_addr(sm.V[me.v.stage]) }; }
+    DEVICE auto K() const { return operand.K(me.k.stage); }
+    DEVICE auto V() const { return operand.V(me.v.stage); }
 
     DEVICE int warp_index() const { return me.w * 4 + me.warp; }
 
@@ -341,7 +362,7 @@ template <typename T, class X> struct attention {
         const int j = t.y.last_visible - 1;
         float S[N / 2], rescale[2];
         me.await_turn();
-        multiply<T, N, X::D / 16>(S, Q, K());
+        multiply<T, N, X::D / 16>(S, operand.Q, K());
         me.next_turn();
         retire<0>(S);
         me.release_K(j == t.x.first);
@@ -376,7 +397,7 @@ template <typename T, class X> struct attention {
         for (int j = below(last_visible - 1); j >= first; j = below(j)) {
             me.await_K();
             me.await_turn();
-            multiply<T, BN, X::D / 16>(S, Q, K()); /* of tile j */
+            multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* of tile j */
             me.await_V();
             multiply_add<T, DV, BN / 16>(O, P, V()); /* of the tile above */
             me.next_turn();

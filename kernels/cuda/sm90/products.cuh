@@ -28,6 +28,30 @@ template <int ROWS> struct mn_major {
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k * 2048, ROWS * 128, 1024); }
 };
 
+/* The two by the low words of their descriptors, whose high word is the same for all: a step, or another stage of a
+ * ring, is one addition. Made anew from an address a descriptor takes four operations, in line between two products. */
+DEVICE uint64_t descriptor_of(uint32_t low)
+{
+    return wgmma_descriptor(0, 0, 1024) | low;
+}
+template <int ROWS> struct k_major_low {
+    uint32_t low;
+    DEVICE explicit k_major_low(uint32_t address) : low((uint32_t)wgmma_descriptor(address, 16, 1024)) {}
+    DEVICE uint64_t step(int k) const { return descriptor_of(low + ((k / 4 * ROWS * 128 + k % 4 * 32) >> 4)); }
+};
+template <int ROWS> struct mn_major_low {
+    uint32_t low;
+    DEVICE explicit mn_major_low(uint32_t address) : low((uint32_t)wgmma_descriptor(address, ROWS * 128, 1024)) {}
+    DEVICE uint64_t step(int k) const { return descriptor_of(low + (k * 2048 >> 4)); }
+};
+
+/* Stage n of a ring whose stages are BYTES apart. */
+template <int BYTES, class OPERAND> DEVICE OPERAND stage_of(OPERAND first, int n)
+{
+    first.low += (uint32_t)n * (BYTES >> 4);
+    return first;
+}
+
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
 /* d[64 x N] = A B over STEPS of k. */
