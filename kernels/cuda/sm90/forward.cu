@@ -69,7 +69,9 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, bool SCORE_MODS_ =
     static const bool STAGES_OUT = ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
                                    220 << 10;
     static const bool LOW_WORDS = D > 64; /* operands by the low words of their descriptors: at 64 it costs 1 to 2 % */
-    static const bool TRIMS = BN == 128;  /* a warpgroup that sees at most half of its last tile computes half of it */
+    static const bool LATE_WAIT = D > 64 && D < 256;   /* for O, see release_K_late */
+    static const bool READ_ANEW = LATE_WAIT && C == 2; /* a thread's place in the block: 128 x 176 spills registers */
+    static const bool TRIMS = BN == 128; /* a warpgroup that sees at most half of its last tile computes half of it */
 };
 
 /* What instantiations with options have beside: the tiles seen, one list in use and one ahead. */
@@ -266,7 +268,7 @@ template <typename T, class X> DEVICE void zero_nonfinite_tiles(shared<X> &sm)
 struct thread_tile {
     work_tile x;
     warpgroup_tile y;
-    int row0, i0; /* the warpgroup's first row; the thread's rows are i0 and i0 + 8 */
+    int i0; /* the thread's rows are i0 and i0 + 8 */
     key_band band;
 };
 
@@ -307,7 +309,9 @@ template <typename T, class X> struct attention {
     DEVICE auto K() const { return operand.K(me.k.stage); }
     DEVICE auto V() const { return operand.V(me.v.stage); }
 
-    DEVICE int warp_index() const { return me.w * 4 + me.warp; }
+    /* The warp among the consumers'; the lane. */
+    DEVICE int warp_index() const { return X::READ_ANEW ? thread_anew() / 32 - 4 : me.w * 4 + me.warp; }
+    DEVICE int lane() const { return X::READ_ANEW ? thread_anew() % 32 : me.lane; }
 
     /* The next tile of work; false at the end. */
     DEVICE bool take(thread_tile &t)
@@ -320,9 +324,9 @@ template <typename T, class X> struct attention {
             });
             if (X::SCORE_MODS) __syncwarp();
             order = t.x.i0;
-            if (order == REPORT && me.lane == 0) mbarrier_arrive(smem_addr(&sm.idle));
+            if (order == REPORT && lane() == 0) mbarrier_arrive(smem_addr(&sm.idle));
         } while (order == REPORT);
-        t.row0 = t.x.i0 + me.w * 64, t.i0 = t.row0 + me.warp * 16 + me.lane / 4;
+        t.i0 = t.x.i0 + warp_index() * 16 + lane() / 4;
         t.band = band_of(p, t.x);
         return order >= 0;
     }
@@ -340,19 +344,29 @@ template <typename T, class X> struct attention {
         me.meet();
     }
 
-    /* Raw scores of N keys of tile j become P. */
-    template <int N>
+    /* Raw scores of N keys of tile j become P. midway: see softmax_step. */
+    template <int N, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const thread_tile &t, const tile_bits *seen, int j, softmax &state,
-                            float (&rescale)[2])
+                            float (&rescale)[2], F midway)
     {
         if constexpr (X::SCORE_MODS) {
             const work_tile &x = sm.saved_work[warp_index()];
-            modify_scores<N>(S, p.mods, sm.heads[warp_index()], x, t.i0, j * BN, me.lane);
+            modify_scores<N>(S, p.mods, sm.heads[warp_index()], x, t.i0, j * BN, lane());
             if (p.mask.bounds && seen->part[j / 32] >> j % 32 & 1)
-                hide_by_bounds<N>(S, p.mask, x, t.i0, j * BN, me.lane);
+                hide_by_bounds<N>(S, p.mask, x, t.i0, j * BN, lane());
         }
-        if (N < BN || j < t.y.free_first || j >= t.y.free_last) mask<N>(S, t.band, t.i0, j * BN, me.lane);
-        softmax_step<N>(S, state, rescale, reference);
+        if (N < BN || j < t.y.free_first || j >= t.y.free_last) mask<N>(S, t.band, t.i0, j * BN, lane());
+        softmax_step<N>(S, state, rescale, reference, midway);
+    }
+
+    /* K goes back in the middle of the softmax where LATE_WAIT: ptxas moves the wait for O up to the arrival before it,
+     * above all of the softmax, which would then run under no product of this warpgroup's. The arrival stays below what
+     * its condition is made of; the condition always holds, for a sum is never below -slack, but ptxas cannot know
+     * it (of sum < 0 it can). */
+    DEVICE void release_K_late(float sum)
+    {
+        if (X::LATE_WAIT && me.leader && !(sum < -reference.slack))
+            mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
     }
 
     /* P of the first tile of keys that these rows see, or of its first N keys. */
@@ -366,7 +380,7 @@ template <typename T, class X> struct attention {
         me.next_turn();
         retire<0>(S);
         me.release_K(j == t.x.first);
-        scores_to_P<N>(S, t, seen, j, state, rescale);
+        scores_to_P<N>(S, t, seen, j, state, rescale, [](float) {});
         if (N < BN) {
 #pragma unroll
             for (int i = 0; i < BN / 16; i++)
@@ -402,8 +416,10 @@ template <typename T, class X> struct attention {
             multiply_add<T, DV, BN / 16>(O, P, V()); /* of the tile above */
             me.next_turn();
             retire<1>(S);
-            me.release_K(j == first);
-            scores_to_P<BN>(S, t, seen, j, state, rescale);
+            if (!X::LATE_WAIT) me.release_K(j == first);
+            else if (j == first) me.release_Q();
+            scores_to_P<BN>(S, t, seen, j, state, rescale, [&](float sum) { release_K_late(sum); });
+            if (X::LATE_WAIT) me.k.next();
             retire<0>(O);
             me.release_V();
             to_operand<T, BN>(P, S);
@@ -423,7 +439,7 @@ template <typename T, class X> struct attention {
         reference = p.reference;
         const head_mods head = head_mods_of(p.mods, x.b, x.h, scale, p.scales.data[SCALE_Q] || p.scales.data[SCALE_K],
                                             reference);
-        if (me.lane == 0) sm.heads[warp_index()] = head;
+        if (lane() == 0) sm.heads[warp_index()] = head;
         __syncwarp();
     }
 
@@ -438,19 +454,19 @@ template <typename T, class X> struct attention {
         for (int half = 0; half < 2; half++)
             finite &= state.l[half] - state.l[half] == 0 &&
                       (ends.top[half] == -CUDART_INF_F || fabsf(ends.top[half]) < SCORE_MOST);
-        store_lse(p.to, x.b, x.h, x.q_start, t.i0, x.Sq, state, ends, me.lane);
+        store_lse(p.to, x.b, x.h, x.q_start, t.i0, x.Sq, state, ends, lane());
         finite &= finish_rows(O, ends.factor);
         const bool any = __any_sync(0xffffffff, !finite);
-        if (me.lane == 0 && !x.nonfinite_to_zero) {
+        if (lane() == 0 && !x.nonfinite_to_zero) {
             p.nonfinite[x.index * (4 * X::C) + warp_index()] = any ? blockIdx.x + 1 : 0;
             if (any) *(volatile int *)&sm.any_nonfinite = 1; /* as other warps may: the same value */
         }
         if (!p.to.out) return;
-        T *const rows = out_row<T>(p.to, x.b, x.h, x.q_start + t.row0 + me.warp * 16);
-        const int count = x.Sq - t.row0 - me.warp * 16;
+        const int row = t.i0 - lane() / 4, count = x.Sq - row; /* the warp's first row */
+        T *const rows = out_row<T>(p.to, x.b, x.h, x.q_start + row);
         uint16_t *const staging = sm.out + (X::STAGES_OUT ? warp_index() * 16 * 64 * X::CHUNKS_V : 0);
-        if (X::STAGES_OUT) store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, staging, me.lane);
-        else store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, me.lane);
+        if (X::STAGES_OUT) store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, staging, lane());
+        else store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, lane());
     }
 
     DEVICE void run()

@@ -121,9 +121,10 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     DEVICE void release_K(bool last)
     {
         this->release(sm.bars.K, k);
-        if (last) this->release(sm.bars.Q.empty[this->w]);
+        if (last) release_Q();
         k.next();
     }
+    DEVICE void release_Q() { this->release(sm.bars.Q.empty[this->w]); }
     DEVICE void release_V()
     {
         this->release(sm.bars.V, v);

@@ -30,9 +30,10 @@ struct softmax {
 };
 
 /* S becomes P; rescale gets the factors of O: exactly 1 where the reference stays. Two chains a row, even and odd
- * columns, for the pipeline's sake. */
-template <int N, class REFERENCE>
-DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference)
+ * columns, for the pipeline's sake. midway(sum) is called with a sum, >= 0 or NaN, that needs a row's maximum and half
+ * of its exponentials: what depends on it cannot be done before. */
+template <int N, class REFERENCE, class F>
+DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
     float top[4] = { S[0], S[1], S[2], S[3] }, base[2], sum[4] = { 0, 0, 0, 0 };
 #pragma unroll
@@ -57,8 +58,15 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
             s = exp2_fast(fmaf(s, reference.c, -base[e / 2]));
             sum[e] += s;
         }
+    midway(sum[3]);
 #pragma unroll
     for (int half = 0; half < 2; half++) x.l[half] = x.l[half] * rescale[half] + (sum[half * 2] + sum[half * 2 + 1]);
+}
+
+template <int N, class REFERENCE>
+DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference)
+{
+    softmax_step<N>(S, x, rescale, reference, [](float) {});
 }
 
 /* O *= rescale; nothing where all the warp's rows keep their reference. Says whether it did. */
