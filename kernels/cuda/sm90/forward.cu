@@ -68,9 +68,10 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, bool SCORE_MODS_ =
     /* O has room in shared memory, beside Q, K and V. */
     static const bool STAGES_OUT = ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
                                    220 << 10;
-    static const bool LOW_WORDS = D > 64; /* operands by the low words of their descriptors: at 64 it costs 1 to 2 % */
-    static const bool LATE_WAIT = D > 64 && D < 256;   /* for O, see release_K_late */
-    static const bool READ_ANEW = LATE_WAIT && C == 2; /* a thread's place in the block: 128 x 176 spills registers */
+    static const bool LOW_WORDS =
+        D == 128 || D == 192; /* operands by the low words of their descriptors: elsewhere it costs 1 to 4 % */
+    static const bool LATE_WAIT = D == 128 || D == 192; /* for O, see release_K_late */
+    static const bool READ_ANEW = LATE_WAIT && C == 2;  /* a thread's place in the block: 128 x 176 spills registers */
     static const bool TRIMS = BN == 128; /* a warpgroup that sees at most half of its last tile computes half of it */
 };
 
