@@ -89,13 +89,13 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
                                         float *O, float2 *ml)
 {
     const attn_geometry &g = a.g;
-    float q[CHANNELS], o[CHANNELS] = {}, k[CHANNELS], v[CHANNELS], tanh_s, m = -CUDART_INF_F, l = 0;
+    float q[CHANNELS], o[CHANNELS] = {}, k[CHANNELS], v[CHANNELS], derivative, m = -CUDART_INF_F, l = 0;
     load_row(g.view[ATTN_T_q], x.b, x.h, x.s.q_start + i, g.dims.D, q);
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     for (int64_t j = attn_max64(keys.lo, first); j < attn_min64(keys.hi, last); j++) {
         if (!visible_by_mask(a, x, i, j)) continue;
         load_row(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, g.dims.D, k);
-        const float z = score(a, x, i, j, dot(q, k), &tanh_s);
+        const float z = score(a, x, i, j, dot(q, k), &derivative);
         const float m_new = z > m || z != z ? z : m;
         const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), e = expf(z - m_new),
                     kept = e * dropout(a, x, i, j);
@@ -249,10 +249,10 @@ again:
                 change_scores<false>(S[0], lines_of<KW + 4>(&sm.tile.S[X::OPTIONS ? warp : 0]), lane,
                                      [&](int row, int c, float &s) {
                                          const int r = m0 + row, i = sm.i[r], key = column + c;
-                                         float tanh_s;
+                                         float derivative;
                                          y.h = sm.h[r];
                                          y.slope = sm.slope[r];
-                                         s = score_log2(a, y, limit, r < rows, i, key, s, &tanh_s);
+                                         s = score_log2(a, y, limit, r < rows, i, key, s, &derivative);
                                      });
             } else if (j * BN < open.lo || (int64_t)(j + 1) * BN > open.hi) {
 #pragma unroll
