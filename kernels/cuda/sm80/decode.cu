@@ -180,6 +180,11 @@ DEVICE void add_to_flock(shared<X> &sm, const plan &p, int rows, bool from_works
     }
 }
 
+DEVICE bool is_finite(const float4 &o)
+{
+    return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
+}
+
 template <typename T, class X>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory)
 {
@@ -210,11 +215,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     }
     bool clean = false; /* second time over: V without infinities and NaN */
 again:
-    float O[1][DT][4], m[2], l[2];
-#pragma unroll
-    for (int dt = 0; dt < DT; dt++) O[0][dt][0] = O[0][dt][1] = O[0][dt][2] = O[0][dt][3] = 0;
-    m[0] = m[1] = -CUDART_INF_F;
-    l[0] = l[1] = 0;
+    float O[1][DT][4] = {}, m[2] = { -CUDART_INF_F, -CUDART_INF_F }, l[2] = {};
 
     /* The ring. Step 2 j is K[j], step 2 j + 1 is V[j]. */
     int filled = 0, slot = 0, into = 0;
@@ -353,8 +354,7 @@ again:
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);
         const float sum = sm.sum[r], top = sm.top[r];
-        finite &= (top == -CUDART_INF_F || fabsf(top) < SCORE_MOST) && sum - sum == 0 && o.x - o.x == 0 &&
-                  o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
+        finite &= (top == -CUDART_INF_F || fabsf(top) < SCORE_MOST) && sum - sum == 0 && is_finite(o);
         if (!single) {
             if (clean || !walks) *(float4 *)&p.O[(saved + r) * D + d] = o;
         } else if (out.data) {
