@@ -236,27 +236,43 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     return rank;
 }
 
-/* The size on the axis called `letter`; 0 where the tensor has none. */
-static int64_t size_of(const attn_problem *p, attn_tensor_id id, char letter)
-{
+/* The axes of one tensor by name. */
+struct named_axes {
+    const attn_tensor *tensor;
+    int rank;
     char letters[ATTN_MAX_RANK + 1];
-    const int rank = attn_axes_of(p, id, letters);
-    for (int a = 0; a < rank && a < p->tensor[id].rank; a++)
-        if (letters[a] == letter) return p->tensor[id].shape[a];
+};
+
+static struct named_axes axes_by_name(const attn_problem *p, attn_tensor_id id)
+{
+    struct named_axes axes;
+    axes.tensor = &p->tensor[id];
+    axes.rank = attn_axes_of(p, id, axes.letters);
+    if (axes.rank > axes.tensor->rank) axes.rank = axes.tensor->rank;
+    return axes;
+}
+
+/* The size on the axis called `letter`; 0 where the tensor has none. */
+static int64_t size_on(const struct named_axes *axes, char letter)
+{
+    for (int a = 0; a < axes->rank; a++)
+        if (axes->letters[a] == letter) return axes->tensor->shape[a];
     return 0;
 }
 
+/* Each tensor is looked up once: several callers ask for each problem. */
 attn_dims attn_dims_of(const attn_problem *p)
 {
+    const struct named_axes q = axes_by_name(p, ATTN_T_q), k = axes_by_name(p, ATTN_T_k), v = axes_by_name(p, ATTN_T_v);
     attn_dims d = { 0 };
     d.packed = p->cu_seqlens_q.rank > 0 || p->cu_seqlens_k.rank > 0;
-    d.B = d.packed ? p->cu_seqlens_q.shape[0] - 1 : size_of(p, ATTN_T_q, 'b');
-    d.H = size_of(p, ATTN_T_q, 'h');
-    d.Hk = size_of(p, ATTN_T_k, 'g');
-    d.Sq = size_of(p, ATTN_T_q, 'q');
-    d.Sk = size_of(p, ATTN_T_k, 'k');
-    d.D = size_of(p, ATTN_T_q, 'd');
-    d.Dv = size_of(p, ATTN_T_v, 'e');
+    d.B = d.packed ? p->cu_seqlens_q.shape[0] - 1 : size_on(&q, 'b');
+    d.H = size_on(&q, 'h');
+    d.Hk = size_on(&k, 'g');
+    d.Sq = size_on(&q, 'q');
+    d.Sk = size_on(&k, 'k');
+    d.D = size_on(&q, 'd');
+    d.Dv = size_on(&v, 'e');
     if (d.packed) d.total_q = d.Sq, d.total_k = d.Sk;
     return d;
 }
