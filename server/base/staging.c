@@ -345,7 +345,7 @@ void staging_arrived(struct staging_pool *staging, struct staging_block *block)
     assert(block->leased);
     if (!block->ahead) return;
     block->ahead = false;
-    const int64_t ahead = staging->ahead -= (int64_t)block->bytes;
+    const int64_t ahead = atomic_fetch_sub(&staging->ahead, (int64_t)block->bytes) - (int64_t)block->bytes;
     assert(ahead >= 0);
     (void)ahead;
 }
