@@ -40,6 +40,10 @@ static inline bool __syncthreads_or(bool x)
 {
     return emu::sync_block_or(x);
 }
+static inline bool __syncthreads_and(bool x)
+{
+    return !emu::sync_block_or(!x);
+}
 
 /* ---- Of a warp: all lanes, always -------------------------------------------------------------------------------- */
 
