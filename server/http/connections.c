@@ -235,6 +235,17 @@ static bool blocks_drain(const struct connection *connection, int phase, int64_t
     }
 }
 
+/* Has its client taken too long? What was sent and not read is our delay; but a whole body or answer may not take for
+ * ever, whatever waits. */
+static bool is_overdue(const struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, bool moved,
+                       int64_t now_ms, const struct connection_limits *limits)
+{
+    const bool transfer = phase == CONNECTION_BODY || phase == CONNECTION_SEND;
+    const bool late = connection_expired((enum connection_phase)phase, since_ms, bytes, now_ms, limits);
+    const bool stalled = phase == CONNECTION_BODY && !moved && now_ms - connection->seen_ms > limits->stall_ms;
+    return (late && transfer) || ((late || stalled) && !has_unread(connection));
+}
+
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_patience *patience)
 {
@@ -250,10 +261,7 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
             if (!moved && inode_of(connection->fd) != connection->inode) drop_lost(connections, connection);
             continue;
         }
-        /* What was sent and not read is our delay. */
-        const bool stalled = phase == CONNECTION_BODY && !moved && now_ms - connection->seen_ms > limits->stall_ms &&
-                             !has_unread(connection);
-        const bool expired = stalled || connection_expired((enum connection_phase)phase, since, bytes, now_ms, limits);
+        const bool expired = is_overdue(connection, phase, since, bytes, moved, now_ms, limits);
         const bool blocks = patience && !moved && blocks_drain(connection, phase, since, now_ms, patience);
         const bool sending = phase == CONNECTION_OPENED || phase == CONNECTION_HEAD || phase == CONNECTION_BODY;
         if (!moved && has_left(connection, phase)) {

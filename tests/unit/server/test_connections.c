@@ -118,6 +118,23 @@ static void test_a_body_that_stands_still_is_cut_and_one_that_waits_for_us_is_no
     close_pair(&p);
 }
 
+static void test_a_request_that_was_sent_and_not_read_is_not_late(void **state)
+{
+    (void)state;
+    static const enum connection_phase phases[] = { CONNECTION_OPENED, CONNECTION_HEAD, CONNECTION_IDLE };
+    for (size_t i = 0; i < sizeof phases / sizeof *phases; i++) {
+        struct pair p;
+        char text[64];
+        open_pair(&p, true);
+        assert_true(connection_enter(p.connection, phases[i]));
+        assert_int_equal(send(p.client, "GET / HTTP/1.1\r\n", 16, 0), 16);
+        assert_int_equal(connections_sweep(&p.connections, clock_ms() + 80000, &limits, NULL), 0);
+        assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 16);
+        assert_int_equal(connections_sweep(&p.connections, clock_ms() + 80000, &limits, NULL), 1);
+        close_pair(&p);
+    }
+}
+
 /* libmicrohttpd closes a socket for which it has no memory and says nothing. */
 static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever(void **state)
 {
@@ -222,6 +239,7 @@ int main(void)
         cmocka_unit_test(test_a_slow_body_hears_408_and_its_thread_learns_that_it_was_cut),
         cmocka_unit_test(test_nothing_is_written_into_tls),
         cmocka_unit_test(test_a_body_that_stands_still_is_cut_and_one_that_waits_for_us_is_not),
+        cmocka_unit_test(test_a_request_that_was_sent_and_not_read_is_not_late),
         cmocka_unit_test(test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever),
         cmocka_unit_test(test_a_thousand_descriptors_find_their_peers),
         cmocka_unit_test(test_a_client_that_left_in_the_middle_of_a_body_is_found),
