@@ -129,12 +129,12 @@ const char *attn_dtype_list(unsigned bits, char text[ATTN_DTYPE_LIST_BYTES])
 }
 
 /* What a letter stands for, as a client knows it. */
-static const char *axis_text(char letter)
+static const char *axis_text(char letter, bool packed)
 {
     switch (letter) {
-    case 'b': return "B";
-    case 'q': return "Sq";
-    case 'k': return "Sk";
+    case 'b': return packed ? "N" : "B";
+    case 'q': return packed ? "total_q" : "Sq";
+    case 'k': return packed ? "total_k" : "Sk";
     case 'h': return "H";
     case 'g': return "Hk";
     case 'd': return "D";
@@ -145,14 +145,13 @@ static const char *axis_text(char letter)
     }
 }
 
-/* "[1 or B, 1 or H, 1 or Sq, Sk]" */
-static char *put_axes(char *at, const char *letters, bool broadcast)
+char *attn_axes_put(char *at, const char *letters, bool packed, bool broadcast)
 {
     *at++ = '[';
     for (const char *letter = letters; *letter != '\0'; letter++) {
         const bool last = letter[1] == '\0';
         if (broadcast && !last) at = stpcpy(at, "1 or ");
-        at = stpcpy(stpcpy(at, axis_text(*letter)), last ? "]" : ", ");
+        at = stpcpy(stpcpy(at, axis_text(*letter, packed)), last ? "]" : ", ");
     }
     *at = '\0';
     return at;
@@ -173,8 +172,8 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES])
         stpcpy(stpcpy(at, attn_tensors[owner].name), "'s shape");
         return text;
     }
-    if (axes->kind == ATTN_AXES_OPTIONAL) at = stpcpy(put_axes(at, axes->plain + 1, broadcast), " or ");
-    put_axes(at, axes->plain, broadcast);
+    if (axes->kind == ATTN_AXES_OPTIONAL) at = stpcpy(attn_axes_put(at, axes->plain + 1, false, broadcast), " or ");
+    attn_axes_put(at, axes->plain, false, broadcast);
     return text;
 }
 

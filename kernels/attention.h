@@ -61,7 +61,7 @@ typedef enum attn_status {
 typedef struct attn_error {
     attn_status status;
     char member[64];
-    char text[256];
+    char text[384];
 } attn_error;
 
 /* Fills *err (which may be NULL) and returns `status`, so that a failure is one line:

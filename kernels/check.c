@@ -58,6 +58,17 @@ static const char *tensor_member(char member[MEMBER_BYTES], attn_tensor_id id, c
     return member;
 }
 
+/* "[0, 3, 17]", of an index or of a shape */
+enum { INDEX_BYTES = ATTN_MAX_RANK * 22 + 3 }; /* digits and sign of an int64_t, comma and space */
+static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *index)
+{
+    size_t n = (size_t)snprintf(text, INDEX_BYTES, "[");
+    for (int a = 0; a < rank && a < ATTN_MAX_RANK; a++)
+        n += (size_t)snprintf(text + n, INDEX_BYTES - n, "%s%lld", a ? ", " : "", (ll)index[a]);
+    snprintf(text + n, INDEX_BYTES - n, "]");
+    return text;
+}
+
 /* Does this op look at the tensor at all? A forward ignores what only backward uses, so that one problem can serve
  * both. */
 static bool takes_part(const attn_problem *p, attn_tensor_id id)
@@ -77,18 +88,27 @@ static bool is_written(const attn_problem *p, attn_tensor_id id)
 
 static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
-    char letters[ATTN_MAX_RANK + 1], member[MEMBER_BYTES];
+    char letters[ATTN_MAX_RANK + 1], member[MEMBER_BYTES], is[INDEX_BYTES], must[ATTN_SHAPE_BYTES];
+    const attn_tensor *t = &p->tensor[id];
     const int rank = attn_axes_of(p, id, letters);
-    const int given = p->tensor[id].rank;
-    if (given == rank) return ATTN_OK;
-    if (attn_tensors[id].axes.kind == ATTN_AXES_OPTIONAL)
-        return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "shape"),
-                         "%s: shape has %d dimensions, must have %d or %d", attn_tensors[id].name, given, rank - 1,
-                         rank);
-    const bool batch_dropped = attn_axes_row(id)->kind == ATTN_AXES_LAYOUT && p->cu_seqlens_q.rank;
-    return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "shape"),
-                     "%s: shape has %d dimensions, must have %d%s", attn_tensors[id].name, given, rank,
-                     batch_dropped ? " with cu_seqlens_q" : "");
+    const attn_axes_kind kind = attn_axes_row(id)->kind;
+    const bool packed = p->cu_seqlens_q.rank > 0, broadcast = kind == ATTN_AXES_BROADCAST;
+    if (t->rank == rank) return ATTN_OK;
+    tensor_member(member, id, "shape");
+    index_text(is, t->rank, t->shape);
+    if (attn_tensors[id].axes.kind == ATTN_AXES_OPTIONAL) {
+        char *const at = attn_axes_put(must, letters + 1, packed, false);
+        attn_axes_put(stpcpy(at, " or "), letters, packed, false);
+        return attn_fail(err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d or %d: %s",
+                         attn_tensors[id].name, is, t->rank, rank - 1, rank, must);
+    }
+    attn_axes_put(must, letters, packed, broadcast);
+    return attn_fail(
+        err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d%s: %s%s", attn_tensors[id].name, is,
+        t->rank, rank, packed && kind == ATTN_AXES_LAYOUT ? " with cu_seqlens_q" : "", must,
+        t->rank >= rank || rank < ATTN_MAX_RANK ? ""
+        : kind == ATTN_AXES_LAYOUT ? "; a missing axis is written as 1, and heads have an axis of their own"
+                                   : "; a missing axis is written as 1");
 }
 
 /* "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn", or "must be float32, or float16 as q's". */
@@ -218,8 +238,8 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
 
     for (int i = 0; i < 3; i++)
         if (p->tensor[qkv[i]].rank == 0)
-            return attn_fail(err, ATTN_INVALID, tensor_member(member, qkv[i], ""), "%s: is required",
-                             attn_tensors[qkv[i]].name);
+            return attn_fail(err, ATTN_INVALID, tensor_member(member, qkv[i], ""),
+                             "%s: is required; a problem has q, k and v", attn_tensors[qkv[i]].name);
     if (p->cu_seqlens_q.rank == 0 && p->cu_seqlens_k.rank != 0)
         return attn_fail(err, ATTN_INVALID, "/cu_seqlens_q", "cu_seqlens_q: is required with cu_seqlens_k");
     if (p->cu_seqlens_q.rank != 0 && p->cu_seqlens_k.rank == 0)
@@ -270,8 +290,10 @@ static attn_status check_company(const attn_problem *p, attn_error *err)
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
             if (attn_axes_owner((attn_tensor_id)id) == (attn_tensor_id)id && p->tensor[id].rank &&
                 attn_tensors[id].axes.packed[0] == '\0')
-                return attn_fail(err, ATTN_INVALID, tensor_member(member, (attn_tensor_id)id, ""),
-                                 "%s: cannot be combined with cu_seqlens_q", attn_tensors[id].name);
+                return attn_fail(
+                    err, ATTN_INVALID, tensor_member(member, (attn_tensor_id)id, ""),
+                    "%s: cannot be combined with cu_seqlens_q; send a sequence that needs it as a problem of its own",
+                    attn_tensors[id].name);
     if (p->q.dtype != ATTN_F8E4M3)
         for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
             if (p->tensor[scales[i]].rank)
@@ -279,7 +301,8 @@ static attn_status check_company(const attn_problem *p, attn_error *err)
                                  "%s: q has dtype %s, scales are for float8_e4m3fn", attn_tensors[scales[i]].name,
                                  attn_dtype_name(p->q.dtype));
     if (p->op == ATTN_OP_FORWARD) return ATTN_OK;
-    if (p->dout.rank == 0) return attn_fail(err, ATTN_INVALID, "/dout", "dout: is required");
+    if (p->dout.rank == 0)
+        return attn_fail(err, ATTN_INVALID, "/dout", "dout: is required, the gradient of the loss with respect to out");
     if (p->out.rank == 0 && p->lse.rank != 0)
         return attn_fail(err, ATTN_INVALID, "/out", "out: is required with lse (give both or neither)");
     if (p->lse.rank == 0 && p->out.rank != 0)
@@ -417,15 +440,6 @@ static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
     return -1;
 }
 
-/* "[0, 3, 17]" */
-static const char *index_text(char text[64], int rank, const int64_t *index)
-{
-    size_t n = 0;
-    for (int a = 0; a < rank && n < 64; a++)
-        n += (size_t)snprintf(text + n, 64 - n, "%s%lld%s", a ? ", " : "[", (ll)index[a], a == rank - 1 ? "]" : "");
-    return text;
-}
-
 /* Every row (last axis) of a tensor. `rule` ends the message. */
 static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test test, int64_t limit, const char *rule,
                               attn_error *err)
@@ -440,7 +454,7 @@ static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test
         fault = test((const char *)t->data + offset * (int64_t)attn_dtype_bytes(t->dtype), t->shape[last], limit);
         if (fault >= 0) {
             const double value = attn_load(t->dtype, t->data, offset + fault);
-            char member[MEMBER_BYTES], at[64], is[32];
+            char member[MEMBER_BYTES], at[INDEX_BYTES], is[32];
             index[last] = fault;
             if (isnan(value)) snprintf(is, sizeof is, "nan"); /* printf would show its sign */
             else snprintf(is, sizeof is, "%.10g", value);
@@ -453,26 +467,54 @@ static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test
     }
 }
 
+/* What to do about values that are wrong, but add up to the rows: they are lengths. Empty where they do not. */
+enum { CURE_BYTES = 128, SUMS_SHOWN = 3 };
+static void lengths_cure(char text[CURE_BYTES], const int32_t *values, int64_t last, int64_t total)
+{
+    int64_t sum = 0;
+    text[0] = '\0';
+    for (int64_t i = 0; i <= last; i++) {
+        if (values[i] < 0) return;
+        sum += values[i];
+    }
+    if (sum != total || total == 0) return;
+    size_t n = (size_t)snprintf(text, CURE_BYTES, "; these look like lengths, their running sums are wanted: [0");
+    sum = 0;
+    for (int64_t i = 0; i <= last && i < SUMS_SHOWN; i++)
+        n += (size_t)snprintf(text + n, CURE_BYTES - n, ", %lld", (ll)(sum += values[i]));
+    snprintf(text + n, CURE_BYTES - n, last < SUMS_SHOWN ? "]" : ", ...]");
+}
+
+/* The first of the values 1 to n that is below the one before it; n + 1 where they ascend. */
+static int64_t first_descent(const int32_t *values, int64_t n)
+{
+    int64_t i = 1;
+    while (i <= n && values[i] >= values[i - 1]) i++;
+    return i;
+}
+
 static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, int64_t total, const char *total_of,
                                     attn_error *err)
 {
     const attn_tensor *t = &p->tensor[id];
     const int32_t *cu = t->data;
     const char *name = attn_tensors[id].name;
-    char member[MEMBER_BYTES];
+    char member[MEMBER_BYTES], cure[CURE_BYTES];
     int64_t n;
     if (t->rank == 0) return ATTN_OK;
     n = t->shape[0] - 1;
     tensor_member(member, id, "data");
-    if (cu[0] != 0) return attn_fail(err, ATTN_INVALID, member, "%s: [0] is %d, must be 0", name, cu[0]);
-    for (int64_t i = 1; i <= n; i++)
-        if (cu[i] < cu[i - 1])
-            return attn_fail(err, ATTN_INVALID, member, "%s: [%lld] is %d, must be at least %d, the value before it",
-                             name, (ll)i, cu[i], cu[i - 1]);
-    if (cu[n] != total)
-        return attn_fail(err, ATTN_INVALID, member, "%s: [%lld] is %d, must be %lld, the rows of %s", name, (ll)n,
-                         cu[n], (ll)total, total_of);
-    return ATTN_OK;
+    const int64_t descent = first_descent(cu, n);
+    if (cu[0] == 0 && descent > n && cu[n] == total) return ATTN_OK;
+    lengths_cure(cure, cu, n, total);
+    if (cu[0] != 0)
+        return attn_fail(err, ATTN_INVALID, member, "%s: [0] is %d, must be 0, where the first sequence starts%s", name,
+                         cu[0], cure);
+    if (descent <= n)
+        return attn_fail(err, ATTN_INVALID, member, "%s: [%lld] is %d, must be at least %d, the value before it%s",
+                         name, (ll)descent, cu[descent], cu[descent - 1], cure);
+    return attn_fail(err, ATTN_INVALID, member, "%s: [%lld] is %d, must be %lld, the rows of %s%s", name, (ll)n, cu[n],
+                     (ll)total, total_of, cure);
 }
 
 static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_error *err)
@@ -501,7 +543,8 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
 
 /* ---- All of it --------------------------------------------------------------------------------------------------- */
 
-attn_status attn_check(const attn_problem *p, attn_error *err)
+/* Steps 1 to 3, but for the sizes of results. */
+static attn_status check_shapes(const attn_problem *p, attn_error *err)
 {
     attn_status status;
     attn_dims d;
@@ -514,6 +557,33 @@ attn_status attn_check(const attn_problem *p, attn_error *err)
             (status = check_sizes(p, id, err)) || (status = check_shape(p, &d, id, err)))
             return status;
     }
+    return ATTN_OK;
+}
+
+/* Shapes were refused. Where all of them would do in the other layout, the message ends with that. bshd is the default:
+ * who is read as bhsd has said so. */
+static void suspect_layout(const attn_problem *p, attn_error *err)
+{
+    attn_problem other = *p;
+    if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
+    for (int a = 1; a <= 2; a++) /* of rows there may be none, of heads not: with a 0 the other order fits by chance */
+        if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
+    const bool as_bhsd = p->layout == ATTN_BSHD;
+    other.layout = as_bhsd ? ATTN_BHSD : ATTN_BSHD;
+    if (p->cu_seqlens_q.rank > 0 || check_shapes(&other, NULL) != ATTN_OK) return;
+    const size_t used = strlen(err->text);
+    snprintf(err->text + used, sizeof err->text - used, "; read as %s all would fit: is 'layout': 'bhsd' %s?",
+             as_bhsd ? "[B, H, S, D]" : "[B, S, H, D]", as_bhsd ? "missing" : "meant");
+}
+
+attn_status attn_check(const attn_problem *p, attn_error *err)
+{
+    attn_status status = check_shapes(p, err);
+    if (status != ATTN_OK) {
+        suspect_layout(p, err);
+        return status;
+    }
+    const attn_dims d = attn_dims_of(p);
     { /* out and lse exist inside a computation even where nobody asked for them: their sizes must be countable */
         int64_t bytes;
         const int64_t rows[] = { d.packed ? 1 : d.B, d.Sq, d.H, d.D > d.Dv ? d.D : d.Dv };

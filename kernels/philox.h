@@ -6,9 +6,9 @@
  *
  *   key      the 64-bit seed, low word first
  *   counter  (j div 8, i, b * H + h, 0)          packed: i and j inside their sequence, b the sequence's index
- *   lanes    the four result words hold eight 16-bit lanes, word 0 low half first; element j has lane j mod 8
- *   keep     lane >= round(dropout_p * 65536)    dropout_p is so quantised to 2^-16; what is kept is divided by 1 -
- * dropout_p
+ *   halves   the four result words have eight halves of 16 bits, the low one of word 0 first; element j has half j mod 8
+ *   keep     half >= round(dropout_p * 65536)    dropout_p is so quantised to 2^-16; what is kept is divided by
+ *            1 - dropout_p
  *
  * Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011), Philox4x32 with ten rounds. Its
  * known answers are in tests/unit/kernels/test_philox.c. */
@@ -36,8 +36,8 @@ ATTN_HD attn_philox attn_philox4x32_10(attn_philox counter, uint32_t key0, uint3
     return counter;
 }
 
-/* The eight lanes of keys j, j + 1 .. j + 7 where j = 8 * `group`. head_index is b * H + h. */
-ATTN_HD attn_philox attn_dropout_lanes(uint64_t seed, int64_t head_index, int64_t i, int64_t group)
+/* The words of keys j, j + 1 .. j + 7 where j = 8 * `group`. head_index is b * H + h. */
+ATTN_HD attn_philox attn_dropout_words(uint64_t seed, int64_t head_index, int64_t i, int64_t group)
 {
     attn_philox counter;
     counter.word[0] = (uint32_t)group;
@@ -47,12 +47,12 @@ ATTN_HD attn_philox attn_dropout_lanes(uint64_t seed, int64_t head_index, int64_
     return attn_philox4x32_10(counter, (uint32_t)seed, (uint32_t)(seed >> 32));
 }
 
-ATTN_HD uint32_t attn_dropout_lane(attn_philox lanes, int lane)
+ATTN_HD uint32_t attn_dropout_half(attn_philox words, int half)
 {
-    return lanes.word[lane >> 1] >> (16 * (lane & 1)) & 0xffffu;
+    return words.word[half >> 1] >> (16 * (half & 1)) & 0xffffu;
 }
 
-/* 0 to 65536. A lane below it is dropped. */
+/* 0 to 65536. A half below it is dropped. */
 ATTN_HD uint32_t attn_dropout_threshold(double dropout_p)
 {
     return (uint32_t)(dropout_p * 65536.0 + 0.5);
@@ -61,7 +61,7 @@ ATTN_HD uint32_t attn_dropout_threshold(double dropout_p)
 /* One element, for scalar code. */
 ATTN_HD bool attn_dropout_keep(uint64_t seed, int64_t head_index, int64_t i, int64_t j, uint32_t threshold)
 {
-    return attn_dropout_lane(attn_dropout_lanes(seed, head_index, i, j >> 3), (int)(j & 7)) >= threshold;
+    return attn_dropout_half(attn_dropout_words(seed, head_index, i, j >> 3), (int)(j & 7)) >= threshold;
 }
 
 #endif

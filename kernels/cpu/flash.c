@@ -193,7 +193,7 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
 
 enum { GROUPS = 16 }; /* of 8 keys, drawn together */
 
-/* attn_dropout_lanes() of GROUPS groups in a row, in loops that any compiler turns into vectors: five times as fast. */
+/* attn_dropout_words() of GROUPS groups in a row, in loops that any compiler turns into vectors: five times as fast. */
 static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, uint32_t word[4][GROUPS])
 {
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
@@ -219,7 +219,7 @@ static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, ui
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *M, int64_t ld)
 {
-    const int64_t j = j0 + block->c0; /* a multiple of FLASH_UNIT, so of the 8 lanes */
+    const int64_t j = j0 + block->c0; /* a multiple of FLASH_UNIT, so of the 8 halves of a call */
     const float kept = f->drop_scale;
     const uint32_t threshold = f->drop_threshold;
     for (int r = 0; r < t->rows; r++) {

@@ -16,12 +16,19 @@
 
 #define DEVICE __device__ __forceinline__
 
+/* The shared memory that a block was launched with, as what its kernel keeps there. */
+template <class S> DEVICE S &block_memory()
+{
+    extern __shared__ __align__(1024) char memory[];
+    return *reinterpret_cast<S *>(memory);
+}
+
 const float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
 struct cuda_args {
     attn_geometry g;
     uint64_t seed;
-    uint32_t drop_below; /* a Philox lane below it is dropped; 0: no dropout */
+    uint32_t drop_below; /* a half of a Philox word below it is dropped; 0: no dropout */
     float drop_scale;    /* 1 / (1 - dropout_p) */
     /* Rows of lse, delta and of a recomputed out: row i of sequence b, head h is at b * lse_batch + h * lse_head +
      * q_start + i. */

@@ -4,6 +4,7 @@
 extern const cuda_kernel decode_forward;                          /* sm80/decode.cu */
 extern const cuda_kernel sm90_f8_forward;                         /* sm90/f8_forward.cu */
 extern const cuda_kernel sm90_packed_forward, sm90_forward;       /* sm90/forward.cu */
+extern const cuda_kernel sm90_backward;                           /* sm90/backward.cu */
 extern const cuda_kernel generic_packed_forward, generic_forward; /* sm80/forward.cu */
 extern const cuda_kernel generic_backward;                        /* sm80/backward.cu */
 extern const cuda_kernel f32_forward, f32_backward;               /* sm80/f32_forward.cu, sm80/f32_backward.cu */
@@ -18,6 +19,7 @@ extern const cuda_kernel *const cuda_kernels[] = {
     &sm90_f8_forward,
     &sm90_forward,
     &generic_forward,
+    &sm90_backward,
     &generic_backward,
     &f32_forward,
     &f32_backward,

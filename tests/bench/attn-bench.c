@@ -506,7 +506,7 @@ static void time_codec(const struct options *o)
             for (int r = 0; r < rounds; r++) {
                 const proto_limits limits = PROTO_LIMITS_DEFAULT;
                 const proto_memory memory = { .grow = grow, .context = &arena };
-                proto_decoder *decoder = proto_decoder_new(ATTN_OP_FORWARD, &limits, &memory);
+                proto_decoder *decoder = proto_decoder_new(&proto_json, ATTN_OP_FORWARD, &limits, &memory);
                 proto_call *call = NULL;
                 if (!decoder) die("out of memory", NULL);
                 for (size_t at = 0; at < length; at += PIECE)

@@ -83,7 +83,7 @@ struct barrier {
 };
 
 struct copy {
-    bool load, late;
+    bool load, late, add; /* add: a store of floats that are added */
     uint32_t shared;
     tensor_map map;
     int at[5];
@@ -349,6 +349,8 @@ void engine::perform(const copy &c)
             const uint32_t low = std::max(piece, from), high = std::min(piece + 16, to);
             if (low >= high) continue;
             if (c.load) memcpy(shared + low - piece, row + low, high - low);
+            else if (c.add)
+                for (uint32_t at = low; at < high; at += 4) *(float *)(row + at) += *(float *)(shared + at - piece);
             else memcpy(row + low, shared + low - piece, high - low);
         }
     }
@@ -391,20 +393,39 @@ void engine::perform_and_drop(size_t n)
     perform(c);
 }
 
+/* c has its map and its place there. */
+void begin_copy(engine &e, copy &c, uint32_t shared, int alignment, const char *what)
+{
+    c.shared = shared;
+    c.late = chance(2);
+    c.thread = thread();
+    const span all = c.where();
+    shared_pointer(shared, all.to - all.from, alignment, what);
+    for (const copy &other : e.copies)
+        if (other.load && overlap(all, other.where()))
+            fail("%s: shared [0x%x, 0x%x), where a TMA load of thread %d is under way", what, all.from, all.to, other.thread);
+}
+
 copy copy_of(engine &e, const CUtensorMap *map, const int *at, int rank, uint32_t shared, const char *what)
 {
     copy c = {};
     c.map = map_at(map, what);
     if (c.map.rank != rank) fail("%s: %d coordinates for a map of rank %d", what, rank, c.map.rank);
     for (int n = 0; n < rank; n++) c.at[n] = at[n];
-    c.shared = shared;
-    c.late = chance(2);
-    c.thread = thread();
-    const span all = c.where();
-    shared_pointer(shared, all.to - all.from, 128, what);
-    for (const copy &other : e.copies)
-        if (other.load && overlap(all, other.where()))
-            fail("%s: shared [0x%x, 0x%x), where a TMA load of thread %d is under way", what, all.from, all.to, other.thread);
+    begin_copy(e, c, shared, 128, what);
+    return c;
+}
+
+/* Bytes that lie together, as a tensor of one axis. */
+copy copy_of_bytes(engine &e, const void *global, uint32_t bytes, uint32_t shared, const char *what)
+{
+    copy c = {};
+    if (bytes == 0 || bytes % 16 || bytes > 65520 || (uintptr_t)global % 16) fail("%s: %u bytes at %p", what, bytes, global);
+    c.map.address = (char *)global;
+    c.map.dims[0] = bytes;
+    c.map.box[0] = (uint16_t)bytes;
+    c.map.rank = 1, c.map.element = 1, c.map.width = 16;
+    begin_copy(e, c, shared, 16, what);
     return c;
 }
 
@@ -418,10 +439,8 @@ void fence_proxy_async()
 
 void tma_check_map(const CUtensorMap *map) { map_at(map, "prefetch.tensormap"); }
 
-void tma_load(uint32_t to, const CUtensorMap *map, const int *at, int rank, uint32_t bar)
+static void begin_load(engine &e, copy c, uint32_t bar)
 {
-    engine &e = here();
-    copy c = copy_of(e, map, at, rank, to, "a TMA load");
     const span all = c.where();
     c.load = true;
     c.bar = &e.barrier_of(bar, "a TMA load");
@@ -437,6 +456,25 @@ void tma_load(uint32_t to, const CUtensorMap *map, const int *at, int rank, uint
                     if (overlap(all, p.reads[n]))
                         fail("a TMA load to shared [0x%x, 0x%x), which a product of warpgroup %zu may still read: nobody waited for it",
                              all.from, all.to, w);
+    e.copies.push_back(c);
+}
+
+void tma_load(uint32_t to, const CUtensorMap *map, const int *at, int rank, uint32_t bar)
+{
+    begin_load(here(), copy_of(here(), map, at, rank, to, "a TMA load"), bar);
+}
+
+void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
+{
+    begin_load(here(), copy_of_bytes(here(), from, bytes, to, "a bulk load"), bar);
+}
+
+void bulk_add(float *to, uint32_t from, uint32_t bytes)
+{
+    engine &e = here();
+    copy c = copy_of_bytes(e, to, bytes, from, "a bulk add");
+    c.add = true;
+    c.group = e.bulk_groups[(size_t)c.thread];
     e.copies.push_back(c);
 }
 
@@ -879,6 +917,20 @@ void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
     warp<matrix_rows>("stmatrix", mine, [](matrix_rows *const *all) {
         for (int n = 0; n < 32; n++) /* row n % 8 of block n / 8: two elements of each of four lanes */
             for (int c = 0; c < 4; c++) memcpy(all[n]->row + c * 4, &all[n % 8 * 4 + c]->r[n / 8], 4);
+    });
+}
+
+void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
+{
+    matrix_rows mine = { shared_pointer(row, 16, 16, "stmatrix"), r };
+    shared_written(thread(), row, 16);
+    here().accessed(mine.row, 16, true);
+    warp<matrix_rows>("stmatrix.trans", mine, [](matrix_rows *const *all) {
+        for (int n = 0; n < 32; n++) /* element c of row n % 8 of block n / 8: of lane c * 4 + n % 8 / 2, its half n % 2 */
+            for (int c = 0; c < 8; c++) {
+                const uint16_t x = (uint16_t)(all[c * 4 + n % 8 / 2]->r[n / 8] >> n % 2 * 16);
+                memcpy(all[n]->row + c * 2, &x, 2);
+            }
     });
 }
 

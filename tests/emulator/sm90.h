@@ -62,6 +62,9 @@ void mbarrier_wait(uint32_t bar, uint32_t parity);
 void tma_check_map(const CUtensorMap *map);
 void tma_load(uint32_t to, const CUtensorMap *map, const int *at, int rank, uint32_t bar);
 void tma_store(const CUtensorMap *map, const int *at, int rank, uint32_t from);
+/* Without a map: bytes from global memory; floats that are added to those there. */
+void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar);
+void bulk_add(float *to, uint32_t from, uint32_t bytes);
 void bulk_commit();
 void bulk_wait(int groups_left);
 
@@ -95,6 +98,7 @@ void setmaxnreg(int registers, bool increase);
 /* ---- What does not wait ------------------------------------------------------------------------------------------ */
 
 void stmatrix_x4(uint32_t row, const uint32_t (&r)[4]);
+void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4]);
 
 /* Four float8_e4m3, x0 in the lowest byte; what is larger than 448 becomes 448. */
 uint32_t pack_e4m3(float x0, float x1, float x2, float x3);

@@ -299,6 +299,86 @@ void check_wgmma()
     check_wgmma_16<__half>();
 }
 
+/* ---- Backward: dS through shared memory, a product down the rows of both operands, sums by the copy engine ------- */
+
+template <int D> struct shared_sums {
+    alignas(1024) uint16_t K[64 * D];
+    alignas(1024) uint16_t dS[64 * 64]; /* rows are queries */
+    alignas(128) float sums[64 * D];
+    alignas(16) float more[64];
+    alignas(8) uint64_t full;
+};
+
+/* sums += 2 (dS K + more): dS^T comes as accumulators have it, rows are 64 keys; `more` of each of the 64 queries. */
+template <typename T, int D>
+__global__ void __launch_bounds__(128)
+    add_sums(const float *dS_transposed, const __grid_constant__ CUtensorMap map_K, const float *more, float *sums)
+{
+    extern __shared__ __align__(1024) char memory[];
+    shared_sums<D> &sm = *reinterpret_cast<shared_sums<D> *>(memory);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t full = smem_addr(&sm.full);
+    if (threadIdx.x == 0) {
+        mbarrier_init(full, 1);
+        fence_mbarrier_init();
+        load_tile<64, D / 64, 64>(smem_addr(sm.K), &map_K, {}, full, sizeof sm.more);
+        bulk_load(smem_addr(sm.more), more, sizeof sm.more, full);
+    }
+    float x[32], dQ[D / 2];
+    uint32_t dS[4][4];
+#pragma unroll
+    for (int i = 0; i < 32; i++) x[i] = dS_transposed[row_of(i) * 64 + column_of(i)];
+    to_operand<T, 64>(dS, x);
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        const int i = n * 16 + lane / 16 * 8 + lane % 8, piece = warp * 2 + lane / 8 % 2;
+        stmatrix_x4_trans(smem_addr(sm.dS + i * 64 + (piece ^ (i & 7)) * 8), dS[n]);
+    }
+    fence_proxy_async_shared();
+    __syncthreads();
+    mbarrier_wait(full, 0);
+    poison(dQ);
+    multiply_down<T, D, 4>(dQ, k_major_low<64>(smem_addr(sm.dS)), mn_major_low<64>(smem_addr(sm.K)));
+    wgmma_wait<0>();
+    pin(dQ);
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) sm.sums[row_of(i) * D + column_of(i)] = dQ[i] + sm.more[row_of(i)];
+    fence_proxy_async_shared();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int n = 0; n < 2; n++) {
+            bulk_add(sums, smem_addr(sm.sums), sizeof sm.sums);
+            bulk_commit();
+        }
+        bulk_wait_read<0>();
+    }
+}
+
+template <typename T, int D> void check_sums()
+{
+    const std::vector<float> dS = random_ints(64 * 64, 8), K = random_ints(64 * D, 8), more = random_ints(64, 100),
+                             begin = random_ints(64 * D, 1000);
+    array<uint16_t> gK(bits_of<T>(K));
+    array<float> gdS(dS), gMore(more), sums(begin);
+    MUST((allow_shared<add_sums<T, D>>(sizeof(shared_sums<D>))));
+    add_sums<T, D><<<1, 128, sizeof(shared_sums<D>)>>>(gdS.device, map_of(gK, 64, D, 64), gMore.device, sums.device);
+    finish("add_sums");
+    std::vector<float> expected = multiply(
+        64, D, 64, [&](int i, int j) { return dS[j * 64 + i]; }, [&](int j, int d) { return K[j * D + d]; });
+    for (int n = 0; n < 64 * D; n++) expected[n] = begin[n] + 2 * (expected[n] + more[n / D]);
+    char name[120];
+    snprintf(name, sizeof name, "wgmma %s: dQ = dS K, dS transposed by stmatrix, added by the copy engine, head dim %d",
+             stored<T>::name, D);
+    judge(name, compare(sums.fetch(), expected));
+}
+
+void check_added_sums()
+{
+    check_sums<__nv_bfloat16, 64>();
+    check_sums<__nv_bfloat16, 128>();
+    check_sums<__half, 128>();
+}
+
 /* ---- wgmma of e4m3: the order of the keys ------------------------------------------------------------------------ */
 
 /* f8_forward.cu's. */
@@ -778,6 +858,7 @@ const struct section {
 } sections[] = {
     { "tma",        check_tma },
     { "wgmma",      check_wgmma },
+    { "sums",       check_added_sums },
     { "e4m3",       check_wgmma_8 },
     { "ring",       check_ring },
     { "mbarrier",   check_hand_over },

@@ -1,8 +1,12 @@
-"""attnd's CUDA kernels against PyTorch's cuDNN and flash backends, on one GPU, a cell at a time.
+"""attnd's CUDA kernels against PyTorch's cuDNN and flash backends, and against other programs, on one GPU, a cell at a time.
 
     python3 tests/gpu/rival.py                           # any Python with torch and CUDA; build/attn-bench must be built with CUDA
     python3 tests/gpu/rival.py --cells decode gqa --json
     python3 tests/gpu/rival.py --cells forward --head-sizes 128 --lengths 512 8192
+    python3 tests/gpu/rival.py --cells backward --rivals cudnn --program 'fa3=./fa3_bench --op {op} -B {B} -H {H} --hk {Hk} -S {Sq} -D {D} {causal}'
+
+A program is a command that times one cell and prints, last, a line of JSON with the milliseconds of a call as "ms". In its words {op}, {B}, {H},
+{Hk}, {Sq}, {Sk} and {D} are the cell's, and {causal} is --causal or nothing. Without PyTorch, programs are the only rivals.
 
 A cell is a shape. For each, attn-bench runs as a child of this program, then each rival: so the card's clock, which falls under load, is
 nearly the same for all. Both sides time the same way: runs of as many calls as fill two milliseconds, between two events of the device, and the
@@ -15,6 +19,7 @@ some cell is behind.
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -23,11 +28,10 @@ try:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 except ImportError:
-    print('rival.py: no PyTorch here: skipped')
-    sys.exit(0)
+    torch = None
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-RIVALS = {'cudnn': SDPBackend.CUDNN_ATTENTION, 'flash': SDPBackend.FLASH_ATTENTION}
+RIVALS = {'cudnn': SDPBackend.CUDNN_ATTENTION, 'flash': SDPBackend.FLASH_ATTENTION} if torch else {}
 RUN_MS = 2
 COPIES_BYTES = 512 << 20
 
@@ -108,6 +112,44 @@ def theirs(a, c, backend):
         return None
 
 
+def program(text):
+    """--program NAME=COMMAND: the name and the command's words."""
+    name, equals, command = text.partition('=')
+    words = shlex.split(command)
+    if not name or not equals or not words:
+        raise argparse.ArgumentTypeError(f"must be NAME=COMMAND, not {text!r}")
+    try:
+        words_for(words, dict(op='', B=0, H=0, Hk=0, Sq=0, Sk=0, D=0, causal=False))
+    except (KeyError, IndexError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f'{name}: {error} is none of op, B, H, Hk, Sq, Sk, D, causal') from None
+    return name, words
+
+
+def words_for(words, c):
+    """A program's words for a cell; a word that becomes empty is left out."""
+    filled = (word.format(**{**c, 'causal': '--causal' if c['causal'] else ''}) for word in words)
+    return [word for word in filled if word]
+
+
+def program_ms(words, c):
+    """Milliseconds that a program prints for a cell; None where it refuses."""
+    done = subprocess.run(words_for(words, c), capture_output=True, text=True)
+    try:
+        return float(json.loads(done.stdout.strip().splitlines()[-1])['ms'])
+    except (IndexError, KeyError, TypeError, ValueError):
+        print(f'# {shlex.join(words_for(words, c))}: status {done.returncode}: {done.stderr.strip()[-200:]}', file=sys.stderr)
+        return None
+
+
+def has_gpu():
+    if torch:
+        return torch.cuda.is_available()
+    try:
+        return subprocess.run(['nvidia-smi', '-L'], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument('--bench', default=os.path.join(ROOT, 'build', 'attn-bench'), help='the attn-bench program')
@@ -117,19 +159,27 @@ def main():
     p.add_argument('--tokens', type=int, default=16384)
     p.add_argument('--reps', type=int, default=15)
     p.add_argument('--rivals', nargs='+', default=list(RIVALS), choices=list(RIVALS))
-    p.add_argument('--json', action='store_true', help='one object a line instead of the table')
+    p.add_argument('--program', action='append', default=[], type=program, metavar='NAME=COMMAND', help='a rival that is a program (see above)')
+    p.add_argument('--json', action='store_true', help='one object per line instead of the table')
     a = p.parse_args()
-    if not torch.cuda.is_available():
+    if not torch and not a.program:
+        print('rival.py: no PyTorch here and no --program: skipped')
+        return 0
+    if not has_gpu():
         print('rival.py: no GPU here: skipped')
         return 0
     if not a.json:
-        print(f'{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}; TFLOP/s, decode: GB/s of K and V')
-        print(f'{"":8}{"B":>4}{"H":>4}{"Hk":>4}{"Sq":>7}{"Sk":>8}{"D":>5}{"":8}{"ours":>8}' + ''.join(f'{name:>8}' for name in a.rivals) + f'{"ratio":>8}')
+        peers = f'{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}' if torch else 'no PyTorch'
+        names = [*a.rivals, *(name for name, _ in a.program)]
+        print(f'{peers}; TFLOP/s, decode: GB/s of K and V')
+        print(f'{"":8}{"B":>4}{"H":>4}{"Hk":>4}{"Sq":>7}{"Sk":>8}{"D":>5}{"":8}{"ours":>8}' + ''.join(f'{name:>8}' for name in names) + f'{"ratio":>8}')
     behind = total = 0
     for c in cells(a):
         mine, kernel = ours(a, c)
         others = {name: theirs(a, c, RIVALS[name]) for name in a.rivals}
-        torch.cuda.empty_cache()
+        if torch:
+            torch.cuda.empty_cache()
+        others.update((name, program_ms(words, c)) for name, words in a.program)
         best = min((ms for ms in others.values() if ms is not None), default=None)
         pairs = c['Sq'] * (c['Sq'] + 1) / 2 if c['causal'] else c['Sq'] * c['Sk']
         work = 4 * c['B'] * c['H'] * c['D'] * pairs * (2.5 if c['op'] == 'backward' else 1) / 1e9

@@ -46,31 +46,23 @@ template <> struct tile<256> {
 
 enum part { DK = 1, DV = 2 };
 
-/* Scores on their way through the options: a warp's 16 keys x BM queries, with 1 - tanh^2 and the dropout bits of
- * eight keys. */
-struct staged {
-    float z[16][BM + 2];
-    float cap[16][BM + 2];
-    uint8_t kept[BM][2];
-};
-
 /* ---- Options, and head dims above 128 ---------------------------------------------------------------------------- */
 
-template <int D, bool OPTIONS> struct shared {
-    static const int STAGES = D == 256 || OPTIONS ? 1 : 2;
+template <int D, bool SCORE_MODS> struct shared {
+    static const int STAGES = D == 256 || SCORE_MODS ? 1 : 2;
     alignas(1024) uint16_t K[tile<D>::BN * D];
     alignas(1024) uint16_t V[tile<D>::BN * D];
     alignas(1024) uint16_t Q[STAGES][BM * D];
     alignas(1024) uint16_t dO[STAGES][BM * D];
     alignas(1024) uint16_t dS[tile<D>::BN * BM]; /* dS^T: rows are keys */
     alignas(16) row_values values[STAGES];
-    staged options[OPTIONS ? tile<D>::BN / 16 : 1];
+    staged_queries<BM> options[SCORE_MODS ? tile<D>::BN / 16 : 1];
 };
 
 /* dQ = dS K of a round, added to its tile's sums: four groups of 16 queries, the other warps share the columns, at most 64
  * at a time. */
-template <typename T, int D, bool OPTIONS>
-DEVICE void add_dq(shared<D, OPTIONS> &sm, float *sums, uint32_t tileK, int warp, int lane)
+template <typename T, int D, bool SCORE_MODS>
+DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, uint32_t tileK, int warp, int lane)
 {
     const int BN = tile<D>::BN, GROUPS = BM / 16, SHARES = BN / 16 / GROUPS, COLUMNS = D / SHARES,
               CHUNK = COLUMNS < 64 ? COLUMNS : 64;
@@ -96,14 +88,13 @@ DEVICE void add_dq(shared<D, OPTIONS> &sm, float *sums, uint32_t tileK, int warp
     }
 }
 
-template <typename T, int D, bool OPTIONS, int PARTS>
+template <typename T, int D, bool SCORE_MODS, int PARTS>
 __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     dkdv_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
-    typedef shared<D, OPTIONS> Shared;
+    typedef shared<D, SCORE_MODS> Shared;
     const int BN = tile<D>::BN, WARPS = BN / 16, THREADS = 32 * WARPS, NT = BM / 8, DT = D / 8, STAGES = Shared::STAGES;
-    extern __shared__ __align__(1024) char memory[];
-    Shared &sm = *reinterpret_cast<Shared *>(memory);
+    Shared &sm = block_memory<Shared>();
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
@@ -169,30 +160,13 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
         /* Masks and options. Element e of block nt: key j0 + 16 warp + 8 (e / 2) + lane / 4, query i0 + 8 nt + 2
          * (lane % 4) + e % 2. */
         float c = scale_log2;
-        if (OPTIONS) {
-            staged &st = sm.options[warp];
+        if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
-            change_scores<true>(S, st.z, lane, [&](int r, int query, float &z) {
-                const int i = i0 + query, j = j0 + warp * 16 + r;
-                float derivative = 1;
-                z = score_log2(a, x, limit, i < Sq, i, j, z, &derivative);
-                st.cap[r][query] = derivative;
-            });
-            if (a.drop_below)
-#pragma unroll 1
-                for (int m = lane; m < 2 * BM; m += 32)
-                    st.kept[m / 2][m % 2] = (uint8_t)kept_of(a, (int64_t)b * g.dims.H + x.h, i0 + m / 2,
-                                                             (j0 + warp * 16) / 8 + m % 2);
-            __syncwarp();
+            apply_options(S, sm.options[warp], a, x, limit, Sq, i0, j0 + warp * 16, 1, lane);
             c = 1;
-        } else {
-            /* Is every pair of this warp's keys and these queries permitted? */
-            const int jl = j0 + warp * 16, jh = jl + 15;
-            const bool free = jl >= i0 + BM - 1 + limit.lo && jh < i0 + limit.hi && jh < Sk;
-            if (!free) hide_queries(S, limit, jl + lane / 4, i0 + lane % 4 * 2);
-        }
+        } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
 
-        /* P = exp(S - lse), dS = P (dP - delta) */
+            /* P = exp(S - lse), dS = P (dP - delta) */
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
             const float2 lse2 = *(const float2 *)&sm.values[stage].lse2[nt * 8 + lane % 4 * 2],
@@ -201,8 +175,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
             for (int e = 0; e < 4; e++) {
                 const float p = exp2_fast(fmaf(S[nt][e], c, -(e % 2 ? lse2.y : lse2.x)));
                 float drop = 1, cap = 1;
-                if (OPTIONS) {
-                    const staged &st = sm.options[warp];
+                if (SCORE_MODS) {
+                    const auto &st = sm.options[warp];
                     const int query = nt * 8 + lane % 4 * 2 + e % 2, key = e / 2 * 8 + lane / 4;
                     if (a.drop_below) drop = st.kept[query][key / 8] >> (key % 8) & 1 ? a.drop_scale : 0;
                     cap = st.cap[key][query];
@@ -285,7 +259,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
 
 /* ---- dQ by query tiles: deterministic ---------------------------------------------------------------------------- */
 
-template <int D, bool OPTIONS> struct shared_dq {
+template <int D, bool SCORE_MODS> struct shared_dq {
     alignas(1024) uint16_t Q[BM * D];
     alignas(1024) uint16_t dO[BM * D];
     alignas(1024) uint16_t K[BM * D]; /* tiles of BM keys */
@@ -293,15 +267,15 @@ template <int D, bool OPTIONS> struct shared_dq {
     struct {
         float z[16][BM + 4], cap[16][BM + 4];
         uint32_t kept[16][BM / 8];
-    } options[OPTIONS ? BM / 16 : 1];
+    } options[SCORE_MODS ? BM / 16 : 1];
 };
 
-template <typename T, int D, bool OPTIONS>
+template <typename T, int D, bool SCORE_MODS>
 __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_args a, saved s)
 {
     const int BN = BM, WARPS = BM / 16, THREADS = 32 * WARPS, NT = BN / 8, DT = D / 8;
     extern __shared__ __align__(1024) char memory[];
-    shared_dq<D, OPTIONS> &sm = *reinterpret_cast<shared_dq<D, OPTIONS> *>(memory);
+    shared_dq<D, SCORE_MODS> &sm = *reinterpret_cast<shared_dq<D, SCORE_MODS> *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
@@ -352,7 +326,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         }
         float c = x.scale * LOG2E;
-        if (OPTIONS) {
+        if (SCORE_MODS) {
             auto &st = sm.options[warp];
             change_scores<false>(S, st.z, lane, [&](int r, int column, float &z) {
                 const int i = i0 + warp * 16 + r, key = j * BN + column;
@@ -374,7 +348,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             for (int e = 0; e < 4; e++) {
                 const float p = exp2_fast(fmaf(S[nt][e], c, -lse2[e / 2]));
                 float drop = 1, cap = 1;
-                if (OPTIONS) {
+                if (SCORE_MODS) {
                     const int r = e / 2 * 8 + lane / 4;
                     if (a.drop_below)
                         drop = sm.options[warp].kept[r][nt] >> (lane % 4 * 2 + e % 2) & 1 ? a.drop_scale : 0;
@@ -382,7 +356,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
                 }
                 S[nt][e] = p * (dP[nt][e] * drop - delta[e / 2]) * cap;
             }
-        if (OPTIONS) __syncwarp();
+        if (SCORE_MODS) __syncwarp();
 
             /* dQ += dS K */
 #pragma unroll
@@ -415,12 +389,6 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
 
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */
 
-int class_of(const attn_dims &d)
-{
-    const int64_t D = attn_max64(d.D, d.Dv);
-    return D <= 64 ? 64 : D <= 128 ? 128 : 256;
-}
-
 size_t align_up(size_t bytes)
 {
     return (bytes + 255) / 256 * 256;
@@ -432,6 +400,7 @@ struct parts {
     size_t rows, values, sums, out, lse, total;
 };
 
+/* Deterministic dQ of this file's kernels has no sums. */
 parts parts_of(const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -442,7 +411,7 @@ parts parts_of(const attn_plan *plan)
     w.values = align_up((size_t)grid.x * grid.y * grid.z * sizeof(row_values));
     w.sums = p->deterministic || !p->dq.rank
                  ? 0
-                 : align_up((size_t)grid.x * grid.y * grid.z * BM * class_of(d) * sizeof(float));
+                 : align_up((size_t)grid.x * grid.y * grid.z * BM * backward_class(d) * sizeof(float));
     w.out = p->out.rank ? 0 : align_up(recomputed_out_bytes(d));
     w.lse = p->out.rank ? 0 : align_up(recomputed_lse_bytes(d));
     w.total = w.rows + w.values + w.sums + w.out + w.lse;
@@ -460,14 +429,14 @@ bool is_empty(dim3 grid)
     return grid.x == 0 || grid.y == 0 || grid.z == 0;
 }
 
-template <typename T, int D, bool OPTIONS, int PARTS>
+template <typename T, int D, bool SCORE_MODS, int PARTS>
 cudaError_t launch_dkdv(const cuda_args &a, const scratch &w, cudaStream_t stream)
 {
     const dim3 grid = key_grid(a.g.dims, tile<D>::BN);
     if (is_empty(grid)) return cudaSuccess;
-    const cudaError_t code = allow_shared<dkdv_tiles<T, D, OPTIONS, PARTS>>(sizeof(shared<D, OPTIONS>));
+    const cudaError_t code = allow_shared<dkdv_tiles<T, D, SCORE_MODS, PARTS>>(sizeof(shared<D, SCORE_MODS>));
     if (code == cudaSuccess)
-        dkdv_tiles<T, D, OPTIONS, PARTS><<<grid, tile<D>::BN * 2, sizeof(shared<D, OPTIONS>), stream>>>(a, w);
+        dkdv_tiles<T, D, SCORE_MODS, PARTS><<<grid, tile<D>::BN * 2, sizeof(shared<D, SCORE_MODS>), stream>>>(a, w);
     return code;
 }
 
@@ -489,26 +458,22 @@ cudaError_t launch_wide(const cuda_chip *chip, const cuda_args &a, const scratch
     return code;
 }
 
-template <typename T, int D, bool OPTIONS>
+template <typename T, int D, bool SCORE_MODS>
 cudaError_t launch_form(const cuda_chip *chip, const cuda_args &a, const scratch &w, cudaStream_t stream)
 {
     const dim3 grid = tile_grid(a.g, BM);
     cudaError_t code = cudaSuccess;
-    if (!is_empty(grid)) prepare<T, D><<<grid, 128, 0, stream>>>(a, w);
-    if constexpr (D <= 128 && !OPTIONS) code = launch_wide<T, D>(chip, a, w, stream);
-    else if constexpr (D <= 128) code = launch_dkdv<T, D, OPTIONS, DK | DV>(a, w, stream);
+    if constexpr (D <= 128 && !SCORE_MODS) code = launch_wide<T, D>(chip, a, w, stream);
+    else if constexpr (D <= 128) code = launch_dkdv<T, D, SCORE_MODS, DK | DV>(a, w, stream);
     else {
-        const scratch without_dq = { w.s, w.values, nullptr };
-        code = launch_dkdv<T, D, OPTIONS, DK>(a, w, stream);
-        if (code == cudaSuccess) code = launch_dkdv<T, D, OPTIONS, DV>(a, without_dq, stream);
+        const scratch without_dq = { w.s, w.values, nullptr, false };
+        code = launch_dkdv<T, D, SCORE_MODS, DK>(a, w, stream);
+        if (code == cudaSuccess) code = launch_dkdv<T, D, SCORE_MODS, DV>(a, without_dq, stream);
     }
-    if (code == cudaSuccess && a.g.view[ATTN_T_dq].data && !is_empty(grid)) {
-        if (w.sums) finish<T, D><<<grid, 256, 0, stream>>>(a, w);
-        else {
-            code = allow_shared<dq_tiles<T, D, OPTIONS>>(sizeof(shared_dq<D, OPTIONS>));
-            if (code == cudaSuccess)
-                dq_tiles<T, D, OPTIONS><<<grid, BM * 2, sizeof(shared_dq<D, OPTIONS>), stream>>>(a, w.s);
-        }
+    if (code == cudaSuccess && a.g.view[ATTN_T_dq].data && !w.sums && !is_empty(grid)) {
+        code = allow_shared<dq_tiles<T, D, SCORE_MODS>>(sizeof(shared_dq<D, SCORE_MODS>));
+        if (code == cudaSuccess)
+            dq_tiles<T, D, SCORE_MODS><<<grid, BM * 2, sizeof(shared_dq<D, SCORE_MODS>), stream>>>(a, w.s);
     }
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
@@ -516,7 +481,7 @@ cudaError_t launch_form(const cuda_chip *chip, const cuda_args &a, const scratch
 template <typename T>
 cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const scratch &w, bool options, cudaStream_t stream)
 {
-    switch (class_of(a.g.dims)) {
+    switch (backward_class(a.g.dims)) {
     case 64:
         return options ? launch_form<T, 64, true>(chip, a, w, stream) : launch_form<T, 64, false>(chip, a, w, stream);
     case 128:
@@ -535,35 +500,90 @@ template <int D> size_t most_shared(bool options, bool deterministic)
     return keys > dq ? keys : dq;
 }
 
+/* The two kernels around the main one, by head dims and dtype. */
+template <typename T, int D> void launch_prepare(const cuda_args &a, const scratch &w, dim3 grid, cudaStream_t stream)
+{
+    prepare<T, D><<<grid, 128, 0, stream>>>(a, w);
+}
+template <typename T, int D> void launch_finish(const cuda_args &a, const scratch &w, dim3 grid, cudaStream_t stream)
+{
+    finish<T, D><<<grid, 256, 0, stream>>>(a, w);
+}
+
+struct steps_row {
+    int D;
+    void (*prepare[2])(const cuda_args &, const scratch &, dim3, cudaStream_t); /* of bfloat16, float16 */
+    void (*finish[2])(const cuda_args &, const scratch &, dim3, cudaStream_t);
+};
+template <int D> constexpr steps_row steps_of()
+{
+    return { D,
+             { launch_prepare<__nv_bfloat16, D>, launch_prepare<__half, D> },
+             { launch_finish<__nv_bfloat16, D>, launch_finish<__half, D> } };
+}
+const steps_row steps[] = { steps_of<64>(), steps_of<128>(), steps_of<256>() };
+
+const steps_row &steps_for(const attn_dims &d)
+{
+    const int D = backward_class(d);
+    return steps[D == 64 ? 0 : D == 128 ? 1 : 2];
+}
+
 bool plan(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
-    const int D = class_of(d);
+    const int D = backward_class(d);
     const bool options = has_options(plan), deterministic = plan->problem->deterministic;
     const size_t bytes = D == 64    ? most_shared<64>(options, deterministic)
                          : D == 128 ? most_shared<128>(options, deterministic)
                                     : most_shared<256>(options, deterministic);
-    recomputed_forward forward;
     if (!tile_grid_fits(d) || bytes > (size_t)chip->shared_bytes) return false;
-    if (!plan->problem->out.rank && !plan_recomputed(&forward, generic_forward, chip, plan, nullptr, nullptr))
-        return false;
-    plan->workspace_bytes = parts_of(plan).total;
-    return true;
+    plan->workspace_bytes = backward_bytes(chip, plan);
+    return plan->workspace_bytes > 0;
 }
 
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
+    backward_run run;
+    cudaError_t code = begin_backward(chip, stream, plan, memory, &run);
+    if (code == cudaSuccess)
+        code = plan->problem->q.dtype == ATTN_BF16
+                   ? launch_for<__nv_bfloat16>(chip, run.args, run.scratch, has_options(plan), stream)
+                   : launch_for<__half>(chip, run.args, run.scratch, has_options(plan), stream);
+    return code == cudaSuccess ? end_backward(stream, plan, run) : code;
+}
+
+} // namespace
+
+int backward_class(const attn_dims &d)
+{
+    const int64_t D = attn_max64(d.D, d.Dv);
+    return D <= 64 ? 64 : D <= 128 ? 128 : 256;
+}
+
+size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan)
+{
+    recomputed_forward forward;
+    if (!plan->problem->out.rank && !plan_recomputed(&forward, generic_forward, chip, plan, nullptr, nullptr)) return 0;
+    return parts_of(plan).total;
+}
+
+cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory,
+                           backward_run *run)
+{
     const parts w = parts_of(plan);
-    cuda_args a = cuda_args_of(plan);
+    cuda_args &a = run->args;
+    scratch &k = run->scratch;
     char *const at = (char *)memory, *const out = at + w.rows + w.values + w.sums;
-    scratch k;
     cudaError_t code = cudaSuccess;
+    a = cuda_args_of(plan);
     k.s.lse = (float *)at;
     k.s.delta = k.s.lse + query_rows(a.g.dims);
     k.s.rest = k.s.delta + query_rows(a.g.dims);
     k.values = (row_values *)(at + w.rows);
     k.sums = w.sums ? (float *)(at + w.rows + w.values) : nullptr;
-    if (!plan->problem->out.rank) { /* the forward first */
+    k.by_lane = false;
+    if (!plan->problem->out.rank) {
         recomputed_forward forward;
         if (!plan_recomputed(&forward, generic_forward, chip, plan, out, out + w.out))
             return cudaErrorInvalidConfiguration;
@@ -572,14 +592,20 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
         a.g.view[ATTN_T_lse] = forward.plan.geometry.view[ATTN_T_lse];
     }
     k.s.out = a.g.view[ATTN_T_out];
-    if (code == cudaSuccess)
-        code = plan->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(chip, a, k, has_options(plan), stream)
-                                                   : launch_for<__half>(chip, a, k, has_options(plan), stream);
-    simple_gradients(plan->problem, a, k.s, stream);
+    const dim3 grid = tile_grid(a.g, BM);
+    if (code == cudaSuccess && !is_empty(grid))
+        steps_for(a.g.dims).prepare[plan->problem->q.dtype == ATTN_F16](a, k, grid, stream);
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
-} // namespace
+cudaError_t end_backward(cudaStream_t stream, const attn_plan *plan, const backward_run &run)
+{
+    const dim3 grid = tile_grid(run.args.g, BM);
+    if (run.scratch.sums && !is_empty(grid))
+        steps_for(run.args.g.dims).finish[plan->problem->q.dtype == ATTN_F16](run.args, run.scratch, grid, stream);
+    simple_gradients(plan->problem, run.args, run.scratch.s, stream);
+    return cudaPeekAtLastError();
+}
 
 extern const cuda_kernel generic_backward = {
     { "generic", ATTN_OP_BACKWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), ATTN_MAX_HEAD_DIM,

@@ -3,43 +3,14 @@
 #ifndef ATTN_SM80_BACKWARD_COMMON_CUH
 #define ATTN_SM80_BACKWARD_COMMON_CUH
 
-#include "kernels/cuda/simple/simple.h"
+#include "backward_steps.h"
 #include "scores.cuh"
 
 namespace {
 
-enum { BM = 64 }; /* queries a tile */
+enum { BM = QUERY_TILE }; /* queries a tile */
+typedef backward_scratch scratch;
 
-/* Query tiles of all heads are counted through; packed, sequence b owns those from cu[b] / BM + b on, as in
- * tile_place_of(). */
-DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int h, int tile)
-{
-    const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / BM + a.g.dims.B : attn_tiles(a.g.dims.Sq, BM);
-    return (a.g.dims.packed ? h * tiles + s.q_start / BM + b : (b * a.g.dims.H + h) * tiles) + tile;
-}
-
-/* What the rows of a query tile have in common with nobody: lse in base 2, +inf where there is no row or the row
- * sees nothing (P becomes 0), and delta. */
-struct row_values {
-    float lse2[BM], delta[BM];
-};
-
-/* The workspace as kernels see it: rows.cuh's part, the values of every query tile and its float32 sums of dQ
- * (NULL: not wanted). */
-struct scratch {
-    saved s;
-    row_values *values;
-    float *sums;
-};
-
-/* Sums of a query tile are blocks of 16 queries x 8 channels, as fragments: four floats a lane. Those of 32 queries
- * lie together, pairs of blocks channel by channel: a warp's 32 x 32 is one piece. red_add_4() takes four floats
- * that lie together, where there is such an instruction; elsewhere a warp's additions to one of the four had better
- * lie together. */
-template <int D> DEVICE int fragment_at(int q, int d)
-{
-    return ((q / 32 * (D / 8) + d / 8) * 2 + q / 16 % 2) * 128;
-}
 DEVICE void add_fragment(float *sums, int lane, const float (&x)[4])
 {
 #if __CUDA_ARCH__ >= 900
@@ -48,13 +19,13 @@ DEVICE void add_fragment(float *sums, int lane, const float (&x)[4])
     for (int e = 0; e < 4; e++) atomicAdd(sums + e * 32 + lane, x[e]);
 #endif
 }
-DEVICE float4 read_fragment(const float *sums, int lane)
+DEVICE float4 read_fragment(const float *sums, int lane, bool by_lane)
 {
 #if __CUDA_ARCH__ >= 900
-    return *(const float4 *)(sums + lane * 4);
-#else
-    return make_float4(sums[lane], sums[32 + lane], sums[64 + lane], sums[96 + lane]);
+    by_lane = true;
 #endif
+    if (by_lane) return *(const float4 *)(sums + lane * 4);
+    return make_float4(sums[lane], sums[32 + lane], sums[64 + lane], sums[96 + lane]);
 }
 
 /* row_values to shared memory, by 32 threads of the block. */
@@ -265,7 +236,8 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
         for (int chunk = 0; chunk < EACH; chunk += CHUNK) {
             float4 sum[CHUNK];
 #pragma unroll
-            for (int k = 0; k < CHUNK; k++) sum[k] = read_fragment(sums + ((chunk + k) * 8 + warp) * 128, lane);
+            for (int k = 0; k < CHUNK; k++)
+                sum[k] = read_fragment(sums + ((chunk + k) * 8 + warp) * 128, lane, w.by_lane);
 #pragma unroll
             for (int k = 0; k < CHUNK; k++) {
                 const int n = (chunk + k) * 8 + warp; /* in the order of fragment_at() */
@@ -280,7 +252,7 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
 #pragma unroll 1
         for (int n = warp; n < BM / 16 * (D / 8); n += 8) {
             const int r = n / (D / 4) * 32 + n % 2 * 16 + lane / 4, d = n / 2 % (D / 8) * 8 + lane % 4 * 2;
-            const float4 sum = read_fragment(sums + n * 128, lane);
+            const float4 sum = read_fragment(sums + n * 128, lane, w.by_lane);
 #pragma unroll 1
             for (int e = 0; e < 4; e++) {
                 const float y = (e == 0 ? sum.x : e == 1 ? sum.y : e == 2 ? sum.z : sum.w) * x.scale;

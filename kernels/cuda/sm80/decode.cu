@@ -7,7 +7,7 @@
  *   A sequence's keys are cut into splits, a block each. A block leaves O (not divided), m and l of its split in the workspace, and
  *   combine_splits() adds them up in the order of the keys (Flash-Decoding, Dao et al. 2023; FlashAttention-2, arXiv:2307.08691,
  *   section 3.2). A sequence of one split is written at once.
- *   Splits are added up by flocks of FLOCK neighbours, then the flocks. Where a batch gives blocks enough, a block takes all of a flock, split
+ *   Splits are added up by split groups of SPLIT_GROUP neighbours, then the groups. Where a batch gives blocks enough, a block takes all of one, split
  *   after split, and leaves their sum: the same additions in the same order, and fewer partial results.
  *
  * A block is four warps, and holds tiles of BN keys in a ring, K and V by turns:
@@ -45,38 +45,39 @@ namespace {
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
 /* WM warps share the rows, WK the keys of a tile, WD the columns of V. */
-template <int D_, bool WIDE, bool OPTIONS_> struct shape {
+template <int D_, bool WIDE, bool SCORE_MODS_> struct shape {
     static const int D = D_, WM = WIDE ? 4 : 1, WD = D == 256 && !WIDE ? 2 : 1, WK = WARPS / (WM * WD);
-    static const bool OPTIONS = OPTIONS_;
+    static const bool SCORE_MODS = SCORE_MODS_;
     static const int BM = 16 * WM, BN = D == 256 ? 32 : D == 64 && !WIDE ? 128 : 64, KW = BN / WK;
     static const int SLOTS = !WIDE ? 4 : D == 64 ? 6 : 3;
 };
 
-/* Splits that are added up together; rows that a block may have which takes a whole flock (its sums lie in shared
+/* Splits that are added up together; rows that a block may have which takes a whole split group (its sums lie in shared
  * memory beside the ring). */
-enum { FLOCK = 4, FLOCK_ROWS = 8 };
+enum { SPLIT_GROUP = 4, SPLIT_GROUP_ROWS = 8 };
 
 /* Blocks of a multiprocessor, which bounds registers. Before compute capability 9.0 shared memory holds two at most. */
 #if __CUDA_ARCH__ >= 900
-template <int D, bool OPTIONS> constexpr int blocks_of = D == 256 || OPTIONS ? 2 : 3;
+template <int D, bool SCORE_MODS> constexpr int blocks_of = D == 256 || SCORE_MODS ? 2 : 3;
 #else
-template <int D, bool OPTIONS> constexpr int blocks_of = 2;
+template <int D, bool SCORE_MODS> constexpr int blocks_of = 2;
 #endif
 
 template <class X> struct shared {
     struct tiles {
         alignas(128) uint16_t Q[X::BM * X::D];
         alignas(128) uint16_t ring[X::SLOTS][X::BN * X::D];
-        float S[X::OPTIONS ? WARPS : 1][16][X::OPTIONS ? X::KW + 4 : 1]; /* scores on their way through the options */
+        float S[X::SCORE_MODS ? WARPS : 1][16]
+               [X::SCORE_MODS ? X::KW + 4 : 1]; /* scores on their way through the options */
     };
     union { /* the sums come when all tiles have gone */
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
-    float m[X::WK][X::BM], l[X::WK][X::BM]; /* of a warp; then m is the factor of its O */
-    float top[X::BM], sum[X::BM];           /* of the block */
-    float flock_O[FLOCK_ROWS][X::D];        /* the splits of a flock so far */
-    float2 flock_ml[FLOCK_ROWS];
+    float m[X::WK][X::BM], l[X::WK][X::BM];      /* of a warp; then m is the factor of its O */
+    float top[X::BM], sum[X::BM];                /* of the block */
+    float split_group_O[SPLIT_GROUP_ROWS][X::D]; /* the splits of a split group so far */
+    float2 split_group_ml[SPLIT_GROUP_ROWS];
     int i[X::BM], h[X::BM]; /* which query a row is, and which head */
     float slope[X::BM];
 };
@@ -154,29 +155,29 @@ template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
     return o;
 }
 
-/* Adds a split to those of its flock before it. The last leaves the sum in the workspace, in row `to`, the first
+/* Adds a split to those of its split group before it. The last leaves the sum in the workspace, in row `to`, the first
  * split's. `saved` is the split's own row there, which holds it if it was computed twice. */
 template <class X>
-DEVICE void add_to_flock(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first,
-                         bool last, int64_t to)
+DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first,
+                               bool last, int64_t to)
 {
     const int D = X::D;
     auto split_ml = [&](int r) { return from_workspace ? p.ml[saved + r] : make_float2(sm.top[r], sm.sum[r]); };
-    auto flock_ml = [&](int r) { return first ? make_float2(-CUDART_INF_F, 0) : sm.flock_ml[r]; };
+    auto split_group_ml = [&](int r) { return first ? make_float2(-CUDART_INF_F, 0) : sm.split_group_ml[r]; };
     __syncthreads(); /* rows that were repaired are in the workspace */
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 next = from_workspace ? *(const float4 *)&p.O[(saved + r) * D + d] : sum_of_warps(sm, r, d);
-        const float4 before = first ? make_float4(0, 0, 0, 0) : *(const float4 *)&sm.flock_O[r][d];
-        const float4 sum = fold(flock_ml(r).x, split_ml(r).x)(before, next);
-        *(float4 *)(last ? &p.O[(to + r) * D + d] : &sm.flock_O[r][d]) = sum;
+        const float4 before = first ? make_float4(0, 0, 0, 0) : *(const float4 *)&sm.split_group_O[r][d];
+        const float4 sum = fold(split_group_ml(r).x, split_ml(r).x)(before, next);
+        *(float4 *)(last ? &p.O[(to + r) * D + d] : &sm.split_group_O[r][d]) = sum;
     }
     __syncthreads(); /* all have read m, and the ring is free for the next split */
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
-        const float2 before = flock_ml(r), next = split_ml(r);
+        const float2 before = split_group_ml(r), next = split_ml(r);
         const fold f(before.x, next.x);
-        *(last ? &p.ml[to + r] : &sm.flock_ml[r]) = make_float2(f.m, f(before.y, next.y));
+        *(last ? &p.ml[to + r] : &sm.split_group_ml[r]) = make_float2(f.m, f(before.y, next.y));
     }
 }
 
@@ -204,14 +205,15 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int first = first_key / BN, last = (int)attn_tiles(last_key, BN), steps = 2 * (last - first);
     const loader<D, THREADS, true> K(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.D);
     const loader<D, THREADS, true> V(g.view[ATTN_T_v], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.Dv);
-    const bool single = place.splits == 1, walks = p.walk > 1;
-    const float c = X::OPTIONS ? 1 : x.scale * LOG2E;
+    const bool single = place.splits == 1, takes_split_groups = p.splits_per_block > 1;
+    const float c = X::SCORE_MODS ? 1 : x.scale * LOG2E;
 
     for (int r = threadIdx.x; r < BM; r += THREADS) {
         sm.i[r] = r / group;
         sm.h[r] = (int)x.h + r % group;
-        sm.slope[r] = X::OPTIONS && r < rows && g.view[ATTN_T_alibi_slopes].data ? head_args_of(a, x.b, sm.h[r]).slope
-                                                                                 : 0;
+        sm.slope[r] = X::SCORE_MODS && r < rows && g.view[ATTN_T_alibi_slopes].data
+                          ? head_args_of(a, x.b, sm.h[r]).slope
+                          : 0;
     }
     bool clean = false; /* second time over: V without infinities and NaN */
 again:
@@ -245,9 +247,9 @@ again:
                 S, [&](uint32_t(&f)[4], int, int kk) { a_rows<D>(f, sm.tile.Q, m0, kk * 16, lane); },
                 [&](uint32_t(&f)[4], int nt, int kk) { b_rows<D>(f, tile, k0 + nt * 8, kk * 16, lane); });
             const int column = j * BN + k0; /* this warp's first key */
-            if (X::OPTIONS) {
+            if (X::SCORE_MODS) {
                 head_args y = x;
-                change_scores<false>(S[0], lines_of<KW + 4>(&sm.tile.S[X::OPTIONS ? warp : 0]), lane,
+                change_scores<false>(S[0], lines_of<KW + 4>(&sm.tile.S[X::SCORE_MODS ? warp : 0]), lane,
                                      [&](int row, int c, float &s) {
                                          const int r = m0 + row, i = sm.i[r], key = column + c;
                                          float derivative;
@@ -278,8 +280,8 @@ again:
                     O[0][dt][half * 2 + 1] *= rescale;
                 }
             }
-            if (X::OPTIONS && a.drop_below)
-                drop(S[0], reinterpret_cast<uint32_t *>(&sm.tile.S[X::OPTIONS ? warp : 0]), a.drop_scale, lane,
+            if (X::SCORE_MODS && a.drop_below)
+                drop(S[0], reinterpret_cast<uint32_t *>(&sm.tile.S[X::SCORE_MODS ? warp : 0]), a.drop_scale, lane,
                      [&](int row, int eighth) {
                          const int r = m0 + row;
                          return kept_of(a, x.b * g.dims.H + sm.h[r], sm.i[r], column / 8 + eighth);
@@ -339,7 +341,7 @@ again:
         }
         sm.top[r] = top;
         sm.sum[r] = sum;
-        if (!single && (clean || !walks)) p.ml[saved + r] = make_float2(top, sum);
+        if (!single && (clean || !takes_split_groups)) p.ml[saved + r] = make_float2(top, sum);
         const attn_view &lse = g.view[ATTN_T_lse];
         if (single && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, sm.h[r], x.s.q_start + sm.i[r])] = sum == 0 ? -CUDART_INF_F
@@ -356,7 +358,7 @@ again:
         const float sum = sm.sum[r], top = sm.top[r];
         finite &= (top == -CUDART_INF_F || fabsf(top) < SCORE_MOST) && sum - sum == 0 && is_finite(o);
         if (!single) {
-            if (clean || !walks) *(float4 *)&p.O[(saved + r) * D + d] = o;
+            if (clean || !takes_split_groups) *(float4 *)&p.O[(saved + r) * D + d] = o;
         } else if (out.data) {
             const float factor = sum == 0 ? 0 : x.v_scale / sum, value[4] = { o.x, o.y, o.z, o.w };
             const int64_t to = attn_at(&out, x.b, sm.h[r], x.s.q_start + sm.i[r]) + d;
@@ -376,25 +378,25 @@ again:
         clean = true;
         goto again;
     }
-    if (walks && !single) {
-        const int rank = index % FLOCK;
-        add_to_flock(sm, p, rows, clean, saved, rank == 0, rank == FLOCK - 1 || index == place.splits - 1,
-                     saved - (int64_t)rank * rows);
+    if (takes_split_groups && !single) {
+        const int rank = index % SPLIT_GROUP;
+        add_to_split_group(sm, p, rows, clean, saved, rank == 0, rank == SPLIT_GROUP - 1 || index == place.splits - 1,
+                           saved - (int64_t)rank * rows);
     }
 }
 
-template <int D, bool OPTIONS> constexpr size_t shared_bytes()
+template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 {
-    return sizeof(shared<shape<D, false, OPTIONS>>) > sizeof(shared<shape<D, true, OPTIONS>>)
-               ? sizeof(shared<shape<D, false, OPTIONS>>)
-               : sizeof(shared<shape<D, true, OPTIONS>>);
+    return sizeof(shared<shape<D, false, SCORE_MODS>>) > sizeof(shared<shape<D, true, SCORE_MODS>>)
+               ? sizeof(shared<shape<D, false, SCORE_MODS>>)
+               : sizeof(shared<shape<D, true, SCORE_MODS>>);
 }
 
-template <typename T, int D, bool OPTIONS>
-__global__ void __launch_bounds__(THREADS, (blocks_of<D, OPTIONS>))
+template <typename T, int D, bool SCORE_MODS>
+__global__ void __launch_bounds__(THREADS, (blocks_of<D, SCORE_MODS>))
     decode_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
-    static_assert(shared_bytes<D, OPTIONS>() <= 99 * 1024, "what every GPU from compute capability 8.0 on has");
+    static_assert(shared_bytes<D, SCORE_MODS>() <= 99 * 1024, "what every GPU from compute capability 8.0 on has");
     extern __shared__ __align__(128) char memory[];
     launch_dependents(); /* combine_splits() may come when the last block has begun */
     const int Hk = (int)a.g.dims.Hk, slot = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk);
@@ -403,17 +405,17 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, OPTIONS>))
         b = sequence_of_tile(a.g.cu_k, a.g.dims.B, p.unit, p.extra, slot);
         index = slot - (a.g.cu_k[b] / p.unit + p.extra * b);
     } else {
-        const int slots = (p.splits + p.walk - 1) / p.walk;
+        const int slots = (p.splits + p.splits_per_block - 1) / p.splits_per_block;
         b = slot / slots;
-        index = slot % slots * p.walk;
+        index = slot % slots * p.splits_per_block;
     }
     const group_place place = group_place_of(a, p, b, hk);
     if (place.rows == 0) return;
-    const int end = min(index + p.walk, place.splits);
+    const int end = min(index + p.splits_per_block, place.splits);
     if (place.rows <= NARROW)
 #pragma unroll 1
-        for (; index < end; index++) split<T, shape<D, false, OPTIONS>>(a, p, place, index, memory);
-    else if (index < end) split<T, shape<D, true, OPTIONS>>(a, p, place, index, memory);
+        for (; index < end; index++) split<T, shape<D, false, SCORE_MODS>>(a, p, place, index, memory);
+    else if (index < end) split<T, shape<D, true, SCORE_MODS>>(a, p, place, index, memory);
 }
 
 /* ---- Combine ----------------------------------------------------------------------------------------------------- */
@@ -477,7 +479,7 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
 }
 
 /* out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one key/value head of a sequence. Each warp adds
- * up every eighth flock of splits, asking for m, l and O together, then the block adds up the warps: always in the
+ * up every eighth split group, asking for m, l and O together, then the block adds up the warps: always in the
  * same order. A lane has D / 32 neighbouring channels. Rows of huge scores, and those whose sums overflow, are computed one by one
  * after all.
  *
@@ -505,14 +507,14 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 256 ? 2 : 3)
         const float2 *ml = p.ml + place.saved + r;
         const float *O = p.O + (place.saved + r) * D + lane * C;
         const float sink = sink_in_base_2(sink_of(a, h));
-        const int each = p.walk > 1 ? 1 : FLOCK; /* partial results of a flock */
+        const int each = p.splits_per_block > 1 ? 1 : SPLIT_GROUP; /* partial results of a split group */
         float m = -CUDART_INF_F, l = 0, o[C] = {};
-        for (int s = warp * FLOCK; s < splits; s += COMBINE_WARPS * FLOCK) {
+        for (int s = warp * SPLIT_GROUP; s < splits; s += COMBINE_WARPS * SPLIT_GROUP) {
             const int count = min(each, splits - s);
-            float2 ml_of[FLOCK];
-            float O_of[FLOCK][C], m_flock = -CUDART_INF_F, l_flock = 0, o_flock[C] = {};
+            float2 ml_of[SPLIT_GROUP];
+            float O_of[SPLIT_GROUP][C], m_group = -CUDART_INF_F, l_group = 0, o_group[C] = {};
 #pragma unroll
-            for (int n = 0; n < FLOCK; n++) {
+            for (int n = 0; n < SPLIT_GROUP; n++) {
                 if (n >= count) break;
                 ml_of[n] = ml[(int64_t)(s + n) * rows];
 #pragma unroll
@@ -522,17 +524,17 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 256 ? 2 : 3)
                 }
             }
 #pragma unroll
-            for (int n = 0; n < FLOCK; n++) {
+            for (int n = 0; n < SPLIT_GROUP; n++) {
                 if (n >= count) break;
-                const fold f(m_flock, ml_of[n].x);
-                m_flock = f.m, l_flock = f(l_flock, ml_of[n].y);
+                const fold f(m_group, ml_of[n].x);
+                m_group = f.m, l_group = f(l_group, ml_of[n].y);
 #pragma unroll
-                for (int e = 0; e < C; e++) o_flock[e] = f(o_flock[e], O_of[n][e]);
+                for (int e = 0; e < C; e++) o_group[e] = f(o_group[e], O_of[n][e]);
             }
-            const fold f(m, m_flock);
-            m = f.m, l = f(l, l_flock);
+            const fold f(m, m_group);
+            m = f.m, l = f(l, l_group);
 #pragma unroll
-            for (int e = 0; e < C; e++) o[e] = f(o[e], o_flock[e]);
+            for (int e = 0; e < C; e++) o[e] = f(o[e], o_group[e]);
         }
 #pragma unroll
         for (int e = 0; e < C; e++) part[warp][lane * C + e] = o[e];
@@ -586,7 +588,7 @@ launch_plan launch_plan_of(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
     launch_plan y = {};
-    y.p.walk = 1;
+    y.p.splits_per_block = 1;
     if (d.packed) {
         const int64_t short_slots = d.total_k / 128 + d.B, long_slots = d.total_k / 1024 + 17 * d.B;
         y.p.unit = short_slots <= long_slots ? 128 : 1024;
@@ -635,15 +637,15 @@ cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, boo
     return cudaSuccess;
 }
 
-template <typename T, int D, bool OPTIONS>
+template <typename T, int D, bool SCORE_MODS>
 cudaError_t launch(const cuda_args &a, const launch_plan &y, cudaStream_t stream)
 {
     static once known;
     bool overlap = false;
-    cudaError_t code = prepare(known, decode_splits<T, D, OPTIONS>, combine_splits<D>, shared_bytes<D, OPTIONS>(),
+    cudaError_t code = prepare(known, decode_splits<T, D, SCORE_MODS>, combine_splits<D>, shared_bytes<D, SCORE_MODS>(),
                                &overlap);
     if (code != cudaSuccess) return code;
-    decode_splits<T, D, OPTIONS><<<(unsigned)y.blocks, THREADS, shared_bytes<D, OPTIONS>(), stream>>>(a, y.p);
+    decode_splits<T, D, SCORE_MODS><<<(unsigned)y.blocks, THREADS, shared_bytes<D, SCORE_MODS>(), stream>>>(a, y.p);
     code = cudaPeekAtLastError();
     if (code != cudaSuccess || y.rows == 0) return code;
     cudaLaunchAttribute attribute;
@@ -672,16 +674,17 @@ cudaError_t launch_for(const cuda_args &a, const launch_plan &y, bool options, c
     return D == 128 ? launch_form<T, 128>(a, y, options, stream) : launch_form<T, 256>(a, y, options, stream);
 }
 
-/* A block takes a flock where that leaves FULL blocks for each place on a multiprocessor. The bits of the answer
+/* A block takes a split group where that leaves FULL blocks for each place on a multiprocessor. The bits of the answer
  * are the same. */
 const int FULL = 4, PLACES = 3;
 
 void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
 {
-    const int64_t blocks = d.B * d.Hk * attn_tiles(y.p.splits, FLOCK);
-    if (d.packed || y.p.splits == 1 || rows > FLOCK_ROWS || blocks < (int64_t)FULL * PLACES * chip->multiprocessors)
+    const int64_t blocks = d.B * d.Hk * attn_tiles(y.p.splits, SPLIT_GROUP);
+    if (d.packed || y.p.splits == 1 || rows > SPLIT_GROUP_ROWS ||
+        blocks < (int64_t)FULL * PLACES * chip->multiprocessors)
         return;
-    y.p.walk = FLOCK;
+    y.p.splits_per_block = SPLIT_GROUP;
     y.blocks = blocks;
 }
 

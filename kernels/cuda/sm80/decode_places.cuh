@@ -33,10 +33,10 @@ inline int64_t most_splits(int64_t keys, bool wide)
 }
 
 /* How blocks find their work. A block is a slot of a key/value head. Not packed, a batch row has a slot for each
- * `walk` of its splits. Packed, sequence b has those from cu_k[b] / unit + extra * b on: never fewer than it needs,
+ * `splits_per_block` of its splits. Packed, sequence b has those from cu_k[b] / unit + extra * b on: never fewer than it needs,
  * so that a block finds its sequence by bisection; some are left over. */
 struct plan {
-    int splits, walk; /* walk: splits that a block takes, 1 or FLOCK */
+    int splits, splits_per_block; /* splits_per_block: splits that a block takes, 1 or SPLIT_GROUP */
     int unit, extra;
     int64_t
         head_rows; /* packed: rows of the workspace for a key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW on */

@@ -47,7 +47,7 @@ extern const cuda_kernel f32_forward; /* f32_forward.cu */
 namespace {
 
 /* Head dims up to D; keys a block (one warp for 16), queries a tile, blocks a multiprocessor. */
-template <int D, bool OPTIONS> struct tile;
+template <int D, bool SCORE_MODS> struct tile;
 template <> struct tile<64, false> {
     static const int BN = 64, BM = 64, BLOCKS = 2;
 };
@@ -60,37 +60,29 @@ template <> struct tile<128, false> {
 template <> struct tile<128, true> {
     static const int BN = 64, BM = 64, BLOCKS = 1;
 };
-template <bool OPTIONS> struct tile<256, OPTIONS> {
+template <bool SCORE_MODS> struct tile<256, SCORE_MODS> {
     static const int BN = 64, BM = 32, BLOCKS = 1;
 };
 
 enum part { DK = 1, DV = 2 };
 enum { DS_ROW = 64 }; /* elements of a row of dS in shared memory: eight pieces, whatever BM */
 
-/* Scores on their way through the options: a warp's 16 keys x BM queries, with 1 - tanh^2 and the dropout bits of eight
- * keys. */
-template <int BM> struct staged {
-    float z[16][BM + 2];
-    float cap[16][BM + 2];
-    uint8_t kept[BM][2];
-};
-
-template <int D, bool OPTIONS> struct shared {
-    static const int BN = tile<D, OPTIONS>::BN, BM = tile<D, OPTIONS>::BM;
+template <int D, bool SCORE_MODS> struct shared {
+    static const int BN = tile<D, SCORE_MODS>::BN, BM = tile<D, SCORE_MODS>::BM;
     alignas(1024) uint16_t K[2 * BN * D]; /* hi, then lo */
     alignas(1024) uint16_t V[2 * BN * D];
     alignas(1024) uint16_t Q[2 * BM * D];
     alignas(1024) uint16_t dO[2 * BM * D];
     alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: rows are keys */
     float lse2[BM], delta[BM];
-    staged<BM> options[OPTIONS ? BN / 16 : 1];
+    staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
 };
 
 /* Without options there is no staging: it is the last member, and left out. */
-template <int D, bool OPTIONS> constexpr size_t shared_bytes()
+template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 {
-    typedef shared<D, OPTIONS> Shared;
-    return OPTIONS ? sizeof(Shared) : offsetof(Shared, options);
+    typedef shared<D, SCORE_MODS> Shared;
+    return SCORE_MODS ? sizeof(Shared) : offsetof(Shared, options);
 }
 
 /* ---- dK, dV and the sums of dQ ----------------------------------------------------------------------------------- */
@@ -135,10 +127,10 @@ DEVICE void stage_ds(uint16_t *dS, const uint32_t (&hi)[KK][4], const uint32_t (
 }
 
 /* dQ = dS K of a round, added to its tile's sums: groups of 16 queries, the other warps share the columns. */
-template <int D, bool OPTIONS>
-DEVICE void add_dq(shared<D, OPTIONS> &sm, float *sums, float dq_unit, int warp, int lane)
+template <int D, bool SCORE_MODS>
+DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, float dq_unit, int warp, int lane)
 {
-    const int BN = shared<D, OPTIONS>::BN, BM = shared<D, OPTIONS>::BM, WARPS = BN / 16;
+    const int BN = shared<D, SCORE_MODS>::BN, BM = shared<D, SCORE_MODS>::BM, WARPS = BN / 16;
     const int GROUPS = BM / 16, SHARES = WARPS / GROUPS, COLUMNS = D / SHARES, CHUNK = COLUMNS < 64 ? COLUMNS : 64;
     float *const to = sums + (warp % GROUPS) * 16 * D + lane;
     uint32_t s_at = by_8<DS_ROW>(sm.dS, lane) ^ (warp % GROUPS * 32), k_columns_at = by_16<D>(sm.K, lane);
@@ -180,15 +172,14 @@ DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, in
     }
 }
 
-template <int D, bool OPTIONS, int PARTS>
-__global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BLOCKS)
+template <int D, bool SCORE_MODS, int PARTS>
+__global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MODS>::BLOCKS)
     f32_dkdv_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s,
                    float *sums)
 {
-    typedef shared<D, OPTIONS> Shared;
+    typedef shared<D, SCORE_MODS> Shared;
     const int BN = Shared::BN, BM = Shared::BM, WARPS = BN / 16, THREADS = 32 * WARPS, NT = BM / 8, DT = D / 8;
-    extern __shared__ __align__(1024) char memory[];
-    Shared &sm = *reinterpret_cast<Shared *>(memory);
+    Shared &sm = block_memory<Shared>();
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
@@ -243,7 +234,7 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
     uint32_t q_columns_at = by_16<D>(sm.Q, lane), o_columns_at = by_16<D>(sm.dO, lane);
 
     float dK[DT][4] = {}, dV[DT][4] = {};
-    const float scale_log2 = (float)g.scale * LOG2E, drop_scale = OPTIONS && a.drop_below ? a.drop_scale : 1;
+    const float scale_log2 = (float)g.scale * LOG2E, drop_scale = SCORE_MODS && a.drop_below ? a.drop_scale : 1;
     const bool want_dq = (PARTS & DK) && sums;
     bool wide = k_stats.wide || v_stats.wide;
 
@@ -264,28 +255,11 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
          * (lane % 4) + e % 2. */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
         float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* never 0: -inf * 0 would be NaN */
-        if (OPTIONS) {
-            staged<BM> &st = sm.options[warp];
+        if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
-            change_scores<true>(S, st.z, lane, [&](int r, int query, float &z) {
-                const int i = i0 + query, j = j0 + warp * 16 + r;
-                float derivative = 1;
-                z = score_log2(a, x, limit, i < Sq, i, j, z * unit, &derivative);
-                st.cap[r][query] = derivative;
-            });
-            if (a.drop_below)
-#pragma unroll 1
-                for (int m = lane; m < 2 * BM; m += 32)
-                    st.kept[m / 2][m % 2] = (uint8_t)kept_of(a, (int64_t)b * g.dims.H + x.h, i0 + m / 2,
-                                                             (j0 + warp * 16) / 8 + m % 2);
-            __syncwarp();
+            apply_options(S, sm.options[warp], a, x, limit, Sq, i0, j0 + warp * 16, unit, lane);
             c = 1;
-        } else {
-            /* Is every pair of this warp's keys and these queries permitted? */
-            const int jl = j0 + warp * 16, jh = jl + 15;
-            const bool free = jl >= i0 + BM - 1 + limit.lo && jh < i0 + limit.hi && jh < Sk;
-            if (!free) hide_queries(S, limit, jl + lane / 4, i0 + lane % 4 * 2);
-        }
+        } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
 
         /* P = exp(S - lse), times 2^P_BITS */
         float top_delta = 0;
@@ -300,8 +274,8 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
         /* dV += P^T dO */
         if (PARTS & DV) {
             const float dv_unit = power_of_two(-o_stats.exponent) * P_UNIT;
-            if (OPTIONS && a.drop_below) {
-                const staged<BM> &st = sm.options[warp];
+            if (SCORE_MODS && a.drop_below) {
+                const staged_queries<BM> &st = sm.options[warp];
                 float kept[NT][4];
 #pragma unroll
                 for (int nt = 0; nt < NT; nt++)
@@ -336,8 +310,8 @@ __global__ void __launch_bounds__(tile<D, OPTIONS>::BN * 2, tile<D, OPTIONS>::BL
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     float factor = dp_unit, cap = 1;
-                    if (OPTIONS) {
-                        const staged<BM> &st = sm.options[warp];
+                    if (SCORE_MODS) {
+                        const staged_queries<BM> &st = sm.options[warp];
                         const int query = nt * 8 + lane % 4 * 2 + e % 2;
                         if (a.drop_below && !(st.kept[query][e / 2] >> (lane / 4) & 1)) factor = 0;
                         cap = st.cap[e / 2 * 8 + lane / 4][query];
@@ -430,40 +404,40 @@ parts parts_of(const attn_plan *plan, size_t forward)
     return w;
 }
 
-template <int D, bool OPTIONS, int PARTS>
+template <int D, bool SCORE_MODS, int PARTS>
 cudaError_t launch_dkdv(const cuda_args &a, const backward_planes &planes, const saved &s, float *sums,
                         cudaStream_t stream)
 {
     const attn_dims &d = a.g.dims;
-    const int BN = tile<D, OPTIONS>::BN;
-    const size_t bytes = shared_bytes<D, OPTIONS>();
+    const int BN = tile<D, SCORE_MODS>::BN;
+    const size_t bytes = shared_bytes<D, SCORE_MODS>();
     const dim3 grid = d.packed ? dim3((unsigned)(d.total_k / BN + d.B), (unsigned)d.Hk)
                                : dim3((unsigned)attn_tiles(d.Sk, BN), (unsigned)d.Hk, (unsigned)d.B);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
-    const cudaError_t code = allow_shared<f32_dkdv_tiles<D, OPTIONS, PARTS>>(bytes);
-    if (code == cudaSuccess) f32_dkdv_tiles<D, OPTIONS, PARTS><<<grid, BN * 2, bytes, stream>>>(a, planes, s, sums);
+    const cudaError_t code = allow_shared<f32_dkdv_tiles<D, SCORE_MODS, PARTS>>(bytes);
+    if (code == cudaSuccess) f32_dkdv_tiles<D, SCORE_MODS, PARTS><<<grid, BN * 2, bytes, stream>>>(a, planes, s, sums);
     return code;
 }
 
-template <int D, bool OPTIONS>
+template <int D, bool SCORE_MODS>
 cudaError_t launch_form(const cuda_args &a, const backward_planes &planes, const saved &s, float *sums,
                         cudaStream_t stream)
 {
-    const int BM = tile<D, OPTIONS>::BM;
+    const int BM = tile<D, SCORE_MODS>::BM;
     const bool dq = a.g.view[ATTN_T_dq].data != nullptr;
     cudaError_t code = cudaSuccess;
-    if constexpr (D <= 128) code = launch_dkdv<D, OPTIONS, DK | DV>(a, planes, s, sums, stream);
+    if constexpr (D <= 128) code = launch_dkdv<D, SCORE_MODS, DK | DV>(a, planes, s, sums, stream);
     else {
-        code = launch_dkdv<D, OPTIONS, DK>(a, planes, s, sums, stream);
-        if (code == cudaSuccess) code = launch_dkdv<D, OPTIONS, DV>(a, planes, s, nullptr, stream);
+        code = launch_dkdv<D, SCORE_MODS, DK>(a, planes, s, sums, stream);
+        if (code == cudaSuccess) code = launch_dkdv<D, SCORE_MODS, DV>(a, planes, s, nullptr, stream);
     }
     const dim3 grid = tile_grid(a.g, sums ? BM : (int)DQ_BM);
     if (code == cudaSuccess && dq && grid.x && grid.y && grid.z) {
         if (sums) f32_finish_dq<D, BM><<<grid, 128, 0, stream>>>(a, planes, s, sums);
         else {
-            const size_t bytes = sizeof(shared_dq<D, OPTIONS>);
-            code = allow_shared<f32_dq_tiles<D, OPTIONS>>(bytes);
-            if (code == cudaSuccess) f32_dq_tiles<D, OPTIONS><<<grid, DQ_BM * 2, bytes, stream>>>(a, planes, s);
+            const size_t bytes = sizeof(shared_dq<D, SCORE_MODS>);
+            code = allow_shared<f32_dq_tiles<D, SCORE_MODS>>(bytes);
+            if (code == cudaSuccess) f32_dq_tiles<D, SCORE_MODS><<<grid, DQ_BM * 2, bytes, stream>>>(a, planes, s);
         }
     }
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
@@ -478,9 +452,9 @@ cudaError_t launch_width(const cuda_args &a, const backward_planes &planes, cons
 }
 
 /* What the kernels of a problem want. */
-template <int D, bool OPTIONS> size_t most_shared(bool deterministic)
+template <int D, bool SCORE_MODS> size_t most_shared(bool deterministic)
 {
-    const size_t dkdv = shared_bytes<D, OPTIONS>(), dq = deterministic ? sizeof(shared_dq<D, OPTIONS>) : 0;
+    const size_t dkdv = shared_bytes<D, SCORE_MODS>(), dq = deterministic ? sizeof(shared_dq<D, SCORE_MODS>) : 0;
     return dkdv > dq ? dkdv : dq;
 }
 

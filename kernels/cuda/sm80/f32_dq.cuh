@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(128)
 
 enum { DQ_BM = 64 };
 
-template <int D, bool OPTIONS> struct shared_dq {
+template <int D, bool SCORE_MODS> struct shared_dq {
     static const int BN = D == 256 ? 32 : 64;
     alignas(1024) uint16_t Q[2 * DQ_BM * D];
     alignas(1024) uint16_t dO[2 * DQ_BM * D];
@@ -122,17 +122,17 @@ template <int D, bool OPTIONS> struct shared_dq {
     struct {
         float z[16][BN + 4], cap[16][BN + 4];
         uint32_t kept[16][BN / 8];
-    } options[OPTIONS ? DQ_BM / 16 : 1];
+    } options[SCORE_MODS ? DQ_BM / 16 : 1];
 };
 
-template <int D, bool OPTIONS>
+template <int D, bool SCORE_MODS>
 __global__ void __launch_bounds__(DQ_BM * 2)
     f32_dq_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s)
 {
-    const int BM = DQ_BM, BN = shared_dq<D, OPTIONS>::BN, WARPS = BM / 16, THREADS = 32 * WARPS, NT = BN / 8,
+    const int BM = DQ_BM, BN = shared_dq<D, SCORE_MODS>::BN, WARPS = BM / 16, THREADS = 32 * WARPS, NT = BN / 8,
               DT = D / 8;
     extern __shared__ __align__(1024) char memory[];
-    shared_dq<D, OPTIONS> &sm = *reinterpret_cast<shared_dq<D, OPTIONS> *>(memory);
+    shared_dq<D, SCORE_MODS> &sm = *reinterpret_cast<shared_dq<D, SCORE_MODS> *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
         top_delta = fmaxf(top_delta, fabsf(delta[half]));
     }
     top_delta = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(top_delta)));
-    const float drop_scale = OPTIONS && a.drop_below ? a.drop_scale : 1, o_unit = power_of_two(-o_stats.exponent);
+    const float drop_scale = SCORE_MODS && a.drop_below ? a.drop_scale : 1, o_unit = power_of_two(-o_stats.exponent);
     for (int j = first; j < last; j++) {
         const int64_t t = k_tile + j * BN / SPLIT_ROWS;
         const split_stats k_stats = planes.k.stats[t], v_stats = planes.v.stats[t];
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
         multiply_rows<D, 1, BN, BM>(rows_of_dP, o_at, v_at);
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
         float c = fmaxf(x.scale * LOG2E * unit, 1.2e-38f);
-        if (OPTIONS) {
+        if (SCORE_MODS) {
             auto &st = sm.options[warp];
             change_scores<false>(S, st.z, lane, [&](int r, int column, float &z) {
                 const int i = i0 + warp * 16 + r, key = j * BN + column;
@@ -206,14 +206,14 @@ __global__ void __launch_bounds__(DQ_BM * 2)
             for (int e = 0; e < 4; e++) {
                 const float p = exp2_fast(fmaf(S[nt][e], c, -lse2[e / 2]));
                 float factor = dp_unit, cap = 1;
-                if (OPTIONS) {
+                if (SCORE_MODS) {
                     const int r = e / 2 * 8 + lane / 4;
                     if (a.drop_below && !(sm.options[warp].kept[r][nt] >> (lane % 4 * 2 + e % 2) & 1)) factor = 0;
                     cap = sm.options[warp].cap[r][nt * 8 + lane % 4 * 2 + e % 2];
                 }
                 S[nt][e] = p * fmaf(dP[nt][e], factor, -delta[e / 2] * to_ds) * cap;
             }
-        if (OPTIONS) __syncwarp();
+        if (SCORE_MODS) __syncwarp();
 
         /* dQ += dS K */
         uint32_t ah[NT / 2][4], al[NT / 2][4];

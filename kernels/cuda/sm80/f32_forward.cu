@@ -35,18 +35,18 @@ template <> struct tile<256> {
 };
 
 /* The form with options has one 16-row block a warp, which leaves registers for them. */
-template <int D, bool OPTIONS> struct shape {
-    static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = tile<D>::BN, MT = OPTIONS ? 1 : tile<D>::MT;
+template <int D, bool SCORE_MODS> struct shape {
+    static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = tile<D>::BN, MT = SCORE_MODS ? 1 : tile<D>::MT;
     static const int BM = 16 * MT * WARPS, BLOCKS = tile<D>::BLOCKS;
     static_assert(SPLIT_ROWS % BM == 0 && SPLIT_ROWS % BN == 0, "a tile has one exponent");
 };
 
-template <int D, bool OPTIONS> struct shared {
-    alignas(1024) uint16_t Q[2 * shape<D, OPTIONS>::BM * D]; /* hi, then lo */
-    alignas(1024) uint16_t K[2 * shape<D, OPTIONS>::BN * D];
-    alignas(1024) uint16_t V[2 * shape<D, OPTIONS>::BN * D];
-    float S[OPTIONS ? shape<D, OPTIONS>::BM : 1]
-           [OPTIONS ? shape<D, OPTIONS>::BN + 4 : 1]; /* scores on their way through the options */
+template <int D, bool SCORE_MODS> struct shared {
+    alignas(1024) uint16_t Q[2 * shape<D, SCORE_MODS>::BM * D]; /* hi, then lo */
+    alignas(1024) uint16_t K[2 * shape<D, SCORE_MODS>::BN * D];
+    alignas(1024) uint16_t V[2 * shape<D, SCORE_MODS>::BN * D];
+    float S[SCORE_MODS ? shape<D, SCORE_MODS>::BM : 1]
+           [SCORE_MODS ? shape<D, SCORE_MODS>::BN + 4 : 1]; /* scores on their way through the options */
 };
 
 /* What a thread knows of one of its rows: maximum (base 2) and this lane's part of the sum, in units of P_UNIT. */
@@ -68,11 +68,11 @@ struct forward_planes {
 
 /* Q to its planes in shared memory, by its block, for it is read once only. Its BM rows have one exponent, of which q_unit
  * is the unit. Scores are at most score_bound times K's largest number; times 16 where Q is wide. */
-template <int D, bool OPTIONS>
-DEVICE void split_queries(shared<D, OPTIONS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
+template <int D, bool SCORE_MODS>
+DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
                           float &score_bound)
 {
-    typedef shape<D, OPTIONS> Shape;
+    typedef shape<D, SCORE_MODS> Shape;
     const int ROWS = 16 * Shape::MT, V = D / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float x[ROWS][V], top, least;
     load_rows<D, ROWS>(x, a.g.view[ATTN_T_q], place.x.b, place.x.h, place.x.s.q_start, place.i0 + warp * ROWS,
@@ -171,14 +171,14 @@ DEVICE void store_rows_or_values(const cuda_args &a, const head_args &x, const f
     }
 }
 
-template <int D, bool OPTIONS>
-__global__ void __launch_bounds__(shape<D, OPTIONS>::THREADS, shape<D, OPTIONS>::BLOCKS)
+template <int D, bool SCORE_MODS>
+__global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_MODS>::BLOCKS)
     f32_forward_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ forward_planes planes)
 {
-    typedef shape<D, OPTIONS> Shape;
+    typedef shape<D, SCORE_MODS> Shape;
     const int BM = Shape::BM, BN = Shape::BN, MT = Shape::MT, THREADS = Shape::THREADS, NT = BN / 8, DT = D / 8;
     extern __shared__ __align__(1024) char memory[];
-    shared<D, OPTIONS> &sm = *reinterpret_cast<shared<D, OPTIONS> *>(memory);
+    shared<D, SCORE_MODS> &sm = *reinterpret_cast<shared<D, SCORE_MODS> *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(shape<D, OPTIONS>::THREADS, shape<D, OPTIONS>:
     if (first < last) load(sm.K, planes.k, last - 1);
 
     float q_unit, score_bound;
-    split_queries<D, OPTIONS>(sm, a, place, q_unit, score_bound);
+    split_queries<D, SCORE_MODS>(sm, a, place, q_unit, score_bound);
 
     bool clean = false; /* second time over: V without infinities and NaN */
     bool wide = false;  /* all rows by forward_row() */
@@ -263,7 +263,7 @@ again:
             multiply_rows<D, MT, BN, BM>(S, q_at, k_at);
             const float k_unit = power_of_two(-ks.exponent);
 
-            if (OPTIONS) {
+            if (SCORE_MODS) {
                 change_scores<false>(S[0], lines_of<BN + 4>(&sm.S[warp * 16]), lane, [&](int r, int c, float &s) {
                     const int i = q0 + warp * 16 + r, key = j * BN + c;
                     float derivative;
@@ -275,14 +275,14 @@ again:
                     hide_keys(S[mt], limit, q0 + (warp * MT + mt) * 16 + lane / 4, j * BN + lane % 4 * 2);
             }
 
-            const float c = OPTIONS ? 1 : fmaxf(scale_log2 * k_unit, 1.2e-38f); /* never 0: -inf * 0 would be NaN */
+            const float c = SCORE_MODS ? 1 : fmaxf(scale_log2 * k_unit, 1.2e-38f); /* never 0: -inf * 0 would be NaN */
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
                 softmax_step(S[mt], rows[mt], rescale[mt], c, shift);
                 rescale[mt][0] *= o_rescale;
                 rescale[mt][1] *= o_rescale;
             }
-            if (OPTIONS && a.drop_below) /* drop_scale comes at the end */
+            if (SCORE_MODS && a.drop_below) /* drop_scale comes at the end */
                 drop(S[0], reinterpret_cast<uint32_t *>(&sm.S[warp * 16]), 1, lane, [&](int r, int eighth) {
                     return kept_of(a, place.x.b * g.dims.H + place.x.h, q0 + warp * 16 + r, j * NT + eighth);
                 });
@@ -338,7 +338,7 @@ again:
     const float o_unit = power_of_two(-o_exponent) * P_UNIT;
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
-        is_finite &= divide(O[mt], rows[mt], OPTIONS && a.drop_below ? a.drop_scale : 1, o_unit);
+        is_finite &= divide(O[mt], rows[mt], SCORE_MODS && a.drop_below ? a.drop_scale : 1, o_unit);
     if (!clean && !wide && __syncthreads_or(!is_finite)) {
         clean = true;
         if (first < last) load(sm.K, planes.k, last - 1);
@@ -364,7 +364,7 @@ again:
                                                                                 O[mt][dt][half * 2 + 1]);
         }
     __syncwarp();
-    const bool copies = !OPTIONS && sink_of(a, x.h) == -CUDART_INF_F; /* a row that sees one key is that value */
+    const bool copies = !SCORE_MODS && sink_of(a, x.h) == -CUDART_INF_F; /* a row that sees one key is that value */
     if (out.data) store_rows_or_values<D, MT * 16>(a, x, staged, q0, warp * MT * 16, limit, copies, lane);
     if (clean || wide) {
         __syncthreads();
@@ -374,15 +374,15 @@ again:
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-template <int D, bool OPTIONS>
+template <int D, bool SCORE_MODS>
 cudaError_t launch_form(const cuda_args &a, const forward_planes &planes, cudaStream_t stream)
 {
-    typedef shape<D, OPTIONS> Shape;
+    typedef shape<D, SCORE_MODS> Shape;
     const dim3 grid = tile_grid(a.g, Shape::BM);
-    const size_t bytes = sizeof(shared<D, OPTIONS>);
+    const size_t bytes = sizeof(shared<D, SCORE_MODS>);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
-    const cudaError_t code = allow_shared<f32_forward_tiles<D, OPTIONS>>(bytes);
-    if (code == cudaSuccess) f32_forward_tiles<D, OPTIONS><<<grid, Shape::THREADS, bytes, stream>>>(a, planes);
+    const cudaError_t code = allow_shared<f32_forward_tiles<D, SCORE_MODS>>(bytes);
+    if (code == cudaSuccess) f32_forward_tiles<D, SCORE_MODS><<<grid, Shape::THREADS, bytes, stream>>>(a, planes);
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 

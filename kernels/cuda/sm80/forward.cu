@@ -45,23 +45,23 @@ template <> struct tile<256> {
 };
 
 /* The form with options has one 16-row block a warp, which leaves registers for them. */
-template <int D, bool OPTIONS> struct shape {
-    static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = OPTIONS ? 64 : tile<D>::BN,
-                     BM = OPTIONS ? 16 * WARPS : tile<D>::BM;
+template <int D, bool SCORE_MODS> struct shape {
+    static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = SCORE_MODS ? 64 : tile<D>::BN,
+                     BM = SCORE_MODS ? 16 * WARPS : tile<D>::BM;
     static const int MT = BM / 16 / WARPS, BLOCKS = tile<D>::BLOCKS;
 };
 
-template <int D, bool OPTIONS> struct shared {
-    alignas(1024) uint16_t Q[shape<D, OPTIONS>::BM * D]; /* then the rows of out */
-    alignas(1024) uint16_t K[shape<D, OPTIONS>::BN * D];
-    alignas(1024) uint16_t V[shape<D, OPTIONS>::BN * D];
-    float S[OPTIONS ? shape<D, OPTIONS>::BM : 1]
-           [OPTIONS ? shape<D, OPTIONS>::BN + 4 : 1]; /* scores on their way through the options */
+template <int D, bool SCORE_MODS> struct shared {
+    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* then the rows of out */
+    alignas(1024) uint16_t K[shape<D, SCORE_MODS>::BN * D];
+    alignas(1024) uint16_t V[shape<D, SCORE_MODS>::BN * D];
+    float S[SCORE_MODS ? shape<D, SCORE_MODS>::BM : 1]
+           [SCORE_MODS ? shape<D, SCORE_MODS>::BN + 4 : 1]; /* scores on their way through the options */
 };
 
 /* Results pass through all of it: rows of D floats at most. */
-template <int D, bool OPTIONS>
-constexpr bool results_fit = sizeof(shared<D, OPTIONS>) >= sizeof(float) * shape<D, OPTIONS>::BM *D;
+template <int D, bool SCORE_MODS>
+constexpr bool results_fit = sizeof(shared<D, SCORE_MODS>) >= sizeof(float) * shape<D, SCORE_MODS>::BM *D;
 static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128, false> && results_fit<128, true> &&
               results_fit<256, false> && results_fit<256, true>);
 
@@ -107,14 +107,14 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
     }
 }
 
-template <typename T, int D, bool OPTIONS>
-__global__ void __launch_bounds__(shape<D, OPTIONS>::THREADS, shape<D, OPTIONS>::BLOCKS)
+template <typename T, int D, bool SCORE_MODS>
+__global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_MODS>::BLOCKS)
     forward_tiles(const __grid_constant__ cuda_args a, limits whole, float scale_log2)
 {
-    typedef shape<D, OPTIONS> Shape;
+    typedef shape<D, SCORE_MODS> Shape;
     const int BM = Shape::BM, BN = Shape::BN, MT = Shape::MT, THREADS = Shape::THREADS, NT = BN / 8, DT = D / 8;
     extern __shared__ __align__(1024) char memory[];
-    shared<D, OPTIONS> &sm = *reinterpret_cast<shared<D, OPTIONS> *>(memory);
+    shared<D, SCORE_MODS> &sm = *reinterpret_cast<shared<D, SCORE_MODS> *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(shape<D, OPTIONS>::THREADS, shape<D, OPTIONS>:
     const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN,
               free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;
     head_args x; /* what the options read */
-    if (OPTIONS) x = head_args_of(a, place.b, place.h);
+    if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
     /* Above 64 one address is kept in a register (3 % on an H200); at 64 there is none left for it. */
     const uint32_t start = smem_addr(memory), down = start + lane_down<D>(lane);
@@ -174,7 +174,7 @@ again:
             S, [&](uint32_t(&f)[4], int mt, int kk) { a_rows_of<D>(f, down, 0, (warp * MT + mt) * 16, kk * 16); },
             [&](uint32_t(&f)[4], int nt, int kk) { b_rows_of<D>(f, across, tileK, nt * 8, kk * 16); });
 
-        if (OPTIONS) {
+        if (SCORE_MODS) {
             change_scores<false>(S[0], lines_of<BN + 4>(&sm.S[warp * 16]), lane, [&](int r, int c, float &s) {
                 const int i = q0 + warp * 16 + r, key = j * BN + c;
                 float derivative;
@@ -186,10 +186,10 @@ again:
                 hide_keys(S[mt], limit, q0 + (warp * MT + mt) * 16 + lane / 4, j * BN + lane % 4 * 2);
         }
 
-        const float c = OPTIONS ? 1 : scale_log2;
+        const float c = SCORE_MODS ? 1 : scale_log2;
 #pragma unroll
         for (int mt = 0; mt < MT; mt++) softmax_step(S[mt], O[mt], rows[mt], c);
-        if (OPTIONS && a.drop_below) /* drop_scale comes at the end: P is up to 2^8 here */
+        if (SCORE_MODS && a.drop_below) /* drop_scale comes at the end: P is up to 2^8 here */
             drop(S[0], reinterpret_cast<uint32_t *>(&sm.S[warp * 16]), 1, lane, [&](int r, int eighth) {
                 return kept_of(a, x.b * g.dims.H + x.h, q0 + warp * 16 + r, j * NT + eighth);
             });
@@ -212,7 +212,7 @@ again:
     /* out = O / l, lse = m + ln l. The place is found anew, for registers are short in the loop. */
     place = row_place_of<BM>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const float v_scale = scale_of(g.view[ATTN_T_v_scale], place.b, place.hk) *
-                          (OPTIONS && a.drop_below ? a.drop_scale : 1);
+                          (SCORE_MODS && a.drop_below ? a.drop_scale : 1);
     const attn_view &out = g.view[ATTN_T_out], &lse = g.view[ATTN_T_lse];
     float zero = 0;
     bool finite = true;
@@ -272,15 +272,15 @@ again:
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-template <typename T, int D, bool OPTIONS> cudaError_t launch_form(const cuda_args &a, cudaStream_t stream)
+template <typename T, int D, bool SCORE_MODS> cudaError_t launch_form(const cuda_args &a, cudaStream_t stream)
 {
-    typedef shape<D, OPTIONS> Shape;
+    typedef shape<D, SCORE_MODS> Shape;
     const dim3 grid = tile_grid(a.g, Shape::BM);
-    const int bytes = (int)sizeof(shared<D, OPTIONS>);
+    const int bytes = (int)sizeof(shared<D, SCORE_MODS>);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
-    const cudaError_t code = allow_shared<forward_tiles<T, D, OPTIONS>>((size_t)bytes);
+    const cudaError_t code = allow_shared<forward_tiles<T, D, SCORE_MODS>>((size_t)bytes);
     if (code == cudaSuccess)
-        forward_tiles<T, D, OPTIONS>
+        forward_tiles<T, D, SCORE_MODS>
             <<<grid, Shape::THREADS, bytes, stream>>>(a, limits_of_whole(a.g), (float)a.g.scale * LOG2E);
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }

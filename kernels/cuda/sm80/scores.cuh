@@ -176,9 +176,9 @@ template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, flo
 /* Which of keys 8 eighth .. 8 eighth + 7 query i keeps: a bit each, from one call of the generator. `head`: b H + h. */
 DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eighth)
 {
-    const attn_philox lanes = attn_dropout_lanes(a.seed, head, i, eighth);
+    const attn_philox words = attn_dropout_words(a.seed, head, i, eighth);
     uint32_t bits = 0;
-    for (int e = 0; e < 8; e++) bits |= (attn_dropout_lane(lanes, e) >= a.drop_below ? 1u : 0u) << e;
+    for (int e = 0; e < 8; e++) bits |= (attn_dropout_half(words, e) >= a.drop_below ? 1u : 0u) << e;
     return bits;
 }
 
@@ -195,6 +195,41 @@ template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept
         for (int e = 0; e < 4; e++)
             S[nt][e] *= kept[(e / 2 * 8 + lane / 4) * NT + nt] >> (lane % 4 * 2 + e % 2) & 1 ? scale : 0;
     __syncwarp();
+}
+
+/* ---- S^T: rows are keys ------------------------------------------------------------------------------------------- */
+
+/* A warp's 16 keys x BM queries on their way through the options, with 1 - tanh^2 and the dropout bits of eight keys. */
+template <int BM> struct staged_queries {
+    float z[16][BM + 2];
+    float cap[16][BM + 2];
+    uint8_t kept[BM][2];
+};
+
+/* All options, in base 2, for keys from j0 on and queries from i0 on, of which Sq exist; and which pairs dropout keeps. `unit`:
+ * of a score in S. */
+template <int BM, int NT>
+DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const head_args &x,
+                          const limits &limit, int Sq, int i0, int j0, float unit, int lane)
+{
+    change_scores<true>(S, st.z, lane, [&](int r, int query, float &z) {
+        float derivative = 1;
+        z = score_log2(a, x, limit, i0 + query < Sq, i0 + query, j0 + r, z * unit, &derivative);
+        st.cap[r][query] = derivative;
+    });
+    if (a.drop_below)
+#pragma unroll 1
+        for (int m = lane; m < 2 * BM; m += 32)
+            st.kept[m / 2][m % 2] = (uint8_t)kept_of(a, (int64_t)x.b * a.g.dims.H + x.h, i0 + m / 2, j0 / 8 + m % 2);
+    __syncwarp();
+}
+
+/* Causal and window, where not every pair is permitted. */
+template <int BM, int NT>
+DEVICE void hide_hidden_queries(float (&S)[NT][4], const limits &limit, int Sk, int i0, int j0, int lane)
+{
+    const bool free = j0 >= i0 + BM - 1 + limit.lo && j0 + 15 < i0 + limit.hi && j0 + 15 < Sk;
+    if (!free) hide_queries(S, limit, j0 + lane / 4, i0 + lane % 4 * 2);
 }
 
 #endif

@@ -97,6 +97,16 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     int raw_stage; /* the stage of V whose infinities and NaN are to become zeros; negative: there are no more */
     kv_barriers<X::C, X::STAGES> bars;
     uint64_t idle, raw_V;
+
+    /* By one thread, before the block begins. */
+    DEVICE void init()
+    {
+        any_nonfinite = 0;
+        bars.init();
+        mbarrier_init(smem_addr(&idle), X::C * 4);
+        mbarrier_init(smem_addr(&raw_V), 1);
+        fence_mbarrier_init();
+    }
 };
 
 /* What consumer w makes of a tile of work. A FlashMask has its own list of tiles. */
@@ -493,17 +503,12 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     forward_tiles(const __grid_constant__ plan p, const __grid_constant__ kv_maps maps)
 {
     static_assert(sizeof(shared<X>) <= 227 << 10, "what a block may have");
-    extern __shared__ __align__(1024) char memory[];
-    shared<X> &sm = *reinterpret_cast<shared<X> *>(memory);
+    shared<X> &sm = block_memory<shared<X>>();
     const int wg = warpgroup_index();
 
     if (threadIdx.x == 0) {
         prefetch_maps(maps);
-        sm.any_nonfinite = 0;
-        sm.bars.init();
-        mbarrier_init(smem_addr(&sm.idle), X::C * 4);
-        mbarrier_init(smem_addr(&sm.raw_V), 1);
-        fence_mbarrier_init();
+        sm.init();
     }
     begin_block();
 

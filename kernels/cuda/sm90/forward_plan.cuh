@@ -103,16 +103,6 @@ int64_t per_head_of(const attn_dims &d, int BM)
     return d.packed ? d.total_q / BM + d.B : attn_tiles(d.Sq, BM);
 }
 
-/* A tensor's batch rows and rows; packed, all sequences are rows of one. */
-struct extent {
-    int64_t B, rows_q, rows_k;
-};
-extent extent_of(const attn_dims &d)
-{
-    if (d.packed) return { 1, d.total_q, d.total_k };
-    return { d.B, d.Sq, d.Sk };
-}
-
 const int HEADER = 128; /* bytes before the flags: a counter */
 
 /* Scratch: the counter; a flag per warp and tile; for FlashMask the extremes of each tile of keys; of float8, q, k

@@ -64,6 +64,16 @@ DEVICE void multiply(float (&d)[N / 2], const A &a, const B &b)
     wgmma_commit();
 }
 
+/* The same, B MN-major. */
+template <typename T, int N, int STEPS, class A, class B>
+DEVICE void multiply_down(float (&d)[N / 2], const A &a, const B &b)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) wgmma_mn<T, N, 0, 1>::ss(d, a.step(k), b.step(k), k > 0);
+    wgmma_commit();
+}
+
 /* d[64 x N] += A B over STEPS of k, A in registers. */
 template <typename T, int N, int STEPS, class B>
 DEVICE void multiply_add(float (&d)[N / 2], const uint32_t (&A)[STEPS][4], const B &b)

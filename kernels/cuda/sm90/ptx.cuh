@@ -89,6 +89,21 @@ DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3,
                  "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(from)
                  : "memory");
 }
+/* Bytes from global to shared memory, whole pieces of 16, which complete on the barrier. 9.7.9.25.4.1. */
+DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar)
+                 : "memory");
+}
+/* Floats in shared memory are added to those in global memory, each add by itself. Member of the thread's bulk group.
+ * 9.7.9.25.4.2. */
+DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),
+                 "r"(bytes)
+                 : "memory");
+}
 DEVICE void bulk_commit()
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
@@ -194,6 +209,14 @@ DEVICE void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
                  : "memory");
 }
 
+/* The same, each block transposed: lane l holds elements 2 (l % 4) and the next of column l / 4. */
+DEVICE void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
+                 "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
 /* Four 8x8 blocks of 16-bit elements, each transposed: lane l gets elements 2 (l % 4) and the next of column l / 4
  * of each; it gives the address of row l % 8 of block l / 8. */
 DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
@@ -223,6 +246,16 @@ template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
     uint32_t r;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
+}
+/* The two elements of such a register, the low one first. */
+template <typename T> DEVICE float2 unpack(uint32_t r);
+template <> DEVICE float2 unpack<__half>(uint32_t r)
+{
+    return __half22float2(*(__half2 *)&r);
+}
+template <> DEVICE float2 unpack<__nv_bfloat16>(uint32_t r)
+{
+    return make_float2(__uint_as_float(r << 16), __uint_as_float(r & 0xffff0000));
 }
 /* Two float8_e4m3, `low` in the low half of the result, as bfloat16: exact. */
 DEVICE uint32_t widen_e4m3(uint8_t low, uint8_t high)
@@ -337,7 +370,7 @@ struct e4m3 {
 /* d[64 x N] = (accumulate ? d : 0) + A B, float32 sums. Register i of a thread is row 16 warp + lane / 4 + 8 (i / 2
  * % 2), column 8 (i / 4) + 2 (lane % 4) + i % 2.
  *
- * Of 16-bit types, 16 of k a step. ss: both operands K-major in shared memory. rs: A in registers (the order of an
+ * Of 16-bit types, 16 of k a step. ss: both operands in shared memory, K-major. rs: A in registers (the order of an
  * accumulator's 16 columns), B MN-major (its k runs down the rows).
  *
  * Of float8_e4m3fn, 32 of k a step; both operands are K-major, rs's B too. A of rs: register r of a thread holds k =
@@ -365,6 +398,23 @@ template <typename T, int N> struct wgmma;
 WGMMA_N(X, __nv_bfloat16, "k16.f32.bf16.bf16", "1, 1, 0, 0", "1, 1, 1")
 WGMMA_N(X, __half, "k16.f32.f16.f16", "1, 1, 0, 0", "1, 1, 1")
 WGMMA_N(X, e4m3, "k32.f32.e4m3.e4m3", "1, 1", "1, 1")
+#undef X
+
+/* The same of 16-bit types, both operands in shared memory, A_MN and B_MN: is it MN-major? */
+template <typename T, int N, int A_MN, int B_MN> struct wgmma_mn;
+#define X(n, LIST, REGS, a, b, c, e, f, g, type, TYPES)                                                              \
+    template <int A_MN, int B_MN> struct wgmma_mn<type, n, A_MN, B_MN> {                                             \
+        static DEVICE void ss(float (&d)[n / 2], uint64_t A, uint64_t B, int accumulate)                             \
+        {                                                                                                            \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #c ", 0;\n"                                            \
+                         "wgmma.mma_async.sync.aligned.m64n" #n TYPES " {" LIST "}, %" #a ", %" #b ", p, 1, 1, %" #e \
+                         ", %" #f ";\n}"                                                                             \
+                         : UNWRAP REGS                                                                               \
+                         : "l"(A), "l"(B), "r"(accumulate), "n"(A_MN), "n"(B_MN));                                   \
+        }                                                                                                            \
+    };
+WGMMA_N(X, __nv_bfloat16, "k16.f32.bf16.bf16")
+WGMMA_N(X, __half, "k16.f32.f16.f16")
 #undef X
 
 #endif

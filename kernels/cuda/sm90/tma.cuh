@@ -21,6 +21,16 @@ struct tma_tensor {
     int64_t B, H, rows, columns, batch, head, row;
 };
 
+/* A tensor's batch rows and rows; packed, all sequences are rows of one. */
+struct extent {
+    int64_t B, rows_q, rows_k;
+};
+static inline extent extent_of(const attn_dims &d)
+{
+    if (d.packed) return { 1, d.total_q, d.total_k };
+    return { d.B, d.Sq, d.Sk };
+}
+
 /* Of the tensors of 16 bits that kernels multiply, as a problem has them. */
 static inline tma_tensor tma_tensor_of(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns)
 {
@@ -83,11 +93,12 @@ struct tma_place {
     int column, row, h, b;
 };
 
-/* Asks for a tile of ROWS rows and CHUNKS chunks of COLUMNS columns; all of it arrives on barrier `bar`. */
+/* Asks for a tile of ROWS rows and CHUNKS chunks of COLUMNS columns; all of it arrives on barrier `bar`. With it,
+ * `more` bytes, which the caller asks for. */
 template <int ROWS, int CHUNKS, int COLUMNS>
-DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from, uint32_t bar)
+DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from, uint32_t bar, uint32_t more = 0)
 {
-    mbarrier_arrive_expect_tx(bar, ROWS * CHUNKS * 128);
+    mbarrier_arrive_expect_tx(bar, ROWS * CHUNKS * 128 + more);
     for (int c = 0; c < CHUNKS; c++)
         tma_load_4d(to + c * ROWS * 128, map, from.column + c * COLUMNS, from.row, from.h, from.b, bar);
 }

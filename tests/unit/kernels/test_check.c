@@ -158,11 +158,15 @@ static void test_sequences_and_heads_are_bounded_even_where_they_hold_nothing(vo
 static void test_the_shapes_of_q_k_v(void **state)
 {
     (void)state;
-    SAYS(forward, INVALID, "/q", "q: is required", p.q.rank = 0);
-    SAYS(forward, INVALID, "/k", "k: is required", p.k.rank = 0);
-    SAYS(forward, INVALID, "/v", "v: is required", p.v.rank = 0);
-    SAYS(forward, INVALID, "/q/shape", "q: shape has 3 dimensions, must have 4", p.q.rank = 3);
-    SAYS(packed, INVALID, "/k/shape", "k: shape has 4 dimensions, must have 3 with cu_seqlens_q",
+    SAYS(forward, INVALID, "/q", "q: is required; a problem has q, k and v", p.q.rank = 0);
+    SAYS(forward, INVALID, "/k", "k: is required; a problem has q, k and v", p.k.rank = 0);
+    SAYS(forward, INVALID, "/v", "v: is required; a problem has q, k and v", p.v.rank = 0);
+    SAYS(forward, INVALID, "/q/shape",
+         "q: shape [2, 3, 8] has 3 dimensions, must have 4: [B, Sq, H, D]; a missing axis is written as 1, and heads "
+         "have an axis of their own",
+         p.q.rank = 3);
+    SAYS(packed, INVALID, "/k/shape",
+         "k: shape [1, 8, 2, 16] has 4 dimensions, must have 3 with cu_seqlens_q: [total_k, Hk, D]",
          p.k = TENSOR(zeros, ATTN_F16, 1, 8, 2, 16));
     SAYS(forward, INVALID, "/q/dtype", "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn",
          p.q.dtype = ATTN_I32);
@@ -204,7 +208,7 @@ static void test_packed_lengths(void **state)
     (void)state;
     SAYS(packed, INVALID, "/cu_seqlens_k", "cu_seqlens_k: is required with cu_seqlens_q", p.cu_seqlens_k.rank = 0);
     SAYS(packed, INVALID, "/cu_seqlens_q", "cu_seqlens_q: is required with cu_seqlens_k", p.cu_seqlens_q.rank = 0);
-    SAYS(packed, INVALID, "/cu_seqlens_q/shape", "cu_seqlens_q: shape has 2 dimensions, must have 1",
+    SAYS(packed, INVALID, "/cu_seqlens_q/shape", "cu_seqlens_q: shape [3, 0] has 2 dimensions, must have 1: [N + 1]",
          p.cu_seqlens_q.rank = 2);
     SAYS(packed, INVALID, "/cu_seqlens_q/dtype", "cu_seqlens_q: dtype is float32, must be int32",
          p.cu_seqlens_q.dtype = ATTN_F32);
@@ -213,20 +217,22 @@ static void test_packed_lengths(void **state)
     SAYS(packed, INVALID, "/cu_seqlens_k/shape/0", "cu_seqlens_k: shape[0] is 2, must be 3 as cu_seqlens_q's",
          p.cu_seqlens_k.shape[0] = 2);
     SAYS(packed, INVALID, "/layout", "layout: is bhsd, must be bshd with cu_seqlens_q", p.layout = ATTN_BHSD);
-    SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 1, must be 0", p.cu_seqlens_q.data = starts_at_1);
+    SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts",
+         p.cu_seqlens_q.data = starts_at_1);
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [2] is 6, must be at least 7, the value before it",
          p.cu_seqlens_q.data = falls);
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [2] is 5, must be 6, the rows of q",
          p.cu_seqlens_q.data = short_);
     SAYS(packed, INVALID, "/cu_seqlens_k/data", "cu_seqlens_k: [2] is 9, must be 8, the rows of k",
          p.cu_seqlens_k.data = long_);
-    SAYS(packed, INVALID, "/bias", "bias: cannot be combined with cu_seqlens_q",
+#define ALONE "; send a sequence that needs it as a problem of its own"
+    SAYS(packed, INVALID, "/bias", "bias: cannot be combined with cu_seqlens_q" ALONE,
          p.bias = TENSOR(bias32, ATTN_F32, 2, 8, 3, 4));
-    SAYS(packed, INVALID, "/keep_mask", "keep_mask: cannot be combined with cu_seqlens_q",
+    SAYS(packed, INVALID, "/keep_mask", "keep_mask: cannot be combined with cu_seqlens_q" ALONE,
          p.keep_mask = TENSOR(keep, ATTN_U8, 2, 8, 3, 4));
-    SAYS(packed, INVALID, "/seqlens_k", "seqlens_k: cannot be combined with cu_seqlens_q",
+    SAYS(packed, INVALID, "/seqlens_k", "seqlens_k: cannot be combined with cu_seqlens_q" ALONE,
          p.seqlens_k = TENSOR(lengths, ATTN_I32, 2));
-    SAYS(packed, INVALID, "/mask_startend_rows", "mask_startend_rows: cannot be combined with cu_seqlens_q",
+    SAYS(packed, INVALID, "/mask_startend_rows", "mask_startend_rows: cannot be combined with cu_seqlens_q" ALONE,
          p.mask_startend_rows = TENSOR(mask_rows, ATTN_I32, 2, 1, 4, 2));
     SAYS(packed, INVALID, "/alibi_slopes/shape/0",
          "alibi_slopes: shape[0] is 3, must be 2, the sequences of cu_seqlens_q",
@@ -237,10 +243,53 @@ static void test_packed_lengths(void **state)
          p.lse = TENSOR(zeros, ATTN_F32, 8, 5));
 }
 
+static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
+{
+    static int32_t lengths_q[] = { 2, 4 }, with_zero[] = { 0, 1, 5 }, falling[] = { 0, 5, 1 }, other[] = { 2, 5 },
+                   many[] = { 1, 1, 1, 1, 2 }, below[] = { 0, 8, -2 };
+    (void)state;
+#define LENGTHS            "; these look like lengths, their running sums are wanted: "
+#define Q_AND_K(values, n) p.cu_seqlens_q = TENSOR(values, ATTN_I32, n), p.cu_seqlens_k = TENSOR(values, ATTN_I32, n)
+    SAYS(packed, INVALID, "/cu_seqlens_q/data",
+         "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts" LENGTHS "[0, 2, 6]",
+         Q_AND_K(lengths_q, 2));
+    SAYS(packed, INVALID, "/cu_seqlens_q/data",
+         "cu_seqlens_q: [2] is 5, must be 6, the rows of q" LENGTHS "[0, 0, 1, 6]", Q_AND_K(with_zero, 3));
+    SAYS(packed, INVALID, "/cu_seqlens_q/data",
+         "cu_seqlens_q: [2] is 1, must be at least 5, the value before it" LENGTHS "[0, 0, 5, 6]", Q_AND_K(falling, 3));
+    SAYS(packed, INVALID, "/cu_seqlens_q/data",
+         "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts" LENGTHS "[0, 1, 2, 3, ...]",
+         Q_AND_K(many, 5));
+    SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts",
+         Q_AND_K(other, 2)); /* they add up to something else */
+    SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [2] is -2, must be at least 8, the value before it",
+         Q_AND_K(below, 3));
+}
+
+static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
+{
+    (void)state;
+#define AS_BHSD "; read as [B, H, S, D] all would fit: is 'layout': 'bhsd' missing?"
+#define AS_BSHD "; read as [B, S, H, D] all would fit: is 'layout': 'bhsd' meant?"
+    SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 4, must divide the 3 heads of q" AS_BHSD, p.layout = ATTN_BSHD);
+    SAYS(forward, INVALID, "/k/shape/1", "k: shape[1] is 4, must divide the 3 heads of q" AS_BSHD,
+         p.layout = ATTN_BHSD);
+    SAYS(bhsd, INVALID, "/keep_mask/shape/2", "keep_mask: shape[2] is 3, must be 1 or 8, the queries of q" AS_BHSD,
+         p.layout = ATTN_BSHD;
+         p.k = p.v = p.q; p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 3, 3));
+    /* Neither fits, or the fault is none of shapes. */
+    SAYS(bhsd, INVALID, "/k/shape/3", "k: shape[3] is 15, must be 16, the head size of q", p.k.shape[3] = 15);
+    SAYS(bhsd, INVALID, "/k/dtype", "k: dtype is float32, must be float16 as q's", p.k.dtype = ATTN_F32);
+    attn_problem p = bhsd();
+    p.layout = ATTN_BSHD;
+    assert_int_equal(attn_check(&p, NULL), ATTN_INVALID); /* who wants no words gets none */
+}
+
 static void test_masks_and_biases(void **state)
 {
     (void)state;
-    SAYS(forward, INVALID, "/alibi_slopes/shape", "alibi_slopes: shape has 3 dimensions, must have 1 or 2",
+    SAYS(forward, INVALID, "/alibi_slopes/shape",
+         "alibi_slopes: shape [1, 2, 8] has 3 dimensions, must have 1 or 2: [H] or [B, H]",
          p.alibi_slopes = TENSOR(slopes, ATTN_F32, 1, 2, 8));
     SAYS(forward, INVALID, "/alibi_slopes/shape/0", "alibi_slopes: shape[0] is 2, must be 8, the heads of q",
          p.alibi_slopes = TENSOR(slopes, ATTN_F32, 2));
@@ -256,7 +305,9 @@ static void test_masks_and_biases(void **state)
     SAYS(forward, INVALID, "/sinks/data", "sinks: [7] is nan, must be finite or -inf", sinks[7] = -NAN;
          p.sinks = TENSOR(sinks, ATTN_F32, 8));
     sinks[7] = 0;
-    SAYS(forward, INVALID, "/bias/shape", "bias: shape has 2 dimensions, must have 4",
+    SAYS(forward, INVALID, "/bias/shape",
+         "bias: shape [3, 4] has 2 dimensions, must have 4: [1 or B, 1 or H, 1 or Sq, Sk]; a missing axis is written "
+         "as 1",
          p.bias = TENSOR(bias32, ATTN_F32, 3, 4));
     SAYS(forward, INVALID, "/bias/shape/0", "bias: shape[0] is 3, must be 1 or 2, the batch of q",
          p.bias = TENSOR(zeros, ATTN_F32, 3, 8, 3, 4));
@@ -340,7 +391,8 @@ static void test_results_and_gradients(void **state)
     SAYS(forward, INVALID, "/lse/dtype", "lse: dtype is float16, must be float32", p.lse.dtype = ATTN_F16);
     SAYS(forward, INVALID, "/lse/shape/1", "lse: shape[1] is 3, must be 8, the heads of q",
          p.lse = TENSOR(zeros, ATTN_F32, 2, 3, 8));
-    SAYS(backward, INVALID, "/dout", "dout: is required", p.dout.rank = 0);
+    SAYS(backward, INVALID, "/dout", "dout: is required, the gradient of the loss with respect to out",
+         p.dout.rank = 0);
     SAYS(backward, INVALID, "/out", "out: is required with lse (give both or neither)", p.out.rank = 0);
     SAYS(backward, INVALID, "/lse", "lse: is required with out (give both or neither)", p.lse.rank = 0);
     SAYS(backward, INVALID, "/dsinks", "dsinks: sinks is not given", p.dsinks = TENSOR(zeros, ATTN_F32, 8));
@@ -350,7 +402,7 @@ static void test_results_and_gradients(void **state)
     SAYS(backward, INVALID, "/dbias/shape/1", "dbias: shape[1] is 8, must be 1 as bias's",
          p.bias = TENSOR(zeros, ATTN_F32, 2, 1, 3, 4);
          p.dbias = TENSOR(zeros, ATTN_F32, 2, 8, 3, 4));
-    SAYS(backward, INVALID, "/dalibi_slopes/shape", "dalibi_slopes: shape has 1 dimensions, must have 2",
+    SAYS(backward, INVALID, "/dalibi_slopes/shape", "dalibi_slopes: shape [8] has 1 dimensions, must have 2: [B, H]",
          p.alibi_slopes = TENSOR(slopes, ATTN_F32, 2, 8);
          p.dalibi_slopes = TENSOR(zeros, ATTN_F32, 8));
     SAYS(backward, INVALID, "/dq/dtype", "dq: dtype is float32, must be float16 as q's", p.dq.dtype = ATTN_F32);
@@ -560,6 +612,8 @@ int main(void)
         cmocka_unit_test(test_sequences_and_heads_are_bounded_even_where_they_hold_nothing),
         cmocka_unit_test(test_the_shapes_of_q_k_v),
         cmocka_unit_test(test_packed_lengths),
+        cmocka_unit_test(test_lengths_in_the_place_of_their_sums_are_recognised),
+        cmocka_unit_test(test_the_other_layout_is_suspected_where_it_would_do),
         cmocka_unit_test(test_masks_and_biases),
         cmocka_unit_test(test_fp8),
         cmocka_unit_test(test_results_and_gradients),

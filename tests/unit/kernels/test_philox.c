@@ -40,7 +40,7 @@ static void test_an_element_has_its_own_lane(void **state)
         const attn_philox counter = { { (uint32_t)(j / 8), 77, 5, 0 } };
         const attn_philox words = attn_philox4x32_10(counter, 0xa4093822, 0x299f31d0);
         const uint32_t lane = words.word[j % 8 / 2] >> (j % 2 ? 16 : 0) & 0xffff;
-        assert_int_equal(attn_dropout_lane(attn_dropout_lanes(seed, 5, 77, j / 8), (int)(j % 8)), lane);
+        assert_int_equal(attn_dropout_half(attn_dropout_words(seed, 5, 77, j / 8), (int)(j % 8)), lane);
         assert_true(attn_dropout_keep(seed, 5, 77, j, lane));
         assert_false(attn_dropout_keep(seed, 5, 77, j, lane + 1));
     }

@@ -70,6 +70,14 @@ DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3,
     const int at[4] = { c0, c1, c2, c3 };
     emu::tma_store(map, at, 4, from);
 }
+DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
+{
+    emu::bulk_load(to, from, bytes, bar);
+}
+DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)
+{
+    emu::bulk_add(to, from, bytes);
+}
 DEVICE void bulk_commit()
 {
     emu::bulk_commit();
@@ -146,6 +154,10 @@ DEVICE void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
 {
     emu::stmatrix_x4(row, r);
 }
+DEVICE void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
+{
+    emu::stmatrix_x4_trans(row, r);
+}
 DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
 {
     emu::ldmatrix_x4_trans(r, row);
@@ -165,6 +177,16 @@ template <> DEVICE uint32_t pack<__half>(float low, float high)
 template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
 {
     return emu::pack_bf16(low, high);
+}
+
+template <typename T> DEVICE float2 unpack(uint32_t r);
+template <> DEVICE float2 unpack<__half>(uint32_t r)
+{
+    return make_float2(attn_f16_to_f32((uint16_t)r), attn_f16_to_f32((uint16_t)(r >> 16)));
+}
+template <> DEVICE float2 unpack<__nv_bfloat16>(uint32_t r)
+{
+    return make_float2(attn_bf16_to_f32((uint16_t)r), attn_bf16_to_f32((uint16_t)(r >> 16)));
 }
 
 DEVICE uint32_t widen_e4m3(uint8_t low, uint8_t high)
@@ -227,6 +249,13 @@ template <typename T, int N> struct wgmma {
     static DEVICE void rs(float (&d)[N / 2], const uint32_t (&A)[4], uint64_t B, int accumulate)
     {
         emu::wgmma_issue({ type_of<T>, N, d, A, 0, B, accumulate != 0, false, sizeof(T) == 2 });
+    }
+};
+
+template <typename T, int N, int A_MN, int B_MN> struct wgmma_mn {
+    static DEVICE void ss(float (&d)[N / 2], uint64_t A, uint64_t B, int accumulate)
+    {
+        emu::wgmma_issue({ type_of<T>, N, d, nullptr, A, B, accumulate != 0, A_MN != 0, B_MN != 0 });
     }
 };
 

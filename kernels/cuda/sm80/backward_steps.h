@@ -1,0 +1,64 @@
+/* backward_steps.h: what a backward on tensor cores does before and after its main kernel, the same for sm80/backward.cu
+ * and sm90/backward.cu.
+ *
+ *   begin_backward   the forward, where out and lse are not given; then `prepare`: delta = rowsum(dO O) - dlse, lse and
+ *                    delta by query tiles, zeros in the sums of dQ
+ *   the main kernel  dK, dV, and dQ of all its keys added to the sums
+ *   end_backward     `finish`: dQ = scale * sums, in its dtype; dbias, dalibi_slopes and dsinks where wanted */
+#ifndef ATTN_SM80_BACKWARD_STEPS_H
+#define ATTN_SM80_BACKWARD_STEPS_H
+
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/simple/rows.cuh"
+
+enum { QUERY_TILE = 64 }; /* queries whose values and sums lie together */
+
+/* What the rows of a query tile have in common with nobody: lse in base 2, +inf where there is no row or the row
+ * sees nothing (P becomes 0), and delta. */
+struct row_values {
+    float lse2[QUERY_TILE], delta[QUERY_TILE];
+};
+
+/* The workspace as kernels see it: rows.cuh's part, the values of every query tile and its float32 sums of dQ, D of
+ * the class by 64 (NULL: not wanted). */
+struct backward_scratch {
+    saved s;
+    row_values *values;
+    float *sums;
+    bool by_lane; /* sums: a lane's four floats lie together whatever the code was compiled for; sm90/ sets it */
+};
+
+/* Query tiles of all heads are counted through; packed, sequence b owns those from cu[b] / QUERY_TILE + b on, as in
+ * tile_place_of(). */
+DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int h, int tile)
+{
+    const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / QUERY_TILE + a.g.dims.B
+                                          : attn_tiles(a.g.dims.Sq, QUERY_TILE);
+    return (a.g.dims.packed ? h * tiles + s.q_start / QUERY_TILE + b : (b * a.g.dims.H + h) * tiles) + tile;
+}
+
+/* Sums of a query tile are blocks of 16 queries x 8 channels, as fragments: four floats a lane. Those of 32 queries
+ * lie together, pairs of blocks channel by channel: a warp's 32 x 32 is one piece. red_add_4() takes four floats
+ * that lie together, where there is such an instruction; elsewhere a warp's additions to one of the four had better
+ * lie together. */
+template <int D> DEVICE int fragment_at(int q, int d)
+{
+    return ((q / 32 * (D / 8) + d / 8) * 2 + q / 16 % 2) * 128;
+}
+
+/* Head dims are treated as 64, 128 or 256. */
+int backward_class(const attn_dims &d);
+
+/* Bytes of workspace for all of this; 0: the forward that a backward without out needs is not computed here. The main
+ * kernel's own follow them. */
+size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan);
+
+struct backward_run {
+    cuda_args args;
+    backward_scratch scratch;
+};
+cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory,
+                           backward_run *run);
+cudaError_t end_backward(cudaStream_t stream, const attn_plan *plan, const backward_run &run);
+
+#endif

@@ -1,0 +1,643 @@
+/* backward.cu: flash attention backward for Hopper: TMA, wgmma, warp specialisation.
+ *
+ * A block owns BN = 128 keys of one key/value head; K and V stay in shared memory, and the queries that see them pass by
+ * in tiles of BM, for every head of the group. One warpgroup produces, two consume: each owns 64 of the keys and holds
+ * their dK and dV in registers (FlashAttention-2, arXiv:2307.08691, Algorithm 2, the loops exchanged and the scores
+ * transposed, as in FlashAttention-3):
+ *
+ *     S^T = K Q^T            dP^T = V dO^T                  64 keys x BM queries per consumer
+ *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)      in registers, which are the next two products' operands
+ *     dV += P^T dO           dK += dS^T Q
+ *     dQ  = dS K                                            dS of both consumers, by shared memory; a part each
+ *
+ *     producer, warp 0                 consumer                                                      in flight
+ *       K, Q[0], V, dO[0]                issue S[0], dP[0];  make_P(0)
+ *       for n = 1 .. :                   for n = 0 .. :
+ *         Q[n], lse, delta; dO[n]          dS = P (dP - delta), to shared memory
+ *     producer, warps 1 and 2              issue dQ[n - 1], dK += dS Q[n], S[n + 1]
+ *       for n = 0 .. :                     dQ[n - 1] to shared memory, for warps 1 and 2                 dK, S
+ *         add dQ[n] to the sums            wait dK;  issue dP[n + 1];  wait S
+ *                                          make_P(n + 1): P = exp(S)                                     dP
+ *                                                         issue dV += P dO[n + 1];  wait dP, dV
+ *                                        dQ of the last;  dK = scale dK, dV
+ *
+ * dQ of a tile needs dS of both consumers and is made a round later, so that neither waits for the other: one may be a
+ * round ahead, and dS has three stages. At D = 64 they take turns with their exponentials, so that one's are computed under
+ * the other's products. There are no registers to spare: P takes the place of S as 16-bit numbers, which are dV's operand and
+ * what dS is made of, and dS takes the place of P; so dV retires before dS is made.
+ *
+ * dQ is added to float32 sums in global memory by the copy engine (cp.reduce.async.bulk), in the order of
+ * sm80/backward_steps.h, whose kernels make the values of the rows before and dQ of the sums behind.
+ *
+ * What lies past the end of a tensor arrives as zeros (tma.cuh). Packed, or with lengths, rows past the end of a sequence
+ * are another's: they are made zeros in shared memory, for P = 0 times NaN is NaN.
+ *
+ * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK or dV is not
+ * finite leaves a mark, and repair_keys computes its rows one by one; `finish` does the same for dQ. */
+#include "epilogue.cuh"
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/sm80/backward_steps.h"
+#include "launch.cuh"
+#include "masks.cuh"
+#include "pipeline.cuh"
+#include "products.cuh"
+#include "scheduler.cuh"
+
+namespace {
+
+/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+
+/* An instantiation: head dims up to D; BM queries a tile. */
+template <int D_, int BM_> struct shape {
+    static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 ? 3 : 2, STAGES_DO = 2, STAGES_DS = 3;
+    static const int CHUNKS = D / 64, THREADS = 384;
+    static const int UNITS = BM / QUERY_TILE;       /* whose values and sums lie together */
+    static const int DQ_COLUMNS = D / (2 / UNITS);  /* a consumer's part of dQ: 64 queries by so many channels */
+    static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
+    static const bool TURNS = D == 64; /* with the exponentials, of which there are as many for half the products */
+};
+
+/* Threads that meet: both consumers; a consumer and its sender. */
+enum { CONSUMERS = 256, HANDING = 128 + 32 };
+
+/* Named barriers; those of dQ one per consumer. */
+enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, ZERO_BARRIER = 12 };
+
+/* ---- The plan, and a block's place in it ------------------------------------------------------------------------- */
+
+/* What the kernels know beside cuda_args. */
+struct plan {
+    tile_order order; /* of tiles of keys; packed, some have no rows */
+    backward_scratch scratch;
+    float scale, c;     /* c = log2(e) * scale, > 0 */
+    uint8_t *nonfinite; /* a byte per warp and tile of keys */
+};
+
+struct maps {
+    CUtensorMap Q, K, V, dO;
+};
+
+/* A block's keys, and the query tiles that see any of them. */
+struct block_place {
+    attn_sequence s;
+    int b, hk, j0;
+    int rows;        /* of dk and dv to write; seqlens_k leaves rows of zeros behind the keys */
+    int first, last; /* query tiles */
+    key_band band;
+    int Sq;
+    /* Rounds: tiles of a head, head after head of the group. */
+    DEVICE int tiles() const { return last - first; }
+};
+
+template <class X> struct shared {
+    alignas(1024) uint16_t K[X::BN * X::D];
+    alignas(1024) uint16_t V[X::BN * X::D];
+    alignas(1024) uint16_t Q[X::STAGES_Q][X::BM * X::D];
+    alignas(1024) uint16_t dO[X::STAGES_DO][X::BM * X::D];
+    alignas(1024) uint16_t
+        dS[X::STAGES_DS][X::BM * X::BN]; /* rows are queries; a chunk of 64 keys per consumer. At the end dK, dV */
+    alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS]; /* a consumer's part, in the order of fragment_at() */
+    alignas(16) row_values values[X::STAGES_Q][X::UNITS];
+    barrier_pairs<X::STAGES_Q> bars_Q;
+    barrier_pairs<X::STAGES_DO> bars_dO;
+    uint64_t K_full, V_full, dS_full[X::STAGES_DS];
+    block_place place;
+};
+
+template <class X> DEVICE block_place block_place_of(const cuda_args &a, const plan &p, int t)
+{
+    const attn_geometry &g = a.g;
+    const head_tile at = head_tile_of(p.order, t);
+    block_place x;
+    int tile = at.tile;
+    x.b = at.head / (int)g.dims.Hk;
+    x.hk = at.head - x.b * (int)g.dims.Hk;
+    if (g.dims.packed) {
+        x.b = sequence_of_tile(g.cu_k, g.dims.B, X::BN, 1, tile);
+        tile -= g.cu_k[x.b] / X::BN + x.b;
+    }
+    x.s = attn_sequence_of(&g, x.b);
+    x.j0 = tile * X::BN;
+    x.Sq = (int)x.s.Sq;
+    const int left = (int)attn_min64(g.left, FAR), right = (int)attn_min64(g.right, FAR);
+    x.band = key_band_of((int)attn_align(&g, &x.s), left, right, (int)x.s.Sk);
+    x.rows = max(min((int)(g.dims.packed ? x.s.Sk : g.dims.Sk) - x.j0, X::BN), 0);
+    /* Key j is seen by the queries i with j - hi < i <= j - lo. */
+    const int last_key = min(x.j0 + X::BN, x.band.Sk) - 1;
+    x.first = x.last = 0;
+    if (last_key >= x.j0) {
+        x.first = max(x.j0 - x.band.hi + 1, 0) / X::BM;
+        x.last = max((min(last_key - x.band.lo + 1, x.Sq) + X::BM - 1) / X::BM, x.first);
+    }
+    return x;
+}
+
+/* ---- The producer's warps ---------------------------------------------------------------------------------------- */
+
+/* A thread loads the block's keys, and keeps the rings of queries full. */
+template <class X> struct loader {
+    const cuda_args &a;
+    const plan &p;
+    shared<X> &sm;
+    const maps &m;
+    const block_place &x;
+
+    DEVICE void load_Q(const ring<X::STAGES_Q> &at, int h, int tile)
+    {
+        const uint32_t bar = smem_addr(&sm.bars_Q.full[at.stage]);
+        const int last_unit = (x.Sq - 1) / QUERY_TILE;
+        await_empty(sm.bars_Q, at);
+        load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
+                                        { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
+                                        X::UNITS * sizeof(row_values));
+        for (int n = 0; n < X::UNITS; n++) { /* of a tile that is not there those of the last: finite, and masked */
+            const int unit = min(tile * X::UNITS + n, last_unit);
+            bulk_load(smem_addr(&sm.values[at.stage][n]), p.scratch.values + query_tile(a, x.s, x.b, h, unit),
+                      sizeof(row_values), bar);
+        }
+    }
+
+    DEVICE void load_dO(const ring<X::STAGES_DO> &at, int h, int tile)
+    {
+        fill_stage<X::BM, X::CHUNKS, 64>(sm.bars_dO, at, smem_addr(sm.dO[at.stage]), &m.dO,
+                                         { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b });
+    }
+
+    DEVICE void run()
+    {
+        const int group = (int)a.g.group;
+        if (x.first == x.last) return;
+        const tma_place keys = { 0, (int)x.s.k_start + x.j0, x.hk, a.g.dims.packed ? 0 : x.b };
+        ring<X::STAGES_Q> q;
+        ring<X::STAGES_DO> o;
+        bool begun = false;
+        for (int h = x.hk * group; h < (x.hk + 1) * group; h++)
+#pragma unroll 1
+            for (int tile = x.first; tile < x.last; tile++) {
+                if (!begun) load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.K), &m.K, keys, smem_addr(&sm.K_full));
+                load_Q(q, h, tile);
+                if (!begun) load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.V), &m.V, keys, smem_addr(&sm.V_full));
+                load_dO(o, h, tile);
+                begun = true;
+                q.next();
+                o.next();
+            }
+    }
+};
+
+/* A warp per consumer sends its parts of dQ on their way: the first lane asks the copy engine to add them. */
+template <class X> struct sender {
+    const cuda_args &a;
+    const plan &p;
+    shared<X> &sm;
+    const block_place &x;
+    const int w; /* the consumer's */
+
+    DEVICE void add(int h, int tile)
+    {
+        /* D = 64: a consumer's part is a unit of 64 queries. D = 128: 64 channels of a unit, which lie together for 32
+         * queries at a time. */
+        const int unit = X::UNITS == 2 ? tile * 2 + w : tile, PIECES = X::UNITS == 2 ? 1 : 2;
+        if (unit * QUERY_TILE >= x.Sq || !p.scratch.sums) return;
+        float *const to = p.scratch.sums + query_tile(a, x.s, x.b, h, unit) * (QUERY_TILE * X::D);
+        const int FLOATS = QUERY_TILE * X::DQ_COLUMNS / PIECES;
+        for (int n = 0; n < PIECES; n++)
+            bulk_add(to + (PIECES == 1 ? 0 : fragment_at<X::D>(n * 32, w * X::DQ_COLUMNS)),
+                     smem_addr(sm.dQ[w] + n * FLOATS), FLOATS * 4);
+    }
+
+    DEVICE void run()
+    {
+        const bool sends = threadIdx.x % 32 == 0;
+        const int group = (int)a.g.group;
+        for (int h = x.hk * group; h < (x.hk + 1) * group; h++)
+#pragma unroll 1
+            for (int tile = x.first; tile < x.last; tile++) {
+                if (sends) bulk_wait_read<0>(); /* the part of the tile before, where there is one */
+                __syncwarp();
+                named_barrier_arrive(DQ_FREE + w, HANDING);
+                named_barrier_sync(DQ_FULL + w, HANDING);
+                if (sends) add(h, tile);
+                if (sends) bulk_commit();
+            }
+        if (sends) bulk_wait_read<0>(); /* shared memory is the block's no longer */
+    }
+};
+
+/* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
+
+/* Rows from `first` on of a tile become zeros. Both consumers do it together, and meet. */
+template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
+{
+    const int per_chunk = (ROWS - first) * 8; /* 16-byte pieces */
+    for (int n = (int)threadIdx.x - 128; n < CHUNKS * per_chunk; n += CONSUMERS) {
+        const int chunk = n / per_chunk;
+        ((uint4 *)(tile + chunk * ROWS * 64 + first * 64))[n % per_chunk] = make_uint4(0, 0, 0, 0);
+    }
+    fence_proxy_async_shared();
+    named_barrier_sync(ZERO_BARRIER, CONSUMERS);
+}
+
+template <typename T, class X> struct gradients {
+    static const int D = X::D, BM = X::BM, BN = X::BN;
+    const cuda_args &a;
+    const plan &p;
+    shared<X> &sm;
+    const block_place &x;
+    consumer<2> me;
+    ring<X::STAGES_Q> q; /* the next round's */
+    ring<X::STAGES_DO> o;
+    ring<X::STAGES_DS> mine, whole; /* of dS: written next by this warpgroup; next for dQ */
+    int tile;                       /* the next round's queries */
+    int free_first, free_last;      /* tiles of queries all of which see all keys of this warpgroup */
+    /* Operands: K and V of this warpgroup's keys, the first stages, dS and K as dQ's part takes them. */
+    const k_major_low<BN> own_K, own_V;
+    const k_major_low<BM> first_Q, first_dO, first_dS;
+    const mn_major_low<BM> first_Q_down, first_dO_down;
+    const mn_major_low<BN> K_down;
+
+    DEVICE gradients(const cuda_args &a_, const plan &p_, shared<X> &sm_, const block_place &x_, int w)
+        : a(a_), p(p_), sm(sm_), x(x_), me(w), whole{ X::STAGES_DS - 1, 1 }, tile(x_.first),
+          own_K(smem_addr(sm_.K) + w * 64 * 128), own_V(smem_addr(sm_.V) + w * 64 * 128), first_Q(smem_addr(sm_.Q)),
+          first_dO(smem_addr(sm_.dO)), first_dS(smem_addr(sm_.dS) + (X::UNITS == 2 ? w * 64 * 128 : 0)),
+          first_Q_down(smem_addr(sm_.Q)), first_dO_down(smem_addr(sm_.dO)),
+          K_down(smem_addr(sm_.K) + (X::UNITS == 2 ? 0 : w * X::DQ_COLUMNS / 64 * BN * 128))
+    {
+        const int first_key = x.j0 + w * 64, last_key = first_key + 63;
+        free_first = (max(last_key - x.band.hi + 1, 0) + BM - 1) / BM;
+        free_last = last_key < x.band.Sk ? min(x.Sq, max(first_key - x.band.lo + 1, 0)) / BM : 0;
+    }
+
+    /* Q or dO of a stage: the products along the channels, and those down the rows. */
+    DEVICE auto Q_along(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q, stage); }
+    DEVICE auto dO_along(int stage) const { return stage_of<sizeof sm.dO[0]>(first_dO, stage); }
+    DEVICE mn_major_low<BM> Q_down(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q_down, stage); }
+    DEVICE mn_major_low<BM> dO_down(int stage) const { return stage_of<sizeof sm.dO[0]>(first_dO_down, stage); }
+
+    /* Another sequence's rows. */
+    DEVICE void zero_past_end(uint16_t *queries) const
+    {
+        if (a.g.dims.packed && (tile + 1) * BM > x.Sq) zero_rows<BM, X::CHUNKS>(queries, x.Sq - tile * BM);
+    }
+
+    DEVICE void issue_S(float (&S)[BM / 2]) const
+    {
+        await_full(sm.bars_Q, q);
+        zero_past_end(sm.Q[q.stage]);
+        multiply<T, BM, D / 16>(S, own_K, Q_along(q.stage));
+    }
+    DEVICE void issue_dP(float (&dP)[BM / 2]) const
+    {
+        await_full(sm.bars_dO, o);
+        zero_past_end(sm.dO[o.stage]);
+        multiply<T, BM, D / 16>(dP, own_V, dO_along(o.stage));
+    }
+
+    /* -inf where the thread's keys (rows j and j + 8 of S^T) are not seen by queries i .. */
+    DEVICE void hide(float (&S)[BM / 2], int j, int i) const
+    {
+        const int column = i + me.lane % 4 * 2;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int key = j + half * 8;
+            const int lo = key < x.band.Sk ? key - x.band.hi + 1 - column : BM,
+                      hi = min(key - x.band.lo + 1, x.Sq) - column;
+#pragma unroll
+            for (int n = 0; n < BM / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    if (n * 8 + e < lo || n * 8 + e >= hi) S[n * 4 + half * 2 + e] = -CUDART_INF_F;
+        }
+    }
+
+    /* S becomes P. */
+    DEVICE void exponents(float (&S)[BM / 2], const row_values *values) const
+    {
+        if (tile < free_first || tile >= free_last) hide(S, x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4, tile * BM);
+#pragma unroll
+        for (int n = 0; n < BM / 8; n++) {
+            const float2 lse2 = *(const float2 *)&values[n / 8].lse2[n % 8 * 8 + me.lane % 4 * 2];
+#pragma unroll
+            for (int e = 0; e < 4; e++) S[n * 4 + e] = exp2_fast(fmaf(S[n * 4 + e], p.c, -(e % 2 ? lse2.y : lse2.x)));
+        }
+    }
+
+    /* P becomes dS = P (dP - delta), of P as it was rounded for dV: there is no room for more. */
+    DEVICE void differences(uint32_t (&P)[BM / 16][4], const float (&dP)[BM / 2], const row_values *values) const
+    {
+#pragma unroll
+        for (int n = 0; n < BM / 8; n++) {
+            const float2 delta = *(const float2 *)&values[n / 8].delta[n % 8 * 8 + me.lane % 4 * 2];
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                uint32_t &pair = P[n / 2][n % 2 * 2 + e];
+                const float2 y = unpack<T>(pair);
+                pair = pack<T>(y.x * (dP[n * 4 + e * 2] - delta.x), y.y * (dP[n * 4 + e * 2 + 1] - delta.y));
+            }
+        }
+    }
+
+    /* dS^T to shared memory as dS: rows are queries. */
+    DEVICE void share_dS(const uint32_t (&dS)[BM / 16][4])
+    {
+        const int t = me.lane / 8, piece = me.warp * 2 + t % 2;
+        uint16_t *const to = sm.dS[mine.stage];
+#pragma unroll
+        for (int n = 0; n < BM / 16; n++) {
+            const int i = n * 16 + t / 2 * 8 + me.lane % 8;
+            stmatrix_x4_trans(smem_addr(to + (me.w * BM + i) * 64 + (piece ^ (i & 7)) * 8), dS[n]);
+        }
+        fence_proxy_async_shared();
+        __syncwarp();
+        if (me.lane == 0) mbarrier_arrive(smem_addr(&sm.dS_full[mine.stage]));
+        mine.next();
+    }
+
+    /* Until both have shared dS of the round before; so both have done with the stage that share_dS() writes next. */
+    DEVICE void await_dS() const
+    {
+        mbarrier_wait(smem_addr(&sm.dS_full[whole.stage]), whole.phase);
+    }
+
+    /* This warpgroup's part of dQ = dS K, of the dS awaited. */
+    DEVICE void issue_dQ(float (&dQ)[X::DQ_COLUMNS / 2])
+    {
+        multiply_down<T, X::DQ_COLUMNS, BN / 16>(dQ, stage_of<sizeof sm.dS[0]>(first_dS, whole.stage), K_down);
+        whole.next();
+    }
+
+    /* To where the sender finds it. */
+    DEVICE void hand_over(const float (&dQ)[X::DQ_COLUMNS / 2]) const
+    {
+        named_barrier_sync(DQ_FREE + me.w, HANDING);
+        float *const to = sm.dQ[me.w] + fragment_at<X::DQ_COLUMNS>(me.warp * 16, 0) + me.lane * 4;
+#pragma unroll
+        for (int n = 0; n < X::DQ_COLUMNS / 8; n++)
+            *(float4 *)(to + fragment_at<X::DQ_COLUMNS>(0, n * 8)) = make_float4(dQ[n * 4], dQ[n * 4 + 1],
+                                                                                 dQ[n * 4 + 2], dQ[n * 4 + 3]);
+        fence_proxy_async_shared();
+        named_barrier_arrive(DQ_FULL + me.w, HANDING);
+    }
+
+    /* The first half of a round, when S and dP are issued. */
+    DEVICE void make_P(float (&S)[BM / 2], float (&dP)[BM / 2], uint32_t (&P)[BM / 16][4], float (&dV)[D / 2])
+    {
+        retire<1>(S);
+        if (X::TURNS) me.await_turn();
+        exponents(S, sm.values[q.stage]);
+        to_operand<T, BM>(P, S);
+        if (X::TURNS) me.next_turn();
+        multiply_add<T, D, BM / 16>(dV, P, dO_down(o.stage));
+        retire<0>(dP); /* and dV */
+        me.release(sm.bars_dO, o);
+        o.next();
+    }
+
+    /* The second half; dQ of the round before (the first makes one of nothing, which nobody gets: a branch round the
+     * product costs registers that are not there); the next round's first half, if there are MORE. */
+    template <bool MORE>
+    DEVICE void make_dS(float (&S)[BM / 2], float (&dP)[BM / 2], uint32_t (&P)[BM / 16][4], float (&dK)[D / 2],
+                        float (&dV)[D / 2], bool first)
+    {
+        float dQ[X::DQ_COLUMNS / 2];
+        const ring<X::STAGES_Q> now = q;
+        q.next();
+        tile = tile + 1 == x.last ? x.first : tile + 1;
+
+        differences(P, dP, sm.values[now.stage]);
+        if (!first) await_dS();
+        share_dS(P);
+        issue_dQ(dQ);
+
+        multiply_add<T, D, BM / 16>(dK, P, Q_down(now.stage));
+        if (MORE) issue_S(S);
+        retire<MORE ? 2 : 1>(dQ);
+        if (!first) hand_over(dQ);
+        wgmma_wait<MORE ? 1 : 0>(); /* dK, whose operand gives way to P */
+        me.release(sm.bars_Q, now);
+        if (MORE) {
+            issue_dP(dP);
+            make_P(S, dP, P, dV);
+        }
+    }
+
+    DEVICE void last_dQ()
+    {
+        float dQ[X::DQ_COLUMNS / 2];
+        await_dS();
+        issue_dQ(dQ);
+        retire<0>(dQ);
+        hand_over(dQ);
+    }
+
+    /* dK and dV to memory, by way of the warp's part of dS. */
+    DEVICE void finish(float (&dK)[D / 2], float (&dV)[D / 2], int t)
+    {
+        const float scale[2] = { p.scale, p.scale }, one[2] = { 1, 1 };
+        const int row = me.w * 64 + me.warp * 16, count = x.rows - row;
+        const int64_t line = x.s.k_start + x.j0 + row;
+        uint16_t *const staging = sm.dS[0] + (me.w * 4 + me.warp) * 16 * D;
+        const attn_view &dk = a.g.view[ATTN_T_dk], &dv = a.g.view[ATTN_T_dv];
+        bool finite = finish_rows(dK, scale);
+        finite &= finish_rows(dV, one);
+        const bool any = __any_sync(0xffffffff, !finite);
+        if (me.lane == 0) p.nonfinite[t * 8 + me.w * 4 + me.warp] = any;
+        if (dv.data)
+            store_rows<T, D>((T *)dv.data + attn_at(&dv, x.b, x.hk, line), dv.row, count, (int)a.g.dims.Dv, dV, staging,
+                             me.lane);
+        __syncwarp();
+        if (dk.data)
+            store_rows<T, D>((T *)dk.data + attn_at(&dk, x.b, x.hk, line), dk.row, count, (int)a.g.dims.D, dK, staging,
+                             me.lane);
+    }
+
+    DEVICE void run(int t)
+    {
+        const int rounds = x.tiles() * (int)a.g.group;
+        float dK[D / 2], dV[D / 2];
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) dK[i] = dV[i] = 0;
+        if (rounds > 0) {
+            float S[BM / 2], dP[BM / 2];
+            uint32_t P[BM / 16][4];
+            const int keys = x.band.Sk - x.j0;
+            mbarrier_wait(smem_addr(&sm.K_full), 0);
+            if ((a.g.dims.packed || a.g.seqlens_k) && keys < BN) {
+                mbarrier_wait(smem_addr(&sm.V_full), 0);
+                zero_rows<BN, X::CHUNKS>(sm.K, keys);
+                zero_rows<BN, X::CHUNKS>(sm.V, keys);
+            }
+            if (X::TURNS) me.begin_turns();
+            issue_S(S);
+            mbarrier_wait(smem_addr(&sm.V_full), 0);
+            issue_dP(dP);
+            make_P(S, dP, P, dV);
+            int n = 0;
+#pragma unroll 1
+            for (; n < rounds - 1; n++) make_dS<true>(S, dP, P, dK, dV, n == 0);
+            make_dS<false>(S, dP, P, dK, dV, n == 0);
+            if (X::TURNS) me.end_turns();
+            last_dQ();
+            named_barrier_sync(END_BARRIER, CONSUMERS); /* nobody reads dS any more */
+        }
+        finish(dK, dV, t);
+    }
+};
+
+/* ---- The kernels ------------------------------------------------------------------------------------------------- */
+
+template <typename T, class X>
+__global__ void __launch_bounds__(X::THREADS, 1)
+    backward_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ plan p, const __grid_constant__ maps m)
+{
+    static_assert(sizeof(shared<X>) <= 227 << 10, "what a block may have");
+    shared<X> &sm = block_memory<shared<X>>();
+    const int wg = warpgroup_index(), t = (int)blockIdx.x;
+
+    if (threadIdx.x == 0) {
+        prefetch_tensormap(&m.Q);
+        prefetch_tensormap(&m.K);
+        prefetch_tensormap(&m.V);
+        prefetch_tensormap(&m.dO);
+        init_pairs(sm.bars_Q, 2);
+        init_pairs(sm.bars_dO, 2);
+        mbarrier_init(smem_addr(&sm.K_full), 1);
+        mbarrier_init(smem_addr(&sm.V_full), 1);
+        for (int n = 0; n < X::STAGES_DS; n++) mbarrier_init(smem_addr(&sm.dS_full[n]), 8); /* warps */
+        fence_mbarrier_init();
+    }
+    if (threadIdx.x == 32) sm.place = block_place_of<X>(a, p, t);
+    __syncthreads();
+    wait_for_prerequisites();
+    const block_place &x = sm.place;
+    if (x.rows == 0) return;
+
+    if (wg == 0) {
+        setmaxnreg_dec<X::PRODUCER>();
+        if (threadIdx.x == 0) loader<X>{ a, p, sm, m, x }.run();
+        else if (threadIdx.x / 32 == 1 || threadIdx.x / 32 == 2)
+            sender<X>{ a, p, sm, x, (int)threadIdx.x / 32 - 1 }.run();
+    } else {
+        setmaxnreg_inc<X::CONSUMER>();
+        gradients<T, X>(a, p, sm, x, wg - 1).run(t);
+    }
+}
+
+/* Rows of dK and dV that are not finite, one by one, among those of the warps that said so. */
+template <class X>
+__global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
+{
+    launch_dependents();
+    wait_for_prerequisites();
+    for_flagged_warps(
+        p.order.tiles * 8, [&](int n) { return p.nonfinite[n]; },
+        [&](int n, uint32_t) {
+            const block_place x = block_place_of<X>(a, p, n / 8);
+            for (int r = n % 8 * 16; r < n % 8 * 16 + 16 && r < x.rows; r++)
+                dkdv_row(a, p.scratch.s, x.b, x.hk, x.j0 + r);
+        });
+}
+
+/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+
+const int KEYS = 128; /* of a block, in all shapes */
+
+/* Tiles of keys of a head. */
+int64_t per_head_of(const attn_dims &d)
+{
+    return d.packed ? d.total_k / KEYS + d.B : attn_tiles(d.Sk, KEYS);
+}
+
+template <typename T, class X>
+cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const backward_run &run, uint8_t *nonfinite)
+{
+    const attn_geometry &g = run.args.g;
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    maps m;
+    if (!tma_map(&m.Q, tma_tensor_of(g.view[ATTN_T_q], e.B, d.H, e.rows_q, d.D), X::BM) ||
+        !tma_map(&m.K, tma_tensor_of(g.view[ATTN_T_k], e.B, d.Hk, e.rows_k, d.D), X::BN) ||
+        !tma_map(&m.V, tma_tensor_of(g.view[ATTN_T_v], e.B, d.Hk, e.rows_k, d.Dv), X::BN) ||
+        !tma_map(&m.dO, tma_tensor_of(g.view[ATTN_T_dout], e.B, d.H, e.rows_q, d.Dv), X::BM))
+        return cudaErrorInvalidValue;
+    const bool uneven = g.right < e.rows_k || g.left < e.rows_q || d.packed || g.seqlens_k;
+    plan p;
+    p.order = tile_order_of(per_head_of(d), e.B * d.Hk, e.rows_q * g.group * (d.D + d.Dv) * 4, uneven);
+    p.scratch = run.scratch;
+    p.scale = (float)g.scale;
+    p.c = p.scale * LOG2E;
+    p.nonfinite = nonfinite;
+    cudaError_t code = allow_shared<backward_tiles<T, X>>(sizeof(shared<X>));
+    if (code == cudaSuccess)
+        code = launch_dependent(backward_tiles<T, X>, p.order.tiles, X::THREADS, sizeof(shared<X>), stream, run.args, p,
+                                m);
+    if (code != cudaSuccess) return code;
+    return launch_dependent(repair_keys<X>, chip->multiprocessors, 128, 0, stream, run.args, p);
+}
+
+struct shape_row {
+    int D;
+    cudaError_t (*launch[2])(const cuda_chip *, cudaStream_t, const backward_run &, uint8_t *); /* bfloat16, float16 */
+};
+template <class X> constexpr shape_row row()
+{
+    return { X::D, { launch<__nv_bfloat16, X>, launch<__half, X> } };
+}
+
+/* By backward_class(). */
+const shape_row shapes[] = {
+    row<shape<64, 128>>(),
+    row<shape<128, 64>>(),
+};
+
+bool plan_backward(const cuda_chip *chip, attn_plan *plan)
+{
+    const attn_geometry &g = plan->geometry;
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    if (backward_class(d) > 128) return false;
+    if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
+    if (!tile_grid_fits(d) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
+    static const struct {
+        attn_tensor_id tensor;
+        bool of_keys, value;
+    } walked[] = { { ATTN_T_q, false, false },   { ATTN_T_k, true, false },  { ATTN_T_v, true, true },
+                   { ATTN_T_dout, false, true }, { ATTN_T_dk, true, false }, { ATTN_T_dv, true, true } };
+    for (const auto &x : walked)
+        if (plan->problem->tensor[x.tensor].rank &&
+            !tma_walkable(g.view[x.tensor], e.B, x.of_keys ? d.Hk : d.H, x.of_keys ? e.rows_k : e.rows_q,
+                          x.value ? d.Dv : d.D, 8))
+            return false;
+    const size_t bytes = backward_bytes(chip, plan);
+    if (bytes == 0) return false;
+    plan->workspace_bytes = bytes + (size_t)(e.B * d.Hk * per_head_of(d) * 8);
+    return true;
+}
+
+cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
+{
+    const attn_dims &d = plan->geometry.dims;
+    backward_run run;
+    cudaError_t code = begin_backward(chip, stream, plan, memory, &run);
+    if (code != cudaSuccess) return code;
+    run.scratch.by_lane = true;
+    uint8_t *const nonfinite = (uint8_t *)memory + backward_bytes(chip, plan);
+    code = cudaErrorInvalidValue;
+    for (const shape_row &x : shapes)
+        if (x.D == backward_class(d)) code = x.launch[plan->problem->q.dtype == ATTN_F16](chip, stream, run, nonfinite);
+    return code == cudaSuccess ? end_backward(stream, plan, run) : code;
+}
+
+const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
+                          ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | ATTN_TENSOR_BIT(dsinks) |
+                          ATTN_OPTION_BIT(OUT_DTYPE);
+
+} // namespace
+
+extern const cuda_kernel sm90_backward = {
+    { "sm90", ATTN_OP_BACKWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), 128, FEATURES },
+    90,
+    90,
+    plan_backward,
+    launch_backward,
+};
