@@ -186,6 +186,16 @@ const char *base64_reason(const base64_decoder *decoder, char found)
     return "padding after a character whose unused bits are not zero";
 }
 
+void base64_head(const base64_decoder *decoder, const uint8_t *bytes, size_t count, char head[BASE64_HEAD + 1])
+{
+    size_t length = 0;
+    if (count >= BASE64_HEAD / 4 * 3) base64_encode(bytes, BASE64_HEAD / 4 * 3, head), length = BASE64_HEAD;
+    else if (count > 0) base64_encode(bytes, count, head), length = (size_t)BASE64_ENCODED(count);
+    for (int i = decoder->held; !decoder->ended && i > 0 && length < BASE64_HEAD; i--)
+        head[length++] = base64_alphabet[decoder->bits >> 6 * (i - 1) & 63];
+    head[length] = '\0';
+}
+
 /* ---- Encoding ---------------------------------------------------------------------------------------------------- */
 
 void base64_encode(const uint8_t *bytes, size_t count, char *text)

@@ -1,11 +1,12 @@
-/* decode.c: from the skeleton to problems that have passed attn_check().
+/* decode.c: from a tree of members to problems that have passed attn_check().
  *
- * scan.c has taken the tensor values out of the body; what is left is small, and cJSON makes a tree of it. Here
- * names get their meaning. Two tables say it all: attn_tensors[] (kernels/attention.h) for the members that are
- * tensors, proto_options[] below for the rest. A member that is in neither is refused by name.
+ * The format's reader (format.h) has taken the tensor values out of the body and made a tree of what is left, which is
+ * small. Here names get their meaning, whatever the format was. Two tables say it all: attn_tensors[]
+ * (kernels/attention.h) for the members that are tensors, proto_options[] below for the rest. A member that is in neither
+ * is refused by name.
  *
- *     body -> scan -> skeleton -> cJSON -> object() -> tensor(), option()  -> attn_check() -> proto_call
- *                 \-> memory  ------------------------^
+ *     body -> reader -> tree -> object() -> tensor(), option()  -> attn_check() -> proto_call
+ *                 \---> memory -------------^
  *
  * Invariants:
  *   1. Every member is looked at exactly once, in the order of the body; the first fault is the one reported, with its
@@ -18,22 +19,24 @@
 
 #include <cjson/cJSON.h>
 #include <math.h>
-#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
+#include "format.h"
+#include "habits.h"
 #include "scan.h"
 #include "text.h"
+#include "tree.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
 /* ---- The options ------------------------------------------------------------------------------------------------- */
 
 enum { BOTH = PROTO_FORWARD | PROTO_BACKWARD };
-#define INTEGER_MAX (INT64_C(1) << 53) /* beyond it other programs' JSON numbers are not exact */
 
 static const char *const layouts[] = { "bshd", "bhsd", NULL };
 static const char *const alignments[] = { "bottom_right", "top_left", NULL };
@@ -48,7 +51,7 @@ const proto_option proto_options[] = {
       "multiplies q . k; 1/sqrt(D) where it is not given" },
     { "causal", PROTO_TYPE_BOOL, BOTH, false, AT(problem.causal), 0, 0, 0, NULL, "false",
       "query i sees keys j <= i', where alignment says what i' is" },
-    { "window", PROTO_TYPE_PAIR, BOTH, false, AT(problem.window_left), 0, -1, INTEGER_MAX, NULL, "[-1,-1]",
+    { "window", PROTO_TYPE_PAIR, BOTH, false, AT(problem.window_left), 0, -1, TREE_INTEGER_MAX, NULL, "[-1,-1]",
       "[left, right]: query i sees i' - left <= j <= i' + right; -1 is unbounded" },
     { "alignment", PROTO_TYPE_CHOICE, BOTH, false, AT(problem.alignment), 0, 0, 0, alignments, "\"bottom_right\"",
       "bottom_right: i' = i + Sk - Sq, the last query sees the last key; top_left: i' = i" },
@@ -69,13 +72,13 @@ const proto_option proto_options[] = {
       "dalibi_slopes" },
     { "encoding", PROTO_TYPE_CHOICE, BOTH, true, AT(encoding), 0, 0, 0, encodings, "\"base64\"",
       "how tensors are written in the answer" },
-    { "verify", PROTO_TYPE_ROWS, PROTO_FORWARD, false, AT(verify_rows), 0, 0, INTEGER_MAX, NULL, "0",
+    { "verify", PROTO_TYPE_ROWS, PROTO_FORWARD, false, AT(verify_rows), 0, 0, TREE_INTEGER_MAX, NULL, "0",
       "recompute that many rows, or \"all\", in float64 and report the error" },
     { "save", PROTO_TYPE_BOOL, PROTO_FORWARD, false, AT(save), 0, 0, 0, NULL, "false",
       "keep q, k, v, out and lse on the server for one backward; the answer then has context" },
     { "context", PROTO_TYPE_ID, PROTO_BACKWARD, true, AT(context), 0, 0, 0, NULL, NULL,
       "what a forward with save answered: q, k, v, out, lse and the options come from there" },
-    { "timeout_ms", PROTO_TYPE_INTEGER, BOTH, true, AT(timeout_ms), 0, 1, INTEGER_MAX, NULL, NULL,
+    { "timeout_ms", PROTO_TYPE_INTEGER, BOTH, true, AT(timeout_ms), 0, 1, TREE_INTEGER_MAX, NULL, NULL,
       "milliseconds until the answer is of no use; the server's limit where it is not given" },
     { .name = NULL },
 };
@@ -114,96 +117,28 @@ struct reader {
     uint8_t *memory;
 };
 
-enum { QUOTE_BYTES = 48 };
+#define UNITS "abcdefghijklmnopqrstuvwxyz%" /* "5s", "10%" */
 
-/* The client's string, or NULL where the value is none. */
-static const char *string_of(const cJSON *value)
+/* What else there is to say of a value that should be a number, true or false, an array: "" where nothing is. */
+static const char *value_cure(const cJSON *value)
 {
-    return cJSON_IsString(value) && value->valuestring[0] == SCAN_STRING ? value->valuestring + 1 : NULL;
+    const char *const text = tree_string(value);
+    char *end;
+    if (cJSON_IsNull(value)) return "; leave it out where it is not wanted";
+    if (!text) return "";
+    if (!strcasecmp(text, "true") || !strcasecmp(text, "false")) return ", without quotes";
+    if (!strchr("-0123456789", *text)) return "";
+    (void)strtod(text, &end); /* the program never leaves the C locale */
+    if (end == text || strspn(end, UNITS) != strlen(end)) return "";
+    return *end == '\0' ? ", without quotes" : ", without quotes and unit";
 }
 
-/* The client's number as it was written, or NULL. */
-static const char *number_of(const cJSON *value)
+/* The same of one that should be an integer, and is not optional. */
+static const char *integer_cure(const cJSON *value)
 {
-    return cJSON_IsString(value) && value->valuestring[0] == SCAN_NUMBER ? value->valuestring + 1 : NULL;
-}
-
-/* The value in a message: itself where it is short. */
-static const char *describe(const cJSON *value, char quote[QUOTE_BYTES])
-{
-    const char *text;
-    if ((text = string_of(value))) {
-        const int length = (int)text_cut(text, 32);
-        snprintf(quote, QUOTE_BYTES, "'%.*s'%s", length, text, text[length] ? "..." : "");
-    } else if ((text = number_of(value))) {
-        snprintf(quote, QUOTE_BYTES, "%.24s%s", text, strlen(text) > 24 ? "..." : "");
-    } else {
-        snprintf(quote, QUOTE_BYTES, "%s",
-                 cJSON_IsNull(value)     ? "null"
-                 : cJSON_IsTrue(value)   ? "true"
-                 : cJSON_IsFalse(value)  ? "false"
-                 : cJSON_IsObject(value) ? "an object"
-                                         : "an array");
-    }
-    return quote;
-}
-
-/* An integer literal within the limits: no fraction, no exponent, no -0 (1.0 is refused too). */
-static bool integer_of(const cJSON *value, int64_t minimum, int64_t maximum, int64_t *integer)
-{
-    const char *text = number_of(value);
-    const bool negative = text && *text == '-';
-    uint64_t n;
-    if (!text || !text_is_number(text + negative, INT64_MAX, &n) || (negative && n == 0)) return false;
-    const int64_t signed_n = negative ? -(int64_t)n : (int64_t)n;
-    if (signed_n < minimum || signed_n > maximum) return false;
-    *integer = signed_n;
-    return true;
-}
-
-typedef char member_text[sizeof((attn_error *)0)->member];
-enum { POINTER_BYTES = sizeof(member_text) - 2 };
-
-/* A pointer of one or two steps into a problem, RFC 6901: ~ and / in names are escaped. Cut at a character's end, at most
- * POINTER_BYTES long. */
-static const char *pointer(member_text out, const char *outer, const char *name)
-{
-    struct text t = text_in(out, POINTER_BYTES + 1);
-    if (outer) text_printf(&t, "/%s", outer);
-    text_put_char(&t, '/');
-    for (size_t bytes; t.failure == TEXT_FINE && (bytes = text_character(name)) > 0; name += bytes) {
-        if (*name == '~') text_put_string(&t, "~0");
-        else if (*name == '/') text_put_string(&t, "~1");
-        else text_put(&t, name, bytes);
-    }
-    return out;
-}
-
-/* ---- Names nobody knows ------------------------------------------------------------------------------------------ */
-
-static attn_status unknown_member(const char *outer, const struct text_nearest *best, attn_error *err)
-{
-    member_text member;
-    const int length = (int)text_cut(best->unknown, 48);
-    return attn_fail(err, ATTN_INVALID, pointer(member, outer, best->unknown), "%s%sunknown member '%.*s%s'%s%s%s",
-                     outer ? outer : "", outer ? ": " : "", length, best->unknown, best->unknown[length] ? "..." : "",
-                     best->name ? ", did you mean '" : "", best->name ? best->name : "", best->name ? "'?" : "");
-}
-
-/* Was this name seen in the object before? */
-static bool repeated(const cJSON *object, const cJSON *member)
-{
-    for (const cJSON *other = object->child; other != member; other = other->next)
-        if (!strcmp(other->string, member->string)) return true;
-    return false;
-}
-
-static attn_status repeated_member(const char *outer, const char *name, attn_error *err)
-{
-    member_text member;
-    const int length = (int)text_cut(name, 48);
-    return attn_fail(err, ATTN_INVALID, pointer(member, outer, name), "%s%smember '%.*s%s' is given twice",
-                     outer ? outer : "", outer ? ": " : "", length, name, name[length] ? "..." : "");
+    const char *const text = tree_number(value);
+    if (text) return strpbrk(text, ".eE") ? "; it is written without point and exponent" : "";
+    return cJSON_IsNull(value) ? "" : value_cure(value);
 }
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
@@ -219,25 +154,36 @@ static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BY
     return text;
 }
 
-static attn_status shape(const char *name, const cJSON *value, attn_tensor *t, attn_error *err)
+/* What else there is to say of a size that is no integer. */
+static const char *size_cure(const cJSON *size)
 {
-    member_text member;
-    char quote[QUOTE_BYTES];
+    const char *const text = tree_number(size);
+    if (text && *text == '-') return "; no size can be left open";
+    return integer_cure(size);
+}
+
+static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, attn_error *err)
+{
+    const char *const name = attn_tensors[id].name;
+    tree_member member;
+    char quote[TREE_QUOTE_BYTES], axes[ATTN_SHAPE_BYTES];
     const cJSON *size;
     int rank;
     if (!cJSON_IsArray(value))
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "shape"),
-                         "%s: shape is %s, must be an array of integers", name, describe(value, quote));
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "shape"),
+                         "%s: shape is %s, must be an array of integers, such as [1, 128, 8, 64]", name,
+                         tree_describe(value, quote));
     rank = cJSON_GetArraySize(value);
     if (rank < 1 || rank > ATTN_MAX_RANK)
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "shape"),
-                         "%s: shape has %d dimensions, must have 1 to %d", name, rank, ATTN_MAX_RANK);
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "shape"),
+                         "%s: shape has %d dimensions, must have 1 to %d; %s is %s", name, rank, ATTN_MAX_RANK, name,
+                         attn_tensor_shape(id, axes));
     size = value->child;
     for (int a = 0; a < rank; a++, size = size->next)
-        if (!integer_of(size, 0, INTEGER_MAX, &t->shape[a])) {
+        if (!tree_integer(size, 0, TREE_INTEGER_MAX, &t->shape[a])) {
             snprintf(member, sizeof member, "/%s/shape/%d", name, a);
-            return attn_fail(err, ATTN_INVALID, member, "%s: shape[%d] is %s, must be an integer from 0 to %lld", name,
-                             a, describe(size, quote), (long long)INTEGER_MAX);
+            return attn_fail(err, ATTN_INVALID, member, "%s: shape[%d] is %s, must be an integer from 0 to 2^53%s",
+                             name, a, tree_describe(size, quote), size_cure(size));
         }
     t->rank = rank;
     return ATTN_OK;
@@ -255,54 +201,178 @@ static bool nesting_fits(const scan_lift *lift, const attn_tensor *t)
     return true;
 }
 
-static attn_status data(const struct reader *r, const char *name, const cJSON *value, attn_tensor *t, attn_error *err)
+/* Of what dtype so many bytes would be right for so many elements; NULL: of none. */
+static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint64_t elements)
 {
-    member_text member;
-    char quote[QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES];
+    static const struct {
+        size_t bytes;
+        bool floating;
+        const char *name;
+    } dtypes[] = {
+        { 1, true, "float8_e4m3fn" }, { 2, true, "float16" }, { 4, true, "float32" }, { 8, true, "float64" },
+        { 1, false, "uint8" },        { 2, false, "int16" },  { 4, false, "int32" },  { 8, false, "int64" }
+    };
+    const bool floating = attn_dtype_floating(dtype->as);
+    for (size_t i = 0; i < COUNT(dtypes); i++)
+        if (dtypes[i].floating == floating && elements > 0 && bytes % dtypes[i].bytes == 0 &&
+            bytes / dtypes[i].bytes == elements)
+            return dtypes[i].name;
+    return NULL;
+}
+
+/* What else there is to say of bytes that are not as many as they must be. */
+static const char *length_cure(const scan_lift *lift, const uint8_t *bytes, const proto_dtype *dtype, uint64_t elements,
+                               char cure[TREE_CURE_BYTES])
+{
+    const char *const file = lift->bytes ? habit_bytes(bytes, lift->bytes) : NULL;
+    const char *const other = dtype_of_bytes(dtype, lift->bytes, elements);
+    const bool text = lift->kind == SCAN_BASE64;
+    proto_dtype taken;
+    if (text && lift->bytes == 0) snprintf(cure, TREE_CURE_BYTES, "; the string is empty");
+    else if (file) snprintf(cure, TREE_CURE_BYTES, "; %s", file);
+    else if (text && habit_is_hex(bytes, lift->bytes)) snprintf(cure, TREE_CURE_BYTES, "; %s", habit_hex);
+    else if (other && proto_dtype_parse(other, &taken))
+        snprintf(cure, TREE_CURE_BYTES, "; %zu would be right for %s: is that the array's dtype?", lift->bytes, other);
+    else if (other)
+        snprintf(cure, TREE_CURE_BYTES, "; %zu would be right for %s: convert the array to %s", lift->bytes, other,
+                 dtype->name);
+    else *cure = '\0';
+    return cure;
+}
+
+/* int64 become int32, in place: element i is written where element i / 2 was read. */
+static attn_status narrow(const char *name, attn_tensor *t, int64_t elements, attn_error *err)
+{
+    const int64_t *const from = t->data;
+    int32_t *const to = t->data;
+    tree_member member;
+    char at[SHAPE_BYTES];
+    for (int64_t i = 0; i < elements; i++) {
+        int64_t index[ATTN_MAX_RANK], x;
+        memcpy(&x, from + i, sizeof x);
+        if (x >= INT32_MIN && x <= INT32_MAX) {
+            const int32_t narrowed = (int32_t)x;
+            memcpy(to + i, &narrowed, sizeof narrowed);
+            continue;
+        }
+        for (int a = t->rank - 1; a >= 0; a--) {
+            index[a] = i % t->shape[a];
+            i /= t->shape[a];
+        }
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
+                         "%s: %s is %lld, must be between %d and %d, as it becomes an int32", name,
+                         shape_text(t->rank, index, at), (long long)x, INT32_MIN, INT32_MAX);
+    }
+    return ATTN_OK;
+}
+
+static attn_status data(const struct reader *r, const char *name, const cJSON *value, const proto_dtype *dtype,
+                        attn_tensor *t, attn_error *err)
+{
+    tree_member member;
+    char quote[TREE_QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES], cure[TREE_CURE_BYTES];
     const scan_lift *lift;
     int64_t bytes, elements;
     if (!cJSON_IsNumber(value)) /* the only numbers in a skeleton are indices of lifted values */
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"),
-                         "%s: data is %s, must be base64 in a string or an array of numbers", name,
-                         describe(value, quote));
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
+                         "%s: data is %s, must be base64 in a string or an array of numbers%s%s", name,
+                         tree_describe(value, quote), cJSON_IsObject(value) ? "; " : "",
+                         cJSON_IsObject(value) ? habit_typed_array : "");
     lift = &r->lifts[(int)value->valuedouble];
     switch (lift->fault) {
     case SCAN_FINE: break;
     case SCAN_BASE64_CHARACTER:
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"),
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data is not base64 at character %llu (byte %llu of the body): %s", name,
                          (unsigned long long)lift->position, (unsigned long long)lift->at, lift->reason);
     case SCAN_BASE64_ENDS:
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"),
-                         "%s: data ends after %llu characters of base64, inside a group of four", name,
-                         (unsigned long long)lift->position);
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
+                         "%s: data ends after %llu characters of base64, inside a group of four; %s", name,
+                         (unsigned long long)lift->position, lift->reason);
     case SCAN_ARRAY_TEXT:
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data at byte %llu of the body: %s",
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"), "%s: data at byte %llu of the body: %s",
                          name, (unsigned long long)lift->at, lift->reason);
     case SCAN_ARRAY_ELEMENT:
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: element %llu of data: %s", name,
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"), "%s: element %llu of data: %s", name,
                          (unsigned long long)lift->position, lift->reason);
     }
-    if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes) || !attn_shape_elements(t->rank, t->shape, &elements))
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "shape"),
+    if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes) || !attn_shape_elements(t->rank, t->shape, &elements) ||
+        __builtin_mul_overflow(elements, (int64_t)dtype->bytes, &bytes))
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "shape"),
                          "%s: shape %s of %s is more bytes than can be counted", name,
-                         shape_text(t->rank, t->shape, must), attn_dtype_name(t->dtype));
+                         shape_text(t->rank, t->shape, must), dtype->name);
     if (lift->kind == SCAN_ARRAY && lift->elements != elements)
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"),
-                         "%s: data has %lld numbers, shape %s needs %lld", name, (long long)lift->elements,
-                         shape_text(t->rank, t->shape, must), (long long)elements);
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
+                         "%s: data has %lld numbers, shape %s needs %lld%s", name, (long long)lift->elements,
+                         shape_text(t->rank, t->shape, must), (long long)elements,
+                         dtype->bytes > 1 && elements > 0 && lift->elements == bytes
+                             ? "; are these its bytes? They are sent in base64"
+                             : "");
     if (lift->kind == SCAN_ARRAY && !nesting_fits(lift, t))
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"), "%s: data is nested as %s, shape is %s",
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"), "%s: data is nested as %s, shape is %s",
                          name, shape_text(lift->rank, lift->shape, is), shape_text(t->rank, t->shape, must));
     if (lift->kind == SCAN_ARRAY && (!lift->typed || lift->dtype != t->dtype))
-        return attn_fail(err, ATTN_INTERNAL, pointer(member, name, "data"), "%s: data was not converted to %s", name,
-                         attn_dtype_name(t->dtype));
-    if (lift->bytes != (uint64_t)bytes)
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "data"),
-                         "%s: data has %zu bytes, shape %s of %s needs %lld", name, lift->bytes,
-                         shape_text(t->rank, t->shape, must), attn_dtype_name(t->dtype), (long long)bytes);
+        return attn_fail(err, ATTN_INTERNAL, tree_pointer(member, name, "data"), "%s: data was not converted to %s",
+                         name, attn_dtype_name(t->dtype));
     *t = attn_tensor_make(r->memory ? r->memory + lift->offset : NULL, t->dtype, t->rank, t->shape);
-    return ATTN_OK;
+    if (lift->kind == SCAN_ARRAY) return ATTN_OK;
+    if (lift->bytes != (uint64_t)bytes)
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
+                         "%s: data has %zu bytes, shape %s of %s needs %lld%s", name, lift->bytes,
+                         shape_text(t->rank, t->shape, must), dtype->name, (long long)bytes,
+                         length_cure(lift, t->data, dtype, (uint64_t)elements, cure));
+    return dtype->bytes > attn_dtype_bytes(dtype->as) ? narrow(name, t, elements, err) : ATTN_OK;
+}
+
+/* Names of dtypes that nobody takes here, but that mean something. */
+static bool is_dtype(const char *name)
+{
+    static const char *const begins[] = { "float", "int", "uint", "bool", "complex", "bfloat" };
+    for (size_t i = 0; i < COUNT(begins); i++)
+        if (!strncasecmp(name, begins[i], strlen(begins[i]))) return true;
+    return false;
+}
+
+/* The wire name of the first dtype that a tensor may have. */
+static const char *first_dtype(attn_tensor_id id)
+{
+    return attn_dtype_name((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));
+}
+
+/* What to write in the place of a dtype that the tensor cannot have; of an output nothing can be converted. */
+static const char *dtype_cure(attn_tensor_id id, bool given, const cJSON *value, char cure[TREE_CURE_BYTES])
+{
+    const char *const word = tree_string(value);
+    char name[HABIT_DTYPE_BYTES];
+    proto_dtype dtype;
+    const bool known = word && proto_dtype_parse(habit_dtype(word, name), &dtype);
+    const char *const habit = word ? habit_of(attn_tensors[id].name, known ? dtype.name : name) : NULL;
+    *cure = '\0';
+    if (!word) return cure;
+    if (given && habit_big_endian(word))
+        snprintf(cure, TREE_CURE_BYTES, "; its bytes must be little-endian, x.astype(x.dtype.newbyteorder('<'))");
+    else if (known && proto_dtype_takes(id, &dtype)) snprintf(cure, TREE_CURE_BYTES, "; write %s", dtype.name);
+    else if (!given) return cure;
+    else if (habit) snprintf(cure, TREE_CURE_BYTES, "; %s", habit);
+    else if (known || is_dtype(name)) snprintf(cure, TREE_CURE_BYTES, "; convert it to %s", first_dtype(id));
+    return cure;
+}
+
+/* A member of a tensor is missing. */
+static attn_status missing(attn_tensor_id id, const char *part, attn_error *err)
+{
+    const char *const name = attn_tensors[id].name;
+    char axes[ATTN_SHAPE_BYTES], list[PROTO_DTYPE_LIST_BYTES];
+    tree_member member;
+    tree_pointer(member, NULL, name);
+    if (!strcmp(part, "shape"))
+        return attn_fail(err, ATTN_INVALID, member, "%s: shape is missing; %s is %s", name, name,
+                         attn_tensor_shape(id, axes));
+    if (!strcmp(part, "dtype"))
+        return attn_fail(err, ATTN_INVALID, member, "%s: dtype is missing, must be %s", name,
+                         proto_dtype_list(id, list));
+    return attn_fail(err, ATTN_INVALID, member,
+                     "%s: data is missing, must be base64 in a string or an array of numbers", name);
 }
 
 static attn_status tensor(const struct reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
@@ -311,58 +381,79 @@ static attn_status tensor(const struct reader *r, attn_tensor_id id, const cJSON
     static const char *const names[] = { "shape", "dtype", "data" };
     const char *const name = attn_tensors[id].name;
     const cJSON *members[COUNT(names)] = { 0 };
-    member_text member;
-    char quote[QUOTE_BYTES];
-    const char *dtype;
+    tree_member member;
+    char quote[TREE_QUOTE_BYTES], list[PROTO_DTYPE_LIST_BYTES], cure[TREE_CURE_BYTES];
+    const char *word;
+    proto_dtype dtype;
     attn_status status;
     if (!cJSON_IsObject(value))
-        return attn_fail(err, ATTN_INVALID, pointer(member, NULL, name),
-                         "%s: is %s, must be an object with shape, dtype and data", name, describe(value, quote));
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, name),
+                         "%s: is %s, must be an object: {\"shape\": [...], \"dtype\": \"%s\", \"data\": base64 or "
+                         "numbers}%s",
+                         name, tree_describe(value, quote), first_dtype(id),
+                         cJSON_IsNull(value) && id != ATTN_T_q && id != ATTN_T_k && id != ATTN_T_v ? value_cure(value)
+                                                                                                   : "");
     for (const cJSON *part = value->child; part; part = part->next) {
         struct text_nearest best = { part->string, NULL, 3 };
         size_t i = 0;
-        if (repeated(value, part)) return repeated_member(name, part->string, err);
+        if (tree_repeated(value, part)) return tree_twice(name, part->string, err);
         while (i < COUNT(names) && strcmp(part->string, names[i])) i++;
         if (i == COUNT(names)) {
             for (i = 0; i < COUNT(names); i++) text_consider(&best, names[i]);
-            return unknown_member(name, &best, err);
+            return tree_unknown(name, &best, err);
         }
         members[i] = part;
     }
     for (size_t i = 0; i < COUNT(names); i++)
-        if (!members[i])
-            return attn_fail(err, ATTN_INVALID, pointer(member, NULL, name), "%s: %s is missing", name, names[i]);
-    if ((status = shape(name, members[0], t, err)) != ATTN_OK) return status;
-    dtype = string_of(members[1]);
-    if (!dtype || !attn_dtype_parse(dtype, &t->dtype))
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, "dtype"),
-                         "%s: dtype is %s, must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8", name,
-                         describe(members[1], quote));
-    return data(r, name, members[2], t, err);
+        if (!members[i]) return missing(id, names[i], err);
+    if ((status = shape(id, members[0], t, err)) != ATTN_OK) return status;
+    word = tree_string(members[1]);
+    if (!word || !proto_dtype_parse(word, &dtype) || !proto_dtype_takes(id, &dtype))
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "dtype"), "%s: dtype is %s, must be %s%s", name,
+                         tree_describe(members[1], quote), proto_dtype_list(id, list),
+                         dtype_cure(id, true, members[1], cure));
+    t->dtype = dtype.as;
+    return data(r, name, members[2], &dtype, t, err);
 }
 
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
 
-/* "NAME: is VALUE, must be RULE" */
+/* "NAME: is VALUE, must be RULE", and the cure */
+static attn_status wrong_word(const char *name, const char *step, const cJSON *value, const char *rule,
+                              const char *cure, attn_error *err)
+{
+    char quote[TREE_QUOTE_BYTES];
+    tree_member member;
+    if (step)
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, step), "%s: [%s] is %s, must be %s%s", name,
+                         step, tree_describe(value, quote), rule, cure);
+    return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, name), "%s: is %s, must be %s%s", name,
+                     tree_describe(value, quote), rule, cure);
+}
+
+/* The same of a value that is no word. */
 static attn_status wrong(const char *name, const char *step, const cJSON *value, const char *rule, attn_error *err)
 {
-    char quote[QUOTE_BYTES];
-    member_text member;
-    if (step)
-        return attn_fail(err, ATTN_INVALID, pointer(member, name, step), "%s: [%s] is %s, must be %s", name, step,
-                         describe(value, quote), rule);
-    return attn_fail(err, ATTN_INVALID, pointer(member, NULL, name), "%s: is %s, must be %s", name,
-                     describe(value, quote), rule);
+    return wrong_word(name, step, value, rule, value_cure(value), err);
+}
+
+/* The same of one that should be an integer; one in a pair cannot be left out. */
+static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
+                                 attn_error *err)
+{
+    return wrong_word(name, step, value, rule, step || tree_number(value) ? integer_cure(value) : value_cure(value),
+                      err);
 }
 
 static attn_status integer(const proto_option *o, const char *step, const cJSON *value, int64_t *to,
                            const char *or_else, attn_error *err)
 {
-    char rule[96];
-    if (integer_of(value, o->minimum, o->maximum, to)) return ATTN_OK;
-    snprintf(rule, sizeof rule, "an integer from %lld to %lld%s", (long long)o->minimum, (long long)o->maximum,
-             or_else);
-    return wrong(o->name, step, value, rule, err);
+    char rule[96], most[TEXT_DIGITS + 2];
+    if (tree_integer(value, o->minimum, o->maximum, to)) return ATTN_OK;
+    if (o->maximum == TREE_INTEGER_MAX) snprintf(most, sizeof most, "2^53");
+    else snprintf(most, sizeof most, "%lld", (long long)o->maximum);
+    snprintf(rule, sizeof rule, "an integer from %lld to %s%s", (long long)o->minimum, most, or_else);
+    return wrong_integer(o->name, step, value, rule, err);
 }
 
 /* The list of names after "must be", with commas and `or`. */
@@ -374,25 +465,30 @@ static void list_add(struct text *list, const char *name, bool last)
 
 static attn_status choice(const proto_option *o, const cJSON *value, int *to, attn_error *err)
 {
-    const char *text = string_of(value);
-    char rule[96];
+    const char *text = tree_string(value);
+    char rule[96], cure[TREE_CURE_BYTES];
     struct text list = text_in(rule, sizeof rule);
+    struct text_nearest best = { text ? text : "", NULL, 3 };
     int i;
     for (i = 0; o->choices[i]; i++)
         if (text && !strcmp(text, o->choices[i])) {
             *to = i;
             return ATTN_OK;
         }
-    for (i = 0; o->choices[i]; i++) list_add(&list, o->choices[i], !o->choices[i + 1]);
-    return wrong(o->name, NULL, value, rule, err);
+    for (i = 0; o->choices[i]; i++) {
+        list_add(&list, o->choices[i], !o->choices[i + 1]);
+        text_consider(&best, o->choices[i]);
+    }
+    if (!text) return wrong(o->name, NULL, value, rule, err);
+    return wrong_word(o->name, NULL, value, rule, tree_cure(o->name, &best, cure), err);
 }
 
 /* `outputs`: each name one that the op gives, none twice. */
 static attn_status output_names(const proto_option *o, attn_op op, const cJSON *value, uint64_t *to, attn_error *err)
 {
-    char rule[128], step[16];
+    char rule[128], step[16], cure[TREE_CURE_BYTES];
     struct text list = text_in(rule, sizeof rule);
-    member_text member;
+    tree_member member;
     bool by_default;
     uint64_t mask = 0;
     int last = 0, i = 0;
@@ -400,22 +496,28 @@ static attn_status output_names(const proto_option *o, attn_op op, const cJSON *
         if (proto_gives_tensor(op, (attn_tensor_id)id, &by_default)) last = id;
     for (int id = 0; id <= last; id++)
         if (proto_gives_tensor(op, (attn_tensor_id)id, &by_default)) list_add(&list, attn_tensors[id].name, id == last);
-    if (!cJSON_IsArray(value)) return wrong(o->name, NULL, value, "an array of names", err);
+    if (!cJSON_IsArray(value)) return wrong(o->name, NULL, value, "an array of names, such as [\"out\"]", err);
     for (const cJSON *element = value->child; element; element = element->next, i++) {
-        const char *text = string_of(element);
+        const char *text = tree_string(element);
         int id = 0;
         snprintf(step, sizeof step, "%d", i);
         while (id < ATTN_TENSOR_COUNT && !(text && proto_gives_tensor(op, (attn_tensor_id)id, &by_default) &&
                                            !strcmp(text, attn_tensors[id].name)))
             id++;
-        if (id == ATTN_TENSOR_COUNT) return wrong(o->name, step, element, rule, err);
+        if (id == ATTN_TENSOR_COUNT) {
+            struct text_nearest best = { text ? text : "", NULL, 3 };
+            for (id = 0; id <= last; id++)
+                if (proto_gives_tensor(op, (attn_tensor_id)id, &by_default))
+                    text_consider(&best, attn_tensors[id].name);
+            return wrong_word(o->name, step, element, rule, text ? tree_cure(o->name, &best, cure) : "", err);
+        }
         if (mask >> id & 1)
-            return attn_fail(err, ATTN_INVALID, pointer(member, o->name, step), "%s: [%d] names '%s' a second time",
-                             o->name, i, text);
+            return attn_fail(err, ATTN_INVALID, tree_pointer(member, o->name, step),
+                             "%s: [%d] names '%s' a second time", o->name, i, text);
         mask |= UINT64_C(1) << id;
     }
     if (!mask)
-        return attn_fail(err, ATTN_INVALID, pointer(member, NULL, o->name), "%s: is empty, must name %s", o->name,
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, o->name), "%s: is empty, must name %s", o->name,
                          rule);
     *to = mask;
     return ATTN_OK;
@@ -426,12 +528,21 @@ _Static_assert(ATTN_TENSOR_COUNT <= 64, "outputs is a mask of 64 bits");
 static attn_status identifier(const proto_option *o, const cJSON *value, char *to, attn_error *err)
 {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
-    const char *text = string_of(value);
+    const char *text = tree_string(value);
     const size_t length = text ? strlen(text) : 0;
     if (length < 1 || length >= PROTO_CONTEXT_BYTES || strspn(text, allowed) != length)
-        return wrong(o->name, NULL, value, "the id that a forward with save answered", err);
+        return wrong_word(o->name, NULL, value, "the id that a forward with save answered", "", err);
     memcpy(to, text, length + 1);
     return ATTN_OK;
+}
+
+#define UNBOUNDED ", where -1 is unbounded"
+
+/* Units end a name: what a number of it counts. */
+static const char *unit_of(const char *name)
+{
+    const size_t length = strlen(name);
+    return length > 3 && !strcmp(name + length - 3, "_ms") ? ", in milliseconds" : "";
 }
 
 static attn_status option(const struct reader *r, const proto_option *o, const cJSON *value, proto_item *item,
@@ -445,44 +556,46 @@ static attn_status option(const struct reader *r, const proto_option *o, const c
         *(bool *)to = cJSON_IsTrue(value);
         break;
     case PROTO_TYPE_NUMBER: {
-        const char *text = number_of(value);
+        const char *text = tree_number(value);
         const double x = text ? strtod(text, NULL) : 0; /* the program never leaves the C locale */
         if (!text) return wrong(o->name, NULL, value, "a number", err);
         if (!isfinite(x)) return wrong(o->name, NULL, value, "within the range of float64", err);
         *(double *)to = x;
         break;
     }
-    case PROTO_TYPE_INTEGER: status = integer(o, NULL, value, to, "", err); break;
+    case PROTO_TYPE_INTEGER: status = integer(o, NULL, value, to, unit_of(o->name), err); break;
     case PROTO_TYPE_SEED:
-        if (!number_of(value) || !text_is_number(number_of(value), UINT64_MAX, to))
-            return wrong(o->name, NULL, value, "an integer from 0 to 18446744073709551615", err);
+        if (!tree_number(value) || !text_is_number(tree_number(value), UINT64_MAX, to))
+            return wrong_integer(o->name, NULL, value, "an integer from 0 to 2^64 - 1", err);
         break;
     case PROTO_TYPE_CHOICE: status = choice(o, value, to, err); break;
     case PROTO_TYPE_PAIR:
-        if (!cJSON_IsArray(value)) return wrong(o->name, NULL, value, "an array of two integers", err);
+        if (!cJSON_IsArray(value)) return wrong(o->name, NULL, value, "[left, right]" UNBOUNDED, err);
         if (cJSON_GetArraySize(value) != 2) {
-            member_text member;
-            return attn_fail(err, ATTN_INVALID, pointer(member, NULL, o->name), "%s: has %d elements, must have 2",
-                             o->name, cJSON_GetArraySize(value));
+            tree_member member;
+            return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, o->name),
+                             "%s: has %d element%s, must have 2: [left, right]", o->name, cJSON_GetArraySize(value),
+                             cJSON_GetArraySize(value) == 1 ? "" : "s");
         }
-        status = integer(o, "0", value->child, to, "", err);
-        if (status == ATTN_OK) status = integer(o, "1", value->child->next, (int64_t *)to + 1, "", err);
+        status = integer(o, "0", value->child, to, UNBOUNDED, err);
+        if (status == ATTN_OK) status = integer(o, "1", value->child->next, (int64_t *)to + 1, UNBOUNDED, err);
         break;
     case PROTO_TYPE_DTYPE: {
-        const char *text = string_of(value);
+        const char *text = tree_string(value);
         const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out);
-        char list[ATTN_DTYPE_LIST_BYTES];
+        char list[ATTN_DTYPE_LIST_BYTES], cure[TREE_CURE_BYTES];
         attn_dtype dtype;
         if (!text || !attn_dtype_parse(text, &dtype) || !(dtypes >> dtype & 1))
-            return wrong(o->name, NULL, value, attn_dtype_list(dtypes, list), err);
+            return wrong_word(o->name, NULL, value, attn_dtype_list(dtypes, list),
+                              dtype_cure(ATTN_T_out, false, value, cure), err);
         *(attn_dtype *)to = dtype;
         break;
     }
     case PROTO_TYPE_NAMES: status = output_names(o, r->op, value, to, err); break;
     case PROTO_TYPE_ROWS: {
-        const char *text = string_of(value);
+        const char *text = tree_string(value);
         if (text && !strcmp(text, "all")) *(int64_t *)to = PROTO_VERIFY_ALL;
-        else status = integer(o, NULL, value, to, ", or \"all\"", err);
+        else status = integer(o, NULL, value, to, ", the number of rows, or \"all\"", err);
         break;
     }
     case PROTO_TYPE_ID: status = identifier(o, value, to, err); break;
@@ -507,6 +620,8 @@ static int tensor_named(const char *name)
     return id;
 }
 
+static const char *const op_names[] = { [ATTN_OP_FORWARD] = "forward", [ATTN_OP_BACKWARD] = "backward" };
+
 /* A name that this op does not take: of the other op, an output, or nothing known. */
 static attn_status foreign(attn_op op, const char *name, attn_error *err)
 {
@@ -514,14 +629,14 @@ static attn_status foreign(attn_op op, const char *name, attn_error *err)
     const proto_option *o = option_named(name);
     const attn_op other = op == ATTN_OP_FORWARD ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
     struct text_nearest best = { name, NULL, 3 };
-    member_text member;
+    tree_member member;
     bool by_default;
-    pointer(member, NULL, name);
+    tree_pointer(member, NULL, name);
     if (id < ATTN_TENSOR_COUNT && proto_gives_tensor(op, (attn_tensor_id)id, &by_default))
         return attn_fail(err, ATTN_INVALID, member, "%s: is computed here and cannot be given", name);
     if (o || (id < ATTN_TENSOR_COUNT && proto_takes_tensor(other, (attn_tensor_id)id)))
-        return attn_fail(err, ATTN_INVALID, member, "%s: belongs to %s", name,
-                         other == ATTN_OP_FORWARD ? "forward" : "backward");
+        return attn_fail(err, ATTN_INVALID, member, "%s: belongs to %s, POST /v1/attention/%s", name, op_names[other],
+                         op_names[other]);
     if (!strcmp(name, "requests"))
         return attn_fail(err, ATTN_INVALID, member,
                          "requests: must be the only member of the body"); /* reached inside an item */
@@ -529,7 +644,7 @@ static attn_status foreign(attn_op op, const char *name, attn_error *err)
         if (proto_takes_tensor(op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
     for (o = proto_options; o->name; o++)
         if (o->ops >> op & 1) text_consider(&best, o->name);
-    return unknown_member(NULL, &best, err);
+    return tree_unknown(NULL, &best, err);
 }
 
 /* With `context` the problem comes from what was saved: only what a backward adds may stand beside it. */
@@ -538,9 +653,9 @@ static attn_status beside_context(const cJSON *object, attn_error *err)
     for (const cJSON *member = object->child; member; member = member->next) {
         const proto_option *o = option_named(member->string);
         const int id = tensor_named(member->string);
-        member_text text;
+        tree_member text;
         if (o ? o->with_context : id == ATTN_T_dout || id == ATTN_T_dlse) continue;
-        return attn_fail(err, ATTN_INVALID, pointer(text, NULL, member->string),
+        return attn_fail(err, ATTN_INVALID, tree_pointer(text, NULL, member->string),
                          "%s: comes from context and cannot be given beside it", member->string);
     }
     return ATTN_OK;
@@ -548,16 +663,16 @@ static attn_status beside_context(const cJSON *object, attn_error *err)
 
 static attn_status object(const struct reader *r, const cJSON *value, proto_item *item, attn_error *err)
 {
-    char quote[QUOTE_BYTES];
+    char quote[TREE_QUOTE_BYTES];
     attn_status status;
     item->problem = (attn_problem)ATTN_PROBLEM_INIT;
     item->problem.op = r->op;
     if (!cJSON_IsObject(value))
-        return attn_fail(err, ATTN_INVALID, "", "a problem is %s, must be an object", describe(value, quote));
+        return attn_fail(err, ATTN_INVALID, "", "a problem is %s, must be an object", tree_describe(value, quote));
     for (const cJSON *member = value->child; member; member = member->next) {
         const proto_option *o = option_named(member->string);
         const int id = tensor_named(member->string);
-        if (repeated(value, member)) return repeated_member(NULL, member->string, err);
+        if (tree_repeated(value, member)) return tree_twice(NULL, member->string, err);
         if (o && (o->ops >> r->op & 1)) status = option(r, o, member, item, err);
         else if (id < ATTN_TENSOR_COUNT && proto_takes_tensor(r->op, (attn_tensor_id)id))
             status = tensor(r, (attn_tensor_id)id, member, &item->problem.tensor[id], err);
@@ -593,91 +708,57 @@ attn_status proto_item_prepare(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* ---- Memory of cJSON's trees ------------------------------------------------------------------------------------- */
-
-/* A tree is made, read and forgotten in one call, and cJSON asks for each node and each name by itself: 57 pieces
- * for a body of three tensors. While a tree is open they are cut from one block of the thread's, all of which is
- * free again when the next tree begins; what does not fit comes from malloc(). */
-enum { TREE_BYTES = 8192, TREE_ALIGNMENT = 16 };
-
-static _Thread_local struct {
-    bool open;
-    size_t used;
-    _Alignas(TREE_ALIGNMENT) char bytes[TREE_BYTES];
-} tree;
-
-static void *tree_malloc(size_t bytes)
-{
-    void *piece = tree.bytes + tree.used;
-    if (!tree.open || bytes > TREE_BYTES - tree.used) return malloc(bytes);
-    tree.used += (bytes + TREE_ALIGNMENT - 1) / TREE_ALIGNMENT * TREE_ALIGNMENT; /* TREE_BYTES is a multiple of it */
-    return piece;
-}
-
-static void tree_free(void *piece)
-{
-    if ((uintptr_t)piece - (uintptr_t)tree.bytes >= TREE_BYTES) free(piece);
-}
-
-static pthread_once_t hooks_once = PTHREAD_ONCE_INIT; /* nothing else in this program uses cJSON */
-static void set_hooks(void)
-{
-    cJSON_InitHooks(&(cJSON_Hooks){ tree_malloc, tree_free });
-}
-
-static cJSON *tree_parse(const char *text, size_t bytes)
-{
-    tree.open = true;
-    tree.used = 0;
-    return cJSON_ParseWithLengthOpts(text, bytes, NULL, true);
-}
-
-static void tree_delete(cJSON *root)
-{
-    cJSON_Delete(root);
-    tree.open = false;
-}
-
 /* ---- The body ---------------------------------------------------------------------------------------------------- */
 
 struct proto_decoder {
     attn_op op;
     proto_limits limits;
-    scan *scan;
+    const proto_format *format;
+    void *reader;
 };
 
-proto_decoder *proto_decoder_new(attn_op op, const proto_limits *limits, const proto_memory *memory)
+proto_decoder *proto_decoder_new(const proto_format *format, attn_op op, const proto_limits *limits,
+                                 const proto_memory *memory)
 {
-    pthread_once(&hooks_once, set_hooks);
     proto_decoder *d = calloc(1, sizeof *d);
     if (!d) return NULL;
     d->op = op;
     d->limits = *limits;
-    d->scan = scan_new(limits, memory);
-    if (!d->scan) {
+    d->format = format;
+    d->reader = format->open(limits, memory);
+    if (!d->reader) {
         free(d);
         return NULL;
     }
     return d;
 }
 
+void proto_decoder_kserve(proto_decoder *decoder, const proto_model *model, int64_t json_bytes)
+{
+    decoder->op = model->op;
+    decoder->format->begin(decoder->reader, model, json_bytes);
+}
+
 void proto_decoder_free(proto_decoder *decoder)
 {
     if (!decoder) return;
-    scan_free(decoder->scan);
+    decoder->format->close(decoder->reader);
     free(decoder);
 }
 
 attn_status proto_decoder_feed(proto_decoder *decoder, const void *bytes, size_t count, attn_error *err)
 {
-    return scan_feed(decoder->scan, bytes, count, err);
+    return decoder->format->feed(decoder->reader, bytes, count, err);
 }
 
 size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder)
 {
-    size_t bytes;
-    (void)scan_skeleton(decoder->scan, &bytes);
-    return bytes;
+    return decoder->format->skeleton_bytes(decoder->reader);
+}
+
+size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int tensors)
+{
+    return format->memory_for(body_bytes) + (size_t)tensors * SCAN_ALIGNMENT + 2 * PROTO_MEMORY_STEP;
 }
 
 static attn_status no_memory(attn_error *err)
@@ -690,19 +771,20 @@ static attn_status envelope(const proto_decoder *d, const struct reader *r, cons
                             attn_error *err)
 {
     const cJSON *requests = NULL, *one;
-    char quote[QUOTE_BYTES];
+    char quote[TREE_QUOTE_BYTES];
     int count;
     for (const cJSON *member = root->child; member; member = member->next) {
-        member_text text;
-        if (repeated(root, member)) return repeated_member(NULL, member->string, err);
+        tree_member text;
+        if (tree_repeated(root, member)) return tree_twice(NULL, member->string, err);
         if (!strcmp(member->string, "requests")) requests = member;
         else
-            return attn_fail(err, ATTN_INVALID, pointer(text, NULL, member->string),
-                             "%.*s: cannot stand beside requests", (int)text_cut(member->string, 48), member->string);
+            return attn_fail(err, ATTN_INVALID, tree_pointer(text, NULL, member->string),
+                             "%.*s: cannot stand beside requests; it belongs to each of the problems in there",
+                             (int)text_cut(member->string, 48), member->string);
     }
     if (!cJSON_IsArray(requests))
         return attn_fail(err, ATTN_INVALID, "/requests", "requests: is %s, must be an array of problems",
-                         describe(requests, quote));
+                         tree_describe(requests, quote));
     count = cJSON_GetArraySize(requests);
     if (count < 1)
         return attn_fail(err, ATTN_INVALID, "/requests", "requests: is empty, must hold at least one problem");
@@ -723,27 +805,37 @@ static attn_status envelope(const proto_decoder *d, const struct reader *r, cons
 
 attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn_error *err)
 {
+    struct format_body body = { 0 };
     struct reader r = { .op = decoder->op };
-    const char *skeleton;
-    char quote[QUOTE_BYTES];
-    size_t length;
-    cJSON *root = NULL;
+    char quote[TREE_QUOTE_BYTES];
     proto_call *made = NULL;
-    attn_status status = scan_finish(decoder->scan, err);
+    attn_status status = decoder->format->finish(decoder->reader, &body, err);
+    const cJSON *const root = body.root;
     *call = NULL;
     if (status != ATTN_OK) return status;
 
-    skeleton = scan_skeleton(decoder->scan, &length);
     made = calloc(1, sizeof *made);
-    root = tree_parse(skeleton, length + 1);
-    if (!made || !root) { /* the scanner let only JSON through: what cJSON lacks is memory */
+    if (!made || !root) {
         status = no_memory(err);
         goto out;
     }
-    r.lifts = scan_lifts(decoder->scan, &r.lift_count);
-    r.memory = scan_memory(decoder->scan, &made->memory_bytes);
+    made->answer = decoder->format;
+    made->memory_bytes = body.memory_bytes;
+    made->model = body.model;
+    made->binary = body.binary;
+    if (body.id && *body.id && !(made->id = strdup(body.id))) {
+        status = no_memory(err);
+        goto out;
+    }
+    r.lifts = body.lifts;
+    r.lift_count = body.lift_count;
+    r.memory = body.memory;
     if (!cJSON_IsObject(root)) {
-        status = attn_fail(err, ATTN_INVALID, "", "the body is %s, must be an object", describe(root, quote));
+        status = attn_fail(err, ATTN_INVALID, "", "the body is %s%s, must be an object with q, k and v%s",
+                           tree_string(root) ? "a string, " : "", tree_describe(root, quote),
+                           tree_string(root)     ? "; was it encoded twice?"
+                           : cJSON_IsArray(root) ? "; several problems are {\"requests\": [{...}, {...}]}"
+                                                 : "");
         goto out;
     }
     if (cJSON_GetObjectItemCaseSensitive(root, "requests")) {
@@ -756,16 +848,38 @@ attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn
     if (status == ATTN_OK) {
         *call = made;
         made = NULL; /* the caller's now */
-    }
+    } else if (err && decoder->format->locate) decoder->format->locate(decoder->reader, err);
 out:
-    tree_delete(root);
+    tree_delete(body.root);
     proto_call_free(made);
     return status;
+}
+
+attn_status proto_call_answer_as(proto_call *call, const proto_format *format, attn_error *err)
+{
+    if (call->envelope && format->one_problem)
+        return attn_fail(err, ATTN_INVALID, "/requests",
+                         "requests: %s has room for the answer of one problem; send them one by one, or accept "
+                         "application/json",
+                         format->media);
+    call->answer = format;
+    return ATTN_OK;
+}
+
+const char *proto_media(const proto_format *format)
+{
+    return format->media;
+}
+
+bool proto_writes_numbers(const proto_call *call, const proto_item *item)
+{
+    return call->answer->text && item->encoding == PROTO_ARRAY;
 }
 
 void proto_call_free(proto_call *call)
 {
     if (!call) return;
     free(call->items);
+    free(call->id);
     free(call);
 }

@@ -1,4 +1,4 @@
-/* encode.c: answers, written while they are sent.
+/* encode.c: answers, written while they are sent, in any format.
  *
  * An answer is a list of pieces, made (and measured, which for arrays of numbers takes as long as writing them) before
  * the first byte leaves, so that its length is known:
@@ -7,7 +7,7 @@
  *       text                                                    tensor             text              tensor            text
  *
  * Text pieces lie in one small buffer. Tensor pieces are only pointers: reading turns their bytes into base64 (or
- * numbers) straight in the caller's buffer, so that no answer exists twice.
+ * numbers, or copies them) straight in the caller's buffer, so that no answer exists twice.
  *
  * Invariants:
  *   1. The bytes depend on the answer alone, not on the sizes in which it is read.
@@ -22,6 +22,8 @@
 #include <string.h>
 
 #include "base64.h"
+#include "encode.h"
+#include "format.h"
 #include "numbers.h"
 #include "text.h"
 
@@ -31,20 +33,17 @@ const char *const proto_stages[PROTO_STAGE_COUNT] = {
 #undef X
 };
 
-enum piece_kind { TEXT, BASE64, ARRAY };
-
 struct piece {
-    enum piece_kind kind;
-    size_t offset;             /* TEXT: in the encoder's buffer */
-    const attn_tensor *tensor; /* the others */
-    uint64_t length;           /* characters */
+    const attn_tensor *tensor; /* NULL: text */
+    encode_as as;              /* of a tensor */
+    size_t offset;             /* of text: in the encoder's buffer */
+    uint64_t length;           /* bytes */
 };
 
 enum {
     TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX, /* "]],[[-1.5": the brackets and one number */
-    PROBLEM_BYTES = 4096,
-    /* Of text in one problem's answer: an error, or names and shapes of its outputs (a shape has at most 168 bytes). */
-    ITEM_BYTES = PROBLEM_BYTES + 256 * ATTN_TENSOR_COUNT,
+    /* Of text in one problem's answer: an error, or facts, names and shapes of its outputs (a shape has at most 168 bytes). */
+    ITEM_BYTES = ENCODE_PROBLEM_BYTES + 256 * ATTN_TENSOR_COUNT,
 };
 
 /* One element of an array with what stands before it, or the brackets at the end. */
@@ -95,7 +94,29 @@ static void end_text(proto_encoder *e)
 {
     const size_t begin = e->text_in_pieces, length = e->text.used - begin;
     e->text_in_pieces = e->text.used;
-    if (length > 0) add_piece(e, (struct piece){ .kind = TEXT, .offset = begin, .length = length });
+    if (length > 0) add_piece(e, (struct piece){ .offset = begin, .length = length });
+}
+
+struct text *encode_text(proto_encoder *encoder)
+{
+    return &encoder->text;
+}
+
+static bool is_numbers(const struct piece *piece)
+{
+    return piece->tensor && (piece->as == ENCODE_ARRAY || piece->as == ENCODE_LIST);
+}
+
+void encode_tensor(proto_encoder *e, const attn_tensor *tensor, encode_as as)
+{
+    struct piece piece = { .tensor = tensor, .as = as };
+    int64_t bytes = 0;
+    attn_shape_bytes(tensor->dtype, tensor->rank, tensor->shape, &bytes);
+    if (as == ENCODE_BASE64) piece.length = BASE64_ENCODED(bytes);
+    else if (as == ENCODE_BYTES) piece.length = (uint64_t)bytes;
+    end_text(e);
+    if (is_numbers(&piece) || piece.length > 0)
+        add_piece(e, piece); /* of numbers the length: proto_encoder_measure() */
 }
 
 /* A double that may be anything: JSON has no number for what is not finite. */
@@ -106,84 +127,64 @@ static void put_double(struct text *t, double x)
     else text_printf(t, "%.9g", x);
 }
 
-/* Our own short texts: names of devices and contexts. What would need an escape is left out. */
+/* Our own short texts in quotes: names of devices and contexts. What would need an escape is left out. */
 static void put_plain(struct text *t, const char *text)
 {
+    text_put_char(t, '"');
     while (*text) {
         size_t plain = 0;
         while (text[plain] >= 0x20 && text[plain] < 0x7f && text[plain] != '"' && text[plain] != '\\') plain++;
         text_put(t, text, plain);
         text += text[plain] ? plain + 1 : plain;
     }
-}
-
-/* As contiguous bytes: outputs are what attn_output() described. */
-static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *tensor, proto_encoding encoding)
-{
-    struct text *const t = &e->text;
-    struct piece piece = { .kind = encoding == PROTO_ARRAY ? ARRAY : BASE64, .tensor = tensor };
-    int64_t bytes = 0;
-    attn_shape_bytes(tensor->dtype, tensor->rank, tensor->shape, &bytes);
     text_put_char(t, '"');
-    text_put_string(t, name);
-    text_put_string(t, "\":{\"shape\":[");
-    for (int a = 0; a < tensor->rank; a++) {
-        if (a) text_put_char(t, ',');
-        text_put_number(t, (uint64_t)tensor->shape[a]);
-    }
-    text_put_string(t, "],\"dtype\":\"");
-    text_put_string(t, attn_dtype_name(tensor->dtype));
-    text_put_string(t, "\",\"data\":");
-    if (piece.kind == BASE64) text_put_char(t, '"'), piece.length = BASE64_ENCODED(bytes);
-    end_text(e);
-    if (piece.kind == ARRAY || piece.length) add_piece(e, piece); /* an array's length: proto_encoder_measure() */
-    text_put_string(t, piece.kind == BASE64 ? "\"}," : "},");
 }
 
-/* The members of one answer, with a comma behind each but the last. */
-static void add_result(proto_encoder *e, const proto_item *item, const proto_result *result)
+int encode_facts(const proto_item *item, const proto_result *result, struct encode_fact facts[ENCODE_FACTS])
 {
     static const proto_stage written[] = { PROTO_STAGE_queue, PROTO_STAGE_copy_in, PROTO_STAGE_compute,
                                            PROTO_STAGE_copy_out };
-    struct text *const t = &e->text;
-    text_put_char(t, '{');
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (item->outputs >> id & 1) add_tensor(e, attn_tensors[id].name, &item->problem.tensor[id], item->encoding);
+    struct text t;
+    int count = 0;
+#define FACT(which) facts[count].name = which, t = text_in(facts[count].value, ENCODE_FACT_BYTES), count++
     if (item->problem.dropout_p > 0) {
-        text_put_string(t, "\"seed\":");
-        text_put_number(t, item->problem.seed);
-        text_put_char(t, ',');
+        FACT("seed");
+        text_put_number(&t, item->problem.seed);
     }
     if (result->verified) {
-        text_put_string(t, "\"verification\":{\"max_abs\":");
-        put_double(t, result->verification.max_abs);
-        text_put_string(t, ",\"relative\":");
-        put_double(t, result->verification.relative);
-        text_put_string(t, ",\"rows\":");
-        text_put_number(t, (uint64_t)result->verification.rows);
-        text_put_string(t, "},");
+        FACT("verification");
+        text_put_string(&t, "{\"max_abs\":");
+        put_double(&t, result->verification.max_abs);
+        text_put_string(&t, ",\"relative\":");
+        put_double(&t, result->verification.relative);
+        text_put_string(&t, ",\"rows\":");
+        text_put_number(&t, (uint64_t)result->verification.rows);
+        text_put_char(&t, '}');
     }
     if (*result->context) {
-        text_put_string(t, "\"context\":\"");
-        put_plain(t, result->context);
-        text_put_string(t, "\",");
+        FACT("context");
+        put_plain(&t, result->context);
     }
-    text_put_string(t, "\"backend\":\"");
-    put_plain(t, result->backend);
-    text_put_string(t, "\",\"timing_us\":{");
+    FACT("backend");
+    put_plain(&t, result->backend);
+    FACT("timing_us");
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         double us = result->timing_us[written[i]];
         uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5)
                                               : 0; /* no clock of ours gives anything else */
-        text_put_string(t, i ? ",\"" : "\"");
-        text_put_string(t, proto_stages[written[i]]);
-        text_put_string(t, "\":");
-        text_put_number(t, tenths / 10);
-        text_put_char(t, '.');
-        text_put_number(t, tenths % 10);
+        text_put_string(&t, i ? ",\"" : "{\"");
+        text_put_string(&t, proto_stages[written[i]]);
+        text_put_string(&t, "\":");
+        text_put_number(&t, tenths / 10);
+        text_put_char(&t, '.');
+        text_put_number(&t, tenths % 10);
     }
-    text_put_string(t, "}}");
+    text_put_char(&t, '}');
+#undef FACT
+    return count;
 }
+
+/* ---- The interface ----------------------------------------------------------------------------------------------- */
 
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err)
@@ -196,25 +197,8 @@ attn_status proto_encoder_new(const proto_call *call, const proto_result *result
     }
     e = calloc(1, sizeof *e);
     if (!e) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to write the answer");
-    struct text *const t = &e->text;
-    *t = text_growing(((size_t)call->count + 1) * ITEM_BYTES);
-    if (call->envelope) text_put_string(t, "{\"responses\":[");
-    for (int i = 0; i < call->count; i++) {
-        if (i) text_put_char(t, ',');
-        const attn_error *fault = &call->items[i].error;
-        if (fault->status == ATTN_OK) {
-            add_result(e, &call->items[i], &results[i]);
-        } else {
-            char problem[PROBLEM_BYTES], prefix[32];
-            snprintf(prefix, sizeof prefix, "/requests/%d", i);
-            const size_t length = proto_problem_write(problem, sizeof problem, proto_error_of(fault->status),
-                                                      fault->text, prefix, fault->member, request_id);
-            text_put_string(t, "{\"error\":");
-            text_put(t, problem, length);
-            text_put_char(t, '}');
-        }
-    }
-    if (call->envelope) text_put_string(t, "]}");
+    e->text = text_growing(((size_t)call->count + 1) * ITEM_BYTES);
+    call->answer->write(e, call, results, request_id);
     end_text(e);
     if (e->short_of_memory || e->text.failure != TEXT_FINE) {
         proto_encoder_free(e);
@@ -224,14 +208,14 @@ attn_status proto_encoder_new(const proto_call *call, const proto_result *result
     return ATTN_OK;
 }
 
-static bool next_token(const attn_tensor *t, int64_t element, struct token *token);
+static bool next_token(const struct piece *piece, int64_t element, struct token *token);
 
 bool proto_encoder_measure(proto_encoder *e, int64_t elements)
 {
     for (; e->measured < e->piece_count; e->measured++) {
         struct piece *piece = &e->pieces[e->measured];
         struct token token;
-        while (piece->kind == ARRAY && next_token(piece->tensor, e->measured_element, &token)) {
+        while (is_numbers(piece) && next_token(piece, e->measured_element, &token)) {
             if (elements-- == 0) return false;
             piece->length += token.length;
             e->measured_element++;
@@ -249,6 +233,17 @@ uint64_t proto_encoder_length(proto_encoder *encoder)
     return encoder->length;
 }
 
+uint64_t proto_encoder_head_bytes(proto_encoder *encoder)
+{
+    uint64_t bytes = 0;
+    (void)proto_encoder_length(encoder);
+    for (const struct piece *piece = encoder->pieces; piece < encoder->pieces + encoder->piece_count; piece++) {
+        if (piece->tensor && piece->as == ENCODE_BYTES) break;
+        bytes += piece->length;
+    }
+    return bytes;
+}
+
 void proto_encoder_free(proto_encoder *encoder)
 {
     if (!encoder) return;
@@ -261,9 +256,11 @@ void proto_encoder_free(proto_encoder *encoder)
 
 /* Element `element` of an array, with the brackets and the comma before it; one past the last: the closing brackets. An
  * array without elements is []: its nesting could be endless. False, and an empty token, behind the end. */
-static bool next_token(const attn_tensor *t, int64_t element, struct token *token)
+static bool next_token(const struct piece *piece, int64_t element, struct token *token)
 {
+    const attn_tensor *const t = piece->tensor;
     const size_t bytes = attn_dtype_bytes(t->dtype);
+    const int rank = piece->as == ENCODE_LIST ? 1 : t->rank;
     int64_t elements = 0, row = 1;
     int levels = 0; /* that begin, or end, here */
     char *p = token->text;
@@ -273,13 +270,17 @@ static bool next_token(const attn_tensor *t, int64_t element, struct token *toke
     if (elements == 0) {
         *p++ = '[', *p++ = ']';
     } else {
-        if (element == 0 || element == elements) levels = t->rank;
+        if (element == 0 || element == elements) levels = rank;
         else
-            for (int a = t->rank - 1; a > 0 && element % (row *= t->shape[a]) == 0; a--) levels++;
+            for (int a = rank - 1; a > 0 && element % (row *= t->shape[a]) == 0; a--) levels++;
         for (int i = 0; i < levels && element > 0; i++) *p++ = ']';
         if (element > 0 && element < elements) *p++ = ',';
         for (int i = 0; i < levels && element < elements; i++) *p++ = '[';
-        if (element < elements) p += numbers_format(t->dtype, (const char *)t->data + (size_t)element * bytes, p);
+        if (element < elements) {
+            size_t count = numbers_format(t->dtype, (const char *)t->data + (size_t)element * bytes, p);
+            if (*p == '"' && piece->as == ENCODE_LIST) memmove(p, p + 1, count -= 2);
+            p += count;
+        }
     }
     token->length = (size_t)(p - token->text);
     return true;
@@ -291,7 +292,7 @@ static size_t read_array(proto_encoder *e, const struct piece *piece, char *to, 
     while (done < capacity) {
         size_t count = e->token.length - e->token.taken;
         if (count == 0) {
-            if (!next_token(piece->tensor, e->element, &e->token)) break;
+            if (!next_token(piece, e->element, &e->token)) break;
             e->element++;
             continue;
         }
@@ -337,13 +338,14 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
     while (done < capacity && e->piece < e->piece_count) {
         const struct piece *piece = &e->pieces[e->piece];
         size_t room = capacity - done, count = 0;
-        switch (piece->kind) {
-        case TEXT:
+        if (piece->tensor && piece->as == ENCODE_BASE64) {
+            count = read_base64(piece, e->taken, to + done, room);
+        } else if (is_numbers(piece)) {
+            count = read_array(e, piece, to + done, room);
+        } else {
+            const char *const from = piece->tensor ? piece->tensor->data : e->text.at + piece->offset;
             count = piece->length - e->taken < room ? (size_t)(piece->length - e->taken) : room;
-            memcpy(to + done, e->text.at + piece->offset + e->taken, count);
-            break;
-        case BASE64: count = read_base64(piece, e->taken, to + done, room); break;
-        case ARRAY: count = read_array(e, piece, to + done, room); break;
+            memcpy(to + done, from + e->taken, count);
         }
         done += count;
         e->taken += count;

@@ -2,7 +2,7 @@
  *
  * PROTO_ERROR_MAP in proto.h is the whole list: HTTP status, slug, title. The sentence (`detail`) comes from where
  * the fault was found and goes out as it is, so it may hold anything a client sent. Two invariants:
- *   1. What proto_problem_write() writes is always one valid JSON object, whatever the strings hold and however small the
+ *   1. What proto_error_write() writes is always one valid JSON object, whatever the strings hold and however small the
  *      buffer: control characters are escaped, bytes that are no UTF-8 become '?', and texts are cut between characters.
  *   2. When the buffer is short, `detail` and `error` are shortened first; then pointer and request_id are left out. */
 #include "proto.h"
@@ -51,8 +51,8 @@ static void put_member(struct text *t, const char *name, const char *before, con
  * control characters. Halved until the document fits. */
 enum { DETAIL_ROOM = 1200, POINTER_ROOM = 256, REQUEST_ID_ROOM = 256 };
 
-size_t proto_problem_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,
-                           const char *pointer, const char *request_id)
+size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,
+                         const char *pointer, const char *request_id)
 {
     const proto_error_info *info = &proto_errors[(unsigned)error < PROTO_ERROR_COUNT ? error : PROTO_E_INTERNAL];
     if (capacity == 0) return 0;

@@ -279,14 +279,17 @@ static void put_double(void *out, size_t index, double x)
     memcpy((char *)out + index * sizeof x, &x, sizeof x);
 }
 
+#define OUT_OF(dtype) "the number is out of the range of " dtype
+#define INFINITE      " (\"Infinity\" and \"-Infinity\" are taken)"
+
 static const char *const range_errors[] = {
-    [NUMBERS_F32] = "the number is out of the range of float32",
-    [NUMBERS_F16] = "the number is out of the range of float16",
-    [NUMBERS_BF16] = "the number is out of the range of bfloat16",
-    [NUMBERS_F8E4M3] = "the number is out of the range of float8_e4m3fn",
-    [NUMBERS_I32] = "the number is out of the range of int32",
-    [NUMBERS_U8] = "the number is out of the range of uint8",
-    [NUMBERS_UNTYPED] = "the number is out of the range of every dtype",
+    [NUMBERS_F32] = OUT_OF("float32") INFINITE,
+    [NUMBERS_F16] = OUT_OF("float16") INFINITE,
+    [NUMBERS_BF16] = OUT_OF("bfloat16") INFINITE,
+    [NUMBERS_F8E4M3] = OUT_OF("float8_e4m3fn"),
+    [NUMBERS_I32] = OUT_OF("int32"),
+    [NUMBERS_U8] = OUT_OF("uint8"),
+    [NUMBERS_UNTYPED] = OUT_OF("every dtype") INFINITE,
 };
 static const char no_integer[] = "an integer without point or exponent is expected";
 
@@ -477,6 +480,7 @@ enum state {
     NEXT,                  /* behind ',': a value */
     AFTER,                 /* behind a value: ',' or ']' */
     WORD,                  /* inside a string */
+    BARE_WORD,             /* inside such a word without quotes */
     DONE,
     BAD,
     COMPLETE,
@@ -522,7 +526,18 @@ static const struct {
     { "-Infinity", -INFINITY },
 };
 enum { WORDS = sizeof words / sizeof words[0] };
-static const char no_word[] = "a string here is \"NaN\", \"Infinity\" or \"-Infinity\"";
+
+/* Those of bare_words. */
+static const struct {
+    const char *text;
+    double value;
+    bool truth; /* for uint8 alone */
+} bare_words[] = {
+    { "NaN", NAN, false }, { "Infinity", INFINITY, false }, { "-Infinity", -INFINITY, false }, { "true", 1, true },
+    { "false", 0, true },
+};
+enum { BARE_WORDS = sizeof bare_words / sizeof bare_words[0] };
+static const char no_word[] = "a string here is \"NaN\", \"Infinity\" or \"-Infinity\", numbers stand without quotes";
 
 void numbers_begin(numbers_reader *reader, numbers_type type)
 {
@@ -608,11 +623,15 @@ static const char *take_run(numbers_reader *r, const char *p, const char *end, v
     return p;
 }
 
+static const char no_truth[] = "a number is expected, 1 and 0 for true and false";
+
 static const char *value_expected(const numbers_reader *r, char c)
 {
     if (r->state == START) return "an array of numbers is expected";
     if (c == 'N' || c == 'I')
         return "what is not finite is written as a string: \"NaN\", \"Infinity\" or \"-Infinity\"";
+    if (c == 'n') return "null is no number; \"NaN\" stands for one that is missing";
+    if (c == 't' || c == 'f') return no_truth;
     if (r->state == FIRST) return "a number, an array or ']' is expected";
     return "a number or an array is expected";
 }
@@ -639,6 +658,30 @@ static inline bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
+/* Which of the bare words begins so; BARE_WORDS: none that may stand here. */
+static int bare_word(const numbers_reader *r, const char *begin)
+{
+    int w = 0;
+    const size_t length = strlen(begin);
+    while (w < BARE_WORDS && (strncmp(bare_words[w].text, begin, length) != 0 ||
+                              (bare_words[w].truth && r->type != NUMBERS_U8 && r->type != NUMBERS_UNTYPED)))
+        w++;
+    return r->bare_words ? w : BARE_WORDS;
+}
+
+static void begin_bare_word(struct feed *f, const char *begin)
+{
+    numbers_reader *r = f->r;
+    if (is_integer_type(r->type) && !bare_words[bare_word(r, begin)].truth) {
+        f->error = no_integer;
+        return;
+    }
+    r->state = BARE_WORD;
+    r->word = bare_word(r, begin);
+    r->held = (int)strlen(begin);
+    f->p++;
+}
+
 static void begin_token(struct feed *f, char c)
 {
     numbers_reader *r = f->r;
@@ -646,6 +689,10 @@ static void begin_token(struct feed *f, char c)
     r->held = 0;
     if (c == '"' && is_integer_type(r->type)) {
         f->error = no_integer;
+        return;
+    }
+    if (c != '-' && !is_digit(c) && c != '"') {
+        begin_bare_word(f, (const char[]){ c, '\0' });
         return;
     }
     f->p++;
@@ -668,7 +715,8 @@ static inline void before_value(struct feed *f, char c)
         if (!(f->error = check_place(r, true))) open_array(r), f->p++;
     } else if (c == ']' && r->state == FIRST) {
         if (!(f->error = close_array(r))) f->p++;
-    } else if (r->state == START || !(is_digit(c) || c == '-' || c == '"')) {
+    } else if (r->state == START ||
+               !(is_digit(c) || c == '-' || c == '"' || bare_word(r, (const char[]){ c, '\0' }) < BARE_WORDS)) {
         f->error = value_expected(r, c);
     } else if (!(f->error = check_place(r, false))) {
         const char *first = f->p;
@@ -677,7 +725,7 @@ static inline void before_value(struct feed *f, char c)
             f->full = true;
             return;
         }
-        if (c != '"') f->p = take_run(r, f->p, f->end, f->out, done, f->room - done, &f->error);
+        if (is_digit(c) || c == '-') f->p = take_run(r, f->p, f->end, f->out, done, f->room - done, &f->error);
         if (f->p == first && !f->error) begin_token(f, c);
     }
 }
@@ -713,6 +761,33 @@ static void in_word(struct feed *f, char c)
     }
 }
 
+static void in_bare_word(struct feed *f, char c)
+{
+    numbers_reader *r = f->r;
+    const char wanted = bare_words[r->word].text[r->held];
+    const double value = bare_words[r->word].value;
+    if (wanted) {
+        if (c != wanted) {
+            f->error = "a word here is NaN, Infinity or -Infinity, and of uint8 and bools true or false";
+            return;
+        }
+        r->held++;
+        f->p++;
+    } else if (done_here(f) == f->room) {
+        f->full = true;
+    } else if (bare_words[r->word].truth) {
+        if (!r->truths) r->truths = true, r->truth_element = r->elements;
+        if (r->type == NUMBERS_U8) (void)put_integer(r->type, false, (uint64_t)value, f->out, done_here(f));
+        else put_double(f->out, done_here(f), value);
+        count_element(r);
+    } else if ((f->error = put_not_finite(r->type, value, f->out, done_here(f)))) {
+        f->at_token = true;
+    } else {
+        if (!r->fractional) r->fractional = true, r->fraction_element = r->elements;
+        count_element(r);
+    }
+}
+
 static inline void in_number(struct feed *f, char c)
 {
     numbers_reader *r = f->r;
@@ -720,6 +795,8 @@ static inline void in_number(struct feed *f, char c)
     const uint8_t next = next_state[r->state][class_of(c)];
     if ((next == POINT || next == E) && is_integer_type(r->type)) {
         f->error = no_integer;
+    } else if (next == WRONG && r->state == MINUS && c == 'I' && r->bare_words) {
+        begin_bare_word(f, "-I");
     } else if (next == WRONG) {
         f->error = number_errors[r->state];
     } else if (next != COMPLETE && r->held == NUMBERS_CHARS) {
@@ -749,6 +826,7 @@ numbers_status numbers_read(numbers_reader *r, const char *text, size_t count, v
         case NEXT: before_value(&f, *f.p); break;
         case AFTER: after_value(&f, *f.p); break;
         case WORD: in_word(&f, *f.p); break;
+        case BARE_WORD: in_bare_word(&f, *f.p); break;
         default: in_number(&f, *f.p);
         }
     }
@@ -770,7 +848,8 @@ bool numbers_convert(numbers_reader *r, const double *values, numbers_type type,
         const char *error;
         double x;
         memcpy(&x, values + i, sizeof x);
-        if (is_integer_type(type) && r->fractional && r->fraction_element == i) error = no_integer;
+        if (type != NUMBERS_U8 && r->truths && r->truth_element == i) error = no_truth;
+        else if (is_integer_type(type) && r->fractional && r->fraction_element == i) error = no_integer;
         else if (is_integer_type(type))
             error = put_integer(type, x < 0, fabs(x) < 0x1p53 ? (uint64_t)fabs(x) : UINT64_MAX, out, i);
         else if (!isfinite(x)) error = put_not_finite(type, x, out, i);

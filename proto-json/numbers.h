@@ -23,6 +23,9 @@
  * "Infinity" in float8_e4m3fn, which has none. int32 and uint8 take integer literals in range: 1.0 and 1e3 are
  * refused. -0 is zero there, and keeps its sign in a floating dtype. Nothing here looks at the locale.
  *
+ * With bare_words, set after numbers_begin(), the words may also stand without quotes, as some programs write them though JSON has
+ * none, and true and false stand for 1 and 0 in uint8.
+ *
  * Shape: nesting must be regular: every array of one depth has the same number of elements. rank is the depth, at
  * most NUMBERS_RANK. A flat list has rank 1: the caller decides whether it may stand for another shape.
  *
@@ -55,6 +58,7 @@ typedef struct numbers_reader {
     uint64_t elements; /* appended so far */
     uint64_t offset;   /* characters taken; after NUMBERS_BAD the position of what is at fault */
     const char *error; /* static text that completes "at offset 17: "; NULL while all is well */
+    bool bare_words;   /* the caller's to set */
     int rank;          /* after NUMBERS_DONE */
     int64_t shape[NUMBERS_RANK];
 
@@ -67,6 +71,8 @@ typedef struct numbers_reader {
     uint64_t token;              /* offset of the token that is being read */
     bool fractional;             /* some element was no integer literal; the first one: */
     uint64_t fraction_element;
+    bool truths; /* some element was true or false; the first one: */
+    uint64_t truth_element;
     int word, held;               /* string: which one, and how much of it; number: characters in text */
     char text[NUMBERS_CHARS + 1]; /* of a number that pieces split, and a comma behind it */
 } numbers_reader;

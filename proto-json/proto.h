@@ -1,4 +1,4 @@
-/* proto.h: bytes to problems, results to bytes. No sockets, no threads, no files.
+/* proto.h: bytes to problems, results to bytes, in several formats. No sockets, no threads, no files.
  *
  * A decoder is fed the request's body in pieces of any size, as they arrive. Tensor values (base64 strings and
  * arrays of numbers) are decoded at once into memory that the caller provides and never exist as text in memory;
@@ -19,6 +19,7 @@
     X(INVALID_REQUEST, 400, "invalid-request", "The request is malformed")                                  \
     X(INVALID_FRAMING, 400, "invalid-framing", "The HTTP message is malformed")                             \
     X(UNAUTHORIZED, 401, "unauthorized", "A token is required")                                             \
+    X(FORBIDDEN_ORIGIN, 403, "forbidden-origin", "Pages of another site may not use this server")           \
     X(NOT_FOUND, 404, "not-found", "There is no such resource")                                             \
     X(METHOD_NOT_ALLOWED, 405, "method-not-allowed", "This method does not work here")                      \
     X(REQUEST_TIMEOUT, 408, "request-timeout", "The body did not arrive in time")                           \
@@ -57,8 +58,49 @@ proto_error proto_error_of(attn_status status); /* ATTN_INVALID -> INVALID_REQUE
 
 /* The problem document (RFC 9457, plus code, request_id, pointer, error), NUL-ended, cut to fit; returns its length.
  * pointer may be NULL or empty. `prefix` (may be NULL) goes before pointer: "/requests/3". 4 KiB are always enough. */
-size_t proto_problem_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,
-                           const char *pointer, const char *request_id);
+size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,
+                         const char *pointer, const char *request_id);
+
+/* ---- dtypes ------------------------------------------------------------------------------------------------------ */
+
+/* dtypes that are converted while they are decoded: wire name, safetensors name, KServe name, bytes in base64, what they
+ * become. Values must fit: int64 those of int32, bool 0 or 1. All other dtypes are those of ATTN_DTYPE_MAP. */
+#define PROTO_DTYPE_MAP(X)             \
+    X("int64", "I64", "INT64", 8, I32) \
+    X("bool", "BOOL", "BOOL", 1, U8)
+
+typedef struct proto_dtype {
+    const char *name; /* the wire name */
+    attn_dtype as;    /* what its elements become */
+    size_t bytes;     /* of an element in base64 */
+} proto_dtype;
+
+/* Any of the three names, in any case. */
+bool proto_dtype_parse(const char *name, proto_dtype *dtype);
+/* May the tensor be sent so, whatever the others are? And the wire names of all that it may: "int32 or int64". Returns
+ * `text`. */
+bool proto_dtype_takes(attn_tensor_id id, const proto_dtype *dtype);
+enum { PROTO_DTYPE_LIST_BYTES = ATTN_DTYPE_LIST_BYTES + 16 };
+const char *proto_dtype_list(attn_tensor_id id, char text[PROTO_DTYPE_LIST_BYTES]);
+
+/* ---- Formats ----------------------------------------------------------------------------------------------------- */
+
+/* How a body, or an answer, is written. All formats have the same tensors and options (PROTOCOL.md). */
+typedef struct proto_format proto_format;
+extern const proto_format proto_json, proto_safetensors, proto_kserve;
+const char *proto_media(const proto_format *format); /* its content type */
+
+/* KServe's name for an operation, and what a client that can say no more than a name says of it so. */
+typedef struct proto_model {
+    const char *name;
+    attn_op op;
+    bool causal; /* causal is true */
+    bool fixed;  /* q has this dtype, and no other: */
+    attn_dtype dtype;
+} proto_model;
+
+/* "FP32", as KServe writes it. */
+const char *proto_datatype(attn_dtype dtype);
 
 /* ---- Decoding ---------------------------------------------------------------------------------------------------- */
 
@@ -79,6 +121,11 @@ typedef struct proto_limits {
 
 enum { PROTO_MAX_DEPTH = 64 }; /* of limits.depth; more is taken as this */
 
+/* Of the header of a safetensors body, and of the JSON of a KServe body but for its arrays of numbers, where
+ * limits.skeleton_bytes is not less. It says where the data go that come behind it, so the thread that receives them reads
+ * it at once: 2 ms for so much. 64 tensors with their shapes take 10 KiB. */
+enum { PROTO_HEADER_BYTES = 32 << 10 };
+
 /* Where tensor bytes land. grow() provides at least `bytes` in one piece at *base, 64-byte aligned, keeping what is
  * there; the piece may move. Every tensor starts on a 64-byte boundary of it. On failure what is there stays valid,
  * and *err goes to the client as it is. The decoder asks for more in steps of PROTO_MEMORY_STEP and remembers what
@@ -89,11 +136,10 @@ typedef struct proto_memory {
     void *context;
 } proto_memory;
 
-/* What a decoder asks of grow() at most for a body of so many bytes whose tensors are base64, as long as it holds
- * no more than `tensors` of them: for a caller that knows Content-Length. Arrays of numbers may need more: "0," is
- * two bytes of text and up to eight of memory. */
-#define PROTO_MEMORY_FOR(body_bytes, tensors) \
-    ((size_t)(body_bytes) / 4 * 3 + (size_t)(tensors)*128 + 2 * PROTO_MEMORY_STEP)
+/* What a decoder asks of grow() at most for a body of so many bytes, as long as it holds no more than `tensors` of them:
+ * for a caller that knows Content-Length. Arrays of numbers in JSON may need more: "0," is two bytes of text and up to
+ * eight of memory. */
+size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int tensors);
 
 typedef enum proto_encoding { PROTO_BASE64, PROTO_ARRAY } proto_encoding;
 
@@ -150,6 +196,8 @@ typedef struct proto_option {
 } proto_option;
 
 extern const proto_option proto_options[]; /* a row whose name is NULL ends it */
+/* Is it one of a KServe request's `parameters`? (Which outputs come back, and how they are written, such a request says elsewhere.) */
+bool proto_is_parameter(const proto_option *option);
 
 /* Does this op take the tensor as an input? */
 bool proto_takes_tensor(attn_op op, attn_tensor_id id);
@@ -162,7 +210,18 @@ typedef struct proto_call {
     int count;
     proto_item *items;
     size_t memory_bytes; /* how much of the proto_memory is in use */
+    const proto_format
+        *answer; /* how it is answered: as the body is written, unless proto_call_answer_as() was called */
+    /* KServe: */
+    const proto_model *model; /* NULL in other formats */
+    char *id;                 /* echoed; NULL: none */
+    uint64_t binary;          /* bit attn_tensor_id: written as bytes behind the JSON */
 } proto_call;
+
+/* INVALID where that format has no room for the answer: of several problems in one body. */
+attn_status proto_call_answer_as(proto_call *call, const proto_format *format, attn_error *err);
+/* Are the tensors of this item written as arrays of numbers? */
+bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
 /* Checks the problem (attn_check) and prepares its outputs: dtype, rank, shape and strides of every tensor in
  * item->outputs. proto_decoder_finish() has done this for every item without `context`; for the others the caller
@@ -172,7 +231,11 @@ attn_status proto_item_prepare(proto_item *item, attn_error *err);
 typedef struct proto_decoder proto_decoder;
 
 /* `limits` and `memory` are copied. NULL when out of memory. */
-proto_decoder *proto_decoder_new(attn_op op, const proto_limits *limits, const proto_memory *memory);
+proto_decoder *proto_decoder_new(const proto_format *format, attn_op op, const proto_limits *limits,
+                                 const proto_memory *memory);
+/* KServe, before the first byte: what the URL and the head say. `model` stays where it is; json_bytes is what
+ * Inference-Header-Content-Length says, -1 where it is not given. */
+void proto_decoder_kserve(proto_decoder *decoder, const proto_model *model, int64_t json_bytes);
 void proto_decoder_free(proto_decoder *decoder); /* NULL is fine */
 
 /* The next piece of the body, of any size. After an error every further call returns that error. Texts of syntax errors
@@ -214,7 +277,7 @@ typedef struct proto_result {
 
 typedef struct proto_encoder proto_encoder;
 
-/* The 200 answer to `call`: results[i] and the output tensors of items[i]. Borrows call, results and the tensors'
+/* The 200 answer to `call`, in the format call->answer: results[i] and the output tensors of items[i]. Borrows call, results and the tensors'
  * memory until proto_encoder_free(). With array encoding the numbers are formatted twice: once only to know the
  * length (proto_encoder_measure), and again while they are read, so that their text never lies in memory. request_id goes into problem
  * documents of failed items of an envelope. A failed call that is no envelope has no 200 answer: its error is
@@ -224,6 +287,8 @@ attn_status proto_encoder_new(const proto_call *call, const proto_result *result
 /* Measures at most `elements` more numbers of arrays, some 0.1 to 0.3 us each; true when nothing is left to measure. */
 bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
 uint64_t proto_encoder_length(proto_encoder *encoder); /* measures what is left */
+/* How much of that stands before the first byte of a tensor that is written as it is; all of it where none is. */
+uint64_t proto_encoder_head_bytes(proto_encoder *encoder);
 /* The next bytes, at most `capacity`; 0 at the end. */
 size_t proto_encoder_read(proto_encoder *encoder, void *buffer, size_t capacity);
 void proto_encoder_free(proto_encoder *encoder);

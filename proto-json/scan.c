@@ -27,6 +27,7 @@
 #include <string.h>
 
 #include "base64.h"
+#include "habits.h"
 #include "numbers.h"
 #include "text.h"
 
@@ -60,7 +61,7 @@ enum sink { SKELETON, LIFTED, NOWHERE };
 /* What the name that was just read means for its value. */
 enum name { NAME_OTHER, NAME_DATA, NAME_DTYPE };
 
-enum { NO_LIFT = -1, NO_DTYPE = -1, TENSOR_ALIGNMENT = 64, WORD_BYTES = 32 };
+enum { NO_LIFT = -1, NO_DTYPE = -1, WORD_BYTES = 32 };
 
 struct frame {
     bool object;
@@ -71,7 +72,8 @@ struct frame {
 
 struct scan {
     proto_limits limits;
-    proto_memory memory;
+    bool plain;       /* nothing is lifted */
+    bool kserve;      /* as KServe's clients write */
     attn_error error; /* once set, the answer to every call */
     uint64_t offset;  /* bytes of the body in earlier pieces */
 
@@ -97,8 +99,8 @@ struct scan {
     struct text skeleton;
 
     /* The caller's memory, and what was lifted into it. */
-    uint8_t *base;
-    size_t have, used; /* bytes that grow() gave, bytes in use */
+    struct scan_room room;
+    size_t used; /* bytes */
     scan_lift *lifts;
     int lift_count, lift_capacity;
     base64_decoder base64;
@@ -120,13 +122,11 @@ static attn_status fail(scan *s, attn_status status, uint64_t at, const char *te
 /* Not JSON: `expected` says what may stand here, `c` what does. */
 static attn_status unexpected(scan *s, uint64_t at, const char *expected, unsigned char c)
 {
-    const char *hint = "";
-    if (at == 0 && c == 0xef) hint = " (a byte order mark is not JSON)";
-    if (c == '/') hint = " (JSON has no comments)";
-    if (s->state == VALUE || s->state == FIRST_ELEMENT) {
-        if (c == 'N' || c == 'I') hint = " (JSON has no NaN or Infinity; inside `data` write them as strings)";
-        if (c == ']' || c == '}') hint = " (a comma too many?)";
-    }
+    const struct habit_place place = { .at = at,
+                                       .value = s->state == VALUE || s->state == FIRST_ELEMENT,
+                                       .name = s->state == NAME || s->state == FIRST_NAME,
+                                       .end = s->state == DONE };
+    const char *const hint = habit_character(&place, c);
     if (c > 0x20 && c < 0x7f)
         return attn_fail(&s->error, ATTN_INVALID, "", "not JSON at byte %llu: expected %s, found '%c'%s",
                          (unsigned long long)at, expected, c, hint);
@@ -195,25 +195,43 @@ static attn_status emit_char(scan *s, char c)
     return emit(s, &c, 1);
 }
 
+attn_status scan_make_room(struct scan_room *room, size_t used, size_t bytes, attn_error *err)
+{
+    size_t need;
+    void *base = NULL;
+    attn_status status;
+    if (__builtin_add_overflow(used, bytes, &need) || __builtin_add_overflow(need, PROTO_MEMORY_STEP - 1, &need))
+        return attn_fail(err, ATTN_TOO_LARGE, "", "the tensors are too large for memory");
+    need -= need % PROTO_MEMORY_STEP;
+    if (need <= room->have) return ATTN_OK;
+    err->status = ATTN_OK;
+    status = room->memory.grow(room->memory.context, need, &base, err);
+    if (status != ATTN_OK) {
+        if (err->status == ATTN_OK) attn_fail(err, status, "", "no memory for the tensors");
+        return status;
+    }
+    room->base = base;
+    room->have = need;
+    return ATTN_OK;
+}
+
+attn_status scan_take(struct scan_room *room, scan_lift *lift, uint64_t size, const void *bytes, size_t count,
+                      size_t *taken, attn_error *err)
+{
+    const uint64_t left = size - lift->bytes;
+    *taken = count < left ? count : (size_t)left;
+    const attn_status status = scan_make_room(room, lift->offset + lift->bytes, *taken, err);
+    if (status != ATTN_OK) return status;
+    memcpy(room->base + lift->offset + lift->bytes, bytes, *taken);
+    lift->bytes += *taken;
+    return ATTN_OK;
+}
+
 /* Makes room for `bytes` more behind the lifted value. */
 static attn_status reserve(scan *s, size_t bytes)
 {
     const scan_lift *lift = lift_of(s);
-    size_t need;
-    void *base = NULL;
-    attn_status status;
-    if (__builtin_add_overflow(lift->offset + lift->bytes, bytes + PROTO_MEMORY_STEP - 1, &need))
-        return attn_fail(&s->error, ATTN_TOO_LARGE, "", "the tensors are too large for memory");
-    need -= need % PROTO_MEMORY_STEP;
-    if (need <= s->have) return ATTN_OK;
-    status = s->memory.grow(s->memory.context, need, &base, &s->error);
-    if (status != ATTN_OK) {
-        if (s->error.status == ATTN_OK) attn_fail(&s->error, status, "", "no memory for the tensors");
-        return status;
-    }
-    s->base = base;
-    s->have = need;
-    return ATTN_OK;
+    return scan_make_room(&s->room, lift->offset + lift->bytes, bytes, &s->error);
 }
 
 /* `bytes` more of the lifted value are in place. */
@@ -243,8 +261,7 @@ static attn_status lift_begin(scan *s, scan_kind kind)
     status = emit(s, index, (size_t)(end - index));
     if (status != ATTN_OK) return status;
     s->frames[s->depth - 1].lift = s->lift_count;
-    s->lifts[s->lift_count++] =
-        (scan_lift){ .kind = kind, .offset = (s->used + TENSOR_ALIGNMENT - 1) / TENSOR_ALIGNMENT * TENSOR_ALIGNMENT };
+    s->lifts[s->lift_count++] = (scan_lift){ .kind = kind, .offset = SCAN_ALIGNED(s->used) };
     s->sink = LIFTED;
     return ATTN_OK;
 }
@@ -295,6 +312,26 @@ static bool word_is(const scan *s, const char *word)
     return (size_t)s->word_length == length && !memcmp(s->word, word, length);
 }
 
+/* Why the base64 decoder stopped at `found`: a habit, or its own words. */
+static const char *base64_fault(scan *s, char found)
+{
+    const scan_lift *lift = lift_of(s);
+    char head[BASE64_HEAD + 1];
+    base64_head(&s->base64, s->room.base + lift->offset, lift->bytes, head);
+    const char *const habit = habit_text(head, s->base64.offset, found);
+    return habit ? habit : base64_reason(&s->base64, found);
+}
+
+/* The text ended inside a group. As hexadecimal it need not end with one. */
+static const char *base64_end_fault(scan *s)
+{
+    const scan_lift *lift = lift_of(s);
+    if (habit_is_hex(s->room.base + lift->offset, lift->bytes)) return habit_hex;
+    if (s->base64.ended) return "a second '=' is missing";
+    if (s->base64.held == 1) return "a character or more is missing";
+    return "'=' at the end fills it to a multiple of four";
+}
+
 /* A piece of a base64 string: as far as it goes. What stops it is for string() to judge: a quote, an escape, or a
  * fault. One escape is common, for some libraries write every slash as "\\/": it is taken here, 64 characters from
  * the next on average. */
@@ -307,7 +344,7 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     /* Groups that an earlier piece began may give three bytes more than this piece's characters alone. */
     attn_status status = reserve(s, BASE64_DECODED_MAX((size_t)(end - p)) + 3);
     if (status != ATTN_OK) return status;
-    out = s->base + lift_of(s)->offset + lift_of(s)->bytes;
+    out = s->room.base + lift_of(s)->offset + lift_of(s)->bytes;
     for (;;) {
         p += base64_decode_until(&s->base64, (const char *)p, (size_t)(end - p), out + total, &written);
         total += written;
@@ -319,8 +356,7 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     *text = p;
     if ((status = lifted(s, total)) != ATTN_OK) return status;
     if (p < end && *p != '"' && *p != '\\')
-        lift_fault(s, SCAN_BASE64_CHARACTER, s->base64.offset, at + (uint64_t)(p - begin),
-                   base64_reason(&s->base64, (char)*p));
+        lift_fault(s, SCAN_BASE64_CHARACTER, s->base64.offset, at + (uint64_t)(p - begin), base64_fault(s, (char)*p));
     return ATTN_OK;
 }
 
@@ -331,7 +367,8 @@ static attn_status code_point(scan *s, uint32_t code, uint64_t at)
     if (s->sink == LIFTED) {
         const unsigned char *text = &c;
         if (code < 0x80 && code != '"' && code != '\\') return base64_text(s, &text, text + 1, at);
-        lift_fault(s, SCAN_BASE64_CHARACTER, s->base64.offset, at, base64_reason(&s->base64, '\\'));
+        lift_fault(s, SCAN_BASE64_CHARACTER, s->base64.offset, at,
+                   code < 0x80 ? base64_fault(s, (char)code) : base64_reason(&s->base64, '\\'));
         return ATTN_OK;
     }
     if (code < 0x80) word_add(s, &c, 1);
@@ -345,17 +382,20 @@ static attn_status string_end(scan *s, uint64_t at)
     attn_status status = emit_char(s, '"');
     if (status != ATTN_OK) return status;
     if (s->is_name) {
-        s->name = word_is(s, "data") ? NAME_DATA : word_is(s, "dtype") ? NAME_DTYPE : NAME_OTHER;
+        s->name = s->plain                                       ? NAME_OTHER
+                  : word_is(s, "data")                           ? NAME_DATA
+                  : word_is(s, s->kserve ? "datatype" : "dtype") ? NAME_DTYPE
+                                                                 : NAME_OTHER;
         s->state = COLON;
         return ATTN_OK;
     }
     if (s->sink == LIFTED) {
-        if (!base64_finish(&s->base64)) lift_fault(s, SCAN_BASE64_ENDS, s->base64.offset, at, NULL);
+        if (!base64_finish(&s->base64)) lift_fault(s, SCAN_BASE64_ENDS, s->base64.offset, at, base64_end_fault(s));
         lift_end(s);
     } else if (s->name == NAME_DTYPE && s->word_length < WORD_BYTES) {
-        attn_dtype dtype;
+        proto_dtype dtype;
         s->word[s->word_length] = '\0';
-        if (attn_dtype_parse(s->word, &dtype)) s->frames[s->depth - 1].dtype = (int)dtype;
+        if (proto_dtype_parse(s->word, &dtype)) s->frames[s->depth - 1].dtype = (int)dtype.as;
     }
     s->sink = s->mute_depth ? NOWHERE : SKELETON;
     s->state = AFTER;
@@ -403,8 +443,10 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         s->state = ESCAPE;
         status = emit_char(s, '\\');
     } else if (c < 0x20) {
-        return attn_fail(&s->error, ATTN_INVALID, "", "not JSON at byte %llu: control character 0x%02x inside a string",
-                         (unsigned long long)at, c);
+        const bool in_base64 = s->name == NAME_DATA && !s->is_name && (c == '\n' || c == '\r');
+        return attn_fail(&s->error, ATTN_INVALID, "",
+                         "not JSON at byte %llu: control character 0x%02x inside a string%s", (unsigned long long)at, c,
+                         in_base64 ? " (a line break in base64? `base64 -w0` writes none)" : "");
     } else if (c >= 0x80) {
         s->utf8_left = text_utf8_more(c, &s->utf8_low, &s->utf8_high);
         if (!s->utf8_left) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
@@ -462,7 +504,7 @@ static attn_status escape(scan *s, unsigned char c, uint64_t at)
     } else if (s->code >= 0xdc00 && s->code <= 0xdfff) {
         return fail(s, ATTN_INVALID, at, "a surrogate without its first half");
     } else if (s->code == 0) {
-        return fail(s, ATTN_INVALID, at, "\\u0000 is not accepted");
+        return fail(s, ATTN_INVALID, at, "\\u0000 is not accepted (bytes are sent in base64)");
     }
     s->state = STRING;
     return code_point(s, s->code, at);
@@ -497,7 +539,7 @@ static attn_status pop(scan *s, char c)
     if (frame.object && frame.lift != NO_LIFT && frame.lift == s->numbers_lift && frame.lift == s->lift_count - 1 &&
         frame.dtype != NO_DTYPE) {
         scan_lift *lift = lift_of(s);
-        double *values = (double *)(void *)(s->base + lift->offset);
+        double *values = (double *)(void *)(s->room.base + lift->offset);
         uint64_t element;
         if (lift->kind != SCAN_ARRAY || lift->typed || lift->fault != SCAN_FINE) return ATTN_OK;
         lift->typed = true;
@@ -527,6 +569,7 @@ static attn_status array_begin(scan *s, uint64_t at)
     lift->typed = dtype != NO_DTYPE;
     if (lift->typed) lift->dtype = (attn_dtype)dtype;
     numbers_begin(&s->numbers, lift->typed ? (numbers_type)dtype : NUMBERS_UNTYPED);
+    s->numbers.bare_words = s->kserve;
     s->numbers_lift = s->lift_count - 1;
     s->numbers_begin = at;
     s->last = 0;
@@ -592,8 +635,8 @@ static attn_status array(scan *s, const unsigned char **text, const unsigned cha
     size_t taken, written;
     attn_status status = reserve(s, (count / 2 + 1) * bytes);
     if (status != ATTN_OK) return status;
-    result = numbers_read(&s->numbers, (const char *)begin, count, s->base + lift->offset + lift->bytes, count / 2 + 1,
-                          &taken, &written);
+    result = numbers_read(&s->numbers, (const char *)begin, count, s->room.base + lift->offset + lift->bytes,
+                          count / 2 + 1, &taken, &written);
     if ((status = lifted(s, written * bytes)) != ATTN_OK) return status;
     *text = begin + taken;
     switch (result) {
@@ -619,7 +662,11 @@ static attn_status value_begin(scan *s, unsigned char c, uint64_t at)
 {
     attn_status status;
     if (s->sink == SKELETON && ++s->values > s->limits.values)
-        return attn_fail(&s->error, ATTN_TOO_LARGE, "", "more than %d values outside tensor data", s->limits.values);
+        return attn_fail(
+            &s->error, ATTN_TOO_LARGE, "", "more than %d values outside tensor data%s", s->limits.values,
+            s->plain
+                ? ""
+                : "; a tensor is {\"shape\": ..., \"dtype\": ..., \"data\": ...}, and its numbers go into \"data\"");
     switch (c) {
     case '{':
     case '[':
@@ -723,8 +770,8 @@ static attn_status consume(scan *s, const unsigned char *text, const unsigned ch
                 status = pop(s, '}');
             } else if (c == '"') {
                 if (++s->frames[s->depth - 1].members > s->limits.members)
-                    return attn_fail(&s->error, ATTN_INVALID, "", "byte %llu: an object of more than %d members",
-                                     (unsigned long long)here, s->limits.members);
+                    return attn_fail(&s->error, ATTN_INVALID, "", "byte %llu: an object of more than %d members (%s)",
+                                     (unsigned long long)here, s->limits.members, habit_typed_array);
                 status = string_begin(s, true);
             } else {
                 return unexpected(s, here, expected_in(s), c);
@@ -765,10 +812,31 @@ scan *scan_new(const proto_limits *limits, const proto_memory *memory)
     scan *s = calloc(1, sizeof *s);
     if (!s) return NULL;
     s->limits = *limits;
-    s->memory = *memory;
+    s->room.memory = *memory;
     s->skeleton = text_growing(limits->skeleton_bytes);
     s->numbers_lift = NO_LIFT;
     return s;
+}
+
+scan *scan_new_plain(const proto_limits *limits, uint64_t at)
+{
+    scan *const s = scan_new(limits, &(proto_memory){ 0 });
+    if (!s) return NULL;
+    s->plain = true;
+    s->offset = at;
+    return s;
+}
+
+scan *scan_new_kserve(const proto_limits *limits, const proto_memory *memory)
+{
+    scan *const s = scan_new(limits, memory);
+    if (s) s->kserve = true;
+    return s;
+}
+
+struct scan_room *scan_room(scan *s)
+{
+    return &s->room;
 }
 
 void scan_free(scan *s)
@@ -786,7 +854,7 @@ attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err)
         const attn_status status = consume(s, text, text + count, s->offset);
         s->offset += count;
         assert(status == s->error.status); /* it has it */
-        assert(s->depth <= PROTO_MAX_DEPTH && s->used <= s->have);
+        assert(s->depth <= PROTO_MAX_DEPTH && s->used <= s->room.have);
         assert(status != ATTN_OK || /* invariant 3 */
                (s->values <= s->limits.values && s->skeleton.used <= s->limits.skeleton_bytes));
         (void)status;
@@ -805,10 +873,11 @@ attn_status scan_finish(scan *s, attn_error *err)
     }
     if (s->error.status == ATTN_OK && s->state != DONE && !(s->state == AFTER && s->depth == 0)) {
         if (s->state == VALUE && s->depth == 0)
-            attn_fail(&s->error, ATTN_INVALID, "", "the body is empty, expected a JSON object");
+            attn_fail(&s->error, ATTN_INVALID, "", "the body is empty, expected a JSON object with %s",
+                      s->kserve ? "inputs" : "q, k and v");
         else
             attn_fail(&s->error, ATTN_INVALID, "",
-                      "not JSON: the body ends after %llu bytes, before the value is complete",
+                      "not JSON: the body ends after %llu bytes, before the value is complete (was it cut off?)",
                       (unsigned long long)s->offset);
     }
     if (s->error.status != ATTN_OK && err) *err = s->error;
@@ -821,6 +890,11 @@ const char *scan_skeleton(const scan *s, size_t *length)
     return s->skeleton.at;
 }
 
+int scan_values(const scan *s)
+{
+    return s->values;
+}
+
 const scan_lift *scan_lifts(const scan *s, int *count)
 {
     *count = s->lift_count;
@@ -830,5 +904,5 @@ const scan_lift *scan_lifts(const scan *s, int *count)
 void *scan_memory(const scan *s, size_t *bytes)
 {
     *bytes = s->used;
-    return s->base;
+    return s->room.base;
 }

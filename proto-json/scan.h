@@ -22,7 +22,11 @@
 #define SCAN_STRING 's'
 #define SCAN_NUMBER 'n'
 
-typedef enum scan_kind { SCAN_BASE64, SCAN_ARRAY } scan_kind;
+/* How it came: text that was decoded, or bytes as they are. */
+typedef enum scan_kind { SCAN_BASE64, SCAN_ARRAY, SCAN_BYTES } scan_kind;
+
+enum { SCAN_ALIGNMENT = 64 }; /* of every lifted value in the caller's memory */
+#define SCAN_ALIGNED(offset) (((offset) + SCAN_ALIGNMENT - 1) / SCAN_ALIGNMENT * SCAN_ALIGNMENT)
 
 /* Why a value could not be decoded. `reason` and the rest are in its scan_lift. */
 typedef enum scan_fault {
@@ -53,6 +57,11 @@ typedef struct scan scan;
 
 /* Both are copied. NULL when out of memory. */
 scan *scan_new(const proto_limits *limits, const proto_memory *memory);
+/* For JSON without tensor values: nothing is lifted. Its first byte is byte `at` of the body. */
+scan *scan_new_plain(const proto_limits *limits, uint64_t at);
+/* For KServe's JSON, as its clients write it: the dtype of `data` is called `datatype`, and inside `data` what is not finite, and
+ * true and false of bools, stand without quotes. */
+scan *scan_new_kserve(const proto_limits *limits, const proto_memory *memory);
 void scan_free(scan *s); /* NULL is fine */
 
 /* The next piece. After an error every further call returns that error. */
@@ -62,7 +71,25 @@ attn_status scan_finish(scan *s, attn_error *err);
 
 /* After scan_finish(), until scan_free(): the skeleton, NUL-ended, and the lifted values. */
 const char *scan_skeleton(const scan *s, size_t *length);
+int scan_values(const scan *s); /* of the skeleton */
 const scan_lift *scan_lifts(const scan *s, int *count);
 void *scan_memory(const scan *s, size_t *bytes); /* where the caller's memory is, and how much of it is in use */
+
+/* The caller's memory, as far as it was asked for. */
+struct scan_room {
+    proto_memory memory;
+    uint8_t *base;
+    size_t have; /* bytes that grow() gave */
+};
+
+/* The scanner's: after scan_finish() it may be filled further. */
+struct scan_room *scan_room(scan *s);
+
+/* Makes room for `bytes` behind the first `used`, which may move. */
+attn_status scan_make_room(struct scan_room *room, size_t used, size_t bytes, attn_error *err);
+/* Copies the next bytes of a lifted value that stands in the body as it is, and has `size` of them: as many of the `count`
+ * as it lacks. */
+attn_status scan_take(struct scan_room *room, scan_lift *lift, uint64_t size, const void *bytes, size_t count,
+                      size_t *taken, attn_error *err);
 
 #endif

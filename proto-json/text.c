@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 
 enum { FIRST_BYTES = 1024 }; /* of a growing text; it doubles from there */
 
@@ -179,6 +180,22 @@ size_t text_cut(const char *text, size_t room)
 
 /* ---- Names that nobody knows ------------------------------------------------------------------------------------- */
 
+bool text_is_among(const char *words, const char *word)
+{
+    const size_t length = strlen(word);
+    for (const char *at = words; *at != '\0'; at += *at == ' ') {
+        const size_t one = strcspn(at, " ");
+        if (one == length && strncasecmp(at, word, one) == 0) return true;
+        at += one;
+    }
+    return false;
+}
+
+static char small(char c)
+{
+    return c >= 'A' && c <= 'Z' ? (char)(c | 0x20) : c;
+}
+
 int text_distance(const char *a, const char *b)
 {
     const size_t n = strnlen(a, TEXT_NAME_BYTES + 1), m = strnlen(b, TEXT_NAME_BYTES + 1);
@@ -190,10 +207,11 @@ int text_distance(const char *a, const char *b)
         const int *const above = rows[(i + 2) % 3], *const two_above = rows[(i + 1) % 3];
         row[0] = (int)i;
         for (size_t j = 1; j <= m; j++) {
-            int best = above[j - 1] + (a[i - 1] != b[j - 1]);
+            int best = above[j - 1] + (small(a[i - 1]) != small(b[j - 1]));
             if (above[j] + 1 < best) best = above[j] + 1;
             if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && two_above[j - 2] + 1 < best)
+            if (i > 1 && j > 1 && small(a[i - 1]) == small(b[j - 2]) && small(a[i - 2]) == small(b[j - 1]) &&
+                two_above[j - 2] + 1 < best)
                 best = two_above[j - 2] + 1;
             row[j] = best;
         }
@@ -204,7 +222,8 @@ int text_distance(const char *a, const char *b)
 void text_consider(struct text_nearest *nearest, const char *name)
 {
     const int distance = text_distance(nearest->unknown, name);
-    if (distance >= nearest->distance || distance >= (int)strlen(name)) return; /* other letters all: no likeness */
+    if (distance >= nearest->distance || 2 * distance >= (int)strlen(name))
+        return; /* too short to be alike by so much */
     nearest->name = name;
     nearest->distance = distance;
 }

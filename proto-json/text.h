@@ -144,7 +144,11 @@ struct text_nearest {
 
 void text_consider(struct text_nearest *nearest, const char *name);
 
-/* Mistakes of typing that make one name of the other: a letter too many, missing, wrong, or swapped with its neighbour.
+/* Is `word` one of `words`, which have single spaces between them? Capital letters count as small ones. */
+bool text_is_among(const char *words, const char *word);
+
+/* Mistakes of typing that make one name of the other: a letter too many, missing, wrong, or swapped with its neighbour;
+ * capital ones count as small ones.
  * TEXT_FAR where one of the names is longer than TEXT_NAME_BYTES. */
 enum { TEXT_NAME_BYTES = 32, TEXT_FAR = 99 };
 int text_distance(const char *a, const char *b);

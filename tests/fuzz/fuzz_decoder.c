@@ -17,32 +17,13 @@
 
 #include <cjson/cJSON.h>
 
-#include "tests/unit/proto-json/codec.h"
+#include "tests/fuzz/answer.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-#define must(holds) ((holds) ? (void)0 : broken(#holds, __LINE__))
-
-static void broken(const char *what, int line)
-{
-    fprintf(stderr, "fuzz_decoder.c:%d: %s\n", line, what);
-    abort();
-}
-
-enum { OUTPUT_BYTES = 1 << 16 }; /* larger outputs are not made: their answers would only take time */
 
 static const char small[] = "{\"q\":{\"shape\":[1,2,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwAEAAUABgAHAA==\"},"
                             "\"k\":{\"shape\":[1,3,1,2],\"dtype\":\"float16\",\"data\":[1,2,3,4,5,6]},\"v\":{\"shape\":"
                             "[1,3,1,1],\"dtype\":\"float16\",\"data\":[1,2,3]},";
-
-static size_t some_bytes(void *context, size_t left)
-{
-    uint32_t *seed = context;
-    size_t piece;
-    *seed = *seed * 1664525u + 1013904223u;
-    piece = 1 + (*seed >> 16) % (*seed >> 30 ? 5u : 60u);
-    return piece < left ? piece : left;
-}
 
 static void parses(const char *text, size_t length)
 {
@@ -55,8 +36,6 @@ static void check_answer(proto_call *call, uint32_t seed)
 {
     proto_result *results = calloc((size_t)call->count, sizeof *results);
     uint8_t *outputs = calloc(1, OUTPUT_BYTES); /* all outputs share it: what they hold does not matter here */
-    proto_encoder *whole = NULL, *pieces = NULL;
-    attn_error err = { 0 };
     must(results && outputs);
     for (size_t i = 0; i < OUTPUT_BYTES; i++) outputs[i] = (uint8_t)(seed >> i % 25);
     for (int i = 0; i < call->count; i++) {
@@ -70,41 +49,15 @@ static void check_answer(proto_call *call, uint32_t seed)
             item->error.status = ATTN_NOT_FOUND;
             continue;
         }
-        must(attn_check(&item->problem, &err) == ATTN_OK);
-        must(item->outputs != 0);
-        for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-            attn_tensor *t = &item->problem.tensor[id];
-            int64_t bytes = 0;
-            if (!(item->outputs >> id & 1)) continue;
-            must(t->rank > 0 && t->data == NULL && attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes));
-            if (bytes > OUTPUT_BYTES) item->error.status = ATTN_TOO_LARGE;
-            t->data = outputs;
-        }
+        if (!give_outputs(item, outputs)) item->error.status = ATTN_TOO_LARGE;
         snprintf(results[i].backend, sizeof results[i].backend, "fuzz");
     }
-    if (!call->envelope && call->items[0].error.status != ATTN_OK) goto out;
-    must(proto_encoder_new(call, results, "fuzz", &whole, &err) == ATTN_OK);
-    must(proto_encoder_new(call, results, "fuzz", &pieces, &err) == ATTN_OK);
-    {
-        const size_t length = (size_t)proto_encoder_length(whole);
-        char *a = calloc(1, length + 1), *b = calloc(1, length + 1);
-        size_t done = 0, count;
-        must(a && b && proto_encoder_read(whole, a, length + 1) == length);
-        do {
-            char block[64];
-            size_t room = some_bytes(&seed, sizeof block);
-            count = proto_encoder_read(pieces, block, room);
-            must(count <= room && count <= length - done);
-            memcpy(b + done, block, count);
-            done += count;
-        } while (count);
-        must(done == length && !memcmp(a, b, length));
-        parses(a, length);
-        free(a), free(b);
+    if (call->envelope || call->items[0].error.status == ATTN_OK) {
+        size_t length, head;
+        char *answer = answer_of(call, results, &seed, &length, &head);
+        parses(answer, length);
+        free(answer);
     }
-out:
-    proto_encoder_free(whole);
-    proto_encoder_free(pieces);
     free(results);
     free(outputs);
 }
@@ -135,8 +88,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     } else {
         memcpy(body, data + 2, bytes = size - 2);
     }
-    decode_in_pieces(&whole, op, &limits, body, bytes, NULL, NULL);
-    decode_in_pieces(&pieces, op, &limits, body, bytes, some_bytes, &seed);
+    decode_in_pieces(&whole, &proto_json, op, &limits, body, bytes, NULL, NULL);
+    decode_in_pieces(&pieces, &proto_json, op, &limits, body, bytes, some_bytes, &seed);
     a = decoded_text(&whole), b = decoded_text(&pieces);
     if (strcmp(a, b)) fprintf(stderr, "whole:\n%s\npieces:\n%s\n", a, b);
     must(!strcmp(a, b));
@@ -144,8 +97,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         check_answer(whole.call, seed);
     } else {
         char problem[4096];
-        const size_t length = proto_problem_write(problem, sizeof problem, proto_error_of(whole.status), whole.err.text,
-                                                  NULL, whole.err.member, "fuzz");
+        const size_t length = proto_error_write(problem, sizeof problem, proto_error_of(whole.status), whole.err.text,
+                                                NULL, whole.err.member, "fuzz");
         must(whole.call == NULL && whole.err.text[0]);
         parses(problem, length);
     }

@@ -57,14 +57,35 @@ static inline void decoded_clear(struct decoded *d)
     memset(d, 0, sizeof *d);
 }
 
-/* Feeds the body in pieces: piece_of(context, left) says how large the next one is. Every piece is a copy of its
- * own size, so that reading past its end is an error the sanitizer sees. */
-static inline void decode_in_pieces(struct decoded *d, attn_op op, const proto_limits *limits, const void *body,
-                                    size_t bytes, size_t (*piece_of)(void *context, size_t left), void *context)
+/* How large the next piece is: for feed_in_pieces(). */
+static inline size_t one_byte(void *context, size_t left)
 {
-    const proto_limits standard = PROTO_LIMITS_DEFAULT;
-    const proto_memory memory = { moving_grow, &d->memory };
-    proto_decoder *decoder = proto_decoder_new(op, limits ? limits : &standard, &memory);
+    (void)context, (void)left;
+    return 1;
+}
+
+/* *context bytes first, then the rest. */
+static inline size_t first_then_rest(void *context, size_t left)
+{
+    size_t *first = context, piece = *first && *first < left ? *first : left;
+    *first = 0;
+    return piece;
+}
+
+/* From 1 to 5 or to 60, of a stream that begins with the uint32_t *context. */
+static inline size_t some_bytes(void *context, size_t left)
+{
+    uint32_t *seed = context;
+    *seed = *seed * 1664525u + 1013904223u;
+    const size_t piece = 1 + (*seed >> 16) % (*seed >> 30 ? 5u : 60u);
+    return piece < left ? piece : left;
+}
+
+/* Feeds the body in pieces: piece_of(context, left) says how large the next one is. Every piece is a copy of its
+ * own size, so that reading past its end is an error the sanitizer sees. Frees the decoder. */
+static inline void feed_in_pieces(struct decoded *d, proto_decoder *decoder, const void *body, size_t bytes,
+                                  size_t (*piece_of)(void *context, size_t left), void *context)
+{
     const char *p = body;
     if (!decoder) abort();
     d->status = ATTN_OK;
@@ -82,9 +103,31 @@ static inline void decode_in_pieces(struct decoded *d, attn_op op, const proto_l
     proto_decoder_free(decoder);
 }
 
+static inline void decode_in_pieces(struct decoded *d, const proto_format *format, attn_op op,
+                                    const proto_limits *limits, const void *body, size_t bytes,
+                                    size_t (*piece_of)(void *context, size_t left), void *context)
+{
+    const proto_limits standard = PROTO_LIMITS_DEFAULT;
+    const proto_memory memory = { moving_grow, &d->memory };
+    feed_in_pieces(d, proto_decoder_new(format, op, limits ? limits : &standard, &memory), body, bytes, piece_of,
+                   context);
+}
+
+/* The same of a body of KServe's: for which model, and how much of it is JSON (-1: not said). */
+static inline void decode_kserve(struct decoded *d, const proto_model *model, int64_t json_bytes,
+                                 const proto_limits *limits, const void *body, size_t bytes,
+                                 size_t (*piece_of)(void *context, size_t left), void *context)
+{
+    const proto_limits standard = PROTO_LIMITS_DEFAULT;
+    const proto_memory memory = { moving_grow, &d->memory };
+    proto_decoder *decoder = proto_decoder_new(&proto_kserve, model->op, limits ? limits : &standard, &memory);
+    if (decoder) proto_decoder_kserve(decoder, model, json_bytes);
+    feed_in_pieces(d, decoder, body, bytes, piece_of, context);
+}
+
 static inline void decode_whole(struct decoded *d, attn_op op, const char *body)
 {
-    decode_in_pieces(d, op, NULL, body, strlen(body), NULL, NULL);
+    decode_in_pieces(d, &proto_json, op, NULL, body, strlen(body), NULL, NULL);
 }
 
 /* Everything of the result, as text; the caller frees it. */

@@ -345,6 +345,24 @@ static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
     assert_true(base64_use(NULL));
 }
 
+static void test_the_head_of_a_text_is_known_wherever_it_stopped(void **state)
+{
+    static const char text[] = "data+/0123456789";
+    (void)state;
+    for (size_t taken = 0; taken <= sizeof text - 1; taken++)
+        for (size_t split = 0; split <= taken; split++) {
+            uint8_t bytes[BASE64_DECODED_MAX(sizeof text)];
+            char head[BASE64_HEAD + 1];
+            base64_decoder d = { 0 };
+            size_t first, second;
+            assert_true(base64_decode(&d, text, split, bytes, &first));
+            assert_true(base64_decode(&d, text + split, taken - split, bytes + first, &second));
+            base64_head(&d, bytes, first + second, head);
+            assert_int_equal(strlen(head), taken < BASE64_HEAD ? taken : BASE64_HEAD);
+            assert_memory_equal(head, text, strlen(head));
+        }
+}
+
 static void test_variants_are_found_by_name(void **state)
 {
     (void)state;
@@ -369,6 +387,7 @@ int main(void)
         cmocka_unit_test(test_random_texts_of_likely_characters_agree),
         cmocka_unit_test(test_a_stream_that_is_far_along_decodes_the_same),
         cmocka_unit_test(test_a_stopped_stream_goes_on_with_another_character),
+        cmocka_unit_test(test_the_head_of_a_text_is_known_wherever_it_stopped),
     };
     return cmocka_run_group_tests_name("base64", tests, set_up, NULL);
 }

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "codec.h"
+#include "kernels/dtype.h"
 
 /* Small legal tensors: B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1; uint8-like patterns that are easy to recognise. */
 #define Q    "\"q\":{\"shape\":[1,2,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwAEAAUABgAHAA==\"}"
@@ -18,20 +19,6 @@
 
 #define FORWARD  ATTN_OP_FORWARD
 #define BACKWARD ATTN_OP_BACKWARD
-
-static size_t one_byte(void *context, size_t left)
-{
-    (void)context, (void)left;
-    return 1;
-}
-
-/* *context bytes first, then the rest. */
-static size_t first_then_rest(void *context, size_t left)
-{
-    size_t *first = context, piece = *first && *first < left ? *first : left;
-    *first = 0;
-    return piece;
-}
 
 static int differences;
 
@@ -55,7 +42,7 @@ static void decode_all_ways(struct decoded *d, attn_op op, const char *body)
         struct decoded other = { 0 };
         size_t first = split;
         char *text;
-        decode_in_pieces(&other, op, NULL, body, bytes, split ? first_then_rest : one_byte, &first);
+        decode_in_pieces(&other, &proto_json, op, NULL, body, bytes, split ? first_then_rest : one_byte, &first);
         text = decoded_text(&other);
         if (strcmp(text, must)) {
             print_error("split at %zu:\n%s\nnot split:\n%s\n", split, text, must);
@@ -96,76 +83,85 @@ static void check_refusals(const struct refusal *cases, size_t count, attn_statu
 static void test_a_bad_tensor_is_named_in_the_error(void **state)
 {
     static const struct refusal cases[] = {
-        { FORWARD, T("5"), "/q", "q: is 5, must be an object with shape, dtype and data" },
-        { FORWARD, T("null"), "/q", "q: is null, must be an object with shape, dtype and data" },
-        { FORWARD, T("\"AAAA\""), "/q", "q: is 'AAAA', must be an object with shape, dtype and data" },
-        { FORWARD, T("[1]"), "/q", "q: is an array, must be an object with shape, dtype and data" },
-        { FORWARD, T("{}"), "/q", "q: shape is missing" },
-        { FORWARD, T("{\"shape\":[1,2,2,2],\"data\":" B64 "}"), "/q", "q: dtype is missing" },
-        { FORWARD, T("{\"shape\":[1,2,2,2],\"dtype\":\"float16\"}"), "/q", "q: data is missing" },
+        { FORWARD, T("5"), "/q",
+          "q: is 5, must be an object: {\"shape\": [...], \"dtype\": \"float32\", \"data\": base64 or numbers}" },
+        { FORWARD, T("null"), "/q",
+          "q: is null, must be an object: {\"shape\": [...], \"dtype\": \"float32\", \"data\": base64 or numbers}" },
+        { FORWARD, T("\"AAAA\""), "/q",
+          "q: is 'AAAA', must be an object: {\"shape\": [...], \"dtype\": \"float32\", \"data\": base64 or numbers}" },
+        { FORWARD, T("[1]"), "/q",
+          "q: is an array, must be an object: {\"shape\": [...], \"dtype\": \"float32\", \"data\": base64 or "
+          "numbers}" },
+        { FORWARD, T("{}"), "/q", "q: shape is missing; q is [B, Sq, H, D]" },
+        { FORWARD, T("{\"shape\":[1,2,2,2],\"data\":" B64 "}"), "/q",
+          "q: dtype is missing, must be float32, float16, bfloat16 or float8_e4m3fn" },
+        { FORWARD, T("{\"shape\":[1,2,2,2],\"dtype\":\"float16\"}"), "/q",
+          "q: data is missing, must be base64 in a string or an array of numbers" },
         { FORWARD, T("{\"shap\":[1]}"), "/q/shap", "q: unknown member 'shap', did you mean 'shape'?" },
         { FORWARD, T("{\"shape\":[1],\"parameters\":{\"data\":\"AAAA\"}}"), "/q/parameters",
           "q: unknown member 'parameters'" },
         { FORWARD, T("{\"shape\":[1],\"shape\":[1]}"), "/q/shape", "q: member 'shape' is given twice" },
         { FORWARD, T("{\"data\":" B64 ",\"d\\u0061ta\":" B64 "}"), "/q/data", "q: member 'data' is given twice" },
         /* J5: sizes are integer literals */
-        { FORWARD, TENSOR("8", "\"float16\"", B64), "/q/shape", "q: shape is 8, must be an array of integers" },
-        { FORWARD, TENSOR("[]", "\"float16\"", B64), "/q/shape", "q: shape has 0 dimensions, must have 1 to 4" },
+        { FORWARD, TENSOR("8", "\"float16\"", B64), "/q/shape",
+          "q: shape is 8, must be an array of integers, such as [1, 128, 8, 64]" },
+        { FORWARD, TENSOR("[]", "\"float16\"", B64), "/q/shape",
+          "q: shape has 0 dimensions, must have 1 to 4; q is [B, Sq, H, D]" },
         { FORWARD, TENSOR("[1,1,2,2,2]", "\"float16\"", B64), "/q/shape",
-          "q: shape has 5 dimensions, must have 1 to 4" },
+          "q: shape has 5 dimensions, must have 1 to 4; q is [B, Sq, H, D]" },
         { FORWARD, TENSOR("[1,1,1,1,1,1,2,2,2]", "\"float16\"", B64), "/q/shape",
-          "q: shape has 9 dimensions, must have 1 to 4" },
+          "q: shape has 9 dimensions, must have 1 to 4; q is [B, Sq, H, D]" },
         { FORWARD, TENSOR("[1,1.5,2,2]", "\"float16\"", B64), "/q/shape/1",
-          "q: shape[1] is 1.5, must be an integer from 0 to 9007199254740992" },
+          "q: shape[1] is 1.5, must be an integer from 0 to 2^53; it is written without point and exponent" },
         { FORWARD, TENSOR("[1,2.0,2,2]", "\"float16\"", B64), "/q/shape/1",
-          "q: shape[1] is 2.0, must be an integer from 0 to 9007199254740992" },
+          "q: shape[1] is 2.0, must be an integer from 0 to 2^53; it is written without point and exponent" },
         { FORWARD, TENSOR("[1,2e0,2,2]", "\"float16\"", B64), "/q/shape/1",
-          "q: shape[1] is 2e0, must be an integer from 0 to 9007199254740992" },
+          "q: shape[1] is 2e0, must be an integer from 0 to 2^53; it is written without point and exponent" },
         { FORWARD, TENSOR("[1,2,2,1e400]", "\"float16\"", B64), "/q/shape/3",
-          "q: shape[3] is 1e400, must be an integer from 0 to 9007199254740992" },
+          "q: shape[3] is 1e400, must be an integer from 0 to 2^53; it is written without point and exponent" },
         { FORWARD, TENSOR("[9007199254740993,2,2,2]", "\"float16\"", B64), "/q/shape/0",
-          "q: shape[0] is 9007199254740993, must be an integer from 0 to 9007199254740992" },
+          "q: shape[0] is 9007199254740993, must be an integer from 0 to 2^53" },
         { FORWARD, TENSOR("[18446744073709551617,2,2,2]", "\"float16\"", B64), "/q/shape/0",
-          "q: shape[0] is 18446744073709551617, must be an integer from 0 to 9007199254740992" },
+          "q: shape[0] is 18446744073709551617, must be an integer from 0 to 2^53" },
         { FORWARD, TENSOR("[100000000000000000000000000000000000000]", "\"float16\"", B64), "/q/shape/0",
-          "q: shape[0] is 100000000000000000000000..., must be an integer from 0 to 9007199254740992" },
+          "q: shape[0] is 100000000000000000000000..., must be an integer from 0 to 2^53" },
         { FORWARD, TENSOR("[-0,2,2,2]", "\"float16\"", B64), "/q/shape/0",
-          "q: shape[0] is -0, must be an integer from 0 to 9007199254740992" },
+          "q: shape[0] is -0, must be an integer from 0 to 2^53; no size can be left open" },
         { FORWARD, TENSOR("[-1,2,2,2]", "\"float16\"", B64), "/q/shape/0",
-          "q: shape[0] is -1, must be an integer from 0 to 9007199254740992" },
+          "q: shape[0] is -1, must be an integer from 0 to 2^53; no size can be left open" },
         { FORWARD, TENSOR("[\"1\",2,2,2]", "\"float16\"", B64), "/q/shape/0",
-          "q: shape[0] is '1', must be an integer from 0 to 9007199254740992" },
+          "q: shape[0] is '1', must be an integer from 0 to 2^53, without quotes" },
         { FORWARD, TENSOR("[1,[2],2,2]", "\"float16\"", B64), "/q/shape/1",
-          "q: shape[1] is an array, must be an integer from 0 to 9007199254740992" },
+          "q: shape[1] is an array, must be an integer from 0 to 2^53" },
         { FORWARD, TENSOR("[1,2,null,2]", "\"float16\"", B64), "/q/shape/2",
-          "q: shape[2] is null, must be an integer from 0 to 9007199254740992" },
+          "q: shape[2] is null, must be an integer from 0 to 2^53" },
         { FORWARD, TENSOR("[1,2,true,{}]", "\"float16\"", B64), "/q/shape/2",
-          "q: shape[2] is true, must be an integer from 0 to 9007199254740992" },
+          "q: shape[2] is true, must be an integer from 0 to 2^53" },
         { FORWARD, TENSOR("[1,2,2,{}]", "\"float16\"", B64), "/q/shape/3",
-          "q: shape[3] is an object, must be an integer from 0 to 9007199254740992" },
+          "q: shape[3] is an object, must be an integer from 0 to 2^53" },
         /* T1 */
         { FORWARD, TENSOR("[4294967296,4294967296,2,2]", "\"float16\"", B64), "/q/shape",
           "q: shape [4294967296, 4294967296, 2, 2] of float16 is more bytes than can be counted" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float64\"", B64), "/q/dtype",
-          "q: dtype is 'float64', must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
+          "q: dtype is 'float64', must be float32, float16, bfloat16 or float8_e4m3fn; convert it to float32" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\\n\"", B64), "/q/dtype",
-          "q: dtype is 'float16\n', must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
+          "q: dtype is 'float16\n', must be float32, float16, bfloat16 or float8_e4m3fn; write float16" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"a dtype that nobody has heard of, ever\"", B64), "/q/dtype",
-          "q: dtype is 'a dtype that nobody has heard of'..., must be float32, float16, bfloat16, float8_e4m3fn, int32 "
-          "or uint8" },
+          "q: dtype is 'a dtype that nobody has heard of'..., must be float32, float16, bfloat16 or float8_e4m3fn" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"123456789012345678901234567890\xe2\x82\xac\"", B64), "/q/dtype",
-          "q: dtype is '123456789012345678901234567890'..., must be float32, float16, bfloat16, float8_e4m3fn, int32 "
-          "or uint8" },
+          "q: dtype is '123456789012345678901234567890'..., must be float32, float16, bfloat16 or float8_e4m3fn" },
         { FORWARD, TENSOR("[1,2,2,2]", "16", B64), "/q/dtype",
-          "q: dtype is 16, must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
+          "q: dtype is 16, must be float32, float16, bfloat16 or float8_e4m3fn" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"int32\"", "[1,2,3,4,5,6,7,8]"), "/q/dtype",
-          "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn" },
+          "q: dtype is 'int32', must be float32, float16, bfloat16 or float8_e4m3fn; convert it to float32" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "7"), "/q/data",
           "q: data is 7, must be base64 in a string or an array of numbers" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "null"), "/q/data",
           "q: data is null, must be base64 in a string or an array of numbers" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "{\"b64\":\"\"}"), "/q/data",
-          "q: data is an object, must be base64 in a string or an array of numbers" },
+          "q: data is an object, must be base64 in a string or an array of numbers; of a typed array of JavaScript "
+          "send "
+          "Array.from(x), or Buffer.from(x.buffer).toString('base64')" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "false"), "/q/data",
           "q: data is false, must be base64 in a string or an array of numbers" },
         /* B1, B2 */
@@ -175,16 +171,17 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AA==AA\""), "/q/data",
           "q: data is not base64 at character 4 (byte 54 of the body): nothing may follow the padding" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAAAA\""), "/q/data",
-          "q: data ends after 5 characters of base64, inside a group of four" },
+          "q: data ends after 5 characters of base64, inside a group of four; a character or more is missing" },
         /* B3 */
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAABAAIAAwAEAAUABgA=\""), "/q/data",
           "q: data has 14 bytes, shape [1, 2, 2, 2] of float16 needs 16" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAABAAIAAwAEAAUABgAHAAA=\""), "/q/data",
           "q: data has 17 bytes, shape [1, 2, 2, 2] of float16 needs 16" },
         { FORWARD, TENSOR("[2,3]", "\"float32\"", "\"AAAAAAAAAAAAAAAA\""), "/q/data",
-          "q: data has 12 bytes, shape [2, 3] of float32 needs 24" },
+          "q: data has 12 bytes, shape [2, 3] of float32 needs 24; 12 would be right for float16: is that the array's "
+          "dtype?" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"\""), "/q/data",
-          "q: data has 0 bytes, shape [1, 2, 2, 2] of float16 needs 16" },
+          "q: data has 0 bytes, shape [1, 2, 2, 2] of float16 needs 16; the string is empty" },
         /* arrays of numbers */
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7]"), "/q/data",
           "q: data has 7 numbers, shape [1, 2, 2, 2] needs 8" },
@@ -197,19 +194,23 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[[1,2],[3]]"), "/q/data",
           "q: data at byte 58 of the body: this array is shorter than the ones before it" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7,\"8\"]"), "/q/data",
-          "q: data at byte 65 of the body: a string here is \"NaN\", \"Infinity\" or \"-Infinity\"" },
+          "q: data at byte 65 of the body: a string here is \"NaN\", \"Infinity\" or \"-Infinity\", numbers stand "
+          "without quotes" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7,65536]"), "/q/data",
-          "q: data at byte 64 of the body: the number is out of the range of float16" },
+          "q: data at byte 64 of the body: the number is out of the range of float16 (\"Infinity\" and \"-Infinity\" "
+          "are taken)" },
         { FORWARD, T("{\"data\":[1,2,3,4,5,6,7,65536],\"shape\":[1,2,2,2],\"dtype\":\"float16\"}"), "/q/data",
-          "q: element 7 of data: the number is out of the range of float16" },
+          "q: element 7 of data: the number is out of the range of float16 (\"Infinity\" and \"-Infinity\" are "
+          "taken)" },
         { FORWARD, T("{\"data\":[1,2,3,4,5,6,7,8],\"shape\":[1,2,2,2],\"dtype\":\"float17\"}"), "/q/dtype",
-          "q: dtype is 'float17', must be float32, float16, bfloat16, float8_e4m3fn, int32 or uint8" },
+          "q: dtype is 'float17', must be float32, float16, bfloat16 or float8_e4m3fn; convert it to float32" },
         /* what attn_check() says goes out as it is */
-        { FORWARD, "{" K "," V "}", "/q", "q: is required" },
-        { FORWARD, "{}", "/q", "q: is required" },
+        { FORWARD, "{" K "," V "}", "/q", "q: is required; a problem has q, k and v" },
+        { FORWARD, "{}", "/q", "q: is required; a problem has q, k and v" },
         { FORWARD, TENSOR("[1,2,3,2]", "\"float16\"", "[1,2,3,4,5,6,7,8,9,10,11,12]"), "", NULL },
         { FORWARD, TENSOR("[1,2,2]", "\"float16\"", "[1,2,3,4]"), "/q/shape",
-          "q: shape has 3 dimensions, must have 4" },
+          "q: shape [1, 2, 2] has 3 dimensions, must have 4: [B, Sq, H, D]; a missing axis is written as 1, and heads "
+          "have an axis of their own" },
         { FORWARD, "{" QKV ",\"seqlens_k\":{\"shape\":[1],\"dtype\":\"int32\",\"data\":[4]}}", "/seqlens_k/data/0",
           NULL },
     };
@@ -231,45 +232,56 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
 #define O(option)  "{" QKV "," option "}"
 #define OB(option) "{" QKV "," DOUT "," option "}"
 
+#define IN_THERE "; it belongs to each of the problems in there"
+
 static void test_a_bad_option_is_named_in_the_error(void **state)
 {
     static const struct refusal cases[] = {
-        { FORWARD, O("\"layout\":\"bhds\""), "/layout", "layout: is 'bhds', must be bshd or bhsd" },
+        { FORWARD, O("\"layout\":\"bhds\""), "/layout",
+          "layout: is 'bhds', must be bshd or bhsd, did you mean 'bhsd'?" },
         { FORWARD, O("\"layout\":0"), "/layout", "layout: is 0, must be bshd or bhsd" },
         { FORWARD, O("\"alignment\":\"Top_left\""), "/alignment",
-          "alignment: is 'Top_left', must be bottom_right or top_left" },
-        { FORWARD, O("\"encoding\":null"), "/encoding", "encoding: is null, must be base64 or array" },
+          "alignment: is 'Top_left', must be bottom_right or top_left, did you mean 'top_left'?" },
+        { FORWARD, O("\"encoding\":null"), "/encoding",
+          "encoding: is null, must be base64 or array; leave it out where it is not wanted" },
         { FORWARD, O("\"causal\":1"), "/causal", "causal: is 1, must be true or false" },
-        { FORWARD, O("\"causal\":\"true\""), "/causal", "causal: is 'true', must be true or false" },
-        { FORWARD, O("\"causal\":null"), "/causal", "causal: is null, must be true or false" },
-        { FORWARD, O("\"scale\":\"0.5\""), "/scale", "scale: is '0.5', must be a number" },
-        { FORWARD, O("\"scale\":null"), "/scale", "scale: is null, must be a number" },
+        { FORWARD, O("\"causal\":\"true\""), "/causal", "causal: is 'true', must be true or false, without quotes" },
+        { FORWARD, O("\"causal\":null"), "/causal",
+          "causal: is null, must be true or false; leave it out where it is not wanted" },
+        { FORWARD, O("\"scale\":\"0.5\""), "/scale", "scale: is '0.5', must be a number, without quotes" },
+        { FORWARD, O("\"scale\":null"), "/scale",
+          "scale: is null, must be a number; leave it out where it is not wanted" },
         { FORWARD, O("\"scale\":1e400"), "/scale", "scale: is 1e400, must be within the range of float64" },
         { FORWARD, O("\"softcap\":[1]"), "/softcap", "softcap: is an array, must be a number" },
         { FORWARD, O("\"softcap\":-1"), "/softcap",
           "softcap: is -1, must be 0 or between 1.18e-38 and 3.4e38 (a float32)" },
         { FORWARD, O("\"dropout_p\":1"), "/dropout_p", "dropout_p: is 1, must be at least 0 and below 1" },
-        { FORWARD, O("\"window\":5"), "/window", "window: is 5, must be an array of two integers" },
-        { FORWARD, O("\"window\":[5]"), "/window", "window: has 1 elements, must have 2" },
-        { FORWARD, O("\"window\":[1,2,3]"), "/window", "window: has 3 elements, must have 2" },
+        { FORWARD, O("\"window\":5"), "/window", "window: is 5, must be [left, right], where -1 is unbounded" },
+        { FORWARD, O("\"window\":[5]"), "/window", "window: has 1 element, must have 2: [left, right]" },
+        { FORWARD, O("\"window\":[1,2,3]"), "/window", "window: has 3 elements, must have 2: [left, right]" },
         { FORWARD, O("\"window\":[-2,0]"), "/window/0",
-          "window: [0] is -2, must be an integer from -1 to 9007199254740992" },
+          "window: [0] is -2, must be an integer from -1 to 2^53, where -1 is unbounded" },
         { FORWARD, O("\"window\":[0,1.0]"), "/window/1",
-          "window: [1] is 1.0, must be an integer from -1 to 9007199254740992" },
+          "window: [1] is 1.0, must be an integer from -1 to 2^53, where -1 is unbounded; it is written without point "
+          "and exponent" },
         { FORWARD, O("\"window\":[0,null]"), "/window/1",
-          "window: [1] is null, must be an integer from -1 to 9007199254740992" },
-        { FORWARD, O("\"seed\":-1"), "/seed", "seed: is -1, must be an integer from 0 to 18446744073709551615" },
+          "window: [1] is null, must be an integer from -1 to 2^53, where -1 is unbounded" },
+        { FORWARD, O("\"seed\":-1"), "/seed", "seed: is -1, must be an integer from 0 to 2^64 - 1" },
         { FORWARD, O("\"seed\":18446744073709551616"), "/seed",
-          "seed: is 18446744073709551616, must be an integer from 0 to 18446744073709551615" },
-        { FORWARD, O("\"seed\":1.0"), "/seed", "seed: is 1.0, must be an integer from 0 to 18446744073709551615" },
-        { FORWARD, O("\"seed\":1e3"), "/seed", "seed: is 1e3, must be an integer from 0 to 18446744073709551615" },
-        { FORWARD, O("\"seed\":\"1\""), "/seed", "seed: is '1', must be an integer from 0 to 18446744073709551615" },
+          "seed: is 18446744073709551616, must be an integer from 0 to 2^64 - 1" },
+        { FORWARD, O("\"seed\":1.0"), "/seed",
+          "seed: is 1.0, must be an integer from 0 to 2^64 - 1; it is written without point and exponent" },
+        { FORWARD, O("\"seed\":1e3"), "/seed",
+          "seed: is 1e3, must be an integer from 0 to 2^64 - 1; it is written without point and exponent" },
+        { FORWARD, O("\"seed\":\"1\""), "/seed",
+          "seed: is '1', must be an integer from 0 to 2^64 - 1, without quotes" },
         { FORWARD, O("\"out_dtype\":\"int32\""), "/out_dtype",
           "out_dtype: is 'int32', must be float32, float16 or bfloat16" },
         { FORWARD, O("\"out_dtype\":\"float8_e4m3fn\""), "/out_dtype",
           "out_dtype: is 'float8_e4m3fn', must be float32, float16 or bfloat16" },
         { FORWARD, O("\"out_dtype\":32"), "/out_dtype", "out_dtype: is 32, must be float32, float16 or bfloat16" },
-        { FORWARD, O("\"outputs\":\"out\""), "/outputs", "outputs: is 'out', must be an array of names" },
+        { FORWARD, O("\"outputs\":\"out\""), "/outputs",
+          "outputs: is 'out', must be an array of names, such as [\"out\"]" },
         { FORWARD, O("\"outputs\":[]"), "/outputs", "outputs: is empty, must name out or lse" },
         { BACKWARD, OB("\"outputs\":[]"), "/outputs",
           "outputs: is empty, must name dq, dk, dv, dsinks, dbias or dalibi_slopes" },
@@ -280,16 +292,21 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"outputs\":[7]"), "/outputs/0", "outputs: [0] is 7, must be out or lse" },
         { BACKWARD, OB("\"outputs\":[\"dsinks\"]"), "/outputs", "outputs: dsinks needs sinks, which is not given" },
         { FORWARD, O("\"verify\":\"some\""), "/verify",
-          "verify: is 'some', must be an integer from 0 to 9007199254740992, or \"all\"" },
+          "verify: is 'some', must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, O("\"verify\":-1"), "/verify",
-          "verify: is -1, must be an integer from 0 to 9007199254740992, or \"all\"" },
+          "verify: is -1, must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, O("\"verify\":true"), "/verify",
-          "verify: is true, must be an integer from 0 to 9007199254740992, or \"all\"" },
+          "verify: is true, must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, O("\"save\":\"yes\""), "/save", "save: is 'yes', must be true or false" },
         { FORWARD, O("\"timeout_ms\":0"), "/timeout_ms",
-          "timeout_ms: is 0, must be an integer from 1 to 9007199254740992" },
+          "timeout_ms: is 0, must be an integer from 1 to 2^53, in milliseconds" },
+        { FORWARD, O("\"timeout_ms\":\"5s\""), "/timeout_ms",
+          "timeout_ms: is '5s', must be an integer from 1 to 2^53, in milliseconds, without quotes and unit" },
+        { FORWARD, O("\"scale\":\"1/8\""), "/scale", "scale: is '1/8', must be a number" },
+        { FORWARD, O("\"causal\":\"True\""), "/causal", "causal: is 'True', must be true or false, without quotes" },
         { FORWARD, O("\"timeout_ms\":1.5"), "/timeout_ms",
-          "timeout_ms: is 1.5, must be an integer from 1 to 9007199254740992" },
+          "timeout_ms: is 1.5, must be an integer from 1 to 2^53, in milliseconds; it is written without point and "
+          "exponent" },
         { BACKWARD, OB("\"deterministic\":0"), "/deterministic", "deterministic: is 0, must be true or false" },
         { BACKWARD, "{\"context\":\"\"," DOUT "}", "/context",
           "context: is '', must be the id that a forward with save answered" },
@@ -327,23 +344,27 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"causal\":true,\"causal\":true"), "/causal", "member 'causal' is given twice" },
         { FORWARD, O("\"causal\":true,\"caus\\u0061l\":false"), "/causal", "member 'causal' is given twice" },
         { FORWARD, O(Q), "/q", "member 'q' is given twice" },
-        { FORWARD, O(DOUT), "/dout", "dout: belongs to backward" },
-        { FORWARD, O("\"deterministic\":true"), "/deterministic", "deterministic: belongs to backward" },
-        { FORWARD, O("\"context\":\"a\""), "/context", "context: belongs to backward" },
-        { BACKWARD, OB("\"save\":true"), "/save", "save: belongs to forward" },
-        { BACKWARD, OB("\"verify\":1"), "/verify", "verify: belongs to forward" },
+        { FORWARD, O(DOUT), "/dout", "dout: belongs to backward, POST /v1/attention/backward" },
+        { FORWARD, O("\"deterministic\":true"), "/deterministic",
+          "deterministic: belongs to backward, POST /v1/attention/backward" },
+        { FORWARD, O("\"context\":\"a\""), "/context", "context: belongs to backward, POST /v1/attention/backward" },
+        { BACKWARD, OB("\"save\":true"), "/save", "save: belongs to forward, POST /v1/attention/forward" },
+        { BACKWARD, OB("\"verify\":1"), "/verify", "verify: belongs to forward, POST /v1/attention/forward" },
         { FORWARD, O("\"out\":1"), "/out", "out: is computed here and cannot be given" },
         { BACKWARD, OB("\"dq\":1"), "/dq", "dq: is computed here and cannot be given" },
         { FORWARD, O("\"dq\":1"), "/dq", "unknown member 'dq'" },
         /* the body itself */
-        { FORWARD, "[]", "", "the body is an array, must be an object" },
-        { FORWARD, "null", "", "the body is null, must be an object" },
-        { FORWARD, "17", "", "the body is 17, must be an object" },
-        { FORWARD, "\"x\"", "", "the body is 'x', must be an object" },
+        { FORWARD, "[]", "",
+          "the body is an array, must be an object with q, k and v; several problems are {\"requests\": [{...}, "
+          "{...}]}" },
+        { FORWARD, "null", "", "the body is null, must be an object with q, k and v" },
+        { FORWARD, "17", "", "the body is 17, must be an object with q, k and v" },
+        { FORWARD, "\"x\"", "", "the body is a string, 'x', must be an object with q, k and v; was it encoded twice?" },
         { FORWARD, "{\"requests\":{}}", "/requests", "requests: is an object, must be an array of problems" },
         { FORWARD, "{\"requests\":[]}", "/requests", "requests: is empty, must hold at least one problem" },
-        { FORWARD, "{\"requests\":[{}],\"timeout_ms\":5}", "/timeout_ms", "timeout_ms: cannot stand beside requests" },
-        { FORWARD, "{\"causal\":true,\"requests\":[{}]}", "/causal", "causal: cannot stand beside requests" },
+        { FORWARD, "{\"requests\":[{}],\"timeout_ms\":5}", "/timeout_ms",
+          "timeout_ms: cannot stand beside requests" IN_THERE },
+        { FORWARD, "{\"causal\":true,\"requests\":[{}]}", "/causal", "causal: cannot stand beside requests" IN_THERE },
         { FORWARD, "{\"requests\":[{}],\"requests\":[{}]}", "/requests", "member 'requests' is given twice" },
         /* J1: syntax, with its byte */
         { FORWARD, O("\"causal\":tru"), "", "not JSON at byte 223: expected true, false or null, found '}'" },
@@ -455,6 +476,141 @@ static void test_what_is_not_said_has_its_default(void **state)
     decoded_clear(&d);
 }
 
+#define ONE_MORE(name, shape, dtype, data) \
+    "{" QKV ",\"" name "\":{\"shape\":" shape ",\"dtype\":\"" dtype "\",\"data\":" data "}}"
+
+static void test_int64_and_bool_become_int32_and_uint8_where_they_fit(void **state)
+{
+    static const struct {
+        const char *body;
+        attn_tensor_id id;
+        attn_dtype dtype;
+        const char *values; /* a digit each */
+    } cases[] = {
+        { ONE_MORE("seqlens_k", "[1]", "int64", "\"AwAAAAAAAAA=\""), ATTN_T_seqlens_k, ATTN_I32, "3" },
+        { ONE_MORE("seqlens_k", "[1]", "I64", "[2]"), ATTN_T_seqlens_k, ATTN_I32, "2" },
+        { ONE_MORE("mask_startend_rows", "[1,1,3,2]", "INT64",
+                   "\"AAAAAAAAAAABAAAAAAAAAAIAAAAAAAAAAAAAAAAAAAABAAAAAAAAAAIAAAAAAAAA\""),
+          ATTN_T_mask_startend_rows, ATTN_I32, "012012" },
+        { ONE_MORE("keep_mask", "[1,1,2,3]", "bool", "\"AQABAAEB\""), ATTN_T_keep_mask, ATTN_U8, "101011" },
+        { ONE_MORE("keep_mask", "[1,1,2,3]", "BOOL", "[[[[1,0,1],[0,1,1]]]]"), ATTN_T_keep_mask, ATTN_U8, "101011" },
+    };
+    static const struct refusal wrong[] = {
+        { FORWARD, ONE_MORE("seqlens_k", "[1]", "int64", "\"AAAAgAAAAAA=\""), "/seqlens_k/data",
+          "seqlens_k: [0] is 2147483648, must be between -2147483648 and 2147483647, as it becomes an int32" },
+        { FORWARD,
+          ONE_MORE("mask_startend_rows", "[1,1,3,2]", "int64",
+                   "\"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAD///8AAAAAAAAAAAAAAAAAAAAA\""),
+          "/mask_startend_rows/data",
+          "mask_startend_rows: [0, 0, 1, 1] is -1099511627776, must be between -2147483648 and 2147483647, as it "
+          "becomes an int32" },
+        { FORWARD, ONE_MORE("seqlens_k", "[1]", "int64", "[2147483648]"), "/seqlens_k/data",
+          "seqlens_k: data at byte 260 of the body: the number is out of the range of int32" },
+        { FORWARD, ONE_MORE("seqlens_k", "[1]", "int64", "\"AgAAAA==\""), "/seqlens_k/data",
+          "seqlens_k: data has 4 bytes, shape [1] of int64 needs 8; 4 would be right for int32: is that the array's "
+          "dtype?" },
+        { FORWARD, ONE_MORE("seqlens_k", "[1]", "int32", "\"AgAAAAAAAAA=\""), "/seqlens_k/data",
+          "seqlens_k: data has 8 bytes, shape [1] of int32 needs 4; 8 would be right for int64: is that the array's "
+          "dtype?" },
+        { FORWARD, ONE_MORE("seqlens_k", "[1073741824,1073741824]", "int64", "\"\""), "/seqlens_k/shape",
+          "seqlens_k: shape [1073741824, 1073741824] of int64 is more bytes than can be counted" },
+        { FORWARD, ONE_MORE("seqlens_k", "[1]", "bool", "[1]"), "/seqlens_k/dtype",
+          "seqlens_k: dtype is 'bool', must be int32 or int64; convert it to int32" },
+        { FORWARD, ONE_MORE("keep_mask", "[1,1,2,3]", "int64", "[1]"), "/keep_mask/dtype",
+          "keep_mask: dtype is 'int64', must be uint8 or bool; convert it to uint8" },
+        { FORWARD, ONE_MORE("keep_mask", "[1,1,2,3]", "bool", "\"AQABAAEC\""), "/keep_mask/data",
+          "keep_mask: [0, 0, 1, 2] is 2, must be 0 or 1" },
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct decoded d = { 0 };
+        decode_all_ways(&d, ATTN_OP_FORWARD, cases[i].body);
+        if (d.status) print_error("%s: %s\n", cases[i].body, d.err.text);
+        assert_int_equal(d.status, ATTN_OK);
+        const attn_tensor *t = &d.call->items[0].problem.tensor[cases[i].id];
+        assert_int_equal(t->dtype, cases[i].dtype);
+        for (int v = 0; cases[i].values[v]; v++)
+            assert_true(attn_load(t->dtype, t->data, v) == cases[i].values[v] - '0');
+        decoded_clear(&d);
+    }
+    check_refusals(wrong, ARRAY_SIZE(wrong), ATTN_INVALID);
+}
+
+static void test_names_of_other_programs_are_understood_in_the_message(void **state)
+{
+    static const struct refusal cases[] = {
+        { FORWARD, O("\"is_causal\":true"), "/is_causal",
+          "unknown member 'is_causal'; write 'causal'; where Sq and Sk differ PyTorch and JAX mean 'alignment': "
+          "'top_left'" },
+        { FORWARD, O("\"Softmax_Scale\":1"), "/Softmax_Scale", "unknown member 'Softmax_Scale'; write 'scale'" },
+        { FORWARD, O("\"Causal\":true"), "/Causal", "unknown member 'Causal', did you mean 'causal'?" },
+        { FORWARD, T("{\"datatype\":\"FP32\"}"), "/q/datatype", "q: unknown member 'datatype'; write 'dtype'" },
+        { FORWARD, T("{\"is_causal\":1}"), "/q/is_causal", "q: unknown member 'is_causal'" }, /* not at this place */
+        { FORWARD, TENSOR("[1,2,2,2]", "\"torch.float16\"", B64), "/q/dtype",
+          "q: dtype is 'torch.float16', must be float32, float16, bfloat16 or float8_e4m3fn; write float16" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"<f2\"", B64), "/q/dtype",
+          "q: dtype is '<f2', must be float32, float16, bfloat16 or float8_e4m3fn; write float16" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\">f2\"", B64), "/q/dtype",
+          "q: dtype is '>f2', must be float32, float16, bfloat16 or float8_e4m3fn; its bytes must be little-endian, "
+          "x.astype(x.dtype.newbyteorder('<'))" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"np.double\"", B64), "/q/dtype",
+          "q: dtype is 'np.double', must be float32, float16, bfloat16 or float8_e4m3fn; convert it to float32" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"<class 'jax.numpy.bfloat16'>\"", B64), "/q/dtype",
+          "q: dtype is '<class 'jax.numpy.bfloat16'>', must be float32, float16, bfloat16 or float8_e4m3fn; "
+          "write bfloat16" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"dtype('>f2')\"", B64), "/q/dtype",
+          "q: dtype is 'dtype('>f2')', must be float32, float16, bfloat16 or float8_e4m3fn; its bytes must be "
+          "little-endian, x.astype(x.dtype.newbyteorder('<'))" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\".\"", B64), "/q/dtype",
+          "q: dtype is '.', must be float32, float16, bfloat16 or float8_e4m3fn" },
+        { FORWARD, ONE_MORE("keep_mask", "[1,1,2,3]", "float32", "[]"), "/keep_mask/dtype",
+          "keep_mask: dtype is 'float32', must be uint8 or bool; what is added to the scores is 'bias'" },
+        { FORWARD, O("\"layout\":\"BNSD\""), "/layout", "layout: is 'BNSD', must be bshd or bhsd; write 'bhsd'" },
+        { FORWARD, O("\"outputs\":[\"lse\",\"o\"]"), "/outputs/1",
+          "outputs: [1] is 'o', must be out or lse; write 'out'" },
+        { FORWARD, O("\"outputs\":[\"Out\"]"), "/outputs/0",
+          "outputs: [0] is 'Out', must be out or lse, did you mean 'out'?" },
+        { FORWARD, O("\"out_dtype\":\"half\""), "/out_dtype",
+          "out_dtype: is 'half', must be float32, float16 or bfloat16; write float16" },
+        { FORWARD, O("\"out_dtype\":\"double\""), "/out_dtype",
+          "out_dtype: is 'double', must be float32, float16 or bfloat16" },
+    };
+    (void)state;
+    check_refusals(cases, ARRAY_SIZE(cases), ATTN_INVALID);
+}
+
+static void test_bytes_of_the_wrong_length_say_what_they_look_like(void **state)
+{
+    static const struct refusal cases[] = {
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"0000803f00000040000080400000c040\""), "/q/data",
+          "q: data has 24 bytes, shape [1, 2, 2, 2] of float16 needs 16; this is hexadecimal, base64 is wanted: "
+          "base64.b64encode(x.tobytes()).decode()" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"k05VTVBZAQB2AHsn\""), "/q/data",
+          "q: data has 12 bytes, shape [1, 2, 2, 2] of float16 needs 16; they begin like an .npy file; send the bytes "
+          "of the array alone, x.tobytes()" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"H4sIAAAAAAAA\""), "/q/data",
+          "q: data has 9 bytes, shape [1, 2, 2, 2] of float16 needs 16; they begin like gzip; send them uncompressed" },
+        { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAAAAAAAAAA=\""), "/q/data",
+          "q: data has 8 bytes, shape [1, 2, 2, 2] of float16 needs 16; 8 would be right for float8_e4m3fn: is that "
+          "the array's dtype?" },
+        /* eight times as many bytes as this has elements are 16 in 64 bits */
+        { FORWARD, ONE_MORE("keep_mask", "[1,34,14865121,4562284561]", "uint8", "\"AAAAAAAAAAAAAAAAAAAAAA==\""),
+          "/keep_mask/data",
+          "keep_mask: data has 16 bytes, shape [1, 34, 14865121, 4562284561] of uint8 needs 2305843009213693954" },
+        { FORWARD, TENSOR("[1,2,2,0]", "\"float16\"", "\"AAAA\""), "/q/data",
+          "q: data has 3 bytes, shape [1, 2, 2, 0] of float16 needs 0" },
+        { FORWARD, TENSOR("[1,1,1,1]", "\"float32\"", "\"AAAAAAAAAAA=\""), "/q/data",
+          "q: data has 8 bytes, shape [1, 1, 1, 1] of float32 needs 4; 8 would be right for float64: convert the array "
+          "to float32" },
+        { FORWARD, TENSOR("[1,1,1,1]", "\"float32\"", "[0,0,128,63]"), "/q/data",
+          "q: data has 4 numbers, shape [1, 1, 1, 1] needs 1; are these its bytes? They are sent in base64" },
+        { FORWARD, TENSOR("[1,1,1,4]", "\"float8_e4m3fn\"", "[0,0,128]"), "/q/data",
+          "q: data has 3 numbers, shape [1, 1, 1, 4] needs 4" },
+    };
+    (void)state;
+    check_refusals(cases, ARRAY_SIZE(cases), ATTN_INVALID);
+}
+
 /* Every tensor of the table is taken by its name, by the ops its role says, and by no other. */
 static void test_every_tensor_of_the_table_is_known(void **state)
 {
@@ -463,8 +619,9 @@ static void test_every_tensor_of_the_table_is_known(void **state)
         for (int op = 0; op < 2; op++) {
             struct decoded d = { 0 };
             char body[256];
-            snprintf(body, sizeof body, "{\"%s\":{\"shape\":[1],\"dtype\":\"float32\",\"data\":[1,2]}}",
-                     attn_tensors[id].name);
+            snprintf(body, sizeof body, "{\"%s\":{\"shape\":[1],\"dtype\":\"%s\",\"data\":[1,2]}}",
+                     attn_tensors[id].name,
+                     attn_dtype_name((attn_dtype)__builtin_ctz(attn_tensor_dtypes((attn_tensor_id)id))));
             decode_whole(&d, (attn_op)op, body);
             assert_int_equal(d.status, ATTN_INVALID);
             if (proto_takes_tensor((attn_op)op, (attn_tensor_id)id))
@@ -581,11 +738,11 @@ static void test_problems_of_an_envelope_fail_alone(void **state)
         const char *member, *says;
     } errors[] = {
         { "", "" },
-        { "/v", "v: is required" },
+        { "/v", "v: is required; a problem has q, k and v" },
         { "", "a problem is 5, must be an object" },
         { "/casual", "unknown member 'casual', did you mean 'causal'?" },
-        { "/v/data", "v: data is not base64 at character 2 (byte 796 of the body): not a character of the base64 "
-                     "alphabet (RFC 4648 section 4)" },
+        { "/v/data", "v: data is not base64 at character 2 (byte 796 of the body): the URL alphabet; '+' and '/' "
+                     "are wanted, as base64.b64encode() writes them" },
         { "/requests", "requests: must be the only member of the body" },
         { "", "" },
     };
@@ -607,27 +764,28 @@ static void test_an_envelope_has_a_limit(void **state)
     static const char three[] = "{\"requests\":[{},{},{}]}";
     (void)state;
     limits.batch = 2;
-    decode_in_pieces(&d, ATTN_OP_FORWARD, &limits, three, sizeof three - 1, NULL, NULL);
+    decode_in_pieces(&d, &proto_json, ATTN_OP_FORWARD, &limits, three, sizeof three - 1, NULL, NULL);
     assert_int_equal(d.status, ATTN_TOO_LARGE);
     assert_string_equal(d.err.text, "requests: has 3 problems, at most 2 are taken at once");
     assert_string_equal(d.err.member, "/requests");
     decoded_clear(&d);
     limits.batch = 3;
-    decode_in_pieces(&d, ATTN_OP_FORWARD, &limits, three, sizeof three - 1, NULL, NULL);
+    decode_in_pieces(&d, &proto_json, ATTN_OP_FORWARD, &limits, three, sizeof three - 1, NULL, NULL);
     assert_int_equal(d.status, ATTN_OK);
     decoded_clear(&d);
 }
 
-/* PROTO_MEMORY_FOR is what it says: enough for any body of base64 tensors, in whatever pieces. */
+/* proto_memory_for() is what it says: enough for any body of base64 tensors, in whatever pieces. */
 static void test_the_memory_for_a_body_is_known_from_its_length(void **state)
 {
     static const char body[] = "{" Q ",\"k\":{\"shape\":[1,1,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwA=\"},"
                                "\"v\":{\"shape\":[1,1,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwA=\"}}";
     (void)state;
     for (size_t split = 0; split < sizeof body; split++) {
-        struct decoded d = { .memory = { .limit = PROTO_MEMORY_FOR(sizeof body - 1, 3) } };
+        struct decoded d = { .memory = { .limit = proto_memory_for(&proto_json, sizeof body - 1, 3) } };
         size_t first = split;
-        decode_in_pieces(&d, ATTN_OP_FORWARD, NULL, body, sizeof body - 1, split ? first_then_rest : one_byte, &first);
+        decode_in_pieces(&d, &proto_json, ATTN_OP_FORWARD, NULL, body, sizeof body - 1,
+                         split ? first_then_rest : one_byte, &first);
         assert_int_equal(d.status, ATTN_OK);
         assert_int_equal(d.call->memory_bytes, 64 + 64 + 8);
         decoded_clear(&d);
@@ -639,6 +797,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_a_bad_tensor_is_named_in_the_error, no_differences),
         cmocka_unit_test_teardown(test_a_bad_option_is_named_in_the_error, no_differences),
+        cmocka_unit_test_teardown(test_int64_and_bool_become_int32_and_uint8_where_they_fit, no_differences),
+        cmocka_unit_test_teardown(test_names_of_other_programs_are_understood_in_the_message, no_differences),
+        cmocka_unit_test_teardown(test_bytes_of_the_wrong_length_say_what_they_look_like, no_differences),
         cmocka_unit_test_teardown(test_every_member_lands_where_it_belongs, no_differences),
         cmocka_unit_test_teardown(test_what_is_not_said_has_its_default, no_differences),
         cmocka_unit_test_teardown(test_every_tensor_of_the_table_is_known, no_differences),

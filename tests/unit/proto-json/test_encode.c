@@ -71,7 +71,7 @@ static void test_an_answer_of_base64(void **state)
     uint16_t out[] = { 0x3c00, 0x4000, 0xfc00 };
     float lse[] = { 1.0f, -INFINITY, 0.5f };
     proto_item item = { .problem = ATTN_PROBLEM_INIT };
-    const proto_call call = { .count = 1, .items = &item };
+    const proto_call call = { .answer = &proto_json, .count = 1, .items = &item };
     proto_result result = { .backend = "cpu avx512" };
     (void)state;
     give(&item, ATTN_T_out, out, ATTN_F16, 4, SHAPE(1, 3, 1, 1));
@@ -98,7 +98,7 @@ static void test_every_remainder_of_three(void **state)
     for (int64_t bytes = 0; bytes < (int64_t)ARRAY_SIZE(texts); bytes++) {
         uint8_t out[] = { 1, 2, 3, 4, 5, 6, 7 };
         proto_item item = { .problem = ATTN_PROBLEM_INIT };
-        const proto_call call = { .count = 1, .items = &item };
+        const proto_call call = { .answer = &proto_json, .count = 1, .items = &item };
         const proto_result result = { .backend = "cpu" };
         char says[256];
         give(&item, ATTN_T_out, out, ATTN_U8, 1, SHAPE(bytes));
@@ -115,7 +115,7 @@ static void test_an_answer_of_numbers(void **state)
     uint16_t dk[] = { 0x3c01, 0x2e66, 0x7bff, 0x0001 }; /* float16 */
     uint16_t dv[] = { 0x3f80, 0x3dcd };                 /* bfloat16 */
     proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = PROTO_ARRAY };
-    const proto_call call = { .count = 1, .items = &item };
+    const proto_call call = { .answer = &proto_json, .count = 1, .items = &item };
     const proto_result result = { .backend = "reference" };
     (void)state;
     give(&item, ATTN_T_dq, dq, ATTN_F32, 4, SHAPE(2, 3, 1, 2));
@@ -132,7 +132,7 @@ static void test_an_answer_of_numbers(void **state)
 static void test_an_empty_tensor_is_flat(void **state)
 {
     proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = PROTO_ARRAY };
-    const proto_call call = { .count = 1, .items = &item };
+    const proto_call call = { .answer = &proto_json, .count = 1, .items = &item };
     const proto_result result = { .backend = "cpu" };
     (void)state;
     give(&item, ATTN_T_out, NULL, ATTN_F32, 4, SHAPE(INT64_C(1) << 40, 0, 3, 2)); /* nested it would be 2^40 brackets */
@@ -149,7 +149,7 @@ static void test_what_else_an_answer_says(void **state)
 {
     float lse[] = { 1 };
     proto_item item = { .problem = ATTN_PROBLEM_INIT };
-    const proto_call call = { .count = 1, .items = &item };
+    const proto_call call = { .answer = &proto_json, .count = 1, .items = &item };
     proto_result result = {
         .backend = "cuda:0 \"sm90\"", .context = "c-1", .verified = true, .verification = { 1.5e-7, NAN, 16 }
     };
@@ -169,7 +169,7 @@ static void test_an_envelope_answers_each(void **state)
     proto_item items[3] = { { .problem = ATTN_PROBLEM_INIT },
                             { .error = { ATTN_INVALID, "/q/shape/1", "q: shape[1] is \"x\"" } },
                             { .problem = ATTN_PROBLEM_INIT, .error = { ATTN_TIMEOUT, "", "too late" } } };
-    const proto_call call = { .envelope = true, .count = 3, .items = items };
+    const proto_call call = { .answer = &proto_json, .envelope = true, .count = 3, .items = items };
     const proto_result results[3] = { { .backend = "cpu" } };
     (void)state;
     give(&items[0], ATTN_T_lse, lse, ATTN_F32, 1, SHAPE(1));
@@ -189,7 +189,7 @@ static void test_an_envelope_answers_each(void **state)
 static void test_a_failed_call_has_no_answer(void **state)
 {
     proto_item item = { .problem = ATTN_PROBLEM_INIT, .error = { ATTN_DEVICE, "", "the device failed" } };
-    const proto_call call = { .count = 1, .items = &item };
+    const proto_call call = { .answer = &proto_json, .count = 1, .items = &item };
     const proto_result result = { .backend = "" };
     proto_encoder *e = NULL;
     attn_error err = { 0 };
@@ -210,7 +210,7 @@ static void test_answers_can_be_requests(void **state)
         out[i] = (i & 0x7fff) > 0x7c00 ? 0x7e00 : (uint16_t)i; /* one NaN is as good as another */
     for (int encoding = 0; encoding < 2; encoding++) {
         proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = (proto_encoding)encoding };
-        const proto_call call = { .count = 1, .items = &item };
+        const proto_call call = { .answer = &proto_json, .count = 1, .items = &item };
         const proto_result result = { .backend = "cpu" };
         struct decoded d = { 0 };
         char *text, *body, *end;

@@ -12,9 +12,9 @@
 static void test_a_problem_document_has_the_members_of_the_contract(void **state)
 {
     char text[4096];
-    size_t length = proto_problem_write(text, sizeof text, PROTO_E_INVALID_REQUEST,
-                                        "k: shape[2] is 3, must divide the 8 heads of q", "/requests/3", "/k/shape/2",
-                                        "abc");
+    size_t length = proto_error_write(text, sizeof text, PROTO_E_INVALID_REQUEST,
+                                      "k: shape[2] is 3, must divide the 8 heads of q", "/requests/3", "/k/shape/2",
+                                      "abc");
     (void)state;
     assert_int_equal(length, strlen(text));
     assert_string_equal(text,
@@ -22,12 +22,12 @@ static void test_a_problem_document_has_the_members_of_the_contract(void **state
                         "\"code\":\"invalid-request\",\"request_id\":\"abc\",\"pointer\":\"/requests/3/k/shape/2\","
                         "\"detail\":\"k: shape[2] is 3, must divide the 8 heads of q\","
                         "\"error\":\"k: shape[2] is 3, must divide the 8 heads of q\"}");
-    proto_problem_write(text, sizeof text, PROTO_E_QUEUE_FULL, NULL, NULL, NULL, NULL);
+    proto_error_write(text, sizeof text, PROTO_E_QUEUE_FULL, NULL, NULL, NULL, NULL);
     assert_string_equal(
         text,
         "{\"type\":\"urn:attnd:queue-full\",\"title\":\"The queue is full\",\"status\":503,\"code\":\"queue-full\","
         "\"detail\":\"The queue is full\",\"error\":\"The queue is full\"}");
-    proto_problem_write(text, sizeof text, (proto_error)999, "x", NULL, "", "");
+    proto_error_write(text, sizeof text, (proto_error)999, "x", NULL, "", "");
     assert_string_equal(
         text, "{\"type\":\"urn:attnd:internal\",\"title\":\"The server failed\",\"status\":500,\"code\":\"internal\","
               "\"detail\":\"x\",\"error\":\"x\"}");
@@ -39,7 +39,7 @@ static void test_every_error_writes_itself(void **state)
     for (int e = 0; e < PROTO_ERROR_COUNT; e++) {
         char text[4096];
         cJSON *json;
-        proto_problem_write(text, sizeof text, (proto_error)e, "d", NULL, NULL, NULL);
+        proto_error_write(text, sizeof text, (proto_error)e, "d", NULL, NULL, NULL);
         json = cJSON_Parse(text);
         assert_non_null(json);
         assert_int_equal(cJSON_GetObjectItemCaseSensitive(json, "status")->valuedouble, proto_errors[e].http);
@@ -95,7 +95,7 @@ static void test_texts_are_escaped_and_cleaned(void **state)
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[4096], says[256];
-        proto_problem_write(text, sizeof text, PROTO_E_INTERNAL, cases[i].detail, NULL, NULL, NULL);
+        proto_error_write(text, sizeof text, PROTO_E_INTERNAL, cases[i].detail, NULL, NULL, NULL);
         snprintf(says, sizeof says, "\"detail\":\"%s\",\"error\":\"%s\"}", cases[i].becomes, cases[i].becomes);
         assert_non_null(strstr(text, says));
     }
@@ -115,7 +115,7 @@ static void test_a_problem_document_is_json_in_any_room(void **state)
         size_t length;
         assert_non_null(text);
         text[room] = '!';
-        length = proto_problem_write(text, room, PROTO_E_TOO_LARGE, detail, "/requests/1023", pointer, request_id);
+        length = proto_error_write(text, room, PROTO_E_TOO_LARGE, detail, "/requests/1023", pointer, request_id);
         assert_int_equal(text[room], '!');
         if (room >= 3) {
             cJSON *json = cJSON_ParseWithLengthOpts(text, length + 1, NULL, true);
@@ -139,7 +139,7 @@ static void test_4096_bytes_are_always_enough(void **state)
     memset(err.text, '"', sizeof err.text), err.text[sizeof err.text - 1] = '\0';
     memset(err.member, '\x01', sizeof err.member), err.member[sizeof err.member - 1] = '\0';
     assert_true(
-        proto_problem_write(
+        proto_error_write(
             text, sizeof text, PROTO_E_UNSUPPORTED_MEDIA, err.text, "/requests/1023", err.member,
             "0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789"
             "0123456789012345678901234567") < sizeof text);

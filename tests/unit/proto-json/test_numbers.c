@@ -98,22 +98,35 @@ struct refusal {
     const char *says;
 };
 
-#define EXPECT_WORDS   "a string here is \"NaN\", \"Infinity\" or \"-Infinity\""
+#define EXPECT_WORDS   "a string here is \"NaN\", \"Infinity\" or \"-Infinity\", numbers stand without quotes"
+#define EXPECT_FIRST   "a number, an array or ']' is expected"
 #define EXPECT_NUMBER  "a number or an array is expected"
+#define EXPECT_COMMA   "',' or ']' is expected"
+#define EXPECT_BIT     "a number is expected, 1 and 0 for true and false"
 #define EXPECT_INTEGER "an integer without point or exponent is expected"
+#define TOO_SHORT      "this array is shorter than the ones before it"
+#define TOO_LONG       "this array is longer than the ones before it"
+#define TOO_DEEP       "this array is nested deeper than the ones before it"
+#define NO_ARRAY       "an array is expected, for the elements before are arrays"
+#define OUT_OF(dtype)  "the number is out of the range of " dtype
+#define INFINITE       " (\"Infinity\" and \"-Infinity\" are taken)"
 #define QUOTE_IT       "what is not finite is written as a string: \"NaN\", \"Infinity\" or \"-Infinity\""
 
 static const struct refusal refusals[] = {
     { NUMBERS_F32, "5", 0, "an array of numbers is expected" },
     { NUMBERS_F32, " {}", 1, "an array of numbers is expected" },
-    { NUMBERS_F32, "[x]", 1, "a number, an array or ']' is expected" },
-    { NUMBERS_F32, "[,1]", 1, "a number, an array or ']' is expected" },
+    { NUMBERS_F32, "[x]", 1, EXPECT_FIRST },
+    { NUMBERS_F32, "[,1]", 1, EXPECT_FIRST },
     { NUMBERS_F32, "[1,]", 3, EXPECT_NUMBER },
     { NUMBERS_F32, "[1,,2]", 3, EXPECT_NUMBER },
-    { NUMBERS_F32, "[1 2]", 3, "',' or ']' is expected" },
-    { NUMBERS_F32, "[1}", 2, "',' or ']' is expected" },
-    { NUMBERS_F32, "[1,null]", 3, EXPECT_NUMBER },
-    { NUMBERS_F32, "[1,true]", 3, EXPECT_NUMBER },
+    { NUMBERS_F32, "[1 2]", 3, EXPECT_COMMA },
+    { NUMBERS_F32, "[1}", 2, EXPECT_COMMA },
+    { NUMBERS_F32, "[1,null]", 3, "null is no number; \"NaN\" stands for one that is missing" },
+    { NUMBERS_U8, "[true]", 1, EXPECT_BIT },
+    { NUMBERS_U8, "[1,false]", 3, EXPECT_BIT },
+    { NUMBERS_F32, "[1,None]", 3, QUOTE_IT },
+    { NUMBERS_F32, "[1,x]", 3, EXPECT_NUMBER },
+    { NUMBERS_F32, "[1,true]", 3, EXPECT_BIT },
     { NUMBERS_F32, "[1,{}]", 3, EXPECT_NUMBER },
     { NUMBERS_F32, "[1,\f2]", 3, EXPECT_NUMBER },
     { NUMBERS_F32, "[1,/**/2]", 3, EXPECT_NUMBER },
@@ -121,20 +134,20 @@ static const struct refusal refusals[] = {
     { NUMBERS_F32, "[-00]", 3, "no digit may follow a leading zero" },
     { NUMBERS_F32, "[1.]", 3, "a digit must follow the decimal point" },
     { NUMBERS_F32, "[1.e5]", 3, "a digit must follow the decimal point" },
-    { NUMBERS_F32, "[.5]", 1, "a number, an array or ']' is expected" },
-    { NUMBERS_F32, "[+1]", 1, "a number, an array or ']' is expected" },
+    { NUMBERS_F32, "[.5]", 1, EXPECT_FIRST },
+    { NUMBERS_F32, "[+1]", 1, EXPECT_FIRST },
     { NUMBERS_F32, "[--1]", 2, "a digit must follow the minus sign" },
     { NUMBERS_F32, "[-]", 2, "a digit must follow the minus sign" },
     { NUMBERS_F32, "[-Infinity]", 2, "a digit must follow the minus sign" },
     { NUMBERS_F32, "[1e]", 3, "a digit or a sign must follow the e of an exponent" },
     { NUMBERS_F32, "[1e+]", 4, "a digit must follow the sign of an exponent" },
     { NUMBERS_F32, "[1E-.5]", 4, "a digit must follow the sign of an exponent" },
-    { NUMBERS_F32, "[1.5.2]", 4, "',' or ']' is expected" },
-    { NUMBERS_F32, "[1e5.2]", 4, "',' or ']' is expected" },
-    { NUMBERS_F32, "[1-2]", 2, "',' or ']' is expected" },
-    { NUMBERS_F32, "[0x10]", 2, "',' or ']' is expected" },
-    { NUMBERS_F32, "[1f]", 2, "',' or ']' is expected" },
-    { NUMBERS_F32, "[1_000]", 2, "',' or ']' is expected" },
+    { NUMBERS_F32, "[1.5.2]", 4, EXPECT_COMMA },
+    { NUMBERS_F32, "[1e5.2]", 4, EXPECT_COMMA },
+    { NUMBERS_F32, "[1-2]", 2, EXPECT_COMMA },
+    { NUMBERS_F32, "[0x10]", 2, EXPECT_COMMA },
+    { NUMBERS_F32, "[1f]", 2, EXPECT_COMMA },
+    { NUMBERS_F32, "[1_000]", 2, EXPECT_COMMA },
     { NUMBERS_F32, "[NaN]", 1, QUOTE_IT },
     { NUMBERS_F32, "[1, Infinity]", 4, QUOTE_IT },
     { NUMBERS_F32, "[\"nan\"]", 2, EXPECT_WORDS },
@@ -147,40 +160,40 @@ static const struct refusal refusals[] = {
     { NUMBERS_F32, "[\"1\"]", 2, EXPECT_WORDS },
     { NUMBERS_F32, "[\"\\u004eaN\"]", 2, EXPECT_WORDS },
     /* nesting */
-    { NUMBERS_F32, "[1,[2]]", 3, "this array is nested deeper than the ones before it" },
-    { NUMBERS_F32, "[[1],2]", 5, "an array is expected, for the elements before are arrays" },
-    { NUMBERS_F32, "[[1],\"NaN\"]", 5, "an array is expected, for the elements before are arrays" },
-    { NUMBERS_F32, "[[],2]", 4, "an array is expected, for the elements before are arrays" },
-    { NUMBERS_F32, "[[1,2],[3]]", 9, "this array is shorter than the ones before it" },
-    { NUMBERS_F32, "[[1,2],[3,4,5]]", 12, "this array is longer than the ones before it" },
-    { NUMBERS_F32, "[[1],[]]", 6, "this array is shorter than the ones before it" },
-    { NUMBERS_F32, "[[],[1]]", 5, "this array is longer than the ones before it" },
-    { NUMBERS_F32, "[[],[[]]]", 5, "this array is nested deeper than the ones before it" },
-    { NUMBERS_F32, "[[[1]],[]]", 8, "this array is shorter than the ones before it" },
-    { NUMBERS_F32, "[[[1],[2]],[[3],[4],[5]]]", 20, "this array is longer than the ones before it" },
-    { NUMBERS_F32, "[[[1],[2]],[[3],[4,5]]]", 19, "this array is longer than the ones before it" },
+    { NUMBERS_F32, "[1,[2]]", 3, TOO_DEEP },
+    { NUMBERS_F32, "[[1],2]", 5, NO_ARRAY },
+    { NUMBERS_F32, "[[1],\"NaN\"]", 5, NO_ARRAY },
+    { NUMBERS_F32, "[[],2]", 4, NO_ARRAY },
+    { NUMBERS_F32, "[[1,2],[3]]", 9, TOO_SHORT },
+    { NUMBERS_F32, "[[1,2],[3,4,5]]", 12, TOO_LONG },
+    { NUMBERS_F32, "[[1],[]]", 6, TOO_SHORT },
+    { NUMBERS_F32, "[[],[1]]", 5, TOO_LONG },
+    { NUMBERS_F32, "[[],[[]]]", 5, TOO_DEEP },
+    { NUMBERS_F32, "[[[1]],[]]", 8, TOO_SHORT },
+    { NUMBERS_F32, "[[[1],[2]],[[3],[4],[5]]]", 20, TOO_LONG },
+    { NUMBERS_F32, "[[[1],[2]],[[3],[4,5]]]", 19, TOO_LONG },
     { NUMBERS_F32, "[[[[[1]]]]]", 4, "arrays are nested deeper than 4" },
     /* values: the offset is where the number begins */
-    { NUMBERS_F32, "[0, 3.4028236e38]", 4, "the number is out of the range of float32" },
-    { NUMBERS_F32, "[-1e39]", 1, "the number is out of the range of float32" },
-    { NUMBERS_F32, "[1e999999999999999999999]", 1, "the number is out of the range of float32" },
-    { NUMBERS_F16, "[65520]", 1, "the number is out of the range of float16" },
-    { NUMBERS_BF16, "[3.3962e38]", 1, "the number is out of the range of bfloat16" },
-    { NUMBERS_F8E4M3, "[464.000001]", 1, "the number is out of the range of float8_e4m3fn" },
+    { NUMBERS_F32, "[0, 3.4028236e38]", 4, OUT_OF("float32") INFINITE },
+    { NUMBERS_F32, "[-1e39]", 1, OUT_OF("float32") INFINITE },
+    { NUMBERS_F32, "[1e999999999999999999999]", 1, OUT_OF("float32") INFINITE },
+    { NUMBERS_F16, "[65520]", 1, OUT_OF("float16") INFINITE },
+    { NUMBERS_BF16, "[3.3962e38]", 1, OUT_OF("bfloat16") INFINITE },
+    { NUMBERS_F8E4M3, "[464.000001]", 1, OUT_OF("float8_e4m3fn") },
     { NUMBERS_F8E4M3, "[1,\"Infinity\"]", 3, "float8_e4m3fn has no infinity" },
-    { NUMBERS_UNTYPED, "[-3.4028236e38]", 1, "the number is out of the range of every dtype" },
-    { NUMBERS_I32, "[2147483648]", 1, "the number is out of the range of int32" },
-    { NUMBERS_I32, "[-2147483649]", 1, "the number is out of the range of int32" },
-    { NUMBERS_I32, "[4294967296]", 1, "the number is out of the range of int32" },
-    { NUMBERS_I32, "[18446744073709551616]", 1, "the number is out of the range of int32" },
-    { NUMBERS_I32, "[100000000000000000000000000000000000000000]", 1, "the number is out of the range of int32" },
+    { NUMBERS_UNTYPED, "[-3.4028236e38]", 1, OUT_OF("every dtype") INFINITE },
+    { NUMBERS_I32, "[2147483648]", 1, OUT_OF("int32") },
+    { NUMBERS_I32, "[-2147483649]", 1, OUT_OF("int32") },
+    { NUMBERS_I32, "[4294967296]", 1, OUT_OF("int32") },
+    { NUMBERS_I32, "[18446744073709551616]", 1, OUT_OF("int32") },
+    { NUMBERS_I32, "[100000000000000000000000000000000000000000]", 1, OUT_OF("int32") },
     { NUMBERS_I32, "[1.0]", 2, EXPECT_INTEGER },
     { NUMBERS_I32, "[1.]", 2, EXPECT_INTEGER },
     { NUMBERS_I32, "[1e3]", 2, EXPECT_INTEGER },
     { NUMBERS_I32, "[0E0]", 2, EXPECT_INTEGER },
     { NUMBERS_I32, "[7, \"NaN\"]", 4, EXPECT_INTEGER },
-    { NUMBERS_U8, "[255,256]", 5, "the number is out of the range of uint8" },
-    { NUMBERS_U8, "[-1]", 1, "the number is out of the range of uint8" },
+    { NUMBERS_U8, "[255,256]", 5, OUT_OF("uint8") },
+    { NUMBERS_U8, "[-1]", 1, OUT_OF("uint8") },
     { NUMBERS_U8, "[0.5]", 2, EXPECT_INTEGER },
 };
 
@@ -481,6 +494,63 @@ static void test_random_decimals_agree_with_strtof(void **state)
     }
 }
 
+static void test_bare_words_are_read_where_they_are_let(void **state)
+{
+    (void)state;
+    static const struct {
+        numbers_type type, becomes; /* what it is converted to where it is untyped */
+        const char *text, *error;
+        uint32_t want; /* the second element's code */
+    } cases[] = {
+        { NUMBERS_F32, NUMBERS_F32, "[1,NaN]", NULL, 0x7FC00000 },
+        { NUMBERS_F32, NUMBERS_F32, "[1, Infinity ]", NULL, 0x7F800000 },
+        { NUMBERS_F16, NUMBERS_F16, "[1,-Infinity,2]", NULL, 0xFC00 },
+        { NUMBERS_UNTYPED, NUMBERS_BF16, "[1,-Infinity]", NULL, 0xFF80 },
+        { NUMBERS_F32, NUMBERS_F32, "[1,\"NaN\"]", NULL, 0x7FC00000 },
+        { NUMBERS_U8, NUMBERS_U8, "[false,true]", NULL, 1 },
+        { NUMBERS_U8, NUMBERS_U8, "[true,false]", NULL, 0 },
+        { NUMBERS_UNTYPED, NUMBERS_U8, "[0,true]", NULL, 1 },
+        { NUMBERS_UNTYPED, NUMBERS_F32, "[0,true]", "a number is expected, 1 and 0 for true and false", 0 },
+        { NUMBERS_F32, NUMBERS_F32, "[0,true]", "a number is expected, 1 and 0 for true and false", 0 },
+        { NUMBERS_I32, NUMBERS_I32, "[0,NaN]", "an integer without point or exponent is expected", 0 },
+        { NUMBERS_U8, NUMBERS_U8, "[0,-Infinity]", "an integer without point or exponent is expected", 0 },
+        { NUMBERS_F8E4M3, NUMBERS_F8E4M3, "[0,Infinity]", "float8_e4m3fn has no infinity", 0 },
+        { NUMBERS_F32, NUMBERS_F32, "[0,Nan]",
+          "a word here is NaN, Infinity or -Infinity, and of uint8 and bools true or false", 0 },
+        { NUMBERS_F32, NUMBERS_F32, "[0,nan]", "null is no number; \"NaN\" stands for one that is missing", 0 },
+        { NUMBERS_F32, NUMBERS_F32, "[0,NaN1]", "',' or ']' is expected", 0 },
+        { NUMBERS_F32, NUMBERS_F32, "[0,-I]",
+          "a word here is NaN, Infinity or -Infinity, and of uint8 and bools true or false", 0 },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
+        for (size_t piece = 1; piece <= 20; piece++) {
+            const size_t length = strlen(cases[i].text);
+            numbers_reader r;
+            uint64_t values[8] = { 0 }, element;
+            numbers_status status = NUMBERS_MORE;
+            numbers_begin(&r, cases[i].type);
+            r.bare_words = true;
+            for (size_t at = 0; at < length && status == NUMBERS_MORE; at += piece) {
+                size_t taken, written;
+                status = numbers_read(&r, cases[i].text + at, piece < length - at ? piece : length - at,
+                                      (uint8_t *)values + r.elements * numbers_bytes(cases[i].type),
+                                      8 - (size_t)r.elements, &taken, &written);
+            }
+            if (status == NUMBERS_DONE && cases[i].type == NUMBERS_UNTYPED &&
+                !numbers_convert(&r, (const double *)(const void *)values, cases[i].becomes, values, &element))
+                status = NUMBERS_BAD;
+            if (cases[i].error) {
+                assert_int_equal(status, NUMBERS_BAD);
+                assert_string_equal(r.error, cases[i].error);
+                continue;
+            }
+            uint32_t code = 0;
+            assert_int_equal(status, NUMBERS_DONE);
+            memcpy(&code, (uint8_t *)values + numbers_bytes(cases[i].becomes), numbers_bytes(cases[i].becomes));
+            assert_int_equal(code, cases[i].want);
+        }
+}
+
 static void test_small_and_odd_spellings(void **state)
 {
     (void)state;
@@ -530,10 +600,10 @@ static void test_untyped_numbers_become_what_a_typed_reader_makes_of_them(void *
         { "[1,2.0,3]", NUMBERS_I32, false, 1, EXPECT_INTEGER },
         { "[1,2,1e1]", NUMBERS_I32, false, 2, EXPECT_INTEGER },
         { "[1,\"NaN\"]", NUMBERS_I32, false, 1, EXPECT_INTEGER },
-        { "[1,2147483648,0.5]", NUMBERS_I32, false, 1, "the number is out of the range of int32" },
-        { "[1,-1]", NUMBERS_U8, false, 1, "the number is out of the range of uint8" },
-        { "[1,99999999999999999999999]", NUMBERS_I32, false, 1, "the number is out of the range of int32" },
-        { "[1,65520]", NUMBERS_F16, false, 1, "the number is out of the range of float16" },
+        { "[1,2147483648,0.5]", NUMBERS_I32, false, 1, OUT_OF("int32") },
+        { "[1,-1]", NUMBERS_U8, false, 1, OUT_OF("uint8") },
+        { "[1,99999999999999999999999]", NUMBERS_I32, false, 1, OUT_OF("int32") },
+        { "[1,65520]", NUMBERS_F16, false, 1, OUT_OF("float16") INFINITE },
         { "[1,\"-Infinity\"]", NUMBERS_F8E4M3, false, 1, "float8_e4m3fn has no infinity" },
         { "[1,\"NaN\",-0.0,0.1]", NUMBERS_F8E4M3, true, 0, NULL },
         { "[1,\"NaN\",\"-Infinity\",\"Infinity\",-0.0,0.1]", NUMBERS_BF16, true, 0, NULL },
@@ -692,6 +762,7 @@ int main(void)
         cmocka_unit_test(test_a_number_is_at_most_768_characters_long),
         cmocka_unit_test(test_integers_are_exact_to_their_ends),
         cmocka_unit_test(test_small_and_odd_spellings),
+        cmocka_unit_test(test_bare_words_are_read_where_they_are_let),
         cmocka_unit_test(test_midpoints_of_narrow_formats_round_right),
         cmocka_unit_test(test_midpoints_of_float32_round_right),
         cmocka_unit_test(test_random_decimals_agree_with_strtof),

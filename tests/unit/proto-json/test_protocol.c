@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "codec.h"
+#include "proto-json/base64.h"
 
 #define PROTOCOL "proto-json/PROTOCOL.md" /* tests run at the root of the tree */
 
@@ -49,15 +50,47 @@ static int read_blocks(struct block blocks[MAX_BLOCKS])
     return count;
 }
 
-static size_t first_then_rest(void *context, size_t left)
+/* A safetensors file as it is shown: the header, and on the last line the data in base64. To be freed. */
+static char *file_of(const char *text, size_t *bytes)
 {
-    size_t *first = context, piece = *first && *first < left ? *first : left;
-    *first = 0;
-    return piece;
+    const char *const end = text + strlen(text) - 1; /* the last line break */
+    const char *line = end;
+    while (line[-1] != '\n') line--;
+    const size_t header = (size_t)(line - text);
+    char *const file = calloc(1, 8 + header + (size_t)(end - line));
+    base64_decoder decoder = { 0 };
+    size_t written;
+    assert_non_null(file);
+    for (int i = 0; i < 8; i++) file[i] = (char)(header >> 8 * i);
+    memcpy(file + 8, text, header);
+    assert_int_equal(base64_decode_until(&decoder, line, (size_t)(end - line), (uint8_t *)file + 8 + header, &written),
+                     end - line);
+    assert_true(base64_finish(&decoder));
+    *bytes = 8 + header + written;
+    return file;
+}
+
+static size_t header_of(const char *file)
+{
+    size_t header = 0;
+    for (int i = 7; i >= 0; i--) header = header << 8 | (unsigned char)file[i];
+    return header;
+}
+
+/* The header of a file, and its data as a member in base64. */
+static cJSON *parse_file(const char *file, size_t bytes)
+{
+    char data[1024] = { 0 };
+    const size_t header = header_of(file);
+    cJSON *const json = cJSON_ParseWithLength(file + 8, header);
+    assert_true(BASE64_ENCODED(bytes - 8 - header) < sizeof data);
+    base64_encode((const uint8_t *)file + 8 + header, bytes - 8 - header, data);
+    cJSON_AddStringToObject(json, "data", data);
+    return json;
 }
 
 /* Computes a decoded call and writes its answer; to be freed. */
-static char *answer(struct decoded *d, int *http)
+static char *answer(struct decoded *d, int *http, size_t *length)
 {
     attn_device *device;
     attn_stream *stream;
@@ -68,7 +101,7 @@ static char *answer(struct decoded *d, int *http)
     *http = 200;
     if (d->status != ATTN_OK) {
         text = malloc(4096);
-        proto_problem_write(text, 4096, proto_error_of(d->status), d->err.text, NULL, d->err.member, "0001");
+        proto_error_write(text, 4096, proto_error_of(d->status), d->err.text, NULL, d->err.member, "0001");
         *http = proto_errors[proto_error_of(d->status)].http;
         return text;
     }
@@ -82,10 +115,10 @@ static char *answer(struct decoded *d, int *http)
         if (item->error.status != ATTN_OK) continue;
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
             attn_tensor *t = &item->problem.tensor[id];
-            int64_t bytes;
+            int64_t size;
             if (!(item->outputs >> id & 1)) continue;
-            assert_true(attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes));
-            t->data = calloc(1, (size_t)bytes + 1);
+            assert_true(attn_shape_bytes(t->dtype, t->rank, t->shape, &size));
+            t->data = calloc(1, (size_t)size + 1);
         }
         attn_plan plan;
         assert_int_equal(attn_plan_make(device, &item->problem, &plan, &err), ATTN_OK);
@@ -93,9 +126,14 @@ static char *answer(struct decoded *d, int *http)
     }
     assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
     assert_int_equal(proto_encoder_new(d->call, results, "0001", &encoder, &err), ATTN_OK);
-    text = calloc(1, proto_encoder_length(encoder) + 1);
+    *length = (size_t)proto_encoder_length(encoder);
+    /* KServe's with bytes behind its JSON becomes a file, for parse_file(). */
+    const size_t head = (size_t)proto_encoder_head_bytes(encoder), front = d->call->model && head < *length ? 8 : 0;
+    text = calloc(1, front + *length + 1);
     assert_non_null(text);
-    assert_int_equal(proto_encoder_read(encoder, text, proto_encoder_length(encoder)), proto_encoder_length(encoder));
+    for (size_t i = 0; i < front; i++) text[i] = (char)(head >> 8 * i);
+    assert_int_equal(proto_encoder_read(encoder, text + front, *length), *length);
+    *length += front;
     proto_encoder_free(encoder);
     for (int i = 0; i < d->call->count; i++)
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
@@ -117,7 +155,11 @@ static void drop(cJSON *object, const char *name)
 static void normalise(cJSON *json)
 {
     cJSON *responses = cJSON_GetObjectItemCaseSensitive(json, "responses"), *one;
-    if (responses) {
+    cJSON *metadata = cJSON_GetObjectItemCaseSensitive(json, "__metadata__");
+    cJSON *parameters = cJSON_GetObjectItemCaseSensitive(json, "parameters");
+    if (metadata || parameters) {
+        normalise(metadata ? metadata : parameters);
+    } else if (responses) {
         cJSON_ArrayForEach(one, responses) normalise(one);
     } else if (cJSON_GetObjectItemCaseSensitive(json, "error")) {
         cJSON *problem = cJSON_GetObjectItemCaseSensitive(json, "error");
@@ -135,27 +177,40 @@ static void test_every_example_of_the_protocol_is_true(void **state)
     int requests = 0, answers = 0, wrong = 0;
     (void)state;
     for (int i = 0; i < count; i++) {
-        const bool backward = !strcmp(blocks[i].mark, "backward");
+        static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
+        const bool backward = !strcmp(blocks[i].mark, "backward"), binary = !strcmp(blocks[i].mark, "kserve_binary"),
+                   kserve = binary || !strcmp(blocks[i].mark, "kserve"),
+                   file = binary || !strcmp(blocks[i].mark, "safetensors");
         const struct block *says = i + 1 < count && blocks[i + 1].mark[0] >= '2' && blocks[i + 1].mark[0] <= '5'
                                        ? &blocks[i + 1]
                                        : NULL;
-        const size_t bytes = strlen(blocks[i].text);
+        size_t bytes = strlen(blocks[i].text);
         char *must = NULL;
-        if (!backward && strcmp(blocks[i].mark, "forward")) continue;
+        if (!backward && !file && !kserve && strcmp(blocks[i].mark, "forward")) continue;
+        char *const body = file ? file_of(blocks[i].text, &bytes) : strdup(blocks[i].text);
         requests++;
         for (size_t split = 0; split <= bytes; split++) {
             struct decoded d = { 0 };
             size_t first = split;
             char *text;
-            decode_in_pieces(&d, backward ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD, NULL, blocks[i].text, bytes,
-                             first_then_rest, &first);
+            if (kserve)
+                decode_kserve(&d, &model, binary ? (int64_t)header_of(body) : -1, NULL, body + (binary ? 8 : 0),
+                              bytes - (binary ? 8 : 0), first_then_rest, &first);
+            else
+                decode_in_pieces(&d, file ? &proto_safetensors : &proto_json,
+                                 backward ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD, NULL, body, bytes, first_then_rest,
+                                 &first);
             text = decoded_text(&d);
             if (!must) {
                 int http;
                 must = strdup(text);
                 if (says) {
-                    char *got = answer(&d, &http);
-                    cJSON *a = cJSON_Parse(got), *b = cJSON_Parse(says->text);
+                    size_t length = 0, says_length = 0;
+                    char *got = answer(&d, &http, &length);
+                    char *says_file = file ? file_of(says->text, &says_length) : NULL;
+                    cJSON *a = file ? parse_file(got, length) : cJSON_Parse(got);
+                    cJSON *b = file ? parse_file(says_file, says_length) : cJSON_Parse(says->text);
+                    free(says_file);
                     answers++;
                     assert_non_null(a);
                     if (!b) fail_msg(PROTOCOL ":%d: not JSON", says->line);
@@ -176,6 +231,7 @@ static void test_every_example_of_the_protocol_is_true(void **state)
             decoded_clear(&d);
         }
         free(must);
+        free(body);
     }
     assert_true(requests >= 8 && answers >= 7); /* the file was read, and not another one */
     assert_int_equal(wrong, 0);
@@ -207,6 +263,12 @@ static void test_the_protocol_names_every_member(void **state)
             proto_gives_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)id, &by_default) && by_default)
             continue; /* dq, dk, dv stand in a list */
         if (!strstr(text, name)) fail_msg("%s does not name %s", PROTOCOL, attn_tensors[id].name);
+    }
+    for (int e = 0; e < PROTO_ERROR_COUNT; e++) {
+        char row[160];
+        snprintf(row, sizeof row, "| %d | `%s` | %s |", proto_errors[e].http, proto_errors[e].code,
+                 proto_errors[e].title);
+        if (!strstr(text, row)) fail_msg("%s has no row %s", PROTOCOL, row);
     }
 }
 

@@ -1,0 +1,179 @@
+/* tree.c: see tree.h. */
+#include "tree.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "habits.h"
+#include "scan.h"
+
+/* ---- Memory of cJSON's trees ------------------------------------------------------------------------------------- */
+
+/* Most trees are made, read and forgotten in one call, and cJSON asks for each node and each name by itself: 57 pieces
+ * for a body of three tensors. While such a tree is open they are cut from one block of the thread's, all of which is
+ * free again when the next tree begins; what does not fit comes from malloc(). */
+enum { TREE_BYTES = 8192, TREE_ALIGNMENT = 16 };
+
+static _Thread_local struct {
+    bool open;
+    size_t used;
+    _Alignas(TREE_ALIGNMENT) char bytes[TREE_BYTES];
+} tree;
+
+static void *tree_malloc(size_t bytes)
+{
+    void *piece = tree.bytes + tree.used;
+    if (!tree.open || bytes > TREE_BYTES - tree.used) return malloc(bytes);
+    tree.used += (bytes + TREE_ALIGNMENT - 1) / TREE_ALIGNMENT * TREE_ALIGNMENT; /* TREE_BYTES is a multiple of it */
+    return piece;
+}
+
+static void tree_free(void *piece)
+{
+    if ((uintptr_t)piece - (uintptr_t)tree.bytes >= TREE_BYTES) free(piece);
+}
+
+static pthread_once_t hooks_once = PTHREAD_ONCE_INIT; /* nothing else in this program uses cJSON */
+static void set_hooks(void)
+{
+    cJSON_InitHooks(&(cJSON_Hooks){ tree_malloc, tree_free });
+}
+
+cJSON *tree_keep(const char *text, size_t bytes)
+{
+    pthread_once(&hooks_once, set_hooks);
+    assert(!tree.open);
+    return cJSON_ParseWithLengthOpts(text, bytes, NULL, true);
+}
+
+attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value)
+{
+    proto_limits left = *limits;
+    attn_error err = { 0 };
+    attn_status status = ATTN_NO_MEMORY;
+    left.values -= *values;
+    scan *const s = scan_new_plain(&left, 0);
+    if (s) status = scan_feed(s, text, strlen(text), &err);
+    if (status == ATTN_OK) status = scan_finish(s, &err);
+    if (status == ATTN_OK) {
+        size_t bytes;
+        const char *const skeleton = scan_skeleton(s, &bytes);
+        *value = tree_keep(skeleton, bytes + 1);
+        if (!*value) status = ATTN_NO_MEMORY;
+        *values += scan_values(s);
+    }
+    scan_free(s);
+    return status == ATTN_NO_MEMORY || status == ATTN_TOO_LARGE ? status : ATTN_OK;
+}
+
+cJSON *tree_parse(const char *text, size_t bytes)
+{
+    pthread_once(&hooks_once, set_hooks);
+    tree.open = true;
+    tree.used = 0;
+    return cJSON_ParseWithLengthOpts(text, bytes, NULL, true);
+}
+
+void tree_delete(cJSON *root)
+{
+    cJSON_Delete(root);
+    tree.open = false;
+}
+
+/* ---- Values ------------------------------------------------------------------------------------------------------ */
+
+const char *tree_string(const cJSON *value)
+{
+    return cJSON_IsString(value) && value->valuestring[0] == SCAN_STRING ? value->valuestring + 1 : NULL;
+}
+
+const char *tree_number(const cJSON *value)
+{
+    return cJSON_IsString(value) && value->valuestring[0] == SCAN_NUMBER ? value->valuestring + 1 : NULL;
+}
+
+const char *tree_describe(const cJSON *value, char quote[TREE_QUOTE_BYTES])
+{
+    const char *text;
+    if ((text = tree_string(value))) {
+        const int length = (int)text_cut(text, 32);
+        snprintf(quote, TREE_QUOTE_BYTES, "'%.*s'%s", length, text, text[length] ? "..." : "");
+    } else if ((text = tree_number(value))) {
+        snprintf(quote, TREE_QUOTE_BYTES, "%.24s%s", text, strlen(text) > 24 ? "..." : "");
+    } else {
+        snprintf(quote, TREE_QUOTE_BYTES, "%s",
+                 cJSON_IsNull(value)     ? "null"
+                 : cJSON_IsTrue(value)   ? "true"
+                 : cJSON_IsFalse(value)  ? "false"
+                 : cJSON_IsObject(value) ? "an object"
+                                         : "an array");
+    }
+    return quote;
+}
+
+bool tree_integer(const cJSON *value, int64_t minimum, int64_t maximum, int64_t *integer)
+{
+    const char *text = tree_number(value);
+    const bool negative = text && *text == '-';
+    uint64_t n;
+    if (!text || !text_is_number(text + negative, INT64_MAX, &n) || (negative && n == 0)) return false;
+    const int64_t signed_n = negative ? -(int64_t)n : (int64_t)n;
+    if (signed_n < minimum || signed_n > maximum) return false;
+    *integer = signed_n;
+    return true;
+}
+
+/* ---- Names ------------------------------------------------------------------------------------------------------- */
+
+const char *tree_cure(const char *place, const struct text_nearest *best, char cure[TREE_CURE_BYTES])
+{
+    const char *const habit = habit_of(place, best->unknown);
+    if (habit) snprintf(cure, TREE_CURE_BYTES, "; %s", habit);
+    else if (best->name) snprintf(cure, TREE_CURE_BYTES, ", did you mean '%s'?", best->name);
+    else *cure = '\0';
+    return cure;
+}
+
+enum { POINTER_BYTES = sizeof(tree_member) - 2 };
+
+const char *tree_pointer(tree_member out, const char *outer, const char *name)
+{
+    struct text t = text_in(out, POINTER_BYTES + 1);
+    if (outer) text_printf(&t, "/%s", outer);
+    text_put_char(&t, '/');
+    for (size_t bytes; t.failure == TEXT_FINE && (bytes = text_character(name)) > 0; name += bytes) {
+        if (*name == '~') text_put_string(&t, "~0");
+        else if (*name == '/') text_put_string(&t, "~1");
+        else text_put(&t, name, bytes);
+    }
+    return out;
+}
+
+attn_status tree_unknown(const char *outer, const struct text_nearest *best, attn_error *err)
+{
+    tree_member member;
+    char cure[TREE_CURE_BYTES];
+    const int length = (int)text_cut(best->unknown, TREE_NAME_BYTES);
+    return attn_fail(err, ATTN_INVALID, tree_pointer(member, outer, best->unknown), "%s%sunknown member '%.*s%s'%s",
+                     outer ? outer : "", outer ? ": " : "", length, best->unknown, best->unknown[length] ? "..." : "",
+                     tree_cure(outer ? HABIT_TENSOR : HABIT_PROBLEM, best, cure));
+}
+
+bool tree_repeated(const cJSON *object, const cJSON *member)
+{
+    for (const cJSON *other = object->child; other != member; other = other->next)
+        if (!strcmp(other->string, member->string)) return true;
+    return false;
+}
+
+attn_status tree_twice(const char *outer, const char *name, attn_error *err)
+{
+    tree_member member;
+    const int length = (int)text_cut(name, TREE_NAME_BYTES);
+    return attn_fail(err, ATTN_INVALID, tree_pointer(member, outer, name), "%s%smember '%.*s%s' is given twice",
+                     outer ? outer : "", outer ? ": " : "", length, name, name[length] ? "..." : "");
+}

@@ -1,0 +1,54 @@
+/* tree.h: cJSON's trees of what clients sent: their memory, their values, and what is said of a value or a name that
+ * cannot stand there. A tree is made of a skeleton (scan.h): a string in it begins with SCAN_STRING or SCAN_NUMBER, and
+ * a number is the index of a lifted value. */
+#ifndef TREE_H
+#define TREE_H
+
+#include <cjson/cJSON.h>
+
+#include "proto.h"
+#include "text.h"
+
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+
+/* `text` ends with a NUL, which `bytes` counts. NULL: out of memory (a scanner let only JSON through). */
+cJSON *tree_parse(const char *text, size_t bytes); /* to be deleted by this thread, before it makes the next one */
+cJSON *tree_keep(const char *text, size_t bytes);  /* stays as long as it is wanted, wherever it is wanted */
+/* Of JSON that stands in a string of the client's; *value stays NULL where it is none. *values counts what has been read of
+ * limits->values so far; TOO_LARGE: that is passed, or another limit. To be deleted with cJSON_Delete(). */
+attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value);
+void tree_delete(cJSON *root); /* of either kind; NULL is fine */
+
+/* ---- Values ------------------------------------------------------------------------------------------------------ */
+
+#define TREE_INTEGER_MAX (INT64_C(1) << 53) /* beyond it other programs' JSON numbers are not exact */
+
+const char *tree_string(const cJSON *value); /* the client's string, or NULL where the value is none */
+const char *tree_number(const cJSON *value); /* the client's number as it was written, or NULL */
+/* An integer literal within the limits: no fraction, no exponent, no -0 (1.0 is refused too). */
+bool tree_integer(const cJSON *value, int64_t minimum, int64_t maximum, int64_t *integer);
+
+/* The value in a message: itself where it is short. Returns `quote`. */
+enum { TREE_QUOTE_BYTES = 48 };
+const char *tree_describe(const cJSON *value, char quote[TREE_QUOTE_BYTES]);
+
+/* ---- Names ------------------------------------------------------------------------------------------------------- */
+
+/* What to write in the place of a word, behind a message: a habit, or the name that is most like it; "" for neither. */
+enum { TREE_CURE_BYTES = 160 };
+const char *tree_cure(const char *place, const struct text_nearest *best, char cure[TREE_CURE_BYTES]);
+
+/* A pointer of one or two steps into a problem, RFC 6901: ~ and / in names are escaped. Cut at a character's end. Returns
+ * `out`. */
+typedef char tree_member[sizeof((attn_error *)0)->member];
+const char *tree_pointer(tree_member out, const char *outer, const char *name);
+
+enum { TREE_NAME_BYTES = 48 }; /* of a client's name in a message */
+
+/* A name that `outer` (NULL: a problem) does not have. */
+attn_status tree_unknown(const char *outer, const struct text_nearest *best, attn_error *err);
+/* Was this name seen in the object before? And then: */
+bool tree_repeated(const cJSON *object, const cJSON *member);
+attn_status tree_twice(const char *outer, const char *name, attn_error *err);
+
+#endif

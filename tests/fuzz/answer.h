@@ -1,0 +1,64 @@
+/* answer.h: what the fuzz targets of bodies share: a fault ends the program, and an answer that is read at once and in pieces
+ * is the same. */
+#ifndef FUZZ_ANSWER_H
+#define FUZZ_ANSWER_H
+
+#include "tests/unit/proto-json/codec.h"
+
+#define must(condition) ((condition) ? (void)0 : broken(__FILE__, __LINE__, #condition))
+
+static inline void broken(const char *file, int line, const char *what)
+{
+    fprintf(stderr, "%s:%d: %s\n", file, line, what);
+    abort();
+}
+
+enum { OUTPUT_BYTES = 1 << 16 }; /* larger outputs are not made: their answers would only take time */
+
+/* The problem is sound, and all its outputs lie at `outputs`. False: one is larger. */
+static inline bool give_outputs(proto_item *item, uint8_t *outputs)
+{
+    attn_error err = { 0 };
+    bool fits = true;
+    must(attn_check(&item->problem, &err) == ATTN_OK && item->outputs != 0);
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        attn_tensor *t = &item->problem.tensor[id];
+        int64_t bytes = 0;
+        if (!(item->outputs >> id & 1)) continue;
+        must(t->rank > 0 && t->data == NULL && attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes));
+        fits = fits && bytes <= OUTPUT_BYTES;
+        t->data = outputs;
+    }
+    return fits;
+}
+
+/* The answer, `*length` bytes and a NUL, of which the first *head are no tensors' (proto_encoder_head_bytes()); the
+ * caller's. */
+static inline char *answer_of(const proto_call *call, const proto_result *results, uint32_t *seed, size_t *length,
+                              size_t *head)
+{
+    proto_encoder *whole = NULL, *pieces = NULL;
+    attn_error err = { 0 };
+    must(proto_encoder_new(call, results, "fuzz", &whole, &err) == ATTN_OK);
+    must(proto_encoder_new(call, results, "fuzz", &pieces, &err) == ATTN_OK);
+    *length = (size_t)proto_encoder_length(whole);
+    *head = (size_t)proto_encoder_head_bytes(whole);
+    char *a = calloc(1, *length + 1), *b = calloc(1, *length + 1);
+    size_t done = 0, count;
+    must(a && b && *head <= *length && proto_encoder_read(whole, a, *length + 1) == *length);
+    do {
+        char block[64];
+        size_t room = some_bytes(seed, sizeof block);
+        count = proto_encoder_read(pieces, block, room);
+        must(count <= room && count <= *length - done);
+        memcpy(b + done, block, count);
+        done += count;
+    } while (count);
+    must(done == *length && !memcmp(a, b, *length));
+    free(b);
+    proto_encoder_free(whole);
+    proto_encoder_free(pieces);
+    return a;
+}
+
+#endif

@@ -1,0 +1,126 @@
+/* fuzz_kserve.c: bodies and answers of KServe v2.
+ *
+ * An input is one byte of choices, one byte that seeds the pieces, and the body: JSON up to the first line break, which does
+ * not belong to it, and the bytes behind it.
+ *   bits 0, 1  the model: forward, backward, causal, one of float16 alone
+ *   bit 2      small limits
+ *   bit 3      nothing says how much of the body is JSON
+ *   bit 4      the JSON gets the q, k and v of a small legal problem put in front of its first member, k and v as bytes behind the
+ *              JSON, so that what is found about parameters and outputs goes past "q is required"
+ *
+ * What must hold:
+ *   1. The body in pieces gives what the whole body gives, to the bit.
+ *   2. A problem without an error has passed attn_check(), and its inputs lie in the memory (decoded_text() looks).
+ *   3. Its answer is as long as it was said to be, the same in blocks of any size, its head is JSON but for numbers that are
+ *      not finite, and the sizes in it are the bytes behind it. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "tests/fuzz/answer.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { SMALL_BYTES = 18 };
+
+static const char small[] =
+    "{\"inputs\":[{\"name\":\"q\",\"shape\":[1,2,2,2],\"datatype\":\"FP16\",\"data\":[1,2,3,4,5,6,7,8]},"
+    "{\"name\":\"k\",\"shape\":[1,3,1,2],\"datatype\":\"FP16\",\"parameters\":{\"binary_data_size\":12}},"
+    "{\"name\":\"v\",\"shape\":[1,3,1,1],\"datatype\":\"FP16\",\"parameters\":{\"binary_data_size\":6}}],";
+
+static const proto_model models[] = { { "attention_forward", ATTN_OP_FORWARD, false, false, ATTN_F32 },
+                                      { "attention_backward", ATTN_OP_BACKWARD, false, false, ATTN_F32 },
+                                      { "attention_forward_causal", ATTN_OP_FORWARD, true, false, ATTN_F32 },
+                                      { "attention_forward_fp16", ATTN_OP_FORWARD, false, true, ATTN_F16 } };
+
+/* The body that the input stands for; *json: how much of it is JSON. To be freed. */
+static uint8_t *body_of(bool problem, const uint8_t *data, size_t size, size_t *json, size_t *bytes)
+{
+    const uint8_t *const line = memchr(data, '\n', size);
+    const size_t own = line ? (size_t)(line - data) : size, left = line ? size - own - 1 : 0;
+    uint8_t *const body = calloc(1, sizeof small + SMALL_BYTES + size + 1);
+    uint8_t *p = body;
+    must(body != NULL);
+    problem = problem && own > 0 && data[0] == '{';
+    if (problem) {
+        memcpy(p, small, sizeof small - 1), p += sizeof small - 1;
+        memcpy(p, data + 1, own - 1), p += own - 1;
+    } else {
+        memcpy(p, data, own), p += own;
+    }
+    *json = (size_t)(p - body);
+    if (problem)
+        for (int i = 0; i < SMALL_BYTES; i++) *p++ = (uint8_t)(i % 2 ? 0x3c : i);
+    if (left) memcpy(p, line + 1, left), p += left;
+    *bytes = (size_t)(p - body);
+    return body;
+}
+
+/* What the answer's head says of the bytes behind it. */
+static size_t announced(const cJSON *json)
+{
+    size_t bytes = 0;
+    const cJSON *output;
+    must(cJSON_IsString(cJSON_GetObjectItemCaseSensitive(json, "model_name")));
+    cJSON_ArrayForEach(output, cJSON_GetObjectItemCaseSensitive(json, "outputs"))
+    {
+        const cJSON *parameters = cJSON_GetObjectItemCaseSensitive(output, "parameters");
+        must((parameters != NULL) != (cJSON_GetObjectItemCaseSensitive(output, "data") != NULL));
+        if (parameters)
+            bytes += (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(parameters, "binary_data_size"));
+    }
+    return bytes;
+}
+
+static void check_answer(proto_call *call, uint32_t seed)
+{
+    proto_result result = { .backend = "fuzz", .context = "c-1", .verified = true };
+    uint8_t *outputs = calloc(1, OUTPUT_BYTES); /* all outputs share it: zeros, which JSON has a number for */
+    proto_item *item = call->items;
+    must(outputs && call->count == 1 && !call->envelope && item->error.status == ATTN_OK && call->model != NULL);
+    /* What a context names is not here: such a problem has no outputs yet. */
+    if (!item->context[0] && give_outputs(item, outputs)) {
+        size_t length, head;
+        char *answer = answer_of(call, &result, &seed, &length, &head);
+        answer[head] = '\0';
+        cJSON *json = cJSON_ParseWithLengthOpts(answer, head + 1, NULL, true);
+        must(json != NULL && announced(json) == length - head);
+        cJSON_Delete(json);
+        free(answer);
+    }
+    free(outputs);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    proto_limits limits = PROTO_LIMITS_DEFAULT;
+    struct decoded whole = { 0 }, pieces = { 0 };
+    size_t json = 0, bytes = 0;
+    uint32_t seed;
+    if (size < 2) return 0;
+    const proto_model *const model = &models[data[0] & 3];
+    seed = 1u + data[1];
+    if (data[0] & 4) {
+        limits.skeleton_bytes = 700;
+        limits.depth = 6;
+        limits.members = 8;
+        limits.values = 60;
+        limits.tensor_bytes = 300;
+    }
+    uint8_t *body = body_of(data[0] & 16, data + 2, size - 2, &json, &bytes);
+    const int64_t said = data[0] & 8 ? -1 : (int64_t)json;
+    decode_kserve(&whole, model, said, &limits, body, bytes, NULL, NULL);
+    decode_kserve(&pieces, model, said, &limits, body, bytes, some_bytes, &seed);
+    char *a = decoded_text(&whole), *b = decoded_text(&pieces);
+    if (strcmp(a, b)) fprintf(stderr, "whole:\n%s\npieces:\n%s\n", a, b);
+    must(!strcmp(a, b));
+    if (whole.status == ATTN_OK) check_answer(whole.call, seed);
+    else must(whole.call == NULL && whole.err.text[0]);
+    free(a), free(b), free(body);
+    decoded_clear(&whole);
+    decoded_clear(&pieces);
+    return 0;
+}

@@ -1,0 +1,622 @@
+/* test_kserve.c: bodies and answers of KServe v2 with binary tensors: the same problems as in JSON, every refusal word for
+ * word, and that splitting changes nothing. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cjson/cJSON.h>
+#include <cmocka.h>
+
+#include "codec.h"
+
+static const proto_model forward = { "attention_forward", ATTN_OP_FORWARD, false, false, ATTN_F32 },
+                         causal = { "attention_forward_causal", ATTN_OP_FORWARD, true, false, ATTN_F32 },
+                         half = { "attention_forward_fp16", ATTN_OP_FORWARD, false, true, ATTN_F16 },
+                         single = { "attention_forward_fp32", ATTN_OP_FORWARD, false, true, ATTN_F32 },
+                         backward = { "attention_backward", ATTN_OP_BACKWARD, false, false, ATTN_F32 };
+
+/* Small legal inputs: B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1; as numbers, and as bytes (34). */
+#define INPUT(name, shape, more) "{\"name\":\"" name "\",\"shape\":" shape ",\"datatype\":\"FP16\"," more "}"
+#define SIZE(bytes)              "\"parameters\":{\"binary_data_size\":" #bytes "}"
+#define Q                        INPUT("q", "[1,2,2,2]", "\"data\":[0,1,2,3,4,5,6,7]")
+#define K                        INPUT("k", "[1,3,1,2]", "\"data\":[[[[1,2]],[[3,4]],[[5,6]]]]")
+#define V                        INPUT("v", "[1,3,1,1]", "\"data\":[1,2,3]")
+#define BINARY_Q                 INPUT("q", "[1,2,2,2]", SIZE(16))
+#define BINARY_K                 INPUT("k", "[1,3,1,2]", SIZE(12))
+#define BINARY_V                 INPUT("v", "[1,3,1,1]", SIZE(6))
+#define BODY(inputs, more)       "{\"inputs\":[" inputs "]" more "}"
+#define QKV                      Q "," K "," V
+#define BINARY_QKV               BINARY_Q "," BINARY_K "," BINARY_V
+enum { QKV_BYTES = 34 };
+enum { ALL = -1, THE_JSON = -2 }; /* of a case's json_bytes: nothing is said; as long as it is */
+
+struct body {
+    const proto_model *model;
+    const char *json;
+    size_t data; /* bytes behind it */
+    int64_t json_bytes;
+};
+
+/* The same numbers as those of Q, K and V, as float16. */
+static const uint16_t numbers[] = { 0x0000, 0x3c00, 0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x4700, 0x3c00,
+                                    0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x3c00, 0x4000, 0x4200 };
+
+static uint8_t *bytes_of(const struct body *body, size_t *bytes)
+{
+    const size_t length = strlen(body->json);
+    uint8_t *const made = calloc(1, length + body->data + 1);
+    assert_non_null(made);
+    memcpy(made, body->json, length);
+    memcpy(made + length, numbers, body->data < sizeof numbers ? body->data : sizeof numbers);
+    *bytes = length + body->data;
+    return made;
+}
+
+static void decode_with(struct decoded *d, const struct body *body, const proto_limits *limits,
+                        size_t (*piece_of)(void *context, size_t left), void *context)
+{
+    size_t bytes;
+    uint8_t *const made = bytes_of(body, &bytes);
+    decode_kserve(d, body->model, body->json_bytes == THE_JSON ? (int64_t)strlen(body->json) : body->json_bytes, limits,
+                  made, bytes, piece_of, context);
+    free(made);
+}
+
+static int differences; /* counted, so that a table shows all of them */
+
+/* Decodes in all ways of splitting in two, byte by byte, and in random pieces; all must agree. The result of the whole
+ * body stays in *d. */
+static void decode_all_ways(struct decoded *d, const struct body *body)
+{
+    const size_t bytes = strlen(body->json) + body->data;
+    decode_with(d, body, NULL, NULL, NULL);
+    char *const must = decoded_text(d);
+    for (size_t split = 0; split <= bytes + 4; split++) {
+        struct decoded other = { 0 };
+        size_t first = split;
+        uint32_t seed = (uint32_t)split;
+        if (split > bytes) decode_with(&other, body, NULL, some_bytes, &seed);
+        else decode_with(&other, body, NULL, split ? first_then_rest : one_byte, &first);
+        char *const text = decoded_text(&other);
+        if (strcmp(text, must)) {
+            print_error("split at %zu:\n%s\nnot split:\n%s\n", split, text, must);
+            differences++;
+        }
+        free(text);
+        decoded_clear(&other);
+    }
+    free(must);
+}
+
+struct refusal {
+    struct body body;
+    const char *member, *says;
+};
+
+static void check_refusals(const struct refusal *cases, size_t count)
+{
+    differences = 0;
+    for (size_t i = 0; i < count; i++) {
+        struct decoded d = { 0 };
+        decode_all_ways(&d, &cases[i].body);
+        if (d.status != ATTN_INVALID || strcmp(d.err.member, cases[i].member) || strcmp(d.err.text, cases[i].says)) {
+            print_error("%s\n  says  %s [%s] %s\n  must  [%s] %s\n", cases[i].body.json, attn_status_name(d.status),
+                        d.err.member, d.err.text, cases[i].member, cases[i].says);
+            differences++;
+        }
+        assert_true(d.call == NULL || d.status == ATTN_OK);
+        decoded_clear(&d);
+    }
+    assert_int_equal(differences, 0);
+}
+
+/* ---- What is taken ----------------------------------------------------------------------------------------------- */
+
+/* What a body becomes is what the JSON of /v1 becomes. */
+static void check_same(const struct body *body, const char *json)
+{
+    struct decoded d = { 0 }, plain = { 0 };
+    decode_all_ways(&d, body);
+    if (d.status != ATTN_OK) print_error("%s: %s\n", body->json, d.err.text);
+    assert_int_equal(d.status, ATTN_OK);
+    decode_whole(&plain, body->model->op, json);
+    if (plain.status != ATTN_OK) print_error("%s: %s\n", json, plain.err.text);
+    assert_int_equal(plain.status, ATTN_OK);
+    char *const a = decoded_text(&d), *const b = decoded_text(&plain);
+    assert_string_equal(a, b);
+    free(a), free(b);
+    decoded_clear(&d);
+    decoded_clear(&plain);
+}
+
+#define PLAIN(name, shape, data) "\"" name "\":{\"shape\":" shape ",\"dtype\":\"float16\",\"data\":" data "}"
+#define PLAIN_QKV                                \
+    PLAIN("q", "[1,2,2,2]", "[0,1,2,3,4,5,6,7]") \
+    "," PLAIN("k", "[1,3,1,2]", "[1,2,3,4,5,6]") "," PLAIN("v", "[1,3,1,1]", "[1,2,3]")
+#define AS_ARRAY "\"encoding\":\"array\""
+
+static void test_numbers_and_bytes_are_the_problem_that_json_makes(void **state)
+{
+    (void)state;
+    const struct {
+        struct body body;
+        const char *json;
+    } cases[] = {
+        { { &forward, BODY(QKV, ""), 0, ALL }, "{" PLAIN_QKV "," AS_ARRAY "}" },
+        { { &forward, BODY(QKV, ""), 0, THE_JSON }, "{" PLAIN_QKV "," AS_ARRAY "}" },
+        { { &forward, BODY(BINARY_QKV, ""), QKV_BYTES, THE_JSON }, "{" PLAIN_QKV "," AS_ARRAY "}" },
+        { { &forward, BODY(BINARY_QKV, ",\"parameters\":{\"binary_data_output\":true}"), QKV_BYTES, THE_JSON },
+          "{" PLAIN_QKV "}" },
+        { { &half, BODY(QKV, ",\"outputs\":[]"), 0, ALL }, "{" PLAIN_QKV "," AS_ARRAY "}" },
+        { { &causal, BODY(QKV, ""), 0, ALL }, "{" PLAIN_QKV ",\"causal\":true," AS_ARRAY "}" },
+        { { &causal, BODY(QKV, ",\"parameters\":{\"causal\":true}"), 0, ALL },
+          "{" PLAIN_QKV ",\"causal\":true," AS_ARRAY "}" },
+        { { &forward,
+            BODY(QKV,
+                 ",\"id\":\"7\",\"model_name\":\"x\",\"model_version\":\"1\",\"outputs\":[{\"name\":\"lse\","
+                 "\"parameters\":{\"binary_data\":true}},{\"name\":\"out\"}],\"parameters\":{\"causal\":false,"
+                 "\"scale\":0.5,\"window\":\"[-1, 4]\",\"seed\":18446744073709551615,\"dropout_p\":0.5,\"alignment\":"
+                 "\"top_left\",\"out_dtype\":\"FP32\",\"verify\":\"all\",\"save\":true,\"priority\":3}"),
+            0, ALL },
+          "{" PLAIN_QKV ",\"outputs\":[\"out\",\"lse\"],\"scale\":0.5,\"window\":[-1,4],\"seed\":18446744073709551615,"
+          "\"dropout_p\":0.5,\"alignment\":\"top_left\",\"out_dtype\":\"float32\",\"verify\":\"all\",\"save\":"
+          "true," AS_ARRAY "}" },
+        { { &forward, BODY(QKV, ",\"parameters\":{\"timeout\":1001,\"timeout_ms\":30}"), 0, ALL },
+          "{" PLAIN_QKV ",\"timeout_ms\":2," AS_ARRAY "}" },
+        { { &forward, BODY(QKV, ",\"parameters\":{\"timeout_ms\":30,\"timeout\":40000}"), 0, ALL },
+          "{" PLAIN_QKV ",\"timeout_ms\":30," AS_ARRAY "}" },
+        { { &forward, BODY(QKV, ",\"parameters\":{\"timeout\":0}"), 0, ALL }, "{" PLAIN_QKV "," AS_ARRAY "}" },
+        /* bytes beside numbers, in any order; indices and masks that are converted; what only these clients write */
+        { { &forward,
+            BODY("{\"name\":\"keep_mask\",\"data\":[true,false,true],\"datatype\":\"BOOL\",\"shape\":[1,1,1,3]}"
+                 "," BINARY_Q "," K "," V,
+                 ""),
+            16, THE_JSON },
+          "{\"keep_mask\":{\"data\":[1,0,1],\"dtype\":\"bool\",\"shape\":[1,1,1,3]}," PLAIN_QKV "," AS_ARRAY "}" },
+        { { &forward,
+            BODY(QKV ",{\"name\":\"bias\",\"shape\":[1,1,1,3],\"datatype\":\"FP32\",\"data\":[0, -Infinity ,-0.5]}"
+                     ",{\"name\":\"seqlens_k\",\"shape\":[1],\"datatype\":\"INT64\",\"data\":[2]}",
+                 ""),
+            0, ALL },
+          "{" PLAIN_QKV ",\"bias\":{\"shape\":[1,1,1,3],\"dtype\":\"float32\",\"data\":[0,\"-Infinity\",-0.5]},"
+          "\"seqlens_k\":{\"shape\":[1],\"dtype\":\"int32\",\"data\":[2]}," AS_ARRAY "}" },
+        { { &backward,
+            BODY(QKV "," INPUT("dout", "[1,2,2,1]", "\"data\":[1,2,3,4]"), ",\"parameters\":{\"deterministic\":true}"),
+            0, ALL },
+          "{" PLAIN_QKV "," PLAIN("dout", "[1,2,2,1]", "[1,2,3,4]") ",\"deterministic\":true," AS_ARRAY "}" },
+        { { &backward, BODY(INPUT("dout", "[1,2,2,1]", "\"data\":[1,2,3,4]"), ",\"parameters\":{\"context\":\"c-1\"}"),
+            0, ALL },
+          "{\"context\":\"c-1\"," PLAIN("dout", "[1,2,2,1]", "[1,2,3,4]") "," AS_ARRAY "}" },
+    };
+    differences = 0;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) check_same(&cases[i].body, cases[i].json);
+    assert_int_equal(differences, 0);
+}
+
+static void test_float8_is_uint8_with_a_parameter(void **state)
+{
+    (void)state;
+#define FP8(name, shape, more) "{\"name\":\"" name "\",\"shape\":" shape ",\"datatype\":\"UINT8\"," more "}"
+    const struct body bodies[] = {
+        { &forward,
+          BODY(FP8("q", "[1,2,2,2]", "\"parameters\":{\"fp8\":true},\"data\":[0,60,0,64,0,66,0,68]") "," FP8(
+                   "k", "[1,3,1,2]",
+                   "\"parameters\":{\"binary_data_size\":6,\"fp8\":true}") "," FP8("v", "[1,3,1,1]",
+                                                                                   "\"data\":[0,60,0],\"parameters\":{"
+                                                                                   "\"fp8\":true}"),
+               ""),
+          6, THE_JSON },
+    };
+    struct decoded d = { 0 };
+    decode_all_ways(&d, &bodies[0]);
+    if (d.status != ATTN_OK) print_error("%s\n", d.err.text);
+    assert_int_equal(d.status, ATTN_OK);
+    const attn_problem *p = &d.call->items[0].problem;
+    assert_int_equal(p->q.dtype, ATTN_F8E4M3);
+    assert_int_equal(((const uint8_t *)p->q.data)[7], 68);
+    assert_int_equal(((const uint8_t *)p->k.data)[3], 0x3c);
+    assert_int_equal(d.call->items[0].out_dtype, ATTN_BF16);
+    decoded_clear(&d);
+}
+
+/* ---- What is refused --------------------------------------------------------------------------------------------- */
+
+#define HEADER "Inference-Header-Content-Length"
+
+static void test_bytes_that_do_not_add_up_are_refused(void **state)
+{
+    (void)state;
+    static const struct refusal cases[] = {
+        { { &forward, "", 0, ALL }, "", "the body is empty, expected a JSON object with inputs" },
+        { { &forward, BODY(BINARY_QKV, ""), QKV_BYTES, 0 },
+          "",
+          HEADER " is 0, which says that the body is one tensor and no JSON; attention takes several" },
+        { { &forward, "{}", 0, 5 }, "", HEADER " is 5, but the body has only 2 bytes" },
+        { { &forward, BODY(BINARY_QKV, ""), QKV_BYTES, 10 },
+          "",
+          "the JSON is not complete after 10 bytes (" HEADER ")" },
+        { { &forward, BODY(BINARY_QKV, ""), QKV_BYTES + 1, THE_JSON },
+          "",
+          "the body goes on behind byte 303, where its last tensor ends: 269 of JSON (" HEADER
+          ") and the sum of binary_data_size" },
+        { { &forward, BODY(QKV, ""), 1, THE_JSON },
+          "",
+          "the body goes on behind byte 234, where its last tensor ends: 234 of JSON (" HEADER
+          ") and the sum of binary_data_size" },
+        { { &forward, BODY(BINARY_QKV, ""), QKV_BYTES - 1, THE_JSON },
+          "/inputs/2/parameters/binary_data_size",
+          "v: the body ends after 5 of its 6 bytes: it has 302 bytes, must have 303" },
+        { { &forward, BODY(BINARY_QKV, ""), 0, ALL },
+          "/inputs/0/parameters/binary_data_size",
+          "q: the body ends after 0 of its 16 bytes: it has 269 bytes, must have 303; binary data need " HEADER },
+        { { &forward, BODY(BINARY_QKV, ""), 4, ALL },
+          "",
+          "not JSON at byte 269: expected nothing after the value, found byte 0x00" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(12)) "," K "," V, ""), 12, THE_JSON },
+          "/inputs/0/parameters/binary_data_size",
+          "q: data has 12 bytes, shape [1, 2, 2, 2] of float16 needs 16" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(-1)), ""), 0, ALL },
+          "/inputs/0/parameters",
+          "q: binary_data_size: is -1, must be a number of bytes: an integer from 0 to 2^53" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(9007199254740993)), ""), 0, ALL },
+          "/inputs/0/parameters",
+          "q: binary_data_size: is 9007199254740993, must be a number of bytes: an integer from 0 to "
+          "2^53" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE("16")), ""), 0, ALL },
+          "/inputs/0/parameters",
+          "q: binary_data_size: is '16', must be a number of bytes: an integer from 0 to 2^53" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(16) ",\"data\":[1]"), ""), 16, THE_JSON },
+          "/inputs/0",
+          "q: has data and binary_data_size, must have one of them" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", "\"parameters\":{}"), ""), 0, ALL },
+          "/inputs/0",
+          "q: has neither data nor binary_data_size, must have one of them" },
+        { { &forward,
+            BODY(INPUT("q", "[1,2,2,2]",
+                       "\"parameters\":{\"shared_memory_region\":\"x\",\"shared_memory_byte_size\":16}"),
+                 ""),
+            0, ALL },
+          "/inputs/0/parameters",
+          "q: parameters: shared memory is not offered here, send the bytes as binary data" },
+    };
+    check_refusals(cases, ARRAY_SIZE(cases));
+}
+
+static void test_a_bad_input_is_named_in_the_error(void **state)
+{
+    (void)state;
+    static const struct refusal cases[] = {
+        { { &forward, "[1]", 0, ALL }, "", "the JSON is an array, must be an object with inputs" },
+        { { &forward, "{}", 0, ALL }, "", "inputs: is missing, must be an array of tensors" },
+        { { &forward, "{\"inputs\":{}}", 0, ALL }, "/inputs", "inputs: is an object, must be an array of tensors" },
+        { { &forward, BODY("", ""), 0, ALL }, "/inputs", "q: is required; a problem has q, k and v" },
+        { { &forward, BODY("5", ""), 0, ALL },
+          "/inputs/0",
+          "inputs[0] is 5, must be an object: {\"name\": \"q\", \"shape\": [...], \"datatype\": \"FP16\", ...}" },
+        { { &forward, BODY("{\"shape\":[1]}", ""), 0, ALL },
+          "/inputs/0",
+          "inputs[0]: name is missing, must be that of a tensor, such as q" },
+        { { &forward, BODY("{\"name\":4}", ""), 0, ALL },
+          "/inputs/0",
+          "inputs[0]: name is 4, must be that of a tensor, such as q" },
+        { { &forward, BODY(Q "," Q, ""), 0, ALL }, "/inputs/1", "inputs[1]: 'q' is given twice" },
+        { { &forward, BODY("{\"name\":\"causal\"}", ""), 0, ALL },
+          "/inputs/0",
+          "inputs[0]: 'causal' is no tensor, it goes into the request's parameters" },
+        { { &forward, BODY("{\"name\":\"query\"}", ""), 0, ALL },
+          "/inputs/0",
+          "inputs[0]: attention_forward has no input 'query'; write 'q'" },
+        { { &forward, BODY("{\"name\":\"requests\"}", ""), 0, ALL },
+          "/inputs/0",
+          "inputs[0]: attention_forward has no input 'requests'" },
+        { { &forward, BODY("{\"name\":\"dout\"}", ""), 0, ALL },
+          "/inputs/0",
+          "inputs[0]: attention_forward has no input 'dout'" },
+        { { &forward, BODY("{\"name\":\"q\",\"dtype\":\"FP16\"}", ""), 0, ALL },
+          "/inputs/0",
+          "q: unknown member 'dtype'" },
+        { { &forward, BODY("{\"name\":\"q\",\"name\":\"q\"}", ""), 0, ALL },
+          "/q/name",
+          "q: member 'name' is given twice" },
+        { { &forward, BODY("{\"name\":\"q\",\"shape\":[1]}", ""), 0, ALL },
+          "/inputs/0/datatype",
+          "q: datatype is missing, must be FP32, FP16, BF16 or UINT8 with the parameter fp8: true" },
+        { { &forward, BODY("{\"name\":\"q\",\"datatype\":\"FP64\"}", ""), 0, ALL },
+          "/inputs/0/datatype",
+          "q: datatype is 'FP64', must be FP32, FP16, BF16 or UINT8 with the parameter fp8: true" },
+        { { &forward, BODY("{\"name\":\"q\",\"datatype\":\"UINT8\"}", ""), 0, ALL },
+          "/inputs/0/datatype",
+          "q: datatype is 'UINT8', must be FP32, FP16, BF16 or UINT8 with the parameter fp8: true" },
+        { { &forward, BODY("{\"name\":\"q\",\"datatype\":\"FP16\",\"parameters\":{\"fp8\":true}}", ""), 0, ALL },
+          "/inputs/0/datatype",
+          "q: fp8 is true, which goes with UINT8, not with 'FP16'" },
+        { { &forward, BODY("{\"name\":\"q\",\"datatype\":\"UINT8\",\"parameters\":{\"fp8\":1}}", ""), 0, ALL },
+          "/inputs/0/parameters",
+          "q: fp8: is 1, must be true or false" },
+        { { &forward, BODY("{\"name\":\"seqlens_k\",\"datatype\":\"INT16\"}", ""), 0, ALL },
+          "/inputs/0/datatype",
+          "seqlens_k: datatype is 'INT16', must be INT32 or INT64" },
+        { { &single, BODY(QKV, ""), 0, ALL },
+          "/inputs/0/datatype",
+          "q: datatype is 'FP16', the model attention_forward_fp32 takes FP32" },
+        { { &forward, BODY("{\"name\":\"q\",\"datatype\":\"FP16\",\"parameters\":[]}", ""), 0, ALL },
+          "/inputs/0/parameters",
+          "q: parameters: is an array, must be an object" },
+        { { &forward, BODY("{\"name\":\"q\",\"datatype\":\"FP16\",\"parameters\":{\"binary_size\":1}}", ""), 0, ALL },
+          "/inputs/0/parameters",
+          "q: parameters: unknown member 'binary_size'" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", "\"data\":\"AAAA\""), ""), 0, ALL },
+          "/inputs/0/data",
+          "q: data is a string, must be an array of numbers" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", "\"data\":null"), ""), 0, ALL },
+          "/inputs/0/data",
+          "q: data is null, must be an array of numbers" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", "\"data\":[1,true]") "," K "," V, ""), 0, ALL },
+          "/inputs/0/data",
+          "q: data at byte 69 of the body: a number is expected, 1 and 0 for true and false" },
+        { { &forward, BODY("{\"name\":\"q\",\"data\":[1,false],\"shape\":[2],\"datatype\":\"FP16\"}", ""), 0, ALL },
+          "/inputs/0/data",
+          "q: element 1 of data: a number is expected, 1 and 0 for true and false" },
+        { { &forward, BODY(INPUT("q", "[1,2,2]", "\"data\":[1]") "," K "," V, ""), 0, ALL },
+          "/inputs/0/data",
+          "q: data has 1 numbers, shape [1, 2, 2] needs 4" },
+        { { &forward, BODY(INPUT("q", "[1,-1]", "\"data\":[1]"), ""), 0, ALL },
+          "/inputs/0/shape/1",
+          "q: shape[1] is -1, must be an integer from 0 to 2^53; no size can be left open" },
+        { { &forward, BODY(Q "," INPUT("k", "[1,3,1,1]", "\"data\":[1,2,3]") "," V, ""), 0, ALL },
+          "/inputs/1/shape/3",
+          "k: shape[3] is 1, must be 2, the head size of q" },
+        { { &forward, BODY(Q "," K, ""), 0, ALL }, "/inputs", "v: is required; a problem has q, k and v" },
+    };
+    check_refusals(cases, ARRAY_SIZE(cases));
+}
+
+#define WITH(more)                            \
+    {                                         \
+        &forward, BODY(QKV, "," more), 0, ALL \
+    }
+
+static void test_what_a_request_cannot_say_is_refused(void **state)
+{
+    (void)state;
+    static const struct refusal cases[] = {
+        { WITH("\"output\":[]"), "/output", "unknown member 'output', did you mean 'outputs'?" },
+        { WITH("\"id\":7"), "/id", "id: is 7, must be a string" },
+        { WITH("\"inputs\":[]"), "/inputs", "member 'inputs' is given twice" },
+        { WITH("\"parameters\":[]"), "/parameters", "parameters: is an array, must be an object" },
+        { WITH("\"parameters\":{\"casual\":true}"), "/parameters/casual",
+          "unknown parameter 'casual', did you mean 'causal'?" },
+        { WITH("\"parameters\":{\"is_causal\":true}"), "/parameters/is_causal",
+          "unknown parameter 'is_causal'; write 'causal'; where Sq and Sk differ PyTorch and JAX mean 'alignment': "
+          "'top_left'" },
+        { WITH("\"parameters\":{\"requests\":\"x\"}"), "/parameters/requests", "unknown parameter 'requests'" },
+        { WITH("\"parameters\":{\"outputs\":\"out\"}"), "/parameters/outputs",
+          "unknown parameter 'outputs'; outputs, and how they are written, are said in the request's outputs" },
+        { WITH("\"parameters\":{\"encoding\":\"base64\"}"), "/parameters/encoding",
+          "unknown parameter 'encoding'; outputs, and how they are written, are said in the request's outputs" },
+        { WITH("\"parameters\":{\"q\":\"x\"}"), "/parameters/q", "q: is a tensor, which goes into inputs" },
+        { WITH("\"parameters\":{\"causal\":true,\"causal\":true}"), "/parameters/causal",
+          "parameters: member 'causal' is given twice" },
+        { WITH("\"parameters\":{\"causal\":\"true\"}"), "/parameters/causal",
+          "causal: is 'true', must be true or false, without quotes" },
+        { WITH("\"parameters\":{\"window\":\"[-1,\"}"), "/parameters/window",
+          "window: is '[-1,', must be [left, right], where -1 is unbounded" },
+        { WITH("\"parameters\":{\"window\":\"[-1,-2]\"}"), "/parameters/window/1",
+          "window: [1] is -2, must be an integer from -1 to 2^53, where -1 is unbounded" },
+        { WITH("\"parameters\":{\"deterministic\":true}"), "/parameters/deterministic",
+          "deterministic: belongs to backward, POST /v1/attention/backward" },
+        { WITH("\"parameters\":{\"binary_data_output\":1}"), "/parameters/binary_data_output",
+          "binary_data_output: is 1, must be true or false" },
+        { WITH("\"parameters\":{\"timeout\":1.5}"), "/parameters/timeout",
+          "timeout: is 1.5, must be an integer from 0 to 2^53: microseconds" },
+        { WITH("\"parameters\":{\"priority\":\"high\"}"), "/parameters/priority",
+          "priority: is 'high', must be an integer from 0 to 2^53" },
+        { WITH("\"parameters\":{\"sequence_id\":5,\"sequence_start\":true}"), "/parameters/sequence_id",
+          "sequence_id: there are no sequences here, each request is whole" },
+        { WITH("\"parameters\":{\"triton_x\":5}"), "/parameters/triton_x", "unknown parameter 'triton_x'" },
+        { { &causal, BODY(QKV, ",\"parameters\":{\"causal\":false}"), 0, ALL },
+          "/parameters/causal",
+          "causal: is false, but the model attention_forward_causal is causal; another model is not" },
+        { WITH("\"outputs\":{}"), "/outputs", "outputs: is an object, must be an array of {\"name\": ...}" },
+        { WITH("\"outputs\":[\"out\"]"), "/outputs/0", "outputs[0]: is 'out', must be an object: {\"name\": \"out\"}" },
+        { WITH("\"outputs\":[{}]"), "/outputs/0", "outputs[0]: name is missing, or is no string" },
+        { WITH("\"outputs\":[{\"name\":\"out\"},{\"name\":\"out\"}]"), "/outputs/1",
+          "outputs: [1] names 'out' a second time" },
+        { WITH("\"outputs\":[{\"name\":\"dq\"}]"), "/outputs/0", "outputs: [0] is 'dq', must be out or lse" },
+        { WITH("\"outputs\":[{\"name\":\"out\",\"datatype\":\"FP16\"}]"), "/outputs/0",
+          "outputs[0]: unknown member 'datatype'" },
+        { WITH("\"outputs\":[{\"name\":\"out\",\"parameters\":{\"classification\":2}}]"), "/outputs/0/parameters",
+          "outputs[0]: parameters: nothing is classified here" },
+        { WITH("\"outputs\":[{\"name\":\"out\",\"parameters\":{\"shared_memory_region\":\"x\"}}]"),
+          "/outputs/0/parameters", "outputs[0]: parameters: shared memory is not offered here" },
+        { WITH("\"outputs\":[{\"name\":\"out\",\"parameters\":{\"binary_data\":1}}]"), "/outputs/0/parameters",
+          "outputs[0]: parameters: is 1, must be {\"binary_data\": true} or false" },
+        { WITH("\"outputs\":[{\"name\":\"out\",\"parameters\":{\"binary\":true}}]"), "/outputs/0/parameters",
+          "outputs[0]: parameters: unknown member 'binary'" },
+        { WITH("\"outputs\":[{\"name\":\"out\",\"parameters\":5}]"), "/outputs/0/parameters",
+          "outputs[0]: parameters: is 5, must be an object" },
+    };
+    check_refusals(cases, ARRAY_SIZE(cases));
+}
+
+static void test_an_id_has_a_limit(void **state)
+{
+    (void)state;
+    for (int length = 512; length <= 513; length++) {
+        char id[600] = "", json[2000];
+        memset(id, 'x', (size_t)length);
+        snprintf(json, sizeof json, "%s,\"id\":\"%s\"}", "{\"inputs\":[" QKV "]", id);
+        const struct body body = { &forward, json, 0, ALL };
+        struct decoded d = { 0 };
+        decode_with(&d, &body, NULL, NULL, NULL);
+        assert_int_equal(d.status, length == 512 ? ATTN_OK : ATTN_INVALID);
+        if (length == 512) assert_string_equal(d.call->id, id);
+        else assert_string_equal(d.err.text, "id: has 513 bytes, at most 512 are echoed");
+        decoded_clear(&d);
+    }
+}
+
+static void test_tensors_have_a_limit_before_their_bytes_arrive(void **state)
+{
+    (void)state;
+    proto_limits limits = PROTO_LIMITS_DEFAULT;
+    limits.tensor_bytes = 64 + 64 + 6;
+    const struct body fits = { &forward, BODY(BINARY_QKV, ""), QKV_BYTES, THE_JSON },
+                      over = { &forward, BODY(BINARY_QKV "," INPUT("bias", "[1]", SIZE(9007199254740992)), ""), 0,
+                               THE_JSON };
+    struct decoded d = { 0 };
+    decode_with(&d, &fits, &limits, NULL, NULL);
+    assert_int_equal(d.status, ATTN_OK);
+    decoded_clear(&d);
+    decode_with(&d, &over, &limits, NULL, NULL);
+    assert_int_equal(d.status, ATTN_TOO_LARGE);
+    assert_string_equal(d.err.text, "the tensors take 9007199254741184 bytes, at most 134 are taken");
+    assert_int_equal(d.memory.bytes, 0);
+    decoded_clear(&d);
+}
+
+/* The thread that receives it reads it at once, for bytes may come behind it. Numbers do not count. */
+static void test_the_json_has_a_limit_of_its_own(void **state)
+{
+    static char json[2 * PROTO_HEADER_BYTES];
+    char spaces[PROTO_HEADER_BYTES + 1], id[PROTO_HEADER_BYTES + 1];
+    struct decoded d = { 0 };
+    (void)state;
+    memset(spaces, ' ', PROTO_HEADER_BYTES);
+    memset(id, 'i', PROTO_HEADER_BYTES);
+    spaces[PROTO_HEADER_BYTES] = id[PROTO_HEADER_BYTES] = '\0';
+    const struct body body = { &forward, json, 0, THE_JSON };
+    snprintf(json, sizeof json,
+             "{\"inputs\":[" INPUT("q", "[1,2,2,2]", "\"data\":[%s0,1,2,3,4,5,6,7]") "," K "," V "]}", spaces);
+    decode_with(&d, &body, NULL, NULL, NULL);
+    assert_int_equal(d.status, ATTN_OK);
+    decoded_clear(&d);
+    snprintf(json, sizeof json, "{\"id\":\"%s\",\"inputs\":[" QKV "]}", id);
+    decode_with(&d, &body, NULL, NULL, NULL);
+    assert_int_equal(d.status, ATTN_TOO_LARGE);
+    decoded_clear(&d);
+}
+
+static void test_memory_grows_with_what_arrives_alone(void **state)
+{
+    (void)state;
+    const struct body body = { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(1000000)), ""), 100, THE_JSON };
+    struct decoded d = { 0 };
+    decode_with(&d, &body, NULL, one_byte, NULL);
+    assert_int_equal(d.status, ATTN_INVALID);
+    assert_true(d.memory.bytes > 0 && d.memory.bytes <= PROTO_MEMORY_STEP);
+    decoded_clear(&d);
+}
+
+/* ---- Answers ----------------------------------------------------------------------------------------------------- */
+
+/* The answer to a problem whose outputs hold what `fill` says; read in blocks of `block`. */
+static char *answer_to(const struct body *body, const void *out, const void *lse, size_t block, size_t *length,
+                       size_t *head)
+{
+    struct decoded d = { 0 };
+    attn_error err = { 0 };
+    proto_encoder *encoder;
+    proto_result result = { .backend = "cpu" };
+    decode_with(&d, body, NULL, NULL, NULL);
+    if (d.status != ATTN_OK) print_error("%s\n", d.err.text);
+    assert_int_equal(d.status, ATTN_OK);
+    attn_problem *p = &d.call->items[0].problem;
+    p->out.data = (void *)(uintptr_t)out;
+    p->lse.data = (void *)(uintptr_t)lse;
+    assert_int_equal(proto_encoder_new(d.call, &result, "1", &encoder, &err), ATTN_OK);
+    *length = (size_t)proto_encoder_length(encoder);
+    *head = (size_t)proto_encoder_head_bytes(encoder);
+    char *const text = calloc(1, *length + block + 1);
+    size_t at = 0;
+    for (size_t count; (count = proto_encoder_read(encoder, text + at, block)) > 0;) at += count;
+    assert_int_equal(at, *length);
+    proto_encoder_free(encoder);
+    decoded_clear(&d);
+    return text;
+}
+
+#define BEGIN \
+    "\"model_name\":\"attention_forward\",\"model_version\":\"1\",\"parameters\":{\"backend\":\"cpu\",\"timing_us\":"
+#define TIMING "\"{\\\"queue\\\":0.0,\\\"copy_in\\\":0.0,\\\"compute\\\":0.0,\\\"copy_out\\\":0.0}\"}"
+#define OUT    "{\"name\":\"out\",\"datatype\":\"FP16\",\"shape\":[1,2,2,1],"
+#define LSE    "{\"name\":\"lse\",\"datatype\":\"FP32\",\"shape\":[1,2,2],"
+
+static void test_an_answer_is_written_as_it_was_asked_for(void **state)
+{
+    (void)state;
+    static const uint16_t out[] = { 0x3c00, 0x4000, 0x4200, 0x7e00 };
+    static const float lse[] = { 0, 0.5f, -__builtin_inff(), __builtin_inff() };
+    static const struct {
+        const char *more, *head;
+        size_t bytes; /* behind it */
+    } cases[] = {
+        { "",
+          "{" BEGIN TIMING ",\"outputs\":[" OUT "\"data\":[1,2,3,NaN]}," LSE "\"data\":[0,0.5,-Infinity,Infinity]}]}",
+          0 },
+        { ",\"id\":\"a\\\"\\u00e4\\n\",\"parameters\":{\"binary_data_output\":true}",
+          "{\"id\":\"a\\\"ä\\u000a\"," BEGIN TIMING ",\"outputs\":[" OUT "\"parameters\":{\"binary_data_size\":8}}," LSE
+          "\"parameters\":{\"binary_data_size\":16}}]}",
+          24 },
+        { ",\"id\":\"\",\"outputs\":[{\"name\":\"lse\",\"parameters\":{\"binary_data\":true}},{\"name\":\"out\"}]",
+          "{" BEGIN TIMING ",\"outputs\":[" OUT "\"data\":[1,2,3,NaN]}," LSE
+          "\"parameters\":{\"binary_data_size\":16}}]}",
+          16 },
+        { ",\"parameters\":{\"binary_data_output\":true},\"outputs\":[{\"name\":\"lse\",\"parameters\":{\"binary_"
+          "data\":false}},"
+          "{\"name\":\"out\"}]",
+          "{" BEGIN TIMING ",\"outputs\":[" OUT "\"parameters\":{\"binary_data_size\":8}}," LSE
+          "\"data\":[0,0.5,-Infinity,Infinity]}]}",
+          8 },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char json[2000];
+        size_t length, head, other_length, other_head;
+        snprintf(json, sizeof json, "{\"inputs\":[" QKV "]%s}", cases[i].more);
+        const struct body body = { &forward, json, 0, ALL };
+        char *const text = answer_to(&body, out, lse, 4096, &length, &head);
+        char *const other = answer_to(&body, out, lse, 1 + i * 3, &other_length, &other_head);
+        assert_memory_equal(text, cases[i].head, strlen(cases[i].head));
+        assert_int_equal(head, strlen(cases[i].head));
+        assert_int_equal(length, head + cases[i].bytes);
+        if (cases[i].bytes == 16) assert_memory_equal(text + head, lse, 16);
+        if (cases[i].bytes == 24)
+            assert_memory_equal(text + head, out, 8), assert_memory_equal(text + head + 8, lse, 16);
+        assert_int_equal(other_length, length);
+        assert_memory_equal(text, other, length);
+        free(text), free(other);
+    }
+}
+
+static void test_tensors_without_elements_have_no_bytes(void **state)
+{
+    (void)state;
+    const struct body body = { &forward,
+                               BODY(INPUT("q", "[1,0,2,2]", SIZE(0)) "," BINARY_K "," BINARY_V,
+                                    ",\"parameters\":{\"binary_data_output\":true}"),
+                               18, THE_JSON };
+    size_t length, head;
+    char *const text = answer_to(&body, NULL, NULL, 4096, &length, &head);
+    assert_int_equal(length, head);
+    assert_non_null(strstr(text, "\"shape\":[1,0,2,1],\"parameters\":{\"binary_data_size\":0}}"));
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_numbers_and_bytes_are_the_problem_that_json_makes),
+        cmocka_unit_test(test_float8_is_uint8_with_a_parameter),
+        cmocka_unit_test(test_bytes_that_do_not_add_up_are_refused),
+        cmocka_unit_test(test_a_bad_input_is_named_in_the_error),
+        cmocka_unit_test(test_what_a_request_cannot_say_is_refused),
+        cmocka_unit_test(test_an_id_has_a_limit),
+        cmocka_unit_test(test_tensors_have_a_limit_before_their_bytes_arrive),
+        cmocka_unit_test(test_the_json_has_a_limit_of_its_own),
+        cmocka_unit_test(test_memory_grows_with_what_arrives_alone),
+        cmocka_unit_test(test_an_answer_is_written_as_it_was_asked_for),
+        cmocka_unit_test(test_tensors_without_elements_have_no_bytes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
