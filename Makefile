@@ -8,13 +8,15 @@
 #   SAN=1     AddressSanitizer and UBSan, in build/san        TSAN=1  ThreadSanitizer, in build/tsan
 #   CI=1      warnings are errors                             CUDA=0  leave the CUDA devices out though nvcc is there
 #   CUDA_ARCHS="80 90"  compute capabilities to make machine code for (each costs minutes; default 80 86 89 90)
+#   CUDA_PTX=80         and PTX for what comes after them (default 80; empty: none)
 #   CC=clang  another compiler                                B=dir   another build folder
-#   V=1       show the commands
+#   V=1       show the commands                               prefix=/usr DESTDIR=dir   where `make install` puts things
 #
 # Objects depend on the headers they include (-MMD) and on the flags they were made with ($B/flags), so a plain `make`
 # after any change rebuilds what the change touches and nothing else. `make clean` is never needed for correctness.
 
 VERSION := 0.1.0
+DATE    := 2026-11-22
 comma   := ,
 CC      := $(if $(filter default undefined,$(origin CC)),gcc,$(CC))
 ifeq ($(origin NVCC),undefined)
@@ -37,14 +39,15 @@ LOAD_SRC    := $(wildcard tests/load/*.c)
 CUDA      ?= $(if $(shell command -v $(NVCC) 2>/dev/null),1,0)
 CUDA_SRC  := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))
 CUDA_HOME ?= $(if $(CUDA_SRC),$(abspath $(dir $(realpath $(shell command -v $(NVCC))))..))
-CUDA_LD   := $(if $(CUDA_SRC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)-Bstatic -lstdc++ -Wl$(comma)-Bdynamic -ldl -lrt -lpthread -static-libgcc)
+CUDA_LD   := $(if $(CUDA_SRC),-L$(CUDA_HOME)/lib64 -lcudart_static -l:libstdc++.a -ldl -lrt -lpthread -static-libgcc)
 CUDA_ARCHS ?= 80 86 89 90
+CUDA_PTX   ?= 80
 # A GPU without nvcc is told about, for the program then computes on the CPU: by its driver's files, or by its maker and class on the bus.
 GPU_FILES ?= /dev/nvidia0 /dev/nvidiactl /dev/dxg /proc/driver/nvidia/version
 gpu_here    = $(or $(wildcard $(GPU_FILES)),$(shell cat $$(grep -ls '^0x10de' /sys/bus/pci/devices/*/vendor | sed 's|vendor$$|class|') /dev/null | grep '^0x030[02]'))
 no_nvcc   := make: there is a GPU here but no nvcc, so attnd is built for the CPU alone. Install the CUDA toolkit (12 or later), or say where nvcc is: make NVCC=/opt/cuda/bin/nvcc. CUDA=0 says that the CPU is meant.
 cuda_advice = $(if $(and $(filter file,$(origin CUDA)),$(filter 0,$(CUDA)),$(gpu_here)),echo "$(no_nvcc)",:)
-gencode   := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$a$(comma)code=sm_$a) -gencode arch=compute_80,code=compute_80
+gencode   := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$a$(comma)code=sm_$a) $(foreach a,$(CUDA_PTX),-gencode arch=compute_$a$(comma)code=compute_$a)
 sm90      := -gencode arch=compute_90a,code=sm_90a
 
 # ---- Flags -----------------------------------------------------------------------------------------------------------
@@ -53,9 +56,13 @@ CFLAGS   ?= -O2 -g
 WARN     := -Wall -Wextra -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla -Walloca -Wformat=2 $(if $(CI),-Werror)
 HARDEN   := $(if $(SAN)$(TSAN),,-D_FORTIFY_SOURCE=2 -fstack-protector-strong)
 SANFLAGS := $(if $(SAN),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer) $(if $(TSAN),-fsanitize=thread -fno-omit-frame-pointer)
-ALL_C     = -std=c11 -D_GNU_SOURCE -I. -DATTND_VERSION='"$(VERSION)"' $(if $(CUDA_SRC),-DATTN_CUDA) -fPIC -pthread -MMD -MP $(WARN) $(HARDEN) $(SANFLAGS) $(CFLAGS)
+# What nobody reads at run time is left out: tables for unwinding (C has no exceptions; gdb reads those of -g), and a line
+# for each pointer in a table that the loader adjusts (packed: glibc 2.36, binutils 2.38). A tenth of the program.
+SMALL_C  := $(if $(SAN)$(TSAN),,-fno-asynchronous-unwind-tables)
+SMALL_LD := $(if $(SAN)$(TSAN),,-Wl$(comma)-z$(comma)pack-relative-relocs)
+ALL_C     = -std=c11 -D_GNU_SOURCE -I. -DATTND_VERSION='"$(VERSION)"' -DATTND_DATE='"$(DATE)"' $(if $(CUDA_SRC),-DATTN_CUDA) -fPIC -pthread -MMD -MP $(WARN) $(HARDEN) $(SMALL_C) $(SANFLAGS) $(CFLAGS)
 LIBS     := -lmicrohttpd -luv -lcjson
-ALL_LD    = -pthread $(SANFLAGS) -Wl,-z,relro,-z,now $(LDFLAGS)
+ALL_LD    = -pthread $(SANFLAGS) -Wl,-z,relro,-z,now $(SMALL_LD) $(LDFLAGS)
 NVFLAGS   = -std=c++17 -O3 -lineinfo -I. -DATTN_CUDA --expt-relaxed-constexpr -Xcompiler -fPIC,-Wall$(if $(CI),$(comma)-Werror) $(if $(CI),-Werror all-warnings)
 
 # The ending of a file name says which instructions it may use; the others run anywhere x86-64 (or arm64) does.
@@ -80,8 +87,14 @@ endif
 
 OBJ = $(patsubst %,$B/%.o,$(basename $(filter %.c,$1))) $(patsubst %,$B/%.o,$(filter %.cu,$1))
 
-# A step is shown by its verb and its file, with V=1 by its command.
-say = $(if $(V),,@echo "  $1 $(@:$B/%=%)" &&)
+# A step is shown by its verb and its file, and which of STEPS it is where these were counted; with V=1 by its command.
+say = $(if $(V),,@echo "  $(if $(STEPS),$(eval begun += .)$(words $(begun)) of $(STEPS)  )$1 $(@:$B/%=%)" &&)
+
+# Builds $1 with all cores, unless -j was given, and says how far it is: what make would do is counted first.
+jobs  = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
+build = +@todo=$$($(MAKE) --no-print-directory -n V= STEPS= $1 2>/dev/null | grep '^echo "  '); \
+	case $$todo in *'"  nvcc '*) echo "The CUDA kernels take minutes to compile; CUDA=0 leaves them out, for a server that computes on the CPU."; esac; \
+	$(MAKE) --no-print-directory $(jobs) STEPS=$$(echo "$$todo" | grep -c .) $1
 
 all: $B/attnd $B/libattn.a $(if $(BENCH_SRC),$B/attn-bench) ## build everything (the default)
 	@$(cuda_advice)
@@ -94,7 +107,7 @@ $B/%.cu.o: %.cu $B/flags
 	@mkdir -p $(@D)
 	$(call say,nvcc)$(NVCC) $(NVFLAGS) $(or $($(notdir $(<D))),$(gencode)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
-$B/server/api/page.o: server/api/index.html
+$B/server/api/page.o: server/api/index.html server/api/docs.html
 
 # Kernels of Hopper's own: spilled registers and serialised products fail the build.
 $B/kernels/cuda/sm90/%.cu.o: kernels/cuda/sm90/%.cu kernels/cuda/sm90/check-ptxas.sh $B/flags
@@ -115,6 +128,34 @@ $B/attnd: $(call OBJ,server/main.c) $B/libserver.a $B/libproto.a $B/libattn.a
 
 $B/attn-bench: $(call OBJ,$(BENCH_SRC)) $B/libproto.a $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lcjson -lm
+
+# A page of the manual, a file for bash, and one for pkg-config. A program that links a static library links what that needs, too.
+$B/share/attnd.1 $B/share/attnd.bash: $B/share/attnd.%: $B/attnd
+	$(call say,gen)mkdir -p $(@D) && $< --help-$(if $(filter 1,$*),man,bash) >$@
+
+prefix      = /usr/local
+bindir      = $(prefix)/bin
+libdir      = $(prefix)/lib
+includedir  = $(prefix)/include
+mandir      = $(prefix)/share/man
+completions = $(prefix)/share/bash-completion/completions
+
+define attn_pc
+prefix=$(prefix)
+libdir=$(libdir:$(prefix)/%=$${prefix}/%)
+includedir=$(includedir:$(prefix)/%=$${prefix}/%)
+
+Name: attn
+Description: exact attention, forward and backward, on CPUs$(if $(CUDA_SRC), and NVIDIA GPUs)
+Version: $(VERSION)
+Cflags: -I$${includedir}
+Libs: $(strip -L$${libdir} -lattn $(SANFLAGS) $(CUDA_LD) -pthread -lm)
+endef
+
+# What is installed: the mode, the file, and where to.
+install_one = echo "  install $(DESTDIR)$(word 3,$1)" && install -D -m $(word 1,$1) $(word 2,$1) "$(DESTDIR)$(word 3,$1)"
+INSTALLED = 755:$B/attnd:$(bindir)/attnd 644:$B/libattn.a:$(libdir)/libattn.a 644:kernels/attention.h:$(includedir)/attn/attention.h \
+            644:$B/share/attn.pc:$(libdir)/pkgconfig/attn.pc 644:$B/share/attnd.1:$(mandir)/man1/attnd.1 644:$B/share/attnd.bash:$(completions)/attnd
 
 # The vector kernels of the CPU by themselves: build/simd-bench --only gemm amx
 $B/simd-bench: $(call OBJ,tests/bench/simd-bench.c) $B/libattn.a
@@ -214,23 +255,36 @@ PYTHON = $(shell sh tests/setup.sh python)
 # What the Python tests are told: the program to test, and how much slower than usual it may be. A server whose device hangs ends without
 # its thread, on purpose.
 TESTENV = ATTND_BINARY=$(abspath $B/attnd) ATTND_FAKE=$(abspath $B/tests/attnd-fake) ATTND_SHIM=$(abspath $B/tests/shim.so) ATTND_BUILD=$(abspath build) ATTND_SLOWER=$(if $(SAN)$(TSAN),10,1)$(if $(TSAN), TSAN_OPTIONS=report_thread_leaks=0) PYTHONDONTWRITEBYTECODE=1$(if $(ATTND_SEEDS), ATTND_SEEDS=$(ATTND_SEEDS))
-PYTEST  = cd tests && $(TESTENV) $(PYTHON) -m pytest $(PYTEST_ARGS)
+# PARTS=2: in two processes at once (run_parts.sh).
+PARTS  ?= 1
+PYTEST  = cd tests && $(TESTENV) sh run_parts.sh $(PARTS) $(PYTHON) -m pytest $(PYTEST_ARGS)
 
-run: ## build and serve on 127.0.0.1:8080 (ARGS="--listen 0.0.0.0:9000" for other options)
+run: ## build on all cores and serve on 127.0.0.1:8080 (CUDA=0: on the CPU alone; ARGS="--listen 0.0.0.0:9000" for other options)
 	@sh tests/setup.sh run
-	@$(MAKE) --no-print-directory $B/attnd
+	$(call build,$B/attnd)
 	exec $B/attnd $(ARGS)
+
+install: export ATTN_PC = $(attn_pc)
+install: $B/attnd $B/libattn.a $B/share/attnd.1 $B/share/attnd.bash ## what was built, libattn.a with its header and attn.pc, man page, completion (prefix=/usr/local DESTDIR=)
+	@printf '%s\n' "$$ATTN_PC" >$B/share/attn.pc
+	@$(foreach f,$(INSTALLED),$(call install_one,$(subst :, ,$f)) &&) :
+uninstall: ## remove what `make install` with the same prefix and DESTDIR put there
+	rm -f $(foreach f,$(INSTALLED),"$(DESTDIR)$(lastword $(subst :, ,$f))")
+	[ ! -d "$(DESTDIR)$(includedir)/attn" ] || rmdir "$(DESTDIR)$(includedir)/attn"
 
 test: ## build and run all tests
 	@sh tests/setup.sh test
-	@$(MAKE) --no-print-directory all
+	$(call build,all)
 	@failed=; for part in unit fuzz-replay http-all; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; echo "make test: all passed"
+http-all: PARTS := 3
 http-all: $B/attnd $B/tests/attnd-fake $B/tests/shim.so
 	$(PYTEST) conformance differential http
 
 unit: $(UNIT) ## the C unit tests alone
-	@sh tests/run_unit.sh $(UNIT)
+	@sh tests/run_unit.sh $(call halves,$(filter %/test_backends,$(UNIT))) $(filter-out %/test_backends,$(UNIT))
+# One that takes as long as all others is run as two at once.
+halves = $(foreach n,1 2,$(1:%=%@$n/2))
 
 http: $B/attnd $B/tests/attnd-fake $B/tests/shim.so ## the tests over HTTP alone (PYTEST_ARGS="-k limits")
 	$(PYTEST) http
@@ -310,9 +364,9 @@ emulate: ## the CUDA kernels without a GPU, in an emulator that finds mistakes o
 		sh tests/setup.sh test && \
 		$(MAKE) --no-print-directory B=$B/emulator CUDA=0 SAN= TSAN= $(addprefix $B/emulator/$(COMPUTE)/,can_fail $(EMU_BLOCKS) test_backends) && \
 		$B/emulator/$(COMPUTE)/can_fail && \
-		$(if $(EMU_BLOCKS),$B/emulator/$(COMPUTE)/blocks && )\
-		ATTN_BACKEND=cuda UNIT_TIMEOUT=3600 sh tests/run_unit.sh $B/emulator/$(COMPUTE)/test_backends && \
-		{ [ $(COMPUTE) = 80 ] || ATTN_CUDA_FAMILY=sm90_f8 ATTN_TESTS='test_float8*' ATTN_BACKEND=cuda sh tests/run_unit.sh $B/emulator/$(COMPUTE)/test_backends; }; \
+		ATTN_BACKEND=cuda ATTN_BRIEF=$${ATTN_BRIEF-1} UNIT_TIMEOUT=3600 sh tests/run_unit.sh \
+			$(addprefix $B/emulator/$(COMPUTE)/,$(EMU_BLOCKS)) $(call halves,$B/emulator/$(COMPUTE)/test_backends) && \
+		{ [ $(COMPUTE) = 80 ] || ATTN_CUDA_FAMILY=sm90_f8 ATTN_TESTS='test_float8*' ATTN_BACKEND=cuda sh tests/run_unit.sh $(call halves,$B/emulator/$(COMPUTE)/test_backends); }; \
 	fi
 
 fresh: ## the two commands of the README in a bare Debian (root, debootstrap; FRESH=bookworm)
@@ -342,4 +396,4 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-.PHONY: all run test unit http http-all conformance differential fuzz-replay fuzz fuzz-targets fuzz-http bench load compare upload growth observe scaleout gpu emulate fresh format check-format check-layers print-cuda print-advice clean help
+.PHONY: all run install uninstall test unit http http-all conformance differential fuzz-replay fuzz fuzz-targets fuzz-http bench load compare upload growth observe scaleout gpu emulate fresh format check-format check-layers print-cuda print-advice clean help

@@ -85,6 +85,16 @@ static void on_signal(void *loop, int number)
     loop_signal(loop, number);
 }
 
+/* Where a browser on this machine finds it; "" where it listens on unix sockets alone. */
+static const char *first_url(const struct config *config, const struct listener *listeners,
+                             char text[LISTENER_URL_BYTES])
+{
+    *text = '\0';
+    for (int i = 0; i < config->listen_count && *text == '\0'; i++)
+        (void)listener_url(&listeners[i], config->tls_cert != NULL, text);
+    return text;
+}
+
 static int serve(const struct config *config, struct listener *listeners, int count)
 {
     struct server server = {
@@ -95,7 +105,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
     attn_error err = { 0 };
     int status = EXIT_UNAVAILABLE;
     bool stopped = true;
-    char why[512] = "";
+    char why[512] = "", text[LISTENER_URL_BYTES];
 
     server.limits.tensor_bytes = config->staging_bytes;
     front_init(&front, &server, listeners, count);
@@ -126,8 +136,10 @@ static int serve(const struct config *config, struct listener *listeners, int co
     /* A run ends with its last deadline, and a device that does not end it is lost after --watchdog-ms. */
     heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);
     atomic_store(&server.phase, SERVER_READY);
-    log_event(LOG_INFO, NULL, "ready", "version=%s http_threads=%d staging_bytes=%lld queue_depth=%d", ATTND_VERSION,
-              config->http_threads, (long long)config->staging_bytes, config->queue_depth);
+    const char *const url = first_url(config, listeners, text);
+    log_event(LOG_INFO, NULL, "ready", "%s%s%sversion=%s http_threads=%d staging_bytes=%lld queue_depth=%d",
+              *url ? "url=" : "", url, *url ? " " : "", ATTND_VERSION, config->http_threads,
+              (long long)config->staging_bytes, config->queue_depth);
     const struct loop_front for_loop = front_for_loop(&front);
     status = loop_run(server.loop, &for_loop);
 out:

@@ -28,10 +28,11 @@
 
 #include "proto-json/text.h"
 #include "server/base/clock.h"
+#include "server/base/config.h"
 #include "server/base/limits.h"
 #include "server/base/log.h"
 
-static const char variable[] = "ATTND_INHERITED_SOCKETS";
+static const char variable[] = CONFIG_INHERITED_SOCKETS;
 
 int supervise_inherited(int *fds, int capacity)
 {

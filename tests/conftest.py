@@ -1,7 +1,9 @@
 """Fixtures for everything that crosses a socket: a server for all, servers with options of their own, a time limit."""
 import os
 import random
+import shutil
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -21,11 +23,28 @@ class TestTooLong(Exception):
     pass
 
 
+def limit_of(item):
+    mark = item.get_closest_marker('limit')
+    return mark.args[0] if mark else 60
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """ATTND_PART=1/2 is the first of two shares (run_parts.sh). Those that may take longest are dealt out first."""
+    part = service.SETTINGS.get('ATTND_PART')
+    if not part:
+        return
+    n, count = (int(x) for x in part.split('/'))
+    # To and fro, so that the first share does not have the longer one of every two.
+    mine = {id(item) for i, item in enumerate(sorted(items, key=limit_of, reverse=True)) if (i % count if i // count % 2 == 0 else count - 1 - i % count) == n - 1}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in mine])
+    items[:] = [item for item in items if id(item) in mine]
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
     """No test hangs: 60 seconds each, or what @pytest.mark.limit says, longer by ATTND_SLOWER."""
-    mark = item.get_closest_marker('limit')
-    seconds = (mark.args[0] if mark else 60) * service.SLOWER
+    seconds = limit_of(item) * service.SLOWER
 
     def too_long(signum, frame):
         raise TestTooLong(f'took longer than {seconds:g} s')
@@ -80,8 +99,23 @@ def serve():
 
 def pytest_configure(config):
     seeds = [str(random.SystemRandom().randrange(2**31)) for _ in range(3)]
-    os.environ['ATTND_SEEDS'] = os.environ.get('ATTND_SEEDS') or ','.join(seeds)
+    service.SETTINGS['ATTND_SEEDS'] = service.SETTINGS.get('ATTND_SEEDS') or ','.join(seeds)
 
 
 def pytest_report_header(config):
-    return [f'attnd: {service.BINARY}, time limits x {service.SLOWER:g}', f'random seeds: ATTND_SEEDS={os.environ["ATTND_SEEDS"]}']
+    return [f'attnd: {service.BINARY}, time limits x {service.SLOWER:g}', f'random seeds: ATTND_SEEDS={service.SETTINGS["ATTND_SEEDS"]}']
+
+
+@pytest.fixture(scope='session')
+def clone(tmp_path_factory):
+    """A checkout of its own: what git knows, as it stands here, and nothing else. (Without git: everything but build/.)"""
+    root, copy = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'), tmp_path_factory.mktemp('clone')
+    listed = shutil.which('git') and subprocess.run(['git', '-C', root, 'ls-files', '-z'], capture_output=True)
+    if not listed or listed.returncode != 0:
+        shutil.copytree(root, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns('build', '.git'))
+        return copy
+    for name in filter(None, listed.stdout.decode().split('\0')):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        if os.path.exists(os.path.join(root, name)):  # one that was removed and not committed yet
+            shutil.copy2(os.path.join(root, name), copy / name)  # with its time, by which make goes
+    return copy

@@ -1,16 +1,19 @@
 #!/bin/sh
 # Runs the C unit tests given as arguments, one per core at a time and each within a time limit, and counts:
 # "unit: 120 passed, 0 failed". A program's output is shown only when it fails; UNIT_VERBOSE=1 shows all of it.
+# A program that counts by itself ends with such a line, without "unit:".
+# PROGRAM@1/2 runs it with ATTN_PART=1/2: one of two halves of a program that takes long (a test over a list counts in both).
 set -u
 
 # run_unit.sh --one FOLDER PROGRAM: one of them; its counts go to FOLDER.
 if [ "${1:-}" = --one ]; then
-    name=$(basename "$3")
+    program=${3%@*} part=${3#"${3%@*}"}
+    name=$(basename "$program")$(echo "$part" | tr / -)
     log=$2/$name.log
-    timeout "${UNIT_TIMEOUT:-600}" "$3" >"$log" 2>&1
+    ATTN_PART=${part#@} timeout "${UNIT_TIMEOUT:-600}" "$program" >"$log" 2>&1
     status=$?
-    p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test(s)\.$/\1/p' "$log" | awk '{ n += $1 } END { print n + 0 }')
-    f=$(sed -n 's/^\[  FAILED  \] \([0-9]*\) test(s), listed below:$/\1/p' "$log" | awk '{ n += $1 } END { print n + 0 }')
+    p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test(s)\.$/\1/p; s/^\([0-9]*\) passed, [0-9]* failed$/\1/p' "$log" | awk '{ n += $1 } END { print n + 0 }')
+    f=$(sed -n 's/^\[  FAILED  \] \([0-9]*\) test(s), listed below:$/\1/p; s/^[0-9]* passed, \([0-9]*\) failed$/\1/p' "$log" | awk '{ n += $1 } END { print n + 0 }')
     # A crash, a sanitizer's report, a time-out or a program without a single test is a failure of its own.
     if [ $status -ne 0 ] && [ "$f" = 0 ] || [ "$p" = 0 ] && [ "$f" = 0 ]; then f=1; fi
     echo "$p $f" >"$2/$name.counts"

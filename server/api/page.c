@@ -1,37 +1,57 @@
-/* page.c: the page at /, for browsers.
+/* page.c: the pages at / and /docs, for browsers.
  *
- * It is index.html, which the assembler puts into the program, with the version in the place of a mark: no external asset,
- * nothing that a client sent. Its script fetches /v1/info every two seconds and writes texts (never HTML) into it. Script
- * and style run by their SHA-256 in the Content-Security-Policy; after an edit the failing test says the new hashes. */
+ * They are index.html and docs.html, which the assembler puts into the program, with the version in the place of a mark:
+ * no external asset, nothing that a client sent. Their scripts fetch /v1/info every two seconds, and /openapi.json once,
+ * and write texts (never HTML) into the page. Style and script run by their SHA-256 in the Content-Security-Policy; after an
+ * edit the failing test says the new hashes. */
 #include "server/api/page.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* (The Makefile knows that this file depends on index.html.) */
+/* (The Makefile knows that this file depends on the two.) */
 __asm__(".pushsection .rodata\n"
-        "page_text: .incbin \"server/api/index.html\"\n"
+        "page_index: .incbin \"server/api/index.html\"\n"
+        ".byte 0\n"
+        "page_docs: .incbin \"server/api/docs.html\"\n"
         ".byte 0\n"
         ".popsection\n");
-extern const char page_text[] __attribute__((visibility("hidden"))); /* NUL-ended */
+extern const char page_index[] __attribute__((visibility("hidden"))); /* NUL-ended */
+extern const char page_docs[] __attribute__((visibility("hidden")));
 
 static const char mark[] = "@VERSION@";
 
-const char page_csp[] = "default-src 'none'; "
-                        "style-src 'sha256-/kDzXXp1ar2KeDkZESKSmqp2N4qruHgD3AJYUICoMw8='; "
-                        "script-src 'sha256-Vm0VVsLya5VhyoPrBbExbGEvyMOgLVNhSCE/+eMD55c='; "
-                        "connect-src 'self'; img-src data:; "
-                        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+/* Nothing but the page's own style and script, and what this server answers. */
+#define CSP(style, script)                \
+    "default-src 'none'; "                \
+    "style-src 'sha256-" style "'; "      \
+    "script-src 'sha256-" script "'; "    \
+    "connect-src 'self'; img-src data:; " \
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-char *page_write(size_t *length)
+static const struct {
+    const char *text, *csp;
+} pages[PAGE_COUNT] = {
+    [PAGE_INDEX] = { page_index, CSP("/kDzXXp1ar2KeDkZESKSmqp2N4qruHgD3AJYUICoMw8=",
+                                     "Vm0VVsLya5VhyoPrBbExbGEvyMOgLVNhSCE/+eMD55c=") },
+    [PAGE_DOCS] = { page_docs, CSP("syahW3Bsmn3flKEpXnkFqnPMd3vnkCnMUDZa1jdti2U=",
+                                   "02bjpwdw/7qPJ7H2dr/GjfcPWnd3EPgt6TgnstIY0cI=") },
+};
+
+char *page_write(enum page page, size_t *length)
 {
-    const char *rest = strstr(page_text, mark);
+    const char *text = pages[page].text, *rest = strstr(text, mark);
     assert(rest != NULL);
-    const size_t before = (size_t)(rest - page_text);
-    char *page = malloc(strlen(page_text) + sizeof ATTND_VERSION);
-    if (page == NULL) return NULL;
-    memcpy(page, page_text, before);
-    *length = (size_t)(stpcpy(stpcpy(page + before, ATTND_VERSION), rest + sizeof mark - 1) - page);
-    return page;
+    const size_t before = (size_t)(rest - text);
+    char *written = malloc(strlen(text) + sizeof ATTND_VERSION);
+    if (written == NULL) return NULL;
+    memcpy(written, text, before);
+    *length = (size_t)(stpcpy(stpcpy(written + before, ATTND_VERSION), rest + sizeof mark - 1) - written);
+    return written;
+}
+
+const char *page_csp(enum page page)
+{
+    return pages[page].csp;
 }

@@ -1,13 +1,15 @@
-/* page.h: GET /: a page for browsers that shows /v1/info and refreshes itself. */
+/* page.h: pages for browsers: GET / shows /v1/info and refreshes itself, GET /docs shows /openapi.json and sends requests. */
 #ifndef PAGE_H
 #define PAGE_H
 
 #include <stddef.h>
 
+enum page { PAGE_INDEX, PAGE_DOCS, PAGE_COUNT };
+
 /* text/html; charset=utf-8, malloc'ed, NUL-ended, *length bytes without the NUL; NULL when out of memory. From any thread. */
-char *page_write(size_t *length);
+char *page_write(enum page page, size_t *length);
 
 /* The value of the Content-Security-Policy header that goes with it. */
-extern const char page_csp[];
+const char *page_csp(enum page page);
 
 #endif

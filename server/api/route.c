@@ -3,6 +3,9 @@
 
 #include <assert.h>
 #include <string.h>
+#include <strings.h>
+
+#include "proto-json/text.h"
 
 static_assert(PROTO_ERROR_COUNT <= 64, "struct route_doc has a bit for each");
 
@@ -45,6 +48,12 @@ static bool method_of(const char *name, enum route_method *method)
             return true;
         }
     return false;
+}
+
+const char *route_error_media(const char *path)
+{
+    return path && strncmp(path, "/v2", 3) == 0 && (path[3] == '/' || path[3] == '\0') ? "application/json"
+                                                                                       : "application/problem+json";
 }
 
 /* The segment that a path begins with, as a parameter; length 0: it can be none. */
@@ -98,4 +107,35 @@ struct route_match route_find(const struct route *rows, int count, unsigned port
         }
     }
     return best;
+}
+
+/* The last segment of a path, without the slashes behind it. */
+static struct slice last_segment(const char *path)
+{
+    size_t end = strlen(path), begin;
+    while (end > 0 && path[end - 1] == '/') end--;
+    for (begin = end; begin > 0 && path[begin - 1] != '/'; begin--) continue;
+    return (struct slice){ path + begin, end - begin };
+}
+
+static bool same_segment(struct slice a, struct slice b)
+{
+    return a.length == b.length && a.length > 0 && strncasecmp(a.at, b.at, a.length) == 0;
+}
+
+/* May a client on this port ask for the pattern as it stands? */
+static bool is_path(const struct route *row, unsigned port)
+{
+    return (row->ports & port) && strchr(row->path, '{') == NULL;
+}
+
+const char *route_nearest(const struct route *rows, int count, unsigned port, const char *path)
+{
+    struct text_nearest nearest = { path, NULL, 1 + (int)strnlen(path, TEXT_NAME_BYTES) / 4 };
+    const struct slice last = last_segment(path);
+    for (const struct route *row = rows; row < rows + count; row++)
+        if (is_path(row, port)) text_consider(&nearest, row->path);
+    for (const struct route *row = rows; row < rows + count && nearest.name == NULL; row++)
+        if (is_path(row, port) && same_segment(last, last_segment(row->path))) nearest.name = row->path;
+    return nearest.name;
 }

@@ -37,17 +37,18 @@ enum { PORT_MAIN = 1, PORT_METRICS = 2 };
 
 enum { ROUTE_PARAMETER_BYTES = 128, ROUTE_ALLOW_BYTES = 32 };
 
-/* A content type of a body, and what decodes it. */
+/* A content type of a body, and of an answer. */
 struct route_body {
     const char *media; /* "application/json"; NULL ends a list. A body without a content type is of the first */
-    const char *also;  /* a type that is taken for it, but is not documented; NULL: none */
-    proto_decoder *(*decoder)(attn_op op, const proto_limits *limits, const proto_memory *memory);
-    const char *schema; /* JSON with ' for "; NULL: the one that the row names */
+    const char *const
+        *also; /* types that are taken for it, but are not documented, to a NULL: "*" is any; NULL: none */
+    const proto_format *format;
+    const char *schema; /* of both, JSON with ' for "; NULL: those that the route's row names */
 };
 
 /* A parameter of the pattern, for the OpenAPI document. */
 struct route_parameter {
-    const char *name, *description;
+    const char *name, *description, *example;
 };
 
 /* What the OpenAPI document says of a route besides what follows from the rest of its row, or is said of every route:
@@ -70,6 +71,8 @@ struct route {
     unsigned ports;
     unsigned token; /* the ports on which it wants one, where tokens are configured */
     bool quiet;     /* logged at debug: probes come every second */
+    bool model;     /* the first parameter of its path is a model's name, the second its version (api/kserve.h) */
+    bool hidden;    /* the OpenAPI document leaves it out: another spelling, or what is not offered */
 
     /* Of a route whose body is tensors, up to --max-body-bytes: what decodes it, and what is computed. */
     const struct route_body *bodies; /* NULL: a body is read and dropped */
@@ -91,6 +94,13 @@ struct route_match {
 
 /* Looks for a path among `count` rows, on a port (PORT_MAIN, PORT_METRICS). */
 struct route_match route_find(const struct route *rows, int count, unsigned port, const char *path, const char *method);
+
+/* The pattern, of those without parameters, that a path that fits none may have meant: but for capitals or a slash at the
+ * end, with the same last segment, or with few mistakes of typing. NULL: none. */
+const char *route_nearest(const struct route *rows, int count, unsigned port, const char *path);
+
+/* The content type of a refusal at this path: KServe's clients get JSON, others a problem document. */
+const char *route_error_media(const char *path);
 
 /* What the Allow header says of these methods: "GET, HEAD, DELETE". Returns `text`. */
 const char *route_allow(unsigned methods, char text[ROUTE_ALLOW_BYTES]);

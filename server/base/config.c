@@ -1,9 +1,9 @@
 /* config.c: the options of attnd.
  *
- * The problem: about twenty settings, each with a flag, an environment name, a default, a range and a sentence of
+ * The problem: many settings, each with a flag, an environment name, a default, a range and a sentence of
  * help, must never disagree with each other. The idea: one table, options[], one row per option. Everything here
- * (parsing, the environment, the range checks and their messages, --help, the table in README.md) walks that table;
- * a new option is a new row and a member of struct config.
+ * (parsing, the environment, the range checks and their messages, --help, the table in OPTIONS.md, the man page, the
+ * completion of bash) walks that table; a new option is a new row and a member of struct config.
  *
  *   defaults of the rows -> environment -> command line -> shares of the machine -> checks between options
  *
@@ -32,10 +32,11 @@
 
 #include "kernels/machine.h"
 #include "proto-json/text.h"
+#include "server/base/config_habits.h"
 #include "server/base/limits.h"
 
-#ifndef ATTND_VERSION
-#error "the Makefile defines ATTND_VERSION"
+#if !defined(ATTND_VERSION) || !defined(ATTND_DATE)
+#error "the Makefile defines ATTND_VERSION and ATTND_DATE"
 #endif
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
@@ -76,7 +77,7 @@ struct option {
     int64_t fallback;  /* default of numbers and switches */
     int64_t min, max;  /* numbers */
     const char *word;  /* default of the other types; NULL: none */
-    const char *words; /* TYPE_CHOICE: "text|json" */
+    const char *words; /* TYPE_CHOICE: "text|json"; of others what a shell offers for it */
     const char *shown; /* the default as --help shows it, where it is not the value itself */
     const char *help;
 };
@@ -88,7 +89,7 @@ static const struct option options[] = {
     { "listen", "ATTND_LISTEN", TYPE_LISTEN, "ADDR:PORT", AT(listen), .word = "127.0.0.1:8080",
       .help = "Where to serve: 0.0.0.0:8080, [::1]:8080 or unix:/run/attnd.sock. Repeatable, up to 8; the variable takes a "
               "comma-separated list. Port 0 is any free port." },
-    { "devices", "ATTND_DEVICES", TYPE_DEVICES, "auto|all|cpu|0,1", AT(devices), .word = "auto",
+    { "devices", "ATTND_DEVICES", TYPE_DEVICES, "auto|all|cpu|0,1", AT(devices), .word = "auto", .words = "auto|all|cpu",
       .help = "Where to compute: every GPU, else the CPU (auto); every GPU (all); the CPU; the GPUs of these numbers. "
               "`reference` is the slow float64 backend of the tests." },
     { "http-threads", "ATTND_HTTP_THREADS", TYPE_INT, "N", AT(http_threads), 0, 0, 256, .shown = "8 a core, at most 16",
@@ -147,7 +148,8 @@ static const struct option options[] = {
     { "tls-key", "ATTND_TLS_KEY", TYPE_FILE, "FILE", AT(tls_key), .shown = "off",
       .help = "Its private key (PEM)." },
     { "cors-origin", "ATTND_CORS_ORIGIN", TYPE_ORIGIN, "ORIGIN", AT(cors_origin), .shown = "off",
-      .help = "Web origin whose pages may call this server: https://example.org, or * (not with --token-file)." },
+      .help = "Web origin whose pages may call this server: https://example.org, or * (not with --token-file). Pages of other "
+              "sites than this server's own are answered 403 where they compute." },
     { "supervise", "ATTND_SUPERVISE", TYPE_SWITCH, NULL, AT(supervise), 0, .shown = "off",
       .help = "Keep the listening sockets in a parent process that starts a new server when one dies." },
     { "log-format", "ATTND_LOG_FORMAT", TYPE_CHOICE, "text|json", AT(log_format), .word = "text", .words = "text|json",
@@ -419,16 +421,71 @@ static enum config_result give(struct reading *r, size_t index, const char *name
     }
 }
 
-static enum config_result refuse_unknown(struct reading *r, const char *flag, size_t length)
+/* "--queue-depth 8" or "ATTND_QUEUE_DEPTH=8", of a flag's or a variable's name, between two texts. */
+static void put_option(const char *name, const char *value, bool variable, const char *before, const char *behind,
+                       char *text, size_t capacity)
 {
-    char name[64];
-    snprintf(name, sizeof name, "%.*s", (int)(length < 60 ? length : 60), flag);
+    struct text t = text_in(text, capacity);
+    text_put_string(&t, before);
+    text_put_string(&t, variable ? CONFIG_PREFIX : "--");
+    for (; *name != '\0'; name++)
+        text_put_char(&t, !variable ? *name : *name == '-' ? '_' : (char)toupper((unsigned char)*name));
+    if (*value != '\0') text_printf(&t, "%c%s", variable ? '=' : ' ', value);
+    text_put_string(&t, behind);
+}
+
+/* What to write in the place of a name that no option has, for a flag ("--") or a variable ("ATTND_"): what others call it,
+ * or the option whose name is most like it. */
+static void suggest(const char *name, bool variable, char *text, size_t capacity)
+{
+    const struct config_habit *const habit = config_habit(name);
     struct text_nearest nearest = { name, NULL, 1 + (int)strlen(name) / 2 }; /* further than half of it is no help */
-    for (size_t i = 0; i < OPTION_COUNT; i++) text_consider(&nearest, options[i].flag);
-    if (nearest.name != NULL)
-        return refuse(r->message, r->capacity, "--%s is not an option; did you mean --%s? (attnd --help lists them)",
-                      name, nearest.name);
-    return refuse(r->message, r->capacity, "--%s is not an option (attnd --help lists them)", name);
+    for (size_t i = 0; i < OPTION_COUNT; i++)
+        text_consider(&nearest, variable ? options[i].env + strlen(CONFIG_PREFIX) : options[i].flag);
+    *text = '\0';
+    if (habit != NULL && habit->instead != NULL) snprintf(text, capacity, "; %s", habit->instead);
+    else if (habit != NULL) put_option(habit->flag, habit->value, variable, "; write ", "", text, capacity);
+    else if (nearest.name != NULL) put_option(nearest.name, "", variable, "; did you mean ", "?", text, capacity);
+}
+
+static enum config_result refuse_unknown(struct reading *r, const char *arg)
+{
+    const size_t dashes = strspn(arg, "-"), length = strcspn(arg + dashes, "=");
+    char name[64], hint[192];
+    snprintf(name, sizeof name, "%.*s", (int)length, arg + dashes);
+    if (dashes == 0) { /* the name of a program's command, or a value without its option */
+        const struct config_habit *const habit = config_habit(name);
+        const char *const instead = habit != NULL ? habit->instead : NULL;
+        return refuse(r->message, r->capacity,
+                      "unexpected argument '%s'%s%s (options begin with --, attnd --help lists them)", name,
+                      instead ? "; " : "", instead ? instead : "");
+    }
+    suggest(name, false, hint, sizeof hint);
+    return refuse(r->message, r->capacity, "%.*s%s is not an option%s (attnd --help lists them)",
+                  (int)(dashes < 3 ? dashes : 3), arg, name, hint);
+}
+
+static bool is_variable(const char *name)
+{
+    for (size_t i = 0; i < OPTION_COUNT; i++)
+        if (strcmp(options[i].env, name) == 0) return true;
+    return strcmp(name, CONFIG_INHERITED_SOCKETS) == 0;
+}
+
+/* A variable that looks like one of ours and is none would be missed in silence. */
+static enum config_result refuse_variables(struct reading *r)
+{
+    for (char **variable = environ; *variable != NULL; variable++) {
+        const size_t length = strcspn(*variable, "=");
+        const char *const value = *variable + length + ((*variable)[length] == '=');
+        char name[96], hint[192];
+        if (strncmp(*variable, CONFIG_PREFIX, strlen(CONFIG_PREFIX)) != 0 || *value == '\0') continue;
+        snprintf(name, sizeof name, "%.*s", (int)length, *variable);
+        if (is_variable(name) || config_is_service_link(name, value)) continue;
+        suggest(name + strlen(CONFIG_PREFIX), true, hint, sizeof hint);
+        return refuse(r->message, r->capacity, "%s is not an option%s (attnd --help lists them)", name, hint);
+    }
+    return CONFIG_RUN;
 }
 
 static enum config_result read_environment(struct reading *r)
@@ -439,22 +496,20 @@ static enum config_result read_environment(struct reading *r)
         const enum config_result result = give(r, i, options[i].env, value, false);
         if (result != CONFIG_RUN) return result;
     }
-    return CONFIG_RUN;
+    return refuse_variables(r);
 }
 
 static enum config_result read_flags(struct reading *r, int argc, char **argv)
 {
     for (int a = 1; a < argc; a++) {
         const char *arg = argv[a];
-        if (strncmp(arg, "--", 2) != 0 || arg[2] == '\0')
-            return refuse(r->message, r->capacity,
-                          "unexpected argument '%.60s' (options begin with --, attnd --help lists them)", arg);
+        if (strncmp(arg, "--", 2) != 0 || arg[2] == '\0') return refuse_unknown(r, arg);
         const char *flag = arg + 2;
         const size_t length = strcspn(flag, "=");
         size_t i = 0;
         while (i < OPTION_COUNT && !(strncmp(options[i].flag, flag, length) == 0 && options[i].flag[length] == '\0'))
             i++;
-        if (i == OPTION_COUNT) return refuse_unknown(r, flag, length);
+        if (i == OPTION_COUNT) return refuse_unknown(r, arg);
         char name[64];
         snprintf(name, sizeof name, "--%s", options[i].flag);
         const char *value = flag[length] == '=' ? flag + length + 1 : NULL;
@@ -551,6 +606,28 @@ static enum config_result settle(struct reading *r)
     return CONFIG_RUN;
 }
 
+static void put_version(FILE *to)
+{
+    fprintf(to, "attnd %s\n", ATTND_VERSION);
+}
+
+/* The text that the first of these flags asks for, which is given whatever else is wrong; NULL: none is there. */
+static void (*find_text(int argc, char **argv))(FILE *)
+{
+    static const struct {
+        const char *flag;
+        void (*put)(FILE *to);
+    } texts[] = {
+        { "--help", config_help },         { "-h", config_help },
+        { "--version", put_version },      { "--help-markdown", config_help_markdown },
+        { "--help-man", config_help_man }, { "--help-bash", config_help_bash },
+    };
+    for (int a = 1; a < argc; a++)
+        for (size_t i = 0; i < ARRAY_SIZE(texts); i++)
+            if (strcmp(argv[a], texts[i].flag) == 0) return texts[i].put;
+    return NULL;
+}
+
 enum config_result config_read(struct config *config, int argc, char **argv, char *message, size_t capacity)
 {
     struct reading r = { .config = config, .message = message, .capacity = capacity };
@@ -558,11 +635,7 @@ enum config_result config_read(struct config *config, int argc, char **argv, cha
     memset(config, 0, sizeof *config);
     for (size_t i = 0; i < OPTION_COUNT; i++) set_default(config, &options[i]);
 
-    /* Help is given whatever else is wrong. */
-    for (int a = 1; a < argc; a++)
-        if (strcmp(argv[a], "--help") == 0 || strcmp(argv[a], "-h") == 0 || strcmp(argv[a], "--version") == 0 ||
-            strcmp(argv[a], "--help-markdown") == 0)
-            return CONFIG_EXIT_OK;
+    if (find_text(argc, argv) != NULL) return CONFIG_EXIT_OK;
 
     enum config_result result = read_environment(&r);
     if (result == CONFIG_RUN) result = read_flags(&r, argc, argv);
@@ -575,13 +648,7 @@ enum config_result config_load(struct config *config, int argc, char **argv)
     char message[512];
     const enum config_result result = config_read(config, argc, argv, message, sizeof message);
     if (result == CONFIG_BAD) fprintf(stderr, "attnd: %s\n", message);
-    for (int a = 1; result == CONFIG_EXIT_OK && a < argc; a++) {
-        if (strcmp(argv[a], "--help-markdown") == 0) config_help_markdown(stdout);
-        else if (strcmp(argv[a], "--version") == 0) printf("attnd %s\n", ATTND_VERSION);
-        else if (strcmp(argv[a], "--help") == 0 || strcmp(argv[a], "-h") == 0) config_help(stdout);
-        else continue;
-        break;
-    }
+    if (result == CONFIG_EXIT_OK) find_text(argc, argv)(stdout);
     return result;
 }
 
@@ -655,4 +722,124 @@ void config_help_markdown(FILE *to)
         full_help(o, text, sizeof text);
         fprintf(to, "%s |\n", text);
     }
+}
+
+/* ---- The man page ------------------------------------------------------------------------------------------------ */
+
+/* Text for roff: a hyphen that shall be one, and no request at the start of a line. */
+static void put_roff(FILE *to, const char *text)
+{
+    for (bool first = true; *text; first = *text++ == '\n') {
+        if (first && (*text == '.' || *text == '\'')) fputs("\\&", to);
+        if (*text == '-' || *text == '\\') fprintf(to, *text == '-' ? "\\-" : "\\e");
+        else fputc(*text, to);
+    }
+}
+
+static const char man_head[] =
+    ".SH NAME\n"
+    "attnd \\- exact attention, forward and backward, over HTTP\n"
+    ".SH SYNOPSIS\n"
+    ".B attnd\n"
+    ".RI [ options ]\n"
+    ".br\n"
+    ".B attnd healthcheck\n"
+    ".RI [ URL ]\n"
+    ".SH DESCRIPTION\n"
+    "attnd computes attention for whoever can POST tensors: out = softmax(scale q k^T + masks) v, and the gradients\n"
+    "of a loss with respect to q, k and v.\n"
+    "Requests go to /v1/attention/forward and /v1/attention/backward; /docs in a browser shows every member, and\n"
+    "/openapi.json is the same for programs.\n"
+    ".PP\n"
+    ".B attnd healthcheck\n"
+    "exits with 0 while a server takes work.\n"
+    ".SH OPTIONS\n"
+    "Each option can be given as \\-\\-name VALUE, as \\-\\-name=VALUE or in the environment; flags win.\n"
+    "Sizes take the suffixes K, M and G, powers of 1024.\n";
+
+static const char man_tail[] = ".SH SIGNALS\n"
+                               ".TP\n"
+                               ".B SIGTERM, SIGINT\n"
+                               "No connection is accepted any more; what was accepted is answered, for at most "
+                               "\\-\\-drain\\-ms. At a second one what still "
+                               "waits is answered 503.\n"
+                               ".TP\n"
+                               ".B SIGHUP\n"
+                               "The file of tokens and the certificate are read again.\n"
+                               ".SH EXIT STATUS\n"
+                               ".TP\n.B 0\nStopped by a signal, and drained.\n"
+                               ".TP\n.B 64\nAn option is wrong.\n"
+                               ".TP\n.B 69\nAn address or a device cannot be had.\n"
+                               ".TP\n.B 70\nThe last device failed.\n"
+                               ".TP\n.B 71\nTold to stop, it did not end by itself.\n"
+                               ".TP\n.B 78\nA file that an option names is wrong.\n"
+                               ".SH EXAMPLES\n"
+                               ".nf\n";
+
+void config_help_man(FILE *to)
+{
+    char text[512], number[24];
+    fprintf(to, ".TH ATTND 1 %s \"attnd %s\"\n%s", ATTND_DATE, ATTND_VERSION, man_head);
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        const struct option *o = &options[i];
+        fputs(".TP\n\\fB", to);
+        snprintf(text, sizeof text, "--%s", o->flag);
+        put_roff(to, text);
+        if (o->placeholder) fprintf(to, "\\fR \\fI%s", o->placeholder);
+        fputs("\\fR\n", to);
+        full_help(o, text, sizeof text);
+        put_roff(to, text);
+        fprintf(to, "\nEnvironment: %s. Default: ", o->env);
+        put_roff(to, default_text(o, number));
+        fputs(".\n", to);
+    }
+    fputs(man_tail, to);
+    put_roff(to, strchr(examples, '\n') + 1); /* without its own title */
+    fputs(".fi\n", to);
+}
+
+/* ---- Completion in bash ------------------------------------------------------------------------------------------ */
+
+/* "text|json" -> "text json" */
+static void put_words(FILE *to, const char *words)
+{
+    for (; *words; words++) fputc(*words == '|' ? ' ' : *words, to);
+}
+
+void config_help_bash(FILE *to)
+{
+    fputs("# Completion of attnd in bash: attnd --help-bash\n"
+          "_attnd()\n"
+          "{\n"
+          "    local at=$COMP_CWORD word=${COMP_WORDS[COMP_CWORD]} option words=\n"
+          "    if [ \"$word\" = '=' ]; then word=; else at=$((at - 1)); fi # --name=VALUE is three words\n"
+          "    option=${COMP_WORDS[at]}\n"
+          "    [ \"$option\" != '=' ] || option=${COMP_WORDS[at - 1]}\n"
+          "    case $option in\n",
+          to);
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        const struct option *o = &options[i];
+        if (o->type == TYPE_SWITCH) continue;
+        fprintf(to, "    --%s) ", o->flag);
+        if (o->type == TYPE_FILE)
+            fputs("compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- \"$word\"); return", to);
+        else if (o->words != NULL) {
+            fputs("words='", to);
+            put_words(to, o->words);
+            fputs("'", to);
+        } else fputs("return", to); /* a value of one's own */
+        fputs(" ;;\n", to);
+    }
+    fputs("    *)\n"
+          "        words='--help --version",
+          to);
+    for (size_t i = 0; i < OPTION_COUNT; i++) fprintf(to, " --%s", options[i].flag);
+    fputs("'\n"
+          "        [ \"$COMP_CWORD\" != 1 ] || words=\"healthcheck $words\"\n"
+          "        ;;\n"
+          "    esac\n"
+          "    mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$word\")\n"
+          "}\n"
+          "complete -F _attnd attnd\n",
+          to);
 }

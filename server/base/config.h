@@ -1,5 +1,5 @@
-/* config.h: the options of attnd. One table (config.c) makes --help, the environment names, the defaults and the
- * checks. */
+/* config.h: the options of attnd. One table (config.c) makes --help, the man page, the environment names, the
+ * defaults and the checks. */
 #ifndef CONFIG_H
 #define CONFIG_H
 
@@ -34,6 +34,10 @@ struct config {
     const char *log_level;  /* "debug" "info" "warn" "error" */
 };
 
+/* How variables of options begin; and the one in which a supervisor leaves its sockets to the server. */
+#define CONFIG_PREFIX            "ATTND_"
+#define CONFIG_INHERITED_SOCKETS CONFIG_PREFIX "INHERITED_SOCKETS"
+
 enum config_result { CONFIG_RUN, CONFIG_EXIT_OK, CONFIG_BAD };
 
 /* argv over environment over defaults; an empty environment variable counts as unset. CONFIG_EXIT_OK after --help
@@ -45,7 +49,10 @@ enum config_result config_load(struct config *config, int argc, char **argv);
  * config_help() and argv. */
 enum config_result config_read(struct config *config, int argc, char **argv, char *message, size_t capacity);
 
-void config_help(FILE *to);          /* the table for people, 100 columns; config_read() must have run */
-void config_help_markdown(FILE *to); /* the same table for README.md (attnd --help-markdown); a test compares the two */
+void config_help(FILE *to); /* the table for people, 100 columns; config_read() must have run */
+void config_help_markdown(
+    FILE *to);                   /* the same table for OPTIONS.md (attnd --help-markdown); a test compares the two */
+void config_help_man(FILE *to);  /* as attnd(1), in roff (--help-man) */
+void config_help_bash(FILE *to); /* for bash to complete a command line with (--help-bash) */
 
 #endif

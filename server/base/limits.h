@@ -24,7 +24,7 @@ enum {
     LISTEN_BACKLOG = 4096,          /* the system cuts it to net.core.somaxconn */
     LISTEN_ACCEPT_BURST = 64,       /* connections accepted in one go: the loop has other things to do */
     LISTEN_KEEPALIVE_S = 60,        /* before the kernel asks a silent connection whether it is still there */
-    LISTEN_USER_TIMEOUT_MS = 30000, /* unacknowledged bytes for so long: the connection has vanished without a word */
+    LISTEN_USER_TIMEOUT_MS = 30000, /* unacknowledged bytes for so long: the client has vanished without a word */
     REFUSAL_RETRY_AFTER_S = 1,      /* a connection that was one too many is welcome as soon as another ends */
 
     FRONT_HEAD_MS = 10000,          /* for a head to arrive, or --body-timeout-ms where that is less */
@@ -37,7 +37,8 @@ enum {
     LINGER_MS = 10000, /* a client that has not fetched the answer by then has only its system to hope for */
     LINGER_MOST = 256, /* sockets; one more, and the oldest is closed before its time */
     LINGER_DROP_BYTES = 16 << 10,
-    LINGER_DROP_PIECES = 64, /* of LINGER_DROP_BYTES at once: 1 MiB, which takes a fraction of a millisecond */
+    LINGER_DROP_PIECES = 64,           /* of LINGER_DROP_BYTES from one socket at once: 1 MiB */
+    LINGER_SWEEP_PIECES = LINGER_MOST, /* from all of them in one sweep of the loop: 4 MiB, about a millisecond */
 };
 
 /* ---- Heads and bodies (http/) ------------------------------------------------------------------------------------ */

@@ -13,7 +13,7 @@
  * 1. leased + warm <= limit, counted in whole blocks, at every moment; memory is counted before it is mapped.
  * 2. warm <= warm_limit.
  * 3. Memory is mapped and unmapped without the lock: unmapping 256 MiB takes milliseconds, and others would wait.
- * 4. ahead <= limit / ARENA_AHEAD_SHARE, and a caller's blocks together <= its share.
+ * 4. ahead <= limit / STAGING_AHEAD_SHARE, and a caller's blocks together <= its share.
  * 5. Under AddressSanitizer a warm block is poisoned: whoever still reads it is caught. */
 #include "server/base/staging.h"
 

@@ -1,7 +1,7 @@
 /* staging.h: staging memory. Every tensor that a request brings or takes away lies in a block of one pool with a bound
  * (--staging-bytes), so that no number of clients can make the process grow beyond it.
  *
- *   struct block *e;
+ *   struct staging_block *e;
  *   if (staging_lease(pool, caller, bytes, &e, &err) != ATTN_OK) ...   // BUSY: come back later; TOO_LARGE: never fits
  *   memcpy(e->memory, ...);                                  // e->bytes >= bytes, 64-byte aligned, contents undefined
  *   staging_grow(pool, &e, used, more, &err);                  // may move; the first `used` bytes stay
@@ -9,12 +9,12 @@
  *
  * Announced bytes: a body's length is known before its bytes are there, and one block for all of it is faster than one
  * that grows. But whoever announces much and sends nothing must not take it away from those who send. So what is leased
- * ahead of its bytes is at most a part of the pool (ARENA_AHEAD_SHARE); beyond that a lease grows with what arrives.
+ * ahead of its bytes is at most a part of the pool (STAGING_AHEAD_SHARE); beyond that a lease grows with what arrives.
  *
  *   if (staging_lease_ahead(pool, caller, announced, &e)) ...          // false: begin small and grow
  *   staging_arrived(pool, e);                                          // half of it is there: it counts as any other
  *
- * Thread-safe. An block belongs to one owner at a time, who alone touches it. */
+ * Thread-safe. A block belongs to one owner at a time, who alone touches it. */
 #ifndef STAGING_H
 #define STAGING_H
 

@@ -4,11 +4,13 @@
 #include <string.h>
 
 #include "proto-json/text.h"
+#include "server/api/kserve.h"
 #include "server/api/route.h"
 #include "server/base/clock.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 #include "server/http/connections.h"
+#include "server/http/routes.h"
 
 /* Good requests, perhaps, that were turned away: what attnd_rejected_total counts. */
 static bool is_refusal(proto_error error)
@@ -79,6 +81,7 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }
+    if (t->answer_ns == 0) kserve_count(request, status, now - t->began_ns); /* it never had an answer */
     if (request->failed && status != 499 && is_refusal(request->error))
         metrics_add(METRIC_REJECTED, proto_errors[request->error].code, NULL, 1);
     text_put_three(&status_text, (unsigned)status);
@@ -97,12 +100,14 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
 
 void access_log_begin(void)
 {
-    static const char *const endpoints[] = { "forward", "backward" };
+    int count;
+    const struct route *routes = routes_all(&count);
     for (int error = 0; error < PROTO_ERROR_COUNT; error++)
         if (is_refusal((proto_error)error)) metrics_add(METRIC_REJECTED, proto_errors[error].code, NULL, 0);
     metrics_add(METRIC_REJECTED, "connections", NULL, 0);
-    for (int i = 0; i < 2; i++) {
-        metrics_add(METRIC_REQUESTS, endpoints[i], "500", 0);
-        metrics_add(METRIC_REQUESTS, endpoints[i], "504", 0);
+    for (int i = 0; i < count; i++) {
+        if (routes[i].bodies == NULL) continue;
+        metrics_add(METRIC_REQUESTS, routes[i].endpoint, "500", 0);
+        metrics_add(METRIC_REQUESTS, routes[i].endpoint, "504", 0);
     }
 }

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "proto-json/text.h"
+#include "server/api/kserve.h"
 #include "server/base/clock.h"
 #include "server/base/heartbeat.h"
 #include "server/base/limits.h"
@@ -68,11 +69,13 @@ static void add_common_headers(struct request *request, struct MHD_Response *res
     if (server->config->cors_origin && strcmp(server->config->cors_origin, "*") != 0) add(response, "Vary", "Origin");
     if (request->cors) {
         add(response, "Access-Control-Allow-Origin", server->config->cors_origin);
-        add(response, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After, Server-Timing");
+        add(response, "Access-Control-Expose-Headers",
+            "X-Request-Id, Retry-After, Server-Timing, Inference-Header-Content-Length");
         if (request->preflight && request->route) {
             add(response, "Access-Control-Allow-Methods", route_allow(request->methods, text));
             add(response, "Access-Control-Allow-Headers",
-                "Content-Type, Authorization, X-Request-Id, X-Request-Timeout-Ms, traceparent");
+                "Content-Type, Authorization, X-Request-Id, X-Request-Timeout-Ms, traceparent, "
+                "Inference-Header-Content-Length");
             add(response, "Access-Control-Max-Age", "86400");
         }
     }
@@ -109,8 +112,8 @@ static void on_free(void *context)
 static struct MHD_Response *problem_response(struct request *request)
 {
     char text[PROBLEM_BYTES];
-    const size_t length = proto_problem_write(text, sizeof text, request->error, request->why.text, NULL,
-                                              request->why.member, request->id);
+    const size_t length = proto_error_write(text, sizeof text, request->error, request->why.text, NULL,
+                                            request->why.member, request->id);
     request->http_status = proto_errors[request->error].http;
     request->sent_bytes = length;
     return MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_COPY);
@@ -144,7 +147,7 @@ static struct MHD_Response *small_response(struct job *job, proto_encoder *encod
 }
 
 /* The tensors of the job. NULL with request->failed set when that cannot be done. */
-static struct MHD_Response *tensor_response(struct request *request)
+static struct MHD_Response *tensor_response(struct request *request, const char **content_type)
 {
     struct job *job = request->job;
     struct MHD_Response *response;
@@ -157,7 +160,7 @@ static struct MHD_Response *tensor_response(struct request *request)
         request_fail_status(request, &err);
         return NULL;
     }
-    const uint64_t length = proto_encoder_length(encoder);
+    const uint64_t length = proto_encoder_length(encoder), head = proto_encoder_head_bytes(encoder);
     const size_t block = job->wants_measure ? ANSWER_ARRAY_BLOCK : ANSWER_STREAM_BLOCK;
     if (length <= ANSWER_SMALL_BYTES && !job->wants_measure) {
         response = small_response(job, encoder, (size_t)length);
@@ -179,6 +182,13 @@ static struct MHD_Response *tensor_response(struct request *request)
     }
     request->http_status = 200;
     request->sent_bytes = length;
+    *content_type = proto_media(job->call->answer);
+    if (request->model && head < length) { /* bytes follow the JSON */
+        char text[TEXT_DIGITS + 1];
+        snprintf(text, sizeof text, "%llu", (unsigned long long)head);
+        add(response, "Inference-Header-Content-Length", text);
+        *content_type = "application/octet-stream";
+    }
     return response;
 }
 
@@ -216,15 +226,17 @@ static struct MHD_Response *handler_response(struct request *request, const char
 enum MHD_Result answer_queue(struct request *request, bool close)
 {
     struct MHD_Response *response = NULL;
-    const char *content_type = "application/json";
-    if (!request->failed) response = request->job ? tensor_response(request) : handler_response(request, &content_type);
+    const char *content_type = NULL;
+    if (!request->failed)
+        response = request->job ? tensor_response(request, &content_type) : handler_response(request, &content_type);
     if (response == NULL) {
-        content_type = "application/problem+json";
+        content_type = route_error_media(request->path);
         response = problem_response(request);
     }
     if (response == NULL) return MHD_NO;
     add_common_headers(request, response, request->http_status, content_type, close);
     request->times.answer_ns = clock_ns();
+    kserve_count(request, request->http_status, request->times.answer_ns - request->times.began_ns);
     const enum MHD_Result result = MHD_queue_response(request->mhd, (unsigned)request->http_status, response);
     MHD_destroy_response(response); /* its own reference; the connection has one */
     return result;

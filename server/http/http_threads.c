@@ -98,8 +98,8 @@ enum http_threads_load http_threads_load(const uint32_t *requests, int cores, in
         if (requests[i] < least) least = requests[i];
         if (requests[i] > most) most = requests[i];
     }
-    if (ms <= 0 || sum * 1000 < (uint64_t)LEAST_RATE / (held ? 2 : 1) * (uint64_t)ms) return WORKERS_IDLE;
-    return most <= (held ? 4 : 2) * least ? WORKERS_EVEN : WORKERS_UNEVEN;
+    if (ms <= 0 || sum * 1000 < (uint64_t)LEAST_RATE / (held ? 2 : 1) * (uint64_t)ms) return HTTP_THREADS_IDLE;
+    return most <= (held ? 4 : 2) * least ? HTTP_THREADS_EVEN : HTTP_THREADS_UNEVEN;
 }
 
 /* Refused or changed by somebody else, a thread stays as it is. */
@@ -145,10 +145,10 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
     }
     threads->since_ms = now_ms;
     const enum http_threads_load load = http_threads_load(requests, threads->cores, ms, threads->held);
-    threads->uneven = threads->held && load == WORKERS_UNEVEN ? threads->uneven + 1 : 0;
-    if (threads->held && (load == WORKERS_IDLE || threads->uneven == UNEVEN_LOOKS)) {
+    threads->uneven = threads->held && load == HTTP_THREADS_UNEVEN ? threads->uneven + 1 : 0;
+    if (threads->held && (load == HTTP_THREADS_IDLE || threads->uneven == UNEVEN_LOOKS)) {
         hold(threads, false);
-        if (load == WORKERS_UNEVEN) threads->free_until_ms = now_ms + FREE_MS;
-    } else if (threads->held || (load == WORKERS_EVEN && now_ms >= threads->free_until_ms))
+        if (load == HTTP_THREADS_UNEVEN) threads->free_until_ms = now_ms + FREE_MS;
+    } else if (threads->held || (load == HTTP_THREADS_EVEN && now_ms >= threads->free_until_ms))
         hold(threads, true); /* also threads that had nothing to do before */
 }

@@ -68,7 +68,7 @@ void http_threads_unpin(struct http_threads *threads);
 
 /* What http_threads_balance() goes by: the requests of each core in `ms` milliseconds. Those that are held may differ by
  * a factor of 4 and be half as busy, others by 2: nothing flaps at the border. */
-enum http_threads_load { WORKERS_IDLE, WORKERS_UNEVEN, WORKERS_EVEN };
+enum http_threads_load { HTTP_THREADS_IDLE, HTTP_THREADS_UNEVEN, HTTP_THREADS_EVEN };
 enum http_threads_load http_threads_load(const uint32_t *requests, int cores, int64_t ms, bool held);
 
 #endif

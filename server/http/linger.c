@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
-#include <stdbool.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -19,12 +18,12 @@ void linger_init(struct lingering *linger)
     linger->count = 0;
 }
 
-/* False: the connection has closed its side, or the connection is broken. */
-static bool drop_unread(int fd)
+/* At most `pieces` of LINGER_DROP_BYTES. False: the client has closed its side, or the connection is broken. */
+static bool drop_unread(int fd, int pieces)
 {
     char dropped[LINGER_DROP_BYTES];
     ssize_t count = 1;
-    for (int i = 0; i < LINGER_DROP_PIECES && count > 0; i++) count = recv(fd, dropped, sizeof dropped, MSG_DONTWAIT);
+    for (int i = 0; i < pieces && count > 0; i++) count = recv(fd, dropped, sizeof dropped, MSG_DONTWAIT);
     return count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
@@ -45,21 +44,39 @@ static void close_at(struct lingering *linger, int i)
 void linger_clear(struct lingering *linger)
 {
     while (linger->count > 0) {
-        (void)drop_unread(linger->sockets[linger->count - 1].fd);
+        (void)drop_unread(linger->sockets[linger->count - 1].fd, LINGER_DROP_PIECES);
         close_at(linger, linger->count - 1);
     }
     pthread_mutex_destroy(&linger->lock);
 }
 
-void linger_on(struct lingering *linger, int fd)
+/* After shutdown() for reading the system announces no room any more, whatever is read: a client that is waiting for some,
+ * to send the rest of its body, would wait for ever. A reset ends that, and the answer is there already. */
+static void reset_on_close(int fd)
 {
-    if (!drop_unread(fd) || is_delivered(fd)) return;
+    const struct linger at_once = { .l_onoff = 1, .l_linger = 0 };
+    (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+}
+
+/* May it be closed, now that it is prepared for that? A cut one reads as ended whatever its client does: of that only the
+ * delivery counts. */
+static bool may_close(int fd, bool cut, int pieces)
+{
+    const bool open = drop_unread(fd, pieces), delivered = is_delivered(fd);
+    if (cut && delivered) reset_on_close(fd);
+    return delivered || (!open && !cut);
+}
+
+void linger_on(struct lingering *linger, int fd, bool cut)
+{
+    if (may_close(fd, cut, LINGER_DROP_PIECES)) return;
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0) return; /* no descriptor left: the end of the answer is in luck's hands */
     shutdown(own, SHUT_WR);
     pthread_mutex_lock(&linger->lock);
     if (linger->count == LINGER_MOST) close_at(linger, 0);
     linger->sockets[linger->count].fd = own;
+    linger->sockets[linger->count].cut = cut;
     linger->sockets[linger->count++].until_ms = clock_ms() + LINGER_MS;
     pthread_mutex_unlock(&linger->lock);
 }
@@ -67,9 +84,11 @@ void linger_on(struct lingering *linger, int fd)
 void linger_sweep(struct lingering *linger, int64_t now_ms)
 {
     pthread_mutex_lock(&linger->lock);
+    /* The fewer there are, the more of each: one that sends much is not to wait for LINGER_MS. */
+    const int share = linger->count > 0 ? LINGER_SWEEP_PIECES / linger->count : 0,
+              pieces = share < LINGER_DROP_PIECES ? share : LINGER_DROP_PIECES;
     for (int i = linger->count - 1; i >= 0; i--)
-        if (!drop_unread(linger->sockets[i].fd) || is_delivered(linger->sockets[i].fd) ||
-            now_ms >= linger->sockets[i].until_ms)
+        if (may_close(linger->sockets[i].fd, linger->sockets[i].cut, pieces) || now_ms >= linger->sockets[i].until_ms)
             close_at(linger, i);
     pthread_mutex_unlock(&linger->lock);
 }

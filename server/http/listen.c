@@ -157,6 +157,26 @@ void listener_close(struct listener *listener)
     listener->path[0] = '\0';
 }
 
+bool listener_is_local(const struct listener *listener)
+{
+    return listener->is_unix || strncmp(listener->address, "127.", 4) == 0 ||
+           strncmp(listener->address, "[::1]:", 6) == 0;
+}
+
+const char *listener_url(const struct listener *listener, bool tls, char text[LISTENER_URL_BYTES])
+{
+    static const struct {
+        const char *any, *here; /* every address of the machine is no address to go to */
+    } hosts[] = { { "0.0.0.0:", "127.0.0.1:" }, { "[::]:", "[::1]:" } };
+    const char *host = "", *rest = listener->address;
+    *text = '\0';
+    if (listener->is_unix) return text;
+    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++)
+        if (strncmp(rest, hosts[i].any, strlen(hosts[i].any)) == 0) host = hosts[i].here, rest += strlen(hosts[i].any);
+    snprintf(text, LISTENER_URL_BYTES, "%s://%s%s/", tls ? "https" : "http", host, rest);
+    return text;
+}
+
 /* ---- Accept ------------------------------------------------------------------------------------------------------ */
 
 static void refuse(int fd, bool plain)
@@ -242,6 +262,12 @@ attn_status listener_start(struct listener *listener, uv_loop_t *loop, struct se
     }
     if (error != 0) return attn_fail(err, ATTN_INTERNAL, NULL, "%s: %s", listener->address, uv_strerror(error));
     log_event(LOG_INFO, NULL, "listening", "address=%s", listener->address);
+    if (http->kind == PORT_MAIN && !listener_is_local(listener) && server->tokens == NULL)
+        log_event(
+            LOG_WARN, NULL, "open_to_all",
+            "address=%s text=\"whoever reaches this address may compute here; --token-file asks for a token, --listen "
+            "127.0.0.1:PORT keeps it to this machine\"",
+            listener->address);
     return ATTN_OK;
 }
 

@@ -34,6 +34,11 @@ void listener_close(struct listener *listener); /* stops accepting; removes a un
 /* Accepts in the loop, for `port`. */
 attn_status listener_start(struct listener *listener, uv_loop_t *loop, struct server *server, struct http_server *http,
                            attn_error *err);
+/* Can only this machine reach it? */
+bool listener_is_local(const struct listener *listener);
+/* "http://127.0.0.1:8080/", for a browser on this machine; "" for a unix socket. Returns `text`. */
+enum { LISTENER_URL_BYTES = 192 };
+const char *listener_url(const struct listener *listener, bool tls, char text[LISTENER_URL_BYTES]);
 /* Takes what is in the backlog, then stops. */
 void listener_stop(struct listener *listener);
 

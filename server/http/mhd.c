@@ -44,6 +44,7 @@
 #include "server/sched/check.h"
 #include "server/sched/loop.h"
 #include "server/base/metrics.h"
+#include "server/http/head_rules.h"
 #include "server/http/http_head.h"
 #include "server/http/connections.h"
 #include "server/http/routes.h"
@@ -122,74 +123,6 @@ static void read_identity(struct request *request, const struct http_head *f)
     http_head_traceparent(f->value[HEADER_TRACEPARENT], request->trace_id, request->span_id);
 }
 
-/* Pages of other origins: which may read the answer, and the question they ask first. */
-static void read_origin(struct request *request, const struct http_head *f)
-{
-    const char *allowed = request->server->config->cors_origin, *origin = f->value[HEADER_ORIGIN];
-    if (allowed == NULL || origin == NULL) return;
-    request->cors = strcmp(allowed, "*") == 0 || strcmp(allowed, origin) == 0;
-    request->preflight = request->cors && strcmp(request->method, "OPTIONS") == 0;
-}
-
-/* Everything that a head can be refused for, in the order in which clients expect it; request->failed says that it
- * was. */
-static void check_head(struct request *request, const struct http_head *f)
-{
-    struct server *server = request->server;
-    const uint64_t limit = (uint64_t)server->config->max_body_bytes;
-    const struct route_match match = routes_find(request->http->kind, request->path, request->method);
-    const char *value;
-    char text[128];
-
-    request->route = match.route;
-    request->methods = match.methods;
-    memcpy(request->parameters, match.parameters, sizeof request->parameters);
-    if (request->route == NULL) {
-        request_fail(request, PROTO_E_NOT_FOUND, NULL,
-                     "there is nothing at this path; /openapi.json lists what there is");
-        return;
-    }
-    if (request->preflight) return;
-    if (!match.answers) {
-        request_fail(request, PROTO_E_METHOD_NOT_ALLOWED, NULL, "this path answers %s",
-                     route_allow(match.methods, text));
-        return;
-    }
-    if ((value = f->value[HEADER_EXPECT]) && strcasecmp(value, "100-continue") != 0) {
-        request_fail(request, PROTO_E_EXPECTATION_FAILED, NULL, "only 100-continue can be expected");
-        return;
-    }
-    request->caller = &server->everybody;
-    if ((request->route->token & request->http->kind) && server->tokens &&
-        (request->caller = tokens_find(server->tokens, f->value[HEADER_AUTHORIZATION])) == NULL) {
-        request_fail(request, PROTO_E_UNAUTHORIZED, NULL,
-                     "this path needs the header `Authorization: Bearer <token>` with a valid token");
-        return;
-    }
-    if (f->has_length && f->length > limit) {
-        request_fail(request, PROTO_E_TOO_LARGE, NULL, "the body has %llu bytes, the limit is %llu",
-                     (unsigned long long)f->length, (unsigned long long)limit);
-        return;
-    }
-    if (request->route->bodies == NULL) return;
-    if ((value = f->value[HEADER_CONTENT_ENCODING]) && *value && strcasecmp(value, "identity") != 0) {
-        request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL, "Content-Encoding: only identity is spoken here");
-        return;
-    }
-    request->body = routes_body(request->route, f->value[HEADER_CONTENT_TYPE]);
-    if (request->body == NULL) {
-        request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL, "Content-Type: only %s is spoken here",
-                     routes_media(request->route, text, sizeof text));
-        return;
-    }
-    if ((value = f->value[HEADER_TIMEOUT]) == NULL) return;
-    uint64_t timeout_ms;
-    if (text_is_number(value, INT64_MAX, &timeout_ms)) request->client_timeout_ms = (int64_t)timeout_ms;
-    else
-        request_fail(request, PROTO_E_INVALID_REQUEST, NULL,
-                     "X-Request-Timeout-Ms must be a whole number of milliseconds");
-}
-
 /* Of a body whose memory could not be leased ahead: what it has doubles, up to what was announced, and where there is no
  * room for that it grows by what is needed. */
 static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
@@ -229,13 +162,14 @@ static void admit(struct request *request, const struct http_head *f)
         return;
     }
     if (f->has_length && f->length > 0) {
-        const size_t inputs = PROTO_MEMORY_FOR(f->length, EXPECTED_TENSORS);
+        const size_t inputs = proto_memory_for(request->body->format, f->length, EXPECTED_TENSORS);
         request->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;
         (void)staging_lease_ahead(server->staging, request->caller, request->expected_bytes, &request->block);
     }
     const proto_memory memory = { on_grow, request };
-    request->decoder = request->body->decoder(request->route->op, &server->limits, &memory);
+    request->decoder = proto_decoder_new(request->body->format, request->route->op, &server->limits, &memory);
     if (request->decoder == NULL) request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for a decoder");
+    else if (request->model) proto_decoder_kserve(request->decoder, request->model, request->json_bytes);
 }
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
@@ -274,8 +208,8 @@ static enum MHD_Result head(struct request *request, const char *version)
         request_fail(request, PROTO_E_INVALID_FRAMING, NULL, "%s", f.fault);
         return answer_now(request, true);
     }
-    read_origin(request, &f);
-    check_head(request, &f);
+    head_rules_origin(request, &f);
+    head_rules_check(request, &f);
     if (request->route && request->route->bodies && !request->preflight) request_count_in(request);
     if (!request->failed && request->body) admit(request, &f);
     request->step = request->decoder && !request->failed ? STEP_DECODE : STEP_DISCARD;
@@ -299,7 +233,9 @@ static enum MHD_Result body_piece(struct request *request, const char *bytes, si
     request->received_bytes += count;
     connection_progress(request->connection, request->received_bytes);
     if (request->received_bytes > limit) { /* only a chunked body gets here */
-        request_fail(request, PROTO_E_TOO_LARGE, NULL, "the body has more than %llu bytes", (unsigned long long)limit);
+        request_fail(request, PROTO_E_TOO_LARGE, NULL,
+                     "the body has more than %llu bytes, the limit (the server's --max-body-bytes)",
+                     (unsigned long long)limit);
         request_drop_body(request);
         request->step = STEP_DISCARD;
         if (request->received_bytes > HTTP_DISCARD_FACTOR * limit) {
@@ -400,10 +336,12 @@ static struct request *begin_request(struct http_thread *thread, const char *uri
     request->connection = connection;
     request->socket = connection->fd;
     connection->request = request;
+    const size_t arguments = http_head_arguments(uri);
     request->bad_target = !http_head_is_target(uri);
+    request->has_query = arguments > 0;
     heads_add(request);
     /* When their records do not fit, libmicrohttpd 0.9.75 begins an answer, forgets it and waits. */
-    if (http_head_arguments(uri) > HTTP_ARGUMENTS_MAX) {
+    if (arguments > HTTP_ARGUMENTS_MAX) {
         request->http_status = 414;
         connection_cut_with(connection, PROTO_E_TARGET_TOO_LONG, NULL);
     }
@@ -508,7 +446,7 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
             complete(connection->request, MHD_REQUEST_TERMINATED_WITH_ERROR);
         }
         if (connection) {
-            linger_on(&server->connections->linger, connection->fd);
+            linger_on(&server->connections->linger, connection->fd, atomic_load(&connection->phase) == CONNECTION_CUT);
             connections_remove(server->connections, connection);
         }
         *socket_context = NULL;

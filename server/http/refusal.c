@@ -20,7 +20,7 @@ void refusal_send(int fd, proto_error error, const char *detail, const char *req
         request_make_id(made);
         request_id = made;
     }
-    const size_t length = proto_problem_write(body, sizeof body, error, detail, NULL, NULL, request_id);
+    const size_t length = proto_error_write(body, sizeof body, error, detail, NULL, NULL, request_id);
     text_printf(&t,
                 "HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\nContent-Length: %zu\r\n"
                 "Connection: close\r\nX-Request-Id: %s\r\n",

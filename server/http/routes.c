@@ -11,6 +11,7 @@
 
 #include "server/api/gauges.h"
 #include "server/api/info.h"
+#include "server/api/kserve.h"
 #include "server/api/page.h"
 #include "server/api/ready.h"
 #include "server/base/staging.h"
@@ -96,32 +97,140 @@ static void answer_openapi(struct request *request, struct answer *answer)
     answer->body = info_openapi_write(request->server->config, &request->server->limits, all, count, &answer->length);
 }
 
+static void answer_html(enum page page, struct answer *answer)
+{
+    answer->status = 200;
+    answer->content_type = "text/html; charset=utf-8";
+    answer->csp = page_csp(page);
+    answer->body = page_write(page, &answer->length);
+}
+
 static void answer_page(struct request *request, struct answer *answer)
 {
     (void)request;
+    answer_html(PAGE_INDEX, answer);
+}
+
+static void answer_docs(struct request *request, struct answer *answer)
+{
+    (void)request;
+    answer_html(PAGE_DOCS, answer);
+}
+
+/* ---- KServe ------------------------------------------------------------------------------------------------------ */
+
+static void answer_json(struct answer *answer, char *body)
+{
     answer->status = 200;
-    answer->content_type = "text/html; charset=utf-8";
-    answer->csp = page_csp;
-    answer->body = page_write(&answer->length);
+    answer->content_type = "application/json";
+    answer->body = body;
+}
+
+static void answer_kserve_server(struct request *request, struct answer *answer)
+{
+    (void)request;
+    answer_json(answer, kserve_server(&answer->length));
+}
+
+static void answer_kserve_models(struct request *request, struct answer *answer)
+{
+    (void)request;
+    answer_json(answer, kserve_models(&answer->length));
+}
+
+static void answer_kserve_metadata(struct request *request, struct answer *answer)
+{
+    answer_json(answer, kserve_metadata(request->model, &answer->length));
+}
+
+static void answer_kserve_ready(struct request *request, struct answer *answer)
+{
+    char why[96];
+    if (ready(request->server, why, sizeof why)) answer_json(answer, kserve_ready(request->model, &answer->length));
+    else request_fail(request, PROTO_E_UNAVAILABLE, NULL, "%s is not ready: %s", request->model->name, why);
+}
+
+static void answer_kserve_config(struct request *request, struct answer *answer)
+{
+    answer_json(answer, kserve_config(request->model, &answer->length));
+}
+
+static void answer_kserve_stats(struct request *request, struct answer *answer)
+{
+    answer_json(answer, kserve_stats(request->model, &answer->length));
+}
+
+static void answer_kserve_index(struct request *request, struct answer *answer)
+{
+    char why[96];
+    answer_json(answer, kserve_index(ready(request->server, why, sizeof why), &answer->length));
+}
+
+/* Of Triton's protocol, what is not here: each in a sentence. */
+static void answer_no_shared_memory(struct request *request, struct answer *answer)
+{
+    (void)answer;
+    request_fail(request, PROTO_E_NOT_IMPLEMENTED, NULL,
+                 "shared memory is not offered here, send the bytes of tensors as binary data");
+}
+
+static void answer_no_loading(struct request *request, struct answer *answer)
+{
+    (void)answer;
+    request_fail(request, PROTO_E_NOT_IMPLEMENTED, NULL,
+                 "models are not loaded or unloaded here, all of POST /v2/repository/index are always there");
+}
+
+static void answer_no_settings(struct request *request, struct answer *answer)
+{
+    (void)answer;
+    request_fail(request, PROTO_E_NOT_IMPLEMENTED, NULL,
+                 "traces and logs are set when the server starts (--log-level), not over HTTP");
 }
 
 /* ---- Bodies ------------------------------------------------------------------------------------------------------ */
 
-/* Tensors, by content type. */
+#define SCHEMA(name) "{'$ref':'#/components/schemas/" name "'}"
+
+/* What curl and fetch() say of a body when they are told nothing. A page elsewhere may say so without asking: head_rules.c
+ * looks at its Origin. */
+static const char *const as_json[] = { "application/x-www-form-urlencoded", "text/plain", NULL };
+
+/* Tensors, by content type. The answer has that of the body, or one that Accept prefers. */
 static const struct route_body tensors[] = {
-    /* curl names the second type when it is told nothing */
-    { "application/json", "application/x-www-form-urlencoded", proto_decoder_new, NULL },
+    { "application/json", as_json, &proto_json, NULL },
+    { "application/x-safetensors", NULL, &proto_safetensors, SCHEMA("Safetensors") },
+    { NULL, NULL, NULL, NULL },
+};
+
+/* KServe's requests, whatever they say that they are: the stock client says nothing. */
+static const char *const as_whatever[] = { "*", NULL };
+static const struct route_body infer[] = {
+    { "application/json", as_whatever, &proto_kserve, NULL },
+    { "application/octet-stream", NULL, &proto_kserve, SCHEMA("InferBinary") },
     { NULL, NULL, NULL, NULL },
 };
 
 const struct route_body *routes_body(const struct route *route, const char *content_type)
 {
     if (content_type == NULL || *content_type == '\0') return route->bodies;
-    for (const struct route_body *body = route->bodies; body->media; body++)
-        if (http_head_is_media(content_type, body->media) ||
-            (body->also && http_head_is_media(content_type, body->also)))
-            return body;
+    for (const struct route_body *body = route->bodies; body->media; body++) {
+        if (http_head_is_media(content_type, body->media)) return body;
+        for (const char *const *also = body->also; also && *also; also++)
+            if (strcmp(*also, "*") == 0 || http_head_is_media(content_type, *also)) return body;
+    }
     return NULL;
+}
+
+const struct route_body *routes_answer(const struct route *route, const struct route_body *body, const char *accept)
+{
+    const struct route_body *best = body;
+    int wanted = http_head_accepts(accept, body->media);
+    for (const struct route_body *other = route->bodies; other->media; other++) {
+        const int weight = http_head_accepts(accept, other->media);
+        if (weight > wanted) best = other, wanted = weight;
+    }
+    return wanted > 0 ? best : route->bodies;
 }
 
 const char *routes_media(const struct route *route, char *text, size_t capacity)
@@ -135,9 +244,8 @@ const char *routes_media(const struct route *route, char *text, size_t capacity)
 
 /* ---- The table --------------------------------------------------------------------------------------------------- */
 
-#define BOTH         (PORT_MAIN | PORT_METRICS)
-#define SCHEMA(name) "{'$ref':'#/components/schemas/" name "'}"
-#define TEXT         "{'type':'string'}"
+#define BOTH (PORT_MAIN | PORT_METRICS)
+#define TEXT "{'type':'string'}"
 
 /* clang-format off */
 /* Each kind of prober has paths of its own. */
@@ -150,6 +258,39 @@ const char *routes_media(const struct route *route, char *text, size_t capacity)
       .doc = { "operations", "Does it take work?", "503 while starting, draining, or when no device is usable.", \
                .answer = "It takes work", .media = "text/plain", .schema = TEXT, \
                .errors = ROUTE_ERROR(DRAINING), .plain_503 = true } }
+
+/* KServe: of every model, and of its one version. */
+#define OF_MODEL(id, what, handler, title, says, name) \
+    { ROUTE_GET, "/v2/models/{model}" what, id, PORT_MAIN, .token = PORT_MAIN, .model = true, .answer = handler, \
+      .doc = { "kserve", title, says, .parameters = { MODEL }, .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(UNAVAILABLE), \
+               .answer = says, .media = "application/json", .schema = SCHEMA(name) } }, \
+    { ROUTE_GET, "/v2/models/{model}/versions/{version}" what, id, PORT_MAIN, .token = PORT_MAIN, .model = true, .answer = handler, \
+      .doc = { "kserve", title, says, .parameters = { MODEL, VERSION }, .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(UNAVAILABLE), \
+               .answer = says, .media = "application/json", .schema = SCHEMA(name) } }
+#define MODEL   { "model", "A name of GET /v2/models.", "attention_forward" }
+#define VERSION { "version", "1.", "1" }
+#define INFER(at, ...) \
+    { ROUTE_POST, at, "infer", PORT_MAIN, .token = PORT_MAIN, .model = true, .bodies = infer, \
+      .doc = { "kserve", "Attention as a KServe model", "The tensors and options of the model by its operation, which its name says. Stock " \
+               "clients of KServe and Triton send this; tensors may be numbers in the JSON or bytes behind it.", \
+               .body = "InferRequest", .parameters = { __VA_ARGS__ }, .errors = ROUTE_ERROR(NOT_FOUND), \
+               .answer = "The results", .media = "application/json", .schema = SCHEMA("InferAnswer") } }
+#define NOT_OFFERED(method, at, handler, ...) \
+    { ROUTE_##method, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = true, .answer = handler, \
+      .doc = { "kserve", "Not offered", "501.", .parameters = { __VA_ARGS__ }, .errors = ROUTE_ERROR(NOT_IMPLEMENTED), \
+               .answer = "Never", .media = "application/json", .schema = TEXT } }
+#define REGION { "region", "Of shared memory.", "q" }
+#define NO_SHARED_MEMORY(at) \
+    NOT_OFFERED(GET, at "/status", answer_no_shared_memory, { NULL, NULL, NULL }), \
+    NOT_OFFERED(GET, at "/region/{region}/status", answer_no_shared_memory, REGION), \
+    NOT_OFFERED(POST, at "/region/{region}/register", answer_no_shared_memory, REGION), \
+    NOT_OFFERED(POST, at "/region/{region}/unregister", answer_no_shared_memory, REGION), \
+    NOT_OFFERED(POST, at "/unregister", answer_no_shared_memory, { NULL, NULL, NULL })
+#define NO_SETTINGS(at, ...) \
+    NOT_OFFERED(GET, at, answer_no_settings, __VA_ARGS__), NOT_OFFERED(POST, at, answer_no_settings, __VA_ARGS__)
+#define KSERVE(method_, at, handler, title, says, name, hidden_) \
+    { ROUTE_##method_, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = hidden_, .answer = handler, \
+      .doc = { "kserve", title, says, .answer = says, .media = "application/json", .schema = SCHEMA(name) } }
 
 static const struct route routes[] = {
     /* method     path      endpoint  ports        and by name what else there is to say */
@@ -183,6 +324,10 @@ static const struct route routes[] = {
       .doc = { "operations", "The facts of /v1/info for a browser", "Refreshes itself from /v1/info.",
                .answer = "The page", .media = "text/html", .schema = TEXT } },
 
+    { ROUTE_GET, "/docs", "docs", PORT_MAIN, .answer = answer_docs,
+      .doc = { "operations", "The OpenAPI document for a browser", "Reads /openapi.json, and sends requests by hand.",
+               .answer = "The page", .media = "text/html", .schema = TEXT } },
+
     { ROUTE_GET, "/metrics", "metrics", BOTH, .token = PORT_MAIN, .quiet = true, .answer = answer_metrics,
       .doc = { "operations", "Counters, gauges and histograms for Prometheus", "Counters, gauges and histograms.",
                .answer = "Prometheus text format 0.0.4", .media = "text/plain", .schema = TEXT } },
@@ -193,6 +338,25 @@ static const struct route routes[] = {
     LIVE("/v2/health/live"),
     READY("/readyz"),
     READY("/v2/health/ready"),
+
+    KSERVE(GET, "/v2", answer_kserve_server, "KServe: this server", "Name, version and extensions of the protocol.", "ServerMetadata", false),
+    KSERVE(GET, "/v2/", answer_kserve_server, "KServe: this server", "Name, version and extensions of the protocol.", "ServerMetadata", true),
+    KSERVE(GET, "/v2/models", answer_kserve_models, "KServe: the models", "The names of all models.", "ModelList", false),
+    KSERVE(GET, "/v2/models/stats", answer_kserve_stats, "KServe: statistics", "Statistics of all models.", "Statistics", false),
+    KSERVE(POST, "/v2/repository/index", answer_kserve_index, "KServe: the models and their state", "All models.", "ModelIndex", false),
+    OF_MODEL("kserve", "", answer_kserve_metadata, "KServe: a model", "The tensors that it needs, and gives.", "ModelMetadata"),
+    OF_MODEL("kserve", "/ready", answer_kserve_ready, "KServe: is it ready?", "It is.", "ModelReady"),
+    OF_MODEL("kserve", "/config", answer_kserve_config, "KServe: its configuration", "The configuration, as Triton writes it.", "ModelConfig"),
+    OF_MODEL("kserve", "/stats", answer_kserve_stats, "KServe: its statistics", "Its statistics.", "Statistics"),
+    INFER("/v2/models/{model}/infer", MODEL),
+    INFER("/v2/models/{model}/versions/{version}/infer", MODEL, VERSION),
+    NO_SHARED_MEMORY("/v2/systemsharedmemory"),
+    NO_SHARED_MEMORY("/v2/cudasharedmemory"),
+    NOT_OFFERED(POST, "/v2/repository/models/{model}/load", answer_no_loading, MODEL),
+    NOT_OFFERED(POST, "/v2/repository/models/{model}/unload", answer_no_loading, MODEL),
+    NO_SETTINGS("/v2/trace/setting", { NULL, NULL, NULL }),
+    NO_SETTINGS("/v2/models/{model}/trace/setting", MODEL),
+    NO_SETTINGS("/v2/logging", { NULL, NULL, NULL }),
 };
 /* clang-format on */
 
@@ -205,4 +369,42 @@ const struct route *routes_all(int *count)
 struct route_match routes_find(unsigned port, const char *path, const char *method)
 {
     return route_find(routes, (int)ARRAY_SIZE(routes), port, path, method);
+}
+
+#define NO_MODEL "; there is no language model here, " ROUTES_WHERE_TO
+
+/* How paths of other servers begin, and what else there is to say. */
+static const struct {
+    const char *begins, *says;
+} elsewhere[] = {
+    { "/v1/chat", NO_MODEL },
+    { "/v1/completions", NO_MODEL },
+    { "/v1/embeddings", NO_MODEL },
+    { "/v1/models", NO_MODEL },
+    { "/api/", NO_MODEL },
+    { "/generate", NO_MODEL },
+    { "/v2/models", "; a model has /infer, /ready, /config and /stats" },
+    { "/predict", "; " ROUTES_WHERE_TO },
+    { "/invocations", "; " ROUTES_WHERE_TO },
+    { "/attention", "; " ROUTES_WHERE_TO },
+    { "/v1/attention", "; " ROUTES_WHERE_TO },
+    { "/v1/flash", "; " ROUTES_WHERE_TO },
+    { "/ping", ", did you mean /livez?" },
+    { "/version", ", did you mean /v1/info?" },
+    { "/status", ", did you mean /v1/info?" },
+    { "/swagger", ", did you mean /docs?" },
+    { "/redoc", ", did you mean /docs?" },
+    { "/openapi", ", did you mean /openapi.json?" },
+};
+
+const char *routes_hint(unsigned port, const char *path, char text[ROUTES_HINT_BYTES])
+{
+    const char *const near = route_nearest(routes, (int)ARRAY_SIZE(routes), port, path);
+    snprintf(text, ROUTES_HINT_BYTES, "%s%s%s", near ? ", did you mean " : "", near ? near : "", near ? "?" : "");
+    for (size_t i = 0; i < ARRAY_SIZE(elsewhere) && !near && port == PORT_MAIN; i++)
+        if (strncmp(path, elsewhere[i].begins, strlen(elsewhere[i].begins)) == 0) {
+            snprintf(text, ROUTES_HINT_BYTES, "%s", elsewhere[i].says);
+            break;
+        }
+    return text;
 }

@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-/* Has the connection never sent a byte? False where the system cannot say (a unix socket, an old kernel). */
+/* Has the client never sent a byte? False where the system cannot say (a unix socket, an old kernel). */
 bool tcp_is_mute(int fd);
 
 #endif

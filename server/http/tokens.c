@@ -171,11 +171,13 @@ bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity)
     return true;
 }
 
+static const char scheme[] = "Bearer "; /* and the token */
+
 struct caller *tokens_find(struct tokens *tokens, const char *authorization)
 {
     uint8_t candidate[TOKEN_MAX_BYTES] = { 0 };
-    if (authorization == NULL || strncasecmp(authorization, "Bearer ", 7) != 0) return NULL;
-    authorization += 7;
+    if (authorization == NULL || strncasecmp(authorization, scheme, strlen(scheme)) != 0) return NULL;
+    authorization += strlen(scheme);
     while (*authorization == ' ') authorization++;
     const size_t length = strlen(authorization);
     if (length == 0 || length > TOKEN_MAX_BYTES) return NULL;
@@ -195,4 +197,12 @@ struct caller *tokens_find(struct tokens *tokens, const char *authorization)
     struct caller *caller = caller_hold((struct caller *)found);
     pthread_rwlock_unlock(&tokens->lock);
     return caller;
+}
+
+const char *tokens_fault(const char *authorization)
+{
+    if (authorization == NULL) return "no Authorization came";
+    if (strchr(authorization, ' ') == NULL) return "Authorization has no scheme in front of the token";
+    if (strncasecmp(authorization, scheme, strlen(scheme)) != 0) return "Authorization has another scheme than Bearer";
+    return "the token is not one of those in --token-file";
 }

@@ -24,4 +24,7 @@ bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity);
  * them. Takes the same time for every token and every wrong one of the same length. */
 struct caller *tokens_find(struct tokens *tokens, const char *authorization);
 
+/* What is wrong with a header that carries none, without a word of what may be a secret: static text. */
+const char *tokens_fault(const char *authorization);
+
 #endif

@@ -41,6 +41,10 @@ static attn_status make_job(struct request *request, struct check_result *result
     if (status != ATTN_OK) return status;
     proto_decoder_free(request->decoder);
     request->decoder = NULL;
+    if ((status = proto_call_answer_as(call, request->answer_as, err)) != ATTN_OK) {
+        proto_call_free(call);
+        return status;
+    }
     request->job = job_new(server->staging, server->contexts, request->caller, request->block, call);
     if (request->job == NULL) {
         proto_call_free(call);

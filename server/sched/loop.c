@@ -249,6 +249,18 @@ static void arm_window(struct loop *loop, int64_t wait_ns)
     (void)timerfd_settime(loop->window_fd, 0, &when, NULL);
 }
 
+/* What KServe's statistics say of batches, each job of a model knows of its own. */
+static void mark_batch(struct batch *batch)
+{
+    for (int i = 0; i < batch->count; i++) {
+        struct job *job = batch->jobs[i];
+        job->batch_jobs = batch->count;
+        job->follows = false; /* it may have been in another batch, which failed */
+        for (int before = 0; job->call->model && before < i && !job->follows; before++)
+            job->follows = batch->jobs[before]->call->model == job->call->model;
+    }
+}
+
 /* Sends batches to devices while there are both. */
 static void dispatch(struct loop *loop)
 {
@@ -280,6 +292,7 @@ static void dispatch(struct loop *loop)
         }
         if (batch == NULL) break;
         batch->count = count;
+        mark_batch(batch);
         metrics_observe(METRIC_BATCH_SIZE, NULL, count);
         devices_submit(server->devices, batch, device);
     }

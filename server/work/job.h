@@ -62,6 +62,9 @@ struct job {
     struct job *next, *previous; /* in the queue */
     int64_t queued_ns;
 
+    int batch_jobs; /* of the batch in which it runs; 0: alone, on an HTTP thread */
+    bool follows;   /* another job of the same model (KServe) stands before it there */
+
     /* The device's (or the HTTP thread's that computes it); the loop reads them when the batch has come back. */
     bool ran;         /* the kernels ran and did not fail: contexts in use are used up */
     attn_error error; /* otherwise, why */

@@ -218,7 +218,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         job->runnable++;
         job->flops += attn_flops(&item->problem);
         job->wants_verify |= item->verify_rows != 0;
-        if (item->encoding == PROTO_ARRAY) numbers += count_numbers(item);
+        if (proto_writes_numbers(call, item)) numbers += count_numbers(item);
         saves += item->save;
     }
 

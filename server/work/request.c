@@ -108,6 +108,7 @@ struct request *request_new(struct server *server, struct http_server *http, str
     request->http = http;
     request->mhd = mhd;
     request->client_timeout_ms = -1;
+    request->json_bytes = -1;
     request->place = CALLER_PLACES;
     request->times.began_ns = clock_ns();
     return request;

@@ -124,6 +124,9 @@ struct request {
     /* Receiving: the HTTP thread's. */
     enum request_step step;
     const struct route_body *body; /* how its body is read; NULL: it is dropped */
+    const proto_model *model;      /* that its path names; NULL: none */
+    int64_t json_bytes;            /* Inference-Header-Content-Length; -1: not given */
+    const proto_format *answer_as; /* how the answer to it is written */
     proto_decoder *decoder;
     struct staging_block *block; /* where the decoder writes */
     uint64_t received_bytes;
@@ -132,6 +135,7 @@ struct request {
     size_t expected_bytes;     /* of staging memory, by the length that was announced; 0: none was */
     bool in_head;              /* the head is not complete */
     bool bad_target;           /* the request line is not one */
+    bool has_query;            /* '?' stands in its target */
     bool cors;                 /* the page that asks may read the answer */
     bool preflight;            /* OPTIONS, asked by such a page */
 

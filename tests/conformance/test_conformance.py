@@ -2,14 +2,14 @@
 
 The seeds are new in each run, printed by pytest's header and part of each test's name; ATTND_SEEDS=11,12,13 repeats some.
 """
-import os
 
 import pytest
 
 import check
 import golden
+import service
 
-SEEDS = [int(s) for s in os.environ['ATTND_SEEDS'].split(',')]  # set by ../conftest.py where the caller did not
+SEEDS = [int(s) for s in service.SETTINGS['ATTND_SEEDS'].split(',')]  # set by ../conftest.py where the caller did not
 CASES = [(f'{name}-{seed}', make) for seed in SEEDS for name, make in golden.all_cases(seed)]
 
 

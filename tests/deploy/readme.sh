@@ -7,10 +7,11 @@
 # the program that stands for build/attnd.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+attnd=${ATTND_BINARY:-build/attnd}
+unset ATTND_BINARY # the program refuses a variable that looks like an option and is none
 script=$(mktemp)
 trap 'rm -f "$script"' EXIT
-awk '/^```sh$/ { inside = 1; next } /^```/ { inside = 0 } inside' deploy/README.md | sed "s,^build/attnd\\b,${ATTND_BINARY:-build/attnd}," |
-    sed "s,^until build/attnd\\b,until ${ATTND_BINARY:-build/attnd}," >"$script"
+awk '/^```sh$/ { inside = 1; next } /^```/ { inside = 0 } inside' deploy/README.md | sed "s,^build/attnd\\b,$attnd,; s,^until build/attnd\\b,until $attnd," >"$script"
 [ -s "$script" ] || { echo "no blocks" >&2; exit 1; }
 # In a network of its own, if we may: nobody else is on port 8080 there.
 if [ "$(id -u)" = 0 ] && unshare --net true 2>/dev/null; then

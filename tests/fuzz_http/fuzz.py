@@ -36,7 +36,7 @@ import wire  # noqa: E402
 
 PATHS = {False: '/v1/attention/forward', True: '/v1/attention/backward'}
 # What GET and HEAD of a page are answered.
-PAGES = {'/livez': 200, '/readyz': 200, '/healthz': 200, '/v1/info': 200, '/openapi.json': 200, '/metrics': 200, '/': 200, '/nothing': 404, '/v2/health/live': 200,
+PAGES = {'/livez': 200, '/readyz': 200, '/healthz': 200, '/v1/info': 200, '/openapi.json': 200, '/metrics': 200, '/': 200, '/docs': 200, '/nothing': 404, '/v2/health/live': 200,
          '*': 404, 'http://x/livez': 200, '/%6civez': 200, '/livez%00': 404, '/livez?a=1&b': 200, '/v1%2finfo': 404, PATHS[False]: 405}
 STATUSES = {100, 200, 204, 400, 401, 404, 405, 408, 413, 414, 415, 417, 422, 431, 500, 501, 503, 504, 505, 507}
 ITS_OWN = {400, 413, 414, 431, 500, 501, 503, 505}  # what libmicrohttpd says itself

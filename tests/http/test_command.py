@@ -1,4 +1,4 @@
-"""The program as a command: --help, the README's option table, bad options, the environment, healthcheck."""
+"""The program as a command: --help, the option table, bad options, the environment, healthcheck."""
 import os
 import re
 import subprocess
@@ -29,11 +29,11 @@ def test_version():
     assert r.returncode == 0 and re.search(r'\d+\.\d+\.\d+', r.stdout)
 
 
-def test_readme_and_help_list_the_same_options():
-    with open(os.path.join(service.HERE, '../README.md')) as f:
-        readme = set(re.findall(r'^\| `(--[a-z-]+)', f.read(), re.M))
+def test_the_document_and_help_list_the_same_options():
+    with open(os.path.join(service.HERE, '../server/OPTIONS.md')) as f:
+        document = set(re.findall(r'^\| `(--[a-z-]+)', f.read(), re.M))
     helped = set(re.findall(r'^ +(--[a-z-]+)', run('--help').stdout, re.M)) - {'--help', '--version'}
-    assert readme == helped, f'only in the README: {readme - helped}, only in --help: {helped - readme}'
+    assert document == helped, f'only in OPTIONS.md: {document - helped}, only in --help: {helped - document}'
 
 
 BAD = [
@@ -104,3 +104,13 @@ def test_the_first_line_says_where_it_listens(serve):
     server = serve()
     assert service.eventually(lambda: f'127.0.0.1:{server.port}' in server.log())
     assert server.post('/v1/attention/forward', wire.small_bytes()).status == 200
+
+
+@pytest.mark.parametrize('args, env, says', [
+    (['--port', '8000'], {}, 'attnd: --port is not an option; write --listen 127.0.0.1:PORT (attnd --help lists them)\n'),
+    ([], {'ATTND_PORT': '8000'}, 'attnd: ATTND_PORT is not an option; write ATTND_LISTEN=127.0.0.1:PORT (attnd --help lists them)\n'),
+    ([], {'ATTND_QEUE_DEPTH': '8'}, 'attnd: ATTND_QEUE_DEPTH is not an option; did you mean ATTND_QUEUE_DEPTH? (attnd --help lists them)\n'),
+])
+def test_habits_from_other_servers_get_the_right_option(args, env, says):
+    result = run(*args, env=env)
+    assert (result.returncode, result.stderr) == (64, says)

@@ -3,6 +3,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ def test_a_chunked_body_over_the_limit(serve):
     with server.raw() as s:
         s.sendall(request_bytes(FORWARD, b'%x\r\n%s\r\n0\r\n\r\n' % (len(body), body), headers=['Transfer-Encoding: chunked']))
         assert RawReader(s).answer().status == 413
+    began = time.monotonic()
     with server.raw() as s:  # without end
         s.sendall(request_bytes(FORWARD, None, headers=['Transfer-Encoding: chunked']))
         try:
@@ -46,6 +48,7 @@ def test_a_chunked_body_over_the_limit(serve):
             pass
         answer = RawReader(s).answer()
         assert answer is None or answer.status == 413, answer
+    assert time.monotonic() - began < 8  # what comes behind the answer is read faster than LINGER_MS
     assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
     assert server.post(FORWARD, padded(1000)).status == 200
 

@@ -1,5 +1,6 @@
 """Where it listens: TCP, IPv6, unix sockets, several at once, TLS, a port for metrics alone."""
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -233,3 +234,42 @@ def test_a_broken_certificate_is_refused_at_the_start(tmp_path):
     run = subprocess.run([service.BINARY, '--listen', f'127.0.0.1:{free_port()}', '--tls-cert', bad, '--tls-key', bad],
                          capture_output=True, timeout=20 * service.SLOWER)
     assert run.returncode > 0 and run.stderr, run
+
+
+# ---- What is said at the start ------------------------------------------------------------------------------------------------
+
+
+def log_at_the_start(server):
+    """All that was logged until it was ready."""
+    assert service.eventually(lambda: ' ready ' in server.log()), server.log()
+    return server.log()
+
+
+def test_the_start_up_line_has_a_url_to_click(serve):
+    server = serve()
+    assert f' ready url={server.url}/ version=' in log_at_the_start(server)
+    assert 'open_to_all' not in server.log()
+
+
+@pytest.mark.parametrize('host', ['0.0.0.0', '[::]'])
+def test_an_address_that_others_can_reach_without_a_token_is_warned_about(serve, host, tmp_path):
+    port = free_port()
+    try:
+        server = serve(listen=[f'127.0.0.1:{free_port()}', f'{host}:{port}'])
+    except AssertionError:
+        pytest.skip('no IPv6 here') if host == '[::]' else pytest.fail('did not start')
+    assert re.search(rf'WARN open_to_all address={re.escape(host)}:{port} .*--token-file', log_at_the_start(server)), server.log()
+    assert server.log().count('open_to_all') == 1
+    tokens = tmp_path / 'tokens'
+    tokens.write_text('t\n')
+    guarded = serve('--token-file', tokens, listen=[f'127.0.0.1:{free_port()}', f'{host}:{free_port()}'])
+    assert 'open_to_all' not in log_at_the_start(guarded)
+
+
+def test_the_url_of_every_address_is_one_of_this_machine(tmp_path):
+    for listen, url in ((['0.0.0.0'], 'http://127.0.0.1'), (['unix', '127.0.0.1'], 'http://127.0.0.1'), (['unix'], None)):
+        port = free_port()
+        addresses = [f'unix:{tmp_path}/socket' if a == 'unix' else f'{a}:{port}' for a in listen]
+        with service.Server(listen=addresses) as server:
+            found = re.search(r' ready (url=(\S+) )?version=', log_at_the_start(server))
+            assert found and found[2] == (f'{url}:{port}/' if url else None), server.log()

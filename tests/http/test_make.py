@@ -1,4 +1,4 @@
-"""What make finds out about CUDA: with a GPU and without nvcc it says what is missing, and only then."""
+"""What make finds out about CUDA: with a GPU and without nvcc it says what is missing, and only then; what `make run` says on its way."""
 import os
 import subprocess
 
@@ -10,7 +10,7 @@ ROOT = os.path.join(service.HERE, '..')
 
 
 def make(tmp_path, *arguments):
-    env = {k: v for k, v in os.environ.items() if k not in ('MAKEFLAGS', 'MAKELEVEL', 'MFLAGS', 'CUDA', 'CUDA_ARCHS', 'NVCC', 'B', 'CI', 'SAN', 'TSAN')}
+    env = {k: v for k, v in os.environ.items() if k not in ('MAKEFLAGS', 'MAKELEVEL', 'MFLAGS', 'CUDA', 'CUDA_ARCHS', 'CUDA_PTX', 'NVCC', 'B', 'CI', 'SAN', 'TSAN')}
     run = subprocess.run(['make', '-s', '-C', ROOT, '--no-print-directory', f'B={tmp_path}/build', *arguments], env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return run.stdout
@@ -41,3 +41,23 @@ def test_the_compute_capabilities_are_those_asked_for(tmp_path):
     ptx = ['arch=compute_80,code=compute_80']
     assert targets() == [f'arch=compute_{a},code=sm_{a}' for a in (80, 86, 89, 90)] + ptx + hopper
     assert targets('CUDA_ARCHS=90') == ['arch=compute_90,code=sm_90'] + ptx + hopper
+    assert targets('CUDA_ARCHS=90', 'CUDA_PTX=') == ['arch=compute_90,code=sm_90'] + hopper
+
+
+@pytest.mark.skipif('MAKELEVEL' not in os.environ, reason='not run by make: its switches are not known, and with others everything would be built anew')
+def test_run_says_how_far_it_is(tmp_path):
+    """In a copy of this build from which two things were taken away."""
+    build = os.path.dirname(service.BINARY)
+    for name in ('flags', 'server', 'proto-json', 'kernels', 'libserver.a', 'libattn.a'):
+        subprocess.run(['cp', '-a', os.path.join(build, name), tmp_path], check=True)
+    run = subprocess.run(['make', '-C', ROOT, '--no-print-directory', 'run', f'B={tmp_path}', 'ARGS=--version'], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    lines = [line for line in run.stdout.splitlines() if not line.startswith('make[')]
+    assert lines[:2] == ['  1 of 2  ar libproto.a', '  2 of 2  ld attnd'] and lines[-1].startswith('attnd '), run.stdout
+
+
+def test_run_says_that_cuda_takes_minutes(tmp_path):
+    def said(*arguments):  # and not only in the command that would say it
+        return any(line.startswith('The CUDA kernels take minutes to compile; CUDA=0') for line in make(tmp_path, '-n', 'run', *arguments).splitlines())
+    assert said('CUDA=1', 'NVCC=true', 'CUDA_HOME=/nowhere')
+    assert not said('CUDA=0')

@@ -29,8 +29,9 @@ def test_info(server):
         assert word in text, word
 
 
-def test_the_page(server):
-    answer = server.get('/')
+@pytest.mark.parametrize('path', ['/', '/docs'])
+def test_the_pages(server, path):
+    answer = server.get(path)
     assert answer.status == 200 and answer.headers['content-type'].startswith('text/html')
     assert 'content-security-policy' in answer.headers
     text = answer.body.decode()
@@ -49,7 +50,7 @@ def document(shared_server):
 
 def test_openapi_is_31_and_names_every_route(document):
     assert document['openapi'].startswith('3.1') and document['info']['version']
-    for path in ('/v1/attention/forward', '/v1/attention/backward', '/livez', '/readyz', '/metrics', '/v1/info', '/openapi.json', '/'):
+    for path in ('/v1/attention/forward', '/v1/attention/backward', '/livez', '/readyz', '/metrics', '/v1/info', '/openapi.json', '/', '/docs'):
         assert path in document['paths'], path
     for path, item in document['paths'].items():
         for method, operation in item.items():
@@ -123,7 +124,8 @@ def test_openapi_examples_are_served(server, document):
         for body in examples:
             if 'context' in body:
                 continue  # of a forward that nobody made
-            answer = server.post(path, body)
+            named = {p['name']: p['example'] for p in item['post']['parameters'] if p.get('in') == 'path'}
+            answer = server.post(path.format(**named), body)
             assert answer.status == 200, (path, answer)
             tried += 1
     assert tried >= 2
@@ -139,9 +141,10 @@ def find_schemathesis():
 def test_schemathesis(server, tmp_path):
     """Requests made from the document, good and bad; every answer must be one that the document promises."""
     run = subprocess.run(
-        [find_schemathesis(), '--config-file', os.path.join(service.HERE, 'http/schemathesis.toml'), 'run', f'{server.url}/openapi.json', '--checks', 'all', '--max-examples', os.environ.get('ATTND_EXAMPLES', '40'),
+        [find_schemathesis(), '--config-file', os.path.join(service.HERE, 'http/schemathesis.toml'), 'run', f'{server.url}/openapi.json', '--checks', 'all', '--max-examples', service.SETTINGS.get('ATTND_EXAMPLES', '40'),
          '--phases', 'examples,coverage,fuzzing', '--seed', '1', '--request-timeout', '20', '--no-color'],
-        cwd=tmp_path, capture_output=True, text=True, timeout=390 * service.SLOWER)
+        cwd=tmp_path, env=dict(os.environ, SCHEMATHESIS_HOOKS='schemathesis_hooks', PYTHONPATH=os.path.join(service.HERE, 'http')),
+        capture_output=True, text=True, timeout=390 * service.SLOWER)
     assert run.returncode == 0, run.stdout[-12000:] + run.stderr[-3000:]
 
 

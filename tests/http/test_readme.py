@@ -1,44 +1,221 @@
-"""What the README shows, run: its curl requests against their printed answers, its Python program against its printed lines."""
+"""What README.md and PROTOCOL.md show, run: every block of the README is known here by what it is, and a new one fails until it is
+run too; every request of PROTOCOL.md is sent, and its answer compared."""
+import base64
+import json
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 
+import pytest
+
 import service
 
-with open(os.path.join(service.HERE, '../README.md')) as f:
-    README = f.read()
+ROOT = os.path.abspath(os.path.join(service.HERE, '..'))
 
 
-def test_curl_transcripts(server):
-    shown = re.findall(r"^\$ curl -s (http://127\.0\.0\.1:8080(\S+))(?: -H '([^']*)')? -d '(.*?)'\n(.*?)\n```", README, re.M | re.S)
-    assert len(shown) >= 2
-    for _, path, header, body, printed in shown:
-        headers = dict([header.split(': ', 1)]) if header else {}
-        headers['Content-Type'] = 'application/x-www-form-urlencoded'  # as curl has it
-        answer = server.post(path, body.encode(), headers).body.decode()
-
-        def same(text):  # what differs from run to run and machine to machine
-            return re.sub(r'"backend":"[^"]*"', '"backend":""', re.sub(r'"timing_us":\{[^}]*\}', '"timing_us":{}', text))
-        assert same(answer) == same(printed)
+def text_of(name):
+    with open(os.path.join(ROOT, name)) as f:
+        return f.read()
 
 
-def test_python_program(server):
-    (program, printed), = re.findall(r'```python\n(.*?)```\n\n```\n(.*?)```', README, re.S)
-    program = program.replace('http://127.0.0.1:8080', server.url)
-    run = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, timeout=50 * service.SLOWER)
+README, PROTOCOL = text_of('README.md'), text_of('proto-json/PROTOCOL.md')
+FENCED = re.findall(r'^```(\w*)\n(.*?)^```$', README, re.M | re.S)
+COMMANDS = re.findall(r'^    (\S.*)$', re.sub(r'^```.*?^```$', '', README, flags=re.M | re.S), re.M)
+
+
+def only(list, what):
+    assert len(list) == 1, (what, list)
+    return list[0]
+
+
+def command(beginning):
+    """The one line of the README that begins so, without its comment."""
+    return re.sub(r'\s+#.*', '', only([line for line in COMMANDS if line.startswith(beginning)], beginning))
+
+
+TRANSCRIPTS = [text for _, text in FENCED if text.startswith('$ ')]
+PROGRAM, PRINTED = only([(a[1], b[1]) for a, b in zip(FENCED, FENCED[1:]) if a[0] == 'python'], 'python')
+PICTURE = only([text for _, text in FENCED if '+-----' in text], 'picture')
+
+
+def test_every_block_is_run():
+    known = set(TRANSCRIPTS) | {PROGRAM, PRINTED, PICTURE}
+    assert {text for _, text in FENCED} == known and len(TRANSCRIPTS) == 2
+    formula = 'O = softmax'
+    beginnings = (formula, 'git clone', 'make run', 'make test', 'docker build --target cpu', 'docker build -t', 'wrk')
+    assert len(COMMANDS) == len(beginnings) and all(line.startswith(b) for line, b in zip(COMMANDS, beginnings)), COMMANDS
+
+
+@pytest.mark.parametrize('transcript', TRANSCRIPTS, ids=['answer', 'refusal'])
+def test_a_transcript(server, transcript):
+    if not shutil.which('curl'):
+        pytest.skip('curl is not here')
+    typed, printed = re.fullmatch(r"\$ (curl .*?')\n(\{.*\n)", transcript, re.S).groups()
+    got = subprocess.run(['sh', '-c', typed.replace('http://127.0.0.1:8080', server.url)], capture_output=True, text=True, timeout=50 * service.SLOWER)
+
+    def same(text):  # but for what differs from run to run and machine to machine: another CPU has another last digit
+        text = re.sub(r'"backend":"[^"]*"', '"backend":""', re.sub(r'"timing_us":\{[^}]*\}', '"timing_us":{}', text))
+        return re.sub(r'\d+\.\d+', lambda number: f'{float(number[0]):.5g}', text).rstrip('\n')
+    assert got.returncode == 0 and same(got.stdout) == same(printed), got
+
+
+def test_the_python_program(server):
+    run = subprocess.run([sys.executable, '-c', PROGRAM.replace('http://127.0.0.1:8080', server.url)], capture_output=True, text=True, timeout=50 * service.SLOWER)
     assert run.returncode == 0, run.stderr
 
     def same(text):
         return re.sub(r"cpu \w+ |'(max_abs|relative)': [0-9.e-]+", '', text)
-    assert same(run.stdout) == same(printed)
+    assert same(run.stdout) == same(PRINTED)
 
 
-def test_wrk_line_names_a_script_that_is_there():
-    for script in re.findall(r'wrk .* -s (\S+)', README):
-        assert os.path.exists(os.path.join(service.HERE, '..', script))
+def test_it_is_cloned(tmp_path):
+    if not shutil.which('git') or subprocess.run(['git', '-C', ROOT, 'rev-parse', 'HEAD'], capture_output=True).returncode != 0:
+        pytest.skip('this is no checkout of git')
+    line = command('git clone').replace('<address of this repository>', ROOT) + ' && make help'
+    run = subprocess.run(['sh', '-c', line], cwd=tmp_path, capture_output=True, text=True, timeout=50 * service.SLOWER, env=without_make())
+    assert run.returncode == 0 and 'build on all cores and serve' in run.stdout, run.stdout + run.stderr
+
+
+def without_make():
+    return {k: v for k, v in os.environ.items() if k not in ('MAKEFLAGS', 'MAKELEVEL', 'MFLAGS')}
+
+
+@pytest.mark.skipif('MAKELEVEL' not in os.environ, reason='not run by make: its switches are not known, and with others everything would be built anew')
+def test_make_run_serves(clone):
+    """From a checkout of its own, in which the objects of this build lie: make finds nothing to do, as it would the second time."""
+    build = os.path.dirname(service.BINARY)
+    inside = os.path.relpath(build, ROOT)
+    there = clone / inside
+    if inside.startswith('..'):
+        pytest.skip(f'{build} is outside of the checkout')
+    there.mkdir(parents=True, exist_ok=True)
+    for name in ('flags', 'server', 'proto-json', 'kernels', 'libserver.a', 'libproto.a', 'libattn.a', 'attnd'):
+        subprocess.run(['cp', '-a', os.path.join(build, name), there], check=True)
+    address = f'127.0.0.1:{service.free_port()}'
+    run = subprocess.Popen(['sh', '-c', f'exec {command("make run")} ARGS="--listen {address}"'], cwd=clone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    try:
+        asked = [os.path.join(build, 'attnd'), 'healthcheck', f'http://{address}']
+        assert service.eventually(lambda: run.poll() is not None or subprocess.run(asked, capture_output=True).returncode == 0, 40), 'it does not answer'
+    finally:
+        os.killpg(run.pid, signal.SIGTERM)
+        said, _ = run.communicate(timeout=30 * service.SLOWER)
+    assert 'stopped status=0' in said and '  cc ' not in said, said
+
+
+def test_what_make_is_asked_for_is_there():
+    listed = set(re.findall(r'^([a-z-]+):.*## ', text_of('Makefile'), re.M))
+    named = set(re.findall(r'`make ([a-z-]+)', README)) | {command(line).split()[1] for line in ('make run', 'make test')}
+    assert named <= listed and {'install', 'load'} <= named, named - listed
+
+
+def test_the_images_are_those_of_the_dockerfile():
+    """(make image builds and runs them.)"""
+    docker = text_of('Dockerfile')
+    target = re.search(r'--target (\w+) ', command('docker build --target')).group(1)
+    stages = re.findall(r'^FROM .* AS ([\w-]+)$', docker, re.M)
+    assert target in stages and stages[-1] != target and re.search(r'^EXPOSE 8080\b', docker, re.M), stages
+
+
+def test_the_wrk_line(server):
+    words = command('wrk').split()
+    assert os.path.exists(os.path.join(ROOT, words[words.index('-s') + 1]))
+    if not shutil.which('wrk'):
+        pytest.skip('wrk is not here')
+    words = [re.sub('^-d.*', '-d1s', word).replace('http://127.0.0.1:8080', server.url) for word in words]
+    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=50 * service.SLOWER)
+    assert run.returncode == 0 and 'Requests/sec' in run.stdout and 'Non-2xx' not in run.stdout, run.stdout + run.stderr
 
 
 def test_links_lead_somewhere():
-    for link in re.findall(r'\]\(([^)#:]+)\)', README):
-        assert os.path.exists(os.path.join(service.HERE, '..', link)), link
+    for name in ('README.md', 'server/OPTIONS.md', 'deploy/examples/README.md', 'proto-json/PROTOCOL.md'):
+        for link in re.findall(r'\]\(([^)#:]+)\)', text_of(name)):
+            assert os.path.exists(os.path.join(ROOT, os.path.dirname(name), link)), (name, link)
+
+
+def test_the_limits_of_contexts_are_those_that_are_said(server):
+    limits = server.get('/v1/info').json()['limits']
+    seconds, count = re.search(r'kept for (\d+) s, at\s+most (\d+) of them in at most a quarter of the staging memory', README).groups()
+    assert limits['context_ttl_ms'] == int(seconds) * 1000 and limits['contexts'] == int(count)
+    assert limits['context_bytes'] == server.get('/v1/info').json()['staging']['limit_bytes'] // 4
+    assert f'within {seconds} s' in PROTOCOL
+
+
+def test_the_routes_that_want_no_token_are_those_that_are_said(serve, tmp_path):
+    (tmp_path / 'tokens').write_text('secret\n')
+    server = serve('--token-file', tmp_path / 'tokens')
+    said = set(re.findall(r'`(/[^`]*)`', re.search(r'With `--token-file` every route wants a bearer token but the probes, (.*?)\. ', README, re.S).group(1)))
+    gets = [path for path, item in server.get('/openapi.json').json()['paths'].items() if 'get' in item]
+    open_ones = {path for path in gets if server.get(path).status == 200}
+    assert {path for path in open_ones if 'health' not in path and not path.endswith('z')} == said
+
+
+def test_every_tensor_and_option_of_the_protocol_is_the_openapi_documents(server):
+    """By name, and a tensor by its shape; what is said of those that only a backward has stands in its own table."""
+    rows = {}
+    for names, shape in re.findall(r'^\| (`.*?`) \| (.*?) \|', PROTOCOL, re.M):
+        rows.update({name: shape for name in re.findall(r'`(\w+)`', names)})
+    schemas = server.get('/openapi.json').json()['components']['schemas']
+    for problem in ('ForwardProblem', 'BackwardProblem'):
+        for name, member in schemas[problem]['properties'].items():
+            if name not in ('context', 'out', 'lse', 'dout', 'dlse') and '$ref' in member:
+                assert re.findall(r'\[.*?\]', member['description'].split(':')[0]) == re.findall(r'\[.*?\]', rows[name]), name
+            else:
+                assert name in rows, name
+
+
+@pytest.fixture(scope='module')
+def exact():
+    """Computes as the answers of PROTOCOL.md were: on other kernels the last digit differs."""
+    with service.Server('--devices', 'reference') as server:
+        yield server
+
+
+def without(value, names=('backend', 'timing_us', 'request_id')):
+    if isinstance(value, dict):
+        return {n: without(v) for n, v in value.items() if n not in names}
+    return [without(v) for v in value] if isinstance(value, list) else value
+
+
+def shown_file(text):
+    """A safetensors file as PROTOCOL.md shows it: the header, and on the last line the data in base64."""
+    header, data = text.rstrip('\n').rsplit('\n', 1)
+    return json.loads(header), base64.b64decode(data)
+
+
+def file_of(text):
+    header, data = shown_file(text)
+    header = json.dumps(header).encode()
+    return len(header).to_bytes(8, 'little') + header + data
+
+
+BLOCKS = re.findall(r'^```json (\w+)\n(.*?)^```$', PROTOCOL, re.M | re.S)
+
+
+@pytest.mark.parametrize('number', [i for i, (mark, _) in enumerate(BLOCKS) if not mark.isdigit()])
+def test_a_request_of_the_protocol(exact, number):
+    op, body = BLOCKS[number]
+    if op == 'safetensors':
+        answer = exact.post('/v1/attention/forward', file_of(body), {'Content-Type': 'application/x-safetensors'})
+        length = 8 + int.from_bytes(answer.body[:8], 'little')
+        header, want, data = json.loads(answer.body[8:length]), *shown_file(BLOCKS[number + 1][1])
+        for h in (header, want):
+            h['__metadata__'] = without(h['__metadata__'])
+        assert (answer.status, header, answer.body[length:]) == (200, want, data)
+        return
+    if op == 'kserve_binary':
+        said, data = shown_file(body)
+        text = json.dumps(said).encode()
+        answer = exact.ask('POST', '/v2/models/attention_forward/infer', text + data, {'Inference-Header-Content-Length': str(len(text))})
+        length = int(answer.headers['inference-header-content-length'])
+        header, want, data = json.loads(answer.body[:length]), *shown_file(BLOCKS[number + 1][1])
+        assert (answer.status, without(header), answer.body[length:]) == (200, without(want), data)
+        return
+    answer = exact.post('/v2/models/attention_forward/infer' if op == 'kserve' else '/v1/attention/' + op, body.encode())
+    following = BLOCKS[number + 1] if number + 1 < len(BLOCKS) else ('', '')
+    if following[0].isdigit():
+        assert (answer.status, without(answer.json())) == (int(following[0]), without(json.loads(following[1])))
+    else:  # without an answer: a context that nobody saved
+        assert '"context"' in body and answer.status == 404, answer

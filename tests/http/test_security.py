@@ -57,9 +57,30 @@ def test_tokens_are_not_logged(guarded):
 PREFLIGHT = {'Access-Control-Request-Method': 'POST', 'Access-Control-Request-Headers': 'content-type, x-request-id'}
 
 
+@pytest.mark.parametrize('kind', ['application/json', 'text/plain;charset=UTF-8', 'application/x-www-form-urlencoded'])
+@pytest.mark.parametrize('origin', ['https://example.org', 'http://localhost.example.org', 'null', 'http://localhost:1', 'file://', 'x'])
+def test_a_page_of_another_site_cannot_compute_here(server, origin, kind):
+    """A page elsewhere needs no leave to send text, and a browser that runs on this machine reaches a server on 127.0.0.1."""
+    answer = server.ask('POST', FORWARD, wire.small_bytes(), {'Origin': origin, 'Content-Type': kind})
+    assert answer.status == 403 and answer.json()['code'] == 'forbidden-origin', answer
+    assert origin in answer.json()['detail'] and '--cors-origin' in answer.json()['detail']
+    assert server.ask('POST', '/v1/attention/backward', b'{}', {'Origin': origin}).status == 403
+
+
+def test_a_page_of_this_server_can(server):
+    for host in ('localhost', f'127.0.0.1:{server.port}', 'attention.example.org'):
+        answer = server.ask('POST', FORWARD, wire.small_bytes(), {'Origin': f'http://{host}', 'Host': host, 'Content-Type': 'text/plain'})
+        assert answer.status == 200, answer
+
+
+def test_reading_is_left_to_the_browser(server):
+    answer = server.ask('GET', '/v1/info', headers={'Origin': 'https://example.org'})
+    assert answer.status == 200 and not [h for h in answer.headers if h.startswith('access-control-')]
+
+
 def test_off_by_default(server):
     answer = server.ask('POST', FORWARD, wire.small_bytes(), {'Origin': 'https://example.org'})
-    assert answer.status == 200 and not [h for h in answer.headers if h.startswith('access-control-')]
+    assert answer.status == 403 and not [h for h in answer.headers if h.startswith('access-control-')]
     assert server.ask('OPTIONS', FORWARD, headers={'Origin': 'https://example.org', **PREFLIGHT}).status == 405
 
 
@@ -71,7 +92,8 @@ def test_one_origin(serve):
     assert 'origin' in answer.headers['vary'].lower()
     exposed = answer.headers['access-control-expose-headers'].lower()
     assert all(h in exposed for h in ('x-request-id', 'retry-after', 'server-timing'))
-    assert 'access-control-allow-origin' not in server.ask('POST', FORWARD, wire.small_bytes(), there).headers
+    refused = server.ask('POST', FORWARD, wire.small_bytes(), there)
+    assert refused.status == 403 and 'access-control-allow-origin' not in refused.headers
     preflight = server.ask('OPTIONS', FORWARD, headers={**here, **PREFLIGHT})
     assert preflight.status in (200, 204) and preflight.headers['access-control-allow-origin'] == 'https://example.org'
     assert 'POST' in preflight.headers['access-control-allow-methods']
@@ -82,7 +104,7 @@ def test_one_origin(serve):
 
 def test_any_origin(serve):
     answer = serve('--cors-origin', '*').ask('POST', FORWARD, wire.small_bytes(), {'Origin': 'https://example.org'})
-    assert answer.headers['access-control-allow-origin'] == '*'
+    assert answer.status == 200 and answer.headers['access-control-allow-origin'] == '*'
 
 
 def test_any_origin_does_not_go_with_tokens(tmp_path):

@@ -127,6 +127,7 @@ struct spec {
     bool strided;            /* gaps between rows, and a base that is aligned to an element only */
     bool poison_unseen;      /* keys and values that no query sees are NaN and infinity */
     int poison;              /* one key (1) or value (2) that some queries see is NaN */
+    bool many_blocks;        /* its backward takes the emulator ten seconds and more */
     uint64_t data_seed;
 };
 

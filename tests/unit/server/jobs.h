@@ -71,6 +71,14 @@ HELPER void gate_open(struct gate *gate)
     assert_int_equal(unlink(gate->path), 0);
 }
 
+/* `script`, in which GATE is the gate's path. */
+HELPER void gate_script(const struct gate *gate, const char *script, char *text, size_t bytes)
+{
+    const char *at = strstr(script, "GATE");
+    if (at) snprintf(text, bytes, "%.*s%s%s", (int)(at - script), script, gate->path, at + 4);
+    else snprintf(text, bytes, "%s", script);
+}
+
 /* ---- A server of which only the inside is there -------------------------------------------------------------------- */
 
 HELPER void config_default(struct config *config)
@@ -202,7 +210,8 @@ HELPER struct request *received(struct server *server, attn_op op, char *body)
     request_make_id(request->id);
     request_count_in(request);
     assert_int_equal(request_enter(request, CALLER_RECEIVING, &err), ATTN_OK);
-    request->decoder = proto_decoder_new(op, &server->limits, &memory);
+    request->answer_as = &proto_json;
+    request->decoder = proto_decoder_new(&proto_json, op, &server->limits, &memory);
     request->received_bytes = strlen(body);
     if (proto_decoder_feed(request->decoder, body, strlen(body), &err) != ATTN_OK) fail_msg("%s", err.text);
     free(body);

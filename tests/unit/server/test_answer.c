@@ -516,7 +516,8 @@ static void test_pages_of_other_origins_are_told_what_they_may(void **state)
         assert_header("Access-Control-Allow-Origin", cases[c].allow_origin);
         assert_header("Access-Control-Allow-Methods", cases[c].methods);
         assert_header("Access-Control-Expose-Headers",
-                      cases[c].cors ? "X-Request-Id, Retry-After, Server-Timing" : NULL);
+                      cases[c].cors ? "X-Request-Id, Retry-After, Server-Timing, Inference-Header-Content-Length"
+                                    : NULL);
         assert_header("Access-Control-Max-Age", cases[c].preflight ? "86400" : NULL);
         if (cases[c].preflight) {
             assert_int_equal(sent.length, 0);

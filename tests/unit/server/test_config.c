@@ -16,6 +16,7 @@
 
 #include "kernels/machine.h"
 #include "server/base/config.h"
+#include "server/base/config_habits.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -199,7 +200,29 @@ static void test_every_refusal_names_option_value_and_rule(void **state)
           "--queue-depthx is not an option; did you mean --queue-depth? (attnd --help lists them)" },
         { "--=4", "-- is not an option (attnd --help lists them)" },
         { "8080", "unexpected argument '8080' (options begin with --, attnd --help lists them)" },
-        { "-p", "unexpected argument '-p' (options begin with --, attnd --help lists them)" },
+#define IS_NO_OPTION(hint) " is not an option; " hint " (attnd --help lists them)"
+        { "-p 8000", "-p" IS_NO_OPTION("write --listen 127.0.0.1:PORT") },
+        { "--port 8000", "--port" IS_NO_OPTION("write --listen 127.0.0.1:PORT") },
+        { "--PORT=8000", "--PORT" IS_NO_OPTION("write --listen 127.0.0.1:PORT") },
+        { "--host 0.0.0.0", "--host" IS_NO_OPTION("write --listen ADDR:8080") },
+        { "--bind 0.0.0.0:80", "--bind" IS_NO_OPTION("write --listen ADDR:PORT") },
+        { "--gpu 0", "--gpu" IS_NO_OPTION("write --devices 0") },
+        { "--cpu", "--cpu" IS_NO_OPTION("write --devices cpu") },
+        { "--verbose", "--verbose" IS_NO_OPTION("write --log-level debug") },
+        { "-v", "-v" IS_NO_OPTION("write --log-level debug") },
+        { "--threads 4", "--threads" IS_NO_OPTION("write --cpu-threads N") },
+        { "--num_threads 4", "--num_threads" IS_NO_OPTION("write --cpu-threads N") },
+        { "--api-key=x", "--api-key" IS_NO_OPTION("write --token-file FILE") },
+        { "--restart", "--restart" IS_NO_OPTION("write --supervise") },
+        { "--config x", "--config" IS_NO_OPTION("there is no file of options: give flags, or ATTND_ variables") },
+        { "-listen=a:1", "-listen" IS_NO_OPTION("did you mean --listen?") },
+        { "---listen=a:1", "---listen" IS_NO_OPTION("did you mean --listen?") },
+        { "--Queue_Depth=1", "--Queue_Depth" IS_NO_OPTION("did you mean --queue-depth?") },
+        { "-x", "-x is not an option (attnd --help lists them)" },
+        { "-", "- is not an option (attnd --help lists them)" },
+        { "serve",
+          "unexpected argument 'serve'; it serves without being told to: attnd alone is enough (options begin with "
+          "--, attnd --help lists them)" },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         struct config c;
@@ -208,6 +231,72 @@ static void test_every_refusal_names_option_value_and_rule(void **state)
         assert_int_equal(read_text(&c, cases[i].args, message), CONFIG_BAD);
         assert_string_equal(message, cases[i].says);
     }
+}
+
+static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
+{
+    static const struct {
+        const char *name, *value, *says; /* NULL: it is let be */
+    } cases[] = {
+        { "ATTND_QUEUE_DEPHT", "4",
+          "ATTND_QUEUE_DEPHT is not an option; did you mean ATTND_QUEUE_DEPTH? (attnd --help lists them)" },
+        { "ATTND_PORT", "8000",
+          "ATTND_PORT is not an option; write ATTND_LISTEN=127.0.0.1:PORT (attnd --help lists them)" },
+        { "ATTND_VERBOSE", "1",
+          "ATTND_VERBOSE is not an option; write ATTND_LOG_LEVEL=debug (attnd --help lists them)" },
+        { "ATTND_ZZZZZZZZZZZZZZZ", "1", "ATTND_ZZZZZZZZZZZZZZZ is not an option (attnd --help lists them)" },
+        { "ATTND_", "1", "ATTND_ is not an option (attnd --help lists them)" },
+        { "ATTND_ZZZZZZZZZZZZZZZ", "", NULL },    /* not set */
+        { "ATTN_CPU_ISA", "portable", NULL },     /* of the library */
+        { "ATTND_INHERITED_SOCKETS", "3", NULL }, /* of a supervisor */
+        /* what Kubernetes and Docker say of a service of that name */
+        { "ATTND_PORT", "tcp://10.0.0.1:8080", NULL },
+        { "ATTND_SERVICE_HOST", "10.0.0.1", NULL },
+        { "ATTND_SERVICE_PORT", "8080", NULL },
+        { "ATTND_SERVICE_PORT_HTTP", "8080", NULL },
+        { "ATTND_CPU_SERVICE_HOST", "10.0.0.1", NULL },
+        { "ATTND_PORT_8080_TCP", "tcp://10.0.0.1:8080", NULL },
+        { "ATTND_PORT_8080_TCP_PROTO", "tcp", NULL },
+        { "ATTND_PORT_8080_TCP_PORT", "8080", NULL },
+        { "ATTND_CPU_PORT_8080_UDP_ADDR", "10.0.0.1", NULL },
+        { "ATTND_NAME", "/client/attnd", NULL },
+        { "ATTND_CPU_NAME", "/client/attnd-cpu", NULL },
+        { "ATTND_ENV_PATH", "/bin", NULL },
+        { "ATTND_NAME", "mine", "ATTND_NAME is not an option (attnd --help lists them)" },
+        { "ATTND_PORT_8080_TCP_ADDRESS", "10.0.0.1",
+          "ATTND_PORT_8080_TCP_ADDRESS is not an option (attnd --help lists them)" },
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct config c;
+        char message[512];
+        print_message("%s=%s\n", cases[i].name, cases[i].value);
+        setenv(cases[i].name, cases[i].value, 1);
+        assert_int_equal(read_text(&c, "", message), cases[i].says ? CONFIG_BAD : CONFIG_RUN);
+        assert_string_equal(message, cases[i].says ? cases[i].says : "");
+        unsetenv(cases[i].name);
+    }
+}
+
+static void test_a_habit_names_an_option_that_exists(void **state)
+{
+    (void)state;
+    for (const struct config_habit *habit = config_habits; habit->names != NULL; habit++) {
+        struct config c;
+        char message[512], names[512], *rest = NULL;
+        assert_true((size_t)snprintf(names, sizeof names, "%s", habit->names) < sizeof names);
+        for (char *name = strtok_r(names, " ", &rest); name != NULL; name = strtok_r(NULL, " ", &rest))
+            if (config_habit(name) != habit) fail_msg("'%s' stands in two rows", name);
+        if (habit->instead != NULL) continue;
+        char flag[64];
+        snprintf(flag, sizeof flag, "--%s", habit->flag);
+        (void)read_text(&c, flag, message);
+        if (strstr(message, "is not an option") != NULL) fail_msg("%s: %s", habit->names, message);
+    }
+    assert_ptr_equal(config_habit("HTTP_Port"), config_habit("port"));
+    assert_null(config_habit(""));
+    assert_null(config_habit("por"));
+    assert_null(config_habit("port p"));
 }
 
 static void test_a_refusal_names_the_variable_that_holds_the_value(void **state)
@@ -305,22 +394,22 @@ static void test_help_fits_100_columns_and_shows_flag_and_variable(void **state)
     free(table);
 }
 
-/* README.md shows the table of `attnd --help-markdown`. */
-static void test_readme_has_this_table(void **state)
+/* OPTIONS.md shows the table of `attnd --help-markdown`. */
+static void test_options_md_has_this_table(void **state)
 {
     (void)state;
-    FILE *f = fopen("README.md", "r");
+    FILE *f = fopen("server/OPTIONS.md", "r");
     if (f == NULL) {
-        print_message("no README.md here\n");
+        print_message("no server/OPTIONS.md here\n");
         skip();
     }
-    static char readme[1 << 20];
-    const size_t used = fread(readme, 1, sizeof readme - 1, f);
+    static char shown[1 << 20];
+    const size_t used = fread(shown, 1, sizeof shown - 1, f);
     fclose(f);
-    readme[used] = '\0';
+    shown[used] = '\0';
     char *table = text_of(config_help_markdown);
-    if (strstr(readme, table) == NULL)
-        fail_msg("README.md has not the table that build/attnd --help-markdown prints:\n%s", table);
+    if (strstr(shown, table) == NULL)
+        fail_msg("server/OPTIONS.md has not the table that build/attnd --help-markdown prints:\n%s", table);
     free(table);
 }
 
@@ -333,12 +422,14 @@ int main(void)
         TEST(test_both_ways_to_write_a_value),
         TEST(test_listen_addresses_add_up_and_replace_the_level_below),
         TEST(test_every_refusal_names_option_value_and_rule),
+        TEST(test_a_variable_that_is_no_option_is_refused_like_one),
+        TEST(test_a_habit_names_an_option_that_exists),
         TEST(test_a_refusal_names_the_variable_that_holds_the_value),
         TEST(test_help_comes_first),
         TEST(test_a_default_body_limit_follows_a_smaller_staging_memory),
         TEST(test_connections_fit_the_limit_on_open_files),
         TEST(test_help_fits_100_columns_and_shows_flag_and_variable),
-        TEST(test_readme_has_this_table),
+        TEST(test_options_md_has_this_table),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

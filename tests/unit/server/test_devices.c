@@ -50,6 +50,15 @@ static void open_bench(struct bench *b, int count, const char *script)
     open_devices(b, count, script);
 }
 
+/* With GATE in the script, which is this gate. */
+static void open_gated(struct bench *b, int count, const char *script, struct gate *gate)
+{
+    char text[256];
+    gate_shut(gate);
+    gate_script(gate, script, text, sizeof text);
+    open_devices(b, count, text);
+}
+
 static void close_bench(struct bench *b)
 {
     assert_true(devices_stop(b->server.devices, PATIENCE_MS));
@@ -215,10 +224,8 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
     (void)state;
     struct bench b;
     struct gate gate;
-    char script[128];
-    gate_shut(&gate);
-    snprintf(script, sizeof script, "hold=%s", gate.path);
-    open_bench(&b, 2, script);
+    begin(&b);
+    open_gated(&b, 2, "hold=GATE", &gate);
     static const struct {
         double flops;
         const char *device;
@@ -302,10 +309,8 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
     (void)state;
     struct bench b;
     struct gate gate;
-    char script[128];
-    gate_shut(&gate);
-    snprintf(script, sizeof script, "0:hold=%s,0:sync.err=700", gate.path);
-    open_bench(&b, 2, script);
+    begin(&b);
+    open_gated(&b, 2, "0:hold=GATE,0:sync.err=700", &gate);
     struct device *lost = devices_pick(b.server.devices);
     for (int i = 0; i < 3; i++) submit_one(&b, lost, 1);
     gate_open(&gate);
@@ -395,12 +400,9 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     (void)state;
     struct bench b;
     struct gate gate;
-    char script[128];
-    gate_shut(&gate);
-    snprintf(script, sizeof script, "1:hold=%s", gate.path);
     begin(&b);
     b.config.watchdog_ms = 1;
-    open_devices(&b, 2, script);
+    open_gated(&b, 2, "1:hold=GATE", &gate);
     assert_null(devices_overdue(b.server.devices)); /* nothing runs */
     struct device *first = devices_pick(b.server.devices);
     struct job *job = ready_forward(&b, 5);
@@ -430,12 +432,9 @@ static void test_a_device_that_has_time_left_is_not_overdue(void **state)
     (void)state;
     struct bench b;
     struct gate gate;
-    char script[128];
-    gate_shut(&gate);
-    snprintf(script, sizeof script, "hold=%s", gate.path);
     begin(&b);
     b.config.watchdog_ms = 3600000;
-    open_devices(&b, 1, script);
+    open_gated(&b, 1, "hold=GATE", &gate);
     submit_one(&b, devices_pick(b.server.devices), 1);
     WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* it has begun */
     assert_null(devices_overdue(b.server.devices));
@@ -460,10 +459,8 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
     (void)state;
     struct bench b;
     struct gate gate;
-    char script[128];
-    gate_shut(&gate);
-    snprintf(script, sizeof script, "hold=%s@1", gate.path);
-    open_bench(&b, 1, script);
+    begin(&b);
+    open_gated(&b, 1, "hold=GATE@1", &gate);
     struct batch *batch = four_launches(&b);
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices));
     WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* the first problem is launched, or about to be */
@@ -519,10 +516,8 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
     (void)state;
     struct bench b;
     struct gate gate;
-    char script[128];
-    gate_shut(&gate);
-    snprintf(script, sizeof script, "hold=%s", gate.path);
-    open_bench(&b, 1, script);
+    begin(&b);
+    open_gated(&b, 1, "hold=GATE", &gate);
     struct batch *batch = submit_one(&b, devices_pick(b.server.devices), 1);
     assert_false(devices_stop(b.server.devices, 1));
     uv_run(&b.uv, UV_RUN_NOWAIT);

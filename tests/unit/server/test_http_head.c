@@ -107,6 +107,81 @@ static void test_a_content_type_is_a_media_type_in_any_case_and_parameters(void 
         assert_int_equal(http_head_is_media(cases[i].type, "application/json"), cases[i].json);
 }
 
+static void test_what_accept_wants(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *accept;
+        int json; /* how much better application/json is than application/x-b: 1, 0, -1 */
+        bool none;
+    } cases[] = {
+        { NULL, 0, false },
+        { "", 0, false },
+        { " ", 0, false },
+        { "*/*", 0, false },
+        { "application/*", 0, false },
+        { "application/json", 1, false },
+        { "Application/X-B", -1, false },
+        { "application/x-b;v=1", -1, false },
+        { "application/json, application/x-b", 0, false },
+        { "application/json, */*", 1, false },
+        { "text/html,application/*;q=0.9, application/x-b ; q=0.8", 1, false },
+        { "application/json;q=0.5,application/x-b;q=0.501", -1, false },
+        { "application/json;q=1.0,application/x-b;Q=0.999", 1, false },
+        { "*/*;q=0.1, application/x-b;q=0", 1, false },
+        { "application/json;q=0, */*", -1, false },
+        { "application/json;q=x, */*", 1, false },
+        { "application/json;q=7;q=, */*", 1, false },
+        { "application/json;q=1.9, application/x-b", 0, false },
+        { ",,application/x-b,,", -1, false },
+        { "text/html", 0, true },
+        { "*/*;q=0", 0, true },
+        { "application", 0, true },
+        { "application/jsonp, application/x-bb;q=1", 0, true },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int json = http_head_accepts(cases[i].accept, "application/json");
+        const int other = http_head_accepts(cases[i].accept, "application/x-b");
+        if ((json > other) - (json < other) != cases[i].json || (json + other == 0) != cases[i].none)
+            fail_msg("'%s': %d and %d", cases[i].accept ? cases[i].accept : "NULL", json, other);
+    }
+}
+
+static void test_a_page_is_of_this_server_where_host_and_port_are_the_same(void **state)
+{
+    static const struct {
+        const char *origin, *host;
+        bool same;
+    } cases[] = {
+        { "http://localhost:8080", "localhost:8080", true },
+        { "HTTP://LocalHost:8080", "localhost:8080", true },
+        { "http://localhost", "localhost", true },
+        { "http://localhost", "localhost:80", true },
+        { "http://localhost:80", "localhost", true },
+        { "https://example.org", "example.org:443", true },
+        { "https://example.org", "example.org", true }, /* a proxy speaks TLS for us */
+        { "http://[::1]:8080", "[::1]:8080", true },
+        { "http://localhost:8081", "localhost:8080", false },
+        { "http://localhost", "localhost:8080", false },
+        { "https://example.org", "example.org:80", false },
+        { "http://example.org", "example.org:443", false },
+        { "http://localhost.example.org:8080", "localhost:8080", false },
+        { "http://localhos:8080", "localhost:8080", false },
+        { "http://127.0.0.1:8080", "localhost:8080", false },
+        { "null", "null", false },
+        { "", "", false },
+        { "http://", "", false },
+        { "http://:80", "", false },
+        { "file://", "", false },
+        { "localhost:8080", "localhost:8080", false },
+        { "chrome-extension://localhost:8080", "localhost:8080", false },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (http_head_same_origin(cases[i].origin, cases[i].host) != cases[i].same)
+            fail_msg("%s at %s", cases[i].origin, cases[i].host);
+}
+
 static void test_request_ids(void **state)
 {
     (void)state;
@@ -209,6 +284,8 @@ int main(void)
         cmocka_unit_test(test_doubtful_heads_are_refused_by_name),
         cmocka_unit_test(test_lengths),
         cmocka_unit_test(test_a_content_type_is_a_media_type_in_any_case_and_parameters),
+        cmocka_unit_test(test_what_accept_wants),
+        cmocka_unit_test(test_a_page_is_of_this_server_where_host_and_port_are_the_same),
         cmocka_unit_test(test_request_ids),
         cmocka_unit_test(test_traceparent),
         cmocka_unit_test(test_targets),

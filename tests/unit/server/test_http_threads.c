@@ -17,7 +17,7 @@ static int allowed_cores(void)
     return CPU_COUNT(&set);
 }
 
-static void test_workers_belong_to_cores_when_each_has_enough(void **state)
+static void test_threads_belong_to_cores_when_each_has_enough(void **state)
 {
     (void)state;
     const int n = allowed_cores();
@@ -41,7 +41,7 @@ static void test_workers_belong_to_cores_when_each_has_enough(void **state)
     }
 }
 
-static void test_a_connection_goes_to_the_least_busy_worker(void **state)
+static void test_a_connection_goes_to_the_least_busy_thread(void **state)
 {
     (void)state;
     struct http_threads threads;
@@ -95,19 +95,19 @@ static void test_load(void **state)
         bool held;
         enum http_threads_load want;
     } cases[] = {
-        { { 0, 0 }, 2, 200, false, WORKERS_IDLE },
-        { { 100, 99 }, 2, 200, false, WORKERS_IDLE }, /* below 1000 a second */
-        { { 100, 99 }, 2, 200, true, WORKERS_EVEN },
-        { { 50, 49 }, 2, 200, true, WORKERS_IDLE },
-        { { 100, 100 }, 2, 200, false, WORKERS_EVEN },
-        { { 100, 100 }, 2, 0, false, WORKERS_IDLE },
-        { { 2000, 1000 }, 2, 200, false, WORKERS_EVEN },
-        { { 2001, 1000 }, 2, 200, false, WORKERS_UNEVEN },
-        { { 1000, 4000 }, 2, 200, true, WORKERS_EVEN },
-        { { 1000, 4001 }, 2, 200, true, WORKERS_UNEVEN },
-        { { 5000, 0 }, 2, 200, false, WORKERS_UNEVEN },
-        { { 3000, 2000, 1600 }, 3, 200, false, WORKERS_EVEN },
-        { { UINT32_MAX, UINT32_MAX }, 2, 200, true, WORKERS_EVEN },
+        { { 0, 0 }, 2, 200, false, HTTP_THREADS_IDLE },
+        { { 100, 99 }, 2, 200, false, HTTP_THREADS_IDLE }, /* below 1000 a second */
+        { { 100, 99 }, 2, 200, true, HTTP_THREADS_EVEN },
+        { { 50, 49 }, 2, 200, true, HTTP_THREADS_IDLE },
+        { { 100, 100 }, 2, 200, false, HTTP_THREADS_EVEN },
+        { { 100, 100 }, 2, 0, false, HTTP_THREADS_IDLE },
+        { { 2000, 1000 }, 2, 200, false, HTTP_THREADS_EVEN },
+        { { 2001, 1000 }, 2, 200, false, HTTP_THREADS_UNEVEN },
+        { { 1000, 4000 }, 2, 200, true, HTTP_THREADS_EVEN },
+        { { 1000, 4001 }, 2, 200, true, HTTP_THREADS_UNEVEN },
+        { { 5000, 0 }, 2, 200, false, HTTP_THREADS_UNEVEN },
+        { { 3000, 2000, 1600 }, 3, 200, false, HTTP_THREADS_EVEN },
+        { { UINT32_MAX, UINT32_MAX }, 2, 200, true, HTTP_THREADS_EVEN },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (http_threads_load(cases[i].requests, cases[i].cores, cases[i].ms, cases[i].held) != cases[i].want)
@@ -116,7 +116,7 @@ static void test_load(void **state)
 
 static pthread_barrier_t began, may_end;
 
-static void *http_thread_thread(void *argument)
+static void *idle_thread(void *argument)
 {
     struct http_thread *thread = argument;
     atomic_store(&thread->tid, gettid());
@@ -152,8 +152,7 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     pthread_t posix[256];
     pthread_barrier_init(&began, NULL, (unsigned)count + 1);
     pthread_barrier_init(&may_end, NULL, (unsigned)count + 1);
-    for (int i = 0; i < count; i++)
-        assert_int_equal(pthread_create(&posix[i], NULL, http_thread_thread, &threads.list[i]), 0);
+    for (int i = 0; i < count; i++) assert_int_equal(pthread_create(&posix[i], NULL, idle_thread, &threads.list[i]), 0);
     pthread_barrier_wait(&began);
 
     look(&threads, &now_ms, 0, 0);
@@ -191,8 +190,8 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_workers_belong_to_cores_when_each_has_enough),
-        cmocka_unit_test(test_a_connection_goes_to_the_least_busy_worker),
+        cmocka_unit_test(test_threads_belong_to_cores_when_each_has_enough),
+        cmocka_unit_test(test_a_connection_goes_to_the_least_busy_thread),
         cmocka_unit_test(test_a_core_with_a_lead_gives_to_the_others),
         cmocka_unit_test(test_load),
         cmocka_unit_test(test_threads_are_held_while_the_load_is_even),

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "server/api/info.h"
 #include "server/http/routes.h"
@@ -112,6 +113,10 @@ static void test_every_route_and_method_is_there(void **state)
     for (int i = 0; i < count; i++) {
         if (!(all[i].ports & PORT_MAIN)) continue;
         cJSON *path = cJSON_GetObjectItemCaseSensitive(paths, all[i].path);
+        if (all[i].hidden) {
+            if (path != NULL) fail_msg("%s is in the document", all[i].path);
+            continue;
+        }
         if (path == NULL) fail_msg("%s is not in the document", all[i].path);
         static const char *const methods[] = { "get", "head", "post", "options", "put", "delete", "patch", "trace" };
         for (size_t m = 0; m < ARRAY_SIZE(methods); m++) {
@@ -127,6 +132,22 @@ static void test_every_route_and_method_is_there(void **state)
             assert_non_null(cJSON_GetObjectItemCaseSensitive(operation, "responses"));
         }
     }
+    cJSON_Delete(doc);
+}
+
+static void test_every_number_that_changes_scores_has_the_range_of_its_row(void **state)
+{
+    (void)state;
+    cJSON *doc = openapi(), *properties = at(doc, "components/schemas/ForwardProblem/properties");
+#define X(name, id, least, most, rule, meaning)                                        \
+    {                                                                                  \
+        const double lowest = cJSON_GetNumberValue(at(properties, #name "/minimum")),  \
+                     highest = cJSON_GetNumberValue(at(properties, #name "/maximum")); \
+        if (lowest != (least < 0 ? least : 0) || highest != (most > 0 ? most : 0))     \
+            fail_msg(#name " from %g to %g", lowest, highest);                         \
+    }
+    ATTN_SCORE_OPTION_MAP(X)
+#undef X
     cJSON_Delete(doc);
 }
 
@@ -146,7 +167,7 @@ static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented
     (void)state;
 #define DOC                                                                                  \
     "operations", "A thing", "Of its name.", "The thing", "text/plain", "{'type':'string'}", \
-        .parameters = { { "name", "Which one." } }, .errors = ROUTE_ERROR(NOT_FOUND)
+        .parameters = { { "name", "Which one.", "mine" } }, .errors = ROUTE_ERROR(NOT_FOUND)
     static const struct route rows[] = {
         { ROUTE_GET, "/v1/things/{name}", "things", PORT_MAIN, .token = PORT_MAIN, .doc = { DOC } },
         { ROUTE_GET, "/elsewhere", "elsewhere", PORT_METRICS, .doc = { DOC } },
@@ -203,11 +224,11 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
 }
 
 /* Decodes a body with the program's own decoder. */
-static attn_status decode(attn_op op, const cJSON *body, int *problems, attn_error *err)
+static attn_status decode(const proto_format *format, attn_op op, const cJSON *body, int *problems, attn_error *err)
 {
     struct memory m = { 0 };
     proto_memory memory = { on_grow, &m };
-    proto_decoder *d = proto_decoder_new(op, &limits, &memory);
+    proto_decoder *d = proto_decoder_new(format, op, &limits, &memory);
     char *text = cJSON_PrintUnformatted(body);
     proto_call *call = NULL;
     attn_status status = proto_decoder_feed(d, text, strlen(text), err);
@@ -231,10 +252,16 @@ static void test_every_example_is_accepted_as_it_stands(void **state)
     (void)state;
     static const struct {
         const char *path;
+        const proto_format *format;
         attn_op op;
+        int least;
     } ops[] = {
-        { "paths/~1v1~1attention~1forward/post/requestBody/content/application~1json/examples", ATTN_OP_FORWARD },
-        { "paths/~1v1~1attention~1backward/post/requestBody/content/application~1json/examples", ATTN_OP_BACKWARD }
+        { "paths/~1v1~1attention~1forward/post/requestBody/content/application~1json/examples", &proto_json,
+          ATTN_OP_FORWARD, 2 },
+        { "paths/~1v1~1attention~1backward/post/requestBody/content/application~1json/examples", &proto_json,
+          ATTN_OP_BACKWARD, 2 },
+        { "paths/~1v2~1models~1{model}~1infer/post/requestBody/content/application~1json/examples", &proto_kserve,
+          ATTN_OP_FORWARD, 1 },
     };
     cJSON *doc = openapi();
     for (size_t i = 0; i < ARRAY_SIZE(ops); i++) {
@@ -244,11 +271,12 @@ static void test_every_example_is_accepted_as_it_stands(void **state)
         {
             attn_error err = { 0 };
             int problems = 0;
-            if (decode(ops[i].op, cJSON_GetObjectItem(example, "value"), &problems, &err) != ATTN_OK || problems == 0)
+            if (decode(ops[i].format, ops[i].op, cJSON_GetObjectItem(example, "value"), &problems, &err) != ATTN_OK ||
+                problems == 0)
                 fail_msg("%s: %s", example->string, err.text);
             count++;
         }
-        assert_true(count >= 2);
+        assert_true(count >= ops[i].least);
     }
     cJSON_Delete(doc);
 }
@@ -284,54 +312,83 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
 }
 
 /* (That the ranks of the rows are those of attn_check() is tested in test_check.c.) */
-static void test_ranks_are_those_of_the_validator(void **state)
+static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **state)
 {
     (void)state;
     cJSON *doc = openapi();
+    unsigned ranks = 0;
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
-        char path[128];
-        snprintf(path, sizeof path, "components/schemas/tensor.%s/properties/shape", attn_tensors[t].name);
-        const cJSON *shape = at(doc, path);
-        if (shape == NULL) {
-            assert_false(proto_takes_tensor(ATTN_OP_FORWARD, (attn_tensor_id)t) ||
-                         proto_takes_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)t));
-            continue;
-        }
-        const unsigned ranks = attn_tensor_ranks((attn_tensor_id)t);
-        const int low = __builtin_ctz(ranks), high = 31 - __builtin_clz(ranks);
-        print_message("%s %d %d\n", attn_tensors[t].name, low, high);
-        assert_int_equal(cJSON_GetObjectItem(shape, "minItems")->valueint, low);
-        assert_int_equal(cJSON_GetObjectItem(shape, "maxItems")->valueint, high);
+        char path[128], shape[ATTN_SHAPE_BYTES], dtypes[PROTO_DTYPE_LIST_BYTES];
+        const attn_tensor_id id = (attn_tensor_id)t;
+        snprintf(path, sizeof path, "components/schemas/BackwardProblem/properties/%s", attn_tensors[t].name);
+        const cJSON *member = at(doc, path);
+        assert_int_equal(member != NULL, proto_takes_tensor(ATTN_OP_BACKWARD, id));
+        if (member == NULL) continue;
+        ranks |= attn_tensor_ranks(id);
+        assert_string_equal(cJSON_GetObjectItem(member, "$ref")->valuestring, "#/components/schemas/Tensor");
+        const char *text = cJSON_GetObjectItem(member, "description")->valuestring;
+        print_message("%s: %s\n", attn_tensors[t].name, text);
+        assert_non_null(strstr(text, attn_tensor_shape(id, shape)));
+        assert_non_null(strstr(text, attn_tensors[t].meaning));
+        assert_non_null(strstr(text, proto_dtype_list(id, dtypes)));
     }
+    const cJSON *shape = at(doc, "components/schemas/Tensor/properties/shape");
+    assert_int_equal(cJSON_GetObjectItem(shape, "minItems")->valueint, __builtin_ctz(ranks));
+    assert_int_equal(cJSON_GetObjectItem(shape, "maxItems")->valueint, 31 - __builtin_clz(ranks));
+    const cJSON *dtypes = at(doc, "components/schemas/Dtype/enum");
+#define X(wire, ...) +1
+    assert_int_equal(cJSON_GetArraySize(dtypes), ATTN_DTYPE_COUNT PROTO_DTYPE_MAP(X));
+#undef X
+#define X(wire, ...) assert_true(lists(dtypes, wire));
+    PROTO_DTYPE_MAP(X)
+#undef X
+    for (int d = 0; d < ATTN_DTYPE_COUNT; d++) assert_true(lists(dtypes, attn_dtype_name((attn_dtype)d)));
     cJSON_Delete(doc);
 }
 
-static void test_dtypes_are_those_of_the_tensor(void **state)
+/* A name that is one in any programming language. */
+static void check_name(const char *name)
+{
+    if (!isalpha((unsigned char)name[0])) fail_msg("%s", name);
+    for (const char *c = name; *c; c++)
+        if (!isalnum((unsigned char)*c) && *c != '_') fail_msg("%s", name);
+}
+
+/* Generators make a constant of each member of an enum, in capitals. */
+static void check_enums(const cJSON *tree)
+{
+    const cJSON *child;
+    cJSON_ArrayForEach(child, tree)
+    {
+        for (int i = 0; child->string && strcmp(child->string, "enum") == 0 && i < cJSON_GetArraySize(child); i++)
+            for (int k = 0; k < i; k++) {
+                const char *a = cJSON_GetArrayItem(child, i)->valuestring,
+                           *b = cJSON_GetArrayItem(child, k)->valuestring;
+                if (strcasecmp(a, b) == 0) fail_msg("%s and %s", a, b);
+            }
+        check_enums(child);
+    }
+}
+
+static void test_names_are_names_in_any_language_and_no_two_are_one(void **state)
 {
     (void)state;
-    static const struct {
-        const char *tensor, *has, *has_not;
-    } cases[] = { { "q", "float8_e4m3fn", "int32" },
-                  { "q", "BF16", "uint8" },
-                  { "q", "FP16", "I32" },
-                  { "lse", "float32", "float16" },
-                  { "keep_mask", "uint8", "int32" },
-                  { "cu_seqlens_q", "int32", "float32" },
-                  { "bias", "bfloat16", "uint8" },
-                  { "dlse", "F32", "F16" },
-                  { "dout", "float16", "int32" },
-                  { "mask_startend_rows", "I32", "U8" },
-                  { "dout", "BF16", "F8_E4M3" },
-                  { "bias", "F16", "F8_E4M3" },
-                  { "out", "F32", "float8_e4m3fn" } };
     cJSON *doc = openapi();
-    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-        char path[128];
-        snprintf(path, sizeof path, "components/schemas/tensor.%s/properties/dtype/enum", cases[i].tensor);
-        print_message("%s\n", path);
-        assert_true(lists(at(doc, path), cases[i].has));
-        assert_false(lists(at(doc, path), cases[i].has_not));
+    const cJSON *schema, *path, *operation;
+    char ids[4096] = " ";
+    cJSON_ArrayForEach(schema, at(doc, "components/schemas")) check_name(schema->string);
+    cJSON_ArrayForEach(path, at(doc, "paths")) cJSON_ArrayForEach(operation, path)
+    {
+        const char *id = cJSON_GetObjectItem(operation, "operationId")->valuestring;
+        char word[160];
+        check_name(id);
+        assert_int_not_equal(id[strlen(id) - 1], '_');
+        snprintf(word, sizeof word, " %s ", id);
+        if (strstr(ids, word)) fail_msg("%s is there twice", id);
+        assert_true(strlen(ids) + strlen(word) < sizeof ids);
+        strcat(ids, word + 1);
     }
+    check_enums(doc);
     cJSON_Delete(doc);
 }
 
@@ -339,18 +396,17 @@ static void test_errors_of_one_status_are_one_response(void **state)
 {
     (void)state;
     cJSON *doc = openapi();
-    const cJSON *codes = cJSON_GetObjectItem(
-        cJSON_GetObjectItem(
-            cJSON_GetObjectItem(cJSON_GetArrayItem(at(doc, "paths/~1v1~1attention~1forward/post/responses/503/content/"
-                                                           "application~1problem+json/schema/allOf"),
-                                                   1),
-                                "properties"),
-            "code"),
-        "enum");
+    const cJSON *response = at(doc, "paths/~1v1~1attention~1forward/post/responses/503");
+    const cJSON *codes = cJSON_GetObjectItem(response, "x-codes");
     assert_true(lists(codes, "queue-full"));
     assert_true(lists(codes, "draining"));
     assert_true(lists(codes, "out-of-memory"));
     assert_false(lists(codes, "not-found"));
+    assert_non_null(strstr(cJSON_GetObjectItem(response, "description")->valuestring, "queue-full: "));
+    assert_string_equal(at(doc, "paths/~1v1~1attention~1forward/post/responses/503/content/application~1problem+json/"
+                                "schema/$ref")
+                            ->valuestring,
+                        "#/components/schemas/Problem");
     assert_non_null(at(doc, "paths/~1v1~1attention~1forward/post/responses/503/headers/Retry-After"));
     assert_null(at(doc, "paths/~1v1~1attention~1forward/post/responses/404"));
     assert_non_null(at(doc, "paths/~1v1~1attention~1backward/post/responses/404"));
@@ -506,11 +562,12 @@ int main(void)
         cmocka_unit_test(test_every_reference_leads_somewhere),
         cmocka_unit_test(test_every_route_and_method_is_there),
         cmocka_unit_test(test_rows_of_one_path_are_one_item_and_its_parameters_are_documented),
+        cmocka_unit_test(test_every_number_that_changes_scores_has_the_range_of_its_row),
         cmocka_unit_test(test_without_tokens_nothing_is_said_of_them),
         cmocka_unit_test(test_every_example_is_accepted_as_it_stands),
         cmocka_unit_test(test_members_of_a_problem_are_those_of_the_decoder),
-        cmocka_unit_test(test_ranks_are_those_of_the_validator),
-        cmocka_unit_test(test_dtypes_are_those_of_the_tensor),
+        cmocka_unit_test(test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes),
+        cmocka_unit_test(test_names_are_names_in_any_language_and_no_two_are_one),
         cmocka_unit_test(test_errors_of_one_status_are_one_response),
         cmocka_unit_test(test_every_error_that_is_answered_is_on_some_route),
         cmocka_unit_test(test_info_has_the_form_that_the_document_says),

@@ -93,10 +93,8 @@ static void open_scene(struct scene *s, int devices, const char *script)
 {
     char number[8], text[512];
     attn_error err = { 0 };
-    const char *at = strstr(script, "GATE");
     snprintf(number, sizeof number, "%d", devices);
-    if (at) snprintf(text, sizeof text, "%.*s%s%s", (int)(at - script), script, s->gate.path, at + 4);
-    else snprintf(text, sizeof text, "%s", script);
+    gate_script(&s->gate, script, text, sizeof text);
     setenv("ATTN_FAKE_DEVICES", number, 1);
     setenv("ATTN_FAKE_SCRIPT", text, 1);
     server_open(&s->server, &s->config);
@@ -108,6 +106,14 @@ static void open_scene(struct scene *s, int devices, const char *script)
 static void begin_scene(struct scene *s, int devices, const char *script)
 {
     prepare_scene(s);
+    open_scene(s, devices, script);
+}
+
+/* Every request is a batch of its own. */
+static void begin_unbatched(struct scene *s, int devices, const char *script)
+{
+    prepare_scene(s);
+    s->config.max_batch = 1;
     open_scene(s, devices, script);
 }
 
@@ -337,9 +343,7 @@ static void test_batches_go_to_every_device(void **state)
     (void)state;
     struct scene s;
     const double before[] = { batches_of("fake:0"), batches_of("fake:1") };
-    prepare_scene(&s);
-    s.config.max_batch = 1;
-    open_scene(&s, 2, "hold=GATE");
+    begin_unbatched(&s, 2, "hold=GATE");
     struct request *requests[8];
     for (int i = 0; i < 8; i++) requests[i] = posted_forward(&s);
     start(&s);
@@ -383,9 +387,7 @@ static void test_a_deadline_ends_the_wait_for_a_device(void **state)
 {
     (void)state;
     struct scene s;
-    prepare_scene(&s);
-    s.config.max_batch = 1;
-    open_scene(&s, 1, "hold=GATE");
+    begin_unbatched(&s, 1, "hold=GATE");
     start(&s);
     struct request *running[4], *late;
     for (int i = 0; i < 4; i++) running[i] = posted_forward(&s);
@@ -445,9 +447,7 @@ static void test_a_client_that_leaves_while_it_waits_is_found_out(void **state)
     (void)state;
     struct scene s;
     int queued[2], running[2], patient[2];
-    prepare_scene(&s);
-    s.config.max_batch = 1;
-    open_scene(&s, 1, "hold=GATE");
+    begin_unbatched(&s, 1, "hold=GATE");
     start(&s);
     struct request *requests[6];
     const double before[] = { metrics_sum(METRIC_CANCELLED, "queued"), metrics_sum(METRIC_CANCELLED, "running") };
@@ -728,9 +728,7 @@ static void test_without_its_last_device_the_server_ends_with_70(void **state)
 {
     (void)state;
     struct scene s;
-    prepare_scene(&s);
-    s.config.max_batch = 1;
-    open_scene(&s, 1, "hold=GATE,sync.err=700");
+    begin_unbatched(&s, 1, "hold=GATE,sync.err=700");
     start(&s);
     struct request *requests[6];
     for (int i = 0; i < 6; i++) requests[i] = posted_forward(&s);

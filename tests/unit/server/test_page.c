@@ -1,4 +1,4 @@
-/* test_page.c: the page is whole, allowed by its own policy, and needs nothing from elsewhere. */
+/* test_page.c: each page is whole, allowed by its own policy, and needs nothing from elsewhere. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,8 +11,6 @@
 #include <string.h>
 
 #include "server/api/page.h"
-
-#define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
 /* SHA-256 (FIPS 180-4) of a text, in base64 as Content-Security-Policy wants it. */
 static void sha256_base64(const char *text, size_t count, char out[48])
@@ -67,75 +65,99 @@ static void sha256_base64(const char *text, size_t count, char out[48])
     out[44] = '\0';
 }
 
-static char *page_text(void)
+static char *page_text(enum page which)
 {
     size_t length = 0;
-    char *page = page_write(&length);
+    char *page = page_write(which, &length);
     assert_non_null(page);
     assert_int_equal(strlen(page), length);
     return page;
 }
 
-static void test_the_policy_has_the_hashes_of_style_and_script(void **state)
+/* The hash of the only style, or script, of a page. */
+static void check_policy(enum page which, const char *element)
+{
+    char open[16], shut[16], want[96], hash[48];
+    char *page = page_text(which);
+    snprintf(open, sizeof open, "<%s>", element);
+    snprintf(shut, sizeof shut, "</%s>", element);
+    const char *begin = strstr(page, open), *end = strstr(page, shut);
+    assert_non_null(begin);
+    assert_non_null(end);
+    begin += strlen(open);
+    sha256_base64(begin, (size_t)(end - begin), hash);
+    snprintf(want, sizeof want, "%s-src 'sha256-%s'", element, hash);
+    if (strstr(page_csp(which), want) == NULL) fail_msg("the policy of page %d must have: %s", (int)which, want);
+    assert_null(strstr(end + 1, open)); /* there is one of each */
+    free(page);
+}
+
+static void test_sha256_is_that_of_fips_180(void **state)
 {
     (void)state;
     char hash[48];
     sha256_base64("abc", 3, hash); /* FIPS 180-2, appendix B.1 */
     assert_string_equal(hash, "ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0=");
-    char *page = page_text();
-    static const char *const elements[] = { "style", "script" };
-    for (size_t i = 0; i < ARRAY_SIZE(elements); i++) {
-        char open[16], shut[16], want[64];
-        snprintf(open, sizeof open, "<%s>", elements[i]);
-        snprintf(shut, sizeof shut, "</%s>", elements[i]);
-        const char *begin = strstr(page, open), *end = strstr(page, shut);
-        assert_non_null(begin);
-        assert_non_null(end);
-        begin += strlen(open);
-        sha256_base64(begin, (size_t)(end - begin), hash);
-        snprintf(want, sizeof want, "%s-src 'sha256-%s'", elements[i], hash);
-        if (strstr(page_csp, want) == NULL) fail_msg("page_csp must have: %s", want);
-        assert_null(strstr(end + 1, open)); /* there is one of each */
-    }
-    free(page);
 }
 
-static void test_the_page_needs_nothing_from_elsewhere(void **state)
+static void test_the_policy_has_the_hash_of_the_style(void **state)
 {
     (void)state;
-    char *page = page_text();
+    for (int which = 0; which < PAGE_COUNT; which++) check_policy((enum page)which, "style");
+}
+
+static void test_the_policy_has_the_hash_of_the_script(void **state)
+{
+    (void)state;
+    for (int which = 0; which < PAGE_COUNT; which++) check_policy((enum page)which, "script");
+}
+
+static void check_needs_nothing(const char *page)
+{
     assert_null(strstr(page, "src="));
     assert_null(strstr(page, "https:"));
     assert_null(strstr(page, "innerHTML"));
     assert_null(strstr(page, "style=")); /* the policy forbids it */
     for (const char *p = page; (p = strstr(p, "href=\"")) != NULL; p++)
         assert_true(p[6] == '/' || strncmp(p + 6, "data:,", 6) == 0);
-    for (const char *p = page; (p = strstr(p, "byId('")) != NULL;
-         p++) { /* every element that the script looks for is there */
+    for (const char *p = page; (p = strstr(p, "byId('")) != NULL; p++) { /* what the script looks for is there */
         char id[64];
         snprintf(id, sizeof id, "id=\"%.*s\"", (int)strcspn(p + 6, "'"), p + 6);
         if (strstr(page, id) == NULL) fail_msg("no element has %s", id);
     }
-    free(page);
 }
 
-static void test_the_page_is_whole_and_names_the_version(void **state)
+static void test_a_page_needs_nothing_from_elsewhere(void **state)
 {
     (void)state;
-    char *page = page_text();
-    assert_int_equal(strncmp(page, "<!DOCTYPE html>\n", 16), 0);
-    assert_string_equal(page + strlen(page) - 8, "</html>\n");
-    assert_non_null(strstr(page, "<span id=\"version\">" ATTND_VERSION "</span>"));
-    assert_null(strchr(page, '@')); /* no mark is left */
-    free(page);
+    for (int which = 0; which < PAGE_COUNT; which++) {
+        char *page = page_text((enum page)which);
+        check_needs_nothing(page);
+        free(page);
+    }
+}
+
+static void test_a_page_is_whole_and_names_the_version(void **state)
+{
+    (void)state;
+    for (int which = 0; which < PAGE_COUNT; which++) {
+        char *page = page_text((enum page)which);
+        assert_int_equal(strncmp(page, "<!DOCTYPE html>\n", 16), 0);
+        assert_string_equal(page + strlen(page) - 8, "</html>\n");
+        assert_non_null(strstr(page, "<span id=\"version\">" ATTND_VERSION "</span>"));
+        assert_null(strchr(page, '@')); /* no mark is left */
+        free(page);
+    }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_policy_has_the_hashes_of_style_and_script),
-        cmocka_unit_test(test_the_page_needs_nothing_from_elsewhere),
-        cmocka_unit_test(test_the_page_is_whole_and_names_the_version),
+        cmocka_unit_test(test_sha256_is_that_of_fips_180),
+        cmocka_unit_test(test_the_policy_has_the_hash_of_the_style),
+        cmocka_unit_test(test_the_policy_has_the_hash_of_the_script),
+        cmocka_unit_test(test_a_page_needs_nothing_from_elsewhere),
+        cmocka_unit_test(test_a_page_is_whole_and_names_the_version),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

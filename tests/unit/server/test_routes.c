@@ -29,6 +29,7 @@ static void check_parameters(const struct route *r)
         const char *name = r->doc.parameters[count++].name;
         if (name == NULL || strlen(name) != length - 1 || strncmp(name, p + 1, length - 1) != 0)
             fail_msg("%s: parameter %d is documented as %s", r->path, count, name ? name : "nothing");
+        assert_non_null(r->doc.parameters[count - 1].example);
         p += length;
     }
     for (int i = count; i < REQUEST_PARAMETERS; i++) assert_null(r->doc.parameters[i].name);
@@ -139,7 +140,7 @@ static void test_a_body_is_read_as_its_content_type_says(void **state)
         { "application/x-www-form-urlencoded", true },
         { "application/jsonp", false },
         { "text/json", false },
-        { "application/x-safetensors", false },
+        { "application/safetensors", false },
         { "multipart/form-data; boundary=x", false },
     };
     const struct route *forward = routes_find(PORT_MAIN, "/v1/attention/forward", "POST").route;
@@ -150,10 +151,40 @@ static void test_a_body_is_read_as_its_content_type_says(void **state)
     }
 }
 
+static void test_an_answer_is_written_as_accept_says_and_else_as_the_body_is(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *type, *accept;
+        const proto_format *format;
+    } cases[] = {
+        { "application/json", NULL, &proto_json },
+        { "application/json", "*/*", &proto_json },
+        { "application/json", "application/x-safetensors", &proto_safetensors },
+        { "application/json", "application/x-safetensors, */*", &proto_safetensors },
+        { "application/json", "application/x-safetensors, application/json", &proto_json },
+        { "application/x-safetensors", NULL, &proto_safetensors },
+        { "application/x-safetensors", "", &proto_safetensors },
+        { "application/x-safetensors", "*/*", &proto_safetensors },
+        { "application/x-safetensors", "application/*;q=0.3", &proto_safetensors },
+        { "application/x-safetensors", "application/json", &proto_json },
+        { "application/x-safetensors", "application/json, text/plain, */*", &proto_json },
+        { "application/x-safetensors", "application/json, application/x-safetensors", &proto_safetensors },
+        { "application/x-safetensors", "text/html", &proto_json },
+    };
+    const struct route *forward = routes_find(PORT_MAIN, "/v1/attention/forward", "POST").route;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        const struct route_body *body = routes_body(forward, cases[i].type);
+        assert_string_equal(body->media, proto_media(body->format));
+        assert_ptr_equal(routes_answer(forward, body, cases[i].accept)->format, cases[i].format);
+    }
+}
+
 static void test_the_content_types_of_a_route_are_told(void **state)
 {
     (void)state;
-    static const struct route_body two[] = { { .media = "text/a" }, { .media = "text/b", .also = "text/c" }, { 0 } };
+    static const char *const also[] = { "text/c", "text/d", NULL };
+    static const struct route_body two[] = { { .media = "text/a" }, { .media = "text/b", .also = also }, { 0 } };
     const struct route route = { .bodies = two };
     char text[64], small[10];
     assert_string_equal(routes_media(&route, text, sizeof text), "text/a or text/b");
@@ -161,9 +192,10 @@ static void test_the_content_types_of_a_route_are_told(void **state)
     assert_ptr_equal(routes_body(&route, NULL), &two[0]);
     assert_ptr_equal(routes_body(&route, "text/b"), &two[1]);
     assert_ptr_equal(routes_body(&route, "text/c"), &two[1]);
-    assert_null(routes_body(&route, "text/d"));
+    assert_ptr_equal(routes_body(&route, "text/d; charset=utf-8"), &two[1]);
+    assert_null(routes_body(&route, "text/e"));
     assert_string_equal(routes_media(routes_find(PORT_MAIN, "/v1/attention/forward", "POST").route, text, sizeof text),
-                        "application/json");
+                        "application/json or application/x-safetensors");
 }
 
 /* ---- Patterns ---------------------------------------------------------------------------------------------------- */
@@ -327,6 +359,44 @@ static void test_a_row_is_found_on_its_ports_alone(void **state)
     assert_null(route_find(table, 0, PORT_MAIN, "/v1/caches", "GET").route);
 }
 
+static void test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest(void **state)
+{
+#define MODELS "; there is no language model here, " ROUTES_WHERE_TO
+    static const struct {
+        unsigned port;
+        const char *path, *hint;
+    } cases[] = {
+        { PORT_MAIN, "/v1/attention/forward/", ", did you mean /v1/attention/forward?" },
+        { PORT_MAIN, "/V1/Attention/Backward", ", did you mean /v1/attention/backward?" },
+        { PORT_MAIN, "/v1/attention/foward", ", did you mean /v1/attention/forward?" },
+        { PORT_MAIN, "/api/v2/forward", ", did you mean /v1/attention/forward?" },
+        { PORT_MAIN, "/attention/forward//", ", did you mean /v1/attention/forward?" },
+        { PORT_MAIN, "/info", ", did you mean /v1/info?" },
+        { PORT_MAIN, "/v1/metrics", ", did you mean /metrics?" },
+        { PORT_METRICS, "/v1/metrics", ", did you mean /metrics?" },
+        { PORT_METRICS, "/v1/attention/foward", "" }, /* not on this port */
+        { PORT_MAIN, "/v1/chat/completions", MODELS },
+        { PORT_MAIN, "/v2/models/attention/generate", "; a model has /infer, /ready, /config and /stats" },
+        { PORT_MAIN, "/predict", "; " ROUTES_WHERE_TO },
+        { PORT_MAIN, "/v1/attention", "; " ROUTES_WHERE_TO },
+        { PORT_MAIN, "/ping", ", did you mean /livez?" },
+        { PORT_MAIN, "/openapi.yaml", ", did you mean /openapi.json?" },
+        { PORT_METRICS, "/ping", "" }, /* the hints are for the other port */
+        { PORT_MAIN, "/v1/nothing", "" },
+        { PORT_MAIN, "//", "" },
+        { PORT_MAIN, "", "" },
+        { PORT_MAIN, "*", "" },
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char hint[ROUTES_HINT_BYTES];
+        if (strcmp(routes_hint(cases[i].port, cases[i].path, hint), cases[i].hint) != 0)
+            fail_msg("%s: %s", cases[i].path, hint);
+    }
+    /* a pattern with parameters is no path */
+    assert_null(route_nearest(table, ARRAY_SIZE(table), PORT_MAIN, "/v1/caches/a/b/append"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -334,7 +404,9 @@ int main(void)
         cmocka_unit_test(test_probes_need_no_token_and_metrics_only_on_the_main_port),
         cmocka_unit_test(test_a_path_is_exactly_that),
         cmocka_unit_test(test_methods),
+        cmocka_unit_test(test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest),
         cmocka_unit_test(test_a_body_is_read_as_its_content_type_says),
+        cmocka_unit_test(test_an_answer_is_written_as_accept_says_and_else_as_the_body_is),
         cmocka_unit_test(test_the_content_types_of_a_route_are_told),
         cmocka_unit_test(test_a_path_finds_its_row_and_its_parameters),
         cmocka_unit_test(test_a_wrong_method_is_told_all_methods_of_the_path),

@@ -187,6 +187,15 @@ static void test_a_token_has_a_share_while_there_are_others(void **state)
     tokens_close(t);
 }
 
+static void test_what_is_wrong_is_said_without_the_secret(void **state)
+{
+    (void)state;
+    assert_string_equal(tokens_fault(NULL), "no Authorization came");
+    assert_string_equal(tokens_fault("secret"), "Authorization has no scheme in front of the token");
+    assert_string_equal(tokens_fault("Basic c2VjcmV0"), "Authorization has another scheme than Bearer");
+    assert_string_equal(tokens_fault("bearer secret"), "the token is not one of those in --token-file");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -194,6 +203,7 @@ int main(void)
         cmocka_unit_test(test_a_bad_file_is_refused_in_one_line),
         cmocka_unit_test(test_a_reload_is_all_or_nothing),
         cmocka_unit_test(test_many_tokens),
+        cmocka_unit_test(test_what_is_wrong_is_said_without_the_secret),
         cmocka_unit_test(test_each_token_has_an_account_that_survives_a_reload),
         cmocka_unit_test(test_a_token_has_a_share_while_there_are_others),
     };

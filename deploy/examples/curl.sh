@@ -1,0 +1,41 @@
+#!/bin/sh
+# curl.sh: a request typed by hand, one with base64, and a refusal.
+#
+#   sh curl.sh [http://127.0.0.1:8080]
+#
+# curl says nothing of a body's type here, or that it is a form: attnd takes it for JSON.
+set -eu
+url=${1:-http://127.0.0.1:8080}/v1/attention/forward
+
+# Prints the answer; where the server refuses, its reason, and fails.
+post() {
+    answer=$(curl -sS -w '\n%{http_code}' "$url" -d "$1")
+    case $answer in
+    *'
+200') echo "${answer%?200}" ;;
+    *)
+        echo "$answer" | sed -nE 's/.*"detail":"(([^"\\]|\\.)*)".*/refused: \1/p' >&2
+        return 1
+        ;;
+    esac
+}
+
+# Two queries over two keys, causal: the first query sees the first key alone, so its row of out is the first row of v.
+identity='{"shape": [1, 2, 1, 2], "dtype": "float32", "data": [1, 0, 0, 1]}'
+values='{"shape": [1, 2, 1, 2], "dtype": "float32", "data": [1, 2, 3, 4]}'
+numbers=$(post '{"q": '"$identity"', "k": '"$identity"', "v": '"$values"', "causal": true, "encoding": "array"}')
+case $numbers in
+'{"out":{"shape":[1,2,1,2],"dtype":"float32","data":[[[[1,2]],[[2.339'*) echo "numbers: the first row of out is 1 2" ;;
+*) echo "not what was expected: $numbers" >&2; exit 1 ;;
+esac
+
+# The bytes of a file: little-endian, in C order, in base64 without line breaks (base64 -w0; openssl base64 -A).
+bytes=$(mktemp)
+trap 'rm -f "$bytes"' EXIT
+printf '\000\000\200\077\000\000\000\100\000\000\100\100\000\000\200\100' >"$bytes" # 1 2 3 4 as float32
+values='{"shape": [1, 2, 1, 2], "dtype": "float32", "data": "'$(base64 -w0 "$bytes")'"}'
+encoded=$(post '{"q": '"$identity"', "k": '"$identity"', "v": '"$values"', "causal": true, "encoding": "array"}')
+[ "${encoded%%,\"backend*}" = "${numbers%%,\"backend*}" ]
+echo "base64: the same out and lse"
+
+if post '{"q": '"$identity"', "k": '"$identity"', "v": {"shape": [1, 3, 1, 2], "dtype": "float32", "data": [1, 2, 3, 4, 5, 6]}}'; then exit 1; fi

@@ -1,0 +1,61 @@
+"""Attention from NumPy with the package safetensors: a request and an answer are files of tensors, and nothing is turned into text.
+
+    python3 safetensors_client.py [http://127.0.0.1:8080]
+
+Sends random tensors, and holds the answer against softmax(q k^T / sqrt(D)) v computed here. `attention` is what to copy; for PyTorch
+import save and load from safetensors.torch."""
+import json
+import sys
+import urllib.error
+import urllib.request
+
+import numpy as np
+from safetensors.numpy import load, save
+
+
+class Refused(Exception):
+    """What the server says: one sentence. `code` is stable, `pointer` the member of the request that is meant."""
+
+    def __init__(self, problem):
+        super().__init__(problem['detail'])
+        self.code, self.pointer = problem['code'], problem.get('pointer')
+
+
+def attention(url, op, tensors, **options):
+    """op is forward or backward. The tensors of the answer by their names, and what it says beside them."""
+    body = save(tensors, {name: json.dumps(value) for name, value in options.items()})
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f'{url}/v1/attention/{op}', body, {'Content-Type': 'application/x-safetensors'})) as answer:
+            answer = answer.read()
+    except urllib.error.HTTPError as e:
+        raise Refused(json.load(e)) from None  # a refusal is JSON
+    header = json.loads(answer[8:8 + int.from_bytes(answer[:8], 'little')])
+    return load(answer), {name: json.loads(value) for name, value in header['__metadata__'].items()}
+
+
+def main(url='http://127.0.0.1:8080'):
+    rng = np.random.default_rng(0)
+    tensors = {name: rng.standard_normal((2, 100, 4, 64)).astype(np.float16) for name in ('q', 'k', 'v')}  # [B, S, H, D]
+    answer, facts = attention(url, 'forward', tensors, causal=True)
+
+    q, k, v = (t.astype(float) for t in tensors.values())
+    scores = np.einsum('bqhd,bkhd->bhqk', q, k) / 64**0.5
+    scores[..., np.triu(np.ones((100, 100), bool), 1)] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    want = np.einsum('bhqk,bkhd->bqhd', weights / weights.sum(-1, keepdims=True), v)
+    error = np.abs(answer['out'] - want).max()
+    print(f'{facts["backend"]}: out {answer["out"].shape}, the largest error is {error:.1e}')
+    assert error < 2e-3, 'float16 has 11 bits'
+
+    gradients, _ = attention(url, 'backward', {**tensors, **answer, 'dout': np.ones_like(tensors['q'])}, causal=True)
+    total = gradients['dv'].astype(float).sum((0, 1))  # of dout = 1: the weights of each query sum to 1
+    assert np.allclose(total, 200, atol=0.5), total
+    print('dq', gradients['dq'].shape, 'dk', gradients['dk'].shape, 'dv', gradients['dv'].shape)
+    try:
+        attention(url, 'forward', {**tensors, 'k': np.ascontiguousarray(tensors['k'][:, :, :3])})
+    except Refused as refused:
+        print(f'refused: {refused} ({refused.code} at {refused.pointer})')
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

@@ -1,0 +1,91 @@
+/* config_habits.c: see config_habits.h. */
+#include "server/base/config_habits.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "proto-json/text.h"
+
+enum { NAME_BYTES = 64 }; /* longer ones are cut, and nobody's */
+
+const struct config_habit config_habits[] = {
+    { "port p http-port", "listen", "127.0.0.1:PORT", NULL },
+    { "host h hostname http-address", "listen", "ADDR:8080", NULL },
+    { "bind bind-address b l address addr", "listen", "ADDR:PORT", NULL },
+    { "socket unix-socket uds", "listen", "unix:PATH", NULL },
+    { "metrics-port", "metrics-listen", "127.0.0.1:PORT", NULL },
+    { "metrics-address", "metrics-listen", "ADDR:PORT", NULL },
+    { "gpu gpu-id", "devices", "0", NULL },
+    { "gpus cuda tensor-parallel-size", "devices", "all", NULL },
+    { "device d backend", "devices", "auto", NULL },
+    { "cpu cpu-only no-gpu", "devices", "cpu", NULL },
+    { "threads t num-threads j", "cpu-threads", "N", NULL },
+    { "workers w http-thread-count", "http-threads", "N", NULL },
+    { "verbose v log-verbose debug", "log-level", "debug", NULL },
+    { "quiet q", "log-level", "warn", NULL },
+    { "silent", "log-level", "error", NULL },
+    { "json log-json json-logs", "log-format", "json", NULL },
+    { "timeout request-timeout", "timeout-ms", "N", NULL },
+    { "timeout-keep-alive", NULL, NULL, "how long an idle connection is kept cannot be set" },
+    { "grace-period timeout-graceful-shutdown", "drain-ms", "N", NULL },
+    { "max-request-size client-max-body-size", "max-body-bytes", "SIZE", NULL },
+    { "memory max-memory", "staging-bytes", "SIZE", NULL },
+    { "gpu-memory gpu-memory-utilization", "device-bytes", "SIZE", NULL },
+    { "max-batch-size batch-size max-num-seqs", "max-batch", "N", NULL },
+    { "max-queue-delay-microseconds", "batch-window-us", "N", NULL },
+    { "queue queue-size backlog", "queue-depth", "N", NULL },
+    { "limit-concurrency", "max-connections", "N", NULL },
+    { "cert ssl-cert ssl-certfile certfile", "tls-cert", "FILE", NULL },
+    { "ssl-key ssl-keyfile keyfile", "tls-key", "FILE", NULL },
+    { "token api-key auth", "token-file", "FILE", NULL },
+    { "cors allow-origin allowed-origins cors-allow-origin", "cors-origin", "ORIGIN", NULL },
+    { "restart", "supervise", "", NULL },
+    { "config c config-file", NULL, NULL, "there is no file of options: give flags, or ATTND_ variables" },
+    { "daemon daemonize", NULL, NULL,
+      "it stays in the foreground: let systemd start it (deploy/systemd), or a shell with &" },
+    { "model m", NULL, NULL, "it computes attention of tensors that it is sent, and has no models" },
+    { "serve server start run", NULL, NULL, "it serves without being told to: attnd alone is enough" },
+    { "help", NULL, NULL, "it is --help" },
+    { "version", NULL, NULL, "it is --version" },
+    { NULL, NULL, NULL, NULL },
+};
+
+const struct config_habit *config_habit(const char *name)
+{
+    char dashed[NAME_BYTES];
+    size_t i;
+    for (i = 0; name[i] != '\0' && i < NAME_BYTES - 1; i++) dashed[i] = (char)(name[i] == '_' ? '-' : name[i]);
+    dashed[i] = '\0';
+    for (const struct config_habit *habit = config_habits; habit->names != NULL; habit++)
+        if (text_is_among(habit->names, dashed)) return habit;
+    return NULL;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    const size_t length = strlen(text), tail = strlen(end);
+    return length >= tail && strcmp(text + length - tail, end) == 0;
+}
+
+/* "_PORT_8080_TCP", and what may follow it: "", "_PROTO", "_PORT", "_ADDR" */
+static bool is_port_of_link(const char *name)
+{
+    static const char *const protocols[] = { "_TCP", "_UDP", "_SCTP" }, *const ends[] = { "", "_PROTO", "_PORT",
+                                                                                          "_ADDR" };
+    for (const char *at = name; (at = strstr(at, "_PORT_")) != NULL; at++) {
+        const char *const rest = at + strlen("_PORT_") + strspn(at + strlen("_PORT_"), "0123456789");
+        for (size_t p = 0; p < sizeof protocols / sizeof *protocols; p++)
+            for (size_t e = 0; e < sizeof ends / sizeof *ends; e++)
+                if (strncmp(rest, protocols[p], strlen(protocols[p])) == 0 &&
+                    strcmp(rest + strlen(protocols[p]), ends[e]) == 0)
+                    return true;
+    }
+    return false;
+}
+
+bool config_is_service_link(const char *name, const char *value)
+{
+    return ends_with(name, "_SERVICE_HOST") || strstr(name, "_SERVICE_PORT") != NULL ||
+           (ends_with(name, "_PORT") && strstr(value, "://") != NULL) || is_port_of_link(name) ||
+           (ends_with(name, "_NAME") && value[0] == '/') || strstr(name, "_ENV_") != NULL;
+}

@@ -1,0 +1,178 @@
+/* head_rules.c: a function for each rule, in the order in which clients expect them: path, method, and rules[]. The first
+ * that is broken is told. What is quoted is cut. */
+#include "server/http/head_rules.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "proto-json/text.h"
+#include "server/api/kserve.h"
+#include "server/base/config.h"
+#include "server/http/mhd.h"
+#include "server/http/routes.h"
+#include "server/http/tokens.h"
+#include "server/work/server.h"
+
+enum { QUOTED_BYTES = 80 }; /* of what a client sent */
+
+static int quoted(const char *text)
+{
+    return (int)text_cut(text, QUOTED_BYTES);
+}
+
+void head_rules_origin(struct request *request, const struct http_head *f)
+{
+    const char *allowed = request->server->config->cors_origin, *origin = f->value[HEADER_ORIGIN];
+    if (allowed == NULL || origin == NULL) return;
+    request->cors = strcmp(allowed, "*") == 0 || strcmp(allowed, origin) == 0;
+    request->preflight = request->cors && strcmp(request->method, "OPTIONS") == 0;
+}
+
+static void check_path(struct request *request)
+{
+    char hint[ROUTES_HINT_BYTES];
+    if (request->route) return;
+    request_fail(request, PROTO_E_NOT_FOUND, NULL, "there is nothing at '%.*s'%s (/openapi.json lists what there is)",
+                 quoted(request->path), request->path, routes_hint(request->http->kind, request->path, hint));
+}
+
+static void check_method(struct request *request, bool answers)
+{
+    char allow[ROUTE_ALLOW_BYTES];
+    if (answers) return;
+    request_fail(request, PROTO_E_METHOD_NOT_ALLOWED, NULL, "%.*s came, this path answers %s%s",
+                 quoted(request->method), request->method, route_allow(request->methods, allow),
+                 request->route->bodies                 ? " with a JSON object in the body"
+                 : strcmp(request->method, "POST") == 0 ? "; " ROUTES_WHERE_TO
+                                                        : "");
+}
+
+static void check_expectation(struct request *request, const struct http_head *f)
+{
+    const char *const expect = f->value[HEADER_EXPECT];
+    if (expect && strcasecmp(expect, "100-continue") != 0)
+        request_fail(request, PROTO_E_EXPECTATION_FAILED, NULL, "Expect is '%.*s', only 100-continue can be expected",
+                     quoted(expect), expect);
+}
+
+/* A page of another site could have a browser compute here, or fill the memory, without reading an answer. Reading is
+ * what browsers themselves keep it from. */
+static void check_origin(struct request *request, const struct http_head *f)
+{
+    const char *const origin = f->value[HEADER_ORIGIN], *host = f->value[HEADER_HOST];
+    if (origin == NULL || request->cors || request->route->method == ROUTE_GET) return;
+    if (host == NULL) host = "";
+    if (http_head_same_origin(origin, host)) return;
+    const char *const option = strcmp(origin, "null") == 0 ? "'*'" : origin; /* a page of no site has no other name */
+    request_fail(request, PROTO_E_FORBIDDEN_ORIGIN, NULL,
+                 "Origin is '%.*s', a page of another site than '%.*s'; such a page may use this server where it is "
+                 "started with --cors-origin %.*s",
+                 quoted(origin), origin, quoted(host), host, quoted(option), option);
+}
+
+static void check_token(struct request *request, const struct http_head *f)
+{
+    struct server *const server = request->server;
+    const char *const authorization = f->value[HEADER_AUTHORIZATION];
+    request->caller = &server->everybody;
+    if (!(request->route->token & request->http->kind) || server->tokens == NULL) return;
+    request->caller = tokens_find(server->tokens, authorization);
+    if (request->caller == NULL)
+        request_fail(request, PROTO_E_UNAUTHORIZED, NULL, "%s; this path wants `Authorization: Bearer <token>`",
+                     tokens_fault(authorization));
+}
+
+/* KServe: the model and the version that the path names. */
+static void check_model(struct request *request, const struct http_head *f)
+{
+    char why[KSERVE_WHY_BYTES];
+    (void)f;
+    if (!request->route->model) return;
+    request->model = kserve_find(request->parameters[0], request->parameters[1], why);
+    if (request->model == NULL) request_fail(request, PROTO_E_NOT_FOUND, NULL, "%s", why);
+}
+
+static void check_length(struct request *request, const struct http_head *f)
+{
+    const uint64_t limit = (uint64_t)request->server->config->max_body_bytes;
+    if (f->has_length && f->length > limit)
+        request_fail(request, PROTO_E_TOO_LARGE, NULL,
+                     "the body has %llu bytes, the limit is %llu (the server's --max-body-bytes)",
+                     (unsigned long long)f->length, (unsigned long long)limit);
+}
+
+/* What the body is, of a route that has one. */
+static void check_body_type(struct request *request, const struct http_head *f)
+{
+    const char *const encoding = f->value[HEADER_CONTENT_ENCODING], *const type = f->value[HEADER_CONTENT_TYPE];
+    char media[128];
+    if (request->route->bodies == NULL) return;
+    if (encoding && *encoding && strcasecmp(encoding, "identity") != 0) {
+        request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL,
+                     "Content-Encoding is '%.*s', must be identity; send the body uncompressed", quoted(encoding),
+                     encoding);
+        return;
+    }
+    request->body = routes_body(request->route, type);
+    if (request->body == NULL)
+        request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL,
+                     "Content-Type is '%.*s', must be %s; send a JSON object or a safetensors file, and name it so",
+                     quoted(type), type, routes_media(request->route, media, sizeof media));
+    else request->answer_as = routes_answer(request->route, request->body, f->value[HEADER_ACCEPT])->format;
+}
+
+/* KServe: how much of the body is JSON. */
+static void check_json_length(struct request *request, const struct http_head *f)
+{
+    const char *const value = f->value[HEADER_INFERENCE_HEADER];
+    uint64_t bytes;
+    if (request->model == NULL || request->route->bodies == NULL || value == NULL) return;
+    if (!text_is_number(value, INT64_MAX, &bytes))
+        request_fail(request, PROTO_E_INVALID_REQUEST, NULL,
+                     "Inference-Header-Content-Length is '%.*s', must be how many bytes of the body are JSON",
+                     quoted(value), value);
+    else if (!f->chunked && bytes > f->length)
+        request_fail(request, PROTO_E_INVALID_REQUEST, NULL,
+                     "Inference-Header-Content-Length is %llu, but the body has only %llu bytes",
+                     (unsigned long long)bytes, (unsigned long long)f->length);
+    else request->json_bytes = (int64_t)bytes;
+}
+
+static void check_timeout(struct request *request, const struct http_head *f)
+{
+    const char *const value = f->value[HEADER_TIMEOUT];
+    uint64_t timeout_ms;
+    if (request->route->bodies == NULL || value == NULL) return;
+    if (text_is_number(value, INT64_MAX, &timeout_ms)) request->client_timeout_ms = (int64_t)timeout_ms;
+    else
+        request_fail(request, PROTO_E_INVALID_REQUEST, NULL,
+                     "X-Request-Timeout-Ms is '%.*s', must be a whole number of milliseconds", quoted(value), value);
+}
+
+/* Who writes options there would get an answer without them. */
+static void check_query(struct request *request, const struct http_head *f)
+{
+    (void)f;
+    if (request->route->bodies != NULL && request->has_query)
+        request_fail(
+            request, PROTO_E_INVALID_REQUEST, NULL,
+            "the URL has a query ('?' and what follows), which nobody reads here; options are members of the body");
+}
+
+static void (*const rules[])(struct request *request, const struct http_head *f) = {
+    check_expectation, check_origin,      check_token,   check_model, check_length,
+    check_body_type,   check_json_length, check_timeout, check_query,
+};
+
+void head_rules_check(struct request *request, const struct http_head *f)
+{
+    const struct route_match match = routes_find(request->http->kind, request->path, request->method);
+    request->route = match.route;
+    request->methods = match.methods;
+    memcpy(request->parameters, match.parameters, sizeof request->parameters);
+    check_path(request);
+    if (request->failed || request->preflight) return;
+    check_method(request, match.answers);
+    for (size_t i = 0; i < sizeof rules / sizeof *rules && !request->failed; i++) rules[i](request, f);
+}

@@ -1,0 +1,14 @@
+/* head_rules.h: what the head of a sound HTTP message may be refused for, before its body is read. No sockets. */
+#ifndef HEAD_RULES_H
+#define HEAD_RULES_H
+
+#include "server/http/http_head.h"
+#include "server/work/request.h"
+
+/* Pages of other origins: sets request->cors and request->preflight. Before head_rules_check(). */
+void head_rules_origin(struct request *request, const struct http_head *head);
+
+/* Finds the route, the caller and the body's decoder; or fails the request with what came, what is wanted and the cure. */
+void head_rules_check(struct request *request, const struct http_head *head);
+
+#endif

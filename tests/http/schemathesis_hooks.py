@@ -1,0 +1,18 @@
+"""A check of schemathesis (SCHEMATHESIS_HOOKS, see test_operations.py): a problem document has its own status, and a code that the
+operation lists for that status (x-codes)."""
+import schemathesis
+
+
+@schemathesis.check
+def code_is_listed(context, response, case):
+    if not response.headers.get('content-type', [''])[0].startswith('application/problem+json') or case.method.upper() == 'HEAD':
+        return
+    problem = response.json()
+    listed = case.operation.definition.raw['responses'].get(str(response.status_code), {}).get('x-codes', [])
+    assert problem['status'] == response.status_code and problem['code'] in listed, f'{problem["code"]} is not one of {listed}'
+
+
+@schemathesis.deserializer('application/x-safetensors')
+def read_safetensors(context, response):
+    """To the schema a file is a string of bytes."""
+    return response.content.decode('latin-1')

@@ -1,0 +1,59 @@
+"""deploy/examples: every client runs against a real server, checks what it gets, and says why it was refused. The commands are those of
+the table in its README, run from a copy of what git knows; one whose language is not here is skipped."""
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import service
+
+FOLDER = os.path.join(service.HERE, '../deploy/examples')
+with open(os.path.join(FOLDER, 'README.md')) as f:
+    TABLE = dict(re.findall(r'^\| \[([a-z_]+\.[a-z]+)\]\(\1\) \|.*\| `(.*)` \|$', f.read(), re.M))
+
+# What each prints, numbers aside.
+SAYS = {
+    'curl.sh': r'numbers: the first row of out is 1 2\nbase64: the same out and lse\nrefused: v: .+\n',
+    'numpy_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(invalid-request at /k/shape.*\)\n',
+    'safetensors_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(invalid-request at /k/shape.*\)\n',
+    'triton_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(400\)\n',
+    'torch_client.py': r'out: .+\ndq: .+\ndk: .+\ndv: \(2, 4, 100, 64\), the largest error is .+ of the largest number\nrefused: k: .+\n',
+    'node_client.mjs': r'cpu \w+: out 1\.0000 2\.0000 2\.3395 3\.3395, the largest error is .+\nrefused: v: .+ \(invalid-request at /v/shape.*\)\n',
+    'go_client.go': r'cpu \w+: out \[1\.0000 2\.0000 2\.3395 3\.3395\] is right\nrefused: v: .+ \(invalid-request at /v/shape.*\)\n',
+}
+
+
+def test_every_example_is_in_the_table_and_tested():
+    files = {name for name in os.listdir(FOLDER) if name != 'README.md'}
+    assert files == set(TABLE) == set(SAYS) | {'attention.c'}  # test_install.py builds the last
+
+
+@pytest.mark.limit(180)  # where Go compiles its own library first
+@pytest.mark.parametrize('name', sorted(SAYS))
+def test_an_example_runs_and_says_why_it_was_refused(server, clone, name):
+    command = [sys.executable if word == 'python3' else word for word in shlex.split(TABLE[name])]
+    if not shutil.which(command[0]):
+        pytest.skip(f'{command[0]} is not here')
+    if name == 'torch_client.py' and subprocess.run([command[0], '-c', 'import torch'], capture_output=True).returncode != 0:
+        pytest.skip('PyTorch is not here')
+    if name == 'triton_client.py':
+        command[0] = os.path.join(service.BUILD, 'venv/bin/python')  # whose NumPy is the one that the client was made for
+        if not os.path.isdir(os.path.join(service.FETCHED, 'tritonclient/http')):
+            pytest.skip('tritonclient is not here (tests/setup.sh test fetches it from PyPI)')
+    env = dict(os.environ)
+    if name == 'safetensors_client.py':
+        if service.optional('safetensors.numpy') is None:
+            pytest.skip('safetensors is not here (tests/setup.sh test fetches it from PyPI)')
+        env['PYTHONPATH'] = service.FETCHED
+    done = subprocess.run(command + [server.url], env=env, cwd=clone / 'deploy/examples', stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=170 * service.SLOWER)
+    assert done.returncode == 0 and re.fullmatch(SAYS[name], done.stdout), done.stdout
+
+
+def test_an_example_fails_where_nobody_answers(clone):
+    """With a message, and not with a result."""
+    done = subprocess.run(['sh', clone / 'deploy/examples/curl.sh', f'http://127.0.0.1:{service.free_port()}'], capture_output=True, text=True, timeout=50)
+    assert done.returncode != 0 and not done.stdout and 'curl' in done.stderr

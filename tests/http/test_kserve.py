@@ -1,0 +1,234 @@
+"""KServe v2 as Triton's clients speak it: the bytes that they send, raw; and the stock client itself (tritonclient[http] from PyPI,
+tests/requirements.txt), whose calls are in triton_calls.py."""
+import json
+import os
+import re
+import socket
+import subprocess
+
+import numpy as np
+import pytest
+
+import service
+import wire
+
+INFER = '/v2/models/attention_forward/infer'
+PYTHON = os.path.abspath(os.path.join(service.BUILD, 'venv/bin/python'))
+HAS_CLIENT = bool(service.FETCHED) and os.path.isdir(os.path.join(service.FETCHED, 'tritonclient/http'))
+LENGTH = 'Inference-Header-Content-Length'
+
+CHECKS = re.findall(r'\w+', re.search(r'^CHECKS = \[(.*)\]$', open(os.path.join(service.HERE, 'http/triton_calls.py')).read(), re.M)[1])
+
+
+@pytest.mark.limit(120)
+@pytest.mark.skipif(not HAS_CLIENT, reason='tritonclient is not here (tests/setup.sh test fetches it from PyPI)')
+@pytest.mark.parametrize('check', CHECKS)
+def test_the_stock_client(server, check):
+    done = subprocess.run([PYTHON, os.path.join(service.HERE, 'http/triton_calls.py'), check, server.url], capture_output=True, text=True, timeout=110 * service.SLOWER)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- raw ---------------------------------------------------------------------------------------------------------------------------------
+
+def talk(server, head, body=b'', pieces=None):
+    """Sends the bytes as they are, and reads one answer: (status, headers, body)."""
+    with socket.create_connection(server.address, 10) as s:
+        s.sendall(head)
+        for piece in pieces or [body]:
+            s.sendall(piece)
+        with s.makefile('rb') as f:
+            status = int(f.readline().split()[1])
+            headers = {}
+            while (line := f.readline().strip()):
+                name, value = line.decode().split(':', 1)
+                headers[name.lower()] = value.strip()
+            return status, headers, f.read(int(headers['content-length']))
+
+
+def problem(rng=None, binary=True, **members):
+    """A forward of 2 queries over 3 keys as (JSON, bytes behind it); and the same for /v1."""
+    plain, _ = wire.random_problem(rng or np.random.default_rng(1), Sq=2, Sk=3, H=2, Hk=1, D=4, dtype='float16')
+    inputs, tail = [], b''
+    for name, t in plain.items():
+        raw = wire.base64.b64decode(t['data'])
+        one = {'name': name, 'shape': t['shape'], 'datatype': 'FP16'}
+        if binary:
+            one['parameters'] = {'binary_data_size': len(raw)}
+            tail += raw
+        else:
+            one['data'] = np.frombuffer(raw, np.float16).astype(float).tolist()
+        inputs.append(one)
+    return json.dumps({'inputs': inputs, **members}).encode(), tail, plain
+
+
+def test_what_the_python_client_sends(server):
+    """Captured from tritonclient 2.x: no content type, no Connection, and the order of these headers."""
+    text, tail, plain = problem(parameters={'binary_data_output': True}, id='1')
+    head = (f'POST {INFER} HTTP/1.1\r\nHost: localhost:{server.port}\r\nContent-Length: {len(text + tail)}\r\n{LENGTH}: {len(text)}\r\n\r\n').encode()
+    want = server.post('/v1/attention/forward', plain).json()
+    for pieces in ([text + tail], [text, tail], [(text + tail)[i:i + 1] for i in range(len(text + tail))]):
+        status, headers, body = talk(server, head, pieces=pieces)
+        assert status == 200 and headers['content-type'] == 'application/octet-stream', body
+        answer = json.loads(body[:int(headers[LENGTH.lower()])])
+        assert answer['id'] == '1' and answer['model_version'] == '1'
+        rest = body[int(headers[LENGTH.lower()]):]
+        for output in answer['outputs']:
+            size = output['parameters']['binary_data_size']
+            assert rest[:size] == wire.base64.b64decode(want[output['name']]['data']), output['name']
+            rest = rest[size:]
+        assert rest == b''
+
+
+def test_what_the_cpp_client_sends(server):
+    """It names the length of the JSON always, has an empty id, and says that a body is a form."""
+    text, _, plain = problem(binary=False, id='')
+    head = (f'POST /v2/models/attention_forward/versions/1/infer HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n{LENGTH}: {len(text)}\r\n'
+            f'Content-Length: {len(text)}\r\nContent-Type: application/x-www-form-urlencoded\r\n\r\n').encode()
+    status, headers, body = talk(server, head, text)
+    answer = json.loads(body)
+    assert status == 200 and headers['content-type'] == 'application/json' and LENGTH.lower() not in headers
+    assert 'id' not in answer
+    want = server.post('/v1/attention/forward', {**plain, 'encoding': 'array'}).json()
+    assert np.array(answer['outputs'][0]['data']).tolist() == np.array(want['out']['data']).flatten().tolist()
+
+
+def test_a_post_without_a_body_and_without_a_length(server):
+    status, headers, body = talk(server, b'POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\n\r\n')
+    assert status == 200 and {m['state'] for m in json.loads(body)} == {'READY'}
+    status, headers, body = talk(server, b'POST /v2/systemsharedmemory/unregister HTTP/1.1\r\nHost: localhost\r\n\r\n')
+    assert status == 501 and json.loads(body)['error'].startswith('shared memory is not offered here')
+    status, headers, body = talk(server, f'POST {INFER} HTTP/1.1\r\nHost: localhost\r\n\r\n'.encode())
+    assert status == 400 and json.loads(body)['error'] == 'the body is empty, expected a JSON object with inputs'
+
+
+def test_in_chunks(server):
+    text, tail, _ = problem()
+    body = text + tail
+    chunks = [b'%x\r\n%s\r\n' % (len(body[i:i + 17]), body[i:i + 17]) for i in range(0, len(body), 17)] + [b'0\r\n\r\n']
+    head = f'POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n{LENGTH}: {len(text)}\r\n\r\n'.encode()
+    assert talk(server, head, pieces=chunks)[0] == 200
+
+
+@pytest.mark.parametrize('said, status, says', [
+    ('x', 400, LENGTH + " is 'x', must be how many bytes of the body are JSON"),
+    ('-1', 400, LENGTH + " is '-1', must be how many bytes of the body are JSON"),
+    ('9223372036854775808', 400, LENGTH + " is '9223372036854775808', must be how many bytes of the body are JSON"),
+    ('2147483648', 400, LENGTH + ' is 2147483648, but the body has only {all} bytes'),
+    ('0', 400, LENGTH + ' is 0, which says that the body is one tensor and no JSON; attention takes several'),
+    ('7', 400, 'the JSON is not complete after 7 bytes (' + LENGTH + ')'),
+    (None, 400, 'not JSON at byte {json}: expected nothing after the value, found .*'),
+    ('{json}', 200, None),
+])
+def test_the_length_of_the_json(server, said, status, says):
+    text, tail, _ = problem()
+    sizes = {'json': len(text), 'all': len(text + tail)}
+    answer = server.ask('POST', INFER, text + tail, {LENGTH: said.format(**sizes)} if said else {})
+    assert answer.status == status, answer.body
+    assert answer.headers['content-type'] == 'application/json'
+    if says:
+        assert re.fullmatch(re.escape(says.format(**sizes)).replace(r'\.\*', '.*'), answer.json()['error']), answer.body
+
+
+def test_json_alone_whose_length_is_said(server):
+    text, _, _ = problem(binary=False)
+    assert server.ask('POST', INFER, text, {LENGTH: str(len(text))}).status == 200
+    assert server.ask('POST', INFER, text, {'Content-Type': 'text/anything'}).status == 200
+
+
+@pytest.mark.parametrize('method, path, status, says', [
+    ('GET', '/v2/models/attention', 404, "there is no model 'attention'; there are attention_forward and .*"),
+    ('GET', '/v2/models/attention_forwards', 404, "there is no model 'attention_forwards', did you mean 'attention_forward'\\?; .*"),
+    ('GET', '/v2/models/attention_forward/versions/2/config', 404, "the model attention_forward has no version '2', only 1"),
+    ('GET', '/v2/models/attention_forward/versions/11', 404, "the model attention_forward has no version '11', only 1"),
+    ('GET', '/v2/nothing', 404, "there is nothing at '/v2/nothing'.*"),
+    ('GET', INFER, 405, 'GET came, this path answers POST with a JSON object in the body'),
+    ('POST', '/v2/models/x/infer', 404, "there is no model 'x'; .*"),
+    ('GET', '/v2/logging', 501, 'traces and logs are set when the server starts.*'),
+])
+def test_every_refusal_under_v2_is_json_with_error(server, method, path, status, says):
+    answer = server.ask(method, path, b'{}' if method == 'POST' else None)
+    assert answer.status == status and answer.headers['content-type'] == 'application/json'
+    assert re.fullmatch(says, answer.json()['error']), answer.body
+
+
+def test_a_model_by_an_escaped_name(server):
+    assert server.get('/v2/models/attention%5Fforward/ready').json() == {'name': 'attention_forward', 'ready': True}
+
+
+def test_a_version_alone_is_a_version(server):
+    for path in ('', '/ready', '/config', '/stats'):
+        assert server.get('/v2/models/attention_forward/versions/1' + path).status == 200
+    assert server.get('/v2').body == server.get('/v2/').body
+
+
+def test_what_perf_analyzer_reads(server):
+    """Its requests in its order, and every member that it looks at without asking whether it is there."""
+    model = 'attention_backward_fp16'
+    meta = server.get(f'/v2/models/{model}').json()
+    config = server.get(f'/v2/models/{model}/config').json()
+    assert 'statistics' in server.get('/v2').json()['extensions']
+    assert isinstance(config['max_batch_size'], int) and 'sequence_batching' not in config
+    assert {t['name'] for t in config['input']} <= {t['name'] for t in meta['inputs']} and {t['name'] for t in config['output']} <= {t['name'] for t in meta['outputs']}
+
+    def stats():
+        one, = server.get(f'/v2/models/{model}/stats').json()['model_stats']
+        assert one['version'].isdigit() and one['inference_count'] >= 0 and one['execution_count'] >= 0
+        for part in ('success', 'queue', 'compute_input', 'compute_infer', 'compute_output', 'cache_hit', 'cache_miss'):
+            assert all(isinstance(one['inference_stats'][part][leaf], int) for leaf in ('count', 'ns')), part
+        return one
+    before = stats()
+    sizes = {'q': [1, 4, 2, 8], 'k': [1, 4, 2, 8], 'v': [1, 4, 2, 8], 'dout': [1, 4, 2, 8]}
+    rng = np.random.default_rng(5)
+    for data in (lambda n: bytes(n), lambda n: rng.bytes(n)):  # its zeros, and its random bytes, among which are NaN and infinities
+        inputs, tail = [], b''
+        for t in meta['inputs']:  # all of them, and all outputs are asked for
+            inputs.append({'name': t['name'], 'shape': sizes[t['name']], 'datatype': t['datatype'], 'parameters': {'binary_data_size': 128}})
+            tail += data(128)
+        text = json.dumps({'id': '', 'inputs': inputs, 'outputs': [{'name': t['name'], 'parameters': {'binary_data': True}} for t in meta['outputs']]}).encode()
+        answer = server.ask('POST', f'/v2/models/{model}/infer', text + tail, {LENGTH: str(len(text))})
+        assert answer.status == 200 and len(answer.body) == int(answer.headers[LENGTH.lower()]) + 3 * 128
+    after = stats()
+    assert after['inference_stats']['queue']['count'] == before['inference_stats']['queue']['count'] + 2
+    assert after['inference_stats']['success']['ns'] > before['inference_stats']['success']['ns']
+
+
+def test_the_smaller_time_limit_counts(serve):
+    server = serve('--timeout-ms', 60000)
+    members, _ = wire.random_problem(np.random.default_rng(1), Sq=2048, H=16, D=128, dtype='float16')
+    inputs, tail = [], b''
+    for name, t in members.items():
+        raw = wire.base64.b64decode(t['data'])
+        inputs.append({'name': name, 'shape': t['shape'], 'datatype': 'FP16', 'parameters': {'binary_data_size': len(raw)}})
+        tail += raw
+    for parameters in ({'timeout': 1000}, {'timeout': 3_000_000_000, 'timeout_ms': 1}):
+        text = json.dumps({'inputs': inputs, 'parameters': parameters}).encode()
+        answer = server.ask('POST', INFER, text + tail, {LENGTH: str(len(text))})
+        assert answer.status == 504 and answer.json()['code'] == 'deadline-exceeded', answer.body[:300]
+
+
+def test_requests_that_ran_together_are_one_execution(serve):
+    """Batches are counted once, by how many were in them."""
+    server = serve('--batch-window-us', 200000, '--max-batch', 4)
+    import threading
+    members, _ = wire.random_problem(np.random.default_rng(1), Sq=64, H=8, D=64)
+    text = json.dumps({'inputs': [{'name': n, 'shape': t['shape'], 'datatype': 'FP32', 'data': np.frombuffer(wire.base64.b64decode(t['data']), np.float32).tolist()}
+                                  for n, t in members.items()], 'parameters': {'binary_data_output': True}}).encode()
+    threads = [threading.Thread(target=lambda: server.connect().ask('POST', INFER, text)) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    one, = server.get('/v2/models/attention_forward/stats').json()['model_stats']
+    assert one['inference_count'] == 8 and 1 <= one['execution_count'] <= 8
+    assert sum(b['compute_infer']['count'] for b in one['batch_stats']) == one['execution_count']
+    assert sum(b['batch_size'] * b['compute_infer']['count'] for b in one['batch_stats']) == 8, one['batch_stats']
+
+
+def test_a_token_is_wanted(serve, tmp_path):
+    (tmp_path / 'tokens').write_text('secret-token-of-one\n')
+    server = serve('--token-file', tmp_path / 'tokens')
+    assert server.get('/v2/health/live').status == 200
+    for path in ('/v2', '/v2/models/attention_forward', '/v2/models/stats'):
+        answer = server.get(path)
+        assert answer.status == 401 and answer.headers['content-type'] == 'application/json' and 'error' in answer.json()
+    assert server.ask('POST', INFER, b'{}').status == 401

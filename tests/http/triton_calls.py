@@ -1,0 +1,249 @@
+"""What the stock client of Triton (tritonclient[http], from PyPI) is asked to do by test_kserve.py, in the Python that has it:
+
+    python triton_calls.py CHECK http://127.0.0.1:8080
+
+Each CHECK is a function below; it fails with an exception."""
+import asyncio
+import base64
+import json
+import sys
+import urllib.request
+
+import ml_dtypes
+import numpy as np
+import tritonclient.http as triton
+import tritonclient.http.aio as triton_aio
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+URL = sys.argv[2]
+HOST = URL.removeprefix('http://')
+RNG = np.random.default_rng(3)
+NAMES = {np.dtype(np.float32): 'float32', np.dtype(np.float16): 'float16', np.dtype(ml_dtypes.bfloat16): 'bfloat16', np.dtype(np.int32): 'int32'}
+
+
+def tensors(names='qkv', shape=(2, 7, 4, 16), dtype=np.float16, **more):
+    made = {name: RNG.standard_normal(shape).astype(dtype) for name in names}
+    made.update(more)
+    return made
+
+
+def given(arrays, binary=True):
+    inputs = []
+    for name, a in arrays.items():
+        inputs.append(triton.InferInput(name, list(a.shape), np_to_triton_dtype(a.dtype)))
+        inputs[-1].set_data_from_numpy(a, binary_data=binary)
+    return inputs
+
+
+def wanted(names, binary=True):
+    return [triton.InferRequestedOutput(name, binary_data=binary) for name in names]
+
+
+def by_json(op, arrays, **options):
+    """The same by /v1: {name: bytes}."""
+    body = {name: {'shape': a.shape, 'dtype': NAMES[a.dtype], 'data': base64.b64encode(a.tobytes()).decode()} for name, a in arrays.items()}
+    request = urllib.request.Request(f'{URL}/v1/attention/{op}', json.dumps({**body, **options}).encode(), {'Content-Type': 'application/json'})
+    with urllib.request.urlopen(request) as answer:
+        answer = json.load(answer)
+    return {name: base64.b64decode(t['data']) for name, t in answer.items() if isinstance(t, dict) and 'data' in t}
+
+
+def same(result, want):
+    for name, must in want.items():
+        got = result.as_numpy(name)
+        assert got is not None and got.tobytes() == must, name
+
+
+def refused(call, *says, status):
+    try:
+        answer = call()
+    except InferenceServerException as e:
+        assert e.status() == str(status), e
+        for part in says:
+            assert part in e.message(), e.message()
+        return
+    raise AssertionError(f'{answer} was not refused')
+
+
+def metadata():
+    with triton.InferenceServerClient(HOST) as c:
+        assert c.is_server_live() and c.is_server_ready()
+        names = [m['name'] for m in c.get_model_repository_index()]
+        assert len(names) == 16 and {'attention_forward', 'attention_backward_bf16_causal'} <= set(names), names
+        assert c.get_server_metadata()['name'] == 'attnd' and 'statistics' in c.get_server_metadata()['extensions']
+        for name in names:
+            assert c.is_model_ready(name) and c.is_model_ready(name, '1')
+            meta, config = c.get_model_metadata(name), c.get_model_config(name, '1')
+            assert meta['name'] == config['name'] == name and meta['versions'] == ['1']
+            for of, conf in (('inputs', 'input'), ('outputs', 'output')):
+                assert [t['name'] for t in meta[of]] == [t['name'] for t in config[conf]]
+                assert ['TYPE_' + t['datatype'] for t in meta[of]] == [t['data_type'] for t in config[conf]]
+            assert [t['name'] for t in meta['inputs']] == ['q', 'k', 'v'] + (['dout'] if 'backward' in name else [])
+        assert not c.is_model_ready('attention') and not c.is_model_ready('attention_forward', '2')
+        refused(lambda: c.get_model_metadata('attn fwd'), "there is no model 'attn fwd'", 'attention_backward', status=404)
+        refused(lambda: c.get_model_config('attention_forward', '2'), "no version '2'", status=404)
+        refused(lambda: c.get_inference_statistics('atention_forward'), "did you mean 'attention_forward'?", status=404)
+
+
+def infer_forward():
+    with triton.InferenceServerClient(HOST) as c:
+        for dtype, model in ((np.float32, 'attention_forward'), (np.float16, 'attention_forward_fp16'), (ml_dtypes.bfloat16, 'attention_forward_bf16')):
+            t = tensors(dtype=dtype)
+            want = by_json('forward', t)
+            result = c.infer(model, given(t), request_id='a "quoted" id')
+            same(result, want)
+            assert result.get_response()['id'] == 'a "quoted" id' and result.get_response()['model_name'] == model
+            assert result.get_output('lse')['shape'] == [2, 4, 7]
+            same(c.infer(model + '_causal', given(t)), by_json('forward', t, causal=True))
+            if dtype is not ml_dtypes.bfloat16:  # which the client sends and reads as bytes alone
+                same(c.infer(model, given(t, binary=False), outputs=wanted(['out', 'lse'], binary=False), model_version='1'), want)
+                same(c.infer(model, given(t, binary=False), outputs=wanted(['lse'])), {'lse': want['lse']})
+                same(c.infer(model, given(t), outputs=wanted(['lse']) + wanted(['out'], binary=False)), want)
+        t = tensors(shape=(1, 300, 2, 64))  # of many pieces
+        same(c.infer('attention_forward', given(t)), by_json('forward', t))
+
+
+def infer_options():
+    with triton.InferenceServerClient(HOST) as c:
+        t = tensors(dtype=np.float32, bias=RNG.standard_normal((1, 1, 7, 7)).astype(np.float32), seqlens_k=np.array([7, 3], np.int32))
+        t['bias'][..., 2] = -np.inf
+        options = {'scale': 0.25, 'layout': 'bshd', 'causal': True, 'window': [3, -1], 'softcap': 5.5, 'alignment': 'top_left'}
+        parameters = {**options, 'window': '[3,-1]'}
+        want = by_json('forward', t, **options)
+        for binary in (True, False):  # the client writes -Infinity and true into its JSON
+            same(c.infer('attention_forward', given(t, binary), parameters=parameters, priority=2, timeout=60_000_000), want)
+        mask = RNG.random((1, 1, 7, 7)) < 0.7
+        t = tensors()
+        plain = {**t, 'keep_mask': mask}
+        want = by_json_mask(t, mask)
+        for binary in (True, False):
+            same(c.infer('attention_forward', given(plain, binary)), want)
+        t = {**tensors(), 'cu_seqlens_q': np.array([0, 3, 7], np.int64), 'cu_seqlens_k': np.array([0, 2, 7], np.int64)}
+        t.update({n: t[n][0] for n in 'qkv'})
+        same(c.infer('attention_forward', given(t)), by_json('forward', {n: a.astype(np.int32) if n[0] == 'c' else a for n, a in t.items()}))
+
+
+def by_json_mask(t, mask):
+    body = {name: {'shape': a.shape, 'dtype': NAMES[a.dtype], 'data': base64.b64encode(a.tobytes()).decode()} for name, a in t.items()}
+    body['keep_mask'] = {'shape': mask.shape, 'dtype': 'bool', 'data': base64.b64encode(mask.tobytes()).decode()}
+    with urllib.request.urlopen(urllib.request.Request(f'{URL}/v1/attention/forward', json.dumps(body).encode(), {'Content-Type': 'application/json'})) as answer:
+        answer = json.load(answer)
+    return {name: base64.b64decode(answer[name]['data']) for name in ('out', 'lse')}
+
+
+def infer_backward():
+    with triton.InferenceServerClient(HOST) as c:
+        t = tensors(['q', 'k', 'v', 'dout'], dtype=np.float32)
+        for model, options in (('attention_backward', {}), ('attention_backward_fp32_causal', {'causal': True})):
+            same(c.infer(model, given(t)), by_json('backward', t, **options))
+        contexts = [c.infer('attention_forward', given({n: t[n] for n in 'qkv'}), parameters={'save': True}).get_response()['parameters']['context'] for _ in range(2)]
+        dout = {'dout': t['dout']}
+        same(c.infer('attention_backward', given(dout), parameters={'context': contexts[0]}), by_json('backward', dout, context=contexts[1]))
+
+
+def async_infer():
+    t = tensors()
+    want = by_json('forward', t)
+    with triton.InferenceServerClient(HOST, concurrency=4) as c:
+        waiting = [c.async_infer('attention_forward', given(t), request_id=str(i)) for i in range(16)]
+        for i, one in enumerate(waiting):
+            result = one.get_result()
+            same(result, want)
+            assert result.get_response()['id'] == str(i)
+        refused(lambda: c.async_infer('attention_forward', given({'q': t['q']})).get_result(), 'k: is required', status=400)
+
+
+def empty_and_unseen():
+    with triton.InferenceServerClient(HOST) as c:
+        t = {'q': np.zeros((1, 3, 1, 8), np.float32), 'k': np.zeros((1, 1, 1, 8), np.float32), 'v': np.ones((1, 1, 1, 8), np.float32)}
+        for binary in (True, False):  # two queries see no key: -inf comes as bytes, and as -Infinity
+            lse = c.infer('attention_forward_causal', given(t, binary), outputs=wanted(['lse'], binary)).as_numpy('lse')
+            assert lse.tolist() == [[[-np.inf, -np.inf, 0]]], lse
+        t['q'] = t['q'][:, :0]
+        result = c.infer('attention_forward', given(t))
+        assert result.as_numpy('out').shape == (1, 0, 1, 8) and result.as_numpy('lse').shape == (1, 1, 0)
+
+
+def refusals():
+    with triton.InferenceServerClient(HOST) as c:
+        t = tensors()
+        refused(lambda: c.infer('nothing', given(t)), "there is no model 'nothing'", status=404)
+        refused(lambda: c.infer('attention_forward', given(t), model_version='7'), "no version '7'", status=404)
+        refused(lambda: c.infer('attention_forward_fp32', given(t)), 'takes FP32', status=400)
+        refused(lambda: c.infer('attention_forward', given({**t, 'k': t['k'][..., :8]})), 'k: shape[3] is 8, must be 16, the head size of q', status=400)
+        refused(lambda: c.infer('attention_forward', given(t), outputs=wanted(['dq'])), 'must be out or lse', status=400)
+        refused(lambda: c.infer('attention_forward', given(t), parameters={'casual': True}), "did you mean 'causal'?", status=400)
+        refused(lambda: c.infer('attention_forward', given(t), sequence_id=4, sequence_start=True), 'there are no sequences here', status=400)
+        refused(lambda: c.infer('attention_forward', given(t), outputs=[triton.InferRequestedOutput('out', class_count=2)]), 'nothing is classified here', status=400)
+        refused(lambda: c.infer('attention_forward', given(t), request_compression_algorithm='gzip'), 'Content-Encoding', status=415)
+        shared = triton.InferInput('q', [1, 1, 1, 1], 'FP32')
+        shared.set_shared_memory('region', 4)
+        refused(lambda: c.infer('attention_forward', [shared]), 'shared memory is not offered here', status=400)
+        no_shared = 'shared memory is not offered here'
+        for call in (c.get_system_shared_memory_status, c.get_cuda_shared_memory_status, c.unregister_system_shared_memory, c.unregister_cuda_shared_memory,
+                     lambda: c.get_system_shared_memory_status('r'), lambda: c.unregister_cuda_shared_memory('r'),
+                     lambda: c.register_system_shared_memory('r', '/r', 64), lambda: c.register_cuda_shared_memory('r', b'aGFuZGxl', 0, 64)):
+            refused(call, no_shared, status=501)
+        for call in (lambda: c.load_model('attention_forward'), lambda: c.unload_model('attention_forward')):
+            refused(call, 'models are not loaded or unloaded here', status=501)
+        for call in (c.get_trace_settings, c.get_log_settings, lambda: c.get_trace_settings('attention_forward'),
+                     lambda: c.update_trace_settings(settings={'trace_level': ['OFF']}), lambda: c.update_log_settings({'log_info': True})):
+            refused(call, 'traces and logs are set when the server starts', status=501)
+        same(c.infer('attention_forward', given(t)), by_json('forward', t))  # and the connection serves on
+
+
+def statistics():
+    with triton.InferenceServerClient(HOST) as c:
+        def stats():
+            one, = c.get_inference_statistics('attention_backward_fp16_causal', '1')['model_stats']
+            return one
+        before = stats()
+        t = tensors(['q', 'k', 'v', 'dout'])
+        for _ in range(3):
+            c.infer('attention_backward_fp16_causal', given(t))
+        refused(lambda: c.infer('attention_backward_fp16_causal', given({'q': t['q']})), 'is required', status=400)
+        after = stats()
+        assert after['inference_count'] == before['inference_count'] + 3 and after['execution_count'] == before['execution_count'] + 3
+        for part in ('success', 'queue', 'compute_input', 'compute_infer', 'compute_output'):
+            assert after['inference_stats'][part]['count'] == before['inference_stats'][part]['count'] + 3, part
+        for part in ('success', 'compute_input', 'compute_infer', 'compute_output'):
+            assert after['inference_stats'][part]['ns'] > before['inference_stats'][part]['ns'], part
+        assert after['inference_stats']['fail']['count'] == before['inference_stats']['fail']['count'] + 1
+        assert after['last_inference'] > 1_600_000_000_000 and after['batch_stats'][0]['compute_infer']['count'] >= 3
+        assert len(c.get_inference_statistics()['model_stats']) == 16
+
+
+def aio():
+    async def all_of_it():
+        async with triton_aio.InferenceServerClient(HOST) as c:
+            assert await c.is_server_live() and await c.is_server_ready() and await c.is_model_ready('attention_forward')
+            assert not await c.is_model_ready('nothing')
+            assert (await c.get_server_metadata())['name'] == 'attnd'
+            assert (await c.get_model_metadata('attention_forward'))['name'] == 'attention_forward'
+            assert (await c.get_model_config('attention_forward'))['max_batch_size'] == 0
+            assert len(await c.get_model_repository_index()) == 16
+            assert (await c.get_inference_statistics('attention_forward'))['model_stats'][0]['version'] == '1'
+            t = tensors()
+            want = by_json('forward', t)
+            for result in await asyncio.gather(*[c.infer('attention_forward', given(t)) for _ in range(16)]):
+                same(result, want)
+            same(await c.infer('attention_forward', given(t, binary=False), outputs=wanted(['out', 'lse'], binary=False)), want)
+            for call, status, says in ((c.infer('attention_forward', given({'q': t['q']})), '400', 'k: is required'),
+                                       (c.get_model_metadata('nothing'), '404', 'there is no model'),
+                                       (c.get_system_shared_memory_status(), '501', 'shared memory is not offered here'),
+                                       (c.register_system_shared_memory('r', '/r', 64), '501', 'shared memory is not offered here'),
+                                       (c.load_model('attention_forward'), '501', 'models are not loaded'),
+                                       (c.get_log_settings(), '501', 'traces and logs')):
+                try:
+                    await call
+                except InferenceServerException as e:
+                    assert e.status() == status and says in e.message(), e
+                else:
+                    raise AssertionError(f'{says}: not refused')
+    asyncio.run(all_of_it())
+
+
+CHECKS = [metadata, infer_forward, infer_options, infer_backward, async_infer, empty_and_unseen, refusals, statistics, aio]
+
+if __name__ == '__main__':
+    {check.__name__: check for check in CHECKS}[sys.argv[1]]()
