@@ -46,6 +46,7 @@ extern "C" {
     X(DEVICE_LOST, "the device is gone: only a new process can use it") \
     X(NOT_FOUND, "no such thing, or it has expired")                    \
     X(QUOTA, "the caller has used up a share that is its own")          \
+    X(FULL, "what is kept for later has no room")                       \
     X(INTERNAL, "a fault of ours")
 
 typedef enum attn_status {
@@ -500,6 +501,16 @@ typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
  * thread at a time. Errors may surface at any later call on the stream. */
 attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                       attn_error *err);
+
+/* A piece of device memory to be copied within the device, or cleared. */
+typedef struct attn_move {
+    void *to;
+    const void *from; /* NULL: zeros */
+    size_t bytes;     /* a multiple of 4, as the addresses are */
+} attn_move;
+
+/* Does `count` moves, in any order: none reads what another writes. The list may go when this returns. */
+attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
 
 /* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors too).
  * Plans are those of the stream's device, and borrowed for the call. Each answer depends on its own problem alone, to

@@ -587,6 +587,15 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
     return ATTN_OK;
 }
 
+static attn_status moves(attn_stream *stream, const attn_move *list, int64_t count, attn_error *err)
+{
+    (void)stream, (void)err;
+    for (int64_t i = 0; i < count; i++)
+        if (list[i].from) memcpy(list[i].to, list[i].from, list[i].bytes);
+        else memset(list[i].to, 0, list[i].bytes);
+    return ATTN_OK;
+}
+
 static attn_status run(attn_stream *stream, const attn_plan *plans, int count, void *memory, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -638,6 +647,7 @@ const attn_backend attn_backend_reference = {
     .stream_open = open_stream,
     .stream_close = close_stream,
     .copy = copy,
+    .moves = moves,
     .run = run,
     .mark = mark,
     .elapsed_us = elapsed_us,

@@ -71,6 +71,9 @@ template <auto kernel> cudaError_t allow_shared(size_t bytes)
     return code;
 }
 
+/* moves.cu: attn_moves(). */
+cudaError_t cuda_moves(cudaStream_t stream, const attn_move *moves, int64_t count);
+
 extern const struct cuda_kernel *const cuda_kernels[];
 extern const int cuda_kernel_count;
 

@@ -90,6 +90,17 @@ enum {
     CONTEXTS_MAX_COUNT = 1024, /* entries of the table, which is made at the start */
     CONTEXTS_TTL_MS = 300000,  /* for the backward to come; its memory is others' then */
     CONTEXTS_SHARE = 4,        /* they may hold a quarter of the staging memory */
+
+    PAGES_GRANULE_BYTES = 4096, /* the least; also the alignment of every page */
+    PAGES_GRANULES = 1 << 20,   /* of one pool at most: the search looks at them all in a millisecond */
+    CACHES_MAX_COUNT = 1 << 16,
+    CACHES_TTL_MS = 600000,        /* since it was last used, where ttl_s is not given */
+    CACHES_TTL_MOST_S = 7 * 86400, /* of ttl_s */
+    CACHES_HEADS = 1024,           /* of a cache: its key/value heads */
+    CACHES_ROWS = 1024,            /* caches in one step */
+    CACHES_STEP_PAGES = 1 << 20,   /* entries of one step's page table: a millisecond to write */
+    CACHES_LIST = 1000,            /* caches in one answer of GET /v1/caches */
+    CACHES_EXPIRE_LOOKS = 4096,    /* caches that one sweep looks at */
 };
 
 /* A joined batch should not keep its members waiting for more than some ten milliseconds on a CPU. */
