@@ -502,10 +502,10 @@ static attn_status moves(attn_stream *base, const attn_move *list, int64_t count
     attn_status status = enter(device, "moves", err);
     pthread_mutex_unlock(&device->lock);
     for (int64_t i = 0; i < count && status == ATTN_OK; i++)
-        status = append(stream_of(base),
-                        (struct command){
-                            .kind = COMMAND_MOVE, .to = list[i].to, .from = list[i].from, .bytes = list[i].bytes },
-                        err);
+        status = append(
+            stream_of(base),
+            (struct command){ .kind = COMMAND_MOVE, .to = list[i].to, .from = list[i].from, .bytes = list[i].bytes },
+            err);
     return status;
 }
 

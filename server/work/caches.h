@@ -43,14 +43,15 @@ enum { CACHE_ID_CHARS = 40, CACHE_ID_BYTES = CACHE_ID_CHARS + 1 };
 struct cache_shape {
     int64_t kv_heads, head_dim, head_dim_v;
     attn_dtype dtype;
-    bool latent; /* values are the first head_dim_v numbers of the keys, and are not stored (Multi-head Latent Attention) */
+    bool
+        latent; /* values are the first head_dim_v numbers of the keys, and are not stored (Multi-head Latent Attention) */
     int page_size; /* positions */
 };
 
 struct cache_info {
     char id[CACHE_ID_BYTES];
     struct cache_shape shape;
-    int64_t length;     /* positions */
+    int64_t length; /* positions */
     int64_t pages, shared_pages;
     int64_t page_bytes;
     int64_t ttl_ms, expires_in_ms; /* since it was last used, and from now on */

@@ -15,10 +15,11 @@ enum { WORD = 64 };
 struct pages {
     char *base;
     size_t granule;
-    int64_t granules, used, count, shared; /* granules: all, and those in pages; pages: all, and those with more owners */
-    int64_t next;                          /* where the search goes on */
-    uint64_t *taken;                       /* a bit for each granule */
-    int32_t *references;                   /* of the page that begins at this granule */
+    int64_t granules, used, count,
+        shared;          /* granules: all, and those in pages; pages: all, and those with more owners */
+    int64_t next;        /* where the search goes on */
+    uint64_t *taken;     /* a bit for each granule */
+    int32_t *references; /* of the page that begins at this granule */
 };
 
 size_t pages_granule_for(size_t bytes)

@@ -443,11 +443,13 @@ static void test_shapes_that_cannot_be(void **state)
         { { 0, 4, 4, ATTN_F16, false, 64 }, ATTN_INVALID, "kv_heads: is 0, must be from 1 to 1024" },
         { { 1, -1, 4, ATTN_F16, false, 64 }, ATTN_INVALID, "head_dim: is -1, must be from 1 to " },
         { { 1, 4, 1 << 20, ATTN_F16, false, 64 }, ATTN_INVALID, "head_dim_v: is 1048576, must be from 1 to " },
-        { { 1, 4, 8, ATTN_F16, true, 64 }, ATTN_INVALID,
+        { { 1, 4, 8, ATTN_F16, true, 64 },
+          ATTN_INVALID,
           "head_dim_v: is 8, with latent it must be at most head_dim, which is 4" },
         { { 1, 4, 4, ATTN_I32, false, 64 }, ATTN_INVALID, "dtype: is int32, must be float32, float16, bfloat16" },
         { { 1, 4, 4, ATTN_F16, false, 65 }, ATTN_INVALID, "page_size: is 65, must be 64 or 128" },
-        { { 1024, 256, 256, ATTN_F32, false, 128 }, ATTN_TOO_LARGE,
+        { { 1024, 256, 256, ATTN_F32, false, 128 },
+          ATTN_TOO_LARGE,
           "a page of 128 positions takes 268435456 bytes, the pool has 262144 (--kv-bytes)" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
