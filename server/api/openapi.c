@@ -160,7 +160,7 @@ static void put_integer(struct json *j, int64_t minimum, int64_t maximum)
     json_put(j, "'type':'integer','minimum':%lld,'maximum':%lld", (long long)minimum, (long long)maximum);
 }
 
-static void put_option_schema(struct json *j, const proto_option *o, attn_op op)
+static void put_option_schema(struct json *j, const proto_option *o, proto_op op)
 {
     bool by_default;
     json_put(j, "{'description':'%s',", o->help);
@@ -203,6 +203,11 @@ static void put_option_schema(struct json *j, const proto_option *o, attn_op op)
         put_integer(j, o->minimum, o->maximum);
         json_put(j, "},{'type':'string','const':'all'}]");
         break;
+    case PROTO_TYPE_IDS:
+        json_put(
+            j, "'type':'array','minItems':1,'maxItems':%d,'items':{'type':'string','pattern':'^[A-Za-z0-9._-]{1,%d}$'}",
+            PROTO_MAX_CACHES, PROTO_CONTEXT_BYTES - 1);
+        break;
     case PROTO_TYPE_ID:
         json_put(j, "'type':'string','pattern':'^[A-Za-z0-9._-]{1,%d}$'", PROTO_CONTEXT_BYTES - 1);
         break;
@@ -217,7 +222,7 @@ static void put_option_schema(struct json *j, const proto_option *o, attn_op op)
 /* ---- Schemas ----------------------------------------------------------------------------------------------------- */
 
 /* A problem as its members; `with_context`: a backward whose inputs were saved by a forward. */
-static void put_problem_schema(struct json *j, attn_op op, bool with_context)
+static void put_problem_schema(struct json *j, proto_op op, bool with_context)
 {
     json_put(j, "{'type':'object','additionalProperties':false,'required':[");
     if (!with_context) json_put(j, "'q','k','v'");
@@ -255,7 +260,7 @@ static void put_problem_refs(struct json *j, const char *name, bool context)
     if (context) json_put(j, ",{'$ref':'#/components/schemas/%sOfContext'}", name);
 }
 
-static void put_request_schemas(struct json *j, attn_op op, const proto_limits *limits)
+static void put_request_schemas(struct json *j, proto_op op, const proto_limits *limits)
 {
     const char *name = op_names[op];
     bool context = false; /* does this op take one? */
@@ -281,7 +286,7 @@ static void put_request_schemas(struct json *j, attn_op op, const proto_limits *
     json_put(j, ",{'$ref':'#/components/schemas/%sBatch'}]}", name);
 }
 
-static void put_answer_schemas(struct json *j, attn_op op)
+static void put_answer_schemas(struct json *j, proto_op op)
 {
     const char *name = op_names[op];
     bool by_default;

@@ -76,7 +76,7 @@ struct route {
 
     /* Of a route whose body is tensors, up to --max-body-bytes: what decodes it, and what is computed. */
     const struct route_body *bodies; /* NULL: a body is read and dropped */
-    attn_op op;
+    proto_op op;
     /* Of the others: fills the answer, or fails the request (request_fail). request->parameters holds those of the path.
      * May be called from any HTTP thread. */
     void (*answer)(struct request *request, struct answer *answer);
