@@ -4,7 +4,7 @@
  * head dims, features), the compute capabilities that it is for, and two functions. A problem goes to the first row that
  * takes it, so fast rows stand before general ones; adding a kernel is adding a row to cuda_kernels[] in kernels.cu.
  *
- * A row that names its features is safe: a problem with any other feature never gets there. ATTN_EVERYTHING is for
+ * A row that names its features is safe: a problem with any other feature never gets there. ATTN_ALL_SCORES is for
  * kernels that compute each score by score() of args.cuh, in all their forms or in one of them (see PLAIN_FEATURES). */
 #ifndef ATTN_CUDA_KERNELS_H
 #define ATTN_CUDA_KERNELS_H
