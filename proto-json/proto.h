@@ -270,6 +270,29 @@ size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder);
 attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn_error *err);
 void proto_call_free(proto_call *call);
 
+/* ---- Small bodies ------------------------------------------------------------------------------------------------ */
+
+enum { PROTO_CACHE_HEADS = 1024, PROTO_CACHE_TTL_MOST_S = 7 * 86400 };
+
+/* Of POST /v1/caches. 0: not given, where nothing else is said. */
+typedef struct proto_cache {
+    int64_t kv_heads, head_dim, head_dim_v; /* the last: as head_dim, where it is not given */
+    int64_t page_size, ttl_s;
+    attn_dtype dtype;
+    bool latent;
+    float *k_scale; /* malloc'ed, kv_heads of them; NULL: not given */
+    int k_scales;
+    float *v_scale;
+    int v_scales;
+} proto_cache;
+
+/* After an error there is nothing to clear. */
+attn_status proto_cache_read(const void *body, size_t bytes, proto_cache *cache, attn_error *err);
+void proto_cache_clear(proto_cache *cache);
+
+/* {"length": n}; *length -1: it is not given, where it need not be. An empty body is {}. */
+attn_status proto_length_read(const void *body, size_t bytes, bool required, int64_t *length, attn_error *err);
+
 /* ---- Encoding ---------------------------------------------------------------------------------------------------- */
 
 /* Stages of a request, in order; also the parts of Server-Timing and timing_us. */

@@ -227,6 +227,23 @@ static enum MHD_Result head(struct request *request, const char *version)
 
 /* ---- Body -------------------------------------------------------------------------------------------------------- */
 
+/* Of a route whose handler reads its body. */
+static void keep_body(struct request *request, const char *bytes, size_t count)
+{
+    if (request->failed || request->route == NULL || !request->route->keeps_body) return;
+    if (count > HTTP_KEPT_BODY_BYTES - request->text_bytes) {
+        request_fail(request, PROTO_E_TOO_LARGE, NULL, "the body has more than %d bytes, the limit of this path",
+                     HTTP_KEPT_BODY_BYTES);
+        return;
+    }
+    if (request->text == NULL && (request->text = malloc(HTTP_KEPT_BODY_BYTES)) == NULL) {
+        request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the body");
+        return;
+    }
+    memcpy(request->text + request->text_bytes, bytes, count);
+    request->text_bytes += count;
+}
+
 static enum MHD_Result body_piece(struct request *request, const char *bytes, size_t count)
 {
     const uint64_t limit = (uint64_t)request->server->config->max_body_bytes;
@@ -244,7 +261,10 @@ static enum MHD_Result body_piece(struct request *request, const char *bytes, si
         }
         return MHD_YES;
     }
-    if (request->step != STEP_DECODE) return MHD_YES;
+    if (request->step != STEP_DECODE) {
+        keep_body(request, bytes, count);
+        return MHD_YES;
+    }
     attn_error err = { 0 };
     const int64_t began = clock_ns();
     const attn_status status = proto_decoder_feed(request->decoder, bytes, count, &err);

@@ -104,6 +104,8 @@ static attn_status look(struct cache_step *step, attn_error *err)
     step->shape = first->shape;
     step->device = first->pool;
     step->pool = pages_base(step->caches->pools[first->pool].pages);
+    step->pool_bytes = pages_bytes(step->caches->pools[first->pool].pages);
+    step->page_bytes = first->page_bytes;
     step->granule = pages_granule(step->caches->pools[first->pool].pages);
     step->k_scaled = first->k_scale != NULL;
     step->v_scaled = first->v_scale != NULL;

@@ -19,6 +19,7 @@
 
 #include "server/base/caller.h"
 #include "server/base/clock.h"
+#include "server/base/metrics.h"
 
 /* ---- Ids --------------------------------------------------------------------------------------------------------- */
 
@@ -60,15 +61,16 @@ struct cache *cache_find(struct caches *caches, const struct caller *caller, con
         if (cache && cache->caller == caller && !is_expired(cache, clock_ms())) return cache;
         if (memcmp(key, caches->process, PROCESS_BYTES) != 0) {
             caches->lost_ids++;
+            metrics_add(METRIC_CACHE_ENDS, "lost", NULL, 1);
             attn_fail(
                 err, ATTN_NOT_FOUND, member,
-                "%s: was made by another process of attnd, before a restart or elsewhere, and its keys and values are "
+                "%s was made by another process of attnd, before a restart or elsewhere, and its keys and values are "
                 "not here; create it again",
                 what);
             return NULL;
         }
     }
-    attn_fail(err, ATTN_NOT_FOUND, member, "%s: is unknown, deleted or expired; POST /v1/caches makes one", what);
+    attn_fail(err, ATTN_NOT_FOUND, member, "%s is unknown, deleted or expired; POST /v1/caches makes one", what);
     return NULL;
 }
 
@@ -195,6 +197,7 @@ void caches_expire_all(struct caches *caches, int64_t now_ms)
         next = cache->newer;
         if (!is_expired(cache, now_ms)) continue;
         caches->expired++;
+        metrics_add(METRIC_CACHE_ENDS, "expired", NULL, 1);
         cache_bury(caches, cache);
     }
 }
@@ -208,6 +211,7 @@ void caches_expire(struct caches *caches, int64_t now_ms)
         struct cache *const next = cache->newer;
         if (is_expired(cache, now_ms)) {
             caches->expired++;
+            metrics_add(METRIC_CACHE_ENDS, "expired", NULL, 1);
             cache_bury(caches, cache);
         }
         cache = next;

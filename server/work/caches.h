@@ -110,10 +110,11 @@ struct cache_step {
     struct cache_shape shape; /* of all its caches */
     int device;               /* where they are */
     const char *pool;         /* address of page 0 there */
-    size_t granule;           /* bytes from one page number to the next */
-    bool k_scaled, v_scaled;  /* they have scales */
-    int64_t most;             /* pages of the longest row */
-    int32_t *lengths;         /* [rows]: after the step; as it seems until it has begun */
+    size_t pool_bytes, page_bytes;
+    size_t granule;          /* bytes from one page number to the next */
+    bool k_scaled, v_scaled; /* they have scales */
+    int64_t most;            /* pages of the longest row */
+    int32_t *lengths;        /* [rows]: after the step; as it seems until it has begun */
 
     bool begun;
     int32_t *table;           /* [rows, most]: page numbers, in the memory that caches_begin() was given, as are: */

@@ -100,7 +100,8 @@ struct answer {
     const char *content_type;
     char *body; /* malloc'ed, given to libmicrohttpd; NULL: none */
     size_t length;
-    const char *csp; /* Content-Security-Policy */
+    const char *csp;   /* Content-Security-Policy */
+    char location[72]; /* of what was made; empty: none */
 };
 
 struct request {
@@ -129,6 +130,8 @@ struct request {
     const proto_format *answer_as; /* how the answer to it is written */
     proto_decoder *decoder;
     struct staging_block *block; /* where the decoder writes */
+    char *text;                  /* the body, of a route that keeps it (malloc) */
+    size_t text_bytes;
     uint64_t received_bytes;
     int64_t client_timeout_ms; /* X-Request-Timeout-Ms; -1: not given */
     int place;                 /* enum caller_place that it has in the queue; CALLER_PLACES: none. request.c's */

@@ -314,7 +314,7 @@ static void test_a_cache_belongs_to_who_made_it(void **state)
     assert_int_equal(caches_fork(rig->caches, rig->other, mine.id, 0, &info, &err), ATTN_NOT_FOUND);
     assert_int_equal(caches_truncate(rig->caches, rig->other, mine.id, 0, &info, &err), ATTN_NOT_FOUND);
     assert_int_equal(caches_delete(rig->caches, rig->other, mine.id, &err), ATTN_NOT_FOUND);
-    assert_string_equal(err.text, "this cache: is unknown, deleted or expired; POST /v1/caches makes one");
+    assert_string_equal(err.text, "this cache is unknown, deleted or expired; POST /v1/caches makes one");
     const struct cache_info both[2] = { mine, theirs };
     assert_int_equal(look(rig, &t, 2, both, 0, NULL, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.member, "/caches/1");
