@@ -254,8 +254,8 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
     }
     json_raw(j, "}");
     if (!with_context && op <= ATTN_OP_BACKWARD) {
-        json_put(j, ",'dependentRequired':{'cu_seqlens_q':['cu_seqlens_k'],'cu_seqlens_k':['cu_seqlens_q']");
-        if (op == ATTN_OP_BACKWARD) json_put(j, ",'out':['lse'],'lse':['out']");
+        json_put(j, ",'dependentRequired':{'page_table':['seqlens_k'],'cu_seqlens_k':['cu_seqlens_q']");
+        if (op == ATTN_OP_BACKWARD) json_put(j, ",'cu_seqlens_q':['cu_seqlens_k'],'out':['lse'],'lse':['out']");
         json_raw(j, "}");
     }
     json_raw(j, "}");

@@ -549,7 +549,7 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
             tensor_set(&f->p.sinks, h, s->sinks > 1 ? extremes[h % 4 + 4 * (s->sinks - 2)] : 2 * rng_normal(&r));
         }
     }
-    if (s->seqlens_k) {
+    if (s->seqlens_k && !s->sequences) {
         fixture_add(f, ATTN_T_seqlens_k, ATTN_I32, 1, (int64_t[]){ s->B });
         for (int64_t b = 0; b < s->B; b++)
             tensor_set(&f->p.seqlens_k, b, (double)(b % 4 == 1 ? 0 : b % 4 == 3 ? s->Sk : rng_between(&r, 0, s->Sk)));
