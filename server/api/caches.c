@@ -176,7 +176,9 @@ static void put_requests(struct json *j)
     put_integer(j, "head_dim", 1, ATTN_MAX_HEAD_DIM, "D, of keys");
     put_integer(j, "head_dim_v", 1, ATTN_MAX_HEAD_DIM, "Dv, of values; D where it is not given");
     put_dtypes(j);
-    json_put(j, ",'page_size':{'description':'positions of a page','type':'integer','enum':[64,128],'default':%d}",
+    json_put(j,
+             ",'page_size':{'description':'positions of a "
+             "page','type':'integer','minimum':64,'maximum':128,'multipleOf':64,'default':%d}",
              CACHES_PAGE_SIZE);
     json_put(j, ",'latent':{'description':'values are the first Dv numbers of the keys, and are not sent',"
                 "'type':'boolean','default':false}");

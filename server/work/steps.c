@@ -87,6 +87,19 @@ static attn_status take_new(struct job *job, struct cache_step *step, attn_error
     return status;
 }
 
+/* q fits the caches: said here, for whoever sent q did not send k. */
+static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, attn_error *err)
+{
+    if (q->dtype != s->dtype && s->dtype != ATTN_F8E4M3)
+        return attn_fail(err, ATTN_INVALID, "/q/dtype", "q: dtype is %s, must be %s, the caches'",
+                         attn_dtype_name(q->dtype), attn_dtype_name(s->dtype));
+    if (q->shape[2] % s->kv_heads != 0)
+        return attn_fail(err, ATTN_INVALID, "/q/shape/2",
+                         "q: shape[2] is %lld, must be a multiple of %lld, the caches' kv_heads",
+                         (long long)q->shape[2], (long long)s->kv_heads);
+    return check_size(ATTN_T_q, q, 3, s->head_dim, "the caches' head_dim", err);
+}
+
 /* K or V of the pool: columns `columns` from byte `offset` of a page on, of `stored` in memory. */
 static attn_tensor of_pool(const struct cache_step *step, int64_t offset, int64_t columns, int64_t stored)
 {
@@ -148,6 +161,7 @@ attn_status step_prepare(struct job *job, attn_error *err)
     for (int i = 0; i < rows; i++) copy_id(own->ids[i], item->caches[i]);
     const int64_t append = p->k.rank ? p->k.shape[p->k.rank - 3] : 0;
     status = caches_look(job->caches, job->caller, own->ids, rows, append, &own->step, err);
+    if (status == ATTN_OK && computes) status = check_q(&p->q, &own->step.shape, err);
     if (status == ATTN_OK) status = take_new(job, &own->step, err);
     if (status == ATTN_OK && computes) status = prepare_problem(job, err);
     job->waits = true;
