@@ -19,6 +19,7 @@ with open(os.path.join(FOLDER, 'README.md')) as f:
 SAYS = {
     'curl.sh': r'numbers: the first row of out is 1 2\nbase64: the same out and lse\nrefused: v: .+\n',
     'numpy_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(invalid-request at /k/shape.*\)\n',
+    'cache_client.py': r'prompt: 500 positions\ncpu \w+: 5 steps, 505 positions, the largest error is .+\ntwo continuations: \[508, 503\]\nrefused: caches: .+ \(invalid-request at /caches\)\n',
     'safetensors_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(invalid-request at /k/shape.*\)\n',
     'triton_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(400\)\n',
     'torch_client.py': r'out: .+\ndq: .+\ndk: .+\ndv: \(2, 4, 100, 64\), the largest error is .+ of the largest number\nrefused: k: .+\n',
