@@ -55,8 +55,9 @@ struct route_parameter {
  * that HEAD goes where GET does, the errors that any request may meet, and those of a body or of a token. */
 struct route_doc {
     const char *tag, *summary, *description;
-    const char *answer, *media, *schema; /* of the 200 answer: what it is, its type, its schema (JSON with ' for ") */
-    const char *body;                    /* schema of the body, of components/schemas: "ForwardRequest" */
+    const char *answer, *media,
+        *schema;      /* of the 200 answer: what it is, its type, its schema (JSON with ' for "); NULL: it is empty */
+    const char *body; /* schema of the body, of components/schemas: "ForwardRequest" */
     struct route_parameter parameters[REQUEST_PARAMETERS]; /* as the pattern has them */
     uint64_t errors;                                       /* ROUTE_ERROR(NOT_FOUND) | ...: its own */
     bool plain_503;                                        /* its 503 may be a line of text, no problem document */
@@ -73,9 +74,11 @@ struct route {
     bool quiet;     /* logged at debug: probes come every second */
     bool model;     /* the first parameter of its path is a model's name, the second its version (api/kserve.h) */
     bool hidden;    /* the OpenAPI document leaves it out: another spelling, or what is not offered */
+    bool shared;    /* it is offered with --allow-shm; without, the OpenAPI document leaves it out too */
 
     /* Of a route whose body is tensors, up to --max-body-bytes: what decodes it, and what is computed. */
-    const struct route_body *bodies; /* NULL: a body is read and dropped */
+    const struct route_body *bodies; /* NULL: a body is read and dropped, */
+    bool keeps_body;                 /* or kept for the handler (request->text), up to HTTP_KEPT_BODY_BYTES */
     attn_op op;
     /* Of the others: fills the answer, or fails the request (request_fail). request->parameters holds those of the path.
      * May be called from any HTTP thread. */

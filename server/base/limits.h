@@ -16,6 +16,8 @@ enum {
     CONFIG_SPARE_FILES = 128, /* open files beside the connections: epoll, eventfd, libraries, log, GPU driver */
     CONFIG_MAX_BATCH = 1024,  /* of --max-batch: an array of the loop's has room for it */
     CONFIG_MAX_DEVICES = 64,  /* numbers in --devices are bits of a mask */
+    CONFIG_MAX_SHM = 8,       /* of --allow-shm: each is told to a client whose key has none of them, */
+    CONFIG_SHM_BYTES = 32,    /* all of it */
 };
 
 /* ---- Connections (http/) ----------------------------------------------------------------------------------------- */
@@ -51,13 +53,14 @@ enum {
      * would keep the buffer from growing. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
-    HTTP_INACTIVITY_S = 120,  /* a backstop: the sweep of connections.c is stricter */
-    HTTP_ARGUMENTS_MAX = 100, /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
-    HTTP_DISCARD_FACTOR = 2,  /* a chunked body is discarded up to this many times the limit, then cut */
-    HTTP_PEM_BYTES = 1 << 20, /* of a certificate chain or key, a few KB: another file was named by mistake */
-    REQUEST_ID_BYTES = 129,   /* of X-Request-Id, with the NUL: what is longer is replaced */
-    TOKEN_MAX_BYTES = 256,    /* all are compared in full, so that the time tells nothing */
-    TOKEN_MAX_COUNT = 4096,   /* 1 MiB that every request with a token is compared with */
+    HTTP_INACTIVITY_S = 120,        /* a backstop: the sweep of connections.c is stricter */
+    HTTP_ARGUMENTS_MAX = 100,       /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
+    HTTP_DISCARD_FACTOR = 2,        /* a chunked body is discarded up to this many times the limit, then cut */
+    HTTP_PEM_BYTES = 1 << 20,       /* of a certificate chain or key, a few KB: another file was named by mistake */
+    REQUEST_ID_BYTES = 129,         /* of X-Request-Id, with the NUL: what is longer is replaced */
+    TOKEN_MAX_BYTES = 256,          /* all are compared in full, so that the time tells nothing */
+    TOKEN_MAX_COUNT = 4096,         /* 1 MiB that every request with a token is compared with */
+    HTTP_KEPT_BODY_BYTES = 4 << 10, /* of a body that a handler reads: a key and two numbers */
 };
 
 /* ---- Answers (http/answer.c) ------------------------------------------------------------------------------------- */
@@ -139,6 +142,16 @@ enum {
     METRICS_MAX_SERIES = 192,       /* of one metric; later ones count as "other" */
     METRICS_LABEL_BYTES = 64,       /* with the NUL; labels are cut */
 };
+
+/* Shared memory (work/regions.c). A region costs a descriptor, which max-connections leaves for it, and 400 bytes; its own bytes are
+ * the client's. What a region may have is a bound all the same: pages that the server is the first to write count as
+ * the server's. */
+enum {
+    REGIONS_MAX_COUNT = 1024,
+    REGIONS_PIECE_BYTES = 1 << 20,     /* between two looks at the clock: 0.1 to 0.4 ms */
+    REGIONS_AT_ONCE_BYTES = 256 << 10, /* are read, or written, by the HTTP thread: less than 0.1 ms */
+};
+#define REGIONS_MAX_BYTES (INT64_C(1) << 40)
 
 /* Of the staging memory that nobody leases, so much is kept for the next request. */
 #define STAGING_WARM_BYTES (INT64_C(1) << 30)

@@ -34,6 +34,10 @@
     X(BODY_BYTES_OUT, "attnd_body_bytes_sent_total", COUNTER, "", "Response body bytes")                        \
     X(STAGING_BYTES, "attnd_staging_bytes", GAUGE, "kind", "Staging memory, by what it is for")                 \
     X(CONTEXTS, "attnd_contexts", GAUGE, "state", "Saved contexts by state")                                    \
+    X(REGIONS, "attnd_shared_memory_regions", GAUGE, "kind", "Registered regions of shared memory")             \
+    X(REGION_BYTES, "attnd_shared_memory_bytes", GAUGE, "kind", "Their bytes")                                  \
+    X(REGION_BYTES_MOVED, "attnd_shared_memory_moved_bytes_total", COUNTER, "how",                              \
+      "Bytes of tensors read from shared memory, and written to it")                                            \
     X(DEVICE_BYTES, "attnd_device_memory_bytes", GAUGE, "device,kind", "Device memory: limit and used")         \
     X(DEVICE_BATCHES, "attnd_device_batches_total", COUNTER, "device", "Batches that came back, well or not")   \
     X(DEVICE_ERRORS, "attnd_device_errors_total", COUNTER, "device,error", "Batches that failed, by error")     \

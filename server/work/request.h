@@ -18,6 +18,7 @@
 
 struct connection;
 struct http_server;
+struct region_uses;
 struct route;
 struct route_body;
 struct server;
@@ -129,6 +130,9 @@ struct request {
     const proto_format *answer_as; /* how the answer to it is written */
     proto_decoder *decoder;
     struct staging_block *block; /* where the decoder writes */
+    struct region_uses *shared;  /* what the body refers to in shared memory, until the job has it; NULL: nothing */
+    char *text;                  /* the body, of a route that keeps it (malloc) */
+    size_t text_bytes;
     uint64_t received_bytes;
     int64_t client_timeout_ms; /* X-Request-Timeout-Ms; -1: not given */
     int place;                 /* enum caller_place that it has in the queue; CALLER_PLACES: none. request.c's */
@@ -152,7 +156,8 @@ struct request {
 
     /* Waiting: the loop's. */
     struct deadline deadline;
-    bool being_checked; /* on another thread: it cannot be handed back before that is over */
+    bool
+        held; /* another thread checks its body, or writes into its client's memory: it cannot be handed back before that is over */
     struct request *previous,
         *next; /* all requests whose connections are suspended, in order of arrival; in a head: mhd.c's */
     struct hangup_watch *watch; /* for hang-up; NULL: not watched (yet) */
@@ -178,7 +183,7 @@ void request_fail_status(struct request *request, const attn_error *why);
  * entered with it; request_move() gives it back at the edge to a state that has none. On an error it has none. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* Ends the receiving side: decoder, place and staging memory, as far as they are still held. */
+/* Ends the receiving side: decoder, place, staging and shared memory, as far as they are still held. */
 void request_drop_body(struct request *request);
 
 /* A new id, unique in this process and unlikely elsewhere: 16 hexadecimal digits. */

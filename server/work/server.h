@@ -13,6 +13,7 @@
 struct staging_pool;
 struct contexts;
 struct devices;
+struct regions;
 struct loop;
 struct connections;
 struct tokens;
@@ -38,6 +39,7 @@ struct server {
     struct staging_pool *staging;
     bool pinned; /* its memory is pinned for a device */
     struct contexts *contexts;
+    struct regions *regions; /* NULL: there is no shared memory */
     struct tokens *tokens;   /* NULL: everybody may, */
     struct caller everybody; /* on one account */
     struct queue queue;
