@@ -100,8 +100,8 @@ static attn_status make_job(struct request *request, struct check_result *result
     }
     if (request->block) staging_arrived(server->staging, request->block);
     request->block = NULL; /* the job's now, */
-    if (request->shared && request->shared->has_outputs) request->job->shared = request->shared;
-    else region_uses_free(request->shared);
+    region_uses_drop_inputs(&request->shared);
+    request->job->shared = request->shared;
     request->shared = NULL; /* and so is this */
     result->deadline_ns = check_deadline(request, call);
     status = prepare_job(request->job, devices_any(server->devices), devices_largest(server->devices), err);

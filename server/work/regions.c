@@ -180,6 +180,7 @@ static attn_status cannot_open(const char *key, int error, proto_error *code, at
         { EPERM, "it is sealed, or its mode does not let the server read and write it" },
         { ELOOP, "it is a symbolic link, which is not followed" },
         { EISDIR, "it is a directory" },
+        { EINVAL, "it is a directory" }, /* as glibc's shm_open() says it */
         { ENXIO, "it is not a regular file" },
         { EWOULDBLOCK, "another process has a lease on it" },
     };
@@ -443,25 +444,42 @@ attn_status region_uses_new(struct regions *regions, const struct caller *caller
         status = begin_use(regions, caller, &shared[made->count], use, err);
         /* Each is at most as long as a region, and there are no more than a body of 32 KiB can name: no sum overflows. */
         *(use->output ? &made->output_bytes : &made->input_bytes) += use->bytes;
-        made->has_outputs |= use->output;
     }
     if (status == ATTN_OK) *uses = made;
     else region_uses_free(made);
     return status;
 }
 
+static void release(struct region *region)
+{
+    if (region == NULL) return;
+    struct regions *const regions = region->regions;
+    pthread_mutex_lock(&regions->lock);
+    let_go(region);
+    pthread_mutex_unlock(&regions->lock);
+}
+
 void region_uses_free(struct region_uses *uses)
 {
     if (uses == NULL) return;
-    for (int i = 0; i < uses->count; i++) {
-        struct region *const region = uses->list[i].region;
-        if (region == NULL) continue;
-        struct regions *const regions = region->regions;
-        pthread_mutex_lock(&regions->lock);
-        let_go(region);
-        pthread_mutex_unlock(&regions->lock);
-    }
+    for (int i = 0; i < uses->count; i++) release(uses->list[i].region);
     free(uses);
+}
+
+void region_uses_drop_inputs(struct region_uses **held)
+{
+    struct region_uses *const uses = *held;
+    int kept = 0;
+    if (uses == NULL) return;
+    for (int i = 0; i < uses->count; i++) {
+        if (uses->list[i].output) uses->list[kept++] = uses->list[i];
+        else release(uses->list[i].region);
+    }
+    uses->count = kept;
+    uses->input_bytes = 0;
+    if (kept > 0) return;
+    region_uses_free(uses);
+    *held = NULL;
 }
 
 void region_uses_place(struct region_uses *uses, const proto_shared *shared)

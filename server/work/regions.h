@@ -84,7 +84,7 @@ struct region_use {
 /* They belong to who owns the request, and then its job. */
 struct region_uses {
     int64_t input_bytes, output_bytes;
-    bool has_outputs, placed; /* `memory` of inputs is there */
+    bool placed; /* `memory` of inputs is there */
     int count;
     struct region_use list[];
 };
@@ -93,6 +93,8 @@ struct region_uses {
 attn_status region_uses_new(struct regions *regions, const struct caller *caller, const proto_shared *shared, int count,
                             struct region_uses **uses, attn_error *err);
 void region_uses_free(struct region_uses *uses); /* NULL is fine */
+/* Inputs have been read. *uses is NULL afterwards where nothing is left; it may be before. */
+void region_uses_drop_inputs(struct region_uses **uses);
 
 /* Where the inputs go: shared[i].to, of the same list. */
 void region_uses_place(struct region_uses *uses, const proto_shared *shared);
