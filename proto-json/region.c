@@ -34,8 +34,13 @@ static attn_status read_member(const cJSON *one, proto_region *region, attn_erro
             return wrong("byte_size", one, "a number of bytes: an integer from 1 to 2^53", err);
     } else {
         struct text_nearest best = { one->string, NULL, 3 };
+        char cure[TREE_CURE_BYTES];
+        tree_member pointer;
+        const int length = (int)text_cut(one->string, TREE_NAME_BYTES);
         for (const char *const *name = names; *name; name++) text_consider(&best, *name);
-        return tree_unknown(NULL, &best, err);
+        return attn_fail(err, ATTN_INVALID, tree_pointer(pointer, NULL, one->string),
+                         "unknown member '%.*s%s'%s the body must be like " EXAMPLE, length, one->string,
+                         one->string[length] ? "..." : "", best.name ? tree_cure("", &best, cure) : ";");
     }
     return ATTN_OK;
 }

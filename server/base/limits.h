@@ -83,8 +83,10 @@ enum {
 
     CHECK_LONG_SKELETON_BYTES = 32 << 10, /* longer ones are decoded elsewhere: 2 ms of names and shapes */
     CHECK_LONG_BODY_BYTES = 8 << 20,      /* the same: 2 ms, if all of it were mask rows */
-    FINISH_PIECE_NS = 10000000,           /* of verifying or measuring, after which it is somebody else's turn */
-    FINISH_NUMBERS = 4096,                /* between two looks at the clock */
+    CHECK_COPY_BYTES =
+        256 << 10, /* of a body, beside which a larger block is leased: the copy takes less than new pages */
+    FINISH_PIECE_NS = 10000000,     /* of verifying or measuring, after which it is somebody else's turn */
+    FINISH_NUMBERS = 4096,          /* between two looks at the clock */
     PREPARE_MEASURE_AT_ONCE = 4096, /* numbers whose text the HTTP thread measures itself: a millisecond at most */
 
     QUEUE_SCAN_MAX = 512,   /* requests that are asked whether they go with the first, of a queue of up to a million */

@@ -2,6 +2,7 @@
 #include "server/sched/check.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "server/base/staging.h"
 #include "server/base/clock.h"
@@ -11,6 +12,8 @@
 #include "server/work/server.h"
 #include "server/work/prepare.h"
 #include "server/work/regions.h"
+
+enum { ALIGNMENT = 64 }; /* of a tensor in memory */
 
 bool check_takes_long(const struct request *request)
 {
@@ -47,6 +50,22 @@ bool check_shared(struct request *request)
     return status == ATTN_OK;
 }
 
+/* Memory for all that is read, and as much again as is usual for outputs (as mhd.c's admit() has it), in one block: one that is
+ * warm has its pages, while what the decoder has so far would grow by new ones. Where there is none, it does. */
+static void lease_at_once(struct request *request)
+{
+    struct staging_pool *const staging = request->server->staging;
+    const size_t used = request->block ? request->block->bytes : 0;
+    const size_t inputs = used + (size_t)request->shared->input_bytes + (size_t)request->shared->count * ALIGNMENT +
+                          2 * PROTO_MEMORY_STEP;
+    struct staging_block *block;
+    if (request->shared->input_bytes == 0 || used > CHECK_COPY_BYTES || inputs <= used) return;
+    if (staging_lease(staging, request->caller, inputs + inputs / 3, &block, NULL) != ATTN_OK) return;
+    if (used > 0) memcpy(block->memory, request->block->memory, used);
+    staging_release(staging, request->block);
+    request->block = block;
+}
+
 /* Inputs come from shared memory into staging memory: a copy that the client cannot change is what is checked. */
 static attn_status read_shared(struct request *request, int64_t until_ns, bool *done, attn_error *err)
 {
@@ -57,6 +76,7 @@ static attn_status read_shared(struct request *request, int64_t until_ns, bool *
         const proto_shared *list;
         int count;
         if (request->block) staging_arrived(request->server->staging, request->block);
+        lease_at_once(request);
         attn_status status = proto_decoder_shared_room(request->decoder, err);
         if (status == ATTN_OK) status = proto_decoder_shared(request->decoder, &list, &count, err);
         if (status != ATTN_OK) return status;

@@ -312,7 +312,8 @@ static void test_a_region_is_read_from_what_clients_send(void **state)
           "byte_size: is 9007199254740993, must be a number of bytes: an integer from 1 to 2^53" },
         { "{\"key\":\"/x\",\"byte_size\":64,\"byte_size\":64}", "/byte_size", "member 'byte_size' is given twice" },
         { "{\"key\":\"/x\",\"bytes_size\":64}", "/bytes_size",
-          "unknown member 'bytes_size', did you mean 'byte_size'?" },
+          "unknown member 'bytes_size', did you mean 'byte_size'? the body must be like {\"key\": \"/name\", "
+          "\"offset\": 0, \"byte_size\": 4096}" },
         { "{\"key\":\"/x\\u0000y\",\"byte_size\":64}", "", NULL }, /* the scanner's: no NUL can stand in a string */
         { "{\"key\":\"/x\"", "", NULL },
     };
