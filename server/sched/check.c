@@ -1,6 +1,7 @@
 /* check.c: see check.h. */
 #include "server/sched/check.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -51,7 +52,8 @@ bool check_shared(struct request *request)
 }
 
 /* Memory for all that is read, and as much again as is usual for outputs (as mhd.c's admit() has it), in one block: one that is
- * warm has its pages, while what the decoder has so far would grow by new ones. Where there is none, it does. */
+ * warm has its pages, while what the decoder has so far would grow by new ones. Where there is none, it does. (Only where the
+ * inputs alone are more than the block: then the decoder asks for more than it has, and hears where the new one is.) */
 static void lease_at_once(struct request *request)
 {
     struct staging_pool *const staging = request->server->staging;
@@ -59,11 +61,18 @@ static void lease_at_once(struct request *request)
     const size_t inputs = used + (size_t)request->shared->input_bytes + (size_t)request->shared->count * ALIGNMENT +
                           2 * PROTO_MEMORY_STEP;
     struct staging_block *block;
-    if (request->shared->input_bytes == 0 || used > CHECK_COPY_BYTES || inputs <= used) return;
+    if ((uint64_t)request->shared->input_bytes <= used || used > CHECK_COPY_BYTES) return;
     if (staging_lease(staging, request->caller, inputs + inputs / 3, &block, NULL) != ATTN_OK) return;
     if (used > 0) memcpy(block->memory, request->block->memory, used);
     staging_release(staging, request->block);
     request->block = block;
+}
+
+static bool is_within(const struct staging_block *block, const struct region_use *use)
+{
+    if (use->output || use->bytes == 0) return true;
+    const uintptr_t at = (uintptr_t)use->memory, from = (uintptr_t)block->memory;
+    return at >= from && at - from <= block->bytes && (uint64_t)use->bytes <= block->bytes - (at - from);
 }
 
 /* Inputs come from shared memory into staging memory: a copy that the client cannot change is what is checked. */
@@ -81,6 +90,7 @@ static attn_status read_shared(struct request *request, int64_t until_ns, bool *
         if (status == ATTN_OK) status = proto_decoder_shared(request->decoder, &list, &count, err);
         if (status != ATTN_OK) return status;
         region_uses_place(uses, list);
+        for (int i = 0; i < uses->count; i++) assert(is_within(request->block, &uses->list[i]));
     }
     return region_uses_read(uses, until_ns, done, err);
 }
