@@ -855,6 +855,18 @@ size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder)
     return decoder->format->skeleton_bytes(decoder->reader);
 }
 
+attn_status proto_decoder_shared(proto_decoder *decoder, const proto_shared **shared, int *count, attn_error *err)
+{
+    *shared = NULL;
+    *count = 0;
+    return decoder->format->shared ? decoder->format->shared(decoder->reader, shared, count, err) : ATTN_OK;
+}
+
+attn_status proto_decoder_shared_room(proto_decoder *decoder, attn_error *err)
+{
+    return decoder->format->shared_room ? decoder->format->shared_room(decoder->reader, err) : ATTN_OK;
+}
+
 size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int tensors)
 {
     return format->memory_for(body_bytes) + (size_t)tensors * SCAN_ALIGNMENT + 2 * PROTO_MEMORY_STEP;
@@ -926,6 +938,7 @@ attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn
     made->memory_bytes = body.memory_bytes;
     made->model = body.model;
     made->binary = body.binary;
+    made->shared = body.shared;
     if (body.id && *body.id && !(made->id = strdup(body.id))) {
         status = no_memory(err);
         goto out;

@@ -111,7 +111,7 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
     json_raw(j, "]");
 }
 
-char *kserve_server(size_t *length)
+char *kserve_server(bool shared_memory, size_t *length)
 {
     struct json j = { 0 };
     json_put(&j, "{'name':'attnd','version':'%s','extensions':[", ATTND_VERSION);
@@ -119,6 +119,7 @@ char *kserve_server(size_t *length)
         json_comma(&j);
         json_put(&j, "'%s'", extensions[i]);
     }
+    if (shared_memory) json_put(&j, ",'system_shared_memory'");
     json_raw(&j, "]}\n");
     return json_take(&j, length);
 }
@@ -318,6 +319,11 @@ char *kserve_stats(const proto_model *model, size_t *length)
 #define ARRAY(items) "{'type':'array','items':" items "}"
 #define OBJECT(required, properties) \
     "{'type':'object','additionalProperties':false,'required':[" required "],'properties':{" properties "}}"
+/* Where in shared memory a tensor is. */
+#define SHARED "'shared_memory_region':{'type':'string','minLength':1,'maxLength':128,'description':'Its bytes are in this region, " \
+    "or an output shall go there.'},'shared_memory_offset':{'type':'integer','minimum':0,'maximum':9007199254740992,'description':'0 where " \
+    "it is left out.'},'shared_memory_byte_size':{'type':'integer','minimum':0,'maximum':9007199254740992,'description':'Of an input all " \
+    "its bytes, of an output the room for it.'}"
 
 /* name, schema: JSON with ' for ". */
 static const struct {
@@ -365,10 +371,11 @@ static const struct {
         "'datatype':{'type':'string','description':'FP32, FP16, BF16, INT32, INT64, UINT8, BOOL; float8_e4m3fn is UINT8 with the parameter fp8.'},"
         "'parameters':{'type':'object','additionalProperties':false,'properties':{"
         "'binary_data_size':{'type':'integer','minimum':0,'maximum':9007199254740992,'description':'Its bytes come behind the JSON.'},"
-        "'fp8':{'type':'boolean'}}},"
-        "'data':{'type':'array','items':{},'description':'Numbers, flat or nested as shape says; not beside binary_data_size.'}}}" },
+        "'fp8':{'type':'boolean'}," SHARED "}},"
+        "'data':{'type':'array','items':{},'description':'Numbers, flat or nested as shape says; not beside binary_data_size or "
+        "shared_memory_region.'}}}" },
     { "InferOutput", "{'type':'object','additionalProperties':false,'required':['name'],'properties':{'name':" STRING
-        ",'parameters':{'type':'object','additionalProperties':false,'properties':{'binary_data':{'type':'boolean'}}}}}" },
+        ",'parameters':{'type':'object','additionalProperties':false,'properties':{'binary_data':{'type':'boolean'}," SHARED "}}}}" },
     { "InferRequest", "{'type':'object','additionalProperties':false,'required':['inputs'],'properties':{"
         "'id':{'type':'string','maxLength':512,'description':'Comes back with the answer; of at most 512 bytes.'},"
         "'model_name':{'description':'The path says which.'},'model_version':{'description':'The path says which.'},"
