@@ -270,7 +270,7 @@ static const struct {
     { FIRST, "\xef", " (a byte order mark? Send UTF-8 without one)" },
     { FIRST, "\xff\xfe", UTF16 },
     { FIRST_TWO, "", UTF16 },
-    { FIRST, "\x1f", " (gzip? Send it uncompressed)" },
+    { FIRST, "\x1f", " (gzip? Say so: Content-Encoding: gzip)" },
     { FIRST, "\x93\x80", " (a file of NumPy or a pickle? Send a JSON object)" },
     { FIRST, "@", " (curl sends a file with --data-binary @FILE)" },
     { FIRST, "%", " (percent-encoding? Send JSON as it is, as curl's --data-binary does)" },

@@ -499,7 +499,8 @@ static void put_examples(struct json *j, const char *body)
 
 static void put_request_body(struct json *j, const struct route *route)
 {
-    json_put(j, "'requestBody':{'required':true,'content':{");
+    json_put(j, "'requestBody':{'required':true,'description':'May be compressed: Content-Encoding gzip or "
+                "deflate.','content':{");
     for (const struct route_body *body = route->bodies; body->media; body++) {
         json_comma(j);
         json_put(j, "'%s':{'schema':", body->media);

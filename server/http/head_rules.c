@@ -108,10 +108,10 @@ static void check_body_type(struct request *request, const struct http_head *f)
     const char *const encoding = f->value[HEADER_CONTENT_ENCODING], *const type = f->value[HEADER_CONTENT_TYPE];
     char media[128];
     if (request->route->bodies == NULL) return;
-    if (encoding && *encoding && strcasecmp(encoding, "identity") != 0) {
+    if (!unpack_coding_of(encoding, &request->coding)) {
         request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL,
-                     "Content-Encoding is '%.*s', must be identity; send the body uncompressed", quoted(encoding),
-                     encoding);
+                     "Content-Encoding is '%.*s', %smust be gzip or deflate; or send the body uncompressed, without it",
+                     quoted(encoding), encoding, strchr(encoding, ',') ? "which names several, one is taken: " : "");
         return;
     }
     request->body = routes_body(request->route, type);
@@ -122,7 +122,7 @@ static void check_body_type(struct request *request, const struct http_head *f)
     else request->answer_as = routes_answer(request->route, request->body, f->value[HEADER_ACCEPT])->format;
 }
 
-/* KServe: how much of the body is JSON. */
+/* KServe: how much of the body is JSON; of one that is compressed, how much of what it unpacks to. */
 static void check_json_length(struct request *request, const struct http_head *f)
 {
     const char *const value = f->value[HEADER_INFERENCE_HEADER];
@@ -132,7 +132,7 @@ static void check_json_length(struct request *request, const struct http_head *f
         request_fail(request, PROTO_E_INVALID_REQUEST, NULL,
                      "Inference-Header-Content-Length is '%.*s', must be how many bytes of the body are JSON",
                      quoted(value), value);
-    else if (!f->chunked && bytes > f->length)
+    else if (!f->chunked && request->coding == UNPACK_NOTHING && bytes > f->length)
         request_fail(request, PROTO_E_INVALID_REQUEST, NULL,
                      "Inference-Header-Content-Length is %llu, but the body has only %llu bytes",
                      (unsigned long long)bytes, (unsigned long long)f->length);

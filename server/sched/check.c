@@ -13,7 +13,7 @@
 
 bool check_takes_long(const struct request *request)
 {
-    return request->received_bytes > CHECK_LONG_BODY_BYTES ||
+    return request->decoded_bytes > CHECK_LONG_BODY_BYTES ||
            proto_decoder_skeleton_bytes(request->decoder) > CHECK_LONG_SKELETON_BYTES;
 }
 

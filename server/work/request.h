@@ -15,6 +15,7 @@
 #include "server/base/deadlines.h"
 #include "server/work/job.h"
 #include "server/base/mailbox.h"
+#include "server/base/unpack.h"
 
 struct connection;
 struct http_server;
@@ -22,6 +23,7 @@ struct route;
 struct route_body;
 struct server;
 struct hangup_watch;
+struct unpacker;
 
 /* ---- The owner table --------------------------------------------------------------------------------------------- */
 
@@ -128,16 +130,19 @@ struct request {
     int64_t json_bytes;            /* Inference-Header-Content-Length; -1: not given */
     const proto_format *answer_as; /* how the answer to it is written */
     proto_decoder *decoder;
+    enum unpack_coding coding;   /* of its body */
+    struct unpacker *unpacker;   /* NULL: its body is not compressed, or dropped */
     struct staging_block *block; /* where the decoder writes */
-    uint64_t received_bytes;
-    int64_t client_timeout_ms; /* X-Request-Timeout-Ms; -1: not given */
-    int place;                 /* enum caller_place that it has in the queue; CALLER_PLACES: none. request.c's */
-    size_t expected_bytes;     /* of staging memory, by the length that was announced; 0: none was */
-    bool in_head;              /* the head is not complete */
-    bool bad_target;           /* the request line is not one */
-    bool has_query;            /* '?' stands in its target */
-    bool cors;                 /* the page that asks may read the answer */
-    bool preflight;            /* OPTIONS, asked by such a page */
+    uint64_t received_bytes;     /* of the body, as it was sent */
+    uint64_t decoded_bytes;      /* of the body, as the decoder was given it: unpacked */
+    int64_t client_timeout_ms;   /* X-Request-Timeout-Ms; -1: not given */
+    int place;                   /* enum caller_place that it has in the queue; CALLER_PLACES: none. request.c's */
+    size_t expected_bytes;       /* of staging memory, by the length that was announced; 0: none was */
+    bool in_head;                /* the head is not complete */
+    bool bad_target;             /* the request line is not one */
+    bool has_query;              /* '?' stands in its target */
+    bool cors;                   /* the page that asks may read the answer */
+    bool preflight;              /* OPTIONS, asked by such a page */
 
     /* Whose owner changes with the state. */
     struct job *job; /* a reference */
@@ -178,7 +183,7 @@ void request_fail_status(struct request *request, const attn_error *why);
  * entered with it; request_move() gives it back at the edge to a state that has none. On an error it has none. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* Ends the receiving side: decoder, place and staging memory, as far as they are still held. */
+/* Ends the receiving side: unpacker, decoder, place and staging memory, as far as they are still held. */
 void request_drop_body(struct request *request);
 
 /* A new id, unique in this process and unlikely elsewhere: 16 hexadecimal digits. */

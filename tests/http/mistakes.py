@@ -14,6 +14,7 @@ import io
 import json
 import os
 import sys
+import zlib
 from collections import namedtuple
 
 import numpy as np
@@ -305,7 +306,7 @@ text('comment', TEXT[:-1] + ', // all keys\n "causal": true}', "found '/'", 'no 
 text('names without quotes', '{q: 1}', "found 'q'", 'in quotes')
 text('truncated', TEXT[:300], 'ends after 300 bytes', 'cut off')
 text('empty body', '', 'the body is empty', 'JSON object with q, k and v')
-text('gzip without saying so', gzip.compress(TEXT.encode()), 'byte 0', 'gzip', 'uncompressed')
+text('gzip without saying so', gzip.compress(TEXT.encode()), 'byte 0', 'gzip', 'Content-Encoding: gzip')
 text('form fields', 'q=1&k=2&v=3', "found 'q'", 'form', 'Send JSON', headers={'Content-Type': 'application/x-www-form-urlencoded'})
 text('encoded twice', json.dumps(TEXT), 'the body is', 'string', 'must be an object', 'encoded twice')
 text('a list of problems', [GOOD, GOOD], 'the body is an array', 'must be an object', '"requests"')
@@ -318,8 +319,12 @@ row('text/plain', TEXT, 200, (), headers={'Content-Type': 'text/plain;charset=UT
 row('no content type', TEXT, 200, (), headers={})
 for media in ('application/octet-stream', 'multipart/form-data; boundary=x', 'application/x-python-pickle'):
     row(f'Content-Type {media}', TEXT, 415, (media.split(';')[0], 'application/json', 'send'), code='unsupported-media-type', headers={'Content-Type': media})
-row('Content-Encoding gzip', gzip.compress(TEXT.encode()), 415, ('Content-Encoding', 'gzip', 'uncompressed'), code='unsupported-media-type',
-    headers={**JSON, 'Content-Encoding': 'gzip'})
+row('Content-Encoding gzip', gzip.compress(TEXT.encode()), 200, (), headers={**JSON, 'Content-Encoding': 'gzip'})
+row('Content-Encoding gzip, and it is not', TEXT, 400, ('Content-Encoding is gzip', 'begins like JSON', 'was it compressed?'), headers={**JSON, 'Content-Encoding': 'gzip'})
+row('deflate without the head and the checksum of zlib', zlib.compress(TEXT.encode())[2:-4], 400, ('Content-Encoding is deflate', 'RFC 1950'),
+    headers={**JSON, 'Content-Encoding': 'deflate'})
+row('Content-Encoding zstd', b'\x28\xb5\x2f\xfd', 415, ("'zstd'", 'must be gzip or deflate', 'uncompressed'), code='unsupported-media-type',
+    headers={**JSON, 'Content-Encoding': 'zstd'})
 row('GET with nothing', None, 405, ('GET', 'POST', 'JSON'), code='method-not-allowed', method='GET', headers={})
 row('PUT', TEXT, 405, ('PUT', 'POST'), code='method-not-allowed', method='PUT')
 row('POST /v1/info', '{}', 405, ('POST', 'GET'), code='method-not-allowed', path='/v1/info')

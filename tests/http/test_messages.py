@@ -300,7 +300,7 @@ OTHERS = [
     ('GET', FORWARD, {}, 405, 'method-not-allowed', 'GET came, this path answers POST with a JSON object in the body'),
     ('POST', '/livez', {}, 405, 'method-not-allowed', 'POST came, this path answers GET, HEAD; q, k and v go to POST /v1/attention/forward'),
     ('POST', FORWARD, {'Content-Type': 'text/html'}, 415, 'unsupported-media-type', "Content-Type is 'text/html', must be application/json or application/x-safetensors; send a JSON object or a safetensors file, and name it so"),
-    ('POST', FORWARD, {'Content-Encoding': 'gzip'}, 415, 'unsupported-media-type', "Content-Encoding is 'gzip', must be identity; send the body uncompressed"),
+    ('POST', FORWARD, {'Content-Encoding': 'br'}, 415, 'unsupported-media-type', "Content-Encoding is 'br', must be gzip or deflate; or send the body uncompressed, without it"),
     ('POST', FORWARD, {'X-Request-Timeout-Ms': 'x'}, 400, 'invalid-request', "X-Request-Timeout-Ms is 'x', must be a whole number of milliseconds"),
     ('POST', FORWARD, {'Content-Length': str(1 << 40)}, 413, 'too-large', 'the body has 1099511627776 bytes, the limit is 1073741824 (the server\'s --max-body-bytes)'),
 ]
