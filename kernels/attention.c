@@ -140,6 +140,9 @@ static const char *axis_text(char letter, bool packed)
     case 'd': return "D";
     case 'e': return "Dv";
     case 'c': return "N + 1";
+    case 'p': return "pages";
+    case 's': return "page_size";
+    case 't': return "most";
     case 'm': return "1 or Hk or H";
     default: return "n";
     }
@@ -219,7 +222,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     const attn_tensor_id owner = attn_axes_owner(id);
     const attn_axes *info = &attn_tensors[owner].axes;
     const bool packed = p->cu_seqlens_q.rank > 0 || p->cu_seqlens_k.rank > 0;
-    const char *axes = packed ? info->packed : info->plain;
+    const char *axes = p->page_table.rank > 0 && info->paged ? info->paged : packed ? info->packed : info->plain;
     int rank = 0;
     if (info->kind == ATTN_AXES_OPTIONAL && p->tensor[owner].rank > 0 &&
         (size_t)p->tensor[owner].rank == strlen(axes) - 1)
@@ -227,7 +230,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     for (; axes[rank]; rank++) letters[rank] = axes[rank]; /* a call of snprintf() here cost 2 us per problem */
     letters[rank] = '\0';
     if (info->kind == ATTN_AXES_LAYOUT && p->layout == ATTN_BHSD &&
-        !packed) { /* attn_check() refuses bhsd when packed */
+        !packed) { /* attn_check() refuses bhsd when packed, and with pages */
         const char sequence = letters[1];
         letters[1] = letters[2];
         letters[2] = sequence;
@@ -273,6 +276,13 @@ attn_dims attn_dims_of(const attn_problem *p)
     d.D = size_on(&q, 'd');
     d.Dv = size_on(&v, 'e');
     if (d.packed) d.total_q = d.Sq, d.total_k = d.Sk;
+    if (p->page_table.rank > 0) { /* what does not fit in 63 bits is refused by attn_check() */
+        const int64_t most = p->page_table.shape[p->page_table.rank - 1];
+        d.pages = size_on(&k, 'p');
+        d.page_size = size_on(&k, 's');
+        if (__builtin_mul_overflow(most, d.page_size, &d.Sk)) d.Sk = INT64_MAX;
+        if (d.packed && __builtin_mul_overflow(d.B, d.Sk, &d.total_k)) d.total_k = INT64_MAX;
+    }
     return d;
 }
 
@@ -321,7 +331,9 @@ int64_t attn_axis_size(const attn_dims *d, char letter)
     case 'd': return d->D;
     case 'e': return d->Dv;
     case 'c': return d->B + 1;
-    default: return 0; /* 'm' and 'n' of mask_startend_rows are the client's choice */
+    case 'p': return d->pages;
+    case 's': return d->page_size;
+    default: return 0; /* 'm' and 'n' of mask_startend_rows, 't' of page_table are the client's choice */
     }
 }
 
@@ -346,11 +358,13 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         const int64_t stride = t->shape[a] == 1 ? 0
                                                 : t->stride[a]; /* a size of 1 is never stepped over, or broadcast */
         switch (letters[a]) {
-        case 'b': view.batch = stride; break;
+        case 'b':
+        case 'p': view.batch = stride; break;
         case 'h':
         case 'g':
         case 'm': view.head = stride; break;
-        case 'q': view.row = stride; break;
+        case 'q':
+        case 's': view.row = stride; break;
         case 'k':
             if (rows_are_keys || attn_axes_row(id)->kind != ATTN_AXES_BROADCAST) view.row = stride;
             break;
@@ -380,6 +394,8 @@ attn_geometry attn_geometry_of(const attn_problem *p)
     g.cu_q = p->cu_seqlens_q.rank ? p->cu_seqlens_q.data : NULL;
     g.cu_k = p->cu_seqlens_k.rank ? p->cu_seqlens_k.data : NULL;
     g.seqlens_k = p->seqlens_k.rank ? p->seqlens_k.data : NULL;
+    g.page_table = p->page_table.rank ? p->page_table.data : NULL;
+    g.page_table_row = p->page_table.rank ? p->page_table.stride[0] : 0;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) g.view[id] = view_of(p, (attn_tensor_id)id);
     return g;
 }

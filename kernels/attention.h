@@ -46,6 +46,7 @@ extern "C" {
     X(DEVICE_LOST, "the device is gone: only a new process can use it") \
     X(NOT_FOUND, "no such thing, or it has expired")                    \
     X(QUOTA, "the caller has used up a share that is its own")          \
+    X(FULL, "what is kept for later has no room")                       \
     X(INTERNAL, "a fault of ours")
 
 typedef enum attn_status {
@@ -149,7 +150,9 @@ typedef enum attn_dtype_rule {
  *   b batch (packed: sequences)   q queries (packed: total_q)   k keys (packed: total_k)   h heads of q   g heads of k, v
  *   d head size of q and k        e head size of v              c sequences + 1
  *   m 1, Hk or H (mask_startend_rows)                           n bounds (mask_startend_rows)
- * The sizes b q h d come from q, k g from k, e from v, and b from cu_seqlens_q when packed; all other shapes must agree. */
+ *   p pages   s slots of a page   t entries of page_table for a row
+ * The sizes b q h d come from q, k g p s from k, e from v, t from page_table, and b from cu_seqlens_q when packed; all
+ * other shapes must agree. With page_table, k is t times s. */
 typedef enum attn_axes_kind {
     ATTN_AXES_FIXED,
     ATTN_AXES_LAYOUT,    /* bhsd swaps axes 1 and 2 */
@@ -159,17 +162,22 @@ typedef enum attn_axes_kind {
 
 typedef struct attn_axes {
     const char *plain, *packed; /* letters, for layout bshd; packed "": not possible with cu_seqlens */
+    const char *paged;          /* letters where page_table is given, packed or not; NULL: the same as without */
     attn_axes_kind kind;
     int like; /* the tensor whose axes they are, when not its own; else ATTN_TENSOR_COUNT */
 } attn_axes;
 
-#define ATTN_AXES(plain, packed, kind)                     \
-    {                                                      \
-        plain, packed, ATTN_AXES_##kind, ATTN_TENSOR_COUNT \
+#define ATTN_AXES(plain, packed, kind)                           \
+    {                                                            \
+        plain, packed, NULL, ATTN_AXES_##kind, ATTN_TENSOR_COUNT \
     }
-#define ATTN_LIKE(tensor)                        \
-    {                                            \
-        "", "", ATTN_AXES_FIXED, ATTN_T_##tensor \
+#define ATTN_AXES_OR_PAGED(plain, packed, paged, kind)            \
+    {                                                             \
+        plain, packed, paged, ATTN_AXES_##kind, ATTN_TENSOR_COUNT \
+    }
+#define ATTN_LIKE(tensor)                              \
+    {                                                  \
+        "", "", NULL, ATTN_AXES_FIXED, ATTN_T_##tensor \
     }
 
 /* Every tensor of a problem, in one table: member (its name in C and on the wire), what it is for, dtypes, axes (and the
@@ -180,34 +188,44 @@ typedef struct attn_axes {
  * q is [B, Sq, H, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv]. Layout bhsd swaps axes 1 and 2 of q k v out and their gradients.
  * Packed (cu_seqlens given) drops the batch axis and is always bshd: q [total_q, H, D], k [total_k, Hk, D], lse [H,
  * total_q]. lse and dlse are never swapped. attn_check() reads the values of index and mask tensors, bias, sinks,
- * alibi_slopes and the scales, which must be in host memory there. */
-#define ATTN_TENSOR_MAP(X)                                                                                           \
-    X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                     \
-    X(k, IN, AS_Q, ATTN_AXES("bkgd", "kgd", LAYOUT), "keys; Hk divides H")                                           \
-    X(v, IN, AS_Q, ATTN_AXES("bkge", "kge", LAYOUT), "values")                                                       \
-    X(alibi_slopes, IN, F32, ATTN_AXES("bh", "bh", OPTIONAL), "adds -slope * abs(i + Sk - Sq - j) after softcap")    \
-    X(bias, IN, BIAS, ATTN_AXES("bhqk", "", BROADCAST), "added after softcap; -inf hides a key")                     \
-    X(keep_mask, IN, U8, ATTN_AXES("bhqk", "", BROADCAST), "1: may attend; 0: hidden")                               \
-    X(sinks, IN, F32, ATTN_AXES("h", "h", FIXED),                                                                    \
-      "one more logit a head, without a value: it joins the denominator and lse")                                    \
-    X(cu_seqlens_q, IN, I32, ATTN_AXES("c", "c", FIXED), "packed variable lengths: where each sequence of q starts") \
-    X(cu_seqlens_k, IN, I32, ATTN_AXES("c", "c", FIXED), "the same for k and v")                                     \
-    X(seqlens_k, IN, I32, ATTN_AXES("b", "", FIXED), "only the first seqlens_k[b] keys of row b exist")              \
-    X(mask_startend_rows, IN, I32, ATTN_AXES("bmkn", "", FIXED),                                                     \
-      "FlashMask: for each key the query rows hidden from it")                                                       \
-    X(q_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "fp8: dequantisation factor of q")                             \
-    X(k_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "fp8: dequantisation factor of k")                             \
-    X(v_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "fp8: dequantisation factor of v")                             \
-    X(out, OUT, RESULT, ATTN_AXES("bqhe", "qhe", LAYOUT), "attention's result; 0 for a query that sees no key")      \
-    X(lse, OUT, F32, ATTN_AXES("bhq", "hq", FIXED),                                                                  \
-      "natural logarithm of the softmax denominator; -inf for such a query")                                         \
-    X(dout, IN_BACK, RESULT, ATTN_LIKE(out), "gradient of the loss with respect to out")                             \
-    X(dlse, IN_BACK, F32, ATTN_LIKE(lse), "gradient with respect to lse; zeros where not given")                     \
-    X(dq, OUT_BACK, GRADIENT, ATTN_LIKE(q), "gradient with respect to q")                                            \
-    X(dk, OUT_BACK, GRADIENT, ATTN_LIKE(k), "gradient with respect to k")                                            \
-    X(dv, OUT_BACK, GRADIENT, ATTN_LIKE(v), "gradient with respect to v")                                            \
-    X(dsinks, OUT_BACK, F32, ATTN_LIKE(sinks), "gradient with respect to sinks")                                     \
-    X(dbias, OUT_BACK, F32, ATTN_LIKE(bias), "gradient with respect to bias, summed over broadcast axes")            \
+ * alibi_slopes and the scales, which must be in host memory there.
+ *
+ * With page_table (forward, layout bshd) k and v are pools of pages, [pages, page_size, Hk, D or Dv]: key j of row b lies in
+ * page page_table[b][j / page_size], slot j % page_size. Their strides are free: that of the page axis may be smaller than a
+ * page, so that pages overlap. seqlens_k is required, and cu_seqlens_k is not given beside cu_seqlens_q. Sk of the problem
+ * is most * page_size, that of row b seqlens_k[b]. Entries past the pages that hold keys of the row are not read, nor are
+ * slots past its length. Rows may share pages. */
+#define ATTN_TENSOR_MAP(X)                                                                                            \
+    X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                      \
+    X(k, IN, AS_Q, ATTN_AXES_OR_PAGED("bkgd", "kgd", "psgd", LAYOUT),                                                 \
+      "keys; Hk divides H; with page_table [pages, page_size, Hk, D]")                                                \
+    X(v, IN, AS_Q, ATTN_AXES_OR_PAGED("bkge", "kge", "psge", LAYOUT),                                                 \
+      "values; with page_table [pages, page_size, Hk, Dv]")                                                           \
+    X(alibi_slopes, IN, F32, ATTN_AXES("bh", "bh", OPTIONAL), "adds -slope * abs(i + Sk - Sq - j) after softcap")     \
+    X(bias, IN, BIAS, ATTN_AXES("bhqk", "", BROADCAST), "added after softcap; -inf hides a key")                      \
+    X(keep_mask, IN, U8, ATTN_AXES("bhqk", "", BROADCAST), "1: may attend; 0: hidden")                                \
+    X(sinks, IN, F32, ATTN_AXES("h", "h", FIXED),                                                                     \
+      "one more logit a head, without a value: it joins the denominator and lse")                                     \
+    X(cu_seqlens_q, IN, I32, ATTN_AXES("c", "c", FIXED), "packed variable lengths: where each sequence of q starts")  \
+    X(cu_seqlens_k, IN, I32, ATTN_AXES("c", "c", FIXED), "the same for k and v")                                      \
+    X(seqlens_k, IN, I32, ATTN_AXES_OR_PAGED("b", "", "b", FIXED), "only the first seqlens_k[b] keys of row b exist") \
+    X(page_table, IN, I32, ATTN_AXES("bt", "bt", FIXED),                                                              \
+      "k and v are pools of pages: key j of row b lies in page page_table[b][j / page_size], slot j % page_size")     \
+    X(mask_startend_rows, IN, I32, ATTN_AXES("bmkn", "", FIXED),                                                      \
+      "FlashMask: for each key the query rows hidden from it")                                                        \
+    X(q_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "fp8: dequantisation factor of q")                              \
+    X(k_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "fp8: dequantisation factor of k")                              \
+    X(v_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "fp8: dequantisation factor of v")                              \
+    X(out, OUT, RESULT, ATTN_AXES("bqhe", "qhe", LAYOUT), "attention's result; 0 for a query that sees no key")       \
+    X(lse, OUT, F32, ATTN_AXES("bhq", "hq", FIXED),                                                                   \
+      "natural logarithm of the softmax denominator; -inf for such a query")                                          \
+    X(dout, IN_BACK, RESULT, ATTN_LIKE(out), "gradient of the loss with respect to out")                              \
+    X(dlse, IN_BACK, F32, ATTN_LIKE(lse), "gradient with respect to lse; zeros where not given")                      \
+    X(dq, OUT_BACK, GRADIENT, ATTN_LIKE(q), "gradient with respect to q")                                             \
+    X(dk, OUT_BACK, GRADIENT, ATTN_LIKE(k), "gradient with respect to k")                                             \
+    X(dv, OUT_BACK, GRADIENT, ATTN_LIKE(v), "gradient with respect to v")                                             \
+    X(dsinks, OUT_BACK, F32, ATTN_LIKE(sinks), "gradient with respect to sinks")                                      \
+    X(dbias, OUT_BACK, F32, ATTN_LIKE(bias), "gradient with respect to bias, summed over broadcast axes")             \
     X(dalibi_slopes, OUT_BACK, F32, ATTN_LIKE(alibi_slopes), "gradient with respect to alibi_slopes")
 
 typedef enum attn_tensor_id {
@@ -287,12 +305,14 @@ typedef struct attn_problem {
     }
 
 /* Sizes of a checked problem, whatever its layout. Packed: B is the number of sequences, Sq and Sk are total_q and
- * total_k: no sequence is longer. (Real lengths are values, which may be in device memory: attn_sequence_of() in
- * kernels/tiles.h.) */
+ * total_k: no sequence is longer. With page_table: Sk is what a row of it has room for. (Real lengths are values, which
+ * may be in device memory: attn_sequence_of() in kernels/tiles.h.) */
 typedef struct attn_dims {
     int64_t B, H, Hk, Sq, Sk, D, Dv;
     bool packed;
-    int64_t total_q, total_k; /* packed: rows of q and of k */
+    int64_t total_q,
+        total_k; /* packed: rows of q and of k; with page_table: the most keys that all rows have together */
+    int64_t pages, page_size; /* with page_table: of k and v; else 0 */
 } attn_dims;
 
 /* Sizes from the shapes alone, without checking that they agree: for attn_check and for messages. Needs the ranks
@@ -301,7 +321,8 @@ attn_dims attn_dims_of(const attn_problem *p);
 
 /* A tensor by the meaning of its axes. The element (b, h, row, column) is at b * batch + h * head + row * row +
  * column.
- *   q k v out dout dq dk dv       h is the head of that tensor (k, v: h / group), row the query or key, column the channel
+ *   q k v out dout dq dk dv       h is the head of that tensor (k, v: h / group), row the query or key, column the channel;
+ *                                 of a pool of pages batch is the page and row its slot: attn_key_at() of tiles.h
  *   lse dlse                      row is the query; column is 0
  *   bias keep_mask dbias          row is the query, column the key
  *   mask_startend_rows            h is h / mask_group, row the key, column the bound
@@ -325,6 +346,8 @@ typedef struct attn_geometry {
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
     const int32_t *cu_q, *cu_k, *seqlens_k; /* NULL where not given */
+    const int32_t *page_table;              /* the same; row b starts at b * page_table_row */
+    int64_t page_table_row;
     attn_view view[ATTN_TENSOR_COUNT];
 } attn_geometry;
 
@@ -343,8 +366,9 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out
  *
  * What a problem asks of a kernel, a bit for each: every tensor that is given or wanted, and every option in use. A
  * kernel names the bits that it knows, and gets no problem with another. So a tensor or an option that is added to the
- * tables is refused by every kernel but those that take ATTN_EVERYTHING (they compute each score by the one definition
- * that the new member joins: score.h) until the kernel's own row names it. */
+ * tables is refused by every kernel but those that take ATTN_ALL_SCORES (they compute each score by the one definition
+ * that the new member joins: score.h) until the kernel's own row names it. Where keys lie is no matter of scores: every
+ * kernel names that by itself. */
 
 /* id, its option on the wire, when its bit is set; ATTN_SCORE_OPTION_MAP has more */
 #define ATTN_OPTION_MAP(X)                                                                   \
@@ -372,6 +396,8 @@ enum attn_option_bit {
 #define ATTN_TENSOR_BIT(name) (UINT64_C(1) << ATTN_T_##name)
 #define ATTN_OPTION_BIT(id)   (UINT64_C(1) << ATTN_OPTION_##id)
 #define ATTN_EVERYTHING       UINT64_MAX
+#define ATTN_KEY_FEATURES     ATTN_TENSOR_BIT(page_table) /* where keys lie */
+#define ATTN_ALL_SCORES       (ATTN_EVERYTHING & ~ATTN_KEY_FEATURES)
 
 /* The options above as data; bit ATTN_OPTION_FIRST + 1 + n. */
 typedef struct attn_option_info {
@@ -500,6 +526,16 @@ typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
  * thread at a time. Errors may surface at any later call on the stream. */
 attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                       attn_error *err);
+
+/* A piece of device memory to be copied within the device, or cleared. */
+typedef struct attn_move {
+    void *to;
+    const void *from; /* NULL: zeros */
+    size_t bytes;     /* a multiple of 4, as the addresses are */
+} attn_move;
+
+/* Does `count` moves, in any order: none reads what another writes. The list may go when this returns. */
+attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
 
 /* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors too).
  * Plans are those of the stream's device, and borrowed for the call. Each answer depends on its own problem alone, to

@@ -57,6 +57,7 @@ struct attn_backend {
     void (*stream_close)(attn_stream *stream);
     attn_status (*copy)(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                         attn_error *err);
+    attn_status (*moves)(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
     attn_status (*run)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
     attn_status (*mark)(attn_stream *stream, int slot, attn_error *err);
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);

@@ -11,8 +11,8 @@
  *   3. every other tensor: the rank, dtype and shape that its row of ATTN_TENSOR_MAP says
  *   4. memory: strides, alignment, and that no offset overflows
  *   5. options: scale, those of ATTN_SCORE_OPTION_MAP, window, dropout
- *   6. values of what steers a kernel or decides whether a number exists: cu_seqlens, seqlens_k, mask rows, keep_mask, bias,
- *      sinks, slopes, fp8 scales. Read here, on the host. Values of q, k, v and gradients are the client's own affair.
+ *   6. values of what steers a kernel or decides whether a number exists: cu_seqlens, seqlens_k, page_table, mask rows,
+ *      keep_mask, bias, sinks, slopes, fp8 scales. Read here, on the host. Values of q, k, v and gradients are the client's own affair.
  *
  * Sizes: every axis is at most AXIS_MAX and every tensor's bytes fit in int64_t, so that sums of lengths, pairs of
  * lengths (Sq * Sk) and all offsets can be computed without further checks; B * H is at most ATTN_MAX_HEADS. */
@@ -24,6 +24,7 @@
 #include "attention.h"
 #include "axes.h"
 #include "dtype.h"
+#include "tiles.h"
 
 #define AXIS_MAX INT32_MAX /* index tensors are int32, and dropout counts rows in 32 bits */
 
@@ -40,6 +41,8 @@ static const char *letter_name(char letter)
     case 'g': return "the heads of k";
     case 'd': return "the head size of q";
     case 'e': return "the head size of v";
+    case 'p': return "the pages of k";
+    case 's': return "the slots of a page of k";
     default: return "";
     }
 }
@@ -93,6 +96,7 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
     const int rank = attn_axes_of(p, id, letters);
     const attn_axes_kind kind = attn_axes_row(id)->kind;
     const bool packed = p->cu_seqlens_q.rank > 0, broadcast = kind == ATTN_AXES_BROADCAST;
+    const bool paged = p->page_table.rank > 0 && attn_axes_row(id)->paged != NULL;
     if (t->rank == rank) return ATTN_OK;
     tensor_member(member, id, "shape");
     index_text(is, t->rank, t->shape);
@@ -103,12 +107,16 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
                          attn_tensors[id].name, is, t->rank, rank - 1, rank, must);
     }
     attn_axes_put(must, letters, packed, broadcast);
-    return attn_fail(
-        err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d%s: %s%s", attn_tensors[id].name, is,
-        t->rank, rank, packed && kind == ATTN_AXES_LAYOUT ? " with cu_seqlens_q" : "", must,
-        t->rank >= rank || rank < ATTN_MAX_RANK ? ""
-        : kind == ATTN_AXES_LAYOUT ? "; a missing axis is written as 1, and heads have an axis of their own"
-                                   : "; a missing axis is written as 1");
+    return attn_fail(err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d%s: %s%s",
+                     attn_tensors[id].name, is, t->rank, rank,
+                     paged                                ? " with page_table"
+                     : packed && kind == ATTN_AXES_LAYOUT ? " with cu_seqlens_q"
+                                                          : "",
+                     must,
+                     t->rank >= rank || rank < ATTN_MAX_RANK ? ""
+                     : kind == ATTN_AXES_LAYOUT
+                         ? "; a missing axis is written as 1, and heads have an axis of their own"
+                         : "; a missing axis is written as 1");
 }
 
 /* "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn", or "must be float32, or float16 as q's". */
@@ -172,6 +180,7 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
                                  "%s: shape[0] is %lld, must be %lld as cu_seqlens_q's", attn_tensors[id].name, (ll)is,
                                  (ll)p->cu_seqlens_q.shape[0]);
             break;
+        case 't': break;
         case 'm':
             if (is != 1 && is != d->Hk && is != d->H)
                 return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
@@ -229,6 +238,27 @@ static attn_status head_size_fits(const attn_problem *p, attn_tensor_id id, char
                      ATTN_MAX_HEAD_DIM);
 }
 
+/* What is not a matter of k's and v's shapes. */
+static attn_status check_page_table(const attn_problem *p, attn_error *err)
+{
+    attn_status status;
+    if ((status = check_rank(p, ATTN_T_page_table, err)) || (status = check_dtype(p, ATTN_T_page_table, err)) ||
+        (status = check_sizes(p, ATTN_T_page_table, err)))
+        return status;
+    if (p->op == ATTN_OP_BACKWARD)
+        return attn_fail(err, ATTN_UNSUPPORTED, "/page_table",
+                         "page_table: backward has no pages; send k and v whole, or with cu_seqlens_k");
+    if (p->seqlens_k.rank == 0)
+        return attn_fail(err, ATTN_INVALID, "/seqlens_k",
+                         "seqlens_k: is required with page_table, the number of keys of each row");
+    if (p->cu_seqlens_k.rank)
+        return attn_fail(err, ATTN_INVALID, "/cu_seqlens_k",
+                         "cu_seqlens_k: cannot be combined with page_table, where seqlens_k says how long rows are");
+    if (p->layout == ATTN_BHSD)
+        return attn_fail(err, ATTN_INVALID, "/layout", "layout: is bhsd, must be bshd with page_table");
+    return ATTN_OK;
+}
+
 static attn_status check_qkv(const attn_problem *p, attn_error *err)
 {
     static const attn_tensor_id qkv[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v };
@@ -242,7 +272,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
                              "%s: is required; a problem has q, k and v", attn_tensors[qkv[i]].name);
     if (p->cu_seqlens_q.rank == 0 && p->cu_seqlens_k.rank != 0)
         return attn_fail(err, ATTN_INVALID, "/cu_seqlens_q", "cu_seqlens_q: is required with cu_seqlens_k");
-    if (p->cu_seqlens_q.rank != 0 && p->cu_seqlens_k.rank == 0)
+    if (p->cu_seqlens_q.rank != 0 && p->cu_seqlens_k.rank == 0 && p->page_table.rank == 0)
         return attn_fail(err, ATTN_INVALID, "/cu_seqlens_k", "cu_seqlens_k: is required with cu_seqlens_q");
     if (p->cu_seqlens_q.rank) { /* before dims: it sets B */
         if ((status = check_rank(p, ATTN_T_cu_seqlens_q, err)) || (status = check_dtype(p, ATTN_T_cu_seqlens_q, err)) ||
@@ -254,6 +284,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
         if (p->layout == ATTN_BHSD)
             return attn_fail(err, ATTN_INVALID, "/layout", "layout: is bhsd, must be bshd with cu_seqlens_q");
     }
+    if (p->page_table.rank && (status = check_page_table(p, err))) return status; /* before dims: it sets Sk */
     for (int i = 0; i < 3; i++)
         if ((status = check_rank(p, qkv[i], err)) || (status = check_dtype(p, qkv[i], err)) ||
             (status = check_sizes(p, qkv[i], err)))
@@ -261,6 +292,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
 
     d = attn_dims_of(p);
     if ((status = at_least_one(p, ATTN_T_q, 'h', d.H, err)) || (status = at_least_one(p, ATTN_T_q, 'd', d.D, err)) ||
+        (p->page_table.rank && (status = at_least_one(p, ATTN_T_k, 's', d.page_size, err))) ||
         (status = at_least_one(p, ATTN_T_k, 'g', d.Hk, err)) || (status = at_least_one(p, ATTN_T_v, 'e', d.Dv, err)) ||
         (status = head_size_fits(p, ATTN_T_q, 'd', d.D, err)) || (status = head_size_fits(p, ATTN_T_v, 'e', d.Dv, err)))
         return status;
@@ -274,6 +306,13 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
                          "k: shape[%d] is %lld, must divide the %lld heads of q", axis, (ll)d.Hk, (ll)d.H);
     }
     if ((status = check_shape(p, &d, ATTN_T_k, err)) || (status = check_shape(p, &d, ATTN_T_v, err))) return status;
+    if (p->page_table.rank && d.Sk > AXIS_MAX)
+        return attn_fail(
+            err, ATTN_TOO_LARGE, "/page_table/shape/1",
+            "page_table: shape[1] is %lld, with the %lld slots of a page of k %.10g keys in a row, of which "
+            "there may be %lld",
+            (ll)p->page_table.shape[1], (ll)d.page_size, (double)p->page_table.shape[1] * (double)d.page_size,
+            (ll)AXIS_MAX);
     if (p->op == ATTN_OP_BACKWARD && p->q.dtype == ATTN_F8E4M3)
         return attn_fail(err, ATTN_UNSUPPORTED, "/q/dtype",
                          "q: dtype is float8_e4m3fn, backward supports float32, float16 and bfloat16");
@@ -289,7 +328,7 @@ static attn_status check_company(const attn_problem *p, attn_error *err)
     if (p->cu_seqlens_q.rank)
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
             if (attn_axes_owner((attn_tensor_id)id) == (attn_tensor_id)id && p->tensor[id].rank &&
-                attn_tensors[id].axes.packed[0] == '\0')
+                attn_tensors[id].axes.packed[0] == '\0' && !(p->page_table.rank && attn_tensors[id].axes.paged))
                 return attn_fail(
                     err, ATTN_INVALID, tensor_member(member, (attn_tensor_id)id, ""),
                     "%s: cannot be combined with cu_seqlens_q; send a sequence that needs it as a problem of its own",
@@ -517,18 +556,40 @@ static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, in
                      (ll)total, total_of, cure);
 }
 
+/* The entries that are read: of row b those of the pages that hold its first seqlens_k[b] keys. */
+static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_error *err)
+{
+    const int32_t *const table = p->page_table.data, *const lengths = p->seqlens_k.data;
+    if (p->page_table.rank == 0) return ATTN_OK;
+    for (int64_t b = 0; b < d->B; b++) {
+        const int64_t length = lengths[b * p->seqlens_k.stride[0]], pages = attn_tiles(length, d->page_size);
+        const int64_t fault = first_out_of_range(table + b * p->page_table.stride[0], pages, d->pages - 1);
+        if (fault >= 0)
+            return attn_fail(err, ATTN_INVALID, "/page_table/data",
+                             "page_table: [%lld, %lld] is %d, must be between 0 and %lld, a page of k; it is read, for "
+                             "seqlens_k[%lld] is %lld and pages have %lld slots",
+                             (ll)b, (ll)fault, table[b * p->page_table.stride[0] + fault], (ll)d->pages - 1, (ll)b,
+                             (ll)length, (ll)d->page_size);
+    }
+    return ATTN_OK;
+}
+
 static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const row_test bias_test = p->bias.dtype == ATTN_F16    ? first_f16_not_finite
                                : p->bias.dtype == ATTN_BF16 ? first_bf16_not_finite
                                                             : first_float_not_finite;
-    char keys[64], queries[64];
+    char keys[128], queries[64];
     attn_status status;
-    snprintf(keys, sizeof keys, "between 0 and %lld, the keys of k", (ll)d->Sk);
+    if (p->page_table.rank)
+        snprintf(keys, sizeof keys, "between 0 and %lld, the slots of the %lld pages of a row of page_table", (ll)d->Sk,
+                 (ll)p->page_table.shape[1]);
+    else snprintf(keys, sizeof keys, "between 0 and %lld, the keys of k", (ll)d->Sk);
     snprintf(queries, sizeof queries, "between 0 and %lld, the queries of q", (ll)d->Sq);
     if ((status = check_cu_seqlens(p, ATTN_T_cu_seqlens_q, d->total_q, "q", err)) ||
         (status = check_cu_seqlens(p, ATTN_T_cu_seqlens_k, d->total_k, "k", err)) ||
         (status = check_rows(p, ATTN_T_seqlens_k, first_out_of_range, d->Sk, keys, err)) ||
+        (status = check_pages(p, d, err)) ||
         (status = check_rows(p, ATTN_T_mask_startend_rows, first_out_of_range, d->Sq, queries, err)) ||
         (status = check_rows(p, ATTN_T_keep_mask, first_not_a_bit, 0, "0 or 1", err)) ||
         (status = check_rows(p, ATTN_T_bias, bias_test, 1, "finite or -inf", err)) ||

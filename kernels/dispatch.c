@@ -181,6 +181,11 @@ attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t by
     return bytes ? stream->device->backend->copy(stream, to, from, bytes, direction, err) : ATTN_OK;
 }
 
+attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err)
+{
+    return count > 0 ? stream->device->backend->moves(stream, moves, count, err) : ATTN_OK;
+}
+
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err)
 {
     /* attn_check() lets an output through whose memory is still to be found; here it must be there. */

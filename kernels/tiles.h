@@ -4,6 +4,7 @@
  *
  *   where is row i of head h?   attn_geometry_of() turns each tensor, whatever its layout or packing, into an attn_view,
  *                               whose strides are by meaning (batch, head, row): broadcast axes have stride 0.
+ *   where is key j?             attn_key_at(): as any row, or in a page.
  *   how long is sequence b?     attn_sequence_of(): the start and length of its queries and keys, packed or not.
  *   which keys may i see?       attn_keys_of(): the interval [lo, hi) left by causal, window, alignment and lengths.
  *   which queries may see j?    attn_rows_of(): the same, the other way round, for the gradients of k and v.
@@ -53,6 +54,20 @@ ATTN_HD int64_t attn_floor_div(int64_t a, int64_t b)
 ATTN_HD int64_t attn_at(const attn_view *view, int64_t b, int64_t h, int64_t row)
 {
     return b * view->batch + h * view->head + row * view->row;
+}
+
+/* The same of a row of k or v: `line` is k_start + j. The one place that knows of pages. */
+ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64_t b, int64_t h, int64_t line)
+{
+    if (!g->page_table) return attn_at(view, b, h, line);
+    const int64_t page = line / g->dims.page_size;
+    return attn_at(view, g->page_table[b * g->page_table_row + page], h, line - page * g->dims.page_size);
+}
+
+/* How many rows of k and v, from `line` on, are a row's stride from one to the next. */
+ATTN_HD int64_t attn_keys_in_a_row(const attn_geometry *g, int64_t line)
+{
+    return g->page_table ? g->dims.page_size - line % g->dims.page_size : INT64_MAX;
 }
 
 /* A window so wide that it is none: no i + a differs from a key by as much. */

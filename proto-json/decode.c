@@ -36,7 +36,7 @@
 
 /* ---- The options ------------------------------------------------------------------------------------------------- */
 
-enum { BOTH = PROTO_FORWARD | PROTO_BACKWARD };
+enum { BOTH = PROTO_FORWARD | PROTO_BACKWARD, SCORES = BOTH | PROTO_DECODE };
 
 static const char *const layouts[] = { "bshd", "bhsd", NULL };
 static const char *const alignments[] = { "bottom_right", "top_left", NULL };
@@ -47,16 +47,16 @@ const proto_option proto_options[] = {
     /* name, type, ops, with_context, offset, given, minimum, maximum, choices, otherwise, help */
     { "layout", PROTO_TYPE_CHOICE, BOTH, false, AT(problem.layout), 0, 0, 0, layouts, "\"bshd\"",
       "order of the axes of q, k, v, out and their gradients" },
-    { "scale", PROTO_TYPE_NUMBER, BOTH, false, AT(problem.scale), AT(problem.has_scale), 0, 0, NULL, NULL,
+    { "scale", PROTO_TYPE_NUMBER, SCORES, false, AT(problem.scale), AT(problem.has_scale), 0, 0, NULL, NULL,
       "multiplies q . k; 1/sqrt(D) where it is not given" },
-    { "causal", PROTO_TYPE_BOOL, BOTH, false, AT(problem.causal), 0, 0, 0, NULL, "false",
+    { "causal", PROTO_TYPE_BOOL, SCORES, false, AT(problem.causal), 0, 0, 0, NULL, "false",
       "query i sees keys j <= i', where alignment says what i' is" },
-    { "window", PROTO_TYPE_PAIR, BOTH, false, AT(problem.window_left), 0, -1, TREE_INTEGER_MAX, NULL, "[-1,-1]",
+    { "window", PROTO_TYPE_PAIR, SCORES, false, AT(problem.window_left), 0, -1, TREE_INTEGER_MAX, NULL, "[-1,-1]",
       "[left, right]: query i sees i' - left <= j <= i' + right; -1 is unbounded" },
-    { "alignment", PROTO_TYPE_CHOICE, BOTH, false, AT(problem.alignment), 0, 0, 0, alignments, "\"bottom_right\"",
+    { "alignment", PROTO_TYPE_CHOICE, SCORES, false, AT(problem.alignment), 0, 0, 0, alignments, "\"bottom_right\"",
       "bottom_right: i' = i + Sk - Sq, the last query sees the last key; top_left: i' = i" },
 #define X(name, id, least, most, rule, meaning) \
-    { #name, PROTO_TYPE_NUMBER, BOTH, false, AT(problem.name), 0, 0, 0, NULL, "0", meaning },
+    { #name, PROTO_TYPE_NUMBER, SCORES, false, AT(problem.name), 0, 0, 0, NULL, "0", meaning },
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
         { "dropout_p", PROTO_TYPE_NUMBER, BOTH, false, AT(problem.dropout_p), 0, 0, 0, NULL, "0",
@@ -65,12 +65,12 @@ const proto_option proto_options[] = {
       "of dropout: the same seed drops the same elements, in backward too, on every backend" },
     { "deterministic", PROTO_TYPE_BOOL, PROTO_BACKWARD, true, AT(problem.deterministic), 0, 0, 0, NULL, "false",
       "the same bits on every run" },
-    { "out_dtype", PROTO_TYPE_DTYPE, BOTH, false, AT(out_dtype), AT(has_out_dtype), 0, 0, NULL, NULL,
+    { "out_dtype", PROTO_TYPE_DTYPE, SCORES, false, AT(out_dtype), AT(has_out_dtype), 0, 0, NULL, NULL,
       "dtype of out; q's where it is not given, bfloat16 where that is float8_e4m3fn" },
-    { "outputs", PROTO_TYPE_NAMES, BOTH, true, AT(outputs), 0, 0, 0, NULL, NULL,
+    { "outputs", PROTO_TYPE_NAMES, SCORES, true, AT(outputs), 0, 0, 0, NULL, NULL,
       "the tensors to send back: forward out and lse; backward dq, dk and dv, and where asked for dsinks, dbias, "
       "dalibi_slopes" },
-    { "encoding", PROTO_TYPE_CHOICE, BOTH, true, AT(encoding), 0, 0, 0, encodings, "\"base64\"",
+    { "encoding", PROTO_TYPE_CHOICE, SCORES, true, AT(encoding), 0, 0, 0, encodings, "\"base64\"",
       "how tensors are written in the answer" },
     { "verify", PROTO_TYPE_ROWS, PROTO_FORWARD, false, AT(verify_rows), 0, 0, TREE_INTEGER_MAX, NULL, "0",
       "recompute that many rows, or \"all\", in float64 and report the error" },
@@ -78,7 +78,9 @@ const proto_option proto_options[] = {
       "keep q, k, v, out and lse on the server for one backward; the answer then has context" },
     { "context", PROTO_TYPE_ID, PROTO_BACKWARD, true, AT(context), 0, 0, 0, NULL, NULL,
       "what a forward with save answered: q, k, v, out, lse and the options come from there" },
-    { "timeout_ms", PROTO_TYPE_INTEGER, BOTH, true, AT(timeout_ms), 0, 1, TREE_INTEGER_MAX, NULL, NULL,
+    { "caches", PROTO_TYPE_IDS, PROTO_DECODE, false, AT(caches), 0, 0, 0, NULL, NULL,
+      "ids of POST /v1/caches, one for each row of q: its keys and values are what the row attends to" },
+    { "timeout_ms", PROTO_TYPE_INTEGER, SCORES | PROTO_APPEND, true, AT(timeout_ms), 0, 1, TREE_INTEGER_MAX, NULL, NULL,
       "milliseconds until the answer is of no use; the server's limit where it is not given" },
     { .name = NULL },
 };
@@ -86,32 +88,64 @@ const proto_option proto_options[] = {
 
 _Static_assert(offsetof(attn_problem, window_right) == offsetof(attn_problem, window_left) + sizeof(int64_t),
                "PROTO_TYPE_PAIR writes two integers");
+_Static_assert(offsetof(proto_item, cache_count) == offsetof(proto_item, caches) + sizeof(void *),
+               "PROTO_TYPE_IDS writes a pointer and a count");
 _Static_assert(sizeof(attn_layout) == sizeof(int) && sizeof(attn_alignment) == sizeof(int) &&
                    sizeof(proto_encoding) == sizeof(int),
                "PROTO_TYPE_CHOICE writes an int");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are used as they come");
 
-bool proto_takes_tensor(attn_op op, attn_tensor_id id)
+/* ---- The operations ---------------------------------------------------------------------------------------------- */
+
+/* What each takes and gives, bits of attn_tensor_id; `takes` 0: what the roles of attn_tensors[] say of its attn_op. */
+#define BIT(name) ATTN_TENSOR_BIT(name)
+static const struct {
+    const char *name, *path;
+    attn_op op;
+    uint64_t takes;
+    bool gives;
+} ops[PROTO_OP_COUNT] = {
+    [ATTN_OP_FORWARD] = { "forward", "/v1/attention/forward", ATTN_OP_FORWARD, 0, true },
+    [ATTN_OP_BACKWARD] = { "backward", "/v1/attention/backward", ATTN_OP_BACKWARD, 0, true },
+    [PROTO_OP_DECODE] = { "decode", "/v1/attention/decode", ATTN_OP_FORWARD,
+                          BIT(q) | BIT(k) | BIT(v) | BIT(alibi_slopes) | BIT(keep_mask) | BIT(sinks), true },
+    [PROTO_OP_APPEND] = { "append", "/v1/caches/{id}/append", ATTN_OP_FORWARD, BIT(k) | BIT(v), false },
+};
+#undef BIT
+
+const char *proto_op_name(proto_op op)
 {
+    return ops[op].name;
+}
+
+const char *proto_op_path(proto_op op)
+{
+    return ops[op].path;
+}
+
+bool proto_takes_tensor(proto_op op, attn_tensor_id id)
+{
+    if (ops[op].takes) return ops[op].takes >> id & 1;
     switch (attn_tensors[id].role) {
     case ATTN_ROLE_IN: return true;
     case ATTN_ROLE_OUT:
-    case ATTN_ROLE_IN_BACK: return op == ATTN_OP_BACKWARD;
+    case ATTN_ROLE_IN_BACK: return ops[op].op == ATTN_OP_BACKWARD;
     default: return false;
     }
 }
 
-bool proto_gives_tensor(attn_op op, attn_tensor_id id, bool *by_default)
+bool proto_gives_tensor(proto_op op, attn_tensor_id id, bool *by_default)
 {
-    *by_default = op == ATTN_OP_FORWARD || id == ATTN_T_dq || id == ATTN_T_dk || id == ATTN_T_dv;
-    return attn_tensors[id].role == (op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
+    *by_default = ops[op].op == ATTN_OP_FORWARD || id == ATTN_T_dq || id == ATTN_T_dk || id == ATTN_T_dv;
+    return ops[op].gives &&
+           attn_tensors[id].role == (ops[op].op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
 }
 
 /* ---- Values of the tree ------------------------------------------------------------------------------------------ */
 
 /* What all steps of one body share. */
 struct reader {
-    attn_op op;
+    proto_op op;
     const scan_lift *lifts;
     int lift_count;
     uint8_t *memory;
@@ -484,7 +518,7 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
 }
 
 /* `outputs`: each name one that the op gives, none twice. */
-static attn_status output_names(const proto_option *o, attn_op op, const cJSON *value, uint64_t *to, attn_error *err)
+static attn_status output_names(const proto_option *o, proto_op op, const cJSON *value, uint64_t *to, attn_error *err)
 {
     char rule[128], step[16], cure[TREE_CURE_BYTES];
     struct text list = text_in(rule, sizeof rule);
@@ -525,14 +559,42 @@ static attn_status output_names(const proto_option *o, attn_op op, const cJSON *
 
 _Static_assert(ATTN_TENSOR_COUNT <= 64, "outputs is a mask of 64 bits");
 
-static attn_status identifier(const proto_option *o, const cJSON *value, char *to, attn_error *err)
+/* Is it one that could be an id? Copies it. */
+static bool is_identifier(const char *text, char to[PROTO_CONTEXT_BYTES])
 {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
-    const char *text = tree_string(value);
     const size_t length = text ? strlen(text) : 0;
-    if (length < 1 || length >= PROTO_CONTEXT_BYTES || strspn(text, allowed) != length)
-        return wrong_word(o->name, NULL, value, "the id that a forward with save answered", "", err);
+    if (length < 1 || length >= PROTO_CONTEXT_BYTES || strspn(text, allowed) != length) return false;
     memcpy(to, text, length + 1);
+    return true;
+}
+
+static attn_status identifier(const proto_option *o, const cJSON *value, char *to, attn_error *err)
+{
+    if (is_identifier(tree_string(value), to)) return ATTN_OK;
+    return wrong_word(o->name, NULL, value, "the id that a forward with save answered", "", err);
+}
+
+static attn_status identifiers(const proto_option *o, const cJSON *value, proto_item *item, attn_error *err)
+{
+    const int count = cJSON_IsArray(value) ? cJSON_GetArraySize(value) : 0;
+    tree_member member;
+    char step[16];
+    int i = 0;
+    if (!cJSON_IsArray(value))
+        return wrong_word(o->name, NULL, value, "an array of ids of POST /v1/caches",
+                          tree_string(value) ? "; write [\"...\"] for one" : "", err);
+    if (count < 1 || count > PROTO_MAX_CACHES)
+        return attn_fail(err, count ? ATTN_TOO_LARGE : ATTN_INVALID, tree_pointer(member, NULL, o->name),
+                         "%s: has %d ids, must have 1 to %d", o->name, count, PROTO_MAX_CACHES);
+    item->caches = calloc((size_t)count, sizeof *item->caches);
+    if (!item->caches) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
+    item->cache_count = count;
+    for (const cJSON *one = value->child; one; one = one->next, i++) {
+        snprintf(step, sizeof step, "%d", i);
+        if (!is_identifier(tree_string(one), item->caches[i]))
+            return wrong_word(o->name, step, one, "an id of POST /v1/caches", "", err);
+    }
     return ATTN_OK;
 }
 
@@ -598,6 +660,7 @@ static attn_status option(const struct reader *r, const proto_option *o, const c
         else status = integer(o, NULL, value, to, ", the number of rows, or \"all\"", err);
         break;
     }
+    case PROTO_TYPE_IDS: status = identifiers(o, value, item, err); break;
     case PROTO_TYPE_ID: status = identifier(o, value, to, err); break;
     }
     if (status == ATTN_OK && o->given) *(bool *)((char *)item + o->given) = true;
@@ -620,23 +683,33 @@ static int tensor_named(const char *name)
     return id;
 }
 
-static const char *const op_names[] = { [ATTN_OP_FORWARD] = "forward", [ATTN_OP_BACKWARD] = "backward" };
-
-/* A name that this op does not take: of the other op, an output, or nothing known. */
-static attn_status foreign(attn_op op, const char *name, attn_error *err)
+/* The first op that takes a member of this name; PROTO_OP_COUNT: none does. */
+static proto_op op_of(const char *name)
 {
     const int id = tensor_named(name);
     const proto_option *o = option_named(name);
-    const attn_op other = op == ATTN_OP_FORWARD ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
+    proto_op op = 0;
+    while (op < PROTO_OP_COUNT && !(o && (o->ops >> op & 1)) &&
+           !(id < ATTN_TENSOR_COUNT && proto_takes_tensor(op, (attn_tensor_id)id)))
+        op++;
+    return op;
+}
+
+/* A name that this op does not take: of another op, an output, or nothing known. */
+static attn_status foreign(proto_op op, const char *name, attn_error *err)
+{
+    const int id = tensor_named(name);
+    const proto_option *o;
+    const proto_op other = op_of(name);
     struct text_nearest best = { name, NULL, 3 };
     tree_member member;
     bool by_default;
     tree_pointer(member, NULL, name);
     if (id < ATTN_TENSOR_COUNT && proto_gives_tensor(op, (attn_tensor_id)id, &by_default))
         return attn_fail(err, ATTN_INVALID, member, "%s: is computed here and cannot be given", name);
-    if (o || (id < ATTN_TENSOR_COUNT && proto_takes_tensor(other, (attn_tensor_id)id)))
-        return attn_fail(err, ATTN_INVALID, member, "%s: belongs to %s, POST /v1/attention/%s", name, op_names[other],
-                         op_names[other]);
+    if (other < PROTO_OP_COUNT)
+        return attn_fail(err, ATTN_INVALID, member, "%s: belongs to %s, POST %s", name, ops[other].name,
+                         ops[other].path);
     if (!strcmp(name, "requests"))
         return attn_fail(err, ATTN_INVALID, member,
                          "requests: must be the only member of the body"); /* reached inside an item */
@@ -661,12 +734,37 @@ static attn_status beside_context(const cJSON *object, attn_error *err)
     return ATTN_OK;
 }
 
+/* What can be said of a problem whose keys and values are in caches, before these are looked at. */
+static attn_status of_caches(proto_op op, const proto_item *item, attn_error *err)
+{
+    const attn_problem *const p = &item->problem;
+    const int rank = op == PROTO_OP_APPEND ? 3 : 4;
+    const attn_tensor_id given[] = { ATTN_T_k, ATTN_T_v };
+    if (op == PROTO_OP_DECODE && p->q.rank == 0) return attn_fail(err, ATTN_INVALID, "/q", "q: is missing");
+    if (op == PROTO_OP_APPEND && p->k.rank == 0) return attn_fail(err, ATTN_INVALID, "/k", "k: is missing");
+    if (op == PROTO_OP_DECODE && !item->caches)
+        return attn_fail(err, ATTN_INVALID, "/caches",
+                         "caches: is missing, must be ids of POST /v1/caches, one for each row of q");
+    if (op == PROTO_OP_DECODE && p->q.rank != 4)
+        return attn_fail(err, ATTN_INVALID, "/q/shape", "q: has %d dimensions, must have 4: [B, Sq, H, D]", p->q.rank);
+    for (size_t i = 0; i < COUNT(given); i++) {
+        const attn_tensor *const t = &p->tensor[given[i]];
+        const char *const name = attn_tensors[given[i]].name;
+        tree_member member;
+        if (t->rank != 0 && t->rank != rank)
+            return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "shape"),
+                             "%s: has %d dimensions, must have %d: %s", name, t->rank, rank,
+                             rank == 3 ? "[S, Hk, D]" : "[B, S, Hk, D], new positions of each cache");
+    }
+    return ATTN_OK;
+}
+
 static attn_status object(const struct reader *r, const cJSON *value, proto_item *item, attn_error *err)
 {
     char quote[TREE_QUOTE_BYTES];
     attn_status status;
     item->problem = (attn_problem)ATTN_PROBLEM_INIT;
-    item->problem.op = r->op;
+    item->problem.op = ops[r->op].op;
     if (!cJSON_IsObject(value))
         return attn_fail(err, ATTN_INVALID, "", "a problem is %s, must be an object", tree_describe(value, quote));
     for (const cJSON *member = value->child; member; member = member->next) {
@@ -686,6 +784,7 @@ static attn_status object(const struct reader *r, const cJSON *value, proto_item
                 item->outputs |= UINT64_C(1) << id;
         }
     if (*item->context) return beside_context(value, err);
+    if (r->op == PROTO_OP_DECODE || r->op == PROTO_OP_APPEND) return of_caches(r->op, item, err);
     return proto_item_prepare(item, err);
 }
 
@@ -711,13 +810,13 @@ attn_status proto_item_prepare(proto_item *item, attn_error *err)
 /* ---- The body ---------------------------------------------------------------------------------------------------- */
 
 struct proto_decoder {
-    attn_op op;
+    proto_op op;
     proto_limits limits;
     const proto_format *format;
     void *reader;
 };
 
-proto_decoder *proto_decoder_new(const proto_format *format, attn_op op, const proto_limits *limits,
+proto_decoder *proto_decoder_new(const proto_format *format, proto_op op, const proto_limits *limits,
                                  const proto_memory *memory)
 {
     proto_decoder *d = calloc(1, sizeof *d);
@@ -782,6 +881,9 @@ static attn_status envelope(const proto_decoder *d, const struct reader *r, cons
                              "%.*s: cannot stand beside requests; it belongs to each of the problems in there",
                              (int)text_cut(member->string, 48), member->string);
     }
+    if (d->op == PROTO_OP_DECODE || d->op == PROTO_OP_APPEND)
+        return attn_fail(err, ATTN_INVALID, "/requests", "requests: %s takes one problem%s", ops[d->op].name,
+                         d->op == PROTO_OP_DECODE ? ", with a row of q for each of its caches" : "");
     if (!cJSON_IsArray(requests))
         return attn_fail(err, ATTN_INVALID, "/requests", "requests: is %s, must be an array of problems",
                          tree_describe(requests, quote));
@@ -819,6 +921,7 @@ attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn
         status = no_memory(err);
         goto out;
     }
+    made->op = decoder->op;
     made->answer = decoder->format;
     made->memory_bytes = body.memory_bytes;
     made->model = body.model;
@@ -831,8 +934,11 @@ attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn
     r.lift_count = body.lift_count;
     r.memory = body.memory;
     if (!cJSON_IsObject(root)) {
-        status = attn_fail(err, ATTN_INVALID, "", "the body is %s%s, must be an object with q, k and v%s",
+        status = attn_fail(err, ATTN_INVALID, "", "the body is %s%s, must be an object with %s%s",
                            tree_string(root) ? "a string, " : "", tree_describe(root, quote),
+                           decoder->op == PROTO_OP_DECODE   ? "q and caches"
+                           : decoder->op == PROTO_OP_APPEND ? "k and v"
+                                                            : "q, k and v",
                            tree_string(root)     ? "; was it encoded twice?"
                            : cJSON_IsArray(root) ? "; several problems are {\"requests\": [{...}, {...}]}"
                                                  : "");
@@ -879,6 +985,7 @@ bool proto_writes_numbers(const proto_call *call, const proto_item *item)
 void proto_call_free(proto_call *call)
 {
     if (!call) return;
+    for (int i = 0; i < call->count && call->items; i++) free(call->items[i].caches);
     free(call->items);
     free(call->id);
     free(call);

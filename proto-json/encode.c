@@ -165,6 +165,14 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
         FACT("context");
         put_plain(&t, result->context);
     }
+    if (result->lengths) {
+        FACT("lengths");
+        for (int i = 0; i < result->length_count; i++) {
+            text_put_char(&t, i ? ',' : '[');
+            text_put_number(&t, (uint64_t)result->lengths[i]);
+        }
+        text_put_char(&t, ']');
+    }
     FACT("backend");
     put_plain(&t, result->backend);
     FACT("timing_us");

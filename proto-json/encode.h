@@ -17,7 +17,10 @@ typedef enum encode_as { ENCODE_BYTES, ENCODE_BASE64, ENCODE_ARRAY, ENCODE_LIST 
 void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as as);
 
 /* What an answer says beside its tensors, in order: names, and values as JSON. Returns how many. */
-enum { ENCODE_FACTS = 5, ENCODE_FACT_BYTES = 256 };
+enum {
+    ENCODE_FACTS = 6,
+    ENCODE_FACT_BYTES = PROTO_MAX_CACHES * 11 + 64, /* the lengths of so many caches */
+};
 struct encode_fact {
     const char *name;
     char value[ENCODE_FACT_BYTES];

@@ -27,6 +27,7 @@ proto_error proto_error_of(attn_status status)
     case ATTN_NO_MEMORY: return PROTO_E_OUT_OF_MEMORY;
     case ATTN_NOT_FOUND: return PROTO_E_NOT_FOUND;
     case ATTN_QUOTA: return PROTO_E_QUOTA;
+    case ATTN_FULL: return PROTO_E_STORAGE_FULL;
     case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE; /* another process, or this one after a restart, can */
     case ATTN_OK:                                      /* no error to speak of: being asked is a fault of ours */
     case ATTN_DEVICE:

@@ -90,10 +90,21 @@ typedef struct proto_format proto_format;
 extern const proto_format proto_json, proto_safetensors, proto_kserve;
 const char *proto_media(const proto_format *format); /* its content type */
 
+/* What a body asks for: an attn_op, or one of these, whose keys and values stay at the server (the caller of the decoder
+ * fills in the problem). */
+typedef int proto_op;
+enum {
+    PROTO_OP_DECODE = ATTN_OP_BACKWARD + 1, /* a forward whose keys and values are those of caches */
+    PROTO_OP_APPEND,                        /* keys and values for one cache, nothing is computed */
+    PROTO_OP_COUNT
+};
+const char *proto_op_name(proto_op op); /* "decode" */
+const char *proto_op_path(proto_op op); /* "/v1/attention/decode" */
+
 /* KServe's name for an operation, and what a client that can say no more than a name says of it so. */
 typedef struct proto_model {
     const char *name;
-    attn_op op;
+    proto_op op;
     bool causal; /* causal is true */
     bool fixed;  /* q has this dtype, and no other: */
     attn_dtype dtype;
@@ -143,7 +154,7 @@ size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int ten
 
 typedef enum proto_encoding { PROTO_BASE64, PROTO_ARRAY } proto_encoding;
 
-enum { PROTO_VERIFY_ALL = -1, PROTO_CONTEXT_BYTES = 64 };
+enum { PROTO_VERIFY_ALL = -1, PROTO_CONTEXT_BYTES = 64, PROTO_MAX_CACHES = 1024 };
 
 /* One problem of a body. Inputs point into the caller's memory. Outputs that were asked for have dtype, rank, shape and
  * strides set and data NULL: the caller finds memory for them. */
@@ -153,12 +164,15 @@ typedef struct proto_item {
     bool has_out_dtype;   /* it was asked for */
     uint64_t outputs;     /* bit attn_tensor_id: wanted in the answer */
     proto_encoding encoding;
-    int64_t verify_rows;               /* 0: none, PROTO_VERIFY_ALL */
-    bool save;                         /* forward: keep for one backward */
-    char context[PROTO_CONTEXT_BYTES]; /* backward: id of what a forward saved; empty: none. The problem then holds
+    int64_t verify_rows;                 /* 0: none, PROTO_VERIFY_ALL */
+    bool save;                           /* forward: keep for one backward */
+    char context[PROTO_CONTEXT_BYTES];   /* backward: id of what a forward saved; empty: none. The problem then holds
                                                   * only dout and dlse, is unchecked, and the caller fills in the rest */
-    int64_t timeout_ms;                /* member timeout_ms; 0: none */
-    attn_error error; /* of this problem, whoever found it; status other than OK: it is not run, and has no result */
+    char (*caches)[PROTO_CONTEXT_BYTES]; /* decode: ids, a row of q for each. The problem is unchecked, k and v are what
+                                          * is to be appended, and the caller fills in the rest */
+    int cache_count;
+    int64_t timeout_ms; /* member timeout_ms; 0: none */
+    attn_error error;   /* of this problem, whoever found it; status other than OK: it is not run, and has no result */
 } proto_item;
 
 /* ---- The options: one row a member of a problem that is no tensor ---------------------------------------------------
@@ -177,15 +191,21 @@ typedef enum proto_type {
     PROTO_TYPE_DTYPE,   /* name of a dtype of results: float32, float16, bfloat16; attn_dtype */
     PROTO_TYPE_NAMES,   /* array of names of outputs; uint64_t, a bit for each attn_tensor_id */
     PROTO_TYPE_ROWS,    /* an integer as above, or "all"; int64_t, PROTO_VERIFY_ALL */
-    PROTO_TYPE_ID,      /* 1 to PROTO_CONTEXT_BYTES - 1 letters, digits, '.', '_' or '-'; char[PROTO_CONTEXT_BYTES] */
+    PROTO_TYPE_IDS, /* array of 1 to PROTO_MAX_CACHES of what follows; char (*)[PROTO_CONTEXT_BYTES], and an int behind it */
+    PROTO_TYPE_ID, /* 1 to PROTO_CONTEXT_BYTES - 1 letters, digits, '.', '_' or '-'; char[PROTO_CONTEXT_BYTES] */
 } proto_type;
 
-enum { PROTO_FORWARD = 1 << ATTN_OP_FORWARD, PROTO_BACKWARD = 1 << ATTN_OP_BACKWARD };
+enum {
+    PROTO_FORWARD = 1 << ATTN_OP_FORWARD,
+    PROTO_BACKWARD = 1 << ATTN_OP_BACKWARD,
+    PROTO_DECODE = 1 << PROTO_OP_DECODE,
+    PROTO_APPEND = 1 << PROTO_OP_APPEND,
+};
 
 typedef struct proto_option {
     const char *name;
     proto_type type;
-    unsigned ops;      /* PROTO_FORWARD, PROTO_BACKWARD: which endpoints take it */
+    unsigned ops;      /* PROTO_FORWARD, ...: which endpoints take it */
     bool with_context; /* may stand beside `context`; the others come from what was saved */
     size_t offset;     /* where it goes: in proto_item */
     size_t given;      /* the bool of proto_item that says it was given; 0: there is none */
@@ -200,12 +220,13 @@ extern const proto_option proto_options[]; /* a row whose name is NULL ends it *
 bool proto_is_parameter(const proto_option *option);
 
 /* Does this op take the tensor as an input? */
-bool proto_takes_tensor(attn_op op, attn_tensor_id id);
+bool proto_takes_tensor(proto_op op, attn_tensor_id id);
 /* May `outputs` of this op name it, and does it when nothing is said? */
-bool proto_gives_tensor(attn_op op, attn_tensor_id id, bool *by_default);
+bool proto_gives_tensor(proto_op op, attn_tensor_id id, bool *by_default);
 
 /* A decoded body. Owned by the caller, proto_call_free(). */
 typedef struct proto_call {
+    proto_op op;
     bool envelope; /* {"requests": [...]}: answered by {"responses": [...]} */
     int count;
     proto_item *items;
@@ -224,14 +245,14 @@ attn_status proto_call_answer_as(proto_call *call, const proto_format *format, a
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
 /* Checks the problem (attn_check) and prepares its outputs: dtype, rank, shape and strides of every tensor in
- * item->outputs. proto_decoder_finish() has done this for every item without `context`; for the others the caller
- * does it when the saved tensors are in place. */
+ * item->outputs. proto_decoder_finish() has done this for every item without `context` of a forward or a
+ * backward; for the others the caller does it when the tensors are in place. */
 attn_status proto_item_prepare(proto_item *item, attn_error *err);
 
 typedef struct proto_decoder proto_decoder;
 
 /* `limits` and `memory` are copied. NULL when out of memory. */
-proto_decoder *proto_decoder_new(const proto_format *format, attn_op op, const proto_limits *limits,
+proto_decoder *proto_decoder_new(const proto_format *format, proto_op op, const proto_limits *limits,
                                  const proto_memory *memory);
 /* KServe, before the first byte: what the URL and the head say. `model` stays where it is; json_bytes is what
  * Inference-Header-Content-Length says, -1 where it is not given. */
@@ -248,6 +269,29 @@ size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder);
 /* The body is complete. *call is the caller's then. */
 attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn_error *err);
 void proto_call_free(proto_call *call);
+
+/* ---- Small bodies ------------------------------------------------------------------------------------------------ */
+
+enum { PROTO_CACHE_HEADS = 1024, PROTO_CACHE_TTL_MOST_S = 7 * 86400 };
+
+/* Of POST /v1/caches. 0: not given, where nothing else is said. */
+typedef struct proto_cache {
+    int64_t kv_heads, head_dim, head_dim_v; /* the last: as head_dim, where it is not given */
+    int64_t page_size, ttl_s;
+    attn_dtype dtype;
+    bool latent;
+    float *k_scale; /* malloc'ed, kv_heads of them; NULL: not given */
+    int k_scales;
+    float *v_scale;
+    int v_scales;
+} proto_cache;
+
+/* After an error there is nothing to clear. */
+attn_status proto_cache_read(const void *body, size_t bytes, proto_cache *cache, attn_error *err);
+void proto_cache_clear(proto_cache *cache);
+
+/* {"length": n}; *length -1: it is not given, where it need not be. An empty body is {}. */
+attn_status proto_length_read(const void *body, size_t bytes, bool required, int64_t *length, attn_error *err);
 
 /* ---- Encoding ---------------------------------------------------------------------------------------------------- */
 
@@ -271,6 +315,8 @@ typedef struct proto_result {
     char backend[80];                    /* "cpu avx512", "cuda:0 sm90" */
     double timing_us[PROTO_STAGE_COUNT]; /* queue, copy_in, compute, copy_out are written */
     char context[PROTO_CONTEXT_BYTES];   /* of save; empty: none */
+    const int32_t *lengths;              /* of caches, after decode or append: cache_count of them; NULL: none */
+    int length_count;
     bool verified;
     proto_verification verification;
 } proto_result;

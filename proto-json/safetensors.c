@@ -517,7 +517,7 @@ static void put_metadata(struct text *t, const proto_item *item, const proto_res
         text_put_string(t, i ? ",\"" : "\"");
         text_put_string(t, facts[i].name);
         text_put_string(t, "\":\"");
-        text_put_json(t, facts[i].value, ENCODE_PROBLEM_BYTES);
+        text_put_json(t, facts[i].value, ENCODE_FACT_BYTES);
         text_put_char(t, '"');
     }
     text_put_char(t, '}');

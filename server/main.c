@@ -15,6 +15,7 @@
 #include "server/base/clock.h"
 #include "server/base/config.h"
 #include "server/base/limits.h"
+#include "server/work/caches.h"
 #include "server/work/contexts.h"
 #include "server/http/front.h"
 #include "server/device/devices.h"
@@ -112,6 +113,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
     queue_init(&server.queue, config->max_receiving, config->queue_depth, config->max_batch,
                config->batch_window_us * 1000);
     server.contexts = contexts_new(config->staging_bytes / CONTEXTS_SHARE, CONTEXTS_MAX_COUNT, CONTEXTS_TTL_MS);
+    server.caches = caches_new(CACHES_MAX_COUNT);
     server.loop = loop_open(&server);
     if (!signals_start(on_signal, server.loop, config->drain_ms + AGAIN_MS, AGAIN_MS)) {
         attn_fail(&err, ATTN_NO_MEMORY, NULL, "no thread for signals could be started");
@@ -128,6 +130,11 @@ static int serve(const struct config *config, struct listener *listeners, int co
         goto out;
     }
     if (devices_open(config, loop_mailbox(server.loop), LOOP_BATCH, &server.devices, &err) != ATTN_OK) goto out;
+    if (server.caches == NULL) {
+        attn_fail(&err, ATTN_NO_MEMORY, NULL, "no memory for the table of caches");
+        goto out;
+    }
+    if (devices_add_caches(server.devices, config, server.caches, &err) != ATTN_OK) goto out;
     /* Pinning memory takes long and stalls the device: what was pinned once is kept. */
     server.pinned = devices_staging(server.devices, &staging);
     server.staging = server.pinned ? staging_new(config->staging_bytes, config->staging_bytes, &staging)
@@ -154,6 +161,7 @@ out:
     signals_quiet();
     loop_close(server.loop);
     contexts_free(server.contexts);
+    caches_free(server.caches);
     staging_free(server.staging);
     devices_close(server.devices);
     tokens_close(server.tokens);

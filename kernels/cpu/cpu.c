@@ -221,6 +221,15 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
     return ATTN_OK;
 }
 
+static attn_status moves(attn_stream *stream, const attn_move *list, int64_t count, attn_error *err)
+{
+    (void)stream, (void)err;
+    for (int64_t i = 0; i < count; i++)
+        if (list[i].from) memcpy(list[i].to, list[i].from, list[i].bytes);
+        else memset(list[i].to, 0, list[i].bytes);
+    return ATTN_OK;
+}
+
 static attn_status run_flash(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err)
 {
     struct cpu_device *device = (struct cpu_device *)stream->device;
@@ -291,6 +300,7 @@ const attn_backend attn_backend_cpu = {
     .stream_open = stream_open,
     .stream_close = stream_close,
     .copy = copy,
+    .moves = moves,
     .run = run,
     .mark = mark,
     .elapsed_us = elapsed_us,

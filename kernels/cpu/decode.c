@@ -35,7 +35,8 @@ struct scratch {
     int64_t ldq, lds, ldo;
     struct head *heads;
     float *Q, *S, *O, *m, *l, *rescale, *inverse,
-        *drop; /* the first four [FLASH_BUNDLE_ROWS][ld...], shared out to the heads */
+        *drop;  /* the first four [FLASH_BUNDLE_ROWS][ld...], shared out to the heads */
+    char *keys; /* STEP rows of k or v that lie in several pages */
     struct flash_limits limits;
 };
 
@@ -54,6 +55,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.rescale = flash_take(arena, FLASH_DOT_ROWS, 4);
     scratch.inverse = flash_take(arena, FLASH_DOT_ROWS, 4);
     scratch.drop = f->dropout ? flash_take(arena, FLASH_DOT_ROWS * scratch.lds, 4) : NULL;
+    scratch.keys = f->g.page_table ? flash_take(arena, STEP, attn_max64(f->g.dims.D, f->g.dims.Dv) * 4) : NULL;
     flash_take_limits(arena, FLASH_DOT_ROWS, KEYS, &scratch.limits);
     return scratch;
 }
@@ -119,9 +121,10 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
             for (int n = 0; n < heads; n++) {
                 const struct head *head = &scratch.heads[n];
                 const int count = columns(head, key, &at);
-                if (count > 0)
-                    f->simd->dots(head->t.rows, count, D, head->Q, scratch.ldq, flash_at(k, b, hk0 + n, first + key),
-                                  k->dtype, k->row, head->S + at, scratch.lds);
+                if (count == 0) continue;
+                const struct flash_keys K = flash_keys_at(f, k, b, hk0 + n, first + key, count, STEP, D, scratch.keys);
+                f->simd->dots(head->t.rows, count, D, head->Q, scratch.ldq, K.rows, k->dtype, K.stride, head->S + at,
+                              scratch.lds);
             }
         for (int n = 0; n < heads; n++) {
             const struct head *head = &scratch.heads[n];
@@ -137,9 +140,10 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
             for (int n = 0; n < heads; n++) {
                 const struct head *head = &scratch.heads[n];
                 const int count = columns(head, key, &at);
-                if (count > 0)
-                    f->simd->axpys(head->t.rows, count, Dv, head->S + at, scratch.lds,
-                                   flash_at(v, b, hk0 + n, first + key), v->dtype, v->row, head->O, scratch.ldo);
+                if (count == 0) continue;
+                const struct flash_keys V = flash_keys_at(f, v, b, hk0 + n, first + key, count, STEP, Dv, scratch.keys);
+                f->simd->axpys(head->t.rows, count, Dv, head->S + at, scratch.lds, V.rows, v->dtype, V.stride, head->O,
+                               scratch.ldo);
             }
     }
     for (int n = 0; n < heads; n++) {

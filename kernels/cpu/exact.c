@@ -67,7 +67,7 @@ static double score_of(const struct row *row, int64_t j, double *derivative)
     const int64_t D = f->g.dims.D;
     float key[ATTN_MAX_HEAD_DIM];
     double sum[LANES] = { 0 }, z = 0;
-    f->simd->load(D, flash_at(k, row->b, row->hk, row->s->k_start + j), k->dtype, key);
+    f->simd->load(D, flash_key_at(f, k, row->b, row->hk, row->s->k_start + j), k->dtype, key);
     int64_t d = 0;
     for (; d + LANES <= D; d += LANES)
         for (int n = 0; n < LANES; n++) sum[n] += (double)row->q[d + n] * key[d + n];
@@ -107,7 +107,7 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
         if (f->dropout)
             P = attn_dropout_keep(f->p->seed, b * f->g.dims.H + h, i, j, f->drop_threshold) ? P / (1 - f->p->dropout_p)
                                                                                             : 0;
-        f->simd->load(Dv, flash_at(v, b, row.hk, row.s->k_start + j), v->dtype, value);
+        f->simd->load(Dv, flash_key_at(f, v, b, row.hk, row.s->k_start + j), v->dtype, value);
         for (int64_t d = 0; d < Dv; d++) out[d] += P * value[d];
     }
     const double v_scale = f->p->v_scale.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_v_scale], b, row.hk, 0) : 1;

@@ -255,6 +255,20 @@ const void *flash_gather(const struct flash_tile *t, const attn_view *view, int 
     return scratch;
 }
 
+struct flash_keys flash_keys_at(const struct flash *f, const attn_view *view, int64_t b, int64_t hk, int64_t line,
+                                int most, int unit, int cols, void *scratch)
+{
+    const int64_t together = attn_keys_in_a_row(&f->g, line), es = (int64_t)attn_dtype_bytes(view->dtype);
+    if (together >= attn_min64(most, unit)) {
+        const int64_t count = together >= most ? most : together / unit * unit;
+        return (struct flash_keys){ flash_key_at(f, view, b, hk, line), view->row, (int)count };
+    }
+    const int count = most < unit ? most : unit;
+    for (int r = 0; r < count; r++)
+        memcpy((char *)scratch + r * cols * es, flash_key_at(f, view, b, hk, line + r), (size_t)(cols * es));
+    return (struct flash_keys){ scratch, cols, count };
+}
+
 /* Do the products of gradients round dout? */
 static bool rounds_dout(const struct flash *f)
 {

@@ -39,16 +39,17 @@
 
 /* What flash attention was written for: every tensor and option by name, so that one which is added to the tables of
  * attention.h goes to the kernel "double" until the work here is done. */
-#define FLASH_FEATURES                                                                                                \
-    (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(alibi_slopes) |                   \
-     ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(sinks) | ATTN_TENSOR_BIT(cu_seqlens_q) |    \
-     ATTN_TENSOR_BIT(cu_seqlens_k) | ATTN_TENSOR_BIT(seqlens_k) | ATTN_TENSOR_BIT(mask_startend_rows) |               \
-     ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale) | ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(out) |          \
-     ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) |                     \
-     ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dbias) |                   \
-     ATTN_TENSOR_BIT(dalibi_slopes) | ATTN_OPTION_BIT(CAUSAL) | ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT) | \
-     ATTN_OPTION_BIT(GROUPED) | ATTN_OPTION_BIT(SCALE) | ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(DROPOUT) |        \
-     ATTN_OPTION_BIT(DETERMINISTIC) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE))
+#define FLASH_FEATURES                                                                                             \
+    (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(alibi_slopes) |                \
+     ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(sinks) | ATTN_TENSOR_BIT(cu_seqlens_q) | \
+     ATTN_TENSOR_BIT(cu_seqlens_k) | ATTN_TENSOR_BIT(seqlens_k) | ATTN_TENSOR_BIT(page_table) |                    \
+     ATTN_TENSOR_BIT(mask_startend_rows) | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale) |                   \
+     ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dout) |              \
+     ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |                     \
+     ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dbias) | ATTN_TENSOR_BIT(dalibi_slopes) | ATTN_OPTION_BIT(CAUSAL) | \
+     ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT) | ATTN_OPTION_BIT(GROUPED) | ATTN_OPTION_BIT(SCALE) |     \
+     ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(DROPOUT) | ATTN_OPTION_BIT(DETERMINISTIC) |                        \
+     ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE))
 
 enum flash_phase { FLASH_PREPARE, FLASH_FORWARD, FLASH_MERGE, FLASH_ROWS, FLASH_KEYS, FLASH_FINISH, FLASH_PHASES };
 
@@ -246,6 +247,23 @@ static inline void *flash_at(const attn_view *view, int64_t b, int64_t h, int64_
 {
     return (char *)view->data + attn_at(view, b, h, row) * (int64_t)attn_dtype_bytes(view->dtype);
 }
+
+/* Where key or value `line` (k_start + j) of a key/value head is, in a page or not. */
+static inline void *flash_key_at(const struct flash *f, const attn_view *view, int64_t b, int64_t hk, int64_t line)
+{
+    return (char *)view->data + attn_key_at(&f->g, view, b, hk, line) * (int64_t)attn_dtype_bytes(view->dtype);
+}
+
+/* Rows of k or v from `line` on as a strided matrix: as many of `most` as one can be of, but a multiple of `unit` where
+ * more are to come. Fewer than `unit` that lie in one page are gathered in `scratch` (unit * cols elements). What is done
+ * with units of rows then does not depend on where the pages end. */
+struct flash_keys {
+    const void *rows;
+    int64_t stride;
+    int count;
+};
+struct flash_keys flash_keys_at(const struct flash *f, const attn_view *view, int64_t b, int64_t hk, int64_t line,
+                                int most, int unit, int cols, void *scratch);
 
 /* Where the numbers of (h, i) are in the arrays by row. */
 int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);

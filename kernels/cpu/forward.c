@@ -40,6 +40,7 @@ struct scratch {
     float *S, *drop, *O, *nonfinite_sums;
     float *m, *l, *rescale, *inverse;
     float *clean; /* FLASH_UNIT rows in f32 */
+    char *keys;   /* FLASH_UNIT rows of k or v that lie in several pages */
     char *gathered;
     struct flash_limits limits;
 };
@@ -65,6 +66,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.kv = flash_take(arena, f->BN, f->kv_key_bytes);
     scratch.gathered = flash_take(arena, f->BM, D * (int64_t)attn_dtype_bytes(f->p->q.dtype));
     scratch.clean = flash_take(arena, FLASH_UNIT, Dv * 4);
+    scratch.keys = f->g.page_table ? flash_take(arena, FLASH_UNIT, attn_max64(D, Dv) * 4) : NULL;
     scratch.drop = f->dropout ? flash_take(arena, f->BM * scratch.lds, 4) : NULL;
     scratch.nonfinite_sums = flash_take(arena, f->BM * scratch.ldo, 4); /* last: seldom touched */
     return scratch;
@@ -79,17 +81,28 @@ int64_t flash_forward_scratch(const struct flash *f)
 
 /* ---- FLASH_PREPARE ----------------------------------------------------------------------------------------------- */
 
-/* Keys [j0, j0 + n) as operands: K^T, and behind it V. Returns enum flash_values of V. */
+/* Keys [j0, j0 + n) as operands: K^T, and behind it V. Returns enum flash_values of V. Page by page, where there are
+ * pages: panels of K^T and rows of V begin at multiples of FLASH_UNIT, and are the same however many are packed at a time. */
 static int pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n,
-                     char *kv, float *clean)
+                     char *kv, const struct scratch *scratch)
 {
     const struct simd_type *t = f->forward_type;
     const attn_view *k = &f->g.view[ATTN_T_k], *v = &f->g.view[ATTN_T_v];
     const int D = (int)f->g.dims.D, Dv = (int)f->g.dims.Dv;
-    t->pack_bt(n, D, flash_at(k, b, hk, seq->s.k_start + j0), k->dtype, k->row, kv, simd_ldb(t, D));
-    kv += simd_b_bytes(t, n, simd_ldb(t, D));
-    return flash_pack_clean_b(f, t, n, Dv, flash_at(v, b, hk, seq->s.k_start + j0), v->dtype, v->row, kv,
-                              simd_ldb(t, n), clean);
+    const int64_t first = seq->s.k_start + j0, es = simd_element_bytes(t), ldk = simd_ldb(t, D), ldv = simd_ldb(t, n);
+    char *const values = kv + simd_b_bytes(t, n, ldk);
+    struct flash_keys part;
+    int found = FLASH_TAME;
+    for (int at = 0; at < n; at += part.count) {
+        part = flash_keys_at(f, k, b, hk, first + at, n - at, FLASH_UNIT, D, scratch->keys);
+        t->pack_bt(part.count, D, part.rows, k->dtype, part.stride, kv + at / SIMD_PANEL * ldk * es, ldk);
+    }
+    for (int at = 0; at < n; at += part.count) {
+        part = flash_keys_at(f, v, b, hk, first + at, n - at, FLASH_UNIT, Dv, scratch->keys);
+        found |= flash_pack_clean_b(f, t, part.count, Dv, part.rows, v->dtype, part.stride,
+                                    values + (int64_t)at * SIMD_PANEL * es, ldv, scratch->clean);
+    }
+    return found;
 }
 
 /* Extremes of the FlashMask bounds of one head, block by block. */
@@ -118,8 +131,10 @@ void flash_prepare_item(const struct flash *f, char *memory, int64_t item)
     const int64_t tiles = attn_tiles(seq->s.Sk, f->BN), rest = item - seq->packs0;
     const int64_t hk = rest / tiles, j0 = rest % tiles * f->BN;
     const int n = (int)attn_min64(f->BN, seq->s.Sk - j0);
+    struct flash_arena arena = { .base = memory };
+    const struct scratch scratch = scratch_of(f, &arena);
     char *kv = f->kv + (seq->keys0 + hk * simd_round_up(seq->s.Sk, FLASH_UNIT) + j0) * f->kv_key_bytes;
-    f->v_values[item] = (uint8_t)pack_keys(f, seq, b, hk, j0, n, kv, (float *)memory);
+    f->v_values[item] = (uint8_t)pack_keys(f, seq, b, hk, j0, n, kv, &scratch);
 }
 
 /* ---- FLASH_FORWARD ----------------------------------------------------------------------------------------------- */
@@ -143,7 +158,7 @@ static void add_nonfinite(const struct flash *f, const struct flash_tile *t, int
     const attn_view *v = &f->g.view[ATTN_T_v];
     const int Dv = (int)f->g.dims.Dv;
     for (int c = 0; c < cols; c++) {
-        f->simd->load(Dv, flash_at(v, t->b, t->hk, t->seq->s.k_start + j + c), v->dtype, line);
+        f->simd->load(Dv, flash_key_at(f, v, t->b, t->hk, t->seq->s.k_start + j + c), v->dtype, line);
         for (int d = 0; d < Dv; d++)
             if (!isfinite(line[d]))
                 for (int r = 0; r < t->rows; r++)
@@ -193,7 +208,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
             ldv = simd_ldb(type, n);
             values = f->v_values[seq->packs0 + hk * attn_tiles(seq->s.Sk, f->BN) + j0 / f->BN];
         } else {
-            values = pack_keys(f, seq, b, hk, j0 + block.c0, block.cols, scratch.kv, scratch.clean);
+            values = pack_keys(f, seq, b, hk, j0 + block.c0, block.cols, scratch.kv, &scratch);
             K = scratch.kv;
             V = scratch.kv + simd_b_bytes(type, block.cols, ldk);
             ldv = simd_ldb(type, block.cols);

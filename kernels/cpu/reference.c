@@ -61,6 +61,13 @@ static double load(const struct reference *r, attn_tensor_id id, int64_t head, i
     return attn_load(view->dtype, view->data, attn_at(view, r->b, head, row) + column);
 }
 
+/* The same of key or value j. */
+static double load_key(const struct reference *r, attn_tensor_id id, int64_t j, int64_t column)
+{
+    const attn_view *view = &r->g.view[id];
+    return attn_load(view->dtype, view->data, attn_key_at(&r->g, view, r->b, r->hk, r->s.k_start + j) + column);
+}
+
 static void store(const struct reference *r, attn_tensor_id id, int64_t head, int64_t row, int64_t column, double x)
 {
     const attn_view *view = &r->g.view[id];
@@ -234,14 +241,14 @@ static void backward_row(struct reference *r, int64_t i)
     for (int64_t d = 0; d < D; d++) store(r, ATTN_T_dq, r->h, row, d, r->dq[d]);
 }
 
-/* K and V of (b, hk). Keys that do not exist (past seqlens_k) are not touched. */
+/* K and V of (b, hk). Keys that do not exist (past seqlens_k) are not touched, nor are pages that hold none. */
 static void load_head(struct reference *r)
 {
     const double k_scale = scale_of(r, ATTN_T_k_scale), v_scale = scale_of(r, ATTN_T_v_scale);
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv;
     for (int64_t j = 0; j < r->s.Sk; j++) {
-        for (int64_t d = 0; d < D; d++) r->K[j * D + d] = k_scale * load(r, ATTN_T_k, r->hk, r->s.k_start + j, d);
-        for (int64_t e = 0; e < Dv; e++) r->V[j * Dv + e] = v_scale * load(r, ATTN_T_v, r->hk, r->s.k_start + j, e);
+        for (int64_t d = 0; d < D; d++) r->K[j * D + d] = k_scale * load_key(r, ATTN_T_k, j, d);
+        for (int64_t e = 0; e < Dv; e++) r->V[j * Dv + e] = v_scale * load_key(r, ATTN_T_v, j, e);
     }
 }
 
@@ -587,6 +594,15 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
     return ATTN_OK;
 }
 
+static attn_status moves(attn_stream *stream, const attn_move *list, int64_t count, attn_error *err)
+{
+    (void)stream, (void)err;
+    for (int64_t i = 0; i < count; i++)
+        if (list[i].from) memcpy(list[i].to, list[i].from, list[i].bytes);
+        else memset(list[i].to, 0, list[i].bytes);
+    return ATTN_OK;
+}
+
 static attn_status run(attn_stream *stream, const attn_plan *plans, int count, void *memory, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -638,6 +654,7 @@ const attn_backend attn_backend_reference = {
     .stream_open = open_stream,
     .stream_close = close_stream,
     .copy = copy,
+    .moves = moves,
     .run = run,
     .mark = mark,
     .elapsed_us = elapsed_us,

@@ -396,6 +396,13 @@ attn_status copy(attn_stream *base, void *to, const void *from, size_t bytes, at
                  "cudaMemcpyAsync", err);
 }
 
+attn_status moves(attn_stream *base, const attn_move *list, int64_t count, attn_error *err)
+{
+    device *d = device_of(base->device);
+    const attn_status status = enter(d, err);
+    return status == ATTN_OK ? check(d, cuda_moves(stream_of(base)->cuda, list, count), "moves", err) : status;
+}
+
 attn_status wait(attn_stream *base, attn_error *err)
 {
     device *d = device_of(base->device);
@@ -481,6 +488,6 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 extern "C" const attn_backend attn_backend_cuda = {
     "cuda",      device_count,  device_open,  device_close, describe, device_alloc,
     device_free, staging_alloc, staging_free, kernel_at,    plan,     workspace_bytes,
-    stream_open, stream_close,  copy,         run,          mark,     elapsed_us,
-    done,        wait,          between_us,
+    stream_open, stream_close,  copy,         moves,        run,      mark,
+    elapsed_us,  done,          wait,         between_us,
 };

@@ -4,7 +4,7 @@
  * head dims, features), the compute capabilities that it is for, and two functions. A problem goes to the first row that
  * takes it, so fast rows stand before general ones; adding a kernel is adding a row to cuda_kernels[] in kernels.cu.
  *
- * A row that names its features is safe: a problem with any other feature never gets there. ATTN_EVERYTHING is for
+ * A row that names its features is safe: a problem with any other feature never gets there. ATTN_ALL_SCORES is for
  * kernels that compute each score by score() of args.cuh, in all their forms or in one of them (see PLAIN_FEATURES). */
 #ifndef ATTN_CUDA_KERNELS_H
 #define ATTN_CUDA_KERNELS_H
@@ -70,6 +70,9 @@ template <auto kernel> cudaError_t allow_shared(size_t bytes)
     if (code == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
     return code;
 }
+
+/* moves.cu: attn_moves(). */
+cudaError_t cuda_moves(cudaStream_t stream, const attn_move *moves, int64_t count);
 
 extern const struct cuda_kernel *const cuda_kernels[];
 extern const int cuda_kernel_count;

@@ -108,12 +108,12 @@ struct fake_device {
     int lost;                     /* the sticky error that was seen, 0: none */
 };
 
-enum command_kind { COMMAND_COPY, COMMAND_RUN, COMMAND_MARK };
+enum command_kind { COMMAND_COPY, COMMAND_MOVE, COMMAND_RUN, COMMAND_MARK };
 
 /* What was put on a stream. */
 struct command {
     enum command_kind kind;
-    void *to; /* COPY */
+    void *to; /* COPY, MOVE */
     const void *from;
     size_t bytes;
     attn_direction direction;
@@ -495,6 +495,20 @@ static attn_status copy(attn_stream *base, void *to, const void *from, size_t by
         (struct command){ .kind = COMMAND_COPY, .to = to, .from = from, .bytes = bytes, .direction = direction }, err);
 }
 
+static attn_status moves(attn_stream *base, const attn_move *list, int64_t count, attn_error *err)
+{
+    struct fake_device *device = device_of(base->device);
+    pthread_mutex_lock(&device->lock);
+    attn_status status = enter(device, "moves", err);
+    pthread_mutex_unlock(&device->lock);
+    for (int64_t i = 0; i < count && status == ATTN_OK; i++)
+        status = append(
+            stream_of(base),
+            (struct command){ .kind = COMMAND_MOVE, .to = list[i].to, .from = list[i].from, .bytes = list[i].bytes },
+            err);
+    return status;
+}
+
 /* The faults that the n-th run of a device meets. With the lock held. */
 static attn_status meet_faults(struct fake_device *device, struct fake_stream *stream, struct command *command,
                                attn_error *err)
@@ -601,6 +615,8 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
     bool sane = true;
     pthread_mutex_lock(&device->lock);
     if (c->kind == COMMAND_COPY) sane = owns(device, c->direction == ATTN_TO_DEVICE ? c->to : c->from, c->bytes);
+    if (c->kind == COMMAND_MOVE)
+        sane = owns(device, c->to, c->bytes) && (c->from == NULL || owns(device, c->from, c->bytes));
     if (c->kind == COMMAND_RUN) {
         for (int i = 0; i < c->count && sane; i++) sane = problem_is_here(device, &c->problems[i]);
         sane = sane && (!c->workspace || owns(device, c->workspace, 1));
@@ -617,6 +633,8 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         struct command *c = &stream->commands[i];
         if (!command_is_sane(device, c)) return ERROR_ILLEGAL_ADDRESS;
         if (c->kind == COMMAND_COPY) memcpy(c->to, c->from, c->bytes);
+        if (c->kind == COMMAND_MOVE && c->from) memcpy(c->to, c->from, c->bytes);
+        if (c->kind == COMMAND_MOVE && !c->from) memset(c->to, 0, c->bytes);
         if (c->kind == COMMAND_MARK) clock_gettime(CLOCK_MONOTONIC, &stream->marks[c->slot]);
         if (c->kind != COMMAND_RUN) continue;
         if (attn_backend_cpu.run(stream->cpu, c->plans, c->count, c->workspace, err) != ATTN_OK) return ERROR_MEMORY;
@@ -690,6 +708,7 @@ const attn_backend attn_backend_fake = {
     .stream_open = stream_open,
     .stream_close = stream_close,
     .copy = copy,
+    .moves = moves,
     .run = run,
     .mark = mark,
     .elapsed_us = elapsed_us,

@@ -9,6 +9,7 @@
 #include "server/base/heartbeat.h"
 #include "server/base/metrics.h"
 #include "server/device/devices.h"
+#include "server/work/caches.h"
 #include "server/work/contexts.h"
 #include "server/work/request.h"
 #include "server/work/server.h"
@@ -34,6 +35,13 @@ void gauges_publish(struct server *server)
                                                                      CONTEXT_STATE_MAP(X)
 #undef X
     };
+    struct caches_totals caches;
+    caches_totals(server->caches, &caches);
+    metrics_set(METRIC_CACHES, NULL, NULL, (double)caches.caches);
+    metrics_set(METRIC_CACHE_PAGES, "all", NULL, (double)caches.pages);
+    metrics_set(METRIC_CACHE_PAGES, "shared", NULL, (double)caches.shared_pages);
+    metrics_set(METRIC_CACHE_BYTES, "used", NULL, (double)caches.used_bytes);
+    metrics_set(METRIC_CACHE_BYTES, "free", NULL, (double)(caches.bytes - caches.used_bytes));
     int contexts[CONTEXT_STATE_COUNT];
     contexts_count(server->contexts, contexts);
     for (int state = CONTEXT_FREE + 1; state < CONTEXT_STATE_COUNT; state++)

@@ -25,6 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/api/caches.h"
 #include "server/api/kserve.h"
 #include "server/base/jsontext.h"
 
@@ -109,7 +110,14 @@ static const struct {
 };
 /* clang-format on */
 
-static const char *const op_names[] = { [ATTN_OP_FORWARD] = "Forward", [ATTN_OP_BACKWARD] = "Backward" };
+static const char *const op_names[] = { [ATTN_OP_FORWARD] = "Forward",
+                                        [ATTN_OP_BACKWARD] = "Backward",
+                                        [PROTO_OP_DECODE] = "Decode",
+                                        [PROTO_OP_APPEND] = "Append" };
+static const char *const op_requires[] = { [ATTN_OP_FORWARD] = "'q','k','v'",
+                                           [ATTN_OP_BACKWARD] = "'q','k','v'",
+                                           [PROTO_OP_DECODE] = "'q','caches'",
+                                           [PROTO_OP_APPEND] = "'k'" };
 
 /* ---- Tensors: from a row to a schema ----------------------------------------------------------------------------- */
 
@@ -160,7 +168,7 @@ static void put_integer(struct json *j, int64_t minimum, int64_t maximum)
     json_put(j, "'type':'integer','minimum':%lld,'maximum':%lld", (long long)minimum, (long long)maximum);
 }
 
-static void put_option_schema(struct json *j, const proto_option *o, attn_op op)
+static void put_option_schema(struct json *j, const proto_option *o, proto_op op)
 {
     bool by_default;
     json_put(j, "{'description':'%s',", o->help);
@@ -203,6 +211,11 @@ static void put_option_schema(struct json *j, const proto_option *o, attn_op op)
         put_integer(j, o->minimum, o->maximum);
         json_put(j, "},{'type':'string','const':'all'}]");
         break;
+    case PROTO_TYPE_IDS:
+        json_put(
+            j, "'type':'array','minItems':1,'maxItems':%d,'items':{'type':'string','pattern':'^[A-Za-z0-9._-]{1,%d}$'}",
+            PROTO_MAX_CACHES, PROTO_CONTEXT_BYTES - 1);
+        break;
     case PROTO_TYPE_ID:
         json_put(j, "'type':'string','pattern':'^[A-Za-z0-9._-]{1,%d}$'", PROTO_CONTEXT_BYTES - 1);
         break;
@@ -217,10 +230,10 @@ static void put_option_schema(struct json *j, const proto_option *o, attn_op op)
 /* ---- Schemas ----------------------------------------------------------------------------------------------------- */
 
 /* A problem as its members; `with_context`: a backward whose inputs were saved by a forward. */
-static void put_problem_schema(struct json *j, attn_op op, bool with_context)
+static void put_problem_schema(struct json *j, proto_op op, bool with_context)
 {
     json_put(j, "{'type':'object','additionalProperties':false,'required':[");
-    if (!with_context) json_put(j, "'q','k','v'");
+    if (!with_context) json_constant(j, op_requires[op]);
     if (op == ATTN_OP_BACKWARD) {
         json_comma(j);
         json_put(j, "'dout'");
@@ -240,9 +253,9 @@ static void put_problem_schema(struct json *j, attn_op op, bool with_context)
         put_option_schema(j, o, op);
     }
     json_raw(j, "}");
-    if (!with_context) {
-        json_put(j, ",'dependentRequired':{'cu_seqlens_q':['cu_seqlens_k'],'cu_seqlens_k':['cu_seqlens_q']");
-        if (op == ATTN_OP_BACKWARD) json_put(j, ",'out':['lse'],'lse':['out']");
+    if (!with_context && op <= ATTN_OP_BACKWARD) {
+        json_put(j, ",'dependentRequired':{'page_table':['seqlens_k'],'cu_seqlens_k':['cu_seqlens_q']");
+        if (op == ATTN_OP_BACKWARD) json_put(j, ",'cu_seqlens_q':['cu_seqlens_k'],'out':['lse'],'lse':['out']");
         json_raw(j, "}");
     }
     json_raw(j, "}");
@@ -255,7 +268,7 @@ static void put_problem_refs(struct json *j, const char *name, bool context)
     if (context) json_put(j, ",{'$ref':'#/components/schemas/%sOfContext'}", name);
 }
 
-static void put_request_schemas(struct json *j, attn_op op, const proto_limits *limits)
+static void put_request_schemas(struct json *j, proto_op op, const proto_limits *limits)
 {
     const char *name = op_names[op];
     bool context = false; /* does this op take one? */
@@ -281,7 +294,7 @@ static void put_request_schemas(struct json *j, attn_op op, const proto_limits *
     json_put(j, ",{'$ref':'#/components/schemas/%sBatch'}]}", name);
 }
 
-static void put_answer_schemas(struct json *j, attn_op op)
+static void put_answer_schemas(struct json *j, proto_op op)
 {
     const char *name = op_names[op];
     bool by_default;
@@ -307,6 +320,25 @@ static void put_answer_schemas(struct json *j, attn_op op)
         "{'$ref':'#/components/schemas/%sResult'},{'$ref':'#/components/schemas/Refusal'}]}}}},"
         "'%sAnswer':{'oneOf':[{'$ref':'#/components/schemas/%sResult'},{'$ref':'#/components/schemas/%sAnswers'}]}",
         name, name, name, name, name);
+}
+
+/* Of an operation on caches: one problem, and its answer. */
+static void put_cache_schemas(struct json *j, proto_op op)
+{
+    bool by_default;
+    json_put(j, ",'%sRequest':", op_names[op]);
+    put_problem_schema(j, op, false);
+    json_put(j,
+             ",'%sAnswer':{'type':'object','additionalProperties':false,'required':['lengths','backend','timing_us'],"
+             "'properties':{",
+             op_names[op]);
+    for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
+        if (proto_gives_tensor(op, (attn_tensor_id)t, &by_default)) put_tensor(j, (attn_tensor_id)t);
+    json_comma(j);
+    json_put(j,
+             "'lengths':{'type':'array','description':'Positions of each cache afterwards.','items':{'type':'integer',"
+             "'minimum':0}},'backend':{'type':'string','description':'Which device and kernel did it.'},"
+             "'timing_us':{'$ref':'#/components/schemas/Timing'}}}");
 }
 
 /* What the answers of both operations are made of. */
@@ -412,11 +444,14 @@ static void put_schemas(struct json *j, const proto_limits *limits)
              "true, 0.125, [-1,0]. One problem.'}");
     put_answer_parts(j);
     for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
-        put_request_schemas(j, (attn_op)op, limits);
-        put_answer_schemas(j, (attn_op)op);
+        put_request_schemas(j, op, limits);
+        put_answer_schemas(j, op);
     }
+    put_cache_schemas(j, PROTO_OP_DECODE);
+    put_cache_schemas(j, PROTO_OP_APPEND);
     put_info_schema(j);
     kserve_put_schemas(j);
+    caches_put_schemas(j);
     json_raw(j, "}");
 }
 
@@ -436,6 +471,7 @@ static void put_headers(struct json *j, int status)
 static uint64_t errors_of(const struct route *route, bool secured)
 {
     return errors_of_all | route->doc.errors | (route->bodies ? errors_of_bodies : 0) |
+           (route->keeps_body ? ROUTE_ERROR(TOO_LARGE) | ROUTE_ERROR(UNSUPPORTED_MEDIA) : 0) |
            (secured && (route->token & PORT_MAIN) ? errors_of_tokens : 0);
 }
 
@@ -567,11 +603,16 @@ static void put_operation(struct json *j, const struct route *route, const char 
     json_put(j, "'tags':['%s'],'summary':'%s','description':'%s',", doc->tag, doc->summary, doc->description);
     put_parameters(j, route);
     if (route->bodies) put_request_body(j, route);
+    else if (route->keeps_body)
+        json_put(j,
+                 "'requestBody':{'required':%s,'content':{'application/json':{'schema':{'$ref':'#/components/schemas/"
+                 "%s'}}}},",
+                 route->optional_body ? "false" : "true", doc->body);
     if (secured && !(route->token & PORT_MAIN)) json_put(j, "'security':[],");
 
-    json_put(j, "'responses':{'200':{'description':'%s',", doc->answer);
-    put_headers(j, 200);
-    if (!head) put_answer(j, route);
+    json_put(j, "'responses':{'%d':{'description':'%s',", doc->status ? doc->status : 200, doc->answer);
+    put_headers(j, doc->status ? doc->status : 200);
+    if (!head && doc->media) put_answer(j, route);
     json_raw(j, "}");
     put_errors(j, route, head, secured);
     json_raw(j, "}}");
@@ -618,7 +659,7 @@ char *info_openapi_write(const struct config *config, const proto_limits *limits
         "problem documents (RFC 9457) "
         "whose detail names the "
         "tensor, the index, the value and the rule. Members that are not listed are refused.'},'servers':[{'url':'/'}],"
-        "'tags':[{'name':'attention'},{'name':'kserve'},{'name':'operations'}],",
+        "'tags':[{'name':'attention'},{'name':'caches'},{'name':'kserve'},{'name':'operations'}],",
         ATTND_VERSION);
     if (secured) json_put(&j, "'security':[{'bearer':[]}],");
     put_paths(&j, routes, route_count, secured);

@@ -55,8 +55,10 @@ struct route_parameter {
  * that HEAD goes where GET does, the errors that any request may meet, and those of a body or of a token. */
 struct route_doc {
     const char *tag, *summary, *description;
-    const char *answer, *media, *schema; /* of the 200 answer: what it is, its type, its schema (JSON with ' for ") */
-    const char *body;                    /* schema of the body, of components/schemas: "ForwardRequest" */
+    const char *answer, *media,
+        *schema;      /* of the 200 answer: what it is, its type, its schema (JSON with ' for "); NULL: it is empty */
+    int status;       /* of it; 0: 200 */
+    const char *body; /* schema of the body, of components/schemas: "ForwardRequest" */
     struct route_parameter parameters[REQUEST_PARAMETERS]; /* as the pattern has them */
     uint64_t errors;                                       /* ROUTE_ERROR(NOT_FOUND) | ...: its own */
     bool plain_503;                                        /* its 503 may be a line of text, no problem document */
@@ -75,8 +77,10 @@ struct route {
     bool hidden;    /* the OpenAPI document leaves it out: another spelling, or what is not offered */
 
     /* Of a route whose body is tensors, up to --max-body-bytes: what decodes it, and what is computed. */
-    const struct route_body *bodies; /* NULL: a body is read and dropped */
-    attn_op op;
+    const struct route_body *bodies; /* NULL: a body is read and dropped, */
+    bool optional_body;              /* of those, it may be left out */
+    bool keeps_body;                 /* or kept for the handler (request->text), up to HTTP_KEPT_BODY_BYTES */
+    proto_op op;
     /* Of the others: fills the answer, or fails the request (request_fail). request->parameters holds those of the path.
      * May be called from any HTTP thread. */
     void (*answer)(struct request *request, struct answer *answer);

@@ -23,6 +23,8 @@ struct caller {
     int64_t staging_bytes;             /* leased: staging.c's, under its lock */
     int64_t context_bytes;             /* contexts.c's, under its lock */
     int contexts;
+    int64_t cache_bytes; /* pages of KV caches, each counted once: caches.c's, under its lock */
+    int caches;
 };
 
 struct caller *caller_new(void); /* one reference; NULL when out of memory */

@@ -109,6 +109,10 @@ static const struct option options[] = {
       .shown = "a share of the device's",
       .help = "Memory to use on each device; /v1/info shows what the default came to. A request that can never have enough is "
               "answered 413." },
+    { "kv-bytes", "ATTND_KV_BYTES", TYPE_SIZE, "SIZE", AT(kv_bytes), -1, 0, 16384 * GIB,
+      .shown = "an eighth of the device's",
+      .help = "Memory of each device for KV caches (/v1/caches); a cache that finds no page is answered 507. Of the CPU the "
+              "default is at most 16G. 0: no caches." },
     { "max-connections", "ATTND_MAX_CONNECTIONS", TYPE_INT, "N", AT(max_connections), 10000, 1, 1000000,
       .shown = "10000, or what open files allow",
       .help = "Open connections; one more is answered 503 and closed." },

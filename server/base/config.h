@@ -21,6 +21,7 @@ struct config {
     int cores;                     /* that this process may keep busy: of the affinity mask, at most its quota */
     int64_t max_body_bytes;        /* at most staging_bytes */
     int64_t staging_bytes;         /* resolved: half the memory unless given */
+    int64_t kv_bytes;              /* for KV caches on each device; 0: none; -1: a share of its memory */
     int64_t device_bytes;          /* 0: each device takes its own share (attn_device_options.memory_bytes) */
     int max_connections, max_receiving, queue_depth, max_batch;
     int64_t batch_window_us;

@@ -51,13 +51,14 @@ enum {
      * would keep the buffer from growing. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
-    HTTP_INACTIVITY_S = 120,  /* a backstop: the sweep of connections.c is stricter */
-    HTTP_ARGUMENTS_MAX = 100, /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
-    HTTP_DISCARD_FACTOR = 2,  /* a chunked body is discarded up to this many times the limit, then cut */
-    HTTP_PEM_BYTES = 1 << 20, /* of a certificate chain or key, a few KB: another file was named by mistake */
-    REQUEST_ID_BYTES = 129,   /* of X-Request-Id, with the NUL: what is longer is replaced */
-    TOKEN_MAX_BYTES = 256,    /* all are compared in full, so that the time tells nothing */
-    TOKEN_MAX_COUNT = 4096,   /* 1 MiB that every request with a token is compared with */
+    HTTP_INACTIVITY_S = 120,         /* a backstop: the sweep of connections.c is stricter */
+    HTTP_ARGUMENTS_MAX = 100,        /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
+    HTTP_KEPT_BODY_BYTES = 32 << 10, /* of a body that a handler reads: the scales of a cache's heads are the longest */
+    HTTP_DISCARD_FACTOR = 2,         /* a chunked body is discarded up to this many times the limit, then cut */
+    HTTP_PEM_BYTES = 1 << 20,        /* of a certificate chain or key, a few KB: another file was named by mistake */
+    REQUEST_ID_BYTES = 129,          /* of X-Request-Id, with the NUL: what is longer is replaced */
+    TOKEN_MAX_BYTES = 256,           /* all are compared in full, so that the time tells nothing */
+    TOKEN_MAX_COUNT = 4096,          /* 1 MiB that every request with a token is compared with */
 };
 
 /* ---- Compressed bodies (base/unpack.c, http/mhd.c) ---------------------------------------------------------------- */
@@ -103,14 +104,30 @@ enum {
     CONTEXTS_MAX_COUNT = 1024, /* entries of the table, which is made at the start */
     CONTEXTS_TTL_MS = 300000,  /* for the backward to come; its memory is others' then */
     CONTEXTS_SHARE = 4,        /* they may hold a quarter of the staging memory */
+
+    PAGES_GRANULE_BYTES = 4096, /* the least; also the alignment of every page */
+    PAGES_GRANULES = 1 << 20,   /* of one pool at most: the search looks at them all in a millisecond */
+    CACHES_MAX_COUNT = 1 << 16,
+    CACHES_TTL_MS = 600000, /* since it was last used, where ttl_s is not given */
+    CACHES_PAGE_SIZE = 128, /* positions, where page_size is not given */
+    CACHES_PAGE_SIZE_MOST = 128,
+    CACHES_HEADS = 1024,         /* of a cache: its key/value heads */
+    CACHES_ROWS = 1024,          /* caches in one step */
+    CACHES_STEP_PAGES = 1 << 20, /* entries of one step's page table: a millisecond to write */
+    CACHES_LIST = 1000,          /* caches in one answer of GET /v1/caches */
+    CACHES_EXPIRE_LOOKS = 4096,  /* caches that one sweep looks at */
 };
 
 /* A joined batch should not keep its members waiting for more than some ten milliseconds on a CPU. */
 #define QUEUE_BATCH_FLOPS 1e9
+/* The same of jobs whose keys and values are in caches. */
+#define QUEUE_BATCH_STEP_FLOPS 1e11
 
 /* Jobs above this are never joined with others: they keep a device busy alone, and small ones should not wait for
  * them. */
 #define PREPARE_SMALL_FLOPS 1e8
+/* The same of those whose keys and values are in caches: they wait for memory and not for each other, on a GPU at least. */
+#define PREPARE_STEP_FLOPS  1e10
 #define PREPARE_SMALL_BYTES ((size_t)2 << 20)
 /* A device with so much memory has enough for any small job, scratch memory included: it is not added up. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
@@ -139,6 +156,9 @@ enum {
 /* Beyond --watchdog-ms a batch may take what its work takes at this rate. The slowest kernels (float32) reach 34e12
  * on an H200 and a thirtieth of that on the smallest GPU of sm_80 and up. */
 #define DEVICE_SLOWEST_FLOPS 2e11
+/* Of a device's memory for KV caches, where --kv-bytes is not given; and of the CPU's at most. */
+#define DEVICE_CACHE_SHARE    8
+#define DEVICE_CACHE_MOST_CPU (INT64_C(16) << 30)
 /* What a batch puts on a stream at a time, about: 10 to 50 ms of the GPUs that there are. */
 #define DEVICE_GROUP_FLOPS 1e13
 

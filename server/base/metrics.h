@@ -33,6 +33,12 @@
     X(BODY_BYTES_IN, "attnd_body_bytes_received_total", COUNTER, "", "Request body bytes")                      \
     X(BODY_BYTES_OUT, "attnd_body_bytes_sent_total", COUNTER, "", "Response body bytes")                        \
     X(STAGING_BYTES, "attnd_staging_bytes", GAUGE, "kind", "Staging memory, by what it is for")                 \
+    X(CACHES, "attnd_caches", GAUGE, "", "KV caches")                                                           \
+    X(CACHE_PAGES, "attnd_cache_pages", GAUGE, "kind", "Pages of KV caches: all, and those that several share") \
+    X(CACHE_BYTES, "attnd_cache_bytes", GAUGE, "state", "Memory for KV caches: used and free")                  \
+    X(CACHE_TOKENS, "attnd_cache_positions_total", COUNTER, "what",                                             \
+      "Positions that were appended to KV caches, and that queries attended to without sending them")           \
+    X(CACHE_ENDS, "attnd_cache_ends_total", COUNTER, "why", "Caches that expired, and ids of another process")  \
     X(CONTEXTS, "attnd_contexts", GAUGE, "state", "Saved contexts by state")                                    \
     X(DEVICE_BYTES, "attnd_device_memory_bytes", GAUGE, "device,kind", "Device memory: limit and used")         \
     X(DEVICE_BATCHES, "attnd_device_batches_total", COUNTER, "device", "Batches that came back, well or not")   \

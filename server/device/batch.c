@@ -13,7 +13,8 @@ double batch_padded_flops(const struct job *job)
 {
     double waste = 1;
     for (int i = 0; i < job->call->count; i++) {
-        const attn_dims d = attn_dims_of(&job->call->items[i].problem);
+        if (job_problem(job, i) == NULL) continue;
+        const attn_dims d = attn_dims_of(job_problem(job, i));
         const double real = (double)(d.D + d.Dv), padded = (double)((d.D > LEAST_HEAD_DIM ? d.D : LEAST_HEAD_DIM) +
                                                                     (d.Dv > LEAST_HEAD_DIM ? d.Dv : LEAST_HEAD_DIM));
         if (real > 0 && padded / real > waste) waste = padded / real;
@@ -21,11 +22,11 @@ double batch_padded_flops(const struct job *job)
     return job->flops * waste;
 }
 
-/* "cpu avx512bf16": the device and the kernel that computed a result. */
+/* "cpu avx512bf16": the device and the kernel that computed a result; "cpu" where nothing was to be computed. */
 void batch_name_backend(proto_result *result, const struct device *device, const char *kernel)
 {
     char *at = stpcpy(result->backend, device->info.name);
-    *at++ = ' ';
+    if (*kernel) *at++ = ' ';
     const size_t room = sizeof result->backend - (size_t)(at - result->backend), length = strnlen(kernel, room - 1);
     memcpy(at, kernel, length);
     at[length] = '\0';
@@ -36,7 +37,7 @@ void batch_count(const struct batch *batch, const struct job *first)
     const char *device = batch->device->info.name;
     metrics_add(METRIC_DEVICE_BATCHES, device, NULL, 1);
     if (first->ran) {
-        const char *op = first->call->items[0].problem.op == ATTN_OP_FORWARD ? "forward" : "backward";
+        const char *op = proto_op_name(first->call->op);
         metrics_add(METRIC_KERNEL_SECONDS, device, op, batch->compute_us / 1e6);
         metrics_add(METRIC_FLOPS, device, op, batch->flops);
         return;

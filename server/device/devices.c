@@ -25,6 +25,7 @@
 #include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
+#include "server/work/caches.h"
 #include "server/work/request.h"
 
 /* ---- Open and close ---------------------------------------------------------------------------------------------- */
@@ -39,7 +40,9 @@ static void device_free(struct device *device)
         free(device->slots[s].problems);
         free(device->slots[s].plans);
         free(device->slots[s].mirrors);
+        free(device->slots[s].moves);
     }
+    if (device->handle) attn_device_free(device->handle, device->cache_memory);
     attn_device_close(device->handle);
     pthread_cond_destroy(&device->wake);
     pthread_mutex_destroy(&device->lock);
@@ -85,6 +88,7 @@ static attn_status device_open(const struct config *config, const char *backend,
                            strerror(error));
         goto fail;
     }
+    device->number = devices->count;
     devices->device[devices->count++] = device;
     static const attn_status to_count[] = { ATTN_DEVICE, ATTN_DEVICE_LOST, ATTN_NO_MEMORY };
     metrics_add(METRIC_DEVICE_BATCHES, device->info.name, NULL, 0); /* on the page from the start, for rates */
@@ -143,6 +147,34 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
     return ATTN_OK;
 }
 
+static int64_t cache_share(const attn_device_info *info)
+{
+    const int64_t share = info->memory_limit / DEVICE_CACHE_SHARE;
+    return info->unified && share > DEVICE_CACHE_MOST_CPU ? DEVICE_CACHE_MOST_CPU : share;
+}
+
+attn_status devices_add_caches(struct devices *devices, const struct config *config, struct caches *caches,
+                               attn_error *err)
+{
+    for (int i = 0; i < devices->count && config->kv_bytes != 0; i++) {
+        struct device *device = devices->device[i];
+        const int64_t bytes = config->kv_bytes > 0 ? config->kv_bytes : cache_share(&device->info);
+        attn_status status = attn_device_alloc(device->handle, (size_t)bytes, &device->cache_memory, err);
+        if (status != ATTN_OK && config->kv_bytes < 0) {
+            log_event(LOG_WARN, NULL, "no_caches", "device=%s bytes=%lld text=" LOG_Q, device->info.name,
+                      (long long)bytes, err->text);
+            continue;
+        }
+        if (status == ATTN_OK)
+            status = caches_add_pool(caches, i, device->info.name, device->cache_memory, (size_t)bytes, err);
+        if (status != ATTN_OK)
+            return attn_fail(err, status, NULL, "--kv-bytes: %s has not %lld bytes for caches", device->info.name,
+                             (long long)bytes);
+        device->info.memory_limit -= bytes; /* what a request may need at most */
+    }
+    return ATTN_OK;
+}
+
 bool devices_stop(struct devices *devices, int64_t wait_ms)
 {
     const int64_t until_ns = clock_ns() + wait_ms * CLOCK_NS_PER_MS;
@@ -191,6 +223,10 @@ const attn_device_info *devices_largest(const struct devices *devices)
     for (int i = 1; i < devices->count; i++)
         if (devices->device[i]->info.memory_limit > largest->memory_limit) largest = &devices->device[i]->info;
     return largest;
+}
+int device_number(const struct device *device)
+{
+    return device->number;
 }
 const char *device_name(const struct device *device)
 {
@@ -248,8 +284,8 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     for (int closer = 0; closer < 2; closer++) {
         double flops = 0, scores = 0, fastest_flops = 0, fastest_scores = 0;
         for (int i = 0; i < job->call->count; i++) {
-            const attn_problem *p = &job->call->items[i].problem;
-            if (job->call->items[i].error.status != ATTN_OK) continue;
+            const attn_problem *p = job_problem(job, i);
+            if (p == NULL) continue;
             const attn_dims d = attn_dims_of(p);
             const double each = 2 * (double)(d.D + d.Dv) * (p->op == ATTN_OP_BACKWARD ? 2.5 : 1);
             const double own = closer ? attn_scores(p) : attn_flops(p) / each;
@@ -274,12 +310,12 @@ static int most_batches(const struct device *device)
     return device->slot_count > 2 ? device->slot_count : 2;
 }
 
-struct device *devices_pick(struct devices *devices)
+struct device *devices_pick(struct devices *devices, unsigned passed_over)
 {
     struct device *best = NULL;
     for (int i = 0; i < devices->count; i++) {
         struct device *device = devices->device[i];
-        if (device->disabled || device->outstanding >= most_batches(device)) continue;
+        if ((passed_over >> i & 1) || device->disabled || device->outstanding >= most_batches(device)) continue;
         if (best == NULL || device->flops < best->flops) best = device;
     }
     return best;

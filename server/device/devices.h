@@ -48,6 +48,7 @@ void batch_count(const struct batch *batch, const struct job *first);
 /* The times of a job that ran in it, for its answer and the metrics. */
 void batch_note_times(const struct batch *batch, struct job *job);
 
+struct caches;
 struct devices;
 
 /* Opens what --devices names ("auto": every GPU, else the CPU; "all": every GPU) and starts the threads. Batches
@@ -59,6 +60,11 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
 bool devices_stop(struct devices *devices, int64_t wait_ms);
 /* After devices_stop() said true, and the mailbox is empty. */
 void devices_close(struct devices *devices); /* NULL is fine */
+
+/* Memory of each device for the pages of KV caches, which it has from then on: --kv-bytes. Once, before the first request.
+ * What was not asked for and cannot be had is a warning in the log. */
+attn_status devices_add_caches(struct devices *devices, const struct config *config, struct caches *caches,
+                               attn_error *err);
 
 int devices_count(const struct devices *devices);
 const attn_device *devices_any(const struct devices *devices); /* to ask which kernels there are */
@@ -95,8 +101,10 @@ int devices_learn(struct devices *devices, double *seconds);
  * it says cannot be done in time cannot; what it says can may still take several times as long. Any thread. */
 double devices_least_seconds(const struct devices *devices, const struct job *job);
 
-/* The device with room for another batch and the least work; NULL when all are busy. */
-struct device *devices_pick(struct devices *devices);
+/* The device with room for another batch and the least work, but for those of `passed_over` (bits of their numbers); NULL
+ * when all are busy. */
+struct device *devices_pick(struct devices *devices, unsigned passed_over);
+int device_number(const struct device *device);
 /* It computes on this machine's own cores and has a batch already: another one would not start sooner for being
  * sent now. */
 bool device_can_wait(const struct device *device);

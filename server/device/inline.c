@@ -71,7 +71,8 @@ static void give_inline_slot_back(struct inline_slot *inline_slot)
 
 static bool fits_inline(const struct job *job)
 {
-    if (job->kind == 0 || job->wants_verify || job->wants_measure || job->wants_save || job->saved) return false;
+    if (job->kind == 0 || job->step || job->wants_verify || job->wants_measure || job->wants_save || job->saved)
+        return false;
     const attn_dims d = attn_dims_of(&job->call->items[0].problem);
     return d.H <= INLINE_HEADS && d.B <= INLINE_HEADS && d.B * d.H <= INLINE_HEADS &&
            batch_padded_flops(job) <= INLINE_FLOPS;

@@ -34,6 +34,8 @@ struct slot {
     int room, count, launched; /* there is room for, of both; of this batch; of those, on the stream */
     void *workspace;
     size_t workspace_bytes;
+    attn_move *moves; /* of a job, with the addresses that the device knows */
+    int64_t move_room;
     struct mirror *mirrors;
     int mirror_count, mirror_room;
 };
@@ -41,6 +43,8 @@ struct slot {
 struct device {
     attn_device *handle;
     attn_device_info info;
+    int number;         /* in struct devices */
+    void *cache_memory; /* the pages of KV caches; NULL: none */
     struct mailbox *box;
     int message_kind;
     pthread_t thread;
@@ -100,6 +104,8 @@ void *device_address(const struct slot *slot, void *address);
 /* Put the copies of the slot's mirrors, and of a job's outputs, on the slot's stream. */
 attn_status device_copy_in(struct slot *slot, attn_error *err);
 attn_status device_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
+/* Puts the moves of a job's step on the slot's stream: its new keys and values go to their pages. */
+attn_status device_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err);
 /* Scratch memory of at least `bytes`; what it held is lost when it grows. */
 attn_status device_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
                                   attn_error *err);

@@ -7,6 +7,8 @@
 
 #include <stdlib.h>
 
+#include "server/work/steps.h"
+
 void device_drop_mirrors(struct device *device, struct slot *slot)
 {
     for (int i = 0; i < slot->mirror_count; i++) attn_device_free(device->handle, slot->mirrors[i].device);
@@ -42,7 +44,7 @@ void *device_address(const struct slot *slot, void *address)
         if ((char *)address >= m->host.memory && (char *)address < m->host.memory + m->host.bytes)
             return m->device + ((char *)address - m->host.memory);
     }
-    return address; /* only of tensors without elements */
+    return address; /* of tensors without elements, and of what is on the device already: pages of caches */
 }
 
 attn_status device_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err)
@@ -56,6 +58,8 @@ attn_status device_take_mirrors(struct device *device, struct slot *slot, struct
         status = mirror(device, slot, (struct job_region){ saved->inputs->memory, saved->inputs_used }, true, err);
         if (status == ATTN_OK) status = mirror(device, slot, saved->outputs, true, err);
     }
+    if (status == ATTN_OK && job->tables)
+        status = mirror(device, slot, (struct job_region){ job->tables->memory, job->tables_used }, true, err);
     return status == ATTN_OK ? mirror(device, slot, job->outputs, false, err) : status;
 }
 
@@ -75,6 +79,25 @@ attn_status device_copy_out(struct device *device, struct slot *slot, struct job
     if (job->outputs.bytes == 0) return ATTN_OK;
     return attn_copy(slot->stream, job->outputs.memory, device_address(slot, job->outputs.memory), job->outputs.bytes,
                      ATTN_FROM_DEVICE, err);
+}
+
+attn_status device_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err)
+{
+    const attn_move *moves;
+    const int64_t count = step_moves(job, &moves);
+    if (device->info.unified) return attn_moves(slot->stream, moves, count, err);
+    if (count > slot->move_room) {
+        attn_move *wider = realloc(slot->moves, (size_t)count * sizeof *wider);
+        if (wider == NULL)
+            return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %lld moves", (long long)count);
+        slot->moves = wider;
+        slot->move_room = count;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        slot->moves[i] = moves[i];
+        if (moves[i].from) slot->moves[i].from = device_address(slot, (void *)moves[i].from);
+    }
+    return attn_moves(slot->stream, slot->moves, count, err);
 }
 
 void device_drop_workspace(attn_device *handle, void **workspace, size_t *workspace_bytes)

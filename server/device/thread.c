@@ -94,9 +94,9 @@ static int gather(struct device *device, struct slot *slot)
     for (int j = 0; j < slot->batch->count; j++) {
         const struct job *job = slot->batch->jobs[j];
         for (int i = 0; i < job->call->count; i++) {
-            if (job->call->items[i].error.status != ATTN_OK) continue;
+            if (job_problem(job, i) == NULL) continue;
             attn_problem *p = &slot->problems[count++];
-            *p = job->call->items[i].problem;
+            *p = *job_problem(job, i);
             for (int id = 0; id < ATTN_TENSOR_COUNT && !device->info.unified; id++)
                 if (p->tensor[id].rank > 0) p->tensor[id].data = device_address(slot, p->tensor[id].data);
         }
@@ -112,6 +112,10 @@ static attn_status plan_all(struct device *device, struct slot *slot, attn_error
         const struct job *job = slot->batch->jobs[j];
         for (int i = 0; i < job->call->count; i++) {
             if (job->call->items[i].error.status != ATTN_OK) continue;
+            if (job_problem(job, i) == NULL) {
+                batch_name_backend(&job->results[i], device, "");
+                continue;
+            }
             const attn_status status = attn_plan_make(device->handle, &slot->problems[n], &slot->plans[n], err);
             if (status != ATTN_OK) return status;
             batch_name_backend(&job->results[i], device, slot->plans[n++].kernel->name);
@@ -136,7 +140,8 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
 {
     struct batch *batch = slot->batch;
     const int count = group_of(device, slot);
-    attn_status status = attn_run(slot->stream, slot->plans + slot->launched, count, slot->workspace, err);
+    attn_status status = count == 0 ? ATTN_OK
+                                    : attn_run(slot->stream, slot->plans + slot->launched, count, slot->workspace, err);
     slot->launched += count;
     if (status != ATTN_OK || slot->launched < slot->count) return status;
     status = attn_stream_mark(slot->stream, 2, err);
@@ -166,6 +171,8 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     if ((status = attn_stream_mark(slot->stream, 0, err)) != ATTN_OK) return status;
     if ((status = device_copy_in(slot, err)) != ATTN_OK) return status;
     if ((status = attn_stream_mark(slot->stream, 1, err)) != ATTN_OK) return status;
+    for (int j = 0; j < batch->count; j++)
+        if ((status = device_move(device, slot, batch->jobs[j], err)) != ATTN_OK) return status;
     slot->count = count;
     slot->launched = 0;
     do status = launch_group(device, slot, err);

@@ -207,7 +207,7 @@ static struct MHD_Response *handler_response(struct request *request, const char
         free(answer.body);
         return NULL;
     }
-    if (answer.body == NULL) {
+    if (answer.body == NULL && answer.status != 204) {
         request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the answer");
         return NULL;
     }
@@ -217,6 +217,7 @@ static struct MHD_Response *handler_response(struct request *request, const char
         request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the answer");
         return NULL;
     }
+    if (*answer.location) add(response, "Location", answer.location);
     if (answer.csp) add(response, "Content-Security-Policy", answer.csp);
     *content_type = answer.content_type;
     request->http_status = answer.status;

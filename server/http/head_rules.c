@@ -107,6 +107,10 @@ static void check_body_type(struct request *request, const struct http_head *f)
 {
     const char *const encoding = f->value[HEADER_CONTENT_ENCODING], *const type = f->value[HEADER_CONTENT_TYPE];
     char media[128];
+    if (request->route->keeps_body && encoding && *encoding && strcasecmp(encoding, "identity") != 0)
+        request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL,
+                     "Content-Encoding is '%.*s', this path takes its few bytes uncompressed", quoted(encoding),
+                     encoding);
     if (request->route->bodies == NULL) return;
     if (!unpack_coding_of(encoding, &request->coding)) {
         request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL,

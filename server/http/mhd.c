@@ -267,6 +267,23 @@ static attn_status unpack_and_decode(struct request *request, const char *bytes,
     return status;
 }
 
+/* Of a route whose handler reads its body. */
+static void keep_body(struct request *request, const char *bytes, size_t count)
+{
+    if (request->failed || request->route == NULL || !request->route->keeps_body) return;
+    if (count > HTTP_KEPT_BODY_BYTES - request->text_bytes) {
+        request_fail(request, PROTO_E_TOO_LARGE, NULL, "the body has more than %d bytes, the limit of this path",
+                     HTTP_KEPT_BODY_BYTES);
+        return;
+    }
+    if (request->text == NULL && (request->text = malloc(HTTP_KEPT_BODY_BYTES)) == NULL) {
+        request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the body");
+        return;
+    }
+    memcpy(request->text + request->text_bytes, bytes, count);
+    request->text_bytes += count;
+}
+
 /* Returns how much of the piece is left for another call. */
 static size_t body_piece(struct request *request, const char *bytes, size_t count)
 {
@@ -299,7 +316,7 @@ static size_t body_piece(struct request *request, const char *bytes, size_t coun
             refuse_body(request, &err);
             left = 0;
         }
-    }
+    } else keep_body(request, bytes, count);
     request->received_bytes += count - left;
     /* A client is as fast as its bytes weigh. */
     connection_progress(request->connection, request->decoded_bytes > request->received_bytes

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/api/caches.h"
 #include "server/api/gauges.h"
 #include "server/api/info.h"
 #include "server/api/kserve.h"
@@ -292,6 +293,8 @@ const char *routes_media(const struct route *route, char *text, size_t capacity)
     { ROUTE_##method_, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = hidden_, .answer = handler, \
       .doc = { "kserve", title, says, .answer = says, .media = "application/json", .schema = SCHEMA(name) } }
 
+#define CACHE { "id", "Of POST /v1/caches.", "0123456789abcdef0123456789abcdef01234567" }
+
 static const struct route routes[] = {
     /* method     path      endpoint  ports        and by name what else there is to say */
     { ROUTE_POST, "/v1/attention/forward", "forward", PORT_MAIN,
@@ -310,6 +313,44 @@ static const struct route routes[] = {
                "respect to out. Send forward's inputs again, or the context that a forward with save left here.",
                .body = "BackwardRequest", .errors = ROUTE_ERROR(NOT_FOUND), /* the context */
                .answer = "The gradients", .media = "application/json", .schema = SCHEMA("BackwardAnswer") } },
+
+    { ROUTE_POST, "/v1/attention/decode", "decode", PORT_MAIN,
+      .token = PORT_MAIN, .bodies = tensors, .op = PROTO_OP_DECODE,
+      .doc = { "caches", "Exact attention over keys and values that are here",
+               "Forward, where the keys and values of each row of q are those of a cache. k and v, where given, are appended first, "
+               "to all caches or, when anything fails, to none. keep_mask, where given, is about the last keys of each row.",
+               .body = "DecodeRequest", .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL),
+               .answer = "The results", .media = "application/json", .schema = SCHEMA("DecodeAnswer") } },
+
+    { ROUTE_POST, "/v1/caches", "caches", PORT_MAIN, .token = PORT_MAIN, .keeps_body = true, .answer = caches_answer_create,
+      .doc = { "caches", "A new cache for keys and values", "It is empty. Its id belongs to the token that made it.",
+               .body = "CacheRequest", .status = 201, .errors = ROUTE_ERROR(STORAGE_FULL) | ROUTE_ERROR(QUOTA),
+               .answer = "It is there", .media = "application/json", .schema = SCHEMA("Cache") } },
+    { ROUTE_GET, "/v1/caches", "caches", PORT_MAIN, .token = PORT_MAIN, .answer = caches_answer_list,
+      .doc = { "caches", "Your caches", "Oldest first.",
+               .answer = "They", .media = "application/json", .schema = SCHEMA("Caches") } },
+    { ROUTE_GET, "/v1/caches/{id}", "caches", PORT_MAIN, .token = PORT_MAIN, .answer = caches_answer_get,
+      .doc = { "caches", "One cache", "Its length, shape and pages.", .parameters = { CACHE }, .errors = ROUTE_ERROR(NOT_FOUND),
+               .answer = "It", .media = "application/json", .schema = SCHEMA("Cache") } },
+    { ROUTE_DELETE, "/v1/caches/{id}", "caches", PORT_MAIN, .token = PORT_MAIN, .answer = caches_answer_delete,
+      .doc = { "caches", "Delete a cache", "Pages that a fork shares stay the fork's.", .parameters = { CACHE },
+               .errors = ROUTE_ERROR(NOT_FOUND), .answer = "It is gone", .status = 204 } },
+    { ROUTE_POST, "/v1/caches/{id}/append", "append", PORT_MAIN,
+      .token = PORT_MAIN, .bodies = tensors, .op = PROTO_OP_APPEND,
+      .doc = { "caches", "Keys and values at the end of a cache", "k is [S, Hk, D], v is [S, Hk, Dv]: S positions more, or none.",
+               .body = "AppendRequest", .parameters = { CACHE }, .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL),
+               .answer = "They are there", .media = "application/json", .schema = SCHEMA("AppendAnswer") } },
+    { ROUTE_POST, "/v1/caches/{id}/fork", "caches", PORT_MAIN,
+      .token = PORT_MAIN, .keeps_body = true, .optional_body = true, .answer = caches_answer_fork,
+      .doc = { "caches", "A new cache that begins as this one", "It shares the pages of the first positions; whoever writes to a shared "
+               "page gets a copy of it.", .body = "ForkRequest", .parameters = { CACHE }, .status = 201,
+               .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL) | ROUTE_ERROR(QUOTA),
+               .answer = "It is there", .media = "application/json", .schema = SCHEMA("Cache") } },
+    { ROUTE_POST, "/v1/caches/{id}/truncate", "caches", PORT_MAIN,
+      .token = PORT_MAIN, .keeps_body = true, .answer = caches_answer_truncate,
+      .doc = { "caches", "Forget the end of a cache", "The first positions stay.", .body = "TruncateRequest",
+               .parameters = { CACHE }, .errors = ROUTE_ERROR(NOT_FOUND),
+               .answer = "The cache", .media = "application/json", .schema = SCHEMA("Cache") } },
 
     { ROUTE_GET, "/v1/info", "info", PORT_MAIN, .token = PORT_MAIN, .answer = answer_info,
       .doc = { "operations", "Version, devices, limits and features",

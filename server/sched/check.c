@@ -2,6 +2,8 @@
 #include "server/sched/check.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "server/base/staging.h"
 #include "server/base/clock.h"
@@ -32,6 +34,17 @@ int64_t check_deadline(const struct request *request, const proto_call *call)
     return at_ns;
 }
 
+/* The cache that the path of an append names; one whose name is too long is none. */
+static bool name_cache(const struct request *request, proto_item *item)
+{
+    const struct slice *const id = &request->parameters[0];
+    item->caches = calloc(1, sizeof *item->caches);
+    if (item->caches == NULL) return false;
+    item->cache_count = 1;
+    if (id->length < PROTO_CONTEXT_BYTES) memcpy(item->caches[0], id->at, id->length);
+    return true;
+}
+
 /* From the decoder's result to a job that can run. */
 static attn_status make_job(struct request *request, struct check_result *result, attn_error *err)
 {
@@ -50,6 +63,9 @@ static attn_status make_job(struct request *request, struct check_result *result
         proto_call_free(call);
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     }
+    request->job->caches = server->caches;
+    if (call->op == PROTO_OP_APPEND && !name_cache(request, &call->items[0]))
+        return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     if (request->block) staging_arrived(server->staging, request->block);
     request->block = NULL; /* the job's now */
     result->deadline_ns = check_deadline(request, call);

@@ -39,8 +39,10 @@
 #include "server/base/staging.h"
 #include "server/base/clock.h"
 #include "server/base/limits.h"
+#include "server/work/caches.h"
 #include "server/work/contexts.h"
 #include "server/work/prepare.h"
+#include "server/work/steps.h"
 #include "server/device/devices.h"
 #include "server/sched/check.h"
 #include "server/sched/finish.h"
@@ -72,6 +74,8 @@ struct loop {
     struct request *oldest, *newest; /* all requests whose connections are suspended */
     struct request *unwatched;       /* the oldest of them without a watch; those behind it have none either */
     bool queue_changed;
+    bool steps_changed; /* a step has ended, or one waits that has not been looked at */
+    uint64_t scan;      /* number of the last look at the steps that wait */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
 
@@ -148,7 +152,8 @@ static void detach(struct loop *loop, struct request *request)
     assert(job->batch == NULL || (request->state == REQUEST_RUNNING && job->batch->waiting > 0));
     if (request->state == REQUEST_QUEUED) {
         queue_remove(&loop->server->queue, job);
-        loop->queue_changed = true;
+        loop->queue_changed = loop->steps_changed = true;
+        step_end(job, false); /* of one that runs: when the device is done */
     }
     prepare_finish_contexts(job, false); /* a device may still read what it uses: it is only read, and stays leased */
     if (job->batch && --job->batch->waiting == 0) attn_cancel(&job->batch->cancel); /* it would compute for nobody */
@@ -241,6 +246,35 @@ static void on_deadline(uv_timer_t *timer)
     arm_deadline(loop);
 }
 
+/* ---- Steps on caches --------------------------------------------------------------------------------------------- */
+
+static void enqueue(struct loop *loop, struct job *job)
+{
+    queue_push(&loop->server->queue, job, clock_ns());
+    loop->queue_changed = true;
+    loop->steps_changed |= job->waits;
+}
+
+/* Steps that can begin do, from the oldest on: from then on their jobs may leave. */
+static void begin_steps(struct loop *loop)
+{
+    struct job *job = loop->server->queue.first, *next;
+    loop->steps_changed = false;
+    loop->scan++;
+    for (int looks = 0; job && looks < QUEUE_SCAN_MAX; job = next) {
+        attn_error err = { 0 };
+        bool wait = false;
+        next = job->next;
+        if (!job->waits) continue;
+        looks++;
+        if (step_begin(job, loop->scan, &wait, &err) == ATTN_OK) continue;
+        struct request *request = job->request;
+        request_fail_status(request, &err);
+        detach(loop, request);
+        hand_back(loop, request);
+    }
+}
+
 /* ---- Batches out ------------------------------------------------------------------------------------------------- */
 
 static void arm_window(struct loop *loop, int64_t wait_ns)
@@ -266,14 +300,17 @@ static void dispatch(struct loop *loop)
 {
     struct server *server = loop->server;
     struct device *device;
-    while (server->queue.count > 0 && (device = devices_pick(server->devices)) != NULL) {
+    unsigned passed_over = 0;
+    if (loop->steps_changed) begin_steps(loop);
+    while (server->queue.count > 0 && (device = devices_pick(server->devices, passed_over)) != NULL) {
         int64_t wait_ns;
         if (device_can_wait(device) && queue_may_grow(&server->queue)) break;
         const int64_t now = clock_ns();
-        const int count = queue_take(&server->queue, now, loop->batch_jobs, &wait_ns);
-        if (count == 0) {
+        const int count = queue_take(&server->queue, device_number(device), now, loop->batch_jobs, &wait_ns);
+        if (count == 0) { /* what waits is for another device, or for others to come */
             if (wait_ns > 0) arm_window(loop, wait_ns);
-            break;
+            passed_over |= 1u << device_number(device);
+            continue;
         }
         struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->jobs[0]);
         for (int i = 0; i < count; i++) {
@@ -424,6 +461,8 @@ static void batch_done(struct loop *loop, struct batch *batch)
         assert(job->batch == (request ? batch : NULL)); /* whoever stopped waiting for it took it out */
         waiting += request != NULL;
         job->batch = NULL;
+        step_end(job, job->ran && request != NULL); /* whoever was told otherwise finds his caches as they were */
+        loop->steps_changed |= job->step != NULL;
         /* The batch's reference goes first: whoever answers may then see that the job is all his, and reuse its
          * memory. The request has its own. */
         job_release(job);
@@ -477,8 +516,7 @@ static void on_checked(uv_work_t *work, int status)
     if (!request->failed && !request->gone && request->job->runnable > 0) {
         request->job->request = request;
         request_move(request, REQUEST_QUEUED);
-        queue_push(&loop->server->queue, request->job, clock_ns());
-        loop->queue_changed = true;
+        enqueue(loop, request->job);
         if (!deadlines_add(&loop->deadlines, &request->deadline))
             cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a deadline");
         return;
@@ -513,8 +551,7 @@ static void request_arrived(struct loop *loop, struct request *request)
         check(loop, request);
         return;
     }
-    queue_push(&loop->server->queue, request->job, clock_ns());
-    loop->queue_changed = true;
+    enqueue(loop, request->job);
     if (loop->stage == STOPPING) {
         cancel(loop, request, PROTO_E_DRAINING, "the server is stopping");
         return;
@@ -621,6 +658,7 @@ static void on_sweep(uv_timer_t *timer)
     loop->front.sweep(loop->front.context, now_ms, loop->stage != SERVING);
     if (!server->pinned) staging_trim(server->staging, now_ms, STAGING_WARM_MS);
     contexts_expire(server->contexts, now_ms);
+    caches_expire(server->caches, now_ms);
     give_back_memory(loop);
     look_at_devices(loop);
     double seconds;

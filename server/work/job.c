@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "server/base/caller.h"
+#include "server/work/steps.h"
 
 struct job *job_new(struct staging_pool *staging, struct contexts *contexts, struct caller *caller,
                     struct staging_block *inputs, proto_call *call)
@@ -18,6 +19,7 @@ struct job *job_new(struct staging_pool *staging, struct contexts *contexts, str
         return NULL;
     }
     atomic_init(&job->references, 1);
+    job->home = -1;
     job->staging = staging;
     job->contexts = contexts;
     job->caller = caller_hold(caller);
@@ -40,7 +42,8 @@ void job_release_memory(struct job *job)
     assert(atomic_load(&job->references) <= 1);
     staging_release(job->staging, job->inputs);
     staging_release(job->staging, job->spare);
-    job->inputs = job->spare = NULL;
+    staging_release(job->staging, job->tables);
+    job->inputs = job->spare = job->tables = NULL;
 }
 
 void job_release(struct job *job)
@@ -49,6 +52,7 @@ void job_release(struct job *job)
     assert(!job->holds_contexts && job->context_count == 0);
     assert(job->batch == NULL && job->finishing == NULL && job->next == NULL && job->previous == NULL);
     for (int i = 0; job->saved && i < job->call->count; i++) job_release(job->saved[i]);
+    step_free(job);
     job_release_memory(job);
     caller_release(job->caller);
     free(job->saved);

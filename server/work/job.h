@@ -22,7 +22,9 @@
 struct batch;
 struct caller;
 struct finishing;
+struct caches;
 struct contexts;
+struct job_step;
 struct request;
 
 /* Memory that a device which is not unified copies before or after the kernels, in one piece. */
@@ -33,6 +35,7 @@ struct job_region {
 
 /* Problems that may leave as one batch have the same kind; 0: never joined. */
 typedef uint64_t job_kind;
+#define JOB_KIND_APPEND ((job_kind)1 << 51)
 
 struct job {
     atomic_int references;
@@ -53,7 +56,13 @@ struct job {
     bool wants_verify, wants_save;
     bool wants_measure;  /* so many numbers are written as text that their length is found out beforehand, in pieces */
     bool holds_contexts; /* taken or reserved: somebody must still call prepare_finish_contexts() */
-    int context_count;   /* entries that pin this job: contexts.c's, under its lock */
+    struct caches *caches;        /* where the caches are that it names */
+    struct job_step *step;        /* what it does to them (steps.h); NULL: nothing */
+    struct staging_block *tables; /* of the step, while it has begun, */
+    size_t tables_used;           /* and how much of it */
+    bool wide;                    /* it waits for a GPU's memory and not for its arithmetic: many go together */
+    int home;                     /* number of the only device that can compute it; -1: any can */
+    int context_count;            /* entries that pin this job: contexts.c's, under its lock */
 
     /* The loop's. */
     struct request *request;     /* NULL: nobody waits for it any more */
@@ -61,6 +70,7 @@ struct job {
     struct batch *batch;         /* that it runs in; NULL: none */
     struct job *next, *previous; /* in the queue */
     int64_t queued_ns;
+    bool waits; /* its step cannot begin yet: it may not leave the queue */
 
     int batch_jobs; /* of the batch in which it runs; 0: alone, on an HTTP thread */
     bool follows;   /* another job of the same model (KServe) stands before it there */
@@ -69,6 +79,13 @@ struct job {
     bool ran;         /* the kernels ran and did not fail: contexts in use are used up */
     attn_error error; /* otherwise, why */
 };
+
+/* What is computed for an item; NULL: it has failed, or there is nothing to compute. */
+static inline attn_problem *job_problem(const struct job *job, int item)
+{
+    proto_item *const it = &job->call->items[item];
+    return it->error.status == ATTN_OK && job->call->op != PROTO_OP_APPEND ? &it->problem : NULL;
+}
 
 /* Takes over `inputs` (may be NULL) and `call`. NULL when out of memory: both stay with whoever called then. */
 struct job *job_new(struct staging_pool *staging, struct contexts *contexts, struct caller *caller,

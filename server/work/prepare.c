@@ -19,6 +19,7 @@
 #include "server/base/clock.h"
 #include "server/base/limits.h"
 #include "server/work/contexts.h"
+#include "server/work/steps.h"
 #include "server/work/verify.h"
 
 enum { ALIGNMENT = 64 };
@@ -141,12 +142,14 @@ static void place_outputs(proto_item *item, char **at)
 
 static job_kind kind_of(const struct job *job)
 {
-    if (job->call->count != 1 || job->flops > PREPARE_SMALL_FLOPS || job->tensor_bytes > PREPARE_SMALL_BYTES) return 0;
+    const double most = job->wide ? PREPARE_STEP_FLOPS : PREPARE_SMALL_FLOPS;
+    if (job->call->count != 1 || job->flops > most || job->tensor_bytes > PREPARE_SMALL_BYTES) return 0;
+    if (job_problem(job, 0) == NULL) return JOB_KIND_APPEND;
     const attn_problem *p = &job->call->items[0].problem;
     const attn_dims d = attn_dims_of(p);
     if (d.H > 0xfff || d.Hk > 0xfff) return 0;
     return 1 | (job_kind)p->op << 1 | (job_kind)p->q.dtype << 2 | (job_kind)d.D << 6 | (job_kind)d.Dv << 16 |
-           (job_kind)d.H << 26 | (job_kind)d.Hk << 38;
+           (job_kind)d.H << 26 | (job_kind)d.Hk << 38 | (job_kind)(job->step != NULL) << 50;
 }
 
 /* Scratch memory of all problems that will run, as a device reserves it. */
@@ -158,8 +161,7 @@ static attn_status workspace_of(const struct job *job, const attn_device *device
     int count = 0;
     if (plans == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %d problems", job->runnable);
     for (int i = 0; i < call->count && status == ATTN_OK; i++)
-        if (call->items[i].error.status == ATTN_OK)
-            status = attn_plan_make(device, &call->items[i].problem, &plans[count++], err);
+        if (job_problem(job, i)) status = attn_plan_make(device, job_problem(job, i), &plans[count++], err);
     if (status == ATTN_OK) status = attn_workspace(device, plans, count, bytes, err);
     if (plans != &one) free(plans);
     return status;
@@ -202,8 +204,9 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         proto_item *item = &call->items[i];
         attn_error *error = &item->error;
         if (error->status == ATTN_OK && item->context[0]) resolve_context(job, i, error);
+        if (error->status == ATTN_OK && step_is_of(call->op)) error->status = step_prepare(job, error);
         attn_plan plan; /* that there is one: the device that will run it makes its own */
-        if (error->status == ATTN_OK) attn_plan_make(device, &item->problem, &plan, error);
+        if (job_problem(job, i)) attn_plan_make(device, &item->problem, &plan, error);
         if (error->status == ATTN_OK && item->save) complete_saved_outputs(item, error);
         if (error->status == ATTN_OK && item->verify_rows != 0) verify_check(item, &verify_left, error);
         if (error->status == ATTN_OK) count_outputs(item, &bytes, error);
@@ -216,7 +219,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
             continue;
         }
         job->runnable++;
-        job->flops += attn_flops(&item->problem);
+        if (job_problem(job, i)) job->flops += attn_flops(&item->problem);
         job->wants_verify |= item->verify_rows != 0;
         if (proto_writes_numbers(call, item)) numbers += count_numbers(item);
         saves += item->save;
@@ -239,6 +242,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         if (call->items[i].error.status == ATTN_OK) place_outputs(&call->items[i], &at);
     assert(bytes == 0 || at == job->outputs.memory + bytes);
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
+    job->wide = job->step && !largest->unified;
     job->kind = kind_of(job);
     job->wants_measure = numbers > PREPARE_MEASURE_AT_ONCE;
     if ((status = check_fits(job, device, largest, err)) != ATTN_OK) return status;

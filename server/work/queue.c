@@ -6,7 +6,8 @@
  * more it holds.
  *
  * Invariants
- * 1. The oldest job is in the next batch: nobody is overtaken for ever.
+ * 1. The oldest job that this device may have is in the next batch: nobody is overtaken for ever. (One that waits for a step on
+ * its cache does so for a job that runs.)
  * 2. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS), and finding it looks at most at QUEUE_SCAN_MAX
  * jobs.
  * 3. places count requests, in whatever thread they are; count and bytes are those in the list. */
@@ -128,28 +129,40 @@ void queue_remove(struct queue *queue, struct job *job)
     publish(queue);
 }
 
-int queue_take(struct queue *queue, int64_t now_ns, struct job **jobs, int64_t *wait_ns)
+static bool may_leave(const struct job *job, int device)
+{
+    return !job->waits && (job->home < 0 || job->home == device);
+}
+
+static double most_flops(const struct job *first)
+{
+    return first->wide ? QUEUE_BATCH_STEP_FLOPS : QUEUE_BATCH_FLOPS;
+}
+
+int queue_take(struct queue *queue, int device, int64_t now_ns, struct job **jobs, int64_t *wait_ns)
 {
     int count = 0, scanned = 0;
     double flops = 0;
+    struct job *first = queue->first;
     *wait_ns = 0;
-    if (queue->first == NULL) return 0;
-    const job_kind kind = queue->first->kind;
-    jobs[count++] = queue->first;
-    flops = queue->first->flops;
+    while (first && !may_leave(first, device) && ++scanned < QUEUE_SCAN_MAX) first = first->next;
+    if (first == NULL || !may_leave(first, device)) return 0;
+    const job_kind kind = first->kind;
+    jobs[count++] = first;
+    flops = first->flops;
     if (kind != 0)
-        for (struct job *job = queue->first->next; job && count < queue->max_batch && scanned < QUEUE_SCAN_MAX;
+        for (struct job *job = first->next; job && count < queue->max_batch && scanned < QUEUE_SCAN_MAX;
              job = job->next, scanned++) {
-            if (job->kind != kind || flops + job->flops > QUEUE_BATCH_FLOPS) continue;
+            if (job->kind != kind || flops + job->flops > most_flops(first) || !may_leave(job, device)) continue;
             flops += job->flops;
             jobs[count++] = job;
         }
-    const int64_t age = now_ns - queue->first->queued_ns;
+    const int64_t age = now_ns - first->queued_ns;
     if (kind != 0 && count < queue->max_batch && age < queue->window_ns) {
         *wait_ns = queue->window_ns - age;
         return 0;
     }
-    assert(jobs[0] == queue->first && count <= queue->max_batch);
+    assert(count <= queue->max_batch);
     for (int i = 0; i < count; i++) queue_remove(queue, jobs[i]);
     return count;
 }

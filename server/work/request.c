@@ -142,6 +142,7 @@ void request_free(struct request *request)
     job_release(request->job);
     caller_release(request->caller);
     request_move(request, REQUEST_FREED);
+    free(request->text);
     free(request);
 }
 

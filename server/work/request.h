@@ -102,7 +102,8 @@ struct answer {
     const char *content_type;
     char *body; /* malloc'ed, given to libmicrohttpd; NULL: none */
     size_t length;
-    const char *csp; /* Content-Security-Policy */
+    const char *csp;   /* Content-Security-Policy */
+    char location[72]; /* of what was made; empty: none */
 };
 
 struct request {
@@ -133,16 +134,18 @@ struct request {
     enum unpack_coding coding;   /* of its body */
     struct unpacker *unpacker;   /* NULL: its body is not compressed, or dropped */
     struct staging_block *block; /* where the decoder writes */
-    uint64_t received_bytes;     /* of the body, as it was sent */
-    uint64_t decoded_bytes;      /* of the body, as the decoder was given it: unpacked */
-    int64_t client_timeout_ms;   /* X-Request-Timeout-Ms; -1: not given */
-    int place;                   /* enum caller_place that it has in the queue; CALLER_PLACES: none. request.c's */
-    size_t expected_bytes;       /* of staging memory, by the length that was announced; 0: none was */
-    bool in_head;                /* the head is not complete */
-    bool bad_target;             /* the request line is not one */
-    bool has_query;              /* '?' stands in its target */
-    bool cors;                   /* the page that asks may read the answer */
-    bool preflight;              /* OPTIONS, asked by such a page */
+    char *text;                  /* the body, of a route that keeps it (malloc) */
+    size_t text_bytes;
+    uint64_t received_bytes;   /* of the body, as it was sent */
+    uint64_t decoded_bytes;    /* of the body, as the decoder was given it: unpacked */
+    int64_t client_timeout_ms; /* X-Request-Timeout-Ms; -1: not given */
+    int place;                 /* enum caller_place that it has in the queue; CALLER_PLACES: none. request.c's */
+    size_t expected_bytes;     /* of staging memory, by the length that was announced; 0: none was */
+    bool in_head;              /* the head is not complete */
+    bool bad_target;           /* the request line is not one */
+    bool has_query;            /* '?' stands in its target */
+    bool cors;                 /* the page that asks may read the answer */
+    bool preflight;            /* OPTIONS, asked by such a page */
 
     /* Whose owner changes with the state. */
     struct job *job; /* a reference */

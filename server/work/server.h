@@ -11,6 +11,7 @@
 #include "server/work/queue.h"
 
 struct staging_pool;
+struct caches;
 struct contexts;
 struct devices;
 struct loop;
@@ -38,6 +39,7 @@ struct server {
     struct staging_pool *staging;
     bool pinned; /* its memory is pinned for a device */
     struct contexts *contexts;
+    struct caches *caches;
     struct tokens *tokens;   /* NULL: everybody may, */
     struct caller everybody; /* on one account */
     struct queue queue;

@@ -252,3 +252,9 @@ def test_an_end_between_two_turns(serve, end):
     if end == 'hang-up':
         assert service.eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0 and server.inflight() == 0)
         assert server.get('/readyz').status == 200
+
+
+def test_a_path_that_takes_a_few_bytes_takes_them_uncompressed(server):
+    body = gzip.compress(json.dumps({'kv_heads': 1, 'head_dim': 8, 'dtype': 'float32'}).encode())
+    answer = server.ask('POST', '/v1/caches', body, {'Content-Encoding': 'gzip'})
+    assert answer.status == 415 and answer.json()['detail'] == "Content-Encoding is 'gzip', this path takes its few bytes uncompressed"

@@ -3,6 +3,8 @@
 Numbers are compared with float64 (conformance/ref.py) on the values that the tensors really hold after rounding.
 """
 import json
+import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,6 +15,7 @@ import wire
 from service import request_bytes
 from wire import random_problem, tensor, value
 
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
 RTOL = {'float32': 1e-5, 'float16': 1e-3, 'bfloat16': 8e-3, 'float8_e4m3fn': 4e-2}
 
 
@@ -318,6 +321,98 @@ def test_sizes_of_zero_are_exact(server, B, Sq, Sk, encoding):
     a = ok(server.forward(**members))
     assert a['out']['shape'] == [B, Sq, 2, 4] and a['lse']['shape'] == [B, 2, Sq]
     assert not value(a['out']).any() and (value(a['lse']) == -np.inf).all()
+
+
+# ---- pages ------------------------------------------------------------------------------------------------------------------
+
+def in_pages(x, lengths, page_size, r):
+    """(k, v, page_table, seqlens_k) of rows [B, Sk, Hk, D]: pages in any order, some of them shared, with NaN wherever no key is."""
+    B, most = len(lengths), -(-max(lengths) // page_size)
+    order = r.permutation(B * most + 2)
+    table = np.where(np.arange(most) < -(-np.array(lengths)[:, None] // page_size), order[:B * most].reshape(B, most), 2**31 - 1)
+    pools = {}
+    for name in 'kv':
+        pools[name] = np.full((B * most + 2, page_size, *x[name].shape[2:]), np.nan)
+        for b, length in enumerate(lengths):
+            for j in range(length):
+                pools[name][table[b, j // page_size], j % page_size] = x[name][b, j]
+    return pools['k'], pools['v'], table, np.array(lengths)
+
+
+def rows_of(x, lengths, **options):
+    """out and lse of each row by itself, whose keys are the first of its own."""
+    parts = [ref.forward(x['q'][b:b + 1], x['k'][b:b + 1, :n], x['v'][b:b + 1, :n], **options) for b, n in enumerate(lengths)]
+    return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+
+
+@pytest.mark.parametrize('page_size', [1, 7, 16, 64])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float8_e4m3fn'])
+@pytest.mark.parametrize('Sq', [1, 40])
+def test_pages(server, page_size, dtype, Sq):
+    lengths = [150, 0, 64, 1]
+    members, x = random_problem(rng(60), B=4, Sq=Sq, Sk=150, H=4, Hk=2, D=24, Dv=16, dtype=dtype, causal=True)
+    k, v, table, lens = in_pages(x, lengths, page_size, rng(61))
+    paged = {'k': tensor(k, dtype), 'v': tensor(v, dtype), 'page_table': tensor(table, 'int32'), 'seqlens_k': tensor(lens, 'int32')}
+    a = ok(server.forward(**{**members, **paged}))
+    out, lse = rows_of(x, lengths, causal=True)
+    close(value(a['out']), out, RTOL[dtype])
+    close(value(a['lse']), lse, 1e-4 if dtype == 'float8_e4m3fn' else 1e-5)
+    whole = ok(server.forward(**members, seqlens_k=tensor(lens, 'int32')))
+    if whole['backend'] == a['backend']:
+        assert whole['out'] == a['out'] and whole['lse'] == a['lse']
+
+
+def test_pages_with_packed_queries_and_verify(server):
+    lengths, queries = [90, 33, 0], [5, 1, 4]
+    members, x = random_problem(rng(62), B=3, Sq=5, Sk=90, H=4, Hk=2, D=16)
+    k, v, table, lens = in_pages(x, lengths, 16, rng(63))
+    a = ok(server.forward(q=tensor(np.concatenate([x['q'][b, :n] for b, n in enumerate(queries)])), k=tensor(k), v=tensor(v),
+                          page_table=tensor(table, 'int32'), seqlens_k=tensor(lens, 'int32'), causal=True, verify='all',
+                          cu_seqlens_q=tensor(np.cumsum([0] + queries), 'int32')))
+    want = [ref.forward(x['q'][b:b + 1, :n], x['k'][b:b + 1, :m], x['v'][b:b + 1, :m], causal=True) for b, (n, m) in enumerate(zip(queries, lengths))]
+    close(value(a['out']), np.concatenate([w[0][0] for w in want]))
+    close(value(a['lse']), np.concatenate([w[1][0] for w in want], 1))
+    assert a['verification']['rows'] == 4 * sum(queries) and a['verification']['relative'] < 1e-5
+
+
+def test_pages_as_flashinfer_has_them(server):
+    """The conversion that PROTOCOL.md shows."""
+    with open(f'{ROOT}/proto-json/PROTOCOL.md') as f:
+        code = re.search(r'### Pages.*?```python\n(.*?)```', f.read(), re.S).group(1)
+    page_size, lengths = 4, [9, 0, 4, 1]
+    pages = [-(-n // page_size) for n in lengths]
+    members, x = random_problem(rng(64), B=4, Sq=2, Sk=9, H=2, D=8, causal=True)
+    k, v, table, lens = in_pages(x, lengths, page_size, rng(65))
+    names = {'np': np, 'page_size': page_size, 'kv_indptr': np.cumsum([0] + pages),
+             'kv_indices': np.concatenate([table[b, :n] for b, n in enumerate(pages)]),
+             'kv_last_page_len': np.array([n - (p - 1) * page_size if p else 0 for n, p in zip(lengths, pages)])}
+    exec(code, names)
+    assert (names['seqlens_k'] == lens).all()
+    a = ok(server.forward(**{**members, 'k': tensor(k), 'v': tensor(v)}, page_table=tensor(names['page_table'], 'int32'),
+                          seqlens_k=tensor(names['seqlens_k'], 'int32')))
+    out, lse = rows_of(x, lengths, causal=True)
+    close(value(a['out']), out)
+    close(value(a['lse']), lse)
+
+
+def test_pages_are_checked(server):
+    members, x = random_problem(rng(66), B=2, Sq=1, Sk=6, H=2, D=4)
+    k, v, table, lens = in_pages(x, [6, 2], 2, rng(67))
+    good = {**members, 'k': tensor(k), 'v': tensor(v), 'page_table': tensor(table, 'int32'), 'seqlens_k': tensor(lens, 'int32')}
+    ok(server.forward(**good))
+    wrong = table.copy()
+    wrong[0, 1] = len(k)
+    for change, pointer, says in [
+            ({'page_table': tensor(wrong, 'int32')}, '/page_table/data', f'page_table: [0, 1] is {len(k)}, must be between 0 and {len(k) - 1}'),
+            ({'seqlens_k': tensor(np.array([7, 2]), 'int32')}, '/seqlens_k/data', 'seqlens_k: [0] is 7, must be between 0 and 6'),
+            ({'k': tensor(k[:, :1])}, '/v/shape/1', 'v: shape[1] is 2, must be 1, the slots of a page of k'),
+            ({'layout': 'bhsd'}, '/layout', 'layout: is bhsd, must be bshd with page_table')]:
+        answer = server.forward(**{**good, **change})
+        assert answer.status == 400 and answer.json()['pointer'] == pointer and says in answer.json()['detail'], answer
+    backward = server.post('/v1/attention/backward', {**good, 'dout': good['q']})
+    assert backward.status == 422 and 'backward has no pages' in backward.json()['detail']
+    del good['seqlens_k']
+    assert 'seqlens_k: is required with page_table' in server.forward(**good).json()['detail']
 
 
 # ---- verify ------------------------------------------------------------------------------------------------------------------

@@ -115,6 +115,7 @@ struct spec {
     int bias_levels; /* scores that float32 alone can hold, see fill_bias_levels() */
     int sinks;       /* 0 none, 1 random, 2 with -inf and 100s among them, 3 with 3e38 and -3e38 */
     bool seqlens_k;  /* random lengths, 0 and Sk among them */
+    int page_size; /* 0 none; k and v are pools of pages of so many slots. Sk is a multiple of it, seqlens_k is given */
     bool fp8_scales;
     double fp8_scale;        /* their size; 0: around 1 */
     bool dlse, give_forward; /* backward */
@@ -177,6 +178,7 @@ HELPER void spec_print(FILE *file, const struct spec *s)
     SHOW(mask_kind, "%d");
     SHOW(sinks, "%d");
     SHOW(seqlens_k, "%d");
+    SHOW(page_size, "%d");
     SHOW(fp8_scales, "%d");
     SHOW(fp8_scale, "%.17g");
     SHOW(dlse, "%d");
@@ -314,7 +316,7 @@ HELPER bool fixture_sees(const struct fixture *f, int64_t b, int64_t h, int64_t 
     const attn_problem *p = &f->p;
     int64_t Sq = f->spec.Sq, Sk = f->spec.Sk, shifted;
     if (f->spec.sequences) Sq = f->spec.q_lengths[b], Sk = f->spec.k_lengths[b];
-    if (p->seqlens_k.rank) Sk = ((int32_t *)p->seqlens_k.data)[b];
+    else if (p->seqlens_k.rank) Sk = ((int32_t *)p->seqlens_k.data)[b];
     if (j >= Sk) return false;
     shifted = f->spec.alignment == ATTN_TOP_LEFT ? i : i + Sk - Sq;
     if (f->spec.causal && j > shifted) return false;
@@ -399,6 +401,61 @@ HELPER void poison_keys(struct fixture *f, struct rng *r)
             }
         if (s->sequences) k_start += Sk;
     }
+}
+
+/* Moves the keys and values of a problem to pages in any order, of a pool with pages to spare. What no key is in stays
+ * poison, and so do the entries of page_table that name no page with keys. */
+HELPER void move_to_pages(struct fixture *f, struct rng *r)
+{
+    const struct spec *s = &f->spec;
+    const attn_tensor_id tensors[] = { ATTN_T_k, ATTN_T_v };
+    const attn_problem plain = f->p;
+    const attn_geometry from = attn_geometry_of(&plain);
+    uint8_t *const blocks[] = { f->block[ATTN_T_k], f->block[ATTN_T_v] };
+    uint8_t *const starts = f->block[ATTN_T_cu_seqlens_k];
+    int64_t longest = s->sequences ? 0 : s->Sk, next = 0;
+    for (int n = 0; n < s->sequences; n++) longest = attn_max64(longest, s->k_lengths[n]);
+    const int64_t most = attn_tiles(longest, s->page_size), pages = s->B * most + 3;
+    int32_t *const order = calloc((size_t)pages, sizeof *order);
+    if (!order) exit(1);
+    for (int64_t n = 0; n < pages; n++) {
+        const int64_t other = rng_between(r, 0, n);
+        order[n] = order[other];
+        order[other] = (int32_t)n;
+    }
+    fixture_add(f, ATTN_T_page_table, ATTN_I32, 2, (int64_t[]){ s->B, most });
+    if (s->sequences) {
+        fixture_add(f, ATTN_T_seqlens_k, ATTN_I32, 1, (int64_t[]){ s->B });
+        for (int64_t b = 0; b < s->B; b++) tensor_set(&f->p.seqlens_k, b, s->k_lengths[b]);
+        f->p.cu_seqlens_k = (attn_tensor){ 0 };
+        f->block[ATTN_T_cu_seqlens_k] = NULL;
+    }
+    for (int n = 0; n < 2; n++)
+        fixture_add(f, tensors[n], s->dtype, 4, (int64_t[]){ pages, s->page_size, s->Hk, n ? s->Dv : s->D });
+    for (int64_t b = 0; b < s->B; b++)
+        for (int64_t n = 0; n < most; n++)
+            tensor_set(&f->p.page_table, b * most + n,
+                       n < attn_tiles((int64_t)tensor_get(&f->p.seqlens_k, b), s->page_size) ? order[next++]
+                       : n % 2                                                               ? -1
+                                                                                             : INT32_MAX);
+    const attn_geometry to = attn_geometry_of(&f->p);
+    for (int n = 0; n < 2; n++) {
+        const size_t row = (size_t)(n ? s->Dv : s->D) * attn_dtype_bytes(s->dtype);
+        const attn_view *old = &from.view[tensors[n]], *moved = &to.view[tensors[n]];
+        for (int64_t b = 0; b < s->B; b++) {
+            const attn_sequence sequence = attn_sequence_of(&from, b);
+            for (int64_t hk = 0; hk < s->Hk; hk++)
+                for (int64_t j = 0; j < sequence.Sk; j++)
+                    memcpy((uint8_t *)moved->data +
+                               (size_t)attn_key_at(&to, moved, b, hk, j) * attn_dtype_bytes(s->dtype),
+                           (uint8_t *)old->data +
+                               (size_t)attn_at(old, b, hk, sequence.k_start + j) * attn_dtype_bytes(s->dtype),
+                           row);
+        }
+        free(blocks[n]);
+    }
+    if (s->sequences) free(starts);
+    free(order);
 }
 
 /* q k v in the spec's layout and packing. */
@@ -492,7 +549,7 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
             tensor_set(&f->p.sinks, h, s->sinks > 1 ? extremes[h % 4 + 4 * (s->sinks - 2)] : 2 * rng_normal(&r));
         }
     }
-    if (s->seqlens_k) {
+    if (s->seqlens_k && !s->sequences) {
         fixture_add(f, ATTN_T_seqlens_k, ATTN_I32, 1, (int64_t[]){ s->B });
         for (int64_t b = 0; b < s->B; b++)
             tensor_set(&f->p.seqlens_k, b, (double)(b % 4 == 1 ? 0 : b % 4 == 3 ? s->Sk : rng_between(&r, 0, s->Sk)));
@@ -509,6 +566,7 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
                 tensor_set(&f->p.tensor[id], i, s->fp8_scale != 0 ? s->fp8_scale : 0.5 + rng_uniform(&r));
         }
     if (s->poison_unseen || s->poison) poison_keys(f, &r);
+    if (s->page_size) move_to_pages(f, &r);
     add_bshd(f, ATTN_T_out, s->out_dtype, s->Sq, s->H, s->Dv);
     add_lse(f, ATTN_T_lse);
     if (s->no_lse) f->p.lse.rank = 0;

@@ -305,14 +305,14 @@ void simple_gradients(const attn_problem *p, const cuda_args &a, const saved &s,
 }
 
 extern const cuda_kernel simple_forward = {
-    { "simple", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING },
+    { "simple", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES },
     80,
     ANY_COMPUTE,
     plan_forward,
     launch_forward,
 };
 extern const cuda_kernel simple_backward = {
-    { "simple", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING },
+    { "simple", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES },
     80,
     ANY_COMPUTE,
     plan_backward,

@@ -325,10 +325,10 @@ const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_
 } // namespace
 
 extern const cuda_kernel generic_forward = {
-    { "generic", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING }, 80, ANY_COMPUTE, plan, launch,
+    { "generic", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES }, 80, ANY_COMPUTE, plan, launch,
 };
 extern const cuda_kernel generic_packed_forward = {
-    { "generic+decode", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING },
+    { "generic+decode", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES },
     80,
     ANY_COMPUTE,
     plan_with_decode<generic_forward>,

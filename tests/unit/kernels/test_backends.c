@@ -83,6 +83,7 @@ static bool agrees(const struct spec *s)
 #define FP8            .dtype = ATTN_F8E4M3, .out_dtype = ATTN_BF16
 #define HEADS(h, hk)   .H = h, .Hk = hk
 #define SIZES(q, k, d) .Sq = q, .Sk = k, .D = d, .Dv = d
+#define PAGES(n)       .page_size = n, .seqlens_k = true
 #define WINDOW(l, r)   .window_left = l, .window_right = r
 
 /* clang-format off: a row is a line */
@@ -290,6 +291,29 @@ static const struct spec edge_cases[] = {
          BF16),
     SPEC(.name = "seqlens_k with ALiBi, top left and a mask", .B = 4, SIZES(60, 90, 64), .seqlens_k = true, .alibi = 1,
          .causal = true, .alignment = ATTN_TOP_LEFT, .mask_bounds = 1),
+    SPEC(.name = "pages of one slot", .B = 3, SIZES(40, 90, 64), PAGES(1), HEADS(4, 2), .causal = true),
+    SPEC(.name = "pages of 7", .B = 3, SIZES(40, 91, 64), PAGES(7), HEADS(4, 2), BF16, .causal = true, .sinks = 1),
+    SPEC(.name = "pages of 16", .B = 5, SIZES(70, 160, 64), PAGES(16), HEADS(4, 2), F16, .poison_unseen = true,
+         WINDOW(50, 0)),
+    SPEC(.name = "pages of 48", .B = 2, SIZES(70, 480, 72), PAGES(48), BF16, .causal = true, .strided = true),
+    SPEC(.name = "pages of 64", .B = 5, SIZES(130, 192, 128), PAGES(64), HEADS(8, 2), BF16, .causal = true),
+    SPEC(.name = "pages of 128, more than the row has keys", .B = 3, SIZES(9, 128, 64), PAGES(128), HEADS(2, 1), F16,
+         .alibi = 2, .softcap = 10),
+    SPEC(.name = "pages, decode", .B = 5, SIZES(1, 3200, 128), PAGES(16), HEADS(8, 2), BF16, .causal = true),
+    SPEC(.name = "pages of one slot, decode", .B = 3, SIZES(1, 1500, 64), PAGES(1), HEADS(8, 2), BF16),
+    SPEC(.name = "pages of 7, decode", .B = 4, SIZES(3, 2800, 64), PAGES(7), HEADS(4, 2), .causal = true, .sinks = 2),
+    SPEC(.name = "pages, float8, decode", .B = 4, SIZES(2, 960, 64), PAGES(64), HEADS(8, 2), FP8, .fp8_scales = true),
+    SPEC(.name = "pages, float8", .B = 2, SIZES(90, 192, 64), PAGES(16), HEADS(4, 2), FP8, .fp8_scales = true),
+    SPEC(.name = "pages with bias, mask, dropout", .B = 4, SIZES(50, 96, 40), PAGES(32), HEADS(4, 2), .bias = 8,
+         .bias_hidden = 0.2, .keep_mask = 2, .keep = 0.8, .mask_bounds = 4, .dropout_p = 0.2, .seed = 3),
+    SPEC(.name = "pages, top left, FlashMask", .B = 4, SIZES(60, 96, 64), PAGES(16), .causal = true,
+         .alignment = ATTN_TOP_LEFT, .mask_bounds = 1, BF16),
+    SPEC(.name = "pages, packed queries", .sequences = 6, .q_lengths = { 1, 40, 0, 3, 70, 1 },
+         .k_lengths = { 700, 40, 9, 0, 130, 64 }, PAGES(16), HEADS(4, 2), .causal = true, BF16),
+    SPEC(.name = "pages, packed queries, nothing else", .sequences = 3, .q_lengths = { 5, 1, 90 },
+         .k_lengths = { 5, 2500, 91 }, PAGES(7), F16),
+    SPEC(.name = "pages, no keys at all", .B = 3, SIZES(5, 0, 64), PAGES(16), .sinks = 1),
+    SPEC(.name = "pages, no batch", .B = 0, SIZES(5, 32, 64), PAGES(16)),
     SPEC(.name = "seqlens_k with bias and sinks", .B = 4, SIZES(60, 90, 64), .seqlens_k = true, .bias = 8, .sinks = 1,
          .keep_mask = 2, .keep = 0.8),
 
@@ -410,7 +434,8 @@ static void test_edge_cases_agree_with_the_reference(void **state)
         for (attn_op op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
             struct spec s = edge_cases[i];
             if (op == ATTN_OP_FORWARD && s.op == ATTN_OP_BACKWARD) continue;
-            if (op == ATTN_OP_BACKWARD && (s.dtype == ATTN_F8E4M3 || (s.many_blocks && is_brief()))) continue;
+            if (op == ATTN_OP_BACKWARD && (s.dtype == ATTN_F8E4M3 || s.page_size || (s.many_blocks && is_brief())))
+                continue;
             s.op = op;
             if (!agrees(&s)) failed++;
         }
@@ -422,6 +447,17 @@ static void test_edge_cases_agree_with_the_reference(void **state)
 static int64_t pick(struct rng *r, const int64_t *from, size_t count)
 {
     return from[rng_next(r) % count];
+}
+
+static const int64_t page_sizes[] = { 1, 3, 7, 16, 16, 32, 48, 64, 128 };
+
+/* Puts keys and values in pages: rows then have any length up to Sk, which is whole pages. */
+static void give_pages(struct spec *s, int64_t page_size)
+{
+    s->page_size = (int)page_size;
+    s->layout = ATTN_BSHD;
+    s->Sk = (s->Sk + page_size - 1) / page_size * page_size;
+    s->seqlens_k = !s->sequences;
 }
 
 /* A legal problem with options drawn at random: each is absent most of the time, so that pairs and triples of them
@@ -492,6 +528,7 @@ static struct spec random_spec(uint64_t seed)
         s.no_dout = rng_chance(&r, 0.03);
     }
     if (rng_chance(&r, 0.1)) s.q_amp = 4;
+    if (s.op == ATTN_OP_FORWARD && rng_chance(&r, 0.15)) give_pages(&s, pick(&r, page_sizes, ARRAY_SIZE(page_sizes)));
     return s;
 }
 
@@ -763,6 +800,8 @@ static struct spec random_decode_spec(uint64_t seed)
                                                    : rng_between(&r, 1, rows / (s.H / s.Hk) + 1));
         s.k_lengths[n] = (int)(rng_chance(&r, 0.6) ? rng_between(&r, 0, 300) : rng_between(&r, 300, 1500));
     }
+    s.page_size = 0;
+    if (rng_chance(&r, 0.3)) give_pages(&s, pick(&r, page_sizes, ARRAY_SIZE(page_sizes)));
     return s;
 }
 
@@ -969,6 +1008,141 @@ static void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
         }
         fixture_clear(&whole);
     }
+}
+
+/* Are these two problems computed by the same kernel? */
+static bool same_kernel(const struct fixture *a, const struct fixture *b)
+{
+    attn_plan first, second;
+    attn_error err;
+    assert_int_equal(attn_plan_make(bench.device, &a->p, &first, &err), ATTN_OK);
+    assert_int_equal(attn_plan_make(bench.device, &b->p, &second, &err), ATTN_OK);
+    return first.kernel == second.kernel;
+}
+
+/* Keys and values in pages give the bits of the same keys and values side by side, where the kernel is the same: always on
+ * the CPU. */
+static void test_pages_do_not_change_a_bit(void **state)
+{
+    static const int64_t sizes[] = { 1, 7, 16, 64, 128 };
+    int compared = 0;
+    (void)state;
+    for (uint64_t n = 0; n < 60; n++) {
+        struct spec s = n % 2 ? random_spec(40000 + n) : random_decode_spec(41000 + n);
+        struct fixture pages, whole;
+        if (s.op == ATTN_OP_BACKWARD) continue;
+        give_pages(&s, sizes[n % ARRAY_SIZE(sizes)]);
+        fixture_make(&pages, &s);
+        s.page_size = 0;
+        fixture_make(&whole, &s);
+        fixture_run(&bench, &pages);
+        fixture_run(&bench, &whole);
+        const bool same = same_kernel(&pages, &whole);
+        if (strcmp(bench.info.backend, "cuda") != 0) assert_true(same);
+        if (same) assert_outputs_equal(&pages, &whole);
+        compared += same;
+        fixture_clear(&pages), fixture_clear(&whole);
+    }
+    assert_true(compared >= 20);
+}
+
+/* A row of a batch as a problem of its own, with a wider page table. */
+static void take_row(const struct fixture *whole, struct fixture *row, int64_t b, int64_t more)
+{
+    static const attn_tensor_id by_row[] = { ATTN_T_q, ATTN_T_seqlens_k, ATTN_T_out, ATTN_T_lse };
+    const int64_t most = whole->p.page_table.shape[1];
+    fixture_copy(row, whole);
+    for (size_t n = 0; n < ARRAY_SIZE(by_row); n++) {
+        attn_tensor *t = &row->p.tensor[by_row[n]];
+        t->data = (uint8_t *)t->data + (size_t)(b * t->stride[0]) * attn_dtype_bytes(t->dtype);
+        t->shape[0] = 1;
+    }
+    free(row->block[ATTN_T_page_table]);
+    fixture_add(row, ATTN_T_page_table, ATTN_I32, 2, (int64_t[]){ 1, most + more });
+    for (int64_t n = 0; n < most; n++)
+        tensor_set(&row->p.page_table, n, tensor_get(&whole->p.page_table, b * most + n));
+    row->spec.B = 1;
+    assert_int_equal(attn_check(&row->p, NULL), ATTN_OK);
+}
+
+/* What a row of a batch comes to does not depend on the other rows, on how many there are, or on how many pages the table
+ * has room for. */
+static void test_a_row_in_pages_has_the_bits_that_it_has_alone(void **state)
+{
+    static const struct spec batches[] = {
+        SPEC(.B = 5, SIZES(1, 3200, 128), PAGES(16), HEADS(8, 2), BF16, .causal = true),
+        SPEC(.B = 5, SIZES(1, 3201, 64), PAGES(3), HEADS(4, 4), .sinks = 1),
+        SPEC(.B = 5, SIZES(4, 2560, 64), PAGES(128), HEADS(4, 2), F16, .causal = true),
+        SPEC(.B = 5, SIZES(100, 512, 64), PAGES(64), HEADS(4, 2), BF16, .causal = true),
+        SPEC(.B = 4, SIZES(70, 512, 64), PAGES(16), HEADS(2, 2), WINDOW(100, 0), .alibi = 1),
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(batches); n++) {
+        struct fixture whole;
+        fixture_make(&whole, &batches[n]);
+        fixture_run(&bench, &whole);
+        for (int64_t b = 0; b < batches[n].B; b++) {
+            struct fixture row;
+            take_row(&whole, &row, b, b % 2 ? 0 : 1 + 40 * b);
+            fixture_run(&bench, &row);
+            assert_part_equal(&whole, &row, ATTN_T_out, b * tensor_elements(&row.p.out));
+            assert_part_equal(&whole, &row, ATTN_T_lse, b * tensor_elements(&row.p.lse));
+            fixture_clear(&row);
+        }
+        fixture_clear(&whole);
+    }
+}
+
+/* Pages that begin at any slot of a pool, as a server has them that hands out memory by the granule: the stride of the page
+ * axis is less than a page. Rows share their first pages. */
+static void test_pages_may_overlap_and_be_shared(void **state)
+{
+    enum { B = 3, GRANULE = 4, PAGE = 16, MOST = 5, SHARED = 2, SLOTS = 400 };
+    static const int32_t lengths[B] = { 80, 33, 41 };
+    const struct spec s = SPEC(.B = B, SIZES(20, PAGE * MOST, 64), PAGES(PAGE), HEADS(4, 2), BF16, .causal = true);
+    struct rng r = { 5 };
+    struct fixture pages, whole;
+    (void)state;
+    fixture_make(&pages, &s);
+    for (attn_tensor_id id = ATTN_T_k; id <= ATTN_T_v; id++) {
+        free(pages.block[id]);
+        fixture_add(&pages, id, ATTN_BF16, 4, (int64_t[]){ 1, SLOTS, s.Hk, s.D });
+        fill_normal(&pages.p.tensor[id], &r, 1, 0);
+        pages.p.tensor[id].shape[0] = (SLOTS - PAGE) / GRANULE + 1;
+        pages.p.tensor[id].shape[1] = PAGE;
+        pages.p.tensor[id].stride[0] = GRANULE * s.Hk * s.D;
+    }
+    for (int64_t b = 0; b < B; b++) {
+        tensor_set(&pages.p.seqlens_k, b, lengths[b]);
+        for (int64_t n = 0; n < MOST; n++)
+            tensor_set(&pages.p.page_table, b * MOST + n,
+                       (double)(n < SHARED ? 7 + 3 * n /* and these two overlap */
+                                           : rng_between(&r, 0, pages.p.k.shape[0] - 1)));
+    }
+    assert_int_equal(attn_check(&pages.p, NULL), ATTN_OK);
+    struct spec plain = s;
+    plain.page_size = 0;
+    fixture_make(&whole, &plain);
+    const attn_geometry from = attn_geometry_of(&pages.p), to = attn_geometry_of(&whole.p);
+    for (int64_t b = 0; b < B; b++) {
+        tensor_set(&whole.p.seqlens_k, b, lengths[b]);
+        for (int64_t hk = 0; hk < s.Hk; hk++)
+            for (int64_t j = 0; j < lengths[b]; j++)
+                for (attn_tensor_id id = ATTN_T_k; id <= ATTN_T_v; id++)
+                    memcpy((uint16_t *)to.view[id].data + attn_at(&to.view[id], b, hk, j),
+                           (uint16_t *)from.view[id].data + attn_key_at(&from, &from.view[id], b, hk, j),
+                           (size_t)s.D * sizeof(uint16_t));
+    }
+    memcpy(whole.p.q.data, pages.p.q.data, (size_t)tensor_elements(&pages.p.q) * sizeof(uint16_t));
+    struct fixture want;
+    char why[400];
+    fixture_copy(&want, &pages);
+    run_reference(&want.p);
+    fixture_run(&bench, &pages);
+    fixture_run(&bench, &whole);
+    if (!fixture_compare(&pages, &want, NULL, why, sizeof why)) fail_msg("%s", why);
+    if (same_kernel(&pages, &whole)) assert_outputs_equal(&pages, &whole);
+    fixture_clear(&pages), fixture_clear(&whole), fixture_clear(&want);
 }
 
 static void test_the_past_does_not_depend_on_the_future(void **state)
@@ -1325,6 +1499,9 @@ int main(void)
         cmocka_unit_test(test_repeats_give_the_same_bits),
         cmocka_unit_test(test_a_packed_sequence_has_the_bits_of_the_problem_alone),
         cmocka_unit_test(test_a_batch_row_has_the_bits_of_the_problem_alone),
+        cmocka_unit_test(test_pages_do_not_change_a_bit),
+        cmocka_unit_test(test_a_row_in_pages_has_the_bits_that_it_has_alone),
+        cmocka_unit_test(test_pages_may_overlap_and_be_shared),
         cmocka_unit_test(test_the_past_does_not_depend_on_the_future),
         cmocka_unit_test(test_hidden_numbers_of_any_size_do_not_matter),
         cmocka_unit_test(test_a_row_with_one_key_is_that_value_to_the_bit),

@@ -67,6 +67,28 @@ static attn_problem bhsd(void)
     return p;
 }
 
+/* Of row 0 two pages are read, of row 1 none. */
+static attn_problem paged(void)
+{
+    static int32_t table[] = { 5, 0, 99, -1, 77, 88 };
+    attn_problem p = forward();
+    p.k = TENSOR(zeros, ATTN_F16, 6, 3, 2, 16);
+    p.v = TENSOR(zeros, ATTN_F16, 6, 3, 2, 8);
+    p.seqlens_k = TENSOR(lengths, ATTN_I32, 2);
+    p.page_table = TENSOR(table, ATTN_I32, 2, 3);
+    return p;
+}
+
+static attn_problem paged_packed(void)
+{
+    attn_problem p = paged();
+    p.q = TENSOR(zeros, ATTN_F16, 6, 8, 16);
+    p.out = TENSOR(zeros, ATTN_F16, 6, 8, 8);
+    p.lse = TENSOR(zeros, ATTN_F32, 8, 6);
+    p.cu_seqlens_q = TENSOR(cu_q, ATTN_I32, 3);
+    return p;
+}
+
 static attn_problem fp8(void)
 {
     attn_problem p = forward();
@@ -241,6 +263,69 @@ static void test_packed_lengths(void **state)
          p.out = TENSOR(zeros, ATTN_F16, 7, 8, 8));
     SAYS(packed, INVALID, "/lse/shape/1", "lse: shape[1] is 5, must be 6, the queries of q",
          p.lse = TENSOR(zeros, ATTN_F32, 8, 5));
+}
+
+static void test_pages(void **state)
+{
+    static int32_t far[] = { 5, 6, 0, 0, 0, 0 }, below[] = { 5, 0, 0, -3, 0, 0 }, long_[] = { 4, 10 },
+                   both[] = { 4, 1 }, none[] = { 0, 0 };
+    (void)state;
+    SAYS(paged, INVALID, "/seqlens_k", "seqlens_k: is required with page_table, the number of keys of each row",
+         p.seqlens_k.rank = 0);
+    SAYS(paged_packed, INVALID, "/cu_seqlens_k",
+         "cu_seqlens_k: cannot be combined with page_table, where seqlens_k says how long rows are",
+         p.cu_seqlens_k = TENSOR(cu_k, ATTN_I32, 3));
+    SAYS(paged, UNSUPPORTED, "/page_table",
+         "page_table: backward has no pages; send k and v whole, or with cu_seqlens_k", p.op = ATTN_OP_BACKWARD);
+    SAYS(paged, INVALID, "/layout", "layout: is bhsd, must be bshd with page_table", p.layout = ATTN_BHSD);
+    SAYS(paged, INVALID, "/page_table/shape", "page_table: shape [2] has 1 dimensions, must have 2: [B, most]",
+         p.page_table.rank = 1);
+    SAYS(paged, INVALID, "/page_table/dtype", "page_table: dtype is float32, must be int32",
+         p.page_table.dtype = ATTN_F32);
+    SAYS(paged, INVALID, "/page_table/shape/0", "page_table: shape[0] is 3, must be 2, the batch of q",
+         p.page_table.shape[0] = 3);
+    SAYS(paged_packed, INVALID, "/page_table/shape/0",
+         "page_table: shape[0] is 3, must be 2, the sequences of cu_seqlens_q", p.page_table.shape[0] = 3);
+    SAYS(paged, INVALID, "/k/shape",
+         "k: shape [6, 3, 2] has 3 dimensions, must have 4 with page_table: [pages, page_size, Hk, D]; a missing axis "
+         "is "
+         "written as 1, and heads have an axis of their own",
+         p.k.rank = 3);
+    SAYS(paged_packed, INVALID, "/k/shape",
+         "k: shape [6, 3, 2] has 3 dimensions, must have 4 with page_table: [pages, page_size, Hk, D]; a missing axis "
+         "is "
+         "written as 1, and heads have an axis of their own",
+         p.k.rank = 3);
+    SAYS(paged, INVALID, "/k/shape/1", "k: shape[1] is 0, must be at least 1", p.k.shape[1] = p.v.shape[1] = 0);
+    SAYS(paged, INVALID, "/v/shape/0", "v: shape[0] is 5, must be 6, the pages of k", p.v.shape[0] = 5);
+    SAYS(paged, INVALID, "/v/shape/1", "v: shape[1] is 2, must be 3, the slots of a page of k", p.v.shape[1] = 2);
+    SAYS(paged, TOO_LARGE, "/page_table/shape/1",
+         "page_table: shape[1] is 1073741824, with the 3 slots of a page of k 3221225472 keys in a row, of which there "
+         "may be "
+         "2147483647",
+         p.page_table.shape[1] = 1 << 30);
+    SAYS(paged, TOO_LARGE, "/k/shape", "k: the product of its shape is over 2^61 elements",
+         p.k.shape[0] = p.k.shape[1] = INT32_MAX);
+    SAYS(paged, INVALID, "/seqlens_k/data",
+         "seqlens_k: [1] is 10, must be between 0 and 9, the slots of the 3 pages of a row of page_table",
+         p.seqlens_k.data = long_);
+    SAYS(paged, INVALID, "/page_table/data",
+         "page_table: [0, 1] is 6, must be between 0 and 5, a page of k; it is read, for seqlens_k[0] is 4 and pages "
+         "have 3 "
+         "slots",
+         p.page_table.data = far);
+    SAYS(paged, INVALID, "/page_table/data",
+         "page_table: [1, 0] is -3, must be between 0 and 5, a page of k; it is read, for seqlens_k[1] is 1 and pages "
+         "have 3 "
+         "slots",
+         p.page_table.data = below, p.seqlens_k.data = both);
+    SAYS(paged, INVALID, "/bias/shape/3", "bias: shape[3] is 4, must be 9, the keys of k",
+         p.bias = TENSOR(bias32, ATTN_F32, 1, 1, 1, 4));
+    PASSES(paged, p.k.stride[0] = 5, p.v.stride[0] = 0); /* pages may overlap */
+    PASSES(paged, p.k.shape[0] = p.v.shape[0] = 0, p.seqlens_k.data = none);
+    PASSES(paged, p.page_table.shape[1] = 0, p.page_table.data = NULL, p.seqlens_k.data = none);
+    PASSES(paged, p.bias = TENSOR(bias32, ATTN_F32, 1, 1, 1, 9), p.sinks = TENSOR(sinks, ATTN_F32, 8));
+    PASSES(paged_packed, p.causal = true);
 }
 
 static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
@@ -481,6 +566,7 @@ static attn_problem with(attn_tensor_id id, bool is_packed)
         { ATTN_T_seqlens_k, TENSOR(zeros, ATTN_I32, 2) },
         { ATTN_T_mask_startend_rows, TENSOR(zeros, ATTN_I32, 2, 1, 4, 2) },
     };
+    if (id == ATTN_T_page_table) return is_packed ? paged_packed() : paged();
     if (id == ATTN_T_q_scale || id == ATTN_T_k_scale || id == ATTN_T_v_scale) {
         if (!is_packed) p = fp8();
         p.q.dtype = p.k.dtype = p.v.dtype = ATTN_F8E4M3;
@@ -580,6 +666,7 @@ static void test_a_shape_as_a_client_reads_it(void **state)
         { ATTN_T_cu_seqlens_q, "int32 [N + 1]" },
         { ATTN_T_cu_seqlens_k, "int32 [N + 1]" },
         { ATTN_T_seqlens_k, "int32 [B]" },
+        { ATTN_T_page_table, "int32 [B, most]" },
         { ATTN_T_mask_startend_rows, "int32 [B, 1 or Hk or H, Sk, n]" },
         { ATTN_T_q_scale, "float32 [B, Hk]" },
         { ATTN_T_k_scale, "float32 [B, Hk]" },
@@ -612,6 +699,7 @@ int main(void)
         cmocka_unit_test(test_sequences_and_heads_are_bounded_even_where_they_hold_nothing),
         cmocka_unit_test(test_the_shapes_of_q_k_v),
         cmocka_unit_test(test_packed_lengths),
+        cmocka_unit_test(test_pages),
         cmocka_unit_test(test_lengths_in_the_place_of_their_sums_are_recognised),
         cmocka_unit_test(test_the_other_layout_is_suspected_where_it_would_do),
         cmocka_unit_test(test_masks_and_biases),

@@ -69,6 +69,7 @@ static void test_every_status_has_its_error(void **state)
         { ATTN_NOT_FOUND, PROTO_E_NOT_FOUND, 404 },
         { ATTN_DEVICE_LOST, PROTO_E_UNAVAILABLE, 503 },
         { ATTN_QUOTA, PROTO_E_QUOTA, 429 },
+        { ATTN_FULL, PROTO_E_STORAGE_FULL, 507 },
         { ATTN_INTERNAL, PROTO_E_INTERNAL, 500 },
     };
     (void)state;

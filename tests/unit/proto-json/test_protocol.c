@@ -57,7 +57,7 @@ static char *file_of(const char *text, size_t *bytes)
     const char *line = end;
     while (line[-1] != '\n') line--;
     const size_t header = (size_t)(line - text);
-    char *const file = calloc(1, 8 + header + (size_t)(end - line));
+    char *const file = calloc(1, 8 + header + BASE64_DECODED_MAX((size_t)(end - line)));
     base64_decoder decoder = { 0 };
     size_t written;
     assert_non_null(file);

@@ -423,7 +423,11 @@ static void test_a_job_whose_only_problem_failed_is_answered_with_its_error(void
 static void say_hello(struct request *request, struct answer *answer)
 {
     (void)request;
-    *answer = (struct answer){ 200, "text/plain; charset=utf-8", strdup("hello"), 5, "default-src 'none'" };
+    *answer = (struct answer){ .status = 200,
+                               .content_type = "text/plain; charset=utf-8",
+                               .body = strdup("hello"),
+                               .length = 5,
+                               .csp = "default-src 'none'" };
 }
 
 static void say_nothing(struct request *request, struct answer *answer)

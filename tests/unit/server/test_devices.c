@@ -160,7 +160,7 @@ static void test_numbers_come_back_right_through_memory_of_the_device(void **sta
                            ready(&b, ATTN_OP_FORWARD, envelope_of(bodies, 3)),
                            ready(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 9, 4, "")) };
     struct batch *batch = batch_of(jobs, 4, 1);
-    devices_submit(b.server.devices, batch, devices_pick(b.server.devices));
+    devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
     assert_ptr_equal(next_back(&b), batch);
     assert_ran(batch);
     assert_int_equal(strncmp(jobs[0]->results[0].backend, "fake:0 ", 7), 0);
@@ -182,7 +182,7 @@ static void test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device(v
     char *forwards[] = { forward_body(5, 4, "\"save\": true"), forward_body(6, 4, "\"save\": true") };
     struct job *forward = ready(&b, ATTN_OP_FORWARD, envelope_of(forwards, 2));
     struct batch *batch = batch_of(&forward, 1, 1);
-    devices_submit(b.server.devices, batch, devices_pick(b.server.devices));
+    devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
     next_back(&b);
     assert_ran(batch);
     for (int i = 0; i < 2; i++) strcpy(ids[i], forward->results[i].context);
@@ -192,7 +192,7 @@ static void test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device(v
     char *backwards[] = { backward_body(ids[0], 5, 4), backward_body(ids[1], 6, 4) };
     struct job *backward = ready(&b, ATTN_OP_BACKWARD, envelope_of(backwards, 2));
     batch = batch_of(&backward, 1, 1);
-    devices_submit(b.server.devices, batch, devices_pick(b.server.devices));
+    devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
     next_back(&b);
     assert_ran(batch);
     prepare_finish_contexts(backward, true);
@@ -207,7 +207,7 @@ static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
     int64_t used = 0;
     open_bench(&b, 1, "");
     for (int i = 0; i < 5; i++) {
-        submit_one(&b, devices_pick(b.server.devices), 1);
+        submit_one(&b, devices_pick(b.server.devices, 0), 1);
         forget(next_back(&b));
         /* What stays is the scratch memory of the first slot, which every one of them used. */
         if (i == 0) used = state_of(&b, 0).info.memory_used;
@@ -235,13 +235,13 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         { 1, "fake:0" },   { 1, "fake:0" },  { 1, "fake:0" },
     };
     for (size_t i = 0; i < sizeof picks / sizeof *picks; i++) {
-        struct device *device = devices_pick(b.server.devices);
+        struct device *device = devices_pick(b.server.devices, 0);
         assert_non_null(device);
         assert_string_equal(device_name(device), picks[i].device);
         assert_false(device_can_wait(device));
         submit_one(&b, device, picks[i].flops);
     }
-    assert_null(devices_pick(b.server.devices));
+    assert_null(devices_pick(b.server.devices, 0));
     assert_int_equal(state_of(&b, 0).running_requests, 4);
     gate_open(&gate);
     for (int i = 0; i < 8; i++) {
@@ -249,7 +249,8 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         assert_ran(batch);
         forget(batch);
     }
-    assert_string_equal(device_name(devices_pick(b.server.devices)), "fake:0"); /* what was collected counts no more */
+    assert_string_equal(device_name(devices_pick(b.server.devices, 0)),
+                        "fake:0"); /* what was collected counts no more */
     assert_int_equal(state_of(&b, 1).running_requests, 0);
     close_bench(&b);
 }
@@ -291,11 +292,11 @@ static void test_an_error_that_passes_fails_one_batch(void **state)
         open_bench(&b, 1, scripts[c]);
         struct job *jobs[] = { ready_forward(&b, 5), ready_forward(&b, 7) };
         struct batch *first = batch_of(jobs, 2, 1);
-        devices_submit(b.server.devices, first, devices_pick(b.server.devices));
+        devices_submit(b.server.devices, first, devices_pick(b.server.devices, 0));
         assert_ptr_equal(next_back(&b), first);
         assert_failed(first, ATTN_DEVICE); /* all of it, for the same reason */
         assert_non_null(strstr(jobs[1]->error.text, "(error 1)"));
-        struct batch *second = submit_one(&b, devices_pick(b.server.devices), 1);
+        struct batch *second = submit_one(&b, devices_pick(b.server.devices, 0), 1);
         assert_ptr_equal(next_back(&b), second);
         assert_ran(second);
         forget(first);
@@ -311,7 +312,7 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
     struct gate gate;
     begin(&b);
     open_gated(&b, 2, "0:hold=GATE,0:sync.err=700", &gate);
-    struct device *lost = devices_pick(b.server.devices);
+    struct device *lost = devices_pick(b.server.devices, 0);
     for (int i = 0; i < 3; i++) submit_one(&b, lost, 1);
     gate_open(&gate);
     for (int i = 0; i < 3; i++) {
@@ -324,15 +325,15 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
     assert_true(devices_usable(b.server.devices));
     assert_false(state_of(&b, 0).usable);
     for (int i = 0; i < 2; i++) {
-        struct device *other = devices_pick(b.server.devices);
+        struct device *other = devices_pick(b.server.devices, 0);
         assert_string_equal(device_name(other), "fake:1");
         struct batch *batch = submit_one(&b, other, 1);
         assert_ptr_equal(next_back(&b), batch);
         assert_ran(batch);
         forget(batch);
     }
-    assert_true(device_disable(devices_pick(b.server.devices)));
-    assert_null(devices_pick(b.server.devices));
+    assert_true(device_disable(devices_pick(b.server.devices, 0)));
+    assert_null(devices_pick(b.server.devices, 0));
     assert_false(devices_usable(b.server.devices));
     close_bench(&b);
 }
@@ -352,7 +353,7 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     open_bench(&b, 1, script);
     struct job *jobs[] = { ready_forward(&b, 5), ready_forward(&b, 7) };
     struct batch *first = batch_of(&jobs[0], 1, 1), *second = batch_of(&jobs[1], 1, 1);
-    struct device *device = devices_pick(b.server.devices);
+    struct device *device = devices_pick(b.server.devices, 0);
     const int64_t regions[] = { (int64_t)(jobs[0]->inputs_used + jobs[0]->outputs.bytes),
                                 (int64_t)(jobs[1]->inputs_used + jobs[1]->outputs.bytes) };
     devices_submit(b.server.devices, first, device);
@@ -383,11 +384,11 @@ static void test_a_batch_that_has_no_memory_alone_fails(void **state)
     open_devices(&b, 1, "");
     struct job *job = ready(&b, ATTN_OP_FORWARD, forward_body(2000, 64, ""));
     struct batch *large = batch_of(&job, 1, 1);
-    devices_submit(b.server.devices, large, devices_pick(b.server.devices));
+    devices_submit(b.server.devices, large, devices_pick(b.server.devices, 0));
     next_back(&b);
     assert_failed(large, ATTN_NO_MEMORY);
     assert_int_equal(state_of(&b, 0).info.memory_used, 0); /* nothing of it is left */
-    struct batch *small = submit_one(&b, devices_pick(b.server.devices), 1);
+    struct batch *small = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     next_back(&b);
     assert_ran(small);
     forget(large);
@@ -404,11 +405,11 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     b.config.watchdog_ms = 1;
     open_gated(&b, 2, "1:hold=GATE", &gate);
     assert_null(devices_overdue(b.server.devices)); /* nothing runs */
-    struct device *first = devices_pick(b.server.devices);
+    struct device *first = devices_pick(b.server.devices, 0);
     struct job *job = ready_forward(&b, 5);
     struct batch *batch = batch_of(&job, 1, 1e9); /* the other one is picked next */
     devices_submit(b.server.devices, batch, first);
-    struct device *stuck = devices_pick(b.server.devices);
+    struct device *stuck = devices_pick(b.server.devices, 0);
     struct batch *never = submit_one(&b, stuck, 1);
     next_back(&b);
     forget(batch);
@@ -435,7 +436,7 @@ static void test_a_device_that_has_time_left_is_not_overdue(void **state)
     begin(&b);
     b.config.watchdog_ms = 3600000;
     open_gated(&b, 1, "hold=GATE", &gate);
-    submit_one(&b, devices_pick(b.server.devices), 1);
+    submit_one(&b, devices_pick(b.server.devices, 0), 1);
     WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* it has begun */
     assert_null(devices_overdue(b.server.devices));
     gate_open(&gate);
@@ -462,13 +463,13 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
     begin(&b);
     open_gated(&b, 1, "hold=GATE@1", &gate);
     struct batch *batch = four_launches(&b);
-    devices_submit(b.server.devices, batch, devices_pick(b.server.devices));
+    devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
     WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* the first problem is launched, or about to be */
     attn_cancel(&batch->cancel);
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), batch);
     assert_failed(batch, ATTN_CANCELLED);
-    struct batch *next = submit_one(&b, devices_pick(b.server.devices), 1); /* the stream computes again */
+    struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1); /* the stream computes again */
     next_back(&b);
     assert_ran(next);
     forget(batch);
@@ -486,7 +487,7 @@ static void test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost
         open_bench(&b, 1, scripts[launches]);
         struct job *job = launches ? NULL : ready_forward(&b, 5);
         struct batch *batch = launches ? four_launches(&b) : batch_of(&job, 1, 1);
-        devices_submit(b.server.devices, batch, devices_pick(b.server.devices));
+        devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
         next_back(&b);
         assert_failed(batch, ATTN_DEVICE_LOST);
         forget(batch);
@@ -502,7 +503,7 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
     open_bench(&b, 1, "launch.err=1@8");
     for (int round = 0; round < 2; round++) {
         struct batch *batch = four_launches(&b);
-        devices_submit(b.server.devices, batch, devices_pick(b.server.devices));
+        devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
         next_back(&b);
         if (round == 0) assert_ran(batch);
         else assert_failed(batch, ATTN_DEVICE);
@@ -518,7 +519,7 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
     struct gate gate;
     begin(&b);
     open_gated(&b, 1, "hold=GATE", &gate);
-    struct batch *batch = submit_one(&b, devices_pick(b.server.devices), 1);
+    struct batch *batch = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     assert_false(devices_stop(b.server.devices, 1));
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);

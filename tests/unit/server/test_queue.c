@@ -133,7 +133,7 @@ static void test_batches(void **state)
             queue_push(&q, &jobs[i], 0);
         }
         int64_t wait_ns;
-        for (int count; (count = queue_take(&q, 0, batch, &wait_ns)) > 0;) {
+        for (int count; (count = queue_take(&q, 0, 0, batch, &wait_ns)) > 0;) {
             if (*text) strcat(text, " ");
             for (int i = 0; i < count; i++)
                 strncat(text, batch[i]->kind ? (char[]){ (char)batch[i]->kind, 0 } : "-", 2);
@@ -155,7 +155,7 @@ static void test_the_work_of_a_batch_is_bounded(void **state)
         jobs[i] = make(1, 0.3e9);
         queue_push(&q, &jobs[i], 0);
     }
-    assert_int_equal(queue_take(&q, 0, batch, &wait_ns), 3); /* 3 * 0.3e9 <= 1e9 < 4 * 0.3e9 */
+    assert_int_equal(queue_take(&q, 0, 0, batch, &wait_ns), 3); /* 3 * 0.3e9 <= 1e9 < 4 * 0.3e9 */
 }
 
 static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **state)
@@ -167,16 +167,16 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     queue_init(&q, 100, 100, 3, 1000);
     for (int i = 0; i < 4; i++) jobs[i] = make(1, 1);
     queue_push(&q, &jobs[0], 100);
-    assert_int_equal(queue_take(&q, 300, batch, &wait_ns), 0);
+    assert_int_equal(queue_take(&q, 0, 300, batch, &wait_ns), 0);
     assert_int_equal(wait_ns, 800);
     queue_push(&q, &jobs[1], 400);
-    assert_int_equal(queue_take(&q, 1100, batch, &wait_ns), 2); /* old enough */
+    assert_int_equal(queue_take(&q, 0, 1100, batch, &wait_ns), 2); /* old enough */
     assert_int_equal(wait_ns, 0);
     for (int i = 0; i < 3; i++) queue_push(&q, &jobs[i], 2000);
-    assert_int_equal(queue_take(&q, 2001, batch, &wait_ns), 3); /* full */
+    assert_int_equal(queue_take(&q, 0, 2001, batch, &wait_ns), 3); /* full */
     jobs[3].kind = 0;
     queue_push(&q, &jobs[3], 3000);
-    assert_int_equal(queue_take(&q, 3000, batch, &wait_ns), 1); /* nobody could join it */
+    assert_int_equal(queue_take(&q, 0, 3000, batch, &wait_ns), 1); /* nobody could join it */
 }
 
 static void test_a_job_can_be_taken_out_anywhere(void **state)
@@ -194,7 +194,7 @@ static void test_a_job_can_be_taken_out_anywhere(void **state)
         queue_remove(&q, &jobs[out]);
         assert_int_equal(q.count, 2);
         assert_int_equal(q.bytes, 200);
-        assert_int_equal(queue_take(&q, 0, batch, &wait_ns), 2);
+        assert_int_equal(queue_take(&q, 0, 0, batch, &wait_ns), 2);
         assert_ptr_equal(batch[0], &jobs[out == 0 ? 1 : 0]);
         assert_ptr_equal(batch[1], &jobs[out == 2 ? 1 : 2]);
     }

@@ -1,0 +1,192 @@
+/* cache.c: the small bodies of /v1/caches: what a cache is to be, and how long. One table a body. */
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto.h"
+#include "scan.h"
+#include "text.h"
+#include "tree.h"
+
+enum type { TYPE_INTEGER, TYPE_BOOL, TYPE_DTYPE, TYPE_SCALES };
+
+struct member {
+    const char *name;
+    enum type type;
+    bool required;
+    size_t offset; /* in what it is read into; of TYPE_SCALES a float * and an int behind it */
+    int64_t minimum, maximum;
+};
+
+#define AT(field) offsetof(proto_cache, field)
+static const struct member create[] = {
+    { "kv_heads", TYPE_INTEGER, true, AT(kv_heads), 1, PROTO_CACHE_HEADS },
+    { "head_dim", TYPE_INTEGER, true, AT(head_dim), 1, ATTN_MAX_HEAD_DIM },
+    { "head_dim_v", TYPE_INTEGER, false, AT(head_dim_v), 1, ATTN_MAX_HEAD_DIM },
+    { "dtype", TYPE_DTYPE, true, AT(dtype), 0, 0 },
+    { "page_size", TYPE_INTEGER, false, AT(page_size), 1, TREE_INTEGER_MAX },
+    { "latent", TYPE_BOOL, false, AT(latent), 0, 0 },
+    { "k_scale", TYPE_SCALES, false, AT(k_scale), 0, 0 },
+    { "v_scale", TYPE_SCALES, false, AT(v_scale), 0, 0 },
+    { "ttl_s", TYPE_INTEGER, false, AT(ttl_s), 1, PROTO_CACHE_TTL_MOST_S },
+    { .name = NULL },
+};
+#undef AT
+static const struct member length_needed[] = { { "length", TYPE_INTEGER, true, 0, 0, TREE_INTEGER_MAX },
+                                               { .name = NULL } };
+static const struct member length_if_given[] = { { "length", TYPE_INTEGER, false, 0, 0, TREE_INTEGER_MAX },
+                                                 { .name = NULL } };
+
+_Static_assert(offsetof(proto_cache, k_scales) == offsetof(proto_cache, k_scale) + sizeof(float *) &&
+                   offsetof(proto_cache, v_scales) == offsetof(proto_cache, v_scale) + sizeof(float *),
+               "TYPE_SCALES writes a pointer and a count");
+
+static attn_status wrong(const char *name, const cJSON *value, const char *rule, attn_error *err)
+{
+    char quote[TREE_QUOTE_BYTES];
+    tree_member pointer;
+    return attn_fail(err, ATTN_INVALID, tree_pointer(pointer, NULL, name), "%s: is %s, must be %s", name,
+                     tree_describe(value, quote), rule);
+}
+
+static attn_status read_scales(const char *name, const cJSON *value, float **scales, int *count, attn_error *err)
+{
+    const int length = cJSON_IsArray(value) ? cJSON_GetArraySize(value) : 0;
+    int i = 0;
+    if (length < 1 || length > PROTO_CACHE_HEADS)
+        return wrong(name, value, "an array of numbers, one for each of kv_heads", err);
+    *scales = calloc((size_t)length, sizeof **scales);
+    if (*scales == NULL) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
+    *count = length;
+    for (const cJSON *one = value->child; one; one = one->next, i++) {
+        const char *const text = tree_number(one);
+        char quote[TREE_QUOTE_BYTES];
+        tree_member pointer;
+        (*scales)[i] = text ? strtof(text, NULL) : NAN;
+        if (isfinite((*scales)[i])) continue;
+        snprintf(pointer, sizeof pointer, "/%s/%d", name, i);
+        return attn_fail(err, ATTN_INVALID, pointer, "%s: [%d] is %s, must be a number within float32", name, i,
+                         tree_describe(one, quote));
+    }
+    return ATTN_OK;
+}
+
+static attn_status read_member(const struct member *member, const cJSON *value, char *into, attn_error *err)
+{
+    char rule[160], list[ATTN_DTYPE_LIST_BYTES];
+    const char *text;
+    switch (member->type) {
+    case TYPE_INTEGER:
+        if (tree_integer(value, member->minimum, member->maximum, (int64_t *)(into + member->offset))) return ATTN_OK;
+        if (member->maximum == TREE_INTEGER_MAX)
+            snprintf(rule, sizeof rule, "an integer from %lld to 2^53", (long long)member->minimum);
+        else
+            snprintf(rule, sizeof rule, "an integer from %lld to %lld", (long long)member->minimum,
+                     (long long)member->maximum);
+        return wrong(member->name, value, rule, err);
+    case TYPE_BOOL:
+        if (!cJSON_IsBool(value)) return wrong(member->name, value, "true or false", err);
+        *(bool *)(into + member->offset) = cJSON_IsTrue(value);
+        return ATTN_OK;
+    case TYPE_DTYPE:
+        text = tree_string(value);
+        if (text && attn_dtype_parse(text, (attn_dtype *)(into + member->offset)) &&
+            (ATTN_DTYPES_FORWARD >> *(attn_dtype *)(into + member->offset) & 1))
+            return ATTN_OK;
+        return wrong(member->name, value, attn_dtype_list(ATTN_DTYPES_FORWARD, list), err);
+    case TYPE_SCALES:
+        return read_scales(member->name, value, (float **)(into + member->offset),
+                           (int *)(into + member->offset + sizeof(float *)), err);
+    }
+    return ATTN_OK;
+}
+
+static attn_status read_object(const struct member *members, const char *example, const cJSON *root, char *into,
+                               attn_error *err)
+{
+    char quote[TREE_QUOTE_BYTES];
+    tree_member pointer;
+    if (!root) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
+    if (!cJSON_IsObject(root))
+        return attn_fail(err, ATTN_INVALID, "", "the body is %s, must be an object: %s", tree_describe(root, quote),
+                         example);
+    for (const cJSON *one = root->child; one; one = one->next) {
+        const struct member *member = members;
+        attn_status status = ATTN_OK;
+        while (member->name && strcmp(member->name, one->string)) member++;
+        if (tree_repeated(root, one)) return tree_twice(NULL, one->string, err);
+        if (!member->name) {
+            struct text_nearest best = { one->string, NULL, 3 };
+            for (member = members; member->name; member++) text_consider(&best, member->name);
+            return tree_unknown(NULL, &best, err);
+        }
+        if ((status = read_member(member, one, into, err)) != ATTN_OK) return status;
+    }
+    for (const struct member *member = members; member->name; member++)
+        if (member->required && !cJSON_GetObjectItemCaseSensitive(root, member->name))
+            return attn_fail(err, ATTN_INVALID, tree_pointer(pointer, NULL, member->name),
+                             "%s: is missing, the body must be like %s", member->name, example);
+    return ATTN_OK;
+}
+
+/* Reads the members of a small body. An empty one is {}. */
+static attn_status read_body(const struct member *members, const char *example, const void *body, size_t bytes,
+                             void *into, attn_error *err)
+{
+    const proto_limits limits = PROTO_LIMITS_DEFAULT;
+    scan *const s = scan_new_plain(&limits, 0);
+    attn_status status;
+    if (!s) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
+    status = bytes ? scan_feed(s, body, bytes, err) : scan_feed(s, "{}", 2, err);
+    if (status == ATTN_OK) status = scan_finish(s, err);
+    if (status == ATTN_OK) {
+        size_t length;
+        const char *const skeleton = scan_skeleton(s, &length);
+        cJSON *const root = tree_parse(skeleton, length + 1);
+        status = read_object(members, example, root, into, err);
+        tree_delete(root);
+    }
+    scan_free(s);
+    return status;
+}
+
+attn_status proto_cache_read(const void *body, size_t bytes, proto_cache *cache, attn_error *err)
+{
+    *cache = (proto_cache){ .head_dim_v = -1 };
+    attn_status status = read_body(create, "{\"kv_heads\": 8, \"head_dim\": 128, \"dtype\": \"bfloat16\"}", body, bytes,
+                                   cache, err);
+    if (cache->head_dim_v < 0) cache->head_dim_v = cache->head_dim;
+    const struct {
+        const char *name;
+        const float *scales;
+        int count;
+    } scales[] = { { "k_scale", cache->k_scale, cache->k_scales }, { "v_scale", cache->v_scale, cache->v_scales } };
+    for (int i = 0; i < 2 && status == ATTN_OK; i++) {
+        tree_member pointer;
+        tree_pointer(pointer, NULL, scales[i].name);
+        if (scales[i].scales && cache->dtype != ATTN_F8E4M3)
+            status = attn_fail(err, ATTN_INVALID, pointer, "%s: belongs to dtype float8_e4m3fn, it is %s",
+                               scales[i].name, attn_dtype_name(cache->dtype));
+        else if (scales[i].scales && scales[i].count != cache->kv_heads)
+            status = attn_fail(err, ATTN_INVALID, pointer,
+                               "%s: has %d numbers, must have %lld, one for each of kv_heads", scales[i].name,
+                               scales[i].count, (long long)cache->kv_heads);
+    }
+    if (status != ATTN_OK) proto_cache_clear(cache);
+    return status;
+}
+
+void proto_cache_clear(proto_cache *cache)
+{
+    free(cache->k_scale);
+    free(cache->v_scale);
+    cache->k_scale = cache->v_scale = NULL;
+}
+
+attn_status proto_length_read(const void *body, size_t bytes, bool required, int64_t *length, attn_error *err)
+{
+    *length = -1;
+    return read_body(required ? length_needed : length_if_given, "{\"length\": 128}", body, bytes, length, err);
+}

@@ -1,0 +1,19 @@
+/* caches.h: the routes of /v1/caches that compute nothing: make, list, look at, fork, shorten and delete caches
+ * (server/work/caches.h). Append and decode are routes for tensors. */
+#ifndef API_CACHES_H
+#define API_CACHES_H
+
+#include "server/base/jsontext.h"
+#include "server/work/request.h"
+
+void caches_answer_create(struct request *request, struct answer *answer);
+void caches_answer_list(struct request *request, struct answer *answer);
+void caches_answer_get(struct request *request, struct answer *answer);
+void caches_answer_fork(struct request *request, struct answer *answer);
+void caches_answer_truncate(struct request *request, struct answer *answer);
+void caches_answer_delete(struct request *request, struct answer *answer);
+
+/* ",'Cache':{...}", and the other schemas that the rows name. */
+void caches_put_schemas(struct json *j);
+
+#endif

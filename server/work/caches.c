@@ -1,0 +1,491 @@
+/* caches.c: the table of caches; their steps are in cache_steps.c. See caches.h.
+ *
+ * Invariants, all under the lock:
+ * 1. pages[0 .. count) of a cache are its own references; count is length rounded up to pages, but for the part of a step that
+ * has begun.
+ * 2. users counts the steps that have begun on a cache and not ended; writing: one of them appends, and is the only one. What a
+ * step reads does not change before it ends: truncate waits in `truncate_to`, delete in `dead`, and both happen when the
+ * last of them ends.
+ * 3. A step that has begun has memory for everything that its end does: the end cannot fail.
+ * 4. What a page costs is charged to its caller once, when it is taken, until its last reference is dropped: caches that
+ * share pages belong to one caller. */
+#include "server/work/caches_internal.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "server/base/caller.h"
+#include "server/base/clock.h"
+#include "server/base/metrics.h"
+
+/* ---- Ids --------------------------------------------------------------------------------------------------------- */
+
+static bool parse_id(const char *id, uint8_t key[KEY_BYTES])
+{
+    for (int i = 0; i < CACHE_ID_CHARS; i++) {
+        static const char digits[] = "0123456789abcdef";
+        const char *const at = id[i] ? strchr(digits, id[i]) : NULL;
+        if (at == NULL) return false;
+        key[i / 2] = (uint8_t)(key[i / 2] << 4 | (at - digits));
+    }
+    return id[CACHE_ID_CHARS] == '\0';
+}
+
+static void write_id(const struct cache *cache, char id[CACHE_ID_BYTES])
+{
+    for (int i = 0; i < KEY_BYTES; i++) snprintf(id + 2 * i, 3, "%02x", cache->key[i]);
+}
+
+static struct cache **bucket_of(struct caches *caches, const uint8_t key[KEY_BYTES])
+{
+    uint32_t random;
+    memcpy(&random, key + PROCESS_BYTES, sizeof random);
+    return &caches->buckets[random % BUCKETS];
+}
+
+static bool is_expired(const struct cache *cache, int64_t now_ms)
+{
+    return cache->users == 0 && now_ms - cache->used_ms >= cache->ttl_ms;
+}
+
+struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
+                         const char *what, attn_error *err)
+{
+    uint8_t key[KEY_BYTES] = { 0 };
+    if (parse_id(id, key)) {
+        struct cache *cache = *bucket_of(caches, key);
+        while (cache && memcmp(cache->key, key, KEY_BYTES) != 0) cache = cache->chain;
+        if (cache && cache->caller == caller && !is_expired(cache, clock_ms())) return cache;
+        if (memcmp(key, caches->process, PROCESS_BYTES) != 0) {
+            caches->lost_ids++;
+            metrics_add(METRIC_CACHE_ENDS, "lost", NULL, 1);
+            attn_fail(
+                err, ATTN_NOT_FOUND, member,
+                "%s was made by another process of attnd, before a restart or elsewhere, and its keys and values are "
+                "not here; create it again",
+                what);
+            return NULL;
+        }
+    }
+    attn_fail(err, ATTN_NOT_FOUND, member, "%s is unknown, deleted or expired; POST /v1/caches makes one", what);
+    return NULL;
+}
+
+/* ---- Open and close ---------------------------------------------------------------------------------------------- */
+
+struct caches *caches_new(int max_count)
+{
+    struct caches *caches = calloc(1, sizeof *caches);
+    if (caches == NULL) return NULL;
+    if (getrandom(caches->process, PROCESS_BYTES, 0) != PROCESS_BYTES) {
+        free(caches);
+        return NULL;
+    }
+    pthread_mutex_init(&caches->lock, NULL);
+    caches->max_count = max_count;
+    return caches;
+}
+
+attn_status caches_add_pool(struct caches *caches, int device, const char *name, void *memory, size_t bytes,
+                            attn_error *err)
+{
+    assert(device >= 0 && device < CONFIG_MAX_DEVICES && caches->pools[device].pages == NULL);
+    struct pages *pages = pages_new(memory, bytes, pages_granule_for(bytes));
+    if (pages == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "--kv-bytes: no memory to keep account of pages");
+    caches->pools[device] = (struct pool){ pages, name };
+    return ATTN_OK;
+}
+
+/* ---- Pages of a cache -------------------------------------------------------------------------------------------- */
+
+void cache_drop_page(struct caches *caches, struct cache *cache, int32_t page)
+{
+    if (pages_drop(cache_pages_of(caches, cache), page, cache->run))
+        cache->caller->cache_bytes -= cache_run_bytes(caches, cache);
+    assert(cache->caller->cache_bytes >= 0);
+}
+
+bool cache_may_hold(const struct caches *caches, const struct cache *cache, int64_t more)
+{
+    const int64_t bytes = (int64_t)pages_bytes(cache_pages_of(caches, cache)),
+                  share = caller_share(cache->caller, bytes);
+    return share >= bytes || cache->caller->cache_bytes + more <= share;
+}
+
+void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length)
+{
+    const int64_t count = cache_pages_for(cache, length);
+    while (cache->count > count) cache_drop_page(caches, cache, cache->pages[--cache->count]);
+    cache->length = length;
+}
+
+bool cache_reserve(struct cache *cache, int64_t count)
+{
+    if (count <= cache->room) return true;
+    const int64_t room = count + count / 2 + 8;
+    int32_t *pages = realloc(cache->pages, (size_t)room * sizeof *pages);
+    if (pages == NULL) return false;
+    cache->pages = pages;
+    cache->room = room;
+    return true;
+}
+
+/* ---- The table of caches ----------------------------------------------------------------------------------------- */
+
+static void link_in(struct caches *caches, struct cache *cache)
+{
+    struct cache **bucket = bucket_of(caches, cache->key);
+    cache->chain = *bucket;
+    *bucket = cache;
+    cache->older = caches->newest;
+    *(caches->newest ? &caches->newest->newer : &caches->oldest) = cache;
+    caches->newest = cache;
+    caches->count++;
+    cache->caller->caches++;
+}
+
+/* Nobody finds it from now on. */
+static void link_out(struct caches *caches, struct cache *cache)
+{
+    struct cache **at = bucket_of(caches, cache->key);
+    while (*at != cache) at = &(*at)->chain;
+    *at = cache->chain;
+    if (caches->looked_at == cache) caches->looked_at = cache->newer;
+    *(cache->older ? &cache->older->newer : &caches->oldest) = cache->newer;
+    *(cache->newer ? &cache->newer->older : &caches->newest) = cache->older;
+    caches->count--;
+    cache->caller->caches--;
+}
+
+static void cache_free(struct cache *cache)
+{
+    assert(cache->count == 0);
+    caller_release(cache->caller);
+    free(cache->k_scale);
+    free(cache->v_scale);
+    free(cache->pages);
+    free(cache);
+}
+
+void cache_bury(struct caches *caches, struct cache *cache)
+{
+    if (!cache->dead) link_out(caches, cache);
+    cache->dead = true;
+    if (cache->users > 0) return;
+    cache_keep_first(caches, cache, 0);
+    cache_free(cache);
+}
+
+void caches_free(struct caches *caches)
+{
+    if (caches == NULL) return;
+    while (caches->oldest) {
+        assert(caches->oldest->users == 0);
+        cache_bury(caches, caches->oldest);
+    }
+    for (int i = 0; i < CONFIG_MAX_DEVICES; i++) pages_free(caches->pools[i].pages);
+    pthread_mutex_destroy(&caches->lock);
+    free(caches);
+}
+
+void caches_expire_all(struct caches *caches, int64_t now_ms)
+{
+    for (struct cache *cache = caches->oldest, *next; cache; cache = next) {
+        next = cache->newer;
+        if (!is_expired(cache, now_ms)) continue;
+        caches->expired++;
+        metrics_add(METRIC_CACHE_ENDS, "expired", NULL, 1);
+        cache_bury(caches, cache);
+    }
+}
+
+void caches_expire(struct caches *caches, int64_t now_ms)
+{
+    pthread_mutex_lock(&caches->lock);
+    struct cache *cache = caches->looked_at ? caches->looked_at : caches->oldest;
+    caches->looked_at = NULL;
+    for (int i = 0; cache && i < CACHES_EXPIRE_LOOKS; i++) {
+        struct cache *const next = cache->newer;
+        if (is_expired(cache, now_ms)) {
+            caches->expired++;
+            metrics_add(METRIC_CACHE_ENDS, "expired", NULL, 1);
+            cache_bury(caches, cache);
+        }
+        cache = next;
+    }
+    caches->looked_at = cache;
+    pthread_mutex_unlock(&caches->lock);
+}
+
+static void describe(const struct caches *caches, const struct cache *cache, struct cache_info *info)
+{
+    const int64_t left = cache->used_ms + cache->ttl_ms - clock_ms();
+    *info = (struct cache_info){ .shape = cache->shape,
+                                 .length = cache->truncate_to >= 0 ? cache->truncate_to : cache->length,
+                                 .pages = cache->count,
+                                 .page_bytes = cache_run_bytes(caches, cache),
+                                 .ttl_ms = cache->ttl_ms,
+                                 .expires_in_ms = cache->users > 0 ? cache->ttl_ms
+                                                  : left > 0       ? left
+                                                                   : 0,
+                                 .device = caches->pools[cache->pool].device };
+    for (int64_t i = 0; i < cache->count; i++)
+        info->shared_pages += pages_is_shared(cache_pages_of(caches, cache), cache->pages[i]);
+    write_id(cache, info->id);
+}
+
+/* ---- Create, look at, fork, shorten, delete ---------------------------------------------------------------------- */
+
+/* Does the caller have room for one more cache? */
+static attn_status admit(struct caches *caches, const struct caller *caller, attn_error *err)
+{
+    const int share = (int)caller_share(caller, caches->max_count);
+    if (caches->count >= caches->max_count) caches_expire_all(caches, clock_ms());
+    if (caches->count >= caches->max_count)
+        return attn_fail(err, ATTN_FULL, NULL, "there are %d caches already, the most that this server keeps",
+                         caches->max_count);
+    if (share < caches->max_count && caller->caches >= share)
+        return attn_fail(err, ATTN_QUOTA, NULL, "this token has %d caches already (--token-share)", share);
+    return ATTN_OK;
+}
+
+static struct cache *new_cache(struct caches *caches, struct caller *caller, attn_error *err)
+{
+    struct cache *cache = calloc(1, sizeof *cache);
+    if (cache == NULL) {
+        attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+        return NULL;
+    }
+    memcpy(cache->key, caches->process, PROCESS_BYTES);
+    if (getrandom(cache->key + PROCESS_BYTES, KEY_BYTES - PROCESS_BYTES, 0) != KEY_BYTES - PROCESS_BYTES) {
+        attn_fail(err, ATTN_INTERNAL, NULL, "the system gave no random bytes");
+        free(cache);
+        return NULL;
+    }
+    cache->caller = caller_hold(caller);
+    cache->truncate_to = -1;
+    return cache;
+}
+
+static bool copy_scale(float **to, const float *from, int64_t heads)
+{
+    if (from == NULL) return true;
+    *to = malloc((size_t)heads * sizeof **to);
+    if (*to) memcpy(*to, from, (size_t)heads * sizeof **to);
+    return *to != NULL;
+}
+
+static attn_status check_shape(const struct cache_shape *shape, attn_error *err)
+{
+    const struct {
+        const char *name;
+        int64_t value, most;
+    } sizes[] = { { "kv_heads", shape->kv_heads, CACHES_HEADS },
+                  { "head_dim", shape->head_dim, ATTN_MAX_HEAD_DIM },
+                  { "head_dim_v", shape->head_dim_v, ATTN_MAX_HEAD_DIM } };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        char member[32];
+        snprintf(member, sizeof member, "/%s", sizes[i].name);
+        if (sizes[i].value < 1 || sizes[i].value > sizes[i].most)
+            return attn_fail(err, ATTN_INVALID, member, "%s: is %lld, must be from 1 to %lld", sizes[i].name,
+                             (long long)sizes[i].value, (long long)sizes[i].most);
+    }
+    if (shape->latent && shape->head_dim_v > shape->head_dim)
+        return attn_fail(err, ATTN_INVALID, "/head_dim_v",
+                         "head_dim_v: is %lld, with latent it must be at most head_dim, which is %lld",
+                         (long long)shape->head_dim_v, (long long)shape->head_dim);
+    if (!(ATTN_DTYPES_FORWARD >> shape->dtype & 1)) {
+        char list[ATTN_DTYPE_LIST_BYTES];
+        return attn_fail(err, ATTN_INVALID, "/dtype", "dtype: is %s, must be %s", attn_dtype_name(shape->dtype),
+                         attn_dtype_list(ATTN_DTYPES_FORWARD, list));
+    }
+    if (shape->page_size != 64 && shape->page_size != 128)
+        return attn_fail(err, ATTN_INVALID, "/page_size", "page_size: is %d, must be 64 or 128", shape->page_size);
+    return ATTN_OK;
+}
+
+static size_t shape_page_bytes(const struct cache_shape *shape)
+{
+    const int64_t columns = shape->head_dim + (shape->latent ? 0 : shape->head_dim_v);
+    return (size_t)(shape->page_size * shape->kv_heads * columns) * attn_dtype_bytes(shape->dtype);
+}
+
+/* The pool with the most room; -1: there is none at all. */
+static int roomiest(const struct caches *caches)
+{
+    int best = -1;
+    size_t most = 0;
+    for (int i = 0; i < CONFIG_MAX_DEVICES; i++) {
+        const struct pages *const pages = caches->pools[i].pages;
+        const size_t room = pages ? pages_bytes(pages) - pages_used(pages) : 0;
+        if (pages && (best < 0 || room > most)) best = i, most = room;
+    }
+    return best;
+}
+
+static attn_status create(struct caches *caches, struct caller *caller, const struct cache_shape *shape,
+                          const float *k_scale, const float *v_scale, int64_t ttl_ms, struct cache_info *info,
+                          attn_error *err)
+{
+    attn_status status = admit(caches, caller, err);
+    const int pool = roomiest(caches);
+    const size_t page_bytes = shape_page_bytes(shape);
+    if (status != ATTN_OK) return status;
+    if (pool < 0) return attn_fail(err, ATTN_FULL, NULL, "this server keeps no caches (--kv-bytes 0)");
+    const int32_t run = pages_run(caches->pools[pool].pages, page_bytes);
+    if (run == 0)
+        return attn_fail(err, ATTN_TOO_LARGE, NULL,
+                         "a page of %d positions takes %zu bytes, the pool has %zu (--kv-bytes)", shape->page_size,
+                         page_bytes, pages_bytes(caches->pools[pool].pages));
+    struct cache *cache = new_cache(caches, caller, err);
+    if (cache == NULL) return err ? err->status : ATTN_NO_MEMORY;
+    cache->shape = *shape;
+    cache->pool = pool;
+    cache->page_bytes = page_bytes;
+    cache->run = run;
+    cache->ttl_ms = ttl_ms;
+    cache->used_ms = clock_ms();
+    if (!copy_scale(&cache->k_scale, k_scale, shape->kv_heads) ||
+        !copy_scale(&cache->v_scale, v_scale, shape->kv_heads)) {
+        cache_free(cache);
+        return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+    }
+    link_in(caches, cache);
+    describe(caches, cache, info);
+    return ATTN_OK;
+}
+
+attn_status caches_create(struct caches *caches, struct caller *caller, const struct cache_shape *shape,
+                          const float *k_scale, const float *v_scale, int64_t ttl_ms, struct cache_info *info,
+                          attn_error *err)
+{
+    attn_status status = check_shape(shape, err);
+    if (status != ATTN_OK) return status;
+    pthread_mutex_lock(&caches->lock);
+    status = create(caches, caller, shape, k_scale, v_scale, ttl_ms, info, err);
+    pthread_mutex_unlock(&caches->lock);
+    return status;
+}
+
+attn_status caches_get(struct caches *caches, const struct caller *caller, const char *id, struct cache_info *info,
+                       attn_error *err)
+{
+    pthread_mutex_lock(&caches->lock);
+    const struct cache *cache = cache_find(caches, caller, id, "", "this cache", err);
+    if (cache) describe(caches, cache, info);
+    pthread_mutex_unlock(&caches->lock);
+    return cache ? ATTN_OK : ATTN_NOT_FOUND;
+}
+
+void caches_list(struct caches *caches, const struct caller *caller, struct cache_info *infos, int room, int *written,
+                 int *count)
+{
+    const int64_t now_ms = clock_ms();
+    *written = *count = 0;
+    pthread_mutex_lock(&caches->lock);
+    for (const struct cache *cache = caches->oldest; cache; cache = cache->newer) {
+        if (cache->caller != caller || is_expired(cache, now_ms)) continue;
+        if (*written < room) describe(caches, cache, &infos[(*written)++]);
+        ++*count;
+    }
+    pthread_mutex_unlock(&caches->lock);
+}
+
+static attn_status check_length(int64_t length, int64_t most, attn_error *err)
+{
+    if (length <= most) return ATTN_OK;
+    return attn_fail(err, ATTN_INVALID, "/length", "length: is %lld, the cache has %lld positions", (long long)length,
+                     (long long)most);
+}
+
+static attn_status fork_of(struct caches *caches, const struct cache *from, struct caller *caller, int64_t length,
+                           struct cache_info *info, attn_error *err)
+{
+    const int64_t has = from->truncate_to >= 0 ? from->truncate_to : from->length;
+    if (length < 0) length = has;
+    attn_status status = check_length(length, has, err);
+    if (status == ATTN_OK) status = admit(caches, caller, err);
+    if (status != ATTN_OK) return status;
+    struct cache *cache = new_cache(caches, caller, err);
+    if (cache == NULL) return err ? err->status : ATTN_NO_MEMORY;
+    cache->shape = from->shape;
+    cache->pool = from->pool;
+    cache->page_bytes = from->page_bytes;
+    cache->run = from->run;
+    cache->ttl_ms = from->ttl_ms;
+    cache->used_ms = clock_ms();
+    const int64_t count = cache_pages_for(from, length);
+    if (!cache_reserve(cache, count) || !copy_scale(&cache->k_scale, from->k_scale, from->shape.kv_heads) ||
+        !copy_scale(&cache->v_scale, from->v_scale, from->shape.kv_heads)) {
+        cache_free(cache);
+        return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+    }
+    for (int64_t i = 0; i < count; i++) {
+        cache->pages[i] = from->pages[i];
+        pages_hold(cache_pages_of(caches, cache), cache->pages[i]);
+    }
+    cache->count = count;
+    cache->length = length;
+    link_in(caches, cache);
+    describe(caches, cache, info);
+    return ATTN_OK;
+}
+
+attn_status caches_fork(struct caches *caches, struct caller *caller, const char *id, int64_t length,
+                        struct cache_info *info, attn_error *err)
+{
+    attn_status status = ATTN_NOT_FOUND;
+    pthread_mutex_lock(&caches->lock);
+    struct cache *from = cache_find(caches, caller, id, "", "this cache", err);
+    if (from) {
+        from->used_ms = clock_ms(); /* before admit(), which may forget what has expired */
+        status = fork_of(caches, from, caller, length, info, err);
+    }
+    pthread_mutex_unlock(&caches->lock);
+    return status;
+}
+
+attn_status caches_truncate(struct caches *caches, const struct caller *caller, const char *id, int64_t length,
+                            struct cache_info *info, attn_error *err)
+{
+    attn_status status = ATTN_NOT_FOUND;
+    pthread_mutex_lock(&caches->lock);
+    struct cache *cache = cache_find(caches, caller, id, "", "this cache", err);
+    if (cache) {
+        status = check_length(length, cache->truncate_to >= 0 ? cache->truncate_to : cache->length, err);
+        cache->used_ms = clock_ms();
+        if (status == ATTN_OK && cache->users > 0) cache->truncate_to = length;
+        else if (status == ATTN_OK) cache_keep_first(caches, cache, length);
+        if (status == ATTN_OK) describe(caches, cache, info);
+    }
+    pthread_mutex_unlock(&caches->lock);
+    return status;
+}
+
+attn_status caches_delete(struct caches *caches, const struct caller *caller, const char *id, attn_error *err)
+{
+    pthread_mutex_lock(&caches->lock);
+    struct cache *cache = cache_find(caches, caller, id, "", "this cache", err);
+    if (cache) cache_bury(caches, cache);
+    pthread_mutex_unlock(&caches->lock);
+    return cache ? ATTN_OK : ATTN_NOT_FOUND;
+}
+
+void caches_totals(struct caches *caches, struct caches_totals *totals)
+{
+    pthread_mutex_lock(&caches->lock);
+    *totals =
+        (struct caches_totals){ .caches = caches->count, .expired = caches->expired, .lost_ids = caches->lost_ids };
+    for (int i = 0; i < CONFIG_MAX_DEVICES; i++) {
+        const struct pages *const pages = caches->pools[i].pages;
+        if (pages == NULL) continue;
+        totals->pages += pages_count(pages);
+        totals->shared_pages += pages_shared(pages);
+        totals->used_bytes += (int64_t)pages_used(pages);
+        totals->bytes += (int64_t)pages_bytes(pages);
+    }
+    pthread_mutex_unlock(&caches->lock);
+}

@@ -1,0 +1,145 @@
+/* caches.h: keys and values that stay at the server between requests (/v1/caches): who has which, how long each is, and
+ * what a step that reads or extends some of them has to do.
+ *
+ * A cache is a sequence of positions, each with Hk keys of D and Hk values of Dv numbers. They lie in pages of page_size
+ * positions (work/pages.h) in the memory of one device:
+ *
+ *   page:  | K: [page_size, Hk, D] | V: [page_size, Hk, Dv] |        latent: V is the first Dv columns of K
+ *
+ * A fork shares the pages of what it was made from; a shared page is copied before somebody writes to it. A page is cleared
+ * before it is read, so nobody ever sees what its last owner left.
+ *
+ * A step is one request's work on its caches (decode, append):
+ *
+ *   caches_look()    HTTP thread     are they there, do they fit? What is planned is checked, nothing is held
+ *   caches_begin()   loop            now: pages are taken, moves and page table are written. Later, while another step is on
+ *                                    one of them; a step that appends is alone on its caches, others may share
+ *   (the device does the moves and computes)
+ *   caches_end()     loop            commit: the caches are longer; or not: they are as they were. All of them, or none
+ *
+ * What is asked of a cache meanwhile: get and fork see it as it was before the step; truncate and delete take effect when the
+ * step has ended, and are answered at once.
+ *
+ * An id is 20 bytes in hexadecimal: 4 that this process drew when it started, so that an id of before a restart is known
+ * as such, and 16 random ones. It belongs to the caller who made it; to others there is no such cache. Thread-safe, one lock.
+ *
+ * Source: PagedAttention (arXiv:2309.06180). */
+#ifndef CACHES_H
+#define CACHES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/attention.h"
+#include "server/base/limits.h"
+
+struct caches;
+struct caller;
+struct cache;
+
+enum { CACHE_ID_CHARS = 40, CACHE_ID_BYTES = CACHE_ID_CHARS + 1 };
+
+/* What all positions of a cache have in common. */
+struct cache_shape {
+    int64_t kv_heads, head_dim, head_dim_v;
+    attn_dtype dtype;
+    bool
+        latent; /* values are the first head_dim_v numbers of the keys, and are not stored (Multi-head Latent Attention) */
+    int page_size; /* positions */
+};
+
+struct cache_info {
+    char id[CACHE_ID_BYTES];
+    struct cache_shape shape;
+    int64_t length; /* positions */
+    int64_t pages, shared_pages;
+    int64_t page_bytes;
+    int64_t ttl_ms, expires_in_ms; /* since it was last used, and from now on */
+    const char *device;
+};
+
+/* No pool yet. At most max_count caches. NULL when out of memory. */
+struct caches *caches_new(int max_count);
+void caches_free(struct caches *caches); /* NULL is fine. No step is under way */
+
+/* The memory of one device, whose number in devices.h is `device`: `bytes` from `memory` on, 64-byte aligned. Before the
+ * first request. */
+attn_status caches_add_pool(struct caches *caches, int device, const char *name, void *memory, size_t bytes,
+                            attn_error *err);
+
+/* ---- Caches: any thread, no waiting ------------------------------------------------------------------------------ */
+
+/* Errors: INVALID, UNSUPPORTED (sizes), TOO_LARGE (a page is more than the pool), QUOTA, FULL (no pool, or too many caches).
+ * Scales may be NULL; else kv_heads of each, for float8_e4m3fn. */
+attn_status caches_create(struct caches *caches, struct caller *caller, const struct cache_shape *shape,
+                          const float *k_scale, const float *v_scale, int64_t ttl_ms, struct cache_info *info,
+                          attn_error *err);
+attn_status caches_get(struct caches *caches, const struct caller *caller, const char *id, struct cache_info *info,
+                       attn_error *err);
+/* Those of the caller, at most `room` of them, oldest first; *count says how many there are. */
+void caches_list(struct caches *caches, const struct caller *caller, struct cache_info *infos, int room, int *written,
+                 int *count);
+/* A new cache of the first `length` positions (-1: all). */
+attn_status caches_fork(struct caches *caches, struct caller *caller, const char *id, int64_t length,
+                        struct cache_info *info, attn_error *err);
+attn_status caches_truncate(struct caches *caches, const struct caller *caller, const char *id, int64_t length,
+                            struct cache_info *info, attn_error *err);
+attn_status caches_delete(struct caches *caches, const struct caller *caller, const char *id, attn_error *err);
+
+/* Forgets what nobody used for its time to live. */
+void caches_expire(struct caches *caches, int64_t now_ms);
+
+struct caches_totals {
+    int64_t caches, pages, shared_pages, used_bytes, bytes;
+    int64_t expired, lost_ids; /* since the start: caches that expired, ids of another process that were asked for */
+};
+void caches_totals(struct caches *caches, struct caches_totals *totals);
+
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
+
+/* What a step is made of, from caches_look() until caches_drop_step(). */
+struct cache_step {
+    struct caches *caches;
+    struct caller *caller;
+    char (*ids)[CACHE_ID_BYTES]; /* [rows]: whoever made the step keeps them */
+    int rows;
+    int64_t append;    /* positions that each row gains; 0: none */
+    const char *k, *v; /* those, row by row, whoever made the step sets them before it begins; v NULL: latent */
+    int64_t k_row_bytes, v_row_bytes; /* of one row of them */
+
+    struct cache_shape shape; /* of all its caches */
+    int device;               /* where they are */
+    const char *pool;         /* address of page 0 there */
+    size_t pool_bytes, page_bytes;
+    size_t granule;          /* bytes from one page number to the next */
+    bool k_scaled, v_scaled; /* they have scales */
+    int64_t most;            /* pages of the longest row */
+    int32_t *lengths;        /* [rows]: after the step; as it seems until it has begun */
+
+    bool begun;
+    int32_t *table;           /* [rows, most]: page numbers, in the memory that caches_begin() was given, as are: */
+    int32_t *table_lengths;   /* [rows]: the lengths again */
+    float *k_scale, *v_scale; /* [rows, kv_heads], or NULL */
+    attn_move *moves;         /* what the device does before it computes */
+    int64_t move_count;
+    struct cache_row *row; /* caches.c's */
+};
+
+/* Makes a step: are they there, and do they go together? `rows` is at most CACHES_ROWS. Errors name the row: NOT_FOUND,
+ * INVALID (shapes differ, devices differ, the same cache twice in a step that appends), TOO_LARGE. On an error too
+ * caches_drop_step() is called. */
+attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
+                        int64_t append, struct cache_step *step, attn_error *err);
+
+/* How much memory its tables need now, 64-byte aligned. Sets step->most. */
+size_t caches_table_bytes(struct cache_step *step);
+
+/* *wait: not now, another step is on one of them (or an older one waits for one: `scan` is the number of this look at all
+ * that wait, from the oldest on, and not 0). Otherwise the step has begun, or this is why it cannot: NOT_FOUND, FULL,
+ * QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes() said). `memory` is for the tables. */
+attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
+/* The device is done with it: the caches are longer, or as they were. A step that has not begun is left alone. */
+void caches_end(struct cache_step *step, bool commit);
+void caches_drop_step(struct cache_step *step); /* its own memory; it has ended */
+
+#endif

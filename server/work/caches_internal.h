@@ -1,0 +1,93 @@
+/* caches_internal.h: what caches.c (the table) and cache_steps.c share; caches.h is what others see. */
+#ifndef CACHES_INTERNAL_H
+#define CACHES_INTERNAL_H
+
+#include <pthread.h>
+
+#include "server/work/caches.h"
+#include "server/work/pages.h"
+
+enum { PROCESS_BYTES = 4, KEY_BYTES = CACHE_ID_CHARS / 2, BUCKETS = 1 << 12 };
+
+struct pool {
+    struct pages *pages;
+    const char *device;
+};
+
+struct cache {
+    uint8_t key[KEY_BYTES];
+    struct cache *chain;         /* in its bucket */
+    struct cache *older, *newer; /* of all caches */
+    struct caller *caller;       /* a reference */
+    struct cache_shape shape;
+    float *k_scale, *v_scale; /* [kv_heads], or NULL */
+    int pool;
+    size_t page_bytes;
+    int32_t run; /* granules of a page */
+    int64_t length;
+    int32_t *pages;
+    int64_t count, room;
+    int64_t ttl_ms, used_ms;
+    int users;
+    bool writing, dead;
+    int64_t truncate_to; /* -1: nothing waits */
+    uint64_t wanted;     /* the last scan in which a step waited for it */
+    uint64_t looked;     /* the last caches_look() that named it */
+};
+
+struct caches {
+    pthread_mutex_t lock;
+    uint8_t process[PROCESS_BYTES]; /* how the ids of this process begin */
+    int max_count, count;
+    int64_t expired, lost_ids;
+    uint64_t looks;
+    struct pool pools[CONFIG_MAX_DEVICES];
+    struct cache *buckets[BUCKETS];
+    struct cache *oldest, *newest;
+    struct cache *looked_at; /* where caches_expire() goes on; NULL: at the oldest */
+};
+
+/* What a step does to one of its caches. */
+struct cache_row {
+    struct cache *cache;
+    int64_t before; /* its length */
+    int64_t first;  /* the page from which on its pages become `pages` */
+    int64_t count;  /* of those */
+    int32_t *pages; /* of the step */
+    bool copied;    /* pages[0] replaces a page that is shared */
+};
+
+static inline struct pages *cache_pages_of(const struct caches *caches, const struct cache *cache)
+{
+    return caches->pools[cache->pool].pages;
+}
+
+static inline int64_t cache_pages_for(const struct cache *cache, int64_t length)
+{
+    return length / cache->shape.page_size + (length % cache->shape.page_size != 0);
+}
+
+static inline int64_t cache_run_bytes(const struct caches *caches, const struct cache *cache)
+{
+    return (int64_t)cache->run * (int64_t)pages_granule(cache_pages_of(caches, cache));
+}
+
+/* All with the lock held. */
+
+/* The cache of this id that this caller may use; NULL with the reason in *err, which names `member` and begins with `what`. */
+struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
+                         const char *what, attn_error *err);
+/* A reference less; the last one's bytes are no longer the caller's. */
+void cache_drop_page(struct caches *caches, struct cache *cache, int32_t page);
+/* May its caller have `more` bytes of pages? */
+bool cache_may_hold(const struct caches *caches, const struct cache *cache, int64_t more);
+/* It has the first `length` positions from now on. */
+void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);
+/* Makes room for `count` page numbers in all; false when out of memory. */
+bool cache_reserve(struct cache *cache, int64_t count);
+/* It is found by nobody, and its pages are free when the last step on it has ended. */
+void cache_bury(struct caches *caches, struct cache *cache);
+/* Buries all that nobody used for their time to live. */
+void caches_expire_all(struct caches *caches, int64_t now_ms);
+
+#endif

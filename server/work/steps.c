@@ -1,0 +1,223 @@
+/* steps.c: see steps.h.
+ *
+ * The problem of a decode is a forward with page_table (kernels/attention.h): k and v are the pool, and a page is called by its
+ * granule, so the stride of the page axis is the granule whatever a page holds:
+ *
+ *   k[page, slot, head, column] = pool + page * granule + ((slot * Hk + head) * D + column) * bytes
+ *   v                           = the same behind the keys of the page, with Dv; latent: the keys themselves */
+#include "server/work/steps.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/base/metrics.h"
+#include "server/work/caches.h"
+
+_Static_assert((int)PROTO_MAX_CACHES == (int)CACHES_ROWS, "a body may name as many caches as a step takes");
+
+struct job_step {
+    struct cache_step step;
+    char (*ids)[CACHE_ID_BYTES];
+    int32_t *table; /* all zeros: until it has begun, for the check of the problem */
+};
+
+/* ---- Prepare ----------------------------------------------------------------------------------------------------- */
+
+/* An id of another length cannot be one of ours; it is passed on cut, and found to be unknown. */
+static void copy_id(char to[CACHE_ID_BYTES], const char *from)
+{
+    const size_t length = strnlen(from, CACHE_ID_BYTES - 1);
+    memcpy(to, from, length);
+    to[length] = '\0';
+    if (from[length] != '\0') to[0] = '\0';
+}
+
+/* One size of what is appended. */
+static attn_status check_size(attn_tensor_id id, const attn_tensor *t, int axis, int64_t want, const char *of,
+                              attn_error *err)
+{
+    const char *const name = attn_tensors[id].name;
+    char member[32];
+    if (t->shape[axis] == want) return ATTN_OK;
+    snprintf(member, sizeof member, "/%s/shape/%d", name, axis);
+    return attn_fail(err, ATTN_INVALID, member, "%s: shape[%d] is %lld, must be %lld, %s", name, axis,
+                     (long long)t->shape[axis], (long long)want, of);
+}
+
+static attn_status check_new(const struct job *job, const struct cache_step *step, attn_tensor_id id, int64_t columns,
+                             const char *columns_of, attn_error *err)
+{
+    const attn_tensor *const t = &job->call->items[0].problem.tensor[id];
+    const char *const name = attn_tensors[id].name;
+    const int first = t->rank - 3; /* the axis of positions */
+    char member[32];
+    attn_status status = ATTN_OK;
+    if (t->dtype != step->shape.dtype) {
+        snprintf(member, sizeof member, "/%s/dtype", name);
+        return attn_fail(err, ATTN_INVALID, member, "%s: dtype is %s, must be %s, the cache's", name,
+                         attn_dtype_name(t->dtype), attn_dtype_name(step->shape.dtype));
+    }
+    if (first == 1) status = check_size(id, t, 0, step->rows, "a row for each cache", err);
+    if (status == ATTN_OK) status = check_size(id, t, first, step->append, "k's positions", err);
+    if (status == ATTN_OK) status = check_size(id, t, first + 1, step->shape.kv_heads, "the cache's kv_heads", err);
+    if (status == ATTN_OK) status = check_size(id, t, first + 2, columns, columns_of, err);
+    return status;
+}
+
+/* k and v, where they are given, fit the caches. */
+static attn_status take_new(struct job *job, struct cache_step *step, attn_error *err)
+{
+    attn_problem *const p = &job->call->items[0].problem;
+    attn_status status;
+    if (p->k.rank == 0) {
+        if (p->v.rank == 0) return ATTN_OK;
+        return attn_fail(err, ATTN_INVALID, "/v", "v: is given without k");
+    }
+    if (step->shape.latent != (p->v.rank == 0))
+        return attn_fail(err, ATTN_INVALID, "/v",
+                         step->shape.latent ? "v: cannot be given, the values of a latent cache are part of its keys"
+                                            : "v: is missing, each position has a key and a value");
+    status = check_new(job, step, ATTN_T_k, step->shape.head_dim, "the cache's head_dim", err);
+    if (status == ATTN_OK && p->v.rank)
+        status = check_new(job, step, ATTN_T_v, step->shape.head_dim_v, "the cache's head_dim_v", err);
+    step->k = p->k.data;
+    step->v = p->v.rank ? p->v.data : NULL;
+    return status;
+}
+
+/* q fits the caches: said here, for whoever sent q did not send k. */
+static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, attn_error *err)
+{
+    if (q->dtype != s->dtype && s->dtype != ATTN_F8E4M3)
+        return attn_fail(err, ATTN_INVALID, "/q/dtype", "q: dtype is %s, must be %s, the caches'",
+                         attn_dtype_name(q->dtype), attn_dtype_name(s->dtype));
+    if (q->shape[2] % s->kv_heads != 0)
+        return attn_fail(err, ATTN_INVALID, "/q/shape/2",
+                         "q: shape[2] is %lld, must be a multiple of %lld, the caches' kv_heads",
+                         (long long)q->shape[2], (long long)s->kv_heads);
+    return check_size(ATTN_T_q, q, 3, s->head_dim, "the caches' head_dim", err);
+}
+
+/* K or V of the pool: columns `columns` from byte `offset` of a page on, of `stored` in memory. */
+static attn_tensor of_pool(const struct cache_step *step, int64_t offset, int64_t columns, int64_t stored)
+{
+    const struct cache_shape *const s = &step->shape;
+    const int64_t element = (int64_t)attn_dtype_bytes(s->dtype), row = s->kv_heads * stored;
+    const int64_t last = (int64_t)(step->pool_bytes - step->page_bytes) / (int64_t)step->granule;
+    return (attn_tensor){ .data = (char *)step->pool + offset,
+                          .dtype = s->dtype,
+                          .rank = 4,
+                          .shape = { last + 1, s->page_size, s->kv_heads, columns },
+                          .stride = { (int64_t)step->granule / element, row, stored, 1 } };
+}
+
+static attn_tensor of_rows(void *data, attn_dtype dtype, int rank, int64_t rows, int64_t columns)
+{
+    return attn_tensor_make(data, dtype, rank, (const int64_t[]){ rows, columns });
+}
+
+/* The problem points at the pool and at the tables of the step. */
+static void point(attn_problem *p, const struct cache_step *step, int32_t *table, int32_t *lengths)
+{
+    const struct cache_shape *const s = &step->shape;
+    const int64_t keys = s->page_size * s->kv_heads * s->head_dim * (int64_t)attn_dtype_bytes(s->dtype);
+    p->k = of_pool(step, 0, s->head_dim, s->head_dim);
+    p->v = s->latent ? of_pool(step, 0, s->head_dim_v, s->head_dim) : of_pool(step, keys, s->head_dim_v, s->head_dim_v);
+    p->page_table = of_rows(table, ATTN_I32, 2, step->rows, step->most);
+    p->seqlens_k = of_rows(lengths, ATTN_I32, 1, step->rows, 0);
+    if (step->k_scaled) p->k_scale = of_rows(step->k_scale, ATTN_F32, 2, step->rows, s->kv_heads);
+    if (step->v_scaled) p->v_scale = of_rows(step->v_scale, ATTN_F32, 2, step->rows, s->kv_heads);
+}
+
+static attn_status prepare_problem(struct job *job, attn_error *err)
+{
+    struct job_step *const own = job->step;
+    proto_item *const item = &job->call->items[0];
+    struct cache_step *const step = &own->step;
+    if (step->most == 0) step->most = 1; /* all are empty */
+    own->table = calloc((size_t)step->rows * (size_t)step->most, sizeof *own->table);
+    if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+    point(&item->problem, step, own->table, step->lengths);
+    return proto_item_prepare(item, err);
+}
+
+attn_status step_prepare(struct job *job, attn_error *err)
+{
+    proto_item *const item = &job->call->items[0];
+    const attn_problem *const p = &item->problem;
+    const bool computes = job->call->op == PROTO_OP_DECODE;
+    const int rows = item->cache_count;
+    attn_status status;
+    assert(job->call->count == 1 && job->step == NULL && rows > 0);
+    if (computes && p->q.shape[0] != rows)
+        return attn_fail(err, ATTN_INVALID, "/caches", "caches: has %d ids, must have %lld, one for each row of q",
+                         rows, (long long)p->q.shape[0]);
+    struct job_step *own = job->step = calloc(1, sizeof *own);
+    if (own == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+    own->ids = calloc((size_t)rows, sizeof *own->ids);
+    if (own->ids == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+    for (int i = 0; i < rows; i++) copy_id(own->ids[i], item->caches[i]);
+    const int64_t append = p->k.rank ? p->k.shape[p->k.rank - 3] : 0;
+    status = caches_look(job->caches, job->caller, own->ids, rows, append, &own->step, err);
+    if (status == ATTN_OK && computes) status = check_q(&p->q, &own->step.shape, err);
+    if (status == ATTN_OK) status = take_new(job, &own->step, err);
+    if (status == ATTN_OK && computes) status = prepare_problem(job, err);
+    job->waits = true;
+    job->home = own->step.device;
+    job->results[0].lengths = own->step.lengths;
+    job->results[0].length_count = rows;
+    return status;
+}
+
+/* ---- Begin and end ----------------------------------------------------------------------------------------------- */
+
+attn_status step_begin(struct job *job, uint64_t scan, bool *wait, attn_error *err)
+{
+    struct cache_step *const step = &job->step->step;
+    const size_t bytes = caches_table_bytes(step);
+    attn_status status = staging_lease(job->staging, job->caller, bytes, &job->tables, err);
+    if (status == ATTN_OK) status = caches_begin(step, scan, job->tables->memory, wait, err);
+    if (status != ATTN_OK || *wait) {
+        staging_release(job->staging, job->tables);
+        job->tables = NULL;
+        return status;
+    }
+    job->tables_used = bytes;
+    job->waits = false;
+    if (job->call->op == PROTO_OP_DECODE) point(&job->call->items[0].problem, step, step->table, step->table_lengths);
+    return ATTN_OK;
+}
+
+static void count(const struct job *job)
+{
+    const struct cache_step *const step = &job->step->step;
+    int64_t attended = 0;
+    for (int i = 0; i < step->rows; i++) attended += step->lengths[i];
+    metrics_add(METRIC_CACHE_TOKENS, "appended", NULL, (double)(step->append * step->rows));
+    if (job->call->op == PROTO_OP_DECODE) metrics_add(METRIC_CACHE_TOKENS, "attended", NULL, (double)attended);
+}
+
+void step_end(struct job *job, bool commit)
+{
+    if (job->step == NULL || !job->step->step.begun) return;
+    if (commit) count(job);
+    caches_end(&job->step->step, commit);
+}
+
+void step_free(struct job *job)
+{
+    if (job->step == NULL) return;
+    caches_drop_step(&job->step->step);
+    free(job->step->ids);
+    free(job->step->table);
+    free(job->step);
+    job->step = NULL;
+}
+
+int64_t step_moves(const struct job *job, const attn_move **moves)
+{
+    *moves = job->step ? job->step->step.moves : NULL;
+    return job->step ? job->step->step.move_count : 0;
+}

@@ -1,0 +1,196 @@
+"""Caches as a client sees them, and a model of them in NumPy: what test_caches.py and the walk (make walk) share.
+
+A model keeps every position in float64 as the server holds it (rounded to the cache's dtype), and computes attention by the definition
+(kernels/README.md) in float64."""
+import json
+
+import numpy as np
+
+import wire
+
+DECODE, CACHES = '/v1/attention/decode', '/v1/caches'
+
+
+def attention(q, k, v, causal=False, scale=None, window=(-1, -1), softcap=0, sinks=None, keep=None):
+    """One row: q [Sq, H, D], k [Sk, Hk, D], v [Sk, Hk, Dv], keep [H or 1, Sq or 1, n] of the last n keys. (out, lse [H, Sq])."""
+    (Sq, H, D), (Sk, Hk, Dv) = q.shape, v.shape
+    k, v = np.repeat(k, H // Hk, 1), np.repeat(v, H // Hk, 1)
+    z = np.einsum('qhd,khd->hqk', q, k) * (1 / np.sqrt(D) if scale is None else scale)
+    if softcap:
+        z = softcap * np.tanh(z / softcap)
+    i, j = np.arange(Sq)[:, None] + Sk - Sq, np.arange(Sk)[None]
+    left, right = window
+    seen = (j <= i if causal else True) & (j >= i - left if left >= 0 else True) & (j <= i + right if right >= 0 else True)
+    seen = np.broadcast_to(seen, (H, Sq, Sk)).copy()
+    if keep is not None:
+        n = keep.shape[-1]
+        seen[..., Sk - n:] &= keep.astype(bool)
+    z = np.where(seen, z, -np.inf)
+    if sinks is not None:
+        z = np.concatenate([z, np.broadcast_to(np.asarray(sinks, float)[:, None, None], (H, Sq, 1))], -1)
+    top = z.max(-1, keepdims=True, initial=-np.inf)
+    top = np.where(np.isfinite(top), top, 0)
+    p = np.exp(z - top)
+    sums = p.sum(-1, keepdims=True)
+    with np.errstate(divide='ignore', invalid='ignore'):
+        lse = (top + np.log(sums))[..., 0]
+        p = np.where(sums > 0, p / sums, 0)[..., :Sk]
+    return np.einsum('hqk,khd->qhd', p, v), lse
+
+
+TOLERANCE = {'float32': 2e-5, 'float16': 4e-3, 'bfloat16': 3e-2}
+
+
+def assert_close(got, want, dtype):
+    assert got.shape == want.shape, (got.shape, want.shape)
+    finite = np.isfinite(want)
+    assert np.array_equal(finite, np.isfinite(got)), (got, want)
+    if finite.any():
+        worst = np.max(np.abs(got[finite] - want[finite]))
+        assert worst <= TOLERANCE[dtype] * max(1, np.max(np.abs(want[finite]))), worst
+
+
+class Cache:
+    """A cache on a server, and its model."""
+
+    def __init__(self, server, kv_heads=2, head_dim=8, head_dim_v=None, dtype='float32', page_size=64, headers=(), **more):
+        self.server, self.headers, self.dtype = server, dict(headers), dtype
+        self.Hk, self.D, self.Dv = kv_heads, head_dim, head_dim_v or head_dim
+        body = {'kv_heads': kv_heads, 'head_dim': head_dim, 'dtype': dtype, 'page_size': page_size, **more}
+        if head_dim_v:
+            body['head_dim_v'] = head_dim_v
+        answer = server.post(CACHES, body, self.headers)
+        assert answer.status == 201, answer
+        self.id = answer.json()['id']
+        assert answer.headers['location'] == f'{CACHES}/{self.id}'
+        self.k, self.v = np.zeros((0, self.Hk, self.D)), np.zeros((0, self.Hk, self.Dv))
+
+    @property
+    def length(self):
+        return len(self.k)
+
+    def path(self, what=''):
+        return f'{CACHES}/{self.id}{what}'
+
+    def info(self):
+        answer = self.server.get(self.path(), self.headers)
+        assert answer.status == 200, answer
+        return answer.json()
+
+    def new(self, rng, count):
+        """count random positions: (k, v) as they will be held."""
+        return tuple(wire.rounded(rng.standard_normal((count, self.Hk, d)), self.dtype) for d in (self.D, self.Dv))
+
+    def grow(self, k, v):
+        self.k, self.v = np.concatenate([self.k, k]), np.concatenate([self.v, v])
+
+    def append(self, rng, count):
+        k, v = self.new(rng, count)
+        answer = self.server.post(self.path('/append'), {'k': wire.tensor(k, self.dtype), 'v': wire.tensor(v, self.dtype)}, self.headers)
+        if answer.status == 200:
+            self.grow(k, v)
+            assert answer.json()['lengths'] == [self.length], answer
+        return answer
+
+    def fork(self, length=None):
+        answer = self.server.post(self.path('/fork'), {} if length is None else {'length': length}, self.headers)
+        assert answer.status == 201, answer
+        other = Cache.__new__(Cache)
+        other.__dict__.update(self.__dict__)
+        other.id = answer.json()['id']
+        end = self.length if length is None else length
+        other.k, other.v = self.k[:end], self.v[:end]
+        return other
+
+    def truncate(self, length):
+        answer = self.server.post(self.path('/truncate'), {'length': length}, self.headers)
+        assert answer.status == 200 and answer.json()['length'] == length, answer
+        self.k, self.v = self.k[:length], self.v[:length]
+
+    def delete(self):
+        answer = self.server.ask('DELETE', self.path(), headers=self.headers)
+        assert answer.status == 204 and answer.body == b'', answer
+
+
+def decode(caches, q, new=None, headers=None, keep=None, **options):
+    """(answer, what it must be): attention of q [B, Sq, H, D] over each row's cache, after `new` [(k, v), ...] was appended."""
+    server, dtype = caches[0].server, caches[0].dtype
+    body = {'q': wire.tensor(q, dtype), 'caches': [c.id for c in caches], **options}
+    if new:
+        body['k'], body['v'] = (wire.tensor(np.stack([pair[i] for pair in new]), dtype) for i in (0, 1))
+    if keep is not None:
+        body['keep_mask'] = wire.tensor(keep, 'uint8')
+    if 'sinks' in options:
+        body['sinks'] = wire.tensor(options['sinks'])
+    answer = server.post(DECODE, body, caches[0].headers if headers is None else headers)
+    if answer.status == 200 and new:
+        for cache, pair in zip(caches, new):
+            cache.grow(*pair)
+    q = wire.rounded(q, dtype)
+    given = {n: x for n, x in options.items() if n in ('causal', 'scale', 'window', 'softcap', 'sinks')}
+    masks = [None if keep is None else np.broadcast_to(keep, (len(caches), *keep.shape[1:]))[b] for b in range(len(caches))]
+    return answer, [attention(q[b], c.k, c.v, keep=masks[b], **given) for b, c in enumerate(caches)]
+
+
+def assert_right(answer, want, caches):
+    assert answer.status == 200, answer
+    told = answer.json()
+    assert told['lengths'] == [c.length for c in caches], told['lengths']
+    out, lse = wire.value(told['out']), wire.value(told['lse'])
+    for b, (o, l) in enumerate(want):
+        assert_close(out[b], o, caches[0].dtype)
+        assert_close(lse[b], l, 'float32' if caches[0].dtype == 'float32' else 'float16')
+
+
+def bits(answer):
+    """The outputs of an answer, to be compared."""
+    told = json.loads(answer.body)
+    return told['out']['data'], told['lse']['data']
+
+
+def walk(server, operations, seed, dtype='float32', most=400, count=12, say=lambda text: None):
+    """A random walk of operations; every answer is compared with the model's. Ends with nothing kept."""
+    rng = np.random.default_rng(seed)
+    caches = []
+    done = {}
+    for n in range(operations):
+        what = rng.choice(['create', 'append', 'decode', 'step', 'fork', 'truncate', 'delete', 'get'], p=[.06, .2, .2, .3, .08, .08, .05, .03])
+        if what == 'create' or not caches:
+            if len(caches) < count:
+                caches.append(Cache(server, dtype=dtype, head_dim_v=5))
+            what = 'create'
+        elif what == 'append':
+            cache = caches[rng.integers(len(caches))]
+            length = int(rng.integers(1, 130))
+            if cache.length + length <= most:
+                answer = cache.append(rng, length)
+                assert answer.status == 200, answer
+        elif what in ('decode', 'step'):
+            rows = [caches[i] for i in rng.permutation(len(caches))[:rng.integers(1, 5)]]
+            Sq = int(rng.choice([1, 1, 1, 2, 5]))
+            if what == 'step' and max(c.length for c in rows) + Sq <= most:
+                new = [c.new(rng, Sq) for c in rows]
+            else:
+                new = None
+            options = [{}, {'causal': True}, {'causal': True, 'window': [17, -1]}, {'softcap': 3.0}, {'sinks': rng.standard_normal(4)}][rng.integers(5)]
+            assert_right(*decode(rows, rng.standard_normal((len(rows), Sq, 4, 8)), new, **options), rows)
+        elif what == 'fork' and len(caches) < count:
+            cache = caches[rng.integers(len(caches))]
+            caches.append(cache.fork(int(rng.integers(cache.length + 1)) if rng.random() < .8 else None))
+        elif what == 'truncate':
+            cache = caches[rng.integers(len(caches))]
+            cache.truncate(int(rng.integers(cache.length + 1)))
+        elif what == 'delete':
+            caches.pop(rng.integers(len(caches))).delete()
+        elif what == 'get':
+            cache = caches[rng.integers(len(caches))]
+            info = cache.info()
+            assert info['length'] == cache.length and info['pages'] == -(-cache.length // 64), info
+        done[what] = done.get(what, 0) + 1
+        if n % 1000 == 999:
+            say(f'{n + 1} operations, {len(caches)} caches')
+    for cache in caches:
+        cache.delete()
+    metrics = server.metrics()
+    assert metrics['attnd_caches'] == 0 and metrics['attnd_cache_pages{kind="all"}'] == 0 and metrics['attnd_cache_bytes{state="used"}'] == 0
+    return done

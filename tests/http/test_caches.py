@@ -1,0 +1,391 @@
+"""Caches: keys and values that stay. Every answer is compared with a model in NumPy (caches.py), on the CPU and on a device with memory
+of its own (attnd-fake); whose a cache is, what a failed step leaves, a full pool, requests at the same time, and restarts."""
+import json
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import service
+import wire
+from caches import CACHES, DECODE, Cache, assert_right, attention, bits, decode, walk
+from service import eventually
+from test_safetensors import MEDIA, read, write
+
+ALICE, BOB = {'Authorization': 'Bearer alice'}, {'Authorization': 'Bearer bob'}
+
+
+@pytest.fixture(params=['cpu', 'fake'])
+def anywhere(request, serve):
+    """A server whose device computes in staging memory, and one whose device copies."""
+    def start(*options, **more):
+        if request.param == 'fake':
+            more = {'binary': service.FAKE, 'env': {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': ''}, **more}
+        return serve('--cpu-threads', 2, *options, **more)
+    return start
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(20261123)
+
+
+# ---- Numbers ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.limit(120)
+def test_a_random_walk_is_what_its_model_is(anywhere):
+    done = walk(anywhere('--kv-bytes', '8M'), 300 if not service.SANITIZED else 100, 20261123)
+    assert set(done) == {'create', 'append', 'decode', 'step', 'fork', 'truncate', 'delete', 'get'}, done
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+def test_the_half_precision_dtypes(server, rng, dtype):
+    cache = Cache(server, kv_heads=2, head_dim=64, dtype=dtype, page_size=128)
+    cache.append(rng, 300)
+    for Sq in 1, 7:
+        assert_right(*decode([cache], rng.standard_normal((1, Sq, 8, 64)), [cache.new(rng, Sq)], causal=True), [cache])
+    cache.delete()
+
+
+def test_an_empty_cache_is_attended_to_by_nobody(server, rng):
+    cache = Cache(server)
+    answer, want = decode([cache], rng.standard_normal((1, 2, 4, 8)))
+    assert_right(answer, want, [cache])
+    assert np.all(wire.value(answer.json()['out']) == 0)
+    assert_right(*decode([cache], rng.standard_normal((1, 2, 4, 8)), [cache.new(rng, 2)], causal=True), [cache])
+    cache.delete()
+
+
+def test_rows_of_different_lengths_and_more_keys_than_queries(server, rng):
+    caches = [Cache(server) for _ in range(5)]
+    for cache, length in zip(caches, [0, 1, 63, 64, 200]):
+        if length:
+            cache.append(rng, length)
+    new = [c.new(rng, 70) for c in caches]  # a prompt, of which only the last queries are wanted
+    assert_right(*decode(caches, rng.standard_normal((5, 3, 4, 8)), new, causal=True), caches)
+    for cache in caches:
+        cache.delete()
+
+
+def test_a_row_has_the_bits_that_it_has_alone(server, rng):
+    caches = [Cache(server, kv_heads=2, head_dim=64, dtype='float16', page_size=128) for _ in range(4)]
+    for cache, length in zip(caches, [5, 700, 1300, 128]):
+        cache.append(rng, length)
+    forked = caches[2].fork()
+    rows = [*caches, forked]
+    q = rng.standard_normal((5, 1, 8, 64))
+    q[4] = q[2]
+    together = decode(rows, q)[0].json()
+    out, lse = wire.value(together['out']), wire.value(together['lse'])
+    for b, cache in enumerate(rows):
+        alone = decode([cache], q[b:b + 1])[0].json()
+        assert np.array_equal(wire.value(alone['out'])[0], out[b]) and np.array_equal(wire.value(alone['lse'])[0], lse[b]), b
+    assert np.array_equal(out[2], out[4])  # on the shared pages
+    for cache in rows:
+        cache.delete()
+
+
+def test_a_cache_gives_the_bits_that_sending_the_keys_gives(server, rng):
+    cache = Cache(server, kv_heads=2, head_dim=64, dtype='float16')
+    cache.append(rng, 500)
+    q = rng.standard_normal((1, 1, 8, 64))
+    sent = server.forward(q=wire.tensor(q, 'float16'), k=wire.tensor(cache.k[None], 'float16'), v=wire.tensor(cache.v[None], 'float16'))
+    assert bits(sent) == bits(decode([cache], q)[0])
+    cache.delete()
+
+
+# ---- Formats ------------------------------------------------------------------------------------------------------------
+
+
+def test_safetensors_append_and_decode(server, rng):
+    cache = Cache(server)
+    k, v = cache.new(rng, 100)
+    body = write({'k': wire.tensor(k), 'v': wire.tensor(v)})
+    answer = server.post(cache.path('/append'), body, {'Content-Type': MEDIA, 'Accept': 'application/json'})
+    assert answer.status == 200 and answer.json()['lengths'] == [100], answer
+    cache.grow(k, v)
+    q = rng.standard_normal((1, 3, 4, 8))
+    body = write({'q': wire.tensor(q)}, {'caches': json.dumps([cache.id]), 'causal': 'true'})
+    answer = server.post(DECODE, body, {'Content-Type': MEDIA})
+    assert answer.status == 200 and answer.headers['content-type'] == MEDIA, answer
+    tensors, facts = read(answer.body)
+    assert facts['lengths'] == [100]
+    out = np.frombuffer(tensors['out'][2], np.float32).reshape(tensors['out'][1])
+    assert np.allclose(out[0], attention(wire.rounded(q, 'float32')[0], cache.k, cache.v, causal=True)[0], atol=1e-5)
+    cache.delete()
+
+
+# ---- Whose --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cache_is_its_tokens_alone(serve, tmp_path, rng):
+    (tmp_path / 'tokens').write_text('alice\nbob\n')
+    server = serve('--token-file', tmp_path / 'tokens')
+    server.page_headers = ALICE
+    cache = Cache(server, headers=ALICE)
+    cache.append(rng, 10)
+    asked = [server.get(cache.path(), BOB), server.ask('DELETE', cache.path(), headers=BOB), server.post(cache.path('/fork'), {}, BOB),
+             server.post(cache.path('/truncate'), {'length': 0}, BOB), decode([cache], np.zeros((1, 1, 4, 8)), headers=BOB)[0],
+             server.post(cache.path('/append'), {'k': wire.tensor(np.zeros((1, 2, 8))), 'v': wire.tensor(np.zeros((1, 2, 8)))}, BOB)]
+    assert [a.status for a in asked] == [404] * 6, asked
+    unknown = server.get(f'{CACHES}/{cache.id[:-1]}{"0" if cache.id[-1] != "0" else "1"}', BOB)
+    assert {**unknown.json(), 'request_id': ''} == {**asked[0].json(), 'request_id': ''}
+    assert server.get(CACHES, BOB).json() == {'count': 0, 'caches': []}
+    assert [c['id'] for c in server.get(CACHES, ALICE).json()['caches']] == [cache.id]
+    assert server.get(cache.path()).status == 401
+    assert_right(*decode([cache], np.ones((1, 1, 4, 8))), [cache])
+
+
+def test_a_token_has_its_share_of_the_pool(serve, tmp_path, rng):
+    (tmp_path / 'tokens').write_text('alice\nbob\n')
+    server = serve('--token-file', tmp_path / 'tokens', '--kv-bytes', '1M', '--token-share', 50)
+    mine, theirs = Cache(server, headers=ALICE), Cache(server, headers=BOB)  # 8 KiB a page of 64 positions
+    assert mine.append(rng, 64 * 64).status == 200
+    answer = mine.append(rng, 1)
+    assert answer.status == 429 and '--token-share' in answer.json()['detail'], answer
+    assert theirs.append(rng, 64 * 64).status == 200
+    mine.truncate(64 * 64 - 1)
+    assert mine.append(rng, 1).status == 200
+
+
+def test_an_id_of_before_a_restart_is_known_as_such(serve, rng):
+    first = serve()
+    cache = Cache(first)
+    cache.append(rng, 3)
+    second = serve()
+    answer = second.get(cache.path())
+    assert answer.status == 404 and 'another process of attnd, before a restart or elsewhere' in answer.json()['detail'], answer
+    assert second.metric('attnd_cache_ends_total', why='lost') == 1
+    assert 'unknown, deleted or expired' in first.get(CACHES + '/nonsense').json()['detail']
+
+
+@pytest.mark.limit(90)
+def test_a_server_that_is_killed_in_the_middle_never_shows_stale_bytes(serve, rng):
+    """The child of a supervisor: what comes after it knows none of its caches, and hands out cleared pages."""
+    server = serve('--supervise', '--kv-bytes', '1M')
+    cache = Cache(server)
+    cache.append(rng, 500)
+    child = int(open(f'/proc/{server.pid}/task/{server.pid}/children').read().split()[0])
+    os.kill(child, signal.SIGKILL)
+
+    def answers():
+        try:
+            return server.get(cache.path()).status
+        except OSError:
+            return None
+    assert eventually(lambda: answers() == 404, seconds=30)
+    fresh = Cache(server)
+    assert_right(*decode([fresh], rng.standard_normal((1, 1, 4, 8)), [fresh.new(rng, 1)]), [fresh])
+    assert decode([cache], np.zeros((1, 1, 4, 8)))[0].status == 404
+
+
+# ---- Bounds -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_pool_answers_507_and_loses_nothing(anywhere, rng):
+    server = anywhere('--kv-bytes', '256K')  # 32 pages of 64 positions
+    a, b = Cache(server), Cache(server)
+    assert a.append(rng, 20 * 64).status == 200
+    assert b.append(rng, 10 * 64).status == 200
+    answer, _ = decode([a, b], rng.standard_normal((2, 1, 4, 8)), [c.new(rng, 100) for c in (a, b)])  # two pages each: two are left
+    assert answer.status == 507 and answer.json()['code'] == 'storage-full', answer
+    assert '--kv-bytes' in answer.json()['detail']
+    assert [a.info()['length'], b.info()['length']] == [20 * 64, 10 * 64]
+    assert server.metric('attnd_cache_pages', kind='all') == 30
+    assert_right(*decode([a, b], rng.standard_normal((2, 1, 4, 8)), [c.new(rng, 64) for c in (a, b)]), [a, b])
+    assert b.append(rng, 1).status == 507
+    a.delete()
+    assert b.append(rng, 1).status == 200
+    assert_right(*decode([b], rng.standard_normal((1, 1, 4, 8))), [b])
+
+
+def test_a_fork_copies_nothing_until_somebody_writes(anywhere, rng):
+    server = anywhere('--kv-bytes', '1M')
+    cache = Cache(server)
+    cache.append(rng, 1000)
+    pages = server.metric('attnd_cache_pages', kind='all')
+    forks = [cache.fork() for _ in range(32)]
+    assert server.metric('attnd_cache_pages', kind='all') == pages == 16
+    assert server.metric('attnd_cache_pages', kind='shared') == 16
+    new = [c.new(rng, 1) for c in forks[:4]]
+    assert_right(*decode(forks[:4], rng.standard_normal((4, 1, 4, 8)), new), forks[:4])
+    assert server.metric('attnd_cache_pages', kind='all') == 20  # the last page of each
+    assert_right(*decode([cache, *forks], rng.standard_normal((33, 1, 4, 8))), [cache, *forks])
+    for c in [cache, *forks]:
+        c.delete()
+    assert server.metric('attnd_cache_pages', kind='all') == 0
+
+
+def test_what_nobody_uses_is_gone_after_its_time(serve, rng):
+    server = serve()
+    cache = Cache(server, ttl_s=1)
+    cache.append(rng, 10)
+    assert eventually(lambda: server.metric('attnd_caches') == 0, seconds=20)
+    assert cache.append(rng, 1).status == 404
+    assert server.metric('attnd_cache_ends_total', why='expired') == 1
+    assert server.metric('attnd_cache_pages', kind='all') == 0
+
+
+def test_no_caches_where_there_is_no_pool(serve):
+    server = serve('--kv-bytes', 0)
+    answer = server.post(CACHES, {'kv_heads': 1, 'head_dim': 8, 'dtype': 'float32'})
+    assert answer.status == 507 and '--kv-bytes 0' in answer.json()['detail'], answer
+
+
+# ---- Steps at the same time, and steps that fail -------------------------------------------------------------------------
+
+
+def test_clients_that_append_to_one_cache_come_one_after_the_other(anywhere, rng):
+    server = anywhere('--kv-bytes', '4M')
+    cache = Cache(server)
+    wrong = []
+
+    def client(tag):
+        for n in range(15):
+            x = np.full((1, 2, 2, 8), tag * 100 + n, np.float32)
+            answer = server.post(DECODE, {'q': wire.tensor(np.zeros((1, 1, 4, 8))), 'caches': [cache.id], 'k': wire.tensor(x), 'v': wire.tensor(x)})
+            if answer.status != 200 or answer.json()['lengths'][0] % 2:
+                wrong.append(answer)
+    threads = [threading.Thread(target=client, args=(tag,)) for tag in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong, wrong[0]
+    assert cache.info()['length'] == 8 * 15 * 2
+    # Every pair lies together, each once: the values are read back one by one, by a window of one key.
+    q = np.zeros((1, 240, 4, 8))
+    told = server.post(DECODE, {'q': wire.tensor(q), 'caches': [cache.id], 'causal': True, 'window': [0, 0]}).json()
+    values = wire.value(told['out'])[0, :, 0, 0]
+    assert np.array_equal(values[::2], values[1::2])
+    assert sorted(values[::2]) == sorted(tag * 100 + n for tag in range(8) for n in range(15))
+    for tag in range(8):  # each client's in its order
+        mine = [x for x in values[::2] if x // 100 == tag]
+        assert mine == sorted(mine)
+
+
+@pytest.fixture
+def gate(tmp_path):
+    path = str(tmp_path / 'gate')
+    open(path, 'w').close()
+    yield path
+    if os.path.exists(path):
+        os.unlink(path)
+
+
+def test_a_step_that_is_given_up_leaves_its_cache_as_it_was(serve, rng, gate):
+    server = serve('--cpu-threads', 1, '--kv-bytes', '1M', binary=service.FAKE,
+                   env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': f'hold={gate}@2'})
+    cache = Cache(server)
+    assert_right(*decode([cache], rng.standard_normal((1, 1, 4, 8)), [cache.new(rng, 1)]), [cache])
+    x = wire.tensor(np.full((1, 3, 2, 8), 77.0))
+    body = {'q': wire.tensor(np.zeros((1, 1, 4, 8))), 'caches': [cache.id], 'k': x, 'v': x}
+    answer = server.post(DECODE, body, {'X-Request-Timeout-Ms': '300'})
+    assert answer.status == 504, answer
+    assert cache.info()['length'] == 1
+    waiting = []
+    thread = threading.Thread(target=lambda: waiting.append(decode([cache], np.ones((1, 1, 4, 8)))))
+    thread.start()  # it waits for the device to be done with the one before
+    assert eventually(lambda: server.metric('attnd_inflight_requests', state='queued') == 1)
+    os.unlink(gate)
+    thread.join()
+    assert_right(*waiting[0], [cache])
+    assert cache.info()['length'] == 1 and server.metric('attnd_cache_pages', kind='all') == 1
+
+
+def test_a_batch_that_fails_leaves_its_caches_as_they_were(serve, rng):
+    server = serve('--cpu-threads', 1, '--kv-bytes', '1M', binary=service.FAKE,
+                   env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': 'launch.err=2@2'})
+    cache = Cache(server)
+    assert_right(*decode([cache], rng.standard_normal((1, 1, 4, 8)), [cache.new(rng, 60)]), [cache])
+    failed, _ = decode([cache], rng.standard_normal((1, 1, 4, 8)), [cache.new(rng, 60)])
+    assert failed.status in (500, 503), failed
+    assert cache.info()['length'] == 60 and server.metric('attnd_cache_pages', kind='all') == 1
+    assert_right(*decode([cache], rng.standard_normal((1, 1, 4, 8)), [cache.new(rng, 60)]), [cache])
+
+
+def test_truncate_and_delete_beside_a_step(serve, rng, gate):
+    server = serve('--cpu-threads', 1, '--kv-bytes', '1M', binary=service.FAKE,
+                   env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': f'hold={gate}@1,hold={gate}@2'})
+    a, b = Cache(server), Cache(server)
+    answers = []
+
+    def step(cache):
+        answers.append(decode([cache], np.ones((1, 1, 4, 8)), [cache.new(rng, 50)])[0])
+    threads = [threading.Thread(target=step, args=(c,)) for c in (a, b)]
+    for t in threads:
+        t.start()
+    assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 2)
+    b.delete()
+    assert server.get(b.path()).status == 404
+    os.unlink(gate)
+    for t in threads:
+        t.join()
+    assert [x.status for x in answers] == [200, 200], answers
+    assert a.info()['length'] == 50
+    assert server.metric('attnd_cache_pages', kind='all') == 1
+
+
+# ---- What is refused -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_refused_names_what_and_why(server, rng):
+    cache, other = Cache(server), Cache(server, head_dim=16)
+    q, kv = wire.tensor(np.zeros((1, 1, 4, 8))), wire.tensor(np.zeros((1, 1, 2, 8)))
+    gone = '0' * 40
+
+    def said(path, body):
+        answer = server.post(path, body)
+        return answer.status, answer.json().get('pointer', ''), answer.json()['detail']
+    for body, want in [
+        ({'q': q}, (400, '/caches', 'caches: is missing, must be ids of POST /v1/caches, one for each row of q')),
+        ({'q': q, 'caches': cache.id}, (400, '/caches', f"caches: is '{cache.id[:24]}")),
+        ({'q': q, 'caches': [cache.id, cache.id]}, (400, '/caches', 'caches: has 2 ids, must have 1, one for each row of q')),
+        ({'q': q, 'caches': []}, (400, '/caches', 'caches: has 0 ids, must have 1 to 1024')),
+        ({'q': q, 'caches': [7]}, (400, '/caches/0', 'caches: [0] is 7, must be an id of POST /v1/caches')),
+        ({'q': q, 'caches': [other.id]}, (400, '/q/shape/3', 'q: shape[3] is 8, must be 16, the caches\' head_dim')),
+        ({'q': wire.tensor(np.zeros((1, 1, 3, 8))), 'caches': [cache.id]}, (400, '/q/shape/2', 'q: shape[2] is 3, must be a multiple of 2, the caches\' kv_heads')),
+        ({'q': wire.tensor(np.zeros((1, 4, 8))), 'caches': [cache.id]}, (400, '/q/shape', 'q: has 3 dimensions, must have 4: [B, Sq, H, D]')),
+        ({'q': q, 'caches': [cache.id], 'k': kv}, (400, '/v', 'v: is missing, each position has a key and a value')),
+        ({'q': q, 'caches': [cache.id], 'v': kv}, (400, '/v', 'v: is given without k')),
+        ({'q': q, 'caches': [cache.id], 'k': wire.tensor(np.zeros((1, 1, 2, 8)), 'float16'), 'v': kv}, (400, '/k/dtype', 'k: dtype is float16, must be float32, the cache\'s')),
+        ({'q': q, 'caches': [cache.id], 'k': kv, 'v': wire.tensor(np.zeros((1, 2, 2, 8)))}, (400, '/v/shape/1', 'v: shape[1] is 2, must be 1, k\'s positions')),
+        ({'q': q, 'caches': [cache.id], 'bias': kv}, (400, '/bias', 'bias: belongs to forward, POST /v1/attention/forward')),
+        ({'q': q, 'caches': [cache.id], 'seqlens_k': kv}, (400, '/seqlens_k', 'seqlens_k: belongs to forward')),
+        ({'q': q, 'caches': [gone]}, (404, '/caches/0', 'caches: [0] was made by another process of attnd')),
+        ({'q': q, 'caches': ['nonsense']}, (404, '/caches/0', 'caches: [0] is unknown, deleted or expired')),
+        ({'requests': []}, (400, '/requests', 'requests: decode takes one problem, with a row of q for each of its caches')),
+    ]:
+        status, pointer, detail = said(DECODE, body)
+        assert (status, pointer) == want[:2] and detail.startswith(want[2]), (body.keys(), status, pointer, detail)
+    two = {'q': wire.tensor(np.zeros((2, 1, 4, 8))), 'caches': [cache.id, cache.id]}
+    assert server.post(DECODE, two).status == 200
+    pair = wire.tensor(np.zeros((2, 1, 2, 8)))
+    status, pointer, detail = said(DECODE, {**two, 'k': pair, 'v': pair})
+    assert (status, pointer) == (400, '/caches/1') and 'fork it first' in detail, detail
+    status, pointer, detail = said(DECODE, {**two, 'caches': [cache.id, other.id]})
+    assert (status, pointer) == (400, '/caches/1') and 'one request takes caches of one shape' in detail, detail
+    status, pointer, detail = said(cache.path('/append'), {'k': kv, 'v': kv})
+    assert (status, pointer) == (400, '/k/shape') and '[S, Hk, D]' in detail, detail
+    status, pointer, detail = said(cache.path('/append'), {'q': q})
+    assert (status, pointer) == (400, '/q') and 'belongs to forward' in detail, detail
+    assert said(cache.path('/append'), {})[2] == 'k: is missing'
+    for body, pointer, detail in [
+        ({'kv_heads': 0, 'head_dim': 8, 'dtype': 'float32'}, '/kv_heads', 'kv_heads: is 0, must be an integer from 1 to 1024'),
+        ({'kv_heads': 1, 'head_dim': 8}, '/dtype', 'dtype: is missing, the body must be like {"kv_heads"'),
+        ({'kv_heads': 1, 'head_dim': 8, 'dtype': 'int32'}, '/dtype', 'dtype: is \'int32\', must be float32, float16, bfloat16 or float8_e4m3fn'),
+        ({'kv_heads': 1, 'head_dim': 8, 'dtype': 'float16', 'page_size': 100}, '/page_size', 'page_size: is 100, must be 64 or 128'),
+        ({'kv_heads': 1, 'head_dim': 8, 'dtype': 'float16', 'heads': 1}, '/heads', 'unknown member \'heads\''),
+        ({'kv_heads': 1, 'head_dim': 8, 'dtype': 'float16', 'k_scale': [1]}, '/k_scale', 'k_scale: belongs to dtype float8_e4m3fn, it is float16'),
+        ({'kv_heads': 2, 'head_dim': 8, 'dtype': 'float8_e4m3fn', 'k_scale': [1]}, '/k_scale', 'k_scale: has 1 numbers, must have 2'),
+    ]:
+        got = said(CACHES, body)
+        assert got[:2] == (400, pointer) and got[2].startswith(detail), got
+    answer = server.post(CACHES, b'{"kv_heads": 1' + b' ' * 40000)
+    assert answer.status == 413, answer
+    assert server.post(CACHES, b'').status == 400
+    for c in cache, other:
+        c.delete()

@@ -1,0 +1,553 @@
+/* Pages and caches: who has which page, what a step does, and that nothing is lost. The memory is real, so the moves of a
+ * step are carried out and what a cache holds is compared with a model: a sequence of numbers. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "server/base/caller.h"
+#include "server/base/clock.h"
+#include "server/work/caches.h"
+#include "server/work/pages.h"
+
+/* ---- Pages ------------------------------------------------------------------------------------------------------- */
+
+static void test_pages_are_runs_of_granules(void **state)
+{
+    (void)state;
+    static char memory[1];
+    struct pages *pages = pages_new(memory, 100 * 4096 + 17, 4096);
+    assert_int_equal(pages_bytes(pages), 100 * 4096);
+    assert_int_equal(pages_run(pages, 1), 1);
+    assert_int_equal(pages_run(pages, 4097), 2);
+    assert_int_equal(pages_run(pages, 100 * 4096), 100);
+    assert_int_equal(pages_run(pages, 100 * 4096 + 1), 0);
+    int32_t taken[33];
+    for (int i = 0; i < 33; i++) {
+        taken[i] = pages_take(pages, 3);
+        assert_int_equal(taken[i], 3 * i);
+    }
+    assert_int_equal(pages_take(pages, 3), -1); /* one granule is left */
+    assert_int_equal(pages_take(pages, 1), 99);
+    assert_int_equal(pages_used(pages), 100 * 4096);
+    assert_int_equal(pages_take(pages, 1), -1);
+    assert_true(pages_drop(pages, taken[7], 3));
+    assert_true(pages_drop(pages, taken[9], 3));
+    assert_int_equal(pages_take(pages, 4), -1); /* six are free, in two pieces */
+    assert_true(pages_drop(pages, taken[8], 3));
+    assert_int_equal(pages_take(pages, 9), 21);
+    pages_free(pages);
+}
+
+static void test_a_page_that_is_shared_stays_until_the_last_drops_it(void **state)
+{
+    (void)state;
+    static char memory[1];
+    struct pages *pages = pages_new(memory, 10 * 4096, 4096);
+    const int32_t page = pages_take(pages, 10);
+    pages_hold(pages, page);
+    pages_hold(pages, page);
+    assert_true(pages_is_shared(pages, page));
+    assert_int_equal(pages_shared(pages), 1);
+    assert_false(pages_drop(pages, page, 10));
+    assert_false(pages_drop(pages, page, 10));
+    assert_false(pages_is_shared(pages, page));
+    assert_int_equal(pages_take(pages, 1), -1);
+    assert_true(pages_drop(pages, page, 10));
+    assert_int_equal(pages_used(pages) + pages_count(pages) + pages_shared(pages), 0);
+    pages_free(pages);
+}
+
+static void test_granules_grow_with_the_memory(void **state)
+{
+    (void)state;
+    assert_int_equal(pages_granule_for(1 << 20), 4096);
+    assert_int_equal(pages_granule_for((size_t)4 << 30), 4096);
+    assert_int_equal(pages_granule_for(((size_t)4 << 30) + ((size_t)1 << 30)), 8192);
+    assert_int_equal(pages_granule_for((size_t)141 << 30), 262144);
+}
+
+/* ---- A pool and its callers -------------------------------------------------------------------------------------- */
+
+enum { HEADS = 2, DIM = 4, DIM_V = 3, PAGE = 64, POOL_BYTES = 64 * 4096 };
+
+struct rig {
+    struct caches *caches;
+    struct caller *caller, *other;
+    char *memory;
+};
+
+static const struct cache_shape shape = { HEADS, DIM, DIM_V, ATTN_F32, false, PAGE };
+
+static int set_up(void **state)
+{
+    struct rig *rig = calloc(1, sizeof *rig);
+    rig->memory = aligned_alloc(64, POOL_BYTES);
+    memset(rig->memory, 0xee, POOL_BYTES); /* what the last owner left */
+    rig->caches = caches_new(CACHES_MAX_COUNT);
+    rig->caller = caller_new();
+    rig->other = caller_new();
+    rig->caller->percent = rig->other->percent = 100;
+    attn_error err;
+    assert_int_equal(caches_add_pool(rig->caches, 0, "cpu", rig->memory, POOL_BYTES, &err), ATTN_OK);
+    *state = rig;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    struct rig *rig = *state;
+    struct caches_totals totals;
+    caches_expire(rig->caches, INT64_MAX);
+    caches_totals(rig->caches, &totals);
+    assert_int_equal(totals.caches + totals.pages + totals.used_bytes + totals.shared_pages, 0);
+    assert_int_equal(rig->caller->cache_bytes + rig->caller->caches + rig->other->cache_bytes, 0);
+    caches_free(rig->caches);
+    caller_release(rig->caller);
+    caller_release(rig->other);
+    free(rig->memory);
+    free(rig);
+    return 0;
+}
+
+static struct cache_info made(struct rig *rig, struct caller *caller)
+{
+    struct cache_info info;
+    attn_error err;
+    assert_int_equal(caches_create(rig->caches, caller, &shape, NULL, NULL, CACHES_TTL_MS, &info, &err), ATTN_OK);
+    return info;
+}
+
+/* A step of its own memory. */
+struct trial {
+    struct cache_step step;
+    char ids[8][CACHE_ID_BYTES];
+    float *k, *v;
+    void *table;
+};
+
+/* `tags`: the first number of each row's new positions; every number of position n of a row is its tag + n. */
+static attn_status look(struct rig *rig, struct trial *t, int rows, const struct cache_info *infos, int64_t append,
+                        const int *tags, attn_error *err)
+{
+    *t = (struct trial){ 0 };
+    for (int r = 0; r < rows; r++) memcpy(t->ids[r], infos[r].id, CACHE_ID_BYTES);
+    const attn_status status = caches_look(rig->caches, rig->caller, t->ids, rows, append, &t->step, err);
+    t->k = calloc((size_t)(rows * append + 1) * HEADS * DIM, sizeof *t->k);
+    t->v = calloc((size_t)(rows * append + 1) * HEADS * DIM_V, sizeof *t->v);
+    for (int64_t i = 0; i < rows * append; i++) {
+        for (int c = 0; c < HEADS * DIM; c++) t->k[i * HEADS * DIM + c] = (float)(tags[i / append] + i % append);
+        for (int c = 0; c < HEADS * DIM_V; c++) t->v[i * HEADS * DIM_V + c] = -(float)(tags[i / append] + i % append);
+    }
+    t->step.k = (char *)t->k;
+    t->step.v = (char *)t->v;
+    return status;
+}
+
+static attn_status begin(struct trial *t, uint64_t scan, bool *wait, attn_error *err)
+{
+    t->table = aligned_alloc(64, caches_table_bytes(&t->step));
+    return caches_begin(&t->step, scan, t->table, wait, err);
+}
+
+static void carry_out(const struct trial *t)
+{
+    for (int64_t i = 0; i < t->step.move_count; i++) {
+        const attn_move *m = &t->step.moves[i];
+        if (m->from) memcpy(m->to, m->from, m->bytes);
+        else memset(m->to, 0, m->bytes);
+    }
+}
+
+static void end(struct trial *t, bool commit)
+{
+    caches_end(&t->step, commit);
+    caches_drop_step(&t->step);
+    free(t->k), free(t->v), free(t->table);
+}
+
+static attn_status append(struct rig *rig, const struct cache_info *info, int64_t count, int tag, bool commit,
+                          attn_error *err)
+{
+    struct trial t;
+    bool wait = false;
+    attn_status status = look(rig, &t, 1, info, count, &tag, err);
+    if (status == ATTN_OK) status = begin(&t, 1, &wait, err);
+    assert_false(wait);
+    if (status == ATTN_OK) carry_out(&t);
+    end(&t, commit && status == ATTN_OK);
+    return status;
+}
+
+/* Reads a cache by a step that appends nothing, and compares every position; slots behind the last must be cleared or its
+ * own. */
+static void assert_holds(struct rig *rig, const struct cache_info *info, const int *want, int64_t length)
+{
+    struct trial t;
+    attn_error err;
+    bool wait;
+    assert_int_equal(look(rig, &t, 1, info, 0, NULL, &err), ATTN_OK);
+    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK);
+    assert_false(wait);
+    assert_int_equal(t.step.lengths[0], length);
+    assert_int_equal(t.step.move_count, 0);
+    for (int64_t i = 0; i < (length + PAGE - 1) / PAGE * PAGE; i++) {
+        const float *page = (const float *)(t.step.pool + (size_t)t.step.table[i / PAGE] * t.step.granule);
+        for (int c = 0; c < HEADS * DIM; c++) {
+            const float x = page[i % PAGE * HEADS * DIM + c];
+            assert_true(i < length ? x == (float)want[i] : x == x && x > -1 && x < 1e6f);
+        }
+        for (int c = 0; c < HEADS * DIM_V; c++) {
+            const float x = page[PAGE * HEADS * DIM + i % PAGE * HEADS * DIM_V + c];
+            assert_true(i < length ? x == -(float)want[i] : x == x && x < 1 && x > -1e6f);
+        }
+    }
+    end(&t, true);
+}
+
+static void test_positions_are_where_the_table_says(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info info = made(rig, rig->caller);
+    attn_error err;
+    int want[300];
+    for (int i = 0; i < 300; i++) want[i] = i;
+    assert_holds(rig, &info, want, 0);
+    assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
+    assert_holds(rig, &info, want, 1);
+    assert_int_equal(append(rig, &info, 63, 1, true, &err), ATTN_OK);
+    assert_holds(rig, &info, want, 64);
+    assert_int_equal(append(rig, &info, 200, 64, true, &err), ATTN_OK);
+    assert_holds(rig, &info, want, 264);
+    assert_int_equal(append(rig, &info, 36, 9999, false, &err), ATTN_OK); /* it failed on the device */
+    assert_holds(rig, &info, want, 264);
+    assert_int_equal(caches_get(rig->caches, rig->caller, info.id, &info, &err), ATTN_OK);
+    assert_int_equal(info.length, 264);
+    assert_int_equal(info.pages, 5);
+    assert_int_equal(caches_truncate(rig->caches, rig->caller, info.id, 65, &info, &err), ATTN_OK);
+    assert_int_equal(info.pages, 2);
+    assert_int_equal(append(rig, &info, 235, 65, true, &err), ATTN_OK);
+    assert_holds(rig, &info, want, 300);
+    assert_int_equal(caches_delete(rig->caches, rig->caller, info.id, &err), ATTN_OK);
+    assert_int_equal(caches_delete(rig->caches, rig->caller, info.id, &err), ATTN_NOT_FOUND);
+}
+
+static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info a = made(rig, rig->caller), b, c;
+    attn_error err;
+    int want[200], other[200];
+    for (int i = 0; i < 200; i++) want[i] = i, other[i] = i < 100 ? i : 5000 + i - 100;
+    assert_int_equal(append(rig, &a, 130, 0, true, &err), ATTN_OK);
+    assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, 100, &b, &err), ATTN_OK);
+    assert_int_equal(b.length, 100);
+    assert_int_equal(b.pages, 2);
+    assert_int_equal(b.shared_pages, 2);
+    struct caches_totals totals;
+    caches_totals(rig->caches, &totals);
+    assert_int_equal(totals.pages, 3);
+    assert_int_equal(append(rig, &b, 100, 5000, true, &err), ATTN_OK); /* copies the second page */
+    assert_holds(rig, &b, other, 200);
+    assert_holds(rig, &a, want, 130);
+    assert_int_equal(append(rig, &a, 70, 130, true, &err), ATTN_OK); /* its last page is its own */
+    assert_holds(rig, &a, want, 200);
+    assert_holds(rig, &b, other, 200);
+    assert_int_equal(caches_fork(rig->caches, rig->caller, b.id, -1, &c, &err), ATTN_OK);
+    assert_int_equal(caches_delete(rig->caches, rig->caller, b.id, &err), ATTN_OK);
+    assert_holds(rig, &c, other, 200);
+    assert_int_equal(caches_fork(rig->caches, rig->caller, c.id, 201, &b, &err), ATTN_INVALID);
+    assert_string_equal(err.text, "length: is 201, the cache has 200 positions");
+}
+
+static void test_a_full_pool_changes_nothing(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info infos[2] = { made(rig, rig->caller), made(rig, rig->caller) };
+    attn_error err;
+    int want[64 * 64];
+    for (int i = 0; i < 64 * 64; i++) want[i] = i;
+    assert_int_equal(append(rig, &infos[0], 60, 0, true, &err), ATTN_OK);
+    struct caches_totals before, after;
+    caches_totals(rig->caches, &before);
+    /* A page takes one granule: 63 are left. Row 0 would fit, row 1 does not, so neither grows. */
+    struct trial t;
+    bool wait;
+    const int tags[2] = { 60, 0 };
+    assert_int_equal(look(rig, &t, 2, infos, 40 * PAGE, tags, &err), ATTN_OK);
+    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_FULL);
+    assert_non_null(strstr(err.text, "the pool of cpu is full"));
+    end(&t, false);
+    caches_totals(rig->caches, &after);
+    assert_memory_equal(&before, &after, sizeof before);
+    assert_holds(rig, &infos[0], want, 60);
+    assert_int_equal(append(rig, &infos[0], 63 * PAGE + 4, 60, true, &err), ATTN_OK);
+    assert_holds(rig, &infos[0], want, 64 * 64);
+    assert_int_equal(append(rig, &infos[1], 1, 0, true, &err), ATTN_FULL);
+}
+
+static void test_a_token_may_use_its_share(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info info = made(rig, rig->caller);
+    attn_error err;
+    rig->caller->percent = 50;
+    assert_int_equal(append(rig, &info, 33 * PAGE, 0, true, &err), ATTN_QUOTA);
+    assert_int_equal(append(rig, &info, 32 * PAGE, 0, true, &err), ATTN_OK);
+    assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_QUOTA);
+    rig->caller->percent = 100;
+    assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
+}
+
+static void test_a_cache_belongs_to_who_made_it(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info mine = made(rig, rig->caller), theirs = made(rig, rig->other), info;
+    attn_error err;
+    struct trial t;
+    assert_int_equal(caches_get(rig->caches, rig->other, mine.id, &info, &err), ATTN_NOT_FOUND);
+    assert_int_equal(caches_fork(rig->caches, rig->other, mine.id, 0, &info, &err), ATTN_NOT_FOUND);
+    assert_int_equal(caches_truncate(rig->caches, rig->other, mine.id, 0, &info, &err), ATTN_NOT_FOUND);
+    assert_int_equal(caches_delete(rig->caches, rig->other, mine.id, &err), ATTN_NOT_FOUND);
+    assert_string_equal(err.text, "this cache is unknown, deleted or expired; POST /v1/caches makes one");
+    const struct cache_info both[2] = { mine, theirs };
+    assert_int_equal(look(rig, &t, 2, both, 0, NULL, &err), ATTN_NOT_FOUND);
+    assert_string_equal(err.member, "/caches/1");
+    end(&t, false);
+    struct cache_info listed[4];
+    int written, count;
+    caches_list(rig->caches, rig->caller, listed, 4, &written, &count);
+    assert_int_equal(written, 1);
+    assert_int_equal(count, 1);
+    assert_string_equal(listed[0].id, mine.id);
+    mine.id[0] = mine.id[0] == '0' ? '1' : '0';
+    assert_int_equal(caches_get(rig->caches, rig->caller, mine.id, &info, &err), ATTN_NOT_FOUND);
+    assert_non_null(strstr(err.text, "made by another process"));
+}
+
+static void test_steps_on_one_cache_come_one_after_the_other(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info a = made(rig, rig->caller), b = made(rig, rig->caller), c = made(rig, rig->caller);
+    attn_error err;
+    struct trial writes, reads, also, waits, behind, apart;
+    const struct cache_info ab[2] = { a, b }, bc[2] = { b, c };
+    const int tags[2] = { 0, 0 };
+    bool wait;
+    assert_int_equal(look(rig, &writes, 1, &a, 1, tags, &err), ATTN_OK);
+    assert_int_equal(look(rig, &reads, 1, &a, 0, tags, &err), ATTN_OK);
+    assert_int_equal(begin(&writes, 1, &wait, &err), ATTN_OK);
+    assert_false(wait);
+    assert_int_equal(begin(&reads, 2, &wait, &err), ATTN_OK);
+    assert_true(wait);
+    /* An older one that waits for a and b keeps those behind it from b; c is free. */
+    assert_int_equal(look(rig, &waits, 2, ab, 1, tags, &err), ATTN_OK);
+    assert_int_equal(look(rig, &behind, 2, bc, 1, tags, &err), ATTN_OK);
+    assert_int_equal(look(rig, &apart, 1, &c, 1, tags, &err), ATTN_OK);
+    assert_int_equal(begin(&waits, 3, &wait, &err), ATTN_OK);
+    assert_true(wait);
+    assert_int_equal(begin(&behind, 3, &wait, &err), ATTN_OK);
+    assert_true(wait);
+    assert_int_equal(begin(&apart, 4, &wait, &err), ATTN_OK);
+    assert_false(wait);
+    end(&apart, true);
+    carry_out(&writes);
+    end(&writes, true);
+    free(reads.table);
+    assert_int_equal(begin(&reads, 5, &wait, &err), ATTN_OK); /* readers share */
+    assert_false(wait);
+    assert_int_equal(reads.step.lengths[0], 1);
+    assert_int_equal(look(rig, &also, 1, &a, 0, tags, &err), ATTN_OK);
+    assert_int_equal(begin(&also, 5, &wait, &err), ATTN_OK);
+    assert_false(wait);
+    free(waits.table);
+    assert_int_equal(begin(&waits, 6, &wait, &err), ATTN_OK);
+    assert_true(wait);
+    end(&reads, true);
+    end(&also, true);
+    free(waits.table);
+    assert_int_equal(begin(&waits, 7, &wait, &err), ATTN_OK);
+    assert_false(wait);
+    carry_out(&waits);
+    end(&waits, true);
+    end(&behind, false);
+    const struct cache_info twice[3] = { c, a, c };
+    assert_int_equal(look(rig, &behind, 3, twice, 1, (const int[]){ 0, 0, 0 }, &err), ATTN_INVALID);
+    assert_string_equal(err.text, "caches: [2] is [0] again, and k and v are appended to each; fork it first");
+    end(&behind, false);
+}
+
+static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info a = made(rig, rig->caller), info;
+    attn_error err;
+    struct trial t, next;
+    bool wait;
+    int want[100];
+    for (int i = 0; i < 100; i++) want[i] = i;
+    assert_int_equal(append(rig, &a, 100, 0, true, &err), ATTN_OK);
+    assert_int_equal(look(rig, &t, 1, &a, 0, NULL, &err), ATTN_OK);
+    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK);
+    assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 10, &info, &err), ATTN_OK);
+    assert_int_equal(info.length, 10);
+    assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 11, &info, &err), ATTN_INVALID);
+    assert_int_equal(info.pages, 2); /* the step still reads them */
+    assert_int_equal(look(rig, &next, 1, &a, 0, NULL, &err), ATTN_OK);
+    assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
+    assert_true(wait);
+    end(&t, true);
+    end(&next, false);
+    assert_holds(rig, &a, want, 10);
+    assert_int_equal(look(rig, &t, 1, &a, 90, (const int[]){ 10 }, &err), ATTN_OK);
+    assert_int_equal(begin(&t, 3, &wait, &err), ATTN_OK);
+    assert_int_equal(caches_delete(rig->caches, rig->caller, a.id, &err), ATTN_OK);
+    struct caches_totals totals;
+    caches_totals(rig->caches, &totals);
+    assert_int_equal(totals.caches, 0);
+    assert_int_equal(totals.pages, 2); /* the device writes there */
+    end(&t, true);
+}
+
+static void test_what_nobody_uses_expires(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info a, info;
+    attn_error err;
+    struct caches_totals totals;
+    assert_int_equal(caches_create(rig->caches, rig->caller, &shape, NULL, NULL, 50, &a, &err), ATTN_OK);
+    const int64_t now_ms = clock_ms();
+    caches_expire(rig->caches, now_ms);
+    assert_int_equal(caches_get(rig->caches, rig->caller, a.id, &info, &err), ATTN_OK);
+    caches_expire(rig->caches, now_ms + 1000);
+    assert_int_equal(caches_get(rig->caches, rig->caller, a.id, &info, &err), ATTN_NOT_FOUND);
+    caches_totals(rig->caches, &totals);
+    assert_int_equal(totals.expired, 1);
+}
+
+static void test_shapes_that_cannot_be(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info info;
+    attn_error err;
+    static const struct {
+        struct cache_shape shape;
+        attn_status status;
+        const char *text;
+    } cases[] = {
+        { { 0, 4, 4, ATTN_F16, false, 64 }, ATTN_INVALID, "kv_heads: is 0, must be from 1 to 1024" },
+        { { 1, -1, 4, ATTN_F16, false, 64 }, ATTN_INVALID, "head_dim: is -1, must be from 1 to " },
+        { { 1, 4, 1 << 20, ATTN_F16, false, 64 }, ATTN_INVALID, "head_dim_v: is 1048576, must be from 1 to " },
+        { { 1, 4, 8, ATTN_F16, true, 64 },
+          ATTN_INVALID,
+          "head_dim_v: is 8, with latent it must be at most head_dim, which is 4" },
+        { { 1, 4, 4, ATTN_I32, false, 64 }, ATTN_INVALID, "dtype: is int32, must be float32, float16, bfloat16" },
+        { { 1, 4, 4, ATTN_F16, false, 65 }, ATTN_INVALID, "page_size: is 65, must be 64 or 128" },
+        { { 1024, 256, 256, ATTN_F32, false, 128 },
+          ATTN_TOO_LARGE,
+          "a page of 128 positions takes 268435456 bytes, the pool has 262144 (--kv-bytes)" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(caches_create(rig->caches, rig->caller, &cases[i].shape, NULL, NULL, 1000, &info, &err),
+                         cases[i].status);
+        assert_memory_equal(err.text, cases[i].text, strlen(cases[i].text));
+    }
+}
+
+/* ---- A random walk ----------------------------------------------------------------------------------------------- */
+
+enum { WALKERS = 12, LONGEST = 5 * PAGE, STEPS = 20000 };
+
+struct model {
+    bool lives;
+    struct cache_info info;
+    int length;
+    int at[LONGEST];
+};
+
+static void walk_append(struct rig *rig, struct model *model, int picks, int tag)
+{
+    struct cache_info infos[3];
+    struct model *rows[3];
+    int tags[3], count = 0;
+    for (int i = 0; i < 3; i++) {
+        struct model *m = &model[(picks + 5 * i) % WALKERS];
+        if (!m->lives) continue;
+        rows[count] = m, infos[count] = m->info, tags[count] = tag + 1000 * i, count++;
+    }
+    const int room = PAGE + picks % PAGE;
+    int most = LONGEST;
+    for (int i = 0; i < count; i++) most = LONGEST - rows[i]->length < most ? LONGEST - rows[i]->length : most;
+    const int n = most < room ? most : room;
+    if (count == 0 || n == 0) return;
+    struct trial t;
+    attn_error err;
+    bool wait;
+    const bool commit = picks % 7 != 0;
+    assert_int_equal(look(rig, &t, count, infos, n, tags, &err), ATTN_OK);
+    const attn_status status = begin(&t, 1, &wait, &err);
+    assert_true(status == ATTN_OK || status == ATTN_FULL);
+    if (status == ATTN_OK) carry_out(&t);
+    for (int i = 0; i < count && commit && status == ATTN_OK; i++)
+        for (int p = 0; p < n; p++) rows[i]->at[rows[i]->length++] = tags[i] + p;
+    end(&t, commit);
+}
+
+static void test_a_random_walk_holds_what_its_model_holds(void **state)
+{
+    struct rig *rig = *state;
+    static struct model model[WALKERS];
+    attn_error err;
+    unsigned seed = 20261123;
+    for (int i = 0; i < STEPS; i++) {
+        struct model *m = &model[rand_r(&seed) % WALKERS];
+        const int what = rand_r(&seed) % 10;
+        if (!m->lives) {
+            m->info = made(rig, rig->caller);
+            m->lives = true;
+            m->length = 0;
+        } else if (what < 5) walk_append(rig, model, rand_r(&seed) % 1000, rand_r(&seed) % 100000);
+        else if (what == 5) {
+            m->length = m->length > 0 ? rand_r(&seed) % (m->length + 1) : 0;
+            assert_int_equal(caches_truncate(rig->caches, rig->caller, m->info.id, m->length, &m->info, &err), ATTN_OK);
+        } else if (what < 8) {
+            struct model *to = &model[rand_r(&seed) % WALKERS];
+            if (to == m || to->lives) continue;
+            to->length = m->length > 0 ? rand_r(&seed) % (m->length + 1) : 0;
+            memcpy(to->at, m->at, sizeof to->at);
+            assert_int_equal(caches_fork(rig->caches, rig->caller, m->info.id, to->length, &to->info, &err), ATTN_OK);
+            to->lives = true;
+        } else if (what == 8) {
+            assert_int_equal(caches_delete(rig->caches, rig->caller, m->info.id, &err), ATTN_OK);
+            m->lives = false;
+        } else assert_holds(rig, &m->info, m->at, m->length);
+    }
+    for (int i = 0; i < WALKERS; i++)
+        if (model[i].lives) assert_holds(rig, &model[i].info, model[i].at, model[i].length);
+}
+
+int main(void)
+{
+#define WITH_RIG(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pages_are_runs_of_granules),
+        cmocka_unit_test(test_a_page_that_is_shared_stays_until_the_last_drops_it),
+        cmocka_unit_test(test_granules_grow_with_the_memory),
+        WITH_RIG(test_positions_are_where_the_table_says),
+        WITH_RIG(test_a_fork_shares_pages_until_one_of_them_writes),
+        WITH_RIG(test_a_full_pool_changes_nothing),
+        WITH_RIG(test_a_token_may_use_its_share),
+        WITH_RIG(test_a_cache_belongs_to_who_made_it),
+        WITH_RIG(test_steps_on_one_cache_come_one_after_the_other),
+        WITH_RIG(test_truncate_and_delete_take_effect_when_the_step_has_ended),
+        WITH_RIG(test_what_nobody_uses_expires),
+        WITH_RIG(test_shapes_that_cannot_be),
+        WITH_RIG(test_a_random_walk_holds_what_its_model_holds),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
