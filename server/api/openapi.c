@@ -471,7 +471,8 @@ static void put_headers(struct json *j, int status)
 static uint64_t errors_of(const struct route *route, bool secured)
 {
     return errors_of_all | route->doc.errors | (route->bodies ? errors_of_bodies : 0) |
-           (route->keeps_body ? ROUTE_ERROR(TOO_LARGE) | ROUTE_ERROR(UNSUPPORTED_MEDIA) : 0) |
+           (route->keeps_body ? ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(TOO_LARGE) | ROUTE_ERROR(UNSUPPORTED_MEDIA)
+                              : 0) |
            (secured && (route->token & PORT_MAIN) ? errors_of_tokens : 0);
 }
 

@@ -139,10 +139,6 @@ def test_the_length_of_the_json_counts_unpacked_bytes(server):
     assert answer.status == 400 and answer.json()['error'] == f'{test_kserve.LENGTH} is 5000, but the body has only {len(text)} bytes'
 
 
-def test_only_routes_that_take_tensors_unpack(server):
-    assert server.ask('POST', '/v2/repository/index', gzip.compress(b''), {'Content-Encoding': 'gzip'}).status == 200
-
-
 # ---- sizes -------------------------------------------------------------------------------------------------------------------------------
 
 def zeros(megabytes):
