@@ -660,7 +660,8 @@ char *info_openapi_write(const struct config *config, const proto_limits *limits
         "problem documents (RFC 9457) "
         "whose detail names the "
         "tensor, the index, the value and the rule. Members that are not listed are refused.'},'servers':[{'url':'/'}],"
-        "'tags':[{'name':'attention'},{'name':'caches'},{'name':'kserve'},{'name':'operations'}],",
+        "'tags':[{'name':'attention','x-displayName':'Attention'},{'name':'caches','x-displayName':'Caches'},"
+        "{'name':'kserve','x-displayName':'KServe'},{'name':'operations','x-displayName':'Operations'}],",
         ATTND_VERSION);
     if (secured) json_put(&j, "'security':[{'bearer':[]}],");
     put_paths(&j, routes, route_count, secured);
@@ -687,7 +688,7 @@ char *info_openapi_write(const struct config *config, const proto_limits *limits
         "'X-Request-Timeout-Ms':{'in':'header','name':'X-Request-Timeout-Ms','description':'Answer within so many "
         "milliseconds or with "
         "504. The server has a limit of its own (%lld); the smaller one "
-        "counts.','schema':{'type':'integer','minimum':0}},"
+        "counts.','schema':{'type':'integer','minimum':1}},"
         "'Inference-Header-Content-Length':{'in':'header','name':'Inference-Header-Content-Length','description':'How "
         "many bytes "
         "of the body are JSON, where bytes of tensors follow it. All of it where it is not given. The answer has one "

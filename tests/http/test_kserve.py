@@ -172,7 +172,7 @@ def test_json_alone_whose_length_is_said(server):
     ('GET', '/v2/models/attention_forward/versions/2/config', 404, "the model attention_forward has no version '2', only 1"),
     ('GET', '/v2/models/attention_forward/versions/11', 404, "the model attention_forward has no version '11', only 1"),
     ('GET', '/v2/nothing', 404, "there is nothing at '/v2/nothing'.*"),
-    ('GET', INFER, 405, 'GET came, this path answers POST with a JSON object in the body'),
+    ('GET', INFER, 405, r'GET came, this path answers POST with tensors in the body, as JSON or binary \(application/json or application/octet-stream\)'),
     ('POST', '/v2/models/x/infer', 404, "there is no model 'x'; .*"),
     ('GET', '/v2/logging', 501, 'traces and logs are set when the server starts.*'),
 ])
