@@ -6,7 +6,7 @@
 #
 # How it works: a build stage with compilers, and a final stage on a bare distribution that receives one program. CUDA's runtime
 # is linked statically and the driver is brought in by the node (NVIDIA Container Toolkit), so the GPU image holds
-# nothing of CUDA either: libmicrohttpd, libuv, cJSON and the program (tests/deploy/image.sh prints how large that is).
+# nothing of CUDA either: libmicrohttpd, libuv, cJSON, zlib and the program (tests/deploy/image.sh prints how large that is).
 #
 # What is held to
 # 1. Build and final stage are the same distribution, so what was linked is what is there.
@@ -29,7 +29,7 @@ ARG BASE_IMAGE=ubuntu:24.04
 FROM ${BASE_IMAGE} AS cpu-build
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        gcc make libc6-dev libmicrohttpd-dev libuv1-dev libcjson-dev \
+        gcc make libc6-dev libmicrohttpd-dev libuv1-dev libcjson-dev zlib1g-dev \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY Makefile ./
@@ -50,7 +50,7 @@ RUN sh tests/setup.sh test \
 # What both images have. libmicrohttpd12 is libmicrohttpd12t64 in newer releases, which apt knows.
 FROM ${BASE_IMAGE} AS runtime
 RUN apt-get update \
- && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends libmicrohttpd12 libuv1 libcjson1 \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends libmicrohttpd12 libuv1 libcjson1 zlib1g \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log
 ARG VERSION=0.1.0
 ARG REVISION=unknown
@@ -78,7 +78,7 @@ COPY --from=cpu-build /attnd /usr/local/bin/attnd
 FROM ${CUDA_IMAGE} AS gpu-build
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        g++ gcc make libc6-dev libmicrohttpd-dev libuv1-dev libcjson-dev \
+        g++ gcc make libc6-dev libmicrohttpd-dev libuv1-dev libcjson-dev zlib1g-dev \
  && rm -rf /var/lib/apt/lists/*
 # The kernels are packed as small as nvcc can (12.8 and later): a sixth of what it makes by itself.
 ENV PATH=/usr/local/cuda/bin:${PATH} \

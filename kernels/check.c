@@ -633,7 +633,7 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
     other.layout = as_bhsd ? ATTN_BHSD : ATTN_BSHD;
     if (p->cu_seqlens_q.rank > 0 || check_shapes(&other, NULL) != ATTN_OK) return;
     const size_t used = strlen(err->text);
-    snprintf(err->text + used, sizeof err->text - used, "; read as %s all would fit: is 'layout': 'bhsd' %s?",
+    snprintf(err->text + used, sizeof err->text - used, "; read as %s all would fit: is \"layout\": \"bhsd\" %s?",
              as_bhsd ? "[B, H, S, D]" : "[B, S, H, D]", as_bhsd ? "missing" : "meant");
 }
 

@@ -1,4 +1,4 @@
-/* cache.c: the small bodies of /v1/caches: what a cache is to be, and how long. One table a body. */
+/* cache.c: small bodies: of /v1/caches, what a cache is to be, and how long; of KServe's index. One table a body. */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -38,6 +38,8 @@ static const struct member length_needed[] = { { "length", TYPE_INTEGER, true, 0
                                                { .name = NULL } };
 static const struct member length_if_given[] = { { "length", TYPE_INTEGER, false, 0, 0, TREE_INTEGER_MAX },
                                                  { .name = NULL } };
+
+static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0, 0 }, { .name = NULL } };
 
 _Static_assert(offsetof(proto_cache, k_scales) == offsetof(proto_cache, k_scale) + sizeof(float *) &&
                    offsetof(proto_cache, v_scales) == offsetof(proto_cache, v_scale) + sizeof(float *),
@@ -183,6 +185,12 @@ void proto_cache_clear(proto_cache *cache)
     free(cache->k_scale);
     free(cache->v_scale);
     cache->k_scale = cache->v_scale = NULL;
+}
+
+attn_status proto_index_read(const void *body, size_t bytes, bool *ready, attn_error *err)
+{
+    *ready = false;
+    return read_body(index_members, "{\"ready\": true}", body, bytes, ready, err);
 }
 
 attn_status proto_length_read(const void *body, size_t bytes, bool required, int64_t *length, attn_error *err)

@@ -311,6 +311,9 @@ typedef struct proto_cache {
 attn_status proto_cache_read(const void *body, size_t bytes, proto_cache *cache, attn_error *err);
 void proto_cache_clear(proto_cache *cache);
 
+/* KServe's index: {"ready": true} where only models that are ready are wanted. An empty body is {}. */
+attn_status proto_index_read(const void *body, size_t bytes, bool *ready, attn_error *err);
+
 /* {"length": n}; *length -1: it is not given, where it need not be. An empty body is {}. */
 attn_status proto_length_read(const void *body, size_t bytes, bool required, int64_t *length, attn_error *err);
 /* The body with which Triton's clients register a region of shared memory: {"key": "/x", "offset": 0, "byte_size": 64}. `offset`

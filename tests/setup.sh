@@ -25,6 +25,7 @@ run  libc6-dev           /usr/include/stdio.h
 run  libmicrohttpd-dev   /usr/include/microhttpd.h
 run  libuv1-dev          /usr/include/uv.h
 run  libcjson-dev        /usr/include/cjson/cJSON.h
+run  zlib1g-dev          /usr/include/zlib.h
 test libcmocka-dev       /usr/include/cmocka.h
 test python3             python3
 test python3-pytest      py:pytest

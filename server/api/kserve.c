@@ -187,11 +187,11 @@ char *kserve_config(const proto_model *model, size_t *length)
     return json_take(&j, length);
 }
 
-char *kserve_index(bool ready, size_t *length)
+char *kserve_index(bool ready, bool ready_alone, size_t *length)
 {
     struct json j = { 0 };
     json_raw(&j, "[");
-    for (int m = 0; m < MODELS; m++) {
+    for (int m = 0; m < (ready || !ready_alone ? MODELS : 0); m++) {
         json_comma(&j);
         json_put(&j, "{'name':'%s','version':'" VERSION "','state':'%s'}", models[m].name,
                  ready ? "READY" : "UNAVAILABLE");
@@ -360,6 +360,7 @@ static const struct {
     { "IndexedModel", OBJECT("'name','version','state'", "'name':" STRING ",'version':" STRING
         ",'state':{'type':'string','enum':['READY','UNAVAILABLE']}") },
     { "ModelIndex", ARRAY(REF("IndexedModel")) },
+    { "IndexRequest", OBJECT("", "'ready':{'type':'boolean','default':false,'description':'true: only models that are ready.'}") },
 
     { "InferParameters", "{'type':'object','description':'Options by the names of ForwardProblem and BackwardProblem, as strings, numbers "
         "and bools; an array is the string of its JSON: [-1,0]. Also binary_data_output (of all outputs that say nothing else), timeout "

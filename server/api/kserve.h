@@ -18,7 +18,8 @@ char *kserve_metadata(const proto_model *model, size_t *length); /* GET /v2/mode
 char *kserve_ready(const proto_model *model, size_t *length);    /* .../ready */
 char *kserve_config(const proto_model *model, size_t *length);   /* .../config */
 char *kserve_stats(const proto_model *model, size_t *length);    /* .../stats; of all where `model` is NULL */
-char *kserve_index(bool ready, size_t *length);                  /* POST /v2/repository/index */
+/* POST /v2/repository/index; `ready_alone`: of those that are ready. */
+char *kserve_index(bool ready, bool ready_alone, size_t *length);
 
 /* The schemas of these bodies, and of those of infer, in front of each a comma. */
 void kserve_put_schemas(struct json *j);

@@ -473,7 +473,8 @@ static void put_headers(struct json *j, int status)
 static uint64_t errors_of(const struct route *route, bool secured)
 {
     return errors_of_all | route->doc.errors | (route->bodies ? errors_of_bodies : 0) |
-           (route->keeps_body ? ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(TOO_LARGE) | ROUTE_ERROR(OUT_OF_MEMORY)
+           (route->keeps_body ? ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(TOO_LARGE) | ROUTE_ERROR(OUT_OF_MEMORY) |
+                                    ROUTE_ERROR(UNSUPPORTED_MEDIA)
                               : 0) |
            (secured && (route->token & PORT_MAIN) ? errors_of_tokens : 0);
 }
@@ -538,7 +539,8 @@ static void put_examples(struct json *j, const char *body)
 
 static void put_request_body(struct json *j, const struct route *route)
 {
-    json_put(j, "'requestBody':{'required':true,'content':{");
+    json_put(j, "'requestBody':{'required':true,'description':'May be compressed: Content-Encoding gzip or "
+                "deflate.','content':{");
     for (const struct route_body *body = route->bodies; body->media; body++) {
         json_comma(j);
         json_put(j, "'%s':{'schema':", body->media);
@@ -661,7 +663,8 @@ char *info_openapi_write(const struct config *config, const proto_limits *limits
         "problem documents (RFC 9457) "
         "whose detail names the "
         "tensor, the index, the value and the rule. Members that are not listed are refused.'},'servers':[{'url':'/'}],"
-        "'tags':[{'name':'attention'},{'name':'caches'},{'name':'kserve'},{'name':'operations'}],",
+        "'tags':[{'name':'attention','x-displayName':'Attention'},{'name':'caches','x-displayName':'Caches'},"
+        "{'name':'kserve','x-displayName':'KServe'},{'name':'operations','x-displayName':'Operations'}],",
         ATTND_VERSION);
     if (secured) json_put(&j, "'security':[{'bearer':[]}],");
     put_paths(&j, routes, route_count, secured, shared);
@@ -688,7 +691,7 @@ char *info_openapi_write(const struct config *config, const proto_limits *limits
         "'X-Request-Timeout-Ms':{'in':'header','name':'X-Request-Timeout-Ms','description':'Answer within so many "
         "milliseconds or with "
         "504. The server has a limit of its own (%lld); the smaller one "
-        "counts.','schema':{'type':'integer','minimum':0}},"
+        "counts.','schema':{'type':'integer','minimum':1}},"
         "'Inference-Header-Content-Length':{'in':'header','name':'Inference-Header-Content-Length','description':'How "
         "many bytes "
         "of the body are JSON, where bytes of tensors follow it. All of it where it is not given. The answer has one "

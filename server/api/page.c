@@ -35,8 +35,8 @@ static const struct {
 } pages[PAGE_COUNT] = {
     [PAGE_INDEX] = { page_index, CSP("/kDzXXp1ar2KeDkZESKSmqp2N4qruHgD3AJYUICoMw8=",
                                      "Vm0VVsLya5VhyoPrBbExbGEvyMOgLVNhSCE/+eMD55c=") },
-    [PAGE_DOCS] = { page_docs, CSP("syahW3Bsmn3flKEpXnkFqnPMd3vnkCnMUDZa1jdti2U=",
-                                   "02bjpwdw/7qPJ7H2dr/GjfcPWnd3EPgt6TgnstIY0cI=") },
+    [PAGE_DOCS] = { page_docs, CSP("GOWMk8PbkhOn2uxHjkuhpIu340zuFhWVPP5jRoDb+XA=",
+                                   "nmHcPB80H8QkY5MyrAnEhIjaVZxOQH7cU2LNFdo2qUI=") },
 };
 
 char *page_write(enum page page, size_t *length)

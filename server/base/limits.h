@@ -63,6 +63,19 @@ enum {
     TOKEN_MAX_COUNT = 4096,          /* 1 MiB that every request with a token is compared with */
 };
 
+/* ---- Compressed bodies (base/unpack.c, http/mhd.c) ---------------------------------------------------------------- */
+
+enum {
+    UNPACK_PIECE_BYTES = 32 << 10, /* unpacked at a time, and decoded before there is more */
+    /* In one go of an HTTP thread, then it is another connection's turn: 80 KiB that have arrived may hold 80 MiB, which
+     * take 100 ms. A millisecond, and the fiftieth of one for the turn. */
+    UNPACK_TURN_BYTES = 256 << 10,
+    /* deflate makes at most 1032 bytes of one. Tensors of numbers shrink to a half, masks to a hundredth; what shrinks to
+     * less is a small body, or one that means no good. */
+    UNPACK_RATIO = 256,
+    UNPACK_FREE_BYTES = 64 << 20, /* up to here it may be more */
+};
+
 /* ---- Answers (http/answer.c) ------------------------------------------------------------------------------------- */
 
 enum {

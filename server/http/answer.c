@@ -64,6 +64,7 @@ static void add_common_headers(struct request *request, struct MHD_Response *res
         snprintf(text, sizeof text, "%d", queue_retry_after_s(&server->queue, devices_count(server->devices)));
         add(response, "Retry-After", text);
     }
+    if (status == 415) add(response, "Accept-Encoding", UNPACK_CODINGS); /* RFC 9110, 15.5.16 */
     if (status == 401) add(response, "WWW-Authenticate", "Bearer realm=\"attnd\"");
     if (request->route && status == 405) add(response, "Allow", route_allow(request->methods, text));
     if (server->config->cors_origin && strcmp(server->config->cors_origin, "*") != 0) add(response, "Vary", "Origin");
@@ -74,7 +75,7 @@ static void add_common_headers(struct request *request, struct MHD_Response *res
         if (request->preflight && request->route) {
             add(response, "Access-Control-Allow-Methods", route_allow(request->methods, text));
             add(response, "Access-Control-Allow-Headers",
-                "Content-Type, Authorization, X-Request-Id, X-Request-Timeout-Ms, traceparent, "
+                "Content-Type, Content-Encoding, Authorization, X-Request-Id, X-Request-Timeout-Ms, traceparent, "
                 "Inference-Header-Content-Length");
             add(response, "Access-Control-Max-Age", "86400");
         }

@@ -14,7 +14,7 @@
 #include "server/http/tokens.h"
 #include "server/work/server.h"
 
-enum { QUOTED_BYTES = 80 }; /* of what a client sent */
+enum { QUOTED_BYTES = 80 /* of what a client sent */, MEDIA_BYTES = 128 };
 
 static int quoted(const char *text)
 {
@@ -39,13 +39,14 @@ static void check_path(struct request *request)
 
 static void check_method(struct request *request, bool answers)
 {
-    char allow[ROUTE_ALLOW_BYTES];
+    char allow[ROUTE_ALLOW_BYTES], media[MEDIA_BYTES], more[MEDIA_BYTES + 64] = "";
     if (answers) return;
+    if (request->route->bodies)
+        snprintf(more, sizeof more, " with tensors in the body, as JSON or binary (%s)",
+                 routes_media(request->route, media, sizeof media));
+    else if (strcmp(request->method, "POST") == 0) snprintf(more, sizeof more, "; " ROUTES_WHERE_TO);
     request_fail(request, PROTO_E_METHOD_NOT_ALLOWED, NULL, "%.*s came, this path answers %s%s",
-                 quoted(request->method), request->method, route_allow(request->methods, allow),
-                 request->route->bodies                 ? " with a JSON object in the body"
-                 : strcmp(request->method, "POST") == 0 ? "; " ROUTES_WHERE_TO
-                                                        : "");
+                 quoted(request->method), request->method, route_allow(request->methods, allow), more);
 }
 
 static void check_expectation(struct request *request, const struct http_head *f)
@@ -106,12 +107,16 @@ static void check_length(struct request *request, const struct http_head *f)
 static void check_body_type(struct request *request, const struct http_head *f)
 {
     const char *const encoding = f->value[HEADER_CONTENT_ENCODING], *const type = f->value[HEADER_CONTENT_TYPE];
-    char media[128];
-    if (request->route->bodies == NULL) return;
-    if (encoding && *encoding && strcasecmp(encoding, "identity") != 0) {
+    char media[MEDIA_BYTES];
+    if (request->route->keeps_body && encoding && *encoding && strcasecmp(encoding, "identity") != 0)
         request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL,
-                     "Content-Encoding is '%.*s', must be identity; send the body uncompressed", quoted(encoding),
+                     "Content-Encoding is '%.*s', this path takes its few bytes uncompressed", quoted(encoding),
                      encoding);
+    if (request->route->bodies == NULL) return;
+    if (!unpack_coding_of(encoding, &request->coding)) {
+        request_fail(request, PROTO_E_UNSUPPORTED_MEDIA, NULL,
+                     "Content-Encoding is '%.*s', %smust be gzip or deflate; or send the body uncompressed, without it",
+                     quoted(encoding), encoding, strchr(encoding, ',') ? "which names several, one is taken: " : "");
         return;
     }
     request->body = routes_body(request->route, type);
@@ -122,7 +127,7 @@ static void check_body_type(struct request *request, const struct http_head *f)
     else request->answer_as = routes_answer(request->route, request->body, f->value[HEADER_ACCEPT])->format;
 }
 
-/* KServe: how much of the body is JSON. */
+/* KServe: how much of the body is JSON; of one that is compressed, how much of what it unpacks to. */
 static void check_json_length(struct request *request, const struct http_head *f)
 {
     const char *const value = f->value[HEADER_INFERENCE_HEADER];
@@ -132,7 +137,7 @@ static void check_json_length(struct request *request, const struct http_head *f
         request_fail(request, PROTO_E_INVALID_REQUEST, NULL,
                      "Inference-Header-Content-Length is '%.*s', must be how many bytes of the body are JSON",
                      quoted(value), value);
-    else if (!f->chunked && bytes > f->length)
+    else if (!f->chunked && request->coding == UNPACK_NOTHING && bytes > f->length)
         request_fail(request, PROTO_E_INVALID_REQUEST, NULL,
                      "Inference-Header-Content-Length is %llu, but the body has only %llu bytes",
                      (unsigned long long)bytes, (unsigned long long)f->length);
@@ -142,12 +147,16 @@ static void check_json_length(struct request *request, const struct http_head *f
 static void check_timeout(struct request *request, const struct http_head *f)
 {
     const char *const value = f->value[HEADER_TIMEOUT];
+    const proto_option *rule = proto_options;
     uint64_t timeout_ms;
     if (request->route->bodies == NULL || value == NULL) return;
-    if (text_is_number(value, INT64_MAX, &timeout_ms)) request->client_timeout_ms = (int64_t)timeout_ms;
+    while (strcmp(rule->name, "timeout_ms") != 0) rule++; /* the member of the body is of the same kind */
+    if (text_is_number(value, (uint64_t)rule->maximum, &timeout_ms) && (int64_t)timeout_ms >= rule->minimum)
+        request->client_timeout_ms = (int64_t)timeout_ms;
     else
         request_fail(request, PROTO_E_INVALID_REQUEST, NULL,
-                     "X-Request-Timeout-Ms is '%.*s', must be a whole number of milliseconds", quoted(value), value);
+                     "X-Request-Timeout-Ms is '%.*s', must be a whole number of milliseconds from %lld to 2^53",
+                     quoted(value), value, (long long)rule->minimum);
 }
 
 /* Who writes options there would get an answer without them. */

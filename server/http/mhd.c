@@ -2,7 +2,8 @@
  *
  *   on_uri          the request line: a request is born
  *   on_request      STEP_HEAD      framing, route, limits, token, admission           (nothing of the body is kept before)
- *                   STEP_DECODE    each piece of the body goes through the decoder
+ *                   STEP_DECODE    each piece of the body goes through the decoder; a compressed one is unpacked before, a
+ *                                  turn at a time
  *                   STEP_DISCARD   refused: the body is read and dropped, so that the client lives to hear why
  *                   (body ends)    decoded and checked -> suspended, posted to the loop; or answered: refused, or so
  *                                  small that it was computed here
@@ -18,7 +19,8 @@
  * panics.
  * 4. Its own connection limit must never be reached: refusing a connection there leaves a mutex locked. So it has none:
  * the limits are ours, and they count what it may still hold.
- * 5. Bytes of a body must all be consumed in each call, or the connection hangs. */
+ * 5. Bytes of a body must all be consumed in each call, or the connection hangs; unless it is suspended, which may end at
+ * once: the thread then serves its other connections, and comes back with what is left. */
 #include "server/http/mhd.h"
 
 #include <assert.h>
@@ -45,6 +47,7 @@
 #include "server/sched/check.h"
 #include "server/sched/loop.h"
 #include "server/base/metrics.h"
+#include "server/base/unpack.h"
 #include "server/http/head_rules.h"
 #include "server/http/http_head.h"
 #include "server/http/connections.h"
@@ -162,7 +165,13 @@ static void admit(struct request *request, const struct http_head *f)
         request_fail_status(request, &err);
         return;
     }
-    if (f->has_length && f->length > 0) {
+    if (request->coding != UNPACK_NOTHING) {
+        request->unpacker = unpack_new(request->coding, (uint64_t)server->config->max_body_bytes);
+        if (request->unpacker == NULL) {
+            request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory to unpack the body");
+            return;
+        }
+    } else if (f->has_length && f->length > 0) { /* what a compressed body unpacks to, its length does not say */
         const size_t inputs = proto_memory_for(request->body->format, f->length, EXPECTED_TENSORS);
         request->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;
         (void)staging_lease_ahead(server->staging, request->caller, request->expected_bytes, &request->block);
@@ -228,6 +237,37 @@ static enum MHD_Result head(struct request *request, const char *version)
 
 /* ---- Body -------------------------------------------------------------------------------------------------------- */
 
+/* A body that is refused: what is left of it is dropped. */
+static void refuse_body(struct request *request, const attn_error *why)
+{
+    request_fail_status(request, why);
+    request_drop_body(request);
+    request->step = STEP_DISCARD;
+}
+
+static attn_status decode(struct request *request, const char *bytes, size_t count, attn_error *err)
+{
+    const attn_status status = proto_decoder_feed(request->decoder, bytes, count, err);
+    request->decoded_bytes += count;
+    if (request->block && request->decoded_bytes > request->block->bytes / 2)
+        staging_arrived(request->server->staging, request->block);
+    return status;
+}
+
+/* As much as makes a turn; *count becomes what is left. */
+static attn_status unpack_and_decode(struct request *request, const char *bytes, size_t *count, attn_error *err)
+{
+    const uint64_t turn_ends = request->decoded_bytes + UNPACK_TURN_BYTES;
+    attn_status status;
+    const char *piece;
+    size_t size;
+    do {
+        status = unpack_next(request->unpacker, &bytes, count, &piece, &size, err);
+        if (status == ATTN_OK && size > 0) status = decode(request, piece, size, err);
+    } while (status == ATTN_OK && size > 0 && !(*count > 0 && request->decoded_bytes >= turn_ends));
+    return status;
+}
+
 /* Of a route whose handler reads its body. */
 static void keep_body(struct request *request, const char *bytes, size_t count)
 {
@@ -245,12 +285,14 @@ static void keep_body(struct request *request, const char *bytes, size_t count)
     request->text_bytes += count;
 }
 
-static enum MHD_Result body_piece(struct request *request, const char *bytes, size_t count)
+/* Returns how much of the piece is left for another call. */
+static size_t body_piece(struct request *request, const char *bytes, size_t count)
 {
     const uint64_t limit = (uint64_t)request->server->config->max_body_bytes;
-    request->received_bytes += count;
-    connection_progress(request->connection, request->received_bytes);
-    if (request->received_bytes > limit) { /* only a chunked body gets here */
+    size_t left = 0;
+    if (request->received_bytes + count > limit) { /* only a chunked body gets here */
+        request->received_bytes += count;
+        connection_progress(request->connection, request->received_bytes);
         request_fail(request, PROTO_E_TOO_LARGE, NULL,
                      "the body has more than %llu bytes, the limit (the server's --max-body-bytes)",
                      (unsigned long long)limit);
@@ -260,24 +302,28 @@ static enum MHD_Result body_piece(struct request *request, const char *bytes, si
             request->http_status = 413;
             connection_cut_with(request->connection, PROTO_E_TOO_LARGE, request->id);
         }
-        return MHD_YES;
+        return 0;
     }
-    if (request->step != STEP_DECODE) {
-        keep_body(request, bytes, count);
-        return MHD_YES;
-    }
-    attn_error err = { 0 };
-    const int64_t began = clock_ns();
-    const attn_status status = proto_decoder_feed(request->decoder, bytes, count, &err);
-    request->times.decode_ns += clock_ns() - began;
-    if (request->block && request->received_bytes > request->block->bytes / 2)
-        staging_arrived(request->server->staging, request->block);
-    if (status != ATTN_OK) {
-        request_fail_status(request, &err);
-        request_drop_body(request);
-        request->step = STEP_DISCARD;
-    }
-    return MHD_YES;
+    if (request->step == STEP_DECODE) {
+        attn_error err = { 0 };
+        const int64_t began = clock_ns();
+        attn_status status;
+        if (request->unpacker) {
+            left = count;
+            status = unpack_and_decode(request, bytes, &left, &err);
+        } else status = decode(request, bytes, count, &err);
+        request->times.decode_ns += clock_ns() - began;
+        if (status != ATTN_OK) {
+            refuse_body(request, &err);
+            left = 0;
+        }
+    } else keep_body(request, bytes, count);
+    request->received_bytes += count - left;
+    /* A client is as fast as its bytes weigh. */
+    connection_progress(request->connection, request->decoded_bytes > request->received_bytes
+                                                 ? request->decoded_bytes
+                                                 : request->received_bytes);
+    return left;
 }
 
 /* The connection is not suspended any more. */
@@ -311,9 +357,11 @@ static enum MHD_Result body_done(struct request *request)
     request->times.received_ns = clock_ns();
     request->times.recv_ns = request->times.received_ns - request->times.began_ns - request->times.decode_ns;
     metrics_add(METRIC_BODY_BYTES_IN, NULL, NULL, (double)request->received_bytes);
-    if (request->step == STEP_DISCARD) return answer_now(request, false);
-
     attn_error err = { 0 };
+    if (request->unpacker && unpack_finish(request->unpacker, &err) != ATTN_OK) refuse_body(request, &err);
+    if (request->step == STEP_DISCARD) return answer_now(request, false);
+    unpack_free(request->unpacker);
+    request->unpacker = NULL;
     if (!check_shared(request)) return answer_now(request, false);
     if (!check_takes_long(request)) {
         struct check_result result;
@@ -414,9 +462,12 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
     case STEP_DECODE:
     case STEP_DISCARD:
         if (*upload_size > 0) {
-            const size_t count = *upload_size;
-            *upload_size = 0;
-            return body_piece(request, upload, count);
+            *upload_size = body_piece(request, upload, *upload_size);
+            if (*upload_size > 0) { /* rule 5 */
+                MHD_suspend_connection(request->mhd);
+                MHD_resume_connection(request->mhd);
+            }
+            return MHD_YES;
         }
         return body_done(request);
     case STEP_WAIT:

@@ -164,7 +164,11 @@ static void answer_kserve_stats(struct request *request, struct answer *answer)
 static void answer_kserve_index(struct request *request, struct answer *answer)
 {
     char why[96];
-    answer_json(answer, kserve_index(ready(request->server, why, sizeof why), &answer->length));
+    attn_error err = { 0 };
+    bool ready_alone;
+    if (proto_index_read(request->text, request->text_bytes, &ready_alone, &err) == ATTN_OK)
+        answer_json(answer, kserve_index(ready(request->server, why, sizeof why), ready_alone, &answer->length));
+    else request_fail_status(request, &err);
 }
 
 /* Of Triton's protocol, what is not here: each in a sentence. */
@@ -383,7 +387,10 @@ static const struct route routes[] = {
     KSERVE(GET, "/v2/", answer_kserve_server, "KServe: this server", "Name, version and extensions of the protocol.", "ServerMetadata", true),
     KSERVE(GET, "/v2/models", answer_kserve_models, "KServe: the models", "The names of all models.", "ModelList", false),
     KSERVE(GET, "/v2/models/stats", answer_kserve_stats, "KServe: statistics", "Statistics of all models.", "Statistics", false),
-    KSERVE(POST, "/v2/repository/index", answer_kserve_index, "KServe: the models and their state", "All models.", "ModelIndex", false),
+    { ROUTE_POST, "/v2/repository/index", "kserve", PORT_MAIN, .token = PORT_MAIN, .keeps_body = true, .optional_body = true,
+      .answer = answer_kserve_index,
+      .doc = { "kserve", "KServe: the models and their state", "All models, or those that are ready.", .body = "IndexRequest",
+               .answer = "The models", .media = "application/json", .schema = SCHEMA("ModelIndex") } },
     OF_MODEL("kserve", "", answer_kserve_metadata, "KServe: a model", "The tensors that it needs, and gives.", "ModelMetadata"),
     OF_MODEL("kserve", "/ready", answer_kserve_ready, "KServe: is it ready?", "It is.", "ModelReady"),
     OF_MODEL("kserve", "/config", answer_kserve_config, "KServe: its configuration", "The configuration, as Triton writes it.", "ModelConfig"),

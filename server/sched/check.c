@@ -19,7 +19,7 @@ enum { ALIGNMENT = 64 }; /* of a tensor in memory */
 
 bool check_takes_long(const struct request *request)
 {
-    return request->received_bytes > CHECK_LONG_BODY_BYTES ||
+    return request->decoded_bytes > CHECK_LONG_BODY_BYTES ||
            proto_decoder_skeleton_bytes(request->decoder) > CHECK_LONG_SKELETON_BYTES ||
            (request->shared && request->shared->input_bytes > REGIONS_AT_ONCE_BYTES);
 }
@@ -42,11 +42,11 @@ bool check_shared(struct request *request)
     }
     if (status == ATTN_OK)
         status = region_uses_new(server->regions, request->caller, list, count, &request->shared, &err);
-    if (status == ATTN_OK && (uint64_t)request->shared->input_bytes + request->received_bytes > limit)
+    if (status == ATTN_OK && (uint64_t)request->shared->input_bytes + request->decoded_bytes > limit)
         status = attn_fail(&err, ATTN_TOO_LARGE, "/inputs",
                            "the body has %llu bytes with those in shared memory, the limit is %llu (the server's "
                            "--max-body-bytes)",
-                           (unsigned long long)request->shared->input_bytes + request->received_bytes,
+                           (unsigned long long)request->shared->input_bytes + request->decoded_bytes,
                            (unsigned long long)limit);
     if (status != ATTN_OK) request_fail_status(request, &err);
     return status == ATTN_OK;

@@ -127,6 +127,8 @@ void request_drop_body(struct request *request)
 {
     proto_decoder_free(request->decoder);
     request->decoder = NULL;
+    unpack_free(request->unpacker);
+    request->unpacker = NULL;
     if (request->block) staging_release(request->server->staging, request->block);
     request->block = NULL;
     region_uses_free(request->shared);

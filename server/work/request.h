@@ -15,6 +15,7 @@
 #include "server/base/deadlines.h"
 #include "server/work/job.h"
 #include "server/base/mailbox.h"
+#include "server/base/unpack.h"
 
 struct connection;
 struct http_server;
@@ -23,6 +24,7 @@ struct route;
 struct route_body;
 struct server;
 struct hangup_watch;
+struct unpacker;
 
 /* ---- The owner table --------------------------------------------------------------------------------------------- */
 
@@ -130,11 +132,14 @@ struct request {
     int64_t json_bytes;            /* Inference-Header-Content-Length; -1: not given */
     const proto_format *answer_as; /* how the answer to it is written */
     proto_decoder *decoder;
+    enum unpack_coding coding;   /* of its body */
+    struct unpacker *unpacker;   /* NULL: its body is not compressed, or dropped */
     struct staging_block *block; /* where the decoder writes */
     struct region_uses *shared;  /* what the body refers to in shared memory, until the job has it; NULL: nothing */
     char *text;                  /* the body, of a route that keeps it (malloc) */
     size_t text_bytes;
-    uint64_t received_bytes;
+    uint64_t received_bytes;   /* of the body, as it was sent */
+    uint64_t decoded_bytes;    /* of the body, as the decoder was given it: unpacked */
     int64_t client_timeout_ms; /* X-Request-Timeout-Ms; -1: not given */
     int place;                 /* enum caller_place that it has in the queue; CALLER_PLACES: none. request.c's */
     size_t expected_bytes;     /* of staging memory, by the length that was announced; 0: none was */
@@ -184,7 +189,7 @@ void request_fail_status(struct request *request, const attn_error *why);
  * entered with it; request_move() gives it back at the edge to a state that has none. On an error it has none. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* Ends the receiving side: decoder, place, staging and shared memory, as far as they are still held. */
+/* Ends the receiving side: unpacker, decoder, place, staging and shared memory, as far as they are still held. */
 void request_drop_body(struct request *request);
 
 /* A new id, unique in this process and unlikely elsewhere: 16 hexadecimal digits. */

@@ -14,6 +14,7 @@ import io
 import json
 import os
 import sys
+import zlib
 from collections import namedtuple
 
 import numpy as np
@@ -94,16 +95,16 @@ def text(name, body, *says, **more):
 
 # ---- Names of other frameworks -------------------------------------------------------------------------------------------
 
-member('is_causal', True, "write 'causal'", "'alignment': 'top_left'")
+member('is_causal', True, "write 'causal'", '"alignment": "top_left"')
 member('softmax_scale', 0.125, "write 'scale'")
 member('sm_scale', 0.125, "write 'scale'")
 member('attn_mask', tensor(array(1, 1, SQ, SK)), "'keep_mask'", "'bias'")
 member('attention_mask', tensor(array(B, SK)), "'keep_mask'", "'seqlens_k'")
 member('key_padding_mask', tensor(array(B, SK)), "'keep_mask'", "'seqlens_k'")
-member('window_size', [128, 0], "write 'window'")
-member('sliding_window', 128, "'window': [left, right]")
-member('return_lse', True, "'outputs': ['out', 'lse']")
-member('return_softmax_lse', True, "'outputs': ['out', 'lse']")
+member('window_size', [128, 0], 'write "window": [left, right]')
+member('sliding_window', 128, '"window": [left, right]')
+member('return_lse', True, '"outputs": ["out", "lse"]')
+member('return_softmax_lse', True, '"outputs": ["out", "lse"]')
 row('member Q', {'Q': GOOD['q'], 'K': GOOD['k'], 'V': GOOD['v']}, 400, ("'Q'", "did you mean 'q'"))
 row('member query', {'query': GOOD['q'], 'key': GOOD['k'], 'value': GOOD['v']}, 400, ("'query'", "write 'q'"))
 member('num_heads', H, "shape of q")
@@ -129,7 +130,7 @@ member('segment_ids', tensor(np.zeros((B, SQ), 'int32')), "'cu_seqlens_q' and 'c
 member('key_value_seq_lengths', [5, 3], "write 'seqlens_k'")
 member('implementation', 'cudnn', 'leave it out')
 member('score_mod', None, "write 'bias'")
-member('attn_mask_type', 'causal', "write 'causal': true")
+member('attn_mask_type', 'causal', 'write "causal": true')
 member('id', '1', 'X-Request-Id')
 member('inputs', [], "'q'", 'in the body itself')
 member('casual', True, "did you mean 'causal'")
@@ -186,9 +187,9 @@ row('shape of rank 3', {n: tensor(x[0]) for n, x in (('q', Q), ('k', K), ('v', V
 row('shape of rank 2', {n: tensor(x[0, :, 0]) for n, x in (('q', Q), ('k', K), ('v', V))}, 400, ('has 2 dimensions', 'must have 4', '[B, Sq, H, D]'))
 row('shape of rank 5', {**GOOD, 'q': tensor(Q[None])}, 400, ('q: shape', 'has 5 dimensions', '[B, Sq, H, D]'))
 row('bhsd sent as bshd', {n: tensor(np.ascontiguousarray(x.transpose(0, 2, 1, 3))) for n, x in (('q', array(B, 4, 8, D)), ('k', array(B, 6, 8, D)), ('v', array(B, 6, 8, D)))}, 400,
-    ("k: shape[2]", 'must divide', '[B, H, S, D]', "'layout': 'bhsd'"))
+    ("k: shape[2]", 'must divide', '[B, H, S, D]', '"layout": "bhsd"'))
 row('bhsd sent as bshd, with a mask', {**{n: tensor(array(1, 8, 16, D)) for n in 'qkv'}, 'keep_mask': tensor(np.ones((1, 1, 16, 16), 'uint8'))}, 400,
-    ('keep_mask: shape', "'layout': 'bhsd'"))
+    ('keep_mask: shape', '"layout": "bhsd"'))
 row('heads not split', {n: tensor(array(2, 5, 32)) for n in 'qkv'}, 400, ('q: shape [2, 5, 32] has 3 dimensions', '[B, Sq, H, D]', 'heads have an axis of their own'))
 row('packed with a batch axis', {**PACKED, 'q': tensor(array(1, 8, H, D))}, 400, ('q: shape [1, 8, 4, 8] has 4 dimensions', 'must have 3', '[total_q, H, D]'))
 row('keep_mask of rank 2', {**GOOD, 'keep_mask': tensor(np.ones((SQ, SK), 'uint8'))}, 400, ('keep_mask: shape [3, 5] has 2 dimensions', 'must have 4', '1 or Sq, Sk]', 'missing axis is written as 1'))
@@ -310,7 +311,7 @@ text('comment', TEXT[:-1] + ', // all keys\n "causal": true}', "found '/'", 'no 
 text('names without quotes', '{q: 1}', "found 'q'", 'in quotes')
 text('truncated', TEXT[:300], 'ends after 300 bytes', 'cut off')
 text('empty body', '', 'the body is empty', 'JSON object with q, k and v')
-text('gzip without saying so', gzip.compress(TEXT.encode()), 'byte 0', 'gzip', 'uncompressed')
+text('gzip without saying so', gzip.compress(TEXT.encode()), 'byte 0', 'gzip', 'Content-Encoding: gzip')
 text('form fields', 'q=1&k=2&v=3', "found 'q'", 'form', 'Send JSON', headers={'Content-Type': 'application/x-www-form-urlencoded'})
 text('encoded twice', json.dumps(TEXT), 'the body is', 'string', 'must be an object', 'encoded twice')
 text('a list of problems', [GOOD, GOOD], 'the body is an array', 'must be an object', '"requests"')
@@ -323,9 +324,13 @@ row('text/plain', TEXT, 200, (), headers={'Content-Type': 'text/plain;charset=UT
 row('no content type', TEXT, 200, (), headers={})
 for media in ('application/octet-stream', 'multipart/form-data; boundary=x', 'application/x-python-pickle'):
     row(f'Content-Type {media}', TEXT, 415, (media.split(';')[0], 'application/json', 'send'), code='unsupported-media-type', headers={'Content-Type': media})
-row('Content-Encoding gzip', gzip.compress(TEXT.encode()), 415, ('Content-Encoding', 'gzip', 'uncompressed'), code='unsupported-media-type',
-    headers={**JSON, 'Content-Encoding': 'gzip'})
-row('GET with nothing', None, 405, ('GET', 'POST', 'JSON'), code='method-not-allowed', method='GET', headers={})
+row('Content-Encoding gzip', gzip.compress(TEXT.encode()), 200, (), headers={**JSON, 'Content-Encoding': 'gzip'})
+row('Content-Encoding gzip, and it is not', TEXT, 400, ('Content-Encoding is gzip', 'begins like JSON', 'was it compressed?'), headers={**JSON, 'Content-Encoding': 'gzip'})
+row('deflate without the head and the checksum of zlib', zlib.compress(TEXT.encode())[2:-4], 400, ('Content-Encoding is deflate', 'RFC 1950'),
+    headers={**JSON, 'Content-Encoding': 'deflate'})
+row('Content-Encoding zstd', b'\x28\xb5\x2f\xfd', 415, ("'zstd'", 'must be gzip or deflate', 'uncompressed'), code='unsupported-media-type',
+    headers={**JSON, 'Content-Encoding': 'zstd'})
+row('GET with nothing', None, 405, ('GET', 'POST', 'JSON', 'safetensors'), code='method-not-allowed', method='GET', headers={})
 row('PUT', TEXT, 405, ('PUT', 'POST'), code='method-not-allowed', method='PUT')
 row('POST /v1/info', '{}', 405, ('POST', 'GET'), code='method-not-allowed', path='/v1/info')
 row('trailing slash', TEXT, 404, (FORWARD + '/', f'did you mean {FORWARD}?'), code='not-found', path=FORWARD + '/')
@@ -363,6 +368,7 @@ row('register a GPU', {'raw_handle': {'b64': ''}, 'device_id': 0, 'byte_size': 6
     code='not-implemented', path='/v2/cudasharedmemory/region/q/register', server='shm')
 row('path of a language model', '{}', 404, ('/v1/chat/completions', 'no language model', FORWARD), code='not-found', path='/v1/chat/completions')
 row('X-Request-Timeout-Ms 5s', TEXT, 400, ('X-Request-Timeout-Ms', "'5s'", 'milliseconds'), headers={**JSON, 'X-Request-Timeout-Ms': '5s'})
+row('X-Request-Timeout-Ms 0', TEXT, 400, ('X-Request-Timeout-Ms', "'0'", 'from 1'), headers={**JSON, 'X-Request-Timeout-Ms': '0'})
 row('a page of another site', TEXT, 403, ('Origin', 'https://example.org', '--cors-origin https://example.org'), code='forbidden-origin',
     headers={'Content-Type': 'text/plain', 'Origin': 'https://example.org'})
 row('no token', TEXT, 401, ('no Authorization', 'Authorization: Bearer <token>'), code='unauthorized', server='tokens')

@@ -101,6 +101,37 @@ def test_a_post_without_a_body_and_without_a_length(server):
     assert status == 400 and json.loads(body)['error'] == 'the body is empty, expected a JSON object with inputs'
 
 
+def test_the_index_has_those_that_are_ready_where_they_are_asked_for(server, serve):
+    index = '/v2/repository/index'
+    every = server.ask('POST', index).json()
+    assert len(every) == 16 and {m['state'] for m in every} == {'READY'}
+    for body in (b'{}', b'{"ready": true}', b'{"ready": false}', b' {"ready":true} '):
+        assert server.ask('POST', index, body).json() == every
+    draining = serve('--drain-ms', 5000)  # a connection that is in the middle of something is answered while the server drains
+    with draining.raw() as ready, draining.raw() as all_:
+        for s, body in ((ready, b'{"ready": true}'), (all_, b'{"ready": false}')):
+            s.sendall(b'POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s' % (index.encode(), len(body), body[:-1]))
+        assert service.eventually(lambda: draining.metric('attnd_connections') == 3)
+        draining.process.terminate()
+        assert service.eventually(lambda: 'draining' in draining.log())
+        ready.sendall(b'}'), all_.sendall(b'}')
+        assert service.RawReader(ready).answer().json() == []
+        assert [m['state'] for m in service.RawReader(all_).answer().json()] == ['UNAVAILABLE'] * 16
+
+
+@pytest.mark.parametrize('body, pointer, says', [
+    (b'{"ready": 1}', '/ready', 'ready: is 1, must be true or false'),
+    (b'{"raedy": true}', '/raedy', "unknown member 'raedy', did you mean 'ready'?"),
+    (b'{"ready": true, "ready": true}', '/ready', "member 'ready' is given twice"),
+    (b'[]', None, 'the body is an array, must be an object: {"ready": true}'),
+    (b'{"ready"', None, 'not JSON: the body ends after 8 bytes, before the value is complete (was it cut off?)'),
+])
+def test_what_the_index_does_not_take(server, body, pointer, says):
+    answer = server.ask('POST', '/v2/repository/index', body)
+    assert answer.status == 400 and answer.headers['content-type'] == 'application/json'
+    assert answer.json()['error'] == says and answer.json().get('pointer') == pointer
+
+
 def test_in_chunks(server):
     text, tail, _ = problem()
     body = text + tail
@@ -141,7 +172,7 @@ def test_json_alone_whose_length_is_said(server):
     ('GET', '/v2/models/attention_forward/versions/2/config', 404, "the model attention_forward has no version '2', only 1"),
     ('GET', '/v2/models/attention_forward/versions/11', 404, "the model attention_forward has no version '11', only 1"),
     ('GET', '/v2/nothing', 404, "there is nothing at '/v2/nothing'.*"),
-    ('GET', INFER, 405, 'GET came, this path answers POST with a JSON object in the body'),
+    ('GET', INFER, 405, r'GET came, this path answers POST with tensors in the body, as JSON or binary \(application/json or application/octet-stream\)'),
     ('POST', '/v2/models/x/infer', 404, "there is no model 'x'; .*"),
     ('GET', '/v2/logging', 501, 'traces and logs are set when the server starts.*'),
 ])

@@ -15,7 +15,7 @@ SIZE = 'must be an integer from 0 to 2^53'
 DATA = 'must be base64 in a string or an array of numbers'
 UNFINISHED = 'before the value is complete (was it cut off?)'
 NO_POINT = 'it is written without point and exponent'
-BHSD = "read as [B, H, S, D] all would fit: is 'layout': 'bhsd' missing?"
+BHSD = 'read as [B, H, S, D] all would fit: is "layout": "bhsd" missing?'
 WHITE_SPACE = "white space; write it without (forms and URLs turn '+' into a space)"
 URL_SAFE = "the URL alphabet; '+' and '/' are wanted, as base64.b64encode() writes them"
 
@@ -297,11 +297,12 @@ def test_words_of_backward(server, body, status, pointer, words):
 
 OTHERS = [
     ('POST', '/v1/nothing', {}, 404, 'not-found', "there is nothing at '/v1/nothing' (/openapi.json lists what there is)"),
-    ('GET', FORWARD, {}, 405, 'method-not-allowed', 'GET came, this path answers POST with a JSON object in the body'),
+    ('GET', FORWARD, {}, 405, 'method-not-allowed', 'GET came, this path answers POST with tensors in the body, as JSON or binary (application/json or application/x-safetensors)'),
     ('POST', '/livez', {}, 405, 'method-not-allowed', 'POST came, this path answers GET, HEAD; q, k and v go to POST /v1/attention/forward'),
     ('POST', FORWARD, {'Content-Type': 'text/html'}, 415, 'unsupported-media-type', "Content-Type is 'text/html', must be application/json or application/x-safetensors; send a JSON object or a safetensors file, and name it so"),
-    ('POST', FORWARD, {'Content-Encoding': 'gzip'}, 415, 'unsupported-media-type', "Content-Encoding is 'gzip', must be identity; send the body uncompressed"),
-    ('POST', FORWARD, {'X-Request-Timeout-Ms': 'x'}, 400, 'invalid-request', "X-Request-Timeout-Ms is 'x', must be a whole number of milliseconds"),
+    ('POST', FORWARD, {'Content-Encoding': 'br'}, 415, 'unsupported-media-type', "Content-Encoding is 'br', must be gzip or deflate; or send the body uncompressed, without it"),
+    ('POST', FORWARD, {'X-Request-Timeout-Ms': 'x'}, 400, 'invalid-request', "X-Request-Timeout-Ms is 'x', must be a whole number of milliseconds from 1 to 2^53"),
+    ('POST', FORWARD, {'X-Request-Timeout-Ms': '0'}, 400, 'invalid-request', "X-Request-Timeout-Ms is '0', must be a whole number of milliseconds from 1 to 2^53"),
     ('POST', FORWARD, {'Content-Length': str(1 << 40)}, 413, 'too-large', 'the body has 1099511627776 bytes, the limit is 1073741824 (the server\'s --max-body-bytes)'),
 ]
 

@@ -101,6 +101,15 @@ def test_openapi_documents_every_status_that_the_route_answers(document, op):
     assert {'200', '400', '408', '413', '415', '422', '500', '503', '504'} <= statuses, statuses
 
 
+def test_every_tag_has_a_name_for_people(server, document):
+    """/docs had the heading "Kserve": capitals by a style."""
+    shown = {tag['name']: tag['x-displayName'] for tag in document['tags']}
+    assert shown['kserve'] == 'KServe'
+    assert {tag for item in document['paths'].values() for op in item.values() for tag in op['tags']} <= set(shown)
+    page = server.get('/docs').body
+    assert b'text-transform' not in page and b"tag['x-displayName']" in page
+
+
 def test_openapi_has_no_dangling_reference(document):
     def walk(node):
         if isinstance(node, dict):

@@ -108,6 +108,8 @@ def test_the_document_is_shown_and_a_request_sent(server, browser):
     document = server.get('/openapi.json').json()
     shown = set(browser.value("[...document.querySelectorAll('details')].map(d => d.id)"))
     assert shown == {op['operationId'] for item in document['paths'].values() for m, op in item.items() if m != 'head'} | set(document['components']['schemas'])
+    headings = browser.value("[...document.querySelectorAll('h2')].map(h => h.innerText)")
+    assert headings == [t['x-displayName'] for t in document['tags']] + ['Schemas'] and 'KServe' in headings
     assert 'softcap' in browser.value("document.getElementById('ForwardProblem').innerText")
     dangling = "[...document.querySelectorAll('a[href^=\"#\"]')].filter(a => !document.getElementById(a.hash.slice(1))).length"
     assert browser.value(dangling) == 0

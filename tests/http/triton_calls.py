@@ -175,7 +175,6 @@ def refusals():
         refused(lambda: c.infer('attention_forward', given(t), parameters={'casual': True}), "did you mean 'causal'?", status=400)
         refused(lambda: c.infer('attention_forward', given(t), sequence_id=4, sequence_start=True), 'there are no sequences here', status=400)
         refused(lambda: c.infer('attention_forward', given(t), outputs=[triton.InferRequestedOutput('out', class_count=2)]), 'nothing is classified here', status=400)
-        refused(lambda: c.infer('attention_forward', given(t), request_compression_algorithm='gzip'), 'Content-Encoding', status=415)
         shared = triton.InferInput('q', [1, 1, 1, 1], 'FP32')
         shared.set_shared_memory('region', 4)
         refused(lambda: c.infer('attention_forward', [shared]), 'shared memory is not offered here', status=400)
@@ -190,6 +189,32 @@ def refusals():
                      lambda: c.update_trace_settings(settings={'trace_level': ['OFF']}), lambda: c.update_log_settings({'log_info': True})):
             refused(call, 'traces and logs are set when the server starts', status=501)
         same(c.infer('attention_forward', given(t)), by_json('forward', t))  # and the connection serves on
+
+
+def compression():
+    """Requests are unpacked; answers come as they are, whatever the client would take."""
+    t = tensors()
+    mask = {**t, 'keep_mask': RNG.random((1, 1, 7, 7)) < 0.7}
+    large = tensors(shape=(1, 500, 4, 64))
+    want, want_large, want_mask = by_json('forward', t), by_json('forward', large), by_json_mask(t, mask['keep_mask'])
+    with triton.InferenceServerClient(HOST) as c:
+        for how in ('gzip', 'deflate'):
+            for binary in (True, False):
+                same(c.infer('attention_forward', given(t, binary), request_compression_algorithm=how), want)
+            same(c.infer('attention_forward', given(large), request_compression_algorithm=how, response_compression_algorithm=how), want_large)
+            same(c.infer('attention_forward', given(mask), request_compression_algorithm=how), want_mask)
+            for kind in (True, False):
+                same(c.infer('attention_forward', given(t), outputs=wanted(['out', 'lse'], kind), response_compression_algorithm=how), want)
+            same(c.async_infer('attention_forward', given(t), request_compression_algorithm=how, response_compression_algorithm=how).get_result(), want)
+            refused(lambda: c.infer('attention_forward', given({'q': t['q']}), request_compression_algorithm=how), 'k: is required', status=400)
+
+    async def all_of_it():
+        async with triton_aio.InferenceServerClient(HOST) as c:
+            for how in ('gzip', 'deflate'):
+                for result in await asyncio.gather(*[c.infer('attention_forward', given(large), request_compression_algorithm=how, response_compression_algorithm=how)
+                                                     for _ in range(4)]):
+                    same(result, want_large)
+    asyncio.run(all_of_it())
 
 
 def statistics():
@@ -243,7 +268,7 @@ def aio():
     asyncio.run(all_of_it())
 
 
-CHECKS = [metadata, infer_forward, infer_options, infer_backward, async_infer, empty_and_unseen, refusals, statistics, aio]
+CHECKS = [metadata, infer_forward, infer_options, infer_backward, async_infer, empty_and_unseen, refusals, compression, statistics, aio]
 
 if __name__ == '__main__':
     {check.__name__: check for check in CHECKS}[sys.argv[1]]()

@@ -354,8 +354,8 @@ static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
 static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
 {
     (void)state;
-#define AS_BHSD "; read as [B, H, S, D] all would fit: is 'layout': 'bhsd' missing?"
-#define AS_BSHD "; read as [B, S, H, D] all would fit: is 'layout': 'bhsd' meant?"
+#define AS_BHSD "; read as [B, H, S, D] all would fit: is \"layout\": \"bhsd\" missing?"
+#define AS_BSHD "; read as [B, S, H, D] all would fit: is \"layout\": \"bhsd\" meant?"
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 4, must divide the 3 heads of q" AS_BHSD, p.layout = ATTN_BSHD);
     SAYS(forward, INVALID, "/k/shape/1", "k: shape[1] is 4, must divide the 3 heads of q" AS_BSHD,
          p.layout = ATTN_BHSD);

@@ -540,8 +540,8 @@ static void test_names_of_other_programs_are_understood_in_the_message(void **st
 {
     static const struct refusal cases[] = {
         { FORWARD, O("\"is_causal\":true"), "/is_causal",
-          "unknown member 'is_causal'; write 'causal'; where Sq and Sk differ PyTorch and JAX mean 'alignment': "
-          "'top_left'" },
+          "unknown member 'is_causal'; write 'causal'; where Sq and Sk differ PyTorch and JAX mean \"alignment\": "
+          "\"top_left\"" },
         { FORWARD, O("\"Softmax_Scale\":1"), "/Softmax_Scale", "unknown member 'Softmax_Scale'; write 'scale'" },
         { FORWARD, O("\"Causal\":true"), "/Causal", "unknown member 'Causal', did you mean 'causal'?" },
         { FORWARD, T("{\"datatype\":\"FP32\"}"), "/q/datatype", "q: unknown member 'datatype'; write 'dtype'" },

@@ -644,8 +644,8 @@ static void test_what_a_request_cannot_say_is_refused(void **state)
         { WITH("\"parameters\":{\"casual\":true}"), "/parameters/casual",
           "unknown parameter 'casual', did you mean 'causal'?" },
         { WITH("\"parameters\":{\"is_causal\":true}"), "/parameters/is_causal",
-          "unknown parameter 'is_causal'; write 'causal'; where Sq and Sk differ PyTorch and JAX mean 'alignment': "
-          "'top_left'" },
+          "unknown parameter 'is_causal'; write 'causal'; where Sq and Sk differ PyTorch and JAX mean \"alignment\": "
+          "\"top_left\"" },
         { WITH("\"parameters\":{\"requests\":\"x\"}"), "/parameters/requests", "unknown parameter 'requests'" },
         { WITH("\"parameters\":{\"outputs\":\"out\"}"), "/parameters/outputs",
           "unknown parameter 'outputs'; outputs, and how they are written, are said in the request's outputs" },

@@ -396,8 +396,8 @@ static void test_options_that_cannot_be(void **state)
           "verify: is 'every', must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, METADATA("\"casual\":\"true\""), 34, "/casual", "unknown member 'casual', did you mean 'causal'?" },
         { FORWARD, METADATA("\"is_causal\":\"true\""), 34, "/is_causal",
-          "unknown member 'is_causal'; write 'causal'; where Sq and Sk differ PyTorch and JAX mean 'alignment': "
-          "'top_left'" },
+          "unknown member 'is_causal'; write 'causal'; where Sq and Sk differ PyTorch and JAX mean \"alignment\": "
+          "\"top_left\"" },
         { FORWARD, METADATA("\"deterministic\":\"true\""), 34, "/deterministic",
           "deterministic: belongs to backward, POST /v1/attention/backward" },
         { FORWARD, METADATA("\"__metadata__\":\"x\""), 34, "/__metadata__", "unknown member '__metadata__'" },

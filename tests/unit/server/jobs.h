@@ -212,7 +212,7 @@ HELPER struct request *received(struct server *server, attn_op op, char *body)
     assert_int_equal(request_enter(request, CALLER_RECEIVING, &err), ATTN_OK);
     request->answer_as = &proto_json;
     request->decoder = proto_decoder_new(&proto_json, op, &server->limits, &memory);
-    request->received_bytes = strlen(body);
+    request->received_bytes = request->decoded_bytes = strlen(body);
     if (proto_decoder_feed(request->decoder, body, strlen(body), &err) != ATTN_OK) fail_msg("%s", err.text);
     free(body);
     request->times.received_ns = clock_ns();

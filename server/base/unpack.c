@@ -1,0 +1,212 @@
+/* unpack.c: zlib's inflate behind unpack.h.
+ *
+ * A byte of deflate can stand for a thousand, so nothing here follows from the length of what was sent: zlib writes into one
+ * buffer, which the caller empties before more is unpacked.
+ *
+ * Invariants:
+ *   1. What has been unpacked is never more than limit_bytes, and beyond UNPACK_FREE_BYTES never more than UNPACK_RATIO times
+ *      what arrived.
+ *   2. Texts name counts that do not depend on how the body was split: zlib's position in the input does, after a fault. */
+#include "server/base/unpack.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <zlib.h>
+
+#include "server/base/limits.h"
+
+/* Bits of the window, as inflateInit2() takes them: 16 more mean gzip. */
+enum {
+    WINDOW = 15,
+    WINDOW_GZIP = WINDOW + 16,
+    MAGIC_BYTES = 2,
+    UNPACK_PART_BYTES = 1 << 30 /* zlib counts in 32 bits */
+};
+
+struct unpacker {
+    z_stream zlib;
+    enum unpack_coding coding;
+    uint64_t limit_bytes;
+    uint64_t in_bytes, out_bytes;
+    bool ended;       /* the stream's end was reached */
+    attn_error error; /* once set, the answer to every call */
+    uint8_t magic[MAGIC_BYTES];
+    char piece[UNPACK_PIECE_BYTES];
+};
+
+static const struct {
+    const char *name;
+    enum unpack_coding coding;
+} codings[] = {
+    { "identity", UNPACK_NOTHING }, { "gzip", UNPACK_GZIP }, { "x-gzip", UNPACK_GZIP }, { "deflate", UNPACK_DEFLATE }
+};
+
+bool unpack_coding_of(const char *text, enum unpack_coding *coding)
+{
+    *coding = UNPACK_NOTHING;
+    if (text == NULL || *text == '\0') return true;
+    for (size_t i = 0; i < sizeof codings / sizeof *codings; i++)
+        if (strcasecmp(text, codings[i].name) == 0) {
+            *coding = codings[i].coding;
+            return true;
+        }
+    return false;
+}
+
+struct unpacker *unpack_new(enum unpack_coding coding, uint64_t limit_bytes)
+{
+    struct unpacker *u = calloc(1, sizeof *u);
+    if (u == NULL) return NULL;
+    u->coding = coding;
+    u->limit_bytes = limit_bytes;
+    if (inflateInit2(&u->zlib, coding == UNPACK_GZIP ? WINDOW_GZIP : WINDOW) == Z_OK) return u;
+    free(u);
+    return NULL;
+}
+
+void unpack_free(struct unpacker *u)
+{
+    if (u == NULL) return;
+    (void)inflateEnd(&u->zlib);
+    free(u);
+}
+
+uint64_t unpack_bytes(const struct unpacker *u)
+{
+    return u->out_bytes;
+}
+
+/* ---- Faults ------------------------------------------------------------------------------------------------------ */
+
+static const char *name_of(const struct unpacker *u)
+{
+    return u->coding == UNPACK_GZIP ? "gzip" : "deflate";
+}
+
+static bool is_gzip(const uint8_t magic[MAGIC_BYTES])
+{
+    return magic[0] == 0x1f && magic[1] == 0x8b;
+}
+
+/* RFC 1950, 2.2: method 8, and a check of both bytes. */
+static bool is_zlib(const uint8_t magic[MAGIC_BYTES])
+{
+    return (magic[0] & 0x0f) == 8 && (magic[0] << 8 | magic[1]) % 31 == 0;
+}
+
+/* The first bytes are those of something else. */
+static attn_status wrong_begin(struct unpacker *u)
+{
+    const char *const like = is_gzip(u->magic)    ? ", it begins like gzip"
+                             : is_zlib(u->magic)  ? ", it begins like zlib's format, which is called deflate"
+                             : u->magic[0] == '{' ? ", it begins like JSON: was it compressed?"
+                                                  : "";
+    if (u->coding == UNPACK_GZIP)
+        return attn_fail(&u->error, ATTN_INVALID, NULL,
+                         "Content-Encoding is gzip, but the body does not begin with 1f 8b, as gzip does%s", like);
+    return attn_fail(&u->error, ATTN_INVALID, NULL,
+                     "Content-Encoding is deflate, but the body does not begin like zlib's format (RFC 1950), which "
+                     "deflate means in HTTP%s",
+                     like);
+}
+
+/* What zlib says, for readers who know no zlib. */
+static attn_status broken(struct unpacker *u)
+{
+    static const struct {
+        const char *zlib, *says;
+    } faults[] = {
+        { "incorrect data check", "the checksum at its end is of other bytes (was it changed on its way?)" },
+        { "incorrect length check", "the length at its end is another one (was it changed on its way?)" },
+    };
+    const char *says = u->zlib.msg ? u->zlib.msg : "it wants a dictionary, and there is none";
+    if (!(u->coding == UNPACK_GZIP ? is_gzip(u->magic) : is_zlib(u->magic))) return wrong_begin(u);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        if (strcmp(says, faults[i].zlib) == 0) says = faults[i].says;
+    return attn_fail(&u->error, ATTN_INVALID, NULL, "the body is no sound %s: behind %llu bytes that it unpacks to, %s",
+                     name_of(u), (unsigned long long)u->out_bytes, says);
+}
+
+static attn_status trailing(struct unpacker *u, char next)
+{
+    return attn_fail(&u->error, ATTN_INVALID, NULL, "the body goes on behind byte %llu, where its %s stream ends%s",
+                     (unsigned long long)u->in_bytes, name_of(u),
+                     u->coding == UNPACK_GZIP && next == 0x1f ? "; a second gzip member is not taken" : "");
+}
+
+/* Invariant 1: how much of `size` bytes that have been unpacked may be given. */
+static size_t within_limits(struct unpacker *u, size_t size)
+{
+    if (u->out_bytes > u->limit_bytes) {
+        size -= (size_t)(u->out_bytes - u->limit_bytes);
+        (void)attn_fail(&u->error, ATTN_TOO_LARGE, NULL,
+                        "the body unpacks to more than %llu bytes, the limit (the server's --max-body-bytes)",
+                        (unsigned long long)u->limit_bytes);
+    } else if (u->out_bytes > UNPACK_FREE_BYTES && u->out_bytes / UNPACK_RATIO > u->in_bytes) {
+        (void)attn_fail(&u->error, ATTN_TOO_LARGE, NULL,
+                        "the body unpacks to more than %d times its bytes, and to more than %d MiB; send it "
+                        "uncompressed",
+                        UNPACK_RATIO, UNPACK_FREE_BYTES >> 20);
+    }
+    return size;
+}
+
+/* ---- Unpacking --------------------------------------------------------------------------------------------------- */
+
+static attn_status told(const struct unpacker *u, attn_error *err)
+{
+    if (u->error.status != ATTN_OK && err) *err = u->error;
+    return u->error.status;
+}
+
+/* Some of the bytes: those that fill the piece, or all, or what zlib counts at most. Returns what inflate() says. */
+static int inflate_some(struct unpacker *u, const char **bytes, size_t *count, size_t *size)
+{
+    const uInt part = *count < UNPACK_PART_BYTES ? (uInt)*count : UNPACK_PART_BYTES;
+    const uint64_t room = u->limit_bytes - u->out_bytes;
+    const uInt most = room < sizeof u->piece ? (uInt)room + 1 : (uInt)sizeof u->piece; /* one more shows a fault */
+    for (size_t i = 0; i < MAGIC_BYTES && i < part; i++)
+        if (u->in_bytes + i < MAGIC_BYTES) u->magic[u->in_bytes + i] = (uint8_t)(*bytes)[i];
+    u->zlib.next_in = (z_const Bytef *)*bytes;
+    u->zlib.avail_in = part;
+    u->zlib.next_out = (Bytef *)u->piece;
+    u->zlib.avail_out = most;
+    const int result = inflate(&u->zlib, Z_NO_FLUSH);
+    const size_t taken = part - u->zlib.avail_in;
+    *size = most - u->zlib.avail_out;
+    *bytes += taken;
+    *count -= taken;
+    u->in_bytes += taken;
+    u->out_bytes += *size;
+    u->ended = result == Z_STREAM_END;
+    return result;
+}
+
+attn_status unpack_next(struct unpacker *u, const char **bytes, size_t *count, const char **piece, size_t *size,
+                        attn_error *err)
+{
+    *piece = u->piece;
+    *size = 0;
+    while (u->error.status == ATTN_OK && *size == 0 && !u->ended) {
+        const int result = inflate_some(u, bytes, count, size);
+        /* Z_BUF_ERROR: nothing more comes of these bytes. What came before a fault is given, and zlib asked again. */
+        if (*size > 0) *size = within_limits(u, *size);
+        else if (result == Z_MEM_ERROR)
+            (void)attn_fail(&u->error, ATTN_NO_MEMORY, NULL, "no memory to unpack the body");
+        else if (result != Z_OK && result != Z_BUF_ERROR && result != Z_STREAM_END) (void)broken(u);
+        else if (*count == 0) break;
+    }
+    if (*size > 0) return ATTN_OK; /* a fault is told by the next call */
+    if (u->error.status == ATTN_OK && u->ended && *count > 0) (void)trailing(u, **bytes);
+    return told(u, err);
+}
+
+attn_status unpack_finish(struct unpacker *u, attn_error *err)
+{
+    if (u->error.status == ATTN_OK && !u->ended && u->in_bytes > 0)
+        (void)attn_fail(&u->error, ATTN_INVALID, NULL,
+                        "the body ends inside its %s stream, after %llu bytes that unpack to %llu (was it cut off?)",
+                        name_of(u), (unsigned long long)u->in_bytes, (unsigned long long)u->out_bytes);
+    return told(u, err);
+}
