@@ -288,7 +288,7 @@ const char *routes_media(const struct route *route, char *text, size_t capacity)
                 "application/json", SCHEMA("Regions"), ROUTE_ERROR(NOT_FOUND), __VA_ARGS__)
 #define REGIONS_UNREGISTER(path_, handler, ...) \
     REGIONS_ROW(POST, path_, handler, "Triton: unregister shared memory", "Requests that use it go on. A region that is not there is fine.", \
-                "There is no such region any more", NULL, NULL, 0, __VA_ARGS__)
+                "There is no such region any more", NULL, NULL, ROUTE_ERROR(NOT_FOUND), __VA_ARGS__)
 #define NONE { NULL, NULL, NULL }
 #define NO_SETTINGS(at, ...) \
     NOT_OFFERED(GET, at, answer_no_settings, __VA_ARGS__), NOT_OFFERED(POST, at, answer_no_settings, __VA_ARGS__)
@@ -403,7 +403,7 @@ static const struct route routes[] = {
       .keeps_body = true, .answer = shared_memory_register,
       .doc = { "kserve", "Triton: register shared memory", "Tensors of later requests of the same token may lie there: inputs and outputs with "
                "shared_memory_region among their parameters.", .body = "RegionRegister", .parameters = { REGION }, .answer = "The region is there",
-               .errors = ROUTE_ERROR(NOT_IMPLEMENTED) | ROUTE_ERROR(CONFLICT) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(UNAVAILABLE) |
+               .errors = ROUTE_ERROR(NOT_IMPLEMENTED) | ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(CONFLICT) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(UNAVAILABLE) |
                          ROUTE_ERROR(STORAGE_FULL) } },
     REGIONS_UNREGISTER("/v2/systemsharedmemory/region/{region}/unregister", shared_memory_unregister, REGION),
     REGIONS_UNREGISTER("/v2/systemsharedmemory/unregister", shared_memory_unregister, NONE),

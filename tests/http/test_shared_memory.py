@@ -18,6 +18,7 @@ import wire
 from service import eventually
 from test_faults import fake, gate  # noqa: F401 (fixtures)
 from test_kserve import HAS_CLIENT, INFER, PYTHON
+from test_operations import find_schemathesis
 
 CALLS = os.path.join(service.HERE, 'http/triton_shared.py')
 CHECKS = re.findall(r'\w+', re.search(r'^CHECKS = \[(.*)\]$', open(CALLS).read(), re.M)[1])
@@ -755,6 +756,18 @@ def test_a_gpus_memory_is_not_offered_yet(shm_server):
         assert shm_server.ask('POST', '/v2/cudasharedmemory' + path, b'').status == 200
     handle = json.dumps({'raw_handle': {'b64': 86 * 'A' + '=='}, 'device_id': 0, 'byte_size': 64}).encode()
     refused(shm_server.ask('POST', '/v2/cudasharedmemory/region/r/register', handle), 501, 'shared memory of a GPU is not offered here: register system shared memory')
+
+
+@pytest.mark.limit(200)
+@pytest.mark.skipif(not find_schemathesis(), reason='schemathesis is not here (tests/setup.sh test fetches it from PyPI)')
+def test_schemathesis(shm_server, tmp_path):
+    """As in test_operations.py, of the routes that are documented with the option alone."""
+    run = subprocess.run(
+        [find_schemathesis(), '--config-file', os.path.join(service.HERE, 'http/schemathesis.toml'), 'run', f'{shm_server.url}/openapi.json', '--checks', 'all', '--max-examples', '15',
+         '--phases', 'examples,coverage,fuzzing', '--seed', '1', '--request-timeout', '20', '--no-color', '--include-path-regex', 'sharedmemory'],
+        cwd=tmp_path, env=dict(os.environ, SCHEMATHESIS_HOOKS='schemathesis_hooks', PYTHONPATH=os.path.join(service.HERE, 'http')),
+        capture_output=True, text=True, timeout=190 * service.SLOWER)
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-3000:]
 
 
 def test_the_answers_of_register_and_unregister_are_empty(shm_server, shm):
