@@ -172,6 +172,14 @@ ATTN_HD int64_t attn_pairs_of(const attn_geometry *g, const attn_sequence *s)
     return attn_clamped_sum(a + g->right + 1, s->Sq, s->Sk) - attn_clamped_sum(a - g->left, s->Sq, s->Sk);
 }
 
+/* ---- Which pairs count: keep_mask -------------------------------------------------------------------------------- */
+
+/* The key that column 0 of keep_mask is of; may be negative, and columns of no key are not read. Keys before it are kept. */
+ATTN_HD int64_t attn_keep_from(const attn_geometry *g, const attn_sequence *s)
+{
+    return g->keep_tail < 0 ? 0 : s->Sk - g->keep_tail;
+}
+
 /* ---- Which pairs count: FlashMask -------------------------------------------------------------------------------- */
 
 /* The queries hidden from a key, canonical: [lts, lte) and [uts, ute); empty where start >= end. */

@@ -55,6 +55,8 @@ const proto_option proto_options[] = {
       "[left, right]: query i sees i' - left <= j <= i' + right; -1 is unbounded" },
     { "alignment", PROTO_TYPE_CHOICE, SCORES, false, AT(problem.alignment), 0, 0, 0, alignments, "\"bottom_right\"",
       "bottom_right: i' = i + Sk - Sq, the last query sees the last key; top_left: i' = i" },
+    { "keep_mask_at_end", PROTO_TYPE_BOOL, BOTH, false, AT(problem.keep_mask_at_end), 0, 0, 0, NULL, "false",
+      "keep_mask is of the last keys of each row, as many as its last axis has; those before are kept" },
 #define X(name, id, least, most, rule, meaning) \
     { #name, PROTO_TYPE_NUMBER, SCORES, false, AT(problem.name), 0, 0, 0, NULL, "0", meaning },
     ATTN_SCORE_OPTION_MAP(X)
