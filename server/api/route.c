@@ -52,8 +52,8 @@ static bool method_of(const char *name, enum route_method *method)
 
 const char *route_error_media(const char *path)
 {
-    return path && strncmp(path, "/v2", 3) == 0 && (path[3] == '/' || path[3] == '\0') ? "application/json"
-                                                                                       : "application/problem+json";
+    return path && strncmp(path, "/v2", 3) == 0 && strchr("/?", path[3]) ? "application/json"
+                                                                         : "application/problem+json";
 }
 
 /* The segment that a path begins with, as a parameter; length 0: it can be none. */

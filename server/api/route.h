@@ -104,7 +104,8 @@ struct route_match route_find(const struct route *rows, int count, unsigned port
  * end, with the same last segment, or with few mistakes of typing. NULL: none. */
 const char *route_nearest(const struct route *rows, int count, unsigned port, const char *path);
 
-/* The content type of a refusal at this path: KServe's clients get JSON, others a problem document. */
+/* The content type of a refusal at this path, with its query or without: KServe's clients get JSON, others a problem
+ * document. A constant. */
 const char *route_error_media(const char *path);
 
 /* What the Allow header says of these methods: "GET, HEAD, DELETE". Returns `text`. */

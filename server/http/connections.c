@@ -187,7 +187,7 @@ static bool is_silent(const struct connection *connection, enum connection_phase
 void connection_cut_with(struct connection *connection, proto_error error, const char *request_id)
 {
     atomic_store(&connection->phase, CONNECTION_CUT);
-    if (connection->plain) refusal_send(connection->fd, error, NULL, request_id);
+    if (connection->plain) refusal_send(connection->fd, error, NULL, request_id, atomic_load(&connection->error_media));
     shutdown(connection->fd, SHUT_RDWR);
 }
 
@@ -271,7 +271,7 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
         if (!expired && !blocks) continue;
         if (!atomic_compare_exchange_strong(&connection->phase, &phase, CONNECTION_CUT)) continue;
         if (sending && connection->plain && !(blocks && phase == CONNECTION_OPENED))
-            refusal_send(connection->fd, PROTO_E_REQUEST_TIMEOUT, NULL, NULL);
+            refusal_send(connection->fd, PROTO_E_REQUEST_TIMEOUT, NULL, NULL, atomic_load(&connection->error_media));
         shutdown(connection->fd, SHUT_RDWR);
         cut++;
     }

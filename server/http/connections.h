@@ -40,7 +40,8 @@ struct connection {
     bool plain; /* not TLS: a fixed answer may be written to the socket */
     _Atomic int phase;
     _Atomic int64_t since_ms;
-    _Atomic uint64_t progress_bytes; /* of the body or the answer, since the phase began */
+    _Atomic uint64_t progress_bytes;   /* of the body or the answer, since the phase began */
+    _Atomic(const char *) error_media; /* content type of a refusal, a constant; NULL: no request line has arrived */
     struct connection *previous, *next;
     uint64_t inode; /* of the socket: whether fd is still this one */
     _Atomic int

@@ -184,7 +184,7 @@ static void refuse(int fd, bool plain)
     char dropped[4096];
     metrics_add(METRIC_REJECTED, "connections", NULL, 1);
     if (plain) {
-        refusal_send(fd, PROTO_E_UNAVAILABLE, "too many connections", NULL);
+        refusal_send(fd, PROTO_E_UNAVAILABLE, "too many connections", NULL, NULL);
         shutdown(fd, SHUT_WR);
         /* Unread bytes at close() are answered by a reset, which would overtake the answer. */
         (void)!recv(fd, dropped, sizeof dropped, MSG_DONTWAIT);

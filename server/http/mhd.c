@@ -417,7 +417,9 @@ static struct request *begin_request(struct http_thread *thread, const char *uri
         atomic_store_explicit(&thread->tid, gettid(), memory_order_relaxed);
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     struct connection *connection = info ? info->socket_context : NULL;
-    if (connection == NULL || !connection_enter(connection, CONNECTION_HEAD)) return NULL;
+    if (connection == NULL) return NULL;
+    atomic_store(&connection->error_media, route_error_media(http_head_path(uri)));
+    if (!connection_enter(connection, CONNECTION_HEAD)) return NULL;
     struct request *request = request_new(http->server, http, mhd);
     if (request == NULL) return NULL;
     request->connection = connection;
@@ -457,6 +459,8 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
     switch (request->step) {
     case STEP_HEAD:
         request->path = http_head_path(url);
+        atomic_store(&request->connection->error_media,
+                     route_error_media(request->path)); /* escapes are resolved now */
         request->method = method;
         return head(request, version);
     case STEP_DECODE:

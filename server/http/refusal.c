@@ -11,7 +11,7 @@
 
 enum { BODY_BYTES = 1024 };
 
-void refusal_send(int fd, proto_error error, const char *detail, const char *request_id)
+void refusal_send(int fd, proto_error error, const char *detail, const char *request_id, const char *media)
 {
     const int status = proto_errors[error].http;
     char body[BODY_BYTES], answer[2 * BODY_BYTES], made[REQUEST_ID_BYTES];
@@ -22,9 +22,10 @@ void refusal_send(int fd, proto_error error, const char *detail, const char *req
     }
     const size_t length = proto_error_write(body, sizeof body, error, detail, NULL, NULL, request_id);
     text_printf(&t,
-                "HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\nContent-Length: %zu\r\n"
+                "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n"
                 "Connection: close\r\nX-Request-Id: %s\r\n",
-                status, MHD_get_reason_phrase_for((unsigned)status), length, request_id);
+                status, MHD_get_reason_phrase_for((unsigned)status), media ? media : "application/problem+json", length,
+                request_id);
     if (status == 503) text_printf(&t, "Retry-After: %d\r\n", REFUSAL_RETRY_AFTER_S);
     text_put_string(&t, "\r\n");
     text_put(&t, body, length);

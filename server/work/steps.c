@@ -140,6 +140,8 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     own->table = calloc((size_t)step->rows * (size_t)step->most, sizeof *own->table);
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     point(&item->problem, step, own->table, step->lengths);
+    item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
+                                     0; /* lengths differ: it is of the last keys of each */
     return proto_item_prepare(item, err);
 }
 

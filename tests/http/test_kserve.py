@@ -182,6 +182,35 @@ def test_every_refusal_under_v2_is_json_with_error(server, method, path, status,
     assert re.fullmatch(says, answer.json()['error']), answer.body
 
 
+@pytest.fixture(scope='module')
+def impatient():
+    with service.Server('--body-timeout-ms', 700, '--max-body-bytes', '1K') as server:
+        yield server
+
+
+ENDLESS = b'%x\r\n%s\r\n' % (6000, b' ' * 6000)
+
+
+@pytest.mark.parametrize('path, media', [(INFER, 'application/json'), ('/v2', 'application/json'), ('/%762/models', 'application/json'),
+                                         ('/v1/attention/forward', 'application/problem+json'), ('/v22', 'application/problem+json')])
+@pytest.mark.parametrize('what, status, sent', [
+    ('a head that is not complete', 408, 'POST {path} HTTP/1.1\r\nHost: x\r\n'),
+    ('a body that is not complete', 408, 'POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{'),
+    ('a length that is none', 400, 'POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1x\r\n\r\n'),
+    ('two lengths', 400, 'POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n'),
+    ('a query of many arguments', 414, 'GET {path}?' + '&'.join(['a'] * 101) + ' HTTP/1.1\r\nHost: x\r\n\r\n'),
+    ('a body without end', 413, 'POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n' + ENDLESS.decode()),
+])
+def test_refusals_past_the_web_server_are_of_the_kind_that_the_path_has(impatient, path, media, what, status, sent):
+    if '%' in path and 'body' not in what and what != 'two lengths':
+        media = 'application/problem+json'  # escapes are resolved when the head is complete
+    with impatient.raw() as s:
+        s.sendall(sent.format(path=path).encode())
+        answer = service.RawReader(s).answer()
+    assert answer.status == status and answer.headers['content-type'] == media, answer
+    assert answer.json()['error'] == answer.json()['detail']
+
+
 def test_a_model_by_an_escaped_name(server):
     assert server.get('/v2/models/attention%5Fforward/ready').json() == {'name': 'attention_forward', 'ready': True}
 

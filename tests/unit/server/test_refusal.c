@@ -30,7 +30,7 @@ static void test_a_refusal_is_a_whole_answer(void **state)
         "connections\"}";
     (void)state;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
-    refusal_send(fds[0], PROTO_E_UNAVAILABLE, "too many connections", "abc");
+    refusal_send(fds[0], PROTO_E_UNAVAILABLE, "too many connections", "abc", NULL);
     received(fds[1], text, sizeof text);
     snprintf(wanted, sizeof wanted,
              "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nContent-Length: %zu\r\n"
@@ -63,12 +63,13 @@ static void test_every_error_fits_and_has_its_reason(void **state)
         int fds[2];
         char text[4096];
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
-        refusal_send(fds[0], cases[i].error, detail, id);
+        refusal_send(fds[0], cases[i].error, detail, id, "application/json");
         received(fds[1], text, sizeof text);
         assert_memory_equal(text, cases[i].line, strlen(cases[i].line));
         assert_non_null(strstr(text, "\r\n\r\n{\"type\":"));
         assert_string_equal(text + strlen(text) - 2, "\"}");
         assert_null(strstr(text, "Retry-After"));
+        assert_non_null(strstr(text, "\r\nContent-Type: application/json\r\n"));
         close(fds[0]);
         close(fds[1]);
     }
@@ -82,9 +83,9 @@ static void test_nobody_waits_for_a_client_that_does_not_read(void **state)
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
     while (send(fds[0], zeros, sizeof zeros, MSG_DONTWAIT | MSG_NOSIGNAL) > 0) continue;
     assert_true(errno == EAGAIN || errno == EWOULDBLOCK);
-    refusal_send(fds[0], PROTO_E_UNAVAILABLE, NULL, NULL);
+    refusal_send(fds[0], PROTO_E_UNAVAILABLE, NULL, NULL, NULL);
     close(fds[1]);
-    refusal_send(fds[0], PROTO_E_UNAVAILABLE, NULL, NULL); /* and no signal where it has left */
+    refusal_send(fds[0], PROTO_E_UNAVAILABLE, NULL, NULL, NULL); /* and no signal where it has left */
     close(fds[0]);
 }
 
