@@ -101,7 +101,7 @@ static const struct option options[] = {
               "and the cgroup's quota." },
     { "max-body-bytes", "ATTND_MAX_BODY_BYTES", TYPE_SIZE, "SIZE", AT(max_body_bytes), GIB, KIB, 1024 * GIB,
       .shown = "1G, at most --staging-bytes",
-      .help = "Longest request body; a longer one is answered 413." },
+      .help = "Longest request body, with what it names in shared memory; a longer one is answered 413." },
     { "staging-bytes", "ATTND_STAGING_BYTES", TYPE_SIZE, "SIZE", AT(staging_bytes), 0, MIB, 16384 * GIB,
       .shown = "half the memory, at most 64G",
       .help = "Host memory for the tensors of all requests together; a request that finds none is answered 503. Memory is "
