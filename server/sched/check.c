@@ -69,7 +69,9 @@ static attn_status make_job(struct request *request, struct check_result *result
     if (request->block) staging_arrived(server->staging, request->block);
     request->block = NULL; /* the job's now */
     result->deadline_ns = check_deadline(request, call);
-    return prepare_job(request->job, devices_any(server->devices), devices_largest(server->devices), err);
+    status = prepare_job(request->job, devices_any(server->devices), devices_largest(server->devices), err);
+    if (status != ATTN_OK) proto_call_locate(call, err);
+    return status;
 }
 
 /* Work that one request may not ask for, or that cannot be done in time: said at once, and not after all of it has been
