@@ -936,7 +936,8 @@ attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn
         goto out;
     }
     made->op = decoder->op;
-    made->answer = decoder->format;
+    made->answer = made->format = decoder->format;
+    if (body.inputs) memcpy(made->inputs, body.inputs, sizeof made->inputs);
     made->memory_bytes = body.memory_bytes;
     made->model = body.model;
     made->binary = body.binary;
@@ -969,11 +970,16 @@ attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn
     if (status == ATTN_OK) {
         *call = made;
         made = NULL; /* the caller's now */
-    } else if (err && decoder->format->locate) decoder->format->locate(decoder->reader, err);
+    } else if (err) proto_call_locate(made, err);
 out:
     tree_delete(body.root);
     proto_call_free(made);
     return status;
+}
+
+void proto_call_locate(const proto_call *call, attn_error *err)
+{
+    if (call->format && call->format->locate) call->format->locate(call, err);
 }
 
 attn_status proto_call_answer_as(proto_call *call, const proto_format *format, attn_error *err)

@@ -25,6 +25,7 @@ struct format_body {
     const proto_model *model;
     const char *id;
     uint64_t binary, shared;
+    const proto_input *inputs; /* ATTN_TENSOR_COUNT of them; NULL: none */
 };
 
 struct proto_format {
@@ -40,8 +41,8 @@ struct proto_format {
     attn_status (*shared_room)(void *reader, attn_error *err);
     size_t (*skeleton_bytes)(const void *reader);
     size_t (*memory_for)(uint64_t body_bytes); /* of tensors, without their alignment */
-    /* Of a fault that decode.c found in the tree: err->member becomes a pointer into the body. NULL: it is one already. */
-    void (*locate)(const void *reader, attn_error *err);
+    /* Of a fault in the tree, or found later: err->member becomes a pointer into the body. NULL: it is one already. */
+    void (*locate)(const proto_call *call, attn_error *err);
 
     /* Answers. */
     void (*write)(proto_encoder *encoder, const proto_call *call, const proto_result *results, const char *request_id);

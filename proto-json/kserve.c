@@ -70,6 +70,7 @@ struct reader {
     int shared_count;
     bool has_room; /* those that are inputs */
 
+    proto_input places[ATTN_TENSOR_COUNT]; /* of the inputs, when all is there */
     char id[ID_BYTES + 1];
     uint64_t binary; /* outputs whose bytes come behind the answer's JSON */
 };
@@ -832,6 +833,9 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
     body->binary = r->binary;
     for (int i = 0; i < r->shared_count; i++)
         if (r->shared[i].output) body->shared |= UINT64_C(1) << r->shared[i].id;
+    for (int i = 0; i < r->input_count; i++)
+        r->places[tensor_named(r->inputs[i].name)] = (proto_input){ i + 1, r->inputs[i].binary, r->inputs[i].shared };
+    body->inputs = r->places;
     return ATTN_OK;
 }
 
@@ -849,9 +853,8 @@ static size_t memory_for(uint64_t body_bytes)
 }
 
 /* A pointer into the tree that was made here becomes one into the body: /q/shape/1 is /inputs/0/shape/1. */
-static void locate(const void *reader, attn_error *err)
+static void locate(const proto_call *call, attn_error *err)
 {
-    const struct reader *const r = reader;
     char first[TREE_NAME_BYTES], pointer[sizeof(tree_member) + 64];
     if (err->member[0] != '/') return;
     const size_t length = strcspn(err->member + 1, "/");
@@ -862,12 +865,11 @@ static void locate(const void *reader, attn_error *err)
     if (option_named(first) && strcmp(first, "outputs")) {
         snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
     } else if (tensor_named(first) < ATTN_TENSOR_COUNT) {
-        int i = 0;
-        while (i < r->input_count && strcmp(r->inputs[i].name, first)) i++;
-        if (i < r->input_count && r->inputs[i].binary && !strcmp(rest, "/data")) rest = "/parameters/" BINARY_SIZE;
-        else if (i < r->input_count && r->inputs[i].shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
+        const proto_input *const input = &call->inputs[tensor_named(first)];
+        if (input->binary && !strcmp(rest, "/data")) rest = "/parameters/" BINARY_SIZE;
+        else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
-        if (i < r->input_count) snprintf(pointer, sizeof pointer, "/inputs/%d%s", i, rest);
+        if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
         else snprintf(pointer, sizeof pointer, "/inputs"); /* one that is missing */
     } else {
         return;

@@ -238,6 +238,13 @@ typedef struct proto_shared {
     void *to;                        /* of an input: where its bytes go, after proto_decoder_shared_room() */
 } proto_shared;
 
+/* KServe: of a tensor, where it stood in the body. */
+typedef struct proto_input {
+    int place;   /* among the inputs, counted from 1; 0: it was not there */
+    bool binary; /* its bytes stood behind the JSON */
+    bool shared; /* they are in shared memory */
+} proto_input;
+
 /* A decoded body. Owned by the caller, proto_call_free(). */
 typedef struct proto_call {
     proto_op op;
@@ -248,11 +255,17 @@ typedef struct proto_call {
     const proto_format
         *answer; /* how it is answered: as the body is written, unless proto_call_answer_as() was called */
     /* KServe: */
-    const proto_model *model; /* NULL in other formats */
-    char *id;                 /* echoed; NULL: none */
-    uint64_t binary;          /* bit attn_tensor_id: written as bytes behind the JSON */
-    uint64_t shared;          /* the same: not written, they go into shared memory */
+    const proto_model *model;   /* NULL in other formats */
+    char *id;                   /* echoed; NULL: none */
+    uint64_t binary;            /* bit attn_tensor_id: written as bytes behind the JSON */
+    uint64_t shared;            /* the same: not written, they go into shared memory */
+    const proto_format *format; /* of the body */
+    proto_input inputs[ATTN_TENSOR_COUNT];
 } proto_call;
+
+/* Of a fault in the problem that was found later than proto_decoder_finish(): err->member, a pointer into a problem as JSON has
+ * it, becomes one into the body as it was sent. Once is enough, twice is the same. */
+void proto_call_locate(const proto_call *call, attn_error *err);
 
 /* INVALID where that format has no room for the answer: of several problems in one body. */
 attn_status proto_call_answer_as(proto_call *call, const proto_format *format, attn_error *err);

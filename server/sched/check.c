@@ -150,6 +150,7 @@ static attn_status make_job(struct request *request, struct check_result *result
     request->shared = NULL; /* and so is this */
     result->deadline_ns = check_deadline(request, call);
     status = prepare_job(request->job, devices_any(server->devices), devices_largest(server->devices), err);
+    if (status != ATTN_OK) proto_call_locate(call, err);
     if (status == ATTN_OK && request->job->shared)
         status = region_uses_bind(request->job->shared, &call->items[0].problem, err);
     return status;

@@ -163,6 +163,8 @@ void request_fail(struct request *request, proto_error error, const char *pointe
 
 void request_fail_status(struct request *request, const attn_error *why)
 {
-    request_fail(request, proto_error_of(why->status), why->member, "%s",
+    attn_error where = *why;
+    if (request->job) proto_call_locate(request->job->call, &where);
+    request_fail(request, proto_error_of(why->status), where.member, "%s",
                  why->text[0] ? why->text : "no reason was given");
 }

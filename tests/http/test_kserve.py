@@ -182,6 +182,26 @@ def test_every_refusal_under_v2_is_json_with_error(server, method, path, status,
     assert re.fullmatch(says, answer.json()['error']), answer.body
 
 
+def test_faults_that_are_found_after_decoding_point_into_the_body(server):
+    """They were pointers into a body of /v1: /dout/shape/1."""
+    rng = np.random.default_rng(1)
+
+    def infer(model, shapes, parameters=(), **more):
+        inputs = [{'name': n, 'shape': s, 'datatype': 'FP32', 'data': rng.standard_normal(s).flatten().tolist()} for n, s in shapes.items()]
+        return server.post(f'/v2/models/{model}/infer', {'inputs': inputs, 'parameters': dict(parameters), **more}).json()
+    shape = [1, 3, 2, 4]
+    context = infer('attention_forward', {n: shape for n in 'qkv'}, {'save': True})['parameters']['context']
+    for shapes, parameters, pointer, says in (
+            ({'dout': [1, 2, 2, 4]}, {'context': context}, '/inputs/0/shape/1', 'dout: shape[1] is 2, must be 3'),
+            ({'dlse': [1, 2, 2], 'dout': shape}, {'context': context}, '/inputs/0/shape/2', 'dlse: shape[2] is 2, must be 3'),
+            ({'dout': shape}, {'context': 'unknown'}, '/parameters/context', 'context: unknown, expired or already used')):
+        answer = infer('attention_backward', shapes, parameters)
+        assert answer['pointer'] == pointer and answer['error'].startswith(says), answer
+    assert 'outputs' in infer('attention_backward', {'dout': shape}, {'context': context})  # which uses it up
+    answer = infer('attention_forward', {n: shape for n in 'qkv'}, {'verify': 1}, outputs=[{'name': 'lse'}])
+    assert answer['pointer'] == '/parameters/verify', answer
+
+
 @pytest.fixture(scope='module')
 def impatient():
     with service.Server('--body-timeout-ms', 700, '--max-body-bytes', '1K') as server:
