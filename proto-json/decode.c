@@ -151,6 +151,7 @@ struct reader {
     const scan_lift *lifts;
     int lift_count;
     uint8_t *memory;
+    bool sequence; /* stands in the place of caches */
 };
 
 #define UNITS "abcdefghijklmnopqrstuvwxyz%" /* "5s", "10%" */
@@ -737,14 +738,17 @@ static attn_status beside_context(const cJSON *object, attn_error *err)
 }
 
 /* What can be said of a problem whose keys and values are in caches, before these are looked at. */
-static attn_status of_caches(proto_op op, const proto_item *item, attn_error *err)
+static attn_status of_caches(const struct reader *r, const proto_item *item, attn_error *err)
 {
+    const proto_op op = r->op;
     const attn_problem *const p = &item->problem;
     const int rank = op == PROTO_OP_APPEND ? 3 : 4;
     const attn_tensor_id given[] = { ATTN_T_k, ATTN_T_v };
     if (op == PROTO_OP_DECODE && p->q.rank == 0) return attn_fail(err, ATTN_INVALID, "/q", "q: is missing");
     if (op == PROTO_OP_APPEND && p->k.rank == 0) return attn_fail(err, ATTN_INVALID, "/k", "k: is missing");
-    if (op == PROTO_OP_DECODE && !item->caches)
+    if (op == PROTO_OP_DECODE && item->caches && r->sequence)
+        return attn_fail(err, ATTN_INVALID, "/caches", "caches: cannot stand beside sequence_id, which names one");
+    if (op == PROTO_OP_DECODE && !item->caches && !r->sequence)
         return attn_fail(err, ATTN_INVALID, "/caches",
                          "caches: is missing, must be ids of POST /v1/caches, one for each row of q");
     if (op == PROTO_OP_DECODE && p->q.rank != 4)
@@ -786,7 +790,7 @@ static attn_status object(const struct reader *r, const cJSON *value, proto_item
                 item->outputs |= UINT64_C(1) << id;
         }
     if (*item->context) return beside_context(value, err);
-    if (r->op == PROTO_OP_DECODE || r->op == PROTO_OP_APPEND) return of_caches(r->op, item, err);
+    if (r->op == PROTO_OP_DECODE || r->op == PROTO_OP_APPEND) return of_caches(r, item, err);
     return proto_item_prepare(item, err);
 }
 
@@ -940,6 +944,8 @@ attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn
     if (body.inputs) memcpy(made->inputs, body.inputs, sizeof made->inputs);
     made->memory_bytes = body.memory_bytes;
     made->model = body.model;
+    made->sequence = body.sequence;
+    r.sequence = *body.sequence.id != '\0';
     made->binary = body.binary;
     made->shared = body.shared;
     if (body.id && *body.id && !(made->id = strdup(body.id))) {

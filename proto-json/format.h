@@ -24,6 +24,7 @@ struct format_body {
     /* KServe: for the answer (proto_call). The id is the reader's. */
     const proto_model *model;
     const char *id;
+    proto_sequence sequence;
     uint64_t binary, shared;
     const proto_input *inputs; /* ATTN_TENSOR_COUNT of them; NULL: none */
 };

@@ -72,6 +72,7 @@ struct reader {
 
     proto_input places[ATTN_TENSOR_COUNT]; /* of the inputs, when all is there */
     char id[ID_BYTES + 1];
+    proto_sequence sequence;
     uint64_t binary; /* outputs whose bytes come behind the answer's JSON */
 };
 
@@ -502,6 +503,30 @@ static attn_status parse(struct reader *r, const char *text, cJSON **value)
     return ATTN_OK;
 }
 
+/* sequence_id (a number or a name), sequence_start, sequence_end. An id of 0, or "", is none. */
+static attn_status read_sequence(struct reader *r, const cJSON *one, const char *pointer)
+{
+    const char *const name = one->string, *const text = tree_string(one), *const number = tree_number(one);
+    const char *const id = text ? text : number;
+    if (r->model->op != PROTO_OP_DECODE)
+        return attn_fail(&r->error, ATTN_INVALID, pointer,
+                         "%.*s: there are no sequences here, each request is whole; attention_decode has them",
+                         (int)text_cut(name, TREE_NAME_BYTES), name);
+    if (!strcmp(name, "sequence_start") || !strcmp(name, "sequence_end")) {
+        if (!cJSON_IsBool(one)) return must_be(r, pointer, name, one, "true or false");
+        *(!strcmp(name, "sequence_start") ? &r->sequence.start : &r->sequence.end) = cJSON_IsTrue(one);
+        return ATTN_OK;
+    }
+    if (strcmp(name, "sequence_id"))
+        return attn_fail(&r->error, ATTN_INVALID, pointer,
+                         "unknown parameter '%.*s'; there are sequence_id, sequence_start and sequence_end",
+                         (int)text_cut(name, TREE_NAME_BYTES), name);
+    if (!id || strlen(id) >= sizeof r->sequence.id || (number && strspn(number, "0123456789") != strlen(number)))
+        return must_be(r, pointer, name, one, "an integer from 0 on, or a string of less than 64 bytes");
+    if (strcmp(id, "0")) strcpy(r->sequence.id, id);
+    return ATTN_OK;
+}
+
 /* Triton's own: what they do here. Others may not be given. */
 static attn_status read_reserved(struct reader *r, const cJSON *one, bool *known, int64_t *timeout_us, bool *all_binary)
 {
@@ -520,8 +545,7 @@ static attn_status read_reserved(struct reader *r, const cJSON *one, bool *known
         if (!tree_integer(one, 0, TREE_INTEGER_MAX, &priority))
             return must_be(r, pointer, name, one, "an integer from 0 to 2^53");
     } else if (!strncmp(name, "sequence_", strlen("sequence_"))) {
-        return attn_fail(&r->error, ATTN_INVALID, pointer, "%.*s: there are no sequences here, each request is whole",
-                         (int)text_cut(name, TREE_NAME_BYTES), name);
+        return read_sequence(r, one, pointer);
     } else {
         *known = false;
     }
@@ -548,7 +572,7 @@ static attn_status read_option(struct reader *r, cJSON *parameters, cJSON *one)
                          one->string[length] ? "..." : "", cure);
     }
     cJSON *value = NULL;
-    if (o->type == PROTO_TYPE_PAIR && tree_string(one)) {
+    if ((o->type == PROTO_TYPE_PAIR || o->type == PROTO_TYPE_IDS) && tree_string(one)) {
         const attn_status status = parse(r, tree_string(one), &value);
         if (status != ATTN_OK) return status;
     }
@@ -831,6 +855,7 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
     body->model = r->model;
     body->id = r->id;
     body->binary = r->binary;
+    body->sequence = r->sequence;
     for (int i = 0; i < r->shared_count; i++)
         if (r->shared[i].output) body->shared |= UINT64_C(1) << r->shared[i].id;
     for (int i = 0; i < r->input_count; i++)
@@ -886,11 +911,11 @@ static void put_parameters(struct text *t, const proto_item *item, const proto_r
     const int count = encode_facts(item, result, facts);
     text_put_string(t, "\"parameters\":{");
     for (int i = 0; i < count; i++) {
-        const bool composite = facts[i].value[0] == '{';
+        const bool composite = facts[i].value[0] == '{' || facts[i].value[0] == '[';
         text_put_string(t, i ? ",\"" : "\"");
         text_put_string(t, facts[i].name);
         text_put_string(t, composite ? "\":\"" : "\":");
-        if (composite) text_put_json(t, facts[i].value, ENCODE_PROBLEM_BYTES);
+        if (composite) text_put_json(t, facts[i].value, ENCODE_FACT_BYTES);
         else text_put_string(t, facts[i].value);
         if (composite) text_put_char(t, '"');
     }

@@ -238,6 +238,14 @@ typedef struct proto_shared {
     void *to;                        /* of an input: where its bytes go, after proto_decoder_shared_room() */
 } proto_shared;
 
+/* KServe: a sequence of Triton's, whose keys and values are in a cache of the server: decode with sequence_id in the place of
+ * caches. */
+enum { PROTO_SEQUENCE_BYTES = 64 };
+typedef struct proto_sequence {
+    char id[PROTO_SEQUENCE_BYTES]; /* empty: the request has none */
+    bool start, end;
+} proto_sequence;
+
 /* KServe: of a tensor, where it stood in the body. */
 typedef struct proto_input {
     int place;   /* among the inputs, counted from 1; 0: it was not there */
@@ -255,10 +263,11 @@ typedef struct proto_call {
     const proto_format
         *answer; /* how it is answered: as the body is written, unless proto_call_answer_as() was called */
     /* KServe: */
-    const proto_model *model;   /* NULL in other formats */
-    char *id;                   /* echoed; NULL: none */
-    uint64_t binary;            /* bit attn_tensor_id: written as bytes behind the JSON */
-    uint64_t shared;            /* the same: not written, they go into shared memory */
+    const proto_model *model; /* NULL in other formats */
+    char *id;                 /* echoed; NULL: none */
+    uint64_t binary;          /* bit attn_tensor_id: written as bytes behind the JSON */
+    uint64_t shared;          /* the same: not written, they go into shared memory */
+    proto_sequence sequence;
     const proto_format *format; /* of the body */
     proto_input inputs[ATTN_TENSOR_COUNT];
 } proto_call;

@@ -34,12 +34,13 @@
 
 /* name, operation, is it causal, has q one dtype alone, and which. */
 static const proto_model models[] = { OF_OP("attention_forward", ATTN_OP_FORWARD),
-                                      OF_OP("attention_backward", ATTN_OP_BACKWARD) };
+                                      OF_OP("attention_backward", ATTN_OP_BACKWARD),
+                                      OF_OP("attention_decode", PROTO_OP_DECODE) };
 enum { MODELS = ARRAY_SIZE(models) };
 
 /* What of Triton's protocol is spoken here beside the core. */
-static const char *const extensions[] = { "binary_tensor_data", "parameters", "statistics", "model_configuration",
-                                          "model_repository" };
+static const char *const extensions[] = { "binary_tensor_data",  "parameters",       "statistics",
+                                          "model_configuration", "model_repository", "sequence" };
 
 const proto_model *kserve_find(struct slice name, struct slice version, char why[KSERVE_WHY_BYTES])
 {
@@ -57,7 +58,8 @@ const proto_model *kserve_find(struct slice name, struct slice version, char why
     snprintf(wanted, sizeof wanted, "%.*s", (int)name.length, name.at);
     for (int m = 0; m < MODELS; m++) text_consider(&nearest, models[m].name);
     snprintf(why, KSERVE_WHY_BYTES,
-             "there is no model '%.*s'%s%s%s; there are attention_forward and attention_backward, each also with "
+             "there is no model '%.*s'%s%s%s; there are attention_forward, attention_backward and attention_decode, "
+             "each also with "
              "_fp32, _fp16 or "
              "_bf16, and then _causal behind its name (GET /v2/models lists them)",
              shown, name.at, nearest.name ? ", did you mean '" : "", nearest.name ? nearest.name : "",
@@ -69,6 +71,7 @@ const proto_model *kserve_find(struct slice name, struct slice version, char why
 
 static bool is_required(const proto_model *model, attn_tensor_id id)
 {
+    if (model->op == PROTO_OP_DECODE) return id == ATTN_T_q;
     return id == ATTN_T_q || id == ATTN_T_k || id == ATTN_T_v || (id == ATTN_T_dout && model->op == ATTN_OP_BACKWARD);
 }
 
@@ -179,6 +182,8 @@ char *kserve_config(const proto_model *model, size_t *length)
             text_printf(&option, "%s%s", option.used ? "," : "", o->name);
     json_put(&j, "{'name':'%s','platform':'attnd','backend':'attnd','max_batch_size':0,", model->name);
     put_tensors(&j, model, true);
+    if (model->op == PROTO_OP_DECODE)
+        json_put(&j, ",'sequence_batching':{'max_sequence_idle_microseconds':%lld}", (long long)CACHES_TTL_MS * 1000);
     json_put(&j, ",'parameters':{");
     put_names(&j, "optional_inputs", &in);
     put_names(&j, "optional_outputs", &out);
