@@ -184,7 +184,7 @@ WORDS = {
     'key_dims_differ': (400, '/k/shape/3', 'k: shape[3] is 5, must be 4, the head size of q'),
     'lengths_of_k_and_v_differ': (400, '/v/shape/1', 'v: shape[1] is 4, must be 3, the keys of k'),
     'heads_of_k_and_v_differ': (400, '/v/shape/2', 'v: shape[2] is 1, must be 2, the heads of k'),
-    'dtypes_differ': (400, '/k/dtype', "k: dtype is float16, must be float32 as q's"),
+    'dtypes_differ': (400, '/k/dtype', "k: dtype is float16, must be float32 as q's, or float8_e4m3fn"),
     'integers': (400, '/q/dtype', f"q: dtype is 'int32', {DTYPES}; convert it to float32"),
     'scales_without_fp8': (400, '/q_scale', 'q_scale: q has dtype float32, scales are for float8_e4m3fn'),
     'cu_seqlens_alone': (400, '/cu_seqlens_k', 'cu_seqlens_k: is required with cu_seqlens_q'),

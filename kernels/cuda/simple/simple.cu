@@ -305,8 +305,7 @@ void simple_gradients(const attn_problem *p, const cuda_args &a, const saved &s,
 }
 
 extern const cuda_kernel simple_forward = {
-    { "simple", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM,
-      ATTN_ALL_SCORES | ATTN_TENSOR_BIT(page_table) },
+    { "simple", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES | ATTN_KEY_FEATURES },
     80,
     ANY_COMPUTE,
     plan_forward,

@@ -272,6 +272,22 @@ static const struct spec edge_cases[] = {
          .has_scale = true, .scale = 1e-15, .alibi = 1),
     SPEC(.name = "fp8, scales of 0, small softmax_scale", SIZES(150, 160, 64), FP8, .fp8_scales = true,
          .fp8_scale = 1e-60, .has_scale = true, .scale = 1e-29),
+    SPEC(.name = "keys in float8, float32", SIZES(50, 70, 64), .fp8_keys = true, .fp8_scales = true, HEADS(4, 2)),
+    SPEC(.name = "keys in float8, float16", SIZES(150, 260, 128), F16, .fp8_keys = true, .fp8_scales = true,
+         HEADS(4, 2), .causal = true),
+    SPEC(.name = "keys in float8, bfloat16, no scales", SIZES(150, 260, 64), BF16, .fp8_keys = true,
+         .poison_unseen = true, .causal = true, .alignment = ATTN_TOP_LEFT),
+    SPEC(.name = "keys in float8, bfloat16, odd head size", SIZES(60, 90, 59), BF16, .fp8_keys = true,
+         .fp8_scales = true, .softcap = 5),
+    SPEC(.name = "keys in float8, decode", .B = 3, SIZES(1, 2600, 128), HEADS(8, 2), BF16, .fp8_keys = true,
+         .fp8_scales = true, .seqlens_k = true),
+    SPEC(.name = "keys in float8, decode, float32", .B = 3, SIZES(2, 2600, 64), HEADS(8, 2), .fp8_keys = true,
+         .fp8_scales = true),
+    SPEC(.name = "keys in float8, pages", .B = 4, SIZES(3, 960, 64), PAGES(64), HEADS(8, 2), BF16, .fp8_keys = true,
+         .fp8_scales = true, .causal = true),
+    SPEC(.name = "keys in float8, packed", .sequences = 4, .q_lengths = { 1, 40, 0, 70 },
+         .k_lengths = { 300, 40, 9, 130 }, HEADS(4, 2), BF16, .fp8_keys = true, .fp8_scales = true, .causal = true,
+         .sinks = 1),
     SPEC(.name = "f16 to f32", SIZES(50, 60, 64), .dtype = ATTN_F16),
     SPEC(.name = "f32 to bf16", SIZES(50, 60, 64), .out_dtype = ATTN_BF16),
     SPEC(.name = "bf16 to f16", SIZES(50, 60, 64), .dtype = ATTN_BF16, .out_dtype = ATTN_F16),
@@ -444,7 +460,8 @@ static void test_edge_cases_agree_with_the_reference(void **state)
         for (attn_op op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
             struct spec s = edge_cases[i];
             if (op == ATTN_OP_FORWARD && s.op == ATTN_OP_BACKWARD) continue;
-            if (op == ATTN_OP_BACKWARD && (s.dtype == ATTN_F8E4M3 || s.page_size || (s.many_blocks && is_brief())))
+            if (op == ATTN_OP_BACKWARD &&
+                (s.dtype == ATTN_F8E4M3 || s.page_size || s.fp8_keys || (s.many_blocks && is_brief())))
                 continue;
             s.op = op;
             if (!agrees(&s)) failed++;
@@ -540,6 +557,8 @@ static struct spec random_spec(uint64_t seed)
     if (rng_chance(&r, 0.1)) s.q_amp = 4;
     if (s.op == ATTN_OP_FORWARD && rng_chance(&r, 0.15)) give_pages(&s, pick(&r, page_sizes, ARRAY_SIZE(page_sizes)));
     if (s.keep_mask && rng_chance(&r, 0.4)) s.keep_tail = (int)rng_between(&r, 1, s.Sk + 1);
+    if (s.op == ATTN_OP_FORWARD && s.dtype != ATTN_F8E4M3 && rng_chance(&r, 0.12))
+        s.fp8_keys = true, s.fp8_scales = rng_chance(&r, 0.7);
     return s;
 }
 
