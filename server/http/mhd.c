@@ -363,7 +363,10 @@ static enum MHD_Result body_done(struct request *request)
     if (request->job) {
         request_move(request, REQUEST_COMPUTING);
         if (devices_run_here(server->devices, request->job)) {
-            if (!request->job->ran) request_fail_status(request, &request->job->error);
+            if (!request->job->ran) {
+                proto_call_locate(request->job->call, &request->job->error);
+                request_fail_status(request, &request->job->error);
+            }
             return answer_now(request, false);
         }
     }

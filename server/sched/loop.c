@@ -468,6 +468,7 @@ static void batch_done(struct loop *loop, struct batch *batch)
         job_release(job);
         if (request != NULL) {
             if (!job->ran) {
+                proto_call_locate(job->call, &job->error);
                 request_fail_status(request, &job->error);
                 prepare_finish_contexts(job, false);
                 hand_back(loop, request);
