@@ -383,6 +383,7 @@ attn_geometry attn_geometry_of(const attn_problem *p)
         g.mask_group = p->mask_startend_rows.shape[1] > 0 ? g.dims.H / p->mask_startend_rows.shape[1] : 1;
         g.mask_bounds = (int)p->mask_startend_rows.shape[3];
     }
+    g.keep_tail = p->keep_mask.rank && p->keep_mask_at_end ? p->keep_mask.shape[p->keep_mask.rank - 1] : -1;
     g.causal = p->causal;
     g.top_left = p->alignment == ATTN_TOP_LEFT;
     g.left = p->window_left < 0 ? ATTN_UNBOUNDED : attn_min64(p->window_left, ATTN_UNBOUNDED);
@@ -431,6 +432,7 @@ uint64_t attn_features(const attn_problem *p)
             features |= UINT64_C(1) << id;
     if (p->causal) features |= ATTN_OPTION_BIT(CAUSAL);
     if (p->window_left >= 0 || (p->window_right >= 0 && !p->causal)) features |= ATTN_OPTION_BIT(WINDOW);
+    if (p->keep_mask.rank && p->keep_mask_at_end) features |= ATTN_OPTION_BIT(KEEP_MASK_AT_END);
     if (p->alignment == ATTN_TOP_LEFT) features |= ATTN_OPTION_BIT(TOP_LEFT);
     if (d.H != d.Hk) features |= ATTN_OPTION_BIT(GROUPED);
     if (!is_plain_scale(p)) features |= ATTN_OPTION_BIT(SCALE);

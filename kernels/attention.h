@@ -291,7 +291,9 @@ typedef struct attn_problem {
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
-    bool causal;         /* query i sees keys j <= i' */
+    bool
+        keep_mask_at_end; /* keep_mask [.., .., .., n], n <= Sk, is of the last n keys of each row; those before are kept */
+    bool causal;          /* query i sees keys j <= i' */
     int64_t window_left; /* query i sees i' - left <= j <= i' + right; -1: unbounded */
     int64_t window_right;
     double dropout_p; /* [0, 1): each probability is dropped with it, Philox4x32-10 addressed by element */
@@ -339,6 +341,7 @@ typedef struct attn_geometry {
     int64_t group;      /* H / Hk: query head h reads key/value head h / group */
     int64_t mask_group; /* query head h reads mask_startend_rows head h / mask_group */
     int mask_bounds;    /* n of mask_startend_rows: 1, 2 or 4; 0 without */
+    int64_t keep_tail;  /* columns of a keep_mask that is of the last keys of each row; -1: it is of all */
     bool causal, top_left;
     int64_t left, right; /* the window, normalised: 0 to ATTN_UNBOUNDED, causal already in `right` */
     double scale;
@@ -374,6 +377,7 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out
 #define ATTN_OPTION_MAP(X)                                                                   \
     X(CAUSAL, "causal", "causal is set")                                                     \
     X(WINDOW, "window", "the window is bounded to the left, or to the right and not causal") \
+    X(KEEP_MASK_AT_END, "keep_mask_at_end", "keep_mask is of the last keys of each row")     \
     X(TOP_LEFT, "alignment", "the first query is aligned with the first key")                \
     X(GROUPED, "", "several query heads read one key/value head")                            \
     X(SCALE, "", "the scale is 0, negative or beyond 1e-30 to 1e30: no factor of exponents") \

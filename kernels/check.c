@@ -195,6 +195,12 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
             break;
         default:
             if (is == must || (may_be_one && is == 1)) break;
+            if (id == ATTN_T_keep_mask && letters[a] == 'k' && p->keep_mask_at_end) {
+                if (is <= must) break;
+                return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
+                                 "%s: shape[%d] is %lld, must be at most %lld, the keys of k", attn_tensors[id].name, a,
+                                 (ll)is, (ll)must);
+            }
             if (letters[a] == 'b' && d->packed)
                 return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
                                  "%s: shape[%d] is %lld, must be %lld, the sequences of cu_seqlens_q",
@@ -412,6 +418,9 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
     if (p->window_right < -1)
         return attn_fail(err, ATTN_INVALID, "/window/1", "window: [1] is %lld, must be at least 0, or -1 for unbounded",
                          (ll)p->window_right);
+    if (p->keep_mask_at_end && p->keep_mask.rank == 0)
+        return attn_fail(err, ATTN_INVALID, "/keep_mask_at_end",
+                         "keep_mask_at_end: is true, but keep_mask is not given");
     if (!(p->dropout_p >= 0 && p->dropout_p < 1)) /* NaN too */
         return attn_fail(err, ATTN_INVALID, "/dropout_p", "dropout_p: is %g, must be at least 0 and below 1",
                          p->dropout_p);

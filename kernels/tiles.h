@@ -60,14 +60,20 @@ ATTN_HD int64_t attn_at(const attn_view *view, int64_t b, int64_t h, int64_t row
 ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64_t b, int64_t h, int64_t line)
 {
     if (!g->page_table) return attn_at(view, b, h, line);
-    const int64_t page = line / g->dims.page_size;
-    return attn_at(view, g->page_table[b * g->page_table_row + page], h, line - page * g->dims.page_size);
+    const uint32_t size = (uint32_t)g->dims.page_size, page = (uint32_t)line / size; /* both are below 2^31 */
+    return attn_at(view, g->page_table[b * g->page_table_row + page], h, (uint32_t)line - page * size);
 }
 
 /* How many rows of k and v, from `line` on, are a row's stride from one to the next. */
 ATTN_HD int64_t attn_keys_in_a_row(const attn_geometry *g, int64_t line)
 {
     return g->page_table ? g->dims.page_size - line % g->dims.page_size : INT64_MAX;
+}
+
+/* Do sequences of keys follow each other in one tensor? Queries alone may be packed where keys are in pages. */
+ATTN_HD bool attn_keys_are_packed(const attn_dims *d)
+{
+    return d->packed && d->page_size == 0;
 }
 
 /* A window so wide that it is none: no i + a differs from a key by as much. */
@@ -164,6 +170,14 @@ ATTN_HD int64_t attn_pairs_of(const attn_geometry *g, const attn_sequence *s)
 {
     const int64_t a = attn_align(g, s);
     return attn_clamped_sum(a + g->right + 1, s->Sq, s->Sk) - attn_clamped_sum(a - g->left, s->Sq, s->Sk);
+}
+
+/* ---- Which pairs count: keep_mask -------------------------------------------------------------------------------- */
+
+/* The key that column 0 of keep_mask is of; may be negative, and columns of no key are not read. Keys before it are kept. */
+ATTN_HD int64_t attn_keep_from(const attn_geometry *g, const attn_sequence *s)
+{
+    return g->keep_tail < 0 ? 0 : s->Sk - g->keep_tail;
 }
 
 /* ---- Which pairs count: FlashMask -------------------------------------------------------------------------------- */

@@ -55,6 +55,8 @@ const proto_option proto_options[] = {
       "[left, right]: query i sees i' - left <= j <= i' + right; -1 is unbounded" },
     { "alignment", PROTO_TYPE_CHOICE, SCORES, false, AT(problem.alignment), 0, 0, 0, alignments, "\"bottom_right\"",
       "bottom_right: i' = i + Sk - Sq, the last query sees the last key; top_left: i' = i" },
+    { "keep_mask_at_end", PROTO_TYPE_BOOL, BOTH, false, AT(problem.keep_mask_at_end), 0, 0, 0, NULL, "false",
+      "keep_mask is of the last keys of each row, as many as its last axis has; those before are kept" },
 #define X(name, id, least, most, rule, meaning) \
     { #name, PROTO_TYPE_NUMBER, SCORES, false, AT(problem.name), 0, 0, 0, NULL, "0", meaning },
     ATTN_SCORE_OPTION_MAP(X)
@@ -149,6 +151,7 @@ struct reader {
     const scan_lift *lifts;
     int lift_count;
     uint8_t *memory;
+    bool sequence; /* stands in the place of caches */
 };
 
 #define UNITS "abcdefghijklmnopqrstuvwxyz%" /* "5s", "10%" */
@@ -735,14 +738,17 @@ static attn_status beside_context(const cJSON *object, attn_error *err)
 }
 
 /* What can be said of a problem whose keys and values are in caches, before these are looked at. */
-static attn_status of_caches(proto_op op, const proto_item *item, attn_error *err)
+static attn_status of_caches(const struct reader *r, const proto_item *item, attn_error *err)
 {
+    const proto_op op = r->op;
     const attn_problem *const p = &item->problem;
     const int rank = op == PROTO_OP_APPEND ? 3 : 4;
     const attn_tensor_id given[] = { ATTN_T_k, ATTN_T_v };
     if (op == PROTO_OP_DECODE && p->q.rank == 0) return attn_fail(err, ATTN_INVALID, "/q", "q: is missing");
     if (op == PROTO_OP_APPEND && p->k.rank == 0) return attn_fail(err, ATTN_INVALID, "/k", "k: is missing");
-    if (op == PROTO_OP_DECODE && !item->caches)
+    if (op == PROTO_OP_DECODE && item->caches && r->sequence)
+        return attn_fail(err, ATTN_INVALID, "/caches", "caches: cannot stand beside sequence_id, which names one");
+    if (op == PROTO_OP_DECODE && !item->caches && !r->sequence)
         return attn_fail(err, ATTN_INVALID, "/caches",
                          "caches: is missing, must be ids of POST /v1/caches, one for each row of q");
     if (op == PROTO_OP_DECODE && p->q.rank != 4)
@@ -784,7 +790,7 @@ static attn_status object(const struct reader *r, const cJSON *value, proto_item
                 item->outputs |= UINT64_C(1) << id;
         }
     if (*item->context) return beside_context(value, err);
-    if (r->op == PROTO_OP_DECODE || r->op == PROTO_OP_APPEND) return of_caches(r->op, item, err);
+    if (r->op == PROTO_OP_DECODE || r->op == PROTO_OP_APPEND) return of_caches(r, item, err);
     return proto_item_prepare(item, err);
 }
 
@@ -853,6 +859,18 @@ attn_status proto_decoder_feed(proto_decoder *decoder, const void *bytes, size_t
 size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder)
 {
     return decoder->format->skeleton_bytes(decoder->reader);
+}
+
+attn_status proto_decoder_shared(proto_decoder *decoder, const proto_shared **shared, int *count, attn_error *err)
+{
+    *shared = NULL;
+    *count = 0;
+    return decoder->format->shared ? decoder->format->shared(decoder->reader, shared, count, err) : ATTN_OK;
+}
+
+attn_status proto_decoder_shared_room(proto_decoder *decoder, attn_error *err)
+{
+    return decoder->format->shared_room ? decoder->format->shared_room(decoder->reader, err) : ATTN_OK;
 }
 
 size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int tensors)
@@ -926,7 +944,10 @@ attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn
     if (body.inputs) memcpy(made->inputs, body.inputs, sizeof made->inputs);
     made->memory_bytes = body.memory_bytes;
     made->model = body.model;
+    made->sequence = body.sequence;
+    r.sequence = *body.sequence.id != '\0';
     made->binary = body.binary;
+    made->shared = body.shared;
     if (body.id && *body.id && !(made->id = strdup(body.id))) {
         status = no_memory(err);
         goto out;

@@ -24,7 +24,8 @@ struct format_body {
     /* KServe: for the answer (proto_call). The id is the reader's. */
     const proto_model *model;
     const char *id;
-    uint64_t binary;
+    proto_sequence sequence;
+    uint64_t binary, shared;
     const proto_input *inputs; /* ATTN_TENSOR_COUNT of them; NULL: none */
 };
 
@@ -36,6 +37,9 @@ struct proto_format {
     void (*begin)(void *reader, const proto_model *model, int64_t json_bytes); /* proto_decoder_kserve(); or NULL */
     attn_status (*feed)(void *reader, const void *bytes, size_t count, attn_error *err);
     attn_status (*finish)(void *reader, struct format_body *body, attn_error *err);
+    /* proto_decoder_shared(), proto_decoder_shared_room(); NULL: such a body refers to nothing outside of it. */
+    attn_status (*shared)(void *reader, const proto_shared **shared, int *count, attn_error *err);
+    attn_status (*shared_room)(void *reader, attn_error *err);
     size_t (*skeleton_bytes)(const void *reader);
     size_t (*memory_for)(uint64_t body_bytes); /* of tensors, without their alignment */
     /* Of a fault in the tree, or found later: err->member becomes a pointer into the body. NULL: it is one already. */

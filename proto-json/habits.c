@@ -29,6 +29,8 @@ const struct habit habits[] = {
       "write 'keep_mask' (uint8 or bool, 1: may attend) or 'bias' (added to the scores)" },
     { HABIT_PROBLEM, "attention_mask",
       "write 'keep_mask' (1: may attend), 'bias' (added to the scores), or 'seqlens_k' for padding" },
+    { HABIT_PROBLEM, "custom_mask tree_mask tree_attention_mask draft_mask",
+      "write 'keep_mask' (1: may attend), and 'keep_mask_at_end' where it is of the last keys alone" },
     { HABIT_PROBLEM, "key_padding_mask padding_mask",
       "write 'seqlens_k' (keys of each row) or 'keep_mask' [B, 1, 1, Sk] (1: may attend)" },
     { HABIT_PROBLEM, "attn_bias attention_bias position_bias core_attention_bias score_mod", "write 'bias'" },

@@ -7,12 +7,14 @@
  * The JSON goes through a scanner, which takes arrays of numbers out of it as it arrives. Once it is complete its tree
  * becomes that of a JSON body: an input becomes the member of its name, a parameter the option of its name, and the names
  * of outputs become `outputs`. All checks of names, shapes and options are decode.c's then, at the end of the body. What
- * follows the JSON goes straight to the caller's memory, each tensor to a boundary of 64.
+ * follows the JSON goes straight to the caller's memory, each tensor to a boundary of 64. An input in shared memory has its
+ * place there too, behind the others: whoever decodes has it filled, once the body is complete.
  *
  * Invariants:
  *   1. The state between two bytes is in struct reader alone; a body gives the same result however it is split.
  *   2. Binary tensors follow each other in the order of the inputs, from the end of the JSON to the end of the body.
- *   3. Memory grows with the bytes that have arrived, not with what binary_data_size announces.
+ *   3. Memory grows with the bytes that have arrived, not with what binary_data_size announces. For what lies in shared
+ *      memory it grows after the end of the body, when it was looked at.
  *   4. In the tree that decode.c gets, every member is an input's, an option's or one that was made here. */
 #include <stdint.h>
 #include <stdio.h>
@@ -31,6 +33,9 @@
 #define JSON_LENGTH "Inference-Header-Content-Length"
 #define BINARY_SIZE "binary_data_size"
 #define FP8         "fp8"
+#define REGION      "shared_memory_region"
+#define REGION_AT   "shared_memory_offset"
+#define REGION_SIZE "shared_memory_byte_size"
 
 enum { ID_BYTES = 512 /* of a request's id, which is echoed */, JSON_BYTES_UNKNOWN = -1 };
 
@@ -39,6 +44,7 @@ struct input {
     const char *name; /* the tree's: that of its member */
     int lift;
     bool binary;
+    bool shared; /* it is the one of `shared` that has its index */
 };
 
 struct reader {
@@ -58,9 +64,15 @@ struct reader {
     int first_binary, lift_count;
     int now;             /* the first lifted value that is not complete */
     uint64_t body_bytes; /* where the body must end */
+    size_t memory_bytes; /* where the last tensor ends */
+
+    proto_shared *shared; /* inputs first */
+    int shared_count;
+    bool has_room; /* those that are inputs */
 
     proto_input places[ATTN_TENSOR_COUNT]; /* of the inputs, when all is there */
     char id[ID_BYTES + 1];
+    proto_sequence sequence;
     uint64_t binary; /* outputs whose bytes come behind the answer's JSON */
 };
 
@@ -133,9 +145,8 @@ static const char *datatype_list(attn_tensor_id id, char list[DATATYPES_BYTES])
 /* ---- Inputs ------------------------------------------------------------------------------------------------------ */
 
 static const char *const input_members[] = { "name", "shape", "datatype", "parameters", "data", NULL };
-static const char *const input_parameters[] = { BINARY_SIZE, FP8, NULL };
+static const char *const input_parameters[] = { BINARY_SIZE, FP8, REGION, REGION_AT, REGION_SIZE, NULL };
 static const char shared_memory[] = "shared_memory_";
-#define NO_SHARED_MEMORY "shared memory is not offered here, send the bytes as binary data"
 
 static int tensor_named(const char *name)
 {
@@ -151,11 +162,51 @@ static const proto_option *option_named(const char *name)
     return o->name ? o : NULL;
 }
 
-/* What its parameters say. *size: of its bytes; -1: they are not binary. */
+/* One of the parameters that say where in shared memory a tensor is; *place was {.bytes = -1}. */
+static attn_status read_place(struct reader *r, const char *pointer, const char *where, const cJSON *one,
+                              proto_shared *place)
+{
+    static const char rule[] = "a number of bytes: an integer from 0 to 2^53";
+    const char *const name = tree_string(one);
+    if (!strcmp(one->string, REGION)) {
+        if (!name || !*name || strlen(name) >= sizeof place->region) {
+            char names[64];
+            snprintf(names, sizeof names, "the name of a region, of 1 to %zu bytes", sizeof place->region - 1);
+            return must_be(r, pointer, where, one, names);
+        }
+        strcpy(place->region, name);
+    } else if (!strcmp(one->string, REGION_AT)) {
+        if (!tree_integer(one, 0, TREE_INTEGER_MAX, &place->offset)) return must_be(r, pointer, where, one, rule);
+    } else if (!tree_integer(one, 0, TREE_INTEGER_MAX, &place->bytes)) {
+        return must_be(r, pointer, where, one, rule);
+    }
+    return ATTN_OK;
+}
+
+/* Do they say enough? `said`: any of them was given. */
+static attn_status check_place(struct reader *r, const char *pointer, const char *where, bool said,
+                               const proto_shared *place)
+{
+    const char *const lacks = !said ? NULL : !*place->region ? REGION : place->bytes < 0 ? REGION_SIZE : NULL;
+    if (!lacks) return ATTN_OK;
+    return attn_fail(&r->error, ATTN_INVALID, pointer,
+                     "%s: %s is missing; shared memory is named by " REGION ", " REGION_SIZE
+                     " and, where it is not 0, " REGION_AT,
+                     where, lacks);
+}
+
+static bool is_place(const char *name)
+{
+    return !strncmp(name, shared_memory, sizeof shared_memory - 1);
+}
+
+/* What its parameters say. *size: of its bytes; -1: they are not binary. place->bytes: the same, in shared memory. */
 static attn_status read_input_parameters(struct reader *r, const char *name, int index, const cJSON *parameters,
-                                         int64_t *size, bool *fp8)
+                                         int64_t *size, bool *fp8, proto_shared *place)
 {
     char where[TREE_NAME_BYTES * 2], pointer[sizeof(tree_member)];
+    attn_status status;
+    bool said = false;
     *size = -1;
     *fp8 = false;
     snprintf(pointer, sizeof pointer, "/inputs/%d/parameters", index);
@@ -164,18 +215,20 @@ static attn_status read_input_parameters(struct reader *r, const char *name, int
     if (!cJSON_IsObject(parameters)) return must_be(r, pointer, where, parameters, "an object");
     for (const cJSON *one = parameters->child; one; one = one->next) {
         if (tree_repeated(parameters, one)) return tree_twice(name, one->string, &r->error);
-        if (!strncmp(one->string, shared_memory, sizeof shared_memory - 1))
-            return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: " NO_SHARED_MEMORY, where);
         if (!is_one_of(one->string, input_parameters)) return unknown(r, pointer, where, one->string, input_parameters);
         snprintf(where, sizeof where, "%.*s: %s", (int)text_cut(name, TREE_NAME_BYTES), name, one->string);
         if (!strcmp(one->string, FP8)) {
             if (!cJSON_IsBool(one)) return must_be(r, pointer, where, one, "true or false");
             *fp8 = cJSON_IsTrue(one);
+        } else if (is_place(one->string)) {
+            said = true;
+            if ((status = read_place(r, pointer, where, one, place)) != ATTN_OK) return status;
         } else if (!tree_integer(one, 0, TREE_INTEGER_MAX, size)) {
             return must_be(r, pointer, where, one, "a number of bytes: an integer from 0 to 2^53");
         }
     }
-    return ATTN_OK;
+    snprintf(where, sizeof where, "%.*s: parameters", (int)text_cut(name, TREE_NAME_BYTES), name);
+    return check_place(r, pointer, where, said, place);
 }
 
 /* The dtype by KServe's name becomes the one by which decode.c knows it. */
@@ -216,6 +269,7 @@ static attn_status read_input(struct reader *r, int index, cJSON *input)
     struct input *const slot = &r->inputs[index];
     char pointer[sizeof(tree_member)], quote[TREE_QUOTE_BYTES];
     proto_dtype dtype;
+    proto_shared place = { .index = index, .bytes = -1 };
     int64_t size;
     bool fp8;
     attn_status status;
@@ -254,20 +308,25 @@ static attn_status read_input(struct reader *r, int index, cJSON *input)
         if (!is_one_of(one->string, input_members)) return unknown(r, pointer, slot->name, one->string, input_members);
     }
     cJSON *const parameters = cJSON_DetachItemFromObjectCaseSensitive(input, "parameters");
-    status = read_input_parameters(r, slot->name, index, parameters, &size, &fp8);
+    status = read_input_parameters(r, slot->name, index, parameters, &size, &fp8, &place);
     cJSON_Delete(parameters);
     if (status != ATTN_OK) return status;
     if ((status = read_datatype(r, index, id, input, fp8, &dtype)) != ATTN_OK) return status;
 
     const cJSON *const data = cJSON_GetObjectItemCaseSensitive(input, "data");
     slot->binary = size >= 0;
-    if (slot->binary ? data != NULL : data == NULL)
+    slot->shared = place.bytes >= 0;
+    if (slot->binary + slot->shared + (data != NULL) != 1)
         return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: has %s, must have one of them", slot->name,
-                         data ? "data and " BINARY_SIZE : "neither data nor " BINARY_SIZE);
-    if (slot->binary) {
+                         slot->shared ? data ? "data and " REGION : BINARY_SIZE " and " REGION
+                         : data       ? "data and " BINARY_SIZE
+                                      : "neither data nor " BINARY_SIZE);
+    if (slot->binary || slot->shared) {
         slot->lift = r->lift_count++;
         r->lifts[slot->lift] = (scan_lift){ .kind = SCAN_BYTES };
-        r->sizes[slot->lift] = size;
+        r->sizes[slot->lift] = slot->shared ? 0 : size; /* of the body */
+        place.id = (attn_tensor_id)id;
+        if (slot->shared) r->shared[r->shared_count++] = place;
         if (!cJSON_AddNumberToObject(input, "data", slot->lift)) return no_memory(r);
     } else if (!cJSON_IsNumber(data) || r->lifts[(int)data->valuedouble].kind != SCAN_ARRAY) {
         snprintf(pointer, sizeof pointer, "/inputs/%d/data", index);
@@ -301,51 +360,74 @@ static attn_status read_inputs(struct reader *r, cJSON *inputs)
     return ATTN_OK;
 }
 
-/* Each binary input gets its place in memory, behind what the scanner has taken out of the JSON. */
+/* The lifted value gets its place in memory, behind what is there. */
+static attn_status place_one(struct reader *r, scan_lift *lift, int64_t size)
+{
+    const size_t at = SCAN_ALIGNED(r->memory_bytes);
+    const uint64_t end =
+        at + (uint64_t)size; /* a size is at most 2^53: what 64 bits do not hold was over the limit before */
+    lift->offset = at;
+    if (end > (uint64_t)r->limits.tensor_bytes)
+        return attn_fail(&r->error, ATTN_TOO_LARGE, "", "the tensors take %llu bytes, at most %lld are taken",
+                         (unsigned long long)end, (long long)r->limits.tensor_bytes);
+    r->memory_bytes = (size_t)end;
+    return ATTN_OK;
+}
+
+/* Each binary input, behind what the scanner has taken out of the JSON, and then each in shared memory. */
 static attn_status place(struct reader *r)
 {
-    size_t used;
-    (void)scan_memory(r->json, &used);
+    attn_status status = ATTN_OK;
+    (void)scan_memory(r->json, &r->memory_bytes);
     r->body_bytes = r->offset;
-    for (int i = r->first_binary; i < r->lift_count; i++) {
-        uint64_t end;
-        used = SCAN_ALIGNED(used);
-        r->lifts[i].offset = used;
-        /* A size is at most 2^53: a sum that 64 bits do not hold was over the limit before. */
-        end = used + (uint64_t)r->sizes[i];
-        if (end > (uint64_t)r->limits.tensor_bytes)
-            return attn_fail(&r->error, ATTN_TOO_LARGE, "", "the tensors take %llu bytes, at most %lld are taken",
-                             (unsigned long long)end, (long long)r->limits.tensor_bytes);
-        used = (size_t)end;
-        r->body_bytes += (uint64_t)r->sizes[i];
+    for (int i = 0; i < r->input_count && status == ATTN_OK; i++) {
+        const int lift = r->inputs[i].lift;
+        if (!r->inputs[i].binary) continue;
+        status = place_one(r, &r->lifts[lift], r->sizes[lift]);
+        r->body_bytes += (uint64_t)r->sizes[lift];
     }
-    return ATTN_OK;
+    for (int i = 0; i < r->shared_count && !r->shared[i].output && status == ATTN_OK; i++)
+        status = place_one(r, &r->lifts[r->inputs[r->shared[i].index].lift], r->shared[i].bytes);
+    return status;
 }
 
 /* ---- Outputs ----------------------------------------------------------------------------------------------------- */
 
 static const char *const output_members[] = { "name", "parameters", NULL };
-static const char *const output_parameters[] = { "binary_data", NULL };
+static const char *const output_parameters[] = { "binary_data", REGION, REGION_AT, REGION_SIZE, NULL };
 
-/* Is the output wanted as bytes? `otherwise` is what the request says of all. */
-static attn_status read_output_parameters(struct reader *r, int index, const cJSON *parameters, bool *binary)
+/* Is the output wanted as bytes, or (place->bytes >= 0) in shared memory? *binary is what the request says of all. */
+static attn_status read_output_parameters(struct reader *r, int index, const cJSON *parameters, bool *binary,
+                                          proto_shared *place)
 {
     char where[48], pointer[sizeof(tree_member)];
+    bool said = false, bytes = false;
+    attn_status status;
     snprintf(where, sizeof where, "outputs[%d]: parameters", index);
     snprintf(pointer, sizeof pointer, "/outputs/%d/parameters", index);
     if (!parameters) return ATTN_OK;
     if (!cJSON_IsObject(parameters)) return must_be(r, pointer, where, parameters, "an object");
     for (const cJSON *one = parameters->child; one; one = one->next) {
-        if (!strncmp(one->string, shared_memory, sizeof shared_memory - 1))
-            return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: shared memory is not offered here", where);
         if (!strcmp(one->string, "classification"))
             return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: nothing is classified here", where);
         if (!is_one_of(one->string, output_parameters))
             return unknown(r, pointer, where, one->string, output_parameters);
+        if (is_place(one->string)) {
+            if (tree_repeated(parameters, one)) return tree_twice("outputs", one->string, &r->error);
+            said = true;
+            snprintf(where, sizeof where, "outputs[%d]: %s", index, one->string);
+            if ((status = read_place(r, pointer, where, one, place)) != ATTN_OK) return status;
+            snprintf(where, sizeof where, "outputs[%d]: parameters", index);
+            continue;
+        }
         if (!cJSON_IsBool(one)) return must_be(r, pointer, where, one, "{\"binary_data\": true} or false");
-        *binary = cJSON_IsTrue(one);
+        *binary = bytes = cJSON_IsTrue(one);
     }
-    return ATTN_OK;
+    if (said && bytes)
+        return attn_fail(&r->error, ATTN_INVALID, pointer,
+                         "%s: binary_data is true beside " REGION ", must be one of them", where);
+    if (said) *binary = false;
+    return check_place(r, pointer, where, said, place);
 }
 
 /* Their names become `outputs`; none at all means those that are sent by default. *text: some are sent as numbers. */
@@ -365,6 +447,7 @@ static attn_status read_outputs(struct reader *r, const cJSON *outputs, bool all
     for (const cJSON *one = outputs->child; one; one = one->next, index++) {
         char where[32], pointer[sizeof(tree_member)];
         bool binary = all_binary;
+        proto_shared place = { .output = true, .index = index, .bytes = -1 };
         snprintf(where, sizeof where, "outputs[%d]", index);
         snprintf(pointer, sizeof pointer, "/outputs/%d", index);
         if (!cJSON_IsObject(one)) return must_be(r, pointer, where, one, "an object: {\"name\": \"out\"}");
@@ -374,14 +457,16 @@ static attn_status read_outputs(struct reader *r, const cJSON *outputs, bool all
                 return unknown(r, pointer, where, part->string, output_members);
         }
         const attn_status status = read_output_parameters(r, index, cJSON_GetObjectItemCaseSensitive(one, "parameters"),
-                                                          &binary);
+                                                          &binary, &place);
         if (status != ATTN_OK) return status;
         cJSON *const name = cJSON_GetObjectItemCaseSensitive(one, "name");
         const char *const word = name ? tree_string(name) : NULL;
         if (!word) return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: name is missing, or is no string", where);
         const int id = tensor_named(word);
         if (binary && id < ATTN_TENSOR_COUNT) r->binary |= UINT64_C(1) << id;
-        *text |= !binary;
+        place.id = (attn_tensor_id)id;
+        if (place.bytes >= 0 && id < ATTN_TENSOR_COUNT) r->shared[r->shared_count++] = place;
+        *text |= !binary && place.bytes < 0;
         cJSON *const copy = cJSON_CreateString(name->valuestring);
         if (!copy || !cJSON_AddItemToArray(names, copy)) {
             cJSON_Delete(copy);
@@ -418,6 +503,30 @@ static attn_status parse(struct reader *r, const char *text, cJSON **value)
     return ATTN_OK;
 }
 
+/* sequence_id (a number or a name), sequence_start, sequence_end. An id of 0, or "", is none. */
+static attn_status read_sequence(struct reader *r, const cJSON *one, const char *pointer)
+{
+    const char *const name = one->string, *const text = tree_string(one), *const number = tree_number(one);
+    const char *const id = text ? text : number;
+    if (r->model->op != PROTO_OP_DECODE)
+        return attn_fail(&r->error, ATTN_INVALID, pointer,
+                         "%.*s: there are no sequences here, each request is whole; attention_decode has them",
+                         (int)text_cut(name, TREE_NAME_BYTES), name);
+    if (!strcmp(name, "sequence_start") || !strcmp(name, "sequence_end")) {
+        if (!cJSON_IsBool(one)) return must_be(r, pointer, name, one, "true or false");
+        *(!strcmp(name, "sequence_start") ? &r->sequence.start : &r->sequence.end) = cJSON_IsTrue(one);
+        return ATTN_OK;
+    }
+    if (strcmp(name, "sequence_id"))
+        return attn_fail(&r->error, ATTN_INVALID, pointer,
+                         "unknown parameter '%.*s'; there are sequence_id, sequence_start and sequence_end",
+                         (int)text_cut(name, TREE_NAME_BYTES), name);
+    if (!id || strlen(id) >= sizeof r->sequence.id || (number && strspn(number, "0123456789") != strlen(number)))
+        return must_be(r, pointer, name, one, "an integer from 0 on, or a string of less than 64 bytes");
+    if (strcmp(id, "0")) strcpy(r->sequence.id, id);
+    return ATTN_OK;
+}
+
 /* Triton's own: what they do here. Others may not be given. */
 static attn_status read_reserved(struct reader *r, const cJSON *one, bool *known, int64_t *timeout_us, bool *all_binary)
 {
@@ -436,8 +545,7 @@ static attn_status read_reserved(struct reader *r, const cJSON *one, bool *known
         if (!tree_integer(one, 0, TREE_INTEGER_MAX, &priority))
             return must_be(r, pointer, name, one, "an integer from 0 to 2^53");
     } else if (!strncmp(name, "sequence_", strlen("sequence_"))) {
-        return attn_fail(&r->error, ATTN_INVALID, pointer, "%.*s: there are no sequences here, each request is whole",
-                         (int)text_cut(name, TREE_NAME_BYTES), name);
+        return read_sequence(r, one, pointer);
     } else {
         *known = false;
     }
@@ -464,7 +572,7 @@ static attn_status read_option(struct reader *r, cJSON *parameters, cJSON *one)
                          one->string[length] ? "..." : "", cure);
     }
     cJSON *value = NULL;
-    if (o->type == PROTO_TYPE_PAIR && tree_string(one)) {
+    if ((o->type == PROTO_TYPE_PAIR || o->type == PROTO_TYPE_IDS) && tree_string(one)) {
         const attn_status status = parse(r, tree_string(one), &value);
         if (status != ATTN_OK) return status;
     }
@@ -543,21 +651,23 @@ static attn_status translate(struct reader *r)
             return unknown(r, tree_pointer(pointer, NULL, one->string), NULL, one->string, members);
     }
     cJSON *const inputs = cJSON_GetObjectItemCaseSensitive(r->source, "inputs");
-    const size_t most = inputs && cJSON_IsArray(inputs) ? (size_t)cJSON_GetArraySize(inputs) : 0;
+    const cJSON *const outputs = cJSON_GetObjectItemCaseSensitive(r->source, "outputs");
+    const size_t most = inputs && cJSON_IsArray(inputs) ? (size_t)cJSON_GetArraySize(inputs) : 0,
+                 most_outputs = outputs && cJSON_IsArray(outputs) ? (size_t)cJSON_GetArraySize(outputs) : 0;
     const scan_lift *const lifts = scan_lifts(r->json, &r->first_binary);
     r->lift_count = r->now = r->first_binary;
     r->inputs = calloc(most + 1, sizeof *r->inputs);
     r->lifts = calloc((size_t)r->lift_count + most + 1, sizeof *r->lifts);
     r->sizes = calloc((size_t)r->lift_count + most + 1, sizeof *r->sizes);
+    r->shared = calloc(most + most_outputs + 1, sizeof *r->shared);
     r->root = cJSON_CreateObject();
-    if (!r->inputs || !r->lifts || !r->sizes || !r->root) return no_memory(r);
+    if (!r->inputs || !r->lifts || !r->sizes || !r->shared || !r->root) return no_memory(r);
     if (r->lift_count) memcpy(r->lifts, lifts, (size_t)r->lift_count * sizeof *lifts);
     status = read_id(r, cJSON_GetObjectItemCaseSensitive(r->source, "id"));
     if (status == ATTN_OK) status = read_inputs(r, inputs);
     if (status == ATTN_OK)
         status = read_parameters(r, cJSON_GetObjectItemCaseSensitive(r->source, "parameters"), &all_binary);
-    if (status == ATTN_OK)
-        status = read_outputs(r, cJSON_GetObjectItemCaseSensitive(r->source, "outputs"), all_binary, &text);
+    if (status == ATTN_OK) status = read_outputs(r, outputs, all_binary, &text);
     if (status == ATTN_OK && text && !cJSON_AddStringToObject(r->root, "encoding", "sarray")) status = no_memory(r);
     if (status == ATTN_OK) status = apply_model(r);
     return status == ATTN_OK ? place(r) : status;
@@ -647,6 +757,7 @@ static void close_reader(void *reader)
     free(r->inputs);
     free(r->lifts);
     free(r->sizes);
+    free(r->shared);
     free(r);
 }
 
@@ -685,28 +796,70 @@ static attn_status cut_off(struct reader *r)
                      r->json_bytes == JSON_BYTES_UNKNOWN ? "; binary data need " JSON_LENGTH : "");
 }
 
-static attn_status finish(void *reader, struct format_body *body, attn_error *err)
+/* Nothing more comes. Twice is as once. */
+static attn_status end_body(struct reader *r, attn_error *err)
 {
-    struct reader *const r = reader;
     if (r->error.status == ATTN_OK && !r->root && r->json_bytes == JSON_BYTES_UNKNOWN) (void)end_json(r);
     if (r->root && r->error.status == ATTN_OK) pass(r);
     if (r->error.status == ATTN_OK && (!r->root || r->now < r->lift_count)) (void)cut_off(r);
-    if (r->error.status != ATTN_OK) {
-        if (err) *err = r->error;
-        return r->error.status;
+    if (r->error.status != ATTN_OK && err) *err = r->error;
+    return r->error.status;
+}
+
+static attn_status shared(void *reader, const proto_shared **list, int *count, attn_error *err)
+{
+    struct reader *const r = reader;
+    const attn_status status = end_body(r, err);
+    *list = r->shared;
+    *count = status == ATTN_OK ? r->shared_count : 0;
+    return status;
+}
+
+static attn_status shared_room(void *reader, attn_error *err)
+{
+    struct reader *const r = reader;
+    struct scan_room *const room = scan_room(r->json);
+    const bool inputs = r->shared_count > 0 && !r->shared[0].output;
+    attn_error why = { 0 };
+    const attn_status status = inputs ? scan_make_room(room, 0, r->memory_bytes, &why) : ATTN_OK;
+    if (status != ATTN_OK) {
+        if (err) *err = why;
+        return status;
+    }
+    for (int i = 0; i < r->shared_count && !r->shared[i].output; i++) {
+        scan_lift *const lift = &r->lifts[r->inputs[r->shared[i].index].lift];
+        lift->bytes = (size_t)r->shared[i].bytes;
+        r->shared[i].to = lift->bytes ? room->base + lift->offset : NULL;
+    }
+    r->has_room = true;
+    return ATTN_OK;
+}
+
+static attn_status finish(void *reader, struct format_body *body, attn_error *err)
+{
+    struct reader *const r = reader;
+    const attn_status status = end_body(r, err);
+    if (status != ATTN_OK) return status;
+    if (r->shared_count > 0 && !r->has_room) {
+        char pointer[sizeof(tree_member)];
+        snprintf(pointer, sizeof pointer, "/%s/%d/parameters/" REGION, r->shared[0].output ? "outputs" : "inputs",
+                 r->shared[0].index);
+        return attn_fail(err, ATTN_INVALID, pointer, "%s: " PROTO_NO_SHARED_MEMORY, attn_tensors[r->shared[0].id].name);
     }
     body->root = r->root;
     r->root = NULL; /* the caller's now */
     body->lifts = r->lifts;
     body->lift_count = r->lift_count;
     body->memory = scan_memory(r->json, &body->memory_bytes);
-    if (r->lift_count > r->first_binary)
-        body->memory_bytes = r->lifts[r->lift_count - 1].offset + r->lifts[r->lift_count - 1].bytes;
+    body->memory_bytes = r->memory_bytes;
     body->model = r->model;
     body->id = r->id;
     body->binary = r->binary;
+    body->sequence = r->sequence;
+    for (int i = 0; i < r->shared_count; i++)
+        if (r->shared[i].output) body->shared |= UINT64_C(1) << r->shared[i].id;
     for (int i = 0; i < r->input_count; i++)
-        r->places[tensor_named(r->inputs[i].name)] = (proto_input){ i + 1, r->inputs[i].binary };
+        r->places[tensor_named(r->inputs[i].name)] = (proto_input){ i + 1, r->inputs[i].binary, r->inputs[i].shared };
     body->inputs = r->places;
     return ATTN_OK;
 }
@@ -739,6 +892,7 @@ static void locate(const proto_call *call, attn_error *err)
     } else if (tensor_named(first) < ATTN_TENSOR_COUNT) {
         const proto_input *const input = &call->inputs[tensor_named(first)];
         if (input->binary && !strcmp(rest, "/data")) rest = "/parameters/" BINARY_SIZE;
+        else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
         else snprintf(pointer, sizeof pointer, "/inputs"); /* one that is missing */
@@ -757,18 +911,19 @@ static void put_parameters(struct text *t, const proto_item *item, const proto_r
     const int count = encode_facts(item, result, facts);
     text_put_string(t, "\"parameters\":{");
     for (int i = 0; i < count; i++) {
-        const bool composite = facts[i].value[0] == '{';
+        const bool composite = facts[i].value[0] == '{' || facts[i].value[0] == '[';
         text_put_string(t, i ? ",\"" : "\"");
         text_put_string(t, facts[i].name);
         text_put_string(t, composite ? "\":\"" : "\":");
-        if (composite) text_put_json(t, facts[i].value, ENCODE_PROBLEM_BYTES);
+        if (composite) text_put_json(t, facts[i].value, ENCODE_FACT_BYTES);
         else text_put_string(t, facts[i].value);
         if (composite) text_put_char(t, '"');
     }
     text_put_char(t, '}');
 }
 
-static void put_output(proto_encoder *e, attn_tensor_id id, const attn_tensor *tensor, bool binary)
+/* As bytes, as numbers, or only named: what lies in shared memory has no parameters, as Triton's C++ client demands. */
+static void put_output(proto_encoder *e, attn_tensor_id id, const attn_tensor *tensor, bool binary, bool in_region)
 {
     struct text *const t = encode_text(e);
     int64_t bytes = 0;
@@ -782,7 +937,9 @@ static void put_output(proto_encoder *e, attn_tensor_id id, const attn_tensor *t
         if (a) text_put_char(t, ',');
         text_put_number(t, (uint64_t)tensor->shape[a]);
     }
-    if (binary) {
+    if (in_region) {
+        text_put_string(t, "]}");
+    } else if (binary) {
         text_put_string(t, "],\"parameters\":{\"" BINARY_SIZE "\":");
         text_put_number(t, (uint64_t)bytes);
         text_put_string(t, "}}");
@@ -814,7 +971,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
         if (!(item->outputs >> id & 1)) continue;
         if (!first) text_put_char(t, ',');
         first = false;
-        put_output(e, (attn_tensor_id)id, &item->problem.tensor[id], call->binary >> id & 1);
+        put_output(e, (attn_tensor_id)id, &item->problem.tensor[id], call->binary >> id & 1, call->shared >> id & 1);
     }
     text_put_string(t, "]}");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
@@ -827,6 +984,8 @@ const proto_format proto_kserve = {
     .begin = begin,
     .feed = feed,
     .finish = finish,
+    .shared = shared,
+    .shared_room = shared_room,
     .skeleton_bytes = skeleton_bytes,
     .memory_for = memory_for,
     .locate = locate,

@@ -224,10 +224,33 @@ bool proto_takes_tensor(proto_op op, attn_tensor_id id);
 /* May `outputs` of this op name it, and does it when nothing is said? */
 bool proto_gives_tensor(proto_op op, attn_tensor_id id, bool *by_default);
 
+/* What a caller of a decoder that lets such bodies be refused, and a server without regions, say of them. */
+#define PROTO_NO_SHARED_MEMORY "shared memory is not offered here, send the bytes as binary data"
+
+/* KServe: a tensor that lies in memory which client and server share, and neither in the body nor in the answer. */
+enum { PROTO_REGION_BYTES = 129 }; /* of a name or a key, with the NUL */
+typedef struct proto_shared {
+    attn_tensor_id id;
+    bool output;
+    int index;                       /* in the body's inputs or outputs */
+    char region[PROTO_REGION_BYTES]; /* the name of what was registered */
+    int64_t offset, bytes;           /* there, each up to 2^53; of an output: the room for it */
+    void *to;                        /* of an input: where its bytes go, after proto_decoder_shared_room() */
+} proto_shared;
+
+/* KServe: a sequence of Triton's, whose keys and values are in a cache of the server: decode with sequence_id in the place of
+ * caches. */
+enum { PROTO_SEQUENCE_BYTES = 64 };
+typedef struct proto_sequence {
+    char id[PROTO_SEQUENCE_BYTES]; /* empty: the request has none */
+    bool start, end;
+} proto_sequence;
+
 /* KServe: of a tensor, where it stood in the body. */
 typedef struct proto_input {
     int place;   /* among the inputs, counted from 1; 0: it was not there */
     bool binary; /* its bytes stood behind the JSON */
+    bool shared; /* they are in shared memory */
 } proto_input;
 
 /* A decoded body. Owned by the caller, proto_call_free(). */
@@ -240,9 +263,11 @@ typedef struct proto_call {
     const proto_format
         *answer; /* how it is answered: as the body is written, unless proto_call_answer_as() was called */
     /* KServe: */
-    const proto_model *model;   /* NULL in other formats */
-    char *id;                   /* echoed; NULL: none */
-    uint64_t binary;            /* bit attn_tensor_id: written as bytes behind the JSON */
+    const proto_model *model; /* NULL in other formats */
+    char *id;                 /* echoed; NULL: none */
+    uint64_t binary;          /* bit attn_tensor_id: written as bytes behind the JSON */
+    uint64_t shared;          /* the same: not written, they go into shared memory */
+    proto_sequence sequence;
     const proto_format *format; /* of the body */
     proto_input inputs[ATTN_TENSOR_COUNT];
 } proto_call;
@@ -278,6 +303,12 @@ attn_status proto_decoder_feed(proto_decoder *decoder, const void *bytes, size_t
 /* How much of the body so far is no tensor data: what proto_decoder_finish() parses, some 12 us for 200 bytes of it. */
 size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder);
 
+/* The body is complete, and refers to shared memory: *count tensors, inputs first. None is the usual case. Then, before
+ * proto_decoder_finish(), the caller has room made for the inputs and fills it, each with its bytes; without that the body is
+ * refused. The list is the decoder's. */
+attn_status proto_decoder_shared(proto_decoder *decoder, const proto_shared **shared, int *count, attn_error *err);
+attn_status proto_decoder_shared_room(proto_decoder *decoder, attn_error *err);
+
 /* The body is complete. *call is the caller's then. */
 attn_status proto_decoder_finish(proto_decoder *decoder, proto_call **call, attn_error *err);
 void proto_call_free(proto_call *call);
@@ -307,6 +338,13 @@ attn_status proto_index_read(const void *body, size_t bytes, bool *ready, attn_e
 
 /* {"length": n}; *length -1: it is not given, where it need not be. An empty body is {}. */
 attn_status proto_length_read(const void *body, size_t bytes, bool required, int64_t *length, attn_error *err);
+/* The body with which Triton's clients register a region of shared memory: {"key": "/x", "offset": 0, "byte_size": 64}. `offset`
+ * may be left out. INVALID, with a pointer into it. */
+typedef struct proto_region {
+    char key[PROTO_REGION_BYTES];
+    int64_t offset, bytes; /* up to 2^53 */
+} proto_region;
+attn_status proto_region_read(const void *body, size_t bytes, proto_region *region, attn_error *err);
 
 /* ---- Encoding ---------------------------------------------------------------------------------------------------- */
 

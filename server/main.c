@@ -24,6 +24,7 @@
 #include "server/base/log.h"
 #include "server/base/signals.h"
 #include "server/sched/loop.h"
+#include "server/work/regions.h"
 #include "server/work/server.h"
 #include "server/supervise.h"
 #include "server/http/tokens.h"
@@ -114,6 +115,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
                config->batch_window_us * 1000);
     server.contexts = contexts_new(config->staging_bytes / CONTEXTS_SHARE, CONTEXTS_MAX_COUNT, CONTEXTS_TTL_MS);
     server.caches = caches_new(CACHES_MAX_COUNT);
+    if (config->allow_shm_count > 0) server.regions = regions_new(config->allow_shm, config->allow_shm_count);
     server.loop = loop_open(&server);
     if (!signals_start(on_signal, server.loop, config->drain_ms + AGAIN_MS, AGAIN_MS)) {
         attn_fail(&err, ATTN_NO_MEMORY, NULL, "no thread for signals could be started");
@@ -164,6 +166,7 @@ out:
     caches_free(server.caches);
     staging_free(server.staging);
     devices_close(server.devices);
+    regions_free(server.regions);
     tokens_close(server.tokens);
     front_clear(&front);
     return status;
@@ -185,7 +188,8 @@ int main(int argc, char **argv)
     case CONFIG_EXIT_OK: return 0;
     default: return EXIT_USAGE_ERROR;
     }
-    signal(SIGPIPE, SIG_IGN); /* a client that left is an error of send(), not the end of the server */
+    signal(SIGPIPE, SIG_IGN); /* a client that left is an error of send(), not the end of the server; */
+    signal(SIGXFSZ, SIG_IGN); /* and a region of shared memory beyond `ulimit -f` is one of pwrite() */
     tune_malloc();
     log_open(config.log_format, config.log_level);
     if (!open_listeners(&config, listeners, &count, &inherited, &err)) {

@@ -65,7 +65,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.dKt = flash_take(arena, D * scratch.ldt, 4);
     scratch.dVt = flash_take(arena, Dv * scratch.ldt, 4);
     scratch.lse2 = flash_take(arena, f->BM, 4);
-    flash_take_limits(arena, f->BM, f->Bk, &scratch.limits);
+    flash_take_limits(f, arena, f->BM, f->Bk, &scratch.limits);
     scratch.cap = f->g.softcap > 0 ? flash_take(arena, tile, 4) : NULL;
     scratch.drop = f->dropout ? flash_take(arena, tile, 4) : NULL;
     scratch.clean = flash_take(arena, FLASH_UNIT, widest * 4);

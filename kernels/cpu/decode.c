@@ -56,7 +56,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.inverse = flash_take(arena, FLASH_DOT_ROWS, 4);
     scratch.drop = f->dropout ? flash_take(arena, FLASH_DOT_ROWS * scratch.lds, 4) : NULL;
     scratch.keys = f->g.page_table ? flash_take(arena, STEP, attn_max64(f->g.dims.D, f->g.dims.Dv) * 4) : NULL;
-    flash_take_limits(arena, FLASH_DOT_ROWS, KEYS, &scratch.limits);
+    flash_take_limits(f, arena, FLASH_DOT_ROWS, KEYS, &scratch.limits);
     return scratch;
 }
 

@@ -52,7 +52,9 @@ static bool sees(const struct row *row, int64_t j)
     const struct flash *f = row->f;
     const attn_view *keep = &f->g.view[ATTN_T_keep_mask], *bounds = &f->g.view[ATTN_T_mask_startend_rows];
     if (j < row->keys.lo || j >= row->keys.hi) return false;
-    if (f->p->keep_mask.rank && !((const uint8_t *)flash_at(keep, row->b, row->h, row->i))[j]) return false;
+    const int64_t column = j - attn_keep_from(&f->g, row->s);
+    if (f->p->keep_mask.rank && column >= 0 && !((const uint8_t *)flash_at(keep, row->b, row->h, row->i))[column])
+        return false;
     if (f->p->bias.rank && bias_of(row, j) == -INFINITY) return false;
     return !f->mask_heads || !attn_mask_hides(attn_mask_of(flash_at(bounds, row->b, row->h / f->g.mask_group, j),
                                                            f->g.mask_bounds, f->g.causal, row->s->Sq),

@@ -122,11 +122,32 @@ double flash_scale(const struct flash *f, int64_t b, int64_t hk)
     return scale;
 }
 
-void flash_take_limits(struct flash_arena *arena, int rows, int cols, struct flash_limits *limits)
+void flash_take_limits(const struct flash *f, struct flash_arena *arena, int rows, int cols,
+                       struct flash_limits *limits)
 {
+    limits->keep = f->g.keep_tail >= 0 ? flash_take(arena, rows, cols) : NULL;
     limits->lo = flash_take(arena, rows, sizeof *limits->lo);
     limits->hi = flash_take(arena, rows, sizeof *limits->hi);
     for (int x = 0; x < 4; x++) limits->hide[x] = flash_take(arena, cols, sizeof **limits->hide);
+}
+
+/* keep_mask of a head's rows and of keys j .. j + cols - 1, some of which may be before those that it is of. */
+static void mask_block(const struct flash *f, const struct flash_tile *t, int64_t h, int64_t j, int cols,
+                       const struct flash_limits *limits, struct simd_score *how)
+{
+    const attn_view *keep = &f->g.view[ATTN_T_keep_mask];
+    const int64_t from = attn_keep_from(&f->g, &t->seq->s), kept = attn_clamp64(from - j, 0, cols);
+    if (kept == cols) return;
+    how->keep = (const uint8_t *)flash_at(keep, t->b, h, t->i0) + (j + kept - from);
+    how->keep_stride = keep->row;
+    if (kept == 0) return;
+    for (int r = 0; r < t->n; r++) {
+        uint8_t *const row = limits->keep + (int64_t)r * cols;
+        memset(row, 1, (size_t)kept);
+        memcpy(row + kept, how->keep + r * keep->row, (size_t)(cols - kept));
+    }
+    how->keep = limits->keep;
+    how->keep_stride = cols;
 }
 
 float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
@@ -151,7 +172,7 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
             f->simd->hide(t->n, cols, S + (int64_t)head * t->n * lds, lds, limits->lo, limits->hi);
         return c;
     }
-    const attn_view *bias = &f->g.view[ATTN_T_bias], *keep = &f->g.view[ATTN_T_keep_mask];
+    const attn_view *bias = &f->g.view[ATTN_T_bias];
     const attn_view *slopes = &f->g.view[ATTN_T_alibi_slopes], *bounds = &f->g.view[ATTN_T_mask_startend_rows];
     int64_t mask_head = -1;
     for (int head = 0; head < t->heads; head++) {
@@ -168,10 +189,7 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
             how.bias_dtype = bias->dtype;
             how.bias_stride = bias->row;
         }
-        if (f->p->keep_mask.rank) {
-            how.keep = (const uint8_t *)flash_at(keep, t->b, h, t->i0) + j;
-            how.keep_stride = keep->row;
-        }
+        if (f->p->keep_mask.rank) mask_block(f, t, h, j, cols, limits, &how);
         if (f->p->alibi_slopes.rank) how.slope = *(const float *)flash_at(slopes, t->b, h, 0);
         if (block->ranged) how.lo = limits->lo, how.hi = limits->hi;
         if (block->masked) {

@@ -47,9 +47,9 @@
      ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dout) |              \
      ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |                     \
      ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dbias) | ATTN_TENSOR_BIT(dalibi_slopes) | ATTN_OPTION_BIT(CAUSAL) | \
-     ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT) | ATTN_OPTION_BIT(GROUPED) | ATTN_OPTION_BIT(SCALE) |     \
-     ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(DROPOUT) | ATTN_OPTION_BIT(DETERMINISTIC) |                        \
-     ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE))
+     ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT) | ATTN_OPTION_BIT(KEEP_MASK_AT_END) |                     \
+     ATTN_OPTION_BIT(GROUPED) | ATTN_OPTION_BIT(SCALE) | ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(DROPOUT) |     \
+     ATTN_OPTION_BIT(DETERMINISTIC) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE))
 
 enum flash_phase { FLASH_PREPARE, FLASH_FORWARD, FLASH_MERGE, FLASH_ROWS, FLASH_KEYS, FLASH_FINISH, FLASH_PHASES };
 
@@ -226,8 +226,10 @@ bool visible_block_of(const struct flash *f, const struct flash_tile *t, int64_t
 struct flash_limits {
     int *lo, *hi;
     int32_t *hide[4];
+    uint8_t *keep; /* rows and columns; NULL where keep_mask is of all keys */
 };
-void flash_take_limits(struct flash_arena *arena, int rows, int cols, struct flash_limits *limits);
+void flash_take_limits(const struct flash *f, struct flash_arena *arena, int rows, int cols,
+                       struct flash_limits *limits);
 
 /* Turns raw products S (rows x block.cols) into scores, hidden ones -inf, and returns the factor that is still to be
  * applied in base 2 (the c of softmax() and gradient()). `cap`: NULL, or as in struct simd_score. */

@@ -62,7 +62,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.l = flash_take(arena, f->BM, 4);
     scratch.rescale = flash_take(arena, f->BM, 4);
     scratch.inverse = flash_take(arena, f->BM, 4);
-    flash_take_limits(arena, f->BM, f->BN, &scratch.limits);
+    flash_take_limits(f, arena, f->BM, f->BN, &scratch.limits);
     scratch.kv = flash_take(arena, f->BN, f->kv_key_bytes);
     scratch.gathered = flash_take(arena, f->BM, D * (int64_t)attn_dtype_bytes(f->p->q.dtype));
     scratch.clean = flash_take(arena, FLASH_UNIT, Dv * 4);

@@ -89,7 +89,8 @@ static double scale_of(const struct reference *r, attn_tensor_id id)
 static bool sees(const struct reference *r, attn_range keys, int64_t i, int64_t j)
 {
     if (j < keys.lo || j >= keys.hi) return false;
-    if (given(r, ATTN_T_keep_mask) && load(r, ATTN_T_keep_mask, r->h, i, j) == 0) return false;
+    const int64_t column = j - attn_keep_from(&r->g, &r->s);
+    if (given(r, ATTN_T_keep_mask) && column >= 0 && load(r, ATTN_T_keep_mask, r->h, i, column) == 0) return false;
     if (given(r, ATTN_T_bias) && load(r, ATTN_T_bias, r->h, i, j) == -INFINITY) return false;
     if (given(r, ATTN_T_mask_startend_rows)) {
         const attn_view *view = &r->g.view[ATTN_T_mask_startend_rows];

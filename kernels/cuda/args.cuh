@@ -120,7 +120,10 @@ DEVICE bool visible_by_mask(const cuda_args &a, const head_args &x, int64_t i, i
     const attn_view &keep = g.view[ATTN_T_keep_mask], &rows = g.view[ATTN_T_mask_startend_rows],
                     &bias = g.view[ATTN_T_bias];
     if (bias.data && load_float(bias.dtype, bias.data, attn_at(&bias, x.b, x.h, i) + j) == -CUDART_INF_F) return false;
-    if (keep.data && !((const uint8_t *)keep.data)[attn_at(&keep, x.b, x.h, i) + j]) return false;
+    if (keep.data) {
+        const int64_t column = j - attn_keep_from(&g, &x.s);
+        if (column >= 0 && !((const uint8_t *)keep.data)[attn_at(&keep, x.b, x.h, i) + column]) return false;
+    }
     if (rows.data) {
         const int32_t *bounds = (const int32_t *)rows.data + attn_at(&rows, x.b, x.h / g.mask_group, j);
         if (attn_mask_hides(attn_mask_of(bounds, g.mask_bounds, g.causal, x.s.Sq), i)) return false;

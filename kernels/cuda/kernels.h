@@ -47,14 +47,21 @@ const uint64_t LENGTH_FEATURES = ATTN_TENSOR_BIT(cu_seqlens_q) | ATTN_TENSOR_BIT
 
 /* What the plain forms of the kernels of sm80/ compute. For any other feature they have a second form, which computes
  * every score by the functions of args.cuh. */
-const uint64_t PLAIN_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(dout) |
-                                ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) |
-                                ATTN_TENSOR_BIT(dv) | ATTN_TENSOR_BIT(dsinks) | ATTN_OPTION_BIT(DETERMINISTIC) |
-                                ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE);
+const uint64_t PLAIN_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_TENSOR_BIT(page_table) |
+                                ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
+                                ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
+                                ATTN_TENSOR_BIT(dsinks) | ATTN_OPTION_BIT(DETERMINISTIC) | ATTN_OPTION_BIT(OUT_DTYPE) |
+                                ATTN_OPTION_BIT(DOUT_DTYPE);
 
 static inline bool has_options(const attn_plan *plan)
 {
     return plan->features & ~PLAIN_FEATURES;
+}
+
+/* Keys and values are in pages: another form again, for the copies of tiles. */
+static inline bool has_pages(const attn_plan *plan)
+{
+    return plan->features & ATTN_TENSOR_BIT(page_table);
 }
 
 /* Lets `kernel` have that much dynamic shared memory on the current device. The runtime is asked once a device

@@ -11,6 +11,7 @@
 #include "server/device/devices.h"
 #include "server/work/caches.h"
 #include "server/work/contexts.h"
+#include "server/work/regions.h"
 #include "server/work/request.h"
 #include "server/work/server.h"
 
@@ -46,6 +47,12 @@ void gauges_publish(struct server *server)
     contexts_count(server->contexts, contexts);
     for (int state = CONTEXT_FREE + 1; state < CONTEXT_STATE_COUNT; state++)
         metrics_set(METRIC_CONTEXTS, context_states[state], NULL, contexts[state]);
+    for (int kind = 0; server->regions && kind < REGION_KIND_COUNT; kind++) {
+        int count;
+        regions_count(server->regions, (enum region_kind)kind, &count, &bytes);
+        metrics_set(METRIC_REGIONS, region_kind_label((enum region_kind)kind), NULL, count);
+        metrics_set(METRIC_REGION_BYTES, region_kind_label((enum region_kind)kind), NULL, (double)bytes);
+    }
     metrics_set(METRIC_CONNECTIONS_LIMIT, NULL, NULL, server->config->max_connections);
     for (int phase = 0; phase < SERVER_PHASE_COUNT; phase++)
         metrics_set(METRIC_PHASE, server_phase_label(phase), NULL, phase == atomic_load(&server->phase));

@@ -34,12 +34,13 @@
 
 /* name, operation, is it causal, has q one dtype alone, and which. */
 static const proto_model models[] = { OF_OP("attention_forward", ATTN_OP_FORWARD),
-                                      OF_OP("attention_backward", ATTN_OP_BACKWARD) };
+                                      OF_OP("attention_backward", ATTN_OP_BACKWARD),
+                                      OF_OP("attention_decode", PROTO_OP_DECODE) };
 enum { MODELS = ARRAY_SIZE(models) };
 
 /* What of Triton's protocol is spoken here beside the core. */
-static const char *const extensions[] = { "binary_tensor_data", "parameters", "statistics", "model_configuration",
-                                          "model_repository" };
+static const char *const extensions[] = { "binary_tensor_data",  "parameters",       "statistics",
+                                          "model_configuration", "model_repository", "sequence" };
 
 const proto_model *kserve_find(struct slice name, struct slice version, char why[KSERVE_WHY_BYTES])
 {
@@ -57,7 +58,8 @@ const proto_model *kserve_find(struct slice name, struct slice version, char why
     snprintf(wanted, sizeof wanted, "%.*s", (int)name.length, name.at);
     for (int m = 0; m < MODELS; m++) text_consider(&nearest, models[m].name);
     snprintf(why, KSERVE_WHY_BYTES,
-             "there is no model '%.*s'%s%s%s; there are attention_forward and attention_backward, each also with "
+             "there is no model '%.*s'%s%s%s; there are attention_forward, attention_backward and attention_decode, "
+             "each also with "
              "_fp32, _fp16 or "
              "_bf16, and then _causal behind its name (GET /v2/models lists them)",
              shown, name.at, nearest.name ? ", did you mean '" : "", nearest.name ? nearest.name : "",
@@ -69,6 +71,7 @@ const proto_model *kserve_find(struct slice name, struct slice version, char why
 
 static bool is_required(const proto_model *model, attn_tensor_id id)
 {
+    if (model->op == PROTO_OP_DECODE) return id == ATTN_T_q;
     return id == ATTN_T_q || id == ATTN_T_k || id == ATTN_T_v || (id == ATTN_T_dout && model->op == ATTN_OP_BACKWARD);
 }
 
@@ -111,7 +114,7 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
     json_raw(j, "]");
 }
 
-char *kserve_server(size_t *length)
+char *kserve_server(bool shared_memory, size_t *length)
 {
     struct json j = { 0 };
     json_put(&j, "{'name':'attnd','version':'%s','extensions':[", ATTND_VERSION);
@@ -119,6 +122,7 @@ char *kserve_server(size_t *length)
         json_comma(&j);
         json_put(&j, "'%s'", extensions[i]);
     }
+    if (shared_memory) json_put(&j, ",'system_shared_memory'");
     json_raw(&j, "]}\n");
     return json_take(&j, length);
 }
@@ -178,6 +182,8 @@ char *kserve_config(const proto_model *model, size_t *length)
             text_printf(&option, "%s%s", option.used ? "," : "", o->name);
     json_put(&j, "{'name':'%s','platform':'attnd','backend':'attnd','max_batch_size':0,", model->name);
     put_tensors(&j, model, true);
+    if (model->op == PROTO_OP_DECODE)
+        json_put(&j, ",'sequence_batching':{'max_sequence_idle_microseconds':%lld}", (long long)CACHES_TTL_MS * 1000);
     json_put(&j, ",'parameters':{");
     put_names(&j, "optional_inputs", &in);
     put_names(&j, "optional_outputs", &out);
@@ -318,6 +324,11 @@ char *kserve_stats(const proto_model *model, size_t *length)
 #define ARRAY(items) "{'type':'array','items':" items "}"
 #define OBJECT(required, properties) \
     "{'type':'object','additionalProperties':false,'required':[" required "],'properties':{" properties "}}"
+/* Where in shared memory a tensor is. */
+#define SHARED "'shared_memory_region':{'type':'string','minLength':1,'maxLength':128,'description':'Its bytes are in this region, " \
+    "or an output shall go there.'},'shared_memory_offset':{'type':'integer','minimum':0,'maximum':9007199254740992,'description':'0 where " \
+    "it is left out.'},'shared_memory_byte_size':{'type':'integer','minimum':0,'maximum':9007199254740992,'description':'Of an input all " \
+    "its bytes, of an output the room for it.'}"
 
 /* name, schema: JSON with ' for ". */
 static const struct {
@@ -366,10 +377,11 @@ static const struct {
         "'datatype':{'type':'string','description':'FP32, FP16, BF16, INT32, INT64, UINT8, BOOL; float8_e4m3fn is UINT8 with the parameter fp8.'},"
         "'parameters':{'type':'object','additionalProperties':false,'properties':{"
         "'binary_data_size':{'type':'integer','minimum':0,'maximum':9007199254740992,'description':'Its bytes come behind the JSON.'},"
-        "'fp8':{'type':'boolean'}}},"
-        "'data':{'type':'array','items':{},'description':'Numbers, flat or nested as shape says; not beside binary_data_size.'}}}" },
+        "'fp8':{'type':'boolean'}," SHARED "}},"
+        "'data':{'type':'array','items':{},'description':'Numbers, flat or nested as shape says; not beside binary_data_size or "
+        "shared_memory_region.'}}}" },
     { "InferOutput", "{'type':'object','additionalProperties':false,'required':['name'],'properties':{'name':" STRING
-        ",'parameters':{'type':'object','additionalProperties':false,'properties':{'binary_data':{'type':'boolean'}}}}}" },
+        ",'parameters':{'type':'object','additionalProperties':false,'properties':{'binary_data':{'type':'boolean'}," SHARED "}}}}" },
     { "InferRequest", "{'type':'object','additionalProperties':false,'required':['inputs'],'properties':{"
         "'id':{'type':'string','maxLength':512,'description':'Comes back with the answer; of at most 512 bytes.'},"
         "'model_name':{'description':'The path says which.'},'model_version':{'description':'The path says which.'},"

@@ -12,7 +12,7 @@
 enum { KSERVE_WHY_BYTES = 384 };
 const proto_model *kserve_find(struct slice name, struct slice version, char why[KSERVE_WHY_BYTES]);
 
-char *kserve_server(size_t *length);                             /* GET /v2 */
+char *kserve_server(bool shared_memory, size_t *length);         /* GET /v2 */
 char *kserve_models(size_t *length);                             /* GET /v2/models */
 char *kserve_metadata(const proto_model *model, size_t *length); /* GET /v2/models/{model} */
 char *kserve_ready(const proto_model *model, size_t *length);    /* .../ready */

@@ -27,6 +27,7 @@
 
 #include "server/api/caches.h"
 #include "server/api/kserve.h"
+#include "server/api/shared_memory.h"
 #include "server/base/jsontext.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
@@ -425,7 +426,7 @@ static void put_info_schema(struct json *j)
  * */
 #define BASE64_PATTERN "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"
 
-static void put_schemas(struct json *j, const proto_limits *limits)
+static void put_schemas(struct json *j, const proto_limits *limits, bool shared_memory)
 {
     json_put(j, "'schemas':{");
     put_problem_document(j);
@@ -452,6 +453,7 @@ static void put_schemas(struct json *j, const proto_limits *limits)
     put_info_schema(j);
     kserve_put_schemas(j);
     caches_put_schemas(j);
+    if (shared_memory) shared_memory_put_schemas(j);
     json_raw(j, "}");
 }
 
@@ -471,7 +473,8 @@ static void put_headers(struct json *j, int status)
 static uint64_t errors_of(const struct route *route, bool secured)
 {
     return errors_of_all | route->doc.errors | (route->bodies ? errors_of_bodies : 0) |
-           (route->keeps_body ? ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(TOO_LARGE) | ROUTE_ERROR(UNSUPPORTED_MEDIA)
+           (route->keeps_body ? ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(TOO_LARGE) | ROUTE_ERROR(OUT_OF_MEMORY) |
+                                    ROUTE_ERROR(UNSUPPORTED_MEDIA)
                               : 0) |
            (secured && (route->token & PORT_MAIN) ? errors_of_tokens : 0);
 }
@@ -634,11 +637,11 @@ static void put_path(struct json *j, const struct route *routes, int count, int 
     json_raw(j, "}");
 }
 
-static void put_paths(struct json *j, const struct route *routes, int count, bool secured)
+static void put_paths(struct json *j, const struct route *routes, int count, bool secured, bool shared)
 {
     json_put(j, "'paths':{");
     for (int r = 0; r < count; r++) {
-        bool seen = !(routes[r].ports & PORT_MAIN) || routes[r].hidden;
+        bool seen = !(routes[r].ports & PORT_MAIN) || routes[r].hidden || (routes[r].shared && !shared);
         for (int i = 0; i < r; i++)
             seen |= (routes[i].ports & PORT_MAIN) && strcmp(routes[i].path, routes[r].path) == 0;
         if (seen) continue;
@@ -652,7 +655,7 @@ char *info_openapi_write(const struct config *config, const proto_limits *limits
                          int route_count, size_t *length)
 {
     struct json j = { 0 };
-    const bool secured = config->token_file != NULL;
+    const bool secured = config->token_file != NULL, shared = config->allow_shm_count > 0;
     json_put(
         &j,
         "{'openapi':'3.1.0','info':{'title':'attnd','version':'%s','summary':'Exact attention, forward and backward',"
@@ -664,9 +667,9 @@ char *info_openapi_write(const struct config *config, const proto_limits *limits
         "{'name':'kserve','x-displayName':'KServe'},{'name':'operations','x-displayName':'Operations'}],",
         ATTND_VERSION);
     if (secured) json_put(&j, "'security':[{'bearer':[]}],");
-    put_paths(&j, routes, route_count, secured);
+    put_paths(&j, routes, route_count, secured, shared);
     json_put(&j, ",'components':{");
-    put_schemas(&j, limits);
+    put_schemas(&j, limits, shared);
     json_put(&j, ",'headers':{");
     for (size_t i = 0; i < ARRAY_SIZE(headers); i++) {
         json_comma(&j);

@@ -75,6 +75,7 @@ struct route {
     bool quiet;     /* logged at debug: probes come every second */
     bool model;     /* the first parameter of its path is a model's name, the second its version (api/kserve.h) */
     bool hidden;    /* the OpenAPI document leaves it out: another spelling, or what is not offered */
+    bool shared;    /* it is offered with --allow-shm; without, the OpenAPI document leaves it out too */
 
     /* Of a route whose body is tensors, up to --max-body-bytes: what decodes it, and what is computed. */
     const struct route_body *bodies; /* NULL: a body is read and dropped, */

@@ -32,6 +32,7 @@ void caller_release(struct caller *caller)
     /* Nothing is on its account any more. */
     for (int place = 0; place < CALLER_PLACES; place++) assert(atomic_load(&caller->places[place]) == 0);
     assert(caller->staging_bytes == 0 && caller->context_bytes == 0 && caller->contexts == 0);
+    assert(caller->regions == 0 && caller->region_bytes == 0);
     free(caller);
 }
 

@@ -25,6 +25,8 @@ struct caller {
     int contexts;
     int64_t cache_bytes; /* pages of KV caches, each counted once: caches.c's, under its lock */
     int caches;
+    int regions; /* of shared memory: regions.c's, under its lock */
+    int64_t region_bytes;
 };
 
 struct caller *caller_new(void); /* one reference; NULL when out of memory */

@@ -64,6 +64,7 @@ enum type {
     TYPE_CHOICE,  /* one of the words in `words` */
     TYPE_ADDRESS, /* ADDR:PORT or unix:PATH */
     TYPE_LISTEN,  /* a list of addresses: config->listen */
+    TYPE_SHM,     /* a list of prefixes: config->allow_shm */
     TYPE_DEVICES, /* auto, all, cpu, or GPU numbers */
     TYPE_FILE,    /* a file that can be read now */
     TYPE_ORIGIN,  /* scheme://host[:port] or * */
@@ -100,7 +101,7 @@ static const struct option options[] = {
               "and the cgroup's quota." },
     { "max-body-bytes", "ATTND_MAX_BODY_BYTES", TYPE_SIZE, "SIZE", AT(max_body_bytes), GIB, KIB, 1024 * GIB,
       .shown = "1G, at most --staging-bytes",
-      .help = "Longest request body; a longer one is answered 413." },
+      .help = "Longest request body, with what it names in shared memory; a longer one is answered 413." },
     { "staging-bytes", "ATTND_STAGING_BYTES", TYPE_SIZE, "SIZE", AT(staging_bytes), 0, MIB, 16384 * GIB,
       .shown = "half the memory, at most 64G",
       .help = "Host memory for the tensors of all requests together; a request that finds none is answered 503. Memory is "
@@ -154,6 +155,10 @@ static const struct option options[] = {
     { "cors-origin", "ATTND_CORS_ORIGIN", TYPE_ORIGIN, "ORIGIN", AT(cors_origin), .shown = "off",
       .help = "Web origin whose pages may call this server: https://example.org, or * (not with --token-file). Pages of other "
               "sites than this server's own are answered 403 where they compute." },
+    { "allow-shm", "ATTND_ALLOW_SHM", TYPE_SHM, "PREFIX", AT(allow_shm), .shown = "off",
+      .help = "Let clients keep tensors in shared memory of this machine (Triton's extension): in objects of /dev/shm whose key "
+              "begins with PREFIX, which whoever may use this server can then have read and written. Repeatable, up to 8; the "
+              "variable takes a comma-separated list." },
     { "supervise", "ATTND_SUPERVISE", TYPE_SWITCH, NULL, AT(supervise), 0, .shown = "off",
       .help = "Keep the listening sockets in a parent process that starts a new server when one dies." },
     { "log-format", "ATTND_LOG_FORMAT", TYPE_CHOICE, "text|json", AT(log_format), .word = "text", .words = "text|json",
@@ -303,6 +308,13 @@ static bool devices_ok(const char *text)
     }
 }
 
+static bool shm_ok(const char *text)
+{
+    if (*text == '/') text++;
+    const size_t length = strlen(text);
+    return length >= 1 && length <= CONFIG_SHM_BYTES && *text != '.' && strspn(text, CONFIG_SHM_CHARACTERS) == length;
+}
+
 static bool origin_ok(const char *text)
 {
     if (strcmp(text, "*") == 0) return true;
@@ -324,6 +336,29 @@ struct reading {
     char *message;
     size_t capacity;
 };
+
+/* Where a list is kept, how many it has, and how many it may have; *most 0: the option is no list. */
+static const char **list_of(struct config *config, const struct option *o, int **count, int *most)
+{
+    *count = NULL;
+    *most = 0;
+    switch (o->type) {
+    case TYPE_LISTEN: *count = &config->listen_count, *most = CONFIG_MAX_LISTEN; return config->listen;
+    case TYPE_SHM: *count = &config->allow_shm_count, *most = CONFIG_MAX_SHM; return config->allow_shm;
+    default: return NULL;
+    }
+}
+
+static enum config_result add_to_list(struct reading *r, const struct option *o, const char *name, const char *value,
+                                      const char *what)
+{
+    int *count, most;
+    const char **const list = list_of(r->config, o, &count, &most);
+    if (*count == most)
+        return refuse(r->message, r->capacity, "%s: '%s' is one too many, at most %d %s", name, value, most, what);
+    list[(*count)++] = keep(value, strlen(value));
+    return CONFIG_RUN;
+}
 
 /* Sets one option. `name` is how the user named it: "--queue-depth" or "ATTND_QUEUE_DEPTH". */
 static enum config_result set_value(struct reading *r, const struct option *o, const char *name, const char *value)
@@ -367,13 +402,15 @@ static enum config_result set_value(struct reading *r, const struct option *o, c
                 m, n,
                 "%s: '%s' is not ADDR:PORT, [IPV6]:PORT with a port from 0 to 65535, or unix:PATH of at most %zu bytes",
                 name, value, sizeof(((struct sockaddr_un *)0)->sun_path) - 1);
-        if (o->type == TYPE_LISTEN) {
-            if (r->config->listen_count == CONFIG_MAX_LISTEN)
-                return refuse(m, n, "%s: '%s' is one too many, at most %d addresses", name, value, CONFIG_MAX_LISTEN);
-            r->config->listen[r->config->listen_count++] = keep(value, strlen(value));
-            return CONFIG_RUN;
-        }
+        if (o->type == TYPE_LISTEN) return add_to_list(r, o, name, value, "addresses");
         break;
+    case TYPE_SHM:
+        if (!shm_ok(value))
+            return refuse(
+                m, n,
+                "%s: '%s' is not the beginning of a key: 1 to %d letters, digits, '_', '.' and '-', such as attn_",
+                name, value, CONFIG_SHM_BYTES);
+        return add_to_list(r, o, name, value, "prefixes");
     case TYPE_DEVICES:
         if (!devices_ok(value))
             return refuse(m, n, "%s: '%s' is not auto, all, cpu, or different GPU numbers from 0 to %d such as 0,1",
@@ -403,6 +440,7 @@ static void set_default(struct config *config, const struct option *o)
         config->listen[0] = o->word;
         config->listen_count = 1;
         break;
+    case TYPE_SHM: config->allow_shm_count = 0; break;
     default: *(const char **)member = o->word; break;
     }
 }
@@ -411,11 +449,12 @@ static void set_default(struct config *config, const struct option *o)
 static enum config_result give(struct reading *r, size_t index, const char *name, const char *value, bool from_flag)
 {
     const struct option *o = &options[index];
-    if (o->type == TYPE_LISTEN && (!r->given[index] || (from_flag && !r->from_flag[index])))
-        r->config->listen_count = 0;
+    int *count, most;
+    (void)list_of(r->config, o, &count, &most);
+    if (most > 0 && (!r->given[index] || (from_flag && !r->from_flag[index]))) *count = 0;
     r->given[index] = true;
     if (from_flag) r->from_flag[index] = true;
-    if (o->type != TYPE_LISTEN || from_flag) return set_value(r, o, name, value);
+    if (most == 0 || from_flag) return set_value(r, o, name, value);
     for (const char *at = value;;) {
         const size_t length = strcspn(at, ",");
         char *one = keep(at, length);
@@ -590,7 +629,8 @@ static enum config_result settle(struct reading *r)
 
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
-        const rlim_t spare = CONFIG_SPARE_FILES + (c->metrics_listen != NULL ? CONFIG_METRICS_CONNECTIONS : 0);
+        const rlim_t spare = CONFIG_SPARE_FILES + (c->metrics_listen != NULL ? CONFIG_METRICS_CONNECTIONS : 0) +
+                             (c->allow_shm_count > 0 ? REGIONS_MAX_COUNT : 0);
         const rlim_t wanted = (rlim_t)c->max_connections + spare;
         if (files.rlim_cur < wanted) {
             files.rlim_cur = files.rlim_max < wanted ? files.rlim_max : wanted;

@@ -30,10 +30,15 @@ struct config {
     int64_t watchdog_ms; /* what a device may take for a batch beyond what its size explains */
     const char *token_file, *tls_cert, *tls_key, *cors_origin; /* NULL: off */
     int token_share;                                           /* percent */
+    const char *allow_shm[CONFIG_MAX_SHM]; /* how keys of shared memory may begin; a '/' before it means nothing */
+    int allow_shm_count;                   /* 0: there is no shared memory */
     bool supervise;
     const char *log_format; /* "text" or "json" */
     const char *log_level;  /* "debug" "info" "warn" "error" */
 };
+
+/* What a key of shared memory may hold: it is the name of a file. */
+#define CONFIG_SHM_CHARACTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 
 /* How variables of options begin; and the one in which a supervisor leaves its sockets to the server. */
 #define CONFIG_PREFIX            "ATTND_"

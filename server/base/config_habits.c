@@ -39,6 +39,7 @@ const struct config_habit config_habits[] = {
     { "ssl-key ssl-keyfile keyfile", "tls-key", "FILE", NULL },
     { "token api-key auth", "token-file", "FILE", NULL },
     { "cors allow-origin allowed-origins cors-allow-origin", "cors-origin", "ORIGIN", NULL },
+    { "allow-client-shm client-shm shm shared-memory shm-prefix", "allow-shm", "PREFIX", NULL },
     { "restart", "supervise", "", NULL },
     { "config c config-file", NULL, NULL, "there is no file of options: give flags, or ATTND_ variables" },
     { "daemon daemonize", NULL, NULL,

@@ -16,6 +16,8 @@ enum {
     CONFIG_SPARE_FILES = 128, /* open files beside the connections: epoll, eventfd, libraries, log, GPU driver */
     CONFIG_MAX_BATCH = 1024,  /* of --max-batch: an array of the loop's has room for it */
     CONFIG_MAX_DEVICES = 64,  /* numbers in --devices are bits of a mask */
+    CONFIG_MAX_SHM = 8,       /* of --allow-shm: each is told to a client whose key has none of them, */
+    CONFIG_SHM_BYTES = 32,    /* all of it */
 };
 
 /* ---- Connections (http/) ----------------------------------------------------------------------------------------- */
@@ -94,8 +96,10 @@ enum {
 
     CHECK_LONG_SKELETON_BYTES = 32 << 10, /* longer ones are decoded elsewhere: 2 ms of names and shapes */
     CHECK_LONG_BODY_BYTES = 8 << 20,      /* the same: 2 ms, if all of it were mask rows */
-    FINISH_PIECE_NS = 10000000,           /* of verifying or measuring, after which it is somebody else's turn */
-    FINISH_NUMBERS = 4096,                /* between two looks at the clock */
+    CHECK_COPY_BYTES =
+        256 << 10, /* of a body, beside which a larger block is leased: the copy takes less than new pages */
+    FINISH_PIECE_NS = 10000000,     /* of verifying or measuring, after which it is somebody else's turn */
+    FINISH_NUMBERS = 4096,          /* between two looks at the clock */
     PREPARE_MEASURE_AT_ONCE = 4096, /* numbers whose text the HTTP thread measures itself: a millisecond at most */
 
     QUEUE_SCAN_MAX = 512,   /* requests that are asked whether they go with the first, of a queue of up to a million */
@@ -172,6 +176,16 @@ enum {
     METRICS_MAX_SERIES = 192,       /* of one metric; later ones count as "other" */
     METRICS_LABEL_BYTES = 64,       /* with the NUL; labels are cut */
 };
+
+/* Shared memory (work/regions.c). A region costs a descriptor, which max-connections leaves for it, and 400 bytes; its own bytes are
+ * the client's. What a region may have is a bound all the same: pages that the server is the first to write count as
+ * the server's. */
+enum {
+    REGIONS_MAX_COUNT = 1024,
+    REGIONS_PIECE_BYTES = 1 << 20,     /* between two looks at the clock: 0.1 to 0.4 ms */
+    REGIONS_AT_ONCE_BYTES = 256 << 10, /* are read, or written, by the HTTP thread: less than 0.1 ms */
+};
+#define REGIONS_MAX_BYTES (INT64_C(1) << 40)
 
 /* Of the staging memory that nobody leases, so much is kept for the next request. */
 #define STAGING_WARM_BYTES (INT64_C(1) << 30)

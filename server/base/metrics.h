@@ -40,6 +40,10 @@
       "Positions that were appended to KV caches, and that queries attended to without sending them")           \
     X(CACHE_ENDS, "attnd_cache_ends_total", COUNTER, "why", "Caches that expired, and ids of another process")  \
     X(CONTEXTS, "attnd_contexts", GAUGE, "state", "Saved contexts by state")                                    \
+    X(REGIONS, "attnd_shared_memory_regions", GAUGE, "kind", "Registered regions of shared memory")             \
+    X(REGION_BYTES, "attnd_shared_memory_bytes", GAUGE, "kind", "Their bytes")                                  \
+    X(REGION_BYTES_MOVED, "attnd_shared_memory_moved_bytes_total", COUNTER, "how",                              \
+      "Bytes of tensors read from shared memory, and written to it")                                            \
     X(DEVICE_BYTES, "attnd_device_memory_bytes", GAUGE, "device,kind", "Device memory: limit and used")         \
     X(DEVICE_BATCHES, "attnd_device_batches_total", COUNTER, "device", "Batches that came back, well or not")   \
     X(DEVICE_ERRORS, "attnd_device_errors_total", COUNTER, "device,error", "Batches that failed, by error")     \

@@ -166,7 +166,7 @@ static struct MHD_Response *tensor_response(struct request *request, const char 
     if (length <= ANSWER_SMALL_BYTES && !job->wants_measure) {
         response = small_response(job, encoder, (size_t)length);
         proto_encoder_free(encoder);
-        request->times.encode_ns = clock_ns() - began;
+        request->times.encode_ns += clock_ns() - began;
     } else {
         struct stream *stream = malloc(sizeof *stream);
         if (stream) *stream = (struct stream){ encoder, job_hold(job), request->connection };
@@ -175,7 +175,7 @@ static struct MHD_Response *tensor_response(struct request *request, const char 
                                                               stream, on_free)
                           : NULL;
         if (response == NULL && stream) on_free(stream);
-        request->times.encode_ns = clock_ns() - began;
+        request->times.encode_ns += clock_ns() - began;
     }
     if (response == NULL) {
         request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the answer");

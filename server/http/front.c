@@ -5,6 +5,7 @@
 #include "server/base/log.h"
 #include "server/http/routes.h"
 #include "server/http/tokens.h"
+#include "server/work/regions.h"
 
 static int connections(void *context)
 {
@@ -29,13 +30,21 @@ static void sweep(void *context, int64_t now_ms, bool draining)
     if (!draining) http_server_balance(&front->main_http, now_ms);
 }
 
+static bool is_known(void *context, const struct caller *caller)
+{
+    return tokens_know(context, caller);
+}
+
 static void reload(void *context)
 {
     const struct front *front = context;
     char why[512];
     if (front->server->tokens == NULL) return;
-    if (tokens_reload(front->server->tokens, why, sizeof why)) log_event(LOG_INFO, NULL, "reloaded", "what=tokens");
-    else log_event(LOG_ERROR, NULL, "reload_failed", "text=" LOG_Q, why);
+    if (tokens_reload(front->server->tokens, why, sizeof why)) {
+        log_event(LOG_INFO, NULL, "reloaded", "what=tokens");
+        /* Nobody could unregister them any more. */
+        if (front->server->regions) regions_forget(front->server->regions, is_known, front->server->tokens);
+    } else log_event(LOG_ERROR, NULL, "reload_failed", "text=" LOG_Q, why);
 }
 
 static void stop_listeners(struct front *front, unsigned kind)

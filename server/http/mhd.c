@@ -40,6 +40,7 @@
 #include "server/base/clock.h"
 #include "server/work/contexts.h"
 #include "server/work/prepare.h"
+#include "server/work/regions.h"
 #include "server/device/devices.h"
 #include "server/base/heartbeat.h"
 #include "server/base/log.h"
@@ -333,6 +334,22 @@ static void end_wait(struct request *request)
     atomic_fetch_sub(&request->server->suspended, 1);
 }
 
+/* Is what goes into shared memory so little that this thread can write it? */
+static bool shares_little(const struct job *job)
+{
+    return job->shared == NULL || job->shared->output_bytes <= REGIONS_AT_ONCE_BYTES;
+}
+
+static void write_shared(struct request *request)
+{
+    const int64_t began = clock_ns();
+    attn_error err = { 0 };
+    bool done;
+    if (request->job->shared == NULL) return;
+    if (region_uses_write(request->job->shared, INT64_MAX, &done, &err) != ATTN_OK) request_fail_in_job(request, &err);
+    request->times.encode_ns += clock_ns() - began;
+}
+
 /* The body is complete. */
 static enum MHD_Result body_done(struct request *request)
 {
@@ -345,7 +362,7 @@ static enum MHD_Result body_done(struct request *request)
     if (request->step == STEP_DISCARD) return answer_now(request, false);
     unpack_free(request->unpacker);
     request->unpacker = NULL;
-
+    if (!check_shared(request)) return answer_now(request, false);
     if (!check_takes_long(request)) {
         struct check_result result;
         check_body(request, &result);
@@ -362,11 +379,9 @@ static enum MHD_Result body_done(struct request *request)
     }
     if (request->job) {
         request_move(request, REQUEST_COMPUTING);
-        if (devices_run_here(server->devices, request->job)) {
-            if (!request->job->ran) {
-                proto_call_locate(request->job->call, &request->job->error);
-                request_fail_status(request, &request->job->error);
-            }
+        if (shares_little(request->job) && devices_run_here(server->devices, request->job)) {
+            if (!request->job->ran) request_fail_in_job(request, &request->job->error);
+            else write_shared(request);
             return answer_now(request, false);
         }
     }

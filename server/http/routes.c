@@ -15,6 +15,7 @@
 #include "server/api/kserve.h"
 #include "server/api/page.h"
 #include "server/api/ready.h"
+#include "server/api/shared_memory.h"
 #include "server/base/staging.h"
 #include "server/base/clock.h"
 #include "server/base/metrics.h"
@@ -129,8 +130,7 @@ static void answer_json(struct answer *answer, char *body)
 
 static void answer_kserve_server(struct request *request, struct answer *answer)
 {
-    (void)request;
-    answer_json(answer, kserve_server(&answer->length));
+    answer_json(answer, kserve_server(request->server->regions != NULL, &answer->length));
 }
 
 static void answer_kserve_models(struct request *request, struct answer *answer)
@@ -172,13 +172,6 @@ static void answer_kserve_index(struct request *request, struct answer *answer)
 }
 
 /* Of Triton's protocol, what is not here: each in a sentence. */
-static void answer_no_shared_memory(struct request *request, struct answer *answer)
-{
-    (void)answer;
-    request_fail(request, PROTO_E_NOT_IMPLEMENTED, NULL,
-                 "shared memory is not offered here, send the bytes of tensors as binary data");
-}
-
 static void answer_no_loading(struct request *request, struct answer *answer)
 {
     (void)answer;
@@ -284,13 +277,19 @@ const char *routes_media(const struct route *route, char *text, size_t capacity)
     { ROUTE_##method, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = true, .answer = handler, \
       .doc = { "kserve", "Not offered", "501.", .parameters = { __VA_ARGS__ }, .errors = ROUTE_ERROR(NOT_IMPLEMENTED), \
                .answer = "Never", .media = "application/json", .schema = TEXT } }
-#define REGION { "region", "Of shared memory.", "q" }
-#define NO_SHARED_MEMORY(at) \
-    NOT_OFFERED(GET, at "/status", answer_no_shared_memory, { NULL, NULL, NULL }), \
-    NOT_OFFERED(GET, at "/region/{region}/status", answer_no_shared_memory, REGION), \
-    NOT_OFFERED(POST, at "/region/{region}/register", answer_no_shared_memory, REGION), \
-    NOT_OFFERED(POST, at "/region/{region}/unregister", answer_no_shared_memory, REGION), \
-    NOT_OFFERED(POST, at "/unregister", answer_no_shared_memory, { NULL, NULL, NULL })
+/* Triton's shared memory, of the system and of GPUs. */
+#define REGION { "region", "Its name.", "q" }
+#define REGIONS_ROW(method_, path_, handler, title, says, what, media_, schema_, errors_, ...) \
+    { ROUTE_##method_, path_, "kserve", PORT_MAIN, .token = PORT_MAIN, .shared = true, .answer = handler, \
+      .doc = { "kserve", title, says, .answer = what, .media = media_, .schema = schema_, .parameters = { __VA_ARGS__ }, \
+               .errors = ROUTE_ERROR(NOT_IMPLEMENTED) | (errors_) } }
+#define REGIONS_STATUS(path_, handler, ...) \
+    REGIONS_ROW(GET, path_, handler, "Triton: regions of shared memory", "Those that this token has registered.", "The regions", \
+                "application/json", SCHEMA("Regions"), ROUTE_ERROR(NOT_FOUND), __VA_ARGS__)
+#define REGIONS_UNREGISTER(path_, handler, ...) \
+    REGIONS_ROW(POST, path_, handler, "Triton: unregister shared memory", "Requests that use it go on. A region that is not there is fine.", \
+                "There is no such region any more", NULL, NULL, ROUTE_ERROR(NOT_FOUND), __VA_ARGS__)
+#define NONE { NULL, NULL, NULL }
 #define NO_SETTINGS(at, ...) \
     NOT_OFFERED(GET, at, answer_no_settings, __VA_ARGS__), NOT_OFFERED(POST, at, answer_no_settings, __VA_ARGS__)
 #define KSERVE(method_, at, handler, title, says, name, hidden_) \
@@ -398,8 +397,21 @@ static const struct route routes[] = {
     OF_MODEL("kserve", "/stats", answer_kserve_stats, "KServe: its statistics", "Its statistics.", "Statistics"),
     INFER("/v2/models/{model}/infer", MODEL),
     INFER("/v2/models/{model}/versions/{version}/infer", MODEL, VERSION),
-    NO_SHARED_MEMORY("/v2/systemsharedmemory"),
-    NO_SHARED_MEMORY("/v2/cudasharedmemory"),
+    REGIONS_STATUS("/v2/systemsharedmemory/status", shared_memory_status, NONE),
+    REGIONS_STATUS("/v2/systemsharedmemory/region/{region}/status", shared_memory_status, REGION),
+    { ROUTE_POST, "/v2/systemsharedmemory/region/{region}/register", "kserve", PORT_MAIN, .token = PORT_MAIN, .shared = true,
+      .keeps_body = true, .answer = shared_memory_register,
+      .doc = { "kserve", "Triton: register shared memory", "Tensors of later requests of the same token may lie there: inputs and outputs with "
+               "shared_memory_region among their parameters.", .body = "RegionRegister", .parameters = { REGION }, .answer = "The region is there",
+               .errors = ROUTE_ERROR(NOT_IMPLEMENTED) | ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(CONFLICT) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(UNAVAILABLE) |
+                         ROUTE_ERROR(STORAGE_FULL) } },
+    REGIONS_UNREGISTER("/v2/systemsharedmemory/region/{region}/unregister", shared_memory_unregister, REGION),
+    REGIONS_UNREGISTER("/v2/systemsharedmemory/unregister", shared_memory_unregister, NONE),
+    NOT_OFFERED(GET, "/v2/cudasharedmemory/status", shared_memory_cuda_status, NONE),
+    NOT_OFFERED(GET, "/v2/cudasharedmemory/region/{region}/status", shared_memory_cuda_status, REGION),
+    NOT_OFFERED(POST, "/v2/cudasharedmemory/region/{region}/register", shared_memory_cuda_register, REGION),
+    NOT_OFFERED(POST, "/v2/cudasharedmemory/region/{region}/unregister", shared_memory_cuda_unregister, REGION),
+    NOT_OFFERED(POST, "/v2/cudasharedmemory/unregister", shared_memory_cuda_unregister, NONE),
     NOT_OFFERED(POST, "/v2/repository/models/{model}/load", answer_no_loading, MODEL),
     NOT_OFFERED(POST, "/v2/repository/models/{model}/unload", answer_no_loading, MODEL),
     NO_SETTINGS("/v2/trace/setting", { NULL, NULL, NULL }),

@@ -199,6 +199,15 @@ struct caller *tokens_find(struct tokens *tokens, const char *authorization)
     return caller;
 }
 
+bool tokens_know(struct tokens *tokens, const struct caller *caller)
+{
+    bool known = false;
+    pthread_rwlock_rdlock(&tokens->lock);
+    for (size_t i = 0; i < tokens->list->count && !known; i++) known = tokens->list->tokens[i].caller == caller;
+    pthread_rwlock_unlock(&tokens->lock);
+    return known;
+}
+
 const char *tokens_fault(const char *authorization)
 {
     if (authorization == NULL) return "no Authorization came";

@@ -24,6 +24,9 @@ bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity);
  * them. Takes the same time for every token and every wrong one of the same length. */
 struct caller *tokens_find(struct tokens *tokens, const char *authorization);
 
+/* Does one of the tokens have this account? */
+bool tokens_know(struct tokens *tokens, const struct caller *caller);
+
 /* What is wrong with a header that carries none, without a word of what may be a secret: static text. */
 const char *tokens_fault(const char *authorization);
 

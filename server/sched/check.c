@@ -1,6 +1,7 @@
 /* check.c: see check.h. */
 #include "server/sched/check.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,11 +13,87 @@
 #include "server/device/devices.h"
 #include "server/work/server.h"
 #include "server/work/prepare.h"
+#include "server/work/regions.h"
+
+enum { ALIGNMENT = 64 }; /* of a tensor in memory */
 
 bool check_takes_long(const struct request *request)
 {
     return request->decoded_bytes > CHECK_LONG_BODY_BYTES ||
-           proto_decoder_skeleton_bytes(request->decoder) > CHECK_LONG_SKELETON_BYTES;
+           proto_decoder_skeleton_bytes(request->decoder) > CHECK_LONG_SKELETON_BYTES ||
+           (request->shared && request->shared->input_bytes > REGIONS_AT_ONCE_BYTES);
+}
+
+bool check_shared(struct request *request)
+{
+    const struct server *server = request->server;
+    const uint64_t limit = (uint64_t)server->config->max_body_bytes;
+    const proto_shared *list;
+    int count;
+    attn_error err = { 0 };
+    attn_status status = proto_decoder_shared(request->decoder, &list, &count, &err);
+    if (status == ATTN_OK && count == 0) return true;
+    if (status == ATTN_OK && server->regions == NULL) {
+        char pointer[sizeof err.member];
+        snprintf(pointer, sizeof pointer, "/%s/%d/parameters/shared_memory_region",
+                 list[0].output ? "outputs" : "inputs", list[0].index);
+        status = attn_fail(&err, ATTN_INVALID, pointer, "%s: " PROTO_NO_SHARED_MEMORY " (the server's --allow-shm)",
+                           attn_tensors[list[0].id].name);
+    }
+    if (status == ATTN_OK)
+        status = region_uses_new(server->regions, request->caller, list, count, &request->shared, &err);
+    if (status == ATTN_OK && (uint64_t)request->shared->input_bytes + request->decoded_bytes > limit)
+        status = attn_fail(&err, ATTN_TOO_LARGE, "/inputs",
+                           "the body has %llu bytes with those in shared memory, the limit is %llu (the server's "
+                           "--max-body-bytes)",
+                           (unsigned long long)request->shared->input_bytes + request->decoded_bytes,
+                           (unsigned long long)limit);
+    if (status != ATTN_OK) request_fail_status(request, &err);
+    return status == ATTN_OK;
+}
+
+/* Memory for all that is read, and as much again as is usual for outputs (as mhd.c's admit() has it), in one block: one that is
+ * warm has its pages, while what the decoder has so far would grow by new ones. Where there is none, it does. (Only where the
+ * inputs alone are more than the block: then the decoder asks for more than it has, and hears where the new one is.) */
+static void lease_at_once(struct request *request)
+{
+    struct staging_pool *const staging = request->server->staging;
+    const size_t used = request->block ? request->block->bytes : 0;
+    const size_t inputs = used + (size_t)request->shared->input_bytes + (size_t)request->shared->count * ALIGNMENT +
+                          2 * PROTO_MEMORY_STEP;
+    struct staging_block *block;
+    if ((uint64_t)request->shared->input_bytes <= used || used > CHECK_COPY_BYTES) return;
+    if (staging_lease(staging, request->caller, inputs + inputs / 3, &block, NULL) != ATTN_OK) return;
+    if (used > 0) memcpy(block->memory, request->block->memory, used);
+    staging_release(staging, request->block);
+    request->block = block;
+}
+
+static bool is_within(const struct staging_block *block, const struct region_use *use)
+{
+    if (use->output || use->bytes == 0) return true;
+    const uintptr_t at = (uintptr_t)use->memory, from = (uintptr_t)block->memory;
+    return at >= from && at - from <= block->bytes && (uint64_t)use->bytes <= block->bytes - (at - from);
+}
+
+/* Inputs come from shared memory into staging memory: a copy that the client cannot change is what is checked. */
+static attn_status read_shared(struct request *request, int64_t until_ns, bool *done, attn_error *err)
+{
+    struct region_uses *const uses = request->shared;
+    *done = true;
+    if (uses == NULL) return ATTN_OK;
+    if (!uses->placed) {
+        const proto_shared *list;
+        int count;
+        if (request->block) staging_arrived(request->server->staging, request->block);
+        lease_at_once(request);
+        attn_status status = proto_decoder_shared_room(request->decoder, err);
+        if (status == ATTN_OK) status = proto_decoder_shared(request->decoder, &list, &count, err);
+        if (status != ATTN_OK) return status;
+        region_uses_place(uses, list);
+        for (int i = 0; i < uses->count; i++) assert(is_within(request->block, &uses->list[i]));
+    }
+    return region_uses_read(uses, until_ns, done, err);
 }
 
 int64_t check_deadline(const struct request *request, const proto_call *call)
@@ -67,10 +144,15 @@ static attn_status make_job(struct request *request, struct check_result *result
     if (call->op == PROTO_OP_APPEND && !name_cache(request, &call->items[0]))
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     if (request->block) staging_arrived(server->staging, request->block);
-    request->block = NULL; /* the job's now */
+    request->block = NULL; /* the job's now, */
+    region_uses_drop_inputs(&request->shared);
+    request->job->shared = request->shared;
+    request->shared = NULL; /* and so is this */
     result->deadline_ns = check_deadline(request, call);
     status = prepare_job(request->job, devices_any(server->devices), devices_largest(server->devices), err);
     if (status != ATTN_OK) proto_call_locate(call, err);
+    if (status == ATTN_OK && request->job->shared)
+        status = region_uses_bind(request->job->shared, &call->items[0].problem, err);
     return status;
 }
 
@@ -96,16 +178,25 @@ static void refuse_hopeless(const struct request *request, struct check_result *
     else result->failed = false;
 }
 
-void check_body(struct request *request, struct check_result *result)
+bool check_piece(struct request *request, struct check_result *result, int64_t until_ns)
 {
     const int64_t began_ns = clock_ns();
-    *result = (struct check_result){ .deadline_ns = check_deadline(request, NULL) };
-    const attn_status status = make_job(request, result, &result->why);
+    bool done;
+    result->deadline_ns = check_deadline(request, NULL);
+    attn_status status = read_shared(request, until_ns, &done, &result->why);
+    if (status == ATTN_OK && done) status = make_job(request, result, &result->why);
     if (status != ATTN_OK) {
         result->failed = true;
         result->error = proto_error_of(status);
-    } else if (request->job->runnable > 0) refuse_hopeless(request, result);
-    result->took_ns = clock_ns() - began_ns;
+    } else if (done && request->job->runnable > 0) refuse_hopeless(request, result);
+    result->took_ns += clock_ns() - began_ns;
+    return done || result->failed;
+}
+
+void check_body(struct request *request, struct check_result *result)
+{
+    *result = (struct check_result){ 0 };
+    while (!check_piece(request, result, INT64_MAX)) continue;
 }
 
 void check_apply(struct request *request, const struct check_result *result)

@@ -1,4 +1,4 @@
-/* finish.c: verify and measure, a piece at a time. See finish.h. */
+/* finish.c: verify, write and measure, a piece at a time. See finish.h. */
 #include "server/sched/finish.h"
 
 #include <assert.h>
@@ -7,6 +7,12 @@
 
 #include "server/base/clock.h"
 #include "server/base/limits.h"
+#include "server/work/regions.h"
+
+bool finish_is_wanted(const struct job *job)
+{
+    return job->wants_verify || job->wants_measure || job->shared;
+}
 
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
                              void *context)
@@ -51,11 +57,23 @@ static bool verify_step(struct finishing *finishing)
     return false;
 }
 
+/* True when all outputs are in shared memory that belong there, or cannot be. */
+static bool write_step(struct finishing *finishing, int64_t until_ns)
+{
+    struct job *job = finishing->job;
+    bool done;
+    if (job->shared == NULL || job->call->items[0].error.status != ATTN_OK) return true;
+    const int64_t began_ns = clock_ns();
+    if (region_uses_write(job->shared, until_ns, &done, &finishing->error) != ATTN_OK) done = true;
+    finishing->wrote_ns += clock_ns() - began_ns;
+    return done;
+}
+
 /* True when the length is known, or cannot be. */
 static bool measure_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;
-    if (!job->wants_measure) return true;
+    if (!job->wants_measure || finishing->error.status != ATTN_OK) return true;
     if (finishing->encoder == NULL &&
         proto_encoder_new(job->call, job->results, finishing->id, &finishing->encoder, &finishing->error) != ATTN_OK)
         return true;
@@ -67,7 +85,7 @@ static void piece(uv_work_t *work)
     struct finishing *finishing = (struct finishing *)work; /* its first member */
     const int64_t until_ns = clock_ns() + FINISH_PIECE_NS;
     request_set_role(ROLE_DEVICE);
-    do finishing->complete = verify_step(finishing) && measure_step(finishing);
+    do finishing->complete = verify_step(finishing) && write_step(finishing, until_ns) && measure_step(finishing);
     while (!finishing->complete && clock_ns() < until_ns);
 }
 

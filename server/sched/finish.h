@@ -1,8 +1,9 @@
 /* finish.h: what is left to do for a job that has run, before it can be answered: rows are recomputed in float64 (`verify`),
- * and the text of many numbers (`encoding`: array) is measured, for its length is sent before it.
+ * outputs are written into shared memory, and the text of many numbers (`encoding`: array) is measured, for its length is sent
+ * before it.
  *
- * Both take seconds where a client wants that. So they are done in pieces of some milliseconds on libuv's threads, one piece
- * of a job after a piece of another, and end with the piece that runs when nobody waits any more. */
+ * All of it takes seconds where a client wants that. So it is done in pieces of some milliseconds on libuv's threads, one piece
+ * of a job after a piece of another, and ends with the piece that runs when nobody waits any more. */
 #ifndef FINISH_H
 #define FINISH_H
 
@@ -24,8 +25,12 @@ struct finishing {
     attn_verifier *verifier;
     proto_encoder *encoder; /* being measured */
     bool complete;
-    attn_error error; /* why there is no encoder */
+    int64_t wrote_ns; /* duration: of writing into shared memory */
+    attn_error error; /* why there is no encoder, or not all is written */
 };
+
+/* Is there anything to do? */
+bool finish_is_wanted(const struct job *job);
 
 /* done(context, it) is called once, by the loop: when all is done, or after the piece in which it was cancelled. NULL when
  * out of memory. */

@@ -43,6 +43,7 @@
 #include "server/work/contexts.h"
 #include "server/work/prepare.h"
 #include "server/work/steps.h"
+#include "server/work/regions.h"
 #include "server/device/devices.h"
 #include "server/sched/check.h"
 #include "server/sched/finish.h"
@@ -139,7 +140,7 @@ static void hand_back(struct loop *loop, struct request *request)
     deadlines_remove(&loop->deadlines, &request->deadline);
     list_remove(loop, request);
     watch_stop(request);
-    assert(request->watch == NULL && request->deadline.place == 0 && !request->being_checked);
+    assert(request->watch == NULL && request->deadline.place == 0 && !request->held);
     loop->front.resume(request);
 }
 
@@ -167,7 +168,8 @@ static void detach(struct loop *loop, struct request *request)
 static void cancel(struct loop *loop, struct request *request, proto_error error, const char *reason)
 {
     request_fail(request, error, NULL, "%s", reason);
-    if (request->being_checked) { /* soon over: on_checked() hands it back */
+    if (request->held) { /* soon over: on_checked() or on_finished() hands it back */
+        if (request->state == REQUEST_FINISHING) request->job->finishing->cancelled = true;
         deadlines_remove(&loop->deadlines, &request->deadline);
         return;
     }
@@ -184,7 +186,8 @@ static void on_hangup(uv_poll_t *poll, int status, int events)
     if (status == 0 && !(events & UV_DISCONNECT)) return;
     metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     request->gone = true;
-    if (request->being_checked) {
+    if (request->held) {
+        if (request->state == REQUEST_FINISHING) request->job->finishing->cancelled = true;
         watch_stop(request);
         return;
     }
@@ -365,10 +368,10 @@ static void on_check(uv_check_t *check)
 
 /* ---- Batches back ------------------------------------------------------------------------------------------------ */
 
-/* The job is done and its request still wants the answer. */
+/* The job is done, and its request is answered: well, or with what became of it while it was finished. */
 static void finish_request(struct loop *loop, struct job *job)
 {
-    prepare_finish_contexts(job, true);
+    prepare_finish_contexts(job, !job->request->failed && !job->request->gone);
     hand_back(loop, job->request);
 }
 
@@ -381,13 +384,17 @@ static void on_finished(void *context, struct finishing *finishing)
     assert(loop->finishing > 0 && job->finishing == finishing);
     loop->finishing--;
     job->finishing = NULL;
+    region_uses_free(job->shared); /* nothing is written any more */
+    job->shared = NULL;
     if (request != NULL) {
         const proto_call *call = job->call;
+        request->held = false;
         request->encoder = finishing->encoder; /* the request's now */
         finishing->encoder = NULL;
-        if (finishing->error.status != ATTN_OK) request_fail_status(request, &finishing->error);
+        request->times.encode_ns += finishing->wrote_ns;
+        if (finishing->error.status != ATTN_OK) request_fail_in_job(request, &finishing->error);
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
-            request_fail_status(request, &call->items[0].error);
+            request_fail_in_job(request, &call->items[0].error);
     }
     finish_free(finishing); /* and its reference, as in batch_done() */
     if (request != NULL) finish_request(loop, job);
@@ -397,10 +404,12 @@ static void finish(struct loop *loop, struct job *job)
 {
     job->finishing = finish_new(job, job->request->id, on_finished, loop);
     if (job->finishing == NULL) {
-        cancel(loop, job->request, PROTO_E_OUT_OF_MEMORY, "no memory to verify or to measure the answer");
+        cancel(loop, job->request, PROTO_E_OUT_OF_MEMORY, "no memory to finish the answer");
         return;
     }
     request_move(job->request, REQUEST_FINISHING);
+    /* Once it is answered its shared memory is the client's alone. */
+    job->request->held = job->shared != NULL;
     loop->finishing++;
     finish_start(job->finishing, &loop->uv);
 }
@@ -468,13 +477,12 @@ static void batch_done(struct loop *loop, struct batch *batch)
         job_release(job);
         if (request != NULL) {
             if (!job->ran) {
-                proto_call_locate(job->call, &job->error);
-                request_fail_status(request, &job->error);
+                request_fail_in_job(request, &job->error);
                 prepare_finish_contexts(job, false);
                 hand_back(loop, request);
             } else {
                 batch_note_times(batch, job);
-                if (job->wants_verify || job->wants_measure) finish(loop, job);
+                if (finish_is_wanted(job)) finish(loop, job);
                 else finish_request(loop, job);
             }
         }
@@ -492,13 +500,14 @@ struct checking {
     uv_work_t work;
     struct request *request; /* stays the loop's meanwhile, and is not handed back */
     struct check_result result;
+    bool complete;
 };
 
 static void check_work(uv_work_t *work)
 {
     struct checking *checking = (struct checking *)work; /* its first member */
     request_set_role(ROLE_DEVICE);
-    check_body(checking->request, &checking->result);
+    checking->complete = check_piece(checking->request, &checking->result, clock_ns() + FINISH_PIECE_NS);
 }
 
 static void on_checked(uv_work_t *work, int status)
@@ -508,9 +517,13 @@ static void on_checked(uv_work_t *work, int status)
     struct loop *loop = work->loop->data;
     struct request *request = checking->request;
     (void)status;
-    assert(loop->finishing > 0 && request->being_checked && request->state == REQUEST_CHECKING);
+    assert(loop->finishing > 0 && request->held && request->state == REQUEST_CHECKING);
+    if (!checking->complete && !request->failed && !request->gone) { /* the next piece */
+        if (uv_queue_work(&loop->uv, &checking->work, check_work, on_checked) != 0) abort();
+        return;
+    }
     loop->finishing--;
-    request->being_checked = false;
+    request->held = false;
     deadlines_remove(&loop->deadlines, &request->deadline);
     check_apply(request, &checking->result);
     free(checking);
@@ -539,7 +552,7 @@ static void check(struct loop *loop, struct request *request)
         return;
     }
     checking->request = request;
-    request->being_checked = true;
+    request->held = true;
     loop->finishing++;
     /* It fails only without a function to call. */
     if (uv_queue_work(&loop->uv, &checking->work, check_work, on_checked) != 0) abort();

@@ -355,11 +355,15 @@ static void commit_row(struct caches *caches, struct cache_row *row, int64_t app
     row->count = 0; /* they are no longer the step's */
 }
 
-static void leave(struct caches *caches, struct cache *cache, int64_t now_ms)
+static void leave(struct caches *caches, struct cache *cache, bool ends, int64_t now_ms)
 {
     cache->users--;
     cache->writing = false;
     cache->used_ms = now_ms;
+    if (ends && !cache->dead) {
+        cache_bury(caches, cache);
+        return;
+    }
     if (cache->users > 0) return;
     if (cache->dead) {
         cache_bury(caches, cache);
@@ -381,7 +385,7 @@ void caches_end(struct cache_step *step, bool commit)
         if (commit) commit_row(caches, r, step->append);
         for (int64_t i = 0; i < r->count; i++) cache_drop_page(caches, r->cache, r->pages[i]);
         free(r->pages);
-        leave(caches, r->cache, now_ms);
+        leave(caches, r->cache, commit && step->ends, now_ms);
         *r = (struct cache_row){ 0 };
     }
     pthread_mutex_unlock(&caches->lock);

@@ -160,6 +160,23 @@ static void link_out(struct caches *caches, struct cache *cache)
     cache->caller->caches--;
 }
 
+/* FNV-1a. Names are the caller's choice: one that fills a bucket slows the bearers of his token and himself by microseconds. */
+static struct cache **sequence_bucket(struct caches *caches, const char *name)
+{
+    uint32_t hash = 2166136261u;
+    for (; *name; name++) hash = (hash ^ (unsigned char)*name) * 16777619u;
+    return &caches->sequences[hash % BUCKETS];
+}
+
+static void forget_sequence(struct caches *caches, struct cache *cache)
+{
+    struct cache **at = sequence_bucket(caches, cache->sequence);
+    if (*cache->sequence == '\0') return;
+    while (*at != cache) at = &(*at)->next_sequence;
+    *at = cache->next_sequence;
+    *cache->sequence = '\0';
+}
+
 static void cache_free(struct cache *cache)
 {
     assert(cache->count == 0);
@@ -173,6 +190,7 @@ static void cache_free(struct cache *cache)
 void cache_bury(struct caches *caches, struct cache *cache)
 {
     if (!cache->dead) link_out(caches, cache);
+    forget_sequence(caches, cache);
     cache->dead = true;
     if (cache->users > 0) return;
     cache_keep_first(caches, cache, 0);
@@ -366,6 +384,40 @@ attn_status caches_create(struct caches *caches, struct caller *caller, const st
     if (status != ATTN_OK) return status;
     pthread_mutex_lock(&caches->lock);
     status = create(caches, caller, shape, k_scale, v_scale, ttl_ms, info, err);
+    pthread_mutex_unlock(&caches->lock);
+    return status;
+}
+
+static struct cache *sequence_of(struct caches *caches, const struct caller *caller, const char *name)
+{
+    struct cache *cache = *sequence_bucket(caches, name);
+    while (cache && (cache->caller != caller || strcmp(cache->sequence, name) != 0 || is_expired(cache, clock_ms())))
+        cache = cache->next_sequence;
+    return cache;
+}
+
+attn_status caches_sequence(struct caches *caches, struct caller *caller, const char *name,
+                            const struct cache_shape *shape, char id[CACHE_ID_BYTES], attn_error *err)
+{
+    attn_status status = shape ? check_shape(shape, err) : ATTN_OK;
+    struct cache_info info;
+    if (status != ATTN_OK) return status;
+    pthread_mutex_lock(&caches->lock);
+    struct cache *cache = sequence_of(caches, caller, name);
+    if (shape) {
+        if (cache) cache_bury(caches, cache);
+        status = create(caches, caller, shape, NULL, NULL, CACHES_TTL_MS, &info, err);
+        if (status == ATTN_OK) {
+            struct cache **bucket = sequence_bucket(caches, name);
+            cache = caches->newest;
+            snprintf(cache->sequence, sizeof cache->sequence, "%s", name);
+            cache->next_sequence = *bucket;
+            *bucket = cache;
+        }
+    } else if (cache == NULL)
+        status = attn_fail(err, ATTN_NOT_FOUND, "/parameters/sequence_id",
+                           "sequence_id: '%s' has not been started (sequence_start), has ended or expired", name);
+    if (status == ATTN_OK) write_id(cache, id);
     pthread_mutex_unlock(&caches->lock);
     return status;
 }

@@ -86,6 +86,11 @@ attn_status caches_truncate(struct caches *caches, const struct caller *caller, 
                             struct cache_info *info, attn_error *err);
 attn_status caches_delete(struct caches *caches, const struct caller *caller, const char *id, attn_error *err);
 
+/* The cache of a sequence, by the caller's own name for it (less than PROTO_SEQUENCE_BYTES). *id: of the one that there is, or,
+ * to start it, of a new one in its place; shape NULL: not to start it. */
+attn_status caches_sequence(struct caches *caches, struct caller *caller, const char *name,
+                            const struct cache_shape *shape, char id[CACHE_ID_BYTES], attn_error *err);
+
 /* Forgets what nobody used for its time to live. */
 void caches_expire(struct caches *caches, int64_t now_ms);
 
@@ -122,6 +127,7 @@ struct cache_step {
     float *k_scale, *v_scale; /* [rows, kv_heads], or NULL */
     attn_move *moves;         /* what the device does before it computes */
     int64_t move_count;
+    bool ends;             /* a commit deletes its caches: a sequence ends */
     struct cache_row *row; /* caches.c's */
 };
 

@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include "proto-json/proto.h"
 #include "server/work/caches.h"
 #include "server/work/pages.h"
 
@@ -19,6 +20,8 @@ struct cache {
     struct cache *chain;         /* in its bucket */
     struct cache *older, *newer; /* of all caches */
     struct caller *caller;       /* a reference */
+    struct cache *next_sequence; /* in its bucket of sequences, where it has a name */
+    char sequence[PROTO_SEQUENCE_BYTES];
     struct cache_shape shape;
     float *k_scale, *v_scale; /* [kv_heads], or NULL */
     int pool;
@@ -42,7 +45,7 @@ struct caches {
     int64_t expired, lost_ids;
     uint64_t looks;
     struct pool pools[CONFIG_MAX_DEVICES];
-    struct cache *buckets[BUCKETS];
+    struct cache *buckets[BUCKETS], *sequences[BUCKETS];
     struct cache *oldest, *newest;
     struct cache *looked_at; /* where caches_expire() goes on; NULL: at the oldest */
 };

@@ -6,6 +6,7 @@
 
 #include "server/base/caller.h"
 #include "server/work/steps.h"
+#include "server/work/regions.h"
 
 struct job *job_new(struct staging_pool *staging, struct contexts *contexts, struct caller *caller,
                     struct staging_block *inputs, proto_call *call)
@@ -53,6 +54,7 @@ void job_release(struct job *job)
     assert(job->batch == NULL && job->finishing == NULL && job->next == NULL && job->previous == NULL);
     for (int i = 0; job->saved && i < job->call->count; i++) job_release(job->saved[i]);
     step_free(job);
+    region_uses_free(job->shared);
     job_release_memory(job);
     caller_release(job->caller);
     free(job->saved);

@@ -25,6 +25,7 @@ struct finishing;
 struct caches;
 struct contexts;
 struct job_step;
+struct region_uses;
 struct request;
 
 /* Memory that a device which is not unified copies before or after the kernels, in one piece. */
@@ -53,6 +54,7 @@ struct job {
     struct contexts *contexts;
     struct caller *caller; /* on whose account it runs: a reference */
     struct job **saved;    /* per item: the job whose context it uses (a reference is held), or NULL; NULL: none does */
+    struct region_uses *shared; /* outputs that go into shared memory; NULL: none do, or they are there */
     bool wants_verify, wants_save;
     bool wants_measure;  /* so many numbers are written as text that their length is found out beforehand, in pieces */
     bool holds_contexts; /* taken or reserved: somebody must still call prepare_finish_contexts() */

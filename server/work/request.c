@@ -12,6 +12,7 @@
 #include "server/base/caller.h"
 #include "server/base/clock.h"
 #include "server/work/queue.h"
+#include "server/work/regions.h"
 #include "server/work/server.h"
 
 #define MOVE(to) (1u << REQUEST_##to)
@@ -130,19 +131,21 @@ void request_drop_body(struct request *request)
     request->unpacker = NULL;
     if (request->block) staging_release(request->server->staging, request->block);
     request->block = NULL;
+    region_uses_free(request->shared);
+    request->shared = NULL;
     leave_place(request);
 }
 
 void request_free(struct request *request)
 {
     if (request == NULL) return;
-    assert(request->watch == NULL && request->deadline.place == 0 && !request->being_checked);
+    assert(request->watch == NULL && request->deadline.place == 0 && !request->held);
     request_drop_body(request);
+    free(request->text);
     proto_encoder_free(request->encoder);
     job_release(request->job);
     caller_release(request->caller);
     request_move(request, REQUEST_FREED);
-    free(request->text);
     free(request);
 }
 
@@ -162,4 +165,11 @@ void request_fail_status(struct request *request, const attn_error *why)
 {
     request_fail(request, proto_error_of(why->status), why->member, "%s",
                  why->text[0] ? why->text : "no reason was given");
+}
+
+void request_fail_in_job(struct request *request, const attn_error *why)
+{
+    attn_error where = *why;
+    proto_call_locate(request->job->call, &where);
+    request_fail_status(request, &where);
 }

@@ -19,6 +19,7 @@
 
 struct connection;
 struct http_server;
+struct region_uses;
 struct route;
 struct route_body;
 struct server;
@@ -38,12 +39,12 @@ enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
       MOVE(CHECKING) | MOVE(COMPUTING) | MOVE(ANSWERING) | MOVE(FREED), "mhd.c: body_done")                            \
     X(COMPUTING, "computing", HTTP, HTTP, PLACES, "its thread has computed it, or leaves that to a device",               \
       MOVE(QUEUED) | MOVE(ANSWERING) | MOVE(FREED), "mhd.c: body_done")                                                \
-    X(CHECKING, "checking", LOOP, LOOP, WAITING, "a large body is checked",                                               \
+    X(CHECKING, "checking", LOOP, LOOP, WAITING, "a large body, or much shared memory, is read and checked",              \
       MOVE(QUEUED) | MOVE(ANSWERING), "loop.c: on_checked")                                                               \
     X(QUEUED, "queued", LOOP, LOOP, WAITING, "a batch formed", MOVE(RUNNING) | MOVE(ANSWERING), "loop.c: dispatch")       \
     X(RUNNING, "running", LOOP, DEVICE, PLACES, "the output was copied back",                                             \
       MOVE(FINISHING) | MOVE(ANSWERING), "loop.c: batch_done")                                                            \
-    X(FINISHING, "finishing", LOOP, DEVICE, PLACES, "rows are verified, numbers measured",                                \
+    X(FINISHING, "finishing", LOOP, DEVICE, PLACES, "rows are verified, shared memory written, numbers measured",         \
       MOVE(ANSWERING), "loop.c: on_finished")                                                                             \
     X(ANSWERING, "answering", HTTP, HTTP, PLACES, "the client has it, or left", MOVE(FREED), "mhd.c: on_completed")    \
     X(FREED, "freed", NONE, NONE, PLACES, "never", 0, "")
@@ -134,6 +135,7 @@ struct request {
     enum unpack_coding coding;   /* of its body */
     struct unpacker *unpacker;   /* NULL: its body is not compressed, or dropped */
     struct staging_block *block; /* where the decoder writes */
+    struct region_uses *shared;  /* what the body refers to in shared memory, until the job has it; NULL: nothing */
     char *text;                  /* the body, of a route that keeps it (malloc) */
     size_t text_bytes;
     uint64_t received_bytes;   /* of the body, as it was sent */
@@ -160,7 +162,8 @@ struct request {
 
     /* Waiting: the loop's. */
     struct deadline deadline;
-    bool being_checked; /* on another thread: it cannot be handed back before that is over */
+    bool
+        held; /* another thread checks its body, or writes into its client's memory: it cannot be handed back before that is over */
     struct request *previous,
         *next; /* all requests whose connections are suspended, in order of arrival; in a head: mhd.c's */
     struct hangup_watch *watch; /* for hang-up; NULL: not watched (yet) */
@@ -181,12 +184,14 @@ void request_move(struct request *request, enum request_state to);
 void request_fail(struct request *request, proto_error error, const char *pointer, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 void request_fail_status(struct request *request, const attn_error *why);
+/* The same by who owns its job, of a fault that was found in there: its pointer becomes one into the body as it was sent. */
+void request_fail_in_job(struct request *request, const attn_error *why);
 
 /* By the owner: takes a place in the queue, in exchange for the one it has. A state that wants one (the table above) is
  * entered with it; request_move() gives it back at the edge to a state that has none. On an error it has none. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
-/* Ends the receiving side: unpacker, decoder, place and staging memory, as far as they are still held. */
+/* Ends the receiving side: unpacker, decoder, place, staging and shared memory, as far as they are still held. */
 void request_drop_body(struct request *request);
 
 /* A new id, unique in this process and unlikely elsewhere: 16 hexadecimal digits. */

@@ -14,6 +14,7 @@ struct staging_pool;
 struct caches;
 struct contexts;
 struct devices;
+struct regions;
 struct loop;
 struct connections;
 struct tokens;
@@ -40,6 +41,7 @@ struct server {
     bool pinned; /* its memory is pinned for a device */
     struct contexts *contexts;
     struct caches *caches;
+    struct regions *regions; /* NULL: there is no shared memory */
     struct tokens *tokens;   /* NULL: everybody may, */
     struct caller everybody; /* on one account */
     struct queue queue;

@@ -140,17 +140,46 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     own->table = calloc((size_t)step->rows * (size_t)step->most, sizeof *own->table);
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     point(&item->problem, step, own->table, step->lengths);
+    item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
+                                     0; /* lengths differ: it is of the last keys of each */
     return proto_item_prepare(item, err);
+}
+
+/* The cache of the request's sequence, a new one where it starts. */
+static attn_status name_sequence(struct job *job, attn_error *err)
+{
+    const proto_sequence *const sequence = &job->call->sequence;
+    proto_item *const item = &job->call->items[0];
+    const attn_problem *const p = &item->problem;
+    if (sequence->start && p->k.rank == 0)
+        return attn_fail(err, ATTN_INVALID, "/parameters/sequence_start",
+                         "sequence_start: the first request of a sequence has k and v, its keys and values");
+    const struct cache_shape shape = { p->k.shape[2], p->k.shape[3], p->v.rank ? p->v.shape[3] : p->k.shape[3],
+                                       p->k.dtype,    false,         CACHES_PAGE_SIZE };
+    char id[CACHE_ID_BYTES];
+    const attn_status status = caches_sequence(job->caches, job->caller, sequence->id, sequence->start ? &shape : NULL,
+                                               id, err);
+    if (status != ATTN_OK) return status;
+    item->caches = calloc(1, sizeof *item->caches);
+    if (item->caches == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+    memcpy(item->caches[0], id, sizeof id);
+    item->cache_count = 1;
+    return ATTN_OK;
 }
 
 attn_status step_prepare(struct job *job, attn_error *err)
 {
+    if (*job->call->sequence.id) {
+        const attn_status status = name_sequence(job, err);
+        if (status != ATTN_OK) return status;
+    }
+
     proto_item *const item = &job->call->items[0];
     const attn_problem *const p = &item->problem;
     const bool computes = job->call->op == PROTO_OP_DECODE;
     const int rows = item->cache_count;
     attn_status status;
-    assert(job->call->count == 1 && job->step == NULL && rows > 0);
+    assert(job->call->count == 1 && job->step == NULL && rows > 0 && sizeof *item->caches >= CACHE_ID_BYTES);
     if (computes && p->q.shape[0] != rows)
         return attn_fail(err, ATTN_INVALID, "/caches", "caches: has %d ids, must have %lld, one for each row of q",
                          rows, (long long)p->q.shape[0]);
@@ -164,6 +193,7 @@ attn_status step_prepare(struct job *job, attn_error *err)
     if (status == ATTN_OK && computes) status = check_q(&p->q, &own->step.shape, err);
     if (status == ATTN_OK) status = take_new(job, &own->step, err);
     if (status == ATTN_OK && computes) status = prepare_problem(job, err);
+    own->step.ends = job->call->sequence.end;
     job->waits = true;
     job->home = own->step.device;
     job->results[0].lengths = own->step.lengths;

@@ -71,7 +71,7 @@ def check_names():
                 unknown.append(f'{path}: {name}')
     check(f'{count} names of options and metrics in deploy/ exist', not unknown and count > 50, '; '.join(unknown))
     used = set(re.findall(r'(?<![\w-])--([a-z][a-z-]+)', '\n'.join(re.findall(r'attnd .*', text('deploy/README.md')))))
-    outside = {'profile', 'target', 'build-arg', 'ipc', 'gpus', 'read-only', 'cap-drop', 'stop-timeout', 'rm', 'publish', 'name', 'shm-size', 'unix-socket'}
+    outside = {'profile', 'target', 'build-arg', 'ipc', 'gpus', 'read-only', 'cap-drop', 'stop-timeout', 'rm', 'publish', 'name', 'shm-size', 'unix-socket', 'network', 'user'}
     check('the options of attnd in deploy/README.md exist', not used - flags - outside, str(used - flags - outside))
 
 

@@ -7,6 +7,7 @@
  *   bit 3      nothing says how much of the body is JSON
  *   bit 4      the JSON gets the q, k and v of a small legal problem put in front of its first member, k and v as bytes behind the
  *              JSON, so that what is found about parameters and outputs goes past "q is required"
+ *   bit 5      all shared memory that the body names is there
  *
  * What must hold:
  *   1. The body in pieces gives what the whole body gives, to the bit.
@@ -59,8 +60,15 @@ static uint8_t *body_of(bool problem, const uint8_t *data, size_t size, size_t *
     return body;
 }
 
+/* Is it another tensor's? There is one of every name that is answered. */
+static bool must_name(const char *name, int id)
+{
+    must(name != NULL && id < ATTN_TENSOR_COUNT);
+    return strcmp(attn_tensors[id].name, name) != 0;
+}
+
 /* What the answer's head says of the bytes behind it. */
-static size_t announced(const cJSON *json)
+static size_t announced(const proto_call *call, const cJSON *json)
 {
     size_t bytes = 0;
     const cJSON *output;
@@ -68,7 +76,11 @@ static size_t announced(const cJSON *json)
     cJSON_ArrayForEach(output, cJSON_GetObjectItemCaseSensitive(json, "outputs"))
     {
         const cJSON *parameters = cJSON_GetObjectItemCaseSensitive(output, "parameters");
-        must((parameters != NULL) != (cJSON_GetObjectItemCaseSensitive(output, "data") != NULL));
+        const int has = (parameters != NULL) + (cJSON_GetObjectItemCaseSensitive(output, "data") != NULL);
+        const char *const name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(output, "name"));
+        int id = 0;
+        while (must_name(name, id)) id++;
+        must(has == !(call->shared >> id & 1)); /* what is in shared memory has neither */
         if (parameters)
             bytes += (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(parameters, "binary_data_size"));
     }
@@ -87,7 +99,7 @@ static void check_answer(proto_call *call, uint32_t seed)
         char *answer = answer_of(call, &result, &seed, &length, &head);
         answer[head] = '\0';
         cJSON *json = cJSON_ParseWithLengthOpts(answer, head + 1, NULL, true);
-        must(json != NULL && announced(json) == length - head);
+        must(json != NULL && announced(call, json) == length - head);
         cJSON_Delete(json);
         free(answer);
     }
@@ -110,6 +122,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         limits.values = 60;
         limits.tensor_bytes = 300;
     }
+    whole.has_regions = pieces.has_regions = data[0] & 32;
+    whole.memory.limit = pieces.memory.limit = 1 << 20; /* what is named need not come */
     uint8_t *body = body_of(data[0] & 16, data + 2, size - 2, &json, &bytes);
     const int64_t said = data[0] & 8 ? -1 : (int64_t)json;
     decode_kserve(&whole, model, said, &limits, body, bytes, NULL, NULL);

@@ -22,7 +22,7 @@ DTYPES = {'float32': 'float32', 'f32': 'float32', 'fp32': 'float32', 'float16': 
           'float8_e4m3fn': 'float8_e4m3fn', 'f8_e4m3': 'float8_e4m3fn', 'fp8_e4m3': 'float8_e4m3fn'}
 TENSORS = ('q', 'k', 'v', 'alibi_slopes', 'bias', 'keep_mask', 'sinks', 'cu_seqlens_q', 'cu_seqlens_k', 'seqlens_k', 'page_table', 'mask_startend_rows',
            'q_scale', 'k_scale', 'v_scale', 'dout', 'out', 'lse', 'dlse')
-OPTIONS = ('layout', 'scale', 'causal', 'window', 'alignment', 'softcap', 'dropout_p', 'seed', 'out_dtype', 'outputs', 'encoding', 'verify',
+OPTIONS = ('layout', 'scale', 'causal', 'window', 'alignment', 'keep_mask_at_end', 'softcap', 'dropout_p', 'seed', 'out_dtype', 'outputs', 'encoding', 'verify',
            'save', 'timeout_ms', 'deterministic', 'context')
 UNSURE = ('cu_seqlens_q', 'cu_seqlens_k', 'page_table', 'mask_startend_rows', 'q_scale', 'k_scale', 'v_scale')
 RTOL = {'float32': 1e-5, 'float16': 1e-3, 'bfloat16': 8e-3}  # golden.py's, of the largest value here

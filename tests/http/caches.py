@@ -23,8 +23,8 @@ def attention(q, k, v, causal=False, scale=None, window=(-1, -1), softcap=0, sin
     seen = (j <= i if causal else True) & (j >= i - left if left >= 0 else True) & (j <= i + right if right >= 0 else True)
     seen = np.broadcast_to(seen, (H, Sq, Sk)).copy()
     if keep is not None:
-        n = keep.shape[-1]
-        seen[..., Sk - n:] &= keep.astype(bool)
+        n = min(keep.shape[-1], Sk)
+        seen[..., Sk - n:] &= keep[..., keep.shape[-1] - n:].astype(bool)
     z = np.where(seen, z, -np.inf)
     if sinks is not None:
         z = np.concatenate([z, np.broadcast_to(np.asarray(sinks, float)[:, None, None], (H, Sq, 1))], -1)

@@ -31,6 +31,7 @@ SERVERS = {  # the options of each server that the rows talk to; {tokens} is a f
     'plain': ('--log-level', 'debug'),
     'tokens': ('--token-file', '{tokens}'),
     'small': ('--max-body-bytes', '4K', '--staging-bytes', '1M'),
+    'shm': ('--allow-shm', 'attn_'),
 }
 TOKEN = 'swordfish-0123456789'
 
@@ -343,6 +344,28 @@ for path, hint in (('/v1/attention', FORWARD), ('/predict', FORWARD), ('/api' + 
     row(f'POST {path}', TEXT, 404, (f"'{path}'", hint, FORWARD), code='not-found', path=path)
 row('a model of KServe that is not there', '{}', 404, ("there is no model 'attention'", 'attention_forward', 'GET /v2/models'), code='not-found', path='/v2/models/attention/infer')
 row('a verb of KServe that is not there', '{}', 404, ("'/v2/models/attention_forward/generate'", '/infer'), code='not-found', path='/v2/models/attention_forward/generate')
+INFER, REGION = '/v2/models/attention_forward/infer', '/v2/systemsharedmemory/region/q'
+
+
+def shared(name, status, *says, parameters=(('shared_memory_region', 'q'), ('shared_memory_byte_size', 256)), code='invalid-request', server='shm'):
+    body = {'inputs': [{'name': 'q', 'shape': [1, 4, 2, 8], 'datatype': 'FP32', 'parameters': dict(parameters)}]}
+    row(f'shared memory {name}', body, status, says, code=code, path=INFER, server=server)
+
+
+shared('that is not offered', 400, 'q: shared memory is not offered here', '--allow-shm', 'binary data', server='plain')
+shared('that nobody registered', 404, "q: there is no region 'q'", code='not-found')
+shared('without its size', 400, 'shared_memory_byte_size is missing', 'shared_memory_offset', parameters=[('shared_memory_region', 'q')])
+shared('with a size in quotes', 400, "q: shared_memory_byte_size: is '256'", 'an integer from 0 to 2^53', parameters=[('shared_memory_region', 'q'), ('shared_memory_byte_size', '256')])
+shared('and bytes too', 400, 'q: has binary_data_size and shared_memory_region, must have one of them',
+       parameters=[('shared_memory_region', 'q'), ('shared_memory_byte_size', 256), ('binary_data_size', 256)])
+shared('by a name of another program', 400, "unknown member 'shared_memory_key'", parameters=[('shared_memory_key', 'q')])
+row('register that is not offered', {'key': '/attn_x', 'byte_size': 64}, 501, ('shared memory is not offered here', '--allow-shm PREFIX'), code='not-implemented', path=REGION + '/register')
+row('register a path', {'key': '/dev/shm/attn_x', 'byte_size': 64}, 400, ('key: must begin with /attn_', '--allow-shm'), path=REGION + '/register', server='shm')
+row('register what is not there', {'key': '/attn_nothing', 'byte_size': 64}, 400, ("key: '/attn_nothing'", 'no such object', 'container'), path=REGION + '/register', server='shm')
+row('register without a size', {'key': '/attn_x'}, 400, ('byte_size is missing', '"byte_size": 4096'), path=REGION + '/register', server='shm')
+row('register with a name of another program', {'shm_key': '/attn_x', 'byte_size': 64}, 400, ("unknown member 'shm_key'", 'the body must be like {"key": "/name"'), path=REGION + '/register', server='shm')
+row('register a GPU', {'raw_handle': {'b64': ''}, 'device_id': 0, 'byte_size': 64}, 501, ('shared memory of a GPU is not offered here', 'register system shared memory'),
+    code='not-implemented', path='/v2/cudasharedmemory/region/q/register', server='shm')
 row('path of a language model', '{}', 404, ('/v1/chat/completions', 'no language model', FORWARD), code='not-found', path='/v1/chat/completions')
 row('X-Request-Timeout-Ms 5s', TEXT, 400, ('X-Request-Timeout-Ms', "'5s'", 'milliseconds'), headers={**JSON, 'X-Request-Timeout-Ms': '5s'})
 row('X-Request-Timeout-Ms 0', TEXT, 400, ('X-Request-Timeout-Ms', "'0'", 'from 1'), headers={**JSON, 'X-Request-Timeout-Ms': '0'})

@@ -70,6 +70,28 @@ def test_rows_of_different_lengths_and_more_keys_than_queries(server, rng):
         cache.delete()
 
 
+def test_a_tree_of_guesses_is_verified_by_a_mask_of_the_last_keys(anywhere, rng):
+    """Five guesses: two branches after the first. Each sees the cache, its ancestors and itself."""
+    caches = [Cache(anywhere('--kv-bytes', '1M'))]
+    caches.append(Cache(caches[0].server))
+    for cache, length in zip(caches, [100, 37]):
+        cache.append(rng, length)
+    parents = [None, 0, 1, 0, 3]
+    tree = np.zeros((1, 1, 5, 5))
+    for i in range(5):
+        at = i
+        while at is not None:
+            tree[0, 0, i, at] = 1
+            at = parents[at]
+    assert_right(*decode(caches, rng.standard_normal((2, 5, 4, 8)), [c.new(rng, 5) for c in caches], keep=tree), caches)
+    each = np.stack([tree[0], np.tril(np.ones((1, 5, 5)))])  # a mask for each row
+    assert_right(*decode(caches, rng.standard_normal((2, 5, 4, 8)), keep=each), caches)
+    longer = (rng.random((1, 4, 1, 43)) < .5).astype(float)  # than the second row is: what has no key there counts for nothing
+    assert_right(*decode(caches, rng.standard_normal((2, 1, 4, 8)), keep=longer), caches)
+    answer, _ = decode(caches, rng.standard_normal((2, 1, 4, 8)), keep=np.ones((1, 1, 1, 129)))
+    assert answer.status == 400 and answer.json()['pointer'].startswith('/keep_mask'), answer
+
+
 def test_a_row_has_the_bits_that_it_has_alone(server, rng):
     caches = [Cache(server, kv_heads=2, head_dim=64, dtype='float16', page_size=128) for _ in range(4)]
     for cache, length in zip(caches, [5, 700, 1300, 128]):

@@ -19,8 +19,10 @@ with open(os.path.join(FOLDER, 'README.md')) as f:
 SAYS = {
     'curl.sh': r'numbers: the first row of out is 1 2\nbase64: the same out and lse\nrefused: v: .+\n',
     'numpy_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(invalid-request at /k/shape.*\)\n',
+    'cache_client.py': r'prompt: 500 positions\ncpu \w+: 5 steps, 505 positions, the largest error is .+\ntwo continuations: \[508, 503\]\nrefused: caches: .+ \(invalid-request at /caches\)\n',
     'safetensors_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(invalid-request at /k/shape.*\)\n',
     'triton_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(400\)\n',
+    'shared_memory_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+; lse \(2, 4, 100\)\nrefused: out: .+ \(400\)\n',
     'torch_client.py': r'out: .+\ndq: .+\ndk: .+\ndv: \(2, 4, 100, 64\), the largest error is .+ of the largest number\nrefused: k: .+\n',
     'node_client.mjs': r'cpu \w+: out 1\.0000 2\.0000 2\.3395 3\.3395, the largest error is .+\nrefused: v: .+ \(invalid-request at /v/shape.*\)\n',
     'go_client.go': r'cpu \w+: out \[1\.0000 2\.0000 2\.3395 3\.3395\] is right\nrefused: v: .+ \(invalid-request at /v/shape.*\)\n',
@@ -32,18 +34,26 @@ def test_every_example_is_in_the_table_and_tested():
     assert files == set(TABLE) == set(SAYS) | {'attention.c'}  # test_install.py builds the last
 
 
+@pytest.fixture(scope='module')
+def shm_server():
+    with service.Server('--allow-shm', 'attn_') as server:
+        yield server
+
+
 @pytest.mark.limit(180)  # where Go compiles its own library first
 @pytest.mark.parametrize('name', sorted(SAYS))
-def test_an_example_runs_and_says_why_it_was_refused(server, clone, name):
+def test_an_example_runs_and_says_why_it_was_refused(server, shm_server, clone, name):
     command = [sys.executable if word == 'python3' else word for word in shlex.split(TABLE[name])]
     if not shutil.which(command[0]):
         pytest.skip(f'{command[0]} is not here')
     if name == 'torch_client.py' and subprocess.run([command[0], '-c', 'import torch'], capture_output=True).returncode != 0:
         pytest.skip('PyTorch is not here')
-    if name == 'triton_client.py':
+    if name in ('triton_client.py', 'shared_memory_client.py'):
         command[0] = os.path.join(service.BUILD, 'venv/bin/python')  # whose NumPy is the one that the client was made for
         if not os.path.isdir(os.path.join(service.FETCHED, 'tritonclient/http')):
             pytest.skip('tritonclient is not here (tests/setup.sh test fetches it from PyPI)')
+    if name == 'shared_memory_client.py':
+        server = shm_server
     env = dict(os.environ)
     if name == 'safetensors_client.py':
         if service.optional('safetensors.numpy') is None:

@@ -124,6 +124,20 @@ def test_bias_and_keep_mask_broadcast(server, shape):
     close(value(a['lse']), lse)
 
 
+@pytest.mark.parametrize('n', [1, 7, 30])
+def test_a_mask_of_the_last_keys(server, n):
+    members, x = random_problem(rng(70), B=3, Sq=7, Sk=30, H=2, D=8)
+    tail, lengths = rng(71).random((3, 1, 7, n)) < 0.6, [30, 9, 4]
+    a = ok(server.forward(**members, keep_mask=tensor(tail, 'uint8'), keep_mask_at_end=True, seqlens_k=tensor(np.array(lengths), 'int32')))
+    for b, length in enumerate(lengths):
+        mask = np.ones((1, 1, 7, max(length, n)), bool)
+        mask[..., mask.shape[3] - n:] = tail[b]
+        one = slice(b, b + 1)
+        out, lse, _ = ref.forward(x['q'][one], x['k'][one, :length], x['v'][one, :length], mask=mask[..., mask.shape[3] - length:])
+        close(value(a['out'])[one], out)
+        close(value(a['lse'])[one], lse)
+
+
 def test_bias_of_minus_infinity_hides(server):
     members, x = random_problem(rng(10), Sq=6, Sk=9, H=1, D=8)
     bias = np.zeros((1, 1, 6, 9))

@@ -104,7 +104,7 @@ def test_a_post_without_a_body_and_without_a_length(server):
 def test_the_index_has_those_that_are_ready_where_they_are_asked_for(server, serve):
     index = '/v2/repository/index'
     every = server.ask('POST', index).json()
-    assert len(every) == 16 and {m['state'] for m in every} == {'READY'}
+    assert len(every) == 24 and {m['state'] for m in every} == {'READY'}
     for body in (b'{}', b'{"ready": true}', b'{"ready": false}', b' {"ready":true} '):
         assert server.ask('POST', index, body).json() == every
     draining = serve('--drain-ms', 5000)  # a connection that is in the middle of something is answered while the server drains
@@ -116,7 +116,7 @@ def test_the_index_has_those_that_are_ready_where_they_are_asked_for(server, ser
         assert service.eventually(lambda: 'draining' in draining.log())
         ready.sendall(b'}'), all_.sendall(b'}')
         assert service.RawReader(ready).answer().json() == []
-        assert [m['state'] for m in service.RawReader(all_).answer().json()] == ['UNAVAILABLE'] * 16
+        assert [m['state'] for m in service.RawReader(all_).answer().json()] == ['UNAVAILABLE'] * 24
 
 
 @pytest.mark.parametrize('body, pointer, says', [
@@ -167,7 +167,7 @@ def test_json_alone_whose_length_is_said(server):
 
 
 @pytest.mark.parametrize('method, path, status, says', [
-    ('GET', '/v2/models/attention', 404, "there is no model 'attention'; there are attention_forward and .*"),
+    ('GET', '/v2/models/attention', 404, "there is no model 'attention'; there are attention_forward, .*"),
     ('GET', '/v2/models/attention_forwards', 404, "there is no model 'attention_forwards', did you mean 'attention_forward'\\?; .*"),
     ('GET', '/v2/models/attention_forward/versions/2/config', 404, "the model attention_forward has no version '2', only 1"),
     ('GET', '/v2/models/attention_forward/versions/11', 404, "the model attention_forward has no version '11', only 1"),

@@ -69,7 +69,7 @@ def metadata():
     with triton.InferenceServerClient(HOST) as c:
         assert c.is_server_live() and c.is_server_ready()
         names = [m['name'] for m in c.get_model_repository_index()]
-        assert len(names) == 16 and {'attention_forward', 'attention_backward_bf16_causal'} <= set(names), names
+        assert len(names) == 24 and {'attention_forward', 'attention_backward_bf16_causal'} <= set(names), names
         assert c.get_server_metadata()['name'] == 'attnd' and 'statistics' in c.get_server_metadata()['extensions']
         for name in names:
             assert c.is_model_ready(name) and c.is_model_ready(name, '1')
@@ -78,7 +78,7 @@ def metadata():
             for of, conf in (('inputs', 'input'), ('outputs', 'output')):
                 assert [t['name'] for t in meta[of]] == [t['name'] for t in config[conf]]
                 assert ['TYPE_' + t['datatype'] for t in meta[of]] == [t['data_type'] for t in config[conf]]
-            assert [t['name'] for t in meta['inputs']] == ['q', 'k', 'v'] + (['dout'] if 'backward' in name else [])
+            assert [t['name'] for t in meta['inputs']] == (['q'] if 'decode' in name else ['q', 'k', 'v']) + (['dout'] if 'backward' in name else [])
         assert not c.is_model_ready('attention') and not c.is_model_ready('attention_forward', '2')
         refused(lambda: c.get_model_metadata('attn fwd'), "there is no model 'attn fwd'", 'attention_backward', status=404)
         refused(lambda: c.get_model_config('attention_forward', '2'), "no version '2'", status=404)
@@ -235,7 +235,47 @@ def statistics():
             assert after['inference_stats'][part]['ns'] > before['inference_stats'][part]['ns'], part
         assert after['inference_stats']['fail']['count'] == before['inference_stats']['fail']['count'] + 1
         assert after['last_inference'] > 1_600_000_000_000 and after['batch_stats'][0]['compute_infer']['count'] >= 3
-        assert len(c.get_inference_statistics()['model_stats']) == 16
+        assert len(c.get_inference_statistics()['model_stats']) == 24
+
+
+def decoding():
+    """Sequences and caches, against a causal forward over all keys of /v1: its last queries, to float16."""
+    def close(result, q, k, v):
+        want = by_json('forward', {'q': q, 'k': k, 'v': v}, causal=True)['out']
+        got = result.as_numpy('out')
+        assert np.abs(got.astype(float) - np.frombuffer(want, np.float16).reshape(got.shape).astype(float)).max() < 4e-3
+
+    def step(c, n, arrays, **more):
+        new = {name: RNG.standard_normal((1, n, *shape)).astype(np.float16) for name, shape in (('q', (4, 16)), ('k', (2, 16)), ('v', (2, 16)))}
+        arrays['q'] = new['q']
+        for name in 'kv':
+            arrays[name] = np.concatenate([arrays[name], new[name]], 1) if name in arrays else new[name]
+        result = c.infer('attention_decode_causal', given(new), **more)
+        close(result, **arrays)
+        return result
+    with triton.InferenceServerClient(HOST) as c:
+        assert 'sequence_batching' in c.get_model_config('attention_decode') and [i['name'] for i in c.get_model_metadata('attention_decode')['inputs']] == ['q']
+        one, other = {}, {}
+        result = step(c, 70, one, sequence_id=7, sequence_start=True)
+        assert json.loads(result.get_response()['parameters']['lengths']) == [70]
+        step(c, 3, other, sequence_id='a name', sequence_start=True)
+        step(c, 1, one, sequence_id=7)
+        step(c, 1, other, sequence_id='a name')
+        close(c.infer('attention_decode_causal', given({'q': one['q']}), sequence_id=7), **one)
+        step(c, 2, one, sequence_id=7, sequence_end=True)
+        refused(lambda: c.infer('attention_decode', given({'q': one['q']}), sequence_id=7), "sequence_id: '7' has not been started", status=404)
+        again = {}
+        step(c, 5, again, sequence_id='a name', sequence_start=True)  # a new one in its place
+        step(c, 5, again, sequence_id='a name', sequence_end=True)
+        refused(lambda: c.infer('attention_decode', given({'q': one['q']}), sequence_id=9, sequence_start=True), 'has k and v', status=400)
+        refused(lambda: c.infer('attention_decode', given({'q': one['q']})), 'caches: is missing', status=400)
+        made = json.load(urllib.request.urlopen(urllib.request.Request(f'{URL}/v1/caches', json.dumps({'kv_heads': 2, 'head_dim': 16, 'dtype': 'float16'}).encode())))
+        by_id = {}
+        for n in 10, 1:
+            result = step(c, n, by_id, parameters={'caches': json.dumps([made['id']])})
+        assert json.loads(result.get_response()['parameters']['lengths']) == [11]
+        refused(lambda: c.infer('attention_decode', given({'q': one['q']}), sequence_id=7, parameters={'caches': json.dumps([made['id']])}), 'cannot stand beside sequence_id', status=400)
+        urllib.request.urlopen(urllib.request.Request(f'{URL}/v1/caches/{made["id"]}', method='DELETE'))
 
 
 def aio():
@@ -246,7 +286,7 @@ def aio():
             assert (await c.get_server_metadata())['name'] == 'attnd'
             assert (await c.get_model_metadata('attention_forward'))['name'] == 'attention_forward'
             assert (await c.get_model_config('attention_forward'))['max_batch_size'] == 0
-            assert len(await c.get_model_repository_index()) == 16
+            assert len(await c.get_model_repository_index()) == 24
             assert (await c.get_inference_statistics('attention_forward'))['model_stats'][0]['version'] == '1'
             t = tensors()
             want = by_json('forward', t)
@@ -268,7 +308,7 @@ def aio():
     asyncio.run(all_of_it())
 
 
-CHECKS = [metadata, infer_forward, infer_options, infer_backward, async_infer, empty_and_unseen, refusals, compression, statistics, aio]
+CHECKS = [metadata, infer_forward, infer_options, infer_backward, async_infer, empty_and_unseen, refusals, compression, statistics, decoding, aio]
 
 if __name__ == '__main__':
     {check.__name__: check for check in CHECKS}[sys.argv[1]]()

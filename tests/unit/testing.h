@@ -109,6 +109,7 @@ struct spec {
     int alibi;                /* 0 none, 1 [H], 2 [B, H] */
     int bias, keep_mask;      /* 0 none, else 1 + (1: B axis, 2: H axis, 4: Sq axis is there and not broadcast) */
     double bias_hidden, keep; /* share of -inf in bias; share of 1 in keep_mask */
+    int keep_tail;            /* 0: keep_mask is of all keys; else of so many, the last of each row */
     int mask_bounds;          /* 0 none, 1, 2, 4 */
     int mask_heads;           /* 0: 1, 1: Hk, 2: H */
     enum mask_kind mask_kind;
@@ -173,6 +174,7 @@ HELPER void spec_print(FILE *file, const struct spec *s)
     SHOW(bias_hidden, "%.17g");
     SHOW(keep_mask, "%d");
     SHOW(keep, "%.17g");
+    SHOW(keep_tail, "%d");
     SHOW(mask_bounds, "%d");
     SHOW(mask_heads, "%d");
     SHOW(mask_kind, "%d");
@@ -324,8 +326,9 @@ HELPER bool fixture_sees(const struct fixture *f, int64_t b, int64_t h, int64_t 
     if (f->spec.window_right >= 0 && j > shifted + f->spec.window_right) return false;
     for (int which = 0; which < 2; which++) { /* bias and keep_mask broadcast alike */
         const attn_tensor *t = which ? &p->keep_mask : &p->bias;
-        if (!t->rank) continue;
-        const int64_t at[4] = { t->shape[0] > 1 ? b : 0, t->shape[1] > 1 ? h : 0, t->shape[2] > 1 ? i : 0, j };
+        const int64_t column = which && p->keep_mask_at_end ? j - (Sk - t->shape[3]) : j;
+        if (!t->rank || column < 0) continue;
+        const int64_t at[4] = { t->shape[0] > 1 ? b : 0, t->shape[1] > 1 ? h : 0, t->shape[2] > 1 ? i : 0, column };
         const double x = attn_load(t->dtype, t->data,
                                    at[0] * t->stride[0] + at[1] * t->stride[1] + at[2] * t->stride[2] + at[3]);
         if (which ? x == 0 : x == -INFINITY) return false;
@@ -535,10 +538,12 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
     }
     if (s->keep_mask) {
         const int axes = s->keep_mask - 1;
+        const int64_t columns = s->keep_tail ? attn_min64(s->keep_tail, s->Sk) : s->Sk;
+        f->p.keep_mask_at_end = s->keep_tail > 0;
         fixture_add(f, ATTN_T_keep_mask, ATTN_U8, 4,
-                    (int64_t[]){ axes & 1 ? s->B : 1, axes & 2 ? s->H : 1, axes & 4 ? s->Sq : 1, s->Sk });
+                    (int64_t[]){ axes & 1 ? s->B : 1, axes & 2 ? s->H : 1, axes & 4 ? s->Sq : 1, columns });
         for (int64_t n = tensor_elements(&f->p.keep_mask), i = 0; i < n; i++) {
-            const bool all_hidden_row = s->Sk > 0 && i / s->Sk % 7 == 3; /* every seventh row sees nothing */
+            const bool all_hidden_row = columns > 0 && i / columns % 7 == 3; /* every seventh row sees nothing */
             tensor_set(&f->p.keep_mask, i, !all_hidden_row && rng_chance(&r, s->keep));
         }
     }

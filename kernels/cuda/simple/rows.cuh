@@ -18,6 +18,17 @@ DEVICE void load_row(const attn_view &view, int64_t b, int64_t h, int64_t line, 
     }
 }
 
+/* The same of a key or value. */
+DEVICE void load_key(const attn_geometry &g, const attn_view &view, int64_t b, int64_t hk, int64_t line, int64_t D,
+                     float (&channel)[CHANNELS])
+{
+    const int64_t at = attn_key_at(&g, &view, b, hk, line);
+    for (int c = 0; c < CHANNELS; c++) {
+        const int64_t d = c * 32 + threadIdx.x % 32;
+        channel[c] = d < D ? load_float(view.dtype, view.data, at + d) : 0;
+    }
+}
+
 DEVICE void store_row(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t D,
                       const float (&channel)[CHANNELS], float factor)
 {
@@ -57,11 +68,11 @@ again:
     float m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1; /* the sink joins the denominator once, first */
     for (int64_t j = keys.lo; j < keys.hi; j++) {
         if (!visible_by_mask(a, x, i, j)) continue;
-        load_row(g.view[ATTN_T_k], x.b, hk, x.s.k_start + j, D, k);
+        load_key(g, g.view[ATTN_T_k], x.b, hk, x.s.k_start + j, D, k);
         const float z = score(a, x, i, j, dot(q, k), &derivative);
         const float m_new = z > m || z != z ? z : m;
         const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), p = expf(z - m_new);
-        load_row(g.view[ATTN_T_v], x.b, hk, x.s.k_start + j, Dv, v);
+        load_key(g, g.view[ATTN_T_v], x.b, hk, x.s.k_start + j, Dv, v);
         const float kept = p * dropout(a, x, i, j) * unit;
         l = l * rescale + p;
         for (int c = 0; c < CHANNELS; c++) o[c] = o[c] * rescale + kept * v[c];

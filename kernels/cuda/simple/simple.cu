@@ -305,7 +305,8 @@ void simple_gradients(const attn_problem *p, const cuda_args &a, const saved &s,
 }
 
 extern const cuda_kernel simple_forward = {
-    { "simple", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES },
+    { "simple", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM,
+      ATTN_ALL_SCORES | ATTN_TENSOR_BIT(page_table) },
     80,
     ANY_COMPUTE,
     plan_forward,

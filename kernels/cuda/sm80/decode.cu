@@ -45,9 +45,9 @@ namespace {
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
 /* WM warps share the rows, WK the keys of a tile, WD the columns of V. */
-template <int D_, bool WIDE, bool SCORE_MODS_> struct shape {
+template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_> struct shape {
     static const int D = D_, WM = WIDE ? 4 : 1, WD = D == 256 && !WIDE ? 2 : 1, WK = WARPS / (WM * WD);
-    static const bool SCORE_MODS = SCORE_MODS_;
+    static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_;
     static const int BM = 16 * WM, BN = D == 256 ? 32 : D == 64 && !WIDE ? 128 : 64, KW = BN / WK;
     static const int SLOTS = !WIDE ? 4 : D == 64 ? 6 : 3;
 };
@@ -95,12 +95,12 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     for (int64_t j = attn_max64(keys.lo, first); j < attn_min64(keys.hi, last); j++) {
         if (!visible_by_mask(a, x, i, j)) continue;
-        load_row(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, g.dims.D, k);
+        load_key(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, g.dims.D, k);
         const float z = score(a, x, i, j, dot(q, k), &derivative);
         const float m_new = z > m || z != z ? z : m;
         const float rescale = m == -CUDART_INF_F ? 0 : expf(m - m_new), e = expf(z - m_new),
                     kept = e * dropout(a, x, i, j);
-        load_row(g.view[ATTN_T_v], x.b, x.hk, x.s.k_start + j, g.dims.Dv, v);
+        load_key(g, g.view[ATTN_T_v], x.b, x.hk, x.s.k_start + j, g.dims.Dv, v);
         l = l * rescale + e;
         for (int c = 0; c < CHANNELS; c++) o[c] = o[c] * rescale + kept * v[c];
         m = m_new;
@@ -203,8 +203,8 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int first_key = place.first + index * place.length;
     const int last_key = (int)attn_min64((int64_t)first_key + place.length, place.last);
     const int first = first_key / BN, last = (int)attn_tiles(last_key, BN), steps = 2 * (last - first);
-    const loader<D, THREADS, true> K(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.D);
-    const loader<D, THREADS, true> V(g.view[ATTN_T_v], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.Dv);
+    const key_loader<D, THREADS, true, X::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.D);
+    const key_loader<D, THREADS, true, X::PAGED> V(g, g.view[ATTN_T_v], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.Dv);
     const bool single = place.splits == 1, takes_split_groups = p.splits_per_block > 1;
     const float c = X::SCORE_MODS ? 1 : x.scale * LOG2E;
 
@@ -387,12 +387,12 @@ again:
 
 template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 {
-    return sizeof(shared<shape<D, false, SCORE_MODS>>) > sizeof(shared<shape<D, true, SCORE_MODS>>)
-               ? sizeof(shared<shape<D, false, SCORE_MODS>>)
-               : sizeof(shared<shape<D, true, SCORE_MODS>>);
+    return sizeof(shared<shape<D, false, SCORE_MODS, false>>) > sizeof(shared<shape<D, true, SCORE_MODS, false>>)
+               ? sizeof(shared<shape<D, false, SCORE_MODS, false>>)
+               : sizeof(shared<shape<D, true, SCORE_MODS, false>>);
 }
 
-template <typename T, int D, bool SCORE_MODS>
+template <typename T, int D, bool SCORE_MODS, bool PAGED>
 __global__ void __launch_bounds__(THREADS, (blocks_of<D, SCORE_MODS>))
     decode_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -414,8 +414,8 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, SCORE_MODS>))
     const int end = min(index + p.splits_per_block, place.splits);
     if (place.rows <= NARROW)
 #pragma unroll 1
-        for (; index < end; index++) split<T, shape<D, false, SCORE_MODS>>(a, p, place, index, memory);
-    else if (index < end) split<T, shape<D, true, SCORE_MODS>>(a, p, place, index, memory);
+        for (; index < end; index++) split<T, shape<D, false, SCORE_MODS, PAGED>>(a, p, place, index, memory);
+    else if (index < end) split<T, shape<D, true, SCORE_MODS, PAGED>>(a, p, place, index, memory);
 }
 
 /* ---- Combine ----------------------------------------------------------------------------------------------------- */
@@ -454,8 +454,10 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
 #pragma unroll 1
         for (int64_t j = keys.lo; j < keys.hi; j++) {
             if (!visible_by_mask(a, x, i, j)) continue;
-            const float of_k = has_q ? load_float(k.dtype, k.data, attn_at(&k, x.b, x.hk, x.s.k_start + j) + d) : 0;
-            const float of_v = has_v ? load_float(v.dtype, v.data, attn_at(&v, x.b, x.hk, x.s.k_start + j) + d) : 0;
+            const float of_k = has_q ? load_float(k.dtype, k.data, attn_key_at(&g, &k, x.b, x.hk, x.s.k_start + j) + d)
+                                     : 0;
+            const float of_v = has_v ? load_float(v.dtype, v.data, attn_key_at(&g, &v, x.b, x.hk, x.s.k_start + j) + d)
+                                     : 0;
             float derivative;
             const float z = score(a, x, i, j, block_sum(of_q * of_k, parts), &derivative),
                         m_new = z > m || z != z ? z : m;
@@ -637,15 +639,16 @@ cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, boo
     return cudaSuccess;
 }
 
-template <typename T, int D, bool SCORE_MODS>
+template <typename T, int D, bool SCORE_MODS, bool PAGED>
 cudaError_t launch(const cuda_args &a, const launch_plan &y, cudaStream_t stream)
 {
     static once known;
     bool overlap = false;
-    cudaError_t code = prepare(known, decode_splits<T, D, SCORE_MODS>, combine_splits<D>, shared_bytes<D, SCORE_MODS>(),
-                               &overlap);
+    cudaError_t code = prepare(known, decode_splits<T, D, SCORE_MODS, PAGED>, combine_splits<D>,
+                               shared_bytes<D, SCORE_MODS>(), &overlap);
     if (code != cudaSuccess) return code;
-    decode_splits<T, D, SCORE_MODS><<<(unsigned)y.blocks, THREADS, shared_bytes<D, SCORE_MODS>(), stream>>>(a, y.p);
+    decode_splits<T, D, SCORE_MODS, PAGED>
+        <<<(unsigned)y.blocks, THREADS, shared_bytes<D, SCORE_MODS>(), stream>>>(a, y.p);
     code = cudaPeekAtLastError();
     if (code != cudaSuccess || y.rows == 0) return code;
     cudaLaunchAttribute attribute;
@@ -661,17 +664,19 @@ cudaError_t launch(const cuda_args &a, const launch_plan &y, cudaStream_t stream
 }
 
 template <typename T, int D>
-cudaError_t launch_form(const cuda_args &a, const launch_plan &y, bool options, cudaStream_t stream)
+cudaError_t launch_form(const cuda_args &a, const launch_plan &y, const attn_plan *of, cudaStream_t stream)
 {
-    return options ? launch<T, D, true>(a, y, stream) : launch<T, D, false>(a, y, stream);
+    if (has_pages(of))
+        return has_options(of) ? launch<T, D, true, true>(a, y, stream) : launch<T, D, false, true>(a, y, stream);
+    return has_options(of) ? launch<T, D, true, false>(a, y, stream) : launch<T, D, false, false>(a, y, stream);
 }
 
 template <typename T>
-cudaError_t launch_for(const cuda_args &a, const launch_plan &y, bool options, cudaStream_t stream)
+cudaError_t launch_for(const cuda_args &a, const launch_plan &y, const attn_plan *of, cudaStream_t stream)
 {
     const int D = class_of(a.g.dims);
-    if (D == 64) return launch_form<T, 64>(a, y, options, stream);
-    return D == 128 ? launch_form<T, 128>(a, y, options, stream) : launch_form<T, 256>(a, y, options, stream);
+    if (D == 64) return launch_form<T, 64>(a, y, of, stream);
+    return D == 128 ? launch_form<T, 128>(a, y, of, stream) : launch_form<T, 256>(a, y, of, stream);
 }
 
 /* A block takes a split group where that leaves FULL blocks for each place on a multiprocessor. The bits of the answer
@@ -724,13 +729,13 @@ cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn
         y.p.O = (float *)workspace;
         y.p.ml = (float2 *)(y.p.O + y.rows * class_of(a.g.dims));
     }
-    return plan->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, y, has_options(plan), stream)
-                                               : launch_for<__half>(a, y, has_options(plan), stream);
+    return plan->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, y, plan, stream)
+                                               : launch_for<__half>(a, y, plan, stream);
 }
 
 extern const cuda_kernel decode_forward = {
     { "decode", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3), ATTN_MAX_HEAD_DIM,
-      ATTN_ALL_SCORES },
+      ATTN_ALL_SCORES | ATTN_TENSOR_BIT(page_table) },
     80,
     ANY_COMPUTE,
     plan_decode,

@@ -199,15 +199,14 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     int first = 0;
     const int tiles = query_tiles_of<BN, BM>(g, sequence, j0, first), rounds = tiles * (int)g.group;
 
-    const int64_t k_tile = split_tile_of(planes.k, g.dims.packed, b, hk, sequence.k_start) +
-                           j0 / SPLIT_ROWS; /* V's too */
+    const int64_t k_tile = split_tile_of(planes.k, b, hk, sequence.k_start) + j0 / SPLIT_ROWS; /* V's too */
     load_planes<D, BN, THREADS>(sm.K, planes.k.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     const split_stats k_stats = planes.k.stats[k_tile], v_stats = planes.v.stats[k_tile];
 
     /* Queries of round n: head n / tiles of the group, tile n % tiles. */
     auto query_tile = [&](int n) {
-        return split_tile_of(planes.q, g.dims.packed, b, hk * (int)g.group + n / tiles, sequence.q_start) +
+        return split_tile_of(planes.q, b, hk * (int)g.group + n / tiles, sequence.q_start) +
                (first + n % tiles) * BM / SPLIT_ROWS;
     };
     auto fetch = [&](int n) {

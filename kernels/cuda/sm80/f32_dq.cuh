@@ -72,8 +72,8 @@ DEVICE int exponent_for(float bound)
 /* Does a query tile depend on a wide tile? The whole block calls it. */
 DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const head_args &x, int i0, attn_range seen)
 {
-    const int64_t k_tile = split_tile_of(planes.k, a.g.dims.packed, x.b, x.hk, x.s.k_start);
-    const int64_t q_tile = split_tile_of(planes.q, a.g.dims.packed, x.b, x.h, x.s.q_start) + i0 / SPLIT_ROWS;
+    const int64_t k_tile = split_tile_of(planes.k, x.b, x.hk, x.s.k_start);
+    const int64_t q_tile = split_tile_of(planes.q, x.b, x.h, x.s.q_start) + i0 / SPLIT_ROWS;
     const int first = (int)(seen.lo / SPLIT_ROWS), last = (int)attn_tiles(seen.hi, SPLIT_ROWS);
     const bool k = any_wide(planes.k.stats + k_tile, first, last), v = any_wide(planes.v.stats + k_tile, first, last);
     return k || v || planes.q.stats[q_tile].wide;
@@ -143,8 +143,8 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     const attn_range seen = attn_keys_of_rows(&g, &x.s, i0, attn_min64(i0 + BM, x.s.Sq));
     const int first = (int)(seen.lo / BN), last = (int)attn_tiles(seen.hi, BN);
 
-    const int64_t q_tile = split_tile_of(planes.q, g.dims.packed, x.b, x.h, x.s.q_start) + i0 / SPLIT_ROWS;
-    const int64_t k_tile = split_tile_of(planes.k, g.dims.packed, x.b, x.hk, x.s.k_start);
+    const int64_t q_tile = split_tile_of(planes.q, x.b, x.h, x.s.q_start) + i0 / SPLIT_ROWS;
+    const int64_t k_tile = split_tile_of(planes.k, x.b, x.hk, x.s.k_start);
     load_planes<D, BM, THREADS>(sm.Q, planes.q.data + q_tile * 2 * SPLIT_ROWS * D, i0 % SPLIT_ROWS);
     load_planes<D, BM, THREADS>(sm.dO, planes.dout.data + q_tile * 2 * SPLIT_ROWS * D, i0 % SPLIT_ROWS);
     const split_stats q_stats = planes.q.stats[q_tile], o_stats = planes.dout.stats[q_tile];

@@ -165,7 +165,9 @@ DEVICE void store_rows_or_values(const cuda_args &a, const head_args &x, const f
             continue;
         }
         const float o[4] = { four.x, four.y, four.z, four.w };
-        const float *const value = (const float *)v.data + attn_at(&v, x.b, x.hk, x.s.k_start + key) + c * 4;
+        const float *const value = (const float *)v.data +
+                                   (copies && keys == 1 ? attn_key_at(&g, &v, x.b, x.hk, x.s.k_start + key) : 0) +
+                                   c * 4;
         for (int e = 0; e < 4 && c * 4 + e < g.dims.Dv; e++)
             store_float(out.dtype, out.data, to + e, copies && keys == 1 ? value[e] : o[e]);
     }
@@ -194,8 +196,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
 
     /* 32 bits: a plane of 2^31 tiles would be 2^46 bytes. */
-    const int k_tile = (int)split_tile_of(planes.k, g.dims.packed, place.x.b, place.x.hk,
-                                          place.x.s.k_start); /* V's too */
+    const int k_tile = (int)split_tile_of(planes.k, place.x.b, place.x.hk, place.x.s.k_start); /* V's too */
 
     /* Tile j of K or V in the planes of its head. */
     auto load = [&](uint16_t *to, const split_planes &from, int j) {
@@ -441,7 +442,8 @@ cudaError_t launch(const cuda_chip *, cudaStream_t stream, const attn_plan *plan
 } // namespace
 
 extern const cuda_kernel f32_forward = {
-    { "generic", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F32), ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES },
+    { "generic", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F32), ATTN_MAX_HEAD_DIM,
+      ATTN_ALL_SCORES | ATTN_TENSOR_BIT(page_table) },
     80,
     ANY_COMPUTE,
     plan,

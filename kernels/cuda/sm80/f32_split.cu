@@ -28,16 +28,16 @@ __global__ void __launch_bounds__(32 * WARPS)
     if ((int)blockIdx.y >= p.heads) return;
     int b = blockIdx.z, tile = (int)(blockIdx.x - jobs.first[job]);
     const int32_t *const cu = p.queries ? g.cu_q : g.cu_k;
-    if (g.dims.packed) {
+    if (p.packed) {
         b = sequence_of_tile(cu, g.dims.B, SPLIT_ROWS, 1, tile);
         tile -= cu[b] / SPLIT_ROWS + b;
     }
     const attn_sequence s = attn_sequence_of(&g, b);
     const int64_t count = p.queries ? s.Sq : s.Sk, start = p.queries ? s.q_start : s.k_start;
-    if (g.dims.packed && (int64_t)tile * SPLIT_ROWS >= count) return; /* not a tile of any sequence */
+    if (p.packed && (int64_t)tile * SPLIT_ROWS >= count) return; /* not a tile of any sequence */
     float x[ROWS][V], top, least;
     load_rows<D, ROWS>(x, g.view[jobs.id[job]], b, blockIdx.y, start, (int64_t)tile * SPLIT_ROWS + warp * ROWS, count,
-                       p.width);
+                       p.width, !p.queries && g.page_table ? &g : nullptr);
     range_of_rows(x, top, least);
     __shared__ float tops[WARPS], leasts[WARPS], norms[WARPS];
     if (lane == 0) tops[warp] = top, leasts[warp] = least;
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(32 * WARPS)
 
     const int e = exponent_of(top);
     const float factor = power_of_two(e);
-    const int64_t at = split_tile_of(p, g.dims.packed, b, blockIdx.y, start) + tile;
+    const int64_t at = split_tile_of(p, b, blockIdx.y, start) + tile;
     uint16_t *to = p.data + (at * 2 * SPLIT_ROWS + warp * ROWS) * D + lane * V;
     float norm = 0;
 #pragma unroll
@@ -81,7 +81,7 @@ cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const 
         if ((unsigned)planes[n].heads > heads) heads = (unsigned)planes[n].heads;
     }
     for (int n = count; n <= MOST; n++) jobs.first[n] = blocks;
-    const dim3 grid(blocks, heads, d.packed ? 1 : (unsigned)d.B);
+    const dim3 grid(blocks, heads, planes[0].packed ? 1 : (unsigned)d.B); /* all of a call are, or none is */
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
     switch (split_class(d)) {
     case 64: split_tiles<64><<<grid, 32 * WARPS, 0, stream>>>(a, jobs); break;

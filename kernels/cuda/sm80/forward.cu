@@ -107,7 +107,7 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
     }
 }
 
-template <typename T, int D, bool SCORE_MODS>
+template <typename T, int D, bool SCORE_MODS, bool PAGED>
 __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_MODS>::BLOCKS)
     forward_tiles(const __grid_constant__ cuda_args a, limits whole, float scale_log2)
 {
@@ -129,10 +129,12 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const int seen = max(q0 + limit.lo, 0),
               end = max(min(q_last + limit.hi, limit.Sk), 0); /* keys that some row sees */
     const int first = min(seen, limit.Sk) / BN, last = (end + BN - 1) / BN;
-    const loader<D, THREADS> K(g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk, g.dims.D);
+    const key_loader<D, THREADS, false, PAGED> K(g, g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk,
+                                                 g.dims.D);
     if (first < last) K.template load<BN>(sm.K, (last - 1) * BN);
     cp_async_commit();
-    const loader<D, THREADS> V(g.view[ATTN_T_v], place.b, place.hk, place.k_start, limit.Sk, g.dims.Dv);
+    const key_loader<D, THREADS, false, PAGED> V(g, g.view[ATTN_T_v], place.b, place.hk, place.k_start, limit.Sk,
+                                                 g.dims.Dv);
     /* Tiles [free_first, free_last) need no causal or window test. */
     const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN,
               free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;
@@ -272,30 +274,33 @@ again:
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-template <typename T, int D, bool SCORE_MODS> cudaError_t launch_form(const cuda_args &a, cudaStream_t stream)
+template <typename T, int D, bool SCORE_MODS, bool PAGED>
+cudaError_t launch_form(const cuda_args &a, cudaStream_t stream)
 {
     typedef shape<D, SCORE_MODS> Shape;
     const dim3 grid = tile_grid(a.g, Shape::BM);
     const int bytes = (int)sizeof(shared<D, SCORE_MODS>);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
-    const cudaError_t code = allow_shared<forward_tiles<T, D, SCORE_MODS>>((size_t)bytes);
+    const cudaError_t code = allow_shared<forward_tiles<T, D, SCORE_MODS, PAGED>>((size_t)bytes);
     if (code == cudaSuccess)
-        forward_tiles<T, D, SCORE_MODS>
+        forward_tiles<T, D, SCORE_MODS, PAGED>
             <<<grid, Shape::THREADS, bytes, stream>>>(a, limits_of_whole(a.g), (float)a.g.scale * LOG2E);
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
-template <typename T, int D> cudaError_t launch_width(const cuda_args &a, bool options, cudaStream_t stream)
+template <typename T, int D> cudaError_t launch_width(const cuda_args &a, const attn_plan *plan, cudaStream_t stream)
 {
-    return options ? launch_form<T, D, true>(a, stream) : launch_form<T, D, false>(a, stream);
+    if (has_pages(plan))
+        return has_options(plan) ? launch_form<T, D, true, true>(a, stream) : launch_form<T, D, false, true>(a, stream);
+    return has_options(plan) ? launch_form<T, D, true, false>(a, stream) : launch_form<T, D, false, false>(a, stream);
 }
 
-template <typename T> cudaError_t launch_for(const cuda_args &a, bool options, cudaStream_t stream)
+template <typename T> cudaError_t launch_for(const cuda_args &a, const attn_plan *plan, cudaStream_t stream)
 {
     const int64_t D = attn_max64(a.g.dims.D, a.g.dims.Dv);
-    return D <= 64    ? launch_width<T, 64>(a, options, stream)
-           : D <= 128 ? launch_width<T, 128>(a, options, stream)
-                      : launch_width<T, 256>(a, options, stream);
+    return D <= 64    ? launch_width<T, 64>(a, plan, stream)
+           : D <= 128 ? launch_width<T, 128>(a, plan, stream)
+                      : launch_width<T, 256>(a, plan, stream);
 }
 
 bool plan(const cuda_chip *chip, attn_plan *plan)
@@ -316,8 +321,8 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
 {
     cuda_args a = cuda_args_of(plan);
     a.decode_rows = chip->decode_rows;
-    return plan->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, has_options(plan), stream)
-                                               : launch_for<__half>(a, has_options(plan), stream);
+    return plan->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, plan, stream)
+                                               : launch_for<__half>(a, plan, stream);
 }
 
 const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3);
@@ -325,7 +330,11 @@ const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_
 } // namespace
 
 extern const cuda_kernel generic_forward = {
-    { "generic", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES }, 80, ANY_COMPUTE, plan, launch,
+    { "generic", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES | ATTN_TENSOR_BIT(page_table) },
+    80,
+    ANY_COMPUTE,
+    plan,
+    launch,
 };
 extern const cuda_kernel generic_packed_forward = {
     { "generic+decode", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES },

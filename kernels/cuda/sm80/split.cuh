@@ -64,11 +64,12 @@ struct split_planes {
     int64_t tiles;
     int heads, width;
     int queries; /* rows are queries, not keys */
+    int packed;  /* one tensor holds the rows of all sequences: in planes their tiles follow each other */
 };
 
-DEVICE int64_t split_tile_of(const split_planes &p, bool packed, int64_t b, int64_t h, int64_t start)
+DEVICE int64_t split_tile_of(const split_planes &p, int64_t b, int64_t h, int64_t start)
 {
-    return packed ? h * p.tiles + start / SPLIT_ROWS + b : (b * p.heads + h) * p.tiles;
+    return p.packed ? h * p.tiles + start / SPLIT_ROWS + b : (b * p.heads + h) * p.tiles;
 }
 
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
@@ -91,9 +92,10 @@ static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id
     p.queries = id == ATTN_T_q || id == ATTN_T_dout;
     p.heads = (int)(p.queries ? d.H : d.Hk);
     p.width = (int)(id == ATTN_T_q || id == ATTN_T_k ? d.D : d.Dv);
-    p.tiles = d.packed ? (p.queries ? d.total_q : d.total_k) / SPLIT_ROWS + d.B
+    p.packed = p.queries ? d.packed : attn_keys_are_packed(&d);
+    p.tiles = p.packed ? (p.queries ? d.total_q : d.total_k) / SPLIT_ROWS + d.B
                        : attn_tiles(p.queries ? d.Sq : d.Sk, SPLIT_ROWS);
-    const size_t tiles = (size_t)p.tiles * (size_t)p.heads * (size_t)(d.packed ? 1 : d.B),
+    const size_t tiles = (size_t)p.tiles * (size_t)p.heads * (size_t)(p.packed ? 1 : d.B),
                  stats = split_align(tiles * sizeof(split_stats));
     p.stats = (split_stats *)memory;
     p.data = (uint16_t *)((char *)memory + stats);
@@ -250,17 +252,21 @@ DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah
         for (int mt = 0; mt < MT; mt++) mma<__half>(sum[mt][n], ah[mt], bh[n / 2][n % 2 * 2], bh[n / 2][n % 2 * 2 + 1]);
 }
 
-/* A warp's ROWS neighbouring rows of a float32 tensor: a lane has D / 32 columns of each. What is not there is 0. */
+/* A warp's ROWS neighbouring rows of a float32 tensor: a lane has D / 32 columns of each. What is not there is 0. `pages`:
+ * NULL, or the problem whose keys or values these are, in pages. */
 template <int D, int ROWS>
 DEVICE void load_rows(float (&x)[ROWS][D / 32], const attn_view &view, int64_t b, int64_t h, int64_t start,
-                      int64_t first, int64_t count, int width)
+                      int64_t first, int64_t count, int width, const attn_geometry *pages = nullptr)
 {
     const int V = D / 32, lane = threadIdx.x % 32;
-    const float *const data = (const float *)view.data + attn_at(&view, b, h, start) + lane * V;
-    const bool vectors = width % V == 0 && view.row % V == 0 && (uint64_t)data % (4 * V) == 0;
+    const float *const data = (const float *)view.data + (pages ? h * view.head : attn_at(&view, b, h, start)) +
+                              lane * V;
+    const bool vectors = width % V == 0 && view.row % V == 0 && (!pages || view.batch % V == 0) &&
+                         (uint64_t)data % (4 * V) == 0;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        const float *from = data + (first + r) * view.row;
+        const bool looked_up = pages && first + r < count;
+        const float *from = data + (looked_up ? attn_key_at(pages, &view, b, 0, first + r) : (first + r) * view.row);
 #pragma unroll
         for (int v = 0; v < V; v++) x[r][v] = 0;
         if (first + r >= count) continue;

@@ -77,6 +77,66 @@ template <int D, int THREADS, bool ONCE = false> struct loader {
     }
 };
 
+/* The same of K or V, which may be in pages: then each row's place is looked up. */
+template <int D, int THREADS, bool ONCE, bool PAGED> struct key_loader : loader<D, THREADS, ONCE> {
+    DEVICE key_loader(const attn_geometry &, const attn_view &tensor, int64_t b, int64_t hk, int64_t line,
+                      int64_t count, int64_t width)
+        : loader<D, THREADS, ONCE>(tensor, b, hk, line, count, width)
+    {
+    }
+};
+template <int D, int THREADS, bool ONCE> struct key_loader<D, THREADS, ONCE, true> {
+    static const int PIECES = D / 8, STEP = THREADS / PIECES;
+    const attn_geometry *g;
+    const attn_view *view;
+    int b, hk, rows, columns;
+    bool pieces; /* every slot starts on 16 bytes, and columns fill whole pieces */
+
+    DEVICE key_loader(const attn_geometry &geometry, const attn_view &tensor, int64_t b, int64_t hk, int64_t,
+                      int64_t count, int64_t width)
+    {
+        g = &geometry;
+        view = &tensor;
+        this->b = (int)b, this->hk = (int)hk;
+        rows = (int)count;
+        columns = (int)width;
+        pieces = tensor.dtype != ATTN_F8E4M3 && width % 8 == 0 && tensor.row % 8 == 0 && tensor.batch % 8 == 0 &&
+                 ((uint64_t)tensor.data + hk * tensor.head * 2) % 16 == 0;
+    }
+
+    template <int ROWS> DEVICE void load(uint16_t *to, int first) const
+    {
+        if (pieces) {
+            const int r = threadIdx.x / PIECES, c = threadIdx.x % PIECES;
+            const bool column = c * 8 < columns;
+            const uint64_t policy = ONCE ? evict_first() : 0;
+#pragma unroll
+            for (int n = 0; n < ROWS / STEP; n++) {
+                const int line = first + r + n * STEP;
+                const bool valid = column && line < rows; /* beyond, there is no entry to look at */
+                const uint16_t *const from = (const uint16_t *)view->data +
+                                             (valid ? attn_key_at(g, view, b, hk, line) + c * 8 : 0);
+                const uint32_t piece = smem_addr(to + at<D>(r + n * STEP, c));
+                if (ONCE) cp_async_16(piece, from, valid, policy);
+                else cp_async_16(piece, from, valid);
+            }
+            return;
+        }
+#pragma unroll 1
+        for (int n = threadIdx.x; n < ROWS * D; n += THREADS) {
+            const int r = n / D, d = n % D;
+            uint16_t x = 0;
+            if (first + r < rows && d < columns) {
+                const int64_t there = attn_key_at(g, view, b, hk, first + r) + d;
+                x = view->dtype == ATTN_F8E4M3
+                        ? __half_as_ushort(__float2half_rn(attn_e4m3_to_f32(((const uint8_t *)view->data)[there])))
+                        : ((const uint16_t *)view->data)[there];
+            }
+            to[at<D>(r, d / 8) + d % 8] = x;
+        }
+    }
+};
+
 template <typename T> constexpr int exponent_mask = 0x7f80; /* bfloat16 */
 template <> constexpr int exponent_mask<__half> = 0x7c00;
 template <typename T> DEVICE bool not_finite(uint16_t x)

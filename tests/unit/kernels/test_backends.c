@@ -198,6 +198,16 @@ static const struct spec edge_cases[] = {
          .poison_unseen = true),
     SPEC(.name = "keep mask, broadcast queries and heads", SIZES(60, 300, 64), .keep_mask = 1, .keep = 0.3, BF16,
          .causal = true),
+    SPEC(.name = "keep mask of the last keys", .B = 4, SIZES(40, 300, 64), .keep_mask = 8, .keep = 0.5, .keep_tail = 40,
+         .seqlens_k = true, .poison_unseen = true, BF16),
+    SPEC(.name = "keep mask of the last keys, decode", .B = 3, SIZES(6, 1900, 64), HEADS(4, 2), .keep_mask = 6,
+         .keep = 0.6, .keep_tail = 6, .seqlens_k = true, F16),
+    SPEC(.name = "keep mask of the last keys, a tile and one", SIZES(8, 700, 64), HEADS(1, 1), .keep_mask = 8,
+         .keep = 0.6, .keep_tail = 257),
+    SPEC(.name = "keep mask of the last keys, pages", .B = 4, SIZES(9, 640, 128), HEADS(4, 2), PAGES(16),
+         .keep_mask = 6, .keep = 0.6, .keep_tail = 9, BF16, .sinks = 1),
+    SPEC(.name = "keep mask of the last key", SIZES(70, 90, 64), .keep_mask = 5, .keep = 0.5, .keep_tail = 1,
+         .causal = true),
     SPEC(.name = "FlashMask 1 bound, documents", SIZES(300, 300, 64), .causal = true, .mask_bounds = 1,
          .mask_kind = MASK_DOCUMENT, BF16),
     SPEC(.name = "FlashMask 1 bound, random", SIZES(150, 170, 64), .causal = true, .mask_bounds = 1, .B = 2,
@@ -529,6 +539,7 @@ static struct spec random_spec(uint64_t seed)
     }
     if (rng_chance(&r, 0.1)) s.q_amp = 4;
     if (s.op == ATTN_OP_FORWARD && rng_chance(&r, 0.15)) give_pages(&s, pick(&r, page_sizes, ARRAY_SIZE(page_sizes)));
+    if (s.keep_mask && rng_chance(&r, 0.4)) s.keep_tail = (int)rng_between(&r, 1, s.Sk + 1);
     return s;
 }
 

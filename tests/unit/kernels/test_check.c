@@ -448,6 +448,19 @@ static void test_masks_and_biases(void **state)
     mask_rows[15] = 0;
 }
 
+static void test_a_mask_of_the_last_keys(void **state)
+{
+    (void)state;
+    SAYS(forward, INVALID, "/keep_mask/shape/3", "keep_mask: shape[3] is 5, must be at most 4, the keys of k",
+         p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 1, 5), p.keep_mask_at_end = true);
+    SAYS(forward, INVALID, "/keep_mask/shape/3", "keep_mask: shape[3] is 3, must be 4, the keys of k",
+         p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 1, 3));
+    SAYS(forward, INVALID, "/keep_mask_at_end", "keep_mask_at_end: is true, but keep_mask is not given",
+         p.keep_mask_at_end = true);
+    for (int n = 0; n <= 4; n++)
+        PASSES(backward, p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 3, n), p.keep_mask_at_end = true);
+}
+
 static void test_fp8(void **state)
 {
     (void)state;
@@ -703,6 +716,7 @@ int main(void)
         cmocka_unit_test(test_lengths_in_the_place_of_their_sums_are_recognised),
         cmocka_unit_test(test_the_other_layout_is_suspected_where_it_would_do),
         cmocka_unit_test(test_masks_and_biases),
+        cmocka_unit_test(test_a_mask_of_the_last_keys),
         cmocka_unit_test(test_fp8),
         cmocka_unit_test(test_results_and_gradients),
         cmocka_unit_test(test_memory),

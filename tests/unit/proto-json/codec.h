@@ -48,7 +48,20 @@ struct decoded {
     proto_call *call;
     attn_status status;
     attn_error err;
+    bool has_regions; /* KServe: whatever lies in shared memory is there: fill_shared() */
 };
+
+/* Each input in shared memory has bytes that its name and its place there give it. */
+static inline void fill_shared(struct decoded *d, proto_decoder *decoder)
+{
+    const proto_shared *shared;
+    int count;
+    d->status = proto_decoder_shared(decoder, &shared, &count, &d->err);
+    if (d->status == ATTN_OK) d->status = proto_decoder_shared_room(decoder, &d->err);
+    for (int i = 0; i < count && d->status == ATTN_OK && !shared[i].output; i++)
+        for (int64_t b = 0; b < shared[i].bytes; b++)
+            ((uint8_t *)shared[i].to)[b] = b % 2 ? 0x3c : (uint8_t)(shared[i].region[0] + shared[i].offset + b);
+}
 
 static inline void decoded_clear(struct decoded *d)
 {
@@ -99,6 +112,7 @@ static inline void feed_in_pieces(struct decoded *d, proto_decoder *decoder, con
         p += piece;
         bytes -= piece;
     }
+    if (d->status == ATTN_OK && d->has_regions) fill_shared(d, decoder);
     if (d->status == ATTN_OK) d->status = proto_decoder_finish(decoder, &d->call, &d->err);
     proto_decoder_free(decoder);
 }

@@ -19,6 +19,7 @@ static const proto_model forward = { "attention_forward", ATTN_OP_FORWARD, false
 /* Small legal inputs: B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1; as numbers, and as bytes (34). */
 #define INPUT(name, shape, more) "{\"name\":\"" name "\",\"shape\":" shape ",\"datatype\":\"FP16\"," more "}"
 #define SIZE(bytes)              "\"parameters\":{\"binary_data_size\":" #bytes "}"
+#define REGION(name, size)       "\"parameters\":{\"shared_memory_region\":" name ",\"shared_memory_byte_size\":" size "}"
 #define Q                        INPUT("q", "[1,2,2,2]", "\"data\":[0,1,2,3,4,5,6,7]")
 #define K                        INPUT("k", "[1,3,1,2]", "\"data\":[[[[1,2]],[[3,4]],[[5,6]]]]")
 #define V                        INPUT("v", "[1,3,1,1]", "\"data\":[1,2,3]")
@@ -109,6 +110,226 @@ static void check_refusals(const struct refusal *cases, size_t count)
         decoded_clear(&d);
     }
     assert_int_equal(differences, 0);
+}
+
+/* ---- Shared memory ----------------------------------------------------------------------------------------------- */
+
+/* Decodes a body that refers to shared memory, as a server does that has all regions: each input is filled with the bytes that
+ * QKV has there. */
+static void decode_shared(struct decoded *d, const struct body *body, const proto_shared **list, int *count,
+                          proto_shared copy[8])
+{
+    const proto_limits limits = PROTO_LIMITS_DEFAULT;
+    const proto_memory memory = { moving_grow, &d->memory };
+    size_t bytes;
+    uint8_t *const made = bytes_of(body, &bytes);
+    proto_decoder *const decoder = proto_decoder_new(&proto_kserve, body->model->op, &limits, &memory);
+    proto_decoder_kserve(decoder, body->model,
+                         body->json_bytes == THE_JSON ? (int64_t)strlen(body->json) : body->json_bytes);
+    d->status = proto_decoder_feed(decoder, made, bytes, &d->err);
+    if (d->status == ATTN_OK) d->status = proto_decoder_shared(decoder, list, count, &d->err);
+    if (d->status == ATTN_OK) d->status = proto_decoder_shared_room(decoder, &d->err);
+    for (int i = 0; d->status == ATTN_OK && i < *count; i++) {
+        static const size_t at[] = { 0, 8, 14 }; /* of q, k and v in `numbers` */
+        copy[i] = (*list)[i];
+        if (!copy[i].output && copy[i].bytes > 0) memcpy(copy[i].to, numbers + at[copy[i].id], (size_t)copy[i].bytes);
+    }
+    if (d->status == ATTN_OK) d->status = proto_decoder_finish(decoder, &d->call, &d->err);
+    proto_decoder_free(decoder);
+    free(made);
+}
+
+#define SHARED(name, shape, region, size) INPUT(name, shape, REGION("\"" region "\"", size))
+
+static void test_inputs_in_shared_memory_are_those_of_the_body(void **state)
+{
+    (void)state;
+    static const struct {
+        struct body body;
+        int shared;
+    } cases[] = {
+        { { &forward, BODY(SHARED("q", "[1,2,2,2]", "a", "16") "," K "," V, ""), 0, ALL }, 1 },
+        { { &forward,
+            BODY(SHARED("v", "[1,3,1,1]", "a", "6") "," SHARED("q", "[1,2,2,2]", "b", "16") "," SHARED("k", "[1,3,1,2]",
+                                                                                                       "a", "12"),
+                 ""),
+            0, THE_JSON },
+          3 },
+        { { &forward, BODY(BINARY_Q "," SHARED("k", "[1,3,1,2]", "a", "12") "," V, ""), 16, THE_JSON }, 1 },
+        { { &forward, BODY(SHARED("k", "[1,3,1,2]", "a", "12") "," BINARY_Q "," SHARED("v", "[1,3,1,1]", "a", "6"), ""),
+            16, THE_JSON },
+          2 },
+    };
+    static const struct body plain = { &forward, BODY(QKV, ""), 0, ALL };
+    struct decoded must = { 0 };
+    decode_with(&must, &plain, NULL, NULL, NULL);
+    char *const want = decoded_text(&must);
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct decoded d = { 0 };
+        const proto_shared *list;
+        proto_shared copy[8];
+        int count = 0;
+        decode_shared(&d, &cases[i].body, &list, &count, copy);
+        assert_int_equal(count, cases[i].shared);
+        char *const text = decoded_text(&d);
+        assert_string_equal(text, want);
+        free(text);
+        decoded_clear(&d);
+    }
+    free(want);
+    decoded_clear(&must);
+}
+
+static void test_what_lies_in_shared_memory_is_told(void **state)
+{
+    (void)state;
+    static const struct body body = {
+        &forward,
+        BODY(INPUT("q", "[1,2,2,2]",
+                   "\"parameters\":{\"shared_memory_offset\":7,\"shared_memory_region\":\"a "
+                   "b\",\"shared_memory_byte_size\":16}") "," K "," V,
+             ",\"parameters\":{\"binary_data_output\":true},\"outputs\":[{\"name\":\"lse\"},{\"name\":\"out\","
+             "\"parameters\":{"
+             "\"binary_data\":false,\"shared_memory_region\":\"o\",\"shared_memory_byte_size\":9007199254740992,"
+             "\"shared_memory_offset\":9007199254740992}}]"),
+        0, ALL
+    };
+    struct decoded d = { 0 };
+    const proto_shared *list;
+    proto_shared copy[8];
+    int count = 0;
+    decode_shared(&d, &body, &list, &count, copy);
+    assert_int_equal(d.status, ATTN_OK);
+    assert_int_equal(count, 2);
+    assert_true(!copy[0].output && copy[0].id == ATTN_T_q && copy[0].index == 0 && copy[0].offset == 7 &&
+                copy[0].bytes == 16);
+    assert_string_equal(copy[0].region, "a b");
+    assert_true(copy[1].output && copy[1].id == ATTN_T_out && copy[1].index == 1);
+    assert_true(copy[1].offset == INT64_C(1) << 53 && copy[1].bytes == INT64_C(1) << 53);
+    assert_true(d.call->shared == UINT64_C(1) << ATTN_T_out && d.call->binary == UINT64_C(1) << ATTN_T_lse);
+    assert_false(proto_writes_numbers(d.call, d.call->items));
+    decoded_clear(&d);
+}
+
+/* No parameters: the C++ client would look for a size of binary data in them. */
+static void test_an_output_in_shared_memory_is_only_named(void **state)
+{
+    (void)state;
+    static const struct body body = {
+        &forward, BODY(QKV, ",\"outputs\":[{\"name\":\"out\"," REGION("\"x\"", "8") "},{\"name\":\"lse\"}]"), 0, ALL
+    };
+    struct decoded d = { 0 };
+    proto_shared copy[8];
+    const proto_shared *list;
+    int count;
+    proto_result result = { .backend = "test" };
+    proto_encoder *encoder;
+    char text[1024] = "";
+    float lse[4] = { 1, 2, 3, 4 };
+    uint16_t out[4] = { 0 };
+    decode_shared(&d, &body, &list, &count, copy);
+    assert_int_equal(d.status, ATTN_OK);
+    d.call->items[0].problem.out.data = out;
+    d.call->items[0].problem.lse.data = lse;
+    assert_int_equal(proto_encoder_new(d.call, &result, "id", &encoder, &d.err), ATTN_OK);
+    assert_int_equal(proto_encoder_length(encoder), proto_encoder_head_bytes(encoder));
+    proto_encoder_read(encoder, text, sizeof text - 1);
+    assert_non_null(
+        strstr(text, "\"outputs\":[{\"name\":\"out\",\"datatype\":\"FP16\",\"shape\":[1,2,2,1]},{\"name\":\"lse\","));
+    assert_non_null(strstr(text, "\"data\":[1,2,3,4]}]}"));
+    proto_encoder_free(encoder);
+    decoded_clear(&d);
+}
+
+/* The size is looked at when the bytes are there, and the fault is told where it stands in the body. */
+static void test_faults_of_shared_inputs_name_their_size(void **state)
+{
+    (void)state;
+    static const struct body body = { &forward, BODY(K "," SHARED("q", "[1,2,2,2]", "a", "12") "," V, ""), 0, ALL },
+                             far = { &forward, BODY(SHARED("q", "[1,2,2,2]", "a", "9007199254740992") "," QKV, ""), 0,
+                                     ALL };
+    struct decoded d = { 0 };
+    proto_shared copy[8];
+    const proto_shared *list;
+    int count;
+    decode_shared(&d, &body, &list, &count, copy);
+    assert_int_equal(d.status, ATTN_INVALID);
+    assert_string_equal(d.err.member, "/inputs/1/parameters/shared_memory_byte_size");
+    assert_string_equal(d.err.text, "q: data has 12 bytes, shape [1, 2, 2, 2] of float16 needs 16");
+    decoded_clear(&d);
+    decode_shared(&d, &far, &list, &count, copy);
+    assert_true(d.status == ATTN_INVALID || d.status == ATTN_TOO_LARGE);
+    decoded_clear(&d);
+}
+
+/* What a body only refers to takes no memory before somebody has looked whether it is there. */
+static void test_memory_for_shared_inputs_is_asked_for_after_the_body(void **state)
+{
+    (void)state;
+    static const char body[] = BODY(SHARED("q", "[1,2,2,2]", "a", "1000000") "," BINARY_K "," BINARY_V, "");
+    struct decoded d = { .memory.limit = 8192 };
+    const proto_limits limits = PROTO_LIMITS_DEFAULT;
+    const proto_memory memory = { moving_grow, &d.memory };
+    const proto_shared *list;
+    int count;
+    proto_decoder *const decoder = proto_decoder_new(&proto_kserve, ATTN_OP_FORWARD, &limits, &memory);
+    proto_decoder_kserve(decoder, &forward, (int64_t)strlen(body));
+    assert_int_equal(proto_decoder_feed(decoder, body, strlen(body), &d.err), ATTN_OK);
+    assert_int_equal(proto_decoder_feed(decoder, numbers, 18, &d.err), ATTN_OK);
+    assert_int_equal(proto_decoder_shared(decoder, &list, &count, &d.err), ATTN_OK);
+    assert_int_equal(count, 1);
+    assert_int_equal(proto_decoder_shared_room(decoder, &d.err), ATTN_TOO_LARGE);
+    assert_string_equal(d.err.text, "the test's memory ends at 8192 bytes");
+    d.memory.limit = 2000000;
+    assert_int_equal(proto_decoder_shared_room(decoder, &d.err), ATTN_OK);
+    memset(list[0].to, 0, (size_t)list[0].bytes);
+    proto_decoder_free(decoder);
+    decoded_clear(&d);
+}
+
+static void test_a_region_is_read_from_what_clients_send(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body, *member, *says; /* NULL: taken */
+    } cases[] = {
+        { "{\"key\": \"/x\", \"offset\": 5, \"byte_size\": 64}", NULL, NULL },
+        { "{\"byte_size\":64,\"offset\":5,\"key\":\"/x\"}\n", NULL, NULL },
+        { "", "", "the body is empty, must be like {\"key\": \"/name\", \"offset\": 0, \"byte_size\": 4096}" },
+        { "[]", "",
+          "the body is an array, must be an object: {\"key\": \"/name\", \"offset\": 0, \"byte_size\": 4096}" },
+        { "{\"key\":\"/x\"}", "",
+          "byte_size is missing, the body must be like {\"key\": \"/name\", \"offset\": 0, \"byte_size\": 4096}" },
+        { "{\"byte_size\":1}", "",
+          "key is missing, the body must be like {\"key\": \"/name\", \"offset\": 0, \"byte_size\": 4096}" },
+        { "{\"key\":5,\"byte_size\":1}", "/key", "key: is 5, must be a string of 1 to 128 bytes" },
+        { "{\"key\":\"\",\"byte_size\":1}", "/key", "key: is '', must be a string of 1 to 128 bytes" },
+        { "{\"key\":\"/x\",\"byte_size\":0}", "/byte_size",
+          "byte_size: is 0, must be a number of bytes: an integer from 1 to 2^53" },
+        { "{\"key\":\"/x\",\"byte_size\":64,\"offset\":-1}", "/offset",
+          "offset: is -1, must be a number of bytes: an integer from 0 to 2^53" },
+        { "{\"key\":\"/x\",\"byte_size\":9007199254740993}", "/byte_size",
+          "byte_size: is 9007199254740993, must be a number of bytes: an integer from 1 to 2^53" },
+        { "{\"key\":\"/x\",\"byte_size\":64,\"byte_size\":64}", "/byte_size", "member 'byte_size' is given twice" },
+        { "{\"key\":\"/x\",\"bytes_size\":64}", "/bytes_size",
+          "unknown member 'bytes_size', did you mean 'byte_size'? the body must be like {\"key\": \"/name\", "
+          "\"offset\": 0, \"byte_size\": 4096}" },
+        { "{\"key\":\"/x\\u0000y\",\"byte_size\":64}", "", NULL }, /* the scanner's: no NUL can stand in a string */
+        { "{\"key\":\"/x\"", "", NULL },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        attn_error err = { 0 };
+        proto_region region;
+        const attn_status status = proto_region_read(cases[i].body, strlen(cases[i].body), &region, &err);
+        assert_int_equal(status, cases[i].member ? ATTN_INVALID : ATTN_OK);
+        if (!cases[i].member) {
+            assert_string_equal(region.key, "/x");
+            assert_true(region.offset == 5 && region.bytes == 64);
+        } else {
+            assert_string_equal(err.member, cases[i].member);
+            if (cases[i].says) assert_string_equal(err.text, cases[i].says);
+        }
+    }
 }
 
 /* ---- What is taken ----------------------------------------------------------------------------------------------- */
@@ -277,8 +498,43 @@ static void test_bytes_that_do_not_add_up_are_refused(void **state)
                        "\"parameters\":{\"shared_memory_region\":\"x\",\"shared_memory_byte_size\":16}"),
                  ""),
             0, ALL },
+          "/inputs/0/parameters/shared_memory_region",
+          "q: shared memory is not offered here, send the bytes as binary data" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", REGION("\"x\"", "16") ",\"data\":[1]"), ""), 0, ALL },
+          "/inputs/0",
+          "q: has data and shared_memory_region, must have one of them" },
+        { { &forward,
+            BODY(INPUT("q", "[1,2,2,2]",
+                       "\"parameters\":{\"shared_memory_region\":\"x\",\"shared_memory_byte_size\":16,\"binary_data_"
+                       "size\":"
+                       "16}"),
+                 ""),
+            16, THE_JSON },
+          "/inputs/0",
+          "q: has binary_data_size and shared_memory_region, must have one of them" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", "\"parameters\":{\"shared_memory_region\":\"x\"}"), ""), 0, ALL },
           "/inputs/0/parameters",
-          "q: parameters: shared memory is not offered here, send the bytes as binary data" },
+          "q: parameters: shared_memory_byte_size is missing; shared memory is named by shared_memory_region, "
+          "shared_memory_byte_size and, where it is not 0, shared_memory_offset" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", "\"parameters\":{\"shared_memory_offset\":4}"), ""), 0, ALL },
+          "/inputs/0/parameters",
+          "q: parameters: shared_memory_region is missing; shared memory is named by shared_memory_region, "
+          "shared_memory_byte_size and, where it is not 0, shared_memory_offset" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", REGION("\"\"", "16")), ""), 0, ALL },
+          "/inputs/0/parameters",
+          "q: shared_memory_region: is '', must be the name of a region, of 1 to 128 bytes" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", REGION("5", "16")), ""), 0, ALL },
+          "/inputs/0/parameters",
+          "q: shared_memory_region: is 5, must be the name of a region, of 1 to 128 bytes" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", REGION("\"x\"", "-1")), ""), 0, ALL },
+          "/inputs/0/parameters",
+          "q: shared_memory_byte_size: is -1, must be a number of bytes: an integer from 0 to 2^53" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", REGION("\"x\"", "9007199254740993")), ""), 0, ALL },
+          "/inputs/0/parameters",
+          "q: shared_memory_byte_size: is 9007199254740993, must be a number of bytes: an integer from 0 to 2^53" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", "\"parameters\":{\"shared_memory_size\":4}"), ""), 0, ALL },
+          "/inputs/0/parameters",
+          "q: parameters: unknown member 'shared_memory_size'" },
     };
     check_refusals(cases, ARRAY_SIZE(cases));
 }
@@ -429,7 +685,18 @@ static void test_what_a_request_cannot_say_is_refused(void **state)
         { WITH("\"outputs\":[{\"name\":\"out\",\"parameters\":{\"classification\":2}}]"), "/outputs/0/parameters",
           "outputs[0]: parameters: nothing is classified here" },
         { WITH("\"outputs\":[{\"name\":\"out\",\"parameters\":{\"shared_memory_region\":\"x\"}}]"),
-          "/outputs/0/parameters", "outputs[0]: parameters: shared memory is not offered here" },
+          "/outputs/0/parameters",
+          "outputs[0]: parameters: shared_memory_byte_size is missing; shared memory is named by shared_memory_region, "
+          "shared_memory_byte_size and, where it is not 0, shared_memory_offset" },
+        { WITH("\"outputs\":[{\"name\":\"out\"," REGION("\"x\"", "8") "}]"),
+          "/outputs/0/parameters/shared_memory_region",
+          "out: shared memory is not offered here, send the bytes as binary data" },
+        { WITH("\"outputs\":[{\"name\":\"out\",\"parameters\":{\"binary_data\":true,\"shared_memory_region\":\"x\","
+               "\"shared_memory_byte_size\":8}}]"),
+          "/outputs/0/parameters",
+          "outputs[0]: parameters: binary_data is true beside shared_memory_region, must be one of them" },
+        { WITH("\"outputs\":[{\"name\":\"out\"," REGION("\"x\"", "1.5") "}]"), "/outputs/0/parameters",
+          "outputs[0]: shared_memory_byte_size: is 1.5, must be a number of bytes: an integer from 0 to 2^53" },
         { WITH("\"outputs\":[{\"name\":\"out\",\"parameters\":{\"binary_data\":1}}]"), "/outputs/0/parameters",
           "outputs[0]: parameters: is 1, must be {\"binary_data\": true} or false" },
         { WITH("\"outputs\":[{\"name\":\"out\",\"parameters\":{\"binary\":true}}]"), "/outputs/0/parameters",
@@ -606,6 +873,12 @@ static void test_tensors_without_elements_have_no_bytes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_inputs_in_shared_memory_are_those_of_the_body),
+        cmocka_unit_test(test_what_lies_in_shared_memory_is_told),
+        cmocka_unit_test(test_an_output_in_shared_memory_is_only_named),
+        cmocka_unit_test(test_faults_of_shared_inputs_name_their_size),
+        cmocka_unit_test(test_memory_for_shared_inputs_is_asked_for_after_the_body),
+        cmocka_unit_test(test_a_region_is_read_from_what_clients_send),
         cmocka_unit_test(test_numbers_and_bytes_are_the_problem_that_json_makes),
         cmocka_unit_test(test_float8_is_uint8_with_a_parameter),
         cmocka_unit_test(test_bytes_that_do_not_add_up_are_refused),

@@ -27,6 +27,7 @@
 #include "server/base/clock.h"
 #include "server/base/config.h"
 #include "server/sched/check.h"
+#include "server/work/caches.h"
 #include "server/work/contexts.h"
 #include "server/work/job.h"
 #include "server/work/request.h"
@@ -95,6 +96,8 @@ HELPER void server_open(struct server *server, const struct config *config)
     };
     server->staging = staging_new(config->staging_bytes, 0, NULL);
     server->contexts = contexts_new(config->staging_bytes / CONTEXTS_SHARE, CONTEXTS_MAX_COUNT, CONTEXTS_TTL_MS);
+    server->caches = caches_new(CACHES_MAX_COUNT);
+    assert_non_null(server->caches);
     queue_init(&server->queue, config->max_receiving, config->queue_depth, config->max_batch,
                config->batch_window_us * 1000);
 }
@@ -105,6 +108,7 @@ HELPER void server_close(struct server *server)
         assert_int_equal(atomic_load(&server->queue.places[place].count), 0);
     assert_int_equal(server->queue.count, 0);
     contexts_free(server->contexts);
+    caches_free(server->caches);
     assert_int_equal(staging_leased_bytes(server->staging), 0);
     staging_free(server->staging);
 }

@@ -109,7 +109,9 @@ static void test_every_route_and_method_is_there(void **state)
     const struct route *all = routes_all(&count);
     struct config with_tokens = config;
     with_tokens.token_file = "tokens";
+    with_tokens.allow_shm_count = 1;
     cJSON *doc = openapi_of(&with_tokens), *paths = at(doc, "paths");
+    check_refs(doc, doc);
     for (int i = 0; i < count; i++) {
         if (!(all[i].ports & PORT_MAIN)) continue;
         cJSON *path = cJSON_GetObjectItemCaseSensitive(paths, all[i].path);
@@ -133,6 +135,33 @@ static void test_every_route_and_method_is_there(void **state)
         }
     }
     cJSON_Delete(doc);
+}
+
+/* What is offered with an option is documented with it alone. */
+static void test_without_shared_memory_its_routes_are_not_there(void **state)
+{
+    (void)state;
+    int count, shared = 0;
+    const struct route *all = routes_all(&count);
+    struct config with = config;
+    with.allow_shm_count = 1;
+    cJSON *doc = openapi(), *doc_with = openapi_of(&with);
+    for (int i = 0; i < count; i++) {
+        if (!all[i].shared) continue;
+        shared++;
+        assert_null(cJSON_GetObjectItemCaseSensitive(at(doc, "paths"), all[i].path));
+        assert_non_null(cJSON_GetObjectItemCaseSensitive(at(doc_with, "paths"), all[i].path));
+    }
+    assert_int_equal(shared, 5);
+    assert_null(at(doc, "components/schemas/RegionRegister"));
+    cJSON *const post = at(doc_with, "paths/~1v2~1systemsharedmemory~1region~1{region}~1register/post");
+    assert_string_equal(at(post, "requestBody/content/application~1json/schema/$ref")->valuestring,
+                        "#/components/schemas/RegionRegister");
+    assert_non_null(at(post, "responses/200"));
+    assert_null(at(post, "responses/200/content"));
+    assert_non_null(at(post, "responses/409"));
+    cJSON_Delete(doc);
+    cJSON_Delete(doc_with);
 }
 
 static void test_every_number_that_changes_scores_has_the_range_of_its_row(void **state)
@@ -562,6 +591,7 @@ int main(void)
         cmocka_unit_test(test_every_reference_leads_somewhere),
         cmocka_unit_test(test_every_route_and_method_is_there),
         cmocka_unit_test(test_rows_of_one_path_are_one_item_and_its_parameters_are_documented),
+        cmocka_unit_test(test_without_shared_memory_its_routes_are_not_there),
         cmocka_unit_test(test_every_number_that_changes_scores_has_the_range_of_its_row),
         cmocka_unit_test(test_without_tokens_nothing_is_said_of_them),
         cmocka_unit_test(test_every_example_is_accepted_as_it_stands),

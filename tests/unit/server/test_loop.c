@@ -6,14 +6,18 @@
  * arrives in one turn of it, and turns() lets it go round twice, so that what could have happened has happened. */
 #include "tests/unit/server/jobs.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 
+#include "proto-json/text.h"
 #include "server/base/metrics.h"
 #include "server/device/devices.h"
 #include "server/sched/loop.h"
 #include "server/work/prepare.h"
+#include "server/work/regions.h"
 
 enum { MOST = 16 };
 
@@ -559,6 +563,217 @@ static void test_nobody_waits_for_a_verification_whose_client_has_left(void **st
     assert_int_equal(end(&s, true), 0);
 }
 
+/* ---- Shared memory ------------------------------------------------------------------------------------------------- */
+
+enum { OBJECT_BYTES = 8 << 20 };
+static const char object_key[] = "/attn_unit_loop";
+
+/* The server has a region "r" of 8 MiB. Returns a descriptor of its object. */
+static int begin_shared(struct scene *s)
+{
+    static const char *const prefixes[] = { "attn_unit_" };
+    proto_region wanted = { .bytes = OBJECT_BYTES };
+    proto_error error;
+    attn_error why = { 0 };
+    shm_unlink(object_key);
+    const int fd = shm_open(object_key, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, OBJECT_BYTES), 0);
+    strcpy(wanted.key, object_key);
+    s->server.regions = regions_new(prefixes, 1);
+    if (!regions_register(s->server.regions, &s->server.everybody, "r", &wanted, &error, &why))
+        fail_msg("%s", why.text);
+    return fd;
+}
+
+static void end_shared(struct scene *s, int fd)
+{
+    regions_free(s->server.regions);
+    shm_unlink(object_key);
+    close(fd);
+}
+
+/* A forward of 9 rows whose out goes to the region. */
+static struct request *checked_to_region(struct scene *s)
+{
+    struct request *request = checked(s, ATTN_OP_FORWARD, forward_body(9, 4, ""));
+    const proto_shared shared = { .id = ATTN_T_out, .output = true, .region = "r", .bytes = 9 * 4 * 4 };
+    attn_error err = { 0 };
+    assert_int_equal(region_uses_new(s->server.regions, &s->server.everybody, &shared, 1, &request->job->shared, &err),
+                     ATTN_OK);
+    assert_int_equal(region_uses_bind(request->job->shared, &request->job->call->items[0].problem, &err), ATTN_OK);
+    return request;
+}
+
+static bool is_written(int fd, const struct request *request)
+{
+    float out[9 * 4];
+    assert_int_equal(pread(fd, out, sizeof out, 0), sizeof out);
+    return memcmp(out, request->job->call->items[0].problem.out.data, sizeof out) == 0;
+}
+
+static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(void **state)
+{
+    (void)state;
+    struct scene s;
+    begin_scene(&s, 1, "");
+    const int fd = begin_shared(&s);
+    block_pool(&s);
+    start(&s);
+    struct request *request = checked_to_region(&s);
+    suspend(&s, request, REQUEST_QUEUED);
+    WAIT_UNTIL(request_count(REQUEST_FINISHING) == 1);
+    assert_false(is_answered(&s, request));
+    gate_open(&s.pool);
+    answered(&s, request);
+    assert_false(request->failed);
+    assert_true(is_written(fd, request));
+    assert_null(request->job->shared); /* and the region is let go of */
+    assert_computed(request->job, 0);
+    request_free(request);
+    assert_int_equal(ftruncate(fd, 10), 0); /* of the next one the object is too short */
+    request = checked_to_region(&s);
+    suspend(&s, request, REQUEST_QUEUED);
+    assert_fails(&s, request, PROTO_E_INVALID_REQUEST,
+                 "out: the shared memory of the region 'r' has become shorter than it was when it was registered");
+    assert_int_equal(end(&s, true), 0);
+    end_shared(&s, fd);
+}
+
+/* Who has an answer may use his memory: so it comes after the last byte was written, however late that is. */
+static void test_a_deadline_that_passes_while_outputs_are_written_is_answered_after_it(void **state)
+{
+    (void)state;
+    struct scene s;
+    int client[2];
+    begin_unbatched(&s, 1, "");
+    const int fd = begin_shared(&s);
+    block_pool(&s);
+    start(&s);
+    struct request *late = checked_to_region(&s), *left = checked_to_region(&s);
+    const double before = metrics_sum(METRIC_CANCELLED, "finishing");
+    connect_client(left, client);
+    suspend(&s, left, REQUEST_QUEUED);
+    WAIT_UNTIL(request_count(REQUEST_FINISHING) == 1);
+    close(client[1]);
+    WAIT_UNTIL(metrics_sum(METRIC_CANCELLED, "finishing") - before == 1);
+    late->deadline.at_ns = clock_ns() + 200 * CLOCK_NS_PER_MS;
+    suspend(&s, late, REQUEST_QUEUED);
+    WAIT_UNTIL(clock_ns() > late->deadline.at_ns + 50 * CLOCK_NS_PER_MS);
+    turns(&s);
+    assert_false(is_answered(&s, late));
+    assert_false(is_answered(&s, left));
+    gate_open(&s.pool);
+    assert_fails(&s, late, PROTO_E_DEADLINE, NULL);
+    assert_gone(&s, left);
+    close(client[0]);
+    assert_int_equal(end(&s, true), 0);
+    end_shared(&s, fd);
+}
+
+static void test_a_second_signal_waits_for_what_is_being_written(void **state)
+{
+    (void)state;
+    struct scene s;
+    begin_scene(&s, 1, "");
+    const int fd = begin_shared(&s);
+    block_pool(&s);
+    atomic_store(&s.connections, 1);
+    start(&s);
+    struct request *request = checked_to_region(&s);
+    suspend(&s, request, REQUEST_QUEUED);
+    WAIT_UNTIL(request_count(REQUEST_FINISHING) == 1);
+    loop_signal(s.server.loop, SIGTERM);
+    loop_signal(s.server.loop, SIGTERM);
+    WAIT_UNTIL(atomic_load(&s.hurries) == 1);
+    assert_false(is_answered(&s, request));
+    gate_open(&s.pool);
+    assert_fails(&s, request, PROTO_E_DRAINING, NULL);
+    assert_int_equal(end(&s, false), 0);
+    end_shared(&s, fd);
+}
+
+/* A request of KServe's with q, k and v of `rows` rows of one head of 64 numbers, all of them the same bytes of the region. */
+static struct request *received_from_region(struct scene *s, int rows)
+{
+    static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
+    char text[1024];
+    struct text t = text_in(text, sizeof text);
+    attn_error err = { 0 };
+    struct request *request = received(&s->server, ATTN_OP_FORWARD, forward_body(1, 1, ""));
+    const proto_memory memory = { grow_extent, request };
+    proto_decoder_free(request->decoder);
+    text_put_string(&t, "{\"inputs\":[");
+    for (int i = 0; i < 3; i++)
+        text_printf(&t,
+                    "%s{\"name\":\"%c\",\"shape\":[1,%d,1,64],\"datatype\":\"FP32\",\"parameters\":{"
+                    "\"shared_memory_region\":\"r\",\"shared_memory_byte_size\":%d}}",
+                    i ? "," : "", "qkv"[i], i ? 1 : rows, (i ? 1 : rows) * 256);
+    text_put_string(&t, "]}");
+    request->decoder = proto_decoder_new(&proto_kserve, ATTN_OP_FORWARD, &s->server.limits, &memory);
+    proto_decoder_kserve(request->decoder, &model, -1);
+    request->answer_as = &proto_kserve;
+    request->received_bytes = t.used;
+    assert_int_equal(proto_decoder_feed(request->decoder, text, t.used, &err), ATTN_OK);
+    if (!check_shared(request)) fail_msg("%s", request->why.text);
+    return request;
+}
+
+static void test_much_shared_memory_is_read_beside_the_loop(void **state)
+{
+    (void)state;
+    struct scene s;
+    int client[2];
+    begin_scene(&s, 1, "");
+    const int fd = begin_shared(&s);
+    block_pool(&s);
+    start(&s);
+    struct request *much = received_from_region(&s, OBJECT_BYTES / 256),
+                   *left = received_from_region(&s, OBJECT_BYTES / 256), *little = received_from_region(&s, 4);
+    const double before = metrics_sum(METRIC_CANCELLED, "checking");
+    assert_true(check_takes_long(much));
+    assert_false(check_takes_long(little));
+    request_free(little);
+    much->deadline.at_ns = left->deadline.at_ns = check_deadline(much, NULL);
+    connect_client(left, client);
+    suspend(&s, much, REQUEST_CHECKING);
+    suspend(&s, left, REQUEST_CHECKING);
+    close(client[1]);
+    WAIT_UNTIL(metrics_sum(METRIC_CANCELLED, "checking") - before == 1);
+    assert_ok(&s, posted_forward(&s));
+    assert_int_equal(staging_leased_bytes(s.server.staging) < OBJECT_BYTES,
+                     1); /* nothing is leased before it is read */
+    gate_open(&s.pool);
+    assert_ok(&s, much);
+    assert_gone(&s, left);
+    close(client[0]);
+    assert_int_equal(end(&s, true), 0);
+    end_shared(&s, fd);
+}
+
+/* A piece is as much as there is time for. */
+static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
+{
+    (void)state;
+    struct scene s;
+    begin_scene(&s, 1, "");
+    const int fd = begin_shared(&s);
+    struct request *request = received_from_region(&s, OBJECT_BYTES / 256);
+    struct check_result result = { 0 };
+    int pieces = 0;
+    while (!check_piece(request, &result, 0)) pieces++;
+    assert_int_equal(pieces, 10); /* eight of q, k, v */
+    assert_false(result.failed);
+    assert_non_null(request->job);
+    assert_null(request->shared);
+    request_free(request);
+    start(&s);
+    assert_int_equal(end(&s, true), 0);
+    end_shared(&s, fd);
+}
+
+/* ---- Checking ------------------------------------------------------------------------------------------------------ */
+
 /* 200 problems: more names and shapes than an HTTP thread looks through. The last of them is `last`. */
 static char *long_body(char *last)
 {
@@ -787,6 +1002,11 @@ int main(void)
         cmocka_unit_test(test_what_is_verified_is_compared_with_float64),
         cmocka_unit_test(test_the_length_of_many_numbers_is_known_when_the_answer_begins),
         cmocka_unit_test(test_nobody_waits_for_a_verification_whose_client_has_left),
+        cmocka_unit_test(test_outputs_are_in_shared_memory_when_the_request_is_given_back),
+        cmocka_unit_test(test_a_deadline_that_passes_while_outputs_are_written_is_answered_after_it),
+        cmocka_unit_test(test_a_second_signal_waits_for_what_is_being_written),
+        cmocka_unit_test(test_much_shared_memory_is_read_beside_the_loop),
+        cmocka_unit_test(test_a_body_is_checked_when_the_last_piece_is_read),
         cmocka_unit_test(test_a_body_that_takes_long_to_check_is_checked_beside_the_loop),
         cmocka_unit_test(test_what_the_check_finds_is_answered),
         cmocka_unit_test(test_a_deadline_that_passes_during_the_check_is_answered_after_it),

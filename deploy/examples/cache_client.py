@@ -1,0 +1,102 @@
+"""Decoding from NumPy: keys and values stay at the server, and each step sends only what is new.
+
+    python3 cache_client.py [http://127.0.0.1:8080]
+
+Makes a cache, fills it with a prompt, decodes a few steps, forks it so that two continuations share the prompt, and holds every answer
+against attention over all keys computed here. `Attnd` is what to copy."""
+import base64
+import json
+import sys
+import urllib.error
+import urllib.request
+
+import numpy as np
+
+
+class Refused(Exception):
+    """What the server says: one sentence. `code` is stable, `pointer` the member of the request that is meant."""
+
+    def __init__(self, problem):
+        super().__init__(problem['detail'])
+        self.code, self.pointer = problem['code'], problem.get('pointer')
+
+
+class Attnd:
+    def __init__(self, url):
+        self.url = url
+
+    def ask(self, method, path, **members):
+        members = {n: self.tensor(m) if isinstance(m, np.ndarray) else m for n, m in members.items()}
+        body = json.dumps(members).encode() if members else None
+        try:
+            with urllib.request.urlopen(urllib.request.Request(self.url + path, body, method=method)) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as e:
+            raise Refused(json.load(e)) from None
+        return {n: self.array(m) if isinstance(m, dict) and 'data' in m else m for n, m in json.loads(text or b'{}').items()}
+
+    @staticmethod
+    def tensor(a):
+        return {'shape': a.shape, 'dtype': str(a.dtype), 'data': base64.b64encode(a.tobytes()).decode()}
+
+    @staticmethod
+    def array(t):
+        return np.frombuffer(base64.b64decode(t['data']), t['dtype']).reshape(t['shape'])
+
+    def create(self, **shape):
+        return self.ask('POST', '/v1/caches', **shape)['id']
+
+    def append(self, cache, k, v):
+        """k [S, Hk, D], v [S, Hk, Dv]: S positions more."""
+        return self.ask('POST', f'/v1/caches/{cache}/append', k=k, v=v)['lengths'][0]
+
+    def decode(self, caches, q, **members):
+        """q [B, Sq, H, D], a row for each cache; k and v [B, S, Hk, ...], where given, are appended first."""
+        return self.ask('POST', '/v1/attention/decode', caches=caches, q=q, **members)
+
+
+def attention(q, k, v):
+    """One row, causal: q [Sq, H, D], k and v [Sk, Hk, D]."""
+    group = q.shape[1] // k.shape[1]
+    q, k, v = q.astype(float), k.astype(float).repeat(group, 1), v.astype(float).repeat(group, 1)
+    scores = np.einsum('qhd,khd->hqk', q, k) / q.shape[-1]**0.5
+    scores[:, np.triu(np.ones(scores.shape[1:], bool), 1 + len(k) - len(q))] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum('hqk,khd->qhd', weights / weights.sum(-1, keepdims=True), v)
+
+
+def main(url='http://127.0.0.1:8080'):
+    attnd, rng = Attnd(url), np.random.default_rng(0)
+
+    def new(*shape):
+        return rng.standard_normal(shape).astype(np.float16)
+    cache = attnd.create(kv_heads=2, head_dim=64, dtype='float16')
+    k, v = new(500, 2, 64), new(500, 2, 64)
+    print('prompt:', attnd.append(cache, k, v), 'positions')
+
+    worst = 0
+    for _ in range(5):  # a step sends one query, and the key and value of its position
+        q, k1, v1 = new(1, 1, 8, 64), new(1, 1, 2, 64), new(1, 1, 2, 64)
+        answer = attnd.decode([cache], q, k=k1, v=v1, causal=True)
+        k, v = np.concatenate([k, k1[0]]), np.concatenate([v, v1[0]])
+        worst = max(worst, np.abs(answer['out'][0] - attention(q[0], k, v)).max())
+    print(f'{answer["backend"]}: 5 steps, {answer["lengths"][0]} positions, the largest error is {worst:.1e}')
+    assert worst < 2e-3, 'float16 has 11 bits'
+
+    fork = attnd.ask('POST', f'/v1/caches/{cache}/fork', length=500)['id']  # shares the prompt's pages
+    q, k1, v1 = new(2, 3, 8, 64), new(2, 3, 2, 64), new(2, 3, 2, 64)
+    answer = attnd.decode([cache, fork], q, k=k1, v=v1, causal=True)
+    for row, length in enumerate((505, 500)):
+        want = attention(q[row], np.concatenate([k[:length], k1[row]]), np.concatenate([v[:length], v1[row]]))
+        assert np.abs(answer['out'][row] - want).max() < 2e-3
+    print('two continuations:', answer['lengths'])
+    try:
+        attnd.decode([cache, fork, '0' * 40], q)
+    except Refused as refused:
+        print(f'refused: {refused} ({refused.code} at {refused.pointer})')
+    for each in cache, fork:
+        attnd.ask('DELETE', f'/v1/caches/{each}')
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

@@ -1,0 +1,109 @@
+/* regions.h: regions of memory that clients have registered, so that tensors need not go through the socket (Triton's shared
+ * memory extension; --allow-shm). Thread-safe.
+ *
+ * A region is a range of an object of /dev/shm under a name that its client chose. It belongs to the token that registered it;
+ * nobody else sees it. It holds a descriptor, so it lives on when the client unlinks the object or unregisters the region while a
+ * request uses it.
+ *
+ *     POST .../register -> regions_register()                                           the table has it
+ *     body complete     -> region_uses_new()     finds all that the request names, and keeps it
+ *     CHECKING          -> region_uses_read()    inputs, into staging memory: each byte once
+ *                          region_uses_bind()    outputs are known: do they fit?
+ *     FINISHING         -> region_uses_write()   outputs
+ *                          region_uses_free()
+ *
+ * The object is the client's, who may truncate, rewrite or unlink it at any moment. So it is never mapped (a page that was cut off
+ * would be SIGBUS) but read and written with pread and pwrite, in pieces, where no thread that serves others waits for it; what was
+ * read is checked in the copy and never read again.
+ *
+ * Nothing is closed by whoever lets go of it last: of an object that was unlinked, close() frees all pages, which takes seconds for
+ * some gigabytes. The table has a thread that does this alone. */
+#ifndef REGIONS_H
+#define REGIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto-json/proto.h"
+#include "server/base/caller.h"
+#include "server/base/limits.h"
+
+/* id, label in /metrics. Regions of a GPU's memory will be another kind; all kinds share their names. */
+#define REGION_KIND_MAP(X) X(SYSTEM, "system")
+enum region_kind {
+#define X(id, label) REGION_##id,
+    REGION_KIND_MAP(X)
+#undef X
+        REGION_KIND_COUNT
+};
+const char *region_kind_label(enum region_kind kind);
+
+struct regions;
+
+/* Keys begin with one of the prefixes (--allow-shm), which stay the caller's. Aborts when out of memory. */
+struct regions *regions_new(const char *const *prefixes, int prefix_count);
+void regions_free(struct regions *regions); /* NULL is fine; nobody may use a region any more */
+
+/* ---- The table --------------------------------------------------------------------------------------------------- */
+
+/* False: because of *error, told in `why`, whose member is a pointer into the body. The bytes must be there already. */
+bool regions_register(struct regions *regions, struct caller *caller, const char *name, const proto_region *wanted,
+                      proto_error *error, attn_error *why);
+/* How many were there: one or none; of all of the caller's with name NULL. Requests that use them go on. */
+int regions_unregister(struct regions *regions, const struct caller *caller, const char *name);
+/* The same of all regions of callers who are known no more. */
+void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),
+                    void *context);
+
+/* Calls visit() with each of the caller's regions of a kind (name NULL), or the one of that name; returns how many. visit() may
+ * not call anything here. */
+struct region_facts {
+    const char *name, *key;
+    int64_t offset, bytes;
+};
+int regions_visit(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name,
+                  void (*visit)(void *context, const struct region_facts *facts), void *context);
+void regions_count(struct regions *regions, enum region_kind kind, int *count, int64_t *bytes);
+
+/* ---- What a request uses ----------------------------------------------------------------------------------------- */
+
+struct region;
+
+/* A tensor of a request in a region. */
+struct region_use {
+    struct region *region; /* a reference */
+    attn_tensor_id id;
+    bool output;
+    int index;      /* in the body's inputs or outputs, for pointers */
+    int64_t offset; /* in the object */
+    int64_t bytes;  /* of an output: the room for it, until region_uses_bind() */
+    int64_t done;   /* of them */
+    char *memory;   /* staging memory: where they go, or come from */
+};
+
+/* They belong to who owns the request, and then its job. */
+struct region_uses {
+    int64_t input_bytes, output_bytes;
+    bool placed; /* `memory` of inputs is there */
+    int count;
+    struct region_use list[];
+};
+
+/* All that a body refers to. Errors: NOT_FOUND (unknown, or another caller's), INVALID (past the end), NO_MEMORY. */
+attn_status region_uses_new(struct regions *regions, const struct caller *caller, const proto_shared *shared, int count,
+                            struct region_uses **uses, attn_error *err);
+void region_uses_free(struct region_uses *uses); /* NULL is fine */
+/* Inputs have been read. *uses is NULL afterwards where nothing is left; it may be before. */
+void region_uses_drop_inputs(struct region_uses **uses);
+
+/* Where the inputs go: shared[i].to, of the same list. */
+void region_uses_place(struct region_uses *uses, const proto_shared *shared);
+/* Where the outputs of this problem come from. INVALID: one does not fit, or two overlap. */
+attn_status region_uses_bind(struct region_uses *uses, const attn_problem *problem, attn_error *err);
+
+/* Reads on, or writes on, until all is done (*done) or the time is over. INVALID: the object has become shorter; NO_MEMORY: there are no
+ * pages for it; INTERNAL. */
+attn_status region_uses_read(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
+attn_status region_uses_write(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
+
+#endif

@@ -1,0 +1,776 @@
+"""Triton's shared memory extension (--allow-shm): the stock client and its library (triton_shared.py), and raw requests that no good client
+sends: regions that are truncated, rewritten, unlinked and unregistered while a request uses them, keys that mean something else, other tokens'
+regions, more than there is room for. After each the server serves on and holds nothing."""
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+import uuid
+
+import numpy as np
+import pytest
+
+import service
+import wire
+from service import eventually
+from test_faults import fake, gate  # noqa: F401 (fixtures)
+from test_kserve import HAS_CLIENT, INFER, PYTHON
+from test_operations import find_schemathesis
+
+CALLS = os.path.join(service.HERE, 'http/triton_shared.py')
+CHECKS = re.findall(r'\w+', re.search(r'^CHECKS = \[(.*)\]$', open(CALLS).read(), re.M)[1])
+SHM = '/dev/shm/'
+ALLOW = ('--allow-shm', 'attn_')
+AT_ONCE = 256 << 10  # REGIONS_AT_ONCE_BYTES
+
+pytestmark = pytest.mark.skipif(not os.access(SHM, os.W_OK), reason='/dev/shm cannot be written here')
+
+
+@pytest.fixture(scope='module')
+def shm_server():
+    with service.Server(*ALLOW, '--log-level', 'debug') as server:
+        yield server
+
+
+class Object:
+    """An object of /dev/shm."""
+
+    def __init__(self, size=0, data=b'', name=None):
+        self.name = name or 'attn_' + uuid.uuid4().hex
+        self.path = SHM + self.name
+        with open(self.path, 'xb') as f:
+            f.write(data)
+            f.truncate(max(size, len(data)))
+
+    def read(self, offset=0, count=-1):
+        with open(self.path, 'rb') as f:
+            f.seek(offset)
+            return f.read(count)
+
+    def write(self, data, offset=0):
+        with open(self.path, 'r+b') as f:
+            f.seek(offset)
+            f.write(data)
+
+    def truncate(self, size):
+        os.truncate(self.path, size)
+
+    @property
+    def size(self):
+        return os.stat(self.path).st_size
+
+    def close(self):
+        if os.path.exists(self.path):
+            os.unlink(self.path)
+
+
+@pytest.fixture
+def shm():
+    """shm(size, data) makes an object that goes away with the test."""
+    made = []
+
+    def make(*args, **more):
+        made.append(Object(*args, **more))
+        return made[-1]
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(request):
+    yield
+    if 'shm_server' in request.fixturenames:
+        server = request.getfixturevalue('shm_server')
+        server.post('/v2/systemsharedmemory/unregister', b'')
+        assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0 and server.inflight() == 0)
+
+
+def register(server, name, key, size, offset=0, headers=()):
+    return server.ask('POST', f'/v2/systemsharedmemory/region/{name}/register', json.dumps({'key': key, 'offset': offset, 'byte_size': size}).encode(), headers)
+
+
+def unregister(server, name='', headers=()):
+    return server.ask('POST', '/v2/systemsharedmemory' + (f'/region/{name}' if name else '') + '/unregister', b'', headers)
+
+
+def status(server, name='', headers=()):
+    return server.ask('GET', '/v2/systemsharedmemory' + (f'/region/{name}' if name else '') + '/status', None, headers)
+
+
+def place(region, size, offset=0):
+    return {'shared_memory_region': region, 'shared_memory_byte_size': size, **({'shared_memory_offset': offset} if offset else {})}
+
+
+def problem(S=4, H=2, D=8, names='qkv', seed=1):
+    """{name: float32 array} of that size, and the bytes of all of them in this order."""
+    rng = np.random.default_rng(seed)
+    arrays = {n: rng.standard_normal((1, S, H, D)).astype(np.float32) for n in names}
+    return arrays, b''.join(a.tobytes() for a in arrays.values())
+
+
+def body(arrays, region='in', shared=None, outputs=None, **members):
+    """A request whose inputs lie in a region one behind the other; others than `shared` come as numbers."""
+    inputs, at = [], 0
+    for name, a in arrays.items():
+        one = {'name': name, 'shape': list(a.shape), 'datatype': {'f': 'FP32', 'i': 'INT32'}[a.dtype.kind]}
+        if shared is None or name in shared:
+            one['parameters'] = place(region, a.nbytes, at)
+            at += a.nbytes
+        else:
+            one['data'] = a.ravel().tolist()
+        inputs.append(one)
+    made = {'inputs': inputs, 'parameters': {'binary_data_output': True}, **members}
+    if outputs is not None:
+        made['outputs'] = [{'name': n, 'parameters': p} for n, p in outputs.items()]
+    return json.dumps(made).encode()
+
+
+def infer(server, arrays, path=INFER, headers=(), **more):
+    return server.ask('POST', path, body(arrays, **more), headers)
+
+
+def by_json(server, arrays, op='forward', **members):
+    answer = server.post(f'/v1/attention/{op}', {**{n: wire.tensor(a, 'float32') for n, a in arrays.items()}, **members}).json()
+    return {n: wire.base64.b64decode(t['data']) for n, t in answer.items() if isinstance(t, dict) and 'data' in t}
+
+
+def outputs_of(answer):
+    """{name: bytes} of an answer with binary outputs."""
+    assert answer.status == 200, answer.body
+    length = int(answer.headers['inference-header-content-length'])
+    at, made = length, {}
+    for output in json.loads(answer.body[:length])['outputs']:
+        size = output['parameters']['binary_data_size']
+        made[output['name']] = answer.body[at:at + size]
+        at += size
+    return made
+
+
+def refused(answer, status, *says, pointer=None):
+    assert answer.status == status and answer.headers['content-type'] == 'application/json', answer
+    for part in says:
+        assert part in answer.json()['error'], answer.body
+    if pointer is not None:
+        assert answer.json().get('pointer', '') == pointer, answer.body
+
+
+def descriptors(server):
+    """Of /dev/shm, unlinked or not."""
+    count = 0
+    for fd in os.listdir(f'/proc/{server.pid}/fd'):
+        try:
+            count += os.readlink(f'/proc/{server.pid}/fd/{fd}').startswith(SHM)
+        except FileNotFoundError:
+            pass
+    return count
+
+
+# ---- the stock client --------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.limit(120)
+@pytest.mark.skipif(not HAS_CLIENT, reason='tritonclient is not here (tests/setup.sh test fetches it from PyPI)')
+@pytest.mark.parametrize('check', CHECKS)
+def test_the_stock_client(shm_server, check):
+    done = subprocess.run([PYTHON, CALLS, check, shm_server.url], capture_output=True, text=True, timeout=110 * service.SLOWER)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- S1: what may be registered ----------------------------------------------------------------------------------------------------------
+
+def test_without_the_option_all_of_it_is_501_and_says_how_to_switch_it_on(server, shm):
+    one = shm(64)
+    for kind in ('system', 'cuda'):
+        for method, path in (('GET', '/status'), ('GET', '/region/a/status'), ('POST', '/region/a/register'), ('POST', '/region/a/unregister'), ('POST', '/unregister')):
+            answer = server.ask(method, f'/v2/{kind}sharedmemory{path}', json.dumps({'key': one.name, 'byte_size': 64}).encode() if method == 'POST' else None)
+            refused(answer, 501, 'shared memory is not offered here', '--allow-shm PREFIX')
+    arrays, _ = problem()
+    refused(infer(server, arrays), 400, 'q: shared memory is not offered here', '--allow-shm', pointer='/inputs/0/parameters/shared_memory_region')
+    refused(infer(server, arrays, shared=(), outputs={'out': place('a', 256)}), 400, 'out: shared memory is not offered here', pointer='/outputs/0/parameters/shared_memory_region')
+    assert 'system_shared_memory' not in server.get('/v2').json()['extensions']
+    assert '/v2/systemsharedmemory/status' not in server.get('/openapi.json').json()['paths']
+    assert server.get('/v1/info').json()['limits']['shared_memory_regions'] == 0
+
+
+@pytest.mark.parametrize('key, says', [
+    ('/other', 'key: must begin with /attn_ (the server\'s --allow-shm)'),
+    ('//attn_x', 'key: must begin with'),
+    ('.attn_x', 'key: must begin with'),
+    ('..', 'key: must begin with'),
+    ('/dev/shm/attn_x', 'key: must begin with'),
+    ('attn', 'key: must begin with'),
+    ('/attn_/x', 'key: has a character'),
+    ('attn_x/', 'key: has a character'),
+    ('attn_/../x', 'key: has a character'),
+    ('attn_..', 'two dots in a row'),
+    ('attn_\u00e9', 'key: has a character'),
+    ('attn_ x', 'key: has a character'),
+    ('attn_\n', 'key: has a character'),
+    ('attn_x\0', 'byte 20: \\u0000 is not accepted'),
+    ('attn_' + 124 * 'x', 'must be a string of 1 to 128 bytes'),
+    ('', 'must be a string of 1 to 128 bytes'),
+    ('attn_' + 123 * 'x', 'there is no such object in the server\'s /dev/shm'),
+])
+def test_a_key_that_is_not_allowed_is_refused_with_a_fixed_text(shm_server, key, says):
+    refused(register(shm_server, 'r', key, 64), 400, says)
+    assert status(shm_server).json() == []
+
+
+def test_whether_an_object_is_there_is_not_told_of_keys_that_are_not_allowed(shm_server, shm):
+    there = shm(64, name='other_' + uuid.uuid4().hex)
+    texts = {register(shm_server, 'r', key, 64).json()['error'] for key in (there.name, 'other_nothing')}
+    assert len(texts) == 1
+
+
+def test_only_a_regular_file_with_one_name_is_taken(shm_server, shm, tmp_path):
+    name = 'attn_' + uuid.uuid4().hex
+    path, one = SHM + name, shm(4096)
+
+    def check(says):
+        try:
+            refused(register(shm_server, 'r', name, 64), 400, f"key: '{name}'", says, pointer='/key')
+        finally:
+            os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+    os.symlink(one.path, path)
+    check('symbolic link')
+    os.symlink('/etc/passwd', path)
+    check('symbolic link')
+    os.mkdir(path)
+    check('is a directory')
+    os.mkfifo(path)
+    check('is not a regular file')
+    os.link(one.path, path)
+    check('an object with a second name')
+    assert register(shm_server, 'r', one.name, 64).status == 200
+
+
+def test_an_object_that_its_mode_does_not_open_is_not_taken(shm_server, shm):
+    one = shm(64)
+    if os.geteuid() != 0:
+        os.chmod(one.path, 0o400)
+        refused(register(shm_server, 'r', one.name, 64), 400, 'its mode does not let the server read and write it')
+        return
+    os.chown(one.path, 12345, 12345)  # root could open it, but it is not root's to offer
+    for mode, taken in ((0o600, False), (0o644, False), (0o660, False), (0o606, True), (0o666, True)):
+        os.chmod(one.path, mode)
+        answer = register(shm_server, f'r{mode}', one.name, 64)
+        if taken:
+            assert answer.status == 200, answer.body
+        else:
+            refused(answer, 400, 'belongs to user 12345', pointer='/key')
+
+
+def test_a_lease_on_an_object_keeps_nobody_waiting(shm_server, shm):
+    one = shm(64)
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    try:
+        with open(one.path, 'r+b') as f:
+            fcntl.fcntl(f, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            refused(register(shm_server, 'r', one.name, 64), 400, 'another process has a lease on it')
+    finally:
+        signal.signal(signal.SIGIO, before)
+    assert register(shm_server, 'r', one.name, 64).status == 200
+
+
+def test_two_prefixes_by_flags_and_by_the_variable(serve, shm):
+    for server in (serve('--allow-shm', 'attn_', '--allow-shm', '/other.'), serve(env={'ATTND_ALLOW_SHM': 'attn_,other.'})):
+        one, other = shm(64), shm(64, name='other.' + uuid.uuid4().hex)
+        assert register(server, 'a', one.name, 64).status == 200 and register(server, 'b', '/' + other.name, 64).status == 200
+        refused(register(server, 'c', 'third', 64), 400, 'key: must begin with /attn_ or /other.')
+
+
+@pytest.mark.parametrize('value', ['', '/', '.x', 'a/b', 'a b', 33 * 'x'])
+def test_a_prefix_that_is_none(value):
+    run = subprocess.run([service.BINARY, '--allow-shm', value], capture_output=True, text=True, timeout=20 * service.SLOWER)
+    assert run.returncode == 64 and f"--allow-shm: '{value}' is not the beginning of a key" in run.stderr
+
+
+@pytest.mark.parametrize('text, says', [
+    (b'', 'the body is empty, must be like {"key": "/name", "offset": 0, "byte_size": 4096}'),
+    (b'[]', 'the body is an array'),
+    (b'{"key": "attn_x"}', 'byte_size is missing'),
+    (b'{"key": "attn_x", "byte_size": 0}', 'byte_size: is 0, must be a number of bytes: an integer from 1 to 2^53'),
+    (b'{"key": "attn_x", "byte_size": 64, "offset": -1}', 'offset: is -1'),
+    (b'{"key": "attn_x", "byte_size": 64, "size": 1}', "unknown member 'size'"),
+    (b'{"key": "attn_x", "byte_size": 64} x', 'not JSON at byte'),
+    (b'{"key": "attn_' + 40000 * b'x' + b'", "byte_size": 64}', None),
+])
+def test_a_register_that_makes_no_sense(shm_server, text, says):
+    answer = shm_server.ask('POST', '/v2/systemsharedmemory/region/r/register', text)
+    refused(answer, 400 if says else 413, says or 'the body has more than 32768 bytes')
+
+
+def test_a_page_of_another_site_cannot_register(shm_server, shm):
+    one = shm(64)
+    for path in ('/region/r/register', '/unregister'):
+        answer = shm_server.ask('POST', '/v2/systemsharedmemory' + path, json.dumps({'key': one.name, 'byte_size': 64}).encode(), {'Origin': 'https://elsewhere.example', 'Content-Type': 'text/plain'})
+        assert answer.status == 403
+    assert status(shm_server).json() == []
+
+
+# ---- S2: sizes and offsets ---------------------------------------------------------------------------------------------------------------
+
+def test_a_region_ends_where_its_object_does(shm_server, shm):
+    one = shm(4096)
+    for size, offset in ((4097, 0), (1, 4096), (4096, 1), (1, 2**53), (2**53, 2**53), (2**53, 0)):
+        refused(register(shm_server, 'r', one.name, size, offset), 400, f"go past the end of '{one.name}', which has 4096 bytes")
+    assert register(shm_server, 'r', one.name, 4095, 1).status == 200
+    assert status(shm_server, 'r').json() == [{'name': 'r', 'key': one.name, 'offset': 1, 'byte_size': 4095}]
+
+
+def test_a_tensor_ends_where_its_region_does(shm_server, shm):
+    arrays, data = problem()
+    one = shm(4096, data)
+    size = arrays['q'].nbytes
+    assert register(shm_server, 'r', one.name, 3 * size).status == 200
+    want = by_json(shm_server, arrays)
+    q = {'name': 'q', 'shape': [1, 4, 2, 8], 'datatype': 'FP32'}
+
+    def ask(offset, size=size):
+        made = json.loads(body(arrays, 'r'))
+        made['inputs'][0] = {**q, 'parameters': {**place('r', size), 'shared_memory_offset': offset}}
+        return shm_server.ask('POST', INFER, json.dumps(made).encode())
+    assert outputs_of(ask(0)) == want
+    for offset in (2 * size + 1, 3 * size, 2**53):
+        refused(ask(offset), 400, 'q: shared_memory_offset', 'go past the end of the region')
+    for bytes_, says in ((0, 'q: data has 0 bytes'), (size - 1, f'q: data has {size - 1} bytes'), (size + 4, f'q: data has {size + 4} bytes')):
+        refused(ask(0, bytes_), 400, says, pointer='/inputs/0/parameters/shared_memory_byte_size')
+    refused(ask(0, 3 * size + 1), 400, 'go past the end of the region', pointer='/inputs/0/parameters/shared_memory_byte_size')
+    refused(ask(0, 2**53), 413, 'the tensors take 9007199254740992 bytes')
+
+
+def test_offsets_need_not_be_aligned(shm_server, shm):
+    arrays, data = problem()
+    want = by_json(shm_server, arrays)
+    one = shm(0, b'xyz' + data + bytes(300))
+    assert register(shm_server, 'r', one.name, one.size - 1, 1).status == 200
+    made = json.loads(body(arrays, 'r', outputs={'out': place('r', 256, len(data) + 5), 'lse': {'binary_data': True}}))
+    for i, one_input in enumerate(made['inputs']):
+        one_input['parameters']['shared_memory_offset'] = 2 + 256 * i
+    assert outputs_of_some(shm_server.ask('POST', INFER, json.dumps(made).encode())) == {'lse': want['lse']}
+    assert one.read(len(data) + 6, 256) == want['out']
+
+
+def outputs_of_some(answer):
+    """Of an answer of which some outputs went into shared memory."""
+    assert answer.status == 200, answer.body
+    length = int(answer.headers['inference-header-content-length'])
+    at, made = length, {}
+    for output in json.loads(answer.body[:length])['outputs']:
+        if 'parameters' in output:
+            made[output['name']] = answer.body[at:at + output['parameters']['binary_data_size']]
+            at += output['parameters']['binary_data_size']
+    return made
+
+
+def test_an_empty_tensor_has_no_bytes_in_shared_memory_either(shm_server, shm):
+    one = shm(4096)
+    assert register(shm_server, 'r', one.name, 64).status == 200
+    arrays = {'q': np.zeros((1, 0, 1, 8), np.float32), 'k': np.ones((1, 1, 1, 8), np.float32), 'v': np.ones((1, 1, 1, 8), np.float32)}
+    answer = infer(shm_server, arrays, region='r', outputs={'out': place('r', 0, 64), 'lse': place('r', 64)})
+    assert answer.status == 200 and [o['shape'] for o in answer.json()['outputs']] == [[1, 0, 1, 8], [1, 1, 0]], answer.body
+    assert one.read() == np.ones(16, np.float32).tobytes()[:0] + bytes(4096)
+
+
+def test_outputs_that_do_not_fit_are_refused_before_anything_is_computed(shm_server, shm):
+    arrays, data = problem()
+    one = shm(4096)
+    assert register(shm_server, 'r', one.name, 512).status == 200
+    for outputs, says, pointer in (
+            ({'out': place('r', 255)}, 'out: has 256 bytes, shared_memory_byte_size is 255', '/outputs/0/parameters/shared_memory_byte_size'),
+            ({'lse': {}, 'out': place('r', 256, 257)}, 'out: shared_memory_offset 257 and shared_memory_byte_size 256 go past the end', '/outputs/1/parameters/shared_memory_byte_size'),
+            ({'out': place('r', 256), 'lse': place('r', 32, 255)}, "lse: would be written over out, in the region 'r'", '/outputs/1/parameters/shared_memory_offset')):
+        refused(infer(shm_server, arrays, shared=(), outputs=outputs), 400, says, pointer=pointer)
+    refused(infer(shm_server, arrays, shared=(), outputs={'out': place('r', 0)}), 400, 'out: has 256 bytes')
+    assert one.read() == bytes(4096)
+    assert infer(shm_server, arrays, shared=(), outputs={'out': place('r', 512), 'lse': {}}).status == 200  # room beyond it stays as it is
+    assert one.read() == by_json(shm_server, arrays)['out'] + bytes(4096 - 256)
+
+
+def test_what_a_request_names_in_shared_memory_counts_as_its_body(serve, shm):
+    server = serve(*ALLOW, '--max-body-bytes', '1M')
+    arrays, data = problem(S=2048)
+    one = shm(0, data)
+    assert len(data) > 1 << 18 and register(server, 'in', one.name, one.size).status == 200
+    assert infer(server, {'q': arrays['q'], 'k': arrays['k'], 'v': arrays['v']}, parameters={}, outputs={'lse': {'binary_data': True}}).status == 200
+    big = shm(1 << 30)
+    assert register(server, 'big', big.name, big.size).status == 200
+    made = {'inputs': [{'name': 'q', 'shape': [1, 1 << 20, 1, 256], 'datatype': 'FP32', 'parameters': place('big', 1 << 30)}]}
+    refused(server.ask('POST', INFER, json.dumps(made).encode()), 413, 'with those in shared memory', '--max-body-bytes', pointer='/inputs')
+
+
+# ---- S3: objects that become shorter -----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('S', [4, 8192])  # read at once, and in pieces
+def test_an_input_that_was_truncated_is_refused(shm_server, shm, S):
+    arrays, data = problem(S=S)
+    one = shm(0, data)
+    assert register(shm_server, 'in', one.name, len(data)).status == 200
+    assert S == 4 or len(data) > AT_ONCE
+    shared = {'k'}  # alone: a computation of 8192 keys takes a while
+    for size in (arrays['q'].nbytes - 1, 1, 0):
+        one.truncate(size)
+        refused(infer(shm_server, {'k': arrays['k'], 'v': arrays['v'][:, :1], 'q': arrays['q'][:, :1]}, shared=shared), 400,
+                "k: the shared memory of the region 'in' has become shorter than it was when it was registered", pointer='/inputs/0/parameters/shared_memory_region')
+    one.close()  # without a name it is what it was
+    refused(infer(shm_server, {'k': arrays['k'], 'v': arrays['v'][:, :1], 'q': arrays['q'][:, :1]}, shared=shared), 400, 'has become shorter')
+
+
+@pytest.mark.parametrize('S', [4, 8192])
+def test_an_output_whose_object_was_truncated_is_refused_and_the_object_stays_short(shm_server, shm, S):
+    q = np.ones((1, S, 2, 8), np.float32)
+    arrays = {'q': q, 'k': q[:, :1], 'v': q[:, :1]}
+    one = shm(2 * q.nbytes)
+    assert register(shm_server, 'out', one.name, 2 * q.nbytes).status == 200
+    for size in (q.nbytes - 1, 0):
+        one.truncate(size)
+        refused(infer(shm_server, arrays, shared=(), outputs={'out': place('out', q.nbytes)}), 400, "out: the shared memory of the region 'out' has become shorter",
+                pointer='/outputs/0/parameters/shared_memory_region')
+        assert one.size == size
+    one.truncate(2 * q.nbytes)
+    assert infer(shm_server, arrays, shared=(), outputs={'out': place('out', q.nbytes)}).status == 200
+    assert one.read() == q.tobytes() + bytes(q.nbytes)
+
+
+@pytest.mark.limit(120)
+def test_objects_that_are_truncated_and_rewritten_all_the_time_cost_nobody_anything(shm_server, shm):
+    """Answers are 200 or 400; a mask that is read is checked in the copy."""
+    arrays, data = problem(S=3000, H=1)
+    lengths = np.array([3000], np.int32)
+    arrays = {'seqlens_k': lengths, **arrays}
+    one = shm(0, lengths.tobytes() + data)
+    size = one.size
+    out = shm(arrays['q'].nbytes)
+    assert register(shm_server, 'in', one.name, size).status == 200 and register(shm_server, 'out', out.name, out.size).status == 200
+    end = threading.Event()
+
+    def disturb():
+        i = 0
+        while not end.is_set():
+            i += 1
+            one.truncate((0, 7, size // 2, size)[i % 4])
+            one.truncate(size)
+            one.write(np.array([(3000, -1, 2**31 - 1, 1)[i % 4]], np.int32).tobytes())
+            out.truncate((0, out_size // 2, out_size)[i % 3])
+            out.truncate(out_size)
+    out_size = out.size
+    threads = [threading.Thread(target=disturb) for _ in range(2)]
+    for t in threads:
+        t.start()
+    try:
+        statuses = set()
+        for _ in range(30):
+            answer = infer(shm_server, arrays, outputs={'out': place('out', out_size), 'lse': {'binary_data': True}})
+            statuses.add(answer.status)
+            if answer.status == 400:
+                assert re.search('has become shorter|seqlens_k: ', answer.json()['error']), answer.body
+        assert statuses <= {200, 400}
+    finally:
+        end.set()
+        for t in threads:
+            t.join()
+    assert shm_server.get('/livez').status == 200
+    assert out.size <= out_size
+
+
+def test_a_limit_on_file_sizes_is_an_error_and_not_the_end(serve, shm, tmp_path):
+    """`ulimit -f`: the system sends SIGXFSZ for a write beyond it."""
+    script = tmp_path / 'attnd'
+    script.write_text(f'#!/bin/sh\nulimit -f 2048\nexec {os.path.abspath(service.BINARY)} "$@"\n')  # 1 or 2 MiB
+    script.chmod(0o755)
+    server = serve(*ALLOW, binary=str(script))
+    arrays, _ = problem()
+    one = shm(8 << 20)
+    assert register(server, 'r', one.name, one.size).status == 200
+    assert infer(server, arrays, shared=(), outputs={'out': place('r', 256)}).status == 200
+    refused(infer(server, arrays, shared=(), outputs={'out': place('r', 256, 4 << 20)}), 400, "the region 'r' cannot be written: the system's limit on file sizes")
+    assert server.get('/livez').status == 200
+
+
+# ---- S4, S5: while a request runs --------------------------------------------------------------------------------------------------------
+
+class Asking(threading.Thread):
+    def __init__(self, server, data, headers=()):
+        super().__init__()
+        self.server, self.data, self.headers, self.answer = server, data, headers, None
+        self.start()
+
+    def run(self):
+        self.answer = self.server.ask('POST', INFER, self.data, self.headers)
+
+    def result(self):
+        self.join()
+        return self.answer
+
+
+def running(server, count=1):
+    assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == count)
+
+
+@pytest.mark.parametrize('S', [4, 2048])
+def test_what_happens_to_a_region_while_a_request_runs(fake, gate, shm, S):
+    """Rewritten: the request has its copy. Unregistered and unlinked: it has its hold. Then nothing is left."""
+    server = fake(f'hold={gate.path}@1', *ALLOW)
+    arrays, data = problem(S=S)
+    one, out = shm(0, data), shm(arrays['q'].nbytes)
+    assert register(server, 'in', one.name, len(data)).status == 200 and register(server, 'out', out.name, out.size).status == 200
+    asking = Asking(server, body(arrays, outputs={'out': place('out', out.size), 'lse': {'binary_data': True}}))
+    running(server)
+    one.write(b'\xff' * len(data))
+    assert unregister(server).status == 200 and status(server).json() == []
+    assert eventually(lambda: descriptors(server) == 1)  # the output's
+    with open(out.path, 'rb') as f:
+        out.close()
+        refused(infer(server, arrays), 404, "q: there is no region 'in'")
+        gate.open()
+        answer = asking.result()
+        want = by_json(server, arrays)
+        assert outputs_of_some(answer) == {'lse': want['lse']}
+        assert f.read() == want['out']
+    assert eventually(lambda: descriptors(server) == 0)
+    assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
+
+
+def test_a_name_is_free_for_another_object_while_the_first_is_used(fake, gate, shm):
+    server = fake(f'hold={gate.path}@1', *ALLOW)
+    arrays, data = problem()
+    first, second = shm(256), shm(256)
+    assert register(server, 'out', first.name, 256).status == 200
+    asking = Asking(server, body(arrays, shared=(), outputs={'out': place('out', 256)}))
+    running(server)
+    assert unregister(server, 'out').status == 200 and register(server, 'out', second.name, 256).status == 200
+    gate.open()
+    assert asking.result().status == 200
+    assert first.read() == by_json(server, arrays)['out'] and second.read() == bytes(256)
+
+
+@pytest.mark.parametrize('how', ['deadline', 'hang-up'])
+def test_nothing_is_written_for_a_request_that_is_over(fake, gate, shm, how):
+    """After its deadline, or when its client has left, a region is the client's alone."""
+    server = fake(f'hold={gate.path}@1', *ALLOW)
+    arrays, _ = problem()
+    one = shm(256)
+    assert register(server, 'out', one.name, 256).status == 200
+    data = body(arrays, shared=(), outputs={'out': place('out', 256)})
+    if how == 'deadline':
+        answer = server.ask('POST', INFER, data, {'X-Request-Timeout-Ms': '300'})
+        assert answer.status == 504, answer.body
+    else:
+        with server.raw() as s:
+            s.sendall(service.request_bytes(INFER, data))
+            running(server)
+        assert eventually(lambda: server.metric('attnd_cancelled_total', state='running') == 1)
+    gate.open()
+    assert eventually(lambda: server.inflight() == 0)
+    assert infer(server, arrays, shared=()).status == 200  # which has waited for the first to end
+    assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
+    assert one.read() == bytes(256)
+    assert unregister(server).status == 200 and eventually(lambda: descriptors(server) == 0)
+
+
+def test_a_saved_context_does_not_keep_regions(shm_server, shm):
+    arrays, data = problem()
+    one = shm(0, data + bytes(256))
+    assert register(shm_server, 'in', one.name, one.size).status == 200
+    parameters = {'save': True, 'binary_data_output': True}
+    answer = infer(shm_server, arrays, parameters=parameters, outputs={'out': place('in', 256, len(data)), 'lse': {'binary_data': True}})
+    assert answer.status == 200
+    context = json.loads(answer.body[:int(answer.headers['inference-header-content-length'])])['parameters']['context']
+    assert one.read(len(data)) == by_json(shm_server, arrays)['out']
+    assert unregister(shm_server).status == 200 and eventually(lambda: descriptors(shm_server) == 0)
+    # Gradients go into shared memory too; where they cannot be written, the context can be used again.
+    dout = {'dout': np.ones((1, 4, 2, 8), np.float32)}
+    three, short = shm(256), shm(256)
+    assert register(shm_server, 'dq', three.name, 256).status == 200 and register(shm_server, 'short', short.name, 256).status == 200
+    short.truncate(10)
+    backward = INFER.replace('forward', 'backward')
+    refused(infer(shm_server, dout, shared=(), path=backward, parameters={'context': context}, outputs={'dq': place('short', 256)}), 400, 'dq: the shared memory', 'has become shorter')
+    refused(infer(shm_server, dout, shared=(), path=backward, parameters={'context': context}, outputs={'dq': place('dq', 255)}), 400, 'dq: has 256 bytes')
+    answer = infer(shm_server, dout, shared=(), path=backward, parameters={'context': context}, outputs={'dq': place('dq', 256)})
+    assert answer.status == 200, answer.body
+    want = np.frombuffer(by_json(shm_server, {**arrays, **dout}, 'backward')['dq'], np.float32)  # which recomputes what was saved
+    assert np.allclose(np.frombuffer(three.read(), np.float32), want, atol=1e-5)
+    assert eventually(lambda: shm_server.metric('attnd_staging_bytes', kind='used') == 0)
+
+
+def test_verified_outputs_and_numbers_beside_shared_memory(shm_server, shm):
+    arrays, data = problem(S=64)
+    one = shm(0, data + bytes(arrays['q'].nbytes))
+    assert register(shm_server, 'in', one.name, one.size).status == 200
+    made = {'parameters': {'verify': 4}, 'outputs': {'out': place('in', arrays['q'].nbytes, len(data)), 'lse': {'binary_data': False}}}
+    answer = infer(shm_server, arrays, **made)
+    assert answer.status == 200 and 'verification' in answer.json()['parameters']
+    out, lse = answer.json()['outputs']
+    want = by_json(shm_server, arrays)
+    assert set(out) == {'name', 'datatype', 'shape'} and np.array(lse['data'], np.float32).tobytes() == want['lse']
+    assert one.read(len(data)) == want['out']
+
+
+def test_a_storm_of_registrations_leaves_nothing(shm_server, shm):
+    one = shm(4096)
+
+    def storm(name):
+        connection = shm_server.connect()
+        for _ in range(100):
+            connection.ask('POST', f'/v2/systemsharedmemory/region/{name}/register', json.dumps({'key': one.name, 'byte_size': 4096}).encode())
+            connection.ask('POST', f'/v2/systemsharedmemory/region/{name}/unregister', b'')
+        connection.close()
+    threads = [threading.Thread(target=storm, args=(f'r{i % 2}',)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert status(shm_server).json() == [] and eventually(lambda: descriptors(shm_server) == 0)
+
+
+def test_regions_have_a_limit(shm_server, shm):
+    one = shm(4096)
+    limits = shm_server.get('/v1/info').json()['limits']
+    connection = shm_server.connect()
+    for i in range(limits['shared_memory_regions']):
+        answer = connection.ask('POST', f'/v2/systemsharedmemory/region/{i}/register', json.dumps({'key': one.name, 'byte_size': 4096}).encode())
+        assert answer.status == 200, answer.body
+    assert len(status(shm_server).json()) == 1024
+    refused(register(shm_server, 'more', one.name, 64), 507, 'unregister what is not used')
+    refused(register(shm_server, '7', one.name, 64), 409, "the region '7' is registered already")
+    assert shm_server.metric('attnd_shared_memory_regions', kind='system') == 1024
+    assert unregister(shm_server, '7').status == 200 and register(shm_server, 'more', one.name, 64).status == 200
+    assert unregister(shm_server).status == 200 and eventually(lambda: descriptors(shm_server) == 0)
+    connection.close()
+
+
+def test_bytes_of_regions_have_a_limit(shm_server, shm):
+    limit = shm_server.get('/v1/info').json()['limits']['shared_memory_bytes']
+    one = shm(2 * limit)  # without pages
+    refused(register(shm_server, 'all', one.name, limit + 1), 413, f'byte_size: is {limit + 1}, all regions may have {limit} bytes together')
+    assert register(shm_server, 'most', one.name, limit - 10).status == 200
+    refused(register(shm_server, 'more', one.name, 11), 507)
+    assert register(shm_server, 'rest', one.name, 10).status == 200
+    assert shm_server.metric('attnd_shared_memory_bytes', kind='system') == limit
+
+
+def test_regions_belong_to_the_token_that_registered_them(serve, shm, tmp_path):
+    tokens = tmp_path / 'tokens'
+    tokens.write_text('token-of-anna\ntoken-of-bert\n')
+    server = serve(*ALLOW, '--token-file', tokens)
+    anna, bert = ({'Authorization': f'Bearer token-of-{n}'} for n in ('anna', 'bert'))
+    server.page_headers = bert
+    arrays, data = problem()
+    one, other = shm(0, data), shm(0, data)
+    assert register(server, 'in', one.name, one.size).status == 401
+    assert register(server, 'in', one.name, one.size, headers=anna).status == 200
+    # Bert does not see it, cannot use it, and cannot take it away; names are each one's own, objects are not.
+    refused(status(server, 'in', bert), 404, "there is no region 'in'")
+    assert status(server, headers=bert).json() == []
+    refused(infer(server, arrays, headers=bert), 404, "q: there is no region 'in'")
+    assert unregister(server, 'in', bert).status == 200 and unregister(server, headers=bert).status == 200
+    refused(register(server, 'mine', one.name, 64, headers=bert), 409, 'is registered by another token')
+    assert register(server, 'in', other.name, other.size, headers=bert).status == 200
+    assert infer(server, arrays, headers=anna).status == 200 and infer(server, arrays, headers=bert).status == 200
+    # Half of all there may be is one token's share.
+    connection = server.connect()
+    answers = [connection.ask('POST', f'/v2/systemsharedmemory/region/{i}/register', json.dumps({'key': one.name, 'byte_size': 64}).encode(), anna) for i in range(512)]
+    connection.close()
+    assert [a.status for a in answers] == 511 * [200] + [429] and 'its share is 512' in answers[-1].json()['error']
+    assert register(server, 'more', other.name, 64, headers=bert).status == 200
+    big = shm(1 << 40)
+    refused(register(server, 'big', big.name, (1 << 39) + 1, headers=bert), 413, 'all regions of a token may have')
+    # A token that is taken out of the file leaves no regions behind.
+    assert server.metric('attnd_shared_memory_regions', kind='system') == 514
+    tokens.write_text('token-of-bert\n')
+    os.kill(server.pid, signal.SIGHUP)
+    assert eventually(lambda: server.metric('attnd_shared_memory_regions', kind='system') == 2)
+    assert eventually(lambda: descriptors(server) == 2)
+    assert infer(server, arrays, headers=bert).status == 200
+
+
+# ---- cost --------------------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.limit(180)
+def test_nobody_waits_while_much_is_read(shm_server, shm):
+    """512 MiB, which are refused for their shape when they have been read. (That outputs are written elsewhere too: test_loop.c.)"""
+    one = shm(256 << 20)
+    assert register(shm_server, 'in', one.name, one.size).status == 200
+    bad = {'inputs': [{'name': n, 'shape': [1, 1 << 20, 2, 32 if n != 'v' else 31], 'datatype': 'FP32', 'parameters': place('in', 256 << 20)} for n in 'qv']}
+    before = shm_server.metric('attnd_shared_memory_moved_bytes_total', how='read')
+    with service.Probe(shm_server) as probe:
+        for _ in range(3):
+            refused(shm_server.ask('POST', INFER, json.dumps(bad).encode()), 400, 'v: data has 268435456 bytes')
+    probe.check()
+    assert shm_server.metric('attnd_shared_memory_moved_bytes_total', how='read') - before == 3 * (512 << 20)
+
+
+@pytest.mark.limit(120)
+def test_much_is_written_whole(shm_server, shm):
+    """64 MiB, of one key: every row of out is its value."""
+    q = np.ones((1, 1 << 18, 1, 64), np.float32)
+    v = np.arange(64, dtype=np.float32).reshape(1, 1, 1, 64)
+    one, out = shm(0, q.tobytes() + v.tobytes() + v.tobytes()), shm(q.nbytes + 1)
+    assert register(shm_server, 'in', one.name, one.size).status == 200 and register(shm_server, 'out', out.name, out.size).status == 200
+    assert infer(shm_server, {'q': q, 'k': v, 'v': v}, outputs={'out': place('out', q.nbytes)}).status == 200
+    assert out.read() == np.broadcast_to(v, q.shape).tobytes() + b'\0'
+
+
+def test_a_request_without_room_is_refused_and_gives_back_what_it_had(serve, shm):
+    server = serve(*ALLOW, '--staging-bytes', '4M', '--max-body-bytes', '4M')
+    one = shm(1 << 20)
+    assert register(server, 'in', one.name, one.size).status == 200
+    made = {'inputs': [{'name': n, 'shape': [1, 8192, 2, 16], 'datatype': 'FP32', 'parameters': place('in', 1 << 20)} for n in 'qkv']}
+    answer = server.ask('POST', INFER, json.dumps(made).encode())  # 3 MiB in, 1 MiB out, and what is rounded up
+    assert answer.status in (413, 503), answer.body
+    assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
+    small, _ = problem()
+    assert infer(server, small, shared=()).status == 200
+
+
+# ---- what is told ------------------------------------------------------------------------------------------------------------------------
+
+def test_metrics_log_metadata_and_openapi_tell_of_it(serve, shm):
+    server = serve(*ALLOW)
+    assert server.metric('attnd_shared_memory_regions', kind='system') == 0
+    arrays, data = problem()
+    one = shm(0, data + bytes(256))
+    assert register(server, 'my%20"region"', one.name, one.size).status == 200
+    assert server.metric('attnd_shared_memory_regions', kind='system') == 1
+    assert server.metric('attnd_shared_memory_bytes', kind='system') == one.size
+    assert infer(server, arrays, region='my "region"', outputs={'out': place('my "region"', 256, len(data))}).status == 200
+    assert server.metric('attnd_shared_memory_moved_bytes_total', how='read') == len(data)
+    assert server.metric('attnd_shared_memory_moved_bytes_total', how='written') == 256
+    assert unregister(server, 'my%20"region"').status == 200
+    assert eventually(lambda: 'region_unregistered' in server.log())
+    assert f'region_registered region="my \\"region\\"" bytes={one.size}' in server.log()
+    assert one.name not in server.log()  # keys are nobody else's business
+    assert 'system_shared_memory' in server.get('/v2').json()['extensions']
+    paths = server.get('/openapi.json').json()['paths']
+    assert len([p for p in paths if p.startswith('/v2/systemsharedmemory')]) == 5 and not [p for p in paths if 'cuda' in p]
+
+
+def test_a_gpus_memory_is_not_offered_yet(shm_server):
+    """But there is none to list or to unregister, as Triton's examples and perf_analyzer do before they begin."""
+    assert shm_server.get('/v2/cudasharedmemory/status').json() == []
+    refused(shm_server.get('/v2/cudasharedmemory/region/r/status'), 404, "there is no region 'r'")
+    for path in ('/unregister', '/region/r/unregister'):
+        assert shm_server.ask('POST', '/v2/cudasharedmemory' + path, b'').status == 200
+    handle = json.dumps({'raw_handle': {'b64': 86 * 'A' + '=='}, 'device_id': 0, 'byte_size': 64}).encode()
+    refused(shm_server.ask('POST', '/v2/cudasharedmemory/region/r/register', handle), 501, 'shared memory of a GPU is not offered here: register system shared memory')
+
+
+@pytest.mark.limit(200)
+@pytest.mark.skipif(not find_schemathesis(), reason='schemathesis is not here (tests/setup.sh test fetches it from PyPI)')
+def test_schemathesis(shm_server, tmp_path):
+    """As in test_operations.py, of the routes that are documented with the option alone."""
+    run = subprocess.run(
+        [find_schemathesis(), '--config-file', os.path.join(service.HERE, 'http/schemathesis.toml'), 'run', f'{shm_server.url}/openapi.json', '--checks', 'all', '--max-examples', '15',
+         '--phases', 'examples,coverage,fuzzing', '--seed', '1', '--request-timeout', '20', '--no-color', '--include-path-regex', 'sharedmemory'],
+        cwd=tmp_path, env=dict(os.environ, SCHEMATHESIS_HOOKS='schemathesis_hooks', PYTHONPATH=os.path.join(service.HERE, 'http')),
+        capture_output=True, text=True, timeout=190 * service.SLOWER)
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-3000:]
+
+
+def test_the_answers_of_register_and_unregister_are_empty(shm_server, shm):
+    one = shm(64)
+    for answer in (register(shm_server, 'r', one.name, 64), unregister(shm_server, 'r'), unregister(shm_server)):
+        assert answer.status == 200 and answer.body == b'' and answer.headers['content-length'] == '0'
