@@ -346,7 +346,7 @@ static void write_shared(struct request *request)
     attn_error err = { 0 };
     bool done;
     if (request->job->shared == NULL) return;
-    if (region_uses_write(request->job->shared, INT64_MAX, &done, &err) != ATTN_OK) request_fail_status(request, &err);
+    if (region_uses_write(request->job->shared, INT64_MAX, &done, &err) != ATTN_OK) request_fail_in_job(request, &err);
     request->times.encode_ns += clock_ns() - began;
 }
 
@@ -380,7 +380,7 @@ static enum MHD_Result body_done(struct request *request)
     if (request->job) {
         request_move(request, REQUEST_COMPUTING);
         if (shares_little(request->job) && devices_run_here(server->devices, request->job)) {
-            if (!request->job->ran) request_fail_status(request, &request->job->error);
+            if (!request->job->ran) request_fail_in_job(request, &request->job->error);
             else write_shared(request);
             return answer_now(request, false);
         }

@@ -392,9 +392,9 @@ static void on_finished(void *context, struct finishing *finishing)
         request->encoder = finishing->encoder; /* the request's now */
         finishing->encoder = NULL;
         request->times.encode_ns += finishing->wrote_ns;
-        if (finishing->error.status != ATTN_OK) request_fail_status(request, &finishing->error);
+        if (finishing->error.status != ATTN_OK) request_fail_in_job(request, &finishing->error);
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
-            request_fail_status(request, &call->items[0].error);
+            request_fail_in_job(request, &call->items[0].error);
     }
     finish_free(finishing); /* and its reference, as in batch_done() */
     if (request != NULL) finish_request(loop, job);
@@ -477,7 +477,7 @@ static void batch_done(struct loop *loop, struct batch *batch)
         job_release(job);
         if (request != NULL) {
             if (!job->ran) {
-                request_fail_status(request, &job->error);
+                request_fail_in_job(request, &job->error);
                 prepare_finish_contexts(job, false);
                 hand_back(loop, request);
             } else {

@@ -163,8 +163,13 @@ void request_fail(struct request *request, proto_error error, const char *pointe
 
 void request_fail_status(struct request *request, const attn_error *why)
 {
-    attn_error where = *why;
-    if (request->job) proto_call_locate(request->job->call, &where);
-    request_fail(request, proto_error_of(why->status), where.member, "%s",
+    request_fail(request, proto_error_of(why->status), why->member, "%s",
                  why->text[0] ? why->text : "no reason was given");
+}
+
+void request_fail_in_job(struct request *request, const attn_error *why)
+{
+    attn_error where = *why;
+    proto_call_locate(request->job->call, &where);
+    request_fail_status(request, &where);
 }

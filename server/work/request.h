@@ -184,6 +184,8 @@ void request_move(struct request *request, enum request_state to);
 void request_fail(struct request *request, proto_error error, const char *pointer, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 void request_fail_status(struct request *request, const attn_error *why);
+/* The same by who owns its job, of a fault that was found in there: its pointer becomes one into the body as it was sent. */
+void request_fail_in_job(struct request *request, const attn_error *why);
 
 /* By the owner: takes a place in the queue, in exchange for the one it has. A state that wants one (the table above) is
  * entered with it; request_move() gives it back at the edge to a state that has none. On an error it has none. */
