@@ -130,11 +130,12 @@ struct cache_step {
     bool begun;
     int32_t *table;           /* [rows, most]: page numbers, in the memory that caches_begin() was given, as are: */
     int32_t *table_lengths;   /* [rows]: the lengths again */
-    float *k_scale, *v_scale; /* [rows, kv_heads], or NULL */
+    float *k_scale, *v_scale; /* [rows, kv_heads], or NULL; until it has begun: in `scales` */
     attn_move *moves;         /* what the device does before it computes */
     int64_t move_count;
     bool ends;             /* a commit deletes its caches: a sequence ends */
     struct cache_row *row; /* caches.c's */
+    float *scales;         /* of its own memory */
 };
 
 /* Makes a step: are they there, and do they go together? `rows` is at most CACHES_ROWS. Errors name the row: NOT_FOUND,
