@@ -1507,6 +1507,40 @@ static void test_outputs_that_nobody_wants_are_not_needed(void **state)
         }
 }
 
+/* ---- Moves ------------------------------------------------------------------------------------------------------- */
+
+/* More than one launch takes, of every length and alignment, one of them long enough for several blocks. */
+static void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state)
+{
+    (void)state;
+    enum { COUNT = 300, LONG = 200000, BYTES = COUNT * 64 + LONG + 64 };
+    uint8_t *const from = malloc(BYTES), *const want = malloc(BYTES), *const got = malloc(BYTES);
+    static attn_move moves[COUNT + 1];
+    void *source, *target;
+    attn_error err;
+    for (int i = 0; i < BYTES; i++) from[i] = (uint8_t)(i * 7 + i / 251), want[i] = 0xee;
+    assert_int_equal(attn_device_alloc(bench.device, BYTES, &source, &err), ATTN_OK);
+    assert_int_equal(attn_device_alloc(bench.device, BYTES, &target, &err), ATTN_OK);
+    for (int i = 0; i <= COUNT; i++) {
+        const size_t to = (size_t)i * 64 + (size_t)i % 17, at = (size_t)(COUNT - i) * 64 + (size_t)i % 5;
+        const size_t bytes = i == COUNT ? LONG : (size_t)i % 41; /* some have none */
+        const bool clears = i % 7 == 3;
+        moves[i] = (attn_move){ (char *)target + to, clears ? NULL : (char *)source + at, bytes };
+        if (clears) memset(want + to, 0, bytes);
+        else memcpy(want + to, from + at, bytes);
+    }
+    memset(got, 0xee, BYTES);
+    assert_int_equal(attn_copy(bench.stream, source, from, BYTES, ATTN_TO_DEVICE, &err), ATTN_OK);
+    assert_int_equal(attn_copy(bench.stream, target, got, BYTES, ATTN_TO_DEVICE, &err), ATTN_OK);
+    assert_int_equal(attn_moves(bench.stream, moves, COUNT + 1, &err), ATTN_OK);
+    assert_int_equal(attn_copy(bench.stream, got, target, BYTES, ATTN_FROM_DEVICE, &err), ATTN_OK);
+    assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
+    assert_memory_equal(got, want, BYTES);
+    attn_device_free(bench.device, source);
+    attn_device_free(bench.device, target);
+    free(from), free(want), free(got);
+}
+
 int main(void)
 {
     const struct CMUnitTest lists[] = {
@@ -1529,6 +1563,7 @@ int main(void)
         cmocka_unit_test(test_repeats_give_the_same_bits),
         cmocka_unit_test(test_a_packed_sequence_has_the_bits_of_the_problem_alone),
         cmocka_unit_test(test_a_batch_row_has_the_bits_of_the_problem_alone),
+        cmocka_unit_test(test_moves_copy_and_clear_what_they_say_and_nothing_else),
         cmocka_unit_test(test_pages_do_not_change_a_bit),
         cmocka_unit_test(test_a_row_in_pages_has_the_bits_that_it_has_alone),
         cmocka_unit_test(test_pages_may_overlap_and_be_shared),
