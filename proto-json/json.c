@@ -1,5 +1,9 @@
-/* json.c: JSON as a format of bodies and answers: scan.c reads it, and an answer is an object of tensors and facts. */
+/* json.c: JSON as a format of bodies and answers: scan.c reads it, and an answer is an object of tensors and facts.
+ *
+ * A body without a content type, or with the wrong one, is read as JSON. The first bytes are kept until it can be said whether
+ * they are those of a safetensors file: of all that is no JSON the one with a cure. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "encode.h"
@@ -9,37 +13,78 @@
 
 /* ---- Bodies ------------------------------------------------------------------------------------------------------ */
 
+struct reader {
+    scan *scan;
+    uint8_t first[PROTO_SAFETENSORS_MARK];
+    size_t first_bytes; /* of these, what has come */
+    attn_error error;   /* they are no JSON's; once set, the answer to every call */
+};
+
 static void *open_reader(const proto_limits *limits, const proto_memory *memory)
 {
-    return scan_new(limits, memory);
+    struct reader *const r = calloc(1, sizeof *r);
+    if (!r) return NULL;
+    r->scan = scan_new(limits, memory);
+    if (r->scan) return r;
+    free(r);
+    return NULL;
 }
 
 static void close_reader(void *reader)
 {
-    scan_free(reader);
+    struct reader *const r = reader;
+    if (!r) return;
+    scan_free(r->scan);
+    free(r);
+}
+
+/* The first bytes are there, or all that will come: they go to the scanner. */
+static attn_status first_bytes_done(struct reader *r, attn_error *err)
+{
+    if (!proto_is_safetensors(r->first, r->first_bytes)) return scan_feed(r->scan, r->first, r->first_bytes, err);
+    attn_fail(&r->error, ATTN_INVALID, "",
+              "the body is no JSON, it begins like a safetensors file; send it with Content-Type: "
+              "application/x-safetensors");
+    if (err) *err = r->error;
+    return r->error.status;
 }
 
 static attn_status feed(void *reader, const void *bytes, size_t count, attn_error *err)
 {
-    return scan_feed(reader, bytes, count, err);
+    struct reader *const r = reader;
+    if (r->error.status != ATTN_OK) {
+        if (err) *err = r->error;
+        return r->error.status;
+    }
+    if (r->first_bytes == sizeof r->first) return scan_feed(r->scan, bytes, count, err);
+    const size_t lacks = sizeof r->first - r->first_bytes, taken = count < lacks ? count : lacks;
+    memcpy(r->first + r->first_bytes, bytes, taken);
+    r->first_bytes += taken;
+    if (r->first_bytes < sizeof r->first) return ATTN_OK;
+    const attn_status status = first_bytes_done(r, err);
+    return status == ATTN_OK ? scan_feed(r->scan, (const uint8_t *)bytes + taken, count - taken, err) : status;
 }
 
 static attn_status finish(void *reader, struct format_body *body, attn_error *err)
 {
+    struct reader *const r = reader;
     size_t length;
-    const attn_status status = scan_finish(reader, err);
+    attn_status status = r->error.status;
+    if (status != ATTN_OK && err) *err = r->error;
+    if (status == ATTN_OK && r->first_bytes < sizeof r->first) status = first_bytes_done(r, err);
+    if (status == ATTN_OK) status = scan_finish(r->scan, err);
     if (status != ATTN_OK) return status;
-    const char *const skeleton = scan_skeleton(reader, &length);
+    const char *const skeleton = scan_skeleton(r->scan, &length);
     body->root = tree_parse(skeleton, length + 1);
-    body->lifts = scan_lifts(reader, &body->lift_count);
-    body->memory = scan_memory(reader, &body->memory_bytes);
+    body->lifts = scan_lifts(r->scan, &body->lift_count);
+    body->memory = scan_memory(r->scan, &body->memory_bytes);
     return ATTN_OK;
 }
 
 static size_t skeleton_bytes(const void *reader)
 {
     size_t bytes;
-    (void)scan_skeleton(reader, &bytes);
+    (void)scan_skeleton(((const struct reader *)reader)->scan, &bytes);
     return bytes;
 }
 

@@ -85,6 +85,11 @@ const char *proto_dtype_list(attn_tensor_id id, char text[PROTO_DTYPE_LIST_BYTES
 
 /* ---- Formats ----------------------------------------------------------------------------------------------------- */
 
+/* Do these bytes begin like a safetensors file? It takes PROTO_SAFETENSORS_MARK of them: a length below 2^32 in 8 bytes, and
+ * '{'. No JSON has such a NUL. */
+enum { PROTO_SAFETENSORS_MARK = 9 };
+bool proto_is_safetensors(const void *bytes, size_t count);
+
 /* How a body, or an answer, is written. All formats have the same tensors and options (PROTOCOL.md). */
 typedef struct proto_format proto_format;
 extern const proto_format proto_json, proto_safetensors, proto_kserve;

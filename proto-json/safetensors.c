@@ -60,6 +60,13 @@ struct reader {
     struct scan_room room;
 };
 
+bool proto_is_safetensors(const void *bytes, size_t count)
+{
+    static const uint8_t zeros[LENGTH_BYTES / 2];
+    const uint8_t *const p = bytes;
+    return count >= PROTO_SAFETENSORS_MARK && p[LENGTH_BYTES] == '{' && !memcmp(p + sizeof zeros, zeros, sizeof zeros);
+}
+
 static attn_status no_memory(struct reader *r)
 {
     return attn_fail(&r->error, ATTN_NO_MEMORY, "", "no memory to read the request");

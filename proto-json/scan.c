@@ -119,6 +119,9 @@ static attn_status fail(scan *s, attn_status status, uint64_t at, const char *te
     return attn_fail(&s->error, status, "", "byte %llu: %s", (unsigned long long)at, text);
 }
 
+#define BYTES_BEHIND \
+    " (bytes of tensors? The header Inference-Header-Content-Length says how many bytes of the body are JSON)"
+
 /* Not JSON: `expected` says what may stand here, `c` what does. */
 static attn_status unexpected(scan *s, uint64_t at, const char *expected, unsigned char c)
 {
@@ -126,7 +129,7 @@ static attn_status unexpected(scan *s, uint64_t at, const char *expected, unsign
                                        .value = s->state == VALUE || s->state == FIRST_ELEMENT,
                                        .name = s->state == NAME || s->state == FIRST_NAME,
                                        .end = s->state == DONE };
-    const char *const hint = habit_character(&place, c);
+    const char *const hint = s->kserve && place.end ? BYTES_BEHIND : habit_character(&place, c);
     if (c > 0x20 && c < 0x7f)
         return attn_fail(&s->error, ATTN_INVALID, "", "not JSON at byte %llu: expected %s, found '%c'%s",
                          (unsigned long long)at, expected, c, hint);

@@ -285,6 +285,17 @@ static void keep_body(struct request *request, const char *bytes, size_t count)
     request->text_bytes += count;
 }
 
+/* Of a body whose content type was refused, what it seems to be. */
+static void look_at_body(struct request *request, const char *bytes, size_t count)
+{
+    if (!request->failed || request->error != PROTO_E_UNSUPPORTED_MEDIA || request->coding != UNPACK_NOTHING ||
+        !proto_is_safetensors(bytes, count))
+        return;
+    snprintf(request->why.text, sizeof request->why.text,
+             "the body begins like a safetensors file, but its Content-Type is another one; send it with Content-Type: "
+             "application/x-safetensors");
+}
+
 /* Returns how much of the piece is left for another call. */
 static size_t body_piece(struct request *request, const char *bytes, size_t count)
 {
@@ -317,7 +328,10 @@ static size_t body_piece(struct request *request, const char *bytes, size_t coun
             refuse_body(request, &err);
             left = 0;
         }
-    } else keep_body(request, bytes, count);
+    } else {
+        if (request->received_bytes == 0) look_at_body(request, bytes, count);
+        keep_body(request, bytes, count);
+    }
     request->received_bytes += count - left;
     /* A client is as fast as its bytes weigh. */
     connection_progress(request->connection, request->decoded_bytes > request->received_bytes

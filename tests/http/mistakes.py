@@ -325,6 +325,15 @@ row('no content type', TEXT, 200, (), headers={})
 for media in ('application/octet-stream', 'multipart/form-data; boundary=x', 'application/x-python-pickle'):
     row(f'Content-Type {media}', TEXT, 415, (media.split(';')[0], 'application/json', 'send'), code='unsupported-media-type', headers={'Content-Type': media})
 row('Content-Encoding gzip', gzip.compress(TEXT.encode()), 200, (), headers={**JSON, 'Content-Encoding': 'gzip'})
+FILE = json.dumps({n: {'dtype': 'F32', 'shape': t['shape'], 'data_offsets': [0, 0]} for n, t in GOOD.items()}).encode()
+for length in (len(FILE), 0x7b, 0x5b20, 0x22):  # which may begin as JSON does
+    for said in ({}, JSON, {'Content-Type': 'application/x-www-form-urlencoded'}):
+        row(f'a safetensors file of {length} with {said or "no content type"}', length.to_bytes(8, 'little') + FILE, 400,
+            ('no JSON', 'like a safetensors file', 'Content-Type: application/x-safetensors'), headers=said)
+row('a safetensors file as octets', len(FILE).to_bytes(8, 'little') + FILE, 415, ('like a safetensors file', 'Content-Type: application/x-safetensors'),
+    code='unsupported-media-type', headers={'Content-Type': 'application/octet-stream'})
+row('binary tensors of KServe without the length of the JSON', json.dumps({'inputs': [{'name': 'q', 'shape': [1], 'datatype': 'FP32', 'parameters': {'binary_data_size': 4}}]}).encode() + b'\x00\x00\x80\x3f',
+    400, ('nothing after the value', 'bytes of tensors?', 'Inference-Header-Content-Length', 'how many bytes of the body are JSON'), path='/v2/models/attention_forward/infer', headers={})
 row('Content-Encoding gzip, and it is not', TEXT, 400, ('Content-Encoding is gzip', 'begins like JSON', 'was it compressed?'), headers={**JSON, 'Content-Encoding': 'gzip'})
 row('deflate without the head and the checksum of zlib', zlib.compress(TEXT.encode())[2:-4], 400, ('Content-Encoding is deflate', 'RFC 1950'),
     headers={**JSON, 'Content-Encoding': 'deflate'})

@@ -612,6 +612,37 @@ static void test_bytes_of_the_wrong_length_say_what_they_look_like(void **state)
 }
 
 /* Every tensor of the table is taken by its name, by the ops its role says, and by no other. */
+static void test_a_safetensors_file_is_told_from_json_however_it_is_split(void **state)
+{
+    static const struct {
+        char body[16];
+        size_t bytes;
+        bool file;
+    } cases[] = {
+        { "\x40\0\0\0\0\0\0\0{\"q\"", 12, true },
+        { "\x7b\0\0\0\0\0\0\0{", 9, true },
+        { "\x20\x20\0\0\0\0\0\0{", 9, true },
+        { "\x40\0\0\0\0\0\0\0[", 9, false },
+        { "\x40\0\0\0\0\0\0\1{", 9, false },
+        { "\x40\0\0\0\0\0\0\0", 8, false },
+        { "{\"q\":1}", 7, false },
+        { "{", 1, false },
+    };
+    static const char says[] = "the body is no JSON, it begins like a safetensors file; send it with Content-Type: "
+                               "application/x-safetensors";
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
+        for (size_t first = 0; first <= cases[i].bytes; first++) {
+            struct decoded d = { 0 };
+            size_t split = first;
+            decode_in_pieces(&d, &proto_json, ATTN_OP_FORWARD, NULL, cases[i].body, cases[i].bytes,
+                             first ? first_then_rest : one_byte, &split);
+            assert_int_equal(d.status, ATTN_INVALID);
+            assert_int_equal(strcmp(d.err.text, says) == 0, cases[i].file);
+            decoded_clear(&d);
+        }
+}
+
 static void test_every_tensor_of_the_table_is_known(void **state)
 {
     (void)state;
@@ -802,6 +833,7 @@ int main(void)
         cmocka_unit_test_teardown(test_bytes_of_the_wrong_length_say_what_they_look_like, no_differences),
         cmocka_unit_test_teardown(test_every_member_lands_where_it_belongs, no_differences),
         cmocka_unit_test_teardown(test_what_is_not_said_has_its_default, no_differences),
+        cmocka_unit_test_teardown(test_a_safetensors_file_is_told_from_json_however_it_is_split, no_differences),
         cmocka_unit_test_teardown(test_every_tensor_of_the_table_is_known, no_differences),
         cmocka_unit_test_teardown(test_every_option_of_the_table_is_known, no_differences),
         cmocka_unit_test_teardown(test_the_defaults_of_the_table_are_true, no_differences),
