@@ -104,7 +104,11 @@ bool attn_dtype_floating(attn_dtype dtype);
 enum { ATTN_DTYPE_LIST_BYTES = 80 };
 const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
-enum { ATTN_MAX_RANK = 4, ATTN_MAX_HEAD_DIM = 256 };
+enum { ATTN_MAX_RANK = 4 };
+
+/* The largest D and Dv of a forward: 576 and 512 are those of multi-head latent attention, whose v is the first 512 columns
+ * of k (the same memory, by its strides). And of a backward. */
+enum { ATTN_MAX_HEAD_DIM = 576, ATTN_MAX_BACKWARD_HEAD_DIM = 256 };
 
 /* B times H of one problem: each sequence and each head costs time and workspace even where it holds nothing. As many
  * heads of 16 rows of 8 half-precision numbers (q, k and v) are 805 MB. */
@@ -359,7 +363,7 @@ typedef struct attn_geometry {
 /* Does everything agree? Shapes, dtypes, ranges of options, values of index tensors and masks (read on the host).
  * The one validator: no kernel is started on a problem that it has not passed. Outputs need not be given; those
  * that are must have the right shape. INVALID, TOO_LARGE (sizes overflow) or UNSUPPORTED (head dim above
- * ATTN_MAX_HEAD_DIM). */
+ * ATTN_MAX_HEAD_DIM, of a backward above ATTN_MAX_BACKWARD_HEAD_DIM). */
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
 /* Shape and dtype of an output of a checked problem (roles OUT and OUT_BACK), contiguous, data NULL. out_dtype

@@ -239,10 +239,12 @@ static attn_status head_size_fits(const attn_problem *p, attn_tensor_id id, char
 {
     char member[MEMBER_BYTES];
     const int axis = axis_of(p, id, letter);
-    if (size <= ATTN_MAX_HEAD_DIM) return ATTN_OK;
+    const bool backward = p->op == ATTN_OP_BACKWARD;
+    const int most = backward ? ATTN_MAX_BACKWARD_HEAD_DIM : ATTN_MAX_HEAD_DIM;
+    if (size <= most) return ATTN_OK;
     return attn_fail(err, ATTN_UNSUPPORTED, axis_member(member, id, "shape", axis),
-                     "%s: shape[%d] is %lld, head sizes up to %d are supported", attn_tensors[id].name, axis, (ll)size,
-                     ATTN_MAX_HEAD_DIM);
+                     "%s: shape[%d] is %lld, head sizes up to %d are supported%s", attn_tensors[id].name, axis,
+                     (ll)size, most, backward ? " in a backward" : "");
 }
 
 /* What is not a matter of k's and v's shapes. */

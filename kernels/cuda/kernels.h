@@ -36,6 +36,8 @@ struct cuda_kernel {
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 };
 
+enum { TILE_HEAD_DIM = 256 }; /* the widest tile of the kernels on tensor cores */
+
 const int ANY_COMPUTE = 999; /* most_compute of a kernel that newer chips run too */
 
 /* Tensors and options that all have in common, and those of the masks that are intervals of keys. */

@@ -388,6 +388,15 @@ def test_pages(server, page_size, dtype, Sq):
         assert whole['out'] == a['out'] and whole['lse'] == a['lse']
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_latent_attention(server, dtype):
+    members, x = random_problem(rng(68), B=2, Sq=2, Sk=40, H=16, Hk=1, D=576, Dv=512, dtype=dtype, causal=True, scale=0.07)
+    a = ok(server.forward(**members))
+    out, lse, _ = ref.forward(x['q'], x['k'], x['v'], causal=True, scale=0.07)
+    close(value(a['out']), out, RTOL[dtype])
+    close(value(a['lse']), lse, 1e-5)
+
+
 def test_pages_with_packed_queries_and_verify(server):
     lengths, queries = [90, 33, 0], [5, 1, 4]
     members, x = random_problem(rng(62), B=3, Sq=5, Sk=90, H=4, Hk=2, D=16)

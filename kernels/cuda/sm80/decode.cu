@@ -438,7 +438,7 @@ DEVICE float block_sum(float x, float (&parts)[COMBINE_WARPS])
  * stack, and then begins later. */
 DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, float (&parts)[COMBINE_WARPS])
 {
-    static_assert(COMBINE_THREADS >= ATTN_MAX_HEAD_DIM, "a channel a thread");
+    static_assert(COMBINE_THREADS >= TILE_HEAD_DIM, "a channel a thread");
     const attn_geometry &g = a.g;
     const attn_view &q = g.view[ATTN_T_q], &k = g.view[ATTN_T_k], &v = g.view[ATTN_T_v], &out = g.view[ATTN_T_out],
                     &lse = g.view[ATTN_T_lse];
@@ -734,7 +734,7 @@ cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn
 }
 
 extern const cuda_kernel decode_forward = {
-    { "decode", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3), ATTN_MAX_HEAD_DIM,
+    { "decode", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3), TILE_HEAD_DIM,
       ATTN_ALL_SCORES | ATTN_KEY_FEATURES },
     80,
     ANY_COMPUTE,

@@ -330,14 +330,14 @@ const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_
 } // namespace
 
 extern const cuda_kernel generic_forward = {
-    { "generic", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES | ATTN_KEY_FEATURES },
+    { "generic", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, ATTN_ALL_SCORES | ATTN_KEY_FEATURES },
     80,
     ANY_COMPUTE,
     plan,
     launch,
 };
 extern const cuda_kernel generic_packed_forward = {
-    { "generic+decode", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES | ATTN_OPTION_BIT(KEY_DTYPE) },
+    { "generic+decode", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, ATTN_ALL_SCORES | ATTN_OPTION_BIT(KEY_DTYPE) },
     80,
     ANY_COMPUTE,
     plan_with_decode<generic_forward>,
