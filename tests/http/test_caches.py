@@ -75,18 +75,18 @@ def test_float8_caches_with_a_scale_per_head(anywhere, rng, q_dtype):
 def test_latent_caches_have_one_tensor_for_keys_and_values(anywhere, rng):
     """Multi-head Latent Attention: one head for all queries, whose values are the first numbers of its keys."""
     server = anywhere('--kv-bytes', '4M')
-    cache = Cache(server, kv_heads=1, head_dim=72, head_dim_v=64, latent=True)
-    k = wire.rounded(rng.standard_normal((200, 1, 72)), 'float32')
+    cache = Cache(server, kv_heads=1, head_dim=576, head_dim_v=512, latent=True)
+    k = wire.rounded(rng.standard_normal((200, 1, 576)), 'float32')
     answer = server.post(cache.path('/append'), {'k': wire.tensor(k)})
     assert answer.status == 200 and answer.json()['lengths'] == [200], answer
-    q, new = rng.standard_normal((1, 2, 16, 72)), wire.rounded(rng.standard_normal((1, 2, 1, 72)), 'float32')
+    q, new = rng.standard_normal((1, 2, 16, 576)), wire.rounded(rng.standard_normal((1, 2, 1, 576)), 'float32')
     answer = server.post(DECODE, {'q': wire.tensor(q), 'caches': [cache.id], 'k': wire.tensor(new), 'causal': True})
     k = np.concatenate([k, new[0]])
-    want, _ = attention(wire.rounded(q, 'float32')[0], k, k[..., :64], causal=True)
-    assert answer.status == 200 and answer.json()['out']['shape'] == [1, 2, 16, 64], answer
+    want, _ = attention(wire.rounded(q, 'float32')[0], k, k[..., :512], causal=True)
+    assert answer.status == 200 and answer.json()['out']['shape'] == [1, 2, 16, 512], answer
     assert_close(wire.value(answer.json()['out'])[0], want, 'float32')
-    assert cache.info()['page_bytes'] == -(-64 * 72 * 4 // 4096) * 4096  # of keys alone
-    answer = server.post(cache.path('/append'), {'k': wire.tensor(k[:1]), 'v': wire.tensor(k[:1, :, :64])})
+    assert cache.info()['page_bytes'] == -(-64 * 576 * 4 // 4096) * 4096  # of keys alone
+    answer = server.post(cache.path('/append'), {'k': wire.tensor(k[:1]), 'v': wire.tensor(k[:1, :, :512])})
     assert answer.status == 400 and 'part of its keys' in answer.json()['detail'], answer
 
 
