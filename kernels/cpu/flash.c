@@ -273,8 +273,8 @@ const void *flash_gather(const struct flash_tile *t, const attn_view *view, int 
     return scratch;
 }
 
-struct flash_keys flash_keys_at(const struct flash *f, const attn_view *view, int64_t b, int64_t hk, int64_t line,
-                                int most, int unit, int cols, void *scratch)
+struct flash_keys flash_keys_of_pages(const struct flash *f, const attn_view *view, int64_t b, int64_t hk, int64_t line,
+                                      int most, int unit, int cols, void *scratch)
 {
     const int64_t together = attn_keys_in_a_row(&f->g, line), es = (int64_t)attn_dtype_bytes(view->dtype);
     if (together >= attn_min64(most, unit)) {

@@ -265,8 +265,14 @@ struct flash_keys {
     int64_t stride;
     int count;
 };
-struct flash_keys flash_keys_at(const struct flash *f, const attn_view *view, int64_t b, int64_t hk, int64_t line,
-                                int most, int unit, int cols, void *scratch);
+struct flash_keys flash_keys_of_pages(const struct flash *f, const attn_view *view, int64_t b, int64_t hk, int64_t line,
+                                      int most, int unit, int cols, void *scratch);
+static inline struct flash_keys flash_keys_at(const struct flash *f, const attn_view *view, int64_t b, int64_t hk,
+                                              int64_t line, int most, int unit, int cols, void *scratch)
+{
+    if (f->g.page_table) return flash_keys_of_pages(f, view, b, hk, line, most, unit, cols, scratch);
+    return (struct flash_keys){ flash_key_at(f, view, b, hk, line), view->row, most };
+}
 
 /* Where the numbers of (h, i) are in the arrays by row. */
 int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);

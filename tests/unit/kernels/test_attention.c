@@ -323,8 +323,8 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
             assert_int_equal(attn_features(&p), basic | (counts ? UINT64_C(1) << id : 0));
         }
 
-    attn_problem p[12];
-    uint64_t want[12];
+    attn_problem p[14];
+    uint64_t want[14];
     int n = 0;
 #define CASE(bits, change) (p[n] = plain, p[n].change, want[n++] = (bits))
     CASE(ATTN_OPTION_BIT(CAUSAL), causal = true);
@@ -336,8 +336,10 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(0, scale = -1);                            /* not given */
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);
-    CASE(0, deterministic = true); /* a forward always is */
-    CASE(0, layout = ATTN_BHSD);   /* only strides */
+    CASE(ATTN_OPTION_BIT(KEY_DTYPE), k.dtype = ATTN_F8E4M3);
+    CASE(0, keep_mask_at_end = true); /* of no keep_mask */
+    CASE(0, deterministic = true);    /* a forward always is */
+    CASE(0, layout = ATTN_BHSD);      /* only strides */
 #undef CASE
     for (int i = 0; i < n; i++)
         if (attn_features(&p[i]) != (basic | want[i]))
@@ -351,8 +353,12 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     assert_int_equal(attn_features(&backward), basic | ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(dout) |
                                                    ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE));
     attn_problem fp8 = plain;
-    fp8.out = plain.q, fp8.q.dtype = fp8.k.dtype = fp8.v.dtype = ATTN_F8E4M3; /* bfloat16 is float8's own */
+    fp8.out = plain.q;
+    fp8.q.dtype = fp8.k.dtype = fp8.v.dtype = ATTN_F8E4M3; /* bfloat16 is float8's own */
     assert_int_equal(attn_features(&fp8), basic | ATTN_TENSOR_BIT(out));
+    attn_problem tail = plain;
+    tail.keep_mask = attn_tensor_make(NULL, ATTN_U8, 4, (int64_t[]){ 1, 1, 1, 3 }), tail.keep_mask_at_end = true;
+    assert_int_equal(attn_features(&tail), basic | ATTN_TENSOR_BIT(keep_mask) | ATTN_OPTION_BIT(KEEP_MASK_AT_END));
 }
 
 static void test_backends_are_found_by_name(void **state)
