@@ -473,7 +473,8 @@ static void test_bytes_that_do_not_add_up_are_refused(void **state)
           "q: the body ends after 0 of its 16 bytes: it has 269 bytes, must have 303; binary data need " HEADER },
         { { &forward, BODY(BINARY_QKV, ""), 4, ALL },
           "",
-          "not JSON at byte 269: expected nothing after the value, found byte 0x00" },
+          "not JSON at byte 269: expected nothing after the value, found byte 0x00 (bytes of tensors? The header "
+          "Inference-Header-Content-Length says how many bytes of the body are JSON)" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(12)) "," K "," V, ""), 12, THE_JSON },
           "/inputs/0/parameters/binary_data_size",
           "q: data has 12 bytes, shape [1, 2, 2, 2] of float16 needs 16" },
