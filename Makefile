@@ -310,6 +310,10 @@ fuzz-http: $B/attnd ## requests that are a little wrong, over sockets, every 200
 	@sh tests/setup.sh test
 	cd tests && $(TESTENV) $(PYTHON) fuzz_http/fuzz.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
+walk: $B/attnd $B/tests/attnd-fake ## a random walk on caches, each answer held against NumPy (ARGS="--operations 10000 --seed 1"; SAN=1, TSAN=1)
+	@sh tests/setup.sh test
+	cd tests && $(TESTENV) $(PYTHON) http/caches.py $(ARGS)
+
 bench: ## time the kernels and the codec (ARGS="--sweep paper --tokens 2048")
 	@sh tests/setup.sh run
 	@$(MAKE) --no-print-directory $B/attn-bench
@@ -396,4 +400,4 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-.PHONY: all run install uninstall test unit http http-all conformance differential fuzz-replay fuzz fuzz-targets fuzz-http bench load compare upload growth observe scaleout gpu emulate fresh format check-format check-layers print-cuda print-advice clean help
+.PHONY: all run install uninstall test unit http http-all conformance differential fuzz-replay fuzz fuzz-targets fuzz-http walk bench load compare upload growth observe scaleout gpu emulate fresh format check-format check-layers print-cuda print-advice clean help

@@ -167,7 +167,8 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES])
     const attn_axes *axes = &attn_tensors[id].axes;
     const bool broadcast = axes->kind == ATTN_AXES_BROADCAST;
     char *at = text;
-    if (set->always != 0 && (set->always & (set->always - 1)) == 0) { /* one: where there are more, it follows q */
+    if ((set->always & ~set->as_q) != 0 &&
+        (set->always & (set->always - 1)) == 0) { /* one: where there are more, it follows q */
         at = stpcpy(stpcpy(at, dtypes[__builtin_ctz(set->always)].wire), set->as_q ? " or q's dtype" : "");
         at = stpcpy(at, owner == id && !broadcast ? " " : ", ");
     }
@@ -440,6 +441,7 @@ uint64_t attn_features(const attn_problem *p)
     if (p->name != 0) features |= ATTN_OPTION_BIT(id);
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
+    if (p->k.dtype != p->q.dtype) features |= ATTN_OPTION_BIT(KEY_DTYPE);
     if (p->dropout_p > 0) features |= ATTN_OPTION_BIT(DROPOUT);
     if (p->op == ATTN_OP_BACKWARD && p->deterministic) features |= ATTN_OPTION_BIT(DETERMINISTIC);
     if (p->out.rank && p->out.dtype != own) features |= ATTN_OPTION_BIT(OUT_DTYPE);

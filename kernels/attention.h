@@ -104,7 +104,11 @@ bool attn_dtype_floating(attn_dtype dtype);
 enum { ATTN_DTYPE_LIST_BYTES = 80 };
 const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
-enum { ATTN_MAX_RANK = 4, ATTN_MAX_HEAD_DIM = 256 };
+enum { ATTN_MAX_RANK = 4 };
+
+/* The largest D and Dv of a forward: 576 and 512 are those of multi-head latent attention, whose v is the first 512 columns
+ * of k (the same memory, by its strides). And of a backward. */
+enum { ATTN_MAX_HEAD_DIM = 576, ATTN_MAX_BACKWARD_HEAD_DIM = 256 };
 
 /* B times H of one problem: each sequence and each head costs time and workspace even where it holds nothing. As many
  * heads of 16 rows of 8 half-precision numbers (q, k and v) are 805 MB. */
@@ -132,7 +136,7 @@ bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t 
 /* Which dtypes a tensor may have: id, those that it may always have, those that it may have where q has the same. */
 #define ATTN_DTYPE_RULE_MAP(X)                                               \
     X(INPUT, ATTN_DTYPES_FORWARD, 0)                                         \
-    X(AS_Q, 0, ATTN_DTYPES_FORWARD)                                          \
+    X(KEY, ATTN_DTYPE_BIT(F8E4M3), ATTN_DTYPES_FORWARD)                      \
     X(GRADIENT, 0, ATTN_DTYPES_BACKWARD)                                     \
     X(RESULT, ATTN_DTYPES_BACKWARD, 0)                                       \
     X(BIAS, ATTN_DTYPE_BIT(F32), ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16)) \
@@ -190,6 +194,8 @@ typedef struct attn_axes {
  * total_q]. lse and dlse are never swapped. attn_check() reads the values of index and mask tensors, bias, sinks,
  * alibi_slopes and the scales, which must be in host memory there.
  *
+ * k and v have q's dtype, or both float8_e4m3fn (forward): a cache in eight bits. A scale belongs to a tensor of float8_e4m3fn.
+ *
  * With page_table (forward, layout bshd) k and v are pools of pages, [pages, page_size, Hk, D or Dv]: key j of row b lies in
  * page page_table[b][j / page_size], slot j % page_size. Their strides are free: that of the page axis may be smaller than a
  * page, so that pages overlap. seqlens_k is required, and cu_seqlens_k is not given beside cu_seqlens_q. Sk of the problem
@@ -197,9 +203,9 @@ typedef struct attn_axes {
  * slots past its length. Rows may share pages. */
 #define ATTN_TENSOR_MAP(X)                                                                                            \
     X(q, IN, INPUT, ATTN_AXES("bqhd", "qhd", LAYOUT), "queries")                                                      \
-    X(k, IN, AS_Q, ATTN_AXES_OR_PAGED("bkgd", "kgd", "psgd", LAYOUT),                                                 \
+    X(k, IN, KEY, ATTN_AXES_OR_PAGED("bkgd", "kgd", "psgd", LAYOUT),                                                  \
       "keys; Hk divides H; with page_table [pages, page_size, Hk, D]")                                                \
-    X(v, IN, AS_Q, ATTN_AXES_OR_PAGED("bkge", "kge", "psge", LAYOUT),                                                 \
+    X(v, IN, KEY, ATTN_AXES_OR_PAGED("bkge", "kge", "psge", LAYOUT),                                                  \
       "values; with page_table [pages, page_size, Hk, Dv]")                                                           \
     X(alibi_slopes, IN, F32, ATTN_AXES("bh", "bh", OPTIONAL), "adds -slope * abs(i + Sk - Sq - j) after softcap")     \
     X(bias, IN, BIAS, ATTN_AXES("bhqk", "", BROADCAST), "added after softcap; -inf hides a key")                      \
@@ -213,9 +219,9 @@ typedef struct attn_axes {
       "k and v are pools of pages: key j of row b lies in page page_table[b][j / page_size], slot j % page_size")     \
     X(mask_startend_rows, IN, I32, ATTN_AXES("bmkn", "", FIXED),                                                      \
       "FlashMask: for each key the query rows hidden from it")                                                        \
-    X(q_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "fp8: dequantisation factor of q")                              \
-    X(k_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "fp8: dequantisation factor of k")                              \
-    X(v_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "fp8: dequantisation factor of v")                              \
+    X(q_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "float8: what q is to be multiplied with")                      \
+    X(k_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "float8: what k is to be multiplied with")                      \
+    X(v_scale, IN, F32, ATTN_AXES("bg", "bg", FIXED), "float8: what v is to be multiplied with")                      \
     X(out, OUT, RESULT, ATTN_AXES("bqhe", "qhe", LAYOUT), "attention's result; 0 for a query that sees no key")       \
     X(lse, OUT, F32, ATTN_AXES("bhq", "hq", FIXED),                                                                   \
       "natural logarithm of the softmax denominator; -inf for such a query")                                          \
@@ -357,7 +363,7 @@ typedef struct attn_geometry {
 /* Does everything agree? Shapes, dtypes, ranges of options, values of index tensors and masks (read on the host).
  * The one validator: no kernel is started on a problem that it has not passed. Outputs need not be given; those
  * that are must have the right shape. INVALID, TOO_LARGE (sizes overflow) or UNSUPPORTED (head dim above
- * ATTN_MAX_HEAD_DIM). */
+ * ATTN_MAX_HEAD_DIM, of a backward above ATTN_MAX_BACKWARD_HEAD_DIM). */
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
 /* Shape and dtype of an output of a checked problem (roles OUT and OUT_BACK), contiguous, data NULL. out_dtype
@@ -370,8 +376,8 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out
  * What a problem asks of a kernel, a bit for each: every tensor that is given or wanted, and every option in use. A
  * kernel names the bits that it knows, and gets no problem with another. So a tensor or an option that is added to the
  * tables is refused by every kernel but those that take ATTN_ALL_SCORES (they compute each score by the one definition
- * that the new member joins: score.h) until the kernel's own row names it. Where keys lie is no matter of scores: every
- * kernel names that by itself. */
+ * that the new member joins: score.h) until the kernel's own row names it. Where keys lie, and as what, is no matter of scores:
+ * every kernel names that by itself. */
 
 /* id, its option on the wire, when its bit is set; ATTN_SCORE_OPTION_MAP has more */
 #define ATTN_OPTION_MAP(X)                                                                   \
@@ -383,6 +389,7 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype out
     X(SCALE, "", "the scale is 0, negative or beyond 1e-30 to 1e30: no factor of exponents") \
     X(DROPOUT, "dropout_p", "dropout_p is above 0")                                          \
     X(DETERMINISTIC, "deterministic", "a backward shall have the same bits on every run")    \
+    X(KEY_DTYPE, "", "k and v are float8_e4m3fn, q is not")                                  \
     X(OUT_DTYPE, "out_dtype", "out has another dtype than q (bfloat16 where q is float8)")   \
     X(DOUT_DTYPE, "", "dout has another dtype than q")
 
@@ -400,7 +407,7 @@ enum attn_option_bit {
 #define ATTN_TENSOR_BIT(name) (UINT64_C(1) << ATTN_T_##name)
 #define ATTN_OPTION_BIT(id)   (UINT64_C(1) << ATTN_OPTION_##id)
 #define ATTN_EVERYTHING       UINT64_MAX
-#define ATTN_KEY_FEATURES     ATTN_TENSOR_BIT(page_table) /* where keys lie */
+#define ATTN_KEY_FEATURES     (ATTN_TENSOR_BIT(page_table) | ATTN_OPTION_BIT(KEY_DTYPE)) /* where keys lie, and as what */
 #define ATTN_ALL_SCORES       (ATTN_EVERYTHING & ~ATTN_KEY_FEATURES)
 
 /* The options above as data; bit ATTN_OPTION_FIRST + 1 + n. */

@@ -119,7 +119,7 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
                          : "; a missing axis is written as 1");
 }
 
-/* "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn", or "must be float32, or float16 as q's". */
+/* "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn", or "must be float16 as q's, or float32". */
 static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
     const attn_dtype is = p->tensor[id].dtype, q = p->q.dtype;
@@ -127,9 +127,10 @@ static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_er
     const bool as_q = attn_dtype_in(set.as_q, q);
     char member[MEMBER_BYTES], list[ATTN_DTYPE_LIST_BYTES];
     if (attn_dtype_in(set.always, is) || (as_q && is == q)) return ATTN_OK;
+    const unsigned others = as_q ? set.always & ~(1u << q) : set.always;
     return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "dtype"), "%s: dtype is %s, must be %s%s%s%s",
-                     attn_tensors[id].name, attn_dtype_name(is), attn_dtype_list(set.always, list),
-                     as_q && set.always ? ", or " : "", as_q ? attn_dtype_name(q) : "", as_q ? " as q's" : "");
+                     attn_tensors[id].name, attn_dtype_name(is), as_q ? attn_dtype_name(q) : "", as_q ? " as q's" : "",
+                     as_q && others ? ", or " : "", attn_dtype_list(others, list));
 }
 
 /* No axis negative or absurd, and the bytes countable, also in float32: answers may be wider than what was asked
@@ -238,10 +239,12 @@ static attn_status head_size_fits(const attn_problem *p, attn_tensor_id id, char
 {
     char member[MEMBER_BYTES];
     const int axis = axis_of(p, id, letter);
-    if (size <= ATTN_MAX_HEAD_DIM) return ATTN_OK;
+    const bool backward = p->op == ATTN_OP_BACKWARD;
+    const int most = backward ? ATTN_MAX_BACKWARD_HEAD_DIM : ATTN_MAX_HEAD_DIM;
+    if (size <= most) return ATTN_OK;
     return attn_fail(err, ATTN_UNSUPPORTED, axis_member(member, id, "shape", axis),
-                     "%s: shape[%d] is %lld, head sizes up to %d are supported", attn_tensors[id].name, axis, (ll)size,
-                     ATTN_MAX_HEAD_DIM);
+                     "%s: shape[%d] is %lld, head sizes up to %d are supported%s", attn_tensors[id].name, axis,
+                     (ll)size, most, backward ? " in a backward" : "");
 }
 
 /* What is not a matter of k's and v's shapes. */
@@ -319,9 +322,14 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
             "there may be %lld",
             (ll)p->page_table.shape[1], (ll)d.page_size, (double)p->page_table.shape[1] * (double)d.page_size,
             (ll)AXIS_MAX);
-    if (p->op == ATTN_OP_BACKWARD && p->q.dtype == ATTN_F8E4M3)
-        return attn_fail(err, ATTN_UNSUPPORTED, "/q/dtype",
-                         "q: dtype is float8_e4m3fn, backward supports float32, float16 and bfloat16");
+    if (p->v.dtype != p->k.dtype)
+        return attn_fail(err, ATTN_INVALID, "/v/dtype", "v: dtype is %s, must be %s as k's",
+                         attn_dtype_name(p->v.dtype), attn_dtype_name(p->k.dtype));
+    for (int i = 0; p->op == ATTN_OP_BACKWARD && i < 2; i++)
+        if (p->tensor[qkv[i]].dtype == ATTN_F8E4M3)
+            return attn_fail(err, ATTN_UNSUPPORTED, tensor_member(member, qkv[i], "dtype"),
+                             "%s: dtype is float8_e4m3fn, backward supports float32, float16 and bfloat16",
+                             attn_tensors[qkv[i]].name);
     return ATTN_OK;
 }
 
@@ -329,7 +337,9 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
 
 static attn_status check_company(const attn_problem *p, attn_error *err)
 {
-    static const attn_tensor_id scales[] = { ATTN_T_q_scale, ATTN_T_k_scale, ATTN_T_v_scale };
+    static const attn_tensor_id scales[][2] = { { ATTN_T_q_scale, ATTN_T_q },
+                                                { ATTN_T_k_scale, ATTN_T_k },
+                                                { ATTN_T_v_scale, ATTN_T_v } };
     char member[MEMBER_BYTES];
     if (p->cu_seqlens_q.rank)
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
@@ -339,12 +349,13 @@ static attn_status check_company(const attn_problem *p, attn_error *err)
                     err, ATTN_INVALID, tensor_member(member, (attn_tensor_id)id, ""),
                     "%s: cannot be combined with cu_seqlens_q; send a sequence that needs it as a problem of its own",
                     attn_tensors[id].name);
-    if (p->q.dtype != ATTN_F8E4M3)
-        for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
-            if (p->tensor[scales[i]].rank)
-                return attn_fail(err, ATTN_INVALID, tensor_member(member, scales[i], ""),
-                                 "%s: q has dtype %s, scales are for float8_e4m3fn", attn_tensors[scales[i]].name,
-                                 attn_dtype_name(p->q.dtype));
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
+        const attn_tensor_id scale = scales[i][0], of = scales[i][1];
+        if (p->tensor[scale].rank && p->tensor[of].dtype != ATTN_F8E4M3)
+            return attn_fail(err, ATTN_INVALID, tensor_member(member, scale, ""),
+                             "%s: %s has dtype %s, scales are for float8_e4m3fn", attn_tensors[scale].name,
+                             attn_tensors[of].name, attn_dtype_name(p->tensor[of].dtype));
+    }
     if (p->op == ATTN_OP_FORWARD) return ATTN_OK;
     if (p->dout.rank == 0)
         return attn_fail(err, ATTN_INVALID, "/dout", "dout: is required, the gradient of the loss with respect to out");

@@ -23,20 +23,24 @@
 
 /* Chosen by measurement, kernels/MEASUREMENTS.md, "The CPU ladder". Multiples of FLASH_UNIT. BM rows of q and BN keys in
  * a forward tile; in backward, BM rows against chunks of Bk keys. The first row that fits is taken, by the compute
- * type and the larger of D and Dv. */
+ * type and the larger of D and Dv. Above 256 there is no backward. */
 static const struct tile_sizes {
     attn_dtype element; /* of operands, and how many parts each number has */
     int parts, max_d;
     int BM, BN, back_Br, Bk;
 } tile_sizes[] = {
     { ATTN_BF16, 1, 128, 64, 512, 128, 256 },
-    { ATTN_BF16, 1, ATTN_MAX_HEAD_DIM, 64, 256, 64, 256 },
+    { ATTN_BF16, 1, 256, 64, 256, 64, 256 },
+    { ATTN_BF16, 1, ATTN_MAX_HEAD_DIM, 64, 128, 64, 128 },
     { ATTN_BF16, 2, 128, 64, 512, 128, 256 },
-    { ATTN_BF16, 2, ATTN_MAX_HEAD_DIM, 64, 256, 64, 128 },
+    { ATTN_BF16, 2, 256, 64, 256, 64, 128 },
+    { ATTN_BF16, 2, ATTN_MAX_HEAD_DIM, 64, 128, 64, 128 },
     { ATTN_BF16, 3, 64, 64, 512, 64, 256 },
     { ATTN_BF16, 3, 128, 128, 256, 64, 256 },
-    { ATTN_BF16, 3, ATTN_MAX_HEAD_DIM, 128, 128, 64, 128 },
+    { ATTN_BF16, 3, 256, 128, 128, 64, 128 },
+    { ATTN_BF16, 3, ATTN_MAX_HEAD_DIM, 64, 128, 64, 128 },
     { ATTN_F32, 1, 128, 64, 256, 64, 256 },
+    { ATTN_F32, 1, 256, 64, 128, 64, 128 },
     { ATTN_F32, 1, ATTN_MAX_HEAD_DIM, 64, 128, 64, 128 },
 };
 

@@ -36,6 +36,8 @@ struct cuda_kernel {
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 };
 
+enum { TILE_HEAD_DIM = 256 }; /* the widest tile of the kernels on tensor cores */
+
 const int ANY_COMPUTE = 999; /* most_compute of a kernel that newer chips run too */
 
 /* Tensors and options that all have in common, and those of the masks that are intervals of keys. */
@@ -50,8 +52,8 @@ const uint64_t LENGTH_FEATURES = ATTN_TENSOR_BIT(cu_seqlens_q) | ATTN_TENSOR_BIT
 const uint64_t PLAIN_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_TENSOR_BIT(page_table) |
                                 ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
                                 ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
-                                ATTN_TENSOR_BIT(dsinks) | ATTN_OPTION_BIT(DETERMINISTIC) | ATTN_OPTION_BIT(OUT_DTYPE) |
-                                ATTN_OPTION_BIT(DOUT_DTYPE);
+                                ATTN_TENSOR_BIT(dsinks) | ATTN_OPTION_BIT(DETERMINISTIC) | ATTN_OPTION_BIT(KEY_DTYPE) |
+                                ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE);
 
 static inline bool has_options(const attn_plan *plan)
 {

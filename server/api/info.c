@@ -38,8 +38,9 @@ static uint64_t feature_of(const char *option)
 
 static bool takes_tensor(const attn_kernel *k, attn_tensor_id id)
 {
-    const bool fp8_only = id == ATTN_T_q_scale || id == ATTN_T_k_scale || id == ATTN_T_v_scale;
-    return proto_takes_tensor(k->op, id) && (k->features >> id & 1) && (!fp8_only || k->dtypes >> ATTN_F8E4M3 & 1);
+    const bool of_keys = id == ATTN_T_k_scale || id == ATTN_T_v_scale, fp8_only = of_keys || id == ATTN_T_q_scale;
+    const bool fp8 = k->dtypes >> ATTN_F8E4M3 & 1 || (of_keys && k->features & ATTN_OPTION_BIT(KEY_DTYPE));
+    return proto_takes_tensor(k->op, id) && (k->features >> id & 1) && (!fp8_only || fp8);
 }
 
 /* The members of one kernel, or of several together. */

@@ -153,26 +153,24 @@ static int64_t cache_share(const attn_device_info *info)
     return info->unified && share > DEVICE_CACHE_MOST_CPU ? DEVICE_CACHE_MOST_CPU : share;
 }
 
-attn_status devices_add_caches(struct devices *devices, const struct config *config, struct caches *caches,
-                               attn_error *err)
+static attn_status give_memory(void *context, size_t bytes, void **memory, attn_error *err)
+{
+    struct device *device = context;
+    const attn_status status = attn_device_alloc(device->handle, bytes, &device->cache_memory, err);
+    *memory = device->cache_memory;
+    if (status == ATTN_OK)
+        log_event(LOG_INFO, NULL, "caches", "device=%s bytes=%lld", device->info.name, (long long)bytes);
+    return status;
+}
+
+void devices_add_caches(struct devices *devices, const struct config *config, struct caches *caches)
 {
     for (int i = 0; i < devices->count && config->kv_bytes != 0; i++) {
         struct device *device = devices->device[i];
+        const struct caches_source source = { give_memory, device };
         const int64_t bytes = config->kv_bytes > 0 ? config->kv_bytes : cache_share(&device->info);
-        attn_status status = attn_device_alloc(device->handle, (size_t)bytes, &device->cache_memory, err);
-        if (status != ATTN_OK && config->kv_bytes < 0) {
-            log_event(LOG_WARN, NULL, "no_caches", "device=%s bytes=%lld text=" LOG_Q, device->info.name,
-                      (long long)bytes, err->text);
-            continue;
-        }
-        if (status == ATTN_OK)
-            status = caches_add_pool(caches, i, device->info.name, device->cache_memory, (size_t)bytes, err);
-        if (status != ATTN_OK)
-            return attn_fail(err, status, NULL, "--kv-bytes: %s has not %lld bytes for caches", device->info.name,
-                             (long long)bytes);
-        device->info.memory_limit -= bytes; /* what a request may need at most */
+        caches_add_pool(caches, i, device->info.name, &source, (size_t)bytes);
     }
-    return ATTN_OK;
 }
 
 bool devices_stop(struct devices *devices, int64_t wait_ms)

@@ -61,10 +61,8 @@ bool devices_stop(struct devices *devices, int64_t wait_ms);
 /* After devices_stop() said true, and the mailbox is empty. */
 void devices_close(struct devices *devices); /* NULL is fine */
 
-/* Memory of each device for the pages of KV caches, which it has from then on: --kv-bytes. Once, before the first request.
- * What was not asked for and cannot be had is a warning in the log. */
-attn_status devices_add_caches(struct devices *devices, const struct config *config, struct caches *caches,
-                               attn_error *err);
+/* Memory of each device for the pages of KV caches: --kv-bytes, when the first one is made. Before the first request. */
+void devices_add_caches(struct devices *devices, const struct config *config, struct caches *caches);
 
 int devices_count(const struct devices *devices);
 const attn_device *devices_any(const struct devices *devices); /* to ask which kernels there are */

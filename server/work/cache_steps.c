@@ -76,6 +76,21 @@ static void copy_scales(const struct cache *cache, int row, float *k_scale, floa
     if (v_scale) memcpy(v_scale + (size_t)row * heads, cache->v_scale, bytes);
 }
 
+/* The scales as they are now, for the check of a problem. */
+static attn_status look_at_scales(struct cache_step *step, attn_error *err)
+{
+    const size_t count = (size_t)step->rows * (size_t)step->shape.kv_heads;
+    if (!step->k_scaled && !step->v_scaled) return ATTN_OK;
+    step->scales = malloc(2 * count * sizeof *step->scales);
+    if (step->scales == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+    step->k_scale = step->k_scaled ? step->scales : NULL;
+    step->v_scale = step->v_scaled ? step->scales + count : NULL;
+    for (int row = 0; row < step->rows; row++)
+        copy_scales(cache_find(step->caches, step->caller, step->ids[row], NULL, "", NULL), row, step->k_scale,
+                    step->v_scale);
+    return ATTN_OK;
+}
+
 static attn_status look(struct cache_step *step, attn_error *err)
 {
     struct cache *first = NULL;
@@ -112,7 +127,7 @@ static attn_status look(struct cache_step *step, attn_error *err)
     const int64_t row_bytes = step->append * step->shape.kv_heads * (int64_t)attn_dtype_bytes(step->shape.dtype);
     step->k_row_bytes = row_bytes * step->shape.head_dim;
     step->v_row_bytes = step->shape.latent ? 0 : row_bytes * step->shape.head_dim_v;
-    return ATTN_OK;
+    return look_at_scales(step, err);
 }
 
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
@@ -395,6 +410,7 @@ void caches_drop_step(struct cache_step *step)
 {
     assert(!step->begun);
     free(step->lengths);
+    free(step->scales);
     free(step->row);
     free(step->moves);
     *step = (struct cache_step){ 0 };

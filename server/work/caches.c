@@ -89,14 +89,37 @@ struct caches *caches_new(int max_count)
     return caches;
 }
 
-attn_status caches_add_pool(struct caches *caches, int device, const char *name, void *memory, size_t bytes,
-                            attn_error *err)
+void caches_add_pool(struct caches *caches, int device, const char *name, const struct caches_source *source,
+                     size_t bytes)
 {
-    assert(device >= 0 && device < CONFIG_MAX_DEVICES && caches->pools[device].pages == NULL);
-    struct pages *pages = pages_new(memory, bytes, pages_granule_for(bytes));
-    if (pages == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "--kv-bytes: no memory to keep account of pages");
-    caches->pools[device] = (struct pool){ pages, name };
-    return ATTN_OK;
+    assert(device >= 0 && device < CONFIG_MAX_DEVICES && caches->pools[device].device == NULL);
+    caches->pools[device] = (struct pool){ .device = name, .source = *source, .bytes = bytes };
+}
+
+int64_t caches_held_bytes(struct caches *caches)
+{
+    int64_t least = INT64_MAX;
+    pthread_mutex_lock(&caches->lock);
+    for (int i = 0; i < CONFIG_MAX_DEVICES; i++) {
+        const struct pool *const pool = &caches->pools[i];
+        const int64_t held = pool->pages ? (int64_t)pool->bytes : 0;
+        if (pool->device && held < least) least = held;
+    }
+    pthread_mutex_unlock(&caches->lock);
+    return least == INT64_MAX ? 0 : least;
+}
+
+/* Its memory is there from now on. */
+static attn_status open_pool(struct pool *pool, attn_error *err)
+{
+    attn_error why = { 0 };
+    void *memory;
+    if (pool->pages) return ATTN_OK;
+    if (pool->source.alloc(pool->source.context, pool->bytes, &memory, &why) != ATTN_OK)
+        return attn_fail(err, ATTN_FULL, NULL, "%s has not %zu bytes for caches (--kv-bytes): %s", pool->device,
+                         pool->bytes, why.text);
+    pool->pages = pages_new(memory, pool->bytes, pages_granule_for(pool->bytes));
+    return pool->pages ? ATTN_OK : attn_fail(err, ATTN_NO_MEMORY, NULL, "no memory to keep account of pages");
 }
 
 /* ---- Pages of a cache -------------------------------------------------------------------------------------------- */
@@ -337,9 +360,9 @@ static int roomiest(const struct caches *caches)
     int best = -1;
     size_t most = 0;
     for (int i = 0; i < CONFIG_MAX_DEVICES; i++) {
-        const struct pages *const pages = caches->pools[i].pages;
-        const size_t room = pages ? pages_bytes(pages) - pages_used(pages) : 0;
-        if (pages && (best < 0 || room > most)) best = i, most = room;
+        const struct pool *const pool = &caches->pools[i];
+        const size_t room = pool->pages ? pages_bytes(pool->pages) - pages_used(pool->pages) : pool->bytes;
+        if (pool->device && (best < 0 || room > most)) best = i, most = room;
     }
     return best;
 }
@@ -353,6 +376,7 @@ static attn_status create(struct caches *caches, struct caller *caller, const st
     const size_t page_bytes = shape_page_bytes(shape);
     if (status != ATTN_OK) return status;
     if (pool < 0) return attn_fail(err, ATTN_FULL, NULL, "this server keeps no caches (--kv-bytes 0)");
+    if ((status = open_pool(&caches->pools[pool], err)) != ATTN_OK) return status;
     const int32_t run = pages_run(caches->pools[pool].pages, page_bytes);
     if (run == 0)
         return attn_fail(err, ATTN_TOO_LARGE, NULL,
@@ -533,11 +557,11 @@ void caches_totals(struct caches *caches, struct caches_totals *totals)
         (struct caches_totals){ .caches = caches->count, .expired = caches->expired, .lost_ids = caches->lost_ids };
     for (int i = 0; i < CONFIG_MAX_DEVICES; i++) {
         const struct pages *const pages = caches->pools[i].pages;
+        totals->bytes += (int64_t)caches->pools[i].bytes;
         if (pages == NULL) continue;
         totals->pages += pages_count(pages);
         totals->shared_pages += pages_shared(pages);
         totals->used_bytes += (int64_t)pages_used(pages);
-        totals->bytes += (int64_t)pages_bytes(pages);
     }
     pthread_mutex_unlock(&caches->lock);
 }

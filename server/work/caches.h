@@ -62,10 +62,16 @@ struct cache_info {
 struct caches *caches_new(int max_count);
 void caches_free(struct caches *caches); /* NULL is fine. No step is under way */
 
-/* The memory of one device, whose number in devices.h is `device`: `bytes` from `memory` on, 64-byte aligned. Before the
- * first request. */
-attn_status caches_add_pool(struct caches *caches, int device, const char *name, void *memory, size_t bytes,
-                            attn_error *err);
+/* There may be `bytes` of the memory of the device whose number in devices.h is `device`. They are asked for when its first cache is
+ * made: alloc() sets *memory (64-byte aligned, stays the device's), on any thread, once. Before the first request. */
+struct caches_source {
+    attn_status (*alloc)(void *context, size_t bytes, void **memory, attn_error *err);
+    void *context;
+};
+void caches_add_pool(struct caches *caches, int device, const char *name, const struct caches_source *source,
+                     size_t bytes);
+/* What every device has given for caches at least: no request can have it. */
+int64_t caches_held_bytes(struct caches *caches);
 
 /* ---- Caches: any thread, no waiting ------------------------------------------------------------------------------ */
 
@@ -124,11 +130,12 @@ struct cache_step {
     bool begun;
     int32_t *table;           /* [rows, most]: page numbers, in the memory that caches_begin() was given, as are: */
     int32_t *table_lengths;   /* [rows]: the lengths again */
-    float *k_scale, *v_scale; /* [rows, kv_heads], or NULL */
+    float *k_scale, *v_scale; /* [rows, kv_heads], or NULL; until it has begun: in `scales` */
     attn_move *moves;         /* what the device does before it computes */
     int64_t move_count;
     bool ends;             /* a commit deletes its caches: a sequence ends */
     struct cache_row *row; /* caches.c's */
+    float *scales;         /* of its own memory */
 };
 
 /* Makes a step: are they there, and do they go together? `rows` is at most CACHES_ROWS. Errors name the row: NOT_FOUND,

@@ -11,8 +11,10 @@
 enum { PROCESS_BYTES = 4, KEY_BYTES = CACHE_ID_CHARS / 2, BUCKETS = 1 << 12 };
 
 struct pool {
-    struct pages *pages;
-    const char *device;
+    struct pages *pages; /* NULL: its memory has not been asked for */
+    const char *device;  /* NULL: there is no such pool */
+    struct caches_source source;
+    size_t bytes;
 };
 
 struct cache {

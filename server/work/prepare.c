@@ -18,6 +18,7 @@
 #include "server/base/caller.h"
 #include "server/base/clock.h"
 #include "server/base/limits.h"
+#include "server/work/caches.h"
 #include "server/work/contexts.h"
 #include "server/work/steps.h"
 #include "server/work/verify.h"
@@ -185,11 +186,12 @@ static attn_status check_fits(const struct job *job, const attn_device *device, 
             if (saved) bytes += saved->inputs_used + saved->outputs.bytes;
         }
     }
-    if (bytes <= (size_t)largest->memory_limit) return ATTN_OK;
+    const int64_t limit = largest->memory_limit - (job->caches ? caches_held_bytes(job->caches) : 0);
+    if ((int64_t)bytes <= limit) return ATTN_OK;
     return attn_fail(err, ATTN_TOO_LARGE, NULL,
                      "%zu bytes of device memory are needed for inputs, outputs and scratch memory, the limit is %lld "
                      "(--device-bytes)",
-                     bytes, (long long)largest->memory_limit);
+                     bytes, (long long)limit);
 }
 
 attn_status prepare_job(struct job *job, const attn_device *device, const attn_device_info *largest, attn_error *err)

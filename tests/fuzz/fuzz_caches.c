@@ -22,8 +22,8 @@ static void check_tensor(const struct decoded *d, const attn_tensor *t, int rank
     int64_t bytes;
     if (t->rank == 0) return;
     must(t->rank == rank && attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes));
-    must(bytes == 0 || ((const uint8_t *)t->data >= d->memory.base &&
-                        (const uint8_t *)t->data + bytes <= d->memory.base + d->call->memory_bytes));
+    const uint8_t *const at = t->data, *const base = d->memory.base;
+    must(bytes == 0 || (at >= base && at + bytes <= base + d->call->memory_bytes));
 }
 
 static void check_call(const struct decoded *d, proto_op op)

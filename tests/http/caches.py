@@ -1,12 +1,19 @@
-"""Caches as a client sees them, and a model of them in NumPy: what test_caches.py and the walk (make walk) share.
+"""Caches as a client sees them, and a model of them in NumPy: what test_caches.py and the walk share.
+
+    python3 http/caches.py [--operations 10000] [--seed 1]      (make walk)
 
 A model keeps every position in float64 as the server holds it (rounded to the cache's dtype), and computes attention by the definition
 (kernels/README.md) in float64."""
+import argparse
 import json
+import os
+import sys
 
 import numpy as np
 
-import wire
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'))
+import service  # noqa: E402
+import wire  # noqa: E402
 
 DECODE, CACHES = '/v1/attention/decode', '/v1/caches'
 
@@ -186,7 +193,7 @@ def walk(server, operations, seed, dtype='float32', most=400, count=12, say=lamb
             cache = caches[rng.integers(len(caches))]
             info = cache.info()
             assert info['length'] == cache.length and info['pages'] == -(-cache.length // 64), info
-        done[what] = done.get(what, 0) + 1
+        done[str(what)] = done.get(str(what), 0) + 1
         if n % 1000 == 999:
             say(f'{n + 1} operations, {len(caches)} caches')
     for cache in caches:
@@ -194,3 +201,18 @@ def walk(server, operations, seed, dtype='float32', most=400, count=12, say=lamb
     metrics = server.metrics()
     assert metrics['attnd_caches'] == 0 and metrics['attnd_cache_pages{kind="all"}'] == 0 and metrics['attnd_cache_bytes{state="used"}'] == 0
     return done
+
+
+def main():
+    arguments = argparse.ArgumentParser(description='A random walk of operations on caches, on the CPU and on a device with memory of its own.')
+    arguments.add_argument('--operations', type=int, default=10000)
+    arguments.add_argument('--seed', type=int, default=1)
+    arguments = arguments.parse_args()
+    for name, how in ('cpu', {}), ('fake device', {'binary': service.FAKE, 'env': {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': ''}}):
+        with service.Server('--kv-bytes', '8M', **how) as server:
+            done = walk(server, arguments.operations, arguments.seed, say=lambda text: print(f'{name}: {text}', flush=True))
+        print(f'{name}: every answer right, no page left: ' + ', '.join(f'{what} {count}' for what, count in sorted(done.items())))
+
+
+if __name__ == '__main__':
+    main()

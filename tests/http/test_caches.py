@@ -10,7 +10,7 @@ import pytest
 
 import service
 import wire
-from caches import CACHES, DECODE, Cache, assert_right, attention, bits, decode, walk
+from caches import CACHES, DECODE, Cache, assert_close, assert_right, attention, bits, decode, walk
 from service import eventually
 from test_safetensors import MEDIA, read, write
 
@@ -48,6 +48,46 @@ def test_the_half_precision_dtypes(server, rng, dtype):
     for Sq in 1, 7:
         assert_right(*decode([cache], rng.standard_normal((1, Sq, 8, 64)), [cache.new(rng, Sq)], causal=True), [cache])
     cache.delete()
+
+
+@pytest.mark.parametrize('q_dtype', ['float32', 'float16', 'bfloat16'])
+def test_float8_caches_with_a_scale_per_head(anywhere, rng, q_dtype):
+    """Half the memory: values are those of float8 times the scale of their head, q and out have the dtype of q."""
+    server = anywhere('--kv-bytes', '1M')
+    k_scale, v_scale = np.array([0.5, 2.0]), np.array([0.25, 1.5])
+    caches = [Cache(server, dtype='float8_e4m3fn', head_dim=16, k_scale=list(k_scale), v_scale=list(v_scale)) for _ in range(2)]
+    for cache, length in zip(caches, [150, 7]):
+        assert cache.append(rng, length).status == 200
+    q, new = rng.standard_normal((2, 3, 4, 16)), [c.new(rng, 3) for c in caches]
+    body = {'q': wire.tensor(q, q_dtype), 'caches': [c.id for c in caches], 'causal': True}
+    body['k'], body['v'] = (wire.tensor(np.stack([pair[i] for pair in new]), 'float8_e4m3fn') for i in (0, 1))
+    answer = server.post(DECODE, body)
+    assert answer.status == 200 and answer.json()['out']['dtype'] == q_dtype, answer
+    for b, (cache, pair) in enumerate(zip(caches, new)):
+        cache.grow(*pair)
+        want, _ = attention(wire.rounded(q, q_dtype)[b], cache.k * k_scale[:, None], cache.v * v_scale[:, None], causal=True)
+        assert_close(wire.value(answer.json()['out'])[b], want, 'float16' if q_dtype == 'float32' else q_dtype)
+    other = Cache(server, dtype='float8_e4m3fn', head_dim=16)
+    answer = server.post(DECODE, {'q': body['q'], 'caches': [caches[0].id, other.id]})
+    assert answer.status == 400 and 'must both have k_scale and v_scale, or neither' in answer.json()['detail'], answer
+
+
+def test_latent_caches_have_one_tensor_for_keys_and_values(anywhere, rng):
+    """Multi-head Latent Attention: one head for all queries, whose values are the first numbers of its keys."""
+    server = anywhere('--kv-bytes', '4M')
+    cache = Cache(server, kv_heads=1, head_dim=576, head_dim_v=512, latent=True)
+    k = wire.rounded(rng.standard_normal((200, 1, 576)), 'float32')
+    answer = server.post(cache.path('/append'), {'k': wire.tensor(k)})
+    assert answer.status == 200 and answer.json()['lengths'] == [200], answer
+    q, new = rng.standard_normal((1, 2, 16, 576)), wire.rounded(rng.standard_normal((1, 2, 1, 576)), 'float32')
+    answer = server.post(DECODE, {'q': wire.tensor(q), 'caches': [cache.id], 'k': wire.tensor(new), 'causal': True})
+    k = np.concatenate([k, new[0]])
+    want, _ = attention(wire.rounded(q, 'float32')[0], k, k[..., :512], causal=True)
+    assert answer.status == 200 and answer.json()['out']['shape'] == [1, 2, 16, 512], answer
+    assert_close(wire.value(answer.json()['out'])[0], want, 'float32')
+    assert cache.info()['page_bytes'] == -(-64 * 576 * 4 // 4096) * 4096  # of keys alone
+    answer = server.post(cache.path('/append'), {'k': wire.tensor(k[:1]), 'v': wire.tensor(k[:1, :, :512])})
+    assert answer.status == 400 and 'part of its keys' in answer.json()['detail'], answer
 
 
 def test_an_empty_cache_is_attended_to_by_nobody(server, rng):

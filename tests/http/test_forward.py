@@ -93,6 +93,18 @@ def test_fp8_scales(server):
     close(value(a['lse']), lse, 1e-4)
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'float16', 'bfloat16'])
+def test_keys_and_values_in_fp8(server, dtype):
+    members, x = random_problem(rng(80), B=2, Sq=9, Sk=40, H=4, Hk=2, D=32, dtype=dtype, causal=True)
+    scales = {n: rng(81).uniform(0.5, 2, (2, 2)) for n in ('k_scale', 'v_scale')}
+    keys = {n: wire.rounded(x[n], 'float8_e4m3fn') for n in 'kv'}
+    a = ok(server.forward(**{**members, **{n: tensor(k, 'float8_e4m3fn') for n, k in keys.items()}}, **{n: tensor(s) for n, s in scales.items()}))
+    out, lse, _ = ref.forward(x['q'], *(keys[n] * scales[f'{n}_scale'][:, None, :, None] for n in 'kv'), causal=True)
+    assert a['out']['dtype'] == dtype
+    close(value(a['out']), out, RTOL[dtype])
+    close(value(a['lse']), lse, 1e-4)
+
+
 @pytest.mark.parametrize('scale', [0, -0.7, 0.01, 3])
 def test_scale_may_be_zero_or_negative(server, scale):
     members, x = random_problem(rng(5), Sq=17, D=8, scale=scale)
@@ -374,6 +386,15 @@ def test_pages(server, page_size, dtype, Sq):
     whole = ok(server.forward(**members, seqlens_k=tensor(lens, 'int32')))
     if whole['backend'] == a['backend']:
         assert whole['out'] == a['out'] and whole['lse'] == a['lse']
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_latent_attention(server, dtype):
+    members, x = random_problem(rng(68), B=2, Sq=2, Sk=40, H=16, Hk=1, D=576, Dv=512, dtype=dtype, causal=True, scale=0.07)
+    a = ok(server.forward(**members))
+    out, lse, _ = ref.forward(x['q'], x['k'], x['v'], causal=True, scale=0.07)
+    close(value(a['out']), out, RTOL[dtype])
+    close(value(a['lse']), lse, 1e-5)
 
 
 def test_pages_with_packed_queries_and_verify(server):

@@ -117,6 +117,7 @@ struct spec {
     int sinks;       /* 0 none, 1 random, 2 with -inf and 100s among them, 3 with 3e38 and -3e38 */
     bool seqlens_k;  /* random lengths, 0 and Sk among them */
     int page_size; /* 0 none; k and v are pools of pages of so many slots. Sk is a multiple of it, seqlens_k is given */
+    bool fp8_keys; /* k and v are float8_e4m3fn whatever q is; forward */
     bool fp8_scales;
     double fp8_scale;        /* their size; 0: around 1 */
     bool dlse, give_forward; /* backward */
@@ -181,6 +182,7 @@ HELPER void spec_print(FILE *file, const struct spec *s)
     SHOW(sinks, "%d");
     SHOW(seqlens_k, "%d");
     SHOW(page_size, "%d");
+    SHOW(fp8_keys, "%d");
     SHOW(fp8_scales, "%d");
     SHOW(fp8_scale, "%.17g");
     SHOW(dlse, "%d");
@@ -391,15 +393,16 @@ HELPER void poison_keys(struct fixture *f, struct rng *r)
                     for (int64_t i = 0; i < Sq && !seen; i++) seen = fixture_sees(f, b, h, i, j);
                 if (s->poison_unseen && !seen) {
                     for (int64_t d = 0; d < s->D; d++)
-                        attn_store(s->dtype, f->p.k.data, attn_at(&g.view[ATTN_T_k], b, hk, k_start + j) + d,
+                        attn_store(f->p.k.dtype, f->p.k.data, attn_at(&g.view[ATTN_T_k], b, hk, k_start + j) + d,
                                    d & 1 ? NAN : INFINITY);
                     for (int64_t e = 0; e < s->Dv; e++)
-                        attn_store(s->dtype, f->p.v.data, attn_at(&g.view[ATTN_T_v], b, hk, k_start + j) + e,
+                        attn_store(f->p.v.dtype, f->p.v.data, attn_at(&g.view[ATTN_T_v], b, hk, k_start + j) + e,
                                    e & 1 ? -INFINITY : NAN);
                 }
                 if (s->poison && seen && j == victim) {
                     const attn_tensor_id id = s->poison == 1 ? ATTN_T_k : ATTN_T_v;
-                    attn_store(s->dtype, f->p.tensor[id].data, attn_at(&g.view[id], b, hk, k_start + j), NAN);
+                    attn_store(f->p.tensor[id].dtype, f->p.tensor[id].data, attn_at(&g.view[id], b, hk, k_start + j),
+                               NAN);
                 }
             }
         if (s->sequences) k_start += Sk;
@@ -413,6 +416,7 @@ HELPER void move_to_pages(struct fixture *f, struct rng *r)
     const struct spec *s = &f->spec;
     const attn_tensor_id tensors[] = { ATTN_T_k, ATTN_T_v };
     const attn_problem plain = f->p;
+    const attn_dtype dtype = f->p.k.dtype;
     const attn_geometry from = attn_geometry_of(&plain);
     uint8_t *const blocks[] = { f->block[ATTN_T_k], f->block[ATTN_T_v] };
     uint8_t *const starts = f->block[ATTN_T_cu_seqlens_k];
@@ -434,7 +438,7 @@ HELPER void move_to_pages(struct fixture *f, struct rng *r)
         f->block[ATTN_T_cu_seqlens_k] = NULL;
     }
     for (int n = 0; n < 2; n++)
-        fixture_add(f, tensors[n], s->dtype, 4, (int64_t[]){ pages, s->page_size, s->Hk, n ? s->Dv : s->D });
+        fixture_add(f, tensors[n], dtype, 4, (int64_t[]){ pages, s->page_size, s->Hk, n ? s->Dv : s->D });
     for (int64_t b = 0; b < s->B; b++)
         for (int64_t n = 0; n < most; n++)
             tensor_set(&f->p.page_table, b * most + n,
@@ -443,16 +447,15 @@ HELPER void move_to_pages(struct fixture *f, struct rng *r)
                                                                                              : INT32_MAX);
     const attn_geometry to = attn_geometry_of(&f->p);
     for (int n = 0; n < 2; n++) {
-        const size_t row = (size_t)(n ? s->Dv : s->D) * attn_dtype_bytes(s->dtype);
+        const size_t row = (size_t)(n ? s->Dv : s->D) * attn_dtype_bytes(dtype);
         const attn_view *old = &from.view[tensors[n]], *moved = &to.view[tensors[n]];
         for (int64_t b = 0; b < s->B; b++) {
             const attn_sequence sequence = attn_sequence_of(&from, b);
             for (int64_t hk = 0; hk < s->Hk; hk++)
                 for (int64_t j = 0; j < sequence.Sk; j++)
-                    memcpy((uint8_t *)moved->data +
-                               (size_t)attn_key_at(&to, moved, b, hk, j) * attn_dtype_bytes(s->dtype),
+                    memcpy((uint8_t *)moved->data + (size_t)attn_key_at(&to, moved, b, hk, j) * attn_dtype_bytes(dtype),
                            (uint8_t *)old->data +
-                               (size_t)attn_at(old, b, hk, sequence.k_start + j) * attn_dtype_bytes(s->dtype),
+                               (size_t)attn_at(old, b, hk, sequence.k_start + j) * attn_dtype_bytes(dtype),
                            row);
         }
         free(blocks[n]);
@@ -514,8 +517,8 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
         }
     }
     add_bshd(f, ATTN_T_q, s->dtype, s->Sq, s->H, s->D);
-    add_bshd(f, ATTN_T_k, s->dtype, s->Sk, s->Hk, s->D);
-    add_bshd(f, ATTN_T_v, s->dtype, s->Sk, s->Hk, s->Dv);
+    add_bshd(f, ATTN_T_k, s->fp8_keys ? ATTN_F8E4M3 : s->dtype, s->Sk, s->Hk, s->D);
+    add_bshd(f, ATTN_T_v, s->fp8_keys ? ATTN_F8E4M3 : s->dtype, s->Sk, s->Hk, s->Dv);
     fill_normal(&f->p.q, &r, q_amp, s->q_mean);
     fill_normal(&f->p.k, &r, q_amp, s->q_mean);
     fill_normal(&f->p.v, &r, v_amp, 0);
@@ -565,7 +568,8 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
         fill_mask(f, &r);
     }
     if (s->fp8_scales)
-        for (attn_tensor_id id = ATTN_T_q_scale; id <= ATTN_T_v_scale; id++) {
+        for (attn_tensor_id id = s->dtype == ATTN_F8E4M3 ? ATTN_T_q_scale : ATTN_T_k_scale; id <= ATTN_T_v_scale;
+             id++) {
             fixture_add(f, id, ATTN_F32, 2, (int64_t[]){ s->B, s->Hk });
             for (int64_t n = tensor_elements(&f->p.tensor[id]), i = 0; i < n; i++)
                 tensor_set(&f->p.tensor[id], i, s->fp8_scale != 0 ? s->fp8_scale : 0.5 + rng_uniform(&r));

@@ -1,48 +1,52 @@
 /* rows.cuh: one row by one warp: forward, dq, dk and dv that skip hidden pairs instead of multiplying them by zero.
  *
  * simple.cu is made of it, and the tensor core kernels call it for tiles whose result is not finite (see
- * sm80/forward.cu). A lane holds every 32nd channel, so D <= 256 is at most 8 registers. */
+ * sm80/forward.cu). A lane holds every 32nd channel: N registers for D up to 32 N. */
 #ifndef ATTN_CUDA_ROWS_CUH
 #define ATTN_CUDA_ROWS_CUH
 
 #include "kernels/cuda/args.cuh"
+#include "kernels/cuda/kernels.h"
 
-enum { CHANNELS = ATTN_MAX_HEAD_DIM / 32 };
+enum { CHANNELS = TILE_HEAD_DIM / 32, WIDE_CHANNELS = ATTN_MAX_HEAD_DIM / 32 };
 
-DEVICE void load_row(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t D, float (&channel)[CHANNELS])
+template <int N>
+DEVICE void load_row(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t D, float (&channel)[N])
 {
     const int64_t at = attn_at(&view, b, h, line);
-    for (int c = 0; c < CHANNELS; c++) {
+    for (int c = 0; c < N; c++) {
         const int64_t d = c * 32 + threadIdx.x % 32;
         channel[c] = d < D ? load_float(view.dtype, view.data, at + d) : 0;
     }
 }
 
 /* The same of a key or value. */
+template <int N>
 DEVICE void load_key(const attn_geometry &g, const attn_view &view, int64_t b, int64_t hk, int64_t line, int64_t D,
-                     float (&channel)[CHANNELS])
+                     float (&channel)[N])
 {
     const int64_t at = attn_key_at(&g, &view, b, hk, line);
-    for (int c = 0; c < CHANNELS; c++) {
+    for (int c = 0; c < N; c++) {
         const int64_t d = c * 32 + threadIdx.x % 32;
         channel[c] = d < D ? load_float(view.dtype, view.data, at + d) : 0;
     }
 }
 
-DEVICE void store_row(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t D,
-                      const float (&channel)[CHANNELS], float factor)
+template <int N>
+DEVICE void store_row(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t D, const float (&channel)[N],
+                      float factor)
 {
     const int64_t at = attn_at(&view, b, h, line);
-    for (int c = 0; c < CHANNELS; c++) {
+    for (int c = 0; c < N; c++) {
         const int64_t d = c * 32 + threadIdx.x % 32;
         if (d < D) store_float(view.dtype, view.data, at + d, channel[c] * factor);
     }
 }
 
-DEVICE float dot(const float (&x)[CHANNELS], const float (&y)[CHANNELS])
+template <int N> DEVICE float dot(const float (&x)[N], const float (&y)[N])
 {
     float sum = 0;
-    for (int c = 0; c < CHANNELS; c++) sum += x[c] * y[c];
+    for (int c = 0; c < N; c++) sum += x[c] * y[c];
     return warp_sum(sum);
 }
 
@@ -54,17 +58,18 @@ const float SCORE_MOST = 1 << 27;
 /* Online softmax over the visible keys of query i. Writes out and lse; lse_dense: lse goes there, dense, instead.
  * repair: written is only what the tensor cores cannot give: a result that is not finite, one of huge scores, or
  * where theirs (in out) is not finite, for their sums have overflowed. A row's own numbers decide. */
+template <int N = CHANNELS>
 static __device__ __noinline__ void forward_row(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out,
                                                 float *lse_dense, bool repair)
 {
     const attn_geometry &g = a.g;
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     float unit = 1; /* of o: sums of values up to 3.4e38 may overflow where their mean does not */
-    float q[CHANNELS], k[CHANNELS], v[CHANNELS], derivative;
+    float q[N], k[N], v[N], derivative;
     load_row(g.view[ATTN_T_q], x.b, x.h, x.s.q_start + i, D, q);
     const attn_range keys = attn_keys_of(&g, &x.s, i);
 again:
-    float o[CHANNELS] = {};
+    float o[N] = {};
     float m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1; /* the sink joins the denominator once, first */
     for (int64_t j = keys.lo; j < keys.hi; j++) {
         if (!visible_by_mask(a, x, i, j)) continue;
@@ -75,12 +80,12 @@ again:
         load_key(g, g.view[ATTN_T_v], x.b, hk, x.s.k_start + j, Dv, v);
         const float kept = p * dropout(a, x, i, j) * unit;
         l = l * rescale + p;
-        for (int c = 0; c < CHANNELS; c++) o[c] = o[c] * rescale + kept * v[c];
+        for (int c = 0; c < N; c++) o[c] = o[c] * rescale + kept * v[c];
         m = m_new;
     }
     const float lse = l == 0 ? -CUDART_INF_F : m + logf(l);
     bool finite = l - l == 0;
-    for (int c = 0; c < CHANNELS; c++) finite &= o[c] - o[c] == 0;
+    for (int c = 0; c < N; c++) finite &= o[c] - o[c] == 0;
     if (unit == 1 && !__all_sync(0xffffffff, finite)) {
         unit = 1.0f / (1ll << 40);
         goto again;
@@ -89,12 +94,12 @@ again:
         finite &= unit == 1 && (m == -CUDART_INF_F || fabsf(m) < SCORE_MOST);
         if (out.data) {
             load_row(out, x.b, x.h, x.s.q_start + i, Dv, v);
-            for (int c = 0; c < CHANNELS; c++) finite &= v[c] - v[c] == 0;
+            for (int c = 0; c < N; c++) finite &= v[c] - v[c] == 0;
         }
         if (__all_sync(0xffffffff, finite)) return;
     }
     if (unit != 1) {
-        for (int c = 0; c < CHANNELS; c++) o[c] = o[c] / l / unit;
+        for (int c = 0; c < N; c++) o[c] = o[c] / l / unit;
         l = 1;
     }
     if (out.data) store_row(out, x.b, x.h, x.s.q_start + i, Dv, o, l == 0 ? 0 : x.v_scale / l);

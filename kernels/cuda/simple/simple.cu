@@ -12,7 +12,7 @@
  *   dbias     an element of dbias:        sum of dZ over the broadcast axes                      dbias
  *   dslope, dsink   a (batch, head):      sums over queries (and keys)                           dalibi_slopes, dsinks
  *
- * A lane holds every 32nd channel, so D <= 256 is at most 8 registers. Hidden keys are skipped and not multiplied
+ * A lane holds every 32nd channel, so D <= 256 is at most 8 registers; a forward of up to 576 has a form with 18. Hidden keys are skipped and not multiplied
  * by zero: NaN in them has no effect, and NaN in a visible one reaches exactly the rows that see it. Source:
  * FlashAttention-2 (arXiv:2307.08691), Algorithms 1 and 2, one row at a time. */
 #include "kernels/cuda/kernels.h"
@@ -51,11 +51,12 @@ DEVICE row query_row(const cuda_args &a, int64_t n)
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
+template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows(const __grid_constant__ cuda_args a, attn_view out, float *lse_dense)
 {
     const row r = query_row(a, warp_index());
-    if (r.exists) forward_row(a, r.x, r.i, out, lse_dense, false);
+    if (r.exists) forward_row<N>(a, r.x, r.i, out, lse_dense, false);
 }
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
@@ -241,7 +242,11 @@ cudaError_t launch_forward(const cuda_chip *, cudaStream_t stream, const attn_pl
 {
     const cuda_args a = cuda_args_of(plan);
     const int64_t rows = query_rows(a.g.dims);
-    if (rows > 0) forward_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, a.g.view[ATTN_T_out], nullptr);
+    const bool wide = attn_max64(a.g.dims.D, a.g.dims.Dv) > CHANNELS * 32;
+    if (rows == 0) return cudaSuccess;
+    const attn_view &out = a.g.view[ATTN_T_out];
+    if (wide) forward_rows<WIDE_CHANNELS><<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, out, nullptr);
+    else forward_rows<CHANNELS><<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, out, nullptr);
     return cudaPeekAtLastError();
 }
 
@@ -269,7 +274,7 @@ cudaError_t launch_backward(const cuda_chip *, cudaStream_t stream, const attn_p
         s.out.row = d.Dv; /* [B, H, Sq, Dv]; packed [H, total_q, Dv] */
         s.out.head = d.Sq * d.Dv;
         s.out.batch = d.packed ? 0 : d.H * d.Sq * d.Dv;
-        if (rows > 0) forward_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s.out, s.lse);
+        if (rows > 0) forward_rows<CHANNELS><<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s.out, s.lse);
     }
     simple_delta(a, s, given, stream);
     if (rows > 0 && a.g.view[ATTN_T_dq].data) dq_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s);
@@ -305,15 +310,14 @@ void simple_gradients(const attn_problem *p, const cuda_args &a, const saved &s,
 }
 
 extern const cuda_kernel simple_forward = {
-    { "simple", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM,
-      ATTN_ALL_SCORES | ATTN_TENSOR_BIT(page_table) },
+    { "simple", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES | ATTN_KEY_FEATURES },
     80,
     ANY_COMPUTE,
     plan_forward,
     launch_forward,
 };
 extern const cuda_kernel simple_backward = {
-    { "simple", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES },
+    { "simple", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, ATTN_ALL_SCORES },
     80,
     ANY_COMPUTE,
     plan_backward,

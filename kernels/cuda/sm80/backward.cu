@@ -608,7 +608,7 @@ cudaError_t end_backward(cudaStream_t stream, const attn_plan *plan, const backw
 }
 
 extern const cuda_kernel generic_backward = {
-    { "generic", ATTN_OP_BACKWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), ATTN_MAX_HEAD_DIM,
+    { "generic", ATTN_OP_BACKWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), TILE_HEAD_DIM,
       ATTN_ALL_SCORES & ~ATTN_OPTION_BIT(DOUT_DTYPE) },
     80,
     ANY_COMPUTE,

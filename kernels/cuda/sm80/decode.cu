@@ -203,8 +203,8 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int first_key = place.first + index * place.length;
     const int last_key = (int)attn_min64((int64_t)first_key + place.length, place.last);
     const int first = first_key / BN, last = (int)attn_tiles(last_key, BN), steps = 2 * (last - first);
-    const key_loader<D, THREADS, true, X::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.D);
-    const key_loader<D, THREADS, true, X::PAGED> V(g, g.view[ATTN_T_v], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.Dv);
+    const key_loader<T, D, THREADS, true, X::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.D);
+    const key_loader<T, D, THREADS, true, X::PAGED> V(g, g.view[ATTN_T_v], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.Dv);
     const bool single = place.splits == 1, takes_split_groups = p.splits_per_block > 1;
     const float c = X::SCORE_MODS ? 1 : x.scale * LOG2E;
 
@@ -438,7 +438,7 @@ DEVICE float block_sum(float x, float (&parts)[COMBINE_WARPS])
  * stack, and then begins later. */
 DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, float (&parts)[COMBINE_WARPS])
 {
-    static_assert(COMBINE_THREADS >= ATTN_MAX_HEAD_DIM, "a channel a thread");
+    static_assert(COMBINE_THREADS >= TILE_HEAD_DIM, "a channel a thread");
     const attn_geometry &g = a.g;
     const attn_view &q = g.view[ATTN_T_q], &k = g.view[ATTN_T_k], &v = g.view[ATTN_T_v], &out = g.view[ATTN_T_out],
                     &lse = g.view[ATTN_T_lse];
@@ -734,8 +734,8 @@ cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn
 }
 
 extern const cuda_kernel decode_forward = {
-    { "decode", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3), ATTN_MAX_HEAD_DIM,
-      ATTN_ALL_SCORES | ATTN_TENSOR_BIT(page_table) },
+    { "decode", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3), TILE_HEAD_DIM,
+      ATTN_ALL_SCORES | ATTN_KEY_FEATURES },
     80,
     ANY_COMPUTE,
     plan_decode,

@@ -519,8 +519,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
 } // namespace
 
 extern const cuda_kernel f32_backward = {
-    { "generic", ATTN_OP_BACKWARD, ATTN_DTYPE_BIT(F32), ATTN_MAX_HEAD_DIM,
-      ATTN_ALL_SCORES & ~ATTN_OPTION_BIT(DOUT_DTYPE) },
+    { "generic", ATTN_OP_BACKWARD, ATTN_DTYPE_BIT(F32), TILE_HEAD_DIM, ATTN_ALL_SCORES & ~ATTN_OPTION_BIT(DOUT_DTYPE) },
     80,
     ANY_COMPUTE,
     plan,

@@ -442,8 +442,7 @@ cudaError_t launch(const cuda_chip *, cudaStream_t stream, const attn_plan *plan
 } // namespace
 
 extern const cuda_kernel f32_forward = {
-    { "generic", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F32), ATTN_MAX_HEAD_DIM,
-      ATTN_ALL_SCORES | ATTN_TENSOR_BIT(page_table) },
+    { "generic", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F32), TILE_HEAD_DIM, ATTN_ALL_SCORES | ATTN_TENSOR_BIT(page_table) },
     80,
     ANY_COMPUTE,
     plan,

@@ -129,12 +129,12 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const int seen = max(q0 + limit.lo, 0),
               end = max(min(q_last + limit.hi, limit.Sk), 0); /* keys that some row sees */
     const int first = min(seen, limit.Sk) / BN, last = (end + BN - 1) / BN;
-    const key_loader<D, THREADS, false, PAGED> K(g, g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk,
-                                                 g.dims.D);
+    const key_loader<T, D, THREADS, false, PAGED> K(g, g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk,
+                                                    g.dims.D);
     if (first < last) K.template load<BN>(sm.K, (last - 1) * BN);
     cp_async_commit();
-    const key_loader<D, THREADS, false, PAGED> V(g, g.view[ATTN_T_v], place.b, place.hk, place.k_start, limit.Sk,
-                                                 g.dims.Dv);
+    const key_loader<T, D, THREADS, false, PAGED> V(g, g.view[ATTN_T_v], place.b, place.hk, place.k_start, limit.Sk,
+                                                    g.dims.Dv);
     /* Tiles [free_first, free_last) need no causal or window test. */
     const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN,
               free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;
@@ -330,14 +330,14 @@ const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_
 } // namespace
 
 extern const cuda_kernel generic_forward = {
-    { "generic", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES | ATTN_TENSOR_BIT(page_table) },
+    { "generic", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, ATTN_ALL_SCORES | ATTN_KEY_FEATURES },
     80,
     ANY_COMPUTE,
     plan,
     launch,
 };
 extern const cuda_kernel generic_packed_forward = {
-    { "generic+decode", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES },
+    { "generic+decode", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, ATTN_ALL_SCORES | ATTN_OPTION_BIT(KEY_DTYPE) },
     80,
     ANY_COMPUTE,
     plan_with_decode<generic_forward>,

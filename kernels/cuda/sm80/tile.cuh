@@ -17,9 +17,20 @@ template <int D> DEVICE int at(int r, int c)
     return r * D + (c ^ (r & 7)) * 8;
 }
 
+/* A float8 as T, which holds each of its values. */
+template <typename T> DEVICE uint16_t widened(uint8_t x)
+{
+    return attn_bf16_from_f32(attn_e4m3_to_f32(x));
+}
+template <> DEVICE uint16_t widened<__half>(uint8_t x)
+{
+    return __half_as_ushort(__float2half_rn(attn_e4m3_to_f32(x)));
+}
+
 /* Copies tiles of one head's rows to shared memory. A thread copies piece c of rows r, r + STEP, ... of every tile;
- * Where STEP is a multiple of 8 its place in the swizzle is the same in each. ONCE: nobody else reads these rows. */
-template <int D, int THREADS, bool ONCE = false> struct loader {
+ * Where STEP is a multiple of 8 its place in the swizzle is the same in each. ONCE: nobody else reads these rows. float8
+ * becomes T. */
+template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loader {
     static const int PIECES = D / 8, STEP = THREADS / PIECES;
     const char *data; /* of this thread's piece in row r of the sequence; of the row itself where copies do not fit */
     const attn_view *view;
@@ -41,8 +52,7 @@ template <int D, int THREADS, bool ONCE = false> struct loader {
         if (pieces) data += (int64_t)(threadIdx.x / PIECES) * row_bytes + threadIdx.x % PIECES * 16;
     }
 
-    /* Rows [first, first + ROWS); those past the sequence and columns past the tensor are zeros. float8 becomes
-     * float16, which holds each of its values. */
+    /* Rows [first, first + ROWS); those past the sequence and columns past the tensor are zeros. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first) const
     {
         if (pieces) {
@@ -69,8 +79,7 @@ template <int D, int THREADS, bool ONCE = false> struct loader {
             if (first + r < rows && d < columns) {
                 const bool eight_bit = view->dtype == ATTN_F8E4M3;
                 const char *line = data + (first + r) * view->row * (eight_bit ? 1 : 2);
-                x = eight_bit ? __half_as_ushort(__float2half_rn(attn_e4m3_to_f32(((const uint8_t *)line)[d])))
-                              : ((const uint16_t *)line)[d];
+                x = eight_bit ? widened<T>(((const uint8_t *)line)[d]) : ((const uint16_t *)line)[d];
             }
             to[at<D>(r, d / 8) + d % 8] = x;
         }
@@ -78,14 +87,14 @@ template <int D, int THREADS, bool ONCE = false> struct loader {
 };
 
 /* The same of K or V, which may be in pages: then each row's place is looked up. */
-template <int D, int THREADS, bool ONCE, bool PAGED> struct key_loader : loader<D, THREADS, ONCE> {
+template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_loader : loader<D, THREADS, ONCE, T> {
     DEVICE key_loader(const attn_geometry &, const attn_view &tensor, int64_t b, int64_t hk, int64_t line,
                       int64_t count, int64_t width)
-        : loader<D, THREADS, ONCE>(tensor, b, hk, line, count, width)
+        : loader<D, THREADS, ONCE, T>(tensor, b, hk, line, count, width)
     {
     }
 };
-template <int D, int THREADS, bool ONCE> struct key_loader<D, THREADS, ONCE, true> {
+template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THREADS, ONCE, true> {
     static const int PIECES = D / 8, STEP = THREADS / PIECES;
     const attn_geometry *g;
     const attn_view *view;
@@ -128,9 +137,8 @@ template <int D, int THREADS, bool ONCE> struct key_loader<D, THREADS, ONCE, tru
             uint16_t x = 0;
             if (first + r < rows && d < columns) {
                 const int64_t there = attn_key_at(g, view, b, hk, first + r) + d;
-                x = view->dtype == ATTN_F8E4M3
-                        ? __half_as_ushort(__float2half_rn(attn_e4m3_to_f32(((const uint8_t *)view->data)[there])))
-                        : ((const uint16_t *)view->data)[there];
+                x = view->dtype == ATTN_F8E4M3 ? widened<T>(((const uint8_t *)view->data)[there])
+                                               : ((const uint16_t *)view->data)[there];
             }
             to[at<D>(r, d / 8) + d % 8] = x;
         }

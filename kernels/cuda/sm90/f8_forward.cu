@@ -635,7 +635,7 @@ cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const att
 } // namespace
 
 extern const cuda_kernel sm90_f8_forward = {
-    { "sm90_f8", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F8E4M3), ATTN_MAX_HEAD_DIM,
+    { "sm90_f8", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F8E4M3), TILE_HEAD_DIM,
       BASIC_FEATURES | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale) | ATTN_TENSOR_BIT(v_scale) },
     90,
     90,

@@ -668,10 +668,10 @@ const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_OPTION_BIT(SOF
 } // namespace
 
 extern const cuda_kernel sm90_forward = {
-    { "sm90", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, FEATURES }, 90, 90, plan_forward, launch_forward,
+    { "sm90", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, FEATURES }, 90, 90, plan_forward, launch_forward,
 };
 extern const cuda_kernel sm90_packed_forward = {
-    { "sm90+decode", ATTN_OP_FORWARD, DTYPES, ATTN_MAX_HEAD_DIM, FEATURES },
+    { "sm90+decode", ATTN_OP_FORWARD, DTYPES, TILE_HEAD_DIM, FEATURES },
     90,
     90,
     plan_with_decode<sm90_forward>,

@@ -351,7 +351,7 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     assert_int_equal(attn_features(&backward), basic | ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(dout) |
                                                    ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DOUT_DTYPE));
     attn_problem fp8 = plain;
-    fp8.out = plain.q, fp8.q.dtype = ATTN_F8E4M3; /* bfloat16 is float8's own */
+    fp8.out = plain.q, fp8.q.dtype = fp8.k.dtype = fp8.v.dtype = ATTN_F8E4M3; /* bfloat16 is float8's own */
     assert_int_equal(attn_features(&fp8), basic | ATTN_TENSOR_BIT(out));
 }
 

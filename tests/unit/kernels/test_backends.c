@@ -83,6 +83,7 @@ static bool agrees(const struct spec *s)
 #define FP8            .dtype = ATTN_F8E4M3, .out_dtype = ATTN_BF16
 #define HEADS(h, hk)   .H = h, .Hk = hk
 #define SIZES(q, k, d) .Sq = q, .Sk = k, .D = d, .Dv = d
+#define MLA            .D = 576, .Dv = 512, .H = 16, .Hk = 1 /* multi-head latent attention */
 #define PAGES(n)       .page_size = n, .seqlens_k = true
 #define WINDOW(l, r)   .window_left = l, .window_right = r
 
@@ -138,6 +139,20 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "head size 255", SIZES(50, 60, 255), BF16),
     SPEC(.name = "head size 256", SIZES(50, 60, 256), .causal = true),
     SPEC(.name = "head size 256, bf16", SIZES(150, 160, 256), BF16),
+    SPEC(.name = "head size 257", SIZES(50, 60, 257), BF16, .causal = true),
+    SPEC(.name = "head size 512", SIZES(70, 130, 512), F16, HEADS(2, 1)),
+    SPEC(.name = "head size 576, float32", SIZES(70, 130, 576), .causal = true),
+    SPEC(.name = "latent attention", MLA, .Sq = 40, .Sk = 150, BF16, .causal = true),
+    SPEC(.name = "latent attention, decode", MLA, .B = 3, .Sq = 1, .Sk = 700, BF16, .seqlens_k = true,
+         .poison_unseen = true),
+    SPEC(.name = "latent attention, one query of few heads", .D = 576, .Dv = 512, HEADS(4, 1), .Sq = 1, .Sk = 1500,
+         F16),
+    SPEC(.name = "latent attention, pages", MLA, .B = 3, .Sq = 2, .Sk = 640, BF16, PAGES(64), .causal = true),
+    SPEC(.name = "latent attention, pages, float8 keys", MLA, .B = 2, .Sq = 1, .Sk = 320, BF16, PAGES(16),
+         .fp8_keys = true, .fp8_scales = true),
+    SPEC(.name = "latent attention with everything", MLA, .Sq = 9, .Sk = 96, F16, .bias = 8, .bias_hidden = 0.1,
+         .sinks = 2, .alibi = 1, .softcap = 20, .dropout_p = 0.2, .seed = 4),
+    SPEC(.name = "latent attention, float8", MLA, .Sq = 20, .Sk = 90, FP8, .fp8_scales = true),
     SPEC(.name = "v wider", .D = 64, .Dv = 128, BF16),
     SPEC(.name = "v narrower", .D = 192, .Dv = 128, F16, .causal = true),
     SPEC(.name = "v of one channel", .D = 96, .Dv = 1),
@@ -272,6 +287,22 @@ static const struct spec edge_cases[] = {
          .has_scale = true, .scale = 1e-15, .alibi = 1),
     SPEC(.name = "fp8, scales of 0, small softmax_scale", SIZES(150, 160, 64), FP8, .fp8_scales = true,
          .fp8_scale = 1e-60, .has_scale = true, .scale = 1e-29),
+    SPEC(.name = "keys in float8, float32", SIZES(50, 70, 64), .fp8_keys = true, .fp8_scales = true, HEADS(4, 2)),
+    SPEC(.name = "keys in float8, float16", SIZES(150, 260, 128), F16, .fp8_keys = true, .fp8_scales = true,
+         HEADS(4, 2), .causal = true),
+    SPEC(.name = "keys in float8, bfloat16, no scales", SIZES(150, 260, 64), BF16, .fp8_keys = true,
+         .poison_unseen = true, .causal = true, .alignment = ATTN_TOP_LEFT),
+    SPEC(.name = "keys in float8, bfloat16, odd head size", SIZES(60, 90, 59), BF16, .fp8_keys = true,
+         .fp8_scales = true, .softcap = 5),
+    SPEC(.name = "keys in float8, decode", .B = 3, SIZES(1, 2600, 128), HEADS(8, 2), BF16, .fp8_keys = true,
+         .fp8_scales = true, .seqlens_k = true),
+    SPEC(.name = "keys in float8, decode, float32", .B = 3, SIZES(2, 2600, 64), HEADS(8, 2), .fp8_keys = true,
+         .fp8_scales = true),
+    SPEC(.name = "keys in float8, pages", .B = 4, SIZES(3, 960, 64), PAGES(64), HEADS(8, 2), BF16, .fp8_keys = true,
+         .fp8_scales = true, .causal = true),
+    SPEC(.name = "keys in float8, packed", .sequences = 4, .q_lengths = { 1, 40, 0, 70 },
+         .k_lengths = { 300, 40, 9, 130 }, HEADS(4, 2), BF16, .fp8_keys = true, .fp8_scales = true, .causal = true,
+         .sinks = 1),
     SPEC(.name = "f16 to f32", SIZES(50, 60, 64), .dtype = ATTN_F16),
     SPEC(.name = "f32 to bf16", SIZES(50, 60, 64), .out_dtype = ATTN_BF16),
     SPEC(.name = "bf16 to f16", SIZES(50, 60, 64), .dtype = ATTN_BF16, .out_dtype = ATTN_F16),
@@ -444,7 +475,9 @@ static void test_edge_cases_agree_with_the_reference(void **state)
         for (attn_op op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
             struct spec s = edge_cases[i];
             if (op == ATTN_OP_FORWARD && s.op == ATTN_OP_BACKWARD) continue;
-            if (op == ATTN_OP_BACKWARD && (s.dtype == ATTN_F8E4M3 || s.page_size || (s.many_blocks && is_brief())))
+            if (op == ATTN_OP_BACKWARD &&
+                (s.dtype == ATTN_F8E4M3 || s.page_size || s.fp8_keys || s.D > ATTN_MAX_BACKWARD_HEAD_DIM ||
+                 s.Dv > ATTN_MAX_BACKWARD_HEAD_DIM || (s.many_blocks && is_brief())))
                 continue;
             s.op = op;
             if (!agrees(&s)) failed++;
@@ -540,6 +573,9 @@ static struct spec random_spec(uint64_t seed)
     if (rng_chance(&r, 0.1)) s.q_amp = 4;
     if (s.op == ATTN_OP_FORWARD && rng_chance(&r, 0.15)) give_pages(&s, pick(&r, page_sizes, ARRAY_SIZE(page_sizes)));
     if (s.keep_mask && rng_chance(&r, 0.4)) s.keep_tail = (int)rng_between(&r, 1, s.Sk + 1);
+    if (s.op == ATTN_OP_FORWARD && rng_chance(&r, 0.06)) s.D = rng_between(&r, 1, 576), s.Dv = rng_between(&r, 1, 576);
+    if (s.op == ATTN_OP_FORWARD && s.dtype != ATTN_F8E4M3 && rng_chance(&r, 0.12))
+        s.fp8_keys = true, s.fp8_scales = rng_chance(&r, 0.7);
     return s;
 }
 
@@ -1104,6 +1140,48 @@ static void test_a_row_in_pages_has_the_bits_that_it_has_alone(void **state)
     }
 }
 
+/* Latent attention keeps one row for a token, of which all is the key and the first columns are the value: v may be the
+ * memory of k. */
+static void test_values_may_be_the_first_columns_of_keys(void **state)
+{
+    static const struct spec cases[] = {
+        SPEC(MLA, .B = 2, .Sq = 1, .Sk = 300, BF16),
+        SPEC(MLA, .B = 3, .Sq = 1, .Sk = 320, BF16, PAGES(32)),
+        SPEC(.D = 96, .Dv = 64, HEADS(4, 1), .B = 3, .Sq = 3, .Sk = 400, F16, PAGES(16), .causal = true),
+        SPEC(.D = 96, .Dv = 64, HEADS(4, 1), .B = 2, .Sq = 90, .Sk = 120, BF16, .causal = true),
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        const struct spec *s = &cases[n];
+        struct fixture apart, one, want;
+        char why[400];
+        fixture_make(&apart, s);
+        const attn_tensor *k = &apart.p.k;
+        for (int64_t row = 0; row < tensor_elements(k) / s->D; row++)
+            for (int64_t e = 0; e < s->Dv; e++) tensor_set(&apart.p.v, row * s->Dv + e, tensor_get(k, row * s->D + e));
+        fixture_copy(&one, &apart);
+        one.p.v = one.p.k;
+        one.p.v.shape[3] = s->Dv;
+        free(one.block[ATTN_T_v]);
+        one.block[ATTN_T_v] = NULL;
+        assert_int_equal(attn_check(&one.p, NULL), ATTN_OK);
+        if (!bench.info.unified) { /* two copies there, of the same memory here */
+            one.block_bytes[ATTN_T_v] = one.block_bytes[ATTN_T_k];
+            one.block[ATTN_T_v] = aligned_alloc(64, (one.block_bytes[ATTN_T_v] + 63) / 64 * 64);
+            assert_non_null(one.block[ATTN_T_v]);
+            memcpy(one.block[ATTN_T_v], one.block[ATTN_T_k], one.block_bytes[ATTN_T_v]);
+            one.p.v.data = one.block[ATTN_T_v] + ((uint8_t *)one.p.k.data - one.block[ATTN_T_k]);
+        }
+        fixture_copy(&want, &apart);
+        run_reference(&want.p);
+        fixture_run(&bench, &apart);
+        fixture_run(&bench, &one);
+        if (!fixture_compare(&apart, &want, NULL, why, sizeof why)) fail_msg("%s", why);
+        assert_outputs_equal(&apart, &one);
+        fixture_clear(&apart), fixture_clear(&one), fixture_clear(&want);
+    }
+}
+
 /* Pages that begin at any slot of a pool, as a server has them that hands out memory by the granule: the stride of the page
  * axis is less than a page. Rows share their first pages. */
 static void test_pages_may_overlap_and_be_shared(void **state)
@@ -1488,6 +1566,40 @@ static void test_outputs_that_nobody_wants_are_not_needed(void **state)
         }
 }
 
+/* ---- Moves ------------------------------------------------------------------------------------------------------- */
+
+/* More than one launch takes, of every length and alignment, one of them long enough for several blocks. */
+static void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state)
+{
+    (void)state;
+    enum { COUNT = 300, LONG = 200000, BYTES = COUNT * 64 + LONG + 64 };
+    uint8_t *const from = malloc(BYTES), *const want = malloc(BYTES), *const got = malloc(BYTES);
+    static attn_move moves[COUNT + 1];
+    void *source, *target;
+    attn_error err;
+    for (int i = 0; i < BYTES; i++) from[i] = (uint8_t)(i * 7 + i / 251), want[i] = 0xee;
+    assert_int_equal(attn_device_alloc(bench.device, BYTES, &source, &err), ATTN_OK);
+    assert_int_equal(attn_device_alloc(bench.device, BYTES, &target, &err), ATTN_OK);
+    for (int i = 0; i <= COUNT; i++) {
+        const size_t to = (size_t)i * 64 + (size_t)i % 17, at = (size_t)(COUNT - i) * 64 + (size_t)i % 5;
+        const size_t bytes = i == COUNT ? LONG : (size_t)i % 41; /* some have none */
+        const bool clears = i % 7 == 3;
+        moves[i] = (attn_move){ (char *)target + to, clears ? NULL : (char *)source + at, bytes };
+        if (clears) memset(want + to, 0, bytes);
+        else memcpy(want + to, from + at, bytes);
+    }
+    memset(got, 0xee, BYTES);
+    assert_int_equal(attn_copy(bench.stream, source, from, BYTES, ATTN_TO_DEVICE, &err), ATTN_OK);
+    assert_int_equal(attn_copy(bench.stream, target, got, BYTES, ATTN_TO_DEVICE, &err), ATTN_OK);
+    assert_int_equal(attn_moves(bench.stream, moves, COUNT + 1, &err), ATTN_OK);
+    assert_int_equal(attn_copy(bench.stream, got, target, BYTES, ATTN_FROM_DEVICE, &err), ATTN_OK);
+    assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
+    assert_memory_equal(got, want, BYTES);
+    attn_device_free(bench.device, source);
+    attn_device_free(bench.device, target);
+    free(from), free(want), free(got);
+}
+
 int main(void)
 {
     const struct CMUnitTest lists[] = {
@@ -1510,8 +1622,10 @@ int main(void)
         cmocka_unit_test(test_repeats_give_the_same_bits),
         cmocka_unit_test(test_a_packed_sequence_has_the_bits_of_the_problem_alone),
         cmocka_unit_test(test_a_batch_row_has_the_bits_of_the_problem_alone),
+        cmocka_unit_test(test_moves_copy_and_clear_what_they_say_and_nothing_else),
         cmocka_unit_test(test_pages_do_not_change_a_bit),
         cmocka_unit_test(test_a_row_in_pages_has_the_bits_that_it_has_alone),
+        cmocka_unit_test(test_values_may_be_the_first_columns_of_keys),
         cmocka_unit_test(test_pages_may_overlap_and_be_shared),
         cmocka_unit_test(test_the_past_does_not_depend_on_the_future),
         cmocka_unit_test(test_hidden_numbers_of_any_size_do_not_matter),

@@ -192,8 +192,10 @@ static void test_the_shapes_of_q_k_v(void **state)
          p.k = TENSOR(zeros, ATTN_F16, 1, 8, 2, 16));
     SAYS(forward, INVALID, "/q/dtype", "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn",
          p.q.dtype = ATTN_I32);
-    SAYS(forward, INVALID, "/k/dtype", "k: dtype is bfloat16, must be float16 as q's", p.k.dtype = ATTN_BF16);
-    SAYS(forward, INVALID, "/v/dtype", "v: dtype is float32, must be float16 as q's", p.v.dtype = ATTN_F32);
+    SAYS(forward, INVALID, "/k/dtype", "k: dtype is bfloat16, must be float16 as q's, or float8_e4m3fn",
+         p.k.dtype = ATTN_BF16);
+    SAYS(forward, INVALID, "/v/dtype", "v: dtype is float32, must be float16 as q's, or float8_e4m3fn",
+         p.v.dtype = ATTN_F32);
     SAYS(forward, INVALID, "/q/shape/1", "q: shape[1] is -1, must be at least 0", p.q.shape[1] = -1);
     SAYS(forward, TOO_LARGE, "/k/shape/1", "k: shape[1] is 2147483648, must be at most 2147483647",
          p.k.shape[1] = INT64_C(1) << 31);
@@ -208,9 +210,11 @@ static void test_the_shapes_of_q_k_v(void **state)
     SAYS(forward, INVALID, "/q/shape/3", "q: shape[3] is 0, must be at least 1", p.q.shape[3] = 0);
     SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 0, must be at least 1", p.k.shape[2] = 0);
     SAYS(forward, INVALID, "/v/shape/3", "v: shape[3] is 0, must be at least 1", p.v.shape[3] = 0);
-    SAYS(forward, UNSUPPORTED, "/q/shape/3", "q: shape[3] is 257, head sizes up to 256 are supported",
-         p.q.shape[3] = p.k.shape[3] = 257);
-    SAYS(forward, UNSUPPORTED, "/v/shape/3", "v: shape[3] is 257, head sizes up to 256 are supported",
+    SAYS(forward, UNSUPPORTED, "/q/shape/3", "q: shape[3] is 577, head sizes up to 576 are supported",
+         p.q.shape[3] = p.k.shape[3] = 577);
+    SAYS(forward, UNSUPPORTED, "/v/shape/3", "v: shape[3] is 577, head sizes up to 576 are supported",
+         p.v.shape[3] = 577);
+    SAYS(backward, UNSUPPORTED, "/v/shape/3", "v: shape[3] is 257, head sizes up to 256 are supported in a backward",
          p.v.shape[3] = 257);
     SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 3, must divide the 8 heads of q", p.k.shape[2] = 3);
     SAYS(bhsd, INVALID, "/k/shape/1", "k: shape[1] is 3, must divide the 8 heads of q", p.k.shape[1] = 3);
@@ -364,7 +368,8 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
          p.k = p.v = p.q; p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 3, 3));
     /* Neither fits, or the fault is none of shapes. */
     SAYS(bhsd, INVALID, "/k/shape/3", "k: shape[3] is 15, must be 16, the head size of q", p.k.shape[3] = 15);
-    SAYS(bhsd, INVALID, "/k/dtype", "k: dtype is float32, must be float16 as q's", p.k.dtype = ATTN_F32);
+    SAYS(bhsd, INVALID, "/k/dtype", "k: dtype is float32, must be float16 as q's, or float8_e4m3fn",
+         p.k.dtype = ATTN_F32);
     attn_problem p = bhsd();
     p.layout = ATTN_BSHD;
     assert_int_equal(attn_check(&p, NULL), ATTN_INVALID); /* who wants no words gets none */
@@ -402,7 +407,7 @@ static void test_masks_and_biases(void **state)
          p.bias = TENSOR(zeros, ATTN_F32, 2, 8, 4, 4));
     SAYS(forward, INVALID, "/bias/shape/3", "bias: shape[3] is 1, must be 4, the keys of k",
          p.bias = TENSOR(bias32, ATTN_F32, 2, 8, 3, 1));
-    SAYS(forward, INVALID, "/bias/dtype", "bias: dtype is bfloat16, must be float32, or float16 as q's",
+    SAYS(forward, INVALID, "/bias/dtype", "bias: dtype is bfloat16, must be float16 as q's, or float32",
          p.bias = TENSOR(bias16, ATTN_BF16, 2, 8, 3, 4));
     SAYS(fp8, INVALID, "/bias/dtype", "bias: dtype is float8_e4m3fn, must be float32",
          p.bias = TENSOR(zeros, ATTN_F8E4M3, 2, 8, 3, 4));
@@ -448,6 +453,23 @@ static void test_masks_and_biases(void **state)
     mask_rows[15] = 0;
 }
 
+static void test_keys_in_float8(void **state)
+{
+    (void)state;
+    SAYS(forward, INVALID, "/v/dtype", "v: dtype is float16, must be float8_e4m3fn as k's", p.k.dtype = ATTN_F8E4M3);
+    SAYS(forward, INVALID, "/v/dtype", "v: dtype is float8_e4m3fn, must be float16 as k's", p.v.dtype = ATTN_F8E4M3);
+    SAYS(fp8, INVALID, "/k/dtype", "k: dtype is float16, must be float8_e4m3fn as q's", p.k.dtype = ATTN_F16);
+    SAYS(forward, INVALID, "/q_scale", "q_scale: q has dtype float16, scales are for float8_e4m3fn",
+         p.k.dtype = p.v.dtype = ATTN_F8E4M3, p.q_scale = TENSOR(scales, ATTN_F32, 2, 2));
+    SAYS(forward, INVALID, "/v_scale", "v_scale: v has dtype float16, scales are for float8_e4m3fn",
+         p.v_scale = TENSOR(scales, ATTN_F32, 2, 2));
+    SAYS(backward, UNSUPPORTED, "/k/dtype",
+         "k: dtype is float8_e4m3fn, backward supports float32, float16 and bfloat16",
+         p.k.dtype = p.v.dtype = ATTN_F8E4M3);
+    PASSES(forward, p.k.dtype = p.v.dtype = ATTN_F8E4M3);
+    PASSES(forward, p.k.dtype = p.v.dtype = ATTN_F8E4M3, p.k_scale = TENSOR(scales, ATTN_F32, 2, 2));
+}
+
 static void test_a_mask_of_the_last_keys(void **state)
 {
     (void)state;
@@ -466,7 +488,7 @@ static void test_fp8(void **state)
     (void)state;
     SAYS(forward, INVALID, "/q_scale", "q_scale: q has dtype float16, scales are for float8_e4m3fn",
          p.q_scale = TENSOR(scales, ATTN_F32, 2, 2));
-    SAYS(forward, INVALID, "/v_scale", "v_scale: q has dtype float16, scales are for float8_e4m3fn",
+    SAYS(forward, INVALID, "/v_scale", "v_scale: v has dtype float16, scales are for float8_e4m3fn",
          p.v_scale = TENSOR(scales, ATTN_F32, 2, 2));
     SAYS(fp8, INVALID, "/k_scale/shape/1", "k_scale: shape[1] is 8, must be 2, the heads of k",
          p.k_scale = TENSOR(zeros, ATTN_F32, 2, 8));
@@ -623,7 +645,7 @@ static void test_the_dtypes_of_a_row_are_those_that_pass(void **state)
                 if (q != p.q.dtype && (attn_tensor_dtypes(ATTN_T_q) >> q & 1)) {
                     if (attn_tensors[id].name[1] == '_') continue; /* scales are of fp8 alone */
                     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
-                        if (t == ATTN_T_q || attn_tensors[t].dtypes == ATTN_RULE_AS_Q ||
+                        if (t == ATTN_T_q || attn_tensors[t].dtypes == ATTN_RULE_KEY ||
                             attn_tensors[t].dtypes == ATTN_RULE_GRADIENT)
                             p.tensor[t].dtype = q;
                     if (q == ATTN_F8E4M3 && attn_tensors[id].role <= ATTN_ROLE_OUT) p.op = ATTN_OP_FORWARD;
@@ -716,6 +738,7 @@ int main(void)
         cmocka_unit_test(test_lengths_in_the_place_of_their_sums_are_recognised),
         cmocka_unit_test(test_the_other_layout_is_suspected_where_it_would_do),
         cmocka_unit_test(test_masks_and_biases),
+        cmocka_unit_test(test_keys_in_float8),
         cmocka_unit_test(test_a_mask_of_the_last_keys),
         cmocka_unit_test(test_fp8),
         cmocka_unit_test(test_results_and_gradients),

@@ -670,7 +670,7 @@ static void test_what_a_request_cannot_say_is_refused(void **state)
         { WITH("\"parameters\":{\"priority\":\"high\"}"), "/parameters/priority",
           "priority: is 'high', must be an integer from 0 to 2^53" },
         { WITH("\"parameters\":{\"sequence_id\":5,\"sequence_start\":true}"), "/parameters/sequence_id",
-          "sequence_id: there are no sequences here, each request is whole" },
+          "sequence_id: there are no sequences here, each request is whole; attention_decode has them" },
         { WITH("\"parameters\":{\"triton_x\":5}"), "/parameters/triton_x", "unknown parameter 'triton_x'" },
         { { &causal, BODY(QKV, ",\"parameters\":{\"causal\":false}"), 0, ALL },
           "/parameters/causal",

@@ -80,9 +80,22 @@ struct rig {
     struct caches *caches;
     struct caller *caller, *other;
     char *memory;
+    int given;
+    bool refuses;
 };
 
 static const struct cache_shape shape = { HEADS, DIM, DIM_V, ATTN_F32, false, PAGE };
+
+/* Not before it is needed, and once. */
+static attn_status give(void *context, size_t bytes, void **memory, attn_error *err)
+{
+    struct rig *rig = context;
+    assert_int_equal(bytes, POOL_BYTES);
+    if (rig->given++ > 0) fail_msg("asked for memory twice");
+    if (rig->refuses) return attn_fail(err, ATTN_NO_MEMORY, NULL, "there is none");
+    *memory = rig->memory;
+    return ATTN_OK;
+}
 
 static int set_up(void **state)
 {
@@ -93,8 +106,8 @@ static int set_up(void **state)
     rig->caller = caller_new();
     rig->other = caller_new();
     rig->caller->percent = rig->other->percent = 100;
-    attn_error err;
-    assert_int_equal(caches_add_pool(rig->caches, 0, "cpu", rig->memory, POOL_BYTES, &err), ATTN_OK);
+    caches_add_pool(rig->caches, 0, "cpu", &(struct caches_source){ give, rig }, POOL_BYTES);
+    assert_int_equal(caches_held_bytes(rig->caches), 0);
     *state = rig;
     return 0;
 }
@@ -459,6 +472,20 @@ static void test_shapes_that_cannot_be(void **state)
     }
 }
 
+static void test_a_device_without_memory_has_no_caches(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info info;
+    attn_error err;
+    rig->refuses = true;
+    assert_int_equal(caches_create(rig->caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_FULL);
+    assert_string_equal(err.text, "cpu has not 262144 bytes for caches (--kv-bytes): there is none");
+    rig->refuses = false;
+    rig->given = 0;
+    (void)made(rig, rig->caller);
+    assert_int_equal(caches_held_bytes(rig->caches), POOL_BYTES);
+}
+
 /* ---- A random walk ----------------------------------------------------------------------------------------------- */
 
 enum { WALKERS = 12, LONGEST = 5 * PAGE, STEPS = 20000 };
@@ -546,6 +573,7 @@ int main(void)
         WITH_RIG(test_steps_on_one_cache_come_one_after_the_other),
         WITH_RIG(test_truncate_and_delete_take_effect_when_the_step_has_ended),
         WITH_RIG(test_what_nobody_uses_expires),
+        WITH_RIG(test_a_device_without_memory_has_no_caches),
         WITH_RIG(test_shapes_that_cannot_be),
         WITH_RIG(test_a_random_walk_holds_what_its_model_holds),
     };
