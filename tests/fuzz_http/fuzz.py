@@ -3,8 +3,8 @@
     make fuzz-http SECONDS=600          ten minutes;  COUNT=3000: so many rounds;  SEED=7: the same again;  ONLY=7:2:413: one round
     SAN=1 make fuzz-http                under the sanitizers
 
-A round is a connection. Its requests (forward, backward, envelopes, saved contexts, arrays, pages, HEAD, OPTIONS; one or several in the
-pipe; with a length or in chunks) are changed in one place or in none: a byte, a member, a shape, a dtype, a digit of base64, a header, a
+A round is a connection. Its requests (forward, backward, envelopes, saved contexts, arrays, pages, HEAD, OPTIONS; as JSON, safetensors or
+KServe; compressed or not; one or several in the pipe; with a length or in chunks) are changed in one place or in none: a byte, a member, a shape, a dtype, a digit of base64, a header, a
 chunk's size; and sent in pieces with pauses. Round n of worker w of seed s is always the same.
 
 Demanded of every round: what comes back is HTTP, with a status that the documentation knows, and a problem document where it is an error
@@ -21,11 +21,14 @@ import json
 import multiprocessing
 import os
 import random
+import gzip
 import re
 import socket
+import struct
 import sys
 import time
 import traceback
+import zlib
 
 import numpy as np
 
@@ -35,6 +38,9 @@ import service  # noqa: E402
 import wire  # noqa: E402
 
 PATHS = {False: '/v1/attention/forward', True: '/v1/attention/backward'}
+MODELS = {False: '/v2/models/attention_forward/infer', True: '/v2/models/attention_backward/infer'}
+SAFETENSORS = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16', 'int32': 'I32', 'uint8': 'U8'}
+KSERVE = {'float32': 'FP32', 'float16': 'FP16', 'bfloat16': 'BF16', 'int32': 'INT32', 'uint8': 'UINT8'}
 # What GET and HEAD of a page are answered.
 PAGES = {'/livez': 200, '/readyz': 200, '/healthz': 200, '/v1/info': 200, '/openapi.json': 200, '/metrics': 200, '/': 200, '/docs': 200, '/nothing': 404, '/v2/health/live': 200,
          '*': 404, 'http://x/livez': 200, '/%6civez': 200, '/livez%00': 404, '/livez?a=1&b': 200, '/v1%2finfo': 404, PATHS[False]: 405}
@@ -97,6 +103,61 @@ def problem(r, back, small=False):
                 x = x.astype(int)
             members[name] = {**t, 'data': (x if r.random() < 0.7 else x.reshape(-1)).tolist()}
     return members
+
+
+def raw_of(t):
+    """The bytes of a tensor that may be numbers."""
+    if isinstance(t['data'], str):
+        return base64.b64decode(t['data'])
+    return wire.raw(np.array(t['data'], np.float64).reshape(t['shape']), t['dtype'])
+
+
+def is_tensor(x):
+    return isinstance(x, dict) and 'data' in x
+
+
+def safetensors_of(r, members):
+    """(tree of the header, data)"""
+    tree, data = {}, b''
+    names = list(members)
+    r.shuffle(names)
+    for name in names:
+        if not is_tensor(members[name]):
+            continue
+        raw = raw_of(members[name])
+        tree[name] = {'dtype': SAFETENSORS[members[name]['dtype']], 'shape': members[name]['shape'], 'data_offsets': [len(data), len(data) + len(raw)]}
+        data += raw
+    options = {n: x if isinstance(x, str) and r.random() < 0.5 else json.dumps(x) for n, x in members.items() if not is_tensor(x)}
+    if options or r.random() < 0.2:
+        tree['__metadata__'] = options
+    return tree, data
+
+
+def kserve_of(r, members):
+    """(tree of the JSON, bytes behind it)"""
+    inputs, tail = [], b''
+    for name, t in members.items():
+        if not is_tensor(t):
+            continue
+        one = {'name': name, 'shape': t['shape'], 'datatype': KSERVE[t['dtype']]}
+        if isinstance(t['data'], list):
+            one['data'] = t['data']
+        else:
+            raw = raw_of(t)
+            one['parameters'] = {'binary_data_size': len(raw)}
+            tail += raw
+        inputs.append(one)
+    options = {n: json.dumps(x) if isinstance(x, list) else x for n, x in members.items() if not is_tensor(x) and n not in ('outputs', 'encoding')}
+    if r.random() < 0.5:
+        options['binary_data_output'] = r.random() < 0.8
+    tree = {'inputs': inputs}
+    if options:
+        tree['parameters'] = options
+    if r.random() < 0.5:
+        tree['id'] = r.choice(['', '1', 'a "quoted" one', 'é'])
+    if 'outputs' in members:
+        tree['outputs'] = [{'name': n, **({'parameters': {'binary_data': r.random() < 0.5}} if r.random() < 0.6 else {})} for n in members['outputs']]
+    return tree, tail
 
 
 class Raw(str):
@@ -216,7 +277,8 @@ def change_bytes(r, body):
 HEADERS = ['Content-Length: 5', 'Content-Length: 0', 'Content-Length: -1', 'Content-Length: 99999999999999999999999', 'Content-Length: 12a', 'Content-Length:',
            'Transfer-Encoding: chunked', 'Transfer-Encoding: gzip', 'Transfer-Encoding: chunked, chunked', 'Host: other', 'Host:', 'Content-Encoding: gzip',
            'Content-Type: text/plain', 'Expect: 100-continue', 'Expect: x', 'X Space: 1', 'X-Any : 2', ': no name', 'nothing', ' folded: 1', 'X-Long: ' + 'y' * 3000,
-           'X-Request-Id: ' + 'a' * 200, 'X-Request-Timeout-Ms: 1', 'X-Request-Timeout-Ms: x', 'X-Request-Timeout-Ms: 99999999999999999999', 'Authorization: Bearer x',
+           'X-Request-Id: ' + 'a' * 200, 'X-Request-Timeout-Ms: 1', 'X-Request-Timeout-Ms: 0', 'Content-Encoding: deflate', 'Content-Encoding: br', 'Content-Type: application/x-safetensors',
+           'Accept: application/x-safetensors', 'Inference-Header-Content-Length: 0', 'X-Request-Timeout-Ms: x', 'X-Request-Timeout-Ms: 99999999999999999999', 'Authorization: Bearer x',
            'Connection: close', 'Connection: keep-alive, upgrade', 'Upgrade: h2c', 'traceparent: 00-0', 'Cookie: ' + 'a=b; ' * 300, 'X-Nul: a\0b', 'X-Tab:\t\x01',
            'Inference-Header-Content-Length: 7', 'Content-Length: 00000000000000000005', 'Trailer: X', 'TE: trailers', 'Range: bytes=0-1', 'Origin: http://x']
 
@@ -275,8 +337,8 @@ def chunks(r, body, wrong):
 
 
 class Sent:
-    def __init__(self, method, path, body, id_, clean):
-        self.method, self.path, self.body, self.id, self.clean = method, path, body, id_, clean
+    def __init__(self, method, path, body, id_, clean, how=None):
+        self.method, self.path, self.body, self.id, self.clean, self.how = method, path, body, id_, clean, how
 
 
 class Round:
@@ -319,10 +381,34 @@ class Round:
         change = r.choice(['none', 'none', 'json', 'json', 'json', 'bytes', 'bytes', 'head', 'chunks'])
         if change in ('head', 'chunks') and not last:
             change = 'none'
-        body = dump(change_json(r, tree) if change == 'json' else tree, r)
-        if change == 'bytes':
+        how = oracle.As('json' if 'requests' in tree else r.choice(['json', 'json', 'json', 'safetensors', 'kserve']), r.choice([None, None, None, 'gzip', 'deflate']))
+        path, more = PATHS[back], []
+        if how.form == 'json':
+            body = dump(change_json(r, tree) if change == 'json' else tree, r)
+            more = ['Content-Type: application/json'] if r.random() < 0.8 else []
+            if r.random() < 0.1:
+                more.append('Accept: application/x-safetensors')
+        elif how.form == 'safetensors':
+            header, data = safetensors_of(r, tree)
+            text = dump(change_json(r, header) if change == 'json' else header, r)
+            body = struct.pack('<Q', len(text)) + text + data
+            more = ['Content-Type: application/x-safetensors']
+        else:
+            document, tail = kserve_of(r, tree)
+            text = dump(change_json(r, document) if change == 'json' else document, r)
+            body, path = text + tail, MODELS[back]
+            if tail or r.random() < 0.3:
+                how.json_bytes = len(text)
+                more = [f'Inference-Header-Content-Length: {len(text)}']
+        if change == 'bytes' and r.random() < (0.5 if how.coding else 1):
             body = change_bytes(r, body)
-        headers = [f'POST {PATHS[back]} HTTP/1.1', 'Host: x', f'X-Request-Id: {id_}'] + (['Content-Type: application/json'] if r.random() < 0.8 else [])
+            change = 'bytes, before they were compressed' if how.coding else change
+        if how.coding:
+            body = zlib.compress(body, r.choice([0, 1, 9])) if how.coding == 'deflate' else gzip.compress(body, r.choice([0, 1, 9]), mtime=0)
+            more.append(f'Content-Encoding: {how.coding}')
+            if change == 'bytes':
+                body = change_bytes(r, body)
+        headers = [f'POST {path} HTTP/1.1', 'Host: x', f'X-Request-Id: {id_}'] + more
         chunked = change == 'chunks' or r.random() < 0.25
         headers.append('Transfer-Encoding: chunked' if chunked else f'Content-Length: {len(body)}')
         r.shuffle(headers[1:])
@@ -330,7 +416,9 @@ class Round:
         if change == 'head':
             head = change_head(r, head)
         self.count(f'requests, changed: {change}')
-        return head + b'\r\n\r\n' + (chunks(r, body, change == 'chunks') if chunked else body), Sent('POST', PATHS[back], body, id_, change in ('none', 'json', 'bytes'))
+        self.count(f'requests as {how.form}' + (f', {how.coding}' if how.coding else ''))
+        return head + b'\r\n\r\n' + (chunks(r, body, change == 'chunks') if chunked else body), \
+            Sent('POST', path, body, id_, change not in ('head', 'chunks'), how)
 
     def send(self, data):
         r = self.r
@@ -381,13 +469,17 @@ class Round:
             of = sent or (echoed[0] if echoed else None)
             if of is None or of.method != 'POST' or b'"' not in a.body[:30] or 'html' in a.headers.get('content-type', ''):
                 return
-            wrong, verified = oracle.judge(of.path, of.body, a.body, self.contexts)
+            wrong, verified = oracle.judge(of.path, of.body, a.body, self.contexts, of.how, a.headers)
             if wrong and not of.clean:  # its framing was changed: the body may be another one
-                others = [b for b in bodies_of(self.log) if not oracle.judge(of.path, b, a.body, self.contexts)[0]]
+                others = [b for b in bodies_of(self.log) if not oracle.judge(of.path, b, a.body, self.contexts, of.how, a.headers)[0]]
                 wrong = '' if others or not a.body.startswith(b'{"out"') else wrong
             if wrong:
                 self.fail(f'{of.path}: {wrong}', a)
             self.counts['problems verified'] = self.counts.get('problems verified', 0) + verified
+            if verified and of.how.form != 'json':
+                self.count(f'verified as {of.how.form}')
+            if verified and of.how.coding:
+                self.count('verified, compressed')
             if not verified:
                 self.count('answers 200 beyond the oracle')
         if sent and a.headers['x-request-id'] != sent.id:

@@ -1,6 +1,8 @@
 """What a request means, read independently of the server: Python's json, and attention in float64 (conformance/ref.py).
 
-    verdict = judge(path, body, answer)      '' or what is wrong with a 200
+    verdict = judge(path, body, answer, contexts, sent, headers)      '' or what is wrong with a 200
+
+Safetensors, KServe and compressed bodies are first read as what they would be in JSON (struct and zlib), and so are their answers.
 
 Three readings: a request is sound and its numbers are known; it is not one (Invalid), and a 200 is a finding; or this file does not
 know (Unsure: dropout, packed sequences, float8, values that overflow), and only the form of the answer is looked at.
@@ -9,7 +11,9 @@ import base64
 import json
 import os
 import re
+import struct
 import sys
+import zlib
 
 import numpy as np
 
@@ -65,6 +69,134 @@ def parse(body):
     if '\\u0000' in text:
         raise Unsure('a NUL, perhaps')
     return value
+
+
+def unpack(body, coding):
+    """What a compressed body holds: one stream, whole, and nothing behind it."""
+    if coding is None:
+        return body
+    stream = zlib.decompressobj(15 if coding == 'deflate' else 31)
+    try:
+        data = stream.decompress(body)
+    except zlib.error as e:
+        raise Invalid(f'no {coding}: {e}')
+    if not stream.eof or stream.unused_data:
+        raise Invalid(f'{coding} that goes on, or ends behind the body' if stream.eof else f'{coding} that does not end')
+    return data
+
+
+def raw_tensor(shape, dtype, raw):
+    return {'shape': shape, 'dtype': dtype, 'data': base64.b64encode(raw).decode()}
+
+
+WORDS = ('layout', 'alignment', 'encoding', 'out_dtype', 'context')
+
+
+def option_of(name, text):
+    """What a string that holds JSON stands for."""
+    if name in WORDS and not text.startswith('"'):
+        return text
+    try:
+        return parse({'True': 'true', 'False': 'false'}.get(text, text).encode())
+    except Invalid:
+        return text
+
+
+def sound_object(x, what):
+    if not isinstance(x, dict) or isinstance(x, Twice):
+        raise Invalid(f'{what}: not an object, or one with a member twice')
+    return x
+
+
+def members_of_safetensors(body):
+    """A file as a problem of JSON."""
+    if len(body) < 8:
+        raise Invalid('no length of a header')
+    length, = struct.unpack('<Q', body[:8])
+    data = body[8 + length:] if length <= len(body) - 8 else None
+    if data is None:
+        raise Invalid('the header is longer than the body')
+    header = sound_object(parse(body[8:8 + length]), 'header')
+    members, at = {}, 0
+    for name, t in header.items():
+        if name == '__metadata__':
+            continue
+        sound_object(t, name)
+        if set(t) != {'dtype', 'shape', 'data_offsets'} or name not in TENSORS:
+            raise Invalid(f'{name}: no tensor, or with other members')
+        if not isinstance(t['data_offsets'], list) or len(t['data_offsets']) != 2 or not all(is_int(n) and n >= 0 for n in t['data_offsets']):
+            raise Invalid(f'{name}: data_offsets')
+    tensors = [(name, t) for name, t in header.items() if name != '__metadata__']
+    for name, t in sorted(tensors, key=lambda one: one[1]['data_offsets']):
+        begin, end = t['data_offsets']
+        if begin != at or end < begin:
+            raise Invalid(f'{name}: begins at {begin}, not at {at}, or ends before')
+        at = end
+    if at != len(data):
+        raise Invalid(f'{len(data)} bytes of data, not {at}')
+    for name, t in tensors:
+        members[name] = raw_tensor(t['shape'], t['dtype'], data[slice(*t['data_offsets'])])
+    for name, text in sound_object(header.get('__metadata__', {}), '__metadata__').items():
+        if not isinstance(text, str) or name in members or name not in OPTIONS:
+            raise Invalid(f'__metadata__: {name!r}')
+        members[name] = option_of(name, text)
+    members.pop('encoding', None)  # of a JSON answer
+    return members
+
+
+def members_of_kserve(body, json_bytes):
+    """(a request as a problem of JSON, {output: is it binary}, its id)"""
+    text, tail = (body, b'') if json_bytes is None else (body[:json_bytes], body[json_bytes:])
+    try:
+        request = sound_object(parse(text), 'the JSON')
+    except Invalid:
+        if b'NaN' in text or b'Infinity' in text:
+            raise Unsure('numbers that JSON has not')
+        raise
+    if not set(request) <= {'id', 'parameters', 'inputs', 'outputs', 'model_name', 'model_version'} or not isinstance(request.get('inputs'), list):
+        raise Invalid('members of a request')
+    members = {}
+    for one in request['inputs']:
+        sound_object(one, 'an input')
+        said = sound_object(one.get('parameters', {}), 'parameters')
+        if not set(one) <= {'name', 'shape', 'datatype', 'parameters', 'data'} or not set(said) <= {'binary_data_size', 'fp8'}:
+            raise Invalid('members of an input')
+        if said.get('fp8'):
+            raise Unsure('float8')
+        if ('data' in one) == ('binary_data_size' in said) or one.get('name') not in TENSORS or one['name'] in members:
+            raise Invalid('data and name of an input')
+        if 'data' in one:
+            if not isinstance(one['data'], list):
+                raise Invalid('data')
+            if 'true' in str(one['data']).lower() or 'false' in str(one['data']).lower():
+                raise Unsure('bools as numbers')
+            members[one['name']] = {'shape': one.get('shape'), 'dtype': one.get('datatype'), 'data': one['data']}
+        else:
+            size = said['binary_data_size']
+            if not is_int(size) or not 0 <= size <= len(tail):
+                raise Invalid('binary_data_size')
+            members[one['name']], tail = raw_tensor(one.get('shape'), one.get('datatype'), tail[:size]), tail[size:]
+    if tail:
+        raise Invalid('bytes behind the last tensor')
+    options = dict(sound_object(request.get('parameters', {}), 'parameters'))
+    binary = options.pop('binary_data_output', False)
+    for name in ('timeout', 'priority'):
+        if not is_int(options.pop(name, 0)):
+            raise Invalid(name)
+    if not isinstance(binary, bool) or not set(options) <= set(OPTIONS) - {'outputs', 'encoding'}:
+        raise Invalid('parameters')
+    for name, value in options.items():
+        members[name] = option_of(name, value) if name == 'window' and isinstance(value, str) else value
+    outputs = request.get('outputs') or []
+    for one in outputs if isinstance(outputs, list) else [None]:
+        sound_object(one, 'an output')
+        said = sound_object(one.get('parameters', {}), 'parameters')
+        if not set(one) <= {'name', 'parameters'} or not set(said) <= {'binary_data'} or not isinstance(said.get('binary_data', True), bool):
+            raise Invalid('members of an output')
+    if outputs:
+        members['outputs'] = [one.get('name') for one in outputs]
+    forms = {one['name']: one.get('parameters', {}).get('binary_data', binary) for one in outputs}
+    return members, (lambda name: forms.get(name, binary)), request.get('id', '')
 
 
 def is_int(x):
@@ -329,24 +461,82 @@ def judge_one(members, answer, back, contexts):
     return '', unsure is None
 
 
-def judge(path, body, text, contexts):
-    """('' or what is wrong with this 200, problems whose numbers were verified). contexts: {id: Problem}, added to."""
-    back = path.endswith('backward')
+WIRE = {'F32': 'float32', 'F16': 'float16', 'BF16': 'bfloat16', 'FP32': 'float32', 'FP16': 'float16'}
 
+
+def answer_of_json(text):
     def unique(pairs):
         assert len({n for n, _ in pairs}) == len(pairs)
         return dict(pairs)
+    return json.loads(text, object_pairs_hook=unique)
+
+
+def answer_of_safetensors(text):
+    length, = struct.unpack('<Q', text[:8])
+    header, data = answer_of_json(text[8:8 + length]), text[8 + length:]
+    answer = {name: json.loads(value) for name, value in header.pop('__metadata__').items()}
+    assert sum(t['data_offsets'][1] - t['data_offsets'][0] for t in header.values()) == len(data)
+    for name, t in header.items():
+        answer[name] = raw_tensor(t['shape'], WIRE[t['dtype']], data[slice(*t['data_offsets'])])
+    return answer
+
+
+def answer_of_kserve(text, headers, is_binary, id_):
+    length = headers.get('inference-header-content-length')
+    text, tail = (text, b'') if length is None else (text[:int(length)], text[int(length):])
+    document = answer_of_json(text)
+    assert (headers['content-type'] == 'application/octet-stream') == (length is not None)
+    assert document.get('id', '') == id_, document.get('id')
+    answer = {name: value for name, value in document['parameters'].items()}
+    for t in document['outputs']:
+        size = t.get('parameters', {}).get('binary_data_size')
+        assert (size is not None) == is_binary(t['name']), t['name']
+        dtype = WIRE[t['datatype']]
+        if size is None:
+            answer[t['name']] = wire.tensor(np.array(t['data'], np.float64).reshape(t['shape']), dtype)
+        else:
+            answer[t['name']], tail = raw_tensor(t['shape'], dtype, tail[:size]), tail[size:]
+    assert tail == b'', f'{len(tail)} bytes behind the last output'
+    return answer
+
+
+class As:
+    """How a request was sent: its form ('json', 'safetensors', 'kserve'), its Content-Encoding, and how much of it is JSON (KServe)."""
+
+    def __init__(self, form='json', coding=None, json_bytes=None):
+        self.form, self.coding, self.json_bytes = form, coding, json_bytes
+
+
+def judge(path, body, text, contexts, sent=None, headers=None):
+    """('' or what is wrong with this 200, problems whose numbers were verified). contexts: {id: Problem}, added to. sent: an As; headers:
+    of the answer."""
+    back = 'backward' in path
+    sent, headers = sent or As(), headers or {}
+    is_binary, id_, answer = None, None, None
     try:
-        answer = json.loads(text, object_pairs_hook=unique)
-    except (ValueError, AssertionError) as e:
-        return f'the answer is no JSON: {e}', 0
+        if headers.get('content-type') == 'application/x-safetensors':
+            answer = answer_of_safetensors(text)
+        elif sent.form != 'kserve':
+            answer = answer_of_json(text)
+    except (ValueError, AssertionError, KeyError, TypeError, struct.error) as e:
+        return f'the answer is no {headers.get("content-type") or "JSON"}: {type(e).__name__}: {e}', 0
     try:
-        members = parse(body)
+        body = unpack(body, sent.coding)
+        if sent.form == 'safetensors':
+            members = members_of_safetensors(body)
+        elif sent.form == 'kserve':
+            members, is_binary, id_ = members_of_kserve(body, sent.json_bytes)
+        else:
+            members = parse(body)
     except Invalid as e:
-        return f'200, but the body is not JSON: {e}', 0
+        return f'200, but the body is no {sent.form}: {e}', 0
     except Unsure:
         return '', 0
     try:
+        if sent.form == 'kserve':
+            answer = answer_of_kserve(text, headers, is_binary, id_)
+        elif isinstance(members, dict) and headers.get('content-type') == 'application/x-safetensors':
+            members = {name: value for name, value in members.items() if name != 'encoding'}  # has no say there
         if isinstance(members, dict) and 'requests' in members:
             if isinstance(members, Twice) or set(members) != {'requests'} or not isinstance(members['requests'], list):
                 return '200 to an envelope with more than requests', 0

@@ -1,8 +1,10 @@
 """The HTTP fuzzer (../fuzz_http/fuzz.py), a minute of it, and whether it would notice."""
+import gzip
 import json
 import os
 import random
 import sys
+import zlib
 
 import pytest
 
@@ -27,6 +29,7 @@ def test_a_minute_of_requests_that_are_a_little_wrong(capsys):
     # A fuzzer that verified nothing, or only ever heard one thing, would find nothing either.
     assert counts['problems verified'] > 1000 and counts['answers 400'] > 300 and counts['answers 200'] > 600, said
     assert counts['answers 200 beyond the oracle'] < counts['answers 200'] / 10, said
+    assert min(counts['verified as safetensors'], counts['verified as kserve'], counts['verified, compressed']) > 100, said
 
 
 def answer_of(server, path, body):
@@ -57,6 +60,42 @@ def test_the_oracle_is_no_rubber_stamp(server, path):
         for fault in (body[:-1], body.replace(b'"q"', b'"Q"', 1), body[:-1] + b', "causal": 2}', body + b'x', b'\xef\xbb\xbf' + body):
             assert oracle.judge(path, fault, text, {})[0], fault[-100:]
     assert noticed == 20
+
+
+@pytest.mark.parametrize('coding', [None, 'gzip', 'deflate'])
+@pytest.mark.parametrize('form', ['safetensors', 'kserve'])
+def test_the_oracle_reads_other_forms_and_sees_what_is_wrong_with_them(server, form, coding):
+    r = random.Random(6)
+    for _ in range(8):
+        members = fuzz.problem(r, False, True)
+        members = {n: m for n, m in members.items() if n not in ('encoding', 'outputs')}
+        if form == 'safetensors':
+            (tree, tail), path, headers = fuzz.safetensors_of(r, members), FORWARD, {'Content-Type': 'application/x-safetensors'}
+            text = json.dumps(tree).encode()
+            make = lambda text, tail: len(text).to_bytes(8, 'little') + text + tail
+        else:
+            (tree, tail), path = fuzz.kserve_of(r, members), fuzz.MODELS[False]
+            text = json.dumps(tree).encode()
+            headers = {'Inference-Header-Content-Length': str(len(text))}
+            make = lambda text, tail: text + tail
+        pack = {None: bytes, 'gzip': gzip.compress, 'deflate': zlib.compress}[coding]
+        if coding:
+            headers['Content-Encoding'] = coding
+        how, body = oracle.As(form, coding, len(text)), pack(make(text, tail))
+        answer = server.post(path, body, headers)
+        assert answer.status == 200, answer
+        wrong, verified = oracle.judge(path, body, answer.body, {}, how, answer.headers)
+        assert not wrong and verified == 1, wrong
+        faults = [pack(make(text, tail + b'x')), body + b'x' if coding or form == 'safetensors' else body[:-1], body[:-1], pack(make(text.replace(b'"q"', b'"Q"', 1), tail)),
+                  pack(make(text[:-1], tail))]
+        faults += [body[:-1] + bytes([body[-1] ^ 1])] if coding else []
+        for fault in faults:
+            assert oracle.judge(path, fault, answer.body, {}, how, answer.headers)[0], fault[-60:]
+        other = bytearray(answer.body)
+        at = answer.body.find(b'\x3f', answer.body.rfind(b'}')) if form == 'safetensors' else -1
+        if at > 0:  # another number
+            other[at] ^= 0x40
+            assert oracle.judge(path, body, bytes(other), {}, how, answer.headers)[0]
 
 
 def test_a_round_is_the_same_each_time():
