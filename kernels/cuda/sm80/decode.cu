@@ -203,8 +203,8 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int first_key = place.first + index * place.length;
     const int last_key = (int)attn_min64((int64_t)first_key + place.length, place.last);
     const int first = first_key / BN, last = (int)attn_tiles(last_key, BN), steps = 2 * (last - first);
-    const key_loader<T, D, THREADS, true, X::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.D);
-    const key_loader<T, D, THREADS, true, X::PAGED> V(g, g.view[ATTN_T_v], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.Dv);
+    key_loader<T, D, THREADS, true, X::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.D);
+    key_loader<T, D, THREADS, true, X::PAGED> V(g, g.view[ATTN_T_v], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.Dv);
     const bool single = place.splits == 1, takes_split_groups = p.splits_per_block > 1;
     const float c = X::SCORE_MODS ? 1 : x.scale * LOG2E;
 
