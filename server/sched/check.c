@@ -28,7 +28,7 @@ bool check_shared(struct request *request)
 {
     const struct server *server = request->server;
     const uint64_t limit = (uint64_t)server->config->max_body_bytes;
-    const proto_shared *list;
+    proto_shared *list;
     int count;
     attn_error err = { 0 };
     attn_status status = proto_decoder_shared(request->decoder, &list, &count, &err);
@@ -83,7 +83,7 @@ static attn_status read_shared(struct request *request, int64_t until_ns, bool *
     *done = true;
     if (uses == NULL) return ATTN_OK;
     if (!uses->placed) {
-        const proto_shared *list;
+        proto_shared *list;
         int count;
         if (request->block) staging_arrived(request->server->staging, request->block);
         lease_at_once(request);
