@@ -69,6 +69,7 @@ struct device {
     struct batch *batches;
     _Atomic int requests; /* for /v1/info */
     _Atomic bool usable;
+    _Atomic bool lost; /* noted by a thread that is not its own */
 };
 
 /* A way of its own through the CPU for one thread at a time. */

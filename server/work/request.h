@@ -163,7 +163,7 @@ struct request {
     /* Waiting: the loop's. */
     struct deadline deadline;
     bool
-        held; /* another thread checks its body, or writes into its client's memory: it cannot be handed back before that is over */
+        held; /* another thread checks its body, or something is written into its client's memory: it cannot be handed back before that is over */
     struct request *previous,
         *next; /* all requests whose connections are suspended, in order of arrival; in a head: mhd.c's */
     struct hangup_watch *watch; /* for hang-up; NULL: not watched (yet) */
