@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import service
+import wire
 from service import eventually
 from test_faults import dies, fake, gate  # noqa: F401 (fixtures)
 from test_kserve import INFER
@@ -265,6 +266,56 @@ def test_each_region_is_computed_by_its_own_device(fake, shm):
             answer = infer(server, arrays)
             assert outputs_of(answer) == want and f'"fake:{device} ' in answer.body[:int(answer.headers['inference-header-content-length'])].decode()
         assert unregister(server).status == 200
+
+
+DECODE = INFER.replace('attention_forward', 'attention_decode_causal')
+
+
+def step_body(arrays, at, parameters, outputs=None):
+    inputs = [{'name': n, 'shape': list(a.shape), 'datatype': 'FP16', 'parameters': place('in', a.nbytes, at[n])} for n, a in arrays.items()]
+    made = {'inputs': inputs, 'parameters': {'binary_data_output': True, **parameters}}
+    if outputs:
+        made['outputs'] = outputs
+    return json.dumps(made).encode()
+
+
+def test_a_step_takes_new_keys_and_values_from_a_devices_memory(fake, shm):
+    server = fake('', *ALLOW)
+    rng = np.random.default_rng(5)
+    keys = {n: rng.standard_normal((1, 6, 2, 8)).astype(np.float16) for n in 'qkv'}
+    one = shm(4096)
+    assert register(server, 'in', one).status == 200
+    at = {'q': 4, 'k': 1000, 'v': 2000}
+    for first, last in ((0, 4), (4, 6)):
+        new = {n: a[:, first:last] for n, a in keys.items()}
+        for n, a in new.items():
+            one.write(a.tobytes(), at[n])
+        size = new['q'].nbytes
+        answer = server.ask('POST', DECODE, step_body(new, at, {'sequence_id': 7, 'sequence_start': first == 0}, [{'name': 'out', 'parameters': place('in', size, 3000)}]))
+        assert answer.status == 200, answer.body
+        want = server.post('/v1/attention/forward', {'q': wire.tensor(new['q'], 'float16'), **{n: wire.tensor(keys[n][:, :last], 'float16') for n in 'kv'}, 'causal': True}).json()
+        got = np.frombuffer(one.read(3000, size), np.float16).astype(float)
+        assert np.abs(got - np.frombuffer(base64.b64decode(want['out']['data']), np.float16).astype(float)).max() < 4e-3
+    new = {n: a[:, :1] for n, a in keys.items()}
+    refused(server.ask('POST', DECODE, step_body(new, {**at, 'k': 1002}, {'sequence_id': 7})), 400, 'k: shared_memory_offset is 1002, must be a multiple of 4 in the memory of a GPU')
+    nothing_left(server)
+
+
+def test_caches_and_regions_must_be_of_one_device(fake, shm):
+    server = fake('', *ALLOW, devices=2)
+    q = {'q': np.ones((1, 1, 2, 8), np.float16)}
+    one = shm(0, q['q'].tobytes())
+    statuses = []
+    ids = [server.post('/v1/caches', {'kv_heads': 2, 'head_dim': 8, 'dtype': 'float16'}).json()['id'] for _ in range(4)]
+    for device in (0, 1):
+        assert register(server, 'in', one, device=device).status == 200
+        for id_ in ids:
+            answer = server.ask('POST', DECODE, step_body(q, {'q': 0}, {'caches': json.dumps([id_])}))
+            statuses.append(answer.status)
+            if answer.status != 200:
+                refused(answer, 400, 'the caches are in the memory of another device than the regions of shared memory')
+        assert unregister(server).status == 200
+    assert all(a != b for a, b in zip(statuses[:4], statuses[4:])), statuses
 
 
 # ---- while a request runs ----------------------------------------------------------------------------------------------------------------
