@@ -5,6 +5,8 @@ import base64
 import json
 import os
 import signal
+import subprocess
+import threading
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import wire
 from service import eventually
 from test_faults import dies, fake, gate  # noqa: F401 (fixtures)
 from test_kserve import INFER
+from test_operations import find_schemathesis
 from test_shared_memory import SHM, Asking, Object, by_json, infer, outputs_of, outputs_of_some, place, problem, refused, body, running, shm  # noqa: F401
 
 ALLOW = ('--allow-cuda-shm',)
@@ -412,6 +415,70 @@ def test_what_waits_for_a_device_that_is_lost_does_not_wait_for_its_deadline(fak
     nothing_left(server)
 
 
+@pytest.mark.parametrize('late', [False, True], ids=['at once', 'after its deadline'])
+@pytest.mark.parametrize('devices', [1, 2])
+def test_a_device_that_hangs_is_not_waited_for(fake, shm, devices, late):
+    server = fake('0:event.never@1', *ALLOW, '--watchdog-ms', 600, devices=devices)
+    arrays, data = problem()
+    one, two = shm(0, data), shm(0, data)
+    assert register(server, 'in', one).status == 200
+    assert devices == 1 or register(server, 'two', two, device=1).status == 200
+    answer = server.ask('POST', INFER, body(arrays), {'X-Request-Timeout-Ms': '50'} if late else ())
+    assert answer.status == (504 if late else 503), answer.body
+    if devices == 1:
+        dies(server, 70)
+        return
+    refused(infer(server, arrays), 503, 'the GPU in whose memory the tensors are has failed')
+    assert infer(server, arrays, region='two').status == 200
+    os.kill(server.pid, signal.SIGTERM)
+    dies(server, 0, 30)
+
+
+def test_a_neighbour_in_the_batch_is_computed_though_a_request_is_given_up(fake, gate, shm):
+    server = fake(f'hold={gate.path}@1+', *ALLOW, '--batch-window-us', 300000)
+    arrays, data = problem()
+    one = shm(0, data)
+    assert register(server, 'in', one).status == 200
+    late = Asking(server, body(arrays), {'X-Request-Timeout-Ms': '1500'})
+    patient = Asking(server, body(arrays, shared=()))
+    running(server, 2)
+    late.join(2)
+    assert late.is_alive() and patient.is_alive()
+    gate.open()
+    assert late.result().status == 504 and outputs_of(patient.result()) == by_json(server, arrays)
+    nothing_left(server)
+
+
+@pytest.mark.limit(120)
+def test_many_at_once_while_regions_come_and_go(fake, shm):
+    server = fake('', *BOTH, devices=2)
+    arrays, data = problem()
+    want = by_json(server, arrays)
+    regions = [shm(0, data + bytes(256)) for _ in range(2)]
+    wrong = []
+
+    def ask(n):
+        connection = server.connect()
+        for i in range(60):
+            name = f'r{n % 2}'
+            if i % 10 == n:
+                connection.ask('POST', f'/v2/cudasharedmemory/region/{name}/unregister', b'')
+            made = {'raw_handle': {'b64': raw_handle(regions[n % 2], n % 2).decode()}, 'device_id': n % 2, 'byte_size': regions[n % 2].size}
+            if i % 3 == 0:
+                connection.ask('POST', f'/v2/cudasharedmemory/region/{name}/register', json.dumps(made).encode())
+            answer = connection.ask('POST', INFER, body(arrays, region=name, shared='q' if i % 2 else 'qkv'))
+            if answer.status not in (200, 404) or (answer.status == 200 and i % 2 == 0 and outputs_of(answer) != want):
+                wrong.append(answer)
+        connection.close()
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong, wrong[:3]
+    nothing_left(server)
+
+
 def test_a_server_stops_with_regions_and_with_a_request_that_uses_them(fake, gate, shm):
     server = fake(f'hold={gate.path}@1', *ALLOW, '--drain-ms', 200)
     arrays, data = problem()
@@ -464,6 +531,19 @@ def test_bytes_of_regions_have_a_limit_that_both_kinds_share(fake, shm):
     assert register_system(server, 'most', one).status == 200
     refused(register(server, 'more', two), 507, 'unregister what is not used')
     assert mappings(server) == 0
+
+
+@pytest.mark.limit(200)
+@pytest.mark.skipif(not find_schemathesis(), reason='schemathesis is not here (tests/setup.sh test fetches it from PyPI)')
+def test_schemathesis(fake, tmp_path):
+    """As in test_shared_memory.py, of the routes that this option adds."""
+    server = fake('', *ALLOW)
+    run = subprocess.run(
+        [find_schemathesis(), '--config-file', os.path.join(service.HERE, 'http/schemathesis.toml'), 'run', f'{server.url}/openapi.json', '--checks', 'all', '--max-examples', '15',
+         '--phases', 'examples,coverage,fuzzing', '--seed', '1', '--request-timeout', '20', '--no-color', '--include-path-regex', 'cudasharedmemory'],
+        cwd=tmp_path, env=dict(os.environ, SCHEMATHESIS_HOOKS='schemathesis_hooks', PYTHONPATH=os.path.join(service.HERE, 'http')),
+        capture_output=True, text=True, timeout=190 * service.SLOWER)
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-3000:]
 
 
 def test_a_page_of_another_site_cannot_register(fake, shm):
