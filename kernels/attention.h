@@ -471,6 +471,7 @@ typedef struct attn_device_info {
     double fastest_flops;  /* no kernel here does more operations (attn_flops) in a second, */
     double fastest_scores; /* and none more permitted (query, key, head) triples: to tell what cannot be done in time */
     bool unified;          /* kernels read and write staging memory directly: no copies needed */
+    bool reads_staging;    /* those whose row says in_place can, though there is memory of its own, which is faster */
     int streams;           /* how many batches are worth having in flight */
     int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
@@ -514,6 +515,7 @@ typedef struct attn_kernel {
     uint32_t dtypes;   /* of q: ATTN_DTYPE_BIT() */
     int head_dim;      /* the largest D and Dv */
     uint64_t features; /* attn_features() that it knows */
+    bool in_place;     /* reads each number hardly more than once, and may do so in staging memory (reads_staging) */
 } attn_kernel;
 
 /* The kernels of a device in order; NULL from the end on. Owned by the device. */

@@ -57,8 +57,8 @@ struct cpu_stream {
 
 /* Computes every checked problem, whatever its tensors and options, but slowly: by reference.h. */
 static const attn_kernel general[] = {
-    { "double", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING },
-    { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, ATTN_ALL_SCORES },
+    { "double", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING, true },
+    { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, ATTN_ALL_SCORES, true },
 };
 
 static bool is_general(const attn_plan *plan)
@@ -129,7 +129,7 @@ static attn_status open_device(int index, const attn_device_options *options, at
     device->simd = simd_get();
     for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++)
         device->fast[op] = (attn_kernel){ device->simd->name, (attn_op)op, general[op].dtypes, general[op].head_dim,
-                                          FLASH_FEATURES & general[op].features };
+                                          FLASH_FEATURES & general[op].features, true };
     attn_machine_look("", &machine);
     device->memory_total = machine.memory_bytes;
     device->memory_limit = options->memory_bytes > 0 ? options->memory_bytes : device->memory_total / 4 * 3;

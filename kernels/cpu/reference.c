@@ -558,8 +558,8 @@ static void release_staging(attn_device *device, void *memory, size_t bytes)
 static const attn_kernel *kernel(const attn_device *device, int index)
 {
     static const attn_kernel kernels[] = {
-        { "double", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING },
-        { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, ATTN_ALL_SCORES },
+        { "double", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING, true },
+        { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, ATTN_ALL_SCORES, true },
     };
     (void)device;
     return index < 2 ? &kernels[index] : NULL;

@@ -201,6 +201,7 @@ void describe(const attn_device *base, attn_device_info *info)
     info->fastest_flops = FASTEST_FLOPS;
     info->fastest_scores = FASTEST_SCORES;
     info->streams = STREAMS;
+    info->reads_staging = d->properties.unifiedAddressing && d->properties.canMapHostMemory;
     info->memory_total = (int64_t)d->properties.totalGlobalMem;
     info->memory_limit = d->memory_limit;
 }

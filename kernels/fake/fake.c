@@ -8,6 +8,7 @@
  * table of kernels/cuda/errors.h, as those of CUDA do: after a sticky one every call fails.
  *
  *   ATTN_FAKE_DEVICES=2                                     how many there are (default 1)
+ *   ATTN_FAKE_READS_STAGING=1                               kernels may read and write staging memory (attn_device_info)
  *   ATTN_FAKE_SCRIPT='0:launch.err=700@3,1:hold=/tmp/gate'  what goes wrong (or attn_device_options.script)
  *
  * A script is a list, separated by commas, of [DEVICE:]FAULT[=VALUE][@N[+]]: on this device (else on all) the N-th
@@ -128,6 +129,7 @@ struct fake_device {
     int rule_count;
     struct rule rules[MAX_RULES];
     int64_t memory_limit;
+    bool reads_staging;
 
     pthread_mutex_t lock; /* of the rest */
     int64_t memory_used;
@@ -506,6 +508,7 @@ static attn_status open_device(int index, const attn_device_options *options, at
     device->base.index = index;
     device->memory_limit = options->memory_bytes > 0 ? options->memory_bytes : INT64_C(1) << 30;
     device->walk_step = device->walk_next = 1;
+    device->reads_staging = getenv("ATTN_FAKE_READS_STAGING") != NULL;
     attn_status status = script ? parse_script(script, device, err) : ATTN_OK;
     const struct rule *rule = rule_for(device, FAULT_OPEN_ERR, 1);
     if (status == ATTN_OK && rule) status = fail(device, (int)rule->number, "open", err);
@@ -531,6 +534,7 @@ static void describe(const attn_device *base, attn_device_info *info)
     info->fastest_flops = cpu.fastest_flops;
     info->fastest_scores = cpu.fastest_scores;
     info->streams = STREAMS;
+    info->reads_staging = device->reads_staging;
     info->memory_total = info->memory_limit = device->memory_limit;
     pthread_mutex_lock(&device->lock);
     info->memory_used = device->memory_used;
@@ -749,7 +753,8 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
     if (c->kind == COMMAND_MOVE)
         sane = owns(device, c->to, c->bytes) && (c->from == NULL || owns(device, c->from, c->bytes));
     if (c->kind == COMMAND_RUN) {
-        for (int i = 0; i < c->count && sane; i++) sane = problem_is_here(device, &c->problems[i]);
+        for (int i = 0; i < c->count && sane; i++)
+            sane = device->reads_staging || problem_is_here(device, &c->problems[i]);
         sane = sane && (!c->workspace || owns(device, c->workspace, 1));
     }
     pthread_mutex_unlock(&device->lock);

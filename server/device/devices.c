@@ -30,17 +30,22 @@
 
 /* ---- Open and close ---------------------------------------------------------------------------------------------- */
 
+void slot_close(attn_device *handle, struct slot *slot)
+{
+    attn_device_free(handle, slot->workspace);
+    attn_stream_close(slot->stream);
+    free(slot->problems);
+    free(slot->plans);
+    free(slot->mirrors);
+    free(slot->moves);
+}
+
 static void device_free(struct device *device)
 {
     assert(device->outstanding == 0 && device->batches == NULL && device->first == NULL && device->held == NULL);
     for (int s = 0; s < device->slot_count; s++) {
         assert(device->slots[s].batch == NULL && device->slots[s].mirror_count == 0);
-        attn_device_free(device->handle, device->slots[s].workspace);
-        attn_stream_close(device->slots[s].stream);
-        free(device->slots[s].problems);
-        free(device->slots[s].plans);
-        free(device->slots[s].mirrors);
-        free(device->slots[s].moves);
+        slot_close(device->handle, &device->slots[s]);
     }
     if (device->handle) attn_device_free(device->handle, device->cache_memory);
     attn_device_close(device->handle);
@@ -197,11 +202,10 @@ bool devices_stop(struct devices *devices, int64_t wait_ms)
 void devices_close(struct devices *devices)
 {
     if (devices == NULL) return;
-    for (int i = 0; i < devices->count; i++) {
+    for (int i = 0; i < devices->count; i++)
         if (!devices->device[i]->joined) pthread_join(devices->device[i]->thread, NULL);
-        device_free(devices->device[i]);
-    }
-    inline_close(devices);
+    inline_close(devices); /* their streams are the devices' */
+    for (int i = 0; i < devices->count; i++) device_free(devices->device[i]);
     free(devices);
 }
 
@@ -347,7 +351,8 @@ bool device_can_wait(const struct device *device)
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device)
 {
     (void)devices;
-    assert(batch->count > 0 && batch->device == NULL && device->outstanding < most_batches(device));
+    assert(batch->count > 0 && batch->device == NULL);
+    assert(batch->adopted || device->outstanding < most_batches(device));
     batch->device = device;
     batch->previous = NULL;
     batch->next = device->batches;
@@ -363,6 +368,12 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
     device->last = &batch->message.next;
     pthread_cond_signal(&device->wake);
     pthread_mutex_unlock(&device->lock);
+}
+
+void devices_submit_late(struct devices *devices, struct batch *batch)
+{
+    batch->adopted = true;
+    devices_submit(devices, batch, batch->jobs[0]->late->device);
 }
 
 void devices_collect(struct devices *devices, struct batch *batch)

@@ -38,6 +38,7 @@ struct batch {
     int waiting; /* the loop's: jobs whose requests still wait; at 0 it is cancelled */
     int cancel;  /* attn_cancel(): the device gives it up between two tiles or launches */
     double flops;
+    bool adopted; /* an HTTP thread put it on the device: nobody marked when its parts began */
     int64_t started_ns, ended_ns; /* on the thread that ran it */
     double copy_in_us, compute_us, copy_out_us;
     struct job *jobs[]; /* a reference each */
@@ -91,12 +92,16 @@ void devices_note_lost(struct devices *devices, int number);
 
 /* ---- The HTTP threads' side -------------------------------------------------------------------------------------- */
 
-/* Computes a small job in the calling thread, if it is this machine's own processor that computes: its tensors are
- * in this core's cache, and nothing is handed over (tests/load/README.md, rung 3). True: it came back as from a
- * batch of its own, with job->ran or job->error. False: it is to be queued; a job that is large, that verifies, or
- * uses or makes a context always is. Never waits for another thread. */
+/* Computes a small job in the calling thread: on this machine's own processor, where its tensors are in this core's cache and
+ * nothing is handed over (tests/load/README.md, rung 3); or on a GPU that has nothing else to do, whose kernel reads and writes
+ * staging memory where it is, while this thread looks for its end. True: it came back as from a batch of its own, with job->ran
+ * or job->error. False: it is to be queued; a job that is large, that verifies, or uses or makes a context always is. Where
+ * job->late is set then, it runs but has not ended: it goes to the loop, which calls devices_submit_late(), or whoever cannot
+ * hand it over calls devices_settle(). Never waits for another thread, nor longer than INLINE_WAIT_NS. */
 bool devices_run_here(struct devices *devices, struct job *job);
-bool devices_inline(const struct devices *devices); /* could it ever? */
+/* Waits for a job that is late, however long it takes; afterwards its memory is nobody's but the job's. Others: nothing. */
+void devices_settle(struct job *job);
+bool devices_near(const struct devices *devices); /* the processor itself computes inline: threads belong near their clients */
 /* How many jobs were computed so since the last call, and the processor time they took. Any thread. */
 int devices_learn(struct devices *devices, double *seconds);
 
@@ -114,6 +119,8 @@ int device_number(const struct device *device);
  * sent now. */
 bool device_can_wait(const struct device *device);
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
+/* A batch of one job that is late: it is on the device already, whether or not there is room. */
+void devices_submit_late(struct devices *devices, struct batch *batch);
 /* The batch has come back. */
 void devices_collect(struct devices *devices, struct batch *batch);
 const char *device_name(const struct device *device);

@@ -1,12 +1,23 @@
 /* inline.c: inline slots, the HTTP threads' side of the devices.
  *
- * They are for small problems of the CPU: as many as HTTP threads, each a device of one thread with a stream and a
- * workspace. Whoever wants one takes that of its core's number, so that the workspace is likely in that core's
- * cache, or the next that is free.
+ * They are for small problems: as many as HTTP threads, each with a stream and a workspace. Whoever wants one takes that of its
+ * core's number, so that the workspace is likely in that core's cache, or the next that is free.
  *
  *   HTTP thread: body complete --> inline slot free? --> run --> answer            (else: posted to the loop)
  *
- * Invariant: device and stream of an inline slot are used by the thread that set its `taken`. */
+ * On the CPU each is a device of one thread. On a GPU the kernel reads and writes the request's staging memory where it is
+ * (attn_device_info.reads_staging, attn_kernel.in_place), so that one launch is all; the thread asks its stream until it is done,
+ * which takes less than one hand-over to another thread. Only while the GPU has no batches, for behind one it would wait for all
+ * of that. What has not ended in INLINE_WAIT_NS is late, and the device's thread takes it over like any batch, with deadline,
+ * hang-up and watchdog:
+ *
+ *   HTTP thread: late --> posted to the loop --> devices_submit_late() --> device's thread: inline_adopt()
+ *
+ * Invariants
+ * 1. Device and stream of an inline slot are used by the thread that set its `taken`; of a late one by nobody, until it is adopted
+ *    or settled.
+ * 2. A late job is referred to until its kernel has ended, whoever stops waiting for it: by its request on the way to the loop, and
+ *    then by its batch. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -17,23 +28,32 @@
 #include "server/base/clock.h"
 #include "server/base/metrics.h"
 
-attn_status inline_open(struct devices *devices, const struct config *config, attn_error *err)
+/* Which device a slot is of: on GPUs they take turns. */
+static attn_status open_slot(struct devices *devices, const struct config *config, struct inline_slot *inline_slot,
+                             attn_error *err)
 {
     const attn_device_options options = { .threads = 1, .memory_bytes = config->device_bytes };
+    struct device *device = devices->device[devices->inline_count % devices->count];
+    attn_status status = ATTN_OK;
+    *inline_slot = (struct inline_slot){ .taken = ATOMIC_FLAG_INIT, .device = device, .handle = device->handle };
+    if (device->info.unified) status = attn_device_open("cpu", 0, &options, &inline_slot->handle, err);
+    if (status != ATTN_OK) return status;
+    status = attn_stream_open(inline_slot->handle, &inline_slot->slot.stream, err);
+    if (status != ATTN_OK && device->info.unified) attn_device_close(inline_slot->handle);
+    return status;
+}
+
+attn_status inline_open(struct devices *devices, const struct config *config, attn_error *err)
+{
     const int count = config->http_threads;
-    if (strcmp(devices->device[0]->info.backend, "cpu") != 0) return ATTN_OK;
+    const attn_device_info *info = &devices->device[0]->info;
+    if (strcmp(info->backend, "cpu") != 0 && !info->reads_staging) return ATTN_OK;
     devices->inline_slots = aligned_alloc(LINE, (size_t)count * sizeof *devices->inline_slots);
     if (devices->inline_slots == NULL)
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "--http-threads: no memory for %d", count);
     for (; devices->inline_count < count; devices->inline_count++) {
-        struct inline_slot *inline_slot = &devices->inline_slots[devices->inline_count];
-        attn_status status;
-        *inline_slot = (struct inline_slot){ .taken = ATOMIC_FLAG_INIT };
-        if ((status = attn_device_open("cpu", 0, &options, &inline_slot->handle, err)) != ATTN_OK) return status;
-        if ((status = attn_stream_open(inline_slot->handle, &inline_slot->stream, err)) != ATTN_OK) {
-            attn_device_close(inline_slot->handle);
-            return status;
-        }
+        const attn_status status = open_slot(devices, config, &devices->inline_slots[devices->inline_count], err);
+        if (status != ATTN_OK) return status;
     }
     return ATTN_OK;
 }
@@ -42,16 +62,14 @@ void inline_close(struct devices *devices)
 {
     for (int i = 0; i < devices->inline_count; i++) {
         struct inline_slot *inline_slot = &devices->inline_slots[i];
-        attn_device_free(inline_slot->handle, inline_slot->workspace);
-        attn_stream_close(inline_slot->stream);
-        attn_device_close(inline_slot->handle);
+        slot_close(inline_slot->handle, &inline_slot->slot);
+        if (inline_slot->device->info.unified) attn_device_close(inline_slot->handle);
     }
     free(devices->inline_slots);
 }
 
 /* That of this core, or the next that is free: a thread that was interrupted in the middle of its problem still has
- * its own.
- * */
+ * its own. */
 static struct inline_slot *take_inline_slot(struct devices *devices)
 {
     const int core = sched_getcpu(), first = core > 0 ? core % devices->inline_count : 0;
@@ -64,23 +82,58 @@ static struct inline_slot *take_inline_slot(struct devices *devices)
 
 static void give_inline_slot_back(struct inline_slot *inline_slot)
 {
-    if (inline_slot->workspace_bytes > INLINE_KEEP)
-        device_drop_workspace(inline_slot->handle, &inline_slot->workspace, &inline_slot->workspace_bytes);
+    if (inline_slot->slot.workspace_bytes > INLINE_KEEP)
+        device_drop_workspace(inline_slot->handle, &inline_slot->slot.workspace, &inline_slot->slot.workspace_bytes);
     atomic_flag_clear_explicit(&inline_slot->taken, memory_order_release);
 }
 
 static bool fits_inline(const struct job *job)
 {
-    if (job->kind == 0 || job->step || job->wants_verify || job->wants_measure || job->wants_save || job->saved)
-        return false;
+    return job->kind != 0 && job->step == NULL && !job->wants_verify && !job->wants_measure && !job->wants_save &&
+           job->saved == NULL;
+}
+
+static bool fits_processor(const struct job *job)
+{
     const attn_dims d = attn_dims_of(&job->call->items[0].problem);
     return d.H <= INLINE_HEADS && d.B <= INLINE_HEADS && d.B * d.H <= INLINE_HEADS &&
            batch_padded_flops(job) <= INLINE_FLOPS;
 }
 
-bool devices_inline(const struct devices *devices)
+/* The GPU is free for it, as far as anybody can tell at this moment. */
+static bool fits_gpu(const struct device *device, const struct job *job, const attn_plan *plan)
 {
-    return devices->inline_count > 0;
+    return plan->kernel->in_place && job->inputs_used + job->outputs.bytes <= INLINE_BYTES &&
+           atomic_load(&device->usable) && atomic_load(&device->requests) <= atomic_load(&device->inline_requests);
+}
+
+bool devices_near(const struct devices *devices)
+{
+    return devices->inline_count > 0 && devices->device[0]->info.unified;
+}
+
+/* Has the stream done its work by then? An error is an answer too. */
+static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_error *err)
+{
+    attn_status status;
+    do status = attn_stream_done(stream, done, err);
+    while (status == ATTN_OK && !*done && clock_ns() < until_ns);
+    return status;
+}
+
+/* The whole time of a job on its stream, one way or the other. *late: it runs on. */
+static attn_status compute(struct inline_slot *inline_slot, const attn_plan *plan, bool *late, attn_error *err)
+{
+    struct slot *slot = &inline_slot->slot;
+    const int64_t until_ns = clock_ns() + INLINE_WAIT_NS;
+    attn_error other;
+    bool done = true;
+    attn_status status = attn_run(slot->stream, plan, 1, slot->workspace, err);
+    if (inline_slot->device->info.unified) return status;
+    if (status == ATTN_OK) status = look(slot->stream, until_ns, &done, err);
+    else (void)attn_stream_wait(slot->stream, &other); /* part of it may be on the stream */
+    *late = status == ATTN_OK && !done;
+    return status;
 }
 
 bool devices_run_here(struct devices *devices, struct job *job)
@@ -88,36 +141,71 @@ bool devices_run_here(struct devices *devices, struct job *job)
     attn_error err = { 0 };
     struct inline_slot *inline_slot;
     size_t bytes;
-    if (devices->inline_count == 0 || !fits_inline(job) || (inline_slot = take_inline_slot(devices)) == NULL)
+    if (devices->inline_count == 0 || !fits_inline(job) || (devices_near(devices) && !fits_processor(job)) ||
+        (inline_slot = take_inline_slot(devices)) == NULL)
         return false;
 
-    struct device *device = devices->device[0];
+    struct device *device = inline_slot->device;
+    struct slot *slot = &inline_slot->slot;
     attn_plan plan;
-    if (attn_plan_make(inline_slot->handle, &job->call->items[0].problem, &plan, &err) != ATTN_OK ||
+    if ((job->home >= 0 && job->home != device->number) ||
+        attn_plan_make(inline_slot->handle, &job->call->items[0].problem, &plan, &err) != ATTN_OK ||
+        (!device->info.unified && !fits_gpu(device, job, &plan)) ||
         attn_workspace(inline_slot->handle, &plan, 1, &bytes, &err) != ATTN_OK ||
-        device_grow_workspace(inline_slot->handle, bytes, &inline_slot->workspace, &inline_slot->workspace_bytes,
-                              &err) != ATTN_OK) {
+        device_grow_workspace(inline_slot->handle, bytes, &slot->workspace, &slot->workspace_bytes, &err) != ATTN_OK) {
         give_inline_slot_back(inline_slot); /* the device waits for memory, an inline slot does not */
         return false;
     }
     struct batch batch = { .device = device, .count = 1, .flops = job->flops }; /* started when queued: both 0 */
+    bool late = false;
+    atomic_fetch_add_explicit(&device->inline_requests, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&device->requests, 1, memory_order_relaxed);
-    const int64_t began_ns =
-        clock_thread_ns(); /* there are more HTTP threads than cores: of them, time goes by for others */
-    job->ran = attn_run(inline_slot->stream, &plan, 1, inline_slot->workspace, &err) == ATTN_OK;
-    const int64_t took_ns = clock_thread_ns() - began_ns;
-    give_inline_slot_back(inline_slot);
+    /* There are more HTTP threads than cores: of a thread's own computing, time goes by for others. */
+    const bool own = device->info.unified;
+    const int64_t began_ns = own ? clock_thread_ns() : clock_ns();
+    batch_name_backend(&job->results[0], device, plan.kernel->name);
+    const attn_status status = compute(inline_slot, &plan, &late, &err);
+    const int64_t took_ns = (own ? clock_thread_ns() : clock_ns()) - began_ns;
     atomic_fetch_sub_explicit(&device->requests, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&device->inline_requests, 1, memory_order_relaxed);
+    if (late) {
+        job->late = inline_slot;
+        return false;
+    }
+    give_inline_slot_back(inline_slot);
+    if (status == ATTN_DEVICE_LOST) { /* the loop shall hear of it: the job meets the same there */
+        job->home = device->number;
+        return false;
+    }
     atomic_fetch_add_explicit(&devices->inline_jobs, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&devices->inline_ns, took_ns, memory_order_relaxed);
+    job->ran = status == ATTN_OK;
     batch.compute_us = (double)took_ns / 1e3;
-    if (job->ran) {
-        batch_name_backend(&job->results[0], device, plan.kernel->name);
-        batch_note_times(&batch, job);
-    } else job->error = err;
+    if (job->ran) batch_note_times(&batch, job);
+    else job->error = err;
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     batch_count(&batch, job);
     return true;
+}
+
+void devices_settle(struct job *job)
+{
+    attn_error ignored;
+    if (job->late == NULL) return;
+    (void)attn_stream_wait(job->late->slot.stream, &ignored);
+    give_inline_slot_back(job->late);
+    job->late = NULL;
+}
+
+void inline_adopt(struct slot *slot, struct job *job)
+{
+    struct inline_slot *inline_slot = job->late;
+    const struct slot idle = *slot;
+    *slot = inline_slot->slot;
+    slot->count = slot->launched = 1;
+    inline_slot->slot = idle;
+    job->late = NULL;
+    give_inline_slot_back(inline_slot);
 }
 
 int devices_learn(struct devices *devices, double *seconds)

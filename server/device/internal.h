@@ -3,7 +3,7 @@
  *   devices.c   opens, closes, describes, and gives batches to devices: the loop's side
  *   thread.c    a device's thread: its batches on its streams, and until when they should be over
  *   memory.c    device memory of a batch: mirrors of what its jobs have in staging memory, and scratch memory
- *   inline.c    inline slots: small problems of the CPU, computed by the HTTP thread that received them
+ *   inline.c    inline slots: small problems, computed or put on a GPU by the HTTP thread that received them
  *   batch.c     what a batch is worth and leaves behind: results, times, metrics */
 #ifndef DEVICE_INTERNAL_H
 #define DEVICE_INTERNAL_H
@@ -68,27 +68,32 @@ struct device {
     bool disabled;
     struct batch *batches;
     _Atomic int requests; /* for /v1/info */
+    _Atomic int inline_requests; /* of them, those of inline slots */
     _Atomic bool usable;
     _Atomic bool lost; /* noted by a thread that is not its own */
 };
 
-/* A way of its own through the CPU for one thread at a time. */
+/* A way of its own through a device for one thread at a time. */
 struct inline_slot {
     _Alignas(LINE) atomic_flag taken;
-    attn_device *handle;
-    attn_stream *stream;
-    void *workspace;
-    size_t workspace_bytes;
+    struct device *device;
+    attn_device *handle; /* of the CPU one of its own, of a GPU the device's */
+    struct slot slot;    /* its stream and workspace */
 };
 
 struct devices {
     int count;
     struct device *device[CONFIG_MAX_DEVICES];
-    int inline_count; /* 0: the devices are not this machine's processor */
+    int inline_count; /* 0: the devices are neither this machine's processor nor read staging memory */
     struct inline_slot *inline_slots;
     _Atomic int inline_jobs;   /* since devices_learn() last took them, */
     _Atomic int64_t inline_ns; /* and what they took */
 };
+
+/* ---- devices.c --------------------------------------------------------------------------------------------------- */
+
+/* Gives back what a slot of this device has. */
+void slot_close(attn_device *handle, struct slot *slot);
 
 /* ---- thread.c ---------------------------------------------------------------------------------------------------- */
 
@@ -114,9 +119,11 @@ void device_drop_workspace(attn_device *handle, void **workspace, size_t *worksp
 
 /* ---- inline.c ---------------------------------------------------------------------------------------------------- */
 
-/* As many as HTTP threads, where the devices are this machine's processor; else none. */
+/* As many as HTTP threads, where the devices are this machine's processor or read staging memory; else none. */
 attn_status inline_open(struct devices *devices, const struct config *config, attn_error *err);
 void inline_close(struct devices *devices);
+/* On the device's thread: what an inline slot left on its stream is from here on the slot's. */
+void inline_adopt(struct slot *slot, struct job *job);
 
 /* ---- batch.c ----------------------------------------------------------------------------------------------------- */
 

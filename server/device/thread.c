@@ -188,9 +188,11 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     assert(status == ATTN_OK ? slot->launched == slot->count : err->status == status); /* invariant 2: one of the two */
     batch->ended_ns = clock_ns();
     if (status == ATTN_OK) {
-        batch->copy_in_us = device->info.unified ? 0 : attn_stream_elapsed_us(slot->stream, 0, 1);
-        batch->compute_us = attn_stream_elapsed_us(slot->stream, 1, 2);
-        batch->copy_out_us = device->info.unified ? 0 : attn_stream_elapsed_us(slot->stream, 2, 3);
+        const bool copied = !device->info.unified && !batch->adopted;
+        batch->copy_in_us = copied ? attn_stream_elapsed_us(slot->stream, 0, 1) : 0;
+        batch->compute_us = batch->adopted ? (double)(batch->ended_ns - batch->started_ns) / 1e3
+                                           : attn_stream_elapsed_us(slot->stream, 1, 2);
+        batch->copy_out_us = copied ? attn_stream_elapsed_us(slot->stream, 2, 3) : 0;
     }
     for (int j = 0; j < batch->count; j++) {
         batch->jobs[j]->ran = status == ATTN_OK;
@@ -245,8 +247,14 @@ static void start(struct device *device, struct slot *slot, struct batch *batch)
 {
     attn_error err = { 0 };
     assert(request_role() == ROLE_DEVICE && slot->batch == NULL && slot->mirror_count == 0);
-    slot->batch = batch;
     batch->started_ns = clock_ns();
+    if (batch->adopted) { /* it runs already */
+        inline_adopt(slot, batch->jobs[0]);
+        slot->batch = batch;
+        watch(device, slot);
+        return;
+    }
+    slot->batch = batch;
     attn_stream_heed(slot->stream, &batch->cancel);
     watch(device, slot);
     attn_status status = try_launch(device, slot, &err);

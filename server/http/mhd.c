@@ -400,6 +400,7 @@ static enum MHD_Result body_done(struct request *request)
         }
     }
     if (request_enter(request, CALLER_WAITING, &err) != ATTN_OK) {
+        if (request->job) devices_settle(request->job);
         request_fail_status(request, &err);
         return answer_now(request, false);
     }
@@ -409,6 +410,7 @@ static enum MHD_Result body_done(struct request *request)
     atomic_fetch_add(&server->suspended, 1);
     if (atomic_load(&server->stopping)) {
         atomic_fetch_sub(&server->suspended, 1);
+        if (request->job) devices_settle(request->job);
         request_fail(request, PROTO_E_DRAINING, NULL, "the server is stopping");
         return answer_now(request, true);
     }
@@ -679,7 +681,7 @@ void http_server_close(struct http_server *http)
 
 bool http_server_add(struct http_server *http, int fd, const struct sockaddr *address, socklen_t length)
 {
-    const bool near = http->server->devices && devices_inline(http->server->devices);
+    const bool near = http->server->devices && devices_near(http->server->devices);
     struct http_thread *thread = near ? http_threads_pick(&http->threads, fd)
                                       : http_threads_pick_on(&http->threads, -1);
     struct connection *connection = connections_add(http->server->connections, fd, http->plain, &thread->connections,
@@ -694,7 +696,7 @@ bool http_server_add(struct http_server *http, int fd, const struct sockaddr *ad
 
 void http_server_balance(struct http_server *http, int64_t now_ms)
 {
-    if (devices_inline(http->server->devices)) http_threads_balance(&http->threads, now_ms);
+    if (devices_near(http->server->devices)) http_threads_balance(&http->threads, now_ms);
 }
 
 void http_server_unpin(struct http_server *http)

@@ -602,6 +602,31 @@ static void check(struct loop *loop, struct request *request)
     if (uv_queue_work(&loop->uv, &checking->work, check_work, on_checked) != 0) abort();
 }
 
+/* An HTTP thread has put its job on a device, where it takes longer than was thought: from here on it is a batch like others.
+ * False: the request is answered. */
+static bool take_late(struct loop *loop, struct request *request)
+{
+    struct job *job = request->job;
+    struct batch *batch = calloc(1, sizeof *batch + sizeof batch->jobs[0]);
+    request_move(request, REQUEST_RUNNING);
+    if (batch == NULL) { /* its memory is free when the device is done with it */
+        devices_settle(job);
+        cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
+        return false;
+    }
+    job->queued_ns = clock_ns();
+    batch->jobs[0] = job_hold(job);
+    batch->flops = job->flops;
+    batch->count = batch->waiting = 1;
+    job->batch = batch;
+    request->held = is_used_in_place(job);
+    mark_batch(batch);
+    metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
+    devices_submit_late(loop->server->devices, batch);
+    loop->queue_changed = true; /* there is a deadline to be kept */
+    return true;
+}
+
 static void request_arrived(struct loop *loop, struct request *request)
 {
     list_add(loop, request);
@@ -609,8 +634,11 @@ static void request_arrived(struct loop *loop, struct request *request)
         check(loop, request);
         return;
     }
-    enqueue(loop, request->job);
+    if (request->job->late) {
+        if (!take_late(loop, request)) return;
+    } else enqueue(loop, request->job);
     if (loop->stage == STOPPING) {
+        let_go_of_device(request);
         cancel(loop, request, PROTO_E_DRAINING, "the server is stopping");
         return;
     }

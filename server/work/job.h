@@ -22,6 +22,7 @@
 struct batch;
 struct caller;
 struct finishing;
+struct inline_slot;
 struct caches;
 struct contexts;
 struct job_step;
@@ -73,8 +74,9 @@ struct job {
     struct batch *batch;         /* that it runs in; NULL: none */
     struct job *next, *previous; /* in the queue */
     int64_t queued_ns;
-    bool waits;    /* its step cannot begin yet: it may not leave the queue */
-    bool given_up; /* its request, which is held, waits for nothing but the end of its batch */
+    bool waits;               /* its step cannot begin yet: it may not leave the queue */
+    bool given_up;            /* its request, which is held, waits for nothing but the end of its batch */
+    struct inline_slot *late; /* an HTTP thread put it on a device, where it still runs: see devices_run_here() */
 
     int batch_jobs; /* of the batch in which it runs; 0: alone, on an HTTP thread */
     bool follows;   /* another job of the same model (KServe) stands before it there */

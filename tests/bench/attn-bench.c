@@ -4,6 +4,7 @@
  *   attn-bench --op both --dtype float32 --device cpu --threads 2
  *   attn-bench --sweep paper --tokens 16384 --json                the table of the FlashAttention papers
  *   attn-bench --decode                                           one query over many keys: GB of K and V a second
+ *   attn-bench --decode --page-size 64 --key-dtype float8_e4m3fn  the same over pages, of float8
  *   attn-bench --sweep masks                                      grouped heads, packed lengths, window, FlashMask, beside their likes
  *   attn-bench --dtype float8_e4m3fn --no-lse                     out alone, which float8 has faster kernels for
  *   attn-bench --codec                                            base64 and the scanner, GB of text a second
@@ -41,8 +42,10 @@ struct options {
     int sequences; /* packed: that many, of these lengths; then B, Sq and Sk say nothing */
     int32_t lengths[MOST_SEQUENCES];
     int64_t documents; /* FlashMask: so many equal documents, each seen by itself alone; 0: no mask */
+    int64_t page_size; /* K and V are pools of pages of so many keys, in no order; 0: they are whole */
+    bool latent;       /* V is the first Dv columns of K, the same memory */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS } sweep;
-    attn_dtype dtype;
+    attn_dtype dtype, key_dtype; /* of q, and of k and v */
     int64_t B, H, Hk, Sq, Sk, D, Dv, window_left, window_right, tokens;
     const char *device;
     int index, threads, reps; /* 0: as many as fit into a second, at least 5 */
@@ -148,6 +151,27 @@ static void give_indices(struct machine *m, attn_tensor *t, struct block *b, con
     must(attn_stream_wait(m->stream, &err));
 }
 
+/* Each row's keys lie in pages of its own, which are anywhere in the pool. */
+static void give_pages(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
+{
+    const int64_t entries = (o->Sk + o->page_size - 1) / o->page_size, pages = o->B * entries;
+    uint64_t state = 88172645463325252u;
+    int32_t *values = malloc((size_t)(pages > o->B ? pages : o->B) * sizeof *values);
+    if (!values) die("out of memory", NULL);
+    for (int64_t n = 0; n < pages; n++) { /* a shuffle (Fisher and Yates) */
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        const int64_t other = (int64_t)(state % (uint64_t)(n + 1));
+        values[n] = values[other];
+        values[other] = (int32_t)n;
+    }
+    p->page_table = attn_tensor_make(NULL, ATTN_I32, 2, (int64_t[]){ o->B, entries });
+    give_indices(m, &p->page_table, &blocks[ATTN_T_page_table], values);
+    for (int64_t b = 0; b < o->B; b++) values[b] = (int32_t)o->Sk;
+    p->seqlens_k = attn_tensor_make(NULL, ATTN_I32, 1, (int64_t[]){ o->B });
+    give_indices(m, &p->seqlens_k, &blocks[ATTN_T_seqlens_k], values);
+    free(values);
+}
+
 /* q, k, v and what says who may see whom. */
 static void give_inputs(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
 {
@@ -157,10 +181,20 @@ static void give_inputs(struct machine *m, const struct options *o, attn_problem
     for (int n = 0; n < 3; n++) {
         attn_tensor *t = &p->tensor[ATTN_T_q + n];
         const int64_t heads = sizes[2 * n], size = sizes[2 * n + 1];
-        if (o->sequences) *t = attn_tensor_make(NULL, o->dtype, 3, (int64_t[]){ cu[o->sequences], heads, size });
-        else *t = attn_tensor_make(NULL, o->dtype, 4, (int64_t[]){ o->B, n ? o->Sk : o->Sq, heads, size });
+        const int64_t entries = o->page_size ? (o->Sk + o->page_size - 1) / o->page_size : 0;
+        if (n == 2 && o->latent) {
+            *t = p->k;
+            t->shape[t->rank - 1] = size;
+            continue;
+        }
+        const attn_dtype dtype = n ? o->key_dtype : o->dtype;
+        if (o->sequences) *t = attn_tensor_make(NULL, dtype, 3, (int64_t[]){ cu[o->sequences], heads, size });
+        else if (n && entries)
+            *t = attn_tensor_make(NULL, dtype, 4, (int64_t[]){ o->B * entries, o->page_size, heads, size });
+        else *t = attn_tensor_make(NULL, dtype, 4, (int64_t[]){ o->B, n ? o->Sk : o->Sq, heads, size });
         give_memory(m, t, &blocks[ATTN_T_q + n]);
     }
+    if (o->page_size) give_pages(m, o, p, blocks);
     if (o->sequences) {
         p->cu_seqlens_q = p->cu_seqlens_k = attn_tensor_make(NULL, ATTN_I32, 1, (int64_t[]){ o->sequences + 1 });
         give_indices(m, &p->cu_seqlens_q, &blocks[ATTN_T_cu_seqlens_q], cu);
@@ -181,10 +215,11 @@ static void give_inputs(struct machine *m, const struct options *o, attn_problem
     }
 }
 
-static void use(attn_problem *p, struct block *blocks, bool on_device)
+static void use(attn_problem *p, const struct options *o, struct block *blocks, bool on_device)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (p->tensor[id].rank) p->tensor[id].data = on_device ? blocks[id].device : blocks[id].host;
+    if (o->latent) p->v.data = p->k.data;
 }
 
 /* Milliseconds of one call. */
@@ -227,9 +262,9 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
             give_memory(m, &p.dout, &blocks[ATTN_T_dout]);
         }
         must(attn_stream_wait(m->stream, &err));
-        use(&p, blocks, false);
+        use(&p, o, blocks, false);
         must(attn_check(&p, &err));
-        use(&p, blocks, true);
+        use(&p, o, blocks, true);
         if (attn_plan_make(m->device, &p, &plans[0], &err)) die("UNSUPPORTED", err.text);
         attn_device_free(m->device, workspace);
         must(attn_workspace(m->device, plans, 1, &workspace_bytes, &err));
@@ -241,13 +276,14 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
     must(attn_plan_make(m->device, &turns[0], &plans[0], &err));
     while (o->reading && !m->info.unified && sets < MOST_COPIES && sets * reading < COPIES_BYTES) {
         turns[sets] = p;
-        for (int n = 0; n < 2; n++) {
+        for (int n = 0; n < 2 - o->latent; n++) {
             const attn_tensor_id id = n ? ATTN_T_v : ATTN_T_k;
             must(attn_device_alloc(m->device, (size_t)blocks[id].bytes + 1, &copies[sets][n], &err));
             must(
                 attn_copy(m->stream, copies[sets][n], blocks[id].host, (size_t)blocks[id].bytes, ATTN_TO_DEVICE, &err));
             turns[sets].tensor[id].data = copies[sets][n];
         }
+        if (o->latent) turns[sets].v.data = turns[sets].k.data;
         must(attn_plan_make(m->device, &turns[sets], &plans[sets], &err));
         sets++;
     }
@@ -270,23 +306,23 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         times[reps] = attn_stream_elapsed_us(m->stream, 0, 1) / 1000 / calls;
     }
     ms = median(times, reps);
-    use(&p, blocks, false);
+    use(&p, o, blocks, false);
     tflops = attn_flops(&p) / ms / 1e9;
     gigabytes = (double)reading / ms / 1e6;
     if (o->json)
         printf("{\"op\":\"%s\",\"dtype\":\"%s\",\"B\":%lld,\"H\":%lld,\"Hk\":%lld,\"Sq\":%lld,\"Sk\":%lld,\"D\":%lld,"
                "\"Dv\":"
                "%lld,"
-               "\"causal\":%s,\"window\":[%lld,%lld],\"sequences\":%d,\"documents\":%lld,\"backend\":\"%s "
-               "%s\",\"reps\":%d,"
+               "\"causal\":%s,\"window\":[%lld,%lld],\"sequences\":%d,\"documents\":%lld,\"key_dtype\":\"%s\","
+               "\"page_size\":%lld,\"backend\":\"%s %s\",\"reps\":%d,"
                "\"calls\":%d,\"ms\":%.6g,\"tflops\":%.6g,\"gb_per_s\":%.6g}\n",
                op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->dtype), (long long)o->B,
                (long long)o->H, (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
                o->causal ? "true" : "false", (long long)o->window_left, (long long)o->window_right, o->sequences,
-               (long long)o->documents, m->info.name, plans[0].kernel->name, reps, calls, ms, tflops, gigabytes);
+               (long long)o->documents, attn_dtype_name(o->key_dtype), (long long)o->page_size, m->info.name, plans[0].kernel->name, reps, calls, ms, tflops, gigabytes);
     else
         printf("%-8s  %-13s  %5lld  %4lld  %4lld  %6lld  %6lld  %4lld  %4lld  %-6s  %10.4f  %8.3f  %8.0f  %s %s\n",
-               op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->dtype), (long long)o->B,
+               op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->key_dtype), (long long)o->B,
                (long long)o->H, (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
                o->causal ? "causal" : "full", ms, tflops, gigabytes, m->info.name, plans[0].kernel->name);
     fflush(stdout);
@@ -543,6 +579,9 @@ static const char help[] =
     "  --tokens N                   of the sweeps paper and masks (16384; on a CPU 2048 takes a minute)\n"
     "  --cold                       K and V take turns with copies of them, so that they are read from memory\n"
     "  --documents N                FlashMask: so many equal documents\n"
+    "  --page-size N                forward: K and V are pools of pages of N keys, which lie in no order\n"
+    "  --key-dtype NAME             forward: of K and V, where it is not that of Q (float8_e4m3fn)\n"
+    "  --latent                     forward: V is the first --dv columns of K (multi-head latent attention)\n"
     "  --no-lse                     forward: out alone (float8 is faster so)\n"
     "  --codec                      base64 and whole bodies, GB of text a second\n"
     "  --json                       one JSON object a line\n";
@@ -580,6 +619,9 @@ int main(int argc, char **argv)
         DECODE,
         COLD,
         DOCUMENTS,
+        PAGE_SIZE,
+        KEY_DTYPE,
+        LATENT,
         TOKENS,
         NO_LSE,
         CODEC,
@@ -603,6 +645,9 @@ int main(int argc, char **argv)
         { "decode", no_argument, NULL, DECODE },
         { "cold", no_argument, NULL, COLD },
         { "documents", required_argument, NULL, DOCUMENTS },
+        { "page-size", required_argument, NULL, PAGE_SIZE },
+        { "key-dtype", required_argument, NULL, KEY_DTYPE },
+        { "latent", no_argument, NULL, LATENT },
         { "tokens", required_argument, NULL, TOKENS },
         { "no-lse", no_argument, NULL, NO_LSE },
         { "codec", no_argument, NULL, CODEC },
@@ -618,7 +663,7 @@ int main(int argc, char **argv)
                          .window_left = -1,
                          .window_right = -1,
                          .tokens = 16384 };
-    bool op_given = false;
+    bool op_given = false, key_dtype_given = false;
     char name[32];
     struct machine m = { 0 };
     for (int flag; (flag = getopt_long(argc, argv, "B:H:D:h", flags, NULL)) != -1;) {
@@ -672,6 +717,13 @@ int main(int argc, char **argv)
             break;
         case DECODE: o.sweep = SWEEP_DECODE; break;
         case COLD: o.reading = true; break;
+        case PAGE_SIZE: o.page_size = number("--page-size", optarg, 1, INT32_MAX); break;
+        case LATENT: o.latent = true; break;
+        case KEY_DTYPE:
+            if (!attn_dtype_parse(optarg, &o.key_dtype) || !attn_dtype_floating(o.key_dtype))
+                die("there is no dtype", optarg);
+            key_dtype_given = true;
+            break;
         case DOCUMENTS: o.documents = number("--documents", optarg, 1, INT32_MAX); break;
         case HELP:
         case 'h': fputs(help, stdout); return 0;
@@ -682,9 +734,14 @@ int main(int argc, char **argv)
     if (!op_given) o.forward = true, o.backward = o.sweep == SWEEP_PAPER;
     if (o.documents && o.causal) die("--documents are not causal", NULL);
     if (o.no_lse && o.dtype != ATTN_F8E4M3 && o.backward) die("a backward needs the lse of its forward", NULL);
+    if (!key_dtype_given) o.key_dtype = o.dtype;
+    if (o.backward && (o.page_size || o.latent || o.key_dtype != o.dtype))
+        die("--page-size, --latent and --key-dtype are of a forward", NULL);
+    if (o.sweep == SWEEP_MASKS && o.page_size) die("--page-size is not for the sweep masks", NULL);
     if (!o.Hk) o.Hk = o.H;
     if (!o.Sk) o.Sk = o.Sq;
     if (!o.Dv) o.Dv = o.D;
+    if (o.latent && o.Dv > o.D) die("--latent: --dv is larger than -D", NULL);
 
     { /* figures travel with the command that made them; JSON readers take them from stderr */
         FILE *to = o.json ? stderr : stdout;

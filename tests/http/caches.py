@@ -1,6 +1,6 @@
 """Caches as a client sees them, and a model of them in NumPy: what test_caches.py and the walk share.
 
-    python3 http/caches.py [--operations 10000] [--seed 1]      (make walk)
+    python3 http/caches.py [--operations 10000] [--seed 1] [--gpu]      (make walk)
 
 A model keeps every position in float64 as the server holds it (rounded to the cache's dtype), and computes attention by the definition
 (kernels/README.md) in float64."""
@@ -207,9 +207,11 @@ def main():
     arguments = argparse.ArgumentParser(description='A random walk of operations on caches, on the CPU and on a device with memory of its own.')
     arguments.add_argument('--operations', type=int, default=10000)
     arguments.add_argument('--seed', type=int, default=1)
+    arguments.add_argument('--gpu', action='store_true', help='on the first GPU instead')
     arguments = arguments.parse_args()
-    for name, how in ('cpu', {}), ('fake device', {'binary': service.FAKE, 'env': {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': ''}}):
-        with service.Server('--kv-bytes', '8M', **how) as server:
+    here = ('cpu', {}), ('fake device', {'binary': service.FAKE, 'env': {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': ''}})
+    for name, how in [('gpu', {})] if arguments.gpu else here:
+        with service.Server('--kv-bytes', '8M', '--devices', '0' if arguments.gpu else 'auto', **how) as server:
             done = walk(server, arguments.operations, arguments.seed, say=lambda text: print(f'{name}: {text}', flush=True))
         print(f'{name}: every answer right, no page left: ' + ', '.join(f'{what} {count}' for what, count in sorted(done.items())))
 

@@ -415,6 +415,32 @@ def test_what_waits_for_a_device_that_is_lost_does_not_wait_for_its_deadline(fak
     nothing_left(server)
 
 
+def test_the_thread_that_received_a_request_may_launch_it_in_place(fake, gate, shm, monkeypatch):
+    """Devices that read staging memory: at once where the region's device is free, and where that is late, no answer before its end."""
+    monkeypatch.setenv('ATTN_FAKE_READS_STAGING', '1')
+    server = fake(f'0:hold={gate.path}@6+', *ALLOW, devices=2)
+    arrays, data = problem()
+    one, out = shm(0, data), shm(256)
+    assert register(server, 'in', one).status == 200 and register(server, 'out', out).status == 200
+    want = by_json(server, arrays)
+    outputs = {'out': place('out', 256), 'lse': {'binary_data': True}}
+    for _ in range(3):
+        out.write(bytes(256))
+        assert outputs_of_some(infer(server, arrays, outputs=outputs)) == {'lse': want['lse']} and out.read() == want['out']
+    asking = []
+    while True:  # until one is held: which runs are counted depends on who launches them
+        asking.append(Asking(server, body(arrays, outputs=outputs), {'X-Request-Timeout-Ms': '700'}))
+        asking[-1].join(0.3)
+        if asking[-1].is_alive():
+            break
+        assert asking[-1].answer.status == 200 and len(asking) < 10
+    asking[-1].join(1)
+    assert asking[-1].is_alive() and server.metric('attnd_inflight_requests', state='running') == 1
+    gate.open()
+    assert asking[-1].result().status == 504
+    nothing_left(server)
+
+
 @pytest.mark.parametrize('late', [False, True], ids=['at once', 'after its deadline'])
 @pytest.mark.parametrize('devices', [1, 2])
 def test_a_device_that_hangs_is_not_waited_for(fake, shm, devices, late):

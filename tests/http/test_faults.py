@@ -3,6 +3,7 @@ compute on the CPU and fail as a script says (kernels/fake/fake.c). Nothing here
 long as a file is there."""
 import json
 import os
+import signal
 import re
 import subprocess
 import threading
@@ -27,8 +28,8 @@ def there_is_a_program():
 @pytest.fixture
 def fake(serve):
     """fake('sync.err=700@2', '--max-batch', 1, devices=2) starts a daemon whose devices follow that script."""
-    def start(script='', *options, devices=1, **more):
-        env = {'ATTN_FAKE_SCRIPT': script, 'ATTN_FAKE_DEVICES': str(devices)}
+    def start(script='', *options, devices=1, reads_staging=False, **more):
+        env = {'ATTN_FAKE_SCRIPT': script, 'ATTN_FAKE_DEVICES': str(devices), **({'ATTN_FAKE_READS_STAGING': '1'} if reads_staging else {})}
         return serve(*ONE, *options, env=env, binary=service.FAKE, **more)
     return start
 
@@ -147,6 +148,68 @@ def test_saved_contexts_and_envelopes_reach_a_device_with_memory_of_its_own(fake
         assert by_context.json()[name] == whole.json()[name]
     many = server.post(FORWARD, {'requests': [members] * 5}).json()['responses']
     assert len(many) == 5 and all(r['out'] == saved['out'] for r in many)
+
+
+# ---- Small requests on the thread that received them ---------------------------------------------------------------------
+
+
+def test_a_small_request_runs_where_it_was_received(fake, right):
+    server = fake('copy.err=700', reads_staging=True)  # nothing is copied
+    for _ in range(3):
+        answer = server.post(FORWARD, wire.small_bytes())
+        assert tensors(answer) == right and answer.json()['backend'].startswith('fake:0 ')
+        times = answer.json()['timing_us']
+        assert times['compute'] > 0 and times['queue'] == times['copy_in'] == times['copy_out'] == 0
+    assert server.metric('attnd_device_batches_total', device='fake:0') == 3
+
+
+def test_what_is_late_is_answered_when_it_ends(fake, right, gate):
+    server = fake(f'hold={gate.path}@1', reads_staging=True)
+    late = Asking(server)
+    assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
+    assert server.get('/livez').status == 200
+    behind = Asking(server)  # the device has a batch: it waits its turn and is not held up
+    assert tensors(behind.result()) == right
+    gate.open()
+    assert tensors(late.result()) == right
+    assert late.result().json()['timing_us']['compute'] > 0
+
+
+def test_who_waits_too_long_for_what_is_late_is_told_so(fake, right, gate):
+    server = fake(f'hold={gate.path}@1', reads_staging=True)
+    fails(server.forward(**wire.small_body(), timeout_ms=100), 504, 'deadline-exceeded', 'while the request was running')
+    assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+    gate.open()
+    assert eventually(lambda: running(server)['fake:0'] == 0)
+    assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+
+
+def test_what_is_late_does_not_hold_up_the_end_of_the_server(fake, gate):
+    server = fake(f'hold={gate.path}@1', '--drain-ms', 100, reads_staging=True)
+    late = Asking(server)
+    assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
+    server.process.send_signal(signal.SIGTERM)
+    fails(late.result(), 503, 'draining', 'stopping')
+    gate.open()
+
+
+@pytest.mark.parametrize('script, status, slug, says', [
+    ('launch.err=9@1', 500, 'internal', 'error 9'), ('sync.err=98@1', 500, 'internal', 'error 98'), ('launch.err=2@1', 503, 'out-of-memory', 'error 2')])
+def test_an_error_of_a_small_request_is_its_own(fake, right, script, status, slug, says):
+    server = fake(script, reads_staging=True)
+    fails(server.post(FORWARD, wire.small_bytes()), status, slug, says)
+    assert tensors(server.post(FORWARD, wire.small_bytes())) == right
+    assert server.metric('attnd_device_errors_total') == 1
+
+
+def test_a_device_that_a_small_request_loses_is_lost_for_all(fake, right):
+    server = fake('0:sync.err=700@1', devices=2, reads_staging=True)
+    answers = [server.post(FORWARD, wire.small_bytes()) for _ in range(30)]
+    assert all(tensors(a) == right for a in answers if a.status == 200) and answers[-1].status == 200
+    for answer in answers:
+        if answer.status != 200:
+            fails(answer, 503, 'unavailable', 'lost')
+    assert sum(a.status != 200 for a in answers) <= 1
 
 
 # ---- Errors that pass ---------------------------------------------------------------------------------------------------

@@ -96,10 +96,17 @@ template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_load
 };
 template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THREADS, ONCE, true> {
     static const int PIECES = D / 8, STEP = THREADS / PIECES;
+    /* Rows that surely lie in one page, where the page size is a multiple of it: an entry of the table is read for each. */
+    static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;
+    const int32_t *table; /* of this sequence */
+    const char *data;     /* of this thread's piece in slot 0 of page 0 */
+    int64_t page_bytes;
+    int page_size, row_bytes;
     int b, hk, rows, columns;
     bool pieces; /* every slot starts on 16 bytes, and columns fill whole pieces */
+    bool chunks; /* and pages hold whole chunks */
 
     DEVICE key_loader(const attn_geometry &geometry, const attn_view &tensor, int64_t b, int64_t hk, int64_t,
                       int64_t count, int64_t width)
@@ -111,23 +118,50 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         columns = (int)width;
         pieces = tensor.dtype != ATTN_F8E4M3 && width % 8 == 0 && tensor.row % 8 == 0 && tensor.batch % 8 == 0 &&
                  ((uint64_t)tensor.data + hk * tensor.head * 2) % 16 == 0;
+        table = geometry.page_table + b * geometry.page_table_row;
+        data = (const char *)tensor.data + hk * tensor.head * 2 + threadIdx.x % PIECES * 16;
+        page_bytes = tensor.batch * 2;
+        page_size = (int)geometry.dims.page_size;
+        row_bytes = (int)tensor.row * 2;
+        chunks = pieces && tensor.row < 1 << 30 && geometry.dims.page_size % CHUNK == 0 &&
+                 geometry.dims.page_size * tensor.row < 1 << 30;
     }
 
+    /* `first` is a multiple of ROWS. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first) const
     {
-        if (pieces) {
-            const int r = threadIdx.x / PIECES, c = threadIdx.x % PIECES;
-            const bool column = c * 8 < columns;
-            const uint64_t policy = ONCE ? evict_first() : 0;
+        const int r = threadIdx.x / PIECES, c = threadIdx.x % PIECES;
+        const bool column = c * 8 < columns;
+        const uint64_t policy = ONCE ? evict_first() : 0;
+        if (chunks) {
+            static_assert(CHUNK % STEP == 0 && ROWS % CHUNK == 0, "a thread's rows of a chunk are whole steps");
+            const char *chunk[ROWS / CHUNK];
+            int entry = first / page_size, slot = first - entry * page_size, page = 0;
+#pragma unroll
+            for (int n = 0; n < ROWS / CHUNK; n++) {
+                if (n == 0 || slot == 0) page = first + n * CHUNK < rows ? table[entry] : 0; /* beyond, there is none */
+                chunk[n] = data + page * page_bytes + (slot + r) * row_bytes;
+                slot += CHUNK;
+                if (slot == page_size) slot = 0, entry++;
+            }
 #pragma unroll
             for (int n = 0; n < ROWS / STEP; n++) {
-                const int line = first + r + n * STEP;
-                const bool valid = column && line < rows; /* beyond, there is no entry to look at */
-                const uint16_t *const from = (const uint16_t *)view->data +
-                                             (valid ? attn_key_at(g, view, b, hk, line) + c * 8 : 0);
+                const char *const from = chunk[n * STEP / CHUNK] + n * STEP % CHUNK * row_bytes;
                 const uint32_t piece = smem_addr(to + at<D>(r + n * STEP, c));
+                const bool valid = column && first + r + n * STEP < rows;
                 if (ONCE) cp_async_16(piece, from, valid, policy);
                 else cp_async_16(piece, from, valid);
+            }
+            return;
+        }
+        if (pieces) {
+#pragma unroll 1
+            for (int n = 0; n < ROWS / STEP; n++) {
+                const int line = first + r + n * STEP;
+                const bool valid = column && line < rows;
+                const uint16_t *const from = (const uint16_t *)view->data +
+                                             (valid ? attn_key_at(g, view, b, hk, line) + c * 8 : 0);
+                cp_async_16(smem_addr(to + at<D>(r + n * STEP, c)), from, valid);
             }
             return;
         }

@@ -560,7 +560,7 @@ static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_t
     begin(&b);
     b.config.devices = "cpu";
     open_devices(&b, 1, "");
-    assert_true(devices_inline(b.server.devices));
+    assert_true(devices_near(b.server.devices));
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct job *job = ready(&b, ATTN_OP_FORWARD, forward_body(cases[c].rows, 4, cases[c].extra));
         assert_int_equal(devices_run_here(b.server.devices, job), cases[c].here);
@@ -574,14 +574,155 @@ static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_t
     close_bench(&b);
 }
 
-static void test_a_gpu_has_no_lanes(void **state)
+static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory(void **state)
 {
     (void)state;
     struct bench b;
     open_bench(&b, 1, "");
     struct job *job = ready_forward(&b, 5);
-    assert_false(devices_inline(b.server.devices));
+    assert_false(devices_near(b.server.devices));
     assert_false(devices_run_here(b.server.devices, job));
+    assert_null(job->late);
+    job_release(job);
+    close_bench(&b);
+}
+
+/* Devices that read staging memory. */
+static void open_readers(struct bench *b, int count, const char *script, struct gate *gate)
+{
+    begin(b);
+    b->config.http_threads = 2; /* as many inline slots */
+    setenv("ATTN_FAKE_READS_STAGING", "1", 1);
+    if (gate) open_gated(b, count, script, gate);
+    else open_devices(b, count, script);
+    unsetenv("ATTN_FAKE_READS_STAGING");
+}
+
+static void test_a_gpu_reads_small_problems_where_they_are(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_readers(&b, 1, "copy.err=700", NULL); /* nothing is copied */
+    assert_false(devices_near(b.server.devices));
+    struct job *job = ready_forward(&b, 5), *large = ready_forward(&b, 5000);
+    assert_true(devices_run_here(b.server.devices, job));
+    assert_computed(job, 0);
+    assert_false(devices_run_here(b.server.devices, large));
+    assert_null(large->late);
+    job_release(job);
+    job_release(large);
+    close_bench(&b);
+}
+
+static void test_no_thread_waits_behind_a_batch(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct gate gate;
+    open_readers(&b, 1, "hold=GATE@1", &gate);
+    struct batch *batch = submit_one(&b, devices_pick(b.server.devices, 0), 1);
+    struct job *job = ready_forward(&b, 5);
+    assert_false(devices_run_here(b.server.devices, job));
+    assert_null(job->late);
+    gate_open(&gate);
+    assert_ptr_equal(next_back(&b), batch);
+    forget(batch);
+    assert_true(devices_run_here(b.server.devices, job));
+    job_release(job);
+    close_bench(&b);
+}
+
+static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct gate gate;
+    open_readers(&b, 1, "hold=GATE@1", &gate);
+    struct job *late = ready_forward(&b, 5), *other = ready_forward(&b, 6);
+    assert_false(devices_run_here(b.server.devices, late));
+    assert_non_null(late->late);
+    assert_false(late->ran);
+    assert_true(devices_run_here(b.server.devices, other)); /* there is another inline slot */
+    assert_computed(other, 0);
+    struct batch *batch = batch_of(&late, 1, 1);
+    devices_submit_late(b.server.devices, batch);
+    assert_int_equal(state_of(&b, 0).running_requests, 1);
+    gate_open(&gate);
+    assert_ptr_equal(next_back(&b), batch);
+    assert_ran(batch);
+    assert_true(batch->compute_us > 0 && batch->copy_in_us == 0 && batch->copy_out_us == 0);
+    forget(batch);
+    for (int n = 0; n < 8; n++) assert_true(devices_run_here(b.server.devices, other)); /* both slots are free again */
+    job_release(other);
+    close_bench(&b);
+}
+
+static void test_what_is_late_and_never_ends_is_overdue(void **state)
+{
+    (void)state;
+    struct bench b;
+    begin(&b);
+    b.config.watchdog_ms = 1;
+    setenv("ATTN_FAKE_READS_STAGING", "1", 1);
+    struct gate gate;
+    open_gated(&b, 1, "hold=GATE@1", &gate);
+    unsetenv("ATTN_FAKE_READS_STAGING");
+    struct job *late = ready_forward(&b, 5);
+    assert_false(devices_run_here(b.server.devices, late));
+    struct batch *batch = batch_of(&late, 1, 1);
+    devices_submit_late(b.server.devices, batch);
+    struct device *overdue;
+    bool is_overdue;
+    while ((overdue = devices_to_disable(b.server.devices, &is_overdue)) == NULL)
+        nanosleep(&(struct timespec){ 0, 500000 }, NULL);
+    assert_true(is_overdue && device_disable(overdue));
+    struct job *job = ready_forward(&b, 5);
+    assert_false(devices_run_here(b.server.devices, job)); /* it is not used any more */
+    assert_null(job->late);
+    job_release(job);
+    gate_open(&gate);
+    assert_ptr_equal(next_back(&b), batch);
+    forget(batch);
+    close_bench(&b);
+}
+
+static void test_who_cannot_hand_a_late_job_over_waits_for_its_end(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_readers(&b, 1, "delay=30@1", NULL);
+    struct job *late = ready_forward(&b, 5);
+    assert_false(devices_run_here(b.server.devices, late));
+    assert_non_null(late->late);
+    devices_settle(late);
+    assert_null(late->late);
+    assert_computed(late, 0);
+    devices_settle(late); /* of one that is not late: nothing */
+    job_release(late);
+    close_bench(&b);
+}
+
+static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_readers(&b, 2, "0:sync.err=700@1", NULL);
+    struct job *job = ready_forward(&b, 5), *jobs[4] = { 0 };
+    int lost = -1;
+    for (int n = 0; n < 4 && lost < 0; n++) { /* the slots of two devices take turns */
+        jobs[n] = ready_forward(&b, 5);
+        if (!devices_run_here(b.server.devices, jobs[n])) lost = n;
+    }
+    if (lost >= 0) { /* this thread's core may only ever meet the other device */
+        assert_int_equal(jobs[lost]->home, 0);
+        struct job *held = job_hold(jobs[lost]);
+        struct batch *batch = batch_of(&held, 1, 1);
+        devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 2));
+        assert_ptr_equal(next_back(&b), batch);
+        assert_failed(batch, ATTN_DEVICE_LOST);
+        forget(batch);
+    }
+    for (int n = 0; n < 4; n++) job_release(jobs[n]);
     job_release(job);
     close_bench(&b);
 }
@@ -605,7 +746,13 @@ int main(void)
         cmocka_unit_test(test_work_in_several_launches_comes_back_whole),
         cmocka_unit_test(test_stopping_waits_for_what_runs_and_says_when_it_does_not_end),
         cmocka_unit_test(test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_them),
-        cmocka_unit_test(test_a_gpu_has_no_lanes),
+        cmocka_unit_test(test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory),
+        cmocka_unit_test(test_a_gpu_reads_small_problems_where_they_are),
+        cmocka_unit_test(test_no_thread_waits_behind_a_batch),
+        cmocka_unit_test(test_what_takes_longer_becomes_a_batch_of_its_own),
+        cmocka_unit_test(test_what_is_late_and_never_ends_is_overdue),
+        cmocka_unit_test(test_who_cannot_hand_a_late_job_over_waits_for_its_end),
+        cmocka_unit_test(test_the_loop_hears_of_a_gpu_that_a_small_problem_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,122 @@
+"""A step of decoding over HTTP, and where its time goes: decode.py [--caches 1,8,64] [--lengths 1024,8192,131072]
+
+Starts build/attnd (or ATTND_BINARY) unless --url says where one is. Makes caches (--heads 32:8, -D 128, bfloat16), fills them, and asks
+for one step of all of them again and again over one keep-alive connection (safetensors): a query for each, its key and value appended
+or, with --read-only, not. A row has the median of the time at the client, the medians of the server's stages (Server-Timing), what is
+left (wire and hand-overs), and the bytes of a request and its answer.
+
+    --forks          the caches of a row are forks of one
+    --clients 1,64   instead: that many clients at once with a cache of --lengths each, steps per second
+Needs NumPy.
+"""
+import argparse
+import json
+import os
+import sys
+
+import numpy as np
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+from latency import Line, at_once, percentile, repeat, request_of, safetensors, service_of, wire  # noqa: E402
+
+PIECE = 8192  # positions of an append
+
+
+class Caches:
+    def __init__(self, address, a):
+        self.a, self.line = a, Line(*address)
+        self.H, self.Hk = (int(n) for n in a.heads.split(':'))
+        rng = np.random.default_rng(1)
+        self.piece = wire.raw(rng.standard_normal((PIECE, self.Hk, a.D), np.float32), a.dtype)
+        self.q = wire.raw(rng.standard_normal((64, self.H, a.D), np.float32), a.query_dtype)
+
+    def ask(self, request, status=200):
+        got, _, answer = self.line.ask(request)
+        if got != status:
+            sys.exit(f'{got}: {answer[:500].decode("utf-8", "replace")}')
+        return json.loads(answer) if answer else None
+
+    def post(self, path, status=200, **members):
+        return self.ask(request_of(path, json.dumps(members).encode(), 'json'), status)
+
+    def make(self, length):
+        members = {'kv_heads': self.Hk, 'head_dim': self.a.D, 'dtype': self.a.dtype, 'page_size': self.a.page_size, 'ttl_s': 600}
+        name = self.post('/v1/caches', 201, **members)['id']
+        row = len(self.piece) // PIECE
+        while length > 0:
+            count = min(length, PIECE)
+            part = self.a.dtype, (count, self.Hk, self.a.D), self.piece[:count * row]
+            self.ask(request_of(f'/v1/caches/{name}/append', safetensors({'k': part, 'v': part}), 'safetensors', 'json'))
+            length -= count
+        return name
+
+    def fork(self, name):
+        return self.post(f'/v1/caches/{name}/fork', 201)['id']
+
+    def drop(self, name):
+        self.ask(f'DELETE /v1/caches/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n'.encode(), 204)
+
+    def step(self, names):
+        """A request: a query for each of the caches, and the key and value of its position."""
+        B, row = len(names), len(self.piece) // PIECE
+        tensors = {'q': (self.a.query_dtype, (B, 1, self.H, self.a.D), self.q[:B * len(self.q) // 64])}
+        if not self.a.read_only:
+            tensors['k'] = tensors['v'] = self.a.dtype, (B, 1, self.Hk, self.a.D), self.piece[:B * row]
+        return request_of('/v1/attention/decode', safetensors(tensors, {'caches': list(names)}), 'safetensors')
+
+
+def table(address, a):
+    print(f'{"caches":>6} {"length":>7} {"p50 us":>8} {"p99 us":>8}   server, us')
+    for length in (int(n) for n in a.lengths.split(',')):
+        c = Caches(address, a)
+        names = [c.make(length)]
+        for count in sorted(int(n) for n in a.caches.split(',')):
+            while len(names) < count:
+                names.append(c.fork(names[0]) if a.forks else c.make(length))
+            request = c.step(names[:count])
+            _, _, answer = c.line.ask(request)
+            times, stages = repeat(c.line, request, a.count, 20)
+            medians = {name: sorted(us)[len(us) // 2] for name, us in stages.items()}
+            left = percentile(times, .5) - sum(medians.values())
+            print(f'{count:>6} {length:>7} {percentile(times, .5):>8.0f} {percentile(times, .99):>8.0f}   ' +
+                  ', '.join(f'{name} {us:.0f}' for name, us in medians.items()) +
+                  f', else {left:.0f}; {len(request)} bytes there, {len(answer)} back', flush=True)
+        for name in names:
+            c.drop(name)
+
+
+def clients(address, a):
+    length = int(a.lengths.split(',')[0])
+    c = Caches(address, a)
+    most = max(int(n) for n in a.clients.split(','))
+    names = [c.make(length) for _ in range(most)]
+    for count in (int(n) for n in a.clients.split(',')):
+        times, rate = at_once(address, [c.step([name]) for name in names[:count]], a.count)
+        print(f'{count} clients of {length} positions: {rate:.0f} steps per second, p50 {percentile(times, .5):.0f} us', flush=True)
+    for name in names:
+        c.drop(name)
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument('--url')
+    ap.add_argument('--caches', default='1,8,64')
+    ap.add_argument('--lengths', default='1024,8192,131072')
+    ap.add_argument('--heads', default='32:8')
+    ap.add_argument('-D', type=int, default=128)
+    ap.add_argument('--dtype', default='bfloat16')
+    ap.add_argument('--query-dtype', default='bfloat16')
+    ap.add_argument('--page-size', type=int, default=64)
+    ap.add_argument('--count', type=int, default=300)
+    ap.add_argument('--read-only', action='store_true')
+    ap.add_argument('--forks', action='store_true')
+    ap.add_argument('--clients')
+    ap.add_argument('--options', default='', help='more words for the server that is started')
+    a = ap.parse_args()
+    with service_of(a.url, a.options.split()) as address:
+        clients(address, a) if a.clients else table(address, a)
+
+
+if __name__ == '__main__':
+    main()
