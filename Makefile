@@ -184,7 +184,7 @@ $B/tests/unit/%: $B/tests/unit/%.o $B/libserver.a $B/libproto.a $B/libattn.a
 LD_test_answer := $(addprefix -Wl$(comma)--wrap=,MHD_queue_response MHD_create_response_from_buffer MHD_create_response_from_callback)
 
 # With devices that fail as they are told.
-UNIT_FAKE := kernels/test_fake server/test_devices server/test_loop server/test_prepare
+UNIT_FAKE := kernels/test_fake server/test_devices server/test_loop server/test_prepare server/test_regions
 $(UNIT_FAKE:%=$B/tests/unit/%): $B/tests/unit/%: $B/tests/unit/%.o $(FAKE) $B/libserver.a $B/libproto.a $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ -lcmocka $(CUDA_LD) $(LIBS) -lm
 

@@ -465,6 +465,7 @@ typedef struct attn_device_options {
 
 typedef struct attn_device_info {
     const char *backend;   /* "cpu", "reference", "cuda" */
+    int index;             /* of the backend's devices: 0 of "cuda:0" */
     char name[64];         /* "cuda:0", "cpu" */
     char description[128]; /* for people: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
     double fastest_flops;  /* no kernel here does more operations (attn_flops) in a second, */
@@ -492,6 +493,17 @@ attn_status attn_device_alloc(attn_device *device, size_t bytes, void **memory, 
 void attn_device_free(attn_device *device, void *memory);
 attn_status attn_staging_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
 void attn_staging_free(attn_device *device, void *memory, size_t bytes);
+
+/* Memory of this device that another process has allocated, and lends by a handle (CUDA: a cudaIpcMemHandle_t): *memory is where
+ * it begins here. What problems have there is used in place. Whoever lends it may change it at any time, and must not free it
+ * before it was released here. Errors: INVALID (no such handle, or one of this process; the memory is of another device, or has
+ * fewer than `bytes` bytes), UNSUPPORTED (the backend has none), NO_MEMORY, DEVICE_LOST. Of a handle that is imported twice
+ * *memory may be the same; each import is released once. Thread-safe; both may wait for the driver, and releasing for all work of
+ * the device. Before attn_device_close(). */
+enum { ATTN_HANDLE_BYTES = 64 };
+attn_status attn_device_import(attn_device *device, const uint8_t handle[ATTN_HANDLE_BYTES], size_t bytes,
+                               void **memory, attn_error *err);
+void attn_device_release_import(attn_device *device, void *memory);
 
 /* ---- Kernels and plans ------------------------------------------------------------------------------------------- */
 

@@ -128,6 +128,7 @@ void attn_device_describe(const attn_device *device, attn_device_info *info)
 {
     memset(info, 0, sizeof *info);
     device->backend->describe(device, info);
+    info->index = device->index;
 }
 
 attn_status attn_device_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err)
@@ -150,6 +151,21 @@ attn_status attn_staging_alloc(attn_device *device, size_t bytes, void **memory,
 void attn_staging_free(attn_device *device, void *memory, size_t bytes)
 {
     if (memory) device->backend->staging_free(device, memory, bytes);
+}
+
+attn_status attn_device_import(attn_device *device, const uint8_t handle[ATTN_HANDLE_BYTES], size_t bytes,
+                               void **memory, attn_error *err)
+{
+    *memory = NULL;
+    if (!device->backend->import)
+        return attn_fail(err, ATTN_UNSUPPORTED, "", "%s: no other process can lend memory of this device",
+                         device->backend->name);
+    return device->backend->import(device, handle, bytes, memory, err);
+}
+
+void attn_device_release_import(attn_device *device, void *memory)
+{
+    if (memory) device->backend->release_import(device, memory);
 }
 
 attn_status attn_workspace(const attn_device *device, const attn_plan *plans, int count, size_t *bytes, attn_error *err)

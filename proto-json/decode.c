@@ -351,13 +351,16 @@ static attn_status data(const struct reader *r, const char *name, const cJSON *v
     if (lift->kind == SCAN_ARRAY && (!lift->typed || lift->dtype != t->dtype))
         return attn_fail(err, ATTN_INTERNAL, tree_pointer(member, name, "data"), "%s: data was not converted to %s",
                          name, attn_dtype_name(t->dtype));
-    *t = attn_tensor_make(r->memory ? r->memory + lift->offset : NULL, t->dtype, t->rank, t->shape);
+    *t = attn_tensor_make(lift->device ? lift->device
+                          : r->memory  ? r->memory + lift->offset
+                                       : NULL,
+                          t->dtype, t->rank, t->shape);
     if (lift->kind == SCAN_ARRAY) return ATTN_OK;
     if (lift->bytes != (uint64_t)bytes)
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data has %zu bytes, shape %s of %s needs %lld%s", name, lift->bytes,
                          shape_text(t->rank, t->shape, must), dtype->name, (long long)bytes,
-                         length_cure(lift, t->data, dtype, (uint64_t)elements, cure));
+                         lift->device ? "" : length_cure(lift, t->data, dtype, (uint64_t)elements, cure));
     return dtype->bytes > attn_dtype_bytes(dtype->as) ? narrow(name, t, elements, err) : ATTN_OK;
 }
 
@@ -861,11 +864,19 @@ size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder)
     return decoder->format->skeleton_bytes(decoder->reader);
 }
 
-attn_status proto_decoder_shared(proto_decoder *decoder, const proto_shared **shared, int *count, attn_error *err)
+attn_status proto_decoder_shared(proto_decoder *decoder, proto_shared **shared, int *count, attn_error *err)
 {
     *shared = NULL;
     *count = 0;
     return decoder->format->shared ? decoder->format->shared(decoder->reader, shared, count, err) : ATTN_OK;
+}
+
+/* attn_check() reads the values of the others; of these there is nothing to check but their sizes. */
+bool proto_may_lie_on_device(attn_tensor_id id)
+{
+    static const uint64_t may = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(dout) |
+                                ATTN_TENSOR_BIT(dlse);
+    return may >> id & 1;
 }
 
 attn_status proto_decoder_shared_room(proto_decoder *decoder, attn_error *err)

@@ -38,7 +38,7 @@ struct proto_format {
     attn_status (*feed)(void *reader, const void *bytes, size_t count, attn_error *err);
     attn_status (*finish)(void *reader, struct format_body *body, attn_error *err);
     /* proto_decoder_shared(), proto_decoder_shared_room(); NULL: such a body refers to nothing outside of it. */
-    attn_status (*shared)(void *reader, const proto_shared **shared, int *count, attn_error *err);
+    attn_status (*shared)(void *reader, proto_shared **shared, int *count, attn_error *err);
     attn_status (*shared_room)(void *reader, attn_error *err);
     size_t (*skeleton_bytes)(const void *reader);
     size_t (*memory_for)(uint64_t body_bytes); /* of tensors, without their alignment */

@@ -8,7 +8,8 @@
  * becomes that of a JSON body: an input becomes the member of its name, a parameter the option of its name, and the names
  * of outputs become `outputs`. All checks of names, shapes and options are decode.c's then, at the end of the body. What
  * follows the JSON goes straight to the caller's memory, each tensor to a boundary of 64. An input in shared memory has its
- * place there too, behind the others: whoever decodes has it filled, once the body is complete.
+ * place there too, behind the others: whoever decodes has it filled, once the body is complete; in the memory of a GPU it stays
+ * where it is.
  *
  * Invariants:
  *   1. The state between two bytes is in struct reader alone; a body gives the same result however it is split.
@@ -64,7 +65,7 @@ struct reader {
     int first_binary, lift_count;
     int now;             /* the first lifted value that is not complete */
     uint64_t body_bytes; /* where the body must end */
-    size_t memory_bytes; /* where the last tensor ends */
+    size_t memory_bytes; /* where the last tensor ends, without those in shared memory until they have room */
 
     proto_shared *shared; /* inputs first */
     int shared_count;
@@ -374,7 +375,7 @@ static attn_status place_one(struct reader *r, scan_lift *lift, int64_t size)
     return ATTN_OK;
 }
 
-/* Each binary input, behind what the scanner has taken out of the JSON, and then each in shared memory. */
+/* Each binary input, behind what the scanner has taken out of the JSON. */
 static attn_status place(struct reader *r)
 {
     attn_status status = ATTN_OK;
@@ -386,8 +387,18 @@ static attn_status place(struct reader *r)
         status = place_one(r, &r->lifts[lift], r->sizes[lift]);
         r->body_bytes += (uint64_t)r->sizes[lift];
     }
+    return status;
+}
+
+/* Behind them, each in shared memory that is copied. */
+static attn_status place_shared(struct reader *r)
+{
+    const size_t before = r->memory_bytes;
+    attn_status status = ATTN_OK;
     for (int i = 0; i < r->shared_count && !r->shared[i].output && status == ATTN_OK; i++)
-        status = place_one(r, &r->lifts[r->inputs[r->shared[i].index].lift], r->shared[i].bytes);
+        if (!r->shared[i].device)
+            status = place_one(r, &r->lifts[r->inputs[r->shared[i].index].lift], r->shared[i].bytes);
+    if (status != ATTN_OK) r->memory_bytes = before;
     return status;
 }
 
@@ -806,7 +817,7 @@ static attn_status end_body(struct reader *r, attn_error *err)
     return r->error.status;
 }
 
-static attn_status shared(void *reader, const proto_shared **list, int *count, attn_error *err)
+static attn_status shared(void *reader, proto_shared **list, int *count, attn_error *err)
 {
     struct reader *const r = reader;
     const attn_status status = end_body(r, err);
@@ -819,17 +830,21 @@ static attn_status shared_room(void *reader, attn_error *err)
 {
     struct reader *const r = reader;
     struct scan_room *const room = scan_room(r->json);
-    const bool inputs = r->shared_count > 0 && !r->shared[0].output;
+    const size_t before = r->memory_bytes;
     attn_error why = { 0 };
-    const attn_status status = inputs ? scan_make_room(room, 0, r->memory_bytes, &why) : ATTN_OK;
+    attn_status status = place_shared(r);
+    if (status != ATTN_OK) why = r->error;
+    else if (r->memory_bytes > before) status = scan_make_room(room, 0, r->memory_bytes, &why);
     if (status != ATTN_OK) {
+        r->memory_bytes = before;
         if (err) *err = why;
         return status;
     }
     for (int i = 0; i < r->shared_count && !r->shared[i].output; i++) {
         scan_lift *const lift = &r->lifts[r->inputs[r->shared[i].index].lift];
         lift->bytes = (size_t)r->shared[i].bytes;
-        r->shared[i].to = lift->bytes ? room->base + lift->offset : NULL;
+        lift->device = r->shared[i].device;
+        r->shared[i].to = lift->bytes && !lift->device ? room->base + lift->offset : NULL;
     }
     r->has_room = true;
     return ATTN_OK;

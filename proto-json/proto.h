@@ -241,7 +241,11 @@ typedef struct proto_shared {
     char region[PROTO_REGION_BYTES]; /* the name of what was registered */
     int64_t offset, bytes;           /* there, each up to 2^53; of an output: the room for it */
     void *to;                        /* of an input: where its bytes go, after proto_decoder_shared_room() */
+    void *device;                    /* it lies there, in the memory of a GPU: the caller says so, before that */
 } proto_shared;
+
+/* May the tensor lie in memory that only a device can read? Not where its values are checked, or converted. */
+bool proto_may_lie_on_device(attn_tensor_id id);
 
 /* KServe: a sequence of Triton's, whose keys and values are in a cache of the server: decode with sequence_id in the place of
  * caches. */
@@ -310,8 +314,9 @@ size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder);
 
 /* The body is complete, and refers to shared memory: *count tensors, inputs first. None is the usual case. Then, before
  * proto_decoder_finish(), the caller has room made for the inputs and fills it, each with its bytes; without that the body is
- * refused. The list is the decoder's. */
-attn_status proto_decoder_shared(proto_decoder *decoder, const proto_shared **shared, int *count, attn_error *err);
+ * refused. An input whose `device` the caller has set gets no room: its tensor is there, and nothing reads it. The list is the
+ * decoder's. */
+attn_status proto_decoder_shared(proto_decoder *decoder, proto_shared **shared, int *count, attn_error *err);
 attn_status proto_decoder_shared_room(proto_decoder *decoder, attn_error *err);
 
 /* The body is complete. *call is the caller's then. */
@@ -350,6 +355,12 @@ typedef struct proto_region {
     int64_t offset, bytes; /* up to 2^53 */
 } proto_region;
 attn_status proto_region_read(const void *body, size_t bytes, proto_region *region, attn_error *err);
+/* The same of a GPU's memory: {"raw_handle": {"b64": "..."}, "device_id": 0, "byte_size": 64}. All of it must be given. */
+typedef struct proto_cuda_region {
+    uint8_t handle[ATTN_HANDLE_BYTES];
+    int64_t device, bytes; /* up to 2^53 */
+} proto_cuda_region;
+attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_region *region, attn_error *err);
 
 /* ---- Encoding ---------------------------------------------------------------------------------------------------- */
 

@@ -43,6 +43,7 @@ typedef struct scan_lift {
     bool typed; /* an array: its elements are in `dtype`; else they are double, for the dtype was not known yet */
     attn_dtype dtype;
     size_t offset; /* in the caller's memory, a multiple of 64 */
+    void *device;  /* it lies there, and cannot be read; NULL: it lies in the caller's memory */
     size_t bytes;
     int64_t elements; /* of an array */
     int rank;         /* of an array: its nesting, 1 is flat */

@@ -115,7 +115,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
                config->batch_window_us * 1000);
     server.contexts = contexts_new(config->staging_bytes / CONTEXTS_SHARE, CONTEXTS_MAX_COUNT, CONTEXTS_TTL_MS);
     server.caches = caches_new(CACHES_MAX_COUNT);
-    if (config->allow_shm_count > 0) server.regions = regions_new(config->allow_shm, config->allow_shm_count);
+    if (config_shares_memory(config)) server.regions = regions_new(config->allow_shm, config->allow_shm_count);
     server.loop = loop_open(&server);
     if (!signals_start(on_signal, server.loop, config->drain_ms + AGAIN_MS, AGAIN_MS)) {
         attn_fail(&err, ATTN_NO_MEMORY, NULL, "no thread for signals could be started");
@@ -165,8 +165,8 @@ out:
     contexts_free(server.contexts);
     caches_free(server.caches);
     staging_free(server.staging);
-    devices_close(server.devices);
     regions_free(server.regions);
+    devices_close(server.devices);
     tokens_close(server.tokens);
     front_clear(&front);
     return status;

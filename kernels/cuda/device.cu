@@ -18,6 +18,7 @@
  * 5. Plain C but for the kernels' launches: no C++ library, so that the program needs none. */
 #include <atomic>
 #include <cuda_runtime.h>
+#include <cudaTypedefs.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -318,6 +319,75 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
     cudaFreeHost(memory);
 }
 
+/* ---- Memory of other processes ----------------------------------------------------------------------------------- */
+
+/* The driver has refused what a client sent, for one of many reasons, some of which stand for a lost device elsewhere. It is the
+ * client's fault as long as the device works on. */
+attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
+{
+    size_t free_bytes, total_bytes;
+    cudaGetLastError();
+    const attn_status status = check(d, cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo", err);
+    if (status != ATTN_OK) return status;
+    return attn_fail(err, code == cudaErrorMemoryAllocation ? ATTN_NO_MEMORY : ATTN_INVALID, "",
+                     "cuda: cudaIpcOpenMemHandle: %s (error %d)", cuda_error_of((int)code).name, (int)code);
+}
+
+/* Is it memory of this device, and enough of it? */
+attn_status check_import(device *d, void *memory, size_t bytes, attn_error *err)
+{
+    cudaPointerAttributes attributes;
+    PFN_cuMemGetAddressRange_v3020 address_range = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    CUdeviceptr base = 0;
+    size_t size = 0;
+    attn_status status = check(d, cudaPointerGetAttributes(&attributes, memory), "cudaPointerGetAttributes", err);
+    if (status != ATTN_OK) return status;
+    if (attributes.type != cudaMemoryTypeDevice || attributes.device != d->base.index)
+        return attn_fail(err, ATTN_INVALID, "", "cuda: the memory is of device %d, not of device %d", attributes.device,
+                         d->base.index);
+    status = check(d,
+                   cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", (void **)&address_range, 3020,
+                                                    cudaEnableDefault, &found),
+                   "cuMemGetAddressRange", err);
+    if (status != ATTN_OK) return status;
+    if (!address_range) return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: the driver has no cuMemGetAddressRange");
+    /* The driver's errors have the runtime's numbers. */
+    status = check(d, (cudaError_t)address_range(&base, &size, (CUdeviceptr)memory), "cuMemGetAddressRange", err);
+    if (status != ATTN_OK) return status;
+    size -= (size_t)((CUdeviceptr)memory - base);
+    if (bytes <= size) return ATTN_OK;
+    return attn_fail(err, ATTN_INVALID, "", "cuda: the allocation has %zu bytes, not %zu", size, bytes);
+}
+
+attn_status import_memory(attn_device *base, const uint8_t *handle, size_t bytes, void **memory, attn_error *err)
+{
+    device *d = device_of(base);
+    cudaIpcMemHandle_t lent;
+    static_assert(sizeof lent == ATTN_HANDLE_BYTES, "a handle of CUDA");
+    attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    memcpy(&lent, handle, sizeof lent);
+    const cudaError_t code = cudaIpcOpenMemHandle(memory, lent, cudaIpcMemLazyEnablePeerAccess);
+    if (code != cudaSuccess) {
+        *memory = nullptr;
+        return refuse_import(d, code, err);
+    }
+    status = check_import(d, *memory, bytes, err);
+    if (status != ATTN_OK) {
+        cudaIpcCloseMemHandle(*memory);
+        *memory = nullptr;
+    }
+    return status;
+}
+
+void release_import(attn_device *base, void *memory)
+{
+    device *d = device_of(base);
+    attn_error ignored;
+    if (enter(d, &ignored) == ATTN_OK) (void)check(d, cudaIpcCloseMemHandle(memory), "cudaIpcCloseMemHandle", &ignored);
+}
+
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
 const attn_kernel *kernel_at(const attn_device *base, int index)
@@ -487,8 +557,8 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 } // namespace
 
 extern "C" const attn_backend attn_backend_cuda = {
-    "cuda",      device_count,  device_open,  device_close, describe, device_alloc,
-    device_free, staging_alloc, staging_free, kernel_at,    plan,     workspace_bytes,
-    stream_open, stream_close,  copy,         moves,        run,      mark,
-    elapsed_us,  done,          wait,         between_us,
+    "cuda",      device_count,  device_open,  device_close, describe,      device_alloc,
+    device_free, staging_alloc, staging_free, kernel_at,    plan,          workspace_bytes,
+    stream_open, stream_close,  copy,         moves,        run,           mark,
+    elapsed_us,  done,          wait,         between_us,   import_memory, release_import,
 };

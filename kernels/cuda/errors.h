@@ -20,15 +20,20 @@
     X(98, cudaErrorInvalidDeviceFunction, "invalid device function", 0, DEVICE)           \
     X(100, cudaErrorNoDevice, "no device", 0, UNSUPPORTED)                                \
     X(101, cudaErrorInvalidDevice, "invalid device", 0, UNSUPPORTED)                      \
+    X(201, cudaErrorDeviceUninitialized, "invalid device context", 1, DEVICE_LOST)        \
+    X(205, cudaErrorMapBufferObjectFailed, "mapping failed", 0, DEVICE)                   \
     X(209, cudaErrorNoKernelImageForDevice, "no kernel image for this device", 0, DEVICE) \
     X(214, cudaErrorECCUncorrectable, "uncorrectable ECC error", 1, DEVICE_LOST)          \
+    X(217, cudaErrorPeerAccessUnsupported, "no peer access", 0, UNSUPPORTED)              \
     X(222, cudaErrorUnsupportedPtxVersion, "PTX newer than the driver", 0, UNSUPPORTED)   \
+    X(400, cudaErrorInvalidResourceHandle, "invalid resource handle", 0, DEVICE)          \
     X(600, cudaErrorNotReady, "not ready", 0, BUSY)                                       \
     X(700, cudaErrorIllegalAddress, "illegal address", 1, DEVICE_LOST)                    \
     X(701, cudaErrorLaunchOutOfResources, "out of launch resources", 0, DEVICE)           \
     X(702, cudaErrorLaunchTimeout, "launch timeout", 1, DEVICE_LOST)                      \
     X(709, cudaErrorContextIsDestroyed, "context is destroyed", 1, DEVICE_LOST)           \
     X(710, cudaErrorAssert, "device assertion", 1, DEVICE_LOST)                           \
+    X(711, cudaErrorTooManyPeers, "too many peers", 0, DEVICE)                            \
     X(714, cudaErrorHardwareStackError, "hardware stack error", 1, DEVICE_LOST)           \
     X(715, cudaErrorIllegalInstruction, "illegal instruction", 1, DEVICE_LOST)            \
     X(716, cudaErrorMisalignedAddress, "misaligned address", 1, DEVICE_LOST)              \

@@ -19,15 +19,22 @@
  * 1. Only the owner of a stream touches it; memory and counters are shared and stand under the device's lock.
  * 2. A call that fails does nothing else.
  * 3. Time plays a part in `delay` alone; `hold` waits for a file to go away, so that a test decides about the order
- * of things. */
+ * of things.
+ *
+ * Memory that another process lends (attn_device_import()) is an object of shared memory, so that a test can fill it and look into
+ * it; its handle is the text "DEVICE/NAME", with NULs behind it. Only the device may touch it: outside of its work the mapping is
+ * closed, and whoever reads or writes there dies of SIGSEGV. */
 #include <assert.h>
 #include <ctype.h>
+#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -35,21 +42,23 @@
 #include "kernels/cuda/errors.h"
 
 /* id, name, what its value is, what its N counts, what happens */
-#define FAULT_MAP(X)                                                                                       \
-    X(OPEN_ERR, "open.err", CODE, OPEN, "the device cannot be opened: CUDA's error CODE")                  \
-    X(ALLOC_FAIL, "alloc.fail", NOTHING, ALLOC, "there is no device memory")                               \
-    X(PINNED_FAIL, "pinned.fail", NOTHING, PINNED, "there is no staging memory")                           \
-    X(COPY_ERR, "copy.err", CODE, COPY, "the copy fails when it is called")                                \
-    X(LAUNCH_ERR, "launch.err", CODE, RUN, "the kernels fail when they are started")                       \
-    X(SYNC_ERR, "sync.err", CODE, RUN, "the kernels start, and fail when their stream is asked")           \
-    X(EVENT_NEVER, "event.never", NOTHING, RUN, "the kernels never end")                                   \
-    X(DELAY, "delay", MILLISECONDS, RUN, "the kernels take that much longer")                              \
-    X(HOLD, "hold", PATH, RUN, "the kernels do not end while there is a file of that name")                \
-    X(PLAN_HOLD, "plan.hold", PATH, PLAN, "a plan is not made while there is a file of that name")         \
-    X(NAN, "nan", NOTHING, RUN, "the outputs are NaN, and nobody says so")                                 \
-    X(ABORT, "abort", NOTHING, RUN, "the process aborts")                                                  \
-    X(SEGV, "segv", NOTHING, RUN, "the process dies of SIGSEGV")                                           \
-    X(CALL_ERR, "call.err", CODE, CALL, "whatever call it is (of ALLOC, COPY, RUN, MARK, DONE), it fails") \
+#define FAULT_MAP(X)                                                                                           \
+    X(OPEN_ERR, "open.err", CODE, OPEN, "the device cannot be opened: CUDA's error CODE")                      \
+    X(ALLOC_FAIL, "alloc.fail", NOTHING, ALLOC, "there is no device memory")                                   \
+    X(IMPORT_ERR, "import.err", CODE, IMPORT, "memory of another process cannot be opened: CUDA's error CODE") \
+    X(RELEASE_HOLD, "release.hold", PATH, RELEASE, "it is not closed while there is a file of that name")      \
+    X(PINNED_FAIL, "pinned.fail", NOTHING, PINNED, "there is no staging memory")                               \
+    X(COPY_ERR, "copy.err", CODE, COPY, "the copy fails when it is called")                                    \
+    X(LAUNCH_ERR, "launch.err", CODE, RUN, "the kernels fail when they are started")                           \
+    X(SYNC_ERR, "sync.err", CODE, RUN, "the kernels start, and fail when their stream is asked")               \
+    X(EVENT_NEVER, "event.never", NOTHING, RUN, "the kernels never end")                                       \
+    X(DELAY, "delay", MILLISECONDS, RUN, "the kernels take that much longer")                                  \
+    X(HOLD, "hold", PATH, RUN, "the kernels do not end while there is a file of that name")                    \
+    X(PLAN_HOLD, "plan.hold", PATH, PLAN, "a plan is not made while there is a file of that name")             \
+    X(NAN, "nan", NOTHING, RUN, "the outputs are NaN, and nobody says so")                                     \
+    X(ABORT, "abort", NOTHING, RUN, "the process aborts")                                                      \
+    X(SEGV, "segv", NOTHING, RUN, "the process dies of SIGSEGV")                                               \
+    X(CALL_ERR, "call.err", CODE, CALL, "whatever call it is (of ALLOC, COPY, RUN, MARK, DONE), it fails")     \
     X(WALK_ERR, "walk.err", CODE, CALL, "the first call fails, then the second after that one, then the third, ...")
 
 enum fault_id {
@@ -59,7 +68,18 @@ enum fault_id {
         FAULT_COUNT
 };
 enum value_kind { VALUE_NOTHING, VALUE_CODE, VALUE_MILLISECONDS, VALUE_PATH };
-enum event { EVENT_OPEN, EVENT_ALLOC, EVENT_PINNED, EVENT_COPY, EVENT_PLAN, EVENT_RUN, EVENT_CALL, EVENT_COUNT };
+enum event {
+    EVENT_OPEN,
+    EVENT_ALLOC,
+    EVENT_IMPORT,
+    EVENT_RELEASE,
+    EVENT_PINNED,
+    EVENT_COPY,
+    EVENT_PLAN,
+    EVENT_RUN,
+    EVENT_CALL,
+    EVENT_COUNT
+};
 
 static const struct {
     const char *name;
@@ -94,6 +114,15 @@ struct block {
     char *memory;
 };
 
+/* Memory of another process. */
+struct lent {
+    struct lent *next;
+    char handle[ATTN_HANDLE_BYTES];
+    int imports; /* of it: it is mapped once */
+    size_t bytes;
+    char *memory;
+};
+
 struct fake_device {
     attn_device base;
     attn_device *cpu; /* computes */
@@ -105,6 +134,8 @@ struct fake_device {
     pthread_mutex_t lock; /* of the rest */
     int64_t memory_used;
     struct block *blocks;
+    struct lent *lent;
+    int working; /* streams that do what was put on them: only then it can be touched */
     int64_t events[EVENT_COUNT];
     int64_t walk_step, walk_next; /* walk.err: the next call to fail, and how far the one after it is */
     int lost;                     /* the sticky error that was seen, 0: none */
@@ -231,7 +262,7 @@ static const struct rule *rule_for(const struct fake_device *device, enum fault_
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
-enum { ERROR_MEMORY = 2, ERROR_ILLEGAL_ADDRESS = 700 };
+enum { ERROR_MEMORY = 2, ERROR_INVALID_HANDLE = 400, ERROR_ILLEGAL_ADDRESS = 700 };
 
 /* CUDA's error `code` as device.cu reports it. With the lock held. */
 static attn_status fail(struct fake_device *device, int code, const char *what, attn_error *err)
@@ -261,6 +292,9 @@ static bool owns(const struct fake_device *device, const void *memory, size_t by
     for (const struct block *b = device->blocks; b; b = b->next)
         if ((const char *)memory >= b->memory && (const char *)memory <= b->memory + b->bytes)
             return bytes <= (size_t)(b->memory + b->bytes - (const char *)memory);
+    for (const struct lent *l = device->lent; l; l = l->next)
+        if ((const char *)memory >= l->memory && (const char *)memory <= l->memory + l->bytes)
+            return bytes <= (size_t)(l->memory + l->bytes - (const char *)memory);
     return false;
 }
 
@@ -343,6 +377,102 @@ static void staging_free(attn_device *device, void *memory, size_t bytes)
     free(memory);
 }
 
+/* ---- Memory of other processes ----------------------------------------------------------------------------------- */
+
+/* As device.cu: what the driver says of a handle is the client's fault, unless the device is lost. */
+static attn_status refuse_import(struct fake_device *device, int code, attn_error *err)
+{
+    if (cuda_error_of(code).sticky || code == ERROR_MEMORY) return fail(device, code, "import", err);
+    return attn_fail(err, ATTN_INVALID, "", "fake: import: %s (error %d)", cuda_error_of(code).name, code);
+}
+
+/* With the lock held: the object that the handle names, mapped; NULL: there is none. */
+static struct lent *map_lent(const char *handle, const char *name)
+{
+    struct lent *const l = calloc(1, sizeof *l);
+    struct stat st;
+    const int fd = l ? shm_open(name, O_RDWR | O_CLOEXEC, 0) : -1;
+    if (fd >= 0 && fstat(fd, &st) == 0 && st.st_size > 0) {
+        memcpy(l->handle, handle, sizeof l->handle);
+        l->bytes = (size_t)st.st_size;
+        l->memory = mmap(NULL, l->bytes, PROT_NONE, MAP_SHARED, fd, 0);
+        if (l->memory == MAP_FAILED) l->memory = NULL;
+    }
+    if (fd >= 0) close(fd);
+    if (l && l->memory) return l;
+    free(l);
+    return NULL;
+}
+
+static void drop_lent(struct lent **link)
+{
+    struct lent *const l = *link;
+    *link = l->next;
+    munmap(l->memory, l->bytes);
+    free(l);
+}
+
+static attn_status import_lent(struct fake_device *device, const char *handle, size_t bytes, void **memory,
+                               attn_error *err)
+{
+    const char *at = handle;
+    int64_t index;
+    struct lent **link = &device->lent;
+    const struct rule *const rule = rule_for(device, FAULT_IMPORT_ERR, ++device->events[EVENT_IMPORT]);
+    if (rule) return refuse_import(device, (int)rule->number, err);
+    if (!memchr(handle, '\0', ATTN_HANDLE_BYTES) || !take_number(&at, &index) || *at++ != '/')
+        return refuse_import(device, ERROR_INVALID_HANDLE, err);
+    if (index != device->base.index)
+        return attn_fail(err, ATTN_INVALID, "", "fake: the memory is of device %lld, not of device %d",
+                         (long long)index, device->base.index);
+    while (*link && memcmp((*link)->handle, handle, ATTN_HANDLE_BYTES) != 0) link = &(*link)->next;
+    if (!*link && !(*link = map_lent(handle, at))) return refuse_import(device, ERROR_INVALID_HANDLE, err);
+    if (device->working && mprotect((*link)->memory, (*link)->bytes, PROT_READ | PROT_WRITE) != 0) abort();
+    if (bytes > (*link)->bytes) {
+        const size_t have = (*link)->bytes;
+        if ((*link)->imports == 0) drop_lent(link);
+        return attn_fail(err, ATTN_INVALID, "", "fake: the allocation has %zu bytes, not %zu", have, bytes);
+    }
+    (*link)->imports++;
+    *memory = (*link)->memory;
+    return ATTN_OK;
+}
+
+static attn_status import_memory(attn_device *base, const uint8_t *handle, size_t bytes, void **memory, attn_error *err)
+{
+    struct fake_device *device = device_of(base);
+    pthread_mutex_lock(&device->lock);
+    attn_status status = enter(device, "import", err);
+    if (status == ATTN_OK) status = import_lent(device, (const char *)handle, bytes, memory, err);
+    pthread_mutex_unlock(&device->lock);
+    return status;
+}
+
+static void release_import(attn_device *base, void *memory)
+{
+    struct fake_device *device = device_of(base);
+    pthread_mutex_lock(&device->lock);
+    const struct rule *rule = rule_for(device, FAULT_RELEASE_HOLD, ++device->events[EVENT_RELEASE]);
+    pthread_mutex_unlock(&device->lock);
+    while (rule && access(rule->path, F_OK) == 0) nanosleep(&(struct timespec){ 0, 1000000 }, NULL);
+    pthread_mutex_lock(&device->lock);
+    struct lent **link = &device->lent;
+    while (*link && (*link)->memory != memory) link = &(*link)->next;
+    if (!*link) abort(); /* a caller gives back what it never had */
+    if (--(*link)->imports == 0) drop_lent(link);
+    pthread_mutex_unlock(&device->lock);
+}
+
+/* With the lock held: a stream's work begins, or is over. */
+static void open_lent(struct fake_device *device, bool open)
+{
+    const int before = device->working;
+    device->working += open ? 1 : -1;
+    if (before > 0 && device->working > 0) return;
+    for (const struct lent *l = device->lent; l; l = l->next)
+        if (mprotect(l->memory, l->bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE) != 0) abort();
+}
+
 /* ---- Open and close ---------------------------------------------------------------------------------------------- */
 
 static int count_devices(void)
@@ -362,6 +492,7 @@ static void close_device(attn_device *base)
         free(device->blocks);
         device->blocks = next;
     }
+    if (device->lent) abort(); /* it should have been released */
     pthread_mutex_destroy(&device->lock);
     free(device);
 }
@@ -678,8 +809,12 @@ static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
     attn_status status = enter(device, "query", err);
     pthread_mutex_unlock(&device->lock);
     if (status == ATTN_OK) {
+        pthread_mutex_lock(&device->lock);
+        open_lent(device, true);
+        pthread_mutex_unlock(&device->lock);
         const int code = stream->fails ? stream->fails : carry_out(stream, err);
         pthread_mutex_lock(&device->lock);
+        open_lent(device, false);
         if (code) status = fail(device, code, "query", err);
         pthread_mutex_unlock(&device->lock);
     }
@@ -720,4 +855,6 @@ const attn_backend attn_backend_fake = {
     .done = done,
     .wait = wait_for_stream,
     .between_us = between_us,
+    .import = import_memory,
+    .release_import = release_import,
 };

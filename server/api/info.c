@@ -158,8 +158,8 @@ static void put_limits(struct json *j, const struct config *c, const proto_limit
         { "contexts", CONTEXTS_MAX_COUNT },
         { "context_bytes", c->staging_bytes / CONTEXTS_SHARE },
         { "context_ttl_ms", CONTEXTS_TTL_MS },
-        { "shared_memory_regions", c->allow_shm_count > 0 ? REGIONS_MAX_COUNT : 0 },
-        { "shared_memory_bytes", c->allow_shm_count > 0 ? REGIONS_MAX_BYTES : 0 },
+        { "shared_memory_regions", config_shares_memory(c) ? REGIONS_MAX_COUNT : 0 },
+        { "shared_memory_bytes", config_shares_memory(c) ? REGIONS_MAX_BYTES : 0 },
     };
     json_put(j, ",'limits':{");
     for (size_t i = 0; i < ARRAY_SIZE(limits); i++) {

@@ -114,7 +114,7 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
     json_raw(j, "]");
 }
 
-char *kserve_server(bool shared_memory, size_t *length)
+char *kserve_server(const struct config *config, size_t *length)
 {
     struct json j = { 0 };
     json_put(&j, "{'name':'attnd','version':'%s','extensions':[", ATTND_VERSION);
@@ -122,7 +122,8 @@ char *kserve_server(bool shared_memory, size_t *length)
         json_comma(&j);
         json_put(&j, "'%s'", extensions[i]);
     }
-    if (shared_memory) json_put(&j, ",'system_shared_memory'");
+    if (config->allow_shm_count > 0) json_put(&j, ",'system_shared_memory'");
+    if (config->allow_cuda_shm) json_put(&j, ",'cuda_shared_memory'");
     json_raw(&j, "]}\n");
     return json_take(&j, length);
 }

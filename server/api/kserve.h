@@ -5,6 +5,7 @@
 #define KSERVE_H
 
 #include "proto-json/proto.h"
+#include "server/base/config.h"
 #include "server/base/jsontext.h"
 #include "server/work/request.h"
 
@@ -12,12 +13,12 @@
 enum { KSERVE_WHY_BYTES = 384 };
 const proto_model *kserve_find(struct slice name, struct slice version, char why[KSERVE_WHY_BYTES]);
 
-char *kserve_server(bool shared_memory, size_t *length);         /* GET /v2 */
-char *kserve_models(size_t *length);                             /* GET /v2/models */
-char *kserve_metadata(const proto_model *model, size_t *length); /* GET /v2/models/{model} */
-char *kserve_ready(const proto_model *model, size_t *length);    /* .../ready */
-char *kserve_config(const proto_model *model, size_t *length);   /* .../config */
-char *kserve_stats(const proto_model *model, size_t *length);    /* .../stats; of all where `model` is NULL */
+char *kserve_server(const struct config *config, size_t *length); /* GET /v2 */
+char *kserve_models(size_t *length);                              /* GET /v2/models */
+char *kserve_metadata(const proto_model *model, size_t *length);  /* GET /v2/models/{model} */
+char *kserve_ready(const proto_model *model, size_t *length);     /* .../ready */
+char *kserve_config(const proto_model *model, size_t *length);    /* .../config */
+char *kserve_stats(const proto_model *model, size_t *length);     /* .../stats; of all where `model` is NULL */
 /* POST /v2/repository/index; `ready_alone`: of those that are ready. */
 char *kserve_index(bool ready, bool ready_alone, size_t *length);
 

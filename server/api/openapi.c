@@ -426,7 +426,7 @@ static void put_info_schema(struct json *j)
  * */
 #define BASE64_PATTERN "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"
 
-static void put_schemas(struct json *j, const proto_limits *limits, bool shared_memory)
+static void put_schemas(struct json *j, const proto_limits *limits, const struct config *config)
 {
     json_put(j, "'schemas':{");
     put_problem_document(j);
@@ -453,7 +453,7 @@ static void put_schemas(struct json *j, const proto_limits *limits, bool shared_
     put_info_schema(j);
     kserve_put_schemas(j);
     caches_put_schemas(j);
-    if (shared_memory) shared_memory_put_schemas(j);
+    shared_memory_put_schemas(j, config);
     json_raw(j, "}");
 }
 
@@ -637,11 +637,18 @@ static void put_path(struct json *j, const struct route *routes, int count, int 
     json_raw(j, "}");
 }
 
-static void put_paths(struct json *j, const struct route *routes, int count, bool secured, bool shared)
+static bool is_offered(const struct route *route, const struct config *config)
 {
+    if (route->shm == ROUTE_ALLOW_SHM) return config->allow_shm_count > 0;
+    return route->shm != ROUTE_ALLOW_CUDA_SHM || config->allow_cuda_shm;
+}
+
+static void put_paths(struct json *j, const struct route *routes, int count, const struct config *config)
+{
+    const bool secured = config->token_file != NULL;
     json_put(j, "'paths':{");
     for (int r = 0; r < count; r++) {
-        bool seen = !(routes[r].ports & PORT_MAIN) || routes[r].hidden || (routes[r].shared && !shared);
+        bool seen = !(routes[r].ports & PORT_MAIN) || routes[r].hidden || !is_offered(&routes[r], config);
         for (int i = 0; i < r; i++)
             seen |= (routes[i].ports & PORT_MAIN) && strcmp(routes[i].path, routes[r].path) == 0;
         if (seen) continue;
@@ -655,7 +662,7 @@ char *info_openapi_write(const struct config *config, const proto_limits *limits
                          int route_count, size_t *length)
 {
     struct json j = { 0 };
-    const bool secured = config->token_file != NULL, shared = config->allow_shm_count > 0;
+    const bool secured = config->token_file != NULL;
     json_put(
         &j,
         "{'openapi':'3.1.0','info':{'title':'attnd','version':'%s','summary':'Exact attention, forward and backward',"
@@ -667,9 +674,9 @@ char *info_openapi_write(const struct config *config, const proto_limits *limits
         "{'name':'kserve','x-displayName':'KServe'},{'name':'operations','x-displayName':'Operations'}],",
         ATTND_VERSION);
     if (secured) json_put(&j, "'security':[{'bearer':[]}],");
-    put_paths(&j, routes, route_count, secured, shared);
+    put_paths(&j, routes, route_count, config);
     json_put(&j, ",'components':{");
-    put_schemas(&j, limits, shared);
+    put_schemas(&j, limits, config);
     json_put(&j, ",'headers':{");
     for (size_t i = 0; i < ARRAY_SIZE(headers); i++) {
         json_comma(&j);

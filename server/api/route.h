@@ -66,16 +66,19 @@ struct route_doc {
 
 #define ROUTE_ERROR(id) (UINT64_C(1) << PROTO_E_##id)
 
+/* Options without which a route is not offered. */
+enum route_shm { ROUTE_ALWAYS, ROUTE_ALLOW_SHM, ROUTE_ALLOW_CUDA_SHM };
+
 struct route {
     enum route_method method;
     const char *path;     /* the pattern */
     const char *endpoint; /* label in /metrics and the log: aliases share one */
     unsigned ports;
-    unsigned token; /* the ports on which it wants one, where tokens are configured */
-    bool quiet;     /* logged at debug: probes come every second */
-    bool model;     /* the first parameter of its path is a model's name, the second its version (api/kserve.h) */
-    bool hidden;    /* the OpenAPI document leaves it out: another spelling, or what is not offered */
-    bool shared;    /* it is offered with --allow-shm; without, the OpenAPI document leaves it out too */
+    unsigned token;     /* the ports on which it wants one, where tokens are configured */
+    bool quiet;         /* logged at debug: probes come every second */
+    bool model;         /* the first parameter of its path is a model's name, the second its version (api/kserve.h) */
+    bool hidden;        /* the OpenAPI document leaves it out: another spelling, or what is not offered */
+    enum route_shm shm; /* it is offered with that; without, the OpenAPI document leaves it out too */
 
     /* Of a route whose body is tensors, up to --max-body-bytes: what decodes it, and what is computed. */
     const struct route_body *bodies; /* NULL: a body is read and dropped, */

@@ -159,6 +159,10 @@ static const struct option options[] = {
       .help = "Let clients keep tensors in shared memory of this machine (Triton's extension): in objects of /dev/shm whose key "
               "begins with PREFIX, which whoever may use this server can then have read and written. Repeatable, up to 8; the "
               "variable takes a comma-separated list." },
+    { "allow-cuda-shm", "ATTND_ALLOW_CUDA_SHM", TYPE_SWITCH, NULL, AT(allow_cuda_shm), 0, .shown = "off",
+      .help = "Let clients keep tensors in GPU memory of their own that they share by a handle (Triton's extension for CUDA): the "
+              "server's kernels read and write it in place. For clients that are trusted: a handle opens whatever the driver lets "
+              "this process open." },
     { "supervise", "ATTND_SUPERVISE", TYPE_SWITCH, NULL, AT(supervise), 0, .shown = "off",
       .help = "Keep the listening sockets in a parent process that starts a new server when one dies." },
     { "log-format", "ATTND_LOG_FORMAT", TYPE_CHOICE, "text|json", AT(log_format), .word = "text", .words = "text|json",
@@ -630,7 +634,7 @@ static enum config_result settle(struct reading *r)
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
         const rlim_t spare = CONFIG_SPARE_FILES + (c->metrics_listen != NULL ? CONFIG_METRICS_CONNECTIONS : 0) +
-                             (c->allow_shm_count > 0 ? REGIONS_MAX_COUNT : 0);
+                             (config_shares_memory(c) ? REGIONS_MAX_COUNT : 0);
         const rlim_t wanted = (rlim_t)c->max_connections + spare;
         if (files.rlim_cur < wanted) {
             files.rlim_cur = files.rlim_max < wanted ? files.rlim_max : wanted;

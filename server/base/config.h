@@ -31,11 +31,18 @@ struct config {
     const char *token_file, *tls_cert, *tls_key, *cors_origin; /* NULL: off */
     int token_share;                                           /* percent */
     const char *allow_shm[CONFIG_MAX_SHM]; /* how keys of shared memory may begin; a '/' before it means nothing */
-    int allow_shm_count;                   /* 0: there is no shared memory */
+    int allow_shm_count;                   /* 0: there is none of the system */
+    bool allow_cuda_shm;
     bool supervise;
     const char *log_format; /* "text" or "json" */
     const char *log_level;  /* "debug" "info" "warn" "error" */
 };
+
+/* May clients register any regions? */
+static inline bool config_shares_memory(const struct config *config)
+{
+    return config->allow_shm_count > 0 || config->allow_cuda_shm;
+}
 
 /* What a key of shared memory may hold: it is the name of a file. */
 #define CONFIG_SHM_CHARACTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"

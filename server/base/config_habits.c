@@ -40,6 +40,7 @@ const struct config_habit config_habits[] = {
     { "token api-key auth", "token-file", "FILE", NULL },
     { "cors allow-origin allowed-origins cors-allow-origin", "cors-origin", "ORIGIN", NULL },
     { "allow-client-shm client-shm shm shared-memory shm-prefix", "allow-shm", "PREFIX", NULL },
+    { "cuda-shm cuda-shared-memory allow-client-cuda-shm cuda-ipc", "allow-cuda-shm", "", NULL },
     { "restart", "supervise", "", NULL },
     { "config c config-file", NULL, NULL, "there is no file of options: give flags, or ATTND_ variables" },
     { "daemon daemonize", NULL, NULL,

@@ -8,7 +8,7 @@
  * Invariants
  * 1. No more batches are with a device than it has streams, and two at least: one waits, so that the device is
  * never idle between two.
- * 2. Of a device only `lock`, `due_ns`, `requests` and `usable` are shared by threads; the rest is the loop's or the
+ * 2. Of a device only `lock`, `due_ns`, `requests`, `usable` and `lost` are shared by threads; the rest is the loop's or the
  * device's thread's, as internal.h says. */
 #include "server/device/internal.h"
 
@@ -277,6 +277,26 @@ void devices_describe(struct devices *devices, struct device_state *states)
     }
 }
 
+attn_device *devices_of_index(const struct devices *devices, int64_t index, int *number)
+{
+    for (int i = 0; i < devices->count; i++) {
+        if (devices->device[i]->info.index != index) continue;
+        *number = i;
+        return devices->device[i]->handle;
+    }
+    return NULL;
+}
+
+bool devices_is_usable(const struct devices *devices, int number)
+{
+    return atomic_load(&devices->device[number]->usable);
+}
+
+void devices_note_lost(struct devices *devices, int number)
+{
+    atomic_store(&devices->device[number]->lost, true);
+}
+
 /* The sums of one job's problems, over the fastest device. Scores that FlashMask hides may be skipped, so they are not
  * counted; to see which, its rows are read, which is only worth it where the answer matters. */
 double devices_least_seconds(const struct devices *devices, const struct job *job)
@@ -380,12 +400,14 @@ bool device_disable(struct device *device)
     return true;
 }
 
-struct device *devices_overdue(const struct devices *devices)
+struct device *devices_to_disable(const struct devices *devices, bool *overdue)
 {
     const int64_t now_ns = clock_ns();
-    for (int i = 0; i < devices->count; i++)
-        if (!devices->device[i]->disabled && atomic_load(&devices->device[i]->due_ns) < now_ns)
-            return devices->device[i];
+    for (int i = 0; i < devices->count; i++) {
+        struct device *const device = devices->device[i];
+        *overdue = atomic_load(&device->due_ns) < now_ns;
+        if (!device->disabled && (*overdue || atomic_load(&device->lost))) return device;
+    }
     return NULL;
 }
 

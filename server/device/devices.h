@@ -14,7 +14,7 @@
  *   a sticky error               all batches of the device come back with DEVICE_LOST; the loop disables it
  *   nobody waits for it          the loop cancels it: the CPU gives it up between two tiles, a GPU between two launches, and its
  *                                jobs come back with CANCELLED
- *   it never finishes            devices_overdue() finds it; the loop disables it and answers what it runs without waiting.
+ *   it never finishes            devices_to_disable() finds it; the loop disables it and answers what it runs without waiting.
  * The batches may come back later or never: their memory stays theirs, for the device may still write
  *
  * A disabled device stays so until another process opens it. The server goes on with the others; without any it
@@ -83,6 +83,13 @@ struct device_state {
 };
 void devices_describe(struct devices *devices, struct device_state *states); /* devices_count() of them; any thread */
 
+/* The device that the backend counts as `index` (2 of "cuda:2"), to import memory on; *number is its number here. NULL: this server
+ * does not have it. Any thread. */
+attn_device *devices_of_index(const struct devices *devices, int64_t index, int *number);
+bool devices_is_usable(const struct devices *devices, int number); /* it has not failed; any thread */
+/* A call on its handle said DEVICE_LOST. The loop hears of it by devices_to_disable(). Any thread. */
+void devices_note_lost(struct devices *devices, int number);
+
 /* ---- The HTTP threads' side -------------------------------------------------------------------------------------- */
 
 /* Computes a small job in the calling thread: on this machine's own processor, where its tensors are in this core's cache and
@@ -121,8 +128,9 @@ const char *device_name(const struct device *device);
 bool device_disable(struct device *device);
 
 /* A device that is not done with a batch though the time it may take has passed (--watchdog-ms, and what its size
- * explains); NULL: none. It is as good as lost. Devices that compute on this machine's own cores are not watched. */
-struct device *devices_overdue(const struct devices *devices);
+ * explains), or of which somebody has noted that it is lost; NULL: none. *overdue says which: it is as good as lost. Devices that
+ * compute on this machine's own cores are not watched. */
+struct device *devices_to_disable(const struct devices *devices, bool *overdue);
 /* The batches that are with a device, linked by `next`. */
 struct batch *device_batches(const struct device *device);
 

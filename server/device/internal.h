@@ -70,6 +70,7 @@ struct device {
     _Atomic int requests; /* for /v1/info */
     _Atomic int inline_requests; /* of them, those of inline slots */
     _Atomic bool usable;
+    _Atomic bool lost; /* noted by a thread that is not its own */
 };
 
 /* A way of its own through a device for one thread at a time. */

@@ -2,7 +2,8 @@
  *
  * A unified device (the CPU) computes in the staging memory itself: nothing is copied. For a device with memory of its
  * own, each region of a job (its inputs, the contexts it uses, its outputs) is mirrored by one block of device memory,
- * copied in one piece, and the tensors' pointers are moved from the region to the mirror. */
+ * copied in one piece, and the tensors' pointers are moved from the region to the mirror. Tensors that lie in a client's regions of
+ * the device's own memory (work/regions.h) have no mirror: their pointers are right already. */
 #include "server/device/internal.h"
 
 #include <stdlib.h>
@@ -44,7 +45,7 @@ void *device_address(const struct slot *slot, void *address)
         if ((char *)address >= m->host.memory && (char *)address < m->host.memory + m->host.bytes)
             return m->device + ((char *)address - m->host.memory);
     }
-    return address; /* of tensors without elements, and of what is on the device already: pages of caches */
+    return address; /* of tensors without elements, and of what is on the device already: pages of caches, clients' memory */
 }
 
 attn_status device_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err)

@@ -2,7 +2,7 @@
  * done to the loop.
  *
  * Invariants
- * 1. attn_device and its streams are used by this thread alone, but for descriptions and plans.
+ * 1. attn_device and its streams are used by this thread alone, but for descriptions, plans and memory of other processes.
  * 2. A batch that was submitted comes back exactly once, whatever happens; each of its jobs then has ran == true,
  * or an error.
  * 3. While the thread is in a call that may never return, due_ns says until when it may be: the loop watches. */

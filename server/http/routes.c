@@ -130,7 +130,7 @@ static void answer_json(struct answer *answer, char *body)
 
 static void answer_kserve_server(struct request *request, struct answer *answer)
 {
-    answer_json(answer, kserve_server(request->server->regions != NULL, &answer->length));
+    answer_json(answer, kserve_server(request->server->config, &answer->length));
 }
 
 static void answer_kserve_models(struct request *request, struct answer *answer)
@@ -279,16 +279,22 @@ const char *routes_media(const struct route *route, char *text, size_t capacity)
                .answer = "Never", .media = "application/json", .schema = TEXT } }
 /* Triton's shared memory, of the system and of GPUs. */
 #define REGION { "region", "Its name.", "q" }
-#define REGIONS_ROW(method_, path_, handler, title, says, what, media_, schema_, errors_, ...) \
-    { ROUTE_##method_, path_, "kserve", PORT_MAIN, .token = PORT_MAIN, .shared = true, .answer = handler, \
+#define REGIONS_ROW(shm_, method_, path_, handler, title, says, what, media_, schema_, errors_, ...) \
+    { ROUTE_##method_, path_, "kserve", PORT_MAIN, .token = PORT_MAIN, .shm = ROUTE_ALLOW_##shm_, .answer = handler, \
       .doc = { "kserve", title, says, .answer = what, .media = media_, .schema = schema_, .parameters = { __VA_ARGS__ }, \
                .errors = ROUTE_ERROR(NOT_IMPLEMENTED) | (errors_) } }
-#define REGIONS_STATUS(path_, handler, ...) \
-    REGIONS_ROW(GET, path_, handler, "Triton: regions of shared memory", "Those that this token has registered.", "The regions", \
-                "application/json", SCHEMA("Regions"), ROUTE_ERROR(NOT_FOUND), __VA_ARGS__)
-#define REGIONS_UNREGISTER(path_, handler, ...) \
-    REGIONS_ROW(POST, path_, handler, "Triton: unregister shared memory", "Requests that use it go on. A region that is not there is fine.", \
+#define REGIONS_STATUS(shm_, path_, handler, schema_, ...) \
+    REGIONS_ROW(shm_, GET, path_, handler, "Triton: regions of shared memory", "Those that this token has registered.", "The regions", \
+                "application/json", SCHEMA(schema_), ROUTE_ERROR(NOT_FOUND), __VA_ARGS__)
+#define REGIONS_UNREGISTER(shm_, path_, handler, ...) \
+    REGIONS_ROW(shm_, POST, path_, handler, "Triton: unregister shared memory", "Requests that use it go on. A region that is not there is fine.", \
                 "There is no such region any more", NULL, NULL, ROUTE_ERROR(NOT_FOUND), __VA_ARGS__)
+#define REGIONS_REGISTER(shm_, path_, handler, title, body_, errors_) \
+    { ROUTE_POST, path_, "kserve", PORT_MAIN, .token = PORT_MAIN, .shm = ROUTE_ALLOW_##shm_, .keeps_body = true, .answer = handler, \
+      .doc = { "kserve", title, "Tensors of later requests of the same token may lie there: inputs and outputs with shared_memory_region " \
+               "among their parameters.", .body = body_, .parameters = { REGION }, .answer = "The region is there", \
+               .errors = ROUTE_ERROR(NOT_IMPLEMENTED) | ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(CONFLICT) | ROUTE_ERROR(QUOTA) | \
+                         ROUTE_ERROR(UNAVAILABLE) | ROUTE_ERROR(STORAGE_FULL) | (errors_) } }
 #define NONE { NULL, NULL, NULL }
 #define NO_SETTINGS(at, ...) \
     NOT_OFFERED(GET, at, answer_no_settings, __VA_ARGS__), NOT_OFFERED(POST, at, answer_no_settings, __VA_ARGS__)
@@ -397,21 +403,18 @@ static const struct route routes[] = {
     OF_MODEL("kserve", "/stats", answer_kserve_stats, "KServe: its statistics", "Its statistics.", "Statistics"),
     INFER("/v2/models/{model}/infer", MODEL),
     INFER("/v2/models/{model}/versions/{version}/infer", MODEL, VERSION),
-    REGIONS_STATUS("/v2/systemsharedmemory/status", shared_memory_status, NONE),
-    REGIONS_STATUS("/v2/systemsharedmemory/region/{region}/status", shared_memory_status, REGION),
-    { ROUTE_POST, "/v2/systemsharedmemory/region/{region}/register", "kserve", PORT_MAIN, .token = PORT_MAIN, .shared = true,
-      .keeps_body = true, .answer = shared_memory_register,
-      .doc = { "kserve", "Triton: register shared memory", "Tensors of later requests of the same token may lie there: inputs and outputs with "
-               "shared_memory_region among their parameters.", .body = "RegionRegister", .parameters = { REGION }, .answer = "The region is there",
-               .errors = ROUTE_ERROR(NOT_IMPLEMENTED) | ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(CONFLICT) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(UNAVAILABLE) |
-                         ROUTE_ERROR(STORAGE_FULL) } },
-    REGIONS_UNREGISTER("/v2/systemsharedmemory/region/{region}/unregister", shared_memory_unregister, REGION),
-    REGIONS_UNREGISTER("/v2/systemsharedmemory/unregister", shared_memory_unregister, NONE),
-    NOT_OFFERED(GET, "/v2/cudasharedmemory/status", shared_memory_cuda_status, NONE),
-    NOT_OFFERED(GET, "/v2/cudasharedmemory/region/{region}/status", shared_memory_cuda_status, REGION),
-    NOT_OFFERED(POST, "/v2/cudasharedmemory/region/{region}/register", shared_memory_cuda_register, REGION),
-    NOT_OFFERED(POST, "/v2/cudasharedmemory/region/{region}/unregister", shared_memory_cuda_unregister, REGION),
-    NOT_OFFERED(POST, "/v2/cudasharedmemory/unregister", shared_memory_cuda_unregister, NONE),
+    REGIONS_STATUS(SHM, "/v2/systemsharedmemory/status", shared_memory_status, "Regions", NONE),
+    REGIONS_STATUS(SHM, "/v2/systemsharedmemory/region/{region}/status", shared_memory_status, "Regions", REGION),
+    REGIONS_REGISTER(SHM, "/v2/systemsharedmemory/region/{region}/register", shared_memory_register, "Triton: register shared memory",
+                     "RegionRegister", 0),
+    REGIONS_UNREGISTER(SHM, "/v2/systemsharedmemory/region/{region}/unregister", shared_memory_unregister, REGION),
+    REGIONS_UNREGISTER(SHM, "/v2/systemsharedmemory/unregister", shared_memory_unregister, NONE),
+    REGIONS_STATUS(CUDA_SHM, "/v2/cudasharedmemory/status", shared_memory_cuda_status, "CudaRegions", NONE),
+    REGIONS_STATUS(CUDA_SHM, "/v2/cudasharedmemory/region/{region}/status", shared_memory_cuda_status, "CudaRegions", REGION),
+    REGIONS_REGISTER(CUDA_SHM, "/v2/cudasharedmemory/region/{region}/register", shared_memory_cuda_register, "Triton: register memory of a GPU",
+                     "CudaRegionRegister", ROUTE_ERROR(OUT_OF_MEMORY)),
+    REGIONS_UNREGISTER(CUDA_SHM, "/v2/cudasharedmemory/region/{region}/unregister", shared_memory_cuda_unregister, REGION),
+    REGIONS_UNREGISTER(CUDA_SHM, "/v2/cudasharedmemory/unregister", shared_memory_cuda_unregister, NONE),
     NOT_OFFERED(POST, "/v2/repository/models/{model}/load", answer_no_loading, MODEL),
     NOT_OFFERED(POST, "/v2/repository/models/{model}/unload", answer_no_loading, MODEL),
     NO_SETTINGS("/v2/trace/setting", { NULL, NULL, NULL }),

@@ -28,7 +28,7 @@ bool check_shared(struct request *request)
 {
     const struct server *server = request->server;
     const uint64_t limit = (uint64_t)server->config->max_body_bytes;
-    const proto_shared *list;
+    proto_shared *list;
     int count;
     attn_error err = { 0 };
     attn_status status = proto_decoder_shared(request->decoder, &list, &count, &err);
@@ -48,6 +48,8 @@ bool check_shared(struct request *request)
                            "--max-body-bytes)",
                            (unsigned long long)request->shared->input_bytes + request->decoded_bytes,
                            (unsigned long long)limit);
+    if (status == ATTN_OK && request->shared->home >= 0 && !devices_is_usable(server->devices, request->shared->home))
+        status = attn_fail(&err, ATTN_DEVICE_LOST, NULL, "the GPU in whose memory the tensors are has failed");
     if (status != ATTN_OK) request_fail_status(request, &err);
     return status == ATTN_OK;
 }
@@ -71,24 +73,26 @@ static void lease_at_once(struct request *request)
 
 static bool is_within(const struct staging_block *block, const struct region_use *use)
 {
-    if (use->output || use->bytes == 0) return true;
+    if (use->output || use->in_place || use->bytes == 0) return true;
     const uintptr_t at = (uintptr_t)use->memory, from = (uintptr_t)block->memory;
     return at >= from && at - from <= block->bytes && (uint64_t)use->bytes <= block->bytes - (at - from);
 }
 
-/* Inputs come from shared memory into staging memory: a copy that the client cannot change is what is checked. */
+/* Inputs come from shared memory into staging memory: a copy that the client cannot change is what is checked. Those in a GPU's
+ * memory stay there. */
 static attn_status read_shared(struct request *request, int64_t until_ns, bool *done, attn_error *err)
 {
     struct region_uses *const uses = request->shared;
     *done = true;
     if (uses == NULL) return ATTN_OK;
     if (!uses->placed) {
-        const proto_shared *list;
+        proto_shared *list;
         int count;
         if (request->block) staging_arrived(request->server->staging, request->block);
         lease_at_once(request);
-        attn_status status = proto_decoder_shared_room(request->decoder, err);
-        if (status == ATTN_OK) status = proto_decoder_shared(request->decoder, &list, &count, err);
+        attn_status status = proto_decoder_shared(request->decoder, &list, &count, err);
+        for (int i = 0; status == ATTN_OK && i < count; i++) list[i].device = uses->list[i].in_place;
+        if (status == ATTN_OK) status = proto_decoder_shared_room(request->decoder, err);
         if (status != ATTN_OK) return status;
         region_uses_place(uses, list);
         for (int i = 0; i < uses->count; i++) assert(is_within(request->block, &uses->list[i]));
@@ -148,11 +152,10 @@ static attn_status make_job(struct request *request, struct check_result *result
     region_uses_drop_inputs(&request->shared);
     request->job->shared = request->shared;
     request->shared = NULL; /* and so is this */
+    if (request->job->shared) request->job->home = request->job->shared->home;
     result->deadline_ns = check_deadline(request, call);
     status = prepare_job(request->job, devices_any(server->devices), devices_largest(server->devices), err);
     if (status != ATTN_OK) proto_call_locate(call, err);
-    if (status == ATTN_OK && request->job->shared)
-        status = region_uses_bind(request->job->shared, &call->items[0].problem, err);
     return status;
 }
 

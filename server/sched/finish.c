@@ -11,7 +11,7 @@
 
 bool finish_is_wanted(const struct job *job)
 {
-    return job->wants_verify || job->wants_measure || job->shared;
+    return job->wants_verify || job->wants_measure || (job->shared && job->shared->writes);
 }
 
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),

@@ -144,20 +144,50 @@ static void hand_back(struct loop *loop, struct request *request)
     loop->front.resume(request);
 }
 
+/* Kernels read and write the memory of its client, in a GPU, so he gets no answer before they are done. */
+static bool is_used_in_place(const struct job *job)
+{
+    return job->shared && job->shared->home >= 0;
+}
+
+/* Nobody wants the result of a request that is held while its batch runs. */
+static void give_up(struct request *request)
+{
+    struct job *job = request->job;
+    assert(request->held && job->batch && job->batch->waiting > 0);
+    if (job->given_up) return;
+    job->given_up = true;
+    if (--job->batch->waiting == 0) attn_cancel(&job->batch->cancel);
+}
+
+/* The same of one that is not handed back yet: soon over, on_checked(), on_finished() or batch_done() does it. */
+static void end_held(struct request *request)
+{
+    if (request->state == REQUEST_FINISHING) request->job->finishing->cancelled = true;
+    if (request->state == REQUEST_RUNNING) give_up(request);
+}
+
+/* The device does not answer any more, or the server ends: no end of the batch is waited for. */
+static void let_go_of_device(struct request *request)
+{
+    if (request->state == REQUEST_RUNNING) request->held = false;
+}
+
 /* Takes a waiting request away from its job, wherever that is. The job's memory is free at once if it was queued; if it
  * runs, when it comes back. */
 static void detach(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     assert(job->request == request);
-    assert(job->batch == NULL || (request->state == REQUEST_RUNNING && job->batch->waiting > 0));
+    assert(job->batch == NULL || (request->state == REQUEST_RUNNING && (job->given_up || job->batch->waiting > 0)));
     if (request->state == REQUEST_QUEUED) {
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = loop->steps_changed = true;
         step_end(job, false); /* of one that runs: when the device is done */
     }
     prepare_finish_contexts(job, false); /* a device may still read what it uses: it is only read, and stays leased */
-    if (job->batch && --job->batch->waiting == 0) attn_cancel(&job->batch->cancel); /* it would compute for nobody */
+    if (job->batch && !job->given_up && --job->batch->waiting == 0)
+        attn_cancel(&job->batch->cancel); /* it would compute for nobody */
     job->batch = NULL;
     if (job->finishing) job->finishing->cancelled = true;
     job->request = NULL;
@@ -168,8 +198,8 @@ static void detach(struct loop *loop, struct request *request)
 static void cancel(struct loop *loop, struct request *request, proto_error error, const char *reason)
 {
     request_fail(request, error, NULL, "%s", reason);
-    if (request->held) { /* soon over: on_checked() or on_finished() hands it back */
-        if (request->state == REQUEST_FINISHING) request->job->finishing->cancelled = true;
+    if (request->held) {
+        end_held(request);
         deadlines_remove(&loop->deadlines, &request->deadline);
         return;
     }
@@ -187,7 +217,7 @@ static void on_hangup(uv_poll_t *poll, int status, int events)
     metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     request->gone = true;
     if (request->held) {
-        if (request->state == REQUEST_FINISHING) request->job->finishing->cancelled = true;
+        end_held(request);
         watch_stop(request);
         return;
     }
@@ -325,6 +355,7 @@ static void dispatch(struct loop *loop)
                 continue;
             }
             request_move(request, REQUEST_RUNNING);
+            request->held = is_used_in_place(job);
             batch->jobs[i] = job_hold(job);
             batch->flops += job->flops;
             batch->waiting++;
@@ -409,7 +440,7 @@ static void finish(struct loop *loop, struct job *job)
     }
     request_move(job->request, REQUEST_FINISHING);
     /* Once it is answered its shared memory is the client's alone. */
-    job->request->held = job->shared != NULL;
+    job->request->held = job->shared && job->shared->writes;
     loop->finishing++;
     finish_start(job->finishing, &loop->uv);
 }
@@ -422,6 +453,12 @@ static void device_failed(struct loop *loop, struct device *device, const char *
 {
     if (!device_disable(device)) return;
     log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), text);
+    /* What only that device can compute does not wait for its deadline. */
+    for (struct request *request = loop->oldest, *next; request; request = next) {
+        next = request->next;
+        if (request->state == REQUEST_QUEUED && request->job->home == device_number(device))
+            cancel(loop, request, PROTO_E_UNAVAILABLE, text);
+    }
     if (devices_usable(loop->server->devices) || loop->stage == STOPPING) return;
     atomic_store(&loop->server->phase, SERVER_FAILED);
     loop->exit_status = 70;
@@ -438,14 +475,19 @@ static void end_if_failed(struct loop *loop)
 static void look_at_devices(struct loop *loop)
 {
     struct device *device;
-    while ((device = devices_overdue(loop->server->devices)) != NULL) {
+    bool overdue;
+    while ((device = devices_to_disable(loop->server->devices, &overdue)) != NULL) {
         char text[128];
-        snprintf(text, sizeof text, "%.40s did not finish in the time it may take", device_name(device));
+        snprintf(text, sizeof text, overdue ? "%.40s did not finish in the time it may take" : "%.40s was lost",
+                 device_name(device));
         device_failed(loop, device, text);
-        metrics_add(METRIC_DEVICE_ERRORS, device_name(device), "OVERDUE", 1);
+        metrics_add(METRIC_DEVICE_ERRORS, device_name(device), overdue ? "OVERDUE" : "DEVICE_LOST", 1);
         for (struct batch *batch = device_batches(device); batch; batch = batch->next)
             for (int i = 0; i < batch->count; i++)
-                if (batch->jobs[i]->request) cancel(loop, batch->jobs[i]->request, PROTO_E_UNAVAILABLE, text);
+                if (batch->jobs[i]->request) {
+                    let_go_of_device(batch->jobs[i]->request);
+                    cancel(loop, batch->jobs[i]->request, PROTO_E_UNAVAILABLE, text);
+                }
         loop->queue_changed = true;
     }
     end_if_failed(loop);
@@ -468,21 +510,23 @@ static void batch_done(struct loop *loop, struct batch *batch)
         struct job *job = batch->jobs[i];
         struct request *request = job->request;
         assert(job->batch == (request ? batch : NULL)); /* whoever stopped waiting for it took it out */
-        waiting += request != NULL;
+        const bool waited = request != NULL && !job->given_up;
+        waiting += waited;
         job->batch = NULL;
-        step_end(job, job->ran && request != NULL); /* whoever was told otherwise finds his caches as they were */
+        step_end(job, job->ran && waited); /* whoever was told otherwise finds his caches as they were */
         loop->steps_changed |= job->step != NULL;
         /* The batch's reference goes first: whoever answers may then see that the job is all his, and reuse its
          * memory. The request has its own. */
         job_release(job);
         if (request != NULL) {
+            request->held = false;
             if (!job->ran) {
                 request_fail_in_job(request, &job->error);
                 prepare_finish_contexts(job, false);
                 hand_back(loop, request);
             } else {
                 batch_note_times(batch, job);
-                if (finish_is_wanted(job)) finish(loop, job);
+                if (waited && finish_is_wanted(job)) finish(loop, job);
                 else finish_request(loop, job);
             }
         }
@@ -575,6 +619,7 @@ static bool take_late(struct loop *loop, struct request *request)
     batch->flops = job->flops;
     batch->count = batch->waiting = 1;
     job->batch = batch;
+    request->held = is_used_in_place(job);
     mark_batch(batch);
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     devices_submit_late(loop->server->devices, batch);
@@ -593,6 +638,7 @@ static void request_arrived(struct loop *loop, struct request *request)
         if (!take_late(loop, request)) return;
     } else enqueue(loop, request->job);
     if (loop->stage == STOPPING) {
+        let_go_of_device(request);
         cancel(loop, request, PROTO_E_DRAINING, "the server is stopping");
         return;
     }
@@ -658,6 +704,7 @@ static void cancel_waiting(struct loop *loop)
     int cut = 0;
     for (struct request *request = loop->oldest, *next; request; request = next, cut++) {
         next = request->next;
+        let_go_of_device(request);
         if (loop->exit_status != 0) cancel(loop, request, PROTO_E_UNAVAILABLE, "no device is usable");
         else cancel(loop, request, PROTO_E_DRAINING, "the server is stopping");
     }

@@ -55,7 +55,8 @@ struct job {
     struct contexts *contexts;
     struct caller *caller; /* on whose account it runs: a reference */
     struct job **saved;    /* per item: the job whose context it uses (a reference is held), or NULL; NULL: none does */
-    struct region_uses *shared; /* outputs that go into shared memory; NULL: none do, or they are there */
+    struct region_uses
+        *shared; /* outputs that go into shared memory, and all that is in a GPU's; NULL: none do, or they are there */
     bool wants_verify, wants_save;
     bool wants_measure;  /* so many numbers are written as text that their length is found out beforehand, in pieces */
     bool holds_contexts; /* taken or reserved: somebody must still call prepare_finish_contexts() */
@@ -73,7 +74,8 @@ struct job {
     struct batch *batch;         /* that it runs in; NULL: none */
     struct job *next, *previous; /* in the queue */
     int64_t queued_ns;
-    bool waits; /* its step cannot begin yet: it may not leave the queue */
+    bool waits;               /* its step cannot begin yet: it may not leave the queue */
+    bool given_up;            /* its request, which is held, waits for nothing but the end of its batch */
     struct inline_slot *late; /* an HTTP thread put it on a device, where it still runs: see devices_run_here() */
 
     int batch_jobs; /* of the batch in which it runs; 0: alone, on an HTTP thread */

@@ -7,7 +7,7 @@
  *            0                                 inputs_used         bytes
  *   spare:   | out | lse | ... when they do not fit behind the inputs
  *
- * Every tensor starts on a 64-byte boundary. All outputs lie in one piece, so that a device with memory of its own
+ * Outputs in a client's region of a GPU's memory have their place there. Every tensor here starts on a 64-byte boundary. All outputs lie in one piece, so that a device with memory of its own
  * copies them back in one piece; the same holds for the inputs. */
 #include "server/work/prepare.h"
 
@@ -20,10 +20,11 @@
 #include "server/base/limits.h"
 #include "server/work/caches.h"
 #include "server/work/contexts.h"
+#include "server/work/regions.h"
 #include "server/work/steps.h"
 #include "server/work/verify.h"
 
-enum { ALIGNMENT = 64 };
+enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* of attn_move */ };
 
 void prepare_finish_contexts(struct job *job, bool ran)
 {
@@ -101,13 +102,41 @@ static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
     return status;
 }
 
-/* Adds what the outputs of an item need, each rounded up to the alignment. */
-static attn_status count_outputs(const proto_item *item, size_t *bytes, attn_error *err)
+/* What a request has in clients' regions, now that its shapes are known: of a body with one problem. What lies in a GPU's memory is
+ * the client's again when the request is over, and no processor can read it. */
+static attn_status bind_regions(struct job *job, proto_item *item, attn_error *err)
+{
+    struct region_uses *const uses = job->shared;
+    if (uses == NULL) return ATTN_OK;
+    if (uses->home >= 0 && item->save)
+        return attn_fail(
+            err, ATTN_INVALID, "/save",
+            "save: cannot be true where tensors are in the memory of a GPU, for that is the client's again "
+            "after the request; send them in the body or in system shared memory");
+    if (uses->home >= 0 && item->verify_rows != 0)
+        return attn_fail(
+            err, ATTN_INVALID, "/verify",
+            "verify: cannot be asked for where tensors are in the memory of a GPU, which only that can read; "
+            "send them in the body or in system shared memory");
+    if (uses->home >= 0 && uses->home != job->home)
+        return attn_fail(err, ATTN_INVALID, NULL,
+                         "the caches are in the memory of another device than the regions of shared memory");
+    return region_uses_bind(uses, &item->problem, job->step ? MOVE_ALIGNMENT : 1, err);
+}
+
+/* Those that have their place in a client's memory. */
+static uint64_t in_place(const struct job *job)
+{
+    return job->shared ? job->shared->in_place : 0;
+}
+
+/* Adds what the outputs of an item need, each rounded up to the alignment, but for those of `elsewhere`. */
+static attn_status count_outputs(const proto_item *item, uint64_t elsewhere, size_t *bytes, attn_error *err)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         const attn_tensor *t = &item->problem.tensor[id];
         int64_t size;
-        if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0) continue;
+        if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0 || (elsewhere >> id & 1)) continue;
         if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &size) ||
             __builtin_add_overflow(*bytes, (size_t)size, bytes) ||
             __builtin_add_overflow(*bytes, (size_t)ALIGNMENT - 1, bytes))
@@ -129,12 +158,12 @@ static int64_t count_numbers(const proto_item *item)
     return sum;
 }
 
-static void place_outputs(proto_item *item, char **at)
+static void place_outputs(proto_item *item, uint64_t elsewhere, char **at)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         attn_tensor *t = &item->problem.tensor[id];
         int64_t size;
-        if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0) continue;
+        if (!is_output((attn_tensor_id)id, item->problem.op) || t->rank == 0 || (elsewhere >> id & 1)) continue;
         t->data = *at;
         if (attn_shape_bytes(t->dtype, t->rank, t->shape, &size))
             *at += ((size_t)size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -207,11 +236,12 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         attn_error *error = &item->error;
         if (error->status == ATTN_OK && item->context[0]) resolve_context(job, i, error);
         if (error->status == ATTN_OK && step_is_of(call->op)) error->status = step_prepare(job, error);
+        if (error->status == ATTN_OK) bind_regions(job, item, error);
         attn_plan plan; /* that there is one: the device that will run it makes its own */
         if (job_problem(job, i)) attn_plan_make(device, &item->problem, &plan, error);
         if (error->status == ATTN_OK && item->save) complete_saved_outputs(item, error);
         if (error->status == ATTN_OK && item->verify_rows != 0) verify_check(item, &verify_left, error);
-        if (error->status == ATTN_OK) count_outputs(item, &bytes, error);
+        if (error->status == ATTN_OK) count_outputs(item, in_place(job), &bytes, error);
         if (error->status != ATTN_OK) {
             give_context_back(job, i);
             if (!call->envelope) {
@@ -241,8 +271,11 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
     }
     job->outputs = (struct job_region){ at, bytes };
     for (int i = 0; i < call->count; i++)
-        if (call->items[i].error.status == ATTN_OK) place_outputs(&call->items[i], &at);
+        if (call->items[i].error.status == ATTN_OK) place_outputs(&call->items[i], in_place(job), &at);
     assert(bytes == 0 || at == job->outputs.memory + bytes);
+    if (job->shared && call->items[0].error.status == ATTN_OK &&
+        (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* it was not the first time */
+        return status;
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
     job->wide = job->step && !largest->unified;
     job->kind = kind_of(job);

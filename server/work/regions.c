@@ -1,4 +1,5 @@
-/* regions.c: see regions.h. One lock for the table and the references; what is read and written needs none.
+/* regions.c: see regions.h. One lock for the table and the references; what is read and written needs none. Inputs come before
+ * outputs in a list of uses.
  *
  * Which objects are taken: a key is a name of one object of /dev/shm, so it has no '/'. It begins with a prefix of the operator's,
  * who says so which objects are meant for clients. The object must be a regular file with no second name (a link to somebody
@@ -27,12 +28,21 @@ struct region {
     int references; /* under the table's lock */
     struct regions *regions;
     struct caller *caller; /* a reference */
-    char name[PROTO_REGION_BYTES], key[PROTO_REGION_BYTES];
-    int fd;
-    int64_t offset, bytes; /* of the object */
-    dev_t device;
+    char name[PROTO_REGION_BYTES];
+    int64_t offset, bytes; /* of the object; offset is 0 in a GPU's memory */
+    struct region *next;   /* of those that are to be closed */
+
+    /* SYSTEM */
+    char key[PROTO_REGION_BYTES];
+    int fd; /* -1: none */
+    dev_t filesystem;
     ino_t inode;
-    struct region *next; /* of those that are to be closed */
+
+    /* CUDA */
+    attn_device *device;
+    int number; /* of the device: the server's, */
+    int64_t id; /* and the client's */
+    char *memory;
 };
 
 struct regions {
@@ -91,6 +101,7 @@ static void *closer(void *context)
         regions->gone = region->next;
         pthread_mutex_unlock(&regions->lock);
         if (region->fd >= 0) close(region->fd);
+        if (region->device) attn_device_release_import(region->device, region->memory);
         caller_release(region->caller);
         free(region);
         pthread_mutex_lock(&regions->lock);
@@ -240,13 +251,19 @@ static int find(const struct regions *regions, const struct caller *caller, cons
     return -1;
 }
 
+static bool is_same_object(const struct region *a, const struct region *b)
+{
+    if (a->kind != b->kind) return false;
+    if (a->kind == REGION_SYSTEM) return a->inode == b->inode && a->filesystem == b->filesystem;
+    return a->device == b->device && a->memory == b->memory; /* what is opened twice is at one address */
+}
+
 /* With the lock held: does another caller have the same object? */
 static bool is_anothers(const struct regions *regions, const struct region *region)
 {
     for (int i = 0; i < regions->count; i++) {
         const struct region *const other = regions->table[i].region;
-        if (other->inode == region->inode && other->device == region->device && other->caller != region->caller)
-            return true;
+        if (other->caller != region->caller && is_same_object(other, region)) return true;
     }
     return false;
 }
@@ -261,7 +278,9 @@ static proto_error check_room(const struct regions *regions, const struct region
         return PROTO_E_CONFLICT;
     }
     if (is_anothers(regions, region)) {
-        attn_fail(why, ATTN_INVALID, "/key", "key: '%s' is registered by another token", region->key);
+        if (region->kind == REGION_SYSTEM)
+            attn_fail(why, ATTN_INVALID, "/key", "key: '%s' is registered by another token", region->key);
+        else attn_fail(why, ATTN_INVALID, "/raw_handle", "raw_handle: is registered by another token");
         return PROTO_E_CONFLICT;
     }
     if (region->bytes > most_bytes) {
@@ -298,6 +317,39 @@ static proto_error add(struct regions *regions, struct region *region, attn_erro
     return error;
 }
 
+/* Ours, of which the table has none yet; NULL: because of *error. */
+static struct region *region_new(struct regions *regions, enum region_kind kind, struct caller *caller,
+                                 const char *name, int64_t bytes, proto_error *error, attn_error *why)
+{
+    struct region *const region = calloc(1, sizeof *region);
+    *error = PROTO_E_INVALID_REQUEST;
+    if (region == NULL || strlen(name) >= sizeof region->name) {
+        *error = region ? PROTO_E_INVALID_REQUEST : PROTO_E_OUT_OF_MEMORY;
+        attn_fail(why, ATTN_NO_MEMORY, NULL, region ? "the name of the region is too long" : "no memory for a region");
+        free(region);
+        return NULL;
+    }
+    region->kind = kind;
+    region->references = 1;
+    region->regions = regions;
+    region->caller = caller_hold(caller);
+    region->bytes = bytes;
+    region->fd = -1;
+    strcpy(region->name, name);
+    return region;
+}
+
+/* The table takes it, where there was no error so far. Ours is given back. */
+static bool settle(struct region *region, proto_error *error, attn_error *why)
+{
+    struct regions *const regions = region->regions;
+    pthread_mutex_lock(&regions->lock);
+    if (*error == PROTO_ERROR_COUNT) *error = add(regions, region, why);
+    let_go(region);
+    pthread_mutex_unlock(&regions->lock);
+    return *error == PROTO_ERROR_COUNT;
+}
+
 bool regions_register(struct regions *regions, struct caller *caller, const char *name, const proto_region *wanted,
                       proto_error *error, attn_error *why)
 {
@@ -305,20 +357,9 @@ bool regions_register(struct regions *regions, struct caller *caller, const char
     char path[PROTO_REGION_BYTES + 1];
     *error = PROTO_E_INVALID_REQUEST;
     if (check_key(regions, wanted->key, why) != ATTN_OK) return false;
-    struct region *const region = calloc(1, sizeof *region);
-    if (region == NULL || strlen(name) >= sizeof region->name) {
-        *error = region ? PROTO_E_INVALID_REQUEST : PROTO_E_OUT_OF_MEMORY;
-        attn_fail(why, ATTN_NO_MEMORY, NULL, region ? "the name of the region is too long" : "no memory for a region");
-        free(region);
-        return false;
-    }
-    *region = (struct region){ .kind = REGION_SYSTEM,
-                               .references = 1,
-                               .regions = regions,
-                               .caller = caller_hold(caller),
-                               .offset = wanted->offset,
-                               .bytes = wanted->bytes };
-    strcpy(region->name, name);
+    struct region *const region = region_new(regions, REGION_SYSTEM, caller, name, wanted->bytes, error, why);
+    if (region == NULL) return false;
+    region->offset = wanted->offset;
     strcpy(region->key, wanted->key);
     snprintf(path, sizeof path, "/%s", without_slash(wanted->key));
     /* Not to wait where another process has a lease on it. */
@@ -326,24 +367,48 @@ bool regions_register(struct regions *regions, struct caller *caller, const char
     if (region->fd < 0) cannot_open(wanted->key, errno, error, why);
     else if (fstat(region->fd, &st) != 0) cannot_open(wanted->key, errno, error, why);
     else if (check_object(&st, wanted, why) == ATTN_OK) *error = PROTO_ERROR_COUNT;
-    if (*error == PROTO_ERROR_COUNT) region->device = st.st_dev, region->inode = st.st_ino;
-    pthread_mutex_lock(&regions->lock);
-    if (*error == PROTO_ERROR_COUNT) *error = add(regions, region, why);
-    let_go(region); /* ours; the table has its own */
-    pthread_mutex_unlock(&regions->lock);
-    return *error == PROTO_ERROR_COUNT;
+    if (*error == PROTO_ERROR_COUNT) region->filesystem = st.st_dev, region->inode = st.st_ino;
+    return settle(region, error, why);
 }
 
-int regions_unregister(struct regions *regions, const struct caller *caller, const char *name)
+bool regions_register_cuda(struct regions *regions, struct caller *caller, const char *name,
+                           const proto_cuda_region *wanted, attn_device *device, int number, proto_error *error,
+                           attn_error *why)
+{
+    attn_error says = { 0 };
+    void *memory = NULL;
+    struct region *const region = region_new(regions, REGION_CUDA, caller, name, wanted->bytes, error, why);
+    if (region == NULL) return false;
+    region->number = number;
+    region->id = wanted->device;
+    /* Where there is no room anyway, nothing is opened. */
+    pthread_mutex_lock(&regions->lock);
+    *error = check_room(regions, region, why);
+    pthread_mutex_unlock(&regions->lock);
+    if (*error == PROTO_ERROR_COUNT &&
+        attn_device_import(device, wanted->handle, (size_t)wanted->bytes, &memory, &says) != ATTN_OK) {
+        *error = proto_error_of(says.status);
+        attn_fail(why, says.status, "/raw_handle",
+                  "raw_handle: cannot be opened as %lld bytes of device %lld: %.200s; it must be another process's "
+                  "allocation of that device, and still be there",
+                  (long long)wanted->bytes, (long long)wanted->device, says.text);
+    }
+    if (memory != NULL) region->device = device, region->memory = memory;
+    return settle(region, error, why);
+}
+
+int regions_unregister(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name)
 {
     int count = 0;
     pthread_mutex_lock(&regions->lock);
     if (name == NULL) {
-        for (int i = regions->count - 1; i >= 0; i--)
-            if (regions->table[i].region->caller == caller) take_out(regions, i), count++;
+        for (int i = regions->count - 1; i >= 0; i--) {
+            const struct region *const region = regions->table[i].region;
+            if (region->caller == caller && region->kind == kind) take_out(regions, i), count++;
+        }
     } else {
         const int i = find(regions, caller, name);
-        if (i >= 0) take_out(regions, i), count++;
+        if (i >= 0 && regions->table[i].region->kind == kind) take_out(regions, i), count++;
     }
     pthread_mutex_unlock(&regions->lock);
     return count;
@@ -366,7 +431,7 @@ int regions_visit(struct regions *regions, enum region_kind kind, const struct c
     for (int i = 0; i < regions->count; i++) {
         const struct region *const region = regions->table[i].region;
         if (region->caller != caller || region->kind != kind || (name && strcmp(region->name, name) != 0)) continue;
-        visit(context, &(struct region_facts){ region->name, region->key, region->offset, region->bytes });
+        visit(context, &(struct region_facts){ region->name, region->key, region->offset, region->bytes, region->id });
         count++;
     }
     pthread_mutex_unlock(&regions->lock);
@@ -429,7 +494,34 @@ static attn_status begin_use(struct regions *regions, const struct caller *calle
         return ATTN_INVALID;
     }
     use->offset = use->region->offset + shared->offset;
+    if (use->region->kind == REGION_CUDA) use->in_place = use->region->memory + use->offset;
     return ATTN_OK;
+}
+
+/* It lies in a GPU's memory: may it, beside those before it? */
+static attn_status begin_in_place(struct region_uses *uses, const struct region_use *use, attn_error *err)
+{
+    const char *const name = attn_tensors[use->id].name;
+    const struct region *const region = use->region;
+    if (!use->output && !proto_may_lie_on_device(use->id))
+        attn_fail(
+            err, ATTN_INVALID, NULL,
+            "%s: cannot lie in the memory of a GPU, its values are checked first; send it in the body or in system "
+            "shared memory",
+            name);
+    else if (uses->home >= 0 && uses->home != region->number)
+        attn_fail(
+            err, ATTN_INVALID, NULL,
+            "%s: the region '%.*s' is in the memory of device %lld, another tensor in that of a different one; all "
+            "must be of one",
+            name, (int)text_cut(region->name, 64), region->name, (long long)region->id);
+    else {
+        uses->home = region->number;
+        if (use->output) uses->in_place |= UINT64_C(1) << use->id;
+        return ATTN_OK;
+    }
+    point(err, use->output, use->index, "shared_memory_region");
+    return ATTN_INVALID;
 }
 
 attn_status region_uses_new(struct regions *regions, const struct caller *caller, const proto_shared *shared, int count,
@@ -439,11 +531,17 @@ attn_status region_uses_new(struct regions *regions, const struct caller *caller
     attn_status status = ATTN_OK;
     *uses = NULL;
     if (made == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+    made->home = -1;
     for (; made->count < count && status == ATTN_OK; made->count++) {
         struct region_use *const use = &made->list[made->count];
         status = begin_use(regions, caller, &shared[made->count], use, err);
+        if (use->in_place) {
+            status = begin_in_place(made, use, err);
+            continue;
+        }
         /* Each is at most as long as a region, and there are no more than a body of 32 KiB can name: no sum overflows. */
         *(use->output ? &made->output_bytes : &made->input_bytes) += use->bytes;
+        made->writes |= use->output;
     }
     if (status == ATTN_OK) *uses = made;
     else region_uses_free(made);
@@ -472,7 +570,7 @@ void region_uses_drop_inputs(struct region_uses **held)
     int kept = 0;
     if (uses == NULL) return;
     for (int i = 0; i < uses->count; i++) {
-        if (uses->list[i].output) uses->list[kept++] = uses->list[i];
+        if (uses->list[i].output || uses->list[i].in_place) uses->list[kept++] = uses->list[i];
         else release(uses->list[i].region);
     }
     uses->count = kept;
@@ -485,37 +583,70 @@ void region_uses_drop_inputs(struct region_uses **held)
 void region_uses_place(struct region_uses *uses, const proto_shared *shared)
 {
     for (int i = 0; i < uses->count; i++)
-        if (!uses->list[i].output) uses->list[i].memory = shared[i].to;
+        if (!uses->list[i].output && !uses->list[i].in_place) uses->list[i].memory = shared[i].to;
     uses->placed = true;
 }
 
-attn_status region_uses_bind(struct region_uses *uses, const attn_problem *problem, attn_error *err)
+static bool overlap(const char *a, int64_t a_bytes, const char *b, int64_t b_bytes)
+{
+    return a_bytes > 0 && b_bytes > 0 && (uintptr_t)a < (uintptr_t)b + (uint64_t)b_bytes &&
+           (uintptr_t)b < (uintptr_t)a + (uint64_t)a_bytes;
+}
+
+/* Do what is written and the other have bytes in common? An input that is copied was read before anything is written. */
+static bool collide(const struct region_use *output, const struct region_use *other)
+{
+    if ((output->in_place != NULL) != (other->in_place != NULL)) return false;
+    if (output->in_place) return overlap(output->in_place, output->bytes, other->in_place, other->bytes);
+    return other->output && other->region == output->region && other->offset < output->offset + output->bytes &&
+           output->offset < other->offset + other->bytes;
+}
+
+/* An output, among the uses before it: inputs come first. */
+static attn_status bind_output(const struct region_uses *uses, struct region_use *use, const attn_tensor *t,
+                               attn_error *err)
+{
+    const int64_t room = use->bytes;
+    if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &use->bytes) || use->bytes > room) {
+        attn_fail(err, ATTN_INVALID, NULL, "%s: has %lld bytes, shared_memory_byte_size is %lld",
+                  attn_tensors[use->id].name, (long long)use->bytes, (long long)room);
+        point(err, true, use->index, "shared_memory_byte_size");
+        return ATTN_INVALID;
+    }
+    for (const struct region_use *other = uses->list; other < use; other++) {
+        if (!collide(use, other)) continue;
+        attn_fail(err, ATTN_INVALID, NULL, "%s: would be written over %s, in the region '%.*s'",
+                  attn_tensors[use->id].name, attn_tensors[other->id].name, (int)text_cut(use->region->name, 64),
+                  use->region->name);
+        point(err, true, use->index, "shared_memory_offset");
+        return ATTN_INVALID;
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_alignment(const struct region_use *use, attn_dtype dtype, size_t alignment, attn_error *err)
+{
+    const size_t element = attn_dtype_bytes(dtype), unit = element > alignment ? element : alignment;
+    if ((uintptr_t)use->in_place % unit == 0) return ATTN_OK;
+    attn_fail(err, ATTN_INVALID, NULL,
+              "%s: shared_memory_offset is %lld, must be a multiple of %zu in the memory of a GPU",
+              attn_tensors[use->id].name, (long long)use->offset, unit);
+    point(err, use->output, use->index, "shared_memory_offset");
+    return ATTN_INVALID;
+}
+
+attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err)
 {
     uses->output_bytes = 0;
     for (int i = 0; i < uses->count; i++) {
         struct region_use *const use = &uses->list[i];
-        const attn_tensor *const t = &problem->tensor[use->id];
-        const int64_t room = use->bytes;
+        attn_tensor *const t = &problem->tensor[use->id];
+        attn_status status = use->in_place ? check_alignment(use, t->dtype, alignment, err) : ATTN_OK;
+        if (status == ATTN_OK && use->output) status = bind_output(uses, use, t, err);
+        if (status != ATTN_OK) return status;
         if (!use->output) continue;
-        if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &use->bytes) || use->bytes > room) {
-            attn_fail(err, ATTN_INVALID, NULL, "%s: has %lld bytes, shared_memory_byte_size is %lld",
-                      attn_tensors[use->id].name, (long long)use->bytes, (long long)room);
-            point(err, true, use->index, "shared_memory_byte_size");
-            return ATTN_INVALID;
-        }
-        use->memory = t->data;
-        uses->output_bytes += use->bytes;
-        for (int j = 0; j < i; j++) {
-            const struct region_use *const other = &uses->list[j];
-            if (!other->output || other->region != use->region || other->offset >= use->offset + use->bytes ||
-                use->offset >= other->offset + other->bytes)
-                continue;
-            attn_fail(err, ATTN_INVALID, NULL, "%s: would be written over %s, in the region '%.*s'",
-                      attn_tensors[use->id].name, attn_tensors[other->id].name, (int)text_cut(use->region->name, 64),
-                      use->region->name);
-            point(err, true, use->index, "shared_memory_offset");
-            return ATTN_INVALID;
-        }
+        if (use->in_place) t->data = use->in_place;
+        else use->memory = t->data, uses->output_bytes += use->bytes;
     }
     return ATTN_OK;
 }
@@ -582,7 +713,7 @@ static attn_status move(struct region_uses *uses, bool outputs, int64_t until_ns
     *done = false;
     for (int i = 0; i < uses->count; i++) {
         struct region_use *const use = &uses->list[i];
-        if (use->output != outputs) continue;
+        if (use->output != outputs || use->in_place) continue;
         while (use->done < use->bytes) {
             const attn_status status = (outputs ? write_piece : read_piece)(use, err);
             if (status != ATTN_OK) return status;

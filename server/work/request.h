@@ -32,7 +32,8 @@ enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 
 /* state, label, owner, whose its job is, its place in the queue, leaves when, may go to, in. Any state but the last two may
  * go to ANSWERING early: an error is an answer. A job that runs is left behind then, and freed when the device brings it
- * back: soon, for a batch that nobody waits for is cancelled. */
+ * back: soon, for a batch that nobody waits for is cancelled. One that uses its client's memory in place is waited for: its
+ * request is held, unless the device hangs or the server ends. */
 /* clang-format off */
 #define REQUEST_STATE_MAP(X)                                                                                              \
     X(RECEIVING, "receiving", HTTP, HTTP, RECEIVING, "the last byte arrived, or the client left",                         \
@@ -163,7 +164,7 @@ struct request {
     /* Waiting: the loop's. */
     struct deadline deadline;
     bool
-        held; /* another thread checks its body, or writes into its client's memory: it cannot be handed back before that is over */
+        held; /* another thread checks its body, or something is written into its client's memory: it cannot be handed back before that is over */
     struct request *previous,
         *next; /* all requests whose connections are suspended, in order of arrival; in a head: mhd.c's */
     struct hangup_watch *watch; /* for hang-up; NULL: not watched (yet) */

@@ -115,6 +115,20 @@ cudaError_t cudaFree(void *memory)
     return cudaSuccess;
 }
 
+/* There is no other process. */
+cudaError_t cudaIpcOpenMemHandle(void **memory, cudaIpcMemHandle_t, unsigned)
+{
+    return *memory = nullptr, last = cudaErrorInvalidResourceHandle;
+}
+cudaError_t cudaIpcCloseMemHandle(void *)
+{
+    return last = cudaErrorInvalidValue;
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *, const void *)
+{
+    return last = cudaErrorNotSupported;
+}
+
 cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned)
 {
     *memory = malloc(bytes ? bytes : 1);

@@ -1,6 +1,7 @@
-/* fuzz_region.c: the body with which a region of shared memory is registered.
+/* fuzz_region.c: the bodies with which regions of shared memory are registered, of the system and of a GPU. Each input is read as both.
  *
- * What must hold: what is taken is a key and a range of at least one byte, each no larger than a client may say; a refusal has a text. */
+ * What must hold: what is taken is a key and a range, or a device and a size, of at least one byte, each no larger than a client may say; a
+ * refusal has a text. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,12 +14,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     proto_region region;
-    attn_error err = { 0 };
+    proto_cuda_region cuda;
+    attn_error err = { 0 }, cuda_err = { 0 };
     uint8_t *const body = malloc(size ? size : 1); /* of its own size: reading past it is an error */
     must(body != NULL);
     if (size) memcpy(body, data, size);
     const attn_status status = proto_region_read(body, size, &region, &err);
+    const attn_status cuda_status = proto_cuda_region_read(body, size, &cuda, &cuda_err);
     free(body);
+    if (cuda_status == ATTN_OK) {
+        must(status != ATTN_OK); /* nothing is both */
+        must(cuda.device >= 0 && cuda.device <= INT64_C(1) << 53 && cuda.bytes >= 1 && cuda.bytes <= INT64_C(1) << 53);
+    } else must(cuda_err.status == cuda_status && cuda_err.text[0]);
     if (status != ATTN_OK) {
         must(err.status == status && err.text[0]);
         return 0;

@@ -7,7 +7,8 @@
 #   3. attnd on the GPU: conformance over HTTP with three random seeds
 #   4. one request a thousand times, alone and among random neighbours: one answer, to the bit
 #   5. copies and kernels of different requests overlap (overlap.c)
-#   6. with two GPUs or more: all of them behind one attnd (two.sh)
+#   6. with PyTorch: tensors in a client's GPU memory, used in place (cuda_shared_memory.py)
+#   7. with two GPUs or more: all of them behind one attnd (two.sh)
 #
 # BUILD holds attnd, tests/unit/kernels/test_backends, tests/gpu/blocks and tests/gpu/overlap, built with CUDA; nothing is built here, so that
 # a build can be carried to a machine with a GPU and little else (libraries beside the programs are found by LD_LIBRARY_PATH=BUILD/lib).
@@ -60,7 +61,7 @@ ended() {
 }
 
 port=${ATTN_GPU_PORT:-18181}
-"$build/attnd" --listen "127.0.0.1:$port" --devices 0 2>/tmp/attnd-gpu.$$ &
+"$build/attnd" --listen "127.0.0.1:$port" --devices 0 --allow-cuda-shm 2>/tmp/attnd-gpu.$$ &
 server=$!
 trap 'kill $server 2>/dev/null; rm -rf /tmp/attnd-gpu.$$ "$logs"' EXIT
 for _ in $(seq 100); do
@@ -69,6 +70,9 @@ for _ in $(seq 100); do
 done
 for _ in 1 2 3; do check "conformance over HTTP" "$python" tests/conformance/check.py "http://127.0.0.1:$port"; done
 check "one answer in a thousand, among neighbours" "$python" tests/gpu/same_bits.py "http://127.0.0.1:$port" 1000
+if "$python" -c 'import torch' 2>/dev/null; then
+    check "a client's GPU memory, in place" "$python" tests/gpu/cuda_shared_memory.py "http://127.0.0.1:$port"
+fi
 kill -TERM $server
 wait $server
 status=$?

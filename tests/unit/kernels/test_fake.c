@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -75,8 +77,8 @@ static attn_status put(struct fixture *f, attn_error *err)
 
 static void test_the_table_of_errors_says_which_ones_are_sticky(void **state)
 {
-    static const int stays[] = { 46, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 810, 999 };
-    static const int passes[] = { 1, 2, 9, 98, 209, 600, 701, 801, 912 };
+    static const int stays[] = { 46, 201, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 810, 999 };
+    static const int passes[] = { 1, 2, 9, 98, 205, 209, 217, 400, 600, 701, 711, 801, 912 };
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(stays); i++) {
         assert_true(cuda_error_of(stays[i]).sticky);
@@ -336,6 +338,105 @@ static void test_times_between_streams(void **state)
     close_it(&f);
 }
 
+/* ---- Memory of other processes ----------------------------------------------------------------------------------- */
+
+/* An object that "another process" lends: its handle, and the test's own view of it. */
+struct loan {
+    char name[40];
+    uint8_t handle[ATTN_HANDLE_BYTES];
+    struct host *here;
+};
+
+static struct loan lend(int device)
+{
+    static int number;
+    struct loan l = { 0 };
+    snprintf(l.name, sizeof l.name, "attn_fake_%d_%d", (int)getpid(), number++);
+    snprintf((char *)l.handle, sizeof l.handle, "%d/%s", device, l.name);
+    const int fd = shm_open(l.name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    assert_true(fd >= 0 && ftruncate(fd, sizeof *l.here) == 0);
+    l.here = mmap(NULL, sizeof *l.here, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_true(l.here != MAP_FAILED);
+    close(fd);
+    return l;
+}
+
+static void take_back(struct loan *l)
+{
+    munmap(l->here, sizeof *l->here);
+    shm_unlink(l->name);
+}
+
+static void test_memory_of_another_process_is_used_in_place(void **state)
+{
+    struct fixture f;
+    struct loan loan = lend(0);
+    struct host want;
+    void *memory, *again;
+    attn_error err = { 0 };
+    (void)state;
+    open_with(&f, "");
+    *loan.here = f.host;
+    assert_int_equal(put(&f, &err), ATTN_OK);
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_OK);
+    want = f.host;
+    assert_int_equal(attn_device_import(f.device, loan.handle, sizeof want, &memory, &err), ATTN_OK);
+    assert_int_equal(attn_device_import(f.device, loan.handle, 1, &again, &err), ATTN_OK);
+    assert_ptr_equal(memory, again);
+    attn_device_release_import(f.device, again);
+    struct host *const there = memory;
+    f.problem.q.data = there->q;
+    f.problem.k.data = there->k;
+    f.problem.out.data = there->out;
+    assert_int_equal(attn_forward(f.stream, &f.problem, NULL, &err), ATTN_OK);
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_OK);
+    assert_memory_equal(loan.here->out, want.out, sizeof want.out);
+    attn_device_release_import(f.device, memory);
+    assert_int_equal(attn_forward(f.stream, &f.problem, NULL, &err), ATTN_OK);
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST); /* it is not there any more */
+    close_it(&f);
+    take_back(&loan);
+}
+
+static void test_handles_that_are_refused(void **state)
+{
+    struct fixture f;
+    struct loan loan = lend(0), elsewhere = lend(1);
+    uint8_t none[ATTN_HANDLE_BYTES] = "0/attn_no_such_object", noise[ATTN_HANDLE_BYTES];
+    void *memory = &f;
+    attn_error err = { 0 };
+    (void)state;
+    memset(noise, 0xa5, sizeof noise);
+    open_with(&f, "import.err=999@6,import.err=2@5");
+    assert_int_equal(attn_device_import(f.device, none, 1, &memory, &err), ATTN_INVALID);
+    assert_null(memory);
+    assert_string_equal(err.text, "fake: import: invalid resource handle (error 400)");
+    assert_int_equal(attn_device_import(f.device, noise, 1, &memory, &err), ATTN_INVALID);
+    assert_int_equal(attn_device_import(f.device, elsewhere.handle, 1, &memory, &err), ATTN_INVALID);
+    assert_string_equal(err.text, "fake: the memory is of device 1, not of device 0");
+    assert_int_equal(attn_device_import(f.device, loan.handle, sizeof(struct host) + 1, &memory, &err), ATTN_INVALID);
+    assert_int_equal(attn_device_import(f.device, loan.handle, 1, &memory, &err), ATTN_NO_MEMORY);
+    assert_int_equal(attn_device_import(f.device, loan.handle, 1, &memory, &err), ATTN_DEVICE_LOST);
+    assert_int_equal(attn_device_import(f.device, loan.handle, 1, &memory, &err), ATTN_DEVICE_LOST);
+    assert_null(memory);
+    close_it(&f);
+    take_back(&loan);
+    take_back(&elsewhere);
+}
+
+static void test_a_processor_has_no_memory_that_others_lend(void **state)
+{
+    attn_device *cpu;
+    const uint8_t handle[ATTN_HANDLE_BYTES] = { 0 };
+    void *memory;
+    attn_error err = { 0 };
+    (void)state;
+    assert_int_equal(attn_device_open("cpu", 0, NULL, &cpu, &err), ATTN_OK);
+    assert_int_equal(attn_device_import(cpu, handle, 1, &memory, &err), ATTN_UNSUPPORTED);
+    assert_null(memory);
+    attn_device_close(cpu);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -355,6 +456,9 @@ int main(void)
         cmocka_unit_test(test_a_script_that_makes_no_sense_is_refused),
         cmocka_unit_test(test_opening_can_fail),
         cmocka_unit_test(test_times_between_streams),
+        cmocka_unit_test(test_memory_of_another_process_is_used_in_place),
+        cmocka_unit_test(test_handles_that_are_refused),
+        cmocka_unit_test(test_a_processor_has_no_memory_that_others_lend),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

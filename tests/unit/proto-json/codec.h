@@ -54,7 +54,7 @@ struct decoded {
 /* Each input in shared memory has bytes that its name and its place there give it. */
 static inline void fill_shared(struct decoded *d, proto_decoder *decoder)
 {
-    const proto_shared *shared;
+    proto_shared *shared;
     int count;
     d->status = proto_decoder_shared(decoder, &shared, &count, &d->err);
     if (d->status == ATTN_OK) d->status = proto_decoder_shared_room(decoder, &d->err);

@@ -116,7 +116,7 @@ static void check_refusals(const struct refusal *cases, size_t count)
 
 /* Decodes a body that refers to shared memory, as a server does that has all regions: each input is filled with the bytes that
  * QKV has there. */
-static void decode_shared(struct decoded *d, const struct body *body, const proto_shared **list, int *count,
+static void decode_shared(struct decoded *d, const struct body *body, proto_shared **list, int *count,
                           proto_shared copy[8])
 {
     const proto_limits limits = PROTO_LIMITS_DEFAULT;
@@ -166,7 +166,7 @@ static void test_inputs_in_shared_memory_are_those_of_the_body(void **state)
     char *const want = decoded_text(&must);
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         struct decoded d = { 0 };
-        const proto_shared *list;
+        proto_shared *list;
         proto_shared copy[8];
         int count = 0;
         decode_shared(&d, &cases[i].body, &list, &count, copy);
@@ -195,7 +195,7 @@ static void test_what_lies_in_shared_memory_is_told(void **state)
         0, ALL
     };
     struct decoded d = { 0 };
-    const proto_shared *list;
+    proto_shared *list;
     proto_shared copy[8];
     int count = 0;
     decode_shared(&d, &body, &list, &count, copy);
@@ -220,7 +220,7 @@ static void test_an_output_in_shared_memory_is_only_named(void **state)
     };
     struct decoded d = { 0 };
     proto_shared copy[8];
-    const proto_shared *list;
+    proto_shared *list;
     int count;
     proto_result result = { .backend = "test" };
     proto_encoder *encoder;
@@ -250,7 +250,7 @@ static void test_faults_of_shared_inputs_name_their_size(void **state)
                                      ALL };
     struct decoded d = { 0 };
     proto_shared copy[8];
-    const proto_shared *list;
+    proto_shared *list;
     int count;
     decode_shared(&d, &body, &list, &count, copy);
     assert_int_equal(d.status, ATTN_INVALID);
@@ -270,7 +270,7 @@ static void test_memory_for_shared_inputs_is_asked_for_after_the_body(void **sta
     struct decoded d = { .memory.limit = 8192 };
     const proto_limits limits = PROTO_LIMITS_DEFAULT;
     const proto_memory memory = { moving_grow, &d.memory };
-    const proto_shared *list;
+    proto_shared *list;
     int count;
     proto_decoder *const decoder = proto_decoder_new(&proto_kserve, ATTN_OP_FORWARD, &limits, &memory);
     proto_decoder_kserve(decoder, &forward, (int64_t)strlen(body));
@@ -329,6 +329,113 @@ static void test_a_region_is_read_from_what_clients_send(void **state)
             assert_string_equal(err.member, cases[i].member);
             if (cases[i].says) assert_string_equal(err.text, cases[i].says);
         }
+    }
+}
+
+#define HANDLE "{\"b64\":\"QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVowMTIzNDU2Nzg5YWJjZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXorLw==\"}"
+
+static void test_a_region_of_a_gpu_is_read_from_what_clients_send(void **state)
+{
+    (void)state;
+    static const char example[] = "{\"raw_handle\": {\"b64\": \"...\"}, \"device_id\": 0, \"byte_size\": 4096}";
+    static const char no_handle[] =
+        "raw_handle: must be {\"b64\": \"...\"}, base64 of the 64 bytes of a cudaIpcMemHandle_t";
+    static const struct {
+        const char *body, *member, *says; /* NULL: taken */
+    } cases[] = {
+        { "{\"raw_handle\":" HANDLE ",\"device_id\":3,\"byte_size\":64}", NULL, NULL },
+        { "{\"byte_size\":64, \"device_id\":3, \"raw_handle\":" HANDLE "}\n", NULL, NULL },
+        { "", "", "the body is empty, must be like " },
+        { "5", "", "the body is 5, must be an object: " },
+        { "{\"device_id\":3,\"byte_size\":64}", "", "raw_handle is missing, the body must be like " },
+        { "{\"raw_handle\":" HANDLE ",\"byte_size\":64}", "", "device_id is missing, the body must be like " },
+        { "{\"raw_handle\":" HANDLE ",\"device_id\":3}", "", "byte_size is missing, the body must be like " },
+        { "{\"raw_handle\":" HANDLE ",\"device_id\":-1,\"byte_size\":64}", "/device_id",
+          "device_id: is -1, must be the number of a GPU: an integer from 0 on" },
+        { "{\"raw_handle\":" HANDLE ",\"device_id\":0,\"byte_size\":0}", "/byte_size",
+          "byte_size: is 0, must be a number of bytes: an integer from 1 to 2^53" },
+        { "{\"raw_handle\":\"AAAA\"}", "/raw_handle", no_handle },
+        { "{\"raw_handle\":{}}", "/raw_handle", no_handle },
+        { "{\"raw_handle\":{\"b64\":5}}", "/raw_handle", no_handle },
+        { "{\"raw_handle\":{\"b64\":\"AAAA\",\"b65\":1}}", "/raw_handle", no_handle },
+        { "{\"raw_handle\":{\"b64\":\"AAAA\"}}", "/raw_handle/b64",
+          "raw_handle: b64 has 4 characters, must be base64 of 64 bytes: 88 characters with padding" },
+        { "{\"raw_handle\":{\"b64\":"
+          "\"QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVowMTIzNDU2Nzg5YWJjZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXorLx==\"}}",
+          "/raw_handle/b64",
+          "raw_handle: b64 has 88 characters, must be base64 of 64 bytes: 88 characters with padding" },
+        { "{\"raw_handles\":" HANDLE "}", "/raw_handles",
+          "unknown member 'raw_handles', did you mean 'raw_handle'? the body must be like " },
+    };
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        attn_error err = { 0 };
+        proto_cuda_region region;
+        const attn_status status = proto_cuda_region_read(cases[i].body, strlen(cases[i].body), &region, &err);
+        assert_int_equal(status, cases[i].member ? ATTN_INVALID : ATTN_OK);
+        if (!cases[i].member) {
+            assert_memory_equal(region.handle, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789abcdefghijklmnopqrstuvwxyz+/", 64);
+            assert_true(region.device == 3 && region.bytes == 64);
+            continue;
+        }
+        char text[400];
+        const char *const says = cases[i].says;
+        const bool goes_on = says[strlen(says) - 1] == ' ';
+        snprintf(text, sizeof text, "%s%s", says, goes_on ? example : "");
+        assert_string_equal(err.member, cases[i].member);
+        assert_string_equal(err.text, text);
+        assert_null(strstr(err.text, "QUJD")); /* a handle is nobody else's business */
+    }
+}
+
+/* What lies on a device gets no room, and is where it was said to be; nothing reads it (nothing is there). */
+static void test_inputs_on_a_device_stay_there(void **state)
+{
+    (void)state;
+    static const char *const bodies[] = {
+        BODY(BINARY_K "," SHARED("q", "[1,2,2,2]", "a", "16") "," SHARED("v", "[1,3,1,1]", "b", "6"), ""),
+        BODY(BINARY_K "," SHARED("q", "[1,2,2,2]", "a", "16") "," SHARED("v", "[1,3,1,1]", "b", "8"), ""),
+    };
+    char *const nowhere = (char *)(uintptr_t)0x1000;
+    for (size_t i = 0; i < ARRAY_SIZE(bodies); i++) {
+        struct decoded d = { .memory.limit = 8192 };
+        const proto_limits limits = PROTO_LIMITS_DEFAULT;
+        const proto_memory memory = { moving_grow, &d.memory };
+        proto_shared *list;
+        int count;
+        proto_decoder *const decoder = proto_decoder_new(&proto_kserve, ATTN_OP_FORWARD, &limits, &memory);
+        proto_decoder_kserve(decoder, &forward, (int64_t)strlen(bodies[i]));
+        assert_int_equal(proto_decoder_feed(decoder, bodies[i], strlen(bodies[i]), &d.err), ATTN_OK);
+        assert_int_equal(proto_decoder_feed(decoder, numbers + 8, 12, &d.err), ATTN_OK);
+        assert_int_equal(proto_decoder_shared(decoder, &list, &count, &d.err), ATTN_OK);
+        assert_int_equal(count, 2);
+        list[0].device = nowhere;
+        list[1].device = nowhere + 64;
+        assert_int_equal(proto_decoder_shared_room(decoder, &d.err), ATTN_OK);
+        assert_true(list[0].to == NULL && list[1].to == NULL);
+        d.status = proto_decoder_finish(decoder, &d.call, &d.err);
+        if (i == 0) {
+            assert_int_equal(d.status, ATTN_OK);
+            const attn_problem *const p = &d.call->items[0].problem;
+            assert_true((char *)p->q.data == nowhere && (char *)p->v.data == nowhere + 64);
+            assert_memory_equal(p->k.data, numbers + 8, 12);
+            assert_int_equal(d.call->memory_bytes, 12);
+        } else {
+            assert_int_equal(d.status, ATTN_INVALID);
+            assert_string_equal(d.err.text, "v: data has 8 bytes, shape [1, 3, 1, 1] of float16 needs 6");
+        }
+        proto_decoder_free(decoder);
+        decoded_clear(&d);
+    }
+}
+
+static void test_which_inputs_may_lie_on_a_device(void **state)
+{
+    (void)state;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        static const attn_tensor_id may[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout, ATTN_T_dlse };
+        bool known = false;
+        for (size_t i = 0; i < ARRAY_SIZE(may); i++) known |= (int)may[i] == id;
+        assert_int_equal(proto_may_lie_on_device((attn_tensor_id)id), known);
     }
 }
 
@@ -880,6 +987,9 @@ int main(void)
         cmocka_unit_test(test_faults_of_shared_inputs_name_their_size),
         cmocka_unit_test(test_memory_for_shared_inputs_is_asked_for_after_the_body),
         cmocka_unit_test(test_a_region_is_read_from_what_clients_send),
+        cmocka_unit_test(test_a_region_of_a_gpu_is_read_from_what_clients_send),
+        cmocka_unit_test(test_inputs_on_a_device_stay_there),
+        cmocka_unit_test(test_which_inputs_may_lie_on_a_device),
         cmocka_unit_test(test_numbers_and_bytes_are_the_problem_that_json_makes),
         cmocka_unit_test(test_float8_is_uint8_with_a_parameter),
         cmocka_unit_test(test_bytes_that_do_not_add_up_are_refused),

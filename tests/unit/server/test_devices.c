@@ -401,10 +401,11 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     (void)state;
     struct bench b;
     struct gate gate;
+    bool is_overdue;
     begin(&b);
     b.config.watchdog_ms = 1;
     open_gated(&b, 2, "1:hold=GATE", &gate);
-    assert_null(devices_overdue(b.server.devices)); /* nothing runs */
+    assert_null(devices_to_disable(b.server.devices, &is_overdue)); /* nothing runs */
     struct device *first = devices_pick(b.server.devices, 0);
     struct job *job = ready_forward(&b, 5);
     struct batch *batch = batch_of(&job, 1, 1e9); /* the other one is picked next */
@@ -414,12 +415,13 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     next_back(&b);
     forget(batch);
     struct device *overdue = NULL;
-    WAIT_UNTIL((overdue = devices_overdue(b.server.devices)) != NULL);
+    WAIT_UNTIL((overdue = devices_to_disable(b.server.devices, &is_overdue)) != NULL);
+    assert_true(is_overdue);
     assert_string_equal(device_name(overdue), "fake:1");
     assert_ptr_equal(device_batches(overdue), never);
     assert_null(never->next);
     assert_true(device_disable(overdue));
-    assert_null(devices_overdue(b.server.devices)); /* it is told once */
+    assert_null(devices_to_disable(b.server.devices, &is_overdue)); /* it is told once */
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), never); /* late, but it comes */
     assert_ran(never);
@@ -433,14 +435,18 @@ static void test_a_device_that_has_time_left_is_not_overdue(void **state)
     (void)state;
     struct bench b;
     struct gate gate;
+    bool is_overdue;
     begin(&b);
     b.config.watchdog_ms = 3600000;
     open_gated(&b, 1, "hold=GATE", &gate);
     submit_one(&b, devices_pick(b.server.devices, 0), 1);
     WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* it has begun */
-    assert_null(devices_overdue(b.server.devices));
+    assert_null(devices_to_disable(b.server.devices, &is_overdue));
     gate_open(&gate);
     forget(next_back(&b));
+    devices_note_lost(b.server.devices, 0); /* somebody who called it heard so */
+    assert_non_null(devices_to_disable(b.server.devices, &is_overdue));
+    assert_false(is_overdue);
     close_bench(&b);
 }
 
@@ -665,8 +671,11 @@ static void test_what_is_late_and_never_ends_is_overdue(void **state)
     assert_false(devices_run_here(b.server.devices, late));
     struct batch *batch = batch_of(&late, 1, 1);
     devices_submit_late(b.server.devices, batch);
-    while (devices_overdue(b.server.devices) == NULL) nanosleep(&(struct timespec){ 0, 500000 }, NULL);
-    assert_true(device_disable(devices_overdue(b.server.devices)));
+    struct device *overdue;
+    bool is_overdue;
+    while ((overdue = devices_to_disable(b.server.devices, &is_overdue)) == NULL)
+        nanosleep(&(struct timespec){ 0, 500000 }, NULL);
+    assert_true(is_overdue && device_disable(overdue));
     struct job *job = ready_forward(&b, 5);
     assert_false(devices_run_here(b.server.devices, job)); /* it is not used any more */
     assert_null(job->late);

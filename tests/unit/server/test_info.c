@@ -110,6 +110,7 @@ static void test_every_route_and_method_is_there(void **state)
     struct config with_tokens = config;
     with_tokens.token_file = "tokens";
     with_tokens.allow_shm_count = 1;
+    with_tokens.allow_cuda_shm = true;
     cJSON *doc = openapi_of(&with_tokens), *paths = at(doc, "paths");
     check_refs(doc, doc);
     for (int i = 0; i < count; i++) {
@@ -141,18 +142,25 @@ static void test_every_route_and_method_is_there(void **state)
 static void test_without_shared_memory_its_routes_are_not_there(void **state)
 {
     (void)state;
-    int count, shared = 0;
+    int count, shared[3] = { 0 };
     const struct route *all = routes_all(&count);
-    struct config with = config;
+    struct config with = config, with_cuda = config;
     with.allow_shm_count = 1;
-    cJSON *doc = openapi(), *doc_with = openapi_of(&with);
+    with_cuda.allow_cuda_shm = true;
+    cJSON *doc = openapi(), *doc_with = openapi_of(&with), *doc_cuda = openapi_of(&with_cuda);
+    check_refs(doc_cuda, doc_cuda);
     for (int i = 0; i < count; i++) {
-        if (!all[i].shared) continue;
-        shared++;
+        if (all[i].shm == ROUTE_ALWAYS) continue;
+        shared[all[i].shm]++;
         assert_null(cJSON_GetObjectItemCaseSensitive(at(doc, "paths"), all[i].path));
-        assert_non_null(cJSON_GetObjectItemCaseSensitive(at(doc_with, "paths"), all[i].path));
+        const bool cuda = all[i].shm == ROUTE_ALLOW_CUDA_SHM;
+        assert_non_null(cJSON_GetObjectItemCaseSensitive(at(cuda ? doc_cuda : doc_with, "paths"), all[i].path));
+        assert_null(cJSON_GetObjectItemCaseSensitive(at(cuda ? doc_with : doc_cuda, "paths"), all[i].path));
     }
-    assert_int_equal(shared, 5);
+    assert_true(shared[ROUTE_ALLOW_SHM] == 5 && shared[ROUTE_ALLOW_CUDA_SHM] == 5);
+    assert_null(at(doc_with, "components/schemas/CudaRegionRegister"));
+    assert_non_null(at(doc_cuda, "components/schemas/CudaRegionRegister"));
+    cJSON_Delete(doc_cuda);
     assert_null(at(doc, "components/schemas/RegionRegister"));
     cJSON *const post = at(doc_with, "paths/~1v2~1systemsharedmemory~1region~1{region}~1register/post");
     assert_string_equal(at(post, "requestBody/content/application~1json/schema/$ref")->valuestring,

@@ -601,7 +601,7 @@ static struct request *checked_to_region(struct scene *s)
     attn_error err = { 0 };
     assert_int_equal(region_uses_new(s->server.regions, &s->server.everybody, &shared, 1, &request->job->shared, &err),
                      ATTN_OK);
-    assert_int_equal(region_uses_bind(request->job->shared, &request->job->call->items[0].problem, &err), ATTN_OK);
+    assert_int_equal(region_uses_bind(request->job->shared, &request->job->call->items[0].problem, 1, &err), ATTN_OK);
     return request;
 }
 

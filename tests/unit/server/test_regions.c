@@ -121,13 +121,13 @@ static void test_a_region_is_seen_by_its_caller_alone(void **state)
     assert_int_equal(seen_by(r, anna, "b"), 1);
     assert_int_equal(seen_by(r, bert, "b"), 0);
     assert_int_equal(seen_by(r, &everybody, NULL), 0);
-    assert_int_equal(regions_unregister(r, bert, "b"), 0);
-    assert_int_equal(regions_unregister(r, bert, NULL), 1);
+    assert_int_equal(regions_unregister(r, REGION_SYSTEM, bert, "b"), 0);
+    assert_int_equal(regions_unregister(r, REGION_SYSTEM, bert, NULL), 1);
     regions_count(r, REGION_SYSTEM, &count, &bytes);
     assert_true(count == 2 && bytes == 4097);
     wait_until_closed(&p);
-    assert_int_equal(regions_unregister(r, anna, "a"), 1);
-    assert_int_equal(regions_unregister(r, anna, "a"), 0);
+    assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 1);
+    assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 0);
     object_clear(&p);
     regions_free(r); /* with a region in it */
     assert_int_equal(holders(&o), 1);
@@ -217,7 +217,7 @@ static void test_a_use_lies_within_its_region_and_outlives_it(void **state)
 
     assert_int_equal(use(r, &everybody, "r", ATTN_T_q, false, 4, 6, &uses, &err), ATTN_OK);
     assert_int_equal(pwrite(o.fd, "abcdefghij", 10, 98), 10);
-    assert_int_equal(regions_unregister(r, &everybody, NULL), 1);
+    assert_int_equal(regions_unregister(r, REGION_SYSTEM, &everybody, NULL), 1);
     shm_unlink(o.key);
     char memory[6];
     bool done;
@@ -242,7 +242,7 @@ static struct region_uses *output_use(struct regions *r, const struct caller *ca
     const int64_t shape[] = { 1, elements, 1, 1 };
     assert_int_equal(use(r, caller, "r", ATTN_T_out, true, 0, elements * 4 + 1, &uses, &err), ATTN_OK);
     p.out = attn_tensor_make(data, ATTN_F32, 4, shape);
-    assert_int_equal(region_uses_bind(uses, &p, &err), ATTN_OK);
+    assert_int_equal(region_uses_bind(uses, &p, 1, &err), ATTN_OK);
     assert_int_equal(uses->output_bytes, elements * 4);
     return uses;
 }
@@ -350,11 +350,176 @@ static void test_outputs_must_fit_and_not_overlap(void **state)
         struct region_uses *uses;
         attn_error err = { 0 };
         assert_int_equal(region_uses_new(r, &everybody, shared, 2, &uses, &err), ATTN_OK);
-        assert_int_equal(region_uses_bind(uses, &p, &err), cases[i].fits ? ATTN_OK : ATTN_INVALID);
+        assert_int_equal(region_uses_bind(uses, &p, 1, &err), cases[i].fits ? ATTN_OK : ATTN_INVALID);
         region_uses_free(uses);
     }
     regions_free(r);
     object_clear(&o);
+}
+
+/* ---- Memory of a GPU --------------------------------------------------------------------------------------------- */
+
+static attn_device *device_with(const char *script)
+{
+    const attn_device_options options = { .threads = 1, .script = script };
+    attn_device *device;
+    attn_error err = { 0 };
+    if (attn_device_open("fake", 0, &options, &device, &err) != ATTN_OK) fail_msg("%s", err.text);
+    return device;
+}
+
+/* How often this process has mapped the object: its owner, this test, never does. */
+static int mappings(const struct object *o)
+{
+    char line[512];
+    int count = 0;
+    FILE *const maps = fopen("/proc/self/maps", "r");
+    assert_non_null(maps);
+    while (fgets(line, sizeof line, maps)) count += strstr(line, o->key) != NULL;
+    fclose(maps);
+    return count;
+}
+
+static void wait_until_unmapped(const struct object *o)
+{
+    const int64_t until_ms = clock_ms() + 60000;
+    while (mappings(o) > 0) {
+        if (clock_ms() > until_ms) fail_msg("%s is not closed", o->key);
+        nanosleep(&(struct timespec){ 0, 500000 }, NULL);
+    }
+}
+
+static proto_error lend_as(struct regions *r, struct caller *caller, const char *name, const struct object *o,
+                           int64_t bytes, attn_device *device, int number)
+{
+    proto_cuda_region wanted = { .device = 5, .bytes = bytes };
+    proto_error error;
+    attn_error why = { 0 };
+    snprintf((char *)wanted.handle, sizeof wanted.handle, "0%.60s", o->key);
+    if (regions_register_cuda(r, caller, name, &wanted, device, number, &error, &why)) return PROTO_ERROR_COUNT;
+    assert_true(why.text[0] != '\0' && error < PROTO_ERROR_COUNT);
+    assert_null(strstr(why.text, o->key)); /* a handle is nobody's business */
+    return error;
+}
+
+static void see_device(void *context, const struct region_facts *facts)
+{
+    assert_int_equal(facts->device_id, 5);
+    ++*(int *)context;
+}
+
+static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
+{
+    (void)state;
+    struct caller everybody = CALLER_EVERYBODY, *anna = caller_new();
+    struct regions *r = regions_new(NULL, 0);
+    attn_device *const device = device_with("import.err=400@4,import.err=700@5");
+    struct object o = object_of(4096), p = object_of(64);
+    int seen = 0, count;
+    int64_t bytes;
+    assert_int_equal(lend_as(r, anna, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
+    assert_int_equal(lend_as(r, anna, "a", &p, 64, device, 0), PROTO_E_CONFLICT);       /* without opening it */
+    assert_int_equal(lend_as(r, &everybody, "b", &o, 64, device, 0), PROTO_E_CONFLICT); /* the memory is Anna's */
+    assert_int_equal(lend_as(r, &everybody, "b", &p, 65, device, 0), PROTO_E_INVALID_REQUEST);
+    assert_int_equal(lend_as(r, &everybody, "b", &p, 64, device, 0), PROTO_E_INVALID_REQUEST);
+    assert_int_equal(lend_as(r, &everybody, "b", &p, 64, device, 0), PROTO_E_UNAVAILABLE);
+    wait_until_unmapped(&p);
+    assert_int_equal(regions_visit(r, REGION_CUDA, anna, NULL, see_device, &seen), 1);
+    assert_int_equal(seen_by(r, anna, NULL), 0);
+    regions_count(r, REGION_CUDA, &count, &bytes);
+    assert_true(seen == 1 && count == 1 && bytes == 4096);
+    assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, NULL), 0);
+    assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 0);
+    struct region_uses *uses;
+    attn_error err = { 0 };
+    assert_int_equal(use(r, anna, "a", ATTN_T_q, false, 0, 64, &uses, &err), ATTN_OK);
+    assert_int_equal(regions_unregister(r, REGION_CUDA, anna, "a"), 1);
+    region_uses_drop_inputs(&uses); /* not this one: it is read later */
+    assert_non_null(uses);
+    assert_int_equal(mappings(&o), 1);
+    region_uses_free(uses);
+    wait_until_unmapped(&o);
+    regions_free(r);
+    attn_device_close(device); /* which aborts where an import is left */
+    object_clear(&o);
+    object_clear(&p);
+    caller_release(anna);
+}
+
+static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
+{
+    (void)state;
+    struct caller everybody = CALLER_EVERYBODY;
+    struct regions *r = regions_new(prefixes, 2);
+    attn_device *const device = device_with("");
+    struct object o = object_of(4096), p = object_of(4096), s = object_of(4096);
+    const int64_t shape[] = { 1, 4, 1, 2 }, lse[] = { 1, 1, 4 };
+    assert_int_equal(lend_as(r, &everybody, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
+    assert_int_equal(lend_as(r, &everybody, "b", &p, 4096, device, 1), PROTO_ERROR_COUNT);
+    assert_int_equal(lend_as(r, &everybody, "c", &o, 4096, device, 0), PROTO_ERROR_COUNT); /* the same memory */
+    must_register(r, &everybody, "s", &s, 0, 4096);
+    static const struct {
+        const char *q, *out, *lse;
+        int64_t out_at, lse_at;
+        size_t alignment;
+        const char *says; /* NULL: it is taken */
+    } cases[] = {
+        { "a", "a", "a", 64, 96, 1, NULL },
+        { "a", "s", "s", 0, 32, 1, NULL },
+        { "s", "a", "s", 0, 0, 1, NULL }, /* q is a copy */
+        { "a", "a", "a", 64, 92, 1, "lse: would be written over out, in the region 'a'" },
+        { "a", "c", "s", 8, 0, 1, "out: would be written over q, in the region 'c'" },
+        { "a", "a", "a", 66, 128, 1,
+          "out: shared_memory_offset is 66, must be a multiple of 4 in the memory of a GPU" },
+        { "a", "a", "a", 68, 128, 8,
+          "out: shared_memory_offset is 68, must be a multiple of 8 in the memory of a GPU" },
+        { "a", "b", "s", 0, 0, 1,
+          "out: the region 'b' is in the memory of device 5, another tensor in that of a "
+          "different one; all must be of one" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        proto_shared shared[] = {
+            { .id = ATTN_T_q, .bytes = 32 },
+            { .id = ATTN_T_out, .output = true, .offset = cases[i].out_at, .bytes = 32 },
+            { .id = ATTN_T_lse, .output = true, .index = 1, .offset = cases[i].lse_at, .bytes = 16 },
+        };
+        char memory[3][64];
+        struct region_uses *uses = NULL;
+        attn_error err = { 0 };
+        attn_problem problem = ATTN_PROBLEM_INIT;
+        problem.q = attn_tensor_make(memory[0], ATTN_F32, 4, shape);
+        problem.out = attn_tensor_make(memory[1], ATTN_F32, 4, shape);
+        problem.lse = attn_tensor_make(memory[2], ATTN_F32, 3, lse);
+        strcpy(shared[0].region, cases[i].q);
+        strcpy(shared[1].region, cases[i].out);
+        strcpy(shared[2].region, cases[i].lse);
+        attn_status status = region_uses_new(r, &everybody, shared, 3, &uses, &err);
+        if (status == ATTN_OK) status = region_uses_bind(uses, &problem, cases[i].alignment, &err);
+        if (cases[i].says) {
+            assert_int_equal(status, ATTN_INVALID);
+            assert_string_equal(err.text, cases[i].says);
+        } else {
+            assert_int_equal(status, ATTN_OK);
+            const bool in_place = *cases[i].out == 'a';
+            assert_int_equal(uses->home, 0);
+            assert_int_equal(uses->in_place >> ATTN_T_out & 1, in_place);
+            assert_true(problem.out.data == (in_place ? uses->list[1].in_place : memory[1]));
+            assert_int_equal(uses->writes, *cases[i].lse == 's');
+            assert_int_equal(uses->output_bytes, (in_place ? 0 : 32) + (*cases[i].lse == 's' ? 16 : 0));
+            assert_int_equal(uses->input_bytes, *cases[i].q == 's' ? 32 : 0);
+        }
+        region_uses_free(uses);
+    }
+    struct region_uses *uses;
+    attn_error err = { 0 };
+    assert_int_equal(use(r, &everybody, "a", ATTN_T_bias, false, 0, 4, &uses, &err), ATTN_INVALID);
+    assert_string_equal(err.member, "/inputs/3/parameters/shared_memory_region");
+    assert_int_equal(use(r, &everybody, "a", ATTN_T_q, false, 4096, 1, &uses, &err), ATTN_INVALID);
+    regions_free(r);
+    attn_device_close(device);
+    object_clear(&o);
+    object_clear(&p);
+    object_clear(&s);
 }
 
 int main(void)
@@ -367,6 +532,8 @@ int main(void)
         cmocka_unit_test(test_much_is_moved_in_pieces),
         cmocka_unit_test(test_an_object_that_becomes_shorter_between_two_pieces),
         cmocka_unit_test(test_outputs_must_fit_and_not_overlap),
+        cmocka_unit_test(test_memory_of_a_gpu_is_open_as_long_as_its_region),
+        cmocka_unit_test(test_what_lies_in_a_gpus_memory_stays_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
