@@ -488,13 +488,14 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
  * A block begins as soon as one of decode_splits() leaves a multiprocessor, so it may want no more registers than that
  * had. */
 template <int D>
-__global__ void __launch_bounds__(COMBINE_THREADS, D == 256 ? 2 : 3)
+__global__ void __launch_bounds__(COMBINE_THREADS, D == 64 ? 4 : D == 128 ? 3 : 2)
     combine_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
     const int C = D / 32;
     __shared__ float part[COMBINE_WARPS][D];
     __shared__ float2 parts_ml[COMBINE_WARPS];
     __shared__ float parts_sum[COMBINE_WARPS];
+    __shared__ head_args of_head; /* of a row that is computed after all: here it costs no registers */
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -567,7 +568,12 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 256 ? 2 : 3)
         repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y); /* and part is free for the next row */
     }
     for (int r = blockIdx.y; repair; r += gridDim.y, repair >>= 1)
-        if (repair & 1) forward_row_by_block(a, head_args_of(a, b, x.h + r % group), r / group, parts_sum);
+        if (repair & 1) {
+            __syncthreads(); /* nobody reads the last row's `of_head` any more */
+            if (threadIdx.x == 0) of_head = head_args_of(a, b, x.h + r % group);
+            __syncthreads();
+            forward_row_by_block(a, of_head, r / group, parts_sum);
+        }
 }
 
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */
