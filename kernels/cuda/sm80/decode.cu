@@ -28,15 +28,19 @@
  * sequences of either kind; then the other kernel runs first and leaves out those that are decoded here
  * (cuda_chip::decode_rows).
  *
+ * Keys and values in float8 stay that in shared memory, so their tiles cost half the reading (float8.cuh): a form of its own, which
+ * computes P V in float16. What has options takes the other form, where the loader widens them one by one.
+ *
  * As in forward.cu there is a form with options, and a block whose result is not finite goes over its split once
  * more with zeros for the values that are not, then computes one by one the rows that see one. */
 #include <atomic>
+#include <type_traits>
 
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/simple/rows.cuh"
 #include "decode.h"
 #include "decode_places.cuh"
-#include "scores.cuh"
+#include "float8.cuh"
 
 namespace {
 
@@ -44,12 +48,24 @@ namespace {
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
-/* WM warps share the rows, WK the keys of a tile, WD the columns of V. */
-template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_> struct shape {
+/* How keys and values lie in shared memory: as T, which anything becomes, or as float8, which becomes T in registers
+ * (float8.cuh). */
+enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
+
+/* WM warps share the rows, WK the keys of a tile, WD the columns of V. A tile of float8 has twice the keys, or the ring twice
+ * the slots. */
+template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS> struct shape {
     static const int D = D_, WM = WIDE ? 4 : 1, WD = D == 256 && !WIDE ? 2 : 1, WK = WARPS / (WM * WD);
-    static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_;
-    static const int BM = 16 * WM, BN = D == 256 ? 32 : D == 64 && !WIDE ? 128 : 64, KW = BN / WK;
-    static const int SLOTS = !WIDE ? 4 : D == 64 ? 6 : 3;
+    static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_, FLOAT8 = AS == KEYS_AS_FLOAT8;
+    static const bool MORE_KEYS = FLOAT8 && !WIDE && D >= 128;
+    static const int BM = 16 * WM,
+                     BN = (D == 256           ? 32
+                           : D == 64 && !WIDE ? 128
+                                              : 64) *
+                          (MORE_KEYS ? 2 : 1),
+                     KW = BN / WK;
+    static const int SLOTS = (!WIDE ? 4 : D == 64 ? 6 : 3) * (FLOAT8 && !MORE_KEYS ? 2 : 1);
+    static const int WIDTH = FLOAT8 ? D / 2 : D; /* of a row of the ring, in 16 bits */
 };
 
 /* Splits that are added up together; rows that a block may have which takes a whole split group (its sums lie in shared
@@ -66,7 +82,7 @@ template <int D, bool SCORE_MODS> constexpr int blocks_of = 2;
 template <class X> struct shared {
     struct tiles {
         alignas(128) uint16_t Q[X::BM * X::D];
-        alignas(128) uint16_t ring[X::SLOTS][X::BN * X::D];
+        alignas(128) uint16_t ring[X::SLOTS][X::BN * X::WIDTH];
         float S[X::SCORE_MODS ? WARPS : 1][16]
                [X::SCORE_MODS ? X::KW + 4 : 1]; /* scores on their way through the options */
     };
@@ -141,6 +157,46 @@ template <int D, int BM> DEVICE void load_queries(uint16_t *to, const cuda_args 
     }
 }
 
+/* The same in the order that scores_of_float8() wants; of a negative scale with the other sign, of a scale of 0 as zeros
+ * (but for what is not finite, whose row is computed after all). */
+template <typename T, int D, int BM>
+DEVICE void load_permuted_queries(uint16_t *to, const cuda_args &a, const group_place &place)
+{
+    const attn_view &q = a.g.view[ATTN_T_q];
+    const int group = (int)a.g.group, columns = (int)a.g.dims.D;
+    const uint32_t sign = place.x.scale < 0 ? 0x80008000 : 0;
+#pragma unroll 1
+    for (int n = threadIdx.x; n < BM * (D / 8); n += THREADS) {
+        const int r = n / (D / 8), c = n % (D / 8), i = r / group;
+        uint32_t word[4] = {};
+        if (r < place.rows && c * 8 < columns) {
+            const int64_t line = attn_at(&q, place.x.b, place.x.h + (r - i * group), place.x.s.q_start + i) + c * 8;
+            const uint16_t *from = (const uint16_t *)q.data + line;
+            if (q.dtype != ATTN_F8E4M3 && columns % 8 == 0 && (uint64_t)from % 16 == 0) {
+                const uint4 piece = *(const uint4 *)from;
+                word[0] = piece.x, word[1] = piece.y, word[2] = piece.z, word[3] = piece.w;
+            } else {
+#pragma unroll
+                for (int e = 0; e < 8; e++)
+                    if (c * 8 + e < columns)
+                        word[e / 2] |= (uint32_t)(q.dtype == ATTN_F8E4M3
+                                                      ? widened<T>(((const uint8_t *)q.data)[line + e])
+                                                      : from[e])
+                                       << e % 2 * 16;
+            }
+        }
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            if (place.x.scale == 0) {
+                if (!not_finite<T>((uint16_t)word[w])) word[w] &= 0xffff0000;
+                if (!not_finite<T>((uint16_t)(word[w] >> 16))) word[w] &= 0xffff;
+            }
+            const int there = permuted_word(c % 2 * 4 + w);
+            *(uint32_t *)(to + at<D>(r, c / 2 * 2 + there / 4) + there % 4 * 2) = word[w] ^ sign;
+        }
+    }
+}
+
 /* The block's O of row r, channels d to d + 3: its warps' sums, each times its factor. */
 template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
 {
@@ -203,10 +259,14 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int first_key = place.first + index * place.length;
     const int last_key = (int)attn_min64((int64_t)first_key + place.length, place.last);
     const int first = first_key / BN, last = (int)attn_tiles(last_key, BN), steps = 2 * (last - first);
-    key_loader<T, D, THREADS, true, X::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.D);
-    key_loader<T, D, THREADS, true, X::PAGED> V(g, g.view[ATTN_T_v], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.Dv);
+    typedef typename std::conditional<X::FLOAT8, uint8_t, T>::type stored;
+    key_loader<stored, D, THREADS, true, X::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.D);
+    key_loader<stored, D, THREADS, true, X::PAGED> V(g, g.view[ATTN_T_v], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.Dv);
     const bool single = place.splits == 1, takes_split_groups = p.splits_per_block > 1;
-    const float c = X::SCORE_MODS ? 1 : x.scale * LOG2E;
+    const float c = X::SCORE_MODS               ? 1
+                    : X::FLOAT8 && x.scale == 0 ? 1
+                    : X::FLOAT8                 ? fabsf(x.scale) * LOG2E
+                                                : x.scale * LOG2E;
 
     for (int r = threadIdx.x; r < BM; r += THREADS) {
         sm.i[r] = r / group;
@@ -230,9 +290,10 @@ again:
         filled++;
         into = into + 1 == SLOTS ? 0 : into + 1;
     };
-    load_queries<D, BM>(sm.tile.Q, a, place);
+    if (!X::FLOAT8) load_queries<D, BM>(sm.tile.Q, a, place);
 #pragma unroll
     for (int n = 0; n < SLOTS - 1; n++) fill(n % 2);
+    if (X::FLOAT8) load_permuted_queries<T, D, BM>(sm.tile.Q, a, place);
 
     for (int j = first; j < last; j++) {
         cp_async_wait<SLOTS - 2>();
@@ -243,9 +304,15 @@ again:
         const uint16_t *tile = sm.tile.ring[slot];
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
         if (!idle) {
-            scores<T, D>(
-                S, [&](uint32_t(&f)[4], int, int kk) { a_rows<D>(f, sm.tile.Q, m0, kk * 16, lane); },
-                [&](uint32_t(&f)[4], int nt, int kk) { b_rows<D>(f, tile, k0 + nt * 8, kk * 16, lane); });
+            const auto rows_of_k = [&](uint32_t(&f)[4], int nt, int kk) {
+                b_rows<X::WIDTH>(f, tile, k0 + nt * 8, kk * 16, lane);
+            };
+            if constexpr (X::FLOAT8)
+                scores_of_float8<T, D>(
+                    S[0], [&](uint32_t(&f)[4], int kk) { a_rows<D>(f, sm.tile.Q, m0, kk * 16, lane); }, rows_of_k);
+            else
+                scores<T, D>(
+                    S, [&](uint32_t(&f)[4], int, int kk) { a_rows<D>(f, sm.tile.Q, m0, kk * 16, lane); }, rows_of_k);
             const int column = j * BN + k0; /* this warp's first key */
             if (X::SCORE_MODS) {
                 head_args y = x;
@@ -294,15 +361,27 @@ again:
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
         fill(SLOTS % 2);
         if (clean) {
-            for (int n = threadIdx.x; n < BN * D; n += THREADS)
-                if (not_finite<T>(values[n])) values[n] = 0;
+            if constexpr (X::FLOAT8) {
+                uint8_t *bytes = (uint8_t *)values;
+                for (int n = threadIdx.x; n < BN * D; n += THREADS)
+                    if ((bytes[n] & 0x7f) == 0x7f) bytes[n] = 0;
+            } else {
+                for (int n = threadIdx.x; n < BN * D; n += THREADS)
+                    if (not_finite<T>(values[n])) values[n] = 0;
+            }
             __syncthreads();
         }
 
-        if (!idle)
-            accumulate<T>(O, S, [&](uint32_t(&f)[4], int dt, int kk) {
-                b_columns<D>(f, values, d0 + dt * 8, k0 + kk * 16, lane);
-            });
+        if (!idle) {
+            if constexpr (X::FLOAT8)
+                accumulate_float8(O[0], S[0], [&](uint32_t(&f)[4], int u, int kk) {
+                    b_columns<X::WIDTH>(f, values, d0 / 2 + u * 16, k0 + kk * 16, lane);
+                });
+            else
+                accumulate<T>(O, S, [&](uint32_t(&f)[4], int dt, int kk) {
+                    b_columns<D>(f, values, d0 + dt * 8, k0 + kk * 16, lane);
+                });
+        }
     }
 
     /* The warps' sums, side by side in shared memory. */
@@ -319,10 +398,16 @@ again:
             sm.m[wk][r] = m[half];
             sm.l[wk][r] = l[half];
         }
+        if constexpr (X::FLOAT8) {
 #pragma unroll
-        for (int dt = 0; dt < DT; dt++)
-            *(float2 *)&sm.O[wk][r][d0 + dt * 8 + lane % 4 * 2] = make_float2(O[0][dt][half * 2],
-                                                                              O[0][dt][half * 2 + 1]);
+            for (int n = 0; n < DT / 2; n++)
+                *(float4 *)&sm.O[wk][r][d0 + n * 16 + lane % 4 * 4] = four_channels(O[0], n, half);
+        } else {
+#pragma unroll
+            for (int dt = 0; dt < DT; dt++)
+                *(float2 *)&sm.O[wk][r][d0 + dt * 8 + lane % 4 * 2] = make_float2(O[0][dt][half * 2],
+                                                                                  O[0][dt][half * 2 + 1]);
+        }
     }
     __syncthreads();
     const int64_t saved = place.saved + (int64_t)index * rows;
@@ -385,18 +470,18 @@ again:
     }
 }
 
-template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
+template <int D, bool SCORE_MODS, keys_as AS> constexpr size_t shared_bytes()
 {
-    return sizeof(shared<shape<D, false, SCORE_MODS, false>>) > sizeof(shared<shape<D, true, SCORE_MODS, false>>)
-               ? sizeof(shared<shape<D, false, SCORE_MODS, false>>)
-               : sizeof(shared<shape<D, true, SCORE_MODS, false>>);
+    const size_t narrow = sizeof(shared<shape<D, false, SCORE_MODS, false, AS>>),
+                 wide = sizeof(shared<shape<D, true, SCORE_MODS, false, AS>>);
+    return narrow > wide ? narrow : wide;
 }
 
-template <typename T, int D, bool SCORE_MODS, bool PAGED>
+template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS>
 __global__ void __launch_bounds__(THREADS, (blocks_of<D, SCORE_MODS>))
     decode_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
-    static_assert(shared_bytes<D, SCORE_MODS>() <= 99 * 1024, "what every GPU from compute capability 8.0 on has");
+    static_assert(shared_bytes<D, SCORE_MODS, AS>() <= 99 * 1024, "what every GPU from compute capability 8.0 on has");
     extern __shared__ __align__(128) char memory[];
     launch_dependents(); /* combine_splits() may come when the last block has begun */
     const int Hk = (int)a.g.dims.Hk, slot = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk);
@@ -414,8 +499,8 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, SCORE_MODS>))
     const int end = min(index + p.splits_per_block, place.splits);
     if (place.rows <= NARROW)
 #pragma unroll 1
-        for (; index < end; index++) split<T, shape<D, false, SCORE_MODS, PAGED>>(a, p, place, index, memory);
-    else if (index < end) split<T, shape<D, true, SCORE_MODS, PAGED>>(a, p, place, index, memory);
+        for (; index < end; index++) split<T, shape<D, false, SCORE_MODS, PAGED, AS>>(a, p, place, index, memory);
+    else if (index < end) split<T, shape<D, true, SCORE_MODS, PAGED, AS>>(a, p, place, index, memory);
 }
 
 /* ---- Combine ----------------------------------------------------------------------------------------------------- */
@@ -488,7 +573,9 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
  * A block begins as soon as one of decode_splits() leaves a multiprocessor, so it may want no more registers than that
  * had. */
 template <int D>
-__global__ void __launch_bounds__(COMBINE_THREADS, D == 64 ? 4 : D == 128 ? 3 : 2)
+__global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
+                                                   : D == 128 ? 3
+                                                              : 2)
     combine_splits(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
     const int C = D / 32;
@@ -645,16 +732,15 @@ cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, boo
     return cudaSuccess;
 }
 
-template <typename T, int D, bool SCORE_MODS, bool PAGED>
+template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS>
 cudaError_t launch(const cuda_args &a, const launch_plan &y, cudaStream_t stream)
 {
     static once known;
+    const size_t bytes = shared_bytes<D, SCORE_MODS, AS>();
     bool overlap = false;
-    cudaError_t code = prepare(known, decode_splits<T, D, SCORE_MODS, PAGED>, combine_splits<D>,
-                               shared_bytes<D, SCORE_MODS>(), &overlap);
+    cudaError_t code = prepare(known, decode_splits<T, D, SCORE_MODS, PAGED, AS>, combine_splits<D>, bytes, &overlap);
     if (code != cudaSuccess) return code;
-    decode_splits<T, D, SCORE_MODS, PAGED>
-        <<<(unsigned)y.blocks, THREADS, shared_bytes<D, SCORE_MODS>(), stream>>>(a, y.p);
+    decode_splits<T, D, SCORE_MODS, PAGED, AS><<<(unsigned)y.blocks, THREADS, bytes, stream>>>(a, y.p);
     code = cudaPeekAtLastError();
     if (code != cudaSuccess || y.rows == 0) return code;
     cudaLaunchAttribute attribute;
@@ -669,20 +755,27 @@ cudaError_t launch(const cuda_args &a, const launch_plan &y, cudaStream_t stream
     return cudaLaunchKernelEx(&config, combine_splits<D>, a, y.p);
 }
 
-template <typename T, int D>
-cudaError_t launch_form(const cuda_args &a, const launch_plan &y, const attn_plan *of, cudaStream_t stream)
+/* The form for float8 keys knows scales of any size: see load_permuted_queries(). */
+bool has_float8_form(const attn_plan *of)
 {
-    if (has_pages(of))
-        return has_options(of) ? launch<T, D, true, true>(a, y, stream) : launch<T, D, false, true>(a, y, stream);
-    return has_options(of) ? launch<T, D, true, false>(a, y, stream) : launch<T, D, false, false>(a, y, stream);
+    const uint64_t features = PLAIN_FEATURES | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale);
+    return of->problem->k.dtype == ATTN_F8E4M3 && !(of->features & ~features);
 }
 
-template <typename T>
+template <typename T, int D, bool PAGED>
+cudaError_t launch_form(const cuda_args &a, const launch_plan &y, const attn_plan *of, cudaStream_t stream)
+{
+    if (has_float8_form(of)) return launch<T, D, false, PAGED, KEYS_AS_FLOAT8>(a, y, stream);
+    return has_options(of) ? launch<T, D, true, PAGED, KEYS_AS_T>(a, y, stream)
+                           : launch<T, D, false, PAGED, KEYS_AS_T>(a, y, stream);
+}
+
+template <typename T, bool PAGED>
 cudaError_t launch_for(const cuda_args &a, const launch_plan &y, const attn_plan *of, cudaStream_t stream)
 {
     const int D = class_of(a.g.dims);
-    if (D == 64) return launch_form<T, 64>(a, y, of, stream);
-    return D == 128 ? launch_form<T, 128>(a, y, of, stream) : launch_form<T, 256>(a, y, of, stream);
+    if (D == 64) return launch_form<T, 64, PAGED>(a, y, of, stream);
+    return D == 128 ? launch_form<T, 128, PAGED>(a, y, of, stream) : launch_form<T, 256, PAGED>(a, y, of, stream);
 }
 
 /* A block takes a split group where that leaves FULL blocks for each place on a multiprocessor. The bits of the answer
@@ -735,8 +828,11 @@ cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn
         y.p.O = (float *)workspace;
         y.p.ml = (float2 *)(y.p.O + y.rows * class_of(a.g.dims));
     }
-    return plan->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(a, y, plan, stream)
-                                               : launch_for<__half>(a, y, plan, stream);
+    if (plan->problem->q.dtype == ATTN_BF16)
+        return has_pages(plan) ? launch_for<__nv_bfloat16, true>(a, y, plan, stream)
+                               : launch_for<__nv_bfloat16, false>(a, y, plan, stream);
+    return has_pages(plan) ? launch_for<__half, true>(a, y, plan, stream)
+                           : launch_for<__half, false>(a, y, plan, stream);
 }
 
 extern const cuda_kernel decode_forward = {

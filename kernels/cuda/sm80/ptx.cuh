@@ -120,6 +120,27 @@ template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
     return r;
 }
 
+/* Two float16 as floats, and two products of float16. 9.7.4.4. */
+DEVICE float2 floats_of_halves(uint32_t x)
+{
+    return __half22float2(*reinterpret_cast<const __half2 *>(&x));
+}
+DEVICE uint32_t multiply_halves(uint32_t x, uint32_t y)
+{
+    uint32_t r;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+    return r;
+}
+#if __CUDA_ARCH__ >= 890
+/* Two float8_e4m3 as float16, the lower byte in the low half. 9.7.9.21. */
+DEVICE uint32_t halves_of_e4m3(uint16_t pair)
+{
+    uint32_t r;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(pair));
+    return r;
+}
+#endif
+
 /* sum + x . y of two 16-bit elements each. */
 template <typename T> DEVICE float dot_pair(uint32_t x, uint32_t y, float sum);
 template <> DEVICE float dot_pair<__half>(uint32_t x, uint32_t y, float sum)

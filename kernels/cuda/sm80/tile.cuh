@@ -11,10 +11,10 @@
 
 #include "ptx.cuh"
 
-/* Where piece (16 bytes) c of row r lies, in elements. */
+/* Where piece (16 bytes) c of row r lies, in elements of 16 bits. D 32: two rows meet all banks. */
 template <int D> DEVICE int at(int r, int c)
 {
-    return r * D + (c ^ (r & 7)) * 8;
+    return r * D + (c ^ (D >= 64 ? r & 7 : r / 2 & 3)) * 8;
 }
 
 /* A float8 as T, which holds each of its values. */
@@ -27,11 +27,30 @@ template <> DEVICE uint16_t widened<__half>(uint8_t x)
     return __half_as_ushort(__float2half_rn(attn_e4m3_to_f32(x)));
 }
 
+/* Elements of a tile made of T: 16 bits, which float8 becomes; or, uint8_t, float8 as it is, in rows of D bytes. */
+template <typename T, int D> struct tile_row {
+    static const int BYTES = sizeof(T), PIECE = 16 / BYTES, WIDTH = D * BYTES / 2, PIECES = D / PIECE;
+
+    /* Element d of row r becomes number `index` of `data`. */
+    static DEVICE void put(uint16_t *to, int r, int d, attn_dtype dtype, const void *data, int64_t index, bool valid)
+    {
+        if constexpr (BYTES == 1) {
+            ((uint8_t *)(to + at<WIDTH>(r, d / PIECE)))[d % PIECE] = valid ? ((const uint8_t *)data)[index] : 0;
+        } else {
+            uint16_t x = 0;
+            if (valid)
+                x = dtype == ATTN_F8E4M3 ? widened<T>(((const uint8_t *)data)[index]) : ((const uint16_t *)data)[index];
+            to[at<WIDTH>(r, d / PIECE) + d % PIECE] = x;
+        }
+    }
+};
+
 /* Copies tiles of one head's rows to shared memory. A thread copies piece c of rows r, r + STEP, ... of every tile;
- * Where STEP is a multiple of 8 its place in the swizzle is the same in each. ONCE: nobody else reads these rows. float8
- * becomes T. */
+ * Where STEP is a multiple of 8 its place in the swizzle is the same in each. ONCE: nobody else reads these rows. T: see
+ * tile_row. */
 template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loader {
-    static const int PIECES = D / 8, STEP = THREADS / PIECES;
+    typedef tile_row<T, D> tile;
+    static const int W = tile::WIDTH, PIECES = tile::PIECES, STEP = THREADS / PIECES;
     const char *data; /* of this thread's piece in row r of the sequence; of the row itself where copies do not fit */
     const attn_view *view;
     int row_bytes; /* where copies fit */
@@ -46,9 +65,9 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
         view = &tensor;
         rows = (int)count;
         columns = (int)width;
-        row_bytes = (int)tensor.row * 2;
-        pieces = bytes == 2 && width % 8 == 0 && tensor.row % 8 == 0 && tensor.row < 1 << 30 &&
-                 (uint64_t)data % 16 == 0;
+        row_bytes = (int)tensor.row * tile::BYTES;
+        pieces = bytes == tile::BYTES && width % tile::PIECE == 0 && tensor.row % tile::PIECE == 0 &&
+                 tensor.row < 1 << 30 && (uint64_t)data % 16 == 0;
         if (pieces) data += (int64_t)(threadIdx.x / PIECES) * row_bytes + threadIdx.x % PIECES * 16;
     }
 
@@ -57,14 +76,14 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
     {
         if (pieces) {
             const int r = threadIdx.x / PIECES, c = threadIdx.x % PIECES;
-            const bool column = c * 8 < columns;
+            const bool column = c * tile::PIECE < columns;
             const char *from = data + (int64_t)first * row_bytes;
-            const uint32_t there = smem_addr(to + at<D>(r, c));
+            const uint32_t there = smem_addr(to + at<W>(r, c));
             const uint64_t policy = ONCE ? evict_first() : 0;
 #pragma unroll
             for (int n = 0; n < ROWS / STEP; n++) {
-                const uint32_t piece = STEP % 8 == 0 ? there + n * STEP * D * 2
-                                                     : smem_addr(to + at<D>(r + n * STEP, c));
+                const uint32_t piece = STEP % 8 == 0 ? there + n * STEP * W * 2
+                                                     : smem_addr(to + at<W>(r + n * STEP, c));
                 const char *const row = from + (int64_t)(n * STEP) * row_bytes;
                 const bool valid = column && first + r + n * STEP < rows;
                 if (ONCE) cp_async_16(piece, row, valid, policy);
@@ -75,13 +94,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
 #pragma unroll 1
         for (int n = threadIdx.x; n < ROWS * D; n += THREADS) {
             const int r = n / D, d = n % D;
-            uint16_t x = 0;
-            if (first + r < rows && d < columns) {
-                const bool eight_bit = view->dtype == ATTN_F8E4M3;
-                const char *line = data + (first + r) * view->row * (eight_bit ? 1 : 2);
-                x = eight_bit ? widened<T>(((const uint8_t *)line)[d]) : ((const uint16_t *)line)[d];
-            }
-            to[at<D>(r, d / 8) + d % 8] = x;
+            tile::put(to, r, d, view->dtype, data, (first + r) * view->row + d, first + r < rows && d < columns);
         }
     }
 };
@@ -95,7 +108,8 @@ template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_load
     }
 };
 template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THREADS, ONCE, true> {
-    static const int PIECES = D / 8, STEP = THREADS / PIECES;
+    typedef tile_row<T, D> tile;
+    static const int PIECES = tile::PIECES, STEP = THREADS / PIECES;
     /* Rows that surely lie in one page, where the page size is a multiple of it: an entry of the table is read for each. */
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
@@ -117,13 +131,14 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         this->b = (int)b, this->hk = (int)hk;
         rows = (int)count;
         columns = (int)width;
-        pieces = tensor.dtype != ATTN_F8E4M3 && width % 8 == 0 && tensor.row % 8 == 0 && tensor.batch % 8 == 0 &&
-                 ((uint64_t)tensor.data + hk * tensor.head * 2) % 16 == 0;
+        pieces = (tensor.dtype == ATTN_F8E4M3) == (tile::BYTES == 1) && width % tile::PIECE == 0 &&
+                 tensor.row % tile::PIECE == 0 && tensor.batch % tile::PIECE == 0 &&
+                 ((uint64_t)tensor.data + hk * tensor.head * tile::BYTES) % 16 == 0;
         table = geometry.page_table + b * geometry.page_table_row;
-        page_bytes = tensor.batch * 2;
+        page_bytes = tensor.batch * tile::BYTES;
         page_size = (int)geometry.dims.page_size;
-        row_bytes = (int)tensor.row * 2;
-        data = (const char *)tensor.data + hk * tensor.head * 2 + threadIdx.x % PIECES * 16 +
+        row_bytes = (int)tensor.row * tile::BYTES;
+        data = (const char *)tensor.data + hk * tensor.head * tile::BYTES + threadIdx.x % PIECES * 16 +
                (int64_t)(threadIdx.x / PIECES) * row_bytes;
         chunks = pieces && tensor.row < 1 << 30 && geometry.dims.page_size % CHUNK == 0 &&
                  geometry.dims.page_size * tensor.row < 1 << 30;
@@ -131,7 +146,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
 
     DEVICE void copy(uint16_t *to, int r, int c, const char *from, bool valid) const
     {
-        const uint32_t piece = smem_addr(to + at<D>(r, c));
+        const uint32_t piece = smem_addr(to + at<tile::WIDTH>(r, c));
         if (ONCE) cp_async_16(piece, from, valid, evict_first());
         else cp_async_16(piece, from, valid);
     }
@@ -141,7 +156,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     {
         static_assert(CHUNK % STEP == 0 && ROWS % STEP == 0, "a thread's rows of a chunk are whole steps");
         const int r = threadIdx.x / PIECES, c = threadIdx.x % PIECES;
-        const bool column = c * 8 < columns;
+        const bool column = c * tile::PIECE < columns;
         if (chunks && page_size % ROWS == 0) {
             if (first != next) {
                 const int entry = first / page_size;
@@ -182,22 +197,19 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
 #pragma unroll 1
             for (int n = 0; n < ROWS / STEP; n++) {
                 const int line = first + r + n * STEP;
-                const bool valid = column && line < rows;
+                const bool valid = column && line < rows; /* beyond, there is no entry to look at */
                 copy(to, r + n * STEP, c,
-                     (const char *)view->data + (valid ? attn_key_at(g, view, b, hk, line) + c * 8 : 0) * 2, valid);
+                     (const char *)view->data +
+                         (valid ? attn_key_at(g, view, b, hk, line) + c * tile::PIECE : 0) * tile::BYTES,
+                     valid);
             }
             return;
         }
 #pragma unroll 1
         for (int n = threadIdx.x; n < ROWS * D; n += THREADS) {
             const int r = n / D, d = n % D;
-            uint16_t x = 0;
-            if (first + r < rows && d < columns) {
-                const int64_t there = attn_key_at(g, view, b, hk, first + r) + d;
-                x = view->dtype == ATTN_F8E4M3 ? widened<T>(((const uint8_t *)view->data)[there])
-                                               : ((const uint16_t *)view->data)[there];
-            }
-            to[at<D>(r, d / 8) + d % 8] = x;
+            const bool valid = first + r < rows && d < columns;
+            tile::put(to, r, d, view->dtype, view->data, valid ? attn_key_at(g, view, b, hk, first + r) + d : 0, valid);
         }
     }
 };

@@ -298,6 +298,19 @@ static const struct spec edge_cases[] = {
          .fp8_scales = true, .seqlens_k = true),
     SPEC(.name = "keys in float8, decode, float32", .B = 3, SIZES(2, 2600, 64), HEADS(8, 2), .fp8_keys = true,
          .fp8_scales = true),
+    SPEC(.name = "keys in float8, decode, scales below 0", .B = 2, SIZES(2, 900, 128), HEADS(8, 2), BF16,
+         .fp8_keys = true, .fp8_scales = true, .fp8_scale = -0.7, .causal = true),
+    SPEC(.name = "keys in float8, decode, scales of 0", SIZES(1, 300, 64), F16, .fp8_keys = true, .fp8_scales = true,
+         .fp8_scale = 1e-60, .poison = 1),
+    SPEC(.name = "keys in float8, decode, scales of 1e-12", SIZES(1, 300, 256), BF16, .fp8_keys = true,
+         .fp8_scales = true, .fp8_scale = 1e-12),
+    SPEC(.name = "keys in float8, decode, scores of 1e8", SIZES(1, 300, 128), BF16, .fp8_keys = true,
+         .fp8_scales = true, .fp8_scale = 1e5, .q_amp = 100),
+    SPEC(.name = "fp8, decode, scales below 0", SIZES(3, 700, 96), HEADS(8, 1), FP8, .fp8_scales = true,
+         .fp8_scale = -0.5, .causal = true),
+    SPEC(.name = "fp8, decode, many rows", SIZES(13, 700, 128), HEADS(8, 2), FP8, .fp8_scales = true, .causal = true),
+    SPEC(.name = "keys in float8, decode, any address", .B = 2, SIZES(1, 1700, 128), HEADS(8, 2), F16, .fp8_keys = true,
+         .strided = true),
     SPEC(.name = "keys in float8, pages", .B = 4, SIZES(3, 960, 64), PAGES(64), HEADS(8, 2), BF16, .fp8_keys = true,
          .fp8_scales = true, .causal = true),
     SPEC(.name = "keys in float8, packed", .sequences = 4, .q_lengths = { 1, 40, 0, 70 },
@@ -1300,6 +1313,36 @@ static void test_a_row_with_one_key_is_that_value_to_the_bit(void **state)
     }
 }
 
+/* All 256 codes of float8: as a value that is the whole answer, and as a key's only channel, whose score is lse. */
+static void test_every_float8_is_its_number(void **state)
+{
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(dtypes); n++) {
+        const struct spec s = SPEC(.dtype = dtypes[n], .out_dtype = dtypes[n] == ATTN_F8E4M3 ? ATTN_BF16 : dtypes[n],
+                                   .fp8_keys = true, .B = 256, SIZES(1, 1, 64), HEADS(1, 1), .has_scale = true,
+                                   .scale = 1);
+        struct fixture f;
+        fixture_make(&f, &s);
+        for (int b = 0; b < 256; b++)
+            for (int d = 0; d < 64; d++) {
+                tensor_set(&f.p.q, b * 64 + d, d == b % 64);
+                ((uint8_t *)f.p.k.data)[b * 64 + d] = (uint8_t)(d == b % 64 ? b : 0);
+                ((uint8_t *)f.p.v.data)[b * 64 + d] = (uint8_t)(b + 5 * d);
+            }
+        fixture_run(&bench, &f);
+        for (int b = 0; b < 256; b++) {
+            const double score = attn_e4m3_to_f32((uint8_t)b), lse = tensor_get(&f.p.lse, b);
+            assert_true(isnan(score) ? isnan(lse) : fabs(lse - score) <= 1e-6 * fabs(score));
+            for (int d = 0; d < 64 && !isnan(score); d++) {
+                const double want = attn_e4m3_to_f32((uint8_t)(b + 5 * d)), got = tensor_get(&f.p.out, b * 64 + d);
+                assert_true(isnan(want) ? isnan(got) : got == want);
+            }
+        }
+        fixture_clear(&f);
+    }
+}
+
 /* NaN that some rows see reaches these rows and no other. (fixture_compare() wants NaN exactly where the reference
  * has it.)
  * */
@@ -1317,6 +1360,9 @@ static void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
         SPEC(SIZES(1, 3000, 64), .poison = 2, HEADS(4, 2)),
         SPEC(SIZES(1, 3000, 64), .poison = 2, HEADS(4, 2), BF16),
         SPEC(.B = 24, SIZES(1, 2000, 128), .poison = 2, HEADS(4, 2), BF16),
+        SPEC(SIZES(5, 900, 128), .poison = 1, HEADS(8, 2), BF16, .causal = true, .fp8_keys = true, .fp8_scales = true),
+        SPEC(SIZES(5, 900, 64), .poison = 2, HEADS(8, 2), F16, WINDOW(100, 0), .fp8_keys = true),
+        SPEC(SIZES(9, 900, 256), .poison = 2, HEADS(8, 2), FP8, .causal = true),
         SPEC(SIZES(5, 900, 64), .poison = 1, HEADS(8, 2), BF16, .causal = true, .sinks = 1),
         SPEC(SIZES(5, 900, 128), .poison = 2, HEADS(8, 2), F16, WINDOW(100, 0)),
         SPEC(SIZES(60, 70, 64), .poison = 2, HEADS(2, 2), BF16, .causal = true),
@@ -1630,6 +1676,7 @@ int main(void)
         cmocka_unit_test(test_the_past_does_not_depend_on_the_future),
         cmocka_unit_test(test_hidden_numbers_of_any_size_do_not_matter),
         cmocka_unit_test(test_a_row_with_one_key_is_that_value_to_the_bit),
+        cmocka_unit_test(test_every_float8_is_its_number),
         cmocka_unit_test(test_no_dout_gives_gradients_of_exactly_zero),
         cmocka_unit_test(test_the_order_of_keys_does_not_matter),
         cmocka_unit_test(test_a_shifted_bias_shifts_lse_and_nothing_else),

@@ -83,6 +83,22 @@ template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
     return emu::pack_bf16(low, high);
 }
 
+DEVICE float2 floats_of_halves(uint32_t x)
+{
+    return make_float2(attn_f16_to_f32((uint16_t)x), attn_f16_to_f32((uint16_t)(x >> 16)));
+}
+DEVICE uint32_t multiply_halves(uint32_t x, uint32_t y)
+{
+    const float2 u = floats_of_halves(x), v = floats_of_halves(y);
+    return emu::pack_f16(u.x * v.x, u.y * v.y);
+}
+#if __CUDA_ARCH__ >= 890
+DEVICE uint32_t halves_of_e4m3(uint16_t pair)
+{
+    return emu::pack_f16(attn_e4m3_to_f32((uint8_t)pair), attn_e4m3_to_f32((uint8_t)(pair >> 8)));
+}
+#endif
+
 template <typename T> DEVICE float dot_pair(uint32_t x, uint32_t y, float sum);
 template <> DEVICE float dot_pair<__half>(uint32_t x, uint32_t y, float sum)
 {

@@ -1,0 +1,105 @@
+/* float8.cuh: tiles of float8_e4m3fn that become 16 bits in registers, for what time is the reading of keys and values.
+ *
+ * A tile is rows of D bytes, swizzled as D / 2 elements of 16 bits are (tile.cuh), and ldmatrix reads it as such. So a lane gets
+ * pairs of neighbouring float8 where it wants one element, and the order of channels within a product changes:
+ *
+ *   Q K^T  A lane has channels 4 t .. 4 t + 3 of 16 (t: lane % 4) where the instruction means 2 t, 2 t + 1, 2 t + 8, 2 t + 9. A sum
+ *          over channels does not mind, if Q's are in that order too: permuted_word().
+ *   P V    A lane has channels 2 n and 2 n + 1 of two keys: the first column of two blocks of eight, the even channels and
+ *          the odd ones. So a lane's accumulators are those of channels 4 t .. 4 t + 3 of 16: four_channels(). */
+#ifndef ATTN_SM80_FLOAT8_CUH
+#define ATTN_SM80_FLOAT8_CUH
+
+#include "scores.cuh"
+
+/* Bytes 0 and 1 as float16 in `low`, 2 and 3 in `high`: exact. */
+DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
+{
+#if __CUDA_ARCH__ >= 890
+    low = halves_of_e4m3((uint16_t)bytes);
+    high = halves_of_e4m3((uint16_t)(bytes >> 16));
+#else
+    /* In the upper byte of 16 bits, moved by one, it is a float16 with 7 for the exponent's bias where 15 is meant. */
+    const auto one = [](uint32_t x) {
+        const uint32_t magnitude = x & 0x7f007f00, nan = (magnitude + 0x01000100) & 0x80008000;
+        return multiply_halves(magnitude >> 1 | (x & 0x80008000), 0x5c005c00 /* 2^8 */) | (nan - (nan >> 15));
+    };
+    low = one(__byte_perm(bytes, 0, 0x1404));
+    high = one(__byte_perm(bytes, 0, 0x3424));
+#endif
+}
+
+/* Two float16 that were float8, as T: exact. */
+template <typename T> DEVICE uint32_t from_halves(uint32_t x)
+{
+    const float2 y = floats_of_halves(x);
+    return pack<T>(y.x, y.y);
+}
+template <> DEVICE uint32_t from_halves<__half>(uint32_t x)
+{
+    return x;
+}
+
+/* Channels 2 w and 2 w + 1 of 16 are word permuted_word(w) of Q's eight. */
+DEVICE int permuted_word(int w)
+{
+    return w % 2 * 4 + w / 2;
+}
+
+/* scores() of one block of rows: Q by rows_of_a(fragment, kk) in channels 16 kk .. (permuted), K by rows_of_b(bytes, nt, kk)
+ * in channels 32 kk ... */
+template <typename T, int D, int NT, typename A, typename B>
+DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
+{
+#pragma unroll
+    for (int kk = 0; kk < D / 32; kk++) {
+        uint32_t a[2][4];
+        rows_of_a(a[0], kk * 2);
+        rows_of_a(a[1], kk * 2 + 1);
+#pragma unroll
+        for (int nt = 0; nt < NT; nt += 2) {
+            uint32_t bytes[4];
+            rows_of_b(bytes, nt, kk);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                uint32_t low, high;
+                halves_of(bytes[e], low, high);
+                mma<T>(S[nt + e / 2], a[e % 2], from_halves<T>(low), from_halves<T>(high));
+            }
+        }
+    }
+}
+
+/* accumulate() of one block of rows, in float16: P is at most 1. columns_of_b(bytes, u, kk) brings keys 16 kk .. 16 kk + 15 of
+ * channels 32 u .. 32 u + 31. */
+template <int NT, int DT, typename B>
+DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B columns_of_b)
+{
+#pragma unroll
+    for (int kk = 0; kk < NT / 2; kk++) {
+        uint32_t a[4];
+        to_operand<__half>(a, P, kk);
+#pragma unroll
+        for (int u = 0; u < DT / 4; u++) {
+            uint32_t bytes[4];
+            columns_of_b(bytes, u, kk);
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                uint32_t even[2], odd[2];
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    halves_of(__byte_perm(bytes[e * 2 + half], 0, 0x3120), even[half], odd[half]);
+                mma<__half>(O[u * 4 + e * 2], a, even[0], even[1]);
+                mma<__half>(O[u * 4 + e * 2 + 1], a, odd[0], odd[1]);
+            }
+        }
+    }
+}
+
+/* A lane's accumulators of channels 16 n + 4 t .. 16 n + 4 t + 3. */
+template <int DT> DEVICE float4 four_channels(const float (&O)[DT][4], int n, int half)
+{
+    return make_float4(O[n * 2][half * 2], O[n * 2 + 1][half * 2], O[n * 2][half * 2 + 1], O[n * 2 + 1][half * 2 + 1]);
+}
+
+#endif
