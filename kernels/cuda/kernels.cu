@@ -5,6 +5,7 @@ extern const cuda_kernel decode_forward;                          /* sm80/decode
 extern const cuda_kernel sm90_f8_forward;                         /* sm90/f8_forward.cu */
 extern const cuda_kernel sm90_packed_forward, sm90_forward;       /* sm90/forward.cu */
 extern const cuda_kernel sm90_backward;                           /* sm90/backward.cu */
+extern const cuda_kernel sm90_latent_forward;                     /* sm90/latent.cu */
 extern const cuda_kernel generic_packed_forward, generic_forward; /* sm80/forward.cu */
 extern const cuda_kernel generic_backward;                        /* sm80/backward.cu */
 extern const cuda_kernel f32_forward, f32_backward;               /* sm80/f32_forward.cu, sm80/f32_backward.cu */
@@ -19,6 +20,7 @@ extern const cuda_kernel *const cuda_kernels[] = {
     &sm90_f8_forward,
     &sm90_forward,
     &generic_forward,
+    &sm90_latent_forward,
     &sm90_backward,
     &generic_backward,
     &f32_forward,

@@ -22,4 +22,5 @@ static constexpr cuda_kernel never = { { "sm90", ATTN_OP_FORWARD, 0, 0, 0 }, 90,
 extern const cuda_kernel sm90_backward = never;
 extern const cuda_kernel sm90_f8_forward = never;
 extern const cuda_kernel sm90_forward = never;
+extern const cuda_kernel sm90_latent_forward = never;
 extern const cuda_kernel sm90_packed_forward = never;

@@ -123,6 +123,7 @@ struct spec {
     bool dlse, give_forward; /* backward */
     bool no_dout;            /* dout is all zeros */
     bool no_lse;             /* forward: out alone is wanted */
+    bool latent;             /* v is the first Dv columns of k, in its memory */
     bool any_order;          /* not deterministic: sums of dq may be taken in any order */
     double q_amp, v_amp;     /* of q and k; of v and dout. 0: 1 */
     double q_mean;           /* added to q and k */
@@ -188,6 +189,7 @@ HELPER void spec_print(FILE *file, const struct spec *s)
     SHOW(dlse, "%d");
     SHOW(give_forward, "%d");
     SHOW(no_dout, "%d");
+    SHOW(latent, "%d");
     SHOW(no_lse, "%d");
     SHOW(any_order, "%d");
     SHOW(q_amp, "%.17g");
@@ -576,6 +578,12 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
         }
     if (s->poison_unseen || s->poison) poison_keys(f, &r);
     if (s->page_size) move_to_pages(f, &r);
+    if (s->latent) {
+        f->p.v = f->p.k;
+        f->p.v.shape[3] = s->Dv;
+        free(f->block[ATTN_T_v]);
+        f->block[ATTN_T_v] = NULL;
+    }
     add_bshd(f, ATTN_T_out, s->out_dtype, s->Sq, s->H, s->Dv);
     add_lse(f, ATTN_T_lse);
     if (s->no_lse) f->p.lse.rank = 0;
@@ -607,6 +615,12 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
     }
 }
 
+/* The tensor whose block holds tensor `id`: itself, but where v is part of k. */
+HELPER int block_of(const struct fixture *f, int id)
+{
+    return id == ATTN_T_v && !f->block[id] ? ATTN_T_k : id;
+}
+
 /* The same problem and data with outputs of its own, for another backend. */
 HELPER void fixture_copy(struct fixture *to, const struct fixture *from)
 {
@@ -618,6 +632,8 @@ HELPER void fixture_copy(struct fixture *to, const struct fixture *from)
         memcpy(to->block[id], from->block[id], from->block_bytes[id]);
         to->p.tensor[id].data = to->block[id] + ((uint8_t *)from->p.tensor[id].data - from->block[id]);
     }
+    if (block_of(from, ATTN_T_v) == ATTN_T_k)
+        to->p.v.data = to->block[ATTN_T_k] + ((uint8_t *)from->p.v.data - from->block[ATTN_T_k]);
 }
 
 HELPER bool is_output(const attn_problem *p, attn_tensor_id id)
@@ -708,14 +724,17 @@ HELPER attn_status fixtures_run(struct bench *b, struct fixture *const *list, in
         problems[n] = list[n]->p;
         if (b->info.unified) continue;
         for (int id = 0; id < ATTN_TENSOR_COUNT && !status; id++) {
-            void **block = &blocks[n * ATTN_TENSOR_COUNT + id];
+            const int owner = block_of(list[n], id);
+            void **block = &blocks[n * ATTN_TENSOR_COUNT + owner];
             if (problems[n].tensor[id].rank == 0) continue;
-            status = attn_device_alloc(b->device, list[n]->block_bytes[id], block, err);
-            if (!status)
-                status = attn_copy(b->stream, *block, list[n]->block[id], list[n]->block_bytes[id], ATTN_TO_DEVICE,
-                                   err);
+            if (!*block) {
+                status = attn_device_alloc(b->device, list[n]->block_bytes[owner], block, err);
+                if (!status)
+                    status = attn_copy(b->stream, *block, list[n]->block[owner], list[n]->block_bytes[owner],
+                                       ATTN_TO_DEVICE, err);
+            }
             problems[n].tensor[id].data = (uint8_t *)*block +
-                                          ((uint8_t *)list[n]->p.tensor[id].data - list[n]->block[id]);
+                                          ((uint8_t *)list[n]->p.tensor[id].data - list[n]->block[owner]);
         }
     }
     for (int n = 0; n < count && b->info.unified; n++) guards_forbid(list[n]);

@@ -1195,6 +1195,95 @@ static void test_values_may_be_the_first_columns_of_keys(void **state)
     }
 }
 
+/* The same where a kernel of its own may compute it: rows of queries on both sides of its tiles, lengths on both sides of its
+ * tiles and splits, one split and several, in pages and not. */
+static void test_latent_attention_agrees_with_the_reference(void **state)
+{
+#define LATENT(h) .latent = true, .D = 576, .Dv = 512, HEADS(h, 1)
+    static const struct spec cases[] = {
+        SPEC(.name = "one key", LATENT(3), .Sq = 1, .Sk = 1, BF16),
+        SPEC(.name = "a tile", LATENT(64), .Sq = 1, .Sk = 64, F16),
+        SPEC(.name = "two tiles", LATENT(64), .Sq = 1, .Sk = 128, BF16),
+        SPEC(.name = "a tile and a key", LATENT(16), .Sq = 1, .Sk = 65, BF16),
+        SPEC(.name = "three tiles less a key", LATENT(65), .Sq = 1, .Sk = 191, F16),
+        SPEC(.name = "five tiles", LATENT(7), .Sq = 1, .Sk = 300, BF16),
+        SPEC(.name = "a batch of lengths", LATENT(40), .B = 4, .Sq = 1, .Sk = 400, BF16, .seqlens_k = true,
+             .poison_unseen = true),
+        SPEC(.name = "two queries, causal", LATENT(16), .B = 2, .Sq = 2, .Sk = 130, BF16, .causal = true),
+        SPEC(.name = "rows of a tile and more, causal", LATENT(24), .B = 3, .Sq = 3, .Sk = 200, F16, .causal = true,
+             .seqlens_k = true),
+        SPEC(.name = "more queries than keys", LATENT(8), .Sq = 10, .Sk = 5, BF16, .causal = true),
+        SPEC(.name = "top left", LATENT(8), .Sq = 10, .Sk = 150, BF16, .causal = true, .alignment = ATTN_TOP_LEFT,
+             .poison_unseen = true),
+        SPEC(.name = "a window", LATENT(8), .Sq = 5, .Sk = 700, F16, WINDOW(300, 2), .poison_unseen = true),
+        SPEC(.name = "bhsd", LATENT(9), .B = 2, .Sq = 3, .Sk = 100, BF16, .layout = ATTN_BHSD, .causal = true),
+        SPEC(.name = "pages of 64", LATENT(16), .B = 4, .Sq = 2, .Sk = 320, BF16, PAGES(64), .causal = true),
+        SPEC(.name = "pages of 128", LATENT(70), .B = 3, .Sq = 1, .Sk = 384, F16, PAGES(128)),
+        SPEC(.name = "pages of 192", LATENT(4), .B = 3, .Sq = 1, .Sk = 576, BF16, PAGES(192)),
+        SPEC(.name = "pages of 16", LATENT(4), .B = 2, .Sq = 1, .Sk = 160, BF16, PAGES(16)),
+        SPEC(.name = "splits", LATENT(4), .Sq = 1, .Sk = 1300, BF16),
+        SPEC(.name = "splits, pages", LATENT(4), .B = 2, .Sq = 1, .Sk = 1344, F16, PAGES(64)),
+        SPEC(.name = "split groups", LATENT(2), .B = 4, .Sq = 2, .Sk = 4500, BF16, .causal = true, .seqlens_k = true),
+        SPEC(.name = "splits of more rows", LATENT(70), .Sq = 1, .Sk = 1100, F16),
+        SPEC(.name = "without lse", LATENT(16), .Sq = 1, .Sk = 100, BF16, .no_lse = true),
+        SPEC(.name = "peaky", LATENT(16), .Sq = 2, .Sk = 500, BF16, .q_amp = 3, .causal = true),
+        SPEC(.name = "scores of 1e9", LATENT(4), .Sq = 1, .Sk = 200, F16, .q_amp = 50, .has_scale = true, .scale = 1e4),
+        SPEC(.name = "NaN in a key", LATENT(16), .B = 2, .Sq = 3, .Sk = 200, BF16, .poison = 1, .causal = true),
+        SPEC(.name = "NaN in a key of a split", LATENT(4), .Sq = 1, .Sk = 1300, F16, .poison = 1),
+        SPEC(.name = "NaN in keys that few rows see", LATENT(8), .Sq = 8, .Sk = 130, BF16, WINDOW(3, 0), .poison = 1),
+        SPEC(.name = "strided", LATENT(4), .Sq = 2, .Sk = 100, BF16, .strided = true),
+        SPEC(.name = "sinks and a softcap", LATENT(4), .Sq = 2, .Sk = 100, BF16, .sinks = 1, .softcap = 10),
+    };
+    int failed = 0;
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
+        if (!agrees(&cases[n])) failed++;
+    assert_int_equal(failed, 0);
+
+    /* Where a kernel is asked for by name: that it is the one. */
+    const char *family = getenv("ATTN_CUDA_FAMILY");
+    if (family && strcmp(family, "sm90_latent") == 0) {
+        struct fixture f;
+        attn_error err;
+        attn_plan plan;
+        fixture_make(&f, &cases[0]);
+        f.p.v.data = f.p.k.data;
+        assert_int_equal(attn_plan_make(bench.device, &f.p, &plan, &err), ATTN_OK);
+        fixture_clear(&f);
+        assert_string_equal(plan.kernel->name, family);
+    }
+}
+
+/* Many rows of a batch or one, which a kernel may hand out to blocks in other ways, in pages or not: the same bits. */
+static void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
+{
+    static const struct spec cases[] = {
+        SPEC(LATENT(4), .B = 4, .Sq = 2, .Sk = 256, PAGES(64), BF16, .causal = true),
+        SPEC(LATENT(3), .B = 3, .Sq = 1, .Sk = 1536, PAGES(128), F16),
+        SPEC(LATENT(1), .B = 150, .Sq = 1, .Sk = 640, PAGES(64), BF16), /* more blocks than a GPU has places for */
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        struct fixture whole, side_by_side;
+        struct spec plain = cases[n];
+        plain.page_size = 0;
+        fixture_make(&whole, &cases[n]);
+        fixture_make(&side_by_side, &plain);
+        fixture_run(&bench, &whole);
+        fixture_run(&bench, &side_by_side);
+        if (same_kernel(&whole, &side_by_side)) assert_outputs_equal(&whole, &side_by_side);
+        for (int64_t b = 0; b < cases[n].B; b = b < 3 ? b + 1 : b * 3) {
+            struct fixture row;
+            take_row(&whole, &row, b, b % 2 ? 0 : 1 + 40 * b);
+            fixture_run(&bench, &row);
+            assert_part_equal(&whole, &row, ATTN_T_out, b * tensor_elements(&row.p.out));
+            assert_part_equal(&whole, &row, ATTN_T_lse, b * tensor_elements(&row.p.lse));
+            fixture_clear(&row);
+        }
+        fixture_clear(&whole), fixture_clear(&side_by_side);
+    }
+}
+
 /* Pages that begin at any slot of a pool, as a server has them that hands out memory by the granule: the stride of the page
  * axis is less than a page. Rows share their first pages. */
 static void test_pages_may_overlap_and_be_shared(void **state)
@@ -1672,6 +1761,8 @@ int main(void)
         cmocka_unit_test(test_pages_do_not_change_a_bit),
         cmocka_unit_test(test_a_row_in_pages_has_the_bits_that_it_has_alone),
         cmocka_unit_test(test_values_may_be_the_first_columns_of_keys),
+        cmocka_unit_test(test_latent_attention_agrees_with_the_reference),
+        cmocka_unit_test(test_latent_attention_has_the_same_bits_in_pages_and_alone),
         cmocka_unit_test(test_pages_may_overlap_and_be_shared),
         cmocka_unit_test(test_the_past_does_not_depend_on_the_future),
         cmocka_unit_test(test_hidden_numbers_of_any_size_do_not_matter),

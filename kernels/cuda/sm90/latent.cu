@@ -1,0 +1,774 @@
+/* latent.cu: multi-head latent attention for Hopper: few queries of many heads, and one key/value head whose values are
+ * the first 512 of the keys' 576 columns, in the same memory, side by side or in pages.
+ *
+ * Each byte of K is read once, for both products. A block has 64 rows (row r is query r / H of head r % H) and walks
+ * tiles of 64 keys, two of which are in shared memory beside Q: 216 KB. Of O's 512 columns each of two consumer
+ * warpgroups has a half, 128 registers per thread. Warpgroup w makes the scores of the tiles in stage w, and hands P
+ * to the other through shared memory; so one's softmax runs under the other's products (the "seesaw" of FlashMLA).
+ * Per pair of tiles:
+ *
+ *     left, columns 0 .. 255                        right, columns 256 .. 511
+ *       S0 = Q K0^T
+ *                                                     S1 = Q K1^T
+ *       P0 = softmax_step(S0), to the right
+ *       O = rescale0 O + P0 V0
+ *                                                     O = rescale0 O + P0 V0
+ *                                                     P1 = softmax_step(S1), to the left
+ *                                                     O = rescale1 O + P1 V1
+ *       O = rescale1 O + P1 V1
+ *
+ * The running reference of each row goes to and fro with P. O's halves add up the tiles in the order of the keys.
+ *
+ * Memory is what is short: a tile may be loaded only where the tile two before it has been used. So each half of a
+ * stage (the columns of one warpgroup's V) is given back by itself. The last 64 columns of a tile are no values: once
+ * its scores are made, P takes their place, and they are given back with the half that the other warpgroup
+ * multiplies with it. Halves are given back in the order left 0, right 0, right 1, left 1, a quarter of the time apart,
+ * and asked for in that order.
+ *
+ * Bound: 2 * 64 * 64 * (576 + 512) operations per tile are 2176 clocks of the tensor cores, of which S takes 1152 (N = 64
+ * reads A and B at all that shared memory gives); 128 blocks at 1.6 GHz would be 840 TFLOP/s. A tile is 72 KB: 34 bytes
+ * per clock at that speed, of 35 to 47 that the L2 gives a multiprocessor where all read different lines and 62 where two
+ * read the same, as blocks of one sequence do. With 64 rows or fewer a sequence's keys are read by one block, and memory
+ * is the bound. Predicted: 70 % of the tensor cores' time with 128 rows, for what is not hidden: S0 and S1 that end
+ * together, half a stage that comes late.
+ *
+ * Splits: a sequence's keys are cut into splits by its own length and number of rows, and splits are added up in fours
+ * (split groups), then the groups, always in this order. A block takes one split, or where the grid is large all of a
+ * split group, one after the other: then the sum so far lies in the workspace, where its own threads find it. What a block does
+ * not finish by itself combine_latent adds up.
+ *
+ * A NaN or infinity in a key that some rows see and others do not meets P = 0 inside the product: so a row whose
+ * result is not finite, or whose scores are huge, is flagged, and computed by itself in combine_latent (rows.cuh).
+ * Values past the end of a sequence (pages hold anything there) are made zeros in shared memory. */
+#include "epilogue.cuh"
+#include "kernels/cuda/kernels.h"
+#include "launch.cuh"
+#include "pipeline.cuh"
+#include "products.cuh"
+
+namespace {
+
+/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+
+enum { D = 576, DV = 512, BM = 64, BN = 64, HALF = DV / 2 };
+enum { BOXES = D / 64, BOX = BN * 64 }; /* of 64 columns; elements of one */
+enum { PIECES = 5 };                    /* of a tile, two boxes each but the last, arrive by themselves */
+enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
+enum { MOST_ROWS = 1024 };
+enum { SPLIT_GROUP = 4 };
+
+/* Halves of a stage: the columns of V that the left or the right warpgroup multiplies. */
+enum { LEFT, RIGHT };
+
+struct shared {
+    alignas(1024) uint16_t Q[BOXES][BM * 64];
+    alignas(1024) uint16_t K[2][BOXES][BOX]; /* its last box: then P */
+    float reference[2][BM], rescale[2][BM];  /* of a row, from the warpgroup that made the scores */
+    float l[2][2][BM];                       /* of a split, even or odd; of a warpgroup */
+    struct {
+        uint64_t full[PIECES], empty[2];
+    } bars[2];
+};
+
+/* Named barriers; 256 threads each but the last two. */
+enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
+
+/* ---- The plan ---------------------------------------------------------------------------------------------------- */
+
+struct plan {
+    lazy_reference reference;
+    results to;
+    int tiles, units; /* of 64 rows; the most units that a sequence may have: splits, or split groups */
+    int walks;        /* a unit is a split group */
+    float *O;         /* sums of units: 64 rows of 512 */
+    float2 *ml;       /* reference in base 2 and l of each of those rows */
+    uint8_t *flags;   /* two per row: a half of what its block wrote to out is not to be trusted */
+};
+
+/* Keys of a split. Long sequences have as many splits as fill a GPU; with fewer rows there are fewer blocks, and the sums
+ * of a split are less to write. */
+__host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
+{
+    const int64_t least = wide ? 1024 : 512, most = wide ? 2048 : 1024;
+    return attn_clamp64(attn_tiles(keys, SPLIT_GROUP * 256) * 256, least, most);
+}
+
+/* Grows with the keys. */
+__host__ __device__ inline int64_t splits_of(int64_t keys, bool wide)
+{
+    return attn_max64(1, attn_tiles(keys, split_keys(keys, wide)));
+}
+
+/* The splits of a sequence. */
+struct sequence_place {
+    attn_sequence s;
+    int rows;
+    int first, last, length, splits; /* keys that any row sees; of a split */
+    DEVICE bool ends_in_block(const plan &p) const { return splits == 1 || (p.walks && splits <= SPLIT_GROUP); }
+};
+
+DEVICE sequence_place sequence_place_of(const attn_geometry &g, int b)
+{
+    sequence_place y;
+    y.s = attn_sequence_of(&g, b);
+    y.rows = (int)(y.s.Sq * g.group);
+    const attn_range seen = attn_keys_of_rows(&g, &y.s, 0, y.s.Sq);
+    const int64_t first = seen.lo / BN * BN, keys = seen.hi > seen.lo ? seen.hi - first : 0;
+    y.first = (int)first;
+    y.last = (int)(first + keys);
+    y.length = (int)split_keys(keys, y.rows > BM);
+    y.splits = (int)splits_of(keys, y.rows > BM);
+    return y;
+}
+
+/* What a block is to do: rows from r0 on, splits [begin, end). */
+struct block_place {
+    sequence_place q;
+    int b, r0, begin, end;
+    int open_lo, open_hi; /* keys that all rows of the sequence see */
+    int64_t unit;         /* its place in the workspace */
+
+    DEVICE int first_key(int split) const { return q.first + split * q.length; }
+    DEVICE int last_key(int split) const { return min(first_key(split) + q.length, q.last); }
+    DEVICE int tiles(int split) const { return (last_key(split) - first_key(split) + BN - 1) / BN; }
+};
+
+DEVICE block_place block_place_of(const attn_geometry &g, const plan &p, int block)
+{
+    block_place y;
+    const int tile = block % p.tiles, rest = block / p.tiles, u = rest % p.units, each = p.walks ? SPLIT_GROUP : 1;
+    y.b = rest / p.units;
+    y.q = sequence_place_of(g, y.b);
+    y.r0 = tile * BM;
+    y.begin = u * each;
+    y.end = min(y.begin + each, y.q.splits);
+    y.unit = ((int64_t)y.b * p.tiles + tile) * p.units + u;
+    const attn_range open = attn_keys_of_all_rows(&g, &y.q.s, 0, y.q.s.Sq);
+    y.open_lo = (int)open.lo;
+    y.open_hi = (int)attn_max64(open.lo, open.hi);
+    return y;
+}
+
+/* ---- Two partial results become one ------------------------------------------------------------------------------ */
+
+/* Written out to the last rounding, for it is done in two kernels and may not differ. */
+struct fold {
+    float m, keep, add;
+    DEVICE fold(float m_before, float m_next)
+    {
+        m = fmaxf(m_before, m_next);
+        const float base = m == -CUDART_INF_F ? 0 : m; /* nothing seen yet: -inf - -inf would be NaN */
+        keep = exp2_fast(__fsub_rn(m_before, base));
+        add = exp2_fast(__fsub_rn(m_next, base));
+    }
+    DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
+};
+
+/* Can a row's sum be trusted? `seen`: does the row see a key? */
+DEVICE bool is_sound(float m, float l, bool seen)
+{
+    return l - l == 0 && (m == -CUDART_INF_F || fabsf(m) < SCORE_MOST) && (l != 0 || !seen);
+}
+DEVICE float factor_of(float l)
+{
+    return l == 0 ? 0 : 1 / l;
+}
+DEVICE float lse_of(float m, float l)
+{
+    return l == 0 ? -CUDART_INF_F : m * LN2 + logf(l);
+}
+
+/* ---- The producer ------------------------------------------------------------------------------------------------ */
+
+/* A thread asks for the tiles of keys. */
+DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map, const block_place &place)
+{
+    uint32_t phase[2] = { 1, 1 }; /* of `empty`: the first wait passes */
+    const int page_size = (int)g.dims.page_size;
+    const int32_t *const pages = g.page_table ? g.page_table + place.b * g.page_table_row : nullptr;
+    const auto page_at = [&](int key) { return pages ? pages[key / page_size] : place.b; };
+    int page = place.q.first < place.q.last ? page_at(place.first_key(place.begin)) : 0;
+#pragma unroll 1
+    for (int split = place.begin; split < place.end; split++) {
+        const int first = place.first_key(split), last = place.last_key(split);
+#pragma unroll 1
+        for (int t = 0, j = first; j < last; t++, j += BN) {
+            const int s = t & 1, row = pages ? j % page_size : j, from = page;
+            if (j + BN < place.last_key(place.end - 1)) page = page_at(j + BN); /* asked for a tile ahead */
+#pragma unroll 1
+            for (int n = 0; n < PIECES; n++) {
+                const int piece = n == 4 ? 4 : s == 0 ? n : n ^ 2; /* stage 1: the right half first */
+                if (n == 0 || n == 2) mbarrier_wait(smem_addr(&sm.bars[s].empty[piece / 2]), phase[s]);
+                const uint32_t bar = smem_addr(&sm.bars[s].full[piece]);
+                mbarrier_arrive_expect_tx(bar, (piece == 4 ? 1 : 2) * BOX * 2);
+                for (int c = piece * 2; c < min(piece * 2 + 2, (int)BOXES); c++)
+                    tma_load_4d(smem_addr(sm.K[s][c]), map, c * 64, row, 0, from, bar);
+            }
+            phase[s] ^= 1;
+        }
+    }
+}
+
+/* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
+
+/* Its first thread is told from the others once; W: LEFT or RIGHT, which is the stage of its scores and its half of V. */
+template <typename T, int W> struct warpgroup {
+    const plan &p;
+    shared &sm;
+    const block_place &place;
+    const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+    const int row = warp * 16 + lane / 4; /* in the block; and 8 rows below */
+    int lo[2], hi[2];                     /* keys that they see */
+    uint32_t phase[2] = { 0, 0 };         /* of `full`, by stage */
+    softmax x;                            /* l: of this warpgroup's tiles alone */
+
+    DEVICE warpgroup(const attn_geometry &g, const plan &p_, shared &sm_, const block_place &place_)
+        : p(p_), sm(sm_), place(place_)
+    {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int r = place.r0 + row + half * 8;
+            attn_range keys = { 0, 0 };
+            if (r < place.q.rows) keys = attn_keys_of(&g, &place.q.s, r / (int)g.group);
+            lo[half] = (int)keys.lo, hi[half] = (int)keys.hi;
+        }
+    }
+
+    DEVICE void meet() const { named_barrier_sync(MEET + W, 128); }
+    DEVICE void release(int stage) const
+    {
+        if (thread == 0) mbarrier_arrive(smem_addr(&sm.bars[stage].empty[W]));
+    }
+    DEVICE void await_piece(int stage, int piece) const
+    {
+        mbarrier_wait(smem_addr(&sm.bars[stage].full[piece]), phase[stage]);
+    }
+
+    /* Issues S += Q K^T of a piece of this warpgroup's tile, once it is there. */
+    template <int PIECE, bool FIRST> DEVICE void score_piece(float (&S)[BN / 2]) const
+    {
+        const k_major_low<64> Q(smem_addr(sm.Q[0])), K(smem_addr(sm.K[W][0]));
+        await_piece(W, PIECE);
+        wgmma_fence();
+#pragma unroll
+        for (int k = PIECE * 8; k < (PIECE == 4 ? D / 16 : PIECE * 8 + 8); k++)
+            wgmma<T, BN>::ss(S, Q.step(k), K.step(k), !(FIRST && k == PIECE * 8));
+    }
+
+    /* S becomes P, and x and rescale are brought forward. */
+    DEVICE void exponentiate(float (&S)[BN / 2], float (&rescale)[2], int j0)
+    {
+        if (j0 < place.open_lo || j0 + BN > place.open_hi) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int column = j0 + lane % 4 * 2, from = lo[half] - column, to = hi[half] - column;
+#pragma unroll
+                for (int n = 0; n < BN / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++)
+                        if (n * 8 + e < from || n * 8 + e >= to) S[n * 4 + half * 2 + e] = -CUDART_INF_F;
+            }
+        }
+        softmax_step<BN>(S, x, rescale, p.reference);
+    }
+
+    /* P, and what the other needs to go on, to shared memory: P in place of the keys' last columns, which nobody reads
+     * any more once all four warps have their scores. */
+    DEVICE void give(const uint32_t (&P)[BN / 16][4], const float (&rescale)[2]) const
+    {
+        meet();
+#pragma unroll
+        for (int k = 0; k < BN / 16; k++) {
+            const int r = warp * 16 + lane % 16, piece = 2 * k + lane / 16;
+            stmatrix_x4(smem_addr(sm.K[W][BOXES - 1] + (r * 8 + (piece ^ (r & 7))) * 8), P[k]);
+        }
+        if (lane % 4 == 0)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                sm.reference[W][row + half * 8] = x.m[half];
+                sm.rescale[W][row + half * 8] = rescale[half];
+            }
+        fence_proxy_async_shared();
+        named_barrier_arrive(W == LEFT ? P0_READY : P1_READY, 256);
+    }
+
+    /* The other's. Its rows are those of the same thread. */
+    DEVICE void take(float (&rescale)[2])
+    {
+        named_barrier_sync(W == LEFT ? P1_READY : P0_READY, 256);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            x.m[half] = sm.reference[1 - W][row + half * 8];
+            rescale[half] = sm.rescale[1 - W][row + half * 8];
+            x.l[half] *= rescale[half];
+        }
+        await_piece(1 - W, W * 2);
+        await_piece(1 - W, W * 2 + 1);
+    }
+
+    /* Values past the sequence's end become zeros, in this half of a stage. */
+    DEVICE void clear_tail(int stage, int j0) const
+    {
+        const int valid = place.q.last - j0;
+        if (valid >= BN) return;
+        for (int n = thread; n < (BN - valid) * 32; n += 128) {
+            const int r = valid + n / 32, c = n % 32;
+            *(uint4 *)(sm.K[stage][W * 4 + c / 8] + r * 64 + c % 8 * 8) = make_uint4(0, 0, 0, 0);
+        }
+        fence_proxy_async_shared();
+        meet();
+    }
+
+    DEVICE mn_major_low<BN> values(int stage) const { return mn_major_low<BN>(smem_addr(sm.K[stage][W * 4])); }
+
+    /* Issues O += P V with the other's P. */
+    DEVICE void multiply_other(float (&O)[HALF / 2]) const
+    {
+        const k_major_low<BM> P(smem_addr(sm.K[1 - W][BOXES - 1]));
+        const mn_major_low<BN> V = values(1 - W);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < BN / 16; k++) wgmma_mn<T, HALF, 0, 1>::ss(O, P.step(k), V.step(k), 1);
+        wgmma_commit();
+    }
+
+    /* The tiles of a split, two by two. Scores are issued behind the product before them, which is retired, and its memory given
+     * back, while they are computed. ptxas wants each O to be retired in the iteration that issues it, and no other
+     * product in flight where O is rescaled. */
+    DEVICE void run_left(float (&O)[HALF / 2], int first, int tiles)
+    {
+        float S[BN / 2];
+        if (tiles == 0) return;
+        score_piece<0, true>(S);
+        score_piece<1, false>(S);
+        finish_scores(S, tiles > 1);
+        int t = 0;
+#pragma unroll 1
+        while (t + 1 < tiles) {
+            float rescale[2];
+            left_tile(O, S, first + t * BN);
+            take(rescale);
+            phase[1] ^= 1;
+            rescale_rows(O, rescale);
+            clear_tail(1, first + t * BN + BN);
+            multiply_other(O);
+            t += 2;
+            if (t == tiles) {
+                retire<0>(O);
+                release(1);
+                return;
+            }
+            score_piece<0, true>(S);
+            score_piece<1, false>(S);
+            wgmma_commit();
+            retire<1>(O);
+            release(1);
+            finish_scores(S, t + 1 < tiles);
+        }
+        left_tile(O, S, first + t * BN);
+    }
+    DEVICE void finish_scores(float (&S)[BN / 2], bool two)
+    {
+        score_piece<2, false>(S);
+        score_piece<3, false>(S);
+        score_piece<4, false>(S);
+        wgmma_commit();
+        if (two) named_barrier_arrive(TURN, 256);
+        phase[0] ^= 1;
+    }
+    /* The tile of stage 0, whose scores are on their way. */
+    DEVICE void left_tile(float (&O)[HALF / 2], float (&S)[BN / 2], int j0)
+    {
+        float rescale[2];
+        uint32_t P[BN / 16][4];
+        retire<0>(S);
+        exponentiate(S, rescale, j0);
+        to_operand<T, BN>(P, S);
+        give(P, rescale);
+        rescale_rows(O, rescale);
+        clear_tail(0, j0);
+        multiply_add<T, HALF, BN / 16>(O, P, values(0));
+        retire<0>(O);
+        release(0);
+    }
+
+    DEVICE void run_right(float (&O)[HALF / 2], int first, int tiles)
+    {
+        int t = 0;
+#pragma unroll 1
+        for (; t + 1 < tiles; t += 2) {
+            float S[BN / 2], rescale[2];
+            uint32_t P[BN / 16][4];
+            named_barrier_sync(TURN, 256);
+            score_piece<2, true>(S);
+            score_piece<3, false>(S);
+            score_piece<0, false>(S);
+            score_piece<1, false>(S);
+            score_piece<4, false>(S);
+            wgmma_commit();
+            phase[1] ^= 1;
+            right_take(O, rescale, [&] { retire<0>(S); });
+            multiply_other(O);
+            exponentiate(S, rescale, first + t * BN + BN);
+            to_operand<T, BN>(P, S);
+            give(P, rescale);
+            retire<0>(O);
+            release(0);
+            rescale_rows(O, rescale);
+            clear_tail(1, first + t * BN + BN);
+            multiply_add<T, HALF, BN / 16>(O, P, values(1));
+            retire<0>(O);
+            release(1);
+        }
+        if (t == tiles) return;
+        float rescale[2];
+        right_take(O, rescale, [] {});
+        clear_tail(0, first + t * BN);
+        multiply_other(O);
+        retire<0>(O);
+        release(0);
+    }
+    template <class F> DEVICE void right_take(float (&O)[HALF / 2], float (&rescale)[2], F retire_scores)
+    {
+        take(rescale);
+        phase[0] ^= 1;
+        retire_scores();
+        rescale_rows(O, rescale);
+    }
+
+    /* Split `split` has ended: it joins those before it, of which m and l are in `before`, and which go on to the next, or out.
+     * Sixteen columns at a time. */
+    DEVICE void end(float (&O)[HALF / 2], int split, float2 (&before)[2])
+    {
+        const bool joins = split > place.begin, last = split + 1 == place.end, out = last && place.q.ends_in_block(p);
+        float2 now[2];
+        float keep[2], add[2], factor[2];
+#pragma unroll
+        for (int distance = 1; distance <= 2; distance++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) x.l[half] += __shfl_xor_sync(0xffffffff, x.l[half], distance);
+        float(&sums)[2][BM] = sm.l[split & 1];
+        if (lane % 4 == 0)
+#pragma unroll
+            for (int half = 0; half < 2; half++) sums[W][row + half * 8] = x.l[half];
+        named_barrier_sync(ENDED, 256);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int r = row + half * 8;
+            const fold f(before[half].x, p.reference.base(x.m[half]));
+            const float l = __fadd_rn(sums[0][r], sums[1][r]);
+            now[half] = joins ? make_float2(f.m, f(before[half].y, l)) : make_float2(p.reference.base(x.m[half]), l);
+            keep[half] = f.keep, add[half] = f.add;
+            factor[half] = factor_of(now[half].y);
+            before[half] = now[half];
+        }
+        float *const sum = p.O + (place.unit * BM + row) * DV + W * HALF + lane % 4 * 2;
+        bool sound[2] = { is_sound(now[0].x, now[0].y, lo[0] < hi[0]), is_sound(now[1].x, now[1].y, lo[1] < hi[1]) };
+        if (joins) {
+#pragma unroll
+            for (int n = 0; n < HALF / 8; n += 4) {
+                float2 old[4][2];
+#pragma unroll
+                for (int e = 0; e < 8; e++) old[e / 2][e % 2] = *(float2 *)(sum + (n + e / 2) * 8 + e % 2 * 8 * DV);
+#pragma unroll
+                for (int e = 0; e < 16; e++) {
+                    const int half = e / 2 % 2;
+                    const float2 &o = old[e / 4][half];
+                    float &y = O[n * 4 + e];
+                    y = fmaf(add[half], y, __fmul_rn(keep[half], e % 2 ? o.y : o.x));
+                }
+            }
+        }
+        if (!out) {
+#pragma unroll
+            for (int n = 0; n < HALF / 8; n++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    *(float2 *)(sum + n * 8 + half * 8 * DV) = make_float2(O[n * 4 + half * 2], O[n * 4 + half * 2 + 1]);
+            if (W == LEFT && last && lane % 4 == 0)
+#pragma unroll
+                for (int half = 0; half < 2; half++) p.ml[place.unit * BM + row + half * 8] = now[half];
+            return;
+        }
+        const int H = group;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int r = place.r0 + row + half * 8, i = r / H, h = r - i * H;
+            const bool exists = r < place.q.rows;
+            float zero = 0; /* or NaN */
+            T *const to = p.to.out ? out_row<T>(p.to, place.b, h, i) + W * HALF : nullptr;
+#pragma unroll
+            for (int n = 0; n < HALF / 8; n += 4) {
+                uint32_t words[4];
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const float *const o = O + (n + e) * 4 + half * 2;
+                    zero = fmaf(o[0], 0, fmaf(o[1], 0, zero));
+                    words[e] = pack<T>(o[0] * factor[half], o[1] * factor[half]);
+                }
+                transpose_quad(words, lane % 4);
+                if (exists && to) *(uint4 *)(to + (n + lane % 4) * 8) = make_uint4(words[0], words[1], words[2], words[3]);
+            }
+            const unsigned unsound = __ballot_sync(0xffffffff, !sound[half] || zero != 0);
+            if (lane % 4 != 0 || !exists) continue;
+            p.flags[((int64_t)place.b * place.q.rows + r) * 2 + W] = (unsound >> (lane & 28) & 15) != 0;
+            if (W == LEFT && p.to.lse)
+                p.to.lse[place.b * p.to.lse_batch + h * p.to.lse_head + i * p.to.lse_row] = lse_of(now[half].x, now[half].y);
+        }
+    }
+
+    int group;
+
+    DEVICE void run_all()
+    {
+        float O[HALF / 2];
+        float2 before[2] = { { -CUDART_INF_F, 0 }, { -CUDART_INF_F, 0 } };
+#pragma unroll 1
+        for (int split = place.begin; split < place.end; split++) {
+#pragma unroll
+            for (int n = 0; n < HALF / 2; n++) O[n] = 0;
+            x = softmax();
+            if (W == LEFT) run_left(O, place.first_key(split), place.tiles(split));
+            else run_right(O, place.first_key(split), place.tiles(split));
+            end(O, split, before);
+        }
+    }
+};
+
+/* Q's rows, with zeros past the last, by the consumers' threads. */
+DEVICE void load_queries(const attn_geometry &g, shared &sm, const block_place &place)
+{
+    const attn_view &q = g.view[ATTN_T_q];
+    const int H = (int)g.group;
+    for (int n = threadIdx.x; n < BM * (D / 8); n += 256) {
+        const int r = n / (D / 8), c = n - r * (D / 8), at = place.r0 + r, i = at / H;
+        const bool exists = at < place.q.rows;
+        const uint16_t *const from = (const uint16_t *)q.data +
+                                     (exists ? attn_at(&q, place.b, at - i * H, place.q.s.q_start + i) + c * 8 : 0);
+        cp_async_16(smem_addr(sm.Q[c / 8] + (r * 8 + (c % 8 ^ (r & 7))) * 8), from, exists);
+    }
+    cp_async_wait_all();
+    fence_proxy_async_shared();
+    named_barrier_sync(Q_READY, 256);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS, 1)
+    latent_tiles(const __grid_constant__ CUtensorMap map, const __grid_constant__ cuda_args a,
+                 const __grid_constant__ plan p)
+{
+    shared &sm = block_memory<shared>();
+    const int w = warpgroup_index();
+    if (threadIdx.x == 0) {
+        prefetch_tensormap(&map);
+        for (int s = 0; s < 2; s++) {
+            for (int n = 0; n < PIECES; n++) mbarrier_init(smem_addr(&sm.bars[s].full[n]), 1);
+            for (int n = 0; n < 2; n++) mbarrier_init(smem_addr(&sm.bars[s].empty[n]), 1);
+        }
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    launch_dependents();
+    wait_for_prerequisites();
+    const block_place place = block_place_of(a.g, p, (int)blockIdx.x);
+    if (place.begin >= place.end) return;
+    if (w == 2) {
+        setmaxnreg_dec<PRODUCER>();
+        if (threadIdx.x == 256) load_keys(a.g, sm, &map, place);
+        return;
+    }
+    setmaxnreg_inc<CONSUMER>();
+    load_queries(a.g, sm, place);
+    if (w == LEFT) {
+        warpgroup<T, LEFT> me(a.g, p, sm, place);
+        me.group = (int)a.g.group;
+        me.run_all();
+    } else {
+        warpgroup<T, RIGHT> me(a.g, p, sm, place);
+        me.group = (int)a.g.group;
+        me.run_all();
+    }
+}
+
+/* ---- Combine ----------------------------------------------------------------------------------------------------- */
+
+enum { COMBINE_PARTS = 4, COMBINE_THREADS = 128 * COMBINE_PARTS };
+
+/* A row per block, whose parts of 128 threads add up every fourth split group; a thread has four columns. And a row that its
+ * block could not compute is computed by a warp. */
+__global__ void __launch_bounds__(COMBINE_THREADS)
+    combine_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
+{
+    __shared__ float4 part_O[COMBINE_PARTS][128];
+    __shared__ float2 part_ml[COMBINE_PARTS];
+    const attn_geometry &g = a.g;
+    const int rows = (int)(g.dims.Sq * g.group), b = (int)(blockIdx.x / rows), r = (int)(blockIdx.x % rows);
+    const int i = r / (int)g.group, h = r % (int)g.group, part = threadIdx.x / 128, column = threadIdx.x % 128 * 4;
+    wait_for_prerequisites();
+    const sequence_place q = sequence_place_of(g, b);
+    bool repair;
+    if (q.ends_in_block(p)) {
+        const uint8_t *const flags = p.flags + ((int64_t)b * rows + r) * 2;
+        repair = flags[0] | flags[1];
+    } else {
+        const int each = p.walks ? 1 : SPLIT_GROUP, units = p.walks ? (q.splits + SPLIT_GROUP - 1) / SPLIT_GROUP : q.splits;
+        const int64_t unit = ((int64_t)b * p.tiles + r / BM) * p.units;
+        const float2 *const ml = p.ml + unit * BM + r % BM;
+        const float *const O = p.O + (unit * BM + r % BM) * DV + column;
+        float m = -CUDART_INF_F, l = 0;
+        float4 o = make_float4(0, 0, 0, 0);
+        for (int u = part * each; u < units; u += COMBINE_PARTS * each) {
+            const int count = min(each, units - u);
+            float2 ml_of[SPLIT_GROUP];
+            float4 O_of[SPLIT_GROUP];
+#pragma unroll
+            for (int n = 0; n < SPLIT_GROUP; n++)
+                if (n < count) {
+                    ml_of[n] = ml[(int64_t)(u + n) * BM];
+                    O_of[n] = *(const float4 *)(O + (int64_t)(u + n) * BM * DV);
+                }
+            float m_group = ml_of[0].x, l_group = ml_of[0].y;
+            float4 o_group = O_of[0];
+#pragma unroll
+            for (int n = 1; n < SPLIT_GROUP; n++)
+                if (n < count) {
+                    const fold f(m_group, ml_of[n].x);
+                    const float4 &next = O_of[n];
+                    m_group = f.m, l_group = f(l_group, ml_of[n].y);
+                    o_group = make_float4(f(o_group.x, next.x), f(o_group.y, next.y), f(o_group.z, next.z),
+                                          f(o_group.w, next.w));
+                }
+            const fold f(m, m_group);
+            m = f.m, l = f(l, l_group);
+            o = make_float4(f(o.x, o_group.x), f(o.y, o_group.y), f(o.z, o_group.z), f(o.w, o_group.w));
+        }
+        part_O[part][column / 4] = o;
+        if (column == 0) part_ml[part] = make_float2(m, l);
+        __syncthreads();
+        bool sound = true;
+        if (part == 0) {
+#pragma unroll
+            for (int n = 1; n < COMBINE_PARTS; n++) {
+                const fold f(m, part_ml[n].x);
+                const float4 &next = part_O[n][column / 4];
+                m = f.m, l = f(l, part_ml[n].y);
+                o = make_float4(f(o.x, next.x), f(o.y, next.y), f(o.z, next.z), f(o.w, next.w));
+            }
+            const attn_range seen = attn_keys_of(&g, &q.s, i);
+            const attn_view &out = g.view[ATTN_T_out];
+            const float factor = factor_of(l), value[4] = { o.x, o.y, o.z, o.w };
+            sound = is_sound(m, l, seen.lo < seen.hi);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                sound &= value[e] - value[e] == 0;
+                if (out.data) store_float(out.dtype, out.data, attn_at(&out, b, h, i) + column + e, value[e] * factor);
+            }
+            if (threadIdx.x == 0 && p.to.lse)
+                p.to.lse[b * p.to.lse_batch + h * p.to.lse_head + i * p.to.lse_row] = lse_of(m, l);
+        }
+        repair = __syncthreads_or(!sound);
+    }
+    if (repair && threadIdx.x < 32)
+        forward_row<WIDE_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, false);
+}
+
+/* ---- Host -------------------------------------------------------------------------------------------------------- */
+
+/* The grid, and what lies where in the workspace. The same bits come of either way to walk: what is chosen is what takes
+ * fewer rounds of blocks. */
+struct launch_plan {
+    int tiles, units, walks;
+    int64_t blocks, rows, O, ml, bytes;
+};
+
+launch_plan launch_plan_of(const cuda_chip *chip, const attn_geometry &g)
+{
+    const attn_dims &d = g.dims;
+    launch_plan y;
+    const int64_t rows = d.Sq * g.group, splits = splits_of(d.Sk, rows > BM), groups = attn_tiles(splits, SPLIT_GROUP);
+    y.tiles = (int)attn_tiles(rows, BM);
+    const int64_t walkers = d.B * y.tiles * groups, singles = d.B * y.tiles * splits;
+    const int64_t rounds = attn_tiles(walkers, chip->multiprocessors) * attn_min64(splits, SPLIT_GROUP);
+    y.walks = splits > 1 && rounds * 8 <= attn_tiles(singles, chip->multiprocessors) * 9;
+    y.units = (int)(y.walks ? groups : splits);
+    y.blocks = d.B * y.tiles * y.units;
+    y.rows = d.B * rows;
+    y.O = (y.rows * 2 + 1023) / 1024 * 1024;
+    y.ml = y.O + (splits > 1 ? y.blocks * BM * DV * 4 : 0);
+    y.bytes = y.ml + (splits > 1 ? y.blocks * BM * 8 : 0);
+    return y;
+}
+
+/* Values are the first columns of the keys, in their memory. */
+bool values_are_keys(const attn_geometry &g)
+{
+    const attn_view &k = g.view[ATTN_T_k], &v = g.view[ATTN_T_v];
+    return k.data == v.data && k.row == v.row && k.batch == v.batch;
+}
+
+tma_tensor keys_of(const attn_geometry &g)
+{
+    const attn_dims &d = g.dims;
+    return d.page_size ? tma_tensor_of(g.view[ATTN_T_k], d.pages, 1, d.page_size, D)
+                       : tma_tensor_of(g.view[ATTN_T_k], d.B, 1, d.Sk, D);
+}
+
+bool plan_latent(const cuda_chip *chip, attn_plan *plan)
+{
+    const attn_geometry &g = plan->geometry;
+    const attn_dims &d = g.dims;
+    const int64_t FAR = 1 << 29; /* keys and windows are counted in 32 bits */
+    if (d.D != D || d.Dv != DV || d.Hk != 1 || d.packed || d.B <= 0 || d.Sq <= 0 || d.Sk <= 0 || d.Sk >= FAR) return false;
+    if (d.Sq * g.group > MOST_ROWS || !values_are_keys(g)) return false;
+    if (d.page_size && (d.page_size % BN || d.pages <= 0 || d.pages >= INT32_MAX)) return false;
+    const tma_tensor k = keys_of(g);
+    if (!tma_walkable(g.view[ATTN_T_k], k.B, 1, k.rows, D, 8)) return false;
+    if (!tma_walkable(g.view[ATTN_T_q], d.B, d.H, d.Sq, D, 8)) return false;
+    if (g.view[ATTN_T_out].data && !tma_walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, DV, 8)) return false;
+    const launch_plan y = launch_plan_of(chip, g);
+    if (y.blocks >= INT32_MAX || y.rows >= INT32_MAX) return false;
+    plan->workspace_bytes = (size_t)y.bytes;
+    return true;
+}
+
+template <typename T>
+cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cuda_args &a, const plan &p, cudaStream_t stream)
+{
+    cudaError_t code = allow_shared<latent_tiles<T>>(sizeof(shared));
+    if (code == cudaSuccess)
+        code = launch_dependent(latent_tiles<T>, y.blocks, THREADS, sizeof(shared), stream, map, a, p);
+    if (code == cudaSuccess) code = launch_dependent(combine_latent, y.rows, COMBINE_THREADS, 0, stream, a, p);
+    return code;
+}
+
+cudaError_t launch_latent(const cuda_chip *chip, cudaStream_t stream, const attn_plan *of, void *memory)
+{
+    const cuda_args a = cuda_args_of(of);
+    const launch_plan y = launch_plan_of(chip, a.g);
+    CUtensorMap map;
+    if (!tma_map(&map, keys_of(a.g), BN)) return cudaErrorInvalidValue;
+    plan p;
+    p.reference.c = (float)a.g.scale * LOG2E, p.reference.slack = 8 / p.reference.c;
+    p.to = results_of(a.g);
+    p.tiles = y.tiles, p.units = y.units, p.walks = y.walks;
+    p.flags = (uint8_t *)memory;
+    p.O = (float *)((char *)memory + y.O);
+    p.ml = (float2 *)((char *)memory + y.ml);
+    return of->problem->q.dtype == ATTN_F16 ? launch_tiles<__half>(y, map, a, p, stream)
+                                            : launch_tiles<__nv_bfloat16>(y, map, a, p, stream);
+}
+
+const uint64_t FEATURES = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) |
+                          ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(seqlens_k) | ATTN_TENSOR_BIT(page_table) |
+                          ATTN_OPTION_BIT(GROUPED) | ATTN_OPTION_BIT(CAUSAL) | ATTN_OPTION_BIT(WINDOW) |
+                          ATTN_OPTION_BIT(TOP_LEFT);
+
+} // namespace
+
+extern const cuda_kernel sm90_latent_forward = {
+    { "sm90_latent", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), ATTN_MAX_HEAD_DIM, FEATURES },
+    90,
+    90,
+    plan_latent,
+    launch_latent,
+};
