@@ -589,6 +589,12 @@ double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to
 attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err); /* never blocks */
 attn_status attn_stream_wait(attn_stream *stream, attn_error *err);
 
+/* The end of what is on the stream, seen without asking the driver, whose lock threads would wait for. attn_stream_note() puts a
+ * note behind everything; attn_stream_noted() then says whether the device has come there. After an error it may never: who has
+ * looked for long enough asks attn_stream_done(). UNSUPPORTED where there is no such thing. */
+attn_status attn_stream_note(attn_stream *stream, attn_error *err);
+bool attn_stream_noted(const attn_stream *stream);
+
 #ifdef __cplusplus
 }
 #endif

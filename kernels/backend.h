@@ -64,7 +64,9 @@ struct attn_backend {
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
     attn_status (*wait)(attn_stream *stream, attn_error *err);
     double (*between_us)(attn_stream *from, int from_slot, attn_stream *to,
-                         int to_slot); /* NULL: this backend cannot */
+                         int to_slot);                         /* NULL: this backend cannot */
+    attn_status (*note)(attn_stream *stream, attn_error *err); /* the same */
+    bool (*noted)(const attn_stream *stream);
     /* NULL, both: nobody lends memory of these devices. */
     attn_status (*import)(attn_device *device, const uint8_t *handle, size_t bytes, void **memory, attn_error *err);
     void (*release_import)(attn_device *device, void *memory);

@@ -283,3 +283,15 @@ attn_status attn_stream_wait(attn_stream *stream, attn_error *err)
 {
     return stream->device->backend->wait(stream, err);
 }
+
+attn_status attn_stream_note(attn_stream *stream, attn_error *err)
+{
+    const attn_backend *backend = stream->device->backend;
+    return backend->note ? backend->note(stream, err)
+                         : attn_fail(err, ATTN_UNSUPPORTED, "", "%s: streams take no notes", backend->name);
+}
+
+bool attn_stream_noted(const attn_stream *stream)
+{
+    return stream->device->backend->noted(stream);
+}

@@ -128,8 +128,12 @@ static attn_status open_device(int index, const attn_device_options *options, at
     device->base.index = index;
     device->simd = simd_get();
     for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++)
-        device->fast[op] = (attn_kernel){ device->simd->name, (attn_op)op, general[op].dtypes, general[op].head_dim,
-                                          FLASH_FEATURES & general[op].features, true };
+        device->fast[op] = (attn_kernel){ device->simd->name,
+                                          (attn_op)op,
+                                          general[op].dtypes,
+                                          general[op].head_dim,
+                                          FLASH_FEATURES & general[op].features,
+                                          true };
     attn_machine_look("", &machine);
     device->memory_total = machine.memory_bytes;
     device->memory_limit = options->memory_bytes > 0 ? options->memory_bytes : device->memory_total / 4 * 3;

@@ -60,7 +60,8 @@ struct device {
     cudaDeviceProp properties;
     const cuda_kernel *kernels[MOST_KERNELS]; /* the rows of cuda_kernels[] that are for this chip */
     int kernel_count;
-    std::atomic<bool> lost; /* a sticky error was seen; only ever set, by any thread */
+    std::atomic<bool> lost;                    /* a sticky error was seen; only ever set, by any thread */
+    PFN_cuStreamWriteValue32_v8000 write_word; /* NULL: streams take no notes */
 
     pthread_mutex_t lock; /* of the rest */
     int64_t memory_limit, memory_used, memory_taken;
@@ -72,6 +73,9 @@ struct stream {
     attn_stream base;
     cudaStream_t cuda;
     cudaEvent_t marks[ATTN_MARKS];
+    volatile uint32_t
+        *note;      /* pinned memory: the number of the last note that the device has come to; NULL: it writes none */
+    uint32_t notes; /* put on the stream so far */
 };
 
 device *device_of(attn_device *d)
@@ -137,6 +141,20 @@ void list_kernels(device *d)
     }
 }
 
+/* The driver's function that has a stream write a word; NULL: there is none. */
+PFN_cuStreamWriteValue32_v8000 word_writer()
+{
+    PFN_cuStreamWriteValue32_v8000 write = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    if (cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", (void **)&write, 12000, cudaEnableDefault, &found) !=
+            cudaSuccess ||
+        found != cudaDriverEntryPointSuccess) {
+        cudaGetLastError();
+        return nullptr;
+    }
+    return write;
+}
+
 attn_status device_open(int index, const attn_device_options *options, attn_device **opened, attn_error *err)
 {
     size_t free_bytes = 0, total_bytes = 0;
@@ -162,6 +180,7 @@ attn_status device_open(int index, const attn_device_options *options, attn_devi
     d->chip.multiprocessors = d->properties.multiProcessorCount;
     d->chip.shared_bytes = (int)d->properties.sharedMemPerBlockOptin;
     list_kernels(d);
+    d->write_word = d->properties.unifiedAddressing ? word_writer() : nullptr;
     d->memory_limit = options && options->memory_bytes ? options->memory_bytes
                                                        : (int64_t)(MEMORY_SHARE * (double)free_bytes);
     *opened = &d->base;
@@ -424,6 +443,24 @@ attn_status workspace_bytes(const attn_device *, const attn_plan *plans, int cou
 
 /* ---- Streams ----------------------------------------------------------------------------------------------------- */
 
+attn_status note(attn_stream *base, attn_error *err)
+{
+    device *d = device_of(base->device);
+    stream *s = stream_of(base);
+    const attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    if (!s->note || d->write_word((CUstream)s->cuda, (CUdeviceptr)s->note, s->notes + 1, 0) != CUDA_SUCCESS)
+        return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda:%d: no notes", base->device->index);
+    s->notes++;
+    return ATTN_OK;
+}
+
+bool noted(const attn_stream *base)
+{
+    const stream *s = reinterpret_cast<const stream *>(base);
+    return __atomic_load_n(s->note, __ATOMIC_ACQUIRE) == s->notes;
+}
+
 void stream_close(attn_stream *base)
 {
     stream *s = stream_of(base);
@@ -432,6 +469,7 @@ void stream_close(attn_stream *base)
         for (cudaEvent_t mark : s->marks)
             if (mark) cudaEventDestroy(mark);
         if (s->cuda) cudaStreamDestroy(s->cuda);
+        if (s->note) cudaFreeHost((void *)s->note);
     }
     free(s);
 }
@@ -447,6 +485,11 @@ attn_status stream_open(attn_device *base, attn_stream **opened, attn_error *err
     status = check(d, cudaStreamCreateWithFlags(&s->cuda, cudaStreamNonBlocking), "cudaStreamCreate", err);
     for (int i = 0; i < ATTN_MARKS && status == ATTN_OK; i++)
         status = check(d, cudaEventCreate(&s->marks[i]), "cudaEventCreate", err);
+    if (status == ATTN_OK && d->write_word) {
+        status = check(d, cudaHostAlloc((void **)&s->note, sizeof *s->note, cudaHostAllocPortable), "cudaHostAlloc",
+                       err);
+        if (status == ATTN_OK) *s->note = 0;
+    }
     if (status != ATTN_OK) {
         stream_close(&s->base);
         return status;
@@ -557,8 +600,8 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 } // namespace
 
 extern "C" const attn_backend attn_backend_cuda = {
-    "cuda",      device_count,  device_open,  device_close, describe,      device_alloc,
-    device_free, staging_alloc, staging_free, kernel_at,    plan,          workspace_bytes,
-    stream_open, stream_close,  copy,         moves,        run,           mark,
-    elapsed_us,  done,          wait,         between_us,   import_memory, release_import,
+    "cuda",        device_count, device_open, device_close,  describe,        device_alloc, device_free,
+    staging_alloc, staging_free, kernel_at,   plan,          workspace_bytes, stream_open,  stream_close,
+    copy,          moves,        run,         mark,          elapsed_us,      done,         wait,
+    between_us,    note,         noted,       import_memory, release_import,
 };

@@ -149,11 +149,13 @@ enum {
     DEVICE_POLL_NS = 20000,           /* between two questions to a stream: so late may its end be seen */
     DEVICE_LOST_POLL_NS = 10000000,   /* to one that is lost: nobody waits for it */
     DEVICE_WORKSPACE_KEEP = 64 << 20, /* bytes; a larger workspace is given back after its batch */
-    DEVICE_STOP_MS = 60000, /* for the threads of devices that could not all be opened: idle ones end at once */
-    INLINE_KEEP = 4 << 20,  /* as DEVICE_WORKSPACE_KEEP, for an inline slot */
-    INLINE_BYTES = 1 << 20, /* inputs and outputs that a GPU reads and writes over its bus: 20 us */
-    INLINE_WAIT_NS = 200000, /* a thread looks for the end of what it put on a GPU so long, then it leaves it to others */
-    INLINE_HEADS = 128,     /* heads of all sequences: each costs up to 2 us, however few its numbers */
+    DEVICE_STOP_MS = 60000,     /* for the threads of devices that could not all be opened: idle ones end at once */
+    INLINE_KEEP = 4 << 20,      /* as DEVICE_WORKSPACE_KEEP, for an inline slot */
+    INLINE_BYTES = 1 << 20,     /* inputs and outputs of a small problem of a GPU: 20 us on its bus */
+    INLINE_IN_PLACE = 16 << 10, /* inputs that its kernel reads over the bus itself; more of them are copied first */
+    INLINE_WAIT_NS =
+        200000,         /* a thread looks for the end of what it put on a GPU so long, then it leaves it to others */
+    INLINE_HEADS = 128, /* heads of all sequences: each costs up to 2 us, however few its numbers */
 };
 
 /* An inline slot's problems, padded: some 100 us of a core. An HTTP thread has other connections, and more cores are worth

@@ -30,16 +30,6 @@
 
 /* ---- Open and close ---------------------------------------------------------------------------------------------- */
 
-void slot_close(attn_device *handle, struct slot *slot)
-{
-    attn_device_free(handle, slot->workspace);
-    attn_stream_close(slot->stream);
-    free(slot->problems);
-    free(slot->plans);
-    free(slot->mirrors);
-    free(slot->moves);
-}
-
 static void device_free(struct device *device)
 {
     assert(device->outstanding == 0 && device->batches == NULL && device->first == NULL && device->held == NULL);

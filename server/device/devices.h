@@ -38,7 +38,7 @@ struct batch {
     int waiting; /* the loop's: jobs whose requests still wait; at 0 it is cancelled */
     int cancel;  /* attn_cancel(): the device gives it up between two tiles or launches */
     double flops;
-    bool adopted; /* an HTTP thread put it on the device: nobody marked when its parts began */
+    bool adopted;                 /* an HTTP thread put it on the device: nobody marked when its parts began */
     int64_t started_ns, ended_ns; /* on the thread that ran it */
     double copy_in_us, compute_us, copy_out_us;
     struct job *jobs[]; /* a reference each */
@@ -101,7 +101,8 @@ void devices_note_lost(struct devices *devices, int number);
 bool devices_run_here(struct devices *devices, struct job *job);
 /* Waits for a job that is late, however long it takes; afterwards its memory is nobody's but the job's. Others: nothing. */
 void devices_settle(struct job *job);
-bool devices_near(const struct devices *devices); /* the processor itself computes inline: threads belong near their clients */
+bool devices_near(
+    const struct devices *devices); /* the processor itself computes inline: threads belong near their clients */
 /* How many jobs were computed so since the last call, and the processor time they took. Any thread. */
 int devices_learn(struct devices *devices, double *seconds);
 

@@ -6,8 +6,8 @@
  *   HTTP thread: body complete --> inline slot free? --> run --> answer            (else: posted to the loop)
  *
  * On the CPU each is a device of one thread. On a GPU the kernel reads and writes the request's staging memory where it is
- * (attn_device_info.reads_staging, attn_kernel.in_place), so that one launch is all; the thread asks its stream until it is done,
- * which takes less than one hand-over to another thread. Only while the GPU has no batches, for behind one it would wait for all
+ * (attn_device_info.reads_staging, attn_kernel.in_place), so that one launch is all, or a copy and a launch; the thread looks for
+ * the end of its stream, which takes less than one hand-over to another thread. Only while the GPU has no batches, for behind one it would wait for all
  * of that. What has not ended in INLINE_WAIT_NS is late, and the device's thread takes it over like any batch, with deadline,
  * hang-up and watchdog:
  *
@@ -107,6 +107,11 @@ static bool fits_gpu(const struct device *device, const struct job *job, const a
            atomic_load(&device->usable) && atomic_load(&device->requests) <= atomic_load(&device->inline_requests);
 }
 
+static bool brings_inputs(const struct device *device, const struct job *job)
+{
+    return !device->info.unified && job->inputs_used > INLINE_IN_PLACE;
+}
+
 bool devices_near(const struct devices *devices)
 {
     return devices->inline_count > 0 && devices->device[0]->info.unified;
@@ -115,20 +120,50 @@ bool devices_near(const struct devices *devices)
 /* Has the stream done its work by then? An error is an answer too. */
 static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_error *err)
 {
+    attn_error none;
     attn_status status;
+    if (attn_stream_note(stream, &none) == ATTN_OK) {
+        while (!(*done = attn_stream_noted(stream)))
+            if (clock_ns() >= until_ns) return attn_stream_done(stream, done, err);
+        return ATTN_OK;
+    }
     do status = attn_stream_done(stream, done, err);
     while (status == ATTN_OK && !*done && clock_ns() < until_ns);
     return status;
 }
 
+/* The kernel reads many inputs faster from the device's own memory, behind its workspace there: they go there in one copy. Outputs
+ * are written to staging memory, which nobody waits for. */
+static attn_status bring_inputs(struct inline_slot *inline_slot, const struct job *job, char *memory,
+                                attn_problem *moved, attn_plan *plan, attn_error *err)
+{
+    const char *const from = job->inputs->memory;
+    const attn_status status = attn_copy(inline_slot->slot.stream, memory, from, job->inputs_used, ATTN_TO_DEVICE, err);
+    *moved = *plan->problem;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        const char *const data = moved->tensor[id].data;
+        if (moved->tensor[id].rank > 0 && data >= from && data < from + job->inputs_used)
+            moved->tensor[id].data = memory + (data - from);
+    }
+    if (status != ATTN_OK) return status;
+    const attn_status planned = attn_plan_make(inline_slot->handle, moved, plan, err);
+    assert(planned != ATTN_OK || plan->kernel->in_place); /* which kernel it is depends on nothing that has changed */
+    return planned;
+}
+
 /* The whole time of a job on its stream, one way or the other. *late: it runs on. */
-static attn_status compute(struct inline_slot *inline_slot, const attn_plan *plan, bool *late, attn_error *err)
+static attn_status compute(struct inline_slot *inline_slot, const struct job *job, size_t workspace, attn_plan *plan,
+                           bool *late, attn_error *err)
 {
     struct slot *slot = &inline_slot->slot;
     const int64_t until_ns = clock_ns() + INLINE_WAIT_NS;
+    attn_status status = ATTN_OK;
+    attn_problem moved;
     attn_error other;
     bool done = true;
-    attn_status status = attn_run(slot->stream, plan, 1, slot->workspace, err);
+    if (slot->workspace_bytes > workspace && brings_inputs(inline_slot->device, job))
+        status = bring_inputs(inline_slot, job, (char *)slot->workspace + workspace, &moved, plan, err);
+    if (status == ATTN_OK) status = attn_run(slot->stream, plan, 1, slot->workspace, err);
     if (inline_slot->device->info.unified) return status;
     if (status == ATTN_OK) status = look(slot->stream, until_ns, &done, err);
     else (void)attn_stream_wait(slot->stream, &other); /* part of it may be on the stream */
@@ -152,7 +187,8 @@ bool devices_run_here(struct devices *devices, struct job *job)
         attn_plan_make(inline_slot->handle, &job->call->items[0].problem, &plan, &err) != ATTN_OK ||
         (!device->info.unified && !fits_gpu(device, job, &plan)) ||
         attn_workspace(inline_slot->handle, &plan, 1, &bytes, &err) != ATTN_OK ||
-        device_grow_workspace(inline_slot->handle, bytes, &slot->workspace, &slot->workspace_bytes, &err) != ATTN_OK) {
+        device_grow_workspace(inline_slot->handle, bytes + (brings_inputs(device, job) ? job->inputs_used : 0),
+                              &slot->workspace, &slot->workspace_bytes, &err) != ATTN_OK) {
         give_inline_slot_back(inline_slot); /* the device waits for memory, an inline slot does not */
         return false;
     }
@@ -164,7 +200,7 @@ bool devices_run_here(struct devices *devices, struct job *job)
     const bool own = device->info.unified;
     const int64_t began_ns = own ? clock_thread_ns() : clock_ns();
     batch_name_backend(&job->results[0], device, plan.kernel->name);
-    const attn_status status = compute(inline_slot, &plan, &late, &err);
+    const attn_status status = compute(inline_slot, job, bytes, &plan, &late, &err);
     const int64_t took_ns = (own ? clock_thread_ns() : clock_ns()) - began_ns;
     atomic_fetch_sub_explicit(&device->requests, 1, memory_order_relaxed);
     atomic_fetch_sub_explicit(&device->inline_requests, 1, memory_order_relaxed);

@@ -67,7 +67,7 @@ struct device {
     double flops;
     bool disabled;
     struct batch *batches;
-    _Atomic int requests; /* for /v1/info */
+    _Atomic int requests;        /* for /v1/info */
     _Atomic int inline_requests; /* of them, those of inline slots */
     _Atomic bool usable;
     _Atomic bool lost; /* noted by a thread that is not its own */
@@ -90,11 +90,6 @@ struct devices {
     _Atomic int64_t inline_ns; /* and what they took */
 };
 
-/* ---- devices.c --------------------------------------------------------------------------------------------------- */
-
-/* Gives back what a slot of this device has. */
-void slot_close(attn_device *handle, struct slot *slot);
-
 /* ---- thread.c ---------------------------------------------------------------------------------------------------- */
 
 /* The thread of a device (argument): ends when device->stop is set and nothing runs. */
@@ -116,6 +111,8 @@ attn_status device_move(struct device *device, struct slot *slot, const struct j
 attn_status device_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
                                   attn_error *err);
 void device_drop_workspace(attn_device *handle, void **workspace, size_t *workspace_bytes);
+/* Gives back all that a slot of this device has. */
+void slot_close(attn_device *handle, struct slot *slot);
 
 /* ---- inline.c ---------------------------------------------------------------------------------------------------- */
 

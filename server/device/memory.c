@@ -118,3 +118,13 @@ attn_status device_grow_workspace(attn_device *handle, size_t bytes, void **work
     if (status == ATTN_OK) *workspace_bytes = bytes;
     return status;
 }
+
+void slot_close(attn_device *handle, struct slot *slot)
+{
+    attn_device_free(handle, slot->workspace);
+    attn_stream_close(slot->stream);
+    free(slot->problems);
+    free(slot->plans);
+    free(slot->mirrors);
+    free(slot->moves);
+}

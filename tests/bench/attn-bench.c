@@ -319,7 +319,8 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
                op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->dtype), (long long)o->B,
                (long long)o->H, (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
                o->causal ? "true" : "false", (long long)o->window_left, (long long)o->window_right, o->sequences,
-               (long long)o->documents, attn_dtype_name(o->key_dtype), (long long)o->page_size, m->info.name, plans[0].kernel->name, reps, calls, ms, tflops, gigabytes);
+               (long long)o->documents, attn_dtype_name(o->key_dtype), (long long)o->page_size, m->info.name,
+               plans[0].kernel->name, reps, calls, ms, tflops, gigabytes);
     else
         printf("%-8s  %-13s  %5lld  %4lld  %4lld  %6lld  %6lld  %4lld  %4lld  %-6s  %10.4f  %8.3f  %8.0f  %s %s\n",
                op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->key_dtype), (long long)o->B,

@@ -130,11 +130,11 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
               end = max(min(q_last + limit.hi, limit.Sk), 0); /* keys that some row sees */
     const int first = min(seen, limit.Sk) / BN, last = (end + BN - 1) / BN;
     key_loader<T, D, THREADS, false, PAGED> K(g, g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk,
-                                                    g.dims.D);
+                                              g.dims.D);
     if (first < last) K.template load<BN>(sm.K, (last - 1) * BN);
     cp_async_commit();
     key_loader<T, D, THREADS, false, PAGED> V(g, g.view[ATTN_T_v], place.b, place.hk, place.k_start, limit.Sk,
-                                                    g.dims.Dv);
+                                              g.dims.Dv);
     /* Tiles [free_first, free_last) need no causal or window test. */
     const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN,
               free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;

@@ -114,14 +114,16 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;
-    const int32_t *table; /* of this sequence; where tiles are whole pages or parts of one, from the page of the next tile on */
-    const char *data;     /* of this thread's piece in slot r of page 0 */
+    const int32_t
+        *table; /* of this sequence; where tiles are whole pages or parts of one, from the page of the next tile on */
+    const char *data; /* of this thread's piece in slot r of page 0 */
     int64_t page_bytes;
     int page_size, row_bytes;
     int b, hk, rows, columns;
-    int next = -1, page, slot; /* the tile that is expected next, its page, asked for ahead of time, and its slot there */
-    bool pieces;               /* every slot starts on 16 bytes, and columns fill whole pieces */
-    bool chunks;               /* and pages hold whole chunks */
+    int next = -1, page,
+        slot;    /* the tile that is expected next, its page, asked for ahead of time, and its slot there */
+    bool pieces; /* every slot starts on 16 bytes, and columns fill whole pieces */
+    bool chunks; /* and pages hold whole chunks */
 
     DEVICE key_loader(const attn_geometry &geometry, const attn_view &tensor, int64_t b, int64_t hk, int64_t,
                       int64_t count, int64_t width)

@@ -234,7 +234,10 @@ template <typename T, int W> struct warpgroup {
         }
     }
 
-    DEVICE void meet() const { named_barrier_sync(MEET + W, 128); }
+    DEVICE void meet() const
+    {
+        named_barrier_sync(MEET + W, 128);
+    }
     DEVICE void release(int stage) const
     {
         if (thread == 0) mbarrier_arrive(smem_addr(&sm.bars[stage].empty[W]));
@@ -319,7 +322,10 @@ template <typename T, int W> struct warpgroup {
         meet();
     }
 
-    DEVICE mn_major_low<BN> values(int stage) const { return mn_major_low<BN>(smem_addr(sm.K[stage][W * 4])); }
+    DEVICE mn_major_low<BN> values(int stage) const
+    {
+        return mn_major_low<BN>(smem_addr(sm.K[stage][W * 4]));
+    }
 
     /* Issues O += P V with the other's P. */
     DEVICE void multiply_other(float (&O)[HALF / 2]) const
@@ -484,7 +490,8 @@ template <typename T, int W> struct warpgroup {
             for (int n = 0; n < HALF / 8; n++)
 #pragma unroll
                 for (int half = 0; half < 2; half++)
-                    *(float2 *)(sum + n * 8 + half * 8 * DV) = make_float2(O[n * 4 + half * 2], O[n * 4 + half * 2 + 1]);
+                    *(float2 *)(sum + n * 8 + half * 8 * DV) = make_float2(O[n * 4 + half * 2],
+                                                                           O[n * 4 + half * 2 + 1]);
             if (W == LEFT && last && lane % 4 == 0)
 #pragma unroll
                 for (int half = 0; half < 2; half++) p.ml[place.unit * BM + row + half * 8] = now[half];
@@ -507,13 +514,15 @@ template <typename T, int W> struct warpgroup {
                     words[e] = pack<T>(o[0] * factor[half], o[1] * factor[half]);
                 }
                 transpose_quad(words, lane % 4);
-                if (exists && to) *(uint4 *)(to + (n + lane % 4) * 8) = make_uint4(words[0], words[1], words[2], words[3]);
+                if (exists && to)
+                    *(uint4 *)(to + (n + lane % 4) * 8) = make_uint4(words[0], words[1], words[2], words[3]);
             }
             const unsigned unsound = __ballot_sync(0xffffffff, !sound[half] || zero != 0);
             if (lane % 4 != 0 || !exists) continue;
             p.flags[((int64_t)place.b * place.q.rows + r) * 2 + W] = (unsound >> (lane & 28) & 15) != 0;
             if (W == LEFT && p.to.lse)
-                p.to.lse[place.b * p.to.lse_batch + h * p.to.lse_head + i * p.to.lse_row] = lse_of(now[half].x, now[half].y);
+                p.to.lse[place.b * p.to.lse_batch + h * p.to.lse_head + i * p.to.lse_row] = lse_of(now[half].x,
+                                                                                                   now[half].y);
         }
     }
 
@@ -611,7 +620,8 @@ __global__ void __launch_bounds__(COMBINE_THREADS)
         const uint8_t *const flags = p.flags + ((int64_t)b * rows + r) * 2;
         repair = flags[0] | flags[1];
     } else {
-        const int each = p.walks ? 1 : SPLIT_GROUP, units = p.walks ? (q.splits + SPLIT_GROUP - 1) / SPLIT_GROUP : q.splits;
+        const int each = p.walks ? 1 : SPLIT_GROUP,
+                  units = p.walks ? (q.splits + SPLIT_GROUP - 1) / SPLIT_GROUP : q.splits;
         const int64_t unit = ((int64_t)b * p.tiles + r / BM) * p.units;
         const float2 *const ml = p.ml + unit * BM + r % BM;
         const float *const O = p.O + (unit * BM + r % BM) * DV + column;
@@ -718,7 +728,8 @@ bool plan_latent(const cuda_chip *chip, attn_plan *plan)
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
     const int64_t FAR = 1 << 29; /* keys and windows are counted in 32 bits */
-    if (d.D != D || d.Dv != DV || d.Hk != 1 || d.packed || d.B <= 0 || d.Sq <= 0 || d.Sk <= 0 || d.Sk >= FAR) return false;
+    if (d.D != D || d.Dv != DV || d.Hk != 1 || d.packed || d.B <= 0 || d.Sq <= 0 || d.Sk <= 0 || d.Sk >= FAR)
+        return false;
     if (d.Sq * g.group > MOST_ROWS || !values_are_keys(g)) return false;
     if (d.page_size && (d.page_size % BN || d.pages <= 0 || d.pages >= INT32_MAX)) return false;
     const tma_tensor k = keys_of(g);
@@ -732,7 +743,8 @@ bool plan_latent(const cuda_chip *chip, attn_plan *plan)
 }
 
 template <typename T>
-cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cuda_args &a, const plan &p, cudaStream_t stream)
+cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cuda_args &a, const plan &p,
+                         cudaStream_t stream)
 {
     cudaError_t code = allow_shared<latent_tiles<T>>(sizeof(shared));
     if (code == cudaSuccess)
