@@ -60,16 +60,6 @@ enum { SPLIT_GROUP = 4 };
 /* Halves of a stage: the columns of V that the left or the right warpgroup multiplies. */
 enum { LEFT, RIGHT };
 
-struct shared {
-    alignas(1024) uint16_t Q[BOXES][BM * 64];
-    alignas(1024) uint16_t K[2][BOXES][BOX]; /* its last box: then P */
-    float reference[2][BM], rescale[2][BM];  /* of a row, from the warpgroup that made the scores */
-    float l[2][2][BM];                       /* of a split, even or odd; of a warpgroup */
-    struct {
-        uint64_t full[PIECES], empty[2];
-    } bars[2];
-};
-
 /* Named barriers; 256 threads each but the last two. */
 enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 
@@ -149,6 +139,21 @@ DEVICE block_place block_place_of(const attn_geometry &g, const plan &p, int blo
     return y;
 }
 
+/* ---- A block's shared memory ------------------------------------------------------------------------------------- */
+
+struct shared {
+    alignas(1024) uint16_t Q[BOXES][BM * 64];
+    alignas(1024) uint16_t K[2][BOXES][BOX]; /* its last box: then P */
+    float reference[2][BM], rescale[2][BM];  /* of a row, from the warpgroup that made the scores */
+    float l[2][2][BM];                       /* of a split, even or odd; of a warpgroup */
+    float2 before[2][BM];                    /* of a warpgroup: m in base 2 and l of the splits that have ended */
+    int2 sees[BM];                           /* keys [x, y) */
+    block_place place;
+    struct {
+        uint64_t full[PIECES], empty[2];
+    } bars[2];
+};
+
 /* ---- Two partial results become one ------------------------------------------------------------------------------ */
 
 /* Written out to the last rounding, for it is done in two kernels and may not differ. */
@@ -181,8 +186,9 @@ DEVICE float lse_of(float m, float l)
 /* ---- The producer ------------------------------------------------------------------------------------------------ */
 
 /* A thread asks for the tiles of keys. */
-DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map, const block_place &place)
+DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map)
 {
+    const block_place place = sm.place;
     uint32_t phase[2] = { 1, 1 }; /* of `empty`: the first wait passes */
     const int page_size = (int)g.dims.page_size;
     const int32_t *const pages = g.page_table ? g.page_table + place.b * g.page_table_row : nullptr;
@@ -215,23 +221,16 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 template <typename T, int W> struct warpgroup {
     const plan &p;
     shared &sm;
-    const block_place &place;
+    const block_place &place; /* in shared memory, as all that registers have no room for */
+    const int group;
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     const int row = warp * 16 + lane / 4; /* in the block; and 8 rows below */
-    int lo[2], hi[2];                     /* keys that they see */
     uint32_t phase[2] = { 0, 0 };         /* of `full`, by stage */
     softmax x;                            /* l: of this warpgroup's tiles alone */
 
-    DEVICE warpgroup(const attn_geometry &g, const plan &p_, shared &sm_, const block_place &place_)
-        : p(p_), sm(sm_), place(place_)
+    DEVICE warpgroup(const attn_geometry &g, const plan &p_, shared &sm_)
+        : p(p_), sm(sm_), place(sm_.place), group((int)g.group)
     {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int r = place.r0 + row + half * 8;
-            attn_range keys = { 0, 0 };
-            if (r < place.q.rows) keys = attn_keys_of(&g, &place.q.s, r / (int)g.group);
-            lo[half] = (int)keys.lo, hi[half] = (int)keys.hi;
-        }
     }
 
     DEVICE void meet() const { named_barrier_sync(MEET + W, 128); }
@@ -261,7 +260,8 @@ template <typename T, int W> struct warpgroup {
         if (j0 < place.open_lo || j0 + BN > place.open_hi) {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const int column = j0 + lane % 4 * 2, from = lo[half] - column, to = hi[half] - column;
+                const int2 sees = sm.sees[row + half * 8];
+                const int column = j0 + lane % 4 * 2, from = sees.x - column, to = sees.y - column;
 #pragma unroll
                 for (int n = 0; n < BN / 8; n++)
 #pragma unroll
@@ -276,6 +276,8 @@ template <typename T, int W> struct warpgroup {
      * any more once all four warps have their scores. */
     DEVICE void give(const uint32_t (&P)[BN / 16][4], const float (&rescale)[2]) const
     {
+        /* Read anew, or addresses would be kept in registers all the while. */
+        const int thread = (int)thread_anew() % 128, warp = thread / 32, lane = thread % 32, row = warp * 16 + lane / 4;
         meet();
 #pragma unroll
         for (int k = 0; k < BN / 16; k++) {
@@ -319,7 +321,10 @@ template <typename T, int W> struct warpgroup {
         meet();
     }
 
-    DEVICE mn_major_low<BN> values(int stage) const { return mn_major_low<BN>(smem_addr(sm.K[stage][W * 4])); }
+    DEVICE mn_major_low<BN> values(int stage) const
+    {
+        return mn_major_low<BN>(smem_addr(sm.K[stage][W * 4]));
+    }
 
     /* Issues O += P V with the other's P. */
     DEVICE void multiply_other(float (&O)[HALF / 2]) const
@@ -436,13 +441,12 @@ template <typename T, int W> struct warpgroup {
         rescale_rows(O, rescale);
     }
 
-    /* Split `split` has ended: it joins those before it, of which m and l are in `before`, and which go on to the next, or out.
-     * Sixteen columns at a time. */
-    DEVICE void end(float (&O)[HALF / 2], int split, float2 (&before)[2])
+    /* Split `split` has ended: it joins those before it in the workspace, or all that have ended go out. */
+    DEVICE void end(float (&O)[HALF / 2], int split)
     {
         const bool joins = split > place.begin, last = split + 1 == place.end, out = last && place.q.ends_in_block(p);
         float2 now[2];
-        float keep[2], add[2], factor[2];
+        float keep[2], add[2];
 #pragma unroll
         for (int distance = 1; distance <= 2; distance++)
 #pragma unroll
@@ -455,15 +459,18 @@ template <typename T, int W> struct warpgroup {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int r = row + half * 8;
-            const fold f(before[half].x, p.reference.base(x.m[half]));
-            const float l = __fadd_rn(sums[0][r], sums[1][r]);
-            now[half] = joins ? make_float2(f.m, f(before[half].y, l)) : make_float2(p.reference.base(x.m[half]), l);
+            const float m = p.reference.base(x.m[half]), l = __fadd_rn(sums[0][r], sums[1][r]);
+            const float2 before = joins ? sm.before[W][r] : make_float2(0, 0);
+            const fold f(before.x, m);
+            now[half] = joins ? make_float2(f.m, f(before.y, l)) : make_float2(m, l);
             keep[half] = f.keep, add[half] = f.add;
-            factor[half] = factor_of(now[half].y);
-            before[half] = now[half];
         }
+        __syncwarp();
+        if (lane % 4 == 0)
+#pragma unroll
+            for (int half = 0; half < 2; half++) sm.before[W][row + half * 8] = now[half];
+        __syncwarp();
         float *const sum = p.O + (place.unit * BM + row) * DV + W * HALF + lane % 4 * 2;
-        bool sound[2] = { is_sound(now[0].x, now[0].y, lo[0] < hi[0]), is_sound(now[1].x, now[1].y, lo[1] < hi[1]) };
         if (joins) {
 #pragma unroll
             for (int n = 0; n < HALF / 8; n += 4) {
@@ -484,17 +491,19 @@ template <typename T, int W> struct warpgroup {
             for (int n = 0; n < HALF / 8; n++)
 #pragma unroll
                 for (int half = 0; half < 2; half++)
-                    *(float2 *)(sum + n * 8 + half * 8 * DV) = make_float2(O[n * 4 + half * 2], O[n * 4 + half * 2 + 1]);
+                    *(float2 *)(sum + n * 8 + half * 8 * DV) = make_float2(O[n * 4 + half * 2],
+                                                                           O[n * 4 + half * 2 + 1]);
             if (W == LEFT && last && lane % 4 == 0)
 #pragma unroll
                 for (int half = 0; half < 2; half++) p.ml[place.unit * BM + row + half * 8] = now[half];
             return;
         }
-        const int H = group;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int r = place.r0 + row + half * 8, i = r / H, h = r - i * H;
-            const bool exists = r < place.q.rows;
+            const int r = place.r0 + row + half * 8, i = r / group, h = r - i * group;
+            const int2 sees = sm.sees[row + half * 8];
+            const bool exists = r < place.q.rows, sound = is_sound(now[half].x, now[half].y, sees.x < sees.y);
+            const float factor = factor_of(now[half].y);
             float zero = 0; /* or NaN */
             T *const to = p.to.out ? out_row<T>(p.to, place.b, h, i) + W * HALF : nullptr;
 #pragma unroll
@@ -504,25 +513,24 @@ template <typename T, int W> struct warpgroup {
                 for (int e = 0; e < 4; e++) {
                     const float *const o = O + (n + e) * 4 + half * 2;
                     zero = fmaf(o[0], 0, fmaf(o[1], 0, zero));
-                    words[e] = pack<T>(o[0] * factor[half], o[1] * factor[half]);
+                    words[e] = pack<T>(o[0] * factor, o[1] * factor);
                 }
                 transpose_quad(words, lane % 4);
-                if (exists && to) *(uint4 *)(to + (n + lane % 4) * 8) = make_uint4(words[0], words[1], words[2], words[3]);
+                if (exists && to)
+                    *(uint4 *)(to + (n + lane % 4) * 8) = make_uint4(words[0], words[1], words[2], words[3]);
             }
-            const unsigned unsound = __ballot_sync(0xffffffff, !sound[half] || zero != 0);
+            const unsigned unsound = __ballot_sync(0xffffffff, !sound || zero != 0);
             if (lane % 4 != 0 || !exists) continue;
             p.flags[((int64_t)place.b * place.q.rows + r) * 2 + W] = (unsound >> (lane & 28) & 15) != 0;
             if (W == LEFT && p.to.lse)
-                p.to.lse[place.b * p.to.lse_batch + h * p.to.lse_head + i * p.to.lse_row] = lse_of(now[half].x, now[half].y);
+                p.to.lse[place.b * p.to.lse_batch + h * p.to.lse_head + i * p.to.lse_row] = lse_of(now[half].x,
+                                                                                                   now[half].y);
         }
     }
-
-    int group;
 
     DEVICE void run_all()
     {
         float O[HALF / 2];
-        float2 before[2] = { { -CUDART_INF_F, 0 }, { -CUDART_INF_F, 0 } };
 #pragma unroll 1
         for (int split = place.begin; split < place.end; split++) {
 #pragma unroll
@@ -530,22 +538,28 @@ template <typename T, int W> struct warpgroup {
             x = softmax();
             if (W == LEFT) run_left(O, place.first_key(split), place.tiles(split));
             else run_right(O, place.first_key(split), place.tiles(split));
-            end(O, split, before);
+            end(O, split);
         }
     }
 };
 
-/* Q's rows, with zeros past the last, by the consumers' threads. */
-DEVICE void load_queries(const attn_geometry &g, shared &sm, const block_place &place)
+/* Q's rows, with zeros past the last, and what they see, by the consumers' threads. */
+DEVICE void load_queries(const attn_geometry &g, shared &sm)
 {
     const attn_view &q = g.view[ATTN_T_q];
-    const int H = (int)g.group;
+    const int H = (int)g.group, rows = sm.place.q.rows, r0 = sm.place.r0, b = sm.place.b;
     for (int n = threadIdx.x; n < BM * (D / 8); n += 256) {
-        const int r = n / (D / 8), c = n - r * (D / 8), at = place.r0 + r, i = at / H;
-        const bool exists = at < place.q.rows;
+        const int r = n / (D / 8), c = n - r * (D / 8), i = (r0 + r) / H;
+        const bool exists = r0 + r < rows;
         const uint16_t *const from = (const uint16_t *)q.data +
-                                     (exists ? attn_at(&q, place.b, at - i * H, place.q.s.q_start + i) + c * 8 : 0);
+                                     (exists ? attn_at(&q, b, r0 + r - i * H, i) + c * 8 : 0);
         cp_async_16(smem_addr(sm.Q[c / 8] + (r * 8 + (c % 8 ^ (r & 7))) * 8), from, exists);
+    }
+    if (threadIdx.x < BM) {
+        const int r = r0 + (int)threadIdx.x;
+        attn_range keys = { 0, 0 };
+        if (r < rows) keys = attn_keys_of(&g, &sm.place.q.s, r / H);
+        sm.sees[threadIdx.x] = make_int2((int)keys.lo, (int)keys.hi);
     }
     cp_async_wait_all();
     fence_proxy_async_shared();
@@ -567,27 +581,20 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
         fence_mbarrier_init();
     }
-    __syncthreads();
     launch_dependents();
     wait_for_prerequisites();
-    const block_place place = block_place_of(a.g, p, (int)blockIdx.x);
-    if (place.begin >= place.end) return;
+    if (threadIdx.x == 0) sm.place = block_place_of(a.g, p, (int)blockIdx.x);
+    __syncthreads();
+    if (sm.place.begin >= sm.place.end) return;
     if (w == 2) {
         setmaxnreg_dec<PRODUCER>();
-        if (threadIdx.x == 256) load_keys(a.g, sm, &map, place);
+        if (threadIdx.x == 256) load_keys(a.g, sm, &map);
         return;
     }
     setmaxnreg_inc<CONSUMER>();
-    load_queries(a.g, sm, place);
-    if (w == LEFT) {
-        warpgroup<T, LEFT> me(a.g, p, sm, place);
-        me.group = (int)a.g.group;
-        me.run_all();
-    } else {
-        warpgroup<T, RIGHT> me(a.g, p, sm, place);
-        me.group = (int)a.g.group;
-        me.run_all();
-    }
+    load_queries(a.g, sm);
+    if (w == LEFT) warpgroup<T, LEFT>(a.g, p, sm).run_all();
+    else warpgroup<T, RIGHT>(a.g, p, sm).run_all();
 }
 
 /* ---- Combine ----------------------------------------------------------------------------------------------------- */
@@ -611,7 +618,8 @@ __global__ void __launch_bounds__(COMBINE_THREADS)
         const uint8_t *const flags = p.flags + ((int64_t)b * rows + r) * 2;
         repair = flags[0] | flags[1];
     } else {
-        const int each = p.walks ? 1 : SPLIT_GROUP, units = p.walks ? (q.splits + SPLIT_GROUP - 1) / SPLIT_GROUP : q.splits;
+        const int each = p.walks ? 1 : SPLIT_GROUP,
+                  units = p.walks ? (q.splits + SPLIT_GROUP - 1) / SPLIT_GROUP : q.splits;
         const int64_t unit = ((int64_t)b * p.tiles + r / BM) * p.units;
         const float2 *const ml = p.ml + unit * BM + r % BM;
         const float *const O = p.O + (unit * BM + r % BM) * DV + column;
@@ -718,7 +726,8 @@ bool plan_latent(const cuda_chip *chip, attn_plan *plan)
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
     const int64_t FAR = 1 << 29; /* keys and windows are counted in 32 bits */
-    if (d.D != D || d.Dv != DV || d.Hk != 1 || d.packed || d.B <= 0 || d.Sq <= 0 || d.Sk <= 0 || d.Sk >= FAR) return false;
+    if (d.D != D || d.Dv != DV || d.Hk != 1 || d.packed || d.B <= 0 || d.Sq <= 0 || d.Sk <= 0 || d.Sk >= FAR)
+        return false;
     if (d.Sq * g.group > MOST_ROWS || !values_are_keys(g)) return false;
     if (d.page_size && (d.page_size % BN || d.pages <= 0 || d.pages >= INT32_MAX)) return false;
     const tma_tensor k = keys_of(g);
@@ -732,7 +741,8 @@ bool plan_latent(const cuda_chip *chip, attn_plan *plan)
 }
 
 template <typename T>
-cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cuda_args &a, const plan &p, cudaStream_t stream)
+cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cuda_args &a, const plan &p,
+                         cudaStream_t stream)
 {
     cudaError_t code = allow_shared<latent_tiles<T>>(sizeof(shared));
     if (code == cudaSuccess)
