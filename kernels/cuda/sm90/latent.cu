@@ -38,7 +38,7 @@
  * not finish by itself combine_latent adds up.
  *
  * A NaN or infinity in a key that some rows see and others do not meets P = 0 inside the product: so a row whose
- * result is not finite, or whose scores are huge, is flagged, and computed by itself in combine_latent (rows.cuh).
+ * result is not finite, or whose scores are huge, is flagged, and computed by itself in the kernel that follows (rows.cuh).
  * Values past the end of a sequence (pages hold anything there) are made zeros in shared memory. */
 #include "epilogue.cuh"
 #include "kernels/cuda/kernels.h"
@@ -185,33 +185,36 @@ DEVICE float lse_of(float m, float l)
 
 /* ---- The producer ------------------------------------------------------------------------------------------------ */
 
-/* A thread asks for the tiles of keys. */
+/* A thread asks for the tiles of keys, and has the L2 ask memory for the tile two ahead: a half of a stage is free for
+ * about as long as the L2 takes to answer. */
 DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map)
 {
-    const block_place place = sm.place;
+    const int b = sm.place.b, page_size = (int)g.dims.page_size;
+    const int end = sm.place.last_key(sm.place.end - 1), length = sm.place.q.length;
+    const int32_t *const pages = g.page_table ? g.page_table + b * g.page_table_row : nullptr;
+    const auto page_of = [&](int key) { return !pages ? b : key < end ? pages[key / page_size] : 0; };
     uint32_t phase[2] = { 1, 1 }; /* of `empty`: the first wait passes */
-    const int page_size = (int)g.dims.page_size;
-    const int32_t *const pages = g.page_table ? g.page_table + place.b * g.page_table_row : nullptr;
-    const auto page_at = [&](int key) { return pages ? pages[key / page_size] : place.b; };
-    int page = place.q.first < place.q.last ? page_at(place.first_key(place.begin)) : 0;
+    int j = sm.place.first_key(sm.place.begin), split_end = j + length;
+    int page = page_of(j), next = page_of(j + BN);
 #pragma unroll 1
-    for (int split = place.begin; split < place.end; split++) {
-        const int first = place.first_key(split), last = place.last_key(split);
+    for (int t = 0; j < end; t++, j += BN) {
+        if (j == split_end) t = 0, split_end += length;
+        const int s = t & 1, row = pages ? j % page_size : j, ahead = page_of(j + 2 * BN);
 #pragma unroll 1
-        for (int t = 0, j = first; j < last; t++, j += BN) {
-            const int s = t & 1, row = pages ? j % page_size : j, from = page;
-            if (j + BN < place.last_key(place.end - 1)) page = page_at(j + BN); /* asked for a tile ahead */
-#pragma unroll 1
-            for (int n = 0; n < PIECES; n++) {
-                const int piece = n == 4 ? 4 : s == 0 ? n : n ^ 2; /* stage 1: the right half first */
-                if (n == 0 || n == 2) mbarrier_wait(smem_addr(&sm.bars[s].empty[piece / 2]), phase[s]);
-                const uint32_t bar = smem_addr(&sm.bars[s].full[piece]);
-                mbarrier_arrive_expect_tx(bar, (piece == 4 ? 1 : 2) * BOX * 2);
-                for (int c = piece * 2; c < min(piece * 2 + 2, (int)BOXES); c++)
-                    tma_load_4d(smem_addr(sm.K[s][c]), map, c * 64, row, 0, from, bar);
-            }
-            phase[s] ^= 1;
+        for (int n = 0; n < PIECES; n++) {
+            const int piece = n == 4 ? 4 : s == 0 ? n : n ^ 2; /* stage 1: the right half first */
+            if (n == 0 || n == 2) mbarrier_wait(smem_addr(&sm.bars[s].empty[piece / 2]), phase[s]);
+            const uint32_t bar = smem_addr(&sm.bars[s].full[piece]);
+            mbarrier_arrive_expect_tx(bar, (piece == 4 ? 1 : 2) * BOX * 2);
+            for (int c = piece * 2; c < min(piece * 2 + 2, (int)BOXES); c++)
+                tma_load_4d(smem_addr(sm.K[s][c]), map, c * 64, row, 0, page, bar);
         }
+        phase[s] ^= 1;
+        page = next, next = ahead;
+        if (j + 2 * BN >= end) continue;
+        const int row_ahead = pages ? (j + 2 * BN) % page_size : j + 2 * BN;
+#pragma unroll 1
+        for (int c = 0; c < BOXES; c++) tma_prefetch_4d(map, c * 64, row_ahead, 0, ahead);
     }
 }
 
@@ -680,12 +683,29 @@ __global__ void __launch_bounds__(COMBINE_THREADS)
         forward_row<WIDE_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, false);
 }
 
+/* Where every sequence ends in its blocks: the rows that they could not compute, by a warp each. */
+__global__ void __launch_bounds__(128)
+    repair_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
+{
+    const attn_geometry &g = a.g;
+    const int rows = (int)(g.dims.Sq * g.group), all = (int)g.dims.B * rows;
+    const uint16_t *const flags = (const uint16_t *)p.flags;
+    wait_for_prerequisites();
+    for_flagged_warps(
+        all, [&](int n) { return (uint32_t)flags[n]; },
+        [&](int n, uint32_t) {
+            const int b = n / rows, r = n % rows, i = r / (int)g.group;
+            forward_row<WIDE_CHANNELS>(a, head_args_of(a, b, r - i * g.group), i, g.view[ATTN_T_out], nullptr, false);
+        });
+}
+
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
 
 /* The grid, and what lies where in the workspace. The same bits come of either way to walk: what is chosen is what takes
  * fewer rounds of blocks. */
 struct launch_plan {
     int tiles, units, walks;
+    bool all_end; /* in their blocks: nothing is to be combined */
     int64_t blocks, rows, O, ml, bytes;
 };
 
@@ -699,6 +719,7 @@ launch_plan launch_plan_of(const cuda_chip *chip, const attn_geometry &g)
     const int64_t rounds = attn_tiles(walkers, chip->multiprocessors) * attn_min64(splits, SPLIT_GROUP);
     y.walks = splits > 1 && rounds * 8 <= attn_tiles(singles, chip->multiprocessors) * 9;
     y.units = (int)(y.walks ? groups : splits);
+    y.all_end = y.units == 1;
     y.blocks = d.B * y.tiles * y.units;
     y.rows = d.B * rows;
     y.O = (y.rows * 2 + 1023) / 1024 * 1024;
@@ -747,8 +768,10 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     cudaError_t code = allow_shared<latent_tiles<T>>(sizeof(shared));
     if (code == cudaSuccess)
         code = launch_dependent(latent_tiles<T>, y.blocks, THREADS, sizeof(shared), stream, map, a, p);
-    if (code == cudaSuccess) code = launch_dependent(combine_latent, y.rows, COMBINE_THREADS, 0, stream, a, p);
-    return code;
+    if (code != cudaSuccess) return code;
+    if (y.all_end)
+        return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
+    return launch_dependent(combine_latent, y.rows, COMBINE_THREADS, 0, stream, a, p);
 }
 
 cudaError_t launch_latent(const cuda_chip *chip, cudaStream_t stream, const attn_plan *of, void *memory)
