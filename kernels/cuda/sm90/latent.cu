@@ -38,7 +38,7 @@
  * not finish by itself combine_latent adds up.
  *
  * A NaN or infinity in a key that some rows see and others do not meets P = 0 inside the product: so a row whose
- * result is not finite, or whose scores are huge, is flagged, and computed by itself in combine_latent (rows.cuh).
+ * result is not finite, or whose scores are huge, is flagged, and computed by itself in the kernel that follows (rows.cuh).
  * Values past the end of a sequence (pages hold anything there) are made zeros in shared memory. */
 #include "epilogue.cuh"
 #include "kernels/cuda/kernels.h"
@@ -59,16 +59,6 @@ enum { SPLIT_GROUP = 4 };
 
 /* Halves of a stage: the columns of V that the left or the right warpgroup multiplies. */
 enum { LEFT, RIGHT };
-
-struct shared {
-    alignas(1024) uint16_t Q[BOXES][BM * 64];
-    alignas(1024) uint16_t K[2][BOXES][BOX]; /* its last box: then P */
-    float reference[2][BM], rescale[2][BM];  /* of a row, from the warpgroup that made the scores */
-    float l[2][2][BM];                       /* of a split, even or odd; of a warpgroup */
-    struct {
-        uint64_t full[PIECES], empty[2];
-    } bars[2];
-};
 
 /* Named barriers; 256 threads each but the last two. */
 enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
@@ -149,6 +139,21 @@ DEVICE block_place block_place_of(const attn_geometry &g, const plan &p, int blo
     return y;
 }
 
+/* ---- A block's shared memory ------------------------------------------------------------------------------------- */
+
+struct shared {
+    alignas(1024) uint16_t Q[BOXES][BM * 64];
+    alignas(1024) uint16_t K[2][BOXES][BOX]; /* its last box: then P */
+    float reference[2][BM], rescale[2][BM];  /* of a row, from the warpgroup that made the scores */
+    float l[2][2][BM];                       /* of a split, even or odd; of a warpgroup */
+    float2 before[2][BM];                    /* of a warpgroup: m in base 2 and l of the splits that have ended */
+    int2 sees[BM];                           /* keys [x, y) */
+    block_place place;
+    struct {
+        uint64_t full[PIECES], empty[2];
+    } bars[2];
+};
+
 /* ---- Two partial results become one ------------------------------------------------------------------------------ */
 
 /* Written out to the last rounding, for it is done in two kernels and may not differ. */
@@ -180,32 +185,36 @@ DEVICE float lse_of(float m, float l)
 
 /* ---- The producer ------------------------------------------------------------------------------------------------ */
 
-/* A thread asks for the tiles of keys. */
-DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map, const block_place &place)
+/* A thread asks for the tiles of keys, and has the L2 ask memory for the tile two ahead: a half of a stage is free for
+ * about as long as the L2 takes to answer. */
+DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map)
 {
+    const int b = sm.place.b, page_size = (int)g.dims.page_size;
+    const int end = sm.place.last_key(sm.place.end - 1), length = sm.place.q.length;
+    const int32_t *const pages = g.page_table ? g.page_table + b * g.page_table_row : nullptr;
+    const auto page_of = [&](int key) { return !pages ? b : key < end ? pages[key / page_size] : 0; };
     uint32_t phase[2] = { 1, 1 }; /* of `empty`: the first wait passes */
-    const int page_size = (int)g.dims.page_size;
-    const int32_t *const pages = g.page_table ? g.page_table + place.b * g.page_table_row : nullptr;
-    const auto page_at = [&](int key) { return pages ? pages[key / page_size] : place.b; };
-    int page = place.q.first < place.q.last ? page_at(place.first_key(place.begin)) : 0;
+    int j = sm.place.first_key(sm.place.begin), split_end = j + length;
+    int page = page_of(j), next = page_of(j + BN);
 #pragma unroll 1
-    for (int split = place.begin; split < place.end; split++) {
-        const int first = place.first_key(split), last = place.last_key(split);
+    for (int t = 0; j < end; t++, j += BN) {
+        if (j == split_end) t = 0, split_end += length;
+        const int s = t & 1, row = pages ? j % page_size : j, ahead = page_of(j + 2 * BN);
 #pragma unroll 1
-        for (int t = 0, j = first; j < last; t++, j += BN) {
-            const int s = t & 1, row = pages ? j % page_size : j, from = page;
-            if (j + BN < place.last_key(place.end - 1)) page = page_at(j + BN); /* asked for a tile ahead */
-#pragma unroll 1
-            for (int n = 0; n < PIECES; n++) {
-                const int piece = n == 4 ? 4 : s == 0 ? n : n ^ 2; /* stage 1: the right half first */
-                if (n == 0 || n == 2) mbarrier_wait(smem_addr(&sm.bars[s].empty[piece / 2]), phase[s]);
-                const uint32_t bar = smem_addr(&sm.bars[s].full[piece]);
-                mbarrier_arrive_expect_tx(bar, (piece == 4 ? 1 : 2) * BOX * 2);
-                for (int c = piece * 2; c < min(piece * 2 + 2, (int)BOXES); c++)
-                    tma_load_4d(smem_addr(sm.K[s][c]), map, c * 64, row, 0, from, bar);
-            }
-            phase[s] ^= 1;
+        for (int n = 0; n < PIECES; n++) {
+            const int piece = n == 4 ? 4 : s == 0 ? n : n ^ 2; /* stage 1: the right half first */
+            if (n == 0 || n == 2) mbarrier_wait(smem_addr(&sm.bars[s].empty[piece / 2]), phase[s]);
+            const uint32_t bar = smem_addr(&sm.bars[s].full[piece]);
+            mbarrier_arrive_expect_tx(bar, (piece == 4 ? 1 : 2) * BOX * 2);
+            for (int c = piece * 2; c < min(piece * 2 + 2, (int)BOXES); c++)
+                tma_load_4d(smem_addr(sm.K[s][c]), map, c * 64, row, 0, page, bar);
         }
+        phase[s] ^= 1;
+        page = next, next = ahead;
+        if (j + 2 * BN >= end) continue;
+        const int row_ahead = pages ? (j + 2 * BN) % page_size : j + 2 * BN;
+#pragma unroll 1
+        for (int c = 0; c < BOXES; c++) tma_prefetch_4d(map, c * 64, row_ahead, 0, ahead);
     }
 }
 
@@ -215,23 +224,16 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 template <typename T, int W> struct warpgroup {
     const plan &p;
     shared &sm;
-    const block_place &place;
+    const block_place &place; /* in shared memory, as all that registers have no room for */
+    const int group;
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     const int row = warp * 16 + lane / 4; /* in the block; and 8 rows below */
-    int lo[2], hi[2];                     /* keys that they see */
     uint32_t phase[2] = { 0, 0 };         /* of `full`, by stage */
     softmax x;                            /* l: of this warpgroup's tiles alone */
 
-    DEVICE warpgroup(const attn_geometry &g, const plan &p_, shared &sm_, const block_place &place_)
-        : p(p_), sm(sm_), place(place_)
+    DEVICE warpgroup(const attn_geometry &g, const plan &p_, shared &sm_)
+        : p(p_), sm(sm_), place(sm_.place), group((int)g.group)
     {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int r = place.r0 + row + half * 8;
-            attn_range keys = { 0, 0 };
-            if (r < place.q.rows) keys = attn_keys_of(&g, &place.q.s, r / (int)g.group);
-            lo[half] = (int)keys.lo, hi[half] = (int)keys.hi;
-        }
     }
 
     DEVICE void meet() const
@@ -264,7 +266,8 @@ template <typename T, int W> struct warpgroup {
         if (j0 < place.open_lo || j0 + BN > place.open_hi) {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const int column = j0 + lane % 4 * 2, from = lo[half] - column, to = hi[half] - column;
+                const int2 sees = sm.sees[row + half * 8];
+                const int column = j0 + lane % 4 * 2, from = sees.x - column, to = sees.y - column;
 #pragma unroll
                 for (int n = 0; n < BN / 8; n++)
 #pragma unroll
@@ -279,6 +282,8 @@ template <typename T, int W> struct warpgroup {
      * any more once all four warps have their scores. */
     DEVICE void give(const uint32_t (&P)[BN / 16][4], const float (&rescale)[2]) const
     {
+        /* Read anew, or addresses would be kept in registers all the while. */
+        const int thread = (int)thread_anew() % 128, warp = thread / 32, lane = thread % 32, row = warp * 16 + lane / 4;
         meet();
 #pragma unroll
         for (int k = 0; k < BN / 16; k++) {
@@ -442,13 +447,12 @@ template <typename T, int W> struct warpgroup {
         rescale_rows(O, rescale);
     }
 
-    /* Split `split` has ended: it joins those before it, of which m and l are in `before`, and which go on to the next, or out.
-     * Sixteen columns at a time. */
-    DEVICE void end(float (&O)[HALF / 2], int split, float2 (&before)[2])
+    /* Split `split` has ended: it joins those before it in the workspace, or all that have ended go out. */
+    DEVICE void end(float (&O)[HALF / 2], int split)
     {
         const bool joins = split > place.begin, last = split + 1 == place.end, out = last && place.q.ends_in_block(p);
         float2 now[2];
-        float keep[2], add[2], factor[2];
+        float keep[2], add[2];
 #pragma unroll
         for (int distance = 1; distance <= 2; distance++)
 #pragma unroll
@@ -461,15 +465,18 @@ template <typename T, int W> struct warpgroup {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int r = row + half * 8;
-            const fold f(before[half].x, p.reference.base(x.m[half]));
-            const float l = __fadd_rn(sums[0][r], sums[1][r]);
-            now[half] = joins ? make_float2(f.m, f(before[half].y, l)) : make_float2(p.reference.base(x.m[half]), l);
+            const float m = p.reference.base(x.m[half]), l = __fadd_rn(sums[0][r], sums[1][r]);
+            const float2 before = joins ? sm.before[W][r] : make_float2(0, 0);
+            const fold f(before.x, m);
+            now[half] = joins ? make_float2(f.m, f(before.y, l)) : make_float2(m, l);
             keep[half] = f.keep, add[half] = f.add;
-            factor[half] = factor_of(now[half].y);
-            before[half] = now[half];
         }
+        __syncwarp();
+        if (lane % 4 == 0)
+#pragma unroll
+            for (int half = 0; half < 2; half++) sm.before[W][row + half * 8] = now[half];
+        __syncwarp();
         float *const sum = p.O + (place.unit * BM + row) * DV + W * HALF + lane % 4 * 2;
-        bool sound[2] = { is_sound(now[0].x, now[0].y, lo[0] < hi[0]), is_sound(now[1].x, now[1].y, lo[1] < hi[1]) };
         if (joins) {
 #pragma unroll
             for (int n = 0; n < HALF / 8; n += 4) {
@@ -497,11 +504,12 @@ template <typename T, int W> struct warpgroup {
                 for (int half = 0; half < 2; half++) p.ml[place.unit * BM + row + half * 8] = now[half];
             return;
         }
-        const int H = group;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int r = place.r0 + row + half * 8, i = r / H, h = r - i * H;
-            const bool exists = r < place.q.rows;
+            const int r = place.r0 + row + half * 8, i = r / group, h = r - i * group;
+            const int2 sees = sm.sees[row + half * 8];
+            const bool exists = r < place.q.rows, sound = is_sound(now[half].x, now[half].y, sees.x < sees.y);
+            const float factor = factor_of(now[half].y);
             float zero = 0; /* or NaN */
             T *const to = p.to.out ? out_row<T>(p.to, place.b, h, i) + W * HALF : nullptr;
 #pragma unroll
@@ -511,13 +519,13 @@ template <typename T, int W> struct warpgroup {
                 for (int e = 0; e < 4; e++) {
                     const float *const o = O + (n + e) * 4 + half * 2;
                     zero = fmaf(o[0], 0, fmaf(o[1], 0, zero));
-                    words[e] = pack<T>(o[0] * factor[half], o[1] * factor[half]);
+                    words[e] = pack<T>(o[0] * factor, o[1] * factor);
                 }
                 transpose_quad(words, lane % 4);
                 if (exists && to)
                     *(uint4 *)(to + (n + lane % 4) * 8) = make_uint4(words[0], words[1], words[2], words[3]);
             }
-            const unsigned unsound = __ballot_sync(0xffffffff, !sound[half] || zero != 0);
+            const unsigned unsound = __ballot_sync(0xffffffff, !sound || zero != 0);
             if (lane % 4 != 0 || !exists) continue;
             p.flags[((int64_t)place.b * place.q.rows + r) * 2 + W] = (unsound >> (lane & 28) & 15) != 0;
             if (W == LEFT && p.to.lse)
@@ -526,12 +534,9 @@ template <typename T, int W> struct warpgroup {
         }
     }
 
-    int group;
-
     DEVICE void run_all()
     {
         float O[HALF / 2];
-        float2 before[2] = { { -CUDART_INF_F, 0 }, { -CUDART_INF_F, 0 } };
 #pragma unroll 1
         for (int split = place.begin; split < place.end; split++) {
 #pragma unroll
@@ -539,22 +544,28 @@ template <typename T, int W> struct warpgroup {
             x = softmax();
             if (W == LEFT) run_left(O, place.first_key(split), place.tiles(split));
             else run_right(O, place.first_key(split), place.tiles(split));
-            end(O, split, before);
+            end(O, split);
         }
     }
 };
 
-/* Q's rows, with zeros past the last, by the consumers' threads. */
-DEVICE void load_queries(const attn_geometry &g, shared &sm, const block_place &place)
+/* Q's rows, with zeros past the last, and what they see, by the consumers' threads. */
+DEVICE void load_queries(const attn_geometry &g, shared &sm)
 {
     const attn_view &q = g.view[ATTN_T_q];
-    const int H = (int)g.group;
+    const int H = (int)g.group, rows = sm.place.q.rows, r0 = sm.place.r0, b = sm.place.b;
     for (int n = threadIdx.x; n < BM * (D / 8); n += 256) {
-        const int r = n / (D / 8), c = n - r * (D / 8), at = place.r0 + r, i = at / H;
-        const bool exists = at < place.q.rows;
+        const int r = n / (D / 8), c = n - r * (D / 8), i = (r0 + r) / H;
+        const bool exists = r0 + r < rows;
         const uint16_t *const from = (const uint16_t *)q.data +
-                                     (exists ? attn_at(&q, place.b, at - i * H, place.q.s.q_start + i) + c * 8 : 0);
+                                     (exists ? attn_at(&q, b, r0 + r - i * H, i) + c * 8 : 0);
         cp_async_16(smem_addr(sm.Q[c / 8] + (r * 8 + (c % 8 ^ (r & 7))) * 8), from, exists);
+    }
+    if (threadIdx.x < BM) {
+        const int r = r0 + (int)threadIdx.x;
+        attn_range keys = { 0, 0 };
+        if (r < rows) keys = attn_keys_of(&g, &sm.place.q.s, r / H);
+        sm.sees[threadIdx.x] = make_int2((int)keys.lo, (int)keys.hi);
     }
     cp_async_wait_all();
     fence_proxy_async_shared();
@@ -576,27 +587,20 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
         fence_mbarrier_init();
     }
-    __syncthreads();
     launch_dependents();
     wait_for_prerequisites();
-    const block_place place = block_place_of(a.g, p, (int)blockIdx.x);
-    if (place.begin >= place.end) return;
+    if (threadIdx.x == 0) sm.place = block_place_of(a.g, p, (int)blockIdx.x);
+    __syncthreads();
+    if (sm.place.begin >= sm.place.end) return;
     if (w == 2) {
         setmaxnreg_dec<PRODUCER>();
-        if (threadIdx.x == 256) load_keys(a.g, sm, &map, place);
+        if (threadIdx.x == 256) load_keys(a.g, sm, &map);
         return;
     }
     setmaxnreg_inc<CONSUMER>();
-    load_queries(a.g, sm, place);
-    if (w == LEFT) {
-        warpgroup<T, LEFT> me(a.g, p, sm, place);
-        me.group = (int)a.g.group;
-        me.run_all();
-    } else {
-        warpgroup<T, RIGHT> me(a.g, p, sm, place);
-        me.group = (int)a.g.group;
-        me.run_all();
-    }
+    load_queries(a.g, sm);
+    if (w == LEFT) warpgroup<T, LEFT>(a.g, p, sm).run_all();
+    else warpgroup<T, RIGHT>(a.g, p, sm).run_all();
 }
 
 /* ---- Combine ----------------------------------------------------------------------------------------------------- */
@@ -682,12 +686,29 @@ __global__ void __launch_bounds__(COMBINE_THREADS)
         forward_row<WIDE_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, false);
 }
 
+/* Where every sequence ends in its blocks: the rows that they could not compute, by a warp each. */
+__global__ void __launch_bounds__(128)
+    repair_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
+{
+    const attn_geometry &g = a.g;
+    const int rows = (int)(g.dims.Sq * g.group), all = (int)g.dims.B * rows;
+    const uint16_t *const flags = (const uint16_t *)p.flags;
+    wait_for_prerequisites();
+    for_flagged_warps(
+        all, [&](int n) { return (uint32_t)flags[n]; },
+        [&](int n, uint32_t) {
+            const int b = n / rows, r = n % rows, i = r / (int)g.group;
+            forward_row<WIDE_CHANNELS>(a, head_args_of(a, b, r - i * g.group), i, g.view[ATTN_T_out], nullptr, false);
+        });
+}
+
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
 
 /* The grid, and what lies where in the workspace. The same bits come of either way to walk: what is chosen is what takes
  * fewer rounds of blocks. */
 struct launch_plan {
     int tiles, units, walks;
+    bool all_end; /* in their blocks: nothing is to be combined */
     int64_t blocks, rows, O, ml, bytes;
 };
 
@@ -701,6 +722,7 @@ launch_plan launch_plan_of(const cuda_chip *chip, const attn_geometry &g)
     const int64_t rounds = attn_tiles(walkers, chip->multiprocessors) * attn_min64(splits, SPLIT_GROUP);
     y.walks = splits > 1 && rounds * 8 <= attn_tiles(singles, chip->multiprocessors) * 9;
     y.units = (int)(y.walks ? groups : splits);
+    y.all_end = y.units == 1;
     y.blocks = d.B * y.tiles * y.units;
     y.rows = d.B * rows;
     y.O = (y.rows * 2 + 1023) / 1024 * 1024;
@@ -749,8 +771,10 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     cudaError_t code = allow_shared<latent_tiles<T>>(sizeof(shared));
     if (code == cudaSuccess)
         code = launch_dependent(latent_tiles<T>, y.blocks, THREADS, sizeof(shared), stream, map, a, p);
-    if (code == cudaSuccess) code = launch_dependent(combine_latent, y.rows, COMBINE_THREADS, 0, stream, a, p);
-    return code;
+    if (code != cudaSuccess) return code;
+    if (y.all_end)
+        return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
+    return launch_dependent(combine_latent, y.rows, COMBINE_THREADS, 0, stream, a, p);
 }
 
 cudaError_t launch_latent(const cuda_chip *chip, cudaStream_t stream, const attn_plan *of, void *memory)
