@@ -60,8 +60,8 @@ struct device {
     cudaDeviceProp properties;
     const cuda_kernel *kernels[MOST_KERNELS]; /* the rows of cuda_kernels[] that are for this chip */
     int kernel_count;
-    std::atomic<bool> lost;                    /* a sticky error was seen; only ever set, by any thread */
-    PFN_cuStreamWriteValue32_v8000 write_word; /* NULL: streams take no notes */
+    std::atomic<bool> lost;                     /* a sticky error was seen; only ever set, by any thread */
+    PFN_cuStreamWriteValue32_v11070 write_word; /* NULL: streams take no notes */
 
     pthread_mutex_t lock; /* of the rest */
     int64_t memory_limit, memory_used, memory_taken;
@@ -142,9 +142,9 @@ void list_kernels(device *d)
 }
 
 /* The driver's function that has a stream write a word; NULL: there is none. */
-PFN_cuStreamWriteValue32_v8000 word_writer()
+PFN_cuStreamWriteValue32_v11070 word_writer()
 {
-    PFN_cuStreamWriteValue32_v8000 write = nullptr;
+    PFN_cuStreamWriteValue32_v11070 write = nullptr;
     cudaDriverEntryPointQueryResult found;
     if (cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", (void **)&write, 12000, cudaEnableDefault, &found) !=
             cudaSuccess ||

@@ -154,8 +154,9 @@ enum {
     INLINE_BYTES = 1 << 20,     /* inputs and outputs of a small problem of a GPU: 20 us on its bus */
     INLINE_IN_PLACE = 16 << 10, /* inputs that its kernel reads over the bus itself; more of them are copied first */
     INLINE_WAIT_NS =
-        200000,         /* a thread looks for the end of what it put on a GPU so long, then it leaves it to others */
-    INLINE_HEADS = 128, /* heads of all sequences: each costs up to 2 us, however few its numbers */
+        200000,            /* a thread looks for the end of what it put on a GPU so long, then it leaves it to others */
+    INLINE_ASK_NS = 20000, /* meanwhile it asks the driver so often; in between it looks at what the GPU writes */
+    INLINE_HEADS = 128,    /* heads of all sequences: each costs up to 2 us, however few its numbers */
 };
 
 /* An inline slot's problems, padded: some 100 us of a core. An HTTP thread has other connections, and more cores are worth

@@ -121,14 +121,19 @@ bool devices_near(const struct devices *devices)
 static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_error *err)
 {
     attn_error none;
-    attn_status status;
-    if (attn_stream_note(stream, &none) == ATTN_OK) {
-        while (!(*done = attn_stream_noted(stream)))
-            if (clock_ns() >= until_ns) return attn_stream_done(stream, done, err);
-        return ATTN_OK;
+    attn_status status = ATTN_OK;
+    const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
+    int64_t now_ns = clock_ns(),
+            ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns; /* an error is seen by asking alone */
+    *done = false;
+    while (status == ATTN_OK && !*done) {
+        if (notes && (*done = attn_stream_noted(stream))) break;
+        now_ns = clock_ns();
+        if (now_ns < ask_ns && now_ns < until_ns) continue;
+        status = attn_stream_done(stream, done, err);
+        if (now_ns >= until_ns) break;
+        ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns;
     }
-    do status = attn_stream_done(stream, done, err);
-    while (status == ATTN_OK && !*done && clock_ns() < until_ns);
     return status;
 }
 

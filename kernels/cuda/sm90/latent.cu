@@ -236,10 +236,7 @@ template <typename T, int W> struct warpgroup {
     {
     }
 
-    DEVICE void meet() const
-    {
-        named_barrier_sync(MEET + W, 128);
-    }
+    DEVICE void meet() const { named_barrier_sync(MEET + W, 128); }
     DEVICE void release(int stage) const
     {
         if (thread == 0) mbarrier_arrive(smem_addr(&sm.bars[stage].empty[W]));
