@@ -144,9 +144,11 @@ enum {
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
 
 enum {
-    DEVICE_MAX_STREAMS = 8,           /* batches on a device at a time, whatever it offers */
-    DEVICE_MAX_RUN = 1024,            /* problems in one attn_run(): an envelope may hold as many */
-    DEVICE_POLL_NS = 20000,           /* between two questions to a stream: so late may its end be seen */
+    DEVICE_MAX_STREAMS = 8, /* batches on a device at a time, whatever it offers */
+    DEVICE_MAX_RUN = 1024,  /* problems in one attn_run(): an envelope may hold as many */
+    DEVICE_POLL_NS = 20000, /* between two questions to a stream: so late may its end be seen */
+    DEVICE_SPIN_NS =
+        100000, /* a batch that is alone on a device is asked for without a pause so long: most steps of decoding */
     DEVICE_LOST_POLL_NS = 10000000,   /* to one that is lost: nobody waits for it */
     DEVICE_WORKSPACE_KEEP = 64 << 20, /* bytes; a larger workspace is given back after its batch */
     DEVICE_STOP_MS = 60000,     /* for the threads of devices that could not all be opened: idle ones end at once */

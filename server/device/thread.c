@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 #include "server/base/clock.h"
 #include "server/base/heartbeat.h"
@@ -308,10 +309,23 @@ static struct slot *free_slot(struct device *device)
     return NULL;
 }
 
+/* A batch that is alone and young: whoever sent it likely waits for nothing else. */
+static bool ends_soon(const struct device *device)
+{
+    const struct batch *only = NULL;
+    for (int s = 0; s < device->slot_count; s++) {
+        const struct batch *batch = device->slots[s].batch;
+        if (batch && only) return false;
+        if (batch) only = batch;
+    }
+    return only && clock_ns() - only->started_ns < DEVICE_SPIN_NS;
+}
+
 void *device_main(void *argument)
 {
     struct device *device = argument;
     request_set_role(ROLE_DEVICE);
+    (void)prctl(PR_SET_TIMERSLACK, 1UL); /* or a pause is longer by the 50 us that the kernel may add */
     for (;;) {
         struct slot *slot = free_slot(device);
         struct batch *batch = NULL;
@@ -344,7 +358,7 @@ void *device_main(void *argument)
         heartbeat_busy(HEARTBEAT_DEVICE);
         const bool moved = poll_slots(device, device->info.unified);
         heartbeat_idle();
-        if (moved) continue;
+        if (moved || ends_soon(device)) continue;
         /* A batch is on its way. New work is looked for in between. */
         const struct timespec pause = { 0, atomic_load(&device->usable) ? DEVICE_POLL_NS : DEVICE_LOST_POLL_NS };
         nanosleep(&pause, NULL);
