@@ -398,6 +398,7 @@ attn_geometry attn_geometry_of(const attn_problem *p)
     g.seqlens_k = p->seqlens_k.rank ? p->seqlens_k.data : NULL;
     g.page_table = p->page_table.rank ? p->page_table.data : NULL;
     g.page_table_row = p->page_table.rank ? p->page_table.stride[0] : 0;
+    g.prefix_keys = p->page_table.rank ? p->prefix_keys : NULL;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) g.view[id] = view_of(p, (attn_tensor_id)id);
     return g;
 }

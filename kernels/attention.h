@@ -305,6 +305,11 @@ typedef struct attn_problem {
     double dropout_p; /* [0, 1): each probability is dropped with it, Philox4x32-10 addressed by element */
     uint64_t seed;
     bool deterministic; /* backward: the same bits on every run, on every backend */
+
+    /* With page_table, or NULL: int32 [B], in the memory of seqlens_k. The first prefix_keys[b] keys of row b lie in the same
+     * pages as those of row b - 1 (0 for row 0), as forks of one cache have them. A hint of where memory is read twice: a kernel
+     * may read it once for several rows, or take no notice. It changes no bit and is no feature. */
+    const int32_t *prefix_keys;
 } attn_problem;
 
 #define ATTN_PROBLEM_INIT                     \
@@ -356,6 +361,7 @@ typedef struct attn_geometry {
 #undef X
     const int32_t *cu_q, *cu_k, *seqlens_k; /* NULL where not given */
     const int32_t *page_table;              /* the same; row b starts at b * page_table_row */
+    const int32_t *prefix_keys;             /* the same */
     int64_t page_table_row;
     attn_view view[ATTN_TENSOR_COUNT];
 } attn_geometry;

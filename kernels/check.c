@@ -594,6 +594,32 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     return ATTN_OK;
 }
 
+/* Within both rows, whose page tables agree so far. */
+static attn_status check_prefixes(const attn_problem *p, const attn_dims *d, attn_error *err)
+{
+    const int32_t *const table = p->page_table.data, *const lengths = p->seqlens_k.data;
+    if (p->prefix_keys == NULL) return ATTN_OK;
+    if (p->page_table.rank == 0)
+        return attn_fail(err, ATTN_INVALID, "/prefix_keys", "prefix_keys: is given without page_table");
+    for (int64_t b = 0; b < d->B; b++) {
+        const int64_t keys = p->prefix_keys[b], stride = p->page_table.stride[0];
+        const int64_t most =
+            b == 0 ? 0 : attn_min64(lengths[b * p->seqlens_k.stride[0]], lengths[(b - 1) * p->seqlens_k.stride[0]]);
+        if (keys < 0 || keys > most)
+            return attn_fail(err, ATTN_INVALID, "/prefix_keys",
+                             "prefix_keys: [%lld] is %lld, must be between 0 and %lld, the keys that this row and the "
+                             "one before it both have",
+                             (ll)b, (ll)keys, (ll)most);
+        for (int64_t n = 0; n < attn_tiles(keys, d->page_size); n++)
+            if (table[b * stride + n] != table[(b - 1) * stride + n])
+                return attn_fail(err, ATTN_INVALID, "/prefix_keys",
+                                 "prefix_keys: [%lld] is %lld, but entry %lld of page_table is %d there and %d in the "
+                                 "row before",
+                                 (ll)b, (ll)keys, (ll)n, table[b * stride + n], table[(b - 1) * stride + n]);
+    }
+    return ATTN_OK;
+}
+
 static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const row_test bias_test = p->bias.dtype == ATTN_F16    ? first_f16_not_finite
@@ -609,7 +635,7 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
     if ((status = check_cu_seqlens(p, ATTN_T_cu_seqlens_q, d->total_q, "q", err)) ||
         (status = check_cu_seqlens(p, ATTN_T_cu_seqlens_k, d->total_k, "k", err)) ||
         (status = check_rows(p, ATTN_T_seqlens_k, first_out_of_range, d->Sk, keys, err)) ||
-        (status = check_pages(p, d, err)) ||
+        (status = check_pages(p, d, err)) || (status = check_prefixes(p, d, err)) ||
         (status = check_rows(p, ATTN_T_mask_startend_rows, first_out_of_range, d->Sq, queries, err)) ||
         (status = check_rows(p, ATTN_T_keep_mask, first_not_a_bit, 0, "0 or 1", err)) ||
         (status = check_rows(p, ATTN_T_bias, bias_test, 1, "finite or -inf", err)) ||

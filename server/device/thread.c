@@ -100,6 +100,7 @@ static int gather(struct device *device, struct slot *slot)
             *p = *job_problem(job, i);
             for (int id = 0; id < ATTN_TENSOR_COUNT && !device->info.unified; id++)
                 if (p->tensor[id].rank > 0) p->tensor[id].data = device_address(slot, p->tensor[id].data);
+            if (p->prefix_keys && !device->info.unified) p->prefix_keys = device_address(slot, (void *)p->prefix_keys);
         }
     }
     return count;

@@ -164,7 +164,7 @@ size_t caches_table_bytes(struct cache_step *step)
     }
     pthread_mutex_unlock(&caches->lock);
     step->most = most > 0 ? most : 1;
-    return aligned(rows * (size_t)step->most * sizeof(int32_t)) + aligned(rows * sizeof(int32_t)) +
+    return aligned(rows * (size_t)step->most * sizeof(int32_t)) + 2 * aligned(rows * sizeof(int32_t)) +
            (step->k_scaled ? aligned(scale) : 0) + (step->v_scaled ? aligned(scale) : 0);
 }
 
@@ -175,6 +175,8 @@ static void place_tables(struct cache_step *step, char *memory)
     step->table = (int32_t *)memory;
     memory += aligned(rows * (size_t)step->most * sizeof(int32_t));
     step->table_lengths = (int32_t *)memory;
+    memory += aligned(rows * sizeof(int32_t));
+    step->prefix_keys = (int32_t *)memory;
     memory += aligned(rows * sizeof(int32_t));
     step->k_scale = step->k_scaled ? (float *)memory : NULL;
     if (step->k_scaled) memory += aligned(scale);
@@ -300,6 +302,19 @@ static void give_back(struct cache_step *step)
     }
 }
 
+/* Forks have their first pages in common: so many positions of the row, and of the one before it in the batch. */
+static int32_t prefix_of(const struct cache_step *step, int row)
+{
+    if (row == 0) return 0;
+    const int32_t *const own = step->table + (int64_t)row * step->most, *const before = own - step->most;
+    const int64_t least = step->table_lengths[row] < step->table_lengths[row - 1] ? step->table_lengths[row]
+                                                                                  : step->table_lengths[row - 1];
+    const int64_t size = step->shape.page_size, pages = (least + size - 1) / size;
+    int64_t same = 0;
+    while (same < pages && own[same] == before[same]) same++;
+    return (int32_t)(same * size < least ? same * size : least);
+}
+
 static attn_status begin(struct cache_step *step, uint64_t scan, char *memory, bool *wait, attn_error *err)
 {
     int64_t moves = 0;
@@ -337,6 +352,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, char *memory, b
     for (int row = 0; row < step->rows; row++) {
         if (step->append > 0) plan_moves(step, row);
         write_table(step, row);
+        step->prefix_keys[row] = prefix_of(step, row);
         step->row[row].cache->users++;
         step->row[row].cache->writing = step->append > 0;
     }

@@ -128,8 +128,10 @@ struct cache_step {
     int32_t *lengths;        /* [rows]: after the step; as it seems until it has begun */
 
     bool begun;
-    int32_t *table;           /* [rows, most]: page numbers, in the memory that caches_begin() was given, as are: */
-    int32_t *table_lengths;   /* [rows]: the lengths again */
+    int32_t *table;         /* [rows, most]: page numbers, in the memory that caches_begin() was given, as are: */
+    int32_t *table_lengths; /* [rows]: the lengths again */
+    int32_t
+        *prefix_keys; /* [rows]: positions that lie in the same pages as those of the row before: see attn_problem */
     float *k_scale, *v_scale; /* [rows, kv_heads], or NULL; until it has begun: in `scales` */
     attn_move *moves;         /* what the device does before it computes */
     int64_t move_count;

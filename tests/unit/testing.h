@@ -719,10 +719,18 @@ HELPER attn_status fixtures_run(struct bench *b, struct fixture *const *list, in
     attn_problem *problems = calloc((size_t)count + 1, sizeof *problems);
     attn_plan *plans = calloc((size_t)count + 1, sizeof *plans);
     void **blocks = calloc((size_t)count * ATTN_TENSOR_COUNT + 1, sizeof *blocks);
+    void **prefixes = calloc((size_t)count + 1, sizeof *prefixes);
     attn_status status = ATTN_OK;
     for (int n = 0; n < count && !status; n++) {
         problems[n] = list[n]->p;
         if (b->info.unified) continue;
+        if (problems[n].prefix_keys) {
+            const size_t bytes = (size_t)list[n]->spec.B * sizeof *problems[n].prefix_keys;
+            status = attn_device_alloc(b->device, bytes, &prefixes[n], err);
+            if (!status)
+                status = attn_copy(b->stream, prefixes[n], problems[n].prefix_keys, bytes, ATTN_TO_DEVICE, err);
+            problems[n].prefix_keys = prefixes[n];
+        }
         for (int id = 0; id < ATTN_TENSOR_COUNT && !status; id++) {
             const int owner = block_of(list[n], id);
             void **block = &blocks[n * ATTN_TENSOR_COUNT + owner];
@@ -757,6 +765,8 @@ HELPER attn_status fixtures_run(struct bench *b, struct fixture *const *list, in
     for (int n = 0; n < count && b->info.unified; n++) guards_allow(list[n]);
     for (int n = 0; n < count && !status; n++) bits_print(list[n]);
     for (int n = 0; n < count * ATTN_TENSOR_COUNT; n++) attn_device_free(b->device, blocks[n]);
+    for (int n = 0; n < count; n++) attn_device_free(b->device, prefixes[n]);
+    free(prefixes);
     free(blocks);
     free(plans);
     free(problems);

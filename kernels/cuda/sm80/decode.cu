@@ -23,6 +23,10 @@
  * or ends does not leave the memory idle. K and V are the first to leave the L2, so that the partial results stay
  * in it.
  *
+ * Sequences of a batch that share a prefix (decode_places.cuh) have it read once for several of them: decode_stacks() comes
+ * first and computes such splits for the rows of all, one below the other, each row as it would be alone; decode_splits()
+ * leaves them out.
+ *
  * Answers depend on the problem alone: where the splits are follows from the keys that the sequence's queries see
  * and from its number of rows (split_keys()), never from the batch or the device. A packed problem may hold
  * sequences of either kind; then the other kernel runs first and leaves out those that are decoded here
@@ -52,10 +56,15 @@ enum { WARPS = 4, THREADS = 32 * WARPS };
  * (float8.cuh). */
 enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 
+/* Rows of several sequences over the same keys (decode_stacks()): tiles of 16. */
+enum { STACK_TILES = 2 };
+
 /* WM warps share the rows, WK the keys of a tile, WD the columns of V. A tile of float8 has twice the keys, or the ring twice
  * the slots. */
-template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS> struct shape {
-    static const int D = D_, WM = WIDE ? 4 : 1, WD = D == 256 && !WIDE ? 2 : 1, WK = WARPS / (WM * WD);
+template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STACK = 1> struct shape {
+    static const int D = D_, WM = WIDE ? 4 : STACK, WD = D == 256 && !WIDE ? 2 : 1, WK = WIDE ? 1 : WARPS / WD;
+    static const int THREADS = 32 * WM * WK * WD;
+    static const bool STACKED = STACK > 1; /* 16 rows and four warps, STACK times */
     static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_, FLOAT8 = AS == KEYS_AS_FLOAT8;
     static const bool MORE_KEYS = FLOAT8 && !WIDE && D >= 128;
     static const int BM = 16 * WM,
@@ -132,15 +141,18 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 /* ---- A split ----------------------------------------------------------------------------------------------------- */
 
 /* Q's rows in shared memory, zeros past the last. */
-template <int D, int BM> DEVICE void load_queries(uint16_t *to, const cuda_args &a, const group_place &place)
+template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, const group_place &place, int sequences)
 {
+    const int D = X::D, BM = X::BM;
     const attn_view &q = a.g.view[ATTN_T_q];
     const int group = (int)a.g.group, columns = (int)a.g.dims.D;
-    for (int n = threadIdx.x; n < BM * (D / 8); n += THREADS) {
-        const int r = n / (D / 8), c = n % (D / 8), i = r / group;
-        const bool inside = r < place.rows;
-        const int64_t line = inside ? attn_at(&q, place.x.b, place.x.h + (r - i * group), place.x.s.q_start + i) + c * 8
-                                    : 0;
+    for (int n = threadIdx.x; n < BM * (D / 8); n += X::THREADS) {
+        const int r = n / (D / 8), c = n % (D / 8), sequence = X::STACKED ? r / place.rows : 0,
+                  own = r - sequence * place.rows, i = own / group;
+        const bool inside = X::STACKED ? sequence < sequences : r < place.rows;
+        const int64_t line =
+            inside ? attn_at(&q, place.x.b + sequence, place.x.h + (own - i * group), place.x.s.q_start + i) + c * 8
+                   : 0;
         const uint16_t *from = (const uint16_t *)q.data + line;
         if (q.dtype != ATTN_F8E4M3 && columns % 8 == 0 && (uint64_t)from % 16 == 0) {
             cp_async_16(smem_addr(to + at<D>(r, c)), from, inside && c * 8 < columns);
@@ -242,15 +254,19 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
+/* A stack: the rows of `sequences` sequences from place's on. What is not finite is left to decode_splits(). */
 template <typename T, class X>
-DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory)
+DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
+                  int sequences = 1)
 {
+    const int THREADS = X::THREADS;
     const int D = X::D, BM = X::BM, BN = X::BN, KW = X::KW, WK = X::WK, SLOTS = X::SLOTS;
     const int NT = KW / 8, DT = D / 8 / X::WD;
     shared<X> &sm = *reinterpret_cast<shared<X> *>(memory);
     const attn_geometry &g = a.g;
     const head_args &x = place.x;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = (int)g.group, rows = place.rows;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = (int)g.group,
+              rows = X::STACKED ? place.rows * sequences : place.rows;
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
               d0 = warp % X::WD * (D / X::WD); /* this warp's rows, keys, columns */
     const bool idle = m0 >= rows;
@@ -260,17 +276,21 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int last_key = (int)attn_min64((int64_t)first_key + place.length, place.last);
     const int first = first_key / BN, last = (int)attn_tiles(last_key, BN), steps = 2 * (last - first);
     typedef typename std::conditional<X::FLOAT8, uint8_t, T>::type stored;
-    key_loader<stored, D, THREADS, true, X::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.D);
-    key_loader<stored, D, THREADS, true, X::PAGED> V(g, g.view[ATTN_T_v], x.b, x.hk, x.s.k_start, x.s.Sk, g.dims.Dv);
-    const bool single = place.splits == 1, takes_split_groups = p.splits_per_block > 1;
+    typedef typename std::conditional<X::FLOAT8, uint8_t, T>::type stored;
+    key_loader<stored, D, X::THREADS, !X::STACKED, X::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, x.s.Sk,
+                                                               g.dims.D);
+    key_loader<stored, D, X::THREADS, !X::STACKED, X::PAGED> V(g, g.view[ATTN_T_v], x.b, x.hk, x.s.k_start, x.s.Sk,
+                                                               g.dims.Dv);
+    const bool single = !X::STACKED && place.splits == 1, takes_split_groups = !X::STACKED && p.splits_per_block > 1;
     const float c = X::SCORE_MODS               ? 1
                     : X::FLOAT8 && x.scale == 0 ? 1
                     : X::FLOAT8                 ? fabsf(x.scale) * LOG2E
                                                 : x.scale * LOG2E;
 
     for (int r = threadIdx.x; r < BM; r += THREADS) {
-        sm.i[r] = r / group;
-        sm.h[r] = (int)x.h + r % group;
+        const int own = X::STACKED ? r % place.rows : r;
+        sm.i[r] = own / group;
+        sm.h[r] = (int)x.h + own % group;
         sm.slope[r] = X::SCORE_MODS && r < rows && g.view[ATTN_T_alibi_slopes].data
                           ? head_args_of(a, x.b, sm.h[r]).slope
                           : 0;
@@ -290,7 +310,7 @@ again:
         filled++;
         into = into + 1 == SLOTS ? 0 : into + 1;
     };
-    if (!X::FLOAT8) load_queries<D, BM>(sm.tile.Q, a, place);
+    if (!X::FLOAT8) load_queries<X>(sm.tile.Q, a, place, sequences);
 #pragma unroll
     for (int n = 0; n < SLOTS - 1; n++) fill(n % 2);
     if (X::FLOAT8) load_permuted_queries<T, D, BM>(sm.tile.Q, a, place);
@@ -324,7 +344,7 @@ again:
                                          y.slope = sm.slope[r];
                                          s = score_log2(a, y, limit, r < rows, i, key, s, &derivative);
                                      });
-            } else if (j * BN < open.lo || (int64_t)(j + 1) * BN > open.hi) {
+            } else if (!X::STACKED && (j * BN < open.lo || (int64_t)(j + 1) * BN > open.hi)) {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     const int i = sm.i[m0 + half * 8 + lane / 4], at = column + lane % 4 * 2;
@@ -410,7 +430,11 @@ again:
         }
     }
     __syncthreads();
-    const int64_t saved = place.saved + (int64_t)index * rows;
+    const int64_t saved = place.saved + (int64_t)index * place.rows;
+    const int64_t each = X::STACKED ? g.dims.Hk * p.splits * place.rows : 0; /* from one sequence's to the next one's */
+    const auto saved_row = [&](int r) {
+        return X::STACKED ? saved + r / place.rows * each + r % place.rows : saved + r;
+    };
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
         const float sink = single ? sink_in_base_2(sink_of(a, sm.h[r]))
@@ -426,7 +450,7 @@ again:
         }
         sm.top[r] = top;
         sm.sum[r] = sum;
-        if (!single && (clean || !takes_split_groups)) p.ml[saved + r] = make_float2(top, sum);
+        if (!single && (clean || !takes_split_groups)) p.ml[saved_row(r)] = make_float2(top, sum);
         const attn_view &lse = g.view[ATTN_T_lse];
         if (single && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, sm.h[r], x.s.q_start + sm.i[r])] = sum == 0 ? -CUDART_INF_F
@@ -437,13 +461,16 @@ again:
     /* To the workspace, or divided to out. */
     const attn_view &out = g.view[ATTN_T_out];
     bool finite = true;
+    uint32_t not_finite_of = 0; /* of a stack: a bit a sequence */
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);
         const float sum = sm.sum[r], top = sm.top[r];
-        finite &= (top == -CUDART_INF_F || fabsf(top) < SCORE_MOST) && sum - sum == 0 && is_finite(o);
+        const bool ok = (top == -CUDART_INF_F || fabsf(top) < SCORE_MOST) && sum - sum == 0 && is_finite(o);
+        finite &= ok;
+        if (X::STACKED && !ok) not_finite_of |= 1u << r / place.rows;
         if (!single) {
-            if (clean || !takes_split_groups) *(float4 *)&p.O[(saved + r) * D + d] = o;
+            if (clean || !takes_split_groups) *(float4 *)&p.O[saved_row(r) * D + d] = o;
         } else if (out.data) {
             const float factor = sum == 0 ? 0 : x.v_scale / sum, value[4] = { o.x, o.y, o.z, o.w };
             const int64_t to = attn_at(&out, x.b, sm.h[r], x.s.q_start + sm.i[r]) + d;
@@ -451,6 +478,13 @@ again:
             for (int e = 0; e < 4; e++)
                 if (d + e < g.dims.Dv) store_float(out.dtype, out.data, to + e, value[e] * factor);
         }
+    }
+    if constexpr (X::STACKED) {
+        if (__syncthreads_or(!finite))
+            for (int n = 0; n < sequences; n++)
+                if (__syncthreads_or(not_finite_of >> n & 1) && threadIdx.x == 0)
+                    p.ml[saved + n * each] = make_float2(CUDART_NAN_F, CUDART_NAN_F);
+        return; /* all have read m */
     }
     if (clean) {
         __syncthreads();
@@ -496,6 +530,11 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, SCORE_MODS>))
     }
     const group_place place = group_place_of(a, p, b, hk);
     if (place.rows == 0) return;
+    if constexpr (PAGED && !SCORE_MODS && AS == KEYS_AS_T)
+        if (p.stack && index < place.splits &&
+            (shares_split(a, p, b, hk, index) || shares_split(a, p, b + 1, hk, index)) &&
+            p.ml[place.saved + (int64_t)index * place.rows].y == p.ml[place.saved + (int64_t)index * place.rows].y)
+            return; /* decode_stacks() was here, and found nothing that is not finite */
     const int end = min(index + p.splits_per_block, place.splits);
     if (place.rows <= NARROW)
 #pragma unroll 1
@@ -663,6 +702,32 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         }
 }
 
+/* ---- Several sequences over one prefix --------------------------------------------------------------------------- */
+
+template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STACK_TILES>;
+
+/* Split `index` of one key/value head, for all runs of two and more sequences of a stack that share it. Blocks of the same
+ * keys are neighbours, so that what one reads another finds in the L2. A sequence whose result is not finite has NaN for m
+ * and l of its first row: decode_splits(), which comes next, computes it as any other. */
+template <typename T, int D>
+__global__ void __launch_bounds__(stack_shape<D>::THREADS, D == 256 ? 1 : 2)
+    decode_stacks(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
+{
+    typedef stack_shape<D> X;
+    static_assert(sizeof(shared<X>) <= 99 * 1024, "what every GPU from compute capability 8.0 on has");
+    extern __shared__ __align__(128) char memory[];
+    const int B = (int)a.g.dims.B, Hk = (int)a.g.dims.Hk, stacks = (B + p.stack - 1) / p.stack;
+    const int first = (int)(blockIdx.x % stacks) * p.stack, hk = (int)(blockIdx.x / stacks % Hk),
+              index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
+    uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && shares_split(a, p, first + lane, hk, index));
+    while (shares) { /* a run begins before its first bit */
+        const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1))); /* and ends at the next zero */
+        split<T, X>(a, p, group_place_of(a, p, first + begin, hk), index, memory, length);
+        shares &= ~0u << (begin + length - 1) << 1;
+        __syncthreads();
+    }
+}
+
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */
 
 int class_of(const attn_dims &d)
@@ -732,12 +797,29 @@ cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, boo
     return cudaSuccess;
 }
 
+template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const launch_plan &y, cudaStream_t stream)
+{
+    static once known;
+    const size_t bytes = sizeof(shared<stack_shape<D>>);
+    bool overlap = false;
+    const cudaError_t code = prepare(known, decode_stacks<T, D>, combine_splits<D>, bytes, &overlap);
+    if (code != cudaSuccess) return code;
+    const int64_t blocks = attn_tiles(a.g.dims.B, y.p.stack) * a.g.dims.Hk * y.p.splits; /* fewer than y.blocks */
+    decode_stacks<T, D><<<(unsigned)blocks, stack_shape<D>::THREADS, bytes, stream>>>(a, y.p);
+    return cudaPeekAtLastError();
+}
+
 template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS>
 cudaError_t launch(const cuda_args &a, const launch_plan &y, cudaStream_t stream)
 {
     static once known;
     const size_t bytes = shared_bytes<D, SCORE_MODS, AS>();
     bool overlap = false;
+    if constexpr (PAGED && !SCORE_MODS && AS == KEYS_AS_T)
+        if (y.p.stack) {
+            const cudaError_t stacked = launch_stacks<T, D>(a, y, stream);
+            if (stacked != cudaSuccess) return stacked;
+        }
     cudaError_t code = prepare(known, decode_splits<T, D, SCORE_MODS, PAGED, AS>, combine_splits<D>, bytes, &overlap);
     if (code != cudaSuccess) return code;
     decode_splits<T, D, SCORE_MODS, PAGED, AS><<<(unsigned)y.blocks, THREADS, bytes, stream>>>(a, y.p);
@@ -823,7 +905,11 @@ cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn
     const cuda_args a = cuda_args_of(plan);
     launch_plan y = launch_plan_of(a.g);
     if (y.blocks == 0 || a.g.dims.Sq == 0) return cudaSuccess;
-    let_blocks_walk(y, chip, a.g.dims, a.g.dims.Sq * a.g.group);
+    const int64_t rows = a.g.dims.Sq * a.g.group;
+    if (a.g.prefix_keys && !a.g.dims.packed && rows <= NARROW && y.p.splits > 1 && !has_options(plan) &&
+        plan->problem->k.dtype != ATTN_F8E4M3)
+        y.p.stack = (int)attn_min64(32, STACK_TILES * 16 / rows);
+    else let_blocks_walk(y, chip, a.g.dims, rows);
     if (y.rows) {
         y.p.O = (float *)workspace;
         y.p.ml = (float2 *)(y.p.O + y.rows * class_of(a.g.dims));

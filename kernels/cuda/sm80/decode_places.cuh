@@ -38,6 +38,7 @@ inline int64_t most_splits(int64_t keys, bool wide)
 struct plan {
     int splits, splits_per_block; /* splits_per_block: splits that a block takes, 1 or SPLIT_GROUP */
     int unit, extra;
+    int stack; /* sequences whose rows decode_stacks() may compute together; 0: it is not launched */
     int64_t
         head_rows; /* packed: rows of the workspace for a key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW on */
     float *O;   /* workspace: rows of D; NULL: no sequence has more than one split */
@@ -72,6 +73,30 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     place.saved = g.dims.packed ? hk * p.head_rows + g.cu_k[b] / KEYS_A_ROW
                                 : ((int64_t)b * g.dims.Hk + hk) * p.splits * rows;
     return place;
+}
+
+/* ---- Sequences with one prefix ------------------------------------------------------------------------------------
+ *
+ * Neighbours in a batch whose caches are forks have their first keys in the same pages (attn_problem::prefix_keys). Where a split
+ * lies wholly among those, begins and ends alike for both, and no row's causal or window limit cuts it, then the sequences
+ * differ in their queries alone: decode_stacks() reads its keys once for all of them. Which sequences are taken together
+ * changes no bit of a row, only the time. */
+DEVICE bool same_split(const cuda_args &a, const group_place &before, const group_place &place, int index)
+{
+    const attn_geometry &g = a.g;
+    const int64_t first = place.first + (int64_t)index * place.length, end = first + place.length;
+    const attn_range open = attn_keys_of_all_rows(&g, &place.x.s, 0, place.x.s.Sq),
+                     open_before = attn_keys_of_all_rows(&g, &before.x.s, 0, before.x.s.Sq);
+    return before.first == place.first && before.length == place.length && before.splits > 1 && place.splits > 1 &&
+           end <= g.prefix_keys[place.x.b] && first >= attn_max64(open.lo, open_before.lo) &&
+           end <= attn_min64(open.hi, open_before.hi);
+}
+
+/* With sequence b - 1, in one stack: these begin at multiples of p.stack. */
+DEVICE bool shares_split(const cuda_args &a, const plan &p, int b, int hk, int index)
+{
+    return b < a.g.dims.B && b % p.stack != 0 &&
+           same_split(a, group_place_of(a, p, b - 1, hk), group_place_of(a, p, b, hk), index);
 }
 
 /* ---- Partial results --------------------------------------------------------------------------------------------- */

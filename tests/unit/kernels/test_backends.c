@@ -1336,6 +1336,69 @@ static void test_pages_may_overlap_and_be_shared(void **state)
     fixture_clear(&pages), fixture_clear(&whole), fixture_clear(&want);
 }
 
+/* A batch of forks, in pages: row b has some of its first pages, or none, in common with row b - 1. Fills `prefix_keys`. */
+static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, int32_t *prefix_keys)
+{
+    const int64_t size = s->page_size, most = s->Sk / size;
+    int64_t next = 0;
+    fixture_make(f, s);
+    fill_normal(&f->p.k, r, 1, 0);
+    fill_normal(&f->p.v, r, 1, 0);
+    for (int64_t b = 0; b < s->B; b++) {
+        const int64_t length = rng_chance(r, 0.2) ? rng_between(r, 0, s->Sk) : s->Sk - rng_between(r, 0, s->Sk / 4);
+        const int64_t before = b ? (int64_t)tensor_get(&f->p.seqlens_k, b - 1) : 0, both = attn_min64(before, length);
+        const int64_t shared = rng_chance(r, 0.2) ? rng_between(r, 0, both) : both - rng_between(r, 0, both / 4);
+        tensor_set(&f->p.seqlens_k, b, (double)length);
+        prefix_keys[b] = (int32_t)(b ? shared : 0);
+        for (int64_t n = 0; n < most; n++)
+            tensor_set(&f->p.page_table, b * most + n,
+                       n < attn_tiles(prefix_keys[b], size) ? tensor_get(&f->p.page_table, (b - 1) * most + n)
+                                                            : (double)next++);
+    }
+    f->p.prefix_keys = prefix_keys;
+    assert_int_equal(attn_check(&f->p, NULL), ATTN_OK);
+}
+
+/* Forks that are said to share a prefix have the bits that they have without a word. */
+static void test_a_shared_prefix_does_not_change_a_bit(void **state)
+{
+    enum { ROWS = 24 };
+    static const struct spec batches[] = {
+        SPEC(.B = 20, SIZES(1, 960, 128), PAGES(16), HEADS(8, 2), BF16),
+        SPEC(.B = 13, SIZES(2, 640, 64), PAGES(32), HEADS(8, 2), F16, .causal = true, .sinks = 1),
+        SPEC(.B = ROWS, SIZES(1, 800, 64), PAGES(16), HEADS(1, 1), BF16),
+        SPEC(.B = 5, SIZES(1, 2900, 128), PAGES(20), HEADS(16, 1), F16),
+        SPEC(.B = 4, SIZES(3, 512, 256), PAGES(64), HEADS(5, 1), BF16, .causal = true),
+        SPEC(.B = 7, SIZES(1, 700, 200), PAGES(7), HEADS(6, 2), BF16),
+        SPEC(.B = 7, SIZES(1, 1280, 64), PAGES(16), HEADS(4, 2), BF16, WINDOW(600, 0)),
+        SPEC(.B = 3, SIZES(6, 640, 64), PAGES(16), HEADS(4, 1), BF16, .causal = true), /* too many rows */
+        SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .softcap = 3),
+        SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .fp8_keys = true),
+        SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1)),
+        SPEC(.B = 6, SIZES(70, 640, 64), PAGES(16), HEADS(1, 1), BF16),
+    };
+    struct rng r = { 77 };
+    (void)state;
+    for (size_t n = 0; n < 2 * ARRAY_SIZE(batches); n++) {
+        const struct spec *const s = &batches[n / 2];
+        int32_t prefix_keys[ROWS];
+        struct fixture with, without;
+        make_forks(&with, s, &r, prefix_keys);
+        if (n % 2) { /* a key or a value that most of them see is NaN, and a query of one of them */
+            const attn_tensor *const t = n % 4 == 1 ? &with.p.k : &with.p.v;
+            const int64_t page = (int64_t)tensor_get(&with.p.page_table, rng_between(&r, 0, 3));
+            tensor_set(t, (page * s->page_size + 2) * s->Hk * s->D + 5, NAN);
+            tensor_set(&with.p.q, tensor_elements(&with.p.q) - 1, NAN);
+        }
+        fixture_copy(&without, &with);
+        without.p.prefix_keys = NULL;
+        fixture_run(&bench, &with);
+        fixture_run(&bench, &without);
+        assert_outputs_equal(&with, &without);
+        fixture_clear(&with), fixture_clear(&without);
+    }
+}
+
 static void test_the_past_does_not_depend_on_the_future(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -1764,6 +1827,7 @@ int main(void)
         cmocka_unit_test(test_latent_attention_agrees_with_the_reference),
         cmocka_unit_test(test_latent_attention_has_the_same_bits_in_pages_and_alone),
         cmocka_unit_test(test_pages_may_overlap_and_be_shared),
+        cmocka_unit_test(test_a_shared_prefix_does_not_change_a_bit),
         cmocka_unit_test(test_the_past_does_not_depend_on_the_future),
         cmocka_unit_test(test_hidden_numbers_of_any_size_do_not_matter),
         cmocka_unit_test(test_a_row_with_one_key_is_that_value_to_the_bit),

@@ -278,6 +278,33 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     assert_string_equal(err.text, "length: is 201, the cache has 200 positions");
 }
 
+static void test_a_step_knows_what_its_rows_have_in_common(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info infos[4];
+    attn_error err;
+    bool wait;
+    infos[0] = made(rig, rig->caller);
+    assert_int_equal(append(rig, &infos[0], 200, 0, true, &err), ATTN_OK);
+    assert_int_equal(caches_fork(rig->caches, rig->caller, infos[0].id, 150, &infos[1], &err), ATTN_OK);
+    assert_int_equal(caches_fork(rig->caches, rig->caller, infos[1].id, -1, &infos[2], &err), ATTN_OK);
+    infos[3] = made(rig, rig->caller);
+    assert_int_equal(append(rig, &infos[3], 200, 0, true, &err), ATTN_OK);
+    struct trial t;
+    const int tags[4] = { 0 };
+    assert_int_equal(look(rig, &t, 4, infos, 0, tags, &err), ATTN_OK);
+    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK);
+    const int32_t reading[] = { 0, 150, 150, 0 };
+    assert_memory_equal(t.step.prefix_keys, reading, sizeof reading);
+    end(&t, true);
+    /* Each that appends gets a copy of the last page: what is before it stays the same. */
+    assert_int_equal(look(rig, &t, 4, infos, 1, tags, &err), ATTN_OK);
+    assert_int_equal(begin(&t, 2, &wait, &err), ATTN_OK);
+    const int32_t appending[] = { 0, 128, 128, 0 };
+    assert_memory_equal(t.step.prefix_keys, appending, sizeof appending);
+    end(&t, true);
+}
+
 static void test_a_full_pool_changes_nothing(void **state)
 {
     struct rig *rig = *state;
@@ -567,6 +594,7 @@ int main(void)
         cmocka_unit_test(test_granules_grow_with_the_memory),
         WITH_RIG(test_positions_are_where_the_table_says),
         WITH_RIG(test_a_fork_shares_pages_until_one_of_them_writes),
+        WITH_RIG(test_a_step_knows_what_its_rows_have_in_common),
         WITH_RIG(test_a_full_pool_changes_nothing),
         WITH_RIG(test_a_token_may_use_its_share),
         WITH_RIG(test_a_cache_belongs_to_who_made_it),
