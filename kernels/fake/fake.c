@@ -742,6 +742,8 @@ static bool problem_is_here(const struct fake_device *device, const attn_problem
         if (p->op == ATTN_OP_FORWARD && (role == ATTN_ROLE_IN_BACK || role == ATTN_ROLE_OUT_BACK)) continue;
         if (bytes > 0 && !owns(device, p->tensor[id].data, bytes)) return false;
     }
+    const size_t rows = p->prefix_keys ? (size_t)p->page_table.shape[0] : 0;
+    if (rows > 0 && !owns(device, p->prefix_keys, rows * sizeof *p->prefix_keys)) return false;
     return true;
 }
 

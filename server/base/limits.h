@@ -112,8 +112,9 @@ enum {
     PAGES_GRANULE_BYTES = 4096, /* the least; also the alignment of every page */
     PAGES_GRANULES = 1 << 20,   /* of one pool at most: the search looks at them all in a millisecond */
     CACHES_MAX_COUNT = 1 << 16,
-    CACHES_TTL_MS = 600000, /* since it was last used, where ttl_s is not given */
-    CACHES_PAGE_SIZE = 128, /* positions, where page_size is not given */
+    CACHES_PREFIX_KEYS = 1024, /* forks in one decode that share fewer positions are computed each alone */
+    CACHES_TTL_MS = 600000,    /* since it was last used, where ttl_s is not given */
+    CACHES_PAGE_SIZE = 128,    /* positions, where page_size is not given */
     CACHES_PAGE_SIZE_MOST = 128,
     CACHES_HEADS = 1024,         /* of a cache: its key/value heads */
     CACHES_ROWS = 1024,          /* caches in one step */

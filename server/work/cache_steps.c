@@ -349,10 +349,12 @@ static attn_status begin(struct cache_step *step, uint64_t scan, char *memory, b
         return status;
     }
     place_tables(step, memory);
+    step->shares = false;
     for (int row = 0; row < step->rows; row++) {
         if (step->append > 0) plan_moves(step, row);
         write_table(step, row);
         step->prefix_keys[row] = prefix_of(step, row);
+        step->shares |= step->prefix_keys[row] >= CACHES_PREFIX_KEYS;
         step->row[row].cache->users++;
         step->row[row].cache->writing = step->append > 0;
     }

@@ -132,6 +132,7 @@ struct cache_step {
     int32_t *table_lengths; /* [rows]: the lengths again */
     int32_t
         *prefix_keys; /* [rows]: positions that lie in the same pages as those of the row before: see attn_problem */
+    bool shares;      /* enough of them, in some row, that a device should look for it */
     float *k_scale, *v_scale; /* [rows, kv_heads], or NULL; until it has begun: in `scales` */
     attn_move *moves;         /* what the device does before it computes */
     int64_t move_count;

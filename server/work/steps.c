@@ -218,7 +218,7 @@ attn_status step_begin(struct job *job, uint64_t scan, bool *wait, attn_error *e
     job->waits = false;
     if (job->call->op == PROTO_OP_DECODE) {
         point(&job->call->items[0].problem, step, step->table, step->table_lengths);
-        job->call->items[0].problem.prefix_keys = step->prefix_keys;
+        job->call->items[0].problem.prefix_keys = step->shares ? step->prefix_keys : NULL;
     }
     return ATTN_OK;
 }

@@ -451,3 +451,20 @@ def test_what_is_refused_names_what_and_why(server, rng):
     assert server.post(CACHES, b'').status == 400
     for c in cache, other:
         c.delete()
+
+
+def test_forks_of_a_long_cache_decode_as_each_alone(anywhere):
+    server = anywhere()
+    rng = np.random.default_rng(17)
+    first = Cache(server, kv_heads=1)
+    for _ in range(11):
+        assert first.append(rng, 100).status == 200
+    rows = [first, first.fork(), first.fork(1050), first.fork()]
+    for row in rows[1:]:
+        assert row.append(rng, 3).status == 200
+    q = rng.standard_normal((4, 1, 2, 8))
+    answer, want = decode(rows, q)
+    assert_right(answer, want, rows)
+    for b, row in enumerate(rows):
+        alone, _ = decode([row], q[b:b + 1])
+        assert np.array_equal(wire.value(alone.json()['out'])[0], wire.value(answer.json()['out'])[b])

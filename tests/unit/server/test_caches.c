@@ -296,6 +296,7 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK);
     const int32_t reading[] = { 0, 150, 150, 0 };
     assert_memory_equal(t.step.prefix_keys, reading, sizeof reading);
+    assert_false(t.step.shares);
     end(&t, true);
     /* Each that appends gets a copy of the last page: what is before it stays the same. */
     assert_int_equal(look(rig, &t, 4, infos, 1, tags, &err), ATTN_OK);
