@@ -400,8 +400,7 @@ struct parts {
     size_t rows, values, sums, out, lse, total;
 };
 
-/* Deterministic dQ of this file's kernels has no sums. */
-parts parts_of(const attn_plan *plan)
+parts parts_of(const attn_plan *plan, bool adds)
 {
     const attn_problem *p = plan->problem;
     const attn_dims &d = plan->geometry.dims;
@@ -409,9 +408,8 @@ parts parts_of(const attn_plan *plan)
     parts w;
     w.rows = align_up((size_t)query_rows(d) * 3 * sizeof(float));
     w.values = align_up((size_t)grid.x * grid.y * grid.z * sizeof(row_values));
-    w.sums = p->deterministic || !p->dq.rank
-                 ? 0
-                 : align_up((size_t)grid.x * grid.y * grid.z * BM * backward_class(d) * sizeof(float));
+    w.sums = adds && p->dq.rank ? align_up((size_t)grid.x * grid.y * grid.z * BM * backward_class(d) * sizeof(float))
+                                : 0;
     w.out = p->out.rank ? 0 : align_up(recomputed_out_bytes(d));
     w.lse = p->out.rank ? 0 : align_up(recomputed_lse_bytes(d));
     w.total = w.rows + w.values + w.sums + w.out + w.lse;
@@ -529,6 +527,12 @@ const steps_row &steps_for(const attn_dims &d)
     return steps[D == 64 ? 0 : D == 128 ? 1 : 2];
 }
 
+/* Deterministic dQ of this file's kernels has no sums. */
+bool adds_dq(const attn_plan *plan)
+{
+    return !plan->problem->deterministic;
+}
+
 bool plan(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -538,14 +542,14 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
                          : D == 128 ? most_shared<128>(options, deterministic)
                                     : most_shared<256>(options, deterministic);
     if (!tile_grid_fits(d) || bytes > (size_t)chip->shared_bytes) return false;
-    plan->workspace_bytes = backward_bytes(chip, plan);
+    plan->workspace_bytes = backward_bytes(chip, plan, adds_dq(plan));
     return plan->workspace_bytes > 0;
 }
 
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     backward_run run;
-    cudaError_t code = begin_backward(chip, stream, plan, memory, &run);
+    cudaError_t code = begin_backward(chip, stream, plan, adds_dq(plan), memory, &run);
     if (code == cudaSuccess)
         code = plan->problem->q.dtype == ATTN_BF16
                    ? launch_for<__nv_bfloat16>(chip, run.args, run.scratch, has_options(plan), stream)
@@ -561,17 +565,17 @@ int backward_class(const attn_dims &d)
     return D <= 64 ? 64 : D <= 128 ? 128 : 256;
 }
 
-size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan)
+size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds)
 {
     recomputed_forward forward;
     if (!plan->problem->out.rank && !plan_recomputed(&forward, generic_forward, chip, plan, nullptr, nullptr)) return 0;
-    return parts_of(plan).total;
+    return parts_of(plan, adds).total;
 }
 
-cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory,
+cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, bool adds, void *memory,
                            backward_run *run)
 {
-    const parts w = parts_of(plan);
+    const parts w = parts_of(plan, adds);
     cuda_args &a = run->args;
     scratch &k = run->scratch;
     char *const at = (char *)memory, *const out = at + w.rows + w.values + w.sums;

@@ -50,14 +50,14 @@ template <int D> DEVICE int fragment_at(int q, int d)
 int backward_class(const attn_dims &d);
 
 /* Bytes of workspace for all of this; 0: the forward that a backward without out needs is not computed here. The main
- * kernel's own follow them. */
-size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan);
+ * kernel's own follow them. adds: it adds to sums of dQ, if dQ is wanted, in an order that is good enough for the problem. */
+size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {
     cuda_args args;
     backward_scratch scratch;
 };
-cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory,
+cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, bool adds, void *memory,
                            backward_run *run);
 cudaError_t end_backward(cudaStream_t stream, const attn_plan *plan, const backward_run &run);
 

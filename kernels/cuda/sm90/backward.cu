@@ -32,6 +32,14 @@
  * What lies past the end of a tensor arrives as zeros (tma.cuh). Packed, or with lengths, rows past the end of a sequence
  * are another's: they are made zeros in shared memory, for P = 0 times NaN is NaN.
  *
+ * Options (softcap, ALiBi, FlashMask) are instantiations of their own: the loader writes down for each round which tile it is, and
+ * leaves out those that the mask hides from all of the block's keys. A softcap's derivative, 1 - tanh^2, is known only while the
+ * scores are: P times it waits in shared memory, as 16-bit numbers, until dS is made of it.
+ *
+ * Deterministic: the blocks of a head add to dQ of a tile in a fixed order, that in which they were launched; who is early waits
+ * for its turn, a counter per tile. So a block waits only for blocks that began before it, which all run or have ended. Under a
+ * causal mask the last keys come first: a tile's first addition is then by the block that begins with it, and hardly anybody waits.
+ *
  * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK or dV is not
  * finite leaves a mark, and repair_keys computes its rows one by one; `finish` does the same for dQ. */
 #include "epilogue.cuh"
@@ -41,15 +49,18 @@
 #include "masks.cuh"
 #include "pipeline.cuh"
 #include "products.cuh"
-#include "scheduler.cuh"
+#include "score_mods.cuh"
 
 namespace {
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-/* An instantiation: head dims up to D; BM queries a tile. */
-template <int D_, int BM_> struct shape {
-    static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 ? 3 : 2, STAGES_DO = 2, STAGES_DS = 3;
+/* An instantiation: head dims up to D; BM queries a tile; with options or without. Options want 16 or 32 KB for themselves: a
+ * stage of Q less, or of dS. */
+template <int D_, int BM_, bool OPTIONS_> struct shape {
+    static const bool OPTIONS = OPTIONS_;
+    static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !OPTIONS ? 3 : 2, STAGES_DO = 2,
+                     STAGES_DS = D == 64 && OPTIONS ? 2 : 3;
     static const int CHUNKS = D / 64, THREADS = 384;
     static const int UNITS = BM / QUERY_TILE;       /* whose values and sums lie together */
     static const int DQ_COLUMNS = D / (2 / UNITS);  /* a consumer's part of dQ: 64 queries by so many channels */
@@ -61,7 +72,7 @@ template <int D_, int BM_> struct shape {
 enum { CONSUMERS = 256, HANDING = 128 + 32 };
 
 /* Named barriers; those of dQ one per consumer. */
-enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, ZERO_BARRIER = 12 };
+enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, ZERO_BARRIER = 12, DS_FREE = 13 };
 
 /* ---- The plan, and a block's place in it ------------------------------------------------------------------------- */
 
@@ -71,6 +82,12 @@ struct plan {
     backward_scratch scratch;
     float scale, c;     /* c = log2(e) * scale, > 0 */
     uint8_t *nonfinite; /* a byte per warp and tile of keys */
+    bool last_first;    /* the last keys of a head are the first block's */
+    int *turns;         /* deterministic: additions so far, per query tile of 64 and consumer; else NULL */
+    score_mods mods;    /* slopes are in base 2 */
+    float cap;          /* what tanh is multiplied by, in base 2 */
+    flash_mask mask;
+    int mask_heads;
 };
 
 struct maps {
@@ -87,6 +104,24 @@ struct block_place {
     int Sq;
     /* Rounds: tiles of a head, head after head of the group. */
     DEVICE int tiles() const { return last - first; }
+
+    /* How many blocks of this head add to dQ of a tile before this one, which sees it. Blocks that see a tile are neighbours. Key
+     * tile k is seen from query tile max(k BN - hi + 1, 0) / BM on, up to that of key min((k + 1) BN, Sk) - lo. */
+    template <class X> DEVICE int before(int tile, bool last_first) const
+    {
+        const int k = j0 / X::BN, begin = tile * X::BM;
+        if (last_first) return min((begin + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - k;
+        /* The least k with min((k + 1) BN, Sk) > begin + lo. */
+        return k - max(begin + band.lo, 0) / X::BN;
+    }
+};
+
+/* What a round is, beside its tensors. */
+struct round_record {
+    int tile, h;
+    bool more;    /* another follows */
+    bool bounded; /* FlashMask hides some pairs of the tile */
+    float slope;  /* ALiBi's, in base 2; 0: none */
 };
 
 template <class X> struct shared {
@@ -98,6 +133,9 @@ template <class X> struct shared {
         dS[X::STAGES_DS][X::BM * X::BN]; /* rows are queries; a chunk of 64 keys per consumer. At the end dK, dV */
     alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS]; /* a consumer's part, in the order of fragment_at() */
     alignas(16) row_values values[X::STAGES_Q][X::UNITS];
+    uint32_t stash[X::OPTIONS ? X::BM / 4 : 1]
+                  [X::OPTIONS ? CONSUMERS : 1]; /* P times the softcap's derivative, a column per thread */
+    round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
     barrier_pairs<X::STAGES_Q> bars_Q;
     barrier_pairs<X::STAGES_DO> bars_dO;
     uint64_t K_full, V_full, dS_full[X::STAGES_DS];
@@ -109,7 +147,7 @@ template <class X> DEVICE block_place block_place_of(const cuda_args &a, const p
     const attn_geometry &g = a.g;
     const head_tile at = head_tile_of(p.order, t);
     block_place x;
-    int tile = at.tile;
+    int tile = p.last_first ? p.order.per_head - 1 - at.tile : at.tile;
     x.b = at.head / (int)g.dims.Hk;
     x.hk = at.head - x.b * (int)g.dims.Hk;
     if (g.dims.packed) {
@@ -131,6 +169,40 @@ template <class X> DEVICE block_place block_place_of(const cuda_args &a, const p
     }
     return x;
 }
+
+/* ---- Rounds ------------------------------------------------------------------------------------------------------- */
+
+/* The rounds of a block, one after the other; those whose every pair is hidden by FlashMask are left out. */
+template <class X> struct round_walk {
+    const plan &p;
+    const block_place &x;
+    const int end;
+    int h, tile; /* h == end: there are no more */
+    bool bounded;
+
+    DEVICE round_walk(const plan &p_, const block_place &x_, int group)
+        : p(p_), x(x_), end((x_.hk + 1) * group), h(x_.hk * group), tile(x_.first - 1), bounded(false)
+    {
+        next();
+    }
+    DEVICE bool there() const { return h < end; }
+    DEVICE void next()
+    {
+        do {
+            if (++tile >= x.last) tile = x.first, h++;
+            if (x.first == x.last) h = end;
+        } while (h < end && is_hidden());
+    }
+    DEVICE bool is_hidden()
+    {
+        if (!X::OPTIONS || !p.mask.bounds) return false;
+        const attn_mask_extremes e =
+            p.mask.extremes[((int64_t)x.b * p.mask_heads + h / p.mask.group) * p.mask.key_tiles + x.j0 / X::BN];
+        const attn_tile_kind kind = attn_mask_classify(&e, tile * X::BM, min((tile + 1) * X::BM, x.Sq));
+        bounded = kind != ATTN_TILE_FREE;
+        return kind == ATTN_TILE_HIDDEN;
+    }
+};
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
 
@@ -171,17 +243,28 @@ template <class X> struct loader {
         ring<X::STAGES_Q> q;
         ring<X::STAGES_DO> o;
         bool begun = false;
-        for (int h = x.hk * group; h < (x.hk + 1) * group; h++)
-#pragma unroll 1
-            for (int tile = x.first; tile < x.last; tile++) {
-                if (!begun) load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.K), &m.K, keys, smem_addr(&sm.K_full));
-                load_Q(q, h, tile);
-                if (!begun) load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.V), &m.V, keys, smem_addr(&sm.V_full));
-                load_dO(o, h, tile);
-                begun = true;
-                q.next();
-                o.next();
+        for (round_walk<X> at(p, x, group); at.there();) {
+            const int h = at.h, tile = at.tile;
+            const bool bounded = at.bounded;
+            at.next();
+            if (!begun) load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.K), &m.K, keys, smem_addr(&sm.K_full));
+            if (X::OPTIONS) {
+                await_empty(sm.bars_Q, q);
+                sm.rounds[q.stage] = { tile, h, at.there(), bounded, slope_of(h) };
             }
+            load_Q(q, h, tile);
+            if (!begun) load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.V), &m.V, keys, smem_addr(&sm.V_full));
+            load_dO(o, h, tile);
+            begun = true;
+            q.next();
+            o.next();
+        }
+    }
+
+    DEVICE float slope_of(int h) const
+    {
+        const score_mods &mods = p.mods;
+        return mods.slopes ? mods.slopes[x.b * mods.slope_batch + h * mods.slope_head] * mods.per_slope : 0;
     }
 };
 
@@ -199,27 +282,42 @@ template <class X> struct sender {
          * queries at a time. */
         const int unit = X::UNITS == 2 ? tile * 2 + w : tile, PIECES = X::UNITS == 2 ? 1 : 2;
         if (unit * QUERY_TILE >= x.Sq || !p.scratch.sums) return;
-        float *const to = p.scratch.sums + query_tile(a, x.s, x.b, h, unit) * (QUERY_TILE * X::D);
+        const int64_t at = query_tile(a, x.s, x.b, h, unit);
+        int *const turn = p.turns ? p.turns + at * 2 + w : nullptr;
+        if (turn) await_turn(turn, x.template before<X>(tile, p.last_first));
+        float *const to = p.scratch.sums + at * (QUERY_TILE * X::D);
         const int FLOATS = QUERY_TILE * X::DQ_COLUMNS / PIECES;
         for (int n = 0; n < PIECES; n++)
             bulk_add(to + (PIECES == 1 ? 0 : fragment_at<X::D>(n * 32, w * X::DQ_COLUMNS)),
                      smem_addr(sm.dQ[w] + n * FLOATS), FLOATS * 4);
+        bulk_commit();
+        if (turn) end_turn(turn);
+    }
+
+    /* The additions of `before` blocks are done. */
+    DEVICE void await_turn(const int *turn, int before) const
+    {
+        wait_until_equal(turn, before);
+        fence_proxy_async_global();
+    }
+    DEVICE void end_turn(int *turn) const
+    {
+        bulk_wait<0>();
+        store_release(turn, load_acquire(turn) + 1); /* nobody else writes it now */
     }
 
     DEVICE void run()
     {
         const bool sends = threadIdx.x % 32 == 0;
         const int group = (int)a.g.group;
-        for (int h = x.hk * group; h < (x.hk + 1) * group; h++)
 #pragma unroll 1
-            for (int tile = x.first; tile < x.last; tile++) {
-                if (sends) bulk_wait_read<0>(); /* the part of the tile before, where there is one */
-                __syncwarp();
-                named_barrier_arrive(DQ_FREE + w, HANDING);
-                named_barrier_sync(DQ_FULL + w, HANDING);
-                if (sends) add(h, tile);
-                if (sends) bulk_commit();
-            }
+        for (round_walk<X> at(p, x, group); at.there(); at.next()) {
+            if (sends) bulk_wait_read<0>(); /* the part of the tile before, where there is one */
+            __syncwarp();
+            named_barrier_arrive(DQ_FREE + w, HANDING);
+            named_barrier_sync(DQ_FULL + w, HANDING);
+            if (sends) add(at.h, at.tile);
+        }
         if (sends) bulk_wait_read<0>(); /* shared memory is the block's no longer */
     }
 };
@@ -280,9 +378,12 @@ template <typename T, class X> struct gradients {
         if (a.g.dims.packed && (tile + 1) * BM > x.Sq) zero_rows<BM, X::CHUNKS>(queries, x.Sq - tile * BM);
     }
 
-    DEVICE void issue_S(float (&S)[BM / 2]) const
+    DEVICE const round_record &record() const { return sm.rounds[X::OPTIONS ? q.stage : 0]; }
+
+    DEVICE void issue_S(float (&S)[BM / 2])
     {
         await_full(sm.bars_Q, q);
+        if (X::OPTIONS) tile = record().tile;
         zero_past_end(sm.Q[q.stage]);
         multiply<T, BM, D / 16>(S, own_K, Q_along(q.stage));
     }
@@ -322,6 +423,68 @@ template <typename T, class X> struct gradients {
         }
     }
 
+    /* A bit per score, in the order of S: is it hidden by the band or FlashMask? Rolled loops, for the registers are others'. */
+    DEVICE void hidden_scores(uint32_t (&hidden)[BM / 64], const round_record &round) const
+    {
+        const int column = tile * BM + me.lane % 4 * 2;
+#pragma unroll
+        for (int word = 0; word < BM / 64; word++) hidden[word] = 0;
+        if (!round.bounded && tile >= free_first && tile < free_last) return;
+        const int32_t *const bounds = p.mask.bounds + x.b * p.mask.batch + round.h / p.mask.group * p.mask.head;
+#pragma unroll 1
+        for (int half = 0; half < 2; half++) {
+            const int j = x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4 + half * 8;
+            const int lo = j < x.band.Sk ? j - x.band.hi + 1 : INT32_MAX, hi = min(j - x.band.lo + 1, x.Sq);
+            attn_mask m = {};
+            if (round.bounded)
+                m = attn_mask_of(bounds + min(j, x.band.Sk - 1) * p.mask.row, p.mask.n, p.mask.causal, x.Sq);
+#pragma unroll
+            for (int word = 0; word < BM / 64; word++)
+#pragma unroll 1
+                for (int n = 0; n < 16; n++) {
+                    const int i = column + word * 64 + n / 2 * 8 + n % 2;
+                    const bool hides = i < lo || i >= hi || (i >= m.lts && i < m.lte) || (i >= m.uts && i < m.ute);
+                    hidden[word] |= (uint32_t)hides << (n / 2 * 4 + half * 2 + n % 2);
+                }
+        }
+    }
+
+    /* The same with options. */
+    DEVICE void exponents_of_options(float (&S)[BM / 2], const row_values *values) const
+    {
+        const round_record &round = record();
+        const int key = x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4, column = tile * BM + me.lane % 4 * 2;
+        uint32_t hidden[BM / 64];
+        hidden_scores(hidden, round);
+        const float slope = round.slope;
+        const float behind = (float)(column + (int)x.s.Sk - x.Sq - key); /* the distance of the first pair */
+#pragma unroll
+        for (int n = 0; n < BM / 8; n++) {
+            const float2 lse2 = *(const float2 *)&values[n / 8].lse2[n % 8 * 8 + me.lane % 4 * 2];
+            float derivative[4] = { 1, 1, 1, 1 };
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int c = n * 8 + e % 2, half = e / 2;
+                float &s = S[n * 4 + e];
+                if (p.mods.cap != 0) {
+                    const float t = 1 - __fdividef(2, 1 + exp2_fast(s * p.mods.cap));
+                    derivative[e] = fmaf(-t, t, 1);
+                    s = t * p.cap;
+                } else {
+                    s *= p.c;
+                }
+                s = fmaf(-slope, fabsf(behind + (float)(c - half * 8)), s);
+                s = exp2_fast(s - (e % 2 ? lse2.y : lse2.x));
+                if (hidden[n / 8] >> (n % 8 * 4 + e) & 1) s = 0;
+            }
+            if (p.mods.cap != 0)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    sm.stash[X::OPTIONS ? n * 2 + half : 0][X::OPTIONS ? threadIdx.x - 128 : 0] = pack<T>(
+                        S[n * 4 + half * 2] * derivative[half * 2], S[n * 4 + half * 2 + 1] * derivative[half * 2 + 1]);
+        }
+    }
+
     /* P becomes dS = P (dP - delta), of P as it was rounded for dV: there is no room for more. */
     DEVICE void differences(uint32_t (&P)[BM / 16][4], const float (&dP)[BM / 2], const row_values *values) const
     {
@@ -331,7 +494,8 @@ template <typename T, class X> struct gradients {
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 uint32_t &pair = P[n / 2][n % 2 * 2 + e];
-                const float2 y = unpack<T>(pair);
+                const float2 y = unpack<T>(
+                    X::OPTIONS && p.mods.cap != 0 ? sm.stash[X::OPTIONS ? n * 2 + e : 0][threadIdx.x - 128] : pair);
                 pair = pack<T>(y.x * (dP[n * 4 + e * 2] - delta.x), y.y * (dP[n * 4 + e * 2 + 1] - delta.y));
             }
         }
@@ -384,7 +548,8 @@ template <typename T, class X> struct gradients {
     {
         retire<1>(S);
         if (X::TURNS) me.await_turn();
-        exponents(S, sm.values[q.stage]);
+        if (X::OPTIONS) exponents_of_options(S, sm.values[q.stage]);
+        else exponents(S, sm.values[q.stage]);
         to_operand<T, BM>(P, S);
         if (X::TURNS) me.next_turn();
         multiply_add<T, D, BM / 16>(dV, P, dO_down(o.stage));
@@ -402,7 +567,7 @@ template <typename T, class X> struct gradients {
         float dQ[X::DQ_COLUMNS / 2];
         const ring<X::STAGES_Q> now = q;
         q.next();
-        tile = tile + 1 == x.last ? x.first : tile + 1;
+        if (!X::OPTIONS) tile = tile + 1 == x.last ? x.first : tile + 1;
 
         differences(P, dP, sm.values[now.stage]);
         if (!first) await_dS();
@@ -412,6 +577,8 @@ template <typename T, class X> struct gradients {
         multiply_add<T, D, BM / 16>(dK, P, Q_down(now.stage));
         if (MORE) issue_S(S);
         retire<MORE ? 2 : 1>(dQ);
+        if (X::STAGES_DS == 2)
+            named_barrier_sync(DS_FREE, CONSUMERS); /* nobody reads dS of the round before any more */
         if (!first) hand_over(dQ);
         wgmma_wait<MORE ? 1 : 0>(); /* dK, whose operand gives way to P */
         me.release(sm.bars_Q, now);
@@ -474,7 +641,7 @@ template <typename T, class X> struct gradients {
             make_P(S, dP, P, dV);
             int n = 0;
 #pragma unroll 1
-            for (; n < rounds - 1; n++) make_dS<true>(S, dP, P, dK, dV, n == 0);
+            for (; X::OPTIONS ? record().more : n < rounds - 1; n++) make_dS<true>(S, dP, P, dK, dV, n == 0);
             make_dS<false>(S, dP, P, dK, dV, n == 0);
             if (X::TURNS) me.end_turns();
             last_dQ();
@@ -506,7 +673,13 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         for (int n = 0; n < X::STAGES_DS; n++) mbarrier_init(smem_addr(&sm.dS_full[n]), 8); /* warps */
         fence_mbarrier_init();
     }
-    if (threadIdx.x == 32) sm.place = block_place_of<X>(a, p, t);
+    if (threadIdx.x == 32) {
+        sm.place = block_place_of<X>(a, p, t);
+        if (X::OPTIONS && p.mask.bounds) {
+            wait_for_prerequisites(); /* the masks' extremes */
+            if (!round_walk<X>(p, sm.place, (int)a.g.group).there()) sm.place.last = sm.place.first;
+        }
+    }
     __syncthreads();
     wait_for_prerequisites();
     const block_place &x = sm.place;
@@ -548,10 +721,68 @@ int64_t per_head_of(const attn_dims &d)
     return d.packed ? d.total_k / KEYS + d.B : attn_tiles(d.Sk, KEYS);
 }
 
-template <typename T, class X>
-cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const backward_run &run, uint8_t *nonfinite)
+/* Blocks of query tiles of all heads. */
+int64_t query_tiles_of(const attn_dims &d)
 {
-    const attn_geometry &g = run.args.g;
+    return d.packed ? (d.total_q / QUERY_TILE + d.B) * d.H : attn_tiles(d.Sq, QUERY_TILE) * d.H * d.B;
+}
+
+/* This kernel's part of the workspace, behind that of backward_steps.h. */
+struct layout {
+    int64_t nonfinite, turns, extremes, bytes; /* where they begin */
+};
+
+layout layout_of(const cuda_chip *chip, const attn_plan *plan)
+{
+    const attn_geometry &g = plan->geometry;
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    const auto align = [](int64_t bytes) { return (bytes + 127) / 128 * 128; };
+    layout x;
+    x.nonfinite = (int64_t)backward_bytes(chip, plan, true);
+    x.turns = align(x.nonfinite + e.B * d.Hk * per_head_of(d) * 8);
+    x.extremes = align(x.turns + (plan->problem->deterministic ? query_tiles_of(d) * 2 * (int64_t)sizeof(int) : 0));
+    x.bytes = x.extremes;
+    if (plan->problem->mask_startend_rows.rank)
+        x.bytes += d.B * (d.H / g.mask_group) * per_head_of(d) * (int64_t)sizeof(attn_mask_extremes);
+    return x;
+}
+
+struct backward_job {
+    const cuda_chip *chip;
+    cudaStream_t stream;
+    backward_run run;
+    char *memory;
+    layout place;
+    bool deterministic;
+};
+
+cudaError_t make_plan(const backward_job &job, plan &p)
+{
+    const attn_geometry &g = job.run.args.g;
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    const bool bounded = g.right < e.rows_k || g.left < e.rows_q || g.view[ATTN_T_mask_startend_rows].data;
+    p.order = tile_order_of(per_head_of(d), e.B * d.Hk, e.rows_q * g.group * (d.D + d.Dv) * 4,
+                            bounded || d.packed || g.seqlens_k);
+    p.scratch = job.run.scratch;
+    p.scale = (float)g.scale;
+    p.c = p.scale * LOG2E;
+    p.nonfinite = (uint8_t *)job.memory + job.place.nonfinite;
+    p.last_first = job.deterministic && g.right < e.rows_k;
+    p.turns = nullptr;
+    p.mods = score_mods_of(g, 1 / LOG2E);
+    p.cap = (float)g.softcap * LOG2E;
+    p.mask = flash_mask_of(g, KEYS, job.memory + job.place.extremes);
+    p.mask_heads = p.mask.bounds ? (int)(d.H / g.mask_group) : 0;
+    if (!job.deterministic || !p.scratch.sums) return cudaSuccess;
+    p.turns = (int *)(job.memory + job.place.turns);
+    return cudaMemsetAsync(p.turns, 0, (size_t)query_tiles_of(d) * 2 * sizeof(int), job.stream);
+}
+
+template <typename T, class X> cudaError_t launch(const backward_job &job)
+{
+    const attn_geometry &g = job.run.args.g;
     const attn_dims &d = g.dims;
     const extent e = extent_of(d);
     maps m;
@@ -560,77 +791,84 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const backward_ru
         !tma_map(&m.V, tma_tensor_of(g.view[ATTN_T_v], e.B, d.Hk, e.rows_k, d.Dv), X::BN) ||
         !tma_map(&m.dO, tma_tensor_of(g.view[ATTN_T_dout], e.B, d.H, e.rows_q, d.Dv), X::BM))
         return cudaErrorInvalidValue;
-    const bool uneven = g.right < e.rows_k || g.left < e.rows_q || d.packed || g.seqlens_k;
     plan p;
-    p.order = tile_order_of(per_head_of(d), e.B * d.Hk, e.rows_q * g.group * (d.D + d.Dv) * 4, uneven);
-    p.scratch = run.scratch;
-    p.scale = (float)g.scale;
-    p.c = p.scale * LOG2E;
-    p.nonfinite = nonfinite;
-    cudaError_t code = allow_shared<backward_tiles<T, X>>(sizeof(shared<X>));
-    if (code == cudaSuccess)
-        code = launch_dependent(backward_tiles<T, X>, p.order.tiles, X::THREADS, sizeof(shared<X>), stream, run.args, p,
-                                m);
+    cudaError_t code = make_plan(job, p);
+    if (code == cudaSuccess) code = allow_shared<backward_tiles<T, X>>(sizeof(shared<X>));
     if (code != cudaSuccess) return code;
-    return launch_dependent(repair_keys<X>, chip->multiprocessors, 128, 0, stream, run.args, p);
+    if (X::OPTIONS && p.mask.bounds) {
+        const int64_t warps = d.B * p.mask_heads * p.mask.key_tiles;
+        tile_extremes<X::BN><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, job.stream>>>(
+            p.mask, (int)d.B, (int)d.H, (int)d.Sq, (int)d.Sk, (attn_mask_extremes *)p.mask.extremes);
+    }
+    code = launch_dependent(backward_tiles<T, X>, p.order.tiles, X::THREADS, sizeof(shared<X>), job.stream,
+                            job.run.args, p, m);
+    if (code != cudaSuccess) return code;
+    return launch_dependent(repair_keys<shape<X::D, X::BM, false>>, job.chip->multiprocessors, 128, 0, job.stream,
+                            job.run.args, p);
 }
 
 struct shape_row {
     int D;
-    cudaError_t (*launch[2])(const cuda_chip *, cudaStream_t, const backward_run &, uint8_t *); /* bfloat16, float16 */
+    bool options;
+    cudaError_t (*launch[2])(const backward_job &); /* bfloat16, float16 */
 };
 template <class X> constexpr shape_row row()
 {
-    return { X::D, { launch<__nv_bfloat16, X>, launch<__half, X> } };
+    return { X::D, X::OPTIONS, { launch<__nv_bfloat16, X>, launch<__half, X> } };
 }
 
 /* By backward_class(). */
 const shape_row shapes[] = {
-    row<shape<64, 128>>(),
-    row<shape<128, 64>>(),
+    row<shape<64, 128, false>>(),
+    row<shape<128, 64, false>>(),
+    row<shape<64, 128, true>>(),
+    row<shape<128, 64, true>>(),
 };
+
+/* What the form with options is for. */
+const uint64_t OPTIONS = ATTN_OPTION_BIT(SOFTCAP) | ATTN_TENSOR_BIT(alibi_slopes) | ATTN_TENSOR_BIT(mask_startend_rows);
 
 bool plan_backward(const cuda_chip *chip, attn_plan *plan)
 {
+    const attn_problem *p = plan->problem;
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
     const extent e = extent_of(d);
     if (backward_class(d) > 128) return false;
     if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
     if (!tile_grid_fits(d) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
+    if (!mods_fit(p, g) || (p->mask_startend_rows.rank && (d.packed || p->deterministic))) return false;
     static const struct {
         attn_tensor_id tensor;
         bool of_keys, value;
     } walked[] = { { ATTN_T_q, false, false },   { ATTN_T_k, true, false },  { ATTN_T_v, true, true },
                    { ATTN_T_dout, false, true }, { ATTN_T_dk, true, false }, { ATTN_T_dv, true, true } };
     for (const auto &x : walked)
-        if (plan->problem->tensor[x.tensor].rank &&
-            !tma_walkable(g.view[x.tensor], e.B, x.of_keys ? d.Hk : d.H, x.of_keys ? e.rows_k : e.rows_q,
-                          x.value ? d.Dv : d.D, 8))
+        if (p->tensor[x.tensor].rank && !tma_walkable(g.view[x.tensor], e.B, x.of_keys ? d.Hk : d.H,
+                                                      x.of_keys ? e.rows_k : e.rows_q, x.value ? d.Dv : d.D, 8))
             return false;
-    const size_t bytes = backward_bytes(chip, plan);
-    if (bytes == 0) return false;
-    plan->workspace_bytes = bytes + (size_t)(e.B * d.Hk * per_head_of(d) * 8);
+    if (backward_bytes(chip, plan, true) == 0) return false;
+    plan->workspace_bytes = (size_t)layout_of(chip, plan).bytes;
     return true;
 }
 
 cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_dims &d = plan->geometry.dims;
-    backward_run run;
-    cudaError_t code = begin_backward(chip, stream, plan, memory, &run);
+    backward_job job = { chip, stream, {}, (char *)memory, layout_of(chip, plan), plan->problem->deterministic };
+    cudaError_t code = begin_backward(chip, stream, plan, true, memory, &job.run);
     if (code != cudaSuccess) return code;
-    run.scratch.by_lane = true;
-    uint8_t *const nonfinite = (uint8_t *)memory + backward_bytes(chip, plan);
+    job.run.scratch.by_lane = true;
     code = cudaErrorInvalidValue;
     for (const shape_row &x : shapes)
-        if (x.D == backward_class(d)) code = x.launch[plan->problem->q.dtype == ATTN_F16](chip, stream, run, nonfinite);
-    return code == cudaSuccess ? end_backward(stream, plan, run) : code;
+        if (x.D == backward_class(d) && x.options == !!(plan->features & OPTIONS))
+            code = x.launch[plan->problem->q.dtype == ATTN_F16](job);
+    return code == cudaSuccess ? end_backward(stream, plan, job.run) : code;
 }
 
 const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
                           ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | ATTN_TENSOR_BIT(dsinks) |
-                          ATTN_OPTION_BIT(OUT_DTYPE);
+                          ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(DETERMINISTIC) | OPTIONS;
 
 } // namespace
 

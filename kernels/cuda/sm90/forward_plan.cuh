@@ -139,8 +139,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const extent e = extent_of(d);
     if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
     if (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * 12 >= INT32_MAX) return false; /* tiles are counted in 32 bits */
-    if (p->softcap > 0 && (p->softcap > MOST_SOFTCAP || p->softcap < 1e-6 || g.scale / p->softcap > 1e30)) return false;
-    if (p->alibi_slopes.rank && (e.rows_q >= EXACT || e.rows_k >= EXACT)) return false;
+    if (!mods_fit(p, g)) return false;
     if (p->mask_startend_rows.rank && (d.packed || attn_tiles(e.rows_k, LEAST_BN) > MOST_KEY_TILES)) return false;
     if (p->out.rank && !tma_walkable(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv, 8)) return false;
     if (p->q.dtype != ATTN_F8E4M3 && !(tma_walkable(g.view[ATTN_T_q], e.B, d.H, e.rows_q, d.D, 8) &&

@@ -121,6 +121,11 @@ template <int N> DEVICE void bulk_wait_read()
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
+/* All but the newest N groups are done: their writes too are visible to this thread. */
+template <int N> DEVICE void bulk_wait()
+{
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+}
 
 /* Orders this thread's ordinary accesses to shared memory before later ones of the asynchronous proxy (wgmma, TMA). */
 DEVICE void fence_proxy_async_shared()
@@ -134,6 +139,22 @@ DEVICE void fence_proxy_async_global()
 }
 
 /* ---- Global memory ----------------------------------------------------------------------------------------------- */
+
+/* A word by which blocks tell each other of what they wrote before. */
+DEVICE int load_acquire(const int *at)
+{
+    int x;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+    return x;
+}
+DEVICE void store_release(int *at, int x)
+{
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(at), "r"(x) : "memory");
+}
+DEVICE void wait_until_equal(const int *at, int x)
+{
+    while (load_acquire(at) != x) __nanosleep(20);
+}
 
 /* A word by which a block tells others: who acquires it finds what the thread, and those that it has met at a
  * barrier, wrote before. 9.7.9.11, 9.7.9.8. */

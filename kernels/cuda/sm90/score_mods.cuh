@@ -3,6 +3,7 @@
 #define ATTN_SM90_SCORE_MODS_CUH
 
 #include "softmax.cuh"
+#include "tma.cuh"
 
 /* ---- float8's scales --------------------------------------------------------------------------------------------- */
 
@@ -44,6 +45,14 @@ struct score_mods {
     int64_t slope_batch, slope_head;
     float per_slope; /* 1 / (what a score is multiplied by) */
 };
+
+/* Are softcap and ALiBi such that these functions are exact enough? */
+static inline bool mods_fit(const attn_problem *p, const attn_geometry &g)
+{
+    const extent e = extent_of(g.dims);
+    if (p->softcap > 0 && (p->softcap > MOST_SOFTCAP || p->softcap < 1e-6 || g.scale / p->softcap > 1e30)) return false;
+    return !p->alibi_slopes.rank || (e.rows_q < EXACT && e.rows_k < EXACT);
+}
 
 /* unit: of the scores that softmax_step sees. */
 static inline score_mods score_mods_of(const attn_geometry &g, float unit)

@@ -938,6 +938,66 @@ static void test_the_number_of_threads_does_not_change_a_bit(void **state)
     }
 }
 
+/* Gradients whose sums of dq are added to by several blocks, in their turns or in any order, and the same bits each time where in
+ * their turns. */
+static void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
+{
+    /* clang-format off: a row is a line */
+    static const struct spec cases[] = {
+        SPEC(.name = "causal", SIZES(390, 390, 64), HEADS(2, 1), .causal = true),
+        SPEC(.name = "causal, more keys", SIZES(130, 400, 128), HEADS(2, 1), .causal = true),
+        SPEC(.name = "causal, more queries", SIZES(300, 200, 128), .causal = true),
+        SPEC(.name = "causal, top left", SIZES(200, 390, 64), .causal = true, .alignment = ATTN_TOP_LEFT),
+        SPEC(.name = "no mask", .B = 2, SIZES(200, 400, 128), HEADS(2, 1)),
+        SPEC(.name = "window on both sides", SIZES(200, 400, 64), WINDOW(70, 30)),
+        SPEC(.name = "window of the past", SIZES(300, 300, 128), WINDOW(100, 0)),
+        SPEC(.name = "window on the left alone", SIZES(200, 390, 64), WINDOW(90, 1000)),
+        SPEC(.name = "window on the right alone", SIZES(390, 200, 64), WINDOW(1000, 60)),
+        SPEC(.name = "packed", .sequences = 5, .q_lengths = { 300, 0, 129, 64, 20 },
+             .k_lengths = { 260, 40, 300, 64, 0 }, .D = 64, .Dv = 64, .causal = true),
+        SPEC(.name = "lengths", .B = 3, SIZES(140, 400, 64), HEADS(4, 2), .seqlens_k = true, .causal = true,
+             .poison_unseen = true),
+        SPEC(.name = "documents", .B = 2, SIZES(390, 390, 128), HEADS(4, 2), .mask_bounds = 2, .mask_heads = 2,
+             .mask_kind = MASK_DOCUMENT),
+        SPEC(.name = "documents, causal", SIZES(390, 390, 64), HEADS(4, 2), .causal = true, .mask_bounds = 1,
+             .mask_kind = MASK_DOCUMENT),
+        SPEC(.name = "two intervals", SIZES(200, 390, 64), HEADS(2, 1), .mask_bounds = 4, .mask_kind = MASK_WINDOW),
+        SPEC(.name = "intervals at random, lengths", .B = 3, SIZES(270, 300, 128), HEADS(4, 2), .mask_bounds = 4,
+             .mask_heads = 2, .seqlens_k = true),
+        SPEC(.name = "all hidden", SIZES(200, 300, 64), .mask_bounds = 4, .mask_kind = MASK_ALL),
+        SPEC(.name = "two intervals that hide everything", SIZES(200, 300, 128), .mask_bounds = 4,
+             .mask_kind = MASK_UNION),
+        SPEC(.name = "softcap", SIZES(270, 300, 64), HEADS(4, 2), .softcap = 10, .q_amp = 3, .causal = true),
+        SPEC(.name = "softcap, D 128", SIZES(270, 300, 128), .softcap = 30, .q_amp = 3),
+        SPEC(.name = "ALiBi", .B = 2, SIZES(270, 300, 128), HEADS(4, 2), .alibi = 2, .causal = true),
+        SPEC(.name = "softcap, ALiBi, packed", .sequences = 3, .q_lengths = { 300, 70, 129 },
+             .k_lengths = { 260, 140, 300 }, HEADS(4, 2), .D = 96, .Dv = 96, .softcap = 10, .alibi = 1, .sinks = 1,
+             WINDOW(150, 20)),
+        SPEC(.name = "ALiBi and documents", SIZES(300, 300, 64), .alibi = 1, .mask_bounds = 1, .causal = true,
+             .mask_kind = MASK_DOCUMENT, .dlse = true),
+    };
+    /* clang-format on */
+    int failed = 0;
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
+        for (int any_order = 0; any_order < 1 + (n % 3 == 0); any_order++) {
+            struct spec s = cases[n];
+            struct fixture first, again;
+            s.op = ATTN_OP_BACKWARD;
+            s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
+            s.any_order = any_order;
+            if (!agrees(&s)) failed++;
+            if (any_order) continue;
+            fixture_make(&first, &s);
+            fixture_make(&again, &s);
+            fixture_run(&bench, &first);
+            fixture_run(&bench, &again);
+            assert_outputs_equal(&first, &again);
+            fixture_clear(&first), fixture_clear(&again);
+        }
+    assert_int_equal(failed, 0);
+}
+
 static void test_repeats_give_the_same_bits(void **state)
 {
     (void)state;
@@ -1818,6 +1878,7 @@ int main(void)
         cmocka_unit_test(test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything),
         cmocka_unit_test(test_a_problem_has_the_same_bits_alone_and_among_others),
         cmocka_unit_test(test_the_number_of_threads_does_not_change_a_bit),
+        cmocka_unit_test(test_gradients_of_several_tiles_agree_with_the_reference),
         cmocka_unit_test(test_repeats_give_the_same_bits),
         cmocka_unit_test(test_a_packed_sequence_has_the_bits_of_the_problem_alone),
         cmocka_unit_test(test_a_batch_row_has_the_bits_of_the_problem_alone),

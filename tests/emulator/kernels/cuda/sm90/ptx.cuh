@@ -91,6 +91,22 @@ template <int N> DEVICE void bulk_wait_read()
 {
     emu::bulk_wait(N);
 }
+DEVICE int load_acquire(const int *at)
+{
+    return *at;
+}
+DEVICE void store_release(int *at, int x)
+{
+    *at = x;
+}
+DEVICE void wait_until_equal(const int *at, int x)
+{
+    emu::wait_until([&] { return *at == x; }, "another block to write a word");
+}
+template <int N> DEVICE void bulk_wait()
+{
+    emu::bulk_wait(N);
+}
 
 DEVICE void fence_proxy_async_shared()
 {
