@@ -201,6 +201,28 @@ def test_a_cache_is_its_tokens_alone(serve, tmp_path, rng):
     assert_right(*decode([cache], np.ones((1, 1, 4, 8))), [cache])
 
 
+def test_ids_are_neither_in_the_log_nor_in_the_metrics(serve, rng):
+    """Without tokens an id is all that is needed to read a cache. The log tells one from another by how they begin."""
+    for options in ((), ('--log-format', 'json')):
+        server = serve('--log-level', 'debug', '--kv-bytes', '1M', *options)
+        cache = Cache(server)
+        assert cache.append(rng, 3).status == 200
+        other = cache.fork(2)
+        decode([cache, other], np.ones((2, 1, 4, 8)))
+        for method, path, status in (('GET', '', 200), ('POST', '/apend', 404), ('GET', '0' * 200, 404), ('PUT', '', 405), ('GET', f'/%61{cache.id.upper()}', 404),
+                                     ('POST', '/truncate', 400), ('DELETE', '', 204), ('DELETE', '', 404)):
+            answer = server.ask(method, cache.path(path), b'{' if method == 'POST' else b'')
+            assert answer.status == status, (method, path, answer)
+        metrics = server.get('/metrics').body.decode()
+        assert eventually(lambda: 'method=DELETE' in server.log() or '"DELETE"' in server.log())
+        server.stop()
+        log = server.log()
+        for id_ in (cache.id, other.id):
+            assert f'/v1/caches/{cache.id[:12]}...' in log
+            for text in (log.lower(), metrics):
+                assert id_[:14] not in text and id_[12:26] not in text and id_[-14:] not in text, text
+
+
 def test_a_token_has_its_share_of_the_pool(serve, tmp_path, rng):
     (tmp_path / 'tokens').write_text('alice\nbob\n')
     server = serve('--token-file', tmp_path / 'tokens', '--kv-bytes', '1M', '--token-share', 50)
