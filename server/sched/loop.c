@@ -608,7 +608,6 @@ static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->jobs[0]);
-    request_move(request, REQUEST_RUNNING);
     if (batch == NULL) { /* its memory is free when the device is done with it */
         devices_settle(job);
         cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
