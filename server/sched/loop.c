@@ -350,6 +350,8 @@ static void dispatch(struct loop *loop)
             struct job *job = loop->batch_jobs[i];
             struct request *request = job->request;
             if (batch == NULL) { /* the queue has forgotten it, detach() must not take it out again */
+                step_end(job, false);
+                loop->queue_changed = loop->steps_changed = true;
                 request_move(request, REQUEST_RUNNING);
                 cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
                 continue;

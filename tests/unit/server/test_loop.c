@@ -164,6 +164,20 @@ static int end(struct scene *s, bool tell)
     return s->exit_status;
 }
 
+/* ---- No memory ----------------------------------------------------------------------------------------------------- */
+
+/* calloc() of the program goes here: the next one that asks for so many bytes gets none. */
+static _Atomic size_t refused_bytes;
+
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes)
+{
+    size_t whole = count * bytes;
+    if (whole != 0 && atomic_compare_exchange_strong(&refused_bytes, &whole, 0)) return NULL;
+    return __real_calloc(count, bytes);
+}
+
 /* ---- The HTTP side ------------------------------------------------------------------------------------------------- */
 
 /* As body_done() of mhd.c: it waits for the loop from here on. */
@@ -937,6 +951,56 @@ static void test_a_drain_ends_when_its_time_is_over(void **state)
     assert_int_equal(end(&s, false), 0);
 }
 
+/* ---- Steps on caches ------------------------------------------------------------------------------------------------- */
+
+static struct cache_info new_cache(struct scene *s)
+{
+    const struct cache_shape shape = { 1, 4, 4, ATTN_F32, false, 64 };
+    struct cache_info info;
+    attn_error err;
+    if (caches_create(s->server.caches, &s->server.everybody, &shape, NULL, NULL, CACHES_TTL_MS, &info, &err) !=
+        ATTN_OK)
+        fail_msg("%s", err.text);
+    return info;
+}
+
+static int64_t length_of(struct scene *s, struct cache_info info)
+{
+    attn_error err;
+    assert_int_equal(caches_get(s->server.caches, &s->server.everybody, info.id, &info, &err), ATTN_OK);
+    return info.length;
+}
+
+/* A decode that appends one position, in the queue. */
+static struct request *posted_decode(struct scene *s, const struct cache_info *info)
+{
+    char extra[80];
+    snprintf(extra, sizeof extra, "\"caches\": [\"%s\"]", info->id);
+    return posted(s, (attn_op)PROTO_OP_DECODE, forward_body(1, 4, extra));
+}
+
+static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(void **state)
+{
+    (void)state;
+    struct scene s;
+    prepare_scene(&s);
+    s.config.kv_bytes = 1 << 20;
+    open_scene(&s, 1, "");
+    devices_add_caches(s.server.devices, &s.config, s.server.caches);
+    start(&s);
+    const struct cache_info info = new_cache(&s);
+    for (int n = 0; n < 2; n++) {
+        atomic_store(&refused_bytes, n == 0 ? sizeof(struct batch) + sizeof(struct job *) : 0);
+        struct request *request = posted_decode(&s, &info);
+        answered(&s, request);
+        assert_int_equal(request->failed, n == 0);
+        if (n == 0) assert_string_equal(request->why.text, "no memory for a batch");
+        request_free(request);
+        assert_int_equal(length_of(&s, info), n);
+    }
+    assert_int_equal(end(&s, true), 0);
+}
+
 /* ---- Devices that fail --------------------------------------------------------------------------------------------- */
 
 static void test_without_its_last_device_the_server_ends_with_70(void **state)
@@ -1013,6 +1077,7 @@ int main(void)
         cmocka_unit_test(test_a_drain_finishes_what_there_is_and_what_still_comes),
         cmocka_unit_test(test_a_second_signal_answers_what_waits),
         cmocka_unit_test(test_a_drain_ends_when_its_time_is_over),
+        cmocka_unit_test(test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was),
         cmocka_unit_test(test_without_its_last_device_the_server_ends_with_70),
         cmocka_unit_test(test_with_another_device_the_server_goes_on),
         cmocka_unit_test(test_who_waits_for_a_device_that_does_not_end_is_answered),
