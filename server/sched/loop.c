@@ -288,6 +288,14 @@ static void enqueue(struct loop *loop, struct job *job)
     loop->steps_changed |= job->waits;
 }
 
+/* Of a step whose request fails, whatever it fails of, the caches are as they were. */
+static void end_step(struct loop *loop, struct job *job, bool commit)
+{
+    if (job->step == NULL) return;
+    step_end(job, commit);
+    loop->queue_changed = loop->steps_changed = true;
+}
+
 /* Steps that can begin do, from the oldest on: from then on their jobs may leave. */
 static void begin_steps(struct loop *loop)
 {
@@ -350,8 +358,7 @@ static void dispatch(struct loop *loop)
             struct job *job = loop->batch_jobs[i];
             struct request *request = job->request;
             if (batch == NULL) { /* the queue has forgotten it, detach() must not take it out again */
-                step_end(job, false);
-                loop->queue_changed = loop->steps_changed = true;
+                end_step(loop, job, false);
                 request_move(request, REQUEST_RUNNING);
                 cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
                 continue;
@@ -416,6 +423,8 @@ static void on_finished(void *context, struct finishing *finishing)
     struct request *request = job->request;
     assert(loop->finishing > 0 && job->finishing == finishing);
     loop->finishing--;
+    const bool failed = finishing->error.status != ATTN_OK;
+    end_step(loop, job, request != NULL && !request->failed && !request->gone && !failed);
     job->finishing = NULL;
     region_uses_free(job->shared); /* nothing is written any more */
     job->shared = NULL;
@@ -425,7 +434,7 @@ static void on_finished(void *context, struct finishing *finishing)
         request->encoder = finishing->encoder; /* the request's now */
         finishing->encoder = NULL;
         request->times.encode_ns += finishing->wrote_ns;
-        if (finishing->error.status != ATTN_OK) request_fail_in_job(request, &finishing->error);
+        if (failed) request_fail_in_job(request, &finishing->error);
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
             request_fail_in_job(request, &call->items[0].error);
     }
@@ -437,6 +446,7 @@ static void finish(struct loop *loop, struct job *job)
 {
     job->finishing = finish_new(job, job->request->id, on_finished, loop);
     if (job->finishing == NULL) {
+        end_step(loop, job, false);
         cancel(loop, job->request, PROTO_E_OUT_OF_MEMORY, "no memory to finish the answer");
         return;
     }
@@ -515,8 +525,8 @@ static void batch_done(struct loop *loop, struct batch *batch)
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         job->batch = NULL;
-        step_end(job, job->ran && waited); /* whoever was told otherwise finds his caches as they were */
-        loop->steps_changed |= job->step != NULL;
+        const bool finishes = job->ran && waited && finish_is_wanted(job);
+        if (!finishes) end_step(loop, job, job->ran && waited);
         /* The batch's reference goes first: whoever answers may then see that the job is all his, and reuse its
          * memory. The request has its own. */
         job_release(job);
@@ -528,7 +538,7 @@ static void batch_done(struct loop *loop, struct batch *batch)
                 hand_back(loop, request);
             } else {
                 batch_note_times(batch, job);
-                if (waited && finish_is_wanted(job)) finish(loop, job);
+                if (finishes) finish(loop, job);
                 else finish_request(loop, job);
             }
         }

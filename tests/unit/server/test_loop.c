@@ -971,12 +971,19 @@ static int64_t length_of(struct scene *s, struct cache_info info)
     return info.length;
 }
 
-/* A decode that appends one position, in the queue. */
-static struct request *posted_decode(struct scene *s, const struct cache_info *info)
+/* A decode that appends `rows` positions. */
+static struct request *checked_decode(struct scene *s, const struct cache_info *info, int rows, const char *more)
 {
-    char extra[80];
-    snprintf(extra, sizeof extra, "\"caches\": [\"%s\"]", info->id);
-    return posted(s, (attn_op)PROTO_OP_DECODE, forward_body(1, 4, extra));
+    char extra[128];
+    snprintf(extra, sizeof extra, "\"caches\": [\"%s\"]%s", info->id, more);
+    return checked(s, (attn_op)PROTO_OP_DECODE, forward_body(rows, 4, extra));
+}
+
+static struct request *posted_decode(struct scene *s, const struct cache_info *info, int rows, const char *more)
+{
+    struct request *request = checked_decode(s, info, rows, more);
+    suspend(s, request, REQUEST_QUEUED);
+    return request;
 }
 
 static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(void **state)
@@ -991,13 +998,49 @@ static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(
     const struct cache_info info = new_cache(&s);
     for (int n = 0; n < 2; n++) {
         atomic_store(&refused_bytes, n == 0 ? sizeof(struct batch) + sizeof(struct job *) : 0);
-        struct request *request = posted_decode(&s, &info);
+        struct request *request = posted_decode(&s, &info, 1, "");
         answered(&s, request);
         assert_int_equal(request->failed, n == 0);
         if (n == 0) assert_string_equal(request->why.text, "no memory for a batch");
         request_free(request);
         assert_int_equal(length_of(&s, info), n);
     }
+    assert_int_equal(end(&s, true), 0);
+}
+
+/* The numbers are there and are measured, and then nobody gets them: nothing was appended. Who comes next waits until that is
+ * certain. */
+static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was(void **state)
+{
+    (void)state;
+    struct scene s;
+    prepare_scene(&s);
+    s.config.kv_bytes = 1 << 20;
+    open_scene(&s, 1, "");
+    devices_add_caches(s.server.devices, &s.config, s.server.caches);
+    block_pool(&s);
+    start(&s);
+    const struct cache_info info = new_cache(&s);
+    int client[2];
+    struct request *left = checked_decode(&s, &info, 1200, ", \"encoding\": \"array\"");
+    connect_client(left, client);
+    suspend(&s, left, REQUEST_QUEUED);
+    WAIT_UNTIL(request_count(REQUEST_FINISHING) == 1);
+    struct request *next = posted_decode(&s, &info, 3, "");
+    close(client[1]);
+    assert_gone(&s, left);
+    close(client[0]);
+    assert_int_equal(length_of(&s, info), 0);
+    gate_open(&s.pool);
+    answered(&s, next);
+    assert_false(next->failed);
+    assert_int_equal(next->job->results[0].lengths[0], 3);
+    request_free(next);
+    struct request *good = posted_decode(&s, &info, 1200, ", \"encoding\": \"array\"");
+    answered(&s, good);
+    assert_false(good->failed);
+    request_free(good);
+    assert_int_equal(length_of(&s, info), 1203);
     assert_int_equal(end(&s, true), 0);
 }
 
@@ -1078,6 +1121,7 @@ int main(void)
         cmocka_unit_test(test_a_second_signal_answers_what_waits),
         cmocka_unit_test(test_a_drain_ends_when_its_time_is_over),
         cmocka_unit_test(test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was),
+        cmocka_unit_test(test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was),
         cmocka_unit_test(test_without_its_last_device_the_server_ends_with_70),
         cmocka_unit_test(test_with_another_device_the_server_goes_on),
         cmocka_unit_test(test_who_waits_for_a_device_that_does_not_end_is_answered),
