@@ -465,6 +465,7 @@ static void device_failed(struct loop *loop, struct device *device, const char *
 {
     if (!device_disable(device)) return;
     log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), text);
+    caches_lose(loop->server->caches, device_number(device));
     /* What only that device can compute does not wait for its deadline. */
     for (struct request *request = loop->oldest, *next; request; request = next) {
         next = request->next;
@@ -566,6 +567,14 @@ static void check_work(uv_work_t *work)
     checking->complete = check_piece(checking->request, &checking->result, clock_ns() + FINISH_PIECE_NS);
 }
 
+static const char homeless[] = "the device that alone can compute this has failed";
+
+/* It is in the queue, for a device that has failed since it was looked for. */
+static bool is_homeless(const struct loop *loop, const struct job *job)
+{
+    return job->home >= 0 && !devices_is_usable(loop->server->devices, job->home);
+}
+
 static void on_checked(uv_work_t *work, int status)
 {
     heartbeat_busy(HEARTBEAT_LOOP);
@@ -587,7 +596,8 @@ static void on_checked(uv_work_t *work, int status)
         request->job->request = request;
         request_move(request, REQUEST_QUEUED);
         enqueue(loop, request->job);
-        if (!deadlines_add(&loop->deadlines, &request->deadline))
+        if (is_homeless(loop, request->job)) cancel(loop, request, PROTO_E_UNAVAILABLE, homeless);
+        else if (!deadlines_add(&loop->deadlines, &request->deadline))
             cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a deadline");
         return;
     }
@@ -653,7 +663,9 @@ static void request_arrived(struct loop *loop, struct request *request)
         cancel(loop, request, PROTO_E_DRAINING, "the server is stopping");
         return;
     }
-    if (!deadlines_add(&loop->deadlines, &request->deadline))
+    if (request->state == REQUEST_QUEUED && is_homeless(loop, request->job))
+        cancel(loop, request, PROTO_E_UNAVAILABLE, homeless);
+    else if (!deadlines_add(&loop->deadlines, &request->deadline))
         cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a deadline");
 }
 

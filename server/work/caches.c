@@ -70,7 +70,8 @@ struct cache *cache_find(struct caches *caches, const struct caller *caller, con
             return NULL;
         }
     }
-    attn_fail(err, ATTN_NOT_FOUND, member, "%s is unknown, deleted or expired; POST /v1/caches makes one", what);
+    attn_fail(err, ATTN_NOT_FOUND, member, "%s is unknown, deleted%s; POST /v1/caches makes one", what,
+              caches->lost_pool ? ", expired, or was on a device that has failed" : " or expired");
     return NULL;
 }
 
@@ -232,6 +233,21 @@ void caches_free(struct caches *caches)
     free(caches);
 }
 
+void caches_lose(struct caches *caches, int device)
+{
+    pthread_mutex_lock(&caches->lock);
+    struct pool *const pool = &caches->pools[device];
+    for (struct cache *cache = caches->oldest, *next; cache && pool->device; cache = next) {
+        next = cache->newer;
+        if (cache->pool != device) continue;
+        metrics_add(METRIC_CACHE_ENDS, "lost", NULL, 1);
+        cache_bury(caches, cache);
+    }
+    caches->lost_pool |= pool->device != NULL;
+    pool->device = NULL;
+    pthread_mutex_unlock(&caches->lock);
+}
+
 void caches_expire_all(struct caches *caches, int64_t now_ms)
 {
     for (struct cache *cache = caches->oldest, *next; cache; cache = next) {
@@ -375,7 +391,10 @@ static attn_status create(struct caches *caches, struct caller *caller, const st
     const int pool = roomiest(caches);
     const size_t page_bytes = shape_page_bytes(shape);
     if (status != ATTN_OK) return status;
-    if (pool < 0) return attn_fail(err, ATTN_FULL, NULL, "this server keeps no caches (--kv-bytes 0)");
+    if (pool < 0)
+        return attn_fail(err, ATTN_FULL, NULL,
+                         caches->lost_pool ? "the device that had memory for caches has failed"
+                                           : "this server keeps no caches (--kv-bytes 0)");
     if ((status = open_pool(&caches->pools[pool], err)) != ATTN_OK) return status;
     const int32_t run = pages_run(caches->pools[pool].pages, page_bytes);
     if (run == 0)
@@ -557,6 +576,7 @@ void caches_totals(struct caches *caches, struct caches_totals *totals)
         (struct caches_totals){ .caches = caches->count, .expired = caches->expired, .lost_ids = caches->lost_ids };
     for (int i = 0; i < CONFIG_MAX_DEVICES; i++) {
         const struct pages *const pages = caches->pools[i].pages;
+        if (caches->pools[i].device == NULL) continue;
         totals->bytes += (int64_t)caches->pools[i].bytes;
         if (pages == NULL) continue;
         totals->pages += pages_count(pages);

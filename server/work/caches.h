@@ -70,6 +70,8 @@ struct caches_source {
 };
 void caches_add_pool(struct caches *caches, int device, const char *name, const struct caches_source *source,
                      size_t bytes);
+/* This device has failed: its caches are forgotten, and it gets no more. Those of steps on it stay until these have ended. */
+void caches_lose(struct caches *caches, int device);
 /* What every device has given for caches at least: no request can have it. */
 int64_t caches_held_bytes(struct caches *caches);
 

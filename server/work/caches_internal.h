@@ -12,7 +12,7 @@ enum { PROCESS_BYTES = 4, KEY_BYTES = CACHE_ID_CHARS / 2, BUCKETS = 1 << 12 };
 
 struct pool {
     struct pages *pages; /* NULL: its memory has not been asked for */
-    const char *device;  /* NULL: there is no such pool */
+    const char *device;  /* NULL: there is no such pool, or it is lost */
     struct caches_source source;
     size_t bytes;
 };
@@ -45,6 +45,7 @@ struct caches {
     uint8_t process[PROCESS_BYTES]; /* how the ids of this process begin */
     int max_count, count;
     int64_t expired, lost_ids;
+    bool lost_pool; /* there was one */
     uint64_t looks;
     struct pool pools[CONFIG_MAX_DEVICES];
     struct cache *buckets[BUCKETS], *sequences[BUCKETS];

@@ -391,6 +391,29 @@ def test_a_batch_that_fails_leaves_its_caches_as_they_were(serve, rng):
     assert_right(*decode([cache], rng.standard_normal((1, 1, 4, 8)), [cache.new(rng, 60)]), [cache])
 
 
+def test_caches_of_a_lost_device_are_gone_and_new_ones_are_elsewhere(serve, rng):
+    server = serve('--cpu-threads', 1, '--kv-bytes', '1M', '--timeout-ms', 20000, binary=service.FAKE,
+                   env={'ATTN_FAKE_DEVICES': '2', 'ATTN_FAKE_SCRIPT': '0:launch.err=700@2'})
+    q = np.ones((1, 1, 4, 8))
+    on = {}
+    while len(on) < 2:  # each is made where there is most room
+        cache = Cache(server)
+        assert cache.append(rng, 200).status == 200
+        on.setdefault(cache.info()['device'], []).append(cache)
+    lost = on['fake:0'][0]
+    assert_right(*decode([lost], q), [lost])
+    assert decode([lost], q)[0].status == 503
+    assert server.metric('attnd_cache_ends_total', why='lost') == len(on['fake:0'])
+    for answer in (decode([lost], q)[0], server.get(lost.path()), lost.append(rng, 1), server.post(lost.path('/fork'), {}), server.ask('DELETE', lost.path())):
+        assert answer.status == 404 and 'was on a device that has failed; POST /v1/caches makes one' in answer.json()['detail'], answer
+    assert {c['device'] for c in server.get(CACHES).json()['caches']} == {'fake:1'}
+    assert server.metric('attnd_cache_pages', kind='all') == 4 * len(on['fake:1'])
+    for _ in range(4):
+        cache = Cache(server)
+        assert cache.info()['device'] == 'fake:1' and cache.append(rng, 100).status == 200
+        assert_right(*decode([cache, on['fake:1'][0]], np.ones((2, 1, 4, 8))), [cache, on['fake:1'][0]])
+
+
 def test_truncate_and_delete_beside_a_step(serve, rng, gate):
     server = serve('--cpu-threads', 1, '--kv-bytes', '1M', binary=service.FAKE,
                    env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': f'hold={gate}@1,hold={gate}@2'})

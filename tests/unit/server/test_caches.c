@@ -455,6 +455,33 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     end(&t, true);
 }
 
+static void test_a_device_that_is_lost_takes_its_caches_with_it(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info a = made(rig, rig->caller), fork, idle = made(rig, rig->caller);
+    attn_error err;
+    bool wait;
+    assert_int_equal(append(rig, &a, 70, 0, true, &err), ATTN_OK);
+    assert_int_equal(append(rig, &idle, 70, 0, true, &err), ATTN_OK);
+    assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, -1, &fork, &err), ATTN_OK);
+    struct trial t;
+    assert_int_equal(look(rig, &t, 1, &a, 5, (const int[]){ 70 }, &err), ATTN_OK);
+    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* the device has it, and may write yet */
+    caches_lose(rig->caches, 0);
+    caches_lose(rig->caches, 0);
+    const struct cache_info *const all[] = { &a, &fork, &idle };
+    for (int i = 0; i < 3; i++) {
+        struct cache_info info;
+        assert_int_equal(caches_get(rig->caches, rig->caller, all[i]->id, &info, &err), ATTN_NOT_FOUND);
+        assert_non_null(strstr(err.text, "or was on a device that has failed;"));
+    }
+    assert_true(rig->caller->cache_bytes > 0);
+    end(&t, false);
+    assert_int_equal(rig->caller->cache_bytes, 0);
+    assert_int_equal(caches_create(rig->caches, rig->caller, &shape, NULL, NULL, CACHES_TTL_MS, &a, &err), ATTN_FULL);
+    assert_string_equal(err.text, "the device that had memory for caches has failed");
+}
+
 static void test_what_nobody_uses_expires(void **state)
 {
     struct rig *rig = *state;
@@ -601,6 +628,7 @@ int main(void)
         WITH_RIG(test_a_cache_belongs_to_who_made_it),
         WITH_RIG(test_steps_on_one_cache_come_one_after_the_other),
         WITH_RIG(test_truncate_and_delete_take_effect_when_the_step_has_ended),
+        WITH_RIG(test_a_device_that_is_lost_takes_its_caches_with_it),
         WITH_RIG(test_what_nobody_uses_expires),
         WITH_RIG(test_a_device_without_memory_has_no_caches),
         WITH_RIG(test_shapes_that_cannot_be),
