@@ -455,6 +455,38 @@ def test_the_thread_that_received_a_request_may_launch_it_in_place(fake, gate, s
     nothing_left(server)
 
 
+@pytest.mark.parametrize('Sq, Sk', [(8192, 8), (1024, 1024)], ids=['many bytes', 'much work'])
+def test_a_large_problem_is_launched_by_that_thread_where_all_of_it_is_on_the_device(fake, shm, monkeypatch, Sq, Sk):
+    """Nothing of it is to be copied, so neither its bytes (INLINE_BYTES) nor its work (PREPARE_SMALL_FLOPS) decide. It waits in no queue,
+    and is computed as one in the body, which does."""
+    monkeypatch.setenv('ATTN_FAKE_READS_STAGING', '1')
+    server = fake('', *ALLOW)
+    rng = np.random.default_rng(7)
+    arrays = {n: rng.standard_normal((1, Sq if n == 'q' else Sk, 1, 64)).astype(np.float32) for n in 'qkv'}
+    want = by_json(server, arrays)
+    data = b''.join(a.tobytes() for a in arrays.values())
+    assert len(data) + len(want['out']) > 1 << 20 or 4 * Sq * Sk * 64 > 1e8
+    region = shm(len(data) + len(want['out']) + len(want['lse']), data)
+    assert register(server, 'in', region).status == 200
+    at, places = len(data), {}
+    for name in ('out', 'lse'):
+        places[name] = place('in', len(want[name]), at)
+        at += len(want[name])
+
+    def waited(outputs):
+        region.write(bytes(len(want['out']) + len(want['lse'])), len(data))
+        answer = infer(server, arrays, outputs=outputs)
+        assert answer.status == 200, answer
+        length = int(answer.headers.get('inference-header-content-length', len(answer.body)))
+        queue = json.loads(json.loads(answer.body[:length])['parameters']['timing_us'])['queue']
+        got = {n: region.read(p.get('shared_memory_offset', 0), len(want[n])) for n, p in outputs.items() if 'shared_memory_region' in p}
+        assert got == {n: want[n] for n in got} and len(got) > 0
+        return queue
+    assert [waited(places) for _ in range(3)] == [0, 0, 0]
+    assert waited({**places, 'out': {'binary_data': True}}) > 0
+    nothing_left(server)
+
+
 @pytest.mark.parametrize('late', [False, True], ids=['at once', 'after its deadline'])
 @pytest.mark.parametrize('devices', [1, 2])
 def test_a_device_that_hangs_is_not_waited_for(fake, shm, devices, late):
