@@ -417,13 +417,13 @@ def test_what_waits_for_a_device_that_is_lost_does_not_wait_for_its_deadline(fak
 
 def test_a_device_that_is_lost_while_its_request_is_checked(fake, gate, shm):
     """It was there when the request's regions were looked for. Nobody else can compute it, so it does not wait for its deadline."""
-    server = fake(f'0:plan.hold={gate.path}@1,0:launch.err=700@1', *ALLOW, '--timeout-ms', 30000, devices=2)
+    server = fake(f'0:plan.hold={gate.path}@1,0:import.err=700@2', *ALLOW, '--timeout-ms', 30000, devices=2)
     arrays, data = problem()
     assert register(server, 'in', shm(0, data)).status == 200
     checked = Asking(server, body(arrays) + b' ' * (9 << 20))  # so long that no HTTP thread checks it
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='checking') == 1)
-    assert server.post('/v1/attention/forward', wire.small_bytes()).status == 503
-    assert server.metric('attnd_device_usable', device='fake:0') == 0
+    assert register(server, 'more', shm(64)).status == 503
+    assert eventually(lambda: server.metric('attnd_device_usable', device='fake:0') == 0)
     gate.open()
     refused(checked.result(), 503, 'the device that alone can compute this has failed')
     nothing_left(server)
