@@ -75,8 +75,10 @@ struct loop {
     struct request *oldest, *newest; /* all requests whose connections are suspended */
     struct request *unwatched;       /* the oldest of them without a watch; those behind it have none either */
     bool queue_changed;
-    bool steps_changed; /* a step has ended, or one waits that has not been looked at */
-    uint64_t scan;      /* number of the last look at the steps that wait */
+    bool steps_changed; /* a step has ended, or one that waited is gone */
+    bool steps_arrived; /* one waits that has not been looked at */
+    bool scan_cut;      /* the last look at all that wait did not reach the end of the queue */
+    uint64_t scan;      /* number of that look */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
 
@@ -182,7 +184,8 @@ static void detach(struct loop *loop, struct request *request)
     assert(job->batch == NULL || (request->state == REQUEST_RUNNING && (job->given_up || job->batch->waiting > 0)));
     if (request->state == REQUEST_QUEUED) {
         queue_remove(&loop->server->queue, job);
-        loop->queue_changed = loop->steps_changed = true;
+        loop->queue_changed = true;
+        loop->steps_changed |= job->step != NULL;
         step_end(job, false); /* of one that runs: when the device is done */
     }
     prepare_finish_contexts(job, false); /* a device may still read what it uses: it is only read, and stays leased */
@@ -285,7 +288,7 @@ static void enqueue(struct loop *loop, struct job *job)
 {
     queue_push(&loop->server->queue, job, clock_ns());
     loop->queue_changed = true;
-    loop->steps_changed |= job->waits;
+    loop->steps_arrived |= job->waits;
 }
 
 /* Of a step whose request fails, whatever it fails of, the caches are as they were. */
@@ -296,16 +299,22 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
     loop->queue_changed = loop->steps_changed = true;
 }
 
-/* Steps that can begin do, from the oldest on: from then on their jobs may leave. */
+/* Steps that can begin do, from the oldest on: from then on their jobs may leave. Where no step has ended since all were looked at,
+ * those that have come are looked at alone: a step may have a thousand caches, and there may be hundreds that wait. */
 static void begin_steps(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
-    loop->steps_changed = false;
-    loop->scan++;
+    const bool all = loop->steps_changed;
+    loop->steps_changed = loop->steps_arrived = false;
+    if (all) loop->scan++;
+    else if (loop->scan_cut) return; /* they come after others that have not been looked at either */
+    else
+        for (job = loop->server->queue.last; job && job->previous && !job->previous->looked;) job = job->previous;
     for (int looks = 0; job && looks < QUEUE_SCAN_MAX; job = next) {
         attn_error err = { 0 };
         bool wait = false;
         next = job->next;
+        job->looked = true;
         if (!job->waits) continue;
         looks++;
         if (step_begin(job, loop->scan, &wait, &err) == ATTN_OK) continue;
@@ -314,6 +323,7 @@ static void begin_steps(struct loop *loop)
         detach(loop, request);
         hand_back(loop, request);
     }
+    loop->scan_cut = job != NULL;
 }
 
 /* ---- Batches out ------------------------------------------------------------------------------------------------- */
@@ -342,7 +352,7 @@ static void dispatch(struct loop *loop)
     struct server *server = loop->server;
     struct device *device;
     unsigned passed_over = 0;
-    if (loop->steps_changed) begin_steps(loop);
+    if (loop->steps_changed || loop->steps_arrived) begin_steps(loop);
     while (server->queue.count > 0 && (device = devices_pick(server->devices, passed_over)) != NULL) {
         int64_t wait_ns;
         if (device_can_wait(device) && queue_may_grow(&server->queue)) break;
@@ -815,6 +825,7 @@ struct loop *loop_open(struct server *server)
     }
     must(uv_loop_init(&loop->uv), "event loop");
     loop->uv.data = loop;
+    loop->scan = 1;
     loop->server = server;
     must(mailbox_open(&loop->box, &loop->uv, on_message, loop), "mailbox");
     must(uv_check_init(&loop->uv, &loop->check), "event loop");

@@ -26,10 +26,9 @@
 static bool parse_id(const char *id, uint8_t key[KEY_BYTES])
 {
     for (int i = 0; i < CACHE_ID_CHARS; i++) {
-        static const char digits[] = "0123456789abcdef";
-        const char *const at = id[i] ? strchr(digits, id[i]) : NULL;
-        if (at == NULL) return false;
-        key[i / 2] = (uint8_t)(key[i / 2] << 4 | (at - digits));
+        const char c = id[i];
+        if (!(c >= '0' && c <= '9') && !(c >= 'a' && c <= 'f')) return false;
+        key[i / 2] = (uint8_t)(key[i / 2] << 4 | (c <= '9' ? c - '0' : c - 'a' + 10));
     }
     return id[CACHE_ID_CHARS] == '\0';
 }
@@ -39,11 +38,11 @@ static void write_id(const struct cache *cache, char id[CACHE_ID_BYTES])
     for (int i = 0; i < KEY_BYTES; i++) snprintf(id + 2 * i, 3, "%02x", cache->key[i]);
 }
 
-static struct cache **bucket_of(struct caches *caches, const uint8_t key[KEY_BYTES])
+static struct cache **bucket_of(const struct caches *caches, const uint8_t key[KEY_BYTES])
 {
     uint32_t random;
     memcpy(&random, key + PROCESS_BYTES, sizeof random);
-    return &caches->buckets[random % BUCKETS];
+    return (struct cache **)&caches->buckets[random % BUCKETS];
 }
 
 static bool is_expired(const struct cache *cache, int64_t now_ms)
@@ -51,24 +50,29 @@ static bool is_expired(const struct cache *cache, int64_t now_ms)
     return cache->users == 0 && now_ms - cache->used_ms >= cache->ttl_ms;
 }
 
+struct cache *cache_known(const struct caches *caches, const struct caller *caller, const char *id)
+{
+    uint8_t key[KEY_BYTES] = { 0 };
+    if (!parse_id(id, key)) return NULL;
+    struct cache *cache = *bucket_of(caches, key);
+    while (cache && memcmp(cache->key, key, KEY_BYTES) != 0) cache = cache->chain;
+    return cache && cache->caller == caller && !is_expired(cache, clock_ms()) ? cache : NULL;
+}
+
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
                          const char *what, attn_error *err)
 {
     uint8_t key[KEY_BYTES] = { 0 };
-    if (parse_id(id, key)) {
-        struct cache *cache = *bucket_of(caches, key);
-        while (cache && memcmp(cache->key, key, KEY_BYTES) != 0) cache = cache->chain;
-        if (cache && cache->caller == caller && !is_expired(cache, clock_ms())) return cache;
-        if (memcmp(key, caches->process, PROCESS_BYTES) != 0) {
-            caches->lost_ids++;
-            metrics_add(METRIC_CACHE_ENDS, "lost", NULL, 1);
-            attn_fail(
-                err, ATTN_NOT_FOUND, member,
-                "%s was made by another process of attnd, before a restart or elsewhere, and its keys and values are "
-                "not here; create it again",
-                what);
-            return NULL;
-        }
+    struct cache *const cache = cache_known(caches, caller, id);
+    if (cache) return cache;
+    if (parse_id(id, key) && memcmp(key, caches->process, PROCESS_BYTES) != 0) {
+        caches->lost_ids++;
+        metrics_add(METRIC_CACHE_ENDS, "lost", NULL, 1);
+        attn_fail(err, ATTN_NOT_FOUND, member,
+                  "%s was made by another process of attnd, before a restart or elsewhere, and its keys and values are "
+                  "not here; create it again",
+                  what);
+        return NULL;
     }
     attn_fail(err, ATTN_NOT_FOUND, member, "%s is unknown, deleted%s; POST /v1/caches makes one", what,
               caches->lost_pool ? ", expired, or was on a device that has failed" : " or expired");

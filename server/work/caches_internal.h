@@ -80,7 +80,9 @@ static inline int64_t cache_run_bytes(const struct caches *caches, const struct 
 
 /* All with the lock held. */
 
-/* The cache of this id that this caller may use; NULL with the reason in *err, which names `member` and begins with `what`. */
+/* The cache of this id that this caller may use; NULL: there is none. */
+struct cache *cache_known(const struct caches *caches, const struct caller *caller, const char *id);
+/* The same; NULL with the reason in *err, which names `member` and begins with `what`. */
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
                          const char *what, attn_error *err);
 /* A reference less; the last one's bytes are no longer the caller's. */

@@ -218,8 +218,10 @@ attn_status step_prepare(struct job *job, attn_error *err)
 attn_status step_begin(struct job *job, uint64_t scan, bool *wait, attn_error *err)
 {
     struct cache_step *const step = &job->step->step;
+    attn_status status = caches_ask(step, scan, wait, err);
+    if (status != ATTN_OK || *wait) return status;
     const size_t bytes = caches_table_bytes(step);
-    attn_status status = staging_lease(job->staging, job->caller, bytes, &job->tables, err);
+    status = staging_lease(job->staging, job->caller, bytes, &job->tables, err);
     if (status == ATTN_OK) status = caches_begin(step, scan, job->tables->memory, wait, err);
     if (status != ATTN_OK || *wait) {
         staging_release(job->staging, job->tables);

@@ -1044,6 +1044,55 @@ static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cac
     assert_int_equal(end(&s, true), 0);
 }
 
+/* A decode of one row for each of the caches, that appends nothing. */
+static struct request *posted_rows(struct scene *s, int rows, const struct cache_info *infos)
+{
+    char text[256];
+    snprintf(text, sizeof text,
+             "{\"q\": {\"shape\": [%d, 1, 1, 4], \"dtype\": \"float32\", \"data\": [%s]}, \"caches\": [\"%s\"%s%s%s]}",
+             rows, rows == 2 ? "1,1,1,1,1,1,1,1" : "1,1,1,1", infos[0].id, rows == 2 ? ", \"" : "",
+             rows == 2 ? infos[1].id : "", rows == 2 ? "\"" : "");
+    return posted(s, (attn_op)PROTO_OP_DECODE, strdup(text));
+}
+
+/* Each is looked at when it comes, and those before it are not looked at again; but who wants what an older one waits for waits behind it.
+ *
+ *   a is written      rows a, b wait      row b waits behind it      row c begins      */
+static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void **state)
+{
+    (void)state;
+    struct scene s;
+    prepare_scene(&s);
+    s.config.kv_bytes = 1 << 20;
+    s.config.max_batch = 1;
+    open_scene(&s, 1, "hold=GATE");
+    devices_add_caches(s.server.devices, &s.config, s.server.caches);
+    start(&s);
+    struct cache_info infos[3];
+    struct request *requests[5];
+    for (int i = 0; i < 3; i++) infos[i] = new_cache(&s);
+    requests[0] = posted_decode(&s, &infos[0], 1, "");
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 1);
+    requests[1] = posted_rows(&s, 2, infos);
+    turns(&s);
+    requests[2] = posted_rows(&s, 1, &infos[1]);
+    turns(&s);
+    assert_int_equal(request_count(REQUEST_RUNNING), 1);
+    requests[3] = posted_forward(&s);
+    requests[4] = posted_rows(&s, 1, &infos[2]);
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 3);
+    turns(&s);
+    assert_int_equal(request_count(REQUEST_RUNNING), 3);
+    assert_int_equal(request_count(REQUEST_QUEUED), 2);
+    gate_open(&s.gate);
+    for (int i = 0; i < 5; i++) {
+        answered(&s, requests[i]);
+        assert_false(requests[i]->failed);
+        request_free(requests[i]);
+    }
+    assert_int_equal(end(&s, true), 0);
+}
+
 /* ---- Devices that fail --------------------------------------------------------------------------------------------- */
 
 static void test_without_its_last_device_the_server_ends_with_70(void **state)
@@ -1122,6 +1171,7 @@ int main(void)
         cmocka_unit_test(test_a_drain_ends_when_its_time_is_over),
         cmocka_unit_test(test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was),
         cmocka_unit_test(test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was),
+        cmocka_unit_test(test_steps_that_come_wait_behind_older_ones_and_for_nobody_else),
         cmocka_unit_test(test_without_its_last_device_the_server_ends_with_70),
         cmocka_unit_test(test_with_another_device_the_server_goes_on),
         cmocka_unit_test(test_who_waits_for_a_device_that_does_not_end_is_answered),
