@@ -88,9 +88,7 @@ static attn_status look_at_scales(struct cache_step *step, attn_error *err)
     if (step->scales == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     step->k_scale = step->k_scaled ? step->scales : NULL;
     step->v_scale = step->v_scaled ? step->scales + count : NULL;
-    for (int row = 0; row < step->rows; row++)
-        copy_scales(cache_find(step->caches, step->caller, step->ids[row], NULL, "", NULL), row, step->k_scale,
-                    step->v_scale);
+    for (int row = 0; row < step->rows; row++) copy_scales(step->row[row].cache, row, step->k_scale, step->v_scale);
     return ATTN_OK;
 }
 
@@ -103,6 +101,7 @@ static attn_status look(struct cache_step *step, attn_error *err)
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
+        step->row[row].cache = cache; /* while the lock is held; begin() finds it again */
         if (first == NULL) first = cache;
         const attn_status status = goes_along(step, first, cache, row, err);
         if (status != ATTN_OK) return status;

@@ -540,8 +540,10 @@ attn_status caches_fork(struct caches *caches, struct caller *caller, const char
     pthread_mutex_lock(&caches->lock);
     struct cache *from = cache_find(caches, caller, id, "", "this cache", err);
     if (from) {
-        from->used_ms = clock_ms(); /* before admit(), which may forget what has expired */
+        from->used_ms = clock_ms();
+        from->users++; /* admit() forgets what has expired, and time may pass: a machine can stand still for minutes */
         status = fork_of(caches, from, caller, length, info, err);
+        from->users--;
     }
     pthread_mutex_unlock(&caches->lock);
     return status;

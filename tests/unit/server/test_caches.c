@@ -15,6 +15,21 @@
 #include "server/work/caches.h"
 #include "server/work/pages.h"
 
+/* ---- Time -------------------------------------------------------------------------------------------------------- */
+
+static int64_t late_s;    /* so much later it is than the clock says */
+static int leap_in, by_s; /* so many looks at the clock from now on, it becomes later by so much */
+
+int __real_clock_gettime(clockid_t clock, struct timespec *t);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *t);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *t)
+{
+    const int result = __real_clock_gettime(clock, t);
+    if (leap_in > 0 && --leap_in == 0) late_s += by_s;
+    t->tv_sec += late_s;
+    return result;
+}
+
 /* ---- Pages ------------------------------------------------------------------------------------------------------- */
 
 static void test_pages_are_runs_of_granules(void **state)
@@ -498,6 +513,42 @@ static void test_what_nobody_uses_expires(void **state)
     assert_int_equal(totals.expired, 1);
 }
 
+/* The machine stands still between two looks at the clock, for longer than a cache lives. Whatever is said then, what is in use stays. */
+static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void **state)
+{
+    (void)state;
+    struct caller *const caller = caller_new();
+    const float scales[HEADS] = { 1 };
+    void *const memory = aligned_alloc(64, POOL_BYTES);
+    struct rig rig = { .memory = memory };
+    by_s = 2 * CACHES_TTL_MS / 1000;
+    caller->percent = 100;
+    for (int leap = 1; leap < 10; leap++) {
+        struct cache_info info, fork;
+        struct trial t;
+        attn_error err;
+        rig.given = 0;
+        rig.caller = caller;
+        rig.caches = caches_new(1); /* one more looks for some that have expired */
+        caches_add_pool(rig.caches, 0, "cpu", &(struct caches_source){ give, &rig }, POOL_BYTES);
+        assert_int_equal(caches_create(rig.caches, caller, &shape, scales, scales, CACHES_TTL_MS, &info, &err),
+                         ATTN_OK);
+        leap_in = leap;
+        const attn_status status = caches_fork(rig.caches, caller, info.id, -1, &fork, &err);
+        assert_true(status == ATTN_FULL || status == ATTN_NOT_FOUND);
+        leap_in = 0;
+        if (status == ATTN_FULL) {
+            leap_in = leap;
+            (void)look(&rig, &t, 1, &info, 0, NULL, &err);
+            leap_in = 0;
+            end(&t, false);
+        }
+        caches_free(rig.caches);
+    }
+    caller_release(caller);
+    free(memory);
+}
+
 static void test_shapes_that_cannot_be(void **state)
 {
     struct rig *rig = *state;
@@ -631,6 +682,7 @@ int main(void)
         WITH_RIG(test_a_device_that_is_lost_takes_its_caches_with_it),
         WITH_RIG(test_what_nobody_uses_expires),
         WITH_RIG(test_a_device_without_memory_has_no_caches),
+        cmocka_unit_test(test_time_that_passes_at_once_takes_nothing_away_that_is_in_use),
         WITH_RIG(test_shapes_that_cannot_be),
         WITH_RIG(test_a_random_walk_holds_what_its_model_holds),
     };
