@@ -183,10 +183,14 @@ $B/tests/unit/%: $B/tests/unit/%.o $B/libserver.a $B/libproto.a $B/libattn.a
 # There is no connection in test_answer: what libmicrohttpd is handed goes to functions of the test.
 LD_test_answer := $(addprefix -Wl$(comma)--wrap=,MHD_queue_response MHD_create_response_from_buffer MHD_create_response_from_callback)
 
+# They say when there is no memory, and how late it is.
+LD_test_loop   := -Wl$(comma)--wrap=calloc
+LD_test_caches := -Wl$(comma)--wrap=clock_gettime
+
 # With devices that fail as they are told.
 UNIT_FAKE := kernels/test_fake server/test_devices server/test_loop server/test_prepare server/test_regions
 $(UNIT_FAKE:%=$B/tests/unit/%): $B/tests/unit/%: $B/tests/unit/%.o $(FAKE) $B/libserver.a $B/libproto.a $B/libattn.a
-	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ -lcmocka $(CUDA_LD) $(LIBS) -lm
+	$(call say,ld)$(CC) $(ALL_LD) $(LD_$(@F)) -o $@ $^ -lcmocka $(CUDA_LD) $(LIBS) -lm
 
 # Do copies and kernels overlap on a GPU? See its head.
 $B/tests/gpu/overlap: $B/tests/gpu/overlap.o $B/libattn.a

@@ -38,7 +38,8 @@
     X(CACHE_BYTES, "attnd_cache_bytes", GAUGE, "state", "Memory for KV caches: used and free")                  \
     X(CACHE_TOKENS, "attnd_cache_positions_total", COUNTER, "what",                                             \
       "Positions that were appended to KV caches, and that queries attended to without sending them")           \
-    X(CACHE_ENDS, "attnd_cache_ends_total", COUNTER, "why", "Caches that expired, and ids of another process")  \
+    X(CACHE_ENDS, "attnd_cache_ends_total", COUNTER, "why",                                                     \
+      "Caches that expired or were on a device that failed, and ids of another process")                        \
     X(CONTEXTS, "attnd_contexts", GAUGE, "state", "Saved contexts by state")                                    \
     X(REGIONS, "attnd_shared_memory_regions", GAUGE, "kind", "Registered regions of shared memory")             \
     X(REGION_BYTES, "attnd_shared_memory_bytes", GAUGE, "kind", "Their bytes")                                  \

@@ -316,7 +316,7 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     return seconds;
 }
 
-/* Invariant 3. */
+/* Invariant 1. */
 static int most_batches(const struct device *device)
 {
     return device->slot_count > 2 ? device->slot_count : 2;

@@ -28,17 +28,39 @@ static bool is_refusal(proto_error error)
     }
 }
 
+enum {
+    SECRET_DIGITS = 16, /* a run of more hexadecimal digits is an id that nobody else may learn, of which */
+    SHOWN_DIGITS = 12,  /* so many tell it from others, and leave 112 random bits of a cache's unsaid */
+    PATH_BYTES = LOG_CLEAN_INPUT_BYTES + SECRET_DIGITS + 2,
+};
+
+/* The path as it may be logged: the id of a cache (work/caches.h) is a secret, and is cut. So is whatever looks like one, for a path
+ * that is misspelt names a cache all the same. At least as much of it as log_clean() takes. */
+static const char *without_secrets(char buffer[PATH_BYTES], const char *path)
+{
+    struct text t = text_in(buffer, PATH_BYTES);
+    while (*path && t.used <= LOG_CLEAN_INPUT_BYTES) {
+        size_t run = 0;
+        while (text_hex_digit((unsigned char)path[run]) >= 0) run++;
+        if (run == 0) run = 1;
+        text_put(&t, path, run > SECRET_DIGITS ? SHOWN_DIGITS : run);
+        if (run > SECRET_DIGITS) text_put_string(&t, "...");
+        path += run;
+    }
+    return buffer;
+}
+
 /* method=POST path="/v1/attention/forward" status=200 ms=1.234 bytes_in=131248 bytes_out=45381 */
 static void log_request(const struct request *request, enum log_level level, int status, int64_t ns)
 {
     enum { METHOD_BYTES = 16 };
-    char pairs[LOG_PAIRS_BYTES], path[LOG_CLEAN_BYTES];
+    char pairs[LOG_PAIRS_BYTES], path[LOG_CLEAN_BYTES], shown[PATH_BYTES];
     struct text t = text_in(pairs, sizeof pairs);
     const char *method = request->method ? request->method : "-";
     text_put_string(&t, "method=");
     text_put(&t, method, strnlen(method, METHOD_BYTES));
     text_put_string(&t, " path=\"");
-    text_put_string(&t, log_clean(path, sizeof path, request->path ? request->path : "-"));
+    text_put_string(&t, log_clean(path, sizeof path, without_secrets(shown, request->path ? request->path : "-")));
     text_put_string(&t, "\" status=");
     text_put_three(&t, (unsigned)status);
     text_put_string(&t, " ms=");

@@ -399,8 +399,9 @@ static enum MHD_Result body_done(struct request *request)
             return answer_now(request, false);
         }
     }
-    if (request_enter(request, CALLER_WAITING, &err) != ATTN_OK) {
-        if (request->job) devices_settle(request->job);
+    /* What runs already waits for no device and needs no place; nor may this thread wait for its end. */
+    const bool late = request->job && request->job->late;
+    if (!late && request_enter(request, CALLER_WAITING, &err) != ATTN_OK) {
         request_fail_status(request, &err);
         return answer_now(request, false);
     }
@@ -417,7 +418,7 @@ static enum MHD_Result body_done(struct request *request)
     request->step = STEP_WAIT;
     if (request->job) request->job->request = request;
     else request->deadline.at_ns = check_deadline(request, NULL);
-    request_move(request, request->job ? REQUEST_QUEUED : REQUEST_CHECKING);
+    request_move(request, late ? REQUEST_RUNNING : request->job ? REQUEST_QUEUED : REQUEST_CHECKING);
     MHD_suspend_connection(request->mhd);
     loop_post(server->loop, request); /* the loop's from here on: touch nothing */
     return MHD_YES;

@@ -75,8 +75,10 @@ struct loop {
     struct request *oldest, *newest; /* all requests whose connections are suspended */
     struct request *unwatched;       /* the oldest of them without a watch; those behind it have none either */
     bool queue_changed;
-    bool steps_changed; /* a step has ended, or one waits that has not been looked at */
-    uint64_t scan;      /* number of the last look at the steps that wait */
+    bool steps_changed; /* a step has ended, or one that waited is gone */
+    bool steps_arrived; /* one waits that has not been looked at */
+    bool scan_cut;      /* the last look at all that wait did not reach the end of the queue */
+    uint64_t scan;      /* number of that look */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
 
@@ -182,7 +184,8 @@ static void detach(struct loop *loop, struct request *request)
     assert(job->batch == NULL || (request->state == REQUEST_RUNNING && (job->given_up || job->batch->waiting > 0)));
     if (request->state == REQUEST_QUEUED) {
         queue_remove(&loop->server->queue, job);
-        loop->queue_changed = loop->steps_changed = true;
+        loop->queue_changed = true;
+        loop->steps_changed |= job->step != NULL;
         step_end(job, false); /* of one that runs: when the device is done */
     }
     prepare_finish_contexts(job, false); /* a device may still read what it uses: it is only read, and stays leased */
@@ -285,19 +288,33 @@ static void enqueue(struct loop *loop, struct job *job)
 {
     queue_push(&loop->server->queue, job, clock_ns());
     loop->queue_changed = true;
-    loop->steps_changed |= job->waits;
+    loop->steps_arrived |= job->waits;
 }
 
-/* Steps that can begin do, from the oldest on: from then on their jobs may leave. */
+/* Of a step whose request fails, whatever it fails of, the caches are as they were. */
+static void end_step(struct loop *loop, struct job *job, bool commit)
+{
+    if (job->step == NULL) return;
+    step_end(job, commit);
+    loop->queue_changed = loop->steps_changed = true;
+}
+
+/* Steps that can begin do, from the oldest on: from then on their jobs may leave. Where no step has ended since all were looked at,
+ * those that have come are looked at alone: a step may have a thousand caches, and there may be hundreds that wait. */
 static void begin_steps(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
-    loop->steps_changed = false;
-    loop->scan++;
+    const bool all = loop->steps_changed;
+    loop->steps_changed = loop->steps_arrived = false;
+    if (all) loop->scan++;
+    else if (loop->scan_cut) return; /* they come after others that have not been looked at either */
+    else
+        for (job = loop->server->queue.last; job && job->previous && !job->previous->looked;) job = job->previous;
     for (int looks = 0; job && looks < QUEUE_SCAN_MAX; job = next) {
         attn_error err = { 0 };
         bool wait = false;
         next = job->next;
+        job->looked = true;
         if (!job->waits) continue;
         looks++;
         if (step_begin(job, loop->scan, &wait, &err) == ATTN_OK) continue;
@@ -306,6 +323,7 @@ static void begin_steps(struct loop *loop)
         detach(loop, request);
         hand_back(loop, request);
     }
+    loop->scan_cut = job != NULL;
 }
 
 /* ---- Batches out ------------------------------------------------------------------------------------------------- */
@@ -334,7 +352,7 @@ static void dispatch(struct loop *loop)
     struct server *server = loop->server;
     struct device *device;
     unsigned passed_over = 0;
-    if (loop->steps_changed) begin_steps(loop);
+    if (loop->steps_changed || loop->steps_arrived) begin_steps(loop);
     while (server->queue.count > 0 && (device = devices_pick(server->devices, passed_over)) != NULL) {
         int64_t wait_ns;
         if (device_can_wait(device) && queue_may_grow(&server->queue)) break;
@@ -350,6 +368,7 @@ static void dispatch(struct loop *loop)
             struct job *job = loop->batch_jobs[i];
             struct request *request = job->request;
             if (batch == NULL) { /* the queue has forgotten it, detach() must not take it out again */
+                end_step(loop, job, false);
                 request_move(request, REQUEST_RUNNING);
                 cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
                 continue;
@@ -414,6 +433,8 @@ static void on_finished(void *context, struct finishing *finishing)
     struct request *request = job->request;
     assert(loop->finishing > 0 && job->finishing == finishing);
     loop->finishing--;
+    const bool failed = finishing->error.status != ATTN_OK;
+    end_step(loop, job, request != NULL && !request->failed && !request->gone && !failed);
     job->finishing = NULL;
     region_uses_free(job->shared); /* nothing is written any more */
     job->shared = NULL;
@@ -423,7 +444,7 @@ static void on_finished(void *context, struct finishing *finishing)
         request->encoder = finishing->encoder; /* the request's now */
         finishing->encoder = NULL;
         request->times.encode_ns += finishing->wrote_ns;
-        if (finishing->error.status != ATTN_OK) request_fail_in_job(request, &finishing->error);
+        if (failed) request_fail_in_job(request, &finishing->error);
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
             request_fail_in_job(request, &call->items[0].error);
     }
@@ -435,6 +456,7 @@ static void finish(struct loop *loop, struct job *job)
 {
     job->finishing = finish_new(job, job->request->id, on_finished, loop);
     if (job->finishing == NULL) {
+        end_step(loop, job, false);
         cancel(loop, job->request, PROTO_E_OUT_OF_MEMORY, "no memory to finish the answer");
         return;
     }
@@ -453,6 +475,7 @@ static void device_failed(struct loop *loop, struct device *device, const char *
 {
     if (!device_disable(device)) return;
     log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), text);
+    caches_lose(loop->server->caches, device_number(device));
     /* What only that device can compute does not wait for its deadline. */
     for (struct request *request = loop->oldest, *next; request; request = next) {
         next = request->next;
@@ -513,8 +536,8 @@ static void batch_done(struct loop *loop, struct batch *batch)
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         job->batch = NULL;
-        step_end(job, job->ran && waited); /* whoever was told otherwise finds his caches as they were */
-        loop->steps_changed |= job->step != NULL;
+        const bool finishes = job->ran && waited && finish_is_wanted(job);
+        if (!finishes) end_step(loop, job, job->ran && waited);
         /* The batch's reference goes first: whoever answers may then see that the job is all his, and reuse its
          * memory. The request has its own. */
         job_release(job);
@@ -526,7 +549,7 @@ static void batch_done(struct loop *loop, struct batch *batch)
                 hand_back(loop, request);
             } else {
                 batch_note_times(batch, job);
-                if (waited && finish_is_wanted(job)) finish(loop, job);
+                if (finishes) finish(loop, job);
                 else finish_request(loop, job);
             }
         }
@@ -554,6 +577,14 @@ static void check_work(uv_work_t *work)
     checking->complete = check_piece(checking->request, &checking->result, clock_ns() + FINISH_PIECE_NS);
 }
 
+static const char homeless[] = "the device that alone can compute this has failed";
+
+/* It is in the queue, for a device that has failed since it was looked for. */
+static bool is_homeless(const struct loop *loop, const struct job *job)
+{
+    return job->home >= 0 && !devices_is_usable(loop->server->devices, job->home);
+}
+
 static void on_checked(uv_work_t *work, int status)
 {
     heartbeat_busy(HEARTBEAT_LOOP);
@@ -575,7 +606,8 @@ static void on_checked(uv_work_t *work, int status)
         request->job->request = request;
         request_move(request, REQUEST_QUEUED);
         enqueue(loop, request->job);
-        if (!deadlines_add(&loop->deadlines, &request->deadline))
+        if (is_homeless(loop, request->job)) cancel(loop, request, PROTO_E_UNAVAILABLE, homeless);
+        else if (!deadlines_add(&loop->deadlines, &request->deadline))
             cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a deadline");
         return;
     }
@@ -608,7 +640,6 @@ static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->jobs[0]);
-    request_move(request, REQUEST_RUNNING);
     if (batch == NULL) { /* its memory is free when the device is done with it */
         devices_settle(job);
         cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -642,7 +673,9 @@ static void request_arrived(struct loop *loop, struct request *request)
         cancel(loop, request, PROTO_E_DRAINING, "the server is stopping");
         return;
     }
-    if (!deadlines_add(&loop->deadlines, &request->deadline))
+    if (request->state == REQUEST_QUEUED && is_homeless(loop, request->job))
+        cancel(loop, request, PROTO_E_UNAVAILABLE, homeless);
+    else if (!deadlines_add(&loop->deadlines, &request->deadline))
         cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a deadline");
 }
 
@@ -792,6 +825,7 @@ struct loop *loop_open(struct server *server)
     }
     must(uv_loop_init(&loop->uv), "event loop");
     loop->uv.data = loop;
+    loop->scan = 1;
     loop->server = server;
     must(mailbox_open(&loop->box, &loop->uv, on_message, loop), "mailbox");
     must(uv_check_init(&loop->uv, &loop->check), "event loop");

@@ -31,6 +31,9 @@ static const char *shape_text(const struct cache_shape *shape, char text[96])
 static struct cache *find_row(const struct cache_step *step, int row, attn_error *err)
 {
     char member[32], what[32];
+    struct cache *const cache = cache_known(step->caches, step->caller,
+                                            step->ids[row]); /* of many rows: no text is made */
+    if (cache) return cache;
     snprintf(member, sizeof member, "/caches/%d", row);
     snprintf(what, sizeof what, "caches: [%d]", row);
     return cache_find(step->caches, step->caller, step->ids[row], member, what, err);
@@ -85,9 +88,7 @@ static attn_status look_at_scales(struct cache_step *step, attn_error *err)
     if (step->scales == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     step->k_scale = step->k_scaled ? step->scales : NULL;
     step->v_scale = step->v_scaled ? step->scales + count : NULL;
-    for (int row = 0; row < step->rows; row++)
-        copy_scales(cache_find(step->caches, step->caller, step->ids[row], NULL, "", NULL), row, step->k_scale,
-                    step->v_scale);
+    for (int row = 0; row < step->rows; row++) copy_scales(step->row[row].cache, row, step->k_scale, step->v_scale);
     return ATTN_OK;
 }
 
@@ -100,6 +101,7 @@ static attn_status look(struct cache_step *step, attn_error *err)
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
+        step->row[row].cache = cache; /* while the lock is held; begin() finds it again */
         if (first == NULL) first = cache;
         const attn_status status = goes_along(step, first, cache, row, err);
         if (status != ATTN_OK) return status;
@@ -315,20 +317,25 @@ static int32_t prefix_of(const struct cache_step *step, int row)
     return (int32_t)(same * size < least ? same * size : least);
 }
 
-static attn_status begin(struct cache_step *step, uint64_t scan, char *memory, bool *wait, attn_error *err)
+/* Its caches are there; may it begin? If not, no younger step may that wants one of them. */
+static attn_status ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err)
 {
-    int64_t moves = 0;
     *wait = false;
     for (int row = 0; row < step->rows; row++) {
         struct cache *cache = find_row(step, row, err);
         if (cache == NULL) return ATTN_NOT_FOUND;
         step->row[row] = (struct cache_row){ .cache = cache, .before = cache->length };
     }
-    if (is_blocked(step, scan)) {
-        for (int row = 0; row < step->rows; row++) step->row[row].cache->wanted = scan;
-        *wait = true;
-        return ATTN_OK;
-    }
+    *wait = is_blocked(step, scan);
+    for (int row = 0; row < step->rows && *wait; row++) step->row[row].cache->wanted = scan;
+    return ATTN_OK;
+}
+
+static attn_status begin(struct cache_step *step, uint64_t scan, char *memory, bool *wait, attn_error *err)
+{
+    int64_t moves = 0;
+    attn_status status = ask(step, scan, wait, err);
+    if (status != ATTN_OK || *wait) return status;
     for (int row = 0; row < step->rows; row++) {
         const int64_t pages = cache_pages_for(step->row[row].cache, step->row[row].before + step->append);
         if (pages > step->most) /* another step has made it longer since the table was made */
@@ -340,7 +347,6 @@ static attn_status begin(struct cache_step *step, uint64_t scan, char *memory, b
         if (step->moves == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     }
     for (int row = 0; row < step->rows && step->append > 0; row++) step->row[row].cache->users++; /* not to expire */
-    attn_status status = ATTN_OK;
     for (int row = 0; row < step->rows && step->append > 0 && status == ATTN_OK; row++)
         status = take_pages(step, row, err);
     for (int row = 0; row < step->rows && step->append > 0; row++) step->row[row].cache->users--;
@@ -361,6 +367,15 @@ static attn_status begin(struct cache_step *step, uint64_t scan, char *memory, b
     assert(step->move_count <= moves);
     step->begun = true;
     return ATTN_OK;
+}
+
+attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err)
+{
+    assert(!step->begun);
+    pthread_mutex_lock(&step->caches->lock);
+    const attn_status status = ask(step, scan, wait, err);
+    pthread_mutex_unlock(&step->caches->lock);
+    return status;
 }
 
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err)

@@ -26,10 +26,9 @@
 static bool parse_id(const char *id, uint8_t key[KEY_BYTES])
 {
     for (int i = 0; i < CACHE_ID_CHARS; i++) {
-        static const char digits[] = "0123456789abcdef";
-        const char *const at = id[i] ? strchr(digits, id[i]) : NULL;
-        if (at == NULL) return false;
-        key[i / 2] = (uint8_t)(key[i / 2] << 4 | (at - digits));
+        const char c = id[i];
+        if (!(c >= '0' && c <= '9') && !(c >= 'a' && c <= 'f')) return false;
+        key[i / 2] = (uint8_t)(key[i / 2] << 4 | (c <= '9' ? c - '0' : c - 'a' + 10));
     }
     return id[CACHE_ID_CHARS] == '\0';
 }
@@ -39,11 +38,11 @@ static void write_id(const struct cache *cache, char id[CACHE_ID_BYTES])
     for (int i = 0; i < KEY_BYTES; i++) snprintf(id + 2 * i, 3, "%02x", cache->key[i]);
 }
 
-static struct cache **bucket_of(struct caches *caches, const uint8_t key[KEY_BYTES])
+static struct cache **bucket_of(const struct caches *caches, const uint8_t key[KEY_BYTES])
 {
     uint32_t random;
     memcpy(&random, key + PROCESS_BYTES, sizeof random);
-    return &caches->buckets[random % BUCKETS];
+    return (struct cache **)&caches->buckets[random % BUCKETS];
 }
 
 static bool is_expired(const struct cache *cache, int64_t now_ms)
@@ -51,26 +50,32 @@ static bool is_expired(const struct cache *cache, int64_t now_ms)
     return cache->users == 0 && now_ms - cache->used_ms >= cache->ttl_ms;
 }
 
+struct cache *cache_known(const struct caches *caches, const struct caller *caller, const char *id)
+{
+    uint8_t key[KEY_BYTES] = { 0 };
+    if (!parse_id(id, key)) return NULL;
+    struct cache *cache = *bucket_of(caches, key);
+    while (cache && memcmp(cache->key, key, KEY_BYTES) != 0) cache = cache->chain;
+    return cache && cache->caller == caller && !is_expired(cache, clock_ms()) ? cache : NULL;
+}
+
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
                          const char *what, attn_error *err)
 {
     uint8_t key[KEY_BYTES] = { 0 };
-    if (parse_id(id, key)) {
-        struct cache *cache = *bucket_of(caches, key);
-        while (cache && memcmp(cache->key, key, KEY_BYTES) != 0) cache = cache->chain;
-        if (cache && cache->caller == caller && !is_expired(cache, clock_ms())) return cache;
-        if (memcmp(key, caches->process, PROCESS_BYTES) != 0) {
-            caches->lost_ids++;
-            metrics_add(METRIC_CACHE_ENDS, "lost", NULL, 1);
-            attn_fail(
-                err, ATTN_NOT_FOUND, member,
-                "%s was made by another process of attnd, before a restart or elsewhere, and its keys and values are "
-                "not here; create it again",
-                what);
-            return NULL;
-        }
+    struct cache *const cache = cache_known(caches, caller, id);
+    if (cache) return cache;
+    if (parse_id(id, key) && memcmp(key, caches->process, PROCESS_BYTES) != 0) {
+        caches->lost_ids++;
+        metrics_add(METRIC_CACHE_ENDS, "lost", NULL, 1);
+        attn_fail(err, ATTN_NOT_FOUND, member,
+                  "%s was made by another process of attnd, before a restart or elsewhere, and its keys and values are "
+                  "not here; create it again",
+                  what);
+        return NULL;
     }
-    attn_fail(err, ATTN_NOT_FOUND, member, "%s is unknown, deleted or expired; POST /v1/caches makes one", what);
+    attn_fail(err, ATTN_NOT_FOUND, member, "%s is unknown, deleted%s; POST /v1/caches makes one", what,
+              caches->lost_pool ? ", expired, or was on a device that has failed" : " or expired");
     return NULL;
 }
 
@@ -232,6 +237,21 @@ void caches_free(struct caches *caches)
     free(caches);
 }
 
+void caches_lose(struct caches *caches, int device)
+{
+    pthread_mutex_lock(&caches->lock);
+    struct pool *const pool = &caches->pools[device];
+    for (struct cache *cache = caches->oldest, *next; cache && pool->device; cache = next) {
+        next = cache->newer;
+        if (cache->pool != device) continue;
+        metrics_add(METRIC_CACHE_ENDS, "lost", NULL, 1);
+        cache_bury(caches, cache);
+    }
+    caches->lost_pool |= pool->device != NULL;
+    pool->device = NULL;
+    pthread_mutex_unlock(&caches->lock);
+}
+
 void caches_expire_all(struct caches *caches, int64_t now_ms)
 {
     for (struct cache *cache = caches->oldest, *next; cache; cache = next) {
@@ -375,7 +395,10 @@ static attn_status create(struct caches *caches, struct caller *caller, const st
     const int pool = roomiest(caches);
     const size_t page_bytes = shape_page_bytes(shape);
     if (status != ATTN_OK) return status;
-    if (pool < 0) return attn_fail(err, ATTN_FULL, NULL, "this server keeps no caches (--kv-bytes 0)");
+    if (pool < 0)
+        return attn_fail(err, ATTN_FULL, NULL,
+                         caches->lost_pool ? "the device that had memory for caches has failed"
+                                           : "this server keeps no caches (--kv-bytes 0)");
     if ((status = open_pool(&caches->pools[pool], err)) != ATTN_OK) return status;
     const int32_t run = pages_run(caches->pools[pool].pages, page_bytes);
     if (run == 0)
@@ -517,8 +540,10 @@ attn_status caches_fork(struct caches *caches, struct caller *caller, const char
     pthread_mutex_lock(&caches->lock);
     struct cache *from = cache_find(caches, caller, id, "", "this cache", err);
     if (from) {
-        from->used_ms = clock_ms(); /* before admit(), which may forget what has expired */
+        from->used_ms = clock_ms();
+        from->users++; /* admit() forgets what has expired, and time may pass: a machine can stand still for minutes */
         status = fork_of(caches, from, caller, length, info, err);
+        from->users--;
     }
     pthread_mutex_unlock(&caches->lock);
     return status;
@@ -557,6 +582,7 @@ void caches_totals(struct caches *caches, struct caches_totals *totals)
         (struct caches_totals){ .caches = caches->count, .expired = caches->expired, .lost_ids = caches->lost_ids };
     for (int i = 0; i < CONFIG_MAX_DEVICES; i++) {
         const struct pages *const pages = caches->pools[i].pages;
+        if (caches->pools[i].device == NULL) continue;
         totals->bytes += (int64_t)caches->pools[i].bytes;
         if (pages == NULL) continue;
         totals->pages += pages_count(pages);

@@ -70,6 +70,8 @@ struct caches_source {
 };
 void caches_add_pool(struct caches *caches, int device, const char *name, const struct caches_source *source,
                      size_t bytes);
+/* This device has failed: its caches are forgotten, and it gets no more. Those of steps on it stay until these have ended. */
+void caches_lose(struct caches *caches, int device);
 /* What every device has given for caches at least: no request can have it. */
 int64_t caches_held_bytes(struct caches *caches);
 
@@ -154,6 +156,8 @@ size_t caches_table_bytes(struct cache_step *step);
  * that wait, from the oldest on, and not 0). Otherwise the step has begun, or this is why it cannot: NOT_FOUND, FULL,
  * QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes() said). `memory` is for the tables. */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
+/* Whether it must wait, without beginning: cheap, for many may. */
+attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err);
 /* The device is done with it: the caches are longer, or as they were. A step that has not begun is left alone. */
 void caches_end(struct cache_step *step, bool commit);
 void caches_drop_step(struct cache_step *step); /* its own memory; it has ended */

@@ -12,7 +12,7 @@ enum { PROCESS_BYTES = 4, KEY_BYTES = CACHE_ID_CHARS / 2, BUCKETS = 1 << 12 };
 
 struct pool {
     struct pages *pages; /* NULL: its memory has not been asked for */
-    const char *device;  /* NULL: there is no such pool */
+    const char *device;  /* NULL: there is no such pool, or it is lost */
     struct caches_source source;
     size_t bytes;
 };
@@ -45,6 +45,7 @@ struct caches {
     uint8_t process[PROCESS_BYTES]; /* how the ids of this process begin */
     int max_count, count;
     int64_t expired, lost_ids;
+    bool lost_pool; /* there was one */
     uint64_t looks;
     struct pool pools[CONFIG_MAX_DEVICES];
     struct cache *buckets[BUCKETS], *sequences[BUCKETS];
@@ -79,7 +80,9 @@ static inline int64_t cache_run_bytes(const struct caches *caches, const struct 
 
 /* All with the lock held. */
 
-/* The cache of this id that this caller may use; NULL with the reason in *err, which names `member` and begins with `what`. */
+/* The cache of this id that this caller may use; NULL: there is none. */
+struct cache *cache_known(const struct caches *caches, const struct caller *caller, const char *id);
+/* The same; NULL with the reason in *err, which names `member` and begins with `what`. */
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
                          const char *what, attn_error *err);
 /* A reference less; the last one's bytes are no longer the caller's. */

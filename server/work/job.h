@@ -75,6 +75,7 @@ struct job {
     struct job *next, *previous; /* in the queue */
     int64_t queued_ns;
     bool waits;               /* its step cannot begin yet: it may not leave the queue */
+    bool looked;              /* it was asked whether it can */
     bool given_up;            /* its request, which is held, waits for nothing but the end of its batch */
     struct inline_slot *late; /* an HTTP thread put it on a device, where it still runs: see devices_run_here() */
 

@@ -39,7 +39,7 @@ enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
     X(RECEIVING, "receiving", HTTP, HTTP, RECEIVING, "the last byte arrived, or the client left",                         \
       MOVE(CHECKING) | MOVE(COMPUTING) | MOVE(ANSWERING) | MOVE(FREED), "mhd.c: body_done")                            \
     X(COMPUTING, "computing", HTTP, HTTP, PLACES, "its thread has computed it, or leaves that to a device",               \
-      MOVE(QUEUED) | MOVE(ANSWERING) | MOVE(FREED), "mhd.c: body_done")                                                \
+      MOVE(QUEUED) | MOVE(RUNNING) | MOVE(ANSWERING) | MOVE(FREED), "mhd.c: body_done")                                \
     X(CHECKING, "checking", LOOP, LOOP, WAITING, "a large body, or much shared memory, is read and checked",              \
       MOVE(QUEUED) | MOVE(ANSWERING), "loop.c: on_checked")                                                               \
     X(QUEUED, "queued", LOOP, LOOP, WAITING, "a batch formed", MOVE(RUNNING) | MOVE(ANSWERING), "loop.c: dispatch")       \

@@ -20,7 +20,8 @@ _Static_assert((int)PROTO_MAX_CACHES == (int)CACHES_ROWS, "a body may name as ma
 struct job_step {
     struct cache_step step;
     char (*ids)[CACHE_ID_BYTES];
-    int32_t *table; /* all zeros: until it has begun, for the check of the problem */
+    int32_t *table;               /* all zeros: until it has begun, for the check of the problem */
+    char started[CACHE_ID_BYTES]; /* the cache that was made for the sequence which it starts; empty: none */
 };
 
 /* ---- Prepare ----------------------------------------------------------------------------------------------------- */
@@ -145,6 +146,14 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     return proto_item_prepare(item, err);
 }
 
+/* A sequence whose start failed has not started: who goes on with it is told so, and does not attend to an empty cache. */
+static void drop_started(struct job *job)
+{
+    char *const id = job->step->started;
+    if (*id) (void)caches_delete(job->caches, job->caller, id, NULL);
+    *id = '\0';
+}
+
 /* The cache of the request's sequence, a new one where it starts. */
 static attn_status name_sequence(struct job *job, attn_error *err)
 {
@@ -160,6 +169,7 @@ static attn_status name_sequence(struct job *job, attn_error *err)
     const attn_status status = caches_sequence(job->caches, job->caller, sequence->id, sequence->start ? &shape : NULL,
                                                id, err);
     if (status != ATTN_OK) return status;
+    if (sequence->start) memcpy(job->step->started, id, sizeof id);
     item->caches = calloc(1, sizeof *item->caches);
     if (item->caches == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     memcpy(item->caches[0], id, sizeof id);
@@ -169,6 +179,10 @@ static attn_status name_sequence(struct job *job, attn_error *err)
 
 attn_status step_prepare(struct job *job, attn_error *err)
 {
+    struct job_step *const own = calloc(1, sizeof *own);
+    assert(job->call->count == 1 && job->step == NULL);
+    if (own == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+    job->step = own;
     if (*job->call->sequence.id) {
         const attn_status status = name_sequence(job, err);
         if (status != ATTN_OK) return status;
@@ -179,12 +193,10 @@ attn_status step_prepare(struct job *job, attn_error *err)
     const bool computes = job->call->op == PROTO_OP_DECODE;
     const int rows = item->cache_count;
     attn_status status;
-    assert(job->call->count == 1 && job->step == NULL && rows > 0 && sizeof *item->caches >= CACHE_ID_BYTES);
+    assert(rows > 0 && sizeof *item->caches >= CACHE_ID_BYTES);
     if (computes && p->q.shape[0] != rows)
         return attn_fail(err, ATTN_INVALID, "/caches", "caches: has %d ids, must have %lld, one for each row of q",
                          rows, (long long)p->q.shape[0]);
-    struct job_step *own = job->step = calloc(1, sizeof *own);
-    if (own == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     own->ids = calloc((size_t)rows, sizeof *own->ids);
     if (own->ids == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     for (int i = 0; i < rows; i++) copy_id(own->ids[i], item->caches[i]);
@@ -206,8 +218,10 @@ attn_status step_prepare(struct job *job, attn_error *err)
 attn_status step_begin(struct job *job, uint64_t scan, bool *wait, attn_error *err)
 {
     struct cache_step *const step = &job->step->step;
+    attn_status status = caches_ask(step, scan, wait, err);
+    if (status != ATTN_OK || *wait) return status;
     const size_t bytes = caches_table_bytes(step);
-    attn_status status = staging_lease(job->staging, job->caller, bytes, &job->tables, err);
+    status = staging_lease(job->staging, job->caller, bytes, &job->tables, err);
     if (status == ATTN_OK) status = caches_begin(step, scan, job->tables->memory, wait, err);
     if (status != ATTN_OK || *wait) {
         staging_release(job->staging, job->tables);
@@ -234,14 +248,19 @@ static void count(const struct job *job)
 
 void step_end(struct job *job, bool commit)
 {
-    if (job->step == NULL || !job->step->step.begun) return;
-    if (commit) count(job);
-    caches_end(&job->step->step, commit);
+    if (job->step == NULL) return;
+    if (job->step->step.begun) {
+        if (commit) count(job);
+        caches_end(&job->step->step, commit);
+    }
+    if (commit) *job->step->started = '\0';
+    else drop_started(job);
 }
 
 void step_free(struct job *job)
 {
     if (job->step == NULL) return;
+    drop_started(job);
     caches_drop_step(&job->step->step);
     free(job->step->ids);
     free(job->step->table);

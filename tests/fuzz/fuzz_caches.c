@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void check_tensor(const struct decoded *d, const attn_tensor *t, int rank)
 {
-    int64_t bytes;
+    int64_t bytes = 0;
     if (t->rank == 0) return;
     must(t->rank == rank && attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes));
     const uint8_t *const at = t->data, *const base = d->memory.base;

@@ -201,6 +201,28 @@ def test_a_cache_is_its_tokens_alone(serve, tmp_path, rng):
     assert_right(*decode([cache], np.ones((1, 1, 4, 8))), [cache])
 
 
+def test_ids_are_neither_in_the_log_nor_in_the_metrics(serve, rng):
+    """Without tokens an id is all that is needed to read a cache. The log tells one from another by how they begin."""
+    for options in ((), ('--log-format', 'json')):
+        server = serve('--log-level', 'debug', '--kv-bytes', '1M', *options)
+        cache = Cache(server)
+        assert cache.append(rng, 3).status == 200
+        other = cache.fork(2)
+        decode([cache, other], np.ones((2, 1, 4, 8)))
+        for method, path, status in (('GET', '', 200), ('POST', '/apend', 404), ('GET', '0' * 200, 404), ('PUT', '', 405), ('GET', f'/%61{cache.id.upper()}', 404),
+                                     ('POST', '/truncate', 400), ('DELETE', '', 204), ('DELETE', '', 404)):
+            answer = server.ask(method, cache.path(path), b'{' if method == 'POST' else b'')
+            assert answer.status == status, (method, path, answer)
+        metrics = server.get('/metrics').body.decode()
+        assert eventually(lambda: 'method=DELETE' in server.log() or '"DELETE"' in server.log())
+        server.stop()
+        log = server.log()
+        for id_ in (cache.id, other.id):
+            assert f'/v1/caches/{cache.id[:12]}...' in log
+            for text in (log.lower(), metrics):
+                assert id_[:14] not in text and id_[12:26] not in text and id_[-14:] not in text, text
+
+
 def test_a_token_has_its_share_of_the_pool(serve, tmp_path, rng):
     (tmp_path / 'tokens').write_text('alice\nbob\n')
     server = serve('--token-file', tmp_path / 'tokens', '--kv-bytes', '1M', '--token-share', 50)
@@ -367,6 +389,29 @@ def test_a_batch_that_fails_leaves_its_caches_as_they_were(serve, rng):
     assert failed.status in (500, 503), failed
     assert cache.info()['length'] == 60 and server.metric('attnd_cache_pages', kind='all') == 1
     assert_right(*decode([cache], rng.standard_normal((1, 1, 4, 8)), [cache.new(rng, 60)]), [cache])
+
+
+def test_caches_of_a_lost_device_are_gone_and_new_ones_are_elsewhere(serve, rng):
+    server = serve('--cpu-threads', 1, '--kv-bytes', '1M', '--timeout-ms', 20000, binary=service.FAKE,
+                   env={'ATTN_FAKE_DEVICES': '2', 'ATTN_FAKE_SCRIPT': '0:launch.err=700@2'})
+    q = np.ones((1, 1, 4, 8))
+    on = {}
+    while len(on) < 2:  # each is made where there is most room
+        cache = Cache(server)
+        assert cache.append(rng, 200).status == 200
+        on.setdefault(cache.info()['device'], []).append(cache)
+    lost = on['fake:0'][0]
+    assert_right(*decode([lost], q), [lost])
+    assert decode([lost], q)[0].status == 503
+    assert server.metric('attnd_cache_ends_total', why='lost') == len(on['fake:0'])
+    for answer in (decode([lost], q)[0], server.get(lost.path()), lost.append(rng, 1), server.post(lost.path('/fork'), {}), server.ask('DELETE', lost.path())):
+        assert answer.status == 404 and 'was on a device that has failed; POST /v1/caches makes one' in answer.json()['detail'], answer
+    assert {c['device'] for c in server.get(CACHES).json()['caches']} == {'fake:1'}
+    assert server.metric('attnd_cache_pages', kind='all') == 4 * len(on['fake:1'])
+    for _ in range(4):
+        cache = Cache(server)
+        assert cache.info()['device'] == 'fake:1' and cache.append(rng, 100).status == 200
+        assert_right(*decode([cache, on['fake:1'][0]], np.ones((2, 1, 4, 8))), [cache, on['fake:1'][0]])
 
 
 def test_truncate_and_delete_beside_a_step(serve, rng, gate):

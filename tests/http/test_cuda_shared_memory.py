@@ -415,6 +415,20 @@ def test_what_waits_for_a_device_that_is_lost_does_not_wait_for_its_deadline(fak
     nothing_left(server)
 
 
+def test_a_device_that_is_lost_while_its_request_is_checked(fake, gate, shm):
+    """It was there when the request's regions were looked for. Nobody else can compute it, so it does not wait for its deadline."""
+    server = fake(f'0:plan.hold={gate.path}@1,0:import.err=700@2', *ALLOW, '--timeout-ms', 30000, devices=2)
+    arrays, data = problem()
+    assert register(server, 'in', shm(0, data)).status == 200
+    checked = Asking(server, body(arrays) + b' ' * (9 << 20))  # so long that no HTTP thread checks it
+    assert eventually(lambda: server.metric('attnd_inflight_requests', state='checking') == 1)
+    assert register(server, 'more', shm(64)).status == 503
+    assert eventually(lambda: server.metric('attnd_device_usable', device='fake:0') == 0)
+    gate.open()
+    refused(checked.result(), 503, 'the device that alone can compute this has failed')
+    nothing_left(server)
+
+
 def test_the_thread_that_received_a_request_may_launch_it_in_place(fake, gate, shm, monkeypatch):
     """Devices that read staging memory: at once where the region's device is free, and where that is late, no answer before its end."""
     monkeypatch.setenv('ATTN_FAKE_READS_STAGING', '1')
@@ -438,6 +452,38 @@ def test_the_thread_that_received_a_request_may_launch_it_in_place(fake, gate, s
     assert asking[-1].is_alive() and server.metric('attnd_inflight_requests', state='running') == 1
     gate.open()
     assert asking[-1].result().status == 504
+    nothing_left(server)
+
+
+@pytest.mark.parametrize('Sq, Sk', [(8192, 8), (1024, 1024)], ids=['many bytes', 'much work'])
+def test_a_large_problem_is_launched_by_that_thread_where_all_of_it_is_on_the_device(fake, shm, monkeypatch, Sq, Sk):
+    """Nothing of it is to be copied, so neither its bytes (INLINE_BYTES) nor its work (PREPARE_SMALL_FLOPS) decide. It waits in no queue,
+    and is computed as one in the body, which does."""
+    monkeypatch.setenv('ATTN_FAKE_READS_STAGING', '1')
+    server = fake('', *ALLOW)
+    rng = np.random.default_rng(7)
+    arrays = {n: rng.standard_normal((1, Sq if n == 'q' else Sk, 1, 64)).astype(np.float32) for n in 'qkv'}
+    want = by_json(server, arrays)
+    data = b''.join(a.tobytes() for a in arrays.values())
+    assert len(data) + len(want['out']) > 1 << 20 or 4 * Sq * Sk * 64 > 1e8
+    region = shm(len(data) + len(want['out']) + len(want['lse']), data)
+    assert register(server, 'in', region).status == 200
+    at, places = len(data), {}
+    for name in ('out', 'lse'):
+        places[name] = place('in', len(want[name]), at)
+        at += len(want[name])
+
+    def waited(outputs):
+        region.write(bytes(len(want['out']) + len(want['lse'])), len(data))
+        answer = infer(server, arrays, outputs=outputs)
+        assert answer.status == 200, answer
+        length = int(answer.headers.get('inference-header-content-length', len(answer.body)))
+        queue = json.loads(json.loads(answer.body[:length])['parameters']['timing_us'])['queue']
+        got = {n: region.read(p.get('shared_memory_offset', 0), len(want[n])) for n, p in outputs.items() if 'shared_memory_region' in p}
+        assert got == {n: want[n] for n in got} and len(got) > 0
+        return queue
+    assert [waited(places) for _ in range(3)] == [0, 0, 0]
+    assert waited({**places, 'out': {'binary_data': True}}) > 0
     nothing_left(server)
 
 

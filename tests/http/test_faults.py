@@ -184,6 +184,23 @@ def test_who_waits_too_long_for_what_is_late_is_told_so(fake, right, gate):
     assert tensors(server.post(FORWARD, wire.small_bytes())) == right
 
 
+def test_what_is_late_runs_on_though_the_queue_is_full(fake, right, gate):
+    """Its body was admitted before the queue filled up. It waits for no device, and its thread waits for nothing."""
+    server = fake(f'hold={gate.path}@1', '--queue-depth', 1, '--batch-window-us', 1000000, '--http-threads', 1, reads_staging=True)
+    body = wire.small_bytes()
+    with server.raw() as late:
+        late.sendall(service.request_bytes(FORWARD, body)[:-1])
+        assert eventually(lambda: server.metric('attnd_inflight_requests', state='receiving') == 1)
+        waits = Asking(server, {**wire.small_body(), 'verify': 1})  # it leaves with a batch alone, and a window holds that back
+        assert eventually(lambda: server.metric('attnd_inflight_requests', state='queued') == 1)
+        late.sendall(body[-1:])
+        assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
+        assert server.get('/livez').status == 200
+        gate.open()
+        assert tensors(service.RawReader(late).answer()) == right
+    assert tensors(waits.result()) == right
+
+
 def test_what_is_late_does_not_hold_up_the_end_of_the_server(fake, gate):
     server = fake(f'hold={gate.path}@1', '--drain-ms', 100, reads_staging=True)
     late = Asking(server)

@@ -241,6 +241,38 @@ def test_a_version_alone_is_a_version(server):
     assert server.get('/v2').body == server.get('/v2/').body
 
 
+# ---- Sequences ---------------------------------------------------------------------------------------------------------------------------
+
+def step(server, sequence, positions=1, v_positions=None, headers=(), **parameters):
+    """One request of a sequence: one query, and so many keys and values. A size of v of its own is a mistake."""
+    sizes = {'q': 1, 'k': positions, 'v': positions if v_positions is None else v_positions}
+    inputs = [{'name': n, 'shape': [1, size, 1, 4], 'datatype': 'FP32', 'data': size * 4 * [0 if n == 'q' else 1]} for n, size in sizes.items() if size]
+    return server.ask('POST', '/v2/models/attention_decode/infer', json.dumps({'inputs': inputs, 'parameters': {'sequence_id': sequence, **parameters}}).encode(), headers)
+
+
+def lengths(answer):
+    assert answer.status == 200, answer
+    return json.loads(answer.json()['parameters']['lengths'])
+
+
+def test_a_sequence_whose_start_failed_has_not_started(serve):
+    """It may be found out when its cache is there already, or on the device. Going on with it would attend to an empty cache."""
+    for script, bad in (('', {'v_positions': 2}), ('', {'positions': 40000}), ('launch.err=2@2', {})):
+        server = serve('--cpu-threads', 1, '--kv-bytes', '1M', binary=service.FAKE, env={'ATTN_FAKE_SCRIPT': script})
+        assert lengths(step(server, 7, 3, sequence_start=True)) == [3]
+        assert step(server, 7, **bad, sequence_start=True).status in (400, 503, 507)
+        answer = step(server, 7)
+        assert answer.status == 404 and "sequence_id: '7' has not been started" in answer.json()['error'], answer
+        assert server.get('/v1/caches').json()['count'] == 0 and server.metric('attnd_cache_pages', kind='all') == 0
+        assert lengths(step(server, 7, 2, sequence_start=True)) == [2]
+        assert step(server, 7, v_positions=2).status == 400  # it goes on: only a start begins anew
+        assert lengths(step(server, 7)) == [3]
+        assert lengths(step(server, 7, sequence_end=True)) == [4]
+        assert step(server, 7).status == 404 and server.get('/v1/caches').json()['count'] == 0
+        assert lengths(step(server, 'one', 2, sequence_start=True, sequence_end=True)) == [2]
+        assert server.get('/v1/caches').json()['count'] == 0
+
+
 def test_what_perf_analyzer_reads(server):
     """Its requests in its order, and every member that it looks at without asking whether it is there."""
     model = 'attention_backward_fp16'

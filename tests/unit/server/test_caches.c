@@ -15,6 +15,21 @@
 #include "server/work/caches.h"
 #include "server/work/pages.h"
 
+/* ---- Time -------------------------------------------------------------------------------------------------------- */
+
+static int64_t late_s;    /* so much later it is than the clock says */
+static int leap_in, by_s; /* so many looks at the clock from now on, it becomes later by so much */
+
+int __real_clock_gettime(clockid_t clock, struct timespec *t);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *t);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *t)
+{
+    const int result = __real_clock_gettime(clock, t);
+    if (leap_in > 0 && --leap_in == 0) late_s += by_s;
+    t->tv_sec += late_s;
+    return result;
+}
+
 /* ---- Pages ------------------------------------------------------------------------------------------------------- */
 
 static void test_pages_are_runs_of_granules(void **state)
@@ -455,6 +470,33 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     end(&t, true);
 }
 
+static void test_a_device_that_is_lost_takes_its_caches_with_it(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info a = made(rig, rig->caller), fork, idle = made(rig, rig->caller);
+    attn_error err;
+    bool wait;
+    assert_int_equal(append(rig, &a, 70, 0, true, &err), ATTN_OK);
+    assert_int_equal(append(rig, &idle, 70, 0, true, &err), ATTN_OK);
+    assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, -1, &fork, &err), ATTN_OK);
+    struct trial t;
+    assert_int_equal(look(rig, &t, 1, &a, 5, (const int[]){ 70 }, &err), ATTN_OK);
+    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* the device has it, and may write yet */
+    caches_lose(rig->caches, 0);
+    caches_lose(rig->caches, 0);
+    const struct cache_info *const all[] = { &a, &fork, &idle };
+    for (int i = 0; i < 3; i++) {
+        struct cache_info info;
+        assert_int_equal(caches_get(rig->caches, rig->caller, all[i]->id, &info, &err), ATTN_NOT_FOUND);
+        assert_non_null(strstr(err.text, "or was on a device that has failed;"));
+    }
+    assert_true(rig->caller->cache_bytes > 0);
+    end(&t, false);
+    assert_int_equal(rig->caller->cache_bytes, 0);
+    assert_int_equal(caches_create(rig->caches, rig->caller, &shape, NULL, NULL, CACHES_TTL_MS, &a, &err), ATTN_FULL);
+    assert_string_equal(err.text, "the device that had memory for caches has failed");
+}
+
 static void test_what_nobody_uses_expires(void **state)
 {
     struct rig *rig = *state;
@@ -469,6 +511,42 @@ static void test_what_nobody_uses_expires(void **state)
     assert_int_equal(caches_get(rig->caches, rig->caller, a.id, &info, &err), ATTN_NOT_FOUND);
     caches_totals(rig->caches, &totals);
     assert_int_equal(totals.expired, 1);
+}
+
+/* The machine stands still between two looks at the clock, for longer than a cache lives. Whatever is said then, what is in use stays. */
+static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void **state)
+{
+    (void)state;
+    struct caller *const caller = caller_new();
+    const float scales[HEADS] = { 1 };
+    void *const memory = aligned_alloc(64, POOL_BYTES);
+    struct rig rig = { .memory = memory };
+    by_s = 2 * CACHES_TTL_MS / 1000;
+    caller->percent = 100;
+    for (int leap = 1; leap < 10; leap++) {
+        struct cache_info info, fork;
+        struct trial t;
+        attn_error err;
+        rig.given = 0;
+        rig.caller = caller;
+        rig.caches = caches_new(1); /* one more looks for some that have expired */
+        caches_add_pool(rig.caches, 0, "cpu", &(struct caches_source){ give, &rig }, POOL_BYTES);
+        assert_int_equal(caches_create(rig.caches, caller, &shape, scales, scales, CACHES_TTL_MS, &info, &err),
+                         ATTN_OK);
+        leap_in = leap;
+        const attn_status status = caches_fork(rig.caches, caller, info.id, -1, &fork, &err);
+        assert_true(status == ATTN_FULL || status == ATTN_NOT_FOUND);
+        leap_in = 0;
+        if (status == ATTN_FULL) {
+            leap_in = leap;
+            (void)look(&rig, &t, 1, &info, 0, NULL, &err);
+            leap_in = 0;
+            end(&t, false);
+        }
+        caches_free(rig.caches);
+    }
+    caller_release(caller);
+    free(memory);
 }
 
 static void test_shapes_that_cannot_be(void **state)
@@ -601,8 +679,10 @@ int main(void)
         WITH_RIG(test_a_cache_belongs_to_who_made_it),
         WITH_RIG(test_steps_on_one_cache_come_one_after_the_other),
         WITH_RIG(test_truncate_and_delete_take_effect_when_the_step_has_ended),
+        WITH_RIG(test_a_device_that_is_lost_takes_its_caches_with_it),
         WITH_RIG(test_what_nobody_uses_expires),
         WITH_RIG(test_a_device_without_memory_has_no_caches),
+        cmocka_unit_test(test_time_that_passes_at_once_takes_nothing_away_that_is_in_use),
         WITH_RIG(test_shapes_that_cannot_be),
         WITH_RIG(test_a_random_walk_holds_what_its_model_holds),
     };

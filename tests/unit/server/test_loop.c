@@ -164,6 +164,20 @@ static int end(struct scene *s, bool tell)
     return s->exit_status;
 }
 
+/* ---- No memory ----------------------------------------------------------------------------------------------------- */
+
+/* calloc() of the program goes here: the next one that asks for so many bytes gets none. */
+static _Atomic size_t refused_bytes;
+
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes)
+{
+    size_t whole = count * bytes;
+    if (whole != 0 && atomic_compare_exchange_strong(&refused_bytes, &whole, 0)) return NULL;
+    return __real_calloc(count, bytes);
+}
+
 /* ---- The HTTP side ------------------------------------------------------------------------------------------------- */
 
 /* As body_done() of mhd.c: it waits for the loop from here on. */
@@ -937,6 +951,148 @@ static void test_a_drain_ends_when_its_time_is_over(void **state)
     assert_int_equal(end(&s, false), 0);
 }
 
+/* ---- Steps on caches ------------------------------------------------------------------------------------------------- */
+
+static struct cache_info new_cache(struct scene *s)
+{
+    const struct cache_shape shape = { 1, 4, 4, ATTN_F32, false, 64 };
+    struct cache_info info;
+    attn_error err;
+    if (caches_create(s->server.caches, &s->server.everybody, &shape, NULL, NULL, CACHES_TTL_MS, &info, &err) !=
+        ATTN_OK)
+        fail_msg("%s", err.text);
+    return info;
+}
+
+static int64_t length_of(struct scene *s, struct cache_info info)
+{
+    attn_error err;
+    assert_int_equal(caches_get(s->server.caches, &s->server.everybody, info.id, &info, &err), ATTN_OK);
+    return info.length;
+}
+
+/* A decode that appends `rows` positions. */
+static struct request *checked_decode(struct scene *s, const struct cache_info *info, int rows, const char *more)
+{
+    char extra[128];
+    snprintf(extra, sizeof extra, "\"caches\": [\"%s\"]%s", info->id, more);
+    return checked(s, (attn_op)PROTO_OP_DECODE, forward_body(rows, 4, extra));
+}
+
+static struct request *posted_decode(struct scene *s, const struct cache_info *info, int rows, const char *more)
+{
+    struct request *request = checked_decode(s, info, rows, more);
+    suspend(s, request, REQUEST_QUEUED);
+    return request;
+}
+
+static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(void **state)
+{
+    (void)state;
+    struct scene s;
+    prepare_scene(&s);
+    s.config.kv_bytes = 1 << 20;
+    open_scene(&s, 1, "");
+    devices_add_caches(s.server.devices, &s.config, s.server.caches);
+    start(&s);
+    const struct cache_info info = new_cache(&s);
+    for (int n = 0; n < 2; n++) {
+        atomic_store(&refused_bytes, n == 0 ? sizeof(struct batch) + sizeof(struct job *) : 0);
+        struct request *request = posted_decode(&s, &info, 1, "");
+        answered(&s, request);
+        assert_int_equal(request->failed, n == 0);
+        if (n == 0) assert_string_equal(request->why.text, "no memory for a batch");
+        request_free(request);
+        assert_int_equal(length_of(&s, info), n);
+    }
+    assert_int_equal(end(&s, true), 0);
+}
+
+/* The numbers are there and are measured, and then nobody gets them: nothing was appended. Who comes next waits until that is
+ * certain. */
+static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was(void **state)
+{
+    (void)state;
+    struct scene s;
+    prepare_scene(&s);
+    s.config.kv_bytes = 1 << 20;
+    open_scene(&s, 1, "");
+    devices_add_caches(s.server.devices, &s.config, s.server.caches);
+    block_pool(&s);
+    start(&s);
+    const struct cache_info info = new_cache(&s);
+    int client[2];
+    struct request *left = checked_decode(&s, &info, 1200, ", \"encoding\": \"array\"");
+    connect_client(left, client);
+    suspend(&s, left, REQUEST_QUEUED);
+    WAIT_UNTIL(request_count(REQUEST_FINISHING) == 1);
+    struct request *next = posted_decode(&s, &info, 3, "");
+    close(client[1]);
+    assert_gone(&s, left);
+    close(client[0]);
+    assert_int_equal(length_of(&s, info), 0);
+    gate_open(&s.pool);
+    answered(&s, next);
+    assert_false(next->failed);
+    assert_int_equal(next->job->results[0].lengths[0], 3);
+    request_free(next);
+    struct request *good = posted_decode(&s, &info, 1200, ", \"encoding\": \"array\"");
+    answered(&s, good);
+    assert_false(good->failed);
+    request_free(good);
+    assert_int_equal(length_of(&s, info), 1203);
+    assert_int_equal(end(&s, true), 0);
+}
+
+/* A decode of one row for each of the caches, that appends nothing. */
+static struct request *posted_rows(struct scene *s, int rows, const struct cache_info *infos)
+{
+    char text[256];
+    snprintf(text, sizeof text,
+             "{\"q\": {\"shape\": [%d, 1, 1, 4], \"dtype\": \"float32\", \"data\": [%s]}, \"caches\": [\"%s\"%s%s%s]}",
+             rows, rows == 2 ? "1,1,1,1,1,1,1,1" : "1,1,1,1", infos[0].id, rows == 2 ? ", \"" : "",
+             rows == 2 ? infos[1].id : "", rows == 2 ? "\"" : "");
+    return posted(s, (attn_op)PROTO_OP_DECODE, strdup(text));
+}
+
+/* Each is looked at when it comes, and those before it are not looked at again; but who wants what an older one waits for waits behind it.
+ *
+ *   a is written      rows a, b wait      row b waits behind it      row c begins      */
+static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void **state)
+{
+    (void)state;
+    struct scene s;
+    prepare_scene(&s);
+    s.config.kv_bytes = 1 << 20;
+    s.config.max_batch = 1;
+    open_scene(&s, 1, "hold=GATE");
+    devices_add_caches(s.server.devices, &s.config, s.server.caches);
+    start(&s);
+    struct cache_info infos[3];
+    struct request *requests[5];
+    for (int i = 0; i < 3; i++) infos[i] = new_cache(&s);
+    requests[0] = posted_decode(&s, &infos[0], 1, "");
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 1);
+    requests[1] = posted_rows(&s, 2, infos);
+    turns(&s);
+    requests[2] = posted_rows(&s, 1, &infos[1]);
+    turns(&s);
+    assert_int_equal(request_count(REQUEST_RUNNING), 1);
+    requests[3] = posted_forward(&s);
+    requests[4] = posted_rows(&s, 1, &infos[2]);
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 3);
+    turns(&s);
+    assert_int_equal(request_count(REQUEST_RUNNING), 3);
+    assert_int_equal(request_count(REQUEST_QUEUED), 2);
+    gate_open(&s.gate);
+    for (int i = 0; i < 5; i++) {
+        answered(&s, requests[i]);
+        assert_false(requests[i]->failed);
+        request_free(requests[i]);
+    }
+    assert_int_equal(end(&s, true), 0);
+}
+
 /* ---- Devices that fail --------------------------------------------------------------------------------------------- */
 
 static void test_without_its_last_device_the_server_ends_with_70(void **state)
@@ -1013,6 +1169,9 @@ int main(void)
         cmocka_unit_test(test_a_drain_finishes_what_there_is_and_what_still_comes),
         cmocka_unit_test(test_a_second_signal_answers_what_waits),
         cmocka_unit_test(test_a_drain_ends_when_its_time_is_over),
+        cmocka_unit_test(test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was),
+        cmocka_unit_test(test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was),
+        cmocka_unit_test(test_steps_that_come_wait_behind_older_ones_and_for_nobody_else),
         cmocka_unit_test(test_without_its_last_device_the_server_ends_with_70),
         cmocka_unit_test(test_with_another_device_the_server_goes_on),
         cmocka_unit_test(test_who_waits_for_a_device_that_does_not_end_is_answered),
