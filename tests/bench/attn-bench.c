@@ -44,6 +44,8 @@ struct options {
     int64_t documents; /* FlashMask: so many equal documents, each seen by itself alone; 0: no mask */
     int64_t page_size; /* K and V are pools of pages of so many keys, in no order; 0: they are whole */
     bool latent;       /* V is the first Dv columns of K, the same memory */
+    bool deterministic, alibi;
+    double softcap;
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS } sweep;
     attn_dtype dtype, key_dtype; /* of q, and of k and v */
     int64_t B, H, Hk, Sq, Sk, D, Dv, window_left, window_right, tokens;
@@ -199,6 +201,12 @@ static void give_inputs(struct machine *m, const struct options *o, attn_problem
         p->cu_seqlens_q = p->cu_seqlens_k = attn_tensor_make(NULL, ATTN_I32, 1, (int64_t[]){ o->sequences + 1 });
         give_indices(m, &p->cu_seqlens_q, &blocks[ATTN_T_cu_seqlens_q], cu);
         give_indices(m, &p->cu_seqlens_k, &blocks[ATTN_T_cu_seqlens_k], cu);
+    }
+    p->softcap = o->softcap;
+    p->deterministic = o->deterministic;
+    if (o->alibi) {
+        p->alibi_slopes = attn_tensor_make(NULL, ATTN_F32, 1, (int64_t[]){ o->H });
+        give_memory(m, &p->alibi_slopes, &blocks[ATTN_T_alibi_slopes]);
     }
     if (o->documents) { /* hidden from the rows from the document's end on, and from those before its start */
         int32_t *bounds = malloc((size_t)(o->B * o->Sk * 2) * sizeof *bounds);
@@ -393,7 +401,7 @@ static void remark(const struct options *o, const char *what, double value)
 }
 
 /* What masks and lengths cost, each beside what it is compared with. Lengths are as long as --tokens allow. */
-static void sweep_masks(struct machine *m, const struct options *given)
+static void sweep_masks(struct machine *m, const struct options *given, attn_op op)
 {
     const int64_t longest = given->tokens < 16384 ? given->tokens : 16384, half = longest / 2, total = longest * 4;
     struct options o = *given;
@@ -403,7 +411,16 @@ static void sweep_masks(struct machine *m, const struct options *given)
     o.D = o.Dv = 128;
 
     o.B = 2, o.H = 32, o.Hk = 8, o.Sq = o.Sk = half, o.causal = true; /* grouped heads */
-    time_shape(m, &o, ATTN_OP_FORWARD);
+    time_shape(m, &o, op);
+
+    if (op == ATTN_OP_BACKWARD) {
+        o.B = 1, o.H = o.Hk = 16;
+        plain = time_shape(m, &o, op);
+        o.deterministic = true;
+        masked = time_shape(m, &o, op);
+        o.deterministic = given->deterministic;
+        remark(&o, "deterministic, causal: rate, of that in any order", plain / masked);
+    }
 
     o.H = o.Hk = 16; /* packed lengths, and one length with as many pairs */
     for (o.sequences = 0; left > 0 && o.sequences < MOST_SEQUENCES; o.sequences++) {
@@ -416,23 +433,23 @@ static void sweep_masks(struct machine *m, const struct options *given)
         left -= length;
     }
     o.B = o.sequences, o.Sq = o.Sk = total;
-    masked = time_shape(m, &o, ATTN_OP_FORWARD) / pairs;
+    masked = time_shape(m, &o, op) / pairs;
     o.sequences = 0;
     o.Sq = o.Sk = ((int64_t)(2 * pairs / (double)total) + 7) / 8 * 8;
     o.B = (total + o.Sq / 2) / o.Sq;
-    plain = time_shape(m, &o, ATTN_OP_FORWARD) / ((double)o.B * (double)o.Sq * (double)(o.Sq + 1) / 2);
+    plain = time_shape(m, &o, op) / ((double)o.B * (double)o.Sq * (double)(o.Sq + 1) / 2);
     remark(&o, "packed lengths from 100 up: rate, of that of one length", plain / masked);
 
     o.B = 1, o.Sq = o.Sk = longest;
-    plain = time_shape(m, &o, ATTN_OP_FORWARD);
+    plain = time_shape(m, &o, op);
     o.window_left = longest / 16 - 1, o.window_right = 0;
-    masked = time_shape(m, &o, ATTN_OP_FORWARD);
+    masked = time_shape(m, &o, op);
     remark(&o, "window of a sixteenth: times as fast as causal", plain / masked);
 
     o.window_left = o.window_right = -1, o.causal = false;
-    plain = time_shape(m, &o, ATTN_OP_FORWARD);
+    plain = time_shape(m, &o, op);
     o.documents = 16;
-    masked = time_shape(m, &o, ATTN_OP_FORWARD);
+    masked = time_shape(m, &o, op);
     remark(&o, "FlashMask of 16 documents: times as fast as without", plain / masked);
 }
 
@@ -582,6 +599,8 @@ static const char help[] =
     "  --tokens N                   of the sweeps paper and masks (16384; on a CPU 2048 takes a minute)\n"
     "  --cold                       K and V take turns with copies of them, so that they are read from memory\n"
     "  --documents N                FlashMask: so many equal documents\n"
+    "  --softcap N  --alibi         options of the scores\n"
+    "  --deterministic              backward: sums of dq in one order\n"
     "  --page-size N                forward: K and V are pools of pages of N keys, which lie in no order\n"
     "  --key-dtype NAME             forward: of K and V, where it is not that of Q (float8_e4m3fn)\n"
     "  --latent                     forward: V is the first --dv columns of K (multi-head latent attention)\n"
@@ -627,6 +646,9 @@ int main(int argc, char **argv)
         LATENT,
         TOKENS,
         NO_LSE,
+        DETERMINISTIC,
+        ALIBI,
+        SOFTCAP,
         CODEC,
         JSON,
         HELP
@@ -653,6 +675,9 @@ int main(int argc, char **argv)
         { "latent", no_argument, NULL, LATENT },
         { "tokens", required_argument, NULL, TOKENS },
         { "no-lse", no_argument, NULL, NO_LSE },
+        { "deterministic", no_argument, NULL, DETERMINISTIC },
+        { "alibi", no_argument, NULL, ALIBI },
+        { "softcap", required_argument, NULL, SOFTCAP },
         { "codec", no_argument, NULL, CODEC },
         { "json", no_argument, NULL, JSON },
         { "help", no_argument, NULL, HELP },
@@ -684,6 +709,9 @@ int main(int argc, char **argv)
         case CAUSAL: o.causal = true; break;
         case TOP_LEFT: o.top_left = true; break;
         case NO_LSE: o.no_lse = true; break;
+        case DETERMINISTIC: o.deterministic = true; break;
+        case ALIBI: o.alibi = true; break;
+        case SOFTCAP: o.softcap = (double)number("--softcap", optarg, 1, INT32_MAX); break;
         case CODEC: o.codec = true; break;
         case JSON: o.json = true; break;
         case OP:
@@ -734,7 +762,7 @@ int main(int argc, char **argv)
         }
     }
     if (optind < argc) die("this is no option", argv[optind]);
-    if (!op_given) o.forward = true, o.backward = o.sweep == SWEEP_PAPER;
+    if (!op_given) o.forward = true, o.backward = o.sweep == SWEEP_PAPER || o.sweep == SWEEP_MASKS;
     if (o.documents && o.causal) die("--documents are not causal", NULL);
     if (o.no_lse && o.dtype != ATTN_F8E4M3 && o.backward) die("a backward needs the lse of its forward", NULL);
     if (!key_dtype_given) o.key_dtype = o.dtype;
@@ -772,8 +800,10 @@ int main(int argc, char **argv)
     }
     if (o.sweep == SWEEP_PAPER) sweep_paper(&m, &o);
     else if (o.sweep == SWEEP_DECODE) sweep_decode(&m, &o);
-    else if (o.sweep == SWEEP_MASKS) sweep_masks(&m, &o);
-    else time_ops(&m, &o);
+    else if (o.sweep == SWEEP_MASKS) {
+        if (o.forward) sweep_masks(&m, &o, ATTN_OP_FORWARD);
+        if (o.backward) sweep_masks(&m, &o, ATTN_OP_BACKWARD);
+    } else time_ops(&m, &o);
     attn_stream_close(m.stream);
     attn_device_close(m.device);
     return 0;
