@@ -558,7 +558,8 @@ typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
 attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                       attn_error *err);
 
-/* A piece of device memory to be copied within the device, or cleared. */
+/* A piece of device memory to be copied within the device, or cleared. Where the device reads staging memory
+ * (attn_device_info), either side may be such. */
 typedef struct attn_move {
     void *to;
     const void *from; /* NULL: zeros */

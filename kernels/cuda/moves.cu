@@ -1,13 +1,14 @@
-/* moves.cu: many small copies within device memory, and clearings, by one kernel: the new keys and values of a step go to
+/* moves.cu: many small copies, and clearings, by one kernel: the new keys and values of a step go to
  * their pages (attn_moves()). A cudaMemcpyAsync for each would cost some 2 us; a step of 64 caches makes 128 of them.
  *
- * The list travels as the kernel's argument, MOST moves per launch. A block copies PIECE bytes of one move: 16 bytes per
- * thread and step where the addresses allow it, else single ones. */
+ * The list travels as the kernel's argument, MOST moves per launch. A block copies PIECE bytes of one move, AT_ONCE times
+ * 16 bytes per thread where the addresses allow it, else single ones. Small problems that are computed together come from and go
+ * to staging memory the same way. */
 #include "kernels/cuda/kernels.h"
 
 namespace {
 
-enum { MOST = 128, THREADS = 256, PIECE = 64 << 10 };
+enum { MOST = 128, THREADS = 256, AT_ONCE = 4, PIECE = 16 * THREADS * AT_ONCE };
 
 struct list {
     attn_move moves[MOST];
@@ -26,8 +27,18 @@ __global__ void __launch_bounds__(THREADS) move(const __grid_constant__ list l)
     char *const to = (char *)m.to + begin;
     const char *const from = m.from ? (const char *)m.from + begin : nullptr;
     const size_t bytes = end - begin, words = wide(to, from) ? bytes / 16 : 0;
-    for (size_t i = threadIdx.x; i < words; i += THREADS)
-        ((uint4 *)to)[i] = from ? ((const uint4 *)from)[i] : make_uint4(0, 0, 0, 0);
+    uint4 word[AT_ONCE];
+#pragma unroll
+    for (int n = 0; n < AT_ONCE;
+         n++) { /* all on their way before any is awaited: it may be staging memory that is read */
+        const size_t i = threadIdx.x + n * THREADS;
+        word[n] = from && i < words ? ((const uint4 *)from)[i] : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; n++) {
+        const size_t i = threadIdx.x + n * THREADS;
+        if (i < words) ((uint4 *)to)[i] = word[n];
+    }
     for (size_t i = 16 * words + threadIdx.x; i < bytes; i += THREADS) to[i] = from ? from[i] : 0;
 }
 

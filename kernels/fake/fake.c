@@ -753,7 +753,8 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
     pthread_mutex_lock(&device->lock);
     if (c->kind == COMMAND_COPY) sane = owns(device, c->direction == ATTN_TO_DEVICE ? c->to : c->from, c->bytes);
     if (c->kind == COMMAND_MOVE)
-        sane = owns(device, c->to, c->bytes) && (c->from == NULL || owns(device, c->from, c->bytes));
+        sane = device->reads_staging ||
+               (owns(device, c->to, c->bytes) && (c->from == NULL || owns(device, c->from, c->bytes)));
     if (c->kind == COMMAND_RUN) {
         for (int i = 0; i < c->count && sane; i++)
             sane = device->reads_staging || problem_is_here(device, &c->problems[i]);

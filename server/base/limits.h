@@ -149,15 +149,18 @@ enum {
     DEVICE_MAX_RUN = 1024,  /* problems in one attn_run(): an envelope may hold as many */
     DEVICE_POLL_NS = 20000, /* between two questions to a stream: so late may its end be seen */
     DEVICE_SPIN_NS =
-        100000, /* a batch that is alone on a device is asked for without a pause so long: most steps of decoding */
+        1000000, /* while a batch is as young, its end is asked for without a pause: small problems and most steps of decoding */
     DEVICE_LOST_POLL_NS = 10000000,   /* to one that is lost: nobody waits for it */
     DEVICE_WORKSPACE_KEEP = 64 << 20, /* bytes; a larger workspace is given back after its batch */
-    DEVICE_STOP_MS = 60000,     /* for the threads of devices that could not all be opened: idle ones end at once */
-    INLINE_KEEP = 4 << 20,      /* as DEVICE_WORKSPACE_KEEP, for an inline slot */
-    INLINE_BYTES = 1 << 20,     /* inputs and outputs of a small problem of a GPU: 20 us on its bus */
-    INLINE_IN_PLACE = 16 << 10, /* inputs that its kernel reads over the bus itself; more of them are copied first */
+    MERGE_BYTES =
+        1 << 20, /* inputs and outputs of a problem that may leave together with its equals: beyond, copies are quick */
+    MERGE_ALIGN = 16,       /* of each of their tensors */
+    MERGE_LINE = 256,       /* of the tensors that they become */
+    DEVICE_STOP_MS = 60000, /* for the threads of devices that could not all be opened: idle ones end at once */
+    INLINE_KEEP = 4 << 20,  /* as DEVICE_WORKSPACE_KEEP, for an inline slot */
+    INLINE_BYTES = 1 << 20, /* inputs and outputs of a small problem of a GPU: 20 us on its bus */
     INLINE_WAIT_NS =
-        200000,            /* a thread looks for the end of what it put on a GPU so long, then it leaves it to others */
+        500000,            /* a thread looks for the end of what it put on a GPU so long, then it leaves it to others */
     INLINE_ASK_NS = 20000, /* meanwhile it asks the driver so often; in between it looks at what the GPU writes */
     INLINE_HEADS = 128,    /* heads of all sequences: each costs up to 2 us, however few its numbers */
 };
@@ -165,6 +168,8 @@ enum {
 /* An inline slot's problems, padded: some 100 us of a core. An HTTP thread has other connections, and more cores are worth
  * waking for more. */
 #define INLINE_FLOPS 2e7
+/* And those of a GPU whose tensors are all in its memory: some 400 us of a Hopper, which INLINE_WAIT_NS allows. */
+#define INLINE_DEVICE_FLOPS 2e11
 /* Beyond --watchdog-ms a batch may take what its work takes at this rate. The slowest kernels (float32) reach 34e12
  * on an H200 and a thirtieth of that on the smallest GPU of sm_80 and up. */
 #define DEVICE_SLOWEST_FLOPS 2e11

@@ -6,9 +6,10 @@
  *   HTTP thread: body complete --> inline slot free? --> run --> answer            (else: posted to the loop)
  *
  * On the CPU each is a device of one thread. On a GPU the kernel reads and writes the request's staging memory where it is
- * (attn_device_info.reads_staging, attn_kernel.in_place), so that one launch is all, or a copy and a launch; the thread looks for
- * the end of its stream, which takes less than one hand-over to another thread. Only while the GPU has no batches, for behind one it would wait for all
- * of that. What has not ended in INLINE_WAIT_NS is late, and the device's thread takes it over like any batch, with deadline,
+ * (attn_device_info.reads_staging, attn_kernel.in_place), so that one launch is all; the thread looks for the end of its stream,
+ * which takes less than one hand-over to another thread. So too where all tensors lie in a client's region of the GPU's memory. Only
+ * while the GPU has no batches, for behind one it would wait for all of that, and many threads that launch wait for each other in
+ * the driver: then requests leave in batches, equal ones as one problem (merge.c). What has not ended in INLINE_WAIT_NS is late, and the device's thread takes it over like any batch, with deadline,
  * hang-up and watchdog:
  *
  *   HTTP thread: late --> posted to the loop --> devices_submit_late() --> device's thread: inline_adopt()
@@ -69,12 +70,13 @@ void inline_close(struct devices *devices)
 }
 
 /* That of this core, or the next that is free: a thread that was interrupted in the middle of its problem still has
- * its own. */
-static struct inline_slot *take_inline_slot(struct devices *devices)
+ * its own. Of the device that alone can compute it, if there is one. */
+static struct inline_slot *take_inline_slot(struct devices *devices, int home)
 {
     const int core = sched_getcpu(), first = core > 0 ? core % devices->inline_count : 0;
     for (int i = 0; i < devices->inline_count; i++) {
         struct inline_slot *inline_slot = &devices->inline_slots[(first + i) % devices->inline_count];
+        if (home >= 0 && inline_slot->device->number != home) continue;
         if (!atomic_flag_test_and_set_explicit(&inline_slot->taken, memory_order_acquire)) return inline_slot;
     }
     return NULL;
@@ -87,10 +89,16 @@ static void give_inline_slot_back(struct inline_slot *inline_slot)
     atomic_flag_clear_explicit(&inline_slot->taken, memory_order_release);
 }
 
+/* All its tensors are in a client's region of a GPU's memory: nothing is to be copied, however large they are. */
+static bool is_on_device(const struct job *job)
+{
+    return job->shared && job->inputs_used == 0 && job->outputs.bytes == 0 && job->flops <= INLINE_DEVICE_FLOPS;
+}
+
 static bool fits_inline(const struct job *job)
 {
-    return job->kind != 0 && job->step == NULL && !job->wants_verify && !job->wants_measure && !job->wants_save &&
-           job->saved == NULL;
+    return (job->kind != 0 || (job->call->count == 1 && is_on_device(job))) && job->step == NULL &&
+           !job->wants_verify && !job->wants_measure && !job->wants_save && job->saved == NULL;
 }
 
 static bool fits_processor(const struct job *job)
@@ -103,13 +111,8 @@ static bool fits_processor(const struct job *job)
 /* The GPU is free for it, as far as anybody can tell at this moment. */
 static bool fits_gpu(const struct device *device, const struct job *job, const attn_plan *plan)
 {
-    return plan->kernel->in_place && job->inputs_used + job->outputs.bytes <= INLINE_BYTES &&
+    return (is_on_device(job) || (plan->kernel->in_place && job->inputs_used + job->outputs.bytes <= INLINE_BYTES)) &&
            atomic_load(&device->usable) && atomic_load(&device->requests) <= atomic_load(&device->inline_requests);
-}
-
-static bool brings_inputs(const struct device *device, const struct job *job)
-{
-    return !device->info.unified && job->inputs_used > INLINE_IN_PLACE;
 }
 
 bool devices_near(const struct devices *devices)
@@ -137,38 +140,14 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     return status;
 }
 
-/* The kernel reads many inputs faster from the device's own memory, behind its workspace there: they go there in one copy. Outputs
- * are written to staging memory, which nobody waits for. */
-static attn_status bring_inputs(struct inline_slot *inline_slot, const struct job *job, char *memory,
-                                attn_problem *moved, attn_plan *plan, attn_error *err)
-{
-    const char *const from = job->inputs->memory;
-    const attn_status status = attn_copy(inline_slot->slot.stream, memory, from, job->inputs_used, ATTN_TO_DEVICE, err);
-    *moved = *plan->problem;
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        const char *const data = moved->tensor[id].data;
-        if (moved->tensor[id].rank > 0 && data >= from && data < from + job->inputs_used)
-            moved->tensor[id].data = memory + (data - from);
-    }
-    if (status != ATTN_OK) return status;
-    const attn_status planned = attn_plan_make(inline_slot->handle, moved, plan, err);
-    assert(planned != ATTN_OK || plan->kernel->in_place); /* which kernel it is depends on nothing that has changed */
-    return planned;
-}
-
 /* The whole time of a job on its stream, one way or the other. *late: it runs on. */
-static attn_status compute(struct inline_slot *inline_slot, const struct job *job, size_t workspace, attn_plan *plan,
-                           bool *late, attn_error *err)
+static attn_status compute(struct inline_slot *inline_slot, const attn_plan *plan, bool *late, attn_error *err)
 {
     struct slot *slot = &inline_slot->slot;
     const int64_t until_ns = clock_ns() + INLINE_WAIT_NS;
-    attn_status status = ATTN_OK;
-    attn_problem moved;
     attn_error other;
     bool done = true;
-    if (slot->workspace_bytes > workspace && brings_inputs(inline_slot->device, job))
-        status = bring_inputs(inline_slot, job, (char *)slot->workspace + workspace, &moved, plan, err);
-    if (status == ATTN_OK) status = attn_run(slot->stream, plan, 1, slot->workspace, err);
+    attn_status status = attn_run(slot->stream, plan, 1, slot->workspace, err);
     if (inline_slot->device->info.unified) return status;
     if (status == ATTN_OK) status = look(slot->stream, until_ns, &done, err);
     else (void)attn_stream_wait(slot->stream, &other); /* part of it may be on the stream */
@@ -182,18 +161,16 @@ bool devices_run_here(struct devices *devices, struct job *job)
     struct inline_slot *inline_slot;
     size_t bytes;
     if (devices->inline_count == 0 || !fits_inline(job) || (devices_near(devices) && !fits_processor(job)) ||
-        (inline_slot = take_inline_slot(devices)) == NULL)
+        (inline_slot = take_inline_slot(devices, job->home)) == NULL)
         return false;
 
     struct device *device = inline_slot->device;
     struct slot *slot = &inline_slot->slot;
     attn_plan plan;
-    if ((job->home >= 0 && job->home != device->number) ||
-        attn_plan_make(inline_slot->handle, &job->call->items[0].problem, &plan, &err) != ATTN_OK ||
+    if (attn_plan_make(inline_slot->handle, &job->call->items[0].problem, &plan, &err) != ATTN_OK ||
         (!device->info.unified && !fits_gpu(device, job, &plan)) ||
         attn_workspace(inline_slot->handle, &plan, 1, &bytes, &err) != ATTN_OK ||
-        device_grow_workspace(inline_slot->handle, bytes + (brings_inputs(device, job) ? job->inputs_used : 0),
-                              &slot->workspace, &slot->workspace_bytes, &err) != ATTN_OK) {
+        device_grow_workspace(inline_slot->handle, bytes, &slot->workspace, &slot->workspace_bytes, &err) != ATTN_OK) {
         give_inline_slot_back(inline_slot); /* the device waits for memory, an inline slot does not */
         return false;
     }
@@ -205,7 +182,7 @@ bool devices_run_here(struct devices *devices, struct job *job)
     const bool own = device->info.unified;
     const int64_t began_ns = own ? clock_thread_ns() : clock_ns();
     batch_name_backend(&job->results[0], device, plan.kernel->name);
-    const attn_status status = compute(inline_slot, job, bytes, &plan, &late, &err);
+    const attn_status status = compute(inline_slot, &plan, &late, &err);
     const int64_t took_ns = (own ? clock_thread_ns() : clock_ns()) - began_ns;
     atomic_fetch_sub_explicit(&device->requests, 1, memory_order_relaxed);
     atomic_fetch_sub_explicit(&device->inline_requests, 1, memory_order_relaxed);

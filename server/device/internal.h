@@ -3,6 +3,7 @@
  *   devices.c   opens, closes, describes, and gives batches to devices: the loop's side
  *   thread.c    a device's thread: its batches on its streams, and until when they should be over
  *   memory.c    device memory of a batch: mirrors of what its jobs have in staging memory, and scratch memory
+ *   merge.c     equal small problems of a batch leave as one problem
  *   inline.c    inline slots: small problems, computed or put on a GPU by the HTTP thread that received them
  *   batch.c     what a batch is worth and leaves behind: results, times, metrics */
 #ifndef DEVICE_INTERNAL_H
@@ -38,6 +39,12 @@ struct slot {
     int64_t move_room;
     struct mirror *mirrors;
     int mirror_count, mirror_room;
+
+    /* By the batch's jobs: */
+    int16_t leader[CONFIG_MAX_BATCH];  /* the job whose problem it joins; its own number: none */
+    int16_t members[CONFIG_MAX_BATCH]; /* of a leader: jobs that its problem serves, itself with them */
+    int16_t place[CONFIG_MAX_BATCH];   /* of the job's numbers among those of the members */
+    int problem[CONFIG_MAX_BATCH];     /* the first of its problems, in `problems` */
 };
 
 struct device {
@@ -100,6 +107,9 @@ void *device_main(void *argument);
 /* Device memory for everything that a job's problems read and write. A region that has a mirror already keeps it. */
 attn_status device_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 void device_drop_mirrors(struct device *device, struct slot *slot);
+/* Device memory until device_drop_mirrors(). */
+attn_status device_take_memory(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err);
+
 /* A host address inside a mirrored region, as the device knows it. */
 void *device_address(const struct slot *slot, void *address);
 /* Put the copies of the slot's mirrors, and of a job's outputs, on the slot's stream. */
@@ -113,6 +123,17 @@ attn_status device_grow_workspace(attn_device *handle, size_t bytes, void **work
 void device_drop_workspace(attn_device *handle, void **workspace, size_t *workspace_bytes);
 /* Gives back all that a slot of this device has. */
 void slot_close(attn_device *handle, struct slot *slot);
+
+/* ---- merge.c: on the device's thread ----------------------------------------------------------------------------- */
+
+/* Which jobs of the slot's batch are to be one problem: fills leader, members and place. */
+void merge_find(const struct device *device, struct slot *slot);
+
+/* The one problem of a leader and those who follow it, in device memory that is taken for it. */
+attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
+
+/* Puts the moves on the slot's stream that bring the members' inputs to the device, or (`out`) their outputs back. */
+attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- inline.c ---------------------------------------------------------------------------------------------------- */
 

@@ -16,14 +16,9 @@ void device_drop_mirrors(struct device *device, struct slot *slot)
     slot->mirror_count = 0;
 }
 
-/* Device memory for a region, to be copied there if `copy`. A region that has a mirror already keeps it. */
-static attn_status mirror(struct device *device, struct slot *slot, struct job_region host, bool copy, attn_error *err)
+static attn_status add_mirror(struct device *device, struct slot *slot, struct mirror one, size_t bytes, void **memory,
+                              attn_error *err)
 {
-    void *memory = NULL;
-    attn_status status;
-    if (host.bytes == 0) return ATTN_OK;
-    for (int i = 0; i < slot->mirror_count; i++)
-        if (slot->mirrors[i].host.memory == host.memory) return ATTN_OK;
     if (slot->mirror_count == slot->mirror_room) {
         const int room = slot->mirror_room ? 2 * slot->mirror_room : 64;
         struct mirror *wider = realloc(slot->mirrors, (size_t)room * sizeof *wider);
@@ -31,10 +26,26 @@ static attn_status mirror(struct device *device, struct slot *slot, struct job_r
         slot->mirrors = wider;
         slot->mirror_room = room;
     }
-    status = attn_device_alloc(device->handle, host.bytes, &memory, err);
+    const attn_status status = attn_device_alloc(device->handle, bytes, memory, err);
     if (status != ATTN_OK) return status;
-    slot->mirrors[slot->mirror_count++] = (struct mirror){ host, memory, copy };
+    one.device = *memory;
+    slot->mirrors[slot->mirror_count++] = one;
     return ATTN_OK;
+}
+
+/* Device memory for a region, to be copied there if `copy`. A region that has a mirror already keeps it. */
+static attn_status mirror(struct device *device, struct slot *slot, struct job_region host, bool copy, attn_error *err)
+{
+    void *memory;
+    if (host.bytes == 0) return ATTN_OK;
+    for (int i = 0; i < slot->mirror_count; i++)
+        if (slot->mirrors[i].host.memory == host.memory) return ATTN_OK;
+    return add_mirror(device, slot, (struct mirror){ host, NULL, copy }, host.bytes, &memory, err);
+}
+
+attn_status device_take_memory(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err)
+{
+    return add_mirror(device, slot, (struct mirror){ { NULL, 0 }, NULL, false }, bytes, memory, err); /* of nothing */
 }
 
 /* A host address inside a mirrored region, as the device knows it. */

@@ -88,12 +88,22 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
     return device_grow_workspace(device->handle, bytes, &slot->workspace, &slot->workspace_bytes, err);
 }
 
-/* The batch's problems, with the addresses that the device knows. Returns how many. */
-static int gather(struct device *device, struct slot *slot)
+/* The batch's problems, with the addresses that the device knows. *gathered: how many. */
+static attn_status gather(struct device *device, struct slot *slot, int *gathered, attn_error *err)
 {
     int count = 0;
     for (int j = 0; j < slot->batch->count; j++) {
         const struct job *job = slot->batch->jobs[j];
+        slot->problem[j] = count;
+        if (slot->leader[j] != j) {
+            slot->problem[j] = slot->problem[slot->leader[j]]; /* which stands before it */
+            continue;
+        }
+        if (slot->members[j] > 1) {
+            const attn_status status = merge_take(device, slot, j, &slot->problems[count++], err);
+            if (status != ATTN_OK) return status;
+            continue;
+        }
         for (int i = 0; i < job->call->count; i++) {
             if (job_problem(job, i) == NULL) continue;
             attn_problem *p = &slot->problems[count++];
@@ -103,7 +113,8 @@ static int gather(struct device *device, struct slot *slot)
             if (p->prefix_keys && !device->info.unified) p->prefix_keys = device_address(slot, (void *)p->prefix_keys);
         }
     }
-    return count;
+    *gathered = count;
+    return ATTN_OK;
 }
 
 /* Which kernel computes each of them. Devices differ: that prepare_job() found one on another says nothing of this. */
@@ -112,6 +123,10 @@ static attn_status plan_all(struct device *device, struct slot *slot, attn_error
     int n = 0;
     for (int j = 0; j < slot->batch->count; j++) {
         const struct job *job = slot->batch->jobs[j];
+        if (slot->leader[j] != j) {
+            batch_name_backend(&job->results[0], device, slot->plans[slot->problem[j]].kernel->name);
+            continue;
+        }
         for (int i = 0; i < job->call->count; i++) {
             if (job->call->items[i].error.status != ATTN_OK) continue;
             if (job_problem(job, i) == NULL) {
@@ -137,6 +152,12 @@ static int group_of(const struct device *device, const struct slot *slot)
     return left < most ? left : most;
 }
 
+/* Each job that is not one of several in a problem has mirrors of its own. */
+static bool is_copied(const struct slot *slot, int j)
+{
+    return slot->members[slot->leader[j]] < 2;
+}
+
 /* The next problems of the batch, and after the last of them what follows. */
 static attn_status launch_group(struct device *device, struct slot *slot, attn_error *err)
 {
@@ -147,9 +168,9 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     slot->launched += count;
     if (status != ATTN_OK || slot->launched < slot->count) return status;
     status = attn_stream_mark(slot->stream, 2, err);
-    if (!device->info.unified)
-        for (int j = 0; j < batch->count && status == ATTN_OK; j++)
-            status = device_copy_out(device, slot, batch->jobs[j], err);
+    if (status == ATTN_OK) status = merge_move(slot, true, err);
+    for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
+        if (is_copied(slot, j)) status = device_copy_out(device, slot, batch->jobs[j], err);
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
@@ -163,15 +184,17 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
 
     for (int j = 0; j < batch->count; j++) count += batch->jobs[j]->runnable;
     if ((status = reserve_problems(slot, count, err)) != ATTN_OK) return status;
+    merge_find(device, slot);
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
-        status = device_take_mirrors(device, slot, batch->jobs[j], err);
+        if (is_copied(slot, j)) status = device_take_mirrors(device, slot, batch->jobs[j], err);
     if (status != ATTN_OK) return status;
-    count = gather(device, slot);
+    if ((status = gather(device, slot, &count, err)) != ATTN_OK) return status;
     if ((status = plan_all(device, slot, err)) != ATTN_OK) return status;
     if ((status = reserve_workspace(device, slot, count, err)) != ATTN_OK) return status;
 
     if ((status = attn_stream_mark(slot->stream, 0, err)) != ATTN_OK) return status;
-    if ((status = device_copy_in(slot, err)) != ATTN_OK) return status;
+    if ((status = device_copy_in(slot, err)) != ATTN_OK || (status = merge_move(slot, false, err)) != ATTN_OK)
+        return status;
     if ((status = attn_stream_mark(slot->stream, 1, err)) != ATTN_OK) return status;
     for (int j = 0; j < batch->count; j++)
         if ((status = device_move(device, slot, batch->jobs[j], err)) != ATTN_OK) return status;
@@ -310,16 +333,15 @@ static struct slot *free_slot(struct device *device)
     return NULL;
 }
 
-/* A batch that is alone and young: whoever sent it likely waits for nothing else. */
+/* There is a young batch: most end while they are. */
 static bool ends_soon(const struct device *device)
 {
-    const struct batch *only = NULL;
+    int64_t youngest_ns = 0;
     for (int s = 0; s < device->slot_count; s++) {
         const struct batch *batch = device->slots[s].batch;
-        if (batch && only) return false;
-        if (batch) only = batch;
+        if (batch && batch->started_ns > youngest_ns) youngest_ns = batch->started_ns;
     }
-    return only && clock_ns() - only->started_ns < DEVICE_SPIN_NS;
+    return clock_ns() - youngest_ns < DEVICE_SPIN_NS;
 }
 
 void *device_main(void *argument)

@@ -225,7 +225,7 @@ static void use(attn_problem *p, const struct options *o, struct block *blocks, 
 /* Milliseconds of one call. */
 static double time_shape(struct machine *m, const struct options *o, attn_op op)
 {
-    static double times[MOST_REPS];
+    static double times[MOST_REPS], queueing[MOST_REPS];
     static attn_problem turns[MOST_COPIES]; /* the problem, with a copy of K and V each */
     static attn_plan plans[MOST_COPIES];
     void *copies[MOST_COPIES][2] = { 0 };
@@ -299,8 +299,10 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
     }
     for (began = now(); reps < MOST_REPS && (o->reps ? reps < o->reps : reps < 5 || now() - began < 1); reps++) {
         must(attn_stream_mark(m->stream, 0, &err));
+        const double queued = now();
         for (int n = 0; n < calls; n++)
             must(attn_run(m->stream, &plans[(reps * calls + n) % sets], 1, workspace, &err));
+        queueing[reps] = 1e3 * (now() - queued) / calls;
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
         times[reps] = attn_stream_elapsed_us(m->stream, 0, 1) / 1000 / calls;
@@ -315,12 +317,12 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
                "%lld,"
                "\"causal\":%s,\"window\":[%lld,%lld],\"sequences\":%d,\"documents\":%lld,\"key_dtype\":\"%s\","
                "\"page_size\":%lld,\"backend\":\"%s %s\",\"reps\":%d,"
-               "\"calls\":%d,\"ms\":%.6g,\"tflops\":%.6g,\"gb_per_s\":%.6g}\n",
+               "\"calls\":%d,\"ms\":%.6g,\"host_ms\":%.6g,\"tflops\":%.6g,\"gb_per_s\":%.6g}\n",
                op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->dtype), (long long)o->B,
                (long long)o->H, (long long)o->Hk, (long long)o->Sq, (long long)o->Sk, (long long)o->D, (long long)o->Dv,
                o->causal ? "true" : "false", (long long)o->window_left, (long long)o->window_right, o->sequences,
                (long long)o->documents, attn_dtype_name(o->key_dtype), (long long)o->page_size, m->info.name,
-               plans[0].kernel->name, reps, calls, ms, tflops, gigabytes);
+               plans[0].kernel->name, reps, calls, ms, median(queueing, reps), tflops, gigabytes);
     else
         printf("%-8s  %-13s  %5lld  %4lld  %4lld  %6lld  %6lld  %4lld  %4lld  %-6s  %10.4f  %8.3f  %8.0f  %s %s\n",
                op == ATTN_OP_BACKWARD ? "backward" : "forward", attn_dtype_name(o->key_dtype), (long long)o->B,
@@ -585,7 +587,7 @@ static const char help[] =
     "  --latent                     forward: V is the first --dv columns of K (multi-head latent attention)\n"
     "  --no-lse                     forward: out alone (float8 is faster so)\n"
     "  --codec                      base64 and whole bodies, GB of text a second\n"
-    "  --json                       one JSON object a line\n";
+    "  --json                       one JSON object a line; host_ms is what queueing a call took\n";
 
 static int64_t number(const char *option, const char *text, int64_t low, int64_t high)
 {

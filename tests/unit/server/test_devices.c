@@ -614,6 +614,77 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
     close_bench(&b);
 }
 
+/* A forward of numbers that no other has. */
+static struct job *own_forward(struct bench *b, int rows, const char *extra, int number)
+{
+    struct job *job = ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, extra));
+    const attn_problem *p = &job->call->items[0].problem;
+    for (int i = 0; i < rows * 4; i++)
+        ((float *)p->q.data)[i] += (float)number, ((float *)p->v.data)[i] *= 2.0f * (float)number;
+    return job;
+}
+
+static void test_equal_small_problems_leave_as_one(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct job *jobs[9];
+    open_readers(&b, 1, "copy.err=700", NULL); /* who is copied alone fails */
+    for (int n = 0; n < 9; n++) jobs[n] = own_forward(&b, n % 3 ? 12 : 8, n % 3 == 1 ? "\"causal\": true" : "", n);
+    struct batch *batch = batch_of(jobs, 9, 1);
+    devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
+    assert_ptr_equal(next_back(&b), batch);
+    assert_ran(batch);
+    for (int n = 0; n < 9; n++) assert_int_equal(strncmp(jobs[n]->results[0].backend, "fake:0 ", 7), 0);
+    forget(batch);
+    close_bench(&b);
+}
+
+/* They differ in an option, their lse is no multiple of 16 bytes, or there are two of them in a body: each of them is copied. */
+static void test_problems_that_differ_are_computed_side_by_side(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_readers(&b, 1, "", NULL);
+    char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
+    struct job *jobs[] = { own_forward(&b, 8, "", 1),
+                           own_forward(&b, 8, "\"scale\": 0.25", 2),
+                           own_forward(&b, 8, "\"softcap\": 3", 3),
+                           own_forward(&b, 8, "\"dropout_p\": 0.5, \"seed\": 1", 4),
+                           own_forward(&b, 8, "\"dropout_p\": 0.5, \"seed\": 1", 5),
+                           own_forward(&b, 5, "", 6),
+                           own_forward(&b, 5, "", 7),
+                           ready(&b, ATTN_OP_FORWARD, envelope_of(two, 2)),
+                           own_forward(&b, 5, "", 8) };
+    struct batch *batch = batch_of(jobs, 9, 1);
+    devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
+    assert_ptr_equal(next_back(&b), batch);
+    assert_ran(batch);
+    forget(batch);
+    close_bench(&b);
+}
+
+static void test_problems_that_left_as_one_fail_together(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct job *jobs[3];
+    open_readers(&b, 1, "launch.err=2@1", NULL); /* once there is no memory */
+    for (int n = 0; n < 3; n++) jobs[n] = own_forward(&b, 4, "", n);
+    struct batch *batch = batch_of(jobs, 3, 1);
+    devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
+    next_back(&b);
+    assert_failed(batch, ATTN_NO_MEMORY);
+    forget(batch);
+    for (int n = 0; n < 3; n++) jobs[n] = own_forward(&b, 4, "", n);
+    batch = batch_of(jobs, 3, 1);
+    devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
+    next_back(&b);
+    assert_ran(batch);
+    forget(batch);
+    close_bench(&b);
+}
+
 static void test_no_thread_waits_behind_a_batch(void **state)
 {
     (void)state;
@@ -748,6 +819,9 @@ int main(void)
         cmocka_unit_test(test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_them),
         cmocka_unit_test(test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory),
         cmocka_unit_test(test_a_gpu_reads_small_problems_where_they_are),
+        cmocka_unit_test(test_equal_small_problems_leave_as_one),
+        cmocka_unit_test(test_problems_that_differ_are_computed_side_by_side),
+        cmocka_unit_test(test_problems_that_left_as_one_fail_together),
         cmocka_unit_test(test_no_thread_waits_behind_a_batch),
         cmocka_unit_test(test_what_takes_longer_becomes_a_batch_of_its_own),
         cmocka_unit_test(test_what_is_late_and_never_ends_is_overdue),
