@@ -13,7 +13,7 @@
  *   begin(queries)    asks for the first tiles; has queries() put Q into shared memory, where all threads find it when next() has
  *                     returned
  *   next<VALUES>()    the next tile, once it is there: of V or K
- *   clear_tail(V, j)  rows of tile j of V past the sequence are zeros
+ *   clear_tail(tile, j)  rows of tile j past the sequence become zeros, where copies do not see to that
  *   changed()         by each thread that has written to a tile or in its place, before the block meets at a barrier
  *   release()         this warp has read the tile
  *   end()             the block has read all tiles */
@@ -86,6 +86,7 @@ template <class X> struct shared {
     float2 split_group_ml[SPLIT_GROUP_ROWS];
     int i[X::BM], h[X::BM]; /* which query a row is, and which head */
     float slope[X::BM];
+    float factor[X::FLOAT8 ? X::BM : 1]; /* of scores: load_permuted_queries() */
 };
 
 /* ---- One row of one split ---------------------------------------------------------------------------------------- */
@@ -243,44 +244,95 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
     }
 }
 
-/* The same in the order that scores_of_float8() wants; of a negative scale with the other sign, of a scale of 0 as zeros
- * (but for what is not finite, whose row is computed after all). */
-template <typename T, int D, int BM>
-DEVICE void load_permuted_queries(uint16_t *to, const cuda_args &a, const group_place &place)
+/* Eight bfloat16, of LANES neighbouring lanes a row, become float16 times a power of two that brings the row's largest to 2^14 and
+ * more; `factor` is divided by it. False: that lost a bit, as it does where a number is 2^31 times as small as its row's largest, or left
+ * the range of factors. Infinities and NaN stay such. */
+template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
+    uint32_t most = 0;
+#pragma unroll
+    for (int w = 0; w < 4; w++) most = max(most, max(word[w] & 0x7fff, word[w] >> 16 & 0x7fff));
+#pragma unroll
+    for (int step = LANES / 2; step; step /= 2) most = max(most, __shfl_xor_sync(0xffffffff, most, step));
+    const int exponent = (int)(most >> 7), power = most == 0 || exponent == 255 ? 0 : 141 - max(exponent, 1);
+    const int half = power / 2, rest = power - half; /* the whole is not always a float */
+    const float up = __int_as_float((127 + half) << 23), up_more = __int_as_float((127 + rest) << 23);
+    factor = factor * __int_as_float((127 - half) << 23) * __int_as_float((127 - rest) << 23);
+    bool exact = factor > 0 && factor < CUDART_INF_F;
+#pragma unroll
+    for (int w = 0; w < 4; w++) {
+        const float low = __uint_as_float(word[w] << 16), high = __uint_as_float(word[w] & 0xffff0000);
+        const float2 want = make_float2(low * up * up_more, high * up * up_more);
+        word[w] = pack<__half>(want.x, want.y);
+        const float2 got = floats_of_halves(word[w]);
+        exact &= exponent == 255 || (got.x == want.x && got.y == want.y && (got.x == 0) == (low == 0) &&
+                                     (got.y == 0) == (high == 0));
+    }
+    return exact;
+}
+
+/* The same in the order that scores_of_float8() wants; of a negative scale with the other sign, of a scale of 0 as zeros
+ * (but for what is not finite, whose row is computed after all). bfloat16 becomes float16, as scaled_halves_of() says, and
+ * `c`, by which scores become those of base 2, has a value for each row, in `factor`. Returns false where that would not be exact:
+ * then Q is bfloat16 in all rows, and every factor is c. */
+template <typename T, class X>
+DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group_place &place, float c)
+{
+    const int D = X::D, BM = X::BM, PIECES = D / 8;
+    const bool SCALED = !std::is_same<T, __half>::value;
+    static_assert(BM * PIECES % THREADS == 0, "whole warps");
     const attn_view &q = a.g.view[ATTN_T_q];
     const int group = (int)a.g.group, columns = (int)a.g.dims.D;
     const uint32_t sign = place.x.scale < 0 ? 0x80008000 : 0;
+    bool halves = true, exact = true;
+    const auto load = [&] {
 #pragma unroll 1
-    for (int n = threadIdx.x; n < BM * (D / 8); n += THREADS) {
-        const int r = n / (D / 8), c = n % (D / 8), i = r / group;
-        uint32_t word[4] = {};
-        if (r < place.rows && c * 8 < columns) {
-            const int64_t line = attn_at(&q, place.x.b, place.x.h + (r - i * group), place.x.s.q_start + i) + c * 8;
-            const uint16_t *from = (const uint16_t *)q.data + line;
-            if (q.dtype != ATTN_F8E4M3 && columns % 8 == 0 && (uint64_t)from % 16 == 0) {
-                const uint4 piece = *(const uint4 *)from;
-                word[0] = piece.x, word[1] = piece.y, word[2] = piece.z, word[3] = piece.w;
-            } else {
+        for (int n = threadIdx.x; n < BM * PIECES; n += THREADS) {
+            const int r = n / PIECES, p = n % PIECES, i = r / group;
+            uint32_t word[4] = {};
+            if (r < place.rows && p * 8 < columns) {
+                const int64_t line = attn_at(&q, place.x.b, place.x.h + (r - i * group), place.x.s.q_start + i) + p * 8;
+                const uint16_t *from = (const uint16_t *)q.data + line;
+                if (q.dtype != ATTN_F8E4M3 && columns % 8 == 0 && (uint64_t)from % 16 == 0) {
+                    const uint4 piece = *(const uint4 *)from;
+                    word[0] = piece.x, word[1] = piece.y, word[2] = piece.z, word[3] = piece.w;
+                } else {
 #pragma unroll
-                for (int e = 0; e < 8; e++)
-                    if (c * 8 + e < columns)
-                        word[e / 2] |= (uint32_t)(q.dtype == ATTN_F8E4M3
-                                                      ? widened<T>(((const uint8_t *)q.data)[line + e])
-                                                      : from[e])
-                                       << e % 2 * 16;
+                    for (int e = 0; e < 8; e++)
+                        if (p * 8 + e < columns)
+                            word[e / 2] |= (uint32_t)(q.dtype == ATTN_F8E4M3
+                                                          ? widened<T>(((const uint8_t *)q.data)[line + e])
+                                                          : from[e])
+                                           << e % 2 * 16;
+                }
             }
-        }
-#pragma unroll
-        for (int w = 0; w < 4; w++) {
             if (place.x.scale == 0) {
-                if (!not_finite<T>((uint16_t)word[w])) word[w] &= 0xffff0000;
-                if (!not_finite<T>((uint16_t)(word[w] >> 16))) word[w] &= 0xffff;
+#pragma unroll
+                for (int w = 0; w < 4; w++) {
+                    if (!not_finite<T>((uint16_t)word[w])) word[w] &= 0xffff0000;
+                    if (!not_finite<T>((uint16_t)(word[w] >> 16))) word[w] &= 0xffff;
+                }
             }
-            const int there = permuted_word(c % 2 * 4 + w);
-            *(uint32_t *)(to + at<D>(r, c / 2 * 2 + there / 4) + there % 4 * 2) = word[w] ^ sign;
+            if constexpr (SCALED)
+                if (halves) {
+                    float factor = c;
+                    exact &= scaled_halves_of<PIECES>(word, factor);
+                    if (p == 0) sm.factor[r] = factor;
+                }
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                const int there = permuted_word(p % 2 * 4 + w);
+                *(uint32_t *)(sm.tile.Q + at<D>(r, p / 2 * 2 + there / 4) + there % 4 * 2) = word[w] ^ sign;
+            }
         }
-    }
+    };
+    load();
+    if constexpr (SCALED)
+        if (__syncthreads_or(!exact)) { /* all see the factors */
+            halves = false;
+            load();
+        }
+    return halves;
 }
 
 /* The block's O of row r, channels d to d + 3: its warps' sums, each times its factor. */
@@ -354,8 +406,9 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
                     : X::FLOAT8                 ? fabsf(x.scale) * LOG2E
                                                 : x.scale * LOG2E;
 
+    bool halves = true; /* Q of the form for float8 is float16 */
     const auto load_rows = [&] {
-        if constexpr (X::FLOAT8) load_permuted_queries<T, D, BM>(sm.tile.Q, a, place);
+        if constexpr (X::FLOAT8) halves = load_permuted_queries<T, X>(sm, a, place, c);
         else load_queries<X>(sm.tile.Q, a, place, sequences);
     };
     for (int r = threadIdx.x; r < BM; r += THREADS) {
@@ -371,17 +424,22 @@ again:
     float O[1][DT][4] = {}, m[2] = { -CUDART_INF_F, -CUDART_INF_F }, l[2] = {};
 
     ring.begin(load_rows);
+    float c_of[2] = { c, c }; /* of this lane's two rows */
+    if constexpr (X::FLOAT8 && !std::is_same<T, __half>::value)
+        if (halves) c_of[0] = sm.factor[m0 + lane / 4], c_of[1] = sm.factor[m0 + 8 + lane / 4];
     for (int j = keys.tiles, end = keys.tiles + keys.steps / 2; j < end; j++) {
-        const uint16_t *tile = ring.template next<false>();
+        uint16_t *const tile = ring.template next<false>();
+        ring.clear_tail(tile, j);
         float S[1][NT][4] = {};
         if (!idle) {
             const auto rows_of_k = [&](uint32_t(&f)[4], int nt, int kk) {
                 keys_of<X::WIDTH, CHUNK, BN>(f, tile, k0 + nt * 8, kk * 16, lane);
             };
-            if constexpr (X::FLOAT8)
-                scores_of_float8<T, D>(
-                    S[0], [&](uint32_t(&f)[4], int kk) { a_rows<D>(f, sm.tile.Q, m0, kk * 16, lane); }, rows_of_k);
-            else
+            if constexpr (X::FLOAT8) {
+                const auto rows_of_q = [&](uint32_t(&f)[4], int kk) { a_rows<D>(f, sm.tile.Q, m0, kk * 16, lane); };
+                if (halves) scores_of_float8<__half, D>(S[0], rows_of_q, rows_of_k);
+                else scores_of_float8<T, D>(S[0], rows_of_q, rows_of_k);
+            } else
                 scores<T, D>(
                     S, [&](uint32_t(&f)[4], int, int kk) { a_rows<D>(f, sm.tile.Q, m0, kk * 16, lane); }, rows_of_k);
             const int column = j * BN + k0; /* this warp's first key */
@@ -406,12 +464,13 @@ again:
             /* One step of the online softmax; S becomes P. */
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c); /* m is in base 2 */
+                const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]); /* m is in base 2 */
                 const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* nothing seen yet: -inf - -inf would be NaN */
                 const float rescale = exp2_fast(m[half] - base);
-                const float sum = exponents_of_row(S[0], half, c, -base);
+                const float sum = exponents_of_row(S[0], half, c_of[half], -base);
                 l[half] = l[half] * rescale + sum;
                 m[half] = m_new;
+                if (X::FLOAT8 && __all_sync(0xffffffff, rescale == 1)) continue;
 #pragma unroll
                 for (int dt = 0; dt < DT; dt++) {
                     O[0][dt][half * 2] *= rescale;
@@ -427,7 +486,7 @@ again:
         }
 
         ring.release();
-        uint16_t *values = ring.template next<true>();
+        uint16_t *const values = ring.template next<true>();
         ring.clear_tail(values, j);
         if (clean) {
             if constexpr (X::FLOAT8) {

@@ -16,8 +16,8 @@
 DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
 {
 #if __CUDA_ARCH__ >= 890
-    low = halves_of_e4m3((uint16_t)bytes);
-    high = halves_of_e4m3((uint16_t)(bytes >> 16));
+    low = halves_of_e4m3<0>(bytes);
+    high = halves_of_e4m3<1>(bytes);
 #else
     /* In the upper byte of 16 bits, moved by one, it is a float16 with 7 for the exponent's bias where 15 is meant. */
     const auto one = [](uint32_t x) {
@@ -61,7 +61,8 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
             uint32_t bytes[4];
             rows_of_b(bytes, nt, kk);
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int n = 0; n < 4; n++) {
+                const int e = n % 2 * 2 + n / 2; /* neighbouring products have other sums */
                 uint32_t low, high;
                 halves_of(bytes[e], low, high);
                 mma<T>(S[nt + e / 2], a[e % 2], from_halves<T>(low), from_halves<T>(high));

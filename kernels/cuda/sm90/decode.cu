@@ -1,24 +1,33 @@
 /* decode.cu: the splits of sm80/decode.cu for Hopper, whose keys and values the copy engine brings. What is computed, and in which
  * order, is sm80/decode.cuh: the bits of an answer are those of copies by threads.
  *
- * Thread 0 asks for the boxes of a tile: one per 128 bytes of channels, and one per page where pages are smaller than a
- * tile. Which page and slot a box is in is looked up by the first warp for the whole split, before the first box is asked for; so a
- * box costs no wait for memory.
+ * A warp asks for the boxes of a tile, a lane for each: one per 128 bytes of channels, and one per page where pages are smaller than
+ * a tile. Which page and slot a box is in is looked up by the first warp for the whole split, before the first box is asked for; so
+ * a box costs no wait for memory.
  *
- *   full[slot]    completes when the tile has arrived
- *   empty[slot]   completes when the four warps have read it; thread 0 waits for that as soon as its own warp has, and asks for the
- *                 tile SLOTS later at once
+ *   full[slot]    an arrival, of the lane that says how many bytes are to come: completes when the tile is there
+ *   empty[slot]   an arrival per warp that has read the tile: completes when all four have
  *
- * So all slots are on their way while warps wait, and a warp waits for others only where it is the first. A warp for loads alone would
+ * Step s (a tile of K or of V) is in slot s modulo SLOTS, counted over all splits of a block. The first SLOTS steps of a split are
+ * asked for by the first warp, at its beginning, when the block has met and all slots are free. Step s is asked for when step
+ * s - SLOTS has been read: the warps take turns, and the one whose turn it is waits for the others then. So each slot's
+ * barriers complete once per use, in the order of the steps; whoever waits for a phase has seen all before it, so that the phase's
+ * parity is enough to wait for.
+ *
+ * Nobody waits for what comes later: a warp at step s waits for full[s], which the warp of turn s asked for at the end of its step
+ * s - SLOTS, and there for the others' arrivals at the end of their step s - SLOTS, before which they wait for
+ * steps up to that alone. A split ends with all tiles that were asked for arrived and read, and the block meets there. A block without
+ * rows or without a split leaves before it has asked for anything; a split without keys asks for nothing.
+ *
+ * So all slots are on their way while warps wait, and a warp waits for others only in its turn. A warp for loads alone would
  * have all of this too, and hide that one wait; but a fifth warp in each of three blocks leaves 136 registers per thread, of 168
  * that many rows need, and where time is the reading of keys the four warps wait for the same tile anyway.
  *
  * A tile's chunks of 128 bytes of channels lie one after the other, as the copy engine swizzles them: in rows of 128 bytes that
  * is the swizzle of sm80/tile.cuh (of 64 bytes, float8 with head dims up to 64: that of its rows of 32 elements). Rows past the
- * tensor arrive as zeros. Rows past the sequence, of which there may be some in its last page, may hold anything: scores
- * of such keys are hidden, values become zeros in shared memory. */
+ * tensor arrive as zeros. Rows past the sequence, of which there may be some in its last page, may hold anything, and boxes that
+ * lie wholly past it are not asked for: all of these rows become zeros in shared memory. */
 #include "kernels/cuda/sm80/decode.cuh"
-#include "launch.cuh"
 #include "tma.cuh"
 
 namespace {
@@ -47,8 +56,7 @@ template <class X> struct shared_with_boxes : shared<X> {
 
 template <typename T, class X> struct copies_by_engine {
     typedef shared_with_boxes<X> memory;
-    static const int SLOTS = X::SLOTS, CHUNK = X::WIDTH < 64 ? X::WIDTH : 64 /* 16 bits each */,
-                     CHUNKS = X::WIDTH / CHUNK, COLUMNS = X::FLOAT8 ? CHUNK * 2 : CHUNK;
+    static const int SLOTS = X::SLOTS, CHUNK = X::WIDTH < 64 ? X::WIDTH : 64; /* of 16 bits */
     static_assert(SLOTS <= MOST_SLOTS && X::BN * CHUNK * 2 % 1024 == 0 && X::BM * X::D * 2 % 1024 == 0,
                   "tiles begin where the swizzle does");
     struct kept {
@@ -71,7 +79,7 @@ template <typename T, class X> struct copies_by_engine {
         if (threadIdx.x < 32 && a.g.page_table) find_boxes();
     }
 
-    /* By the first warp. */
+    /* By the first warp; of entries up to that of the last key. */
     DEVICE void find_boxes() const
     {
         const int32_t *const table = a.g.page_table + b * a.g.page_table_row;
@@ -85,40 +93,39 @@ template <typename T, class X> struct copies_by_engine {
         __syncwarp();
     }
 
-    /* By thread 0: the tile of the next step, to `slot`, which is free. What of it is past the sequence is left out. */
-    DEVICE void fill(int slot)
+    /* By one warp: asks for the tile of a step, to `slot`, which is free. Boxes past the sequence are left out. */
+    DEVICE void fill(int step, int slot) const
     {
-        const bool values = filled % 2;
-        const int key = (keys.tiles + filled / 2) * X::BN, box = at.copies.box, shift = at.copies.box_shift;
-        const int count = min(X::BN, (Sk - key + box - 1) & -box), number = (key - keys.first) >> shift;
-        const CUtensorMap *const map = values ? &at.copies.V : &at.copies.K;
-        const uint32_t bar = smem_addr(&at.bars.full[slot]), tile = smem_addr(sm.tile.ring[slot]);
-        const uint64_t policy = evict_first();
-        mbarrier_arrive_expect_tx(bar, (uint32_t)count * (X::WIDTH * 2));
-#pragma unroll 1
-        for (int r = 0, n = number; r < count; r += box, n++) {
-            const box_place from = a.g.page_table ? sm.boxes[n] : box_place{ k_start + key + r, a.g.dims.packed ? 0 : b };
-#pragma unroll
-            for (int c = 0; c < CHUNKS; c++)
-                tma_load_4d(tile + (c * X::BN + r) * (CHUNK * 2), map, c * COLUMNS, from.row, hk, from.b, bar, policy);
+        const int CHUNKS = X::WIDTH / CHUNK, COLUMNS = X::FLOAT8 ? CHUNK * 2 : CHUNK; /* of the tensor's elements */
+        static_assert(X::BN / LEAST_BOX * CHUNKS <= 32, "a box per lane");
+        const int lane = threadIdx.x % 32, chunk = lane % CHUNKS, row = lane / CHUNKS << at.copies.box_shift;
+        const int key = (keys.tiles + step / 2) * X::BN, box = at.copies.box;
+        const int rows = min(X::BN, (Sk - key + box - 1) & -box);
+        const uint32_t bar = smem_addr(&at.bars.full[slot]);
+        if (lane == 0) mbarrier_arrive_expect_tx(bar, (uint32_t)rows * (X::WIDTH * 2));
+        __syncwarp();
+        if (row < rows) {
+            box_place from = { k_start + key + row, a.g.dims.packed ? 0 : b };
+            if (a.g.page_table) from = sm.boxes[(key + row - keys.first) >> at.copies.box_shift];
+            tma_load_4d(smem_addr(sm.tile.ring[slot]) + (chunk * X::BN + row) * (CHUNK * 2),
+                        step % 2 ? &at.copies.V : &at.copies.K, chunk * COLUMNS, from.row, hk, from.b, bar, evict_first());
         }
-        filled++;
+        __syncwarp();
     }
 
     template <class F> DEVICE void begin(F queries)
     {
-        filled = 0;
-        if (threadIdx.x == 0)
+        filled = keys.steps < SLOTS ? keys.steps : SLOTS; /* below 0 where no key is seen */
+        if (threadIdx.x < 32)
 #pragma unroll 1
-            for (int n = 0, slot = at.slot; n < SLOTS && filled < keys.steps; n++) {
-                fill(slot);
+            for (int step = 0, slot = at.slot; step < filled; step++) {
+                fill(step, slot);
                 slot = slot + 1 == SLOTS ? 0 : slot + 1;
             }
-        __syncwarp();
         queries();
         cp_async_commit();
         cp_async_wait<0>();
-        __syncthreads(); /* Q is here, and all see the barriers */
+        __syncthreads(); /* Q is here, and all see the barriers and where boxes begin */
     }
 
     template <bool VALUES> DEVICE uint16_t *next() const
@@ -129,7 +136,7 @@ template <typename T, class X> struct copies_by_engine {
 
     DEVICE void clear_tail(uint16_t *tile, int j) const
     {
-        const int rows = Sk - j * X::BN, pieces = CHUNK / 8;
+        const int rows = Sk - j * X::BN, pieces = CHUNK / 8, CHUNKS = X::WIDTH / CHUNK;
         if (rows >= X::BN) return;
         for (int n = threadIdx.x; n < CHUNKS * pieces * (X::BN - rows); n += X::THREADS) {
             const int c = n / (pieces * (X::BN - rows)), rest = n % (pieces * (X::BN - rows));
@@ -143,16 +150,16 @@ template <typename T, class X> struct copies_by_engine {
 
     DEVICE void release()
     {
+        const uint32_t empty = smem_addr(&at.bars.empty[at.slot]);
         __syncwarp();
-        if (threadIdx.x % 32 == 0) {
-            const uint32_t empty = smem_addr(&at.bars.empty[at.slot]);
-            mbarrier_arrive(empty);
-            if (threadIdx.x == 0 && filled < keys.steps) {
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
+        if (filled < keys.steps) {
+            if (threadIdx.x / 32 == filled % WARPS) {
                 mbarrier_wait(empty, at.phase);
-                fill(at.slot);
+                fill(filled, at.slot);
             }
+            filled++;
         }
-        __syncwarp();
         if (++at.slot == SLOTS) at.slot = 0, at.phase ^= 1;
     }
 
@@ -181,7 +188,6 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
         fence_mbarrier_init();
     }
     launch_dependents(); /* combine_splits() may come when the last block has begun */
-    wait_for_prerequisites();
     typename copies_by_engine<T, shape<D, false, false, true, AS>>::kept narrow = { copies, bars, 0, 0 };
     typename copies_by_engine<T, shape<D, true, false, true, AS>>::kept wide = { copies, bars, 0, 0 };
     walk_splits<T, D, false, true, AS, copies_by_engine>(a, p, memory, narrow, wide);
@@ -206,7 +212,8 @@ cudaError_t launch(copy_plan &copies, const cuda_args &a, const plan &p, int64_t
     const size_t bytes = barriers_at<T, D, AS> + sizeof(ring_barriers);
     const cudaError_t code = allow_shared<decode_splits_by_engine<T, D, AS>>(bytes);
     if (code != cudaSuccess) return code;
-    return launch_dependent(decode_splits_by_engine<T, D, AS>, blocks, THREADS, bytes, stream, copies, a, p);
+    decode_splits_by_engine<T, D, AS><<<(unsigned)blocks, THREADS, bytes, stream>>>(copies, a, p);
+    return cudaPeekAtLastError();
 }
 
 template <typename T, keys_as AS>
@@ -244,7 +251,7 @@ bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_pla
     const attn_dims &d = a.g.dims;
     const bool float8 = decode_has_float8_form(of), bf16 = problem.q.dtype == ATTN_BF16;
     tma_tensor K, V;
-    if (chip->major != 9 || chip->minor != 0 || (has_options(of) && !float8)) return false;
+    if (chip->major != 9 || chip->minor != 0 || chip->copies_by_threads || (has_options(of) && !float8)) return false;
     if (problem.k.dtype != problem.v.dtype || (!float8 && problem.k.dtype != problem.q.dtype)) return false;
     if (d.page_size % LEAST_BOX || !walkable_as(&K, a.g.view[ATTN_T_k], d, d.D) ||
         !walkable_as(&V, a.g.view[ATTN_T_v], d, d.Dv))
