@@ -32,6 +32,8 @@
  * sequences of either kind; then the other kernel runs first and leaves out those that are decoded here
  * (cuda_chip::decode_rows).
  *
+ * On Hopper the copy engine brings keys and values wherever it can, with the same bits: sm90/decode.cu.
+ *
  * Keys and values in float8 stay that in shared memory, so their tiles cost half the reading (float8.cuh): a form of its own, which
  * computes P V in float16. What has options takes the other form, where the loader widens them one by one.
  *
@@ -372,7 +374,8 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const launch_p
 {
     const int D = class_of(a.g.dims);
     if (D == 64) return launch_form<T, 64, PAGED>(chip, a, y, of, stream);
-    return D == 128 ? launch_form<T, 128, PAGED>(chip, a, y, of, stream) : launch_form<T, 256, PAGED>(chip, a, y, of, stream);
+    return D == 128 ? launch_form<T, 128, PAGED>(chip, a, y, of, stream)
+                    : launch_form<T, 256, PAGED>(chip, a, y, of, stream);
 }
 
 /* A block takes a split group where that leaves FULL blocks for each place on a multiprocessor. The bits of the answer

@@ -2,21 +2,21 @@
  * splits. How keys and values get to shared memory is a template parameter:
  *
  *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async): any strides, options, compute capability 8.0 on
- *   copies_by_engine    a thread asks the copy engine for boxes (sm90/decode.cu)
+ *   copies_by_engine    a warp asks the copy engine for boxes (sm90/decode.cu)
  *
- * Both give the same tiles in the same order, and differ in where a row's channels lie (CHUNK): the bits of an answer are the
- * same.
+ * Both give the same tiles in the same order, and differ in where a row's channels lie (CHUNK): the bits of an answer are
+ * the same.
  *
  * RING<T, X> is a block's ring of tiles, K and V by turns:
  *
- *   kept              what outlives a split
- *   begin(queries)    asks for the first tiles; has queries() put Q into shared memory, where all threads find it when next() has
- *                     returned
- *   next<VALUES>()    the next tile, once it is there: of V or K
+ *   kept                 what outlives a split
+ *   begin(queries)       asks for the first tiles; has queries() put Q into shared memory, where all threads find it when
+ *                        next() has returned
+ *   next<VALUES>()       the next tile, once it is there: of V or K
  *   clear_tail(tile, j)  rows of tile j past the sequence become zeros, where copies do not see to that
- *   changed()         by each thread that has written to a tile or in its place, before the block meets at a barrier
- *   release()         this warp has read the tile
- *   end()             the block has read all tiles */
+ *   changed()            by each thread that has written to a tile or in its place, before the block meets at a barrier
+ *   release()            this warp has read the tile
+ *   end()                the block has read all tiles */
 #ifndef ATTN_SM80_DECODE_CUH
 #define ATTN_SM80_DECODE_CUH
 
@@ -244,9 +244,9 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
     }
 }
 
-/* Eight bfloat16, of LANES neighbouring lanes a row, become float16 times a power of two that brings the row's largest to 2^14 and
- * more; `factor` is divided by it. False: that lost a bit, as it does where a number is 2^31 times as small as its row's largest, or left
- * the range of factors. Infinities and NaN stay such. */
+/* Eight bfloat16, of LANES neighbouring lanes a row, become float16 times a power of two that brings the row's largest to
+ * 2^14 and more; `factor` is divided by it. False: that lost a bit, as it does where a number is 2^31 times as small as
+ * its row's largest, or left the range of factors. Infinities and NaN stay such. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
     uint32_t most = 0;
@@ -265,16 +265,16 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
         const float2 want = make_float2(low * up * up_more, high * up * up_more);
         word[w] = pack<__half>(want.x, want.y);
         const float2 got = floats_of_halves(word[w]);
-        exact &= exponent == 255 || (got.x == want.x && got.y == want.y && (got.x == 0) == (low == 0) &&
-                                     (got.y == 0) == (high == 0));
+        exact &= exponent == 255 ||
+                 (got.x == want.x && got.y == want.y && (got.x == 0) == (low == 0) && (got.y == 0) == (high == 0));
     }
     return exact;
 }
 
 /* The same in the order that scores_of_float8() wants; of a negative scale with the other sign, of a scale of 0 as zeros
- * (but for what is not finite, whose row is computed after all). bfloat16 becomes float16, as scaled_halves_of() says, and
- * `c`, by which scores become those of base 2, has a value for each row, in `factor`. Returns false where that would not be exact:
- * then Q is bfloat16 in all rows, and every factor is c. */
+ * (but for what is not finite, whose row is computed after all). bfloat16 becomes float16, as keys in float8 do in a
+ * third of the instructions; `c`, by which scores become those of base 2, then has a value for each row, in sm.factor.
+ * Returns false where that would not be exact (scaled_halves_of()): Q is bfloat16, and c counts. */
 template <typename T, class X>
 DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group_place &place, float c)
 {
@@ -284,8 +284,8 @@ DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group
     const attn_view &q = a.g.view[ATTN_T_q];
     const int group = (int)a.g.group, columns = (int)a.g.dims.D;
     const uint32_t sign = place.x.scale < 0 ? 0x80008000 : 0;
-    bool halves = true, exact = true;
-    const auto load = [&] {
+    bool exact = true;
+    for (bool halves = true;; halves = false) {
 #pragma unroll 1
         for (int n = threadIdx.x; n < BM * PIECES; n += THREADS) {
             const int r = n / PIECES, p = n % PIECES, i = r / group;
@@ -325,14 +325,8 @@ DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group
                 *(uint32_t *)(sm.tile.Q + at<D>(r, p / 2 * 2 + there / 4) + there % 4 * 2) = word[w] ^ sign;
             }
         }
-    };
-    load();
-    if constexpr (SCALED)
-        if (__syncthreads_or(!exact)) { /* all see the factors */
-            halves = false;
-            load();
-        }
-    return halves;
+        if (!SCALED || !halves || !__syncthreads_or(!exact)) return halves; /* all see the factors */
+    }
 }
 
 /* The block's O of row r, channels d to d + 3: its warps' sums, each times its factor. */
@@ -624,8 +618,8 @@ constexpr size_t shared_bytes()
 }
 
 /* A block: the splits that are its own. */
-template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS, template <typename, class> class RING, class KEPT_NARROW,
-          class KEPT_WIDE>
+template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS, template <typename, class> class RING,
+          class KEPT_NARROW, class KEPT_WIDE>
 DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NARROW narrow, KEPT_WIDE wide)
 {
     const int Hk = (int)a.g.dims.Hk, slot = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk);

@@ -137,9 +137,13 @@ template <int PAIR> DEVICE uint32_t halves_of_e4m3(uint32_t bytes)
 {
     uint32_t r;
     if (PAIR == 0)
-        asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, low;\n}" : "=r"(r) : "r"(bytes));
+        asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, low;\n}"
+            : "=r"(r)
+            : "r"(bytes));
     else
-        asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, high;\n}" : "=r"(r) : "r"(bytes));
+        asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, high;\n}"
+            : "=r"(r)
+            : "r"(bytes));
     return r;
 }
 #endif

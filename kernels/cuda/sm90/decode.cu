@@ -1,39 +1,40 @@
-/* decode.cu: the splits of sm80/decode.cu for Hopper, whose keys and values the copy engine brings. What is computed, and in which
- * order, is sm80/decode.cuh: the bits of an answer are those of copies by threads.
+/* decode.cu: the splits of sm80/decode.cu for Hopper, whose keys and values the copy engine brings. What is computed, and
+ * in which order, is sm80/decode.cuh: the bits of an answer are those of copies by threads.
  *
- * A warp asks for the boxes of a tile, a lane for each: one per 128 bytes of channels, and one per page where pages are smaller than
- * a tile. Which page and slot a box is in is looked up by the first warp for the whole split, before the first box is asked for; so
- * a box costs no wait for memory.
+ * A warp asks for the boxes of a tile, a lane for each: one per 128 bytes of channels, and one per page where pages are
+ * smaller than a tile. Which page and slot a box is in is looked up by the first warp for the whole split, before the
+ * first box is asked for; so a box costs no wait for memory.
  *
- *   full[slot]    an arrival, of the lane that says how many bytes are to come: completes when the tile is there
- *   empty[slot]   an arrival per warp that has read the tile: completes when all four have
+ *   full[slot]    one arrival, of the lane that says how many bytes are to come: completes when the tile is there
+ *   empty[slot]   one arrival per warp that has read the tile: completes when all four have
  *
- * Step s (a tile of K or of V) is in slot s modulo SLOTS, counted over all splits of a block. The first SLOTS steps of a split are
- * asked for by the first warp, at its beginning, when the block has met and all slots are free. Step s is asked for when step
- * s - SLOTS has been read: the warps take turns, and the one whose turn it is waits for the others then. So each slot's
- * barriers complete once per use, in the order of the steps; whoever waits for a phase has seen all before it, so that the phase's
- * parity is enough to wait for.
+ * Step s of a split (a tile of K or of V) is in the slot after that of step s - 1, and the first step of a split in the
+ * slot after that of the last step of the split before. The first SLOTS steps of a split are asked for by the first warp,
+ * at its beginning, where all slots are free. Step s is asked for when step s - SLOTS has been read: the warps take turns,
+ * and the one whose turn it is waits for the others. So a slot's barriers complete once per use, in the order of the
+ * steps, and nobody may use a slot again before all have seen its last phase: a phase's parity is enough to wait for.
  *
- * Nobody waits for what comes later: a warp at step s waits for full[s], which the warp of turn s asked for at the end of its step
- * s - SLOTS, and there for the others' arrivals at the end of their step s - SLOTS, before which they wait for
- * steps up to that alone. A split ends with all tiles that were asked for arrived and read, and the block meets there. A block without
- * rows or without a split leaves before it has asked for anything; a split without keys asks for nothing.
+ * Nobody waits for what comes later. At step s a warp waits for full[s], which was asked for at the beginning or by the
+ * warp of turn s at the end of its step s - SLOTS. That one waits there for the others' arrivals at the end of their step
+ * s - SLOTS, before which they wait for steps up to that alone. A split ends when all tiles that were asked for have
+ * arrived and been read, and the block meets there. A block without rows or without a split leaves before it has asked for
+ * anything; a split without keys asks for nothing.
  *
- * So all slots are on their way while warps wait, and a warp waits for others only in its turn. A warp for loads alone would
- * have all of this too, and hide that one wait; but a fifth warp in each of three blocks leaves 136 registers per thread, of 168
- * that many rows need, and where time is the reading of keys the four warps wait for the same tile anyway.
+ * So all slots are on their way while warps wait, and a warp waits for others only in its turn. A warp for loads alone
+ * would have all of this too, and hide that one wait; but a fifth warp in each of three blocks leaves 136 registers per
+ * thread, of 168 that many rows need, and where time is the reading of keys the four warps wait for the same tile anyway.
  *
- * A tile's chunks of 128 bytes of channels lie one after the other, as the copy engine swizzles them: in rows of 128 bytes that
- * is the swizzle of sm80/tile.cuh (of 64 bytes, float8 with head dims up to 64: that of its rows of 32 elements). Rows past the
- * tensor arrive as zeros. Rows past the sequence, of which there may be some in its last page, may hold anything, and boxes that
- * lie wholly past it are not asked for: all of these rows become zeros in shared memory. */
+ * A tile's chunks of 128 bytes of channels lie one after the other, as the copy engine swizzles them: in rows of 128 bytes
+ * that is the swizzle of sm80/tile.cuh (of 64 bytes, float8 with head dims up to 64: that of its rows of 32 elements).
+ * Rows past the tensor arrive as zeros. Rows past the sequence, of which there may be some in its last page, may hold
+ * anything, and boxes that lie wholly past it are not asked for: all of these rows become zeros in shared memory. */
 #include "kernels/cuda/sm80/decode.cuh"
 #include "tma.cuh"
 
 namespace {
 
-enum { LEAST_BOX = 8 };  /* rows: where the swizzle begins anew */
-enum { MOST_SLOTS = 12 };/* of any shape's ring */
+enum { LEAST_BOX = 8 };   /* rows: where the swizzle begins anew */
+enum { MOST_SLOTS = 12 }; /* of any shape's ring */
 
 /* Where a box begins: its row in the tensor or page, and its batch row or page. */
 struct box_place {
@@ -73,20 +74,18 @@ template <typename T, class X> struct copies_by_engine {
     int filled; /* steps that were asked for */
 
     DEVICE copies_by_engine(kept &kept_, memory &sm_, const cuda_args &a_, const head_args &x, const split_place &keys_)
-        : at(kept_), sm(sm_), a(a_), b((int)x.b), hk((int)x.hk), k_start((int)x.s.k_start), Sk((int)x.s.Sk),
-          keys(keys_)
+        : at(kept_), sm(sm_), a(a_), b((int)x.b), hk((int)x.hk), k_start((int)x.s.k_start), Sk((int)x.s.Sk), keys(keys_)
     {
         if (threadIdx.x < 32 && a.g.page_table) find_boxes();
     }
 
-    /* By the first warp; of entries up to that of the last key. */
+    /* By the first warp. Entries of the table past that of the last key are not looked at. */
     DEVICE void find_boxes() const
     {
         const int32_t *const table = a.g.page_table + b * a.g.page_table_row;
         const uint32_t page_size = (uint32_t)a.g.dims.page_size;
         const int end = min(Sk, (keys.tiles + keys.steps / 2) * X::BN); /* whole tiles are loaded */
-        for (int n = threadIdx.x, key = keys.first + n * at.copies.box; key < end;
-             n += 32, key += 32 * at.copies.box) {
+        for (int n = threadIdx.x, key = keys.first + n * at.copies.box; key < end; n += 32, key += 32 * at.copies.box) {
             const uint32_t page = (uint32_t)key / page_size;
             sm.boxes[n] = { (int)((uint32_t)key - page * page_size), table[page] };
         }
@@ -108,7 +107,8 @@ template <typename T, class X> struct copies_by_engine {
             box_place from = { k_start + key + row, a.g.dims.packed ? 0 : b };
             if (a.g.page_table) from = sm.boxes[(key + row - keys.first) >> at.copies.box_shift];
             tma_load_4d(smem_addr(sm.tile.ring[slot]) + (chunk * X::BN + row) * (CHUNK * 2),
-                        step % 2 ? &at.copies.V : &at.copies.K, chunk * COLUMNS, from.row, hk, from.b, bar, evict_first());
+                        step % 2 ? &at.copies.V : &at.copies.K, chunk * COLUMNS, from.row, hk, from.b, bar,
+                        evict_first());
         }
         __syncwarp();
     }
@@ -136,17 +136,19 @@ template <typename T, class X> struct copies_by_engine {
 
     DEVICE void clear_tail(uint16_t *tile, int j) const
     {
-        const int rows = Sk - j * X::BN, pieces = CHUNK / 8, CHUNKS = X::WIDTH / CHUNK;
+        const int rows = Sk - j * X::BN, PIECES = CHUNK / 8; /* of 16 bytes, which the swizzle leaves in their row */
         if (rows >= X::BN) return;
-        for (int n = threadIdx.x; n < CHUNKS * pieces * (X::BN - rows); n += X::THREADS) {
-            const int c = n / (pieces * (X::BN - rows)), rest = n % (pieces * (X::BN - rows));
-            *(uint4 *)(tile + (c * X::BN + rows) * CHUNK + rest * 8) = make_uint4(0, 0, 0, 0);
-        }
+#pragma unroll 1
+        for (int n = threadIdx.x; n < X::BN * X::WIDTH / 8; n += X::THREADS)
+            if (n / PIECES % X::BN >= rows) *(uint4 *)(tile + n * 8) = make_uint4(0, 0, 0, 0);
         changed();
         __syncthreads();
     }
 
-    DEVICE void changed() const { fence_proxy_async_shared(); }
+    DEVICE void changed() const
+    {
+        fence_proxy_async_shared();
+    }
 
     DEVICE void release()
     {
@@ -163,11 +165,15 @@ template <typename T, class X> struct copies_by_engine {
         if (++at.slot == SLOTS) at.slot = 0, at.phase ^= 1;
     }
 
-    DEVICE void end() const { __syncthreads(); }
+    DEVICE void end() const
+    {
+        __syncthreads();
+    }
 };
 
 /* Dynamic shared memory: a split's, and behind it the barriers. */
-template <typename T, int D, keys_as AS> constexpr size_t barriers_at = shared_bytes<T, D, false, AS, copies_by_engine>();
+template <typename T, int D, keys_as AS>
+constexpr size_t barriers_at = shared_bytes<T, D, false, AS, copies_by_engine>();
 
 template <typename T, int D, keys_as AS>
 __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
@@ -198,8 +204,12 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
 /* K or V as the copy engine walks it. */
 bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &d, int64_t columns)
 {
-    const int64_t B = d.page_size ? d.pages : d.packed ? 1 : d.B,
-                  rows = d.page_size ? d.page_size : d.packed ? d.total_k : d.Sk;
+    const int64_t B = d.page_size ? d.pages
+                      : d.packed  ? 1
+                                  : d.B,
+                  rows = d.page_size ? d.page_size
+                         : d.packed  ? d.total_k
+                                     : d.Sk;
     const bool bytes = view.dtype == ATTN_F8E4M3;
     *to = bytes ? tma_bytes_of(view.data, B, d.Hk, rows, columns, view.batch, view.head, view.row)
                 : tma_tensor_of(view, B, d.Hk, rows, columns);
