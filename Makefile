@@ -388,6 +388,9 @@ check-format: ## say which C sources are not in that style
 check-layers: all ## do folders depend on each other only as they may, and nothing in a circle?
 	@python3 tests/layers.py $B
 
+check-shape: ## how long are functions and files, and how much do sibling kernels repeat of each other?
+	@python3 tests/shape.py
+
 print-advice:
 	@$(cuda_advice)
 
@@ -400,4 +403,4 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-.PHONY: all run install uninstall test unit http http-all conformance differential fuzz-replay fuzz fuzz-targets fuzz-http walk bench load compare upload growth observe scaleout gpu emulate fresh format check-format check-layers print-cuda print-advice clean help
+.PHONY: all run install uninstall test unit http http-all conformance differential fuzz-replay fuzz fuzz-targets fuzz-http walk bench load compare upload growth observe scaleout gpu emulate fresh format check-format check-layers check-shape print-cuda print-advice clean help

@@ -6,18 +6,12 @@
  * K and V are split by a kernel of their own before, Q by its block; S = Q K^T and P V are products of pairs; P is
  * split in registers; softmax, O and lse are float32.
  *
- *     load Q, K[n-1]
- *     for j = n-1 .. 0:  wait K[j];  load V[j]
- *                        S = Q K[j]^T;  mask
- *                        wait V[j];  load K[j-1]          copies run under the products
- *                        m, l, P = softmax_step(S);  O = rescale O + P V[j]
- *     out = O / l,  lse = m + ln l
- *
  * P is kept as 2^15 P, and l with it, so that small probabilities do not leave float16's range.
  *
  * A row that sees one key is that key's value to the bit: it is copied. Values that are not finite: as in
  * forward.cu, the tile again with zeros for them, then the rows that see one by rows.cuh. Wide tiles (split.cuh)
  * send all rows there. */
+#include "forward_steps.cuh"
 #include "split.cuh"
 
 namespace {
@@ -35,7 +29,8 @@ template <> struct tile<256> {
 };
 
 /* The form with options has one 16-row block a warp, which leaves registers for them. */
-template <int D, bool SCORE_MODS> struct shape {
+template <int D, bool SCORE_MODS_> struct shape {
+    static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = tile<D>::BN, MT = SCORE_MODS ? 1 : tile<D>::MT;
     static const int BM = 16 * MT * WARPS, BLOCKS = tile<D>::BLOCKS;
     static_assert(SPLIT_ROWS % BM == 0 && SPLIT_ROWS % BN == 0, "a tile has one exponent");
@@ -45,15 +40,10 @@ template <int D, bool SCORE_MODS> struct shared {
     alignas(1024) uint16_t Q[2 * shape<D, SCORE_MODS>::BM * D]; /* hi, then lo */
     alignas(1024) uint16_t K[2 * shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[2 * shape<D, SCORE_MODS>::BN * D];
-    float S[SCORE_MODS ? shape<D, SCORE_MODS>::BM : 1]
-           [SCORE_MODS ? shape<D, SCORE_MODS>::BN + 4 : 1]; /* scores on their way through the options */
+    scores_on_their_way<shape<D, SCORE_MODS>> way;
 };
 
-/* What a thread knows of one of its rows: maximum (base 2) and this lane's part of the sum, in units of P_UNIT. */
-struct softmax_row {
-    float m, l;
-};
-
+/* A softmax_row's l is in units of P_UNIT. */
 const float P_BITS = 15, P_UNIT = 1.0f / 32768;
 
 /* To a multiple of 1/16 (of more above 2^18). Maxima are rounded, so that adding P's 15 bits to one is exact. */
@@ -126,9 +116,7 @@ template <int DT> DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], 
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        row.l += __shfl_xor_sync(0xffffffff, row.l, 1);
-        row.l += __shfl_xor_sync(0xffffffff, row.l, 2);
-        row.l *= P_UNIT;
+        row.l = whole_sum(row.l) * P_UNIT;
         const float factor = row.l == 0 ? 0 : drop_scale / row.l * o_unit;
         is_finite &= row.l - row.l == 0 && (row.m == -CUDART_INF_F || fabsf(row.m) < SCORE_MOST);
 #pragma unroll
@@ -178,10 +166,10 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     f32_forward_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ forward_planes planes)
 {
     typedef shape<D, SCORE_MODS> Shape;
+    typedef shared<D, SCORE_MODS> Shared;
     const int BM = Shape::BM, BN = Shape::BN, MT = Shape::MT, THREADS = Shape::THREADS, NT = BN / 8, DT = D / 8;
-    extern __shared__ __align__(1024) char memory[];
-    shared<D, SCORE_MODS> &sm = *reinterpret_cast<shared<D, SCORE_MODS> *>(memory);
     const attn_geometry &g = a.g;
+    Shared &sm = block_memory<Shared>();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
@@ -212,22 +200,12 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     bool clean = false; /* second time over: V without infinities and NaN */
     bool wide = false;  /* all rows by forward_row() */
 again:
+    int o_exponent = 126; /* O holds sums of P V 2^o_exponent: the smallest exponent of V's tiles so far */
     float O[MT][DT][4];
     softmax_row rows[MT][2];
     const float sink = sink_in_base_2(sink_of(a, place.x.h)), sink_m = rounded(sink),
                 scale_log2 = place.x.scale * LOG2E * q_unit; /* of a score in S, but for K's exponent */
-    int o_exponent = 126; /* O holds sums of P V 2^o_exponent: the smallest exponent of V's tiles so far */
-#pragma unroll
-    for (int mt = 0; mt < MT; mt++) {
-#pragma unroll
-        for (int dt = 0; dt < DT; dt++) O[mt][dt][0] = O[mt][dt][1] = O[mt][dt][2] = O[mt][dt][3] = 0;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            rows[mt][half].m = sink_m;
-            rows[mt][half].l = sink != -CUDART_INF_F && lane % 4 == 0 ? exp2_fast(sink - sink_m) * (1 / P_UNIT)
-                                                                      : 0; /* the sink joins the sum once */
-        }
-    }
+    begin_rows(O, rows, sink_m, sink != -CUDART_INF_F && lane % 4 == 0 ? exp2_fast(sink - sink_m) * (1 / P_UNIT) : 0);
 
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * MT * 32 * D, k_at = by_8<D>(sm.K, lane), v_at = by_16<D>(sm.V, lane);
 
@@ -264,18 +242,8 @@ again:
             multiply_rows<D, MT, BN, BM>(S, q_at, k_at);
             const float k_unit = power_of_two(-ks.exponent);
 
-            if (SCORE_MODS) {
-                change_scores<false>(S[0], lines_of<BN + 4>(&sm.S[warp * 16]), lane, [&](int r, int c, float &s) {
-                    const int i = q0 + warp * 16 + r, key = j * BN + c;
-                    float derivative;
-                    s = score_log2(a, place.x, limit, i < place.x.s.Sq, i, key, s * (q_unit * k_unit), &derivative);
-                });
-            } else if (j < free_first || j >= free_last) {
-#pragma unroll
-                for (int mt = 0; mt < MT; mt++)
-                    hide_keys(S[mt], limit, q0 + (warp * MT + mt) * 16 + lane / 4, j * BN + lane % 4 * 2);
-            }
-
+            change_or_hide<Shape>(S, sm.way, a, place.x, limit, place.x.s.Sq, q0, j, j < free_first || j >= free_last,
+                                  q_unit * k_unit);
             const float c = SCORE_MODS ? 1 : fmaxf(scale_log2 * k_unit, 1.2e-38f); /* never 0: -inf * 0 would be NaN */
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
@@ -283,21 +251,14 @@ again:
                 rescale[mt][0] *= o_rescale;
                 rescale[mt][1] *= o_rescale;
             }
-            if (SCORE_MODS && a.drop_below) /* drop_scale comes at the end */
-                drop(S[0], reinterpret_cast<uint32_t *>(&sm.S[warp * 16]), 1, lane, [&](int r, int eighth) {
-                    return kept_of(a, place.x.b * g.dims.H + place.x.h, q0 + warp * 16 + r, j * NT + eighth);
-                });
+            drop_some<Shape>(S, sm.way, a, place.x.b * g.dims.H + place.x.h, q0, j);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) split_fragments<BN>(ph[mt], pl[mt], S[mt]);
         }
 
         cp_async_wait<0>();
-        __syncthreads(); /* V[j] is here, and nobody reads K[j] any more */
-        if (clean) {
-            for (int n = threadIdx.x; n < BN * D; n += THREADS)
-                if (not_finite<__half>(sm.V[n])) sm.V[n] = 0; /* lo is 0 there */
-            __syncthreads();
-        }
+        __syncthreads();                                     /* V[j] is here, and nobody reads K[j] any more */
+        if (clean) clear_not_finite<__half, Shape, D>(sm.V); /* lo is 0 there */
         if (j > first) load(sm.K, planes.k, j - 1);
 
         /* O = rescale O + P V, some columns at a time: what registers allow */
@@ -349,21 +310,13 @@ again:
      * of row r lie at place c ^ (r % 8) of their row. */
     float *const staged = reinterpret_cast<float *>(sm.Q);
     __syncthreads();
+    for_own_rows<Shape>([&](int mt, int half, int r) {
+        store_lse(lse, x.b, x.h, x.s.q_start + q0 + r, q0 + r < x.s.Sq, rows[mt][half]);
 #pragma unroll
-    for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int r = (warp * MT + mt) * 16 + half * 8 + lane / 4;
-            const softmax_row &row = rows[mt][half];
-            if (q0 + r < x.s.Sq && lane % 4 == 0 && lse.data)
-                ((float *)lse.data)[attn_at(&lse, x.b, x.h, x.s.q_start + q0 + r)] = row.l == 0
-                                                                                         ? -CUDART_INF_F
-                                                                                         : row.m * LN2 + logf(row.l);
-#pragma unroll
-            for (int dt = 0; dt < DT; dt++)
-                *(float2 *)(staged + at<D>(r, dt) + lane % 4 * 2) = make_float2(O[mt][dt][half * 2],
-                                                                                O[mt][dt][half * 2 + 1]);
-        }
+        for (int dt = 0; dt < DT; dt++)
+            *(float2 *)(staged + at<D>(r, dt) + lane % 4 * 2) = make_float2(O[mt][dt][half * 2],
+                                                                            O[mt][dt][half * 2 + 1]);
+    });
     __syncwarp();
     const bool copies = !SCORE_MODS && sink_of(a, x.h) == -CUDART_INF_F; /* a row that sees one key is that value */
     if (out.data) store_rows_or_values<D, MT * 16>(a, x, staged, q0, warp * MT * 16, limit, copies, lane);
@@ -378,13 +331,8 @@ again:
 template <int D, bool SCORE_MODS>
 cudaError_t launch_form(const cuda_args &a, const forward_planes &planes, cudaStream_t stream)
 {
-    typedef shape<D, SCORE_MODS> Shape;
-    const dim3 grid = tile_grid(a.g, Shape::BM);
-    const size_t bytes = sizeof(shared<D, SCORE_MODS>);
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
-    const cudaError_t code = allow_shared<f32_forward_tiles<D, SCORE_MODS>>(bytes);
-    if (code == cudaSuccess) f32_forward_tiles<D, SCORE_MODS><<<grid, Shape::THREADS, bytes, stream>>>(a, planes);
-    return code == cudaSuccess ? cudaPeekAtLastError() : code;
+    return launch_tiles<shape<D, SCORE_MODS>, f32_forward_tiles<D, SCORE_MODS>>(a, sizeof(shared<D, SCORE_MODS>),
+                                                                                stream, planes);
 }
 
 template <int D>

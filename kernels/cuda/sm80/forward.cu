@@ -28,7 +28,7 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/simple/rows.cuh"
 #include "decode.h"
-#include "scores.cuh"
+#include "forward_steps.cuh"
 
 namespace {
 
@@ -45,7 +45,8 @@ template <> struct tile<256> {
 };
 
 /* The form with options has one 16-row block a warp, which leaves registers for them. */
-template <int D, bool SCORE_MODS> struct shape {
+template <int D, bool SCORE_MODS_> struct shape {
+    static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = SCORE_MODS ? 64 : tile<D>::BN,
                      BM = SCORE_MODS ? 16 * WARPS : tile<D>::BM;
     static const int MT = BM / 16 / WARPS, BLOCKS = tile<D>::BLOCKS;
@@ -55,8 +56,7 @@ template <int D, bool SCORE_MODS> struct shared {
     alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* then the rows of out */
     alignas(1024) uint16_t K[shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[shape<D, SCORE_MODS>::BN * D];
-    float S[SCORE_MODS ? shape<D, SCORE_MODS>::BM : 1]
-           [SCORE_MODS ? shape<D, SCORE_MODS>::BN + 4 : 1]; /* scores on their way through the options */
+    scores_on_their_way<shape<D, SCORE_MODS>> way;
 };
 
 /* Results pass through all of it: rows of D floats at most. */
@@ -64,11 +64,6 @@ template <int D, bool SCORE_MODS>
 constexpr bool results_fit = sizeof(shared<D, SCORE_MODS>) >= sizeof(float) * shape<D, SCORE_MODS>::BM *D;
 static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128, false> && results_fit<128, true> &&
               results_fit<256, false> && results_fit<256, true>);
-
-/* What a thread knows of one of its rows: maximum (base 2) and this lane's part of the sum. */
-struct softmax_row {
-    float m, l;
-};
 
 /* One step of the online softmax; S becomes P. m follows the maximum only when that has grown by more than 8: P and l are
  * then at most 2^8 times what they would be, of which float32 sums and 16-bit floats lose nothing, and O is hardly ever
@@ -113,8 +108,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
 {
     typedef shape<D, SCORE_MODS> Shape;
     const int BM = Shape::BM, BN = Shape::BN, MT = Shape::MT, THREADS = Shape::THREADS, NT = BN / 8, DT = D / 8;
-    extern __shared__ __align__(1024) char memory[];
-    shared<D, SCORE_MODS> &sm = *reinterpret_cast<shared<D, SCORE_MODS> *>(memory);
+    shared<D, SCORE_MODS> &sm = block_memory<shared<D, SCORE_MODS>>();
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
@@ -142,7 +136,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
     /* Above 64 one address is kept in a register (3 % on an H200); at 64 there is none left for it. */
-    const uint32_t start = smem_addr(memory), down = start + lane_down<D>(lane);
+    const uint32_t start = smem_addr(&sm), down = start + lane_down<D>(lane);
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
     const uint32_t tileK = sizeof sm.Q, tileV = tileK + sizeof sm.K; /* from the start */
     bool clean = false; /* second time over: V without infinities and NaN */
@@ -150,16 +144,7 @@ again:
     float O[MT][DT][4];
     softmax_row rows[MT][2];
     const float sink = sink_in_base_2(sink_of(a, place.h));
-#pragma unroll
-    for (int mt = 0; mt < MT; mt++) {
-#pragma unroll
-        for (int dt = 0; dt < DT; dt++) O[mt][dt][0] = O[mt][dt][1] = O[mt][dt][2] = O[mt][dt][3] = 0;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            rows[mt][half].m = sink;
-            rows[mt][half].l = sink != -CUDART_INF_F && lane % 4 == 0 ? 1 : 0; /* the sink joins the sum once */
-        }
-    }
+    begin_rows(O, rows, sink, sink != -CUDART_INF_F && lane % 4 == 0 ? 1 : 0);
 
     if (clean && first < last) {
         K.template load<BN>(sm.K, (last - 1) * BN);
@@ -176,33 +161,15 @@ again:
             S, [&](uint32_t(&f)[4], int mt, int kk) { a_rows_of<D>(f, down, 0, (warp * MT + mt) * 16, kk * 16); },
             [&](uint32_t(&f)[4], int nt, int kk) { b_rows_of<D>(f, across, tileK, nt * 8, kk * 16); });
 
-        if (SCORE_MODS) {
-            change_scores<false>(S[0], lines_of<BN + 4>(&sm.S[warp * 16]), lane, [&](int r, int c, float &s) {
-                const int i = q0 + warp * 16 + r, key = j * BN + c;
-                float derivative;
-                s = score_log2(a, x, limit, i < place.Sq, i, key, s, &derivative);
-            });
-        } else if (j < free_first || j >= free_last) {
-#pragma unroll
-            for (int mt = 0; mt < MT; mt++)
-                hide_keys(S[mt], limit, q0 + (warp * MT + mt) * 16 + lane / 4, j * BN + lane % 4 * 2);
-        }
-
+        change_or_hide<Shape>(S, sm.way, a, x, limit, place.Sq, q0, j, j < free_first || j >= free_last, 1);
         const float c = SCORE_MODS ? 1 : scale_log2;
 #pragma unroll
         for (int mt = 0; mt < MT; mt++) softmax_step(S[mt], O[mt], rows[mt], c);
-        if (SCORE_MODS && a.drop_below) /* drop_scale comes at the end: P is up to 2^8 here */
-            drop(S[0], reinterpret_cast<uint32_t *>(&sm.S[warp * 16]), 1, lane, [&](int r, int eighth) {
-                return kept_of(a, x.b * g.dims.H + x.h, q0 + warp * 16 + r, j * NT + eighth);
-            });
+        drop_some<Shape>(S, sm.way, a, x.b * g.dims.H + x.h, q0, j);
 
         cp_async_wait<0>();
         __syncthreads(); /* V[j] is here, and nobody reads K[j] any more */
-        if (clean) {
-            for (int n = threadIdx.x; n < BN * D; n += THREADS)
-                if (not_finite<T>(sm.V[n])) sm.V[n] = 0;
-            __syncthreads();
-        }
+        if (clean) clear_not_finite<T, Shape, D>(sm.V);
         if (j > first) {
             K.template load<BN>(sm.K, (j - 1) * BN);
             cp_async_commit();
@@ -223,8 +190,7 @@ again:
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             softmax_row &row = rows[mt][half];
-            row.l += __shfl_xor_sync(0xffffffff, row.l, 1);
-            row.l += __shfl_xor_sync(0xffffffff, row.l, 2);
+            row.l = whole_sum(row.l);
             const float factor = row.l == 0 ? 0 : v_scale / row.l;
             zero = fmaf(row.l, 0, zero);
             finite &= row.m == -CUDART_INF_F || fabsf(row.m) < SCORE_MOST;
@@ -245,19 +211,12 @@ again:
         goto again;
     }
     const bool pieces = in_pieces<T>(out, place.b, place.h, place.q_start, g.dims.Dv);
+    for_own_rows<Shape>([&](int mt, int half, int r) {
+        store_lse(lse, place.b, place.h, place.q_start + place.i0 + r, place.i0 + r < place.Sq, rows[mt][half]);
 #pragma unroll
-    for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int r = (warp * MT + mt) * 16 + half * 8 + lane / 4;
-            const softmax_row &row = rows[mt][half];
-            if (place.i0 + r < place.Sq && lane % 4 == 0 && lse.data)
-                ((float *)lse.data)[attn_at(&lse, place.b, place.h, place.q_start + place.i0 + r)] =
-                    row.l == 0 ? -CUDART_INF_F : row.m * LN2 + logf(row.l);
-#pragma unroll
-            for (int dt = 0; dt < DT; dt++)
-                stage_pair<T, D>(&sm, pieces, r, dt * 8 + lane % 4 * 2, O[mt][dt][half * 2], O[mt][dt][half * 2 + 1]);
-        }
+        for (int dt = 0; dt < DT; dt++)
+            stage_pair<T, D>(&sm, pieces, r, dt * 8 + lane % 4 * 2, O[mt][dt][half * 2], O[mt][dt][half * 2 + 1]);
+    });
     if (out.data) {
         const int mine = warp * MT * 16;
         __syncwarp(); /* a warp reads back only the rows that it wrote */
@@ -277,15 +236,8 @@ again:
 template <typename T, int D, bool SCORE_MODS, bool PAGED>
 cudaError_t launch_form(const cuda_args &a, cudaStream_t stream)
 {
-    typedef shape<D, SCORE_MODS> Shape;
-    const dim3 grid = tile_grid(a.g, Shape::BM);
-    const int bytes = (int)sizeof(shared<D, SCORE_MODS>);
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
-    const cudaError_t code = allow_shared<forward_tiles<T, D, SCORE_MODS, PAGED>>((size_t)bytes);
-    if (code == cudaSuccess)
-        forward_tiles<T, D, SCORE_MODS, PAGED>
-            <<<grid, Shape::THREADS, bytes, stream>>>(a, limits_of_whole(a.g), (float)a.g.scale * LOG2E);
-    return code == cudaSuccess ? cudaPeekAtLastError() : code;
+    return launch_tiles<shape<D, SCORE_MODS>, forward_tiles<T, D, SCORE_MODS, PAGED>>(
+        a, sizeof(shared<D, SCORE_MODS>), stream, limits_of_whole(a.g), (float)a.g.scale * LOG2E);
 }
 
 template <typename T, int D> cudaError_t launch_width(const cuda_args &a, const attn_plan *plan, cudaStream_t stream)

@@ -602,18 +602,22 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Combine ----------------------------------------------------------------------------------------------------- */
 
-enum { COMBINE_PARTS = 4, COMBINE_THREADS = 128 * COMBINE_PARTS };
+/* A row's split groups are added up in four parts, every fourth of them in each, then the parts. */
+enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* per multiprocessor */ };
 
-/* A row per block, whose parts of 128 threads add up every fourth split group; a thread has four columns. And a row that its
- * block could not compute is computed by a warp. */
-__global__ void __launch_bounds__(COMBINE_THREADS)
+/* A row per block; a thread has four columns. Parts have 128 threads each, or with PARTS = 1, where no part has more than one
+ * group, all are added up by the same 128. A row that its block could not compute is computed by a warp; the bound on
+ * registers is for the rows that are merely added up, of which there may be thousands. */
+template <int PARTS>
+__global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
     combine_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
-    __shared__ float4 part_O[COMBINE_PARTS][128];
-    __shared__ float2 part_ml[COMBINE_PARTS];
+    __shared__ float4 part_O[PARTS][128];
+    __shared__ float2 part_ml[PARTS];
     const attn_geometry &g = a.g;
-    const int rows = (int)(g.dims.Sq * g.group), b = (int)(blockIdx.x / rows), r = (int)(blockIdx.x % rows);
-    const int i = r / (int)g.group, h = r % (int)g.group, part = threadIdx.x / 128, column = threadIdx.x % 128 * 4;
+    const uint32_t rows = (uint32_t)(g.dims.Sq * g.group), heads = (uint32_t)g.group;
+    const int b = (int)(blockIdx.x / rows), r = (int)(blockIdx.x % rows), i = (int)((uint32_t)r / heads),
+              h = r - i * (int)heads, part = PARTS > 1 ? threadIdx.x / 128 : 0, column = threadIdx.x % 128 * 4;
     wait_for_prerequisites();
     const sequence_place q = sequence_place_of(g, b);
     bool repair;
@@ -628,7 +632,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS)
         const float *const O = p.O + (unit * BM + r % BM) * DV + column;
         float m = -CUDART_INF_F, l = 0;
         float4 o = make_float4(0, 0, 0, 0);
-        for (int u = part * each; u < units; u += COMBINE_PARTS * each) {
+        for (int u = part * each; u < units; u += PARTS * each) {
             const int count = min(each, units - u);
             float2 ml_of[SPLIT_GROUP];
             float4 O_of[SPLIT_GROUP];
@@ -653,13 +657,15 @@ __global__ void __launch_bounds__(COMBINE_THREADS)
             m = f.m, l = f(l, l_group);
             o = make_float4(f(o.x, o_group.x), f(o.y, o_group.y), f(o.z, o_group.z), f(o.w, o_group.w));
         }
-        part_O[part][column / 4] = o;
-        if (column == 0) part_ml[part] = make_float2(m, l);
-        __syncthreads();
+        if (PARTS > 1) {
+            part_O[part][column / 4] = o;
+            if (column == 0) part_ml[part] = make_float2(m, l);
+            __syncthreads();
+        }
         bool sound = true;
         if (part == 0) {
 #pragma unroll
-            for (int n = 1; n < COMBINE_PARTS; n++) {
+            for (int n = 1; n < PARTS; n++) {
                 const fold f(m, part_ml[n].x);
                 const float4 &next = part_O[n][column / 4];
                 m = f.m, l = f(l, part_ml[n].y);
@@ -771,7 +777,9 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     if (code != cudaSuccess) return code;
     if (y.all_end)
         return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
-    return launch_dependent(combine_latent, y.rows, COMBINE_THREADS, 0, stream, a, p);
+    const bool one_each = attn_tiles(y.units, y.walks ? 1 : SPLIT_GROUP) <= COMBINE_PARTS; /* groups per part */
+    return one_each ? launch_dependent(combine_latent<1>, y.rows, 128, 0, stream, a, p)
+                    : launch_dependent(combine_latent<COMBINE_PARTS>, y.rows, 128 * COMBINE_PARTS, 0, stream, a, p);
 }
 
 cudaError_t launch_latent(const cuda_chip *chip, cudaStream_t stream, const attn_plan *of, void *memory)

@@ -1355,6 +1355,7 @@ static void test_latent_attention_agrees_with_the_reference(void **state)
         SPEC(.name = "splits", LATENT(4), .Sq = 1, .Sk = 1300, BF16),
         SPEC(.name = "splits, pages", LATENT(4), .B = 2, .Sq = 1, .Sk = 1344, F16, PAGES(64)),
         SPEC(.name = "split groups", LATENT(2), .B = 4, .Sq = 2, .Sk = 4500, BF16, .causal = true, .seqlens_k = true),
+        SPEC(.name = "more than four split groups", LATENT(2), .Sq = 1, .Sk = 16500, BF16),
         SPEC(.name = "splits of more rows", LATENT(70), .Sq = 1, .Sk = 1100, F16),
         SPEC(.name = "without lse", LATENT(16), .Sq = 1, .Sk = 100, BF16, .no_lse = true),
         SPEC(.name = "peaky", LATENT(16), .Sq = 2, .Sk = 500, BF16, .q_amp = 3, .causal = true),

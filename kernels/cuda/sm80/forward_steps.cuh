@@ -1,0 +1,111 @@
+/* forward_steps.cuh: the steps that the forwards for 16-bit numbers (forward.cu) and for float32 (f32_forward.cu) share.
+ *
+ * X is a kernel's shape: BM queries, BN keys, MT blocks of 16 rows per warp, THREADS, SCORE_MODS: the form with options, which has
+ * one 16-row block per warp. O, S and rows are fragments: of row r of a block of 16, lanes r % 8 * 4 .. + 3 hold the half r / 8. */
+#ifndef ATTN_SM80_FORWARD_STEPS_CUH
+#define ATTN_SM80_FORWARD_STEPS_CUH
+
+#include "kernels/cuda/kernels.h"
+#include "scores.cuh"
+
+namespace {
+
+/* What a thread knows of one of its rows: maximum (base 2) and this lane's part of the sum. */
+struct softmax_row {
+    float m, l;
+};
+
+/* Shared memory: scores on their way through the options. */
+template <class X> struct scores_on_their_way {
+    float S[X::SCORE_MODS ? X::BM : 1][X::SCORE_MODS ? X::BN + 4 : 1];
+};
+
+/* Nothing seen yet but the sink, whose share of the sum, l, joins it once. */
+template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_row (&rows)[MT][2], float m, float l)
+{
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++) {
+#pragma unroll
+        for (int dt = 0; dt < DT; dt++) O[mt][dt][0] = O[mt][dt][1] = O[mt][dt][2] = O[mt][dt][3] = 0;
+#pragma unroll
+        for (int half = 0; half < 2; half++) rows[mt][half].m = m, rows[mt][half].l = l;
+    }
+}
+
+/* The scores of keys j * BN on: options, or where `bounded`, -inf outside of causal's and the window's interval. unit: of S. */
+template <class X, int NT>
+DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a,
+                           const head_args &x, const limits &limit, int Sq, int q0, int j, bool bounded, float unit)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (X::SCORE_MODS) {
+        change_scores<false>(S[0], lines_of<X::BN + 4>(&way.S[warp * 16]), lane, [&](int r, int c, float &s) {
+            const int i = q0 + warp * 16 + r, key = j * X::BN + c;
+            float derivative;
+            s = score_log2(a, x, limit, i < Sq, i, key, s * unit, &derivative);
+        });
+    } else if (bounded) {
+#pragma unroll
+        for (int mt = 0; mt < X::MT; mt++)
+            hide_keys(S[mt], limit, q0 + (warp * X::MT + mt) * 16 + lane / 4, j * X::BN + lane % 4 * 2);
+    }
+}
+
+/* Dropout of P; its factor comes at the end, for P may be large here. head: b * H + h. */
+template <class X, int NT>
+DEVICE void drop_some(float (&P)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a, int64_t head, int q0,
+                      int j)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (X::SCORE_MODS && a.drop_below)
+        drop(P[0], reinterpret_cast<uint32_t *>(&way.S[warp * 16]), 1, lane,
+             [&](int r, int eighth) { return kept_of(a, head, q0 + warp * 16 + r, j * NT + eighth); });
+}
+
+/* visit(mt, half, row of the block's tile) for each of a thread's rows. */
+template <class X, typename F> DEVICE void for_own_rows(F visit)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int mt = 0; mt < X::MT; mt++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) visit(mt, half, (warp * X::MT + mt) * 16 + half * 8 + lane / 4);
+}
+
+/* By all threads: zeros for what is not finite in a tile of V, or in its upper halves. */
+template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
+{
+    for (int n = threadIdx.x; n < X::BN * D; n += X::THREADS)
+        if (not_finite<T>(V[n])) V[n] = 0;
+    __syncthreads();
+}
+
+/* The sum of a row, from those of its four lanes. */
+DEVICE float whole_sum(float l)
+{
+    l += __shfl_xor_sync(0xffffffff, l, 1);
+    l += __shfl_xor_sync(0xffffffff, l, 2);
+    return l;
+}
+
+/* By a row's four lanes: its lse, where it is wanted and the row exists. */
+DEVICE void store_lse(const attn_view &lse, int64_t b, int64_t h, int64_t row, bool exists, const softmax_row &of)
+{
+    if (exists && threadIdx.x % 4 == 0 && lse.data)
+        ((float *)lse.data)[attn_at(&lse, b, h, row)] = of.l == 0 ? -CUDART_INF_F : of.m * LN2 + logf(of.l);
+}
+
+/* A block per tile of queries of each head. */
+template <class X, auto kernel, typename... Args>
+cudaError_t launch_tiles(const cuda_args &a, size_t shared_bytes, cudaStream_t stream, const Args &...args)
+{
+    const dim3 grid = tile_grid(a.g, X::BM);
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
+    const cudaError_t code = allow_shared<kernel>(shared_bytes);
+    if (code == cudaSuccess) kernel<<<grid, X::THREADS, shared_bytes, stream>>>(a, args...);
+    return code == cudaSuccess ? cudaPeekAtLastError() : code;
+}
+
+} // namespace
+
+#endif

@@ -1,0 +1,94 @@
+"""shape.py: how long functions and files are, and how much of a kernel stands in its sibling too. Fails beyond the bounds below.
+
+A function counts from the first line of its head to its closing brace. Files are those of the program: kernels, proto-json, server. An
+echo is a run of three lines or more of code (no comments, braces, includes or pragmas) that another file has as well."""
+import collections
+import os
+import re
+import statistics
+import sys
+
+MOST_LINES = {"C": 100, "CUDA": 200, "kernels": 200}  # of a function; CUDA: what runs on the GPU, or is in a file beside it
+MEDIAN = 10                 # of functions in C
+LONG_FILE = 700             # lines: counted, not refused
+MOST_ECHO = 5.0             # per cent of the lines of code of either sibling
+SIBLINGS = [
+    ("sm80/forward.cu", "sm80/f32_forward.cu"),
+    ("sm80/backward.cu", "sm80/f32_backward.cu"),
+    ("sm80/forward.cu", "sm80/backward.cu"),
+    ("sm80/f32_forward.cu", "sm80/f32_backward.cu"),
+    ("sm80/forward.cu", "sm80/decode.cu"),
+    ("sm90/forward.cu", "sm90/f8_forward.cu"),
+    ("sm90/forward.cu", "sm90/latent.cu"),
+    ("sm90/forward.cu", "sm90/backward.cu"),
+    ("sm80/forward.cu", "sm90/forward.cu"),
+    ("sm80/backward.cu", "sm90/backward.cu"),
+]
+
+
+def sources():
+    for top in ("kernels", "proto-json", "server"):
+        for folder, _, files in os.walk(top):
+            yield from (os.path.join(folder, name) for name in sorted(files) if name.endswith((".c", ".h", ".cu", ".cuh")))
+
+
+def without_comments(text):
+    return re.sub(r"/\*.*?\*/", lambda m: "\n" * m[0].count("\n"), text, flags=re.S)
+
+
+def functions(text):
+    """(first line, lines, head) of each function: its opening brace stands on a line of its own, where `}` ends it."""
+    lines = without_comments(text).split("\n")
+    for n, line in enumerate(lines):
+        if line.strip() != "{" or n == 0 or not re.search(r"\)( const)?$|\\$|^\s*: .*\)$", lines[n - 1].rstrip()):
+            continue
+        first = n
+        while first > 0 and lines[first - 1].strip() and not re.search(r"[;}{]$|^#|:$", lines[first - 1].strip()):
+            first -= 1
+        end = next((m for m in range(n + 1, len(lines)) if lines[m] == line[:len(line) - 1] + "}"), None)
+        if end is not None:
+            yield first + 1, end - first + 1, " ".join(s.strip() for s in lines[first:n])
+
+
+def code(path):
+    text = without_comments(open(path, encoding="utf-8").read())
+    kept = (line.strip() for line in text.split("\n"))
+    return [line for line in kept if re.search(r"\w", line) and not line.startswith("#")]
+
+
+def echo(a, b):
+    """How many per cent of a's lines stand in runs of three that b has."""
+    runs = set(zip(b, b[1:], b[2:]))
+    hit = {i + n for i, run in enumerate(zip(a, a[1:], a[2:])) if run in runs for n in range(3)}
+    return 100 * len(hit) / len(a)
+
+
+def main():
+    faults, lengths, long_files = [], collections.defaultdict(list), []
+    for path in sources():
+        text = open(path, encoding="utf-8").read()
+        if text.count("\n") > LONG_FILE:
+            long_files.append(f"{path} {text.count(chr(10))}")
+        for line, length, head in functions(text):
+            kind = "C" if path.endswith((".c", ".h")) else "kernels" if "__global__" in head else "CUDA"
+            lengths[kind].append(length)
+            if length > MOST_LINES[kind]:
+                faults.append(f"{path}:{line}: a function of {length} lines: {head[:80]}")
+    print(f'{"functions":12}{"count":>7}{"median":>8}{"longest":>9}{"over 100":>10}')
+    for kind, found in lengths.items():
+        print(f"{kind:12}{len(found):7}{statistics.median(found):8.0f}{max(found):9}{sum(n > 100 for n in found):10}")
+    if statistics.median(lengths["C"]) > MEDIAN:
+        faults.append(f'the median of functions in C is above {MEDIAN} lines')
+    print(f"files over {LONG_FILE} lines: {', '.join(long_files) or 'none'}")
+    for a, b in SIBLINGS:
+        lines = [code(os.path.join("kernels/cuda", name)) for name in (a, b)]
+        there, back = echo(*lines), echo(*reversed(lines))
+        print(f"{a:22}{b:24}echoes {there:4.1f} % and {back:4.1f} %")
+        if max(there, back) >= MOST_ECHO:
+            faults.append(f"{a} and {b} echo each other: {max(there, back):.1f} % of a file, {MOST_ECHO:.0f} are too many")
+    print("\n".join(faults + [f"shape: {len(faults)} faults"]))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
