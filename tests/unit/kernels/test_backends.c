@@ -1157,8 +1157,6 @@ static void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(vo
           SPEC(.name = "pages, NaN in v", .B = 12, SIZES(1, 640, 64), PAGES(64), HEADS(4, 2), BF16, .poison = 2) },
         { true, SPEC(.name = "pages, float8, NaN in k", .B = 3, SIZES(1, 640, 128), PAGES(64), HEADS(4, 2), BF16,
                      .fp8_keys = true, .poison = 1) },
-        { true, SPEC(.name = "pages, packed queries", .sequences = 5, .q_lengths = { 1, 3, 0, 2, 1 },
-                     .k_lengths = { 700, 40, 9, 0, 130 }, PAGES(16), HEADS(4, 2), .causal = true, BF16) },
         { true, SPEC(.name = "no pages", .B = 3, SIZES(1, 1999, 128), HEADS(8, 2), BF16) },
         { true, SPEC(.name = "no pages, lengths", .B = 5, SIZES(1, 700, 128), HEADS(8, 2), BF16, .seqlens_k = true,
                      .poison_unseen = true) },
