@@ -132,6 +132,14 @@ int first_kernel(void)
     return 0;
 }
 
+/* ATTN_CUDA_COPIES=threads: kernels that have two ways for keys and values take the one without the copy engine. To test
+ * that they give the same bits, and to time them. */
+bool copies_by_threads()
+{
+    const char *copies = getenv("ATTN_CUDA_COPIES");
+    return copies && strcmp(copies, "threads") == 0;
+}
+
 void list_kernels(device *d)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
@@ -179,6 +187,7 @@ attn_status device_open(int index, const attn_device_options *options, attn_devi
     d->chip.minor = d->properties.minor;
     d->chip.multiprocessors = d->properties.multiProcessorCount;
     d->chip.shared_bytes = (int)d->properties.sharedMemPerBlockOptin;
+    d->chip.copies_by_threads = copies_by_threads();
     list_kernels(d);
     d->write_word = d->properties.unifiedAddressing ? word_writer() : nullptr;
     d->memory_limit = options && options->memory_bytes ? options->memory_bytes

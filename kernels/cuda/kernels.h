@@ -23,6 +23,7 @@ struct cuda_chip {
     /* 0, but in a launch that decode.h makes of another forward kernel: packed sequences of at most so many rows
      * (queries times heads of a group) are left alone, for they are its own. */
     int decode_rows;
+    bool copies_by_threads; /* rather than by the copy engine, where a kernel has both: see device.cu */
 };
 
 struct cuda_kernel {

@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/sm80/decode.h"
 
 extern "C" CUresult emu_cuTensorMapEncodeTiled()
 {
@@ -24,3 +25,9 @@ extern const cuda_kernel sm90_f8_forward = never;
 extern const cuda_kernel sm90_forward = never;
 extern const cuda_kernel sm90_latent_forward = never;
 extern const cuda_kernel sm90_packed_forward = never;
+
+bool decode_by_engine(const cuda_chip *, cudaStream_t, const attn_plan *, const cuda_args &, const decode_plan &,
+                      int64_t, cudaError_t *)
+{
+    return false;
+}

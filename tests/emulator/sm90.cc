@@ -459,8 +459,12 @@ static void begin_load(engine &e, copy c, uint32_t bar)
     e.copies.push_back(c);
 }
 
+static unsigned long loads;
+static bool refuse_maps;
+
 void tma_load(uint32_t to, const CUtensorMap *map, const int *at, int rank, uint32_t bar)
 {
+    loads++;
     begin_load(here(), copy_of(here(), map, at, rank, to, "a TMA load"), bar);
 }
 
@@ -952,6 +956,15 @@ uint32_t pack_e4m3(float x0, float x1, float x2, float x3)
 
 } // namespace emu
 
+extern "C" unsigned long emu_tma_loads()
+{
+    return emu::loads;
+}
+extern "C" void emu_refuse_maps(int refuse)
+{
+    emu::refuse_maps = refuse != 0;
+}
+
 /* ---- cuTensorMapEncodeTiled --------------------------------------------------------------------------------------------------------- */
 
 extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
@@ -962,6 +975,7 @@ extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapData
     static const uint8_t elements[] = { 1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4 }; /* bytes, by type */
     static const uint8_t widths[] = { 16, 32, 64, 128 };
     const CUresult wrong = CUDA_ERROR_INVALID_VALUE;
+    if (emu::refuse_maps) return wrong;
     if (!map || (uintptr_t)map % 64 || (unsigned)type > CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ || rank < 1 || rank > 5) return wrong;
     if (!address || (uintptr_t)address % 16 || !dims || !box || !element_strides || (rank > 1 && !strides)) return wrong;
     /* Other kinds of interleaving, swizzling and filling are right for the driver, but not modelled. */

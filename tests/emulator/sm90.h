@@ -105,6 +105,10 @@ uint32_t pack_e4m3(float x0, float x1, float x2, float x3);
 
 } // namespace emu
 
+/* For tests: loads by the copy engine so far; and maps are refused from here on, or made again. */
+extern "C" unsigned long emu_tma_loads();
+extern "C" void emu_refuse_maps(int refuse);
+
 /* What the runtime's cudaGetDriverEntryPointByVersion gives for "cuTensorMapEncodeTiled". */
 extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank,
                                                void *address, const cuuint64_t *dims, const cuuint64_t *strides,

@@ -14,6 +14,17 @@ bool decode_fits(const attn_geometry &g);
 size_t decode_workspace(const attn_geometry &g); /* a multiple of 1024 */
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 
+/* sm90/decode.cu: the splits of decode.cu where the copy engine can read keys and values: compute capability 9.0, strides
+ * of whole pieces of 16 bytes, pages of a multiple of 8 keys, no options, and a driver that makes the maps. False: not
+ * here, and nothing was launched. */
+struct cuda_args;
+struct decode_plan;
+bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
+                      const decode_plan &p, int64_t blocks, cudaError_t *code);
+
+/* The plain forms' dtypes and features: keys and values that become float8's or T's tiles as they lie. */
+bool decode_has_float8_form(const attn_plan *plan);
+
 template <const cuda_kernel &other> bool plan_with_decode(const cuda_chip *chip, attn_plan *plan)
 {
     if (!plan->geometry.dims.packed || !other.plan(chip, plan) || !decode_fits(plan->geometry)) return false;

@@ -5,6 +5,19 @@
 #include "decode.h"
 #include "tile.cuh"
 
+/* How blocks find their work. A block is a slot of a key/value head. Not packed, a batch row has a slot for each
+ * `splits_per_block` of its splits. Packed, sequence b has those from cu_k[b] / unit + extra * b on: never fewer than it needs,
+ * so that a block finds its sequence by bisection; some are left over. */
+struct decode_plan {
+    int splits, splits_per_block; /* splits_per_block: splits that a block takes, 1 or SPLIT_GROUP */
+    int unit, extra;
+    int stack; /* sequences whose rows decode_stacks() may compute together; 0: it is not launched */
+    int64_t
+        head_rows; /* packed: rows of the workspace for a key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW on */
+    float *O;   /* workspace: rows of D; NULL: no sequence has more than one split */
+    float2 *ml; /* m (base 2) and l of each row */
+};
+
 namespace {
 
 enum { NARROW = 16 }; /* rows up to here are one block of them, which all warps share */
@@ -32,18 +45,7 @@ inline int64_t most_splits(int64_t keys, bool wide)
     return attn_max64(16, attn_tiles(keys, most));
 }
 
-/* How blocks find their work. A block is a slot of a key/value head. Not packed, a batch row has a slot for each
- * `splits_per_block` of its splits. Packed, sequence b has those from cu_k[b] / unit + extra * b on: never fewer than it needs,
- * so that a block finds its sequence by bisection; some are left over. */
-struct plan {
-    int splits, splits_per_block; /* splits_per_block: splits that a block takes, 1 or SPLIT_GROUP */
-    int unit, extra;
-    int stack; /* sequences whose rows decode_stacks() may compute together; 0: it is not launched */
-    int64_t
-        head_rows; /* packed: rows of the workspace for a key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW on */
-    float *O;   /* workspace: rows of D; NULL: no sequence has more than one split */
-    float2 *ml; /* m (base 2) and l of each row */
-};
+typedef decode_plan plan;
 
 /* A sequence of n > 1 splits has at least n * 64 keys, of more than 16 rows n * 256 (see split_keys). */
 const int KEYS_A_ROW = 4;

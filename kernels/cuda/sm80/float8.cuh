@@ -6,7 +6,10 @@
  *   Q K^T  A lane has channels 4 t .. 4 t + 3 of 16 (t: lane % 4) where the instruction means 2 t, 2 t + 1, 2 t + 8, 2 t + 9. A sum
  *          over channels does not mind, if Q's are in that order too: permuted_word().
  *   P V    A lane has channels 2 n and 2 n + 1 of two keys: the first column of two blocks of eight, the even channels and
- *          the odd ones. So a lane's accumulators are those of channels 4 t .. 4 t + 3 of 16: four_channels(). */
+ *          the odd ones. So a lane's accumulators are those of channels 4 t .. 4 t + 3 of 16: four_channels().
+ *
+ * Four float8 become float16 in two instructions where there is one for it, and bfloat16 in eight. So P V is computed in
+ * float16, and Q K^T too wherever Q is float16 times a power of two for each row (load_permuted_queries() in decode.cuh). */
 #ifndef ATTN_SM80_FLOAT8_CUH
 #define ATTN_SM80_FLOAT8_CUH
 
@@ -16,8 +19,8 @@
 DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
 {
 #if __CUDA_ARCH__ >= 890
-    low = halves_of_e4m3((uint16_t)bytes);
-    high = halves_of_e4m3((uint16_t)(bytes >> 16));
+    low = halves_of_e4m3<0>(bytes);
+    high = halves_of_e4m3<1>(bytes);
 #else
     /* In the upper byte of 16 bits, moved by one, it is a float16 with 7 for the exponent's bias where 15 is meant. */
     const auto one = [](uint32_t x) {
@@ -61,7 +64,8 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
             uint32_t bytes[4];
             rows_of_b(bytes, nt, kk);
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int n = 0; n < 4; n++) {
+                const int e = n % 2 * 2 + n / 2; /* neighbouring products have other sums */
                 uint32_t low, high;
                 halves_of(bytes[e], low, high);
                 mma<T>(S[nt + e / 2], a[e % 2], from_halves<T>(low), from_halves<T>(high));

@@ -132,11 +132,18 @@ DEVICE uint32_t multiply_halves(uint32_t x, uint32_t y)
     return r;
 }
 #if __CUDA_ARCH__ >= 890
-/* Two float8_e4m3 as float16, the lower byte in the low half. 9.7.9.21. */
-DEVICE uint32_t halves_of_e4m3(uint16_t pair)
+/* Two of four float8_e4m3, bytes 2 PAIR and 2 PAIR + 1, as float16, the lower byte in the low half. 9.7.9.21. */
+template <int PAIR> DEVICE uint32_t halves_of_e4m3(uint32_t bytes)
 {
     uint32_t r;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(pair));
+    if (PAIR == 0)
+        asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, low;\n}"
+            : "=r"(r)
+            : "r"(bytes));
+    else
+        asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, high;\n}"
+            : "=r"(r)
+            : "r"(bytes));
     return r;
 }
 #endif

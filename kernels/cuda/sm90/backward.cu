@@ -83,7 +83,7 @@ struct plan {
     float scale, c;     /* c = log2(e) * scale, > 0 */
     uint8_t *nonfinite; /* a byte per warp and tile of keys */
     bool last_first;    /* the last keys of a head are the first block's */
-    int *turns;         /* deterministic: additions so far, per query tile of 64 and consumer; else NULL */
+    uint32_t *turns;    /* deterministic: additions so far, per query tile of 64 and consumer; else NULL */
     score_mods mods;    /* slopes are in base 2 */
     float cap;          /* what tanh is multiplied by, in base 2 */
     flash_mask mask;
@@ -283,7 +283,7 @@ template <class X> struct sender {
         const int unit = X::UNITS == 2 ? tile * 2 + w : tile, PIECES = X::UNITS == 2 ? 1 : 2;
         if (unit * QUERY_TILE >= x.Sq || !p.scratch.sums) return;
         const int64_t at = query_tile(a, x.s, x.b, h, unit);
-        int *const turn = p.turns ? p.turns + at * 2 + w : nullptr;
+        uint32_t *const turn = p.turns ? p.turns + at * 2 + w : nullptr;
         if (turn) await_turn(turn, x.template before<X>(tile, p.last_first));
         float *const to = p.scratch.sums + at * (QUERY_TILE * X::D);
         const int FLOATS = QUERY_TILE * X::DQ_COLUMNS / PIECES;
@@ -295,12 +295,12 @@ template <class X> struct sender {
     }
 
     /* The additions of `before` blocks are done. */
-    DEVICE void await_turn(const int *turn, int before) const
+    DEVICE void await_turn(const uint32_t *turn, int before) const
     {
-        wait_until_equal(turn, before);
+        wait_until_equal(turn, (uint32_t)before);
         fence_proxy_async_global();
     }
-    DEVICE void end_turn(int *turn) const
+    DEVICE void end_turn(uint32_t *turn) const
     {
         bulk_wait<0>();
         store_release(turn, load_acquire(turn) + 1); /* nobody else writes it now */
@@ -741,7 +741,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan)
     layout x;
     x.nonfinite = (int64_t)backward_bytes(chip, plan, true);
     x.turns = align(x.nonfinite + e.B * d.Hk * per_head_of(d) * 8);
-    x.extremes = align(x.turns + (plan->problem->deterministic ? query_tiles_of(d) * 2 * (int64_t)sizeof(int) : 0));
+    x.extremes = align(x.turns +
+                       (plan->problem->deterministic ? query_tiles_of(d) * 2 * (int64_t)sizeof(uint32_t) : 0));
     x.bytes = x.extremes;
     if (plan->problem->mask_startend_rows.rank)
         x.bytes += d.B * (d.H / g.mask_group) * per_head_of(d) * (int64_t)sizeof(attn_mask_extremes);
@@ -776,8 +777,8 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     p.mask = flash_mask_of(g, KEYS, job.memory + job.place.extremes);
     p.mask_heads = p.mask.bounds ? (int)(d.H / g.mask_group) : 0;
     if (!job.deterministic || !p.scratch.sums) return cudaSuccess;
-    p.turns = (int *)(job.memory + job.place.turns);
-    return cudaMemsetAsync(p.turns, 0, (size_t)query_tiles_of(d) * 2 * sizeof(int), job.stream);
+    p.turns = (uint32_t *)(job.memory + job.place.turns);
+    return cudaMemsetAsync(p.turns, 0, (size_t)query_tiles_of(d) * 2 * sizeof *p.turns, job.stream);
 }
 
 template <typename T, class X> cudaError_t launch(const backward_job &job)

@@ -10,6 +10,7 @@
 #ifndef ATTN_SM90_PIPELINE_CUH
 #define ATTN_SM90_PIPELINE_CUH
 
+#include "ptx.cuh"
 #include "tma.cuh"
 
 /* ---- Barriers ---------------------------------------------------------------------------------------------------- */

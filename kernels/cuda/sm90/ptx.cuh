@@ -11,6 +11,7 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
+#include "copies.cuh"
 #include "kernels/cuda/args.cuh"
 
 DEVICE uint32_t smem_addr(const void *p)
@@ -33,128 +34,7 @@ DEVICE uint32_t thread_anew()
     return thread;
 }
 
-/* ---- mbarrier, 9.7.13.15 ----------------------------------------------------------------------------------------- */
-
-DEVICE void mbarrier_init(uint32_t bar, uint32_t count)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
-}
-
-/* Makes initialised barriers visible to the copy engine. */
-DEVICE void fence_mbarrier_init()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-/* One arrival that also announces `bytes` of asynchronous copies for the current phase. */
-DEVICE void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-}
-DEVICE void mbarrier_arrive(uint32_t bar)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-
-/* Wait until phase `parity` of the barrier has completed; what it tracks is then visible. */
-DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
-{
-    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n}" ::"r"(bar),
-                 "r"(parity)
-                 : "memory");
-}
-
-/* ---- TMA, 9.7.9.27 ----------------------------------------------------------------------------------------------- */
-
-DEVICE void prefetch_tensormap(const CUtensorMap *map)
-{
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
-/* Box at coordinates (c0..c3) to shared memory; completes the bytes of the box on the barrier, those out of bounds
- * (zeros) included. */
-DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar)
-{
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
-                 "{%2,%3,%4,%5}], [%6];" ::"r"(to),
-                 "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(bar)
-                 : "memory");
-}
-
-/* A box that the L2 will be asked for. 9.7.9.27.3. */
-DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3)
-{
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1,%2,%3,%4}];" ::"l"(map), "r"(c0), "r"(c1),
-                 "r"(c2), "r"(c3)
-                 : "memory");
-}
-
-/* Box from shared memory to the tensor; elements outside it are dropped. Member of the thread's bulk group. */
-DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t from)
-{
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1,%2,%3,%4}], [%5];" ::"l"(map),
-                 "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(from)
-                 : "memory");
-}
-/* Bytes from global to shared memory, whole pieces of 16, which complete on the barrier. 9.7.9.25.4.1. */
-DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(bar)
-                 : "memory");
-}
-/* Floats in shared memory are added to those in global memory, each add by itself. Member of the thread's bulk group.
- * 9.7.9.25.4.2. */
-DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)
-{
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),
-                 "r"(bytes)
-                 : "memory");
-}
-DEVICE void bulk_commit()
-{
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-/* All but the newest N groups of this thread have read their shared memory, which may then be overwritten. */
-template <int N> DEVICE void bulk_wait_read()
-{
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
-}
-/* All but the newest N groups are done: their writes too are visible to this thread. */
-template <int N> DEVICE void bulk_wait()
-{
-    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
-}
-
-/* Orders this thread's ordinary accesses to shared memory before later ones of the asynchronous proxy (wgmma, TMA). */
-DEVICE void fence_proxy_async_shared()
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-/* The same of global memory, either kind of access first. */
-DEVICE void fence_proxy_async_global()
-{
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-}
-
 /* ---- Global memory ----------------------------------------------------------------------------------------------- */
-
-/* A word by which blocks tell each other of what they wrote before. */
-DEVICE int load_acquire(const int *at)
-{
-    int x;
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
-    return x;
-}
-DEVICE void store_release(int *at, int x)
-{
-    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(at), "r"(x) : "memory");
-}
-DEVICE void wait_until_equal(const int *at, int x)
-{
-    while (load_acquire(at) != x) __nanosleep(20);
-}
 
 /* A word by which a block tells others: who acquires it finds what the thread, and those that it has met at a
  * barrier, wrote before. 9.7.9.11, 9.7.9.8. */
@@ -167,6 +47,10 @@ DEVICE uint32_t load_acquire(const uint32_t *from)
     uint32_t x;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
     return x;
+}
+DEVICE void wait_until_equal(const uint32_t *from, uint32_t x)
+{
+    while (load_acquire(from) != x) __nanosleep(20);
 }
 
 /* The counter's number, below 2^31 - 1, which is then 1 more. By inc, which wraps there: of an add ptxas makes
@@ -188,11 +72,6 @@ DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 DEVICE void cp_async_wait_all()
 {
     asm volatile("cp.async.wait_all;" ::: "memory");
-}
-/* A line that the L2 will be asked for. 9.7.9.16. */
-DEVICE void prefetch_L2(const void *from)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
 /* ---- Warp roles -------------------------------------------------------------------------------------------------- */

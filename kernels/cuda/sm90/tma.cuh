@@ -9,7 +9,7 @@
 #include <cudaTypedefs.h>
 #include <atomic>
 
-#include "ptx.cuh"
+#include "copies.cuh"
 
 /* ---- Host: tensor maps ------------------------------------------------------------------------------------------- */
 
@@ -70,9 +70,11 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
     return encode;
 }
 
-/* A map over the tensor in boxes of 128 bytes of columns by box_rows. A map may not have a stride of 0: what the
- * stride of an axis of size 1 is does not matter. */
-static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows)
+/* A map over the tensor in boxes of box_bytes (128, or 64 with a swizzle of those) of columns by box_rows. A map may not
+ * have a stride of 0: what the stride of an axis of size 1 is does not matter. `promotion`: what the L2 asks memory for
+ * where a part of it is wanted. */
+static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, int box_bytes = 128,
+                           CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B)
 {
     const PFN_cuTensorMapEncodeTiled_v12000 encode = tma_encoder();
     if (!encode) return false;
@@ -80,9 +82,9 @@ static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows)
     const uint64_t line = (uint64_t)(t.columns * t.element + 15) / 16 * 16;
     const auto bytes = [&](int64_t stride) { return stride ? (uint64_t)(stride * t.element) : line; };
     const uint64_t strides[3] = { bytes(t.row), bytes(t.head), bytes(t.batch) };
-    const uint32_t box[4] = { 128u / (uint32_t)t.element, (uint32_t)box_rows, 1, 1 }, ones[4] = { 1, 1, 1, 1 };
+    const uint32_t box[4] = { (uint32_t)(box_bytes / t.element), (uint32_t)box_rows, 1, 1 }, ones[4] = { 1, 1, 1, 1 };
     return encode(map, t.type, 4, (void *)t.data, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  box_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, promotion,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

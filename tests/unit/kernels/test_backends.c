@@ -1166,6 +1166,137 @@ static void test_pages_do_not_change_a_bit(void **state)
     assert_true(compared >= 20);
 }
 
+/* The emulator's, see tests/emulator/sm90.h; there are none elsewhere. */
+__attribute__((weak)) unsigned long emu_tma_loads(void);
+__attribute__((weak)) void emu_refuse_maps(int refuse);
+
+/* Runs it; of the emulator, returns the number of boxes that the copy engine loaded. */
+static unsigned long boxes_of(struct bench *b, struct fixture *f)
+{
+    const unsigned long before = emu_tma_loads ? emu_tma_loads() : 0;
+    fixture_run(b, f);
+    return (emu_tma_loads ? emu_tma_loads() : 0) - before;
+}
+
+/* Decoding has its keys brought by the copy engine or by threads: the same bits. `by_engine`: it can, on Hopper. */
+static void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **state)
+{
+    /* clang-format off: a row is a line */
+    static const struct {
+        bool by_engine;
+        struct spec spec;
+    } cases[] = {
+        { true, SPEC(.name = "pages of 64", .B = 4, SIZES(1, 1984, 128), PAGES(64), HEADS(8, 2), BF16) },
+        { true, SPEC(.name = "pages of 8", .B = 3, SIZES(1, 1000, 128), PAGES(8), HEADS(8, 2), BF16) },
+        { true, SPEC(.name = "pages of 24", .B = 3, SIZES(3, 1200, 96), PAGES(24), HEADS(4, 2), F16, .causal = true) },
+        { true,
+          SPEC(.name = "pages of 16, D 256", .B = 2, SIZES(1, 1200, 256), PAGES(16), HEADS(4, 2), BF16, .sinks = 1) },
+        { true, SPEC(.name = "pages of 128, D 64", .B = 3, SIZES(2, 2560, 64), PAGES(128), HEADS(4, 2), F16) },
+        { true, SPEC(.name = "pages, float8", .B = 4, SIZES(1, 1984, 128), PAGES(64), HEADS(8, 2), BF16,
+                     .fp8_keys = true, .fp8_scales = true) },
+        { true, SPEC(.name = "pages of 8, float8", .B = 3, SIZES(1, 1000, 128), PAGES(8), HEADS(8, 2), F16,
+                     .fp8_keys = true) },
+        { true, SPEC(.name = "pages of 16, float8, D 64", .B = 3, SIZES(2, 1600, 64), PAGES(16), HEADS(4, 2), BF16,
+                     .fp8_keys = true, .causal = true) },
+        { true, SPEC(.name = "pages of 64, float8, D 256", .B = 2, SIZES(1, 640, 256), PAGES(64), HEADS(4, 2), BF16,
+                     .fp8_keys = true) },
+        { true, SPEC(.name = "pages, float8 queries", .B = 4, SIZES(2, 960, 64), PAGES(64), HEADS(8, 2), FP8,
+                     .fp8_scales = true) },
+        { true,
+          SPEC(.name = "pages, many rows", .B = 3, SIZES(7, 2176, 128), PAGES(64), HEADS(8, 1), BF16, .causal = true) },
+        { true, SPEC(.name = "pages, float8, many rows", .B = 3, SIZES(7, 2176, 128), PAGES(32), HEADS(8, 1), BF16,
+                     .fp8_keys = true, .causal = true) },
+        { true, SPEC(.name = "pages, many rows, D 256", .B = 2, SIZES(7, 640, 256), PAGES(16), HEADS(8, 1), F16) },
+        { true,
+          SPEC(.name = "pages, a window", .B = 3, SIZES(2, 1984, 128), PAGES(64), HEADS(4, 2), BF16, WINDOW(300, 0)) },
+        { true,
+          SPEC(.name = "pages, blocks of four splits", .B = 12, SIZES(1, 640, 64), PAGES(64), HEADS(4, 2), BF16) },
+        { true, SPEC(.name = "pages, float8, blocks of four splits", .B = 12, SIZES(1, 1152, 128), PAGES(64),
+                     HEADS(4, 2), BF16, .fp8_keys = true) },
+        { true,
+          SPEC(.name = "pages, NaN in v", .B = 12, SIZES(1, 640, 64), PAGES(64), HEADS(4, 2), BF16, .poison = 2) },
+        { true, SPEC(.name = "pages, float8, NaN in k", .B = 3, SIZES(1, 640, 128), PAGES(64), HEADS(4, 2), BF16,
+                     .fp8_keys = true, .poison = 1) },
+        { true, SPEC(.name = "no pages", .B = 3, SIZES(1, 1999, 128), HEADS(8, 2), BF16) },
+        { true, SPEC(.name = "no pages, lengths", .B = 5, SIZES(1, 700, 128), HEADS(8, 2), BF16, .seqlens_k = true,
+                     .poison_unseen = true) },
+        { true, SPEC(.name = "no pages, float8, lengths", .B = 5, SIZES(1, 700, 128), HEADS(8, 2), BF16,
+                     .fp8_keys = true, .seqlens_k = true, .poison_unseen = true) },
+        { true, SPEC(.name = "no pages, heads outside", .B = 2, SIZES(4, 900, 64), HEADS(8, 2), F16,
+                     .layout = ATTN_BHSD, .causal = true) },
+        { true, SPEC(.name = "packed", .sequences = 5, .q_lengths = { 1, 1, 2, 1, 1 },
+                     .k_lengths = { 700, 1, 33, 0, 128 }, HEADS(4, 2), BF16, .poison_unseen = true) },
+        { true, SPEC(.name = "packed, float8", .sequences = 5, .q_lengths = { 1, 1, 2, 1, 1 },
+                     .k_lengths = { 700, 1, 33, 0, 128 }, HEADS(4, 2), BF16, .fp8_keys = true) },
+        { true, SPEC(.name = "values narrower than keys", .B = 2, SIZES(1, 500, 128), .Dv = 64, HEADS(4, 2), BF16) },
+        { false, SPEC(.name = "pages of 7", .B = 3, SIZES(1, 700, 64), PAGES(7), HEADS(4, 2), BF16) },
+        { false, SPEC(.name = "pages of 4", .B = 3, SIZES(1, 700, 64), PAGES(4), HEADS(4, 2), BF16) },
+        { false, SPEC(.name = "pieces that are not whole", .B = 2, SIZES(1, 700, 36), HEADS(4, 2), BF16) },
+        { false, SPEC(.name = "any address", .B = 2, SIZES(1, 700, 64), HEADS(4, 2), BF16, .strided = true) },
+        { false, SPEC(.name = "options", .B = 2, SIZES(1, 700, 64), PAGES(64), HEADS(4, 2), BF16, .softcap = 10) },
+        { false, SPEC(.name = "no keys", .B = 2, SIZES(1, 0, 64), HEADS(4, 2), BF16, .sinks = 1) },
+    };
+    /* clang-format on */
+    struct bench by_threads;
+    const char *const copies = getenv("ATTN_CUDA_COPIES");
+    (void)state;
+    if (strcmp(bench.info.backend, "cuda") != 0 || copies) return;
+    setenv("ATTN_CUDA_COPIES", "threads", 1);
+    bench_open(&by_threads, backend, 0);
+    unsetenv("ATTN_CUDA_COPIES");
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        const struct spec *const s = &cases[n].spec;
+        struct fixture engine, threads, refused;
+        fixture_make(&engine, s), fixture_make(&threads, s), fixture_make(&refused, s);
+        const unsigned long boxes = boxes_of(&bench, &engine);
+        assert_int_equal(boxes_of(&by_threads, &threads), 0);
+        if (emu_tma_loads && (boxes > 0) != cases[n].by_engine)
+            fail_msg("%s: the copy engine loaded %lu boxes", s->name, boxes);
+        assert_outputs_equal(&engine, &threads);
+        if (emu_refuse_maps && !s->sequences) { /* packed, another kernel runs too, which has no other way */
+            emu_refuse_maps(1);
+            assert_int_equal(boxes_of(&bench, &refused), 0);
+            emu_refuse_maps(0);
+            assert_outputs_equal(&refused, &threads);
+        }
+        fixture_clear(&engine), fixture_clear(&threads), fixture_clear(&refused);
+    }
+    bench_close(&by_threads);
+}
+
+/* Queries of bfloat16, which may become float16 beside keys in float8: a unit of any size, which the scale takes back; and
+ * a channel whose keys are all zeros, with queries so large that the others are nothing beside it in float16. */
+static void test_queries_of_any_size_meet_float8_keys(void **state)
+{
+    static const struct {
+        int unit; /* of queries, a power of two */
+        double large;
+    } cases[] = { { 100, 0 }, { -100, 0 }, { 0, 0x1p25 }, { 0, 0x1p60 }, { 0, 0x1p120 }, { -90, 0x1p40 } };
+    static const int64_t queries[] = { 1, 9 };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases) * ARRAY_SIZE(queries); n++) {
+        const int unit = cases[n / 2].unit;
+        const double large = cases[n / 2].large;
+        struct spec s = SPEC(SIZES(queries[n % 2], 300, 128), HEADS(4, 2), BF16, .fp8_keys = true, .has_scale = true,
+                             .scale = 0.1);
+        struct fixture plain, f;
+        fixture_make(&plain, &s);
+        s.scale = ldexp(0.1, -unit);
+        fixture_make(&f, &s);
+        for (int64_t e = 0; e < tensor_elements(&f.p.k); e++)
+            if (e % s.D == 5) tensor_set(&f.p.k, e, 0), tensor_set(&plain.p.k, e, 0);
+        for (int64_t e = 0; e < tensor_elements(&f.p.q); e++)
+            tensor_set(&f.p.q, e, e % s.D == 5 && large > 0 ? large : ldexp(tensor_get(&plain.p.q, e), unit));
+        fixture_run(&bench, &plain);
+        fixture_run(&bench, &f);
+        for (int64_t e = 0; e < tensor_elements(&f.p.out); e++)
+            if (!(fabs(tensor_get(&f.p.out, e) - tensor_get(&plain.p.out, e)) <= 1e-2 * largest(&plain.p.out)))
+                fail_msg("unit 2^%d, large %g: out is %g, must be %g", unit, large, tensor_get(&f.p.out, e),
+                         tensor_get(&plain.p.out, e));
+        fixture_clear(&plain), fixture_clear(&f);
+    }
+}
+
 /* A row of a batch as a problem of its own, with a wider page table. */
 static void take_row(const struct fixture *whole, struct fixture *row, int64_t b, int64_t more)
 {
@@ -1884,6 +2015,8 @@ int main(void)
         cmocka_unit_test(test_a_batch_row_has_the_bits_of_the_problem_alone),
         cmocka_unit_test(test_moves_copy_and_clear_what_they_say_and_nothing_else),
         cmocka_unit_test(test_pages_do_not_change_a_bit),
+        cmocka_unit_test(test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads),
+        cmocka_unit_test(test_queries_of_any_size_meet_float8_keys),
         cmocka_unit_test(test_a_row_in_pages_has_the_bits_that_it_has_alone),
         cmocka_unit_test(test_values_may_be_the_first_columns_of_keys),
         cmocka_unit_test(test_latent_attention_agrees_with_the_reference),

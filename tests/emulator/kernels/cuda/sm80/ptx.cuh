@@ -93,8 +93,9 @@ DEVICE uint32_t multiply_halves(uint32_t x, uint32_t y)
     return emu::pack_f16(u.x * v.x, u.y * v.y);
 }
 #if __CUDA_ARCH__ >= 890
-DEVICE uint32_t halves_of_e4m3(uint16_t pair)
+template <int PAIR> DEVICE uint32_t halves_of_e4m3(uint32_t bytes)
 {
+    const uint32_t pair = bytes >> PAIR * 16;
     return emu::pack_f16(attn_e4m3_to_f32((uint8_t)pair), attn_e4m3_to_f32((uint8_t)(pair >> 8)));
 }
 #endif

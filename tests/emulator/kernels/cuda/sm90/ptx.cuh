@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "kernels/cuda/args.cuh"
+#include "kernels/cuda/sm90/copies.cuh"
 #include "tests/emulator/sm80.h"
 #include "tests/emulator/sm90.h"
 
@@ -29,91 +30,6 @@ DEVICE uint32_t thread_anew()
     return (uint32_t)emu::thread();
 }
 
-/* ---- mbarrier ---------------------------------------------------------------------------------------------------- */
-
-DEVICE void mbarrier_init(uint32_t bar, uint32_t count)
-{
-    emu::mbarrier_init(bar, count);
-}
-DEVICE void fence_mbarrier_init()
-{
-    emu::mbarrier_fence_init();
-}
-DEVICE void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes)
-{
-    emu::mbarrier_arrive(bar, bytes);
-}
-DEVICE void mbarrier_arrive(uint32_t bar)
-{
-    emu::mbarrier_arrive(bar);
-}
-DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
-{
-    emu::mbarrier_wait(bar, parity);
-}
-
-/* ---- TMA --------------------------------------------------------------------------------------------------------- */
-
-DEVICE void prefetch_tensormap(const CUtensorMap *map)
-{
-    emu::tma_check_map(map);
-}
-
-DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar)
-{
-    const int at[4] = { c0, c1, c2, c3 };
-    emu::tma_load(to, map, at, 4, bar);
-}
-
-DEVICE void tma_prefetch_4d(const CUtensorMap *map, int, int, int, int)
-{
-    emu::tma_check_map(map);
-}
-
-DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t from)
-{
-    const int at[4] = { c0, c1, c2, c3 };
-    emu::tma_store(map, at, 4, from);
-}
-DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
-{
-    emu::bulk_load(to, from, bytes, bar);
-}
-DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)
-{
-    emu::bulk_add(to, from, bytes);
-}
-DEVICE void bulk_commit()
-{
-    emu::bulk_commit();
-}
-template <int N> DEVICE void bulk_wait_read()
-{
-    emu::bulk_wait(N);
-}
-DEVICE int load_acquire(const int *at)
-{
-    return *at;
-}
-DEVICE void store_release(int *at, int x)
-{
-    *at = x;
-}
-DEVICE void wait_until_equal(const int *at, int x)
-{
-    emu::wait_until([&] { return *at == x; }, "another block to write a word");
-}
-template <int N> DEVICE void bulk_wait()
-{
-    emu::bulk_wait(N);
-}
-
-DEVICE void fence_proxy_async_shared()
-{
-    emu::fence_proxy_async();
-}
-DEVICE void fence_proxy_async_global() {} /* what is stored to global memory is seen at once */
-
 /* ---- Global memory ----------------------------------------------------------------------------------------------- */
 
 DEVICE void store_release(uint32_t *to, uint32_t x)
@@ -124,6 +40,10 @@ DEVICE uint32_t load_acquire(const uint32_t *from)
 {
     emu::yield(); /* who asks in a loop must let others go on */
     return *from;
+}
+DEVICE void wait_until_equal(const uint32_t *from, uint32_t x)
+{
+    emu::wait_until([&] { return *from == x; }, "another block to write a word");
 }
 DEVICE int claim(int *counter)
 {
@@ -137,10 +57,6 @@ DEVICE void cp_async_wait_all()
 {
     emu::cp_async_commit();
     emu::cp_async_wait(0);
-}
-DEVICE void prefetch_L2(const void *from)
-{
-    emu::check_global(from, 1, 1, "a prefetch");
 }
 
 /* ---- Warp roles -------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,274 @@
+/* decode.cu: the splits of sm80/decode.cu for Hopper, whose keys and values the copy engine brings. What is computed, and
+ * in which order, is sm80/decode.cuh: the bits of an answer are those of copies by threads.
+ *
+ * A warp asks for the boxes of a tile, a lane for each: one per 128 bytes of channels, and one per page where pages are
+ * smaller than a tile. Which page and slot a box is in is looked up by the first warp for the whole split, before the
+ * first box is asked for; so a box costs no wait for memory.
+ *
+ *   full[slot]    one arrival, of the lane that says how many bytes are to come: completes when the tile is there
+ *   empty[slot]   one arrival per warp that has read the tile: completes when all four have
+ *
+ * Step s of a split (a tile of K or of V) is in the slot after that of step s - 1, and the first step of a split in the
+ * slot after that of the last step of the split before. The first SLOTS steps of a split are asked for by the first warp,
+ * at its beginning, where all slots are free. Step s is asked for when step s - SLOTS has been read: the warps take turns,
+ * and the one whose turn it is waits for the others. So a slot's barriers complete once per use, in the order of the
+ * steps, and nobody may use a slot again before all have seen its last phase: a phase's parity is enough to wait for.
+ *
+ * Nobody waits for what comes later. At step s a warp waits for full[s], which was asked for at the beginning or by the
+ * warp of turn s at the end of its step s - SLOTS. That one waits there for the others' arrivals at the end of their step
+ * s - SLOTS, before which they wait for steps up to that alone. A split ends when all tiles that were asked for have
+ * arrived and been read, and the block meets there. A block without rows or without a split leaves before it has asked for
+ * anything; a split without keys asks for nothing.
+ *
+ * So all slots are on their way while warps wait, and a warp waits for others only in its turn. A warp for loads alone
+ * would have all of this too, and hide that one wait; but a fifth warp in each of three blocks leaves 136 registers per
+ * thread, of 168 that many rows need, and where time is the reading of keys the four warps wait for the same tile anyway.
+ *
+ * A tile's chunks of 128 bytes of channels lie one after the other, as the copy engine swizzles them: in rows of 128 bytes
+ * that is the swizzle of sm80/tile.cuh (of 64 bytes, float8 with head dims up to 64: that of its rows of 32 elements).
+ * Rows past the tensor arrive as zeros. Rows past the sequence, of which there may be some in its last page, may hold
+ * anything, and boxes that lie wholly past it are not asked for: all of these rows become zeros in shared memory. */
+#include "kernels/cuda/sm80/decode.cuh"
+#include "tma.cuh"
+
+namespace {
+
+enum { LEAST_BOX = 8 };   /* rows: where the swizzle begins anew */
+enum { MOST_SLOTS = 12 }; /* of any shape's ring */
+
+/* Where a box begins: its row in the tensor or page, and its batch row or page. */
+struct box_place {
+    int row, b;
+};
+
+struct copy_plan {
+    CUtensorMap K, V;
+    int box, box_shift; /* rows of a box, a power of two, and its logarithm */
+};
+
+struct ring_barriers {
+    uint64_t full[MOST_SLOTS], empty[MOST_SLOTS];
+};
+
+template <class X> struct shared_with_boxes : shared<X> {
+    static const int MOST_KEYS = X::WM == 4 ? 2048 : 1024; /* of a split: split_keys() */
+    box_place boxes[MOST_KEYS / LEAST_BOX];                /* of keys in pages */
+};
+
+template <typename T, class X> struct copies_by_engine {
+    typedef shared_with_boxes<X> memory;
+    static const int SLOTS = X::SLOTS, CHUNK = X::WIDTH < 64 ? X::WIDTH : 64; /* of 16 bits */
+    static_assert(SLOTS <= MOST_SLOTS && X::BN * CHUNK * 2 % 1024 == 0 && X::BM * X::D * 2 % 1024 == 0,
+                  "tiles begin where the swizzle does");
+    struct kept {
+        const copy_plan &copies;
+        ring_barriers &bars;
+        int slot;
+        uint32_t phase;
+    };
+    kept &at;
+    memory &sm;
+    const cuda_args &a;
+    const int b, hk, k_start, Sk;
+    const split_place keys;
+    int filled; /* steps that were asked for */
+
+    DEVICE copies_by_engine(kept &kept_, memory &sm_, const cuda_args &a_, const head_args &x, const split_place &keys_)
+        : at(kept_), sm(sm_), a(a_), b((int)x.b), hk((int)x.hk), k_start((int)x.s.k_start), Sk((int)x.s.Sk), keys(keys_)
+    {
+        if (threadIdx.x < 32 && a.g.page_table) find_boxes();
+    }
+
+    /* By the first warp. Entries of the table past that of the last key are not looked at. */
+    DEVICE void find_boxes() const
+    {
+        const int32_t *const table = a.g.page_table + b * a.g.page_table_row;
+        const uint32_t page_size = (uint32_t)a.g.dims.page_size;
+        const int end = min(Sk, (keys.tiles + keys.steps / 2) * X::BN); /* whole tiles are loaded */
+        for (int n = threadIdx.x, key = keys.first + n * at.copies.box; key < end; n += 32, key += 32 * at.copies.box) {
+            const uint32_t page = (uint32_t)key / page_size;
+            sm.boxes[n] = { (int)((uint32_t)key - page * page_size), table[page] };
+        }
+        __syncwarp();
+    }
+
+    /* By one warp: asks for the tile of a step, to `slot`, which is free. Boxes past the sequence are left out. */
+    DEVICE void fill(int step, int slot) const
+    {
+        const int CHUNKS = X::WIDTH / CHUNK, COLUMNS = X::FLOAT8 ? CHUNK * 2 : CHUNK; /* of the tensor's elements */
+        static_assert(X::BN / LEAST_BOX * CHUNKS <= 32, "a box per lane");
+        const int lane = threadIdx.x % 32, chunk = lane % CHUNKS, row = lane / CHUNKS << at.copies.box_shift;
+        const int key = (keys.tiles + step / 2) * X::BN, box = at.copies.box;
+        const int rows = min(X::BN, (Sk - key + box - 1) & -box);
+        const uint32_t bar = smem_addr(&at.bars.full[slot]);
+        if (lane == 0) mbarrier_arrive_expect_tx(bar, (uint32_t)rows * (X::WIDTH * 2));
+        __syncwarp();
+        if (row < rows) {
+            box_place from = { k_start + key + row, a.g.dims.packed ? 0 : b };
+            if (a.g.page_table) from = sm.boxes[(key + row - keys.first) >> at.copies.box_shift];
+            tma_load_4d(smem_addr(sm.tile.ring[slot]) + (chunk * X::BN + row) * (CHUNK * 2),
+                        step % 2 ? &at.copies.V : &at.copies.K, chunk * COLUMNS, from.row, hk, from.b, bar,
+                        evict_first());
+        }
+        __syncwarp();
+    }
+
+    template <class F> DEVICE void begin(F queries)
+    {
+        filled = keys.steps < SLOTS ? keys.steps : SLOTS; /* below 0 where no key is seen */
+        if (threadIdx.x < 32)
+#pragma unroll 1
+            for (int step = 0, slot = at.slot; step < filled; step++) {
+                fill(step, slot);
+                slot = slot + 1 == SLOTS ? 0 : slot + 1;
+            }
+        queries();
+        cp_async_commit();
+        cp_async_wait<0>();
+        __syncthreads(); /* Q is here, and all see the barriers and where boxes begin */
+    }
+
+    template <bool VALUES> DEVICE uint16_t *next() const
+    {
+        mbarrier_wait(smem_addr(&at.bars.full[at.slot]), at.phase);
+        return sm.tile.ring[at.slot];
+    }
+
+    DEVICE void clear_tail(uint16_t *tile, int j) const
+    {
+        const int rows = Sk - j * X::BN, PIECES = CHUNK / 8; /* of 16 bytes, which the swizzle leaves in their row */
+        if (rows >= X::BN) return;
+#pragma unroll 1
+        for (int n = threadIdx.x; n < X::BN * X::WIDTH / 8; n += X::THREADS)
+            if (n / PIECES % X::BN >= rows) *(uint4 *)(tile + n * 8) = make_uint4(0, 0, 0, 0);
+        changed();
+        __syncthreads();
+    }
+
+    DEVICE void changed() const
+    {
+        fence_proxy_async_shared();
+    }
+
+    DEVICE void release()
+    {
+        const uint32_t empty = smem_addr(&at.bars.empty[at.slot]);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
+        if (filled < keys.steps) {
+            if (threadIdx.x / 32 == filled % WARPS) {
+                mbarrier_wait(empty, at.phase);
+                fill(filled, at.slot);
+            }
+            filled++;
+        }
+        if (++at.slot == SLOTS) at.slot = 0, at.phase ^= 1;
+    }
+
+    DEVICE void end() const
+    {
+        __syncthreads();
+    }
+};
+
+/* Dynamic shared memory: a split's, and behind it the barriers. */
+template <typename T, int D, keys_as AS>
+constexpr size_t barriers_at = shared_bytes<T, D, false, AS, copies_by_engine>();
+
+template <typename T, int D, keys_as AS>
+__global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
+    decode_splits_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,
+                            const __grid_constant__ plan p)
+{
+    static_assert(((barriers_at<T, D, AS> + sizeof(ring_barriers) + 1023) / 1024 + 1) * (blocks_of<D, false>) <= 228,
+                  "KB of a multiprocessor, of which each block takes one more");
+    extern __shared__ __align__(1024) char memory[];
+    ring_barriers &bars = *(ring_barriers *)(memory + barriers_at<T, D, AS>);
+    if (threadIdx.x == 0) {
+        prefetch_tensormap(&copies.K);
+        prefetch_tensormap(&copies.V);
+        for (int s = 0; s < MOST_SLOTS; s++) {
+            mbarrier_init(smem_addr(&bars.full[s]), 1);
+            mbarrier_init(smem_addr(&bars.empty[s]), WARPS);
+        }
+        fence_mbarrier_init();
+    }
+    launch_dependents(); /* combine_splits() may come when the last block has begun */
+    typename copies_by_engine<T, shape<D, false, false, true, AS>>::kept narrow = { copies, bars, 0, 0 };
+    typename copies_by_engine<T, shape<D, true, false, true, AS>>::kept wide = { copies, bars, 0, 0 };
+    walk_splits<T, D, false, true, AS, copies_by_engine>(a, p, memory, narrow, wide);
+}
+
+/* ---- Host -------------------------------------------------------------------------------------------------------- */
+
+/* K or V as the copy engine walks it. */
+bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &d, int64_t columns)
+{
+    const int64_t B = d.page_size ? d.pages
+                      : d.packed  ? 1
+                                  : d.B,
+                  rows = d.page_size ? d.page_size
+                         : d.packed  ? d.total_k
+                                     : d.Sk;
+    const bool bytes = view.dtype == ATTN_F8E4M3;
+    *to = bytes ? tma_bytes_of(view.data, B, d.Hk, rows, columns, view.batch, view.head, view.row)
+                : tma_tensor_of(view, B, d.Hk, rows, columns);
+    return B > 0 && rows > 0 && tma_walkable(view, B, d.Hk, rows, columns, bytes ? 16 : 8);
+}
+
+template <typename T, int D, keys_as AS>
+cudaError_t launch(copy_plan &copies, const cuda_args &a, const plan &p, int64_t blocks, cudaStream_t stream)
+{
+    const size_t bytes = barriers_at<T, D, AS> + sizeof(ring_barriers);
+    const cudaError_t code = allow_shared<decode_splits_by_engine<T, D, AS>>(bytes);
+    if (code != cudaSuccess) return code;
+    decode_splits_by_engine<T, D, AS><<<(unsigned)blocks, THREADS, bytes, stream>>>(copies, a, p);
+    return cudaPeekAtLastError();
+}
+
+template <typename T, keys_as AS>
+bool launch_for(const tma_tensor &K, const tma_tensor &V, const cuda_args &a, const plan &p, int64_t blocks,
+                cudaStream_t stream, cudaError_t *code)
+{
+    const attn_dims &d = a.g.dims;
+    const int64_t widest = attn_max64(d.D, d.Dv);
+    const int D = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
+    /* A box is in one page and one tile, of few rows and of many. */
+    const int tile = D == 256 ? 32 : 64, row_bytes = AS == KEYS_AS_FLOAT8 ? D : D * 2;
+    copy_plan copies;
+    copies.box = d.page_size ? (int)attn_min64(d.page_size & -d.page_size, tile) : tile;
+    copies.box_shift = 0;
+    while (1 << copies.box_shift < copies.box) copies.box_shift++;
+    /* The neighbour of a row of 128 bytes is another head's, which is read at another time. */
+    const CUtensorMapL2promotion promotion = row_bytes >= 256 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+                                                              : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+    const int box_bytes = row_bytes < 128 ? row_bytes : 128;
+    if (!tma_map(&copies.K, K, copies.box, box_bytes, promotion) ||
+        !tma_map(&copies.V, V, copies.box, box_bytes, promotion))
+        return false;
+    *code = D == 64    ? launch<T, 64, AS>(copies, a, p, blocks, stream)
+            : D == 128 ? launch<T, 128, AS>(copies, a, p, blocks, stream)
+                       : launch<T, 256, AS>(copies, a, p, blocks, stream);
+    return true;
+}
+
+} // namespace
+
+bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *of, const cuda_args &a,
+                      const decode_plan &p, int64_t blocks, cudaError_t *code)
+{
+    const attn_problem &problem = *of->problem;
+    const attn_dims &d = a.g.dims;
+    const bool float8 = decode_has_float8_form(of), bf16 = problem.q.dtype == ATTN_BF16;
+    tma_tensor K, V;
+    if (chip->major != 9 || chip->minor != 0 || chip->copies_by_threads || (has_options(of) && !float8)) return false;
+    if (problem.k.dtype != problem.v.dtype || (!float8 && problem.k.dtype != problem.q.dtype)) return false;
+    if (d.page_size % LEAST_BOX || !walkable_as(&K, a.g.view[ATTN_T_k], d, d.D) ||
+        !walkable_as(&V, a.g.view[ATTN_T_v], d, d.Dv))
+        return false;
+    if (float8)
+        return bf16 ? launch_for<__nv_bfloat16, KEYS_AS_FLOAT8>(K, V, a, p, blocks, stream, code)
+                    : launch_for<__half, KEYS_AS_FLOAT8>(K, V, a, p, blocks, stream, code);
+    return bf16 ? launch_for<__nv_bfloat16, KEYS_AS_T>(K, V, a, p, blocks, stream, code)
+                : launch_for<__half, KEYS_AS_T>(K, V, a, p, blocks, stream, code);
+}
