@@ -374,6 +374,60 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
+/* Which query, head and slope the rows of a block have. */
+template <class X> DEVICE void name_rows(shared<X> &sm, const cuda_args &a, const group_place &place, int rows)
+{
+    const int group = (int)a.g.group;
+    for (int r = threadIdx.x; r < X::BM; r += X::THREADS) {
+        const int own = X::STACKED ? r % place.rows : r;
+        sm.i[r] = own / group;
+        sm.h[r] = (int)place.x.h + own % group;
+        sm.slope[r] = X::SCORE_MODS && r < rows && a.g.view[ATTN_T_alibi_slopes].data
+                          ? head_args_of(a, place.x.b, sm.h[r]).slope
+                          : 0;
+    }
+}
+
+/* Zeros for what is not finite in a tile of values. */
+template <typename T, class X> DEVICE void clear_values(uint16_t *values)
+{
+    uint8_t *const bytes = (uint8_t *)values;
+    for (int n = threadIdx.x; n < X::BN * X::D; n += X::THREADS)
+        if constexpr (X::FLOAT8) {
+            if ((bytes[n] & 0x7f) == 0x7f) bytes[n] = 0;
+        } else {
+            if (not_finite<T>(values[n])) values[n] = 0;
+        }
+}
+
+/* What a warp has of rows from m0 on, columns from d0 on, to its place wk in shared memory: sums of O, m, and l, which becomes whole. */
+template <class X, int DT>
+DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[2], float (&l)[2], int m0, int d0,
+                       int wk, int rows)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int r = m0 + half * 8 + lane / 4;
+        l[half] += __shfl_xor_sync(0xffffffff, l[half], 1);
+        l[half] += __shfl_xor_sync(0xffffffff, l[half], 2);
+        if (r >= rows) continue;
+        if (lane % 4 == 0 && d0 == 0) {
+            sm.m[wk][r] = m[half];
+            sm.l[wk][r] = l[half];
+        }
+        if constexpr (X::FLOAT8) {
+#pragma unroll
+            for (int n = 0; n < DT / 2; n++)
+                *(float4 *)&sm.O[wk][r][d0 + n * 16 + lane % 4 * 4] = four_channels(O, n, half);
+        } else {
+#pragma unroll
+            for (int dt = 0; dt < DT; dt++)
+                *(float2 *)&sm.O[wk][r][d0 + dt * 8 + lane % 4 * 2] = make_float2(O[dt][half * 2], O[dt][half * 2 + 1]);
+        }
+    }
+}
+
 /* A stack: the rows of `sequences` sequences from place's on. What is not finite is left to decode_splits(). */
 template <typename T, class X, template <typename, class> class RING>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
@@ -387,8 +441,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const head_args &x = place.x;
     const split_place keys = split_place_of<X>(place, index);
     RING<T, X> ring(kept, sm, a, x, keys);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = (int)g.group,
-              rows = X::STACKED ? place.rows * sequences : place.rows;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = X::STACKED ? place.rows * sequences : place.rows;
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
               d0 = warp % X::WD * (D / X::WD); /* this warp's rows, keys, columns */
     const bool idle = m0 >= rows;
@@ -405,14 +458,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
         if constexpr (X::FLOAT8) halves = load_permuted_queries<T, X>(sm, a, place, c);
         else load_queries<X>(sm.tile.Q, a, place, sequences);
     };
-    for (int r = threadIdx.x; r < BM; r += THREADS) {
-        const int own = X::STACKED ? r % place.rows : r;
-        sm.i[r] = own / group;
-        sm.h[r] = (int)x.h + own % group;
-        sm.slope[r] = X::SCORE_MODS && r < rows && g.view[ATTN_T_alibi_slopes].data
-                          ? head_args_of(a, x.b, sm.h[r]).slope
-                          : 0;
-    }
+    name_rows(sm, a, place, rows);
     bool clean = false; /* second time over: V without infinities and NaN */
 again:
     float O[1][DT][4] = {}, m[2] = { -CUDART_INF_F, -CUDART_INF_F }, l[2] = {};
@@ -483,14 +529,7 @@ again:
         uint16_t *const values = ring.template next<true>();
         ring.clear_tail(values, j);
         if (clean) {
-            if constexpr (X::FLOAT8) {
-                uint8_t *bytes = (uint8_t *)values;
-                for (int n = threadIdx.x; n < BN * D; n += THREADS)
-                    if ((bytes[n] & 0x7f) == 0x7f) bytes[n] = 0;
-            } else {
-                for (int n = threadIdx.x; n < BN * D; n += THREADS)
-                    if (not_finite<T>(values[n])) values[n] = 0;
-            }
+            clear_values<T, X>(values);
             ring.changed();
             __syncthreads();
         }
@@ -510,28 +549,7 @@ again:
 
     /* The warps' sums, side by side in shared memory. */
     ring.end();
-    const int wk = warp / X::WD % WK;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int r = m0 + half * 8 + lane / 4;
-        l[half] += __shfl_xor_sync(0xffffffff, l[half], 1);
-        l[half] += __shfl_xor_sync(0xffffffff, l[half], 2);
-        if (r >= rows) continue;
-        if (lane % 4 == 0 && d0 == 0) {
-            sm.m[wk][r] = m[half];
-            sm.l[wk][r] = l[half];
-        }
-        if constexpr (X::FLOAT8) {
-#pragma unroll
-            for (int n = 0; n < DT / 2; n++)
-                *(float4 *)&sm.O[wk][r][d0 + n * 16 + lane % 4 * 4] = four_channels(O[0], n, half);
-        } else {
-#pragma unroll
-            for (int dt = 0; dt < DT; dt++)
-                *(float2 *)&sm.O[wk][r][d0 + dt * 8 + lane % 4 * 2] = make_float2(O[0][dt][half * 2],
-                                                                                  O[0][dt][half * 2 + 1]);
-        }
-    }
+    share_sums<X>(sm, O[0], m, l, m0, d0, warp / X::WD % WK, rows);
     ring.changed();
     __syncthreads();
     const int64_t saved = place.saved + (int64_t)index * place.rows;
