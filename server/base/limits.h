@@ -102,7 +102,10 @@ enum {
     FINISH_NUMBERS = 4096,          /* between two looks at the clock */
     PREPARE_MEASURE_AT_ONCE = 4096, /* numbers whose text the HTTP thread measures itself: a millisecond at most */
 
-    QUEUE_SCAN_MAX = 512,   /* requests that are asked whether they go with the first, of a queue of up to a million */
+    QUEUE_SCAN_MAX = 512, /* requests that are asked whether they go with the first, of a queue of up to a million */
+    QUEUE_PASS_MAX = 1 << 16, /* requests that are passed over because they wait for something else: 3 ms */
+    QUEUE_STEP_ROWS =
+        1 << 19, /* caches of steps that are asked whether they can begin: 30 ms, when hundreds have a thousand each */
     QUEUE_RETRY_MAX_S = 30, /* of Retry-After, which is only a guess */
 
     CONTEXTS_MAX_COUNT = 1024, /* entries of the table, which is made at the start */

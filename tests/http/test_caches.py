@@ -380,6 +380,30 @@ def test_a_step_that_is_given_up_leaves_its_cache_as_it_was(serve, rng, gate):
     assert cache.info()['length'] == 1 and server.metric('attnd_cache_pages', kind='all') == 1
 
 
+def test_many_steps_that_wait_for_one_cache_hold_nobody_else_up(serve, rng, gate):
+    """600 that append to a cache come one after the other, and the first takes long. There are other streams for others, and other caches."""
+    server = serve('--cpu-threads', 1, '--kv-bytes', '1M', '--timeout-ms', 600000, '--max-receiving', 1000, '--http-threads', 2, binary=service.FAKE,
+                   env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': f'hold={gate}@1'})
+    busy, other = Cache(server), Cache(server)
+    k = wire.tensor(np.zeros((1, 1, 2, 8)))
+    request = service.request_bytes(DECODE, json.dumps({'q': wire.tensor(np.zeros((1, 1, 4, 8))), 'caches': [busy.id], 'k': k, 'v': k}).encode())
+    waiting = []
+    try:
+        for _ in range(601):
+            waiting.append(server.raw())
+            waiting[-1].sendall(request)
+        assert eventually(lambda: server.metric('attnd_inflight_requests', state='queued') == 600)
+        assert server.post('/v1/attention/forward', wire.small_bytes()).status == 200
+        assert_right(*decode([other], rng.standard_normal((1, 1, 4, 8)), [other.new(rng, 2)]), [other])
+        assert server.metric('attnd_inflight_requests', state='queued') == 600
+        os.unlink(gate)
+        assert all(service.RawReader(s).answer().status == 200 for s in waiting)
+    finally:
+        for s in waiting:
+            s.close()
+    assert busy.info()['length'] == 601
+
+
 def test_a_batch_that_fails_leaves_its_caches_as_they_were(serve, rng):
     server = serve('--cpu-threads', 1, '--kv-bytes', '1M', binary=service.FAKE,
                    env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': 'launch.err=2@2'})
