@@ -237,6 +237,16 @@ void caches_free(struct caches *caches)
     free(caches);
 }
 
+void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context)
+{
+    pthread_mutex_lock(&caches->lock);
+    for (struct cache *cache = caches->oldest, *next; cache; cache = next) {
+        next = cache->newer;
+        if (!is_known(context, cache->caller)) cache_bury(caches, cache);
+    }
+    pthread_mutex_unlock(&caches->lock);
+}
+
 void caches_lose(struct caches *caches, int device)
 {
     pthread_mutex_lock(&caches->lock);

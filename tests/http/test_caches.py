@@ -201,6 +201,26 @@ def test_a_cache_is_its_tokens_alone(serve, tmp_path, rng):
     assert_right(*decode([cache], np.ones((1, 1, 4, 8))), [cache])
 
 
+def test_caches_of_a_token_that_is_taken_out_are_gone(serve, tmp_path, rng):
+    """Nobody could delete them, for as long as they live: seven days, perhaps."""
+    tokens = tmp_path / 'tokens'
+    tokens.write_text('alice\nbob\n')
+    server = serve('--token-file', tokens, '--kv-bytes', '1M')
+    mine, other = Cache(server, headers=ALICE, ttl_s=604800), Cache(server, headers=BOB)
+    assert mine.append(rng, 100).status == other.append(rng, 100).status == 200
+
+    server.page_headers = BOB
+
+    def there():
+        return server.metric('attnd_caches'), server.metric('attnd_cache_pages', kind='all')
+    assert there() == (2, 4)
+    tokens.write_text('bob\n')
+    os.kill(server.pid, signal.SIGHUP)
+    assert eventually(lambda: there() == (1, 2))
+    assert server.get(mine.path(), ALICE).status == 401
+    assert other.append(rng, 100).status == 200 and there() == (1, 4)
+
+
 def test_ids_are_neither_in_the_log_nor_in_the_metrics(serve, rng):
     """Without tokens an id is all that is needed to read a cache. The log tells one from another by how they begin."""
     for options in ((), ('--log-format', 'json')):
