@@ -619,7 +619,7 @@ static attn_status array_fault(scan *s, const unsigned char **text, uint64_t at)
     *text = bad;
     s->mute_depth = s->depth + 1;
     for (int level = 0; level < levels; level++) {
-        attn_status status = push(s, false, at);
+        attn_status status = push(s, false, at - s->token_bytes); /* where the token begins, in whichever piece */
         if (status != ATTN_OK) return status;
     }
     s->state = levels == 0 || s->last == ',' ? VALUE : s->last == '[' ? FIRST_ELEMENT : AFTER;

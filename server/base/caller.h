@@ -23,7 +23,8 @@ struct caller {
     int64_t staging_bytes;             /* leased: staging.c's, under its lock */
     int64_t context_bytes;             /* contexts.c's, under its lock */
     int contexts;
-    int64_t cache_bytes; /* pages of KV caches, each counted once: caches.c's, under its lock */
+    int64_t cache_bytes;   /* pages of KV caches, each counted once: caches.c's, under its lock */
+    int64_t cache_numbers; /* and of those pages, as often as caches have them */
     int caches;
     int regions; /* of shared memory: regions.c's, under its lock */
     int64_t region_bytes;

@@ -102,7 +102,10 @@ enum {
     FINISH_NUMBERS = 4096,          /* between two looks at the clock */
     PREPARE_MEASURE_AT_ONCE = 4096, /* numbers whose text the HTTP thread measures itself: a millisecond at most */
 
-    QUEUE_SCAN_MAX = 512,   /* requests that are asked whether they go with the first, of a queue of up to a million */
+    QUEUE_SCAN_MAX = 512, /* requests that are asked whether they go with the first, of a queue of up to a million */
+    QUEUE_PASS_MAX = 1 << 16, /* requests that are passed over because they wait for something else: 3 ms */
+    QUEUE_STEP_ROWS =
+        1 << 19, /* caches of steps that are asked whether they can begin: 30 ms, when hundreds have a thousand each */
     QUEUE_RETRY_MAX_S = 30, /* of Retry-After, which is only a guess */
 
     CONTEXTS_MAX_COUNT = 1024, /* entries of the table, which is made at the start */
@@ -112,6 +115,8 @@ enum {
     PAGES_GRANULE_BYTES = 4096, /* the least; also the alignment of every page */
     PAGES_GRANULES = 1 << 20,   /* of one pool at most: the search looks at them all in a millisecond */
     CACHES_MAX_COUNT = 1 << 16,
+    CACHES_NUMBERS = 1 << 16, /* page numbers that the caches of a device may hold together; or, where that is more, */
+    CACHES_SHARING = 16, /* so many times its pages of one granule: forks share pages, but not the 4 bytes for each */
     CACHES_PREFIX_KEYS = 1024, /* forks in one decode that share fewer positions are computed each alone */
     CACHES_TTL_MS = 600000,    /* since it was last used, where ttl_s is not given */
     CACHES_PAGE_SIZE = 128,    /* positions, where page_size is not given */

@@ -5,6 +5,7 @@
 #include "server/base/log.h"
 #include "server/http/routes.h"
 #include "server/http/tokens.h"
+#include "server/work/caches.h"
 #include "server/work/regions.h"
 
 static int connections(void *context)
@@ -44,6 +45,7 @@ static void reload(void *context)
         log_event(LOG_INFO, NULL, "reloaded", "what=tokens");
         /* Nobody could unregister them any more. */
         if (front->server->regions) regions_forget(front->server->regions, is_known, front->server->tokens);
+        caches_forget(front->server->caches, is_known, front->server->tokens);
     } else log_event(LOG_ERROR, NULL, "reload_failed", "text=" LOG_Q, why);
 }
 

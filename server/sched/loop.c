@@ -310,13 +310,13 @@ static void begin_steps(struct loop *loop)
     else if (loop->scan_cut) return; /* they come after others that have not been looked at either */
     else
         for (job = loop->server->queue.last; job && job->previous && !job->previous->looked;) job = job->previous;
-    for (int looks = 0; job && looks < QUEUE_SCAN_MAX; job = next) {
+    for (int64_t rows = 0; job && rows < QUEUE_STEP_ROWS; job = next) {
         attn_error err = { 0 };
         bool wait = false;
         next = job->next;
         job->looked = true;
         if (!job->waits) continue;
-        looks++;
+        rows += job->call->items[0].cache_count;
         if (step_begin(job, loop->scan, &wait, &err) == ATTN_OK) continue;
         struct request *request = job->request;
         request_fail_status(request, &err);

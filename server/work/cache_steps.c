@@ -397,7 +397,7 @@ static void commit_row(struct caches *caches, struct cache_row *row, int64_t app
     assert(cache->writing && cache->length == row->before && row->first + row->count <= cache->room);
     if (row->copied) cache_drop_page(caches, cache, cache->pages[row->first]);
     if (row->count > 0) memcpy(cache->pages + row->first, row->pages, (size_t)row->count * sizeof *row->pages);
-    cache->count = row->first + row->count;
+    cache_count(caches, cache, row->first + row->count - cache->count);
     cache->length = row->before + append;
     assert(cache->count == cache_pages_for(cache, cache->length));
     row->count = 0; /* they are no longer the step's */

@@ -143,10 +143,19 @@ bool cache_may_hold(const struct caches *caches, const struct cache *cache, int6
     return share >= bytes || cache->caller->cache_bytes + more <= share;
 }
 
+void cache_count(struct caches *caches, struct cache *cache, int64_t more)
+{
+    cache->count += more;
+    cache->caller->cache_numbers += more;
+    caches->pools[cache->pool].numbers += more;
+    assert(cache->count >= 0 && cache->caller->cache_numbers >= 0 && caches->pools[cache->pool].numbers >= 0);
+}
+
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length)
 {
-    const int64_t count = cache_pages_for(cache, length);
-    while (cache->count > count) cache_drop_page(caches, cache, cache->pages[--cache->count]);
+    const int64_t before = cache->count, count = cache_pages_for(cache, length);
+    for (int64_t i = count; i < before; i++) cache_drop_page(caches, cache, cache->pages[i]);
+    if (count < before) cache_count(caches, cache, count - before);
     cache->length = length;
 }
 
@@ -235,6 +244,16 @@ void caches_free(struct caches *caches)
     for (int i = 0; i < CONFIG_MAX_DEVICES; i++) pages_free(caches->pools[i].pages);
     pthread_mutex_destroy(&caches->lock);
     free(caches);
+}
+
+void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context)
+{
+    pthread_mutex_lock(&caches->lock);
+    for (struct cache *cache = caches->oldest, *next; cache; cache = next) {
+        next = cache->newer;
+        if (!is_known(context, cache->caller)) cache_bury(caches, cache);
+    }
+    pthread_mutex_unlock(&caches->lock);
 }
 
 void caches_lose(struct caches *caches, int device)
@@ -500,13 +519,36 @@ static attn_status check_length(int64_t length, int64_t most, attn_error *err)
                      (long long)most);
 }
 
+/* A fork costs nothing of the pool, but 4 bytes of the host for each of its pages. */
+static attn_status may_share(const struct caches *caches, const struct cache *from, int64_t count, attn_error *err)
+{
+    const struct pool *const pool = &caches->pools[from->pool];
+    const int64_t granules = (int64_t)(pages_bytes(pool->pages) / pages_granule(pool->pages));
+    const int64_t most = granules > CACHES_NUMBERS / CACHES_SHARING ? granules * CACHES_SHARING : CACHES_NUMBERS;
+    const int64_t share = caller_share(from->caller, most);
+    if (share < most && from->caller->cache_numbers + count > share)
+        return attn_fail(
+            err, ATTN_QUOTA, NULL,
+            "this token's caches have %lld pages together, those that they share counted for each, and may "
+            "have %lld (--token-share); delete forks",
+            (long long)from->caller->cache_numbers, (long long)share);
+    if (pool->numbers + count > most)
+        return attn_fail(err, ATTN_FULL, NULL,
+                         "the caches of %s have %lld pages together, those that they share counted for each, and may "
+                         "have %lld; delete forks",
+                         pool->device, (long long)pool->numbers, (long long)most);
+    return ATTN_OK;
+}
+
 static attn_status fork_of(struct caches *caches, const struct cache *from, struct caller *caller, int64_t length,
                            struct cache_info *info, attn_error *err)
 {
     const int64_t has = from->truncate_to >= 0 ? from->truncate_to : from->length;
     if (length < 0) length = has;
     attn_status status = check_length(length, has, err);
+    const int64_t count = cache_pages_for(from, length);
     if (status == ATTN_OK) status = admit(caches, caller, err);
+    if (status == ATTN_OK) status = may_share(caches, from, count, err);
     if (status != ATTN_OK) return status;
     struct cache *cache = new_cache(caches, caller, err);
     if (cache == NULL) return err ? err->status : ATTN_NO_MEMORY;
@@ -516,7 +558,6 @@ static attn_status fork_of(struct caches *caches, const struct cache *from, stru
     cache->run = from->run;
     cache->ttl_ms = from->ttl_ms;
     cache->used_ms = clock_ms();
-    const int64_t count = cache_pages_for(from, length);
     if (!cache_reserve(cache, count) || !copy_scale(&cache->k_scale, from->k_scale, from->shape.kv_heads) ||
         !copy_scale(&cache->v_scale, from->v_scale, from->shape.kv_heads)) {
         cache_free(cache);
@@ -526,7 +567,7 @@ static attn_status fork_of(struct caches *caches, const struct cache *from, stru
         cache->pages[i] = from->pages[i];
         pages_hold(cache_pages_of(caches, cache), cache->pages[i]);
     }
-    cache->count = count;
+    cache_count(caches, cache, count);
     cache->length = length;
     link_in(caches, cache);
     describe(caches, cache, info);

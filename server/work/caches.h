@@ -70,6 +70,8 @@ struct caches_source {
 };
 void caches_add_pool(struct caches *caches, int device, const char *name, const struct caches_source *source,
                      size_t bytes);
+/* Forgets the caches of callers who are known no more: nobody else can reach them. Those of steps stay until these have ended. */
+void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context);
 /* This device has failed: its caches are forgotten, and it gets no more. Those of steps on it stay until these have ended. */
 void caches_lose(struct caches *caches, int device);
 /* What every device has given for caches at least: no request can have it. */

@@ -15,6 +15,7 @@ struct pool {
     const char *device;  /* NULL: there is no such pool, or it is lost */
     struct caches_source source;
     size_t bytes;
+    int64_t numbers; /* page numbers of all its caches: the sum of their counts */
 };
 
 struct cache {
@@ -89,6 +90,8 @@ struct cache *cache_find(struct caches *caches, const struct caller *caller, con
 void cache_drop_page(struct caches *caches, struct cache *cache, int32_t page);
 /* May its caller have `more` bytes of pages? */
 bool cache_may_hold(const struct caches *caches, const struct cache *cache, int64_t more);
+/* It has `more` page numbers than before, or fewer. */
+void cache_count(struct caches *caches, struct cache *cache, int64_t more);
 /* It has the first `length` positions from now on. */
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);
 /* Makes room for `count` page numbers in all; false when out of memory. */

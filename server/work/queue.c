@@ -9,7 +9,7 @@
  * 1. The oldest job that this device may have is in the next batch: nobody is overtaken for ever. (One that waits for a step on
  * its cache does so for a job that runs.)
  * 2. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS), and finding it looks at most at QUEUE_SCAN_MAX
- * jobs.
+ * jobs. Those that cannot leave now, hundreds perhaps that wait for one cache, keep nobody behind them: QUEUE_PASS_MAX are passed over.
  * 3. places count requests, in whatever thread they are; count and bytes are those in the list. */
 #include "server/work/queue.h"
 
@@ -141,11 +141,11 @@ static double most_flops(const struct job *first)
 
 int queue_take(struct queue *queue, int device, int64_t now_ns, struct job **jobs, int64_t *wait_ns)
 {
-    int count = 0, scanned = 0;
+    int count = 0, scanned = 0, passed = 0;
     double flops = 0;
     struct job *first = queue->first;
     *wait_ns = 0;
-    while (first && !may_leave(first, device) && ++scanned < QUEUE_SCAN_MAX) first = first->next;
+    while (first && !may_leave(first, device) && ++passed < QUEUE_PASS_MAX) first = first->next;
     if (first == NULL || !may_leave(first, device)) return 0;
     const job_kind kind = first->kind;
     jobs[count++] = first;

@@ -201,6 +201,26 @@ def test_a_cache_is_its_tokens_alone(serve, tmp_path, rng):
     assert_right(*decode([cache], np.ones((1, 1, 4, 8))), [cache])
 
 
+def test_caches_of_a_token_that_is_taken_out_are_gone(serve, tmp_path, rng):
+    """Nobody could delete them, for as long as they live: seven days, perhaps."""
+    tokens = tmp_path / 'tokens'
+    tokens.write_text('alice\nbob\n')
+    server = serve('--token-file', tokens, '--kv-bytes', '1M')
+    mine, other = Cache(server, headers=ALICE, ttl_s=604800), Cache(server, headers=BOB)
+    assert mine.append(rng, 100).status == other.append(rng, 100).status == 200
+
+    server.page_headers = BOB
+
+    def there():
+        return server.metric('attnd_caches'), server.metric('attnd_cache_pages', kind='all')
+    assert there() == (2, 4)
+    tokens.write_text('bob\n')
+    os.kill(server.pid, signal.SIGHUP)
+    assert eventually(lambda: there() == (1, 2))
+    assert server.get(mine.path(), ALICE).status == 401
+    assert other.append(rng, 100).status == 200 and there() == (1, 4)
+
+
 def test_ids_are_neither_in_the_log_nor_in_the_metrics(serve, rng):
     """Without tokens an id is all that is needed to read a cache. The log tells one from another by how they begin."""
     for options in ((), ('--log-format', 'json')):
@@ -378,6 +398,30 @@ def test_a_step_that_is_given_up_leaves_its_cache_as_it_was(serve, rng, gate):
     thread.join()
     assert_right(*waiting[0], [cache])
     assert cache.info()['length'] == 1 and server.metric('attnd_cache_pages', kind='all') == 1
+
+
+def test_many_steps_that_wait_for_one_cache_hold_nobody_else_up(serve, rng, gate):
+    """600 that append to a cache come one after the other, and the first takes long. There are other streams for others, and other caches."""
+    server = serve('--cpu-threads', 1, '--kv-bytes', '1M', '--timeout-ms', 600000, '--max-receiving', 1000, '--http-threads', 2, binary=service.FAKE,
+                   env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': f'hold={gate}@1'})
+    busy, other = Cache(server), Cache(server)
+    k = wire.tensor(np.zeros((1, 1, 2, 8)))
+    request = service.request_bytes(DECODE, json.dumps({'q': wire.tensor(np.zeros((1, 1, 4, 8))), 'caches': [busy.id], 'k': k, 'v': k}).encode())
+    waiting = []
+    try:
+        for _ in range(601):
+            waiting.append(server.raw())
+            waiting[-1].sendall(request)
+        assert eventually(lambda: server.metric('attnd_inflight_requests', state='queued') == 600)
+        assert server.post('/v1/attention/forward', wire.small_bytes()).status == 200
+        assert_right(*decode([other], rng.standard_normal((1, 1, 4, 8)), [other.new(rng, 2)]), [other])
+        assert server.metric('attnd_inflight_requests', state='queued') == 600
+        os.unlink(gate)
+        assert all(service.RawReader(s).answer().status == 200 for s in waiting)
+    finally:
+        for s in waiting:
+            s.close()
+    assert busy.info()['length'] == 601
 
 
 def test_a_batch_that_fails_leaves_its_caches_as_they_were(serve, rng):

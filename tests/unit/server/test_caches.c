@@ -135,6 +135,7 @@ static int tear_down(void **state)
     caches_totals(rig->caches, &totals);
     assert_int_equal(totals.caches + totals.pages + totals.used_bytes + totals.shared_pages, 0);
     assert_int_equal(rig->caller->cache_bytes + rig->caller->caches + rig->other->cache_bytes, 0);
+    assert_int_equal(rig->caller->cache_numbers + rig->other->cache_numbers, 0);
     caches_free(rig->caches);
     caller_release(rig->caller);
     caller_release(rig->other);
@@ -319,6 +320,31 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     const int32_t appending[] = { 0, 128, 128, 0 };
     assert_memory_equal(t.step.prefix_keys, appending, sizeof appending);
     end(&t, true);
+}
+
+/* Page numbers of all forks have a limit: else one long cache and a loop of forks take all memory of the host. */
+static void test_forks_of_a_long_cache_have_a_limit(void **state)
+{
+    struct rig *rig = *state;
+    enum { PAGES = 60, FORKS = CACHES_NUMBERS / PAGES - 1 };
+    struct cache_info a = made(rig, rig->caller), *forks = calloc(FORKS, sizeof *forks), one;
+    attn_error err;
+    assert_int_equal(append(rig, &a, PAGES * PAGE, 0, true, &err), ATTN_OK);
+    for (int i = 0; i < FORKS; i++)
+        assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, -1, &forks[i], &err), ATTN_OK);
+    assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, -1, &one, &err), ATTN_FULL);
+    assert_string_equal(err.text,
+                        "the caches of cpu have 65520 pages together, those that they share counted for each, "
+                        "and may have 65536; delete forks");
+    assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, 16 * PAGE, &one, &err), ATTN_OK);
+    assert_int_equal(caches_truncate(rig->caches, rig->caller, forks[0].id, 0, &one, &err), ATTN_OK);
+    assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, -1, &one, &err), ATTN_OK);
+    rig->caller->percent = 50;
+    assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, 1, &one, &err), ATTN_QUOTA);
+    rig->caller->percent = 100;
+    assert_int_equal(caches_delete(rig->caches, rig->caller, a.id, &err), ATTN_OK);
+    for (int i = 0; i < FORKS; i++) (void)caches_delete(rig->caches, rig->caller, forks[i].id, &err);
+    free(forks);
 }
 
 static void test_a_full_pool_changes_nothing(void **state)
@@ -674,6 +700,7 @@ int main(void)
         WITH_RIG(test_positions_are_where_the_table_says),
         WITH_RIG(test_a_fork_shares_pages_until_one_of_them_writes),
         WITH_RIG(test_a_step_knows_what_its_rows_have_in_common),
+        WITH_RIG(test_forks_of_a_long_cache_have_a_limit),
         WITH_RIG(test_a_full_pool_changes_nothing),
         WITH_RIG(test_a_token_may_use_its_share),
         WITH_RIG(test_a_cache_belongs_to_who_made_it),
