@@ -434,7 +434,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
                   typename RING<T, X>::kept &kept, int sequences = 1)
 {
     const int THREADS = X::THREADS;
-    const int D = X::D, BM = X::BM, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
+    const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
     const int NT = KW / 8, DT = D / 8 / X::WD;
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;
