@@ -99,6 +99,11 @@ build = +@todo=$$($(MAKE) --no-print-directory -n V= STEPS= $1 2>/dev/null | gre
 all: $B/attnd $B/libattn.a $(if $(BENCH_SRC),$B/attn-bench) ## build everything (the default)
 	@$(cuda_advice)
 
+# clang takes ten minutes for the vector kernels with libFuzzer's counters, and no target of tests/fuzz computes anything.
+ifneq ($(findstring fuzzer-no-link,$(SANFLAGS)),)
+$B/kernels/cpu/simd%.o: override SANFLAGS :=
+endif
+
 $B/%.o: %.c $B/flags
 	@mkdir -p $(@D)
 	$(call say,cc)$(CC) $(ALL_C) $(call isa,$<) $(call unwatched,$<) -c -o $@ $<
