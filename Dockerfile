@@ -84,7 +84,7 @@ RUN apt-get update \
 ENV PATH=/usr/local/cuda/bin:${PATH} \
     NVCC_APPEND_FLAGS=--compress-mode=size
 # Compute capabilities to make machine code for; others from 8.0 on compile the PTX that is always included at their first use.
-ARG CUDA_ARCHS="80 86 89 90"
+ARG CUDA_ARCHS="80 89 90"
 WORKDIR /src
 COPY Makefile ./
 COPY kernels kernels

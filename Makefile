@@ -7,7 +7,7 @@
 # Switches, in the command line or the environment:
 #   SAN=1     AddressSanitizer and UBSan, in build/san        TSAN=1  ThreadSanitizer, in build/tsan
 #   CI=1      warnings are errors                             CUDA=0  leave the CUDA devices out though nvcc is there
-#   CUDA_ARCHS="80 90"  compute capabilities to make machine code for (each costs minutes; default 80 86 89 90)
+#   CUDA_ARCHS="80 90"  compute capabilities to make machine code for (each costs minutes; default 80 89 90: 8.6 and 8.7 run what is for 8.0)
 #   CUDA_PTX=80         and PTX for what comes after them (default 80; empty: none)
 #   CC=clang  another compiler                                B=dir   another build folder
 #   V=1       show the commands                               prefix=/usr DESTDIR=dir   where `make install` puts things
@@ -40,7 +40,7 @@ CUDA      ?= $(if $(shell command -v $(NVCC) 2>/dev/null),1,0)
 CUDA_SRC  := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))
 CUDA_HOME ?= $(if $(CUDA_SRC),$(abspath $(dir $(realpath $(shell command -v $(NVCC))))..))
 CUDA_LD   := $(if $(CUDA_SRC),-L$(CUDA_HOME)/lib64 -lcudart_static -l:libstdc++.a -ldl -lrt -lpthread -static-libgcc)
-CUDA_ARCHS ?= 80 86 89 90
+CUDA_ARCHS ?= 80 89 90
 CUDA_PTX   ?= 80
 # A GPU without nvcc is told about, for the program then computes on the CPU: by its driver's files, or by its maker and class on the bus.
 GPU_FILES ?= /dev/nvidia0 /dev/nvidiactl /dev/dxg /proc/driver/nvidia/version
