@@ -413,13 +413,6 @@ bool decode_fits(const attn_geometry &g)
     return g.group <= DECODE_ROWS && launch_plan_of(g).blocks <= INT32_MAX && d.B * d.Hk <= INT32_MAX;
 }
 
-/* The form for float8 keys knows scales of any size: see load_permuted_queries(). */
-bool decode_has_float8_form(const attn_plan *of)
-{
-    const uint64_t features = PLAIN_FEATURES | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale);
-    return of->problem->k.dtype == ATTN_F8E4M3 && !(of->features & ~features);
-}
-
 size_t decode_workspace(const attn_geometry &g)
 {
     return (workspace_of(g) + 1023) / 1024 * 1024;

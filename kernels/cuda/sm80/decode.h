@@ -22,8 +22,12 @@ struct decode_plan;
 bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                       const decode_plan &p, int64_t blocks, cudaError_t *code);
 
-/* The plain forms' dtypes and features: keys and values that become float8's or T's tiles as they lie. */
-bool decode_has_float8_form(const attn_plan *plan);
+/* Is it computed by the form for float8 keys? That knows scales of any size: see load_permuted_queries(). */
+static inline bool decode_has_float8_form(const attn_plan *plan)
+{
+    const uint64_t features = PLAIN_FEATURES | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale);
+    return plan->problem->k.dtype == ATTN_F8E4M3 && !(plan->features & ~features);
+}
 
 template <const cuda_kernel &other> bool plan_with_decode(const cuda_chip *chip, attn_plan *plan)
 {
