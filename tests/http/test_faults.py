@@ -221,12 +221,13 @@ def test_an_error_of_a_small_request_is_its_own(fake, right, script, status, slu
 
 def test_a_device_that_a_small_request_loses_is_lost_for_all(fake, right):
     server = fake('0:sync.err=700@1', devices=2, reads_staging=True)
-    answers = [server.post(FORWARD, wire.small_bytes()) for _ in range(30)]
-    assert all(tensors(a) == right for a in answers if a.status == 200) and answers[-1].status == 200
-    for answer in answers:
-        if answer.status != 200:
-            fails(answer, 503, 'unavailable', 'lost')
-    assert sum(a.status != 200 for a in answers) <= 1
+    answers = []
+    while len(answers) < 30 and all(a.status == 200 for a in answers):  # which device computes depends on the core: perhaps always the other
+        answers.append(server.post(FORWARD, wire.small_bytes()))
+    if answers[-1].status != 200:
+        fails(answers.pop(), 503, 'unavailable', 'lost')
+        answers += [server.post(FORWARD, wire.small_bytes()) for _ in range(10)]
+    assert all(tensors(a) == right for a in answers)
 
 
 # ---- Errors that pass ---------------------------------------------------------------------------------------------------
