@@ -511,6 +511,13 @@ attn_status attn_device_import(attn_device *device, const uint8_t handle[ATTN_HA
                                void **memory, attn_error *err);
 void attn_device_release_import(attn_device *device, void *memory);
 
+/* Memory of this process that copies to and from any device are quick with from now on, as with staging memory (CUDA:
+ * cudaHostRegister). Its pages are held where they are, also those of a file that is cut off: what is copied is what was there.
+ * `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend cannot, or the driver refuses), DEVICE_LOST.
+ * Thread-safe; takes the driver some 0.1 ms per MiB. Unpinned once, before it is unmapped and before attn_device_close(). */
+attn_status attn_host_pin(attn_device *device, void *memory, size_t bytes, attn_error *err);
+void attn_host_unpin(attn_device *device, void *memory);
+
 /* ---- Kernels and plans ------------------------------------------------------------------------------------------- */
 
 /* What a kernel computes. A device tries its kernels in their order; one may still refuse a problem for its sizes or

@@ -70,6 +70,8 @@ struct attn_backend {
     /* NULL, both: nobody lends memory of these devices. */
     attn_status (*import)(attn_device *device, const uint8_t *handle, size_t bytes, void **memory, attn_error *err);
     void (*release_import)(attn_device *device, void *memory);
+    attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err); /* NULL, both: it cannot */
+    void (*unpin)(attn_device *device, void *memory);
 };
 
 /* Does the row alone take a problem? It may still not fit: see attn_backend.plan. */

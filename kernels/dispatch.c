@@ -168,6 +168,19 @@ void attn_device_release_import(attn_device *device, void *memory)
     if (memory) device->backend->release_import(device, memory);
 }
 
+attn_status attn_host_pin(attn_device *device, void *memory, size_t bytes, attn_error *err)
+{
+    if (!device->backend->pin)
+        return attn_fail(err, ATTN_UNSUPPORTED, "", "%s: memory of this machine cannot be pinned",
+                         device->backend->name);
+    return device->backend->pin(device, memory, bytes, err);
+}
+
+void attn_host_unpin(attn_device *device, void *memory)
+{
+    if (memory) device->backend->unpin(device, memory);
+}
+
 attn_status attn_workspace(const attn_device *device, const attn_plan *plans, int count, size_t *bytes, attn_error *err)
 {
     *bytes = 0;

@@ -240,6 +240,7 @@ typedef struct proto_shared {
     int index;                       /* in the body's inputs or outputs */
     char region[PROTO_REGION_BYTES]; /* the name of what was registered */
     int64_t offset, bytes;           /* there, each up to 2^53; of an output: the room for it */
+    bool kernels_only;               /* nobody but kernels reads it, or writes it */
     void *to;                        /* of an input: where its bytes go, after proto_decoder_shared_room() */
     void *device;                    /* it lies there, in the memory of a GPU: the caller says so, before that */
 } proto_shared;

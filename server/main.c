@@ -141,6 +141,8 @@ static int serve(const struct config *config, struct listener *listeners, int co
     server.pinned = devices_staging(server.devices, &staging);
     server.staging = server.pinned ? staging_new(config->staging_bytes, config->staging_bytes, &staging)
                                    : staging_new(config->staging_bytes, STAGING_WARM_BYTES, NULL);
+    if (server.regions && server.pinned)
+        regions_pin_for(server.regions, devices_copier(server.devices), config->staging_bytes);
     if (front_start(&front, &err) != ATTN_OK) goto out;
     /* A run ends with its last deadline, and a device that does not end it is lost after --watchdog-ms. */
     heartbeat_set_limit(HEARTBEAT_DEVICE, config->timeout_ms + config->watchdog_ms + HEARTBEAT_LIMIT_MS);

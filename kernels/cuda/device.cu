@@ -416,6 +416,26 @@ void release_import(attn_device *base, void *memory)
     if (enter(d, &ignored) == ATTN_OK) (void)check(d, cudaIpcCloseMemHandle(memory), "cudaIpcCloseMemHandle", &ignored);
 }
 
+/* ---- This process's memory ---------------------------------------------------------------------------------------- */
+
+attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
+{
+    const attn_status status = enter(device_of(base), err);
+    if (status != ATTN_OK) return status;
+    const cudaError_t code = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
+    if (code == cudaSuccess) return ATTN_OK;
+    cudaGetLastError(); /* where it stands for a lost device, that device's next call says so */
+    return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: cudaHostRegister: %s (error %d)", cuda_error_of((int)code).name,
+                     (int)code);
+}
+
+void unpin(attn_device *base, void *memory)
+{
+    attn_error ignored;
+    (void)enter(device_of(base), &ignored);
+    if (cudaHostUnregister(memory) != cudaSuccess) cudaGetLastError();
+}
+
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
 const attn_kernel *kernel_at(const attn_device *base, int index)
@@ -612,5 +632,5 @@ extern "C" const attn_backend attn_backend_cuda = {
     "cuda",        device_count, device_open, device_close,  describe,        device_alloc, device_free,
     staging_alloc, staging_free, kernel_at,   plan,          workspace_bytes, stream_open,  stream_close,
     copy,          moves,        run,         mark,          elapsed_us,      done,         wait,
-    between_us,    note,         noted,       import_memory, release_import,
+    between_us,    note,         noted,       import_memory, release_import,  pin,          unpin,
 };

@@ -463,6 +463,22 @@ static void release_import(attn_device *base, void *memory)
     pthread_mutex_unlock(&device->lock);
 }
 
+/* Copies are memcpy() here, so there is nothing to be done. */
+static attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
+{
+    struct fake_device *const device = device_of(base);
+    (void)memory, (void)bytes;
+    pthread_mutex_lock(&device->lock);
+    const attn_status status = enter(device, "pin", err);
+    pthread_mutex_unlock(&device->lock);
+    return status;
+}
+
+static void unpin(attn_device *base, void *memory)
+{
+    (void)base, (void)memory;
+}
+
 /* With the lock held: a stream's work begins, or is over. */
 static void open_lent(struct fake_device *device, bool open)
 {
@@ -860,4 +876,6 @@ const attn_backend attn_backend_fake = {
     .between_us = between_us,
     .import = import_memory,
     .release_import = release_import,
+    .pin = pin,
+    .unpin = unpin,
 };

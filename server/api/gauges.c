@@ -47,6 +47,8 @@ void gauges_publish(struct server *server)
     contexts_count(server->contexts, contexts);
     for (int state = CONTEXT_FREE + 1; state < CONTEXT_STATE_COUNT; state++)
         metrics_set(METRIC_CONTEXTS, context_states[state], NULL, contexts[state]);
+    if (server->regions)
+        metrics_set(METRIC_REGION_BYTES_PINNED, NULL, NULL, (double)regions_pinned_bytes(server->regions));
     for (int kind = 0; server->regions && kind < REGION_KIND_COUNT; kind++) {
         int count;
         regions_count(server->regions, (enum region_kind)kind, &count, &bytes);

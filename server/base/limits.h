@@ -202,8 +202,14 @@ enum {
     REGIONS_MAX_COUNT = 1024,
     REGIONS_PIECE_BYTES = 1 << 20,     /* between two looks at the clock: 0.1 to 0.4 ms */
     REGIONS_AT_ONCE_BYTES = 256 << 10, /* are read, or written, by the HTTP thread: less than 0.1 ms */
+    REGIONS_PINNED_TENSOR =
+        256 << 10,         /* from here on a device copies it itself: drivers read what is small by the processor */
+    REGIONS_QUIET_MS = 50, /* the system's clock of changes to files is as coarse as a fifth of that */
+    REGIONS_PIN_AGAIN_MS = 1000, /* after a change of the object */
 };
-#define REGIONS_MAX_BYTES (INT64_C(1) << 40)
+#define REGIONS_MAX_BYTES     (INT64_C(1) << 40)
+#define REGIONS_PINNED_REGION (INT64_C(1) << 30) /* pinning takes the driver 0.1 ms per MiB, or more */
+#define REGIONS_PINNED_BYTES  (INT64_C(8) << 30) /* of all regions: pages that cannot be moved */
 
 /* Of the staging memory that nobody leases, so much is kept for the next request. */
 #define STAGING_WARM_BYTES (INT64_C(1) << 30)

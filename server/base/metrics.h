@@ -43,8 +43,10 @@
     X(CONTEXTS, "attnd_contexts", GAUGE, "state", "Saved contexts by state")                                    \
     X(REGIONS, "attnd_shared_memory_regions", GAUGE, "kind", "Registered regions of shared memory")             \
     X(REGION_BYTES, "attnd_shared_memory_bytes", GAUGE, "kind", "Their bytes")                                  \
+    X(REGION_BYTES_PINNED, "attnd_shared_memory_pinned_bytes", GAUGE, "",                                       \
+      "Bytes of regions that devices copy from and to themselves")                                              \
     X(REGION_BYTES_MOVED, "attnd_shared_memory_moved_bytes_total", COUNTER, "how",                              \
-      "Bytes of tensors read from shared memory, and written to it")                                            \
+      "Bytes of tensors read from shared memory, and written to it, by the processor; and copied by devices")   \
     X(DEVICE_BYTES, "attnd_device_memory_bytes", GAUGE, "device,kind", "Device memory: limit and used")         \
     X(DEVICE_BATCHES, "attnd_device_batches_total", COUNTER, "device", "Batches that came back, well or not")   \
     X(DEVICE_ERRORS, "attnd_device_errors_total", COUNTER, "device,error", "Batches that failed, by error")     \

@@ -250,6 +250,11 @@ bool devices_staging(struct devices *devices, struct staging_source *source)
     return true;
 }
 
+attn_device *devices_copier(const struct devices *devices)
+{
+    return devices->device[0]->info.unified ? NULL : devices->device[0]->handle;
+}
+
 bool devices_usable(const struct devices *devices)
 {
     for (int i = 0; i < devices->count; i++)

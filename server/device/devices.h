@@ -72,6 +72,7 @@ devices_largest(const struct devices *devices); /* that with the most memory, as
 /* Where staging memory should come from so that the devices copy from it quickly: pinned memory of the first one that
  * copies. False when all compute in any memory: then the system's will do. The devices must outlive the staging pool. */
 bool devices_staging(struct devices *devices, struct staging_source *source);
+attn_device *devices_copier(const struct devices *devices); /* that one; NULL: there is none */
 bool devices_usable(const struct devices *devices);
 
 /* A device as others see it at this moment. */

@@ -28,6 +28,7 @@
 
 #include "server/base/clock.h"
 #include "server/base/metrics.h"
+#include "server/work/regions.h"
 
 /* Which device a slot is of: on GPUs they take turns. */
 static attn_status open_slot(struct devices *devices, const struct config *config, struct inline_slot *inline_slot,
@@ -97,6 +98,7 @@ static bool is_on_device(const struct job *job)
 
 static bool fits_inline(const struct job *job)
 {
+    if (job->shared && job->shared->pinned_bytes > 0) return false; /* that is copied */
     return (job->kind != 0 || (job->call->count == 1 && is_on_device(job))) && job->step == NULL &&
            !job->wants_verify && !job->wants_measure && !job->wants_save && job->saved == NULL;
 }

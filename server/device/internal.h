@@ -110,6 +110,8 @@ void device_drop_mirrors(struct device *device, struct slot *slot);
 /* Device memory until device_drop_mirrors(). */
 attn_status device_take_memory(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err);
 
+/* The addresses of a job's tensors that lie in pinned memory of a client, after device_take_mirrors(). */
+void device_place_pinned(const struct job *job, attn_problem *problem);
 /* A host address inside a mirrored region, as the device knows it. */
 void *device_address(const struct slot *slot, void *address);
 /* Put the copies of the slot's mirrors, and of a job's outputs, on the slot's stream. */

@@ -2,12 +2,14 @@
  *
  * A unified device (the CPU) computes in the staging memory itself: nothing is copied. For a device with memory of its
  * own, each region of a job (its inputs, the contexts it uses, its outputs) is mirrored by one block of device memory,
- * copied in one piece, and the tensors' pointers are moved from the region to the mirror. Tensors that lie in a client's regions of
- * the device's own memory (work/regions.h) have no mirror: their pointers are right already. */
+ * copied in one piece, and the tensors' pointers are moved from the region to the mirror. Tensors that lie in a client's regions
+ * (work/regions.h): in the device's own memory they have no mirror, for their pointers are right already; in pinned memory of this
+ * machine each has its own, for a client's tensors may overlap. */
 #include "server/device/internal.h"
 
 #include <stdlib.h>
 
+#include "server/work/regions.h"
 #include "server/work/steps.h"
 
 void device_drop_mirrors(struct device *device, struct slot *slot)
@@ -59,6 +61,26 @@ void *device_address(const struct slot *slot, void *address)
     return address; /* of tensors without elements, and of what is on the device already: pages of caches, clients' memory */
 }
 
+static attn_status take_pinned(struct device *device, struct slot *slot, struct region_uses *uses, attn_error *err)
+{
+    attn_status status = ATTN_OK;
+    for (int i = 0; uses && i < uses->count && status == ATTN_OK; i++) {
+        struct region_use *const use = &uses->list[i];
+        if (use->pinned == NULL) continue;
+        const struct job_region host = { use->pinned, (size_t)use->bytes };
+        status = add_mirror(device, slot, (struct mirror){ host, NULL, !use->output }, host.bytes, &use->mirror, err);
+    }
+    return status;
+}
+
+void device_place_pinned(const struct job *job, attn_problem *problem)
+{
+    for (int i = 0; job->shared && i < job->shared->count; i++) {
+        const struct region_use *const use = &job->shared->list[i];
+        if (use->pinned) problem->tensor[use->id].data = use->mirror;
+    }
+}
+
 attn_status device_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -72,6 +94,7 @@ attn_status device_take_mirrors(struct device *device, struct slot *slot, struct
     }
     if (status == ATTN_OK && job->tables)
         status = mirror(device, slot, (struct job_region){ job->tables->memory, job->tables_used }, true, err);
+    if (status == ATTN_OK) status = take_pinned(device, slot, job->shared, err);
     return status == ATTN_OK ? mirror(device, slot, job->outputs, false, err) : status;
 }
 
@@ -88,7 +111,13 @@ attn_status device_copy_in(struct slot *slot, attn_error *err)
 attn_status device_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err)
 {
     (void)device;
-    if (job->outputs.bytes == 0) return ATTN_OK;
+    attn_status status = ATTN_OK;
+    for (int i = 0; job->shared && i < job->shared->count && status == ATTN_OK; i++) {
+        const struct region_use *const use = &job->shared->list[i];
+        if (use->pinned && use->output)
+            status = attn_copy(slot->stream, use->pinned, use->mirror, (size_t)use->bytes, ATTN_FROM_DEVICE, err);
+    }
+    if (status != ATTN_OK || job->outputs.bytes == 0) return status;
     return attn_copy(slot->stream, job->outputs.memory, device_address(slot, job->outputs.memory), job->outputs.bytes,
                      ATTN_FROM_DEVICE, err);
 }

@@ -42,12 +42,12 @@ bool check_shared(struct request *request)
     }
     if (status == ATTN_OK)
         status = region_uses_new(server->regions, request->caller, list, count, &request->shared, &err);
-    if (status == ATTN_OK && (uint64_t)request->shared->input_bytes + request->decoded_bytes > limit)
+    const uint64_t bytes = request->decoded_bytes + (request->shared ? region_uses_input_bytes(request->shared) : 0);
+    if (status == ATTN_OK && bytes > limit)
         status = attn_fail(&err, ATTN_TOO_LARGE, "/inputs",
                            "the body has %llu bytes with those in shared memory, the limit is %llu (the server's "
                            "--max-body-bytes)",
-                           (unsigned long long)request->shared->input_bytes + request->decoded_bytes,
-                           (unsigned long long)limit);
+                           (unsigned long long)bytes, (unsigned long long)limit);
     if (status == ATTN_OK && request->shared->home >= 0 && !devices_is_usable(server->devices, request->shared->home))
         status = attn_fail(&err, ATTN_DEVICE_LOST, NULL, "the GPU in whose memory the tensors are has failed");
     if (status != ATTN_OK) request_fail_status(request, &err);
@@ -73,7 +73,7 @@ static void lease_at_once(struct request *request)
 
 static bool is_within(const struct staging_block *block, const struct region_use *use)
 {
-    if (use->output || use->in_place || use->bytes == 0) return true;
+    if (use->output || use->in_place || use->pinned || use->bytes == 0) return true;
     const uintptr_t at = (uintptr_t)use->memory, from = (uintptr_t)block->memory;
     return at >= from && at - from <= block->bytes && (uint64_t)use->bytes <= block->bytes - (at - from);
 }
@@ -91,7 +91,8 @@ static attn_status read_shared(struct request *request, int64_t until_ns, bool *
         if (request->block) staging_arrived(request->server->staging, request->block);
         lease_at_once(request);
         attn_status status = proto_decoder_shared(request->decoder, &list, &count, err);
-        for (int i = 0; status == ATTN_OK && i < count; i++) list[i].device = uses->list[i].in_place;
+        for (int i = 0; status == ATTN_OK && i < count; i++)
+            list[i].device = uses->list[i].in_place ? uses->list[i].in_place : uses->list[i].pinned;
         if (status == ATTN_OK) status = proto_decoder_shared_room(request->decoder, err);
         if (status != ATTN_OK) return status;
         region_uses_place(uses, list);

@@ -146,10 +146,10 @@ static void hand_back(struct loop *loop, struct request *request)
     loop->front.resume(request);
 }
 
-/* Kernels read and write the memory of its client, in a GPU, so he gets no answer before they are done. */
+/* Kernels, or copies of a GPU, read and write the memory of its client, so he gets no answer before they are done. */
 static bool is_used_in_place(const struct job *job)
 {
-    return job->shared && job->shared->home >= 0;
+    return job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0);
 }
 
 /* Nobody wants the result of a request that is held while its batch runs. */

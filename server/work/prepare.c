@@ -125,9 +125,9 @@ static attn_status bind_regions(struct job *job, proto_item *item, attn_error *e
 }
 
 /* Those that have their place in a client's memory. */
-static uint64_t in_place(const struct job *job)
+static uint64_t elsewhere_of(const struct job *job)
 {
-    return job->shared ? job->shared->in_place : 0;
+    return job->shared ? job->shared->elsewhere : 0;
 }
 
 /* Adds what the outputs of an item need, each rounded up to the alignment, but for those of `elsewhere`. */
@@ -207,7 +207,7 @@ static attn_status check_fits(const struct job *job, const attn_device *device, 
     if (job->runnable == 0 || (job->kind != 0 && largest->memory_limit >= PREPARE_SMALL_DEVICE)) return ATTN_OK;
     if ((status = workspace_of(job, device, &bytes, err)) != ATTN_OK) return status;
     if (!largest->unified) {
-        bytes += job->inputs_used + job->outputs.bytes;
+        bytes += job->inputs_used + job->outputs.bytes + (job->shared ? (size_t)job->shared->pinned_bytes : 0);
         for (int i = 0; job->saved && i < job->call->count; i++) {
             const struct job *saved = job->saved[i];
             for (int before = 0; saved && before < i; before++)
@@ -241,7 +241,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         if (job_problem(job, i)) attn_plan_make(device, &item->problem, &plan, error);
         if (error->status == ATTN_OK && item->save) complete_saved_outputs(item, error);
         if (error->status == ATTN_OK && item->verify_rows != 0) verify_check(item, &verify_left, error);
-        if (error->status == ATTN_OK) count_outputs(item, in_place(job), &bytes, error);
+        if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
             give_context_back(job, i);
             if (!call->envelope) {
@@ -271,7 +271,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
     }
     job->outputs = (struct job_region){ at, bytes };
     for (int i = 0; i < call->count; i++)
-        if (call->items[i].error.status == ATTN_OK) place_outputs(&call->items[i], in_place(job), &at);
+        if (call->items[i].error.status == ATTN_OK) place_outputs(&call->items[i], elsewhere_of(job), &at);
     assert(bytes == 0 || at == job->outputs.memory + bytes);
     if (job->shared && call->items[0].error.status == ATTN_OK &&
         (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* it was not the first time */

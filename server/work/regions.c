@@ -37,12 +37,28 @@ struct region {
     int fd; /* -1: none */
     dev_t filesystem;
     ino_t inode;
+    struct pin *pin;      /* NULL: none so far. This and the rest under the table's lock */
+    struct timespec seen; /* when the object was modified last, but for the server's own writes */
+    int writing;          /* of those, how many are under way, */
+    bool intact;          /* and was nothing else before them? */
+    int64_t pinned_ms;    /* when that was tried last */
+    bool is_to_pin;       /* it is in `fresh`, by a reference */
+    struct region *after; /* in it */
 
     /* CUDA */
     attn_device *device;
     int number; /* of the device: the server's, */
     int64_t id; /* and the client's */
     char *memory;
+};
+
+/* Pages of an object that a driver holds for copies of devices: see pin(). */
+struct pin {
+    int references; /* under the table's lock: the region's, and each use's */
+    struct regions *regions;
+    char *mapping, *memory; /* whole pages, and where the region begins in them */
+    size_t bytes;           /* of the mapping */
+    struct pin *next;       /* of those that are to be undone */
 };
 
 struct regions {
@@ -57,10 +73,13 @@ struct regions {
     int count;
     int64_t bytes;
 
-    pthread_t closer;
+    pthread_t keeper;
     pthread_cond_t wake;
-    struct region *gone;
+    struct region *gone, *fresh; /* to be closed, to be pinned */
+    struct pin *loose;           /* to be undone */
     bool end;
+    attn_device *pinner; /* NULL: no device copies from regions */
+    int64_t pinned_bytes, pinned_most;
 };
 
 static const char *const kinds[REGION_KIND_COUNT] = {
@@ -77,34 +96,173 @@ const char *region_kind_label(enum region_kind kind)
 /* ---- References -------------------------------------------------------------------------------------------------- */
 
 /* With the lock held. */
+static void let_pin_go(struct pin *pin)
+{
+    if (pin == NULL || --pin->references > 0) return;
+    pin->next = pin->regions->loose;
+    pin->regions->loose = pin;
+    pthread_cond_signal(&pin->regions->wake);
+}
+
+/* With the lock held. */
 static void let_go(struct region *region)
 {
     struct regions *const regions = region->regions;
     assert(region->references > 0);
     if (--region->references > 0) return;
+    let_pin_go(region->pin);
+    region->pin = NULL;
     region->next = regions->gone;
     regions->gone = region;
     pthread_cond_signal(&regions->wake);
 }
 
-static void *closer(void *context)
+static void undo_pin(struct pin *pin)
+{
+    attn_host_unpin(pin->regions->pinner, pin->mapping);
+    munmap(pin->mapping, pin->bytes);
+    free(pin);
+}
+
+static void close_region(struct region *region)
+{
+    if (region->fd >= 0) close(region->fd);
+    if (region->device) attn_device_release_import(region->device, region->memory);
+    caller_release(region->caller);
+    free(region);
+}
+
+/* With the lock held: has nobody else modified the object since begin_watch(), and is it as long? */
+static bool is_intact(const struct region *region)
+{
+    struct stat st;
+    if (fstat(region->fd, &st) != 0 || st.st_size < region->offset + region->bytes) return false;
+    if (region->writing > 0) return region->intact;
+    return st.st_mtim.tv_sec == region->seen.tv_sec && st.st_mtim.tv_nsec == region->seen.tv_nsec;
+}
+
+/* With the lock held. */
+static void begin_watch(struct region *region)
+{
+    struct stat st;
+    region->intact = fstat(region->fd, &st) == 0;
+    if (region->intact) region->seen = st.st_mtim;
+}
+
+/* Around each of the server's writes. A client that modifies the object between the two is not seen; it was to leave it alone. */
+static void note_write(struct region *region, bool begins)
+{
+    pthread_mutex_lock(&region->regions->lock);
+    if (begins) {
+        if (region->writing == 0) region->intact = is_intact(region);
+        region->writing++;
+    } else {
+        if (region->intact) begin_watch(region);
+        region->writing--;
+    }
+    pthread_mutex_unlock(&region->regions->lock);
+}
+
+/* Whatever is cut off meanwhile, the system says so: no SIGBUS. The first write to a page of a mapping counts as a modification, so that
+ * is done before; and a later one has another time. */
+static bool hold_pages(struct region *region, struct pin *pin)
+{
+    const struct timespec quiet = { .tv_nsec = REGIONS_QUIET_MS * CLOCK_NS_PER_MS };
+    struct regions *const regions = region->regions;
+    attn_error ignored;
+    if (madvise(pin->mapping, pin->bytes, MADV_POPULATE_WRITE) != 0) return false;
+    nanosleep(&quiet, NULL);
+    pthread_mutex_lock(&regions->lock);
+    begin_watch(region);
+    pthread_mutex_unlock(&regions->lock);
+    nanosleep(&quiet, NULL);
+    if (attn_host_pin(regions->pinner, pin->mapping, pin->bytes, &ignored) != ATTN_OK) return false;
+    pthread_mutex_lock(&regions->lock);
+    const bool intact = is_intact(region);
+    pthread_mutex_unlock(&regions->lock);
+    if (!intact) attn_host_unpin(regions->pinner, pin->mapping);
+    return intact;
+}
+
+/* NULL: the processor copies. Holes are filled. */
+static struct pin *pin(struct region *region)
+{
+    const int64_t page = sysconf(_SC_PAGESIZE), from = region->offset / page * page;
+    const int64_t end = (region->offset + region->bytes + page - 1) / page * page;
+    struct pin *const made = calloc(1, sizeof *made);
+    if (made == NULL) return NULL;
+    *made = (struct pin){ .references = 1, .regions = region->regions, .bytes = (size_t)(end - from) };
+    void *const mapping = mmap(NULL, made->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, region->fd, from);
+    if (mapping != MAP_FAILED) {
+        made->mapping = mapping;
+        made->memory = made->mapping + (region->offset - from);
+        if (hold_pages(region, made)) return made;
+        munmap(mapping, made->bytes);
+    }
+    free(made);
+    return NULL;
+}
+
+/* With the lock held, for the next of them. Whoever registers more than may be pinned has the rest copied. */
+static void pin_next(struct regions *regions)
+{
+    struct region *const region = regions->fresh;
+    regions->fresh = region->after;
+    let_pin_go(region->pin);
+    region->pin = NULL;
+    if (!regions->end && region->references > 1 && /* somebody has it besides this list */
+        region->bytes <= regions->pinned_most - regions->pinned_bytes) {
+        pthread_mutex_unlock(&regions->lock);
+        struct pin *const made = pin(region);
+        pthread_mutex_lock(&regions->lock);
+        if (made) regions->pinned_bytes += (int64_t)made->bytes;
+        region->pin = made;
+    }
+    region->pinned_ms = clock_ms();
+    region->is_to_pin = false;
+    let_go(region);
+}
+
+/* With the lock held: it is to be pinned, if that is worth it. */
+static void ask_for_pin(struct region *region)
+{
+    struct regions *const regions = region->regions;
+    if (region->kind != REGION_SYSTEM || regions->pinner == NULL || region->is_to_pin ||
+        region->bytes < REGIONS_PINNED_TENSOR || region->bytes > REGIONS_PINNED_REGION ||
+        (region->pinned_ms && clock_ms() - region->pinned_ms < REGIONS_PIN_AGAIN_MS))
+        return;
+    region->references++;
+    region->is_to_pin = true;
+    region->after = regions->fresh;
+    regions->fresh = region;
+    pthread_cond_signal(&regions->wake);
+}
+
+/* The table's thread: what may take the driver, or the system, long. */
+static void *keeper(void *context)
 {
     struct regions *const regions = context;
     pthread_mutex_lock(&regions->lock);
     for (;;) {
         struct region *const region = regions->gone;
-        if (region == NULL && regions->end) break;
-        if (region == NULL) {
+        struct pin *const loose = regions->loose;
+        if (loose) {
+            regions->loose = loose->next;
+            regions->pinned_bytes -= (int64_t)loose->bytes;
+            pthread_mutex_unlock(&regions->lock);
+            undo_pin(loose);
+            pthread_mutex_lock(&regions->lock);
+        } else if (region) {
+            regions->gone = region->next;
+            pthread_mutex_unlock(&regions->lock);
+            close_region(region);
+            pthread_mutex_lock(&regions->lock);
+        } else if (regions->fresh) {
+            pin_next(regions);
+        } else {
+            if (regions->end) break;
             pthread_cond_wait(&regions->wake, &regions->lock);
-            continue;
         }
-        regions->gone = region->next;
-        pthread_mutex_unlock(&regions->lock);
-        if (region->fd >= 0) close(region->fd);
-        if (region->device) attn_device_release_import(region->device, region->memory);
-        caller_release(region->caller);
-        free(region);
-        pthread_mutex_lock(&regions->lock);
     }
     pthread_mutex_unlock(&regions->lock);
     return NULL;
@@ -124,8 +282,14 @@ struct regions *regions_new(const char *const *prefixes, int prefix_count)
     regions->prefix_count = prefix_count;
     pthread_mutex_init(&regions->lock, NULL);
     pthread_cond_init(&regions->wake, NULL);
-    if (pthread_create(&regions->closer, NULL, closer, regions) != 0) (void)must(NULL);
+    if (pthread_create(&regions->keeper, NULL, keeper, regions) != 0) (void)must(NULL);
     return regions;
+}
+
+void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes)
+{
+    regions->pinner = device;
+    regions->pinned_most = most_bytes < REGIONS_PINNED_BYTES ? most_bytes : REGIONS_PINNED_BYTES;
 }
 
 /* With the lock held: the table has entry `i` no more. */
@@ -147,7 +311,7 @@ void regions_free(struct regions *regions)
     regions->end = true;
     pthread_cond_signal(&regions->wake);
     pthread_mutex_unlock(&regions->lock);
-    pthread_join(regions->closer, NULL);
+    pthread_join(regions->keeper, NULL);
     pthread_cond_destroy(&regions->wake);
     pthread_mutex_destroy(&regions->lock);
     free(regions);
@@ -345,6 +509,7 @@ static bool settle(struct region *region, proto_error *error, attn_error *why)
     struct regions *const regions = region->regions;
     pthread_mutex_lock(&regions->lock);
     if (*error == PROTO_ERROR_COUNT) *error = add(regions, region, why);
+    if (*error == PROTO_ERROR_COUNT) ask_for_pin(region);
     let_go(region);
     pthread_mutex_unlock(&regions->lock);
     return *error == PROTO_ERROR_COUNT;
@@ -451,6 +616,14 @@ void regions_count(struct regions *regions, enum region_kind kind, int *count, i
     pthread_mutex_unlock(&regions->lock);
 }
 
+int64_t regions_pinned_bytes(struct regions *regions)
+{
+    pthread_mutex_lock(&regions->lock);
+    const int64_t bytes = regions->pinned_bytes;
+    pthread_mutex_unlock(&regions->lock);
+    return bytes;
+}
+
 /* ---- What a request uses ----------------------------------------------------------------------------------------- */
 
 /* Where in the body something is said of a tensor. */
@@ -461,10 +634,22 @@ static void point(attn_error *err, bool output, int index, const char *parameter
                  parameter);
 }
 
+/* With the lock held: what is pinned, by a reference. NULL: nothing is, or the object was modified since; then that is asked for. */
+static struct pin *begin_copies(struct region *region)
+{
+    if (region->pin && is_intact(region)) {
+        region->pin->references++;
+        return region->pin;
+    }
+    ask_for_pin(region);
+    return NULL;
+}
+
 static attn_status begin_use(struct regions *regions, const struct caller *caller, const proto_shared *shared,
                              struct region_use *use, attn_error *err)
 {
     int64_t end;
+    struct pin *pin = NULL;
     const char *const name = attn_tensors[shared->id].name;
     *use = (struct region_use){
         .id = shared->id, .output = shared->output, .index = shared->index, .bytes = shared->bytes
@@ -474,6 +659,8 @@ static attn_status begin_use(struct regions *regions, const struct caller *calle
     if (i >= 0) {
         use->region = regions->table[i].region;
         use->region->references++;
+        if (shared->kernels_only && shared->bytes >= REGIONS_PINNED_TENSOR) pin = begin_copies(use->region);
+        use->pin = pin;
     }
     pthread_mutex_unlock(&regions->lock);
     if (use->region == NULL) {
@@ -495,6 +682,7 @@ static attn_status begin_use(struct regions *regions, const struct caller *calle
     }
     use->offset = use->region->offset + shared->offset;
     if (use->region->kind == REGION_CUDA) use->in_place = use->region->memory + use->offset;
+    if (pin) use->pinned = pin->memory + shared->offset;
     return ATTN_OK;
 }
 
@@ -517,7 +705,7 @@ static attn_status begin_in_place(struct region_uses *uses, const struct region_
             name, (int)text_cut(region->name, 64), region->name, (long long)region->id);
     else {
         uses->home = region->number;
-        if (use->output) uses->in_place |= UINT64_C(1) << use->id;
+        if (use->output) uses->elsewhere |= UINT64_C(1) << use->id;
         return ATTN_OK;
     }
     point(err, use->output, use->index, "shared_memory_region");
@@ -539,28 +727,34 @@ attn_status region_uses_new(struct regions *regions, const struct caller *caller
             status = begin_in_place(made, use, err);
             continue;
         }
+        made->writes |= use->output;
+        if (use->pinned) {
+            made->pinned_bytes += use->bytes;
+            if (use->output) made->elsewhere |= UINT64_C(1) << use->id;
+            continue;
+        }
         /* Each is at most as long as a region, and there are no more than a body of 32 KiB can name: no sum overflows. */
         *(use->output ? &made->output_bytes : &made->input_bytes) += use->bytes;
-        made->writes |= use->output;
     }
     if (status == ATTN_OK) *uses = made;
     else region_uses_free(made);
     return status;
 }
 
-static void release(struct region *region)
+static void release(struct region_use *use)
 {
-    if (region == NULL) return;
-    struct regions *const regions = region->regions;
+    if (use->region == NULL) return;
+    struct regions *const regions = use->region->regions;
     pthread_mutex_lock(&regions->lock);
-    let_go(region);
+    let_pin_go(use->pin);
+    let_go(use->region);
     pthread_mutex_unlock(&regions->lock);
 }
 
 void region_uses_free(struct region_uses *uses)
 {
     if (uses == NULL) return;
-    for (int i = 0; i < uses->count; i++) release(uses->list[i].region);
+    for (int i = 0; i < uses->count; i++) release(&uses->list[i]);
     free(uses);
 }
 
@@ -570,8 +764,8 @@ void region_uses_drop_inputs(struct region_uses **held)
     int kept = 0;
     if (uses == NULL) return;
     for (int i = 0; i < uses->count; i++) {
-        if (uses->list[i].output || uses->list[i].in_place) uses->list[kept++] = uses->list[i];
-        else release(uses->list[i].region);
+        if (uses->list[i].output || uses->list[i].in_place || uses->list[i].pinned) uses->list[kept++] = uses->list[i];
+        else release(&uses->list[i]);
     }
     uses->count = kept;
     uses->input_bytes = 0;
@@ -583,7 +777,8 @@ void region_uses_drop_inputs(struct region_uses **held)
 void region_uses_place(struct region_uses *uses, const proto_shared *shared)
 {
     for (int i = 0; i < uses->count; i++)
-        if (!uses->list[i].output && !uses->list[i].in_place) uses->list[i].memory = shared[i].to;
+        if (!uses->list[i].output && !uses->list[i].in_place && !uses->list[i].pinned)
+            uses->list[i].memory = shared[i].to;
     uses->placed = true;
 }
 
@@ -645,7 +840,7 @@ attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, si
         if (status == ATTN_OK && use->output) status = bind_output(uses, use, t, err);
         if (status != ATTN_OK) return status;
         if (!use->output) continue;
-        if (use->in_place) t->data = use->in_place;
+        if (use->in_place || use->pinned) t->data = use->in_place ? use->in_place : use->pinned;
         else use->memory = t->data, uses->output_bytes += use->bytes;
     }
     return ATTN_OK;
@@ -699,11 +894,27 @@ static attn_status write_piece(struct region_use *use, attn_error *err)
     struct stat st;
     if (fstat(use->region->fd, &st) != 0) return broken(use, errno, err);
     if (st.st_size < use->offset + use->done + (int64_t)bytes) return broken(use, 0, err);
+    note_write(use->region, true);
     const ssize_t count = pwrite(use->region->fd, use->memory + use->done, bytes, use->offset + use->done);
+    const int error = errno;
+    note_write(use->region, false);
+    errno = error;
     if (count < 0 && errno == EINTR) return ATTN_OK;
     if (count <= 0) return broken(use, count < 0 ? errno : EIO, err);
     use->done += count;
     metrics_add(METRIC_REGION_BYTES_MOVED, "written", NULL, (double)count);
+    return ATTN_OK;
+}
+
+/* A device copies it, or has done so. */
+static attn_status note_copies(struct region_use *use, attn_error *err)
+{
+    struct stat st;
+    if (use->done == use->bytes) return ATTN_OK;
+    if (fstat(use->region->fd, &st) != 0) return broken(use, errno, err);
+    if (st.st_size < use->offset + use->bytes) return broken(use, 0, err);
+    use->done = use->bytes;
+    metrics_add(METRIC_REGION_BYTES_MOVED, "device", NULL, (double)use->bytes);
     return ATTN_OK;
 }
 
@@ -714,6 +925,11 @@ static attn_status move(struct region_uses *uses, bool outputs, int64_t until_ns
     for (int i = 0; i < uses->count; i++) {
         struct region_use *const use = &uses->list[i];
         if (use->output != outputs || use->in_place) continue;
+        if (use->pinned) {
+            const attn_status status = note_copies(use, err);
+            if (status != ATTN_OK) return status;
+            continue;
+        }
         while (use->done < use->bytes) {
             const attn_status status = (outputs ? write_piece : read_piece)(use, err);
             if (status != ATTN_OK) return status;

@@ -13,9 +13,15 @@
  *     FINISHING         -> region_uses_write()   outputs
  *                          region_uses_free()
  *
- * The object is the client's, who may truncate, rewrite or unlink it at any moment. So it is never mapped (a page that was cut off
- * would be SIGBUS) but read and written with pread and pwrite, in pieces, where no thread that serves others waits for it; what was
- * read is checked in the copy and never read again.
+ * The object is the client's, who may truncate, rewrite or unlink it at any moment. So no processor looks into a mapping of it (a page
+ * that was cut off would be SIGBUS): it is read and written with pread and pwrite, in pieces, where no thread that serves others waits
+ * for it; what was read is checked in the copy and never read again.
+ *
+ * A GPU copies large tensors that nobody but kernels reads from there, and to there, itself ("pinned"): the pages are mapped for the
+ * driver, which holds them, so that they live on when the object is cut off. Whether they still are the object's pages, its time of
+ * modification says: whoever truncates it, or makes a hole, changes that, and who writes through a mapping does so once a page. A
+ * region is pinned after its registration was answered, with holes filled, and again after it was modified, within bounds (limits.h);
+ * until then, and where anything of this is not so, all is copied as above.
  *
  * A GPU's memory is used in place, by that GPU. No processor reads it, so only tensors whose values nobody checks may lie there
  * (proto_may_lie_on_device()). Until the kernels are done with it, its client must leave it alone.
@@ -48,6 +54,9 @@ struct regions;
 
 /* Keys begin with one of the prefixes (--allow-shm), which stay the caller's. Aborts when out of memory. */
 struct regions *regions_new(const char *const *prefixes, int prefix_count);
+/* Large tensors are copied by this device, which stays open until regions_free(), and by others; of regions of so many bytes together.
+ * Before the first registration. */
+void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes);
 void regions_free(
     struct regions *regions); /* NULL is fine; nobody may use a region any more; before the devices close */
 
@@ -77,6 +86,7 @@ struct region_facts {
 int regions_visit(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name,
                   void (*visit)(void *context, const struct region_facts *facts), void *context);
 void regions_count(struct regions *regions, enum region_kind kind, int *count, int64_t *bytes);
+int64_t regions_pinned_bytes(struct regions *regions);
 
 /* ---- What a request uses ----------------------------------------------------------------------------------------- */
 
@@ -87,21 +97,25 @@ struct region_use {
     struct region *region; /* a reference */
     attn_tensor_id id;
     bool output;
-    int index;      /* in the body's inputs or outputs, for pointers */
-    int64_t offset; /* in the object */
-    int64_t bytes;  /* of an output: the room for it, until region_uses_bind() */
-    int64_t done;   /* of them */
-    char *memory;   /* staging memory: where they go, or come from */
-    char *in_place; /* the address in a GPU's memory; NULL: it is copied */
+    int index;       /* in the body's inputs or outputs, for pointers */
+    int64_t offset;  /* in the object */
+    int64_t bytes;   /* of an output: the room for it, until region_uses_bind() */
+    int64_t done;    /* of them */
+    char *memory;    /* staging memory: where they go, or come from */
+    char *in_place;  /* the address in a GPU's memory; NULL: it is copied */
+    char *pinned;    /* where devices copy it from, or to; NULL: they do not */
+    struct pin *pin; /* of that: a reference */
+    void *mirror;    /* of that, while a batch runs: the device's copy. Its thread's */
 };
 
 /* They belong to who owns the request, and then its job. */
 struct region_uses {
-    int64_t input_bytes, output_bytes; /* of what is copied */
+    int64_t input_bytes, output_bytes; /* of what the processor copies */
+    int64_t pinned_bytes;              /* of what devices do; outputs as long as their room */
     bool placed;                       /* `memory` of inputs is there */
-    bool writes;                       /* there are outputs to be copied */
+    bool writes;                       /* there are outputs that are copied */
     int home;                          /* number of the device in whose memory the others are; -1: there are none */
-    uint64_t in_place;                 /* which outputs are there: bits of attn_tensor_id */
+    uint64_t elsewhere;                /* which outputs need no staging memory: bits of attn_tensor_id */
     int count;
     struct region_use list[];
 };
@@ -111,12 +125,21 @@ struct region_uses {
 attn_status region_uses_new(struct regions *regions, const struct caller *caller, const proto_shared *shared, int count,
                             struct region_uses **uses, attn_error *err);
 void region_uses_free(struct region_uses *uses); /* NULL is fine */
-/* Inputs have been read; those in a GPU's memory stay. *uses is NULL afterwards where nothing is left; it may be before. */
+/* Inputs have been read; those in a GPU's memory, and pinned ones, stay. *uses is NULL afterwards where nothing is left; it may be before. */
 void region_uses_drop_inputs(struct region_uses **uses);
 
 /* Where the inputs go: shared[i].to, of the same list. */
 void region_uses_place(struct region_uses *uses, const proto_shared *shared);
-/* The problem has its shapes: do its outputs fit? Those in a GPU's memory get their addresses. Again when the others have theirs:
+/* Of all inputs that are copied, by whomever. */
+static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
+{
+    uint64_t bytes = (uint64_t)uses->input_bytes;
+    for (int i = 0; i < uses->count; i++)
+        if (uses->list[i].pinned && !uses->list[i].output) bytes += (uint64_t)uses->list[i].bytes;
+    return bytes;
+}
+
+/* The problem has its shapes: do its outputs fit? Those in a GPU's memory, and pinned ones, get their addresses. Again when the others have theirs:
  * where they will come from. INVALID: one does not fit, or two overlap; in a GPU's memory, one lies over an input, or a tensor is
  * not aligned to its elements, or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);

@@ -1,8 +1,10 @@
 """Triton's shared memory extension (--allow-shm): the stock client and its library (triton_shared.py), and raw requests that no good client
 sends: regions that are truncated, rewritten, unlinked and unregistered while a request uses them, keys that mean something else, other tokens'
 regions, more than there is room for. After each the server serves on and holds nothing."""
+import ctypes
 import fcntl
 import json
+import mmap
 import os
 import re
 import signal
@@ -774,3 +776,143 @@ def test_the_answers_of_register_and_unregister_are_empty(shm_server, shm):
     one = shm(64)
     for answer in (register(shm_server, 'r', one.name, 64), unregister(shm_server, 'r'), unregister(shm_server)):
         assert answer.status == 200 and answer.body == b'' and answer.headers['content-length'] == '0'
+
+
+# ---- Pinned: copied by the device ------------------------------------------------------------------------------------------------------------
+
+LEAST = 256 << 10  # of a tensor
+
+
+def moved(server):
+    return {how: server.metric('attnd_shared_memory_moved_bytes_total', how=how) or 0 for how in ('read', 'written', 'device')}
+
+
+def moved_since(server, before):
+    return {how: n - before[how] for how, n in moved(server).items() if n != before[how]}
+
+
+def map_into(one, data, offset=0):
+    """Written through a mapping, as clients do."""
+    with open(one.path, 'r+b') as f, mmap.mmap(f.fileno(), 0) as view:
+        view[offset:offset + len(data)] = data
+
+
+@pytest.fixture
+def pinned(fake, shm):
+    """pinned(data, size) -> (server, object): 'r' is registered, and the devices copy from it."""
+    def start(data, size, *options, script=''):
+        server = fake(script, *ALLOW, *options)
+        one = shm(size, data)
+        assert register(server, 'r', one.name, size).status == 200
+        assert eventually(lambda: server.metric('attnd_shared_memory_pinned_bytes') == size)
+        return server, one
+    yield start
+
+
+def test_large_tensors_are_copied_by_the_device(pinned):
+    arrays, data = problem(S=1024, H=8)
+    each = len(data) // 3
+    assert each == LEAST
+    server, one = pinned(data, 4 * each)
+    right = by_json(server, arrays)
+    for seed in (1, 2):  # what is written through a mapping is seen
+        arrays, data = problem(S=1024, H=8, seed=seed)
+        right = by_json(server, arrays)
+        map_into(one, data)  # which is a modification of the object: seen, and then it is pinned again
+
+        def ask():
+            before = moved(server)
+            answer = infer(server, arrays, region='r', outputs={'out': place('r', each, 3 * each), 'lse': {'binary_data': True}})
+            assert outputs_of_some(answer)['lse'] == right['lse'] and one.read(3 * each) == right['out']
+            return moved_since(server, before)
+        assert ask() in ({'read': 3 * each, 'written': each}, {'device': 4 * each})
+        assert eventually(lambda: ask() == {'device': 4 * each})  # what the server writes itself is no modification
+        assert ask() == {'device': 4 * each}
+    assert unregister(server, 'r').status == 200
+    assert eventually(lambda: server.metric('attnd_shared_memory_pinned_bytes') == 0)
+    assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0 and server.inflight() == 0)
+
+
+def test_tensors_of_a_pinned_region_may_overlap(pinned):
+    """k begins in the middle of q, and v is k: each is copied whole."""
+    arrays, data = problem(S=2048, H=8, names='x')
+    raw, q = data, np.frombuffer(data[:LEAST], np.float32).reshape(1, 1024, 8, 8)
+    k = np.frombuffer(data[LEAST // 2:LEAST // 2 + LEAST], np.float32).reshape(1, 1024, 8, 8)
+    server, one = pinned(raw, len(raw))
+    right = by_json(server, {'q': q, 'k': k, 'v': k})
+    where = {'q': 0, 'k': LEAST // 2, 'v': LEAST // 2}
+    text = json.dumps({'inputs': [{'name': n, 'shape': [1, 1024, 8, 8], 'datatype': 'FP32', 'parameters': place('r', LEAST, at)} for n, at in where.items()],
+                       'outputs': [{'name': 'out', 'parameters': place('r', LEAST, LEAST)}]}).encode()
+    before = moved(server)
+    assert server.ask('POST', INFER, text).status == 200
+    assert one.read(LEAST, LEAST) == right['out'] and moved_since(server, before) == {'device': 4 * LEAST}
+
+
+def test_gradients_of_pinned_tensors(pinned):
+    arrays, data = problem(S=1024, H=8, names=('q', 'k', 'v', 'dout'))
+    forward = {n: a for n, a in arrays.items() if n != 'dout'}
+    server, one = pinned(data, 7 * LEAST)
+    outs = by_json(server, forward)
+    lse = np.frombuffer(outs['lse'], np.float32).reshape(1, 8, 1024)
+    out = np.frombuffer(outs['out'], np.float32).reshape(1, 1024, 8, 8)
+    right = by_json(server, {**arrays, 'out': out, 'lse': lse}, 'backward')
+    outputs = {n: place('r', LEAST, (4 + i) * LEAST) for i, n in enumerate(('dq', 'dk', 'dv'))}
+    answer = infer(server, {**arrays, 'out': out, 'lse': lse}, region='r', shared=set(arrays), outputs=outputs, path='/v2/models/attention_backward/infer')
+    assert answer.status == 200, answer.body
+    assert [one.read((4 + i) * LEAST, LEAST) == right[n] for i, n in enumerate(('dq', 'dk', 'dv'))] == [True] * 3
+
+
+@pytest.mark.parametrize('how', ['verify', 'save', 'small', 'write', 'grown again', 'hole'])
+def test_what_devices_do_not_copy_is_copied_by_the_processor(pinned, how):
+    H = 4 if how == 'small' else 8
+    arrays, data = problem(S=1024, H=H)
+    each = len(data) // 3
+    server, one = pinned(data, max(4 * each, LEAST))
+    parameters = {'binary_data_output': True}
+    if how in ('verify', 'save'):
+        parameters[how] = 1 if how == 'verify' else True
+    if how == 'write':
+        one.write(data)
+    if how == 'grown again':
+        one.truncate(0)
+        one.write(data)
+        one.truncate(4 * each)
+    if how == 'hole':
+        ctypes.CDLL(None, use_errno=True).fallocate(os.open(one.path, os.O_RDWR), 3, ctypes.c_long(0), ctypes.c_long(4096))
+        map_into(one, data)
+    before, right = moved(server), by_json(server, arrays)
+    answer = infer(server, arrays, region='r', outputs={'out': place('r', each, 3 * each)}, parameters=parameters)
+    assert answer.status == 200 and one.read(3 * each, each) == right['out']
+    assert moved_since(server, before) == {'read': 3 * each, 'written': each}
+
+
+def test_holes_of_pinned_regions_are_filled_and_small_and_huge_regions_are_not_pinned(fake, shm):
+    server, sparse, small, huge = fake('', *ALLOW), shm(LEAST), shm(LEAST - 1), shm((1 << 30) + 1)
+    for name, one in (('small', small), ('huge', huge), ('sparse', sparse)):
+        assert register(server, name, one.name, one.size).status == 200
+    assert eventually(lambda: server.metric('attnd_shared_memory_pinned_bytes') == LEAST)
+    assert os.stat(sparse.path).st_blocks == LEAST // 512 and os.stat(huge.path).st_blocks == 0
+
+
+def test_a_pinned_region_that_was_truncated_is_refused_and_one_without_a_name_is_not(pinned):
+    arrays, data = problem(S=1024, H=8)
+    server, one = pinned(data, 4 * LEAST)
+    outputs = {'out': place('r', LEAST, 3 * LEAST)}
+    one.close()
+    before = moved(server)
+    assert infer(server, arrays, region='r', outputs=outputs).status == 200 and moved_since(server, before) == {'device': 4 * LEAST}
+    server2, other = pinned(data, 4 * LEAST)
+    other.truncate(4 * LEAST - 1)
+    refused(infer(server2, arrays, region='r', outputs=outputs), 400, "out: the shared memory of the region 'r' has become shorter", pointer='/outputs/0/parameters/shared_memory_region')
+
+
+def test_a_region_is_unregistered_while_a_device_copies_to_it(pinned, gate):
+    arrays, data = problem(S=1024, H=8)
+    server, one = pinned(data, 4 * LEAST, script=f'hold={gate.path}@1')
+    late = Asking(server, body(arrays, 'r', outputs={'out': place('r', LEAST, 3 * LEAST)}))
+    running(server)
+    assert unregister(server, 'r').status == 200
+    gate.open()
+    assert late.result().status == 200
+    assert one.read(3 * LEAST) == by_json(server, arrays)['out']
+    assert eventually(lambda: server.metric('attnd_shared_memory_pinned_bytes') == 0)

@@ -88,13 +88,15 @@ local function by_turns(count)
     end
 end
 
+local own_words = { body = true, path = true, type = true, accept = true, inference = true } -- own.lua's
+
 function init(args)
     for _, word in ipairs(args) do
         local name, value = word:match('^(%a+)=(.*)$')
         if name == 'token' then wrk.headers['Authorization'] = 'Bearer ' .. value
         elseif name == 'sessions' then request = by_turns(tonumber(value))
         elseif name == 'statuses' then response = count_status
-        elseif name ~= 'body' and name ~= 'path' and name ~= 'type' then stop('unknown word: ' .. word) end
+        elseif not own_words[name] then stop('unknown word: ' .. word) end
     end
 end
 

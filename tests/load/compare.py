@@ -26,10 +26,13 @@ SMALL_ANSWER = 45400  # bytes: out 32768 and lse 1024 as base64, and their membe
 
 
 class Peer:
+    def __init__(self, words):
+        self.words = words
+
     def __enter__(self):
         self.port = service.free_port()
         self.url = f'http://127.0.0.1:{self.port}'
-        self.process = subprocess.Popen([PYTHON, os.path.join(HERE, 'python_peer.py'), '--port', str(self.port)], start_new_session=True)
+        self.process = subprocess.Popen([PYTHON, os.path.join(HERE, 'python_peer.py'), '--port', str(self.port), *self.words], start_new_session=True)
         self.client = service.Server()
         self.client.address = ('127.0.0.1', self.port)
         end = time.monotonic() + 60
@@ -83,22 +86,24 @@ def main():
     ap.add_argument('--seconds', type=int, default=8)
     ap.add_argument('--rounds', type=int, default=3)
     ap.add_argument('--sizes', default='small,medium,large')
+    ap.add_argument('--peer', default='', help='words for python_peer.py: "--cuda --processes 8"')
+    ap.add_argument('--threads', type=int, default=2, help='of wrk')
     a = ap.parse_args()
-    sizes = a.sizes.split(',')
+    sizes, words = a.sizes.split(','), a.peer.split()
     results = {}
     for round_ in range(a.rounds):
         with service.Server() as server:
             for size in sizes:
-                results.setdefault(('attnd', size), []).append(load.run(size, server.url, a.seconds))
+                results.setdefault(('attnd', size), []).append(load.run(size, server.url, a.seconds, threads=a.threads))
             if round_ == 0:
-                with Peer() as peer:
+                with Peer(words) as peer:
                     same_answer(server, peer.client)
-        with Peer() as peer:
+        with Peer(words) as peer:
             for size in sizes:
-                results.setdefault(('Python', size), []).append(load.run(size, peer.url, a.seconds))
+                results.setdefault(('Python', size), []).append(load.run(size, peer.url, a.seconds, threads=a.threads))
         if 'small' in sizes:
             with Bare() as bare:
-                results.setdefault(('bare', 'small'), []).append(load.run('small', bare.url, a.seconds))
+                results.setdefault(('bare', 'small'), []).append(load.run('small', bare.url, a.seconds, threads=a.threads))
     print(f'{"":<18}{load.HEADER.strip():>34}')
     for size in sizes:
         for who in ('attnd', 'Python', 'bare'):
@@ -108,8 +113,9 @@ def main():
         if not ratios:
             print(f'{size}: Python answered nothing in {a.seconds} s: give it more --seconds')
             continue
+        p50 = statistics.median(ours['p50_ms'] / theirs['p50_ms'] for ours, theirs in zip(results['attnd', size], results['Python', size]))
         print(f'{size}: attnd serves {statistics.median(ratios):.1f} times as many ({min(ratios):.1f} to {max(ratios):.1f} of '
-              f'{len(ratios)} rounds); {results["attnd", size][0]["command"]}')
+              f'{len(ratios)} rounds), p50 {p50:.3f} of the peer\'s; {results["attnd", size][0]["command"]}')
 
 
 if __name__ == '__main__':

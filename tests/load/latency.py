@@ -75,8 +75,8 @@ class Line:
             got += count
             end = self.room.find(b'\r\n\r\n', 0, got)
         head = bytes(self.room[:end]).lower()
-        at = head.find(b'content-length:')
-        length = int(head[at + 15:].split(b'\r\n', 1)[0]) if at >= 0 else 0  # 204 has none
+        at = head.find(b'\ncontent-length:')
+        length = int(head[at + 16:].split(b'\r\n', 1)[0]) if at >= 0 else 0  # 204 has none
         total = end + 4 + length
         if total > len(self.room):
             view.release()

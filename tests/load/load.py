@@ -28,9 +28,9 @@ def wrk_line(size, url, seconds, connections=None, threads=2):
             '-s', os.path.relpath(os.path.join(HERE, f'{size}.lua')), url]
 
 
-def run(size, url, seconds, connections=None):
+def run(size, url, seconds, connections=None, threads=2):
     """One run of wrk: {'rps', 'p50_ms', 'p99_ms', 'bad_status', 'socket_errors', ...}."""
-    line = wrk_line(size, url, seconds, connections)
+    line = wrk_line(size, url, seconds, connections, threads)
     out = subprocess.run(line, capture_output=True, text=True, check=True).stdout
     result = json.loads(re.search(r'^RESULT (.*)$', out, re.M).group(1))
     result['rps'] = result['requests'] / result['seconds']

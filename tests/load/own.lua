@@ -1,7 +1,8 @@
 -- wrk script: what a file holds, to any path.
 --   wrk -t2 -c16 -d10s -s tests/load/own.lua http://127.0.0.1:8080 -- body=request.json path=/v1/attention/backward
 --   wrk -t2 -c16 -d10s -s tests/load/own.lua http://127.0.0.1:8080 -- body=request.safetensors type=application/x-safetensors
--- path is /v1/attention/forward and type application/json unless given; attention.lua says which other words there are.
+-- path is /v1/attention/forward and type application/json unless given; accept=TYPE is what the answer shall be, inference=N the length
+-- of the JSON before KServe's binary tensors. attention.lua says which other words there are.
 dofile((debug.getinfo(1, 'S').source:match('^@(.*/)') or './') .. 'attention.lua')
 
 local other_words = init
@@ -14,7 +15,8 @@ function init(args)
     local file, why = io.open(given.body or stop('say which file: -- body=FILE'), 'rb')
     if not file then stop(why) end
     wrk.method, wrk.path, wrk.body = 'POST', given.path, file:read('*a')
-    wrk.headers['Content-Type'] = given.type
+    wrk.headers['Content-Type'], wrk.headers['Accept'] = given.type, given.accept
+    wrk.headers['Inference-Header-Content-Length'] = given.inference
     file:close()
     other_words(args)
 end

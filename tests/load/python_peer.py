@@ -1,9 +1,9 @@
 """The forward part of the contract as a good Python programmer would serve it: aiohttp, uvloop, PyTorch. For comparison only.
 
-    python tests/load/python_peer.py --port 8090 [--processes N]
+    python tests/load/python_peer.py --port 8090 [--processes N] [--cuda]
 
 One process a core, sharing the port (SO_REUSEPORT), one PyTorch thread in each. Base64 by binascii, the quickest of the standard
-library; JSON by orjson where it is installed; the attention is PyTorch's own CPU flash kernel, which gives the log-sum-exp
+library; JSON by orjson where it is installed; the attention is PyTorch's own CPU flash kernel, or with --cuda that for GPUs, which give the log-sum-exp
 too; the answer is put together from bytes, without a second pass over the tensors. Options: causal, scale.
 """
 import argparse
@@ -25,6 +25,7 @@ except ImportError:
 warnings.filterwarnings('ignore', 'The given buffer is not writable')
 DTYPES = {'float32': torch.float32, 'float16': torch.float16, 'bfloat16': torch.bfloat16}
 NAMES = {v: k for k, v in DTYPES.items()}
+CUDA = False
 
 
 def tensor(members, name):
@@ -37,13 +38,48 @@ def written(t):
     return b'{"shape":%s,"dtype":"%s","data":"%s"}' % (json.dumps(list(t.shape)).encode(), NAMES[t.dtype].encode(), text)
 
 
+PINNED = {}
+
+
+def pinned(direction, sizes):
+    """Page-locked memory of a process for one request at a time, in pieces of so many bytes."""
+    if direction not in PINNED or PINNED[direction].numel() < sum(sizes):
+        PINNED[direction] = torch.empty(sum(sizes), dtype=torch.uint8).pin_memory()
+    return PINNED[direction][:sum(sizes)].split(sizes)
+
+
+def there(tensors):
+    """To the GPU, all in one copy."""
+    pieces = pinned('there', [t.nbytes for t in tensors])
+    for piece, t in zip(pieces, tensors):
+        piece.copy_(t.transpose(1, 2).reshape(-1).view(torch.uint8))
+    whole = PINNED['there'][:sum(p.numel() for p in pieces)].to('cuda', non_blocking=True)
+    parts = whole.split([p.numel() for p in pieces])
+    return [p.view(t.dtype).view(t.transpose(1, 2).shape).transpose(1, 2) for p, t in zip(parts, tensors)]
+
+
+def back(tensors):
+    """From the GPU, with one wait."""
+    pieces = pinned('back', [t.nbytes for t in tensors])
+    made = [p.view(t.dtype).view(t.shape) for p, t in zip(pieces, tensors)]
+    for to, t in zip(made, tensors):
+        to.copy_(t, non_blocking=True)
+    torch.cuda.current_stream().synchronize()
+    return made
+
+
 async def forward(request):
     try:
         members = loads(await request.read())
         q, k, v = (tensor(members, n).transpose(1, 2) for n in 'qkv')
+        causal, scale = bool(members.get('causal', False)), members.get('scale')
         with torch.inference_mode():
-            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q, k, v, 0.0, bool(members.get('causal', False)), scale=members.get('scale'))
+            if CUDA:
+                q, k, v = there((q, k, v))
+                out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
+                out, lse = back((out, lse))
+            else:
+                out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
     except (KeyError, ValueError, TypeError, RuntimeError) as e:
         return aiohttp.web.json_response({'status': 400, 'detail': str(e)}, status=400)
     body = b'{"out":%s,"lse":%s}' % (written(out.transpose(1, 2)), written(lse.float()))
@@ -67,7 +103,10 @@ def main():
     ap = argparse.ArgumentParser()
     ap.add_argument('--port', type=int, default=8090)
     ap.add_argument('--processes', type=int, default=len(os.sched_getaffinity(0)))
+    ap.add_argument('--cuda', action='store_true')
     a = ap.parse_args()
+    global CUDA
+    CUDA = a.cuda
     for _ in range(a.processes - 1):
         if os.fork() == 0:
             break
