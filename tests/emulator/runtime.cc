@@ -129,6 +129,16 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *, const void *)
     return last = cudaErrorNotSupported;
 }
 
+cudaError_t cudaHostRegister(void *, size_t, unsigned)
+{
+    return cudaSuccess; /* all memory is the host's */
+}
+
+cudaError_t cudaHostUnregister(void *)
+{
+    return cudaSuccess;
+}
+
 cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned)
 {
     *memory = malloc(bytes ? bytes : 1);

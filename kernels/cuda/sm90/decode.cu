@@ -1,4 +1,5 @@
-/* decode.cu: the splits of sm80/decode.cu for Hopper, whose keys and values the copy engine brings. What is computed, and
+/* decode.cu: the splits of sm80/decode.cu for Hopper, whose keys and values lie in pages, and the copy engine brings them.
+ * (Where they lie in one piece, threads are as quick, and 1 to 2 % quicker where it is a matter of bandwidth.) What is computed, and
  * in which order, is sm80/decode.cuh: the bits of an answer are those of copies by threads.
  *
  * A warp asks for the boxes of a tile, a lane for each: one per 128 bytes of channels, and one per page where pages are
@@ -36,9 +37,9 @@ namespace {
 enum { LEAST_BOX = 8 };   /* rows: where the swizzle begins anew */
 enum { MOST_SLOTS = 12 }; /* of any shape's ring */
 
-/* Where a box begins: its row in the tensor or page, and its batch row or page. */
+/* Where a box begins: its page, and its row there. */
 struct box_place {
-    int row, b;
+    int row, page;
 };
 
 struct copy_plan {
@@ -52,7 +53,7 @@ struct ring_barriers {
 
 template <class X> struct shared_with_boxes : shared<X> {
     static const int MOST_KEYS = X::WM == 4 ? 2048 : 1024; /* of a split: split_keys() */
-    box_place boxes[MOST_KEYS / LEAST_BOX];                /* of keys in pages */
+    box_place boxes[MOST_KEYS / LEAST_BOX];
 };
 
 template <typename T, class X> struct copies_by_engine {
@@ -69,14 +70,14 @@ template <typename T, class X> struct copies_by_engine {
     kept &at;
     memory &sm;
     const cuda_args &a;
-    const int b, hk, k_start, Sk;
+    const int b, hk, Sk;
     const split_place keys;
     int filled; /* steps that were asked for */
 
     DEVICE copies_by_engine(kept &kept_, memory &sm_, const cuda_args &a_, const head_args &x, const split_place &keys_)
-        : at(kept_), sm(sm_), a(a_), b((int)x.b), hk((int)x.hk), k_start((int)x.s.k_start), Sk((int)x.s.Sk), keys(keys_)
+        : at(kept_), sm(sm_), a(a_), b((int)x.b), hk((int)x.hk), Sk((int)x.s.Sk), keys(keys_)
     {
-        if (threadIdx.x < 32 && a.g.page_table) find_boxes();
+        if (threadIdx.x < 32) find_boxes();
     }
 
     /* By the first warp. Entries of the table past that of the last key are not looked at. */
@@ -104,10 +105,9 @@ template <typename T, class X> struct copies_by_engine {
         if (lane == 0) mbarrier_arrive_expect_tx(bar, (uint32_t)rows * (X::WIDTH * 2));
         __syncwarp();
         if (row < rows) {
-            box_place from = { k_start + key + row, a.g.dims.packed ? 0 : b };
-            if (a.g.page_table) from = sm.boxes[(key + row - keys.first) >> at.copies.box_shift];
+            const box_place from = sm.boxes[(key + row - keys.first) >> at.copies.box_shift];
             tma_load_4d(smem_addr(sm.tile.ring[slot]) + (chunk * X::BN + row) * (CHUNK * 2),
-                        step % 2 ? &at.copies.V : &at.copies.K, chunk * COLUMNS, from.row, hk, from.b, bar,
+                        step % 2 ? &at.copies.V : &at.copies.K, chunk * COLUMNS, from.row, hk, from.page, bar,
                         evict_first());
         }
         __syncwarp();
@@ -204,12 +204,7 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
 /* K or V as the copy engine walks it. */
 bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &d, int64_t columns)
 {
-    const int64_t B = d.page_size ? d.pages
-                      : d.packed  ? 1
-                                  : d.B,
-                  rows = d.page_size ? d.page_size
-                         : d.packed  ? d.total_k
-                                     : d.Sk;
+    const int64_t B = d.pages, rows = d.page_size;
     const bool bytes = view.dtype == ATTN_F8E4M3;
     *to = bytes ? tma_bytes_of(view.data, B, d.Hk, rows, columns, view.batch, view.head, view.row)
                 : tma_tensor_of(view, B, d.Hk, rows, columns);
@@ -234,15 +229,14 @@ bool launch_for(const tma_tensor &K, const tma_tensor &V, const cuda_args &a, co
     const int64_t widest = attn_max64(d.D, d.Dv);
     const int D = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
     /* A box is in one page and one tile, of few rows and of many. */
-    const int tile = D == 256 ? 32 : 64, row_bytes = AS == KEYS_AS_FLOAT8 ? D : D * 2;
+    const int tile = D == 256 ? 32 : 64, row_bytes = AS == KEYS_AS_FLOAT8 ? D : D * 2,
+              box_bytes = row_bytes < 128 ? row_bytes : 128;
     copy_plan copies;
-    copies.box = d.page_size ? (int)attn_min64(d.page_size & -d.page_size, tile) : tile;
+    copies.box = (int)attn_min64(d.page_size & -d.page_size, tile);
     copies.box_shift = 0;
     while (1 << copies.box_shift < copies.box) copies.box_shift++;
-    /* The neighbour of a row of 128 bytes is another head's, which is read at another time. */
-    const CUtensorMapL2promotion promotion = row_bytes >= 256 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
-                                                              : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
-    const int box_bytes = row_bytes < 128 ? row_bytes : 128;
+    /* A promotion to 256 bytes asks for each 128 of a row twice, and costs a tenth. */
+    const CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
     if (!tma_map(&copies.K, K, copies.box, box_bytes, promotion) ||
         !tma_map(&copies.V, V, copies.box, box_bytes, promotion))
         return false;
@@ -263,7 +257,7 @@ bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_pla
     tma_tensor K, V;
     if (chip->major != 9 || chip->minor != 0 || chip->copies_by_threads || (has_options(of) && !float8)) return false;
     if (problem.k.dtype != problem.v.dtype || (!float8 && problem.k.dtype != problem.q.dtype)) return false;
-    if (d.page_size % LEAST_BOX || !walkable_as(&K, a.g.view[ATTN_T_k], d, d.D) ||
+    if (d.page_size == 0 || d.page_size % LEAST_BOX || !walkable_as(&K, a.g.view[ATTN_T_k], d, d.D) ||
         !walkable_as(&V, a.g.view[ATTN_T_v], d, d.Dv))
         return false;
     if (float8)
