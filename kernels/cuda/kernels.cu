@@ -5,6 +5,7 @@ extern const cuda_kernel decode_forward;                          /* sm80/decode
 extern const cuda_kernel sm90_f8_forward;                         /* sm90/f8_forward.cu */
 extern const cuda_kernel sm90_packed_forward, sm90_forward;       /* sm90/forward.cu */
 extern const cuda_kernel sm90_backward;                           /* sm90/backward.cu */
+extern const cuda_kernel sm90_backward_256;                       /* sm90/backward_256.cu */
 extern const cuda_kernel sm90_latent_forward;                     /* sm90/latent.cu */
 extern const cuda_kernel generic_packed_forward, generic_forward; /* sm80/forward.cu */
 extern const cuda_kernel generic_backward;                        /* sm80/backward.cu */
@@ -22,6 +23,7 @@ extern const cuda_kernel *const cuda_kernels[] = {
     &generic_forward,
     &sm90_latent_forward,
     &sm90_backward,
+    &sm90_backward_256,
     &generic_backward,
     &f32_forward,
     &f32_backward,

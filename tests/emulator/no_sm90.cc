@@ -21,6 +21,7 @@ static cudaError_t launch(const cuda_chip *, cudaStream_t, const attn_plan *, vo
 
 static constexpr cuda_kernel never = { { "sm90", ATTN_OP_FORWARD, 0, 0, 0 }, 90, 90, plan, launch };
 extern const cuda_kernel sm90_backward = never;
+extern const cuda_kernel sm90_backward_256 = never;
 extern const cuda_kernel sm90_f8_forward = never;
 extern const cuda_kernel sm90_forward = never;
 extern const cuda_kernel sm90_latent_forward = never;

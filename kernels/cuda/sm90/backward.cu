@@ -42,13 +42,7 @@
  *
  * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK or dV is not
  * finite leaves a mark, and repair_keys computes its rows one by one; `finish` does the same for dQ. */
-#include "epilogue.cuh"
-#include "kernels/cuda/kernels.h"
-#include "kernels/cuda/sm80/backward_steps.h"
-#include "launch.cuh"
-#include "masks.cuh"
-#include "pipeline.cuh"
-#include "products.cuh"
+#include "backward.cuh"
 #include "score_mods.cuh"
 
 namespace {
@@ -61,18 +55,17 @@ template <int D_, int BM_, bool OPTIONS_> struct shape {
     static const bool OPTIONS = OPTIONS_;
     static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !OPTIONS ? 3 : 2, STAGES_DO = 2,
                      STAGES_DS = D == 64 && OPTIONS ? 2 : 3;
-    static const int CHUNKS = D / 64, THREADS = 384;
+    static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
     static const int UNITS = BM / QUERY_TILE;       /* whose values and sums lie together */
     static const int DQ_COLUMNS = D / (2 / UNITS);  /* a consumer's part of dQ: 64 queries by so many channels */
     static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
     static const bool TURNS = D == 64; /* with the exponentials, of which there are as many for half the products */
 };
 
-/* Threads that meet: both consumers; a consumer and its sender. */
-enum { CONSUMERS = 256, HANDING = 128 + 32 };
+enum { HANDING = 128 + 32 }; /* threads that meet: a consumer and its sender */
 
 /* Named barriers; those of dQ one per consumer. */
-enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, ZERO_BARRIER = 12, DS_FREE = 13 };
+enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
 
 /* ---- The plan, and a block's place in it ------------------------------------------------------------------------- */
 
@@ -88,32 +81,6 @@ struct plan {
     float cap;          /* what tanh is multiplied by, in base 2 */
     flash_mask mask;
     int mask_heads;
-};
-
-struct maps {
-    CUtensorMap Q, K, V, dO;
-};
-
-/* A block's keys, and the query tiles that see any of them. */
-struct block_place {
-    attn_sequence s;
-    int b, hk, j0;
-    int rows;        /* of dk and dv to write; seqlens_k leaves rows of zeros behind the keys */
-    int first, last; /* query tiles */
-    key_band band;
-    int Sq;
-    /* Rounds: tiles of a head, head after head of the group. */
-    DEVICE int tiles() const { return last - first; }
-
-    /* How many blocks of this head add to dQ of a tile before this one, which sees it. Blocks that see a tile are neighbours. Key
-     * tile k is seen from query tile max(k BN - hi + 1, 0) / BM on, up to that of key min((k + 1) BN, Sk) - lo. */
-    template <class X> DEVICE int before(int tile, bool last_first) const
-    {
-        const int k = j0 / X::BN, begin = tile * X::BM;
-        if (last_first) return min((begin + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - k;
-        /* The least k with min((k + 1) BN, Sk) > begin + lo. */
-        return k - max(begin + band.lo, 0) / X::BN;
-    }
 };
 
 /* What a round is, beside its tensors. */
@@ -144,30 +111,9 @@ template <class X> struct shared {
 
 template <class X> DEVICE block_place block_place_of(const cuda_args &a, const plan &p, int t)
 {
-    const attn_geometry &g = a.g;
-    const head_tile at = head_tile_of(p.order, t);
-    block_place x;
-    int tile = p.last_first ? p.order.per_head - 1 - at.tile : at.tile;
-    x.b = at.head / (int)g.dims.Hk;
-    x.hk = at.head - x.b * (int)g.dims.Hk;
-    if (g.dims.packed) {
-        x.b = sequence_of_tile(g.cu_k, g.dims.B, X::BN, 1, tile);
-        tile -= g.cu_k[x.b] / X::BN + x.b;
-    }
-    x.s = attn_sequence_of(&g, x.b);
-    x.j0 = tile * X::BN;
-    x.Sq = (int)x.s.Sq;
-    const int left = (int)attn_min64(g.left, FAR), right = (int)attn_min64(g.right, FAR);
-    x.band = key_band_of((int)attn_align(&g, &x.s), left, right, (int)x.s.Sk);
-    x.rows = max(min((int)(g.dims.packed ? x.s.Sk : g.dims.Sk) - x.j0, X::BN), 0);
-    /* Key j is seen by the queries i with j - hi < i <= j - lo. */
-    const int last_key = min(x.j0 + X::BN, x.band.Sk) - 1;
-    x.first = x.last = 0;
-    if (last_key >= x.j0) {
-        x.first = max(x.j0 - x.band.hi + 1, 0) / X::BM;
-        x.last = max((min(last_key - x.band.lo + 1, x.Sq) + X::BM - 1) / X::BM, x.first);
-    }
-    return x;
+    head_tile at = head_tile_of(p.order, t);
+    if (p.last_first) at.tile = p.order.per_head - 1 - at.tile;
+    return key_place_of<X>(a, at);
 }
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------- */
@@ -214,27 +160,6 @@ template <class X> struct loader {
     const maps &m;
     const block_place &x;
 
-    DEVICE void load_Q(const ring<X::STAGES_Q> &at, int h, int tile)
-    {
-        const uint32_t bar = smem_addr(&sm.bars_Q.full[at.stage]);
-        const int last_unit = (x.Sq - 1) / QUERY_TILE;
-        await_empty(sm.bars_Q, at);
-        load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
-                                        { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
-                                        X::UNITS * sizeof(row_values));
-        for (int n = 0; n < X::UNITS; n++) { /* of a tile that is not there those of the last: finite, and masked */
-            const int unit = min(tile * X::UNITS + n, last_unit);
-            bulk_load(smem_addr(&sm.values[at.stage][n]), p.scratch.values + query_tile(a, x.s, x.b, h, unit),
-                      sizeof(row_values), bar);
-        }
-    }
-
-    DEVICE void load_dO(const ring<X::STAGES_DO> &at, int h, int tile)
-    {
-        fill_stage<X::BM, X::CHUNKS, 64>(sm.bars_dO, at, smem_addr(sm.dO[at.stage]), &m.dO,
-                                         { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b });
-    }
-
     DEVICE void run()
     {
         const int group = (int)a.g.group;
@@ -252,9 +177,9 @@ template <class X> struct loader {
                 await_empty(sm.bars_Q, q);
                 sm.rounds[q.stage] = { tile, h, at.there(), bounded, slope_of(h) };
             }
-            load_Q(q, h, tile);
+            load_Q<X>(sm, a, p.scratch, m, x, q, h, tile);
             if (!begun) load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.V), &m.V, keys, smem_addr(&sm.V_full));
-            load_dO(o, h, tile);
+            load_dO<X>(sm, a, m, x, o, h, tile);
             begun = true;
             q.next();
             o.next();
@@ -324,18 +249,6 @@ template <class X> struct sender {
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* Rows from `first` on of a tile become zeros. Both consumers do it together, and meet. */
-template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
-{
-    const int per_chunk = (ROWS - first) * 8; /* 16-byte pieces */
-    for (int n = (int)threadIdx.x - 128; n < CHUNKS * per_chunk; n += CONSUMERS) {
-        const int chunk = n / per_chunk;
-        ((uint4 *)(tile + chunk * ROWS * 64 + first * 64))[n % per_chunk] = make_uint4(0, 0, 0, 0);
-    }
-    fence_proxy_async_shared();
-    named_barrier_sync(ZERO_BARRIER, CONSUMERS);
-}
-
 template <typename T, class X> struct gradients {
     static const int D = X::D, BM = X::BM, BN = X::BN;
     const cuda_args &a;
@@ -361,9 +274,9 @@ template <typename T, class X> struct gradients {
           first_Q_down(smem_addr(sm_.Q)), first_dO_down(smem_addr(sm_.dO)),
           K_down(smem_addr(sm_.K) + (X::UNITS == 2 ? 0 : w * X::DQ_COLUMNS / 64 * BN * 128))
     {
-        const int first_key = x.j0 + w * 64, last_key = first_key + 63;
-        free_first = (max(last_key - x.band.hi + 1, 0) + BM - 1) / BM;
-        free_last = last_key < x.band.Sk ? min(x.Sq, max(first_key - x.band.lo + 1, 0)) / BM : 0;
+        const free_queries free = free_queries_of<BM>(x, x.j0 + w * 64);
+        free_first = free.first;
+        free_last = free.last;
     }
 
     /* Q or dO of a stage: the products along the channels, and those down the rows. */
@@ -394,33 +307,12 @@ template <typename T, class X> struct gradients {
         multiply<T, BM, D / 16>(dP, own_V, dO_along(o.stage));
     }
 
-    /* -inf where the thread's keys (rows j and j + 8 of S^T) are not seen by queries i .. */
-    DEVICE void hide(float (&S)[BM / 2], int j, int i) const
-    {
-        const int column = i + me.lane % 4 * 2;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int key = j + half * 8;
-            const int lo = key < x.band.Sk ? key - x.band.hi + 1 - column : BM,
-                      hi = min(key - x.band.lo + 1, x.Sq) - column;
-#pragma unroll
-            for (int n = 0; n < BM / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 2; e++)
-                    if (n * 8 + e < lo || n * 8 + e >= hi) S[n * 4 + half * 2 + e] = -CUDART_INF_F;
-        }
-    }
-
     /* S becomes P. */
     DEVICE void exponents(float (&S)[BM / 2], const row_values *values) const
     {
-        if (tile < free_first || tile >= free_last) hide(S, x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4, tile * BM);
-#pragma unroll
-        for (int n = 0; n < BM / 8; n++) {
-            const float2 lse2 = *(const float2 *)&values[n / 8].lse2[n % 8 * 8 + me.lane % 4 * 2];
-#pragma unroll
-            for (int e = 0; e < 4; e++) S[n * 4 + e] = exp2_fast(fmaf(S[n * 4 + e], p.c, -(e % 2 ? lse2.y : lse2.x)));
-        }
+        if (tile < free_first || tile >= free_last)
+            hide_queries<BM>(S, x, x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4, tile * BM, me.lane);
+        exponents_of<BM>(S, values, p.c, me.lane);
     }
 
     /* A bit per score, in the order of S: is it hidden by the band or FlashMask? Rolled loops, for the registers are others'. */
@@ -485,20 +377,12 @@ template <typename T, class X> struct gradients {
         }
     }
 
-    /* P becomes dS = P (dP - delta), of P as it was rounded for dV: there is no room for more. */
+    /* P becomes dS. There is no room for more than P as it was rounded. */
     DEVICE void differences(uint32_t (&P)[BM / 16][4], const float (&dP)[BM / 2], const row_values *values) const
     {
-#pragma unroll
-        for (int n = 0; n < BM / 8; n++) {
-            const float2 delta = *(const float2 *)&values[n / 8].delta[n % 8 * 8 + me.lane % 4 * 2];
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                uint32_t &pair = P[n / 2][n % 2 * 2 + e];
-                const float2 y = unpack<T>(
-                    X::OPTIONS && p.mods.cap != 0 ? sm.stash[X::OPTIONS ? n * 2 + e : 0][threadIdx.x - 128] : pair);
-                pair = pack<T>(y.x * (dP[n * 4 + e * 2] - delta.x), y.y * (dP[n * 4 + e * 2 + 1] - delta.y));
-            }
-        }
+        differences_of<T, BM>(P, dP, values, me.lane, [&](uint32_t pair, int n) {
+            return X::OPTIONS && p.mods.cap != 0 ? sm.stash[X::OPTIONS ? n : 0][threadIdx.x - 128] : pair;
+        });
     }
 
     /* dS^T to shared memory as dS: rows are queries. */
@@ -705,9 +589,7 @@ __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_
     for_flagged_warps(
         p.order.tiles * 8, [&](int n) { return p.nonfinite[n]; },
         [&](int n, uint32_t) {
-            const block_place x = block_place_of<X>(a, p, n / 8);
-            for (int r = n % 8 * 16; r < n % 8 * 16 + 16 && r < x.rows; r++)
-                dkdv_row(a, p.scratch.s, x.b, x.hk, x.j0 + r);
+            repair_keys_of<X>(a, p.scratch.s, block_place_of<X>(a, p, n / 8), n % 8);
         });
 }
 
@@ -715,16 +597,15 @@ __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_
 
 const int KEYS = 128; /* of a block, in all shapes */
 
-/* Tiles of keys of a head. */
 int64_t per_head_of(const attn_dims &d)
 {
-    return d.packed ? d.total_k / KEYS + d.B : attn_tiles(d.Sk, KEYS);
+    return key_tiles_per_head(d, KEYS);
 }
 
 /* Blocks of query tiles of all heads. */
 int64_t query_tiles_of(const attn_dims &d)
 {
-    return d.packed ? (d.total_q / QUERY_TILE + d.B) * d.H : attn_tiles(d.Sq, QUERY_TILE) * d.H * d.B;
+    return query_tiles_per_head(d, QUERY_TILE) * d.H * (d.packed ? 1 : d.B);
 }
 
 /* This kernel's part of the workspace, behind that of backward_steps.h. */
@@ -783,15 +664,9 @@ cudaError_t make_plan(const backward_job &job, plan &p)
 
 template <typename T, class X> cudaError_t launch(const backward_job &job)
 {
-    const attn_geometry &g = job.run.args.g;
-    const attn_dims &d = g.dims;
-    const extent e = extent_of(d);
+    const attn_dims &d = job.run.args.g.dims;
     maps m;
-    if (!tma_map(&m.Q, tma_tensor_of(g.view[ATTN_T_q], e.B, d.H, e.rows_q, d.D), X::BM) ||
-        !tma_map(&m.K, tma_tensor_of(g.view[ATTN_T_k], e.B, d.Hk, e.rows_k, d.D), X::BN) ||
-        !tma_map(&m.V, tma_tensor_of(g.view[ATTN_T_v], e.B, d.Hk, e.rows_k, d.Dv), X::BN) ||
-        !tma_map(&m.dO, tma_tensor_of(g.view[ATTN_T_dout], e.B, d.H, e.rows_q, d.Dv), X::BM))
-        return cudaErrorInvalidValue;
+    if (!make_maps<X>(m, job.run.args.g)) return cudaErrorInvalidValue;
     plan p;
     cudaError_t code = make_plan(job, p);
     if (code == cudaSuccess) code = allow_shared<backward_tiles<T, X>>(sizeof(shared<X>));
@@ -836,18 +711,8 @@ bool plan_backward(const cuda_chip *chip, attn_plan *plan)
     const attn_dims &d = g.dims;
     const extent e = extent_of(d);
     if (backward_class(d) > 128) return false;
-    if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
-    if (!tile_grid_fits(d) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
+    if (!backward_walkable(plan, false) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
     if (!mods_fit(p, g) || (p->mask_startend_rows.rank && (d.packed || p->deterministic))) return false;
-    static const struct {
-        attn_tensor_id tensor;
-        bool of_keys, value;
-    } walked[] = { { ATTN_T_q, false, false },   { ATTN_T_k, true, false },  { ATTN_T_v, true, true },
-                   { ATTN_T_dout, false, true }, { ATTN_T_dk, true, false }, { ATTN_T_dv, true, true } };
-    for (const auto &x : walked)
-        if (p->tensor[x.tensor].rank && !tma_walkable(g.view[x.tensor], e.B, x.of_keys ? d.Hk : d.H,
-                                                      x.of_keys ? e.rows_k : e.rows_q, x.value ? d.Dv : d.D, 8))
-            return false;
     if (backward_bytes(chip, plan, true) == 0) return false;
     plan->workspace_bytes = (size_t)layout_of(chip, plan).bytes;
     return true;

@@ -975,6 +975,22 @@ static void test_gradients_of_several_tiles_agree_with_the_reference(void **stat
              WINDOW(150, 20)),
         SPEC(.name = "ALiBi and documents", SIZES(300, 300, 64), .alibi = 1, .mask_bounds = 1, .causal = true,
              .mask_kind = MASK_DOCUMENT, .dlse = true),
+        SPEC(.name = "wide", .B = 2, SIZES(330, 200, 256), HEADS(2, 1)),
+        SPEC(.name = "wide, causal", SIZES(390, 390, 256), HEADS(4, 2), .causal = true, .dlse = true, .sinks = 1),
+        SPEC(.name = "wide, causal, more keys", SIZES(130, 400, 192), HEADS(3, 1), .causal = true),
+        SPEC(.name = "wide, causal, more queries", SIZES(400, 150, 256), .causal = true),
+        SPEC(.name = "wide, top left", SIZES(200, 390, 200), .causal = true, .alignment = ATTN_TOP_LEFT),
+        SPEC(.name = "wide, window on both sides", SIZES(300, 400, 256), HEADS(2, 1), WINDOW(70, 30)),
+        SPEC(.name = "wide, narrower values", .B = 2, .Sq = 300, .Sk = 270, .D = 192, .Dv = 128, .causal = true),
+        SPEC(.name = "wide, values of 40 channels", .Sq = 140, .Sk = 200, .D = 136, .Dv = 40),
+        SPEC(.name = "wide, narrower keys", .Sq = 200, .Sk = 140, .D = 64, .Dv = 256),
+        SPEC(.name = "wide, a key", SIZES(200, 1, 256), HEADS(2, 1)),
+        SPEC(.name = "wide, packed", .sequences = 6, .q_lengths = { 300, 0, 129, 64, 20, 1 },
+             .k_lengths = { 260, 40, 300, 64, 0, 65 }, HEADS(4, 2), .D = 256, .Dv = 256, .causal = true),
+        SPEC(.name = "wide, packed, values narrower", .sequences = 4, .q_lengths = { 100, 200, 0, 64 },
+             .k_lengths = { 130, 70, 9, 128 }, .D = 192, .Dv = 128, WINDOW(90, 20), .poison_unseen = true),
+        SPEC(.name = "wide, lengths", .B = 4, SIZES(140, 300, 256), HEADS(4, 2), .seqlens_k = true, .causal = true,
+             .poison_unseen = true),
     };
     /* clang-format on */
     int failed = 0;
