@@ -59,7 +59,8 @@ template <int D_, int BM_, bool OPTIONS_> struct shape {
     static const int UNITS = BM / QUERY_TILE;       /* whose values and sums lie together */
     static const int DQ_COLUMNS = D / (2 / UNITS);  /* a consumer's part of dQ: 64 queries by so many channels */
     static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
-    static const bool TURNS = D == 64; /* with the exponentials, of which there are as many for half the products */
+    static const bool TURNS = D == 64 &&
+                              !OPTIONS; /* with the exponentials, of which there are as many for half the products */
 };
 
 enum { HANDING = 128 + 32 }; /* threads that meet: a consumer and its sender */
@@ -117,6 +118,32 @@ template <class X> DEVICE block_place block_place_of(const cuda_args &a, const p
 }
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------- */
+
+/* The query tiles of a block less those at both ends that FlashMask hides from all heads of the group, found at once: a walk past them
+ * costs a look at each. */
+template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int group)
+{
+    if (!p.mask.bounds || x.first >= x.last) return;
+    const int from = x.hk * group / p.mask.group, to = ((x.hk + 1) * group - 1) / p.mask.group;
+    int first = x.last, last = x.first;
+    for (int h = from; h <= to; h++) {
+        const attn_mask_extremes e =
+            p.mask.extremes[((int64_t)x.b * p.mask_heads + h) * p.mask.key_tiles + x.j0 / X::BN];
+        int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq); /* visible rows lie between */
+#pragma unroll
+        for (int n = 0; n < 2; n++) { /* twice: what one interval leaves may be at the end of the other */
+            if (e.max.lts <= begin && e.min.lte > begin) begin = min(e.min.lte, end);
+            if (e.max.uts <= begin && e.min.ute > begin) begin = min(e.min.ute, end);
+            if (e.min.lte >= end && e.max.lts < end) end = max(e.max.lts, begin);
+            if (e.min.ute >= end && e.max.uts < end) end = max(e.max.uts, begin);
+        }
+        if (begin >= end) continue;
+        first = min(first, begin / X::BM);
+        last = max(last, (end + X::BM - 1) / X::BM);
+    }
+    x.first = min(first, x.last);
+    x.last = max(last, x.first);
+}
 
 /* The rounds of a block, one after the other; those whose every pair is hidden by FlashMask are left out. */
 template <class X> struct round_walk {
@@ -432,7 +459,9 @@ template <typename T, class X> struct gradients {
     {
         retire<1>(S);
         if (X::TURNS) me.await_turn();
-        if (X::OPTIONS) exponents_of_options(S, sm.values[q.stage]);
+        /* A round without options is a plain one. */
+        if (X::OPTIONS && (p.mods.cap != 0 || record().bounded || record().slope != 0))
+            exponents_of_options(S, sm.values[q.stage]);
         else exponents(S, sm.values[q.stage]);
         to_operand<T, BM>(P, S);
         if (X::TURNS) me.next_turn();
@@ -561,6 +590,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         sm.place = block_place_of<X>(a, p, t);
         if (X::OPTIONS && p.mask.bounds) {
             wait_for_prerequisites(); /* the masks' extremes */
+            trim_by_mask<X>(sm.place, p, (int)a.g.group);
             if (!round_walk<X>(p, sm.place, (int)a.g.group).there()) sm.place.last = sm.place.first;
         }
     }
@@ -588,9 +618,7 @@ __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_
     wait_for_prerequisites();
     for_flagged_warps(
         p.order.tiles * 8, [&](int n) { return p.nonfinite[n]; },
-        [&](int n, uint32_t) {
-            repair_keys_of<X>(a, p.scratch.s, block_place_of<X>(a, p, n / 8), n % 8);
-        });
+        [&](int n, uint32_t) { repair_keys_of<X>(a, p.scratch.s, block_place_of<X>(a, p, n / 8), n % 8); });
 }
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
