@@ -823,7 +823,9 @@ static attn_status shared(void *reader, proto_shared **list, int *count, attn_er
     const attn_status status = end_body(r, err);
     *list = r->shared;
     *count = status == ATTN_OK ? r->shared_count : 0;
-    const bool kernels_only = *count > 0 && (r->model->op == (proto_op)ATTN_OP_FORWARD || r->model->op == (proto_op)ATTN_OP_BACKWARD) &&
+    const bool kernels_only = *count > 0 &&
+                              (r->model->op == (proto_op)ATTN_OP_FORWARD ||
+                               r->model->op == (proto_op)ATTN_OP_BACKWARD) &&
                               !cJSON_HasObjectItem(r->root, "save") && !cJSON_HasObjectItem(r->root, "verify");
     for (int i = 0; i < *count; i++)
         r->shared[i].kernels_only = kernels_only && (r->shared[i].output || proto_may_lie_on_device(r->shared[i].id));

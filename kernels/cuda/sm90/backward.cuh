@@ -110,8 +110,8 @@ DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scrat
 }
 
 template <class X, class SHARED>
-DEVICE void load_dO(SHARED &sm, const cuda_args &a, const maps &m, const block_place &x,
-                    const ring<X::STAGES_DO> &at, int h, int tile)
+DEVICE void load_dO(SHARED &sm, const cuda_args &a, const maps &m, const block_place &x, const ring<X::STAGES_DO> &at,
+                    int h, int tile)
 {
     fill_stage<X::BM, X::CHUNKS_V, 64>(sm.bars_dO, at, smem_addr(sm.dO[at.stage]), &m.dO,
                                        { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b });

@@ -134,8 +134,8 @@ template <typename T, class X> struct half_of_keys {
 
 template <typename T, class X> struct values_half : half_of_keys<T, X> {
     typedef half_of_keys<T, X> base;
-    using typename base::operand;
     using base::BM, base::a, base::p, base::sm, base::x, base::me, base::tile, base::at, base::handover;
+    using typename base::operand;
     const k_major_low<X::BN> K;
     const k_major_low<BM> first_Q;
     const mn_major_low<BM> first_dO;
@@ -207,8 +207,8 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
 
 template <typename T, class X> struct keys_half : half_of_keys<T, X> {
     typedef half_of_keys<T, X> base;
-    using typename base::operand;
     using base::BM, base::a, base::p, base::sm, base::x, base::me, base::tile, base::at, base::handover;
+    using typename base::operand;
     const k_major_low<X::BN> V;
     const k_major_low<BM> first_dO;
     const mn_major_low<BM> first_Q;
@@ -390,7 +390,7 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
 }
 
 struct shape_row {
-    int D, Dv; /* at most */
+    int D, Dv;                                      /* at most */
     cudaError_t (*launch[2])(const backward_job &); /* bfloat16, float16 */
 };
 template <class X> constexpr shape_row row()

@@ -103,8 +103,7 @@ DEVICE void load_queries(uint16_t (&to)[2][SIZE], uint64_t (&full)[2], const CUt
                                      smem_addr(&full[w]));
 }
 
-template <class X>
-DEVICE void load_keys(shared_queries<X> &sm, const cuda_args &a, const maps &m, const query_place &x)
+template <class X> DEVICE void load_keys(shared_queries<X> &sm, const cuda_args &a, const maps &m, const query_place &x)
 {
     const int b = a.g.dims.packed ? 0 : x.b;
     const tma_place queries = { 0, (int)x.s.q_start + x.i0, x.h, b };
@@ -189,10 +188,7 @@ template <typename T, class X> struct query_gradients {
         multiply_add<T, X::D, BN / 16>(dQ, dS, stage_of<sizeof sm.KV[0]>(first_K_down, at.stage));
     }
     /* The tile before this one. */
-    DEVICE void release_last()
-    {
-        me.release(sm.bars.empty[at.stage == 0 ? X::STAGES_KV - 1 : at.stage - 1]);
-    }
+    DEVICE void release_last() { me.release(sm.bars.empty[at.stage == 0 ? X::STAGES_KV - 1 : at.stage - 1]); }
 
     DEVICE void make_dS(operand &dS, float (&S)[BN / 2], const float (&dP)[BN / 2])
     {
@@ -273,7 +269,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     if (threadIdx.x == 0) {
         prefetch_maps(m);
         init_pairs(sm.bars, 2);
-        for (int w = 0; w < 2; w++) mbarrier_init(smem_addr(&sm.Q_full[w]), 1), mbarrier_init(smem_addr(&sm.dO_full[w]), 1);
+        for (int w = 0; w < 2; w++)
+            mbarrier_init(smem_addr(&sm.Q_full[w]), 1), mbarrier_init(smem_addr(&sm.dO_full[w]), 1);
         fence_mbarrier_init();
     }
     if (threadIdx.x == 32) sm.place = query_place_of(a, p.queries, t);
