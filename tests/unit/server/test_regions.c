@@ -502,7 +502,7 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
             assert_int_equal(status, ATTN_OK);
             const bool in_place = *cases[i].out == 'a';
             assert_int_equal(uses->home, 0);
-            assert_int_equal(uses->in_place >> ATTN_T_out & 1, in_place);
+            assert_int_equal(uses->elsewhere >> ATTN_T_out & 1, in_place);
             assert_true(problem.out.data == (in_place ? uses->list[1].in_place : memory[1]));
             assert_int_equal(uses->writes, *cases[i].lse == 's');
             assert_int_equal(uses->output_bytes, (in_place ? 0 : 32) + (*cases[i].lse == 's' ? 16 : 0));
