@@ -39,7 +39,7 @@ def test_the_compute_capabilities_are_those_asked_for(tmp_path):
             return [word for word in f.read().split() if word.startswith('arch=')]
     hopper = ['arch=compute_90a,code=sm_90a']
     ptx = ['arch=compute_80,code=compute_80']
-    assert targets() == [f'arch=compute_{a},code=sm_{a}' for a in (80, 86, 89, 90)] + ptx + hopper
+    assert targets() == [f'arch=compute_{a},code=sm_{a}' for a in (80, 89, 90)] + ptx + hopper
     assert targets('CUDA_ARCHS=90') == ['arch=compute_90,code=sm_90'] + ptx + hopper
     assert targets('CUDA_ARCHS=90', 'CUDA_PTX=') == ['arch=compute_90,code=sm_90'] + hopper
 
