@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include "server/base/log.h"
@@ -151,4 +152,18 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
         if (load == HTTP_THREADS_UNEVEN) threads->free_until_ms = now_ms + FREE_MS;
     } else if (threads->held || (load == HTTP_THREADS_EVEN && now_ms >= threads->free_until_ms))
         hold(threads, true); /* also threads that had nothing to do before */
+}
+
+/* ---- How a thread waits ------------------------------------------------------------------------------------------ */
+
+/* In place of libc's function of this name, for the libraries too: a program's own definition is the one they are linked
+ * to. libmicrohttpd (0.9.75, 1.0.1) takes events in 128s. When it was given as many it asks for more before it looks at
+ * any, and with the same timeout: after exactly 128, or 256, it would sleep on them until something else happens, which
+ * may be never. So whoever was given as many as he had room for does not sleep when he asks the same set again. */
+int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
+{
+    static _Thread_local int full_epfd = -1; /* that gave this thread all that it asked for, the last time */
+    const int count = epoll_pwait(epfd, events, maxevents, full_epfd == epfd ? 0 : timeout, NULL);
+    full_epfd = count == maxevents ? epfd : -1;
+    return count;
 }

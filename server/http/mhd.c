@@ -20,7 +20,8 @@
  * 4. Its own connection limit must never be reached: refusing a connection there leaves a mutex locked. So it has none:
  * the limits are ours, and they count what it may still hold.
  * 5. Bytes of a body must all be consumed in each call, or the connection hangs; unless it is suspended, which may end at
- * once: the thread then serves its other connections, and comes back with what is left. */
+ * once: the thread then serves its other connections, and comes back with what is left.
+ * 6. Given exactly 128 events at once, it would sleep on them: http_threads.c has an epoll_wait() that does not. */
 #include "server/http/mhd.h"
 
 #include <assert.h>

@@ -1,5 +1,7 @@
 """Clients that go away, in every stage of a request, politely (FIN) and not (RST): their place is free at once."""
 import json
+import os
+import signal
 import socket
 import struct
 import threading
@@ -20,6 +22,25 @@ def leave(s, how):
     if how == 'rst':
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
     s.close()
+
+
+@pytest.mark.parametrize('count', [127, 128, 129, 256])
+def test_requests_that_arrive_in_one_moment_are_all_answered(serve, count):
+    """One HTTP thread finds them all at once, after the server was stopped. libmicrohttpd takes 128 events from the kernel, and waited for
+    more before it looked at these when it was given exactly as many."""
+    server = serve('--http-threads', '1')
+    get = b'GET /livez HTTP/1.1\r\nHost: x\r\n\r\n'
+    crowd = [socket.create_connection(server.address, 10 * service.SLOWER) for _ in range(count)]
+    for s in crowd:  # so that each is in the thread's set
+        s.sendall(get)
+        assert s.recv(4096).startswith(b'HTTP/1.1 200')
+    os.kill(server.process.pid, signal.SIGSTOP)
+    for s in crowd:
+        s.sendall(get)
+    os.kill(server.process.pid, signal.SIGCONT)
+    for s in crowd:
+        assert s.recv(4096).startswith(b'HTTP/1.1 200')
+        s.close()
 
 
 def at_rest(server):
