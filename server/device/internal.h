@@ -3,7 +3,7 @@
  *   devices.c   opens, closes, describes, and gives batches to devices: the loop's side
  *   thread.c    a device's thread: its batches on its streams, and until when they should be over
  *   memory.c    device memory of a batch: mirrors of what its jobs have in staging memory, and scratch memory
- *   merge.c     equal small problems of a batch leave as one problem
+ *   merge.c     equal small problems of a batch leave as one problem, small steps on caches without copies
  *   inline.c    inline slots: small problems, computed or put on a GPU by the HTTP thread that received them
  *   batch.c     what a batch is worth and leaves behind: results, times, metrics */
 #ifndef DEVICE_INTERNAL_H
@@ -44,6 +44,7 @@ struct slot {
     int16_t leader[CONFIG_MAX_BATCH];  /* the job whose problem it joins; its own number: none */
     int16_t members[CONFIG_MAX_BATCH]; /* of a leader: jobs that its problem serves, itself with them */
     int16_t place[CONFIG_MAX_BATCH];   /* of the job's numbers among those of the members */
+    bool moved[CONFIG_MAX_BATCH];      /* moves bring its tensors to the leader's problem and back: no mirrors */
     int problem[CONFIG_MAX_BATCH];     /* the first of its problems, in `problems` */
 };
 
@@ -128,13 +129,14 @@ void slot_close(attn_device *handle, struct slot *slot);
 
 /* ---- merge.c: on the device's thread ----------------------------------------------------------------------------- */
 
-/* Which jobs of the slot's batch are to be one problem: fills leader, members and place. */
+/* Which jobs of the slot's batch are to be one problem, and which are moved: fills leader, members, place and moved. */
 void merge_find(const struct device *device, struct slot *slot);
 
-/* The one problem of a leader and those who follow it, in device memory that is taken for it. */
+/* The one problem of a leader that is moved and those who follow it, in device memory that is taken for it. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
-/* Puts the moves on the slot's stream that bring the members' inputs to the device, or (`out`) their outputs back. */
+/* Puts the moves on the slot's stream that bring the inputs of jobs that are moved to the device, new keys and values of a step
+ * to their pages, or (`out`) outputs back. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- inline.c ---------------------------------------------------------------------------------------------------- */

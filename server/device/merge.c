@@ -1,4 +1,4 @@
-/* merge.c: equal small problems of a batch leave as one problem.
+/* merge.c: equal small problems of a batch leave as one problem, and small steps on caches without copies.
  *
  * A GPU computes a small problem in some 5 us, but a copy in, a launch and a copy out cost its thread 20. So problems of a batch
  * that differ in nothing but where their numbers lie become one, whose B is the sum of theirs:
@@ -10,16 +10,29 @@
  *
  * The moves (attn_moves()) are a kernel's, which reads and writes staging memory, so this is for devices that can; three
  * launches serve all. Each answer is what it would be alone, to the bit, for no kernel's arithmetic depends on B; which kernel it
- * is does not either, and where it did nothing is merged. */
+ * is does not either, and where it did nothing is merged.
+ *
+ * A step of decoding has its keys and values in the pages of the pool, where all steps of a device find theirs, so what is put
+ * together is the queries and the tables: the rows of a page table are as long as those of the longest cache. Its moves bring the
+ * step's new keys and values to their pages too. A step that is alone goes the same way: three launches for five. */
 #include "server/device/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/work/steps.h"
+
 /* Tensors whose first axis is B and whose meaning does not depend on it. Dropout's does. */
 #define T(name) ((uint64_t)1 << ATTN_T_##name)
 static const uint64_t MERGEABLE = T(q) | T(k) | T(v) | T(out) | T(lse) | T(dout) | T(dlse) | T(dq) | T(dk) | T(dv);
+/* Of a step: what its pages are known by, and what lies in them. */
+static const uint64_t TABLES = T(page_table) | T(seqlens_k) | T(k_scale) | T(v_scale), POOL = T(k) | T(v);
 #undef T
+
+static bool is_of(uint64_t tensors, int id)
+{
+    return tensors >> id & 1;
+}
 
 static int64_t bytes_of(const attn_tensor *t)
 {
@@ -46,23 +59,36 @@ static bool tensor_fits(const struct job *job, const attn_tensor *t)
 
 static bool fits(const struct job *job)
 {
-    if (job->kind == 0 || job->call->count != 1 || job->step || job->saved || job_problem(job, 0) == NULL) return false;
-    const attn_problem *p = job_problem(job, 0);
-    if (job->inputs_used + job->outputs.bytes > MERGE_BYTES || p->dropout_p != 0 || p->q.dtype == ATTN_F8E4M3)
+    if (job->kind == 0 || job->call->count != 1 || job->saved || job->shared || job_problem(job, 0) == NULL)
         return false;
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (p->tensor[id].rank > 0 && (!(MERGEABLE >> id & 1) || !tensor_fits(job, &p->tensor[id]))) return false;
+    const attn_problem *p = job_problem(job, 0);
+    if (job->inputs_used + job->tables_used + job->outputs.bytes > MERGE_BYTES) return false;
+    if (p->dropout_p != 0 || p->q.dtype == ATTN_F8E4M3 || p->prefix_keys) return false;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        if (p->tensor[id].rank == 0 || (job->step && is_of(TABLES | POOL, id))) continue;
+        if (!is_of(MERGEABLE, id) || !tensor_fits(job, &p->tensor[id])) return false;
+    }
     return true;
 }
 
-static bool equal(const attn_problem *a, const attn_problem *b)
+/* Two tensors of problems of which `paged` says whether they are steps. */
+static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool paged)
 {
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        const attn_tensor *x = &a->tensor[id], *y = &b->tensor[id];
-        if (x->rank != y->rank) return false;
-        if (x->rank == 0) continue;
-        if (x->dtype != y->dtype || memcmp(x->shape, y->shape, (size_t)x->rank * sizeof x->shape[0]) != 0) return false;
-    }
+    if (a->rank != b->rank) return false;
+    if (a->rank == 0) return true;
+    const size_t axes = paged && id == ATTN_T_page_table ? 1 : (size_t)a->rank; /* the others may differ */
+    if (paged && is_of(POOL, id) &&
+        (a->data != b->data || memcmp(a->stride, b->stride, (size_t)a->rank * sizeof a->stride[0]) != 0))
+        return false;
+    return a->dtype == b->dtype && memcmp(a->shape, b->shape, axes * sizeof a->shape[0]) == 0;
+}
+
+static bool equal(const struct job *one, const struct job *other)
+{
+    const attn_problem *const a = job_problem(one, 0), *const b = job_problem(other, 0);
+    if ((one->step != NULL) != (other->step != NULL)) return false;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        if (!same_tensor(&a->tensor[id], &b->tensor[id], id, one->step != NULL)) return false;
 #define X(name, id, least, most, rule, meaning) \
     if (a->name != b->name) return false;
     ATTN_SCORE_OPTION_MAP(X)
@@ -72,46 +98,62 @@ static bool equal(const attn_problem *a, const attn_problem *b)
            a->window_right == b->window_right && a->deterministic == b->deterministic;
 }
 
-static attn_problem widened(const attn_problem *p, int members)
+/* The problem of a leader and those who follow it; its tensors have no addresses yet, but for those in the pool. */
+static attn_problem widened(const struct slot *slot, int leader)
 {
-    attn_problem wide = *p;
+    const struct batch *const batch = slot->batch;
+    const bool paged = batch->jobs[leader]->step != NULL;
+    attn_problem wide = *job_problem(batch->jobs[leader], 0);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (wide.tensor[id].rank > 0) wide.tensor[id].shape[0] *= members;
+        if (wide.tensor[id].rank > 0 && !(paged && is_of(POOL, id))) wide.tensor[id].shape[0] *= slot->members[leader];
+    for (int j = leader; j < batch->count && paged; j++) {
+        const int64_t pages = job_problem(batch->jobs[j], 0) ? job_problem(batch->jobs[j], 0)->page_table.shape[1] : 0;
+        if (slot->leader[j] == leader && pages > wide.page_table.shape[1]) wide.page_table.shape[1] = pages;
+    }
+    if (paged) wide.page_table.stride[0] = wide.page_table.shape[1];
     return wide;
 }
 
 /* Does the same kernel take all of them? Their addresses are not looked at but for how they are aligned. */
-static bool same_kernel(const struct device *device, const attn_problem *p, int members)
+static bool same_kernel(const struct device *device, const struct slot *slot, int leader)
 {
-    const attn_problem wide = widened(p, members); /* MERGE_BYTES and CONFIG_MAX_BATCH keep its sizes small */
+    const attn_problem wide = widened(slot, leader); /* MERGE_BYTES and CONFIG_MAX_BATCH keep its sizes small */
     attn_plan alone, together;
     attn_error ignored;
-    return attn_plan_make(device->handle, p, &alone, &ignored) == ATTN_OK &&
+    return attn_plan_make(device->handle, job_problem(slot->batch->jobs[leader], 0), &alone, &ignored) == ATTN_OK &&
            attn_plan_make(device->handle, &wide, &together, &ignored) == ATTN_OK && alone.kernel == together.kernel;
+}
+
+/* Each of them goes alone, and as others do that are not moved. */
+static void part(struct slot *slot, int leader)
+{
+    for (int j = leader; j < slot->batch->count; j++) {
+        if (slot->leader[j] != leader) continue;
+        slot->leader[j] = (int16_t)j;
+        slot->members[j] = 1;
+        slot->place[j] = 0;
+        slot->moved[j] = false;
+    }
 }
 
 void merge_find(const struct device *device, struct slot *slot)
 {
     const struct batch *batch = slot->batch;
-    for (int j = 0; j < batch->count; j++) slot->leader[j] = (int16_t)j, slot->members[j] = 1, slot->place[j] = 0;
-    if (device->info.unified || !device->info.reads_staging) return;
-    for (int j = 0; j < batch->count; j++) slot->members[j] = fits(batch->jobs[j]);
+    const bool able = !device->info.unified && device->info.reads_staging;
     for (int j = 0; j < batch->count; j++) {
-        if (slot->leader[j] != j || !slot->members[j]) continue;
-        const attn_problem *p = job_problem(batch->jobs[j], 0);
-        int members = 1;
-        for (int k = j + 1; k < batch->count; k++)
-            if (slot->leader[k] == k && slot->members[k] && equal(p, job_problem(batch->jobs[k], 0)))
-                slot->leader[k] = (int16_t)j, slot->place[k] = (int16_t)members++;
-        if (members > 1 && !same_kernel(device, p, members)) {
-            for (int k = j + 1; k < batch->count; k++)
-                if (slot->leader[k] == j) slot->leader[k] = (int16_t)k, slot->members[k] = 0, slot->place[k] = 0;
-            members = 1;
-        }
-        slot->members[j] = (int16_t)members;
+        slot->leader[j] = (int16_t)j;
+        slot->members[j] = 1;
+        slot->place[j] = 0;
+        slot->moved[j] = able && fits(batch->jobs[j]);
     }
-    for (int j = 0; j < batch->count; j++)
-        if (slot->leader[j] == j && slot->members[j] == 0) slot->members[j] = 1;
+    for (int j = 0; j < batch->count; j++) {
+        if (slot->leader[j] != j || !slot->moved[j]) continue;
+        for (int k = j + 1; k < batch->count; k++)
+            if (slot->leader[k] == k && slot->moved[k] && equal(batch->jobs[j], batch->jobs[k]))
+                slot->leader[k] = (int16_t)j, slot->place[k] = slot->members[j]++;
+        if (slot->members[j] == 1) slot->moved[j] = batch->jobs[j]->step != NULL;
+        else if (!same_kernel(device, slot, j)) part(slot, j);
+    }
 }
 
 /* Room for `more` moves behind `count`. */
@@ -133,40 +175,63 @@ static size_t aligned(size_t bytes)
 
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err)
 {
-    const int members = slot->members[leader];
+    const uint64_t there = slot->batch->jobs[leader]->step ? POOL : 0; /* it needs no memory */
     size_t bytes = 0;
     void *memory;
-    *wide = widened(job_problem(slot->batch->jobs[leader], 0), members);
+    *wide = widened(slot, leader);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (wide->tensor[id].rank > 0) bytes += aligned((size_t)bytes_of(&wide->tensor[id]));
+        if (wide->tensor[id].rank > 0 && !is_of(there, id)) bytes += aligned((size_t)bytes_of(&wide->tensor[id]));
     const attn_status status = device_take_memory(device, slot, bytes, &memory, err);
     if (status != ATTN_OK) return status;
     char *at = memory;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        if (wide->tensor[id].rank == 0) continue;
+        if (wide->tensor[id].rank == 0 || is_of(there, id)) continue;
         wide->tensor[id].data = at;
         at += aligned((size_t)bytes_of(&wide->tensor[id]));
     }
     return ATTN_OK;
 }
 
+/* The moves of one tensor of a job: its rows, which lie together but where those of the whole are longer. */
+static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, const attn_tensor *whole, int place,
+                      bool out)
+{
+    const int64_t rows = t->shape[0], row_bytes = whole->stride[0] * (int64_t)attn_dtype_bytes(t->dtype);
+    const bool together = t->stride[0] == whole->stride[0];
+    const size_t bytes = (size_t)bytes_of(t) / (together ? 1 : (size_t)rows);
+    for (int64_t row = 0; row < (together ? 1 : rows); row++) {
+        char *const there = (char *)whole->data + (place * rows + row) * row_bytes;
+        char *const here = (char *)t->data + (size_t)row * bytes;
+        slot->moves[(*count)++] = (attn_move){ out ? here : there, out ? there : here, bytes };
+    }
+}
+
+/* Puts the moves of a job behind `count`. */
+static attn_status add_job(struct slot *slot, int j, bool out, int64_t *count, attn_error *err)
+{
+    const struct job *const job = slot->batch->jobs[j];
+    const attn_problem *const p = job_problem(job, 0), *const wide = &slot->problems[slot->problem[j]];
+    const attn_move *of_step;
+    const int64_t steps = out ? 0 : step_moves(job, &of_step), rows = job->step ? p->page_table.shape[0] : 0;
+    const attn_status status = reserve_moves(slot, *count, steps + ATTN_TENSOR_COUNT + rows, err);
+    if (status != ATTN_OK) return status;
+    for (int64_t i = 0; i < steps; i++) slot->moves[(*count)++] = of_step[i];
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        const attn_tensor *t = &p->tensor[id];
+        if (t->rank == 0 || (job->step && is_of(POOL, id))) continue;
+        if (lies_in(t, job->outputs.memory, job->outputs.bytes) == out)
+            add_moves(slot, count, t, &wide->tensor[id], slot->place[j], out);
+    }
+    return ATTN_OK;
+}
+
 attn_status merge_move(struct slot *slot, bool out, attn_error *err)
 {
-    const struct batch *batch = slot->batch;
     int64_t count = 0;
-    for (int j = 0; j < batch->count; j++) {
-        if (slot->members[slot->leader[j]] < 2) continue;
-        const struct job *job = batch->jobs[j];
-        const attn_problem *p = job_problem(job, 0), *wide = &slot->problems[slot->problem[j]];
-        const attn_status status = reserve_moves(slot, count, ATTN_TENSOR_COUNT, err);
+    for (int j = 0; j < slot->batch->count; j++) {
+        if (!slot->moved[j]) continue;
+        const attn_status status = add_job(slot, j, out, &count, err);
         if (status != ATTN_OK) return status;
-        for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-            const attn_tensor *t = &p->tensor[id];
-            if (t->rank == 0 || lies_in(t, job->outputs.memory, job->outputs.bytes) != out) continue;
-            const size_t bytes = (size_t)bytes_of(t);
-            char *const there = (char *)wide->tensor[id].data + bytes * (size_t)slot->place[j];
-            slot->moves[count++] = (attn_move){ out ? t->data : there, out ? there : t->data, bytes };
-        }
     }
     return count == 0 ? ATTN_OK : attn_moves(slot->stream, slot->moves, count, err);
 }

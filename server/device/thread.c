@@ -99,7 +99,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
             slot->problem[j] = slot->problem[slot->leader[j]]; /* which stands before it */
             continue;
         }
-        if (slot->members[j] > 1) {
+        if (slot->moved[j]) {
             const attn_status status = merge_take(device, slot, j, &slot->problems[count++], err);
             if (status != ATTN_OK) return status;
             continue;
@@ -153,12 +153,6 @@ static int group_of(const struct device *device, const struct slot *slot)
     return left < most ? left : most;
 }
 
-/* Each job that is not one of several in a problem has mirrors of its own. */
-static bool is_copied(const struct slot *slot, int j)
-{
-    return slot->members[slot->leader[j]] < 2;
-}
-
 /* The next problems of the batch, and after the last of them what follows. */
 static attn_status launch_group(struct device *device, struct slot *slot, attn_error *err)
 {
@@ -171,7 +165,7 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     status = attn_stream_mark(slot->stream, 2, err);
     if (status == ATTN_OK) status = merge_move(slot, true, err);
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
-        if (is_copied(slot, j)) status = device_copy_out(device, slot, batch->jobs[j], err);
+        if (!slot->moved[j]) status = device_copy_out(device, slot, batch->jobs[j], err);
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
@@ -187,7 +181,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     if ((status = reserve_problems(slot, count, err)) != ATTN_OK) return status;
     merge_find(device, slot);
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
-        if (is_copied(slot, j)) status = device_take_mirrors(device, slot, batch->jobs[j], err);
+        if (!slot->moved[j]) status = device_take_mirrors(device, slot, batch->jobs[j], err);
     if (status != ATTN_OK) return status;
     if ((status = gather(device, slot, &count, err)) != ATTN_OK) return status;
     if ((status = plan_all(device, slot, err)) != ATTN_OK) return status;
@@ -198,7 +192,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
         return status;
     if ((status = attn_stream_mark(slot->stream, 1, err)) != ATTN_OK) return status;
     for (int j = 0; j < batch->count; j++)
-        if ((status = device_move(device, slot, batch->jobs[j], err)) != ATTN_OK) return status;
+        if (!slot->moved[j] && (status = device_move(device, slot, batch->jobs[j], err)) != ATTN_OK) return status;
     slot->count = count;
     slot->launched = 0;
     do status = launch_group(device, slot, err);

@@ -1,5 +1,6 @@
 """Caches: keys and values that stay. Every answer is compared with a model in NumPy (caches.py), on the CPU and on a device with memory
 of its own (attnd-fake); whose a cache is, what a failed step leaves, a full pool, requests at the same time, and restarts."""
+import concurrent.futures
 import json
 import os
 import signal
@@ -17,12 +18,16 @@ from test_safetensors import MEDIA, read, write
 ALICE, BOB = {'Authorization': 'Bearer alice'}, {'Authorization': 'Bearer bob'}
 
 
-@pytest.fixture(params=['cpu', 'fake'])
+READS_STAGING = {'ATTN_FAKE_READS_STAGING': '1'}
+
+
+@pytest.fixture(params=['cpu', 'fake', 'moves'])
 def anywhere(request, serve):
-    """A server whose device computes in staging memory, and one whose device copies."""
+    """A server whose device computes in staging memory, one whose device copies, and one whose kernels move what is small."""
     def start(*options, **more):
-        if request.param == 'fake':
-            more = {'binary': service.FAKE, 'env': {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': ''}, **more}
+        if request.param != 'cpu':
+            env = {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': '', **(READS_STAGING if request.param == 'moves' else {})}
+            more = {'binary': service.FAKE, 'env': env, **more}
         return serve('--cpu-threads', 2, *options, **more)
     return start
 
@@ -378,6 +383,45 @@ def gate(tmp_path):
     yield path
     if os.path.exists(path):
         os.unlink(path)
+
+
+def all_at_once(calls):
+    """What they return, in their order."""
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+@pytest.mark.parametrize('float8', [False, True])
+def test_steps_of_different_clients_are_one_problem(serve, rng, float8):
+    """On a device whose kernels read staging memory, and without a copy: each with the bits that it has alone, whatever lies beside it."""
+    lengths, copies = [5, 64, 700, 128, 1, 300], 2 * 6  # of the appends, which are not merged
+    script = f'copy.err=700@{copies + 1}+'
+    together = serve('--cpu-threads', 1, '--batch-window-us', 1000000, '--max-batch', 6, '--http-threads', 8, binary=service.FAKE,
+                     env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': script, **READS_STAGING})
+    shape = {'kv_heads': 2, 'head_dim': 64}
+    if float8:
+        shape |= {'dtype': 'float8_e4m3fn', 'k_scale': [.5, 2.], 'v_scale': [.25, 1.5]}
+    q, new = rng.standard_normal((6, 1, 8, 64)), rng.standard_normal((2, 6, 2, 1, 2, 64))
+
+    def step(cache, i, turn):
+        k, v = new[turn, i]
+        body = {'q': wire.tensor(q[i:i + 1]), 'caches': [cache.id], 'k': wire.tensor(k[None], cache.dtype), 'v': wire.tensor(v[None], cache.dtype)}
+        answer = cache.server.post(DECODE, body)
+        assert answer.status == 200, answer
+        return bits(answer)
+
+    def filled(server):
+        caches = [Cache(server, **shape) for _ in lengths]
+        parts = [[wire.tensor(np.random.default_rng(i + n).standard_normal((length, 2, 64)), caches[0].dtype) for n in (0, 9)] for i, length in enumerate(lengths)]
+        for answer in all_at_once([lambda c=c, p=p: server.post(c.path('/append'), {'k': p[0], 'v': p[1]}) for c, p in zip(caches, parts)]):
+            assert answer.status == 200, answer
+        return caches
+
+    alone = filled(serve('--cpu-threads', 1))
+    caches = filled(together)
+    for turn in 0, 1:  # the second finds what the first has appended
+        got = all_at_once([lambda i=i: step(caches[i], i, turn) for i in range(6)])
+        assert got == [step(alone[i], i, turn) for i in range(6)]
 
 
 def test_a_step_that_is_given_up_leaves_its_cache_as_it_was(serve, rng, gate):
