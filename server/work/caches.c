@@ -8,7 +8,8 @@
  * last of them ends.
  * 3. A step that has begun has memory for everything that its end does: the end cannot fail.
  * 4. What a page costs is charged to its caller once, when it is taken, until its last reference is dropped: caches that
- * share pages belong to one caller. */
+ * share pages belong to one caller.
+ * 5. Memory for a pool, which a driver may take long to give, is asked for without the lock; `opening` says that somebody does. */
 #include "server/work/caches_internal.h"
 
 #include <assert.h>
@@ -90,6 +91,7 @@ struct caches *caches_new(int max_count)
         return NULL;
     }
     pthread_mutex_init(&caches->lock, NULL);
+    pthread_cond_init(&caches->opened, NULL);
     caches->max_count = max_count;
     return caches;
 }
@@ -114,17 +116,29 @@ int64_t caches_held_bytes(struct caches *caches)
     return least == INT64_MAX ? 0 : least;
 }
 
-/* Its memory is there from now on. */
-static attn_status open_pool(struct pool *pool, attn_error *err)
+/* Its memory is there from now on, or another thread has found that there is none. Without the lock meanwhile: invariant 5. */
+static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
+    const char *const device = pool->device; /* until it is lost */
     attn_error why = { 0 };
     void *memory;
-    if (pool->pages) return ATTN_OK;
-    if (pool->source.alloc(pool->source.context, pool->bytes, &memory, &why) != ATTN_OK)
-        return attn_fail(err, ATTN_FULL, NULL, "%s has not %zu bytes for caches (--kv-bytes): %s", pool->device,
-                         pool->bytes, why.text);
-    pool->pages = pages_new(memory, pool->bytes, pages_granule_for(pool->bytes));
-    return pool->pages ? ATTN_OK : attn_fail(err, ATTN_NO_MEMORY, NULL, "no memory to keep account of pages");
+    if (pool->opening) {
+        pthread_cond_wait(&caches->opened, &caches->lock);
+        return ATTN_OK;
+    }
+    pool->opening = true;
+    pthread_mutex_unlock(&caches->lock);
+    const attn_status status = pool->source.alloc(pool->source.context, pool->bytes, &memory, &why);
+    struct pages *const pages = status == ATTN_OK ? pages_new(memory, pool->bytes, pages_granule_for(pool->bytes))
+                                                  : NULL;
+    pthread_mutex_lock(&caches->lock);
+    pool->opening = false;
+    pool->pages = pages;
+    pthread_cond_broadcast(&caches->opened);
+    if (status != ATTN_OK)
+        return attn_fail(err, ATTN_FULL, NULL, "%s has not %zu bytes for caches (--kv-bytes): %s", device, pool->bytes,
+                         why.text);
+    return pages ? ATTN_OK : attn_fail(err, ATTN_NO_MEMORY, NULL, "no memory to keep account of pages");
 }
 
 /* ---- Pages of a cache -------------------------------------------------------------------------------------------- */
@@ -242,6 +256,7 @@ void caches_free(struct caches *caches)
         cache_bury(caches, caches->oldest);
     }
     for (int i = 0; i < CONFIG_MAX_DEVICES; i++) pages_free(caches->pools[i].pages);
+    pthread_cond_destroy(&caches->opened);
     pthread_mutex_destroy(&caches->lock);
     free(caches);
 }
@@ -406,19 +421,31 @@ static int roomiest(const struct caches *caches)
     return best;
 }
 
+/* The pool with the most room is open. The lock may have been given up for that. */
+static attn_status make_ready(struct caches *caches, attn_error *err)
+{
+    for (;;) {
+        const int pool = roomiest(caches);
+        if (pool < 0)
+            return attn_fail(err, ATTN_FULL, NULL,
+                             caches->lost_pool ? "the device that had memory for caches has failed"
+                                               : "this server keeps no caches (--kv-bytes 0)");
+        if (caches->pools[pool].pages) return ATTN_OK;
+        const attn_status status = open_pool(caches, &caches->pools[pool], err);
+        if (status != ATTN_OK) return status;
+    }
+}
+
+/* After make_ready(). */
 static attn_status create(struct caches *caches, struct caller *caller, const struct cache_shape *shape,
                           const float *k_scale, const float *v_scale, int64_t ttl_ms, struct cache_info *info,
                           attn_error *err)
 {
-    attn_status status = admit(caches, caller, err);
-    const int pool = roomiest(caches);
+    const attn_status status = admit(caches, caller, err);
+    const int pool = roomiest(caches); /* what has expired or ended since makes room in pools that are open */
     const size_t page_bytes = shape_page_bytes(shape);
+    assert(pool >= 0 && caches->pools[pool].pages != NULL);
     if (status != ATTN_OK) return status;
-    if (pool < 0)
-        return attn_fail(err, ATTN_FULL, NULL,
-                         caches->lost_pool ? "the device that had memory for caches has failed"
-                                           : "this server keeps no caches (--kv-bytes 0)");
-    if ((status = open_pool(&caches->pools[pool], err)) != ATTN_OK) return status;
     const int32_t run = pages_run(caches->pools[pool].pages, page_bytes);
     if (run == 0)
         return attn_fail(err, ATTN_TOO_LARGE, NULL,
@@ -449,7 +476,8 @@ attn_status caches_create(struct caches *caches, struct caller *caller, const st
     attn_status status = check_shape(shape, err);
     if (status != ATTN_OK) return status;
     pthread_mutex_lock(&caches->lock);
-    status = create(caches, caller, shape, k_scale, v_scale, ttl_ms, info, err);
+    status = make_ready(caches, err);
+    if (status == ATTN_OK) status = create(caches, caller, shape, k_scale, v_scale, ttl_ms, info, err);
     pthread_mutex_unlock(&caches->lock);
     return status;
 }
@@ -469,6 +497,10 @@ attn_status caches_sequence(struct caches *caches, struct caller *caller, const 
     struct cache_info info;
     if (status != ATTN_OK) return status;
     pthread_mutex_lock(&caches->lock);
+    if (shape && (status = make_ready(caches, err)) != ATTN_OK) {
+        pthread_mutex_unlock(&caches->lock);
+        return status;
+    }
     struct cache *cache = sequence_of(caches, caller, name);
     if (shape) {
         if (cache) cache_bury(caches, cache);
@@ -502,14 +534,21 @@ void caches_list(struct caches *caches, const struct caller *caller, struct cach
                  int *count)
 {
     const int64_t now_ms = clock_ms();
+    int found = 0;
     *written = *count = 0;
     pthread_mutex_lock(&caches->lock);
     for (const struct cache *cache = caches->oldest; cache; cache = cache->newer) {
         if (cache->caller != caller || is_expired(cache, now_ms)) continue;
-        if (*written < room) describe(caches, cache, &infos[(*written)++]);
+        if (found < room) write_id(cache, infos[found++].id);
         ++*count;
     }
     pthread_mutex_unlock(&caches->lock);
+    for (int i = 0; i < found; i++) { /* each by itself: to see what it shares, all its pages are looked at */
+        pthread_mutex_lock(&caches->lock);
+        const struct cache *const cache = cache_known(caches, caller, infos[i].id);
+        if (cache) describe(caches, cache, &infos[(*written)++]);
+        pthread_mutex_unlock(&caches->lock);
+    }
 }
 
 static attn_status check_length(int64_t length, int64_t most, attn_error *err)

@@ -13,6 +13,7 @@ enum { PROCESS_BYTES = 4, KEY_BYTES = CACHE_ID_CHARS / 2, BUCKETS = 1 << 12 };
 struct pool {
     struct pages *pages; /* NULL: its memory has not been asked for */
     const char *device;  /* NULL: there is no such pool, or it is lost */
+    bool opening;        /* a thread is asking for it */
     struct caches_source source;
     size_t bytes;
     int64_t numbers; /* page numbers of all its caches: the sum of their counts */
@@ -43,6 +44,7 @@ struct cache {
 
 struct caches {
     pthread_mutex_t lock;
+    pthread_cond_t opened;          /* a pool's memory is there, or was refused */
     uint8_t process[PROCESS_BYTES]; /* how the ids of this process begin */
     int max_count, count;
     int64_t expired, lost_ids;

@@ -1,7 +1,9 @@
 /* Pages and caches: who has which page, what a step does, and that nothing is lost. The memory is real, so the moves of a
  * step are carried out and what a cache holds is compared with a model: a sequence of numbers. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -618,6 +620,66 @@ static void test_a_device_without_memory_has_no_caches(void **state)
     assert_int_equal(caches_held_bytes(rig->caches), POOL_BYTES);
 }
 
+/* A driver may take long to give memory. */
+struct slow {
+    struct caches *caches;
+    struct caller *caller;
+    char *memory;
+    pthread_t thread;
+    _Atomic int asked, looked, made;
+    _Atomic bool seen;
+};
+
+static void *looker(void *argument)
+{
+    struct slow *slow = argument;
+    struct caches_totals totals;
+    caches_totals(slow->caches, &totals);
+    atomic_store(&slow->looked, 1);
+    return NULL;
+}
+
+static void *maker(void *argument)
+{
+    struct slow *slow = argument;
+    struct cache_info info;
+    attn_error err;
+    if (caches_create(slow->caches, slow->caller, &shape, NULL, NULL, 1000, &info, &err) == ATTN_OK)
+        atomic_fetch_add(&slow->made, 1);
+    return NULL;
+}
+
+static attn_status give_slowly(void *context, size_t bytes, void **memory, attn_error *err)
+{
+    struct slow *slow = context;
+    (void)bytes, (void)err;
+    atomic_fetch_add(&slow->asked, 1);
+    assert_int_equal(pthread_create(&slow->thread, NULL, looker, slow), 0);
+    for (int i = 0; i < 2000 && !atomic_load(&slow->looked); i++) nanosleep(&(struct timespec){ 0, 5000000 }, NULL);
+    atomic_store(&slow->seen, atomic_load(&slow->looked) != 0);
+    *memory = slow->memory;
+    return ATTN_OK;
+}
+
+static void test_nobody_waits_while_a_device_gives_memory(void **state)
+{
+    struct slow slow = { .caches = caches_new(10), .caller = caller_new(), .memory = aligned_alloc(64, POOL_BYTES) };
+    pthread_t makers[4];
+    (void)state;
+    slow.caller->percent = 100;
+    caches_add_pool(slow.caches, 0, "cpu", &(struct caches_source){ give_slowly, &slow }, POOL_BYTES);
+    for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&makers[i], NULL, maker, &slow), 0);
+    for (int i = 0; i < 4; i++) pthread_join(makers[i], NULL);
+    pthread_join(slow.thread, NULL);
+    assert_true(atomic_load(&slow.seen)); /* /metrics and the loop go on */
+    assert_int_equal(atomic_load(&slow.made), 4);
+    assert_int_equal(atomic_load(&slow.asked), 1); /* once for all who came */
+    caches_expire(slow.caches, INT64_MAX);
+    caches_free(slow.caches);
+    caller_release(slow.caller);
+    free(slow.memory);
+}
+
 /* ---- A random walk ----------------------------------------------------------------------------------------------- */
 
 enum { WALKERS = 12, LONGEST = 5 * PAGE, STEPS = 20000 };
@@ -709,6 +771,7 @@ int main(void)
         WITH_RIG(test_a_device_that_is_lost_takes_its_caches_with_it),
         WITH_RIG(test_what_nobody_uses_expires),
         WITH_RIG(test_a_device_without_memory_has_no_caches),
+        cmocka_unit_test(test_nobody_waits_while_a_device_gives_memory),
         cmocka_unit_test(test_time_that_passes_at_once_takes_nothing_away_that_is_in_use),
         WITH_RIG(test_shapes_that_cannot_be),
         WITH_RIG(test_a_random_walk_holds_what_its_model_holds),
