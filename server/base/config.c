@@ -1,9 +1,9 @@
 /* config.c: the options of attnd.
  *
  * The problem: many settings, each with a flag, an environment name, a default, a range and a sentence of
- * help, must never disagree with each other. The idea: one table, options[], one row per option. Everything here
- * (parsing, the environment, the range checks and their messages, --help, the table in OPTIONS.md, the man page, the
- * completion of bash) walks that table; a new option is a new row and a member of struct config.
+ * help, must never disagree with each other. The idea: one table, config_options[] (config_table.c), one row per option. Everything
+ * (here parsing, the environment, the range checks and their messages; in config_help.c --help, the table in OPTIONS.md, the man
+ * page, the completion of bash) walks that table; a new option is a new row and a member of struct config.
  *
  *   defaults of the rows -> environment -> command line -> shares of the machine -> checks between options
  *
@@ -16,7 +16,7 @@
  *    changed, only refused.
  * 4. Nothing is started, opened or written here, except that the soft limit on open files is raised to what
  * --max-connections needs. */
-#include "server/base/config.h"
+#include "server/base/config_internal.h"
 
 #include <arpa/inet.h>
 #include <assert.h>
@@ -35,156 +35,14 @@
 #include "server/base/config_habits.h"
 #include "server/base/limits.h"
 
-#if !defined(ATTND_VERSION) || !defined(ATTND_DATE)
-#error "the Makefile defines ATTND_VERSION and ATTND_DATE"
-#endif
-
-#define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
-#define KIB           INT64_C(1024)
-#define MIB           (KIB * 1024)
-#define GIB           (MIB * 1024)
-#define DAY_MS        INT64_C(86400000)
 
 enum {
     /* A thread reads its connections by turns, a piece of each; the fewer it has, the more of a body is still in
      * the cache when its last byte arrives. One thread fills a 25 Gbit/s link with base64. */
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
-    HELP_COLUMNS = 100,
 };
 #define STAGING_AUTO_MAX (64 * GIB) /* pinned memory beyond this starves the page cache without serving anyone faster */
-
-/* ---- The table --------------------------------------------------------------------------------------------------- */
-
-enum type {
-    TYPE_INT,     /* a whole number in an int */
-    TYPE_INT64,   /* a whole number in an int64_t */
-    TYPE_SIZE,    /* bytes in an int64_t, suffixes K M G */
-    TYPE_SWITCH,  /* bool */
-    TYPE_CHOICE,  /* one of the words in `words` */
-    TYPE_ADDRESS, /* ADDR:PORT or unix:PATH */
-    TYPE_LISTEN,  /* a list of addresses: config->listen */
-    TYPE_SHM,     /* a list of prefixes: config->allow_shm */
-    TYPE_DEVICES, /* auto, all, cpu, or GPU numbers */
-    TYPE_FILE,    /* a file that can be read now */
-    TYPE_ORIGIN,  /* scheme://host[:port] or * */
-};
-
-struct option {
-    const char *flag, *env;
-    enum type type;
-    const char *placeholder;
-    size_t offset;     /* of the member in struct config */
-    int64_t fallback;  /* default of numbers and switches */
-    int64_t min, max;  /* numbers */
-    const char *word;  /* default of the other types; NULL: none */
-    const char *words; /* TYPE_CHOICE: "text|json"; of others what a shell offers for it */
-    const char *shown; /* the default as --help shows it, where it is not the value itself */
-    const char *help;
-};
-
-#define AT(member) offsetof(struct config, member)
-
-/* clang-format off */
-static const struct option options[] = {
-    { "listen", "ATTND_LISTEN", TYPE_LISTEN, "ADDR:PORT", AT(listen), .word = "127.0.0.1:8080",
-      .help = "Where to serve: 0.0.0.0:8080, [::1]:8080 or unix:/run/attnd.sock. Repeatable, up to 8; the variable takes a "
-              "comma-separated list. Port 0 is any free port." },
-    { "devices", "ATTND_DEVICES", TYPE_DEVICES, "auto|all|cpu|0,1", AT(devices), .word = "auto", .words = "auto|all|cpu",
-      .help = "Where to compute: every GPU, else the CPU (auto); every GPU (all); the CPU; the GPUs of these numbers. "
-              "`reference` is the slow float64 backend of the tests." },
-    { "http-threads", "ATTND_HTTP_THREADS", TYPE_INT, "N", AT(http_threads), 0, 0, 256, .shown = "8 a core, at most 16",
-      .help = "Threads that receive, decode, encode and send, and compute what is small when the CPU is the device. 0 is the "
-              "default." },
-    { "cpu-threads", "ATTND_CPU_THREADS", TYPE_INT, "N", AT(cpu_threads), 0, 0, 1024, .shown = "cores",
-      .help = "Threads of the CPU device, for all but small problems. 0 is the default. Cores are those of the affinity mask "
-              "and the cgroup's quota." },
-    { "max-body-bytes", "ATTND_MAX_BODY_BYTES", TYPE_SIZE, "SIZE", AT(max_body_bytes), GIB, KIB, 1024 * GIB,
-      .shown = "1G, at most --staging-bytes",
-      .help = "Longest request body, with what it names in shared memory; a longer one is answered 413." },
-    { "staging-bytes", "ATTND_STAGING_BYTES", TYPE_SIZE, "SIZE", AT(staging_bytes), 0, MIB, 16384 * GIB,
-      .shown = "half the memory, at most 64G",
-      .help = "Host memory for the tensors of all requests together; a request that finds none is answered 503. Memory is "
-              "what the machine has or the cgroup allows." },
-    { "device-bytes", "ATTND_DEVICE_BYTES", TYPE_SIZE, "SIZE", AT(device_bytes), 0, MIB, 16384 * GIB,
-      .shown = "a share of the device's",
-      .help = "Memory to use on each device; /v1/info shows what the default came to. A request that can never have enough is "
-              "answered 413." },
-    { "kv-bytes", "ATTND_KV_BYTES", TYPE_SIZE, "SIZE", AT(kv_bytes), -1, 0, 16384 * GIB,
-      .shown = "an eighth of the device's",
-      .help = "Memory of each device for KV caches (/v1/caches), taken when the first is made; a cache that finds no page is answered 507. Of the CPU the "
-              "default is at most 16G. 0: no caches." },
-    { "max-connections", "ATTND_MAX_CONNECTIONS", TYPE_INT, "N", AT(max_connections), 10000, 1, 1000000,
-      .shown = "10000, or what open files allow",
-      .help = "Open connections; one more is answered 503 and closed." },
-    { "max-receiving", "ATTND_MAX_RECEIVING", TYPE_INT, "N", AT(max_receiving), 0, 0, 1000000,
-      .shown = "--max-connections",
-      .help = "Requests whose body is being received; one more is answered 503. 0 is the default." },
-    { "queue-depth", "ATTND_QUEUE_DEPTH", TYPE_INT, "N", AT(queue_depth), 1024, 1, 1 << 20,
-      .help = "Requests that wait for a device; one more is answered 503." },
-    { "batch-window-us", "ATTND_BATCH_WINDOW_US", TYPE_INT64, "N", AT(batch_window_us), 0, 0, 1000000,
-      .help = "How long a request may wait for others to run with, in microseconds. 0: never while a device is idle. Small "
-              "problems of the CPU never wait." },
-    { "max-batch", "ATTND_MAX_BATCH", TYPE_INT, "N", AT(max_batch), 64, 1, CONFIG_MAX_BATCH,
-      .help = "Problems that are run together at most." },
-    { "timeout-ms", "ATTND_TIMEOUT_MS", TYPE_INT64, "N", AT(timeout_ms), 60000, 1, DAY_MS,
-      .help = "Time a request may take from its last byte to its answer; then 504. A client may ask for less." },
-    { "max-seconds", "ATTND_MAX_SECONDS", TYPE_INT, "N", AT(max_seconds), 60, 1, 86400,
-      .help = "Most work of one request, in seconds of the device at a speed that no kernel reaches; more is answered 422, and "
-              "work that cannot be done before its deadline 504, both at once." },
-    { "body-timeout-ms", "ATTND_BODY_TIMEOUT_MS", TYPE_INT64, "N", AT(body_timeout_ms), 30000, 1, DAY_MS,
-      .help = "Time for a body to arrive or an answer to be fetched, plus 1 ms for each KiB of it; then the connection is "
-              "cut, with 408 where the body is not complete." },
-    { "body-stall-ms", "ATTND_BODY_STALL_MS", TYPE_INT64, "N", AT(body_stall_ms), 5000, 1, DAY_MS,
-      .help = "Time that a body may stand still while it arrives; then the connection is cut with 408, and what it holds is "
-              "free for others." },
-    { "drain-ms", "ATTND_DRAIN_MS", TYPE_INT64, "N", AT(drain_ms), 30000, 0, DAY_MS,
-      .help = "Time after SIGTERM for what was accepted to be answered." },
-    { "watchdog-ms", "ATTND_WATCHDOG_MS", TYPE_INT64, "N", AT(watchdog_ms), 60000, 1, DAY_MS,
-      .help = "Time that a GPU may take for a batch beyond what its size explains; then the GPU counts as lost. What it runs "
-              "is answered 503, and without another GPU the server ends with status 70." },
-    { "token-file", "ATTND_TOKEN_FILE", TYPE_FILE, "FILE", AT(token_file), .shown = "off",
-      .help = "File of bearer tokens, one a line; every route but the probes then wants one of them." },
-    { "token-share", "ATTND_TOKEN_SHARE", TYPE_INT, "PERCENT", AT(token_share), 50, 1, 100,
-      .help = "How much of the staging memory, of the requests that may be received or wait, and of the saved contexts one "
-              "token may use while --token-file has others; what goes beyond is answered 429." },
-    { "tls-cert", "ATTND_TLS_CERT", TYPE_FILE, "FILE", AT(tls_cert), .shown = "off",
-      .help = "Certificate chain (PEM) to serve TLS with. Needs --tls-key." },
-    { "tls-key", "ATTND_TLS_KEY", TYPE_FILE, "FILE", AT(tls_key), .shown = "off",
-      .help = "Its private key (PEM)." },
-    { "cors-origin", "ATTND_CORS_ORIGIN", TYPE_ORIGIN, "ORIGIN", AT(cors_origin), .shown = "off",
-      .help = "Web origin whose pages may call this server: https://example.org, or * (not with --token-file). Pages of other "
-              "sites than this server's own are answered 403 where they compute." },
-    { "allow-shm", "ATTND_ALLOW_SHM", TYPE_SHM, "PREFIX", AT(allow_shm), .shown = "off",
-      .help = "Let clients keep tensors in shared memory of this machine (Triton's extension): in objects of /dev/shm whose key "
-              "begins with PREFIX, which whoever may use this server can then have read and written. Repeatable, up to 8; the "
-              "variable takes a comma-separated list." },
-    { "allow-cuda-shm", "ATTND_ALLOW_CUDA_SHM", TYPE_SWITCH, NULL, AT(allow_cuda_shm), 0, .shown = "off",
-      .help = "Let clients keep tensors in GPU memory of their own that they share by a handle (Triton's extension for CUDA): the "
-              "server's kernels read and write it in place. For clients that are trusted: a handle opens whatever the driver lets "
-              "this process open." },
-    { "supervise", "ATTND_SUPERVISE", TYPE_SWITCH, NULL, AT(supervise), 0, .shown = "off",
-      .help = "Keep the listening sockets in a parent process that starts a new server when one dies." },
-    { "log-format", "ATTND_LOG_FORMAT", TYPE_CHOICE, "text|json", AT(log_format), .word = "text", .words = "text|json",
-      .help = "One line per event on standard error, as text or JSON." },
-    { "log-level", "ATTND_LOG_LEVEL", TYPE_CHOICE, "LEVEL", AT(log_level), .word = "info", .words = "debug|info|warn|error",
-      .help = "The least serious lines to write: debug, info, warn or error." },
-    { "metrics-listen", "ATTND_METRICS_LISTEN", TYPE_ADDRESS, "ADDR:PORT", AT(metrics_listen),
-      .shown = "the --listen addresses",
-      .help = "Serve /metrics and the probes here too, on a thread of its own that stays free when the others are busy, to 256 "
-              "connections of its own." },
-};
-/* clang-format on */
-
-enum { OPTION_COUNT = ARRAY_SIZE(options) };
-
-static const char examples[] =
-    "Examples:\n"
-    "  attnd                                             serve on 127.0.0.1:8080\n"
-    "  attnd --listen 0.0.0.0:8080 --log-format json     serve everyone, log for machines\n"
-    "  attnd --listen unix:/run/attnd.sock --devices cpu\n"
-    "  ATTND_MAX_BODY_BYTES=256M attnd --queue-depth=64  the environment, overridden by flags\n"
-    "  attnd healthcheck http://127.0.0.1:8080           exit status 0 while it takes work\n";
 
 /* ---- Small helpers ----------------------------------------------------------------------------------------------- */
 
@@ -219,22 +77,6 @@ static enum config_result refuse(char *message, size_t capacity, const char *for
     vsnprintf(message, capacity, format, args);
     va_end(args);
     return CONFIG_BAD;
-}
-
-/* 1048576 -> "1M". Whole multiples only, so that it reads back as the same number. */
-static const char *size_text(int64_t bytes, char text[24])
-{
-    static const struct {
-        int64_t unit;
-        char suffix;
-    } units[] = { { GIB, 'G' }, { MIB, 'M' }, { KIB, 'K' } };
-    for (size_t i = 0; i < ARRAY_SIZE(units); i++)
-        if (bytes >= units[i].unit && bytes % units[i].unit == 0) {
-            snprintf(text, 24, "%lld%c", (long long)(bytes / units[i].unit), units[i].suffix);
-            return text;
-        }
-    snprintf(text, 24, "%lld", (long long)bytes);
-    return text;
 }
 
 static bool parse_number(const char *text, int64_t *value)
@@ -335,14 +177,14 @@ static bool origin_ok(const char *text)
 
 struct reading {
     struct config *config;
-    bool given[OPTION_COUNT];     /* by flag or variable */
-    bool from_flag[OPTION_COUNT]; /* so that a first --listen replaces the environment's list */
+    bool given[CONFIG_OPTIONS_MAX];     /* by flag or variable */
+    bool from_flag[CONFIG_OPTIONS_MAX]; /* so that a first --listen replaces the environment's list */
     char *message;
     size_t capacity;
 };
 
 /* Where a list is kept, how many it has, and how many it may have; *most 0: the option is no list. */
-static const char **list_of(struct config *config, const struct option *o, int **count, int *most)
+static const char **list_of(struct config *config, const struct config_option *o, int **count, int *most)
 {
     *count = NULL;
     *most = 0;
@@ -353,8 +195,8 @@ static const char **list_of(struct config *config, const struct option *o, int *
     }
 }
 
-static enum config_result add_to_list(struct reading *r, const struct option *o, const char *name, const char *value,
-                                      const char *what)
+static enum config_result add_to_list(struct reading *r, const struct config_option *o, const char *name,
+                                      const char *value, const char *what)
 {
     int *count, most;
     const char **const list = list_of(r->config, o, &count, &most);
@@ -365,7 +207,8 @@ static enum config_result add_to_list(struct reading *r, const struct option *o,
 }
 
 /* Sets one option. `name` is how the user named it: "--queue-depth" or "ATTND_QUEUE_DEPTH". */
-static enum config_result set_value(struct reading *r, const struct option *o, const char *name, const char *value)
+static enum config_result set_value(struct reading *r, const struct config_option *o, const char *name,
+                                    const char *value)
 {
     char *const m = r->message;
     const size_t n = r->capacity;
@@ -384,7 +227,7 @@ static enum config_result set_value(struct reading *r, const struct option *o, c
     case TYPE_SIZE:
         if (!parse_size(value, &number) || number < o->min || number > o->max)
             return refuse(m, n, "%s: '%s' is not a size from %s to %s (bytes, or with K, M or G)", name, value,
-                          size_text(o->min, low), size_text(o->max, high));
+                          config_size_text(o->min, low), config_size_text(o->max, high));
         *(int64_t *)member = number;
         return CONFIG_RUN;
     case TYPE_SWITCH:
@@ -432,7 +275,7 @@ static enum config_result set_value(struct reading *r, const struct option *o, c
     return CONFIG_RUN;
 }
 
-static void set_default(struct config *config, const struct option *o)
+static void set_default(struct config *config, const struct config_option *o)
 {
     void *member = (char *)config + o->offset;
     switch (o->type) {
@@ -452,7 +295,7 @@ static void set_default(struct config *config, const struct option *o)
 /* A value of the environment or of a flag. A list's first value replaces what was there. */
 static enum config_result give(struct reading *r, size_t index, const char *name, const char *value, bool from_flag)
 {
-    const struct option *o = &options[index];
+    const struct config_option *o = &config_options[index];
     int *count, most;
     (void)list_of(r->config, o, &count, &most);
     if (most > 0 && (!r->given[index] || (from_flag && !r->from_flag[index]))) *count = 0;
@@ -487,8 +330,8 @@ static void suggest(const char *name, bool variable, char *text, size_t capacity
 {
     const struct config_habit *const habit = config_habit(name);
     struct text_nearest nearest = { name, NULL, 1 + (int)strlen(name) / 2 }; /* further than half of it is no help */
-    for (size_t i = 0; i < OPTION_COUNT; i++)
-        text_consider(&nearest, variable ? options[i].env + strlen(CONFIG_PREFIX) : options[i].flag);
+    for (size_t i = 0; i < config_option_count; i++)
+        text_consider(&nearest, variable ? config_options[i].env + strlen(CONFIG_PREFIX) : config_options[i].flag);
     *text = '\0';
     if (habit != NULL && habit->instead != NULL) snprintf(text, capacity, "; %s", habit->instead);
     else if (habit != NULL) put_option(habit->flag, habit->value, variable, "; write ", "", text, capacity);
@@ -514,8 +357,8 @@ static enum config_result refuse_unknown(struct reading *r, const char *arg)
 
 static bool is_variable(const char *name)
 {
-    for (size_t i = 0; i < OPTION_COUNT; i++)
-        if (strcmp(options[i].env, name) == 0) return true;
+    for (size_t i = 0; i < config_option_count; i++)
+        if (strcmp(config_options[i].env, name) == 0) return true;
     return strcmp(name, CONFIG_INHERITED_SOCKETS) == 0;
 }
 
@@ -537,10 +380,10 @@ static enum config_result refuse_variables(struct reading *r)
 
 static enum config_result read_environment(struct reading *r)
 {
-    for (size_t i = 0; i < OPTION_COUNT; i++) {
-        const char *value = getenv(options[i].env);
+    for (size_t i = 0; i < config_option_count; i++) {
+        const char *value = getenv(config_options[i].env);
         if (value == NULL || *value == '\0') continue; /* compose files write VAR= for "not set" */
-        const enum config_result result = give(r, i, options[i].env, value, false);
+        const enum config_result result = give(r, i, config_options[i].env, value, false);
         if (result != CONFIG_RUN) return result;
     }
     return refuse_variables(r);
@@ -554,16 +397,18 @@ static enum config_result read_flags(struct reading *r, int argc, char **argv)
         const char *flag = arg + 2;
         const size_t length = strcspn(flag, "=");
         size_t i = 0;
-        while (i < OPTION_COUNT && !(strncmp(options[i].flag, flag, length) == 0 && options[i].flag[length] == '\0'))
+        while (i < config_option_count &&
+               !(strncmp(config_options[i].flag, flag, length) == 0 && config_options[i].flag[length] == '\0'))
             i++;
-        if (i == OPTION_COUNT) return refuse_unknown(r, arg);
+        if (i == config_option_count) return refuse_unknown(r, arg);
         char name[64];
-        snprintf(name, sizeof name, "--%s", options[i].flag);
+        snprintf(name, sizeof name, "--%s", config_options[i].flag);
         const char *value = flag[length] == '=' ? flag + length + 1 : NULL;
-        if (value == NULL && options[i].type == TYPE_SWITCH) value = "on";
+        if (value == NULL && config_options[i].type == TYPE_SWITCH) value = "on";
         if (value == NULL) {
             if (a + 1 == argc)
-                return refuse(r->message, r->capacity, "%s: a value is missing (%s)", name, options[i].placeholder);
+                return refuse(r->message, r->capacity, "%s: a value is missing (%s)", name,
+                              config_options[i].placeholder);
             value = argv[++a];
         }
         const enum config_result result = give(r, i, name, value, true);
@@ -574,8 +419,8 @@ static enum config_result read_flags(struct reading *r, int argc, char **argv)
 
 static bool was_given(const struct reading *r, const char *flag)
 {
-    for (size_t i = 0; i < OPTION_COUNT; i++)
-        if (strcmp(options[i].flag, flag) == 0) return r->given[i];
+    for (size_t i = 0; i < config_option_count; i++)
+        if (strcmp(config_options[i].flag, flag) == 0) return r->given[i];
     abort(); /* a name misspelt in this file */
 }
 
@@ -613,7 +458,7 @@ static enum config_result settle(struct reading *r)
     if (c->max_body_bytes > c->staging_bytes) {
         if (was_given(r, "max-body-bytes"))
             return refuse(m, n, "--max-body-bytes: %s is more than --staging-bytes, which is %s%s",
-                          size_text(c->max_body_bytes, a), size_text(c->staging_bytes, b),
+                          config_size_text(c->max_body_bytes, a), config_size_text(c->staging_bytes, b),
                           was_given(r, "staging-bytes") ? "" : " (half the memory here)");
         c->max_body_bytes = c->staging_bytes;
     }
@@ -681,7 +526,7 @@ enum config_result config_read(struct config *config, int argc, char **argv, cha
     struct reading r = { .config = config, .message = message, .capacity = capacity };
     if (capacity > 0) message[0] = '\0';
     memset(config, 0, sizeof *config);
-    for (size_t i = 0; i < OPTION_COUNT; i++) set_default(config, &options[i]);
+    for (size_t i = 0; i < config_option_count; i++) set_default(config, &config_options[i]);
 
     if (find_text(argc, argv) != NULL) return CONFIG_EXIT_OK;
 
@@ -698,196 +543,4 @@ enum config_result config_load(struct config *config, int argc, char **argv)
     if (result == CONFIG_BAD) fprintf(stderr, "attnd: %s\n", message);
     if (result == CONFIG_EXIT_OK) find_text(argc, argv)(stdout);
     return result;
-}
-
-/* ---- Help -------------------------------------------------------------------------------------------------------- */
-
-static const char *default_text(const struct option *o, char text[24])
-{
-    if (o->shown != NULL) return o->shown;
-    if (o->word != NULL) return o->word;
-    if (o->type == TYPE_SIZE) return size_text(o->fallback, text);
-    snprintf(text, 24, "%lld", (long long)o->fallback);
-    return text;
-}
-
-/* The help sentence with the range after it, where the option is a number. */
-static void full_help(const struct option *o, char *text, size_t capacity)
-{
-    char low[24], high[24];
-    if (o->type == TYPE_INT || o->type == TYPE_INT64)
-        snprintf(text, capacity, "%s Range: %lld to %lld.", o->help, (long long)o->min, (long long)o->max);
-    else if (o->type == TYPE_SIZE)
-        snprintf(text, capacity, "%s Range: %s to %s.", o->help, size_text(o->min, low), size_text(o->max, high));
-    else snprintf(text, capacity, "%s", o->help);
-}
-
-/* Prints `text` broken at spaces, every line indented. */
-static void print_wrapped(FILE *to, const char *text, int indent, int columns)
-{
-    while (*text) {
-        size_t take = strlen(text);
-        if (take > (size_t)(columns - indent)) {
-            take = (size_t)(columns - indent);
-            while (take > 0 && text[take] != ' ') take--;
-        }
-        fprintf(to, "%*s%.*s\n", indent, "", (int)take, text);
-        text += take;
-        while (*text == ' ') text++;
-    }
-}
-
-void config_help(FILE *to)
-{
-    char text[512], number[24];
-    fprintf(to,
-            "attnd %s: exact attention, forward and backward, over HTTP\n\n"
-            "Usage: attnd [options]\n"
-            "       attnd healthcheck [URL]\n\n"
-            "Each option can be given as --name VALUE, as --name=VALUE or in the environment; flags win.\n"
-            "Sizes take the suffixes K, M and G, powers of 1024.\n\n"
-            "  %-36s%-30s%s\n",
-            ATTND_VERSION, "Option", "Environment", "Default");
-    for (size_t i = 0; i < OPTION_COUNT; i++) {
-        const struct option *o = &options[i];
-        snprintf(text, sizeof text, "--%s %s", o->flag, o->placeholder ? o->placeholder : "");
-        fprintf(to, "\n  %-36s%-30s%s\n", text, o->env, default_text(o, number));
-        full_help(o, text, sizeof text);
-        print_wrapped(to, text, 6, HELP_COLUMNS);
-    }
-    fprintf(to, "\n  %-36sthis text\n  %-36sthe version\n\n%s", "--help", "--version", examples);
-}
-
-void config_help_markdown(FILE *to)
-{
-    char text[512], number[24];
-    fprintf(to, "| option | environment | default | meaning |\n|---|---|---|---|\n");
-    for (size_t i = 0; i < OPTION_COUNT; i++) {
-        const struct option *o = &options[i];
-        fprintf(to, "| `--%s%s", o->flag, o->placeholder ? " " : "");
-        for (const char *p = o->placeholder ? o->placeholder : ""; *p; p++) fprintf(to, *p == '|' ? "\\|" : "%c", *p);
-        fprintf(to, "` | `%s` | %s | ", o->env, default_text(o, number));
-        full_help(o, text, sizeof text);
-        fprintf(to, "%s |\n", text);
-    }
-}
-
-/* ---- The man page ------------------------------------------------------------------------------------------------ */
-
-/* Text for roff: a hyphen that shall be one, and no request at the start of a line. */
-static void put_roff(FILE *to, const char *text)
-{
-    for (bool first = true; *text; first = *text++ == '\n') {
-        if (first && (*text == '.' || *text == '\'')) fputs("\\&", to);
-        if (*text == '-' || *text == '\\') fprintf(to, *text == '-' ? "\\-" : "\\e");
-        else fputc(*text, to);
-    }
-}
-
-static const char man_head[] =
-    ".SH NAME\n"
-    "attnd \\- exact attention, forward and backward, over HTTP\n"
-    ".SH SYNOPSIS\n"
-    ".B attnd\n"
-    ".RI [ options ]\n"
-    ".br\n"
-    ".B attnd healthcheck\n"
-    ".RI [ URL ]\n"
-    ".SH DESCRIPTION\n"
-    "attnd computes attention for whoever can POST tensors: out = softmax(scale q k^T + masks) v, and the gradients\n"
-    "of a loss with respect to q, k and v.\n"
-    "Requests go to /v1/attention/forward and /v1/attention/backward; /docs in a browser shows every member, and\n"
-    "/openapi.json is the same for programs.\n"
-    ".PP\n"
-    ".B attnd healthcheck\n"
-    "exits with 0 while a server takes work.\n"
-    ".SH OPTIONS\n"
-    "Each option can be given as \\-\\-name VALUE, as \\-\\-name=VALUE or in the environment; flags win.\n"
-    "Sizes take the suffixes K, M and G, powers of 1024.\n";
-
-static const char man_tail[] = ".SH SIGNALS\n"
-                               ".TP\n"
-                               ".B SIGTERM, SIGINT\n"
-                               "No connection is accepted any more; what was accepted is answered, for at most "
-                               "\\-\\-drain\\-ms. At a second one what still "
-                               "waits is answered 503.\n"
-                               ".TP\n"
-                               ".B SIGHUP\n"
-                               "The file of tokens and the certificate are read again.\n"
-                               ".SH EXIT STATUS\n"
-                               ".TP\n.B 0\nStopped by a signal, and drained.\n"
-                               ".TP\n.B 64\nAn option is wrong.\n"
-                               ".TP\n.B 69\nAn address or a device cannot be had.\n"
-                               ".TP\n.B 70\nThe last device failed.\n"
-                               ".TP\n.B 71\nTold to stop, it did not end by itself.\n"
-                               ".TP\n.B 78\nA file that an option names is wrong.\n"
-                               ".SH EXAMPLES\n"
-                               ".nf\n";
-
-void config_help_man(FILE *to)
-{
-    char text[512], number[24];
-    fprintf(to, ".TH ATTND 1 %s \"attnd %s\"\n%s", ATTND_DATE, ATTND_VERSION, man_head);
-    for (size_t i = 0; i < OPTION_COUNT; i++) {
-        const struct option *o = &options[i];
-        fputs(".TP\n\\fB", to);
-        snprintf(text, sizeof text, "--%s", o->flag);
-        put_roff(to, text);
-        if (o->placeholder) fprintf(to, "\\fR \\fI%s", o->placeholder);
-        fputs("\\fR\n", to);
-        full_help(o, text, sizeof text);
-        put_roff(to, text);
-        fprintf(to, "\nEnvironment: %s. Default: ", o->env);
-        put_roff(to, default_text(o, number));
-        fputs(".\n", to);
-    }
-    fputs(man_tail, to);
-    put_roff(to, strchr(examples, '\n') + 1); /* without its own title */
-    fputs(".fi\n", to);
-}
-
-/* ---- Completion in bash ------------------------------------------------------------------------------------------ */
-
-/* "text|json" -> "text json" */
-static void put_words(FILE *to, const char *words)
-{
-    for (; *words; words++) fputc(*words == '|' ? ' ' : *words, to);
-}
-
-void config_help_bash(FILE *to)
-{
-    fputs("# Completion of attnd in bash: attnd --help-bash\n"
-          "_attnd()\n"
-          "{\n"
-          "    local at=$COMP_CWORD word=${COMP_WORDS[COMP_CWORD]} option words=\n"
-          "    if [ \"$word\" = '=' ]; then word=; else at=$((at - 1)); fi # --name=VALUE is three words\n"
-          "    option=${COMP_WORDS[at]}\n"
-          "    [ \"$option\" != '=' ] || option=${COMP_WORDS[at - 1]}\n"
-          "    case $option in\n",
-          to);
-    for (size_t i = 0; i < OPTION_COUNT; i++) {
-        const struct option *o = &options[i];
-        if (o->type == TYPE_SWITCH) continue;
-        fprintf(to, "    --%s) ", o->flag);
-        if (o->type == TYPE_FILE)
-            fputs("compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- \"$word\"); return", to);
-        else if (o->words != NULL) {
-            fputs("words='", to);
-            put_words(to, o->words);
-            fputs("'", to);
-        } else fputs("return", to); /* a value of one's own */
-        fputs(" ;;\n", to);
-    }
-    fputs("    *)\n"
-          "        words='--help --version",
-          to);
-    for (size_t i = 0; i < OPTION_COUNT; i++) fprintf(to, " --%s", options[i].flag);
-    fputs("'\n"
-          "        [ \"$COMP_CWORD\" != 1 ] || words=\"healthcheck $words\"\n"
-          "        ;;\n"
-          "    esac\n"
-          "    mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$word\")\n"
-          "}\n"
-          "complete -F _attnd attnd\n",
-          to);
 }

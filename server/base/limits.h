@@ -1,6 +1,6 @@
 /* limits.h: every limit and time-out of the server that no option sets, with its reason.
  *
- * What an option sets stands in its row of the table in config.c; what one body may hold, in PROTO_LIMITS_DEFAULT of
+ * What an option sets stands in its row of config_table.c; what one body may hold, in PROTO_LIMITS_DEFAULT of
  * proto-json/proto.h. A name begins with the file (HTTP: mhd.c) that keeps the limit. What is no bound on anything from outside, such as
  * the shape of a table or when threads are held on their cores (http/http_threads.c), stays where it is used. */
 #ifndef LIMITS_H

@@ -39,7 +39,7 @@ def source_number(path, name):
 
 def drain_ms(environment):
     """What --drain-ms is where these variables are set."""
-    default = int(re.search(r'"drain-ms", "ATTND_DRAIN_MS", TYPE_INT64, "N", AT\(drain_ms\), (\d+)', text('server/base/config.c')).group(1))
+    default = int(re.search(r'"drain-ms", "ATTND_DRAIN_MS", TYPE_INT64, "N", AT\(drain_ms\), (\d+)', text('server/base/config_table.c')).group(1))
     return int(environment.get('ATTND_DRAIN_MS', default))
 
 
@@ -49,8 +49,8 @@ def seconds(duration):
 
 def check_names():
     """Every ATTND_ variable and every attnd_ metric that is written down anywhere exists."""
-    options = set(re.findall(r'"(ATTND_[A-Z_]+)"', text('server/base/config.c')))
-    flags = set(re.findall(r'^    \{ "([a-z-]+)", "ATTND_', text('server/base/config.c'), re.M)) | {'help', 'version'}
+    options = set(re.findall(r'"(ATTND_[A-Z_]+)"', text('server/base/config_table.c')))
+    flags = set(re.findall(r'^    \{ "([a-z-]+)", "ATTND_', text('server/base/config_table.c'), re.M)) | {'help', 'version'}
     metrics = set(re.findall(r'"(attnd_[a-z_]+)"', text('server/base/metrics.h')))
     compose_only = {'ATTND_PUBLISH'}
     names, unknown, count = {}, [], 0

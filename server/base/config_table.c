@@ -1,0 +1,120 @@
+/* config_table.c: the options of attnd, a row for each; a new option is a new row here and a member of struct config. */
+#include "server/base/config_internal.h"
+
+#include <assert.h>
+#include <stdio.h>
+
+#include "server/base/limits.h"
+
+#define DAY_MS INT64_C(86400000)
+
+#define AT(member) offsetof(struct config, member)
+
+/* clang-format off */
+const struct config_option config_options[] = {
+    { "listen", "ATTND_LISTEN", TYPE_LISTEN, "ADDR:PORT", AT(listen), .word = "127.0.0.1:8080",
+      .help = "Where to serve: 0.0.0.0:8080, [::1]:8080 or unix:/run/attnd.sock. Repeatable, up to 8; the variable takes a "
+              "comma-separated list. Port 0 is any free port." },
+    { "devices", "ATTND_DEVICES", TYPE_DEVICES, "auto|all|cpu|0,1", AT(devices), .word = "auto", .words = "auto|all|cpu",
+      .help = "Where to compute: every GPU, else the CPU (auto); every GPU (all); the CPU; the GPUs of these numbers. "
+              "`reference` is the slow float64 backend of the tests." },
+    { "http-threads", "ATTND_HTTP_THREADS", TYPE_INT, "N", AT(http_threads), 0, 0, 256, .shown = "8 a core, at most 16",
+      .help = "Threads that receive, decode, encode and send, and compute what is small when the CPU is the device. 0 is the "
+              "default." },
+    { "cpu-threads", "ATTND_CPU_THREADS", TYPE_INT, "N", AT(cpu_threads), 0, 0, 1024, .shown = "cores",
+      .help = "Threads of the CPU device, for all but small problems. 0 is the default. Cores are those of the affinity mask "
+              "and the cgroup's quota." },
+    { "max-body-bytes", "ATTND_MAX_BODY_BYTES", TYPE_SIZE, "SIZE", AT(max_body_bytes), GIB, KIB, 1024 * GIB,
+      .shown = "1G, at most --staging-bytes",
+      .help = "Longest request body, with what it names in shared memory; a longer one is answered 413." },
+    { "staging-bytes", "ATTND_STAGING_BYTES", TYPE_SIZE, "SIZE", AT(staging_bytes), 0, MIB, 16384 * GIB,
+      .shown = "half the memory, at most 64G",
+      .help = "Host memory for the tensors of all requests together; a request that finds none is answered 503. Memory is "
+              "what the machine has or the cgroup allows." },
+    { "device-bytes", "ATTND_DEVICE_BYTES", TYPE_SIZE, "SIZE", AT(device_bytes), 0, MIB, 16384 * GIB,
+      .shown = "a share of the device's",
+      .help = "Memory to use on each device; /v1/info shows what the default came to. A request that can never have enough is "
+              "answered 413." },
+    { "kv-bytes", "ATTND_KV_BYTES", TYPE_SIZE, "SIZE", AT(kv_bytes), -1, 0, 16384 * GIB,
+      .shown = "an eighth of the device's",
+      .help = "Memory of each device for KV caches (/v1/caches), taken when the first is made; a cache that finds no page is answered 507. Of the CPU the "
+              "default is at most 16G. 0: no caches." },
+    { "max-connections", "ATTND_MAX_CONNECTIONS", TYPE_INT, "N", AT(max_connections), 10000, 1, 1000000,
+      .shown = "10000, or what open files allow",
+      .help = "Open connections; one more is answered 503 and closed." },
+    { "max-receiving", "ATTND_MAX_RECEIVING", TYPE_INT, "N", AT(max_receiving), 0, 0, 1000000,
+      .shown = "--max-connections",
+      .help = "Requests whose body is being received; one more is answered 503. 0 is the default." },
+    { "queue-depth", "ATTND_QUEUE_DEPTH", TYPE_INT, "N", AT(queue_depth), 1024, 1, 1 << 20,
+      .help = "Requests that wait for a device; one more is answered 503." },
+    { "batch-window-us", "ATTND_BATCH_WINDOW_US", TYPE_INT64, "N", AT(batch_window_us), 0, 0, 1000000,
+      .help = "How long a request may wait for others to run with, in microseconds. 0: never while a device is idle. Small "
+              "problems of the CPU never wait." },
+    { "max-batch", "ATTND_MAX_BATCH", TYPE_INT, "N", AT(max_batch), 64, 1, CONFIG_MAX_BATCH,
+      .help = "Problems that are run together at most." },
+    { "timeout-ms", "ATTND_TIMEOUT_MS", TYPE_INT64, "N", AT(timeout_ms), 60000, 1, DAY_MS,
+      .help = "Time a request may take from its last byte to its answer; then 504. A client may ask for less." },
+    { "max-seconds", "ATTND_MAX_SECONDS", TYPE_INT, "N", AT(max_seconds), 60, 1, 86400,
+      .help = "Most work of one request, in seconds of the device at a speed that no kernel reaches; more is answered 422, and "
+              "work that cannot be done before its deadline 504, both at once." },
+    { "body-timeout-ms", "ATTND_BODY_TIMEOUT_MS", TYPE_INT64, "N", AT(body_timeout_ms), 30000, 1, DAY_MS,
+      .help = "Time for a body to arrive or an answer to be fetched, plus 1 ms for each KiB of it; then the connection is "
+              "cut, with 408 where the body is not complete." },
+    { "body-stall-ms", "ATTND_BODY_STALL_MS", TYPE_INT64, "N", AT(body_stall_ms), 5000, 1, DAY_MS,
+      .help = "Time that a body may stand still while it arrives; then the connection is cut with 408, and what it holds is "
+              "free for others." },
+    { "drain-ms", "ATTND_DRAIN_MS", TYPE_INT64, "N", AT(drain_ms), 30000, 0, DAY_MS,
+      .help = "Time after SIGTERM for what was accepted to be answered." },
+    { "watchdog-ms", "ATTND_WATCHDOG_MS", TYPE_INT64, "N", AT(watchdog_ms), 60000, 1, DAY_MS,
+      .help = "Time that a GPU may take for a batch beyond what its size explains; then the GPU counts as lost. What it runs "
+              "is answered 503, and without another GPU the server ends with status 70." },
+    { "token-file", "ATTND_TOKEN_FILE", TYPE_FILE, "FILE", AT(token_file), .shown = "off",
+      .help = "File of bearer tokens, one a line; every route but the probes then wants one of them." },
+    { "token-share", "ATTND_TOKEN_SHARE", TYPE_INT, "PERCENT", AT(token_share), 50, 1, 100,
+      .help = "How much of the staging memory, of the requests that may be received or wait, and of the saved contexts one "
+              "token may use while --token-file has others; what goes beyond is answered 429." },
+    { "tls-cert", "ATTND_TLS_CERT", TYPE_FILE, "FILE", AT(tls_cert), .shown = "off",
+      .help = "Certificate chain (PEM) to serve TLS with. Needs --tls-key." },
+    { "tls-key", "ATTND_TLS_KEY", TYPE_FILE, "FILE", AT(tls_key), .shown = "off",
+      .help = "Its private key (PEM)." },
+    { "cors-origin", "ATTND_CORS_ORIGIN", TYPE_ORIGIN, "ORIGIN", AT(cors_origin), .shown = "off",
+      .help = "Web origin whose pages may call this server: https://example.org, or * (not with --token-file). Pages of other "
+              "sites than this server's own are answered 403 where they compute." },
+    { "allow-shm", "ATTND_ALLOW_SHM", TYPE_SHM, "PREFIX", AT(allow_shm), .shown = "off",
+      .help = "Let clients keep tensors in shared memory of this machine (Triton's extension): in objects of /dev/shm whose key "
+              "begins with PREFIX, which whoever may use this server can then have read and written. Repeatable, up to 8; the "
+              "variable takes a comma-separated list." },
+    { "allow-cuda-shm", "ATTND_ALLOW_CUDA_SHM", TYPE_SWITCH, NULL, AT(allow_cuda_shm), 0, .shown = "off",
+      .help = "Let clients keep tensors in GPU memory of their own that they share by a handle (Triton's extension for CUDA): the "
+              "server's kernels read and write it in place. For clients that are trusted: a handle opens whatever the driver lets "
+              "this process open." },
+    { "supervise", "ATTND_SUPERVISE", TYPE_SWITCH, NULL, AT(supervise), 0, .shown = "off",
+      .help = "Keep the listening sockets in a parent process that starts a new server when one dies." },
+    { "log-format", "ATTND_LOG_FORMAT", TYPE_CHOICE, "text|json", AT(log_format), .word = "text", .words = "text|json",
+      .help = "One line per event on standard error, as text or JSON." },
+    { "log-level", "ATTND_LOG_LEVEL", TYPE_CHOICE, "LEVEL", AT(log_level), .word = "info", .words = "debug|info|warn|error",
+      .help = "The least serious lines to write: debug, info, warn or error." },
+    { "metrics-listen", "ATTND_METRICS_LISTEN", TYPE_ADDRESS, "ADDR:PORT", AT(metrics_listen),
+      .shown = "the --listen addresses",
+      .help = "Serve /metrics and the probes here too, on a thread of its own that stays free when the others are busy, to 256 "
+              "connections of its own." },
+};
+/* clang-format on */
+
+const size_t config_option_count = ARRAY_SIZE(config_options);
+static_assert(ARRAY_SIZE(config_options) <= CONFIG_OPTIONS_MAX, "config.c keeps a bit for each");
+
+const char *config_size_text(int64_t bytes, char text[24])
+{
+    static const struct {
+        int64_t unit;
+        char suffix;
+    } units[] = { { GIB, 'G' }, { MIB, 'M' }, { KIB, 'K' } };
+    for (size_t i = 0; i < ARRAY_SIZE(units); i++)
+        if (bytes >= units[i].unit && bytes % units[i].unit == 0) {
+            snprintf(text, 24, "%lld%c", (long long)(bytes / units[i].unit), units[i].suffix);
+            return text;
+        }
+    snprintf(text, 24, "%lld", (long long)bytes);
+    return text;
+}
