@@ -35,7 +35,6 @@
 #include "server/base/config_habits.h"
 #include "server/base/limits.h"
 
-
 enum {
     /* A thread reads its connections by turns, a piece of each; the fewer it has, the more of a body is still in
      * the cache when its last byte arrives. One thread fills a 25 Gbit/s link with base64. */
