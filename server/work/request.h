@@ -42,11 +42,11 @@ enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
       MOVE(QUEUED) | MOVE(RUNNING) | MOVE(ANSWERING) | MOVE(FREED), "mhd.c: body_done")                                \
     X(CHECKING, "checking", LOOP, LOOP, WAITING, "a large body, or much shared memory, is read and checked",              \
       MOVE(QUEUED) | MOVE(ANSWERING), "loop.c: on_checked")                                                               \
-    X(QUEUED, "queued", LOOP, LOOP, WAITING, "a batch formed", MOVE(RUNNING) | MOVE(ANSWERING), "loop.c: dispatch")       \
+    X(QUEUED, "queued", LOOP, LOOP, WAITING, "a batch formed", MOVE(RUNNING) | MOVE(ANSWERING), "batches.c: batches_dispatch")       \
     X(RUNNING, "running", LOOP, DEVICE, PLACES, "the output was copied back",                                             \
-      MOVE(FINISHING) | MOVE(ANSWERING), "loop.c: batch_done")                                                            \
+      MOVE(FINISHING) | MOVE(ANSWERING), "batches.c: batches_done")                                                            \
     X(FINISHING, "finishing", LOOP, DEVICE, PLACES, "rows are verified, shared memory written, numbers measured",         \
-      MOVE(ANSWERING), "loop.c: on_finished")                                                                             \
+      MOVE(ANSWERING), "batches.c: on_finished")                                                                             \
     X(ANSWERING, "answering", HTTP, HTTP, PLACES, "the client has it, or left", MOVE(FREED), "mhd.c: on_completed")    \
     X(FREED, "freed", NONE, NONE, PLACES, "never", 0, "")
 /* clang-format on */

@@ -1,0 +1,280 @@
+/* batches.c: steps on caches begin, jobs leave for devices in batches, and batches come back.
+ *
+ *   batches_enqueue()   a job waits                       batches_done()    a batch is back: results, answers
+ *   batches_dispatch()  once a turn, after all messages: batches leave for devices that have room
+ *
+ * A batch comes back once, whatever happens to it. Who has stopped waiting for one of its jobs took that job's request away
+ * from it; when nobody waits for any, it is told to give up. */
+#include "server/sched/loop_internal.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "server/base/clock.h"
+#include "server/base/heartbeat.h"
+#include "server/base/log.h"
+#include "server/base/metrics.h"
+#include "server/base/signals.h"
+#include "server/device/devices.h"
+#include "server/sched/finish.h"
+#include "server/work/caches.h"
+#include "server/work/prepare.h"
+#include "server/work/regions.h"
+#include "server/work/steps.h"
+
+/* ---- Steps on caches --------------------------------------------------------------------------------------------- */
+
+void batches_enqueue(struct loop *loop, struct job *job)
+{
+    queue_push(&loop->server->queue, job, clock_ns());
+    loop->queue_changed = true;
+    loop->steps_arrived |= job->waits;
+}
+
+/* Of a step whose request fails, whatever it fails of, the caches are as they were. */
+static void end_step(struct loop *loop, struct job *job, bool commit)
+{
+    if (job->step == NULL) return;
+    step_end(job, commit);
+    loop->queue_changed = loop->steps_changed = true;
+}
+
+/* Steps that can begin do, from the oldest on: from then on their jobs may leave. Where no step has ended since all were looked at,
+ * those that have come are looked at alone: a step may have a thousand caches, and there may be hundreds that wait. */
+static void begin_steps(struct loop *loop)
+{
+    struct job *job = loop->server->queue.first, *next;
+    const bool all = loop->steps_changed;
+    loop->steps_changed = loop->steps_arrived = false;
+    if (all) loop->scan++;
+    else if (loop->scan_cut) return; /* they come after others that have not been looked at either */
+    else
+        for (job = loop->server->queue.last; job && job->previous && !job->previous->looked;) job = job->previous;
+    for (int64_t rows = 0; job && rows < QUEUE_STEP_ROWS; job = next) {
+        attn_error err = { 0 };
+        bool wait = false;
+        next = job->next;
+        job->looked = true;
+        if (!job->waits) continue;
+        rows += job->call->items[0].cache_count;
+        if (step_begin(job, loop->scan, &wait, &err) == ATTN_OK) continue;
+        struct request *request = job->request;
+        request_fail_status(request, &err);
+        waiting_detach(loop, request);
+        waiting_hand_back(loop, request);
+    }
+    loop->scan_cut = job != NULL;
+}
+
+/* ---- Batches out ------------------------------------------------------------------------------------------------- */
+
+static void arm_window(struct loop *loop, int64_t wait_ns)
+{
+    const struct itimerspec when = { .it_value = { wait_ns / CLOCK_NS_PER_S, wait_ns % CLOCK_NS_PER_S } };
+    (void)timerfd_settime(loop->window_fd, 0, &when, NULL);
+}
+
+void batches_mark(struct batch *batch)
+{
+    for (int i = 0; i < batch->count; i++) {
+        struct job *job = batch->jobs[i];
+        job->batch_jobs = batch->count;
+        job->follows = false; /* it may have been in another batch, which failed */
+        for (int before = 0; job->call->model && before < i && !job->follows; before++)
+            job->follows = batch->jobs[before]->call->model == job->call->model;
+    }
+}
+
+void batches_dispatch(struct loop *loop)
+{
+    struct server *server = loop->server;
+    struct device *device;
+    unsigned passed_over = 0;
+    if (loop->steps_changed || loop->steps_arrived) begin_steps(loop);
+    while (server->queue.count > 0 && (device = devices_pick(server->devices, passed_over)) != NULL) {
+        int64_t wait_ns;
+        if (device_can_wait(device) && queue_may_grow(&server->queue)) break;
+        const int64_t now = clock_ns();
+        const int count = queue_take(&server->queue, device_number(device), now, loop->batch_jobs, &wait_ns);
+        if (count == 0) { /* what waits is for another device, or for others to come */
+            if (wait_ns > 0) arm_window(loop, wait_ns);
+            passed_over |= 1u << device_number(device);
+            continue;
+        }
+        struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->jobs[0]);
+        for (int i = 0; i < count; i++) {
+            struct job *job = loop->batch_jobs[i];
+            struct request *request = job->request;
+            if (batch == NULL) { /* the queue has forgotten it, waiting_detach() must not take it out again */
+                end_step(loop, job, false);
+                request_move(request, REQUEST_RUNNING);
+                waiting_cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
+                continue;
+            }
+            request_move(request, REQUEST_RUNNING);
+            request->held = waiting_is_used_in_place(job);
+            batch->jobs[i] = job_hold(job);
+            batch->flops += job->flops;
+            batch->waiting++;
+            job->batch = batch;
+        }
+        if (batch == NULL) break;
+        batch->count = count;
+        batches_mark(batch);
+        metrics_observe(METRIC_BATCH_SIZE, NULL, count);
+        devices_submit(server->devices, batch, device);
+    }
+}
+
+void batches_window(uv_poll_t *poll, int status, int events)
+{
+    struct loop *loop = poll->loop->data;
+    uint64_t expirations;
+    (void)status;
+    (void)events;
+    (void)!read(loop->window_fd, &expirations, sizeof expirations);
+    loop->queue_changed = true;
+}
+
+/* ---- Batches back ------------------------------------------------------------------------------------------------ */
+
+/* The job is done, and its request is answered: well, or with what became of it while it was finished. */
+static void finish_request(struct loop *loop, struct job *job)
+{
+    prepare_finish_contexts(job, !job->request->failed && !job->request->gone);
+    waiting_hand_back(loop, job->request);
+}
+
+static void on_finished(void *context, struct finishing *finishing)
+{
+    heartbeat_busy(HEARTBEAT_LOOP);
+    struct loop *loop = context;
+    struct job *job = finishing->job;
+    struct request *request = job->request;
+    assert(loop->finishing > 0 && job->finishing == finishing);
+    loop->finishing--;
+    const bool failed = finishing->error.status != ATTN_OK;
+    end_step(loop, job, request != NULL && !request->failed && !request->gone && !failed);
+    job->finishing = NULL;
+    region_uses_free(job->shared); /* nothing is written any more */
+    job->shared = NULL;
+    if (request != NULL) {
+        const proto_call *call = job->call;
+        request->held = false;
+        request->encoder = finishing->encoder; /* the request's now */
+        finishing->encoder = NULL;
+        request->times.encode_ns += finishing->wrote_ns;
+        if (failed) request_fail_in_job(request, &finishing->error);
+        else if (!call->envelope && call->items[0].error.status != ATTN_OK)
+            request_fail_in_job(request, &call->items[0].error);
+    }
+    finish_free(finishing); /* and its reference, as in batches_done() */
+    if (request != NULL) finish_request(loop, job);
+}
+
+static void finish(struct loop *loop, struct job *job)
+{
+    job->finishing = finish_new(job, job->request->id, on_finished, loop);
+    if (job->finishing == NULL) {
+        end_step(loop, job, false);
+        waiting_cancel(loop, job->request, PROTO_E_OUT_OF_MEMORY, "no memory to finish the answer");
+        return;
+    }
+    request_move(job->request, REQUEST_FINISHING);
+    /* Once it is answered its shared memory is the client's alone. */
+    job->request->held = job->shared && job->shared->writes;
+    loop->finishing++;
+    finish_start(job->finishing, &loop->uv);
+}
+
+/* The device is beyond repair inside this process. The others go on; without any the server is not ready from now
+ * on, and whoever called this answers those that he has to answer and then calls end_if_failed(). */
+static void device_failed(struct loop *loop, struct device *device, const char *text)
+{
+    if (!device_disable(device)) return;
+    log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), text);
+    caches_lose(loop->server->caches, device_number(device));
+    /* What only that device can compute does not wait for its deadline. */
+    for (struct request *request = loop->oldest, *next; request; request = next) {
+        next = request->next;
+        if (request->state == REQUEST_QUEUED && request->job->home == device_number(device))
+            waiting_cancel(loop, request, PROTO_E_UNAVAILABLE, text);
+    }
+    if (devices_usable(loop->server->devices) || loop->stage == STOPPING) return;
+    atomic_store(&loop->server->phase, SERVER_FAILED);
+    loop->exit_status = 70;
+    signals_end_within(LOOP_STOP_MS + SIGNALS_GRACE_MS, loop->exit_status);
+}
+
+static void end_if_failed(struct loop *loop)
+{
+    if (loop->exit_status != 0) stop_waiting(loop);
+}
+
+void batches_look_at_devices(struct loop *loop)
+{
+    struct device *device;
+    bool overdue;
+    while ((device = devices_to_disable(loop->server->devices, &overdue)) != NULL) {
+        char text[128];
+        snprintf(text, sizeof text, overdue ? "%.40s did not finish in the time it may take" : "%.40s was lost",
+                 device_name(device));
+        device_failed(loop, device, text);
+        metrics_add(METRIC_DEVICE_ERRORS, device_name(device), overdue ? "OVERDUE" : "DEVICE_LOST", 1);
+        for (struct batch *batch = device_batches(device); batch; batch = batch->next)
+            for (int i = 0; i < batch->count; i++)
+                if (batch->jobs[i]->request) {
+                    waiting_let_go_of_device(batch->jobs[i]->request);
+                    waiting_cancel(loop, batch->jobs[i]->request, PROTO_E_UNAVAILABLE, text);
+                }
+        loop->queue_changed = true;
+    }
+    end_if_failed(loop);
+}
+
+void batches_done(struct loop *loop, struct batch *batch)
+{
+    struct server *server = loop->server;
+    struct device *device = batch->device;
+    int waiting = 0;
+
+    devices_collect(server->devices, batch);
+    batch_count(batch, batch->jobs[0]);
+    /* When a batch fails all of it does, for the same reason. */
+    if (!batch->jobs[0]->ran && batch->jobs[0]->error.status == ATTN_DEVICE_LOST)
+        device_failed(loop, device, batch->jobs[0]->error.text);
+    if (batch->waiting > 0)
+        queue_learn(&server->queue, batch->count, (double)(batch->ended_ns - batch->started_ns) / 1e9);
+    for (int i = 0; i < batch->count; i++) {
+        struct job *job = batch->jobs[i];
+        struct request *request = job->request;
+        assert(job->batch == (request ? batch : NULL)); /* whoever stopped waiting for it took it out */
+        const bool waited = request != NULL && !job->given_up;
+        waiting += waited;
+        job->batch = NULL;
+        const bool finishes = job->ran && waited && finish_is_wanted(job);
+        if (!finishes) end_step(loop, job, job->ran && waited);
+        /* The batch's reference goes first: whoever answers may then see that the job is all his, and reuse its
+         * memory. The request has its own. */
+        job_release(job);
+        if (request != NULL) {
+            request->held = false;
+            if (!job->ran) {
+                request_fail_in_job(request, &job->error);
+                prepare_finish_contexts(job, false);
+                waiting_hand_back(loop, request);
+            } else {
+                batch_note_times(batch, job);
+                if (finishes) finish(loop, job);
+                else finish_request(loop, job);
+            }
+        }
+    }
+    assert(waiting == batch->waiting);
+    free(batch);
+    loop->queue_changed = true;
+    end_if_failed(loop);
+}

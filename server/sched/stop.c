@@ -1,0 +1,65 @@
+/* stop.c: how the server stops (SIGTERM or SIGINT).
+ *
+ *   SERVING --signal--> DRAINING: readiness says 503, the listeners take their backlog and close, every answer says
+ * Connection: close
+ *           --nothing open, or --drain-ms passed, or a second signal--> STOPPING: what waits is answered 503, nothing new is
+ * suspended
+ *           --nothing suspended, and nothing open or LOOP_STOP_MS passed--> over
+ *
+ * When the last usable device fails: readiness says 503, then STOPPING, and loop_run() returns 70. */
+#include "server/sched/loop_internal.h"
+
+#include "server/base/clock.h"
+#include "server/base/log.h"
+
+static void enter_stage(struct loop *loop, enum loop_stage stage)
+{
+    loop->stage = stage;
+    loop->stage_since_ms = clock_ms();
+}
+
+int stop_open_connections(const struct loop *loop)
+{
+    return loop->front.connections(loop->front.context);
+}
+
+void stop_drain(struct loop *loop)
+{
+    int ready = SERVER_READY;
+    /* First: once answers say that their connection ends, clients open new ones, and one whose handshake meets the
+     * close is reset. */
+    loop->front.drain(loop->front.context);
+    enter_stage(loop, DRAINING);
+    atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);
+    atomic_store(&loop->server->drain_since_ms, loop->stage_since_ms);
+    log_event(LOG_INFO, NULL, "draining", "connections=%d waiting=%d", stop_open_connections(loop),
+              atomic_load(&loop->server->suspended));
+}
+
+void stop_waiting(struct loop *loop)
+{
+    if (loop->stage == STOPPING) return;
+    if (loop->stage == SERVING) stop_drain(loop);
+    enter_stage(loop, STOPPING);
+    loop->front.close_metrics(loop->front.context);
+    atomic_store(&loop->server->stopping, true);
+    int cut = 0;
+    for (struct request *request = loop->oldest, *next; request; request = next, cut++) {
+        next = request->next;
+        waiting_let_go_of_device(request);
+        if (loop->exit_status != 0) waiting_cancel(loop, request, PROTO_E_UNAVAILABLE, "no device is usable");
+        else waiting_cancel(loop, request, PROTO_E_DRAINING, "the server is stopping");
+    }
+    if (cut > 0) log_event(LOG_WARN, NULL, "stopping", "unanswered=%d", cut);
+}
+
+void stop_advance(struct loop *loop, int64_t now_ms)
+{
+    struct server *server = loop->server;
+    const int open = stop_open_connections(loop);
+    if (loop->stage == DRAINING && (open == 0 || now_ms - loop->stage_since_ms >= server->config->drain_ms))
+        stop_waiting(loop);
+    if (loop->stage != STOPPING || atomic_load(&server->suspended) > 0) return;
+    if (open > 0 && now_ms - loop->stage_since_ms < LOOP_STOP_MS) return;
+    uv_stop(&loop->uv);
+}
