@@ -5,18 +5,20 @@
  *     | JSON: as many bytes as Inference-Header-Content-Length says, or all of the body                               | bytes     |
  *
  * The JSON goes through a scanner, which takes arrays of numbers out of it as it arrives. Once it is complete its tree
- * becomes that of a JSON body: an input becomes the member of its name, a parameter the option of its name, and the names
+ * becomes that of a JSON body (kserve_json.c): an input becomes the member of its name, a parameter the option of its name, and the names
  * of outputs become `outputs`. All checks of names, shapes and options are decode.c's then, at the end of the body. What
  * follows the JSON goes straight to the caller's memory, each tensor to a boundary of 64. An input in shared memory has its
  * place there too, behind the others: whoever decodes has it filled, once the body is complete; in the memory of a GPU it stays
  * where it is.
  *
  * Invariants:
- *   1. The state between two bytes is in struct reader alone; a body gives the same result however it is split.
+ *   1. The state between two bytes is in struct kserve_reader alone; a body gives the same result however it is split.
  *   2. Binary tensors follow each other in the order of the inputs, from the end of the JSON to the end of the body.
  *   3. Memory grows with the bytes that have arrived, not with what binary_data_size announces. For what lies in shared
  *      memory it grows after the end of the body, when it was looked at.
  *   4. In the tree that decode.c gets, every member is an input's, an option's or one that was made here. */
+#include "kserve_internal.h"
+
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,689 +31,16 @@
 #include "text.h"
 #include "tree.h"
 
-#define COUNT(array) (sizeof(array) / sizeof *(array))
-
-#define JSON_LENGTH "Inference-Header-Content-Length"
-#define BINARY_SIZE "binary_data_size"
-#define FP8         "fp8"
-#define REGION      "shared_memory_region"
-#define REGION_AT   "shared_memory_offset"
-#define REGION_SIZE "shared_memory_byte_size"
-
-enum { ID_BYTES = 512 /* of a request's id, which is echoed */, JSON_BYTES_UNKNOWN = -1 };
-
-/* One input, in the order of the body. */
-struct input {
-    const char *name; /* the tree's: that of its member */
-    int lift;
-    bool binary;
-    bool shared; /* it is the one of `shared` that has its index */
-};
-
-struct reader {
-    proto_limits limits;
-    const proto_model *model;
-    int64_t json_bytes; /* JSON_BYTES_UNKNOWN: all */
-    attn_error error;   /* once set, the answer to every call */
-    uint64_t offset;    /* bytes of the body so far */
-    scan *json;
-    int values;           /* in it, those of strings of parameters included */
-    cJSON *source, *root; /* the body's, and what it became; NULL: the JSON is not complete */
-
-    struct input *inputs;
-    int input_count;
-    scan_lift *lifts; /* the scanner's, and behind them those of binary inputs: .bytes have arrived */
-    int64_t *sizes;   /* of those that are binary: bytes that must arrive */
-    int first_binary, lift_count;
-    int now;             /* the first lifted value that is not complete */
-    uint64_t body_bytes; /* where the body must end */
-    size_t memory_bytes; /* where the last tensor ends, without those in shared memory until they have room */
-
-    proto_shared *shared; /* inputs first */
-    int shared_count;
-    bool has_room; /* those that are inputs */
-
-    proto_input places[ATTN_TENSOR_COUNT]; /* of the inputs, when all is there */
-    char id[ID_BYTES + 1];
-    proto_sequence sequence;
-    uint64_t binary; /* outputs whose bytes come behind the answer's JSON */
-};
-
-/* ---- Faults ------------------------------------------------------------------------------------------------------ */
-
-static attn_status no_memory(struct reader *r)
-{
-    return attn_fail(&r->error, ATTN_NO_MEMORY, "", "no memory to read the request");
-}
-
-/* A member that only other servers have, or nobody. `where` is NULL at the top. */
-static attn_status unknown(struct reader *r, const char *pointer, const char *where, const char *name,
-                           const char *const *known)
-{
-    const int length = (int)text_cut(name, TREE_NAME_BYTES);
-    struct text_nearest best = { name, NULL, 3 };
-    char cure[TREE_CURE_BYTES];
-    for (; *known; known++) text_consider(&best, *known);
-    return attn_fail(&r->error, ATTN_INVALID, pointer, "%s%sunknown member '%.*s%s'%s", where ? where : "",
-                     where ? ": " : "", length, name, name[length] ? "..." : "", tree_cure("", &best, cure));
-}
-
-static attn_status must_be(struct reader *r, const char *pointer, const char *what, const cJSON *value,
-                           const char *rule)
-{
-    char quote[TREE_QUOTE_BYTES];
-    return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: is %s, must be %s", what, tree_describe(value, quote),
-                     rule);
-}
-
-static bool is_one_of(const char *name, const char *const *names)
-{
-    while (*names && strcmp(*names, name)) names++;
-    return *names != NULL;
-}
-
-/* ---- dtypes ------------------------------------------------------------------------------------------------------ */
-
-static const char *const datatypes[ATTN_DTYPE_COUNT] = {
-#define X(id, wire, safetensors, kserve, bytes, floating) [ATTN_##id] = kserve,
-    ATTN_DTYPE_MAP(X)
-#undef X
-};
-
-const char *proto_datatype(attn_dtype dtype)
-{
-    return datatypes[dtype];
-}
-
-/* "FP32, FP16, BF16 or UINT8 with the parameter fp8: true" */
-enum { DATATYPES_BYTES = 96 };
-static const char *datatype_list(attn_tensor_id id, char list[DATATYPES_BYTES])
-{
-    struct text t = text_in(list, DATATYPES_BYTES);
-    const unsigned dtypes = attn_tensor_dtypes(id);
-    unsigned left = dtypes;
-    for (int d = 0; d < ATTN_DTYPE_COUNT; d++) {
-        if (!(dtypes >> d & 1)) continue;
-        left &= ~(1u << d);
-        if (t.used) text_put_string(&t, left ? ", " : " or ");
-        text_put_string(&t, d == ATTN_F8E4M3 ? "UINT8 with the parameter " FP8 ": true" : datatypes[d]);
-    }
-#define X(wire, safetensors, kserve, bytes, as) \
-    if (dtypes == ATTN_DTYPE_BIT(as)) text_put_string(&t, " or " kserve);
-    PROTO_DTYPE_MAP(X)
-#undef X
-    return list;
-}
-
-/* ---- Inputs ------------------------------------------------------------------------------------------------------ */
-
-static const char *const input_members[] = { "name", "shape", "datatype", "parameters", "data", NULL };
-static const char *const input_parameters[] = { BINARY_SIZE, FP8, REGION, REGION_AT, REGION_SIZE, NULL };
-static const char shared_memory[] = "shared_memory_";
-
-static int tensor_named(const char *name)
-{
-    int id = 0;
-    while (id < ATTN_TENSOR_COUNT && strcmp(attn_tensors[id].name, name)) id++;
-    return id;
-}
-
-static const proto_option *option_named(const char *name)
-{
-    const proto_option *o = proto_options;
-    while (o->name && strcmp(o->name, name)) o++;
-    return o->name ? o : NULL;
-}
-
-/* One of the parameters that say where in shared memory a tensor is; *place was {.bytes = -1}. */
-static attn_status read_place(struct reader *r, const char *pointer, const char *where, const cJSON *one,
-                              proto_shared *place)
-{
-    static const char rule[] = "a number of bytes: an integer from 0 to 2^53";
-    const char *const name = tree_string(one);
-    if (!strcmp(one->string, REGION)) {
-        if (!name || !*name || strlen(name) >= sizeof place->region) {
-            char names[64];
-            snprintf(names, sizeof names, "the name of a region, of 1 to %zu bytes", sizeof place->region - 1);
-            return must_be(r, pointer, where, one, names);
-        }
-        strcpy(place->region, name);
-    } else if (!strcmp(one->string, REGION_AT)) {
-        if (!tree_integer(one, 0, TREE_INTEGER_MAX, &place->offset)) return must_be(r, pointer, where, one, rule);
-    } else if (!tree_integer(one, 0, TREE_INTEGER_MAX, &place->bytes)) {
-        return must_be(r, pointer, where, one, rule);
-    }
-    return ATTN_OK;
-}
-
-/* Do they say enough? `said`: any of them was given. */
-static attn_status check_place(struct reader *r, const char *pointer, const char *where, bool said,
-                               const proto_shared *place)
-{
-    const char *const lacks = !said ? NULL : !*place->region ? REGION : place->bytes < 0 ? REGION_SIZE : NULL;
-    if (!lacks) return ATTN_OK;
-    return attn_fail(&r->error, ATTN_INVALID, pointer,
-                     "%s: %s is missing; shared memory is named by " REGION ", " REGION_SIZE
-                     " and, where it is not 0, " REGION_AT,
-                     where, lacks);
-}
-
-static bool is_place(const char *name)
-{
-    return !strncmp(name, shared_memory, sizeof shared_memory - 1);
-}
-
-/* What its parameters say. *size: of its bytes; -1: they are not binary. place->bytes: the same, in shared memory. */
-static attn_status read_input_parameters(struct reader *r, const char *name, int index, const cJSON *parameters,
-                                         int64_t *size, bool *fp8, proto_shared *place)
-{
-    char where[TREE_NAME_BYTES * 2], pointer[sizeof(tree_member)];
-    attn_status status;
-    bool said = false;
-    *size = -1;
-    *fp8 = false;
-    snprintf(pointer, sizeof pointer, "/inputs/%d/parameters", index);
-    snprintf(where, sizeof where, "%.*s: parameters", (int)text_cut(name, TREE_NAME_BYTES), name);
-    if (!parameters) return ATTN_OK;
-    if (!cJSON_IsObject(parameters)) return must_be(r, pointer, where, parameters, "an object");
-    for (const cJSON *one = parameters->child; one; one = one->next) {
-        if (tree_repeated(parameters, one)) return tree_twice(name, one->string, &r->error);
-        if (!is_one_of(one->string, input_parameters)) return unknown(r, pointer, where, one->string, input_parameters);
-        snprintf(where, sizeof where, "%.*s: %s", (int)text_cut(name, TREE_NAME_BYTES), name, one->string);
-        if (!strcmp(one->string, FP8)) {
-            if (!cJSON_IsBool(one)) return must_be(r, pointer, where, one, "true or false");
-            *fp8 = cJSON_IsTrue(one);
-        } else if (is_place(one->string)) {
-            said = true;
-            if ((status = read_place(r, pointer, where, one, place)) != ATTN_OK) return status;
-        } else if (!tree_integer(one, 0, TREE_INTEGER_MAX, size)) {
-            return must_be(r, pointer, where, one, "a number of bytes: an integer from 0 to 2^53");
-        }
-    }
-    snprintf(where, sizeof where, "%.*s: parameters", (int)text_cut(name, TREE_NAME_BYTES), name);
-    return check_place(r, pointer, where, said, place);
-}
-
-/* The dtype by KServe's name becomes the one by which decode.c knows it. */
-static attn_status read_datatype(struct reader *r, int index, int id, cJSON *input, bool fp8, proto_dtype *dtype)
-{
-    cJSON *const value = cJSON_DetachItemFromObjectCaseSensitive(input, "datatype");
-    const char *const name = attn_tensors[id].name, *const word = value ? tree_string(value) : NULL;
-    char pointer[sizeof(tree_member)], quote[TREE_QUOTE_BYTES], list[DATATYPES_BYTES], tagged[32];
-    attn_status status = ATTN_OK;
-    snprintf(pointer, sizeof pointer, "/inputs/%d/datatype", index);
-    bool takes = word && proto_dtype_parse(word, dtype);
-    if (takes && fp8 && dtype->as == ATTN_U8) (void)proto_dtype_parse(attn_dtype_name(ATTN_F8E4M3), dtype);
-    else if (takes && fp8)
-        status = attn_fail(&r->error, ATTN_INVALID, pointer, "%s: " FP8 " is true, which goes with UINT8, not with %s",
-                           name, tree_describe(value, quote));
-    takes = takes && proto_dtype_takes((attn_tensor_id)id, dtype);
-    if (status != ATTN_OK) {
-    } else if (!value) {
-        status = attn_fail(&r->error, ATTN_INVALID, pointer, "%s: datatype is missing, must be %s", name,
-                           datatype_list((attn_tensor_id)id, list));
-    } else if (!takes) {
-        status = attn_fail(&r->error, ATTN_INVALID, pointer, "%s: datatype is %s, must be %s", name,
-                           tree_describe(value, quote), datatype_list((attn_tensor_id)id, list));
-    } else if (r->model->fixed && id == ATTN_T_q && dtype->as != r->model->dtype) {
-        status = attn_fail(&r->error, ATTN_INVALID, pointer, "%s: datatype is %s, the model %s takes %s", name,
-                           tree_describe(value, quote), r->model->name, datatypes[r->model->dtype]);
-    } else {
-        snprintf(tagged, sizeof tagged, "%c%s", SCAN_STRING, dtype->name);
-        if (!cJSON_AddStringToObject(input, "dtype", tagged)) status = no_memory(r);
-    }
-    cJSON_Delete(value);
-    return status;
-}
-
-/* An input becomes a tensor of a JSON body, with `data` that is the number of a lifted value. */
-static attn_status read_input(struct reader *r, int index, cJSON *input)
-{
-    struct input *const slot = &r->inputs[index];
-    char pointer[sizeof(tree_member)], quote[TREE_QUOTE_BYTES];
-    proto_dtype dtype;
-    proto_shared place = { .index = index, .bytes = -1 };
-    int64_t size;
-    bool fp8;
-    attn_status status;
-    snprintf(pointer, sizeof pointer, "/inputs/%d", index);
-    if (!cJSON_IsObject(input))
-        return attn_fail(&r->error, ATTN_INVALID, pointer,
-                         "inputs[%d] is %s, must be an object: {\"name\": \"q\", \"shape\": [...], \"datatype\": "
-                         "\"FP16\", ...}",
-                         index, tree_describe(input, quote));
-    cJSON *const name_value = cJSON_GetObjectItemCaseSensitive(input, "name");
-    const char *const name = name_value ? tree_string(name_value) : NULL;
-    if (!name || !*name)
-        return attn_fail(&r->error, ATTN_INVALID, pointer,
-                         "inputs[%d]: name is %s, must be that of a tensor, such as q", index,
-                         name_value ? tree_describe(name_value, quote) : "missing");
-    const int id = tensor_named(name), length = (int)text_cut(name, TREE_NAME_BYTES);
-    for (int i = 0; i < index; i++)
-        if (!strcmp(r->inputs[i].name, name))
-            return attn_fail(&r->error, ATTN_INVALID, pointer, "inputs[%d]: '%.*s' is given twice", index, length,
-                             name);
-    if (option_named(name))
-        return attn_fail(&r->error, ATTN_INVALID, pointer,
-                         "inputs[%d]: '%s' is no tensor, it goes into the request's parameters", index, name);
-    if (id == ATTN_TENSOR_COUNT || !proto_takes_tensor(r->model->op, (attn_tensor_id)id)) {
-        struct text_nearest best = { name, NULL, 3 };
-        char cure[TREE_CURE_BYTES];
-        for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
-            if (proto_takes_tensor(r->model->op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
-        return attn_fail(&r->error, ATTN_INVALID, pointer, "inputs[%d]: %s has no input '%.*s%s'%s", index,
-                         r->model->name, length, name, name[length] ? "..." : "",
-                         tree_cure(HABIT_PROBLEM, &best, cure));
-    }
-    slot->name = attn_tensors[id].name;
-    for (const cJSON *one = input->child; one; one = one->next) {
-        if (tree_repeated(input, one)) return tree_twice(slot->name, one->string, &r->error);
-        if (!is_one_of(one->string, input_members)) return unknown(r, pointer, slot->name, one->string, input_members);
-    }
-    cJSON *const parameters = cJSON_DetachItemFromObjectCaseSensitive(input, "parameters");
-    status = read_input_parameters(r, slot->name, index, parameters, &size, &fp8, &place);
-    cJSON_Delete(parameters);
-    if (status != ATTN_OK) return status;
-    if ((status = read_datatype(r, index, id, input, fp8, &dtype)) != ATTN_OK) return status;
-
-    const cJSON *const data = cJSON_GetObjectItemCaseSensitive(input, "data");
-    slot->binary = size >= 0;
-    slot->shared = place.bytes >= 0;
-    if (slot->binary + slot->shared + (data != NULL) != 1)
-        return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: has %s, must have one of them", slot->name,
-                         slot->shared ? data ? "data and " REGION : BINARY_SIZE " and " REGION
-                         : data       ? "data and " BINARY_SIZE
-                                      : "neither data nor " BINARY_SIZE);
-    if (slot->binary || slot->shared) {
-        slot->lift = r->lift_count++;
-        r->lifts[slot->lift] = (scan_lift){ .kind = SCAN_BYTES };
-        r->sizes[slot->lift] = slot->shared ? 0 : size; /* of the body */
-        place.id = (attn_tensor_id)id;
-        if (slot->shared) r->shared[r->shared_count++] = place;
-        if (!cJSON_AddNumberToObject(input, "data", slot->lift)) return no_memory(r);
-    } else if (!cJSON_IsNumber(data) || r->lifts[(int)data->valuedouble].kind != SCAN_ARRAY) {
-        snprintf(pointer, sizeof pointer, "/inputs/%d/data", index);
-        return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: data is %s, must be an array of numbers", slot->name,
-                         cJSON_IsNumber(data) ? "a string" : tree_describe(data, quote));
-    } else {
-        slot->lift = (int)data->valuedouble;
-        if (fp8 && r->lifts[slot->lift].typed) r->lifts[slot->lift].dtype = dtype.as; /* numbers of UINT8: its bytes */
-    }
-    cJSON_DeleteItemFromObjectCaseSensitive(input, "name");
-    return ATTN_OK;
-}
-
-static attn_status read_inputs(struct reader *r, cJSON *inputs)
-{
-    char quote[TREE_QUOTE_BYTES];
-    if (!inputs || !cJSON_IsArray(inputs))
-        return attn_fail(&r->error, ATTN_INVALID, inputs ? "/inputs" : "", "inputs: is %s, must be an array of tensors",
-                         inputs ? tree_describe(inputs, quote) : "missing");
-    for (cJSON *input = inputs->child, *next; input; input = next) {
-        next = input->next;
-        const attn_status status = read_input(r, r->input_count, input);
-        if (status != ATTN_OK) return status;
-        (void)cJSON_DetachItemViaPointer(inputs, input);
-        if (!cJSON_AddItemToObject(r->root, r->inputs[r->input_count].name, input)) {
-            cJSON_Delete(input);
-            return no_memory(r);
-        }
-        r->input_count++;
-    }
-    return ATTN_OK;
-}
-
-/* The lifted value gets its place in memory, behind what is there. */
-static attn_status place_one(struct reader *r, scan_lift *lift, int64_t size)
-{
-    const size_t at = SCAN_ALIGNED(r->memory_bytes);
-    const uint64_t end =
-        at + (uint64_t)size; /* a size is at most 2^53: what 64 bits do not hold was over the limit before */
-    lift->offset = at;
-    if (end > (uint64_t)r->limits.tensor_bytes)
-        return attn_fail(&r->error, ATTN_TOO_LARGE, "", "the tensors take %llu bytes, at most %lld are taken",
-                         (unsigned long long)end, (long long)r->limits.tensor_bytes);
-    r->memory_bytes = (size_t)end;
-    return ATTN_OK;
-}
-
-/* Each binary input, behind what the scanner has taken out of the JSON. */
-static attn_status place(struct reader *r)
-{
-    attn_status status = ATTN_OK;
-    (void)scan_memory(r->json, &r->memory_bytes);
-    r->body_bytes = r->offset;
-    for (int i = 0; i < r->input_count && status == ATTN_OK; i++) {
-        const int lift = r->inputs[i].lift;
-        if (!r->inputs[i].binary) continue;
-        status = place_one(r, &r->lifts[lift], r->sizes[lift]);
-        r->body_bytes += (uint64_t)r->sizes[lift];
-    }
-    return status;
-}
-
-/* Behind them, each in shared memory that is copied. */
-static attn_status place_shared(struct reader *r)
-{
-    const size_t before = r->memory_bytes;
-    attn_status status = ATTN_OK;
-    for (int i = 0; i < r->shared_count && !r->shared[i].output && status == ATTN_OK; i++)
-        if (!r->shared[i].device)
-            status = place_one(r, &r->lifts[r->inputs[r->shared[i].index].lift], r->shared[i].bytes);
-    if (status != ATTN_OK) r->memory_bytes = before;
-    return status;
-}
-
-/* ---- Outputs ----------------------------------------------------------------------------------------------------- */
-
-static const char *const output_members[] = { "name", "parameters", NULL };
-static const char *const output_parameters[] = { "binary_data", REGION, REGION_AT, REGION_SIZE, NULL };
-
-/* Is the output wanted as bytes, or (place->bytes >= 0) in shared memory? *binary is what the request says of all. */
-static attn_status read_output_parameters(struct reader *r, int index, const cJSON *parameters, bool *binary,
-                                          proto_shared *place)
-{
-    char where[48], pointer[sizeof(tree_member)];
-    bool said = false, bytes = false;
-    attn_status status;
-    snprintf(where, sizeof where, "outputs[%d]: parameters", index);
-    snprintf(pointer, sizeof pointer, "/outputs/%d/parameters", index);
-    if (!parameters) return ATTN_OK;
-    if (!cJSON_IsObject(parameters)) return must_be(r, pointer, where, parameters, "an object");
-    for (const cJSON *one = parameters->child; one; one = one->next) {
-        if (!strcmp(one->string, "classification"))
-            return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: nothing is classified here", where);
-        if (!is_one_of(one->string, output_parameters))
-            return unknown(r, pointer, where, one->string, output_parameters);
-        if (is_place(one->string)) {
-            if (tree_repeated(parameters, one)) return tree_twice("outputs", one->string, &r->error);
-            said = true;
-            snprintf(where, sizeof where, "outputs[%d]: %s", index, one->string);
-            if ((status = read_place(r, pointer, where, one, place)) != ATTN_OK) return status;
-            snprintf(where, sizeof where, "outputs[%d]: parameters", index);
-            continue;
-        }
-        if (!cJSON_IsBool(one)) return must_be(r, pointer, where, one, "{\"binary_data\": true} or false");
-        *binary = bytes = cJSON_IsTrue(one);
-    }
-    if (said && bytes)
-        return attn_fail(&r->error, ATTN_INVALID, pointer,
-                         "%s: binary_data is true beside " REGION ", must be one of them", where);
-    if (said) *binary = false;
-    return check_place(r, pointer, where, said, place);
-}
-
-/* Their names become `outputs`; none at all means those that are sent by default. *text: some are sent as numbers. */
-static attn_status read_outputs(struct reader *r, const cJSON *outputs, bool all_binary, bool *text)
-{
-    cJSON *names;
-    int index = 0;
-    *text = false;
-    if (!outputs || (cJSON_IsArray(outputs) && !outputs->child)) {
-        r->binary = all_binary ? UINT64_MAX : 0;
-        *text = !all_binary;
-        return ATTN_OK;
-    }
-    if (!cJSON_IsArray(outputs)) return must_be(r, "/outputs", "outputs", outputs, "an array of {\"name\": ...}");
-    names = cJSON_AddArrayToObject(r->root, "outputs");
-    if (!names) return no_memory(r);
-    for (const cJSON *one = outputs->child; one; one = one->next, index++) {
-        char where[32], pointer[sizeof(tree_member)];
-        bool binary = all_binary;
-        proto_shared place = { .output = true, .index = index, .bytes = -1 };
-        snprintf(where, sizeof where, "outputs[%d]", index);
-        snprintf(pointer, sizeof pointer, "/outputs/%d", index);
-        if (!cJSON_IsObject(one)) return must_be(r, pointer, where, one, "an object: {\"name\": \"out\"}");
-        for (const cJSON *part = one->child; part; part = part->next) {
-            if (tree_repeated(one, part)) return tree_twice(where, part->string, &r->error);
-            if (!is_one_of(part->string, output_members))
-                return unknown(r, pointer, where, part->string, output_members);
-        }
-        const attn_status status = read_output_parameters(r, index, cJSON_GetObjectItemCaseSensitive(one, "parameters"),
-                                                          &binary, &place);
-        if (status != ATTN_OK) return status;
-        cJSON *const name = cJSON_GetObjectItemCaseSensitive(one, "name");
-        const char *const word = name ? tree_string(name) : NULL;
-        if (!word) return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: name is missing, or is no string", where);
-        const int id = tensor_named(word);
-        if (binary && id < ATTN_TENSOR_COUNT) r->binary |= UINT64_C(1) << id;
-        place.id = (attn_tensor_id)id;
-        if (place.bytes >= 0 && id < ATTN_TENSOR_COUNT) r->shared[r->shared_count++] = place;
-        *text |= !binary && place.bytes < 0;
-        cJSON *const copy = cJSON_CreateString(name->valuestring);
-        if (!copy || !cJSON_AddItemToArray(names, copy)) {
-            cJSON_Delete(copy);
-            return no_memory(r);
-        }
-    }
-    return ATTN_OK;
-}
-
-/* ---- Parameters of the request ----------------------------------------------------------------------------------- */
-
-bool proto_is_parameter(const proto_option *option)
-{
-    return option->type != PROTO_TYPE_NAMES && strcmp(option->name, "encoding") != 0;
-}
-
-static attn_status add_number(struct reader *r, const char *name, int64_t value)
-{
-    char tagged[TEXT_DIGITS + 2];
-    snprintf(tagged, sizeof tagged, "%c%lld", SCAN_NUMBER, (long long)value);
-    return cJSON_AddStringToObject(r->root, name, tagged) ? ATTN_OK : no_memory(r);
-}
-
-/* "[-1,0]": parameters are strings, numbers and bools, so an array is the string of its JSON. *value stays NULL where it is
- * none, for decode.c to say so. */
-static attn_status parse(struct reader *r, const char *text, cJSON **value)
-{
-    const attn_status status = tree_of_text(text, &r->limits, &r->values, value);
-    if (status == ATTN_NO_MEMORY) return no_memory(r);
-    if (status == ATTN_TOO_LARGE)
-        return attn_fail(&r->error, status, "/parameters",
-                         "parameters: their strings hold more than %d values or %zu bytes", r->limits.values,
-                         r->limits.skeleton_bytes);
-    return ATTN_OK;
-}
-
-/* sequence_id (a number or a name), sequence_start, sequence_end. An id of 0, or "", is none. */
-static attn_status read_sequence(struct reader *r, const cJSON *one, const char *pointer)
-{
-    const char *const name = one->string, *const text = tree_string(one), *const number = tree_number(one);
-    const char *const id = text ? text : number;
-    if (r->model->op != PROTO_OP_DECODE)
-        return attn_fail(&r->error, ATTN_INVALID, pointer,
-                         "%.*s: there are no sequences here, each request is whole; attention_decode has them",
-                         (int)text_cut(name, TREE_NAME_BYTES), name);
-    if (!strcmp(name, "sequence_start") || !strcmp(name, "sequence_end")) {
-        if (!cJSON_IsBool(one)) return must_be(r, pointer, name, one, "true or false");
-        *(!strcmp(name, "sequence_start") ? &r->sequence.start : &r->sequence.end) = cJSON_IsTrue(one);
-        return ATTN_OK;
-    }
-    if (strcmp(name, "sequence_id"))
-        return attn_fail(&r->error, ATTN_INVALID, pointer,
-                         "unknown parameter '%.*s'; there are sequence_id, sequence_start and sequence_end",
-                         (int)text_cut(name, TREE_NAME_BYTES), name);
-    if (!id || strlen(id) >= sizeof r->sequence.id || (number && strspn(number, "0123456789") != strlen(number)))
-        return must_be(r, pointer, name, one, "an integer from 0 on, or a string of less than 64 bytes");
-    if (strcmp(id, "0")) strcpy(r->sequence.id, id);
-    return ATTN_OK;
-}
-
-/* Triton's own: what they do here. Others may not be given. */
-static attn_status read_reserved(struct reader *r, const cJSON *one, bool *known, int64_t *timeout_us, bool *all_binary)
-{
-    const char *const name = one->string;
-    char pointer[sizeof(tree_member)];
-    int64_t priority;
-    tree_pointer(pointer, "parameters", name);
-    *known = true;
-    if (!strcmp(name, "binary_data_output")) {
-        if (!cJSON_IsBool(one)) return must_be(r, pointer, name, one, "true or false");
-        *all_binary = cJSON_IsTrue(one);
-    } else if (!strcmp(name, "timeout")) {
-        if (!tree_integer(one, 0, TREE_INTEGER_MAX, timeout_us))
-            return must_be(r, pointer, name, one, "an integer from 0 to 2^53: microseconds");
-    } else if (!strcmp(name, "priority")) { /* without effect: there is one queue, in order of arrival */
-        if (!tree_integer(one, 0, TREE_INTEGER_MAX, &priority))
-            return must_be(r, pointer, name, one, "an integer from 0 to 2^53");
-    } else if (!strncmp(name, "sequence_", strlen("sequence_"))) {
-        return read_sequence(r, one, pointer);
-    } else {
-        *known = false;
-    }
-    return ATTN_OK;
-}
-
-/* An option becomes a member of the problem. */
-static attn_status read_option(struct reader *r, cJSON *parameters, cJSON *one)
-{
-    const proto_option *const o = option_named(one->string);
-    const int id = tensor_named(one->string), length = (int)text_cut(one->string, TREE_NAME_BYTES);
-    tree_member pointer;
-    tree_pointer(pointer, "parameters", one->string);
-    if (id < ATTN_TENSOR_COUNT)
-        return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: is a tensor, which goes into inputs", one->string);
-    if (!o || !proto_is_parameter(o)) {
-        struct text_nearest best = { one->string, NULL, 3 };
-        char cure[TREE_CURE_BYTES];
-        for (const proto_option *known = proto_options; known->name; known++)
-            if (known->ops >> r->model->op & 1) text_consider(&best, known->name);
-        if (o) snprintf(cure, sizeof cure, "; outputs, and how they are written, are said in the request's outputs");
-        else tree_cure(HABIT_PROBLEM, &best, cure);
-        return attn_fail(&r->error, ATTN_INVALID, pointer, "unknown parameter '%.*s%s'%s", length, one->string,
-                         one->string[length] ? "..." : "", cure);
-    }
-    cJSON *value = NULL;
-    if ((o->type == PROTO_TYPE_PAIR || o->type == PROTO_TYPE_IDS) && tree_string(one)) {
-        const attn_status status = parse(r, tree_string(one), &value);
-        if (status != ATTN_OK) return status;
-    }
-    if (!value) value = cJSON_DetachItemViaPointer(parameters, one);
-    if (value && cJSON_AddItemToObject(r->root, o->name, value)) return ATTN_OK;
-    cJSON_Delete(value);
-    return no_memory(r);
-}
-
-static attn_status read_parameters(struct reader *r, cJSON *parameters, bool *all_binary)
-{
-    int64_t timeout_us = 0, timeout_ms;
-    if (parameters && !cJSON_IsObject(parameters))
-        return must_be(r, "/parameters", "parameters", parameters, "an object");
-    for (cJSON *one = parameters ? parameters->child : NULL, *next; one; one = next) {
-        bool known;
-        attn_status status;
-        next = one->next;
-        for (const cJSON *other = next; other; other = other->next)
-            if (!strcmp(other->string, one->string)) return tree_twice("parameters", one->string, &r->error);
-        status = read_reserved(r, one, &known, &timeout_us, all_binary);
-        if (status == ATTN_OK && !known) status = read_option(r, parameters, one);
-        if (status != ATTN_OK) return status;
-    }
-    if (timeout_us > 0) { /* the smaller one of the two */
-        const int64_t most_ms = (timeout_us + 999) / 1000;
-        const cJSON *const given = cJSON_GetObjectItemCaseSensitive(r->root, "timeout_ms");
-        if (!given || (tree_integer(given, 1, TREE_INTEGER_MAX, &timeout_ms) && most_ms < timeout_ms)) {
-            cJSON_DeleteItemFromObjectCaseSensitive(r->root, "timeout_ms");
-            return add_number(r, "timeout_ms", most_ms);
-        }
-    }
-    return ATTN_OK;
-}
-
-/* What the model's name says. */
-static attn_status apply_model(struct reader *r)
-{
-    const cJSON *const causal = cJSON_GetObjectItemCaseSensitive(r->root, "causal");
-    if (!r->model->causal) return ATTN_OK;
-    if (causal && cJSON_IsFalse(causal))
-        return attn_fail(&r->error, ATTN_INVALID, "/parameters/causal",
-                         "causal: is false, but the model %s is causal; another model is not", r->model->name);
-    return causal || cJSON_AddTrueToObject(r->root, "causal") ? ATTN_OK : no_memory(r);
-}
-
-/* ---- The JSON ---------------------------------------------------------------------------------------------------- */
-
-/* Whatever the request's JSON says of a model was said in the URL already. */
-static const char *const members[] = { "id", "parameters", "inputs", "outputs", "model_name", "model_version", NULL };
-
-static attn_status read_id(struct reader *r, const cJSON *id)
-{
-    const char *const text = id ? tree_string(id) : "";
-    if (!text) return must_be(r, "/id", "id", id, "a string");
-    if (strlen(text) > ID_BYTES)
-        return attn_fail(&r->error, ATTN_INVALID, "/id", "id: has %zu bytes, at most %d are echoed", strlen(text),
-                         ID_BYTES);
-    strcpy(r->id, text);
-    return ATTN_OK;
-}
-
-/* The tree of the body becomes that of a JSON body. */
-static attn_status translate(struct reader *r)
-{
-    char quote[TREE_QUOTE_BYTES];
-    bool all_binary = false, text;
-    attn_status status;
-    if (!cJSON_IsObject(r->source))
-        return attn_fail(&r->error, ATTN_INVALID, "", "the JSON is %s, must be an object with inputs",
-                         tree_describe(r->source, quote));
-    for (const cJSON *one = r->source->child; one; one = one->next) {
-        tree_member pointer;
-        if (tree_repeated(r->source, one)) return tree_twice(NULL, one->string, &r->error);
-        if (!is_one_of(one->string, members))
-            return unknown(r, tree_pointer(pointer, NULL, one->string), NULL, one->string, members);
-    }
-    cJSON *const inputs = cJSON_GetObjectItemCaseSensitive(r->source, "inputs");
-    const cJSON *const outputs = cJSON_GetObjectItemCaseSensitive(r->source, "outputs");
-    const size_t most = inputs && cJSON_IsArray(inputs) ? (size_t)cJSON_GetArraySize(inputs) : 0,
-                 most_outputs = outputs && cJSON_IsArray(outputs) ? (size_t)cJSON_GetArraySize(outputs) : 0;
-    const scan_lift *const lifts = scan_lifts(r->json, &r->first_binary);
-    r->lift_count = r->now = r->first_binary;
-    r->inputs = calloc(most + 1, sizeof *r->inputs);
-    r->lifts = calloc((size_t)r->lift_count + most + 1, sizeof *r->lifts);
-    r->sizes = calloc((size_t)r->lift_count + most + 1, sizeof *r->sizes);
-    r->shared = calloc(most + most_outputs + 1, sizeof *r->shared);
-    r->root = cJSON_CreateObject();
-    if (!r->inputs || !r->lifts || !r->sizes || !r->shared || !r->root) return no_memory(r);
-    if (r->lift_count) memcpy(r->lifts, lifts, (size_t)r->lift_count * sizeof *lifts);
-    status = read_id(r, cJSON_GetObjectItemCaseSensitive(r->source, "id"));
-    if (status == ATTN_OK) status = read_inputs(r, inputs);
-    if (status == ATTN_OK)
-        status = read_parameters(r, cJSON_GetObjectItemCaseSensitive(r->source, "parameters"), &all_binary);
-    if (status == ATTN_OK) status = read_outputs(r, outputs, all_binary, &text);
-    if (status == ATTN_OK && text && !cJSON_AddStringToObject(r->root, "encoding", "sarray")) status = no_memory(r);
-    if (status == ATTN_OK) status = apply_model(r);
-    return status == ATTN_OK ? place(r) : status;
-}
-
-static attn_status end_json(struct reader *r)
-{
-    attn_error err = { 0 };
-    size_t bytes;
-    const attn_status status = scan_finish(r->json, &err);
-    if (status != ATTN_OK && r->json_bytes != JSON_BYTES_UNKNOWN && status != ATTN_NO_MEMORY)
-        return attn_fail(&r->error, status, "", "the JSON is not complete after %lld bytes (" JSON_LENGTH ")",
-                         (long long)r->json_bytes);
-    if (status != ATTN_OK) {
-        r->error = err;
-        return status;
-    }
-    const char *const skeleton = scan_skeleton(r->json, &bytes);
-    r->values = scan_values(r->json);
-    r->source = tree_keep(skeleton, bytes + 1);
-    return r->source ? translate(r) : no_memory(r);
-}
-
 /* ---- The body ---------------------------------------------------------------------------------------------------- */
 
 /* Those that are complete are passed. */
-static void pass(struct reader *r)
+static void pass(struct kserve_reader *r)
 {
     while (r->now < r->lift_count && r->lifts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
 }
 
 /* How much of the piece belongs to the part of the body that is being read; and it is taken. */
-static attn_status take(struct reader *r, const uint8_t *bytes, size_t count, size_t *taken)
+static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status;
     uint64_t left = count;
@@ -720,7 +49,7 @@ static attn_status take(struct reader *r, const uint8_t *bytes, size_t count, si
         *taken = count < left ? count : (size_t)left;
         status = scan_feed(r->json, bytes, *taken, &r->error);
         r->offset += *taken;
-        return status == ATTN_OK && r->offset == (uint64_t)r->json_bytes ? end_json(r) : status;
+        return status == ATTN_OK && r->offset == (uint64_t)r->json_bytes ? kserve_end_json(r) : status;
     }
     if (r->now == r->lift_count)
         return attn_fail(&r->error, ATTN_INVALID, "",
@@ -736,7 +65,7 @@ static attn_status take(struct reader *r, const uint8_t *bytes, size_t count, si
 static void *open_reader(const proto_limits *limits, const proto_memory *memory)
 {
     static const proto_model any = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
-    struct reader *const r = calloc(1, sizeof *r);
+    struct kserve_reader *const r = calloc(1, sizeof *r);
     if (!r) return NULL;
     r->limits = *limits;
     if (r->limits.skeleton_bytes > PROTO_HEADER_BYTES) r->limits.skeleton_bytes = PROTO_HEADER_BYTES;
@@ -750,7 +79,7 @@ static void *open_reader(const proto_limits *limits, const proto_memory *memory)
 
 static void begin(void *reader, const proto_model *model, int64_t json_bytes)
 {
-    struct reader *const r = reader;
+    struct kserve_reader *const r = reader;
     r->model = model;
     r->json_bytes = json_bytes < 0 ? JSON_BYTES_UNKNOWN : json_bytes;
     if (r->json_bytes == 0)
@@ -760,7 +89,7 @@ static void begin(void *reader, const proto_model *model, int64_t json_bytes)
 
 static void close_reader(void *reader)
 {
-    struct reader *const r = reader;
+    struct kserve_reader *const r = reader;
     if (!r) return;
     scan_free(r->json);
     cJSON_Delete(r->source);
@@ -774,7 +103,7 @@ static void close_reader(void *reader)
 
 static attn_status feed(void *reader, const void *bytes, size_t count, attn_error *err)
 {
-    struct reader *const r = reader;
+    struct kserve_reader *const r = reader;
     const uint8_t *p = bytes;
     while (count > 0 && r->error.status == ATTN_OK) {
         size_t taken = 0;
@@ -788,7 +117,7 @@ static attn_status feed(void *reader, const void *bytes, size_t count, attn_erro
 }
 
 /* The body ends too early. */
-static attn_status cut_off(struct reader *r)
+static attn_status cut_off(struct kserve_reader *r)
 {
     if (r->json_bytes != JSON_BYTES_UNKNOWN && !r->root)
         return attn_fail(&r->error, ATTN_INVALID, "", JSON_LENGTH " is %lld, but the body has only %llu bytes",
@@ -808,9 +137,9 @@ static attn_status cut_off(struct reader *r)
 }
 
 /* Nothing more comes. Twice is as once. */
-static attn_status end_body(struct reader *r, attn_error *err)
+static attn_status end_body(struct kserve_reader *r, attn_error *err)
 {
-    if (r->error.status == ATTN_OK && !r->root && r->json_bytes == JSON_BYTES_UNKNOWN) (void)end_json(r);
+    if (r->error.status == ATTN_OK && !r->root && r->json_bytes == JSON_BYTES_UNKNOWN) (void)kserve_end_json(r);
     if (r->root && r->error.status == ATTN_OK) pass(r);
     if (r->error.status == ATTN_OK && (!r->root || r->now < r->lift_count)) (void)cut_off(r);
     if (r->error.status != ATTN_OK && err) *err = r->error;
@@ -819,7 +148,7 @@ static attn_status end_body(struct reader *r, attn_error *err)
 
 static attn_status shared(void *reader, proto_shared **list, int *count, attn_error *err)
 {
-    struct reader *const r = reader;
+    struct kserve_reader *const r = reader;
     const attn_status status = end_body(r, err);
     *list = r->shared;
     *count = status == ATTN_OK ? r->shared_count : 0;
@@ -834,11 +163,11 @@ static attn_status shared(void *reader, proto_shared **list, int *count, attn_er
 
 static attn_status shared_room(void *reader, attn_error *err)
 {
-    struct reader *const r = reader;
+    struct kserve_reader *const r = reader;
     struct scan_room *const room = scan_room(r->json);
     const size_t before = r->memory_bytes;
     attn_error why = { 0 };
-    attn_status status = place_shared(r);
+    attn_status status = kserve_place_shared(r);
     if (status != ATTN_OK) why = r->error;
     else if (r->memory_bytes > before) status = scan_make_room(room, 0, r->memory_bytes, &why);
     if (status != ATTN_OK) {
@@ -858,7 +187,7 @@ static attn_status shared_room(void *reader, attn_error *err)
 
 static attn_status finish(void *reader, struct format_body *body, attn_error *err)
 {
-    struct reader *const r = reader;
+    struct kserve_reader *const r = reader;
     const attn_status status = end_body(r, err);
     if (status != ATTN_OK) return status;
     if (r->shared_count > 0 && !r->has_room) {
@@ -880,14 +209,15 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
     for (int i = 0; i < r->shared_count; i++)
         if (r->shared[i].output) body->shared |= UINT64_C(1) << r->shared[i].id;
     for (int i = 0; i < r->input_count; i++)
-        r->places[tensor_named(r->inputs[i].name)] = (proto_input){ i + 1, r->inputs[i].binary, r->inputs[i].shared };
+        r->places[kserve_tensor_named(r->inputs[i].name)] = (proto_input){ i + 1, r->inputs[i].binary,
+                                                                           r->inputs[i].shared };
     body->inputs = r->places;
     return ATTN_OK;
 }
 
 static size_t skeleton_bytes(const void *reader)
 {
-    const struct reader *const r = reader;
+    const struct kserve_reader *const r = reader;
     size_t bytes;
     (void)scan_skeleton(r->json, &bytes);
     return bytes;
@@ -908,10 +238,10 @@ static void locate(const proto_call *call, attn_error *err)
     if (length >= sizeof first) return;
     memcpy(first, err->member + 1, length);
     first[length] = '\0';
-    if (option_named(first) && strcmp(first, "outputs")) {
+    if (kserve_option_named(first) && strcmp(first, "outputs")) {
         snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
-    } else if (tensor_named(first) < ATTN_TENSOR_COUNT) {
-        const proto_input *const input = &call->inputs[tensor_named(first)];
+    } else if (kserve_tensor_named(first) < ATTN_TENSOR_COUNT) {
+        const proto_input *const input = &call->inputs[kserve_tensor_named(first)];
         if (input->binary && !strcmp(rest, "/data")) rest = "/parameters/" BINARY_SIZE;
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
@@ -952,7 +282,7 @@ static void put_output(proto_encoder *e, attn_tensor_id id, const attn_tensor *t
     text_put_string(t, "{\"name\":\"");
     text_put_string(t, attn_tensors[id].name);
     text_put_string(t, "\",\"datatype\":\"");
-    text_put_string(t, datatypes[tensor->dtype]);
+    text_put_string(t, proto_datatype(tensor->dtype));
     text_put_string(t, "\",\"shape\":[");
     for (int a = 0; a < tensor->rank; a++) {
         if (a) text_put_char(t, ',');

@@ -182,7 +182,7 @@ typedef struct proto_item {
 
 /* ---- The options: one row a member of a problem that is no tensor ---------------------------------------------------
  *
- * decode.c reads the members by this table and the OpenAPI document is written from it (the tensors' rows are attn_tensors[]
+ * decode_options.c reads the members by this table and the OpenAPI document is written from it (the tensors' rows are attn_tensors[]
  * of kernels/attention.h). A new option is a new row. */
 
 /* How a member is written in JSON, and what it is in proto_item. */

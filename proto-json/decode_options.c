@@ -1,0 +1,344 @@
+/* decode_options.c: the members that are not tensors, one row of proto_options[] for each, and the operations. See decode.c. */
+#include "decode_internal.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "habits.h"
+#include "text.h"
+
+/* ---- The options ------------------------------------------------------------------------------------------------- */
+
+enum { BOTH = PROTO_FORWARD | PROTO_BACKWARD, SCORES = BOTH | PROTO_DECODE };
+
+static const char *const layouts[] = { "bshd", "bhsd", NULL };
+static const char *const alignments[] = { "bottom_right", "top_left", NULL };
+static const char *const encodings[] = { "base64", "array", NULL };
+
+#define AT(field) offsetof(proto_item, field)
+const proto_option proto_options[] = {
+    /* name, type, ops, with_context, offset, given, minimum, maximum, choices, otherwise, help */
+    { "layout", PROTO_TYPE_CHOICE, BOTH, false, AT(problem.layout), 0, 0, 0, layouts, "\"bshd\"",
+      "order of the axes of q, k, v, out and their gradients" },
+    { "scale", PROTO_TYPE_NUMBER, SCORES, false, AT(problem.scale), AT(problem.has_scale), 0, 0, NULL, NULL,
+      "multiplies q . k; 1/sqrt(D) where it is not given" },
+    { "causal", PROTO_TYPE_BOOL, SCORES, false, AT(problem.causal), 0, 0, 0, NULL, "false",
+      "query i sees keys j <= i', where alignment says what i' is" },
+    { "window", PROTO_TYPE_PAIR, SCORES, false, AT(problem.window_left), 0, -1, TREE_INTEGER_MAX, NULL, "[-1,-1]",
+      "[left, right]: query i sees i' - left <= j <= i' + right; -1 is unbounded" },
+    { "alignment", PROTO_TYPE_CHOICE, SCORES, false, AT(problem.alignment), 0, 0, 0, alignments, "\"bottom_right\"",
+      "bottom_right: i' = i + Sk - Sq, the last query sees the last key; top_left: i' = i" },
+    { "keep_mask_at_end", PROTO_TYPE_BOOL, BOTH, false, AT(problem.keep_mask_at_end), 0, 0, 0, NULL, "false",
+      "keep_mask is of the last keys of each row, as many as its last axis has; those before are kept" },
+#define X(name, id, least, most, rule, meaning) \
+    { #name, PROTO_TYPE_NUMBER, SCORES, false, AT(problem.name), 0, 0, 0, NULL, "0", meaning },
+    ATTN_SCORE_OPTION_MAP(X)
+#undef X
+        { "dropout_p", PROTO_TYPE_NUMBER, BOTH, false, AT(problem.dropout_p), 0, 0, 0, NULL, "0",
+          "from 0 to below 1: the probability with which each probability is dropped" },
+    { "seed", PROTO_TYPE_SEED, BOTH, false, AT(problem.seed), 0, 0, 0, NULL, "0",
+      "of dropout: the same seed drops the same elements, in backward too, on every backend" },
+    { "deterministic", PROTO_TYPE_BOOL, PROTO_BACKWARD, true, AT(problem.deterministic), 0, 0, 0, NULL, "false",
+      "the same bits on every run" },
+    { "out_dtype", PROTO_TYPE_DTYPE, SCORES, false, AT(out_dtype), AT(has_out_dtype), 0, 0, NULL, NULL,
+      "dtype of out; q's where it is not given, bfloat16 where that is float8_e4m3fn" },
+    { "outputs", PROTO_TYPE_NAMES, SCORES, true, AT(outputs), 0, 0, 0, NULL, NULL,
+      "the tensors to send back: forward out and lse; backward dq, dk and dv, and where asked for dsinks, dbias, "
+      "dalibi_slopes" },
+    { "encoding", PROTO_TYPE_CHOICE, SCORES, true, AT(encoding), 0, 0, 0, encodings, "\"base64\"",
+      "how tensors are written in the answer" },
+    { "verify", PROTO_TYPE_ROWS, PROTO_FORWARD, false, AT(verify_rows), 0, 0, TREE_INTEGER_MAX, NULL, "0",
+      "recompute that many rows, or \"all\", in float64 and report the error" },
+    { "save", PROTO_TYPE_BOOL, PROTO_FORWARD, false, AT(save), 0, 0, 0, NULL, "false",
+      "keep q, k, v, out and lse on the server for one backward; the answer then has context" },
+    { "context", PROTO_TYPE_ID, PROTO_BACKWARD, true, AT(context), 0, 0, 0, NULL, NULL,
+      "what a forward with save answered: q, k, v, out, lse and the options come from there" },
+    { "caches", PROTO_TYPE_IDS, PROTO_DECODE, false, AT(caches), 0, 0, 0, NULL, NULL,
+      "ids of POST /v1/caches, one for each row of q: its keys and values are what the row attends to" },
+    { "timeout_ms", PROTO_TYPE_INTEGER, SCORES | PROTO_APPEND, true, AT(timeout_ms), 0, 1, TREE_INTEGER_MAX, NULL, NULL,
+      "milliseconds until the answer is of no use; the server's limit where it is not given" },
+    { .name = NULL },
+};
+#undef AT
+
+_Static_assert(offsetof(attn_problem, window_right) == offsetof(attn_problem, window_left) + sizeof(int64_t),
+               "PROTO_TYPE_PAIR writes two integers");
+_Static_assert(offsetof(proto_item, cache_count) == offsetof(proto_item, caches) + sizeof(void *),
+               "PROTO_TYPE_IDS writes a pointer and a count");
+_Static_assert(sizeof(attn_layout) == sizeof(int) && sizeof(attn_alignment) == sizeof(int) &&
+                   sizeof(proto_encoding) == sizeof(int),
+               "PROTO_TYPE_CHOICE writes an int");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are used as they come");
+
+/* ---- The operations ---------------------------------------------------------------------------------------------- */
+
+/* What each takes and gives, bits of attn_tensor_id; `takes` 0: what the roles of attn_tensors[] say of its attn_op. */
+#define BIT(name) ATTN_TENSOR_BIT(name)
+static const struct {
+    const char *name, *path;
+    attn_op op;
+    uint64_t takes;
+    bool gives;
+} ops[PROTO_OP_COUNT] = {
+    [ATTN_OP_FORWARD] = { "forward", "/v1/attention/forward", ATTN_OP_FORWARD, 0, true },
+    [ATTN_OP_BACKWARD] = { "backward", "/v1/attention/backward", ATTN_OP_BACKWARD, 0, true },
+    [PROTO_OP_DECODE] = { "decode", "/v1/attention/decode", ATTN_OP_FORWARD,
+                          BIT(q) | BIT(k) | BIT(v) | BIT(alibi_slopes) | BIT(keep_mask) | BIT(sinks), true },
+    [PROTO_OP_APPEND] = { "append", "/v1/caches/{id}/append", ATTN_OP_FORWARD, BIT(k) | BIT(v), false },
+};
+#undef BIT
+
+attn_op decode_attn_op(proto_op op)
+{
+    return ops[op].op;
+}
+
+const char *proto_op_name(proto_op op)
+{
+    return ops[op].name;
+}
+
+const char *proto_op_path(proto_op op)
+{
+    return ops[op].path;
+}
+
+bool proto_takes_tensor(proto_op op, attn_tensor_id id)
+{
+    if (ops[op].takes) return ops[op].takes >> id & 1;
+    switch (attn_tensors[id].role) {
+    case ATTN_ROLE_IN: return true;
+    case ATTN_ROLE_OUT:
+    case ATTN_ROLE_IN_BACK: return ops[op].op == ATTN_OP_BACKWARD;
+    default: return false;
+    }
+}
+
+bool proto_gives_tensor(proto_op op, attn_tensor_id id, bool *by_default)
+{
+    *by_default = ops[op].op == ATTN_OP_FORWARD || id == ATTN_T_dq || id == ATTN_T_dk || id == ATTN_T_dv;
+    return ops[op].gives &&
+           attn_tensors[id].role == (ops[op].op == ATTN_OP_FORWARD ? ATTN_ROLE_OUT : ATTN_ROLE_OUT_BACK);
+}
+
+/* ---- Options ----------------------------------------------------------------------------------------------------- */
+
+/* "NAME: is VALUE, must be RULE", and the cure */
+static attn_status wrong_word(const char *name, const char *step, const cJSON *value, const char *rule,
+                              const char *cure, attn_error *err)
+{
+    char quote[TREE_QUOTE_BYTES];
+    tree_member member;
+    if (step)
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, step), "%s: [%s] is %s, must be %s%s", name,
+                         step, tree_describe(value, quote), rule, cure);
+    return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, name), "%s: is %s, must be %s%s", name,
+                     tree_describe(value, quote), rule, cure);
+}
+
+/* The same of a value that is no word. */
+static attn_status wrong(const char *name, const char *step, const cJSON *value, const char *rule, attn_error *err)
+{
+    return wrong_word(name, step, value, rule, decode_value_cure(value), err);
+}
+
+/* The same of one that should be an integer; one in a pair cannot be left out. */
+static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
+                                 attn_error *err)
+{
+    return wrong_word(name, step, value, rule,
+                      step || tree_number(value) ? decode_integer_cure(value) : decode_value_cure(value), err);
+}
+
+static attn_status integer(const proto_option *o, const char *step, const cJSON *value, int64_t *to,
+                           const char *or_else, attn_error *err)
+{
+    char rule[96], most[TEXT_DIGITS + 2];
+    if (tree_integer(value, o->minimum, o->maximum, to)) return ATTN_OK;
+    if (o->maximum == TREE_INTEGER_MAX) snprintf(most, sizeof most, "2^53");
+    else snprintf(most, sizeof most, "%lld", (long long)o->maximum);
+    snprintf(rule, sizeof rule, "an integer from %lld to %s%s", (long long)o->minimum, most, or_else);
+    return wrong_integer(o->name, step, value, rule, err);
+}
+
+/* The list of names after "must be", with commas and `or`. */
+static void list_add(struct text *list, const char *name, bool last)
+{
+    if (list->used > 0) text_put_string(list, last ? " or " : ", ");
+    text_put_string(list, name);
+}
+
+static attn_status choice(const proto_option *o, const cJSON *value, int *to, attn_error *err)
+{
+    const char *text = tree_string(value);
+    char rule[96], cure[TREE_CURE_BYTES];
+    struct text list = text_in(rule, sizeof rule);
+    struct text_nearest best = { text ? text : "", NULL, 3 };
+    int i;
+    for (i = 0; o->choices[i]; i++)
+        if (text && !strcmp(text, o->choices[i])) {
+            *to = i;
+            return ATTN_OK;
+        }
+    for (i = 0; o->choices[i]; i++) {
+        list_add(&list, o->choices[i], !o->choices[i + 1]);
+        text_consider(&best, o->choices[i]);
+    }
+    if (!text) return wrong(o->name, NULL, value, rule, err);
+    return wrong_word(o->name, NULL, value, rule, tree_cure(o->name, &best, cure), err);
+}
+
+/* `outputs`: each name one that the op gives, none twice. */
+static attn_status output_names(const proto_option *o, proto_op op, const cJSON *value, uint64_t *to, attn_error *err)
+{
+    char rule[128], step[16], cure[TREE_CURE_BYTES];
+    struct text list = text_in(rule, sizeof rule);
+    tree_member member;
+    bool by_default;
+    uint64_t mask = 0;
+    int last = 0, i = 0;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        if (proto_gives_tensor(op, (attn_tensor_id)id, &by_default)) last = id;
+    for (int id = 0; id <= last; id++)
+        if (proto_gives_tensor(op, (attn_tensor_id)id, &by_default)) list_add(&list, attn_tensors[id].name, id == last);
+    if (!cJSON_IsArray(value)) return wrong(o->name, NULL, value, "an array of names, such as [\"out\"]", err);
+    for (const cJSON *element = value->child; element; element = element->next, i++) {
+        const char *text = tree_string(element);
+        int id = 0;
+        snprintf(step, sizeof step, "%d", i);
+        while (id < ATTN_TENSOR_COUNT && !(text && proto_gives_tensor(op, (attn_tensor_id)id, &by_default) &&
+                                           !strcmp(text, attn_tensors[id].name)))
+            id++;
+        if (id == ATTN_TENSOR_COUNT) {
+            struct text_nearest best = { text ? text : "", NULL, 3 };
+            for (id = 0; id <= last; id++)
+                if (proto_gives_tensor(op, (attn_tensor_id)id, &by_default))
+                    text_consider(&best, attn_tensors[id].name);
+            return wrong_word(o->name, step, element, rule, text ? tree_cure(o->name, &best, cure) : "", err);
+        }
+        if (mask >> id & 1)
+            return attn_fail(err, ATTN_INVALID, tree_pointer(member, o->name, step),
+                             "%s: [%d] names '%s' a second time", o->name, i, text);
+        mask |= UINT64_C(1) << id;
+    }
+    if (!mask)
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, o->name), "%s: is empty, must name %s", o->name,
+                         rule);
+    *to = mask;
+    return ATTN_OK;
+}
+
+_Static_assert(ATTN_TENSOR_COUNT <= 64, "outputs is a mask of 64 bits");
+
+/* Is it one that could be an id? Copies it. */
+static bool is_identifier(const char *text, char to[PROTO_CONTEXT_BYTES])
+{
+    static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+    const size_t length = text ? strlen(text) : 0;
+    if (length < 1 || length >= PROTO_CONTEXT_BYTES || strspn(text, allowed) != length) return false;
+    memcpy(to, text, length + 1);
+    return true;
+}
+
+static attn_status identifier(const proto_option *o, const cJSON *value, char *to, attn_error *err)
+{
+    if (is_identifier(tree_string(value), to)) return ATTN_OK;
+    return wrong_word(o->name, NULL, value, "the id that a forward with save answered", "", err);
+}
+
+static attn_status identifiers(const proto_option *o, const cJSON *value, proto_item *item, attn_error *err)
+{
+    const int count = cJSON_IsArray(value) ? cJSON_GetArraySize(value) : 0;
+    tree_member member;
+    char step[16];
+    int i = 0;
+    if (!cJSON_IsArray(value))
+        return wrong_word(o->name, NULL, value, "an array of ids of POST /v1/caches",
+                          tree_string(value) ? "; write [\"...\"] for one" : "", err);
+    if (count < 1 || count > PROTO_MAX_CACHES)
+        return attn_fail(err, count ? ATTN_TOO_LARGE : ATTN_INVALID, tree_pointer(member, NULL, o->name),
+                         "%s: has %d ids, must have 1 to %d", o->name, count, PROTO_MAX_CACHES);
+    item->caches = calloc((size_t)count, sizeof *item->caches);
+    if (!item->caches) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
+    item->cache_count = count;
+    for (const cJSON *one = value->child; one; one = one->next, i++) {
+        snprintf(step, sizeof step, "%d", i);
+        if (!is_identifier(tree_string(one), item->caches[i]))
+            return wrong_word(o->name, step, one, "an id of POST /v1/caches", "", err);
+    }
+    return ATTN_OK;
+}
+
+#define UNBOUNDED ", where -1 is unbounded"
+
+/* Units end a name: what a number of it counts. */
+static const char *unit_of(const char *name)
+{
+    const size_t length = strlen(name);
+    return length > 3 && !strcmp(name + length - 3, "_ms") ? ", in milliseconds" : "";
+}
+
+attn_status decode_option(const struct decode_reader *r, const proto_option *o, const cJSON *value, proto_item *item,
+                          attn_error *err)
+{
+    void *const to = (char *)item + o->offset;
+    attn_status status = ATTN_OK;
+    switch (o->type) {
+    case PROTO_TYPE_BOOL:
+        if (!cJSON_IsBool(value)) return wrong(o->name, NULL, value, "true or false", err);
+        *(bool *)to = cJSON_IsTrue(value);
+        break;
+    case PROTO_TYPE_NUMBER: {
+        const char *text = tree_number(value);
+        const double x = text ? strtod(text, NULL) : 0; /* the program never leaves the C locale */
+        if (!text) return wrong(o->name, NULL, value, "a number", err);
+        if (!isfinite(x)) return wrong(o->name, NULL, value, "within the range of float64", err);
+        *(double *)to = x;
+        break;
+    }
+    case PROTO_TYPE_INTEGER: status = integer(o, NULL, value, to, unit_of(o->name), err); break;
+    case PROTO_TYPE_SEED:
+        if (!tree_number(value) || !text_is_number(tree_number(value), UINT64_MAX, to))
+            return wrong_integer(o->name, NULL, value, "an integer from 0 to 2^64 - 1", err);
+        break;
+    case PROTO_TYPE_CHOICE: status = choice(o, value, to, err); break;
+    case PROTO_TYPE_PAIR:
+        if (!cJSON_IsArray(value)) return wrong(o->name, NULL, value, "[left, right]" UNBOUNDED, err);
+        if (cJSON_GetArraySize(value) != 2) {
+            tree_member member;
+            return attn_fail(err, ATTN_INVALID, tree_pointer(member, NULL, o->name),
+                             "%s: has %d element%s, must have 2: [left, right]", o->name, cJSON_GetArraySize(value),
+                             cJSON_GetArraySize(value) == 1 ? "" : "s");
+        }
+        status = integer(o, "0", value->child, to, UNBOUNDED, err);
+        if (status == ATTN_OK) status = integer(o, "1", value->child->next, (int64_t *)to + 1, UNBOUNDED, err);
+        break;
+    case PROTO_TYPE_DTYPE: {
+        const char *text = tree_string(value);
+        const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out);
+        char list[ATTN_DTYPE_LIST_BYTES], cure[TREE_CURE_BYTES];
+        attn_dtype dtype;
+        if (!text || !attn_dtype_parse(text, &dtype) || !(dtypes >> dtype & 1))
+            return wrong_word(o->name, NULL, value, attn_dtype_list(dtypes, list),
+                              decode_dtype_cure(ATTN_T_out, false, value, cure), err);
+        *(attn_dtype *)to = dtype;
+        break;
+    }
+    case PROTO_TYPE_NAMES: status = output_names(o, r->op, value, to, err); break;
+    case PROTO_TYPE_ROWS: {
+        const char *text = tree_string(value);
+        if (text && !strcmp(text, "all")) *(int64_t *)to = PROTO_VERIFY_ALL;
+        else status = integer(o, NULL, value, to, ", the number of rows, or \"all\"", err);
+        break;
+    }
+    case PROTO_TYPE_IDS: status = identifiers(o, value, item, err); break;
+    case PROTO_TYPE_ID: status = identifier(o, value, to, err); break;
+    }
+    if (status == ATTN_OK && o->given) *(bool *)((char *)item + o->given) = true;
+    return status;
+}

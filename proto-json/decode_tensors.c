@@ -1,0 +1,312 @@
+/* decode_tensors.c: members that are tensors, and what is said of values that are not what they should be. See decode.c. */
+#include "decode_internal.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "habits.h"
+#include "text.h"
+
+/* ---- Values of the tree ------------------------------------------------------------------------------------------ */
+
+#define UNITS "abcdefghijklmnopqrstuvwxyz%" /* "5s", "10%" */
+
+const char *decode_value_cure(const cJSON *value)
+{
+    const char *const text = tree_string(value);
+    char *end;
+    if (cJSON_IsNull(value)) return "; leave it out where it is not wanted";
+    if (!text) return "";
+    if (!strcasecmp(text, "true") || !strcasecmp(text, "false")) return ", without quotes";
+    if (!strchr("-0123456789", *text)) return "";
+    (void)strtod(text, &end); /* the program never leaves the C locale */
+    if (end == text || strspn(end, UNITS) != strlen(end)) return "";
+    return *end == '\0' ? ", without quotes" : ", without quotes and unit";
+}
+
+const char *decode_integer_cure(const cJSON *value)
+{
+    const char *const text = tree_number(value);
+    if (text) return strpbrk(text, ".eE") ? "; it is written without point and exponent" : "";
+    return cJSON_IsNull(value) ? "" : decode_value_cure(value);
+}
+
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
+
+/* "[2, 3]" */
+enum { SHAPE_BYTES = ATTN_MAX_RANK * (TEXT_DIGITS + 2) + 3 };
+static const char *shape_text(int rank, const int64_t *shape, char text[SHAPE_BYTES])
+{
+    struct text t = text_in(text, SHAPE_BYTES);
+    text_put_char(&t, '[');
+    for (int a = 0; a < rank; a++) text_printf(&t, "%s%lld", a ? ", " : "", (long long)shape[a]);
+    text_put_char(&t, ']');
+    return text;
+}
+
+/* What else there is to say of a size that is no integer. */
+static const char *size_cure(const cJSON *size)
+{
+    const char *const text = tree_number(size);
+    if (text && *text == '-') return "; no size can be left open";
+    return decode_integer_cure(size);
+}
+
+static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, attn_error *err)
+{
+    const char *const name = attn_tensors[id].name;
+    tree_member member;
+    char quote[TREE_QUOTE_BYTES], axes[ATTN_SHAPE_BYTES];
+    const cJSON *size;
+    int rank;
+    if (!cJSON_IsArray(value))
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "shape"),
+                         "%s: shape is %s, must be an array of integers, such as [1, 128, 8, 64]", name,
+                         tree_describe(value, quote));
+    rank = cJSON_GetArraySize(value);
+    if (rank < 1 || rank > ATTN_MAX_RANK)
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "shape"),
+                         "%s: shape has %d dimensions, must have 1 to %d; %s is %s", name, rank, ATTN_MAX_RANK, name,
+                         attn_tensor_shape(id, axes));
+    size = value->child;
+    for (int a = 0; a < rank; a++, size = size->next)
+        if (!tree_integer(size, 0, TREE_INTEGER_MAX, &t->shape[a])) {
+            snprintf(member, sizeof member, "/%s/shape/%d", name, a);
+            return attn_fail(err, ATTN_INVALID, member, "%s: shape[%d] is %s, must be an integer from 0 to 2^53%s",
+                             name, a, tree_describe(size, quote), size_cure(size));
+        }
+    t->rank = rank;
+    return ATTN_OK;
+}
+
+/* Do the brackets of an array agree with the shape? A flat list of the right length does; so does one without
+ * elements that ends where the shape has its first 0. */
+static bool nesting_fits(const scan_lift *lift, const attn_tensor *t)
+{
+    if (lift->rank == 1 && (t->rank > 1 || lift->shape[0] == t->shape[0]))
+        return true; /* the number of elements is checked anyway */
+    if (lift->rank > t->rank || (lift->rank < t->rank && lift->elements)) return false;
+    for (int a = 0; a < lift->rank; a++)
+        if (lift->shape[a] != t->shape[a]) return false;
+    return true;
+}
+
+/* Of what dtype so many bytes would be right for so many elements; NULL: of none. */
+static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint64_t elements)
+{
+    static const struct {
+        size_t bytes;
+        bool floating;
+        const char *name;
+    } dtypes[] = {
+        { 1, true, "float8_e4m3fn" }, { 2, true, "float16" }, { 4, true, "float32" }, { 8, true, "float64" },
+        { 1, false, "uint8" },        { 2, false, "int16" },  { 4, false, "int32" },  { 8, false, "int64" }
+    };
+    const bool floating = attn_dtype_floating(dtype->as);
+    for (size_t i = 0; i < COUNT(dtypes); i++)
+        if (dtypes[i].floating == floating && elements > 0 && bytes % dtypes[i].bytes == 0 &&
+            bytes / dtypes[i].bytes == elements)
+            return dtypes[i].name;
+    return NULL;
+}
+
+/* What else there is to say of bytes that are not as many as they must be. */
+static const char *length_cure(const scan_lift *lift, const uint8_t *bytes, const proto_dtype *dtype, uint64_t elements,
+                               char cure[TREE_CURE_BYTES])
+{
+    const char *const file = lift->bytes ? habit_bytes(bytes, lift->bytes) : NULL;
+    const char *const other = dtype_of_bytes(dtype, lift->bytes, elements);
+    const bool text = lift->kind == SCAN_BASE64;
+    proto_dtype taken;
+    if (text && lift->bytes == 0) snprintf(cure, TREE_CURE_BYTES, "; the string is empty");
+    else if (file) snprintf(cure, TREE_CURE_BYTES, "; %s", file);
+    else if (text && habit_is_hex(bytes, lift->bytes)) snprintf(cure, TREE_CURE_BYTES, "; %s", habit_hex);
+    else if (other && proto_dtype_parse(other, &taken))
+        snprintf(cure, TREE_CURE_BYTES, "; %zu would be right for %s: is that the array's dtype?", lift->bytes, other);
+    else if (other)
+        snprintf(cure, TREE_CURE_BYTES, "; %zu would be right for %s: convert the array to %s", lift->bytes, other,
+                 dtype->name);
+    else *cure = '\0';
+    return cure;
+}
+
+/* int64 become int32, in place: element i is written where element i / 2 was read. */
+static attn_status narrow(const char *name, attn_tensor *t, int64_t elements, attn_error *err)
+{
+    const int64_t *const from = t->data;
+    int32_t *const to = t->data;
+    tree_member member;
+    char at[SHAPE_BYTES];
+    for (int64_t i = 0; i < elements; i++) {
+        int64_t index[ATTN_MAX_RANK], x;
+        memcpy(&x, from + i, sizeof x);
+        if (x >= INT32_MIN && x <= INT32_MAX) {
+            const int32_t narrowed = (int32_t)x;
+            memcpy(to + i, &narrowed, sizeof narrowed);
+            continue;
+        }
+        for (int a = t->rank - 1; a >= 0; a--) {
+            index[a] = i % t->shape[a];
+            i /= t->shape[a];
+        }
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
+                         "%s: %s is %lld, must be between %d and %d, as it becomes an int32", name,
+                         shape_text(t->rank, index, at), (long long)x, INT32_MIN, INT32_MAX);
+    }
+    return ATTN_OK;
+}
+
+static attn_status data(const struct decode_reader *r, const char *name, const cJSON *value, const proto_dtype *dtype,
+                        attn_tensor *t, attn_error *err)
+{
+    tree_member member;
+    char quote[TREE_QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES], cure[TREE_CURE_BYTES];
+    const scan_lift *lift;
+    int64_t bytes, elements;
+    if (!cJSON_IsNumber(value)) /* the only numbers in a skeleton are indices of lifted values */
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
+                         "%s: data is %s, must be base64 in a string or an array of numbers%s%s", name,
+                         tree_describe(value, quote), cJSON_IsObject(value) ? "; " : "",
+                         cJSON_IsObject(value) ? habit_typed_array : "");
+    lift = &r->lifts[(int)value->valuedouble];
+    switch (lift->fault) {
+    case SCAN_FINE: break;
+    case SCAN_BASE64_CHARACTER:
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
+                         "%s: data is not base64 at character %llu (byte %llu of the body): %s", name,
+                         (unsigned long long)lift->position, (unsigned long long)lift->at, lift->reason);
+    case SCAN_BASE64_ENDS:
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
+                         "%s: data ends after %llu characters of base64, inside a group of four; %s", name,
+                         (unsigned long long)lift->position, lift->reason);
+    case SCAN_ARRAY_TEXT:
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"), "%s: data at byte %llu of the body: %s",
+                         name, (unsigned long long)lift->at, lift->reason);
+    case SCAN_ARRAY_ELEMENT:
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"), "%s: element %llu of data: %s", name,
+                         (unsigned long long)lift->position, lift->reason);
+    }
+    if (!attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes) || !attn_shape_elements(t->rank, t->shape, &elements) ||
+        __builtin_mul_overflow(elements, (int64_t)dtype->bytes, &bytes))
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "shape"),
+                         "%s: shape %s of %s is more bytes than can be counted", name,
+                         shape_text(t->rank, t->shape, must), dtype->name);
+    if (lift->kind == SCAN_ARRAY && lift->elements != elements)
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
+                         "%s: data has %lld numbers, shape %s needs %lld%s", name, (long long)lift->elements,
+                         shape_text(t->rank, t->shape, must), (long long)elements,
+                         dtype->bytes > 1 && elements > 0 && lift->elements == bytes
+                             ? "; are these its bytes? They are sent in base64"
+                             : "");
+    if (lift->kind == SCAN_ARRAY && !nesting_fits(lift, t))
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"), "%s: data is nested as %s, shape is %s",
+                         name, shape_text(lift->rank, lift->shape, is), shape_text(t->rank, t->shape, must));
+    if (lift->kind == SCAN_ARRAY && (!lift->typed || lift->dtype != t->dtype))
+        return attn_fail(err, ATTN_INTERNAL, tree_pointer(member, name, "data"), "%s: data was not converted to %s",
+                         name, attn_dtype_name(t->dtype));
+    *t = attn_tensor_make(lift->device ? lift->device
+                          : r->memory  ? r->memory + lift->offset
+                                       : NULL,
+                          t->dtype, t->rank, t->shape);
+    if (lift->kind == SCAN_ARRAY) return ATTN_OK;
+    if (lift->bytes != (uint64_t)bytes)
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
+                         "%s: data has %zu bytes, shape %s of %s needs %lld%s", name, lift->bytes,
+                         shape_text(t->rank, t->shape, must), dtype->name, (long long)bytes,
+                         lift->device ? "" : length_cure(lift, t->data, dtype, (uint64_t)elements, cure));
+    return dtype->bytes > attn_dtype_bytes(dtype->as) ? narrow(name, t, elements, err) : ATTN_OK;
+}
+
+/* Names of dtypes that nobody takes here, but that mean something. */
+static bool is_dtype(const char *name)
+{
+    static const char *const begins[] = { "float", "int", "uint", "bool", "complex", "bfloat" };
+    for (size_t i = 0; i < COUNT(begins); i++)
+        if (!strncasecmp(name, begins[i], strlen(begins[i]))) return true;
+    return false;
+}
+
+/* The wire name of the first dtype that a tensor may have. */
+static const char *first_dtype(attn_tensor_id id)
+{
+    return attn_dtype_name((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));
+}
+
+const char *decode_dtype_cure(attn_tensor_id id, bool given, const cJSON *value, char cure[TREE_CURE_BYTES])
+{
+    const char *const word = tree_string(value);
+    char name[HABIT_DTYPE_BYTES];
+    proto_dtype dtype;
+    const bool known = word && proto_dtype_parse(habit_dtype(word, name), &dtype);
+    const char *const habit = word ? habit_of(attn_tensors[id].name, known ? dtype.name : name) : NULL;
+    *cure = '\0';
+    if (!word) return cure;
+    if (given && habit_big_endian(word))
+        snprintf(cure, TREE_CURE_BYTES, "; its bytes must be little-endian, x.astype(x.dtype.newbyteorder('<'))");
+    else if (known && proto_dtype_takes(id, &dtype)) snprintf(cure, TREE_CURE_BYTES, "; write %s", dtype.name);
+    else if (!given) return cure;
+    else if (habit) snprintf(cure, TREE_CURE_BYTES, "; %s", habit);
+    else if (known || is_dtype(name)) snprintf(cure, TREE_CURE_BYTES, "; convert it to %s", first_dtype(id));
+    return cure;
+}
+
+/* A member of a tensor is missing. */
+static attn_status missing(attn_tensor_id id, const char *part, attn_error *err)
+{
+    const char *const name = attn_tensors[id].name;
+    char axes[ATTN_SHAPE_BYTES], list[PROTO_DTYPE_LIST_BYTES];
+    tree_member member;
+    tree_pointer(member, NULL, name);
+    if (!strcmp(part, "shape"))
+        return attn_fail(err, ATTN_INVALID, member, "%s: shape is missing; %s is %s", name, name,
+                         attn_tensor_shape(id, axes));
+    if (!strcmp(part, "dtype"))
+        return attn_fail(err, ATTN_INVALID, member, "%s: dtype is missing, must be %s", name,
+                         proto_dtype_list(id, list));
+    return attn_fail(err, ATTN_INVALID, member,
+                     "%s: data is missing, must be base64 in a string or an array of numbers", name);
+}
+
+attn_status decode_tensor(const struct decode_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
+                          attn_error *err)
+{
+    static const char *const names[] = { "shape", "dtype", "data" };
+    const char *const name = attn_tensors[id].name;
+    const cJSON *members[COUNT(names)] = { 0 };
+    tree_member member;
+    char quote[TREE_QUOTE_BYTES], list[PROTO_DTYPE_LIST_BYTES], cure[TREE_CURE_BYTES];
+    const char *word;
+    proto_dtype dtype;
+    attn_status status;
+    if (!cJSON_IsObject(value))
+        return attn_fail(
+            err, ATTN_INVALID, tree_pointer(member, NULL, name),
+            "%s: is %s, must be an object: {\"shape\": [...], \"dtype\": \"%s\", \"data\": base64 or "
+            "numbers}%s",
+            name, tree_describe(value, quote), first_dtype(id),
+            cJSON_IsNull(value) && id != ATTN_T_q && id != ATTN_T_k && id != ATTN_T_v ? decode_value_cure(value) : "");
+    for (const cJSON *part = value->child; part; part = part->next) {
+        struct text_nearest best = { part->string, NULL, 3 };
+        size_t i = 0;
+        if (tree_repeated(value, part)) return tree_twice(name, part->string, err);
+        while (i < COUNT(names) && strcmp(part->string, names[i])) i++;
+        if (i == COUNT(names)) {
+            for (i = 0; i < COUNT(names); i++) text_consider(&best, names[i]);
+            return tree_unknown(name, &best, err);
+        }
+        members[i] = part;
+    }
+    for (size_t i = 0; i < COUNT(names); i++)
+        if (!members[i]) return missing(id, names[i], err);
+    if ((status = shape(id, members[0], t, err)) != ATTN_OK) return status;
+    word = tree_string(members[1]);
+    if (!word || !proto_dtype_parse(word, &dtype) || !proto_dtype_takes(id, &dtype))
+        return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "dtype"), "%s: dtype is %s, must be %s%s", name,
+                         tree_describe(members[1], quote), proto_dtype_list(id, list),
+                         decode_dtype_cure(id, true, members[1], cure));
+    t->dtype = dtype.as;
+    return data(r, name, members[2], &dtype, t, err);
+}
