@@ -53,7 +53,7 @@ have() {
     case $1 in
     /*) [ -e "$1" ] ;;
     py:*) "$python" -c "import ${1#py:}" 2>/dev/null ;;
-    gcc) command -v "${CC:-gcc}" >/dev/null ;;
+    gcc) cc=${CC:-gcc}; command -v "${cc%% *}" >/dev/null ;; # it may be two words: ccache gcc
     sanitizers) echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
         clang -fsanitize=fuzzer,address,undefined -x c -o /dev/null - 2>/dev/null ;;
     *) command -v "$1" >/dev/null ;;
