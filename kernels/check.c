@@ -493,9 +493,15 @@ static int64_t first_not_a_bit(const void *row, int64_t count, int64_t limit)
 
 static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
 {
-    const int32_t *x = row;
-    for (int64_t j = 0; j < count; j++)
-        if (x[j] < 0 || x[j] > limit) return j;
+    enum { AT_ONCE = 64 }; /* by vectors */
+    const int32_t *x = row, most = limit < INT32_MAX ? (int32_t)limit : INT32_MAX;
+    int64_t j = 0;
+    for (int32_t outside = 0; j + AT_ONCE <= count; j += AT_ONCE) {
+        for (int n = 0; n < AT_ONCE; n++) outside |= (x[j + n] < 0) | (x[j + n] > most);
+        if (outside) break;
+    }
+    for (; j < count; j++)
+        if (x[j] < 0 || x[j] > most) return j;
     return -1;
 }
 

@@ -312,7 +312,9 @@ static int32_t prefix_of(const struct cache_step *step, int row)
     const int64_t least = step->table_lengths[row] < step->table_lengths[row - 1] ? step->table_lengths[row]
                                                                                   : step->table_lengths[row - 1];
     const int64_t size = step->shape.page_size, pages = (least + size - 1) / size;
+    enum { AT_ONCE = 32 };
     int64_t same = 0;
+    while (same + AT_ONCE <= pages && memcmp(own + same, before + same, AT_ONCE * sizeof *own) == 0) same += AT_ONCE;
     while (same < pages && own[same] == before[same]) same++;
     return (int32_t)(same * size < least ? same * size : least);
 }

@@ -138,9 +138,10 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     proto_item *const item = &job->call->items[0];
     struct cache_step *const step = &own->step;
     if (step->most == 0) step->most = 1; /* all are empty */
-    own->table = calloc((size_t)step->rows * (size_t)step->most, sizeof *own->table);
+    own->table = calloc((size_t)step->most, sizeof *own->table);
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     point(&item->problem, step, own->table, step->lengths);
+    item->problem.page_table.stride[0] = 0; /* any page will do for a look: the real table comes when the step begins */
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
                                      0; /* lengths differ: it is of the last keys of each */
     return proto_item_prepare(item, err);

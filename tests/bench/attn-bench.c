@@ -5,6 +5,7 @@
  *   attn-bench --sweep paper --tokens 16384 --json                the table of the FlashAttention papers
  *   attn-bench --decode                                           one query over many keys: GB of K and V a second
  *   attn-bench --decode --page-size 64 --key-dtype float8_e4m3fn  the same over pages, of float8
+ *   attn-bench -B 32 -H 32 --hk 8 --sq 1 --sk 100000 --page-size 64 --forks   32 caches that are forks of one
  *   attn-bench --sweep masks                                      grouped heads, packed lengths, window, FlashMask, beside their likes
  *   attn-bench --dtype float8_e4m3fn --no-lse                     out alone, which float8 has faster kernels for
  *   attn-bench --codec                                            base64 and the scanner, GB of text a second
@@ -43,6 +44,7 @@ struct options {
     int32_t lengths[MOST_SEQUENCES];
     int64_t documents; /* FlashMask: so many equal documents, each seen by itself alone; 0: no mask */
     int64_t page_size; /* K and V are pools of pages of so many keys, in no order; 0: they are whole */
+    bool forks;        /* all pages of the rows but their last are the same */
     bool latent;       /* V is the first Dv columns of K, the same memory */
     bool deterministic, alibi;
     double softcap;
@@ -110,6 +112,9 @@ struct block {
     int64_t bytes;
 };
 
+/* Of a problem: its tensors, and prefix_keys. */
+enum { PREFIX_KEYS = ATTN_TENSOR_COUNT, BLOCKS };
+
 static attn_error err; /* every failure ends the program */
 
 static void must(attn_status status)
@@ -153,25 +158,46 @@ static void give_indices(struct machine *m, attn_tensor *t, struct block *b, con
     must(attn_stream_wait(m->stream, &err));
 }
 
-/* Each row's keys lie in pages of its own, which are anywhere in the pool. */
+static int64_t entries_of(const struct options *o)
+{
+    return (o->Sk + o->page_size - 1) / o->page_size;
+}
+
+/* Of the pool. Forks have all pages but their last in common. */
+static int64_t pages_of(const struct options *o)
+{
+    return o->forks ? entries_of(o) - 1 + o->B : o->B * entries_of(o);
+}
+
+/* Each row's keys lie in pages of its own, or in those of the first, which are anywhere in the pool. */
 static void give_pages(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
 {
-    const int64_t entries = (o->Sk + o->page_size - 1) / o->page_size, pages = o->B * entries;
+    const int64_t entries = entries_of(o), pages = pages_of(o), shared = o->forks ? entries - 1 : 0;
     uint64_t state = 88172645463325252u;
-    int32_t *values = malloc((size_t)(pages > o->B ? pages : o->B) * sizeof *values);
-    if (!values) die("out of memory", NULL);
+    int32_t *order = malloc((size_t)pages * sizeof *order);
+    int32_t *values = malloc((size_t)(o->B * entries) * sizeof *values);
+    if (!order || !values) die("out of memory", NULL);
     for (int64_t n = 0; n < pages; n++) { /* a shuffle (Fisher and Yates) */
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
         const int64_t other = (int64_t)(state % (uint64_t)(n + 1));
-        values[n] = values[other];
-        values[other] = (int32_t)n;
+        order[n] = order[other];
+        order[other] = (int32_t)n;
     }
+    for (int64_t b = 0; b < o->B; b++)
+        for (int64_t n = 0; n < entries; n++)
+            values[b * entries + n] = order[n < shared ? n : shared + b * (entries - shared) + n - shared];
     p->page_table = attn_tensor_make(NULL, ATTN_I32, 2, (int64_t[]){ o->B, entries });
     give_indices(m, &p->page_table, &blocks[ATTN_T_page_table], values);
+    if (o->forks) {
+        attn_tensor prefix = attn_tensor_make(NULL, ATTN_I32, 1, (int64_t[]){ o->B });
+        for (int64_t b = 0; b < o->B; b++) values[b] = b ? (int32_t)(shared * o->page_size) : 0;
+        give_indices(m, &prefix, &blocks[PREFIX_KEYS], values);
+    }
     for (int64_t b = 0; b < o->B; b++) values[b] = (int32_t)o->Sk;
     p->seqlens_k = attn_tensor_make(NULL, ATTN_I32, 1, (int64_t[]){ o->B });
     give_indices(m, &p->seqlens_k, &blocks[ATTN_T_seqlens_k], values);
     free(values);
+    free(order);
 }
 
 /* q, k, v and what says who may see whom. */
@@ -183,7 +209,6 @@ static void give_inputs(struct machine *m, const struct options *o, attn_problem
     for (int n = 0; n < 3; n++) {
         attn_tensor *t = &p->tensor[ATTN_T_q + n];
         const int64_t heads = sizes[2 * n], size = sizes[2 * n + 1];
-        const int64_t entries = o->page_size ? (o->Sk + o->page_size - 1) / o->page_size : 0;
         if (n == 2 && o->latent) {
             *t = p->k;
             t->shape[t->rank - 1] = size;
@@ -191,8 +216,8 @@ static void give_inputs(struct machine *m, const struct options *o, attn_problem
         }
         const attn_dtype dtype = n ? o->key_dtype : o->dtype;
         if (o->sequences) *t = attn_tensor_make(NULL, dtype, 3, (int64_t[]){ cu[o->sequences], heads, size });
-        else if (n && entries)
-            *t = attn_tensor_make(NULL, dtype, 4, (int64_t[]){ o->B * entries, o->page_size, heads, size });
+        else if (n && o->page_size)
+            *t = attn_tensor_make(NULL, dtype, 4, (int64_t[]){ pages_of(o), o->page_size, heads, size });
         else *t = attn_tensor_make(NULL, dtype, 4, (int64_t[]){ o->B, n ? o->Sk : o->Sq, heads, size });
         give_memory(m, t, &blocks[ATTN_T_q + n]);
     }
@@ -228,6 +253,7 @@ static void use(attn_problem *p, const struct options *o, struct block *blocks, 
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (p->tensor[id].rank) p->tensor[id].data = on_device ? blocks[id].device : blocks[id].host;
     if (o->latent) p->v.data = p->k.data;
+    if (o->forks) p->prefix_keys = on_device ? blocks[PREFIX_KEYS].device : blocks[PREFIX_KEYS].host;
 }
 
 /* Milliseconds of one call. */
@@ -237,7 +263,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
     static attn_problem turns[MOST_COPIES]; /* the problem, with a copy of K and V each */
     static attn_plan plans[MOST_COPIES];
     void *copies[MOST_COPIES][2] = { 0 };
-    struct block blocks[ATTN_TENSOR_COUNT] = { 0 };
+    struct block blocks[BLOCKS] = { 0 };
     attn_problem p = ATTN_PROBLEM_INIT;
     void *workspace = NULL;
     size_t workspace_bytes;
@@ -341,8 +367,10 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         const attn_role role = attn_tensors[id].role;
         if (p.tensor[id].rank && (role == ATTN_ROLE_OUT || role == ATTN_ROLE_OUT_BACK))
             look_at(m, (attn_tensor_id)id, &p.tensor[id], &blocks[id]);
-        attn_device_free(m->device, blocks[id].device);
-        free(blocks[id].host);
+    }
+    for (int n = 0; n < BLOCKS; n++) {
+        attn_device_free(m->device, blocks[n].device);
+        free(blocks[n].host);
     }
     for (int n = 1; n < sets; n++) attn_device_free(m->device, copies[n][0]), attn_device_free(m->device, copies[n][1]);
     attn_device_free(m->device, workspace);
@@ -602,6 +630,7 @@ static const char help[] =
     "  --softcap N  --alibi         options of the scores\n"
     "  --deterministic              backward: sums of dq in one order\n"
     "  --page-size N                forward: K and V are pools of pages of N keys, which lie in no order\n"
+    "  --forks                      with --page-size: all rows have their pages in common, but for the last\n"
     "  --key-dtype NAME             forward: of K and V, where it is not that of Q (float8_e4m3fn)\n"
     "  --latent                     forward: V is the first --dv columns of K (multi-head latent attention)\n"
     "  --no-lse                     forward: out alone (float8 is faster so)\n"
@@ -642,6 +671,7 @@ int main(int argc, char **argv)
         COLD,
         DOCUMENTS,
         PAGE_SIZE,
+        FORKS,
         KEY_DTYPE,
         LATENT,
         TOKENS,
@@ -671,6 +701,7 @@ int main(int argc, char **argv)
         { "cold", no_argument, NULL, COLD },
         { "documents", required_argument, NULL, DOCUMENTS },
         { "page-size", required_argument, NULL, PAGE_SIZE },
+        { "forks", no_argument, NULL, FORKS },
         { "key-dtype", required_argument, NULL, KEY_DTYPE },
         { "latent", no_argument, NULL, LATENT },
         { "tokens", required_argument, NULL, TOKENS },
@@ -749,6 +780,7 @@ int main(int argc, char **argv)
         case DECODE: o.sweep = SWEEP_DECODE; break;
         case COLD: o.reading = true; break;
         case PAGE_SIZE: o.page_size = number("--page-size", optarg, 1, INT32_MAX); break;
+        case FORKS: o.forks = true; break;
         case LATENT: o.latent = true; break;
         case KEY_DTYPE:
             if (!attn_dtype_parse(optarg, &o.key_dtype) || !attn_dtype_floating(o.key_dtype))
@@ -768,6 +800,7 @@ int main(int argc, char **argv)
     if (!key_dtype_given) o.key_dtype = o.dtype;
     if (o.backward && (o.page_size || o.latent || o.key_dtype != o.dtype))
         die("--page-size, --latent and --key-dtype are of a forward", NULL);
+    if (o.forks && !o.page_size) die("--forks have pages: --page-size", NULL);
     if (o.sweep == SWEEP_MASKS && o.page_size) die("--page-size is not for the sweep masks", NULL);
     if (!o.Hk) o.Hk = o.H;
     if (!o.Sk) o.Sk = o.Sq;

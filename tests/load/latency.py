@@ -83,7 +83,7 @@ class Line:
             self.room.extend(bytes(total - len(self.room)))
             view = memoryview(self.room)
         while got < total:
-            count = self.socket.recv_into(view[got:total])
+            count = self.socket.recv_into(view[got:total], 0, socket.MSG_WAITALL)
             if count == 0:
                 raise ConnectionError('the server closed the connection')
             got += count

@@ -42,6 +42,7 @@
 #include <atomic>
 
 #include "decode.cuh"
+#include "kernels/cuda/launch.cuh"
 
 namespace {
 
@@ -54,7 +55,6 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, SCORE_MODS>))
     static_assert(shared_bytes<T, D, SCORE_MODS, AS, copies_by_threads>() <= 99 * 1024,
                   "what every GPU from compute capability 8.0 on has");
     extern __shared__ __align__(128) char memory[];
-    launch_dependents(); /* combine_splits() may come when the last block has begun */
     typename copies_by_threads<T, shape<D, false, SCORE_MODS, PAGED, AS>>::kept narrow;
     typename copies_by_threads<T, shape<D, true, SCORE_MODS, PAGED, AS>>::kept wide;
     walk_splits<T, D, SCORE_MODS, PAGED, AS, copies_by_threads>(a, p, memory, narrow, wide);
@@ -143,10 +143,11 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    launch_dependents(); /* the stream's next kernel, if it waits for our end */
     const group_place place = group_place_of(a, p, b, hk);
     const head_args &x = place.x;
     const int rows = place.rows, splits = place.splits;
-    wait_for_prerequisites(); /* every block: this kernel must not end before decode_splits, for the next one waits for this one alone */
+    wait_for_prerequisites();
     if (rows == 0 || splits == 1) return;
     uint32_t repair = 0; /* a bit a row: at most DECODE_ROWS / 4 */
     for (int r = blockIdx.y; r < rows; r += gridDim.y) {
@@ -222,11 +223,6 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
 
 /* ---- Several sequences over one prefix --------------------------------------------------------------------------- */
 
-template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STACK_TILES>;
-
-/* Split `index` of one key/value head, for all runs of two and more sequences of a stack that share it. Blocks of the same
- * keys are neighbours, so that what one reads another finds in the L2. A sequence whose result is not finite has NaN for m
- * and l of its first row: decode_splits(), which comes next, computes it as any other. */
 template <typename T, int D>
 __global__ void __launch_bounds__(stack_shape<D>::THREADS, D == 256 ? 1 : 2)
     decode_stacks(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
@@ -234,17 +230,8 @@ __global__ void __launch_bounds__(stack_shape<D>::THREADS, D == 256 ? 1 : 2)
     typedef stack_shape<D> X;
     static_assert(sizeof(shared<X>) <= 99 * 1024, "what every GPU from compute capability 8.0 on has");
     extern __shared__ __align__(128) char memory[];
-    const int B = (int)a.g.dims.B, Hk = (int)a.g.dims.Hk, stacks = (B + p.stack - 1) / p.stack;
-    const int first = (int)(blockIdx.x % stacks) * p.stack, hk = (int)(blockIdx.x / stacks % Hk),
-              index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
     typename copies_by_threads<T, X>::kept kept;
-    uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && shares_split(a, p, first + lane, hk, index));
-    while (shares) { /* a run begins before its first bit */
-        const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1))); /* and ends at the next zero */
-        split<T, X, copies_by_threads>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);
-        shares &= ~0u << (begin + length - 1) << 1;
-        __syncthreads();
-    }
+    walk_stack<T, X, copies_by_threads>(a, p, memory, kept);
 }
 
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */
@@ -268,6 +255,7 @@ launch_plan launch_plan_of(const attn_geometry &g)
     const attn_dims &d = g.dims;
     launch_plan y = {};
     y.p.splits_per_block = 1;
+    y.p.walkers = 1;
     if (d.packed) {
         const int64_t short_slots = d.total_k / 128 + d.B, long_slots = d.total_k / 1024 + 17 * d.B;
         y.p.unit = short_slots <= long_slots ? 128 : 1024;
@@ -281,7 +269,7 @@ launch_plan launch_plan_of(const attn_geometry &g)
         const int64_t keys = attn_min64(d.Sk,
                                         g.left + g.right + d.Sq + SPLIT_ALIGN); /* what the queries may see together */
         const int64_t splits = most_splits(keys, rows > NARROW);
-        y.p.splits = (int)splits;
+        y.p.splits = y.p.walkers = (int)splits;
         y.blocks = d.B * splits * d.Hk;
         y.rows = splits > 1 ? d.B * d.Hk * splits * rows : 0;
         y.combine_rows = (unsigned)rows;
@@ -323,8 +311,7 @@ template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const
     bool overlap = false;
     const cudaError_t code = prepare(known, decode_stacks<T, D>, combine_splits<D>, bytes, &overlap);
     if (code != cudaSuccess) return code;
-    const int64_t blocks = attn_tiles(a.g.dims.B, y.p.stack) * a.g.dims.Hk * y.p.splits; /* fewer than y.blocks */
-    decode_stacks<T, D><<<(unsigned)blocks, stack_shape<D>::THREADS, bytes, stream>>>(a, y.p);
+    decode_stacks<T, D><<<(unsigned)blocks_of_stacks(a.g.dims, y.p), stack_shape<D>::THREADS, bytes, stream>>>(a, y.p);
     return cudaPeekAtLastError();
 }
 
@@ -335,28 +322,18 @@ cudaError_t launch(const cuda_chip *chip, const cuda_args &a, const launch_plan 
     static once known;
     const size_t bytes = shared_bytes<T, D, SCORE_MODS, AS, copies_by_threads>();
     bool overlap = false;
-    if constexpr (PAGED && !SCORE_MODS && AS == KEYS_AS_T)
-        if (y.p.stack) {
-            const cudaError_t stacked = launch_stacks<T, D>(a, y, stream);
-            if (stacked != cudaSuccess) return stacked;
-        }
     cudaError_t code = prepare(known, decode_splits<T, D, SCORE_MODS, PAGED, AS>, combine_splits<D>, bytes, &overlap);
     if (code != cudaSuccess) return code;
     if (!decode_by_engine(chip, stream, of, a, y.p, y.blocks, &code)) {
-        decode_splits<T, D, SCORE_MODS, PAGED, AS><<<(unsigned)y.blocks, THREADS, bytes, stream>>>(a, y.p);
-        code = cudaPeekAtLastError();
+        if constexpr (PAGED && !SCORE_MODS && AS == KEYS_AS_T)
+            if (y.p.stack) code = launch_stacks<T, D>(a, y, stream);
+        if (code == cudaSuccess)
+            code = launch_kernel(overlap, decode_splits<T, D, SCORE_MODS, PAGED, AS>, dim3((unsigned)y.blocks), THREADS,
+                                 bytes, stream, a, y.p);
     }
     if (code != cudaSuccess || y.rows == 0) return code;
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(a.g.dims.B * a.g.dims.Hk), y.combine_rows);
-    config.blockDim = dim3(COMBINE_THREADS);
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = overlap ? 1 : 0;
-    return cudaLaunchKernelEx(&config, combine_splits<D>, a, y.p);
+    return launch_kernel(overlap, combine_splits<D>, dim3((unsigned)(a.g.dims.B * a.g.dims.Hk), y.combine_rows),
+                         COMBINE_THREADS, 0, stream, a, y.p);
 }
 
 template <typename T, int D, bool PAGED>
@@ -378,18 +355,37 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const launch_p
                     : launch_form<T, 256, PAGED>(chip, a, y, of, stream);
 }
 
-/* A block takes a split group where that leaves FULL blocks for each place on a multiprocessor. The bits of the answer
- * are the same. */
+/* Blocks for each place on a multiprocessor, where a block may take several splits. */
 const int FULL = 4, PLACES = 3;
 
+/* A block takes a split group where that leaves enough blocks. The bits of the answer are the same. */
 void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
 {
-    const int64_t blocks = d.B * d.Hk * attn_tiles(y.p.splits, SPLIT_GROUP);
+    const int64_t groups = attn_tiles(y.p.splits, SPLIT_GROUP), blocks = d.B * d.Hk * groups;
     if (d.packed || y.p.splits == 1 || rows > SPLIT_GROUP_ROWS ||
         blocks < (int64_t)FULL * PLACES * chip->multiprocessors)
         return;
     y.p.splits_per_block = SPLIT_GROUP;
+    y.p.walkers = (int)groups;
     y.blocks = blocks;
+}
+
+/* Sequences that may share splits: decode_stacks() comes first, and of decode_splits() there are as many blocks as fill the
+ * GPU, for most splits may be done when it comes. */
+template <int D> int sequences_of_stack(int64_t rows)
+{
+    return (int)attn_min64(32, stack_shape<D>::BM / rows);
+}
+
+void let_rows_be_stacked(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
+{
+    const int D = class_of(d);
+    const int64_t fill = attn_tiles((int64_t)FULL * PLACES * chip->multiprocessors, d.B * d.Hk);
+    y.p.stack = D == 64    ? sequences_of_stack<64>(rows)
+                : D == 128 ? sequences_of_stack<128>(rows)
+                           : sequences_of_stack<256>(rows);
+    y.p.walkers = (int)attn_min64(y.p.splits, fill);
+    y.blocks = d.B * d.Hk * y.p.walkers;
 }
 
 size_t workspace_of(const attn_geometry &g)
@@ -418,6 +414,16 @@ size_t decode_workspace(const attn_geometry &g)
     return (workspace_of(g) + 1023) / 1024 * 1024;
 }
 
+/* Are Q, K and V all that the kernels read? */
+static bool reads_no_more(const attn_geometry &g)
+{
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        if (g.view[id].data && attn_tensors[id].role == ATTN_ROLE_IN && id != ATTN_T_q && id != ATTN_T_k &&
+            id != ATTN_T_v)
+            return false;
+    return !g.cu_q && !g.cu_k && !g.seqlens_k && !g.page_table;
+}
+
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
 {
     const cuda_args a = cuda_args_of(plan);
@@ -426,8 +432,9 @@ cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn
     const int64_t rows = a.g.dims.Sq * a.g.group;
     if (a.g.prefix_keys && !a.g.dims.packed && rows <= NARROW && y.p.splits > 1 && !has_options(plan) &&
         plan->problem->k.dtype != ATTN_F8E4M3)
-        y.p.stack = (int)attn_min64(32, STACK_TILES * 16 / rows);
+        let_rows_be_stacked(y, chip, a.g.dims, rows);
     else let_blocks_walk(y, chip, a.g.dims, rows);
+    y.p.early = reads_no_more(a.g);
     if (y.rows) {
         y.p.O = (float *)workspace;
         y.p.ml = (float2 *)(y.p.O + y.rows * class_of(a.g.dims));

@@ -58,6 +58,9 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
     static const int WIDTH = FLOAT8 ? D / 2 : D; /* of a row of the ring, in 16 bits */
 };
 
+/* A stack's. */
+template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STACK_TILES>;
+
 /* Splits that are added up together; rows that a block may have which takes a whole split group (its sums lie in shared
  * memory beside the ring). */
 enum { SPLIT_GROUP = 4, SPLIT_GROUP_ROWS = 8 };
@@ -502,21 +505,27 @@ again:
             }
 
             /* One step of the online softmax; S becomes P. */
+            float rescale[2];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]); /* m is in base 2 */
                 const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* nothing seen yet: -inf - -inf would be NaN */
-                const float rescale = exp2_fast(m[half] - base);
+                rescale[half] = exp2_fast(m[half] - base);
                 const float sum = exponents_of_row(S[0], half, c_of[half], -base);
-                l[half] = l[half] * rescale + sum;
+                l[half] = l[half] * rescale[half] + sum;
                 m[half] = m_new;
-                if (X::FLOAT8 && __all_sync(0xffffffff, rescale == 1)) continue;
+                if (!X::STACKED && !(X::FLOAT8 && __all_sync(0xffffffff, rescale[half] == 1)))
 #pragma unroll
-                for (int dt = 0; dt < DT; dt++) {
-                    O[0][dt][half * 2] *= rescale;
-                    O[0][dt][half * 2 + 1] *= rescale;
-                }
+                    for (int dt = 0; dt < DT; dt++) {
+                        O[0][dt][half * 2] *= rescale[half];
+                        O[0][dt][half * 2 + 1] *= rescale[half];
+                    }
             }
+            if (X::STACKED && !__all_sync(0xffffffff, rescale[0] == 1 && rescale[1] == 1))
+#pragma unroll
+                for (int dt = 0; dt < DT; dt++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) O[0][dt][e] *= rescale[e / 2];
             if (X::SCORE_MODS && a.drop_below)
                 drop(S[0], reinterpret_cast<uint32_t *>(&sm.tile.S[X::SCORE_MODS ? warp : 0]), a.drop_scale, lane,
                      [&](int row, int eighth) {
@@ -635,33 +644,74 @@ constexpr size_t shared_bytes()
     return narrow > wide ? narrow : wide;
 }
 
+/* A block of decode_stacks(): split `index` of one key/value head, for all runs of two and more sequences of a stack that share
+ * it. Blocks of the same keys are neighbours, so that what one reads another finds in the L2. A sequence whose result is not
+ * finite has NaN for m and l of its first row: decode_splits(), which comes next, computes it as any other. */
+template <typename T, class X, template <typename, class> class RING, class KEPT>
+DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
+{
+    const int B = (int)a.g.dims.B, Hk = (int)a.g.dims.Hk, stacks = (B + p.stack - 1) / p.stack;
+    const int first = (int)(blockIdx.x % stacks) * p.stack, hk = (int)(blockIdx.x / stacks % Hk),
+              index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
+    uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && splits_shared(a, p, first + lane, hk).has(index));
+    while (shares) { /* a run begins before its first bit */
+        const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1))); /* and ends at the next zero */
+        split<T, X, RING>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);
+        shares &= ~0u << (begin + length - 1) << 1;
+        __syncthreads();
+    }
+}
+
+inline int64_t blocks_of_stacks(const attn_dims &d, const plan &p)
+{
+    return attn_tiles(d.B, p.stack) * d.Hk * p.splits;
+}
+
 /* A block: the splits that are its own. */
 template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS, template <typename, class> class RING,
           class KEPT_NARROW, class KEPT_WIDE>
 DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NARROW narrow, KEPT_WIDE wide)
 {
+    const bool STACKS = PAGED && !SCORE_MODS && AS == KEYS_AS_T;
     const int Hk = (int)a.g.dims.Hk, slot = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk);
     int b, index;
+    if (!p.early) wait_for_prerequisites();
     if (a.g.dims.packed) {
         b = sequence_of_tile(a.g.cu_k, a.g.dims.B, p.unit, p.extra, slot);
         index = slot - (a.g.cu_k[b] / p.unit + p.extra * b);
     } else {
-        const int slots = (p.splits + p.splits_per_block - 1) / p.splits_per_block;
-        b = slot / slots;
-        index = slot % slots * p.splits_per_block;
+        b = slot / p.walkers;
+        index = slot % p.walkers * p.splits_per_block;
     }
     const group_place place = group_place_of(a, p, b, hk);
+    if (p.early) wait_for_prerequisites();
+    launch_dependents(); /* combine_splits() may come when the last block has begun, and finds the lengths written */
     if (place.rows == 0) return;
-    if constexpr (PAGED && !SCORE_MODS && AS == KEYS_AS_T)
-        if (p.stack && index < place.splits &&
-            (shares_split(a, p, b, hk, index) || shares_split(a, p, b + 1, hk, index)) &&
-            p.ml[place.saved + (int64_t)index * place.rows].y == p.ml[place.saved + (int64_t)index * place.rows].y)
-            return; /* decode_stacks() was here, and found nothing that is not finite */
-    const int end = min(index + p.splits_per_block, place.splits);
+    int end = min(index + p.splits_per_block, place.splits), step = 1;
+    split_range before = {}, after = {}; /* splits that decode_stacks() has computed */
+    if constexpr (STACKS)
+        if (p.stack) {
+            before = splits_shared(a, p, b, hk), after = splits_shared(a, p, b + 1, hk);
+            end = place.splits, step = p.walkers;
+        }
     if (place.rows <= NARROW)
 #pragma unroll 1
-        for (; index < end; index++)
+        for (; index < end; index += step) {
+            if constexpr (STACKS)
+                if (p.stack) { /* the next split that is not done, of 32 that a warp looks at together */
+                    const int lane = threadIdx.x % 32, own = index + lane * step;
+                    bool done = own >= end;
+                    if (before.has(own) || after.has(own)) {
+                        const float sum = p.ml[place.saved + (int64_t)own * place.rows].y;
+                        done = sum == sum; /* decode_stacks() found nothing there that is not finite */
+                    }
+                    const uint32_t left = __ballot_sync(0xffffffff, !done);
+                    index += (left ? __ffs(left) - 1 : 31) * step;
+                    if (!left) continue;
+                    __syncthreads(); /* nobody reads the last split's sums any more */
+                }
             split<T, shape<D, false, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, narrow);
+        }
     else if (index < end) split<T, shape<D, true, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, wide);
 }
 

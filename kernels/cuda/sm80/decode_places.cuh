@@ -6,11 +6,15 @@
 #include "tile.cuh"
 
 /* How blocks find their work. A block is a slot of a key/value head. Not packed, a batch row has a slot for each
- * `splits_per_block` of its splits. Packed, sequence b has those from cu_k[b] / unit + extra * b on: never fewer than it needs,
+ * `splits_per_block` of its splits, or, where it shares some with others (`stack`), `walkers`, of which each takes every
+ * `walkers`-th split that is left. Packed, sequence b has those from cu_k[b] / unit + extra * b on: never fewer than it needs,
  * so that a block finds its sequence by bisection; some are left over. */
 struct decode_plan {
     int splits, splits_per_block; /* splits_per_block: splits that a block takes, 1 or SPLIT_GROUP */
+    int walkers;                  /* blocks of a batch row and key/value head */
     int unit, extra;
+    bool
+        early; /* where the splits are follows from the arguments alone, and not from what the kernel before may write */
     int stack; /* sequences whose rows decode_stacks() may compute together; 0: it is not launched */
     int64_t
         head_rows; /* packed: rows of the workspace for a key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW on */
@@ -83,22 +87,29 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
  * lies wholly among those, begins and ends alike for both, and no row's causal or window limit cuts it, then the sequences
  * differ in their queries alone: decode_stacks() reads its keys once for all of them. Which sequences are taken together
  * changes no bit of a row, only the time. */
-DEVICE bool same_split(const cuda_args &a, const group_place &before, const group_place &place, int index)
+struct split_range {
+    int first, end;
+    DEVICE bool has(int index) const { return index >= first && index < end; }
+};
+
+DEVICE split_range splits_in_common(const cuda_args &a, const group_place &before, const group_place &place)
 {
     const attn_geometry &g = a.g;
-    const int64_t first = place.first + (int64_t)index * place.length, end = first + place.length;
     const attn_range open = attn_keys_of_all_rows(&g, &place.x.s, 0, place.x.s.Sq),
                      open_before = attn_keys_of_all_rows(&g, &before.x.s, 0, before.x.s.Sq);
-    return before.first == place.first && before.length == place.length && before.splits > 1 && place.splits > 1 &&
-           end <= g.prefix_keys[place.x.b] && first >= attn_max64(open.lo, open_before.lo) &&
-           end <= attn_min64(open.hi, open_before.hi);
+    const int64_t lo = attn_max64(open.lo, open_before.lo) - place.first,
+                  hi = attn_min64(g.prefix_keys[place.x.b], attn_min64(open.hi, open_before.hi)) - place.first;
+    if (before.first != place.first || before.length != place.length || before.splits == 1 || place.splits == 1 ||
+        hi <= 0)
+        return { 0, 0 };
+    return { lo > 0 ? (int)attn_tiles(lo, place.length) : 0, (int)(hi / place.length) };
 }
 
-/* With sequence b - 1, in one stack: these begin at multiples of p.stack. */
-DEVICE bool shares_split(const cuda_args &a, const plan &p, int b, int hk, int index)
+/* Of sequence b, with sequence b - 1, in one stack: these begin at multiples of p.stack. */
+DEVICE split_range splits_shared(const cuda_args &a, const plan &p, int b, int hk)
 {
-    return b < a.g.dims.B && b % p.stack != 0 &&
-           same_split(a, group_place_of(a, p, b - 1, hk), group_place_of(a, p, b, hk), index);
+    if (b >= a.g.dims.B || b % p.stack == 0) return { 0, 0 };
+    return splits_in_common(a, group_place_of(a, p, b - 1, hk), group_place_of(a, p, b, hk));
 }
 
 /* ---- Partial results --------------------------------------------------------------------------------------------- */

@@ -8,8 +8,8 @@
 
 #include "epilogue.cuh"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/sm80/backward_steps.h"
-#include "launch.cuh"
 #include "masks.cuh"
 #include "pipeline.cuh"
 #include "products.cuh"

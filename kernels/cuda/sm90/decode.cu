@@ -29,6 +29,7 @@
  * that is the swizzle of sm80/tile.cuh (of 64 bytes, float8 with head dims up to 64: that of its rows of 32 elements).
  * Rows past the tensor arrive as zeros. Rows past the sequence, of which there may be some in its last page, may hold
  * anything, and boxes that lie wholly past it are not asked for: all of these rows become zeros in shared memory. */
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/sm80/decode.cuh"
 #include "tma.cuh"
 
@@ -36,6 +37,11 @@ namespace {
 
 enum { LEAST_BOX = 8 };   /* rows: where the swizzle begins anew */
 enum { MOST_SLOTS = 12 }; /* of any shape's ring */
+
+/* A stack's ring is as long as shared memory allows for the blocks of a multiprocessor, which are two. */
+template <int D> struct tall_shape : stack_shape<D> {
+    static const int BLOCKS = D == 256 ? 1 : 2, SLOTS = D == 64 ? 6 : D == 128 ? 5 : 8;
+};
 
 /* Where a box begins: its page, and its row there. */
 struct box_place {
@@ -156,7 +162,7 @@ template <typename T, class X> struct copies_by_engine {
         __syncwarp();
         if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
         if (filled < keys.steps) {
-            if (threadIdx.x / 32 == filled % WARPS) {
+            if (threadIdx.x / 32 == filled % (X::THREADS / 32)) {
                 mbarrier_wait(empty, at.phase);
                 fill(filled, at.slot);
             }
@@ -175,6 +181,35 @@ template <typename T, class X> struct copies_by_engine {
 template <typename T, int D, keys_as AS>
 constexpr size_t barriers_at = shared_bytes<T, D, false, AS, copies_by_engine>();
 
+DEVICE void make_ready(const copy_plan &copies, ring_barriers &bars, int warps)
+{
+    if (threadIdx.x != 0) return;
+    prefetch_tensormap(&copies.K);
+    prefetch_tensormap(&copies.V);
+    for (int s = 0; s < MOST_SLOTS; s++) {
+        mbarrier_init(smem_addr(&bars.full[s]), 1);
+        mbarrier_init(smem_addr(&bars.empty[s]), warps);
+    }
+    fence_mbarrier_init();
+}
+
+/* decode_stacks(). */
+template <typename T, int D>
+__global__ void __launch_bounds__(tall_shape<D>::THREADS, tall_shape<D>::BLOCKS)
+    decode_stacks_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,
+                            const __grid_constant__ plan p)
+{
+    typedef tall_shape<D> X;
+    static_assert(((sizeof(shared_with_boxes<X>) + sizeof(ring_barriers) + 1023) / 1024 + 1) * X::BLOCKS <= 228,
+                  "KB of a multiprocessor, of which each block takes one more");
+    extern __shared__ __align__(1024) char memory[];
+    ring_barriers &bars = *(ring_barriers *)(memory + sizeof(shared_with_boxes<X>));
+    make_ready(copies, bars, X::THREADS / 32);
+    wait_for_prerequisites();
+    typename copies_by_engine<T, X>::kept kept = { copies, bars, 0, 0 };
+    walk_stack<T, X, copies_by_engine>(a, p, memory, kept);
+}
+
 template <typename T, int D, keys_as AS>
 __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
     decode_splits_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,
@@ -184,16 +219,7 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
                   "KB of a multiprocessor, of which each block takes one more");
     extern __shared__ __align__(1024) char memory[];
     ring_barriers &bars = *(ring_barriers *)(memory + barriers_at<T, D, AS>);
-    if (threadIdx.x == 0) {
-        prefetch_tensormap(&copies.K);
-        prefetch_tensormap(&copies.V);
-        for (int s = 0; s < MOST_SLOTS; s++) {
-            mbarrier_init(smem_addr(&bars.full[s]), 1);
-            mbarrier_init(smem_addr(&bars.empty[s]), WARPS);
-        }
-        fence_mbarrier_init();
-    }
-    launch_dependents(); /* combine_splits() may come when the last block has begun */
+    make_ready(copies, bars, WARPS);
     typename copies_by_engine<T, shape<D, false, false, true, AS>>::kept narrow = { copies, bars, 0, 0 };
     typename copies_by_engine<T, shape<D, true, false, true, AS>>::kept wide = { copies, bars, 0, 0 };
     walk_splits<T, D, false, true, AS, copies_by_engine>(a, p, memory, narrow, wide);
@@ -215,10 +241,19 @@ template <typename T, int D, keys_as AS>
 cudaError_t launch(copy_plan &copies, const cuda_args &a, const plan &p, int64_t blocks, cudaStream_t stream)
 {
     const size_t bytes = barriers_at<T, D, AS> + sizeof(ring_barriers);
-    const cudaError_t code = allow_shared<decode_splits_by_engine<T, D, AS>>(bytes);
+    cudaError_t code = cudaSuccess;
+    if constexpr (AS == KEYS_AS_T)
+        if (p.stack) {
+            typedef tall_shape<D> X;
+            const size_t tall = sizeof(shared_with_boxes<X>) + sizeof(ring_barriers);
+            code = allow_shared<decode_stacks_by_engine<T, D>>(tall);
+            if (code == cudaSuccess)
+                code = launch_dependent(decode_stacks_by_engine<T, D>, blocks_of_stacks(a.g.dims, p), X::THREADS, tall,
+                                        stream, copies, a, p);
+        }
+    if (code == cudaSuccess) code = allow_shared<decode_splits_by_engine<T, D, AS>>(bytes);
     if (code != cudaSuccess) return code;
-    decode_splits_by_engine<T, D, AS><<<(unsigned)blocks, THREADS, bytes, stream>>>(copies, a, p);
-    return cudaPeekAtLastError();
+    return launch_dependent(decode_splits_by_engine<T, D, AS>, blocks, THREADS, bytes, stream, copies, a, p);
 }
 
 template <typename T, keys_as AS>

@@ -29,8 +29,8 @@
  * whether lse is wanted. */
 #include "epilogue.cuh"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/launch.cuh"
 #include "kv_pipeline.cuh"
-#include "launch.cuh"
 #include "masks.cuh"
 #include "products.cuh"
 #include "score_mods.cuh"

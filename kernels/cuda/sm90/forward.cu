@@ -47,9 +47,9 @@
  * What a row's bits depend on: BN and the order of the tiles, both fixed by the head dim, the options, the masks
  * and the sequence's own Sk. */
 #include "forward_plan.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/sm80/decode.h"
 #include "kv_pipeline.cuh"
-#include "launch.cuh"
 #include "products.cuh"
 #include "widen.cuh"
 

@@ -42,7 +42,7 @@
  * Values past the end of a sequence (pages hold anything there) are made zeros in shared memory. */
 #include "epilogue.cuh"
 #include "kernels/cuda/kernels.h"
-#include "launch.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "pipeline.cuh"
 #include "products.cuh"
 
