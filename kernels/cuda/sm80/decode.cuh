@@ -403,6 +403,15 @@ template <typename T, class X> DEVICE void clear_values(uint16_t *values)
         }
 }
 
+/* A lane's two rows of O, each by its factor. */
+template <int DT> DEVICE void multiply_rows(float (&O)[DT][4], const float (&by)[2])
+{
+#pragma unroll
+    for (int dt = 0; dt < DT; dt++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) O[dt][e] *= by[e / 2];
+}
+
 /* What a warp has of rows from m0 on, columns from d0 on, to its place wk in shared memory: sums of O, m, and l, which becomes whole. */
 template <class X, int DT>
 DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[2], float (&l)[2], int m0, int d0,
@@ -521,11 +530,7 @@ again:
                         O[0][dt][half * 2 + 1] *= rescale[half];
                     }
             }
-            if (X::STACKED && !__all_sync(0xffffffff, rescale[0] == 1 && rescale[1] == 1))
-#pragma unroll
-                for (int dt = 0; dt < DT; dt++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) O[0][dt][e] *= rescale[e / 2];
+            if (X::STACKED && !__all_sync(0xffffffff, rescale[0] == 1 && rescale[1] == 1)) multiply_rows(O[0], rescale);
             if (X::SCORE_MODS && a.drop_below)
                 drop(S[0], reinterpret_cast<uint32_t *>(&sm.tile.S[X::SCORE_MODS ? warp : 0]), a.drop_scale, lane,
                      [&](int row, int eighth) {
