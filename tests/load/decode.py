@@ -6,10 +6,12 @@ or, with --read-only, not. A row has the median of the time at the client, the m
 left (wire and hand-overs), and the bytes of a request and its answer.
 
     --forks          the caches of a row are forks of one
+    --shm            queries, keys, values and outputs lie in POSIX shared memory; a request (KServe, attention_decode) has their places
     --clients 1,64   instead: that many clients at once with a cache of --lengths each, steps per second
 Needs NumPy.
 """
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -18,9 +20,11 @@ import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
-from latency import Line, at_once, percentile, repeat, request_of, safetensors, service_of, wire  # noqa: E402
+from latency import Line, at_once, percentile, region, repeat, request_of, safetensors, service_of, wire  # noqa: E402
 
 PIECE = 8192  # positions of an append
+REGION, DECODE = '/attnd_decode', '/v2/models/attention_decode/infer'
+KSERVE = {'float32': 'FP32', 'float16': 'FP16', 'bfloat16': 'BF16'}
 
 
 class Caches:
@@ -57,13 +61,32 @@ class Caches:
     def drop(self, name):
         self.ask(f'DELETE /v1/caches/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n'.encode(), 204)
 
-    def step(self, names):
-        """A request: a query for each of the caches, and the key and value of its position."""
-        B, row = len(names), len(self.piece) // PIECE
+    def new(self, B):
+        """A query for each of so many caches, and the key and value of its position: {name: (dtype, shape, bytes)}."""
+        row = len(self.piece) // PIECE
         tensors = {'q': (self.a.query_dtype, (B, 1, self.H, self.a.D), self.q[:B * len(self.q) // 64])}
         if not self.a.read_only:
             tensors['k'] = tensors['v'] = self.a.dtype, (B, 1, self.Hk, self.a.D), self.piece[:B * row]
-        return request_of('/v1/attention/decode', safetensors(tensors, {'caches': list(names)}), 'safetensors')
+        return tensors
+
+    def step(self, names):
+        return request_of('/v1/attention/decode', safetensors(self.new(len(names)), {'caches': list(names)}), 'safetensors')
+
+    @contextlib.contextmanager
+    def step_by(self, names, shared):
+        """A request of one step of these caches; with `shared`, its tensors are in a region that lasts as long."""
+        if not shared:
+            yield self.step(names)
+            return
+        tensors = self.new(len(names))
+        sizes = {name: len(data) for name, (_, _, data) in tensors.items()}
+        with region(self.line, REGION, {**sizes, 'out': sizes['q']}) as (memory, places):
+            for name, (_, _, data) in tensors.items():
+                at = places[name]['shared_memory_offset']
+                memory[at:at + len(data)] = data
+            inputs = [{'name': name, 'shape': shape, 'datatype': KSERVE[dtype], 'parameters': places[name]} for name, (dtype, shape, _) in tensors.items()]
+            yield request_of(DECODE, json.dumps({'parameters': {'caches': json.dumps(list(names))}, 'inputs': inputs,
+                                                 'outputs': [{'name': 'out', 'parameters': places['out']}]}).encode(), 'json')
 
 
 def table(address, a):
@@ -74,9 +97,9 @@ def table(address, a):
         for count in sorted(int(n) for n in a.caches.split(',')):
             while len(names) < count:
                 names.append(c.fork(names[0]) if a.forks else c.make(length))
-            request = c.step(names[:count])
-            _, _, answer = c.line.ask(request)
-            times, stages = repeat(c.line, request, a.count, 20)
+            with c.step_by(names[:count], a.shm) as request:
+                _, _, answer = c.line.ask(request)
+                times, stages = repeat(c.line, request, a.count, 20)
             medians = {name: sorted(us)[len(us) // 2] for name, us in stages.items()}
             left = percentile(times, .5) - sum(medians.values())
             print(f'{count:>6} {length:>7} {percentile(times, .5):>8.0f} {percentile(times, .99):>8.0f}   ' +
@@ -111,10 +134,13 @@ def main():
     ap.add_argument('--count', type=int, default=300)
     ap.add_argument('--read-only', action='store_true')
     ap.add_argument('--forks', action='store_true')
+    ap.add_argument('--shm', action='store_true')
     ap.add_argument('--clients')
     ap.add_argument('--options', default='', help='more words for the server that is started')
     a = ap.parse_args()
-    with service_of(a.url, a.options.split()) as address:
+    if a.shm and (a.query_dtype not in KSERVE or not a.read_only and a.dtype not in KSERVE):
+        ap.error('--shm: KServe has no type for float8: caches of it are read with --read-only')
+    with service_of(a.url, [*(['--allow-shm', REGION] if a.shm else []), *a.options.split()]) as address:
         clients(address, a) if a.clients else table(address, a)
 
 

@@ -21,13 +21,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from multiprocessing import shared_memory
 
 import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
-from latency import Line, percentile, repeat, safetensors, service_of, wire  # noqa: E402
+from latency import Line, percentile, region, repeat, request_of, safetensors, service_of, wire  # noqa: E402
 from load import HEADER, SIZES, row, wrk_line  # noqa: E402
 
 SHAPES = {'small': (1, 64, 4, 64), 'medium': (1, 1024, 8, 64), 'large': (1, 4096, 16, 128)}
@@ -123,19 +122,12 @@ def shared(a, size, address):
     values = values_of(size)
     each = values['q'].nbytes
     line = Line(*address)
-
-    def post(path, body):
-        status, _, answer = line.ask(f'POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n'.encode() + body)
-        if status != 200:
-            sys.exit(f'{path}: {status}: {answer[:300].decode()}')
-    memory = shared_memory.SharedMemory(REGION[1:], create=True, size=4 * each)
-    try:
-        for i, x in enumerate(values.values()):
-            memory.buf[i * each:(i + 1) * each] = x.tobytes()
-        post('/v2/systemsharedmemory/region/formats/register', json.dumps({'key': REGION, 'offset': 0, 'byte_size': 4 * each}).encode())
-        places = {n: {'shared_memory_region': 'formats', 'shared_memory_byte_size': each, 'shared_memory_offset': i * each} for i, n in enumerate(('q', 'k', 'v', 'out'))}
+    with region(line, REGION, {n: each for n in ('q', 'k', 'v', 'out')}) as (memory, places):
+        for n, x in values.items():
+            at = places[n]['shared_memory_offset']
+            memory[at:at + each] = x.tobytes()
         text, _ = kserve(values, places)
-        request = f'POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n'.encode() + text
+        request = request_of(INFER, text, 'json')
         repeat(line, request, 5, 15)
         count = max(20, int(a.seconds / max(1e-5, statistics.median(repeat(line, request, 5, 0)[0]))))
         times, stages = repeat(line, request, count, 0)
@@ -144,14 +136,11 @@ def shared(a, size, address):
         length = len(kserve(values)[0])
         _, head, answer = line.ask(f'POST {path} HTTP/1.1\r\nHost: localhost\r\nInference-Header-Content-Length: {length}\r\nContent-Length: {len(given)}\r\n\r\n'.encode() + given)
         text = int(re.search(rb'inference-header-content-length: *(\d+)', head)[1])
-        if answer[text:text + each] != bytes(memory.buf[3 * each:4 * each]):
+        at = places['out']['shared_memory_offset']
+        if answer[text:text + each] != bytes(memory[at:at + each]):
             sys.exit('out in shared memory is not what it is in a body')
         print(' ' * 28, ', '.join(f'{n} {statistics.median(us):.0f}' for n, us in stages.items()))
-        post('/v2/systemsharedmemory/region/formats/unregister', b'')
         return took
-    finally:
-        memory.close()
-        memory.unlink()
 
 
 def bare(a, size):

@@ -13,6 +13,7 @@ import re
 import socket
 import sys
 import time
+from multiprocessing import shared_memory
 
 import numpy as np
 
@@ -94,6 +95,32 @@ def request_of(path, payload, form, accept=None):
     kind = {'json': 'application/json', 'safetensors': 'application/x-safetensors'}
     return (f'POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind[form]}\r\nAccept: {kind[accept or form]}\r\n'
             f'Content-Length: {len(payload)}\r\n\r\n').encode() + payload
+
+
+def post(line, path, payload=b'', form='json'):
+    """The body of the answer, which must be 200."""
+    status, _, answer = line.ask(request_of(path, payload, form))
+    if status != 200:
+        sys.exit(f'{path}: {status}: {answer[:500].decode("utf-8", "replace")}')
+    return answer
+
+
+@contextlib.contextmanager
+def region(line, key, sizes):
+    """The memory of a region that is registered by its key, with a part for each of `sizes` (name: bytes): its bytes, and where a
+    tensor of KServe lies (name: parameters)."""
+    name, places, at = key.strip('/'), {}, 0
+    for part, size in sizes.items():
+        places[part] = {'shared_memory_region': name, 'shared_memory_byte_size': size, 'shared_memory_offset': at}
+        at += (size + 255) // 256 * 256
+    memory = shared_memory.SharedMemory(name, create=True, size=at)
+    try:
+        post(line, f'/v2/systemsharedmemory/region/{name}/register', json.dumps({'key': key, 'offset': 0, 'byte_size': at}).encode())
+        yield memory.buf, places
+        post(line, f'/v2/systemsharedmemory/region/{name}/unregister')
+    finally:
+        memory.close()
+        memory.unlink()
 
 
 def repeat(line, request, count, warm=100):
