@@ -85,6 +85,14 @@ class Memory:
         cuda('cudaDeviceSynchronize')
         return made
 
+    def write(self, data, offset):
+        cuda('cudaMemcpy', ctypes.c_void_p(self.at.value + offset), ctypes.c_char_p(data), ctypes.c_size_t(len(data)), ctypes.c_int(4))
+
+    def read(self, size, offset):
+        made = ctypes.create_string_buffer(size)
+        cuda('cudaMemcpy', made, ctypes.c_void_p(self.at.value + offset), ctypes.c_size_t(size), ctypes.c_int(4))
+        return made.raw
+
     def free(self):
         cuda('cudaFree', self.at)
 

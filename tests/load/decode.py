@@ -6,7 +6,8 @@ or, with --read-only, not. A row has the median of the time at the client, the m
 left (wire and hand-overs), and the bytes of a request and its answer.
 
     --forks          the caches of a row are forks of one
-    --shm            queries, keys, values and outputs lie in POSIX shared memory; a request (KServe, attention_decode) has their places
+    --shm system     queries, keys, values and outputs lie in POSIX shared memory; a request (KServe, attention_decode) has their places
+    --shm cuda       the same in the memory of the GPU (needs PyTorch)
     --clients 1,64   instead: that many clients at once with a cache of --lengths each, steps per second
 Needs NumPy.
 """
@@ -20,10 +21,12 @@ import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
-from latency import Line, at_once, percentile, region, repeat, request_of, safetensors, service_of, wire  # noqa: E402
+from latency import Line, SystemMemory, at_once, gpu_memory, percentile, region, repeat, request_of, safetensors, service_of, wire  # noqa: E402
 
 PIECE = 8192  # positions of an append
 REGION, DECODE = '/attnd_decode', '/v2/models/attention_decode/infer'
+ALLOW = {None: [], 'system': ['--allow-shm', REGION], 'cuda': ['--allow-cuda-shm']}
+SHARED = {'system': SystemMemory, 'cuda': gpu_memory}
 KSERVE = {'float32': 'FP32', 'float16': 'FP16', 'bfloat16': 'BF16'}
 
 
@@ -74,16 +77,13 @@ class Caches:
 
     @contextlib.contextmanager
     def step_by(self, names, shared):
-        """A request of one step of these caches; with `shared`, its tensors are in a region that lasts as long."""
+        """A request of one step of these caches; with a kind of shared memory, its tensors are in a region that lasts as long."""
         if not shared:
             yield self.step(names)
             return
         tensors = self.new(len(names))
-        sizes = {name: len(data) for name, (_, _, data) in tensors.items()}
-        with region(self.line, REGION, {**sizes, 'out': sizes['q']}) as (memory, places):
-            for name, (_, _, data) in tensors.items():
-                at = places[name]['shared_memory_offset']
-                memory[at:at + len(data)] = data
+        inputs = {name: data for name, (_, _, data) in tensors.items()}
+        with region(self.line, REGION, inputs, {'out': len(inputs['q'])}, SHARED[shared]) as (places, _):
             inputs = [{'name': name, 'shape': shape, 'datatype': KSERVE[dtype], 'parameters': places[name]} for name, (dtype, shape, _) in tensors.items()]
             yield request_of(DECODE, json.dumps({'parameters': {'caches': json.dumps(list(names))}, 'inputs': inputs,
                                                  'outputs': [{'name': 'out', 'parameters': places['out']}]}).encode(), 'json')
@@ -134,13 +134,13 @@ def main():
     ap.add_argument('--count', type=int, default=300)
     ap.add_argument('--read-only', action='store_true')
     ap.add_argument('--forks', action='store_true')
-    ap.add_argument('--shm', action='store_true')
+    ap.add_argument('--shm', choices=SHARED)
     ap.add_argument('--clients')
     ap.add_argument('--options', default='', help='more words for the server that is started')
     a = ap.parse_args()
     if a.shm and (a.query_dtype not in KSERVE or not a.read_only and a.dtype not in KSERVE):
         ap.error('--shm: KServe has no type for float8: caches of it are read with --read-only')
-    with service_of(a.url, [*(['--allow-shm', REGION] if a.shm else []), *a.options.split()]) as address:
+    with service_of(a.url, [*ALLOW[a.shm], *a.options.split()]) as address:
         clients(address, a) if a.clients else table(address, a)
 
 

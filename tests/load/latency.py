@@ -105,22 +105,52 @@ def post(line, path, payload=b'', form='json'):
     return answer
 
 
+class SystemMemory:
+    """Bytes of POSIX shared memory, by their key."""
+    kind = 'system'
+
+    def __init__(self, key, size):
+        self.memory = shared_memory.SharedMemory(key.strip('/'), create=True, size=size)
+        self.names = {'key': key, 'offset': 0}
+
+    def write(self, data, at):
+        self.memory.buf[at:at + len(data)] = data
+
+    def read(self, size, at):
+        return bytes(self.memory.buf[at:at + size])
+
+    def free(self):
+        self.memory.close()
+        self.memory.unlink()
+
+
+def gpu_memory(key, size):
+    """Bytes of the first GPU. Needs PyTorch."""
+    sys.path.insert(0, os.path.join(HERE, '..', 'gpu'))
+    from cuda_shared_memory import Memory
+    memory = Memory(size)
+    memory.kind, memory.names = 'cuda', {'raw_handle': {'b64': memory.raw_handle()}, 'device_id': 0}
+    return memory
+
+
 @contextlib.contextmanager
-def region(line, key, sizes):
-    """The memory of a region that is registered by its key, with a part for each of `sizes` (name: bytes): its bytes, and where a
-    tensor of KServe lies (name: parameters)."""
-    name, places, at = key.strip('/'), {}, 0
-    for part, size in sizes.items():
-        places[part] = {'shared_memory_region': name, 'shared_memory_byte_size': size, 'shared_memory_offset': at}
-        at += (size + 255) // 256 * 256
-    memory = shared_memory.SharedMemory(name, create=True, size=at)
+def region(line, key, inputs, outputs, memory_of=SystemMemory):
+    """Memory that is registered, with the inputs (name: bytes) and room for the outputs (name: how many bytes): where a tensor of KServe
+    lies (name: parameters), and a function that reads an output."""
+    name, places, end = key.strip('/'), {}, 0
+    for part, size in [*((part, len(data)) for part, data in inputs.items()), *outputs.items()]:
+        places[part] = {'shared_memory_region': name, 'shared_memory_byte_size': size, 'shared_memory_offset': end}
+        end += (size + 255) // 256 * 256
+    memory = memory_of(key, end)
     try:
-        post(line, f'/v2/systemsharedmemory/region/{name}/register', json.dumps({'key': key, 'offset': 0, 'byte_size': at}).encode())
-        yield memory.buf, places
-        post(line, f'/v2/systemsharedmemory/region/{name}/unregister')
+        for part, data in inputs.items():
+            memory.write(data, places[part]['shared_memory_offset'])
+        path = f'/v2/{memory.kind}sharedmemory/region/{name}'
+        post(line, path + '/register', json.dumps({**memory.names, 'byte_size': end}).encode())
+        yield places, lambda part: memory.read(outputs[part], places[part]['shared_memory_offset'])
+        post(line, path + '/unregister')
     finally:
-        memory.close()
-        memory.unlink()
+        memory.free()
 
 
 def repeat(line, request, count, warm=100):
