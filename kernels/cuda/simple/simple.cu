@@ -34,17 +34,24 @@ struct row {
     bool exists;
 };
 
+/* n / by, and what is left. Nearly all are below 2^32, and 32 bits are divided by far fewer instructions than 64. */
+DEVICE int64_t divide(int64_t n, int64_t by, int64_t &rest)
+{
+    const int64_t quotient = ((n | by) >> 32) == 0 ? (int64_t)((uint32_t)n / (uint32_t)by) : n / by;
+    rest = n - quotient * by;
+    return quotient;
+}
+
 /* Work item n of rows x heads, query rows fastest. */
 DEVICE row query_row(const cuda_args &a, int64_t n)
 {
     const attn_dims &d = a.g.dims;
     row r;
-    int64_t b, line = n % (d.Sq > 0 ? d.Sq : 1);
-    const int64_t rest = d.Sq > 0 ? n / d.Sq : 0;
     r.exists = d.Sq > 0 && n < d.Sq * d.H * (d.packed ? 1 : d.B);
     if (!r.exists) return r;
-    b = d.packed ? sequence_at(a.g.cu_q, d.B, line) : rest / d.H;
-    r.x = head_args_of(a, b, rest % d.H);
+    int64_t line, h;
+    const int64_t b = divide(divide(n, d.Sq, line), d.H, h);
+    r.x = head_args_of(a, d.packed ? sequence_at(a.g.cu_q, d.B, line) : b, h);
     r.i = line - r.x.s.q_start;
     return r;
 }

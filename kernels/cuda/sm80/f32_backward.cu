@@ -204,14 +204,14 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     const split_stats k_stats = planes.k.stats[k_tile], v_stats = planes.v.stats[k_tile];
 
-    /* Queries of round n: head n / tiles of the group, tile n % tiles. */
-    auto query_tile = [&](int n) {
-        return split_tile_of(planes.q, b, hk * (int)g.group + n / tiles, sequence.q_start) +
-               (first + n % tiles) * BM / SPLIT_ROWS;
+    /* A round: tiles [first, end) of a head, head after head of the group. */
+    const int end = first + tiles;
+    auto query_tile = [&](int h, int row_tile) {
+        return split_tile_of(planes.q, b, h, sequence.q_start) + row_tile * BM / SPLIT_ROWS;
     };
-    auto fetch = [&](int n) {
-        const int64_t h = hk * (int)g.group + n / tiles, from = query_tile(n) * 2 * SPLIT_ROWS * D;
-        const int i0 = (first + n % tiles) * BM;
+    auto fetch = [&](int h, int row_tile) {
+        const int64_t from = query_tile(h, row_tile) * 2 * SPLIT_ROWS * D;
+        const int i0 = row_tile * BM;
         load_planes<D, BM, THREADS>(sm.Q, planes.q.data + from, i0 % SPLIT_ROWS);
         load_planes<D, BM, THREADS>(sm.dO, planes.dout.data + from, i0 % SPLIT_ROWS);
         cp_async_commit();
@@ -224,7 +224,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             sm.delta[threadIdx.x] = i < Sq ? s.delta[at] : 0;
         }
     };
-    if (rounds > 0) fetch(0);
+    int h = hk * (int)g.group, row_tile = first;
+    if (rounds > 0) fetch(h, row_tile);
     cp_async_commit();
 
     /* Fragments: keys by rows of K and V, queries by rows of Q and dO for S and dP and by columns for dK and dV. */
@@ -238,8 +239,10 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     bool wide = k_stats.wide || v_stats.wide;
 
     for (int n = 0; n < rounds; n++) {
-        const int i0 = (first + n % tiles) * BM;
-        const split_stats q_stats = planes.q.stats[query_tile(n)], o_stats = planes.dout.stats[query_tile(n)];
+        const int i0 = row_tile * BM;
+        const int64_t at = query_tile(h, row_tile);
+        const int next_h = row_tile + 1 < end ? h : h + 1, next_row_tile = row_tile + 1 < end ? row_tile + 1 : first;
+        const split_stats q_stats = planes.q.stats[at], o_stats = planes.dout.stats[at];
         wide |= q_stats.wide != 0;
         cp_async_wait<0>();
         __syncthreads(); /* this round's queries are here, and nobody reads the last round's dS any more */
@@ -255,7 +258,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
         float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* never 0: -inf * 0 would be NaN */
         if (SCORE_MODS) {
-            const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
+            const head_args x = head_args_of(a, b, h);
             apply_options(S, sm.options[warp], a, x, limit, Sq, i0, j0 + warp * 16, unit, lane);
             c = 1;
         } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
@@ -327,17 +330,19 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             add_products_of_columns<D, BM>(dK, ah, al, q_columns_at, q_unit);
 
             __syncthreads(); /* dS is there, and nobody reads Q and dO any more */
-            if (n + 1 < rounds) fetch(n + 1);
+            if (n + 1 < rounds) fetch(next_h, next_row_tile);
 
             if (want_dq) {
-                const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
-                add_dq(sm, sums_of<D, BM>(sums, a, x, first + n % tiles),
+                const head_args x = head_args_of(a, b, h);
+                add_dq(sm, sums_of<D, BM>(sums, a, x, i0 / BM),
                        power_of_two(-exponent) * power_of_two(-k_stats.exponent), warp, lane);
             }
         } else {
             __syncthreads(); /* nobody reads Q and dO any more */
-            if (n + 1 < rounds) fetch(n + 1);
+            if (n + 1 < rounds) fetch(next_h, next_row_tile);
         }
+        h = next_h;
+        row_tile = next_row_tile;
     }
     cp_async_wait<0>();
 

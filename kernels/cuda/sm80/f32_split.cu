@@ -1,7 +1,8 @@
 /* f32_split.cu: float32 tensors to planes of float16. See split.cuh.
  *
  * A block reads the 128 rows of one tile once, keeps them in registers, finds the largest number, and writes hi and lo.
- * Bound by memory: 4 bytes in and 4 out a number. One launch does all tensors of a problem. */
+ * Bound by memory: 4 bytes in and 4 out a number. One launch does all tensors of a problem. Keys and values in pages are an
+ * instantiation of their own: the look-up takes registers that would leave room for a block less on a multiprocessor. */
 #include "split.cuh"
 
 namespace {
@@ -15,7 +16,7 @@ struct split_jobs {
 };
 
 /* A lane holds D / 32 neighbouring columns of 16 rows. */
-template <int D>
+template <int D, bool PAGES>
 __global__ void __launch_bounds__(32 * WARPS)
     split_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ split_jobs jobs)
 {
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (p.packed && (int64_t)tile * SPLIT_ROWS >= count) return; /* not a tile of any sequence */
     float x[ROWS][V], top, least;
     load_rows<D, ROWS>(x, g.view[jobs.id[job]], b, blockIdx.y, start, (int64_t)tile * SPLIT_ROWS + warp * ROWS, count,
-                       p.width, !p.queries && g.page_table ? &g : nullptr);
+                       p.width, PAGES && !p.queries ? &g : nullptr);
     range_of_rows(x, top, least);
     __shared__ float tops[WARPS], leasts[WARPS], norms[WARPS];
     if (lane == 0) tops[warp] = top, leasts[warp] = least;
@@ -65,6 +66,12 @@ __global__ void __launch_bounds__(32 * WARPS)
     p.stats[at] = stats;
 }
 
+template <int D> void launch(const cuda_args &a, const split_jobs &jobs, dim3 grid, cudaStream_t stream)
+{
+    const auto kernel = a.g.page_table ? split_tiles<D, true> : split_tiles<D, false>;
+    kernel<<<grid, 32 * WARPS, 0, stream>>>(a, jobs);
+}
+
 } // namespace
 
 cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const attn_tensor_id *ids, int count,
@@ -84,9 +91,9 @@ cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const 
     const dim3 grid(blocks, heads, planes[0].packed ? 1 : (unsigned)d.B); /* all of a call are, or none is */
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
     switch (split_class(d)) {
-    case 64: split_tiles<64><<<grid, 32 * WARPS, 0, stream>>>(a, jobs); break;
-    case 128: split_tiles<128><<<grid, 32 * WARPS, 0, stream>>>(a, jobs); break;
-    default: split_tiles<256><<<grid, 32 * WARPS, 0, stream>>>(a, jobs); break;
+    case 64: launch<64>(a, jobs, grid, stream); break;
+    case 128: launch<128>(a, jobs, grid, stream); break;
+    default: launch<256>(a, jobs, grid, stream); break;
     }
     return cudaPeekAtLastError();
 }
