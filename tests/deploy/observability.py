@@ -289,28 +289,50 @@ def test_alerts(tally, prometheus):
             tally.check(f'{r["name"]} {"fires" if r["name"] in DESERVED else "is silent"}', bool(fires) == (r['name'] in DESERVED), values_text(fires) if fires else '')
 
 
+class SlowUpload:
+    """All of a request but its end, of which a byte leaves every half second: one that did not move at all would be cut after
+    2 s. It goes on by itself, however long the questions to Prometheus take, until finish()."""
+    TAIL = 400  # bytes kept back: enough for 200 s
+
+    def __init__(self, address, body):
+        request = service.request_bytes(FORWARD, body, headers=['Content-Type: application/json', 'Authorization: Bearer observed'])
+        self.left = request[-self.TAIL:]
+        self.socket = socket.create_connection(address)
+        self.socket.sendall(request[:-self.TAIL])
+        self.enough = threading.Event()
+        self.thread = threading.Thread(target=self.trickle, daemon=True)
+        self.thread.start()
+
+    def trickle(self):
+        while not self.enough.wait(0.5) and len(self.left) > 1:
+            try:
+                self.socket.sendall(self.left[:1])
+            except OSError:
+                return  # cut: finish() sees it
+            self.left = self.left[1:]
+
+    def finish(self):
+        """Sends the rest and returns the answer."""
+        self.enough.set()
+        self.thread.join()
+        self.socket.sendall(self.left)
+        return service.RawReader(self.socket).answer()
+
+
 def test_end(tally, prometheus, server):
     """A drain that one upload holds up, watched by Prometheus; then the end."""
-    body = problem(16)
-    upload = socket.create_connection(server.address)
-    upload.sendall(service.request_bytes(FORWARD, body, headers=['Content-Type: application/json', 'Authorization: Bearer observed'])[:-9])
+    upload = SlowUpload(server.address, problem(16))
     time.sleep(0.2)
     server.process.send_signal(signal.SIGTERM)
-    tally.check('a drain is seen', bool(eventually(lambda: prometheus.query('attnd_phase{phase="draining"} == 1'), 5)))
-    slow = next(r['query'] for r in rules(prometheus) if r['name'] == 'AttndDrainSlow')
-    left, sent_at = list(body[-9:]), time.monotonic()
-
-    def trickle_and_ask():  # an upload that does not move at all would be cut after 2 s
-        nonlocal sent_at
-        if time.monotonic() - sent_at > 1 and len(left) > 1:
-            upload.sendall(bytes([left.pop(0)]))
-            sent_at = time.monotonic()
-        return prometheus.query(slow)
-    fires = eventually(trickle_and_ask, 8, 0.1)
-    tally.check('AttndDrainSlow fires', bool(fires), values_text(fires))
-    upload.sendall(bytes(left))
-    answer = service.RawReader(upload).answer()
-    upload.close()
+    tally.check('a drain is seen', bool(eventually(lambda: prometheus.query('attnd_phase{phase="draining"} == 1'), 20)))
+    slow, count = re.subn(r'\b0\.8 \*', '0.05 *', next(r['query'] for r in rules(prometheus) if r['name'] == 'AttndDrainSlow'))
+    assert count == 1, 'AttndDrainSlow does not fire at 0.8 of the limit any more'
+    fires = eventually(lambda: prometheus.query(slow), 20, 0.1)
+    tally.check('AttndDrainSlow fires, here from a twentieth of the limit on', bool(fires), values_text(fires))
+    try:
+        answer = upload.finish()
+    finally:
+        upload.socket.close()
     tally.check('what was accepted is answered', answer.status == 200, answer.status)
     server.stop()
     down = next(r['query'] for r in rules(prometheus) if r['name'] == 'AttndDown')
@@ -325,7 +347,7 @@ def run(tally, seconds):
         os.chmod(tokens, 0o600)
         metrics = f'127.0.0.1:{free_port()}'
         server = Server('--metrics-listen', metrics, '--token-file', tokens, '--queue-depth', '4', '--max-body-bytes', '4M', '--max-connections', '32',
-                        '--cpu-threads', '1', '--drain-ms', '8000', '--log-level', 'error').start()
+                        '--cpu-threads', '1', '--drain-ms', '60000', '--log-level', 'error').start()
         failing = Server('--cpu-threads', '1', '--log-level', 'error', binary=service.FAKE,
                          env={'ATTN_FAKE_DEVICES': '2', 'ATTN_FAKE_SCRIPT': '0:sync.err=700@5'}).start()
         prometheus = mix = None
