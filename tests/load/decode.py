@@ -8,13 +8,15 @@ left (wire and hand-overs), and the bytes of a request and its answer.
     --forks          the caches of a row are forks of one
     --shm system     queries, keys, values and outputs lie in POSIX shared memory; a request (KServe, attention_decode) has their places
     --shm cuda       the same in the memory of the GPU (needs PyTorch)
-    --clients 1,64   instead: that many clients at once with a cache of --lengths each, steps per second
+    --clients 1,64   instead: that many clients at once, each with --caches (one number) of --lengths: steps per second, and what of it
+                     is kernels
 Needs NumPy.
 """
 import argparse
 import contextlib
 import json
 import os
+import re
 import sys
 
 import numpy as np
@@ -24,7 +26,7 @@ sys.path.insert(0, HERE)
 from latency import Line, SystemMemory, at_once, gpu_memory, percentile, region, repeat, request_of, safetensors, service_of, wire  # noqa: E402
 
 PIECE = 8192  # positions of an append
-REGION, DECODE = '/attnd_decode', '/v2/models/attention_decode/infer'
+REGION, DECODE, METRICS = '/attnd_decode', '/v2/models/attention_decode/infer', b'GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n'
 ALLOW = {None: [], 'system': ['--allow-shm', REGION], 'cuda': ['--allow-cuda-shm']}
 SHARED = {'system': SystemMemory, 'cuda': gpu_memory}
 KSERVE = {'float32': 'FP32', 'float16': 'FP16', 'bfloat16': 'BF16'}
@@ -76,14 +78,15 @@ class Caches:
         return request_of('/v1/attention/decode', safetensors(self.new(len(names)), {'caches': list(names)}), 'safetensors')
 
     @contextlib.contextmanager
-    def step_by(self, names, shared):
-        """A request of one step of these caches; with a kind of shared memory, its tensors are in a region that lasts as long."""
+    def step_by(self, names, shared, place=0):
+        """A request of one step of these caches; with a kind of shared memory, its tensors are in a region that lasts as long, told from
+        others by its place."""
         if not shared:
             yield self.step(names)
             return
         tensors = self.new(len(names))
         inputs = {name: data for name, (_, _, data) in tensors.items()}
-        with region(self.line, REGION, inputs, {'out': len(inputs['q'])}, SHARED[shared]) as (places, _):
+        with region(self.line, f'{REGION}_{place}', inputs, {'out': len(inputs['q'])}, SHARED[shared]) as (places, _):
             inputs = [{'name': name, 'shape': shape, 'datatype': KSERVE[dtype], 'parameters': places[name]} for name, (dtype, shape, _) in tensors.items()]
             yield request_of(DECODE, json.dumps({'parameters': {'caches': json.dumps(list(names))}, 'inputs': inputs,
                                                  'outputs': [{'name': 'out', 'parameters': places['out']}]}).encode(), 'json')
@@ -110,21 +113,27 @@ def table(address, a):
 
 
 def clients(address, a):
-    length = int(a.lengths.split(',')[0])
+    length, each = int(a.lengths.split(',')[0]), int(a.caches.split(',')[0])
     c = Caches(address, a)
+
+    def kernel_seconds():
+        return float(re.search(rb'^attnd_kernel_seconds_total\{.*op="decode".*\} (\S+)$', c.line.ask(METRICS)[2], re.M)[1])
     most = max(int(n) for n in a.clients.split(','))
-    names = [c.make(length) for _ in range(most)]
+    names = [[c.make(length) for _ in range(each)] for _ in range(most)]
     for count in (int(n) for n in a.clients.split(',')):
-        times, rate = at_once(address, [c.step([name]) for name in names[:count]], a.count)
-        print(f'{count} clients of {length} positions: {rate:.0f} steps per second, p50 {percentile(times, .5):.0f} us', flush=True)
-    for name in names:
+        with contextlib.ExitStack() as stack:
+            steps = [stack.enter_context(c.step_by(of, a.shm, n)) for n, of in enumerate(names[:count])]
+            times, rate, share = at_once(address, steps, a.count, kernel_seconds)
+        print(f'{count} clients, {each} x {length} positions each: {rate:.0f} steps per second, p50 {percentile(times, .5):.0f} us, '
+              f'kernels {1e6 * share / rate:.0f} us of each, {100 * share:.0f} % of the time (more than 100: several at once)', flush=True)
+    for name in sum(names, []):
         c.drop(name)
 
 
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument('--url')
-    ap.add_argument('--caches', default='1,8,64')
+    ap.add_argument('--caches', help='1,8,64; of each of --clients 1')
     ap.add_argument('--lengths', default='1024,8192,131072')
     ap.add_argument('--heads', default='32:8')
     ap.add_argument('-D', type=int, default=128)
@@ -138,6 +147,7 @@ def main():
     ap.add_argument('--clients')
     ap.add_argument('--options', default='', help='more words for the server that is started')
     a = ap.parse_args()
+    a.caches = a.caches or ('1' if a.clients else '1,8,64')
     if a.shm and (a.query_dtype not in KSERVE or not a.read_only and a.dtype not in KSERVE):
         ap.error('--shm: KServe has no type for float8: caches of it are read with --read-only')
     with service_of(a.url, [*ALLOW[a.shm], *a.options.split()]) as address:

@@ -182,8 +182,8 @@ def _run(address, request, count, pipe):
     pipe.send(repeat(line, request, count, 0)[0])
 
 
-def at_once(address, requests, count):
-    """Processes, one for each of the requests: (all their times, requests per second)."""
+def at_once(address, requests, count, counter=lambda: 0):
+    """Processes, one for each of the requests: (all their times, requests per second, what counter() grew by per second)."""
     pipes = []
     for request in requests:
         here, there = multiprocessing.Pipe()
@@ -191,11 +191,12 @@ def at_once(address, requests, count):
         pipes.append(here)
     for pipe in pipes:
         pipe.recv()
-    began = time.perf_counter()
+    before, began = counter(), time.perf_counter()
     for pipe in pipes:
         pipe.send(0)
     times = [t for pipe in pipes for t in pipe.recv()]
-    return times, len(times) / (time.perf_counter() - began)
+    took = time.perf_counter() - began
+    return times, len(times) / took, (counter() - before) / took
 
 
 def main():
@@ -215,7 +216,7 @@ def main():
 
 def show(address, request, a):
     if a.connections > 1:
-        times, rate = at_once(address, [request] * a.connections, a.count)
+        times, rate, _ = at_once(address, [request] * a.connections, a.count)
         print(f'{a.shape} {a.dtype} {a.format}: {rate:.0f} per second over {a.connections} connections, '
               f'p50 {percentile(times, .5):.0f} us, p99 {percentile(times, .99):.0f} us')
         return

@@ -34,7 +34,8 @@
  *
  * Options (softcap, ALiBi, FlashMask) are instantiations of their own: the loader writes down for each round which tile it is, and
  * leaves out those that the mask hides from all of the block's keys. A softcap's derivative, 1 - tanh^2, is known only while the
- * scores are: P times it waits in shared memory, as 16-bit numbers, until dS is made of it.
+ * scores are: P times it waits in shared memory, as 16-bit numbers, until dS is made of it. A softcap alone has a form without
+ * the other options, since a round is as long as what is done to a score.
  *
  * Deterministic: the blocks of a head add to dQ of a tile in a fixed order, that in which they were launched; who is early waits
  * for its turn, a counter per tile. So a block waits only for blocks that began before it, which all run or have ended. Under a
@@ -49,18 +50,21 @@ namespace {
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-/* An instantiation: head dims up to D; BM queries a tile; with options or without. Options want 16 or 32 KB for themselves: a
- * stage of Q less, or of dS. */
-template <int D_, int BM_, bool OPTIONS_> struct shape {
-    static const bool OPTIONS = OPTIONS_;
-    static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !OPTIONS ? 3 : 2, STAGES_DO = 2,
-                     STAGES_DS = D == 64 && OPTIONS ? 2 : 3;
+/* Which options a form takes. */
+enum form { PLAIN, CAPPED /* softcap alone */, WITH_OPTIONS };
+
+/* An instantiation: head dims up to D; BM queries a tile. What waits for dS wants 16 or 32 KB: a stage of Q less, or of dS. */
+template <int D_, int BM_, form FORM_> struct shape {
+    static const form FORM = FORM_;
+    static const bool OPTIONS = FORM == WITH_OPTIONS, STASH = FORM != PLAIN;
+    static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !STASH ? 3 : 2, STAGES_DO = 2,
+                     STAGES_DS = D == 64 && STASH ? 2 : 3;
     static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
     static const int UNITS = BM / QUERY_TILE;       /* whose values and sums lie together */
     static const int DQ_COLUMNS = D / (2 / UNITS);  /* a consumer's part of dQ: 64 queries by so many channels */
     static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
     static const bool TURNS = D == 64 &&
-                              !OPTIONS; /* with the exponentials, of which there are as many for half the products */
+                              !STASH; /* with the exponentials, of which there are as many for half the products */
 };
 
 enum { HANDING = 128 + 32 }; /* threads that meet: a consumer and its sender */
@@ -101,8 +105,8 @@ template <class X> struct shared {
         dS[X::STAGES_DS][X::BM * X::BN]; /* rows are queries; a chunk of 64 keys per consumer. At the end dK, dV */
     alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS]; /* a consumer's part, in the order of fragment_at() */
     alignas(16) row_values values[X::STAGES_Q][X::UNITS];
-    uint32_t stash[X::OPTIONS ? X::BM / 4 : 1]
-                  [X::OPTIONS ? CONSUMERS : 1]; /* P times the softcap's derivative, a column per thread */
+    uint32_t stash[X::STASH ? X::BM / 4 : 1]
+                  [X::STASH ? CONSUMERS : 1]; /* P times the softcap's derivative, a column per thread */
     round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
     barrier_pairs<X::STAGES_Q> bars_Q;
     barrier_pairs<X::STAGES_DO> bars_dO;
@@ -380,27 +384,62 @@ template <typename T, class X> struct gradients {
 #pragma unroll
         for (int n = 0; n < BM / 8; n++) {
             const float2 lse2 = *(const float2 *)&values[n / 8].lse2[n % 8 * 8 + me.lane % 4 * 2];
-            float derivative[4] = { 1, 1, 1, 1 };
+            float t[4], derivative[4] = { 1, 1, 1, 1 };
+            if (p.mods.cap != 0) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) t[e] = S[n * 4 + e] * p.mods.cap;
+                tanh_of_four(t);
+            }
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int c = n * 8 + e % 2, half = e / 2;
                 float &s = S[n * 4 + e];
-                if (p.mods.cap != 0) {
-                    const float t = 1 - __fdividef(2, 1 + exp2_fast(s * p.mods.cap));
-                    derivative[e] = fmaf(-t, t, 1);
-                    s = t * p.cap;
-                } else {
-                    s *= p.c;
-                }
+                if (p.mods.cap != 0) derivative[e] = fmaf(-t[e], t[e], 1);
+                s = p.mods.cap != 0 ? t[e] * p.cap : s * p.c;
                 s = fmaf(-slope, fabsf(behind + (float)(c - half * 8)), s);
                 s = exp2_fast(s - (e % 2 ? lse2.y : lse2.x));
                 if (hidden[n / 8] >> (n % 8 * 4 + e) & 1) s = 0;
             }
-            if (p.mods.cap != 0)
+            if (p.mods.cap != 0) put_aside(n, S + n * 4, derivative);
+        }
+    }
+
+    /* P times the softcap's derivative, of four scores. */
+    DEVICE void put_aside(int n, const float *P, const float (&derivative)[4]) const
+    {
 #pragma unroll
-                for (int half = 0; half < 2; half++)
-                    sm.stash[X::OPTIONS ? n * 2 + half : 0][X::OPTIONS ? threadIdx.x - 128 : 0] = pack<T>(
-                        S[n * 4 + half * 2] * derivative[half * 2], S[n * 4 + half * 2 + 1] * derivative[half * 2 + 1]);
+        for (int half = 0; half < 2; half++)
+            sm.stash[X::STASH ? n * 2 + half : 0][X::STASH ? threadIdx.x - 128 : 0] = pack<T>(
+                P[half * 2] * derivative[half * 2], P[half * 2 + 1] * derivative[half * 2 + 1]);
+    }
+
+    /* The same with a softcap alone. EDGE: some pairs are hidden. */
+    template <bool EDGE> DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
+    {
+        int first[2] = {}, last[2] = {}; /* queries that see this thread's two keys, from its first pair on */
+        if (EDGE)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int j = x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4 + half * 8, i = tile * BM + me.lane % 4 * 2;
+                first[half] = j < x.band.Sk ? j - x.band.hi - i + 1 : INT32_MAX;
+                last[half] = min(j - x.band.lo + 1, x.Sq) - i;
+            }
+#pragma unroll
+        for (int n = 0; n < BM / 8; n++) {
+            const float2 lse2 = *(const float2 *)&values[n / 8].lse2[n % 8 * 8 + me.lane % 4 * 2];
+            float t[4], derivative[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) t[e] = S[n * 4 + e] * p.mods.cap;
+            tanh_of_four(t);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int i = n * 8 + e % 2, half = e / 2;
+                float &s = S[n * 4 + e];
+                derivative[e] = fmaf(-t[e], t[e], 1);
+                s = exp2_fast(fmaf(t[e], p.cap, -(e % 2 ? lse2.y : lse2.x)));
+                if (EDGE && (i < first[half] || i >= last[half])) s = 0;
+            }
+            put_aside(n, S + n * 4, derivative);
         }
     }
 
@@ -408,7 +447,8 @@ template <typename T, class X> struct gradients {
     DEVICE void differences(uint32_t (&P)[BM / 16][4], const float (&dP)[BM / 2], const row_values *values) const
     {
         differences_of<T, BM>(P, dP, values, me.lane, [&](uint32_t pair, int n) {
-            return X::OPTIONS && p.mods.cap != 0 ? sm.stash[X::OPTIONS ? n : 0][threadIdx.x - 128] : pair;
+            const bool capped = X::FORM == CAPPED || (X::OPTIONS && p.mods.cap != 0);
+            return capped ? sm.stash[X::STASH ? n : 0][threadIdx.x - 128] : pair;
         });
     }
 
@@ -460,7 +500,10 @@ template <typename T, class X> struct gradients {
         retire<1>(S);
         if (X::TURNS) me.await_turn();
         /* A round without options is a plain one. */
-        if (X::OPTIONS && (p.mods.cap != 0 || record().bounded || record().slope != 0))
+        if (X::FORM == CAPPED) {
+            if (tile < free_first || tile >= free_last) capped_exponents<true>(S, sm.values[q.stage]);
+            else capped_exponents<false>(S, sm.values[q.stage]);
+        } else if (X::OPTIONS && (p.mods.cap != 0 || record().bounded || record().slope != 0))
             exponents_of_options(S, sm.values[q.stage]);
         else exponents(S, sm.values[q.stage]);
         to_operand<T, BM>(P, S);
@@ -707,29 +750,27 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
     code = launch_dependent(backward_tiles<T, X>, p.order.tiles, X::THREADS, sizeof(shared<X>), job.stream,
                             job.run.args, p, m);
     if (code != cudaSuccess) return code;
-    return launch_dependent(repair_keys<shape<X::D, X::BM, false>>, job.chip->multiprocessors, 128, 0, job.stream,
+    return launch_dependent(repair_keys<shape<X::D, X::BM, PLAIN>>, job.chip->multiprocessors, 128, 0, job.stream,
                             job.run.args, p);
 }
 
 struct shape_row {
     int D;
-    bool options;
+    form takes;
     cudaError_t (*launch[2])(const backward_job &); /* bfloat16, float16 */
 };
 template <class X> constexpr shape_row row()
 {
-    return { X::D, X::OPTIONS, { launch<__nv_bfloat16, X>, launch<__half, X> } };
+    return { X::D, X::FORM, { launch<__nv_bfloat16, X>, launch<__half, X> } };
 }
 
 /* By backward_class(). */
 const shape_row shapes[] = {
-    row<shape<64, 128, false>>(),
-    row<shape<128, 64, false>>(),
-    row<shape<64, 128, true>>(),
-    row<shape<128, 64, true>>(),
+    row<shape<64, 128, PLAIN>>(),  row<shape<128, 64, PLAIN>>(),        row<shape<64, 128, CAPPED>>(),
+    row<shape<128, 64, CAPPED>>(), row<shape<64, 128, WITH_OPTIONS>>(), row<shape<128, 64, WITH_OPTIONS>>(),
 };
 
-/* What the form with options is for. */
+/* Those that the plain form does not take. */
 const uint64_t OPTIONS = ATTN_OPTION_BIT(SOFTCAP) | ATTN_TENSOR_BIT(alibi_slopes) | ATTN_TENSOR_BIT(mask_startend_rows);
 
 bool plan_backward(const cuda_chip *chip, attn_plan *plan)
@@ -754,9 +795,10 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     if (code != cudaSuccess) return code;
     job.run.scratch.by_lane = true;
     code = cudaErrorInvalidValue;
+    const uint64_t options = plan->features & OPTIONS;
+    const form takes = !options ? PLAIN : options == ATTN_OPTION_BIT(SOFTCAP) ? CAPPED : WITH_OPTIONS;
     for (const shape_row &x : shapes)
-        if (x.D == backward_class(d) && x.options == !!(plan->features & OPTIONS))
-            code = x.launch[plan->problem->q.dtype == ATTN_F16](job);
+        if (x.D == backward_class(d) && x.takes == takes) code = x.launch[plan->problem->q.dtype == ATTN_F16](job);
     return code == cudaSuccess ? end_backward(stream, plan, job.run) : code;
 }
 

@@ -87,6 +87,22 @@ DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale,
     return y;
 }
 
+/* Four times tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) by one division, for divisions and powers are what a softcap costs. Above 30
+ * a tanh is 1 to the last bit, and four factors stay finite. A NaN becomes 1, and so does not become the other three's: who
+ * may meet one has it in another operand as well (lse). Good to 3e-7. */
+DEVICE void tanh_of_four(float (&x)[4])
+{
+    float d[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) d[e] = 1 + exp2_fast(fminf(x[e], 30));
+    const float first = d[0] * d[1], last = d[2] * d[3], each = __fdividef(2, first * last);
+    const float of_first = each * last, of_last = each * first;
+    x[0] = fmaf(-of_first, d[1], 1);
+    x[1] = fmaf(-of_first, d[0], 1);
+    x[2] = fmaf(-of_last, d[3], 1);
+    x[3] = fmaf(-of_last, d[2], 1);
+}
+
 /* For the thread's rows i0 and i0 + 8 against keys j0 .. ; x: the tile of work, of which Sq and Sk are read. */
 template <int N, class WORK>
 DEVICE void modify_scores(float (&S)[N / 2], const score_mods &mods, const head_mods &head, const WORK &x, int i0,
