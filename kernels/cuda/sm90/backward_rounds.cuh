@@ -1,0 +1,243 @@
+/* backward_rounds.cuh: of the backward kernel of backward.cu, what its warps agree on: the forms it has, its plan, the shared memory
+ * of a block, the order of a block's rounds; and the producer's warps, which bring K, V, Q and dO and send dQ away. A round is a
+ * tile of queries of one of the heads that share the block's keys. */
+#ifndef ATTN_SM90_BACKWARD_ROUNDS_CUH
+#define ATTN_SM90_BACKWARD_ROUNDS_CUH
+
+#include "backward.cuh"
+#include "score_mods.cuh"
+
+namespace {
+
+/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+
+/* Which options a form takes. */
+enum form { PLAIN, CAPPED /* softcap alone */, WITH_OPTIONS };
+
+/* An instantiation: head dims up to D; BM queries a tile. What waits for dS wants 16 or 32 KB: a stage of Q less, or of dS. */
+template <int D_, int BM_, form FORM_> struct shape {
+    static const form FORM = FORM_;
+    static const bool OPTIONS = FORM == WITH_OPTIONS, STASH = FORM != PLAIN;
+    static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !STASH ? 3 : 2, STAGES_DO = 2,
+                     STAGES_DS = D == 64 && STASH ? 2 : 3;
+    static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
+    static const int UNITS = BM / QUERY_TILE;       /* whose values and sums lie together */
+    static const int DQ_COLUMNS = D / (2 / UNITS);  /* a consumer's part of dQ: 64 queries by so many channels */
+    static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
+    static const bool TURNS = D == 64 && !OPTIONS;  /* with the exponentials: as many as at 128 for half the products */
+};
+
+enum { HANDING = 128 + 32 }; /* threads that meet: a consumer and its sender */
+
+/* Named barriers; those of dQ one per consumer. */
+enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
+
+/* ---- The plan, and a block's place in it ------------------------------------------------------------------------- */
+
+/* What the kernels know beside cuda_args. */
+struct plan {
+    tile_order order; /* of tiles of keys; packed, some have no rows */
+    backward_scratch scratch;
+    float scale, c;     /* c = log2(e) * scale, > 0 */
+    uint8_t *nonfinite; /* a byte per warp and tile of keys */
+    bool last_first;    /* the last keys of a head are the first block's */
+    uint32_t *turns;    /* deterministic: additions so far, per query tile of 64 and consumer; else NULL */
+    score_mods mods;    /* slopes are in base 2 */
+    float cap;          /* what tanh is multiplied by, in base 2 */
+    flash_mask mask;
+    int mask_heads;
+};
+
+/* What a round is, beside its tensors. */
+struct round_record {
+    int tile, h;
+    bool more;    /* another follows */
+    bool bounded; /* FlashMask hides some pairs of the tile */
+    float slope;  /* ALiBi's, in base 2; 0: none */
+};
+
+template <class X> struct shared {
+    alignas(1024) uint16_t K[X::BN * X::D];
+    alignas(1024) uint16_t V[X::BN * X::D];
+    alignas(1024) uint16_t Q[X::STAGES_Q][X::BM * X::D];
+    alignas(1024) uint16_t dO[X::STAGES_DO][X::BM * X::D];
+    alignas(1024) uint16_t
+        dS[X::STAGES_DS][X::BM * X::BN]; /* rows are queries; a chunk of 64 keys per consumer. At the end dK, dV */
+    alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS]; /* a consumer's part, in the order of fragment_at() */
+    alignas(16) row_values values[X::STAGES_Q][X::UNITS];
+    uint32_t stash[X::STASH ? X::BM / 4 : 1]
+                  [X::STASH ? CONSUMERS : 1]; /* P times the softcap's derivative, a column per thread */
+    round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
+    barrier_pairs<X::STAGES_Q> bars_Q;
+    barrier_pairs<X::STAGES_DO> bars_dO;
+    uint64_t K_full, V_full, dS_full[X::STAGES_DS];
+    block_place place;
+};
+
+template <class X> DEVICE block_place block_place_of(const cuda_args &a, const plan &p, int t)
+{
+    head_tile at = head_tile_of(p.order, t);
+    if (p.last_first) at.tile = p.order.per_head - 1 - at.tile;
+    return key_place_of<X>(a, at);
+}
+
+/* ---- Rounds ------------------------------------------------------------------------------------------------------- */
+
+/* The query tiles of a block less those at both ends that FlashMask hides from all heads of the group, found at once: a walk past them
+ * costs a look at each. */
+template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int group)
+{
+    if (!p.mask.bounds || x.first >= x.last) return;
+    const int from = x.hk * group / p.mask.group, to = ((x.hk + 1) * group - 1) / p.mask.group;
+    int first = x.last, last = x.first;
+    for (int h = from; h <= to; h++) {
+        const attn_mask_extremes e =
+            p.mask.extremes[((int64_t)x.b * p.mask_heads + h) * p.mask.key_tiles + x.j0 / X::BN];
+        int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq); /* visible rows lie between */
+#pragma unroll
+        for (int n = 0; n < 2; n++) { /* twice: what one interval leaves may be at the end of the other */
+            if (e.max.lts <= begin && e.min.lte > begin) begin = min(e.min.lte, end);
+            if (e.max.uts <= begin && e.min.ute > begin) begin = min(e.min.ute, end);
+            if (e.min.lte >= end && e.max.lts < end) end = max(e.max.lts, begin);
+            if (e.min.ute >= end && e.max.uts < end) end = max(e.max.uts, begin);
+        }
+        if (begin >= end) continue;
+        first = min(first, begin / X::BM);
+        last = max(last, (end + X::BM - 1) / X::BM);
+    }
+    x.first = min(first, x.last);
+    x.last = max(last, x.first);
+}
+
+/* The rounds of a block, one after the other; those whose every pair is hidden by FlashMask are left out. */
+template <class X> struct round_walk {
+    const plan &p;
+    const block_place &x;
+    const int end;
+    int h, tile; /* h == end: there are no more */
+    bool bounded;
+
+    DEVICE round_walk(const plan &p_, const block_place &x_, int group)
+        : p(p_), x(x_), end((x_.hk + 1) * group), h(x_.hk * group), tile(x_.first - 1), bounded(false)
+    {
+        next();
+    }
+    DEVICE bool there() const { return h < end; }
+    DEVICE void next()
+    {
+        do {
+            if (++tile >= x.last) tile = x.first, h++;
+            if (x.first == x.last) h = end;
+        } while (h < end && is_hidden());
+    }
+    DEVICE bool is_hidden()
+    {
+        if (!X::OPTIONS || !p.mask.bounds) return false;
+        const attn_mask_extremes e =
+            p.mask.extremes[((int64_t)x.b * p.mask_heads + h / p.mask.group) * p.mask.key_tiles + x.j0 / X::BN];
+        const attn_tile_kind kind = attn_mask_classify(&e, tile * X::BM, min((tile + 1) * X::BM, x.Sq));
+        bounded = kind != ATTN_TILE_FREE;
+        return kind == ATTN_TILE_HIDDEN;
+    }
+};
+
+/* ---- The producer's warps ---------------------------------------------------------------------------------------- */
+
+/* A thread loads the block's keys, and keeps the rings of queries full. */
+template <class X> struct loader {
+    const cuda_args &a;
+    const plan &p;
+    shared<X> &sm;
+    const maps &m;
+    const block_place &x;
+
+    DEVICE void run()
+    {
+        const int group = (int)a.g.group;
+        if (x.first == x.last) return;
+        const tma_place keys = { 0, (int)x.s.k_start + x.j0, x.hk, a.g.dims.packed ? 0 : x.b };
+        ring<X::STAGES_Q> q;
+        ring<X::STAGES_DO> o;
+        bool begun = false;
+        for (round_walk<X> at(p, x, group); at.there();) {
+            const int h = at.h, tile = at.tile;
+            const bool bounded = at.bounded;
+            at.next();
+            if (!begun) load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.K), &m.K, keys, smem_addr(&sm.K_full));
+            if (X::OPTIONS) {
+                await_empty(sm.bars_Q, q);
+                sm.rounds[q.stage] = { tile, h, at.there(), bounded, slope_of(h) };
+            }
+            load_Q<X>(sm, a, p.scratch, m, x, q, h, tile);
+            if (!begun) load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.V), &m.V, keys, smem_addr(&sm.V_full));
+            load_dO<X>(sm, a, m, x, o, h, tile);
+            begun = true;
+            q.next();
+            o.next();
+        }
+    }
+
+    DEVICE float slope_of(int h) const
+    {
+        const score_mods &mods = p.mods;
+        return mods.slopes ? mods.slopes[x.b * mods.slope_batch + h * mods.slope_head] * mods.per_slope : 0;
+    }
+};
+
+/* A warp per consumer sends its parts of dQ on their way: the first lane asks the copy engine to add them. */
+template <class X> struct sender {
+    const cuda_args &a;
+    const plan &p;
+    shared<X> &sm;
+    const block_place &x;
+    const int w; /* the consumer's */
+
+    DEVICE void add(int h, int tile)
+    {
+        /* D = 64: a consumer's part is a unit of 64 queries. D = 128: 64 channels of a unit, which lie together for 32
+         * queries at a time. */
+        const int unit = X::UNITS == 2 ? tile * 2 + w : tile, PIECES = X::UNITS == 2 ? 1 : 2;
+        if (unit * QUERY_TILE >= x.Sq || !p.scratch.sums) return;
+        const int64_t at = query_tile(a, x.s, x.b, h, unit);
+        uint32_t *const turn = p.turns ? p.turns + at * 2 + w : nullptr;
+        if (turn) await_turn(turn, x.template before<X>(tile, p.last_first));
+        float *const to = p.scratch.sums + at * (QUERY_TILE * X::D);
+        const int FLOATS = QUERY_TILE * X::DQ_COLUMNS / PIECES;
+        for (int n = 0; n < PIECES; n++)
+            bulk_add(to + (PIECES == 1 ? 0 : fragment_at<X::D>(n * 32, w * X::DQ_COLUMNS)),
+                     smem_addr(sm.dQ[w] + n * FLOATS), FLOATS * 4);
+        bulk_commit();
+        if (turn) end_turn(turn);
+    }
+
+    /* The additions of `before` blocks are done. */
+    DEVICE void await_turn(const uint32_t *turn, int before) const
+    {
+        wait_until_equal(turn, (uint32_t)before);
+        fence_proxy_async_global();
+    }
+    DEVICE void end_turn(uint32_t *turn) const
+    {
+        bulk_wait<0>();
+        store_release(turn, load_acquire(turn) + 1); /* nobody else writes it now */
+    }
+
+    DEVICE void run()
+    {
+        const bool sends = threadIdx.x % 32 == 0;
+        const int group = (int)a.g.group;
+#pragma unroll 1
+        for (round_walk<X> at(p, x, group); at.there(); at.next()) {
+            if (sends) bulk_wait_read<0>(); /* the part of the tile before, where there is one */
+            __syncwarp();
+            named_barrier_arrive(DQ_FREE + w, HANDING);
+            named_barrier_sync(DQ_FULL + w, HANDING);
+            if (sends) add(at.h, at.tile);
+        }
+        if (sends) bulk_wait_read<0>(); /* shared memory is the block's no longer */
+    }
+};
+
+} // namespace
+
+#endif
