@@ -68,17 +68,27 @@ template <typename T, class X> struct gradients {
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
     const mn_major_low<BN> K_down;
+    const uint32_t dS_to, dQ_at; /* where this thread stores its parts of them: an address in the first stage; a number of sums */
 
     DEVICE gradients(const cuda_args &a_, const plan &p_, shared<X> &sm_, const block_place &x_, int w)
         : a(a_), p(p_), sm(sm_), x(x_), me(w), whole{ X::STAGES_DS - 1, 1 }, tile(x_.first),
           own_K(smem_addr(sm_.K) + w * 64 * 128), own_V(smem_addr(sm_.V) + w * 64 * 128), first_Q(smem_addr(sm_.Q)),
           first_dO(smem_addr(sm_.dO)), first_dS(smem_addr(sm_.dS) + (X::UNITS == 2 ? w * 64 * 128 : 0)),
           first_Q_down(smem_addr(sm_.Q)), first_dO_down(smem_addr(sm_.dO)),
-          K_down(smem_addr(sm_.K) + (X::UNITS == 2 ? 0 : w * X::DQ_COLUMNS / 64 * BN * 128))
+          K_down(smem_addr(sm_.K) + (X::UNITS == 2 ? 0 : w * X::DQ_COLUMNS / 64 * BN * 128)),
+          dS_to(kept(smem_addr(sm_.dS[0]) + dS_place(me))), dQ_at(kept(dQ_place(me)))
     {
+        me.lane = dQ_at / 4 % 32;
+        me.leader = dQ_at == (uint32_t)me.w * QUERY_TILE * X::DQ_COLUMNS;
         const free_queries free = free_queries_of<BM>(x, x.j0 + w * 64);
         free_first = free.first;
         free_last = free.last;
+    }
+
+    template <class OPERAND> static DEVICE OPERAND anew(OPERAND x)
+    {
+        x.low = opaque(x.low); // no copies of its steps are kept
+        return x;
     }
 
     /* Q or dO of a stage: the products along the channels, and those down the rows. */
@@ -100,13 +110,13 @@ template <typename T, class X> struct gradients {
         await_full(sm.bars_Q, q);
         if (X::OPTIONS) tile = record().tile;
         zero_past_end(sm.Q[q.stage]);
-        multiply<T, BM, D / 16>(S, own_K, Q_along(q.stage));
+        multiply<T, BM, D / 16>(S, anew(own_K), anew(Q_along(q.stage)));
     }
     DEVICE void issue_dP(float (&dP)[BM / 2]) const
     {
         await_full(sm.bars_dO, o);
         zero_past_end(sm.dO[o.stage]);
-        multiply<T, BM, D / 16>(dP, own_V, dO_along(o.stage));
+        multiply<T, BM, D / 16>(dP, anew(own_V), anew(dO_along(o.stage)));
     }
 
     /* S becomes P. */
@@ -214,25 +224,47 @@ template <typename T, class X> struct gradients {
         }
     }
 
-    /* P becomes dS. There is no room for more than P as it was rounded. */
-    DEVICE void differences(uint32_t (&P)[BM / 16][4], const float (&dP)[BM / 2], const row_values *values) const
+    /* dP becomes dS. */
+    template <int FIRST, int LAST>
+    DEVICE void differences(float (&dP)[BM / 2], const float (&P)[BM / 2], const row_values *values) const
     {
-        differences_of<T, BM>(P, dP, values, me.lane, [&](uint32_t pair, int n) {
+        differences_of<FIRST, LAST>(dP, P, values, me.lane, [&](float2 pair, int n) {
             const bool capped = X::FORM == CAPPED || (X::OPTIONS && p.mods.cap != 0);
-            return capped ? sm.stash[X::STASH ? n : 0][threadIdx.x - 128] : pair;
+            return capped ? unpack<T>(sm.stash[X::STASH ? n : 0][threadIdx.x - 128]) : pair;
         });
+    }
+
+    /* Of queries [FIRST, LAST): dV += P^T dO, and under it dS. */
+    template <int FIRST, int LAST>
+    DEVICE void add_dV(float (&dV)[D / 2], float (&dP)[BM / 2], const float (&S)[BM / 2], const row_values *values) const
+    {
+        uint32_t P[(LAST - FIRST) / 16][4];
+#pragma unroll
+        for (int i = 0; i < (LAST - FIRST) / 4; i++)
+            P[i / 4][i % 4] = pack<T>(S[FIRST / 2 + 2 * i], S[FIRST / 2 + 2 * i + 1]);
+        mn_major_low<BM> dO = dO_down(o.stage);
+        dO.low += FIRST / 16 * 2048 >> 4;
+        multiply_add<T, D, (LAST - FIRST) / 16>(dV, P, dO);
+        differences<FIRST, LAST>(dP, S, values);
+    }
+
+    /* In bytes. Of dS: a matrix of 8 queries by 8 keys from each 8 lanes; 16 bytes of a row lie by the row's swizzle. */
+    static DEVICE uint32_t dS_place(const consumer<2> &me)
+    {
+        const int t = me.lane / 8, piece = me.warp * 2 + t % 2, i = t / 2 * 8 + me.lane % 8;
+        return ((me.w * BM + i) * 64 + (piece ^ (i & 7)) * 8) * 2;
+    }
+    static DEVICE uint32_t dQ_place(const consumer<2> &me)
+    {
+        return me.w * QUERY_TILE * X::DQ_COLUMNS + fragment_at<X::DQ_COLUMNS>(me.warp * 16, 0) + me.lane * 4;
     }
 
     /* dS^T to shared memory as dS: rows are queries. */
     DEVICE void share_dS(const uint32_t (&dS)[BM / 16][4])
     {
-        const int t = me.lane / 8, piece = me.warp * 2 + t % 2;
-        uint16_t *const to = sm.dS[mine.stage];
+        const uint32_t to = dS_to + mine.stage * (uint32_t)sizeof sm.dS[0];
 #pragma unroll
-        for (int n = 0; n < BM / 16; n++) {
-            const int i = n * 16 + t / 2 * 8 + me.lane % 8;
-            stmatrix_x4_trans(smem_addr(to + (me.w * BM + i) * 64 + (piece ^ (i & 7)) * 8), dS[n]);
-        }
+        for (int n = 0; n < BM / 16; n++) stmatrix_x4_trans(to + n * 16 * 128, dS[n]);
         fence_proxy_async_shared();
         __syncwarp();
         if (me.lane == 0) mbarrier_arrive(smem_addr(&sm.dS_full[mine.stage]));
@@ -248,7 +280,7 @@ template <typename T, class X> struct gradients {
     /* This warpgroup's part of dQ = dS K, of the dS awaited. */
     DEVICE void issue_dQ(float (&dQ)[X::DQ_COLUMNS / 2])
     {
-        multiply_down<T, X::DQ_COLUMNS, BN / 16>(dQ, stage_of<sizeof sm.dS[0]>(first_dS, whole.stage), K_down);
+        multiply_down<T, X::DQ_COLUMNS, BN / 16>(dQ, anew(stage_of<sizeof sm.dS[0]>(first_dS, whole.stage)), anew(K_down));
         whole.next();
     }
 
@@ -256,19 +288,17 @@ template <typename T, class X> struct gradients {
     DEVICE void hand_over(const float (&dQ)[X::DQ_COLUMNS / 2]) const
     {
         named_barrier_sync(DQ_FREE + me.w, HANDING);
-        float *const to = sm.dQ[me.w] + fragment_at<X::DQ_COLUMNS>(me.warp * 16, 0) + me.lane * 4;
 #pragma unroll
         for (int n = 0; n < X::DQ_COLUMNS / 8; n++)
-            *(float4 *)(to + fragment_at<X::DQ_COLUMNS>(0, n * 8)) = make_float4(dQ[n * 4], dQ[n * 4 + 1],
-                                                                                 dQ[n * 4 + 2], dQ[n * 4 + 3]);
+            *(float4 *)(sm.dQ[0] + dQ_at + fragment_at<X::DQ_COLUMNS>(0, n * 8)) = make_float4(
+                dQ[n * 4], dQ[n * 4 + 1], dQ[n * 4 + 2], dQ[n * 4 + 3]);
         fence_proxy_async_shared();
         named_barrier_arrive(DQ_FULL + me.w, HANDING);
     }
 
-    /* The first half of a round, when S and dP are issued. */
-    DEVICE void make_P(float (&S)[BM / 2], float (&dP)[BM / 2], uint32_t (&P)[BM / 16][4], float (&dV)[D / 2])
+    /* S becomes P. */
+    DEVICE void make_P(float (&S)[BM / 2])
     {
-        retire<1>(S);
         if (X::TURNS) me.await_turn();
         /* A round without options is a plain one. */
         if (X::FORM == CAPPED) {
@@ -277,42 +307,49 @@ template <typename T, class X> struct gradients {
         } else if (X::OPTIONS && (p.mods.cap != 0 || record().bounded || record().slope != 0))
             exponents_of_options(S, sm.values[q.stage]);
         else exponents(S, sm.values[q.stage]);
-        to_operand<T, BM>(P, S);
         if (X::TURNS) me.next_turn();
-        multiply_add<T, D, BM / 16>(dV, P, dO_down(o.stage));
-        retire<0>(dP); /* and dV */
-        me.release(sm.bars_dO, o);
-        o.next();
     }
 
-    /* The second half; dQ of the round before (the first makes one of nothing, which nobody gets: a branch round the
-     * product costs registers that are not there); the next round's first half, if there are MORE. */
-    template <bool MORE>
-    DEVICE void make_dS(float (&S)[BM / 2], float (&dP)[BM / 2], uint32_t (&P)[BM / 16][4], float (&dK)[D / 2],
-                        float (&dV)[D / 2], bool first)
+    /* P and dP of the next round, whose S and dP are issued. */
+    DEVICE void end_P(float (&S)[BM / 2], float (&dP)[BM / 2])
     {
+        retire<X::S_BEFORE_DK ? 2 : 1>(S); /* dP, and dK, are still on their way */
+        make_P(S);
+        retire<0>(dP); /* and dK */
+    }
+
+    template <bool MORE>
+    DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
+    {
+        uint32_t dS[BM / 16][4];
         float dQ[X::DQ_COLUMNS / 2];
         const ring<X::STAGES_Q> now = q;
         q.next();
         if (!X::OPTIONS) tile = tile + 1 == x.last ? x.first : tile + 1;
-
-        differences(P, dP, sm.values[now.stage]);
+        add_dV<0, BM / X::DV_PARTS>(dV, dP, S, sm.values[now.stage]);
+        if constexpr (X::DV_PARTS == 2) add_dV<BM / 2, BM>(dV, dP, S, sm.values[now.stage]);
+        wgmma_wait<0>(); /* dV */
+        me.release(sm.bars_dO, o);
+        o.next();
+        pin(dP);
+        to_operand<T, BM>(dS, dP);
         if (!first) await_dS();
-        share_dS(P);
+        share_dS(dS);
         issue_dQ(dQ);
-
-        multiply_add<T, D, BM / 16>(dK, P, Q_down(now.stage));
-        if (MORE) issue_S(S);
+        if (MORE && X::S_BEFORE_DK) issue_S(S);
+        multiply_add<T, D, BM / 16>(dK, dS, Q_down(now.stage));
+        if (MORE && !X::S_BEFORE_DK) issue_S(S);
         retire<MORE ? 2 : 1>(dQ);
-        if (X::STAGES_DS == 2)
-            named_barrier_sync(DS_FREE, CONSUMERS); /* nobody reads dS of the round before any more */
         if (!first) hand_over(dQ);
-        wgmma_wait<MORE ? 1 : 0>(); /* dK, whose operand gives way to P */
-        me.release(sm.bars_Q, now);
+        if (!X::S_BEFORE_DK) {
+            wgmma_wait<MORE ? 1 : 0>();
+            me.release(sm.bars_Q, now);
+        }
         if (MORE) {
             issue_dP(dP);
-            make_P(S, dP, P, dV);
-        }
+            end_P(S, dP);
+        } else wgmma_wait<0>();
+        if (X::S_BEFORE_DK) me.release(sm.bars_Q, now);
     }
 
     DEVICE void last_dQ()
@@ -353,7 +390,6 @@ template <typename T, class X> struct gradients {
         for (int i = 0; i < D / 2; i++) dK[i] = dV[i] = 0;
         if (rounds > 0) {
             float S[BM / 2], dP[BM / 2];
-            uint32_t P[BM / 16][4];
             const int keys = x.band.Sk - x.j0;
             mbarrier_wait(smem_addr(&sm.K_full), 0);
             if ((a.g.dims.packed || a.g.seqlens_k) && keys < BN) {
@@ -364,12 +400,14 @@ template <typename T, class X> struct gradients {
             if (X::TURNS) me.begin_turns();
             issue_S(S);
             mbarrier_wait(smem_addr(&sm.V_full), 0);
+            wgmma_fence();
+            wgmma_commit(); /* in place of a dK */
             issue_dP(dP);
-            make_P(S, dP, P, dV);
+            end_P(S, dP);
             int n = 0;
 #pragma unroll 1
-            for (; X::OPTIONS ? record().more : n < rounds - 1; n++) make_dS<true>(S, dP, P, dK, dV, n == 0);
-            make_dS<false>(S, dP, P, dK, dV, n == 0);
+            for (; X::OPTIONS ? record().more : n < rounds - 1; n++) round<true>(S, dP, dK, dV, n == 0);
+            round<false>(S, dP, dK, dV, n == 0);
             if (X::TURNS) me.end_turns();
             last_dQ();
             named_barrier_sync(END_BARRIER, CONSUMERS); /* nobody reads dS any more */

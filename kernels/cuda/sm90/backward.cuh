@@ -120,11 +120,11 @@ DEVICE void load_dO(SHARED &sm, const cuda_args &a, const maps &m, const block_p
 /* Rows from `first` on of a tile become zeros. Both consumers do it together, and meet. */
 template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
 {
-    const int per_chunk = (ROWS - first) * 8; /* 16-byte pieces */
-    for (int n = (int)threadIdx.x - 128; n < CHUNKS * per_chunk; n += CONSUMERS) {
-        const int chunk = n / per_chunk;
-        ((uint4 *)(tile + chunk * ROWS * 64 + first * 64))[n % per_chunk] = make_uint4(0, 0, 0, 0);
-    }
+    const int n = (int)threadIdx.x - 128, piece = n % 8; /* of 16 bytes */
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++)
+        for (int row = first + n / 8; row < ROWS; row += CONSUMERS / 8)
+            ((uint4 *)(tile + (chunk * ROWS + row) * 64))[piece] = make_uint4(0, 0, 0, 0);
     fence_proxy_async_shared();
     named_barrier_sync(ZERO_BARRIER, CONSUMERS);
 }
@@ -159,10 +159,26 @@ template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values 
     }
 }
 
-/* P, as it was rounded for dV, becomes dS = P (dP - delta). instead_of(pair, n): what takes the place of P's n-th pair. */
-template <typename T, int BM, class F>
-DEVICE void differences_of(uint32_t (&P)[BM / 16][4], const float (&dP)[BM / 2], const row_values *values, int lane,
-                           F instead_of)
+/* dP becomes dS = P (dP - delta), of the queries [FIRST, LAST) of the tile. instead_of(pair, n): what takes the place of P's n-th
+ * pair. */
+template <int FIRST, int LAST, int N, class F>
+DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
+{
+#pragma unroll
+    for (int n = FIRST / 8; n < LAST / 8; n++) {
+        const float2 delta = *(const float2 *)&values[n / 8].delta[n % 8 * 8 + lane % 4 * 2];
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const float2 y = instead_of(make_float2(P[n * 4 + e], P[n * 4 + e + 1]), n * 2 + e / 2);
+            dP[n * 4 + e] = y.x * (dP[n * 4 + e] - delta.x);
+            dP[n * 4 + e + 1] = y.y * (dP[n * 4 + e + 1] - delta.y);
+        }
+    }
+}
+
+/* P, as it was rounded for dV, becomes dS = P (dP - delta). */
+template <typename T, int BM>
+DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[BM / 2], const row_values *values, int lane)
 {
 #pragma unroll
     for (int n = 0; n < BM / 8; n++) {
@@ -170,7 +186,7 @@ DEVICE void differences_of(uint32_t (&P)[BM / 16][4], const float (&dP)[BM / 2],
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             uint32_t &pair = P[n / 2][n % 2 * 2 + e];
-            const float2 y = unpack<T>(instead_of(pair, n * 2 + e));
+            const float2 y = unpack<T>(pair);
             pair = pack<T>(y.x * (dP[n * 4 + e * 2] - delta.x), y.y * (dP[n * 4 + e * 2 + 1] - delta.y));
         }
     }

@@ -237,7 +237,7 @@ template <typename T, class X> struct keys_half : half_of_keys<T, X> {
         __syncwarp();
         if (me.lane == 0) mbarrier_arrive(smem_addr(&sm.bars_P[me.warp].empty[handover.stage]));
         handover.next();
-        differences_of<T, BM>(dS, dP, sm.values[at.stage], me.lane, [](uint32_t pair, int) { return pair; });
+        differences_of_rounded<T, BM>(dS, dP, sm.values[at.stage], me.lane);
     }
 
     DEVICE void issue_dK(float (&dK)[X::D / 2], const operand &dS)

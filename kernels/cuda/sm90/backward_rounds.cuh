@@ -25,6 +25,9 @@ template <int D_, int BM_, form FORM_> struct shape {
     static const int DQ_COLUMNS = D / (2 / UNITS);  /* a consumer's part of dQ: 64 queries by so many channels */
     static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
     static const bool TURNS = D == 64 && !OPTIONS;  /* with the exponentials: as many as at 128 for half the products */
+    /* D = 64 has 32 registers less to spare: dV in two halves of the queries, and dP is not issued before dK has retired. */
+    static const int DV_PARTS = D == 64 ? 2 : 1;
+    static const bool S_BEFORE_DK = D != 64 && !OPTIONS;
 };
 
 enum { HANDING = 128 + 32 }; /* threads that meet: a consumer and its sender */

@@ -238,6 +238,20 @@ template <int N> DEVICE void pin(uint32_t (&d)[N])
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
 }
 
+/* A word that stays in its register. What is made of a thread's number ptxas makes anew wherever registers are short, and to read that
+ * number takes a product's wait; a word that came from a lane, were it the thread's own, it keeps. */
+DEVICE uint32_t kept(uint32_t x)
+{
+    return __shfl_sync(0xffffffff, x, threadIdx.x % 32);
+}
+
+/* The opposite: the same word, of which the compiler knows nothing, so that it keeps nothing that is made of it. */
+DEVICE uint32_t opaque(uint32_t x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 #define F8(i)                                                                                                   \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
