@@ -1,6 +1,6 @@
 /* backward.cu: flash attention backward for Hopper: TMA, wgmma, warp specialisation.
  *
- * A block owns BN = 128 keys of one key/value head; K and V stay in shared memory, and the queries that see them pass by
+ * A block is at BN = 128 keys of one key/value head; K and V stay in shared memory, and the queries that see them pass by
  * in tiles of BM, for every head of the group. One warpgroup produces, two consume: each owns 64 of the keys and holds
  * their dK and dV in registers (FlashAttention-2, arXiv:2307.08691, Algorithm 2, the loops exchanged and the scores
  * transposed, as in FlashAttention-3):
@@ -11,20 +11,25 @@
  *     dQ  = dS K                                            dS of both consumers, by shared memory; a part each
  *
  *     producer, warp 0                 consumer                                                      in flight
- *       K, Q[0], V, dO[0]                issue S[0], dP[0];  make_P(0)
+ *       Q[0], dO[0], V, K                issue S[0], dP[0];  wait S;  P = exp(S);  wait dP
  *       for n = 1 .. :                   for n = 0 .. :
- *         Q[n], lse, delta; dO[n]          dS = P (dP - delta), to shared memory
- *     producer, warps 1 and 2              issue dQ[n - 1], dK += dS Q[n], S[n + 1]
- *       for n = 0 .. :                     dQ[n - 1] to shared memory, for warps 1 and 2                 dK, S
- *         add dQ[n] to the sums            wait dK;  issue dP[n + 1];  wait S
- *                                          make_P(n + 1): P = exp(S)                                     dP
- *                                                         issue dV += P dO[n + 1];  wait dP, dV
+ *         Q[n], lse, delta; dO[n]          issue dV += P dO[n];  dS = P (dP - delta);  wait dV            dV
+ *     producer, warps 1 and 2              dS to shared memory
+ *       for n = 0 .. :                     issue dQ[n - 1], S[n + 1], dK += dS Q[n];  wait dQ
+ *         add dQ[n] to the sums            dQ[n - 1] to shared memory, for warps 1 and 2                 S, dK
+ *     producer, warp 3                     issue dP[n + 1];  wait S
+ *       the next tile of keys              P = exp(S);  wait dK, dP                                      dK, dP
  *                                        dQ of the last;  dK = scale dK, dV
  *
  * dQ of a tile needs dS of both consumers and is made a round later, so that neither waits for the other: one may be a
- * round ahead, and dS has three stages. At D = 64 they take turns with their exponentials, so that one's are computed under
- * the other's products. There are no registers to spare: P takes the place of S as 16-bit numbers, which are dV's operand and
- * what dS is made of, and dS takes the place of P; so dV retires before dS is made.
+ * round ahead, and dS has three stages. What decides the rate is which arithmetic runs beside a warpgroup's own products, and that no
+ * wait stands in line that need not. ptxas takes C = A B in flight from one turn of a loop to the next only where nobody reads C, so a
+ * round begins where nothing is on its way. It also moves a wait above arithmetic that stands before it, wherever products are issued
+ * fast enough: see round(). At D = 64 registers are short: dV is made in two halves, dK before S, and the consumers take turns with
+ * their exponentials, so that one's are computed under the other's products.
+ *
+ * The grid is a block per multiprocessor; each works through tiles of keys, which are claimed in order (scheduler.cuh). Q, dO, V and K
+ * of the next tile are on their way while dK and dV of the one before are written.
  *
  * dQ is added to float32 sums in global memory by the copy engine (cp.reduce.async.bulk), in the order of
  * sm80/backward_steps.h, whose kernels make the values of the rows before and dQ of the sums behind.
@@ -37,9 +42,9 @@
  * scores are: P times it waits in shared memory, as 16-bit numbers, until dS is made of it. A softcap alone has a form without
  * the other options, since a round is as long as what is done to a score.
  *
- * Deterministic: the blocks of a head add to dQ of a tile in a fixed order, that in which they were launched; who is early waits
- * for its turn, a counter per tile. So a block waits only for blocks that began before it, which all run or have ended. Under a
- * causal mask the last keys come first: a tile's first addition is then by the block that begins with it, and hardly anybody waits.
+ * Deterministic: the tiles of keys of a head add to dQ of a tile of queries in a fixed order, that in which they are claimed; who is
+ * early waits for its turn, a counter per tile of queries. So a block waits only for tiles that running blocks have claimed before.
+ * Under a causal mask the last keys come first: the first addition is then by the tile that begins with it, and hardly anybody waits.
  *
  * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK or dV is not
  * finite leaves a mark, and repair_keys computes its rows one by one; `finish` does the same for dQ.
@@ -61,6 +66,7 @@ template <typename T, class X> struct gradients {
     ring<X::STAGES_Q> q; /* the next round's */
     ring<X::STAGES_DO> o;
     ring<X::STAGES_DS> mine, whole; /* of dS: written next by this warpgroup; next for dQ */
+    uint32_t phase = 0;             /* of K and V */
     int tile;                       /* the next round's queries */
     int free_first, free_last;      /* tiles of queries all of which see all keys of this warpgroup */
     /* Operands: K and V of this warpgroup's keys, the first stages, dS and K as dQ's part takes them. */
@@ -68,21 +74,19 @@ template <typename T, class X> struct gradients {
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
     const mn_major_low<BN> K_down;
-    const uint32_t dS_to, dQ_at; /* where this thread stores its parts of them: an address in the first stage; a number of sums */
+    const uint32_t dS_to,
+        dQ_at; /* where this thread stores its parts of them: an address in the first stage; a number of sums */
 
-    DEVICE gradients(const cuda_args &a_, const plan &p_, shared<X> &sm_, const block_place &x_, int w)
-        : a(a_), p(p_), sm(sm_), x(x_), me(w), whole{ X::STAGES_DS - 1, 1 }, tile(x_.first),
-          own_K(smem_addr(sm_.K) + w * 64 * 128), own_V(smem_addr(sm_.V) + w * 64 * 128), first_Q(smem_addr(sm_.Q)),
-          first_dO(smem_addr(sm_.dO)), first_dS(smem_addr(sm_.dS) + (X::UNITS == 2 ? w * 64 * 128 : 0)),
-          first_Q_down(smem_addr(sm_.Q)), first_dO_down(smem_addr(sm_.dO)),
+    DEVICE gradients(const cuda_args &a_, const plan &p_, shared<X> &sm_, int w)
+        : a(a_), p(p_), sm(sm_), x(sm_.place), me(w), own_K(smem_addr(sm_.K) + w * 64 * 128),
+          own_V(smem_addr(sm_.V) + w * 64 * 128), first_Q(smem_addr(sm_.Q)), first_dO(smem_addr(sm_.dO)),
+          first_dS(smem_addr(sm_.dS) + (X::UNITS == 2 ? w * 64 * 128 : 0)), first_Q_down(smem_addr(sm_.Q)),
+          first_dO_down(smem_addr(sm_.dO)),
           K_down(smem_addr(sm_.K) + (X::UNITS == 2 ? 0 : w * X::DQ_COLUMNS / 64 * BN * 128)),
           dS_to(kept(smem_addr(sm_.dS[0]) + dS_place(me))), dQ_at(kept(dQ_place(me)))
     {
         me.lane = dQ_at / 4 % 32;
         me.leader = dQ_at == (uint32_t)me.w * QUERY_TILE * X::DQ_COLUMNS;
-        const free_queries free = free_queries_of<BM>(x, x.j0 + w * 64);
-        free_first = free.first;
-        free_last = free.last;
     }
 
     template <class OPERAND> static DEVICE OPERAND anew(OPERAND x)
@@ -234,18 +238,20 @@ template <typename T, class X> struct gradients {
         });
     }
 
-    /* Of queries [FIRST, LAST): dV += P^T dO, and under it dS. */
-    template <int FIRST, int LAST>
-    DEVICE void add_dV(float (&dV)[D / 2], float (&dP)[BM / 2], const float (&S)[BM / 2], const row_values *values) const
+    /* dV += P^T dO of the PART-th part of the queries, and under it their dS. */
+    template <int PART>
+    DEVICE void add_dV(float (&dV)[D / 2], float (&dP)[BM / 2], const float (&S)[BM / 2], uint32_t (&P)[BM / 16][4],
+                       const row_values *values) const
     {
-        uint32_t P[(LAST - FIRST) / 16][4];
+        const int QUERIES = BM / X::DV_PARTS, FIRST = PART * QUERIES;
+        auto &part = *(uint32_t(*)[QUERIES / 16][4]) & P[FIRST / 16];
 #pragma unroll
-        for (int i = 0; i < (LAST - FIRST) / 4; i++)
-            P[i / 4][i % 4] = pack<T>(S[FIRST / 2 + 2 * i], S[FIRST / 2 + 2 * i + 1]);
+        for (int i = 0; i < QUERIES / 4; i++)
+            part[i / 4][i % 4] = pack<T>(S[FIRST / 2 + 2 * i], S[FIRST / 2 + 2 * i + 1]);
         mn_major_low<BM> dO = dO_down(o.stage);
         dO.low += FIRST / 16 * 2048 >> 4;
-        multiply_add<T, D, (LAST - FIRST) / 16>(dV, P, dO);
-        differences<FIRST, LAST>(dP, S, values);
+        multiply_add<T, D, QUERIES / 16>(dV, part, dO);
+        differences<FIRST, FIRST + QUERIES>(dP, S, values);
     }
 
     /* In bytes. Of dS: a matrix of 8 queries by 8 keys from each 8 lanes; 16 bytes of a row lie by the row's swizzle. */
@@ -280,7 +286,8 @@ template <typename T, class X> struct gradients {
     /* This warpgroup's part of dQ = dS K, of the dS awaited. */
     DEVICE void issue_dQ(float (&dQ)[X::DQ_COLUMNS / 2])
     {
-        multiply_down<T, X::DQ_COLUMNS, BN / 16>(dQ, anew(stage_of<sizeof sm.dS[0]>(first_dS, whole.stage)), anew(K_down));
+        multiply_down<T, X::DQ_COLUMNS, BN / 16>(dQ, anew(stage_of<sizeof sm.dS[0]>(first_dS, whole.stage)),
+                                                 anew(K_down));
         whole.next();
     }
 
@@ -321,13 +328,15 @@ template <typename T, class X> struct gradients {
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
-        uint32_t dS[BM / 16][4];
+        uint32_t P[BM / 16][4], dS[BM / 16][4];
         float dQ[X::DQ_COLUMNS / 2];
         const ring<X::STAGES_Q> now = q;
         q.next();
+        if constexpr (X::DV_PARTS == 2) add_dV<0>(dV, dP, S, P, sm.values[now.stage]);
+        /* Its place matters: the products of the last part are issued slowly enough for dS to be computed beside them, not behind the wait
+         * for them (10 % of all the time at D = 128). */
         if (!X::OPTIONS) tile = tile + 1 == x.last ? x.first : tile + 1;
-        add_dV<0, BM / X::DV_PARTS>(dV, dP, S, sm.values[now.stage]);
-        if constexpr (X::DV_PARTS == 2) add_dV<BM / 2, BM>(dV, dP, S, sm.values[now.stage]);
+        add_dV<X::DV_PARTS - 1>(dV, dP, S, P, sm.values[now.stage]);
         wgmma_wait<0>(); /* dV */
         me.release(sm.bars_dO, o);
         o.next();
@@ -340,6 +349,8 @@ template <typename T, class X> struct gradients {
         multiply_add<T, D, BM / 16>(dK, dS, Q_down(now.stage));
         if (MORE && !X::S_BEFORE_DK) issue_S(S);
         retire<MORE ? 2 : 1>(dQ);
+        if (X::STAGES_DS == 2)
+            named_barrier_sync(DS_FREE, CONSUMERS); /* nobody reads dS of the round before any more */
         if (!first) hand_over(dQ);
         if (!X::S_BEFORE_DK) {
             wgmma_wait<MORE ? 1 : 0>();
@@ -362,7 +373,7 @@ template <typename T, class X> struct gradients {
     }
 
     /* dK and dV to memory, by way of the warp's part of dS. */
-    DEVICE void finish(float (&dK)[D / 2], float (&dV)[D / 2], int t)
+    DEVICE void finish(float (&dK)[D / 2], float (&dV)[D / 2])
     {
         const float scale[2] = { p.scale, p.scale }, one[2] = { 1, 1 };
         const int row = me.w * 64 + me.warp * 16, count = x.rows - row;
@@ -372,7 +383,7 @@ template <typename T, class X> struct gradients {
         bool finite = finish_rows(dK, scale);
         finite &= finish_rows(dV, one);
         const bool any = __any_sync(0xffffffff, !finite);
-        if (me.lane == 0) p.nonfinite[t * 8 + me.w * 4 + me.warp] = any;
+        if (me.lane == 0) p.nonfinite[x.t * 8 + me.w * 4 + me.warp] = any;
         if (dv.data)
             store_rows<T, D>((T *)dv.data + attn_at(&dv, x.b, x.hk, line), dv.row, count, (int)a.g.dims.Dv, dV, staging,
                              me.lane);
@@ -382,37 +393,72 @@ template <typename T, class X> struct gradients {
                              me.lane);
     }
 
-    DEVICE void run(int t)
+    /* The rounds of a tile of keys. */
+    DEVICE void add_rounds(float (&dK)[D / 2], float (&dV)[D / 2], int rounds)
     {
-        const int rounds = x.tiles() * (int)a.g.group;
-        float dK[D / 2], dV[D / 2];
-#pragma unroll
-        for (int i = 0; i < D / 2; i++) dK[i] = dV[i] = 0;
-        if (rounds > 0) {
-            float S[BM / 2], dP[BM / 2];
-            const int keys = x.band.Sk - x.j0;
-            mbarrier_wait(smem_addr(&sm.K_full), 0);
-            if ((a.g.dims.packed || a.g.seqlens_k) && keys < BN) {
-                mbarrier_wait(smem_addr(&sm.V_full), 0);
-                zero_rows<BN, X::CHUNKS>(sm.K, keys);
-                zero_rows<BN, X::CHUNKS>(sm.V, keys);
-            }
-            if (X::TURNS) me.begin_turns();
-            issue_S(S);
-            mbarrier_wait(smem_addr(&sm.V_full), 0);
-            wgmma_fence();
-            wgmma_commit(); /* in place of a dK */
-            issue_dP(dP);
-            end_P(S, dP);
-            int n = 0;
-#pragma unroll 1
-            for (; X::OPTIONS ? record().more : n < rounds - 1; n++) round<true>(S, dP, dK, dV, n == 0);
-            round<false>(S, dP, dK, dV, n == 0);
-            if (X::TURNS) me.end_turns();
-            last_dQ();
-            named_barrier_sync(END_BARRIER, CONSUMERS); /* nobody reads dS any more */
+        float S[BM / 2], dP[BM / 2];
+        const int keys = x.band.Sk - x.j0;
+        mbarrier_wait(smem_addr(&sm.V_full), phase);
+        mbarrier_wait(smem_addr(&sm.K_full), phase);
+        phase ^= 1;
+        if ((a.g.dims.packed || a.g.seqlens_k) && keys < BN) {
+            zero_rows<BN, X::CHUNKS>(sm.K, keys);
+            zero_rows<BN, X::CHUNKS>(sm.V, keys);
         }
-        finish(dK, dV, t);
+        if (X::TURNS) me.begin_turns();
+        issue_S(S);
+        wgmma_fence();
+        wgmma_commit(); /* in place of a dK */
+        issue_dP(dP);
+        end_P(S, dP);
+        int n = 0;
+#pragma unroll 1
+        for (; X::OPTIONS ? record().more : n < rounds - 1; n++) round<true>(S, dP, dK, dV, n == 0);
+        me.release(sm.V_empty);
+        round<false>(S, dP, dK, dV, n == 0);
+        if (X::TURNS) me.end_turns();
+        last_dQ();
+        me.release(sm.K_empty);
+    }
+
+    /* The consumers' copy of the next tile of keys, once nobody is at the one before; false: there is none. */
+    DEVICE bool next_tile(ring<2> &at)
+    {
+        named_barrier_sync(END_BARRIER, CONSUMERS); /* and nobody's dK or dV are in dS */
+        /* All wait, and lanes are told apart by conditions: after a branch that a part of a warp takes ptxas keeps addresses that are the
+         * same for all in registers of each thread, in the rounds too. */
+        await_full(sm.bars_work, at);
+        const int words = sizeof(block_place) / sizeof(int);
+        static_assert(words <= 32, "a lane copies a word");
+        if (dQ_at < words * 4) ((int *)&sm.place)[me.lane] = ((const int *)&sm.work[at.stage])[me.lane];
+        named_barrier_sync(END_BARRIER, CONSUMERS); /* all have seen that it is full */
+        if (me.leader && me.w == 0) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
+        at.next();
+        return x.rows != NO_ROWS;
+    }
+
+    DEVICE void run()
+    {
+        for (ring<2> at; next_tile(at);) {
+            const int rounds = x.tiles() * (int)a.g.group;
+            const free_queries free = free_queries_of<BM>(x, x.j0 + me.w * 64);
+            free_first = free.first;
+            free_last = free.last;
+            tile = x.first;
+            whole = mine;
+            whole.back();
+            float dK[D / 2], dV[D / 2];
+#pragma unroll
+            for (int i = 0; i < D / 2; i++) dK[i] = dV[i] = 0;
+            pin(dK);
+            pin(dV);
+            if (rounds > 0) {
+                add_rounds(dK, dV, rounds);
+                named_barrier_sync(END_BARRIER, CONSUMERS); /* nobody reads dS any more */
+            }
+            finish(dK, dV);
+            fence_proxy_async_shared(); /* the first dQ of the next tile is made of what lies there, for nobody */
+        }
     }
 };
 
@@ -424,7 +470,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
 {
     static_assert(sizeof(shared<X>) <= 227 << 10, "what a block may have");
     shared<X> &sm = block_memory<shared<X>>();
-    const int wg = warpgroup_index(), t = (int)blockIdx.x;
+    const int wg = warpgroup_index(), warp = threadIdx.x / 32;
 
     if (threadIdx.x == 0) {
         prefetch_tensormap(&m.Q);
@@ -433,32 +479,26 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         prefetch_tensormap(&m.dO);
         init_pairs(sm.bars_Q, 2);
         init_pairs(sm.bars_dO, 2);
+        init_pairs(sm.bars_work, 4); /* the loader, two senders, the consumers */
         mbarrier_init(smem_addr(&sm.K_full), 1);
         mbarrier_init(smem_addr(&sm.V_full), 1);
+        mbarrier_init(smem_addr(&sm.K_empty), 2);
+        mbarrier_init(smem_addr(&sm.V_empty), 2);
+        mbarrier_init(smem_addr(&sm.loaded), 1);
         for (int n = 0; n < X::STAGES_DS; n++) mbarrier_init(smem_addr(&sm.dS_full[n]), 8); /* warps */
         fence_mbarrier_init();
     }
-    if (threadIdx.x == 32) {
-        sm.place = block_place_of<X>(a, p, t);
-        if (X::OPTIONS && p.mask.bounds) {
-            wait_for_prerequisites(); /* the masks' extremes */
-            trim_by_mask<X>(sm.place, p, (int)a.g.group);
-            if (!round_walk<X>(p, sm.place, (int)a.g.group).there()) sm.place.last = sm.place.first;
-        }
-    }
     __syncthreads();
     wait_for_prerequisites();
-    const block_place &x = sm.place;
-    if (x.rows == 0) return;
 
     if (wg == 0) {
         setmaxnreg_dec<X::PRODUCER>();
-        if (threadIdx.x == 0) loader<X>{ a, p, sm, m, x }.run();
-        else if (threadIdx.x / 32 == 1 || threadIdx.x / 32 == 2)
-            sender<X>{ a, p, sm, x, (int)threadIdx.x / 32 - 1 }.run();
+        if (threadIdx.x == 0) loader<X>{ a, p, sm, m }.run();
+        else if (threadIdx.x == 96) scheduler<X>{ a, p, sm }.run();
+        else if (warp == 1 || warp == 2) sender<X>{ a, p, sm, warp - 1 }.run();
     } else {
         setmaxnreg_inc<X::CONSUMER>();
-        gradients<T, X>(a, p, sm, x, wg - 1).run(t);
+        gradients<T, X>(a, p, sm, wg - 1).run();
     }
 }
 
@@ -470,7 +510,7 @@ __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_
     wait_for_prerequisites();
     for_flagged_warps(
         p.order.tiles * 8, [&](int n) { return p.nonfinite[n]; },
-        [&](int n, uint32_t) { repair_keys_of<X>(a, p.scratch.s, block_place_of<X>(a, p, n / 8), n % 8); });
+        [&](int n, uint32_t) { repair_keys_of<X>(a, p.scratch.s, key_place_of<X>(a, keys_of(p, n / 8)), n % 8); });
 }
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
@@ -490,7 +530,7 @@ int64_t query_tiles_of(const attn_dims &d)
 
 /* This kernel's part of the workspace, behind that of backward_steps.h. */
 struct layout {
-    int64_t nonfinite, turns, extremes, bytes; /* where they begin */
+    int64_t nonfinite, counter, turns, extremes, bytes; /* where they begin */
 };
 
 layout layout_of(const cuda_chip *chip, const attn_plan *plan)
@@ -501,7 +541,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan)
     const auto align = [](int64_t bytes) { return (bytes + 127) / 128 * 128; };
     layout x;
     x.nonfinite = (int64_t)backward_bytes(chip, plan, true);
-    x.turns = align(x.nonfinite + e.B * d.Hk * per_head_of(d) * 8);
+    x.counter = align(x.nonfinite + e.B * d.Hk * per_head_of(d) * 8);
+    x.turns = x.counter + 128;
     x.extremes = align(x.turns +
                        (plan->problem->deterministic ? query_tiles_of(d) * 2 * (int64_t)sizeof(uint32_t) : 0));
     x.bytes = x.extremes;
@@ -537,6 +578,12 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     p.cap = (float)g.softcap * LOG2E;
     p.mask = flash_mask_of(g, KEYS, job.memory + job.place.extremes);
     p.mask_heads = p.mask.bounds ? (int)(d.H / g.mask_group) : 0;
+    p.counter = counter_of(job.stream);
+    if (!p.counter) {
+        p.counter = (int *)(job.memory + job.place.counter);
+        const cudaError_t code = cudaMemsetAsync(p.counter, 0, 2 * sizeof *p.counter, job.stream);
+        if (code != cudaSuccess) return code;
+    }
     if (!job.deterministic || !p.scratch.sums) return cudaSuccess;
     p.turns = (uint32_t *)(job.memory + job.place.turns);
     return cudaMemsetAsync(p.turns, 0, (size_t)query_tiles_of(d) * 2 * sizeof *p.turns, job.stream);
@@ -556,8 +603,8 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
         tile_extremes<X::BN><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, job.stream>>>(
             p.mask, (int)d.B, (int)d.H, (int)d.Sq, (int)d.Sk, (attn_mask_extremes *)p.mask.extremes);
     }
-    code = launch_dependent(backward_tiles<T, X>, p.order.tiles, X::THREADS, sizeof(shared<X>), job.stream,
-                            job.run.args, p, m);
+    code = launch_dependent(backward_tiles<T, X>, std::min(p.order.tiles, job.chip->multiprocessors), X::THREADS,
+                            sizeof(shared<X>), job.stream, job.run.args, p, m);
     if (code != cudaSuccess) return code;
     return launch_dependent(repair_keys<shape<X::D, X::BM, PLAIN>>, job.chip->multiprocessors, 128, 0, job.stream,
                             job.run.args, p);

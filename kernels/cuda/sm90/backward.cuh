@@ -27,6 +27,7 @@ struct maps {
 /* A block's keys, and the query tiles that see any of them. */
 struct block_place {
     attn_sequence s;
+    int t; /* its number in the order of tiles */
     int b, hk, j0;
     int rows;        /* of dk and dv to write; seqlens_k leaves rows of zeros behind the keys */
     int first, last; /* query tiles */
@@ -52,11 +53,11 @@ DEVICE key_band band_of(const attn_geometry &g, const attn_sequence &s)
     return key_band_of((int)attn_align(&g, &s), left, right, (int)s.Sk);
 }
 
-/* at: a key/value head of the batch, and a tile of its keys, or packed of all keys. */
-template <class X> DEVICE block_place key_place_of(const cuda_args &a, const head_tile &at)
+/* x: what a tile of keys is. at: a key/value head of the batch, and a tile of its keys, or packed of all keys. It is filled where it
+ * lies, for who does it has few registers. */
+template <class X> DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &at)
 {
     const attn_geometry &g = a.g;
-    block_place x;
     int tile = at.tile;
     x.b = at.head / (int)g.dims.Hk;
     x.hk = at.head - x.b * (int)g.dims.Hk;
@@ -71,11 +72,18 @@ template <class X> DEVICE block_place key_place_of(const cuda_args &a, const hea
     x.rows = max(min((int)(g.dims.packed ? x.s.Sk : g.dims.Sk) - x.j0, X::BN), 0);
     /* Key j is seen by the queries i with j - hi < i <= j - lo. */
     const int last_key = min(x.j0 + X::BN, x.band.Sk) - 1;
-    x.first = x.last = 0;
+    int first = 0, last = 0;
     if (last_key >= x.j0) {
-        x.first = max(x.j0 - x.band.hi + 1, 0) / X::BM;
-        x.last = max((min(last_key - x.band.lo + 1, x.Sq) + X::BM - 1) / X::BM, x.first);
+        first = max(x.j0 - x.band.hi + 1, 0) / X::BM;
+        last = max((min(last_key - x.band.lo + 1, x.Sq) + X::BM - 1) / X::BM, first);
     }
+    x.first = first;
+    x.last = last;
+}
+template <class X> DEVICE block_place key_place_of(const cuda_args &a, const head_tile &at)
+{
+    block_place x;
+    find_key_place<X>(x, a, at);
     return x;
 }
 
@@ -178,7 +186,8 @@ DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values
 
 /* P, as it was rounded for dV, becomes dS = P (dP - delta). */
 template <typename T, int BM>
-DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[BM / 2], const row_values *values, int lane)
+DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[BM / 2], const row_values *values,
+                                   int lane)
 {
 #pragma unroll
     for (int n = 0; n < BM / 8; n++) {

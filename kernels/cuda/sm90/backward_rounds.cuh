@@ -30,6 +30,7 @@ template <int D_, int BM_, form FORM_> struct shape {
     static const bool S_BEFORE_DK = D != 64 && !OPTIONS;
 };
 
+enum { NO_ROWS = -1 };       /* of a block_place: there are no more tiles */
 enum { HANDING = 128 + 32 }; /* threads that meet: a consumer and its sender */
 
 /* Named barriers; those of dQ one per consumer. */
@@ -40,6 +41,7 @@ enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
 /* What the kernels know beside cuda_args. */
 struct plan {
     tile_order order; /* of tiles of keys; packed, some have no rows */
+    int *counter;     /* of tiles that were claimed, see counter_of() */
     backward_scratch scratch;
     float scale, c;     /* c = log2(e) * scale, > 0 */
     uint8_t *nonfinite; /* a byte per warp and tile of keys */
@@ -73,15 +75,18 @@ template <class X> struct shared {
     round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
     barrier_pairs<X::STAGES_Q> bars_Q;
     barrier_pairs<X::STAGES_DO> bars_dO;
-    uint64_t K_full, V_full, dS_full[X::STAGES_DS];
-    block_place place;
+    uint64_t K_full, K_empty, V_full, V_empty, loaded, dS_full[X::STAGES_DS];
+    barrier_pairs<2> bars_work;
+    block_place work[2]; /* the tile of keys that is worked on, and the next */
+    block_place place;   /* the consumers' copy of the one that they are at */
 };
 
-template <class X> DEVICE block_place block_place_of(const cuda_args &a, const plan &p, int t)
+/* Which head and tile the t-th tile of keys is. */
+DEVICE head_tile keys_of(const plan &p, int t)
 {
     head_tile at = head_tile_of(p.order, t);
     if (p.last_first) at.tile = p.order.per_head - 1 - at.tile;
-    return key_place_of<X>(a, at);
+    return at;
 }
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------- */
@@ -146,44 +151,102 @@ template <class X> struct round_walk {
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
 
-/* A thread loads the block's keys, and keeps the rings of queries full. */
+/* A thread claims tiles of keys and says what they are; one behind the end is the last word. It claims in order, from the first on, and
+ * none before the loader has brought all that the tile before needs: who claims early works late, and others may wait for it. */
+template <class X> struct scheduler {
+    const cuda_args &a;
+    const plan &p;
+    shared<X> &sm;
+
+    DEVICE void run()
+    {
+        ring<2> at;
+        uint32_t phase = 0;
+        for (int t; (t = atomicAdd(p.counter, 1)) < p.order.tiles;) {
+            block_place &x = sm.work[at.stage];
+            await_empty(sm.bars_work, at);
+            find(x, t);
+            if (x.rows == 0) continue;
+            mbarrier_arrive(smem_addr(&sm.bars_work.full[at.stage]));
+            at.next();
+            mbarrier_wait(smem_addr(&sm.loaded), phase);
+            phase ^= 1;
+        }
+        await_empty(sm.bars_work, at);
+        sm.work[at.stage].rows = NO_ROWS;
+        mbarrier_arrive(smem_addr(&sm.bars_work.full[at.stage]));
+        leave_counter(p.counter);
+    }
+
+    DEVICE void find(block_place &x, int t)
+    {
+        find_key_place<X>(x, a, keys_of(p, t));
+        x.t = t;
+        if (!X::OPTIONS || !p.mask.bounds) return;
+        trim_by_mask<X>(x, p, (int)a.g.group);
+        if (!round_walk<X>(p, x, (int)a.g.group).there()) x.last = x.first;
+    }
+};
+
+/* A thread loads the keys of each tile, and keeps the rings of queries full: those of a tile's first rounds while the tile before
+ * still has the keys. */
 template <class X> struct loader {
     const cuda_args &a;
     const plan &p;
     shared<X> &sm;
     const maps &m;
-    const block_place &x;
+    ring<X::STAGES_Q> q = {};
+    ring<X::STAGES_DO> o = {};
+    uint32_t phase = 0; /* of K and V */
 
     DEVICE void run()
     {
+        for (ring<2> at;; at.next()) {
+            await_full(sm.bars_work, at);
+            const block_place &x = sm.work[at.stage];
+            if (x.rows == NO_ROWS) return;
+            load(x);
+            mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
+            mbarrier_arrive(smem_addr(&sm.loaded));
+        }
+    }
+
+    DEVICE void load(const block_place &x)
+    {
         const int group = (int)a.g.group;
         if (x.first == x.last) return;
-        const tma_place keys = { 0, (int)x.s.k_start + x.j0, x.hk, a.g.dims.packed ? 0 : x.b };
-        ring<X::STAGES_Q> q;
-        ring<X::STAGES_DO> o;
         bool begun = false;
         for (round_walk<X> at(p, x, group); at.there();) {
             const int h = at.h, tile = at.tile;
             const bool bounded = at.bounded;
             at.next();
-            if (!begun) load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.K), &m.K, keys, smem_addr(&sm.K_full));
             if (X::OPTIONS) {
                 await_empty(sm.bars_Q, q);
-                sm.rounds[q.stage] = { tile, h, at.there(), bounded, slope_of(h) };
+                sm.rounds[q.stage] = { tile, h, at.there(), bounded, slope_of(x.b, h) };
             }
             load_Q<X>(sm, a, p.scratch, m, x, q, h, tile);
-            if (!begun) load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.V), &m.V, keys, smem_addr(&sm.V_full));
             load_dO<X>(sm, a, m, x, o, h, tile);
+            if (!begun) load_keys(x);
             begun = true;
             q.next();
             o.next();
         }
     }
 
-    DEVICE float slope_of(int h) const
+    DEVICE void load_keys(const block_place &x)
+    {
+        const tma_place keys = { 0, (int)x.s.k_start + x.j0, x.hk, a.g.dims.packed ? 0 : x.b };
+        mbarrier_wait(smem_addr(&sm.V_empty), phase ^ 1);
+        load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.V), &m.V, keys, smem_addr(&sm.V_full));
+        mbarrier_wait(smem_addr(&sm.K_empty), phase ^ 1);
+        load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.K), &m.K, keys, smem_addr(&sm.K_full));
+        phase ^= 1;
+    }
+
+    DEVICE float slope_of(int b, int h) const
     {
         const score_mods &mods = p.mods;
-        return mods.slopes ? mods.slopes[x.b * mods.slope_batch + h * mods.slope_head] * mods.per_slope : 0;
+        return mods.slopes ? mods.slopes[b * mods.slope_batch + h * mods.slope_head] * mods.per_slope : 0;
     }
 };
 
@@ -192,10 +255,9 @@ template <class X> struct sender {
     const cuda_args &a;
     const plan &p;
     shared<X> &sm;
-    const block_place &x;
     const int w; /* the consumer's */
 
-    DEVICE void add(int h, int tile)
+    DEVICE void add(const block_place &x, int h, int tile)
     {
         /* D = 64: a consumer's part is a unit of 64 queries. D = 128: 64 channels of a unit, which lie together for 32
          * queries at a time. */
@@ -228,16 +290,29 @@ template <class X> struct sender {
     DEVICE void run()
     {
         const bool sends = threadIdx.x % 32 == 0;
-        const int group = (int)a.g.group;
 #pragma unroll 1
-        for (round_walk<X> at(p, x, group); at.there(); at.next()) {
+        for (ring<2> at;; at.next()) {
+            await_full(sm.bars_work, at);
+            const block_place &x = sm.work[at.stage];
+            if (x.rows == NO_ROWS) break;
+            send(x, sends);
+            __syncwarp();
+            if (sends) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
+        }
+        if (sends) bulk_wait_read<0>(); /* shared memory is the block's no longer */
+    }
+
+    DEVICE void send(const block_place &x, bool sends)
+    {
+        if (x.first == x.last) return;
+#pragma unroll 1
+        for (round_walk<X> at(p, x, (int)a.g.group); at.there(); at.next()) {
             if (sends) bulk_wait_read<0>(); /* the part of the tile before, where there is one */
             __syncwarp();
             named_barrier_arrive(DQ_FREE + w, HANDING);
             named_barrier_sync(DQ_FULL + w, HANDING);
-            if (sends) add(at.h, at.tile);
+            if (sends) add(x, at.h, at.tile);
         }
-        if (sends) bulk_wait_read<0>(); /* shared memory is the block's no longer */
     }
 };
 

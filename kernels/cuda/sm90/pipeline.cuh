@@ -40,6 +40,10 @@ template <int STAGES> struct ring {
     {
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
+    DEVICE void back()
+    {
+        if (--stage < 0) stage = STAGES - 1, phase ^= 1;
+    }
 };
 
 /* The filler's: until the stage is free. */
