@@ -429,6 +429,12 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         word_add(s, p, run);
         status = emit(s, p, run);
         p += run;
+        while (status == ATTN_OK && end - p >= 2 && p[0] == '\\' && p[1] == '"') { /* JSON that is a string has many */
+            run = plain_run(p + 2, end);
+            word_add(s, p + 1, 1 + run);
+            status = emit(s, p, 2 + run);
+            p += 2 + run;
+        }
     }
     at += (uint64_t)(p - begin);
     *text = p;

@@ -50,8 +50,56 @@ cJSON *tree_keep(const char *text, size_t bytes)
     return cJSON_ParseWithLengthOpts(text, bytes, NULL, true);
 }
 
+static bool is_space(char c)
+{
+    return c == ' ' || c == '\t' || c == '\n' || c == '\r';
+}
+
+/* A word of plain characters, in quotes, becomes the last of a list. Returns what is behind it; NULL: it is none, or too long for one. */
+static const char *take_word(const char *text, cJSON *list)
+{
+    static const bool plain[256] = { [' ' ... '!'] = true, ['#' ... '['] = true, [']' ... '~'] = true };
+    char word[1 + PROTO_CONTEXT_BYTES] = { SCAN_STRING };
+    size_t length = 0;
+    if (*text++ != '"') return NULL;
+    while (plain[(unsigned char)text[length]]) length++;
+    if (text[length] != '"' || length >= PROTO_CONTEXT_BYTES) return NULL;
+    memcpy(word + 1, text, length);
+    word[1 + length] = '\0';
+    return cJSON_AddItemToArray(list, cJSON_CreateString(word)) ? text + length + 1 : NULL;
+}
+
+/* Of text that is a list of words, such as the ids of caches, of which there may be a thousand: the same tree in a fifth of the time.
+ * NULL: it is something else, or there is a reason to refuse it, which the long way finds. */
+static cJSON *list_of_words(const char *text, int most, int *values)
+{
+    cJSON *const list = *text == '[' ? cJSON_CreateArray() : NULL;
+    int count = 1; /* the list */
+    const char *at = list ? text + 1 : NULL;
+    while (at) {
+        while (is_space(*at)) at++;
+        at = ++count <= most ? take_word(at, list) : NULL;
+        while (at && is_space(*at)) at++;
+        if (at == NULL || *at != ',') break;
+        at++;
+    }
+    if (at && *at == ']') {
+        do at++;
+        while (is_space(*at));
+        if (*at == '\0') {
+            *values += count;
+            return list;
+        }
+    }
+    cJSON_Delete(list);
+    return NULL;
+}
+
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value)
 {
+    pthread_once(&hooks_once, set_hooks);
+    if (2 * strlen(text) < limits->skeleton_bytes && (*value = list_of_words(text, limits->values - *values, values)))
+        return ATTN_OK;
     proto_limits left = *limits;
     attn_error err = { 0 };
     attn_status status = ATTN_NO_MEMORY;
