@@ -28,11 +28,11 @@ static const char *shape_text(const struct cache_shape *shape, char text[96])
 }
 
 /* The cache of a row, or why there is none. */
-static struct cache *find_row(const struct cache_step *step, int row, attn_error *err)
+static struct cache *find_row(const struct cache_step *step, int row, int64_t now_ms, attn_error *err)
 {
     char member[32], what[32];
-    struct cache *const cache = cache_known(step->caches, step->caller,
-                                            step->ids[row]); /* of many rows: no text is made */
+    struct cache *const cache = cache_known(step->caches, step->caller, step->ids[row],
+                                            now_ms); /* of many rows: no text is made */
     if (cache) return cache;
     snprintf(member, sizeof member, "/caches/%d", row);
     snprintf(what, sizeof what, "caches: [%d]", row);
@@ -44,6 +44,9 @@ static attn_status goes_along(const struct cache_step *step, const struct cache 
                               int row, attn_error *err)
 {
     char member[32], one[96], other[96];
+    if (same_shape(&first->shape, &cache->shape) && cache->pool == first->pool &&
+        (cache->k_scale == NULL) == (first->k_scale == NULL) && (cache->v_scale == NULL) == (first->v_scale == NULL))
+        return ATTN_OK;
     snprintf(member, sizeof member, "/caches/%d", row);
     if (!same_shape(&first->shape, &cache->shape))
         return attn_fail(err, ATTN_INVALID, member,
@@ -55,10 +58,8 @@ static attn_status goes_along(const struct cache_step *step, const struct cache 
             "caches: [%d] is on %s, [0] is on %s; one request takes caches of one device (a fork is where its "
             "origin is)",
             row, step->caches->pools[cache->pool].device, step->caches->pools[first->pool].device);
-    if ((cache->k_scale == NULL) != (first->k_scale == NULL) || (cache->v_scale == NULL) != (first->v_scale == NULL))
-        return attn_fail(err, ATTN_INVALID, member,
-                         "caches: [%d] and [0] must both have k_scale and v_scale, or neither", row);
-    return ATTN_OK;
+    return attn_fail(err, ATTN_INVALID, member, "caches: [%d] and [0] must both have k_scale and v_scale, or neither",
+                     row);
 }
 
 /* Appending to one cache twice: which would be first? */
@@ -96,8 +97,9 @@ static attn_status look(struct cache_step *step, attn_error *err)
 {
     struct cache *first = NULL;
     const uint64_t number = ++step->caches->looks;
+    const int64_t now_ms = clock_ms();
     for (int row = 0; row < step->rows; row++) {
-        struct cache *cache = find_row(step, row, err);
+        struct cache *cache = find_row(step, row, now_ms, err);
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
@@ -112,7 +114,7 @@ static attn_status look(struct cache_step *step, attn_error *err)
         step->lengths[row] = (int32_t)length;
         const int64_t pages = cache_pages_for(cache, length);
         if (pages > step->most) step->most = pages;
-        cache->used_ms = clock_ms();
+        cache->used_ms = now_ms;
     }
     if (step->most * step->rows > CACHES_STEP_PAGES)
         return attn_fail(err, ATTN_TOO_LARGE, "/caches",
@@ -157,10 +159,11 @@ size_t caches_table_bytes(struct cache_step *step)
 {
     struct caches *const caches = step->caches;
     const size_t rows = (size_t)step->rows, scale = rows * (size_t)step->shape.kv_heads * sizeof(float);
+    const int64_t now_ms = clock_ms();
     int64_t most = 0;
     pthread_mutex_lock(&caches->lock);
     for (int row = 0; row < step->rows; row++) {
-        const struct cache *cache = find_row(step, row, NULL);
+        const struct cache *cache = find_row(step, row, now_ms, NULL);
         const int64_t pages = cache ? cache_pages_for(cache, cache->length + step->append) : 0;
         if (pages > most) most = pages;
     }
@@ -286,7 +289,7 @@ static bool is_blocked(const struct cache_step *step, uint64_t scan)
 {
     for (int row = 0; row < step->rows; row++) {
         const struct cache *cache = step->row[row].cache;
-        if (cache->wanted == scan || cache->writing || (step->append > 0 && cache->users > 0) ||
+        if ((scan != 0 && cache->wanted == scan) || cache->writing || (step->append > 0 && cache->users > 0) ||
             cache->truncate_to >= 0)
             return true;
     }
@@ -322,14 +325,15 @@ static int32_t prefix_of(const struct cache_step *step, int row)
 /* Its caches are there; may it begin? If not, no younger step may that wants one of them. */
 static attn_status ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err)
 {
+    const int64_t now_ms = clock_ms();
     *wait = false;
     for (int row = 0; row < step->rows; row++) {
-        struct cache *cache = find_row(step, row, err);
+        struct cache *cache = find_row(step, row, now_ms, err);
         if (cache == NULL) return ATTN_NOT_FOUND;
         step->row[row] = (struct cache_row){ .cache = cache, .before = cache->length };
     }
     *wait = is_blocked(step, scan);
-    for (int row = 0; row < step->rows && *wait; row++) step->row[row].cache->wanted = scan;
+    for (int row = 0; row < step->rows && *wait && scan != 0; row++) step->row[row].cache->wanted = scan;
     return ATTN_OK;
 }
 
@@ -354,6 +358,8 @@ static attn_status begin(struct cache_step *step, uint64_t scan, char *memory, b
     for (int row = 0; row < step->rows && step->append > 0; row++) step->row[row].cache->users--;
     if (status != ATTN_OK) {
         give_back(step);
+        free(step->moves); /* it may be tried again */
+        step->moves = NULL;
         return status;
     }
     place_tables(step, memory);

@@ -24,26 +24,23 @@
 
 /* ---- Ids --------------------------------------------------------------------------------------------------------- */
 
-static bool parse_id(const char *id, uint8_t key[KEY_BYTES])
+/* In hexadecimal. */
+static void write_digits(const uint8_t *bytes, int count, char *text)
 {
-    for (int i = 0; i < CACHE_ID_CHARS; i++) {
-        const char c = id[i];
-        if (!(c >= '0' && c <= '9') && !(c >= 'a' && c <= 'f')) return false;
-        key[i / 2] = (uint8_t)(key[i / 2] << 4 | (c <= '9' ? c - '0' : c - 'a' + 10));
-    }
-    return id[CACHE_ID_CHARS] == '\0';
+    for (int i = 0; i < count; i++) snprintf(text + 2 * i, 3, "%02x", bytes[i]);
 }
 
-static void write_id(const struct cache *cache, char id[CACHE_ID_BYTES])
+static bool is_id(const char *id)
 {
-    for (int i = 0; i < KEY_BYTES; i++) snprintf(id + 2 * i, 3, "%02x", cache->key[i]);
+    return strlen(id) == CACHE_ID_CHARS && strspn(id, "0123456789abcdef") == CACHE_ID_CHARS;
 }
 
-static struct cache **bucket_of(const struct caches *caches, const uint8_t key[KEY_BYTES])
+/* By eight digits that are random. */
+static struct cache **bucket_of(const struct caches *caches, const char *id)
 {
-    uint32_t random;
-    memcpy(&random, key + PROCESS_BYTES, sizeof random);
-    return (struct cache **)&caches->buckets[random % BUCKETS];
+    uint64_t random;
+    memcpy(&random, id + PROCESS_CHARS, sizeof random);
+    return (struct cache **)&caches->buckets[random * UINT64_C(0x9e3779b97f4a7c15) >> 32 & (BUCKETS - 1)];
 }
 
 static bool is_expired(const struct cache *cache, int64_t now_ms)
@@ -51,22 +48,20 @@ static bool is_expired(const struct cache *cache, int64_t now_ms)
     return cache->users == 0 && now_ms - cache->used_ms >= cache->ttl_ms;
 }
 
-struct cache *cache_known(const struct caches *caches, const struct caller *caller, const char *id)
+struct cache *cache_known(const struct caches *caches, const struct caller *caller, const char *id, int64_t now_ms)
 {
-    uint8_t key[KEY_BYTES] = { 0 };
-    if (!parse_id(id, key)) return NULL;
-    struct cache *cache = *bucket_of(caches, key);
-    while (cache && memcmp(cache->key, key, KEY_BYTES) != 0) cache = cache->chain;
-    return cache && cache->caller == caller && !is_expired(cache, clock_ms()) ? cache : NULL;
+    if (strnlen(id, CACHE_ID_BYTES) != CACHE_ID_CHARS) return NULL;
+    struct cache *cache = *bucket_of(caches, id);
+    while (cache && memcmp(cache->id, id, CACHE_ID_CHARS) != 0) cache = cache->chain;
+    return cache && cache->caller == caller && !is_expired(cache, now_ms) ? cache : NULL;
 }
 
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
                          const char *what, attn_error *err)
 {
-    uint8_t key[KEY_BYTES] = { 0 };
-    struct cache *const cache = cache_known(caches, caller, id);
+    struct cache *const cache = cache_known(caches, caller, id, clock_ms());
     if (cache) return cache;
-    if (parse_id(id, key) && memcmp(key, caches->process, PROCESS_BYTES) != 0) {
+    if (is_id(id) && memcmp(id, caches->process, PROCESS_CHARS) != 0) {
         caches->lost_ids++;
         metrics_add(METRIC_CACHE_ENDS, "lost", NULL, 1);
         attn_fail(err, ATTN_NOT_FOUND, member,
@@ -86,10 +81,12 @@ struct caches *caches_new(int max_count)
 {
     struct caches *caches = calloc(1, sizeof *caches);
     if (caches == NULL) return NULL;
-    if (getrandom(caches->process, PROCESS_BYTES, 0) != PROCESS_BYTES) {
+    uint8_t process[PROCESS_CHARS / 2];
+    if (getrandom(process, sizeof process, 0) != sizeof process) {
         free(caches);
         return NULL;
     }
+    write_digits(process, sizeof process, caches->process);
     pthread_mutex_init(&caches->lock, NULL);
     pthread_cond_init(&caches->opened, NULL);
     caches->max_count = max_count;
@@ -188,7 +185,7 @@ bool cache_reserve(struct cache *cache, int64_t count)
 
 static void link_in(struct caches *caches, struct cache *cache)
 {
-    struct cache **bucket = bucket_of(caches, cache->key);
+    struct cache **bucket = bucket_of(caches, cache->id);
     cache->chain = *bucket;
     *bucket = cache;
     cache->older = caches->newest;
@@ -201,7 +198,7 @@ static void link_in(struct caches *caches, struct cache *cache)
 /* Nobody finds it from now on. */
 static void link_out(struct caches *caches, struct cache *cache)
 {
-    struct cache **at = bucket_of(caches, cache->key);
+    struct cache **at = bucket_of(caches, cache->id);
     while (*at != cache) at = &(*at)->chain;
     *at = cache->chain;
     if (caches->looked_at == cache) caches->looked_at = cache->newer;
@@ -329,7 +326,7 @@ static void describe(const struct caches *caches, const struct cache *cache, str
                                  .device = caches->pools[cache->pool].device };
     for (int64_t i = 0; i < cache->count; i++)
         info->shared_pages += pages_is_shared(cache_pages_of(caches, cache), cache->pages[i]);
-    write_id(cache, info->id);
+    memcpy(info->id, cache->id, sizeof cache->id);
 }
 
 /* ---- Create, look at, fork, shorten, delete ---------------------------------------------------------------------- */
@@ -354,12 +351,14 @@ static struct cache *new_cache(struct caches *caches, struct caller *caller, att
         attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
         return NULL;
     }
-    memcpy(cache->key, caches->process, PROCESS_BYTES);
-    if (getrandom(cache->key + PROCESS_BYTES, KEY_BYTES - PROCESS_BYTES, 0) != KEY_BYTES - PROCESS_BYTES) {
+    uint8_t own[(CACHE_ID_CHARS - PROCESS_CHARS) / 2];
+    if (getrandom(own, sizeof own, 0) != sizeof own) {
         attn_fail(err, ATTN_INTERNAL, NULL, "the system gave no random bytes");
         free(cache);
         return NULL;
     }
+    memcpy(cache->id, caches->process, PROCESS_CHARS);
+    write_digits(own, sizeof own, cache->id + PROCESS_CHARS);
     cache->caller = caller_hold(caller);
     cache->truncate_to = -1;
     return cache;
@@ -515,7 +514,7 @@ attn_status caches_sequence(struct caches *caches, struct caller *caller, const 
     } else if (cache == NULL)
         status = attn_fail(err, ATTN_NOT_FOUND, "/parameters/sequence_id",
                            "sequence_id: '%s' has not been started (sequence_start), has ended or expired", name);
-    if (status == ATTN_OK) write_id(cache, id);
+    if (status == ATTN_OK) memcpy(id, cache->id, sizeof cache->id);
     pthread_mutex_unlock(&caches->lock);
     return status;
 }
@@ -539,13 +538,13 @@ void caches_list(struct caches *caches, const struct caller *caller, struct cach
     pthread_mutex_lock(&caches->lock);
     for (const struct cache *cache = caches->oldest; cache; cache = cache->newer) {
         if (cache->caller != caller || is_expired(cache, now_ms)) continue;
-        if (found < room) write_id(cache, infos[found++].id);
+        if (found < room) memcpy(infos[found++].id, cache->id, sizeof cache->id);
         ++*count;
     }
     pthread_mutex_unlock(&caches->lock);
     for (int i = 0; i < found; i++) { /* each by itself: to see what it shares, all its pages are looked at */
         pthread_mutex_lock(&caches->lock);
-        const struct cache *const cache = cache_known(caches, caller, infos[i].id);
+        const struct cache *const cache = cache_known(caches, caller, infos[i].id, clock_ms());
         if (cache) describe(caches, cache, &infos[(*written)++]);
         pthread_mutex_unlock(&caches->lock);
     }

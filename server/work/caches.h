@@ -12,10 +12,10 @@
  * A step is one request's work on its caches (decode, append):
  *
  *   caches_look()    HTTP thread     are they there, do they fit? What is planned is checked, nothing is held
- *   caches_begin()   loop            now: pages are taken, moves and page table are written. Later, while another step is on
+ *   caches_begin()   who runs it     now: pages are taken, moves and page table are written. Later, while another step is on
  *                                    one of them; a step that appends is alone on its caches, others may share
  *   (the device does the moves and computes)
- *   caches_end()     loop            commit: the caches are longer; or not: they are as they were. All of them, or none
+ *   caches_end()     the same        commit: the caches are longer; or not: they are as they were. All of them, or none
  *
  * What is asked of a cache meanwhile: get and fork see it as it was before the step; truncate and delete take effect when the
  * step has ended, and are answered at once.
@@ -155,7 +155,7 @@ attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids
 size_t caches_table_bytes(struct cache_step *step);
 
 /* *wait: not now, another step is on one of them (or an older one waits for one: `scan` is the number of this look at all
- * that wait, from the oldest on, and not 0). Otherwise the step has begun, or this is why it cannot: NOT_FOUND, FULL,
+ * that wait, from the oldest on; 0: nobody waits, and nor will this one). Otherwise the step has begun, or this is why it cannot: NOT_FOUND, FULL,
  * QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes() said). `memory` is for the tables. */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
 /* Whether it must wait, without beginning: cheap, for many may. */

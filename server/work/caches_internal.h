@@ -8,7 +8,7 @@
 #include "server/work/caches.h"
 #include "server/work/pages.h"
 
-enum { PROCESS_BYTES = 4, KEY_BYTES = CACHE_ID_CHARS / 2, BUCKETS = 1 << 12 };
+enum { PROCESS_CHARS = 8, BUCKETS = 1 << 12 };
 
 struct pool {
     struct pages *pages; /* NULL: its memory has not been asked for */
@@ -20,7 +20,7 @@ struct pool {
 };
 
 struct cache {
-    uint8_t key[KEY_BYTES];
+    char id[CACHE_ID_BYTES];     /* as text, which is how it is looked for, 64 at a time */
     struct cache *chain;         /* in its bucket */
     struct cache *older, *newer; /* of all caches */
     struct caller *caller;       /* a reference */
@@ -44,8 +44,8 @@ struct cache {
 
 struct caches {
     pthread_mutex_t lock;
-    pthread_cond_t opened;          /* a pool's memory is there, or was refused */
-    uint8_t process[PROCESS_BYTES]; /* how the ids of this process begin */
+    pthread_cond_t opened;           /* a pool's memory is there, or was refused */
+    char process[PROCESS_CHARS + 1]; /* how the ids of this process begin */
     int max_count, count;
     int64_t expired, lost_ids;
     bool lost_pool; /* there was one */
@@ -84,7 +84,7 @@ static inline int64_t cache_run_bytes(const struct caches *caches, const struct 
 /* All with the lock held. */
 
 /* The cache of this id that this caller may use; NULL: there is none. */
-struct cache *cache_known(const struct caches *caches, const struct caller *caller, const char *id);
+struct cache *cache_known(const struct caches *caches, const struct caller *caller, const char *id, int64_t now_ms);
 /* The same; NULL with the reason in *err, which names `member` and begins with `what`. */
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
                          const char *what, attn_error *err);

@@ -219,7 +219,9 @@ attn_status step_prepare(struct job *job, attn_error *err)
 attn_status step_begin(struct job *job, uint64_t scan, bool *wait, attn_error *err)
 {
     struct cache_step *const step = &job->step->step;
-    attn_status status = caches_ask(step, scan, wait, err);
+    attn_status status = ATTN_OK;
+    *wait = false;
+    if (scan != 0) status = caches_ask(step, scan, wait, err); /* few that wait can begin; others most likely can */
     if (status != ATTN_OK || *wait) return status;
     const size_t bytes = caches_table_bytes(step);
     status = staging_lease(job->staging, job->caller, bytes, &job->tables, err);
@@ -267,6 +269,16 @@ void step_free(struct job *job)
     free(job->step->table);
     free(job->step);
     job->step = NULL;
+}
+
+int64_t step_bytes(const struct job *job)
+{
+    const struct cache_step *const step = &job->step->step;
+    const struct cache_shape *const s = &step->shape;
+    const int64_t columns = s->head_dim + (s->latent ? 0 : s->head_dim_v);
+    int64_t positions = 0;
+    for (int i = 0; i < step->rows; i++) positions += step->lengths[i];
+    return positions * s->kv_heads * columns * (int64_t)attn_dtype_bytes(s->dtype);
 }
 
 int64_t step_moves(const struct job *job, const attn_move **moves)

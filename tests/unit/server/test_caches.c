@@ -414,6 +414,55 @@ static void test_a_cache_belongs_to_who_made_it(void **state)
     assert_non_null(strstr(err.text, "made by another process"));
 }
 
+static void test_an_id_is_forty_digits_in_small_letters(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info one = made(rig, rig->caller), info;
+    attn_error err;
+    for (int at = 0; at < CACHE_ID_CHARS; at++) {
+        for (int c = -128; c < 128; c++) {
+            char id[CACHE_ID_BYTES];
+            memcpy(id, one.id, sizeof id);
+            id[at] = (char)c;
+            const attn_status want = id[at] == one.id[at] ? ATTN_OK : ATTN_NOT_FOUND;
+            assert_int_equal(caches_get(rig->caches, rig->caller, id, &info, &err), want);
+            /* What is no id at all is of no other process. */
+            const bool digit = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
+            if (want != ATTN_OK && at < 8) assert_true(digit == (strstr(err.text, "another process") != NULL));
+        }
+    }
+    assert_int_equal(caches_get(rig->caches, rig->caller, "", &info, &err), ATTN_NOT_FOUND);
+}
+
+static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info a = made(rig, rig->caller);
+    attn_error err;
+    struct trial writes, tries, next;
+    const int tags[1] = { 0 };
+    bool wait;
+    assert_int_equal(look(rig, &tries, 1, &a, 1, tags, &err), ATTN_OK);
+    assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK); /* that no scan has seen the cache is no scan 0 */
+    assert_false(wait);
+    carry_out(&tries);
+    end(&tries, true);
+    assert_int_equal(look(rig, &writes, 1, &a, 1, tags, &err), ATTN_OK);
+    assert_int_equal(begin(&writes, 1, &wait, &err), ATTN_OK);
+    assert_int_equal(look(rig, &tries, 1, &a, 0, tags, &err), ATTN_OK);
+    assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
+    assert_true(wait);
+    end(&writes, false);
+    assert_int_equal(look(rig, &next, 1, &a, 1, tags, &err), ATTN_OK);
+    assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK); /* it does not stand behind what only tried */
+    assert_false(wait);
+    end(&next, false);
+    free(tries.table);
+    assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
+    assert_false(wait);
+    end(&tries, true);
+}
+
 static void test_steps_on_one_cache_come_one_after_the_other(void **state)
 {
     struct rig *rig = *state;
@@ -766,6 +815,8 @@ int main(void)
         WITH_RIG(test_a_full_pool_changes_nothing),
         WITH_RIG(test_a_token_may_use_its_share),
         WITH_RIG(test_a_cache_belongs_to_who_made_it),
+        WITH_RIG(test_an_id_is_forty_digits_in_small_letters),
+        WITH_RIG(test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting),
         WITH_RIG(test_steps_on_one_cache_come_one_after_the_other),
         WITH_RIG(test_truncate_and_delete_take_effect_when_the_step_has_ended),
         WITH_RIG(test_a_device_that_is_lost_takes_its_caches_with_it),
