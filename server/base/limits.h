@@ -139,6 +139,9 @@ enum {
 /* The same of those whose keys and values are in caches: they wait for memory and not for each other, on a GPU at least. */
 #define PREPARE_STEP_FLOPS  1e10
 #define PREPARE_SMALL_BYTES ((size_t)2 << 20)
+/* From here on (60 us of an H200) a step that cannot become one problem with others (MERGE_BYTES) is not joined with them: whoever waits
+ * for one of a batch waits for all. */
+#define PREPARE_ALONE_FLOPS 1e9
 /* A device with so much memory has enough for any small job, scratch memory included: it is not added up. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
@@ -165,16 +168,27 @@ enum {
     INLINE_KEEP = 4 << 20,  /* as DEVICE_WORKSPACE_KEEP, for an inline slot */
     INLINE_BYTES = 1 << 20, /* inputs and outputs of a small problem of a GPU: 20 us on its bus */
     INLINE_WAIT_NS =
-        500000,            /* a thread looks for the end of what it put on a GPU so long, then it leaves it to others */
+        500000, /* a thread looks for the end of what it put on a GPU so long, then it leaves it to others */
+    INLINE_STEP_WAIT_NS = 2000000, /* the same of a step, which has the GPU for itself */
     INLINE_ASK_NS = 20000, /* meanwhile it asks the driver so often; in between it looks at what the GPU writes */
     INLINE_HEADS = 128,    /* heads of all sequences: each costs up to 2 us, however few its numbers */
+};
+
+/* A thread that waits for a device (base/naps.h). */
+enum {
+    NAP_NS = 50000,    /* to which the kernel adds as much: together less than what lets a core sleep deeply */
+    NAPS_NS = 2000000, /* since it began to wait: what takes longer is not noticeably longer for a late end */
+    NAPS_MOST =
+        4, /* requests that wait: among more of them no thread is idle for long, and looking up takes time from others */
 };
 
 /* An inline slot's problems, padded: some 100 us of a core. An HTTP thread has other connections, and more cores are worth
  * waking for more. */
 #define INLINE_FLOPS 2e7
-/* And those of a GPU whose tensors are all in its memory: some 400 us of a Hopper, which INLINE_WAIT_NS allows. */
+/* And those of a GPU whose tensors are all in its memory: some 400 us of a Hopper. */
 #define INLINE_DEVICE_FLOPS 2e11
+/* The same of a step, by the keys and values that it reads: 1.5 ms of an H200. */
+#define INLINE_STEP_BYTES (INT64_C(6) << 30)
 /* Beyond --watchdog-ms a batch may take what its work takes at this rate. The slowest kernels (float32) reach 34e12
  * on an H200 and a thirtieth of that on the smallest GPU of sm_80 and up. */
 #define DEVICE_SLOWEST_FLOPS 2e11

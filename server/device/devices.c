@@ -343,6 +343,13 @@ bool device_can_wait(const struct device *device)
     return device->info.unified && device->outstanding > 0;
 }
 
+bool devices_away(const struct devices *devices)
+{
+    for (int i = 0; i < devices->count; i++)
+        if (!devices->device[i]->info.unified && devices->device[i]->outstanding > 0) return true;
+    return false;
+}
+
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device)
 {
     (void)devices;

@@ -95,10 +95,12 @@ void devices_note_lost(struct devices *devices, int number);
 
 /* Computes a small job in the calling thread: on this machine's own processor, where its tensors are in this core's cache and
  * nothing is handed over (tests/load/README.md, rung 3); or on a GPU that has nothing else to do, whose kernel reads and writes
- * staging memory where it is, while this thread looks for its end. True: it came back as from a batch of its own, with job->ran
- * or job->error. False: it is to be queued; a job that is large, that verifies, or uses or makes a context always is. Where
- * job->late is set then, it runs but has not ended: it goes to the loop, which calls devices_submit_late(), or whoever cannot
- * hand it over calls devices_settle(). Never waits for another thread, nor longer than INLINE_WAIT_NS. */
+ * staging memory, or the client's region of its own memory, where it is, while this thread looks for its end. True: it came back
+ * as from a batch of its own, with job->ran or job->error. False: it is to be queued; a job that is large, that verifies, or uses
+ * or makes a context always is. Where job->late is set then, it runs but has not ended: it goes to the loop, which calls devices_submit_late(), or whoever cannot
+ * hand it over calls devices_settle(). Never waits for another thread, nor longer than INLINE_WAIT_NS (INLINE_STEP_WAIT_NS).
+ *
+ * A step on caches begins in here (steps.h), also where this returns false, unless it has to wait; whoever has the job ends it. */
 bool devices_run_here(struct devices *devices, struct job *job);
 /* Waits for a job that is late, however long it takes; afterwards its memory is nobody's but the job's. Others: nothing. */
 void devices_settle(struct job *job);
@@ -123,6 +125,8 @@ bool device_can_wait(const struct device *device);
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
 /* A batch of one job that is late: it is on the device already, whether or not there is room. */
 void devices_submit_late(struct devices *devices, struct batch *batch);
+/* Is there a batch with a device that is not this machine's own processor? */
+bool devices_away(const struct devices *devices);
 /* The batch has come back. */
 void devices_collect(struct devices *devices, struct batch *batch);
 const char *device_name(const struct device *device);

@@ -7,10 +7,13 @@
  *
  * On the CPU each is a device of one thread. On a GPU the kernel reads and writes the request's staging memory where it is
  * (attn_device_info.reads_staging, attn_kernel.in_place), so that one launch is all; the thread looks for the end of its stream,
- * which takes less than one hand-over to another thread. So too where all tensors lie in a client's region of the GPU's memory. Only
- * while the GPU has no batches, for behind one it would wait for all of that, and many threads that launch wait for each other in
- * the driver: then requests leave in batches, equal ones as one problem (merge.c). What has not ended in INLINE_WAIT_NS is late, and the device's thread takes it over like any batch, with deadline,
- * hang-up and watchdog:
+ * which takes less than one hand-over to another thread. So too where all tensors lie in a client's region of the GPU's memory, also
+ * of a step on caches: this thread begins and ends it (steps.h), and the moves that come first bring its tables (memory.c).
+ *
+ * Only while the GPU has no batches, for behind one it would wait for all of that, and many threads that launch wait for each other in
+ * the driver: then requests leave in batches, equal ones as one problem (merge.c). A step only while the GPU has nothing at all: steps
+ * beside each other take as much longer as there are, and small ones are better off together. What has not ended in INLINE_WAIT_NS
+ * (INLINE_STEP_WAIT_NS) is late, and the device's thread takes it over like any batch, with deadline, hang-up and watchdog:
  *
  *   HTTP thread: late --> posted to the loop --> devices_submit_late() --> device's thread: inline_adopt()
  *
@@ -29,6 +32,8 @@
 #include "server/base/clock.h"
 #include "server/base/metrics.h"
 #include "server/work/regions.h"
+#include "server/work/request.h"
+#include "server/work/steps.h"
 
 /* Which device a slot is of: on GPUs they take turns. */
 static attn_status open_slot(struct devices *devices, const struct config *config, struct inline_slot *inline_slot,
@@ -85,6 +90,7 @@ static struct inline_slot *take_inline_slot(struct devices *devices, int home)
 
 static void give_inline_slot_back(struct inline_slot *inline_slot)
 {
+    device_drop_mirrors(inline_slot->device, &inline_slot->slot);
     if (inline_slot->slot.workspace_bytes > INLINE_KEEP)
         device_drop_workspace(inline_slot->handle, &inline_slot->slot.workspace, &inline_slot->slot.workspace_bytes);
     atomic_flag_clear_explicit(&inline_slot->taken, memory_order_release);
@@ -99,8 +105,9 @@ static bool is_on_device(const struct job *job)
 static bool fits_inline(const struct job *job)
 {
     if (job->shared && job->shared->pinned_bytes > 0) return false; /* that is copied */
-    return (job->kind != 0 || (job->call->count == 1 && is_on_device(job))) && job->step == NULL &&
-           !job->wants_verify && !job->wants_measure && !job->wants_save && job->saved == NULL;
+    if (job->wants_verify || job->wants_measure || job->wants_save || job->saved || job->call->count != 1) return false;
+    if (job->step) return job_problem(job, 0) && is_on_device(job) && step_bytes(job) <= INLINE_STEP_BYTES;
+    return job->kind != 0 || is_on_device(job);
 }
 
 static bool fits_processor(const struct job *job)
@@ -110,11 +117,18 @@ static bool fits_processor(const struct job *job)
            batch_padded_flops(job) <= INLINE_FLOPS;
 }
 
-/* The GPU is free for it, as far as anybody can tell at this moment. */
+/* The GPU is free for it, as far as anybody can tell at this moment. A step does not pass those that wait for its caches. */
+static bool is_free_for(const struct device *device, const struct job *job)
+{
+    if (!atomic_load(&device->usable)) return false;
+    if (job->step) return atomic_load(&device->requests) == 0 && request_count(REQUEST_QUEUED) == 0;
+    return atomic_load(&device->requests) <= atomic_load(&device->inline_requests);
+}
+
 static bool fits_gpu(const struct device *device, const struct job *job, const attn_plan *plan)
 {
     return (is_on_device(job) || (plan->kernel->in_place && job->inputs_used + job->outputs.bytes <= INLINE_BYTES)) &&
-           atomic_load(&device->usable) && atomic_load(&device->requests) <= atomic_load(&device->inline_requests);
+           is_free_for(device, job);
 }
 
 bool devices_near(const struct devices *devices)
@@ -142,14 +156,29 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     return status;
 }
 
+/* A step begins, if it can: its tables have mirrors then, and *placed is its problem as the device knows it. False: not now. */
+static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
+{
+    attn_error ignored; /* the loop meets it too, and says so */
+    bool wait = false;
+    if (!is_free_for(inline_slot->device, job) || step_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
+        device_take_mirrors(inline_slot->device, &inline_slot->slot, job, &ignored) != ATTN_OK)
+        return false;
+    *placed = *job_problem(job, 0);
+    device_place(&inline_slot->slot, placed);
+    return true;
+}
+
 /* The whole time of a job on its stream, one way or the other. *late: it runs on. */
-static attn_status compute(struct inline_slot *inline_slot, const attn_plan *plan, bool *late, attn_error *err)
+static attn_status compute(struct inline_slot *inline_slot, const struct job *job, const attn_plan *plan, bool *late,
+                           attn_error *err)
 {
     struct slot *slot = &inline_slot->slot;
-    const int64_t until_ns = clock_ns() + INLINE_WAIT_NS;
+    const int64_t until_ns = clock_ns() + (job->step ? INLINE_STEP_WAIT_NS : INLINE_WAIT_NS);
     attn_error other;
     bool done = true;
-    attn_status status = attn_run(slot->stream, plan, 1, slot->workspace, err);
+    attn_status status = job->step ? device_move_in(slot, job, err) : ATTN_OK;
+    if (status == ATTN_OK) status = attn_run(slot->stream, plan, 1, slot->workspace, err);
     if (inline_slot->device->info.unified) return status;
     if (status == ATTN_OK) status = look(slot->stream, until_ns, &done, err);
     else (void)attn_stream_wait(slot->stream, &other); /* part of it may be on the stream */
@@ -168,8 +197,11 @@ bool devices_run_here(struct devices *devices, struct job *job)
 
     struct device *device = inline_slot->device;
     struct slot *slot = &inline_slot->slot;
+    attn_problem placed;
+    const attn_problem *const problem = job->step ? &placed : &job->call->items[0].problem;
     attn_plan plan;
-    if (attn_plan_make(inline_slot->handle, &job->call->items[0].problem, &plan, &err) != ATTN_OK ||
+    if ((job->step && !take_step(inline_slot, job, &placed)) ||
+        attn_plan_make(inline_slot->handle, problem, &plan, &err) != ATTN_OK ||
         (!device->info.unified && !fits_gpu(device, job, &plan)) ||
         attn_workspace(inline_slot->handle, &plan, 1, &bytes, &err) != ATTN_OK ||
         device_grow_workspace(inline_slot->handle, bytes, &slot->workspace, &slot->workspace_bytes, &err) != ATTN_OK) {
@@ -184,7 +216,7 @@ bool devices_run_here(struct devices *devices, struct job *job)
     const bool own = device->info.unified;
     const int64_t began_ns = own ? clock_thread_ns() : clock_ns();
     batch_name_backend(&job->results[0], device, plan.kernel->name);
-    const attn_status status = compute(inline_slot, &plan, &late, &err);
+    const attn_status status = compute(inline_slot, job, &plan, &late, &err);
     const int64_t took_ns = (own ? clock_thread_ns() : clock_ns()) - began_ns;
     atomic_fetch_sub_explicit(&device->requests, 1, memory_order_relaxed);
     atomic_fetch_sub_explicit(&device->inline_requests, 1, memory_order_relaxed);

@@ -61,6 +61,13 @@ void *device_address(const struct slot *slot, void *address)
     return address; /* of tensors without elements, and of what is on the device already: pages of caches, clients' memory */
 }
 
+void device_place(const struct slot *slot, attn_problem *problem)
+{
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        if (problem->tensor[id].rank > 0) problem->tensor[id].data = device_address(slot, problem->tensor[id].data);
+    if (problem->prefix_keys) problem->prefix_keys = device_address(slot, (void *)problem->prefix_keys);
+}
+
 static attn_status take_pinned(struct device *device, struct slot *slot, struct region_uses *uses, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -122,22 +129,43 @@ attn_status device_copy_out(struct device *device, struct slot *slot, struct job
                      ATTN_FROM_DEVICE, err);
 }
 
+attn_status device_reserve_moves(struct slot *slot, int64_t count, attn_error *err)
+{
+    if (count <= slot->move_room) return ATTN_OK;
+    const int64_t room = 2 * count;
+    attn_move *wider = realloc(slot->moves, (size_t)room * sizeof *wider);
+    if (wider == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %lld moves", (long long)room);
+    slot->moves = wider;
+    slot->move_room = room;
+    return ATTN_OK;
+}
+
 attn_status device_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err)
 {
     const attn_move *moves;
     const int64_t count = step_moves(job, &moves);
     if (device->info.unified) return attn_moves(slot->stream, moves, count, err);
-    if (count > slot->move_room) {
-        attn_move *wider = realloc(slot->moves, (size_t)count * sizeof *wider);
-        if (wider == NULL)
-            return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %lld moves", (long long)count);
-        slot->moves = wider;
-        slot->move_room = count;
-    }
+    const attn_status status = device_reserve_moves(slot, count, err);
+    if (status != ATTN_OK) return status;
     for (int64_t i = 0; i < count; i++) {
         slot->moves[i] = moves[i];
         if (moves[i].from) slot->moves[i].from = device_address(slot, (void *)moves[i].from);
     }
+    return attn_moves(slot->stream, slot->moves, count, err);
+}
+
+attn_status device_move_in(struct slot *slot, const struct job *job, attn_error *err)
+{
+    const attn_move *of_step;
+    const int64_t steps = step_moves(job, &of_step);
+    int64_t count = 0;
+    const attn_status status = device_reserve_moves(slot, steps + slot->mirror_count, err);
+    if (status != ATTN_OK) return status;
+    for (int i = 0; i < slot->mirror_count; i++) {
+        const struct mirror *m = &slot->mirrors[i];
+        if (m->copy) slot->moves[count++] = (attn_move){ m->device, m->host.memory, m->host.bytes };
+    }
+    for (int64_t i = 0; i < steps; i++) slot->moves[count++] = of_step[i];
     return attn_moves(slot->stream, slot->moves, count, err);
 }
 

@@ -156,18 +156,6 @@ void merge_find(const struct device *device, struct slot *slot)
     }
 }
 
-/* Room for `more` moves behind `count`. */
-static attn_status reserve_moves(struct slot *slot, int64_t count, int64_t more, attn_error *err)
-{
-    if (count + more <= slot->move_room) return ATTN_OK;
-    const int64_t room = 2 * (count + more);
-    attn_move *wider = realloc(slot->moves, (size_t)room * sizeof *wider);
-    if (wider == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory for %lld moves", (long long)room);
-    slot->moves = wider;
-    slot->move_room = room;
-    return ATTN_OK;
-}
-
 static size_t aligned(size_t bytes)
 {
     return (bytes + MERGE_LINE - 1) / MERGE_LINE * MERGE_LINE;
@@ -213,7 +201,7 @@ static attn_status add_job(struct slot *slot, int j, bool out, int64_t *count, a
     const attn_problem *const p = job_problem(job, 0), *const wide = &slot->problems[slot->problem[j]];
     const attn_move *of_step;
     const int64_t steps = out ? 0 : step_moves(job, &of_step), rows = job->step ? p->page_table.shape[0] : 0;
-    const attn_status status = reserve_moves(slot, *count, steps + ATTN_TENSOR_COUNT + rows, err);
+    const attn_status status = device_reserve_moves(slot, *count + steps + ATTN_TENSOR_COUNT + rows, err);
     if (status != ATTN_OK) return status;
     for (int64_t i = 0; i < steps; i++) slot->moves[(*count)++] = of_step[i];
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {

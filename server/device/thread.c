@@ -108,10 +108,8 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
             if (job_problem(job, i) == NULL) continue;
             attn_problem *p = &slot->problems[count++];
             *p = *job_problem(job, i);
-            for (int id = 0; id < ATTN_TENSOR_COUNT && !device->info.unified; id++)
-                if (p->tensor[id].rank > 0) p->tensor[id].data = device_address(slot, p->tensor[id].data);
+            if (!device->info.unified) device_place(slot, p);
             if (!device->info.unified) device_place_pinned(job, p);
-            if (p->prefix_keys && !device->info.unified) p->prefix_keys = device_address(slot, (void *)p->prefix_keys);
         }
     }
     *gathered = count;

@@ -6,7 +6,10 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include "server/base/clock.h"
+#include "server/base/limits.h"
 #include "server/base/log.h"
+#include "server/base/naps.h"
 
 enum {
     PERIOD_MS = 200,   /* between two looks */
@@ -156,6 +159,24 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
 
 /* ---- How a thread waits ------------------------------------------------------------------------------------------ */
 
+static _Thread_local struct {
+    int count;              /* requests of this thread that are with the loop */
+    const _Atomic int *all; /* and those of all threads */
+    int64_t until_ns;       /* for the end of the last one that went there, the core is kept awake */
+} awaited;
+
+void http_threads_await(int more, const _Atomic int *all)
+{
+    awaited.count += more;
+    awaited.all = all;
+    if (more > 0) awaited.until_ns = clock_ns() + NAPS_NS;
+}
+
+static bool keeps_awake(void)
+{
+    return awaited.count > 0 && atomic_load_explicit(awaited.all, memory_order_relaxed) <= NAPS_MOST;
+}
+
 /* In place of libc's function of this name, for the libraries too: a program's own definition is the one they are linked
  * to. libmicrohttpd (0.9.75, 1.0.1) takes events in 128s. When it was given as many it asks for more before it looks at
  * any, and with the same timeout: after exactly 128, or 256, it would sleep on them until something else happens, which
@@ -163,6 +184,7 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
 int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
 {
     static _Thread_local int full_epfd = -1; /* that gave this thread all that it asked for, the last time */
+    if (timeout != 0 && full_epfd != epfd && keeps_awake()) naps_until(epfd, awaited.until_ns);
     const int count = epoll_pwait(epfd, events, maxevents, full_epfd == epfd ? 0 : timeout, NULL);
     full_epfd = count == maxevents ? epfd : -1;
     return count;

@@ -66,6 +66,10 @@ struct http_thread *http_threads_pick_on(struct http_threads *threads, int core)
 void http_threads_balance(struct http_threads *threads, int64_t now_ms);
 void http_threads_unpin(struct http_threads *threads);
 
+/* By an HTTP thread: one more of its requests is with the loop, or one less; *all: how many are, of all threads. While one is that went
+ * there a moment ago, and few are, the thread's core is kept awake for its end (base/naps.h). */
+void http_threads_await(int more, const _Atomic int *all);
+
 /* What http_threads_balance() goes by: the requests of each core in `ms` milliseconds. Those that are held may differ by
  * a factor of 4 and be half as busy, others by 2: nothing flaps at the border. */
 enum http_threads_load { HTTP_THREADS_IDLE, HTTP_THREADS_UNEVEN, HTTP_THREADS_EVEN };

@@ -42,6 +42,7 @@
 #include "server/work/contexts.h"
 #include "server/work/prepare.h"
 #include "server/work/regions.h"
+#include "server/work/steps.h"
 #include "server/device/devices.h"
 #include "server/base/heartbeat.h"
 #include "server/base/log.h"
@@ -346,7 +347,9 @@ static void end_wait(struct request *request)
 {
     if (request->step != STEP_WAIT) return;
     request->step = STEP_ANSWER;
-    atomic_fetch_sub(&request->server->suspended, 1);
+    struct server *const server = request->server;
+    atomic_fetch_sub(&server->suspended, 1);
+    if (!devices_near(server->devices)) http_threads_await(-1, &server->suspended);
 }
 
 /* Is what goes into shared memory so little that this thread can write it? */
@@ -363,6 +366,14 @@ static void write_shared(struct request *request)
     if (request->job->shared == NULL) return;
     if (region_uses_write(request->job->shared, INT64_MAX, &done, &err) != ATTN_OK) request_fail_in_job(request, &err);
     request->times.encode_ns += clock_ns() - began;
+}
+
+/* Of a step that began in this thread: its caches are as they were, or longer. Steps that came meanwhile may have found it there. */
+static void end_step(struct request *request)
+{
+    if (request->job == NULL || request->job->step == NULL) return;
+    step_end(request->job, !request->failed);
+    if (request_count(REQUEST_QUEUED) > 0) loop_note_step_end(request->server->loop);
 }
 
 /* The body is complete. */
@@ -397,6 +408,7 @@ static enum MHD_Result body_done(struct request *request)
         if (shares_little(request->job) && devices_run_here(server->devices, request->job)) {
             if (!request->job->ran) request_fail_in_job(request, &request->job->error);
             else write_shared(request);
+            end_step(request);
             return answer_now(request, false);
         }
     }
@@ -404,6 +416,7 @@ static enum MHD_Result body_done(struct request *request)
     const bool late = request->job && request->job->late;
     if (!late && request_enter(request, CALLER_WAITING, &err) != ATTN_OK) {
         request_fail_status(request, &err);
+        end_step(request);
         return answer_now(request, false);
     }
 
@@ -414,6 +427,7 @@ static enum MHD_Result body_done(struct request *request)
         atomic_fetch_sub(&server->suspended, 1);
         if (request->job) devices_settle(request->job);
         request_fail(request, PROTO_E_DRAINING, NULL, "the server is stopping");
+        end_step(request);
         return answer_now(request, true);
     }
     request->step = STEP_WAIT;
@@ -421,6 +435,7 @@ static enum MHD_Result body_done(struct request *request)
     else request->deadline.at_ns = check_deadline(request, NULL);
     request_move(request, late ? REQUEST_RUNNING : request->job ? REQUEST_QUEUED : REQUEST_CHECKING);
     MHD_suspend_connection(request->mhd);
+    if (!devices_near(server->devices)) http_threads_await(1, &server->suspended);
     loop_post(server->loop, request); /* the loop's from here on: touch nothing */
     return MHD_YES;
 }

@@ -126,6 +126,7 @@ void batches_dispatch(struct loop *loop)
         batches_mark(batch);
         metrics_observe(METRIC_BATCH_SIZE, NULL, count);
         devices_submit(server->devices, batch, device);
+        loop->awake_until_ns = clock_ns() + NAPS_NS;
     }
 }
 

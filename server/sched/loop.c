@@ -30,6 +30,7 @@
 #include "server/base/heartbeat.h"
 #include "server/base/log.h"
 #include "server/base/metrics.h"
+#include "server/base/naps.h"
 
 /* ---- The turn ---------------------------------------------------------------------------------------------------- */
 
@@ -37,8 +38,15 @@
  * between the two below. */
 static void on_prepare(uv_prepare_t *prepare)
 {
-    (void)prepare;
+    struct loop *loop = prepare->loop->data;
     heartbeat_idle();
+    const int64_t now_ns = clock_ns();
+    if (now_ns >= loop->awake_until_ns || atomic_load(&loop->server->suspended) > NAPS_MOST ||
+        !devices_away(loop->server->devices))
+        return;
+    const int timeout_ms = uv_backend_timeout(&loop->uv); /* -1: none */
+    const int64_t timer_ns = timeout_ms < 0 ? INT64_MAX : now_ns + timeout_ms * CLOCK_NS_PER_MS;
+    naps_until(uv_backend_fd(&loop->uv), timer_ns < loop->awake_until_ns ? timer_ns : loop->awake_until_ns);
 }
 
 static void on_check(uv_check_t *check)
@@ -188,6 +196,18 @@ void loop_post(struct loop *loop, struct request *request)
     mailbox_post(&loop->box, &request->message);
 }
 
+static void on_step_ended(uv_async_t *async)
+{
+    heartbeat_busy(HEARTBEAT_LOOP);
+    struct loop *loop = async->loop->data;
+    loop->queue_changed = loop->steps_changed = true;
+}
+
+void loop_note_step_end(struct loop *loop)
+{
+    uv_async_send(&loop->step_ended);
+}
+
 /* ---- Sweeps and signals ------------------------------------------------------------------------------------------ */
 
 /* What connections and their requests took from malloc, glibc keeps for the next ones. After a crowd has left, it
@@ -275,6 +295,7 @@ struct loop *loop_open(struct server *server)
     must(uv_poll_init(&loop->uv, &loop->window_poll, loop->window_fd), "timerfd");
     must(uv_poll_start(&loop->window_poll, UV_READABLE, batches_window), "timerfd");
     must(uv_async_init(&loop->uv, &loop->signalled, on_signalled), "signals");
+    must(uv_async_init(&loop->uv, &loop->step_ended, on_step_ended), "event loop");
     return loop;
 }
 
@@ -308,6 +329,7 @@ static void close_handle(uv_handle_t *handle, void *context)
 void loop_close(struct loop *loop)
 {
     /* What is being finished ends with the piece that runs, for nobody waits for it; watches end; messages of batches that came back late are handled by nobody but freed here. */
+    loop->awake_until_ns = 0; /* there are no devices any more */
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);
     pthread_mutex_destroy(&loop->box.lock);

@@ -43,5 +43,7 @@ void loop_close(struct loop *loop);
 
 /* From an HTTP thread: a request in QUEUED whose connection is suspended. It belongs to the loop from here on. */
 void loop_post(struct loop *loop, struct request *request);
+/* From an HTTP thread: a step on caches that it ran itself has ended; requests that are QUEUED may wait for that. */
+void loop_note_step_end(struct loop *loop);
 
 #endif

@@ -27,7 +27,7 @@ struct loop {
     uv_timer_t deadline_timer, tick_timer, sweep_timer;
     uv_poll_t window_poll;
     int window_fd; /* timerfd: libuv's timers count milliseconds, --batch-window-us does not */
-    uv_async_t signalled;
+    uv_async_t signalled, step_ended;
     _Atomic int stops, reloads; /* signals that have not been looked at */
 
     struct deadlines deadlines;
@@ -40,6 +40,8 @@ struct loop {
     uint64_t scan;      /* number of that look */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
+    int64_t
+        awake_until_ns; /* for the end of the last batch that left for a device with a processor of its own (base/naps.h) */
 
     struct loop_front front;
     enum loop_stage stage;

@@ -170,10 +170,17 @@ static void place_outputs(proto_item *item, uint64_t elsewhere, char **at)
     }
 }
 
+static bool is_better_alone(const struct job *job)
+{
+    return job->wide && job->flops > PREPARE_ALONE_FLOPS &&
+           (job->shared || job->inputs_used + job->outputs.bytes > MERGE_BYTES);
+}
+
 static job_kind kind_of(const struct job *job)
 {
     const double most = job->wide ? PREPARE_STEP_FLOPS : PREPARE_SMALL_FLOPS;
     if (job->call->count != 1 || job->flops > most || job->tensor_bytes > PREPARE_SMALL_BYTES) return 0;
+    if (is_better_alone(job)) return 0;
     if (job_problem(job, 0) == NULL) return JOB_KIND_APPEND;
     const attn_problem *p = &job->call->items[0].problem;
     const attn_dims d = attn_dims_of(p);

@@ -282,8 +282,9 @@ def step_body(arrays, at, parameters, outputs=None):
     return json.dumps(made).encode()
 
 
-def test_a_step_takes_new_keys_and_values_from_a_devices_memory(fake, shm):
-    server = fake('', *ALLOW)
+@pytest.mark.parametrize('in_place', [False, True], ids=['by a batch', 'by the thread that received it'])
+def test_a_step_takes_new_keys_and_values_from_a_devices_memory(fake, shm, in_place):
+    server = fake('', *ALLOW, reads_staging=in_place)
     rng = np.random.default_rng(5)
     keys = {n: rng.standard_normal((1, 6, 2, 8)).astype(np.float16) for n in 'qkv'}
     one = shm(4096)
@@ -296,11 +297,137 @@ def test_a_step_takes_new_keys_and_values_from_a_devices_memory(fake, shm):
         size = new['q'].nbytes
         answer = server.ask('POST', DECODE, step_body(new, at, {'sequence_id': 7, 'sequence_start': first == 0}, [{'name': 'out', 'parameters': place('in', size, 3000)}]))
         assert answer.status == 200, answer.body
+        queue = json.loads(answer.json()['parameters']['timing_us'])['queue']
+        assert (queue == 0) == in_place, answer
         want = server.post('/v1/attention/forward', {'q': wire.tensor(new['q'], 'float16'), **{n: wire.tensor(keys[n][:, :last], 'float16') for n in 'kv'}, 'causal': True}).json()
         got = np.frombuffer(one.read(3000, size), np.float16).astype(float)
         assert np.abs(got - np.frombuffer(base64.b64decode(want['out']['data']), np.float16).astype(float)).max() < 4e-3
     new = {n: a[:, :1] for n, a in keys.items()}
     refused(server.ask('POST', DECODE, step_body(new, {**at, 'k': 1002}, {'sequence_id': 7})), 400, 'k: shared_memory_offset is 1002, must be a multiple of 4 in the memory of a GPU')
+    nothing_left(server)
+
+
+class Growing:
+    """A cache that grows by steps of one position, whose tensors are all in a device's memory: the thread that receives such a step launches
+    it, where the device has nothing else to do."""
+
+    def __init__(self, server, shm):
+        self.server, self.region = server, shm(4096)
+        rng = np.random.default_rng(5)
+        self.new = {n: rng.standard_normal((1, 1, 2, 8)).astype(np.float16) for n in 'qkv'}
+        self.at = {'q': 0, 'k': 1000, 'v': 2000}
+        for n, a in self.new.items():
+            self.region.write(a.tobytes(), self.at[n])
+        assert register(server, 'in', self.region).status == 200
+        self.id = server.post('/v1/caches', {'kv_heads': 2, 'head_dim': 8, 'dtype': 'float16'}).json()['id']
+
+    def step(self, headers=()):
+        outputs = [{'name': 'out', 'parameters': place('in', 32, 3000)}]
+        return self.server.ask('POST', DECODE, step_body(self.new, self.at, {'caches': json.dumps([self.id])}, outputs), headers)
+
+    def length(self):
+        return self.server.get(f'/v1/caches/{self.id}').json()['length']
+
+
+@pytest.mark.parametrize('script, status', [('launch.err=9@2', 500), ('sync.err=98@2', 500), ('launch.err=2@2', 503)])
+def test_a_step_that_fails_in_the_thread_that_received_it_leaves_its_cache_as_it_was(fake, shm, script, status):
+    server = fake(script, *ALLOW, reads_staging=True)
+    growing = Growing(server, shm)
+    assert growing.step().status == 200 and growing.length() == 1
+    assert growing.step().status == status and growing.length() == 1
+    assert growing.step().status == 200 and growing.length() == 2
+    nothing_left(server)
+
+
+def test_a_step_whose_device_is_lost_in_the_thread_that_received_it(fake, shm):
+    server = fake('0:launch.err=700@1', *ALLOW, devices=2, reads_staging=True)
+    growing = Growing(server, shm)
+    refused(growing.step(), 503, 'fake:0')
+    assert server.get(f'/v1/caches/{growing.id}').status == 404 and server.get('/readyz').status == 200
+    assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0 and server.inflight() == 0)
+
+
+@pytest.mark.parametrize('late', [False, True], ids=['in time', 'after its deadline'])
+def test_a_step_that_is_late_goes_on_as_a_batch(fake, gate, shm, late):
+    """Its answer comes when it has ended, and what its cache is then depends on whether somebody waited for it; the next one waits meanwhile."""
+    server = fake(f'hold={gate.path}@1', *ALLOW, reads_staging=True)
+    growing = Growing(server, shm)
+    asking = AskingStep(growing, {'X-Request-Timeout-Ms': '300'} if late else {})
+    running(server)
+    behind = AskingStep(growing)
+    assert eventually(lambda: server.metric('attnd_inflight_requests', state='queued') == 1)
+    if late:
+        asking.join(1)
+    assert asking.is_alive() and growing.length() == 0
+    gate.open()
+    assert asking.result().status == (504 if late else 200) and behind.result().status == 200
+    assert growing.length() == (1 if late else 2)
+    nothing_left(server)
+
+
+class AskingStep(threading.Thread):
+    def __init__(self, growing, headers=()):
+        super().__init__()
+        self.growing, self.headers, self.answer = growing, headers, None
+        self.start()
+
+    def run(self):
+        self.answer = self.growing.step(self.headers)
+
+    def result(self):
+        self.join()
+        return self.answer
+
+
+@pytest.mark.limit(120)
+def test_steps_of_threads_and_of_batches_on_one_cache_come_one_after_the_other(fake, shm):
+    """Who finds the cache taken by a step in another thread waits in the queue, and is told when that has ended."""
+    server = fake('delay=1', *ALLOW, '--http-threads', 8, reads_staging=True)
+    growing, statuses = Growing(server, shm), []
+
+    def grow():
+        for _ in range(25):
+            statuses.append(growing.step().status)
+    threads = [threading.Thread(target=grow) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert statuses == [200] * 200 and growing.length() == 200
+    nothing_left(server)
+
+
+@pytest.mark.parametrize('Sq, batches', [(1, 1), (64, 2)], ids=['short', 'long'])
+def test_long_steps_that_cannot_be_one_problem_are_not_joined(fake, gate, shm, Sq, batches):
+    """Whoever waits for one of a batch waits for all: beyond PREPARE_ALONE_FLOPS each leaves alone, short ones together."""
+    server = fake(f'hold={gate.path}@1+', *ALLOW)
+    rng = np.random.default_rng(5)
+    q, keys = rng.standard_normal((1, Sq, 8, 64)).astype(np.float16), wire.tensor(rng.standard_normal((8192, 2, 64)), 'float16')
+    assert 4 * q.size * 8192 > 1e9 or Sq == 1
+    region = shm(4 * q.nbytes, q.tobytes())
+    assert register(server, 'in', region).status == 200
+    ids = [server.post('/v1/caches', {'kv_heads': 2, 'head_dim': 64, 'dtype': 'float16'}).json()['id'] for _ in range(2)]
+    for id_ in ids:
+        assert server.post(f'/v1/caches/{id_}/append', {'k': keys, 'v': keys}).status == 200
+    first = []
+    for n in range(4):  # as many as the device takes at a time
+        first.append(Asking(server, body(problem()[0], shared=())))
+        running(server, n + 1)
+    before = server.metric('attnd_batch_size_count')
+    asking = []
+    for n, id_ in enumerate(ids):
+        outputs = [{'name': 'out', 'parameters': place('in', q.nbytes, (n + 1) * q.nbytes)}]
+        data = step_body({'q': q}, {'q': 0}, {'caches': json.dumps([id_])}, outputs)
+        asking.append(threading.Thread(target=lambda data=data: asked.append(server.ask('POST', DECODE, data).status)))
+    asked = []
+    for thread in asking:
+        thread.start()
+    assert eventually(lambda: server.metric('attnd_inflight_requests', state='queued') == 2)
+    gate.open()
+    for thread in asking:
+        thread.join()
+    assert asked == [200, 200] and all(a.result().status == 200 for a in first)
+    assert server.metric('attnd_batch_size_count') == before + batches
     nothing_left(server)
 
 

@@ -1,0 +1,36 @@
+/* Naps end with the wait that they are part of: with an event, or at its end. How long a nap is, a test cannot say. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "server/base/clock.h"
+#include "server/base/naps.h"
+
+static void test_a_wait_in_naps_ends_with_an_event_or_at_its_end(void **state)
+{
+    (void)state;
+    const int set = epoll_create1(0), events = eventfd(0, 0);
+    struct epoll_event event = { .events = EPOLLIN };
+    assert_int_equal(epoll_ctl(set, EPOLL_CTL_ADD, events, &event), 0);
+    const int64_t until_ns = clock_ns() + 3000000;
+    naps_until(set, until_ns);
+    assert_true(clock_ns() >= until_ns);
+    naps_until(set, clock_ns() - 1);
+    assert_int_equal(write(events, &(uint64_t){ 1 }, 8), 8);
+    naps_until(set, INT64_MAX);
+    assert_int_equal(epoll_wait(set, &event, 1, 0), 1); /* it is still there for whoever takes it */
+    close(events);
+    close(set);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_a_wait_in_naps_ends_with_an_event_or_at_its_end) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
