@@ -1,4 +1,4 @@
-"""CUDA shared memory on a real GPU: cuda_shared_memory.py URL [--device N] [--server-device N] [--seconds S]
+"""CUDA shared memory on a real GPU: cuda_shared_memory.py URL [--device N] [--server-device N] [--seconds S] [--nap-us N]
 
 For a server that was started with --allow-cuda-shm on the same machine. Needs Python 3 and PyTorch, nothing of Triton. Allocates with
 cudaMalloc (whose address is that of the handle, unlike what comes from PyTorch's pool), registers the memory, has forwards read q, k and v
@@ -18,6 +18,7 @@ import ctypes
 import http.client
 import json
 import re
+import select
 import socket
 import statistics
 import sys
@@ -100,7 +101,8 @@ class Memory:
 class Raw:
     """One connection and one request, again and again: a socket and no more, for http.client takes longer than the server."""
 
-    def __init__(self, url, path, body):
+    def __init__(self, url, path, body, nap_us):
+        self.nap_us = nap_us
         parts = urllib.parse.urlparse(url)
         self.socket = socket.create_connection((parts.hostname, parts.port), timeout=60)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -109,6 +111,8 @@ class Raw:
     def ask(self):
         """The status, and the body."""
         self.socket.sendall(self.request)
+        while self.nap_us and not select.select([self.socket], [], [], self.nap_us / 1e6)[0]:
+            pass
         got = self.socket.recv(1 << 16)
         while b'\r\n\r\n' not in got:
             got += self.socket.recv(1 << 16)
@@ -166,6 +170,7 @@ def main():
     parser.add_argument('--device', type=int, default=0, help='as PyTorch counts')
     parser.add_argument('--server-device', type=int, default=None, help='as the server counts')
     parser.add_argument('--seconds', type=float, default=3)
+    parser.add_argument('--nap-us', type=int, default=0, help='the client waits in pieces of so many microseconds, for its core to stay awake')
     args = parser.parse_args()
     there = args.device if args.server_device is None else args.server_device
     torch.cuda.set_device(args.device)
@@ -216,7 +221,7 @@ def main():
         for i, t in enumerate((q, k, v)):
             memory.put(t, i * size)
         body, times, kernel = forward(shape, size), [], []
-        raw = Raw(args.url, INFER, body)
+        raw = Raw(args.url, INFER, body, args.nap_us)
         until = time.perf_counter() + args.seconds + 0.5
         while time.perf_counter() < until:
             began = time.perf_counter_ns()

@@ -8,6 +8,7 @@ left (wire and hand-overs), and the bytes of a request and its answer.
     --forks          the caches of a row are forks of one
     --shm system     queries, keys, values and outputs lie in POSIX shared memory; a request (KServe, attention_decode) has their places
     --shm cuda       the same in the memory of the GPU (needs PyTorch)
+    --nap-us 50      a client that waits in pieces of 50 us, for its core to stay awake
     --clients 1,64   instead: that many clients at once, each with --caches (one number) of --lengths: steps per second, and what of it
                      is kernels
 Needs NumPy.
@@ -145,8 +146,10 @@ def main():
     ap.add_argument('--forks', action='store_true')
     ap.add_argument('--shm', choices=SHARED)
     ap.add_argument('--clients')
+    ap.add_argument('--nap-us', type=int, default=0)
     ap.add_argument('--options', default='', help='more words for the server that is started')
     a = ap.parse_args()
+    Line.nap_us = a.nap_us
     a.caches = a.caches or ('1' if a.clients else '1,8,64')
     if a.shm and (a.query_dtype not in KSERVE or not a.read_only and a.dtype not in KSERVE):
         ap.error('--shm: KServe has no type for float8: caches of it are read with --read-only')
