@@ -76,36 +76,46 @@ struct shared {
 
 /* ---- The producer ------------------------------------------------------------------------------------------------ */
 
-/* A thread asks for the tiles of keys, and has the L2 ask memory for the tile two ahead: a half of a stage is free for
- * about as long as the L2 takes to answer. */
+/* A warp asks for the tiles of keys; its first lane speaks. Which page and row a tile is in is looked up by all lanes for 32 tiles
+ * at once, long before, so that no tile waits for memory twice. */
 DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map)
 {
-    const int b = sm.place.b, page_size = (int)g.dims.page_size;
+    const int b = sm.place.b, page_size = (int)g.dims.page_size, lane = threadIdx.x % 32;
     const int end = sm.place.last_key(sm.place.end - 1), length = sm.place.q.length;
     const int32_t *const pages = g.page_table ? g.page_table + b * g.page_table_row : nullptr;
-    const auto page_of = [&](int key) { return !pages ? b : key < end ? pages[key / page_size] : 0; };
+    const auto find = [&](int key) { /* row and page */
+                                     if (!pages || key >= end) return make_int2(key, b);
+                                     const int page = key / page_size;
+                                     return make_int2(key - page * page_size, pages[page]);
+    };
+    const uint64_t policy = evict_first();
     uint32_t phase[2] = { 1, 1 }; /* of `empty`: the first wait passes */
-    int j = sm.place.first_key(sm.place.begin), split_end = j + length;
-    int page = page_of(j), next = page_of(j + BN);
+    int j = sm.place.first_key(sm.place.begin), split_end = j + length, s = 0, n = 0;
+    int2 place = find(j + lane * BN), ahead = find(j + (lane + 32) * BN);
 #pragma unroll 1
-    for (int t = 0; j < end; t++, j += BN) {
-        if (j == split_end) t = 0, split_end += length;
-        const int s = t & 1, row = pages ? j % page_size : j, ahead = page_of(j + 2 * BN);
-#pragma unroll 1
-        for (int n = 0; n < PIECES; n++) {
-            const int piece = n == 4 ? 4 : s == 0 ? n : n ^ 2; /* stage 1: the right half first */
-            if (n == 0 || n == 2) mbarrier_wait(smem_addr(&sm.bars[s].empty[piece / 2]), phase[s]);
+    for (; j < end; j += BN, s ^= 1) {
+        if (j == split_end) s = 0, split_end += length;
+        const int row = __shfl_sync(0xffffffff, place.x, n), page = __shfl_sync(0xffffffff, place.y, n);
+        if (++n == 32) n = 0, place = ahead, ahead = find(j + (lane + 33) * BN);
+        const auto ask = [&](int piece) {
+            const int first = piece * 2, boxes = piece == 4 ? 1 : 2;
             const uint32_t bar = smem_addr(&sm.bars[s].full[piece]);
-            mbarrier_arrive_expect_tx(bar, (piece == 4 ? 1 : 2) * BOX * 2);
-            for (int c = piece * 2; c < min(piece * 2 + 2, (int)BOXES); c++)
-                tma_load_4d(smem_addr(sm.K[s][c]), map, c * 64, row, 0, page, bar);
+            mbarrier_arrive_expect_tx(bar, boxes * BOX * 2);
+            for (int c = first; c < first + boxes; c++)
+                tma_load_4d(smem_addr(sm.K[s][c]), map, c * 64, row, 0, page, bar, policy);
+        };
+#pragma unroll
+        for (int turn = 0; turn < 2; turn++) {
+            const int half = turn ^ s; /* stage 1: the right half first */
+            mbarrier_wait(smem_addr(&sm.bars[s].empty[half]), phase[s]);
+            if (lane == 0) {
+                ask(half * 2);
+                ask(half * 2 + 1);
+                if (turn == 1) ask(4);
+            }
+            __syncwarp();
         }
         phase[s] ^= 1;
-        page = next, next = ahead;
-        if (j + 2 * BN >= end) continue;
-        const int row_ahead = pages ? (j + 2 * BN) % page_size : j + 2 * BN;
-#pragma unroll 1
-        for (int c = 0; c < BOXES; c++) tma_prefetch_4d(map, c * 64, row_ahead, 0, ahead);
     }
 }
 
@@ -127,6 +137,11 @@ template <typename T, int W> struct warpgroup {
     {
     }
 
+    /* A descriptor's. */
+    DEVICE uint32_t address(const uint16_t *tile) const
+    {
+        return memory_anew() + (uint32_t)((const char *)tile - (const char *)&sm);
+    }
     DEVICE void meet() const { named_barrier_sync(MEET + W, 128); }
     DEVICE void release(int stage) const
     {
@@ -140,7 +155,7 @@ template <typename T, int W> struct warpgroup {
     /* Issues S += Q K^T of a piece of this warpgroup's tile, once it is there. */
     template <int PIECE, bool FIRST> DEVICE void score_piece(float (&S)[BN / 2]) const
     {
-        const k_major_low<64> Q(smem_addr(sm.Q[0])), K(smem_addr(sm.K[W][0]));
+        const k_major_low<64> Q(address(sm.Q[0])), K(address(sm.K[W][0]));
         await_piece(W, PIECE);
         wgmma_fence();
 #pragma unroll
@@ -217,13 +232,13 @@ template <typename T, int W> struct warpgroup {
 
     DEVICE mn_major_low<BN> values(int stage) const
     {
-        return mn_major_low<BN>(smem_addr(sm.K[stage][W * 4]));
+        return mn_major_low<BN>(address(sm.K[stage][W * 4]));
     }
 
     /* Issues O += P V with the other's P. */
     DEVICE void multiply_other(float (&O)[HALF / 2]) const
     {
-        const k_major_low<BM> P(smem_addr(sm.K[1 - W][BOXES - 1]));
+        const k_major_low<BM> P(address(sm.K[1 - W][BOXES - 1]));
         const mn_major_low<BN> V = values(1 - W);
         wgmma_fence();
 #pragma unroll
@@ -364,29 +379,32 @@ template <typename T, int W> struct warpgroup {
 #pragma unroll
             for (int half = 0; half < 2; half++) sm.before[W][row + half * 8] = now[half];
         __syncwarp();
-        float *const sum = p.O + (place.unit * BM + row) * DV + W * HALF + lane % 4 * 2;
+        /* Piece n of this thread: row n % 2, 16 columns by 16 (piece_of()). */
+        float4 *const sum = p.O + place.unit * UNIT + W * (UNIT / 2) + thread;
         if (joins) {
 #pragma unroll
-            for (int n = 0; n < HALF / 8; n += 4) {
-                float2 old[4][2];
+            for (int first = 0; first < HALF / 8; first += 8) {
+                float4 old[8];
 #pragma unroll
-                for (int e = 0; e < 8; e++) old[e / 2][e % 2] = *(float2 *)(sum + (n + e / 2) * 8 + e % 2 * 8 * DV);
+                for (int e = 0; e < 8; e++) old[e] = sum[(first + e) * 128];
 #pragma unroll
-                for (int e = 0; e < 16; e++) {
-                    const int half = e / 2 % 2;
-                    const float2 &o = old[e / 4][half];
-                    float &y = O[n * 4 + e];
-                    y = fmaf(add[half], y, __fmul_rn(keep[half], e % 2 ? o.y : o.x));
+                for (int e = 0; e < 8; e++) {
+                    const float before[4] = { old[e].x, old[e].y, old[e].z, old[e].w };
+                    const int half = e % 2, n = (first + e) / 2 * 8 + half * 2;
+#pragma unroll
+                    for (int c = 0; c < 4; c++) {
+                        float &y = O[n + c / 2 * 4 + c % 2];
+                        y = fmaf(add[half], y, __fmul_rn(keep[half], before[c]));
+                    }
                 }
             }
         }
         if (!out) {
 #pragma unroll
-            for (int n = 0; n < HALF / 8; n++)
-#pragma unroll
-                for (int half = 0; half < 2; half++)
-                    *(float2 *)(sum + n * 8 + half * 8 * DV) = make_float2(O[n * 4 + half * 2],
-                                                                           O[n * 4 + half * 2 + 1]);
+            for (int e = 0; e < HALF / 8; e++) {
+                const int n = e / 2 * 8 + e % 2 * 2;
+                sum[e * 128] = make_float4(O[n], O[n + 1], O[n + 4], O[n + 5]);
+            }
             if (W == LEFT && last && lane % 4 == 0)
 #pragma unroll
                 for (int half = 0; half < 2; half++) p.ml[place.unit * BM + row + half * 8] = now[half];
@@ -482,7 +500,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (sm.place.begin >= sm.place.end) return;
     if (w == 2) {
         setmaxnreg_dec<PRODUCER>();
-        if (threadIdx.x == 256) load_keys(a.g, sm, &map);
+        if (threadIdx.x / 32 == 8) load_keys(a.g, sm, &map);
         return;
     }
     setmaxnreg_inc<CONSUMER>();
@@ -496,7 +514,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 /* A row's split groups are added up in four parts, every fourth of them in each, then the parts. */
 enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* per multiprocessor */ };
 
-/* A row per block; a thread has four columns. Parts have 128 threads each, or with PARTS = 1, where no part has more than one
+/* A row per block; a thread has four columns (piece_of()). Parts have 128 threads each, or with PARTS = 1, where no part has more than one
  * group, all are added up by the same 128. A row that its block could not compute is computed by a warp; the bound on
  * registers is for the rows that are merely added up, of which there may be thousands. */
 template <int PARTS>
@@ -508,7 +526,7 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
     const attn_geometry &g = a.g;
     const uint32_t rows = (uint32_t)(g.dims.Sq * g.group), heads = (uint32_t)g.group;
     const int b = (int)(blockIdx.x / rows), r = (int)(blockIdx.x % rows), i = (int)((uint32_t)r / heads),
-              h = r - i * (int)heads, part = PARTS > 1 ? threadIdx.x / 128 : 0, column = threadIdx.x % 128 * 4;
+              h = r - i * (int)heads, part = PARTS > 1 ? threadIdx.x / 128 : 0, piece = threadIdx.x % 128;
     wait_for_prerequisites();
     const sequence_place q = sequence_place_of(g, b);
     bool repair;
@@ -520,7 +538,7 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
                   units = p.walks ? (q.splits + SPLIT_GROUP - 1) / SPLIT_GROUP : q.splits;
         const int64_t unit = ((int64_t)b * p.tiles + r / BM) * p.units;
         const float2 *const ml = p.ml + unit * BM + r % BM;
-        const float *const O = p.O + (unit * BM + r % BM) * DV + column;
+        const float4 *const O = p.O + unit * UNIT + piece_of(r % BM, piece);
         float m = -CUDART_INF_F, l = 0;
         float4 o = make_float4(0, 0, 0, 0);
         for (int u = part * each; u < units; u += PARTS * each) {
@@ -531,7 +549,7 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
             for (int n = 0; n < SPLIT_GROUP; n++)
                 if (n < count) {
                     ml_of[n] = ml[(int64_t)(u + n) * BM];
-                    O_of[n] = *(const float4 *)(O + (int64_t)(u + n) * BM * DV);
+                    O_of[n] = O[(int64_t)(u + n) * UNIT];
                 }
             float m_group = ml_of[0].x, l_group = ml_of[0].y;
             float4 o_group = O_of[0];
@@ -549,8 +567,8 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
             o = make_float4(f(o.x, o_group.x), f(o.y, o_group.y), f(o.z, o_group.z), f(o.w, o_group.w));
         }
         if (PARTS > 1) {
-            part_O[part][column / 4] = o;
-            if (column == 0) part_ml[part] = make_float2(m, l);
+            part_O[part][piece] = o;
+            if (piece == 0) part_ml[part] = make_float2(m, l);
             __syncthreads();
         }
         bool sound = true;
@@ -558,18 +576,19 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
 #pragma unroll
             for (int n = 1; n < PARTS; n++) {
                 const fold f(m, part_ml[n].x);
-                const float4 &next = part_O[n][column / 4];
+                const float4 &next = part_O[n][piece];
                 m = f.m, l = f(l, part_ml[n].y);
                 o = make_float4(f(o.x, next.x), f(o.y, next.y), f(o.z, next.z), f(o.w, next.w));
             }
             const attn_range seen = attn_keys_of(&g, &q.s, i);
             const attn_view &out = g.view[ATTN_T_out];
             const float factor = factor_of(l), value[4] = { o.x, o.y, o.z, o.w };
+            const int64_t to = attn_at(&out, b, h, i) + first_column(piece);
             sound = is_sound(m, l, seen.lo < seen.hi);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 sound &= value[e] - value[e] == 0;
-                if (out.data) store_float(out.dtype, out.data, attn_at(&out, b, h, i) + column + e, value[e] * factor);
+                if (out.data) store_float(out.dtype, out.data, to + e / 2 * 8 + e % 2, value[e] * factor);
             }
             if (threadIdx.x == 0 && p.to.lse)
                 p.to.lse[b * p.to.lse_batch + h * p.to.lse_head + i * p.to.lse_row] = lse_of(m, l);
@@ -684,7 +703,7 @@ cudaError_t launch_latent(const cuda_chip *chip, cudaStream_t stream, const attn
     p.to = results_of(a.g);
     p.tiles = y.tiles, p.units = y.units, p.walks = y.walks;
     p.flags = (uint8_t *)memory;
-    p.O = (float *)((char *)memory + y.O);
+    p.O = (float4 *)((char *)memory + y.O);
     p.ml = (float2 *)((char *)memory + y.ml);
     return of->problem->q.dtype == ATTN_F16 ? launch_tiles<__half>(y, map, a, p, stream)
                                             : launch_tiles<__nv_bfloat16>(y, map, a, p, stream);

@@ -21,7 +21,7 @@ struct plan {
     results to;
     int tiles, units; /* of 64 rows; the most units that a sequence may have: splits, or split groups */
     int walks;        /* a unit is a split group */
-    float *O;         /* sums of units: 64 rows of 512 */
+    float4 *O;        /* sums of units: 64 rows of 512 columns, as piece_of() has them */
     float2 *ml;       /* reference in base 2 and l of each of those rows */
     uint8_t *flags;   /* two per row: a half of what its block wrote to out is not to be trusted */
 };
@@ -88,6 +88,18 @@ DEVICE block_place block_place_of(const attn_geometry &g, const plan &p, int blo
     y.open_lo = (int)open.lo;
     y.open_hi = (int)attn_max64(open.lo, open.hi);
     return y;
+}
+
+/* A row of a unit's sums is PIECES_OF_ROW of four floats: of columns first_column(n), the next one, and those 8 further on, as a
+ * thread of a product has them. They lie in the order of the threads, so that a warp writes whole lines. */
+enum { PIECES_OF_ROW = DV / 4, UNIT = BM * PIECES_OF_ROW };
+DEVICE int first_column(int n)
+{
+    return n / 4 * 16 + n % 4 * 2;
+}
+DEVICE int piece_of(int row, int n)
+{
+    return (n / 4 * 2 + row % 16 / 8) * 128 + row / 16 * 32 + row % 8 * 4 + n % 4;
 }
 
 /* ---- Two partial results become one ------------------------------------------------------------------------------ */

@@ -34,6 +34,15 @@ DEVICE uint32_t thread_anew()
     return thread;
 }
 
+/* The address of block_memory(), read where it is called. Descriptors that are made of it stay in uniform registers; of one
+ * that is kept ptxas makes an ordinary register, and then moves each descriptor, in line between two products. */
+DEVICE uint32_t memory_anew()
+{
+    uint32_t address;
+    asm volatile("mov.u32 %0, memory;" : "=r"(address));
+    return address;
+}
+
 /* ---- Global memory ----------------------------------------------------------------------------------------------- */
 
 /* A word by which a block tells others: who acquires it finds what the thread, and those that it has met at a
@@ -72,6 +81,14 @@ DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 DEVICE void cp_async_wait_all()
 {
     asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* What is read once and by few leaves the L2 before anything else. 9.7.9.16. */
+DEVICE uint64_t evict_first()
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
 }
 
 /* ---- Warp roles -------------------------------------------------------------------------------------------------- */
@@ -139,6 +156,13 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
 DEVICE void store_16(void *to, uint4 x)
 {
     asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
+/* The same words in registers of their own: those that a product in flight reads are nobody else's. */
+template <int N, int M> DEVICE void copy_words(uint32_t (&to)[N][M], const uint32_t (&from)[N][M])
+{
+#pragma unroll
+    for (int i = 0; i < N * M; i++) asm volatile("mov.b32 %0, %1;" : "=r"(to[i / M][i % M]) : "r"(from[i / M][i % M]));
 }
 
 /* Two floats to a register of two 16-bit elements, `low` in the low half. */

@@ -19,6 +19,11 @@ DEVICE uint32_t smem_addr(const void *p)
     return emu::shared_address(p);
 }
 
+DEVICE uint32_t memory_anew()
+{
+    return smem_addr(&block_memory<char>());
+}
+
 /* The warpgroup's index in the block. */
 DEVICE int warpgroup_index()
 {
@@ -57,6 +62,12 @@ DEVICE void cp_async_wait_all()
 {
     emu::cp_async_commit();
     emu::cp_async_wait(0);
+}
+
+/* The policy changes nothing. */
+DEVICE uint64_t evict_first()
+{
+    return 0;
 }
 
 /* ---- Warp roles -------------------------------------------------------------------------------------------------- */
@@ -103,6 +114,11 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
 DEVICE void store_16(void *to, uint4 x)
 {
     *(uint4 *)to = x;
+}
+
+template <int N, int M> DEVICE void copy_words(uint32_t (&to)[N][M], const uint32_t (&from)[N][M])
+{
+    memcpy(to, from, sizeof to);
 }
 
 /* Two floats to a register of two 16-bit elements, `low` in the low half. */
