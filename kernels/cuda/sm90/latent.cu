@@ -107,8 +107,8 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 #pragma unroll
         for (int turn = 0; turn < 2; turn++) {
             const int half = turn ^ s; /* stage 1: the right half first */
-            mbarrier_wait(smem_addr(&sm.bars[s].empty[half]), phase[s]);
-            if (lane == 0) {
+            if (lane == 0) {           /* by itself: another lane might come to the wait too late to see its phase */
+                mbarrier_wait(smem_addr(&sm.bars[s].empty[half]), phase[s]);
                 ask(half * 2);
                 ask(half * 2 + 1);
                 if (turn == 1) ask(4);
@@ -273,10 +273,10 @@ template <typename T, int W> struct warpgroup {
                 return;
             }
             score_piece<0, true>(S);
-            score_piece<1, false>(S);
             wgmma_commit();
             retire<1>(O);
             release(1);
+            score_piece<1, false>(S);
             finish_scores(S, t + 1 < tiles);
         }
         left_tile(O, S, first + t * BN);
@@ -294,14 +294,15 @@ template <typename T, int W> struct warpgroup {
     DEVICE void left_tile(float (&O)[HALF / 2], float (&S)[BN / 2], int j0)
     {
         float rescale[2];
-        uint32_t P[BN / 16][4];
+        uint32_t P[BN / 16][4], to_give[BN / 16][4];
         retire<0>(S);
         exponentiate(S, rescale, j0);
         to_operand<T, BN>(P, S);
-        give(P, rescale);
+        copy_words(to_give, P);
         rescale_rows(O, rescale);
         clear_tail(0, j0);
         multiply_add<T, HALF, BN / 16>(O, P, values(0));
+        give(to_give, rescale);
         retire<0>(O);
         release(0);
     }
