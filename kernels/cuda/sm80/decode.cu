@@ -250,10 +250,12 @@ struct launch_plan {
     int64_t rows;          /* of the workspace; 0: no sequence has more than one split */
 };
 
-launch_plan launch_plan_of(const attn_geometry &g)
+/* `float8`: their form. It never has more splits. */
+launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 {
     const attn_dims &d = g.dims;
     launch_plan y = {};
+    y.p.float8 = float8;
     y.p.splits_per_block = 1;
     y.p.walkers = 1;
     if (d.packed) {
@@ -262,13 +264,13 @@ launch_plan launch_plan_of(const attn_geometry &g)
         y.p.extra = short_slots <= long_slots ? 1 : 17;
         y.p.head_rows = d.total_k / KEYS_A_ROW;
         y.blocks = attn_min64(short_slots, long_slots) * d.Hk;
-        y.rows = most_splits(d.total_k, false) > 1 ? y.p.head_rows * d.Hk : 0;
+        y.rows = most_splits(d.total_k, false, false) > 1 ? y.p.head_rows * d.Hk : 0;
         y.combine_rows = 4; /* at least DECODE_ROWS / 32: see combine_splits() */
     } else {
         const int64_t rows = d.Sq * g.group;
         const int64_t keys = attn_min64(d.Sk,
                                         g.left + g.right + d.Sq + SPLIT_ALIGN); /* what the queries may see together */
-        const int64_t splits = most_splits(keys, rows > NARROW);
+        const int64_t splits = most_splits(keys, rows > NARROW, float8);
         y.p.splits = y.p.walkers = (int)splits;
         y.blocks = d.B * splits * d.Hk;
         y.rows = splits > 1 ? d.B * d.Hk * splits * rows : 0;
@@ -390,7 +392,7 @@ void let_rows_be_stacked(launch_plan &y, const cuda_chip *chip, const attn_dims 
 
 size_t workspace_of(const attn_geometry &g)
 {
-    return (size_t)launch_plan_of(g).rows * ((size_t)class_of(g.dims) * sizeof(float) + sizeof(float2));
+    return (size_t)launch_plan_of(g, false).rows * ((size_t)class_of(g.dims) * sizeof(float) + sizeof(float2));
 }
 
 bool plan_decode(const cuda_chip *, attn_plan *plan)
@@ -406,7 +408,7 @@ bool plan_decode(const cuda_chip *, attn_plan *plan)
 bool decode_fits(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
-    return g.group <= DECODE_ROWS && launch_plan_of(g).blocks <= INT32_MAX && d.B * d.Hk <= INT32_MAX;
+    return g.group <= DECODE_ROWS && launch_plan_of(g, false).blocks <= INT32_MAX && d.B * d.Hk <= INT32_MAX;
 }
 
 size_t decode_workspace(const attn_geometry &g)
@@ -427,7 +429,7 @@ static bool reads_no_more(const attn_geometry &g)
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
 {
     const cuda_args a = cuda_args_of(plan);
-    launch_plan y = launch_plan_of(a.g);
+    launch_plan y = launch_plan_of(a.g, decode_has_float8_form(plan));
     if (y.blocks == 0 || a.g.dims.Sq == 0) return cudaSuccess;
     const int64_t rows = a.g.dims.Sq * a.g.group;
     if (a.g.prefix_keys && !a.g.dims.packed && rows <= NARROW && y.p.splits > 1 && !has_options(plan) &&

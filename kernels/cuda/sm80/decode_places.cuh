@@ -15,7 +15,8 @@ struct decode_plan {
     int unit, extra;
     bool
         early; /* where the splits are follows from the arguments alone, and not from what the kernel before may write */
-    int stack; /* sequences whose rows decode_stacks() may compute together; 0: it is not launched */
+    bool float8; /* keys and values, in the form of float8.cuh */
+    int stack;   /* sequences whose rows decode_stacks() may compute together; 0: it is not launched */
     int64_t
         head_rows; /* packed: rows of the workspace for a key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW on */
     float *O;   /* workspace: rows of D; NULL: no sequence has more than one split */
@@ -33,19 +34,25 @@ const int SPLIT_ALIGN = 128;
 
 /* Keys of a split. Sixteen splits, which with eight key/value heads fill a GPU; not so short that the partial
  * results count, and not longer than keeps every multiprocessor busy to the end. More rows have larger partial
- * results. */
-__host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
+ * results. Of float8 keys the reading takes half as long, and what a block does before and after it does not: where there are
+ * blocks enough all the same, their splits are longer. */
+enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
+__host__ __device__ inline int64_t split_keys(int64_t keys, bool wide, bool float8)
 {
-    const int64_t least = wide ? 512 : 128, most = wide ? 2048 : 1024;
-    return attn_clamp64((attn_tiles(keys, 16) + least - 1) / least * least, least, most);
+    const int64_t least = wide ? 512 : 128, /* powers of two */
+        most = wide                           ? 2048
+               : float8 && keys > LONG_FLOAT8 ? MOST_FLOAT8
+                                              : 1024;
+    return attn_clamp64((attn_tiles(keys, 16) + least - 1) & -least, least, most);
 }
 
 /* The most splits that a sequence of up to `keys` keys may have. (More keys may be fewer splits: 2048 are 16 of
  * 128, 2049 are 9 of 256.) */
-inline int64_t most_splits(int64_t keys, bool wide)
+inline int64_t most_splits(int64_t keys, bool wide, bool float8)
 {
     const int64_t least = wide ? 512 : 128, most = wide ? 2048 : 1024;
     if (keys <= 16 * least) return attn_max64(1, attn_tiles(keys, least));
+    if (float8 && !wide && keys > LONG_FLOAT8) return attn_max64(LONG_FLOAT8 / most, attn_tiles(keys, MOST_FLOAT8));
     return attn_max64(16, attn_tiles(keys, most));
 }
 
@@ -71,11 +78,12 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     const int64_t rows = s.Sq * g.group;
     place.rows = rows <= DECODE_ROWS ? (int)rows : 0;
     const attn_range seen = attn_keys_of_rows(&g, &s, 0, s.Sq);
-    const int64_t first = seen.lo / SPLIT_ALIGN * SPLIT_ALIGN, length = split_keys(seen.hi - first, rows > NARROW);
+    const int64_t first = seen.lo / SPLIT_ALIGN * SPLIT_ALIGN,
+                  length = split_keys(seen.hi - first, rows > NARROW, p.float8);
     place.first = (int)first;
     place.last = (int)seen.hi;
     place.length = (int)length;
-    place.splits = seen.hi > seen.lo ? (int)attn_tiles(seen.hi - first, length) : 1;
+    place.splits = seen.hi > seen.lo ? (int)((uint32_t)(seen.hi - first + length - 1) / (uint32_t)length) : 1;
     place.saved = g.dims.packed ? hk * p.head_rows + g.cu_k[b] / KEYS_A_ROW
                                 : ((int64_t)b * g.dims.Hk + hk) * p.splits * rows;
     return place;

@@ -58,7 +58,7 @@ struct ring_barriers {
 };
 
 template <class X> struct shared_with_boxes : shared<X> {
-    static const int MOST_KEYS = X::WM == 4 ? 2048 : 1024; /* of a split: split_keys() */
+    static const int MOST_KEYS = X::WM == 4 ? 2048 : X::FLOAT8 ? (int)MOST_FLOAT8 : 1024; /* of a split: split_keys() */
     box_place boxes[MOST_KEYS / LEAST_BOX];
 };
 

@@ -847,6 +847,8 @@ static void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(
             s.data_seed = f * 100 + n;
             if (!agrees(&s)) failed++;
         }
+    const struct spec long_splits = SPEC(SIZES(1, 49200, 64), PAGES(16), HEADS(2, 1), BF16, .fp8_keys = true);
+    if (!agrees(&long_splits)) failed++;
     assert_int_equal(failed, 0);
 }
 
