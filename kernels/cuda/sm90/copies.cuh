@@ -69,14 +69,6 @@ DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int
         : "memory");
 }
 
-/* A box that the L2 will be asked for. 9.7.9.27.3. */
-DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3)
-{
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1,%2,%3,%4}];" ::"l"(map), "r"(c0), "r"(c1),
-                 "r"(c2), "r"(c3)
-                 : "memory");
-}
-
 /* Box from shared memory to the tensor; elements outside it are dropped. Member of the thread's bulk group. */
 DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t from)
 {

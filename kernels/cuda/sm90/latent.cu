@@ -10,8 +10,8 @@
  *     left, columns 0 .. 255                        right, columns 256 .. 511
  *       S0 = Q K0^T
  *                                                     S1 = Q K1^T
- *       P0 = softmax_step(S0), to the right
- *       O = rescale0 O + P0 V0
+ *       P0 = softmax_step(S0)
+ *       O = rescale0 O + P0 V0; P0 to the right meanwhile
  *                                                     O = rescale0 O + P0 V0
  *                                                     P1 = softmax_step(S1), to the left
  *                                                     O = rescale1 O + P1 V1
@@ -23,14 +23,19 @@
  * stage (the columns of one warpgroup's V) is given back by itself. The last 64 columns of a tile are no values: once
  * its scores are made, P takes their place, and they are given back with the half that the other warpgroup
  * multiplies with it. Halves are given back in the order left 0, right 0, right 1, left 1, a quarter of the time apart,
- * and asked for in that order.
+ * and asked for in that order. The left warpgroup multiplies before it hands P0 over, and asks for two boxes' scores alone behind
+ * its last product, so as to give its halves back early.
+ *
+ * Scores of 64 keys read both operands at all that shared memory gives, and tiles that arrive and P wait beside them. So each consumer
+ * has the last KEPT boxes of Q in registers.
  *
  * Bound: 2 * 64 * 64 * (576 + 512) operations per tile are 2176 clocks of the tensor cores, of which S takes 1152 (N = 64
  * reads A and B at all that shared memory gives); 128 blocks at 1.6 GHz would be 840 TFLOP/s. A tile is 72 KB: 34 bytes
  * per clock at that speed, of 35 to 47 that the L2 gives a multiprocessor where all read different lines and 62 where two
  * read the same, as blocks of one sequence do. With 64 rows or fewer a sequence's keys are read by one block, and memory
- * is the bound. Predicted: 70 % of the tensor cores' time with 128 rows, for what is not hidden: S0 and S1 that end
- * together, half a stage that comes late.
+ * is the bound. What is not hidden: S1 waits for the half of a stage that was given back last, while the copy engine still asks for
+ * the halves before it (30 to 36 bytes per clock); S0 and S1 end together. A prefetch to the L2 takes the copy engine the time of
+ * a load: there is none.
  *
  * Splits: a sequence's keys are cut into splits by its own length and number of rows, and splits are added up in fours
  * (split groups), then the groups, always in this order. A block takes one split, or where the grid is large all of a
@@ -54,6 +59,7 @@ namespace {
 
 enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 }; /* registers of a thread, of the producer and of a consumer */
 enum { PIECES = 5 }; /* of a tile, two boxes each but the last, arrive by themselves */
+enum { KEPT = 3 };   /* boxes of Q, the last ones, which consumers have in registers */
 
 /* Halves of a stage: the columns of V that the left or the right warpgroup multiplies. */
 enum { LEFT, RIGHT };
@@ -131,6 +137,7 @@ template <typename T, int W> struct warpgroup {
     const int row = warp * 16 + lane / 4; /* in the block; and 8 rows below */
     uint32_t phase[2] = { 0, 0 };         /* of `full`, by stage */
     softmax x;                            /* l: of this warpgroup's tiles alone */
+    uint32_t kept[KEPT * 4][4];           /* Q's last columns, as operands */
 
     DEVICE warpgroup(const attn_geometry &g, const plan &p_, shared &sm_)
         : p(p_), sm(sm_), place(sm_.place), group((int)g.group)
@@ -152,6 +159,18 @@ template <typename T, int W> struct warpgroup {
         mbarrier_wait(smem_addr(&sm.bars[stage].full[piece]), phase[stage]);
     }
 
+    DEVICE void keep_queries()
+    {
+#pragma unroll
+        for (int k = 0; k < KEPT * 4; k++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int r = row + e % 2 * 8, piece = k % 4 * 2 + e / 2;
+                kept[k][e] = *(const uint32_t *)(sm.Q[BOXES - KEPT + k / 4] + (r * 8 + (piece ^ (r & 7))) * 8 +
+                                                 lane % 4 * 2);
+            }
+    }
+
     /* Issues S += Q K^T of a piece of this warpgroup's tile, once it is there. */
     template <int PIECE, bool FIRST> DEVICE void score_piece(float (&S)[BN / 2]) const
     {
@@ -159,8 +178,11 @@ template <typename T, int W> struct warpgroup {
         await_piece(W, PIECE);
         wgmma_fence();
 #pragma unroll
-        for (int k = PIECE * 8; k < (PIECE == 4 ? D / 16 : PIECE * 8 + 8); k++)
-            wgmma<T, BN>::ss(S, Q.step(k), K.step(k), !(FIRST && k == PIECE * 8));
+        for (int k = PIECE * 8; k < (PIECE == 4 ? D / 16 : PIECE * 8 + 8); k++) {
+            const int step = k - (BOXES - KEPT) * 4, accumulate = !(FIRST && k == PIECE * 8);
+            if (step < 0) wgmma<T, BN>::ss(S, Q.step(k), K.step(k), accumulate);
+            else wgmma_mn<T, BN, 0, 0>::rs(S, kept[step < 0 ? 0 : step], K.step(k), accumulate);
+        }
     }
 
     /* S becomes P, and x and rescale are brought forward. */
@@ -444,6 +466,7 @@ template <typename T, int W> struct warpgroup {
     DEVICE void run_all()
     {
         float O[HALF / 2];
+        keep_queries();
 #pragma unroll 1
         for (int split = place.begin; split < place.end; split++) {
 #pragma unroll

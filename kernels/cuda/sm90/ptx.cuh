@@ -346,7 +346,8 @@ WGMMA_N(X, __half, "k16.f32.f16.f16", "1, 1, 0, 0", "1, 1, 1")
 WGMMA_N(X, e4m3, "k32.f32.e4m3.e4m3", "1, 1", "1, 1")
 #undef X
 
-/* The same of 16-bit types, both operands in shared memory, A_MN and B_MN: is it MN-major? */
+/* The same of 16-bit types, A_MN and B_MN: is it MN-major? ss: both operands in shared memory. rs: A in registers, B K-major
+ * (wgmma's own rs has the other). */
 template <typename T, int N, int A_MN, int B_MN> struct wgmma_mn;
 #define X(n, LIST, REGS, a, b, c, e, f, g, type, TYPES)                                                              \
     template <int A_MN, int B_MN> struct wgmma_mn<type, n, A_MN, B_MN> {                                             \
@@ -357,6 +358,15 @@ template <typename T, int N, int A_MN, int B_MN> struct wgmma_mn;
                          ", %" #f ";\n}"                                                                             \
                          : UNWRAP REGS                                                                               \
                          : "l"(A), "l"(B), "r"(accumulate), "n"(A_MN), "n"(B_MN));                                   \
+        }                                                                                                            \
+        static DEVICE void rs(float (&d)[n / 2], const uint32_t (&A)[4], uint64_t B, int accumulate)                 \
+        {                                                                                                            \
+            static_assert(!A_MN && !B_MN, "K-major");                                                                \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #g ", 0;\n"                                            \
+                         "wgmma.mma_async.sync.aligned.m64n" #n TYPES " {" LIST "}, {%" #a ",%" #b ",%" #c ",%" #e   \
+                         "}, %" #f ", p, 1, 1, 0;\n}"                                                                \
+                         : UNWRAP REGS                                                                               \
+                         : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B), "r"(accumulate));                     \
         }                                                                                                            \
     };
 WGMMA_N(X, __nv_bfloat16, "k16.f32.bf16.bf16")

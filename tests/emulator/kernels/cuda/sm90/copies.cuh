@@ -50,11 +50,6 @@ DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int
     tma_load_4d(to, map, c0, c1, c2, c3, bar);
 }
 
-DEVICE void tma_prefetch_4d(const CUtensorMap *map, int, int, int, int)
-{
-    emu::tma_check_map(map);
-}
-
 DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t from)
 {
     const int at[4] = { c0, c1, c2, c3 };

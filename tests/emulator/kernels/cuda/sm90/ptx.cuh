@@ -218,6 +218,11 @@ template <typename T, int N, int A_MN, int B_MN> struct wgmma_mn {
     {
         emu::wgmma_issue({ type_of<T>, N, d, nullptr, A, B, accumulate != 0, A_MN != 0, B_MN != 0 });
     }
+    static DEVICE void rs(float (&d)[N / 2], const uint32_t (&A)[4], uint64_t B, int accumulate)
+    {
+        static_assert(!A_MN && !B_MN, "K-major");
+        emu::wgmma_issue({ type_of<T>, N, d, A, 0, B, accumulate != 0, false, false });
+    }
 };
 
 #endif
