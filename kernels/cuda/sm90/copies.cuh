@@ -41,6 +41,16 @@ DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
                  : "memory");
 }
 
+/* The same, asleep until the phase completes, or 10 ms: without that hint a wait asks again and again, by the shared memory
+ * that wgmma reads. For who has nothing else to do; a consumer's loop was not faster with it. */
+DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
+{
+    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
+                 "@!done bra again;\n}" ::"r"(bar),
+                 "r"(parity), "r"(10000000)
+                 : "memory");
+}
+
 /* ---- TMA, 9.7.9.27 ----------------------------------------------------------------------------------------------- */
 
 DEVICE void prefetch_tensormap(const CUtensorMap *map)

@@ -54,7 +54,10 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3> struct shape
     /* Chunks of 128 bytes, a row of shared memory: of a row of q or k; of the keys of a row of V^T. */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
     static const int PRODUCER = C == 3 ? 32 : D == 256 ? 24 : 40, CONSUMER = C == 3 ? 160 : D == 256 ? 240 : 232;
-    static const int PROMOTE = PROMOTED / BN;  /* tiles from one promotion to the next */
+    static const int PROMOTE = PROMOTED / BN;               /* tiles from one promotion to the next */
+    static const int MOST_PASSED = (BM - 64 + BN - 1) / BN; /* last tiles that one consumer sees and another does not */
+    static const bool LATE_WAIT = D == 128 && !WIDE;        /* for O, see release_K_late */
+    static const bool IN_TURN = LATE_WAIT && BN != 128;     /* see softmax_step */
     static const int STEPS = D == 256 ? 8 : 1; /* in which a unit of V^T is made: what shared memory has room for */
     /* The sums of a thread are D / 2 numbers, floats where there is room for them and bfloat16 where there is not. */
     static const bool FLOAT_SUMS = D <= 128;
@@ -158,8 +161,10 @@ template <class X> struct tile_loader {
 
     DEVICE void load_K(int j, int hk, int b)
     {
-        if (loader)
+        if (loader) {
+            sleep_until_empty(sm.bars.K, k);
             fill_stage<BN, X::CHUNKS, 128>(sm.bars.K, k, smem_addr(sm.K[k.stage]), &maps.K, { 0, j * BN, hk, b });
+        }
         k.next();
     }
 
@@ -167,16 +172,17 @@ template <class X> struct tile_loader {
     DEVICE void load_V(int j, int hk, int b, int &ready)
     {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
-        if (loader)
+        if (loader) {
+            sleep_until_empty(sm.bars.V, v);
             fill_stage<X::D, X::CHUNKS_V, 128>(sm.bars.V, v, smem_addr(sm.V[v.stage]), &maps.V, { j * BN, 0, hk, b });
+        }
         v.next();
     }
 
     DEVICE void run()
     {
         for (;; at.next()) {
-            await_full(sm.bars.work, at);
-            const work_tile &x = sm.work;
+            const auto &x = await_work(sm, at);
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
             __syncwarp(); /* all have read it */
             if (i0 == STOP) break;
@@ -286,15 +292,23 @@ template <class X> struct attention {
     /* The first of the thread's rows; the other is 8 further. */
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
-    /* Raw scores of tile j become P. */
+    /* Raw scores of tile j become P. CAREFUL: some may be hidden, or change their sign. midway: see softmax_step. */
+    template <bool CAREFUL, class F>
     DEVICE void scores_to_P(float (&S)[BN / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
-                            softmax &state, float (&rescale)[2])
+                            softmax &state, float (&rescale)[2], F midway)
     {
-        if (x.negative)
+        if (CAREFUL && x.negative)
 #pragma unroll
             for (int i = 0; i < BN / 2; i++) S[i] = -S[i];
-        if (j < y.free_first || j >= y.free_last) mask<BN>(S, p.band, i0, j * BN, me.lane);
-        softmax_step<BN>(S, state, rescale, shifted_reference<SHIFT>{ x.c });
+        if (CAREFUL && (j < y.free_first || j >= y.free_last)) mask<BN>(S, p.band, i0, j * BN, me.lane);
+        softmax_step<BN, X::IN_TURN>(S, state, rescale, shifted_reference<SHIFT>{ x.c }, midway);
+    }
+
+    /* As in forward.cu: the wait for O is where K is given back, in the middle of the softmax. The condition always
+     * holds, but ptxas cannot know it. */
+    DEVICE void release_K_late(float sum, float c)
+    {
+        if (X::LATE_WAIT && me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
     }
 
     /* O = P V over the tiles of keys that these rows see, from the last to the first. */
@@ -307,18 +321,18 @@ template <class X> struct attention {
         uint32_t P[BN / 32][4];
 
         me.await_Q();
-        for (int j = x.last - 1; j >= y.last_visible; j--) me.pass_K();
+        me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
         me.await_K();
         me.await_turn();
         multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K());
         me.next_turn();
         retire<0>(S);
         me.release_K(y.last_visible - 1 == first);
-        scores_to_P(S, x, y, i0, y.last_visible - 1, state, rescale);
+        scores_to_P<true>(S, x, y, i0, y.last_visible - 1, state, rescale, [](float) {});
         to_operand_8<BN>(P, S);
-        for (int j = x.last - 1; j >= y.last_visible; j--) me.pass_V();
+        me.template pass_V<X::MOST_PASSED>(x.last - y.last_visible);
 
-        for (int j = y.last_visible - 2; j >= first; j--) {
+        const auto step = [&](int j, auto careful) {
             me.await_K();
             me.await_turn();
             multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* of tile j */
@@ -326,15 +340,19 @@ template <class X> struct attention {
             multiply_add<e4m3, D, BN / 32>(O, P, V()); /* of the tile above */
             me.next_turn();
             retire<1>(S);
-            me.release_K(j == first);
-            scores_to_P(S, x, y, i0, j, state, rescale);
-            compute_before_wait(state.l[0] + state.l[1]);
+            me.template release_K<X::LATE_WAIT>(j == first);
+            scores_to_P<careful.value>(S, x, y, i0, j, state, rescale, [&](float sum) { release_K_late(sum, x.c); });
+            if (X::LATE_WAIT) me.k.next();
+            else compute_before_wait(state.l[0] + state.l[1]);
             retire<0>(O);
             me.release_V();
             to_operand_8<BN>(P, S);
             if ((j + 1) % X::PROMOTE == 0) promoted.promote(sums, O, me.lane);
             if (rescale_rows(O, rescale)) promoted.rescale(rescale);
-        }
+        };
+        const bool none_free = x.negative || y.free_first > first; /* free: neither masked nor of another sign */
+        walk_down<X::LATE_WAIT>(
+            y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step);
         me.await_V();
         multiply_add<e4m3, D, BN / 32>(O, P, V());
         retire<0>(O);
@@ -571,37 +589,40 @@ template <class X> cudaError_t launch(const f8_job &job)
     return launch_dependent(repair_rows<X>, job.chip->multiprocessors, 128, 0, job.stream, job.given, p);
 }
 
-/* The shapes. A problem takes the first that is wide enough and meant for as many keys, with q and k widened where
- * lse is wanted. */
+/* The shapes. A problem takes the first that is wide enough and meant for as many keys, without a mask or with one,
+ * with q and k widened where lse is wanted. */
 struct shape_row {
     int D;
     bool wide;
-    int least_Sk;
+    int least_Sk, least_masked_Sk;
     cudaError_t (*launch)(const f8_job &);
 };
-template <class X> constexpr shape_row row(int least_Sk)
+template <class X> constexpr shape_row row(int least_Sk, int least_masked_Sk)
 {
-    return { X::D, X::WIDE, least_Sk, launch<X> };
+    return { X::D, X::WIDE, least_Sk, least_masked_Sk, launch<X> };
 }
 /* clang-format off */
 const shape_row shapes[] = {
     /*        D    C  BN stages q and k     from so many keys */
-    row<shape<64,  3, 160, 3>>             (4096),
-    row<shape<64,  3, 128, 4>>             (0),
-    row<shape<64,  3, 128, 4, bf16>>       (0),
-    row<shape<128, 3, 96,  3>>             (2048),
-    row<shape<128, 2, 128, 3>>             (0),
-    row<shape<128, 2, 128, 2, bf16>>       (0),
-    row<shape<256, 2, 128, 2>>             (0),
+    row<shape<64,  3, 160, 3>>             (4096, 4096),
+    row<shape<64,  3, 128, 4>>             (0, 0),
+    row<shape<64,  3, 128, 4, bf16>>       (0, 0),
+    row<shape<128, 2, 224, 2>>             (4096, 16384),
+    row<shape<128, 3, 96,  3>>             (2048, 2048),
+    row<shape<128, 2, 128, 3>>             (0, 0),
+    row<shape<128, 2, 128, 2, bf16>>       (0, 0),
+    row<shape<256, 2, 128, 2>>             (0, 0),
 };
 /* clang-format on */
 
 /* NULL: none. */
-const shape_row *shape_of(const attn_problem *p)
+const shape_row *shape_of(const attn_problem *p, bool masked)
 {
     const attn_dims d = attn_dims_of(p);
     for (const shape_row &x : shapes)
-        if (x.D >= d.D && x.D >= d.Dv && x.wide == (p->lse.rank != 0) && d.Sk >= x.least_Sk) return &x;
+        if (x.D >= d.D && x.D >= d.Dv && x.wide == (p->lse.rank != 0) &&
+            d.Sk >= (masked ? x.least_masked_Sk : x.least_Sk))
+            return &x;
     return nullptr;
 }
 
@@ -609,7 +630,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
-    const shape_row *const x = shape_of(plan->problem);
+    const shape_row *const x = shape_of(plan->problem, g.right < d.Sk || g.left < d.Sq);
     if (!x || d.Sq <= 0 || d.Sk <= 0 || d.B <= 0 || d.H <= 0 || d.Sq >= FAR || d.Sk >= FAR) return false;
     if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX)
         return false; /* tiles are counted in 32 bits, and units of V^T */

@@ -71,8 +71,12 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, bool SCORE_MODS_ =
     static const bool LOW_WORDS =
         D == 128 || D == 192; /* operands by the low words of their descriptors: elsewhere it costs 1 to 4 % */
     static const bool LATE_WAIT = D == 128 || D == 192; /* for O, see release_K_late */
-    static const bool READ_ANEW = LATE_WAIT && C == 2;  /* a thread's place in the block: 128 x 176 spills registers */
+    static const bool READ_ANEW = LATE_WAIT && C == 2;  /* a thread's place in the block, for registers are short */
     static const bool TRIMS = BN == 128; /* a warpgroup that sees at most half of its last tile computes half of it */
+    /* For masks that hide no first keys: tiles of keys that all of a warpgroup's rows see have a loop of their own. */
+    static const bool RIGHT_ONLY = D == 128 && C == 2 && !SCORE_MODS;
+    static const bool ENDS_EARLY = D == 128; /* lse and the last factors are computed under the last product */
+    static const int MOST_PASSED = (BM - 64 + BN - 1) / BN; /* last tiles that one consumer sees and another does not */
 };
 
 /* What instantiations with options have beside: the tiles seen, one list in use and one ahead. */
@@ -175,7 +179,7 @@ template <class X> struct work_scheduler {
                 for (int n = 0; n < 4 * X::C; n++) p.nonfinite[t * (4 * X::C) + n] = 0;
         }
         give_order(REPORT);
-        mbarrier_wait(smem_addr(&sm.idle), 0);
+        mbarrier_sleep(smem_addr(&sm.idle), 0);
         for (int t = 0; *(volatile int *)&sm.any_nonfinite && t < p.order.tiles; t++) {
             if (!was_nonfinite(t)) continue;
             work_tile x = work_tile_of<X::BM, X::BN>(p, t);
@@ -200,6 +204,7 @@ template <class X> struct tile_loader {
 
     DEVICE void load_K(const tma_place &from)
     {
+        sleep_until_empty(sm.bars.K, k);
         fill_stage<X::BN, X::CHUNKS, 64>(sm.bars.K, k, smem_addr(sm.K[k.stage]), &maps.K, from);
         k.next();
     }
@@ -208,6 +213,7 @@ template <class X> struct tile_loader {
     DEVICE void load_V(const tma_place &from, bool nonfinite_to_zero)
     {
         if (nonfinite_to_zero) sm.raw_stage = v.stage;
+        sleep_until_empty(sm.bars.V, v);
         fill_stage<X::BN, X::CHUNKS_V, 64>(sm.bars.V, v, smem_addr(sm.V[v.stage]), &maps.V, from,
                                            nonfinite_to_zero ? &sm.raw_V : nullptr);
         if (nonfinite_to_zero) await_full(sm.bars.V, v);
@@ -217,8 +223,7 @@ template <class X> struct tile_loader {
     DEVICE void run()
     {
         for (;; at.next()) {
-            await_full(sm.bars.work, at);
-            const work_tile &x = sm.work;
+            const work_tile &x = await_work(sm, at);
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = p.cu_q ? 0 : x.b;
             const int q_start = x.q_start, k_start = x.k_start;
             if (i0 == STOP) break;
@@ -265,7 +270,7 @@ template <typename T, int COUNT> DEVICE void zero_nonfinite(uint16_t *tile)
 template <typename T, class X> DEVICE void zero_nonfinite_tiles(shared<X> &sm)
 {
     for (uint32_t phase = 0;; phase ^= 1) {
-        mbarrier_wait(smem_addr(&sm.raw_V), phase);
+        mbarrier_sleep(smem_addr(&sm.raw_V), phase);
         const int stage = *(volatile int *)&sm.raw_stage;
         if (stage < 0) break;
         zero_nonfinite<T, X::BN * 64 * X::CHUNKS_V>(sm.V[stage]);
@@ -281,6 +286,12 @@ struct thread_tile {
     warpgroup_tile y;
     int i0; /* the thread's rows are i0 and i0 + 8 */
     key_band band;
+};
+
+/* How it ends: what the thread's rows of O are multiplied by; are their scores and sums finite? */
+struct tile_end {
+    float factor[2];
+    bool finite;
 };
 
 /* Where the products find Q, K and V: by address, or by the low words of descriptors that are made once. */
@@ -355,8 +366,8 @@ template <typename T, class X> struct attention {
         me.meet();
     }
 
-    /* Raw scores of N keys of tile j become P. midway: see softmax_step. */
-    template <int N, class F>
+    /* Raw scores of N keys of tile j become P. MASKED: may some be hidden? midway: see softmax_step. */
+    template <int N, bool MASKED, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const thread_tile &t, const tile_bits *seen, int j, softmax &state,
                             float (&rescale)[2], F midway)
     {
@@ -366,8 +377,13 @@ template <typename T, class X> struct attention {
             if (p.mask.bounds && seen->part[j / 32] >> j % 32 & 1)
                 hide_by_bounds<N>(S, p.mask, x, t.i0, j * BN, lane());
         }
-        if (N < BN || j < t.y.free_first || j >= t.y.free_last) mask<N>(S, t.band, t.i0, j * BN, lane());
-        softmax_step<N>(S, state, rescale, reference, midway);
+        if (MASKED && (N < BN || j < t.y.free_first || j >= t.y.free_last)) {
+            const int seen_by_all = min(t.x.i0 + me.w * 64 + t.band.hi, t.band.Sk) - j * BN; /* if RIGHT_ONLY */
+            if (X::RIGHT_ONLY && N == BN && seen_by_all >= BN / 2)
+                mask<N, X::RIGHT_ONLY, BN / 2>(S, t.band, t.i0, j * BN, lane());
+            else mask<N, X::RIGHT_ONLY>(S, t.band, t.i0, j * BN, lane());
+        }
+        softmax_step<N, X::D == 128>(S, state, rescale, reference, midway);
     }
 
     /* K goes back in the middle of the softmax where LATE_WAIT: ptxas moves the wait for O up to the arrival before it,
@@ -391,7 +407,7 @@ template <typename T, class X> struct attention {
         me.next_turn();
         retire<0>(S);
         me.release_K(j == t.x.first);
-        scores_to_P<N>(S, t, seen, j, state, rescale, [](float) {});
+        scores_to_P<N, true>(S, t, seen, j, state, rescale, [](float) {});
         if (N < BN) {
 #pragma unroll
             for (int i = 0; i < BN / 16; i++)
@@ -402,7 +418,7 @@ template <typename T, class X> struct attention {
     }
 
     /* O = P V over the tiles of keys that these rows see, from the last to the first. */
-    DEVICE void attend(float (&O)[DV / 2], softmax &state, const thread_tile &t)
+    DEVICE tile_end attend(float (&O)[DV / 2], softmax &state, const thread_tile &t)
     {
         const int first = t.x.first, last = t.x.last, last_visible = t.y.last_visible;
         const tile_bits *const seen = sm.list(t.x.list);
@@ -412,14 +428,14 @@ template <typename T, class X> struct attention {
 
         if constexpr (X::SCORE_MODS) begin_head(t.x);
         me.await_Q();
-        for (int j = last - 1; j >= last_visible; j--) me.pass_K();
+        me.template pass_K<X::MOST_PASSED>(last - last_visible);
         me.await_K();
         if (X::TRIMS && t.y.half_tile) first_tile<X::TRIMS ? BN / 2 : BN>(P, t, seen, state);
         else first_tile<BN>(P, t, seen, state);
-        for (int j = last - 1; j >= last_visible; j--) me.pass_V();
+        me.template pass_V<X::MOST_PASSED>(last - last_visible);
         if ((p.cu_q || p.seqlens_k) && last_visible - 1 == (t.x.Sk - 1) / BN && t.x.Sk % BN) zero_past_end(t.x);
 
-        for (int j = below(last_visible - 1); j >= first; j = below(j)) {
+        const auto step = [&](int j, auto masked) {
             me.await_K();
             me.await_turn();
             multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* of tile j */
@@ -427,19 +443,22 @@ template <typename T, class X> struct attention {
             multiply_add<T, DV, BN / 16>(O, P, V()); /* of the tile above */
             me.next_turn();
             retire<1>(S);
-            if (!X::LATE_WAIT) me.release_K(j == first);
-            else if (j == first) me.release_Q();
-            scores_to_P<BN>(S, t, seen, j, state, rescale, [&](float sum) { release_K_late(sum); });
+            me.template release_K<X::LATE_WAIT>(j == first);
+            scores_to_P<BN, masked.value>(S, t, seen, j, state, rescale, [&](float sum) { release_K_late(sum); });
             if (X::LATE_WAIT) me.k.next();
             retire<0>(O);
             me.release_V();
             to_operand<T, BN>(P, S);
             rescale_rows(O, rescale);
-        }
+        };
+        walk_down<X::RIGHT_ONLY>(below(last_visible - 1), t.y.free_last, first, below, step);
         me.await_V();
         multiply_add<T, DV, BN / 16>(O, P, V());
-        retire<0>(O);
+        if (!X::ENDS_EARLY) retire<0>(O);
+        const tile_end end = end_softmax(state, t);
+        if (X::ENDS_EARLY) retire<0>(O);
         me.release_V();
+        return end;
     }
 
     /* What options make of the tile's head. */
@@ -454,19 +473,26 @@ template <typename T, class X> struct attention {
         __syncwarp();
     }
 
-    /* out = O / l, lse = m scale + ln l, and the flag of what is not finite. */
-    DEVICE void finish(float (&O)[DV / 2], softmax &state, const thread_tile &t)
+    /* lse = m scale + ln l. It needs no O. */
+    DEVICE tile_end end_softmax(softmax &state, const thread_tile &t)
     {
         const work_tile &x = X::SCORE_MODS ? sm.saved_work[warp_index()] : t.x;
         const float v_scale = X::SCORE_MODS ? input_scale(p.scales, SCALE_V, x.b, x.h / p.group) : 1;
         const row_ends ends = end_rows(state, reference, sink_log2(p.to, x.h), v_scale);
-        bool finite = true;
+        tile_end y = { { ends.factor[0], ends.factor[1] }, true };
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            finite &= state.l[half] - state.l[half] == 0 &&
-                      (ends.top[half] == -CUDART_INF_F || fabsf(ends.top[half]) < SCORE_MOST);
+            y.finite &= state.l[half] - state.l[half] == 0 &&
+                        (ends.top[half] == -CUDART_INF_F || fabsf(ends.top[half]) < SCORE_MOST);
         store_lse(p.to, x.b, x.h, x.q_start, t.i0, x.Sq, state, ends, lane());
-        finite &= finish_rows(O, ends.factor);
+        return y;
+    }
+
+    /* out = O / l, and the flag of what is not finite. */
+    DEVICE void finish(float (&O)[DV / 2], const tile_end &end, const thread_tile &t)
+    {
+        const work_tile &x = X::SCORE_MODS ? sm.saved_work[warp_index()] : t.x;
+        const bool finite = finish_rows(O, end.factor) && end.finite;
         const bool any = __any_sync(0xffffffff, !finite);
         if (lane() == 0 && !x.nonfinite_to_zero) {
             p.nonfinite[x.index * (4 * X::C) + warp_index()] = any ? blockIdx.x + 1 : 0;
@@ -488,9 +514,14 @@ template <typename T, class X> struct attention {
             softmax state;
 #pragma unroll
             for (int i = 0; i < DV / 2; i++) O[i] = 0;
-            if (t.x.first < t.y.last_visible) attend(O, state, t);
-            else if (t.x.first < t.x.last) me.pass_work(t.x.first, t.x.last);
-            finish(O, state, t);
+            tile_end end;
+            if (t.x.first < t.y.last_visible) {
+                end = attend(O, state, t);
+            } else {
+                if (t.x.first < t.x.last) me.pass_work(t.x.first, t.x.last);
+                end = end_softmax(state, t);
+            }
+            finish(O, end, t);
         }
         me.end_turns();
     }
@@ -593,8 +624,6 @@ const shape_row shapes[] = {
     row<shape<64,  4, 64,  4>>                 (OPEN | CAUSAL,    0),
     row<shape<64,  3, 128, 4>>                 (WINDOW,           0),
     row<shape<96,  2, 128, 2>>                 (ANY,              0),
-    row<shape<128, 2, 176, 2>>                 (OPEN,             6144),
-    row<shape<128, 2, 176, 2>>                 (CAUSAL,           8192),
     row<shape<128, 2, 128, 2>>                 (OPEN | CAUSAL,    1024),
     row<shape<128, 3, 64,  3>>                 (ANY,              0),
     row<shape<192, 2, 128, 2, 128>>            (ANY,              0),

@@ -9,6 +9,8 @@
 #ifndef ATTN_SM90_KV_PIPELINE_CUH
 #define ATTN_SM90_KV_PIPELINE_CUH
 
+#include <type_traits>
+
 #include "pipeline.cuh"
 #include "scheduler.cuh"
 
@@ -60,12 +62,19 @@ template <class SM> DEVICE void announce_work(SM &sm)
 /* The whole warp: until all have read it, and the next is wanted. */
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
-    mbarrier_wait(smem_addr(&sm.bars.work.empty[0]), at.phase);
+    mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
     __syncwarp(); /* nobody may fall a phase behind */
     at.next();
 }
 
 /* ---- The loader -------------------------------------------------------------------------------------------------- */
+
+/* The next work, or the end, when it is there. */
+template <class SM> DEVICE const auto &await_work(SM &sm, const ring<1> &at)
+{
+    mbarrier_sleep(smem_addr(&sm.bars.work.full[0]), at.phase);
+    return sm.work;
+}
 
 /* The thread that loads has read sm.work, and wants the next. */
 template <class SM> DEVICE void release_work(SM &sm)
@@ -79,7 +88,7 @@ DEVICE void load_Q(SM &sm, const CUtensorMap *map, int row, int h, int b, ring<1
 {
 #pragma unroll 1
     for (int n = 0; n < C; n++) {
-        mbarrier_wait(smem_addr(&sm.bars.Q.empty[n]), at.phase ^ 1);
+        mbarrier_sleep(smem_addr(&sm.bars.Q.empty[n]), at.phase ^ 1);
         load_tile<64, CHUNKS, COLUMNS>(smem_addr(sm.Q[n]), map, { 0, row + n * 64, h, b },
                                        smem_addr(&sm.bars.Q.full[n]));
     }
@@ -124,6 +133,12 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         if (last) release_Q();
         k.next();
     }
+    /* LATE: Q alone; the caller gives K back later, and goes on to the next itself. */
+    template <bool LATE> DEVICE void release_K(bool last)
+    {
+        if (!LATE) release_K(last);
+        else if (last) release_Q();
+    }
     DEVICE void release_Q() { this->release(sm.bars.Q.empty[this->w]); }
     DEVICE void release_V()
     {
@@ -139,6 +154,22 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     }
     DEVICE void pass_V() { this->pass(sm.bars.V, v); }
 
+    /* The first `count` tiles of a tile of work, MOST at most. Not a loop: behind one whose end is a number from
+     * memory ptxas takes nothing for the same in all the warp, and keeps stages, and descriptors with them, in
+     * registers of each thread (2 to 4 %). */
+    template <int MOST> DEVICE void pass_K(int count)
+    {
+#pragma unroll
+        for (int n = 0; n < MOST; n++)
+            if (n < count) pass_K();
+    }
+    template <int MOST> DEVICE void pass_V(int count)
+    {
+#pragma unroll
+        for (int n = 0; n < MOST; n++)
+            if (n < count) pass_V();
+    }
+
     /* All of a tile of work, whose keys are tiles [first, last). */
     DEVICE void pass_work(int first, int last)
     {
@@ -153,5 +184,17 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         pass_V();
     }
 };
+
+/* step(j, true_type) for tiles j, below(j) and so on to `free`, and step(j, false_type) in a loop of its own, which needs no
+ * mask, from there to `first`. FREE_LOOP: is there such a loop? */
+template <bool FREE_LOOP, class BELOW, class STEP>
+DEVICE void walk_down(int j, int free, int first, const BELOW &below, const STEP &step)
+{
+#pragma unroll 1
+    for (; j >= (FREE_LOOP ? max(first, free) : first); j = below(j)) step(j, std::true_type());
+    if (FREE_LOOP)
+#pragma unroll 1
+        for (; j >= first; j = below(j)) step(j, std::false_type());
+}
 
 #endif

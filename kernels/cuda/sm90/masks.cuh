@@ -9,18 +9,20 @@
 
 /* ---- A band of keys ---------------------------------------------------------------------------------------------- */
 
-/* -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see keys j0 .. */
-template <int N> DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane)
+/* -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see keys j0 + FIRST .. (those before are
+ * seen). RIGHT_ONLY: the band hides no first keys. */
+template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
+DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int i = i0 + half * 8, column = j0 + lane % 4 * 2;
         const int lo = i + band.lo - column, hi = min(i + band.hi, band.Sk) - column;
 #pragma unroll
-        for (int n = 0; n < N / 8; n++)
+        for (int n = FIRST / 8; n < N / 8; n++)
 #pragma unroll
             for (int e = 0; e < 2; e++)
-                if (n * 8 + e < lo || n * 8 + e >= hi) S[n * 4 + half * 2 + e] = -CUDART_INF_F;
+                if ((!RIGHT_ONLY && n * 8 + e < lo) || n * 8 + e >= hi) S[n * 4 + half * 2 + e] = -CUDART_INF_F;
     }
 }
 

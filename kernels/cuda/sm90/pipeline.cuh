@@ -51,6 +51,10 @@ template <int STAGES> DEVICE void await_empty(barrier_pairs<STAGES> &pairs, cons
 {
     mbarrier_wait(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
 }
+template <int STAGES> DEVICE void sleep_until_empty(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
+{
+    mbarrier_sleep(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
+}
 /* The reader's: until the stage is filled. */
 template <int STAGES> DEVICE void await_full(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
 {

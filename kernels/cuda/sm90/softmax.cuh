@@ -30,18 +30,30 @@ struct softmax {
 };
 
 /* S becomes P; rescale gets the factors of O: exactly 1 where the reference stays. Two chains a row, even and odd
- * columns, for the pipeline's sake. midway(sum) is called with a sum, >= 0 or NaN, that needs a row's maximum and half
- * of its exponentials: what depends on it cannot be done before. */
-template <int N, class REFERENCE, class F>
+ * columns, for the pipeline's sake. midway(sum) is called with a sum, >= 0 or NaN, that needs a row's maximum and a
+ * quarter of its exponentials: what depends on it cannot be done before.
+ *
+ * IN_TURN: the second row's maximum is found under the first row's exponentials, for it begins with a number that needs
+ * the first row's and changes nothing. ptxas else finds both before all exponentials, or not, as any change elsewhere
+ * has it. */
+template <int N, bool IN_TURN = false, class REFERENCE, class F>
 DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
     float top[4] = { S[0], S[1], S[2], S[3] }, base[2], sum[4] = { 0, 0, 0, 0 };
+    const auto find_maxima = [&](int begin, int end) {
 #pragma unroll
-    for (int n = 1; n < N / 8; n++)
+        for (int n = 1; n < N / 8; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) top[e] = fmaxf(top[e], S[n * 4 + e]);
+            for (int e = begin; e < end; e++) top[e] = fmaxf(top[e], S[n * 4 + e]);
+    };
+    if (!IN_TURN) find_maxima(0, 4);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
+        if (IN_TURN && half == 1) {
+            const float least = fminf(x.m[0], x.m[1]);
+            top[2] = fmaxf(top[2], least), top[3] = fmaxf(top[3], least);
+        }
+        if (IN_TURN) find_maxima(half * 2, half * 2 + 2);
         float m = fmaxf(x.m[half], fmaxf(top[half * 2], top[half * 2 + 1]));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
@@ -57,8 +69,8 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
             float &s = S[n * 4 + e];
             s = exp2_fast(fmaf(s, reference.c, -base[e / 2]));
             sum[e] += s;
+            if (e == 1 && n == N / 16 - 1) midway(sum[e]);
         }
-    midway(sum[3]);
 #pragma unroll
     for (int half = 0; half < 2; half++) x.l[half] = x.l[half] * rescale[half] + (sum[half * 2] + sum[half * 2 + 1]);
 }

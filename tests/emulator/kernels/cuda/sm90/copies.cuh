@@ -31,6 +31,11 @@ DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
     emu::mbarrier_wait(bar, parity);
 }
 
+DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
+{
+    emu::mbarrier_wait(bar, parity);
+}
+
 /* ---- TMA --------------------------------------------------------------------------------------------------------- */
 
 DEVICE void prefetch_tensormap(const CUtensorMap *map)
