@@ -74,8 +74,8 @@ template <typename T, class X> struct gradients {
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
     const mn_major_low<BN> K_down;
-    const uint32_t dS_to,
-        dQ_at; /* where this thread stores its parts of them: an address in the first stage; a number of sums */
+    const uint32_t dS_to; /* where this thread stores its part of dS: an address in the first stage */
+    const uint32_t dQ_at; /* and of dQ: sums before it; lane and leader follow from it */
 
     DEVICE gradients(const cuda_args &a_, const plan &p_, shared<X> &sm_, int w)
         : a(a_), p(p_), sm(sm_), x(sm_.place), me(w), own_K(smem_addr(sm_.K) + w * 64 * 128),
@@ -89,9 +89,10 @@ template <typename T, class X> struct gradients {
         me.leader = dQ_at == (uint32_t)me.w * QUERY_TILE * X::DQ_COLUMNS;
     }
 
+    /* An operand whose steps are additions where they are used: ptxas would keep those that do not change in registers. */
     template <class OPERAND> static DEVICE OPERAND anew(OPERAND x)
     {
-        x.low = opaque(x.low); // no copies of its steps are kept
+        x.low = opaque(x.low);
         return x;
     }
 
@@ -303,7 +304,7 @@ template <typename T, class X> struct gradients {
         named_barrier_arrive(DQ_FULL + me.w, HANDING);
     }
 
-    /* S becomes P. */
+    /* S becomes P, by the rules of the form. */
     DEVICE void make_P(float (&S)[BM / 2])
     {
         if (X::TURNS) me.await_turn();
@@ -325,6 +326,8 @@ template <typename T, class X> struct gradients {
         retire<0>(dP); /* and dK */
     }
 
+    /* From P and dP of a round, of which nothing is on its way, to those of the next, if there are MORE; dQ of the round before (the first
+     * makes one of nothing, which nobody gets: a branch round the product costs registers that are not there). */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
