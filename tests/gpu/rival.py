@@ -3,14 +3,17 @@
     python3 tests/gpu/rival.py                           # any Python with torch and CUDA; build/attn-bench must be built with CUDA
     python3 tests/gpu/rival.py --cells decode gqa --json
     python3 tests/gpu/rival.py --cells forward --head-sizes 128 --lengths 512 8192
-    python3 tests/gpu/rival.py --cells backward --rivals cudnn --program 'fa3=./fa3_bench --op {op} -B {B} -H {H} --hk {Hk} -S {Sq} -D {D} {causal}'
+    python3 tests/gpu/rival.py --cells backward float8 --rivals cudnn \
+        --program 'fa3=./fa3_bench --op {op} --dtype {dtype} -B {B} -H {H} --hk {Hk} -S {Sq} -D {D} {causal}'
 
 A program is a command that times one cell and prints, last, a line of JSON with the milliseconds of a call as "ms". In its words {op}, {B}, {H},
-{Hk}, {Sq}, {Sk} and {D} are the cell's, and {causal} is --causal or nothing. Without PyTorch, programs are the only rivals.
+{Hk}, {Sq}, {Sk} and {D} are the cell's, {dtype} is bf16 or e4m3, and {causal} is --causal or nothing. Without PyTorch, programs are the only
+rivals.
 
-A cell is a shape. For each, attn-bench runs as a child of this program, then each rival: so the card's clock, which falls under load, is
-nearly the same for all. Both sides time the same way: runs of as many calls as fill two milliseconds, between two events of the device, and the
-median over the runs. Inputs are N(0, 1) in bfloat16; attn-bench's are [B, S, H, D], PyTorch's contiguous [B, H, S, D]. Where reading K and V
+A cell is a shape. For each, attn-bench runs as a child of this program, then each rival, --turns times in a circle: so the card's clock, which
+falls under load, is nearly the same for all; each one's figure is the median of its turns. Both sides time the same way: runs of as many calls as
+fill two milliseconds, between two events of the device, and the median over the runs. Inputs are N(0, 1) in bfloat16 (cells float8: in
+float8_e4m3fn, whose answer is out alone); attn-bench's are [B, S, H, D], PyTorch's contiguous [B, H, S, D]. Where reading K and V
 decides (decode), calls take turns with several copies of them. A rival that refuses a shape shows as '-'.
 
 The table shows TFLOP/s (decode: GB/s of K and V) and, last, the fastest rival's time over ours: above 1, ours is ahead. Exit status 1 where
@@ -37,19 +40,21 @@ COPIES_BYTES = 512 << 20
 
 
 def cells(a):
-    """Dictionaries of op, B, H, Hk, Sq, Sk, D, causal."""
+    """Dictionaries of op, dtype, B, H, Hk, Sq, Sk, D, causal."""
     for kind in a.cells:
-        if kind in ('forward', 'backward'):
-            for D in a.head_sizes:
+        if kind in ('forward', 'backward', 'float8'):
+            op, dtype, sizes = ('forward', 'e4m3', [128]) if kind == 'float8' else (kind, 'bf16', a.head_sizes)
+            for D in sizes:
                 for causal in (False, True):
                     for S in a.lengths:
                         H = 2048 // D
-                        yield dict(op=kind, B=max(1, a.tokens // S), H=H, Hk=H, Sq=S, Sk=S, D=D, causal=causal)
+                        yield dict(op=op, dtype=dtype, B=max(1, a.tokens // S), H=H, Hk=H, Sq=S, Sk=S, D=D, causal=causal)
         elif kind == 'gqa':
-            yield dict(op='forward', B=2, H=32, Hk=8, Sq=8192, Sk=8192, D=128, causal=True)
+            for op in ('forward', 'backward'):
+                yield dict(op=op, dtype='bf16', B=2, H=32, Hk=8, Sq=8192, Sk=8192, D=128, causal=True)
         elif kind == 'decode':
             for B, Sk, H, Hk in ((1, 131072, 32, 8), (16, 8192, 32, 8), (64, 8192, 32, 8), (1, 8192, 32, 32), (1, 8192, 32, 8), (1, 2048, 32, 8)):
-                yield dict(op='decode', B=B, H=H, Hk=Hk, Sq=1, Sk=Sk, D=128, causal=False)
+                yield dict(op='decode', dtype='bf16', B=B, H=H, Hk=Hk, Sq=1, Sk=Sk, D=128, causal=False)
 
 
 def ours(a, c):
@@ -57,6 +62,7 @@ def ours(a, c):
     command = [a.bench, '--json', '--device', 'cuda', '--op', 'forward' if c['op'] == 'decode' else c['op'], '--reps', str(a.reps), '-B', str(c['B']),
                '-H', str(c['H']), '--hk', str(c['Hk']), '--sq', str(c['Sq']), '--sk', str(c['Sk']), '-D', str(c['D'])]
     command += ['--causal'] * c['causal'] + ['--cold'] * (c['op'] == 'decode')
+    command += ['--dtype', 'float8_e4m3fn', '--no-lse'] if c['dtype'] == 'e4m3' else []
     line = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().splitlines()[-1])
     return line['ms'], line['backend']
 
@@ -81,6 +87,9 @@ def timed(call, reps):
 def theirs(a, c, backend):
     """Milliseconds of scaled_dot_product_attention by that backend; of backward alone: flash's called directly, cuDNN's through autograd.
     None where it refuses."""
+    if c['dtype'] != 'bf16':
+        return None
+
     def make(heads, length):
         return torch.randn(c['B'], heads, length, c['D'], device='cuda', dtype=torch.bfloat16)
 
@@ -119,9 +128,9 @@ def program(text):
     if not name or not equals or not words:
         raise argparse.ArgumentTypeError(f"must be NAME=COMMAND, not {text!r}")
     try:
-        words_for(words, dict(op='', B=0, H=0, Hk=0, Sq=0, Sk=0, D=0, causal=False))
+        words_for(words, dict(op='', dtype='', B=0, H=0, Hk=0, Sq=0, Sk=0, D=0, causal=False))
     except (KeyError, IndexError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f'{name}: {error} is none of op, B, H, Hk, Sq, Sk, D, causal') from None
+        raise argparse.ArgumentTypeError(f'{name}: {error} is none of op, dtype, B, H, Hk, Sq, Sk, D, causal') from None
     return name, words
 
 
@@ -141,6 +150,22 @@ def program_ms(words, c):
         return None
 
 
+def in_turns(a, c):
+    """Milliseconds of ours and of each rival (None where it refuses), and our kernel's name."""
+    names = ['ours', *a.rivals, *(name for name, _ in a.program)]
+    turns = {name: [] for name in names}
+    for _ in range(a.turns):
+        mine, kernel = ours(a, c)
+        turns['ours'].append(mine)
+        for name in a.rivals:
+            turns[name].append(theirs(a, c, RIVALS[name]))
+        if torch:
+            torch.cuda.empty_cache()
+        for name, words in a.program:
+            turns[name].append(program_ms(words, c))
+    return {name: None if None in ms else statistics.median(ms) for name, ms in turns.items()}, kernel
+
+
 def has_gpu():
     if torch:
         return torch.cuda.is_available()
@@ -153,11 +178,13 @@ def has_gpu():
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument('--bench', default=os.path.join(ROOT, 'build', 'attn-bench'), help='the attn-bench program')
-    p.add_argument('--cells', nargs='+', default=['forward', 'backward', 'gqa', 'decode'], choices=('forward', 'backward', 'gqa', 'decode'))
+    p.add_argument('--cells', nargs='+', default=['forward', 'backward', 'float8', 'gqa', 'decode'],
+                   choices=('forward', 'backward', 'float8', 'gqa', 'decode'))
     p.add_argument('--head-sizes', nargs='+', type=int, default=[64, 128, 256])
     p.add_argument('--lengths', nargs='+', type=int, default=[512, 1024, 2048, 4096, 8192, 16384])
     p.add_argument('--tokens', type=int, default=16384)
     p.add_argument('--reps', type=int, default=15)
+    p.add_argument('--turns', type=int, default=1, help='how often each is timed per cell')
     p.add_argument('--rivals', nargs='+', default=list(RIVALS), choices=list(RIVALS))
     p.add_argument('--program', action='append', default=[], type=program, metavar='NAME=COMMAND', help='a rival that is a program (see above)')
     p.add_argument('--json', action='store_true', help='one object per line instead of the table')
@@ -175,11 +202,8 @@ def main():
         print(f'{"":8}{"B":>4}{"H":>4}{"Hk":>4}{"Sq":>7}{"Sk":>8}{"D":>5}{"":8}{"ours":>8}' + ''.join(f'{name:>8}' for name in names) + f'{"ratio":>8}')
     behind = total = 0
     for c in cells(a):
-        mine, kernel = ours(a, c)
-        others = {name: theirs(a, c, RIVALS[name]) for name in a.rivals}
-        if torch:
-            torch.cuda.empty_cache()
-        others.update((name, program_ms(words, c)) for name, words in a.program)
+        others, kernel = in_turns(a, c)
+        mine = others.pop('ours')
         best = min((ms for ms in others.values() if ms is not None), default=None)
         pairs = c['Sq'] * (c['Sq'] + 1) / 2 if c['causal'] else c['Sq'] * c['Sk']
         work = 4 * c['B'] * c['H'] * c['D'] * pairs * (2.5 if c['op'] == 'backward' else 1) / 1e9
@@ -192,7 +216,7 @@ def main():
         else:
             rates = ''.join(f'{work / ms:8.0f}' if ms else f'{"-":>8}' for ms in [mine, *others.values()])
             print(f'{c["op"]:8}{c["B"]:4}{c["H"]:4}{c["Hk"]:4}{c["Sq"]:7}{c["Sk"]:8}{c["D"]:5}{" causal " if c["causal"] else " full   "}{rates}'
-                  + (f'{best / mine:8.2f}' if best else f'{"-":>8}') + f'  {kernel}', flush=True)
+                  + (f'{best / mine:8.3f}' if best else f'{"-":>8}') + f'  {kernel}', flush=True)
     if not a.json:
         print(f'ahead in {total - behind} of {total}')
     return 1 if behind else 0
