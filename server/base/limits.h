@@ -23,15 +23,19 @@ enum {
 /* ---- Connections (http/) ----------------------------------------------------------------------------------------- */
 
 enum {
-    LISTEN_BACKLOG = 4096,          /* the system cuts it to net.core.somaxconn */
-    LISTEN_ACCEPT_BURST = 64,       /* connections accepted in one go: the loop has other things to do */
-    LISTEN_KEEPALIVE_S = 60,        /* before the kernel asks a silent connection whether it is still there */
+    LISTEN_BACKLOG = 4096,     /* the system cuts it to net.core.somaxconn */
+    LISTEN_ACCEPT_BURST = 64,  /* connections accepted in one go: the loop has other things to do */
+    LISTEN_DOOR_MS = 100,      /* for a handshake to end that had begun when new ones were refused: a round trip, */
+    LISTEN_DOOR_LOCAL_MS = 20, /* or nearly none on this machine */
+    LISTEN_KEEPALIVE_S = 60,   /* before the kernel asks a silent connection whether it is still there */
     LISTEN_USER_TIMEOUT_MS = 30000, /* unacknowledged bytes for so long: the client has vanished without a word */
     REFUSAL_RETRY_AFTER_S = 1,      /* a connection that was one too many is welcome as soon as another ends */
 
-    FRONT_HEAD_MS = 10000,          /* for a head to arrive, or --body-timeout-ms where that is less */
-    FRONT_IDLE_MS = 75000,          /* between two requests: more than the 60 s for which balancers keep a connection */
-    FRONT_SILENT_MS = 500,          /* while draining: a connection that says nothing for so long will not be missed */
+    FRONT_HEAD_MS = 10000, /* for a head to arrive, or --body-timeout-ms where that is less */
+    FRONT_IDLE_MS = 75000, /* between two requests: more than the 60 s for which balancers keep a connection */
+    /* While draining: when nobody has said anything for so long, connections that say nothing will not be missed. Until then a balancer
+     * takes those that it has kept for its next requests. */
+    FRONT_SILENT_MS = 500,
     FRONT_STALLED_MS = 2000,        /* and one that is in the middle of something and does not move */
     FRONT_SWEEP_CONNECTIONS = 2000, /* looking at 10000 connections takes 2 ms: the more there are, the less often */
     CONNECTION_BYTES_PER_MS = 1024, /* of a body or an answer, beyond --body-timeout-ms, whose help says so */
