@@ -57,12 +57,9 @@ enum {
      * would keep the buffer from growing. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
-    /* After an answer of a GPU, no sleep before the next request: a client takes 20 us, and a thread as few more to wake; the longer
-     * the client has slept, the longer it takes (README.md of tests/load). */
-    HTTP_EXPECT_NS = 50000,
-    HTTP_EXPECT_PART = 4,            /* and this part of the time that the request took */
-    HTTP_INACTIVITY_S = 120,         /* a backstop: the sweep of connections.c is stricter */
-    HTTP_ARGUMENTS_MAX = 100,        /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
+    HTTP_EXPECT_NS = 50000,   /* after an answer of a GPU: a client takes 20 us, and to wake a thread as few more */
+    HTTP_INACTIVITY_S = 120,  /* a backstop: the sweep of connections.c is stricter */
+    HTTP_ARGUMENTS_MAX = 100, /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
     HTTP_KEPT_BODY_BYTES = 32 << 10, /* of a body that a handler reads: the scales of a cache's heads are the longest */
     HTTP_DISCARD_FACTOR = 2,         /* a chunked body is discarded up to this many times the limit, then cut */
     HTTP_PEM_BYTES = 1 << 20,        /* of a certificate chain or key, a few KB: another file was named by mistake */

@@ -173,10 +173,9 @@ void http_threads_await(int more, const _Atomic int *all)
     if (more > 0) awaited.until_ns = clock_ns() + NAPS_NS;
 }
 
-void http_threads_expect(int64_t received_ns)
+void http_threads_expect(void)
 {
-    const int64_t now_ns = clock_ns();
-    awaited.expected_ns = now_ns + HTTP_EXPECT_NS + (now_ns - received_ns) / HTTP_EXPECT_PART;
+    awaited.expected_ns = clock_ns() + HTTP_EXPECT_NS;
 }
 
 /* The next request of a client that has its answer is on its way: asks without a pause. */

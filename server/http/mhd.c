@@ -409,8 +409,7 @@ static enum MHD_Result body_done(struct request *request)
             if (!request->job->ran) request_fail_in_job(request, &request->job->error);
             else write_shared(request);
             end_step(request);
-            if (!devices_near(server->devices) && atomic_load(&server->suspended) == 0)
-                http_threads_expect(request->times.received_ns);
+            if (!devices_near(server->devices) && atomic_load(&server->suspended) == 0) http_threads_expect();
             return answer_now(request, false);
         }
     }
