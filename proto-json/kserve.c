@@ -92,8 +92,7 @@ static void close_reader(void *reader)
     struct kserve_reader *const r = reader;
     if (!r) return;
     scan_free(r->json);
-    cJSON_Delete(r->source);
-    cJSON_Delete(r->root);
+    tree_forget(&r->trees);
     free(r->inputs);
     free(r->lifts);
     free(r->sizes);
@@ -197,7 +196,7 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
         return attn_fail(err, ATTN_INVALID, pointer, "%s: " PROTO_NO_SHARED_MEMORY, attn_tensors[r->shared[0].id].name);
     }
     body->root = r->root;
-    r->root = NULL; /* the caller's now */
+    body->keeps_root = true;
     body->lifts = r->lifts;
     body->lift_count = r->lift_count;
     body->memory = scan_memory(r->json, &body->memory_bytes);

@@ -8,6 +8,7 @@
 #include "format.h"
 #include "proto.h"
 #include "scan.h"
+#include "tree.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -35,8 +36,9 @@ struct kserve_reader {
     attn_error error;   /* once set, the answer to every call */
     uint64_t offset;    /* bytes of the body so far */
     scan *json;
-    int values;           /* in it, those of strings of parameters included */
-    cJSON *source, *root; /* the body's, and what it became; NULL: the JSON is not complete */
+    int values; /* in it, those of strings of parameters included */
+    struct tree_memory trees;
+    cJSON *source, *root; /* in there: the body's, and what it became; NULL: the JSON is not complete */
 
     struct kserve_input *inputs;
     int input_count;

@@ -17,6 +17,36 @@ static attn_status no_memory(struct kserve_reader *r)
     return attn_fail(&r->error, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
+/* "/inputs/2/datatype" and "q: datatype", for what may have to be said of them. (printf() took longer over these than all else over a
+ * request.) */
+static void point_to(tree_member pointer, const char *list, int index, const char *rest)
+{
+    struct text t = text_in(pointer, sizeof(tree_member));
+    text_put_string(&t, list);
+    text_put_number(&t, (uint64_t)index);
+    text_put_string(&t, rest);
+}
+
+enum { WHERE_BYTES = 2 * TREE_NAME_BYTES };
+
+static void name_part(char where[WHERE_BYTES], const char *name, const char *part)
+{
+    struct text t = text_in(where, WHERE_BYTES);
+    text_put(&t, name, text_cut(name, TREE_NAME_BYTES));
+    text_put_string(&t, ": ");
+    text_put_string(&t, part);
+}
+
+static void name_output(char where[WHERE_BYTES], int index, const char *colon, const char *part)
+{
+    struct text t = text_in(where, WHERE_BYTES);
+    text_put_string(&t, "outputs[");
+    text_put_number(&t, (uint64_t)index);
+    text_put_string(&t, "]");
+    text_put_string(&t, colon);
+    text_put_string(&t, part);
+}
+
 /* A member that only other servers have, or nobody. `where` is NULL at the top. */
 static attn_status unknown(struct kserve_reader *r, const char *pointer, const char *where, const char *name,
                            const char *const *known)
@@ -138,19 +168,20 @@ static bool is_place(const char *name)
 static attn_status read_input_parameters(struct kserve_reader *r, const char *name, int index, const cJSON *parameters,
                                          int64_t *size, bool *fp8, proto_shared *place)
 {
-    char where[TREE_NAME_BYTES * 2], pointer[sizeof(tree_member)];
+    char where[WHERE_BYTES];
+    tree_member pointer;
     attn_status status;
     bool said = false;
     *size = -1;
     *fp8 = false;
-    snprintf(pointer, sizeof pointer, "/inputs/%d/parameters", index);
-    snprintf(where, sizeof where, "%.*s: parameters", (int)text_cut(name, TREE_NAME_BYTES), name);
     if (!parameters) return ATTN_OK;
+    point_to(pointer, "/inputs/", index, "/parameters");
+    name_part(where, name, "parameters");
     if (!cJSON_IsObject(parameters)) return must_be(r, pointer, where, parameters, "an object");
     for (const cJSON *one = parameters->child; one; one = one->next) {
         if (tree_repeated(parameters, one)) return tree_twice(name, one->string, &r->error);
         if (!is_one_of(one->string, input_parameters)) return unknown(r, pointer, where, one->string, input_parameters);
-        snprintf(where, sizeof where, "%.*s: %s", (int)text_cut(name, TREE_NAME_BYTES), name, one->string);
+        name_part(where, name, one->string);
         if (!strcmp(one->string, FP8)) {
             if (!cJSON_IsBool(one)) return must_be(r, pointer, where, one, "true or false");
             *fp8 = cJSON_IsTrue(one);
@@ -161,7 +192,7 @@ static attn_status read_input_parameters(struct kserve_reader *r, const char *na
             return must_be(r, pointer, where, one, "a number of bytes: an integer from 0 to 2^53");
         }
     }
-    snprintf(where, sizeof where, "%.*s: parameters", (int)text_cut(name, TREE_NAME_BYTES), name);
+    name_part(where, name, "parameters");
     return check_place(r, pointer, where, said, place);
 }
 
@@ -170,9 +201,10 @@ static attn_status read_datatype(struct kserve_reader *r, int index, int id, cJS
 {
     cJSON *const value = cJSON_DetachItemFromObjectCaseSensitive(input, "datatype");
     const char *const name = attn_tensors[id].name, *const word = value ? tree_string(value) : NULL;
-    char pointer[sizeof(tree_member)], quote[TREE_QUOTE_BYTES], list[DATATYPES_BYTES], tagged[32];
+    char quote[TREE_QUOTE_BYTES], list[DATATYPES_BYTES], tagged[32] = { SCAN_STRING };
+    tree_member pointer;
     attn_status status = ATTN_OK;
-    snprintf(pointer, sizeof pointer, "/inputs/%d/datatype", index);
+    point_to(pointer, "/inputs/", index, "/datatype");
     bool takes = word && proto_dtype_parse(word, dtype);
     if (takes && fp8 && dtype->as == ATTN_U8) (void)proto_dtype_parse(attn_dtype_name(ATTN_F8E4M3), dtype);
     else if (takes && fp8)
@@ -190,10 +222,9 @@ static attn_status read_datatype(struct kserve_reader *r, int index, int id, cJS
         status = attn_fail(&r->error, ATTN_INVALID, pointer, "%s: datatype is %s, the model %s takes %s", name,
                            tree_describe(value, quote), r->model->name, datatypes[r->model->dtype]);
     } else {
-        snprintf(tagged, sizeof tagged, "%c%s", SCAN_STRING, dtype->name);
+        strcpy(tagged + 1, dtype->name);
         if (!cJSON_AddStringToObject(input, "dtype", tagged)) status = no_memory(r);
     }
-    cJSON_Delete(value);
     return status;
 }
 
@@ -201,13 +232,14 @@ static attn_status read_datatype(struct kserve_reader *r, int index, int id, cJS
 static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
 {
     struct kserve_input *const slot = &r->inputs[index];
-    char pointer[sizeof(tree_member)], quote[TREE_QUOTE_BYTES];
+    char quote[TREE_QUOTE_BYTES];
+    tree_member pointer;
     proto_dtype dtype;
     proto_shared place = { .index = index, .bytes = -1 };
     int64_t size;
     bool fp8;
     attn_status status;
-    snprintf(pointer, sizeof pointer, "/inputs/%d", index);
+    point_to(pointer, "/inputs/", index, "");
     if (!cJSON_IsObject(input))
         return attn_fail(&r->error, ATTN_INVALID, pointer,
                          "inputs[%d] is %s, must be an object: {\"name\": \"q\", \"shape\": [...], \"datatype\": "
@@ -243,7 +275,6 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
     }
     cJSON *const parameters = cJSON_DetachItemFromObjectCaseSensitive(input, "parameters");
     status = read_input_parameters(r, slot->name, index, parameters, &size, &fp8, &place);
-    cJSON_Delete(parameters);
     if (status != ATTN_OK) return status;
     if ((status = read_datatype(r, index, id, input, fp8, &dtype)) != ATTN_OK) return status;
 
@@ -263,14 +294,14 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
         if (slot->shared) r->shared[r->shared_count++] = place;
         if (!cJSON_AddNumberToObject(input, "data", slot->lift)) return no_memory(r);
     } else if (!cJSON_IsNumber(data) || r->lifts[(int)data->valuedouble].kind != SCAN_ARRAY) {
-        snprintf(pointer, sizeof pointer, "/inputs/%d/data", index);
+        point_to(pointer, "/inputs/", index, "/data");
         return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: data is %s, must be an array of numbers", slot->name,
                          cJSON_IsNumber(data) ? "a string" : tree_describe(data, quote));
     } else {
         slot->lift = (int)data->valuedouble;
         if (fp8 && r->lifts[slot->lift].typed) r->lifts[slot->lift].dtype = dtype.as; /* numbers of UINT8: its bytes */
     }
-    cJSON_DeleteItemFromObjectCaseSensitive(input, "name");
+    (void)cJSON_DetachItemFromObjectCaseSensitive(input, "name");
     return ATTN_OK;
 }
 
@@ -285,10 +316,7 @@ static attn_status read_inputs(struct kserve_reader *r, cJSON *inputs)
         const attn_status status = read_input(r, r->input_count, input);
         if (status != ATTN_OK) return status;
         (void)cJSON_DetachItemViaPointer(inputs, input);
-        if (!cJSON_AddItemToObject(r->root, r->inputs[r->input_count].name, input)) {
-            cJSON_Delete(input);
-            return no_memory(r);
-        }
+        if (!cJSON_AddItemToObject(r->root, r->inputs[r->input_count].name, input)) return no_memory(r);
         r->input_count++;
     }
     return ATTN_OK;
@@ -343,12 +371,13 @@ static const char *const output_parameters[] = { "binary_data", REGION, REGION_A
 static attn_status read_output_parameters(struct kserve_reader *r, int index, const cJSON *parameters, bool *binary,
                                           proto_shared *place)
 {
-    char where[48], pointer[sizeof(tree_member)];
+    char where[WHERE_BYTES];
+    tree_member pointer;
     bool said = false, bytes = false;
     attn_status status;
-    snprintf(where, sizeof where, "outputs[%d]: parameters", index);
-    snprintf(pointer, sizeof pointer, "/outputs/%d/parameters", index);
     if (!parameters) return ATTN_OK;
+    name_output(where, index, ": ", "parameters");
+    point_to(pointer, "/outputs/", index, "/parameters");
     if (!cJSON_IsObject(parameters)) return must_be(r, pointer, where, parameters, "an object");
     for (const cJSON *one = parameters->child; one; one = one->next) {
         if (!strcmp(one->string, "classification"))
@@ -358,9 +387,9 @@ static attn_status read_output_parameters(struct kserve_reader *r, int index, co
         if (is_place(one->string)) {
             if (tree_repeated(parameters, one)) return tree_twice("outputs", one->string, &r->error);
             said = true;
-            snprintf(where, sizeof where, "outputs[%d]: %s", index, one->string);
+            name_output(where, index, ": ", one->string);
             if ((status = read_place(r, pointer, where, one, place)) != ATTN_OK) return status;
-            snprintf(where, sizeof where, "outputs[%d]: parameters", index);
+            name_output(where, index, ": ", "parameters");
             continue;
         }
         if (!cJSON_IsBool(one)) return must_be(r, pointer, where, one, "{\"binary_data\": true} or false");
@@ -388,11 +417,12 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
     names = cJSON_AddArrayToObject(r->root, "outputs");
     if (!names) return no_memory(r);
     for (const cJSON *one = outputs->child; one; one = one->next, index++) {
-        char where[32], pointer[sizeof(tree_member)];
+        char where[WHERE_BYTES];
+        tree_member pointer;
         bool binary = all_binary;
         proto_shared place = { .output = true, .index = index, .bytes = -1 };
-        snprintf(where, sizeof where, "outputs[%d]", index);
-        snprintf(pointer, sizeof pointer, "/outputs/%d", index);
+        name_output(where, index, "", "");
+        point_to(pointer, "/outputs/", index, "");
         if (!cJSON_IsObject(one)) return must_be(r, pointer, where, one, "an object: {\"name\": \"out\"}");
         for (const cJSON *part = one->child; part; part = part->next) {
             if (tree_repeated(one, part)) return tree_twice(where, part->string, &r->error);
@@ -411,10 +441,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         if (place.bytes >= 0 && id < ATTN_TENSOR_COUNT) r->shared[r->shared_count++] = place;
         *text |= !binary && place.bytes < 0;
         cJSON *const copy = cJSON_CreateString(name->valuestring);
-        if (!copy || !cJSON_AddItemToArray(names, copy)) {
-            cJSON_Delete(copy);
-            return no_memory(r);
-        }
+        if (!copy || !cJSON_AddItemToArray(names, copy)) return no_memory(r);
     }
     return ATTN_OK;
 }
@@ -521,9 +548,7 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
         if (status != ATTN_OK) return status;
     }
     if (!value) value = cJSON_DetachItemViaPointer(parameters, one);
-    if (value && cJSON_AddItemToObject(r->root, o->name, value)) return ATTN_OK;
-    cJSON_Delete(value);
-    return no_memory(r);
+    return value && cJSON_AddItemToObject(r->root, o->name, value) ? ATTN_OK : no_memory(r);
 }
 
 static attn_status read_parameters(struct kserve_reader *r, cJSON *parameters, bool *all_binary)
@@ -545,7 +570,7 @@ static attn_status read_parameters(struct kserve_reader *r, cJSON *parameters, b
         const int64_t most_ms = (timeout_us + 999) / 1000;
         const cJSON *const given = cJSON_GetObjectItemCaseSensitive(r->root, "timeout_ms");
         if (!given || (tree_integer(given, 1, TREE_INTEGER_MAX, &timeout_ms) && most_ms < timeout_ms)) {
-            cJSON_DeleteItemFromObjectCaseSensitive(r->root, "timeout_ms");
+            (void)cJSON_DetachItemFromObjectCaseSensitive(r->root, "timeout_ms");
             return add_number(r, "timeout_ms", most_ms);
         }
     }
@@ -631,6 +656,9 @@ attn_status kserve_end_json(struct kserve_reader *r)
     }
     const char *const skeleton = scan_skeleton(r->json, &bytes);
     r->values = scan_values(r->json);
+    tree_enter(&r->trees);
     r->source = tree_keep(skeleton, bytes + 1);
-    return r->source ? translate(r) : no_memory(r);
+    const attn_status translated = r->source ? translate(r) : no_memory(r);
+    tree_leave();
+    return translated;
 }

@@ -51,7 +51,8 @@ struct reader {
     uint64_t header_bytes; /* known after LENGTH_BYTES */
     scan *header;          /* NULL: not begun */
     int values;            /* in it, those of strings in __metadata__ included */
-    cJSON *root;           /* of the header, NULL: it is not complete */
+    struct tree_memory trees;
+    cJSON *root; /* of the header, in there; NULL: it is not complete */
 
     /* The data, in the order of the file. */
     struct slot *slots;
@@ -225,11 +226,7 @@ static attn_status option(struct reader *r, const char *name, const char *text)
         value = tagged.failure == TEXT_FINE ? cJSON_CreateString(tagged.at) : NULL;
         text_free(&tagged);
     }
-    if (!value || !cJSON_AddItemToObject(r->root, name, value)) {
-        cJSON_Delete(value);
-        return no_memory(r);
-    }
-    return ATTN_OK;
+    return value && cJSON_AddItemToObject(r->root, name, value) ? ATTN_OK : no_memory(r);
 }
 
 /* Their strings become members of the problem. */
@@ -266,7 +263,7 @@ static attn_status lift(struct reader *r)
 {
     for (int i = 0; i < r->count; i++) {
         cJSON *const tensor = cJSON_GetObjectItemCaseSensitive(r->root, r->slots[i].name);
-        cJSON_DeleteItemFromObjectCaseSensitive(tensor, OFFSETS);
+        (void)cJSON_DetachItemFromObjectCaseSensitive(tensor, OFFSETS);
         if (!cJSON_AddNumberToObject(tensor, "data", i)) return no_memory(r);
     }
     return ATTN_OK;
@@ -299,7 +296,6 @@ static attn_status translate(struct reader *r)
     if (status == ATTN_OK && metadata) {
         (void)cJSON_DetachItemViaPointer(r->root, metadata);
         status = options(r, metadata);
-        cJSON_Delete(metadata);
     }
     if (status == ATTN_OK && cJSON_GetObjectItemCaseSensitive(r->root, "requests"))
         return attn_fail(&r->error, ATTN_INVALID, "/requests",
@@ -338,8 +334,11 @@ static attn_status end_header(struct reader *r)
                          (unsigned long long)r->header_bytes);
     const char *const skeleton = scan_skeleton(r->header, &bytes);
     r->values = scan_values(r->header);
+    tree_enter(&r->trees);
     r->root = tree_keep(skeleton, bytes + 1);
-    return r->root ? translate(r) : no_memory(r);
+    status = r->root ? translate(r) : no_memory(r);
+    tree_leave();
+    return status;
 }
 
 /* ---- The body ---------------------------------------------------------------------------------------------------- */
@@ -402,7 +401,7 @@ static void close_reader(void *reader)
     struct reader *const r = reader;
     if (!r) return;
     scan_free(r->header);
-    cJSON_Delete(r->root);
+    tree_forget(&r->trees);
     free(r->slots);
     free(r->lifts);
     free(r);
@@ -455,7 +454,7 @@ static attn_status finish(void *reader, struct format_body *body, attn_error *er
         return r->error.status;
     }
     body->root = r->root;
-    r->root = NULL; /* the caller's now */
+    body->keeps_root = true;
     body->lifts = r->lifts;
     body->lift_count = r->count;
     body->memory = r->room.base;

@@ -24,23 +24,74 @@ static _Thread_local struct {
     _Alignas(TREE_ALIGNMENT) char bytes[TREE_BYTES];
 } tree;
 
+/* A block of a tree_memory. */
+struct tree_block {
+    struct tree_block *before;
+    size_t size;
+    _Alignas(TREE_ALIGNMENT) char bytes[];
+};
+
+static _Thread_local struct tree_memory *entered; /* NULL: none */
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + TREE_ALIGNMENT - 1) / TREE_ALIGNMENT * TREE_ALIGNMENT;
+}
+
+static void *take_of(struct tree_memory *memory, size_t bytes)
+{
+    if (memory->last == NULL || aligned(bytes) > memory->last->size - memory->used) {
+        const size_t size = aligned(bytes) > TREE_BYTES ? aligned(bytes) : TREE_BYTES;
+        struct tree_block *const block = malloc(sizeof *block + size);
+        if (block == NULL) return NULL;
+        *block = (struct tree_block){ .before = memory->last, .size = size };
+        memory->last = block;
+        memory->used = 0;
+    }
+    void *const piece = memory->last->bytes + memory->used;
+    memory->used += aligned(bytes);
+    return piece;
+}
+
 static void *tree_malloc(size_t bytes)
 {
+    if (entered) return take_of(entered, bytes);
     void *piece = tree.bytes + tree.used;
     if (!tree.open || bytes > TREE_BYTES - tree.used) return malloc(bytes);
-    tree.used += (bytes + TREE_ALIGNMENT - 1) / TREE_ALIGNMENT * TREE_ALIGNMENT; /* TREE_BYTES is a multiple of it */
+    tree.used += aligned(bytes); /* TREE_BYTES is a multiple of it */
     return piece;
 }
 
 static void tree_free(void *piece)
 {
-    if ((uintptr_t)piece - (uintptr_t)tree.bytes >= TREE_BYTES) free(piece);
+    if (!entered && (uintptr_t)piece - (uintptr_t)tree.bytes >= TREE_BYTES) free(piece);
 }
 
 static pthread_once_t hooks_once = PTHREAD_ONCE_INIT; /* nothing else in this program uses cJSON */
 static void set_hooks(void)
 {
     cJSON_InitHooks(&(cJSON_Hooks){ tree_malloc, tree_free });
+}
+
+void tree_enter(struct tree_memory *memory)
+{
+    pthread_once(&hooks_once, set_hooks);
+    assert(!entered && !tree.open);
+    entered = memory;
+}
+
+void tree_leave(void)
+{
+    entered = NULL;
+}
+
+void tree_forget(struct tree_memory *memory)
+{
+    for (struct tree_block *block = memory->last, *before; block; block = before) {
+        before = block->before;
+        free(block);
+    }
+    *memory = (struct tree_memory){ 0 };
 }
 
 cJSON *tree_keep(const char *text, size_t bytes)
@@ -121,6 +172,7 @@ attn_status tree_of_text(const char *text, const proto_limits *limits, int *valu
 cJSON *tree_parse(const char *text, size_t bytes)
 {
     pthread_once(&hooks_once, set_hooks);
+    assert(!entered);
     tree.open = true;
     tree.used = 0;
     return cJSON_ParseWithLengthOpts(text, bytes, NULL, true);

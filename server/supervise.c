@@ -115,8 +115,9 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
             if (kill_ms == 0 || at_ms < kill_ms) kill_ms = at_ms;
             stopping = true;
             if (child <= 0) return 0;
+            /* No other server will need them. Held open here, they would let in clients whom nobody serves while this one drains. */
+            for (int i = 0; i < count; i++) listener_hide(&listeners[i]);
             kill(child, SIGTERM);
-            /* Held open here, the sockets would let in clients whom nobody serves while the server drains. */
             for (int i = 0; i < count; i++) {
                 if (listeners[i].fd >= 0) close(listeners[i].fd);
                 listeners[i].fd = -1;

@@ -23,15 +23,19 @@ enum {
 /* ---- Connections (http/) ----------------------------------------------------------------------------------------- */
 
 enum {
-    LISTEN_BACKLOG = 4096,          /* the system cuts it to net.core.somaxconn */
-    LISTEN_ACCEPT_BURST = 64,       /* connections accepted in one go: the loop has other things to do */
-    LISTEN_KEEPALIVE_S = 60,        /* before the kernel asks a silent connection whether it is still there */
+    LISTEN_BACKLOG = 4096,     /* the system cuts it to net.core.somaxconn */
+    LISTEN_ACCEPT_BURST = 64,  /* connections accepted in one go: the loop has other things to do */
+    LISTEN_DOOR_MS = 100,      /* for a handshake to end that had begun when new ones were refused: a round trip, */
+    LISTEN_DOOR_LOCAL_MS = 20, /* or nearly none on this machine */
+    LISTEN_KEEPALIVE_S = 60,   /* before the kernel asks a silent connection whether it is still there */
     LISTEN_USER_TIMEOUT_MS = 30000, /* unacknowledged bytes for so long: the client has vanished without a word */
     REFUSAL_RETRY_AFTER_S = 1,      /* a connection that was one too many is welcome as soon as another ends */
 
-    FRONT_HEAD_MS = 10000,          /* for a head to arrive, or --body-timeout-ms where that is less */
-    FRONT_IDLE_MS = 75000,          /* between two requests: more than the 60 s for which balancers keep a connection */
-    FRONT_SILENT_MS = 500,          /* while draining: a connection that says nothing for so long will not be missed */
+    FRONT_HEAD_MS = 10000, /* for a head to arrive, or --body-timeout-ms where that is less */
+    FRONT_IDLE_MS = 75000, /* between two requests: more than the 60 s for which balancers keep a connection */
+    /* While draining: when nobody has said anything for so long, connections that say nothing will not be missed. Until then a balancer
+     * takes those that it has kept for its next requests. */
+    FRONT_SILENT_MS = 500,
     FRONT_STALLED_MS = 2000,        /* and one that is in the middle of something and does not move */
     FRONT_SWEEP_CONNECTIONS = 2000, /* looking at 10000 connections takes 2 ms: the more there are, the less often */
     CONNECTION_BYTES_PER_MS = 1024, /* of a body or an answer, beyond --body-timeout-ms, whose help says so */
@@ -53,8 +57,9 @@ enum {
      * would keep the buffer from growing. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
-    HTTP_INACTIVITY_S = 120,         /* a backstop: the sweep of connections.c is stricter */
-    HTTP_ARGUMENTS_MAX = 100,        /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
+    HTTP_EXPECT_NS = 50000,   /* after an answer of a GPU: a client takes 20 us, and to wake a thread as few more */
+    HTTP_INACTIVITY_S = 120,  /* a backstop: the sweep of connections.c is stricter */
+    HTTP_ARGUMENTS_MAX = 100, /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
     HTTP_KEPT_BODY_BYTES = 32 << 10, /* of a body that a handler reads: the scales of a cache's heads are the longest */
     HTTP_DISCARD_FACTOR = 2,         /* a chunked body is discarded up to this many times the limit, then cut */
     HTTP_PEM_BYTES = 1 << 20,        /* of a certificate chain or key, a few KB: another file was named by mistake */

@@ -36,6 +36,7 @@ void connections_init(struct connections *connections)
     connections->by_fd = NULL;
     connections->capacity = 0;
     atomic_init(&connections->count, 0);
+    atomic_init(&connections->used_ms, 0);
     linger_init(&connections->linger);
 }
 
@@ -219,15 +220,17 @@ static bool has_left(struct connection *connection, int phase)
     return ioctl(connection->fd, FIONREAD, &unread) != 0 || unread == 0;
 }
 
-/* Does this connection, which has not moved lately, hold up a drain? */
+/* Does this connection, which has not moved lately, hold up a drain? One that could take a request is closed only when there are none: a
+ * balancer that has some would send one in the very moment, and not know whether it may send it again. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_patience *patience)
 {
     const bool stalled = now_ms - connection->seen_ms >= patience->stalled_ms;
+    const bool quiet = now_ms - since_ms >= patience->silent_ms &&
+                       now_ms - patience->quiet_since_ms >= patience->silent_ms;
     switch (phase) {
-    case CONNECTION_OPENED:
-        return now_ms - since_ms >= patience->silent_ms && (stalled || is_silent(connection, CONNECTION_OPENED));
-    case CONNECTION_IDLE: return now_ms - since_ms >= patience->silent_ms && is_silent(connection, CONNECTION_IDLE);
+    case CONNECTION_OPENED: return quiet && (stalled || is_silent(connection, CONNECTION_OPENED));
+    case CONNECTION_IDLE: return quiet && is_silent(connection, CONNECTION_IDLE);
     case CONNECTION_HEAD:
     case CONNECTION_BODY:
     case CONNECTION_SEND: return stalled;

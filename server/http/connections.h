@@ -70,6 +70,7 @@ struct connections {
     struct connection **by_fd; /* [capacity], by descriptor */
     int capacity;
     _Atomic int count;
+    _Atomic int64_t used_ms; /* when a request last began on one of them, while draining; 0: none has */
     struct lingering linger; /* their sockets, where the end of an answer is still on its way */
 };
 
@@ -96,8 +97,9 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
 
 /* While draining, patience is short. */
 struct connection_patience {
-    int64_t silent_ms;  /* OPENED, IDLE: has said nothing for so long */
-    int64_t stalled_ms; /* HEAD, BODY, SEND: has not moved for so long */
+    int64_t silent_ms;      /* OPENED, IDLE: has said nothing for so long, nor has any other */
+    int64_t stalled_ms;     /* HEAD, BODY, SEND: has not moved for so long */
+    int64_t quiet_since_ms; /* since when none has said anything */
 };
 
 /* Cuts those that are too slow, and with `patience` (may be NULL) those that hold up the end; a plain one that was

@@ -1,6 +1,7 @@
 /* front.c: what the loop asks of the side that holds the connections, and how slow a connection may be. */
 #include "server/http/front.h"
 
+#include "server/base/clock.h"
 #include "server/base/limits.h"
 #include "server/base/log.h"
 #include "server/http/routes.h"
@@ -11,7 +12,26 @@
 static int connections(void *context)
 {
     const struct front *front = context;
-    return atomic_load(&front->connections.count);
+    return atomic_load(&front->connections.count) + front->retiring;
+}
+
+/* Listeners at their end are closed when nobody can be at the door any more. */
+static void finish_listeners(struct front *front, int64_t now_ms)
+{
+    front->retiring = 0;
+    for (int i = 0; i < front->listener_count; i++) {
+        struct listener *listener = &front->listeners[i];
+        if (listener_is_retiring(listener, now_ms)) front->retiring++;
+        else if (listener->retired_ms > 0) listener_stop(listener);
+    }
+}
+
+/* Whom will nobody miss? */
+static struct connection_patience patience_of(const struct front *front)
+{
+    const int64_t drain_ms = atomic_load(&front->server->drain_since_ms),
+                  used_ms = atomic_load(&front->connections.used_ms);
+    return (struct connection_patience){ FRONT_SILENT_MS, FRONT_STALLED_MS, used_ms > drain_ms ? used_ms : drain_ms };
 }
 
 static void sweep(void *context, int64_t now_ms, bool draining)
@@ -24,7 +44,8 @@ static void sweep(void *context, int64_t now_ms, bool draining)
         .stall_ms = config->body_stall_ms,
         .transfer_ms = config->body_timeout_ms,
     };
-    static const struct connection_patience patience = { FRONT_SILENT_MS, FRONT_STALLED_MS };
+    const struct connection_patience patience = patience_of(front);
+    if (draining) finish_listeners(front, now_ms);
     if (++front->sweeps % (1 + (unsigned)connections(front) / FRONT_SWEEP_CONNECTIONS) == 0)
         connections_sweep(&front->connections, now_ms, &limits, draining ? &patience : NULL);
     linger_sweep(&front->connections.linger, now_ms);
@@ -49,22 +70,20 @@ static void reload(void *context)
     } else log_event(LOG_ERROR, NULL, "reload_failed", "text=" LOG_Q, why);
 }
 
-static void stop_listeners(struct front *front, unsigned kind)
-{
-    for (int i = 0; i < front->listener_count; i++)
-        if (front->listeners[i].http->kind == kind) listener_stop(&front->listeners[i]);
-}
-
 static void drain(void *context)
 {
     struct front *front = context;
-    stop_listeners(front, PORT_MAIN);
+    for (int i = 0; i < front->listener_count; i++)
+        if (front->listeners[i].http->kind == PORT_MAIN) listener_retire(&front->listeners[i]);
+    finish_listeners(front, clock_ms());
     http_server_unpin(&front->main_http);
 }
 
 static void close_metrics(void *context)
 {
-    stop_listeners(context, PORT_METRICS);
+    struct front *front = context;
+    for (int i = 0; i < front->listener_count; i++)
+        if (front->listeners[i].http->kind == PORT_METRICS) listener_stop(&front->listeners[i]);
 }
 
 struct loop_front front_for_loop(struct front *front)

@@ -15,6 +15,7 @@ struct front {
     struct listener *listeners;                 /* main.c's: open sockets, those of --listen first */
     int listener_count;
     unsigned sweeps;
+    int retiring; /* of them, through which connections may still come */
 };
 
 /* The listeners are open, and belong to the front from here on. */

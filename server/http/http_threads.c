@@ -163,6 +163,7 @@ static _Thread_local struct {
     int count;              /* requests of this thread that are with the loop */
     const _Atomic int *all; /* and those of all threads */
     int64_t until_ns;       /* for the end of the last one that went there, the core is kept awake */
+    int64_t expected_ns;    /* 0; or until when a client is expected to come back at once */
 } awaited;
 
 void http_threads_await(int more, const _Atomic int *all)
@@ -170,6 +171,21 @@ void http_threads_await(int more, const _Atomic int *all)
     awaited.count += more;
     awaited.all = all;
     if (more > 0) awaited.until_ns = clock_ns() + NAPS_NS;
+}
+
+void http_threads_expect(void)
+{
+    awaited.expected_ns = clock_ns() + HTTP_EXPECT_NS;
+}
+
+/* The next request of a client that has its answer is on its way: asks without a pause. */
+static int expect(int epfd, struct epoll_event *events, int most)
+{
+    int count;
+    do count = epoll_pwait(epfd, events, most, 0, NULL);
+    while (count == 0 && clock_ns() < awaited.expected_ns);
+    awaited.expected_ns = 0;
+    return count;
 }
 
 static bool keeps_awake(void)
@@ -185,7 +201,8 @@ int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
 {
     static _Thread_local int full_epfd = -1; /* that gave this thread all that it asked for, the last time */
     if (timeout != 0 && full_epfd != epfd && keeps_awake()) naps_until(epfd, awaited.until_ns);
-    const int count = epoll_pwait(epfd, events, maxevents, full_epfd == epfd ? 0 : timeout, NULL);
+    int count = timeout != 0 && awaited.expected_ns > 0 ? expect(epfd, events, maxevents) : 0;
+    if (count == 0) count = epoll_pwait(epfd, events, maxevents, full_epfd == epfd ? 0 : timeout, NULL);
     full_epfd = count == maxevents ? epfd : -1;
     return count;
 }

@@ -5,12 +5,16 @@
  * then closed.
  * 2. When descriptors run out, the spare one is given up for a moment to accept and refuse one client; so the
  * backlog never keeps the loop busy with connections that it cannot accept.
- * 3. One wake-up accepts at most LISTEN_ACCEPT_BURST connections: the loop has other things to do. */
+ * 3. One wake-up accepts at most LISTEN_ACCEPT_BURST connections: the loop has other things to do.
+ * 4. Whom the kernel lets in is served. It lets in for as long as the socket is open, also between the last accept() and close(), which
+ * resets who is still in the backlog; a client has sent its request by then, and a balancer may not repeat it. So a listener is hidden
+ * first. */
 #include "server/http/listen.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -21,6 +25,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "server/base/clock.h"
 #include "server/base/limits.h"
 #include "server/http/mhd.h"
 #include "server/base/heartbeat.h"
@@ -139,7 +144,7 @@ attn_status listener_adopt(struct listener *listener, int fd, attn_error *err)
 {
     int listening = 0;
     socklen_t length = sizeof listening;
-    *listener = (struct listener){ .fd = fd };
+    *listener = (struct listener){ .fd = fd, .adopted = true };
     if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) != 0 || !listening)
         return attn_fail(err, ATTN_INVALID, NULL, "descriptor %d is no listening socket", fd);
     (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -148,13 +153,18 @@ attn_status listener_adopt(struct listener *listener, int fd, attn_error *err)
     return ATTN_OK;
 }
 
+static void unlink_path(struct listener *listener)
+{
+    if (listener->path[0]) unlink(listener->path);
+    listener->path[0] = '\0';
+}
+
 void listener_close(struct listener *listener)
 {
     listener_stop(listener);
     if (listener->fd >= 0) close(listener->fd);
     listener->fd = -1;
-    if (listener->path[0]) unlink(listener->path);
-    listener->path[0] = '\0';
+    unlink_path(listener);
 }
 
 bool listener_is_local(const struct listener *listener)
@@ -269,6 +279,40 @@ attn_status listener_start(struct listener *listener, uv_loop_t *loop, struct se
             "127.0.0.1:PORT keeps it to this machine\"",
             listener->address);
     return ATTN_OK;
+}
+
+enum { NOWHERE = INT_MAX }; /* the number of a network interface that does not exist */
+
+void listener_hide(struct listener *listener)
+{
+    const int nowhere = NOWHERE;
+    unlink_path(listener);
+    /* A socket that is bound to another interface than the one where a SYN arrives is not the one that it is for: the kernel refuses it.
+     * A handshake that has begun goes on. Linux 5.7 or later; without it, a few may be let in and reset. */
+    if (!listener->is_unix && listener->fd >= 0)
+        (void)setsockopt(listener->fd, SOL_SOCKET, SO_BINDTOIFINDEX, &nowhere, sizeof nowhere);
+}
+
+static bool is_hidden(const struct listener *listener)
+{
+    int where = 0;
+    socklen_t length = sizeof where;
+    return getsockopt(listener->fd, SOL_SOCKET, SO_BINDTOIFINDEX, &where, &length) == 0 && where == NOWHERE;
+}
+
+void listener_retire(struct listener *listener)
+{
+    if (!listener->polling) return;
+    /* What was adopted, the supervisor hides: it may need it for another server. */
+    if (!listener->adopted) listener_hide(listener);
+    listener->retired_ms = clock_ms();
+    if (listener->is_unix || !is_hidden(listener)) listener_stop(listener);
+}
+
+bool listener_is_retiring(const struct listener *listener, int64_t now_ms)
+{
+    const int64_t door_ms = listener_is_local(listener) ? LISTEN_DOOR_LOCAL_MS : LISTEN_DOOR_MS;
+    return listener->polling && listener->retired_ms > 0 && now_ms - listener->retired_ms < door_ms;
 }
 
 void listener_stop(struct listener *listener)

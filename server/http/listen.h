@@ -20,6 +20,8 @@ struct listener {
     char path[108];    /* of a unix socket that we made: removed at the end; empty otherwise */
     uv_poll_t poll;
     bool polling;
+    bool adopted;       /* somebody else has it too */
+    int64_t retired_ms; /* since when it is at its end; 0: it is not */
     struct server *server;
     struct http_server *http;
 };
@@ -39,6 +41,13 @@ bool listener_is_local(const struct listener *listener);
 /* "http://127.0.0.1:8080/", for a browser on this machine; "" for a unix socket. Returns `text`. */
 enum { LISTENER_URL_BYTES = 192 };
 const char *listener_url(const struct listener *listener, bool tls, char text[LISTENER_URL_BYTES]);
+/* From here on new clients are refused, as if nobody listened, and those whose handshake is under way are let in. It cannot be undone,
+ * and is so for every process that has this socket. */
+void listener_hide(struct listener *listener);
+/* The first step of its end: it is hidden. One that cannot be is stopped at once. */
+void listener_retire(struct listener *listener);
+/* It is retired, and a handshake that was under way then may not have ended yet. */
+bool listener_is_retiring(const struct listener *listener, int64_t now_ms);
 /* Takes what is in the backlog, then stops. */
 void listener_stop(struct listener *listener);
 

@@ -409,6 +409,7 @@ static enum MHD_Result body_done(struct request *request)
             if (!request->job->ran) request_fail_in_job(request, &request->job->error);
             else write_shared(request);
             end_step(request);
+            if (!devices_near(server->devices) && atomic_load(&server->suspended) == 0) http_threads_expect();
             return answer_now(request, false);
         }
     }
@@ -453,6 +454,8 @@ static struct request *begin_request(struct http_thread *thread, const char *uri
     if (connection == NULL) return NULL;
     atomic_store(&connection->error_media, route_error_media(http_head_path(uri)));
     if (!connection_enter(connection, CONNECTION_HEAD)) return NULL;
+    if (http->kind == PORT_MAIN && atomic_load(&http->server->phase) == SERVER_DRAINING)
+        atomic_store(&http->server->connections->used_ms, clock_ms());
     struct request *request = request_new(http->server, http, mhd);
     if (request == NULL) return NULL;
     request->connection = connection;

@@ -23,7 +23,7 @@ uv_loop_t *loop_uv(struct loop *loop);
 struct loop_front {
     void *context;
     void (*resume)(struct request *request); /* its connection goes on; from here on it is the HTTP thread's */
-    int (*connections)(void *context);       /* accepted and not yet closed */
+    int (*connections)(void *context); /* accepted and not yet closed, and ways by which more may come while draining */
     void (*sweep)(void *context, int64_t now_ms, bool draining); /* cuts those that are too slow */
     void (*reload)(void *context);                               /* what SIGHUP asks for */
     void (*drain)(void *context); /* stops accepting, but for --metrics-listen: a drain can be watched, and probed */

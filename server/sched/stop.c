@@ -1,7 +1,7 @@
 /* stop.c: how the server stops (SIGTERM or SIGINT).
  *
- *   SERVING --signal--> DRAINING: readiness says 503, the listeners take their backlog and close, every answer says
- * Connection: close
+ *   SERVING --signal--> DRAINING: readiness says 503, new clients are refused, the listeners take who is at the door and close,
+ * every answer says Connection: close
  *           --nothing open, or --drain-ms passed, or a second signal--> STOPPING: what waits is answered 503, nothing new is
  * suspended
  *           --nothing suspended, and nothing open or LOOP_STOP_MS passed--> over
@@ -26,14 +26,13 @@ int stop_open_connections(const struct loop *loop)
 void stop_drain(struct loop *loop)
 {
     int ready = SERVER_READY;
-    /* First: once answers say that their connection ends, clients open new ones, and one whose handshake meets the
-     * close is reset. */
+    const int open = stop_open_connections(loop);
+    /* First: once answers say that their connection ends, clients open new ones, which are to be refused. */
     loop->front.drain(loop->front.context);
     enter_stage(loop, DRAINING);
     atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);
     atomic_store(&loop->server->drain_since_ms, loop->stage_since_ms);
-    log_event(LOG_INFO, NULL, "draining", "connections=%d waiting=%d", stop_open_connections(loop),
-              atomic_load(&loop->server->suspended));
+    log_event(LOG_INFO, NULL, "draining", "connections=%d waiting=%d", open, atomic_load(&loop->server->suspended));
 }
 
 void stop_waiting(struct loop *loop)

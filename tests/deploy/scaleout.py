@@ -125,10 +125,13 @@ class Nginx(Proxy):
         run = subprocess.run(self.command + ['-t'], capture_output=True, text=True)
         return run.returncode == 0 and 'warn' not in run.stderr, run.stderr.strip().splitlines()[-1]
 
-    def servers_of_failures(self):
-        """Where the requests that got a 502 or 504 had been sent, by the access log."""
+    def failures(self):
+        """The lines of the access log of the requests that got a 502 or 504."""
         with open(os.path.join(self.folder, 'access.log')) as f:
-            return collections.Counter(m.group(1) for m in re.finditer(r' status=50[24] .* server=(.*?) server_status=', f.read()))
+            return [line.rstrip() for line in f if re.search(r' status=50[24] ', line)]
+
+    def servers_of_failures(self):
+        return collections.Counter(re.search(r' server=(.*?) server_status=', line).group(1) for line in self.failures())
 
     def stored_bodies(self):
         return self.log().count('temporary file')
@@ -164,8 +167,12 @@ class Envoy(Proxy):
         connection.close()
         return len(re.findall(r'^attnd\w*::127\.0\.0\.1:\d+::health_flags::healthy$', page, re.M)) == 2 * SERVERS
 
+    def failures(self):
+        """Their flags say why: UC: the server closed the connection, UF: there was none, UH: no server is well, UO, URX: a limit of ours."""
+        return [line for line in self.log().splitlines() if re.search(r' status=50[234] ', line)]
+
     def servers_of_failures(self):
-        return collections.Counter(m.group(1) for m in re.finditer(r' status=50[234] .* server=(\S*)', self.log()))
+        return collections.Counter(re.search(r' server=(\S*)', line).group(1) for line in self.failures())
 
     def stored_bodies(self):
         return 0  # it has no files to store them in
@@ -259,7 +266,7 @@ def test_bodies(tally, proxy):
 def test_end_one(tally, proxy, servers, sig, seconds):
     """wrk for `seconds`, a signal for the last server after a third of it. Returns when it was."""
     name, victim = signal.Signals(sig).name, servers[-1]
-    before = forwards(servers)
+    before, failed_before = forwards(servers), len(proxy.failures())
     wrk = start_wrk(proxy.url, seconds)
     time.sleep(seconds / 3)
     had = victim.metric('attnd_requests_total', endpoint='forward') - before[-1]
@@ -278,6 +285,8 @@ def test_end_one(tally, proxy, servers, sig, seconds):
     print(f'       {proxy.name}, {name}: forwards by process {[round(n) for n in left + [had]]} (the last one until the signal; it had {waiting:.0f} under way)')
     tally.check(f'{proxy.name}, {name}: all of them had work', min(left + [had]) > 0.05 * sum(left + [had]))
     if sig == signal.SIGTERM:
+        for line in proxy.failures()[failed_before:]:
+            print(f'       {proxy.name}, SIGTERM {at_ms / 1000:.3f}: {line}')
         tally.check(f'{proxy.name}, SIGTERM: no request failed', lost == 0, f'{lost} of {result["requests"]}')
         tally.check(f'{proxy.name}, SIGTERM: the server drained and ended with status 0', True, f'after {drained_ms:.0f} ms')
     else:

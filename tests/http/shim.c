@@ -7,9 +7,11 @@
  *   SHIM_HANG_RESUME=FILE     while FILE exists, MHD_resume_connection() does not: the loop calls it
  *
  *   SHIM_HANG_LISTEN=FILE     while FILE exists, listen() does not: the start
+ *   SHIM_HANG_CLOSE=FILE      while FILE exists, close() of a socket that listens does not: the end
  *
  * Only calls that come from libmicrohttpd itself fail. */
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <link.h>
 #include <stdbool.h>
@@ -19,6 +21,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 struct MHD_Daemon;
@@ -126,4 +129,14 @@ int listen(int fd, int backlog)
     int (*real)(int, int) = (int (*)(int, int))dlsym(RTLD_NEXT, "listen");
     hang("SHIM_HANG_LISTEN");
     return real(fd, backlog);
+}
+
+int close(int fd)
+{
+    int listening = 0;
+    socklen_t length = sizeof listening;
+    const int before = errno;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) == 0 && listening) hang("SHIM_HANG_CLOSE");
+    errno = before;
+    return (int)syscall(SYS_close, fd);
 }

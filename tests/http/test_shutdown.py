@@ -164,6 +164,39 @@ def test_who_comes_during_a_drain_is_refused_at_once(options):
     server.stop()
 
 
+@pytest.mark.parametrize('options', [[], ['--supervise']])
+def test_nobody_is_let_in_by_a_socket_that_is_about_to_close(tmp_path, options):
+    """Between the last accept() and close() the kernel would: the client sends its request and is reset, and a balancer may not send it again."""
+    gate = tmp_path / 'gate'
+    server = Server(*options, env=service.shimmed(HANG_CLOSE=gate)).start()
+    gate.touch()
+    server.process.send_signal(signal.SIGTERM)
+    assert eventually(lambda: os.path.exists(f'{gate}.reached')), 'it does not come to close()'
+    with pytest.raises(ConnectionRefusedError):
+        server.connect().connect()
+    gate.unlink()
+    server.stop()
+
+
+def test_connections_that_a_balancer_keeps_are_good_for_its_next_requests():
+    """It does not know yet that the server drains. If they were closed, a request would be on its way in the same moment, now and then."""
+    server = Server().start()
+    kept = [server.connect() for _ in range(5)]
+    for connection in kept:
+        assert connection.ask('GET', '/livez').status == 200
+    kept.append(server.connect())  # made ahead, and not used yet
+    kept[-1].connect()
+    time.sleep(0.8 * service.SLOWER)  # longer than the silence that ends a connection
+    server.process.send_signal(signal.SIGTERM)
+    for connection in kept:
+        time.sleep(0.2)
+        answer = connection.ask('POST', FORWARD, wire.small_bytes())
+        assert answer.status == 200 and answer.headers['connection'].lower() == 'close', answer
+    with pytest.raises(ConnectionRefusedError):
+        server.connect().connect()
+    server.stop()
+
+
 def test_a_second_signal_hurries():
     server = Server('--cpu-threads', '1', '--max-batch', '1', '--drain-ms', '600000').start()
     s = server.raw()

@@ -82,8 +82,45 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
         }
 }
 
+/* Two at a time, as of bodies that arrive at once; each has more than a block holds, and pieces that are longer than one. */
+static void test_trees_of_a_memory_go_with_it(void **state)
+{
+    (void)state;
+    enum { WORDS = 1000, LONG = 30000 };
+    static char long_word[LONG + 1];
+    struct tree_memory memories[2] = { 0 };
+    cJSON *lists[2];
+    memset(long_word, 'x', LONG);
+    for (int i = 0; i < 2 * WORDS; i++) {
+        char word[32];
+        tree_enter(&memories[i % 2]);
+        if (i < 2) assert_non_null(lists[i] = tree_keep("[]", sizeof "[]"));
+        snprintf(word, sizeof word, "word %d", i);
+        cJSON *const piece = cJSON_CreateString(i / 2 % 100 == 99 ? long_word : word);
+        cJSON_Delete(cJSON_CreateString(word));
+        assert_true(cJSON_AddItemToArray(lists[i % 2], piece));
+        tree_leave();
+        cJSON_Delete(cJSON_CreateString(word)); /* one of malloc() */
+    }
+    for (int m = 0; m < 2; m++) {
+        int i = m;
+        for (const cJSON *one = lists[m]->child; one; one = one->next, i += 2) {
+            char word[32];
+            snprintf(word, sizeof word, "word %d", i);
+            assert_string_equal(one->valuestring, i / 2 % 100 == 99 ? long_word : word);
+        }
+        assert_int_equal(i, 2 * WORDS + m);
+        tree_forget(&memories[m]);
+        assert_null(memories[m].last);
+        tree_forget(&memories[m]);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_a_list_of_words_is_what_it_is_to_the_scanner) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_list_of_words_is_what_it_is_to_the_scanner),
+        cmocka_unit_test(test_trees_of_a_memory_go_with_it),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -232,6 +232,27 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
     close_pair(&p);
 }
 
+/* A balancer that still has requests takes the connections that it has kept for them. */
+static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any_more(void **state)
+{
+    (void)state;
+    static const enum connection_phase silent[] = { CONNECTION_OPENED, CONNECTION_IDLE };
+    for (size_t i = 0; i < sizeof silent / sizeof *silent; i++) {
+        struct connection_patience patience = { .silent_ms = 500, .stalled_ms = 2000 };
+        struct pair p;
+        open_pair(&p, true);
+        assert_true(connection_enter(p.connection, silent[i]));
+        const int64_t now = clock_ms();
+        for (int ms = 0; ms <= 5000; ms += 400) { /* it has been idle for long, and others have requests */
+            patience.quiet_since_ms = now + ms;
+            assert_int_equal(connections_sweep(&p.connections, now + ms, &limits, &patience), 0);
+            assert_int_equal(connections_sweep(&p.connections, now + ms + 399, &limits, &patience), 0);
+        }
+        assert_int_equal(connections_sweep(&p.connections, patience.quiet_since_ms + 500, &limits, &patience), 1);
+        close_pair(&p);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -244,6 +265,7 @@ int main(void)
         cmocka_unit_test(test_a_thousand_descriptors_find_their_peers),
         cmocka_unit_test(test_a_client_that_left_in_the_middle_of_a_body_is_found),
         cmocka_unit_test(test_a_drain_waits_for_who_moves_and_not_for_who_stands_still),
+        cmocka_unit_test(test_a_drain_closes_silent_connections_when_nobody_says_anything_any_more),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,10 +5,14 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cmocka.h>
+
+#include "server/base/clock.h"
 
 static int allowed_cores(void)
 {
@@ -187,6 +191,37 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     http_threads_clear(&threads);
 }
 
+static void *write_later(void *fd)
+{
+    usleep(2000);
+    assert_int_equal(write(*(int *)fd, &(uint64_t){ 1 }, 8), 8);
+    return NULL;
+}
+
+/* It looks without sleeping for a while, once, and then waits as it was asked to; an event is taken either way. */
+static void test_who_is_expected_may_come_or_not(void **state)
+{
+    (void)state;
+    const int set = epoll_create1(0);
+    int events = eventfd(0, 0);
+    struct epoll_event event = { .events = EPOLLIN };
+    pthread_t writer;
+    assert_int_equal(epoll_ctl(set, EPOLL_CTL_ADD, events, &event), 0);
+    http_threads_expect();
+    assert_int_equal(epoll_wait(set, &event, 1, 0), 0);
+    const int64_t began_ns = clock_ns();
+    assert_int_equal(epoll_wait(set, &event, 1, 5), 0);
+    assert_true(clock_ns() - began_ns >= 5000000);
+    http_threads_expect();
+    assert_int_equal(pthread_create(&writer, NULL, write_later, &events), 0);
+    assert_int_equal(epoll_wait(set, &event, 1, 60000), 1);
+    http_threads_expect();
+    assert_int_equal(epoll_wait(set, &event, 1, 60000), 1); /* it is still there */
+    pthread_join(writer, NULL);
+    close(events);
+    close(set);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -195,6 +230,7 @@ int main(void)
         cmocka_unit_test(test_a_core_with_a_lead_gives_to_the_others),
         cmocka_unit_test(test_load),
         cmocka_unit_test(test_threads_are_held_while_the_load_is_even),
+        cmocka_unit_test(test_who_is_expected_may_come_or_not),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
