@@ -16,6 +16,7 @@
  *   clear_tail(tile, j)  rows of tile j past the sequence become zeros, where copies do not see to that
  *   changed()            by each thread that has written to a tile or in its place, before the block meets at a barrier
  *   release()            this warp has read the tile
+ *   FEW_ADDRESSES        where its registers are few: see keys_of()
  *   end()                the block has read all tiles */
 #ifndef ATTN_SM80_DECODE_CUH
 #define ATTN_SM80_DECODE_CUH
@@ -144,6 +145,7 @@ template <class X> DEVICE split_place split_place_of(const group_place &place, i
 /* Step 2 j is K[j], step 2 j + 1 is V[j]. */
 template <typename T, class X> struct copies_by_threads {
     static const int CHUNK = X::WIDTH, SLOTS = X::SLOTS;
+    enum { FEW_ADDRESSES = 0 };
     typedef shared<X> memory;
     struct kept {};
     typedef typename std::conditional<X::FLOAT8, uint8_t, T>::type stored;
@@ -203,17 +205,27 @@ template <typename T, class X> struct copies_by_threads {
 };
 
 /* Fragments of a tile of ROWS rows of WIDTH elements in chunks of CHUNK, one chunk after the other (tile.cuh). `chunk`: a
- * multiple of CHUNK, or 0 where there is one. */
-template <int WIDTH, int CHUNK, int ROWS>
+ * multiple of CHUNK, or 0 where there is one. FEW: addresses are made anew from the lane's own, an instruction each, and hold no
+ * registers. */
+template <int D, bool FEW> DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
+{
+    if constexpr (FEW) a_rows<D>(a, smem_addr(tile), m, k, lane);
+    else a_rows<D>(a, tile, m, k, lane);
+}
+template <int WIDTH, int CHUNK, int ROWS, bool FEW>
 DEVICE void keys_of(uint32_t (&b)[4], const uint16_t *tile, int n, int k, int lane)
 {
-    b_rows<CHUNK>(b, tile + k / CHUNK * (ROWS * CHUNK), n, k % CHUNK, lane);
+    const int chunk = k / CHUNK * (ROWS * CHUNK);
+    if constexpr (FEW && CHUNK >= 64) b_rows<CHUNK>(b, smem_addr(tile) + chunk * 2, n, k % CHUNK, lane);
+    else b_rows<CHUNK>(b, tile + chunk, n, k % CHUNK, lane);
 }
-template <int WIDTH, int CHUNK, int ROWS>
+template <int WIDTH, int CHUNK, int ROWS, bool FEW>
 DEVICE void values_of(uint32_t (&b)[4], const uint16_t *tile, int first, int n, int k, int lane)
 {
-    if constexpr (CHUNK == WIDTH) b_columns<WIDTH>(b, tile, first + n, k, lane);
-    else b_columns<CHUNK>(b, tile + (first / CHUNK + n / CHUNK) * (ROWS * CHUNK), n % CHUNK, k, lane);
+    const int chunk = CHUNK == WIDTH ? 0 : (first / CHUNK + n / CHUNK) * (ROWS * CHUNK),
+              column = CHUNK == WIDTH ? first + n : n % CHUNK;
+    if constexpr (FEW && CHUNK >= 64) b_columns<CHUNK>(b, smem_addr(tile) + chunk * 2, column, k, lane);
+    else b_columns<CHUNK>(b, tile + chunk, column, k, lane);
 }
 
 /* ---- A split ----------------------------------------------------------------------------------------------------- */
@@ -448,6 +460,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int THREADS = X::THREADS;
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
     const int NT = KW / 8, DT = D / 8 / X::WD;
+    const bool FEW = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED; /* of many rows it has not been timed */
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;
     const head_args &x = place.x;
@@ -485,15 +498,15 @@ again:
         float S[1][NT][4] = {};
         if (!idle) {
             const auto rows_of_k = [&](uint32_t(&f)[4], int nt, int kk) {
-                keys_of<X::WIDTH, CHUNK, BN>(f, tile, k0 + nt * 8, kk * 16, lane);
+                keys_of<X::WIDTH, CHUNK, BN, FEW>(f, tile, k0 + nt * 8, kk * 16, lane);
             };
+            const auto of_q = [&](uint32_t(&f)[4], int kk) { queries_of<D, FEW>(f, sm.tile.Q, m0, kk * 16, lane); };
             if constexpr (X::FLOAT8) {
-                const auto rows_of_q = [&](uint32_t(&f)[4], int kk) { a_rows<D>(f, sm.tile.Q, m0, kk * 16, lane); };
-                if (halves) scores_of_float8<__half, D>(S[0], rows_of_q, rows_of_k);
-                else scores_of_float8<T, D>(S[0], rows_of_q, rows_of_k);
+                if (halves) scores_of_float8<__half, D>(S[0], of_q, rows_of_k);
+                else scores_of_float8<T, D>(S[0], of_q, rows_of_k);
             } else
                 scores<T, D>(
-                    S, [&](uint32_t(&f)[4], int, int kk) { a_rows<D>(f, sm.tile.Q, m0, kk * 16, lane); }, rows_of_k);
+                    S, [&](uint32_t(&f)[4], int, int kk) { of_q(f, kk); }, rows_of_k);
             const int column = j * BN + k0; /* this warp's first key */
             if (X::SCORE_MODS) {
                 head_args y = x;
@@ -551,11 +564,11 @@ again:
         if (!idle) {
             if constexpr (X::FLOAT8)
                 accumulate_float8(O[0], S[0], [&](uint32_t(&f)[4], int u, int kk) {
-                    values_of<X::WIDTH, CHUNK, BN>(f, values, d0 / 2, u * 16, k0 + kk * 16, lane);
+                    values_of<X::WIDTH, CHUNK, BN, FEW>(f, values, d0 / 2, u * 16, k0 + kk * 16, lane);
                 });
             else
                 accumulate<T>(O, S, [&](uint32_t(&f)[4], int dt, int kk) {
-                    values_of<X::WIDTH, CHUNK, BN>(f, values, d0, dt * 8, k0 + kk * 16, lane);
+                    values_of<X::WIDTH, CHUNK, BN, FEW>(f, values, d0, dt * 8, k0 + kk * 16, lane);
                 });
         }
         ring.release();

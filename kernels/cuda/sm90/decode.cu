@@ -65,6 +65,7 @@ template <class X> struct shared_with_boxes : shared<X> {
 template <typename T, class X> struct copies_by_engine {
     typedef shared_with_boxes<X> memory;
     static const int SLOTS = X::SLOTS, CHUNK = X::WIDTH < 64 ? X::WIDTH : 64; /* of 16 bits */
+    enum { FEW_ADDRESSES = 1 };
     static_assert(SLOTS <= MOST_SLOTS && X::BN * CHUNK * 2 % 1024 == 0 && X::BM * X::D * 2 % 1024 == 0,
                   "tiles begin where the swizzle does");
     struct kept {
