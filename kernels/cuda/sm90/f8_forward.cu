@@ -46,9 +46,13 @@ typedef __nv_bfloat16 bf16;
 enum { SHIFT = 8, PROMOTED = 768 };
 
 /* An instantiation: head dims up to D; C consumers of 64 rows; BN keys per tile; stages of the ring; the type that q
- * and k are multiplied in. */
-template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3> struct shape {
+ * and k are multiplied in; made for few keys. */
+template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ = false> struct shape {
     typedef T_ T;
+    /* What a tile of work does once is much of it where it has few keys: the scores of the first tile of keys are those
+     * that some row sees, the softmax ends under the last product, and consumers help to begin with V^T. All that is
+     * more instructions, which are not for long sequences: there they cost 1 to 4 %. */
+    static const bool SHORT = SHORT_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
     /* Chunks of 128 bytes, a row of shared memory: of a row of q or k; of the keys of a row of V^T. */
@@ -75,15 +79,19 @@ struct __align__(16) work_tile
 
 enum { STOP = -1 }; /* in i0: the end */
 
+/* Of a warp, in the end its 16 rows of out. */
+template <class X> using sum_words = uint32_t[X::D / 8][32 * X::SUM_WORDS];
+
 template <class X> struct shared {
     alignas(1024) uint8_t Q[X::C][64 * 128 * X::CHUNKS];
     alignas(1024) uint8_t K[X::STAGES][X::BN * 128 * X::CHUNKS];
-    alignas(1024) uint8_t V[X::STAGES][X::D * 128 * X::CHUNKS_V];      /* rows are head dims, in a row are keys */
-    alignas(128) uint32_t sums[X::C * 4][X::D / 8][32 * X::SUM_WORDS]; /* a warp's; in the end its 16 rows of out */
+    alignas(1024) uint8_t V[X::STAGES][X::D * 128 * X::CHUNKS_V]; /* rows are head dims, in a row are keys */
+    alignas(128) sum_words<X> sums[X::C * 4];
     transpose_memory<X::STEPS> transpose;
     work_tile work;
     warpgroup_tile parts[X::C];
     kv_barriers<X::C, X::STAGES> bars;
+    unit helped_units[X::SHORT ? X::C * 4 : 1]; /* see help_to_transpose */
 };
 
 /* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
@@ -217,7 +225,7 @@ DEVICE float high_bf16(uint32_t pair)
 
 /* Those of a warp, in shared memory. `left`: what is left of them after the rescaling since the last promotion. */
 template <class X> struct promoted_sums {
-    typedef uint32_t words[X::D / 8][32 * X::SUM_WORDS];
+    typedef sum_words<X> words;
     float left[2] = { 1, 1 };
     bool any = false;
 
@@ -275,6 +283,14 @@ template <class X> struct promoted_sums {
 enum { LOOK = 4 };               /* a bit of flags: some result was not finite, or V had a NaN */
 const float BASE_MOST = 1 << 23; /* beyond it m c is rounded so much that P may pass 448 */
 
+/* How a tile of work ends: what the thread's rows of O are multiplied by; which of the warp's rows have huge scores, see
+ * repair_rows; are the sums finite. */
+struct tile_end {
+    float factor[2];
+    uint32_t huge_rows;
+    bool finite;
+};
+
 template <class X> struct attention {
     static const int D = X::D, BN = X::BN;
     const plan &p;
@@ -292,16 +308,39 @@ template <class X> struct attention {
     /* The first of the thread's rows; the other is 8 further. */
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
-    /* Raw scores of tile j become P. CAREFUL: some may be hidden, or change their sign. midway: see softmax_step. */
-    template <bool CAREFUL, class F>
-    DEVICE void scores_to_P(float (&S)[BN / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
+    /* Raw scores of N keys of tile j become P. CAREFUL: some may be hidden, or change their sign. midway: see
+     * softmax_step. SHORT: a mask of the right side alone is shorter, and of more than 128 keys that some row sees all
+     * rows see 64. */
+    template <int N, bool CAREFUL, class F>
+    DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
                             softmax &state, float (&rescale)[2], F midway)
     {
         if (CAREFUL && x.negative)
 #pragma unroll
-            for (int i = 0; i < BN / 2; i++) S[i] = -S[i];
-        if (CAREFUL && (j < y.free_first || j >= y.free_last)) mask<BN>(S, p.band, i0, j * BN, me.lane);
-        softmax_step<BN, X::IN_TURN>(S, state, rescale, shifted_reference<SHIFT>{ x.c }, midway);
+            for (int i = 0; i < N / 2; i++) S[i] = -S[i];
+        if (CAREFUL && X::SHORT) {
+            const int seen_by_all = min(x.i0 + me.w * 64 + p.band.hi, p.band.Sk) - j * BN;
+            if (j < y.free_first) mask<N>(S, p.band, i0, j * BN, me.lane);
+            else if (seen_by_all < N) mask<N, true, (N > 128) ? 64 : 0>(S, p.band, i0, j * BN, me.lane);
+        } else if (CAREFUL && (j < y.free_first || j >= y.free_last)) {
+            mask<N>(S, p.band, i0, j * BN, me.lane);
+        }
+        softmax_step<N, X::IN_TURN>(S, state, rescale, shifted_reference<SHIFT>{ x.c }, midway);
+    }
+
+    /* P of the first tile of keys that these rows see, or of its first N keys. */
+    template <int N>
+    DEVICE void first_tile(uint32_t (&P)[BN / 32][4], const work_tile &x, const warpgroup_tile &y, softmax &state)
+    {
+        const int j = y.last_visible - 1;
+        float S[N / 2], rescale[2];
+        me.await_turn();
+        multiply<typename X::T, N, X::ROW_BYTES / 32>(S, Q, K());
+        me.next_turn();
+        retire<0>(S);
+        me.release_K(j == x.first);
+        scores_to_P<N, true>(S, x, y, row_of(x), j, state, rescale, [](float) {});
+        to_operand_8<N>(P, S);
     }
 
     /* As in forward.cu: the wait for O is where K is given back, in the middle of the softmax. The condition always
@@ -311,8 +350,8 @@ template <class X> struct attention {
         if (X::LATE_WAIT && me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
     }
 
-    /* O = P V over the tiles of keys that these rows see, from the last to the first. */
-    DEVICE void attend(float (&O)[D / 2], softmax &state, const work_tile &x, const warpgroup_tile &y)
+    /* O = P V over the tiles of keys that these rows see, from the last to the first; and how it ends, where SHORT. */
+    DEVICE void attend(float (&O)[D / 2], softmax &state, const work_tile &x, const warpgroup_tile &y, tile_end &end)
     {
         const int first = x.first, i0 = row_of(x);
         auto &sums = sm.sums[warp_index()];
@@ -323,13 +362,11 @@ template <class X> struct attention {
         me.await_Q();
         me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
         me.await_K();
-        me.await_turn();
-        multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K());
-        me.next_turn();
-        retire<0>(S);
-        me.release_K(y.last_visible - 1 == first);
-        scores_to_P<true>(S, x, y, i0, y.last_visible - 1, state, rescale, [](float) {});
-        to_operand_8<BN>(P, S);
+        /* Keys of the first tile that some row sees. */
+        const int seen = min(x.i0 + me.w * 64 + 63 + p.band.hi, p.band.Sk) - (y.last_visible - 1) * BN;
+        if (X::SHORT && seen <= 64) first_tile<X::SHORT ? 64 : BN>(P, x, y, state);
+        else if (X::SHORT && BN > 128 && seen <= 128) first_tile<X::SHORT ? 128 : BN>(P, x, y, state);
+        else first_tile<BN>(P, x, y, state);
         me.template pass_V<X::MOST_PASSED>(x.last - y.last_visible);
 
         const auto step = [&](int j, auto careful) {
@@ -341,7 +378,8 @@ template <class X> struct attention {
             me.next_turn();
             retire<1>(S);
             me.template release_K<X::LATE_WAIT>(j == first);
-            scores_to_P<careful.value>(S, x, y, i0, j, state, rescale, [&](float sum) { release_K_late(sum, x.c); });
+            scores_to_P<BN, careful.value>(S, x, y, i0, j, state, rescale,
+                                           [&](float sum) { release_K_late(sum, x.c); });
             if (X::LATE_WAIT) me.k.next();
             else compute_before_wait(state.l[0] + state.l[1]);
             retire<0>(O);
@@ -355,29 +393,37 @@ template <class X> struct attention {
             y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step);
         me.await_V();
         multiply_add<e4m3, D, BN / 32>(O, P, V());
+        if (X::SHORT) end = end_softmax(state, x);
         retire<0>(O);
         me.release_V();
         promoted.add_to(O, sums, me.lane);
     }
 
-    /* out = O / l, lse = ln of 2^base l, and the flags of what repair_rows is to look at. */
-    DEVICE void finish(float (&O)[D / 2], softmax &state, const work_tile &x)
+    /* lse = ln of 2^base l, and the flags. It needs no O. */
+    DEVICE tile_end end_softmax(softmax &state, const work_tile &x)
     {
         const shifted_reference<SHIFT> reference = { x.c };
-        const int i0 = row_of(x), warp_row = x.i0 + me.w * 64 + me.warp * 16;
-        uint32_t huge_rows = 0;
+        tile_end y = {};
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float base = reference.base(state.m[half]);
             const bool huge = base != -CUDART_INF_F && !(fabsf(base) < BASE_MOST);
-            huge_rows |= (__ballot_sync(0xffffffff, huge) & 0x11111111) << half;
+            y.huge_rows |= (__ballot_sync(0xffffffff, huge) & 0x11111111) << half;
         }
         const row_ends ends = end_rows(state, reference, x.sink, x.v_scale);
-        store_lse(p.to, x.b, x.h, 0, i0, p.Sq, state, ends, me.lane);
-        bool finite = state.l[0] - state.l[0] == 0 && state.l[1] - state.l[1] == 0;
-        finite &= finish_rows(O, ends.factor);
+        store_lse(p.to, x.b, x.h, 0, row_of(x), p.Sq, state, ends, me.lane);
+        y.factor[0] = ends.factor[0], y.factor[1] = ends.factor[1];
+        y.finite = state.l[0] - state.l[0] == 0 && state.l[1] - state.l[1] == 0;
+        return y;
+    }
+
+    /* out = O / l, and the flags of what repair_rows is to look at. */
+    DEVICE void finish(float (&O)[D / 2], const tile_end &end, const work_tile &x)
+    {
+        const int warp_row = x.i0 + me.w * 64 + me.warp * 16;
+        const bool finite = finish_rows(O, end.factor) && end.finite;
         const bool any = __any_sync(0xffffffff, !finite);
-        if (me.lane == 0) p.flags[x.index * (4 * X::C) + warp_index()] = huge_rows | (any ? LOOK : 0);
+        if (me.lane == 0) p.flags[x.index * (4 * X::C) + warp_index()] = end.huge_rows | (any ? LOOK : 0);
         if (!p.to.out) return;
         __syncwarp(); /* the warp's sums are read */
         store_rows<bf16, D>(out_row<bf16>(p.to, x.b, x.h, warp_row), p.to.out_row, p.Sq - warp_row, p.to.Dv, O,
@@ -397,13 +443,34 @@ template <class X> struct attention {
             softmax state;
 #pragma unroll
             for (int i = 0; i < D / 2; i++) O[i] = 0;
-            if (x.first < y.last_visible) attend(O, state, x, y);
-            else if (x.first < x.last) me.pass_work(x.first, x.last);
-            finish(O, state, x);
+            tile_end end;
+            if (x.first < y.last_visible) {
+                attend(O, state, x, y, end);
+            } else {
+                if (x.first < x.last) me.pass_work(x.first, x.last);
+                if (X::SHORT) end = end_softmax(state, x);
+            }
+            if (!X::SHORT) end = end_softmax(state, x);
+            finish(O, end, x);
         }
         me.end_turns();
     }
 };
+
+/* Where all blocks begin with different heads (under a mask), more of V^T is wanted at once than its warps make: each
+ * of the consumers' then makes a unit first, V in the memory of the warp's sums. */
+template <class X> struct helper_memory {
+    shared<X> &sm;
+    static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }
+    DEVICE uint32_t own_staging() const { return smem_addr(sm.sums[index()]); }
+    DEVICE unit &own_unit(int) { return sm.helped_units[index()]; }
+};
+template <class X> DEVICE void help_to_transpose(const plan &p, shared<X> &sm)
+{
+    helper_memory<X> memory = { sm };
+    static_assert(!X::SHORT || sizeof(sum_words<X>) >= sizeof(sm.transpose.staging[0]), "room for V");
+    transposer<X::STEPS, helper_memory<X>>{ p.transpose, memory }.make_one();
+}
 
 /* ---- The kernels ------------------------------------------------------------------------------------------------- */
 
@@ -428,8 +495,9 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         const int role = threadIdx.x / 32;
         if (role == 0) tile_loader<X>{ p, sm, maps }.run();
         else if (role == 1) hand_out_work(p, sm);
-        else transposer<X::STEPS>{ p.transpose, sm.transpose }.run();
+        else transposer<X::STEPS, transpose_memory<X::STEPS>>{ p.transpose, sm.transpose }.run();
     } else {
+        if (X::SHORT && p.transpose.in_haste) help_to_transpose(p, sm);
         setmaxnreg_inc<X::CONSUMER>();
         attention<X>(p, sm, wg - 1).run();
     }
@@ -522,6 +590,7 @@ transpose_plan make_transpose_plan(const f8_job &job, int section, int sweep_row
     x.units = (int)transpose_units(d);
     x.order = tile_order_of(x.key_blocks, d.B * d.Hk, 0, false);
     x.order.section = (int)attn_max64(attn_min64(section, job.chip->multiprocessors) / g.group, 1);
+    x.in_haste = x.order.section * x.key_blocks * x.channel_blocks > TRANSPOSERS * job.chip->multiprocessors;
     x.next_unit = &counters->unit, x.any_nan = &counters->any_nan;
     return x;
 }
@@ -601,17 +670,21 @@ template <class X> constexpr shape_row row(int least_Sk, int least_masked_Sk)
 {
     return { X::D, X::WIDE, least_Sk, least_masked_Sk, launch<X> };
 }
+const int NEVER = FAR;
 /* clang-format off */
 const shape_row shapes[] = {
-    /*        D    C  BN stages q and k     from so many keys */
-    row<shape<64,  3, 160, 3>>             (4096, 4096),
-    row<shape<64,  3, 128, 4>>             (0, 0),
-    row<shape<64,  3, 128, 4, bf16>>       (0, 0),
-    row<shape<128, 2, 224, 2>>             (4096, 16384),
-    row<shape<128, 3, 96,  3>>             (2048, 2048),
-    row<shape<128, 2, 128, 3>>             (0, 0),
-    row<shape<128, 2, 128, 2, bf16>>       (0, 0),
-    row<shape<256, 2, 128, 2>>             (0, 0),
+    /*        D    C  BN stages q and k, short   from so many keys; with a mask */
+    row<shape<64,  3, 160, 3>>                  (4096, 4096),
+    row<shape<64,  3, 128, 4>>                  (0, 0),
+    row<shape<64,  3, 128, 4, bf16>>            (0, 0),
+    row<shape<128, 2, 224, 2>>                  (4096, 16384),
+    row<shape<128, 3, 96,  3>>                  (2048, 2048),
+    row<shape<128, 2, 224, 2, e4m3, true>>      (1024, NEVER),
+    row<shape<128, 2, 128, 3>>                  (0, NEVER),
+    row<shape<128, 2, 128, 3, e4m3, true>>      (NEVER, 0),
+    row<shape<128, 2, 128, 2, bf16>>            (0, 0),
+    row<shape<256, 2, 128, 2>>                  (0, 2048),
+    row<shape<256, 2, 128, 2, e4m3, true>>      (NEVER, 0),
 };
 /* clang-format on */
 

@@ -100,13 +100,17 @@ template <typename T, int N, int M> DEVICE void to_operand(uint32_t (&P)[M][4], 
     for (int i = 0; i < N / 4; i++) P[i / 4][i % 4] = pack<T>(S[2 * i], S[2 * i + 1]);
 }
 
-/* In float8_e4m3: of each 32 keys, 4 registers of 4. The order of V^T's keys is transpose_step's. */
-template <int N> DEVICE void to_operand_8(uint32_t (&P)[N / 32][4], const float (&S)[N / 2])
+/* In float8_e4m3: of each 32 keys, 4 registers of 4; 0 past N. The order of V^T's keys is transpose_step's. */
+template <int N, int M> DEVICE void to_operand_8(uint32_t (&P)[M][4], const float (&S)[N / 2])
 {
 #pragma unroll
-    for (int k = 0; k < N / 32; k++)
+    for (int k = 0; k < M; k++)
 #pragma unroll
         for (int r = 0; r < 4; r++) {
+            if (k >= N / 32) {
+                P[k][r] = 0;
+                continue;
+            }
             const float *const s = S + k * 16 + r / 2 * 8 + r % 2 * 2;
             P[k][r] = pack_e4m3(s[0], s[1], s[4], s[5]);
         }

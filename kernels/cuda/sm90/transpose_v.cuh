@@ -34,6 +34,7 @@ struct transpose_plan {
     int Hk, Sk, Dv;
     int key_blocks, channel_blocks, units; /* of a head, of a head, of the batch */
     tile_order order;                      /* of blocks of keys */
+    bool in_haste;                         /* more units are wanted at once than warps are there to make them */
     int *next_unit;
     uint32_t *any_nan; /* had any unit one? */
 };
@@ -59,6 +60,11 @@ struct unit {
 template <int STEPS> struct transpose_memory {
     alignas(128) uint8_t staging[TRANSPOSERS][KEYS * CHANNELS_V / STEPS];
     unit units[TRANSPOSERS][2];
+
+    static DEVICE uint32_t index() { return thread_anew() / 32 - FIRST_TRANSPOSER; }
+    /* The calling warp's. */
+    DEVICE uint32_t own_staging() const { return smem_addr(staging[index()]); }
+    DEVICE unit &own_unit(int which) { return units[index()][which]; }
 };
 
 /* Unit n: blocks of keys in the order of tiles of work, the last keys first; of each all its channels. */
@@ -99,15 +105,14 @@ template <int STEPS> struct transpose_step_shape {
     }
 };
 
-template <int STEPS> struct transposer {
+/* MEMORY: transpose_memory, or what is like it. */
+template <int STEPS, class MEMORY> struct transposer {
     typedef transpose_step_shape<STEPS> step_shape;
     const transpose_plan &p;
-    transpose_memory<STEPS> &memory;
-
-    static DEVICE uint32_t index() { return thread_anew() / 32 - FIRST_TRANSPOSER; }
+    MEMORY &memory;
 
     /* The calling warp's unit: one of its present and its next. */
-    DEVICE unit &at(int which) const { return memory.units[index()][which]; }
+    DEVICE unit &at(int which) const { return memory.own_unit(which); }
 
     /* The warp asks for V of a step; zeros past its end. */
     DEVICE void fetch(int which, int step) const
@@ -115,7 +120,7 @@ template <int STEPS> struct transposer {
         const uint32_t lane = thread_anew() % 32;
         const int n = lane % step_shape::CELLS, channel = step_shape::channel_of(step) + n * 16;
         const unit &x = at(which);
-        const uint32_t staging = smem_addr(memory.staging[index()]);
+        const uint32_t staging = memory.own_staging();
         const int keys = channel < x.channels ? x.keys - step_shape::key_of(step) : 0; /* that there are */
         const uint8_t *from = p.V + x.from + (step_shape::key_of(step) + lane / step_shape::CELLS) * p.row + channel;
 #pragma unroll(STEPS == 1 ? 4 : 1)
@@ -133,7 +138,7 @@ template <int STEPS> struct transposer {
     {
         const uint32_t lane = thread_anew() % 32, row = lane % 8, key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;
         unit &x = at(which);
-        const uint32_t staging = smem_addr(memory.staging[index()]);
+        const uint32_t staging = memory.own_staging();
         const int channels = x.channels - step_shape::channel_of(step);
         uint8_t *to = p.to + x.to + (step_shape::channel_of(step) + lane / 4 * 2) * p.pitch + step_shape::key_of(step) +
                       lane % 4 * 16;
@@ -175,6 +180,23 @@ template <int STEPS> struct transposer {
             if (x.found == THERE_NONFINITE) *p.any_nan = 1;
             store_release(p.marks + x.mark, x.found);
         }
+    }
+
+    /* One unit, if there is one. */
+    DEVICE void make_one() const
+    {
+        if (threadIdx.x % 32 == 0) at(0) = unit_of(p, claim(p.next_unit));
+        __syncwarp();
+        if (!at(0).keys) return;
+#pragma unroll 1
+        for (int step = 0; step < STEPS; step++) {
+            fetch(0, step);
+            cp_async_wait_all();
+            __syncwarp();
+            transpose(0, step);
+            __syncwarp(); /* all have read it */
+        }
+        publish(at(0));
     }
 
     /* As long as there is a unit left. A lane describes units to its warp. */
