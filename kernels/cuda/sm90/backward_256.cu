@@ -20,7 +20,7 @@
  *
  *   queries     (backward_256_kept.cuh) a block owns 128 queries: dQ = dS K.
  *
- * What dS takes is bounded (KEPT_BYTES): the heads are seen to in parts, keys and then queries of each. Where not even one key/value
+ * What dS takes is bounded (KEPT_BYTES, 520 MB of the workspace): the heads are seen to in parts, keys and then queries of each. Where not even one key/value
  * head's dS fits, of packed sequences, and where dQ or both dK and dV are not wanted, dS is not kept: blocks of queries make S and dP
  * once more (backward_256_dq.cuh), seven products for five. The bits are the same: dS is made of the rounded P there, too.
  *
