@@ -473,6 +473,14 @@ void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
     begin_load(here(), copy_of_bytes(here(), from, bytes, to, "a bulk load"), bar);
 }
 
+void bulk_store(void *to, uint32_t from, uint32_t bytes)
+{
+    engine &e = here();
+    copy c = copy_of_bytes(e, to, bytes, from, "a bulk store");
+    c.group = e.bulk_groups[(size_t)c.thread];
+    e.copies.push_back(c);
+}
+
 void bulk_add(float *to, uint32_t from, uint32_t bytes)
 {
     engine &e = here();

@@ -62,8 +62,9 @@ void mbarrier_wait(uint32_t bar, uint32_t parity);
 void tma_check_map(const CUtensorMap *map);
 void tma_load(uint32_t to, const CUtensorMap *map, const int *at, int rank, uint32_t bar);
 void tma_store(const CUtensorMap *map, const int *at, int rank, uint32_t from);
-/* Without a map: bytes from global memory; floats that are added to those there. */
+/* Without a map: bytes from global memory, and to it; floats that are added to those there. */
 void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar);
+void bulk_store(void *to, uint32_t from, uint32_t bytes);
 void bulk_add(float *to, uint32_t from, uint32_t bytes);
 void bulk_commit();
 void bulk_wait(int groups_left);

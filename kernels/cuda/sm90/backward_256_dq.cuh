@@ -1,5 +1,5 @@
-/* backward_256_dq.cuh: dQ of head dims from 129 to 256: see backward_256.cu, which makes dK and dV. This is what both have in
- * common, and the kernel of dQ.
+/* backward_256_dq.cuh: dQ of head dims from 129 to 256 where dS was not kept: see backward_256.cu, which makes dK and dV. This is what all
+ * have in common, and the kernel of dQ.
  *
  * A block owns 128 queries of a head, 64 each of its two consumers; Q and dO stay in shared memory, and the tiles of 64 keys that
  * they see pass by. A consumer's rows are its own:
@@ -32,16 +32,49 @@ template <int D_, int DV_> struct shape {
     static const int CHUNKS = D / 64, CHUNKS_V = DV / 64;
     static const int STAGES = D == 256 ? 2 : 3, STAGES_Q = STAGES, STAGES_DO = STAGES, STAGES_P = 2;
     static const int STAGES_KV = D == 256 ? 3 : 5;
+    static const int STAGES_KEPT = D == 256 ? 4 : 5;
+    static const int HELD = 8; /* steps of K, and of V, that stay in registers: as many as there are */
     static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
 };
 
-/* What the kernels know beside cuda_args. */
+/* dS in memory, of the heads of a part: tiles of 64 keys by 64 queries, a row of 128 bytes for each key, swizzled as a chunk of a tile is
+ * (tma.cuh). Of a tile of queries there are those of the keys that it sees. It shares `width` tiles with the tile of queries that is as
+ * far from the head's other end, which counts from their end: under a causal mask nothing is left over. */
+enum { KEPT_TILE = KEYS * QUERY_TILE };
+struct kept_tiles {
+    uint16_t *tiles; /* NULL: they are not kept */
+    int width, query_tiles;
+    /* head: counted from the part's first. */
+    DEVICE uint16_t *at(int head, const key_band &band, int query_tile, int key_tile) const
+    {
+        const int pair = min(query_tile, query_tiles - 1 - query_tile);
+        const int n = key_tile - max(min(query_tile * QUERY_TILE + band.lo, band.Sk), 0) / KEYS;
+        return tiles +
+               (int64_t)((head * ((query_tiles + 1) / 2) + pair) * width + (pair == query_tile ? n : width - 1 - n)) *
+                   KEPT_TILE;
+    }
+};
+
+/* What the kernels know beside cuda_args. The heads are seen to in parts, one after the other; there is one part where dS is not kept. */
 struct plan {
-    tile_order keys, queries; /* packed, some have no rows */
+    tile_order keys, queries; /* of a part; packed, some have no rows */
+    int heads;                /* key/value heads of the batch */
+    int parts, part;          /* the launch's part */
+    kept_tiles kept;
     backward_scratch scratch;
     float scale, c;                         /* c = log2(e) * scale, > 0 */
     uint8_t *nonfinite, *nonfinite_queries; /* a byte per warp and tile of keys, or of queries */
 };
+
+/* Of all parts' tiles the t-th; the last part may have fewer heads, of `heads` in all. */
+DEVICE head_tile tile_of_parts(tile_order order, int heads, int t)
+{
+    const int part = t / order.tiles, before = part * order.heads;
+    order.heads = min(order.heads, heads - before);
+    head_tile at = head_tile_of(order, t - part * order.tiles);
+    at.head += before;
+    return at;
+}
 
 DEVICE void prefetch_maps(const maps &m)
 {
@@ -61,12 +94,12 @@ struct query_place {
 };
 
 /* Tile t of the order: under a causal mask the last, which see most, come first. */
-DEVICE query_place query_place_of(const cuda_args &a, const tile_order &order, int t)
+DEVICE query_place query_place_of(const cuda_args &a, const plan &p, int t)
 {
     const attn_geometry &g = a.g;
-    const head_tile at = head_tile_of(order, t);
+    const head_tile at = tile_of_parts(p.queries, p.heads * (int)g.group, t);
     query_place x;
-    int tile = order.per_head - 1 - at.tile;
+    int tile = p.queries.per_head - 1 - at.tile;
     x.b = at.head / (int)g.dims.H;
     x.h = at.head - x.b * (int)g.dims.H;
     x.hk = x.h / (int)g.group;
@@ -195,12 +228,15 @@ template <typename T, class X> struct query_gradients {
         if (tile < free_first || tile >= free_last)
             mask<BN>(S, x.band, row0 + me.warp * 16 + me.lane / 4, tile * BN, me.lane);
 #pragma unroll
-        for (int n = 0; n < BN / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                float &s = S[n * 4 + e];
-                s = exp2_fast(fmaf(s, p.c, -lse2[e / 2])) * (dP[n * 4 + e] - delta[e / 2]);
-            }
+        for (int n = 0; n < BN / 4;
+             n++) { /* pairs of a row; P is rounded as backward_keys rounds it: dQ has the bits of dS kept */
+            float *const s = S + n * 2;
+            const int half = n % 2;
+            for (int e = 0; e < 2; e++) s[e] = exp2_fast(fmaf(s[e], p.c, -lse2[half]));
+            const float2 y = unpack<T>(pack<T>(s[0], s[1]));
+            s[0] = y.x * (dP[n * 2] - delta[half]);
+            s[1] = y.y * (dP[n * 2 + 1] - delta[half]);
+        }
         to_operand<T, BN>(dS, S);
     }
 
@@ -273,7 +309,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
             mbarrier_init(smem_addr(&sm.Q_full[w]), 1), mbarrier_init(smem_addr(&sm.dO_full[w]), 1);
         fence_mbarrier_init();
     }
-    if (threadIdx.x == 32) sm.place = query_place_of(a, p.queries, t);
+    if (threadIdx.x == 32) sm.place = query_place_of(a, p, t);
     __syncthreads();
     wait_for_prerequisites();
     const query_place &x = sm.place;
@@ -296,9 +332,9 @@ __global__ void __launch_bounds__(128)
     launch_dependents();
     wait_for_prerequisites();
     for_flagged_warps(
-        p.queries.tiles * 8, [&](int n) { return p.nonfinite_queries[n]; },
+        p.heads * (int)a.g.group * p.queries.per_head * 8, [&](int n) { return p.nonfinite_queries[n]; },
         [&](int n, uint32_t) {
-            const query_place x = query_place_of(a, p.queries, n / 8);
+            const query_place x = query_place_of(a, p, n / 8);
             const head_args head = head_args_of(a, x.b, x.h);
             const int first = x.i0 + n % 8 * 16;
             for (int i = first; i < first + 16 && i < x.Sq; i++) dq_row(a, p.scratch.s, head, i);

@@ -93,6 +93,12 @@ DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t ba
                  "l"(from), "r"(bytes), "r"(bar)
                  : "memory");
 }
+/* The same bytes the other way. Member of the thread's bulk group. */
+DEVICE void bulk_store(void *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+                 : "memory");
+}
 /* Floats in shared memory are added to those in global memory, each add by itself. Member of the thread's bulk group.
  * 9.7.9.25.4.2. */
 DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)

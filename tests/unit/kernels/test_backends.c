@@ -1001,6 +1001,7 @@ static void test_gradients_of_several_tiles_agree_with_the_reference(void **stat
              .k_lengths = { 260, 40, 300, 64, 0, 65 }, HEADS(4, 2), .D = 256, .Dv = 256, .causal = true),
         SPEC(.name = "wide, packed, values narrower", .sequences = 4, .q_lengths = { 100, 200, 0, 64 },
              .k_lengths = { 130, 70, 9, 128 }, .D = 192, .Dv = 128, WINDOW(90, 20), .poison_unseen = true),
+        SPEC(.name = "wide, parts of the heads", .B = 4, SIZES(70, 600, 256), HEADS(4, 4), WINDOW(300, 0)),
         SPEC(.name = "wide, lengths", .B = 4, SIZES(140, 300, 256), HEADS(4, 2), .seqlens_k = true, .causal = true,
              .poison_unseen = true),
     };
@@ -1086,6 +1087,8 @@ static void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **stat
              .causal = true, BF16, .sinks = 1),
         SPEC(BACK, .sequences = 3, .q_lengths = { 40, 65, 7 }, .k_lengths = { 40, 65, 100 }, .softcap = 9,
              WINDOW(20, 20)),
+        SPEC(BACK, .sequences = 3, .q_lengths = { 150, 65, 7 }, .k_lengths = { 170, 65, 100 }, HEADS(4, 2),
+             .causal = true, .D = 256, .Dv = 256, BF16),
     };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(packs); n++) {
@@ -1134,6 +1137,7 @@ static void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
         SPEC(.B = 3, SIZES(2, 3000, 128), HEADS(8, 2), BF16, .causal = true),
         SPEC(.B = 3, SIZES(16, 1300, 64), HEADS(8, 2), F16, WINDOW(500, 0)),
         SPEC(BACK, .B = 3, SIZES(50, 90, 64), HEADS(4, 2), .causal = true, F16),
+        SPEC(BACK, .B = 3, SIZES(150, 90, 192), HEADS(4, 2), .causal = true, F16),
     };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(batches); n++) {
@@ -1964,6 +1968,7 @@ static void test_outputs_that_nobody_wants_are_not_needed(void **state)
     static const struct spec cases[] = {
         SPEC(.causal = true, BF16, .sinks = 1, .bias = 8, .alibi = 1),
         SPEC(BACK, .causal = true, BF16, .sinks = 1, .bias = 8, .alibi = 1),
+        SPEC(BACK, .causal = true, BF16, SIZES(150, 140, 256)),
     };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++)

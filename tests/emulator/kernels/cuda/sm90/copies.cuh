@@ -64,6 +64,10 @@ DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t ba
 {
     emu::bulk_load(to, from, bytes, bar);
 }
+DEVICE void bulk_store(void *to, uint32_t from, uint32_t bytes)
+{
+    emu::bulk_store(to, from, bytes);
+}
 DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)
 {
     emu::bulk_add(to, from, bytes);
