@@ -28,8 +28,12 @@
  * fast enough: see round(). At D = 64 registers are short: dV is made in two halves, dK before S, and the consumers take turns with
  * their exponentials, so that one's are computed under the other's products.
  *
- * The grid is a block per multiprocessor; each works through tiles of keys, which are claimed in order (scheduler.cuh). Q, dO, V and K
- * of the next tile are on their way while dK and dV of the one before are written.
+ * The grid is a block per multiprocessor; each works through tiles of keys, which are claimed in order (scheduler.cuh). The next tile's K
+ * comes where V was, whose last product is a round earlier than K's, and V where K was. dV is written under the product of the last dQ, dK
+ * while V is on its way.
+ *
+ * At D = 128 a tile of 64 queries may be hidden from one consumer's keys and not from the other's, at both ends of what a block sees: a
+ * consumer passes such a round, and leaves the tensor cores to the other.
  *
  * dQ is added to float32 sums in global memory by the copy engine (cp.reduce.async.bulk), in the order of
  * sm80/backward_steps.h, whose kernels make the values of the rows before and dQ of the sums behind.
@@ -40,10 +44,11 @@
  * Options (softcap, ALiBi, FlashMask) are instantiations of their own: the loader writes down for each round which tile it is, and
  * leaves out those that the mask hides from all of the block's keys. A softcap's derivative, 1 - tanh^2, is known only while the
  * scores are: P times it waits in shared memory, as 16-bit numbers, until dS is made of it. A softcap alone has a form without
- * the other options, since a round is as long as what is done to a score.
+ * the other options, since a round is as long as what is done to a score: P and P times the derivative wait in the registers of S, both in 16
+ * bits; where all of a warp's scores are near 0, which they are where a softcap changes little, a tanh is a short series.
  *
  * Deterministic: the tiles of keys of a head add to dQ of a tile of queries in a fixed order, that in which they are claimed; who is
- * early waits for its turn, a counter per tile of queries. So a block waits only for tiles that running blocks have claimed before.
+ * early waits for its turn, a counter per tile of queries, while the consumers make the part; that an addition is done is said while they make the next. So a block waits only for tiles that running blocks have claimed before.
  * Under a causal mask the last keys come first: the first addition is then by the tile that begins with it, and hardly anybody waits.
  *
  * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK or dV is not
@@ -70,19 +75,19 @@ template <typename T, class X> struct gradients {
     int tile;                       /* the next round's queries */
     int free_first, free_last;      /* tiles of queries all of which see all keys of this warpgroup */
     /* Operands: K and V of this warpgroup's keys, the first stages, dS and K as dQ's part takes them. */
-    const k_major_low<BN> own_K, own_V;
+    k_major_low<BN> own_K, own_V;
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
-    const mn_major_low<BN> K_down;
+    mn_major_low<BN> K_down;
     const uint32_t dS_to; /* where this thread stores its part of dS: an address in the first stage */
     const uint32_t dQ_at; /* and of dQ: sums before it; lane and leader follow from it */
 
     DEVICE gradients(const cuda_args &a_, const plan &p_, shared<X> &sm_, int w)
-        : a(a_), p(p_), sm(sm_), x(sm_.place), me(w), own_K(smem_addr(sm_.K) + w * 64 * 128),
-          own_V(smem_addr(sm_.V) + w * 64 * 128), first_Q(smem_addr(sm_.Q)), first_dO(smem_addr(sm_.dO)),
+        : a(a_), p(p_), sm(sm_), x(sm_.place), me(w), own_K(smem_addr(sm_.keys[0]) + w * 64 * 128),
+          own_V(smem_addr(sm_.keys[1]) + w * 64 * 128), first_Q(smem_addr(sm_.Q)), first_dO(smem_addr(sm_.dO)),
           first_dS(smem_addr(sm_.dS) + (X::UNITS == 2 ? w * 64 * 128 : 0)), first_Q_down(smem_addr(sm_.Q)),
           first_dO_down(smem_addr(sm_.dO)),
-          K_down(smem_addr(sm_.K) + (X::UNITS == 2 ? 0 : w * X::DQ_COLUMNS / 64 * BN * 128)),
+          K_down(smem_addr(sm_.keys[0]) + (X::UNITS == 2 ? 0 : w * X::DQ_COLUMNS / 64 * BN * 128)),
           dS_to(kept(smem_addr(sm_.dS[0]) + dS_place(me))), dQ_at(kept(dQ_place(me)))
     {
         me.lane = dQ_at / 4 % 32;
@@ -199,8 +204,9 @@ template <typename T, class X> struct gradients {
                 P[half * 2] * derivative[half * 2], P[half * 2 + 1] * derivative[half * 2 + 1]);
     }
 
-    /* The same with a softcap alone. EDGE: some pairs are hidden. */
-    template <bool EDGE> DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
+    /* The same with a softcap alone: of each pair of scores P, and P times the derivative, both as 16-bit numbers, which take the pair's
+     * place. EDGE: some pairs are hidden. NEAR: all scores are near 0. */
+    template <bool EDGE, bool NEAR> DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
     {
         int first[2] = {}, last[2] = {}; /* queries that see this thread's two keys, from its first pair on */
         if (EDGE)
@@ -213,20 +219,33 @@ template <typename T, class X> struct gradients {
 #pragma unroll
         for (int n = 0; n < BM / 8; n++) {
             const float2 lse2 = *(const float2 *)&values[n / 8].lse2[n % 8 * 8 + me.lane % 4 * 2];
-            float t[4], derivative[4];
+            float t[4], P[4], times[4];
 #pragma unroll
-            for (int e = 0; e < 4; e++) t[e] = S[n * 4 + e] * p.mods.cap;
-            tanh_of_four(t);
+            for (int e = 0; e < 4; e++) t[e] = NEAR ? tanh_near_0(p.near_0, S[n * 4 + e]) : S[n * 4 + e] * p.mods.cap;
+            if (!NEAR) tanh_of_four(t);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int i = n * 8 + e % 2, half = e / 2;
-                float &s = S[n * 4 + e];
-                derivative[e] = fmaf(-t[e], t[e], 1);
-                s = exp2_fast(fmaf(t[e], p.cap, -(e % 2 ? lse2.y : lse2.x)));
-                if (EDGE && (i < first[half] || i >= last[half])) s = 0;
+                P[e] = exp2_fast(fmaf(t[e], p.cap, -(e % 2 ? lse2.y : lse2.x)));
+                if (EDGE && (i < first[half] || i >= last[half])) P[e] = 0;
+                times[e] = P[e] * fmaf(-t[e], t[e], 1);
             }
-            put_aside(n, S + n * 4, derivative);
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                S[n * 4 + e] = __uint_as_float(pack<T>(P[e], P[e + 1]));
+                S[n * 4 + e + 1] = __uint_as_float(pack<T>(times[e], times[e + 1]));
+            }
         }
+    }
+    DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
+    {
+        float most[4] = {};
+#pragma unroll
+        for (int i = 0; i < BM / 2; i++) most[i % 4] = fmaxf(most[i % 4], fabsf(S[i]));
+        const float all = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+        if (tile < free_first || tile >= free_last) capped_exponents<true, false>(S, values);
+        else if (__any_sync(0xffffffff, all > p.near_0.most)) capped_exponents<false, false>(S, values);
+        else capped_exponents<false, true>(S, values);
     }
 
     /* dP becomes dS. */
@@ -234,8 +253,8 @@ template <typename T, class X> struct gradients {
     DEVICE void differences(float (&dP)[BM / 2], const float (&P)[BM / 2], const row_values *values) const
     {
         differences_of<FIRST, LAST>(dP, P, values, me.lane, [&](float2 pair, int n) {
-            const bool capped = X::FORM == CAPPED || (X::OPTIONS && p.mods.cap != 0);
-            return capped ? unpack<T>(sm.stash[X::STASH ? n : 0][threadIdx.x - 128]) : pair;
+            if (X::FORM == CAPPED) return unpack<T>(__float_as_uint(pair.y));
+            return X::OPTIONS && p.mods.cap != 0 ? unpack<T>(sm.stash[X::STASH ? n : 0][threadIdx.x - 128]) : pair;
         });
     }
 
@@ -248,7 +267,8 @@ template <typename T, class X> struct gradients {
         auto &part = *(uint32_t(*)[QUERIES / 16][4]) & P[FIRST / 16];
 #pragma unroll
         for (int i = 0; i < QUERIES / 4; i++)
-            part[i / 4][i % 4] = pack<T>(S[FIRST / 2 + 2 * i], S[FIRST / 2 + 2 * i + 1]);
+            part[i / 4][i % 4] = X::FORM == CAPPED ? __float_as_uint(S[FIRST / 2 + 2 * i])
+                                                   : pack<T>(S[FIRST / 2 + 2 * i], S[FIRST / 2 + 2 * i + 1]);
         mn_major_low<BM> dO = dO_down(o.stage);
         dO.low += FIRST / 16 * 2048 >> 4;
         multiply_add<T, D, QUERIES / 16>(dV, part, dO);
@@ -309,10 +329,8 @@ template <typename T, class X> struct gradients {
     {
         if (X::TURNS) me.await_turn();
         /* A round without options is a plain one. */
-        if (X::FORM == CAPPED) {
-            if (tile < free_first || tile >= free_last) capped_exponents<true>(S, sm.values[q.stage]);
-            else capped_exponents<false>(S, sm.values[q.stage]);
-        } else if (X::OPTIONS && (p.mods.cap != 0 || record().bounded || record().slope != 0))
+        if (X::FORM == CAPPED) capped_exponents(S, sm.values[q.stage]);
+        else if (X::OPTIONS && (p.mods.cap != 0 || record().bounded || record().slope != 0))
             exponents_of_options(S, sm.values[q.stage]);
         else exponents(S, sm.values[q.stage]);
         if (X::TURNS) me.next_turn();
@@ -366,62 +384,143 @@ template <typename T, class X> struct gradients {
         if (X::S_BEFORE_DK) me.release(sm.bars_Q, now);
     }
 
-    DEVICE void last_dQ()
+    /* A round none of whose queries sees a key of this warpgroup: dS of nothing. */
+    DEVICE void pass_round()
+    {
+        const uint32_t dS[BM / 16][4] = {};
+        await_full(sm.bars_Q, q);
+        zero_past_end(sm.Q[q.stage]);
+        await_full(sm.bars_dO, o);
+        zero_past_end(sm.dO[o.stage]);
+        me.meet();
+        me.release(sm.bars_Q, q);
+        me.release(sm.bars_dO, o);
+        q.next();
+        o.next();
+        if (X::TURNS) me.pass_turn();
+        share_dS(dS);
+    }
+
+    /* dQ of the last round, and under it what is to be done meanwhile. */
+    template <class F> DEVICE void last_dQ(F meanwhile)
     {
         float dQ[X::DQ_COLUMNS / 2];
         await_dS();
         issue_dQ(dQ);
+        meanwhile();
         retire<0>(dQ);
         hand_over(dQ);
     }
 
-    /* dK and dV to memory, by way of the warp's part of dS. */
-    DEVICE void finish(float (&dK)[D / 2], float (&dV)[D / 2])
+    /* To memory, 64 channels at a time, by way of the warp's part of the stage of dS that nobody reads. */
+    template <int CHUNKS> DEVICE void store(const attn_view &to, const float (&sums)[CHUNKS * 32], int width)
     {
-        const float scale[2] = { p.scale, p.scale }, one[2] = { 1, 1 };
-        const int row = me.w * 64 + me.warp * 16, count = x.rows - row;
+        const int row = me.w * 64 + me.warp * 16;
         const int64_t line = x.s.k_start + x.j0 + row;
-        uint16_t *const staging = sm.dS[0] + (me.w * 4 + me.warp) * 16 * D;
-        const attn_view &dk = a.g.view[ATTN_T_dk], &dv = a.g.view[ATTN_T_dv];
-        bool finite = finish_rows(dK, scale);
-        finite &= finish_rows(dV, one);
-        const bool any = __any_sync(0xffffffff, !finite);
-        if (me.lane == 0) p.nonfinite[x.t * 8 + me.w * 4 + me.warp] = any;
-        if (dv.data)
-            store_rows<T, D>((T *)dv.data + attn_at(&dv, x.b, x.hk, line), dv.row, count, (int)a.g.dims.Dv, dV, staging,
-                             me.lane);
-        __syncwarp();
-        if (dk.data)
-            store_rows<T, D>((T *)dk.data + attn_at(&dk, x.b, x.hk, line), dk.row, count, (int)a.g.dims.D, dK, staging,
-                             me.lane);
+        uint16_t *const staging = sm.dS[mine.stage] + (me.w * 4 + me.warp) * 16 * 64;
+        if (!to.data) return;
+        T *const rows = (T *)to.data + attn_at(&to, x.b, x.hk, line);
+#pragma unroll
+        for (int n = 0; n < CHUNKS; n++) {
+            store_rows<T, 64>(rows + n * 64, to.row, x.rows - row, width - n * 64, *(const float(*)[32])(sums + n * 32),
+                              staging, me.lane);
+            __syncwarp();
+        }
     }
 
-    /* The rounds of a tile of keys. */
+    /* dK or dV, times `factor`, to memory. Is all of it finite? */
+    DEVICE bool finish(float (&sums)[D / 2], float factor, attn_tensor_id tensor, int64_t width)
+    {
+        const float factors[2] = { factor, factor };
+        const bool finite = finish_rows(sums, factors);
+        store<X::CHUNKS>(a.g.view[tensor], sums, (int)width);
+        return finite;
+    }
+    DEVICE bool finish_dV(float (&dV)[D / 2])
+    {
+        return finish(dV, 1, ATTN_T_dv, a.g.dims.Dv);
+    }
+    DEVICE bool finish_dK(float (&dK)[D / 2])
+    {
+        return finish(dK, p.scale, ATTN_T_dk, a.g.dims.D);
+    }
+
+    /* For repair_keys(). */
+    DEVICE void leave_mark(bool finite) const
+    {
+        const bool any = __any_sync(0xffffffff, !finite);
+        if (me.lane == 0) p.nonfinite[x.t * 8 + me.w * 4 + me.warp] = any;
+    }
+
+    /* Is the first, or last, of more than one round hidden from all keys of this warpgroup? */
+    DEVICE bool passes(bool first, int rounds) const
+    {
+        if (!X::PASSES || rounds < 2) return false;
+        const int key = x.j0 + me.w * 64;
+        return first ? (x.first + 1) * BM <= key - x.band.hi + 1 : (x.last - 1) * BM > key + 63 - x.band.lo;
+    }
+
+    /* The shuffle tells ptxas so: descriptors stay in uniform registers. */
+    static DEVICE uint32_t same_in_warp(uint32_t x)
+    {
+        return __shfl_sync(0xffffffff, x, 0);
+    }
+
+    /* The next tile's K is where V was. */
+    DEVICE void swap_keys()
+    {
+        const k_major_low<BN> K = own_K;
+        K_down.low = same_in_warp(K_down.low + own_V.low - own_K.low);
+        own_K.low = same_in_warp(own_V.low);
+        own_V.low = same_in_warp(K.low);
+        phase ^= 1;
+    }
+
+    /* The rounds of a tile of keys, and its dK and dV. */
     DEVICE void add_rounds(float (&dK)[D / 2], float (&dV)[D / 2], int rounds)
     {
         float S[BM / 2], dP[BM / 2];
         const int keys = x.band.Sk - x.j0;
-        mbarrier_wait(smem_addr(&sm.V_full), phase);
         mbarrier_wait(smem_addr(&sm.K_full), phase);
-        phase ^= 1;
         if ((a.g.dims.packed || a.g.seqlens_k) && keys < BN) {
-            zero_rows<BN, X::CHUNKS>(sm.K, keys);
-            zero_rows<BN, X::CHUNKS>(sm.V, keys);
+            mbarrier_wait(smem_addr(&sm.V_full), phase);
+            zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
+            zero_rows<BN, X::CHUNKS>(sm.keys[1], keys);
         }
         if (X::TURNS) me.begin_turns();
+        const bool passes_first = passes(true, rounds), passes_last = passes(false, rounds - passes_first);
+        int n = 0;
+        if (passes_first) {
+            pass_round();
+            whole.next();
+            tile++;
+            n++;
+        }
         issue_S(S);
         wgmma_fence();
         wgmma_commit(); /* in place of a dK */
+        mbarrier_wait(smem_addr(&sm.V_full), phase);
         issue_dP(dP);
         end_P(S, dP);
-        int n = 0;
+        const int last = rounds - 1 - passes_last;
 #pragma unroll 1
-        for (; X::OPTIONS ? record().more : n < rounds - 1; n++) round<true>(S, dP, dK, dV, n == 0);
+        for (; X::OPTIONS ? record().more : n < last; n++) round<true>(S, dP, dK, dV, n == 0);
         me.release(sm.V_empty);
         round<false>(S, dP, dK, dV, n == 0);
+        if (passes_last) {
+            last_dQ([] {});
+            pass_round();
+        }
         if (X::TURNS) me.end_turns();
-        last_dQ();
+        bool finite = true;
+        last_dQ([&] {
+            if (!X::OPTIONS) finite = finish_dV(dV); /* options leave no registers for both */
+        });
         me.release(sm.K_empty);
+        if (X::OPTIONS) finite = finish_dV(dV);
+        finite &= finish_dK(dK);
+        leave_mark(finite);
+        swap_keys();
     }
 
     /* The consumers' copy of the next tile of keys, once nobody is at the one before; false: there is none. */
@@ -455,11 +554,8 @@ template <typename T, class X> struct gradients {
             for (int i = 0; i < D / 2; i++) dK[i] = dV[i] = 0;
             pin(dK);
             pin(dV);
-            if (rounds > 0) {
-                add_rounds(dK, dV, rounds);
-                named_barrier_sync(END_BARRIER, CONSUMERS); /* nobody reads dS any more */
-            }
-            finish(dK, dV);
+            if (rounds > 0) add_rounds(dK, dV, rounds);
+            else leave_mark(finish_dV(dV) & finish_dK(dK));
             fence_proxy_async_shared(); /* the first dQ of the next tile is made of what lies there, for nobody */
         }
     }
@@ -497,7 +593,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     if (wg == 0) {
         setmaxnreg_dec<X::PRODUCER>();
         if (threadIdx.x == 0) loader<X>{ a, p, sm, m }.run();
-        else if (threadIdx.x == 96) scheduler<X>{ a, p, sm }.run();
+        else if (threadIdx.x == 96) scheduler<X>{ a, p, sm, m }.run();
         else if (warp == 1 || warp == 2) sender<X>{ a, p, sm, warp - 1 }.run();
     } else {
         setmaxnreg_inc<X::CONSUMER>();
@@ -579,6 +675,7 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     p.turns = nullptr;
     p.mods = score_mods_of(g, 1 / LOG2E);
     p.cap = (float)g.softcap * LOG2E;
+    p.near_0 = near_tanh_of(p.mods.cap);
     p.mask = flash_mask_of(g, KEYS, job.memory + job.place.extremes);
     p.mask_heads = p.mask.bounds ? (int)(d.H / g.mask_group) : 0;
     p.counter = counter_of(job.stream);

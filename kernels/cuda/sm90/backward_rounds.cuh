@@ -17,17 +17,19 @@ enum form { PLAIN, CAPPED /* softcap alone */, WITH_OPTIONS };
 /* An instantiation: head dims up to D; BM queries a tile. What waits for dS wants 16 or 32 KB: a stage of Q less, or of dS. */
 template <int D_, int BM_, form FORM_> struct shape {
     static const form FORM = FORM_;
-    static const bool OPTIONS = FORM == WITH_OPTIONS, STASH = FORM != PLAIN;
+    static const bool OPTIONS = FORM == WITH_OPTIONS, STASH = OPTIONS;
     static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !STASH ? 3 : 2, STAGES_DO = 2,
                      STAGES_DS = D == 64 && STASH ? 2 : 3;
     static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
     static const int UNITS = BM / QUERY_TILE;       /* whose values and sums lie together */
     static const int DQ_COLUMNS = D / (2 / UNITS);  /* a consumer's part of dQ: 64 queries by so many channels */
     static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
-    static const bool TURNS = D == 64 && !OPTIONS;  /* with the exponentials: as many as at 128 for half the products */
+    static const bool TURNS =
+        FORM == CAPPED || (D == 64 && !OPTIONS); /* with the exponentials: as many as at 128 for half the products */
     /* D = 64 has 32 registers less to spare: dV in two halves of the queries, and dP is not issued before dK has retired. */
-    static const int DV_PARTS = D == 64 ? 2 : 1;
-    static const bool S_BEFORE_DK = D != 64 && !OPTIONS;
+    static const int DV_PARTS = D == 64 && FORM != CAPPED ? 2 : 1;
+    static const bool S_BEFORE_DK = D != 64 && FORM == PLAIN;
+    static const bool PASSES = BM == 64 && !OPTIONS; /* a tile of queries may be hidden from half of the keys */
 };
 
 enum { NO_ROWS = -1 };       /* of a block_place: there are no more tiles */
@@ -49,6 +51,7 @@ struct plan {
     uint32_t *turns;    /* deterministic: additions so far, per query tile of 64 and consumer; else NULL */
     score_mods mods;    /* slopes are in base 2 */
     float cap;          /* what tanh is multiplied by, in base 2 */
+    near_tanh near_0;
     flash_mask mask;
     int mask_heads;
 };
@@ -62,8 +65,7 @@ struct round_record {
 };
 
 template <class X> struct shared {
-    alignas(1024) uint16_t K[X::BN * X::D];
-    alignas(1024) uint16_t V[X::BN * X::D];
+    alignas(1024) uint16_t keys[2][X::BN * X::D]; /* K and V; the next tile's K comes where V was, and V where K was */
     alignas(1024) uint16_t Q[X::STAGES_Q][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES_DO][X::BM * X::D];
     alignas(1024) uint16_t
@@ -151,12 +153,18 @@ template <class X> struct round_walk {
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
 
+DEVICE tma_place keys_at(const block_place &x, const cuda_args &a)
+{
+    return { 0, (int)x.s.k_start + x.j0, x.hk, a.g.dims.packed ? 0 : x.b };
+}
+
 /* A thread claims tiles of keys and says what they are; one behind the end is the last word. It claims in order, from the first on, and
  * none before the loader has brought all that the tile before needs: who claims early works late, and others may wait for it. */
 template <class X> struct scheduler {
     const cuda_args &a;
     const plan &p;
     shared<X> &sm;
+    const maps &m;
 
     DEVICE void run()
     {
@@ -168,6 +176,11 @@ template <class X> struct scheduler {
             find(x, t);
             if (x.rows == 0) continue;
             mbarrier_arrive(smem_addr(&sm.bars_work.full[at.stage]));
+            if (X::D ==
+                64) { /* nobody has read them yet, and who waits for V has nothing else to do; at 128 it was nothing */
+                prefetch_tile<X::CHUNKS, 64>(&m.K, keys_at(x, a));
+                prefetch_tile<X::CHUNKS, 64>(&m.V, keys_at(x, a));
+            }
             at.next();
             mbarrier_wait(smem_addr(&sm.loaded), phase);
             phase ^= 1;
@@ -235,11 +248,11 @@ template <class X> struct loader {
 
     DEVICE void load_keys(const block_place &x)
     {
-        const tma_place keys = { 0, (int)x.s.k_start + x.j0, x.hk, a.g.dims.packed ? 0 : x.b };
+        const tma_place keys = keys_at(x, a);
         mbarrier_wait(smem_addr(&sm.V_empty), phase ^ 1);
-        load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.V), &m.V, keys, smem_addr(&sm.V_full));
+        load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.keys[phase]), &m.K, keys, smem_addr(&sm.K_full));
         mbarrier_wait(smem_addr(&sm.K_empty), phase ^ 1);
-        load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.K), &m.K, keys, smem_addr(&sm.K_full));
+        load_tile<X::BN, X::CHUNKS, 64>(smem_addr(sm.keys[phase ^ 1]), &m.V, keys, smem_addr(&sm.V_full));
         phase ^= 1;
     }
 
@@ -250,42 +263,13 @@ template <class X> struct loader {
     }
 };
 
-/* A warp per consumer sends its parts of dQ on their way: the first lane asks the copy engine to add them. */
+/* A warp per consumer sends its parts of dQ on their way: the first lane asks the copy engine to add them. Deterministic, it waits for the
+ * turn while the part is made, and ends it while the next one is. */
 template <class X> struct sender {
     const cuda_args &a;
     const plan &p;
     shared<X> &sm;
     const int w; /* the consumer's */
-
-    DEVICE void add(const block_place &x, int h, int tile)
-    {
-        /* D = 64: a consumer's part is a unit of 64 queries. D = 128: 64 channels of a unit, which lie together for 32
-         * queries at a time. */
-        const int unit = X::UNITS == 2 ? tile * 2 + w : tile, PIECES = X::UNITS == 2 ? 1 : 2;
-        if (unit * QUERY_TILE >= x.Sq || !p.scratch.sums) return;
-        const int64_t at = query_tile(a, x.s, x.b, h, unit);
-        uint32_t *const turn = p.turns ? p.turns + at * 2 + w : nullptr;
-        if (turn) await_turn(turn, x.template before<X>(tile, p.last_first));
-        float *const to = p.scratch.sums + at * (QUERY_TILE * X::D);
-        const int FLOATS = QUERY_TILE * X::DQ_COLUMNS / PIECES;
-        for (int n = 0; n < PIECES; n++)
-            bulk_add(to + (PIECES == 1 ? 0 : fragment_at<X::D>(n * 32, w * X::DQ_COLUMNS)),
-                     smem_addr(sm.dQ[w] + n * FLOATS), FLOATS * 4);
-        bulk_commit();
-        if (turn) end_turn(turn);
-    }
-
-    /* The additions of `before` blocks are done. */
-    DEVICE void await_turn(const uint32_t *turn, int before) const
-    {
-        wait_until_equal(turn, (uint32_t)before);
-        fence_proxy_async_global();
-    }
-    DEVICE void end_turn(uint32_t *turn) const
-    {
-        bulk_wait<0>();
-        store_release(turn, load_acquire(turn) + 1); /* nobody else writes it now */
-    }
 
     DEVICE void run()
     {
@@ -305,14 +289,52 @@ template <class X> struct sender {
     DEVICE void send(const block_place &x, bool sends)
     {
         if (x.first == x.last) return;
+        int unended = -1; /* deterministic: the addition whose turn this is */
+        uint32_t before = 0;
 #pragma unroll 1
         for (round_walk<X> at(p, x, (int)a.g.group); at.there(); at.next()) {
+            /* D = 64: a consumer's part is a unit of 64 queries. D = 128: 64 channels of a unit, which lie together for 32
+             * queries at a time. */
+            const int unit = X::UNITS == 2 ? at.tile * 2 + w : at.tile;
+            const bool adds = sends && unit * QUERY_TILE < x.Sq && p.scratch.sums;
+            const int place = (int)query_tile(a, x.s, x.b, at.h, unit);
             if (sends) bulk_wait_read<0>(); /* the part of the tile before, where there is one */
             __syncwarp();
             named_barrier_arrive(DQ_FREE + w, HANDING);
+            end_turn(unended, before);
+            if (adds && p.turns) {
+                unended = place;
+                before = x.template before<X>(at.tile, p.last_first);
+                await_turn(place, before);
+            }
+            __syncwarp();
             named_barrier_sync(DQ_FULL + w, HANDING);
-            if (sends) add(x, at.h, at.tile);
+            if (adds) add(p.scratch.sums + (int64_t)place * (QUERY_TILE * X::D));
         }
+        end_turn(unended, before);
+    }
+
+    DEVICE void add(float *to) const
+    {
+        const int PIECES = X::UNITS == 2 ? 1 : 2, FLOATS = QUERY_TILE * X::DQ_COLUMNS / PIECES;
+        for (int n = 0; n < PIECES; n++)
+            bulk_add(to + (PIECES == 1 ? 0 : fragment_at<X::D>(n * 32, w * X::DQ_COLUMNS)),
+                     smem_addr(sm.dQ[w] + n * FLOATS), FLOATS * 4);
+        bulk_commit();
+    }
+
+    /* Deterministic: the additions of `before` blocks to the part of a unit are done; and one more, if there is one. */
+    DEVICE void await_turn(int place, uint32_t before) const
+    {
+        wait_until_equal(p.turns + place * 2 + w, before);
+        fence_proxy_async_global();
+    }
+    DEVICE void end_turn(int &place, uint32_t before) const
+    {
+        if (place < 0) return;
+        bulk_wait<0>();
+        store_release(p.turns + place * 2 + w, before + 1);
+        place = -1;
     }
 };
 

@@ -67,6 +67,13 @@ DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int
                  "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(bar)
                  : "memory");
 }
+/* The L2 is asked for it. 9.7.9.27.1.4. */
+DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(c0), "r"(c1),
+                 "r"(c2), "r"(c3)
+                 : "memory");
+}
 
 /* The same with a policy for the L2 (createpolicy, 9.7.9.16). */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar,

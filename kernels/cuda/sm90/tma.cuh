@@ -105,4 +105,10 @@ DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from
         tma_load_4d(to + c * ROWS * 128, map, from.column + c * COLUMNS, from.row, from.h, from.b, bar);
 }
 
+/* The L2 is asked for it. */
+template <int CHUNKS, int COLUMNS> DEVICE void prefetch_tile(const CUtensorMap *map, const tma_place &from)
+{
+    for (int c = 0; c < CHUNKS; c++) tma_prefetch_4d(map, from.column + c * COLUMNS, from.row, from.h, from.b);
+}
+
 #endif

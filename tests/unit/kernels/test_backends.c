@@ -981,6 +981,8 @@ static void test_gradients_of_several_tiles_agree_with_the_reference(void **stat
              .mask_kind = MASK_UNION),
         SPEC(.name = "softcap", SIZES(270, 300, 64), HEADS(4, 2), .softcap = 10, .q_amp = 3, .causal = true),
         SPEC(.name = "softcap, D 128", SIZES(270, 300, 128), .softcap = 30, .q_amp = 3),
+        SPEC(.name = "softcap, a window, D 128", SIZES(400, 420, 128), HEADS(4, 2), .softcap = 30, WINDOW(130, 0)),
+        SPEC(.name = "a window, grouped heads, D 128", SIZES(400, 420, 128), HEADS(4, 2), WINDOW(130, 0)),
         SPEC(.name = "ALiBi", .B = 2, SIZES(270, 300, 128), HEADS(4, 2), .alibi = 2, .causal = true),
         SPEC(.name = "softcap, ALiBi, packed", .sequences = 3, .q_lengths = { 300, 70, 129 },
              .k_lengths = { 260, 140, 300 }, HEADS(4, 2), .D = 96, .Dv = 96, .softcap = 10, .alibi = 1, .sinks = 1,

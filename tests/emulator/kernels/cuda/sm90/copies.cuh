@@ -48,6 +48,7 @@ DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int
     const int at[4] = { c0, c1, c2, c3 };
     emu::tma_load(to, map, at, 4, bar);
 }
+DEVICE void tma_prefetch_4d(const CUtensorMap *, int, int, int, int) {}
 
 /* The policy changes nothing. */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar, uint64_t)
