@@ -113,6 +113,9 @@ template <typename T, class X> struct gradients {
         if (a.g.dims.packed && (tile + 1) * BM > x.Sq) zero_rows<BM, X::CHUNKS>(queries, x.Sq - tile * BM);
     }
 
+    /* The next round's; behind a head's last comes the next head's first. */
+    DEVICE void next_tile_of_queries() { tile = tile + 1 == x.last ? x.first : tile + 1; }
+
     DEVICE const round_record &record() const { return sm.rounds[X::OPTIONS ? q.stage : 0]; }
 
     DEVICE void issue_S(float (&S)[BM / 2])
@@ -356,7 +359,7 @@ template <typename T, class X> struct gradients {
         if constexpr (X::DV_PARTS == 2) add_dV<0>(dV, dP, S, P, sm.values[now.stage]);
         /* Its place matters: the products of the last part are issued slowly enough for dS to be computed beside them, not behind the wait
          * for them (10 % of all the time at D = 128). */
-        if (!X::OPTIONS) tile = tile + 1 == x.last ? x.first : tile + 1;
+        if (!X::OPTIONS) next_tile_of_queries();
         add_dV<X::DV_PARTS - 1>(dV, dP, S, P, sm.values[now.stage]);
         wgmma_wait<0>(); /* dV */
         me.release(sm.bars_dO, o);
@@ -493,7 +496,7 @@ template <typename T, class X> struct gradients {
         if (passes_first) {
             pass_round();
             whole.next();
-            tile++;
+            next_tile_of_queries();
             n++;
         }
         issue_S(S);
