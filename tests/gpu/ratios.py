@@ -12,10 +12,10 @@ import json
 import os
 import shlex
 import statistics
-import subprocess
 import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from rival import ROOT, attn_bench, has_gpu
+
 LONG = '-B 1 -H 16 --sq 16384'                                     # 16384 keys of D 128
 HEADS = {64: '-B 2 -H 32 --sq 8192 -D 64', 128: '-B 2 -H 16 --sq 8192 -D 128'}
 CACHES = {f'{B} x {keys}': f'-B {B} -H 32 --hk 8 --sq 1 --sk {keys} --cold' for B, keys in ((1, 131072), (16, 8192), (64, 8192))}
@@ -37,14 +37,6 @@ ROWS += [(f'decode {name} of float8 in pages of 64, beside bfloat16', f'{shape} 
 ROWS += [('decode 32 forks of 100032 keys, beside 32 caches', f'{SEPARATE} --forks', SEPARATE, 5)]
 
 
-def milliseconds(a, options):
-    command = [a.bench, '--json', '--device', 'cuda', '--reps', str(a.reps), *shlex.split(options)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f'{shlex.join(command)}: status {done.returncode}: {done.stderr.strip()[-300:]}')
-    return json.loads(done.stdout.strip().splitlines()[-1])['ms']
-
-
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument('--bench', default=os.path.join(ROOT, 'build', 'attn-bench'), help='the attn-bench program')
@@ -53,14 +45,14 @@ def main():
     p.add_argument('--reps', type=int, default=9)
     p.add_argument('--json', action='store_true', help='one object per line instead of the table')
     a = p.parse_args()
-    if not os.path.exists(a.bench) or subprocess.run([a.bench, '--device', 'cuda', '--sq', '64', '--reps', '1'], capture_output=True).returncode:
-        print('ratios.py: no GPU here, or no attn-bench with CUDA: skipped')
+    if not has_gpu():
+        print('ratios.py: no GPU here: skipped')
         return 0
     below = 0
     for name, first, second, least in ROWS:
         if a.rows not in name:
             continue
-        turns = [(milliseconds(a, first), milliseconds(a, second)) for _ in range(a.turns)]
+        turns = [[attn_bench(a, shlex.split(options))['ms'] for options in (first, second)] for _ in range(a.turns)]
         ms, beside = (statistics.median(column) for column in zip(*turns))
         below += least is not None and beside / ms < least
         if a.json:

@@ -57,13 +57,22 @@ def cells(a):
                 yield dict(op='decode', dtype='bf16', B=B, H=H, Hk=Hk, Sq=1, Sk=Sk, D=128, causal=False)
 
 
+def attn_bench(a, options):
+    """What build/attn-bench, in a process of its own, says of one shape."""
+    command = [a.bench, '--json', '--device', 'cuda', '--reps', str(a.reps), *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f'{shlex.join(command)}: status {done.returncode}: {done.stderr.strip()[-300:]}')
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
 def ours(a, c):
-    """Milliseconds of build/attn-bench, in a process of its own, and the kernel's name."""
-    command = [a.bench, '--json', '--device', 'cuda', '--op', 'forward' if c['op'] == 'decode' else c['op'], '--reps', str(a.reps), '-B', str(c['B']),
-               '-H', str(c['H']), '--hk', str(c['Hk']), '--sq', str(c['Sq']), '--sk', str(c['Sk']), '-D', str(c['D'])]
-    command += ['--causal'] * c['causal'] + ['--cold'] * (c['op'] == 'decode')
-    command += ['--dtype', 'float8_e4m3fn', '--no-lse'] if c['dtype'] == 'e4m3' else []
-    line = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().splitlines()[-1])
+    """Milliseconds of attn-bench, and the kernel's name."""
+    options = ['--op', 'forward' if c['op'] == 'decode' else c['op'], '-B', str(c['B']), '-H', str(c['H']), '--hk', str(c['Hk']),
+               '--sq', str(c['Sq']), '--sk', str(c['Sk']), '-D', str(c['D'])]
+    options += ['--causal'] * c['causal'] + ['--cold'] * (c['op'] == 'decode')
+    options += ['--dtype', 'float8_e4m3fn', '--no-lse'] if c['dtype'] == 'e4m3' else []
+    line = attn_bench(a, options)
     return line['ms'], line['backend']
 
 

@@ -44,11 +44,12 @@
  * Options (softcap, ALiBi, FlashMask) are instantiations of their own: the loader writes down for each round which tile it is, and
  * leaves out those that the mask hides from all of the block's keys. A softcap's derivative, 1 - tanh^2, is known only while the
  * scores are: P times it waits in shared memory, as 16-bit numbers, until dS is made of it. A softcap alone has a form without
- * the other options, since a round is as long as what is done to a score: P and P times the derivative wait in the registers of S, both in 16
- * bits; where all of a warp's scores are near 0, which they are where a softcap changes little, a tanh is a short series.
+ * the other options, since a round is as long as what is done to a score: P and P times the derivative wait in the registers of S, as
+ * 16-bit numbers; where all of a warp's scores are near 0, a tanh is a short series.
  *
  * Deterministic: the tiles of keys of a head add to dQ of a tile of queries in a fixed order, that in which they are claimed; who is
- * early waits for its turn, a counter per tile of queries, while the consumers make the part; that an addition is done is said while they make the next. So a block waits only for tiles that running blocks have claimed before.
+ * early waits for its turn, a counter per tile of queries, while the consumers make the part, and ends it, when the addition is done,
+ * while they make the next. So a block waits only for tiles that running blocks have claimed before.
  * Under a causal mask the last keys come first: the first addition is then by the tile that begins with it, and hardly anybody waits.
  *
  * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK or dV is not
@@ -203,7 +204,7 @@ template <typename T, class X> struct gradients {
     {
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            sm.stash[X::STASH ? n * 2 + half : 0][X::STASH ? threadIdx.x - 128 : 0] = pack<T>(
+            sm.stash[X::OPTIONS ? n * 2 + half : 0][X::OPTIONS ? threadIdx.x - 128 : 0] = pack<T>(
                 P[half * 2] * derivative[half * 2], P[half * 2 + 1] * derivative[half * 2 + 1]);
     }
 
@@ -257,7 +258,7 @@ template <typename T, class X> struct gradients {
     {
         differences_of<FIRST, LAST>(dP, P, values, me.lane, [&](float2 pair, int n) {
             if (X::FORM == CAPPED) return unpack<T>(__float_as_uint(pair.y));
-            return X::OPTIONS && p.mods.cap != 0 ? unpack<T>(sm.stash[X::STASH ? n : 0][threadIdx.x - 128]) : pair;
+            return X::OPTIONS && p.mods.cap != 0 ? unpack<T>(sm.stash[X::OPTIONS ? n : 0][threadIdx.x - 128]) : pair;
         });
     }
 

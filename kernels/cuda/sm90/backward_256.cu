@@ -20,9 +20,10 @@
  *
  *   queries     (backward_256_kept.cuh) a block owns 128 queries: dQ = dS K.
  *
- * What dS takes is bounded (KEPT_BYTES, 520 MB of the workspace): the heads are seen to in parts, keys and then queries of each. Where not even one key/value
- * head's dS fits, of packed sequences, and where dQ or both dK and dV are not wanted, dS is not kept: blocks of queries make S and dP
- * once more (backward_256_dq.cuh), seven products for five. The bits are the same: dS is made of the rounded P there, too.
+ * What dS takes is bounded (KEPT_BYTES, 520 MiB of the workspace): the heads are seen to in parts, keys and then queries of each. Where
+ * not even one key/value head's dS fits, of packed sequences, and where dQ or both dK and dV are not wanted, dS is not kept: blocks of
+ * queries make S and dP once more (backward_256_dq.cuh), seven products for five. The bits are the same: dS is made of the rounded P
+ * there, too.
  *
  * What lies past the end of a tensor arrives as zeros (tma.cuh). Packed, or with lengths, rows past the end of a sequence
  * are another's: they are made zeros in shared memory, for P = 0 times NaN is NaN.

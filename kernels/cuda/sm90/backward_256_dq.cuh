@@ -225,11 +225,11 @@ template <typename T, class X> struct query_gradients {
 
     DEVICE void make_dS(operand &dS, float (&S)[BN / 2], const float (&dP)[BN / 2])
     {
+        /* A row by pairs of keys: P is rounded as backward_keys rounds it, so dQ has the bits that it has of dS kept. */
         if (tile < free_first || tile >= free_last)
             mask<BN>(S, x.band, row0 + me.warp * 16 + me.lane / 4, tile * BN, me.lane);
 #pragma unroll
-        for (int n = 0; n < BN / 4;
-             n++) { /* pairs of a row; P is rounded as backward_keys rounds it: dQ has the bits of dS kept */
+        for (int n = 0; n < BN / 4; n++) {
             float *const s = S + n * 2;
             const int half = n % 2;
             for (int e = 0; e < 2; e++) s[e] = exp2_fast(fmaf(s[e], p.c, -lse2[half]));

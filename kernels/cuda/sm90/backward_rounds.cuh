@@ -17,9 +17,9 @@ enum form { PLAIN, CAPPED /* softcap alone */, WITH_OPTIONS };
 /* An instantiation: head dims up to D; BM queries a tile. What waits for dS wants 16 or 32 KB: a stage of Q less, or of dS. */
 template <int D_, int BM_, form FORM_> struct shape {
     static const form FORM = FORM_;
-    static const bool OPTIONS = FORM == WITH_OPTIONS, STASH = OPTIONS;
-    static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !STASH ? 3 : 2, STAGES_DO = 2,
-                     STAGES_DS = D == 64 && STASH ? 2 : 3;
+    static const bool OPTIONS = FORM == WITH_OPTIONS;
+    static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !OPTIONS ? 3 : 2, STAGES_DO = 2,
+                     STAGES_DS = D == 64 && OPTIONS ? 2 : 3;
     static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
     static const int UNITS = BM / QUERY_TILE;       /* whose values and sums lie together */
     static const int DQ_COLUMNS = D / (2 / UNITS);  /* a consumer's part of dQ: 64 queries by so many channels */
@@ -72,8 +72,8 @@ template <class X> struct shared {
         dS[X::STAGES_DS][X::BM * X::BN]; /* rows are queries; a chunk of 64 keys per consumer. At the end dK, dV */
     alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS]; /* a consumer's part, in the order of fragment_at() */
     alignas(16) row_values values[X::STAGES_Q][X::UNITS];
-    uint32_t stash[X::STASH ? X::BM / 4 : 1]
-                  [X::STASH ? CONSUMERS : 1]; /* P times the softcap's derivative, a column per thread */
+    uint32_t stash[X::OPTIONS ? X::BM / 4 : 1]
+                  [X::OPTIONS ? CONSUMERS : 1]; /* P times the softcap's derivative, a column per thread */
     round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
     barrier_pairs<X::STAGES_Q> bars_Q;
     barrier_pairs<X::STAGES_DO> bars_dO;
@@ -176,8 +176,8 @@ template <class X> struct scheduler {
             find(x, t);
             if (x.rows == 0) continue;
             mbarrier_arrive(smem_addr(&sm.bars_work.full[at.stage]));
-            if (X::D ==
-                64) { /* nobody has read them yet, and who waits for V has nothing else to do; at 128 it was nothing */
+            /* Nobody has read them yet, and who waits for V has nothing else to do; at 128 it gained nothing. */
+            if (X::D == 64) {
                 prefetch_tile<X::CHUNKS, 64>(&m.K, keys_at(x, a));
                 prefetch_tile<X::CHUNKS, 64>(&m.V, keys_at(x, a));
             }
