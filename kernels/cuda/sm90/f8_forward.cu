@@ -13,7 +13,7 @@
  *            is not rounded. (With forward.cu's m, which stays behind by up to a limit, it would be, and errors of out reach 4.3e-2 where
  *            4e-2 is allowed.) The factor leaves with the division by l, which is the sum of P before it is rounded.
  *   sums     an e4m3 product keeps 14 bits of its sums: what is below 2^-13 of the sum so far is lost, and 8192 equal keys would stop
- *            counting. So every PROMOTED keys O is added, in float, to sums in shared memory, and begins anew at 0.
+ *            counting. So every PROMOTED keys O is added, in float, to sums in shared memory, and the next product begins anew.
  *   scores   for the same reason a score is off by about 2^-13 of its largest product, and lse by 1e-4 where scores are around 1: more than
  *            lse may be (kernels/README.md, "Accuracy"), while out is well within its limit. Where lse is wanted, q and k are therefore
  *            widened to bfloat16, which holds them exactly, and only P V is a product of e4m3.
@@ -49,9 +49,8 @@ enum { SHIFT = 8, PROMOTED = 768 };
  * and k are multiplied in; made for few keys. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ = false> struct shape {
     typedef T_ T;
-    /* What a tile of work does once is much of it where it has few keys: the scores of the first tile of keys are those
-     * that some row sees, the softmax ends under the last product, and consumers help to begin with V^T. All that is
-     * more instructions, which are not for long sequences: there they cost 1 to 4 %. */
+    /* What a tile of work does once is much of it where it has few keys, or tiles of them are wide: the scores of the first tile of
+     * keys are those that some row sees, the softmax ends under the last product, and consumers help to begin with V^T. */
     static const bool SHORT = SHORT_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
@@ -60,8 +59,9 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ 
     static const int PRODUCER = C == 3 ? 32 : D == 256 ? 24 : 40, CONSUMER = C == 3 ? 160 : D == 256 ? 240 : 232;
     static const int PROMOTE = PROMOTED / BN;               /* tiles from one promotion to the next */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN; /* last tiles that one consumer sees and another does not */
-    static const bool LATE_WAIT = D == 128 && !WIDE;        /* for O, see release_K_late */
-    static const bool IN_TURN = LATE_WAIT && BN != 128;     /* see softmax_step */
+    static const bool EARLY = D == 128 && !WIDE;            /* O is waited for and rescaled under the exponentials */
+    /* O begins anew by zeros, not by a product that does not add (which is 2 % slower here, and faster elsewhere). */
+    static const bool ZEROS = BN == 224;
     static const int STEPS = D == 256 ? 8 : 1; /* in which a unit of V^T is made: what shared memory has room for */
     /* The sums of a thread are D / 2 numbers, floats where there is room for them and bfloat16 where there is not. */
     static const bool FLOAT_SUMS = D <= 128;
@@ -227,9 +227,17 @@ DEVICE float high_bf16(uint32_t pair)
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
     float left[2] = { 1, 1 };
-    bool any = false;
 
-    /* O joins them, and begins anew. */
+    DEVICE static void clear(words &sums, int lane)
+    {
+#pragma unroll
+        for (int n = 0; n < X::D / 8; n++)
+            if constexpr (X::FLOAT_SUMS) ((float4 *)sums[n])[lane] = make_float4(0, 0, 0, 0);
+            else ((uint2 *)sums[n])[lane] = make_uint2(0, 0);
+    }
+
+    /* O joins them. ZEROS: and becomes 0, for it is finite, or its row's sums are NaN already. (Of a constant ptxas makes two
+     * registers for each two numbers, and moves them.) Else its next product begins anew. */
     DEVICE void promote(words &sums, float (&O)[X::D / 2], int lane)
     {
 #pragma unroll
@@ -237,20 +245,20 @@ template <class X> struct promoted_sums {
             float *const o = O + n * 4;
             if constexpr (X::FLOAT_SUMS) {
                 float4 &at = ((float4 *)sums[n])[lane];
-                const float4 x = any ? at : make_float4(0, 0, 0, 0);
+                const float4 x = at;
                 at = make_float4(fmaf(x.x, left[0], o[0]), fmaf(x.y, left[0], o[1]), fmaf(x.z, left[1], o[2]),
                                  fmaf(x.w, left[1], o[3]));
             } else {
                 uint2 &at = ((uint2 *)sums[n])[lane];
-                const uint2 x = any ? at : make_uint2(0, 0);
+                const uint2 x = at;
                 at = make_uint2(pack<bf16>(fmaf(low_bf16(x.x), left[0], o[0]), fmaf(high_bf16(x.x), left[0], o[1])),
                                 pack<bf16>(fmaf(low_bf16(x.y), left[1], o[2]), fmaf(high_bf16(x.y), left[1], o[3])));
             }
 #pragma unroll
-            for (int e = 0; e < 4; e++) o[e] = 0;
+            for (int e = 0; e < 4; e++)
+                if (X::ZEROS) o[e] *= 0;
         }
         left[0] = left[1] = 1;
-        any = true;
     }
 
     DEVICE void rescale(const float (&factor)[2])
@@ -261,7 +269,6 @@ template <class X> struct promoted_sums {
     /* They join O. */
     DEVICE void add_to(float (&O)[X::D / 2], const words &sums, int lane) const
     {
-        if (!any) return;
 #pragma unroll
         for (int n = 0; n < X::D / 8; n++) {
             float x[4];
@@ -308,8 +315,8 @@ template <class X> struct attention {
     /* The first of the thread's rows; the other is 8 further. */
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
-    /* Raw scores of N keys of tile j become P. CAREFUL: some may be hidden, or change their sign. midway: see
-     * softmax_step. SHORT: a mask of the right side alone is shorter, and of more than 128 keys that some row sees all
+    /* Raw scores of N keys of tile j become P. CAREFUL: some may be hidden, or change their sign. midway, where EARLY: see
+     * softmax_step_early. SHORT: a mask of the right side alone is shorter, and of more than 128 keys that some row sees all
      * rows see 64. */
     template <int N, bool CAREFUL, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
@@ -325,7 +332,9 @@ template <class X> struct attention {
         } else if (CAREFUL && (j < y.free_first || j >= y.free_last)) {
             mask<N>(S, p.band, i0, j * BN, me.lane);
         }
-        softmax_step<N, X::IN_TURN>(S, state, rescale, shifted_reference<SHIFT>{ x.c }, midway);
+        const shifted_reference<SHIFT> reference = { x.c };
+        if (X::EARLY) softmax_step_early<N, CAREFUL>(S, state, rescale, reference, midway);
+        else softmax_step<N>(S, state, rescale, reference);
     }
 
     /* P of the first tile of keys that these rows see, or of its first N keys. */
@@ -343,11 +352,18 @@ template <class X> struct attention {
         to_operand_8<N>(P, S);
     }
 
-    /* As in forward.cu: the wait for O is where K is given back, in the middle of the softmax. The condition always
-     * holds, but ptxas cannot know it. */
+    /* As in forward.cu: the wait for O is where K is given back, in the softmax. The condition always holds, but ptxas
+     * cannot know it. */
     DEVICE void release_K_late(float sum, float c)
     {
-        if (X::LATE_WAIT && me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
+        if (me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
+        me.k.next();
+    }
+
+    DEVICE void retire_O(float (&O)[D / 2])
+    {
+        retire<0>(O);
+        me.release_V();
     }
 
     /* O = P V over the tiles of keys that these rows see, from the last to the first; and how it ends, where SHORT. */
@@ -359,6 +375,10 @@ template <class X> struct attention {
         float S[BN / 2], rescale[2];
         uint32_t P[BN / 32][4];
 
+        /* Is O promoted with tile j; with any (of wide tiles there mostly is one)? With the last tile there is no O yet. */
+        const auto promotes = [](int j) { return (j + 1) % X::PROMOTE == 0; };
+        const bool many = X::ZEROS || (y.last_visible - 1) / X::PROMOTE > first / X::PROMOTE;
+        if (many) promoted.clear(sums, me.lane);
         me.await_Q();
         me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
         me.await_K();
@@ -374,29 +394,34 @@ template <class X> struct attention {
             me.await_turn();
             multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* of tile j */
             me.await_V();
-            multiply_add<e4m3, D, BN / 32>(O, P, V()); /* of the tile above */
+            multiply_add<e4m3, D, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1)); /* of the tile above */
             me.next_turn();
             retire<1>(S);
-            me.template release_K<X::LATE_WAIT>(j == first);
-            scores_to_P<BN, careful.value>(S, x, y, i0, j, state, rescale,
-                                           [&](float sum) { release_K_late(sum, x.c); });
-            if (X::LATE_WAIT) me.k.next();
-            else compute_before_wait(state.l[0] + state.l[1]);
-            retire<0>(O);
-            me.release_V();
+            me.template release_K<X::EARLY>(j == first);
+            scores_to_P<BN, careful.value>(S, x, y, i0, j, state, rescale, [&](float sum) {
+                release_K_late(sum, x.c);
+                retire_O(O);
+            });
+            if (X::EARLY) {
+                multiply_rows(O, rescale); /* by 1 too: a vote would wait for the last exponentials */
+                promoted.rescale(rescale);
+            } else {
+                compute_before_wait(state.l[0] + state.l[1]);
+                retire_O(O);
+                if (rescale_rows(O, rescale)) promoted.rescale(rescale);
+            }
             to_operand_8<BN>(P, S);
-            if ((j + 1) % X::PROMOTE == 0) promoted.promote(sums, O, me.lane);
-            if (rescale_rows(O, rescale)) promoted.rescale(rescale);
+            if (promotes(j)) promoted.promote(sums, O, me.lane);
         };
         const bool none_free = x.negative || y.free_first > first; /* free: neither masked nor of another sign */
-        walk_down<X::LATE_WAIT>(
+        walk_down<X::EARLY>(
             y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step);
         me.await_V();
-        multiply_add<e4m3, D, BN / 32>(O, P, V());
+        multiply_add<e4m3, D, BN / 32>(O, P, V(), X::ZEROS || !promotes(first));
         if (X::SHORT) end = end_softmax(state, x);
         retire<0>(O);
         me.release_V();
-        promoted.add_to(O, sums, me.lane);
+        if (many) promoted.add_to(O, sums, me.lane);
     }
 
     /* lse = ln of 2^base l, and the flags. It needs no O. */
@@ -677,9 +702,8 @@ const shape_row shapes[] = {
     row<shape<64,  3, 160, 3>>                  (4096, 4096),
     row<shape<64,  3, 128, 4>>                  (0, 0),
     row<shape<64,  3, 128, 4, bf16>>            (0, 0),
-    row<shape<128, 2, 224, 2>>                  (4096, 16384),
-    row<shape<128, 3, 96,  3>>                  (2048, 2048),
-    row<shape<128, 2, 224, 2, e4m3, true>>      (1024, NEVER),
+    row<shape<128, 2, 224, 2, e4m3, true>>      (1024, 8192),
+    row<shape<128, 3, 96,  3>>                  (NEVER, 2048),
     row<shape<128, 2, 128, 3>>                  (0, NEVER),
     row<shape<128, 2, 128, 3, e4m3, true>>      (NEVER, 0),
     row<shape<128, 2, 128, 2, bf16>>            (0, 0),

@@ -74,13 +74,13 @@ DEVICE void multiply_down(float (&d)[N / 2], const A &a, const B &b)
     wgmma_commit();
 }
 
-/* d[64 x N] += A B over STEPS of k, A in registers. */
+/* d[64 x N] += A B over STEPS of k, A in registers. add == 0: d begins anew. */
 template <typename T, int N, int STEPS, class B>
-DEVICE void multiply_add(float (&d)[N / 2], const uint32_t (&A)[STEPS][4], const B &b)
+DEVICE void multiply_add(float (&d)[N / 2], const uint32_t (&A)[STEPS][4], const B &b, int add = 1)
 {
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) wgmma<T, N>::rs(d, A[k], b.step(k), 1);
+    for (int k = 0; k < STEPS; k++) wgmma<T, N>::rs(d, A[k], b.step(k), k > 0 ? 1 : add);
     wgmma_commit();
 }
 

@@ -21,7 +21,7 @@ struct lazy_reference {
 template <int SHIFT> struct shifted_reference {
     float c;
     DEVICE float advance(float, float top) const { return top; }
-    DEVICE float base(float m) const { return __fsub_rn(__fmul_rn(m, c), SHIFT); } /* rounded alike everywhere */
+    DEVICE float base(float m) const { return fmaf(m, c, -SHIFT); } /* rounded alike everywhere */
 };
 
 /* Reference of the exponentials, a raw score, and this lane's part of the sum, for the thread's two rows. */
@@ -81,12 +81,61 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
     softmax_step<N>(S, x, rescale, reference, [](float) {});
 }
 
+/* The same in the order that lets O be rescaled under the exponentials. midway(sum) comes before them all, with a number >= 0 or
+ * NaN that needs both rows' maxima; after it O may be multiplied by rescale. So that nothing but exponentials is left then, the
+ * sums begin with what they were. The first row's maximum is of two chains, for all wait for it; the second's of one, whose waits
+ * are where the first row's exponentials begin. HIDDEN: a row may have seen no key yet. */
+template <int N, bool HIDDEN, class REFERENCE, class F>
+DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
+{
+    float top[2], other = S[1], base[2], sum[4];
+    top[0] = S[0];
+#pragma unroll
+    for (int n = 1; n < N / 8; n++) top[0] = fmaxf(top[0], S[n * 4]), other = fmaxf(other, S[n * 4 + 1]);
+    top[0] = fmaxf(top[0], other);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        if (half == 1) { /* begins with a number that needs the first row's maximum, and changes nothing */
+            top[1] = fminf(x.m[0], x.m[1]);
+#pragma unroll
+            for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                for (int e = 2; e < 4; e++) top[1] = fmaxf(top[1], S[n * 4 + e]);
+        }
+        float m = fmaxf(x.m[half], top[half]);
+        m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
+        m = reference.advance(x.m[half], m);
+        base[half] = HIDDEN && m == -CUDART_INF_F ? 0 : reference.base(m); /* or -inf - -inf would be NaN */
+        rescale[half] = exp2_fast(__fsub_rn(reference.base(x.m[half]), base[half]));
+        x.m[half] = m;
+    }
+    midway(rescale[1]);
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            float &s = S[n * 4 + e];
+            s = exp2_fast(fmaf(s, reference.c, -base[e / 2]));
+            if (n > 0) sum[e] += s;
+            else sum[e] = e % 2 ? s : fmaf(x.l[e / 2], rescale[e / 2], s);
+        }
+#pragma unroll
+    for (int half = 0; half < 2; half++) x.l[half] = sum[half * 2] + sum[half * 2 + 1];
+}
+
+/* O *= factor, row by row. */
+template <int N> DEVICE void multiply_rows(float (&O)[N], const float (&factor)[2])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) O[i] *= factor[i / 2 % 2];
+}
+
 /* O *= rescale; nothing where all the warp's rows keep their reference. Says whether it did. */
 template <int N> DEVICE bool rescale_rows(float (&O)[N], const float (&rescale)[2])
 {
     if (!__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1)) return false;
-#pragma unroll
-    for (int i = 0; i < N; i++) O[i] *= rescale[i / 2 % 2];
+    multiply_rows(O, rescale);
     return true;
 }
 
