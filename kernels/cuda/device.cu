@@ -28,6 +28,8 @@
 #include "kernels.h"
 #include "kernels/backend.h"
 
+extern const cuda_kernel decode_forward; /* sm80/decode.cu */
+
 namespace {
 
 /* The table of errors.h is written without CUDA's headers. */
@@ -69,6 +71,10 @@ struct device {
     block *live;          /* handed out, the youngest first */
 };
 
+struct memory_range {
+    const char *begin, *end; /* both NULL: none */
+};
+
 struct stream {
     attn_stream base;
     cudaStream_t cuda;
@@ -76,6 +82,8 @@ struct stream {
     volatile uint32_t
         *note;      /* pinned memory: the number of the last note that the device has come to; NULL: it writes none */
     uint32_t notes; /* put on the stream so far */
+    bool after_decode; /* the last that was queued is decode.cu's, and writes these */
+    memory_range written[2];
 };
 
 device *device_of(attn_device *d)
@@ -478,6 +486,7 @@ attn_status note(attn_stream *base, attn_error *err)
     stream *s = stream_of(base);
     const attn_status status = enter(d, err);
     if (status != ATTN_OK) return status;
+    s->after_decode = false;
     if (!s->note || d->write_word((CUstream)s->cuda, (CUdeviceptr)s->note, s->notes + 1, 0) != CUDA_SUCCESS)
         return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda:%d: no notes", base->device->index);
     s->notes++;
@@ -532,6 +541,7 @@ attn_status copy(attn_stream *base, void *to, const void *from, size_t bytes, at
     device *d = device_of(base->device);
     const attn_status status = enter(d, err);
     if (status != ATTN_OK || bytes == 0) return status;
+    stream_of(base)->after_decode = false;
     return check(d,
                  cudaMemcpyAsync(to, from, bytes,
                                  direction == ATTN_TO_DEVICE ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
@@ -543,6 +553,7 @@ attn_status moves(attn_stream *base, const attn_move *list, int64_t count, attn_
 {
     device *d = device_of(base->device);
     const attn_status status = enter(d, err);
+    stream_of(base)->after_decode = false;
     return status == ATTN_OK ? check(d, cuda_moves(stream_of(base)->cuda, list, count), "moves", err) : status;
 }
 
@@ -552,6 +563,28 @@ attn_status wait(attn_stream *base, attn_error *err)
     const attn_status status = enter(d, err);
     if (status != ATTN_OK) return status;
     return check(d, cudaStreamSynchronize(stream_of(base)->cuda), "cudaStreamSynchronize", err);
+}
+
+/* The bytes between a tensor's first element and its last, whatever its strides. */
+memory_range range_of(const attn_tensor &t)
+{
+    if (t.rank == 0 || !t.data) return { nullptr, nullptr };
+    int64_t last = 0;
+    for (int axis = 0; axis < t.rank; axis++) last += (t.shape[axis] - 1) * t.stride[axis];
+    const char *const begin = (const char *)t.data;
+    return { begin, begin + (last + 1) * (int64_t)attn_dtype_bytes(t.dtype) };
+}
+
+/* Does it read what the stream's last kernels write, if these are decode.cu's? */
+bool reads_no_results(const stream *s, const attn_problem *p)
+{
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        if (attn_tensors[id].role != ATTN_ROLE_IN) continue;
+        const memory_range read = range_of(p->tensor[id]);
+        for (const memory_range &written : s->written)
+            if (read.begin < written.end && written.begin < read.end) return false;
+    }
+    return true;
 }
 
 attn_status run(attn_stream *base, const attn_plan *plans, int count, void *workspace, attn_error *err)
@@ -572,7 +605,15 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
             break;
         }
         const char *name = plans[i].kernel->name;
-        status = check(d, kernel_of(&plans[i])->launch(&d->chip, s->cuda, &plans[i], scratch), name, err);
+        cuda_chip chip = d->chip;
+        chip.after_decode = s->after_decode && reads_no_results(s, plans[i].problem);
+        const attn_dims &dims = plans[i].geometry.dims;
+        if (dims.B * dims.H * dims.Sq > 0) { /* else nothing is queued */
+            s->after_decode = kernel_of(&plans[i]) == &decode_forward;
+            s->written[0] = range_of(plans[i].problem->out);
+            s->written[1] = range_of(plans[i].problem->lse);
+        }
+        status = check(d, kernel_of(&plans[i])->launch(&chip, s->cuda, &plans[i], scratch), name, err);
         if (status == ATTN_OK) status = check(d, cudaGetLastError(), name, err);
         if (scratch) scratch += aligned(plans[i].workspace_bytes);
     }

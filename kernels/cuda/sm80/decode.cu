@@ -19,7 +19,9 @@
  *     add up the warps' O, in order
  *
  * Up to 16 rows: each warp takes a part of the tile's keys for all rows, with m, l and O of its own. Up to 64: each
- * warp takes 16 of the rows for all keys. Three blocks fit on a multiprocessor of Hopper, so that one that begins
+ * warp takes 16 of the rows for all keys. Up to 8 rows of head size 128, which is one query of most models, have a form of
+ * their own (decode_few()): 8 rows are half an operand, so O^T += V^T P^T takes half the products and half the registers; where
+ * the split is is found in 32 bits, and its first tiles are asked for before anything else. Three blocks fit on a multiprocessor of Hopper, so that one that begins
  * or ends does not leave the memory idle. K and V are the first to leave the L2, so that the partial results stay
  * in it.
  *
@@ -31,6 +33,12 @@
  * and from its number of rows (split_keys()), never from the batch or the device. A packed problem may hold
  * sequences of either kind; then the other kernel runs first and leaves out those that are decoded here
  * (cuda_chip::decode_rows).
+ *
+ * Of calls one behind the other the next one's reading begins while the last one's results are added up (plan::ahead), where it reads
+ * nothing that the last one writes: device.cu knows what a stream's last kernels were. What that takes of every kernel here: it
+ * begins to let the next one begin (launch_dependents()) behind its wait for the one before, so that whatever comes before the last call
+ * has ended when a block of the next one runs; and it writes nothing before its own wait. combine_splits() alone lets the next
+ * begin at once: it has itself been let begin by blocks that had waited.
  *
  * On Hopper the copy engine brings keys and values wherever it can, with the same bits: sm90/decode.cu.
  *
@@ -58,6 +66,15 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, SCORE_MODS>))
     typename copies_by_threads<T, shape<D, false, SCORE_MODS, PAGED, AS>>::kept narrow;
     typename copies_by_threads<T, shape<D, true, SCORE_MODS, PAGED, AS>>::kept wide;
     walk_splits<T, D, SCORE_MODS, PAGED, AS, copies_by_threads>(a, p, memory, narrow, wide);
+}
+
+template <typename T, int D, bool PAGED, keys_as AS>
+__global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
+    decode_few(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
+{
+    extern __shared__ __align__(128) char memory[];
+    typename copies_by_threads<T, few_shape<D, PAGED, AS>>::kept kept;
+    walk_few<T, D, PAGED, AS, copies_by_threads>(a, p, memory, kept);
 }
 
 /* ---- Combine ----------------------------------------------------------------------------------------------------- */
@@ -317,21 +334,35 @@ template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const
     return cudaPeekAtLastError();
 }
 
-template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS>
+/* Of which head sizes few rows have a form of their own. */
+constexpr bool has_few_form(int D)
+{
+    return D == 128;
+}
+
+template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS, bool FEW> auto *splits_kernel()
+{
+    if constexpr (FEW) return decode_few<T, D, PAGED, AS>;
+    else return decode_splits<T, D, SCORE_MODS, PAGED, AS>;
+}
+
+template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS, bool FEW = false>
 cudaError_t launch(const cuda_chip *chip, const cuda_args &a, const launch_plan &y, const attn_plan *of,
                    cudaStream_t stream)
 {
     static once known;
-    const size_t bytes = shared_bytes<T, D, SCORE_MODS, AS, copies_by_threads>();
+    const size_t bytes = FEW ? sizeof(typename copies_by_threads<T, few_shape<D, PAGED, AS>>::memory)
+                             : shared_bytes<T, D, SCORE_MODS, AS, copies_by_threads>();
+    auto *const kernel = splits_kernel<T, D, SCORE_MODS, PAGED, AS, FEW>();
     bool overlap = false;
-    cudaError_t code = prepare(known, decode_splits<T, D, SCORE_MODS, PAGED, AS>, combine_splits<D>, bytes, &overlap);
+    cudaError_t code = prepare(known, kernel, combine_splits<D>, bytes, &overlap);
     if (code != cudaSuccess) return code;
     if (!decode_by_engine(chip, stream, of, a, y.p, y.blocks, &code)) {
-        if constexpr (PAGED && !SCORE_MODS && AS == KEYS_AS_T)
+        if constexpr (PAGED && !SCORE_MODS && AS == KEYS_AS_T && !FEW)
             if (y.p.stack) code = launch_stacks<T, D>(a, y, stream);
         if (code == cudaSuccess)
-            code = launch_kernel(overlap, decode_splits<T, D, SCORE_MODS, PAGED, AS>, dim3((unsigned)y.blocks), THREADS,
-                                 bytes, stream, a, y.p);
+            code = launch_kernel(overlap, kernel, grid_of_splits(a.g.dims, y.p, y.blocks), THREADS, bytes, stream, a,
+                                 y.p);
     }
     if (code != cudaSuccess || y.rows == 0) return code;
     return launch_kernel(overlap, combine_splits<D>, dim3((unsigned)(a.g.dims.B * a.g.dims.Hk), y.combine_rows),
@@ -342,7 +373,12 @@ template <typename T, int D, bool PAGED>
 cudaError_t launch_form(const cuda_chip *chip, const cuda_args &a, const launch_plan &y, const attn_plan *of,
                         cudaStream_t stream)
 {
-    if (decode_has_float8_form(of)) return launch<T, D, false, PAGED, KEYS_AS_FLOAT8>(chip, a, y, of, stream);
+    const bool float8 = decode_has_float8_form(of);
+    if constexpr (has_few_form(D))
+        if (y.p.few)
+            return float8 ? launch<T, D, false, PAGED, KEYS_AS_FLOAT8, true>(chip, a, y, of, stream)
+                          : launch<T, D, false, PAGED, KEYS_AS_T, true>(chip, a, y, of, stream);
+    if (float8) return launch<T, D, false, PAGED, KEYS_AS_FLOAT8>(chip, a, y, of, stream);
     return has_options(of) ? launch<T, D, true, PAGED, KEYS_AS_T>(chip, a, y, of, stream)
                            : launch<T, D, false, PAGED, KEYS_AS_T>(chip, a, y, of, stream);
 }
@@ -355,6 +391,15 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const launch_p
     if (D == 64) return launch_form<T, 64, PAGED>(chip, a, y, of, stream);
     return D == 128 ? launch_form<T, 128, PAGED>(chip, a, y, of, stream)
                     : launch_form<T, 256, PAGED>(chip, a, y, of, stream);
+}
+
+/* Have few rows their own form? Its grid has places for so many blocks of a key/value head and so many batch rows, and it counts keys
+ * in 32 bits. */
+bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
+{
+    const attn_dims &d = plan->geometry.dims;
+    return has_few_form(class_of(d)) && !d.packed && rows <= FEW_ROWS && !y.p.stack && y.p.walkers <= UINT16_MAX &&
+           d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
 /* Blocks for each place on a multiprocessor, where a block may take several splits. */
@@ -437,6 +482,8 @@ cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn
         let_rows_be_stacked(y, chip, a.g.dims, rows);
     else let_blocks_walk(y, chip, a.g.dims, rows);
     y.p.early = reads_no_more(a.g);
+    y.p.few = is_few(y, plan, rows);
+    y.p.ahead = y.p.few && chip->after_decode;
     if (y.rows) {
         y.p.O = (float *)workspace;
         y.p.ml = (float2 *)(y.p.O + y.rows * class_of(a.g.dims));

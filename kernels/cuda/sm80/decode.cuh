@@ -42,14 +42,15 @@ enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 enum { STACK_TILES = 2 };
 
 /* WM warps share the rows, WK the keys of a tile, WD the columns of V. A tile of float8 has twice the keys, or the ring twice
- * the slots. */
-template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STACK = 1> struct shape {
+ * the slots. FEW: at most 8 rows, whose O^T is V^T P^T: half the products, and half the registers. */
+template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STACK = 1, bool FEW_ = false> struct shape {
+    static const bool FEW = FEW_;
     static const int D = D_, WM = WIDE ? 4 : STACK, WD = D == 256 && !WIDE ? 2 : 1, WK = WIDE ? 1 : WARPS / WD;
     static const int THREADS = 32 * WM * WK * WD;
     static const bool STACKED = STACK > 1; /* 16 rows and four warps, STACK times */
     static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_, FLOAT8 = AS == KEYS_AS_FLOAT8;
     static const bool MORE_KEYS = FLOAT8 && !WIDE && D >= 128;
-    static const int BM = 16 * WM,
+    static const int BM = FEW ? (int)FEW_ROWS : 16 * WM,
                      BN = (D == 256           ? 32
                            : D == 64 && !WIDE ? 128
                                               : 64) *
@@ -61,6 +62,9 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
 
 /* A stack's. */
 template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STACK_TILES>;
+
+/* Of FEW_ROWS rows at most. */
+template <int D, bool PAGED, keys_as AS> using few_shape = shape<D, false, false, PAGED, AS, 1, true>;
 
 /* Splits that are added up together; rows that a block may have which takes a whole split group (its sums lie in shared
  * memory beside the ring). */
@@ -136,9 +140,9 @@ template <class X> DEVICE split_place split_place_of(const group_place &place, i
 {
     split_place y;
     y.first = place.first + index * place.length;
-    y.last = (int)attn_min64((int64_t)y.first + place.length, place.last);
-    y.tiles = y.first / X::BN;
-    y.steps = 2 * ((int)attn_tiles(y.last, X::BN) - y.tiles);
+    y.last = place.last - y.first < place.length ? place.last : y.first + place.length;
+    y.tiles = (int)((uint32_t)y.first / X::BN);
+    y.steps = 2 * ((int)(((uint32_t)y.last + X::BN - 1) / X::BN) - y.tiles);
     return y;
 }
 
@@ -212,6 +216,11 @@ template <int D, bool FEW> DEVICE void queries_of(uint32_t (&a)[4], const uint16
     if constexpr (FEW) a_rows<D>(a, smem_addr(tile), m, k, lane);
     else a_rows<D>(a, tile, m, k, lane);
 }
+/* Of 8 rows, which are rows 8 to 15 of the fragment too. */
+template <int D> DEVICE void few_queries_of(uint32_t (&a)[4], const uint16_t *tile, int k, int lane)
+{
+    ldmatrix_x4(a, smem_addr(tile) + lane % 8 * (D * 2) + (((lane / 16 ^ lane % 8) * 16) ^ (k * 2)));
+}
 template <int WIDTH, int CHUNK, int ROWS, bool FEW>
 DEVICE void keys_of(uint32_t (&b)[4], const uint16_t *tile, int n, int k, int lane)
 {
@@ -226,6 +235,16 @@ DEVICE void values_of(uint32_t (&b)[4], const uint16_t *tile, int first, int n, 
               column = CHUNK == WIDTH ? first + n : n % CHUNK;
     if constexpr (FEW && CHUNK >= 64) b_columns<CHUNK>(b, smem_addr(tile) + chunk * 2, column, k, lane);
     else b_columns<CHUNK>(b, tile + chunk, column, k, lane);
+}
+
+/* Columns m .. m + 15 of the rows of A, from row k on. */
+template <int WIDTH, int CHUNK, int ROWS>
+DEVICE void turned_values_of(uint32_t (&a)[4], const uint16_t *tile, int first, int m, int k, int lane)
+{
+    const int chunk = CHUNK == WIDTH ? 0 : (first / CHUNK + m / CHUNK) * (ROWS * CHUNK),
+              column = CHUNK == WIDTH ? first + m : m % CHUNK;
+    if constexpr (CHUNK >= 64) a_columns<CHUNK>(a, smem_addr(tile) + chunk * 2, column, k, lane);
+    else a_columns<CHUNK>(a, tile + chunk, column, k, lane);
 }
 
 /* ---- A split ----------------------------------------------------------------------------------------------------- */
@@ -358,6 +377,39 @@ template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
     return o;
 }
 
+DEVICE bool is_finite(const float4 &o)
+{
+    return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
+}
+
+/* The block's sums to the workspace, from row `saved` on: those of few rows by each thread for itself, without another meeting.
+ * False: one is not finite, or of huge scores. */
+template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
+{
+    const int D = X::D;
+    bool finite = true;
+    for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
+        const int r = n / (D / 4), d = n % (D / 4) * 4;
+        float top = -CUDART_INF_F, sum = 0;
+        float4 o = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int w = 0; w < X::WK; w++) top = fmaxf(top, sm.m[w][r]);
+        const float base = top == -CUDART_INF_F ? 0 : top;
+#pragma unroll
+        for (int w = 0; w < X::WK; w++) {
+            const float4 part = *(const float4 *)&sm.O[w][r][d];
+            const float factor = exp2_fast(sm.m[w][r] - base);
+            sum += factor * sm.l[w][r];
+            o = make_float4(fmaf(factor, part.x, o.x), fmaf(factor, part.y, o.y), fmaf(factor, part.z, o.z),
+                            fmaf(factor, part.w, o.w));
+        }
+        *(float4 *)&p.O[(saved + r) * D + d] = o;
+        if (d == 0) p.ml[saved + r] = make_float2(top, sum);
+        finite &= (top == -CUDART_INF_F || fabsf(top) < SCORE_MOST) && sum - sum == 0 && is_finite(o);
+    }
+    return finite;
+}
+
 /* Adds a split to those of its split group before it. The last leaves the sum in the workspace, in row `to`, the first
  * split's. `saved` is the split's own row there, which holds it if it was computed twice. */
 template <class X>
@@ -382,11 +434,6 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
         const fold f(before.x, next.x);
         *(last ? &p.ml[to + r] : &sm.split_group_ml[r]) = make_float2(f.m, f(before.y, next.y));
     }
-}
-
-DEVICE bool is_finite(const float4 &o)
-{
-    return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
 /* Which query, head and slope the rows of a block have. */
@@ -424,14 +471,47 @@ template <int DT> DEVICE void multiply_rows(float (&O)[DT][4], const float (&by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by[e / 2];
 }
 
+/* Of O^T (few rows): row r's factor is that of lane 4 r. */
+template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
+{
+    const int t = threadIdx.x % 4;
+    const float by_row[2] = { __shfl_sync(0xffffffff, by, t * 8), __shfl_sync(0xffffffff, by, t * 8 + 4) };
+#pragma unroll
+    for (int dt = 0; dt < DT; dt++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) O[dt][e] *= by_row[e % 2];
+}
+
+/* O^T of few rows: a lane has rows 2 t and 2 t + 1 (t: lane % 4) of two channels of each 16; of float8 two neighbours, twice. */
+template <class X, int DT>
+DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, int wk, int rows)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const int r = lane % 4 * 2 + e;
+        if (r >= rows) continue;
+#pragma unroll
+        for (int dt = 0; dt < DT; dt += X::FLOAT8 ? 2 : 1)
+#pragma unroll
+            for (int lower = 0; lower < 2; lower++) {
+                if constexpr (X::FLOAT8)
+                    *(float2 *)&sm.O[wk][r][d0 + dt * 16 + lower * 16 + lane / 4 * 2] = make_float2(
+                        O[dt][lower * 2 + e], O[dt + 1][lower * 2 + e]);
+                else sm.O[wk][r][d0 + dt * 16 + lower * 8 + lane / 4] = O[dt][lower * 2 + e];
+            }
+    }
+}
+
 /* What a warp has of rows from m0 on, columns from d0 on, to its place wk in shared memory: sums of O, m, and l, which becomes whole. */
 template <class X, int DT>
 DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[2], float (&l)[2], int m0, int d0,
                        int wk, int rows)
 {
     const int lane = threadIdx.x % 32;
+    if constexpr (X::FEW) share_turned_sums(sm, O, d0, wk, rows);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
+    for (int half = 0; half < (X::FEW ? 1 : 2); half++) {
         const int r = m0 + half * 8 + lane / 4;
         l[half] += __shfl_xor_sync(0xffffffff, l[half], 1);
         l[half] += __shfl_xor_sync(0xffffffff, l[half], 2);
@@ -440,7 +520,8 @@ DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[
             sm.m[wk][r] = m[half];
             sm.l[wk][r] = l[half];
         }
-        if constexpr (X::FLOAT8) {
+        if constexpr (X::FEW) continue;
+        else if constexpr (X::FLOAT8) {
 #pragma unroll
             for (int n = 0; n < DT / 2; n++)
                 *(float4 *)&sm.O[wk][r][d0 + n * 16 + lane % 4 * 4] = four_channels(O, n, half);
@@ -452,6 +533,12 @@ DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[
     }
 }
 
+DEVICE void wait_and_let_begin()
+{
+    wait_for_prerequisites();
+    launch_dependents(); /* combine_splits() may come when the last block has begun, and finds the lengths written */
+}
+
 /* A stack: the rows of `sequences` sequences from place's on. What is not finite is left to decode_splits(). */
 template <typename T, class X, template <typename, class> class RING>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
@@ -459,8 +546,9 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
 {
     const int THREADS = X::THREADS;
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
-    const int NT = KW / 8, DT = D / 8 / X::WD;
-    const bool FEW = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED; /* of many rows it has not been timed */
+    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* of the lane's rows */
+    const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 &&
+                               !X::STACKED; /* of many rows it has not been timed */
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;
     const head_args &x = place.x;
@@ -470,8 +558,13 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
               d0 = warp % X::WD * (D / X::WD); /* this warp's rows, keys, columns */
     const bool idle = m0 >= rows;
-    const limits limit = limits_of(g, x.s);
-    const attn_range open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq); /* keys that need no causal or window test */
+    limits limit;
+    attn_range open; /* keys that need no causal or window test */
+    const auto prepare_rows = [&] {
+        limit = limits_of(g, x.s);
+        open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq);
+        name_rows(sm, a, place, rows);
+    };
     const bool single = !X::STACKED && place.splits == 1, takes_split_groups = !X::STACKED && p.splits_per_block > 1;
     const float c = X::SCORE_MODS               ? 1
                     : X::FLOAT8 && x.scale == 0 ? 1
@@ -480,27 +573,34 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
 
     bool halves = true; /* Q of the form for float8 is float16 */
     const auto load_rows = [&] {
+        if (X::FEW) prepare_rows(); /* by now copies are on their way */
         if constexpr (X::FLOAT8) halves = load_permuted_queries<T, X>(sm, a, place, c);
         else load_queries<X>(sm.tile.Q, a, place, sequences);
     };
-    name_rows(sm, a, place, rows);
+    if (!X::FEW) prepare_rows();
     bool clean = false; /* second time over: V without infinities and NaN */
 again:
     float O[1][DT][4] = {}, m[2] = { -CUDART_INF_F, -CUDART_INF_F }, l[2] = {};
 
     ring.begin(load_rows);
+    if (X::FEW && p.ahead) wait_and_let_begin();
     float c_of[2] = { c, c }; /* of this lane's two rows */
     if constexpr (X::FLOAT8 && !std::is_same<T, __half>::value)
-        if (halves) c_of[0] = sm.factor[m0 + lane / 4], c_of[1] = sm.factor[m0 + 8 + lane / 4];
+        if (halves)
+#pragma unroll
+            for (int half = 0; half < HALVES; half++) c_of[half] = sm.factor[m0 + half * 8 + lane / 4];
     for (int j = keys.tiles, end = keys.tiles + keys.steps / 2; j < end; j++) {
         uint16_t *const tile = ring.template next<false>();
         ring.clear_tail(tile, j);
         float S[1][NT][4] = {};
         if (!idle) {
             const auto rows_of_k = [&](uint32_t(&f)[4], int nt, int kk) {
-                keys_of<X::WIDTH, CHUNK, BN, FEW>(f, tile, k0 + nt * 8, kk * 16, lane);
+                keys_of<X::WIDTH, CHUNK, BN, FEW_ADDRESSES>(f, tile, k0 + nt * 8, kk * 16, lane);
             };
-            const auto of_q = [&](uint32_t(&f)[4], int kk) { queries_of<D, FEW>(f, sm.tile.Q, m0, kk * 16, lane); };
+            const auto of_q = [&](uint32_t(&f)[4], int kk) {
+                if constexpr (X::FEW) few_queries_of<D>(f, sm.tile.Q, kk * 16, lane);
+                else queries_of<D, FEW_ADDRESSES>(f, sm.tile.Q, m0, kk * 16, lane);
+            };
             if constexpr (X::FLOAT8) {
                 if (halves) scores_of_float8<__half, D>(S[0], of_q, rows_of_k);
                 else scores_of_float8<T, D>(S[0], of_q, rows_of_k);
@@ -520,7 +620,7 @@ again:
                                      });
             } else if (!X::STACKED && (j * BN < open.lo || (int64_t)(j + 1) * BN > open.hi)) {
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
+                for (int half = 0; half < HALVES; half++) {
                     const int i = sm.i[m0 + half * 8 + lane / 4], at = column + lane % 4 * 2;
                     hide_outside(S[0], half, i + limit.lo - at, min(i + limit.hi, limit.Sk) - at);
                 }
@@ -529,21 +629,24 @@ again:
             /* One step of the online softmax; S becomes P. */
             float rescale[2];
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
+            for (int half = 0; half < HALVES; half++) {
                 const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]); /* m is in base 2 */
                 const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* nothing seen yet: -inf - -inf would be NaN */
                 rescale[half] = exp2_fast(m[half] - base);
                 const float sum = exponents_of_row(S[0], half, c_of[half], -base);
                 l[half] = l[half] * rescale[half] + sum;
                 m[half] = m_new;
-                if (!X::STACKED && !(X::FLOAT8 && __all_sync(0xffffffff, rescale[half] == 1)))
+                if (!X::FEW && !X::STACKED && !(X::FLOAT8 && __all_sync(0xffffffff, rescale[half] == 1)))
 #pragma unroll
                     for (int dt = 0; dt < DT; dt++) {
                         O[0][dt][half * 2] *= rescale[half];
                         O[0][dt][half * 2 + 1] *= rescale[half];
                     }
             }
-            if (X::STACKED && !__all_sync(0xffffffff, rescale[0] == 1 && rescale[1] == 1)) multiply_rows(O[0], rescale);
+            if constexpr (X::FEW) {
+                if (!__all_sync(0xffffffff, rescale[0] == 1)) multiply_turned_rows(O[0], rescale[0]);
+            } else if (X::STACKED && !__all_sync(0xffffffff, rescale[0] == 1 && rescale[1] == 1))
+                multiply_rows(O[0], rescale);
             if (X::SCORE_MODS && a.drop_below)
                 drop(S[0], reinterpret_cast<uint32_t *>(&sm.tile.S[X::SCORE_MODS ? warp : 0]), a.drop_scale, lane,
                      [&](int row, int eighth) {
@@ -562,13 +665,20 @@ again:
         }
 
         if (!idle) {
-            if constexpr (X::FLOAT8)
+            if constexpr (X::FEW) {
+                const auto columns_of_v = [&](uint32_t(&f)[4], int dt, int kk) {
+                    turned_values_of<X::WIDTH, CHUNK, BN>(f, values, X::FLOAT8 ? d0 / 2 : d0, dt * 16, k0 + kk * 16,
+                                                          lane);
+                };
+                if constexpr (X::FLOAT8) accumulate_turned_float8(O[0], S[0], columns_of_v);
+                else accumulate_turned<T>(O[0], S[0], columns_of_v);
+            } else if constexpr (X::FLOAT8)
                 accumulate_float8(O[0], S[0], [&](uint32_t(&f)[4], int u, int kk) {
-                    values_of<X::WIDTH, CHUNK, BN, FEW>(f, values, d0 / 2, u * 16, k0 + kk * 16, lane);
+                    values_of<X::WIDTH, CHUNK, BN, FEW_ADDRESSES>(f, values, d0 / 2, u * 16, k0 + kk * 16, lane);
                 });
             else
                 accumulate<T>(O, S, [&](uint32_t(&f)[4], int dt, int kk) {
-                    values_of<X::WIDTH, CHUNK, BN, FEW>(f, values, d0, dt * 8, k0 + kk * 16, lane);
+                    values_of<X::WIDTH, CHUNK, BN, FEW_ADDRESSES>(f, values, d0, dt * 8, k0 + kk * 16, lane);
                 });
         }
         ring.release();
@@ -584,6 +694,12 @@ again:
     const auto saved_row = [&](int r) {
         return X::STACKED ? saved + r / place.rows * each + r % place.rows : saved + r;
     };
+    if constexpr (X::FEW)
+        if (!single && !clean && !takes_split_groups) {
+            if (!__syncthreads_or(!save_sums(sm, p, saved, rows))) return;
+            clean = true;
+            goto again;
+        }
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
         const float sink = single ? sink_in_base_2(sink_of(a, sm.h[r]))
@@ -685,6 +801,11 @@ inline int64_t blocks_of_stacks(const attn_dims &d, const plan &p)
     return attn_tiles(d.B, p.stack) * d.Hk * p.splits;
 }
 
+inline dim3 grid_of_splits(const attn_dims &d, const plan &p, int64_t blocks)
+{
+    return p.few ? dim3((unsigned)d.Hk, (unsigned)p.walkers, (unsigned)d.B) : dim3((unsigned)blocks);
+}
+
 /* A block: the splits that are its own. */
 template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS, template <typename, class> class RING,
           class KEPT_NARROW, class KEPT_WIDE>
@@ -702,8 +823,7 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
         index = slot % p.walkers * p.splits_per_block;
     }
     const group_place place = group_place_of(a, p, b, hk);
-    if (p.early) wait_for_prerequisites();
-    launch_dependents(); /* combine_splits() may come when the last block has begun, and finds the lengths written */
+    wait_and_let_begin();
     if (place.rows == 0) return;
     int end = min(index + p.splits_per_block, place.splits), step = 1;
     split_range before = {}, after = {}; /* splits that decode_stacks() has computed */
@@ -731,6 +851,20 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
             split<T, shape<D, false, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, narrow);
         }
     else if (index < end) split<T, shape<D, true, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, wide);
+}
+
+/* The same of few rows. Where the kernel before writes nothing that is read here, the first copies do not wait for its end
+ * (p.ahead), only the first write does: split(). */
+template <typename T, int D, bool PAGED, keys_as AS, template <typename, class> class RING, class KEPT>
+DEVICE void walk_few(const cuda_args &a, const plan &p, char *memory, KEPT kept)
+{
+    int index = (int)blockIdx.y * p.splits_per_block;
+    if (!p.early && !p.ahead) wait_for_prerequisites();
+    const group_place place = few_place_of(a, p, (int)blockIdx.z, (int)blockIdx.x);
+    if (!p.ahead || index >= place.splits) wait_and_let_begin();
+    const int end = min(index + p.splits_per_block, place.splits);
+#pragma unroll 1
+    for (; index < end; index++) split<T, few_shape<D, PAGED, AS>, RING>(a, p, place, index, memory, kept);
 }
 
 } // namespace

@@ -15,6 +15,8 @@ struct decode_plan {
     int unit, extra;
     bool
         early; /* where the splits are follows from the arguments alone, and not from what the kernel before may write */
+    bool few;  /* at most FEW_ROWS rows, in the form for them, whose grid is (Hk, walkers, B) */
+    bool ahead;  /* few: the kernel before writes nothing that is read here but the workspace */
     bool float8; /* keys and values, in the form of float8.cuh */
     int stack;   /* sequences whose rows decode_stacks() may compute together; 0: it is not launched */
     int64_t
@@ -25,7 +27,10 @@ struct decode_plan {
 
 namespace {
 
-enum { NARROW = 16 }; /* rows up to here are one block of them, which all warps share */
+enum {
+    NARROW = 16, /* rows up to here are one block of them, which all warps share */
+    FEW_ROWS = 8 /* up to here they have a form of their own */
+};
 
 /* ---- Where the splits are ---------------------------------------------------------------------------------------- */
 
@@ -37,13 +42,14 @@ const int SPLIT_ALIGN = 128;
  * results. Of float8 keys the reading takes half as long, and what a block does before and after it does not: where there are
  * blocks enough all the same, their splits are longer. */
 enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
-__host__ __device__ inline int64_t split_keys(int64_t keys, bool wide, bool float8)
+template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8)
 {
-    const int64_t least = wide ? 512 : 128, /* powers of two */
+    const I least = wide ? 512 : 128, /* powers of two */
         most = wide                           ? 2048
                : float8 && keys > LONG_FLOAT8 ? MOST_FLOAT8
                                               : 1024;
-    return attn_clamp64((attn_tiles(keys, 16) + least - 1) & -least, least, most);
+    const I even = ((keys + 15) / 16 + least - 1) & -least;
+    return even < least ? least : even > most ? most : even;
 }
 
 /* The most splits that a sequence of up to `keys` keys may have. (More keys may be fewer splits: 2048 are 16 of
@@ -86,6 +92,32 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     place.splits = seen.hi > seen.lo ? (int)((uint32_t)(seen.hi - first + length - 1) / (uint32_t)length) : 1;
     place.saved = g.dims.packed ? hk * p.head_rows + g.cu_k[b] / KEYS_A_ROW
                                 : ((int64_t)b * g.dims.Hk + hk) * p.splits * rows;
+    return place;
+}
+
+/* The same of few rows, not packed, in 32 bits: first copies wait for it. Head options are not filled in. */
+DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
+{
+    const attn_geometry &g = a.g;
+    const int64_t far = INT64_C(1) << 30; /* lengths are below 2^31 */
+    const int group = (int)g.group, Sq = (int)g.dims.Sq, Sk = g.seqlens_k ? g.seqlens_k[b] : (int)g.dims.Sk,
+              align = g.top_left ? 0 : Sk - Sq, left = (int)attn_min64(g.left, far),
+              right = (int)attn_min64(g.right, far);
+    group_place place;
+    head_args &x = place.x;
+    x.b = b, x.h = hk * group, x.hk = hk;
+    x.s = { 0, 0, Sq, Sk };
+    x.scale = (float)g.scale * scale_of(g.view[ATTN_T_q_scale], b, hk) * scale_of(g.view[ATTN_T_k_scale], b, hk);
+    x.v_scale = scale_of(g.view[ATTN_T_v_scale], b, hk);
+    x.slope = 0;
+    const int lo = min(max(align - left, 0), Sk), hi = right >= Sk - align - Sq ? Sk : max(align + Sq + right, lo);
+    place.rows = Sq * group;
+    place.first = lo & -SPLIT_ALIGN;
+    place.last = hi;
+    const int keys = hi - place.first;
+    place.length = (int)split_keys(keys, false, p.float8);
+    place.splits = hi > lo ? (int)((uint32_t)(keys + place.length - 1) / (uint32_t)place.length) : 1;
+    place.saved = ((int64_t)b * g.dims.Hk + hk) * p.splits * place.rows;
     return place;
 }
 

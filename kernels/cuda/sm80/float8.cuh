@@ -100,6 +100,26 @@ DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B colu
     }
 }
 
+/* The same turned, of 8 rows at most: accumulators 2 u are those of the even channels from 32 u on, 2 u + 1 those of the odd ones. */
+template <int NT, int DT, typename A>
+DEVICE void accumulate_turned_float8(float (&O)[DT][4], const float (&P)[NT][4], A columns_of_a)
+{
+#pragma unroll
+    for (int kk = 0; kk < NT / 2; kk++) {
+        uint32_t b[2];
+        to_turned_operand<__half>(b, P, kk);
+#pragma unroll
+        for (int u = 0; u < DT / 2; u++) {
+            uint32_t bytes[4], even[4], odd[4];
+            columns_of_a(bytes, u, kk);
+#pragma unroll
+            for (int e = 0; e < 4; e++) halves_of(__byte_perm(bytes[e], 0, 0x3120), even[e], odd[e]);
+            mma<__half>(O[u * 2], even, b[0], b[1]);
+            mma<__half>(O[u * 2 + 1], odd, b[0], b[1]);
+        }
+    }
+}
+
 /* A lane's accumulators of channels 16 n + 4 t .. 16 n + 4 t + 3. */
 template <int DT> DEVICE float4 four_channels(const float (&O)[DT][4], int n, int half)
 {

@@ -11,7 +11,8 @@
  *                                         rescale, in which unit P is) is each kernel's own
  *   kept_of, drop    dropout
  *   to_operand       P as an operand
- *   accumulate       O += P V */
+ *   accumulate       O += P V
+ *   accumulate_turned      O^T += V^T P^T */
 #ifndef ATTN_SM80_SCORES_CUH
 #define ATTN_SM80_SCORES_CUH
 
@@ -67,6 +68,29 @@ DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B col
                 mma<T>(O[mt][dt], a[mt], b[0], b[1]);
                 mma<T>(O[mt][dt + 1], a[mt], b[2], b[3]);
             }
+        }
+    }
+}
+
+/* Of 8 rows at most: O^T += V^T P^T. columns_of_a(fragment, dt, kk) brings columns 16 dt .. of rows 16 kk ..; the upper rows of P are
+ * an operand as they are. */
+template <typename T, int NT> DEVICE void to_turned_operand(uint32_t (&b)[2], const float (&P)[NT][4], int kk)
+{
+#pragma unroll
+    for (int e = 0; e < 2; e++) b[e] = pack<T>(P[kk * 2 + e][0], P[kk * 2 + e][1]);
+}
+template <typename T, int NT, int DT, typename A>
+DEVICE void accumulate_turned(float (&O)[DT][4], const float (&P)[NT][4], A columns_of_a)
+{
+#pragma unroll
+    for (int kk = 0; kk < NT / 2; kk++) {
+        uint32_t b[2];
+        to_turned_operand<T>(b, P, kk);
+#pragma unroll
+        for (int dt = 0; dt < DT; dt++) {
+            uint32_t a[4];
+            columns_of_a(a, dt, kk);
+            mma<T>(O[dt], a, b[0], b[1]);
         }
     }
 }

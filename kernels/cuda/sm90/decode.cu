@@ -3,15 +3,15 @@
  * in which order, is sm80/decode.cuh: the bits of an answer are those of copies by threads.
  *
  * A warp asks for the boxes of a tile, a lane for each: one per 128 bytes of channels, and one per page where pages are
- * smaller than a tile. Which page and slot a box is in is looked up by the first warp for the whole split, before the
+ * smaller than a tile. Which page and slot a box is in is looked up by one warp for the whole split, before the
  * first box is asked for; so a box costs no wait for memory.
  *
  *   full[slot]    one arrival, of the lane that says how many bytes are to come: completes when the tile is there
  *   empty[slot]   one arrival per warp that has read the tile: completes when all four have
  *
  * Step s of a split (a tile of K or of V) is in the slot after that of step s - 1, and the first step of a split in the
- * slot after that of the last step of the split before. The first SLOTS steps of a split are asked for by the first warp,
- * at its beginning, where all slots are free. Step s is asked for when step s - SLOTS has been read: the warps take turns,
+ * slot after that of the last step of the split before. The first SLOTS steps of a split are asked for by the first warp
+ * (of few rows: by a warp each, which looks up its boxes itself), at its beginning, where all slots are free. Step s is asked for when step s - SLOTS has been read: the warps take turns,
  * and the one whose turn it is waits for the others. So a slot's barriers complete once per use, in the order of the
  * steps, and nobody may use a slot again before all have seen its last phase: a phase's parity is enough to wait for.
  *
@@ -84,24 +84,28 @@ template <typename T, class X> struct copies_by_engine {
     DEVICE copies_by_engine(kept &kept_, memory &sm_, const cuda_args &a_, const head_args &x, const split_place &keys_)
         : at(kept_), sm(sm_), a(a_), b((int)x.b), hk((int)x.hk), Sk((int)x.s.Sk), keys(keys_)
     {
-        if (threadIdx.x < 32) find_boxes();
+        if (threadIdx.x / 32 == (X::FEW ? WARPS - 1 : 0)) find_boxes();
     }
 
-    /* By the first warp. Entries of the table past that of the last key are not looked at. */
+    DEVICE box_place box_of(int key) const
+    {
+        const uint32_t page_size = (uint32_t)a.g.dims.page_size, page = (uint32_t)key / page_size;
+        return { (int)((uint32_t)key - page * page_size), a.g.page_table[b * a.g.page_table_row + page] };
+    }
+
+    /* By one warp. Entries of the table past that of the last key are not looked at. */
     DEVICE void find_boxes() const
     {
-        const int32_t *const table = a.g.page_table + b * a.g.page_table_row;
-        const uint32_t page_size = (uint32_t)a.g.dims.page_size;
         const int end = min(Sk, (keys.tiles + keys.steps / 2) * X::BN); /* whole tiles are loaded */
-        for (int n = threadIdx.x, key = keys.first + n * at.copies.box; key < end; n += 32, key += 32 * at.copies.box) {
-            const uint32_t page = (uint32_t)key / page_size;
-            sm.boxes[n] = { (int)((uint32_t)key - page * page_size), table[page] };
-        }
+        for (int n = threadIdx.x % 32, key = keys.first + n * at.copies.box; key < end;
+             n += 32, key += 32 * at.copies.box)
+            sm.boxes[n] = box_of(key);
         __syncwarp();
     }
 
-    /* By one warp: asks for the tile of a step, to `slot`, which is free. Boxes past the sequence are left out. */
-    DEVICE void fill(int step, int slot) const
+    /* By one warp: asks for the tile of a step, to `slot`, which is free. Boxes past the sequence are left out. FIRST: the warp looks up
+     * for itself where they are. */
+    template <bool FIRST = false> DEVICE void fill(int step, int slot) const
     {
         const int CHUNKS = X::WIDTH / CHUNK, COLUMNS = X::FLOAT8 ? CHUNK * 2 : CHUNK; /* of the tensor's elements */
         static_assert(X::BN / LEAST_BOX * CHUNKS <= 32, "a box per lane");
@@ -112,7 +116,8 @@ template <typename T, class X> struct copies_by_engine {
         if (lane == 0) mbarrier_arrive_expect_tx(bar, (uint32_t)rows * (X::WIDTH * 2));
         __syncwarp();
         if (row < rows) {
-            const box_place from = sm.boxes[(key + row - keys.first) >> at.copies.box_shift];
+            const box_place from = FIRST ? box_of(key + row)
+                                         : sm.boxes[(key + row - keys.first) >> at.copies.box_shift];
             tma_load_4d(smem_addr(sm.tile.ring[slot]) + (chunk * X::BN + row) * (CHUNK * 2),
                         step % 2 ? &at.copies.V : &at.copies.K, chunk * COLUMNS, from.row, hk, from.page, bar,
                         evict_first());
@@ -123,7 +128,11 @@ template <typename T, class X> struct copies_by_engine {
     template <class F> DEVICE void begin(F queries)
     {
         filled = keys.steps < SLOTS ? keys.steps : SLOTS; /* below 0 where no key is seen */
-        if (threadIdx.x < 32)
+        if constexpr (X::FEW) {                           /* a warp a slot */
+            const int warp = threadIdx.x / 32, slot = at.slot + warp;
+            static_assert(SLOTS == WARPS, "all slots");
+            if (warp < filled) fill<true>(warp, slot >= SLOTS ? slot - SLOTS : slot);
+        } else if (threadIdx.x < 32)
 #pragma unroll 1
             for (int step = 0, slot = at.slot; step < filled; step++) {
                 fill(step, slot);
@@ -182,12 +191,12 @@ template <typename T, class X> struct copies_by_engine {
 template <typename T, int D, keys_as AS>
 constexpr size_t barriers_at = shared_bytes<T, D, false, AS, copies_by_engine>();
 
-DEVICE void make_ready(const copy_plan &copies, ring_barriers &bars, int warps)
+template <int SLOTS = MOST_SLOTS> DEVICE void make_ready(const copy_plan &copies, ring_barriers &bars, int warps)
 {
     if (threadIdx.x != 0) return;
     prefetch_tensormap(&copies.K);
     prefetch_tensormap(&copies.V);
-    for (int s = 0; s < MOST_SLOTS; s++) {
+    for (int s = 0; s < SLOTS; s++) {
         mbarrier_init(smem_addr(&bars.full[s]), 1);
         mbarrier_init(smem_addr(&bars.empty[s]), warps);
     }
@@ -226,6 +235,27 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
     walk_splits<T, D, false, true, AS, copies_by_engine>(a, p, memory, narrow, wide);
 }
 
+/* Of few rows. */
+template <typename T, int D, keys_as AS> using few_ring = copies_by_engine<T, few_shape<D, true, AS>>;
+template <typename T, int D, keys_as AS>
+constexpr size_t few_bytes = sizeof(typename few_ring<T, D, AS>::memory) + sizeof(ring_barriers);
+
+template <typename T, int D, keys_as AS>
+__global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
+    decode_few_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,
+                         const __grid_constant__ plan p)
+{
+    typedef few_ring<T, D, AS> ring;
+    static_assert(((few_bytes<T, D, AS> + 1023) / 1024 + 1) * (blocks_of<D, false>) <= 228,
+                  "KB of a multiprocessor, of which each block takes one more");
+    extern __shared__ __align__(1024) char memory[];
+    ring_barriers &bars = *(ring_barriers *)(memory + sizeof(typename ring::memory));
+    make_ready<ring::SLOTS>(copies, bars, WARPS);
+    __syncthreads(); /* every warp asks for a tile */
+    typename ring::kept kept = { copies, bars, 0, 0 };
+    walk_few<T, D, true, AS, copies_by_engine>(a, p, memory, kept);
+}
+
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
 
 /* K or V as the copy engine walks it. */
@@ -257,6 +287,15 @@ cudaError_t launch(copy_plan &copies, const cuda_args &a, const plan &p, int64_t
     return launch_dependent(decode_splits_by_engine<T, D, AS>, blocks, THREADS, bytes, stream, copies, a, p);
 }
 
+template <typename T, int D, keys_as AS>
+cudaError_t launch_few(copy_plan &copies, const cuda_args &a, const plan &p, int64_t blocks, cudaStream_t stream)
+{
+    const cudaError_t code = allow_shared<decode_few_by_engine<T, D, AS>>(few_bytes<T, D, AS>);
+    if (code != cudaSuccess) return code;
+    return launch_kernel(true, decode_few_by_engine<T, D, AS>, grid_of_splits(a.g.dims, p, blocks), THREADS,
+                         few_bytes<T, D, AS>, stream, copies, a, p);
+}
+
 template <typename T, keys_as AS>
 bool launch_for(const tma_tensor &K, const tma_tensor &V, const cuda_args &a, const plan &p, int64_t blocks,
                 cudaStream_t stream, cudaError_t *code)
@@ -276,7 +315,8 @@ bool launch_for(const tma_tensor &K, const tma_tensor &V, const cuda_args &a, co
     if (!tma_map(&copies.K, K, copies.box, box_bytes, promotion) ||
         !tma_map(&copies.V, V, copies.box, box_bytes, promotion))
         return false;
-    *code = D == 64    ? launch<T, 64, AS>(copies, a, p, blocks, stream)
+    *code = p.few      ? launch_few<T, 128, AS>(copies, a, p, blocks, stream)
+            : D == 64  ? launch<T, 64, AS>(copies, a, p, blocks, stream)
             : D == 128 ? launch<T, 128, AS>(copies, a, p, blocks, stream)
                        : launch<T, 256, AS>(copies, a, p, blocks, stream);
     return true;

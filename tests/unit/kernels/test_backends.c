@@ -921,6 +921,30 @@ static void test_a_problem_has_the_same_bits_alone_and_among_others(void **state
     for (int n = 0; n < COUNT; n++) fixture_clear(&alone[n]), fixture_clear(&together[n]);
 }
 
+/* The same of decoding, whose next call begins to read before the last one has ended. */
+static void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
+{
+    enum { COUNT = 24, TIMES = 3 };
+    (void)state;
+    for (int times = 0; times < TIMES; times++) {
+        struct fixture alone[COUNT], together[COUNT], *list[COUNT];
+        for (int n = 0; n < COUNT; n++) {
+            struct spec s = SPEC(.B = 2, SIZES(1, 1984, 128), HEADS(8, 2), BF16);
+            s.seed = (uint64_t)(100 * times + n);
+            s.Sk = 300 + 97 * n;
+            s.seqlens_k = n % 2;
+            s.fp8_keys = n % 3 == 2;
+            fixture_make(&alone[n], &s);
+            fixture_copy(&together[n], &alone[n]);
+            fixture_run(&bench, &alone[n]);
+            list[n] = &together[n];
+        }
+        fixtures_must_run(&bench, list, COUNT);
+        for (int n = 0; n < COUNT; n++) assert_outputs_equal(&alone[n], &together[n]);
+        for (int n = 0; n < COUNT; n++) fixture_clear(&alone[n]), fixture_clear(&together[n]);
+    }
+}
+
 static void test_the_number_of_threads_does_not_change_a_bit(void **state)
 {
     static const int threads[] = { 1, 2, 3 };
@@ -2050,6 +2074,7 @@ int main(void)
     const struct CMUnitTest properties[] = {
         cmocka_unit_test(test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything),
         cmocka_unit_test(test_a_problem_has_the_same_bits_alone_and_among_others),
+        cmocka_unit_test(test_decoding_has_the_same_bits_alone_and_behind_other_decoding),
         cmocka_unit_test(test_the_number_of_threads_does_not_change_a_bit),
         cmocka_unit_test(test_gradients_of_several_tiles_agree_with_the_reference),
         cmocka_unit_test(test_repeats_give_the_same_bits),
