@@ -586,9 +586,11 @@ static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, in
 static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const int32_t *const table = p->page_table.data, *const lengths = p->seqlens_k.data;
+    int64_t seen = 0;
     if (p->page_table.rank == 0) return ATTN_OK;
     for (int64_t b = 0; b < d->B; b++) {
         const int64_t length = lengths[b * p->seqlens_k.stride[0]], pages = attn_tiles(length, d->page_size);
+        if (p->page_table.stride[0] == 0 && pages <= seen) continue; /* all have the same row */
         const int64_t fault = first_out_of_range(table + b * p->page_table.stride[0], pages, d->pages - 1);
         if (fault >= 0)
             return attn_fail(err, ATTN_INVALID, "/page_table/data",
@@ -596,6 +598,7 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
                              "seqlens_k[%lld] is %lld and pages have %lld slots",
                              (ll)b, (ll)fault, table[b * p->page_table.stride[0] + fault], (ll)d->pages - 1, (ll)b,
                              (ll)length, (ll)d->page_size);
+        seen = pages;
     }
     return ATTN_OK;
 }
@@ -636,8 +639,9 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
     if (p->page_table.rank)
         snprintf(keys, sizeof keys, "between 0 and %lld, the slots of the %lld pages of a row of page_table", (ll)d->Sk,
                  (ll)p->page_table.shape[1]);
-    else snprintf(keys, sizeof keys, "between 0 and %lld, the keys of k", (ll)d->Sk);
-    snprintf(queries, sizeof queries, "between 0 and %lld, the queries of q", (ll)d->Sq);
+    else if (p->seqlens_k.rank) snprintf(keys, sizeof keys, "between 0 and %lld, the keys of k", (ll)d->Sk);
+    if (p->mask_startend_rows.rank)
+        snprintf(queries, sizeof queries, "between 0 and %lld, the queries of q", (ll)d->Sq);
     if ((status = check_cu_seqlens(p, ATTN_T_cu_seqlens_q, d->total_q, "q", err)) ||
         (status = check_cu_seqlens(p, ATTN_T_cu_seqlens_k, d->total_k, "k", err)) ||
         (status = check_rows(p, ATTN_T_seqlens_k, first_out_of_range, d->Sk, keys, err)) ||

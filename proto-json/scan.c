@@ -277,27 +277,6 @@ static void lift_end(scan *s)
 
 /* ---- Strings ----------------------------------------------------------------------------------------------------- */
 
-/* How many bytes from `p` on stand for themselves in a string: printable ASCII but for the quote and the backslash.
- * Eight at a time: in each byte of `odd` the top bit is set where it is one of the others. */
-static size_t plain_run(const unsigned char *p, const unsigned char *end)
-{
-    const unsigned char *const begin = p;
-    const uint64_t ones = UINT64_C(0x0101010101010101), tops = 0x80 * ones;
-    while (end - p >= 8) {
-        uint64_t word, quote, backslash, odd;
-        memcpy(&word, p, 8);
-        quote = word ^ '"' * ones;
-        backslash = word ^ '\\' * ones;
-        /* x - 1 borrows into the top bit where x is 0; a false alarm behind a true one only ends the fast part
-         * early. */
-        odd = (word | (word - 0x20 * ones) | (quote - ones) | (backslash - ones)) & tops;
-        if (odd) break;
-        p += 8;
-    }
-    while (p < end && *p >= 0x20 && *p < 0x80 && *p != '"' && *p != '\\') p++;
-    return (size_t)(p - begin);
-}
-
 /* Remembers the decoded text of a string, as long as it is short ASCII. */
 static void word_add(scan *s, const unsigned char *text, size_t count)
 {
@@ -425,16 +404,15 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
     if (s->sink == LIFTED) {
         status = base64_text(s, &p, end, at);
     } else if (!s->utf8_left) {
-        size_t run = plain_run(p, end);
+        size_t run = text_plain_run((const char *)p, (const char *)end);
         word_add(s, p, run);
-        status = emit(s, p, run);
         p += run;
-        while (status == ATTN_OK && end - p >= 2 && p[0] == '\\' && p[1] == '"') { /* JSON that is a string has many */
-            run = plain_run(p + 2, end);
+        while (end - p >= 2 && p[0] == '\\' && p[1] == '"') { /* JSON that is a string has many */
+            run = text_plain_run((const char *)p + 2, (const char *)end);
             word_add(s, p + 1, 1 + run);
-            status = emit(s, p, 2 + run);
             p += 2 + run;
         }
+        status = emit(s, begin, (size_t)(p - begin));
     }
     at += (uint64_t)(p - begin);
     *text = p;

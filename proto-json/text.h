@@ -116,6 +116,27 @@ static inline int text_hex_digit(unsigned char c)
     return c >= '0' && c <= '9' ? c - '0' : lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
 }
 
+/* How many bytes from `p` on, before `end`, stand for themselves in a JSON string: printable ASCII but for the quote and the backslash.
+ * Eight at a time: in each byte of `odd` the top bit is set where it is one of the others. */
+static inline size_t text_plain_run(const char *p, const char *end)
+{
+    const char *const begin = p;
+    const uint64_t ones = UINT64_C(0x0101010101010101), tops = 0x80 * ones;
+    while (end - p >= 8) {
+        uint64_t word, quote, backslash, odd;
+        memcpy(&word, p, 8);
+        quote = word ^ '"' * ones;
+        backslash = word ^ '\\' * ones;
+        /* x - 1 borrows into the top bit where x is 0; a false alarm behind a true one only ends the fast part
+         * early. */
+        odd = (word | (word - 0x20 * ones) | (quote - ones) | (backslash - ones)) & tops;
+        if (odd) break;
+        p += 8;
+    }
+    while (p < end && (unsigned char)*p >= 0x20 && (unsigned char)*p < 0x80 && *p != '"' && *p != '\\') p++;
+    return (size_t)(p - begin);
+}
+
 /* ---- UTF-8 ------------------------------------------------------------------------------------------------------- */
 
 /* How many bytes must follow one that is not ASCII, the next one from *low to *high and further ones from 0x80 to 0xbf

@@ -94,12 +94,173 @@ void tree_forget(struct tree_memory *memory)
     *memory = (struct tree_memory){ 0 };
 }
 
+/* ---- Skeletons --------------------------------------------------------------------------------------------------- */
+
+/* What a scanner has written is JSON without white space, whose only numbers are indexes, so there is nothing to check. (cJSON's own
+ * reader takes ten instructions and more for a character.) All of these move *at behind what they read; NULL: no memory. */
+static cJSON *take_value(const char **at);
+
+static cJSON *new_value(int type)
+{
+    cJSON *const value = tree_malloc(sizeof *value);
+    if (value) *value = (cJSON){ .type = type };
+    return value;
+}
+
+static void add_last(cJSON *to, cJSON *value)
+{
+    if (to->child == NULL) to->child = value;
+    else {
+        value->prev = to->child->prev;
+        value->prev->next = value;
+    }
+    to->child->prev = value;
+}
+
+/* Of the string that begins before `inside`, behind its quote. */
+static const char *closing_quote(const char *inside)
+{
+    for (const char *p = inside;; p++) {
+        int slashes = 0;
+        p = strchr(p, '"');
+        while (p[-1 - slashes] == '\\') slashes++;
+        if (slashes % 2 == 0) return p;
+    }
+}
+
+/* XXXX of \uXXXX. */
+static uint32_t code_at(const char *digits)
+{
+    uint32_t code = 0;
+    for (int i = 0; i < 4; i++) code = code * 16 + (uint32_t)text_hex_digit((unsigned char)digits[i]);
+    return code;
+}
+
+static char *put_utf8(char *to, uint32_t code)
+{
+    static const unsigned char first[] = { 0, 0, 0xc0, 0xe0, 0xf0 };
+    const int bytes = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (int i = bytes - 1; i > 0; i--, code >>= 6) to[i] = (char)(0x80 | (code & 0x3f));
+    to[0] = (char)(first[bytes] | code);
+    return to + bytes;
+}
+
+/* What the escape at `from` stands for, at *to. Returns what is behind it. */
+static const char *take_escape(const char *from, char **to)
+{
+    static const char shorts[] = "bfnrt", meanings[] = "\b\f\n\r\t";
+    if (from[1] != 'u') {
+        const char *const which = strchr(shorts, from[1]);
+        *(*to)++ = which ? meanings[which - shorts] : from[1];
+        return from + 2;
+    }
+    uint32_t code = code_at(from + 2);
+    from += 6;
+    if (code >= 0xd800 && code <= 0xdbff) { /* half of a pair */
+        code = 0x10000 + ((code - 0xd800) << 10) + (code_at(from + 2) - 0xdc00);
+        from += 6;
+    }
+    *to = put_utf8(*to, code);
+    return from;
+}
+
+/* An escape is longer than what it stands for. */
+static char *take_string(const char **at)
+{
+    const char *from = *at + 1, *const end = closing_quote(from);
+    char *const string = tree_malloc((size_t)(end - from) + 1), *to = string;
+    while (string && from < end) {
+        const char *const slash = memchr(from, '\\', (size_t)(end - from));
+        const size_t plain = (size_t)((slash ? slash : end) - from);
+        memcpy(to, from, plain);
+        to += plain;
+        from = slash ? take_escape(slash, &to) : end;
+    }
+    if (string) *to = '\0';
+    *at = end + 1;
+    return string;
+}
+
+static bool take_inside(cJSON *container, const char **at)
+{
+    const bool object = cJSON_IsObject(container);
+    while (*++*at != (object ? '}' : ']')) { /* behind the bracket, or behind a comma */
+        char *const name = object ? take_string(at) : NULL;
+        if (object && name == NULL) return false;
+        if (object) ++*at; /* the colon */
+        cJSON *const value = take_value(at);
+        if (value == NULL) {
+            tree_free(name);
+            return false;
+        }
+        value->string = name;
+        add_last(container, value);
+        if (**at != ',') break;
+    }
+    ++*at;
+    return true;
+}
+
+static cJSON *take_value(const char **at)
+{
+    const char first = **at;
+    const bool text = first == '"', container = first == '{' || first == '[';
+    cJSON *const value = new_value(first == '{'   ? cJSON_Object
+                                   : first == '[' ? cJSON_Array
+                                   : first == '"' ? cJSON_String
+                                   : first == 't' ? cJSON_True
+                                   : first == 'f' ? cJSON_False
+                                   : first == 'n' ? cJSON_NULL
+                                                  : cJSON_Number);
+    if (value == NULL) return NULL;
+    if ((container && !take_inside(value, at)) || (text && !(value->valuestring = take_string(at)))) {
+        cJSON_Delete(value);
+        return NULL;
+    }
+    if (container || text) return value;
+    if (!cJSON_IsNumber(value)) {
+        *at += first == 'f' ? sizeof "false" - 1 : sizeof "true" - 1;
+        return value;
+    }
+    uint64_t index = 0;
+    *at = text_read_number(*at, &index);
+    value->valueint = (int)index;
+    value->valuedouble = (double)index;
+    return value;
+}
+
+static cJSON *tree_of_skeleton(const char *text, size_t bytes)
+{
+    const char *at = text;
+    cJSON *const root = take_value(&at);
+    assert(root == NULL || at == text + bytes - 1);
+    (void)bytes;
+    return root;
+}
+
 cJSON *tree_keep(const char *text, size_t bytes)
 {
     pthread_once(&hooks_once, set_hooks);
     assert(!tree.open);
-    return cJSON_ParseWithLengthOpts(text, bytes, NULL, true);
+    return tree_of_skeleton(text, bytes);
 }
+
+cJSON *tree_parse(const char *text, size_t bytes)
+{
+    pthread_once(&hooks_once, set_hooks);
+    assert(!entered);
+    tree.open = true;
+    tree.used = 0;
+    return tree_of_skeleton(text, bytes);
+}
+
+void tree_delete(cJSON *root)
+{
+    cJSON_Delete(root);
+    tree.open = false;
+}
+
+/* ---- JSON in a string -------------------------------------------------------------------------------------------- */
 
 static bool is_space(char c)
 {
@@ -107,29 +268,36 @@ static bool is_space(char c)
 }
 
 /* A word of plain characters, in quotes, becomes the last of a list. Returns what is behind it; NULL: it is none, or too long for one. */
-static const char *take_word(const char *text, cJSON *list)
+static const char *take_word(const char *text, const char *end, cJSON *list)
 {
-    static const bool plain[256] = { [' ' ... '!'] = true, ['#' ... '['] = true, [']' ... '~'] = true };
-    char word[1 + PROTO_CONTEXT_BYTES] = { SCAN_STRING };
-    size_t length = 0;
     if (*text++ != '"') return NULL;
-    while (plain[(unsigned char)text[length]]) length++;
+    const size_t length = text_plain_run(text, end);
     if (text[length] != '"' || length >= PROTO_CONTEXT_BYTES) return NULL;
+    cJSON *const value = new_value(cJSON_String);
+    char *const word = value ? tree_malloc(1 + length + 1) : NULL;
+    if (word == NULL) {
+        cJSON_Delete(value);
+        return NULL;
+    }
+    word[0] = SCAN_STRING;
     memcpy(word + 1, text, length);
     word[1 + length] = '\0';
-    return cJSON_AddItemToArray(list, cJSON_CreateString(word)) ? text + length + 1 : NULL;
+    value->valuestring = word;
+    add_last(list, value);
+    return text + length + 1;
 }
 
 /* Of text that is a list of words, such as the ids of caches, of which there may be a thousand: the same tree in a fifth of the time.
  * NULL: it is something else, or there is a reason to refuse it, which the long way finds. */
-static cJSON *list_of_words(const char *text, int most, int *values)
+static cJSON *list_of_words(const char *text, size_t bytes, int most, int *values)
 {
+    const char *const end = text + bytes;
     cJSON *const list = *text == '[' ? cJSON_CreateArray() : NULL;
     int count = 1; /* the list */
     const char *at = list ? text + 1 : NULL;
     while (at) {
         while (is_space(*at)) at++;
-        at = ++count <= most ? take_word(at, list) : NULL;
+        at = ++count <= most ? take_word(at, end, list) : NULL;
         while (at && is_space(*at)) at++;
         if (at == NULL || *at != ',') break;
         at++;
@@ -149,14 +317,15 @@ static cJSON *list_of_words(const char *text, int most, int *values)
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value)
 {
     pthread_once(&hooks_once, set_hooks);
-    if (2 * strlen(text) < limits->skeleton_bytes && (*value = list_of_words(text, limits->values - *values, values)))
+    const size_t length = strlen(text);
+    if (2 * length < limits->skeleton_bytes && (*value = list_of_words(text, length, limits->values - *values, values)))
         return ATTN_OK;
     proto_limits left = *limits;
     attn_error err = { 0 };
     attn_status status = ATTN_NO_MEMORY;
     left.values -= *values;
     scan *const s = scan_new_plain(&left, 0);
-    if (s) status = scan_feed(s, text, strlen(text), &err);
+    if (s) status = scan_feed(s, text, length, &err);
     if (status == ATTN_OK) status = scan_finish(s, &err);
     if (status == ATTN_OK) {
         size_t bytes;
@@ -167,21 +336,6 @@ attn_status tree_of_text(const char *text, const proto_limits *limits, int *valu
     }
     scan_free(s);
     return status == ATTN_NO_MEMORY || status == ATTN_TOO_LARGE ? status : ATTN_OK;
-}
-
-cJSON *tree_parse(const char *text, size_t bytes)
-{
-    pthread_once(&hooks_once, set_hooks);
-    assert(!entered);
-    tree.open = true;
-    tree.used = 0;
-    return cJSON_ParseWithLengthOpts(text, bytes, NULL, true);
-}
-
-void tree_delete(cJSON *root)
-{
-    cJSON_Delete(root);
-    tree.open = false;
 }
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */

@@ -305,7 +305,7 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
             if (p == NULL) continue;
             const attn_dims d = attn_dims_of(p);
             const double each = 2 * (double)(d.D + d.Dv) * (p->op == ATTN_OP_BACKWARD ? 2.5 : 1);
-            const double own = closer ? attn_scores(p) : attn_flops(p) / each;
+            const double own = closer ? attn_scores(p) : (job->call->count == 1 ? job->flops : attn_flops(p)) / each;
             scores += own;
             flops += own * each;
         }

@@ -27,12 +27,13 @@ static const char *shape_text(const struct cache_shape *shape, char text[96])
     return text;
 }
 
-/* The cache of a row, or why there is none. */
+/* The cache of a row, or why there is none. Of many rows: what was found before is not looked for, and no text is made. */
 static struct cache *find_row(const struct cache_step *step, int row, int64_t now_ms, attn_error *err)
 {
     char member[32], what[32];
-    struct cache *const cache = cache_known(step->caches, step->caller, step->ids[row],
-                                            now_ms); /* of many rows: no text is made */
+    struct cache *cache = step->burials == step->caches->burials ? step->row[row].cache : NULL;
+    if (cache == NULL || cache_is_expired(cache, now_ms))
+        cache = cache_known(step->caches, step->caller, step->ids[row], now_ms);
     if (cache) return cache;
     snprintf(member, sizeof member, "/caches/%d", row);
     snprintf(what, sizeof what, "caches: [%d]", row);
@@ -97,13 +98,14 @@ static attn_status look(struct cache_step *step, attn_error *err)
 {
     struct cache *first = NULL;
     const uint64_t number = ++step->caches->looks;
+    step->burials = step->caches->burials;
     const int64_t now_ms = clock_ms();
     for (int row = 0; row < step->rows; row++) {
         struct cache *cache = find_row(step, row, now_ms, err);
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
-        step->row[row].cache = cache; /* while the lock is held; begin() finds it again */
+        step->row[row].cache = cache; /* until one is buried: find_row() */
         if (first == NULL) first = cache;
         const attn_status status = goes_along(step, first, cache, row, err);
         if (status != ATTN_OK) return status;
@@ -332,6 +334,7 @@ static attn_status ask(struct cache_step *step, uint64_t scan, bool *wait, attn_
         if (cache == NULL) return ATTN_NOT_FOUND;
         step->row[row] = (struct cache_row){ .cache = cache, .before = cache->length };
     }
+    step->burials = step->caches->burials;
     *wait = is_blocked(step, scan);
     for (int row = 0; row < step->rows && *wait && scan != 0; row++) step->row[row].cache->wanted = scan;
     return ATTN_OK;

@@ -43,17 +43,12 @@ static struct cache **bucket_of(const struct caches *caches, const char *id)
     return (struct cache **)&caches->buckets[random * UINT64_C(0x9e3779b97f4a7c15) >> 32 & (BUCKETS - 1)];
 }
 
-static bool is_expired(const struct cache *cache, int64_t now_ms)
-{
-    return cache->users == 0 && now_ms - cache->used_ms >= cache->ttl_ms;
-}
-
 struct cache *cache_known(const struct caches *caches, const struct caller *caller, const char *id, int64_t now_ms)
 {
     if (strnlen(id, CACHE_ID_BYTES) != CACHE_ID_CHARS) return NULL;
     struct cache *cache = *bucket_of(caches, id);
     while (cache && memcmp(cache->id, id, CACHE_ID_CHARS) != 0) cache = cache->chain;
-    return cache && cache->caller == caller && !is_expired(cache, now_ms) ? cache : NULL;
+    return cache && cache->caller == caller && !cache_is_expired(cache, now_ms) ? cache : NULL;
 }
 
 struct cache *cache_find(struct caches *caches, const struct caller *caller, const char *id, const char *member,
@@ -237,6 +232,7 @@ static void cache_free(struct cache *cache)
 
 void cache_bury(struct caches *caches, struct cache *cache)
 {
+    caches->burials++;
     if (!cache->dead) link_out(caches, cache);
     forget_sequence(caches, cache);
     cache->dead = true;
@@ -287,7 +283,7 @@ void caches_expire_all(struct caches *caches, int64_t now_ms)
 {
     for (struct cache *cache = caches->oldest, *next; cache; cache = next) {
         next = cache->newer;
-        if (!is_expired(cache, now_ms)) continue;
+        if (!cache_is_expired(cache, now_ms)) continue;
         caches->expired++;
         metrics_add(METRIC_CACHE_ENDS, "expired", NULL, 1);
         cache_bury(caches, cache);
@@ -301,7 +297,7 @@ void caches_expire(struct caches *caches, int64_t now_ms)
     caches->looked_at = NULL;
     for (int i = 0; cache && i < CACHES_EXPIRE_LOOKS; i++) {
         struct cache *const next = cache->newer;
-        if (is_expired(cache, now_ms)) {
+        if (cache_is_expired(cache, now_ms)) {
             caches->expired++;
             metrics_add(METRIC_CACHE_ENDS, "expired", NULL, 1);
             cache_bury(caches, cache);
@@ -484,7 +480,8 @@ attn_status caches_create(struct caches *caches, struct caller *caller, const st
 static struct cache *sequence_of(struct caches *caches, const struct caller *caller, const char *name)
 {
     struct cache *cache = *sequence_bucket(caches, name);
-    while (cache && (cache->caller != caller || strcmp(cache->sequence, name) != 0 || is_expired(cache, clock_ms())))
+    while (cache &&
+           (cache->caller != caller || strcmp(cache->sequence, name) != 0 || cache_is_expired(cache, clock_ms())))
         cache = cache->next_sequence;
     return cache;
 }
@@ -537,7 +534,7 @@ void caches_list(struct caches *caches, const struct caller *caller, struct cach
     *written = *count = 0;
     pthread_mutex_lock(&caches->lock);
     for (const struct cache *cache = caches->oldest; cache; cache = cache->newer) {
-        if (cache->caller != caller || is_expired(cache, now_ms)) continue;
+        if (cache->caller != caller || cache_is_expired(cache, now_ms)) continue;
         if (found < room) memcpy(infos[found++].id, cache->id, sizeof cache->id);
         ++*count;
     }

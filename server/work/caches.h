@@ -142,6 +142,7 @@ struct cache_step {
     int64_t move_count;
     bool ends;             /* a commit deletes its caches: a sequence ends */
     struct cache_row *row; /* caches.c's */
+    uint64_t burials;      /* when its caches were found there */
     float *scales;         /* of its own memory */
 };
 

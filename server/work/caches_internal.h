@@ -50,6 +50,7 @@ struct caches {
     int64_t expired, lost_ids;
     bool lost_pool; /* there was one */
     uint64_t looks;
+    uint64_t burials; /* so far: what was found since the last one is still there */
     struct pool pools[CONFIG_MAX_DEVICES];
     struct cache *buckets[BUCKETS], *sequences[BUCKETS];
     struct cache *oldest, *newest;
@@ -79,6 +80,11 @@ static inline int64_t cache_pages_for(const struct cache *cache, int64_t length)
 static inline int64_t cache_run_bytes(const struct caches *caches, const struct cache *cache)
 {
     return (int64_t)cache->run * (int64_t)pages_granule(cache_pages_of(caches, cache));
+}
+
+static inline bool cache_is_expired(const struct cache *cache, int64_t now_ms)
+{
+    return cache->users == 0 && now_ms - cache->used_ms >= cache->ttl_ms;
 }
 
 /* All with the lock held. */

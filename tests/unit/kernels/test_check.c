@@ -272,7 +272,7 @@ static void test_packed_lengths(void **state)
 static void test_pages(void **state)
 {
     static int32_t far[] = { 5, 6, 0, 0, 0, 0 }, below[] = { 5, 0, 0, -3, 0, 0 }, long_[] = { 4, 10 },
-                   both[] = { 4, 1 }, none[] = { 0, 0 };
+                   both[] = { 4, 1 }, growing[] = { 4, 7 }, none[] = { 0, 0 };
     (void)state;
     SAYS(paged, INVALID, "/seqlens_k", "seqlens_k: is required with page_table, the number of keys of each row",
          p.seqlens_k.rank = 0);
@@ -323,6 +323,10 @@ static void test_pages(void **state)
          "have 3 "
          "slots",
          p.page_table.data = below, p.seqlens_k.data = both);
+    SAYS(paged, INVALID, "/page_table/data", /* rows that are one row: the second reads more of it */
+         "page_table: [1, 2] is 99, must be between 0 and 5, a page of k; it is read, for seqlens_k[1] is 7 and pages "
+         "have 3 slots",
+         p.page_table.stride[0] = 0, p.seqlens_k.data = growing);
     SAYS(paged, INVALID, "/bias/shape/3", "bias: shape[3] is 4, must be 9, the keys of k",
          p.bias = TENSOR(bias32, ATTN_F32, 1, 1, 1, 4));
     PASSES(paged, p.k.stride[0] = 5, p.v.stride[0] = 0); /* pages may overlap */

@@ -1,4 +1,5 @@
-/* Text that stands in a string of a request: a list of words is read in a way of its own, and becomes what it becomes in the other. */
+/* Trees: what a scanner wrote becomes what cJSON makes of it; text that stands in a string of a request: a list of words is read in a way
+ * of its own, and becomes what it becomes in the other. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -116,9 +117,66 @@ static void test_trees_of_a_memory_go_with_it(void **state)
     }
 }
 
+/* As scanners write them. */
+static const char *const skeletons[] = {
+    "{}",
+    "[]",
+    "true",
+    "false",
+    "null",
+    "0",
+    "1234567",
+    "\"\"",
+    "\"stext\"",
+    "{\"q\":{\"shape\":[\"n1\",\"n-2\"],\"data\":0},\"k\":1,\"\":[[],{},[[null]]],\"causal\":true,\"q\":false}",
+    "[[[[[]]]],{\"a\":{\"b\":{\"c\":[{}]}}}]",
+    "\"s\\\"\"",
+    "\"s\\\\\"",
+    "\"s\\\\\\\"x\\\\\\\\\"",
+    "{\"\\\\\":\"s\\\\\",\"\\\"\":\"s[\\\"a\\\",\\\"b\\\"]\"}",
+    "\"s\\b\\f\\n\\r\\t\\/\\\\\\\"/\"",
+    "\"s\\u0041\\u00e9\\u00E9\\u07ff\\u0800\\ud7ff\\ue000\\uffff\"",
+    "\"s\\ud800\\udc00 \\uDBFF\\uDFFF \\ud83d\\ude00\"",
+    "\"s\xc3\xa9 \x7f \xf0\x9f\x98\x80\"",
+};
+
+static void test_a_skeleton_becomes_what_cjson_makes_of_it(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof skeletons / sizeof *skeletons; i++) {
+        const size_t bytes = strlen(skeletons[i]) + 1;
+        cJSON *const want = cJSON_ParseWithLengthOpts(skeletons[i], bytes, NULL, true);
+        cJSON *const kept = tree_keep(skeletons[i], bytes), *const parsed = tree_parse(skeletons[i], bytes);
+        assert_non_null(want);
+        char *const says[] = { cJSON_PrintUnformatted(want), cJSON_PrintUnformatted(kept),
+                               cJSON_PrintUnformatted(parsed) };
+        assert_string_equal(says[1], says[0]);
+        assert_string_equal(says[2], says[0]);
+        for (int n = 0; n < 3; n++) cJSON_free(says[n]);
+        tree_delete(parsed);
+        cJSON_Delete(kept);
+        cJSON_Delete(want);
+    }
+}
+
+/* The last of a list is found from the first, as cJSON has it. */
+static void test_a_list_can_be_added_to(void **state)
+{
+    static const char text[] = "[0,1]";
+    (void)state;
+    cJSON *const list = tree_keep(text, sizeof text);
+    assert_true(cJSON_AddItemToArray(list, cJSON_CreateNumber(2)));
+    cJSON_Delete(cJSON_DetachItemFromArray(list, 1));
+    assert_int_equal(cJSON_GetArraySize(list), 2);
+    assert_int_equal(cJSON_GetArrayItem(list, 1)->valueint, 2);
+    cJSON_Delete(list);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_skeleton_becomes_what_cjson_makes_of_it),
+        cmocka_unit_test(test_a_list_can_be_added_to),
         cmocka_unit_test(test_a_list_of_words_is_what_it_is_to_the_scanner),
         cmocka_unit_test(test_trees_of_a_memory_go_with_it),
     };

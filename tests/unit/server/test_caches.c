@@ -296,6 +296,31 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     assert_string_equal(err.text, "length: is 201, the cache has 200 positions");
 }
 
+/* A step does not look twice for what it has found, but where something has gone since. */
+static void test_what_goes_between_look_and_begin_is_gone(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info two[] = { made(rig, rig->caller), made(rig, rig->caller) }, third = made(rig, rig->caller);
+    struct trial t;
+    attn_error err;
+    bool wait;
+    for (int i = 0; i < 2; i++) assert_int_equal(append(rig, &two[i], 10, 100 * i, true, &err), ATTN_OK);
+
+    assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK); /* another one goes */
+    assert_int_equal(caches_delete(rig->caches, rig->caller, third.id, &err), ATTN_OK);
+    assert_int_equal(begin(&t, 0, &wait, &err), ATTN_OK);
+    assert_int_equal(t.step.table_lengths[1], 10);
+    end(&t, true);
+
+    assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK); /* one of its own */
+    assert_int_equal(caches_delete(rig->caches, rig->caller, two[1].id, &err), ATTN_OK);
+    assert_int_equal(caches_ask(&t.step, 1, &wait, &err), ATTN_NOT_FOUND);
+    assert_string_equal(err.member, "/caches/1");
+    assert_int_equal(begin(&t, 0, &wait, &err), ATTN_NOT_FOUND);
+    end(&t, false);
+    assert_int_equal(append(rig, &two[0], 5, 10, true, &err), ATTN_OK);
+}
+
 static void test_a_step_knows_what_its_rows_have_in_common(void **state)
 {
     struct rig *rig = *state;
@@ -810,6 +835,7 @@ int main(void)
         cmocka_unit_test(test_granules_grow_with_the_memory),
         WITH_RIG(test_positions_are_where_the_table_says),
         WITH_RIG(test_a_fork_shares_pages_until_one_of_them_writes),
+        WITH_RIG(test_what_goes_between_look_and_begin_is_gone),
         WITH_RIG(test_a_step_knows_what_its_rows_have_in_common),
         WITH_RIG(test_forks_of_a_long_cache_have_a_limit),
         WITH_RIG(test_a_full_pool_changes_nothing),
