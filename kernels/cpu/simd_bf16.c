@@ -95,9 +95,11 @@ VEC __m512i get_bf16(const void *X, attn_dtype dtype, int64_t stride, int rows, 
 
 static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda)
 {
+    const int ahead = simd_ahead(dtype, stride, rows);
     __mmask32 bad = 0;
     for (int r = 0; r < rows; r++) {
         uint16_t *a = (uint16_t *)A + r * lda;
+        simd_ask_ahead(X, dtype, stride, cols, r, ahead);
         for (int c = 0; c < cols; c += 32)
             _mm512_storeu_si512(a + c, get_bf16(X, dtype, stride, rows, cols, r, c, &bad));
     }
@@ -106,8 +108,10 @@ static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
 
 static bool pack_b(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb)
 {
+    const int ahead = simd_ahead(dtype, stride, rows);
     __mmask32 bad = 0;
     for (int r = 0; r < simd_round_up(rows, K_MULTIPLE); r += 2) {
+        simd_ask_ahead(X, dtype, stride, cols, r, ahead);
         for (int c = 0; c < cols; c += SIMD_PANEL) {
             const __m512i x0 = get_bf16(X, dtype, stride, rows, cols, r, c, &bad);
             const __m512i x1 = get_bf16(X, dtype, stride, rows, cols, r + 1, c, &bad);
@@ -121,9 +125,11 @@ static bool pack_b(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
 
 static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb)
 {
+    const int ahead = simd_ahead(dtype, stride, rows);
     __mmask32 bad = 0;
     vf t[16];
     for (int r = 0; r < simd_round_up(rows, SIMD_PANEL); r += 16) {
+        simd_ask_ahead(X, dtype, stride, cols, r, ahead);
         for (int c = 0; c < cols; c += 32) {
             for (int i = 0; i < 16; i++)
                 t[i] = _mm512_castsi512_ps(get_bf16(X, dtype, stride, rows, cols, r + i, c, &bad));

@@ -48,9 +48,11 @@ VEC bool is_tame(vf sum)
 
 VEC bool pack_a_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, float *A, int64_t lda)
 {
+    const int ahead = simd_ahead(dtype, stride, rows);
     vf tame = v_zero();
     for (int r = 0; r < rows; r++) {
         const void *x = simd_row(X, dtype, stride, r);
+        simd_ask_ahead(X, dtype, stride, cols, r, ahead);
         float *a = A + r * lda;
         for (int c = 0; c < cols; c += V_LANES) {
             const int n = min_int(cols - c, V_LANES);
@@ -71,9 +73,11 @@ static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
 
 VEC bool pack_b_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, float *B, int64_t ldb)
 {
+    const int ahead = simd_ahead(dtype, stride, rows);
     vf tame = v_zero();
     for (int r = 0; r < rows; r++) {
         const void *x = simd_row(X, dtype, stride, r);
+        simd_ask_ahead(X, dtype, stride, cols, r, ahead);
         for (int c = 0; c < (int)simd_round_up(cols, SIMD_PANEL); c += V_LANES) {
             const int n = cols - c;
             const vf v = n >= V_LANES ? v_get(x, dtype, c) : n > 0 ? v_get_n(x, dtype, c, n) : v_zero();
@@ -130,8 +134,10 @@ static bool pack_at(int rows, int cols, const void *X, attn_dtype dtype, int64_t
 
 VEC bool pack_bt_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, float *B, int64_t ldb)
 {
+    const int ahead = simd_ahead(dtype, stride, rows);
     vf tame = v_zero(), t[V_LANES];
     for (int r = 0; r < (int)simd_round_up(rows, SIMD_PANEL); r += V_LANES) {
+        simd_ask_ahead(X, dtype, stride, cols, r, ahead);
         for (int c = 0; c < cols; c += V_LANES) {
             tame = v_add(tame, get_square(dtype, rows, cols, X, stride, r, c, t));
             float *b = B + r / SIMD_PANEL * ldb + (int64_t)c * SIMD_PANEL + r % SIMD_PANEL;

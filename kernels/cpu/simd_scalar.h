@@ -112,6 +112,34 @@ static inline const void *simd_row(const void *X, attn_dtype dtype, int64_t stri
     return (const char *)X + r * stride * simd_dtype_bytes(dtype);
 }
 
+/* Packing reads the rows of one head. In memory those of all heads of a token lie between them: no processor guesses what comes
+ * next, and rows that are in no cache are waited for one by one. So while SIMD_AHEAD rows are read the next are asked for: the rows
+ * before `ahead`, which are all, or none where they lie so close together that they are likely in a cache. */
+enum { SIMD_AHEAD = 16, SIMD_CLOSE = 48 << 10 };
+static inline int simd_ahead(attn_dtype dtype, int64_t stride, int rows)
+{
+    return rows * stride * simd_dtype_bytes(dtype) > SIMD_CLOSE ? rows : 0;
+}
+
+/* Not inline: the loops around it would lose registers to it. */
+static __attribute__((noinline, unused)) void simd_ask_for(const void *X, attn_dtype dtype, int64_t stride, int cols,
+                                                           int from, int to)
+{
+    for (int r = from; r < to; r++) {
+        const char *row = simd_row(X, dtype, stride, r);
+        for (int at = 0; at < cols * simd_dtype_bytes(dtype); at += 64) __builtin_prefetch(row + at);
+    }
+    __asm__ volatile(""); /* or gcc leaves the calls out: to it a function that only prefetches does nothing */
+}
+
+/* When row r is read. */
+static inline void simd_ask_ahead(const void *X, attn_dtype dtype, int64_t stride, int cols, int r, int ahead)
+{
+    const int from = r + SIMD_AHEAD;
+    if (r % SIMD_AHEAD == 0 && from < ahead)
+        simd_ask_for(X, dtype, stride, cols, from, from + SIMD_AHEAD < ahead ? from + SIMD_AHEAD : ahead);
+}
+
 static inline void *simd_row_out(void *X, attn_dtype dtype, int64_t stride, int64_t r)
 {
     return (char *)X + r * stride * simd_dtype_bytes(dtype);
