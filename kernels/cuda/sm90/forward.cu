@@ -576,6 +576,7 @@ __global__ void __launch_bounds__(128) repair_rows(const __grid_constant__ cuda_
 /* Of sequences of least_Sk to most_Sk keys. */
 template <typename T, class X> cudaError_t launch(const forward_job &job, int least_Sk, int most_Sk)
 {
+    static_assert(4 * X::C <= MOST_WARPS && X::BM >= LEAST_BM, "what layout_of has room for");
     const attn_geometry &g = job.read.g;
     const attn_dims &d = g.dims;
     const extent e = extent_of(d);

@@ -103,7 +103,8 @@ int64_t per_head_of(const attn_dims &d, int BM)
     return d.packed ? d.total_q / BM + d.B : attn_tiles(d.Sq, BM);
 }
 
-const int HEADER = 128; /* bytes before the flags: a counter */
+const int HEADER = 128;    /* bytes before the flags: a counter */
+const int MOST_WARPS = 16; /* of a tile of work, of all shapes: a flag each */
 
 /* Scratch: the counter; a flag per warp and tile; for FlashMask the extremes of each tile of keys; of float8, q, k
  * and v as bfloat16. */
@@ -118,7 +119,7 @@ layout layout_of(const attn_problem *p, const attn_dims &d)
     const int64_t wide[3] = { e.rows_q * d.H * pitch_of(d.D), e.rows_k * d.Hk * pitch_of(d.D),
                               e.rows_k * d.Hk * pitch_of(d.Dv) };
     layout x;
-    x.extremes = HEADER + (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * 12 + 127) / 128 * 128;
+    x.extremes = HEADER + (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * MOST_WARPS + 127) / 128 * 128;
     x.bytes = x.extremes;
     if (p->mask_startend_rows.rank)
         x.bytes += (e.B * d.H * attn_tiles(d.Sk, LEAST_BN) * (int64_t)sizeof(attn_mask_extremes) + 127) / 128 * 128;
@@ -138,7 +139,8 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const attn_dims &d = g.dims;
     const extent e = extent_of(d);
     if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
-    if (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * 12 >= INT32_MAX) return false; /* tiles are counted in 32 bits */
+    if (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * MOST_WARPS >= INT32_MAX)
+        return false; /* tiles are counted in 32 bits */
     if (!mods_fit(p, g)) return false;
     if (p->mask_startend_rows.rank && (d.packed || attn_tiles(e.rows_k, LEAST_BN) > MOST_KEY_TILES)) return false;
     if (p->out.rank && !tma_walkable(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv, 8)) return false;
