@@ -73,6 +73,8 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, bool SCORE_MODS_ =
     static const bool LATE_WAIT = D == 128 || D == 192; /* for O, see release_K_late */
     static const bool READ_ANEW = LATE_WAIT && C == 2;  /* a thread's place in the block, for registers are short */
     static const bool TRIMS = BN == 128; /* a warpgroup that sees at most half of its last tile computes half of it */
+    /* See softmax_step. 2 is slower where a tile has few keys, and with options there is no register for it. */
+    static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
     /* For masks that hide no first keys: tiles of keys that all of a warpgroup's rows see have a loop of their own. */
     static const bool RIGHT_ONLY = D == 128 && C == 2 && !SCORE_MODS;
     static const bool ENDS_EARLY = D == 128; /* lse and the last factors are computed under the last product */
@@ -383,7 +385,7 @@ template <typename T, class X> struct attention {
                 mask<N, X::RIGHT_ONLY, BN / 2>(S, t.band, t.i0, j * BN, lane());
             else mask<N, X::RIGHT_ONLY>(S, t.band, t.i0, j * BN, lane());
         }
-        softmax_step<N, X::D == 128>(S, state, rescale, reference, midway);
+        softmax_step<N, X::IN_TURN>(S, state, rescale, reference, midway);
     }
 
     /* K goes back in the middle of the softmax where LATE_WAIT: ptxas moves the wait for O up to the arrival before it,

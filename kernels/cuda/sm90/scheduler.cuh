@@ -24,8 +24,9 @@ struct tile_order {
     int section;  /* heads that are walked together */
 };
 
-/* Its plan. head_bytes: K and V that a query head reads; uneven: tiles differ in length. */
-static inline tile_order tile_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, bool uneven)
+/* Its plan. head_bytes: K and V that a query head reads; uneven: tiles differ in length; share: bytes of a section. */
+static inline tile_order tile_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, bool uneven,
+                                       int64_t share = L2_SHARE)
 {
     tile_order x;
     x.per_head = (int)per_head;
@@ -33,7 +34,7 @@ static inline tile_order tile_order_of(int64_t per_head, int64_t heads, int64_t 
     x.tiles = x.per_head * x.heads;
     x.section = 1;
     if (uneven)
-        while (x.section < x.heads && x.section * 2 * head_bytes <= L2_SHARE) x.section *= 2;
+        while (x.section < x.heads && x.section * 2 * head_bytes <= share) x.section *= 2;
     return x;
 }
 

@@ -35,8 +35,8 @@ struct softmax {
  *
  * IN_TURN: the second row's maximum is found under the first row's exponentials, for it begins with a number that needs
  * the first row's and changes nothing. ptxas else finds both before all exponentials, or not, as any change elsewhere
- * has it. */
-template <int N, bool IN_TURN = false, class REFERENCE, class F>
+ * has it. IN_TURN = 2: that number needs the first of these exponentials too, so that they begin before it. */
+template <int N, int IN_TURN = 0, class REFERENCE, class F>
 DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
     float top[4] = { S[0], S[1], S[2], S[3] }, base[2], sum[4] = { 0, 0, 0, 0 };
@@ -50,7 +50,11 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         if (IN_TURN && half == 1) {
-            const float least = fminf(x.m[0], x.m[1]);
+            float least = fminf(x.m[0], x.m[1]);
+            if (IN_TURN == 2) {
+                S[1] = exp2_fast(fmaf(S[1], reference.c, -base[0]));
+                least = fmaf(S[1], 0, least); /* or NaN, which a maximum passes over */
+            }
             top[2] = fmaxf(top[2], least), top[3] = fmaxf(top[3], least);
         }
         if (IN_TURN) find_maxima(half * 2, half * 2 + 2);
@@ -67,7 +71,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             float &s = S[n * 4 + e];
-            s = exp2_fast(fmaf(s, reference.c, -base[e / 2]));
+            if (!(IN_TURN == 2 && n == 0 && e == 1)) s = exp2_fast(fmaf(s, reference.c, -base[e / 2]));
             sum[e] += s;
             if (e == 1 && n == N / 16 - 1) midway(sum[e]);
         }
