@@ -464,7 +464,7 @@ cudaError_t launch_form(const cuda_chip *chip, const cuda_args &a, const scratch
     if constexpr (D <= 128 && !SCORE_MODS) code = launch_wide<T, D>(chip, a, w, stream);
     else if constexpr (D <= 128) code = launch_dkdv<T, D, SCORE_MODS, DK | DV>(a, w, stream);
     else {
-        const scratch without_dq = { w.s, w.values, nullptr, false };
+        const scratch without_dq = { w.s, w.values };
         code = launch_dkdv<T, D, SCORE_MODS, DK>(a, w, stream);
         if (code == cudaSuccess) code = launch_dkdv<T, D, SCORE_MODS, DV>(a, without_dq, stream);
     }
@@ -548,7 +548,7 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
 
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
-    backward_run run;
+    backward_run run = {};
     cudaError_t code = begin_backward(chip, stream, plan, adds_dq(plan), memory, &run);
     if (code == cudaSuccess)
         code = plan->problem->q.dtype == ATTN_BF16
@@ -586,7 +586,6 @@ cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const att
     k.s.rest = k.s.delta + query_rows(a.g.dims);
     k.values = (row_values *)(at + w.rows);
     k.sums = w.sums ? (float *)(at + w.rows + w.values) : nullptr;
-    k.by_lane = false;
     if (!plan->problem->out.rank) {
         recomputed_forward forward;
         if (!plan_recomputed(&forward, generic_forward, chip, plan, out, out + w.out))

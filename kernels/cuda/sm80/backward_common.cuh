@@ -19,13 +19,13 @@ DEVICE void add_fragment(float *sums, int lane, const float (&x)[4])
     for (int e = 0; e < 4; e++) atomicAdd(sums + e * 32 + lane, x[e]);
 #endif
 }
-DEVICE float4 read_fragment(const float *sums, int lane, bool by_lane)
+DEVICE float4 read_fragment(const float *sums, int lane)
 {
 #if __CUDA_ARCH__ >= 900
-    by_lane = true;
-#endif
-    if (by_lane) return *(const float4 *)(sums + lane * 4);
+    return *(const float4 *)(sums + lane * 4);
+#else
     return make_float4(sums[lane], sums[32 + lane], sums[64 + lane], sums[96 + lane]);
+#endif
 }
 
 /* row_values to shared memory, by 32 threads of the block. */
@@ -53,7 +53,7 @@ __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const save
     }
 }
 
-/* delta = rowsum(dO O) - dlse, lse dense and as row_values; zeros in the sums. A block a query tile and head.
+/* delta = rowsum(dO O) - dlse, lse dense and as row_values; zeros in the sums, or in the account of them. A block a query tile and head.
  * Eight blocks a multiprocessor: lse_in_parts() would take the registers of two of them, and reading needs many loads on their
  * way. */
 template <typename T, int D>
@@ -63,10 +63,12 @@ __global__ void __launch_bounds__(128, 8)
     const int LANES = D / 8, STEP = 128 / LANES; /* threads a row, rows at a time */
     const attn_geometry &g = a.g;
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
+    const int word = ((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * 128 + threadIdx.x;
+    if (word < w.words) w.account[word] = word < w.ready ? 2 : 0;
     if (!place.exists) return;
     const head_args &x = place.x;
     const int64_t tile = query_tile(a, x.s, (int)x.b, (int)x.h, place.i0 / BM);
-    if (w.sums)
+    if (w.sums && (!w.account || w.ready))
         for (int n = threadIdx.x; n < BM * D / 4; n += 128) zero_4(w.sums + tile * BM * D + n * 4);
 
     const attn_view &dout = g.view[ATTN_T_dout], &dlse = g.view[ATTN_T_dlse], &lse = g.view[ATTN_T_lse];
@@ -236,8 +238,7 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
         for (int chunk = 0; chunk < EACH; chunk += CHUNK) {
             float4 sum[CHUNK];
 #pragma unroll
-            for (int k = 0; k < CHUNK; k++)
-                sum[k] = read_fragment(sums + ((chunk + k) * 8 + warp) * 128, lane, w.by_lane);
+            for (int k = 0; k < CHUNK; k++) sum[k] = read_fragment(sums + ((chunk + k) * 8 + warp) * 128, lane);
 #pragma unroll
             for (int k = 0; k < CHUNK; k++) {
                 const int n = (chunk + k) * 8 + warp; /* in the order of fragment_at() */
@@ -252,7 +253,7 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
 #pragma unroll 1
         for (int n = warp; n < BM / 16 * (D / 8); n += 8) {
             const int r = n / (D / 4) * 32 + n % 2 * 16 + lane / 4, d = n / 2 % (D / 8) * 8 + lane % 4 * 2;
-            const float4 sum = read_fragment(sums + n * 128, lane, w.by_lane);
+            const float4 sum = read_fragment(sums + n * 128, lane);
 #pragma unroll 1
             for (int e = 0; e < 4; e++) {
                 const float y = (e == 0 ? sum.x : e == 1 ? sum.y : e == 2 ? sum.z : sum.w) * x.scale;

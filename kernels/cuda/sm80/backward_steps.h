@@ -4,7 +4,10 @@
  *   begin_backward   the forward, where out and lse are not given; then `prepare`: delta = rowsum(dO O) - dlse, lse and
  *                    delta by query tiles, zeros in the sums of dQ
  *   the main kernel  dK, dV, and dQ of all its keys added to the sums
- *   end_backward     `finish`: dQ = scale * sums, in its dtype; dbias, dalibi_slopes and dsinks where wanted */
+ *   end_backward     `finish`: dQ = scale * sums, in its dtype; dbias, dalibi_slopes and dsinks where wanted
+ *
+ * A main kernel may keep account of the sums by itself, in words that prepare clears: then the sums need no zeros, and it does
+ * what finish does (sm90/backward.cu). */
 #ifndef ATTN_SM80_BACKWARD_STEPS_H
 #define ATTN_SM80_BACKWARD_STEPS_H
 
@@ -25,7 +28,8 @@ struct backward_scratch {
     saved s;
     row_values *values;
     float *sums;
-    bool by_lane; /* sums: a lane's four floats lie together whatever the code was compiled for; sm90/ sets it */
+    uint32_t *account; /* words that prepare clears, in place of the sums; NULL: none */
+    int words, ready;  /* of them; so many are 2, and then the sums have zeros all the same; else 0 */
 };
 
 /* Query tiles of all heads are counted through; packed, sequence b owns those from cu[b] / QUERY_TILE + b on, as in
@@ -57,6 +61,7 @@ struct backward_run {
     cuda_args args;
     backward_scratch scratch;
 };
+/* run->scratch.account, words and ready are the caller's. */
 cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, bool adds, void *memory,
                            backward_run *run);
 cudaError_t end_backward(cudaStream_t stream, const attn_plan *plan, const backward_run &run);

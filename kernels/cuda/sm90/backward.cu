@@ -20,6 +20,7 @@
  *     producer, warp 3                     issue dP[n + 1];  wait S
  *       the next tile of keys              P = exp(S);  wait dK, dP                                      dK, dP
  *                                        dQ of the last;  dK = scale dK, dV
+ *                                        no more keys: dQ = scale sums
  *
  * dQ of a tile needs dS of both consumers and is made a round later, so that neither waits for the other: one may be a
  * round ahead, and dS has three stages. What decides the rate is which arithmetic runs beside a warpgroup's own products, and that no
@@ -35,8 +36,9 @@
  * At D = 128 a tile of 64 queries may be hidden from one consumer's keys and not from the other's, at both ends of what a block sees: a
  * consumer passes such a round, and leaves the tensor cores to the other.
  *
- * dQ is added to float32 sums in global memory by the copy engine (cp.reduce.async.bulk), in the order of
- * sm80/backward_steps.h, whose kernels make the values of the rows before and dQ of the sums behind.
+ * dQ is added to float32 sums in global memory by the copy engine (cp.reduce.async.bulk), in the order of sm80/backward_steps.h, whose
+ * prepare makes the values of the rows before. The sums have no zeros to begin with: the first part of a tile is stored (see sender), for
+ * which blocks that see the same queries begin with different ones. Blocks that find no more keys make dQ of the sums (backward_dq.cuh).
  *
  * What lies past the end of a tensor arrives as zeros (tma.cuh). Packed, or with lengths, rows past the end of a sequence
  * are another's: they are made zeros in shared memory, for P = 0 times NaN is NaN.
@@ -52,11 +54,11 @@
  * while they make the next. So a block waits only for tiles that running blocks have claimed before.
  * Under a causal mask the last keys come first: the first addition is then by the tile that begins with it, and hardly anybody waits.
  *
- * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK or dV is not
- * finite leaves a mark, and repair_keys computes its rows one by one; `finish` does the same for dQ.
+ * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK, dV or dQ is
+ * not finite leaves a mark, and `repair` computes its rows one by one.
  *
  * What the warps of a block agree on, and the producer's warps, are in backward_rounds.cuh; the consumers are here. */
-#include "backward_rounds.cuh"
+#include "backward_dq.cuh"
 
 namespace {
 
@@ -449,7 +451,7 @@ template <typename T, class X> struct gradients {
         return finish(dK, p.scale, ATTN_T_dk, a.g.dims.D);
     }
 
-    /* For repair_keys(). */
+    /* For repair(). */
     DEVICE void leave_mark(bool finite) const
     {
         const bool any = __any_sync(0xffffffff, !finite);
@@ -459,7 +461,7 @@ template <typename T, class X> struct gradients {
     /* Is the first, or last, of more than one round hidden from all keys of this warpgroup? */
     DEVICE bool passes(bool first, int rounds) const
     {
-        if (!X::PASSES || rounds < 2) return false;
+        if (!X::PASSES || rounds < 2 || x.begin != x.first) return false;
         const int key = x.j0 + me.w * 64;
         return first ? (x.first + 1) * BM <= key - x.band.hi + 1 : (x.last - 1) * BM > key + 63 - x.band.lo;
     }
@@ -550,7 +552,7 @@ template <typename T, class X> struct gradients {
             const free_queries free = free_queries_of<BM>(x, x.j0 + me.w * 64);
             free_first = free.first;
             free_last = free.last;
-            tile = x.first;
+            tile = x.begin;
             whole = mine;
             whole.back();
             float dK[D / 2], dV[D / 2];
@@ -602,18 +604,23 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         gradients<T, X>(a, p, sm, wg - 1).run();
+        const uint32_t t = thread_anew() - 128;
+        if (p.begun) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
     }
 }
 
-/* Rows of dK and dV that are not finite, one by one, among those of the warps that said so. */
+/* Rows of dK and dV, and of dQ, that are not finite, one by one, among those of the warps that said so. */
 template <class X>
-__global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
+__global__ void __launch_bounds__(128) repair(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
     launch_dependents();
     wait_for_prerequisites();
     for_flagged_warps(
         p.order.tiles * 8, [&](int n) { return p.nonfinite[n]; },
         [&](int n, uint32_t) { repair_keys_of<X>(a, p.scratch.s, key_place_of<X>(a, keys_of(p, n / 8)), n % 8); });
+    for_flagged_warps(
+        p.units, [&](int n) { return p.nonfinite_queries[n]; },
+        [&](int n, uint32_t) { repair_queries_of<X>(a, p.scratch.s, n); });
 }
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
@@ -625,15 +632,34 @@ int64_t per_head_of(const attn_dims &d)
     return key_tiles_per_head(d, KEYS);
 }
 
-/* Blocks of query tiles of all heads. */
+/* Tiles of queries of all heads. */
 int64_t query_tiles_of(const attn_dims &d)
 {
     return query_tiles_per_head(d, QUERY_TILE) * d.H * (d.packed ? 1 : d.B);
 }
 
+/* The account of dQ's sums: two words per tile of queries, one per key/value head, the units that are claimed. */
+int64_t words_of(const attn_plan *plan)
+{
+    const attn_dims &d = plan->geometry.dims;
+    return plan->problem->dq.rank ? query_tiles_of(d) * 2 + extent_of(d).B * d.Hk + 1 : 0;
+}
+
+/* Are zeros in the sums better than first parts that are stored? Under a causal mask it is one block at a time that comes first to the
+ * queries behind those of all blocks that run, it is slower than others, and they wait for it: in a long sequence that costs more than the
+ * zeros, at D = 128 and one head a group. */
+bool wants_zeros(const attn_plan *plan)
+{
+    const attn_geometry &g = plan->geometry;
+    const extent e = extent_of(g.dims);
+    const bool causal = g.right < e.rows_k && g.left >= e.rows_q,
+               sums = plan->problem->dq.rank && !plan->problem->deterministic;
+    return sums && causal && backward_class(g.dims) == 128 && g.group == 1 && e.rows_q >= 8192;
+}
+
 /* This kernel's part of the workspace, behind that of backward_steps.h. */
 struct layout {
-    int64_t nonfinite, counter, turns, extremes, bytes; /* where they begin */
+    int64_t nonfinite, nonfinite_queries, counter, account, extremes, bytes; /* where they begin */
 };
 
 layout layout_of(const cuda_chip *chip, const attn_plan *plan)
@@ -644,10 +670,10 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan)
     const auto align = [](int64_t bytes) { return (bytes + 127) / 128 * 128; };
     layout x;
     x.nonfinite = (int64_t)backward_bytes(chip, plan, true);
-    x.counter = align(x.nonfinite + e.B * d.Hk * per_head_of(d) * 8);
-    x.turns = x.counter + 128;
-    x.extremes = align(x.turns +
-                       (plan->problem->deterministic ? query_tiles_of(d) * 2 * (int64_t)sizeof(uint32_t) : 0));
+    x.nonfinite_queries = x.nonfinite + e.B * d.Hk * per_head_of(d) * 8;
+    x.counter = align(x.nonfinite_queries + query_tiles_of(d) * 2);
+    x.account = x.counter + 128;
+    x.extremes = align(x.account + words_of(plan) * (int64_t)sizeof(uint32_t));
     x.bytes = x.extremes;
     if (plan->problem->mask_startend_rows.rank)
         x.bytes += d.B * (d.H / g.mask_group) * per_head_of(d) * (int64_t)sizeof(attn_mask_extremes);
@@ -675,8 +701,14 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     p.scale = (float)g.scale;
     p.c = p.scale * LOG2E;
     p.nonfinite = (uint8_t *)job.memory + job.place.nonfinite;
-    p.last_first = job.deterministic && g.right < e.rows_k;
-    p.turns = nullptr;
+    p.nonfinite_queries = (uint8_t *)job.memory + job.place.nonfinite_queries;
+    p.in_order = job.deterministic;
+    p.zeros = p.scratch.ready > 0;
+    p.claims = !p.in_order && !p.zeros;
+    p.last_first = p.in_order && g.right < e.rows_k;
+    p.begun = p.scratch.account;
+    p.done = p.begun + query_tiles_of(d) * 2;
+    p.claimed = (int *)p.done + e.B * d.Hk;
     p.mods = score_mods_of(g, 1 / LOG2E);
     p.cap = (float)g.softcap * LOG2E;
     p.near_0 = near_tanh_of(p.mods.cap);
@@ -688,9 +720,7 @@ cudaError_t make_plan(const backward_job &job, plan &p)
         const cudaError_t code = cudaMemsetAsync(p.counter, 0, 2 * sizeof *p.counter, job.stream);
         if (code != cudaSuccess) return code;
     }
-    if (!job.deterministic || !p.scratch.sums) return cudaSuccess;
-    p.turns = (uint32_t *)(job.memory + job.place.turns);
-    return cudaMemsetAsync(p.turns, 0, (size_t)query_tiles_of(d) * 2 * sizeof *p.turns, job.stream);
+    return cudaSuccess;
 }
 
 template <typename T, class X> cudaError_t launch(const backward_job &job)
@@ -707,10 +737,12 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
         tile_extremes<X::BN><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, job.stream>>>(
             p.mask, (int)d.B, (int)d.H, (int)d.Sq, (int)d.Sk, (attn_mask_extremes *)p.mask.extremes);
     }
-    code = launch_dependent(backward_tiles<T, X>, std::min(p.order.tiles, job.chip->multiprocessors), X::THREADS,
-                            sizeof(shared<X>), job.stream, job.run.args, p, m);
+    p.units = p.begun ? (int)query_tiles_of(d) * UNITS_OF_TILE<X> : 0;
+    const int blocks = p.begun ? job.chip->multiprocessors : std::min(p.order.tiles, job.chip->multiprocessors);
+    code = launch_dependent(backward_tiles<T, X>, blocks, X::THREADS, sizeof(shared<X>), job.stream, job.run.args, p,
+                            m);
     if (code != cudaSuccess) return code;
-    return launch_dependent(repair_keys<shape<X::D, X::BM, PLAIN>>, job.chip->multiprocessors, 128, 0, job.stream,
+    return launch_dependent(repair<shape<X::D, X::BM, PLAIN>>, job.chip->multiprocessors, 128, 0, job.stream,
                             job.run.args, p);
 }
 
@@ -740,7 +772,8 @@ bool plan_backward(const cuda_chip *chip, attn_plan *plan)
     const attn_dims &d = g.dims;
     const extent e = extent_of(d);
     if (backward_class(d) > 128) return false;
-    if (!backward_walkable(plan, false) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
+    if (!backward_walkable(plan) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
+    if (query_tiles_of(d) * 128 >= INT32_MAX) return false; /* threads of prepare */
     if (!mods_fit(p, g) || (p->mask_startend_rows.rank && (d.packed || p->deterministic))) return false;
     if (backward_bytes(chip, plan, true) == 0) return false;
     plan->workspace_bytes = (size_t)layout_of(chip, plan).bytes;
@@ -751,14 +784,17 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
 {
     const attn_dims &d = plan->geometry.dims;
     backward_job job = { chip, stream, {}, (char *)memory, layout_of(chip, plan), plan->problem->deterministic };
+    job.run.scratch.words = (int)words_of(plan);
+    if (wants_zeros(plan)) job.run.scratch.ready = (int)query_tiles_of(d) * 2;
+    if (job.run.scratch.words) job.run.scratch.account = (uint32_t *)(job.memory + job.place.account);
     cudaError_t code = begin_backward(chip, stream, plan, true, memory, &job.run);
     if (code != cudaSuccess) return code;
-    job.run.scratch.by_lane = true;
     code = cudaErrorInvalidValue;
     const uint64_t options = plan->features & OPTIONS;
     const form takes = !options ? PLAIN : options == ATTN_OPTION_BIT(SOFTCAP) ? CAPPED : WITH_OPTIONS;
     for (const shape_row &x : shapes)
         if (x.D == backward_class(d) && x.takes == takes) code = x.launch[plan->problem->q.dtype == ATTN_F16](job);
+    job.run.scratch.sums = nullptr; /* there is nothing left for finish */
     return code == cudaSuccess ? end_backward(stream, plan, job.run) : code;
 }
 

@@ -27,10 +27,12 @@ struct maps {
 /* A block's keys, and the query tiles that see any of them. */
 struct block_place {
     attn_sequence s;
-    int t; /* its number in the order of tiles */
+    int t;    /* its number in the order of tiles */
+    int head; /* of those of the batch; packed, of those of a sequence */
     int b, hk, j0;
     int rows;        /* of dk and dv to write; seqlens_k leaves rows of zeros behind the keys */
     int first, last; /* query tiles */
+    int begin;       /* the one that it begins with; behind the last comes the first */
     key_band band;
     int Sq;
     /* Rounds: tiles of a head, head after head of the group. */
@@ -59,6 +61,7 @@ template <class X> DEVICE void find_key_place(block_place &x, const cuda_args &a
 {
     const attn_geometry &g = a.g;
     int tile = at.tile;
+    x.head = at.head;
     x.b = at.head / (int)g.dims.Hk;
     x.hk = at.head - x.b * (int)g.dims.Hk;
     if (g.dims.packed) {
@@ -77,7 +80,7 @@ template <class X> DEVICE void find_key_place(block_place &x, const cuda_args &a
         first = max(x.j0 - x.band.hi + 1, 0) / X::BM;
         last = max((min(last_key - x.band.lo + 1, x.Sq) + X::BM - 1) / X::BM, first);
     }
-    x.first = first;
+    x.first = x.begin = first;
     x.last = last;
 }
 template <class X> DEVICE block_place key_place_of(const cuda_args &a, const head_tile &at)
@@ -232,9 +235,8 @@ template <class X> bool make_maps(maps &m, const attn_geometry &g)
            tma_map(&m.dO, tma_tensor_of(g.view[ATTN_T_dout], e.B, d.H, e.rows_q, d.Dv), X::BM);
 }
 
-/* Has the problem rows, as many as 32-bit numbers count, and strides that the copy engine and accesses of 16 bytes can walk?
- * dq: that of dq too. */
-bool backward_walkable(const attn_plan *plan, bool dq)
+/* Has the problem rows, as many as 32-bit numbers count, and strides that the copy engine and accesses of 16 bytes can walk? */
+bool backward_walkable(const attn_plan *plan)
 {
     static const struct {
         attn_tensor_id tensor;
@@ -248,7 +250,7 @@ bool backward_walkable(const attn_plan *plan, bool dq)
     if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
     if (!tile_grid_fits(d)) return false;
     for (const auto &x : walked)
-        if (plan->problem->tensor[x.tensor].rank && (dq || x.tensor != ATTN_T_dq) &&
+        if (plan->problem->tensor[x.tensor].rank &&
             !tma_walkable(g.view[x.tensor], e.B, x.of_keys ? d.Hk : d.H, x.of_keys ? e.rows_k : e.rows_q,
                           x.value ? d.Dv : d.D, 8))
             return false;

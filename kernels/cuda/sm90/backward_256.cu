@@ -452,7 +452,7 @@ kept_part kept_part_of(const attn_plan *plan)
 struct backward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
-    backward_run run;
+    backward_run run = {};
     kept_part kept;
     uint8_t *own; /* memory: dS, a byte for each warp of a block */
 };
@@ -545,7 +545,7 @@ const shape_row shapes[] = {
 bool plan_backward(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
-    if (backward_class(d) <= 128 || !backward_walkable(plan, true)) return false;
+    if (backward_class(d) <= 128 || !backward_walkable(plan)) return false;
     if ((key_blocks_of(d) + query_blocks_of(d)) * 8 >= INT32_MAX) return false;
     const size_t bytes = backward_bytes(chip, plan, false);
     if (bytes == 0) return false;

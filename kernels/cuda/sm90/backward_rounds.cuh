@@ -33,6 +33,7 @@ template <int D_, int BM_, form FORM_> struct shape {
 };
 
 enum { NO_ROWS = -1 };       /* of a block_place: there are no more tiles */
+enum { THERE = 2 };          /* of a part of the sums */
 enum { HANDING = 128 + 32 }; /* threads that meet: a consumer and its sender */
 
 /* Named barriers; those of dQ one per consumer. */
@@ -48,9 +49,16 @@ struct plan {
     float scale, c;     /* c = log2(e) * scale, > 0 */
     uint8_t *nonfinite; /* a byte per warp and tile of keys */
     bool last_first;    /* the last keys of a head are the first block's */
-    uint32_t *turns;    /* deterministic: additions so far, per query tile of 64 and consumer; else NULL */
-    score_mods mods;    /* slopes are in base 2 */
-    float cap;          /* what tanh is multiplied by, in base 2 */
+    uint32_t *begun;    /* per query tile of 64 and consumer: see sender; NULL: no dQ is wanted */
+    uint32_t *done;     /* per key/value head: tiles of keys whose parts of dQ are added, each consumer's for itself */
+    int *claimed;       /* units of queries of which somebody makes dQ: see dq_writer */
+    int units;
+    uint8_t *nonfinite_queries; /* a byte per unit */
+    bool in_order;              /* deterministic */
+    bool claims;                /* who comes first to a part of the sums stores it, else */
+    bool zeros;                 /* prepare has made zeros of the sums */
+    score_mods mods;            /* slopes are in base 2 */
+    float cap;                  /* what tanh is multiplied by, in base 2 */
     near_tanh near_0;
     flash_mask mask;
     int mask_heads;
@@ -128,16 +136,17 @@ template <class X> struct round_walk {
     bool bounded;
 
     DEVICE round_walk(const plan &p_, const block_place &x_, int group)
-        : p(p_), x(x_), end((x_.hk + 1) * group), h(x_.hk * group), tile(x_.first - 1), bounded(false)
+        : p(p_), x(x_), end((x_.hk + 1) * group), h(x_.hk * group), tile(x_.begin), bounded(false)
     {
-        next();
+        if (x.first == x.last) h = end;
+        else if (is_hidden()) next();
     }
     DEVICE bool there() const { return h < end; }
     DEVICE void next()
     {
         do {
-            if (++tile >= x.last) tile = x.first, h++;
-            if (x.first == x.last) h = end;
+            if (++tile == x.last) tile = x.first;
+            if (tile == x.begin) h++;
         } while (h < end && is_hidden());
     }
     DEVICE bool is_hidden()
@@ -152,6 +161,12 @@ template <class X> struct round_walk {
 };
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
+
+/* Parts of dQ of a tile of keys are in the sums, or there are none. */
+DEVICE void count_done(const plan &p, const block_place &x, uint32_t parts)
+{
+    if (p.begun) add_release(p.done + x.head, parts);
+}
 
 DEVICE tma_place keys_at(const block_place &x, const cuda_args &a)
 {
@@ -174,7 +189,10 @@ template <class X> struct scheduler {
             block_place &x = sm.work[at.stage];
             await_empty(sm.bars_work, at);
             find(x, t);
-            if (x.rows == 0) continue;
+            if (x.rows == 0) {
+                count_done(p, x, 2);
+                continue;
+            }
             mbarrier_arrive(smem_addr(&sm.bars_work.full[at.stage]));
             /* Nobody has read them yet, and who waits for V has nothing else to do; at 128 it gained nothing. */
             if (X::D == 64) {
@@ -195,9 +213,13 @@ template <class X> struct scheduler {
     {
         find_key_place<X>(x, a, keys_of(p, t));
         x.t = t;
-        if (!X::OPTIONS || !p.mask.bounds) return;
-        trim_by_mask<X>(x, p, (int)a.g.group);
-        if (!round_walk<X>(p, x, (int)a.g.group).there()) x.last = x.first;
+        if (X::OPTIONS && p.mask.bounds) {
+            trim_by_mask<X>(x, p, (int)a.g.group);
+            x.begin = x.first;
+            if (!round_walk<X>(p, x, (int)a.g.group).there()) x.last = x.first;
+        }
+        /* Where all begin with the same queries, each begins elsewhere: who first comes to a tile of queries is waited for. */
+        if (x.first == 0 && x.last > 0 && !p.in_order) x.begin = x.j0 / X::BM % x.last;
     }
 };
 
@@ -228,21 +250,21 @@ template <class X> struct loader {
     {
         const int group = (int)a.g.group;
         if (x.first == x.last) return;
-        bool begun = false;
+        const uint32_t before = phase;
         for (round_walk<X> at(p, x, group); at.there();) {
             const int h = at.h, tile = at.tile;
-            const bool bounded = at.bounded;
-            at.next();
             if (X::OPTIONS) {
+                const bool bounded = at.bounded;
+                at.next();
                 await_empty(sm.bars_Q, q);
                 sm.rounds[q.stage] = { tile, h, at.there(), bounded, slope_of(x.b, h) };
             }
             load_Q<X>(sm, a, p.scratch, m, x, q, h, tile);
             load_dO<X>(sm, a, m, x, o, h, tile);
-            if (!begun) load_keys(x);
-            begun = true;
+            if (phase == before) load_keys(x);
             q.next();
             o.next();
+            if (!X::OPTIONS) at.next();
         }
     }
 
@@ -263,8 +285,10 @@ template <class X> struct loader {
     }
 };
 
-/* A warp per consumer sends its parts of dQ on their way: the first lane asks the copy engine to add them. Deterministic, it waits for the
- * turn while the part is made, and ends it while the next one is. */
+/* A warp per consumer sends its parts of dQ on their way: the first lane asks the copy engine to add them. The sums have no zeros to begin
+ * with: who comes first, stores its part, and others wait until it is there. A word of p.begun says how far a part of the sums is: 0,
+ * nobody has come; 1, somebody stores; 2, it is there. Deterministic, the word counts the additions, and each waits for its turn. Both
+ * are waited for while the part is made, and ended while the next one is. */
 template <class X> struct sender {
     const cuda_args &a;
     const plan &p;
@@ -288,53 +312,60 @@ template <class X> struct sender {
 
     DEVICE void send(const block_place &x, bool sends)
     {
-        if (x.first == x.last) return;
-        int unended = -1; /* deterministic: the addition whose turn this is */
-        uint32_t before = 0;
+        int unended = -1; /* the place of the word that others wait for, and what the word becomes */
+        uint32_t becomes = 0;
 #pragma unroll 1
         for (round_walk<X> at(p, x, (int)a.g.group); at.there(); at.next()) {
             /* D = 64: a consumer's part is a unit of 64 queries. D = 128: 64 channels of a unit, which lie together for 32
              * queries at a time. */
             const int unit = X::UNITS == 2 ? at.tile * 2 + w : at.tile;
-            const bool adds = sends && unit * QUERY_TILE < x.Sq && p.scratch.sums;
+            const bool adds = sends && unit * QUERY_TILE < x.Sq && p.begun;
             const int place = (int)query_tile(a, x.s, x.b, at.h, unit);
+            uint32_t before = 0;
             if (sends) bulk_wait_read<0>(); /* the part of the tile before, where there is one */
             __syncwarp();
             named_barrier_arrive(DQ_FREE + w, HANDING);
-            end_turn(unended, before);
-            if (adds && p.turns) {
-                unended = place;
-                before = x.template before<X>(at.tile, p.last_first);
-                await_turn(place, before);
+            end_turn(unended, becomes);
+            if (adds) {
+                if (p.in_order) before = x.template before<X>(at.tile, p.last_first);
+                else if (p.claims) before = claim_acquire(word(place));
+                if (p.in_order || before == 1) wait_until_equal(word(place), p.in_order ? before : THERE);
+                fence_proxy_async_global();
+                if (p.in_order || (p.claims && before == 0)) unended = place;
+                becomes = p.in_order ? before + 1 : THERE;
             }
             __syncwarp();
             named_barrier_sync(DQ_FULL + w, HANDING);
-            if (adds) add(p.scratch.sums + (int64_t)place * (QUERY_TILE * X::D));
+            if (adds) add(p.scratch.sums + (int64_t)place * (QUERY_TILE * X::D), before == 0 && !p.zeros);
         }
-        end_turn(unended, before);
+        end_turn(unended, becomes);
+        if (!sends) return;
+        bulk_wait<0>();
+        count_done(p, x, 1);
     }
 
-    DEVICE void add(float *to) const
+    DEVICE void add(float *to, bool stores) const
     {
         const int PIECES = X::UNITS == 2 ? 1 : 2, FLOATS = QUERY_TILE * X::DQ_COLUMNS / PIECES;
-        for (int n = 0; n < PIECES; n++)
-            bulk_add(to + (PIECES == 1 ? 0 : fragment_at<X::D>(n * 32, w * X::DQ_COLUMNS)),
-                     smem_addr(sm.dQ[w] + n * FLOATS), FLOATS * 4);
+        for (int n = 0; n < PIECES; n++) {
+            float *const piece = to + (PIECES == 1 ? 0 : fragment_at<X::D>(n * 32, w * X::DQ_COLUMNS));
+            const uint32_t from = smem_addr(sm.dQ[w] + n * FLOATS);
+            if (stores) bulk_store(piece, from, FLOATS * 4);
+            else bulk_add(piece, from, FLOATS * 4);
+        }
         bulk_commit();
     }
 
-    /* Deterministic: the additions of `before` blocks to the part of a unit are done; and one more, if there is one. */
-    DEVICE void await_turn(int place, uint32_t before) const
-    {
-        wait_until_equal(p.turns + place * 2 + w, before);
-        fence_proxy_async_global();
-    }
-    DEVICE void end_turn(int &place, uint32_t before) const
+    DEVICE void end_turn(int &place, uint32_t becomes) const
     {
         if (place < 0) return;
         bulk_wait<0>();
-        store_release(p.turns + place * 2 + w, before + 1);
+        store_release(word(place), becomes);
         place = -1;
+    }
+    DEVICE uint32_t *word(int place) const
+    {
+        return p.begun + place * 2 + w;
     }
 };
 

@@ -57,9 +57,30 @@ DEVICE uint32_t load_acquire(const uint32_t *from)
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
     return x;
 }
-DEVICE void wait_until_equal(const uint32_t *from, uint32_t x)
+DEVICE void wait_until_equal(const uint32_t *from, uint32_t x, unsigned nap = 20)
 {
-    while (load_acquire(from) != x) __nanosleep(20);
+    while (load_acquire(from) != x) __nanosleep(nap);
+}
+DEVICE void add_release(uint32_t *to, uint32_t x)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+/* What the word was; where that is 0 it becomes 1. */
+DEVICE uint32_t claim_acquire(uint32_t *word)
+{
+    uint32_t x;
+    asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(x) : "l"(word) : "memory");
+    return x;
+}
+/* Four floats, past the L1. 9.7.9.8. */
+DEVICE float4 load_4(const float *from)
+{
+    float4 x;
+    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "l"(from)
+                 : "memory");
+    return x;
 }
 
 /* The counter's number, below 2^31 - 1, which is then 1 more. By inc, which wraps there: of an add ptxas makes

@@ -46,9 +46,23 @@ DEVICE uint32_t load_acquire(const uint32_t *from)
     emu::yield(); /* who asks in a loop must let others go on */
     return *from;
 }
-DEVICE void wait_until_equal(const uint32_t *from, uint32_t x)
+DEVICE void wait_until_equal(const uint32_t *from, uint32_t x, unsigned = 20)
 {
     emu::wait_until([&] { return *from == x; }, "another block to write a word");
+}
+DEVICE void add_release(uint32_t *to, uint32_t x)
+{
+    *to += x;
+}
+DEVICE uint32_t claim_acquire(uint32_t *word)
+{
+    const uint32_t x = *word;
+    if (x == 0) *word = 1;
+    return x;
+}
+DEVICE float4 load_4(const float *from)
+{
+    return *(const float4 *)from;
 }
 DEVICE int claim(int *counter)
 {
