@@ -38,8 +38,9 @@
  *
  * A NaN or infinity in V of a key that some rows see and others do not meets P = 0 inside the product. So a warp
  * whose result is not finite leaves a mark, and its block goes over the tile once more at its end, with zeros for
- * such values, which gives rows that do not see them the very bits that they would have had. repair_rows then
- * computes those that do, one by one.
+ * such values, which gives rows that do not see them the very bits that they would have had. Those that do are then
+ * computed one by one: at D = 128 by the block that had them (repair_own_rows), which saves the time between two kernels, elsewhere by a
+ * kernel behind this one (repair_rows).
  *
  * Packed, K and V past the end of a sequence belong to its neighbour: such scores are masked, and such rows of V
  * made zero in shared memory.
@@ -73,8 +74,10 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, bool SCORE_MODS_ =
     static const bool LATE_WAIT = D == 128 || D == 192; /* for O, see release_K_late */
     static const bool READ_ANEW = LATE_WAIT && C == 2;  /* a thread's place in the block, for registers are short */
     static const bool TRIMS = BN == 128; /* a warpgroup that sees at most half of its last tile computes half of it */
-    /* See softmax_step. 2 is slower where a tile has few keys, and with options there is no register for it. */
+    /* See softmax_step. Fewer keys have too few exponentials for 2, and options no register for it. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
+    /* A block computes its own rows that see what is not finite; others have no registers for that. */
+    static const bool REPAIRS = D == 128 && !SCORE_MODS;
     /* For masks that hide no first keys: tiles of keys that all of a warpgroup's rows see have a loop of their own. */
     static const bool RIGHT_ONLY = D == 128 && C == 2 && !SCORE_MODS;
     static const bool ENDS_EARLY = D == 128; /* lse and the last factors are computed under the last product */
@@ -100,6 +103,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     work_tile saved_work[X::SCORE_MODS ? X::C * 4 : 1]; /* a warp's own, where registers are short: its work, and */
     head_mods heads[X::SCORE_MODS ? X::C * 4 : 1];      /* what options make of its head */
     int any_nonfinite;
+    int newest;    /* of the block's tiles, see plan::before; -1: it has none */
     int raw_stage; /* the stage of V whose infinities and NaN are to become zeros; negative: there are no more */
     kv_barriers<X::C, X::STAGES> bars;
     uint64_t idle, raw_V;
@@ -130,6 +134,12 @@ template <class X> DEVICE int tile_below(const plan &p, const tile_bits *seen, i
 }
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
+
+/* The block's tile before its tile t, or -1. */
+DEVICE int tile_before(const plan &p, int t)
+{
+    return *(volatile int *)(p.before + t);
+}
 
 /* A warp hands out work; its first lane is the one that tells. After its tiles the block goes over those whose
  * result was not finite once more. */
@@ -163,33 +173,37 @@ template <class X> struct work_scheduler {
         give(x);
     }
 
-    /* Was tile t of this block, and not finite? One answer for the warp: another block may be writing its own. */
+    /* Was the block's tile t not finite? */
     DEVICE bool was_nonfinite(int t) const
     {
-        bool ours = false;
-        for (int n = 0; n < 4 * X::C; n++)
-            ours |= ((volatile uint8_t *)p.nonfinite)[t * (4 * X::C) + n] == blockIdx.x + 1;
-        return __any_sync(0xffffffff, ours);
+        bool any = false;
+        for (int n = 0; n < 4 * X::C; n++) any |= ((volatile uint8_t *)p.nonfinite)[t * (4 * X::C) + n];
+        return __any_sync(0xffffffff, any);
     }
 
     DEVICE void run()
     {
+        int newest = -1;
         for (int t = blockIdx.x; t < p.order.tiles; t = claim_tile(t, p.counter, scheduler)) {
             const work_tile x = work_tile_of<X::BM, X::BN>(p, t);
-            if (x.i0 != SKIP) give(x);
-            else if (scheduler)
-                for (int n = 0; n < 4 * X::C; n++) p.nonfinite[t * (4 * X::C) + n] = 0;
+            if (x.i0 == SKIP) {
+                for (int n = 0; !X::REPAIRS && scheduler && n < 4 * X::C; n++) p.nonfinite[t * (4 * X::C) + n] = 0;
+                continue;
+            }
+            if (scheduler) p.before[t] = newest;
+            newest = t;
+            give(x);
         }
         give_order(REPORT);
         mbarrier_sleep(smem_addr(&sm.idle), 0);
-        for (int t = 0; *(volatile int *)&sm.any_nonfinite && t < p.order.tiles; t++) {
+        for (int t = *(volatile int *)&sm.any_nonfinite ? newest : -1; t >= 0; t = tile_before(p, t)) {
             if (!was_nonfinite(t)) continue;
             work_tile x = work_tile_of<X::BM, X::BN>(p, t);
-            if (x.i0 == SKIP) continue; /* an old flag: the block that has this tile has not cleared it yet */
             x.nonfinite_to_zero = 1;
             give(x);
         }
         if (!scheduler) return;
+        sm.newest = newest;
         sm.work.i0 = STOP;
         announce_work(sm);
         leave_counter(p.counter);
@@ -337,6 +351,10 @@ template <typename T, class X> struct attention {
     DEVICE int warp_index() const { return X::READ_ANEW ? thread_anew() / 32 - 4 : me.w * 4 + me.warp; }
     DEVICE int lane() const { return X::READ_ANEW ? thread_anew() % 32 : me.lane; }
 
+    /* x, which is the same in all lanes; if REPAIRS by a vote, so that ptxas sees that a warp goes on or ends as a whole. Where code follows
+     * the loop over work and it does not, it keeps descriptors in registers of each thread. */
+    DEVICE bool voted(bool x) const { return X::REPAIRS ? __any_sync(0xffffffff, x) : x; }
+
     /* The next tile of work; false at the end. */
     DEVICE bool take(thread_tile &t)
     {
@@ -349,10 +367,10 @@ template <typename T, class X> struct attention {
             if (X::SCORE_MODS) __syncwarp();
             order = t.x.i0;
             if (order == REPORT && lane() == 0) mbarrier_arrive(smem_addr(&sm.idle));
-        } while (order == REPORT);
+        } while (voted(order == REPORT));
         t.i0 = t.x.i0 + warp_index() * 16 + lane() / 4;
         t.band = band_of(p, t.x);
-        return order >= 0;
+        return voted(order >= 0);
     }
 
     /* V past the end of a sequence that is packed, or whose length is given, is not its own: zeros. */
@@ -497,7 +515,7 @@ template <typename T, class X> struct attention {
         const bool finite = finish_rows(O, end.factor) && end.finite;
         const bool any = __any_sync(0xffffffff, !finite);
         if (lane() == 0 && !x.nonfinite_to_zero) {
-            p.nonfinite[x.index * (4 * X::C) + warp_index()] = any ? blockIdx.x + 1 : 0;
+            p.nonfinite[x.index * (4 * X::C) + warp_index()] = any;
             if (any) *(volatile int *)&sm.any_nonfinite = 1; /* as other warps may: the same value */
         }
         if (!p.to.out) return;
@@ -529,11 +547,27 @@ template <typename T, class X> struct attention {
     }
 };
 
+/* Of the block's tiles in which this warp found something that is not finite, its rows that see it, one by one. A function of its own:
+ * in line it would cost the loop over keys its uniform registers, see attention::voted. Flags and tiles were written before the work
+ * scheduler said that there is no more, which every lane has waited for. */
+template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
+{
+    const int warp = threadIdx.x / 32 - 4, newest = block_memory<shared<X>>().newest;
+    for (int t = newest; t >= 0; t = tile_before(p, t)) {
+        if (!((volatile uint8_t *)p.nonfinite)[t * (4 * X::C) + warp]) continue;
+        const work_tile w = work_tile_of<X::BM, X::BN>(p, t);
+        const head_args x = head_args_of(a, w.b, w.h);
+        const int i0 = w.i0 + warp * 16;
+        for (int i = i0; i < i0 + 16 && i < w.Sq; i++) forward_row(a, x, i, a.g.view[ATTN_T_out], nullptr, true);
+    }
+}
+
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
 template <typename T, class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
-    forward_tiles(const __grid_constant__ plan p, const __grid_constant__ kv_maps maps)
+    forward_tiles(const __grid_constant__ plan p, const __grid_constant__ kv_maps maps,
+                  const __grid_constant__ cuda_args a)
 {
     static_assert(sizeof(shared<X>) <= 227 << 10, "what a block may have");
     shared<X> &sm = block_memory<shared<X>>();
@@ -553,6 +587,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         attention<T, X>(p, sm, wg - 1).run();
+        if constexpr (X::REPAIRS)
+            if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_rows<X>(p, a);
     }
 }
 
@@ -598,8 +634,8 @@ template <typename T, class X> cudaError_t launch(const forward_job &job, int le
             p.mask, p.B, p.H, p.Sq, p.Sk, (attn_mask_extremes *)p.mask.extremes);
     }
     code = launch_dependent(forward_tiles<T, X>, attn_min64(p.order.tiles, job.chip->multiprocessors), X::THREADS,
-                            sizeof(shared<X>), job.stream, p, maps);
-    if (code != cudaSuccess) return code;
+                            sizeof(shared<X>), job.stream, p, maps, job.given);
+    if (X::REPAIRS || code != cudaSuccess) return code;
     return launch_dependent(repair_rows<X::BM>, job.chip->multiprocessors, 128, 0, job.stream, job.given, p);
 }
 

@@ -33,7 +33,8 @@ struct plan {
     score_mods mods;
     flash_mask mask;
     results to;
-    uint8_t *nonfinite;    /* a byte per warp and tile: 1 + the block whose result was not finite */
+    uint8_t *nonfinite;    /* a byte per warp and tile: was its result not finite? */
+    int32_t *before;       /* of each tile: the one that its block had before it, or -1 */
     int least_Sk, most_Sk; /* packed, or seqlens_k: only sequences of such lengths, see launch_shapes */
     int decode_rows;       /* packed: only sequences of more rows than this, see cuda_chip */
     int *counter;          /* see counter_of */
@@ -122,8 +123,10 @@ int64_t per_head_of(const attn_dims &d, int BM)
 const int HEADER = 128;    /* bytes before the flags: a counter */
 const int MOST_WARPS = 16; /* of a tile of work, of all shapes: a flag each */
 
-/* Scratch: the counter; a flag per warp and tile; for FlashMask the extremes of each tile of keys; of float8, q, k
- * and v as bfloat16. */
+const int TILE_BYTES = 4 + MOST_WARPS; /* of scratch per tile of work */
+
+/* Scratch: the counter; per tile of work the one before it (plan::before), then the flags of its warps; for FlashMask the extremes of
+ * each tile of keys; of float8, q, k and v as bfloat16. */
 struct layout {
     int64_t extremes, wide[3], bytes; /* where they begin */
 };
@@ -135,7 +138,7 @@ layout layout_of(const attn_problem *p, const attn_dims &d)
     const int64_t wide[3] = { e.rows_q * d.H * pitch_of(d.D), e.rows_k * d.Hk * pitch_of(d.D),
                               e.rows_k * d.Hk * pitch_of(d.Dv) };
     layout x;
-    x.extremes = HEADER + (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * MOST_WARPS + 127) / 128 * 128;
+    x.extremes = HEADER + (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * TILE_BYTES + 127) / 128 * 128;
     x.bytes = x.extremes;
     if (p->mask_startend_rows.rank)
         x.bytes += (e.B * d.H * attn_tiles(d.Sk, LEAST_BN) * (int64_t)sizeof(attn_mask_extremes) + 127) / 128 * 128;
@@ -155,7 +158,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const attn_dims &d = g.dims;
     const extent e = extent_of(d);
     if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
-    if (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * MOST_WARPS >= INT32_MAX)
+    if (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * TILE_BYTES >= INT32_MAX)
         return false; /* tiles are counted in 32 bits */
     if (!mods_fit(p, g)) return false;
     if (p->mask_startend_rows.rank && (d.packed || attn_tiles(e.rows_k, LEAST_BN) > MOST_KEY_TILES)) return false;
@@ -209,7 +212,8 @@ cudaError_t make_plan(const forward_job &job, int BM, int BN, plan &p)
     p.mask = flash_mask_of(g, BN, job.memory + job.place.extremes);
     p.to = results_of(g);
     p.decode_rows = job.read.decode_rows;
-    p.nonfinite = (uint8_t *)job.memory + HEADER;
+    p.before = (int32_t *)(job.memory + HEADER);
+    p.nonfinite = (uint8_t *)(p.before + p.order.tiles);
     p.counter = counter_of(job.stream);
     if (p.counter) return cudaSuccess;
     p.counter = (int *)job.memory;
