@@ -97,8 +97,7 @@ void tree_forget(struct tree_memory *memory)
 /* ---- Skeletons --------------------------------------------------------------------------------------------------- */
 
 /* What a scanner has written is JSON without white space, whose only numbers are indexes, so there is nothing to check. (cJSON's own
- * reader takes ten instructions and more for a character.) All of these move *at behind what they read; NULL: no memory. */
-static cJSON *take_value(const char **at);
+ * reader takes ten instructions and more for a character.) All that take move *at behind what they read; NULL: no memory. */
 
 static cJSON *new_value(int type)
 {
@@ -181,30 +180,15 @@ static char *take_string(const char **at)
     return string;
 }
 
-static bool take_inside(cJSON *container, const char **at)
+static bool is_container(const cJSON *value)
 {
-    const bool object = cJSON_IsObject(container);
-    while (*++*at != (object ? '}' : ']')) { /* behind the bracket, or behind a comma */
-        char *const name = object ? take_string(at) : NULL;
-        if (object && name == NULL) return false;
-        if (object) ++*at; /* the colon */
-        cJSON *const value = take_value(at);
-        if (value == NULL) {
-            tree_free(name);
-            return false;
-        }
-        value->string = name;
-        add_last(container, value);
-        if (**at != ',') break;
-    }
-    ++*at;
-    return true;
+    return cJSON_IsObject(value) || cJSON_IsArray(value);
 }
 
+/* A value; of a container only its bracket. */
 static cJSON *take_value(const char **at)
 {
     const char first = **at;
-    const bool text = first == '"', container = first == '{' || first == '[';
     cJSON *const value = new_value(first == '{'   ? cJSON_Object
                                    : first == '[' ? cJSON_Array
                                    : first == '"' ? cJSON_String
@@ -213,27 +197,63 @@ static cJSON *take_value(const char **at)
                                    : first == 'n' ? cJSON_NULL
                                                   : cJSON_Number);
     if (value == NULL) return NULL;
-    if ((container && !take_inside(value, at)) || (text && !(value->valuestring = take_string(at)))) {
-        cJSON_Delete(value);
+    if (is_container(value)) ++*at;
+    else if (cJSON_IsString(value)) {
+        value->valuestring = take_string(at);
+        if (value->valuestring == NULL) {
+            cJSON_Delete(value);
+            return NULL;
+        }
+    } else if (cJSON_IsNumber(value)) {
+        uint64_t index = 0;
+        *at = text_read_number(*at, &index);
+        value->valueint = (int)index;
+        value->valuedouble = (double)index;
+    } else *at += first == 'f' ? sizeof "false" - 1 : sizeof "true" - 1;
+    return value;
+}
+
+/* The next member or element of `in` (NULL: the whole), which becomes its last. */
+static cJSON *take_member(cJSON *in, const char **at)
+{
+    char *name = NULL;
+    if (in && cJSON_IsObject(in)) {
+        name = take_string(at);
+        if (name == NULL) return NULL;
+        ++*at; /* the colon */
+    }
+    cJSON *const value = take_value(at);
+    if (value == NULL) {
+        tree_free(name);
         return NULL;
     }
-    if (container || text) return value;
-    if (!cJSON_IsNumber(value)) {
-        *at += first == 'f' ? sizeof "false" - 1 : sizeof "true" - 1;
-        return value;
-    }
-    uint64_t index = 0;
-    *at = text_read_number(*at, &index);
-    value->valueint = (int)index;
-    value->valuedouble = (double)index;
+    value->string = name;
+    if (in) add_last(in, value);
     return value;
 }
 
 static cJSON *tree_of_skeleton(const char *text, size_t bytes)
 {
+    cJSON *open[PROTO_MAX_DEPTH], *root = NULL; /* containers, the innermost last */
+    int depth = 0;
     const char *at = text;
-    cJSON *const root = take_value(&at);
-    assert(root == NULL || at == text + bytes - 1);
+    do {
+        cJSON *const value = take_member(depth ? open[depth - 1] : NULL, &at);
+        if (value == NULL) {
+            cJSON_Delete(root);
+            return NULL;
+        }
+        if (root == NULL) root = value;
+        if (is_container(value) && *at != '}' && *at != ']') {
+            assert(depth < PROTO_MAX_DEPTH); /* the scanner's limit */
+            open[depth++] = value;
+            continue;
+        }
+        if (is_container(value)) at++;
+        for (; depth && *at != ','; depth--) at++; /* closing brackets */
+        if (depth) at++;
+    } while (depth);
+    assert(at == text + bytes - 1);
     (void)bytes;
     return root;
 }

@@ -8,7 +8,7 @@ import re
 import statistics
 import sys
 
-MOST_LINES = {"C": 100, "CUDA": 230, "kernels": 200}  # of a function; CUDA: what runs on the GPU, or is in a file beside it (split() of decode.cuh has 228)
+MOST_LINES = {"C": 100, "CUDA": 200, "kernels": 200}  # of a function; CUDA: what runs on the GPU, or is in a file beside it
 MEDIAN = 10                 # of functions in C
 LONG_FILE = 700             # lines: counted, not refused
 MOST_ECHO = 5.0             # per cent of the lines of code of either sibling

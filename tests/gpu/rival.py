@@ -10,8 +10,8 @@ A program is a command that times one cell and prints, last, a line of JSON with
 {Hk}, {Sq}, {Sk} and {D} are the cell's, {dtype} is bf16 or e4m3, and {causal} is --causal or nothing. Without PyTorch, programs are the only
 rivals.
 
-A cell is a shape. For each, attn-bench runs as a child of this program, then each rival, --turns times in a circle: so the card's clock, which
-falls under load, is nearly the same for all; each one's figure is the median of its turns. Both sides time the same way: runs of as many calls as
+A cell is a shape. For each, attn-bench as a child of this program and each rival run --turns times, in an order that is drawn anew each time and with
+a pause before each: the card's clock falls under load, and who always came last would be slower. Each one's figure is the median of its turns. Both sides time the same way: runs of as many calls as
 fill two milliseconds, between two events of the device, and the median over the runs. Inputs are N(0, 1) in bfloat16 (cells float8: in
 float8_e4m3fn, whose answer is out alone); attn-bench's are [B, S, H, D], PyTorch's contiguous [B, H, S, D]. Where reading K and V
 decides (decode), calls take turns with several copies of them. A rival that refuses a shape shows as '-'.
@@ -22,10 +22,12 @@ some cell is behind.
 import argparse
 import json
 import os
+import random
 import shlex
 import statistics
 import subprocess
 import sys
+import time
 
 try:
     import torch
@@ -36,6 +38,7 @@ except ImportError:
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RIVALS = {'cudnn': SDPBackend.CUDNN_ATTENTION, 'flash': SDPBackend.FLASH_ATTENTION} if torch else {}
 RUN_MS = 2
+PAUSE_S = 0.1  # before each, for the card to cool
 COPIES_BYTES = 512 << 20
 
 
@@ -162,16 +165,19 @@ def program_ms(words, c):
 def in_turns(a, c):
     """Milliseconds of ours and of each rival (None where it refuses), and our kernel's name."""
     names = ['ours', *a.rivals, *(name for name, _ in a.program)]
-    turns = {name: [] for name in names}
+    turns, programs = {name: [] for name in names}, dict(a.program)
+    kernel = None
     for _ in range(a.turns):
-        mine, kernel = ours(a, c)
-        turns['ours'].append(mine)
-        for name in a.rivals:
-            turns[name].append(theirs(a, c, RIVALS[name]))
-        if torch:
-            torch.cuda.empty_cache()
-        for name, words in a.program:
-            turns[name].append(program_ms(words, c))
+        for name in random.sample(names, len(names)):
+            time.sleep(PAUSE_S)
+            if name == 'ours':
+                ms, kernel = ours(a, c)
+            elif name in RIVALS:
+                ms = theirs(a, c, RIVALS[name])
+                torch.cuda.empty_cache()
+            else:
+                ms = program_ms(programs[name], c)
+            turns[name].append(ms)
     return {name: None if None in ms else statistics.median(ms) for name, ms in turns.items()}, kernel
 
 
@@ -193,7 +199,7 @@ def main():
     p.add_argument('--lengths', nargs='+', type=int, default=[512, 1024, 2048, 4096, 8192, 16384])
     p.add_argument('--tokens', type=int, default=16384)
     p.add_argument('--reps', type=int, default=15)
-    p.add_argument('--turns', type=int, default=1, help='how often each is timed per cell')
+    p.add_argument('--turns', type=int, default=3, help='how often each is timed per cell')
     p.add_argument('--rivals', nargs='+', default=list(RIVALS), choices=list(RIVALS))
     p.add_argument('--program', action='append', default=[], type=program, metavar='NAME=COMMAND', help='a rival that is a program (see above)')
     p.add_argument('--json', action='store_true', help='one object per line instead of the table')

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(128, 8)
     const int LANES = D / 8, STEP = 128 / LANES; /* threads a row, rows at a time */
     const attn_geometry &g = a.g;
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
-    const int word = ((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * 128 + threadIdx.x;
+    const uint32_t word = ((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * 128 + threadIdx.x;
     if (word < w.words) w.account[word] = word < w.ready ? 2 : 0;
     if (!place.exists) return;
     const head_args &x = place.x;

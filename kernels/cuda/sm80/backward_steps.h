@@ -29,7 +29,8 @@ struct backward_scratch {
     row_values *values;
     float *sums;
     uint32_t *account; /* words that prepare clears, in place of the sums; NULL: none */
-    int words, ready;  /* of them; so many are 2, and then the sums have zeros all the same; else 0 */
+    uint32_t words,
+        ready; /* of them, 0 where there are none; so many are 2, and then the sums have zeros all the same; else 0 */
 };
 
 /* Query tiles of all heads are counted through; packed, sequence b owns those from cu[b] / QUERY_TILE + b on, as in

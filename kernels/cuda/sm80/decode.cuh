@@ -377,6 +377,23 @@ template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
     return o;
 }
 
+/* m and l of row r over all warps; and what each warp's O is to be multiplied by, in place of its m. */
+template <class X> DEVICE float2 add_up_row(shared<X> &sm, int r, float sink)
+{
+    float top = sink, sum;
+    for (int w = 0; w < X::WK; w++) top = fmaxf(top, sm.m[w][r]);
+    const float base = top == -CUDART_INF_F ? 0 : top;
+    sum = exp2_fast(sink - base);
+    for (int w = 0; w < X::WK; w++) {
+        const float factor = exp2_fast(sm.m[w][r] - base);
+        sum += factor * sm.l[w][r];
+        sm.m[w][r] = factor;
+    }
+    sm.top[r] = top;
+    sm.sum[r] = sum;
+    return make_float2(top, sum);
+}
+
 DEVICE bool is_finite(const float4 &o)
 {
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
@@ -471,6 +488,16 @@ template <int DT> DEVICE void multiply_rows(float (&O)[DT][4], const float (&by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by[e / 2];
 }
 
+/* One of the two. */
+template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by)
+{
+#pragma unroll
+    for (int dt = 0; dt < DT; dt++) {
+        O[dt][half * 2] *= by;
+        O[dt][half * 2 + 1] *= by;
+    }
+}
+
 /* Of O^T (few rows): row r's factor is that of lane 4 r. */
 template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
 {
@@ -537,6 +564,23 @@ DEVICE void wait_and_let_begin()
 {
     wait_for_prerequisites();
     launch_dependents(); /* combine_splits() may come when the last block has begun, and finds the lengths written */
+}
+
+/* O += P V of a tile of values: columns from d0 on, keys from k0 on. */
+template <typename T, class X, int CHUNK, bool FEW_ADDRESSES, int DT, int NT>
+DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_t *values, int d0, int k0, int lane)
+{
+    const int BN = X::BN, first = X::FLOAT8 ? d0 / 2 : d0; /* 16-bit words of a row */
+    const auto turned = [&](uint32_t(&f)[4], int dt, int kk) {
+        turned_values_of<X::WIDTH, CHUNK, BN>(f, values, first, dt * 16, k0 + kk * 16, lane);
+    };
+    const auto columns = [&](uint32_t(&f)[4], int n, int kk) {
+        values_of<X::WIDTH, CHUNK, BN, FEW_ADDRESSES>(f, values, first, n * (X::FLOAT8 ? 16 : 8), k0 + kk * 16, lane);
+    };
+    if constexpr (X::FEW && X::FLOAT8) accumulate_turned_float8(O, P, turned);
+    else if constexpr (X::FEW) accumulate_turned<T>(O, P, turned);
+    else if constexpr (X::FLOAT8) accumulate_float8(O, P, columns);
+    else accumulate<T>(*(float(*)[1][DT][4]) & O, *(const float(*)[1][NT][4]) & P, columns);
 }
 
 /* A stack: the rows of `sequences` sequences from place's on. What is not finite is left to decode_splits(). */
@@ -637,11 +681,7 @@ again:
                 l[half] = l[half] * rescale[half] + sum;
                 m[half] = m_new;
                 if (!X::FEW && !X::STACKED && !(X::FLOAT8 && __all_sync(0xffffffff, rescale[half] == 1)))
-#pragma unroll
-                    for (int dt = 0; dt < DT; dt++) {
-                        O[0][dt][half * 2] *= rescale[half];
-                        O[0][dt][half * 2 + 1] *= rescale[half];
-                    }
+                    multiply_row(O[0], half, rescale[half]);
             }
             if constexpr (X::FEW) {
                 if (!__all_sync(0xffffffff, rescale[0] == 1)) multiply_turned_rows(O[0], rescale[0]);
@@ -665,21 +705,7 @@ again:
         }
 
         if (!idle) {
-            if constexpr (X::FEW) {
-                const auto columns_of_v = [&](uint32_t(&f)[4], int dt, int kk) {
-                    turned_values_of<X::WIDTH, CHUNK, BN>(f, values, X::FLOAT8 ? d0 / 2 : d0, dt * 16, k0 + kk * 16,
-                                                          lane);
-                };
-                if constexpr (X::FLOAT8) accumulate_turned_float8(O[0], S[0], columns_of_v);
-                else accumulate_turned<T>(O[0], S[0], columns_of_v);
-            } else if constexpr (X::FLOAT8)
-                accumulate_float8(O[0], S[0], [&](uint32_t(&f)[4], int u, int kk) {
-                    values_of<X::WIDTH, CHUNK, BN, FEW_ADDRESSES>(f, values, d0 / 2, u * 16, k0 + kk * 16, lane);
-                });
-            else
-                accumulate<T>(O, S, [&](uint32_t(&f)[4], int dt, int kk) {
-                    values_of<X::WIDTH, CHUNK, BN, FEW_ADDRESSES>(f, values, d0, dt * 8, k0 + kk * 16, lane);
-                });
+            add_values<T, X, CHUNK, FEW_ADDRESSES>(O[0], S[0], values, d0, k0, lane);
         }
         ring.release();
     }
@@ -702,24 +728,14 @@ again:
         }
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
-        const float sink = single ? sink_in_base_2(sink_of(a, sm.h[r]))
-                                  : -CUDART_INF_F; /* else combine_splits() adds it, once */
-        float top = sink, sum;
-        for (int w = 0; w < WK; w++) top = fmaxf(top, sm.m[w][r]);
-        const float base = top == -CUDART_INF_F ? 0 : top;
-        sum = exp2_fast(sink - base);
-        for (int w = 0; w < WK; w++) {
-            const float factor = exp2_fast(sm.m[w][r] - base);
-            sum += factor * sm.l[w][r];
-            sm.m[w][r] = factor;
-        }
-        sm.top[r] = top;
-        sm.sum[r] = sum;
-        if (!single && (clean || !takes_split_groups)) p.ml[saved_row(r)] = make_float2(top, sum);
+        const float sink = single ? sink_in_base_2(sink_of(a, sm.h[r])) : -CUDART_INF_F; /* combine_splits() adds it */
+        const float2 ml = add_up_row(sm, r, sink);
+        if (!single && (clean || !takes_split_groups)) p.ml[saved_row(r)] = ml;
         const attn_view &lse = g.view[ATTN_T_lse];
         if (single && lse.data)
-            ((float *)lse.data)[attn_at(&lse, x.b, sm.h[r], x.s.q_start + sm.i[r])] = sum == 0 ? -CUDART_INF_F
-                                                                                               : top * LN2 + logf(sum);
+            ((float *)lse.data)[attn_at(&lse, x.b, sm.h[r], x.s.q_start + sm.i[r])] = ml.y == 0
+                                                                                          ? -CUDART_INF_F
+                                                                                          : ml.x * LN2 + logf(ml.y);
     }
     __syncthreads();
 

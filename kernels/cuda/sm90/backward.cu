@@ -707,8 +707,8 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     p.claims = !p.in_order && !p.zeros;
     p.last_first = p.in_order && g.right < e.rows_k;
     p.begun = p.scratch.account;
-    p.done = p.begun + query_tiles_of(d) * 2;
-    p.claimed = (int *)p.done + e.B * d.Hk;
+    p.done = p.begun ? p.begun + query_tiles_of(d) * 2 : nullptr;
+    p.claimed = p.begun ? (int *)p.done + e.B * d.Hk : nullptr;
     p.mods = score_mods_of(g, 1 / LOG2E);
     p.cap = (float)g.softcap * LOG2E;
     p.near_0 = near_tanh_of(p.mods.cap);
@@ -784,8 +784,8 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
 {
     const attn_dims &d = plan->geometry.dims;
     backward_job job = { chip, stream, {}, (char *)memory, layout_of(chip, plan), plan->problem->deterministic };
-    job.run.scratch.words = (int)words_of(plan);
-    if (wants_zeros(plan)) job.run.scratch.ready = (int)query_tiles_of(d) * 2;
+    job.run.scratch.words = (uint32_t)words_of(plan);
+    if (wants_zeros(plan)) job.run.scratch.ready = (uint32_t)query_tiles_of(d) * 2;
     if (job.run.scratch.words) job.run.scratch.account = (uint32_t *)(job.memory + job.place.account);
     cudaError_t code = begin_backward(chip, stream, plan, true, memory, &job.run);
     if (code != cudaSuccess) return code;

@@ -74,7 +74,7 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, bool SCORE_MODS_ =
     static const bool LATE_WAIT = D == 128 || D == 192; /* for O, see release_K_late */
     static const bool READ_ANEW = LATE_WAIT && C == 2;  /* a thread's place in the block, for registers are short */
     static const bool TRIMS = BN == 128; /* a warpgroup that sees at most half of its last tile computes half of it */
-    /* See softmax_step. Fewer keys have too few exponentials for 2, and options no register for it. */
+    /* See softmax_step. 2 is slower where a tile has few keys, and with options there is no register for it. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
     /* A block computes its own rows that see what is not finite; others have no registers for that. */
     static const bool REPAIRS = D == 128 && !SCORE_MODS;

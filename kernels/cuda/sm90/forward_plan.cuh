@@ -120,12 +120,11 @@ int64_t per_head_of(const attn_dims &d, int BM)
     return d.packed ? d.total_q / BM + d.B : attn_tiles(d.Sq, BM);
 }
 
-const int HEADER = 128;    /* bytes before the flags: a counter */
-const int MOST_WARPS = 16; /* of a tile of work, of all shapes: a flag each */
+const int HEADER = 128;                /* bytes before the tiles': a counter */
+const int MOST_WARPS = 16;             /* of a tile of work, of all shapes */
+const int TILE_BYTES = 4 + MOST_WARPS; /* of scratch per tile of work: the tile before it, and a flag per warp */
 
-const int TILE_BYTES = 4 + MOST_WARPS; /* of scratch per tile of work */
-
-/* Scratch: the counter; per tile of work the one before it (plan::before), then the flags of its warps; for FlashMask the extremes of
+/* Scratch: the counter; of all tiles of work the one before (plan::before), then the flags of their warps; for FlashMask the extremes of
  * each tile of keys; of float8, q, k and v as bfloat16. */
 struct layout {
     int64_t extremes, wide[3], bytes; /* where they begin */
