@@ -478,7 +478,7 @@ typedef struct attn_device_info {
     double fastest_scores; /* and none more permitted (query, key, head) triples: to tell what cannot be done in time */
     bool unified;          /* kernels read and write staging memory directly: no copies needed */
     bool reads_staging;    /* those whose row says in_place can, though there is memory of its own, which is faster */
-    int streams;           /* how many batches are worth having in flight */
+    int streams; /* how many batches are worth having in flight; where it is unified, each on a thread of its own */
     int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
 
@@ -561,7 +561,8 @@ void attn_stream_close(attn_stream *stream);
 typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
 
 /* Buffers belong to the stream until attn_stream_done() or attn_stream_wait() says so. A stream is used by one
- * thread at a time. Errors may surface at any later call on the stream. */
+ * thread at a time; where the device is unified, whose attn_run() returns when all is computed, streams of one device by several threads
+ * side by side. Errors may surface at any later call on the stream. */
 attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                       attn_error *err);
 

@@ -21,13 +21,11 @@ def body(S, seed=1, **options):
 
 def calibrated(server, seconds, **options):
     """A body whose computation on this server takes about that long (never less than half of it)."""
-    S, took = 2048, 0.0
+    S = 2048
     while True:
-        start = time.monotonic()
-        answer = server.post('/v1/attention/forward', body(S, **options))
-        took = time.monotonic() - start
-        assert answer.status == 200, answer
-        computed = answer.json()['timing_us']['compute'] / 1e6
+        answers = [server.post('/v1/attention/forward', body(S, **options)) for _ in range(3)]
+        assert all(answer.status == 200 for answer in answers), answers
+        computed = min(answer.json()['timing_us']['compute'] for answer in answers) / 1e6  # the others had company
         if computed > 0.05:
             break
         S *= 2

@@ -30,7 +30,7 @@ enum {
     HEADER_BYTES = 64,
     HUGE_PAGE_BYTES =
         2 << 20, /* blocks of at least two of these ask for huge pages: fewer page faults and TLB misses */
-    STREAMS = 2, /* one computes, the next is made ready */
+    STREAMS = 2, /* each on a thread of its own: cores that find no more in one batch go on with the other */
 };
 
 /* What a thread reaches at the very most, by the name of its vectors: three times what the fastest core measured so far
@@ -165,7 +165,7 @@ static void describe(const attn_device *base, attn_device_info *info)
         if (strcmp(fastest[i].name, device->simd->name) == 0) info->fastest_flops = fastest[i].flops * threads;
     info->fastest_scores = FASTEST_SCORES * threads;
     info->unified = true;
-    info->streams = STREAMS;
+    info->streams = threads < STREAMS ? threads : STREAMS;
     info->memory_total = device->memory_total;
     info->memory_limit = device->memory_limit;
     info->memory_used = atomic_load(&((struct cpu_device *)base)->memory_used);
@@ -254,11 +254,13 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
 {
     struct cpu_device *device = (struct cpu_device *)stream->device;
     attn_status status = ATTN_OK;
+    pool_begin(device->pool);
     for (int first = 0, n; first < count && status == ATTN_OK; first += n > 0 ? n : 1) {
         n = flash_stretch(plans, count, first);
         status = n > 0 ? run_flash(stream, plans + first, n, workspace, err)
                        : reference_run(plans[first].problem, device->pool, stream->cancel, err);
     }
+    pool_end(device->pool);
     return status;
 }
 

@@ -6,14 +6,18 @@
  * the same run there.
  *
  * The idea: a loop is a struct on its caller's stack, linked into the pool while it has items left. Caller and
- * workers take items from its atomic counter. Invariants, all under `lock`:
+ * workers take items from its atomic counter. When another loop is linked, workers come out after their item and go to that which has
+ * the fewest: so two loops share them. Invariants, all under `lock`:
  *   1. a worker touches a loop only between inside++ and inside--;
  *   2. the caller unlinks the loop before it waits for inside == 0, so nobody enters a loop that is about to vanish;
- *   3. `posted` counts loops that were linked: a spinning worker watches it without taking the lock. */
+ *   3. `posted` counts loops that were linked: a spinning worker watches it without taking the lock;
+ *   4. `computing` counts threads between pool_begin() and pool_end() and workers inside a loop; a worker enters one only while that
+ *      is less than `threads`, and whoever makes it less wakes one if there is work. */
 #include "kernels/cpu/pool.h"
 
 #include <assert.h>
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -49,6 +53,7 @@ struct pool {
     pthread_cond_t left_cond;   /* a worker left a loop */
     struct parallel_for *loops;
     atomic_uint posted;
+    atomic_int computing; /* written under the lock, watched without */
     bool closing;
     int sleeping; /* workers in posted_cond */
     int threads;  /* started ones, plus the caller */
@@ -78,21 +83,62 @@ void pool_breathe(unsigned *spins)
     if (++*spins % POOL_YIELD_EVERY == 0) sched_yield();
 }
 
-static void take_items(struct parallel_for *loop, int worker)
+static bool take_item(struct parallel_for *loop, int worker)
 {
-    for (;;) {
-        /* The counter may run past `items` by one for each thread: 64 bits cannot overflow that way. */
-        int64_t item = atomic_fetch_add_explicit(&loop->next, 1, memory_order_relaxed);
-        if (item >= loop->items) return;
-        loop->task(loop->context, worker, item);
-    }
+    /* The counter may run past `items` by one for each thread that comes: 64 bits cannot overflow that way. */
+    const int64_t item = atomic_fetch_add_explicit(&loop->next, 1, memory_order_relaxed);
+    if (item >= loop->items) return false;
+    loop->task(loop->context, worker, item);
+    return true;
 }
 
+/* What a worker does: while nobody else wants its core, and there is no other loop that may have too few. */
+static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
+{
+    while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&
+           atomic_load_explicit(&pool->posted, memory_order_relaxed) == seen)
+        continue;
+}
+
+/* The lock is held. That which has the fewest workers; NULL: none has an item left. */
 static struct parallel_for *loop_with_items(struct pool *pool)
 {
-    struct parallel_for *loop = pool->loops;
-    while (loop && atomic_load_explicit(&loop->next, memory_order_relaxed) >= loop->items) loop = loop->next_loop;
-    return loop;
+    struct parallel_for *found = NULL;
+    int fewest = INT_MAX;
+    for (struct parallel_for *loop = pool->loops; loop; loop = loop->next_loop) {
+        const int inside = atomic_load_explicit(&loop->inside, memory_order_relaxed);
+        if (inside >= fewest || atomic_load_explicit(&loop->next, memory_order_relaxed) >= loop->items) continue;
+        found = loop;
+        fewest = inside;
+    }
+    return found;
+}
+
+/* The lock is held. */
+static bool has_room(struct pool *pool)
+{
+    return atomic_load_explicit(&pool->computing, memory_order_relaxed) < pool->threads;
+}
+
+static void count(struct pool *pool, int change)
+{
+    atomic_fetch_add_explicit(&pool->computing, change, memory_order_relaxed);
+}
+
+void pool_begin(struct pool *pool)
+{
+    pthread_mutex_lock(&pool->lock);
+    count(pool, 1);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+void pool_end(struct pool *pool)
+{
+    pthread_mutex_lock(&pool->lock);
+    count(pool, -1);
+    const bool wake = pool->sleeping > 0 && has_room(pool) && loop_with_items(pool) != NULL;
+    pthread_mutex_unlock(&pool->lock);
+    if (wake) pthread_cond_signal(&pool->posted_cond);
 }
 
 /* Watches for a new loop for POOL_SPIN_US. The lock is not held. */
@@ -115,12 +161,15 @@ static void *worker_main(void *argument)
     bool spun = true;
     pthread_mutex_lock(&pool->lock);
     while (!pool->closing) {
-        struct parallel_for *loop = loop_with_items(pool);
+        struct parallel_for *loop = has_room(pool) ? loop_with_items(pool) : NULL;
         if (loop) {
+            const unsigned seen = atomic_load_explicit(&pool->posted, memory_order_relaxed);
             atomic_fetch_add_explicit(&loop->inside, 1, memory_order_relaxed);
+            count(pool, 1);
             pthread_mutex_unlock(&pool->lock);
-            take_items(loop, self->index);
+            help(pool, loop, self->index, seen);
             pthread_mutex_lock(&pool->lock);
+            count(pool, -1);
             if (atomic_fetch_sub_explicit(&loop->inside, 1, memory_order_release) == 1)
                 pthread_cond_broadcast(&pool->left_cond);
             spun = false;
@@ -151,13 +200,15 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     loop.next_loop = pool->loops;
     pool->loops = &loop;
     atomic_fetch_add_explicit(&pool->posted, 1, memory_order_relaxed);
+    const int64_t room = pool->threads - atomic_load_explicit(&pool->computing, memory_order_relaxed);
     int64_t wanted = items - 1 < pool->sleeping ? items - 1 : pool->sleeping;
-    bool everyone = wanted == pool->sleeping;
+    bool everyone = wanted == pool->sleeping && wanted <= room;
+    if (wanted > room) wanted = room;
     pthread_mutex_unlock(&pool->lock);
     if (everyone && wanted > 0) pthread_cond_broadcast(&pool->posted_cond);
     for (int64_t n = 0; !everyone && n < wanted; n++) pthread_cond_signal(&pool->posted_cond);
 
-    take_items(&loop, 0);
+    while (take_item(&loop, 0)) continue;
 
     pthread_mutex_lock(&pool->lock);
     struct parallel_for **link = &pool->loops;

@@ -18,10 +18,9 @@
  *     const struct simd_type *t = simd_type_for(simd, dtype);
  *
  * Invariants
- * 1. A row of a result depends on that row's operands alone: not on m, on its neighbours, on how rows are split
- * among
- *     threads. Sums along k have one fixed order for each (variant, type, k). The same holds for softmax rows (order
- *     fixed by cols) and for the dot and axpy kernels.
+ * 1. A row of a result depends on that row's operands alone: not on m, on its neighbours, on how rows are split among threads.
+ *    Sums along k have one fixed order for each (variant, type, k). The same holds for softmax rows (order fixed by cols) and
+ *    for the dot and axpy kernels.
  * 2. Packed operands are padded with exact zeros, so padding never changes a sum and never makes a NaN.
  * 3. -inf scores give P = 0 exactly, NaN scores give NaN. A score more than 150 below the maximum (base 2) gives 0;
  *     from 126 on down it may, or may give a subnormal number.
@@ -80,7 +79,6 @@
 enum {
     SIMD_PANEL = 32,  /* columns of a panel of B */
     SIMD_A_ROWS = 16, /* A is readable up to a multiple of this many rows */
-    SIMD_ALIGN = 64,  /* of operands, in bytes */
 };
 
 #define SIMD_TAME       0x1p64f  /* sums of 2^63 values below this are finite */

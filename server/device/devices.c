@@ -3,13 +3,13 @@
  *   loop --submit--> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> mailbox of the loop
  *                              slot 1: ...                    (as many as attn_device_info.streams)
  *
- * internal.h says which file of the folder does what.
+ * A GPU has one thread for all of its slots, the CPU one for each. internal.h says which file of the folder does what.
  *
  * Invariants
- * 1. No more batches are with a device than it has streams, and two at least: one waits, so that the device is
- * never idle between two.
- * 2. Of a device only `lock`, `due_ns`, `requests`, `usable` and `lost` are shared by threads; the rest is the loop's or the
- * device's thread's, as internal.h says. */
+ * 1. No more batches are with a device than it has streams, and one more where it would be idle between two: on the CPU, and where
+ * there is one stream.
+ * 2. Of a device only what stands under `lock`, `due_ns`, `requests`, `usable` and `lost` are shared by threads; the rest is the loop's or the
+ * device's threads', as internal.h says. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -42,6 +42,33 @@ static void device_free(struct device *device)
     pthread_cond_destroy(&device->wake);
     pthread_mutex_destroy(&device->lock);
     free(device);
+}
+
+static void join_threads(struct device *device)
+{
+    for (int i = 0; i < device->thread_count; i++) pthread_join(device->threads[i].thread, NULL);
+}
+
+/* A GPU computes by itself: one thread puts batches on all of its streams. On the CPU it is the thread that computes, so each
+ * stream has one: what is long there does not keep others waiting, and when one batch ends no core has to wait for it. */
+static attn_status start_threads(struct device *device, attn_error *err)
+{
+    const int threads = device->info.unified ? device->slot_count : 1, slots = device->slot_count / threads;
+    for (; device->thread_count < threads; device->thread_count++) {
+        struct device_thread *thread = &device->threads[device->thread_count];
+        thread->device = device;
+        thread->slots = &device->slots[device->thread_count * slots];
+        thread->slot_count = slots;
+        const int error = pthread_create(&thread->thread, NULL, device_main, thread);
+        if (error == 0) continue;
+        pthread_mutex_lock(&device->lock);
+        device->stop = true;
+        pthread_cond_broadcast(&device->wake);
+        pthread_mutex_unlock(&device->lock);
+        join_threads(device);
+        return attn_fail(err, ATTN_DEVICE, NULL, "--devices: no thread for %s: %s", device->info.name, strerror(error));
+    }
+    return ATTN_OK;
 }
 
 static attn_status device_open(const struct config *config, const char *backend, int index, struct mailbox *box,
@@ -77,12 +104,7 @@ static attn_status device_open(const struct config *config, const char *backend,
         device->slot_count++;
     }
     atomic_store(&device->usable, true);
-    const int error = pthread_create(&device->thread, NULL, device_main, device);
-    if (error != 0) {
-        status = attn_fail(err, ATTN_DEVICE, NULL, "--devices: no thread for %s: %s", device->info.name,
-                           strerror(error));
-        goto fail;
-    }
+    if ((status = start_threads(device, err)) != ATTN_OK) goto fail;
     device->number = devices->count;
     devices->device[devices->count++] = device;
     static const attn_status to_count[] = { ATTN_DEVICE, ATTN_DEVICE_LOST, ATTN_NO_MEMORY };
@@ -179,10 +201,11 @@ bool devices_stop(struct devices *devices, int64_t wait_ms)
         pthread_mutex_lock(&device->lock);
         device->stop = true;
         pthread_cond_broadcast(&device->wake);
-        while (!device->stopped && error == 0) error = pthread_cond_timedwait(&device->wake, &device->lock, &until);
-        const bool stopped = device->stopped;
+        while (device->threads_ended < device->thread_count && error == 0)
+            error = pthread_cond_timedwait(&device->wake, &device->lock, &until);
+        const bool stopped = device->threads_ended == device->thread_count;
         pthread_mutex_unlock(&device->lock);
-        if (stopped && !device->joined) pthread_join(device->thread, NULL); /* it is about to return */
+        if (stopped && !device->joined) join_threads(device); /* they are about to return */
         device->joined = stopped;
         all &= stopped;
     }
@@ -193,7 +216,7 @@ void devices_close(struct devices *devices)
 {
     if (devices == NULL) return;
     for (int i = 0; i < devices->count; i++)
-        if (!devices->device[i]->joined) pthread_join(devices->device[i]->thread, NULL);
+        if (!devices->device[i]->joined) join_threads(devices->device[i]);
     inline_close(devices); /* their streams are the devices' */
     for (int i = 0; i < devices->count; i++) device_free(devices->device[i]);
     free(devices);
@@ -324,7 +347,7 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
 /* Invariant 1. */
 static int most_batches(const struct device *device)
 {
-    return device->slot_count > 2 ? device->slot_count : 2;
+    return device->slot_count + (device->info.unified || device->slot_count == 1);
 }
 
 struct device *devices_pick(struct devices *devices, unsigned passed_over)
@@ -340,7 +363,7 @@ struct device *devices_pick(struct devices *devices, unsigned passed_over)
 
 bool device_can_wait(const struct device *device)
 {
-    return device->info.unified && device->outstanding > 0;
+    return device->info.unified && device->outstanding > 0 && device->flops <= QUEUE_BATCH_FLOPS;
 }
 
 bool devices_away(const struct devices *devices)

@@ -119,8 +119,8 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
  * when all are busy. */
 struct device *devices_pick(struct devices *devices, unsigned passed_over);
 int device_number(const struct device *device);
-/* It computes on this machine's own cores and has a batch already: another one would not start sooner for being
- * sent now. */
+/* It computes on this machine's own cores and has a batch already that is soon over: another one would end no sooner for being sent
+ * now, and may grow. */
 bool device_can_wait(const struct device *device);
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
 /* A batch of one job that is late: it is on the device already, whether or not there is room. */

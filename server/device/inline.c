@@ -252,9 +252,11 @@ void devices_settle(struct job *job)
 void inline_adopt(struct slot *slot, struct job *job)
 {
     struct inline_slot *inline_slot = job->late;
-    const struct slot idle = *slot;
+    struct slot idle = *slot;
     *slot = inline_slot->slot;
+    slot->batch = idle.batch;
     slot->count = slot->launched = 1;
+    idle.batch = NULL;
     inline_slot->slot = idle;
     job->late = NULL;
     give_inline_slot_back(inline_slot);

@@ -1,7 +1,7 @@
 /* internal.h: what the files of this folder share; devices.h is what others see.
  *
  *   devices.c   opens, closes, describes, and gives batches to devices: the loop's side
- *   thread.c    a device's thread: its batches on its streams, and until when they should be over
+ *   thread.c    a device's threads: batches on its streams, and until when they should be over
  *   memory.c    device memory of a batch: mirrors of what its jobs have in staging memory, and scratch memory
  *   merge.c     equal small problems of a batch leave as one problem, small steps on caches without copies
  *   inline.c    inline slots: small problems, computed or put on a GPU by the HTTP thread that received them
@@ -48,6 +48,14 @@ struct slot {
     int problem[CONFIG_MAX_BATCH];     /* the first of its problems, in `problems` */
 };
 
+/* A thread of a device, and the slots that it alone fills and empties. */
+struct device_thread {
+    struct device *device;
+    pthread_t thread;
+    struct slot *slots;
+    int slot_count;
+};
+
 struct device {
     attn_device *handle;
     attn_device_info info;
@@ -55,18 +63,21 @@ struct device {
     void *cache_memory; /* the pages of KV caches; NULL: none */
     struct mailbox *box;
     int message_kind;
-    pthread_t thread;
+    int thread_count;
+    struct device_thread threads[DEVICE_MAX_STREAMS];
     bool joined;
-
-    pthread_mutex_t lock;
-    pthread_cond_t wake;
-    struct message *first, **last; /* batches submitted, not yet on a stream */
-    bool stop, stopped;
-
     int slot_count;
     struct slot slots[DEVICE_MAX_STREAMS];
+
+    pthread_mutex_t lock; /* of what follows, and of whether slots are free */
+    pthread_cond_t wake;
+    struct message *first, **last; /* batches submitted, not yet on a stream */
+    bool stop;
+    int threads_ended;
     struct batch *held; /* there was no memory for it while others ran */
     bool held_may_run;  /* one of them is over */
+    unsigned over;      /* batches that are */
+
     int64_t watchdog_ns;
     _Atomic int64_t due_ns; /* the first of the slots'; NEVER: nothing runs, or nobody watches */
 
@@ -100,10 +111,10 @@ struct devices {
 
 /* ---- thread.c ---------------------------------------------------------------------------------------------------- */
 
-/* The thread of a device (argument): ends when device->stop is set and nothing runs. */
+/* A thread of a device; the argument is its struct device_thread. Ends when device->stop is set and it has nothing to run. */
 void *device_main(void *argument);
 
-/* ---- memory.c: on the device's thread, or that which has taken an inline slot ------------------------------------- */
+/* ---- memory.c: on a device's thread, or that which has taken an inline slot ------------------------------------- */
 
 /* Device memory for everything that a job's problems read and write. A region that has a mirror already keeps it. */
 attn_status device_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err);
@@ -132,7 +143,7 @@ void device_drop_workspace(attn_device *handle, void **workspace, size_t *worksp
 /* Gives back all that a slot of this device has. */
 void slot_close(attn_device *handle, struct slot *slot);
 
-/* ---- merge.c: on the device's thread ----------------------------------------------------------------------------- */
+/* ---- merge.c: on a device's thread ----------------------------------------------------------------------------- */
 
 /* Which jobs of the slot's batch are to be one problem, and which are moved: fills leader, members, place and moved. */
 void merge_find(const struct device *device, struct slot *slot);
@@ -149,7 +160,7 @@ attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 /* As many as HTTP threads, where the devices are this machine's processor or read staging memory; else none. */
 attn_status inline_open(struct devices *devices, const struct config *config, attn_error *err);
 void inline_close(struct devices *devices);
-/* On the device's thread: what an inline slot left on its stream is from here on the slot's. */
+/* On a device's thread: what an inline slot left on its stream is from here on the slot's. */
 void inline_adopt(struct slot *slot, struct job *job);
 
 /* ---- batch.c ----------------------------------------------------------------------------------------------------- */

@@ -1,8 +1,9 @@
-/* thread.c: a device's thread: takes batches from its inbox, keeps as many on streams as there are, and posts those that are
- * done to the loop.
+/* thread.c: a device's threads: each takes batches from the device's inbox, keeps as many on streams as it has, and posts those that
+ * are done to the loop.
  *
  * Invariants
- * 1. attn_device and its streams are used by this thread alone, but for descriptions, plans and memory of other processes.
+ * 1. A stream is used by one thread alone; so is attn_device where it is not unified, but for descriptions, plans and memory of other
+ * processes.
  * 2. A batch that was submitted comes back exactly once, whatever happens; each of its jobs then has ran == true,
  * or an error.
  * 3. While the thread is in a call that may never return, due_ns says until when it may be: the loop watches. */
@@ -220,8 +221,12 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     if (slot->workspace_bytes > DEVICE_WORKSPACE_KEEP)
         device_drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
     attn_stream_heed(slot->stream, NULL);
+    pthread_mutex_lock(&device->lock);
     slot->batch = NULL;
     device->held_may_run = true;
+    device->over++;
+    if (device->held) pthread_cond_broadcast(&device->wake); /* another thread may wait for this */
+    pthread_mutex_unlock(&device->lock);
     unwatch(device);
     mailbox_post(device->box, &batch->message);
 }
@@ -230,19 +235,21 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
 static bool give_back_workspaces(struct device *device)
 {
     bool any = false;
+    pthread_mutex_lock(&device->lock);
     for (int s = 0; s < device->slot_count; s++) {
         struct slot *slot = &device->slots[s];
         if (slot->batch || slot->workspace == NULL) continue;
         device_drop_workspace(device->handle, &slot->workspace, &slot->workspace_bytes);
         any = true;
     }
+    pthread_mutex_unlock(&device->lock);
     return any;
 }
 
-static int busy_slots(const struct device *device)
+static int busy_slots(const struct slot *slots, int slot_count)
 {
     int count = 0;
-    for (int s = 0; s < device->slot_count; s++) count += device->slots[s].batch != NULL;
+    for (int s = 0; s < slot_count; s++) count += slots[s].batch != NULL;
     return count;
 }
 
@@ -261,40 +268,60 @@ static attn_status try_launch(struct device *device, struct slot *slot, attn_err
     return status;
 }
 
-static void start(struct device *device, struct slot *slot, struct batch *batch)
+static unsigned batches_over(struct device *device)
 {
+    pthread_mutex_lock(&device->lock);
+    const unsigned over = device->over;
+    pthread_mutex_unlock(&device->lock);
+    return over;
+}
+
+/* There is no memory for the slot's batch: while others run it waits for one of them to be over. */
+static bool hold(struct device *device, struct slot *slot)
+{
+    attn_stream_heed(slot->stream, NULL);
+    pthread_mutex_lock(&device->lock);
+    const bool others = busy_slots(device->slots, device->slot_count) > 1;
+    if (others) {
+        device->held = slot->batch;
+        device->held_may_run = false;
+        slot->batch = NULL;
+    }
+    pthread_mutex_unlock(&device->lock);
+    if (others) unwatch(device);
+    return others;
+}
+
+static void start(struct device *device, struct slot *slot)
+{
+    struct batch *batch = slot->batch;
     attn_error err = { 0 };
-    assert(request_role() == ROLE_DEVICE && slot->batch == NULL && slot->mirror_count == 0);
+    attn_status status;
+    unsigned over;
+    assert(request_role() == ROLE_DEVICE && slot->mirror_count == 0);
     batch->started_ns = clock_ns();
+    watch(device, slot);
     if (batch->adopted) { /* it runs already */
         inline_adopt(slot, batch->jobs[0]);
-        slot->batch = batch;
-        watch(device, slot);
         return;
     }
-    slot->batch = batch;
-    attn_stream_heed(slot->stream, &batch->cancel);
-    watch(device, slot);
-    attn_status status = try_launch(device, slot, &err);
-    if (status == ATTN_NO_MEMORY && give_back_workspaces(device)) status = try_launch(device, slot, &err);
-    if (status == ATTN_OK) return;
-    if (status == ATTN_NO_MEMORY && busy_slots(device) > 1) { /* when they are over there is more */
-        attn_stream_heed(slot->stream, NULL);
-        slot->batch = NULL;
-        device->held = batch;
-        device->held_may_run = false;
-        unwatch(device);
-        return;
-    }
+    do {
+        over = batches_over(device);
+        attn_stream_heed(slot->stream, &batch->cancel);
+        status = try_launch(device, slot, &err);
+        if (status == ATTN_NO_MEMORY && give_back_workspaces(device)) status = try_launch(device, slot, &err);
+        if (status == ATTN_OK || (status == ATTN_NO_MEMORY && hold(device, slot))) return;
+    } while (status == ATTN_NO_MEMORY && batches_over(device) != over);
     finish_batch(device, slot, status, &err);
 }
 
 /* Concludes batches whose stream is done. `wait`: for one of them at least. Returns whether there was one. */
-static bool poll_slots(struct device *device, bool wait)
+static bool poll_slots(struct device_thread *thread, bool wait)
 {
+    struct device *const device = thread->device;
     bool any = false;
-    for (int s = 0; s < device->slot_count; s++) {
-        struct slot *slot = &device->slots[s];
+    for (int s = 0; s < thread->slot_count; s++) {
+        struct slot *slot = &thread->slots[s];
         attn_error err = { 0 };
         bool done = false;
         if (slot->batch == NULL) continue;
@@ -319,68 +346,73 @@ static bool poll_slots(struct device *device, bool wait)
     return any;
 }
 
-static struct slot *free_slot(struct device *device)
+static struct slot *free_slot(const struct device_thread *thread)
 {
-    for (int s = 0; s < device->slot_count; s++)
-        if (device->slots[s].batch == NULL) return &device->slots[s];
+    for (int s = 0; s < thread->slot_count; s++)
+        if (thread->slots[s].batch == NULL) return &thread->slots[s];
     return NULL;
 }
 
 /* There is a young batch: most end while they are. */
-static bool ends_soon(const struct device *device)
+static bool ends_soon(const struct device_thread *thread)
 {
     int64_t youngest_ns = 0;
-    for (int s = 0; s < device->slot_count; s++) {
-        const struct batch *batch = device->slots[s].batch;
+    for (int s = 0; s < thread->slot_count; s++) {
+        const struct batch *batch = thread->slots[s].batch;
         if (batch && batch->started_ns > youngest_ns) youngest_ns = batch->started_ns;
     }
     return clock_ns() - youngest_ns < DEVICE_SPIN_NS;
 }
 
+/* The lock is held. The batch that was held is the next, or the small ones behind it would never let it have its memory. */
+static bool has_work(const struct device *device)
+{
+    return device->held ? device->held_may_run : device->first != NULL;
+}
+
+static struct batch *take_batch(struct device *device)
+{
+    struct batch *batch = device->held;
+    if (batch) {
+        device->held = NULL;
+        return batch;
+    }
+    batch = (struct batch *)device->first; /* the message is its first member */
+    device->first = batch->message.next;
+    if (device->first == NULL) device->last = &device->first;
+    batch->message.next = NULL;
+    return batch;
+}
+
 void *device_main(void *argument)
 {
-    struct device *device = argument;
+    struct device_thread *thread = argument;
+    struct device *device = thread->device;
     request_set_role(ROLE_DEVICE);
     (void)prctl(PR_SET_TIMERSLACK, 1UL); /* or a pause is longer by the 50 us that the kernel may add */
     for (;;) {
-        struct slot *slot = free_slot(device);
-        struct batch *batch = NULL;
-        const bool busy = busy_slots(device) > 0;
+        struct slot *slot = free_slot(thread);
+        const bool busy = busy_slots(thread->slots, thread->slot_count) > 0;
 
         pthread_mutex_lock(&device->lock);
-        while (!busy && device->held == NULL && device->first == NULL && !device->stop)
+        while (!busy && !has_work(device) && (device->held || !device->stop))
             pthread_cond_wait(&device->wake, &device->lock);
-        if (device->held) { /* it is the next, or the small ones behind it would never let it have its memory */
-            if (slot && device->held_may_run) {
-                batch = device->held;
-                device->held = NULL;
-            }
-        } else if (slot && device->first) {
-            batch = (struct batch *)device->first; /* the message is its first member */
-            device->first = batch->message.next;
-            if (device->first == NULL) device->last = &device->first;
-        }
-        const bool stop = device->stop && batch == NULL && device->held == NULL && !busy;
+        const bool begins = slot && has_work(device);
+        if (begins) slot->batch = take_batch(device);
         pthread_mutex_unlock(&device->lock);
 
-        if (stop) break;
-        if (batch) {
-            batch->message.next = NULL;
-            heartbeat_busy(HEARTBEAT_DEVICE);
-            start(device, slot, batch);
-            heartbeat_idle();
-            continue;
-        }
+        if (!busy && !begins) break; /* asked to stop */
         heartbeat_busy(HEARTBEAT_DEVICE);
-        const bool moved = poll_slots(device, device->info.unified);
+        if (begins) start(device, slot);
+        const bool moved = begins || poll_slots(thread, device->info.unified);
         heartbeat_idle();
-        if (moved || ends_soon(device)) continue;
+        if (moved || ends_soon(thread)) continue;
         /* A batch is on its way. New work is looked for in between. */
         const struct timespec pause = { 0, atomic_load(&device->usable) ? DEVICE_POLL_NS : DEVICE_LOST_POLL_NS };
         nanosleep(&pause, NULL);
     }
     pthread_mutex_lock(&device->lock);
-    device->stopped = true;
+    device->threads_ended++;
     pthread_cond_broadcast(&device->wake);
     pthread_mutex_unlock(&device->lock);
     return NULL;

@@ -539,6 +539,55 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
     close_bench(&b);
 }
 
+/* ---- The CPU's streams --------------------------------------------------------------------------------------------- */
+
+/* A hundred thousand rows: minutes of a core, unless it is called back. */
+static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **state)
+{
+    (void)state;
+    struct bench b;
+    begin(&b);
+    b.config.devices = "cpu";
+    b.config.cpu_threads = 2;
+    open_devices(&b, 1, "");
+    struct device *cpu = devices_pick(b.server.devices, 0);
+    struct job *job = ready_forward(&b, 100000);
+    struct batch *longer = batch_of(&job, 1, job->flops);
+    devices_submit(b.server.devices, longer, cpu);
+    assert_false(device_can_wait(cpu)); /* nobody shall be kept for company until that is over */
+    struct batch *shorter = submit_one(&b, devices_pick(b.server.devices, 0), 1);
+    struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1); /* no thread has to wait for it */
+    assert_null(devices_pick(b.server.devices, 0));
+    assert_ptr_equal(next_back(&b), shorter);
+    assert_ptr_equal(next_back(&b), next);
+    assert_ran(shorter);
+    assert_ran(next);
+    attn_cancel(&longer->cancel);
+    assert_ptr_equal(next_back(&b), longer);
+    assert_failed(longer, ATTN_CANCELLED);
+    forget(shorter);
+    forget(next);
+    forget(longer);
+    close_bench(&b);
+}
+
+static void test_a_short_batch_of_the_cpu_is_worth_waiting_for(void **state)
+{
+    (void)state;
+    struct bench b;
+    begin(&b);
+    b.config.devices = "cpu";
+    open_devices(&b, 1, "");
+    struct device *cpu = devices_pick(b.server.devices, 0);
+    assert_false(device_can_wait(cpu));
+    struct batch *batch = submit_one(&b, cpu, QUEUE_BATCH_FLOPS);
+    assert_true(device_can_wait(cpu));
+    next_back(&b);
+    assert_false(device_can_wait(cpu));
+    forget(batch);
+    close_bench(&b);
+}
+
 /* ---- Small problems on the thread that has them -------------------------------------------------------------------- */
 
 static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_them(void **state)
@@ -816,6 +865,8 @@ int main(void)
         cmocka_unit_test(test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost),
         cmocka_unit_test(test_work_in_several_launches_comes_back_whole),
         cmocka_unit_test(test_stopping_waits_for_what_runs_and_says_when_it_does_not_end),
+        cmocka_unit_test(test_what_takes_the_cpu_long_does_not_keep_others_waiting),
+        cmocka_unit_test(test_a_short_batch_of_the_cpu_is_worth_waiting_for),
         cmocka_unit_test(test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_them),
         cmocka_unit_test(test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory),
         cmocka_unit_test(test_a_gpu_reads_small_problems_where_they_are),
