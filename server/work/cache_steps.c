@@ -94,6 +94,15 @@ static attn_status look_at_scales(struct cache_step *step, attn_error *err)
     return ATTN_OK;
 }
 
+/* Its tables have a row of step->most page numbers for each of its rows. */
+static attn_status check_pages(const struct cache_step *step, attn_error *err)
+{
+    if (step->most <= CACHES_STEP_PAGES / step->rows) return ATTN_OK;
+    return attn_fail(err, ATTN_TOO_LARGE, "/caches",
+                     "caches: %d rows of up to %lld pages, at most %d are taken at once", step->rows,
+                     (long long)step->most, CACHES_STEP_PAGES);
+}
+
 static attn_status look(struct cache_step *step, attn_error *err)
 {
     struct cache *first = NULL;
@@ -118,10 +127,8 @@ static attn_status look(struct cache_step *step, attn_error *err)
         if (pages > step->most) step->most = pages;
         cache->used_ms = now_ms;
     }
-    if (step->most * step->rows > CACHES_STEP_PAGES)
-        return attn_fail(err, ATTN_TOO_LARGE, "/caches",
-                         "caches: %d rows of up to %lld pages, at most %d are taken at once", step->rows,
-                         (long long)step->most, CACHES_STEP_PAGES);
+    const attn_status status = check_pages(step, err);
+    if (status != ATTN_OK) return status;
     step->shape = first->shape;
     step->device = first->pool;
     step->pool = pages_base(step->caches->pools[first->pool].pages);
@@ -157,7 +164,7 @@ static size_t aligned(size_t bytes)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-size_t caches_table_bytes(struct cache_step *step)
+attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err)
 {
     struct caches *const caches = step->caches;
     const size_t rows = (size_t)step->rows, scale = rows * (size_t)step->shape.kv_heads * sizeof(float);
@@ -171,8 +178,9 @@ size_t caches_table_bytes(struct cache_step *step)
     }
     pthread_mutex_unlock(&caches->lock);
     step->most = most > 0 ? most : 1;
-    return aligned(rows * (size_t)step->most * sizeof(int32_t)) + 2 * aligned(rows * sizeof(int32_t)) +
-           (step->k_scaled ? aligned(scale) : 0) + (step->v_scaled ? aligned(scale) : 0);
+    *bytes = aligned(rows * (size_t)step->most * sizeof(int32_t)) + 2 * aligned(rows * sizeof(int32_t)) +
+             (step->k_scaled ? aligned(scale) : 0) + (step->v_scaled ? aligned(scale) : 0);
+    return check_pages(step, err);
 }
 
 /* Where each table lies in `memory`. */

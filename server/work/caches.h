@@ -142,8 +142,8 @@ struct cache_step {
     int64_t move_count;
     bool ends;             /* a commit deletes its caches: a sequence ends */
     struct cache_row *row; /* caches.c's */
-    uint64_t burials;      /* when its caches were found there */
-    float *scales;         /* of its own memory */
+    uint64_t burials; /* caches->burials when row[].cache was found: those pointers are good while it is the same */
+    float *scales;    /* of its own memory */
 };
 
 /* Makes a step: are they there, and do they go together? `rows` is at most CACHES_ROWS. Errors name the row: NOT_FOUND,
@@ -152,8 +152,8 @@ struct cache_step {
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, struct cache_step *step, attn_error *err);
 
-/* How much memory its tables need now, 64-byte aligned. Sets step->most. */
-size_t caches_table_bytes(struct cache_step *step);
+/* How much memory its tables need now, 64-byte aligned. Sets step->most. TOO_LARGE: its caches have grown too much meanwhile. */
+attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
 /* *wait: not now, another step is on one of them (or an older one waits for one: `scan` is the number of this look at all
  * that wait, from the oldest on; 0: nobody waits, and nor will this one). Otherwise the step has begun, or this is why it cannot: NOT_FOUND, FULL,

@@ -223,8 +223,9 @@ attn_status step_begin(struct job *job, uint64_t scan, bool *wait, attn_error *e
     *wait = false;
     if (scan != 0) status = caches_ask(step, scan, wait, err); /* few that wait can begin; others most likely can */
     if (status != ATTN_OK || *wait) return status;
-    const size_t bytes = caches_table_bytes(step);
-    status = staging_lease(job->staging, job->caller, bytes, &job->tables, err);
+    size_t bytes;
+    status = caches_table_bytes(step, &bytes, err);
+    if (status == ATTN_OK) status = staging_lease(job->staging, job->caller, bytes, &job->tables, err);
     if (status == ATTN_OK) status = caches_begin(step, scan, job->tables->memory, wait, err);
     if (status != ATTN_OK || *wait) {
         staging_release(job->staging, job->tables);

@@ -182,7 +182,10 @@ static attn_status look(struct rig *rig, struct trial *t, int rows, const struct
 
 static attn_status begin(struct trial *t, uint64_t scan, bool *wait, attn_error *err)
 {
-    t->table = aligned_alloc(64, caches_table_bytes(&t->step));
+    size_t bytes;
+    const attn_status status = caches_table_bytes(&t->step, &bytes, err);
+    if (status != ATTN_OK) return status;
+    t->table = aligned_alloc(64, bytes);
     return caches_begin(&t->step, scan, t->table, wait, err);
 }
 
@@ -372,6 +375,40 @@ static void test_forks_of_a_long_cache_have_a_limit(void **state)
     assert_int_equal(caches_delete(rig->caches, rig->caller, a.id, &err), ATTN_OK);
     for (int i = 0; i < FORKS; i++) (void)caches_delete(rig->caches, rig->caller, forks[i].id, &err);
     free(forks);
+}
+
+static attn_status give_all(void *context, size_t bytes, void **memory, attn_error *err)
+{
+    (void)err;
+    *memory = *(void **)context = aligned_alloc(64, bytes);
+    return ATTN_OK;
+}
+
+/* As many rows as there may be, with as many pages as they may have together; then they grow by a page before they begin. */
+static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
+{
+    enum { PAGES = CACHES_STEP_PAGES / CACHES_ROWS };
+    struct rig *rig = *state, large = { .caches = caches_new(CACHES_MAX_COUNT), .caller = rig->caller };
+    struct cache_step step;
+    static char ids[CACHES_ROWS][CACHE_ID_BYTES];
+    void *memory = NULL;
+    size_t bytes;
+    attn_error err;
+    caches_add_pool(large.caches, 0, "cpu", &(struct caches_source){ give_all, &memory }, (PAGES + 4) * 4096);
+    const struct cache_info info = made(&large, rig->caller);
+    for (int row = 0; row < CACHES_ROWS; row++) memcpy(ids[row], info.id, CACHE_ID_BYTES);
+    assert_int_equal(append(&large, &info, PAGES * PAGE, 0, true, &err), ATTN_OK);
+    memset(&step, 0, sizeof step);
+    assert_int_equal(caches_look(large.caches, rig->caller, ids, CACHES_ROWS, 0, &step, &err), ATTN_OK);
+    assert_int_equal(caches_table_bytes(&step, &bytes, &err), ATTN_OK);
+    assert_true(bytes >= CACHES_STEP_PAGES * sizeof(int32_t));
+    assert_int_equal(append(&large, &info, 1, 0, true, &err), ATTN_OK);
+    assert_int_equal(caches_table_bytes(&step, &bytes, &err), ATTN_TOO_LARGE);
+    assert_string_equal(err.text, "caches: 1024 rows of up to 1025 pages, at most 1048576 are taken at once");
+    caches_drop_step(&step);
+    assert_int_equal(caches_delete(large.caches, rig->caller, info.id, &err), ATTN_OK);
+    caches_free(large.caches);
+    free(memory);
 }
 
 static void test_a_full_pool_changes_nothing(void **state)
@@ -838,6 +875,7 @@ int main(void)
         WITH_RIG(test_what_goes_between_look_and_begin_is_gone),
         WITH_RIG(test_a_step_knows_what_its_rows_have_in_common),
         WITH_RIG(test_forks_of_a_long_cache_have_a_limit),
+        WITH_RIG(test_a_table_has_its_limit_when_its_caches_have_grown),
         WITH_RIG(test_a_full_pool_changes_nothing),
         WITH_RIG(test_a_token_may_use_its_share),
         WITH_RIG(test_a_cache_belongs_to_who_made_it),
