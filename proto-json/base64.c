@@ -4,7 +4,7 @@
  *
  *     ...XX | XXQUJD REVG R0hJ SktM ... TU5P UA== | ...
  *           ^^ step(), until a group begins
- *              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ decode_groups(): the variant's loop over whole groups
+ *              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ the variant's decode(): a loop over whole groups
  *                                           ^^^^ step() again: the rest, the padding, the first foreign character
  *
  * Invariants:

@@ -2,7 +2,7 @@
  *
  * It lies here, below the server, because requests and answers need it as much as log lines and options do. Only what one
  * place needs stands in that place: the incremental reader of numbers (numbers.h), the scanner's state inside a character
- * that a piece of the body cuts (scan.c), a header's own grammar (server/http/framing.h).
+ * that a piece of the body cuts (scan.c), a header's own grammar (server/http/http_head.h).
  *
  * What must be quick is inline: an answer has two dozen integers, a log line five, and printf() takes longer over them
  * than base64 over a small tensor. Nothing here depends on the locale but text_put_double(), and the program never leaves

@@ -116,7 +116,7 @@ static void add_last(cJSON *to, cJSON *value)
     to->child->prev = value;
 }
 
-/* Of the string that begins before `inside`, behind its quote. */
+/* The closing quote of the string whose text begins at `inside`. */
 static const char *closing_quote(const char *inside)
 {
     for (const char *p = inside;; p++) {

@@ -1,19 +1,15 @@
-/* device.cu: NVIDIA GPUs behind backend.h: devices, memory, streams, errors. The kernels are in the folders beside
- * it.
+/* device.cu: NVIDIA GPUs behind backend.h: devices, memory, streams, errors. The kernels are in the folders beside it.
  *
  * Where there is no driver (the CUDA runtime is linked statically, so this file runs everywhere) count() is 0 and
  * nothing else is called.
  *
  * Invariants
- * 1. Every call of the CUDA runtime is checked, and its error goes through the table of errors.h: a sticky one
- * becomes
- *     ATTN_DEVICE_LOST for this and every later call on the device, others fail the call alone.
- * 2. Device memory is taken with cudaMalloc and kept: a freed block goes to a list of its size class and is handed
- * out again, so
- *     that under a steady load there is no cudaMalloc, which would synchronise the device. What is taken never exceeds
- *     memory_limit; where it would, or the card has no more, kept blocks are given back first.
- * 3. A block is freed by the caller after the stream that used it is done, so the lists need no knowledge of
- * streams.
+ * 1. Every call of the CUDA runtime is checked, and its error goes through the table of errors.h: a sticky one becomes
+ *    ATTN_DEVICE_LOST for this and every later call on the device, others fail the call alone.
+ * 2. Device memory is taken with cudaMalloc and kept: a freed block goes to a list of its size class and is handed out again,
+ *    so that under a steady load there is no cudaMalloc, which would synchronise the device. What is taken never exceeds
+ *    memory_limit; where it would, or the card has no more, kept blocks are given back first.
+ * 3. A block is freed by the caller after the stream that used it is done, so the lists need no knowledge of streams.
  * 4. The current device is per thread: every entry sets it.
  * 5. Plain C but for the kernels' launches: no C++ library, so that the program needs none. */
 #include <atomic>
@@ -130,13 +126,13 @@ int device_count(void)
  * context, the kernels and a neighbour's changes need the rest. */
 const double MEMORY_SHARE = 0.85;
 
-/* ATTN_CUDA_FAMILY=NAME of a row of the table (sm90, generic, ...): no row before it is tried. To test and to time
- * the others on a chip that has all; any other text means nothing. */
-int first_kernel(void)
+/* ATTN_CUDA_FAMILY=NAME of a row of the table (sm90, generic, ...): no row of the same operation before it is tried. To test and to
+ * time the others on a chip that has all; where the operation has no such row it means nothing. */
+int first_kernel(attn_op op)
 {
     const char *family = getenv("ATTN_CUDA_FAMILY");
     for (int i = 0; family && i < cuda_kernel_count; i++)
-        if (strcmp(cuda_kernels[i]->takes.name, family) == 0) return i;
+        if (cuda_kernels[i]->takes.op == op && strcmp(cuda_kernels[i]->takes.name, family) == 0) return i;
     return 0;
 }
 
@@ -151,8 +147,10 @@ bool copies_by_threads()
 void list_kernels(device *d)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
-    for (int i = first_kernel(); i < cuda_kernel_count && d->kernel_count < MOST_KERNELS; i++) {
+    const int first_forward = first_kernel(ATTN_OP_FORWARD), first_backward = first_kernel(ATTN_OP_BACKWARD);
+    for (int i = 0; i < cuda_kernel_count && d->kernel_count < MOST_KERNELS; i++) {
         const cuda_kernel *k = cuda_kernels[i];
+        if (i < (k->takes.op == ATTN_OP_FORWARD ? first_forward : first_backward)) continue;
         if (compute >= k->least_compute && compute <= k->most_compute) d->kernels[d->kernel_count++] = k;
     }
 }
@@ -575,7 +573,7 @@ memory_range range_of(const attn_tensor &t)
     return { begin, begin + (last + 1) * (int64_t)attn_dtype_bytes(t.dtype) };
 }
 
-/* Does it read what the stream's last kernels write, if these are decode.cu's? */
+/* True if the problem reads nothing that the stream's last call writes (s->written). */
 bool reads_no_results(const stream *s, const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -608,8 +606,9 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
         cuda_chip chip = d->chip;
         chip.after_decode = s->after_decode && reads_no_results(s, plans[i].problem);
         const attn_dims &dims = plans[i].geometry.dims;
-        if (dims.B * dims.H * dims.Sq > 0) { /* else nothing is queued */
-            s->after_decode = kernel_of(&plans[i]) == &decode_forward;
+        const bool decodes = kernel_of(&plans[i]) == &decode_forward;
+        if (!decodes || dims.B * dims.H * dims.Sq > 0) { /* a decode without rows queues nothing */
+            s->after_decode = decodes;
             s->written[0] = range_of(plans[i].problem->out);
             s->written[1] = range_of(plans[i].problem->lse);
         }

@@ -24,8 +24,8 @@ struct cuda_chip {
      * (queries times heads of a group) are left alone, for they are its own. */
     int decode_rows;
     bool copies_by_threads; /* rather than by the copy engine, where a kernel has both: see device.cu */
-    /* False, but in a launch of a problem that reads nothing of what the stream's last kernels write, which are
-     * decode.cu's: it may read while they still run. */
+    /* True if the call before on this stream was a decode and this problem reads none of its results: then it may read
+     * before that call has ended. Of a launch, as decode_rows; false in a device's own. */
     bool after_decode;
 };
 

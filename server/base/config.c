@@ -9,10 +9,8 @@
  *
  * Invariants
  * 1. What config_read() accepts is usable: every number lies in its row's range, every file can be read.
- * 2. A refusal is one line that names the option as the user wrote it (flag or variable), the value and what is
- * allowed.
- * 3. A default that does not fit this machine is fitted silently (and shown by /v1/info); a value that was given is
- * never
+ * 2. A refusal is one line that names the option as the user wrote it (flag or variable), the value and what is allowed.
+ * 3. A default that does not fit this machine is fitted silently (and shown by /v1/info); a value that was given is never
  *    changed, only refused.
  * 4. Nothing is started, opened or written here, except that the soft limit on open files is raised to what
  * --max-connections needs. */

@@ -4,7 +4,7 @@
  *   const struct spec spec = SPEC(.dtype = ATTN_BF16, .Sq = 113, .Sk = 203, .causal = true);
  *   struct fixture f;      fixture_make(&f, &spec);         // seeded random inputs, poisoned outputs
  *   fixtures_run(&bench, (struct fixture *[]){ &f }, 1);     // on an open device; copies where memory is not unified
- *   fixture_compare(&f, &want, &other, why, sizeof why);     // within the limits of semantics 5.2, and nothing else written
+ *   fixture_compare(&f, &want, &other, why, sizeof why);     // within limits_of[] (kernels/README.md, Accuracy), and nothing else written
  *   spec_print(stderr, &spec);                               // as a SPEC(...) that can be pasted into a test
  *
  * Everything random comes from `data_seed`, so a printed spec is the whole problem.
@@ -803,7 +803,7 @@ HELPER void run_reference(const attn_problem *p)
 
 /* ---- Comparing --------------------------------------------------------------------------------------------------- */
 
-/* Rule B of semantics 5.2: largest error over largest value. */
+/* Largest error over largest value (kernels/README.md, Accuracy). */
 struct limits {
     double out, qkv, sums; /* out; dq dk dv; dbias dalibi_slopes dsinks */
     double noise,

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(128, 8)
     const attn_geometry &g = a.g;
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
     const uint32_t word = ((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * 128 + threadIdx.x;
-    if (word < w.words) w.account[word] = word < w.ready ? 2 : 0;
+    if (word < w.words) w.account[word] = word < w.ready ? PART_THERE : 0;
     if (!place.exists) return;
     const head_args &x = place.x;
     const int64_t tile = query_tile(a, x.s, (int)x.b, (int)x.h, place.i0 / BM);

@@ -15,6 +15,7 @@
 #include "kernels/cuda/simple/rows.cuh"
 
 enum { QUERY_TILE = 64 }; /* queries whose values and sums lie together */
+enum { PART_THERE = 2 };  /* of a word of the account: others may add to its part of the sums */
 
 /* What the rows of a query tile have in common with nobody: lse in base 2, +inf where there is no row or the row
  * sees nothing (P becomes 0), and delta. */
@@ -28,9 +29,10 @@ struct backward_scratch {
     saved s;
     row_values *values;
     float *sums;
-    uint32_t *account; /* words that prepare clears, in place of the sums; NULL: none */
-    uint32_t words,
-        ready; /* of them, 0 where there are none; so many are 2, and then the sums have zeros all the same; else 0 */
+    uint32_t *account; /* words of the main kernel about the sums, all set by prepare; NULL: none */
+    uint32_t words;    /* how many; 0 without an account */
+    uint32_t
+        ready; /* so many of them, the first, become PART_THERE, and prepare writes zeros to the sums; the others become 0 */
 };
 
 /* Query tiles of all heads are counted through; packed, sequence b owns those from cu[b] / QUERY_TILE + b on, as in

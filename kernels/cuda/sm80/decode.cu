@@ -19,7 +19,7 @@
  *     add up the warps' O, in order
  *
  * Up to 16 rows: each warp takes a part of the tile's keys for all rows, with m, l and O of its own. Up to 64: each
- * warp takes 16 of the rows for all keys. Up to 8 rows of head size 128, which is one query of most models, have a form of
+ * warp takes 16 of the rows for all keys. Up to 8 rows of head sizes 65 to 128, which is one query of most models, have a form of
  * their own (decode_few()): 8 rows are half an operand, so O^T += V^T P^T takes half the products and half the registers; the
  * place of a split is computed in 32 bits, and its first tiles are asked for before anything else. Three blocks fit on a multiprocessor of Hopper, so that one that begins
  * or ends does not leave the memory idle. K and V are the first to leave the L2, so that the partial results stay

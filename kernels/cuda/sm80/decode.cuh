@@ -209,11 +209,12 @@ template <typename T, class X> struct copies_by_threads {
 };
 
 /* Fragments of a tile of ROWS rows of WIDTH elements in chunks of CHUNK, one chunk after the other (tile.cuh). `chunk`: a
- * multiple of CHUNK, or 0 where there is one. FEW: addresses are made anew from the lane's own, an instruction each, and hold no
+ * multiple of CHUNK, or 0 where there is one. FEW_ADDRESSES: they are made anew from the lane's own, an instruction each, and hold no
  * registers. */
-template <int D, bool FEW> DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
+template <int D, bool FEW_ADDRESSES>
+DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
-    if constexpr (FEW) a_rows<D>(a, smem_addr(tile), m, k, lane);
+    if constexpr (FEW_ADDRESSES) a_rows<D>(a, smem_addr(tile), m, k, lane);
     else a_rows<D>(a, tile, m, k, lane);
 }
 /* Of 8 rows, which are rows 8 to 15 of the fragment too. */
@@ -221,19 +222,19 @@ template <int D> DEVICE void few_queries_of(uint32_t (&a)[4], const uint16_t *ti
 {
     ldmatrix_x4(a, smem_addr(tile) + lane % 8 * (D * 2) + (((lane / 16 ^ lane % 8) * 16) ^ (k * 2)));
 }
-template <int WIDTH, int CHUNK, int ROWS, bool FEW>
+template <int WIDTH, int CHUNK, int ROWS, bool FEW_ADDRESSES>
 DEVICE void keys_of(uint32_t (&b)[4], const uint16_t *tile, int n, int k, int lane)
 {
     const int chunk = k / CHUNK * (ROWS * CHUNK);
-    if constexpr (FEW && CHUNK >= 64) b_rows<CHUNK>(b, smem_addr(tile) + chunk * 2, n, k % CHUNK, lane);
+    if constexpr (FEW_ADDRESSES && CHUNK >= 64) b_rows<CHUNK>(b, smem_addr(tile) + chunk * 2, n, k % CHUNK, lane);
     else b_rows<CHUNK>(b, tile + chunk, n, k % CHUNK, lane);
 }
-template <int WIDTH, int CHUNK, int ROWS, bool FEW>
+template <int WIDTH, int CHUNK, int ROWS, bool FEW_ADDRESSES>
 DEVICE void values_of(uint32_t (&b)[4], const uint16_t *tile, int first, int n, int k, int lane)
 {
     const int chunk = CHUNK == WIDTH ? 0 : (first / CHUNK + n / CHUNK) * (ROWS * CHUNK),
               column = CHUNK == WIDTH ? first + n : n % CHUNK;
-    if constexpr (FEW && CHUNK >= 64) b_columns<CHUNK>(b, smem_addr(tile) + chunk * 2, column, k, lane);
+    if constexpr (FEW_ADDRESSES && CHUNK >= 64) b_columns<CHUNK>(b, smem_addr(tile) + chunk * 2, column, k, lane);
     else b_columns<CHUNK>(b, tile + chunk, column, k, lane);
 }
 
@@ -583,7 +584,9 @@ DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_
     else accumulate<T>(*(float(*)[1][DT][4]) & O, *(const float(*)[1][NT][4]) & P, columns);
 }
 
-/* A stack: the rows of `sequences` sequences from place's on. What is not finite is left to decode_splits(). */
+/* Computes split `index` of one key/value head: rows of Q against its keys, and out or partial results to memory; where a result is
+ * not finite, once more with what is not finite in V as zeros. STACKED: the rows of `sequences` sequences from place's on; what is not
+ * finite is left to decode_splits(). */
 template <typename T, class X, template <typename, class> class RING>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
                   typename RING<T, X>::kept &kept, int sequences = 1)

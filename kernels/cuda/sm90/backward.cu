@@ -37,8 +37,9 @@
  * consumer passes such a round, and leaves the tensor cores to the other.
  *
  * dQ is added to float32 sums in global memory by the copy engine (cp.reduce.async.bulk), in the order of sm80/backward_steps.h, whose
- * prepare makes the values of the rows before. The sums have no zeros to begin with: the first part of a tile is stored (see sender), for
- * which blocks that see the same queries begin with different ones. Blocks that find no more keys make dQ of the sums (backward_dq.cuh).
+ * prepare makes the values of the rows before. The sums need no zeros: whichever block comes first to a part stores it, the others add (see
+ * sender), so blocks that see the same queries begin with different ones. Where waiting for the first costs more than zeros, prepare writes
+ * zeros (wants_zeros()). Blocks that find no more keys make dQ of the sums (backward_dq.cuh).
  *
  * What lies past the end of a tensor arrives as zeros (tma.cuh). Packed, or with lengths, rows past the end of a sequence
  * are another's: they are made zeros in shared memory, for P = 0 times NaN is NaN.
@@ -645,9 +646,8 @@ int64_t words_of(const attn_plan *plan)
     return plan->problem->dq.rank ? query_tiles_of(d) * 2 + extent_of(d).B * d.Hk + 1 : 0;
 }
 
-/* Are zeros in the sums better than first parts that are stored? Under a causal mask it is one block at a time that comes first to the
- * queries behind those of all blocks that run, it is slower than others, and they wait for it: in a long sequence that costs more than the
- * zeros, at D = 128 and one head a group. */
+/* Should prepare write zeros to the sums? In a long causal sequence one slow block comes first to the last queries, and all others wait
+ * for its store: that costs more than zeros, at D = 128 with one head per group. */
 bool wants_zeros(const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;

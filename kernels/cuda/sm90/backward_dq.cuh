@@ -1,5 +1,5 @@
 /* backward_dq.cuh: dQ of the kernel of backward.cu, from its float32 sums, by the consumers of blocks that find no more tiles of keys:
- * where the tiles do not come out even, others are still at theirs. The warps claim units of a head's queries, in the order in which
+ * tiles of keys rarely divide evenly among the blocks, so some end while others still work. The warps claim units of a head's queries, in the order in which
  * heads are worked through, and wait until all tiles of keys of the head are done. */
 #ifndef ATTN_SM90_BACKWARD_DQ_CUH
 #define ATTN_SM90_BACKWARD_DQ_CUH
@@ -84,7 +84,7 @@ template <typename T, class X> struct dq_writer {
             T *const to = (T *)dq.data + attn_at(&dq, x.b, x.h, x.s.q_start + x.i0);
 #pragma unroll
             for (int chunk = 0; chunk < X::CHUNKS; chunk++) {
-                /* Whom nobody came to sees no key. */
+                /* No block has come to this part: its queries see no key, and dQ is 0. */
                 const uint32_t *const word = p.begun + x.place * 2 + (X::UNITS == 2 ? x.i0 / QUERY_TILE % 2 : chunk);
                 const bool begun = load_acquire(word) != 0;
                 const float factors[2] = { p.scale, p.scale };

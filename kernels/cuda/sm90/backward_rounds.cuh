@@ -33,7 +33,6 @@ template <int D_, int BM_, form FORM_> struct shape {
 };
 
 enum { NO_ROWS = -1 };       /* of a block_place: there are no more tiles */
-enum { THERE = 2 };          /* of a part of the sums */
 enum { HANDING = 128 + 32 }; /* threads that meet: a consumer and its sender */
 
 /* Named barriers; those of dQ one per consumer. */
@@ -55,8 +54,8 @@ struct plan {
     int units;
     uint8_t *nonfinite_queries; /* a byte per unit */
     bool in_order;              /* deterministic */
-    bool claims;                /* who comes first to a part of the sums stores it, else */
-    bool zeros;                 /* prepare has made zeros of the sums */
+    bool claims;                /* the first block that comes to a part of the sums stores it, the others add to it; */
+    bool zeros;                 /* or prepare has written zeros to the sums, and all blocks add */
     score_mods mods;            /* slopes are in base 2 */
     float cap;                  /* what tanh is multiplied by, in base 2 */
     near_tanh near_0;
@@ -285,9 +284,9 @@ template <class X> struct loader {
     }
 };
 
-/* A warp per consumer sends its parts of dQ on their way: the first lane asks the copy engine to add them. The sums have no zeros to begin
- * with: who comes first, stores its part, and others wait until it is there. A word of p.begun says how far a part of the sums is: 0,
- * nobody has come; 1, somebody stores; 2, it is there. Deterministic, the word counts the additions, and each waits for its turn. Both
+/* A warp per consumer sends its parts of dQ on their way: the first lane asks the copy engine to add them. Where the sums have no
+ * zeros, the first to come stores its part, and the others wait until it is there. A word of p.begun says how far a part of the sums is: 0,
+ * nobody has come; 1, somebody stores; PART_THERE. Deterministic, the word counts the additions, and each waits for its turn. Both
  * are waited for while the part is made, and ended while the next one is. */
 template <class X> struct sender {
     const cuda_args &a;
@@ -329,10 +328,10 @@ template <class X> struct sender {
             if (adds) {
                 if (p.in_order) before = x.template before<X>(at.tile, p.last_first);
                 else if (p.claims) before = claim_acquire(word(place));
-                if (p.in_order || before == 1) wait_until_equal(word(place), p.in_order ? before : THERE);
+                if (p.in_order || before == 1) wait_until_equal(word(place), p.in_order ? before : PART_THERE);
                 fence_proxy_async_global();
                 if (p.in_order || (p.claims && before == 0)) unended = place;
-                becomes = p.in_order ? before + 1 : THERE;
+                becomes = p.in_order ? before + 1 : PART_THERE;
             }
             __syncwarp();
             named_barrier_sync(DQ_FULL + w, HANDING);

@@ -39,7 +39,7 @@
  * A NaN or infinity in V of a key that some rows see and others do not meets P = 0 inside the product. So a warp
  * whose result is not finite leaves a mark, and its block goes over the tile once more at its end, with zeros for
  * such values, which gives rows that do not see them the very bits that they would have had. Those that do are then
- * computed one by one: at D = 128 by the block that had them (repair_own_rows), which saves the time between two kernels, elsewhere by a
+ * computed one by one: at D = 128 without options by the block that had them (repair_own_rows), which saves the time between two kernels, elsewhere by a
  * kernel behind this one (repair_rows).
  *
  * Packed, K and V past the end of a sequence belong to its neighbour: such scores are masked, and such rows of V

@@ -945,6 +945,35 @@ static void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void
     }
 }
 
+/* ATTN_CUDA_FAMILY, of which both operations have a row: it is taken for both. */
+static void test_a_family_that_is_asked_for_computes_both_ways(void **state)
+{
+    static const char *const families[] = { "generic", "simple" };
+    static const struct spec cases[] = {
+        SPEC(SIZES(128, 256, 128), BF16),
+        SPEC(BACK, SIZES(128, 256, 128), BF16),
+        SPEC(BACK, SIZES(128, 256, 256), BF16),
+    };
+    (void)state;
+    if (strcmp(bench.info.backend, "cuda") != 0 || getenv("ATTN_CUDA_FAMILY")) return;
+    for (size_t n = 0; n < ARRAY_SIZE(families); n++) {
+        struct bench other;
+        setenv("ATTN_CUDA_FAMILY", families[n], 1);
+        bench_open(&other, backend, 0);
+        unsetenv("ATTN_CUDA_FAMILY");
+        for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+            struct fixture f;
+            attn_error err;
+            attn_plan plan;
+            fixture_make(&f, &cases[i]);
+            assert_int_equal(attn_plan_make(other.device, &f.p, &plan, &err), ATTN_OK);
+            assert_string_equal(plan.kernel->name, families[n]);
+            fixture_clear(&f);
+        }
+        bench_close(&other);
+    }
+}
+
 static void test_the_number_of_threads_does_not_change_a_bit(void **state)
 {
     static const int threads[] = { 1, 2, 3 };
@@ -2075,6 +2104,7 @@ int main(void)
         cmocka_unit_test(test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything),
         cmocka_unit_test(test_a_problem_has_the_same_bits_alone_and_among_others),
         cmocka_unit_test(test_decoding_has_the_same_bits_alone_and_behind_other_decoding),
+        cmocka_unit_test(test_a_family_that_is_asked_for_computes_both_ways),
         cmocka_unit_test(test_the_number_of_threads_does_not_change_a_bit),
         cmocka_unit_test(test_gradients_of_several_tiles_agree_with_the_reference),
         cmocka_unit_test(test_repeats_give_the_same_bits),
