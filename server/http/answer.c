@@ -4,7 +4,10 @@
  * which nobody needs any more: no memory is allocated and the text is in the cache when it is sent. When the inputs
  * are large it gets memory of its own instead, so that theirs is free for the next request before this one is sent.
  * A large answer is encoded block by block while it is sent, and never exists as a whole. Either way the length is
- * known first, and sent as Content-Length. */
+ * known first, and sent as Content-Length.
+ *
+ * Where there is no memory for an answer it becomes 503. But not when something has changed, in a cache or by a route's handler: then
+ * the connection is closed without an answer, after which a client knows that it does not know. */
 #include "server/http/answer.h"
 
 #include <stdio.h>
@@ -16,10 +19,12 @@
 #include "server/base/clock.h"
 #include "server/base/heartbeat.h"
 #include "server/base/limits.h"
+#include "server/base/log.h"
 #include "server/device/devices.h"
 #include "server/http/connections.h"
 #include "server/http/routes.h"
 #include "server/work/server.h"
+#include "server/work/steps.h"
 
 enum { PROBLEM_BYTES = 4096 };
 
@@ -207,6 +212,7 @@ static struct MHD_Response *handler_response(struct request *request, const char
         free(answer.body);
         return NULL;
     }
+    request->done = strcmp(request->method, "GET") != 0 && strcmp(request->method, "HEAD") != 0;
     if (answer.body == NULL && answer.status != 204) {
         request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory for the answer");
         return NULL;
@@ -231,6 +237,10 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     const char *content_type = NULL;
     if (!request->failed)
         response = request->job ? tensor_response(request, &content_type) : handler_response(request, &content_type);
+    if (response == NULL && (request->done || (request->job && step_is_committed(request->job)))) {
+        log_event(LOG_WARN, request->id, "no_answer", "text=\"it was carried out, and there is no memory to say so\"");
+        return MHD_NO; /* an error would say that nothing has changed, and be asked again */
+    }
     if (response == NULL) {
         content_type = route_error_media(request->path);
         response = problem_response(request);

@@ -146,13 +146,13 @@ static attn_status make_job(struct request *request, struct check_result *result
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     }
     request->job->caches = server->caches;
-    if (call->op == PROTO_OP_APPEND && !name_cache(request, &call->items[0]))
-        return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     if (request->block) staging_arrived(server->staging, request->block);
     request->block = NULL; /* the job's now, */
     region_uses_drop_inputs(&request->shared);
     request->job->shared = request->shared;
     request->shared = NULL; /* and so is this */
+    if (call->op == PROTO_OP_APPEND && !name_cache(request, &call->items[0]))
+        return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     if (request->job->shared) request->job->home = request->job->shared->home;
     result->deadline_ns = check_deadline(request, call);
     status = prepare_job(request->job, devices_any(server->devices), devices_largest(server->devices), err);

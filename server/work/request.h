@@ -156,6 +156,7 @@ struct request {
     proto_error error;
     attn_error why;      /* its text and pointer */
     bool gone;           /* the client left while it waited: nothing to answer */
+    bool done;           /* what it asks for has been done, by its route's handler */
     int http_status;     /* of the answer; 0: none yet */
     uint64_t sent_bytes; /* of its body */
 

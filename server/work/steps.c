@@ -22,6 +22,7 @@ struct job_step {
     char (*ids)[CACHE_ID_BYTES];
     int32_t *table;               /* all zeros: until it has begun, for the check of the problem */
     char started[CACHE_ID_BYTES]; /* the cache that was made for the sequence which it starts; empty: none */
+    bool committed;
 };
 
 /* ---- Prepare ----------------------------------------------------------------------------------------------------- */
@@ -256,9 +257,15 @@ void step_end(struct job *job, bool commit)
     if (job->step->step.begun) {
         if (commit) count(job);
         caches_end(&job->step->step, commit);
+        job->step->committed = commit;
     }
     if (commit) *job->step->started = '\0';
     else drop_started(job);
+}
+
+bool step_is_committed(const struct job *job)
+{
+    return job->step && job->step->committed;
 }
 
 void step_free(struct job *job)

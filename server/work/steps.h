@@ -22,6 +22,8 @@ attn_status step_prepare(struct job *job, attn_error *err);
 /* See caches_begin(). */
 attn_status step_begin(struct job *job, uint64_t scan, bool *wait, attn_error *err);
 void step_end(struct job *job, bool commit);
+/* Its keys and values are in the caches: from then on no error may be answered, which would say that they are not. */
+bool step_is_committed(const struct job *job);
 void step_free(struct job *job); /* a job without a step is fine */
 
 /* Of keys and values that a device reads for it, as long as the caches are now; of forks those of each. */

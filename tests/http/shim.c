@@ -6,14 +6,18 @@
  *   SHIM_HANG_STOP=FILE       while FILE exists, MHD_stop_daemon() does not return
  *   SHIM_HANG_RESUME=FILE     while FILE exists, MHD_resume_connection() does not: the loop calls it
  *
+ *   SHIM_NO_MEMORY=FILE       one allocation of the program or a library gets nothing: FILE begins with an int32, which each
+ *                             counts down, and that which makes it 0 fails; 0: none
+ *
  *   SHIM_HANG_LISTEN=FILE     while FILE exists, listen() does not: the start
  *   SHIM_HANG_CLOSE=FILE      while FILE exists, close() of a socket that listens does not: the end
  *
- * Only calls that come from libmicrohttpd itself fail. */
+ * Of SHIM_NO_CONNECTION and SHIM_NO_POOL only calls that come from libmicrohttpd itself fail. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <link.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -47,9 +51,20 @@ static int find(struct dl_phdr_info *info, size_t size, void *context)
     return 1;
 }
 
+static _Atomic int32_t *countdown; /* of SHIM_NO_MEMORY, shared with the test */
+
 __attribute__((constructor)) static void start(void)
 {
+    const char *file = getenv("SHIM_NO_MEMORY");
     dl_iterate_phdr(find, NULL);
+    const int fd = file ? open(file, O_RDWR) : -1;
+    void *shared = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof *countdown, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (shared != MAP_FAILED) countdown = shared;
+}
+
+static bool fails(void)
+{
+    return countdown && atomic_load(countdown) > 0 && atomic_fetch_sub(countdown, 1) == 1;
 }
 
 static bool wanted(const char *variable)
@@ -89,7 +104,7 @@ void *calloc(size_t count, size_t size)
         real = (void *(*)(size_t, size_t))dlsym(RTLD_NEXT, "calloc");
         looking = false;
     }
-    if (is_library(__builtin_return_address(0)) && wanted("SHIM_NO_CONNECTION")) return NULL;
+    if (fails() || (is_library(__builtin_return_address(0)) && wanted("SHIM_NO_CONNECTION"))) return NULL;
     return real(count, size);
 }
 
@@ -97,8 +112,16 @@ void *malloc(size_t size)
 {
     static void *(*real)(size_t);
     if (real == NULL) real = (void *(*)(size_t))dlsym(RTLD_NEXT, "malloc");
+    if (fails()) return NULL;
     if (size >= POOL_BYTES && is_library(__builtin_return_address(0)) && wanted("SHIM_NO_POOL")) return NULL;
     return real(size);
+}
+
+void *realloc(void *memory, size_t size)
+{
+    static void *(*real)(void *, size_t);
+    if (real == NULL) real = (void *(*)(void *, size_t))dlsym(RTLD_NEXT, "realloc");
+    return fails() ? NULL : real(memory, size);
 }
 
 void *mmap(void *at, size_t length, int protection, int flags, int fd, off_t offset)

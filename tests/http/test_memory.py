@@ -1,5 +1,8 @@
 """Staging memory while bodies arrive: what is announced is not had, who sends is served, and each token has its share."""
+import http.client
 import json
+import mmap
+import struct
 import threading
 
 import numpy as np
@@ -7,9 +10,10 @@ import pytest
 
 import service
 import wire
+from caches import Cache
 from service import RawReader, eventually, request_bytes
 
-FORWARD = '/v1/attention/forward'
+FORWARD, DECODE = '/v1/attention/forward', '/v1/attention/decode'
 JSON = ['Content-Type: application/json']
 ALICE, BOB = {'Authorization': 'Bearer alice'}, {'Authorization': 'Bearer bob'}
 
@@ -138,6 +142,62 @@ def test_a_body_whose_memory_grows_is_computed_like_any_other(serve, chunked):
         answer = RawReader(s).answer()
     assert answer.status == 200 and answer.json()['out'] == right.json()['out']
     leave(server, held)
+
+
+# ---- None at all --------------------------------------------------------------------------------------------------------
+
+
+def starve(countdown, n):
+    """From now on the n-th allocation fails, once."""
+    countdown[:] = struct.pack('<i', n)
+
+
+def is_spent(countdown):
+    left, = struct.unpack('<i', countdown[:])
+    countdown[:] = bytes(4)
+    return left <= 0
+
+
+def decode_body(cache, rng):
+    q, k = rng.standard_normal((1, 1, 2, 8)), rng.standard_normal((1, 1, 2, 8))
+    return {'q': wire.tensor(q), 'k': wire.tensor(k), 'v': wire.tensor(k), 'caches': [cache.id]}
+
+
+@pytest.mark.parametrize('what', ['decode', 'numbers', 'append', 'create', 'fork', 'truncate'])
+def test_an_error_for_want_of_memory_has_changed_nothing(serve, tmp_path, what):
+    """Whichever allocation fails: 503, and all is as it was, or it is done and answered, or done and the connection closed."""
+    file = tmp_path / 'countdown'
+    file.write_bytes(bytes(4096))
+    server = serve('--kv-bytes', '16M', '--log-level', 'warn', env=service.shimmed(NO_MEMORY=file))
+    rng = np.random.default_rng(1)
+    answers = []
+    with open(file, 'r+b') as f, mmap.mmap(f.fileno(), 4) as countdown:
+        cache = Cache(server, kv_heads=2, head_dim=8)
+        cache.append(rng, 100)
+        k = wire.tensor(rng.standard_normal((1, 2, 8)))
+        post = {'decode': (DECODE, decode_body(cache, rng)), 'numbers': (DECODE, {**decode_body(cache, rng), 'encoding': 'array'}),
+                'append': (cache.path('/append'), {'k': k, 'v': k}), 'create': ('/v1/caches', {'kv_heads': 2, 'head_dim': 8, 'dtype': 'float32'}),
+                'fork': (cache.path('/fork'), {}), 'truncate': (cache.path('/truncate'), {'length': 50})}[what]
+        for n in range(1, 200):
+            if what == 'truncate' and cache.info()['length'] == 50:
+                cache.k, cache.v = cache.k[:50], cache.v[:50]
+                assert cache.append(rng, 50).status == 200
+            before = cache.info()['length'], server.get('/v1/caches').json()['count']
+            starve(countdown, n)
+            try:
+                answer = server.post(*post)
+                assert answer.status in (200, 201, 503), answer
+                answer = answer.status
+            except (ConnectionError, http.client.HTTPException):
+                answer = 'closed'
+            spent = is_spent(countdown)
+            changed = before != (cache.info()['length'], server.get('/v1/caches').json()['count'])
+            answers.append(answer)
+            assert changed if answer in (200, 201) else not changed or answer == 'closed', (n, answer)
+            if not spent:
+                break
+        assert not spent and 503 in answers and answers[-1] in (200, 201), answers
+    assert eventually(lambda: idle(server)), server.metrics()
 
 
 # ---- Each token has its share -------------------------------------------------------------------------------------------
