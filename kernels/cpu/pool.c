@@ -264,7 +264,9 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
             return attn_fail(err, ATTN_DEVICE, "", "cpu: thread %d of %d could not be started: %s", n, threads,
                              strerror(code));
         }
-        pool->threads = n + 1; /* pool_close() joins exactly those that run */
+        pthread_mutex_lock(&pool->lock); /* those that run look at it */
+        pool->threads = n + 1;           /* pool_close() joins exactly those */
+        pthread_mutex_unlock(&pool->lock);
     }
     *out = pool;
     return ATTN_OK;

@@ -50,6 +50,7 @@ static void test_every_item_runs_once_and_no_two_threads_share_a_worker_number(v
 static void *run_loops(void *argument)
 {
     struct pool *pool = argument;
+    pool_begin(pool);
     for (int loop = 0; loop < LOOPS; loop++) {
         struct counts *c = calloc(1, sizeof *c);
         pool_run(pool, ITEMS, count_item, c);
@@ -57,6 +58,7 @@ static void *run_loops(void *argument)
             if (atomic_load(&c->seen[i]) != 1 || atomic_load(&c->clashes)) return c; /* not freed: the test fails */
         free(c);
     }
+    pool_end(pool);
     return NULL;
 }
 
@@ -72,6 +74,43 @@ static void test_loops_of_several_callers_run_side_by_side(void **state)
         void *failed;
         pthread_join(callers[n], &failed);
         assert_null(failed);
+    }
+    pool_close(pool);
+}
+
+static void count_worker(void *context, int worker, int64_t item)
+{
+    (void)item;
+    atomic_fetch_add(&((atomic_int *)context)[worker], 1);
+}
+
+/* Each of two items waits until the other has begun: that takes two threads. */
+static void meet(void *context, int worker, int64_t item)
+{
+    atomic_int *const begun = context;
+    unsigned spins = 0;
+    (void)worker;
+    (void)item;
+    atomic_fetch_add(begun, 1);
+    while (atomic_load(begun) < 2) pool_breathe(&spins);
+}
+
+static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(void **state)
+{
+    struct pool *pool;
+    attn_error err = { 0 };
+    (void)state;
+    assert_int_equal(pool_open(2, NULL, &pool, &err), ATTN_OK);
+    for (int times = 0; times < LOOPS; times++) {
+        atomic_int by[2] = { 0 }, begun = 0;
+        pool_begin(pool); /* this thread, */
+        pool_begin(pool); /* and one that would compute something else */
+        pool_run(pool, ITEMS, count_worker, by);
+        assert_int_equal(atomic_load(&by[0]), ITEMS);
+        assert_int_equal(atomic_load(&by[1]), 0);
+        pool_end(pool);
+        pool_run(pool, 2, meet, &begun);
+        pool_end(pool);
     }
     pool_close(pool);
 }
@@ -451,6 +490,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_item_runs_once_and_no_two_threads_share_a_worker_number),
         cmocka_unit_test(test_loops_of_several_callers_run_side_by_side),
+        cmocka_unit_test(test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends),
         cmocka_unit_test(test_an_item_may_wait_for_an_earlier_one),
         cmocka_unit_test(test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths),
         cmocka_unit_test(test_strips_change_no_bit),
