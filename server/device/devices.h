@@ -1,7 +1,7 @@
-/* devices.h: one thread per device, that alone talks to it: copy in, run, copy out, report. And inline slots: small
- * problems of the CPU, which the thread that received them computes itself.
+/* devices.h: one thread per GPU, that alone talks to it: copy in, run, copy out, report; and a thread per stream of the CPU, which
+ * computes. And inline slots: small problems, which the thread that received them computes itself, or puts on a GPU.
  *
- * The loop hands over batches and gets them back through its mailbox. Everything on a stream is asynchronous: while
+ * The loop hands over batches and gets them back through its mailbox. Everything on a GPU's stream is asynchronous: while
  * the kernels of one batch run, the next is copied in. A completion is learned by asking the stream, never by a
  * callback, for a device in error calls nobody back.
  *
@@ -15,7 +15,7 @@
  *   nobody waits for it          the loop cancels it: the CPU gives it up between two tiles, a GPU between two launches, and its
  *                                jobs come back with CANCELLED
  *   it never finishes            devices_to_disable() finds it; the loop disables it and answers what it runs without waiting.
- * The batches may come back later or never: their memory stays theirs, for the device may still write
+ *                                The batches may come back later or never: their memory stays theirs, for the device may still write
  *
  * A disabled device stays so until another process opens it. The server goes on with the others; without any it
  * ends. */
@@ -28,7 +28,7 @@
 
 struct device;
 
-/* Jobs that run together. The loop makes it, the device's thread owns it from devices_submit() until it arrives in the
+/* Jobs that run together. The loop makes it, a thread of the device owns it from devices_submit() until it arrives in the
  * mailbox. */
 struct batch {
     struct message message;
