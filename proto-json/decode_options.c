@@ -62,6 +62,9 @@ const proto_option proto_options[] = {
       "ids of POST /v1/caches, one for each row of q: its keys and values are what the row attends to" },
     { "timeout_ms", PROTO_TYPE_INTEGER, SCORES | PROTO_APPEND, true, AT(timeout_ms), 0, 1, TREE_INTEGER_MAX, NULL, NULL,
       "milliseconds until the answer is of no use; the server's limit where it is not given" },
+    { "priority", PROTO_TYPE_INTEGER, SCORES, true, AT(priority), 0, 0, TREE_INTEGER_MAX, NULL, "0",
+      "of the requests of one token that wait for a device, 1 leaves before 2; 0 is as 128. Steps on caches keep their "
+      "order" },
     { .name = NULL },
 };
 #undef AT

@@ -503,7 +503,6 @@ static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool
 {
     const char *const name = one->string;
     char pointer[sizeof(tree_member)];
-    int64_t priority;
     tree_pointer(pointer, "parameters", name);
     *known = true;
     if (!strcmp(name, "binary_data_output")) {
@@ -512,9 +511,6 @@ static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool
     } else if (!strcmp(name, "timeout")) {
         if (!tree_integer(one, 0, TREE_INTEGER_MAX, timeout_us))
             return must_be(r, pointer, name, one, "an integer from 0 to 2^53: microseconds");
-    } else if (!strcmp(name, "priority")) { /* without effect: there is one queue, in order of arrival */
-        if (!tree_integer(one, 0, TREE_INTEGER_MAX, &priority))
-            return must_be(r, pointer, name, one, "an integer from 0 to 2^53");
     } else if (!strncmp(name, "sequence_", strlen("sequence_"))) {
         return read_sequence(r, one, pointer);
     } else {

@@ -177,6 +177,7 @@ typedef struct proto_item {
                                           * is to be appended, and the caller fills in the rest */
     int cache_count;
     int64_t timeout_ms; /* member timeout_ms; 0: none */
+    int64_t priority;   /* member priority: 1 is the most urgent; 0: not given */
     attn_error error;   /* of this problem, whoever found it; status other than OK: it is not run, and has no result */
 } proto_item;
 
@@ -184,6 +185,8 @@ typedef struct proto_item {
  *
  * decode_options.c reads the members by this table and the OpenAPI document is written from it (the tensors' rows are attn_tensors[]
  * of kernels/attention.h). A new option is a new row. */
+
+enum { PROTO_PRIORITY_USUAL = 128 }; /* what a priority of 0 is */
 
 /* How a member is written in JSON, and what it is in proto_item. */
 typedef enum proto_type {

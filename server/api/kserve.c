@@ -370,8 +370,7 @@ static const struct {
 
     { "InferParameters", "{'type':'object','description':'Options by the names of ForwardProblem and BackwardProblem, as strings, numbers "
         "and bools; an array is the string of its JSON: [-1,0]. Also binary_data_output (of all outputs that say nothing else), timeout "
-        "in microseconds (the smaller one of it and timeout_ms counts), and priority, which is taken and has no effect: there is one "
-        "queue, in order of arrival.'}" },
+        "in microseconds (the smaller one of it and timeout_ms counts), and priority (1 is the highest).'}" },
     { "InferInput", "{'type':'object','additionalProperties':false,'required':['name','shape','datatype'],'properties':{"
         "'name':{'type':'string','description':'A tensor of ForwardProblem or BackwardProblem.'},"
         "'shape':{'type':'array','items':" REF("Axis") ",'minItems':1,'maxItems':4},"

@@ -54,6 +54,7 @@ struct job {
     struct job_region outputs; /* all output tensors, one after the other */
     struct contexts *contexts;
     struct caller *caller; /* on whose account it runs: a reference */
+    int64_t priority;      /* 1 leaves before 2, among those of its caller */
     struct job **saved;    /* per item: the job whose context it uses (a reference is held), or NULL; NULL: none does */
     struct region_uses
         *shared; /* outputs that go into shared memory, and all that is in a GPU's; NULL: none do, or they are there */

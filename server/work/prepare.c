@@ -230,6 +230,17 @@ static attn_status check_fits(const struct job *job, const attn_device *device, 
                      bytes, (long long)limit);
 }
 
+/* Of a body with several problems that of the most urgent. */
+static int64_t priority_of(const proto_call *call)
+{
+    int64_t first = PROTO_PRIORITY_USUAL;
+    for (int i = 0; i < call->count; i++) {
+        const int64_t own = call->items[i].priority > 0 ? call->items[i].priority : PROTO_PRIORITY_USUAL;
+        if (i == 0 || own < first) first = own;
+    }
+    return first;
+}
+
 attn_status prepare_job(struct job *job, const attn_device *device, const attn_device_info *largest, attn_error *err)
 {
     proto_call *call = job->call;
@@ -286,6 +297,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
     job->wide = job->step && !largest->unified;
     job->kind = kind_of(job);
+    job->priority = priority_of(call);
     job->wants_measure = numbers > PREPARE_MEASURE_AT_ONCE;
     if ((status = check_fits(job, device, largest, err)) != ATTN_OK) return status;
 

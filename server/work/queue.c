@@ -103,14 +103,47 @@ static void publish(struct queue *queue)
     atomic_store_explicit(&queue->waiting_bytes, queue->bytes, memory_order_relaxed);
 }
 
+/* next: NULL: at the end. */
+static void put_before(struct queue *queue, struct job *job, struct job *next)
+{
+    struct job *const previous = next ? next->previous : queue->last;
+    job->next = next;
+    job->previous = previous;
+    *(previous ? &previous->next : &queue->first) = job;
+    *(next ? &next->previous : &queue->last) = job;
+}
+
+static void take_out(struct queue *queue, struct job *job)
+{
+    *(job->previous ? &job->previous->next : &queue->first) = job->next;
+    *(job->next ? &job->next->previous : &queue->last) = job->previous;
+    job->next = job->previous = NULL;
+}
+
+/* The last job changes places with its caller's that are less urgent, from behind, so that the places of all callers stay what
+ * they were. Steps on caches stay where they are: they are carried out in their order. */
+static void move_forward(struct queue *queue, struct job *job)
+{
+    int looks = 0;
+    for (struct job *other = job->previous, *earlier; other && looks < QUEUE_SCAN_MAX; other = earlier, looks++) {
+        earlier = other->previous;
+        if (other->caller != job->caller || other->step) continue;
+        if (other->priority <= job->priority) break;
+        struct job *const behind = job->next;
+        take_out(queue, job);
+        put_before(queue, job, other);
+        take_out(queue, other);
+        put_before(queue, other, behind);
+        other->looked = false; /* who looks for new ones from the end on must not stop at it */
+    }
+}
+
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns)
 {
     assert(job->next == NULL && job->previous == NULL && queue->first != job);
     job->queued_ns = now_ns;
-    job->next = NULL;
-    job->previous = queue->last;
-    *(queue->last ? &queue->last->next : &queue->first) = job;
-    queue->last = job;
+    put_before(queue, job, NULL);
+    if (job->step == NULL) move_forward(queue, job);
     queue->count++;
     queue->bytes += (int64_t)job->tensor_bytes;
     publish(queue);
@@ -120,9 +153,7 @@ void queue_remove(struct queue *queue, struct job *job)
 {
     assert(job->previous ? job->previous->next == job : queue->first == job);
     assert(job->next ? job->next->previous == job : queue->last == job);
-    *(job->previous ? &job->previous->next : &queue->first) = job->next;
-    *(job->next ? &job->next->previous : &queue->last) = job->previous;
-    job->next = job->previous = NULL;
+    take_out(queue, job);
     queue->count--;
     queue->bytes -= (int64_t)job->tensor_bytes;
     assert(queue->count >= 0 && queue->bytes >= 0 && (queue->count == 0) == (queue->first == NULL));

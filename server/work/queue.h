@@ -47,6 +47,7 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 
 /* ---- Waiting: the loop ------------------------------------------------------------------------------------------- */
 
+/* To the end, and from there before its caller's jobs that are less urgent, up to QUEUE_SCAN_MAX of all back. */
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 

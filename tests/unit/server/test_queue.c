@@ -179,6 +179,48 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, 0, 3000, batch, &wait_ns), 1); /* nobody could join it */
 }
 
+/* Jobs in the order in which they come: whose it is (S: a step on caches of a's), and its priority; and in which they leave. */
+static void test_priority_is_among_the_jobs_of_one_caller(void **state)
+{
+    static const struct {
+        const char *come, *leave;
+    } cases[] = {
+        { "a5 a5 a5", "012" },     { "a5 a4 a3", "210" },
+        { "a5 a3 a4", "120" },     { "a5 b5 a4 b4", "2301" },
+        { "a5 b5 b5 a4", "3120" }, { "a5 b1 a4 b2 a3", "41230" },
+        { "a5 S9 a4", "210" },     { "a5 S9 S8 a4 a3", "41230" },
+        { "a5 S1 S1", "012" },     { "a2 a2 a9 a2 a1 a5", "401352" },
+    };
+    struct caller *callers[2] = { caller_new(), caller_new() };
+    struct job_step *const some = (struct job_step *)callers; /* only whether there is one is asked */
+    (void)state;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        struct queue q;
+        struct job jobs[8];
+        char left[9] = "";
+        int count = 0;
+        queue_init(&q, 100, 100, 1, 0);
+        for (const char *at = cases[c].come; *at; at += strcspn(at, " "), at += *at == ' ') {
+            jobs[count] = make(0, 1);
+            jobs[count].caller = callers[*at == 'b'];
+            jobs[count].step = *at == 'S' ? some : NULL;
+            jobs[count].priority = at[1] - '0';
+            queue_push(&q, &jobs[count++], 0);
+        }
+        for (struct job *job = q.last; job; job = job->previous)
+            assert_ptr_equal(job->previous ? job->previous->next : q.first, job);
+        for (int i = 0; q.first; i++) {
+            struct job *const first = q.first;
+            left[i] = (char)('0' + (first - jobs));
+            queue_remove(&q, first);
+        }
+        assert_string_equal(left, cases[c].leave);
+        assert_null(q.last);
+    }
+    caller_release(callers[0]);
+    caller_release(callers[1]);
+}
+
 static void test_a_job_can_be_taken_out_anywhere(void **state)
 {
     (void)state;
@@ -224,6 +266,7 @@ int main(void)
         cmocka_unit_test(test_batches),
         cmocka_unit_test(test_the_work_of_a_batch_is_bounded),
         cmocka_unit_test(test_a_window_holds_a_batch_back_until_it_is_full_or_old),
+        cmocka_unit_test(test_priority_is_among_the_jobs_of_one_caller),
         cmocka_unit_test(test_a_job_can_be_taken_out_anywhere),
         cmocka_unit_test(test_retry_after_is_between_1_and_30_seconds),
     };
