@@ -586,6 +586,18 @@ def test_what_is_refused_names_what_and_why(server, rng):
         c.delete()
 
 
+def test_a_query_changes_nothing(server, rng):
+    """fork?length=3 forked all positions, and DELETE ?dry_run=true deleted."""
+    cache = Cache(server)
+    cache.append(rng, 5)
+    for method, path, argument in [('POST', '/v1/caches?ttl_s=5', 'ttl_s'), ('POST', cache.path('/fork?length=3'), 'length'), ('POST', cache.path('/truncate?length=0'), 'length'),
+                                   ('DELETE', cache.path('?dry_run=true'), 'dry_run'), ('DELETE', cache.path('?'), '')]:
+        answer = server.ask(method, path)
+        assert answer.status == 400 and answer.json()['code'] == 'invalid-request' and f"('?{argument}')" in answer.json()['detail'], answer
+    assert server.get('/v1/caches').json()['count'] == 1 and server.get(cache.path('?any=1')).json()['length'] == 5
+    cache.delete()
+
+
 def test_forks_of_a_long_cache_decode_as_each_alone(anywhere):
     server = anywhere()
     rng = np.random.default_rng(17)
