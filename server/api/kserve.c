@@ -2,7 +2,7 @@
  *
  * A model is an operation under a name. Clients such as perf_analyzer can say nothing but a name, a shape and a dtype, and send
  * every input that the metadata list: so there is a model for each dtype and for causal, and the metadata list what is
- * required. What may be given besides stands in the configuration's parameters.
+ * required, and what a sequence needs to start, as optional. What may be given besides stands in the configuration's parameters.
  *
  * Statistics count what was answered, in the parts that Triton has: success and fail with the time of the whole request, queue,
  * compute_input (decoding and copying in), compute_infer, compute_output (copying out and encoding). They only grow. A batch is
@@ -75,6 +75,17 @@ static bool is_required(const proto_model *model, attn_tensor_id id)
     return id == ATTN_T_q || id == ATTN_T_k || id == ATTN_T_v || (id == ATTN_T_dout && model->op == ATTN_OP_BACKWARD);
 }
 
+/* A request of a sequence that has begun may leave them out. */
+static bool is_optional(const proto_model *model, attn_tensor_id id)
+{
+    return model->op == PROTO_OP_DECODE && (id == ATTN_T_k || id == ATTN_T_v);
+}
+
+static bool is_listed(const proto_model *model, attn_tensor_id id)
+{
+    return is_required(model, id) || is_optional(model, id);
+}
+
 /* q's dtype where the tensor may have it, else the only one that it may have. */
 static const char *datatype_of(const proto_model *model, attn_tensor_id id)
 {
@@ -98,6 +109,7 @@ static void put_tensor(struct json *j, const proto_model *model, attn_tensor_id 
     json_put(j, config ? "{'name':'%s','data_type':'TYPE_%s','dims':" : "{'name':'%s','datatype':'%s','shape':",
              attn_tensors[id].name, datatype_of(model, id));
     put_open_shape(j, id);
+    if (is_optional(model, id)) json_put(j, ",'optional':true");
     json_raw(j, "}");
 }
 
@@ -106,7 +118,7 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
     bool by_default;
     json_put(j, config ? "'input':[" : "'inputs':[");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (is_required(model, (attn_tensor_id)id)) put_tensor(j, model, (attn_tensor_id)id, config);
+        if (is_listed(model, (attn_tensor_id)id)) put_tensor(j, model, (attn_tensor_id)id, config);
     json_put(j, config ? "],'output':[" : "],'outputs':[");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (proto_gives_tensor(model->op, (attn_tensor_id)id, &by_default) && by_default)
@@ -173,7 +185,7 @@ char *kserve_config(const proto_model *model, size_t *length)
     bool by_default;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         const char *const name = attn_tensors[id].name;
-        if (proto_takes_tensor(model->op, (attn_tensor_id)id) && !is_required(model, (attn_tensor_id)id))
+        if (proto_takes_tensor(model->op, (attn_tensor_id)id) && !is_listed(model, (attn_tensor_id)id))
             text_printf(&in, "%s%s", in.used ? "," : "", name);
         if (proto_gives_tensor(model->op, (attn_tensor_id)id, &by_default) && !by_default)
             text_printf(&out, "%s%s", out.used ? "," : "", name);
@@ -325,6 +337,7 @@ char *kserve_stats(const proto_model *model, size_t *length)
 #define ARRAY(items) "{'type':'array','items':" items "}"
 #define OBJECT(required, properties) \
     "{'type':'object','additionalProperties':false,'required':[" required "],'properties':{" properties "}}"
+#define OPTIONAL "'optional':{'type':'boolean','description':'true: a request may leave it out.'}"
 /* Where in shared memory a tensor is. */
 #define SHARED "'shared_memory_region':{'type':'string','minLength':1,'maxLength':128,'description':'Its bytes are in this region, " \
     "or an output shall go there.'},'shared_memory_offset':{'type':'integer','minimum':0,'maximum':9007199254740992,'description':'0 where " \
@@ -338,17 +351,18 @@ static const struct {
     { "ServerMetadata", OBJECT("'name','version','extensions'", "'name':" STRING ",'version':" STRING ",'extensions':" STRINGS) },
     { "ModelList", OBJECT("'models'", "'models':" STRINGS) },
     { "TensorMetadata", OBJECT("'name','datatype','shape'", "'name':" STRING ",'datatype':" STRING
-        ",'shape':{'type':'array','items':{'type':'integer'},'description':'-1: any size.'}") },
+        ",'shape':{'type':'array','items':{'type':'integer'},'description':'-1: any size.'}," OPTIONAL) },
     { "ModelMetadata", OBJECT("'name','versions','platform','inputs','outputs'", "'name':" STRING ",'versions':" STRINGS
         ",'platform':" STRING ",'inputs':" ARRAY(REF("TensorMetadata")) ",'outputs':" ARRAY(REF("TensorMetadata"))) },
     { "ModelReady", OBJECT("'name','ready'", "'name':" STRING ",'ready':{'type':'boolean'}") },
     { "ConfigTensor", OBJECT("'name','data_type','dims'", "'name':" STRING ",'data_type':" STRING
-        ",'dims':{'type':'array','items':{'type':'integer'}}") },
+        ",'dims':{'type':'array','items':{'type':'integer'}}," OPTIONAL) },
     { "ConfigParameter", OBJECT("'string_value'", "'string_value':" STRING) },
     { "ModelConfig", OBJECT("'name','platform','backend','max_batch_size','input','output','parameters'", "'name':" STRING
         ",'platform':" STRING ",'backend':" STRING ",'max_batch_size':" COUNT ",'input':" ARRAY(REF("ConfigTensor"))
         ",'output':" ARRAY(REF("ConfigTensor")) ",'parameters':{'type':'object','description':'What a request may have besides: names, "
-        "with commas.','additionalProperties':" REF("ConfigParameter") "}") },
+        "with commas.','additionalProperties':" REF("ConfigParameter") "},'sequence_batching':{'type':'object','description':'Of a model "
+        "with sequences.','additionalProperties':" COUNT "}") },
     { "Duration", OBJECT("'count','ns'", "'count':" COUNT ",'ns':" COUNT) },
     { "BatchStatistics", OBJECT("'batch_size','compute_input','compute_infer','compute_output'", "'batch_size':" COUNT
         ",'compute_input':" REF("Duration") ",'compute_infer':" REF("Duration") ",'compute_output':" REF("Duration")) },
