@@ -382,12 +382,18 @@ static const struct {
     { "ModelIndex", ARRAY(REF("IndexedModel")) },
     { "IndexRequest", OBJECT("", "'ready':{'type':'boolean','default':false,'description':'true: only models that are ready.'}") },
 
-    { "InferParameters", "{'type':'object','description':'Options by the names of ForwardProblem and BackwardProblem, as strings, numbers "
-        "and bools; an array is the string of its JSON: [-1,0]. Also binary_data_output (of all outputs that say nothing else), timeout "
-        "in microseconds (the smaller one of it and timeout_ms counts), and priority, which is taken and has no effect: there is one "
-        "queue, in order of arrival.'}" },
+    { "InferParameters", "{'type':'object','description':'Options by the names of ForwardProblem, BackwardProblem and DecodeRequest, as "
+        "strings, numbers and bools; an array is the string of its JSON: [-1,0]. Also binary_data_output (of all outputs that say nothing "
+        "else), timeout in microseconds (the smaller one of it and timeout_ms counts), and priority, which is taken and has no effect: "
+        "there is one queue, in order of arrival. The members listed here are of attention_decode alone.','properties':{"
+        "'caches':{'description':'Ids of POST /v1/caches, one for each row of q, as the string of their JSON: what each row attends to. Where "
+        "there is no sequence_id.'},"
+        "'sequence_id':{'description':'A number, or a name of less than 64 bytes; 0 is none. The keys and values of the sequence are in a "
+        "cache of its own.','anyOf':[{'type':'integer','minimum':0},{'type':'string','maxLength':63}]},"
+        "'sequence_start':{'type':'boolean','default':false,'description':'The first request of the sequence, which has k and v.'},"
+        "'sequence_end':{'type':'boolean','default':false,'description':'The last one: the cache is deleted when it was answered 200.'}}}" },
     { "InferInput", "{'type':'object','additionalProperties':false,'required':['name','shape','datatype'],'properties':{"
-        "'name':{'type':'string','description':'A tensor of ForwardProblem or BackwardProblem.'},"
+        "'name':{'type':'string','description':'A tensor of ForwardProblem, BackwardProblem or DecodeRequest.'},"
         "'shape':{'type':'array','items':" REF("Axis") ",'minItems':1,'maxItems':4},"
         "'datatype':{'type':'string','description':'FP32, FP16, BF16, INT32, INT64, UINT8, BOOL; float8_e4m3fn is UINT8 with the parameter fp8.'},"
         "'parameters':{'type':'object','additionalProperties':false,'properties':{"
@@ -411,7 +417,7 @@ static const struct {
         "-Infinity without quotes, which KServe clients read.'}}}" },
     { "InferAnswer", OBJECT("'model_name','model_version','parameters','outputs'", "'id':" STRING ",'model_name':" STRING
         ",'model_version':" STRING ",'parameters':{'type':'object','description':'backend, timing_us, and where there is any seed, "
-        "verification, context. What is no string or number is a string of JSON.'},'outputs':" ARRAY(REF("InferTensor"))) },
+        "verification, context, lengths. What is no string or number is a string of JSON.'},'outputs':" ARRAY(REF("InferTensor"))) },
 };
 /* clang-format on */
 

@@ -271,7 +271,7 @@ const char *routes_media(const struct route *route, char *text, size_t capacity)
     { ROUTE_POST, at, "infer", PORT_MAIN, .token = PORT_MAIN, .model = true, .bodies = infer, \
       .doc = { "kserve", "Attention as a KServe model", "The tensors and options of the model by its operation, which its name says. Stock " \
                "clients of KServe and Triton send this; tensors may be numbers in the JSON or bytes behind it.", \
-               .body = "InferRequest", .parameters = { __VA_ARGS__ }, .errors = ROUTE_ERROR(NOT_FOUND), \
+               .body = "InferRequest", .parameters = { __VA_ARGS__ }, .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL), \
                .answer = "The results", .media = "application/json", .schema = SCHEMA("InferAnswer") } }
 #define NOT_OFFERED(method, at, handler, ...) \
     { ROUTE_##method, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = true, .answer = handler, \
@@ -302,7 +302,7 @@ const char *routes_media(const struct route *route, char *text, size_t capacity)
     { ROUTE_##method_, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = hidden_, .answer = handler, \
       .doc = { "kserve", title, says, .answer = says, .media = "application/json", .schema = SCHEMA(name) } }
 
-#define CACHE { "id", "Of POST /v1/caches.", "0123456789abcdef0123456789abcdef01234567" }
+#define CACHE { "id", "Of POST /v1/caches.", CACHE_EXAMPLE }
 
 static const struct route routes[] = {
     /* method     path      endpoint  ports        and by name what else there is to say */

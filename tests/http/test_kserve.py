@@ -312,6 +312,8 @@ def test_a_tool_that_fills_all_inputs_starts_a_sequence(server):
     config = server.get(f'/v2/models/{model}/config').json()
     assert [(t['name'], t.get('optional', False)) for t in config['input']] == [('q', False), ('k', True), ('v', True)]
     assert config['parameters']['optional_inputs']['string_value'] == 'alibi_slopes,keep_mask,sinks'
+    schemas = server.get('/openapi.json').json()['components']['schemas']
+    assert set(config) <= set(schemas['ModelConfig']['properties']) and set(meta['inputs'][1]) <= set(schemas['TensorMetadata']['properties'])
     for start, length in (True, 4), (False, 8):
         inputs = [{'name': t['name'], 'shape': [1, 4, 2, 8], 'datatype': t['datatype'], 'data': [0] * 64} for t in meta['inputs']]
         answer = server.post(f'/v2/models/{model}/infer', {'inputs': inputs, 'parameters': {'sequence_id': 5, 'sequence_start': start, 'sequence_end': not start}})
