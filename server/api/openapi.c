@@ -435,7 +435,7 @@ static void put_info_schema(struct json *j)
             ",'batches':" COUNT ",'errors':" COUNT ",'kernel_seconds':{'type':'number','minimum':0},"
             "'flops':{'type':'number','minimum':0}") "},"
         "'features':{'type':'object','description':'By backend.','additionalProperties':"
-            "{'type':'object','description':'By operation.','additionalProperties':"
+            "{'type':'object','description':'By operation: forward, backward, and decode.','additionalProperties':"
             OBJECT("'dtypes','tensors','options','kernels'",
                 "'dtypes':" STRINGS ",'tensors':" STRINGS ",'options':" STRINGS ","
                 "'kernels':{'type':'array','description':'In the order in which they are tried: a problem goes to the first "
@@ -443,7 +443,8 @@ static void put_info_schema(struct json *j)
                 "strides.','items':" OBJECT("'name','head_dim','dtypes','tensors','options'",
                     "'name':" STRING ",'head_dim':" COUNT ",'dtypes':" STRINGS ",'tensors':" STRINGS ",'options':" STRINGS)
                 "}") "}},"
-        "'limits':{'type':'object','additionalProperties':" COUNT "},"
+        "'limits':{'type':'object','description':'Counts and sizes in bytes, and milliseconds (_ms). What begins with cache_ is of one "
+            "cache, with decode_ of one request; kv_bytes is memory for the caches of all devices.','additionalProperties':" COUNT "},"
         "'queue':" OBJECT("'requests','bytes'", "'requests':" COUNT ",'bytes':" COUNT) ","
         "'connections':" COUNT ",'inflight_requests':" COUNT ","
         "'staging':" OBJECT("'limit_bytes','used_bytes'", "'limit_bytes':" COUNT ",'used_bytes':" COUNT) ","

@@ -22,6 +22,7 @@
 #include "server/device/devices.h"
 #include "server/http/http_head.h"
 #include "server/http/connections.h"
+#include "server/work/caches.h"
 #include "server/work/server.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
@@ -70,6 +71,8 @@ static void answer_info(struct request *request, struct answer *answer)
     devices_describe(server->devices, devices);
     queue_waiting(&server->queue, &requests, &bytes);
     int inflight = 0;
+    struct caches_totals caches;
+    caches_totals(server->caches, &caches);
     for (int state = 0; state < REQUEST_STATE_COUNT; state++) inflight += request_count((enum request_state)state);
     const struct info_facts facts = {
         .config = server->config,
@@ -83,6 +86,7 @@ static void answer_info(struct request *request, struct answer *answer)
         .connections = atomic_load(&server->connections->count),
         .inflight_requests = inflight,
         .staging_used_bytes = staging_leased_bytes(server->staging),
+        .kv_bytes = caches.bytes,
     };
     answer->status = 200;
     answer->content_type = "application/json";

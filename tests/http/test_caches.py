@@ -613,6 +613,16 @@ def test_the_document_names_the_shapes_that_are_taken(server, rng):
     cache.delete()
 
 
+def test_info_says_what_there_is_for_caches(serve):
+    server = serve('--kv-bytes', '4M')
+    info = server.get('/v1/info').json()
+    assert info['limits']['kv_bytes'] == 4 << 20 and info['limits']['caches'] == 65536 and info['limits']['decode_caches'] == 1024
+    decode = info['features']['cpu']['decode']
+    assert {'q', 'k', 'v', 'keep_mask', 'alibi_slopes', 'sinks'} == set(decode['tensors']) and 'caches' in decode['options'] and 'float16' in decode['dtypes']
+    assert {k['name'] for k in decode['kernels']} <= {k['name'] for k in info['features']['cpu']['forward']['kernels']}
+    assert serve('--kv-bytes', '0').get('/v1/info').json()['limits']['kv_bytes'] == 0
+
+
 def test_forks_of_a_long_cache_decode_as_each_alone(anywhere):
     server = anywhere()
     rng = np.random.default_rng(17)

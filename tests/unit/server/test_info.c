@@ -14,6 +14,7 @@
 #include <strings.h>
 
 #include "server/api/info.h"
+#include "server/base/limits.h"
 #include "server/http/routes.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
@@ -624,26 +625,45 @@ static void test_info_has_the_form_that_the_document_says(void **state)
                                       .queue_bytes = 4,
                                       .connections = 5,
                                       .inflight_requests = 6,
-                                      .staging_used_bytes = 7 };
+                                      .staging_used_bytes = 7,
+                                      .kv_bytes = 8 };
     char *text = info_write(&facts, &length);
     cJSON *info = parse(text, length), *doc = openapi();
     check_schema(at(doc, "components/schemas/Info"), info, "info");
     assert_string_equal(at(info, "version")->valuestring, ATTND_VERSION);
     assert_int_equal(at(info, "queue/bytes")->valueint, 4);
     assert_int_equal(at(info, "limits/queue_depth")->valueint, config.queue_depth);
+    static const struct {
+        const char *name;
+        int64_t value;
+    } of_caches[] = { { "kv_bytes", 8 },
+                      { "caches", CACHES_MAX_COUNT },
+                      { "cache_ttl_ms", CACHES_TTL_MS },
+                      { "cache_ttl_most_ms", INT64_C(604800000) },
+                      { "cache_kv_heads", CACHES_HEADS },
+                      { "cache_page_size", 128 },
+                      { "cache_page_size_least", 64 },
+                      { "cache_page_size_most", 128 },
+                      { "decode_caches", PROTO_MAX_CACHES },
+                      { "decode_pages", CACHES_STEP_PAGES } };
+    for (size_t i = 0; i < ARRAY_SIZE(of_caches); i++)
+        if (cJSON_GetNumberValue(cJSON_GetObjectItem(at(info, "limits"), of_caches[i].name)) !=
+            (double)of_caches[i].value)
+            fail_msg("%s", of_caches[i].name);
     const cJSON *first = cJSON_GetArrayItem(at(info, "devices"), 0);
     assert_true(cJSON_IsTrue(cJSON_GetObjectItem(first, "usable")));
     assert_int_equal(cJSON_GetObjectItem(first, "running_requests")->valueint, 2);
     assert_int_equal(cJSON_GetObjectItem(first, "errors")->valueint, 0);
     /* The reference computes everything, so each probe must be one that it accepts. */
-    for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
-        cJSON *f = at(info, op == ATTN_OP_FORWARD ? "features/reference/forward" : "features/reference/backward");
+    for (proto_op op = ATTN_OP_FORWARD; op <= PROTO_OP_DECODE; op++) {
+        char where[64];
+        snprintf(where, sizeof where, "features/reference/%s", proto_op_name(op));
+        cJSON *f = at(info, where);
         assert_true(lists(cJSON_GetObjectItem(f, "dtypes"), "bfloat16"));
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
             const bool forward_only = t == ATTN_T_q_scale || t == ATTN_T_k_scale || t == ATTN_T_v_scale ||
                                       t == ATTN_T_page_table; /* attn_check() refuses a backward with them */
-            const bool takes = proto_takes_tensor((attn_op)op, (attn_tensor_id)t) &&
-                               !(forward_only && op == ATTN_OP_BACKWARD);
+            const bool takes = proto_takes_tensor(op, (attn_tensor_id)t) && !(forward_only && op == ATTN_OP_BACKWARD);
             if (lists(cJSON_GetObjectItem(f, "tensors"), attn_tensors[t].name) != takes)
                 fail_msg("%s", attn_tensors[t].name);
         }
@@ -653,7 +673,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(f, "kernels")), 1);
         assert_string_equal(cJSON_GetObjectItem(kernel, "name")->valuestring, "double");
         assert_int_equal(cJSON_GetObjectItem(kernel, "head_dim")->valueint,
-                         op == ATTN_OP_FORWARD ? ATTN_MAX_HEAD_DIM : ATTN_MAX_BACKWARD_HEAD_DIM);
+                         op == ATTN_OP_BACKWARD ? ATTN_MAX_BACKWARD_HEAD_DIM : ATTN_MAX_HEAD_DIM);
         assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(kernel, "tensors")),
                          cJSON_GetArraySize(cJSON_GetObjectItem(f, "tensors")));
     }
