@@ -118,8 +118,9 @@ static attn_status of_caches(const struct decode_reader *r, const proto_item *it
         tree_member member;
         if (t->rank != 0 && t->rank != rank)
             return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "shape"),
-                             "%s: has %d dimensions, must have %d: %s", name, t->rank, rank,
-                             rank == 3 ? "[S, Hk, D]" : "[B, S, Hk, D], new positions of each cache");
+                             "%s: has %d dimensions, must have %d: [%sS, Hk, %s]%s", name, t->rank, rank,
+                             rank == 3 ? "" : "B, ", given[i] == ATTN_T_k ? "D" : "Dv",
+                             rank == 3 ? "" : ", new positions of each cache");
     }
     return ATTN_OK;
 }

@@ -178,8 +178,8 @@ static void put_requests(struct json *j)
     put_dtypes(j);
     json_put(j,
              ",'page_size':{'description':'positions of a "
-             "page','type':'integer','minimum':64,'maximum':128,'multipleOf':64,'default':%d}",
-             CACHES_PAGE_SIZE);
+             "page','type':'integer','minimum':%d,'maximum':%d,'multipleOf':%d,'default':%d}",
+             CACHES_PAGE_SIZE_LEAST, CACHES_PAGE_SIZE_MOST, CACHES_PAGE_SIZE_LEAST, CACHES_PAGE_SIZE);
     json_put(j, ",'latent':{'description':'values are the first Dv numbers of the keys, and are not sent',"
                 "'type':'boolean','default':false}");
     put_scale(j, "k_scale", "keys");

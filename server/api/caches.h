@@ -13,6 +13,9 @@ void caches_answer_fork(struct request *request, struct answer *answer);
 void caches_answer_truncate(struct request *request, struct answer *answer);
 void caches_answer_delete(struct request *request, struct answer *answer);
 
+/* The id of a cache in the examples of the OpenAPI document. */
+#define CACHE_EXAMPLE "0123456789abcdef0123456789abcdef01234567"
+
 /* ",'Cache':{...}", and the other schemas that the rows name. */
 void caches_put_schemas(struct json *j);
 

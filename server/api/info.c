@@ -36,15 +36,25 @@ static uint64_t feature_of(const char *option)
     return 0;
 }
 
-static bool takes_tensor(const attn_kernel *k, attn_tensor_id id)
+/* Is it one of those that compute `op`? A decode is a forward whose keys and values are in pages. */
+static bool computes(const attn_kernel *k, proto_op op)
+{
+    const uint64_t pages = ATTN_TENSOR_BIT(page_table) | ATTN_TENSOR_BIT(seqlens_k);
+    if (op != PROTO_OP_DECODE) return (proto_op)k->op == op;
+    return k->op == ATTN_OP_FORWARD && (k->features & pages) == pages;
+}
+
+static bool takes_tensor(const attn_kernel *k, proto_op op, attn_tensor_id id)
 {
     const bool of_keys = id == ATTN_T_k_scale || id == ATTN_T_v_scale, fp8_only = of_keys || id == ATTN_T_q_scale;
     const bool fp8 = k->dtypes >> ATTN_F8E4M3 & 1 || (of_keys && k->features & ATTN_OPTION_BIT(KEY_DTYPE));
-    return proto_takes_tensor(k->op, id) && (k->features >> id & 1) && (!fp8_only || fp8);
+    if (op == PROTO_OP_DECODE && id == ATTN_T_keep_mask && !(k->features & ATTN_OPTION_BIT(KEEP_MASK_AT_END)))
+        return false; /* it has no other */
+    return proto_takes_tensor(op, id) && (k->features >> id & 1) && (!fp8_only || fp8);
 }
 
 /* The members of one kernel, or of several together. */
-static void put_row(struct json *j, const attn_kernel *k)
+static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 {
     json_put(j, "'dtypes':[");
     for (int d = 0; d < ATTN_DTYPE_COUNT; d++) {
@@ -54,33 +64,33 @@ static void put_row(struct json *j, const attn_kernel *k)
     }
     json_put(j, "],'tensors':[");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
-        if (!takes_tensor(k, (attn_tensor_id)t)) continue;
+        if (!takes_tensor(k, op, (attn_tensor_id)t)) continue;
         json_comma(j);
         json_put(j, "'%s'", attn_tensors[t].name);
     }
     json_put(j, "],'options':[");
     for (const proto_option *o = proto_options; o->name != NULL && k->dtypes != 0; o++) {
-        if (!(o->ops >> k->op & 1) || (feature_of(o->name) & ~k->features) != 0) continue;
+        if (!(o->ops >> op & 1) || (feature_of(o->name) & ~k->features) != 0) continue;
         json_comma(j);
         json_put(j, "'%s'", o->name);
     }
     json_raw(j, "]");
 }
 
-static void put_op_features(struct json *j, const attn_device *device, attn_op op)
+static void put_op_features(struct json *j, const attn_device *device, proto_op op)
 {
-    attn_kernel all = { .op = op }; /* what any of them takes */
+    attn_kernel all = { 0 }; /* what any of them takes */
     const attn_kernel *k;
     for (int n = 0; (k = attn_kernel_at(device, n)) != NULL; n++)
-        if (k->op == op) all.dtypes |= k->dtypes, all.features |= k->features;
+        if (computes(k, op)) all.dtypes |= k->dtypes, all.features |= k->features;
     json_raw(j, "{");
-    put_row(j, &all);
+    put_row(j, &all, op);
     json_put(j, ",'kernels':[");
     for (int n = 0; (k = attn_kernel_at(device, n)) != NULL; n++) {
-        if (k->op != op) continue;
+        if (!computes(k, op)) continue;
         json_comma(j);
         json_put(j, "{'name':'%s','head_dim':%d,", k->name, k->head_dim);
-        put_row(j, k);
+        put_row(j, k, op);
         json_raw(j, "}");
     }
     json_raw(j, "]}");
@@ -97,10 +107,12 @@ static void put_features(struct json *j, const struct info_facts *facts)
             seen |= facts->devices[k].device != NULL && strcmp(facts->devices[k].info.backend, d->info.backend) == 0;
         if (seen) continue;
         json_comma(j);
-        json_put(j, "'%s':{'forward':", d->info.backend);
-        put_op_features(j, d->device, ATTN_OP_FORWARD);
-        json_put(j, ",'backward':");
-        put_op_features(j, d->device, ATTN_OP_BACKWARD);
+        json_put(j, "'%s':{", d->info.backend);
+        for (proto_op op = ATTN_OP_FORWARD; op <= PROTO_OP_DECODE; op++) {
+            json_comma(j);
+            json_put(j, "'%s':", proto_op_name(op));
+            put_op_features(j, d->device, op);
+        }
         json_raw(j, "}");
     }
     json_raw(j, "}");
@@ -129,8 +141,10 @@ static void put_devices(struct json *j, const struct info_facts *facts)
     json_raw(j, "]");
 }
 
-static void put_limits(struct json *j, const struct config *c, const proto_limits *l)
+static void put_limits(struct json *j, const struct info_facts *facts)
 {
+    const struct config *const c = facts->config;
+    const proto_limits *const l = facts->limits;
     const struct {
         const char *name;
         int64_t value;
@@ -158,6 +172,16 @@ static void put_limits(struct json *j, const struct config *c, const proto_limit
         { "contexts", CONTEXTS_MAX_COUNT },
         { "context_bytes", c->staging_bytes / CONTEXTS_SHARE },
         { "context_ttl_ms", CONTEXTS_TTL_MS },
+        { "kv_bytes", facts->kv_bytes },
+        { "caches", CACHES_MAX_COUNT },
+        { "cache_ttl_ms", CACHES_TTL_MS }, /* where ttl_s is not given, */
+        { "cache_ttl_most_ms", INT64_C(1000) * PROTO_CACHE_TTL_MOST_S },
+        { "cache_kv_heads", CACHES_HEADS },
+        { "cache_page_size", CACHES_PAGE_SIZE }, /* where page_size is not given; else one of these two */
+        { "cache_page_size_least", CACHES_PAGE_SIZE_LEAST },
+        { "cache_page_size_most", CACHES_PAGE_SIZE_MOST },
+        { "decode_caches", CACHES_ROWS },
+        { "decode_pages", CACHES_STEP_PAGES },
         { "shared_memory_regions", config_shares_memory(c) ? REGIONS_MAX_COUNT : 0 },
         { "shared_memory_bytes", config_shares_memory(c) ? REGIONS_MAX_BYTES : 0 },
     };
@@ -213,7 +237,7 @@ char *info_write(const struct info_facts *facts, size_t *length)
         }
     json_put(&j, "],'head_dim':{'minimum':1,'maximum':%d}", ATTN_MAX_HEAD_DIM);
     put_features(&j, facts);
-    put_limits(&j, facts->config, facts->limits);
+    put_limits(&j, facts);
     json_put(
         &j,
         ",'queue':{'requests':%lld,'bytes':%lld},'connections':%lld,'inflight_requests':%lld,'staging':{'limit_bytes':%"

@@ -31,6 +31,7 @@ struct info_facts {
     int64_t connections;
     int64_t inflight_requests; /* in any state */
     int64_t staging_used_bytes;
+    int64_t kv_bytes; /* for the caches of all devices */
 };
 
 /* ---- Bodies ------------------------------------------------------------------------------------------------------ */

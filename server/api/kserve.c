@@ -2,7 +2,7 @@
  *
  * A model is an operation under a name. Clients such as perf_analyzer can say nothing but a name, a shape and a dtype, and send
  * every input that the metadata list: so there is a model for each dtype and for causal, and the metadata list what is
- * required. What may be given besides stands in the configuration's parameters.
+ * required, and what a sequence needs to start, as optional. What may be given besides stands in the configuration's parameters.
  *
  * Statistics count what was answered, in the parts that Triton has: success and fail with the time of the whole request, queue,
  * compute_input (decoding and copying in), compute_infer, compute_output (copying out and encoding). They only grow. A batch is
@@ -75,6 +75,17 @@ static bool is_required(const proto_model *model, attn_tensor_id id)
     return id == ATTN_T_q || id == ATTN_T_k || id == ATTN_T_v || (id == ATTN_T_dout && model->op == ATTN_OP_BACKWARD);
 }
 
+/* A request of a sequence that has begun may leave them out. */
+static bool is_optional(const proto_model *model, attn_tensor_id id)
+{
+    return model->op == PROTO_OP_DECODE && (id == ATTN_T_k || id == ATTN_T_v);
+}
+
+static bool is_listed(const proto_model *model, attn_tensor_id id)
+{
+    return is_required(model, id) || is_optional(model, id);
+}
+
 /* q's dtype where the tensor may have it, else the only one that it may have. */
 static const char *datatype_of(const proto_model *model, attn_tensor_id id)
 {
@@ -98,6 +109,7 @@ static void put_tensor(struct json *j, const proto_model *model, attn_tensor_id 
     json_put(j, config ? "{'name':'%s','data_type':'TYPE_%s','dims':" : "{'name':'%s','datatype':'%s','shape':",
              attn_tensors[id].name, datatype_of(model, id));
     put_open_shape(j, id);
+    if (is_optional(model, id)) json_put(j, ",'optional':true");
     json_raw(j, "}");
 }
 
@@ -106,7 +118,7 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
     bool by_default;
     json_put(j, config ? "'input':[" : "'inputs':[");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (is_required(model, (attn_tensor_id)id)) put_tensor(j, model, (attn_tensor_id)id, config);
+        if (is_listed(model, (attn_tensor_id)id)) put_tensor(j, model, (attn_tensor_id)id, config);
     json_put(j, config ? "],'output':[" : "],'outputs':[");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (proto_gives_tensor(model->op, (attn_tensor_id)id, &by_default) && by_default)
@@ -173,7 +185,7 @@ char *kserve_config(const proto_model *model, size_t *length)
     bool by_default;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         const char *const name = attn_tensors[id].name;
-        if (proto_takes_tensor(model->op, (attn_tensor_id)id) && !is_required(model, (attn_tensor_id)id))
+        if (proto_takes_tensor(model->op, (attn_tensor_id)id) && !is_listed(model, (attn_tensor_id)id))
             text_printf(&in, "%s%s", in.used ? "," : "", name);
         if (proto_gives_tensor(model->op, (attn_tensor_id)id, &by_default) && !by_default)
             text_printf(&out, "%s%s", out.used ? "," : "", name);
@@ -325,6 +337,7 @@ char *kserve_stats(const proto_model *model, size_t *length)
 #define ARRAY(items) "{'type':'array','items':" items "}"
 #define OBJECT(required, properties) \
     "{'type':'object','additionalProperties':false,'required':[" required "],'properties':{" properties "}}"
+#define OPTIONAL "'optional':{'type':'boolean','description':'true: a request may leave it out.'}"
 /* Where in shared memory a tensor is. */
 #define SHARED "'shared_memory_region':{'type':'string','minLength':1,'maxLength':128,'description':'Its bytes are in this region, " \
     "or an output shall go there.'},'shared_memory_offset':{'type':'integer','minimum':0,'maximum':9007199254740992,'description':'0 where " \
@@ -338,17 +351,18 @@ static const struct {
     { "ServerMetadata", OBJECT("'name','version','extensions'", "'name':" STRING ",'version':" STRING ",'extensions':" STRINGS) },
     { "ModelList", OBJECT("'models'", "'models':" STRINGS) },
     { "TensorMetadata", OBJECT("'name','datatype','shape'", "'name':" STRING ",'datatype':" STRING
-        ",'shape':{'type':'array','items':{'type':'integer'},'description':'-1: any size.'}") },
+        ",'shape':{'type':'array','items':{'type':'integer'},'description':'-1: any size.'}," OPTIONAL) },
     { "ModelMetadata", OBJECT("'name','versions','platform','inputs','outputs'", "'name':" STRING ",'versions':" STRINGS
         ",'platform':" STRING ",'inputs':" ARRAY(REF("TensorMetadata")) ",'outputs':" ARRAY(REF("TensorMetadata"))) },
     { "ModelReady", OBJECT("'name','ready'", "'name':" STRING ",'ready':{'type':'boolean'}") },
     { "ConfigTensor", OBJECT("'name','data_type','dims'", "'name':" STRING ",'data_type':" STRING
-        ",'dims':{'type':'array','items':{'type':'integer'}}") },
+        ",'dims':{'type':'array','items':{'type':'integer'}}," OPTIONAL) },
     { "ConfigParameter", OBJECT("'string_value'", "'string_value':" STRING) },
     { "ModelConfig", OBJECT("'name','platform','backend','max_batch_size','input','output','parameters'", "'name':" STRING
         ",'platform':" STRING ",'backend':" STRING ",'max_batch_size':" COUNT ",'input':" ARRAY(REF("ConfigTensor"))
         ",'output':" ARRAY(REF("ConfigTensor")) ",'parameters':{'type':'object','description':'What a request may have besides: names, "
-        "with commas.','additionalProperties':" REF("ConfigParameter") "}") },
+        "with commas.','additionalProperties':" REF("ConfigParameter") "},'sequence_batching':{'type':'object','description':'Of a model "
+        "with sequences.','additionalProperties':" COUNT "}") },
     { "Duration", OBJECT("'count','ns'", "'count':" COUNT ",'ns':" COUNT) },
     { "BatchStatistics", OBJECT("'batch_size','compute_input','compute_infer','compute_output'", "'batch_size':" COUNT
         ",'compute_input':" REF("Duration") ",'compute_infer':" REF("Duration") ",'compute_output':" REF("Duration")) },
@@ -368,11 +382,18 @@ static const struct {
     { "ModelIndex", ARRAY(REF("IndexedModel")) },
     { "IndexRequest", OBJECT("", "'ready':{'type':'boolean','default':false,'description':'true: only models that are ready.'}") },
 
-    { "InferParameters", "{'type':'object','description':'Options by the names of ForwardProblem and BackwardProblem, as strings, numbers "
-        "and bools; an array is the string of its JSON: [-1,0]. Also binary_data_output (of all outputs that say nothing else), timeout "
-        "in microseconds (the smaller one of it and timeout_ms counts), and priority (1 is the highest).'}" },
+    { "InferParameters", "{'type':'object','description':'Options by the names of ForwardProblem, BackwardProblem and DecodeRequest, as "
+        "strings, numbers and bools; an array is the string of its JSON: [-1,0]. Also binary_data_output (of all outputs that say nothing "
+        "else) and timeout in microseconds (the smaller one of it and timeout_ms counts). The members listed here are of attention_decode "
+        "alone.','properties':{"
+        "'caches':{'description':'Ids of POST /v1/caches, one for each row of q, as the string of their JSON: what each row attends to. Where "
+        "there is no sequence_id.'},"
+        "'sequence_id':{'description':'A number, or a name of less than 64 bytes; 0 is none. The keys and values of the sequence are in a "
+        "cache of its own.','anyOf':[{'type':'integer','minimum':0},{'type':'string','maxLength':63}]},"
+        "'sequence_start':{'type':'boolean','default':false,'description':'The first request of the sequence, which has k and v.'},"
+        "'sequence_end':{'type':'boolean','default':false,'description':'The last one: the cache is deleted when it was answered 200.'}}}" },
     { "InferInput", "{'type':'object','additionalProperties':false,'required':['name','shape','datatype'],'properties':{"
-        "'name':{'type':'string','description':'A tensor of ForwardProblem or BackwardProblem.'},"
+        "'name':{'type':'string','description':'A tensor of ForwardProblem, BackwardProblem or DecodeRequest.'},"
         "'shape':{'type':'array','items':" REF("Axis") ",'minItems':1,'maxItems':4},"
         "'datatype':{'type':'string','description':'FP32, FP16, BF16, INT32, INT64, UINT8, BOOL; float8_e4m3fn is UINT8 with the parameter fp8.'},"
         "'parameters':{'type':'object','additionalProperties':false,'properties':{"
@@ -396,7 +417,7 @@ static const struct {
         "-Infinity without quotes, which KServe clients read.'}}}" },
     { "InferAnswer", OBJECT("'model_name','model_version','parameters','outputs'", "'id':" STRING ",'model_name':" STRING
         ",'model_version':" STRING ",'parameters':{'type':'object','description':'backend, timing_us, and where there is any seed, "
-        "verification, context. What is no string or number is a string of JSON.'},'outputs':" ARRAY(REF("InferTensor"))) },
+        "verification, context, lengths. What is no string or number is a string of JSON.'},'outputs':" ARRAY(REF("InferTensor"))) },
 };
 /* clang-format on */
 

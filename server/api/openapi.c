@@ -10,13 +10,13 @@
  *   config, proto_limits               -> security, and limits that a schema can state
  *
  * What only this file knows is in its own tables: which errors any request may be answered with, or any with a body,
- * and the examples.
+ * what tensors are where keys and values are those of caches, and the examples.
  *
  * Invariants
  * 1. The schemas are never stricter than the server: a body that they forbid is refused with 4xx. (But for the other
  * names of a dtype, which a generated client would have twice.) Where the server is stricter (shapes must fit each
  * other, which JSON Schema cannot say; which dtypes and axes a tensor has) the description says so.
- * 2. Every example is answered 200 as it stands.
+ * 2. Every example is answered 200 as it stands, where there is the cache that it names (CACHE_EXAMPLE): an empty one.
  * 3. Programs that write clients can use it: names of components and operations are names in any language, all tensors
  * are one schema, as are all refusals, and each schema that is used twice has a name. */
 #include "server/api/info.h"
@@ -34,17 +34,19 @@
 
 /* ---- Tables of this file ----------------------------------------------------------------------------------------- */
 
-/* Errors of every route, of those with a body, and of those that want a token; a row adds its own. What is missing here
- * and there is on no route: names of proto.h that nothing uses yet. (A path that does not exist has no operation.) */
+/* Errors of every route, of those with tensors, of those that compute or change something, and of those that want a
+ * token; a row adds its own. What is missing here and there is on no route: names of proto.h that nothing uses yet. (A
+ * path that does not exist has no operation.) */
 static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR(METHOD_NOT_ALLOWED) |
                                       ROUTE_ERROR(REQUEST_TIMEOUT) | ROUTE_ERROR(TOO_LARGE) |
                                       ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |
                                       ROUTE_ERROR(HEAD_TOO_LARGE) | ROUTE_ERROR(INTERNAL) |
                                       ROUTE_ERROR(UNAVAILABLE) /* too many connections */ | ROUTE_ERROR(OUT_OF_MEMORY);
-static const uint64_t errors_of_bodies = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN) |
-                                         ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_ERROR(UNSUPPORTED) |
+static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_ERROR(UNSUPPORTED) |
                                          ROUTE_ERROR(TOO_MUCH_WORK) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(QUEUE_FULL) |
                                          ROUTE_ERROR(DRAINING) | ROUTE_ERROR(DEADLINE);
+static const uint64_t errors_of_changes = /* of all that are no GET: a query is refused, and pages of other sites */
+    ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
 /* Ranges of PROTO_TYPE_NUMBER options that attn_check() keeps. Scores have theirs in their table, where 0 is off. */
@@ -75,6 +77,7 @@ static const struct {
       { 0 } },
     { "Retry-After", "{'type':'integer','minimum':1}", "Seconds to wait before the next try.", { 429, 503 } },
     { "Allow", "{'type':'string'}", "The methods that work here.", { 405 } },
+    { "Location", "{'type':'string'}", "The path of what was made.", { 201 } },
     { "WWW-Authenticate", "{'type':'string'}", "Bearer.", { 401 } },
 };
 
@@ -108,6 +111,13 @@ static const struct {
     { "BackwardRequest", "requests", "Two problems in one body",
       "{'requests':[{'q':" Q_BASE64 ",'k':" K_BASE64 ",'v':" V_BASE64 ",'dout':" Q_BASE64 "},"
       "{'q':" Q_BASE64 ",'k':" K_BASE64 ",'v':" V_BASE64 ",'dout':" Q_BASE64 ",'causal':true}]}" },
+    { "AppendRequest", "numbers", "Typed by hand: three positions of a float32 cache with kv_heads 1 and head_dim 2",
+      "{'k':{'shape':[3,1,2],'dtype':'float32','data':[1,0,0,1,1,1]},"
+      "'v':{'shape':[3,1,2],'dtype':'float32','data':[1,2,3,4,5,6]}}" },
+    { "DecodeRequest", "numbers", "Typed by hand: one step, whose position is appended to a float32 cache with kv_heads 1 and head_dim 2",
+      "{'caches':['" CACHE_EXAMPLE "'],'q':{'shape':[1,1,1,2],'dtype':'float32','data':[1,0]},"
+      "'k':{'shape':[1,1,1,2],'dtype':'float32','data':[1,0]},'v':{'shape':[1,1,1,2],'dtype':'float32','data':[1,2]},"
+      "'causal':true,'encoding':'array'}" },
 };
 /* clang-format on */
 
@@ -151,13 +161,37 @@ static void put_tensor_schema(struct json *j)
              ATTN_MAX_RANK);
 }
 
+/* Tensors that are something else where keys and values are those of caches: what is said of them there. */
+static const struct {
+    proto_op op;
+    attn_tensor_id id;
+    const char *says;
+} of_caches[] = {
+    { PROTO_OP_DECODE, ATTN_T_q,
+      "[B, Sq, H, D]; the caches' dtype, of float8_e4m3fn also float32, float16 or bfloat16: queries, a row for each "
+      "cache" },
+    { PROTO_OP_DECODE, ATTN_T_k,
+      "[B, S, Hk, D]; the caches' dtype: keys of S more positions, which each cache gets first" },
+    { PROTO_OP_DECODE, ATTN_T_v, "[B, S, Hk, Dv]; the caches' dtype: their values; not of latent caches" },
+    { PROTO_OP_DECODE, ATTN_T_keep_mask,
+      "[1 or B, 1 or H, 1 or Sq, n]; uint8 or bool: of the last n keys of each row, the new ones too; 1: may attend; "
+      "0: hidden; those before are kept" },
+    { PROTO_OP_APPEND, ATTN_T_k, "[S, Hk, D]; the cache's dtype: keys of S more positions" },
+    { PROTO_OP_APPEND, ATTN_T_v, "[S, Hk, Dv]; the cache's dtype: their values; not of a latent cache" },
+};
+
 /* A tensor as a member: 'q':{...}. What is special about it, the schema leaves to the server. */
-static void put_tensor(struct json *j, attn_tensor_id id)
+static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
 {
     char shape[ATTN_SHAPE_BYTES], list[PROTO_DTYPE_LIST_BYTES];
     json_comma(j);
-    json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor','description':'%s", attn_tensors[id].name,
-             attn_tensor_shape(id, shape));
+    json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor','description':'", attn_tensors[id].name);
+    for (size_t i = 0; i < ARRAY_SIZE(of_caches); i++)
+        if (of_caches[i].op == op && of_caches[i].id == id) {
+            json_put(j, "%s'}", of_caches[i].says);
+            return;
+        }
+    json_put(j, "%s", attn_tensor_shape(id, shape));
     if (strchr(proto_dtype_list(id, list), ' ')) json_put(j, "; %s", list); /* one: the shape says it */
     json_put(j, ": %s'}", attn_tensors[id].meaning);
 }
@@ -244,7 +278,7 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
         if (!proto_takes_tensor(op, (attn_tensor_id)t)) continue;
         if (with_context && attn_tensors[t].role != ATTN_ROLE_IN_BACK) continue;
-        put_tensor(j, (attn_tensor_id)t);
+        put_tensor(j, op, (attn_tensor_id)t);
     }
     for (const proto_option *o = proto_options; o->name != NULL; o++) {
         if (!(o->ops >> op & 1)) continue;
@@ -304,7 +338,7 @@ static void put_answer_schemas(struct json *j, proto_op op)
         ",'%sResult':{'type':'object','additionalProperties':false,'required':['backend','timing_us'],'properties':{",
         name);
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
-        if (proto_gives_tensor(op, (attn_tensor_id)t, &by_default)) put_tensor(j, (attn_tensor_id)t);
+        if (proto_gives_tensor(op, (attn_tensor_id)t, &by_default)) put_tensor(j, op, (attn_tensor_id)t);
     json_comma(j);
     json_put(j, "'backend':{'type':'string','description':'Which device and kernel computed it.'},"
                 "'timing_us':{'$ref':'#/components/schemas/Timing'},"
@@ -334,7 +368,7 @@ static void put_cache_schemas(struct json *j, proto_op op)
              "'properties':{",
              op_names[op]);
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
-        if (proto_gives_tensor(op, (attn_tensor_id)t, &by_default)) put_tensor(j, (attn_tensor_id)t);
+        if (proto_gives_tensor(op, (attn_tensor_id)t, &by_default)) put_tensor(j, op, (attn_tensor_id)t);
     json_comma(j);
     json_put(j,
              "'lengths':{'type':'array','description':'Positions of each cache afterwards.','items':{'type':'integer',"
@@ -401,7 +435,7 @@ static void put_info_schema(struct json *j)
             ",'batches':" COUNT ",'errors':" COUNT ",'kernel_seconds':{'type':'number','minimum':0},"
             "'flops':{'type':'number','minimum':0}") "},"
         "'features':{'type':'object','description':'By backend.','additionalProperties':"
-            "{'type':'object','description':'By operation.','additionalProperties':"
+            "{'type':'object','description':'By operation: forward, backward, and decode.','additionalProperties':"
             OBJECT("'dtypes','tensors','options','kernels'",
                 "'dtypes':" STRINGS ",'tensors':" STRINGS ",'options':" STRINGS ","
                 "'kernels':{'type':'array','description':'In the order in which they are tried: a problem goes to the first "
@@ -409,7 +443,8 @@ static void put_info_schema(struct json *j)
                 "strides.','items':" OBJECT("'name','head_dim','dtypes','tensors','options'",
                     "'name':" STRING ",'head_dim':" COUNT ",'dtypes':" STRINGS ",'tensors':" STRINGS ",'options':" STRINGS)
                 "}") "}},"
-        "'limits':{'type':'object','additionalProperties':" COUNT "},"
+        "'limits':{'type':'object','description':'Counts and sizes in bytes, and milliseconds (_ms). What begins with cache_ is of one "
+            "cache, with decode_ of one request; kv_bytes is memory for the caches of all devices.','additionalProperties':" COUNT "},"
         "'queue':" OBJECT("'requests','bytes'", "'requests':" COUNT ",'bytes':" COUNT) ","
         "'connections':" COUNT ",'inflight_requests':" COUNT ","
         "'staging':" OBJECT("'limit_bytes','used_bytes'", "'limit_bytes':" COUNT ",'used_bytes':" COUNT) ","
@@ -473,9 +508,8 @@ static void put_headers(struct json *j, int status)
 static uint64_t errors_of(const struct route *route, bool secured)
 {
     return errors_of_all | route->doc.errors | (route->bodies ? errors_of_bodies : 0) |
-           (route->keeps_body ? ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(TOO_LARGE) | ROUTE_ERROR(OUT_OF_MEMORY) |
-                                    ROUTE_ERROR(UNSUPPORTED_MEDIA)
-                              : 0) |
+           (route->keeps_body ? ROUTE_ERROR(UNSUPPORTED_MEDIA) : 0) |
+           (route->method != ROUTE_GET ? errors_of_changes : 0) |
            (secured && (route->token & PORT_MAIN) ? errors_of_tokens : 0);
 }
 
@@ -526,15 +560,16 @@ static void put_errors(struct json *j, const struct route *route, bool head, boo
 
 static void put_examples(struct json *j, const char *body)
 {
-    json_put(j, ",'examples':{");
+    bool any = false;
     for (size_t i = 0; i < ARRAY_SIZE(examples); i++) {
         if (strcmp(examples[i].body, body) != 0) continue;
-        json_comma(j);
+        json_put(j, any ? "," : ",'examples':{");
+        any = true;
         json_put(j, "'%s':{'summary':'%s','value':", examples[i].name, examples[i].summary);
         json_constant(j, examples[i].value);
         json_raw(j, "}");
     }
-    json_raw(j, "}");
+    if (any) json_raw(j, "}");
 }
 
 static void put_request_body(struct json *j, const struct route *route)

@@ -72,15 +72,16 @@ const struct config_option config_options[] = {
       .help = "File of bearer tokens, one a line; every route but the probes, /, /docs and /openapi.json "
               "then wants one of them." },
     { "token-share", "ATTND_TOKEN_SHARE", TYPE_INT, "PERCENT", AT(token_share), 50, 1, 100,
-      .help = "How much of the staging memory, of the requests that may be received or wait, and of the saved contexts one "
-              "token may use while --token-file has others; what goes beyond is answered 429." },
+      .help = "How much of the staging memory, of the requests that may be received or wait, of the saved contexts, of the caches "
+              "and their pages, and of the regions of shared memory one token may use while --token-file has others; what goes "
+              "beyond is answered 429." },
     { "tls-cert", "ATTND_TLS_CERT", TYPE_FILE, "FILE", AT(tls_cert), .shown = "off",
       .help = "Certificate chain (PEM) to serve TLS with. Needs --tls-key." },
     { "tls-key", "ATTND_TLS_KEY", TYPE_FILE, "FILE", AT(tls_key), .shown = "off",
       .help = "Its private key (PEM)." },
     { "cors-origin", "ATTND_CORS_ORIGIN", TYPE_ORIGIN, "ORIGIN", AT(cors_origin), .shown = "off",
       .help = "Web origin whose pages may call this server: https://example.org, or * (not with --token-file). Pages of other "
-              "sites than this server's own are answered 403 where they compute." },
+              "sites than this server's own are answered 403 where they do more than read." },
     { "allow-shm", "ATTND_ALLOW_SHM", TYPE_SHM, "PREFIX", AT(allow_shm), .shown = "off",
       .help = "Let clients keep tensors in shared memory of this machine (Triton's extension): in objects of /dev/shm whose key "
               "begins with PREFIX, which whoever may use this server can then have read and written. Repeatable, up to 8; the "

@@ -159,14 +159,26 @@ static void check_timeout(struct request *request, const struct http_head *f)
                      quoted(value), value, (long long)rule->minimum);
 }
 
-/* Who writes options there would get an answer without them. */
+/* The first argument of the URL's query. */
+static enum MHD_Result on_argument(void *context, enum MHD_ValueKind kind, const char *name, const char *value)
+{
+    (void)kind;
+    (void)value;
+    *(const char **)context = name;
+    return MHD_NO;
+}
+
+/* Who writes options there would get an answer without them, or have something done that was not meant. */
 static void check_query(struct request *request, const struct http_head *f)
 {
+    const struct route *const route = request->route;
+    const char *name = "";
     (void)f;
-    if (request->route->bodies != NULL && request->has_query)
-        request_fail(
-            request, PROTO_E_INVALID_REQUEST, NULL,
-            "the URL has a query ('?' and what follows), which nobody reads here; options are members of the body");
+    if (route->method == ROUTE_GET || !request->has_query) return;
+    MHD_get_connection_values(request->mhd, MHD_GET_ARGUMENT_KIND, on_argument, &name);
+    request_fail(request, PROTO_E_INVALID_REQUEST, NULL, "the URL has a query ('?%.*s'), which nobody reads here; %s",
+                 quoted(name), name,
+                 route->bodies || route->keeps_body ? "options are members of the body" : "this path has no options");
 }
 
 static void (*const rules[])(struct request *request, const struct http_head *f) = {

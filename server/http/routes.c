@@ -22,6 +22,7 @@
 #include "server/device/devices.h"
 #include "server/http/http_head.h"
 #include "server/http/connections.h"
+#include "server/work/caches.h"
 #include "server/work/server.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
@@ -70,6 +71,8 @@ static void answer_info(struct request *request, struct answer *answer)
     devices_describe(server->devices, devices);
     queue_waiting(&server->queue, &requests, &bytes);
     int inflight = 0;
+    struct caches_totals caches;
+    caches_totals(server->caches, &caches);
     for (int state = 0; state < REQUEST_STATE_COUNT; state++) inflight += request_count((enum request_state)state);
     const struct info_facts facts = {
         .config = server->config,
@@ -83,6 +86,7 @@ static void answer_info(struct request *request, struct answer *answer)
         .connections = atomic_load(&server->connections->count),
         .inflight_requests = inflight,
         .staging_used_bytes = staging_leased_bytes(server->staging),
+        .kv_bytes = caches.bytes,
     };
     answer->status = 200;
     answer->content_type = "application/json";
@@ -271,7 +275,7 @@ const char *routes_media(const struct route *route, char *text, size_t capacity)
     { ROUTE_POST, at, "infer", PORT_MAIN, .token = PORT_MAIN, .model = true, .bodies = infer, \
       .doc = { "kserve", "Attention as a KServe model", "The tensors and options of the model by its operation, which its name says. Stock " \
                "clients of KServe and Triton send this; tensors may be numbers in the JSON or bytes behind it.", \
-               .body = "InferRequest", .parameters = { __VA_ARGS__ }, .errors = ROUTE_ERROR(NOT_FOUND), \
+               .body = "InferRequest", .parameters = { __VA_ARGS__ }, .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(STORAGE_FULL), \
                .answer = "The results", .media = "application/json", .schema = SCHEMA("InferAnswer") } }
 #define NOT_OFFERED(method, at, handler, ...) \
     { ROUTE_##method, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = true, .answer = handler, \
@@ -302,7 +306,7 @@ const char *routes_media(const struct route *route, char *text, size_t capacity)
     { ROUTE_##method_, at, "kserve", PORT_MAIN, .token = PORT_MAIN, .hidden = hidden_, .answer = handler, \
       .doc = { "kserve", title, says, .answer = says, .media = "application/json", .schema = SCHEMA(name) } }
 
-#define CACHE { "id", "Of POST /v1/caches.", "0123456789abcdef0123456789abcdef01234567" }
+#define CACHE { "id", "Of POST /v1/caches.", CACHE_EXAMPLE }
 
 static const struct route routes[] = {
     /* method     path      endpoint  ports        and by name what else there is to say */

@@ -392,8 +392,9 @@ static attn_status check_shape(const struct cache_shape *shape, attn_error *err)
         return attn_fail(err, ATTN_INVALID, "/dtype", "dtype: is %s, must be %s", attn_dtype_name(shape->dtype),
                          attn_dtype_list(ATTN_DTYPES_FORWARD, list));
     }
-    if (shape->page_size != 64 && shape->page_size != 128)
-        return attn_fail(err, ATTN_INVALID, "/page_size", "page_size: is %d, must be 64 or 128", shape->page_size);
+    if (shape->page_size != CACHES_PAGE_SIZE_LEAST && shape->page_size != CACHES_PAGE_SIZE_MOST)
+        return attn_fail(err, ATTN_INVALID, "/page_size", "page_size: is %d, must be %d or %d", shape->page_size,
+                         CACHES_PAGE_SIZE_LEAST, CACHES_PAGE_SIZE_MOST);
     return ATTN_OK;
 }
 

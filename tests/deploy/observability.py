@@ -347,7 +347,7 @@ def run(tally, seconds):
         os.chmod(tokens, 0o600)
         metrics = f'127.0.0.1:{free_port()}'
         server = Server('--metrics-listen', metrics, '--token-file', tokens, '--queue-depth', '4', '--max-body-bytes', '4M', '--max-connections', '32',
-                        '--cpu-threads', '1', '--drain-ms', '60000', '--log-level', 'error').start()
+                        '--cpu-threads', '1', '--drain-ms', '60000', '--allow-shm', 'observed_', '--log-level', 'error').start()
         failing = Server('--cpu-threads', '1', '--log-level', 'error', binary=service.FAKE,
                          env={'ATTN_FAKE_DEVICES': '2', 'ATTN_FAKE_SCRIPT': '0:sync.err=700@5'}).start()
         prometheus = mix = None

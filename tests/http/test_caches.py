@@ -565,6 +565,8 @@ def test_what_is_refused_names_what_and_why(server, rng):
     assert (status, pointer) == (400, '/caches/1') and 'one request takes caches of one shape' in detail, detail
     status, pointer, detail = said(cache.path('/append'), {'k': kv, 'v': kv})
     assert (status, pointer) == (400, '/k/shape') and '[S, Hk, D]' in detail, detail
+    status, pointer, detail = said(cache.path('/append'), {'k': wire.tensor(np.zeros((1, 2, 8))), 'v': kv})
+    assert (status, pointer) == (400, '/v/shape') and detail.endswith('must have 3: [S, Hk, Dv]'), detail
     status, pointer, detail = said(cache.path('/append'), {'q': q})
     assert (status, pointer) == (400, '/q') and 'belongs to forward' in detail, detail
     assert said(cache.path('/append'), {})[2] == 'k: is missing'
@@ -584,6 +586,42 @@ def test_what_is_refused_names_what_and_why(server, rng):
     assert server.post(CACHES, b'').status == 400
     for c in cache, other:
         c.delete()
+
+
+def test_a_query_changes_nothing(server, rng):
+    """fork?length=3 forked all positions, and DELETE ?dry_run=true deleted."""
+    cache = Cache(server)
+    cache.append(rng, 5)
+    for method, path, argument in [('POST', '/v1/caches?ttl_s=5', 'ttl_s'), ('POST', cache.path('/fork?length=3'), 'length'), ('POST', cache.path('/truncate?length=0'), 'length'),
+                                   ('DELETE', cache.path('?dry_run=true'), 'dry_run'), ('DELETE', cache.path('?'), ''), ('DELETE', cache.path('?=1'), ''),
+                                   ('DELETE', cache.path('?' + 'x' * 500), 'x' * 80)]:
+        answer = server.ask(method, path)
+        assert answer.status == 400 and answer.json()['code'] == 'invalid-request' and f"('?{argument}')" in answer.json()['detail'], answer
+    assert server.get('/v1/caches').json()['count'] == 1 and server.get(cache.path('?any=1')).json()['length'] == 5
+    cache.delete()
+
+
+def test_the_document_names_the_shapes_that_are_taken(server, rng):
+    cache = Cache(server, head_dim_v=4)
+    document = server.get('/openapi.json').json()['components']['schemas']
+    for path, schema, more in (cache.path('/append'), 'AppendRequest', {}), (DECODE, 'DecodeRequest', {'q': wire.tensor(np.zeros((1, 1, 4, 8))), 'caches': [cache.id]}):
+        for name, width in ('k', 8), ('v', 4):
+            shape = document[schema]['properties'][name]['description'].split(';')[0]
+            good = {'k': wire.tensor(np.zeros([1, 3, 2, 8][-shape.count(',') - 1:])), 'v': wire.tensor(np.zeros([1, 3, 2, 4][-shape.count(',') - 1:])), **more}
+            assert server.post(path, good).status == 200
+            answer = server.post(path, {**good, name: wire.tensor(np.zeros((2, width)))})
+            assert answer.status == 400 and f': {shape}' in answer.json()['detail'], (shape, answer)
+    cache.delete()
+
+
+def test_info_says_what_there_is_for_caches(serve):
+    server = serve('--kv-bytes', '4M')
+    info = server.get('/v1/info').json()
+    assert info['limits']['kv_bytes'] == 4 << 20 and info['limits']['caches'] == 65536 and info['limits']['decode_caches'] == 1024
+    decode = info['features']['cpu']['decode']
+    assert {'q', 'k', 'v', 'keep_mask', 'alibi_slopes', 'sinks'} == set(decode['tensors']) and 'caches' in decode['options'] and 'float16' in decode['dtypes']
+    assert {k['name'] for k in decode['kernels']} <= {k['name'] for k in info['features']['cpu']['forward']['kernels']}
+    assert serve('--kv-bytes', '0').get('/v1/info').json()['limits']['kv_bytes'] == 0
 
 
 def test_forks_of_a_long_cache_decode_as_each_alone(anywhere):

@@ -435,10 +435,14 @@ def test_pages_are_checked(server):
     k, v, table, lens = in_pages(x, [6, 2], 2, rng(67))
     good = {**members, 'k': tensor(k), 'v': tensor(v), 'page_table': tensor(table, 'int32'), 'seqlens_k': tensor(lens, 'int32')}
     ok(server.forward(**good))
-    wrong = table.copy()
+    wrong, unused = table.copy(), table.copy()
     wrong[0, 1] = len(k)
+    unused[1, 1] = -7  # nobody reads it: any number of int32
+    ok(server.forward(**{**good, 'page_table': tensor(unused, 'int32')}))
+    far = {'shape': [2, 3], 'dtype': 'int64', 'data': [*unused.ravel().tolist()[:-1], 2**40]}
     for change, pointer, says in [
             ({'page_table': tensor(wrong, 'int32')}, '/page_table/data', f'page_table: [0, 1] is {len(k)}, must be between 0 and {len(k) - 1}'),
+            ({'page_table': far}, '/page_table/data', 'the number is out of the range of int32'),
             ({'seqlens_k': tensor(np.array([7, 2]), 'int32')}, '/seqlens_k/data', 'seqlens_k: [0] is 7, must be between 0 and 6'),
             ({'k': tensor(k[:, :1])}, '/v/shape/1', 'v: shape[1] is 2, must be 1, the slots of a page of k'),
             ({'layout': 'bhsd'}, '/layout', 'layout: is bhsd, must be bshd with page_table')]:

@@ -304,6 +304,22 @@ def test_what_perf_analyzer_reads(server):
     assert after['inference_stats']['success']['ns'] > before['inference_stats']['success']['ns']
 
 
+def test_a_tool_that_fills_all_inputs_starts_a_sequence(server):
+    """The metadata named q alone, and without k and v no sequence starts."""
+    model = 'attention_decode_fp16'
+    meta = server.get(f'/v2/models/{model}').json()
+    assert [(t['name'], t.get('optional', False)) for t in meta['inputs']] == [('q', False), ('k', True), ('v', True)]
+    config = server.get(f'/v2/models/{model}/config').json()
+    assert [(t['name'], t.get('optional', False)) for t in config['input']] == [('q', False), ('k', True), ('v', True)]
+    assert config['parameters']['optional_inputs']['string_value'] == 'alibi_slopes,keep_mask,sinks'
+    schemas = server.get('/openapi.json').json()['components']['schemas']
+    assert set(config) <= set(schemas['ModelConfig']['properties']) and set(meta['inputs'][1]) <= set(schemas['TensorMetadata']['properties'])
+    for start, length in (True, 4), (False, 8):
+        inputs = [{'name': t['name'], 'shape': [1, 4, 2, 8], 'datatype': t['datatype'], 'data': [0] * 64} for t in meta['inputs']]
+        answer = server.post(f'/v2/models/{model}/infer', {'inputs': inputs, 'parameters': {'sequence_id': 5, 'sequence_start': start, 'sequence_end': not start}})
+        assert answer.status == 200 and lengths(answer) == [length], answer
+
+
 def test_the_smaller_time_limit_counts(serve):
     server = serve('--timeout-ms', 60000)
     members, _ = wire.random_problem(np.random.default_rng(1), Sq=2048, H=16, D=128, dtype='float16')

@@ -78,7 +78,9 @@ def metadata():
             for of, conf in (('inputs', 'input'), ('outputs', 'output')):
                 assert [t['name'] for t in meta[of]] == [t['name'] for t in config[conf]]
                 assert ['TYPE_' + t['datatype'] for t in meta[of]] == [t['data_type'] for t in config[conf]]
-            assert [t['name'] for t in meta['inputs']] == (['q'] if 'decode' in name else ['q', 'k', 'v']) + (['dout'] if 'backward' in name else [])
+            assert [t['name'] for t in meta['inputs']] == ['q', 'k', 'v'] + (['dout'] if 'backward' in name else [])
+            for inputs in meta['inputs'], config['input']:
+                assert [t['name'] for t in inputs if t.get('optional')] == (['k', 'v'] if 'decode' in name else [])
         assert not c.is_model_ready('attention') and not c.is_model_ready('attention_forward', '2')
         refused(lambda: c.get_model_metadata('attn fwd'), "there is no model 'attn fwd'", 'attention_backward', status=404)
         refused(lambda: c.get_model_config('attention_forward', '2'), "no version '2'", status=404)
@@ -254,7 +256,7 @@ def decoding():
         close(result, **arrays)
         return result
     with triton.InferenceServerClient(HOST) as c:
-        assert 'sequence_batching' in c.get_model_config('attention_decode') and [i['name'] for i in c.get_model_metadata('attention_decode')['inputs']] == ['q']
+        assert 'sequence_batching' in c.get_model_config('attention_decode')
         one, other = {}, {}
         result = step(c, 70, one, sequence_id=7, sequence_start=True)
         assert json.loads(result.get_response()['parameters']['lengths']) == [70]

@@ -14,6 +14,7 @@
 #include <strings.h>
 
 #include "server/api/info.h"
+#include "server/base/limits.h"
 #include "server/http/routes.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
@@ -261,7 +262,7 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
 }
 
 /* Decodes a body with the program's own decoder. */
-static attn_status decode(const proto_format *format, attn_op op, const cJSON *body, int *problems, attn_error *err)
+static attn_status decode(const proto_format *format, proto_op op, const cJSON *body, int *problems, attn_error *err)
 {
     struct memory m = { 0 };
     proto_memory memory = { on_grow, &m };
@@ -290,7 +291,7 @@ static void test_every_example_is_accepted_as_it_stands(void **state)
     static const struct {
         const char *path;
         const proto_format *format;
-        attn_op op;
+        proto_op op;
         int least;
     } ops[] = {
         { "paths/~1v1~1attention~1forward/post/requestBody/content/application~1json/examples", &proto_json,
@@ -299,6 +300,10 @@ static void test_every_example_is_accepted_as_it_stands(void **state)
           ATTN_OP_BACKWARD, 2 },
         { "paths/~1v2~1models~1{model}~1infer/post/requestBody/content/application~1json/examples", &proto_kserve,
           ATTN_OP_FORWARD, 1 },
+        { "paths/~1v1~1attention~1decode/post/requestBody/content/application~1json/examples", &proto_json,
+          PROTO_OP_DECODE, 1 },
+        { "paths/~1v1~1caches~1{id}~1append/post/requestBody/content/application~1json/examples", &proto_json,
+          PROTO_OP_APPEND, 1 },
     };
     cJSON *doc = openapi();
     for (size_t i = 0; i < ARRAY_SIZE(ops); i++) {
@@ -322,13 +327,16 @@ static void test_every_example_is_accepted_as_it_stands(void **state)
 static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
 {
     (void)state;
+    static const char *const schemas[] = { [ATTN_OP_FORWARD] = "components/schemas/ForwardProblem/properties",
+                                           [ATTN_OP_BACKWARD] = "components/schemas/BackwardProblem/properties",
+                                           [PROTO_OP_DECODE] = "components/schemas/DecodeRequest/properties",
+                                           [PROTO_OP_APPEND] = "components/schemas/AppendRequest/properties" };
     cJSON *doc = openapi();
-    for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
-        const cJSON *properties = at(doc, op == ATTN_OP_FORWARD ? "components/schemas/ForwardProblem/properties"
-                                                                : "components/schemas/BackwardProblem/properties");
+    for (proto_op op = ATTN_OP_FORWARD; op < PROTO_OP_COUNT; op++) {
+        const cJSON *properties = at(doc, schemas[op]);
         int expected = 0;
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
-            const bool takes = proto_takes_tensor((attn_op)op, (attn_tensor_id)t);
+            const bool takes = proto_takes_tensor(op, (attn_tensor_id)t);
             expected += takes;
             if ((cJSON_GetObjectItemCaseSensitive(properties, attn_tensors[t].name) != NULL) != takes)
                 fail_msg("%s", attn_tensors[t].name);
@@ -380,6 +388,78 @@ static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **
     PROTO_DTYPE_MAP(X)
 #undef X
     for (int d = 0; d < ATTN_DTYPE_COUNT; d++) assert_true(lists(dtypes, attn_dtype_name((attn_dtype)d)));
+    cJSON_Delete(doc);
+}
+
+/* Those of caches have shapes of their own: AppendRequest.k said "[B, Sk, Hk, D] ... with page_table", which is refused. */
+static void test_tensors_of_caches_say_what_they_are_there(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *member, *begins, *says;
+    } cases[] = {
+        { "AppendRequest/properties/k", "[S, Hk, D]; ", "keys of S more positions" },
+        { "AppendRequest/properties/v", "[S, Hk, Dv]; ", "their values" },
+        { "DecodeRequest/properties/q", "[B, Sq, H, D]; ", "of float8_e4m3fn also" },
+        { "DecodeRequest/properties/k", "[B, S, Hk, D]; ", "keys of S more positions" },
+        { "DecodeRequest/properties/v", "[B, S, Hk, Dv]; ", "their values" },
+        { "DecodeRequest/properties/keep_mask", "[1 or B, 1 or H, 1 or Sq, n]; ", "of the last n keys" },
+        { "ForwardProblem/properties/k", "[B, Sk, Hk, D]; ", "with page_table" },
+    };
+    cJSON *doc = openapi();
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char path[128];
+        snprintf(path, sizeof path, "components/schemas/%s/description", cases[i].member);
+        const char *text = cJSON_GetStringValue(at(doc, path));
+        assert_non_null(text);
+        if (strncmp(text, cases[i].begins, strlen(cases[i].begins)) != 0 || !strstr(text, cases[i].says))
+            fail_msg("%s: %s", cases[i].member, text);
+        if (cases[i].member[0] != 'F' && strstr(text, "page_table")) fail_msg("%s: %s", cases[i].member, text);
+    }
+    cJSON_Delete(doc);
+}
+
+/* Whoever changes something may be a page of another site (403), or have written options in the URL (400); infer may find no
+ * page for a sequence (507). What was made has a path. */
+static void test_statuses_and_headers_of_what_changes_something(void **state)
+{
+    (void)state;
+    struct config with = config;
+    with.allow_shm_count = 1;
+    with.allow_cuda_shm = true;
+    cJSON *doc = openapi_of(&with);
+    const cJSON *path, *operation;
+    cJSON_ArrayForEach(path, at(doc, "paths")) cJSON_ArrayForEach(operation, path)
+    {
+        const bool changes = strcmp(operation->string, "get") != 0 && strcmp(operation->string, "head") != 0;
+        const cJSON *made = at((cJSON *)operation, "responses/201");
+        if ((at((cJSON *)operation, "responses/403") != NULL) != changes)
+            fail_msg("%s %s: 403", operation->string, path->string);
+        if (lists(at((cJSON *)operation, "responses/400/x-codes"), "invalid-request") != changes)
+            fail_msg("%s %s: 400", operation->string, path->string);
+        if (made && !at((cJSON *)made, "headers/Location")) fail_msg("%s: no Location", path->string);
+        if (at((cJSON *)operation, "responses/200/headers/Location")) fail_msg("%s: Location", path->string);
+        const cJSON *media;
+        cJSON_ArrayForEach(media, at((cJSON *)operation, "requestBody/content"))
+        {
+            const cJSON *examples = cJSON_GetObjectItem(media, "examples");
+            if (examples && cJSON_GetArraySize(examples) == 0) fail_msg("%s: no examples", path->string);
+        }
+    }
+    assert_non_null(at(doc, "components/headers/Location"));
+    assert_non_null(at(doc, "paths/~1v2~1models~1{model}~1infer/post/responses/507"));
+    cJSON_Delete(doc);
+}
+
+static void test_what_a_sequence_wants_is_among_the_parameters_of_infer(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "caches", "sequence_id", "sequence_start", "sequence_end" };
+    cJSON *doc = openapi();
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+        assert_non_null(cJSON_GetObjectItem(at(doc, "components/schemas/InferParameters/properties"), names[i]));
+    assert_non_null(strstr(cJSON_GetStringValue(at(doc, "components/schemas/InferInput/properties/name/description")),
+                           "DecodeRequest"));
     cJSON_Delete(doc);
 }
 
@@ -545,26 +625,45 @@ static void test_info_has_the_form_that_the_document_says(void **state)
                                       .queue_bytes = 4,
                                       .connections = 5,
                                       .inflight_requests = 6,
-                                      .staging_used_bytes = 7 };
+                                      .staging_used_bytes = 7,
+                                      .kv_bytes = 8 };
     char *text = info_write(&facts, &length);
     cJSON *info = parse(text, length), *doc = openapi();
     check_schema(at(doc, "components/schemas/Info"), info, "info");
     assert_string_equal(at(info, "version")->valuestring, ATTND_VERSION);
     assert_int_equal(at(info, "queue/bytes")->valueint, 4);
     assert_int_equal(at(info, "limits/queue_depth")->valueint, config.queue_depth);
+    static const struct {
+        const char *name;
+        int64_t value;
+    } of_caches[] = { { "kv_bytes", 8 },
+                      { "caches", CACHES_MAX_COUNT },
+                      { "cache_ttl_ms", CACHES_TTL_MS },
+                      { "cache_ttl_most_ms", INT64_C(604800000) },
+                      { "cache_kv_heads", CACHES_HEADS },
+                      { "cache_page_size", 128 },
+                      { "cache_page_size_least", 64 },
+                      { "cache_page_size_most", 128 },
+                      { "decode_caches", PROTO_MAX_CACHES },
+                      { "decode_pages", CACHES_STEP_PAGES } };
+    for (size_t i = 0; i < ARRAY_SIZE(of_caches); i++)
+        if (cJSON_GetNumberValue(cJSON_GetObjectItem(at(info, "limits"), of_caches[i].name)) !=
+            (double)of_caches[i].value)
+            fail_msg("%s", of_caches[i].name);
     const cJSON *first = cJSON_GetArrayItem(at(info, "devices"), 0);
     assert_true(cJSON_IsTrue(cJSON_GetObjectItem(first, "usable")));
     assert_int_equal(cJSON_GetObjectItem(first, "running_requests")->valueint, 2);
     assert_int_equal(cJSON_GetObjectItem(first, "errors")->valueint, 0);
     /* The reference computes everything, so each probe must be one that it accepts. */
-    for (int op = ATTN_OP_FORWARD; op <= ATTN_OP_BACKWARD; op++) {
-        cJSON *f = at(info, op == ATTN_OP_FORWARD ? "features/reference/forward" : "features/reference/backward");
+    for (proto_op op = ATTN_OP_FORWARD; op <= PROTO_OP_DECODE; op++) {
+        char where[64];
+        snprintf(where, sizeof where, "features/reference/%s", proto_op_name(op));
+        cJSON *f = at(info, where);
         assert_true(lists(cJSON_GetObjectItem(f, "dtypes"), "bfloat16"));
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
             const bool forward_only = t == ATTN_T_q_scale || t == ATTN_T_k_scale || t == ATTN_T_v_scale ||
                                       t == ATTN_T_page_table; /* attn_check() refuses a backward with them */
-            const bool takes = proto_takes_tensor((attn_op)op, (attn_tensor_id)t) &&
-                               !(forward_only && op == ATTN_OP_BACKWARD);
+            const bool takes = proto_takes_tensor(op, (attn_tensor_id)t) && !(forward_only && op == ATTN_OP_BACKWARD);
             if (lists(cJSON_GetObjectItem(f, "tensors"), attn_tensors[t].name) != takes)
                 fail_msg("%s", attn_tensors[t].name);
         }
@@ -574,7 +673,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(f, "kernels")), 1);
         assert_string_equal(cJSON_GetObjectItem(kernel, "name")->valuestring, "double");
         assert_int_equal(cJSON_GetObjectItem(kernel, "head_dim")->valueint,
-                         op == ATTN_OP_FORWARD ? ATTN_MAX_HEAD_DIM : ATTN_MAX_BACKWARD_HEAD_DIM);
+                         op == ATTN_OP_BACKWARD ? ATTN_MAX_BACKWARD_HEAD_DIM : ATTN_MAX_HEAD_DIM);
         assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(kernel, "tensors")),
                          cJSON_GetArraySize(cJSON_GetObjectItem(f, "tensors")));
     }
@@ -607,6 +706,9 @@ int main(void)
         cmocka_unit_test(test_every_example_is_accepted_as_it_stands),
         cmocka_unit_test(test_members_of_a_problem_are_those_of_the_decoder),
         cmocka_unit_test(test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes),
+        cmocka_unit_test(test_tensors_of_caches_say_what_they_are_there),
+        cmocka_unit_test(test_statuses_and_headers_of_what_changes_something),
+        cmocka_unit_test(test_what_a_sequence_wants_is_among_the_parameters_of_infer),
         cmocka_unit_test(test_names_are_names_in_any_language_and_no_two_are_one),
         cmocka_unit_test(test_errors_of_one_status_are_one_response),
         cmocka_unit_test(test_every_error_that_is_answered_is_on_some_route),
