@@ -37,8 +37,8 @@ const struct config_option config_options[] = {
               "answered 413." },
     { "kv-bytes", "ATTND_KV_BYTES", TYPE_SIZE, "SIZE", AT(kv_bytes), -1, 0, 16384 * GIB,
       .shown = "an eighth of the device's",
-      .help = "Memory of each device for KV caches (/v1/caches), taken when the first is made; a cache that finds no page is answered 507. Of the CPU the "
-              "default is at most 16G. 0: no caches." },
+      .help = "Memory of each device for KV caches (/v1/caches), taken when the first is made; a cache that finds no page is answered 507. At "
+              "most --device-bytes; of the CPU the default is at most 16G. 0: no caches." },
     { "max-connections", "ATTND_MAX_CONNECTIONS", TYPE_INT, "N", AT(max_connections), 10000, 1, 1000000,
       .shown = "10000, or what open files allow",
       .help = "Open connections; one more is answered 503 and closed." },

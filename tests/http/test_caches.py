@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import os
 import signal
+import subprocess
 import threading
 
 import numpy as np
@@ -309,6 +310,17 @@ def test_a_full_pool_answers_507_and_loses_nothing(anywhere, rng):
     a.delete()
     assert b.append(rng, 1).status == 200
     assert_right(*decode([b], rng.standard_normal((1, 1, 4, 8))), [b])
+
+
+@pytest.mark.parametrize('binary', [service.BINARY, service.FAKE])
+def test_more_memory_for_caches_than_a_device_has_is_refused_at_the_start(binary):
+    """It said that it was ready, and then every cache was 507."""
+    name = 'cpu' if binary == service.BINARY else 'fake:0'
+    command = [binary, '--listen', '127.0.0.1:0', '--device-bytes', '64M', '--kv-bytes', '65M', '--cpu-threads', '1', *(['--devices', 'cpu'] if name == 'cpu' else [])]
+    env = {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': ''} if binary == service.FAKE else {}
+    r = subprocess.run(command, capture_output=True, text=True, timeout=20 * service.SLOWER, env={**os.environ, **env})
+    assert r.returncode == 64, r
+    assert f'attnd: --kv-bytes: 68157440 is more than {name} has for all that it does, which is 67108864 bytes (--device-bytes)\n' in r.stderr, r
 
 
 def test_a_fork_copies_nothing_until_somebody_writes(anywhere, rng):
