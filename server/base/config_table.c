@@ -72,8 +72,8 @@ const struct config_option config_options[] = {
       .help = "File of bearer tokens, one a line; every route but the probes, /, /docs and /openapi.json "
               "then wants one of them." },
     { "token-share", "ATTND_TOKEN_SHARE", TYPE_INT, "PERCENT", AT(token_share), 50, 1, 100,
-      .help = "How much of the staging memory, of the requests that may be received or wait, and of the saved contexts one "
-              "token may use while --token-file has others; what goes beyond is answered 429." },
+      .help = "How much of the staging memory, of the requests that may be received or wait, of the saved contexts, and of the caches "
+              "and their memory on all devices together one token may use while --token-file has others; what goes beyond is answered 429." },
     { "tls-cert", "ATTND_TLS_CERT", TYPE_FILE, "FILE", AT(tls_cert), .shown = "off",
       .help = "Certificate chain (PEM) to serve TLS with. Needs --tls-key." },
     { "tls-key", "ATTND_TLS_KEY", TYPE_FILE, "FILE", AT(tls_key), .shown = "off",

@@ -255,10 +255,40 @@ def test_a_token_has_its_share_of_the_pool(serve, tmp_path, rng):
     mine, theirs = Cache(server, headers=ALICE), Cache(server, headers=BOB)  # 8 KiB a page of 64 positions
     assert mine.append(rng, 64 * 64).status == 200
     answer = mine.append(rng, 1)
-    assert answer.status == 429 and '--token-share' in answer.json()['detail'], answer
+    assert answer.status == 429 and answer.headers['retry-after'], answer
+    assert answer.json()['detail'] == ("this token's caches hold 524288 bytes of pages and may hold 524288 (--token-share), this request needs 8192 more; "
+                                       'delete or truncate caches'), answer
     assert theirs.append(rng, 64 * 64).status == 200
     mine.truncate(64 * 64 - 1)
     assert mine.append(rng, 1).status == 200
+    mine.truncate(0)
+    answer = mine.append(rng, 64 * 64 + 1)  # the token holds nothing: waiting would not help
+    assert answer.status == 413 and 'retry-after' not in answer.headers, answer
+    assert answer.json()['detail'] == 'this request needs 532480 bytes of pages, this token may have 524288 in all (--token-share)'
+
+
+def test_a_token_has_its_share_of_all_gpus_together(serve, tmp_path, rng):
+    """It had half of half: its share was one of the first GPU's pool, and its pages on both counted for it."""
+    (tmp_path / 'tokens').write_text('alice\nbob\n')
+    server = serve('--token-file', tmp_path / 'tokens', '--kv-bytes', '1M', '--token-share', 50, '--cpu-threads', 1, binary=service.FAKE,
+                   env={'ATTN_FAKE_DEVICES': '2', 'ATTN_FAKE_SCRIPT': ''})
+    for headers in ALICE, BOB:
+        on = [Cache(server, headers=headers) for _ in range(2)]
+        assert {c.info()['device'] for c in on} == {'fake:0', 'fake:1'}
+        for cache in on:
+            assert cache.append(rng, 64 * 64).status == 200
+        answer = on[0].append(rng, 1)
+        assert answer.status == 429 and 'hold 1048576 bytes of pages and may hold 1048576 (--token-share)' in answer.json()['detail'], answer
+
+
+def test_caches_that_are_made_before_they_are_filled_fill_all_gpus(serve, rng):
+    """As a server of language models makes them. They were all on the first, and 507 with three quarters of the memory free."""
+    server = serve('--kv-bytes', '1M', '--cpu-threads', 1, binary=service.FAKE, env={'ATTN_FAKE_DEVICES': '4', 'ATTN_FAKE_SCRIPT': ''})
+    caches = [Cache(server) for _ in range(64)]
+    for cache in caches:
+        assert cache.append(rng, 192).status == 200
+    devices = [c.info()['device'] for c in caches]
+    assert [devices.count(f'fake:{i}') for i in range(4)] == [16] * 4
 
 
 def test_an_id_of_before_a_restart_is_known_as_such(serve, rng):
@@ -310,6 +340,16 @@ def test_a_full_pool_answers_507_and_loses_nothing(anywhere, rng):
     a.delete()
     assert b.append(rng, 1).status == 200
     assert_right(*decode([b], rng.standard_normal((1, 1, 4, 8))), [b])
+
+
+def test_what_no_pool_can_hold_is_413(anywhere, rng):
+    """It was 507, "1048576 of 1048576 bytes are in pages", and nothing was."""
+    cache = Cache(anywhere('--kv-bytes', '1M'))
+    answer = cache.append(rng, 20000)
+    assert answer.status == 413 and 'retry-after' not in answer.headers and answer.json()['code'] == 'too-large', answer
+    assert answer.json()['detail'].startswith('this request needs 2564096 bytes of pages, the pool of '), answer
+    assert answer.json()['detail'].endswith(' has 1048576 in all (--kv-bytes)'), answer
+    assert cache.append(rng, 8192).status == 200
 
 
 @pytest.mark.parametrize('binary', [service.BINARY, service.FAKE])
