@@ -649,6 +649,65 @@ static void test_a_cache_belongs_to_who_made_it(void **state)
     assert_non_null(strstr(err.text, "made by another process"));
 }
 
+static char *sequence(struct rig *rig, struct caller *caller, const char *name, bool start, char id[CACHE_ID_BYTES])
+{
+    attn_error err;
+    const attn_status status = caches_sequence(rig->caches, caller, name, start ? &shape : NULL, id, &err);
+    if (status == ATTN_OK) return id;
+    assert_int_equal(status, ATTN_NOT_FOUND);
+    assert_string_equal(err.member, "/parameters/sequence_id");
+    return NULL;
+}
+
+static void test_a_sequence_belongs_to_who_started_it(void **state)
+{
+    struct rig *rig = *state;
+    char mine[CACHE_ID_BYTES], theirs[CACHE_ID_BYTES], again[CACHE_ID_BYTES];
+    struct cache_info info;
+    attn_error err;
+    assert_null(sequence(rig, rig->caller, "7", false, mine));
+    assert_non_null(sequence(rig, rig->caller, "7", true, mine));
+    assert_null(sequence(rig, rig->other, "7", false, theirs));
+    assert_non_null(sequence(rig, rig->other, "7", true, theirs));
+    assert_string_not_equal(mine, theirs);
+    assert_string_equal(sequence(rig, rig->caller, "7", false, again), mine);
+    assert_string_equal(sequence(rig, rig->other, "7", false, again), theirs);
+    assert_int_equal(caches_get(rig->caches, rig->other, mine, &info, &err), ATTN_NOT_FOUND);
+    assert_null(sequence(rig, rig->caller, "70", false, again));
+    /* A start takes the place of one's own, and leaves that of others alone. */
+    assert_string_not_equal(sequence(rig, rig->other, "7", true, again), theirs);
+    assert_int_equal(caches_get(rig->caches, rig->other, theirs, &info, &err), ATTN_NOT_FOUND);
+    assert_string_equal(sequence(rig, rig->caller, "7", false, again), mine);
+    assert_int_equal(caches_delete(rig->caches, rig->caller, mine, &err), ATTN_OK);
+    assert_null(sequence(rig, rig->caller, "7", false, again));
+    assert_non_null(sequence(rig, rig->other, "7", false, again));
+}
+
+static void test_a_sequence_that_nobody_goes_on_with_expires(void **state)
+{
+    struct rig *rig = *state;
+    char idle[CACHE_ID_BYTES], used[CACHE_ID_BYTES], again[CACHE_ID_BYTES];
+    struct cache_info info = { .device = "" };
+    struct caches_totals totals;
+    attn_error err;
+    assert_non_null(sequence(rig, rig->caller, "idle", true, idle));
+    assert_non_null(sequence(rig, rig->caller, "used", true, used));
+    memcpy(info.id, used, sizeof info.id);
+    late_s += CACHES_TTL_MS / 1000 - 1;
+    assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
+    assert_string_equal(sequence(rig, rig->caller, "idle", false, again), idle); /* asking is not using */
+    late_s += 2;
+    assert_null(sequence(rig, rig->caller, "idle", false, again));
+    assert_string_equal(sequence(rig, rig->caller, "used", false, again), used);
+    assert_non_null(sequence(rig, rig->caller, "idle", true, again)); /* beside what has expired and is there yet */
+    assert_string_not_equal(again, idle);
+    caches_expire(rig->caches, clock_ms());
+    caches_totals(rig->caches, &totals);
+    assert_int_equal(totals.expired, 1);
+    assert_int_equal(totals.caches, 2);
+    assert_string_equal(sequence(rig, rig->caller, "idle", false, idle), again);
+}
+
 static void test_an_id_is_forty_digits_in_small_letters(void **state)
 {
     struct rig *rig = *state;
@@ -1058,6 +1117,8 @@ int main(void)
         WITH_RIG(test_room_that_is_in_pieces_is_said_to_be),
         WITH_RIG(test_what_has_expired_is_in_nobodys_way),
         WITH_RIG(test_a_cache_belongs_to_who_made_it),
+        WITH_RIG(test_a_sequence_belongs_to_who_started_it),
+        WITH_RIG(test_a_sequence_that_nobody_goes_on_with_expires),
         WITH_RIG(test_an_id_is_forty_digits_in_small_letters),
         WITH_RIG(test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting),
         WITH_RIG(test_steps_on_one_cache_come_one_after_the_other),
