@@ -136,7 +136,10 @@ static int serve(const struct config *config, struct listener *listeners, int co
         attn_fail(&err, ATTN_NO_MEMORY, NULL, "no memory for the table of caches");
         goto out;
     }
-    devices_add_caches(server.devices, config, server.caches);
+    if (devices_add_caches(server.devices, config, server.caches, &err) != ATTN_OK) {
+        status = EXIT_USAGE_ERROR;
+        goto out;
+    }
     /* Pinning memory takes long and stalls the device: what was pinned once is kept. */
     server.pinned = devices_staging(server.devices, &staging);
     server.staging = server.pinned ? staging_new(config->staging_bytes, config->staging_bytes, &staging)

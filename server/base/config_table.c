@@ -37,8 +37,8 @@ const struct config_option config_options[] = {
               "answered 413." },
     { "kv-bytes", "ATTND_KV_BYTES", TYPE_SIZE, "SIZE", AT(kv_bytes), -1, 0, 16384 * GIB,
       .shown = "an eighth of the device's",
-      .help = "Memory of each device for KV caches (/v1/caches), taken when the first is made; a cache that finds no page is answered 507. Of the CPU the "
-              "default is at most 16G. 0: no caches." },
+      .help = "Memory of each device for KV caches (/v1/caches), taken when the first is made; a cache that finds no page is answered 507. At "
+              "most --device-bytes; of the CPU the default is at most 16G. 0: no caches." },
     { "max-connections", "ATTND_MAX_CONNECTIONS", TYPE_INT, "N", AT(max_connections), 10000, 1, 1000000,
       .shown = "10000, or what open files allow",
       .help = "Open connections; one more is answered 503 and closed." },
@@ -73,8 +73,8 @@ const struct config_option config_options[] = {
               "then wants one of them." },
     { "token-share", "ATTND_TOKEN_SHARE", TYPE_INT, "PERCENT", AT(token_share), 50, 1, 100,
       .help = "How much of the staging memory, of the requests that may be received or wait, of the saved contexts, of the caches "
-              "and their pages, and of the regions of shared memory one token may use while --token-file has others; what goes "
-              "beyond is answered 429." },
+              "and their memory on all devices together, and of the regions of shared memory one token may use while "
+              "--token-file has others; what goes beyond is answered 429." },
     { "tls-cert", "ATTND_TLS_CERT", TYPE_FILE, "FILE", AT(tls_cert), .shown = "off",
       .help = "Certificate chain (PEM) to serve TLS with. Needs --tls-key." },
     { "tls-key", "ATTND_TLS_KEY", TYPE_FILE, "FILE", AT(tls_key), .shown = "off",

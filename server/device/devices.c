@@ -180,14 +180,22 @@ static attn_status give_memory(void *context, size_t bytes, void **memory, attn_
     return status;
 }
 
-void devices_add_caches(struct devices *devices, const struct config *config, struct caches *caches)
+attn_status devices_add_caches(struct devices *devices, const struct config *config, struct caches *caches,
+                               attn_error *err)
 {
     for (int i = 0; i < devices->count && config->kv_bytes != 0; i++) {
         struct device *device = devices->device[i];
+        const attn_device_info *const info = &device->info;
         const struct caches_source source = { give_memory, device };
-        const int64_t bytes = config->kv_bytes > 0 ? config->kv_bytes : cache_share(&device->info);
-        caches_add_pool(caches, i, device->info.name, &source, (size_t)bytes);
+        const int64_t bytes = config->kv_bytes > 0 ? config->kv_bytes : cache_share(info);
+        if (bytes > info->memory_limit && info->memory_limit > 0) /* else no cache could ever be made */
+            return attn_fail(
+                err, ATTN_INVALID, NULL,
+                "--kv-bytes: %lld is more than %s has for all that it does, which is %lld bytes (--device-bytes)",
+                (long long)bytes, info->name, (long long)info->memory_limit);
+        caches_add_pool(caches, i, info->name, &source, (size_t)bytes);
     }
+    return ATTN_OK;
 }
 
 bool devices_stop(struct devices *devices, int64_t wait_ms)

@@ -62,8 +62,10 @@ bool devices_stop(struct devices *devices, int64_t wait_ms);
 /* After devices_stop() said true, and the mailbox is empty. */
 void devices_close(struct devices *devices); /* NULL is fine */
 
-/* Memory of each device for the pages of KV caches: --kv-bytes, when the first one is made. Before the first request. */
-void devices_add_caches(struct devices *devices, const struct config *config, struct caches *caches);
+/* Memory of each device for the pages of KV caches: --kv-bytes, when the first one is made. Before the first request. INVALID: it is
+ * more than a device has. */
+attn_status devices_add_caches(struct devices *devices, const struct config *config, struct caches *caches,
+                               attn_error *err);
 
 int devices_count(const struct devices *devices);
 const attn_device *devices_any(const struct devices *devices); /* to ask which kernels there are */

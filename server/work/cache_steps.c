@@ -198,42 +198,109 @@ static void place_tables(struct cache_step *step, char *memory)
     step->v_scale = step->v_scaled ? (float *)memory : NULL;
 }
 
-/* Pages for what a row gains. What was taken stays in the row, for the end to drop, whatever this returns. */
-static attn_status take_pages(struct cache_step *step, int index, attn_error *err)
+/* From which page on a row's pages are new; how many they are. */
+static int64_t count_pages(struct cache_step *step, int index)
+{
+    struct cache_row *const row = &step->row[index];
+    const struct cache *const cache = row->cache;
+    const bool partial = row->before % cache->shape.page_size != 0;
+    row->copied = partial && pages_is_shared(cache_pages_of(step->caches, cache), cache->pages[cache->count - 1]);
+    row->first = cache->count - row->copied;
+    return cache_pages_for(cache, row->before + step->append) - row->first;
+}
+
+/* Is there room for so many pages, and may the caller have them? A refusal says what is in use without them, and how much they are.
+ * TOO_LARGE: waiting will not help, for they are more than all that there is. */
+static attn_status check_room(const struct cache_step *step, int64_t count, attn_error *err)
+{
+    const struct caches *const caches = step->caches;
+    const struct cache *const cache = step->row[0].cache;
+    const struct pages *const pages = cache_pages_of(caches, cache);
+    const char *const device = caches->pools[cache->pool].device;
+    const long long needs = (long long)(count * cache_run_bytes(caches, cache));
+    const long long all = (long long)pages_bytes(pages), used = (long long)pages_used(pages);
+    const long long share = (long long)cache_share(caches, cache->caller), held = (long long)cache->caller->cache_bytes;
+    if (needs > all)
+        return attn_fail(err, ATTN_TOO_LARGE, NULL,
+                         "this request needs %lld bytes of pages, the pool of %s has %lld in all (--kv-bytes)", needs,
+                         device, all);
+    if (needs > share)
+        return attn_fail(err, ATTN_TOO_LARGE, NULL,
+                         "this request needs %lld bytes of pages, this token may have %lld in all (--token-share)",
+                         needs, share);
+    if (needs > share - held)
+        return attn_fail(err, ATTN_QUOTA, NULL,
+                         "this token's caches hold %lld bytes of pages and may hold %lld (--token-share), this request "
+                         "needs %lld more; delete or truncate caches",
+                         held, share, needs);
+    if (needs > all - used)
+        return attn_fail(err, ATTN_FULL, NULL,
+                         "the pool of %s is full: %lld of %lld bytes are in pages (--kv-bytes), this request needs "
+                         "%lld more; delete or truncate caches",
+                         device, used, all, needs);
+    return ATTN_OK;
+}
+
+/* There is room, but nowhere is there enough of it for one more page: pages lie between. */
+static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_error *err)
+{
+    const struct caches *const caches = step->caches;
+    const struct cache *const cache = step->row[0].cache;
+    const struct pages *const pages = cache_pages_of(caches, cache);
+    const int64_t page_bytes = cache_run_bytes(caches, cache), all = (int64_t)pages_bytes(pages);
+    int64_t used = (int64_t)pages_used(pages);
+    for (int row = 0; row < step->rows; row++) used -= step->row[row].count * page_bytes;
+    return attn_fail(err, ATTN_FULL, NULL,
+                     "the pool of %s has %lld of %lld bytes free (--kv-bytes), but in pieces between pages: "
+                     "this request does not find %lld times %lld bytes there; delete or truncate caches",
+                     caches->pools[cache->pool].device, (long long)(all - used), (long long)all, (long long)count,
+                     (long long)page_bytes);
+}
+
+/* Pages for what a row gains. What was taken stays in the row, for the end to drop, whatever this returns. FULL: there is no
+ * place for one of them. */
+static attn_status take_row(struct cache_step *step, int index, attn_error *err)
 {
     struct caches *const caches = step->caches;
     struct cache_row *const row = &step->row[index];
     struct cache *const cache = row->cache;
     struct pages *const pages = cache_pages_of(caches, cache);
     const int64_t after = cache_pages_for(cache, row->before + step->append);
-    const bool partial = row->before % cache->shape.page_size != 0;
-    row->copied = partial && pages_is_shared(pages, cache->pages[cache->count - 1]);
-    row->first = cache->count - row->copied;
-    row->count = 0;
     row->pages = malloc((size_t)(after - row->first + 1) * sizeof *row->pages);
     if (row->pages == NULL || !cache_reserve(cache, after))
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     for (int64_t i = row->first; i < after; i++) {
-        if (!cache_may_hold(caches, cache, cache_run_bytes(caches, cache)))
-            return attn_fail(err, ATTN_QUOTA, NULL,
-                             "this token's caches hold %lld bytes of pages already (--token-share)",
-                             (long long)cache->caller->cache_bytes);
         int32_t page = pages_take(pages, cache->run);
         if (page < 0) {
             caches_expire_all(caches, clock_ms());
             page = pages_take(pages, cache->run);
         }
-        if (page < 0)
-            return attn_fail(
-                err, ATTN_FULL, NULL,
-                "the pool of %s is full: %zu of %zu bytes are in pages (--kv-bytes), and a page takes %lld; delete "
-                "or truncate caches",
-                caches->pools[cache->pool].device, pages_used(pages), pages_bytes(pages),
-                (long long)cache_run_bytes(caches, cache));
+        if (page < 0) return ATTN_FULL;
         cache->caller->cache_bytes += cache_run_bytes(caches, cache);
         row->pages[row->count++] = page;
     }
     return ATTN_OK;
+}
+
+/* Pages for all its rows, or a reason. */
+static attn_status take_pages(struct cache_step *step, attn_error *err)
+{
+    int64_t count = 0;
+    for (int row = 0; row < step->rows; row++) {
+        count += count_pages(step, row);
+        step->row[row].cache->users++; /* not to expire */
+    }
+    attn_status status = check_room(step, count, NULL);
+    if (status != ATTN_OK) {
+        caches_expire_all(step->caches, clock_ms());
+        status = check_room(step, count, err);
+    }
+    for (int row = 0; row < step->rows && status == ATTN_OK; row++) {
+        status = take_row(step, row, err);
+        if (status == ATTN_FULL) (void)in_pieces(step, count, err);
+    }
+    for (int row = 0; row < step->rows; row++) step->row[row].cache->users--;
+    return status;
 }
 
 static char *page_at(const struct cache_step *step, int32_t page)
@@ -363,10 +430,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, char *memory, b
         step->moves = malloc((size_t)moves * sizeof *step->moves);
         if (step->moves == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     }
-    for (int row = 0; row < step->rows && step->append > 0; row++) step->row[row].cache->users++; /* not to expire */
-    for (int row = 0; row < step->rows && step->append > 0 && status == ATTN_OK; row++)
-        status = take_pages(step, row, err);
-    for (int row = 0; row < step->rows && step->append > 0; row++) step->row[row].cache->users--;
+    if (step->append > 0) status = take_pages(step, err);
     if (status != ATTN_OK) {
         give_back(step);
         free(step->moves); /* it may be tried again */

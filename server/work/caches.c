@@ -142,19 +142,36 @@ void cache_drop_page(struct caches *caches, struct cache *cache, int32_t page)
     assert(cache->caller->cache_bytes >= 0);
 }
 
-bool cache_may_hold(const struct caches *caches, const struct cache *cache, int64_t more)
+/* What the caller may have of a bound that is the sum of all pools'; INT64_MAX: all of it. */
+static int64_t share_of_pools(const struct caches *caches, const struct caller *caller,
+                              int64_t (*bound)(const struct pool *pool))
 {
-    const int64_t bytes = (int64_t)pages_bytes(cache_pages_of(caches, cache)),
-                  share = caller_share(cache->caller, bytes);
-    return share >= bytes || cache->caller->cache_bytes + more <= share;
+    int64_t all = 0;
+    for (int i = 0; i < CONFIG_MAX_DEVICES; i++)
+        if (caches->pools[i].device) all += bound(&caches->pools[i]);
+    const int64_t share = caller_share(caller, all);
+    return share < all ? share : INT64_MAX;
+}
+
+static int64_t pool_bytes(const struct pool *pool)
+{
+    return pool->pages ? (int64_t)pages_bytes(pool->pages) : (int64_t)pool->bytes;
+}
+
+int64_t cache_share(const struct caches *caches, const struct caller *caller)
+{
+    return share_of_pools(caches, caller, pool_bytes);
 }
 
 void cache_count(struct caches *caches, struct cache *cache, int64_t more)
 {
+    struct pool *const pool = &caches->pools[cache->pool];
+    pool->filled -= cache->count > 0;
     cache->count += more;
+    pool->filled += cache->count > 0;
     cache->caller->cache_numbers += more;
-    caches->pools[cache->pool].numbers += more;
-    assert(cache->count >= 0 && cache->caller->cache_numbers >= 0 && caches->pools[cache->pool].numbers >= 0);
+    pool->numbers += more;
+    assert(cache->count >= 0 && cache->caller->cache_numbers >= 0 && pool->numbers >= 0 && pool->filled >= 0);
 }
 
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length)
@@ -220,9 +237,10 @@ static void forget_sequence(struct caches *caches, struct cache *cache)
     *cache->sequence = '\0';
 }
 
-static void cache_free(struct cache *cache)
+static void cache_free(struct caches *caches, struct cache *cache)
 {
     assert(cache->count == 0);
+    caches->pools[cache->pool].caches--;
     caller_release(cache->caller);
     free(cache->k_scale);
     free(cache->v_scale);
@@ -238,7 +256,7 @@ void cache_bury(struct caches *caches, struct cache *cache)
     cache->dead = true;
     if (cache->users > 0) return;
     cache_keep_first(caches, cache, 0);
-    cache_free(cache);
+    cache_free(caches, cache);
 }
 
 void caches_free(struct caches *caches)
@@ -331,7 +349,7 @@ static void describe(const struct caches *caches, const struct cache *cache, str
 static attn_status admit(struct caches *caches, const struct caller *caller, attn_error *err)
 {
     const int share = (int)caller_share(caller, caches->max_count);
-    if (caches->count >= caches->max_count) caches_expire_all(caches, clock_ms());
+    if (caches->count >= caches->max_count || caller->caches >= share) caches_expire_all(caches, clock_ms());
     if (caches->count >= caches->max_count)
         return attn_fail(err, ATTN_FULL, NULL, "there are %d caches already, the most that this server keeps",
                          caches->max_count);
@@ -340,7 +358,7 @@ static attn_status admit(struct caches *caches, const struct caller *caller, att
     return ATTN_OK;
 }
 
-static struct cache *new_cache(struct caches *caches, struct caller *caller, attn_error *err)
+static struct cache *new_cache(struct caches *caches, struct caller *caller, int pool, attn_error *err)
 {
     struct cache *cache = calloc(1, sizeof *cache);
     if (cache == NULL) {
@@ -356,6 +374,8 @@ static struct cache *new_cache(struct caches *caches, struct caller *caller, att
     memcpy(cache->id, caches->process, PROCESS_CHARS);
     write_digits(own, sizeof own, cache->id + PROCESS_CHARS);
     cache->caller = caller_hold(caller);
+    cache->pool = pool;
+    caches->pools[pool].caches++;
     cache->truncate_to = -1;
     return cache;
 }
@@ -404,31 +424,39 @@ static size_t shape_page_bytes(const struct cache_shape *shape)
     return (size_t)(shape->page_size * shape->kv_heads * columns) * attn_dtype_bytes(shape->dtype);
 }
 
-/* The pool with the most room; -1: there is none at all. */
-static int roomiest(const struct caches *caches)
+/* The pool with the most room, of all or of those that are open; -1: there is none. An empty cache counts as much as the others
+ * have on average: caches that are made before they are filled would else all lie in one pool. */
+static int roomiest(const struct caches *caches, bool open)
 {
+    int64_t used = 0, filled = 0, most = 0;
     int best = -1;
-    size_t most = 0;
     for (int i = 0; i < CONFIG_MAX_DEVICES; i++) {
         const struct pool *const pool = &caches->pools[i];
-        const size_t room = pool->pages ? pages_bytes(pool->pages) - pages_used(pool->pages) : pool->bytes;
-        if (pool->device && (best < 0 || room > most)) best = i, most = room;
+        if (pool->device && pool->pages) used += (int64_t)pages_used(pool->pages), filled += pool->filled;
+    }
+    const int64_t average = filled > 0 ? used / filled + 1 : 1;
+    for (int i = 0; i < CONFIG_MAX_DEVICES; i++) {
+        const struct pool *const pool = &caches->pools[i];
+        if (pool->device == NULL || (open && pool->pages == NULL)) continue;
+        const int64_t has = pool->pages ? (int64_t)pages_used(pool->pages) : 0;
+        const int64_t room = pool_bytes(pool) - has - (pool->caches - pool->filled) * average;
+        if (best < 0 || room > most) best = i, most = room;
     }
     return best;
 }
 
-/* The pool with the most room is open. The lock may have been given up for that. */
+/* The pool with the most room is open, or the others are to do: its device has no memory. The lock may have been given up. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {
-        const int pool = roomiest(caches);
+        const int pool = roomiest(caches, false);
         if (pool < 0)
             return attn_fail(err, ATTN_FULL, NULL,
                              caches->lost_pool ? "the device that had memory for caches has failed"
                                                : "this server keeps no caches (--kv-bytes 0)");
         if (caches->pools[pool].pages) return ATTN_OK;
         const attn_status status = open_pool(caches, &caches->pools[pool], err);
-        if (status != ATTN_OK) return status;
+        if (status != ATTN_OK) return roomiest(caches, true) >= 0 ? ATTN_OK : status;
     }
 }
 
@@ -438,7 +466,7 @@ static attn_status create(struct caches *caches, struct caller *caller, const st
                           attn_error *err)
 {
     const attn_status status = admit(caches, caller, err);
-    const int pool = roomiest(caches); /* what has expired or ended since makes room in pools that are open */
+    const int pool = roomiest(caches, true);
     const size_t page_bytes = shape_page_bytes(shape);
     assert(pool >= 0 && caches->pools[pool].pages != NULL);
     if (status != ATTN_OK) return status;
@@ -447,17 +475,16 @@ static attn_status create(struct caches *caches, struct caller *caller, const st
         return attn_fail(err, ATTN_TOO_LARGE, NULL,
                          "a page of %d positions takes %zu bytes, the pool has %zu (--kv-bytes)", shape->page_size,
                          page_bytes, pages_bytes(caches->pools[pool].pages));
-    struct cache *cache = new_cache(caches, caller, err);
+    struct cache *cache = new_cache(caches, caller, pool, err);
     if (cache == NULL) return err ? err->status : ATTN_NO_MEMORY;
     cache->shape = *shape;
-    cache->pool = pool;
     cache->page_bytes = page_bytes;
     cache->run = run;
     cache->ttl_ms = ttl_ms;
     cache->used_ms = clock_ms();
     if (!copy_scale(&cache->k_scale, k_scale, shape->kv_heads) ||
         !copy_scale(&cache->v_scale, v_scale, shape->kv_heads)) {
-        cache_free(cache);
+        cache_free(caches, cache);
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     }
     link_in(caches, cache);
@@ -555,14 +582,19 @@ static attn_status check_length(int64_t length, int64_t most, attn_error *err)
                      (long long)most);
 }
 
+/* How many page numbers all caches of a pool may have. */
+static int64_t pool_numbers(const struct pool *pool)
+{
+    const int64_t granules = (int64_t)(pool->bytes / pages_granule_for(pool->bytes));
+    return granules > CACHES_NUMBERS / CACHES_SHARING ? granules * CACHES_SHARING : CACHES_NUMBERS;
+}
+
 /* A fork costs nothing of the pool, but 4 bytes of the host for each of its pages. */
 static attn_status may_share(const struct caches *caches, const struct cache *from, int64_t count, attn_error *err)
 {
     const struct pool *const pool = &caches->pools[from->pool];
-    const int64_t granules = (int64_t)(pages_bytes(pool->pages) / pages_granule(pool->pages));
-    const int64_t most = granules > CACHES_NUMBERS / CACHES_SHARING ? granules * CACHES_SHARING : CACHES_NUMBERS;
-    const int64_t share = caller_share(from->caller, most);
-    if (share < most && from->caller->cache_numbers + count > share)
+    const int64_t most = pool_numbers(pool), share = share_of_pools(caches, from->caller, pool_numbers);
+    if (count > share - from->caller->cache_numbers)
         return attn_fail(
             err, ATTN_QUOTA, NULL,
             "this token's caches have %lld pages together, those that they share counted for each, and may "
@@ -586,17 +618,16 @@ static attn_status fork_of(struct caches *caches, const struct cache *from, stru
     if (status == ATTN_OK) status = admit(caches, caller, err);
     if (status == ATTN_OK) status = may_share(caches, from, count, err);
     if (status != ATTN_OK) return status;
-    struct cache *cache = new_cache(caches, caller, err);
+    struct cache *cache = new_cache(caches, caller, from->pool, err);
     if (cache == NULL) return err ? err->status : ATTN_NO_MEMORY;
     cache->shape = from->shape;
-    cache->pool = from->pool;
     cache->page_bytes = from->page_bytes;
     cache->run = from->run;
     cache->ttl_ms = from->ttl_ms;
     cache->used_ms = clock_ms();
     if (!cache_reserve(cache, count) || !copy_scale(&cache->k_scale, from->k_scale, from->shape.kv_heads) ||
         !copy_scale(&cache->v_scale, from->v_scale, from->shape.kv_heads)) {
-        cache_free(cache);
+        cache_free(caches, cache);
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     }
     for (int64_t i = 0; i < count; i++) {

@@ -156,8 +156,8 @@ attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
 /* *wait: not now, another step is on one of them (or an older one waits for one: `scan` is the number of this look at all
- * that wait, from the oldest on; 0: nobody waits, and nor will this one). Otherwise the step has begun, or this is why it cannot: NOT_FOUND, FULL,
- * QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes() said). `memory` is for the tables. */
+ * that wait, from the oldest on; 0: nobody waits, and nor will this one). Otherwise the step has begun, or this is why it cannot: NOT_FOUND, TOO_LARGE
+ * (for the pool, or for the caller's share of all), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes() said). `memory` is for the tables. */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
 /* Whether it must wait, without beginning: cheap, for many may. */
 attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err);

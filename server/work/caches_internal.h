@@ -16,7 +16,8 @@ struct pool {
     bool opening;        /* a thread is asking for it */
     struct caches_source source;
     size_t bytes;
-    int64_t numbers; /* page numbers of all its caches: the sum of their counts */
+    int64_t numbers;        /* page numbers of all its caches: the sum of their counts */
+    int64_t caches, filled; /* of it: all, and those that have pages; a step may still be on some that are deleted */
 };
 
 struct cache {
@@ -96,8 +97,8 @@ struct cache *cache_find(struct caches *caches, const struct caller *caller, con
                          const char *what, attn_error *err);
 /* A reference less; the last one's bytes are no longer the caller's. */
 void cache_drop_page(struct caches *caches, struct cache *cache, int32_t page);
-/* May its caller have `more` bytes of pages? */
-bool cache_may_hold(const struct caches *caches, const struct cache *cache, int64_t more);
+/* Bytes of pages that a caller may have, on all devices together; INT64_MAX: whatever there is. */
+int64_t cache_share(const struct caches *caches, const struct caller *caller);
 /* It has `more` page numbers than before, or fewer. */
 void cache_count(struct caches *caches, struct cache *cache, int64_t more);
 /* It has the first `length` positions from now on. */

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import sys
+import time
 
 import numpy as np
 
@@ -57,8 +58,16 @@ def assert_close(got, want, dtype):
         assert worst <= TOLERANCE[dtype] * max(1, np.max(np.abs(want[finite]))), worst
 
 
+class Gone(Exception):
+    """A cache that may have expired was answered 404."""
+
+    def __init__(self, cache):
+        super().__init__(cache.id)
+        self.cache = cache
+
+
 class Cache:
-    """A cache on a server, and its model."""
+    """A cache on a server, and its model. Between used[0] and used[1] it was last used, as far as its client can know."""
 
     def __init__(self, server, kv_heads=2, head_dim=8, head_dim_v=None, dtype='float32', page_size=64, headers=(), **more):
         self.server, self.headers, self.dtype = server, dict(headers), dtype
@@ -66,8 +75,10 @@ class Cache:
         body = {'kv_heads': kv_heads, 'head_dim': head_dim, 'dtype': dtype, 'page_size': page_size, **more}
         if head_dim_v:
             body['head_dim_v'] = head_dim_v
+        self.ttl, sent = more.get('ttl_s', 600), time.monotonic()
         answer = server.post(CACHES, body, self.headers)
         assert answer.status == 201, answer
+        self.used = sent, time.monotonic()
         self.id = answer.json()['id']
         assert answer.headers['location'] == f'{CACHES}/{self.id}'
         self.k, self.v = np.zeros((0, self.Hk, self.D)), np.zeros((0, self.Hk, self.Dv))
@@ -79,8 +90,27 @@ class Cache:
     def path(self, what=''):
         return f'{CACHES}/{self.id}{what}'
 
+    def ask(self, method, what='', body=None):
+        sent = time.monotonic()
+        answer = self.server.ask(method, self.path(what), body, self.headers)
+        self.answered(answer.status, sent, uses=method == 'POST')
+        return answer
+
+    def answered(self, status, sent, uses=True):
+        """404 is right where it may have expired, and nothing else is where it must have. `sent`: when it was asked."""
+        now = time.monotonic()
+        if status == 404 and now - self.used[0] >= self.ttl:
+            raise Gone(self)
+        assert status >= 300 or sent < self.expires(), f'{self.id} should have expired'
+        if uses:
+            self.used = sent if status < 300 else self.used[0], now
+
+    def expires(self):
+        """When it must have, if nobody uses it."""
+        return self.used[1] + self.ttl + .05
+
     def info(self):
-        answer = self.server.get(self.path(), self.headers)
+        answer = self.ask('GET')
         assert answer.status == 200, answer
         return answer.json()
 
@@ -93,14 +123,14 @@ class Cache:
 
     def append(self, rng, count):
         k, v = self.new(rng, count)
-        answer = self.server.post(self.path('/append'), {'k': wire.tensor(k, self.dtype), 'v': wire.tensor(v, self.dtype)}, self.headers)
+        answer = self.ask('POST', '/append', {'k': wire.tensor(k, self.dtype), 'v': wire.tensor(v, self.dtype)})
         if answer.status == 200:
             self.grow(k, v)
             assert answer.json()['lengths'] == [self.length], answer
         return answer
 
     def fork(self, length=None):
-        answer = self.server.post(self.path('/fork'), {} if length is None else {'length': length}, self.headers)
+        answer = self.ask('POST', '/fork', {} if length is None else {'length': length})
         assert answer.status == 201, answer
         other = Cache.__new__(Cache)
         other.__dict__.update(self.__dict__)
@@ -110,12 +140,12 @@ class Cache:
         return other
 
     def truncate(self, length):
-        answer = self.server.post(self.path('/truncate'), {'length': length}, self.headers)
+        answer = self.ask('POST', '/truncate', {'length': length})
         assert answer.status == 200 and answer.json()['length'] == length, answer
         self.k, self.v = self.k[:length], self.v[:length]
 
     def delete(self):
-        answer = self.server.ask('DELETE', self.path(), headers=self.headers)
+        answer = self.ask('DELETE')
         assert answer.status == 204 and answer.body == b'', answer
 
 
@@ -129,7 +159,11 @@ def decode(caches, q, new=None, headers=None, keep=None, **options):
         body['keep_mask'] = wire.tensor(keep, 'uint8')
     if 'sinks' in options:
         body['sinks'] = wire.tensor(options['sinks'])
+    sent = time.monotonic()
     answer = server.post(DECODE, body, caches[0].headers if headers is None else headers)
+    missing = int(answer.json()['pointer'].split('/')[2]) if answer.status == 404 else -1
+    for i, cache in enumerate(caches):  # those before one that is missing have been looked at, which is a use
+        cache.answered(answer.status if missing in (-1, i) else 400, sent)
     if answer.status == 200 and new:
         for cache, pair in zip(caches, new):
             cache.grow(*pair)
@@ -155,65 +189,82 @@ def bits(answer):
     return told['out']['data'], told['lse']['data']
 
 
-def walk(server, operations, seed, dtype='float32', most=400, count=12, say=lambda text: None):
-    """A random walk of operations; every answer is compared with the model's. Ends with nothing kept."""
-    rng = np.random.default_rng(seed)
-    caches = []
-    done = {}
-    for n in range(operations):
-        what = rng.choice(['create', 'append', 'decode', 'step', 'fork', 'truncate', 'delete', 'get'], p=[.06, .2, .2, .3, .08, .08, .05, .03])
-        if what == 'create' or not caches:
-            if len(caches) < count:
-                caches.append(Cache(server, dtype=dtype, head_dim_v=5))
-            what = 'create'
-        elif what == 'append':
-            cache = caches[rng.integers(len(caches))]
-            length = int(rng.integers(1, 130))
-            if cache.length + length <= most:
-                answer = cache.append(rng, length)
-                assert answer.status == 200, answer
-        elif what in ('decode', 'step'):
-            rows = [caches[i] for i in rng.permutation(len(caches))[:rng.integers(1, 5)]]
-            Sq = int(rng.choice([1, 1, 1, 2, 5]))
-            if what == 'step' and max(c.length for c in rows) + Sq <= most:
-                new = [c.new(rng, Sq) for c in rows]
-            else:
-                new = None
-            options = [{}, {'causal': True}, {'causal': True, 'window': [17, -1]}, {'softcap': 3.0}, {'sinks': rng.standard_normal(4)}][rng.integers(5)]
-            assert_right(*decode(rows, rng.standard_normal((len(rows), Sq, 4, 8)), new, **options), rows)
+DTYPES = 'float32', 'float16', 'bfloat16'
+
+
+def walk_step(what, server, rng, caches, dtype, most, count):
+    """One operation, if it can be done."""
+    if what == 'create':
+        if len(caches) < count:
+            caches.append(Cache(server, dtype=dtype, head_dim_v=5, **({'ttl_s': 1} if rng.random() < .5 else {})))
+    elif what in ('decode', 'step'):
+        rows = [caches[i] for i in rng.permutation(len(caches))[:rng.integers(1, 5)]]
+        Sq = int(rng.choice([1, 1, 1, 2, 5]))
+        new = [c.new(rng, Sq) for c in rows] if what == 'step' and max(c.length for c in rows) + Sq <= most else None
+        options = [{}, {'causal': True}, {'causal': True, 'window': [17, -1]}, {'softcap': 3.0}, {'sinks': rng.standard_normal(4)}][rng.integers(5)]
+        assert_right(*decode(rows, rng.standard_normal((len(rows), Sq, 4, 8)), new, **options), rows)
+    elif what == 'pause':  # all whose time is short expire, and whoever asks for them from now on finds out
+        time.sleep(max([0, *(c.expires() - time.monotonic() for c in caches if c.ttl == 1)]))
+    else:
+        at = rng.integers(len(caches))
+        cache, length = caches[at], int(rng.integers(1, 130))
+        if what == 'append' and cache.length + length <= most:
+            answer = cache.append(rng, length)
+            assert answer.status == 200, answer
         elif what == 'fork' and len(caches) < count:
-            cache = caches[rng.integers(len(caches))]
             caches.append(cache.fork(int(rng.integers(cache.length + 1)) if rng.random() < .8 else None))
         elif what == 'truncate':
-            cache = caches[rng.integers(len(caches))]
             cache.truncate(int(rng.integers(cache.length + 1)))
         elif what == 'delete':
-            caches.pop(rng.integers(len(caches))).delete()
+            cache.delete()
+            caches.pop(at)
         elif what == 'get':
-            cache = caches[rng.integers(len(caches))]
             info = cache.info()
             assert info['length'] == cache.length and info['pages'] == -(-cache.length // 64), info
-        done[str(what)] = done.get(str(what), 0) + 1
+
+
+def walk(server, operations, seed, most=400, count=12, say=lambda text: None):
+    """A random walk of operations on caches of the dtype that `seed` chooses, some of which live for one second; every answer is
+    compared with the model's. Ends with nothing kept."""
+    rng = np.random.default_rng(seed)
+    caches, done, every = [], {'expired': 0}, max(90, operations // 20)
+    expired = server.metric('attnd_cache_ends_total', why='expired')
+
+    def tried(what, call):
+        done[what] = done.get(what, 0) + 1
+        try:
+            call()
+        except Gone as gone:
+            caches.remove(gone.cache)
+            done['expired'] += 1
+    for n in range(operations):
+        what = str(rng.choice(['create', 'append', 'decode', 'step', 'fork', 'truncate', 'delete', 'get'], p=[.06, .2, .2, .3, .08, .08, .05, .03]))
+        what = 'pause' if n % every == every - 1 else what if caches else 'create'
+        tried(what, lambda: walk_step(what, server, rng, caches, DTYPES[seed % 3], most, count))
         if n % 1000 == 999:
             say(f'{n + 1} operations, {len(caches)} caches')
-    for cache in caches:
-        cache.delete()
-    metrics = server.metrics()
-    assert metrics['attnd_caches'] == 0 and metrics['attnd_cache_pages{kind="all"}'] == 0 and metrics['attnd_cache_bytes{state="used"}'] == 0
+    for cache in list(caches):
+        tried('delete', cache.delete)
+
+    def nothing_left():
+        m = server.metrics()
+        return m['attnd_caches'] == m['attnd_cache_pages{kind="all"}'] == m['attnd_cache_bytes{state="used"}'] == 0
+    assert service.eventually(nothing_left), server.metrics()
+    assert server.metric('attnd_cache_ends_total', why='expired') == expired + done['expired']
     return done
 
 
 def main():
     arguments = argparse.ArgumentParser(description='A random walk of operations on caches, on the CPU and on a device with memory of its own.')
     arguments.add_argument('--operations', type=int, default=10000)
-    arguments.add_argument('--seed', type=int, default=1)
+    arguments.add_argument('--seed', type=int, default=1, help='chooses the operations, and the dtype')
     arguments.add_argument('--gpu', action='store_true', help='on the first GPU instead')
     arguments = arguments.parse_args()
     here = ('cpu', {}), ('fake device', {'binary': service.FAKE, 'env': {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': ''}})
     for name, how in [('gpu', {})] if arguments.gpu else here:
         with service.Server('--kv-bytes', '8M', '--devices', '0' if arguments.gpu else 'auto', **how) as server:
             done = walk(server, arguments.operations, arguments.seed, say=lambda text: print(f'{name}: {text}', flush=True))
-        print(f'{name}: every answer right, no page left: ' + ', '.join(f'{what} {count}' for what, count in sorted(done.items())))
+        print(f'{name}, {DTYPES[arguments.seed % 3]}: every answer right, no page left: ' + ', '.join(f'{what} {count}' for what, count in sorted(done.items())))
 
 
 if __name__ == '__main__':

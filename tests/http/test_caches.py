@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import os
 import signal
+import subprocess
 import threading
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 import service
 import wire
-from caches import CACHES, DECODE, Cache, assert_close, assert_right, attention, bits, decode, walk
+from caches import CACHES, DECODE, Cache, Gone, assert_close, assert_right, attention, bits, decode, walk
 from service import eventually
 from test_safetensors import MEDIA, read, write
 
@@ -41,9 +42,10 @@ def rng():
 
 
 @pytest.mark.limit(120)
-def test_a_random_walk_is_what_its_model_is(anywhere):
-    done = walk(anywhere('--kv-bytes', '8M'), 300 if not service.SANITIZED else 100, 20261123)
-    assert set(done) == {'create', 'append', 'decode', 'step', 'fork', 'truncate', 'delete', 'get'}, done
+@pytest.mark.parametrize('seed', [20261122, 20261123, 20261124])  # a dtype each
+def test_a_random_walk_is_what_its_model_is(anywhere, seed):
+    done = walk(anywhere('--kv-bytes', '8M'), 200 if not service.SANITIZED else 100, seed)
+    assert set(done) == {'create', 'append', 'decode', 'step', 'fork', 'truncate', 'delete', 'get', 'pause', 'expired'} and done['expired'], done
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
@@ -254,10 +256,40 @@ def test_a_token_has_its_share_of_the_pool(serve, tmp_path, rng):
     mine, theirs = Cache(server, headers=ALICE), Cache(server, headers=BOB)  # 8 KiB a page of 64 positions
     assert mine.append(rng, 64 * 64).status == 200
     answer = mine.append(rng, 1)
-    assert answer.status == 429 and '--token-share' in answer.json()['detail'], answer
+    assert answer.status == 429 and answer.headers['retry-after'], answer
+    assert answer.json()['detail'] == ("this token's caches hold 524288 bytes of pages and may hold 524288 (--token-share), this request needs 8192 more; "
+                                       'delete or truncate caches'), answer
     assert theirs.append(rng, 64 * 64).status == 200
     mine.truncate(64 * 64 - 1)
     assert mine.append(rng, 1).status == 200
+    mine.truncate(0)
+    answer = mine.append(rng, 64 * 64 + 1)  # the token holds nothing: waiting would not help
+    assert answer.status == 413 and 'retry-after' not in answer.headers, answer
+    assert answer.json()['detail'] == 'this request needs 532480 bytes of pages, this token may have 524288 in all (--token-share)'
+
+
+def test_a_token_has_its_share_of_all_gpus_together(serve, tmp_path, rng):
+    """It had half of half: its share was one of the first GPU's pool, and its pages on both counted for it."""
+    (tmp_path / 'tokens').write_text('alice\nbob\n')
+    server = serve('--token-file', tmp_path / 'tokens', '--kv-bytes', '1M', '--token-share', 50, '--cpu-threads', 1, binary=service.FAKE,
+                   env={'ATTN_FAKE_DEVICES': '2', 'ATTN_FAKE_SCRIPT': ''})
+    for headers in ALICE, BOB:
+        on = [Cache(server, headers=headers) for _ in range(2)]
+        assert {c.info()['device'] for c in on} == {'fake:0', 'fake:1'}
+        for cache in on:
+            assert cache.append(rng, 64 * 64).status == 200
+        answer = on[0].append(rng, 1)
+        assert answer.status == 429 and 'hold 1048576 bytes of pages and may hold 1048576 (--token-share)' in answer.json()['detail'], answer
+
+
+def test_caches_that_are_made_before_they_are_filled_fill_all_gpus(serve, rng):
+    """As a server of language models makes them. They were all on the first, and 507 with three quarters of the memory free."""
+    server = serve('--kv-bytes', '1M', '--cpu-threads', 1, binary=service.FAKE, env={'ATTN_FAKE_DEVICES': '4', 'ATTN_FAKE_SCRIPT': ''})
+    caches = [Cache(server) for _ in range(64)]
+    for cache in caches:
+        assert cache.append(rng, 192).status == 200
+    devices = [c.info()['device'] for c in caches]
+    assert [devices.count(f'fake:{i}') for i in range(4)] == [16] * 4
 
 
 def test_an_id_of_before_a_restart_is_known_as_such(serve, rng):
@@ -311,6 +343,27 @@ def test_a_full_pool_answers_507_and_loses_nothing(anywhere, rng):
     assert_right(*decode([b], rng.standard_normal((1, 1, 4, 8))), [b])
 
 
+def test_what_no_pool_can_hold_is_413(anywhere, rng):
+    """It was 507, "1048576 of 1048576 bytes are in pages", and nothing was."""
+    cache = Cache(anywhere('--kv-bytes', '1M'))
+    answer = cache.append(rng, 20000)
+    assert answer.status == 413 and 'retry-after' not in answer.headers and answer.json()['code'] == 'too-large', answer
+    assert answer.json()['detail'].startswith('this request needs 2564096 bytes of pages, the pool of '), answer
+    assert answer.json()['detail'].endswith(' has 1048576 in all (--kv-bytes)'), answer
+    assert cache.append(rng, 8192).status == 200
+
+
+@pytest.mark.parametrize('binary', [service.BINARY, service.FAKE])
+def test_more_memory_for_caches_than_a_device_has_is_refused_at_the_start(binary):
+    """It said that it was ready, and then every cache was 507."""
+    name = 'cpu' if binary == service.BINARY else 'fake:0'
+    command = [binary, '--listen', '127.0.0.1:0', '--device-bytes', '64M', '--kv-bytes', '65M', '--cpu-threads', '1', *(['--devices', 'cpu'] if name == 'cpu' else [])]
+    env = {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': ''} if binary == service.FAKE else {}
+    r = subprocess.run(command, capture_output=True, text=True, timeout=20 * service.SLOWER, env={**os.environ, **env})
+    assert r.returncode == 64, r
+    assert f'attnd: --kv-bytes: 68157440 is more than {name} has for all that it does, which is 67108864 bytes (--device-bytes)\n' in r.stderr, r
+
+
 def test_a_fork_copies_nothing_until_somebody_writes(anywhere, rng):
     server = anywhere('--kv-bytes', '1M')
     cache = Cache(server)
@@ -333,7 +386,8 @@ def test_what_nobody_uses_is_gone_after_its_time(serve, rng):
     cache = Cache(server, ttl_s=1)
     cache.append(rng, 10)
     assert eventually(lambda: server.metric('attnd_caches') == 0, seconds=20)
-    assert cache.append(rng, 1).status == 404
+    with pytest.raises(Gone):
+        cache.append(rng, 1)
     assert server.metric('attnd_cache_ends_total', why='expired') == 1
     assert server.metric('attnd_cache_pages', kind='all') == 0
 

@@ -260,7 +260,7 @@ def test_a_sequence_whose_start_failed_has_not_started(serve):
     for script, bad in (('', {'v_positions': 2}), ('', {'positions': 40000}), ('launch.err=2@2', {})):
         server = serve('--cpu-threads', 1, '--kv-bytes', '1M', binary=service.FAKE, env={'ATTN_FAKE_SCRIPT': script})
         assert lengths(step(server, 7, 3, sequence_start=True)) == [3]
-        assert step(server, 7, **bad, sequence_start=True).status in (400, 503, 507)
+        assert step(server, 7, **bad, sequence_start=True).status in (400, 413, 503)
         answer = step(server, 7)
         assert answer.status == 404 and "sequence_id: '7' has not been started" in answer.json()['error'], answer
         assert server.get('/v1/caches').json()['count'] == 0 and server.metric('attnd_cache_pages', kind='all') == 0
@@ -271,6 +271,29 @@ def test_a_sequence_whose_start_failed_has_not_started(serve):
         assert step(server, 7).status == 404 and server.get('/v1/caches').json()['count'] == 0
         assert lengths(step(server, 'one', 2, sequence_start=True, sequence_end=True)) == [2]
         assert server.get('/v1/caches').json()['count'] == 0
+
+
+def test_a_sequence_is_its_tokens_alone(serve, tmp_path):
+    """Two tokens may call theirs the same: neither sees, goes on with or ends the other's."""
+    (tmp_path / 'tokens').write_text('alice\nbob\n')
+    server = serve('--token-file', tmp_path / 'tokens', '--kv-bytes', '1M')
+    alice, bob = {'Authorization': 'Bearer alice'}, {'Authorization': 'Bearer bob'}
+
+    def ids(headers):
+        return [c['id'] for c in server.get('/v1/caches', headers).json()['caches']]
+    assert lengths(step(server, 7, 3, headers=alice, sequence_start=True)) == [3]
+    for more in ({}, {'sequence_end': True}):
+        answer = step(server, 7, headers=bob, **more)
+        assert answer.status == 404 and "sequence_id: '7' has not been started" in answer.json()['error'], answer
+    assert lengths(step(server, 7, 10, headers=bob, sequence_start=True)) == [10]
+    assert lengths(step(server, 7, headers=alice)) == [4]
+    (mine,), (theirs,) = ids(alice), ids(bob)
+    assert mine != theirs and server.get(f'/v1/caches/{mine}', alice).json()['length'] == 4
+    for id_, headers in ((mine, bob), (theirs, alice)):
+        assert server.get(f'/v1/caches/{id_}', headers).status == server.ask('DELETE', f'/v1/caches/{id_}', headers=headers).status == 404
+    assert lengths(step(server, 7, headers=bob, sequence_end=True)) == [11]
+    assert lengths(step(server, 7, headers=alice)) == [5] and ids(bob) == []
+    assert step(server, 7).status == 401
 
 
 def test_what_perf_analyzer_reads(server):

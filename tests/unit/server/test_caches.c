@@ -411,6 +411,122 @@ static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
     free(memory);
 }
 
+/* ---- Several devices --------------------------------------------------------------------------------------------- */
+
+enum { POOLS = 4 };
+
+struct several {
+    struct rig rig;
+    void *memory[POOLS];
+};
+
+static void add_several(struct several *s, struct caller *caller)
+{
+    static const char *const names[POOLS] = { "a", "b", "c", "d" };
+    *s = (struct several){ .rig = { .caches = caches_new(CACHES_MAX_COUNT), .caller = caller } };
+    for (int i = 0; i < POOLS; i++)
+        caches_add_pool(s->rig.caches, i, names[i], &(struct caches_source){ give_all, &s->memory[i] }, POOL_BYTES);
+}
+
+static void drop_several(struct several *s)
+{
+    for (int64_t more = 1; more > 0;) { /* some at a time */
+        struct caches_totals totals;
+        caches_expire(s->rig.caches, INT64_MAX);
+        caches_totals(s->rig.caches, &totals);
+        more = totals.caches;
+    }
+    assert_int_equal(s->rig.caller->cache_bytes + s->rig.caller->cache_numbers, 0);
+    caches_free(s->rig.caches);
+    for (int i = 0; i < POOLS; i++) free(s->memory[i]);
+}
+
+/* They were all on the first device, which was full with three quarters of the memory free. */
+static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(void **state)
+{
+    struct rig *rig = *state;
+    struct several s;
+    struct cache_info infos[64];
+    attn_error err;
+    int on[POOLS] = { 0 };
+    add_several(&s, rig->caller);
+    for (int i = 0; i < 64; i++) {
+        infos[i] = made(&s.rig, rig->caller);
+        on[infos[i].device[0] - 'a']++;
+    }
+    for (int i = 0; i < POOLS; i++) assert_int_equal(on[i], 16);
+    for (int i = 0; i < 64; i++) assert_int_equal(append(&s.rig, &infos[i], 4 * PAGE, 0, true, &err), ATTN_OK);
+    struct caches_totals totals;
+    caches_totals(s.rig.caches, &totals);
+    assert_int_equal(totals.used_bytes, POOLS * POOL_BYTES); /* all that there is */
+
+    /* Some devices have more than others, and some more caches come than there is room for on the emptiest: all come to as much. */
+    for (int i = 0; i < 64; i++)
+        if (infos[i].device[0] != 'a' || i % 8 == 0)
+            assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[i].id, &err), ATTN_OK);
+    memset(on, 0, sizeof on);
+    for (int i = 0; i < 44; i++) on[made(&s.rig, rig->caller).device[0] - 'a']++;
+    assert_int_equal(on[0] + 8, on[1]);
+    assert_int_equal(on[1], on[2]);
+    assert_int_equal(on[2], on[3]);
+    drop_several(&s);
+}
+
+static void test_a_token_has_its_share_of_all_devices_together(void **state)
+{
+    struct rig *rig = *state;
+    struct several s;
+    struct cache_info infos[3], fork;
+    attn_error err;
+    add_several(&s, rig->caller);
+    rig->caller->percent = 50;
+    for (int i = 0; i < 3; i++) infos[i] = made(&s.rig, rig->caller);
+    assert_int_equal(append(&s.rig, &infos[0], 64 * PAGE, 0, true, &err), ATTN_OK); /* all of one device */
+    assert_int_equal(append(&s.rig, &infos[1], 63 * PAGE, 0, true, &err), ATTN_OK);
+    assert_int_equal(append(&s.rig, &infos[2], 2 * PAGE, 0, true, &err), ATTN_QUOTA);
+    assert_string_equal(err.text, "this token's caches hold 520192 bytes of pages and may hold 524288 (--token-share), "
+                                  "this request needs 8192 more; delete or truncate caches");
+    assert_int_equal(append(&s.rig, &infos[2], PAGE, 0, true, &err), ATTN_OK);
+    for (int i = 0; i < CACHES_NUMBERS / 64 - 1; i++) /* those of forks likewise: all of one device */
+        assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_OK);
+    assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_FULL);
+    rig->caller->percent = 25;
+    assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_QUOTA);
+    /* Of what is left when one fails: half of three. */
+    assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[1].id, &err), ATTN_OK);
+    rig->caller->percent = 50;
+    caches_lose(s.rig.caches, infos[0].device[0] - 'a');
+    fork = made(&s.rig, rig->caller);
+    assert_int_equal(append(&s.rig, &fork, 64 * PAGE, 0, true, &err), ATTN_OK);
+    infos[0] = made(&s.rig, rig->caller);
+    assert_int_equal(append(&s.rig, &infos[0], 32 * PAGE, 0, true, &err), ATTN_QUOTA);
+    assert_int_equal(append(&s.rig, &infos[0], 31 * PAGE, 0, true, &err), ATTN_OK);
+    rig->caller->percent = 100;
+    drop_several(&s);
+}
+
+static void test_where_one_device_has_no_memory_the_others_have_the_caches(void **state)
+{
+    struct rig *rig = *state;
+    struct rig refusing = { .refuses = true };
+    struct caches *const caches = caches_new(10);
+    void *memory = NULL;
+    caches_add_pool(caches, 0, "a", &(struct caches_source){ give_all, &memory }, POOL_BYTES);
+    caches_add_pool(caches, 1, "b", &(struct caches_source){ give, &refusing }, POOL_BYTES);
+    for (int i = 0; i < 3; i++) {
+        struct cache_info info;
+        attn_error err;
+        refusing.given = 0; /* it is asked again: memory may have come */
+        assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
+        assert_string_equal(info.device, "a");
+    }
+    caches_expire(caches, INT64_MAX);
+    caches_free(caches);
+    free(memory);
+}
+
+/* ---- Bounds ------------------------------------------------------------------------------------------------------ */
+
 static void test_a_full_pool_changes_nothing(void **state)
 {
     struct rig *rig = *state;
@@ -425,9 +541,11 @@ static void test_a_full_pool_changes_nothing(void **state)
     struct trial t;
     bool wait;
     const int tags[2] = { 60, 0 };
-    assert_int_equal(look(rig, &t, 2, infos, 40 * PAGE, tags, &err), ATTN_OK);
+    assert_int_equal(look(rig, &t, 2, infos, 32 * PAGE, tags, &err), ATTN_OK);
     assert_int_equal(begin(&t, 1, &wait, &err), ATTN_FULL);
-    assert_non_null(strstr(err.text, "the pool of cpu is full"));
+    assert_string_equal(err.text,
+                        "the pool of cpu is full: 4096 of 262144 bytes are in pages (--kv-bytes), this request "
+                        "needs 262144 more; delete or truncate caches");
     end(&t, false);
     caches_totals(rig->caches, &after);
     assert_memory_equal(&before, &after, sizeof before);
@@ -443,11 +561,66 @@ static void test_a_token_may_use_its_share(void **state)
     struct cache_info info = made(rig, rig->caller);
     attn_error err;
     rig->caller->percent = 50;
-    assert_int_equal(append(rig, &info, 33 * PAGE, 0, true, &err), ATTN_QUOTA);
-    assert_int_equal(append(rig, &info, 32 * PAGE, 0, true, &err), ATTN_OK);
+    assert_int_equal(append(rig, &info, 20 * PAGE, 0, true, &err), ATTN_OK);
+    assert_int_equal(append(rig, &info, 13 * PAGE, 0, true, &err), ATTN_QUOTA);
+    assert_string_equal(err.text, "this token's caches hold 81920 bytes of pages and may hold 131072 (--token-share), "
+                                  "this request needs 53248 more; delete or truncate caches");
+    assert_int_equal(append(rig, &info, 12 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_QUOTA);
     rig->caller->percent = 100;
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
+}
+
+/* It said that the pool was full, of which nothing was in use: the pages of the step itself were counted. */
+static void test_what_can_never_fit_is_too_large(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info info = made(rig, rig->caller);
+    attn_error err;
+    assert_int_equal(append(rig, &info, 65 * PAGE, 0, true, &err), ATTN_TOO_LARGE);
+    assert_string_equal(err.text,
+                        "this request needs 266240 bytes of pages, the pool of cpu has 262144 in all (--kv-bytes)");
+    rig->caller->percent = 50;
+    assert_int_equal(append(rig, &info, 33 * PAGE, 0, true, &err), ATTN_TOO_LARGE);
+    assert_string_equal(err.text,
+                        "this request needs 135168 bytes of pages, this token may have 131072 in all (--token-share)");
+    assert_int_equal(append(rig, &info, 32 * PAGE, 0, true, &err), ATTN_OK);
+}
+
+static void test_room_that_is_in_pieces_is_said_to_be(void **state)
+{
+    struct rig *rig = *state;
+    static const struct cache_shape wide = { HEADS, 2 * DIM, 2 * DIM_V, ATTN_F32, false, PAGE };
+    struct cache_info infos[64], two;
+    attn_error err;
+    for (int i = 0; i < 64; i++) {
+        infos[i] = made(rig, rig->caller);
+        assert_int_equal(append(rig, &infos[i], 1, 0, true, &err), ATTN_OK);
+    }
+    for (int i = 0; i < 64; i += 2)
+        assert_int_equal(caches_delete(rig->caches, rig->caller, infos[i].id, &err), ATTN_OK);
+    assert_int_equal(caches_create(rig->caches, rig->caller, &wide, NULL, NULL, CACHES_TTL_MS, &two, &err), ATTN_OK);
+    assert_int_equal(append(rig, &two, 3 * PAGE, 0, true, &err), ATTN_FULL);
+    assert_string_equal(err.text,
+                        "the pool of cpu has 131072 of 262144 bytes free (--kv-bytes), but in pieces between "
+                        "pages: this request does not find 3 times 8192 bytes there; delete or truncate caches");
+    /* One place more for the first of them, and the free memory that is told is that of before the step. */
+    assert_int_equal(caches_delete(rig->caches, rig->caller, infos[1].id, &err), ATTN_OK);
+    assert_int_equal(append(rig, &two, 3 * PAGE, 0, true, &err), ATTN_FULL);
+    assert_memory_equal(err.text, "the pool of cpu has 135168 of ", 30);
+}
+
+/* Who is within his share but for what nobody uses any more is not refused. */
+static void test_what_has_expired_is_in_nobodys_way(void **state)
+{
+    struct rig *rig = *state;
+    struct cache_info old = made(rig, rig->caller), info;
+    attn_error err;
+    rig->caller->percent = 50;
+    assert_int_equal(append(rig, &old, 32 * PAGE, 0, true, &err), ATTN_OK);
+    late_s += CACHES_TTL_MS / 1000;
+    info = made(rig, rig->caller);
+    assert_int_equal(append(rig, &info, 32 * PAGE, 0, true, &err), ATTN_OK);
 }
 
 static void test_a_cache_belongs_to_who_made_it(void **state)
@@ -474,6 +647,65 @@ static void test_a_cache_belongs_to_who_made_it(void **state)
     mine.id[0] = mine.id[0] == '0' ? '1' : '0';
     assert_int_equal(caches_get(rig->caches, rig->caller, mine.id, &info, &err), ATTN_NOT_FOUND);
     assert_non_null(strstr(err.text, "made by another process"));
+}
+
+static char *sequence(struct rig *rig, struct caller *caller, const char *name, bool start, char id[CACHE_ID_BYTES])
+{
+    attn_error err;
+    const attn_status status = caches_sequence(rig->caches, caller, name, start ? &shape : NULL, id, &err);
+    if (status == ATTN_OK) return id;
+    assert_int_equal(status, ATTN_NOT_FOUND);
+    assert_string_equal(err.member, "/parameters/sequence_id");
+    return NULL;
+}
+
+static void test_a_sequence_belongs_to_who_started_it(void **state)
+{
+    struct rig *rig = *state;
+    char mine[CACHE_ID_BYTES], theirs[CACHE_ID_BYTES], again[CACHE_ID_BYTES];
+    struct cache_info info;
+    attn_error err;
+    assert_null(sequence(rig, rig->caller, "7", false, mine));
+    assert_non_null(sequence(rig, rig->caller, "7", true, mine));
+    assert_null(sequence(rig, rig->other, "7", false, theirs));
+    assert_non_null(sequence(rig, rig->other, "7", true, theirs));
+    assert_string_not_equal(mine, theirs);
+    assert_string_equal(sequence(rig, rig->caller, "7", false, again), mine);
+    assert_string_equal(sequence(rig, rig->other, "7", false, again), theirs);
+    assert_int_equal(caches_get(rig->caches, rig->other, mine, &info, &err), ATTN_NOT_FOUND);
+    assert_null(sequence(rig, rig->caller, "70", false, again));
+    /* A start takes the place of one's own, and leaves that of others alone. */
+    assert_string_not_equal(sequence(rig, rig->other, "7", true, again), theirs);
+    assert_int_equal(caches_get(rig->caches, rig->other, theirs, &info, &err), ATTN_NOT_FOUND);
+    assert_string_equal(sequence(rig, rig->caller, "7", false, again), mine);
+    assert_int_equal(caches_delete(rig->caches, rig->caller, mine, &err), ATTN_OK);
+    assert_null(sequence(rig, rig->caller, "7", false, again));
+    assert_non_null(sequence(rig, rig->other, "7", false, again));
+}
+
+static void test_a_sequence_that_nobody_goes_on_with_expires(void **state)
+{
+    struct rig *rig = *state;
+    char idle[CACHE_ID_BYTES], used[CACHE_ID_BYTES], again[CACHE_ID_BYTES];
+    struct cache_info info = { .device = "" };
+    struct caches_totals totals;
+    attn_error err;
+    assert_non_null(sequence(rig, rig->caller, "idle", true, idle));
+    assert_non_null(sequence(rig, rig->caller, "used", true, used));
+    memcpy(info.id, used, sizeof info.id);
+    late_s += CACHES_TTL_MS / 1000 - 1;
+    assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
+    assert_string_equal(sequence(rig, rig->caller, "idle", false, again), idle); /* asking is not using */
+    late_s += 2;
+    assert_null(sequence(rig, rig->caller, "idle", false, again));
+    assert_string_equal(sequence(rig, rig->caller, "used", false, again), used);
+    assert_non_null(sequence(rig, rig->caller, "idle", true, again)); /* beside what has expired and is there yet */
+    assert_string_not_equal(again, idle);
+    caches_expire(rig->caches, clock_ms());
+    caches_totals(rig->caches, &totals);
+    assert_int_equal(totals.expired, 1);
+    assert_int_equal(totals.caches, 2);
+    assert_string_equal(sequence(rig, rig->caller, "idle", false, idle), again);
 }
 
 static void test_an_id_is_forty_digits_in_small_letters(void **state)
@@ -876,9 +1108,17 @@ int main(void)
         WITH_RIG(test_a_step_knows_what_its_rows_have_in_common),
         WITH_RIG(test_forks_of_a_long_cache_have_a_limit),
         WITH_RIG(test_a_table_has_its_limit_when_its_caches_have_grown),
+        WITH_RIG(test_caches_that_are_made_before_they_are_filled_are_on_all_devices),
+        WITH_RIG(test_a_token_has_its_share_of_all_devices_together),
+        WITH_RIG(test_where_one_device_has_no_memory_the_others_have_the_caches),
         WITH_RIG(test_a_full_pool_changes_nothing),
         WITH_RIG(test_a_token_may_use_its_share),
+        WITH_RIG(test_what_can_never_fit_is_too_large),
+        WITH_RIG(test_room_that_is_in_pieces_is_said_to_be),
+        WITH_RIG(test_what_has_expired_is_in_nobodys_way),
         WITH_RIG(test_a_cache_belongs_to_who_made_it),
+        WITH_RIG(test_a_sequence_belongs_to_who_started_it),
+        WITH_RIG(test_a_sequence_that_nobody_goes_on_with_expires),
         WITH_RIG(test_an_id_is_forty_digits_in_small_letters),
         WITH_RIG(test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting),
         WITH_RIG(test_steps_on_one_cache_come_one_after_the_other),

@@ -993,7 +993,7 @@ static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(
     prepare_scene(&s);
     s.config.kv_bytes = 1 << 20;
     open_scene(&s, 1, "");
-    devices_add_caches(s.server.devices, &s.config, s.server.caches);
+    assert_int_equal(devices_add_caches(s.server.devices, &s.config, s.server.caches, NULL), ATTN_OK);
     start(&s);
     const struct cache_info info = new_cache(&s);
     for (int n = 0; n < 2; n++) {
@@ -1017,7 +1017,7 @@ static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cac
     prepare_scene(&s);
     s.config.kv_bytes = 1 << 20;
     open_scene(&s, 1, "");
-    devices_add_caches(s.server.devices, &s.config, s.server.caches);
+    assert_int_equal(devices_add_caches(s.server.devices, &s.config, s.server.caches, NULL), ATTN_OK);
     block_pool(&s);
     start(&s);
     const struct cache_info info = new_cache(&s);
@@ -1066,7 +1066,7 @@ static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void
     s.config.kv_bytes = 1 << 20;
     s.config.max_batch = 1;
     open_scene(&s, 1, "hold=GATE");
-    devices_add_caches(s.server.devices, &s.config, s.server.caches);
+    assert_int_equal(devices_add_caches(s.server.devices, &s.config, s.server.caches, NULL), ATTN_OK);
     start(&s);
     struct cache_info infos[3];
     struct request *requests[5];
