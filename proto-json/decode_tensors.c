@@ -295,7 +295,7 @@ attn_status decode_tensor(const struct decode_reader *r, attn_tensor_id id, cons
         while (i < COUNT(names) && strcmp(part->string, names[i])) i++;
         if (i == COUNT(names)) {
             for (i = 0; i < COUNT(names); i++) text_consider(&best, names[i]);
-            return tree_unknown(name, &best, err);
+            return tree_unknown(HABIT_TENSOR, name, &best, err);
         }
         members[i] = part;
     }

@@ -266,7 +266,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
             if (proto_takes_tensor(r->model->op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
         return attn_fail(&r->error, ATTN_INVALID, pointer, "inputs[%d]: %s has no input '%.*s%s'%s", index,
                          r->model->name, length, name, name[length] ? "..." : "",
-                         tree_cure(HABIT_PROBLEM, &best, cure));
+                         tree_cure(proto_op_name(r->model->op), &best, cure));
     }
     slot->name = attn_tensors[id].name;
     for (const cJSON *one = input->child; one; one = one->next) {
@@ -538,7 +538,7 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
         for (const proto_option *known = proto_options; known->name; known++)
             if (known->ops >> r->model->op & 1) text_consider(&best, known->name);
         if (o) snprintf(cure, sizeof cure, "; outputs, and how they are written, are said in the request's outputs");
-        else tree_cure(HABIT_PROBLEM, &best, cure);
+        else tree_cure(proto_op_name(r->model->op), &best, cure);
         return attn_fail(&r->error, ATTN_INVALID, pointer, "unknown parameter '%.*s%s'%s", length, one->string,
                          one->string[length] ? "..." : "", cure);
     }

@@ -427,14 +427,14 @@ const char *tree_pointer(tree_member out, const char *outer, const char *name)
     return out;
 }
 
-attn_status tree_unknown(const char *outer, const struct text_nearest *best, attn_error *err)
+attn_status tree_unknown(const char *place, const char *outer, const struct text_nearest *best, attn_error *err)
 {
     tree_member member;
     char cure[TREE_CURE_BYTES];
     const int length = (int)text_cut(best->unknown, TREE_NAME_BYTES);
     return attn_fail(err, ATTN_INVALID, tree_pointer(member, outer, best->unknown), "%s%sunknown member '%.*s%s'%s",
                      outer ? outer : "", outer ? ": " : "", length, best->unknown, best->unknown[length] ? "..." : "",
-                     tree_cure(outer ? HABIT_TENSOR : HABIT_PROBLEM, best, cure));
+                     tree_cure(place, best, cure));
 }
 
 bool tree_repeated(const cJSON *object, const cJSON *member)
