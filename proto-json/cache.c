@@ -69,8 +69,13 @@ static attn_status read_scales(const char *name, const cJSON *value, float **sca
 {
     const int length = cJSON_IsArray(value) ? cJSON_GetArraySize(value) : 0;
     int i = 0;
-    if (length < 1 || length > PROTO_CACHE_HEADS)
-        return wrong(name, value, "an array of numbers, one for each of kv_heads", err);
+    if (!cJSON_IsArray(value)) return wrong(name, value, "an array of numbers, one for each of kv_heads", err);
+    if (length < 1 || length > PROTO_CACHE_HEADS) {
+        tree_member pointer;
+        return attn_fail(err, ATTN_INVALID, tree_pointer(pointer, NULL, name),
+                         "%s: has %d numbers, must have 1 to %d, one for each of kv_heads", name, length,
+                         PROTO_CACHE_HEADS);
+    }
     *scales = calloc((size_t)length, sizeof **scales);
     if (*scales == NULL) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
     *count = length;

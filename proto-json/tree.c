@@ -338,7 +338,8 @@ attn_status tree_of_text(const char *text, const proto_limits *limits, int *valu
 {
     pthread_once(&hooks_once, set_hooks);
     const size_t length = strlen(text);
-    if (2 * length < limits->skeleton_bytes && (*value = list_of_words(text, length, limits->values - *values, values)))
+    const size_t most = length + length / 3; /* of its skeleton, where `"",` becomes `"s",` */
+    if (most < limits->skeleton_bytes && (*value = list_of_words(text, length, limits->values - *values, values)))
         return ATTN_OK;
     proto_limits left = *limits;
     attn_error err = { 0 };

@@ -204,6 +204,47 @@ def test_a_cache_is_its_tokens_alone(serve, tmp_path, rng):
     assert [c['id'] for c in server.get(CACHES, ALICE).json()['caches']] == [cache.id]
     assert server.get(cache.path()).status == 401
     assert_right(*decode([cache], np.ones((1, 1, 4, 8))), [cache])
+def of_all(form, q, ids):
+    """A decode as Python's json.dumps() writes it: the path, the body, its headers."""
+    if form == 'json':
+        return DECODE, json.dumps({'q': wire.tensor(q), 'caches': ids}).encode(), {'Content-Type': 'application/json'}
+    if form == 'safetensors':
+        return DECODE, write({'q': wire.tensor(q)}, {'caches': json.dumps(ids)}), {'Content-Type': MEDIA}
+    parameters = {'caches': json.dumps(ids), 'binary_data_output': True}
+    head = json.dumps({'inputs': [{'name': 'q', 'shape': q.shape, 'datatype': 'FP32', 'parameters': {'binary_data_size': q.nbytes}}],
+                       'parameters': parameters}).encode()
+    return '/v2/models/attention_decode/infer', head + q.tobytes(), {'Inference-Header-Content-Length': str(len(head))}
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize('form', ['json', 'safetensors', 'kserve'])
+def test_as_many_caches_as_a_step_takes_can_be_named_in_every_format(serve, rng, form):
+    server = serve('--kv-bytes', '16M')
+    most = 1024
+    caches = [Cache(server, kv_heads=1, head_dim=8) for _ in range(3)]
+    for cache in caches:
+        cache.append(rng, 5)
+    ids = [caches[i % 3].id for i in range(most)]
+    q = rng.standard_normal((most + 1, 1, 1, 8)).astype('float32')
+    path, body, headers = of_all(form, q[:most], ids)
+    answer = server.ask('POST', path, body, headers)
+    assert answer.status == 200, answer
+    path, body, headers = of_all(form, q, ids + [caches[0].id])
+    answer = server.ask('POST', path, body, headers)
+    assert answer.status == 413 and answer.json()['detail'] == 'caches: has 1025 ids, must have 1 to 1024', answer
+
+
+def test_a_cache_of_as_many_heads_as_there_may_be_has_scales_for_all(serve, rng):
+    server = serve('--kv-bytes', '64M')
+    scales = [float(x) for x in np.exp(rng.uniform(-80, -70, 1024))]
+    body = {'kv_heads': 1024, 'head_dim': 16, 'dtype': 'float8_e4m3fn', 'page_size': 64, 'k_scale': scales, 'v_scale': scales}
+    assert len(json.dumps(body)) > 45 << 10
+    answer = server.post(CACHES, body)
+    assert answer.status == 201, answer
+    more = server.post(CACHES, {**body, 'k_scale': scales + [1.5]})
+    assert more.status == 400 and more.json()['detail'] == 'k_scale: has 1025 numbers, must have 1 to 1024, one for each of kv_heads', more
+
+
 
 
 def test_caches_of_a_token_that_is_taken_out_are_gone(serve, tmp_path, rng):
@@ -579,8 +620,8 @@ def test_what_is_refused_names_what_and_why(server, rng):
     ]:
         got = said(CACHES, body)
         assert got[:2] == (400, pointer) and got[2].startswith(detail), got
-    answer = server.post(CACHES, b'{"kv_heads": 1' + b' ' * 40000)
-    assert answer.status == 413, answer
+    answer = server.post(CACHES, b'{"kv_heads": 1' + b' ' * 70000)
+    assert answer.status == 413 and 'more than 65536 bytes, the limit of this path' in answer.json()['detail'], answer
     assert server.post(CACHES, b'').status == 400
     for c in cache, other:
         c.delete()

@@ -893,6 +893,7 @@ static void test_the_json_has_a_limit_of_its_own(void **state)
     snprintf(json, sizeof json, "{\"id\":\"%s\",\"inputs\":[" QKV "]}", id);
     decode_with(&d, &body, NULL, NULL, NULL);
     assert_int_equal(d.status, ATTN_TOO_LARGE);
+    assert_string_equal(d.err.text, "the JSON but for its arrays of numbers takes more than 65536 bytes");
     decoded_clear(&d);
 }
 
