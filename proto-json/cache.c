@@ -169,6 +169,27 @@ static attn_status read_body(const struct body *body, const void *text, size_t b
     return status;
 }
 
+/* A number that is a key's and a value's has one scale: kernels multiply by each of the two. */
+static attn_status check_latent_scales(const proto_cache *cache, attn_error *err)
+{
+#define AS_KEYS ": values of a latent cache are the first numbers of its keys"
+    if (!cache->k_scale != !cache->v_scale) {
+        const bool lacks_v = cache->k_scale != NULL;
+        return attn_fail(err, ATTN_INVALID, lacks_v ? "/v_scale" : "/k_scale",
+                         "%s: is missing, must be the same as %s" AS_KEYS, lacks_v ? "v_scale" : "k_scale",
+                         lacks_v ? "k_scale" : "v_scale");
+    }
+    for (int i = 0; i < cache->k_scales; i++) {
+        tree_member pointer;
+        if (cache->v_scale[i] == cache->k_scale[i]) continue;
+        snprintf(pointer, sizeof pointer, "/v_scale/%d", i);
+        return attn_fail(err, ATTN_INVALID, pointer, "v_scale: [%d] is %g, must be %g as in k_scale" AS_KEYS, i,
+                         cache->v_scale[i], cache->k_scale[i]);
+    }
+#undef AS_KEYS
+    return ATTN_OK;
+}
+
 attn_status proto_cache_read(const void *body, size_t bytes, proto_cache *cache, attn_error *err)
 {
     *cache = (proto_cache){ .head_dim_v = -1 };
@@ -190,6 +211,7 @@ attn_status proto_cache_read(const void *body, size_t bytes, proto_cache *cache,
                                "%s: has %d numbers, must have %lld, one for each of kv_heads", scales[i].name,
                                scales[i].count, (long long)cache->kv_heads);
     }
+    if (status == ATTN_OK && cache->latent) status = check_latent_scales(cache, err);
     if (status != ATTN_OK) proto_cache_clear(cache);
     return status;
 }

@@ -170,6 +170,10 @@ making('kv_cache_dtype', 'auto', "write 'dtype'")
 making('ttl_ms', 60000, "write 'ttl_s', in seconds")
 making('max_seq_len', 4096, 'leave it out', 'grows')
 making('batch_size', 1, 'leave it out', 'one for each')
+row('page_size 256', {**CACHE, 'page_size': 256}, 400, ('page_size: is 256, must be 64 or 128',), path=CACHES)
+row('page_size 16', {**CACHE, 'page_size': 16}, 400, ('page_size: is 16, must be 64 or 128',), path=CACHES)
+row('k_scale of a latent cache alone', {**CACHE, 'dtype': 'float8_e4m3fn', 'latent': True, 'k_scale': [0.5] * HK}, 400,
+    ('v_scale: is missing', 'the same as k_scale'), path=CACHES)
 
 row('dtype as datatype', {**GOOD, 'q': {'shape': [B, SQ, H, D], 'datatype': 'FP32', 'data': b64(Q)}}, 400, ("q: unknown member 'datatype'", "write 'dtype'"))
 row('strides in a tensor', {**GOOD, 'q': tensor(Q, strides=[96, 32, 8, 1])}, 400, ("q: unknown member 'strides'", 'C-contiguous'))

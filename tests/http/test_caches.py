@@ -72,9 +72,46 @@ def test_float8_caches_with_a_scale_per_head(anywhere, rng, q_dtype):
         cache.grow(*pair)
         want, _ = attention(wire.rounded(q, q_dtype)[b], cache.k * k_scale[:, None], cache.v * v_scale[:, None], causal=True)
         assert_close(wire.value(answer.json()['out'])[b], want, 'float16' if q_dtype == 'float32' else q_dtype)
-    other = Cache(server, dtype='float8_e4m3fn', head_dim=16)
-    answer = server.post(DECODE, {'q': body['q'], 'caches': [caches[0].id, other.id]})
-    assert answer.status == 400 and 'must both have k_scale and v_scale, or neither' in answer.json()['detail'], answer
+
+
+@pytest.mark.parametrize('one, other, says', [
+    ({'k_scale': [1]}, {'v_scale': [1]}, '[1] has v_scale alone, [0] has k_scale alone'),
+    ({'k_scale': [1], 'v_scale': [1]}, {}, '[1] has neither k_scale nor v_scale, [0] has k_scale and v_scale'),
+])
+def test_who_names_caches_with_other_scales_is_told_which_has_which(server, one, other, says):
+    caches = [Cache(server, dtype='float8_e4m3fn', kv_heads=1, head_dim=16, **scales) for scales in (one, other)]
+    answer = server.post(DECODE, {'q': wire.tensor(np.zeros((2, 1, 1, 16))), 'caches': [c.id for c in caches]})
+    assert answer.status == 400 and answer.json()['pointer'] == '/caches/1', answer
+    assert answer.json()['detail'] == f'caches: {says}; one request takes caches that have the same of them', answer
+    for cache in caches:
+        cache.delete()
+
+
+@pytest.mark.parametrize('scales, pointer, says', [
+    ({'k_scale': [0.5, 2]}, '/v_scale', 'v_scale: is missing, must be the same as k_scale'),
+    ({'v_scale': [0.5, 2]}, '/k_scale', 'k_scale: is missing, must be the same as v_scale'),
+    ({'k_scale': [0.5, 2], 'v_scale': [0.5, 3]}, '/v_scale/1', 'v_scale: [1] is 3, must be 2 as in k_scale'),
+])
+def test_a_latent_cache_has_one_scale_for_what_is_key_and_value(server, scales, pointer, says):
+    shape = {'kv_heads': 2, 'head_dim': 16, 'head_dim_v': 8, 'dtype': 'float8_e4m3fn'}
+    answer = server.post(CACHES, {**shape, 'latent': True, **scales})
+    assert answer.status == 400 and answer.json()['pointer'] == pointer, answer
+    assert answer.json()['detail'] == f'{says}: values of a latent cache are the first numbers of its keys', answer
+    assert server.post(CACHES, {**shape, **scales}).status == 201
+
+
+def test_the_values_of_a_latent_float8_cache_have_the_scale_of_its_keys(anywhere, rng):
+    server = anywhere('--kv-bytes', '1M')
+    scale = np.array([0.5, 2.0])
+    cache = Cache(server, kv_heads=2, head_dim=16, head_dim_v=8, dtype='float8_e4m3fn', latent=True, k_scale=list(scale), v_scale=list(scale))
+    k = wire.rounded(rng.standard_normal((70, 2, 16)), 'float8_e4m3fn')
+    assert server.post(cache.path('/append'), {'k': wire.tensor(k, 'float8_e4m3fn')}).status == 200
+    q = wire.rounded(rng.standard_normal((1, 2, 4, 16)), 'float16')
+    answer = server.post(DECODE, {'q': wire.tensor(q, 'float16'), 'caches': [cache.id]})
+    keys = k * scale[:, None]
+    want, _ = attention(q[0], keys, keys[..., :8])
+    assert answer.status == 200, answer
+    assert_close(wire.value(answer.json()['out'])[0], want, 'float16')
 
 
 def test_latent_caches_have_one_tensor_for_keys_and_values(anywhere, rng):
@@ -167,43 +204,6 @@ def test_a_cache_gives_the_bits_that_sending_the_keys_gives(server, rng):
 # ---- Formats ------------------------------------------------------------------------------------------------------------
 
 
-def test_safetensors_append_and_decode(server, rng):
-    cache = Cache(server)
-    k, v = cache.new(rng, 100)
-    body = write({'k': wire.tensor(k), 'v': wire.tensor(v)})
-    answer = server.post(cache.path('/append'), body, {'Content-Type': MEDIA, 'Accept': 'application/json'})
-    assert answer.status == 200 and answer.json()['lengths'] == [100], answer
-    cache.grow(k, v)
-    q = rng.standard_normal((1, 3, 4, 8))
-    body = write({'q': wire.tensor(q)}, {'caches': json.dumps([cache.id]), 'causal': 'true'})
-    answer = server.post(DECODE, body, {'Content-Type': MEDIA})
-    assert answer.status == 200 and answer.headers['content-type'] == MEDIA, answer
-    tensors, facts = read(answer.body)
-    assert facts['lengths'] == [100]
-    out = np.frombuffer(tensors['out'][2], np.float32).reshape(tensors['out'][1])
-    assert np.allclose(out[0], attention(wire.rounded(q, 'float32')[0], cache.k, cache.v, causal=True)[0], atol=1e-5)
-    cache.delete()
-
-
-# ---- Whose --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_cache_is_its_tokens_alone(serve, tmp_path, rng):
-    (tmp_path / 'tokens').write_text('alice\nbob\n')
-    server = serve('--token-file', tmp_path / 'tokens')
-    server.page_headers = ALICE
-    cache = Cache(server, headers=ALICE)
-    cache.append(rng, 10)
-    asked = [server.get(cache.path(), BOB), server.ask('DELETE', cache.path(), headers=BOB), server.post(cache.path('/fork'), {}, BOB),
-             server.post(cache.path('/truncate'), {'length': 0}, BOB), decode([cache], np.zeros((1, 1, 4, 8)), headers=BOB)[0],
-             server.post(cache.path('/append'), {'k': wire.tensor(np.zeros((1, 2, 8))), 'v': wire.tensor(np.zeros((1, 2, 8)))}, BOB)]
-    assert [a.status for a in asked] == [404] * 6, asked
-    unknown = server.get(f'{CACHES}/{cache.id[:-1]}{"0" if cache.id[-1] != "0" else "1"}', BOB)
-    assert {**unknown.json(), 'request_id': ''} == {**asked[0].json(), 'request_id': ''}
-    assert server.get(CACHES, BOB).json() == {'count': 0, 'caches': []}
-    assert [c['id'] for c in server.get(CACHES, ALICE).json()['caches']] == [cache.id]
-    assert server.get(cache.path()).status == 401
-    assert_right(*decode([cache], np.ones((1, 1, 4, 8))), [cache])
 def of_all(form, q, ids):
     """A decode as Python's json.dumps() writes it: the path, the body, its headers."""
     if form == 'json':
@@ -245,6 +245,43 @@ def test_a_cache_of_as_many_heads_as_there_may_be_has_scales_for_all(serve, rng)
     assert more.status == 400 and more.json()['detail'] == 'k_scale: has 1025 numbers, must have 1 to 1024, one for each of kv_heads', more
 
 
+def test_safetensors_append_and_decode(server, rng):
+    cache = Cache(server)
+    k, v = cache.new(rng, 100)
+    body = write({'k': wire.tensor(k), 'v': wire.tensor(v)})
+    answer = server.post(cache.path('/append'), body, {'Content-Type': MEDIA, 'Accept': 'application/json'})
+    assert answer.status == 200 and answer.json()['lengths'] == [100], answer
+    cache.grow(k, v)
+    q = rng.standard_normal((1, 3, 4, 8))
+    body = write({'q': wire.tensor(q)}, {'caches': json.dumps([cache.id]), 'causal': 'true'})
+    answer = server.post(DECODE, body, {'Content-Type': MEDIA})
+    assert answer.status == 200 and answer.headers['content-type'] == MEDIA, answer
+    tensors, facts = read(answer.body)
+    assert facts['lengths'] == [100]
+    out = np.frombuffer(tensors['out'][2], np.float32).reshape(tensors['out'][1])
+    assert np.allclose(out[0], attention(wire.rounded(q, 'float32')[0], cache.k, cache.v, causal=True)[0], atol=1e-5)
+    cache.delete()
+
+
+# ---- Whose --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cache_is_its_tokens_alone(serve, tmp_path, rng):
+    (tmp_path / 'tokens').write_text('alice\nbob\n')
+    server = serve('--token-file', tmp_path / 'tokens')
+    server.page_headers = ALICE
+    cache = Cache(server, headers=ALICE)
+    cache.append(rng, 10)
+    asked = [server.get(cache.path(), BOB), server.ask('DELETE', cache.path(), headers=BOB), server.post(cache.path('/fork'), {}, BOB),
+             server.post(cache.path('/truncate'), {'length': 0}, BOB), decode([cache], np.zeros((1, 1, 4, 8)), headers=BOB)[0],
+             server.post(cache.path('/append'), {'k': wire.tensor(np.zeros((1, 2, 8))), 'v': wire.tensor(np.zeros((1, 2, 8)))}, BOB)]
+    assert [a.status for a in asked] == [404] * 6, asked
+    unknown = server.get(f'{CACHES}/{cache.id[:-1]}{"0" if cache.id[-1] != "0" else "1"}', BOB)
+    assert {**unknown.json(), 'request_id': ''} == {**asked[0].json(), 'request_id': ''}
+    assert server.get(CACHES, BOB).json() == {'count': 0, 'caches': []}
+    assert [c['id'] for c in server.get(CACHES, ALICE).json()['caches']] == [cache.id]
+    assert server.get(cache.path()).status == 401
+    assert_right(*decode([cache], np.ones((1, 1, 4, 8))), [cache])
 
 
 def test_caches_of_a_token_that_is_taken_out_are_gone(serve, tmp_path, rng):
