@@ -174,6 +174,9 @@ row('page_size 256', {**CACHE, 'page_size': 256}, 400, ('page_size: is 256, must
 row('page_size 16', {**CACHE, 'page_size': 16}, 400, ('page_size: is 16, must be 64 or 128',), path=CACHES)
 row('k_scale of a latent cache alone', {**CACHE, 'dtype': 'float8_e4m3fn', 'latent': True, 'k_scale': [0.5] * HK}, 400,
     ('v_scale: is missing', 'the same as k_scale'), path=CACHES)
+row('save with page_table', {'q': GOOD['q'], 'k': tensor(array(2, 4, HK, D)), 'v': tensor(array(2, 4, HK, D)), 'save': True,
+                             'page_table': tensor(np.zeros((B, 1), 'int32')), 'seqlens_k': tensor(np.full(B, 4, 'int32'))},
+    422, ('save: no backward can use it', 'backward has no pages'), code='unsupported')
 
 row('dtype as datatype', {**GOOD, 'q': {'shape': [B, SQ, H, D], 'datatype': 'FP32', 'data': b64(Q)}}, 400, ("q: unknown member 'datatype'", "write 'dtype'"))
 row('strides in a tensor', {**GOOD, 'q': tensor(Q, strides=[96, 32, 8, 1])}, 400, ("q: unknown member 'strides'", 'C-contiguous'))
