@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "habits.h"
 #include "proto.h"
 #include "scan.h"
 #include "text.h"
@@ -41,6 +42,17 @@ static const struct member length_if_given[] = { { "length", TYPE_INTEGER, false
 
 static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0, 0 }, { .name = NULL } };
 
+struct body {
+    const struct member *members;
+    const char *example;
+    const char *place; /* of habits; "": none */
+};
+static const struct body new_cache = { create, "{\"kv_heads\": 8, \"head_dim\": 128, \"dtype\": \"bfloat16\"}",
+                                       HABIT_CACHE };
+static const struct body new_length = { length_needed, "{\"length\": 128}", "" };
+static const struct body maybe_length = { length_if_given, "{\"length\": 128}", "" };
+static const struct body of_index = { index_members, "{\"ready\": true}", "" };
+
 _Static_assert(offsetof(proto_cache, k_scales) == offsetof(proto_cache, k_scale) + sizeof(float *) &&
                    offsetof(proto_cache, v_scales) == offsetof(proto_cache, v_scale) + sizeof(float *),
                "TYPE_SCALES writes a pointer and a count");
@@ -57,8 +69,13 @@ static attn_status read_scales(const char *name, const cJSON *value, float **sca
 {
     const int length = cJSON_IsArray(value) ? cJSON_GetArraySize(value) : 0;
     int i = 0;
-    if (length < 1 || length > PROTO_CACHE_HEADS)
-        return wrong(name, value, "an array of numbers, one for each of kv_heads", err);
+    if (!cJSON_IsArray(value)) return wrong(name, value, "an array of numbers, one for each of kv_heads", err);
+    if (length < 1 || length > PROTO_CACHE_HEADS) {
+        tree_member pointer;
+        return attn_fail(err, ATTN_INVALID, tree_pointer(pointer, NULL, name),
+                         "%s: has %d numbers, must have 1 to %d, one for each of kv_heads", name, length,
+                         PROTO_CACHE_HEADS);
+    }
     *scales = calloc((size_t)length, sizeof **scales);
     if (*scales == NULL) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
     *count = length;
@@ -105,60 +122,78 @@ static attn_status read_member(const struct member *member, const cJSON *value, 
     return ATTN_OK;
 }
 
-static attn_status read_object(const struct member *members, const char *example, const cJSON *root, char *into,
-                               attn_error *err)
+static attn_status read_object(const struct body *body, const cJSON *root, char *into, attn_error *err)
 {
     char quote[TREE_QUOTE_BYTES];
     tree_member pointer;
     if (!root) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
     if (!cJSON_IsObject(root))
         return attn_fail(err, ATTN_INVALID, "", "the body is %s, must be an object: %s", tree_describe(root, quote),
-                         example);
+                         body->example);
     for (const cJSON *one = root->child; one; one = one->next) {
-        const struct member *member = members;
+        const struct member *member = body->members;
         attn_status status = ATTN_OK;
         while (member->name && strcmp(member->name, one->string)) member++;
         if (tree_repeated(root, one)) return tree_twice(NULL, one->string, err);
         if (!member->name) {
             struct text_nearest best = { one->string, NULL, 3 };
-            for (member = members; member->name; member++) text_consider(&best, member->name);
-            return tree_unknown(NULL, &best, err);
+            for (member = body->members; member->name; member++) text_consider(&best, member->name);
+            return tree_unknown(body->place, NULL, &best, err);
         }
         if ((status = read_member(member, one, into, err)) != ATTN_OK) return status;
     }
-    for (const struct member *member = members; member->name; member++)
+    for (const struct member *member = body->members; member->name; member++)
         if (member->required && !cJSON_GetObjectItemCaseSensitive(root, member->name))
             return attn_fail(err, ATTN_INVALID, tree_pointer(pointer, NULL, member->name),
-                             "%s: is missing, the body must be like %s", member->name, example);
+                             "%s: is missing, the body must be like %s", member->name, body->example);
     return ATTN_OK;
 }
 
 /* Reads the members of a small body. An empty one is {}. */
-static attn_status read_body(const struct member *members, const char *example, const void *body, size_t bytes,
-                             void *into, attn_error *err)
+static attn_status read_body(const struct body *body, const void *text, size_t bytes, void *into, attn_error *err)
 {
     const proto_limits limits = PROTO_LIMITS_DEFAULT;
     scan *const s = scan_new_plain(&limits, 0);
     attn_status status;
     if (!s) return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
-    status = bytes ? scan_feed(s, body, bytes, err) : scan_feed(s, "{}", 2, err);
+    status = bytes ? scan_feed(s, text, bytes, err) : scan_feed(s, "{}", 2, err);
     if (status == ATTN_OK) status = scan_finish(s, err);
     if (status == ATTN_OK) {
         size_t length;
         const char *const skeleton = scan_skeleton(s, &length);
         cJSON *const root = tree_parse(skeleton, length + 1);
-        status = read_object(members, example, root, into, err);
+        status = read_object(body, root, into, err);
         tree_delete(root);
     }
     scan_free(s);
     return status;
 }
 
+/* A number that is a key's and a value's has one scale: kernels multiply by each of the two. */
+static attn_status check_latent_scales(const proto_cache *cache, attn_error *err)
+{
+#define AS_KEYS ": values of a latent cache are the first numbers of its keys"
+    if (!cache->k_scale != !cache->v_scale) {
+        const bool lacks_v = cache->k_scale != NULL;
+        return attn_fail(err, ATTN_INVALID, lacks_v ? "/v_scale" : "/k_scale",
+                         "%s: is missing, must be the same as %s" AS_KEYS, lacks_v ? "v_scale" : "k_scale",
+                         lacks_v ? "k_scale" : "v_scale");
+    }
+    for (int i = 0; i < cache->k_scales; i++) {
+        tree_member pointer;
+        if (cache->v_scale[i] == cache->k_scale[i]) continue;
+        snprintf(pointer, sizeof pointer, "/v_scale/%d", i);
+        return attn_fail(err, ATTN_INVALID, pointer, "v_scale: [%d] is %g, must be %g as in k_scale" AS_KEYS, i,
+                         cache->v_scale[i], cache->k_scale[i]);
+    }
+#undef AS_KEYS
+    return ATTN_OK;
+}
+
 attn_status proto_cache_read(const void *body, size_t bytes, proto_cache *cache, attn_error *err)
 {
     *cache = (proto_cache){ .head_dim_v = -1 };
-    attn_status status = read_body(create, "{\"kv_heads\": 8, \"head_dim\": 128, \"dtype\": \"bfloat16\"}", body, bytes,
-                                   cache, err);
+    attn_status status = read_body(&new_cache, body, bytes, cache, err);
     if (cache->head_dim_v < 0) cache->head_dim_v = cache->head_dim;
     const struct {
         const char *name;
@@ -176,6 +211,7 @@ attn_status proto_cache_read(const void *body, size_t bytes, proto_cache *cache,
                                "%s: has %d numbers, must have %lld, one for each of kv_heads", scales[i].name,
                                scales[i].count, (long long)cache->kv_heads);
     }
+    if (status == ATTN_OK && cache->latent) status = check_latent_scales(cache, err);
     if (status != ATTN_OK) proto_cache_clear(cache);
     return status;
 }
@@ -190,11 +226,11 @@ void proto_cache_clear(proto_cache *cache)
 attn_status proto_index_read(const void *body, size_t bytes, bool *ready, attn_error *err)
 {
     *ready = false;
-    return read_body(index_members, "{\"ready\": true}", body, bytes, ready, err);
+    return read_body(&of_index, body, bytes, ready, err);
 }
 
 attn_status proto_length_read(const void *body, size_t bytes, bool required, int64_t *length, attn_error *err)
 {
     *length = -1;
-    return read_body(required ? length_needed : length_if_given, "{\"length\": 128}", body, bytes, length, err);
+    return read_body(required ? &new_length : &maybe_length, body, bytes, length, err);
 }

@@ -79,7 +79,7 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
         if (proto_takes_tensor(op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
     for (o = proto_options; o->name; o++)
         if (o->ops >> op & 1) text_consider(&best, o->name);
-    return tree_unknown(NULL, &best, err);
+    return tree_unknown(proto_op_name(op), NULL, &best, err);
 }
 
 /* With `context` the problem comes from what was saved: only what a backward adds may stand beside it. */

@@ -32,6 +32,11 @@ struct decode_reader {
 attn_status decode_tensor(const struct decode_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                           attn_error *err);
 
+/* For a reader, before the bytes arrive: is the size that a body says of a tensor's bytes what its shape and dtype need? `what`:
+ * how it calls that size. A shape that cannot be is not looked at: decode_tensor() refuses it. */
+attn_status decode_size(attn_tensor_id id, const cJSON *of_shape, const proto_dtype *dtype, const char *what,
+                        int64_t size, const char *pointer, attn_error *err);
+
 /* What else there is to say of a value that should be a number, true or false, an array: "" where nothing is. */
 const char *decode_value_cure(const cJSON *value);
 

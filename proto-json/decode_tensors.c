@@ -113,23 +113,31 @@ static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint
     return NULL;
 }
 
+/* The same, and what to do about it; "" for none. Returns `cure`. */
+static const char *bytes_cure(const proto_dtype *dtype, uint64_t bytes, uint64_t elements, char cure[TREE_CURE_BYTES])
+{
+    const char *const other = dtype_of_bytes(dtype, bytes, elements);
+    proto_dtype taken;
+    *cure = '\0';
+    if (other && proto_dtype_parse(other, &taken))
+        snprintf(cure, TREE_CURE_BYTES, "; %llu would be right for %s: is that the array's dtype?",
+                 (unsigned long long)bytes, other);
+    else if (other)
+        snprintf(cure, TREE_CURE_BYTES, "; %llu would be right for %s: convert the array to %s",
+                 (unsigned long long)bytes, other, dtype->name);
+    return cure;
+}
+
 /* What else there is to say of bytes that are not as many as they must be. */
 static const char *length_cure(const scan_lift *lift, const uint8_t *bytes, const proto_dtype *dtype, uint64_t elements,
                                char cure[TREE_CURE_BYTES])
 {
     const char *const file = lift->bytes ? habit_bytes(bytes, lift->bytes) : NULL;
-    const char *const other = dtype_of_bytes(dtype, lift->bytes, elements);
     const bool text = lift->kind == SCAN_BASE64;
-    proto_dtype taken;
     if (text && lift->bytes == 0) snprintf(cure, TREE_CURE_BYTES, "; the string is empty");
     else if (file) snprintf(cure, TREE_CURE_BYTES, "; %s", file);
     else if (text && habit_is_hex(bytes, lift->bytes)) snprintf(cure, TREE_CURE_BYTES, "; %s", habit_hex);
-    else if (other && proto_dtype_parse(other, &taken))
-        snprintf(cure, TREE_CURE_BYTES, "; %zu would be right for %s: is that the array's dtype?", lift->bytes, other);
-    else if (other)
-        snprintf(cure, TREE_CURE_BYTES, "; %zu would be right for %s: convert the array to %s", lift->bytes, other,
-                 dtype->name);
-    else *cure = '\0';
+    else (void)bytes_cure(dtype, lift->bytes, elements, cure);
     return cure;
 }
 
@@ -220,6 +228,20 @@ static attn_status data(const struct decode_reader *r, const char *name, const c
     return dtype->bytes > attn_dtype_bytes(dtype->as) ? narrow(name, t, elements, err) : ATTN_OK;
 }
 
+attn_status decode_size(attn_tensor_id id, const cJSON *of_shape, const proto_dtype *dtype, const char *what,
+                        int64_t size, const char *pointer, attn_error *err)
+{
+    attn_tensor t;
+    char must[SHAPE_BYTES], cure[TREE_CURE_BYTES];
+    int64_t bytes, elements;
+    if (!of_shape || shape(id, of_shape, &t, NULL) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements) ||
+        __builtin_mul_overflow(elements, (int64_t)dtype->bytes, &bytes) || bytes == size)
+        return ATTN_OK;
+    return attn_fail(err, ATTN_INVALID, pointer, "%s: %s is %lld, shape %s of %s needs %lld%s", attn_tensors[id].name,
+                     what, (long long)size, shape_text(t.rank, t.shape, must), dtype->name, (long long)bytes,
+                     bytes_cure(dtype, (uint64_t)size, (uint64_t)elements, cure));
+}
+
 /* Names of dtypes that nobody takes here, but that mean something. */
 static bool is_dtype(const char *name)
 {
@@ -295,7 +317,7 @@ attn_status decode_tensor(const struct decode_reader *r, attn_tensor_id id, cons
         while (i < COUNT(names) && strcmp(part->string, names[i])) i++;
         if (i == COUNT(names)) {
             for (i = 0; i < COUNT(names); i++) text_consider(&best, names[i]);
-            return tree_unknown(name, &best, err);
+            return tree_unknown(HABIT_TENSOR, name, &best, err);
         }
         members[i] = part;
     }

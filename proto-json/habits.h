@@ -7,17 +7,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Where a word was written. */
-#define HABIT_PROBLEM "problem" /* a member of a problem */
-#define HABIT_TENSOR  "tensor"  /* a member of a tensor */
-#define HABIT_DTYPE   "dtype"   /* a dtype; the cure is its name here */
+/* Where a word was written. A member of a problem: the operation's name, proto_op_name(), for each takes others. */
+#define HABIT_CACHE  "cache"  /* a member of a cache that is to be made */
+#define HABIT_TENSOR "tensor" /* a member of a tensor */
+#define HABIT_DTYPE  "dtype"  /* a dtype; the cure is its name here */
 /* Other places have the name of the option whose value, or of the tensor whose dtype, the word is. */
 
-/* Words that mean the same, with spaces between them, and what to do about each. */
+/* Words that mean the same in some places, both with spaces between them, and what to do about each. A 'name' in a cure for a
+ * member is one that is taken in all of these places. */
 struct habit {
-    const char *place, *words, *cure;
+    const char *places, *words, *cure;
 };
-extern const struct habit habits[]; /* place is NULL after the last */
+extern const struct habit habits[]; /* places is NULL after the last */
 
 /* What to do about a word that is not known at that place, in any case: "write 'causal'". NULL: nobody's habit. */
 const char *habit_of(const char *place, const char *word);

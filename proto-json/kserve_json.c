@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "habits.h"
+#include "decode_internal.h"
 #include "text.h"
 #include "tree.h"
 
@@ -266,7 +266,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
             if (proto_takes_tensor(r->model->op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
         return attn_fail(&r->error, ATTN_INVALID, pointer, "inputs[%d]: %s has no input '%.*s%s'%s", index,
                          r->model->name, length, name, name[length] ? "..." : "",
-                         tree_cure(HABIT_PROBLEM, &best, cure));
+                         tree_cure(proto_op_name(r->model->op), &best, cure));
     }
     slot->name = attn_tensors[id].name;
     for (const cJSON *one = input->child; one; one = one->next) {
@@ -286,6 +286,13 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
                          slot->shared ? data ? "data and " REGION : BINARY_SIZE " and " REGION
                          : data       ? "data and " BINARY_SIZE
                                       : "neither data nor " BINARY_SIZE);
+    if (slot->binary) {
+        tree_member at;
+        point_to(at, "/inputs/", index, "/parameters/" BINARY_SIZE);
+        status = decode_size((attn_tensor_id)id, cJSON_GetObjectItemCaseSensitive(input, "shape"), &dtype, BINARY_SIZE,
+                             size, at, &r->error);
+        if (status != ATTN_OK) return status;
+    }
     if (slot->binary || slot->shared) {
         slot->lift = r->lift_count++;
         r->lifts[slot->lift] = (scan_lift){ .kind = SCAN_BYTES };
@@ -384,8 +391,9 @@ static attn_status read_output_parameters(struct kserve_reader *r, int index, co
             return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: nothing is classified here", where);
         if (!is_one_of(one->string, output_parameters))
             return unknown(r, pointer, where, one->string, output_parameters);
+        if (tree_repeated(parameters, one))
+            return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: member '%s' is given twice", where, one->string);
         if (is_place(one->string)) {
-            if (tree_repeated(parameters, one)) return tree_twice("outputs", one->string, &r->error);
             said = true;
             name_output(where, index, ": ", one->string);
             if ((status = read_place(r, pointer, where, one, place)) != ATTN_OK) return status;
@@ -534,7 +542,7 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
         for (const proto_option *known = proto_options; known->name; known++)
             if (known->ops >> r->model->op & 1) text_consider(&best, known->name);
         if (o) snprintf(cure, sizeof cure, "; outputs, and how they are written, are said in the request's outputs");
-        else tree_cure(HABIT_PROBLEM, &best, cure);
+        else tree_cure(proto_op_name(r->model->op), &best, cure);
         return attn_fail(&r->error, ATTN_INVALID, pointer, "unknown parameter '%.*s%s'%s", length, one->string,
                          one->string[length] ? "..." : "", cure);
     }

@@ -139,8 +139,8 @@ enum { PROTO_MAX_DEPTH = 64 }; /* of limits.depth; more is taken as this */
 
 /* Of the header of a safetensors body, and of the JSON of a KServe body but for its arrays of numbers, where
  * limits.skeleton_bytes is not less. It says where the data go that come behind it, so the thread that receives them reads
- * it at once: 2 ms for so much. 64 tensors with their shapes take 10 KiB. */
-enum { PROTO_HEADER_BYTES = 32 << 10 };
+ * it at once: 3 ms for so much at the very most. 64 tensors with their shapes take 10 KiB, PROTO_MAX_CACHES ids as Python writes them 46. */
+enum { PROTO_HEADER_BYTES = 64 << 10 };
 
 /* Where tensor bytes land. grow() provides at least `bytes` in one piece at *base, 64-byte aligned, keeping what is
  * there; the piece may move. Every tensor starts on a 64-byte boundary of it. On failure what is there stays valid,

@@ -186,7 +186,9 @@ static attn_status emit(scan *s, const void *text, size_t count)
     switch (s->skeleton.failure) {
     case TEXT_FINE: return ATTN_OK;
     case TEXT_FULL:
-        return attn_fail(&s->error, ATTN_TOO_LARGE, "", "the members other than tensor data take more than %zu bytes",
+        return attn_fail(&s->error, ATTN_TOO_LARGE, "", "%s more than %zu bytes",
+                         s->kserve ? "the JSON but for its arrays of numbers takes"
+                                   : "the members other than tensor data take",
                          s->limits.skeleton_bytes);
     case TEXT_NO_MEMORY: break;
     }

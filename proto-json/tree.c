@@ -338,7 +338,8 @@ attn_status tree_of_text(const char *text, const proto_limits *limits, int *valu
 {
     pthread_once(&hooks_once, set_hooks);
     const size_t length = strlen(text);
-    if (2 * length < limits->skeleton_bytes && (*value = list_of_words(text, length, limits->values - *values, values)))
+    const size_t most = length + length / 3; /* of its skeleton, where `"",` becomes `"s",` */
+    if (most < limits->skeleton_bytes && (*value = list_of_words(text, length, limits->values - *values, values)))
         return ATTN_OK;
     proto_limits left = *limits;
     attn_error err = { 0 };
@@ -427,14 +428,14 @@ const char *tree_pointer(tree_member out, const char *outer, const char *name)
     return out;
 }
 
-attn_status tree_unknown(const char *outer, const struct text_nearest *best, attn_error *err)
+attn_status tree_unknown(const char *place, const char *outer, const struct text_nearest *best, attn_error *err)
 {
     tree_member member;
     char cure[TREE_CURE_BYTES];
     const int length = (int)text_cut(best->unknown, TREE_NAME_BYTES);
     return attn_fail(err, ATTN_INVALID, tree_pointer(member, outer, best->unknown), "%s%sunknown member '%.*s%s'%s",
                      outer ? outer : "", outer ? ": " : "", length, best->unknown, best->unknown[length] ? "..." : "",
-                     tree_cure(outer ? HABIT_TENSOR : HABIT_PROBLEM, best, cure));
+                     tree_cure(place, best, cure));
 }
 
 bool tree_repeated(const cJSON *object, const cJSON *member)

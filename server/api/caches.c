@@ -27,10 +27,10 @@ static void put_info(struct json *j, const struct cache_info *info)
     const struct cache_shape *const s = &info->shape;
     json_put(j,
              "{'id':'%s','length':%lld,'kv_heads':%lld,'head_dim':%lld,'head_dim_v':%lld,'dtype':'%s','latent':%s,"
-             "'page_size':%d,'pages':%lld,'shared_pages':%lld,'page_bytes':%lld,'ttl_s':%lld,'expires_in_s':%g,"
+             "'page_size':%lld,'pages':%lld,'shared_pages':%lld,'page_bytes':%lld,'ttl_s':%lld,'expires_in_s':%g,"
              "'device':'%s'}",
              info->id, (long long)info->length, (long long)s->kv_heads, (long long)s->head_dim,
-             (long long)s->head_dim_v, attn_dtype_name(s->dtype), s->latent ? "true" : "false", s->page_size,
+             (long long)s->head_dim_v, attn_dtype_name(s->dtype), s->latent ? "true" : "false", (long long)s->page_size,
              (long long)info->pages, (long long)info->shared_pages, (long long)info->page_bytes,
              (long long)(info->ttl_ms / 1000), (double)info->expires_in_ms / 1e3, info->device);
 }
@@ -60,14 +60,9 @@ void caches_answer_create(struct request *request, struct answer *answer)
         request_fail_status(request, &err);
         return;
     }
-    const struct cache_shape shape = { wanted.kv_heads,
-                                       wanted.head_dim,
-                                       wanted.head_dim_v,
-                                       wanted.dtype,
-                                       wanted.latent,
-                                       wanted.page_size == 0                      ? CACHES_PAGE_SIZE
-                                       : wanted.page_size > CACHES_PAGE_SIZE_MOST ? -1
-                                                                                  : (int)wanted.page_size };
+    const struct cache_shape shape = { wanted.kv_heads,   wanted.head_dim,
+                                       wanted.head_dim_v, wanted.dtype,
+                                       wanted.latent,     wanted.page_size ? wanted.page_size : CACHES_PAGE_SIZE };
     const int64_t ttl_ms = wanted.ttl_s ? wanted.ttl_s * 1000 : CACHES_TTL_MS;
     const attn_status status = caches_create(request->server->caches, request->caller, &shape, wanted.k_scale,
                                              wanted.v_scale, ttl_ms, &info, &err);
@@ -180,8 +175,8 @@ static void put_requests(struct json *j)
              ",'page_size':{'description':'positions of a "
              "page','type':'integer','minimum':%d,'maximum':%d,'multipleOf':%d,'default':%d}",
              CACHES_PAGE_SIZE_LEAST, CACHES_PAGE_SIZE_MOST, CACHES_PAGE_SIZE_LEAST, CACHES_PAGE_SIZE);
-    json_put(j, ",'latent':{'description':'values are the first Dv numbers of the keys, and are not sent',"
-                "'type':'boolean','default':false}");
+    json_put(j, ",'latent':{'description':'values are the first Dv numbers of the keys, and are not sent; "
+                "k_scale and v_scale are equal then','type':'boolean','default':false}");
     put_scale(j, "k_scale", "keys");
     put_scale(j, "v_scale", "values");
     put_integer(j, "ttl_s", 1, PROTO_CACHE_TTL_MOST_S,

@@ -60,12 +60,13 @@ enum {
     HTTP_EXPECT_NS = 50000,   /* after an answer of a GPU: a client takes 20 us, and to wake a thread as few more */
     HTTP_INACTIVITY_S = 120,  /* a backstop: the sweep of connections.c is stricter */
     HTTP_ARGUMENTS_MAX = 100, /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
-    HTTP_KEPT_BODY_BYTES = 32 << 10, /* of a body that a handler reads: the scales of a cache's heads are the longest */
-    HTTP_DISCARD_FACTOR = 2,         /* a chunked body is discarded up to this many times the limit, then cut */
-    HTTP_PEM_BYTES = 1 << 20,        /* of a certificate chain or key, a few KB: another file was named by mistake */
-    REQUEST_ID_BYTES = 129,          /* of X-Request-Id, with the NUL: what is longer is replaced */
-    TOKEN_MAX_BYTES = 256,           /* all are compared in full, so that the time tells nothing */
-    TOKEN_MAX_COUNT = 4096,          /* 1 MiB that every request with a token is compared with */
+    /* Of a body that a handler reads. The longest has two scales for each of CACHES_HEADS, which Python writes with up to 25 bytes each. */
+    HTTP_KEPT_BODY_BYTES = 64 << 10,
+    HTTP_DISCARD_FACTOR = 2,  /* a chunked body is discarded up to this many times the limit, then cut */
+    HTTP_PEM_BYTES = 1 << 20, /* of a certificate chain or key, a few KB: another file was named by mistake */
+    REQUEST_ID_BYTES = 129,   /* of X-Request-Id, with the NUL: what is longer is replaced */
+    TOKEN_MAX_BYTES = 256,    /* all are compared in full, so that the time tells nothing */
+    TOKEN_MAX_COUNT = 4096,   /* 1 MiB that every request with a token is compared with */
 };
 
 /* ---- Compressed bodies (base/unpack.c, http/mhd.c) ---------------------------------------------------------------- */

@@ -21,10 +21,16 @@ static bool same_shape(const struct cache_shape *a, const struct cache_shape *b)
 
 static const char *shape_text(const struct cache_shape *shape, char text[96])
 {
-    snprintf(text, 96, "kv_heads %lld, head_dim %lld, head_dim_v %lld, %s%s, page_size %d", (long long)shape->kv_heads,
-             (long long)shape->head_dim, (long long)shape->head_dim_v, attn_dtype_name(shape->dtype),
-             shape->latent ? ", latent" : "", shape->page_size);
+    snprintf(text, 96, "kv_heads %lld, head_dim %lld, head_dim_v %lld, %s%s, page_size %lld",
+             (long long)shape->kv_heads, (long long)shape->head_dim, (long long)shape->head_dim_v,
+             attn_dtype_name(shape->dtype), shape->latent ? ", latent" : "", (long long)shape->page_size);
     return text;
+}
+
+static const char *scales_text(const struct cache *cache)
+{
+    if (cache->k_scale) return cache->v_scale ? "k_scale and v_scale" : "k_scale alone";
+    return cache->v_scale ? "v_scale alone" : "neither k_scale nor v_scale";
 }
 
 /* The cache of a row, or why there is none. Of many rows: what was found before is not looked for, and no text is made. */
@@ -59,8 +65,9 @@ static attn_status goes_along(const struct cache_step *step, const struct cache 
             "caches: [%d] is on %s, [0] is on %s; one request takes caches of one device (a fork is where its "
             "origin is)",
             row, step->caches->pools[cache->pool].device, step->caches->pools[first->pool].device);
-    return attn_fail(err, ATTN_INVALID, member, "caches: [%d] and [0] must both have k_scale and v_scale, or neither",
-                     row);
+    return attn_fail(err, ATTN_INVALID, member,
+                     "caches: [%d] has %s, [0] has %s; one request takes caches that have the same of them", row,
+                     scales_text(cache), scales_text(first));
 }
 
 /* Appending to one cache twice: which would be first? */

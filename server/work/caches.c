@@ -413,8 +413,8 @@ static attn_status check_shape(const struct cache_shape *shape, attn_error *err)
                          attn_dtype_list(ATTN_DTYPES_FORWARD, list));
     }
     if (shape->page_size != CACHES_PAGE_SIZE_LEAST && shape->page_size != CACHES_PAGE_SIZE_MOST)
-        return attn_fail(err, ATTN_INVALID, "/page_size", "page_size: is %d, must be %d or %d", shape->page_size,
-                         CACHES_PAGE_SIZE_LEAST, CACHES_PAGE_SIZE_MOST);
+        return attn_fail(err, ATTN_INVALID, "/page_size", "page_size: is %lld, must be %d or %d",
+                         (long long)shape->page_size, CACHES_PAGE_SIZE_LEAST, CACHES_PAGE_SIZE_MOST);
     return ATTN_OK;
 }
 
@@ -473,8 +473,8 @@ static attn_status create(struct caches *caches, struct caller *caller, const st
     const int32_t run = pages_run(caches->pools[pool].pages, page_bytes);
     if (run == 0)
         return attn_fail(err, ATTN_TOO_LARGE, NULL,
-                         "a page of %d positions takes %zu bytes, the pool has %zu (--kv-bytes)", shape->page_size,
-                         page_bytes, pages_bytes(caches->pools[pool].pages));
+                         "a page of %lld positions takes %zu bytes, the pool has %zu (--kv-bytes)",
+                         (long long)shape->page_size, page_bytes, pages_bytes(caches->pools[pool].pages));
     struct cache *cache = new_cache(caches, caller, pool, err);
     if (cache == NULL) return err ? err->status : ATTN_NO_MEMORY;
     cache->shape = *shape;

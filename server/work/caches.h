@@ -45,7 +45,7 @@ struct cache_shape {
     attn_dtype dtype;
     bool
         latent; /* values are the first head_dim_v numbers of the keys, and are not stored (Multi-head Latent Attention) */
-    int page_size; /* positions */
+    int64_t page_size; /* positions */
 };
 
 struct cache_info {

@@ -102,6 +102,29 @@ static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
     return status;
 }
 
+/* What no backward computes is not kept for one. Of the tensors only those are looked at that decide it: reading the values of
+ * masks a second time would take long. */
+static attn_status check_save(const proto_item *item, const attn_device *device, attn_error *err)
+{
+    static const attn_tensor_id decide[] = {
+        ATTN_T_q,         ATTN_T_k,          ATTN_T_v,   ATTN_T_cu_seqlens_q, ATTN_T_cu_seqlens_k,
+        ATTN_T_seqlens_k, ATTN_T_page_table, ATTN_T_out, ATTN_T_lse
+    };
+    attn_problem backward = ATTN_PROBLEM_INIT;
+    attn_error why = { 0 };
+    attn_plan plan;
+    backward.op = ATTN_OP_BACKWARD;
+    backward.layout = item->problem.layout;
+    for (size_t i = 0; i < sizeof decide / sizeof *decide; i++)
+        backward.tensor[decide[i]] = item->problem.tensor[decide[i]];
+    backward.out.data = backward.lse.data = backward.q.data; /* they have no memory yet, and are not read */
+    backward.dout = backward.out;
+    attn_status status = attn_check(&backward, &why);
+    if (status == ATTN_OK) status = attn_plan_make(device, &backward, &plan, &why);
+    if (status == ATTN_OK) return ATTN_OK;
+    return attn_fail(err, status, "/save", "save: no backward can use it; %s", why.text);
+}
+
 /* What a request has in clients' regions, now that its shapes are known: of a body with one problem. What lies in a GPU's memory is
  * the client's again when the request is over, and no processor can read it. */
 static attn_status bind_regions(struct job *job, proto_item *item, attn_error *err)
@@ -258,6 +281,7 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
         attn_plan plan; /* that there is one: the device that will run it makes its own */
         if (job_problem(job, i)) attn_plan_make(device, &item->problem, &plan, error);
         if (error->status == ATTN_OK && item->save) complete_saved_outputs(item, error);
+        if (error->status == ATTN_OK && item->save) check_save(item, device, error);
         if (error->status == ATTN_OK && item->verify_rows != 0) verify_check(item, &verify_left, error);
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {

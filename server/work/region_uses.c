@@ -126,7 +126,7 @@ attn_status region_uses_new(struct regions *regions, const struct caller *caller
             if (use->output) made->elsewhere |= UINT64_C(1) << use->id;
             continue;
         }
-        /* Each is at most as long as a region, and there are no more than a body of 32 KiB can name: no sum overflows. */
+        /* Each is at most as long as a region, and there are no more than PROTO_HEADER_BYTES can name: no sum overflows. */
         *(use->output ? &made->output_bytes : &made->input_bytes) += use->bytes;
     }
     if (status == ATTN_OK) *uses = made;

@@ -25,7 +25,7 @@ import service
 
 Mistake = namedtuple('Mistake', 'name method path headers body status code says server')
 
-FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
+FORWARD, BACKWARD, DECODE, CACHES = '/v1/attention/forward', '/v1/attention/backward', '/v1/attention/decode', '/v1/caches'
 JSON = {'Content-Type': 'application/json'}
 SERVERS = {  # the options of each server that the rows talk to; {tokens} is a file with one token
     'plain': ('--log-level', 'debug'),
@@ -58,6 +58,8 @@ GOOD = {'q': tensor(Q), 'k': tensor(K), 'v': tensor(V)}
 PACKED = {'q': tensor(array(8, H, D)), 'k': tensor(array(8, HK, D)), 'v': tensor(array(8, HK, D)),
           'cu_seqlens_q': tensor(np.array([0, 3, 8], 'int32')), 'cu_seqlens_k': tensor(np.array([0, 3, 8], 'int32'))}
 BACK = {**GOOD, 'dout': tensor(array(B, SQ, H, D))}
+STEP = {'q': tensor(array(1, 1, H, D)), 'caches': ['65f5539a077b99991c76bdf597eb53990ea00cd4']}
+CACHE = {'kv_heads': HK, 'head_dim': D, 'dtype': 'bfloat16'}
 TEXT = json.dumps(GOOD)
 
 ROWS = []
@@ -134,6 +136,48 @@ member('attn_mask_type', 'causal', 'write "causal": true')
 member('id', '1', 'X-Request-Id')
 member('inputs', [], "'q'", 'in the body itself')
 member('casual', True, "did you mean 'causal'")
+member('use_cache', True, 'leave it out', CACHES, DECODE)
+member('past_key_values', None, "'k' and 'v'", CACHES, DECODE)
+member('kv_cache', None, "'k' and 'v'", CACHES, DECODE)
+row('member block_table of a backward', {**BACK, 'block_table': [[0, 1]]}, 400, ("'block_table'", 'backward has no pages', "'cu_seqlens_k'"), path=BACKWARD)
+
+# ---- The same in a step of decoding, and of a cache ------------------------------------------------------------------------
+
+
+def decoding(name, value, *says):
+    row(f'member {name} of a decode', {**STEP, name: value}, 400, (f"'{name}'", *says), path=DECODE)
+
+
+def making(name, value, *says):
+    row(f'member {name} of a cache', {**CACHE, name: value}, 400, (f"'{name}'", *says), path=CACHES)
+
+
+decoding('tree_mask', tensor(array(1, 1, 1, 1)), "write 'keep_mask'", 'the last keys of each row')
+decoding('attn_mask', tensor(array(1, 1, 1, 1)), "write 'keep_mask'", 'the last keys of each row')
+decoding('block_table', [[0, 1]], 'leave it out', "'caches'", 'its pages')
+decoding('cache_seqlens', [5], 'leave it out', "'caches'", 'its length')
+decoding('use_cache', True, 'leave it out', "'caches' are used")
+decoding('past_key_values', None, CACHES, "its id into 'caches'")
+decoding('kv_cache', None, CACHES, "its id into 'caches'")
+decoding('cache_id', '65f5', '"caches": ["..."]')
+decoding('attn_bias', tensor(array(1, 1, 1, 1)), "'keep_mask' and 'alibi_slopes'")
+decoding('sm_scale', 0.125, "write 'scale'")
+making('num_key_value_heads', HK, "write 'kv_heads'")
+making('head_size', D, "write 'head_dim'")
+making('v_head_dim', D, "write 'head_dim_v'")
+making('block_size', 16, "write 'page_size', 64 or 128")
+making('kv_cache_dtype', 'auto', "write 'dtype'")
+making('ttl_ms', 60000, "write 'ttl_s', in seconds")
+making('max_seq_len', 4096, 'leave it out', 'grows')
+making('batch_size', 1, 'leave it out', 'one for each')
+row('page_size 256', {**CACHE, 'page_size': 256}, 400, ('page_size: is 256, must be 64 or 128',), path=CACHES)
+row('page_size 16', {**CACHE, 'page_size': 16}, 400, ('page_size: is 16, must be 64 or 128',), path=CACHES)
+row('k_scale of a latent cache alone', {**CACHE, 'dtype': 'float8_e4m3fn', 'latent': True, 'k_scale': [0.5] * HK}, 400,
+    ('v_scale: is missing', 'the same as k_scale'), path=CACHES)
+row('save with page_table', {'q': GOOD['q'], 'k': tensor(array(2, 4, HK, D)), 'v': tensor(array(2, 4, HK, D)), 'save': True,
+                             'page_table': tensor(np.zeros((B, 1), 'int32')), 'seqlens_k': tensor(np.full(B, 4, 'int32'))},
+    422, ('save: no backward can use it', 'backward has no pages'), code='unsupported')
+
 row('dtype as datatype', {**GOOD, 'q': {'shape': [B, SQ, H, D], 'datatype': 'FP32', 'data': b64(Q)}}, 400, ("q: unknown member 'datatype'", "write 'dtype'"))
 row('strides in a tensor', {**GOOD, 'q': tensor(Q, strides=[96, 32, 8, 1])}, 400, ("q: unknown member 'strides'", 'C-contiguous'))
 row('dout in a forward', {**GOOD, 'dout': GOOD['q']}, 400, ('dout: belongs to backward', BACKWARD))

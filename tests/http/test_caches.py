@@ -74,9 +74,46 @@ def test_float8_caches_with_a_scale_per_head(anywhere, rng, q_dtype):
         cache.grow(*pair)
         want, _ = attention(wire.rounded(q, q_dtype)[b], cache.k * k_scale[:, None], cache.v * v_scale[:, None], causal=True)
         assert_close(wire.value(answer.json()['out'])[b], want, 'float16' if q_dtype == 'float32' else q_dtype)
-    other = Cache(server, dtype='float8_e4m3fn', head_dim=16)
-    answer = server.post(DECODE, {'q': body['q'], 'caches': [caches[0].id, other.id]})
-    assert answer.status == 400 and 'must both have k_scale and v_scale, or neither' in answer.json()['detail'], answer
+
+
+@pytest.mark.parametrize('one, other, says', [
+    ({'k_scale': [1]}, {'v_scale': [1]}, '[1] has v_scale alone, [0] has k_scale alone'),
+    ({'k_scale': [1], 'v_scale': [1]}, {}, '[1] has neither k_scale nor v_scale, [0] has k_scale and v_scale'),
+])
+def test_who_names_caches_with_other_scales_is_told_which_has_which(server, one, other, says):
+    caches = [Cache(server, dtype='float8_e4m3fn', kv_heads=1, head_dim=16, **scales) for scales in (one, other)]
+    answer = server.post(DECODE, {'q': wire.tensor(np.zeros((2, 1, 1, 16))), 'caches': [c.id for c in caches]})
+    assert answer.status == 400 and answer.json()['pointer'] == '/caches/1', answer
+    assert answer.json()['detail'] == f'caches: {says}; one request takes caches that have the same of them', answer
+    for cache in caches:
+        cache.delete()
+
+
+@pytest.mark.parametrize('scales, pointer, says', [
+    ({'k_scale': [0.5, 2]}, '/v_scale', 'v_scale: is missing, must be the same as k_scale'),
+    ({'v_scale': [0.5, 2]}, '/k_scale', 'k_scale: is missing, must be the same as v_scale'),
+    ({'k_scale': [0.5, 2], 'v_scale': [0.5, 3]}, '/v_scale/1', 'v_scale: [1] is 3, must be 2 as in k_scale'),
+])
+def test_a_latent_cache_has_one_scale_for_what_is_key_and_value(server, scales, pointer, says):
+    shape = {'kv_heads': 2, 'head_dim': 16, 'head_dim_v': 8, 'dtype': 'float8_e4m3fn'}
+    answer = server.post(CACHES, {**shape, 'latent': True, **scales})
+    assert answer.status == 400 and answer.json()['pointer'] == pointer, answer
+    assert answer.json()['detail'] == f'{says}: values of a latent cache are the first numbers of its keys', answer
+    assert server.post(CACHES, {**shape, **scales}).status == 201
+
+
+def test_the_values_of_a_latent_float8_cache_have_the_scale_of_its_keys(anywhere, rng):
+    server = anywhere('--kv-bytes', '1M')
+    scale = np.array([0.5, 2.0])
+    cache = Cache(server, kv_heads=2, head_dim=16, head_dim_v=8, dtype='float8_e4m3fn', latent=True, k_scale=list(scale), v_scale=list(scale))
+    k = wire.rounded(rng.standard_normal((70, 2, 16)), 'float8_e4m3fn')
+    assert server.post(cache.path('/append'), {'k': wire.tensor(k, 'float8_e4m3fn')}).status == 200
+    q = wire.rounded(rng.standard_normal((1, 2, 4, 16)), 'float16')
+    answer = server.post(DECODE, {'q': wire.tensor(q, 'float16'), 'caches': [cache.id]})
+    keys = k * scale[:, None]
+    want, _ = attention(q[0], keys, keys[..., :8])
+    assert answer.status == 200, answer
+    assert_close(wire.value(answer.json()['out'])[0], want, 'float16')
 
 
 def test_latent_caches_have_one_tensor_for_keys_and_values(anywhere, rng):
@@ -167,6 +204,47 @@ def test_a_cache_gives_the_bits_that_sending_the_keys_gives(server, rng):
 
 
 # ---- Formats ------------------------------------------------------------------------------------------------------------
+
+
+def of_all(form, q, ids):
+    """A decode as Python's json.dumps() writes it: the path, the body, its headers."""
+    if form == 'json':
+        return DECODE, json.dumps({'q': wire.tensor(q), 'caches': ids}).encode(), {'Content-Type': 'application/json'}
+    if form == 'safetensors':
+        return DECODE, write({'q': wire.tensor(q)}, {'caches': json.dumps(ids)}), {'Content-Type': MEDIA}
+    parameters = {'caches': json.dumps(ids), 'binary_data_output': True}
+    head = json.dumps({'inputs': [{'name': 'q', 'shape': q.shape, 'datatype': 'FP32', 'parameters': {'binary_data_size': q.nbytes}}],
+                       'parameters': parameters}).encode()
+    return '/v2/models/attention_decode/infer', head + q.tobytes(), {'Inference-Header-Content-Length': str(len(head))}
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize('form', ['json', 'safetensors', 'kserve'])
+def test_as_many_caches_as_a_step_takes_can_be_named_in_every_format(serve, rng, form):
+    server = serve('--kv-bytes', '16M')
+    most = 1024
+    caches = [Cache(server, kv_heads=1, head_dim=8) for _ in range(3)]
+    for cache in caches:
+        cache.append(rng, 5)
+    ids = [caches[i % 3].id for i in range(most)]
+    q = rng.standard_normal((most + 1, 1, 1, 8)).astype('float32')
+    path, body, headers = of_all(form, q[:most], ids)
+    answer = server.ask('POST', path, body, headers)
+    assert answer.status == 200, answer
+    path, body, headers = of_all(form, q, ids + [caches[0].id])
+    answer = server.ask('POST', path, body, headers)
+    assert answer.status == 413 and answer.json()['detail'] == 'caches: has 1025 ids, must have 1 to 1024', answer
+
+
+def test_a_cache_of_as_many_heads_as_there_may_be_has_scales_for_all(serve, rng):
+    server = serve('--kv-bytes', '64M')
+    scales = [float(x) for x in np.exp(rng.uniform(-80, -70, 1024))]
+    body = {'kv_heads': 1024, 'head_dim': 16, 'dtype': 'float8_e4m3fn', 'page_size': 64, 'k_scale': scales, 'v_scale': scales}
+    assert len(json.dumps(body)) > 45 << 10
+    answer = server.post(CACHES, body)
+    assert answer.status == 201, answer
+    more = server.post(CACHES, {**body, 'k_scale': scales + [1.5]})
+    assert more.status == 400 and more.json()['detail'] == 'k_scale: has 1025 numbers, must have 1 to 1024, one for each of kv_heads', more
 
 
 def test_safetensors_append_and_decode(server, rng):
@@ -635,8 +713,8 @@ def test_what_is_refused_names_what_and_why(server, rng):
     ]:
         got = said(CACHES, body)
         assert got[:2] == (400, pointer) and got[2].startswith(detail), got
-    answer = server.post(CACHES, b'{"kv_heads": 1' + b' ' * 40000)
-    assert answer.status == 413, answer
+    answer = server.post(CACHES, b'{"kv_heads": 1' + b' ' * 70000)
+    assert answer.status == 413 and 'more than 65536 bytes, the limit of this path' in answer.json()['detail'], answer
     assert server.post(CACHES, b'').status == 400
     for c in cache, other:
         c.delete()

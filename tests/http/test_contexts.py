@@ -48,6 +48,40 @@ def filler(megabytes, **options):
     return {'q': wire.tensor(np.zeros((1, 1, 1, 64)), 'float16'), 'k': keys, 'v': keys, **options}
 
 
+# ---- What may be saved --------------------------------------------------------------------------------------------------
+
+
+def with_pages(**options):
+    keys = wire.tensor(np.zeros((2, 4, 2, 4)))  # a pool of two pages
+    return {'q': wire.tensor(np.zeros((1, 3, 2, 4))), 'k': keys, 'v': keys, 'page_table': wire.tensor(np.zeros((1, 2)), 'int32'),
+            'seqlens_k': wire.tensor(np.full(1, 5), 'int32'), **options}
+
+
+def with_large_heads(**options):
+    return {name: wire.tensor(np.zeros((1, 2, 1, 257))) for name in 'qkv'} | options
+
+
+def with_float8(**options):
+    return {name: wire.tensor(np.zeros((1, 2, 1, 16)), 'float8_e4m3fn') for name in 'qkv'} | options
+
+
+@pytest.mark.parametrize('body, says', [
+    (with_pages, 'page_table: backward has no pages; send k and v whole, or with cu_seqlens_k'),
+    (with_large_heads, 'q: shape[3] is 257, head sizes up to 256 are supported in a backward'),
+    (with_float8, 'q: dtype is float8_e4m3fn, backward supports float32, float16 and bfloat16'),
+])
+def test_what_no_backward_can_use_is_not_kept_for_one(serve, body, says):
+    server = serve()
+    assert server.post(FORWARD, body()).status == 200
+    answer = server.post(FORWARD, body(save=True))
+    assert answer.status == 422 and answer.json()['pointer'] == '/save', answer
+    assert answer.json()['detail'] == f'save: no backward can use it; {says}', answer
+    mixed = server.post(FORWARD, {'requests': [body(save=True), wire.small_body(save=True)]})
+    assert statuses(mixed) == [422, 200], mixed
+    assert use(server, mixed.json()['responses'][1]['context']).status == 200
+    assert eventually(lambda: nothing_is_kept(server)), server.metrics()
+
+
 # ---- Whose --------------------------------------------------------------------------------------------------------------
 
 

@@ -248,4 +248,4 @@ def test_openapi_has_the_content_type_in_and_out(server, path):
     operation = server.get('/openapi.json').json()['paths'][path]['post']
     for content in operation['requestBody']['content'], operation['responses']['200']['content']:
         assert list(content) == ['application/json', MEDIA]
-    assert server.get('/v1/info').json()['limits']['safetensors_header_bytes'] == 32 << 10
+    assert server.get('/v1/info').json()['limits']['safetensors_header_bytes'] == 64 << 10

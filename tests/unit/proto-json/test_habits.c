@@ -10,13 +10,20 @@
 #include "codec.h"
 #include "proto-json/habits.h"
 
+/* The operation of this name; PROTO_OP_COUNT: the place is none. */
+static proto_op op_named(const char *place)
+{
+    proto_op op = 0;
+    while (op < PROTO_OP_COUNT && strcmp(proto_op_name(op), place) != 0) op++;
+    return op;
+}
+
 /* A body with the word at its place. */
 static void body_of(const char *place, const char *word, char *body, size_t capacity)
 {
     static const struct {
         const char *place, *body;
     } bodies[] = {
-        { HABIT_PROBLEM, "{\"%s\":1}" },
         { HABIT_TENSOR, "{\"q\":{\"%s\":1}}" },
         { "keep_mask", "{\"keep_mask\":{\"shape\":[1,1,1,1],\"dtype\":\"%s\",\"data\":\"\"}}" },
         { "bias", "{\"bias\":{\"shape\":[1,1,1,1],\"dtype\":\"%s\",\"data\":\"\"}}" },
@@ -25,6 +32,10 @@ static void body_of(const char *place, const char *word, char *body, size_t capa
         { "encoding", "{\"encoding\":\"%s\"}" },
         { "outputs", "{\"outputs\":[\"%s\"]}" },
     };
+    if (op_named(place) < PROTO_OP_COUNT || strcmp(place, HABIT_CACHE) == 0) {
+        snprintf(body, capacity, "{\"%s\":1}", word);
+        return;
+    }
     for (size_t i = 0; i < ARRAY_SIZE(bodies); i++) {
         const char *const at = strstr(bodies[i].body, "%s");
         if (strcmp(bodies[i].place, place) != 0) continue;
@@ -34,17 +45,33 @@ static void body_of(const char *place, const char *word, char *body, size_t capa
     fail_msg("no body for '%s'", place);
 }
 
-static void check_word(const struct habit *habit, const char *word)
+/* What the body is refused for, by who reads it at that place. */
+static void refuse(const char *place, const char *body, attn_error *err)
 {
-    struct decoded d = { 0 };
+    const proto_op op = op_named(place);
+    *err = (attn_error){ 0 };
+    if (strcmp(place, HABIT_CACHE) == 0) {
+        proto_cache cache;
+        if (proto_cache_read(body, strlen(body), &cache, err) == ATTN_OK) proto_cache_clear(&cache);
+    } else {
+        struct decoded d = { 0 };
+        decode_whole(&d, op < PROTO_OP_COUNT ? (attn_op)op : ATTN_OP_FORWARD, body);
+        *err = d.err;
+        decoded_clear(&d);
+    }
+    if (err->status != ATTN_INVALID) fail_msg("%s: %s\nis not refused: %s", place, body, err->text);
+}
+
+static void check_word(const struct habit *habit, const char *place, const char *word)
+{
+    attn_error err;
     char body[256], end[256];
-    body_of(habit->place, word, body, sizeof body);
-    decode_whole(&d, ATTN_OP_FORWARD, body);
+    body_of(place, word, body, sizeof body);
+    refuse(place, body, &err);
     snprintf(end, sizeof end, "; %s", habit->cure);
-    const size_t length = strlen(d.err.text), tail = strlen(end);
-    if (d.status != ATTN_INVALID || length < tail || strcmp(d.err.text + length - tail, end) != 0)
-        fail_msg("%s\nsays: %s\nmust end with: %s", body, d.err.text, end);
-    decoded_clear(&d);
+    const size_t length = strlen(err.text), tail = strlen(end);
+    if (length < tail || strcmp(err.text + length - tail, end) != 0)
+        fail_msg("%s: %s\nsays: %s\nmust end with: %s", place, body, err.text, end);
 }
 
 /* What a dtype is taken for is no word of the table, so that one look is enough. */
@@ -57,27 +84,107 @@ static void check_dtype(const struct habit *habit, const char *word)
     assert_null(habit_of(HABIT_DTYPE, habit->cure));
 }
 
+/* Calls `each` for every part of a list with spaces between them. */
+static void for_each(const char *list, const struct habit *habit, const char *place,
+                     void (*each)(const struct habit *habit, const char *place, const char *part))
+{
+    char parts[1024], *rest = NULL;
+    assert_true((size_t)snprintf(parts, sizeof parts, "%s", list) < sizeof parts);
+    for (char *part = strtok_r(parts, " ", &rest); part; part = strtok_r(NULL, " ", &rest)) each(habit, place, part);
+}
+
+static void check_word_at(const struct habit *habit, const char *place, const char *word)
+{
+    if (strcmp(place, HABIT_DTYPE) == 0) check_dtype(habit, word);
+    else check_word(habit, place, word);
+}
+
+static void check_words_at(const struct habit *habit, const char *unused, const char *place)
+{
+    (void)unused;
+    for_each(habit->words, habit, place, check_word_at);
+}
+
 static void test_every_word_gets_the_cure_of_its_row(void **state)
 {
     (void)state;
-    for (const struct habit *habit = habits; habit->place; habit++) {
-        char words[256], *rest = NULL;
-        assert_true((size_t)snprintf(words, sizeof words, "%s", habit->words) < sizeof words);
-        for (char *word = strtok_r(words, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
-            if (strcmp(habit->place, HABIT_DTYPE) == 0) check_dtype(habit, word);
-            else check_word(habit, word);
+    for (const struct habit *habit = habits; habit->places; habit++)
+        for_each(habit->places, habit, NULL, check_words_at);
+}
+
+/* Who does what a cure says is not refused for it: its 'names', and the "names": of what to write, are taken at that place. */
+static void check_name(const struct habit *habit, const char *place, const char *name)
+{
+    static const char *const refusals[] = { "unknown member", "belongs to", "is computed here", "takes one problem" };
+    attn_error err;
+    char body[256];
+    if (op_named(place) < PROTO_OP_COUNT && (!strcmp(name, "dtype") || !strcmp(name, "shape"))) return; /* a tensor's */
+    body_of(place, name, body, sizeof body);
+    refuse(place, body, &err);
+    for (size_t i = 0; i < ARRAY_SIZE(refusals); i++)
+        if (strstr(err.text, refusals[i])) fail_msg("%s: %s\nsays then: %s", place, habit->cure, err.text);
+}
+
+static void check_names_at(const struct habit *habit, const char *unused, const char *place)
+{
+    (void)unused;
+    if (op_named(place) == PROTO_OP_COUNT && strcmp(place, HABIT_CACHE) != 0) return;
+    for (const char *at = habit->cure; (at = strpbrk(at, "'\"")); at++) {
+        char name[64];
+        const char quote = *at++;
+        const size_t length = strcspn(at, (const char[]){ quote, '\0' });
+        snprintf(name, sizeof name, "%.*s", (int)length, at);
+        at += length;
+        assert_int_equal(*at, quote);
+        if (quote == '\'' || at[1] == ':') check_name(habit, place, name);
+    }
+}
+
+static void test_no_cure_leads_to_the_next_refusal(void **state)
+{
+    (void)state;
+    for (const struct habit *habit = habits; habit->places; habit++)
+        for_each(habit->places, habit, NULL, check_names_at);
+}
+
+static void test_each_operation_has_its_own_cures(void **state)
+{
+    static const struct {
+        const char *place, *word, *cure;
+    } cases[] = {
+        { "forward", "block_size", "leave it out, with 'page_table' it is shape[1] of k" },
+        { "decode", "block_size",
+          "leave it out, 'caches' names one for each row of q, and each knows its length and its pages" },
+        { HABIT_CACHE, "block_size", "write 'page_size', 64 or 128" },
+        { "backward", "block_table", "backward has no pages; send k and v whole, or with 'cu_seqlens_k'" },
+        { "append", "block_table", NULL },
+        { HABIT_CACHE, "num_key_value_heads",
+          "write 'kv_heads', the heads of keys and values; q may have a multiple of them" },
+        { HABIT_CACHE, "head_size", "write 'head_dim'" },
+        { "decode", "tree_mask",
+          "write 'keep_mask' (uint8 or bool, 1: may attend), which is of the last keys of each row" },
+        { "decode", "past_key_values", "POST /v1/caches makes one; write its id into 'caches'" },
+        { "forward", "kv_cache",
+          "send all keys and values as 'k' and 'v'; or POST /v1/caches keeps keys and values, POST "
+          "/v1/attention/decode attends to them" },
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        const char *const cure = habit_of(cases[i].place, cases[i].word);
+        if (cases[i].cure == NULL) assert_null(cure);
+        else assert_string_equal(cure, cases[i].cure);
     }
 }
 
 static void test_a_word_is_a_whole_one_in_any_case(void **state)
 {
     (void)state;
-    assert_string_equal(habit_of(HABIT_PROBLEM, "Softmax_Scale"), "write 'scale'");
-    assert_string_equal(habit_of(HABIT_PROBLEM, "scale_factor"), "write 'scale'"); /* the last of its row */
-    assert_null(habit_of(HABIT_PROBLEM, ""));
-    assert_null(habit_of(HABIT_PROBLEM, " "));
-    assert_null(habit_of(HABIT_PROBLEM, "causal_mas"));
-    assert_null(habit_of(HABIT_PROBLEM, "query queries"));
+    assert_string_equal(habit_of("forward", "Softmax_Scale"), "write 'scale'");
+    assert_string_equal(habit_of("forward", "scale_factor"), "write 'scale'"); /* the last of its row */
+    assert_null(habit_of("forward", ""));
+    assert_null(habit_of("forward", " "));
+    assert_null(habit_of("forward", "causal_mas"));
+    assert_null(habit_of("forward", "query queries"));
     assert_null(habit_of(HABIT_TENSOR, "is_causal"));
 }
 
@@ -99,6 +206,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_word_gets_the_cure_of_its_row),
+        cmocka_unit_test(test_no_cure_leads_to_the_next_refusal),
+        cmocka_unit_test(test_each_operation_has_its_own_cures),
         cmocka_unit_test(test_a_word_is_a_whole_one_in_any_case),
         cmocka_unit_test(test_many_hexadecimal_digits_are_known_by_the_first),
     };

@@ -584,7 +584,27 @@ static void test_bytes_that_do_not_add_up_are_refused(void **state)
           "Inference-Header-Content-Length says how many bytes of the body are JSON)" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(12)) "," K "," V, ""), 12, THE_JSON },
           "/inputs/0/parameters/binary_data_size",
-          "q: data has 12 bytes, shape [1, 2, 2, 2] of float16 needs 16" },
+          "q: binary_data_size is 12, shape [1, 2, 2, 2] of float16 needs 16" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(17)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
+          "/inputs/0/parameters/binary_data_size", /* and not v, which would end a byte early, */
+          "q: binary_data_size is 17, shape [1, 2, 2, 2] of float16 needs 16" },
+        { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(15)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
+          "/inputs/0/parameters/binary_data_size", /* or the body, which would have a byte too many */
+          "q: binary_data_size is 15, shape [1, 2, 2, 2] of float16 needs 16" },
+        { { &forward, BODY(BINARY_Q "," INPUT("k", "[1,3,1,2]", SIZE(24)) "," BINARY_V, ""), QKV_BYTES + 12, THE_JSON },
+          "/inputs/1/parameters/binary_data_size",
+          "k: binary_data_size is 24, shape [1, 3, 1, 2] of float16 needs 12; 24 would be right for float32: is that "
+          "the "
+          "array's dtype?" },
+        { { &forward, BODY(BINARY_Q "," INPUT("k", "[1,3,1,2]", SIZE(48)) "," BINARY_V, ""), 0, THE_JSON },
+          "/inputs/1/parameters/binary_data_size",
+          "k: binary_data_size is 48, shape [1, 3, 1, 2] of float16 needs 12; 48 would be right for float64: convert "
+          "the "
+          "array to float16" },
+        { { &forward, BODY(INPUT("q", "[1,2,2.5,2]", SIZE(17)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES + 1,
+            THE_JSON },
+          "/inputs/0/shape/2",
+          "q: shape[2] is 2.5, must be an integer from 0 to 2^53; it is written without point and exponent" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(-1)), ""), 0, ALL },
           "/inputs/0/parameters",
           "q: binary_data_size: is -1, must be a number of bytes: an integer from 0 to 2^53" },
@@ -807,6 +827,8 @@ static void test_what_a_request_cannot_say_is_refused(void **state)
           "outputs[0]: shared_memory_byte_size: is 1.5, must be a number of bytes: an integer from 0 to 2^53" },
         { WITH("\"outputs\":[{\"name\":\"out\",\"parameters\":{\"binary_data\":1}}]"), "/outputs/0/parameters",
           "outputs[0]: parameters: is 1, must be {\"binary_data\": true} or false" },
+        { WITH("\"outputs\":[{\"name\":\"out\",\"parameters\":{\"binary_data\":true,\"binary_data\":false}}]"),
+          "/outputs/0/parameters", "outputs[0]: parameters: member 'binary_data' is given twice" },
         { WITH("\"outputs\":[{\"name\":\"out\",\"parameters\":{\"binary\":true}}]"), "/outputs/0/parameters",
           "outputs[0]: parameters: unknown member 'binary'" },
         { WITH("\"outputs\":[{\"name\":\"out\",\"parameters\":5}]"), "/outputs/0/parameters",
@@ -837,9 +859,10 @@ static void test_tensors_have_a_limit_before_their_bytes_arrive(void **state)
     (void)state;
     proto_limits limits = PROTO_LIMITS_DEFAULT;
     limits.tensor_bytes = 64 + 64 + 6;
-    const struct body fits = { &forward, BODY(BINARY_QKV, ""), QKV_BYTES, THE_JSON },
-                      over = { &forward, BODY(BINARY_QKV "," INPUT("bias", "[1]", SIZE(9007199254740992)), ""), 0,
-                               THE_JSON };
+    const struct body fits = { &forward, BODY(BINARY_QKV, ""), QKV_BYTES, THE_JSON }, over = {
+        &forward, BODY(BINARY_QKV "," INPUT("bias", "[1,1,1,4503599627370496]", SIZE(9007199254740992)), ""), 0,
+        THE_JSON
+    };
     struct decoded d = { 0 };
     decode_with(&d, &fits, &limits, NULL, NULL);
     assert_int_equal(d.status, ATTN_OK);
@@ -870,13 +893,14 @@ static void test_the_json_has_a_limit_of_its_own(void **state)
     snprintf(json, sizeof json, "{\"id\":\"%s\",\"inputs\":[" QKV "]}", id);
     decode_with(&d, &body, NULL, NULL, NULL);
     assert_int_equal(d.status, ATTN_TOO_LARGE);
+    assert_string_equal(d.err.text, "the JSON but for its arrays of numbers takes more than 65536 bytes");
     decoded_clear(&d);
 }
 
 static void test_memory_grows_with_what_arrives_alone(void **state)
 {
     (void)state;
-    const struct body body = { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(1000000)), ""), 100, THE_JSON };
+    const struct body body = { &forward, BODY(INPUT("q", "[1,2,2,125000]", SIZE(1000000)), ""), 100, THE_JSON };
     struct decoded d = { 0 };
     decode_with(&d, &body, NULL, one_byte, NULL);
     assert_int_equal(d.status, ATTN_INVALID);

@@ -427,13 +427,13 @@ static void test_beginnings_that_cannot_be(void **state)
         { "\x10\0\0\0\0\0\0\0{\"q\":{", 14, ATTN_INVALID,
           "the length of the header is 16, but the body ends 6 bytes behind it (was it cut off?)" },
         { "\0\0\0\0\0\0\0\x80{}", 10, ATTN_TOO_LARGE,
-          "the length of the header is 9223372036854775808, at most 32768 bytes are taken (is it a safetensors "
+          "the length of the header is 9223372036854775808, at most 65536 bytes are taken (is it a safetensors "
           "body?)" },
         { "\xff\xff\xff\xff\xff\xff\xff\xff{}", 10, ATTN_TOO_LARGE,
-          "the length of the header is 18446744073709551615, at most 32768 bytes are taken (is it a safetensors "
+          "the length of the header is 18446744073709551615, at most 65536 bytes are taken (is it a safetensors "
           "body?)" },
-        { "\1\x80\0\0\0\0\0\0{}", 10, ATTN_TOO_LARGE,
-          "the length of the header is 32769, at most 32768 bytes are taken (is it a safetensors body?)" },
+        { "\1\0\1\0\0\0\0\0{}", 10, ATTN_TOO_LARGE,
+          "the length of the header is 65537, at most 65536 bytes are taken (is it a safetensors body?)" },
         { "{\"q\": {\"shape\": [1]}}", 21, ATTN_INVALID,
           "the body begins like JSON, where a safetensors body has 8 bytes with the length of its header; the content "
           "type of JSON is application/json" },
