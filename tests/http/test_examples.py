@@ -20,6 +20,8 @@ SAYS = {
     'curl.sh': r'numbers: the first row of out is 1 2\nbase64: the same out and lse\nrefused: v: .+\n',
     'numpy_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(invalid-request at /k/shape.*\)\n',
     'cache_client.py': r'prompt: 500 positions\ncpu \w+: 5 steps, 505 positions, the largest error is .+\ntwo continuations: \[508, 503\]\nrefused: caches: .+ \(invalid-request at /caches\)\n',
+    'block_tables.py': r'cpu \w+: lengths \[192, 1, 273\], the largest error is .+\nrefused: page_table: .+ \(invalid-request at /page_table.*\)\n',
+    'triton_sequence.py': r'a prompt of 300 and 5 steps, the largest error is .+\nrefused: sequence_id: .+ \(404\)\n',
     'safetensors_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(invalid-request at /k/shape.*\)\n',
     'triton_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(400\)\n',
     'shared_memory_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+; lse \(2, 4, 100\)\nrefused: out: .+ \(400\)\n',
@@ -48,7 +50,7 @@ def test_an_example_runs_and_says_why_it_was_refused(server, shm_server, clone, 
         pytest.skip(f'{command[0]} is not here')
     if name == 'torch_client.py' and subprocess.run([command[0], '-c', 'import torch'], capture_output=True).returncode != 0:
         pytest.skip('PyTorch is not here')
-    if name in ('triton_client.py', 'shared_memory_client.py'):
+    if name in ('triton_client.py', 'triton_sequence.py', 'shared_memory_client.py'):
         command[0] = os.path.join(service.BUILD, 'venv/bin/python')  # whose NumPy is the one that the client was made for
         if not os.path.isdir(os.path.join(service.FETCHED, 'tritonclient/http')):
             pytest.skip('tritonclient is not here (tests/setup.sh test fetches it from PyPI)')
