@@ -8,8 +8,8 @@
  * Invariants
  * 1. No more batches are with a device than it has streams, and one more where it would be idle between two: on the CPU, and where
  * there is one stream.
- * 2. Of a device only what stands under `lock`, `due_ns`, `requests`, `usable` and `lost` are shared by threads; the rest is the loop's or the
- * device's threads', as internal.h says. */
+ * 2. Of a device only what stands under `lock`, `due_ns`, `requests`, `usable` and `lost` are shared by threads; the rest is the
+ * loop's or the device's threads', as internal.h says. */
 #include "server/device/internal.h"
 
 #include <assert.h>
