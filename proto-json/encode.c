@@ -178,6 +178,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     FACT("timing_us");
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         double us = result->timing_us[written[i]];
+        if (written[i] == PROTO_STAGE_compute) us += result->timing_us[PROTO_STAGE_launch];
         uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5)
                                               : 0; /* no clock of ours gives anything else */
         text_put_string(&t, i ? ",\"" : "{\"");

@@ -368,8 +368,10 @@ attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_re
 
 /* ---- Encoding ---------------------------------------------------------------------------------------------------- */
 
-/* Stages of a request, in order; also the parts of Server-Timing and timing_us. */
-#define PROTO_STAGE_MAP(X) X(recv) X(decode) X(queue) X(copy_in) X(compute) X(copy_out) X(encode)
+/* Stages of a request, in order; also the parts of Server-Timing. timing_us has some of them, and in `compute` the launch too.
+ *   prepare   the device's thread chooses kernels and takes memory, until the device has begun
+ *   launch    the device stands between its copies and its kernels, which are not on the stream yet */
+#define PROTO_STAGE_MAP(X) X(recv) X(decode) X(queue) X(prepare) X(copy_in) X(launch) X(compute) X(copy_out) X(encode)
 typedef enum proto_stage {
 #define X(name) PROTO_STAGE_##name,
     PROTO_STAGE_MAP(X)
@@ -386,7 +388,7 @@ typedef struct proto_verification { /* of `verify` */
 /* What came of one item without an error. */
 typedef struct proto_result {
     char backend[80];                    /* "cpu avx512", "cuda:0 sm90" */
-    double timing_us[PROTO_STAGE_COUNT]; /* queue, copy_in, compute, copy_out are written */
+    double timing_us[PROTO_STAGE_COUNT]; /* those of a device */
     char context[PROTO_CONTEXT_BYTES];   /* of save; empty: none */
     const int32_t *lengths;              /* of caches, after decode or append: cache_count of them; NULL: none */
     int length_count;

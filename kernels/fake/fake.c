@@ -18,8 +18,9 @@
  * Invariants
  * 1. Only the owner of a stream touches it; memory and counters are shared and stand under the device's lock.
  * 2. A call that fails does nothing else.
- * 3. Time plays a part in `delay` alone; `hold` waits for a file to go away, so that a test decides about the order
- * of things.
+ * 3. Time plays a part in `delay` and `launch.slow` alone; `hold` waits for a file to go away, so that a test decides about the
+ * order of things.
+ * 4. Marks have the moments of a device that does each thing as soon as it is there and what stands before it is done.
  *
  * Memory that another process lends (attn_device_import()) is an object of shared memory, so that a test can fill it and look into
  * it; its handle is the text "DEVICE/NAME", with NULs behind it. Only the device may touch it: outside of its work the mapping is
@@ -42,23 +43,24 @@
 #include "kernels/cuda/errors.h"
 
 /* id, name, what its value is, what its N counts, what happens */
-#define FAULT_MAP(X)                                                                                           \
-    X(OPEN_ERR, "open.err", CODE, OPEN, "the device cannot be opened: CUDA's error CODE")                      \
-    X(ALLOC_FAIL, "alloc.fail", NOTHING, ALLOC, "there is no device memory")                                   \
-    X(IMPORT_ERR, "import.err", CODE, IMPORT, "memory of another process cannot be opened: CUDA's error CODE") \
-    X(RELEASE_HOLD, "release.hold", PATH, RELEASE, "it is not closed while there is a file of that name")      \
-    X(PINNED_FAIL, "pinned.fail", NOTHING, PINNED, "there is no staging memory")                               \
-    X(COPY_ERR, "copy.err", CODE, COPY, "the copy fails when it is called")                                    \
-    X(LAUNCH_ERR, "launch.err", CODE, RUN, "the kernels fail when they are started")                           \
-    X(SYNC_ERR, "sync.err", CODE, RUN, "the kernels start, and fail when their stream is asked")               \
-    X(EVENT_NEVER, "event.never", NOTHING, RUN, "the kernels never end")                                       \
-    X(DELAY, "delay", MILLISECONDS, RUN, "the kernels take that much longer")                                  \
-    X(HOLD, "hold", PATH, RUN, "the kernels do not end while there is a file of that name")                    \
-    X(PLAN_HOLD, "plan.hold", PATH, PLAN, "a plan is not made while there is a file of that name")             \
-    X(NAN, "nan", NOTHING, RUN, "the outputs are NaN, and nobody says so")                                     \
-    X(ABORT, "abort", NOTHING, RUN, "the process aborts")                                                      \
-    X(SEGV, "segv", NOTHING, RUN, "the process dies of SIGSEGV")                                               \
-    X(CALL_ERR, "call.err", CODE, CALL, "whatever call it is (of ALLOC, COPY, RUN, MARK, DONE), it fails")     \
+#define FAULT_MAP(X)                                                                                            \
+    X(OPEN_ERR, "open.err", CODE, OPEN, "the device cannot be opened: CUDA's error CODE")                       \
+    X(ALLOC_FAIL, "alloc.fail", NOTHING, ALLOC, "there is no device memory")                                    \
+    X(IMPORT_ERR, "import.err", CODE, IMPORT, "memory of another process cannot be opened: CUDA's error CODE")  \
+    X(RELEASE_HOLD, "release.hold", PATH, RELEASE, "it is not closed while there is a file of that name")       \
+    X(PINNED_FAIL, "pinned.fail", NOTHING, PINNED, "there is no staging memory")                                \
+    X(COPY_ERR, "copy.err", CODE, COPY, "the copy fails when it is called")                                     \
+    X(LAUNCH_ERR, "launch.err", CODE, RUN, "the kernels fail when they are started")                            \
+    X(LAUNCH_SLOW, "launch.slow", MILLISECONDS, RUN, "the call that starts the kernels takes that much longer") \
+    X(SYNC_ERR, "sync.err", CODE, RUN, "the kernels start, and fail when their stream is asked")                \
+    X(EVENT_NEVER, "event.never", NOTHING, RUN, "the kernels never end")                                        \
+    X(DELAY, "delay", MILLISECONDS, RUN, "the kernels take that much longer")                                   \
+    X(HOLD, "hold", PATH, RUN, "the kernels do not end while there is a file of that name")                     \
+    X(PLAN_HOLD, "plan.hold", PATH, PLAN, "a plan is not made while there is a file of that name")              \
+    X(NAN, "nan", NOTHING, RUN, "the outputs are NaN, and nobody says so")                                      \
+    X(ABORT, "abort", NOTHING, RUN, "the process aborts")                                                       \
+    X(SEGV, "segv", NOTHING, RUN, "the process dies of SIGSEGV")                                                \
+    X(CALL_ERR, "call.err", CODE, CALL, "whatever call it is (of ALLOC, COPY, RUN, MARK, DONE), it fails")      \
     X(WALK_ERR, "walk.err", CODE, CALL, "the first call fails, then the second after that one, then the third, ...")
 
 enum fault_id {
@@ -155,7 +157,9 @@ struct command {
     int count;
     void *workspace;
     bool nan;
-    int slot; /* MARK */
+    int64_t slow_ms; /* of launch.slow */
+    int slot;        /* MARK */
+    int64_t put_ns;
 };
 
 struct fake_stream {
@@ -166,10 +170,17 @@ struct fake_stream {
     /* What keeps the commands from being done. */
     bool never;
     int fails; /* CUDA's error, 0: none */
-    struct timespec until;
+    int64_t until_ns;
     const char *hold;
-    struct timespec marks[ATTN_MARKS];
+    int64_t marks_ns[ATTN_MARKS];
 };
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
 
 static struct fake_device *device_of(const attn_device *base)
 {
@@ -591,7 +602,7 @@ static void forget_commands(struct fake_stream *stream)
     stream->never = false;
     stream->fails = 0;
     stream->hold = NULL;
-    stream->until = (struct timespec){ 0 };
+    stream->until_ns = 0;
 }
 
 static attn_status stream_open(attn_device *base, attn_stream **out, attn_error *err)
@@ -627,6 +638,7 @@ static attn_status append(struct fake_stream *stream, struct command command, at
         stream->commands = wider;
         stream->room = room;
     }
+    command.put_ns = now_ns();
     stream->commands[stream->count++] = command;
     return ATTN_OK;
 }
@@ -675,12 +687,8 @@ static attn_status meet_faults(struct fake_device *device, struct fake_stream *s
     if ((rule = rule_for(device, FAULT_SYNC_ERR, n)) != NULL) stream->fails = (int)rule->number;
     if (rule_for(device, FAULT_EVENT_NEVER, n)) stream->never = true;
     if ((rule = rule_for(device, FAULT_HOLD, n)) != NULL) stream->hold = rule->path;
-    if ((rule = rule_for(device, FAULT_DELAY, n)) != NULL) {
-        clock_gettime(CLOCK_MONOTONIC, &stream->until);
-        stream->until.tv_sec += rule->number / 1000;
-        stream->until.tv_nsec += rule->number % 1000 * 1000000;
-        if (stream->until.tv_nsec >= 1000000000) stream->until.tv_sec++, stream->until.tv_nsec -= 1000000000;
-    }
+    if ((rule = rule_for(device, FAULT_LAUNCH_SLOW, n)) != NULL) command->slow_ms = rule->number;
+    if ((rule = rule_for(device, FAULT_DELAY, n)) != NULL) stream->until_ns = now_ns() + rule->number * 1000000;
     command->nan = rule_for(device, FAULT_NAN, n) != NULL;
     return ATTN_OK;
 }
@@ -695,6 +703,7 @@ static attn_status run(attn_stream *base, const attn_plan *plans, int count, voi
     if (status == ATTN_OK) status = meet_faults(device, stream_of(base), &command, err);
     pthread_mutex_unlock(&device->lock);
     if (status != ATTN_OK) return status;
+    nanosleep(&(struct timespec){ command.slow_ms / 1000, command.slow_ms % 1000 * 1000000 }, NULL);
     command.problems = malloc((size_t)count * sizeof *command.problems);
     command.plans = malloc((size_t)count * sizeof *command.plans);
     if (command.problems && command.plans) {
@@ -721,8 +730,7 @@ static attn_status mark(attn_stream *base, int slot, attn_error *err)
 
 static double between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot)
 {
-    const struct timespec *a = &stream_of(from)->marks[from_slot], *b = &stream_of(to)->marks[to_slot];
-    return (double)(b->tv_sec - a->tv_sec) * 1e6 + (double)(b->tv_nsec - a->tv_nsec) / 1e3;
+    return (double)(stream_of(to)->marks_ns[to_slot] - stream_of(from)->marks_ns[from_slot]) / 1e3;
 }
 
 static double elapsed_us(attn_stream *stream, int from_slot, int to_slot)
@@ -784,15 +792,22 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
+    int64_t at_ns = 0; /* invariant 4 */
     for (int i = 0; i < stream->count; i++) {
         struct command *c = &stream->commands[i];
         if (!command_is_sane(device, c)) return ERROR_ILLEGAL_ADDRESS;
+        if (at_ns < c->put_ns) at_ns = c->put_ns;
+        if (c->kind == COMMAND_MARK) stream->marks_ns[c->slot] = at_ns;
+        const int64_t began_ns = now_ns();
         if (c->kind == COMMAND_COPY) memcpy(c->to, c->from, c->bytes);
         if (c->kind == COMMAND_MOVE && c->from) memcpy(c->to, c->from, c->bytes);
         if (c->kind == COMMAND_MOVE && !c->from) memset(c->to, 0, c->bytes);
-        if (c->kind == COMMAND_MARK) clock_gettime(CLOCK_MONOTONIC, &stream->marks[c->slot]);
+        if (c->kind == COMMAND_RUN &&
+            attn_backend_cpu.run(stream->cpu, c->plans, c->count, c->workspace, err) != ATTN_OK)
+            return ERROR_MEMORY;
+        at_ns += now_ns() - began_ns;
         if (c->kind != COMMAND_RUN) continue;
-        if (attn_backend_cpu.run(stream->cpu, c->plans, c->count, c->workspace, err) != ATTN_OK) return ERROR_MEMORY;
+        if (at_ns < stream->until_ns) at_ns = stream->until_ns;
         for (int n = 0; n < c->count && c->nan; n++)
             for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
                 if (is_output(&c->problems[n], id))
@@ -804,11 +819,7 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
 
 static bool is_held_up(const struct fake_stream *stream)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    if (stream->never || (stream->hold && access(stream->hold, F_OK) == 0)) return true;
-    return now.tv_sec < stream->until.tv_sec ||
-           (now.tv_sec == stream->until.tv_sec && now.tv_nsec < stream->until.tv_nsec);
+    return stream->never || (stream->hold && access(stream->hold, F_OK) == 0) || now_ns() < stream->until_ns;
 }
 
 /* Asking a stream that is not done yet counts for no fault: how often that happens is a matter of time. */

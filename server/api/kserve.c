@@ -274,7 +274,7 @@ void kserve_count(const struct request *request, int status, int64_t ns)
     }
     const double *const us = job->results[0].timing_us;
     const int64_t of_batch[BATCH_PARTS] = { request->times.decode_ns + (int64_t)(us[PROTO_STAGE_copy_in] * 1e3),
-                                            (int64_t)(us[PROTO_STAGE_compute] * 1e3),
+                                            (int64_t)((us[PROTO_STAGE_launch] + us[PROTO_STAGE_compute]) * 1e3),
                                             request->times.encode_ns + (int64_t)(us[PROTO_STAGE_copy_out] * 1e3) };
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);

@@ -73,7 +73,7 @@ static const struct {
       { 0 } },
     { "Server-Timing",
       "{'type':'string'}",
-      "Milliseconds of each stage: recv, decode, queue, copy_in, compute, copy_out, encode.",
+      "Milliseconds of each stage: recv, decode, queue, prepare, copy_in, launch, compute, copy_out, encode.",
       { 0 } },
     { "Retry-After", "{'type':'integer','minimum':1}", "Seconds to wait before the next try.", { 429, 503 } },
     { "Allow", "{'type':'string'}", "The methods that work here.", { 405 } },
@@ -381,6 +381,7 @@ static void put_answer_parts(struct json *j)
 {
     json_put(j, ",'Timing':{'type':'object','description':'Microseconds.','additionalProperties':false,'properties':{");
     for (int s = PROTO_STAGE_queue; s <= PROTO_STAGE_copy_out; s++) {
+        if (s == PROTO_STAGE_prepare || s == PROTO_STAGE_launch) continue; /* Server-Timing alone has them */
         json_comma(j);
         json_put(j, "'%s':{'type':'number','minimum':0}", proto_stages[s]);
     }

@@ -55,8 +55,10 @@ void batch_note_times(const struct batch *batch, struct job *job)
     for (int i = 0; i < job->call->count; i++) {
         double *us = job->results[i].timing_us;
         us[PROTO_STAGE_queue] = queue_us;
+        us[PROTO_STAGE_prepare] = batch->prepare_us;
         us[PROTO_STAGE_copy_in] = batch->copy_in_us;
-        us[PROTO_STAGE_compute] = batch->compute_us;
+        us[PROTO_STAGE_launch] = batch->launch_us;
+        us[PROTO_STAGE_compute] = batch->compute_us - batch->launch_us;
         us[PROTO_STAGE_copy_out] = batch->copy_out_us;
     }
     metrics_observe(METRIC_STAGE_SECONDS, "queue", queue_us / 1e6);

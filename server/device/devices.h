@@ -40,7 +40,8 @@ struct batch {
     double flops;
     bool adopted;                 /* an HTTP thread put it on the device: nobody marked when its parts began */
     int64_t started_ns, ended_ns; /* on the thread that ran it */
-    double copy_in_us, compute_us, copy_out_us;
+    double prepare_us, copy_in_us, compute_us, copy_out_us;
+    double launch_us;   /* of compute_us: until the kernels were on the stream */
     struct job *jobs[]; /* a reference each */
 };
 

@@ -169,7 +169,7 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
     return true;
 }
 
-/* The whole time of a job on its stream, one way or the other. *late: it runs on. */
+/* The whole time of a job on its stream, one way or the other. *late: it runs on. The slot's launched_ns: when it was there. */
 static attn_status compute(struct inline_slot *inline_slot, const struct job *job, const attn_plan *plan, bool *late,
                            attn_error *err)
 {
@@ -180,6 +180,7 @@ static attn_status compute(struct inline_slot *inline_slot, const struct job *jo
     attn_status status = job->step ? device_move_in(slot, job, err) : ATTN_OK;
     if (status == ATTN_OK) status = attn_run(slot->stream, plan, 1, slot->workspace, err);
     if (inline_slot->device->info.unified) return status;
+    slot->launched_ns = clock_ns();
     if (status == ATTN_OK) status = look(slot->stream, until_ns, &done, err);
     else (void)attn_stream_wait(slot->stream, &other); /* part of it may be on the stream */
     *late = status == ATTN_OK && !done;
@@ -232,6 +233,7 @@ bool devices_run_here(struct devices *devices, struct job *job)
     atomic_fetch_add_explicit(&devices->inline_jobs, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&devices->inline_ns, took_ns, memory_order_relaxed);
     job->ran = status == ATTN_OK;
+    batch.launch_us = own ? 0 : (double)(slot->launched_ns - began_ns) / 1e3;
     batch.compute_us = (double)took_ns / 1e3;
     if (job->ran) batch_note_times(&batch, job);
     else job->error = err;

@@ -159,6 +159,7 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     const int count = group_of(device, slot);
     attn_status status = count == 0 ? ATTN_OK
                                     : attn_run(slot->stream, slot->plans + slot->launched, count, slot->workspace, err);
+    if (slot->launched == 0) slot->launched_ns = clock_ns();
     slot->launched += count;
     if (status != ATTN_OK || slot->launched < slot->count) return status;
     status = attn_stream_mark(slot->stream, 2, err);
@@ -187,6 +188,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     if ((status = reserve_workspace(device, slot, count, err)) != ATTN_OK) return status;
 
     if ((status = attn_stream_mark(slot->stream, 0, err)) != ATTN_OK) return status;
+    slot->began_ns = clock_ns();
     if ((status = device_copy_in(slot, err)) != ATTN_OK || (status = merge_move(slot, false, err)) != ATTN_OK)
         return status;
     if ((status = attn_stream_mark(slot->stream, 1, err)) != ATTN_OK) return status;
@@ -199,6 +201,25 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     return status;
 }
 
+/* What a batch took, by stage. A GPU that is through with the copies may stand until the kernels are on the stream. It has come to
+ * the first mark as long after the thread's call as it comes to the kernels after theirs, so what the thread needed from the one
+ * to the other says when they could begin. */
+static void note_stages(const struct device *device, const struct slot *slot)
+{
+    struct batch *batch = slot->batch;
+    if (batch->adopted) { /* who launched it has left no marks */
+        batch->compute_us = (double)(batch->ended_ns - batch->started_ns) / 1e3;
+        return;
+    }
+    batch->prepare_us = (double)(slot->began_ns - batch->started_ns) / 1e3;
+    batch->compute_us = attn_stream_elapsed_us(slot->stream, 1, 2);
+    if (device->info.unified) return;
+    batch->copy_in_us = attn_stream_elapsed_us(slot->stream, 0, 1);
+    batch->copy_out_us = attn_stream_elapsed_us(slot->stream, 2, 3);
+    const double stood_us = (double)(slot->launched_ns - slot->began_ns) / 1e3 - batch->copy_in_us;
+    batch->launch_us = stood_us < 0 ? 0 : stood_us < batch->compute_us ? stood_us : batch->compute_us;
+}
+
 /* The batch is over, well or not: give its memory back and report. */
 static void finish_batch(struct device *device, struct slot *slot, attn_status status, const attn_error *err)
 {
@@ -206,13 +227,7 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     assert(request_role() == ROLE_DEVICE && batch->device == device);
     assert(status == ATTN_OK ? slot->launched == slot->count : err->status == status); /* invariant 2: one of the two */
     batch->ended_ns = clock_ns();
-    if (status == ATTN_OK) {
-        const bool copied = !device->info.unified && !batch->adopted;
-        batch->copy_in_us = copied ? attn_stream_elapsed_us(slot->stream, 0, 1) : 0;
-        batch->compute_us = batch->adopted ? (double)(batch->ended_ns - batch->started_ns) / 1e3
-                                           : attn_stream_elapsed_us(slot->stream, 1, 2);
-        batch->copy_out_us = copied ? attn_stream_elapsed_us(slot->stream, 2, 3) : 0;
-    }
+    if (status == ATTN_OK) note_stages(device, slot);
     for (int j = 0; j < batch->count; j++) {
         batch->jobs[j]->ran = status == ATTN_OK;
         if (status != ATTN_OK) batch->jobs[j]->error = *err;

@@ -163,6 +163,14 @@ def test_a_small_request_runs_where_it_was_received(fake, right):
     assert server.metric('attnd_device_batches_total', device='fake:0') == 3
 
 
+def test_the_launch_of_a_small_request_is_told_apart(fake):
+    server = fake('launch.slow=50', reads_staging=True)
+    answer = server.post(FORWARD, wire.small_bytes())
+    parts = {name: float(ms) for name, ms in re.findall(r'(\w+);dur=([0-9.]+)', answer.headers['server-timing'])}
+    assert parts['launch'] >= 49 and parts['compute'] < 49 and parts['queue'] == 0
+    assert answer.json()['timing_us']['compute'] >= 49e3
+
+
 def test_what_is_late_is_answered_when_it_ends(fake, right, gate):
     server = fake(f'hold={gate.path}@1', reads_staging=True)
     late = Asking(server)

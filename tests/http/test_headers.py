@@ -8,7 +8,7 @@ import wire
 from service import eventually
 
 FORWARD = '/v1/attention/forward'
-STAGES = ['recv', 'decode', 'queue', 'copy_in', 'compute', 'copy_out', 'encode']
+STAGES = ['recv', 'decode', 'queue', 'prepare', 'copy_in', 'launch', 'compute', 'copy_out', 'encode']
 
 
 @pytest.mark.parametrize('given', ['a', 'job-17', 'A.b_c-9', 'x' * 128])

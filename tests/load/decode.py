@@ -2,8 +2,17 @@
 
 Starts build/attnd (or ATTND_BINARY) unless --url says where one is. Makes caches (--heads 32:8, -D 128, bfloat16), fills them, and asks
 for one step of all of them again and again over one keep-alive connection (safetensors): a query for each, its key and value appended
-or, with --read-only, not. A row has the median of the time at the client, the medians of the server's stages (Server-Timing), what is
-left (wire and hand-overs), and the bytes of a request and its answer.
+or, with --read-only, not. A row has the median and the 99th percentile of the time at the client, in microseconds, where the median is
+from the medians of the server's stages (Server-Timing), and the bytes of a request and its answer:
+
+    wire             what the stages leave: the wire, receiving, hand-overs from thread to thread, the client
+    decode, encode   of the body and the answer
+    wait             until a device takes it
+    launch           what its thread does until the device begins, and for how long the device then stands between the copies and its
+                     kernels, which are not on the stream yet
+    copy             of inputs to the device and of outputs back
+    kernel           what the device computes. In CUDA shared memory with nothing to wait for, all from the last call of the launch until
+                     the end is seen
 
     --forks          the caches of a row are forks of one
     --shm system     queries, keys, values and outputs lie in POSIX shared memory; a request (KServe, attention_decode) has their places
@@ -30,6 +39,7 @@ PIECE = 8192  # positions of an append
 REGION, DECODE, METRICS = '/attnd_decode', '/v2/models/attention_decode/infer', b'GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n'
 ALLOW = {None: [], 'system': ['--allow-shm', REGION], 'cuda': ['--allow-cuda-shm']}
 SHARED = {'system': SystemMemory, 'cuda': gpu_memory}
+COLUMNS = [('decode', 'encode'), ('queue',), ('prepare', 'launch'), ('copy_in', 'copy_out'), ('compute',)]
 KSERVE = {'float32': 'FP32', 'float16': 'FP16', 'bfloat16': 'BF16'}
 
 
@@ -94,7 +104,7 @@ class Caches:
 
 
 def table(address, a):
-    print(f'{"caches":>6} {"length":>7} {"p50 us":>8} {"p99 us":>8}   server, us')
+    print('| caches, positions of each | p50 | p99 | wire | decode, encode | wait | launch | copy | kernel | bytes |\n' + '|---' * 10 + '|')
     for length in (int(n) for n in a.lengths.split(',')):
         c = Caches(address, a)
         names = [c.make(length)]
@@ -104,11 +114,10 @@ def table(address, a):
             with c.step_by(names[:count], a.shm) as request:
                 _, _, answer = c.line.ask(request)
                 times, stages = repeat(c.line, request, a.count, 20)
-            medians = {name: sorted(us)[len(us) // 2] for name, us in stages.items()}
-            left = percentile(times, .5) - sum(medians.values())
-            print(f'{count:>6} {length:>7} {percentile(times, .5):>8.0f} {percentile(times, .99):>8.0f}   ' +
-                  ', '.join(f'{name} {us:.0f}' for name, us in medians.items()) +
-                  f', else {left:.0f}; {len(request)} bytes there, {len(answer)} back', flush=True)
+            p50, medians = percentile(times, .5), {name: sorted(us)[len(us) // 2] for name, us in stages.items()}
+            parts = [sum(medians[name] for name in stage) for stage in COLUMNS]
+            row = [p50, percentile(times, .99), p50 - sum(parts), *parts]
+            print(f'| {count}, {length} | ' + ' | '.join(f'{us:.0f}' for us in row) + f' | {len(request)}, {len(answer)} |', flush=True)
         for name in names:
             c.drop(name)
 

@@ -79,7 +79,8 @@ static void test_an_answer_of_base64(void **state)
     result.timing_us[PROTO_STAGE_recv] = 1000;
     result.timing_us[PROTO_STAGE_queue] = 12.34;
     result.timing_us[PROTO_STAGE_copy_in] = 0.05;
-    result.timing_us[PROTO_STAGE_compute] = 123456.78;
+    result.timing_us[PROTO_STAGE_launch] = 1.28;
+    result.timing_us[PROTO_STAGE_compute] = 123455.5;
     result.timing_us[PROTO_STAGE_copy_out] = -1;
     check(&call, &result,
           "{\"out\":{\"shape\":[1,3,1,1],\"dtype\":\"float16\",\"data\":\"ADwAQAD8\"},"

@@ -167,7 +167,29 @@ static void test_numbers_come_back_right_through_memory_of_the_device(void **sta
     assert_string_equal(jobs[2]->results[2].backend, ""); /* the refused problem was not computed */
     assert_true(batch->started_ns > 0 && batch->ended_ns >= batch->started_ns);
     batch_note_times(batch, jobs[0]);
-    assert_true(jobs[0]->results[0].timing_us[PROTO_STAGE_compute] == batch->compute_us);
+    const double *us = jobs[0]->results[0].timing_us;
+    assert_true(us[PROTO_STAGE_launch] == batch->launch_us);
+    assert_true(us[PROTO_STAGE_compute] == batch->compute_us - batch->launch_us);
+    forget(batch);
+    close_bench(&b);
+}
+
+static void test_what_the_kernels_launch_takes_is_not_their_own_time(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, 1, "launch.slow=50@1,delay=50@2");
+    submit_one(&b, devices_pick(b.server.devices, 0), 1);
+    struct batch *batch = next_back(&b);
+    assert_true(batch->launch_us >= 49e3 && batch->compute_us - batch->launch_us < 49e3);
+    const double whole_us = (double)(batch->ended_ns - batch->started_ns) / 1e3;
+    assert_true(batch->prepare_us > 0 && batch->prepare_us + batch->copy_in_us < 49e3);
+    assert_true(batch->prepare_us + batch->copy_in_us + batch->compute_us + batch->copy_out_us <= whole_us);
+    forget(batch);
+
+    submit_one(&b, devices_pick(b.server.devices, 0), 1);
+    batch = next_back(&b);
+    assert_true(batch->compute_us >= 49e3 && batch->launch_us < 49e3);
     forget(batch);
     close_bench(&b);
 }
@@ -851,6 +873,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_numbers_come_back_right_through_memory_of_the_device),
+        cmocka_unit_test(test_what_the_kernels_launch_takes_is_not_their_own_time),
         cmocka_unit_test(test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device),
         cmocka_unit_test(test_memory_of_the_device_goes_back_after_each_batch),
         cmocka_unit_test(test_the_device_with_the_least_work_is_picked_until_all_are_full),

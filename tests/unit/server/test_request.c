@@ -174,10 +174,10 @@ static void test_server_timing(void **state)
     struct request r = { .times = { .recv_ns = 3765433, .decode_ns = 1234567, .encode_ns = 999 } };
     char text[1024];
     answer_server_timing(&r, text, sizeof text);
-    assert_string_equal(
-        text,
-        "recv;dur=3.765, decode;dur=1.234, queue;dur=0.000, copy_in;dur=0.000, compute;dur=0.000, copy_out;dur=0.000, "
-        "encode;dur=0.000");
+    assert_string_equal(text,
+                        "recv;dur=3.765, decode;dur=1.234, queue;dur=0.000, prepare;dur=0.000, copy_in;dur=0.000, "
+                        "launch;dur=0.000, compute;dur=0.000, copy_out;dur=0.000, "
+                        "encode;dur=0.000");
 }
 
 int main(void)

@@ -1,0 +1,42 @@
+"""The tools of tests/load that tables are made with."""
+import os
+import subprocess
+import sys
+
+import pytest
+
+import service
+
+DECODE = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'load', 'decode.py')
+
+
+def table(server, *options):
+    """{column: what it has} of each row that decode.py prints."""
+    host, port = server.address
+    done = subprocess.run([sys.executable, DECODE, '--url', f'http://{host}:{port}', '-D', '16', '--heads', '2:1', '--count', '5', *options],
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    head, _, *rows = ([cell.strip() for cell in line.strip('|').split('|')] for line in done.stdout.splitlines())
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def us(row):
+    return {name: int(cell) for name, cell in row.items() if ',' not in cell}
+
+
+def test_a_step_of_decoding_is_told_by_its_parts(server):
+    rows = table(server, '--caches', '1,2', '--lengths', '3,40')
+    assert [row['caches, positions of each'] for row in rows] == ['1, 3', '2, 3', '1, 40', '2, 40']
+    for row in map(us, rows):
+        parts = [row[name] for name in ('wire', 'decode, encode', 'wait', 'launch', 'copy', 'kernel')]
+        assert sum(parts) == pytest.approx(row['p50'], abs=4)  # each is rounded
+        assert row['kernel'] > 0 and row['copy'] == 0 and row['p50'] <= row['p99']
+
+
+@pytest.mark.parametrize('staging', ['0', '1'])
+@pytest.mark.parametrize('script, slow', [('launch.slow=20', 'launch'), ('delay=20', 'kernel')])
+def test_a_slow_launch_and_a_slow_kernel_are_told_apart(serve, script, slow, staging):
+    server = serve('--cpu-threads', '1', binary=service.FAKE, env={'ATTN_FAKE_SCRIPT': script, 'ATTN_FAKE_READS_STAGING': staging})
+    row, = map(us, table(server, '--caches', '2', '--lengths', '3'))
+    assert row[slow] > 19000, row
+    assert all(row[name] < 15000 for name in ('wire', 'decode, encode', 'wait', 'launch', 'copy', 'kernel') if name != slow), row
