@@ -25,6 +25,7 @@ SAYS = {
     'safetensors_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(invalid-request at /k/shape.*\)\n',
     'triton_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(400\)\n',
     'shared_memory_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+; lse \(2, 4, 100\)\nrefused: out: .+ \(400\)\n',
+    'cuda_shared_memory_client.py': r'(cuda|fake):0 \w+: out \(2, 100, 4, 64\), the largest error is .+; lse \(2, 4, 100\)\nrefused: out: .+ \(400\)\n',
     'torch_client.py': r'out: .+\ndq: .+\ndk: .+\ndv: \(2, 4, 100, 64\), the largest error is .+ of the largest number\nrefused: k: .+\n',
     'node_client.mjs': r'cpu \w+: out 1\.0000 2\.0000 2\.3395 3\.3395, the largest error is .+\nrefused: v: .+ \(invalid-request at /v/shape.*\)\n',
     'go_client.go': r'cpu \w+: out \[1\.0000 2\.0000 2\.3395 3\.3395\] is right\nrefused: v: .+ \(invalid-request at /v/shape.*\)\n',
@@ -42,9 +43,23 @@ def shm_server():
         yield server
 
 
+@pytest.fixture(scope='module')
+def cuda_shm(tmp_path_factory):
+    """A server whose GPU memory can be shared, and the folder of the libcudart that goes with it: CUDA's own, or, where attnd finds no
+    GPU, the fake device and cudart.c."""
+    with service.Server('--allow-cuda-shm') as server:
+        if server.get('/v1/info').json()['devices'][0]['name'].startswith('cuda:'):
+            yield server, '/usr/local/cuda/lib64'
+            return
+    folder = tmp_path_factory.mktemp('cudart')
+    subprocess.run([os.environ.get('CC', 'cc'), '-shared', '-fPIC', '-o', folder / 'libcudart.so', os.path.join(service.HERE, 'http/cudart.c')], check=True)
+    with service.Server('--allow-cuda-shm', binary=service.FAKE) as server:
+        yield server, str(folder)
+
+
 @pytest.mark.limit(180)  # where Go compiles its own library first
 @pytest.mark.parametrize('name', sorted(SAYS))
-def test_an_example_runs_and_says_why_it_was_refused(server, shm_server, clone, name):
+def test_an_example_runs_and_says_why_it_was_refused(server, shm_server, cuda_shm, clone, name):
     command = [sys.executable if word == 'python3' else word for word in shlex.split(TABLE[name])]
     if not shutil.which(command[0]):
         pytest.skip(f'{command[0]} is not here')
@@ -57,6 +72,9 @@ def test_an_example_runs_and_says_why_it_was_refused(server, shm_server, clone, 
     if name == 'shared_memory_client.py':
         server = shm_server
     env = dict(os.environ)
+    if name == 'cuda_shared_memory_client.py':
+        server, folder = cuda_shm
+        env['LD_LIBRARY_PATH'] = ':'.join(filter(None, (folder, env.get('LD_LIBRARY_PATH'))))
     if name == 'safetensors_client.py':
         if service.optional('safetensors.numpy') is None:
             pytest.skip('safetensors is not here (tests/setup.sh test fetches it from PyPI)')
