@@ -164,7 +164,8 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
     return ATTN_OK;
 }
 
-static int64_t cache_share(const attn_device_info *info)
+/* What a device gives its caches where --kv-bytes does not say it. */
+static int64_t default_kv_bytes(const attn_device_info *info)
 {
     const int64_t share = info->memory_limit / DEVICE_CACHE_SHARE;
     return info->unified && share > DEVICE_CACHE_MOST_CPU ? DEVICE_CACHE_MOST_CPU : share;
@@ -187,7 +188,7 @@ attn_status devices_add_caches(struct devices *devices, const struct config *con
         struct device *device = devices->device[i];
         const attn_device_info *const info = &device->info;
         const struct caches_source source = { give_memory, device };
-        const int64_t bytes = config->kv_bytes > 0 ? config->kv_bytes : cache_share(info);
+        const int64_t bytes = config->kv_bytes > 0 ? config->kv_bytes : default_kv_bytes(info);
         if (bytes > info->memory_limit && info->memory_limit > 0) /* else no cache could ever be made */
             return attn_fail(
                 err, ATTN_INVALID, NULL,
