@@ -6,8 +6,9 @@
  * A large answer is encoded block by block while it is sent, and never exists as a whole. Either way the length is
  * known first, and sent as Content-Length.
  *
- * Where there is no memory for an answer it becomes 503. But not when something has changed, in a cache or by a route's handler: then
- * the connection is closed without an answer, after which a client knows that it does not know. */
+ * Where there is no memory for an answer it becomes 503, and the contexts of the request are as before it. But not when something
+ * has changed, in a cache or by a route's handler: then the connection is closed without an answer, after which a client knows that
+ * it does not know. */
 #include "server/http/answer.h"
 
 #include <stdio.h>
@@ -23,6 +24,7 @@
 #include "server/device/devices.h"
 #include "server/http/connections.h"
 #include "server/http/routes.h"
+#include "server/work/prepare.h"
 #include "server/work/server.h"
 #include "server/work/steps.h"
 
@@ -235,8 +237,11 @@ enum MHD_Result answer_queue(struct request *request, bool close)
 {
     struct MHD_Response *response = NULL;
     const char *content_type = NULL;
-    if (!request->failed)
-        response = request->job ? tensor_response(request, &content_type) : handler_response(request, &content_type);
+    if (!request->failed && request->job) {
+        prepare_fill_contexts(request->job); /* or the answer could be written over what they hold */
+        response = tensor_response(request, &content_type);
+        prepare_finish_contexts(request->job, response != NULL);
+    } else if (!request->failed) response = handler_response(request, &content_type);
     if (response == NULL && (request->done || (request->job && step_is_committed(request->job)))) {
         log_event(LOG_WARN, request->id, "no_answer", "text=\"it was carried out, and there is no memory to say so\"");
         return MHD_NO; /* an error would say that nothing has changed, and be asked again */

@@ -145,7 +145,8 @@ void batches_window(uv_poll_t *poll, int status, int events)
 /* The job is done, and its request is answered: well, or with what became of it while it was finished. */
 static void finish_request(struct loop *loop, struct job *job)
 {
-    prepare_finish_contexts(job, !job->request->failed && !job->request->gone);
+    if (job->request->failed || job->request->gone)
+        prepare_finish_contexts(job, false); /* else whoever answers does it */
     waiting_hand_back(loop, job->request);
 }
 

@@ -26,20 +26,25 @@
 
 enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* of attn_move */ };
 
-void prepare_finish_contexts(struct job *job, bool ran)
+void prepare_fill_contexts(struct job *job)
+{
+    for (int i = 0; job->holds_contexts && i < job->call->count; i++)
+        if (job->results[i].context[0] && job->call->items[i].error.status == ATTN_OK)
+            contexts_fill(job->contexts, job->results[i].context, clock_ms());
+}
+
+void prepare_finish_contexts(struct job *job, bool answered)
 {
     if (!job->holds_contexts) return;
+    if (answered) prepare_fill_contexts(job);
     job->holds_contexts = false;
     for (int i = 0; i < job->call->count; i++) {
         proto_result *result = &job->results[i];
-        const bool good = ran && job->call->items[i].error.status == ATTN_OK;
+        const bool good = answered && job->call->items[i].error.status == ATTN_OK;
         if (job->saved && job->saved[i]) contexts_finish(job->contexts, job->call->items[i].context, good);
-        if (result->context[0] == '\0') continue;
-        if (good) contexts_fill(job->contexts, result->context, clock_ms());
-        else {
-            contexts_drop(job->contexts, result->context);
-            result->context[0] = '\0';
-        }
+        if (good || result->context[0] == '\0') continue;
+        contexts_drop(job->contexts, result->context);
+        result->context[0] = '\0';
     }
 }
 

@@ -11,6 +11,7 @@
 
 #include "server/base/caller.h"
 #include "server/base/clock.h"
+#include "server/work/prepare.h"
 #include "server/work/queue.h"
 #include "server/work/regions.h"
 #include "server/work/server.h"
@@ -143,6 +144,8 @@ void request_free(struct request *request)
     request_drop_body(request);
     free(request->text);
     proto_encoder_free(request->encoder);
+    if (request->job)
+        prepare_finish_contexts(request->job, false); /* the connection broke before there was an answer */
     job_release(request->job);
     caller_release(request->caller);
     request_move(request, REQUEST_FREED);

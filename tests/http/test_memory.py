@@ -13,7 +13,7 @@ import wire
 from caches import Cache
 from service import RawReader, eventually, request_bytes
 
-FORWARD, DECODE = '/v1/attention/forward', '/v1/attention/decode'
+FORWARD, BACKWARD, DECODE = '/v1/attention/forward', '/v1/attention/backward', '/v1/attention/decode'
 JSON = ['Content-Type: application/json']
 ALICE, BOB = {'Authorization': 'Bearer alice'}, {'Authorization': 'Bearer bob'}
 
@@ -198,6 +198,38 @@ def test_an_error_for_want_of_memory_has_changed_nothing(serve, tmp_path, what):
                 break
         assert not spent and 503 in answers and answers[-1] in (200, 201), answers
     assert eventually(lambda: idle(server)), server.metrics()
+
+
+def test_an_error_for_want_of_memory_has_used_no_context_up(serve, tmp_path):
+    """Whichever allocation of a backward fails, or of a forward that saves: after a 503 the context is there for another try, and none that nobody knows of."""
+    file = tmp_path / 'countdown'
+    file.write_bytes(bytes(4096))
+    server = serve('--log-level', 'warn', env=service.shimmed(NO_MEMORY=file))
+    rng = np.random.default_rng(1)
+    x = {name: wire.tensor(rng.standard_normal((1, 100, 1, 64))) for name in 'qkv'}
+    answers = {FORWARD: [], BACKWARD: []}
+    with open(file, 'r+b') as f, mmap.mmap(f.fileno(), 4) as countdown:
+        for path, answered in answers.items():
+            context = None
+            for n in range(1, 200):
+                if path == BACKWARD and context is None:
+                    context = server.forward(**x, save=True).json()['context']
+                before = server.metric('attnd_contexts', state='ready')
+                starve(countdown, n)
+                try:
+                    answer = server.post(path, {**x, 'save': True} if path == FORWARD else {'context': context, 'dout': x['q']})
+                    assert answer.status in (200, 503), (n, answer)
+                    answered.append(answer.status)
+                except (ConnectionError, http.client.HTTPException):
+                    answered.append('closed')
+                spent = is_spent(countdown)
+                more = server.metric('attnd_contexts', state='ready') - before
+                assert more == {200: 1 if path == FORWARD else -1, 503: 0}.get(answered[-1], more), (n, answered)
+                if more < 0:
+                    context = None
+                if not spent:
+                    break
+            assert not spent and 503 in answered and answered[-1] == 200, answers
 
 
 # ---- Each token has its share -------------------------------------------------------------------------------------------

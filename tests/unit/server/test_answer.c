@@ -27,6 +27,7 @@ static struct {
     MHD_ContentReaderCallback read;
     void *context;
 } sent;
+static bool no_response; /* the next one that is made of a buffer is not */
 
 struct MHD_Response *__real_MHD_create_response_from_buffer(size_t size, void *buffer,
                                                             enum MHD_ResponseMemoryMode mode);
@@ -42,6 +43,10 @@ enum MHD_Result __wrap_MHD_queue_response(struct MHD_Connection *mhd, unsigned s
 
 struct MHD_Response *__wrap_MHD_create_response_from_buffer(size_t size, void *buffer, enum MHD_ResponseMemoryMode mode)
 {
+    if (no_response) {
+        no_response = false;
+        return NULL;
+    }
     sent.streamed = false;
     sent.announced = size;
     sent.buffer = buffer;
@@ -256,13 +261,19 @@ static void test_an_answer_that_is_longer_than_the_inputs_has_memory_of_its_own(
     close_bench(&b);
 }
 
+static int ready_contexts(struct bench *b)
+{
+    int counts[CONTEXT_STATE_COUNT];
+    contexts_count(b->server.contexts, counts);
+    return counts[CONTEXT_READY];
+}
+
 static void test_inputs_that_a_context_holds_are_not_written_over(void **state)
 {
     (void)state;
     struct bench b;
     open_bench(&b);
     struct request *request = computed(&b, forward_body(40, 8, "\"save\": true"));
-    prepare_finish_contexts(request->job, true);
     float before[40 * 8];
     memcpy(before, request->job->call->items[0].problem.q.data, sizeof before);
     answer_tensors(request);
@@ -270,6 +281,24 @@ static void test_inputs_that_a_context_holds_are_not_written_over(void **state)
     assert_memory_equal(request->job->call->items[0].problem.q.data, before, sizeof before);
     request_free(request);
     assert_true(staging_leased_bytes(b.server.staging) > 0);
+    assert_int_equal(ready_contexts(&b), 1);
+    close_bench(&b);
+}
+
+static void test_a_context_of_which_no_answer_tells_is_not_kept(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b);
+    struct request *request = computed(&b, forward_body(40, 8, "\"save\": true"));
+    no_response = true;
+    assert_int_equal(answer_queue(request, false), MHD_YES);
+    assert_int_equal(sent.status, 503);
+    assert_int_equal(ready_contexts(&b), 0);
+    request_free(request);
+    request_free(computed(&b, forward_body(40, 8, "\"save\": true"))); /* its connection broke */
+    assert_int_equal(ready_contexts(&b), 0);
+    assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     close_bench(&b);
 }
 
@@ -539,6 +568,7 @@ int main(void)
         cmocka_unit_test(test_a_small_answer_is_written_over_the_inputs),
         cmocka_unit_test(test_an_answer_that_is_longer_than_the_inputs_has_memory_of_its_own),
         cmocka_unit_test(test_inputs_that_a_context_holds_are_not_written_over),
+        cmocka_unit_test(test_a_context_of_which_no_answer_tells_is_not_kept),
         cmocka_unit_test(test_large_inputs_are_given_back_before_a_small_answer_is_sent),
         cmocka_unit_test(test_a_large_answer_is_encoded_while_it_is_sent),
         cmocka_unit_test(test_many_numbers_as_text_are_sent_in_smaller_blocks),

@@ -252,6 +252,7 @@ static void assert_ok(struct scene *s, struct request *request)
     assert_true(request->job->ran);
     for (int i = 0; i < request->job->call->count; i++)
         if (request->job->call->items[i].error.status == ATTN_OK) assert_computed(request->job, i);
+    prepare_finish_contexts(request->job, true); /* as answer_queue() does */
     request_free(request);
 }
 
@@ -432,6 +433,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     struct request *forward = posted(&s, ATTN_OP_FORWARD, forward_body(5, 4, "\"save\": true"));
     answered(&s, forward);
     strcpy(id, forward->job->results[0].context);
+    prepare_finish_contexts(forward->job, true);
     request_free(forward);
     const int64_t saved_bytes = staging_leased_bytes(
         s.server.staging); /* one block; a small backward takes another such */
