@@ -227,7 +227,7 @@ def walk(server, operations, seed, most=400, count=12, say=lambda text: None):
     """A random walk of operations on caches of the dtype that `seed` chooses, some of which live for one second; every answer is
     compared with the model's. Ends with nothing kept."""
     rng = np.random.default_rng(seed)
-    caches, done, every = [], {'expired': 0}, max(90, operations // 20)
+    caches, done, every = [], {'expired': 0}, max(90, operations // 5)
     expired = server.metric('attnd_cache_ends_total', why='expired')
 
     def tried(what, call):

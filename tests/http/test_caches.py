@@ -44,8 +44,16 @@ def rng():
 @pytest.mark.limit(120)
 @pytest.mark.parametrize('seed', [20261122, 20261123, 20261124])  # a dtype each
 def test_a_random_walk_is_what_its_model_is(anywhere, seed):
-    done = walk(anywhere('--kv-bytes', '8M'), 200 if not service.SANITIZED else 100, seed)
+    done = walk(anywhere('--kv-bytes', '8M'), 200 if service.SLOWER == 1 else 100, seed)
     assert set(done) == {'create', 'append', 'decode', 'step', 'fork', 'truncate', 'delete', 'get', 'pause', 'expired'} and done['expired'], done
+
+
+@pytest.mark.limit(240)
+def test_a_long_random_walk_is_what_its_model_is(anywhere, request):
+    """A dtype for each device. 15 s each on two cores."""
+    seed = ['cpu', 'fake', 'moves'].index(request.node.callspec.params['anywhere'])
+    done = walk(anywhere('--kv-bytes', '8M'), 10000 if service.SLOWER == 1 else 300, seed)
+    assert done['expired'], done
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
