@@ -50,8 +50,8 @@ bool base64_finish(const base64_decoder *decoder);
 /* Why the decoder stopped at `found`, in words that complete "at offset 17: ": static text. */
 const char *base64_reason(const base64_decoder *decoder, char found);
 
-/* The first characters, at most BASE64_HEAD, of the text that the decoder has taken, NUL-ended. `bytes` are the `count` that
- * it has written. */
+/* The first characters, at most BASE64_HEAD, of the text that the decoder has taken, NUL-ended. `bytes` are the `count`
+ * that it has written. */
 enum { BASE64_HEAD = 8 };
 void base64_head(const base64_decoder *decoder, const uint8_t *bytes, size_t count, char head[BASE64_HEAD + 1]);
 

@@ -19,7 +19,8 @@ typedef size_t base64_decode_groups(const char *text, size_t count, uint8_t *out
  * `count` and writes nothing beyond the text of the bytes it took. */
 typedef size_t base64_encode_groups(const uint8_t *bytes, size_t count, char *text);
 
-/* The alphabet: the character of each sextet; and for each character its sextet, or BASE64_FOREIGN, a bit that none has. */
+/* The alphabet: the character of each sextet; and for each character its sextet, or BASE64_FOREIGN,
+ * a bit that none has. */
 enum { BASE64_FOREIGN = 0x80 };
 extern const char base64_alphabet[65];
 extern const uint8_t base64_sextet[256];

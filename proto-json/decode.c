@@ -2,8 +2,8 @@
  *
  * The format's reader (format.h) has taken the tensor values out of the body and made a tree of what is left, which is
  * small. Here names get their meaning, whatever the format was. Two tables say it all: attn_tensors[]
- * (kernels/attention.h) for the members that are tensors, proto_options[] (decode_options.c) for the rest. A member that is in neither
- * is refused by name.
+ * (kernels/attention.h) for the members that are tensors, proto_options[] (decode_options.c) for the rest. A member
+ * that is in neither is refused by name.
  *
  *     body -> reader -> tree -> object() -> decode_tensor(), decode_option() -> attn_check() -> proto_call
  *                 \---> memory -------------^

@@ -2,8 +2,8 @@
  *
  *   decode.c           problems, and the body: a single problem or an envelope of several
  *   decode_options.c   the tables of options and operations, and the value of each type
- *   decode_tensors.c   a member that is a tensor: its shape, dtype and where its numbers lie; what is said of values that are not
- *                      what they should be
+ *   decode_tensors.c   a member that is a tensor: its shape, dtype and where its numbers lie; what is said of values
+ *                      that are not what they should be
  *
  * Each may call those below it. */
 #ifndef DECODE_INTERNAL_H
@@ -32,8 +32,8 @@ struct decode_reader {
 attn_status decode_tensor(const struct decode_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                           attn_error *err);
 
-/* For a reader, before the bytes arrive: is the size that a body says of a tensor's bytes what its shape and dtype need? `what`:
- * how it calls that size. A shape that cannot be is not looked at: decode_tensor() refuses it. */
+/* For a reader, before the bytes arrive: is the size that a body says of a tensor's bytes what its shape and dtype
+ * need? `what`: how it calls that size. A shape that cannot be is not looked at: decode_tensor() refuses it. */
 attn_status decode_size(attn_tensor_id id, const cJSON *of_shape, const proto_dtype *dtype, const char *what,
                         int64_t size, const char *pointer, attn_error *err);
 

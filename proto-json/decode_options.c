@@ -1,4 +1,5 @@
-/* decode_options.c: the members that are not tensors, one row of proto_options[] for each, and the operations. See decode.c. */
+/* decode_options.c: the members that are not tensors, one row of proto_options[] for each, and the operations.
+ * See decode.c. */
 #include "decode_internal.h"
 
 #include <math.h>

@@ -1,4 +1,5 @@
-/* decode_tensors.c: members that are tensors, and what is said of values that are not what they should be. See decode.c. */
+/* decode_tensors.c: members that are tensors, and what is said of values that are not what they should be.
+ * See decode.c. */
 #include "decode_internal.h"
 
 #include <stdint.h>

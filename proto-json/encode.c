@@ -3,8 +3,8 @@
  * An answer is a list of pieces, made (and measured, which for arrays of numbers takes as long as writing them) before
  * the first byte leaves, so that its length is known:
  *
- *     {"out":{"shape":[1,64,4,64],"dtype":"float16","data":"  |  base64 of out  |  "},"lse":{ ...  |  base64 of lse  | ... }
- *       text                                                    tensor             text              tensor            text
+ *   {"out":{"shape":[1,64,4,64],"dtype":"float16","data":" |  base64 of out  | "},"lse":{ ... |  base64 of lse  | ... }
+ *     text                                                    tensor            text             tensor            text
  *
  * Text pieces lie in one small buffer. Tensor pieces are only pointers: reading turns their bytes into base64 (or
  * numbers, or copies them) straight in the caller's buffer, so that no answer exists twice.
@@ -42,7 +42,8 @@ struct piece {
 
 enum {
     TOKEN_BYTES = 2 * ATTN_MAX_RANK + 1 + NUMBERS_TEXT_MAX, /* "]],[[-1.5": the brackets and one number */
-    /* Of text in one problem's answer: an error, or facts, names and shapes of its outputs (a shape has at most 168 bytes). */
+    /* Of text in one problem's answer: an error, or facts, names and shapes of its outputs (a shape has at most 168
+     * bytes). */
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + 256 * ATTN_TENSOR_COUNT,
 };
 

@@ -11,8 +11,8 @@ enum { ENCODE_PROBLEM_BYTES = 4096 }; /* of a problem document, at most; of fact
 /* The text of the answer. What has been written since the last tensor goes before the next one. */
 struct text *encode_text(proto_encoder *encoder);
 
-/* The tensor comes here: its bytes as they are, in base64, as an array of numbers, nested as its shape says, or as a flat list in
- * which what is not finite has no quotes, as KServe's clients read it. Outputs are C-contiguous. */
+/* The tensor comes here: its bytes as they are, in base64, as an array of numbers, nested as its shape says, or as a
+ * flat list in which what is not finite has no quotes, as KServe's clients read it. Outputs are C-contiguous. */
 typedef enum encode_as { ENCODE_BYTES, ENCODE_BASE64, ENCODE_ARRAY, ENCODE_LIST } encode_as;
 void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as as);
 

@@ -3,7 +3,8 @@
  * PROTO_ERROR_MAP in proto.h is the whole list: HTTP status, slug, title. The sentence (`detail`) comes from where
  * the fault was found and goes out as it is, so it may hold anything a client sent. Two invariants:
  *   1. What proto_error_write() writes is always one valid JSON object, whatever the strings hold and however small the
- *      buffer: control characters are escaped, bytes that are no UTF-8 become '?', and texts are cut between characters.
+ *      buffer: control characters are escaped, bytes that are no UTF-8 become '?',
+ *      and texts are cut between characters.
  *   2. When the buffer is short, `detail` and `error` are shortened first; then pointer and request_id are left out. */
 #include "proto.h"
 

@@ -1,11 +1,12 @@
 /* format.h: what a format of bodies is: functions that read one and functions that write one. proto.h names the formats
- * (proto_json, proto_safetensors, proto_kserve), decode.c and encode.c call them and do what all have in common. A new format is a file
- * with a `const proto_format` in it.
+ * (proto_json, proto_safetensors, proto_kserve), decode.c and encode.c call them and do what all have in common. A new
+ * format is a file with a `const proto_format` in it.
  *
  *     body -> feed() ... finish() -> a tree of problems, as JSON has them, and lifted values   -> decode.c: every check
  *     results, tensors            -> write(): pieces of text and of tensors (encode.h)         -> encode.c: in blocks
  *
- * So a reader turns names, shapes and options into what a JSON body would have said, and finds nothing but its own faults. */
+ * So a reader turns names, shapes and options into what a JSON body would have said,
+ * and finds nothing but its own faults. */
 #ifndef FORMAT_H
 #define FORMAT_H
 
@@ -31,8 +32,8 @@ struct format_body {
 };
 
 struct proto_format {
-    /* Bodies. `reader` is what open() returned, NULL: out of memory. feed() gives an error for ever once it has given it.
-     * finish() is called once, when all has been fed. */
+    /* Bodies. `reader` is what open() returned, NULL: out of memory. feed() gives an error for ever once it has given
+     * it. finish() is called once, when all has been fed. */
     void *(*open)(const proto_limits *limits, const proto_memory *memory);
     void (*close)(void *reader);                                               /* NULL is fine */
     void (*begin)(void *reader, const proto_model *model, int64_t json_bytes); /* proto_decoder_kserve(); or NULL */

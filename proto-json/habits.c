@@ -228,7 +228,8 @@ const char *habit_of(const char *place, const char *word)
 
 const char *habit_dtype(const char *word, char name[HABIT_DTYPE_BYTES])
 {
-    /* torch.float16, dtype('float16'), <class 'jax.numpy.float16'>: the last word; "<f4": behind NumPy's order of bytes */
+    /* torch.float16, dtype('float16'), <class 'jax.numpy.float16'>: the last word;
+     * "<f4": behind NumPy's order of bytes */
     size_t end = strlen(word), begin;
     while (end > 0 && !isalnum((unsigned char)word[end - 1])) end--;
     for (begin = end; begin > 0 && (isalnum((unsigned char)word[begin - 1]) || word[begin - 1] == '_');) begin--;

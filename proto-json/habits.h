@@ -1,5 +1,6 @@
 /* habits.h: what people write who come from other programs, and what is written here. Only tables, looked at once
- * something has been refused: a good request never gets here. A new habit is a word in a row of habits.c, or a new row. */
+ * something has been refused: a good request never gets here. A new habit is a word in a row of habits.c,
+ * or a new row. */
 #ifndef HABITS_H
 #define HABITS_H
 
@@ -13,8 +14,8 @@
 #define HABIT_DTYPE  "dtype"  /* a dtype; the cure is its name here */
 /* Other places have the name of the option whose value, or of the tensor whose dtype, the word is. */
 
-/* Words that mean the same in some places, both with spaces between them, and what to do about each. A 'name' in a cure for a
- * member is one that is taken in all of these places. */
+/* Words that mean the same in some places, both with spaces between them, and what to do about each. A 'name' in a cure
+ * for a member is one that is taken in all of these places. */
 struct habit {
     const char *places, *words, *cure;
 };
@@ -29,12 +30,12 @@ const char *habit_dtype(const char *word, char name[HABIT_DTYPE_BYTES]);
 /* ">f4": bytes the other way round. */
 bool habit_big_endian(const char *dtype);
 
-/* Text that is no base64: `head` is how it begins, as far as it is base64, cut after some characters; `position` is that of
- * the character found. What it is taken for, and the cure; NULL: unknown. */
+/* Text that is no base64: `head` is how it begins, as far as it is base64, cut after some characters; `position` is
+ * that of the character found. What it is taken for, and the cure; NULL: unknown. */
 const char *habit_text(const char *head, uint64_t position, char found);
 
-/* Were the bytes made of text that was all hexadecimal digits, as base64 is not by chance? A "0x" may stand in front. Of
- * many bytes the first are looked at. */
+/* Were the bytes made of text that was all hexadecimal digits, as base64 is not by chance? A "0x" may stand in front.
+ * Of many bytes the first are looked at. */
 bool habit_is_hex(const uint8_t *bytes, size_t count);
 extern const char habit_hex[];         /* what to do about it */
 extern const char habit_typed_array[]; /* and about one that JSON.stringify() has made an object of */
@@ -42,8 +43,8 @@ extern const char habit_typed_array[]; /* and about one that JSON.stringify() ha
 /* Bytes that are a file around the tensor: what it is, and the cure; NULL: unknown. */
 const char *habit_bytes(const uint8_t *bytes, size_t count);
 
-/* A character that cannot stand at byte `at` of a body, `value`: where a value must begin, `name`: where a member's name
- * must, `end`: behind the value. In brackets behind the message; "": unknown. */
+/* A character that cannot stand at byte `at` of a body, `value`: where a value must begin, `name`: where a member's
+ * name must, `end`: behind the value. In brackets behind the message; "": unknown. */
 struct habit_place {
     uint64_t at;
     bool value, name, end;

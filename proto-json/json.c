@@ -1,7 +1,7 @@
 /* json.c: JSON as a format of bodies and answers: scan.c reads it, and an answer is an object of tensors and facts.
  *
- * A body without a content type, or with the wrong one, is read as JSON. The first bytes are kept until it can be said whether
- * they are those of a safetensors file: of all that is no JSON the one with a cure. */
+ * A body without a content type, or with the wrong one, is read as JSON. The first bytes are kept until it can be said
+ * whether they are those of a safetensors file: of all that is no JSON the one with a cure. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

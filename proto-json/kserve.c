@@ -1,15 +1,17 @@
 /* kserve.c: bodies and answers of KServe v2 with Triton's binary tensor extension.
  *
- *     | {"inputs": [{"name": "q", "shape": [...], "datatype": "FP16", "parameters": {"binary_data_size": 64}}, ...],  | q | k | v |
- *     |  "parameters": {"causal": true}, "outputs": [{"name": "out"}]}                                                 |
- *     | JSON: as many bytes as Inference-Header-Content-Length says, or all of the body                               | bytes     |
+ *   | {"inputs": [{"name": "q", "shape": [...], "datatype": "FP16",                                  | q | k | v |
+ *   |              "parameters": {"binary_data_size": 64}}, ...],                                    |           |
+ *   |  "parameters": {"causal": true}, "outputs": [{"name": "out"}]}                                 |           |
+ *   | JSON: as many bytes as Inference-Header-Content-Length says, or all of the body                | bytes     |
  *
  * The JSON goes through a scanner, which takes arrays of numbers out of it as it arrives. Once it is complete its tree
- * becomes that of a JSON body (kserve_json.c): an input becomes the member of its name, a parameter the option of its name, and the names
- * of outputs become `outputs`. All checks of names, shapes and options are decode.c's then, at the end of the body; but the sizes of
- * binary inputs are held against their shapes at once, so that none of them makes the bytes of another look wrong. What
- * follows the JSON goes straight to the caller's memory, each tensor to a boundary of 64. An input in shared memory has its
- * place there too, behind the others: whoever decodes has it filled, once the body is complete; in the memory of a GPU it stays
+ * becomes that of a JSON body (kserve_json.c): an input becomes the member of its name, a parameter the option of its
+ * name, and the names of outputs become `outputs`. All checks of names, shapes and options are decode.c's then, at the
+ * end of the body; but the sizes of binary inputs are held against their shapes at once, so that none of them makes the
+ * bytes of another look wrong. What follows the JSON goes straight to the caller's memory, each tensor to a boundary of
+ * 64. An input in shared memory has its place there too, behind the others: whoever decodes has it filled, once the
+ *     body is complete; in the memory of a GPU it stays
  * where it is.
  *
  * Invariants:

@@ -1,5 +1,5 @@
-/* kserve_internal.h: what kserve.c, which takes the bytes of a body and writes answers, and kserve_json.c, which reads what the
- * body's JSON says, share; format.h is what others see. */
+/* kserve_internal.h: what kserve.c, which takes the bytes of a body and writes answers, and kserve_json.c, which reads
+ * what the body's JSON says, share; format.h is what others see. */
 #ifndef KSERVE_INTERNAL_H
 #define KSERVE_INTERNAL_H
 

@@ -1,4 +1,5 @@
-/* kserve_json.c: the JSON of a KServe request: its tree becomes that of a JSON body, and each tensor gets its place. See kserve.c. */
+/* kserve_json.c: the JSON of a KServe request: its tree becomes that of a JSON body,
+ * and each tensor gets its place. See kserve.c. */
 #include "kserve_internal.h"
 
 #include <stdint.h>
@@ -17,8 +18,8 @@ static attn_status no_memory(struct kserve_reader *r)
     return attn_fail(&r->error, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* "/inputs/2/datatype" and "q: datatype", for what may have to be said of them. (printf() took longer over these than all else over a
- * request.) */
+/* "/inputs/2/datatype" and "q: datatype", for what may have to be said of them. (printf() took longer over these than
+ * all else over a request.) */
 static void point_to(tree_member pointer, const char *list, int index, const char *rest)
 {
     struct text t = text_in(pointer, sizeof(tree_member));
@@ -468,8 +469,8 @@ static attn_status add_number(struct kserve_reader *r, const char *name, int64_t
     return cJSON_AddStringToObject(r->root, name, tagged) ? ATTN_OK : no_memory(r);
 }
 
-/* "[-1,0]": parameters are strings, numbers and bools, so an array is the string of its JSON. *value stays NULL where it is
- * none, for decode.c to say so. */
+/* "[-1,0]": parameters are strings, numbers and bools, so an array is the string of its JSON. *value stays NULL where
+ * it is none, for decode.c to say so. */
 static attn_status parse(struct kserve_reader *r, const char *text, cJSON **value)
 {
     const attn_status status = tree_of_text(text, &r->limits, &r->values, value);

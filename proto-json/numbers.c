@@ -23,9 +23,10 @@
  * ("the grid"). Hence
  *
  *   1. x = w * 10^e in double arithmetic, wrong by less than 4 units in the last of its 53 places.
- *   2. The 28 places behind the 25th say how near a grid point is. Of random numbers all but one in 10^7 are far: x does.
- *   3. Otherwise the truth is compared with that grid point, in integers (128 bits, or as many as 768 digits need), and the
- *      result is the grid point itself, or the double just above or below it.
+ *   2. The 28 places behind the 25th say how near a grid point is.
+ *      Of random numbers all but one in 10^7 are far: x does.
+ *   3. Otherwise the truth is compared with that grid point, in integers (128 bits, or as many as 768 digits need), and
+ *      the result is the grid point itself, or the double just above or below it.
  *
  * Rounding such a double to any of the dtypes gives what rounding the decimal number itself gives, ties included.
  * That is also why an array may be kept as such doubles while its dtype is not known (data before dtype), with

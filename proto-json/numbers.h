@@ -11,7 +11,8 @@
  *     again: status = numbers_read(&r, text, count, out, room, &taken, &written);
  *       NUMBERS_MORE   all of it taken; give it the next piece
  *       NUMBERS_FULL   out has no room for the next element; go on with text + taken and more room
- *       NUMBERS_DONE   the outermost ']' was taken; what follows is text + taken.  r.rank, r.shape, r.elements are final
+ *       NUMBERS_DONE   the outermost ']' was taken; what follows is text + taken.  r.rank, r.shape,
+ *                      r.elements are final
  *       NUMBERS_BAD    r.error says why, r.offset where
  *
  * Grammar: strictly JSON's (RFC 8259), so that 007, 1., .5, +1, 1e, NaN are refused at the offending character. For
@@ -23,8 +24,8 @@
  * "Infinity" in float8_e4m3fn, which has none. int32 and uint8 take integer literals in range: 1.0 and 1e3 are
  * refused. -0 is zero there, and keeps its sign in a floating dtype. Nothing here looks at the locale.
  *
- * With bare_words, set after numbers_begin(), the words may also stand without quotes, as some programs write them though JSON has
- * none, and true and false stand for 1 and 0 in uint8.
+ * With bare_words, set after numbers_begin(), the words may also stand without quotes, as some programs write them
+ * though JSON has none, and true and false stand for 1 and 0 in uint8.
  *
  * Shape: nesting must be regular: every array of one depth has the same number of elements. rank is the depth, at
  * most NUMBERS_RANK. A flat list has rank 1: the caller decides whether it may stand for another shape.

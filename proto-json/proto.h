@@ -63,8 +63,8 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
 
 /* ---- dtypes ------------------------------------------------------------------------------------------------------ */
 
-/* dtypes that are converted while they are decoded: wire name, safetensors name, KServe name, bytes in base64, what they
- * become. Values must fit: int64 those of int32, bool 0 or 1. All other dtypes are those of ATTN_DTYPE_MAP. */
+/* dtypes that are converted while they are decoded: wire name, safetensors name, KServe name, bytes in base64, what
+ * they become. Values must fit: int64 those of int32, bool 0 or 1. All other dtypes are those of ATTN_DTYPE_MAP. */
 #define PROTO_DTYPE_MAP(X)             \
     X("int64", "I64", "INT64", 8, I32) \
     X("bool", "BOOL", "BOOL", 1, U8)
@@ -85,8 +85,8 @@ const char *proto_dtype_list(attn_tensor_id id, char text[PROTO_DTYPE_LIST_BYTES
 
 /* ---- Formats ----------------------------------------------------------------------------------------------------- */
 
-/* Do these bytes begin like a safetensors file? It takes PROTO_SAFETENSORS_MARK of them: a length below 2^32 in 8 bytes, and
- * '{'. No JSON has such a NUL. */
+/* Do these bytes begin like a safetensors file? It takes PROTO_SAFETENSORS_MARK of them: a length below 2^32 in 8
+ * bytes, and '{'. No JSON has such a NUL. */
 enum { PROTO_SAFETENSORS_MARK = 9 };
 bool proto_is_safetensors(const void *bytes, size_t count);
 
@@ -95,8 +95,8 @@ typedef struct proto_format proto_format;
 extern const proto_format proto_json, proto_safetensors, proto_kserve;
 const char *proto_media(const proto_format *format); /* its content type */
 
-/* What a body asks for: an attn_op, or one of these, whose keys and values stay at the server (the caller of the decoder
- * fills in the problem). */
+/* What a body asks for: an attn_op, or one of these, whose keys and values stay at the server (the caller of the
+ * decoder fills in the problem). */
 typedef int proto_op;
 enum {
     PROTO_OP_DECODE = ATTN_OP_BACKWARD + 1, /* a forward whose keys and values are those of caches */
@@ -138,8 +138,9 @@ typedef struct proto_limits {
 enum { PROTO_MAX_DEPTH = 64 }; /* of limits.depth; more is taken as this */
 
 /* Of the header of a safetensors body, and of the JSON of a KServe body but for its arrays of numbers, where
- * limits.skeleton_bytes is not less. It says where the data go that come behind it, so the thread that receives them reads
- * it at once: 3 ms for so much at the very most. 64 tensors with their shapes take 10 KiB, PROTO_MAX_CACHES ids as Python writes them 46. */
+ * limits.skeleton_bytes is not less. It says where the data go that come behind it, so the thread that receives them
+ * reads it at once: 3 ms for so much at the very most. 64 tensors with their shapes take 10 KiB, PROTO_MAX_CACHES ids
+ * as Python writes them 46. */
 enum { PROTO_HEADER_BYTES = 64 << 10 };
 
 /* Where tensor bytes land. grow() provides at least `bytes` in one piece at *base, 64-byte aligned, keeping what is
@@ -152,9 +153,9 @@ typedef struct proto_memory {
     void *context;
 } proto_memory;
 
-/* What a decoder asks of grow() at most for a body of so many bytes, as long as it holds no more than `tensors` of them:
- * for a caller that knows Content-Length. Arrays of numbers in JSON may need more: "0," is two bytes of text and up to
- * eight of memory. */
+/* What a decoder asks of grow() at most for a body of so many bytes, as long as it holds no more than `tensors` of
+ * them: for a caller that knows Content-Length. Arrays of numbers in JSON may need more: "0," is two bytes of text and
+ * up to eight of memory. */
 size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int tensors);
 
 typedef enum proto_encoding { PROTO_BASE64, PROTO_ARRAY } proto_encoding;
@@ -172,7 +173,7 @@ typedef struct proto_item {
     int64_t verify_rows;                 /* 0: none, PROTO_VERIFY_ALL */
     bool save;                           /* forward: keep for one backward */
     char context[PROTO_CONTEXT_BYTES];   /* backward: id of what a forward saved; empty: none. The problem then holds
-                                                  * only dout and dlse, is unchecked, and the caller fills in the rest */
+                                          * only dout and dlse, is unchecked, and the caller fills in the rest */
     char (*caches)[PROTO_CONTEXT_BYTES]; /* decode: ids, a row of q for each. The problem is unchecked, k and v are what
                                           * is to be appended, and the caller fills in the rest */
     int cache_count;
@@ -183,8 +184,8 @@ typedef struct proto_item {
 
 /* ---- The options: one row a member of a problem that is no tensor ---------------------------------------------------
  *
- * decode_options.c reads the members by this table and the OpenAPI document is written from it (the tensors' rows are attn_tensors[]
- * of kernels/attention.h). A new option is a new row. */
+ * decode_options.c reads the members by this table and the OpenAPI document is written from it (the tensors' rows are
+ * attn_tensors[] of kernels/attention.h). A new option is a new row. */
 
 enum { PROTO_PRIORITY_USUAL = 128 }; /* what a priority of 0 is */
 
@@ -199,8 +200,8 @@ typedef enum proto_type {
     PROTO_TYPE_DTYPE,   /* name of a dtype of results: float32, float16, bfloat16; attn_dtype */
     PROTO_TYPE_NAMES,   /* array of names of outputs; uint64_t, a bit for each attn_tensor_id */
     PROTO_TYPE_ROWS,    /* an integer as above, or "all"; int64_t, PROTO_VERIFY_ALL */
-    PROTO_TYPE_IDS, /* array of 1 to PROTO_MAX_CACHES of what follows; char (*)[PROTO_CONTEXT_BYTES], and an int behind it */
-    PROTO_TYPE_ID, /* 1 to PROTO_CONTEXT_BYTES - 1 letters, digits, '.', '_' or '-'; char[PROTO_CONTEXT_BYTES] */
+    PROTO_TYPE_IDS,     /* array of 1 to PROTO_MAX_CACHES of what follows; char (*)[PROTO_CONTEXT_BYTES], then an int */
+    PROTO_TYPE_ID,      /* 1 to PROTO_CONTEXT_BYTES - 1 letters, digits, '.', '_' or '-'; char[PROTO_CONTEXT_BYTES] */
 } proto_type;
 
 enum {
@@ -224,7 +225,8 @@ typedef struct proto_option {
 } proto_option;
 
 extern const proto_option proto_options[]; /* a row whose name is NULL ends it */
-/* Is it one of a KServe request's `parameters`? (Which outputs come back, and how they are written, such a request says elsewhere.) */
+/* Is it one of a KServe request's `parameters`? (Which outputs come back, and how they are written,
+ * such a request says elsewhere.) */
 bool proto_is_parameter(const proto_option *option);
 
 /* Does this op take the tensor as an input? */
@@ -251,8 +253,8 @@ typedef struct proto_shared {
 /* May the tensor lie in memory that only a device can read? Not where its values are checked, or converted. */
 bool proto_may_lie_on_device(attn_tensor_id id);
 
-/* KServe: a sequence of Triton's, whose keys and values are in a cache of the server: decode with sequence_id in the place of
- * caches. */
+/* KServe: a sequence of Triton's, whose keys and values are in a cache of the server: decode with sequence_id in the
+ * place of caches. */
 enum { PROTO_SEQUENCE_BYTES = 64 };
 typedef struct proto_sequence {
     char id[PROTO_SEQUENCE_BYTES]; /* empty: the request has none */
@@ -285,8 +287,8 @@ typedef struct proto_call {
     proto_input inputs[ATTN_TENSOR_COUNT];
 } proto_call;
 
-/* Of a fault in the problem that was found later than proto_decoder_finish(): err->member, a pointer into a problem as JSON has
- * it, becomes one into the body as it was sent. Once is enough, twice is the same. */
+/* Of a fault in the problem that was found later than proto_decoder_finish(): err->member, a pointer into a problem as
+ * JSON has it, becomes one into the body as it was sent. Once is enough, twice is the same. */
 void proto_call_locate(const proto_call *call, attn_error *err);
 
 /* INVALID where that format has no room for the answer: of several problems in one body. */
@@ -317,9 +319,9 @@ attn_status proto_decoder_feed(proto_decoder *decoder, const void *bytes, size_t
 size_t proto_decoder_skeleton_bytes(const proto_decoder *decoder);
 
 /* The body is complete, and refers to shared memory: *count tensors, inputs first. None is the usual case. Then, before
- * proto_decoder_finish(), the caller has room made for the inputs and fills it, each with its bytes; without that the body is
- * refused. An input whose `device` the caller has set gets no room: its tensor is there, and nothing reads it. The list is the
- * decoder's. */
+ * proto_decoder_finish(), the caller has room made for the inputs and fills it, each with its bytes; without that the
+ * body is refused. An input whose `device` the caller has set gets no room: its tensor is there, and nothing reads it.
+ * The list is the decoder's. */
 attn_status proto_decoder_shared(proto_decoder *decoder, proto_shared **shared, int *count, attn_error *err);
 attn_status proto_decoder_shared_room(proto_decoder *decoder, attn_error *err);
 
@@ -352,14 +354,15 @@ attn_status proto_index_read(const void *body, size_t bytes, bool *ready, attn_e
 
 /* {"length": n}; *length -1: it is not given, where it need not be. An empty body is {}. */
 attn_status proto_length_read(const void *body, size_t bytes, bool required, int64_t *length, attn_error *err);
-/* The body with which Triton's clients register a region of shared memory: {"key": "/x", "offset": 0, "byte_size": 64}. `offset`
- * may be left out. INVALID, with a pointer into it. */
+/* The body with which Triton's clients register a region of shared memory: {"key": "/x", "offset": 0, "byte_size": 64}.
+ * `offset` may be left out. INVALID, with a pointer into it. */
 typedef struct proto_region {
     char key[PROTO_REGION_BYTES];
     int64_t offset, bytes; /* up to 2^53 */
 } proto_region;
 attn_status proto_region_read(const void *body, size_t bytes, proto_region *region, attn_error *err);
-/* The same of a GPU's memory: {"raw_handle": {"b64": "..."}, "device_id": 0, "byte_size": 64}. All of it must be given. */
+/* The same of a GPU's memory: {"raw_handle": {"b64": "..."}, "device_id": 0, "byte_size": 64}.
+ * All of it must be given. */
 typedef struct proto_cuda_region {
     uint8_t handle[ATTN_HANDLE_BYTES];
     int64_t device, bytes; /* up to 2^53 */
@@ -368,7 +371,8 @@ attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_re
 
 /* ---- Encoding ---------------------------------------------------------------------------------------------------- */
 
-/* Stages of a request, in order; also the parts of Server-Timing. timing_us has some of them, and in `compute` the launch too.
+/* Stages of a request, in order; also the parts of Server-Timing. timing_us has some of them,
+ * and in `compute` the launch too.
  *   prepare   the device's thread chooses kernels and takes memory, until the device has begun
  *   launch    the device stands between its copies and its kernels, which are not on the stream yet */
 #define PROTO_STAGE_MAP(X) X(recv) X(decode) X(queue) X(prepare) X(copy_in) X(launch) X(compute) X(copy_out) X(encode)
@@ -398,11 +402,11 @@ typedef struct proto_result {
 
 typedef struct proto_encoder proto_encoder;
 
-/* The 200 answer to `call`, in the format call->answer: results[i] and the output tensors of items[i]. Borrows call, results and the tensors'
- * memory until proto_encoder_free(). With array encoding the numbers are formatted twice: once only to know the
- * length (proto_encoder_measure), and again while they are read, so that their text never lies in memory. request_id goes into problem
- * documents of failed items of an envelope. A failed call that is no envelope has no 200 answer: its error is
- * returned. */
+/* The 200 answer to `call`, in the format call->answer: results[i] and the output tensors of items[i]. Borrows call,
+ * results and the tensors' memory until proto_encoder_free(). With array encoding the numbers are formatted twice: once
+ * only to know the length (proto_encoder_measure), and again while they are read, so that their text never lies in
+ * memory. request_id goes into problem documents of failed items of an envelope. A failed call that is no envelope has
+ * no 200 answer: its error is returned. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
 /* Measures at most `elements` more numbers of arrays, some 0.1 to 0.3 us each; true when nothing is left to measure. */

@@ -1,5 +1,5 @@
-/* region.c: the bodies with which Triton's clients register regions of shared memory: of the system, and of a GPU. Each is an object
- * with a few members, which are a table. */
+/* region.c: the bodies with which Triton's clients register regions of shared memory: of the system, and of a GPU. Each
+ * is an object with a few members, which are a table. */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>

@@ -5,10 +5,10 @@
  *     |                               |  "__metadata__": {"causal": "true"}}                             |          |
  *
  * The header is small; it goes through a scanner as it arrives, so that it is JSON to the letter and within the limits.
- * Once it is complete, its tree becomes that of a JSON body: data_offsets become `data`, the index of a lifted value, and
- * what the strings of __metadata__ hold become options. All checks of names, shapes, dtypes and options are decode.c's
- * then, at the end of the body. Checked here is what says where data are, for they come next: they go straight to the
- * caller's memory, each tensor to a boundary of 64, wherever it was in the file.
+ * Once it is complete, its tree becomes that of a JSON body: data_offsets become `data`, the index of a lifted value,
+ * and what the strings of __metadata__ hold become options. All checks of names, shapes, dtypes and options are
+ * decode.c's then, at the end of the body. Checked here is what says where data are, for they come next: they go
+ * straight to the caller's memory, each tensor to a boundary of 64, wherever it was in the file.
  *
  * Invariants:
  *   1. The state between two bytes is in struct reader alone; a body gives the same result however it is split.
@@ -186,7 +186,8 @@ static attn_status place(struct reader *r)
 
 /* ---- Options of the header --------------------------------------------------------------------------------------- */
 
-/* Is it a string in JSON, whatever it says? Then it may stand in the string of __metadata__ without quotes of its own. */
+/* Is it a string in JSON, whatever it says? Then it may stand in the string of __metadata__ without quotes of its
+ * own. */
 static bool is_word(proto_type type)
 {
     return type == PROTO_TYPE_CHOICE || type == PROTO_TYPE_DTYPE || type == PROTO_TYPE_ID;
@@ -209,7 +210,8 @@ static const char *json_of_bool(const char *text)
     return !strcmp(text, "True") ? "true" : !strcmp(text, "False") ? "false" : text;
 }
 
-/* What a string of __metadata__ stands for: the JSON in it, or else itself, for decode.c to say what is wrong with it. */
+/* What a string of __metadata__ stands for: the JSON in it, or else itself,
+ * for decode.c to say what is wrong with it. */
 static attn_status option(struct reader *r, const char *name, const char *text)
 {
     const proto_option *o = proto_options;

@@ -4,8 +4,8 @@
  * The value of every member named `data`, be it a string or an array, is lifted: decoded at once into memory that
  * the caller provides, and replaced in the skeleton by its number. All else is copied. In the skeleton
  *     a number is a lifted value: an index into scan_lifts()
- *     a string begins with SCAN_STRING (then the client's string follows) or SCAN_NUMBER (then the digits of a number as the
- *     client wrote them), so that integers of 64 bits stay exact and no client can forge a lifted value:
+ *     a string begins with SCAN_STRING (then the client's string follows) or SCAN_NUMBER (then the digits of a number
+ *     as the client wrote them), so that integers of 64 bits stay exact and no client can forge a lifted value:
  *
  *     {"q": {"shape": [2, 3], "dtype": "float16", "data": "AAEC..."}, "causal": true}
  *     {"q":{"shape":["n2","n3"],"dtype":"sfloat16","data":0},"causal":true}
@@ -60,8 +60,8 @@ typedef struct scan scan;
 scan *scan_new(const proto_limits *limits, const proto_memory *memory);
 /* For JSON without tensor values: nothing is lifted. Its first byte is byte `at` of the body. */
 scan *scan_new_plain(const proto_limits *limits, uint64_t at);
-/* For KServe's JSON, as its clients write it: the dtype of `data` is called `datatype`, and inside `data` what is not finite, and
- * true and false of bools, stand without quotes. */
+/* For KServe's JSON, as its clients write it: the dtype of `data` is called `datatype`, and inside `data` what is not
+ * finite, and true and false of bools, stand without quotes. */
 scan *scan_new_kserve(const proto_limits *limits, const proto_memory *memory);
 void scan_free(scan *s); /* NULL is fine */
 
@@ -88,8 +88,8 @@ struct scan_room *scan_room(scan *s);
 
 /* Makes room for `bytes` behind the first `used`, which may move. */
 attn_status scan_make_room(struct scan_room *room, size_t used, size_t bytes, attn_error *err);
-/* Copies the next bytes of a lifted value that stands in the body as it is, and has `size` of them: as many of the `count`
- * as it lacks. */
+/* Copies the next bytes of a lifted value that stands in the body as it is, and has `size` of them: as many of the
+ * `count` as it lacks. */
 attn_status scan_take(struct scan_room *room, scan_lift *lift, uint64_t size, const void *bytes, size_t count,
                       size_t *taken, attn_error *err);
 

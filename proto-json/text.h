@@ -1,12 +1,12 @@
 /* text.h: text, written and read: a builder that never writes past its end, numbers, UTF-8, likeness of names.
  *
- * It lies here, below the server, because requests and answers need it as much as log lines and options do. Only what one
- * place needs stands in that place: the incremental reader of numbers (numbers.h), the scanner's state inside a character
- * that a piece of the body cuts (scan.c), a header's own grammar (server/http/http_head.h).
+ * It lies here, below the server, because requests and answers need it as much as log lines and options do. Only what
+ * one place needs stands in that place: the incremental reader of numbers (numbers.h), the scanner's state inside a
+ * character that a piece of the body cuts (scan.c), a header's own grammar (server/http/http_head.h).
  *
  * What must be quick is inline: an answer has two dozen integers, a log line five, and printf() takes longer over them
- * than base64 over a small tensor. Nothing here depends on the locale but text_put_double(), and the program never leaves
- * that of C. */
+ * than base64 over a small tensor. Nothing here depends on the locale but text_put_double(), and the program never
+ * leaves that of C. */
 #ifndef TEXT_H
 #define TEXT_H
 
@@ -19,10 +19,10 @@
 
 typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
 
-/* A text that is being built, in a buffer of the caller's or in memory that grows. A piece that would make it longer than
- * `limit`, or for which there is no memory, is left out whole; from then on nothing is added, so that a text never has a
- * hole, and one look at `failure` at the end is enough. at[used] is NUL all the time, after a failure too; only a growing
- * text that has never had a piece, or never memory, has at == NULL, and a buffer of 0 bytes has no NUL. */
+/* A text that is being built, in a buffer of the caller's or in memory that grows. A piece that would make it longer
+ * than `limit`, or for which there is no memory, is left out whole; from then on nothing is added, so that a text never
+ * has a hole, and one look at `failure` at the end is enough. at[used] is NUL all the time, after a failure too; only a
+ * growing text that has never had a piece, or never memory, has at == NULL, and a buffer of 0 bytes has no NUL. */
 struct text {
     char *at;
     size_t used;  /* bytes, without the NUL */
@@ -116,8 +116,8 @@ static inline int text_hex_digit(unsigned char c)
     return c >= '0' && c <= '9' ? c - '0' : lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
 }
 
-/* How many bytes from `p` on, before `end`, stand for themselves in a JSON string: printable ASCII but for the quote and the backslash.
- * Eight at a time: in each byte of `odd` the top bit is set where it is one of the others. */
+/* How many bytes from `p` on, before `end`, stand for themselves in a JSON string: printable ASCII but for the quote
+ * and the backslash. Eight at a time: in each byte of `odd` the top bit is set where it is one of the others. */
 static inline size_t text_plain_run(const char *p, const char *end)
 {
     const char *const begin = p;
@@ -156,7 +156,8 @@ size_t text_cut(const char *text, size_t room);
 
 /* ---- Names that nobody knows ------------------------------------------------------------------------------------- */
 
-/* The known name that is most like an unknown one. Start with .unknown, and .distance one above what is still like it. */
+/* The known name that is most like an unknown one. Start with .unknown,
+ * and .distance one above what is still like it. */
 struct text_nearest {
     const char *unknown;
     const char *name; /* NULL: none is like it */

@@ -96,8 +96,9 @@ void tree_forget(struct tree_memory *memory)
 
 /* ---- Skeletons --------------------------------------------------------------------------------------------------- */
 
-/* What a scanner has written is JSON without white space, whose only numbers are indexes, so there is nothing to check. (cJSON's own
- * reader takes ten instructions and more for a character.) All that take move *at behind what they read; NULL: no memory. */
+/* What a scanner has written is JSON without white space, whose only numbers are indexes, so there is nothing to check.
+ * (cJSON's own reader takes ten instructions and more for a character.) All that take move *at behind what they read;
+ * NULL: no memory. */
 
 static cJSON *new_value(int type)
 {
@@ -287,7 +288,8 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-/* A word of plain characters, in quotes, becomes the last of a list. Returns what is behind it; NULL: it is none, or too long for one. */
+/* A word of plain characters, in quotes, becomes the last of a list. Returns what is behind it; NULL: it is none,
+ * or too long for one. */
 static const char *take_word(const char *text, const char *end, cJSON *list)
 {
     if (*text++ != '"') return NULL;
@@ -307,8 +309,8 @@ static const char *take_word(const char *text, const char *end, cJSON *list)
     return text + length + 1;
 }
 
-/* Of text that is a list of words, such as the ids of caches, of which there may be a thousand: the same tree in a fifth of the time.
- * NULL: it is something else, or there is a reason to refuse it, which the long way finds. */
+/* Of text that is a list of words, such as the ids of caches, of which there may be a thousand: the same tree in a
+ * fifth of the time. NULL: it is something else, or there is a reason to refuse it, which the long way finds. */
 static cJSON *list_of_words(const char *text, size_t bytes, int most, int *values)
 {
     const char *const end = text + bytes;

@@ -15,8 +15,9 @@
 cJSON *tree_parse(const char *text, size_t bytes); /* to be deleted by this thread, before it makes the next one */
 cJSON *tree_keep(const char *text, size_t bytes);  /* stays as long as it is wanted, wherever it is wanted */
 
-/* Memory of trees that are read once and forgotten together. Between tree_enter() and tree_leave() this thread makes trees in it alone:
- * tree_keep(), tree_of_text() and cJSON's own functions; cJSON_Delete() does nothing. Zeros are an empty one. */
+/* Memory of trees that are read once and forgotten together. Between tree_enter() and tree_leave() this thread makes
+ * trees in it alone: tree_keep(), tree_of_text() and cJSON's own functions; cJSON_Delete() does nothing.
+ * Zeros are an empty one. */
 struct tree_block;
 struct tree_memory {
     struct tree_block *last;
@@ -25,8 +26,9 @@ struct tree_memory {
 void tree_enter(struct tree_memory *memory);
 void tree_leave(void);
 void tree_forget(struct tree_memory *memory); /* all that was made in it; it is empty then */
-/* Of JSON that stands in a string of the client's; *value stays NULL where it is none. *values counts what has been read of
- * limits->values so far; TOO_LARGE: that is passed, or another limit. To be deleted with cJSON_Delete(), unless it is in a memory. */
+/* Of JSON that stands in a string of the client's; *value stays NULL where it is none. *values counts what has been
+ * read of limits->values so far; TOO_LARGE: that is passed, or another limit. To be deleted with cJSON_Delete(),
+ * unless it is in a memory. */
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value);
 void tree_delete(cJSON *root); /* of either kind; NULL is fine */
 
@@ -49,8 +51,8 @@ const char *tree_describe(const cJSON *value, char quote[TREE_QUOTE_BYTES]);
 enum { TREE_CURE_BYTES = 160 };
 const char *tree_cure(const char *place, const struct text_nearest *best, char cure[TREE_CURE_BYTES]);
 
-/* A pointer of one or two steps into a problem, RFC 6901: ~ and / in names are escaped. Cut at a character's end. Returns
- * `out`. */
+/* A pointer of one or two steps into a problem, RFC 6901: ~ and / in names are escaped. Cut at a character's end.
+ * Returns `out`. */
 typedef char tree_member[sizeof((attn_error *)0)->member];
 const char *tree_pointer(tree_member out, const char *outer, const char *name);
 

@@ -6,10 +6,10 @@
  *
  * Invariants
  * 1. Everything ends HEALTHCHECK_TIMEOUT_MS after the start, whatever the other side does.
- * 2. Only a complete status line "HTTP/1.x 2dd" counts as healthy. A daemon whose port accepts connections but whose threads
- *    hang is not (the kernel accepts for it).
- * 3. Under TLS, which is not spoken here, a TLS record in answer to a ClientHello is the best proof there is: it shows that a
- *    thread of the daemon read ours. It says nothing of readiness, and the line says so. */
+ * 2. Only a complete status line "HTTP/1.x 2dd" counts as healthy. A daemon whose port accepts connections but whose
+ *    threads hang is not (the kernel accepts for it).
+ * 3. Under TLS, which is not spoken here, a TLS record in answer to a ClientHello is the best proof there is: it shows
+ *    that a thread of the daemon read ours. It says nothing of readiness, and the line says so. */
 #include "server/healthcheck.h"
 
 #include <errno.h>

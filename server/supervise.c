@@ -7,12 +7,14 @@
  *   the server ends with      the supervisor
  *   0                         ends with 0: it was drained
  *   64, 69, 78                passes it on: another start would fail the same way
- *   anything else, a signal   starts another: at once, or after 1, 2, 4 ... 30 s when it lived for less than SUPERVISE_SHORT_LIFE_S;
- *                             gives up after SUPERVISE_GIVE_UP such lives in a row and passes its status on
+ *   anything else, a signal   starts another: at once, or after 1, 2, 4 ... 30 s when it lived for less than
+ *                             SUPERVISE_SHORT_LIFE_S; gives up after SUPERVISE_GIVE_UP such lives in a row and passes
+ *                             its status on
  *
- * Signals go to the server: TERM and INT as TERM, HUP as HUP. One that is told to stop ends by itself, if need be by force
- * (signals.h); one that cannot even do that (it is stopped, or its kernel does not come back) is killed SUPERVISE_KILL_MS later. It has a process group of its own, or a Ctrl-C would
- * reach it twice and the second one would mean: do not wait. It dies with its parent (PDEATHSIG). */
+ * Signals go to the server: TERM and INT as TERM, HUP as HUP. One that is told to stop ends by itself, if need be by
+ * force (signals.h); one that cannot even do that (it is stopped, or its kernel does not come back) is killed
+ * SUPERVISE_KILL_MS later. It has a process group of its own, or a Ctrl-C would reach it twice and the second one would
+ * mean: do not wait. It dies with its parent (PDEATHSIG). */
 #include "server/supervise.h"
 
 #include <assert.h>
@@ -115,7 +117,8 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
             if (kill_ms == 0 || at_ms < kill_ms) kill_ms = at_ms;
             stopping = true;
             if (child <= 0) return 0;
-            /* No other server will need them. Held open here, they would let in clients whom nobody serves while this one drains. */
+            /* No other server will need them. Held open here,
+             * they would let in clients whom nobody serves while this one drains. */
             for (int i = 0; i < count; i++) listener_hide(&listeners[i]);
             kill(child, SIGTERM);
             for (int i = 0; i < count; i++) {

@@ -6,8 +6,8 @@
 #include "server/http/listen.h"
 
 /* Runs servers on these sockets until one ends for good; returns the exit status to pass on. The calling process
- * must have no other threads than log.c's, and have called signals_block(). argv is what the servers get. A server that was
- * told to stop and does not end by itself, for which it has `stop_ms` (when told again, `again_ms`), is killed. */
+ * must have no other threads than log.c's, and have called signals_block(). argv is what the servers get. A server that
+ * was told to stop and does not end by itself, for which it has `stop_ms` (when told again, `again_ms`), is killed. */
 int supervise_run(struct listener *listeners, int count, char **argv, int64_t stop_ms, int64_t again_ms);
 
 /* In a server: the sockets that a supervisor left it, in the order of its listeners. -1: there is no supervisor. */

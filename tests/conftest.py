@@ -67,7 +67,8 @@ def shared_server():
 
 @pytest.fixture
 def server(shared_server):
-    """The server that tests share. Each test leaves it as it was; one that kills it fails, and the next gets a new one."""
+    """The server that tests share. Each test leaves it as it was; one that kills it fails,
+    and the next gets a new one."""
     if shared_server.process.poll() is not None:
         shared_server.start()
     mark = len(shared_server.log_bytes())
@@ -108,7 +109,8 @@ def pytest_report_header(config):
 
 @pytest.fixture(scope='session')
 def clone(tmp_path_factory):
-    """A checkout of its own: what git knows, as it stands here, and nothing else. (Without git: everything but build/.)"""
+    """A checkout of its own: what git knows, as it stands here, and nothing else.
+    (Without git: everything but build/.)"""
     root, copy = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'), tmp_path_factory.mktemp('clone')
     listed = shutil.which('git') and subprocess.run(['git', '-C', root, 'ls-files', '-z'], capture_output=True)
     if not listed or listed.returncode != 0:

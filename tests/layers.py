@@ -1,20 +1,20 @@
 """layers.py [BUILD]: do the folders of the program depend on each other only as they may, and on nothing in a circle?
 
-Two graphs are looked at. The includes of every source: each folder of LAYERS may include those that stand after it on its line,
-and nothing else of the project. With BUILD (build/ after `make`), also what the object files take from each other, which shows
-what an include does not: two files that call each other through headers of a lower layer.
+Two graphs are looked at. The includes of every source: each folder of LAYERS may include those that stand after it on
+its line, and nothing else of the project. With BUILD (build/ after `make`), also what the object files take from each
+other, which shows what an include does not: two files that call each other through headers of a lower layer.
 
-Circles are faults in both graphs: headers that include each other, and sources that call each other. (A source may include
-whatever its folder may use: that x.c includes y.h and y.c x.h says nothing yet.) In what is printed of calls, a source stands
-without its ending: server/base/log."""
+Circles are faults in both graphs: headers that include each other, and sources that call each other. (A source may
+include whatever its folder may use: that x.c includes y.h and y.c x.h says nothing yet.) In what is printed of calls, a
+source stands without its ending: server/base/log."""
 import collections
 import os
 import re
 import subprocess
 import sys
 
-# A folder, and the folders whose headers its files may include besides its own. `kernels/attention.h` and `kernels/dtype.h` are the
-# vocabulary of the whole program, so kernels stands everywhere but in itself.
+# A folder, and the folders whose headers its files may include besides its own. `kernels/attention.h` and
+# `kernels/dtype.h` are the vocabulary of the whole program, so kernels stands everywhere but in itself.
 LAYERS = {
     "kernels": [],
     "proto-json": ["kernels"],

@@ -1,7 +1,8 @@
 #!/bin/sh
-# Runs fuzz targets: `run_fuzz.sh replay PROGRAM...` feeds each its corpus once, `run_fuzz.sh SECONDS PROGRAM...` lets libFuzzer
-# search for that long. The corpus of .../replay_fuzz_json or .../libfuzzer_fuzz_json is tests/fuzz/corpus/json.
-# What the search finds new stays in build/fuzz/found/NAME; what crashes a target is written to build/fuzz/crashes/.
+# Runs fuzz targets: `run_fuzz.sh replay PROGRAM...` feeds each its corpus once, `run_fuzz.sh SECONDS PROGRAM...` lets
+# libFuzzer search for that long. The corpus of .../replay_fuzz_json or .../libfuzzer_fuzz_json is
+# tests/fuzz/corpus/json. What the search finds new stays in build/fuzz/found/NAME;
+# what crashes a target is written to build/fuzz/crashes/.
 set -u
 mode=$1
 shift

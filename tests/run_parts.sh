@@ -1,7 +1,7 @@
 #!/bin/sh
 # run_parts.sh COUNT COMMAND...: runs pytest COUNT times at once, each with its share of the tests (ATTND_PART=1/2 and
-# ATTND_PART=2/2, see conftest.py), which wait more than they compute. What the first prints is shown as it comes, what the
-# others print when all have ended. The status is 0 if all had 0; a share without a test is none.
+# ATTND_PART=2/2, see conftest.py), which wait more than they compute. What the first prints is shown as it comes, what
+# the others print when all have ended. The status is 0 if all had 0; a share without a test is none.
 set -u
 count=$1
 shift

@@ -4,9 +4,9 @@
         answer = server.post('/v1/attention/forward', {...})
         answer.status, answer.headers['x-request-id'], answer.json()
 
-A Server that is stopped must have exited with 0 and without a sanitizer's report; its log goes into the failure otherwise.
-The program tested is ATTND_BINARY (default build/attnd). ATTND_SLOWER says how many times slower than usual it may be: time
-limits are multiplied with it (the Makefile sets 10 for the sanitizer builds).
+A Server that is stopped must have exited with 0 and without a sanitizer's report; its log goes into the failure
+otherwise. The program tested is ATTND_BINARY (default build/attnd). ATTND_SLOWER says how many times slower than usual
+it may be: time limits are multiplied with it (the Makefile sets 10 for the sanitizer builds).
 """
 import base64
 import glob
@@ -25,7 +25,8 @@ import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# What the person or the Makefile has set for the tests. The server would take it for options that it does not know, so nothing that is started sees it.
+# What the person or the Makefile has set for the tests. The server would take it for options that it does not know, so
+# nothing that is started sees it.
 SETTINGS = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith('ATTND_')}
 BUILD = SETTINGS.get('ATTND_BUILD', os.path.join(HERE, '..', 'build'))
 BINARY = SETTINGS.get('ATTND_BINARY', os.path.join(HERE, '..', 'build', 'attnd'))
@@ -35,7 +36,8 @@ SLOWER = float(SETTINGS.get('ATTND_SLOWER', '1'))
 SANITIZED = re.compile(rb'ERROR: (Address|Leak|Thread)Sanitizer|WARNING: ThreadSanitizer|runtime error:')
 
 
-# What tests/setup.sh fetched from PyPI. Behind the packages of the Python that runs the tests: only what that lacks comes from there.
+# What tests/setup.sh fetched from PyPI. Behind the packages of the Python that runs the tests: only what that lacks
+# comes from there.
 FETCHED = (glob.glob(os.path.join(BUILD, 'venv/lib/python3*/site-packages')) or [''])[0]
 
 
@@ -286,17 +288,18 @@ class Server:
         return len(os.listdir(f'/proc/{self.pid}/fd'))
 
 
-# ---- is it alive meanwhile? -------------------------------------------------------------------------------------------
+# ---- is it alive meanwhile? ------------------------------------------------------------------------------------------
 
 
 class Probe:
-    """Asks for /livez all the time, each time on a connection of its own, from a process of its own. After the block `longest` is the
-    longest wait of them all.
+    """Asks for /livez all the time, each time on a connection of its own, from a process of its own. After the block
+    `longest` is the longest wait of them all.
 
-    On a machine with other work every process waits for a core now and then. So the probe has a control: before each question it sends a
-    byte to another process that only sends it back, and `control` is the longest wait of these. A question is handed on twice in the
-    server (the thread that accepts, the thread that answers) where the control hands on once, so check() takes away twice the control
-    and holds the rest against 100 ms (times ATTND_SLOWER): on an idle machine the control is a few milliseconds."""
+    On a machine with other work every process waits for a core now and then. So the probe has a control: before each
+    question it sends a byte to another process that only sends it back, and `control` is the longest wait of these. A
+    question is handed on twice in the server (the thread that accepts, the thread that answers) where the control hands
+    on once, so check() takes away twice the control and holds the rest against 100 ms (times ATTND_SLOWER): on an idle
+    machine the control is a few milliseconds."""
     BOUND = 0.1
     HOPS = 2
 
@@ -359,7 +362,7 @@ class Probe:
             f'{self.path} waited {self.longest * 1e3:.0f} ms, the control {self.control * 1e3:.0f} ms, the bound is {bound * 1e3:.0f} ms'
 
 
-# ---- raw HTTP ---------------------------------------------------------------------------------------------------------
+# ---- raw HTTP --------------------------------------------------------------------------------------------------------
 
 
 class RawReader:

@@ -5,14 +5,14 @@
 #   tests/setup.sh python               print the Python that the tests run with
 #   tests/setup.sh list GROUP           print the missing packages of a group and install nothing
 #
-# Packages are those of Debian 12, Debian 13 and Ubuntu 24.04, which call all of these by the same names. They are installed
-# as root or by sudo where that asks no password; otherwise the one command to type is printed and we stop. On a system
-# without apt nothing is installed: the names say what to look for.
+# Packages are those of Debian 12, Debian 13 and Ubuntu 24.04, which call all of these by the same names. They are
+# installed as root or by sudo where that asks no password; otherwise the one command to type is printed and we stop. On
+# a system without apt nothing is installed: the names say what to look for.
 #
-# Some things come without a package, for the tests that use them, and those tests are skipped where they are not to be had:
-# promtool (unpacked from its package, which in Debian 12 would start a Prometheus if it were installed) and
-# schemathesis, two generators of clients, safetensors, tritonclient and clang-format (from PyPI, in a virtual environment).
-# So do nginx, prometheus and envoy (from PyPI) for the tests of deploy/.
+# Some things come without a package, for the tests that use them, and those tests are skipped where they are not to be
+# had: promtool (unpacked from its package, which in Debian 12 would start a Prometheus if it were installed) and
+# schemathesis, two generators of clients, safetensors, tritonclient and clang-format (from PyPI, in a virtual
+# environment). So do nginx, prometheus and envoy (from PyPI) for the tests of deploy/.
 # All land in build/.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -98,8 +98,8 @@ fetch_promtool() {
         echo "promtool is not to be had: the test that uses it will be skipped (build/tools/download.log)"
 }
 
-# schemathesis and the generators of clients (tests/http/test_operations.py, test_generated.py), safetensors (test_safetensors.py),
-# tritonclient (test_kserve.py), and the clang-format that decides about layout
+# schemathesis and the generators of clients (tests/http/test_operations.py, test_generated.py), safetensors
+# (test_safetensors.py), tritonclient (test_kserve.py), and the clang-format that decides about layout
 fetch_python_tools() {
     [ -x build/venv/bin/st ] && [ -x build/venv/bin/clang-format ] && [ -x build/venv/bin/openapi-python-client ] &&
         [ -x build/venv/bin/datamodel-codegen ] && ls build/venv/lib/python3*/site-packages/safetensors build/venv/lib/python3*/site-packages/tritonclient/http >/dev/null 2>&1 && return
@@ -110,7 +110,8 @@ fetch_python_tools() {
         echo "not all of it is to be had: what uses it will be skipped (build/venv.log)"
 }
 
-# unpack PROGRAM PACKAGE: a daemon for the tests of deploy/, which would be started on every boot if its package were installed
+# unpack PROGRAM PACKAGE: a daemon for the tests of deploy/, which would be started on every boot if its package were
+# installed
 unpack() {
     command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ] || [ -x "build/tools/usr/bin/$1" ] || [ -x "build/tools/usr/sbin/$1" ] && return
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return

@@ -1,7 +1,9 @@
-"""shape.py: how long functions and files are, and how much of a kernel stands in its sibling too. Fails beyond the bounds below.
+"""shape.py: how long functions and files are, and how much of a kernel stands in its sibling too.
+Fails beyond the bounds below.
 
-A function counts from the first line of its head to its closing brace. Files are those of the program: kernels, proto-json, server. An
-echo is a run of three lines or more of code (no comments, braces, includes or pragmas) that another file has as well."""
+A function counts from the first line of its head to its closing brace. Files are those of the program: kernels,
+proto-json, server. An echo is a run of three lines or more of code (no comments, braces, includes or pragmas) that
+another file has as well."""
 import collections
 import os
 import re

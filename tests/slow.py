@@ -1,8 +1,8 @@
 """Requests that take a known time to compute and little to send: for queues, deadlines, hang-ups and shutdown.
 
-A server refuses at once what by its estimate cannot be done before the deadline. The estimate is a third of what the fastest
-core needs that was ever measured, and knows nothing of a softcap, which doubles the time: so a deadline from a quarter of the
-time upward is kept by the timer and not by the estimate, on any machine."""
+A server refuses at once what by its estimate cannot be done before the deadline. The estimate is a third of what the
+fastest core needs that was ever measured, and knows nothing of a softcap, which doubles the time: so a deadline from a
+quarter of the time upward is kept by the timer and not by the estimate, on any machine."""
 import json
 import threading
 import time
@@ -35,7 +35,8 @@ def calibrated(server, seconds, **options):
 
 
 def occupy(server, slow_body):
-    """Gives the device slow requests, one after the other, until one has to wait in the queue. Returns their threads."""
+    """Gives the device slow requests, one after the other, until one has to wait in the queue.
+    Returns their threads."""
     threads = []
     while server.metric('attnd_queue_requests') == 0:
         assert len(threads) < 20, 'nothing ever waits'

@@ -1,12 +1,13 @@
 /* kserve.c: the models, their descriptions, and their statistics. See kserve.h.
  *
- * A model is an operation under a name. Clients such as perf_analyzer can say nothing but a name, a shape and a dtype, and send
- * every input that the metadata list: so there is a model for each dtype and for causal, and the metadata list what is
- * required, and what a sequence needs to start, as optional. What may be given besides stands in the configuration's parameters.
+ * A model is an operation under a name. Clients such as perf_analyzer can say nothing but a name, a shape and a dtype,
+ * and send every input that the metadata list: so there is a model for each dtype and for causal, and the metadata list
+ * what is required, and what a sequence needs to start, as optional. What may be given besides stands in the
+ * configuration's parameters.
  *
- * Statistics count what was answered, in the parts that Triton has: success and fail with the time of the whole request, queue,
- * compute_input (decoding and copying in), compute_infer, compute_output (copying out and encoding). They only grow. A batch is
- * counted by the first of its requests for a model. */
+ * Statistics count what was answered, in the parts that Triton has: success and fail with the time of the whole
+ * request, queue, compute_input (decoding and copying in), compute_infer, compute_output (copying out and encoding).
+ * They only grow. A batch is counted by the first of its requests for a model. */
 #include "server/api/kserve.h"
 
 #include <stdatomic.h>

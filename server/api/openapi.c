@@ -520,8 +520,8 @@ static bool has_error(uint64_t errors, int error, int status)
     return (errors >> error & 1) && proto_errors[error].http == status;
 }
 
-/* The error response of one status. Its codes are listed beside the schema, not in it: of a schema that narrows another one,
- * program generators make a class of its own for each response, or none. */
+/* The error response of one status. Its codes are listed beside the schema, not in it: of a schema that narrows another
+ * one, program generators make a class of its own for each response, or none. */
 static void put_error(struct json *j, uint64_t errors, int status, bool head, bool plain, const char *media)
 {
     const char *separator = "";

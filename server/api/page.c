@@ -1,9 +1,9 @@
 /* page.c: the pages at / and /docs, for browsers.
  *
- * They are index.html and docs.html, which the assembler puts into the program, with the version in the place of a mark:
- * no external asset, nothing that a client sent. Their scripts fetch /v1/info every two seconds, and /openapi.json once,
- * and write texts (never HTML) into the page. Style and script run by their SHA-256 in the Content-Security-Policy; after an
- * edit the failing test says the new hashes. */
+ * They are index.html and docs.html, which the assembler puts into the program, with the version in the place of a
+ * mark: no external asset, nothing that a client sent. Their scripts fetch /v1/info every two seconds, and
+ * /openapi.json once, and write texts (never HTML) into the page. Style and script run by their SHA-256 in the
+ * Content-Security-Policy; after an edit the failing test says the new hashes. */
 #include "server/api/page.h"
 
 #include <assert.h>

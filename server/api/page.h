@@ -1,4 +1,5 @@
-/* page.h: pages for browsers: GET / shows /v1/info and refreshes itself, GET /docs shows /openapi.json and sends requests. */
+/* page.h: pages for browsers: GET / shows /v1/info and refreshes itself,
+ * GET /docs shows /openapi.json and sends requests. */
 #ifndef PAGE_H
 #define PAGE_H
 
@@ -6,7 +7,8 @@
 
 enum page { PAGE_INDEX, PAGE_DOCS, PAGE_COUNT };
 
-/* text/html; charset=utf-8, malloc'ed, NUL-ended, *length bytes without the NUL; NULL when out of memory. From any thread. */
+/* text/html; charset=utf-8, malloc'ed, NUL-ended, *length bytes without the NUL; NULL when out of memory.
+ * From any thread. */
 char *page_write(enum page page, size_t *length);
 
 /* The value of the Content-Security-Policy header that goes with it. */

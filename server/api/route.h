@@ -5,9 +5,9 @@
  *
  * A pattern is a path, "/v1/info", or one with parameters, "/v1/caches/{id}/append". A parameter is a whole segment of
  * the path, of 1 to ROUTE_PARAMETER_BYTES bytes. A path is compared as it stands, percent-escapes resolved (but for
- * %2F and %00, see http_head_unescape(): so a slash always separates) and the query cut off: a slash at its end is one more
- * segment, an empty one, which no pattern has. Where several patterns fit, the one that has a literal where they first
- * differ is meant. A path is found whatever the method: what its rows answer is told by 405. */
+ * %2F and %00, see http_head_unescape(): so a slash always separates) and the query cut off: a slash at its end is one
+ * more segment, an empty one, which no pattern has. Where several patterns fit, the one that has a literal where they
+ * first differ is meant. A path is found whatever the method: what its rows answer is told by 405. */
 #ifndef ROUTE_H
 #define ROUTE_H
 
@@ -85,8 +85,8 @@ struct route {
     bool optional_body;              /* of those, it may be left out */
     bool keeps_body;                 /* or kept for the handler (request->text), up to HTTP_KEPT_BODY_BYTES */
     proto_op op;
-    /* Of the others: fills the answer, or fails the request (request_fail). request->parameters holds those of the path.
-     * May be called from any HTTP thread. */
+    /* Of the others: fills the answer, or fails the request (request_fail). request->parameters holds those of the
+     * path. May be called from any HTTP thread. */
     void (*answer)(struct request *request, struct answer *answer);
 
     struct route_doc doc;
@@ -103,8 +103,8 @@ struct route_match {
 /* Looks for a path among `count` rows, on a port (PORT_MAIN, PORT_METRICS). */
 struct route_match route_find(const struct route *rows, int count, unsigned port, const char *path, const char *method);
 
-/* The pattern, of those without parameters, that a path that fits none may have meant: but for capitals or a slash at the
- * end, with the same last segment, or with few mistakes of typing. NULL: none. */
+/* The pattern, of those without parameters, that a path that fits none may have meant: but for capitals or a slash at
+ * the end, with the same last segment, or with few mistakes of typing. NULL: none. */
 const char *route_nearest(const struct route *rows, int count, unsigned port, const char *path);
 
 /* The content type of a refusal at this path, with its query or without: KServe's clients get JSON, others a problem

@@ -1,8 +1,9 @@
-/* shared_memory.h: Triton's shared memory extensions over HTTP: regions are registered, listed and unregistered. What a region is,
- * and what happens to its bytes, is in work/regions.h.
+/* shared_memory.h: Triton's shared memory extensions over HTTP: regions are registered, listed and unregistered. What a
+ * region is, and what happens to its bytes, is in work/regions.h.
  *
- * Handlers of routes (route.h). With --allow-shm regions of /dev/shm are offered, with --allow-cuda-shm those of a GPU's memory. With one
- * of them, of the other kind there are none to list or to unregister, which stock clients do before they begin, and to register one is
+ * Handlers of routes (route.h). With --allow-shm regions of /dev/shm are offered, with --allow-cuda-shm those of a
+ * GPU's memory. With one of them, of the other kind there are none to list or to unregister, which stock clients do
+ * before they begin, and to register one is
  * 501. Without both all are 501. */
 #ifndef SHARED_MEMORY_H
 #define SHARED_MEMORY_H

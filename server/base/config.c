@@ -1,17 +1,19 @@
 /* config.c: the options of attnd.
  *
  * The problem: many settings, each with a flag, an environment name, a default, a range and a sentence of
- * help, must never disagree with each other. The idea: one table, config_options[] (config_table.c), one row per option. Everything
- * (here parsing, the environment, the range checks and their messages; in config_help.c --help, the table in OPTIONS.md, the man
- * page, the completion of bash) walks that table; a new option is a new row and a member of struct config.
+ * help, must never disagree with each other. The idea: one table, config_options[] (config_table.c), one row per
+ * option. Everything (here parsing, the environment, the range checks and their messages; in config_help.c --help, the
+ * table in OPTIONS.md, the man page, the completion of bash) walks that table;
+ * a new option is a new row and a member of struct config.
  *
  *   defaults of the rows -> environment -> command line -> shares of the machine -> checks between options
  *
  * Invariants
  * 1. What config_read() accepts is usable: every number lies in its row's range, every file can be read.
- * 2. A refusal is one line that names the option as the user wrote it (flag or variable), the value and what is allowed.
- * 3. A default that does not fit this machine is fitted silently (and shown by /v1/info); a value that was given is never
- *    changed, only refused.
+ * 2. A refusal is one line that names the option as the user wrote it (flag or variable),
+ *    the value and what is allowed.
+ * 3. A default that does not fit this machine is fitted silently (and shown by /v1/info); a value that was given is
+ *    never changed, only refused.
  * 4. Nothing is started, opened or written here, except that the soft limit on open files is raised to what
  * --max-connections needs. */
 #include "server/base/config_internal.h"
@@ -321,8 +323,8 @@ static void put_option(const char *name, const char *value, bool variable, const
     text_put_string(&t, behind);
 }
 
-/* What to write in the place of a name that no option has, for a flag ("--") or a variable ("ATTND_"): what others call it,
- * or the option whose name is most like it. */
+/* What to write in the place of a name that no option has, for a flag ("--") or a variable ("ATTND_"): what others call
+ * it, or the option whose name is most like it. */
 static void suggest(const char *name, bool variable, char *text, size_t capacity)
 {
     const struct config_habit *const habit = config_habit(name);

@@ -16,8 +16,8 @@ extern const struct config_habit config_habits[]; /* names is NULL after the las
 const struct config_habit *config_habit(const char *name);
 
 /* Kubernetes, and links of Docker, describe every service that is called attnd or attnd-... by variables:
- * ATTND_SERVICE_HOST, ATTND_PORT=tcp://10.0.0.1:8080, ATTND_PORT_8080_TCP_ADDR; Docker adds ATTND_NAME=/client/attnd and
- * the environment of the other container, ATTND_ENV_PATH. Such a variable is not meant for us. */
+ * ATTND_SERVICE_HOST, ATTND_PORT=tcp://10.0.0.1:8080, ATTND_PORT_8080_TCP_ADDR; Docker adds ATTND_NAME=/client/attnd
+ * and the environment of the other container, ATTND_ENV_PATH. Such a variable is not meant for us. */
 bool config_is_service_link(const char *name, const char *value);
 
 #endif

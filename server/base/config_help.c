@@ -1,5 +1,5 @@
-/* config_help.c: what is written of the options: --help, the table in OPTIONS.md, the man page, and the completion of bash. All of
- * it comes from the rows of config_options[]. */
+/* config_help.c: what is written of the options: --help, the table in OPTIONS.md, the man page, and the completion of
+ * bash. All of it comes from the rows of config_options[]. */
 #include "server/base/config_internal.h"
 
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* config_table.c: the options of attnd, a row for each; a new option is a new row here and a member of struct config. */
+/* config_table.c: the options of attnd, a row for each; a new option is a new row here and a member of struct
+ * config. */
 #include "server/base/config_internal.h"
 
 #include <assert.h>

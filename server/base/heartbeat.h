@@ -1,9 +1,9 @@
-/* heartbeat.h: since when each thread has been at its present piece of work. No thread that serves others may be at one for
- * longer than some milliseconds; one that is for seconds is stuck, and /readyz says so.
+/* heartbeat.h: since when each thread has been at its present piece of work. No thread that serves others may be at one
+ * for longer than some milliseconds; one that is for seconds is stuck, and /readyz says so.
  *
- * Nobody has to watch: whoever asks (a probe, /metrics) looks at all threads, so there is no thread that could hang with those
- * that it watches. A thread takes a place in the table with its first piece of work and keeps it to the end of the process;
- * beyond HEARTBEAT_THREADS of them the rest is not looked at. */
+ * Nobody has to watch: whoever asks (a probe, /metrics) looks at all threads, so there is no thread that could hang
+ * with those that it watches. A thread takes a place in the table with its first piece of work and keeps it to the end
+ * of the process; beyond HEARTBEAT_THREADS of them the rest is not looked at. */
 #ifndef HEARTBEAT_H
 #define HEARTBEAT_H
 
@@ -11,8 +11,8 @@
 
 #include "server/base/limits.h"
 
-/* id, label in /metrics, as /readyz calls it, limit in ms. A device's thread waits for its device, so its limit is what a run
- * may take (heartbeat_set_limit()); the others' is far beyond what a busy machine explains. */
+/* id, label in /metrics, as /readyz calls it, limit in ms. A device's thread waits for its device, so its limit is what
+ * a run may take (heartbeat_set_limit()); the others' is far beyond what a busy machine explains. */
 #define HEARTBEAT_MAP(X)                                  \
     X(HTTP, "http", "an HTTP thread", HEARTBEAT_LIMIT_MS) \
     X(LOOP, "loop", "the loop", HEARTBEAT_LIMIT_MS)       \

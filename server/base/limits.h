@@ -1,8 +1,9 @@
 /* limits.h: every limit and time-out of the server that no option sets, with its reason.
  *
  * What an option sets stands in its row of config_table.c; what one body may hold, in PROTO_LIMITS_DEFAULT of
- * proto-json/proto.h. A name begins with the file (HTTP: mhd.c) that keeps the limit. What is no bound on anything from outside, such as
- * the shape of a table or when threads are held on their cores (http/http_threads.c), stays where it is used. */
+ * proto-json/proto.h. A name begins with the file (HTTP: mhd.c) that keeps the limit. What is no bound on anything from
+ * outside, such as the shape of a table or when threads are held on their cores (http/http_threads.c),
+ * stays where it is used. */
 #ifndef LIMITS_H
 #define LIMITS_H
 
@@ -33,8 +34,8 @@ enum {
 
     FRONT_HEAD_MS = 10000, /* for a head to arrive, or --body-timeout-ms where that is less */
     FRONT_IDLE_MS = 75000, /* between two requests: more than the 60 s for which balancers keep a connection */
-    /* While draining: when nobody has said anything for so long, connections that say nothing will not be missed. Until then a balancer
-     * takes those that it has kept for its next requests. */
+    /* While draining: when nobody has said anything for so long, connections that say nothing will not be missed. Until
+     * then a balancer takes those that it has kept for its next requests. */
     FRONT_SILENT_MS = 500,
     FRONT_STALLED_MS = 2000,        /* and one that is in the middle of something and does not move */
     FRONT_SWEEP_CONNECTIONS = 2000, /* looking at 10000 connections takes 2 ms: the more there are, the less often */
@@ -60,7 +61,8 @@ enum {
     HTTP_EXPECT_NS = 50000,   /* after an answer of a GPU: a client takes 20 us, and to wake a thread as few more */
     HTTP_INACTIVITY_S = 120,  /* a backstop: the sweep of connections.c is stricter */
     HTTP_ARGUMENTS_MAX = 100, /* of a query; libmicrohttpd keeps a record of each in the connection's memory */
-    /* Of a body that a handler reads. The longest has two scales for each of CACHES_HEADS, which Python writes with up to 25 bytes each. */
+    /* Of a body that a handler reads. The longest has two scales for each of CACHES_HEADS,
+     * which Python writes with up to 25 bytes each. */
     HTTP_KEPT_BODY_BYTES = 64 << 10,
     HTTP_DISCARD_FACTOR = 2,  /* a chunked body is discarded up to this many times the limit, then cut */
     HTTP_PEM_BYTES = 1 << 20, /* of a certificate chain or key, a few KB: another file was named by mistake */
@@ -69,15 +71,15 @@ enum {
     TOKEN_MAX_COUNT = 4096,   /* 1 MiB that every request with a token is compared with */
 };
 
-/* ---- Compressed bodies (base/unpack.c, http/mhd.c) ---------------------------------------------------------------- */
+/* ---- Compressed bodies (base/unpack.c, http/mhd.c) --------------------------------------------------------------- */
 
 enum {
     UNPACK_PIECE_BYTES = 32 << 10, /* unpacked at a time, and decoded before there is more */
-    /* In one go of an HTTP thread, then it is another connection's turn: 80 KiB that have arrived may hold 80 MiB, which
-     * take 100 ms. A millisecond, and the fiftieth of one for the turn. */
+    /* In one go of an HTTP thread, then it is another connection's turn: 80 KiB that have arrived may hold 80 MiB,
+     * which take 100 ms. A millisecond, and the fiftieth of one for the turn. */
     UNPACK_TURN_BYTES = 256 << 10,
-    /* deflate makes at most 1032 bytes of one. Tensors of numbers shrink to a half, masks to a hundredth; what shrinks to
-     * less is a small body, or one that means no good. */
+    /* deflate makes at most 1032 bytes of one. Tensors of numbers shrink to a half, masks to a hundredth; what shrinks
+     * to less is a small body, or one that means no good. */
     UNPACK_RATIO = 256,
     UNPACK_FREE_BYTES = 64 << 20, /* up to here it may be more */
 };
@@ -143,11 +145,12 @@ enum {
 /* Jobs above this are never joined with others: they keep a device busy alone, and small ones should not wait for
  * them. */
 #define PREPARE_SMALL_FLOPS 1e8
-/* The same of those whose keys and values are in caches: they wait for memory and not for each other, on a GPU at least. */
+/* The same of those whose keys and values are in caches: they wait for memory and not for each other,
+ * on a GPU at least. */
 #define PREPARE_STEP_FLOPS  1e10
 #define PREPARE_SMALL_BYTES ((size_t)2 << 20)
-/* From here on (60 us of an H200) a step that cannot become one problem with others (MERGE_BYTES) is not joined with them: whoever waits
- * for one of a batch waits for all. */
+/* From here on (60 us of an H200) a step that cannot become one problem with others (MERGE_BYTES) is not joined with
+ * them: whoever waits for one of a batch waits for all. */
 #define PREPARE_ALONE_FLOPS 1e9
 /* A device with so much memory has enough for any small job, scratch memory included: it is not added up. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
@@ -163,8 +166,8 @@ enum {
     DEVICE_MAX_STREAMS = 8, /* batches on a device at a time, whatever it offers */
     DEVICE_MAX_RUN = 1024,  /* problems in one attn_run(): an envelope may hold as many */
     DEVICE_POLL_NS = 20000, /* between two questions to a stream: so late may its end be seen */
-    DEVICE_SPIN_NS =
-        1000000, /* while a batch is as young, its end is asked for without a pause: small problems and most steps of decoding */
+    /* While a batch is as young, its end is asked for without a pause: small problems and most steps of decoding. */
+    DEVICE_SPIN_NS = 1000000,
     DEVICE_LOST_POLL_NS = 10000000,   /* to one that is lost: nobody waits for it */
     DEVICE_WORKSPACE_KEEP = 64 << 20, /* bytes; a larger workspace is given back after its batch */
     MERGE_BYTES =
@@ -185,12 +188,12 @@ enum {
 enum {
     NAP_NS = 50000,    /* to which the kernel adds as much: together less than what lets a core sleep deeply */
     NAPS_NS = 2000000, /* since it began to wait: what takes longer is not noticeably longer for a late end */
-    NAPS_MOST =
-        4, /* requests that wait: among more of them no thread is idle for long, and looking up takes time from others */
+    /* Requests that wait: among more of them no thread is idle for long, and looking up takes time from others. */
+    NAPS_MOST = 4,
 };
 
-/* An inline slot's problems, padded: some 100 us of a core. An HTTP thread has other connections, and more cores are worth
- * waking for more. */
+/* An inline slot's problems, padded: some 100 us of a core. An HTTP thread has other connections, and more cores are
+ * worth waking for more. */
 #define INLINE_FLOPS 2e7
 /* And those of a GPU whose tensors are all in its memory: some 400 us of a Hopper. */
 #define INLINE_DEVICE_FLOPS 2e11
@@ -216,9 +219,9 @@ enum {
     METRICS_LABEL_BYTES = 64,       /* with the NUL; labels are cut */
 };
 
-/* Shared memory (work/regions.c). A region costs a descriptor, which max-connections leaves for it, and 400 bytes; its own bytes are
- * the client's. What a region may have is a bound all the same: pages that the server is the first to write count as
- * the server's. */
+/* Shared memory (work/regions.c). A region costs a descriptor, which max-connections leaves for it, and 400 bytes; its
+ * own bytes are the client's. What a region may have is a bound all the same: pages that the server is the first to
+ * write count as the server's. */
 enum {
     REGIONS_MAX_COUNT = 1024,
     REGIONS_PIECE_BYTES = 1 << 20,     /* between two looks at the clock: 0.1 to 0.4 ms */

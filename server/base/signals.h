@@ -1,4 +1,5 @@
-/* signals.h: SIGTERM, SIGINT and SIGHUP, from the first moment of the program to its last, and an end that comes in any case.
+/* signals.h: SIGTERM, SIGINT and SIGHUP, from the first moment of the program to its last,
+ * and an end that comes in any case.
  *
  * The signals are blocked in all threads and waited for by one of their own. So none is lost and none kills while the
  * server starts: what arrives early is handled when there is somebody to handle it. And since that thread does nothing

@@ -235,8 +235,8 @@ static attn_status busy(size_t bytes, attn_error *err)
                      bytes);
 }
 
-/* May `more` bytes be leased? The share is looked at first: a caller who has used it up hears that, however full the pool
- * is. *held: what counts against the refusal. Call with the lock held. */
+/* May `more` bytes be leased? The share is looked at first: a caller who has used it up hears that, however full the
+ * pool is. *held: what counts against the refusal. Call with the lock held. */
 static attn_status may_lease(const struct staging_pool *staging, const struct caller *caller, int64_t more,
                              int64_t *held)
 {

@@ -38,8 +38,8 @@ struct staging_block {
     struct staging_block *next_in_class, *older, *newer;
 };
 
-/* Where the memory comes from. NULL in staging_new(): anonymous memory, with huge pages for large blocks. A GPU's pinned
- * memory is another source. grow() may be NULL: then the bytes are copied. */
+/* Where the memory comes from. NULL in staging_new(): anonymous memory, with huge pages for large blocks. A GPU's
+ * pinned memory is another source. grow() may be NULL: then the bytes are copied. */
 struct staging_source {
     void *(*map)(void *context, size_t bytes); /* NULL when there is none */
     void (*unmap)(void *context, void *memory, size_t bytes);

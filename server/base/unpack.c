@@ -1,12 +1,13 @@
 /* unpack.c: zlib's inflate behind unpack.h.
  *
- * A byte of deflate can stand for a thousand, so nothing here follows from the length of what was sent: zlib writes into one
- * buffer, which the caller empties before more is unpacked.
+ * A byte of deflate can stand for a thousand, so nothing here follows from the length of what was sent: zlib writes
+ * into one buffer, which the caller empties before more is unpacked.
  *
  * Invariants:
- *   1. What has been unpacked is never more than limit_bytes, and beyond UNPACK_FREE_BYTES never more than UNPACK_RATIO times
- *      what arrived.
- *   2. Texts name counts that do not depend on how the body was split: zlib's position in the input does, after a fault. */
+ *   1. What has been unpacked is never more than limit_bytes, and beyond UNPACK_FREE_BYTES never more than UNPACK_RATIO
+ *      times what arrived.
+ *   2. Texts name counts that do not depend on how the body was split: zlib's position in the input does,
+ *      after a fault. */
 #include "server/base/unpack.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* unpack.h: a body that was sent compressed (Content-Encoding: gzip, deflate), unpacked as it arrives, in pieces of a bounded
- * size. No sockets: whoever has the bytes feeds them.
+/* unpack.h: a body that was sent compressed (Content-Encoding: gzip, deflate), unpacked as it arrives, in pieces of a
+ * bounded size. No sockets: whoever has the bytes feeds them.
  *
  *   struct unpacker *u = unpack_new(UNPACK_GZIP, limit_bytes);
  *   for (;;) {                                        // each part of the body, of any size
@@ -20,7 +20,8 @@
 
 enum unpack_coding { UNPACK_NOTHING, UNPACK_GZIP, UNPACK_DEFLATE };
 
-/* What a Content-Encoding names, in any case; NULL, "" and "identity" are UNPACK_NOTHING. False: nothing that is taken here. */
+/* What a Content-Encoding names, in any case; NULL, "" and "identity" are UNPACK_NOTHING.
+ * False: nothing that is taken here. */
 bool unpack_coding_of(const char *content_encoding, enum unpack_coding *coding);
 #define UNPACK_CODINGS "gzip, deflate" /* as Accept-Encoding lists them */
 
@@ -31,8 +32,8 @@ struct unpacker *unpack_new(enum unpack_coding coding, uint64_t limit_bytes);
 void unpack_free(struct unpacker *unpacker); /* NULL is fine */
 
 /* Takes some of the *count bytes at *bytes, moves both, and gives what these unpack to: *size bytes at *piece, at most
- * UNPACK_PIECE_BYTES (limits.h), until the next call. What was there before a fault is given before the fault is told; one that
- * was told is the answer to every further call. How a body is split makes no difference to either.
+ * UNPACK_PIECE_BYTES (limits.h), until the next call. What was there before a fault is given before the fault is told;
+ * one that was told is the answer to every further call. How a body is split makes no difference to either.
  * Errors: INVALID (it is no such stream, or goes on behind its end), TOO_LARGE. */
 attn_status unpack_next(struct unpacker *unpacker, const char **bytes, size_t *count, const char **piece, size_t *size,
                         attn_error *err);

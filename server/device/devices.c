@@ -6,10 +6,10 @@
  * A GPU has one thread for all of its slots, the CPU one for each. internal.h says which file of the folder does what.
  *
  * Invariants
- * 1. No more batches are with a device than it has streams, and one more where it would be idle between two: on the CPU, and where
- * there is one stream.
- * 2. Of a device only what stands under `lock`, `due_ns`, `requests`, `usable` and `lost` are shared by threads; the rest is the
- * loop's or the device's threads', as internal.h says. */
+ * 1. No more batches are with a device than it has streams, and one more where it would be idle between two: on the
+ * CPU, and where there is one stream.
+ * 2. Of a device only what stands under `lock`, `due_ns`, `requests`, `usable` and `lost` are shared by threads; the
+ * rest is the loop's or the device's threads', as internal.h says. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -49,8 +49,9 @@ static void join_threads(struct device *device)
     for (int i = 0; i < device->thread_count; i++) pthread_join(device->threads[i].thread, NULL);
 }
 
-/* A GPU computes by itself: one thread puts batches on all of its streams. On the CPU it is the thread that computes, so each
- * stream has one: what is long there does not keep others waiting, and when one batch ends no core has to wait for it. */
+/* A GPU computes by itself: one thread puts batches on all of its streams. On the CPU it is the thread that computes,
+ * so each stream has one: what is long there does not keep others waiting,
+ * and when one batch ends no core has to wait for it. */
 static attn_status start_threads(struct device *device, attn_error *err)
 {
     const int threads = device->info.unified ? device->slot_count : 1, slots = device->slot_count / threads;

@@ -1,21 +1,23 @@
-/* devices.h: one thread per GPU, that alone talks to it: copy in, run, copy out, report; and a thread per stream of the CPU, which
- * computes. And inline slots: small problems, which the thread that received them computes itself, or puts on a GPU.
+/* devices.h: one thread per GPU, that alone talks to it: copy in, run, copy out, report; and a thread per stream of the
+ * CPU, which computes. And inline slots: small problems, which the thread that received them computes itself,
+ * or puts on a GPU.
  *
- * The loop hands over batches and gets them back through its mailbox. Everything on a GPU's stream is asynchronous: while
- * the kernels of one batch run, the next is copied in. A completion is learned by asking the stream, never by a
+ * The loop hands over batches and gets them back through its mailbox. Everything on a GPU's stream is asynchronous:
+ * while the kernels of one batch run, the next is copied in. A completion is learned by asking the stream, never by a
  * callback, for a device in error calls nobody back.
  *
  * What goes wrong on a device, and who hears of it:
  *
  *   out of memory in an inline slot      the job is queued, as if there were no inline slots
- *   out of memory                the batch waits for those beside it to end and is tried again, alone in the end; then its
- *                                requests fail with NO_MEMORY
+ *   out of memory                the batch waits for those beside it to end and is tried again, alone in the end; then
+ *                                its requests fail with NO_MEMORY
  *   an error that is not sticky  the batch's requests fail with DEVICE; the next batch runs
  *   a sticky error               all batches of the device come back with DEVICE_LOST; the loop disables it
- *   nobody waits for it          the loop cancels it: the CPU gives it up between two tiles, a GPU between two launches, and its
- *                                jobs come back with CANCELLED
- *   it never finishes            devices_to_disable() finds it; the loop disables it and answers what it runs without waiting.
- *                                The batches may come back later or never: their memory stays theirs, for the device may still write
+ *   nobody waits for it          the loop cancels it: the CPU gives it up between two tiles, a GPU between two
+ *                                launches, and its jobs come back with CANCELLED
+ *   it never finishes            devices_to_disable() finds it; the loop disables it and answers what it runs without
+ *                                waiting. The batches may come back later or never: their memory stays theirs,
+ *                                for the device may still write
  *
  * A disabled device stays so until another process opens it. The server goes on with the others; without any it
  * ends. */
@@ -28,8 +30,8 @@
 
 struct device;
 
-/* Jobs that run together. The loop makes it, a thread of the device owns it from devices_submit() until it arrives in the
- * mailbox. */
+/* Jobs that run together. The loop makes it, a thread of the device owns it from devices_submit() until it arrives in
+ * the mailbox. */
 struct batch {
     struct message message;
     struct device *device;
@@ -63,8 +65,8 @@ bool devices_stop(struct devices *devices, int64_t wait_ms);
 /* After devices_stop() said true, and the mailbox is empty. */
 void devices_close(struct devices *devices); /* NULL is fine */
 
-/* Memory of each device for the pages of KV caches: --kv-bytes, when the first one is made. Before the first request. INVALID: it is
- * more than a device has. */
+/* Memory of each device for the pages of KV caches: --kv-bytes, when the first one is made. Before the first request.
+ * INVALID: it is more than a device has. */
 attn_status devices_add_caches(struct devices *devices, const struct config *config, struct caches *caches,
                                attn_error *err);
 
@@ -73,7 +75,8 @@ const attn_device *devices_any(const struct devices *devices); /* to ask which k
 const attn_device_info *
 devices_largest(const struct devices *devices); /* that with the most memory, as it was opened */
 /* Where staging memory should come from so that the devices copy from it quickly: pinned memory of the first one that
- * copies. False when all compute in any memory: then the system's will do. The devices must outlive the staging pool. */
+ * copies. False when all compute in any memory: then the system's will do.
+ * The devices must outlive the staging pool. */
 bool devices_staging(struct devices *devices, struct staging_source *source);
 attn_device *devices_copier(const struct devices *devices); /* that one; NULL: there is none */
 bool devices_usable(const struct devices *devices);
@@ -87,8 +90,8 @@ struct device_state {
 };
 void devices_describe(struct devices *devices, struct device_state *states); /* devices_count() of them; any thread */
 
-/* The device that the backend counts as `index` (2 of "cuda:2"), to import memory on; *number is its number here. NULL: this server
- * does not have it. Any thread. */
+/* The device that the backend counts as `index` (2 of "cuda:2"), to import memory on; *number is its number here. NULL:
+ * this server does not have it. Any thread. */
 attn_device *devices_of_index(const struct devices *devices, int64_t index, int *number);
 bool devices_is_usable(const struct devices *devices, int number); /* it has not failed; any thread */
 /* A call on its handle said DEVICE_LOST. The loop hears of it by devices_to_disable(). Any thread. */
@@ -96,16 +99,19 @@ void devices_note_lost(struct devices *devices, int number);
 
 /* ---- The HTTP threads' side -------------------------------------------------------------------------------------- */
 
-/* Computes a small job in the calling thread: on this machine's own processor, where its tensors are in this core's cache and
- * nothing is handed over (tests/load/README.md, rung 3); or on a GPU that has nothing else to do, whose kernel reads and writes
- * staging memory, or the client's region of its own memory, where it is, while this thread looks for its end. True: it came back
- * as from a batch of its own, with job->ran or job->error. False: it is to be queued; a job that is large, that verifies, or uses
- * or makes a context always is. Where job->late is set then, it runs but has not ended: it goes to the loop, which calls devices_submit_late(), or whoever cannot
- * hand it over calls devices_settle(). Never waits for another thread, nor longer than INLINE_WAIT_NS (INLINE_STEP_WAIT_NS).
+/* Computes a small job in the calling thread: on this machine's own processor, where its tensors are in this core's
+ * cache and nothing is handed over (tests/load/README.md, rung 3); or on a GPU that has nothing else to do, whose
+ * kernel reads and writes staging memory, or the client's region of its own memory, where it is, while this thread
+ * looks for its end. True: it came back as from a batch of its own, with job->ran or job->error. False: it is to be
+ * queued; a job that is large, that verifies, or uses or makes a context always is. Where job->late is set then, it
+ * runs but has not ended: it goes to the loop, which calls devices_submit_late(), or whoever cannot hand it over calls
+ * devices_settle(). Never waits for another thread, nor longer than INLINE_WAIT_NS (INLINE_STEP_WAIT_NS).
  *
- * A step on caches begins in here (steps.h), also where this returns false, unless it has to wait; whoever has the job ends it. */
+ * A step on caches begins in here (steps.h), also where this returns false, unless it has to wait;
+ * whoever has the job ends it. */
 bool devices_run_here(struct devices *devices, struct job *job);
-/* Waits for a job that is late, however long it takes; afterwards its memory is nobody's but the job's. Others: nothing. */
+/* Waits for a job that is late, however long it takes; afterwards its memory is nobody's but the job's.
+ * Others: nothing. */
 void devices_settle(struct job *job);
 bool devices_near(
     const struct devices *devices); /* the processor itself computes inline: threads belong near their clients */
@@ -114,16 +120,16 @@ int devices_learn(struct devices *devices, double *seconds);
 
 /* ---- The loop's side --------------------------------------------------------------------------------------------- */
 
-/* Seconds that the job takes at the very least, on the fastest of the devices: less than any kernel here could need. What
- * it says cannot be done in time cannot; what it says can may still take several times as long. Any thread. */
+/* Seconds that the job takes at the very least, on the fastest of the devices: less than any kernel here could need.
+ * What it says cannot be done in time cannot; what it says can may still take several times as long. Any thread. */
 double devices_least_seconds(const struct devices *devices, const struct job *job);
 
-/* The device with room for another batch and the least work, but for those of `passed_over` (bits of their numbers); NULL
- * when all are busy. */
+/* The device with room for another batch and the least work, but for those of `passed_over` (bits of their numbers);
+ * NULL when all are busy. */
 struct device *devices_pick(struct devices *devices, unsigned passed_over);
 int device_number(const struct device *device);
-/* It computes on this machine's own cores and has a batch already that is soon over: another one would end no sooner for being sent
- * now, and may grow. */
+/* It computes on this machine's own cores and has a batch already that is soon over: another one would end no sooner
+ * for being sent now, and may grow. */
 bool device_can_wait(const struct device *device);
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
 /* A batch of one job that is late: it is on the device already, whether or not there is room. */
@@ -137,8 +143,8 @@ const char *device_name(const struct device *device);
 bool device_disable(struct device *device);
 
 /* A device that is not done with a batch though the time it may take has passed (--watchdog-ms, and what its size
- * explains), or of which somebody has noted that it is lost; NULL: none. *overdue says which: it is as good as lost. Devices that
- * compute on this machine's own cores are not watched. */
+ * explains), or of which somebody has noted that it is lost; NULL: none. *overdue says which: it is as good as lost.
+ * Devices that compute on this machine's own cores are not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
 /* The batches that are with a device, linked by `next`. */
 struct batch *device_batches(const struct device *device);

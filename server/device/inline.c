@@ -1,27 +1,29 @@
 /* inline.c: inline slots, the HTTP threads' side of the devices.
  *
- * They are for small problems: as many as HTTP threads, each with a stream and a workspace. Whoever wants one takes that of its
- * core's number, so that the workspace is likely in that core's cache, or the next that is free.
+ * They are for small problems: as many as HTTP threads, each with a stream and a workspace. Whoever wants one takes
+ * that of its core's number, so that the workspace is likely in that core's cache, or the next that is free.
  *
  *   HTTP thread: body complete --> inline slot free? --> run --> answer            (else: posted to the loop)
  *
- * On the CPU each is a device of one thread. On a GPU the kernel reads and writes the request's staging memory where it is
- * (attn_device_info.reads_staging, attn_kernel.in_place), so that one launch is all; the thread looks for the end of its stream,
- * which takes less than one hand-over to another thread. So too where all tensors lie in a client's region of the GPU's memory, also
- * of a step on caches: this thread begins and ends it (steps.h), and the moves that come first bring its tables (memory.c).
+ * On the CPU each is a device of one thread. On a GPU the kernel reads and writes the request's staging memory where it
+ * is (attn_device_info.reads_staging, attn_kernel.in_place), so that one launch is all; the thread looks for the end of
+ * its stream, which takes less than one hand-over to another thread. So too where all tensors lie in a client's region
+ * of the GPU's memory, also of a step on caches: this thread begins and ends it (steps.h), and the moves that come
+ * first bring its tables (memory.c).
  *
- * Only while the GPU has no batches, for behind one it would wait for all of that, and many threads that launch wait for each other in
- * the driver: then requests leave in batches, equal ones as one problem (merge.c). A step only while the GPU has nothing at all: steps
- * beside each other take as much longer as there are, and small ones are better off together. What has not ended in INLINE_WAIT_NS
- * (INLINE_STEP_WAIT_NS) is late, and the device's thread takes it over like any batch, with deadline, hang-up and watchdog:
+ * Only while the GPU has no batches, for behind one it would wait for all of that, and many threads that launch wait
+ * for each other in the driver: then requests leave in batches, equal ones as one problem (merge.c). A step only while
+ * the GPU has nothing at all: steps beside each other take as much longer as there are, and small ones are better off
+ * together. What has not ended in INLINE_WAIT_NS (INLINE_STEP_WAIT_NS) is late, and the device's thread takes it over
+ * like any batch, with deadline, hang-up and watchdog:
  *
  *   HTTP thread: late --> posted to the loop --> devices_submit_late() --> device's thread: inline_adopt()
  *
  * Invariants
- * 1. Device and stream of an inline slot are used by the thread that set its `taken`; of a late one by nobody, until it is adopted
- *    or settled.
- * 2. A late job is referred to until its kernel has ended, whoever stops waiting for it: by its request on the way to the loop, and
- *    then by its batch. */
+ * 1. Device and stream of an inline slot are used by the thread that set its `taken`; of a late one by nobody, until it
+ *    is adopted or settled.
+ * 2. A late job is referred to until its kernel has ended, whoever stops waiting for it: by its request on the way to
+ *    the loop, and then by its batch. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -117,7 +119,8 @@ static bool fits_processor(const struct job *job)
            batch_padded_flops(job) <= INLINE_FLOPS;
 }
 
-/* The GPU is free for it, as far as anybody can tell at this moment. A step does not pass those that wait for its caches. */
+/* The GPU is free for it, as far as anybody can tell at this moment.
+ * A step does not pass those that wait for its caches. */
 static bool is_free_for(const struct device *device, const struct job *job)
 {
     if (!atomic_load(&device->usable)) return false;
@@ -156,7 +159,8 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     return status;
 }
 
-/* A step begins, if it can: its tables have mirrors then, and *placed is its problem as the device knows it. False: not now. */
+/* A step begins, if it can: its tables have mirrors then, and *placed is its problem as the device knows it.
+ * False: not now. */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
     attn_error ignored; /* the loop meets it too, and says so */
@@ -169,7 +173,8 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
     return true;
 }
 
-/* The whole time of a job on its stream, one way or the other. *late: it runs on. The slot's launched_ns: when it was there. */
+/* The whole time of a job on its stream, one way or the other. *late: it runs on.
+ * The slot's launched_ns: when it was there. */
 static attn_status compute(struct inline_slot *inline_slot, const struct job *job, const attn_plan *plan, bool *late,
                            attn_error *err)
 {

@@ -113,7 +113,8 @@ struct devices {
 
 /* ---- thread.c ---------------------------------------------------------------------------------------------------- */
 
-/* A thread of a device; the argument is its struct device_thread. Ends when device->stop is set and it has nothing to run. */
+/* A thread of a device; the argument is its struct device_thread.
+ * Ends when device->stop is set and it has nothing to run. */
 void *device_main(void *argument);
 
 /* ---- memory.c: on a device's thread, or that which has taken an inline slot ------------------------------------- */
@@ -153,8 +154,8 @@ void merge_find(const struct device *device, struct slot *slot);
 /* The one problem of a leader that is moved and those who follow it, in device memory that is taken for it. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
-/* Puts the moves on the slot's stream that bring the inputs of jobs that are moved to the device, new keys and values of a step
- * to their pages, or (`out`) outputs back. */
+/* Puts the moves on the slot's stream that bring the inputs of jobs that are moved to the device, new keys and values
+ * of a step to their pages, or (`out`) outputs back. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- inline.c ---------------------------------------------------------------------------------------------------- */

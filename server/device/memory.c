@@ -2,9 +2,9 @@
  *
  * A unified device (the CPU) computes in the staging memory itself: nothing is copied. For a device with memory of its
  * own, each region of a job (its inputs, the contexts it uses, its outputs) is mirrored by one block of device memory,
- * copied in one piece, and the tensors' pointers are moved from the region to the mirror. Tensors that lie in a client's regions
- * (work/regions.h): in the device's own memory they have no mirror, for their pointers are right already; in pinned memory of this
- * machine each has its own, for a client's tensors may overlap. */
+ * copied in one piece, and the tensors' pointers are moved from the region to the mirror. Tensors that lie in a
+ * client's regions (work/regions.h): in the device's own memory they have no mirror, for their pointers are right
+ * already; in pinned memory of this machine each has its own, for a client's tensors may overlap. */
 #include "server/device/internal.h"
 
 #include <stdlib.h>
@@ -58,7 +58,8 @@ void *device_address(const struct slot *slot, void *address)
         if ((char *)address >= m->host.memory && (char *)address < m->host.memory + m->host.bytes)
             return m->device + ((char *)address - m->host.memory);
     }
-    return address; /* of tensors without elements, and of what is on the device already: pages of caches, clients' memory */
+    /* Of tensors without elements, and of what is on the device already: pages of caches, clients' memory. */
+    return address;
 }
 
 void device_place(const struct slot *slot, attn_problem *problem)

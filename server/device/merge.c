@@ -1,20 +1,21 @@
 /* merge.c: equal small problems of a batch leave as one problem, and small steps on caches without copies.
  *
- * A GPU computes a small problem in some 5 us, but a copy in, a launch and a copy out cost its thread 20. So problems of a batch
- * that differ in nothing but where their numbers lie become one, whose B is the sum of theirs:
+ * A GPU computes a small problem in some 5 us, but a copy in, a launch and a copy out cost its thread 20. So problems
+ * of a batch that differ in nothing but where their numbers lie become one, whose B is the sum of theirs:
  *
  *     staging memory          device memory                          staging memory
  *       job 0: q k v            q q q | k k k | v v v                  job 0: out
  *       job 1: q k v   moves    one problem: out out out     moves     job 1: out
  *       job 2: q k v   ---->                                 ---->     job 2: out
  *
- * The moves (attn_moves()) are a kernel's, which reads and writes staging memory, so this is for devices that can; three
- * launches serve all. Each answer is what it would be alone, to the bit, for no kernel's arithmetic depends on B; which kernel it
- * is does not either, and where it did nothing is merged.
+ * The moves (attn_moves()) are a kernel's, which reads and writes staging memory, so this is for devices that can;
+ * three launches serve all. Each answer is what it would be alone, to the bit, for no kernel's arithmetic depends on B;
+ * which kernel it is does not either, and where it did nothing is merged.
  *
- * A step of decoding has its keys and values in the pages of the pool, where all steps of a device find theirs, so what is put
- * together is the queries and the tables: the rows of a page table are as long as those of the longest cache. Its moves bring the
- * step's new keys and values to their pages too. A step that is alone goes the same way: three launches for five. */
+ * A step of decoding has its keys and values in the pages of the pool, where all steps of a device find theirs, so what
+ * is put together is the queries and the tables: the rows of a page table are as long as those of the longest cache.
+ * Its moves bring the step's new keys and values to their pages too.
+ * A step that is alone goes the same way: three launches for five. */
 #include "server/device/internal.h"
 
 #include <stdlib.h>

@@ -1,9 +1,9 @@
-/* thread.c: a device's threads: each takes batches from the device's inbox, keeps as many on streams as it has, and posts those that
- * are done to the loop.
+/* thread.c: a device's threads: each takes batches from the device's inbox, keeps as many on streams as it has, and
+ * posts those that are done to the loop.
  *
  * Invariants
- * 1. A stream is used by one thread alone; so is attn_device where it is not unified, but for descriptions, plans and memory of other
- * processes.
+ * 1. A stream is used by one thread alone; so is attn_device where it is not unified, but for descriptions, plans and
+ * memory of other processes.
  * 2. A batch that was submitted comes back exactly once, whatever happens; each of its jobs then has ran == true,
  * or an error.
  * 3. While the thread is in a call that may never return, due_ns says until when it may be: the loop watches. */
@@ -21,7 +21,7 @@
 #include "server/base/metrics.h"
 #include "server/work/request.h"
 
-/* ---- How long it may take ----------------------------------------------------------------------------------------- */
+/* ---- How long it may take ---------------------------------------------------------------------------------------- */
 
 static int64_t worst_ns(const struct batch *batch)
 {
@@ -61,7 +61,7 @@ static void unwatch(struct device *device)
     if (device->watchdog_ns != NEVER) publish_due(device);
 }
 
-/* ---- One batch ---------------------------------------------------------------------------------------------------- */
+/* ---- One batch --------------------------------------------------------------------------------------------------- */
 
 static attn_status reserve_problems(struct slot *slot, int count, attn_error *err)
 {
@@ -141,8 +141,8 @@ static attn_status plan_all(struct device *device, struct slot *slot, attn_error
     return ATTN_OK;
 }
 
-/* How many problems go on the stream at a time. All of them, unless that is work for seconds: what is on the stream of a GPU
- * cannot be called back. */
+/* How many problems go on the stream at a time. All of them, unless that is work for seconds: what is on the stream of
+ * a GPU cannot be called back. */
 static int group_of(const struct device *device, const struct slot *slot)
 {
     const double share = slot->batch->flops > DEVICE_GROUP_FLOPS ? DEVICE_GROUP_FLOPS / slot->batch->flops : 1;
@@ -201,9 +201,9 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     return status;
 }
 
-/* What a batch took, by stage. A GPU that is through with the copies may stand until the kernels are on the stream. It has come to
- * the first mark as long after the thread's call as it comes to the kernels after theirs, so what the thread needed from the one
- * to the other says when they could begin. */
+/* What a batch took, by stage. A GPU that is through with the copies may stand until the kernels are on the stream. It
+ * has come to the first mark as long after the thread's call as it comes to the kernels after theirs, so what the
+ * thread needed from the one to the other says when they could begin. */
 static void note_stages(const struct device *device, const struct slot *slot)
 {
     struct batch *batch = slot->batch;
@@ -379,7 +379,8 @@ static bool ends_soon(const struct device_thread *thread)
     return clock_ns() - youngest_ns < DEVICE_SPIN_NS;
 }
 
-/* The lock is held. The batch that was held is the next, or the small ones behind it would never let it have its memory. */
+/* The lock is held. The batch that was held is the next, or the small ones behind it would never let it have its
+ * memory. */
 static bool has_work(const struct device *device)
 {
     return device->held ? device->held_may_run : device->first != NULL;

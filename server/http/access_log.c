@@ -34,8 +34,8 @@ enum {
     PATH_BYTES = LOG_CLEAN_INPUT_BYTES + SECRET_DIGITS + 2,
 };
 
-/* The path as it may be logged: the id of a cache (work/caches.h) is a secret, and is cut. So is whatever looks like one, for a path
- * that is misspelt names a cache all the same. At least as much of it as log_clean() takes. */
+/* The path as it may be logged: the id of a cache (work/caches.h) is a secret, and is cut. So is whatever looks like
+ * one, for a path that is misspelt names a cache all the same. At least as much of it as log_clean() takes. */
 static const char *without_secrets(char buffer[PATH_BYTES], const char *path)
 {
     struct text t = text_in(buffer, PATH_BYTES);

@@ -6,9 +6,9 @@
  * A large answer is encoded block by block while it is sent, and never exists as a whole. Either way the length is
  * known first, and sent as Content-Length.
  *
- * Where there is no memory for an answer it becomes 503, and the contexts of the request are as before it. But not when something
- * has changed, in a cache or by a route's handler: then the connection is closed without an answer, after which a client knows that
- * it does not know. */
+ * Where there is no memory for an answer it becomes 503, and the contexts of the request are as before it. But not when
+ * something has changed, in a cache or by a route's handler: then the connection is closed without an answer, after
+ * which a client knows that it does not know. */
 #include "server/http/answer.h"
 
 #include <stdio.h>

@@ -1,15 +1,16 @@
 /* connections.c: the table of connections and the sweep over it.
  *
- * Three parties touch a connection: the web server's thread that owns the connection (phase, progress), the sweep in the
- * loop, and the end of the connection. Invariants:
- * 1. A connection is removed in libmicrohttpd's CLOSED notification, while its fd is still open, under the table's lock.
- * The sweep holds that lock: it can never shut down a number that belongs to somebody else by now.
+ * Three parties touch a connection: the web server's thread that owns the connection (phase, progress), the sweep in
+ * the loop, and the end of the connection. Invariants:
+ * 1. A connection is removed in libmicrohttpd's CLOSED notification, while its fd is still open, under the table's
+ * lock. The sweep holds that lock: it can never shut down a number that belongs to somebody else by now.
  * 2. The sweep cuts by compare-and-swap from the phase it has judged to CUT. Whoever loses that race yields: a
  * request whose body was completed in the same moment is served, or its thread sees CUT and stops; never both.
  * 3. since_ms is stored before phase: a reader that sees the new phase sees its time too.
- * 4. A connection is in the table, and counted, from before libmicrohttpd gets its socket until that is closed, whatever
- * becomes of it in between: libmicrohttpd tells of the connections that it began with, but closes one for which it has
- * no memory without a word. Such a connection stays ADDED while its number stands for nothing or for something else. */
+ * 4. A connection is in the table, and counted, from before libmicrohttpd gets its socket until that is closed,
+ * whatever becomes of it in between: libmicrohttpd tells of the connections that it began with, but closes one for
+ * which it has no memory without a word. Such a connection stays ADDED while its number stands for nothing or for
+ * something else. */
 #include "server/http/connections.h"
 
 #include <assert.h>
@@ -220,8 +221,9 @@ static bool has_left(struct connection *connection, int phase)
     return ioctl(connection->fd, FIONREAD, &unread) != 0 || unread == 0;
 }
 
-/* Does this connection, which has not moved lately, hold up a drain? One that could take a request is closed only when there are none: a
- * balancer that has some would send one in the very moment, and not know whether it may send it again. */
+/* Does this connection, which has not moved lately, hold up a drain? One that could take a request is closed only when
+ * there are none: a balancer that has some would send one in the very moment,
+ * and not know whether it may send it again. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_patience *patience)
 {

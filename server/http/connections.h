@@ -77,8 +77,8 @@ struct connections {
 void connections_init(struct connections *connections);
 void connections_clear(struct connections *connections);
 
-/* An accepted socket that the web server is about to be given; from the thread that accepts. It is counted in `connections`
- * and in both tallies until it is removed. NULL when out of memory: close it. */
+/* An accepted socket that the web server is about to be given; from the thread that accepts. It is counted in
+ * `connections` and in both tallies until it is removed. NULL when out of memory: close it. */
 struct connection *connections_add(struct connections *connections, int fd, bool plain, _Atomic int *tally,
                                    _Atomic int *other_tally);
 /* The web server begins with a socket. */

@@ -1,5 +1,5 @@
-/* head_rules.c: a function for each rule, in the order in which clients expect them: path, method, and rules[]. The first
- * that is broken is told. What is quoted is cut. */
+/* head_rules.c: a function for each rule, in the order in which clients expect them: path, method, and rules[]. The
+ * first that is broken is told. What is quoted is cut. */
 #include "server/http/head_rules.h"
 
 #include <stdio.h>

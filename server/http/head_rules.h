@@ -8,7 +8,8 @@
 /* Pages of other origins: sets request->cors and request->preflight. Before head_rules_check(). */
 void head_rules_origin(struct request *request, const struct http_head *head);
 
-/* Finds the route, the caller and the body's decoder; or fails the request with what came, what is wanted and the cure. */
+/* Finds the route, the caller and the body's decoder; or fails the request with what came,
+ * what is wanted and the cure. */
 void head_rules_check(struct request *request, const struct http_head *head);
 
 #endif

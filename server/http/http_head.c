@@ -182,7 +182,8 @@ bool http_head_is_media(const char *text, const char *type)
     return *text == '\0' || *text == ';';
 }
 
-/* Of one element of Accept, from `at` to `end`: its q in thousandths; 1000 where there is none, or none that can be read. */
+/* Of one element of Accept, from `at` to `end`: its q in thousandths; 1000 where there is none,
+ * or none that can be read. */
 static int weight_of(const char *at, const char *end)
 {
     int weight = 1000;

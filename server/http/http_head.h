@@ -59,7 +59,8 @@ void http_head_fault(struct http_head *head, const char *fault);
 bool http_head_is_target(const char *target);
 
 /* Resolves the percent-escapes of a target in place and returns its new length. Those of '/' and NUL stay as they
- * are: resolved, the first would be taken for a separator and the second for the end, and the target for another one. */
+ * are: resolved, the first would be taken for a separator and the second for the end,
+ * and the target for another one. */
 size_t http_head_unescape(char *text);
 /* The path of a target: of "http://host/path" (RFC 9112, 3.2.2) what follows the host, else all of it. */
 const char *http_head_path(const char *target);
@@ -71,14 +72,15 @@ static inline bool http_head_has_body(const struct http_head *f)
     return f->chunked || (f->has_length && f->length > 0);
 }
 
-/* Is a page of this Origin (RFC 6454) one of the server that Host names? Host and port must be the same; a port that the
- * scheme of the origin has by default may be left out. "null" is nobody's. */
+/* Is a page of this Origin (RFC 6454) one of the server that Host names? Host and port must be the same; a port that
+ * the scheme of the origin has by default may be left out. "null" is nobody's. */
 bool http_head_same_origin(const char *origin, const char *host);
 
 /* Does a content type begin with the media type `type`, in any case, followed by nothing or by parameters? */
 bool http_head_is_media(const char *text, const char *type);
-/* How much does this Accept (RFC 9110, 12.5.1) want the media type `type`? 0: not at all. More is better: by q, and where
- * that is the same, a type that is named is better than one that a range (application/x, x/x with stars) has in it. */
+/* How much does this Accept (RFC 9110, 12.5.1) want the media type `type`? 0: not at all. More is better: by q, and
+ * where that is the same, a type that is named is better than one that a range (application/x,
+ * x/x with stars) has in it. */
 int http_head_accepts(const char *accept, const char *type);
 /* [A-Za-z0-9._-]{1,128} */
 bool http_head_is_request_id(const char *text);

@@ -193,10 +193,11 @@ static bool keeps_awake(void)
     return awaited.count > 0 && atomic_load_explicit(awaited.all, memory_order_relaxed) <= NAPS_MOST;
 }
 
-/* In place of libc's function of this name, for the libraries too: a program's own definition is the one they are linked
- * to. libmicrohttpd (0.9.75, 1.0.1) takes events in 128s. When it was given as many it asks for more before it looks at
- * any, and with the same timeout: after exactly 128, or 256, it would sleep on them until something else happens, which
- * may be never. So whoever was given as many as he had room for does not sleep when he asks the same set again. */
+/* In place of libc's function of this name, for the libraries too: a program's own definition is the one they are
+ * linked to. libmicrohttpd (0.9.75, 1.0.1) takes events in 128s. When it was given as many it asks for more before it
+ * looks at any, and with the same timeout: after exactly 128, or 256, it would sleep on them until something else
+ * happens, which may be never. So whoever was given as many as he had room for does not sleep when he asks the same set
+ * again. */
 int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
 {
     static _Thread_local int full_epfd = -1; /* that gave this thread all that it asked for, the last time */

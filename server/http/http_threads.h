@@ -66,15 +66,15 @@ struct http_thread *http_threads_pick_on(struct http_threads *threads, int core)
 void http_threads_balance(struct http_threads *threads, int64_t now_ms);
 void http_threads_unpin(struct http_threads *threads);
 
-/* By an HTTP thread: one more of its requests is with the loop, or one less; *all: how many are, of all threads. While one is that went
- * there a moment ago, and few are, the thread's core is kept awake for its end (base/naps.h). */
+/* By an HTTP thread: one more of its requests is with the loop, or one less; *all: how many are, of all threads. While
+ * one is that went there a moment ago, and few are, the thread's core is kept awake for its end (base/naps.h). */
 void http_threads_await(int more, const _Atomic int *all);
-/* By an HTTP thread that is about to send an answer to whom nobody else competes with: he may come back at once, and for HTTP_EXPECT_NS the
- * thread looks for that without sleeping. */
+/* By an HTTP thread that is about to send an answer to whom nobody else competes with: he may come back at once, and
+ * for HTTP_EXPECT_NS the thread looks for that without sleeping. */
 void http_threads_expect(void);
 
-/* What http_threads_balance() goes by: the requests of each core in `ms` milliseconds. Those that are held may differ by
- * a factor of 4 and be half as busy, others by 2: nothing flaps at the border. */
+/* What http_threads_balance() goes by: the requests of each core in `ms` milliseconds. Those that are held may differ
+ * by a factor of 4 and be half as busy, others by 2: nothing flaps at the border. */
 enum http_threads_load { HTTP_THREADS_IDLE, HTTP_THREADS_UNEVEN, HTTP_THREADS_EVEN };
 enum http_threads_load http_threads_load(const uint32_t *requests, int cores, int64_t ms, bool held);
 

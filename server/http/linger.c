@@ -50,16 +50,16 @@ void linger_clear(struct lingering *linger)
     pthread_mutex_destroy(&linger->lock);
 }
 
-/* After shutdown() for reading the system announces no room any more, whatever is read: a client that is waiting for some,
- * to send the rest of its body, would wait for ever. A reset ends that, and the answer is there already. */
+/* After shutdown() for reading the system announces no room any more, whatever is read: a client that is waiting for
+ * some, to send the rest of its body, would wait for ever. A reset ends that, and the answer is there already. */
 static void reset_on_close(int fd)
 {
     const struct linger at_once = { .l_onoff = 1, .l_linger = 0 };
     (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
 }
 
-/* May it be closed, now that it is prepared for that? A cut one reads as ended whatever its client does: of that only the
- * delivery counts. */
+/* May it be closed, now that it is prepared for that? A cut one reads as ended whatever its client does: of that only
+ * the delivery counts. */
 static bool may_close(int fd, bool cut, int pieces)
 {
     const bool open = drop_unread(fd, pieces), delivered = is_delivered(fd);

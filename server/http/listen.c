@@ -6,9 +6,9 @@
  * 2. When descriptors run out, the spare one is given up for a moment to accept and refuse one client; so the
  * backlog never keeps the loop busy with connections that it cannot accept.
  * 3. One wake-up accepts at most LISTEN_ACCEPT_BURST connections: the loop has other things to do.
- * 4. Whom the kernel lets in is served. It lets in for as long as the socket is open, also between the last accept() and close(), which
- * resets who is still in the backlog; a client has sent its request by then, and a balancer may not repeat it. So a listener is hidden
- * first. */
+ * 4. Whom the kernel lets in is served. It lets in for as long as the socket is open, also between the last accept()
+ * and close(), which resets who is still in the backlog; a client has sent its request by then, and a balancer may not
+ * repeat it. So a listener is hidden first. */
 #include "server/http/listen.h"
 
 #include <arpa/inet.h>
@@ -287,8 +287,9 @@ void listener_hide(struct listener *listener)
 {
     const int nowhere = NOWHERE;
     unlink_path(listener);
-    /* A socket that is bound to another interface than the one where a SYN arrives is not the one that it is for: the kernel refuses it.
-     * A handshake that has begun goes on. Linux 5.7 or later; without it, a few may be let in and reset. */
+    /* A socket that is bound to another interface than the one where a SYN arrives is not the one that it is for: the
+     * kernel refuses it. A handshake that has begun goes on. Linux 5.7 or later; without it,
+     * a few may be let in and reset. */
     if (!listener->is_unix && listener->fd >= 0)
         (void)setsockopt(listener->fd, SOL_SOCKET, SO_BINDTOIFINDEX, &nowhere, sizeof nowhere);
 }

@@ -41,8 +41,8 @@ bool listener_is_local(const struct listener *listener);
 /* "http://127.0.0.1:8080/", for a browser on this machine; "" for a unix socket. Returns `text`. */
 enum { LISTENER_URL_BYTES = 192 };
 const char *listener_url(const struct listener *listener, bool tls, char text[LISTENER_URL_BYTES]);
-/* From here on new clients are refused, as if nobody listened, and those whose handshake is under way are let in. It cannot be undone,
- * and is so for every process that has this socket. */
+/* From here on new clients are refused, as if nobody listened, and those whose handshake is under way are let in. It
+ * cannot be undone, and is so for every process that has this socket. */
 void listener_hide(struct listener *listener);
 /* The first step of its end: it is hidden. One that cannot be is stopped at once. */
 void listener_retire(struct listener *listener);

@@ -1,9 +1,9 @@
 /* mhd.c: the libmicrohttpd side of a request.
  *
  *   on_uri          the request line: a request is born
- *   on_request      STEP_HEAD      framing, route, limits, token, admission           (nothing of the body is kept before)
- *                   STEP_DECODE    each piece of the body goes through the decoder; a compressed one is unpacked before, a
- *                                  turn at a time
+ *   on_request      STEP_HEAD      framing, route, limits, token, admission        (nothing of the body is kept before)
+ *                   STEP_DECODE    each piece of the body goes through the decoder; a compressed one is unpacked
+ *                                  before, a turn at a time
  *                   STEP_DISCARD   refused: the body is read and dropped, so that the client lives to hear why
  *                   (body ends)    decoded and checked -> suspended, posted to the loop; or answered: refused, or so
  *                                  small that it was computed here
@@ -19,8 +19,8 @@
  * panics.
  * 4. Its own connection limit must never be reached: refusing a connection there leaves a mutex locked. So it has none:
  * the limits are ours, and they count what it may still hold.
- * 5. Bytes of a body must all be consumed in each call, or the connection hangs; unless it is suspended, which may end at
- * once: the thread then serves its other connections, and comes back with what is left.
+ * 5. Bytes of a body must all be consumed in each call, or the connection hangs; unless it is suspended, which may end
+ * at once: the thread then serves its other connections, and comes back with what is left.
  * 6. Given exactly 128 events at once, it would sleep on them: http_threads.c has an epoll_wait() that does not. */
 #include "server/http/mhd.h"
 
@@ -129,8 +129,8 @@ static void read_identity(struct request *request, const struct http_head *f)
     http_head_traceparent(f->value[HEADER_TRACEPARENT], request->trace_id, request->span_id);
 }
 
-/* Of a body whose memory could not be leased ahead: what it has doubles, up to what was announced, and where there is no
- * room for that it grows by what is needed. */
+/* Of a body whose memory could not be leased ahead: what it has doubles, up to what was announced, and where there is
+ * no room for that it grows by what is needed. */
 static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
 {
     struct request *request = context;
@@ -150,8 +150,8 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
 
 /* A place, memory and a decoder: everything that a body needs, before its first byte. Memory is leased ahead for what
  * the inputs need and as much again as is usual for outputs (a third of the inputs), as long as not too much is leased
- * so (staging.h); large blocks only reserve it, pages come with the first touch. Without that, the decoder's first value
- * leases the first of it. */
+ * so (staging.h); large blocks only reserve it, pages come with the first touch. Without that, the decoder's first
+ * value leases the first of it. */
 static void admit(struct request *request, const struct http_head *f)
 {
     struct server *server = request->server;
@@ -368,7 +368,8 @@ static void write_shared(struct request *request)
     request->times.encode_ns += clock_ns() - began;
 }
 
-/* Of a step that began in this thread: its caches are as they were, or longer. Steps that came meanwhile may have found it there. */
+/* Of a step that began in this thread: its caches are as they were, or longer.
+ * Steps that came meanwhile may have found it there. */
 static void end_step(struct request *request)
 {
     if (request->job == NULL || request->job->step == NULL) return;

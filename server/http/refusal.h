@@ -6,9 +6,9 @@
 #include "proto-json/proto.h"
 
 /* Sends the whole answer, a problem document and `Connection: close`, as far as the socket takes it at once: a client
- * that does not read its answer does not get it. A NULL `detail` is the error's title, a NULL or empty request_id is made
- * here. `media` is its content type, NULL where nobody knows yet what is asked for: that of a problem document. The caller
- * shuts the socket down. */
+ * that does not read its answer does not get it. A NULL `detail` is the error's title, a NULL or empty request_id is
+ * made here. `media` is its content type, NULL where nobody knows yet what is asked for: that of a problem document.
+ * The caller shuts the socket down. */
 void refusal_send(int fd, proto_error error, const char *detail, const char *request_id, const char *media);
 
 #endif

@@ -194,8 +194,8 @@ static void answer_no_settings(struct request *request, struct answer *answer)
 
 #define SCHEMA(name) "{'$ref':'#/components/schemas/" name "'}"
 
-/* What curl and fetch() say of a body when they are told nothing. A page elsewhere may say so without asking: head_rules.c
- * looks at its Origin. */
+/* What curl and fetch() say of a body when they are told nothing. A page elsewhere may say so without asking:
+ * head_rules.c looks at its Origin. */
 static const char *const as_json[] = { "application/x-www-form-urlencoded", "text/plain", NULL };
 
 /* Tensors, by content type. The answer has that of the body, or one that Accept prefers. */

@@ -20,8 +20,8 @@ void tokens_close(struct tokens *tokens); /* NULL is fine */
 /* All or nothing: after a failure the old tokens stay. */
 bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity);
 
-/* The value of an Authorization header (may be NULL): whose token does it carry? A reference for the caller, NULL: none of
- * them. Takes the same time for every token and every wrong one of the same length. */
+/* The value of an Authorization header (may be NULL): whose token does it carry? A reference for the caller, NULL: none
+ * of them. Takes the same time for every token and every wrong one of the same length. */
 struct caller *tokens_find(struct tokens *tokens, const char *authorization);
 
 /* Does one of the tokens have this account? */

@@ -3,8 +3,8 @@
  *   batches_enqueue()   a job waits                       batches_done()    a batch is back: results, answers
  *   batches_dispatch()  once a turn, after all messages: batches leave for devices that have room
  *
- * A batch comes back once, whatever happens to it. Who has stopped waiting for one of its jobs took that job's request away
- * from it; when nobody waits for any, it is told to give up. */
+ * A batch comes back once, whatever happens to it. Who has stopped waiting for one of its jobs took that job's request
+ * away from it; when nobody waits for any, it is told to give up. */
 #include "server/sched/loop_internal.h"
 
 #include <assert.h>
@@ -42,8 +42,9 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
     loop->queue_changed = loop->steps_changed = true;
 }
 
-/* Steps that can begin do, from the oldest on: from then on their jobs may leave. Where no step has ended since all were looked at,
- * those that have come are looked at alone: a step may have a thousand caches, and there may be hundreds that wait. */
+/* Steps that can begin do, from the oldest on: from then on their jobs may leave. Where no step has ended since all
+ * were looked at, those that have come are looked at alone: a step may have a thousand caches,
+ * and there may be hundreds that wait. */
 static void begin_steps(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;

@@ -54,9 +54,10 @@ bool check_shared(struct request *request)
     return status == ATTN_OK;
 }
 
-/* Memory for all that is read, and as much again as is usual for outputs (as mhd.c's admit() has it), in one block: one that is
- * warm has its pages, while what the decoder has so far would grow by new ones. Where there is none, it does. (Only where the
- * inputs alone are more than the block: then the decoder asks for more than it has, and hears where the new one is.) */
+/* Memory for all that is read, and as much again as is usual for outputs (as mhd.c's admit() has it), in one block: one
+ * that is warm has its pages, while what the decoder has so far would grow by new ones. Where there is none, it does.
+ * (Only where the inputs alone are more than the block: then the decoder asks for more than it has,
+ * and hears where the new one is.) */
 static void lease_at_once(struct request *request)
 {
     struct staging_pool *const staging = request->server->staging;
@@ -78,8 +79,8 @@ static bool is_within(const struct staging_block *block, const struct region_use
     return at >= from && at - from <= block->bytes && (uint64_t)use->bytes <= block->bytes - (at - from);
 }
 
-/* Inputs come from shared memory into staging memory: a copy that the client cannot change is what is checked. Those in a GPU's
- * memory stay there. */
+/* Inputs come from shared memory into staging memory: a copy that the client cannot change is what is checked. Those in
+ * a GPU's memory stay there. */
 static attn_status read_shared(struct request *request, int64_t until_ns, bool *done, attn_error *err)
 {
     struct region_uses *const uses = request->shared;

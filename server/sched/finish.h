@@ -1,9 +1,9 @@
-/* finish.h: what is left to do for a job that has run, before it can be answered: rows are recomputed in float64 (`verify`),
- * outputs are written into shared memory, and the text of many numbers (`encoding`: array) is measured, for its length is sent
- * before it.
+/* finish.h: what is left to do for a job that has run, before it can be answered: rows are recomputed in float64
+ * (`verify`), outputs are written into shared memory, and the text of many numbers (`encoding`: array) is measured, for
+ * its length is sent before it.
  *
- * All of it takes seconds where a client wants that. So it is done in pieces of some milliseconds on libuv's threads, one piece
- * of a job after a piece of another, and ends with the piece that runs when nobody waits any more. */
+ * All of it takes seconds where a client wants that. So it is done in pieces of some milliseconds on libuv's threads,
+ * one piece of a job after a piece of another, and ends with the piece that runs when nobody waits any more. */
 #ifndef FINISH_H
 #define FINISH_H
 
@@ -32,8 +32,8 @@ struct finishing {
 /* Is there anything to do? */
 bool finish_is_wanted(const struct job *job);
 
-/* done(context, it) is called once, by the loop: when all is done, or after the piece in which it was cancelled. NULL when
- * out of memory. */
+/* done(context, it) is called once, by the loop: when all is done, or after the piece in which it was cancelled. NULL
+ * when out of memory. */
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
                              void *context);
 void finish_start(struct finishing *finishing, uv_loop_t *uv);

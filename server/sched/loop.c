@@ -133,8 +133,8 @@ static void check(struct loop *loop, struct request *request)
     if (uv_queue_work(&loop->uv, &checking->work, check_work, on_checked) != 0) abort();
 }
 
-/* An HTTP thread has put its job on a device, where it takes longer than was thought: from here on it is a batch like others.
- * False: the request is answered. */
+/* An HTTP thread has put its job on a device, where it takes longer than was thought: from here on it is a batch like
+ * others. False: the request is answered. */
 static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
@@ -328,7 +328,8 @@ static void close_handle(uv_handle_t *handle, void *context)
 
 void loop_close(struct loop *loop)
 {
-    /* What is being finished ends with the piece that runs, for nobody waits for it; watches end; messages of batches that came back late are handled by nobody but freed here. */
+    /* What is being finished ends with the piece that runs, for nobody waits for it; watches end; messages of batches
+     * that came back late are handled by nobody but freed here. */
     loop->awake_until_ns = 0; /* there are no devices any more */
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);

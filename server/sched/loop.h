@@ -18,8 +18,8 @@ struct loop *loop_open(struct server *server);   /* aborts when the system refus
 struct mailbox *loop_mailbox(struct loop *loop); /* for devices */
 uv_loop_t *loop_uv(struct loop *loop);
 
-/* The side that holds the connections, as the loop knows it: these functions and nothing else (server/http/front.c has them).
- * All are called on the loop's thread, with `context` where they take one. */
+/* The side that holds the connections, as the loop knows it: these functions and nothing else (server/http/front.c has
+ * them). All are called on the loop's thread, with `context` where they take one. */
 struct loop_front {
     void *context;
     void (*resume)(struct request *request); /* its connection goes on; from here on it is the HTTP thread's */
@@ -34,8 +34,8 @@ struct loop_front {
  * Afterwards no connection is suspended and the web servers can be closed. */
 int loop_run(struct loop *loop, const struct loop_front *front);
 
-/* SIGTERM or SIGINT: stop; again: wait for nothing. SIGHUP: read the tokens again. From any thread, from loop_open() on; what comes
- * before loop_run() is done then. */
+/* SIGTERM or SIGINT: stop; again: wait for nothing. SIGHUP: read the tokens again. From any thread, from loop_open()
+ * on; what comes before loop_run() is done then. */
 void loop_signal(struct loop *loop, int number);
 
 /* After the daemons and devices are closed. */

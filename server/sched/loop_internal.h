@@ -1,4 +1,5 @@
-/* loop_internal.h: what the files of the main thread share; loop.h is what others see. All of it is the loop's thread's.
+/* loop_internal.h: what the files of the main thread share; loop.h is what others see.
+ * All of it is the loop's thread's.
  *
  *   waiting.c   the requests whose connections are suspended: their list, hang-ups, deadlines, and how each leaves
  *   stop.c      the stages of stopping
@@ -40,8 +41,8 @@ struct loop {
     uint64_t scan;      /* number of that look */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
-    int64_t
-        awake_until_ns; /* for the end of the last batch that left for a device with a processor of its own (base/naps.h) */
+    /* For the end of the last batch that left for a device with a processor of its own (base/naps.h). */
+    int64_t awake_until_ns;
 
     struct loop_front front;
     enum loop_stage stage;

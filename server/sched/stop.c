@@ -1,7 +1,7 @@
 /* stop.c: how the server stops (SIGTERM or SIGINT).
  *
- *   SERVING --signal--> DRAINING: readiness says 503, new clients are refused, the listeners take who is at the door and
- *                                 close, every answer says Connection: close
+ *   SERVING --signal--> DRAINING: readiness says 503, new clients are refused, the listeners take who is at the door
+ *                                 and close, every answer says Connection: close
  *           --nothing open, or --drain-ms passed, or a second signal-->
  *                       STOPPING: what waits is answered 503, nothing new is suspended
  *           --nothing suspended, and nothing open or LOOP_STOP_MS passed--> over

@@ -1,14 +1,16 @@
 /* waiting.c: the requests whose connections are suspended.
  *
- * A suspended connection has no eyes, so whoever waits longer than LOOP_WATCH_AFTER_MS gets a uv_poll for UV_DISCONNECT.
- * Most requests are answered before that and cost no system call here. A client that shuts down its sending side
- * counts as gone.
+ * A suspended connection has no eyes, so whoever waits longer than LOOP_WATCH_AFTER_MS gets a uv_poll for
+ * UV_DISCONNECT. Most requests are answered before that and cost no system call here. A client that shuts down its
+ * sending side counts as gone.
  *
- * A request leaves in one of two ways: with the result of its job, or cancelled (its deadline, its client, a device that failed, the
- * end of the server). One that is held, because a device or a thread uses memory of its client, leaves when that is over.
+ * A request leaves in one of two ways: with the result of its job, or cancelled (its deadline, its client, a device
+ * that failed, the end of the server). One that is held, because a device or a thread uses memory of its client,
+ * leaves when that is over.
  *
  * Invariants
- * 1. Every request in the list `suspended` is in CHECKING, QUEUED, RUNNING or FINISHING, and every such request is in it.
+ * 1. Every request in the list `suspended` is in CHECKING, QUEUED, RUNNING or FINISHING,
+ * and every such request is in it.
  * 2. A watch is closed before its connection is resumed: afterwards the descriptor may be somebody else's. */
 #include "server/sched/loop_internal.h"
 

@@ -1,4 +1,5 @@
-/* cache_steps.c: what a request does to its caches, all of it or nothing. See caches.h; the invariants are in caches.c. */
+/* cache_steps.c: what a request does to its caches, all of it or nothing. See caches.h;
+ * the invariants are in caches.c. */
 #include "server/work/caches_internal.h"
 
 #include <assert.h>
@@ -33,7 +34,8 @@ static const char *scales_text(const struct cache *cache)
     return cache->v_scale ? "v_scale alone" : "neither k_scale nor v_scale";
 }
 
-/* The cache of a row, or why there is none. Of many rows: what was found before is not looked for, and no text is made. */
+/* The cache of a row, or why there is none. Of many rows: what was found before is not looked for,
+ * and no text is made. */
 static struct cache *find_row(const struct cache_step *step, int row, int64_t now_ms, attn_error *err)
 {
     char member[32], what[32];
@@ -216,8 +218,8 @@ static int64_t count_pages(struct cache_step *step, int index)
     return cache_pages_for(cache, row->before + step->append) - row->first;
 }
 
-/* Is there room for so many pages, and may the caller have them? A refusal says what is in use without them, and how much they are.
- * TOO_LARGE: waiting will not help, for they are more than all that there is. */
+/* Is there room for so many pages, and may the caller have them? A refusal says what is in use without them, and how
+ * much they are. TOO_LARGE: waiting will not help, for they are more than all that there is. */
 static attn_status check_room(const struct cache_step *step, int64_t count, attn_error *err)
 {
     const struct caches *const caches = step->caches;
@@ -264,8 +266,8 @@ static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_
                      (long long)page_bytes);
 }
 
-/* Pages for what a row gains. What was taken stays in the row, for the end to drop, whatever this returns. FULL: there is no
- * place for one of them. */
+/* Pages for what a row gains. What was taken stays in the row, for the end to drop, whatever this returns. FULL: there
+ * is no place for one of them. */
 static attn_status take_row(struct cache_step *step, int index, attn_error *err)
 {
     struct caches *const caches = step->caches;
@@ -320,8 +322,8 @@ static void add_move(struct cache_step *step, void *to, const void *from, int64_
     if (bytes > 0) step->moves[step->move_count++] = (attn_move){ to, from, (size_t)bytes };
 }
 
-/* One part of a page (its keys, or its values) of which positions [0, kept) were there, [kept, end) are new and the others
- * cleared. `old`: where the kept ones are copied from, NULL: they are there. `fresh`: nothing is. */
+/* One part of a page (its keys, or its values) of which positions [0, kept) were there, [kept, end) are new and the
+ * others cleared. `old`: where the kept ones are copied from, NULL: they are there. `fresh`: nothing is. */
 static void fill_part(struct cache_step *step, char *part, const char *old, bool fresh, const char *rows, int64_t kept,
                       int64_t end, int64_t position_bytes)
 {

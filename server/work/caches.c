@@ -1,15 +1,16 @@
 /* caches.c: the table of caches; their steps are in cache_steps.c. See caches.h.
  *
  * Invariants, all under the lock:
- * 1. pages[0 .. count) of a cache are its own references; count is length rounded up to pages, but for the part of a step that
- * has begun.
- * 2. users counts the steps that have begun on a cache and not ended; writing: one of them appends, and is the only one. What a
- * step reads does not change before it ends: truncate waits in `truncate_to`, delete in `dead`, and both happen when the
- * last of them ends.
+ * 1. pages[0 .. count) of a cache are its own references; count is length rounded up to pages, but for the part of a
+ * step that has begun.
+ * 2. users counts the steps that have begun on a cache and not ended; writing: one of them appends, and is the only
+ * one. What a step reads does not change before it ends: truncate waits in `truncate_to`, delete in `dead`, and both
+ * happen when the last of them ends.
  * 3. A step that has begun has memory for everything that its end does: the end cannot fail.
- * 4. What a page costs is charged to its caller once, when it is taken, until its last reference is dropped: caches that
- * share pages belong to one caller.
- * 5. Memory for a pool, which a driver may take long to give, is asked for without the lock; `opening` says that somebody does. */
+ * 4. What a page costs is charged to its caller once, when it is taken, until its last reference is dropped: caches
+ * that share pages belong to one caller.
+ * 5. Memory for a pool, which a driver may take long to give, is asked for without the lock;
+ * `opening` says that somebody does. */
 #include "server/work/caches_internal.h"
 
 #include <assert.h>
@@ -108,7 +109,8 @@ int64_t caches_held_bytes(struct caches *caches)
     return least == INT64_MAX ? 0 : least;
 }
 
-/* Its memory is there from now on, or another thread has found that there is none. Without the lock meanwhile: invariant 5. */
+/* Its memory is there from now on, or another thread has found that there is none.
+ * Without the lock meanwhile: invariant 5. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
     const char *const device = pool->device; /* until it is lost */
@@ -220,7 +222,8 @@ static void link_out(struct caches *caches, struct cache *cache)
     cache->caller->caches--;
 }
 
-/* FNV-1a. Names are the caller's choice: one that fills a bucket slows the bearers of his token and himself by microseconds. */
+/* FNV-1a. Names are the caller's choice: one that fills a bucket slows the bearers of his token and himself by
+ * microseconds. */
 static struct cache **sequence_bucket(struct caches *caches, const char *name)
 {
     uint32_t hash = 2166136261u;
@@ -424,8 +427,8 @@ static size_t shape_page_bytes(const struct cache_shape *shape)
     return (size_t)(shape->page_size * shape->kv_heads * columns) * attn_dtype_bytes(shape->dtype);
 }
 
-/* The pool with the most room, of all or of those that are open; -1: there is none. An empty cache counts as much as the others
- * have on average: caches that are made before they are filled would else all lie in one pool. */
+/* The pool with the most room, of all or of those that are open; -1: there is none. An empty cache counts as much as
+ * the others have on average: caches that are made before they are filled would else all lie in one pool. */
 static int roomiest(const struct caches *caches, bool open)
 {
     int64_t used = 0, filled = 0, most = 0;
@@ -445,7 +448,8 @@ static int roomiest(const struct caches *caches, bool open)
     return best;
 }
 
-/* The pool with the most room is open, or the others are to do: its device has no memory. The lock may have been given up. */
+/* The pool with the most room is open, or the others are to do: its device has no memory.
+ * The lock may have been given up. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {

@@ -1,27 +1,28 @@
 /* caches.h: keys and values that stay at the server between requests (/v1/caches): who has which, how long each is, and
  * what a step that reads or extends some of them has to do.
  *
- * A cache is a sequence of positions, each with Hk keys of D and Hk values of Dv numbers. They lie in pages of page_size
- * positions (work/pages.h) in the memory of one device:
+ * A cache is a sequence of positions, each with Hk keys of D and Hk values of Dv numbers. They lie in pages of
+ * page_size positions (work/pages.h) in the memory of one device:
  *
  *   page:  | K: [page_size, Hk, D] | V: [page_size, Hk, Dv] |        latent: V is the first Dv columns of K
  *
- * A fork shares the pages of what it was made from; a shared page is copied before somebody writes to it. A page is cleared
- * before it is read, so nobody ever sees what its last owner left.
+ * A fork shares the pages of what it was made from; a shared page is copied before somebody writes to it. A page is
+ * cleared before it is read, so nobody ever sees what its last owner left.
  *
  * A step is one request's work on its caches (decode, append):
  *
  *   caches_look()    HTTP thread     are they there, do they fit? What is planned is checked, nothing is held
- *   caches_begin()   who runs it     now: pages are taken, moves and page table are written. Later, while another step is on
- *                                    one of them; a step that appends is alone on its caches, others may share
+ *   caches_begin()   who runs it     now: pages are taken, moves and page table are written. Later, while another step
+ *                                    is on one of them; a step that appends is alone on its caches, others may share
  *   (the device does the moves and computes)
  *   caches_end()     the same        commit: the caches are longer; or not: they are as they were. All of them, or none
  *
- * What is asked of a cache meanwhile: get and fork see it as it was before the step; truncate and delete take effect when the
- * step has ended, and are answered at once.
+ * What is asked of a cache meanwhile: get and fork see it as it was before the step; truncate and delete take effect
+ * when the step has ended, and are answered at once.
  *
- * An id is 20 bytes in hexadecimal: 4 that this process drew when it started, so that an id of before a restart is known
- * as such, and 16 random ones. It belongs to the caller who made it; to others there is no such cache. Thread-safe, one lock.
+ * An id is 20 bytes in hexadecimal: 4 that this process drew when it started, so that an id of before a restart is
+ * known as such, and 16 random ones. It belongs to the caller who made it;
+ * to others there is no such cache. Thread-safe, one lock.
  *
  * Source: PagedAttention (arXiv:2309.06180). */
 #ifndef CACHES_H
@@ -43,8 +44,8 @@ enum { CACHE_ID_CHARS = 40, CACHE_ID_BYTES = CACHE_ID_CHARS + 1 };
 struct cache_shape {
     int64_t kv_heads, head_dim, head_dim_v;
     attn_dtype dtype;
-    bool
-        latent; /* values are the first head_dim_v numbers of the keys, and are not stored (Multi-head Latent Attention) */
+    /* Values are the first head_dim_v numbers of the keys, and are not stored (Multi-head Latent Attention). */
+    bool latent;
     int64_t page_size; /* positions */
 };
 
@@ -62,25 +63,28 @@ struct cache_info {
 struct caches *caches_new(int max_count);
 void caches_free(struct caches *caches); /* NULL is fine. No step is under way */
 
-/* There may be `bytes` of the memory of the device whose number in devices.h is `device`. They are asked for when its first cache is
- * made: alloc() sets *memory (64-byte aligned, stays the device's), on any thread, once. Before the first request. */
+/* There may be `bytes` of the memory of the device whose number in devices.h is `device`. They are asked for when its
+ * first cache is made: alloc() sets *memory (64-byte aligned, stays the device's), on any thread, once.
+ * Before the first request. */
 struct caches_source {
     attn_status (*alloc)(void *context, size_t bytes, void **memory, attn_error *err);
     void *context;
 };
 void caches_add_pool(struct caches *caches, int device, const char *name, const struct caches_source *source,
                      size_t bytes);
-/* Forgets the caches of callers who are known no more: nobody else can reach them. Those of steps stay until these have ended. */
+/* Forgets the caches of callers who are known no more: nobody else can reach them.
+ * Those of steps stay until these have ended. */
 void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context);
-/* This device has failed: its caches are forgotten, and it gets no more. Those of steps on it stay until these have ended. */
+/* This device has failed: its caches are forgotten, and it gets no more.
+ * Those of steps on it stay until these have ended. */
 void caches_lose(struct caches *caches, int device);
 /* What every device has given for caches at least: no request can have it. */
 int64_t caches_held_bytes(struct caches *caches);
 
 /* ---- Caches: any thread, no waiting ------------------------------------------------------------------------------ */
 
-/* Errors: INVALID, UNSUPPORTED (sizes), TOO_LARGE (a page is more than the pool), QUOTA, FULL (no pool, or too many caches).
- * Scales may be NULL; else kv_heads of each, for float8_e4m3fn. */
+/* Errors: INVALID, UNSUPPORTED (sizes), TOO_LARGE (a page is more than the pool), QUOTA, FULL (no pool, or too many
+ * caches). Scales may be NULL; else kv_heads of each, for float8_e4m3fn. */
 attn_status caches_create(struct caches *caches, struct caller *caller, const struct cache_shape *shape,
                           const float *k_scale, const float *v_scale, int64_t ttl_ms, struct cache_info *info,
                           attn_error *err);
@@ -96,8 +100,8 @@ attn_status caches_truncate(struct caches *caches, const struct caller *caller, 
                             struct cache_info *info, attn_error *err);
 attn_status caches_delete(struct caches *caches, const struct caller *caller, const char *id, attn_error *err);
 
-/* The cache of a sequence, by the caller's own name for it (less than PROTO_SEQUENCE_BYTES). *id: of the one that there is, or,
- * to start it, of a new one in its place; shape NULL: not to start it. */
+/* The cache of a sequence, by the caller's own name for it (less than PROTO_SEQUENCE_BYTES). *id: of the one that there
+ * is, or, to start it, of a new one in its place; shape NULL: not to start it. */
 attn_status caches_sequence(struct caches *caches, struct caller *caller, const char *name,
                             const struct cache_shape *shape, char id[CACHE_ID_BYTES], attn_error *err);
 
@@ -152,12 +156,14 @@ struct cache_step {
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, struct cache_step *step, attn_error *err);
 
-/* How much memory its tables need now, 64-byte aligned. Sets step->most. TOO_LARGE: its caches have grown too much meanwhile. */
+/* How much memory its tables need now, 64-byte aligned. Sets step->most.
+ * TOO_LARGE: its caches have grown too much meanwhile. */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
-/* *wait: not now, another step is on one of them (or an older one waits for one: `scan` is the number of this look at all
- * that wait, from the oldest on; 0: nobody waits, and nor will this one). Otherwise the step has begun, or this is why it cannot: NOT_FOUND, TOO_LARGE
- * (for the pool, or for the caller's share of all), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes() said). `memory` is for the tables. */
+/* *wait: not now, another step is on one of them (or an older one waits for one: `scan` is the number of this look at
+ * all that wait, from the oldest on; 0: nobody waits, and nor will this one). Otherwise the step has begun, or this is
+ * why it cannot: NOT_FOUND, TOO_LARGE (for the pool, or for the caller's share of all), FULL, QUOTA, NO_MEMORY, BUSY (a
+ * row needs a larger table than caches_table_bytes() said). `memory` is for the tables. */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
 /* Whether it must wait, without beginning: cheap, for many may. */
 attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err);

@@ -2,12 +2,12 @@
  * time, as a whole and for each caller. Thread-safe.
  *
  * A context is an id of 128 random bits, whose it is, and a reference to the forward's job, whose staging memory stays
- * leased: all of it, however small the part that the context needs. So that is what is charged, once for all contexts of
- * a job, until the last of them is gone.
+ * leased: all of it, however small the part that the context needs. So that is what is charged, once for all contexts
+ * of a job, until the last of them is gone.
  *
- * It is taken by the first backward of the same caller that names it. Whoever knows what became of that backward says so
- * (prepare_finish_contexts()): when it did not run (refused, failed, its client gone, its deadline over), the context can be
- * taken again. */
+ * It is taken by the first backward of the same caller that names it. Whoever knows what became of that backward says
+ * so (prepare_finish_contexts()): when it did not run (refused, failed, its client gone, its deadline over), the
+ * context can be taken again. */
 #ifndef CONTEXTS_H
 #define CONTEXTS_H
 
@@ -36,16 +36,17 @@ struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms
 void contexts_free(struct contexts *contexts);
 
 /* Makes room for item `item` of a forward before it runs, so that it is not computed in vain. Its memory must be leased
- * already (job->tensor_bytes). Writes the id into the item's result. Until contexts_fill() nobody finds it, and it holds
- * no reference. Errors: BUSY (no room), QUOTA (none for this caller), TOO_LARGE (there never is). */
+ * already (job->tensor_bytes). Writes the id into the item's result. Until contexts_fill() nobody finds it, and it
+ * holds no reference. Errors: BUSY (no room), QUOTA (none for this caller), TOO_LARGE (there never is). */
 attn_status contexts_reserve(struct contexts *contexts, struct job *job, int item, attn_error *err);
 /* The forward is done: it can be taken from now on. Holds a reference to the job. */
 void contexts_fill(struct contexts *contexts, const char *id, int64_t now_ms);
 /* Forgets it, filled or not: the forward failed. */
 void contexts_drop(struct contexts *contexts, const char *id);
 
-/* Takes a filled one out: *job is a reference for the one who asks. The entry stays, invisible, until contexts_finish().
- * Errors: NOT_FOUND (unknown, another caller's, expired, used, or not ready), always with the same text. */
+/* Takes a filled one out: *job is a reference for the one who asks. The entry stays, invisible, until
+ * contexts_finish(). Errors: NOT_FOUND (unknown, another caller's, expired, used, or not ready),
+ * always with the same text. */
 attn_status contexts_take(struct contexts *contexts, const struct caller *caller, const char *id, int64_t now_ms,
                           struct job **job, int *item, attn_error *err);
 /* The backward ran (used: it is gone) or did not (it can be taken again). */

@@ -1,7 +1,8 @@
 /* pages.c: a bit for each granule, and a search that goes on where the last one ended.
  *
- * Caches of one shape have pages of one size, so the next place is nearly always free and the search ends at once. Where
- * shapes are mixed, a word of full granules is passed in one step: a search of all PAGES_GRANULES takes a millisecond. */
+ * Caches of one shape have pages of one size, so the next place is nearly always free and the search ends at once.
+ * Where shapes are mixed, a word of full granules is passed in one step: a search of all PAGES_GRANULES takes a
+ * millisecond. */
 #include "server/work/pages.h"
 
 #include <assert.h>

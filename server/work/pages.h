@@ -7,8 +7,8 @@
  * base + number * granule. So caches of all shapes share one memory, and a kernel finds a page by one multiplication,
  * whatever its size is (page_table of kernels/attention.h; the stride of its first axis is the granule).
  *
- * A page is counted by references: caches that were forked share it. Nothing here touches the memory itself, which may be
- * a GPU's. Not thread-safe: caches.c has the lock.
+ * A page is counted by references: caches that were forked share it. Nothing here touches the memory itself, which may
+ * be a GPU's. Not thread-safe: caches.c has the lock.
  *
  * Source: PagedAttention (arXiv:2309.06180). */
 #ifndef PAGES_H

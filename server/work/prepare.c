@@ -7,8 +7,9 @@
  *            0                                 inputs_used         bytes
  *   spare:   | out | lse | ... when they do not fit behind the inputs
  *
- * Outputs in a client's region of a GPU's memory have their place there. Every tensor here starts on a 64-byte boundary. All outputs lie in one piece, so that a device with memory of its own
- * copies them back in one piece; the same holds for the inputs. */
+ * Outputs in a client's region of a GPU's memory have their place there. Every tensor here starts on a 64-byte
+ * boundary. All outputs lie in one piece, so that a device with memory of its own copies them back in one piece; the
+ * same holds for the inputs. */
 #include "server/work/prepare.h"
 
 #include <assert.h>
@@ -107,8 +108,8 @@ static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
     return status;
 }
 
-/* What no backward computes is not kept for one. Of the tensors only those are looked at that decide it: reading the values of
- * masks a second time would take long. */
+/* What no backward computes is not kept for one. Of the tensors only those are looked at that decide it: reading the
+ * values of masks a second time would take long. */
 static attn_status check_save(const proto_item *item, const attn_device *device, attn_error *err)
 {
     static const attn_tensor_id decide[] = {
@@ -130,8 +131,8 @@ static attn_status check_save(const proto_item *item, const attn_device *device,
     return attn_fail(err, status, "/save", "save: no backward can use it; %s", why.text);
 }
 
-/* What a request has in clients' regions, now that its shapes are known: of a body with one problem. What lies in a GPU's memory is
- * the client's again when the request is over, and no processor can read it. */
+/* What a request has in clients' regions, now that its shapes are known: of a body with one problem. What lies in a
+ * GPU's memory is the client's again when the request is over, and no processor can read it. */
 static attn_status bind_regions(struct job *job, proto_item *item, attn_error *err)
 {
     struct region_uses *const uses = job->shared;

@@ -13,9 +13,9 @@ attn_status prepare_job(struct job *job, const attn_device *device, const attn_d
 /* The contexts that the job makes, of each item without an error, can be taken and hold the job, whose kernels ran. */
 void prepare_fill_contexts(struct job *job);
 /* The end of the contexts that the job uses or makes, called by the owner of its request, who knows what became of it.
- * `answered`: the kernels ran and there is an answer that says so; of each item without an error, the context that it used is
- * gone and the one that it made can be taken. Otherwise what it used is given back and what it made, or would have, is
- * forgotten. Once is enough, further calls do nothing. */
+ * `answered`: the kernels ran and there is an answer that says so; of each item without an error, the context that it
+ * used is gone and the one that it made can be taken. Otherwise what it used is given back and what it made, or would
+ * have, is forgotten. Once is enough, further calls do nothing. */
 void prepare_finish_contexts(struct job *job, bool answered);
 
 #endif

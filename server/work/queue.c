@@ -6,10 +6,11 @@
  * more it holds.
  *
  * Invariants
- * 1. The oldest job that this device may have is in the next batch: nobody is overtaken for ever. (One that waits for a step on
- * its cache does so for a job that runs.)
- * 2. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS), and finding it looks at most at QUEUE_SCAN_MAX
- * jobs. Those that cannot leave now, hundreds perhaps that wait for one cache, keep nobody behind them: QUEUE_PASS_MAX are passed over.
+ * 1. The oldest job that this device may have is in the next batch: nobody is overtaken for ever. (One that waits for a
+ * step on its cache does so for a job that runs.)
+ * 2. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS), and finding it looks at most at
+ * QUEUE_SCAN_MAX jobs. Those that cannot leave now, hundreds perhaps that wait for one cache, keep nobody behind them:
+ * QUEUE_PASS_MAX are passed over.
  * 3. places count requests, in whatever thread they are; count and bytes are those in the list. */
 #include "server/work/queue.h"
 
@@ -120,8 +121,8 @@ static void take_out(struct queue *queue, struct job *job)
     job->next = job->previous = NULL;
 }
 
-/* The last job changes places with its caller's that are less urgent, from behind, so that the places of all callers stay what
- * they were. Steps on caches stay where they are: they are carried out in their order. */
+/* The last job changes places with its caller's that are less urgent, from behind, so that the places of all callers
+ * stay what they were. Steps on caches stay where they are: they are carried out in their order. */
 static void move_forward(struct queue *queue, struct job *job)
 {
     int looks = 0;

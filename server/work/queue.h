@@ -1,8 +1,8 @@
 /* queue.h: the jobs that wait for a device, and who may join them.
  *
- * Admission (any thread): a request has a place among those that are received from its headers to its last byte, and then
- * one among those that wait, until it leaves for a device or ends otherwise. Each has a bound of its own: whoever sends
- * slowly keeps nobody from being computed. Waiting and batching are the loop's alone. No sockets, no timers. */
+ * Admission (any thread): a request has a place among those that are received from its headers to its last byte, and
+ * then one among those that wait, until it leaves for a device or ends otherwise. Each has a bound of its own: whoever
+ * sends slowly keeps nobody from being computed. Waiting and batching are the loop's alone. No sockets, no timers. */
 #ifndef QUEUE_H
 #define QUEUE_H
 
@@ -51,9 +51,10 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
-/* The next batch for the device of this number: the first job that may leave for it and those behind it that may run with it, at
- * most `max_batch` problems. Fills jobs[] (room for max_batch) and returns how many. With a window, none while the first has waited
- * less than that and the batch is not full: *wait_ns then says how long that will be, and is 0 otherwise. */
+/* The next batch for the device of this number: the first job that may leave for it and those behind it that may run
+ * with it, at most `max_batch` problems. Fills jobs[] (room for max_batch) and returns how many. With a window, none
+ * while the first has waited less than that and the batch is not full: *wait_ns then says how long that will be,
+ * and is 0 otherwise. */
 int queue_take(struct queue *queue, int device, int64_t now_ns, struct job **jobs, int64_t *wait_ns);
 
 /* Could the next batch still gain members by waiting? */

@@ -1,9 +1,11 @@
-/* region_keeper.c: references to regions, and the thread of the table that closes, pins and lets go of what nobody uses any more:
- * munmap(), a driver's pinning and the last close() of an object may take long, and nobody who serves others waits for them.
+/* region_keeper.c: references to regions, and the thread of the table that closes, pins and lets go of what nobody uses
+ * any more: munmap(), a driver's pinning and the last close() of an object may take long,
+ * and nobody who serves others waits for them.
  *
- * Which pages are the object's. A client may cut its object off and make it longer again, and then the pages that a driver holds are
- * no longer those of the object. So a pin counts for as long as the object's time of modification is that of when it was pinned, but
- * for the server's own writes (region_note_write()); else it is let go of and asked for anew. */
+ * Which pages are the object's. A client may cut its object off and make it longer again, and then the pages that a
+ * driver holds are no longer those of the object. So a pin counts for as long as the object's time of modification is
+ * that of when it was pinned, but for the server's own writes (region_note_write());
+ * else it is let go of and asked for anew. */
 #include "server/work/regions_internal.h"
 
 #include <assert.h>
@@ -85,8 +87,8 @@ void region_ask_for_pin(struct region *region)
     pthread_cond_signal(&regions->wake);
 }
 
-/* Whatever is cut off meanwhile, the system says so: no SIGBUS. The first write to a page of a mapping counts as a modification, so that
- * is done before; and a later one has another time. */
+/* Whatever is cut off meanwhile, the system says so: no SIGBUS. The first write to a page of a mapping counts as a
+ * modification, so that is done before; and a later one has another time. */
 static bool hold_pages(struct region *region, struct pin *pin)
 {
     const struct timespec quiet = { .tv_nsec = REGIONS_QUIET_MS * CLOCK_NS_PER_MS };

@@ -1,8 +1,8 @@
 /* region_uses.c: what a request uses of regions. Inputs come before outputs in a list of uses.
  *
- * A tensor lies in one of three ways: the processor copies it piece by piece (pread() and pwrite(): whatever the client does to its
- * object meanwhile is an error of the system, and no signal); a GPU copies it itself, from or to pinned pages; or it is in the
- * memory of a GPU, and its kernels use it in place. */
+ * A tensor lies in one of three ways: the processor copies it piece by piece (pread() and pwrite(): whatever the client
+ * does to its object meanwhile is an error of the system, and no signal); a GPU copies it itself, from or to pinned
+ * pages; or it is in the memory of a GPU, and its kernels use it in place. */
 #include "server/work/regions_internal.h"
 
 #include <errno.h>
@@ -27,7 +27,8 @@ static void point(attn_error *err, bool output, int index, const char *parameter
                  parameter);
 }
 
-/* With the lock held: what is pinned, by a reference. NULL: nothing is, or the object was modified since; then that is asked for. */
+/* With the lock held: what is pinned, by a reference. NULL: nothing is, or the object was modified since;
+ * then that is asked for. */
 static struct pin *begin_copies(struct region *region)
 {
     if (region->pin && region_is_intact(region)) {
@@ -126,7 +127,8 @@ attn_status region_uses_new(struct regions *regions, const struct caller *caller
             if (use->output) made->elsewhere |= UINT64_C(1) << use->id;
             continue;
         }
-        /* Each is at most as long as a region, and there are no more than PROTO_HEADER_BYTES can name: no sum overflows. */
+        /* Each is at most as long as a region, and there are no more than PROTO_HEADER_BYTES can name: no sum
+         * overflows. */
         *(use->output ? &made->output_bytes : &made->input_bytes) += use->bytes;
     }
     if (status == ATTN_OK) *uses = made;
@@ -183,7 +185,8 @@ static bool overlap(const char *a, int64_t a_bytes, const char *b, int64_t b_byt
            (uintptr_t)b < (uintptr_t)a + (uint64_t)a_bytes;
 }
 
-/* Do what is written and the other have bytes in common? An input that is copied was read before anything is written. */
+/* Do what is written and the other have bytes in common? An input that is copied was read before anything is
+ * written. */
 static bool collide(const struct region_use *output, const struct region_use *other)
 {
     if ((output->in_place != NULL) != (other->in_place != NULL)) return false;
@@ -283,8 +286,8 @@ static attn_status read_piece(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Where the object has become shorter, pwrite() would make it longer again. (A client that cuts it between the two calls gets one
- * piece of its own object back.) */
+/* Where the object has become shorter, pwrite() would make it longer again. (A client that cuts it between the two
+ * calls gets one piece of its own object back.) */
 static attn_status write_piece(struct region_use *use, attn_error *err)
 {
     const size_t bytes = next_piece(use);

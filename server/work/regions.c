@@ -1,9 +1,9 @@
 /* regions.c: the table of regions; see regions.h, and regions_internal.h for the files beside this one.
  *
- * Which objects are taken: a key is a name of one object of /dev/shm, so it has no '/'. It begins with a prefix of the operator's,
- * who says so which objects are meant for clients. The object must be a regular file with no second name (a link to somebody
- * else's object would be one), be the server's own or be open to it by its mode: what only root can open is nobody's to
- * offer. An object that one caller has registered is no other's to register. */
+ * Which objects are taken: a key is a name of one object of /dev/shm, so it has no '/'. It begins with a prefix of the
+ * operator's, who says so which objects are meant for clients. The object must be a regular file with no second name (a
+ * link to somebody else's object would be one), be the server's own or be open to it by its mode: what only root can
+ * open is nobody's to offer. An object that one caller has registered is no other's to register. */
 #include "server/work/regions_internal.h"
 
 #include <assert.h>

@@ -1,9 +1,9 @@
-/* regions.h: regions of memory that clients have registered, so that tensors need not go through the socket (Triton's shared
- * memory extensions; --allow-shm, --allow-cuda-shm). Thread-safe.
+/* regions.h: regions of memory that clients have registered, so that tensors need not go through the socket (Triton's
+ * shared memory extensions; --allow-shm, --allow-cuda-shm). Thread-safe.
  *
- * A region is a range of an object of /dev/shm, or an allocation in a GPU's memory, under a name that its client chose. It belongs
- * to the token that registered it; nobody else sees it. It holds a descriptor, or the memory open, so it lives on when the client
- * unlinks the object or unregisters the region while a request uses it.
+ * A region is a range of an object of /dev/shm, or an allocation in a GPU's memory, under a name that its client chose.
+ * It belongs to the token that registered it; nobody else sees it. It holds a descriptor, or the memory open, so it
+ * lives on when the client unlinks the object or unregisters the region while a request uses it.
  *
  *     POST .../register -> regions_register()                                           the table has it
  *     body complete     -> region_uses_new()     finds all that the request names, and keeps it
@@ -13,21 +13,23 @@
  *     FINISHING         -> region_uses_write()   outputs
  *                          region_uses_free()
  *
- * The object is the client's, who may truncate, rewrite or unlink it at any moment. So no processor looks into a mapping of it (a page
- * that was cut off would be SIGBUS): it is read and written with pread and pwrite, in pieces, where no thread that serves others waits
- * for it; what was read is checked in the copy and never read again.
+ * The object is the client's, who may truncate, rewrite or unlink it at any moment. So no processor looks into a
+ * mapping of it (a page that was cut off would be SIGBUS): it is read and written with pread and pwrite, in pieces,
+ * where no thread that serves others waits for it; what was read is checked in the copy and never read again.
  *
- * A GPU copies large tensors that nobody but kernels reads from there, and to there, itself ("pinned"): the pages are mapped for the
- * driver, which holds them, so that they live on when the object is cut off. Whether they still are the object's pages, its time of
- * modification says: whoever truncates it, or makes a hole, changes that, and who writes through a mapping does so once a page. A
- * region is pinned after its registration was answered, with holes filled, and again after it was modified, within bounds (limits.h);
- * until then, and where anything of this is not so, all is copied as above.
+ * A GPU copies large tensors that nobody but kernels reads from there, and to there, itself ("pinned"): the pages are
+ * mapped for the driver, which holds them, so that they live on when the object is cut off. Whether they still are the
+ * object's pages, its time of modification says: whoever truncates it, or makes a hole, changes that, and who writes
+ * through a mapping does so once a page. A region is pinned after its registration was answered, with holes filled, and
+ * again after it was modified, within bounds (limits.h); until then, and where anything of this is not so,
+ * all is copied as above.
  *
- * A GPU's memory is used in place, by that GPU. No processor reads it, so only tensors whose values nobody checks may lie there
- * (proto_may_lie_on_device()). Until the kernels are done with it, its client must leave it alone.
+ * A GPU's memory is used in place, by that GPU. No processor reads it, so only tensors whose values nobody checks may
+ * lie there (proto_may_lie_on_device()). Until the kernels are done with it, its client must leave it alone.
  *
- * Nothing is closed by whoever lets go of it last: of an object that was unlinked, close() frees all pages, which takes seconds for
- * some gigabytes, and closing a GPU's memory may wait for all that runs there. The table has a thread that does this alone. */
+ * Nothing is closed by whoever lets go of it last: of an object that was unlinked, close() frees all pages, which takes
+ * seconds for some gigabytes, and closing a GPU's memory may wait for all that runs there.
+ * The table has a thread that does this alone. */
 #ifndef REGIONS_H
 #define REGIONS_H
 
@@ -54,8 +56,8 @@ struct regions;
 
 /* Keys begin with one of the prefixes (--allow-shm), which stay the caller's. Aborts when out of memory. */
 struct regions *regions_new(const char *const *prefixes, int prefix_count);
-/* Large tensors are copied by this device, which stays open until regions_free(), and by others; of regions of so many bytes together.
- * Before the first registration. */
+/* Large tensors are copied by this device, which stays open until regions_free(), and by others; of regions of so many
+ * bytes together. Before the first registration. */
 void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes);
 void regions_free(
     struct regions *regions); /* NULL is fine; nobody may use a region any more; before the devices close */
@@ -65,19 +67,20 @@ void regions_free(
 /* False: because of *error, told in `why`, whose member is a pointer into the body. The bytes must be there already. */
 bool regions_register(struct regions *regions, struct caller *caller, const char *name, const proto_region *wanted,
                       proto_error *error, attn_error *why);
-/* The same of memory of a device, which must stay open until regions_free(); `number` is the server's. Opening it takes the driver
- * some 0.1 ms. */
+/* The same of memory of a device, which must stay open until regions_free(); `number` is the server's. Opening it takes
+ * the driver some 0.1 ms. */
 bool regions_register_cuda(struct regions *regions, struct caller *caller, const char *name,
                            const proto_cuda_region *wanted, attn_device *device, int number, proto_error *error,
                            attn_error *why);
-/* How many of that kind were there: one or none; of all of the caller's with name NULL. Requests that use them go on. */
+/* How many of that kind were there: one or none; of all of the caller's with name NULL.
+ * Requests that use them go on. */
 int regions_unregister(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name);
 /* The same of all regions of callers who are known no more. */
 void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),
                     void *context);
 
-/* Calls visit() with each of the caller's regions of a kind (name NULL), or the one of that name; returns how many. visit() may
- * not call anything here. */
+/* Calls visit() with each of the caller's regions of a kind (name NULL), or the one of that name; returns how many.
+ * visit() may not call anything here. */
 struct region_facts {
     const char *name, *key;
     int64_t offset, bytes;
@@ -120,12 +123,13 @@ struct region_uses {
     struct region_use list[];
 };
 
-/* All that a body refers to. Errors: NOT_FOUND (unknown, or another caller's), INVALID (past the end; in a GPU's memory what may
- * not lie there, or in that of two), NO_MEMORY. */
+/* All that a body refers to. Errors: NOT_FOUND (unknown, or another caller's), INVALID (past the end; in a GPU's memory
+ * what may not lie there, or in that of two), NO_MEMORY. */
 attn_status region_uses_new(struct regions *regions, const struct caller *caller, const proto_shared *shared, int count,
                             struct region_uses **uses, attn_error *err);
 void region_uses_free(struct region_uses *uses); /* NULL is fine */
-/* Inputs have been read; those in a GPU's memory, and pinned ones, stay. *uses is NULL afterwards where nothing is left; it may be before. */
+/* Inputs have been read; those in a GPU's memory, and pinned ones, stay. *uses is NULL afterwards where nothing is
+ * left; it may be before. */
 void region_uses_drop_inputs(struct region_uses **uses);
 
 /* Where the inputs go: shared[i].to, of the same list. */
@@ -139,13 +143,13 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
     return bytes;
 }
 
-/* The problem has its shapes: do its outputs fit? Those in a GPU's memory, and pinned ones, get their addresses. Again when the others have theirs:
- * where they will come from. INVALID: one does not fit, or two overlap; in a GPU's memory, one lies over an input, or a tensor is
- * not aligned to its elements, or to `alignment`. */
+/* The problem has its shapes: do its outputs fit? Those in a GPU's memory, and pinned ones, get their addresses. Again
+ * when the others have theirs: where they will come from. INVALID: one does not fit, or two overlap; in a GPU's memory,
+ * one lies over an input, or a tensor is not aligned to its elements, or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
-/* Reads on, or writes on, until all is done (*done) or the time is over. INVALID: the object has become shorter; NO_MEMORY: there are no
- * pages for it; INTERNAL. */
+/* Reads on, or writes on, until all is done (*done) or the time is over. INVALID: the object has become shorter;
+ * NO_MEMORY: there are no pages for it; INTERNAL. */
 attn_status region_uses_read(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 attn_status region_uses_write(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 

@@ -92,11 +92,12 @@ void region_ask_for_pin(struct region *region);
 
 /* ---- region_keeper.c: without it --------------------------------------------------------------------------------- */
 
-/* Around each of the server's writes. A client that modifies the object between the two is not seen; it was to leave it alone. */
+/* Around each of the server's writes. A client that modifies the object between the two is not seen;
+ * it was to leave it alone. */
 void region_note_write(struct region *region, bool begins);
 
-/* The table's thread (argument: the table), until `end` is set and nothing is left to do: what may take the driver, or the
- * system, long. */
+/* The table's thread (argument: the table), until `end` is set and nothing is left to do: what may take the driver, or
+ * the system, long. */
 void *region_keeper(void *regions);
 
 #endif

@@ -30,10 +30,10 @@ struct unpacker;
 
 enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
 
-/* state, label, owner, whose its job is, its place in the queue, leaves when, may go to, in. Any state but the last two may
- * go to ANSWERING early: an error is an answer. A job that runs is left behind then, and freed when the device brings it
- * back: soon, for a batch that nobody waits for is cancelled. One that uses its client's memory in place is waited for: its
- * request is held, unless the device hangs or the server ends. */
+/* state, label, owner, whose its job is, its place in the queue, leaves when, may go to, in. Any state but the last two
+ * may go to ANSWERING early: an error is an answer. A job that runs is left behind then, and freed when the device
+ * brings it back: soon, for a batch that nobody waits for is cancelled. One that uses its client's memory in place is
+ * waited for: its request is held, unless the device hangs or the server ends. */
 /* clang-format off */
 #define REQUEST_STATE_MAP(X)                                                                                              \
     X(RECEIVING, "receiving", HTTP, HTTP, RECEIVING, "the last byte arrived, or the client left",                         \
@@ -164,8 +164,9 @@ struct request {
 
     /* Waiting: the loop's. */
     struct deadline deadline;
-    bool
-        held; /* another thread checks its body, or something is written into its client's memory: it cannot be handed back before that is over */
+    /* Another thread checks its body, or something is written into its client's memory: it cannot be handed back before
+     * that is over. */
+    bool held;
     struct request *previous,
         *next; /* all requests whose connections are suspended, in order of arrival; in a head: mhd.c's */
     struct hangup_watch *watch; /* for hang-up; NULL: not watched (yet) */
@@ -186,7 +187,8 @@ void request_move(struct request *request, enum request_state to);
 void request_fail(struct request *request, proto_error error, const char *pointer, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 void request_fail_status(struct request *request, const attn_error *why);
-/* The same by who owns its job, of a fault that was found in there: its pointer becomes one into the body as it was sent. */
+/* The same by who owns its job, of a fault that was found in there: its pointer becomes one into the body as it was
+ * sent. */
 void request_fail_in_job(struct request *request, const attn_error *why);
 
 /* By the owner: takes a place in the queue, in exchange for the one it has. A state that wants one (the table above) is

@@ -1,7 +1,7 @@
 /* steps.c: see steps.h.
  *
- * The problem of a decode is a forward with page_table (kernels/attention.h): k and v are the pool, and a page is called by its
- * granule, so the stride of the page axis is the granule whatever a page holds:
+ * The problem of a decode is a forward with page_table (kernels/attention.h): k and v are the pool, and a page is
+ * called by its granule, so the stride of the page axis is the granule whatever a page holds:
  *
  *   k[page, slot, head, column] = pool + page * granule + ((slot * Hk + head) * D + column) * bytes
  *   v                           = the same behind the keys of the page, with Dv; latent: the keys themselves */
@@ -148,7 +148,8 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     return proto_item_prepare(item, err);
 }
 
-/* A sequence whose start failed has not started: who goes on with it is told so, and does not attend to an empty cache. */
+/* A sequence whose start failed has not started: who goes on with it is told so,
+ * and does not attend to an empty cache. */
 static void drop_started(struct job *job)
 {
     char *const id = job->step->started;

@@ -1,5 +1,5 @@
-/* steps.h: requests whose keys and values are in caches (decode, append): from a decoded body to a step (caches.h) and the
- * problem that a device computes, and to the step's end.
+/* steps.h: requests whose keys and values are in caches (decode, append): from a decoded body to a step (caches.h) and
+ * the problem that a device computes, and to the step's end.
  *
  *   step_prepare()  whoever prepares the job      the caches are looked at, the problem is completed and checked
  *   step_begin()    loop, as often as it says     the tables lie in staging memory, the problem points at them

@@ -7,8 +7,8 @@
 #include "server/base/limits.h"
 #include "server/work/job.h"
 
-/* UNSUPPORTED when it is over the bounds, or not a forward whose out is sent back. *left is what the problems before it in
- * the same body leave of VERIFY_MAX_MULTIPLY_ADDS. */
+/* UNSUPPORTED when it is over the bounds, or not a forward whose out is sent back. *left is what the problems before it
+ * in the same body leave of VERIFY_MAX_MULTIPLY_ADDS. */
 attn_status verify_check(const proto_item *item, int64_t *left, attn_error *err);
 
 #endif

@@ -6,7 +6,8 @@
  *   attn-bench --decode                                           one query over many keys: GB of K and V a second
  *   attn-bench --decode --page-size 64 --key-dtype float8_e4m3fn  the same over pages, of float8
  *   attn-bench -B 32 -H 32 --hk 8 --sq 1 --sk 100000 --page-size 64 --forks   32 caches that are forks of one
- *   attn-bench --sweep masks                                      grouped heads, packed lengths, window, FlashMask, beside their likes
+ *   attn-bench --sweep masks                                      grouped heads, packed lengths, window,
+ *                                                                 FlashMask, beside their likes
  *   attn-bench --dtype float8_e4m3fn --no-lse                     out alone, which float8 has faster kernels for
  *   attn-bench --codec                                            base64 and the scanner, GB of text a second
  *

@@ -3,10 +3,10 @@
     python tests/bench/rival_torch.py                      # any Python with torch; build/attn-bench must be built
     python tests/bench/rival_torch.py --repeats 5 --threads 2 --json
 
-Sixteen cells: forward and backward, float32 and bfloat16, head size 64 and 128, causal and not; B=1, H=8, S=2048 unless told
-otherwise. Each repeat visits every cell, first one, then the other, so that both see the same weather; a visit is the
-median of --reps warm runs, and the table shows the median over the visits. Inputs are N(0, 1) for both, each in the layout
-it likes best (PyTorch: [B, H, S, D]). Exit status 1 when PyTorch is ahead in any cell.
+Sixteen cells: forward and backward, float32 and bfloat16, head size 64 and 128, causal and not; B=1, H=8, S=2048 unless
+told otherwise. Each repeat visits every cell, first one, then the other, so that both see the same weather; a visit is
+the median of --reps warm runs, and the table shows the median over the visits. Inputs are N(0, 1) for both, each in the
+layout it likes best (PyTorch: [B, H, S, D]). Exit status 1 when PyTorch is ahead in any cell.
 """
 import argparse
 import json

@@ -1,7 +1,7 @@
 """Conformance of a running service: check.py URL [--seed N] [--only SUBSTRING] [--token T]
 
-Makes fresh random cases (golden.py), POSTs each and compares with float64 (ref.py), within limits that depend on the dtype
-alone. Exit status 0 only when every case passes; the last line counts them.
+Makes fresh random cases (golden.py), POSTs each and compares with float64 (ref.py), within limits that depend on the
+dtype alone. Exit status 0 only when every case passes; the last line counts them.
 """
 import argparse
 import json
@@ -15,7 +15,8 @@ import golden
 
 
 def errors(got, want):
-    """(relative Frobenius error over finite entries, worst absolute over largest, note); inf where infinities or NaNs differ."""
+    """(relative Frobenius error over finite entries, worst absolute over largest, note);
+    inf where infinities or NaNs differ."""
     g, w = golden.dec(got), golden.dec(want)
     if g.shape != w.shape:
         return float('inf'), float('inf'), f'shape {g.shape} not {w.shape}'

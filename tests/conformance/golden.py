@@ -1,8 +1,9 @@
 """Random problems with their answers, in the service's own JSON: golden.py OUTDIR SEED writes them as files.
 
-A case is {"name", "endpoint", "request": {...}, "expect": {"out": tensor float32, ...}, "rtol": ...}: `expect` is computed in
-float64 (ref.py) from the request's own rounded inputs. The cases are a table, the generator cases(); a seed draws the lengths
-and the numbers, and each case has a random stream of its own, so that any one of them can be made again alone.
+A case is {"name", "endpoint", "request": {...}, "expect": {"out": tensor float32, ...}, "rtol": ...}: `expect` is
+computed in float64 (ref.py) from the request's own rounded inputs. The cases are a table, the generator cases(); a seed
+draws the lengths and the numbers, and each case has a random stream of its own,
+so that any one of them can be made again alone.
 """
 import base64
 import json
@@ -47,9 +48,9 @@ def dec(t):
 
 def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16', back=False, layout='bshd', amp=1.0,
          varlen=None, seqlens_k=None, mask=None, sinks=False, alibi=None, bias=None, keep=False, dlse=False, give=True, extreme=None, **opt):
-    """One case. amp scales q and k; varlen is (lengths of q, lengths of k); give: send out and lse along with a backward;
-    extreme: what float32 can just hold, 'mask' (bias: one row is nothing but its most negative number), 'values', 'sinks';
-    opt: members that go into the request as they are."""
+    """One case. amp scales q and k; varlen is (lengths of q, lengths of k); give: send out and lse along with a
+    backward; extreme: what float32 can just hold, 'mask' (bias: one row is nothing but its most negative number),
+    'values', 'sinks'; opt: members that go into the request as they are."""
     Sk = Sq if Sk is None else Sk
     Hk = Hk or H
     Dv = Dv or D

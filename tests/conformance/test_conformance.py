@@ -1,6 +1,7 @@
 """Every case of golden.py over HTTP, with three random seeds; the same judgement as check.py.
 
-The seeds are new in each run, printed by pytest's header and part of each test's name; ATTND_SEEDS=11,12,13 repeats some.
+The seeds are new in each run, printed by pytest's header and part of each test's name;
+ATTND_SEEDS=11,12,13 repeats some.
 """
 
 import pytest

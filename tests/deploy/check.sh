@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every file of deploy/, and the Dockerfile, looked at by the tool that will read it: tests/deploy/check.sh. `make check-deploy` is this.
+# Every file of deploy/, and the Dockerfile, looked at by the tool that will read it: tests/deploy/check.sh.
+# `make check-deploy` is this.
 #
 # A tool that this machine lacks is installed where that takes seconds (Debian packages as root, PyPI packages into
 # build/deploy-venv); one that cannot be had is skipped by name. CHECK_INSTALL=0 installs nothing.
@@ -34,7 +35,7 @@ check() { # what, command...: quiet when it passes, all of its output when it fa
 skip() { skipped=$((skipped + 1)) && echo "skipped  $1"; }
 have() { command -v "$1" >/dev/null; }
 
-# ---- Tools ---------------------------------------------------------------------------------------------------------------------------
+# ---- Tools -----------------------------------------------------------------------------------------------------------
 
 if [ "${CHECK_INSTALL:-1}" = 1 ]; then
     packages=()
@@ -63,14 +64,14 @@ fi
 [ -d $venv/bin ] && PATH=$top/$venv/bin:$PATH
 python=$(for p in "$top/$venv/bin/python3" python3 /usr/bin/python3; do "$p" -c 'import yaml' 2>/dev/null && echo "$p" && break; done)
 
-# ---- The image -----------------------------------------------------------------------------------------------------------------------
+# ---- The image -------------------------------------------------------------------------------------------------------
 
 if have hadolint; then check "Dockerfile: hadolint" hadolint Dockerfile; else skip "Dockerfile: no hadolint"; fi
 same_version() { [ "$(sed -n 's/^ARG VERSION=//p' Dockerfile)" = "$(sed -n 's/^VERSION := //p' Makefile)" ]; }
 check "Dockerfile: its version is the Makefile's" same_version
 if have shellcheck; then check "tests/deploy/*.sh: shellcheck" shellcheck -S warning $here/*.sh; else skip "tests/deploy/*.sh: no shellcheck"; fi
 
-# ---- Compose -------------------------------------------------------------------------------------------------------------------------
+# ---- Compose ---------------------------------------------------------------------------------------------------------
 
 compose=
 if docker compose version >/dev/null 2>&1; then compose='docker compose'; elif have docker-compose; then compose=docker-compose; fi
@@ -79,7 +80,7 @@ for profile in cpu gpu observability; do
     else skip "compose.yaml, profile $profile: no docker compose, no docker-compose"; fi
 done
 
-# ---- Kubernetes ----------------------------------------------------------------------------------------------------------------------
+# ---- Kubernetes ------------------------------------------------------------------------------------------------------
 
 overlays='cpu gpu multi-gpu mig'
 # KEDA's variant is one that a user makes himself, by a line: made here the same way.
@@ -95,7 +96,8 @@ if have kubectl && kubectl kustomize --help >/dev/null 2>&1; then
     for overlay in $overlays; do check "k8s/overlays/$overlay: kubectl kustomize" render deploy/k8s/overlays/$overlay $work/$overlay.yaml; done
     check "k8s/components/keda: kubectl kustomize" render $work/keda $work/keda.yaml
 else skip "k8s: no kubectl"; fi
-# Its own types it knows to the last member; of others (PodMonitor, ScaledObject, KServe's) there is no schema in it, which it says.
+# Its own types it knows to the last member; of others (PodMonitor, ScaledObject,
+# KServe's) there is no schema in it, which it says.
 validate() {
     kubernetes-validate --strict "$1" 2>&1 | tee "$work/validate" && ! grep -q '^ERROR' "$work/validate" && grep -q 'passed' "$work/validate"
 }
@@ -110,9 +112,10 @@ done
 for kind in $(sort -u $work/unknown 2>/dev/null); do skip "k8s: $kind has no schema in kubernetes-validate (it is rendered, and manifests.py reads it)"; done
 skip "kserve/: KServe's types have no schema in kubernetes-validate (manifests.py reads them)"
 
-# ---- systemd -------------------------------------------------------------------------------------------------------------------------
+# ---- systemd ---------------------------------------------------------------------------------------------------------
 
-# With a program that exists, since attnd may not be installed here. Unknown settings are only warnings: no word may be said.
+# With a program that exists, since attnd may not be installed here.
+# Unknown settings are only warnings: no word may be said.
 unit() {
     mkdir -p $work/unit && sed 's,^ExecStart=/usr/local/bin/attnd,ExecStart=/bin/true,' deploy/systemd/attnd.service >$work/unit/attnd.service &&
         systemd-analyze verify --recursive-errors=no --man=no $work/unit/attnd.service >$work/verify 2>&1
@@ -125,7 +128,7 @@ if have systemd-analyze; then
     check "systemd/attnd.service: systemd-analyze security, exposure at most 2.5 of 10" systemd-analyze security --no-pager --offline=true --threshold=25 $work/unit/attnd.service
 else skip "systemd/attnd.service: no systemd-analyze"; fi
 
-# ---- Prometheus, proxies -------------------------------------------------------------------------------------------------------------
+# ---- Prometheus, proxies ---------------------------------------------------------------------------------------------
 
 if have promtool; then
     check "prometheus/prometheus.yml: promtool check config" promtool check config deploy/prometheus/prometheus.yml
@@ -147,7 +150,7 @@ for conf in deploy/envoy/*.yaml; do
     if have envoy; then check "${conf#deploy/}: envoy --mode validate" envoy --mode validate -l warn -c "$conf"; else skip "${conf#deploy/}: no envoy"; fi
 done
 
-# ---- What no tool knows --------------------------------------------------------------------------------------------------------------
+# ---- What no tool knows ----------------------------------------------------------------------------------------------
 
 if [ -n "$python" ]; then
     "$python" $here/manifests.py $work | tee $work/manifests

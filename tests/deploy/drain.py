@@ -1,11 +1,13 @@
 """Sends SIGTERM to an attnd under load and counts what became of every request: drain.py --pid N --grace S URL
 
-Threads ask without pause on connections that they keep. After a while the signal is sent. A thread ends when it can connect no more.
-A request counts as accepted when the server may have read its first byte: it was sent, whole or in part, on a connection that
-was established. Each of these must get a complete answer, 200 or 503, with one exception that HTTP leaves open: a kept
-connection that the server closes while the next request is on its way. While draining, attnd says `Connection: close` in every
-answer, so that it must not come to that here: none is allowed. What is allowed once, where the kernel is older than 5.7, is a connection made after the signal whose handshake the kernel
-completed in the instant in which the listener was being closed; it was reset before the server saw it, and is counted as "at the door".
+Threads ask without pause on connections that they keep. After a while the signal is sent. A thread ends when it can
+connect no more. A request counts as accepted when the server may have read its first byte: it was sent, whole or in
+part, on a connection that was established. Each of these must get a complete answer, 200 or 503, with one exception
+that HTTP leaves open: a kept connection that the server closes while the next request is on its way. While draining,
+attnd says `Connection: close` in every answer, so that it must not come to that here: none is allowed. What is allowed
+once, where the kernel is older than 5.7, is a connection made after the signal whose handshake the kernel completed in
+the instant in which the listener was being closed; it was reset before the server saw it,
+and is counted as "at the door".
 
 Exit status 0: all accepted requests were answered, and the process was gone within the grace period.
 """
@@ -24,7 +26,8 @@ import urllib.parse
 
 
 def body(B, S, H, D):
-    """A forward of float16 tensors; the numbers are small and not random: this is about answers, not about arithmetic."""
+    """A forward of float16 tensors; the numbers are small and not random: this is about answers,
+    not about arithmetic."""
     data = base64.b64encode(bytes([0x00, 0x38, 0x66, 0x2E]) * (B * S * H * D // 2)).decode()
     tensor = {'shape': [B, S, H, D], 'dtype': 'float16', 'data': data}
     return json.dumps({'q': tensor, 'k': tensor, 'v': tensor, 'causal': True}).encode()

@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
-# Builds the stages of the Dockerfile with a real builder and runs what came out: tests/deploy/image.sh [cpu] [test] [gpu]
-# (all by default; gpu only where nvcc is, and in minutes). The last line is "image: N passed, N failed".
+# Builds the stages of the Dockerfile with a real builder and runs what came out: tests/deploy/image.sh [cpu] [test]
+# [gpu] (all by default; gpu only where nvcc is, and in minutes). The last line is "image: N passed, N failed".
 #
-# The problem: the image shall be tested on machines without a Docker engine and without a registry. The idea: buildah builds the
-# Dockerfile with chroot isolation; a system made by debootstrap stands in for ubuntu:24.04, and the same with the compiler
-# of this machine's CUDA toolkit copied in for nvidia/cuda. The image is then run the way an engine does it, by what its own
-# configuration says: its user, environment, entrypoint and health check, as process 1 of a new pid namespace, with its own
-# network (so that port 8080 is free), a read-only root, no capabilities, and no way to gain any.
+# The problem: the image shall be tested on machines without a Docker engine and without a registry. The idea: buildah
+# builds the Dockerfile with chroot isolation; a system made by debootstrap stands in for ubuntu:24.04, and the same
+# with the compiler of this machine's CUDA toolkit copied in for nvidia/cuda. The image is then run the way an engine
+# does it, by what its own configuration says: its user, environment, entrypoint and health check, as process 1 of a new
+# pid namespace, with its own network (so that port 8080 is free), a read-only root, no capabilities,
+# and no way to gain any.
 #
 # What is shown for each image
 #   configuration   user, entrypoint, stop signal, health check, labels, NVIDIA's variables (gpu)
 #   contents        which packages it adds to the base, that there is no compiler, and how large it is without the base
 #   at work         process 1, read-only, health check, an answer with the right numbers
-#   SIGTERM         under load: every request that was accepted is answered, the status is 0, in time; the same with --supervise
-#                   after the server in it was killed
+#   SIGTERM         under load: every request that was accepted is answered, the status is 0, in time; the same with
+#                   --supervise after the server in it was killed
 #
-# Needs root and apt. Environment: IMAGE_SUITE=noble|trixie|bookworm (the stand-in's release), IMAGE_CONTEXT=dir (what is built; the
-# checkout), IMAGE_TESTS="unit fuzz-replay" (targets of the Makefile for the stage test), IMAGE_CUDA_ARCHS=90, IMAGE_DIR (work folder),
-# IMAGE_KEEP=1 keeps the work folder: the bases and images are then there for the next run.
+# Needs root and apt. Environment: IMAGE_SUITE=noble|trixie|bookworm (the stand-in's release), IMAGE_CONTEXT=dir (what
+# is built; the checkout), IMAGE_TESTS="unit fuzz-replay" (targets of the Makefile for the stage test),
+# IMAGE_CUDA_ARCHS=90, IMAGE_DIR (work folder), IMAGE_KEEP=1 keeps the work folder: the bases and images are then there for the next run.
 set -euo pipefail
 top=$(cd "$(dirname "$0")/../.." && pwd)
 suite=${IMAGE_SUITE:-noble}
@@ -70,7 +71,7 @@ cleanup() {
 }
 trap cleanup EXIT
 
-# ---- The stand-ins for the registry's images -----------------------------------------------------------------------------------------
+# ---- The stand-ins for the registry's images -------------------------------------------------------------------------
 
 make_base() {
     ! buildah inspect --type image localhost/base:"$suite" >/dev/null 2>&1 || return 0
@@ -79,7 +80,8 @@ make_base() {
     noble) mirror=${IMAGE_MIRROR:-http://archive.ubuntu.com/ubuntu} components=main,universe ;;
     *) mirror=${IMAGE_MIRROR:-http://deb.debian.org/debian} ;;
     esac
-    # An older debootstrap does not know a newer release's name; the script of an older one does, and without its keyring too.
+    # An older debootstrap does not know a newer release's name; the script of an older one does,
+    # and without its keyring too.
     [ -e "$scripts/$suite" ] || script=$scripts/$([ "$suite" = noble ] && echo jammy || echo sid)
     [ "$suite" != noble ] || [ -e /usr/share/keyrings/ubuntu-archive-keyring.gpg ] || verify=--no-check-gpg
     echo "== a base of debootstrap --variant=minbase $suite"
@@ -117,7 +119,7 @@ make_cuda_base() {
     rm -rf --one-file-system "$dir/cuda"
 }
 
-# ---- Building ------------------------------------------------------------------------------------------------------------------------
+# ---- Building --------------------------------------------------------------------------------------------------------
 
 build() { # target
     buildah bud --isolation chroot --pull-never --layers=false --format docker --target "$1" \
@@ -140,7 +142,8 @@ print("port", " ".join(c["ExposedPorts"]))
 for e in c["Env"]: print("env", e)'
 }
 
-# Bytes of the layers that the image has and the base has not: as they lie on a disk, and compressed as a registry sends them.
+# Bytes of the layers that the image has and the base has not: as they lie on a disk,
+# and compressed as a registry sends them.
 sizes() {
     rm -rf "$dir/oci"
     buildah push -q localhost/attnd:"$1" "oci:$dir/oci:$1" >/dev/null 2>&1
@@ -158,7 +161,7 @@ for layer in layers:
 print(plain, sum(l["size"] for l in layers))' "$dir/oci"
 }
 
-# ---- Running -------------------------------------------------------------------------------------------------------------------------
+# ---- Running ---------------------------------------------------------------------------------------------------------
 
 # start ROOT VARIABLE... -- ARGUMENT...: process 1, by the image's user and entrypoint. Its output is in $dir/run.log.
 start() {

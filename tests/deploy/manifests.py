@@ -1,7 +1,7 @@
 """What no validator knows about deploy/: that its files agree with attnd and with each other. manifests.py [FOLDER]
 
-FOLDER holds what `kubectl kustomize` made of the overlays, NAME.yaml (check.sh puts it there); without it that part is left out.
-The last line is "manifests: N passed, N failed".
+FOLDER holds what `kubectl kustomize` made of the overlays, NAME.yaml (check.sh puts it there); without it that part is
+left out. The last line is "manifests: N passed, N failed".
 """
 import glob
 import json
@@ -66,7 +66,8 @@ def check_names():
         for name in set(re.findall(r'\battnd_[a-z_]+\b', content)) - {'attnd_by_session'}:
             count += 1
             base = re.sub(r'_(bucket|sum|count)$', '', name)
-            # Names that begin so may be an upstream's or a recorded series' in a proxy's file: only those that look like metrics there.
+            # Names that begin so may be an upstream's or a recorded series' in a proxy's file: only those that look
+            # like metrics there.
             if name not in metrics and base not in metrics and path.split('/')[1] not in ('nginx', 'envoy'):
                 unknown.append(f'{path}: {name}')
     check(f'{count} names of options and metrics in deploy/ exist', not unknown and count > 50, '; '.join(unknown))

@@ -1,12 +1,15 @@
-"""A real Prometheus on a real attnd, with the files of deploy/prometheus and deploy/grafana: observability.py [--seconds 12]
+"""A real Prometheus on a real attnd, with the files of deploy/prometheus and deploy/grafana: observability.py
+[--seconds 12]
 
   rules       promtool: prometheus.yml and alerts.yml are valid, and each alert fires and is silent in alerts_test.yml
   scrape      Prometheus finds attnd up and has no complaint about any rule; the rules' own evaluation is healthy
-  dashboard   every query of every panel, and of every variable, has data after a mix of requests: good ones, and ones refused for
-              each reason that a client can bring about. Its values are printed. Panels of dcgm-exporter need a GPU and are named
+  dashboard   every query of every panel, and of every variable, has data after a mix of requests: good ones, and ones
+              refused for each reason that a client can bring about. Its values are printed. Panels of dcgm-exporter
+              need a GPU and are named
   devices     a second attnd has two devices, one of which fails after a while (kernels/fake/fake.c): it shows as lost
-  alerts      every metric that an alert's expression reads has data; the alerts that the mix deserves fire, with their windows and
-              thresholds of minutes cut to seconds, and the others are silent; a drain is seen while it lasts, the end after it
+  alerts      every metric that an alert's expression reads has data; the alerts that the mix deserves fire, with their
+              windows and thresholds of minutes cut to seconds, and the others are silent;
+              a drain is seen while it lasts, the end after it
 
 The configuration that runs is the file as delivered, but for addresses and intervals.
 """
@@ -44,7 +47,7 @@ EITHER = {'AttndSlow', 'AttndQueueWait', 'AttndQueueNearLimit', 'AttndConnection
           'AttndStagingNearLimit'}
 
 
-# ---- The mix of requests ------------------------------------------------------------------------------------------------
+# ---- The mix of requests ---------------------------------------------------------------------------------------------
 
 
 def tensor(*shape):
@@ -147,7 +150,7 @@ class Mix:
             t.join()
 
 
-# ---- Prometheus -----------------------------------------------------------------------------------------------------------
+# ---- Prometheus ------------------------------------------------------------------------------------------------------
 
 
 class Prometheus:
@@ -203,7 +206,7 @@ def values_text(found, limit=4):
     return ', '.join(parts[:limit]) + (f' and {len(parts) - limit} more' if len(parts) > limit else '')
 
 
-# ---- What is tested ---------------------------------------------------------------------------------------------------------
+# ---- What is tested --------------------------------------------------------------------------------------------------
 
 
 def test_rules(tally):
@@ -290,8 +293,8 @@ def test_alerts(tally, prometheus):
 
 
 class SlowUpload:
-    """All of a request but its end, of which a byte leaves every half second: one that did not move at all would be cut after
-    2 s. It goes on by itself, however long the questions to Prometheus take, until finish()."""
+    """All of a request but its end, of which a byte leaves every half second: one that did not move at all would be cut
+    after 2 s. It goes on by itself, however long the questions to Prometheus take, until finish()."""
     TAIL = 400  # bytes kept back: enough for 200 s
 
     def __init__(self, address, body):

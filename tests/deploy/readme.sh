@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs deploy/README.md: every fenced block whose info string is exactly "sh", from top to bottom, in one shell at the top of
-# the checkout, as a reader would. A block marked "sh docker", "sh kubernetes" or "sh root" needs what the word says and is
-# not run. Prints each command before it runs; the first that fails ends it, and the exit status is its own.
+# Runs deploy/README.md: every fenced block whose info string is exactly "sh", from top to bottom, in one shell at the
+# top of the checkout, as a reader would. A block marked "sh docker", "sh kubernetes" or "sh root" needs what the word
+# says and is not run. Prints each command before it runs; the first that fails ends it, and the exit status is its own.
 #
-# Port 8080 must be free, as for the reader, unless we are root. What the blocks start in the background is ended here. ATTND_BINARY is
-# the program that stands for build/attnd.
+# Port 8080 must be free, as for the reader, unless we are root. What the blocks start in the background is ended here.
+# ATTND_BINARY is the program that stands for build/attnd.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 attnd=${ATTND_BINARY:-build/attnd}

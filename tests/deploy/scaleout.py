@@ -1,9 +1,10 @@
-"""Three attnd behind a real NGINX and a real Envoy, with the files of deploy/: scaleout.py [--proxies nginx,envoy] [--seconds 4]
+"""Three attnd behind a real NGINX and a real Envoy, with the files of deploy/: scaleout.py [--proxies nginx,envoy]
+[--seconds 4]
 
 For each proxy, on free ports of this machine:
 
-  sessions   requests with the same X-Session-Id reach the same process (each process's own counters tell), other ones spread;
-             a forward with "save" and the backward with its context meet
+  sessions   requests with the same X-Session-Id reach the same process (each process's own counters tell), other ones
+             spread; a forward with "save" and the backward with its context meet
   bodies     20 MB go through as they are, and are not stored on the way; one over the limit is refused with a problem document
   SIGTERM    wrk loads the proxy, one attnd is told to end: no request fails, and it ends with status 0
   SIGKILL    the same, killed: only requests that it had at that moment fail, and none after RECOVERED_S
@@ -48,7 +49,7 @@ def problem(S=2, **more):
     return {'q': tensor([1, S, 1, 8]), 'k': tensor([1, S, 1, 8]), 'v': tensor([1, S, 1, 8]), **more}
 
 
-# ---- The proxies -------------------------------------------------------------------------------------------------------
+# ---- The proxies -----------------------------------------------------------------------------------------------------
 
 
 class Proxy:
@@ -168,7 +169,8 @@ class Envoy(Proxy):
         return len(re.findall(r'^attnd\w*::127\.0\.0\.1:\d+::health_flags::healthy$', page, re.M)) == 2 * SERVERS
 
     def failures(self):
-        """Their flags say why: UC: the server closed the connection, UF: there was none, UH: no server is well, UO, URX: a limit of ours."""
+        """Their flags say why: UC: the server closed the connection, UF: there was none, UH: no server is well, UO,
+        URX: a limit of ours."""
         return [line for line in self.log().splitlines() if re.search(r' status=50[234] ', line)]
 
     def servers_of_failures(self):
@@ -178,7 +180,7 @@ class Envoy(Proxy):
         return 0  # it has no files to store them in
 
 
-# ---- What is tested -----------------------------------------------------------------------------------------------------
+# ---- What is tested --------------------------------------------------------------------------------------------------
 
 
 def forwards(servers):

@@ -2,15 +2,16 @@
 
     differential.py [--seed N] [--count N] [--seconds S] [--case N] [--url http://127.0.0.1:8080] [--token T]
 
-Case n of a seed is always the same problem. Without --url a server is started (ATTND_BINARY, default build/attnd) and ended; one that a
-sanitizer has said anything about is a failure. --case runs one case alone, as the line that a failure prints says. The yardstick is
-oracle.py, which shares nothing with the server. The limits are those of kernels/README.md, Accuracy, as tests/unit/testing.h has them: an answer may
-differ from the truth by
+Case n of a seed is always the same problem. Without --url a server is started (ATTND_BINARY, default build/attnd) and
+ended; one that a sanitizer has said anything about is a failure. --case runs one case alone, as the line that a failure
+prints says. The yardstick is oracle.py, which shares nothing with the server. The limits are those of
+kernels/README.md, Accuracy, as tests/unit/testing.h has them: an answer may differ from the truth by
 
     limit |truth| + 2 sensitivity + noise
 
-in its largest entry and as a whole (Frobenius norm). `limit` grows where scores are so large that float32 holds them no better;
-`sensitivity` is how far the truth moves when out and lse are rounded before backward; `noise` covers sums that cancel.
+in its largest entry and as a whole (Frobenius norm). `limit` grows where scores are so large that float32 holds them no
+better; `sensitivity` is how far the truth moves when out and lse are rounded before backward;
+`noise` covers sums that cancel.
 """
 import argparse
 import base64
@@ -40,7 +41,7 @@ HEAD_SIZES = (1, 3, 8, 16, 24, 31, 32, 40, 64, 64, 64, 65, 72, 80, 96, 128, 160,
 LEVELS = np.array([-3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38])  # a score of ordinary size is lost beside any of them
 
 
-# ---- A problem -----------------------------------------------------------------------------------------------------------
+# ---- A problem -------------------------------------------------------------------------------------------------------
 
 class Case:
     """members: what is sent; problem: the same for the oracle; back, dtype, out_dtype, layout."""
@@ -214,7 +215,7 @@ class Case:
             (' envelope' if self.envelope else '') + (f' extreme={self.extreme}' if self.extreme else '')
 
 
-# ---- Judging ---------------------------------------------------------------------------------------------------------------
+# ---- Judging ---------------------------------------------------------------------------------------------------------
 
 def largest(x):
     x = np.abs(np.asarray(x, np.float64))
@@ -350,7 +351,7 @@ def check(case, ask):
     return ''
 
 
-# ---- The command -------------------------------------------------------------------------------------------------------------
+# ---- The command -----------------------------------------------------------------------------------------------------
 
 def client(url, token=None):
     """ask(path, members) over one connection that is opened again where it was closed."""

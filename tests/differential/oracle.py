@@ -1,7 +1,8 @@
 """Attention and its gradients in float64, from the definitions in kernels/README.md and nothing else.
 
-A problem is a dict of arrays as the wire has them, but [B, S, H, D] and in float64 whatever the layout and dtype were, and of options by
-their wire names; what is absent is not given. One sequence after the other, one head after the other, whole matrices: nothing is tiled.
+A problem is a dict of arrays as the wire has them, but [B, S, H, D] and in float64 whatever the layout and dtype were,
+and of options by their wire names; what is absent is not given. One sequence after the other, one head after the other,
+whole matrices: nothing is tiled.
 
     answer = forward(problem)                      {'out': [B, Sq, H, Dv], 'lse': [B, H, Sq]}       packed: [total_q, ...], [H, total_q]
     grads = backward(problem)                      dq dk dv, and dsinks dbias dalibi_slopes where those are given
@@ -35,7 +36,7 @@ def kept(seed, head, Sq, Sk, p):
     return lanes >= np.floor(p * 65536 + 0.5)
 
 
-# ---- Which pairs count ---------------------------------------------------------------------------------------------------
+# ---- Which pairs count -----------------------------------------------------------------------------------------------
 
 def sequences(p):
     """(b, first query, queries, first key, keys that exist) of every sequence."""
@@ -82,7 +83,7 @@ def of_head(x, b, h, Sk):
     return x[b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0][:, :Sk]
 
 
-# ---- One head ------------------------------------------------------------------------------------------------------------
+# ---- One head --------------------------------------------------------------------------------------------------------
 
 class Head:
     """Scores, probabilities and output of head h of sequence b."""

@@ -1,5 +1,5 @@
-"""The short form of differential.py: a fixed number of cases of a fixed seed, so that neither chance nor speed decides what is tested; that its
-judge can say no; and that PROTOCOL.md suffices to know what dropout drops."""
+"""The short form of differential.py: a fixed number of cases of a fixed seed, so that neither chance nor speed decides
+what is tested; that its judge can say no; and that PROTOCOL.md suffices to know what dropout drops."""
 import json
 import os
 import re

@@ -160,7 +160,7 @@ asm(".text\n"
     "pop %rcx\n jmp *%rcx\n" /* not ret, which would be predicted to return to another fiber */
     ".size emu_switch, .-emu_switch\n");
 
-/* ---- Errors ---------------------------------------------------------------------------------------------------------- */
+/* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
 static void say_launch(FILE *to)
 {
@@ -219,7 +219,7 @@ static void on_fault(int, siginfo_t *info, void *)
     fail("all fibers wait: a deadlock");
 }
 
-/* ---- Fibers ---------------------------------------------------------------------------------------------------------- */
+/* ---- Fibers ------------------------------------------------------------------------------------------------------ */
 
 static void switch_to(fiber *next)
 {
@@ -310,7 +310,8 @@ static fiber *schedule()
     }
     for (;;) {
         fiber *f = choose(false);
-        if (!f && starved && !chance(8) && agents_step(true)) continue; /* what is asynchronous goes on while they sleep */
+        /* What is asynchronous goes on while they sleep. */
+        if (!f && starved && !chance(8) && agents_step(true)) continue;
         if (!f && starved) f = choose(true);
         if (f) return f;
         if (!agents_step(true)) deadlock();
@@ -339,7 +340,7 @@ void yield()
     switch_to(schedule());
 }
 
-/* ---- Teams ----------------------------------------------------------------------------------------------------------- */
+/* ---- Teams ------------------------------------------------------------------------------------------------------- */
 
 void arrive(team &t, const char *name, void *mine)
 {
@@ -474,7 +475,7 @@ void poll(bool (*condition)(void *), void *context, const char *what, uint32_t n
     watch_everything(self->block->races, self->thread / 32);
 }
 
-/* ---- Races ----------------------------------------------------------------------------------------------------------- */
+/* ---- Races ------------------------------------------------------------------------------------------------------- */
 
 /* The source's line that a return address belongs to, where there is a program that tells it. */
 static const char *line_of(const void *where)
@@ -511,8 +512,8 @@ static __attribute__((noinline)) void access_shared(const void *p, size_t bytes,
     if (self->block->work) self->block->work->accessed(p, bytes, store);
 }
 
-/* What the compiler puts before loads and stores, see races.h: few of them are of shared memory. Volatile ones race with
- * nothing. */
+/* What the compiler puts before loads and stores, see races.h: few of them are of shared memory. Volatile ones race
+ * with nothing. */
 static inline void access(const void *p, size_t bytes, bool store, bool is_volatile, const void *where)
 {
     if (__builtin_expect((size_t)((const char *)p - all_shared) < (size_t)RESIDENT * SHARED_STEP, 0))
@@ -568,7 +569,7 @@ extern "C" void __tsan_write_range(void *p, size_t bytes)
 }
 extern "C" void __tsan_init() {}
 
-/* ---- Shared memory --------------------------------------------------------------------------------------------------- */
+/* ---- Shared memory ----------------------------------------------------------------------------------------------- */
 
 uint32_t shared_bytes()
 {
@@ -635,7 +636,7 @@ void shared_written(int thread, uint32_t address, size_t bytes)
     watch(thread, address - SHARED_BEGIN, bytes, true, "an instruction");
 }
 
-/* ---- cp.async -------------------------------------------------------------------------------------------------------- */
+/* ---- cp.async ---------------------------------------------------------------------------------------------------- */
 
 static char *target(block *b, const copy &c)
 {
@@ -696,7 +697,7 @@ void cp_async_wait(int newest)
     finish_copies(self->copies->group - newest);
 }
 
-/* ---- Blocks and launches --------------------------------------------------------------------------------------------- */
+/* ---- Blocks and launches ----------------------------------------------------------------------------------------- */
 
 /* Where a fiber begins. It never returns: its last switch leaves it. */
 static void fiber_main()

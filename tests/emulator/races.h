@@ -5,8 +5,8 @@
  * must have a barrier between:
  *
  *   lanes of a warp    __syncwarp or one of the others. (A shuffle or a product orders no memory.)
- *   warps of a block   __syncthreads, bar.sync and bar.arrive of both, or a condition that was waited for (an mbarrier),
- *                      which is taken to order everything before it
+ *   warps of a block   __syncthreads, bar.sync and bar.arrive of both, or a condition that was waited for (an
+ *                      mbarrier), which is taken to order everything before it
  *
  * Each warp counts epochs, one more at each barrier, and knows the last epoch of every other warp that a barrier
  * has put before it (vector clocks; FastTrack, Flanagan and Freund 2009). Of each two bytes the last store and the

@@ -1,9 +1,9 @@
-/* runtime.cc: the calls of the CUDA runtime that kernels/cuda makes. Everything is done when it is called, so streams are
- * always idle.
+/* runtime.cc: the calls of the CUDA runtime that kernels/cuda makes. Everything is done when it is called, so streams
+ * are always idle.
  *
- * The device calls itself an H200, but for two things: its compute capability is that of the build (EMULATED_ARCH), and it
- * has one to six multiprocessors, drawn from the seed, for what a grid of one block per multiprocessor computes may not depend
- * on their number. */
+ * The device calls itself an H200, but for two things: its compute capability is that of the build (EMULATED_ARCH), and
+ * it has one to six multiprocessors, drawn from the seed, for what a grid of one block per multiprocessor computes may
+ * not depend on their number. */
 #include <cuda.h>
 
 #include "emulator.h"

@@ -1,14 +1,15 @@
 /* sm90.cc: see sm90.h. One `engine` a block: barriers, copies in flight, and a log of instructions a warpgroup.
  *
- * A warpgroup's log has an entry an instruction (product, fence, commit, wait), made by the first of the 128 threads that comes to it; the
- * others must come to the same. Nobody waits there for anybody: a product wants all 128 before it is carried out (an eager one the 32 of
- * a warp, for that warp's 16 rows), and a wait wants the products that it covers. So a warp may be ahead of another as far as PTX allows.
+ * A warpgroup's log has an entry an instruction (product, fence, commit, wait), made by the first of the 128 threads
+ * that comes to it; the others must come to the same. Nobody waits there for anybody: a product wants all 128 before it
+ * is carried out (an eager one the 32 of a warp, for that warp's 16 rows), and a wait wants the products that it
+ * covers. So a warp may be ahead of another as far as PTX allows.
  *
  *   fence  product  product  commit  fence  product  product  commit  wait
  *          carried out ^                     the slowest thread ^         ^ the fastest
  *
- * 64 x N sums in flight are an `accumulator`. A thread joins it with its first product, whose registers then hold a signalling NaN, and
- * leaves at the wait that covers its last, when it gets its sums. */
+ * 64 x N sums in flight are an `accumulator`. A thread joins it with its first product, whose registers then hold a
+ * signalling NaN, and leaves at the wait that covers its last, when it gets its sums. */
 #include "tests/emulator/sm90.h"
 
 #include <algorithm>
@@ -35,13 +36,14 @@ struct span {
 
 bool overlap(const span &a, const span &b) { return a.from < b.to && b.from < a.to; }
 
-/* The piece of 16 bytes that the swizzle of `width` bytes puts in this one's place: address bits from 7 on go into those from 4 on. */
+/* The piece of 16 bytes that the swizzle of `width` bytes puts in this one's place: address bits from 7 on go into
+ * those from 4 on. */
 uint32_t swizzled(uint32_t address, uint32_t width)
 {
     return address ^ ((address >> 7 & (width / 16 - 1)) << 4);
 }
 
-/* ---- Tensor maps ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Tensor maps ------------------------------------------------------------------------------------------------- */
 
 const uint64_t MAP_MAGIC = UINT64_C(0x70616d726f736e65);
 
@@ -71,9 +73,10 @@ uint32_t box_rows(const tensor_map &m)
     return rows;
 }
 
-/* ---- The engine ------------------------------------------------------------------------------------------------------------------- */
+/* ---- The engine -------------------------------------------------------------------------------------------------- */
 
-const uint64_t BARRIER_WORD = UINT64_C(0xb0a771e5) << 32; /* and the address: what an initialised barrier's word holds */
+/* Plus the address: what an initialised barrier's word holds. */
+const uint64_t BARRIER_WORD = UINT64_C(0xb0a771e5) << 32;
 
 struct barrier {
     uint32_t address, count, pending;
@@ -93,7 +96,8 @@ struct copy {
     span where() const { return { shared, shared + row_bytes(map) * box_rows(map) }; }
 };
 
-/* 64 x N sums that a product in flight writes. A thread is in it from its first product to the wait that covers its last. */
+/* 64 x N sums that a product in flight writes. A thread is in it from its first product to the wait that covers its
+ * last. */
 struct accumulator {
     int N, users;
     int64_t last_group;
@@ -158,7 +162,8 @@ struct engine : agent {
     std::vector<int64_t> bulk_groups; /* by thread: committed */
     std::deque<warpgroup> groups;
     uint32_t stores = 0, fenced = 0; /* ordinary stores; those before the last fence */
-    std::vector<uint32_t> written;   /* by 16 bytes of shared memory: the number of the last store; 0: none since a TMA load */
+    /* By 16 bytes of shared memory: the number of the last store; 0: none since a TMA load. */
+    std::vector<uint32_t> written;
     int pool = 0;                    /* registers that no warp has */
     std::vector<int> registers;      /* by warp */
 
@@ -216,8 +221,9 @@ bool engine::step(bool must)
     for (warpgroup &g : groups)
         if (ready(g, must) && n-- == 0) {
             const int64_t group = g.at(g.done).group;
+            /* All that are ready, or a batch would cost a round of the scheduler a product. */
             do carry_out(g);
-            while (must && ready(g, must) && g.at(g.done).group == group); /* else a batch costs a round of the scheduler a product */
+            while (must && ready(g, must) && g.at(g.done).group == group);
             return true;
         }
     return false;
@@ -260,7 +266,7 @@ void engine::describe(FILE *to)
         }
 }
 
-/* ---- mbarrier ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- mbarrier ---------------------------------------------------------------------------------------------------- */
 
 barrier &engine::barrier_of(uint32_t bar, const char *what)
 {
@@ -318,7 +324,7 @@ void mbarrier_wait(uint32_t bar, uint32_t parity)
     wait_until([&] { return (b.phase & 1) != parity; }, parity ? "an mbarrier's odd phase" : "an mbarrier's even phase", bar);
 }
 
-/* ---- TMA --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- TMA --------------------------------------------------------------------------------------------------------- */
 
 namespace {
 
@@ -378,7 +384,8 @@ void engine::accessed(const void *pointer, size_t bytes, bool store)
             fail("an ordinary %s of shared 0x%x, where a TMA %s of thread %d is under way", store ? "store" : "load", all.from,
                  c.load ? "load" : "store", c.thread);
     if (!store) return;
-    for (const entry &p : groups[(size_t)thread() / GROUP].log) /* another warpgroup may: it may have to write what is there already */
+    /* Another warpgroup may: it may have to write what is there already. */
+    for (const entry &p : groups[(size_t)thread() / GROUP].log)
         for (int n = 0; n < p.spans && !p.waited; n++)
             if (overlap(all, p.reads[n])) fail("an ordinary store to shared 0x%x, which a product of the warpgroup may read", all.from);
     stores++;
@@ -509,7 +516,7 @@ void bulk_wait(int groups_left)
     wait_until([&] { return std::none_of(e.copies.begin(), e.copies.end(), awaited); }, "cp.async.bulk.wait_group");
 }
 
-/* ---- wgmma ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- wgmma ------------------------------------------------------------------------------------------------------- */
 
 namespace {
 
@@ -614,7 +621,8 @@ template <int WIDTH> void multiply_columns(float *d, const float *A, const float
     }
 }
 
-/* 8 columns as the tensor core adds products of e4m3: each addend is cut at 2^-13 of the power of two at or below the largest. */
+/* 8 columns as the tensor core adds products of e4m3: each addend is cut at 2^-13 of the power of two at or below the
+ * largest. */
 void multiply_columns_short(float *d, const float *A, const float *B, int rows, int N, bool accumulate)
 {
     const int K = 32;
@@ -630,7 +638,8 @@ void multiply_columns_short(float *d, const float *A, const float *B, int rows, 
         }
         const __m256i power = _mm256_and_si256(_mm256_castps_si256((__m256)largest), _mm256_set1_epi32(0x7f800000));
         const vector unit = (vector)_mm256_castsi256_ps(_mm256_sub_epi32(power, _mm256_set1_epi32(13 << 23)));
-        const vector units = (vector)_mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32(267 << 23), power)); /* in 1 */
+        /* How many of them are in 1. */
+        const vector units = (vector)_mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32(267 << 23), power));
         vector sum = (vector)_mm256_round_ps((__m256)(before * units), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
         for (int k = 0; k < K; k++) {
             const vector p = A[i * K + k] * *(const vector *)(B + k * N);
@@ -891,7 +900,7 @@ void wgmma_wait(int groups_left)
     shorten(g);
 }
 
-/* ---- Registers --------------------------------------------------------------------------------------------------------------------- */
+/* ---- Registers --------------------------------------------------------------------------------------------------- */
 
 void setmaxnreg(int count, bool increase)
 {
@@ -912,7 +921,7 @@ void setmaxnreg(int count, bool increase)
     wait_until(granted, "registers", (uint32_t)count);
 }
 
-/* ---- What does not wait ------------------------------------------------------------------------------------------------------------ */
+/* ---- What does not wait ------------------------------------------------------------------------------------------ */
 
 namespace {
 struct matrix_rows {
@@ -938,7 +947,8 @@ void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix.trans", mine, [](matrix_rows *const *all) {
-        for (int n = 0; n < 32; n++) /* element c of row n % 8 of block n / 8: of lane c * 4 + n % 8 / 2, its half n % 2 */
+        /* Element c of row n % 8 of block n / 8: of lane c * 4 + n % 8 / 2, its half n % 2. */
+        for (int n = 0; n < 32; n++)
             for (int c = 0; c < 8; c++) {
                 const uint16_t x = (uint16_t)(all[c * 4 + n % 8 / 2]->r[n / 8] >> n % 2 * 16);
                 memcpy(all[n]->row + c * 2, &x, 2);
@@ -953,7 +963,8 @@ static uint32_t e4m3_of(float x)
     const uint32_t sign = bits >> 24 & 0x80, size = bits & 0x7fffffff;
     if (x != x) return 0x7f;
     if (size >= 0x43e80000) return sign | 0x7e; /* 464 and more: 448 */
-    if (size < 0x3c800000) return sign | (uint32_t)(int)nearbyintf(fabsf(x) * 512); /* below 2^-6 all have the same unit */
+    /* Below 2^-6 all have the same unit. */
+    if (size < 0x3c800000) return sign | (uint32_t)(int)nearbyintf(fabsf(x) * 512);
     return sign | std::min<uint32_t>((size + 0x7ffff + (size >> 20 & 1) - (120 << 23)) >> 20, 0x7e);
 }
 
@@ -973,7 +984,7 @@ extern "C" void emu_refuse_maps(int refuse)
     emu::refuse_maps = refuse != 0;
 }
 
-/* ---- cuTensorMapEncodeTiled --------------------------------------------------------------------------------------------------------- */
+/* ---- cuTensorMapEncodeTiled -------------------------------------------------------------------------------------- */
 
 extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
                                                const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box,

@@ -18,18 +18,19 @@
  *
  * What is an error, and says so:
  *
- *   mbarrier     not initialised, initialised twice, its word overwritten; more arrivals than its count; bytes that do not
- *                balance when the block ends; used by the copy engine without fence_mbarrier_init since its initialisation
+ *   mbarrier     not initialised, initialised twice, its word overwritten; more arrivals than its count; bytes that do
+ *                not balance when the block ends; used by the copy engine without fence_mbarrier_init since its
+ *                initialisation
  *   TMA          a shared address that is no multiple of 128, a box that leaves the block's memory, a map that nobody
- *                encoded; a load to memory that another is to fill, or that a store or a product in flight may still read;
- *                a block that ends under a load
- *   wgmma        threads of a warpgroup that issue different instructions; operands that a load is still to fill; an odd
- *                descriptor; sums touched in flight, or shared by products of different shapes; A's registers changed in
- *                flight; no wgmma_fence since the last wait before registers are used; a block that ends with products that
- *                were not waited for or not issued by all
- *   proxies      a product, a load or a store where an ordinary store wrote and no fence_proxy_async_shared followed; an
- *                ordinary access where a load is under way, and an ordinary store where a TMA store, or a product of the
- *                same warpgroup, is
+ *                encoded; a load to memory that another is to fill, or that a store or a product in flight may still
+ *                read; a block that ends under a load
+ *   wgmma        threads of a warpgroup that issue different instructions; operands that a load is still to fill; an
+ *                odd descriptor; sums touched in flight, or shared by products of different shapes; A's registers
+ *                changed in flight; no wgmma_fence since the last wait before registers are used; a block that ends
+ *                with products that were not waited for or not issued by all
+ *   proxies      a product, a load or a store where an ordinary store wrote and no fence_proxy_async_shared followed;
+ *                an ordinary access where a load is under way, and an ordinary store where a TMA store, or a product of
+ *                the same warpgroup, is
  *   setmaxnreg   a count that is no multiple of 8 in 24 .. 256; more registers than there are is a deadlock
  *   maps         what the driver refuses is refused with CUDA_ERROR_INVALID_VALUE
  *

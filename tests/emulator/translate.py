@@ -1,7 +1,8 @@
-"""translate.py TO [FILE...]: kernels/cuda in C++ that a host's compiler reads, as a tree TO/kernels/cuda, and each FILE as TO/FILE.
+"""translate.py TO [FILE...]: kernels/cuda in C++ that a host's compiler reads, as a tree TO/kernels/cuda,
+and each FILE as TO/FILE.
 
-A file that tests/emulator/kernels/cuda has is taken from there. Four things are no C++ and are written anew; all else stays as it is, line by
-line, and #line makes messages name the real file:
+A file that tests/emulator/kernels/cuda has is taken from there. Four things are no C++ and are written anew; all else
+stays as it is, line by line, and #line makes messages name the real file:
 
     name<A, B><<<grid, block, shared, stream>>>(args)   ->   emu::launch("name<A, B>", __PRETTY_FUNCTION__, name<A, B>, grid, block, ...)(args)
     cudaLaunchKernelEx(&config, name<A>, args)          ->   emu::launch_ex("name<A>", __PRETTY_FUNCTION__, &config, name<A>, args)
@@ -22,7 +23,8 @@ def die(path, text, at, what):
 
 
 def launches(path, text):
-    """The kernel's name with its template arguments stands before <<<, on its line or the one above: those are found by counting brackets back."""
+    """The kernel's name with its template arguments stands before <<<, on its line or the one above: those are found by
+    counting brackets back."""
     while (at := text.find("<<<")) >= 0:
         ends = len(text[:at].rstrip())
         begin, depth = ends, 0

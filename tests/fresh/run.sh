@@ -6,9 +6,10 @@
 # Makes a bare system with debootstrap (variant minbase, plus git and make), clones HEAD into it, and there
 #   1. `make run` must serve: a curl from outside is answered with the right numbers;
 #   2. `make test` must pass.
-# Needs root, debootstrap and curl. The system lies in FRESH_DIR (default /var/tmp/attnd-fresh-SUITE) and is removed afterwards;
-# FRESH_KEEP=1 keeps it. FRESH_WORKTREE=1 takes the files as they are instead of HEAD. FRESH_MIRROR names another mirror.
-# How this machine reaches the network (resolv.conf, apt's proxy, pip's settings and certificates) is carried over.
+# Needs root, debootstrap and curl. The system lies in FRESH_DIR (default /var/tmp/attnd-fresh-SUITE) and is removed
+# afterwards; FRESH_KEEP=1 keeps it. FRESH_WORKTREE=1 takes the files as they are instead of HEAD. FRESH_MIRROR names
+# another mirror. How this machine reaches the network (resolv.conf, apt's proxy,
+# pip's settings and certificates) is carried over.
 set -euo pipefail
 suite=${1:-bookworm}
 case $suite in
@@ -35,7 +36,8 @@ trap cleanup EXIT
 
 if [ ! -e "$dir/usr/bin/make" ]; then
     echo "== debootstrap --variant=minbase --include=git,make $suite"
-    # An older debootstrap does not know a newer suite's name; the script of an older one does, and without its keyring too.
+    # An older debootstrap does not know a newer suite's name; the script of an older one does,
+    # and without its keyring too.
     scripts=/usr/share/debootstrap/scripts script=
     [ -e "$scripts/$suite" ] || script=$scripts/$([ "$suite" = noble ] && echo jammy || echo sid)
     check=$([ "$suite" != noble ] || [ -e /usr/share/keyrings/ubuntu-archive-keyring.gpg ] || echo --no-check-gpg)

@@ -1,5 +1,5 @@
-/* answer.h: what the fuzz targets of bodies share: a fault ends the program, and an answer that is read at once and in pieces
- * is the same. */
+/* answer.h: what the fuzz targets of bodies share: a fault ends the program, and an answer that is read at once and in
+ * pieces is the same. */
 #ifndef FUZZ_ANSWER_H
 #define FUZZ_ANSWER_H
 

@@ -2,8 +2,8 @@
  * the same offset, in whatever pieces the text comes; and what it encodes it decodes.
  *
  * An input is one byte of choices, one byte that seeds the pieces, and the text:
- *   bit 0  the text stands behind 5000 legal characters of a stream that is far along, which is where bytes are stored past
- *          the caches
+ *   bit 0  the text stands behind 5000 legal characters of a stream that is far along, which is where bytes are stored
+ *          past the caches
  *   bit 1  pieces are short */
 #include "proto-json/base64.h"
 

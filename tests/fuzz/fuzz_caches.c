@@ -6,9 +6,10 @@
  *
  * What must hold:
  *   1. A decode or append in pieces gives what the whole gives, to the bit.
- *   2. What was accepted has the ranks that the server relies on, ids that end within their room, and tensors in the memory.
- *   3. A small body that was accepted has values within their limits; one that was refused says why, and leaves nothing to
- *      free. */
+ *   2. What was accepted has the ranks that the server relies on, ids that end within their room,
+ *      and tensors in the memory.
+ *   3. A small body that was accepted has values within their limits; one that was refused says why, and leaves nothing
+ *      to free. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -3,13 +3,14 @@
  * An input is one byte of choices, one byte that seeds the pieces, and the body:
  *   bit 0  backward
  *   bit 1  small limits
- *   bit 2  the body gets the q, k and v of a small legal problem put in front of its first member, so that what is found
- *          about options goes past "q is required"
+ *   bit 2  the body gets the q, k and v of a small legal problem put in front of its first member, so that what is
+ *          found about options goes past "q is required"
  *
  * What must hold:
  *   1. The body in pieces gives what the whole body gives, to the bit (decoded_text() writes everything down).
  *   2. Every problem without an error has passed attn_check(), its inputs lie in the memory, its outputs have shapes.
- *   3. Its answer is as long as it was said to be, the same in blocks of any size, and JSON; so is every problem document. */
+ *   3. Its answer is as long as it was said to be, the same in blocks of any size, and JSON;
+ *      so is every problem document. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,19 +1,19 @@
 /* fuzz_kserve.c: bodies and answers of KServe v2.
  *
- * An input is one byte of choices, one byte that seeds the pieces, and the body: JSON up to the first line break, which does
- * not belong to it, and the bytes behind it.
+ * An input is one byte of choices, one byte that seeds the pieces, and the body: JSON up to the first line break, which
+ * does not belong to it, and the bytes behind it.
  *   bits 0, 1  the model: forward, backward, causal, one of float16 alone
  *   bit 2      small limits
  *   bit 3      nothing says how much of the body is JSON
- *   bit 4      the JSON gets the q, k and v of a small legal problem put in front of its first member, k and v as bytes behind the
- *              JSON, so that what is found about parameters and outputs goes past "q is required"
+ *   bit 4      the JSON gets the q, k and v of a small legal problem put in front of its first member, k and v as bytes
+ *              behind the JSON, so that what is found about parameters and outputs goes past "q is required"
  *   bit 5      all shared memory that the body names is there
  *
  * What must hold:
  *   1. The body in pieces gives what the whole body gives, to the bit.
  *   2. A problem without an error has passed attn_check(), and its inputs lie in the memory (decoded_text() looks).
- *   3. Its answer is as long as it was said to be, the same in blocks of any size, its head is JSON but for numbers that are
- *      not finite, and the sizes in it are the bytes behind it. */
+ *   3. Its answer is as long as it was said to be, the same in blocks of any size, its head is JSON but for numbers
+ *      that are not finite, and the sizes in it are the bytes behind it. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

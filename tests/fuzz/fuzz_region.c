@@ -1,7 +1,8 @@
-/* fuzz_region.c: the bodies with which regions of shared memory are registered, of the system and of a GPU. Each input is read as both.
+/* fuzz_region.c: the bodies with which regions of shared memory are registered, of the system and of a GPU.
+ * Each input is read as both.
  *
- * What must hold: what is taken is a key and a range, or a device and a size, of at least one byte, each no larger than a client may say; a
- * refusal has a text. */
+ * What must hold: what is taken is a key and a range, or a device and a size, of at least one byte, each no larger than
+ * a client may say; a refusal has a text. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,18 +1,19 @@
 /* fuzz_safetensors.c: safetensors bodies and answers.
  *
- * An input is one byte of choices, one byte that seeds the pieces, and the body without the 8 bytes of its header's length:
+ * An input is one byte of choices, one byte that seeds the pieces,
+ * and the body without the 8 bytes of its header's length:
  *   bit 0  backward
  *   bit 1  small limits
- *   bit 2  the input has these 8 bytes itself; else they are made: the header ends at the first line break, which does not
- *          belong to it, or with the input
- *   bit 3  the header gets the q, k and v of a small legal problem put in front of its first member (and the data theirs),
- *          so that what is found about options goes past "q is required"; its own offsets begin behind them
+ *   bit 2  the input has these 8 bytes itself; else they are made: the header ends at the first line break, which does
+ *          not belong to it, or with the input
+ *   bit 3  the header gets the q, k and v of a small legal problem put in front of its first member (and the data
+ *          theirs), so that what is found about options goes past "q is required"; its own offsets begin behind them
  *
  * What must hold:
  *   1. The body in pieces gives what the whole body gives, to the bit.
  *   2. A problem without an error has passed attn_check(), and its inputs lie in the memory (decoded_text() looks).
- *   3. Its answer, as safetensors, is as long as it was said to be, the same in blocks of any size, and its header is JSON;
- *      sent back as a body, it is read as far as the names of its members. */
+ *   3. Its answer, as safetensors, is as long as it was said to be, the same in blocks of any size, and its header is
+ *      JSON; sent back as a body, it is read as far as the names of its members. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

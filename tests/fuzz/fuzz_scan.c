@@ -7,8 +7,8 @@
  * Three things must hold:
  *   1. The body in pieces gives what the whole body gives: status, text, skeleton, lifted values, their bytes.
  *   2. A body that the scanner takes is JSON for cJSON too, which is laxer; and so is the skeleton.
- *   3. The tree of the skeleton is the tree of the body: same members, same strings, numbers as text; a lifted value where a
- *      string or an array was, and each of them once, in order. */
+ *   3. The tree of the skeleton is the tree of the body: same members, same strings, numbers as text; a lifted value
+ *      where a string or an array was, and each of them once, in order. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -2,7 +2,8 @@
  *
  * An input is two bytes of choices, one byte that seeds the pieces, and the body:
  *   byte 0, bit 0     deflate, not gzip
- *           bit 1     the body is the compressed one; else it is compressed here, so that what it says gets to the decoder
+ *           bit 1     the body is the compressed one; else it is compressed here,
+ *                     so that what it says gets to the decoder
  *           bit 2     small limits: 300 bytes unpacked
  *           bits 3,4  the format: JSON, safetensors, KServe, KServe whose JSON is said to have as many bytes as byte 1
  *           bit 5     one byte of what was compressed here is changed: the seed says where, and to what

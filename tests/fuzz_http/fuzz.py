@@ -3,16 +3,18 @@
     make fuzz-http SECONDS=600          ten minutes;  COUNT=3000: so many rounds;  SEED=7: the same again;  ONLY=7:2:413: one round
     SAN=1 make fuzz-http                under the sanitizers
 
-A round is a connection. Its requests (forward, backward, envelopes, saved contexts, arrays, pages, HEAD, OPTIONS; as JSON, safetensors or
-KServe; compressed or not; one or several in the pipe; with a length or in chunks) are changed in one place or in none: a byte, a member, a shape, a dtype, a digit of base64, a header, a
-chunk's size; and sent in pieces with pauses. Round n of worker w of seed s is always the same.
+A round is a connection. Its requests (forward, backward, envelopes, saved contexts, arrays, pages, HEAD, OPTIONS; as
+JSON, safetensors or KServe; compressed or not; one or several in the pipe; with a length or in chunks) are changed in
+one place or in none: a byte, a member, a shape, a dtype, a digit of base64, a header, a chunk's size; and sent in
+pieces with pauses. Round n of worker w of seed s is always the same.
 
-Demanded of every round: what comes back is HTTP, with a status that the documentation knows, and a problem document where it is an error
-(libmicrohttpd's own words only where the message itself was malformed); every 200 to a problem holds the numbers of float64 NumPy for the
-body as it was sent, and none where Python's reading of the body finds a fault (fuzz_oracle.py). Beside it: a request that is always the
-same has the same bits as the first time, every GOLDEN rounds; a probe never waits more than 100 ms for /livez; at the end the server
-has as many descriptors as at the beginning and no more memory than in the middle, nothing waits or is leased, and SIGTERM ends it
-with 0 and without a word of a sanitizer. A finding is printed with its round, and its bytes lie in build/fuzz_http/.
+Demanded of every round: what comes back is HTTP, with a status that the documentation knows, and a problem document
+where it is an error (libmicrohttpd's own words only where the message itself was malformed); every 200 to a problem
+holds the numbers of float64 NumPy for the body as it was sent, and none where Python's reading of the body finds a
+fault (fuzz_oracle.py). Beside it: a request that is always the same has the same bits as the first time, every GOLDEN
+rounds; a probe never waits more than 100 ms for /livez; at the end the server has as many descriptors as at the
+beginning and no more memory than in the middle, nothing waits or is leased, and SIGTERM ends it with 0 and without a
+word of a sanitizer. A finding is printed with its round, and its bytes lie in build/fuzz_http/.
 """
 import argparse
 import base64
@@ -58,7 +60,7 @@ class Finding(Exception):
     pass
 
 
-# ---- Requests that are right ---------------------------------------------------------------------------------------------
+# ---- Requests that are right -----------------------------------------------------------------------------------------
 
 
 def problem(r, back, small=False):
@@ -189,7 +191,7 @@ class Pairs:
         self.list = pairs
 
 
-# ---- A little wrong ------------------------------------------------------------------------------------------------------
+# ---- A little wrong --------------------------------------------------------------------------------------------------
 
 TOKENS = ['0', '-0', '-1', '1', '2', '7', '1.5', '2.0', '1e1', '1e400', '-1e400', '1e-400', '007', '+1', '9007199254740993', '18446744073709551616', 'true',
           'null', 'NaN', 'Infinity', '[]', '{}', '""', '"cpu"', '[[]]', '"\\u0000"', '"\\ud800"', '[1,', '65504', '3.5e38', '"NaN"', '"bshd"', '"all"']
@@ -333,7 +335,7 @@ def chunks(r, body, wrong):
     return b''.join(out)
 
 
-# ---- A round -------------------------------------------------------------------------------------------------------------
+# ---- A round ---------------------------------------------------------------------------------------------------------
 
 
 class Sent:
@@ -525,7 +527,8 @@ class Round:
 
 
 def bodies_of(log):
-    """Bodies that a lenient reader may find in these bytes: from each end of a head on, by every length named there, and chunks."""
+    """Bodies that a lenient reader may find in these bytes: from each end of a head on,
+    by every length named there, and chunks."""
     for match in re.finditer(rb'\r?\n\r?\n', log):
         rest = log[match.end():]
         for length in set(re.findall(rb'(?i)content-length[ \t]*:[ \t]*(\d+)', log)):
@@ -544,7 +547,7 @@ def bodies_of(log):
         yield body
 
 
-# ---- All rounds ----------------------------------------------------------------------------------------------------------
+# ---- All rounds ------------------------------------------------------------------------------------------------------
 
 
 def golden_body():

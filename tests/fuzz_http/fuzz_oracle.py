@@ -2,10 +2,12 @@
 
     verdict = judge(path, body, answer, contexts, sent, headers)      '' or what is wrong with a 200
 
-Safetensors, KServe and compressed bodies are first read as what they would be in JSON (struct and zlib), and so are their answers.
+Safetensors, KServe and compressed bodies are first read as what they would be in JSON (struct and zlib),
+and so are their answers.
 
-Three readings: a request is sound and its numbers are known; it is not one (Invalid), and a 200 is a finding; or this file does not
-know (Unsure: dropout, packed sequences, float8, values that overflow), and only the form of the answer is looked at.
+Three readings: a request is sound and its numbers are known; it is not one (Invalid), and a 200 is a finding; or this
+file does not know (Unsure: dropout, packed sequences, float8, values that overflow),
+and only the form of the answer is looked at.
 """
 import base64
 import json
@@ -501,15 +503,16 @@ def answer_of_kserve(text, headers, is_binary, id_):
 
 
 class As:
-    """How a request was sent: its form ('json', 'safetensors', 'kserve'), its Content-Encoding, and how much of it is JSON (KServe)."""
+    """How a request was sent: its form ('json', 'safetensors', 'kserve'), its Content-Encoding,
+    and how much of it is JSON (KServe)."""
 
     def __init__(self, form='json', coding=None, json_bytes=None):
         self.form, self.coding, self.json_bytes = form, coding, json_bytes
 
 
 def judge(path, body, text, contexts, sent=None, headers=None):
-    """('' or what is wrong with this 200, problems whose numbers were verified). contexts: {id: Problem}, added to. sent: an As; headers:
-    of the answer."""
+    """('' or what is wrong with this 200, problems whose numbers were verified). contexts: {id: Problem}, added to.
+    sent: an As; headers: of the answer."""
     back = 'backward' in path
     sent, headers = sent or As(), headers or {}
     is_binary, id_, answer = None, None, None

@@ -8,8 +8,8 @@
  * (ptx.cuh, tma.cuh, products.cuh, pipeline.cuh and epilogue.cuh of sm90 here; ptx.cuh, tile.cuh and split.cuh of
  * sm80 in blocks_sm80.cu) and through their layouts.
  *
- *   1. Inputs are random integers, so small that every product and sum is exact in every type: results are compared with ==. Conversions
- *      are compared with the host's, and 2^x with a bound.
+ *   1. Inputs are random integers, so small that every product and sum is exact in every type: results are compared
+ *      with ==. Conversions are compared with the host's, and 2^x with a bound.
  *   2. Outputs, shared memory that is to be filled, and accumulators that a product is to overwrite hold NaN before.
  *   3. No address is ever out of range. A ring that is stuck would wait for ever: the program ends after HANG_SECONDS.
  *

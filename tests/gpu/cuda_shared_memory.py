@@ -1,16 +1,19 @@
-"""CUDA shared memory on a real GPU: cuda_shared_memory.py URL [--device N] [--server-device N] [--seconds S] [--nap-us N]
+"""CUDA shared memory on a real GPU: cuda_shared_memory.py URL [--device N] [--server-device N] [--seconds S] [--nap-us
+N]
 
-For a server that was started with --allow-cuda-shm on the same machine. Needs Python 3 and PyTorch, nothing of Triton. Allocates with
-cudaMalloc (whose address is that of the handle, unlike what comes from PyTorch's pool), registers the memory, has forwards read q, k and v
-and write out there, and checks:
+For a server that was started with --allow-cuda-shm on the same machine. Needs Python 3 and PyTorch, nothing of Triton.
+Allocates with cudaMalloc (whose address is that of the handle, unlike what comes from PyTorch's pool), registers the
+memory, has forwards read q, k and v and write out there, and checks:
 
- - numbers: out against torch's scaled_dot_product_attention in float32, in place and unaligned (by kernels that ask for less);
- - refusals: a forged handle, a size beyond the allocation, a handle of a device that is not its own (with a second GPU); the server serves on;
+ - numbers: out against torch's scaled_dot_product_attention in float32,
+ in place and unaligned (by kernels that ask for less);
+ - refusals: a forged handle, a size beyond the allocation, a handle of a device that is not its own (with a second
+ GPU); the server serves on;
  - lifetime: a region that was unregistered is gone, and is registered again.
 
-Then it measures, over one connection: the time of a request (p50, p99), what the server says that the kernel took, the time of the same
-forward in PyTorch beside it, and the difference. The goal is 60 us a request beyond the kernel. Prints one JSON document and a line that
-counts; exits with 1 where a check failed.
+Then it measures, over one connection: the time of a request (p50, p99), what the server says that the kernel took, the
+time of the same forward in PyTorch beside it, and the difference. The goal is 60 us a request beyond the kernel. Prints
+one JSON document and a line that counts; exits with 1 where a check failed.
 """
 import argparse
 import base64
@@ -99,7 +102,8 @@ class Memory:
 
 
 class Raw:
-    """One connection and one request, again and again: a socket and no more, for http.client takes longer than the server."""
+    """One connection and one request, again and again: a socket and no more,
+    for http.client takes longer than the server."""
 
     def __init__(self, url, path, body, nap_us):
         self.nap_us = nap_us

@@ -3,13 +3,13 @@
  *
  *   build/tests/gpu/overlap [timeline | calls]        both without an argument
  *
- * timeline  Runs one large request alone, then REQUESTS of them at once, a stream each, as the server's device thread does:
- * copy in from pinned memory, kernel, copy out, each followed by an event. Prints every stage on one time axis and
- * judges (timeline.h):
- *             1. at least half of some copy in ran while another request was computed or copied out, and so of some copy
- *                out with copies in;
- *             2. of the time that could be saved (all stages one after the other, less REQUESTS times the longest stage)
- *                at least half was;
+ * timeline  Runs one large request alone, then REQUESTS of them at once, a stream each, as the server's device thread
+ * does: copy in from pinned memory, kernel, copy out, each followed by an event. Prints every stage on one time axis
+ * and judges (timeline.h):
+ *             1. at least half of some copy in ran while another request was computed or copied out, and so of some
+ *                copy out with copies in;
+ *             2. of the time that could be saved (all stages one after the other, less REQUESTS times the longest
+ *                stage) at least half was;
  *             3. the answers are those of the request that ran alone, to the bit.
  * calls     The host's time in each call of the API, the median of many; nothing is judged.
  *

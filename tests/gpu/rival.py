@@ -1,4 +1,5 @@
-"""attnd's CUDA kernels against PyTorch's cuDNN and flash backends, and against other programs, on one GPU, a cell at a time.
+"""attnd's CUDA kernels against PyTorch's cuDNN and flash backends, and against other programs, on one GPU,
+a cell at a time.
 
     python3 tests/gpu/rival.py                           # any Python with torch and CUDA; build/attn-bench must be built with CUDA
     python3 tests/gpu/rival.py --cells decode gqa --json
@@ -6,18 +7,20 @@
     python3 tests/gpu/rival.py --cells backward float8 --rivals cudnn \
         --program 'fa3=./fa3_bench --op {op} --dtype {dtype} -B {B} -H {H} --hk {Hk} -S {Sq} -D {D} {causal}'
 
-A program is a command that times one cell and prints, last, a line of JSON with the milliseconds of a call as "ms". In its words {op}, {B}, {H},
-{Hk}, {Sq}, {Sk} and {D} are the cell's, {dtype} is bf16 or e4m3, and {causal} is --causal or nothing. Without PyTorch, programs are the only
-rivals.
+A program is a command that times one cell and prints, last, a line of JSON with the milliseconds of a call as "ms". In
+its words {op}, {B}, {H}, {Hk}, {Sq}, {Sk} and {D} are the cell's, {dtype} is bf16 or e4m3, and {causal} is --causal or
+nothing. Without PyTorch, programs are the only rivals.
 
-A cell is a shape. For each, attn-bench as a child of this program and each rival run --turns times, in an order that is drawn anew each time and with
-a pause before each: the card's clock falls under load, and who always came last would be slower. Each one's figure is the median of its turns. Both sides time the same way: runs of as many calls as
-fill two milliseconds, between two events of the device, and the median over the runs. Inputs are N(0, 1) in bfloat16 (cells float8: in
-float8_e4m3fn, whose answer is out alone); attn-bench's are [B, S, H, D], PyTorch's contiguous [B, H, S, D]. Where reading K and V
-decides (decode), calls take turns with several copies of them. A rival that refuses a shape shows as '-'.
+A cell is a shape. For each, attn-bench as a child of this program and each rival run --turns times, in an order that is
+drawn anew each time and with a pause before each: the card's clock falls under load, and who always came last would be
+slower. Each one's figure is the median of its turns. Both sides time the same way: runs of as many calls as fill two
+milliseconds, between two events of the device, and the median over the runs. Inputs are N(0, 1) in bfloat16 (cells
+float8: in float8_e4m3fn, whose answer is out alone); attn-bench's are [B, S, H, D], PyTorch's contiguous [B, H, S, D].
+Where reading K and V decides (decode), calls take turns with several copies of them.
+A rival that refuses a shape shows as '-'.
 
-The table shows TFLOP/s (decode: GB/s of K and V) and, last, the fastest rival's time over ours: above 1, ours is ahead. Exit status 1 where
-some cell is behind.
+The table shows TFLOP/s (decode: GB/s of K and V) and, last, the fastest rival's time over ours: above 1, ours is ahead.
+Exit status 1 where some cell is behind.
 """
 import argparse
 import json
@@ -97,8 +100,8 @@ def timed(call, reps):
 
 
 def theirs(a, c, backend):
-    """Milliseconds of scaled_dot_product_attention by that backend; of backward alone: flash's called directly, cuDNN's through autograd.
-    None where it refuses."""
+    """Milliseconds of scaled_dot_product_attention by that backend; of backward alone: flash's called directly, cuDNN's
+    through autograd. None where it refuses."""
     if c['dtype'] != 'bf16':
         return None
 

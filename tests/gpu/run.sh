@@ -2,18 +2,19 @@
 # Everything that needs a GPU, in one call: tests/gpu/run.sh [BUILD]      (make gpu; BUILD defaults to build)
 #
 #   1. the building blocks of the kernels, each by itself: TMA, products, barriers, conversions (blocks.cu; on Hopper)
-#   2. test_backends on every CUDA kernel: edge cases and 2000 random problems against the float64 reference, bits alone and
-#      among others, NaN rules
+#   2. test_backends on every CUDA kernel: edge cases and 2000 random problems against the float64 reference, bits alone
+#      and among others, NaN rules
 #   3. attnd on the GPU: conformance over HTTP with three random seeds
 #   4. one request a thousand times, alone and among random neighbours: one answer, to the bit
 #   5. copies and kernels of different requests overlap (overlap.c)
 #   6. with PyTorch: tensors in a client's GPU memory, used in place (cuda_shared_memory.py)
 #   7. with two GPUs or more: all of them behind one attnd (two.sh)
 #
-# BUILD holds attnd, tests/unit/kernels/test_backends, tests/gpu/blocks and tests/gpu/overlap, built with CUDA; nothing is built here, so that
-# a build can be carried to a machine with a GPU and little else (libraries beside the programs are found by LD_LIBRARY_PATH=BUILD/lib).
-# Needs python3 with NumPy.
-# The last line counts; without a GPU nothing is run, and it says so. What failed has its whole output in ATTN_GPU_LOGS (default /tmp).
+# BUILD holds attnd, tests/unit/kernels/test_backends, tests/gpu/blocks and tests/gpu/overlap, built with CUDA; nothing
+# is built here, so that a build can be carried to a machine with a GPU and little else (libraries beside the programs
+# are found by LD_LIBRARY_PATH=BUILD/lib). Needs python3 with NumPy.
+# The last line counts; without a GPU nothing is run, and it says so.
+# What failed has its whole output in ATTN_GPU_LOGS (default /tmp).
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build}

@@ -4,11 +4,11 @@
 #   memcheck, initcheck   the grid of every dtype, class of head size and mask at odd lengths; decoding; random problems
 #   racecheck             the grid
 #
-# The grid is cut by head size. JOBS (8) checks run at once, for a tool keeps one core and little of the GPU busy. racecheck takes tens of times
-# as long as the program alone, so each check has a limit: ATTN_SANITIZE_SECONDS (600). One that has not come to its summary by then counts as
-# failed. ATTN_SANITIZE_TOOLS chooses tools (memcheck initcheck racecheck), ATTN_CUDA_FAMILY kernels. racecheck does not know what mbarriers
-# order: it reports hazards in sm90 that are none (kernels/README.md). Nothing is built here; without a GPU or the tool nothing is run, and it
-# says so.
+# The grid is cut by head size. JOBS (8) checks run at once, for a tool keeps one core and little of the GPU busy.
+# racecheck takes tens of times as long as the program alone, so each check has a limit: ATTN_SANITIZE_SECONDS (600).
+# One that has not come to its summary by then counts as failed. ATTN_SANITIZE_TOOLS chooses tools (memcheck initcheck
+# racecheck), ATTN_CUDA_FAMILY kernels. racecheck does not know what mbarriers order: it reports hazards in sm90 that
+# are none (kernels/README.md). Nothing is built here; without a GPU or the tool nothing is run, and it says so.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build}
@@ -22,7 +22,8 @@ if ! nvidia-smi -L >/dev/null 2>&1 || [ -z "$sanitizer" ]; then
     exit 0
 fi
 
-# under TOOL TESTS COUNT [D]: the tests that match, with that many random problems; of the grid, those of one head size. A file of $results says how it went.
+# under TOOL TESTS COUNT [D]: the tests that match, with that many random problems; of the grid, those of one head size.
+# A file of $results says how it went.
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 under() {

@@ -1,8 +1,9 @@
-/* timeline.h: what overlap.c reads from the times of several requests on a GPU, without a GPU: tests/unit/gpu/test_timeline.c.
+/* timeline.h: what overlap.c reads from the times of several requests on a GPU, without a GPU:
+ * tests/unit/gpu/test_timeline.c.
  *
- * Each request has a stream of its own and ATTN_MARKS marks: begun, copied in, computed, copied out. All times are microseconds
- * after the first request's first mark. A stage lies between two marks, but its stream may have waited there for an engine that
- * another request held: stage_began() takes that time off. */
+ * Each request has a stream of its own and ATTN_MARKS marks: begun, copied in, computed, copied out. All times are
+ * microseconds after the first request's first mark. A stage lies between two marks, but its stream may have waited
+ * there for an engine that another request held: stage_began() takes that time off. */
 #ifndef TIMELINE_H
 #define TIMELINE_H
 
@@ -14,8 +15,8 @@ struct times {
     double at[ATTN_MARKS];
 };
 
-/* When a stage itself began: when what it has to wait for in its own stream was done and, since a large kernel has the whole
- * chip and copies of one direction share an engine, when the same stage of the requests before it was. */
+/* When a stage itself began: when what it has to wait for in its own stream was done and, since a large kernel has the
+ * whole chip and copies of one direction share an engine, when the same stage of the requests before it was. */
 static inline double stage_began(const struct times *t, int request, int stage)
 {
     double at = t[request].at[stage];
@@ -24,12 +25,12 @@ static inline double stage_began(const struct times *t, int request, int stage)
     return at;
 }
 
-/* The largest share of a copy (stage STAGE_IN or STAGE_OUT) during which another request's kernel ran, or its copy in the other
- * direction; from 0 to 1.
+/* The largest share of a copy (stage STAGE_IN or STAGE_OUT) during which another request's kernel ran, or its copy in
+ * the other direction; from 0 to 1.
  *
- * The share is of what this very copy took. What a copy takes alone is no measure for it: that is another moment of a machine
- * that others use too. And a kernel alone is no measure either: where copies in take longer than kernels, none runs while the
- * next request is still copied in, however well everything overlaps. */
+ * The share is of what this very copy took. What a copy takes alone is no measure for it: that is another moment of a
+ * machine that others use too. And a kernel alone is no measure either: where copies in take longer than kernels, none
+ * runs while the next request is still copied in, however well everything overlaps. */
 static inline double share_beside_others(const struct times *t, int count, int stage)
 {
     const int opposite = stage == STAGE_IN ? STAGE_OUT : STAGE_IN;

@@ -1,9 +1,10 @@
 """Several GPUs behind one server: two.py URL COUNT
 
-Sends problems of several kinds from many connections at once until every one of them was answered by every device (at most LIMIT_S),
-and checks that the server lists COUNT devices, that each device's counters rose, and that an answer is the same to the bit whichever
-device computed it. With --only NAME the server must list that one device and every answer must come from it. Prints one line a check;
-the last line counts, and the digests of the answers are written to the file that --digests names, or compared with it if it is there.
+Sends problems of several kinds from many connections at once until every one of them was answered by every device (at
+most LIMIT_S), and checks that the server lists COUNT devices, that each device's counters rose, and that an answer is
+the same to the bit whichever device computed it. With --only NAME the server must list that one device and every answer
+must come from it. Prints one line a check; the last line counts, and the digests of the answers are written to the file
+that --digests names, or compared with it if it is there.
 """
 import argparse
 import base64

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Several GPUs behind one attnd: tests/gpu/two.sh [BUILD]      (BUILD defaults to build)
 #
-#   1. --devices all: concurrent load; every GPU answers, its counters rise, and the answers are the same to the bit (two.py)
+#   1. --devices all: concurrent load; every GPU answers, its counters rise,
+#   and the answers are the same to the bit (two.py)
 #   2. --devices 1, then 1,0: those GPUs and no others, and the answers of 1. again
 #
-# Nothing is built here. Needs python3 with NumPy and two GPUs; with fewer nothing is run, and it says so. The script itself can be tried
-# without any: ATTND=build/tests/attnd-fake ATTN_FAKE_DEVICES=2 tests/gpu/two.sh
+# Nothing is built here. Needs python3 with NumPy and two GPUs; with fewer nothing is run, and it says so. The script
+# itself can be tried without any: ATTND=build/tests/attnd-fake ATTN_FAKE_DEVICES=2 tests/gpu/two.sh
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build}

@@ -2,8 +2,8 @@
 
     python3 http/caches.py [--operations 10000] [--seed 1] [--gpu]      (make walk)
 
-A model keeps every position in float64 as the server holds it (rounded to the cache's dtype), and computes attention by the definition
-(kernels/README.md) in float64."""
+A model keeps every position in float64 as the server holds it (rounded to the cache's dtype), and computes attention by
+the definition (kernels/README.md) in float64."""
 import argparse
 import json
 import os
@@ -20,7 +20,8 @@ DECODE, CACHES = '/v1/attention/decode', '/v1/caches'
 
 
 def attention(q, k, v, causal=False, scale=None, window=(-1, -1), softcap=0, sinks=None, keep=None):
-    """One row: q [Sq, H, D], k [Sk, Hk, D], v [Sk, Hk, Dv], keep [H or 1, Sq or 1, n] of the last n keys. (out, lse [H, Sq])."""
+    """One row: q [Sq, H, D], k [Sk, Hk, D], v [Sk, Hk, Dv], keep [H or 1, Sq or 1, n] of the last n keys. (out,
+    lse [H, Sq])."""
     (Sq, H, D), (Sk, Hk, Dv) = q.shape, v.shape
     k, v = np.repeat(k, H // Hk, 1), np.repeat(v, H // Hk, 1)
     z = np.einsum('qhd,khd->hqk', q, k) * (1 / np.sqrt(D) if scale is None else scale)
@@ -67,7 +68,8 @@ class Gone(Exception):
 
 
 class Cache:
-    """A cache on a server, and its model. Between used[0] and used[1] it was last used, as far as its client can know."""
+    """A cache on a server, and its model. Between used[0] and used[1] it was last used,
+    as far as its client can know."""
 
     def __init__(self, server, kv_heads=2, head_dim=8, head_dim_v=None, dtype='float32', page_size=64, headers=(), **more):
         self.server, self.headers, self.dtype = server, dict(headers), dtype
@@ -150,7 +152,8 @@ class Cache:
 
 
 def decode(caches, q, new=None, headers=None, keep=None, **options):
-    """(answer, what it must be): attention of q [B, Sq, H, D] over each row's cache, after `new` [(k, v), ...] was appended."""
+    """(answer, what it must be): attention of q [B, Sq, H, D] over each row's cache, after `new` [(k, v),
+    ...] was appended."""
     server, dtype = caches[0].server, caches[0].dtype
     body = {'q': wire.tensor(q, dtype), 'caches': [c.id for c in caches], **options}
     if new:
@@ -224,8 +227,8 @@ def walk_step(what, server, rng, caches, dtype, most, count):
 
 
 def walk(server, operations, seed, most=400, count=12, say=lambda text: None):
-    """A random walk of operations on caches of the dtype that `seed` chooses, some of which live for one second; every answer is
-    compared with the model's. Ends with nothing kept."""
+    """A random walk of operations on caches of the dtype that `seed` chooses, some of which live for one second; every
+    answer is compared with the model's. Ends with nothing kept."""
     rng = np.random.default_rng(seed)
     caches, done, every = [], {'expired': 0}, max(90, operations // 5)
     expired = server.metric('attnd_cache_ends_total', why='expired')

@@ -2,11 +2,11 @@
 
     python3 tests/http/mistakes.py --print [URL]
 
-prints every mistake with its answer, of the server at URL, or of servers that it starts itself. Read them as somebody who has never seen this
-project: does each say what came, what is wanted, and what to write instead?
+prints every mistake with its answer, of the server at URL, or of servers that it starts itself. Read them as somebody
+who has never seen this project: does each say what came, what is wanted, and what to write instead?
 
-A row is a name, a request, the status, the code of the problem, and what `detail` must hold: what came, what is wanted, the cure. A row with status
-200 is no mistake any more: what was written is understood. test_mistakes.py runs them all.
+A row is a name, a request, the status, the code of the problem, and what `detail` must hold: what came, what is wanted,
+the cure. A row with status 200 is no mistake any more: what was written is understood. test_mistakes.py runs them all.
 """
 import base64
 import gzip
@@ -35,7 +35,7 @@ SERVERS = {  # the options of each server that the rows talk to; {tokens} is a f
 }
 TOKEN = 'swordfish-0123456789'
 
-# ---- A good request, in the sizes that a user has ------------------------------------------------------------------------
+# ---- A good request, in the sizes that a user has --------------------------------------------------------------------
 
 B, H, HK, SQ, SK, D = 2, 4, 2, 3, 5, 8
 
@@ -95,7 +95,7 @@ def text(name, body, *says, **more):
     row(f'JSON {name}', body, 400, says, **more)
 
 
-# ---- Names of other frameworks -------------------------------------------------------------------------------------------
+# ---- Names of other frameworks ---------------------------------------------------------------------------------------
 
 member('is_causal', True, "write 'causal'", '"alignment": "top_left"')
 member('softmax_scale', 0.125, "write 'scale'")
@@ -141,7 +141,7 @@ member('past_key_values', None, "'k' and 'v'", CACHES, DECODE)
 member('kv_cache', None, "'k' and 'v'", CACHES, DECODE)
 row('member block_table of a backward', {**BACK, 'block_table': [[0, 1]]}, 400, ("'block_table'", 'backward has no pages', "'cu_seqlens_k'"), path=BACKWARD)
 
-# ---- The same in a step of decoding, and of a cache ------------------------------------------------------------------------
+# ---- The same in a step of decoding, and of a cache ------------------------------------------------------------------
 
 
 def decoding(name, value, *says):
@@ -184,7 +184,7 @@ row('dout in a forward', {**GOOD, 'dout': GOOD['q']}, 400, ('dout: belongs to ba
 row('no dout in a backward', GOOD, 400, ('dout: is required', 'gradient of the loss with respect to out'), path=BACKWARD)
 row('nothing in the body', {}, 400, ('q: is required', 'q, k and v'))
 
-# ---- dtypes ----------------------------------------------------------------------------------------------------------------
+# ---- dtypes ----------------------------------------------------------------------------------------------------------
 
 HALVES = {name: tensor(x.astype('float16')) for name, x in (('q', Q), ('k', K), ('v', V))}
 
@@ -224,7 +224,7 @@ row('keep_mask bool of 255', {**GOOD, 'keep_mask': tensor(np.full((1, 1, SQ, SK)
 row('keep_mask float32', {**GOOD, 'keep_mask': tensor(np.zeros((1, 1, SQ, SK), 'float32'))}, 400,
     ('keep_mask: dtype is', 'float32', 'must be uint8 or bool', "'bias'"))
 
-# ---- Shapes ----------------------------------------------------------------------------------------------------------------
+# ---- Shapes ----------------------------------------------------------------------------------------------------------
 
 row('shape of rank 3', {n: tensor(x[0]) for n, x in (('q', Q), ('k', K), ('v', V))}, 400,
     ('q: shape [3, 4, 8] has 3 dimensions', 'must have 4', '[B, Sq, H, D]', 'missing axis is written as 1'))
@@ -250,7 +250,7 @@ row('another head size', {**GOOD, 'k': tensor(array(B, SK, HK, 4))}, 400, ('k: s
 row('a head size of 1024', {n: tensor(array(1, 1, 1, 1024)) for n in 'qkv'}, 422, ('shape[3] is 1024', 'up to 576'), code='unsupported')
 row('no shape', {**GOOD, 'q': tensor(Q, shape=None)}, 400, ('q: shape is missing', '[B, Sq, H, D]'))
 
-# ---- Bytes -----------------------------------------------------------------------------------------------------------------
+# ---- Bytes -----------------------------------------------------------------------------------------------------------
 
 PLUS = tensor(array(B, SQ, H, D), data=base64.b64encode(b'\xfb\xef\xbe\xff' * (B * SQ * H * D)).decode())
 LINES = '\n'.join(b64(Q)[i:i + 76] for i in range(0, len(b64(Q)), 76)) + '\n'
@@ -290,7 +290,7 @@ row('-1e9 in float16', {**HALVES, 'bias': {'shape': [1, 1, SQ, SK], 'dtype': 'fl
 text('-Infinity in data', TEXT.replace(json.dumps(b64(Q)), '[' + '-Infinity,' * 191 + '1]', 1), "found 'I'", 'as strings')
 text('NaN in data', TEXT.replace(json.dumps(b64(Q)), '[' + 'NaN,' * 191 + '1]', 1), 'NaN', 'string')
 
-# ---- Packed lengths --------------------------------------------------------------------------------------------------------
+# ---- Packed lengths --------------------------------------------------------------------------------------------------
 
 CU = [('cu_seqlens of lengths', [3, 5], ('[0] is 3', 'must be 0', 'lengths', '[0, 3, 8]')),
       ('cu_seqlens not from 0', [1, 3, 8], ('[0] is 1', 'must be 0', 'where the first sequence starts')),
@@ -306,7 +306,7 @@ row('cu_seqlens_q as a list', {**PACKED, 'cu_seqlens_q': [0, 3, 8]}, 400, ('cu_s
 row('cu_seqlens_q alone', {n: t for n, t in PACKED.items() if n != 'cu_seqlens_k'}, 400, ('cu_seqlens_k: is required with cu_seqlens_q',))
 row('seqlens_k beyond k', {**GOOD, 'seqlens_k': tensor(np.array([5, 6], 'int32'))}, 400, ('seqlens_k: [1] is 6', 'between 0 and 5', 'the keys of k'))
 
-# ---- Options ---------------------------------------------------------------------------------------------------------------
+# ---- Options ---------------------------------------------------------------------------------------------------------
 
 option('scale', '0.125', "is '0.125'", 'must be a number', 'without quotes')
 option('scale', None, 'is null', 'must be a number', 'leave it out where it is not wanted')
@@ -332,7 +332,7 @@ option('outputs', ['out', 'attn_weights'], "[1] is 'attn_weights'", 'must be out
 row('an option beside requests', {'requests': [GOOD], 'causal': True}, 400, ('causal: cannot stand beside requests', 'each of the problems'))
 option('verify', True, 'is true', 'must be an integer', 'the number of rows', '"all"')
 
-# ---- JSON ------------------------------------------------------------------------------------------------------------------
+# ---- JSON ------------------------------------------------------------------------------------------------------------
 
 text('UTF-16 with BOM', TEXT.encode('utf-16'), 'byte 0', 'UTF-16', 'UTF-8')
 text('UTF-16', TEXT.encode('utf-16-le'), 'byte 1', 'UTF-16', 'UTF-8')
@@ -362,7 +362,7 @@ text('a list of problems', [GOOD, GOOD], 'the body is an array', 'must be an obj
 text('two lines of JSON', TEXT + '\n' + TEXT, 'nothing after the value', '"requests"')
 text('@file in the body', '@request.json', "found '@'", '--data-binary @')
 
-# ---- HTTP ------------------------------------------------------------------------------------------------------------------
+# ---- HTTP ------------------------------------------------------------------------------------------------------------
 
 row('text/plain', TEXT, 200, (), headers={'Content-Type': 'text/plain;charset=UTF-8'})
 row('no content type', TEXT, 200, (), headers={})
@@ -433,7 +433,7 @@ row('token as Basic', TEXT, 401, ('another scheme than Bearer', 'Authorization: 
 row('too large', {n: tensor(np.zeros((1, 64, 1, 8), 'float32')) for n in 'qkv'}, 413, ('4096', 'bytes', "the server's --max-body-bytes"), code='too-large', server='small')
 
 
-# ---- Printing --------------------------------------------------------------------------------------------------------------
+# ---- Printing --------------------------------------------------------------------------------------------------------
 
 def ask(server, mistake):
     return server.ask(mistake.method, mistake.path, mistake.body, mistake.headers)

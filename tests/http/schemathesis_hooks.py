@@ -1,5 +1,5 @@
-"""A check of schemathesis (SCHEMATHESIS_HOOKS, see test_operations.py): a problem document has its own status, and a code that the
-operation lists for that status (x-codes)."""
+"""A check of schemathesis (SCHEMATHESIS_HOOKS, see test_operations.py): a problem document has its own status, and a
+code that the operation lists for that status (x-codes)."""
 import schemathesis
 
 

@@ -6,8 +6,8 @@
  *   SHIM_HANG_STOP=FILE       while FILE exists, MHD_stop_daemon() does not return
  *   SHIM_HANG_RESUME=FILE     while FILE exists, MHD_resume_connection() does not: the loop calls it
  *
- *   SHIM_NO_MEMORY=FILE       one allocation of the program or a library gets nothing: FILE begins with an int32, which each
- *                             counts down, and that which makes it 0 fails; 0: none
+ *   SHIM_NO_MEMORY=FILE       one allocation of the program or a library gets nothing: FILE begins with an int32, which
+ *                             each counts down, and that which makes it 0 fails; 0: none
  *
  *   SHIM_HANG_LISTEN=FILE     while FILE exists, listen() does not: the start
  *   SHIM_HANG_CLOSE=FILE      while FILE exists, close() of a socket that listens does not: the end

@@ -142,7 +142,7 @@ def test_requests(server):
         assert all(one[n] == many[n] for n in ('dq', 'dk', 'dv'))
 
 
-# ---- contexts --------------------------------------------------------------------------------------------------------------
+# ---- contexts --------------------------------------------------------------------------------------------------------
 
 def test_a_saved_forward_serves_one_backward(server):
     members, x = random_problem(rng(11), B=2, Sq=9, H=4, Hk=2, D=8, dtype='float16', back=True, causal=True, softcap=3.0)

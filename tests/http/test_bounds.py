@@ -1,5 +1,6 @@
-"""What one client asks for never freezes a thread: beside each attack a probe on /livez waits no more than 100 ms (service.Probe), and
-the server ends when it is told to. The attacks are bounded in count and in time, and go to a server of this test alone."""
+"""What one client asks for never freezes a thread: beside each attack a probe on /livez waits no more than 100 ms
+(service.Probe), and the server ends when it is told to. The attacks are bounded in count and in time, and go to a
+server of this test alone."""
 import json
 import threading
 import time
@@ -37,7 +38,7 @@ def stops_at_once(server, seconds):
     assert took < seconds * service.SLOWER, f'it took {took:.1f} s to end after SIGTERM'
 
 
-# ---- Problems of nothing ----------------------------------------------------------------------------------------------
+# ---- Problems of nothing ---------------------------------------------------------------------------------------------
 
 
 def test_two_thousand_million_batch_rows_of_nothing_are_refused_at_once(serve):
@@ -81,7 +82,8 @@ def test_a_million_batch_rows_of_nothing_take_no_workspace(serve):
 
 
 def test_an_envelope_that_is_checked_elsewhere_still_has_its_deadline_and_its_place(serve):
-    """1024 problems take 40 ms to decode, on another thread. Whoever leaves or is too late meanwhile is found out afterwards."""
+    """1024 problems take 40 ms to decode, on another thread.
+    Whoever leaves or is too late meanwhile is found out afterwards."""
     server = serve('--queue-depth', 8)
     body = json.dumps({'requests': [wire.small_body()] * 1024}).encode()
     answer = server.post(FORWARD, body, {'X-Request-Timeout-Ms': '1'})
@@ -97,7 +99,7 @@ def test_an_envelope_that_is_checked_elsewhere_still_has_its_deadline_and_its_pl
     assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
 
 
-# ---- Work for minutes in a small body ---------------------------------------------------------------------------------
+# ---- Work for minutes in a small body --------------------------------------------------------------------------------
 
 
 def thin(S, **options):
@@ -107,7 +109,8 @@ def thin(S, **options):
 
 
 def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
-    """Seven clients that wait a second each for work of a minute and more, and one that wants little of the same device."""
+    """Seven clients that wait a second each for work of a minute and more,
+    and one that wants little of the same device."""
     server = serve()
     big = thin(10**6)
     answers = []
@@ -195,7 +198,7 @@ def test_what_cannot_be_done_before_its_deadline_is_refused_at_once(serve):
     assert answer.json()['detail'].startswith('this takes 16 seconds here at the very least, and the deadline is in '), answer
 
 
-# ---- Answers written as numbers, rows recomputed ----------------------------------------------------------------------
+# ---- Answers written as numbers, rows recomputed ---------------------------------------------------------------------
 
 
 def wordy(rows, **options):

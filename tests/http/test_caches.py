@@ -1,5 +1,6 @@
-"""Caches: keys and values that stay. Every answer is compared with a model in NumPy (caches.py), on the CPU and on a device with memory
-of its own (attnd-fake); whose a cache is, what a failed step leaves, a full pool, requests at the same time, and restarts."""
+"""Caches: keys and values that stay. Every answer is compared with a model in NumPy (caches.py), on the CPU and on a
+device with memory of its own (attnd-fake); whose a cache is, what a failed step leaves, a full pool, requests at the
+same time, and restarts."""
 import concurrent.futures
 import json
 import os
@@ -24,7 +25,8 @@ READS_STAGING = {'ATTN_FAKE_READS_STAGING': '1'}
 
 @pytest.fixture(params=['cpu', 'fake', 'moves'])
 def anywhere(request, serve):
-    """A server whose device computes in staging memory, one whose device copies, and one whose kernels move what is small."""
+    """A server whose device computes in staging memory, one whose device copies,
+    and one whose kernels move what is small."""
     def start(*options, **more):
         if request.param != 'cpu':
             env = {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': '', **(READS_STAGING if request.param == 'moves' else {})}
@@ -38,7 +40,7 @@ def rng():
     return np.random.default_rng(20261123)
 
 
-# ---- Numbers ------------------------------------------------------------------------------------------------------------
+# ---- Numbers ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.limit(120)
@@ -211,7 +213,7 @@ def test_a_cache_gives_the_bits_that_sending_the_keys_gives(server, rng):
     cache.delete()
 
 
-# ---- Formats ------------------------------------------------------------------------------------------------------------
+# ---- Formats ---------------------------------------------------------------------------------------------------------
 
 
 def of_all(form, q, ids):
@@ -273,7 +275,7 @@ def test_safetensors_append_and_decode(server, rng):
     cache.delete()
 
 
-# ---- Whose --------------------------------------------------------------------------------------------------------------
+# ---- Whose -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_cache_is_its_tokens_alone(serve, tmp_path, rng):
@@ -369,7 +371,8 @@ def test_a_token_has_its_share_of_all_gpus_together(serve, tmp_path, rng):
 
 
 def test_caches_that_are_made_before_they_are_filled_fill_all_gpus(serve, rng):
-    """As a server of language models makes them. They were all on the first, and 507 with three quarters of the memory free."""
+    """As a server of language models makes them. They were all on the first,
+    and 507 with three quarters of the memory free."""
     server = serve('--kv-bytes', '1M', '--cpu-threads', 1, binary=service.FAKE, env={'ATTN_FAKE_DEVICES': '4', 'ATTN_FAKE_SCRIPT': ''})
     caches = [Cache(server) for _ in range(64)]
     for cache in caches:
@@ -409,7 +412,7 @@ def test_a_server_that_is_killed_in_the_middle_never_shows_stale_bytes(serve, rn
     assert decode([cache], np.zeros((1, 1, 4, 8)))[0].status == 404
 
 
-# ---- Bounds -------------------------------------------------------------------------------------------------------------
+# ---- Bounds ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_full_pool_answers_507_and_loses_nothing(anywhere, rng):
@@ -484,7 +487,7 @@ def test_no_caches_where_there_is_no_pool(serve):
     assert answer.status == 507 and '--kv-bytes 0' in answer.json()['detail'], answer
 
 
-# ---- Steps at the same time, and steps that fail -------------------------------------------------------------------------
+# ---- Steps at the same time, and steps that fail ---------------------------------------------------------------------
 
 
 def test_clients_that_append_to_one_cache_come_one_after_the_other(anywhere, rng):
@@ -533,7 +536,8 @@ def all_at_once(calls):
 
 @pytest.mark.parametrize('float8', [False, True])
 def test_steps_of_different_clients_are_one_problem(serve, rng, float8):
-    """On a device whose kernels read staging memory, and without a copy: each with the bits that it has alone, whatever lies beside it."""
+    """On a device whose kernels read staging memory, and without a copy: each with the bits that it has alone,
+    whatever lies beside it."""
     lengths, copies = [5, 64, 700, 128, 1, 300], 2 * 6  # of the appends, which are not merged
     script = f'copy.err=700@{copies + 1}+'
     together = serve('--cpu-threads', 1, '--batch-window-us', 1000000, '--max-batch', 6, '--http-threads', 8, binary=service.FAKE,
@@ -585,7 +589,8 @@ def test_a_step_that_is_given_up_leaves_its_cache_as_it_was(serve, rng, gate):
 
 
 def test_many_steps_that_wait_for_one_cache_hold_nobody_else_up(serve, rng, gate):
-    """600 that append to a cache come one after the other, and the first takes long. There are other streams for others, and other caches."""
+    """600 that append to a cache come one after the other, and the first takes long. There are other streams for
+    others, and other caches."""
     server = serve('--cpu-threads', 1, '--kv-bytes', '1M', '--timeout-ms', 600000, '--max-receiving', 1000, '--http-threads', 2, binary=service.FAKE,
                    env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': f'hold={gate}@1'})
     busy, other = Cache(server), Cache(server)
@@ -664,7 +669,7 @@ def test_truncate_and_delete_beside_a_step(serve, rng, gate):
     assert server.metric('attnd_cache_pages', kind='all') == 1
 
 
-# ---- What is refused -----------------------------------------------------------------------------------------------------
+# ---- What is refused -------------------------------------------------------------------------------------------------
 
 
 def test_what_is_refused_names_what_and_why(server, rng):

@@ -26,8 +26,8 @@ def leave(s, how):
 
 @pytest.mark.parametrize('count', [127, 128, 129, 256])
 def test_requests_that_arrive_in_one_moment_are_all_answered(serve, count):
-    """One HTTP thread finds them all at once, after the server was stopped. libmicrohttpd takes 128 events from the kernel, and waited for
-    more before it looked at these when it was given exactly as many."""
+    """One HTTP thread finds them all at once, after the server was stopped. libmicrohttpd takes 128 events from the
+    kernel, and waited for more before it looked at these when it was given exactly as many."""
     server = serve('--http-threads', '1')
     get = b'GET /livez HTTP/1.1\r\nHost: x\r\n\r\n'
     crowd = [socket.create_connection(server.address, 10 * service.SLOWER) for _ in range(count)]

@@ -70,7 +70,7 @@ def test_the_environment_counts_and_flags_count_more(serve):
     assert other.post('/v1/attention/forward', b' ' * 2049).status == 400
 
 
-# ---- healthcheck ------------------------------------------------------------------------------------------------------------------------
+# ---- healthcheck -----------------------------------------------------------------------------------------------------
 
 
 def test_healthcheck_of_a_running_server(serve, tmp_path):

@@ -1,5 +1,6 @@
-"""Compressed bodies (Content-Encoding: gzip, x-gzip, deflate) in every format against the same body as it is; what is no such stream; and
-what a body that unpacks to a thousand times its bytes costs. tritonclient's own are in triton_calls.py."""
+"""Compressed bodies (Content-Encoding: gzip, x-gzip, deflate) in every format against the same body as it is; what is
+no such stream; and what a body that unpacks to a thousand times its bytes costs.
+tritonclient's own are in triton_calls.py."""
 import contextlib
 import gzip
 import json
@@ -139,7 +140,7 @@ def test_the_length_of_the_json_counts_unpacked_bytes(server):
     assert answer.status == 400 and answer.json()['error'] == f'{test_kserve.LENGTH} is 5000, but the body has only {len(text)} bytes'
 
 
-# ---- sizes -------------------------------------------------------------------------------------------------------------------------------
+# ---- sizes -----------------------------------------------------------------------------------------------------------
 
 def zeros(megabytes):
     """A safetensors body whose q has so many bytes, all of them zero, and k and v few."""
@@ -202,8 +203,8 @@ def test_memory_is_leased_for_what_was_unpacked(serve):
 
 
 def test_one_thread_serves_others_while_it_unpacks(serve):
-    """What arrives in one piece may hold a thousand times as much: it is unpacked a turn at a time. Without turns, no more than two answers of
-    another connection came before that of this one, whatever it unpacked to."""
+    """What arrives in one piece may hold a thousand times as much: it is unpacked a turn at a time. Without turns, no
+    more than two answers of another connection came before that of this one, whatever it unpacked to."""
     server = serve('--http-threads', 1, '--max-body-bytes', '256M', '--staging-bytes', '2G')
     packed = bytearray(gzip.compress(zeros(30), 9))
     packed[-1] ^= 1  # so that there is nothing to compute
@@ -234,7 +235,8 @@ def test_turns_over_tls(serve, tmp_path):
 
 @pytest.mark.parametrize('end', ['hang-up', 'stop'])
 def test_an_end_between_two_turns(serve, end):
-    """The client leaves, or the server stops without patience: the memory is given back, and the server ends as always."""
+    """The client leaves, or the server stops without patience: the memory is given back,
+    and the server ends as always."""
     server = serve('--http-threads', 2, '--max-body-bytes', '256M', '--staging-bytes', '2G', '--drain-ms', 1)
     packed = gzip.compress(zeros(60), 9)
     request = service.request_bytes(FORWARD, packed, headers=[f'{n}: {v}' for n, v in PACKED.items()])

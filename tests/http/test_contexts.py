@@ -1,4 +1,5 @@
-"""Saved contexts: whose they are, what they are charged for, and what becomes of them when their backward does not run."""
+"""Saved contexts: whose they are, what they are charged for,
+and what becomes of them when their backward does not run."""
 import json
 import os
 
@@ -48,7 +49,7 @@ def filler(megabytes, **options):
     return {'q': wire.tensor(np.zeros((1, 1, 1, 64)), 'float16'), 'k': keys, 'v': keys, **options}
 
 
-# ---- What may be saved --------------------------------------------------------------------------------------------------
+# ---- What may be saved -----------------------------------------------------------------------------------------------
 
 
 def with_pages(**options):
@@ -82,7 +83,7 @@ def test_what_no_backward_can_use_is_not_kept_for_one(serve, body, says):
     assert eventually(lambda: nothing_is_kept(server)), server.metrics()
 
 
-# ---- Whose --------------------------------------------------------------------------------------------------------------
+# ---- Whose -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_context_is_its_tokens_alone_and_others_cannot_use_it_up(serve, tokens):
@@ -114,11 +115,12 @@ def test_one_token_cannot_save_so_much_that_others_can_save_nothing(serve, token
     assert server.post(FORWARD, wire.small_body(), ALICE).status == 200
 
 
-# ---- What they are charged for ------------------------------------------------------------------------------------------
+# ---- What they are charged for ---------------------------------------------------------------------------------------
 
 
 def test_a_tiny_context_is_charged_for_the_large_job_that_it_keeps(serve):
-    """Contexts may hold a quarter: 8 MiB. A job of 5 MiB stays as long as one of its contexts does, so two such jobs do not fit."""
+    """Contexts may hold a quarter: 8 MiB. A job of 5 MiB stays as long as one of its contexts does,
+    so two such jobs do not fit."""
     server = serve('--staging-bytes', '32M')
     with service.Probe(server) as probe:
         mixed = {'requests': [filler(5)] + [wire.small_body(save=True)] * 255}
@@ -146,7 +148,7 @@ def test_what_never_fits_is_told_so(serve):
     assert eventually(lambda: nothing_is_kept(server)), server.metrics()
 
 
-# ---- A backward that does not run ---------------------------------------------------------------------------------------
+# ---- A backward that does not run ------------------------------------------------------------------------------------
 
 WRONG = wire.tensor(np.ones((1, 3, 2, 5)))
 

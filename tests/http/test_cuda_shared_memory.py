@@ -1,6 +1,7 @@
-"""Triton's CUDA shared memory extension (--allow-cuda-shm), without a GPU: attnd-fake, whose devices take the name of an object of /dev/shm for
-a handle and let nobody but their own kernels touch it (kernels/fake/fake.c): a server that reads such memory itself dies. Bodies are those that
-tritonclient sends (http/_client.py, register_cuda_shared_memory). With a GPU: tests/gpu/cuda_shared_memory.py."""
+"""Triton's CUDA shared memory extension (--allow-cuda-shm), without a GPU: attnd-fake, whose devices take the name of
+an object of /dev/shm for a handle and let nobody but their own kernels touch it (kernels/fake/fake.c): a server that
+reads such memory itself dies. Bodies are those that tritonclient sends (http/_client.py, register_cuda_shared_memory).
+With a GPU: tests/gpu/cuda_shared_memory.py."""
 import base64
 import json
 import os
@@ -63,7 +64,7 @@ def nothing_left(server):
     assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0 and server.inflight() == 0)
 
 
-# ---- registering -------------------------------------------------------------------------------------------------------------------------
+# ---- registering -----------------------------------------------------------------------------------------------------
 
 def test_a_region_is_registered_listed_and_unregistered_as_triton_does(fake, shm):
     server = fake('', *ALLOW, devices=2)
@@ -143,7 +144,7 @@ def test_opening_may_fail_for_want_of_memory_and_by_a_device_that_is_lost(fake, 
     dies(server, 70)
 
 
-# ---- tensors -----------------------------------------------------------------------------------------------------------------------------
+# ---- tensors ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('where', ['all', 'inputs', 'outputs', 'k', 'with system'])
 @pytest.mark.parametrize('S', [4, 2048])
@@ -308,8 +309,8 @@ def test_a_step_takes_new_keys_and_values_from_a_devices_memory(fake, shm, in_pl
 
 
 class Growing:
-    """A cache that grows by steps of one position, whose tensors are all in a device's memory: the thread that receives such a step launches
-    it, where the device has nothing else to do."""
+    """A cache that grows by steps of one position, whose tensors are all in a device's memory: the thread that receives
+    such a step launches it, where the device has nothing else to do."""
 
     def __init__(self, server, shm):
         self.server, self.region = server, shm(4096)
@@ -349,7 +350,8 @@ def test_a_step_whose_device_is_lost_in_the_thread_that_received_it(fake, shm):
 
 @pytest.mark.parametrize('late', [False, True], ids=['in time', 'after its deadline'])
 def test_a_step_that_is_late_goes_on_as_a_batch(fake, gate, shm, late):
-    """Its answer comes when it has ended, and what its cache is then depends on whether somebody waited for it; the next one waits meanwhile."""
+    """Its answer comes when it has ended, and what its cache is then depends on whether somebody waited for it; the
+    next one waits meanwhile."""
     server = fake(f'hold={gate.path}@1', *ALLOW, reads_staging=True)
     growing = Growing(server, shm)
     asking = AskingStep(growing, {'X-Request-Timeout-Ms': '300'} if late else {})
@@ -399,7 +401,8 @@ def test_steps_of_threads_and_of_batches_on_one_cache_come_one_after_the_other(f
 
 @pytest.mark.parametrize('Sq, batches', [(1, 1), (64, 2)], ids=['short', 'long'])
 def test_long_steps_that_cannot_be_one_problem_are_not_joined(fake, gate, shm, Sq, batches):
-    """Whoever waits for one of a batch waits for all: beyond PREPARE_ALONE_FLOPS each leaves alone, short ones together."""
+    """Whoever waits for one of a batch waits for all: beyond PREPARE_ALONE_FLOPS each leaves alone,
+    short ones together."""
     server = fake(f'hold={gate.path}@1+', *ALLOW)
     rng = np.random.default_rng(5)
     q, keys = rng.standard_normal((1, Sq, 8, 64)).astype(np.float16), wire.tensor(rng.standard_normal((8192, 2, 64)), 'float16')
@@ -448,7 +451,7 @@ def test_caches_and_regions_must_be_of_one_device(fake, shm):
     assert all(a != b for a, b in zip(statuses[:4], statuses[4:])), statuses
 
 
-# ---- while a request runs ----------------------------------------------------------------------------------------------------------------
+# ---- while a request runs --------------------------------------------------------------------------------------------
 
 def test_a_region_that_is_unregistered_stays_open_for_the_request_that_uses_it(fake, gate, shm):
     server = fake(f'hold={gate.path}@1', *ALLOW)
@@ -496,7 +499,8 @@ def test_no_answer_before_the_kernels_are_done_with_the_clients_memory(fake, gat
 
 
 def test_closing_keeps_nobody_waiting(fake, gate, shm):
-    """The driver may wait for all that runs on the device before it closes memory: neither clients nor the loop wait with it."""
+    """The driver may wait for all that runs on the device before it closes memory: neither clients nor the loop wait
+    with it."""
     server = fake(f'release.hold={gate.path}@1', *ALLOW)
     arrays, data = problem()
     one, other = shm(0, data), shm(0, data)
@@ -543,7 +547,8 @@ def test_what_waits_for_a_device_that_is_lost_does_not_wait_for_its_deadline(fak
 
 
 def test_a_device_that_is_lost_while_its_request_is_checked(fake, gate, shm):
-    """It was there when the request's regions were looked for. Nobody else can compute it, so it does not wait for its deadline."""
+    """It was there when the request's regions were looked for. Nobody else can compute it,
+    so it does not wait for its deadline."""
     server = fake(f'0:plan.hold={gate.path}@1,0:import.err=700@2', *ALLOW, '--timeout-ms', 30000, devices=2)
     arrays, data = problem()
     assert register(server, 'in', shm(0, data)).status == 200
@@ -557,7 +562,8 @@ def test_a_device_that_is_lost_while_its_request_is_checked(fake, gate, shm):
 
 
 def test_the_thread_that_received_a_request_may_launch_it_in_place(fake, gate, shm, monkeypatch):
-    """Devices that read staging memory: at once where the region's device is free, and where that is late, no answer before its end."""
+    """Devices that read staging memory: at once where the region's device is free, and where that is late,
+    no answer before its end."""
     monkeypatch.setenv('ATTN_FAKE_READS_STAGING', '1')
     server = fake(f'0:hold={gate.path}@6+', *ALLOW, devices=2)
     arrays, data = problem()
@@ -584,8 +590,8 @@ def test_the_thread_that_received_a_request_may_launch_it_in_place(fake, gate, s
 
 @pytest.mark.parametrize('Sq, Sk', [(8192, 8), (1024, 1024)], ids=['many bytes', 'much work'])
 def test_a_large_problem_is_launched_by_that_thread_where_all_of_it_is_on_the_device(fake, shm, monkeypatch, Sq, Sk):
-    """Nothing of it is to be copied, so neither its bytes (INLINE_BYTES) nor its work (PREPARE_SMALL_FLOPS) decide. It waits in no queue,
-    and is computed as one in the body, which does."""
+    """Nothing of it is to be copied, so neither its bytes (INLINE_BYTES) nor its work (PREPARE_SMALL_FLOPS) decide. It
+    waits in no queue, and is computed as one in the body, which does."""
     monkeypatch.setenv('ATTN_FAKE_READS_STAGING', '1')
     server = fake('', *ALLOW)
     rng = np.random.default_rng(7)
@@ -691,7 +697,7 @@ def test_a_server_stops_with_regions_and_with_a_request_that_uses_them(fake, gat
     dies(server, 0)
 
 
-# ---- tokens and limits -------------------------------------------------------------------------------------------------------------------
+# ---- tokens and limits -----------------------------------------------------------------------------------------------
 
 def test_regions_belong_to_the_token_that_registered_them(fake, shm, tmp_path):
     tokens = tmp_path / 'tokens'

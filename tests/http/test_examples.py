@@ -1,5 +1,6 @@
-"""deploy/examples: every client runs against a real server, checks what it gets, and says why it was refused. The commands are those of
-the table in its README, run from a copy of what git knows; one whose language is not here is skipped."""
+"""deploy/examples: every client runs against a real server, checks what it gets, and says why it was refused. The
+commands are those of the table in its README, run from a copy of what git knows;
+one whose language is not here is skipped."""
 import os
 import re
 import shlex
@@ -45,8 +46,8 @@ def shm_server():
 
 @pytest.fixture(scope='module')
 def cuda_shm(tmp_path_factory):
-    """A server whose GPU memory can be shared, and the folder of the libcudart that goes with it: CUDA's own, or, where attnd finds no
-    GPU, the fake device and cudart.c."""
+    """A server whose GPU memory can be shared, and the folder of the libcudart that goes with it: CUDA's own, or, where
+    attnd finds no GPU, the fake device and cudart.c."""
     with service.Server('--allow-cuda-shm') as server:
         if server.get('/v1/info').json()['devices'][0]['name'].startswith('cuda:'):
             yield server, '/usr/local/cuda/lib64'

@@ -1,6 +1,6 @@
-"""Devices that fail, several devices, and what a client sees of it. No GPU is needed: attnd-fake is the same daemon with devices that
-compute on the CPU and fail as a script says (kernels/fake/fake.c). Nothing here depends on how fast anything is: a batch runs for as
-long as a file is there."""
+"""Devices that fail, several devices, and what a client sees of it. No GPU is needed: attnd-fake is the same daemon
+with devices that compute on the CPU and fail as a script says (kernels/fake/fake.c). Nothing here depends on how fast
+anything is: a batch runs for as long as a file is there."""
 import json
 import os
 import signal
@@ -118,7 +118,7 @@ def fails(answer, status, code, says):
     assert 'out' not in problem
 
 
-# ---- The program ------------------------------------------------------------------------------------------------------
+# ---- The program -----------------------------------------------------------------------------------------------------
 
 
 def test_only_the_test_program_has_the_fake_backend(fake, server):
@@ -150,7 +150,7 @@ def test_saved_contexts_and_envelopes_reach_a_device_with_memory_of_its_own(fake
     assert len(many) == 5 and all(r['out'] == saved['out'] for r in many)
 
 
-# ---- Small requests on the thread that received them ---------------------------------------------------------------------
+# ---- Small requests on the thread that received them -----------------------------------------------------------------
 
 
 def test_a_small_request_runs_where_it_was_received(fake, right):
@@ -238,7 +238,7 @@ def test_a_device_that_a_small_request_loses_is_lost_for_all(fake, right):
     assert all(tensors(a) == right for a in answers)
 
 
-# ---- Errors that pass ---------------------------------------------------------------------------------------------------
+# ---- Errors that pass ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('script, says', [
@@ -335,7 +335,8 @@ def test_no_pinned_memory_is_answered_503_and_passes(fake, right):
 @pytest.mark.limit(120)
 @pytest.mark.parametrize('code, status, slug', [(9, 500, 'internal'), (2, 503, 'out-of-memory')])
 def test_whichever_call_fails_the_request_does_and_nothing_is_lost(fake, right, code, status, slug):
-    """The n-th call after the last fault fails, for n = 1, 2, 3 ..., until a request goes through between two faults."""
+    """The n-th call after the last fault fails, for n = 1, 2, 3 ...,
+    until a request goes through between two faults."""
     server = fake(f'walk.err={code}')
     failed = passed = 0
     while passed < 3:
@@ -360,7 +361,7 @@ def test_a_device_that_lies_is_found_out_by_verify(fake):
     assert good.json()['verification']['max_abs'] < 1e-5 and bad.json()['verification']['max_abs'] == 'Infinity'
 
 
-# ---- Errors that stay --------------------------------------------------------------------------------------------------
+# ---- Errors that stay ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('code', STICKY)
@@ -485,7 +486,7 @@ def test_a_crash_is_survived_under_a_supervisor(fake, right, fault, status):
     assert eventually(lambda: f'what=ended status={status}' in server.log())
 
 
-# ---- Devices that do not come back -----------------------------------------------------------------------------------------
+# ---- Devices that do not come back -----------------------------------------------------------------------------------
 
 
 def test_a_batch_that_never_ends_counts_as_a_lost_device(fake):
@@ -502,7 +503,8 @@ def test_under_a_supervisor_a_hung_device_is_replaced(fake, right):
 
 
 def test_a_call_that_never_returns_counts_as_a_lost_device(fake):
-    """The device's own thread hangs: it waits for what it had put on the stream before a mark failed (the call after the run)."""
+    """The device's own thread hangs: it waits for what it had put on the stream before a mark failed (the call after
+    the run)."""
     found = False
     for n in range(1, 30):
         server = fake(f'event.never@1,call.err=9@{n}', '--watchdog-ms', '300')
@@ -549,7 +551,7 @@ def test_a_hung_device_does_not_hold_up_a_drain(fake):
     assert asked.result().status == 503
 
 
-# ---- Several devices ---------------------------------------------------------------------------------------------------
+# ---- Several devices -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('option, names', [
@@ -702,14 +704,15 @@ def test_work_spreads_over_devices_under_load(fake, right):
     assert sum(d['batches'] for d in devices(server).values()) >= 1 and set(running(server).values()) == {0}
 
 
-# ---- Threads that are stuck -------------------------------------------------------------------------------------------
+# ---- Threads that are stuck ------------------------------------------------------------------------------------------
 
 STUCK_S = 5  # HEARTBEAT_LIMIT_MS
 
 
 @pytest.fixture
 def watched(serve):
-    """watched(script, shim variables): a server, and a connection to --metrics-listen, which has a thread of its own."""
+    """watched(script, shim variables): a server, and a connection to --metrics-listen,
+    which has a thread of its own."""
     connections = []
 
     def start(script='', **shims):

@@ -38,7 +38,7 @@ def ok(answer):
     return answer.json()
 
 
-# ---- the numbers -------------------------------------------------------------------------------------------------------
+# ---- the numbers -----------------------------------------------------------------------------------------------------
 
 # Small exact examples: H 1, D 2, scale 1; Q, K, V below. out, lse by options.
 Q, K, V = [[1, 0], [0, 1], [1, 1]], [[1, 0], [0, 2]], [[1, 2], [3, 4]]
@@ -215,7 +215,7 @@ def test_infinity_and_nan_stay_in_their_rows(server):
     close(out[:, [0, 1, 3]], clean[:, [0, 1, 3]])
 
 
-# ---- how requests may be written -----------------------------------------------------------------------------------------
+# ---- how requests may be written -------------------------------------------------------------------------------------
 
 def test_members_in_any_order_and_data_before_shape(server):
     members = wire.small_body(causal=True)
@@ -292,7 +292,7 @@ def test_chunked_bodies(server):
         connection.close()
 
 
-# ---- how answers are written ---------------------------------------------------------------------------------------------
+# ---- how answers are written -----------------------------------------------------------------------------------------
 
 def test_answer_has_the_documented_members(server):
     answer = server.forward(**wire.small_body())
@@ -349,10 +349,11 @@ def test_sizes_of_zero_are_exact(server, B, Sq, Sk, encoding):
     assert not value(a['out']).any() and (value(a['lse']) == -np.inf).all()
 
 
-# ---- pages ------------------------------------------------------------------------------------------------------------------
+# ---- pages -----------------------------------------------------------------------------------------------------------
 
 def in_pages(x, lengths, page_size, r):
-    """(k, v, page_table, seqlens_k) of rows [B, Sk, Hk, D]: pages in any order, some of them shared, with NaN wherever no key is."""
+    """(k, v, page_table, seqlens_k) of rows [B, Sk, Hk, D]: pages in any order, some of them shared,
+    with NaN wherever no key is."""
     B, most = len(lengths), -(-max(lengths) // page_size)
     order = r.permutation(B * most + 2)
     table = np.where(np.arange(most) < -(-np.array(lengths)[:, None] // page_size), order[:B * most].reshape(B, most), 2**31 - 1)
@@ -454,7 +455,7 @@ def test_pages_are_checked(server):
     assert 'seqlens_k: is required with page_table' in server.forward(**good).json()['detail']
 
 
-# ---- verify ------------------------------------------------------------------------------------------------------------------
+# ---- verify ----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('verify, rows', [(5, 5), ('all', 2 * 3 * 40)])
 def test_verify_reports_the_error(server, verify, rows):
@@ -493,7 +494,7 @@ def test_verifying_while_clients_leave_and_deadlines_pass(server):
     assert ok(server.forward(**wire.small_body(), verify='all'))['verification']['rows'] == 6
 
 
-# ---- batches -----------------------------------------------------------------------------------------------------------------
+# ---- batches ---------------------------------------------------------------------------------------------------------
 
 def test_requests_are_answered_in_order_each_with_its_own(server):
     problems = [random_problem(rng(s), Sq=3 + s, H=1 + s % 2, D=4 + s, dtype=['float32', 'float16'][s % 2], causal=bool(s % 3))[0] for s in range(9)]

@@ -1,8 +1,8 @@
 """HTTP itself, malformed: bytes over a raw socket, what they are answered, and what becomes of the connection.
 
-A row is a name, the bytes, the statuses that are right (None: closed without an answer), and whether the next request on the
-same connection is served. After each row a good request on a new connection must succeed; a request hidden in a body that
-was framed badly must never be served.
+A row is a name, the bytes, the statuses that are right (None: closed without an answer), and whether the next request
+on the same connection is served. After each row a good request on a new connection must succeed; a request hidden in a
+body that was framed badly must never be served.
 """
 import json
 import os
@@ -171,7 +171,8 @@ def test_405_names_the_methods(server):
     post('X-Null: a\0b'), post().replace(b'\r\n', b'\n'), post('X-Fold: a\r\n b'), post(': empty name')],
     ids=['nul_in_a_value', 'bare_line_feeds', 'folded_header', 'header_without_a_name'])
 def test_h9_what_the_library_lets_through(server, sent):
-    """libmicrohttpd 0.9.75 accepts these (1.x refuses); the server cannot see them. They are served or refused, and that is all."""
+    """libmicrohttpd 0.9.75 accepts these (1.x refuses); the server cannot see them. They are served or refused,
+    and that is all."""
     with server.raw() as s:
         s.sendall(sent)
         answer = RawReader(s).answer()
@@ -246,7 +247,7 @@ def test_refused_at_the_head_instead_of_100(server):
         assert RawReader(s).answer().status == 404
 
 
-# ---- H15 to H17: slowness ----------------------------------------------------------------------------------------------
+# ---- H15 to H17: slowness --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.limit(120)
@@ -351,7 +352,7 @@ def test_h17_a_reader_that_stops_is_cut_and_its_memory_freed(serve):
     assert server.post(FORWARD, BODY).status == 200
 
 
-# ---- One connection and the others -------------------------------------------------------------------------------------
+# ---- One connection and the others -----------------------------------------------------------------------------------
 
 MALFORMED = {
     'version': b'GET / HTTP/1.x\r\nHost: x\r\n\r\n',

@@ -1,5 +1,6 @@
-"""Clients that programs write from /openapi.json: they are generated without a complaint, import, POST, and give an answer and a
-refusal as typed objects. The generators are from PyPI (tests/requirements.txt), in a virtual environment of their own."""
+"""Clients that programs write from /openapi.json: they are generated without a complaint, import, POST, and give an
+answer and a refusal as typed objects. The generators are from PyPI (tests/requirements.txt),
+in a virtual environment of their own."""
 import os
 import subprocess
 

@@ -1,6 +1,8 @@
-"""What `make install` puts where, as its users have it: a C program that pkg-config alone knows how to build, the manual, the completion.
+"""What `make install` puts where, as its users have it: a C program that pkg-config alone knows how to build,
+the manual, the completion.
 
-make is called with the switches of the make that runs these tests (MAKEFLAGS), for with others it would build everything anew."""
+make is called with the switches of the make that runs these tests (MAKEFLAGS),
+for with others it would build everything anew."""
 import os
 import re
 import shutil

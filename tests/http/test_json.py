@@ -1,7 +1,8 @@
-"""Bodies: JSON that is malformed, base64 that is not strict, tensors that do not fit. Each is refused by name, and no more.
+"""Bodies: JSON that is malformed, base64 that is not strict, tensors that do not fit. Each is refused by name,
+and no more.
 
-A row is a name, the body, and words that the answer's `detail` must hold, or the JSON pointer it must name. Messages that a
-client is most likely to meet stand word for word in test_messages.py.
+A row is a name, the body, and words that the answer's `detail` must hold, or the JSON pointer it must name. Messages
+that a client is most likely to meet stand word for word in test_messages.py.
 """
 import base64
 import json
@@ -37,7 +38,7 @@ def test_the_body_that_the_rows_change_is_good(server):
     assert server.post(FORWARD, GOOD.encode()).status == 200
 
 
-# ---- J1, J2, J6: syntax. The answer names the byte where it went wrong ------------------------------------------------------
+# ---- J1, J2, J6: syntax. The answer names the byte where it went wrong -----------------------------------------------
 
 SYNTAX = [
     ('nothing', '', None), ('white_space', '  \n', None), ('truncated_in_an_object', GOOD[:-1], len(GOOD) - 1),
@@ -92,7 +93,7 @@ def test_j3_many_numbers_cost_their_tensor_and_no_more(server):
         assert server.memory_kb('VmHWM') - before < 200 * 1024
 
 
-# ---- J4, J5, J7: members --------------------------------------------------------------------------------------------------------
+# ---- J4, J5, J7: members ---------------------------------------------------------------------------------------------
 
 def with_member(text):
     return GOOD[:-1] + ',' + text + '}'
@@ -161,12 +162,13 @@ def test_j7_a_hundred_thousand_members(server):
 
 
 def test_j8_is_in_test_forward(server):
-    """data before shape, and escapes in base64, are legal: test_members_in_any_order..., test_escapes_in_base64_are_json."""
+    """data before shape, and escapes in base64, are legal: test_members_in_any_order...,
+    test_escapes_in_base64_are_json."""
     turned = '{"data":"AACAPw==","dtype":"float32","shape":[1,1,1,1]}'
     assert server.post(FORWARD, f'{{"v":{turned},"k":{turned},"q":{turned}}}'.encode()).status == 200
 
 
-# ---- B1 to B3: base64 -----------------------------------------------------------------------------------------------------------
+# ---- B1 to B3: base64 ------------------------------------------------------------------------------------------------
 
 # One float32: 4 bytes, 8 characters. Where the first character that cannot stand is, counted in the string.
 BASE64 = [
@@ -218,7 +220,7 @@ def test_numbers_beyond_a_dtype_of_integers(server):
         refused(server, with_member(f'"cu_seqlens_q":{{"shape":[2],"dtype":"int32","data":{numbers}}}'))
 
 
-# ---- T1 to T9: tensors ---------------------------------------------------------------------------------------------------------------
+# ---- T1 to T9: tensors -----------------------------------------------------------------------------------------------
 
 def shaped(*shape, dtype='float32', data=''):
     return {'shape': list(shape), 'dtype': dtype, 'data': data}
@@ -332,7 +334,8 @@ def test_t9_shapes_of_lse(server, name, shape):
 
 
 def test_t3_offsets_are_64_bit_by_contract(server):
-    """Sizes past 2^31 elements are checked where memory allows (tests/unit/kernels); here: the declared sizes do not wrap."""
+    """Sizes past 2^31 elements are checked where memory allows (tests/unit/kernels);
+    here: the declared sizes do not wrap."""
     answer = server.forward(q=shaped(1, 2**31, 1, 1, dtype='float16'), k=zeros(1, 1, 1, 1, dtype='float16'), v=zeros(1, 1, 1, 1, dtype='float16'))
     assert answer.status in (400, 413) and '4294967296' in answer.json()['detail'].replace(',', ''), answer
 

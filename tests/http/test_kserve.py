@@ -1,5 +1,5 @@
-"""KServe v2 as Triton's clients speak it: the bytes that they send, raw; and the stock client itself (tritonclient[http] from PyPI,
-tests/requirements.txt), whose calls are in triton_calls.py."""
+"""KServe v2 as Triton's clients speak it: the bytes that they send, raw; and the stock client itself
+(tritonclient[http] from PyPI, tests/requirements.txt), whose calls are in triton_calls.py."""
 import json
 import os
 import re
@@ -28,7 +28,7 @@ def test_the_stock_client(server, check):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# ---- raw ---------------------------------------------------------------------------------------------------------------------------------
+# ---- raw -------------------------------------------------------------------------------------------------------------
 
 def talk(server, head, body=b'', pieces=None):
     """Sends the bytes as they are, and reads one answer: (status, headers, body)."""
@@ -241,7 +241,7 @@ def test_a_version_alone_is_a_version(server):
     assert server.get('/v2').body == server.get('/v2/').body
 
 
-# ---- Sequences ---------------------------------------------------------------------------------------------------------------------------
+# ---- Sequences -------------------------------------------------------------------------------------------------------
 
 def step(server, sequence, positions=1, v_positions=None, headers=(), **parameters):
     """One request of a sequence: one query, and so many keys and values. A size of v of its own is a mistake."""
@@ -256,7 +256,8 @@ def lengths(answer):
 
 
 def test_a_sequence_whose_start_failed_has_not_started(serve):
-    """It may be found out when its cache is there already, or on the device. Going on with it would attend to an empty cache."""
+    """It may be found out when its cache is there already, or on the device.
+    Going on with it would attend to an empty cache."""
     for script, bad in (('', {'v_positions': 2}), ('', {'positions': 40000}), ('launch.err=2@2', {})):
         server = serve('--cpu-threads', 1, '--kv-bytes', '1M', binary=service.FAKE, env={'ATTN_FAKE_SCRIPT': script})
         assert lengths(step(server, 7, 3, sequence_start=True)) == [3]

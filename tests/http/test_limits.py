@@ -1,4 +1,5 @@
-"""Every limit from both sides: 413, 503 with Retry-After, the queue, connections; and that a refusal reaches the client."""
+"""Every limit from both sides: 413, 503 with Retry-After, the queue, connections;
+and that a refusal reaches the client."""
 import http.client
 import json
 import socket
@@ -206,8 +207,8 @@ def test_limits_are_told(serve):
 
 
 def test_memory_does_not_grow_with_every_storm(serve):
-    """What is kept for the next request, staging memory and malloc's, depends on how many came together so far: it may grow
-    with one storm or two. What leaks grows with every one."""
+    """What is kept for the next request, staging memory and malloc's, depends on how many came together so far: it may
+    grow with one storm or two. What leaks grows with every one."""
     server = serve()
     big, bad = padded(2 << 20), b'{"q":' + b'[' * 100
     x = wire.tensor(np.zeros((1, 2000, 4, 64)), 'float16')

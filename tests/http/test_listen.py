@@ -94,7 +94,8 @@ def test_metrics_have_a_port_of_their_own(serve):
 
 @pytest.mark.limit(180)
 def test_more_connections_to_the_metrics_port_than_it_has_room_for_do_not_end_it(serve):
-    """Opened and closed as fast as they can be, in bursts; libmicrohttpd's own limit would leave a mutex locked for good."""
+    """Opened and closed as fast as they can be, in bursts; libmicrohttpd's own limit would leave a mutex locked for
+    good."""
     port = free_port()
     server = serve('--metrics-listen', f'127.0.0.1:{port}', '--log-level', 'error')
 
@@ -236,7 +237,7 @@ def test_a_broken_certificate_is_refused_at_the_start(tmp_path):
     assert run.returncode > 0 and run.stderr, run
 
 
-# ---- What is said at the start ------------------------------------------------------------------------------------------------
+# ---- What is said at the start ---------------------------------------------------------------------------------------
 
 
 def log_at_the_start(server):

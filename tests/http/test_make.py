@@ -1,4 +1,5 @@
-"""What make finds out about CUDA: with a GPU and without nvcc it says what is missing, and only then; what `make run` says on its way."""
+"""What make finds out about CUDA: with a GPU and without nvcc it says what is missing, and only then;
+what `make run` says on its way."""
 import os
 import subprocess
 

@@ -1,4 +1,5 @@
-"""Staging memory while bodies arrive: what is announced is not had, who sends is served, and each token has its share."""
+"""Staging memory while bodies arrive: what is announced is not had, who sends is served,
+and each token has its share."""
 import http.client
 import json
 import mmap
@@ -122,7 +123,8 @@ def test_receiving_has_a_bound_of_its_own(serve):
 
 @pytest.mark.parametrize('chunked', [False, True])
 def test_a_body_whose_memory_grows_is_computed_like_any_other(serve, chunked):
-    """The same problem with its memory leased at once, and piece by piece because others took what may be leased ahead."""
+    """The same problem with its memory leased at once, and piece by piece because others took what may be leased
+    ahead."""
     server = serve('--staging-bytes', '64M')
     r = np.random.default_rng(3)
     x = {n: wire.tensor(r.standard_normal((1, 20000, 2, 32)), 'float16') for n in ('k', 'v')}
@@ -144,7 +146,7 @@ def test_a_body_whose_memory_grows_is_computed_like_any_other(serve, chunked):
     leave(server, held)
 
 
-# ---- None at all --------------------------------------------------------------------------------------------------------
+# ---- None at all -----------------------------------------------------------------------------------------------------
 
 
 def starve(countdown, n):
@@ -165,7 +167,8 @@ def decode_body(cache, rng):
 
 @pytest.mark.parametrize('what', ['decode', 'numbers', 'append', 'create', 'fork', 'truncate'])
 def test_an_error_for_want_of_memory_has_changed_nothing(serve, tmp_path, what):
-    """Whichever allocation fails: 503, and all is as it was, or it is done and answered, or done and the connection closed."""
+    """Whichever allocation fails: 503, and all is as it was, or it is done and answered,
+    or done and the connection closed."""
     file = tmp_path / 'countdown'
     file.write_bytes(bytes(4096))
     server = serve('--kv-bytes', '16M', '--log-level', 'warn', env=service.shimmed(NO_MEMORY=file))
@@ -201,7 +204,8 @@ def test_an_error_for_want_of_memory_has_changed_nothing(serve, tmp_path, what):
 
 
 def test_an_error_for_want_of_memory_has_used_no_context_up(serve, tmp_path):
-    """Whichever allocation of a backward fails, or of a forward that saves: after a 503 the context is there for another try, and none that nobody knows of."""
+    """Whichever allocation of a backward fails, or of a forward that saves: after a 503 the context is there for
+    another try, and none that nobody knows of."""
     file = tmp_path / 'countdown'
     file.write_bytes(bytes(4096))
     server = serve('--log-level', 'warn', env=service.shimmed(NO_MEMORY=file))
@@ -232,7 +236,7 @@ def test_an_error_for_want_of_memory_has_used_no_context_up(serve, tmp_path):
             assert not spent and 503 in answered and answered[-1] == 200, answers
 
 
-# ---- Each token has its share -------------------------------------------------------------------------------------------
+# ---- Each token has its share ----------------------------------------------------------------------------------------
 
 
 def refused(answer, *says):
@@ -304,7 +308,7 @@ def test_a_token_alone_may_have_everything(serve, tmp_path):
     leave(server, held)
 
 
-# ---- Memory of devices --------------------------------------------------------------------------------------------------
+# ---- Memory of devices -----------------------------------------------------------------------------------------------
 
 
 def fake(serve, *options):
@@ -330,7 +334,8 @@ def test_what_a_device_can_never_hold_is_refused_for_good(serve, envelope):
 
 
 def test_saved_tensors_count_for_the_device_too(serve):
-    """The forward fits into 8 MiB, and its backward (the same tensors, their gradients) does not: its context is given back."""
+    """The forward fits into 8 MiB, and its backward (the same tensors,
+    their gradients) does not: its context is given back."""
     server = fake(serve, '--device-bytes', '8M', '--staging-bytes', '64M')
     forward = server.post(FORWARD, json.loads(numbers(6, save=True)))
     assert forward.status == 200, forward

@@ -1,7 +1,7 @@
 """What a client reads when it is refused, word for word: status, pointer, detail.
 
-The bodies are the rows of test_json.py of the same name; the requests of OTHERS stand here. A sentence names the tensor or option, the
-index, the value and the rule. Whoever changes one changes it here too, and asks who may be reading it.
+The bodies are the rows of test_json.py of the same name; the requests of OTHERS stand here. A sentence names the tensor
+or option, the index, the value and the rule. Whoever changes one changes it here too, and asks who may be reading it.
 """
 import pytest
 

@@ -137,7 +137,8 @@ def test_no_stage_took_less_than_no_time(server):
 
 
 def test_waiting_for_a_body_is_not_charged_for_decoding_it():
-    """Each stage's sum may only grow, or Prometheus takes it for a restart: the last piece is decoded after the last byte came."""
+    """Each stage's sum may only grow, or Prometheus takes it for a restart: the last piece is decoded after the last
+    byte came."""
     with service.Server() as server:
         for _ in range(20):
             server.post(FORWARD, wire.small_bytes())

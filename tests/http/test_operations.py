@@ -38,7 +38,7 @@ def test_the_pages(server, path):
     assert '<!doctype html>' in text.lower() and not re.search(r'(src|href)="https?://', text)
 
 
-# ---- OpenAPI ------------------------------------------------------------------------------------------------------------------------
+# ---- OpenAPI ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope='module')
@@ -58,7 +58,8 @@ def test_openapi_is_31_and_names_every_route(document):
 
 
 def members_of_the_contract():
-    """The members of the two tables, as the unit tests' own list would go stale: they are read from the header's table."""
+    """The members of the two tables, as the unit tests' own list would go stale: they are read from the header's
+    table."""
     with open(os.path.join(service.HERE, '../kernels/attention.h')) as f:
         rows = re.findall(r'^    X\((\w+), (IN|OUT|IN_BACK|OUT_BACK),', f.read(), re.M)
     options = {'layout', 'scale', 'causal', 'window', 'alignment', 'softcap', 'dropout_p', 'seed', 'outputs', 'encoding'}
@@ -162,7 +163,7 @@ def test_schemathesis(server, tmp_path):
     assert run.returncode == 0, run.stdout[-12000:] + run.stderr[-3000:]
 
 
-# ---- the same bits ---------------------------------------------------------------------------------------------------------------------
+# ---- the same bits ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.limit(180)

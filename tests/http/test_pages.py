@@ -1,7 +1,8 @@
-"""The pages at / and /docs in a browser: they fill themselves, ask no other host, break no policy of their own, and /docs sends a request.
+"""The pages at / and /docs in a browser: they fill themselves, ask no other host, break no policy of their own,
+and /docs sends a request.
 
-Chromium is driven through its own pipe (--remote-debugging-pipe): JSON messages with a NUL behind each. It is not among what
-tests/setup.sh installs, for it takes 300 MB: where there is none, these are skipped."""
+Chromium is driven through its own pipe (--remote-debugging-pipe): JSON messages with a NUL behind each. It is not among
+what tests/setup.sh installs, for it takes 300 MB: where there is none, these are skipped."""
 import json
 import os
 import shutil

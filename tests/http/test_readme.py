@@ -1,5 +1,5 @@
-"""What README.md and PROTOCOL.md show, run: every block of the README is known here by what it is, and a new one fails until it is
-run too; every request of PROTOCOL.md is sent, and its answer compared."""
+"""What README.md and PROTOCOL.md show, run: every block of the README is known here by what it is, and a new one fails
+until it is run too; every request of PROTOCOL.md is sent, and its answer compared."""
 import base64
 import json
 import os
@@ -85,7 +85,8 @@ def without_make():
 
 @pytest.mark.skipif('MAKELEVEL' not in os.environ, reason='not run by make: its switches are not known, and with others everything would be built anew')
 def test_make_run_serves(clone):
-    """From a checkout of its own, in which the objects of this build lie: make finds nothing to do, as it would the second time."""
+    """From a checkout of its own, in which the objects of this build lie: make finds nothing to do,
+    as it would the second time."""
     build = os.path.dirname(service.BINARY)
     inside = os.path.relpath(build, ROOT)
     there = clone / inside

@@ -1,5 +1,5 @@
-"""Safetensors, in and out: files made and read by the package of that name, the same bits as in JSON, what Accept decides, and what is
-refused."""
+"""Safetensors, in and out: files made and read by the package of that name, the same bits as in JSON, what Accept
+decides, and what is refused."""
 import base64
 import json
 import struct
@@ -143,7 +143,7 @@ def test_a_large_body_both_ways(server):
     assert service.eventually(lambda: server.get('/v1/info').json()['staging']['used_bytes'] == 0, 10)
 
 
-# ---- the package -----------------------------------------------------------------------------------------------------------------------
+# ---- the package -----------------------------------------------------------------------------------------------------
 
 
 @with_package
@@ -185,7 +185,7 @@ def test_files_of_pytorch(server):
     assert out.dtype == torch.bfloat16 and (out.float() - want).abs().max() < 0.03
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------------------
 
 
 def refused(answer, status=400, code='invalid-request'):

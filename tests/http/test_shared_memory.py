@@ -1,6 +1,7 @@
-"""Triton's shared memory extension (--allow-shm): the stock client and its library (triton_shared.py), and raw requests that no good client
-sends: regions that are truncated, rewritten, unlinked and unregistered while a request uses them, keys that mean something else, other tokens'
-regions, more than there is room for. After each the server serves on and holds nothing."""
+"""Triton's shared memory extension (--allow-shm): the stock client and its library (triton_shared.py), and raw requests
+that no good client sends: regions that are truncated, rewritten, unlinked and unregistered while a request uses them,
+keys that mean something else, other tokens' regions, more than there is room for.
+After each the server serves on and holds nothing."""
 import ctypes
 import fcntl
 import json
@@ -171,7 +172,7 @@ def descriptors(server):
     return count
 
 
-# ---- the stock client --------------------------------------------------------------------------------------------------------------------
+# ---- the stock client ------------------------------------------------------------------------------------------------
 
 @pytest.mark.limit(120)
 @pytest.mark.skipif(not HAS_CLIENT, reason='tritonclient is not here (tests/setup.sh test fetches it from PyPI)')
@@ -181,7 +182,7 @@ def test_the_stock_client(shm_server, check):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# ---- S1: what may be registered ----------------------------------------------------------------------------------------------------------
+# ---- S1: what may be registered --------------------------------------------------------------------------------------
 
 def test_without_the_option_all_of_it_is_501_and_says_how_to_switch_it_on(server, shm):
     one = shm(64)
@@ -313,7 +314,7 @@ def test_a_page_of_another_site_cannot_register(shm_server, shm):
     assert status(shm_server).json() == []
 
 
-# ---- S2: sizes and offsets ---------------------------------------------------------------------------------------------------------------
+# ---- S2: sizes and offsets -------------------------------------------------------------------------------------------
 
 def test_a_region_ends_where_its_object_does(shm_server, shm):
     one = shm(4096)
@@ -404,7 +405,7 @@ def test_what_a_request_names_in_shared_memory_counts_as_its_body(serve, shm):
     refused(server.ask('POST', INFER, json.dumps(made).encode()), 413, 'with those in shared memory', '--max-body-bytes', pointer='/inputs')
 
 
-# ---- S3: objects that become shorter -----------------------------------------------------------------------------------------------------
+# ---- S3: objects that become shorter ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('S', [4, 8192])  # read at once, and in pieces
 def test_an_input_that_was_truncated_is_refused(shm_server, shm, S):
@@ -492,7 +493,7 @@ def test_a_limit_on_file_sizes_is_an_error_and_not_the_end(serve, shm, tmp_path)
     assert server.get('/livez').status == 200
 
 
-# ---- S4, S5: while a request runs --------------------------------------------------------------------------------------------------------
+# ---- S4, S5: while a request runs ------------------------------------------------------------------------------------
 
 class Asking(threading.Thread):
     def __init__(self, server, data, headers=()):
@@ -689,11 +690,12 @@ def test_regions_belong_to_the_token_that_registered_them(serve, shm, tmp_path):
     assert infer(server, arrays, headers=bert).status == 200
 
 
-# ---- cost --------------------------------------------------------------------------------------------------------------------------------
+# ---- cost ------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.limit(180)
 def test_nobody_waits_while_much_is_read(shm_server, shm):
-    """512 MiB, which are refused for their shape when they have been read. (That outputs are written elsewhere too: test_loop.c.)"""
+    """512 MiB, which are refused for their shape when they have been read.
+    (That outputs are written elsewhere too: test_loop.c.)"""
     one = shm(256 << 20)
     assert register(shm_server, 'in', one.name, one.size).status == 200
     bad = {'inputs': [{'name': n, 'shape': [1, 1 << 20, 2, 32 if n != 'v' else 31], 'datatype': 'FP32', 'parameters': place('in', 256 << 20)} for n in 'qv']}
@@ -728,7 +730,7 @@ def test_a_request_without_room_is_refused_and_gives_back_what_it_had(serve, shm
     assert infer(server, small, shared=()).status == 200
 
 
-# ---- what is told ------------------------------------------------------------------------------------------------------------------------
+# ---- what is told ----------------------------------------------------------------------------------------------------
 
 def test_metrics_log_metadata_and_openapi_tell_of_it(serve, shm):
     server = serve(*ALLOW)
@@ -751,7 +753,8 @@ def test_metrics_log_metadata_and_openapi_tell_of_it(serve, shm):
 
 
 def test_a_gpus_memory_is_not_offered_without_its_option(shm_server):
-    """But there is none to list or to unregister, as Triton's examples and perf_analyzer do before they begin. (With it: test_cuda_shared_memory.py.)"""
+    """But there is none to list or to unregister, as Triton's examples and perf_analyzer do before they begin. (With
+    it: test_cuda_shared_memory.py.)"""
     assert shm_server.get('/v2/cudasharedmemory/status').json() == []
     refused(shm_server.get('/v2/cudasharedmemory/region/r/status'), 404, "there is no region 'r'")
     for path in ('/unregister', '/region/r/unregister'):
@@ -778,7 +781,7 @@ def test_the_answers_of_register_and_unregister_are_empty(shm_server, shm):
         assert answer.status == 200 and answer.body == b'' and answer.headers['content-length'] == '0'
 
 
-# ---- Pinned: copied by the device ------------------------------------------------------------------------------------------------------------
+# ---- Pinned: copied by the device ------------------------------------------------------------------------------------
 
 LEAST = 256 << 10  # of a tensor
 

@@ -1,4 +1,5 @@
-"""SIGTERM under load: nothing that was accepted is lost, and the exit status is 0. A second one hurries; SIGINT is the same."""
+"""SIGTERM under load: nothing that was accepted is lost, and the exit status is 0. A second one hurries;
+SIGINT is the same."""
 import http.client
 import os
 import signal
@@ -47,8 +48,8 @@ class Load:
                         if answer.will_close:
                             break
                     except (OSError, http.client.HTTPException) as e:
-                        # A keep-alive connection may be closed between two requests; that one was not accepted. A connection's first
-                        # request, or a cut answer, was.
+                        # A keep-alive connection may be closed between two requests; that one was not accepted. A
+                        # connection's first request, or a cut answer, was.
                         self.lost.append((type(e).__name__, sent, len(got)))
                         break
             finally:
@@ -166,7 +167,8 @@ def test_who_comes_during_a_drain_is_refused_at_once(options):
 
 @pytest.mark.parametrize('options', [[], ['--supervise']])
 def test_nobody_is_let_in_by_a_socket_that_is_about_to_close(tmp_path, options):
-    """Between the last accept() and close() the kernel would: the client sends its request and is reset, and a balancer may not send it again."""
+    """Between the last accept() and close() the kernel would: the client sends its request and is reset, and a balancer
+    may not send it again."""
     gate = tmp_path / 'gate'
     server = Server(*options, env=service.shimmed(HANG_CLOSE=gate)).start()
     gate.touch()
@@ -179,7 +181,8 @@ def test_nobody_is_let_in_by_a_socket_that_is_about_to_close(tmp_path, options):
 
 
 def test_connections_that_a_balancer_keeps_are_good_for_its_next_requests():
-    """It does not know yet that the server drains. If they were closed, a request would be on its way in the same moment, now and then."""
+    """It does not know yet that the server drains. If they were closed, a request would be on its way in the same
+    moment, now and then."""
     server = Server().start()
     kept = [server.connect() for _ in range(5)]
     for connection in kept:
@@ -250,7 +253,7 @@ def test_sigpipe_and_sighup_do_not_kill(server):
     assert server.post(FORWARD, wire.small_bytes()).status == 200
 
 
-# ---- From the first moment to the last -----------------------------------------------------------------------------------
+# ---- From the first moment to the last -------------------------------------------------------------------------------
 
 
 def during_its_start(tmp_path, *options):

@@ -1,4 +1,5 @@
-"""What the stock client of Triton (tritonclient[http], from PyPI) is asked to do by test_kserve.py, in the Python that has it:
+"""What the stock client of Triton (tritonclient[http], from PyPI) is asked to do by test_kserve.py,
+in the Python that has it:
 
     python triton_calls.py CHECK http://127.0.0.1:8080
 

@@ -1,4 +1,5 @@
-"""What the stock client of Triton, and its library for shared memory, are asked to do by test_shared_memory.py, in the Python that has them:
+"""What the stock client of Triton, and its library for shared memory, are asked to do by test_shared_memory.py,
+in the Python that has them:
 
     python triton_shared.py CHECK http://127.0.0.1:8080
 
@@ -84,7 +85,8 @@ def inputs_and_outputs():
 
 
 def mixtures():
-    """Some tensors in shared memory, some as bytes behind the JSON, some as numbers in it; of inputs, and of outputs."""
+    """Some tensors in shared memory, some as bytes behind the JSON, some as numbers in it; of inputs,
+    and of outputs."""
     with triton.InferenceServerClient(HOST) as c:
         t = tensors(['q', 'k', 'v', 'dout'], dtype=np.float32)
         want = by_json('backward', t)

@@ -1,12 +1,13 @@
-"""attnd and the Python peer under the same wrk lines on the same machine: compare.py [--seconds N] [--rounds N] [--sizes small,medium]
+"""attnd and the Python peer under the same wrk lines on the same machine: compare.py [--seconds N] [--rounds N]
+[--sizes small,medium]
 
     PEER_PYTHON=build/peer/bin/python python3 tests/load/compare.py
 
-They run one after the other, never at once, in turns; the table has the median round of each, and the ratio is the median of
-the rounds' own ratios, for a virtual machine's speed changes from minute to minute. The peer's first answers are checked
-against attnd's, so that both are known to compute the same thing. Beside them, as the bound of what this machine and wrk allow: a
-libmicrohttpd program with as many threads that reads the small body, computes nothing, and answers as many constant bytes
-(bare_mhd.c).
+They run one after the other, never at once, in turns; the table has the median round of each, and the ratio is the
+median of the rounds' own ratios, for a virtual machine's speed changes from minute to minute. The peer's first answers
+are checked against attnd's, so that both are known to compute the same thing. Beside them, as the bound of what this
+machine and wrk allow: a libmicrohttpd program with as many threads that reads the small body, computes nothing, and
+answers as many constant bytes (bare_mhd.c).
 """
 import argparse
 import base64

@@ -1,25 +1,26 @@
 """A step of decoding over HTTP, and where its time goes: decode.py [--caches 1,8,64] [--lengths 1024,8192,131072]
 
-Starts build/attnd (or ATTND_BINARY) unless --url says where one is. Makes caches (--heads 32:8, -D 128, bfloat16), fills them, and asks
-for one step of all of them again and again over one keep-alive connection (safetensors): a query for each, its key and value appended
-or, with --read-only, not. A row has the median and the 99th percentile of the time at the client, in microseconds, where the median is
-from the medians of the server's stages (Server-Timing), and the bytes of a request and its answer:
+Starts build/attnd (or ATTND_BINARY) unless --url says where one is. Makes caches (--heads 32:8, -D 128, bfloat16),
+fills them, and asks for one step of all of them again and again over one keep-alive connection (safetensors): a query
+for each, its key and value appended or, with --read-only, not. A row has the median and the 99th percentile of the time
+at the client, in microseconds, where the median is from the medians of the server's stages (Server-Timing), and the
+bytes of a request and its answer:
 
     wire             what the stages leave: the wire, receiving, hand-overs from thread to thread, the client
     decode, encode   of the body and the answer
     wait             until a device takes it
-    launch           what its thread does until the device begins, and for how long the device then stands between the copies and its
-                     kernels, which are not on the stream yet
+    launch           what its thread does until the device begins, and for how long the device then stands between the
+                     copies and its kernels, which are not on the stream yet
     copy             of inputs to the device and of outputs back
-    kernel           what the device computes. In CUDA shared memory with nothing to wait for, all from the last call of the launch until
-                     the end is seen
+    kernel           what the device computes. In CUDA shared memory with nothing to wait for, all from the last call of
+                     the launch until the end is seen
 
     --forks          the caches of a row are forks of one
     --shm system     queries, keys, values and outputs lie in POSIX shared memory; a request (KServe, attention_decode) has their places
     --shm cuda       the same in the memory of the GPU (needs PyTorch)
     --nap-us 50      a client that waits in pieces of 50 us, for its core to stay awake
-    --clients 1,64   instead: that many clients at once, each with --caches (one number) of --lengths: steps per second, and what of it
-                     is kernels
+    --clients 1,64   instead: that many clients at once, each with --caches (one number) of --lengths: steps per second,
+                     and what of it is kernels
 Needs NumPy.
 """
 import argparse
@@ -90,8 +91,8 @@ class Caches:
 
     @contextlib.contextmanager
     def step_by(self, names, shared, place=0):
-        """A request of one step of these caches; with a kind of shared memory, its tensors are in a region that lasts as long, told from
-        others by its place."""
+        """A request of one step of these caches; with a kind of shared memory, its tensors are in a region that lasts
+        as long, told from others by its place."""
         if not shared:
             yield self.step(names)
             return

@@ -1,10 +1,11 @@
-"""The same forwards as JSON, as safetensors, as KServe binary, and through system shared memory: formats.py [--url URL] [--seconds N]
+"""The same forwards as JSON, as safetensors, as KServe binary,
+and through system shared memory: formats.py [--url URL] [--seconds N]
 
     python3 tests/load/formats.py --sizes small,medium,large --rounds 3
 
-Starts build/attnd (or ATTND_BINARY) unless --url says where one is (then it must have --allow-shm /attnd). The bodies of load.py's sizes
-(float16, causal), by turns in each form, by wrk (own.lua): the table has each form's median round, and its ratio to JSON in the same
-round. Then, in one process of Python over one connection:
+Starts build/attnd (or ATTND_BINARY) unless --url says where one is (then it must have --allow-shm /attnd). The bodies
+of load.py's sizes (float16, causal), by turns in each form, by wrk (own.lua): the table has each form's median round,
+and its ratio to JSON in the same round. Then, in one process of Python over one connection:
 
     tritonclient     Triton's own client, where it is installed: binary tensors, its own time to build and read them included
     shared memory    KServe with q, k, v and out in POSIX shared memory; a request and its answer are a line each

@@ -1,8 +1,10 @@
-"""How cost grows: time of a request against Sq, and against the size of its body. growth.py [OUT.svg] (default tests/load/growth.svg)
+"""How cost grows: time of a request against Sq, and against the size of its body.
+growth.py [OUT.svg] (default tests/load/growth.svg)
 
-Left: causal forward and backward, float32, B 1, H 4, D 64, Sq = Sk from 64 to 4096: compute time as the server reports it. It should
-follow Sq^2 (dashed) once the fixed cost is past. Right: one query over n keys, 8 heads, D 128, float16: the whole request as the
-client sees it, against the bytes of its body. It should follow the bytes. Each point is the median of at least five requests.
+Left: causal forward and backward, float32, B 1, H 4, D 64, Sq = Sk from 64 to 4096: compute time as the server reports
+it. It should follow Sq^2 (dashed) once the fixed cost is past. Right: one query over n keys, 8 heads, D 128, float16:
+the whole request as the client sees it, against the bytes of its body. It should follow the bytes. Each point is the
+median of at least five requests.
 """
 import base64
 import math
@@ -65,7 +67,7 @@ def by_bytes(server):
     return {'one query': points}
 
 
-# ---- a log-log plot, by hand -----------------------------------------------------------------------------------------------
+# ---- a log-log plot, by hand -----------------------------------------------------------------------------------------
 
 COLOURS = ['#1b6ca8', '#c1440e']
 

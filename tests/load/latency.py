@@ -1,8 +1,9 @@
 """How long one request takes, and where: latency.py [--url URL] [--shape 1,1,1,64] [--format json] [--count 2000]
 
-Starts build/attnd (or ATTND_BINARY) unless --url says where one is. Sends the same forward again and again over one keep-alive connection, the next when the last is answered, and prints the median and
-the 99th percentile of the time at the client, beside the medians of what the server says of its own part (Server-Timing). With
---connections N so many processes do so at once, and requests per second of them all are printed too. Needs NumPy.
+Starts build/attnd (or ATTND_BINARY) unless --url says where one is. Sends the same forward again and again over one
+keep-alive connection, the next when the last is answered, and prints the median and the 99th percentile of the time at
+the client, beside the medians of what the server says of its own part (Server-Timing). With --connections N so many
+processes do so at once, and requests per second of them all are printed too. Needs NumPy.
 """
 import argparse
 import contextlib
@@ -59,8 +60,9 @@ def body(shape, form, dtype='float16'):
 
 
 class Line:
-    """One keep-alive connection that costs little Python per request. With a nap (microseconds) it waits in pieces of that, so that the core
-    is never idle for long: one that is takes a tenth of a millisecond to wake on some machines, and this costs a few percent of it."""
+    """One keep-alive connection that costs little Python per request. With a nap (microseconds) it waits in pieces of
+    that, so that the core is never idle for long: one that is takes a tenth of a millisecond to wake on some machines,
+    and this costs a few percent of it."""
     nap_us = 0
 
     def __init__(self, host, port):
@@ -143,8 +145,8 @@ def gpu_memory(key, size):
 
 @contextlib.contextmanager
 def region(line, key, inputs, outputs, memory_of=SystemMemory):
-    """Memory that is registered, with the inputs (name: bytes) and room for the outputs (name: how many bytes): where a tensor of KServe
-    lies (name: parameters), and a function that reads an output."""
+    """Memory that is registered, with the inputs (name: bytes) and room for the outputs (name: how many bytes): where a
+    tensor of KServe lies (name: parameters), and a function that reads an output."""
     name, places, end = key.strip('/'), {}, 0
     for part, size in [*((part, len(data)) for part, data in inputs.items()), *outputs.items()]:
         places[part] = {'shared_memory_region': name, 'shared_memory_byte_size': size, 'shared_memory_offset': end}
@@ -191,7 +193,8 @@ def _run(address, request, count, pipe):
 
 
 def at_once(address, requests, count, counter=lambda: 0):
-    """Processes, one for each of the requests: (all their times, requests per second, what counter() grew by per second)."""
+    """Processes, one for each of the requests: (all their times, requests per second,
+    what counter() grew by per second)."""
     pipes = []
     for request in requests:
         here, there = multiprocessing.Pipe()

@@ -1,7 +1,8 @@
 """Loads a server with wrk and prints a table: load.py [--url URL] [--seconds N] [--sizes small,medium,large] [--json]
 
-Without --url it starts build/attnd (or ATTND_BINARY) on a free port. Closed loop: each connection sends its next request when it
-has the answer to the last one. The wrk line of each row is printed with it, so that it can be repeated by hand.
+Without --url it starts build/attnd (or ATTND_BINARY) on a free port. Closed loop: each connection sends its next
+request when it has the answer to the last one. The wrk line of each row is printed with it,
+so that it can be repeated by hand.
 """
 import argparse
 import json

@@ -1,10 +1,12 @@
-"""The forward part of the contract as a good Python programmer would serve it: aiohttp, uvloop, PyTorch. For comparison only.
+"""The forward part of the contract as a good Python programmer would serve it: aiohttp, uvloop, PyTorch.
+For comparison only.
 
     python tests/load/python_peer.py --port 8090 [--processes N] [--cuda]
 
-One process a core, sharing the port (SO_REUSEPORT), one PyTorch thread in each. Base64 by binascii, the quickest of the standard
-library; JSON by orjson where it is installed; the attention is PyTorch's own CPU flash kernel, or with --cuda that for GPUs, which give the log-sum-exp
-too; the answer is put together from bytes, without a second pass over the tensors. Options: causal, scale.
+One process a core, sharing the port (SO_REUSEPORT), one PyTorch thread in each. Base64 by binascii, the quickest of the
+standard library; JSON by orjson where it is installed; the attention is PyTorch's own CPU flash kernel, or with --cuda
+that for GPUs, which give the log-sum-exp too; the answer is put together from bytes, without a second pass over the
+tensors. Options: causal, scale.
 """
 import argparse
 import binascii

@@ -1,7 +1,8 @@
 """One large upload to attnd and to a bare libmicrohttpd that discards it: upload.py [--keys 65536] [--rounds 9]
 
-One query over 65536 keys, 8 heads, D = 128, float16: 360 MB of JSON over one connection on the loopback device (upload.c). The two
-take turns on the same machine; the table has medians. Then attnd's peak resident memory (VmHWM) beside the decoded tensors.
+One query over 65536 keys, 8 heads, D = 128, float16: 360 MB of JSON over one connection on the loopback device
+(upload.c). The two take turns on the same machine; the table has medians. Then attnd's peak resident memory (VmHWM)
+beside the decoded tensors.
 """
 import argparse
 import os

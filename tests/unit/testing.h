@@ -4,7 +4,8 @@
  *   const struct spec spec = SPEC(.dtype = ATTN_BF16, .Sq = 113, .Sk = 203, .causal = true);
  *   struct fixture f;      fixture_make(&f, &spec);         // seeded random inputs, poisoned outputs
  *   fixtures_run(&bench, (struct fixture *[]){ &f }, 1);     // on an open device; copies where memory is not unified
- *   fixture_compare(&f, &want, &other, why, sizeof why);     // within limits_of[] (kernels/README.md, Accuracy), and nothing else written
+ *   fixture_compare(&f, &want, &other, why, sizeof why);     // within limits_of[] (kernels/README.md, Accuracy),
+ *                                                            and nothing else written
  *   spec_print(stderr, &spec);                               // as a SPEC(...) that can be pasted into a test
  *
  * Everything random comes from `data_seed`, so a printed spec is the whole problem.
@@ -35,9 +36,9 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof *(a))
 
-/* Some helpers are not used by every test. ThreadSanitizer does not watch them: they fill and compare in the test's own thread,
- * where watching each number costs a hundred times the time. It still sees a kernel that writes after its run: free() is
- * watched. */
+/* Some helpers are not used by every test. ThreadSanitizer does not watch them: they fill and compare in the test's own
+ * thread, where watching each number costs a hundred times the time. It still sees a kernel that writes after its run:
+ * free() is watched. */
 #define HELPER __attribute__((unused, no_sanitize_thread)) static
 
 /* Problems are designated initialisers over defaults. */

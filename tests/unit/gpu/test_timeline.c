@@ -8,8 +8,9 @@
 
 #include "tests/gpu/timeline.h"
 
-/* One H200: the copy out of request 0 ran beside the kernel of request 1 from its first to its last moment (6.68 to 8.07 ms;
- * kernel 6.68 to 10.44). The copy alone had taken more than twice as long, disturbed, and the overlap was called too short. */
+/* One H200: the copy out of request 0 ran beside the kernel of request 1 from its first to its last moment (6.68 to
+ * 8.07 ms; kernel 6.68 to 10.44). The copy alone had taken more than twice as long, disturbed,
+ * and the overlap was called too short. */
 static const struct times recorded[] = {
     { { 0, 2980, 6680, 8070 } },
     { { 2980, 5960, 10440, 11830 } },
@@ -22,8 +23,8 @@ static void test_a_copy_that_ran_beside_a_kernel_all_the_time_overlaps_whatever_
     assert_true(share_beside_others(recorded, 2, STAGE_IN) > 0.5);
 }
 
-/* One H200 where a copy in takes longer than a kernel: while request 0 is copied out (6.79 to 8.15 ms) the kernel of request 1 has
- * only begun at 7.71, when its own copy in was over, and for the rest of the time that copy ran. */
+/* One H200 where a copy in takes longer than a kernel: while request 0 is copied out (6.79 to 8.15 ms) the kernel of
+ * request 1 has only begun at 7.71, when its own copy in was over, and for the rest of the time that copy ran. */
 static void test_a_copy_out_beside_the_next_copy_in_overlaps_though_no_kernel_can_run_yet(void **state)
 {
     (void)state;

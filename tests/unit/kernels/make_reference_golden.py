@@ -1,4 +1,5 @@
-"""Writes reference_golden.h: small problems and their answers by tests/conformance/ref.py (NumPy, float64), for test_reference.c.
+"""Writes reference_golden.h: small problems and their answers by tests/conformance/ref.py (NumPy, float64),
+for test_reference.c.
 
     python3 tests/unit/kernels/make_reference_golden.py > tests/unit/kernels/reference_golden.h
 

@@ -1,19 +1,21 @@
 /* test_backends.c: does a backend compute attention?
  *
- *   edge cases   a table of problems that broke other libraries (kernels/README.md, "Where attention breaks"), against the reference
+ *   edge cases   a table of problems that broke other libraries (kernels/README.md, "Where attention breaks"),
+ *                against the reference
  *   random       problems with options drawn at random, against the reference
- *   properties   what must hold without a reference: equal bits alone and among others, packed and not, with one thread and
- *                several; keys in another order; a shifted bias; a future that the past cannot see
+ *   properties   what must hold without a reference: equal bits alone and among others, packed and not, with one thread
+ *                and several; keys in another order; a shifted bias; a future that the past cannot see
  *
  *   ATTN_BACKEND=cpu         the backend (default cpu)
- *   ATTN_RANDOM_SEED=1       first seed of the random problems; each failure prints its SPEC(...), which can become an edge case
+ *   ATTN_RANDOM_SEED=1       first seed of the random problems; each failure prints its SPEC(...),
+ *                            which can become an edge case
  *   ATTN_RANDOM_COUNT=300    how many
  *   ATTN_GRID_D=64           of the grid, the problems of one head size alone
  *   ATTN_TESTS='test_grid*'  only the tests whose names match
- *   ATTN_BRIEF=1             leaves out what takes the emulator minutes: the backward of edge cases of very many blocks, and
- *                            that of the largest numbers once more with out and lse given
- *   ATTN_PART=1/2            one of two halves, for two processes at once: half of the problems of each list, and of the
- *                            tests of properties every second
+ *   ATTN_BRIEF=1             leaves out what takes the emulator minutes: the backward of edge cases of very many
+ *                            blocks, and that of the largest numbers once more with out and lse given
+ *   ATTN_PART=1/2            one of two halves, for two processes at once: half of the problems of each list, and of
+ *                            the tests of properties every second
  *   ATTN_PRINT_BITS=1        a line per problem with checksums of its outputs: do two builds give the same bits? */
 #include <fnmatch.h>
 #include <setjmp.h>
@@ -62,8 +64,8 @@ static void read_share(void)
     share--;
 }
 
-/* Is the next problem of a list one of this share? Scattered, for a list has forward and backward in turn, which do not take
- * equally long. */
+/* Is the next problem of a list one of this share? Scattered, for a list has forward and backward in turn, which do not
+ * take equally long. */
 static bool is_ours(void)
 {
     static uint32_t count;
@@ -758,10 +760,10 @@ static void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_ev
     }
 }
 
-/* dslope = -sum dZ distance, where distances are hundreds: whatever error a row's delta has counts that much. P rounded to bfloat16 in the
- * product that gives the out that delta is made of was enough for 0.01 of the largest here (and 0.1 with more terms), and a float32 dout
- * rounded for dP but not for delta for 0.03. Compared without the allowances of fixture_compare(), for nothing here is rounded before it
- * is summed but such a dout. */
+/* dslope = -sum dZ distance, where distances are hundreds: whatever error a row's delta has counts that much. P rounded
+ * to bfloat16 in the product that gives the out that delta is made of was enough for 0.01 of the largest here (and 0.1
+ * with more terms), and a float32 dout rounded for dP but not for delta for 0.03. Compared without the allowances of
+ * fixture_compare(), for nothing here is rounded before it is summed but such a dout. */
 static void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
 {
     int failed = 0;
@@ -1003,8 +1005,8 @@ static void test_the_number_of_threads_does_not_change_a_bit(void **state)
     }
 }
 
-/* Gradients whose sums of dq are added to by several blocks, in their turns or in any order, and the same bits each time where in
- * their turns. */
+/* Gradients whose sums of dq are added to by several blocks, in their turns or in any order, and the same bits each
+ * time where in their turns. */
 static void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
 {
     /* clang-format off: a row is a line */
@@ -1227,8 +1229,8 @@ static bool same_kernel(const struct fixture *a, const struct fixture *b)
     return first.kernel == second.kernel;
 }
 
-/* Keys and values in pages give the bits of the same keys and values side by side, where the kernel is the same: always on
- * the CPU. */
+/* Keys and values in pages give the bits of the same keys and values side by side, where the kernel is the same: always
+ * on the CPU. */
 static void test_pages_do_not_change_a_bit(void **state)
 {
     static const int64_t sizes[] = { 1, 7, 16, 64, 128 };
@@ -1351,8 +1353,8 @@ static void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(vo
     bench_close(&by_threads);
 }
 
-/* Queries of bfloat16, which may become float16 beside keys in float8: a unit of any size, which the scale takes back; and
- * a channel whose keys are all zeros, with queries so large that the others are nothing beside it in float16. */
+/* Queries of bfloat16, which may become float16 beside keys in float8: a unit of any size, which the scale takes back;
+ * and a channel whose keys are all zeros, with queries so large that the others are nothing beside it in float16. */
 static void test_queries_of_any_size_meet_float8_keys(void **state)
 {
     static const struct {
@@ -1403,8 +1405,8 @@ static void take_row(const struct fixture *whole, struct fixture *row, int64_t b
     assert_int_equal(attn_check(&row->p, NULL), ATTN_OK);
 }
 
-/* What a row of a batch comes to does not depend on the other rows, on how many there are, or on how many pages the table
- * has room for. */
+/* What a row of a batch comes to does not depend on the other rows, on how many there are, or on how many pages the
+ * table has room for. */
 static void test_a_row_in_pages_has_the_bits_that_it_has_alone(void **state)
 {
     static const struct spec batches[] = {
@@ -1473,8 +1475,8 @@ static void test_values_may_be_the_first_columns_of_keys(void **state)
     }
 }
 
-/* The same where a kernel of its own may compute it: rows of queries on both sides of its tiles, lengths on both sides of its
- * tiles and splits, one split and several, in pages and not. */
+/* The same where a kernel of its own may compute it: rows of queries on both sides of its tiles, lengths on both sides
+ * of its tiles and splits, one split and several, in pages and not. */
 static void test_latent_attention_agrees_with_the_reference(void **state)
 {
 #define LATENT(h) .latent = true, .D = 576, .Dv = 512, HEADS(h, 1)
@@ -1563,8 +1565,8 @@ static void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **st
     }
 }
 
-/* Pages that begin at any slot of a pool, as a server has them that hands out memory by the granule: the stride of the page
- * axis is less than a page. Rows share their first pages. */
+/* Pages that begin at any slot of a pool, as a server has them that hands out memory by the granule: the stride of the
+ * page axis is less than a page. Rows share their first pages. */
 static void test_pages_may_overlap_and_be_shared(void **state)
 {
     enum { B = 3, GRANULE = 4, PAGE = 16, MOST = 5, SHARED = 2, SLOTS = 400 };
@@ -1615,7 +1617,8 @@ static void test_pages_may_overlap_and_be_shared(void **state)
     fixture_clear(&pages), fixture_clear(&whole), fixture_clear(&want);
 }
 
-/* A batch of forks, in pages: row b has some of its first pages, or none, in common with row b - 1. Fills `prefix_keys`. */
+/* A batch of forks, in pages: row b has some of its first pages, or none, in common with row b - 1.
+ * Fills `prefix_keys`. */
 static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, int32_t *prefix_keys)
 {
     const int64_t size = s->page_size, most = s->Sk / size;

@@ -318,8 +318,8 @@ static void *run_to_be_given_up(void *context)
     return NULL;
 }
 
-/* Each takes ten seconds and more on two cores, by flash attention. Backward with dq: chunks wait for chunks, some of which
- * never begin. */
+/* Each takes ten seconds and more on two cores, by flash attention. Backward with dq: chunks wait for chunks, some of
+ * which never begin. */
 static void ends_soon_after_it_is_cancelled(uint64_t also)
 {
     static const struct spec specs[] = {

@@ -112,7 +112,8 @@ static void test_every_word_gets_the_cure_of_its_row(void **state)
         for_each(habit->places, habit, NULL, check_words_at);
 }
 
-/* Who does what a cure says is not refused for it: its 'names', and the "names": of what to write, are taken at that place. */
+/* Who does what a cure says is not refused for it: its 'names', and the "names": of what to write,
+ * are taken at that place. */
 static void check_name(const struct habit *habit, const char *place, const char *name)
 {
     static const char *const refusals[] = { "unknown member", "belongs to", "is computed here", "takes one problem" };

@@ -1,5 +1,5 @@
-/* test_kserve.c: bodies and answers of KServe v2 with binary tensors: the same problems as in JSON, every refusal word for
- * word, and that splitting changes nothing. */
+/* test_kserve.c: bodies and answers of KServe v2 with binary tensors: the same problems as in JSON, every refusal word
+ * for word, and that splitting changes nothing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -114,8 +114,8 @@ static void check_refusals(const struct refusal *cases, size_t count)
 
 /* ---- Shared memory ----------------------------------------------------------------------------------------------- */
 
-/* Decodes a body that refers to shared memory, as a server does that has all regions: each input is filled with the bytes that
- * QKV has there. */
+/* Decodes a body that refers to shared memory, as a server does that has all regions: each input is filled with the
+ * bytes that QKV has there. */
 static void decode_shared(struct decoded *d, const struct body *body, proto_shared **list, int *count,
                           proto_shared copy[8])
 {

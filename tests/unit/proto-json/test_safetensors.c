@@ -1,5 +1,5 @@
-/* test_safetensors.c: bodies and answers that are safetensors files: the same problems as in JSON, every refusal word for
- * word, and that splitting changes nothing. */
+/* test_safetensors.c: bodies and answers that are safetensors files: the same problems as in JSON, every refusal word
+ * for word, and that splitting changes nothing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

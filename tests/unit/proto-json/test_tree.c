@@ -1,5 +1,5 @@
-/* Trees: what a scanner wrote becomes what cJSON makes of it; text that stands in a string of a request: a list of words is read in a way
- * of its own, and becomes what it becomes in the other. */
+/* Trees: what a scanner wrote becomes what cJSON makes of it; text that stands in a string of a request: a list of
+ * words is read in a way of its own, and becomes what it becomes in the other. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -83,7 +83,8 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
         }
 }
 
-/* Two at a time, as of bodies that arrive at once; each has more than a block holds, and pieces that are longer than one. */
+/* Two at a time, as of bodies that arrive at once; each has more than a block holds,
+ * and pieces that are longer than one. */
 static void test_trees_of_a_memory_go_with_it(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* jobs.h: bodies, jobs and requests for tests of what lies behind the sockets. Everything goes the way of the daemon: JSON
- * text through the decoder into leased staging memory, then check_body() or prepare_job().
+/* jobs.h: bodies, jobs and requests for tests of what lies behind the sockets. Everything goes the way of the daemon:
+ * JSON text through the decoder into leased staging memory, then check_body() or prepare_job().
  *
  *   struct server server;
  *   struct config config;
@@ -80,7 +80,7 @@ HELPER void gate_script(const struct gate *gate, const char *script, char *text,
     else snprintf(text, bytes, "%s", script);
 }
 
-/* ---- A server of which only the inside is there -------------------------------------------------------------------- */
+/* ---- A server of which only the inside is there ------------------------------------------------------------------ */
 
 HELPER void config_default(struct config *config)
 {

@@ -1,6 +1,6 @@
-/* Answers, without a connection: what libmicrohttpd is handed (status, headers, body, whose memory that is) for tensors, problem
- * documents and what a handler wrote. The functions by which it is handed over are the test's (__wrap_..., see the Makefile); it
- * reads a body as libmicrohttpd would, piece by piece. */
+/* Answers, without a connection: what libmicrohttpd is handed (status, headers, body, whose memory that is) for
+ * tensors, problem documents and what a handler wrote. The functions by which it is handed over are the test's
+ * (__wrap_..., see the Makefile); it reads a body as libmicrohttpd would, piece by piece. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/devices.h"
@@ -11,7 +11,7 @@
 
 enum { PORTION = 10007, LARGE = 256 << 10 };
 
-/* ---- What was handed over ------------------------------------------------------------------------------------------ */
+/* ---- What was handed over ---------------------------------------------------------------------------------------- */
 
 static struct {
     int count; /* answers queued */
@@ -125,7 +125,7 @@ static void assert_header(const char *name, const char *value)
     if (value) assert_string_equal(found, value);
 }
 
-/* ---- Requests that are to be answered ------------------------------------------------------------------------------ */
+/* ---- Requests that are to be answered ---------------------------------------------------------------------------- */
 
 struct bench {
     struct config config;
@@ -222,7 +222,7 @@ static void answer_tensors(struct request *request)
     free(want);
 }
 
-/* ---- Tensors ------------------------------------------------------------------------------------------------------- */
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 static void test_a_small_answer_is_written_over_the_inputs(void **state)
 {
@@ -365,7 +365,7 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     close_bench(&b);
 }
 
-/* ---- Problem documents --------------------------------------------------------------------------------------------- */
+/* ---- Problem documents ------------------------------------------------------------------------------------------- */
 
 static void test_each_refusal_has_its_document_and_its_headers(void **state)
 {
@@ -447,7 +447,7 @@ static void test_a_job_whose_only_problem_failed_is_answered_with_its_error(void
     close_bench(&b);
 }
 
-/* ---- Handlers ------------------------------------------------------------------------------------------------------ */
+/* ---- Handlers ---------------------------------------------------------------------------------------------------- */
 
 static void say_hello(struct request *request, struct answer *answer)
 {

@@ -1,5 +1,5 @@
-/* Pages and caches: who has which page, what a step does, and that nothing is lost. The memory is real, so the moves of a
- * step are carried out and what a cache holds is compared with a model: a sequence of numbers. */
+/* Pages and caches: who has which page, what a step does, and that nothing is lost. The memory is real, so the moves of
+ * a step are carried out and what a cache holds is compared with a model: a sequence of numbers. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -218,8 +218,8 @@ static attn_status append(struct rig *rig, const struct cache_info *info, int64_
     return status;
 }
 
-/* Reads a cache by a step that appends nothing, and compares every position; slots behind the last must be cleared or its
- * own. */
+/* Reads a cache by a step that appends nothing, and compares every position; slots behind the last must be cleared or
+ * its own. */
 static void assert_holds(struct rig *rig, const struct cache_info *info, const int *want, int64_t length)
 {
     struct trial t;
@@ -384,7 +384,8 @@ static attn_status give_all(void *context, size_t bytes, void **memory, attn_err
     return ATTN_OK;
 }
 
-/* As many rows as there may be, with as many pages as they may have together; then they grow by a page before they begin. */
+/* As many rows as there may be, with as many pages as they may have together;
+ * then they grow by a page before they begin. */
 static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
 {
     enum { PAGES = CACHES_STEP_PAGES / CACHES_ROWS };
@@ -460,7 +461,8 @@ static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(
     caches_totals(s.rig.caches, &totals);
     assert_int_equal(totals.used_bytes, POOLS * POOL_BYTES); /* all that there is */
 
-    /* Some devices have more than others, and some more caches come than there is room for on the emptiest: all come to as much. */
+    /* Some devices have more than others, and some more caches come than there is room for on the emptiest: all come to
+     * as much. */
     for (int i = 0; i < 64; i++)
         if (infos[i].device[0] != 'a' || i % 8 == 0)
             assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[i].id, &err), ATTN_OK);
@@ -884,7 +886,8 @@ static void test_what_nobody_uses_expires(void **state)
     assert_int_equal(totals.expired, 1);
 }
 
-/* The machine stands still between two looks at the clock, for longer than a cache lives. Whatever is said then, what is in use stays. */
+/* The machine stands still between two looks at the clock, for longer than a cache lives. Whatever is said then,
+ * what is in use stays. */
 static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void **state)
 {
     (void)state;

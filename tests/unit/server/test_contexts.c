@@ -49,7 +49,8 @@ static struct job *make_job(struct bench *b, struct caller *caller, int items, s
     return job;
 }
 
-/* The same, with a context of each item, all ready; id[i] is filled. The forward has been answered: its reference is gone. */
+/* The same, with a context of each item, all ready; id[i] is filled.
+ * The forward has been answered: its reference is gone. */
 static struct job *saved_job(struct bench *b, struct caller *caller, int items, size_t bytes,
                              char id[][PROTO_CONTEXT_BYTES])
 {

@@ -1,5 +1,5 @@
-/* Batches through devices: which device gets one, what comes back and when, whatever the device does. The devices are those of
- * the fake backend, with memory of their own; the test is the loop. */
+/* Batches through devices: which device gets one, what comes back and when, whatever the device does. The devices are
+ * those of the fake backend, with memory of their own; the test is the loop. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/devices.h"
@@ -147,7 +147,7 @@ static void assert_failed(const struct batch *batch, attn_status status)
     }
 }
 
-/* ---- Numbers ------------------------------------------------------------------------------------------------------- */
+/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
 static void test_numbers_come_back_right_through_memory_of_the_device(void **state)
 {
@@ -239,7 +239,7 @@ static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
     close_bench(&b);
 }
 
-/* ---- Which device -------------------------------------------------------------------------------------------------- */
+/* ---- Which device ------------------------------------------------------------------------------------------------ */
 
 static void test_the_device_with_the_least_work_is_picked_until_all_are_full(void **state)
 {
@@ -303,7 +303,7 @@ static void test_devices_that_are_not_there_are_refused_by_name(void **state)
     }
 }
 
-/* ---- Failures ------------------------------------------------------------------------------------------------------ */
+/* ---- Failures ---------------------------------------------------------------------------------------------------- */
 
 static void test_an_error_that_passes_fails_one_batch(void **state)
 {
@@ -360,8 +360,8 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
     close_bench(&b);
 }
 
-/* The first batch is on its stream, held by a gate. The second has mirrors already, and a plan behind another gate, when its
- * scratch memory is refused: it waits for the first, and then runs. */
+/* The first batch is on its stream, held by a gate. The second has mirrors already, and a plan behind another gate,
+ * when its scratch memory is refused: it waits for the first, and then runs. */
 static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_again(void **state)
 {
     (void)state;
@@ -472,7 +472,7 @@ static void test_a_device_that_has_time_left_is_not_overdue(void **state)
     close_bench(&b);
 }
 
-/* ---- Giving up, and the end ------------------------------------------------------------------------------------------ */
+/* ---- Giving up, and the end -------------------------------------------------------------------------------------- */
 
 /* So much work that its problems are launched one by one. */
 static struct batch *four_launches(struct bench *b)
@@ -561,7 +561,7 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
     close_bench(&b);
 }
 
-/* ---- The CPU's streams --------------------------------------------------------------------------------------------- */
+/* ---- The CPU's streams ------------------------------------------------------------------------------------------- */
 
 /* A hundred thousand rows: minutes of a core, unless it is called back. */
 static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **state)
@@ -610,7 +610,7 @@ static void test_a_short_batch_of_the_cpu_is_worth_waiting_for(void **state)
     close_bench(&b);
 }
 
-/* ---- Small problems on the thread that has them -------------------------------------------------------------------- */
+/* ---- Small problems on the thread that has them ------------------------------------------------------------------ */
 
 static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_them(void **state)
 {
@@ -711,7 +711,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* They differ in an option, their lse is no multiple of 16 bytes, or there are two of them in a body: each of them is copied. */
+/* They differ in an option, their lse is no multiple of 16 bytes,
+ * or there are two of them in a body: each of them is copied. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
     (void)state;

@@ -391,7 +391,8 @@ static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **
     cJSON_Delete(doc);
 }
 
-/* Those of caches have shapes of their own: AppendRequest.k said "[B, Sk, Hk, D] ... with page_table", which is refused. */
+/* Those of caches have shapes of their own: AppendRequest.k said "[B, Sk, Hk, D] ... with page_table",
+ * which is refused. */
 static void test_tensors_of_caches_say_what_they_are_there(void **state)
 {
     (void)state;
@@ -419,8 +420,8 @@ static void test_tensors_of_caches_say_what_they_are_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* Whoever changes something may be a page of another site (403), or have written options in the URL (400); infer may find no
- * page for a sequence (507). What was made has a path. */
+/* Whoever changes something may be a page of another site (403), or have written options in the URL (400); infer may
+ * find no page for a sequence (507). What was made has a path. */
 static void test_statuses_and_headers_of_what_changes_something(void **state)
 {
     (void)state;

@@ -1,9 +1,10 @@
-/* The scheduler: what becomes of a request between the end of its body and its answer. The loop runs in a thread of its own, as
- * the main thread of the daemon does; the test plays the HTTP side, which posts requests and gets them back, and the front is a
- * few functions that count. Devices are those of the fake backend.
+/* The scheduler: what becomes of a request between the end of its body and its answer. The loop runs in a thread of its
+ * own, as the main thread of the daemon does; the test plays the HTTP side, which posts requests and gets them back,
+ * and the front is a few functions that count. Devices are those of the fake backend.
  *
- * Nothing here depends on how fast anything is: what shall wait is held by a gate (hold=), what is posted before the loop starts
- * arrives in one turn of it, and turns() lets it go round twice, so that what could have happened has happened. */
+ * Nothing here depends on how fast anything is: what shall wait is held by a gate (hold=), what is posted before the
+ * loop starts arrives in one turn of it, and turns() lets it go round twice,
+ * so that what could have happened has happened. */
 #include "tests/unit/server/jobs.h"
 
 #include <fcntl.h>
@@ -37,7 +38,7 @@ struct scene {
     int resumed_count;
 };
 
-/* ---- The front ----------------------------------------------------------------------------------------------------- */
+/* ---- The front --------------------------------------------------------------------------------------------------- */
 
 static void on_resume(struct request *request)
 {
@@ -76,7 +77,7 @@ static void on_close_metrics(void *context)
     atomic_fetch_add(&((struct scene *)context)->hurries, 1);
 }
 
-/* ---- A scene ------------------------------------------------------------------------------------------------------- */
+/* ---- A scene ----------------------------------------------------------------------------------------------------- */
 
 static void prepare_scene(struct scene *s)
 {
@@ -92,7 +93,8 @@ static void prepare_scene(struct scene *s)
     request_set_role(ROLE_HTTP);
 }
 
-/* By the configuration, which may have been changed, with devices that do what `script` says; in it GATE is the gate's path. */
+/* By the configuration, which may have been changed, with devices that do what `script` says;
+ * in it GATE is the gate's path. */
 static void open_scene(struct scene *s, int devices, const char *script)
 {
     char number[8], text[512];
@@ -164,7 +166,7 @@ static int end(struct scene *s, bool tell)
     return s->exit_status;
 }
 
-/* ---- No memory ----------------------------------------------------------------------------------------------------- */
+/* ---- No memory --------------------------------------------------------------------------------------------------- */
 
 /* calloc() of the program goes here: the next one that asks for so many bytes gets none. */
 static _Atomic size_t refused_bytes;
@@ -178,7 +180,7 @@ void *__wrap_calloc(size_t count, size_t bytes)
     return __real_calloc(count, bytes);
 }
 
-/* ---- The HTTP side ------------------------------------------------------------------------------------------------- */
+/* ---- The HTTP side ----------------------------------------------------------------------------------------------- */
 
 /* As body_done() of mhd.c: it waits for the loop from here on. */
 static void suspend(struct scene *s, struct request *request, enum request_state state)
@@ -278,7 +280,7 @@ static double batches_of(const char *device)
     return metrics_sum(METRIC_DEVICE_BATCHES, device);
 }
 
-/* ---- Batches ------------------------------------------------------------------------------------------------------- */
+/* ---- Batches ----------------------------------------------------------------------------------------------------- */
 
 static void test_a_request_is_computed_and_given_back(void **state)
 {
@@ -300,8 +302,8 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_int_equal(end(&s, true), 0);
 }
 
-/* A and B differ in the head. At most two leave together, of one kind, the oldest first: A A, B B, A. The second of these
- * batches fails, and says so who was in it. */
+/* A and B differ in the head. At most two leave together, of one kind, the oldest first: A A, B B, A. The second of
+ * these batches fails, and says so who was in it. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
     (void)state;
@@ -399,7 +401,7 @@ static void test_a_refused_problem_of_an_envelope_does_not_keep_the_others(void 
     assert_int_equal(end(&s, true), 0);
 }
 
-/* ---- Deadlines ----------------------------------------------------------------------------------------------------- */
+/* ---- Deadlines --------------------------------------------------------------------------------------------------- */
 
 /* Four batches fill the device. The fifth request waits, and its deadline has passed. */
 static void test_a_deadline_ends_the_wait_for_a_device(void **state)
@@ -453,7 +455,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     assert_int_equal(end(&s, true), 0);
 }
 
-/* ---- Hang-ups ------------------------------------------------------------------------------------------------------ */
+/* ---- Hang-ups ---------------------------------------------------------------------------------------------------- */
 
 /* A client of this request: closing [1] is hanging up. */
 static void connect_client(struct request *request, int ends[2])
@@ -495,7 +497,7 @@ static void test_a_client_that_leaves_while_it_waits_is_found_out(void **state)
     assert_int_equal(end(&s, true), 0);
 }
 
-/* ---- Verified, measured, checked: on libuv's threads ---------------------------------------------------------------- */
+/* ---- Verified, measured, checked: on libuv's threads ------------------------------------------------------------- */
 
 static void block(uv_work_t *work)
 {
@@ -579,7 +581,7 @@ static void test_nobody_waits_for_a_verification_whose_client_has_left(void **st
     assert_int_equal(end(&s, true), 0);
 }
 
-/* ---- Shared memory ------------------------------------------------------------------------------------------------- */
+/* ---- Shared memory ----------------------------------------------------------------------------------------------- */
 
 enum { OBJECT_BYTES = 8 << 20 };
 static const char object_key[] = "/attn_unit_loop";
@@ -709,7 +711,8 @@ static void test_a_second_signal_waits_for_what_is_being_written(void **state)
     end_shared(&s, fd);
 }
 
-/* A request of KServe's with q, k and v of `rows` rows of one head of 64 numbers, all of them the same bytes of the region. */
+/* A request of KServe's with q, k and v of `rows` rows of one head of 64 numbers,
+ * all of them the same bytes of the region. */
 static struct request *received_from_region(struct scene *s, int rows)
 {
     static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
@@ -788,7 +791,7 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
     end_shared(&s, fd);
 }
 
-/* ---- Checking ------------------------------------------------------------------------------------------------------ */
+/* ---- Checking ---------------------------------------------------------------------------------------------------- */
 
 /* 200 problems: more names and shapes than an HTTP thread looks through. The last of them is `last`. */
 static char *long_body(char *last)
@@ -876,7 +879,7 @@ static void test_a_deadline_that_passes_during_the_check_is_answered_after_it(vo
     assert_int_equal(end(&s, true), 0);
 }
 
-/* ---- Stopping ------------------------------------------------------------------------------------------------------ */
+/* ---- Stopping ---------------------------------------------------------------------------------------------------- */
 
 static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **state)
 {
@@ -953,7 +956,7 @@ static void test_a_drain_ends_when_its_time_is_over(void **state)
     assert_int_equal(end(&s, false), 0);
 }
 
-/* ---- Steps on caches ------------------------------------------------------------------------------------------------- */
+/* ---- Steps on caches --------------------------------------------------------------------------------------------- */
 
 static struct cache_info new_cache(struct scene *s)
 {
@@ -1010,8 +1013,8 @@ static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(
     assert_int_equal(end(&s, true), 0);
 }
 
-/* The numbers are there and are measured, and then nobody gets them: nothing was appended. Who comes next waits until that is
- * certain. */
+/* The numbers are there and are measured, and then nobody gets them: nothing was appended. Who comes next waits until
+ * that is certain. */
 static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was(void **state)
 {
     (void)state;
@@ -1057,7 +1060,8 @@ static struct request *posted_rows(struct scene *s, int rows, const struct cache
     return posted(s, (attn_op)PROTO_OP_DECODE, strdup(text));
 }
 
-/* Each is looked at when it comes, and those before it are not looked at again; but who wants what an older one waits for waits behind it.
+/* Each is looked at when it comes, and those before it are not looked at again;
+ * but who wants what an older one waits for waits behind it.
  *
  *   a is written      rows a, b wait      row b waits behind it      row c begins      */
 static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void **state)
@@ -1095,7 +1099,7 @@ static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void
     assert_int_equal(end(&s, true), 0);
 }
 
-/* ---- Devices that fail --------------------------------------------------------------------------------------------- */
+/* ---- Devices that fail ------------------------------------------------------------------------------------------- */
 
 static void test_without_its_last_device_the_server_ends_with_70(void **state)
 {

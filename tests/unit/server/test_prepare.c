@@ -1,5 +1,5 @@
-/* From a decoded body to a job that a device can run: where the outputs lie, which jobs are of one kind, what contexts and
- * references become of it, and what is refused. And the life of a job. */
+/* From a decoded body to a job that a device can run: where the outputs lie, which jobs are of one kind, what contexts
+ * and references become of it, and what is refused. And the life of a job. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/work/prepare.h"
@@ -55,7 +55,7 @@ static int contexts_in(struct bench *b, enum context_state state)
     return counts[state];
 }
 
-/* ---- Where the outputs lie ----------------------------------------------------------------------------------------- */
+/* ---- Where the outputs lie --------------------------------------------------------------------------------------- */
 
 static void test_outputs_lie_behind_the_inputs_in_one_piece(void **state)
 {
@@ -141,7 +141,7 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
     close_bench(&b);
 }
 
-/* ---- What leaves together ------------------------------------------------------------------------------------------ */
+/* ---- What leaves together ---------------------------------------------------------------------------------------- */
 
 static job_kind kind_of(struct bench *b, attn_op op, char *body)
 {
@@ -223,7 +223,7 @@ static void test_what_a_job_wants_is_noted(void **state)
     close_bench(&b);
 }
 
-/* ---- Refusals ------------------------------------------------------------------------------------------------------ */
+/* ---- Refusals ---------------------------------------------------------------------------------------------------- */
 
 static void test_what_no_device_has_memory_for_is_refused_with_the_bytes(void **state)
 {
@@ -300,7 +300,7 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
     close_bench(&b);
 }
 
-/* ---- Contexts ------------------------------------------------------------------------------------------------------ */
+/* ---- Contexts ---------------------------------------------------------------------------------------------------- */
 
 /* A forward that has run and was answered; its context can be taken. */
 static void save(struct bench *b, char id[PROTO_CONTEXT_BYTES], int rows, int D)
@@ -410,7 +410,8 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     close_bench(&b);
 }
 
-/* One that is refused when its context is resolved already. No body says so: the decoder refuses `verify` of a backward. */
+/* One that is refused when its context is resolved already. No body says so: the decoder refuses `verify` of a
+ * backward. */
 static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_later(void **state)
 {
     (void)state;
@@ -472,7 +473,7 @@ static void test_a_save_without_room_is_refused_and_its_neighbours_are_not(void 
     close_bench(&b);
 }
 
-/* ---- References ---------------------------------------------------------------------------------------------------- */
+/* ---- References -------------------------------------------------------------------------------------------------- */
 
 static void test_the_last_reference_gives_the_memory_back(void **state)
 {

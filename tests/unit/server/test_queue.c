@@ -179,7 +179,8 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, 0, 3000, batch, &wait_ns), 1); /* nobody could join it */
 }
 
-/* Jobs in the order in which they come: whose it is (S: a step on caches of a's), and its priority; and in which they leave. */
+/* Jobs in the order in which they come: whose it is (S: a step on caches of a's), and its priority;
+ * and in which they leave. */
 static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 {
     static const struct {

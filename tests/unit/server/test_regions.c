@@ -1,5 +1,5 @@
-/* Regions of shared memory: what is taken into the table, who sees it, how long it lives, and reading and writing in pieces of
- * objects that change meanwhile. */
+/* Regions of shared memory: what is taken into the table, who sees it, how long it lives, and reading and writing in
+ * pieces of objects that change meanwhile. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,8 +44,8 @@ static void object_clear(struct object *o)
     close(o->fd);
 }
 
-/* Descriptors of this process that lead to the object, unlinked or not; the test has one. Nothing is done with them, for another
- * thread may be closing them. */
+/* Descriptors of this process that lead to the object, unlinked or not; the test has one. Nothing is done with them,
+ * for another thread may be closing them. */
 static int holders(const struct object *o)
 {
     int count = 0;

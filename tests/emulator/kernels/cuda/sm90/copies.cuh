@@ -1,5 +1,5 @@
-/* copies.cuh: the wrappers of kernels/cuda/sm90/copies.cuh for the emulator: the same names and arguments, found first by
- * the include path. */
+/* copies.cuh: the wrappers of kernels/cuda/sm90/copies.cuh for the emulator: the same names and arguments, found first
+ * by the include path. */
 #ifndef ATTN_SM90_COPIES_CUH
 #define ATTN_SM90_COPIES_CUH
 
