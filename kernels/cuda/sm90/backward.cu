@@ -55,12 +55,10 @@
  * while they make the next. So a block waits only for tiles that running blocks have claimed before.
  * Under a causal mask the last keys come first: the first addition is then by the tile that begins with it, and hardly anybody waits.
  *
- * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK, dV or dQ is
- * not finite leaves a mark, and `repair` computes its rows one by one.
+ * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK or dV is not finite leaves a
+ * mark, and computes these rows one by one when its block has no more tiles of keys (repair_own_keys); of dQ, at once.
  *
  * What the warps of a block agree on, and the producer's warps, are in backward_rounds.cuh; the consumers are here. */
-#include <cstdlib>
-
 #include "backward_dq.cuh"
 
 namespace {
@@ -454,11 +452,12 @@ template <typename T, class X> struct gradients {
         return finish(dK, p.scale, ATTN_T_dk, a.g.dims.D);
     }
 
-    /* For repair(). */
+    /* For repair_own_keys(). */
     DEVICE void leave_mark(bool finite) const
     {
         const bool any = __any_sync(0xffffffff, !finite);
         if (me.lane == 0) p.nonfinite[x.t * 8 + me.w * 4 + me.warp] = any;
+        if (any) *(volatile int *)&sm.any_nonfinite = 1; /* as other warps may: the same value */
     }
 
     /* Is the first, or last, of more than one round hidden from all keys of this warpgroup? */
@@ -570,7 +569,17 @@ template <typename T, class X> struct gradients {
     }
 };
 
-/* ---- The kernels ------------------------------------------------------------------------------------------------- */
+/* Keys of the block's tiles of which this warp found dK or dV not finite, one by one. A function of its own, so that the rounds keep
+ * their registers. Marks and tiles were written before the scheduler said that there is no more, which every lane has waited for. */
+template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
+{
+    const int warp = threadIdx.x / 32 - 4;
+    for (int t = block_memory<shared<X>>().newest; t >= 0; t = *(volatile int32_t *)(p.before + t))
+        if (((volatile uint8_t *)p.nonfinite)[t * 8 + warp])
+            repair_keys_of<X>(a, p.scratch.s, key_place_of<X>(a, keys_of(p, t)), warp);
+}
+
+/* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
 template <typename T, class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
@@ -594,6 +603,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         mbarrier_init(smem_addr(&sm.V_empty), 2);
         mbarrier_init(smem_addr(&sm.loaded), 1);
         for (int n = 0; n < X::STAGES_DS; n++) mbarrier_init(smem_addr(&sm.dS_full[n]), 8); /* warps */
+        sm.any_nonfinite = 0;
+        sm.newest = -1;
         fence_mbarrier_init();
     }
     __syncthreads();
@@ -606,24 +617,11 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         gradients<T, X>(a, p, sm, wg - 1).run();
-        wait_for_prerequisites(); /* prepare_ahead, which has long ended, but the kernel after this waits for this alone */
+        wait_for_prerequisites(); /* prepare_ahead, which has long ended, but the kernel after this one waits for its end alone */
         const uint32_t t = thread_anew() - 128;
         if (p.begun) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
+        if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_keys<X>(p, a);
     }
-}
-
-/* Rows of dK and dV, and of dQ, that are not finite, one by one, among those of the warps that said so. */
-template <class X>
-__global__ void __launch_bounds__(128) repair(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
-{
-    launch_dependents();
-    wait_for_prerequisites();
-    for_flagged_warps(
-        p.order.tiles * 8, [&](int n) { return p.nonfinite[n]; },
-        [&](int n, uint32_t) { repair_keys_of<X>(a, p.scratch.s, key_place_of<X>(a, keys_of(p, n / 8)), n % 8); });
-    for_flagged_warps(
-        p.begun ? p.units : 0, [&](int n) { return p.nonfinite_queries[n]; },
-        [&](int n, uint32_t) { repair_queries_of<X>(a, p.scratch.s, n); });
 }
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
@@ -658,13 +656,12 @@ bool wants_zeros(const attn_plan *plan)
     const extent e = extent_of(g.dims);
     const bool causal = g.right < e.rows_k && g.left >= e.rows_q,
                sums = plan->problem->dq.rank && !plan->problem->deterministic;
-    if (getenv("ATTN_ZEROS")) return sums && atoi(getenv("ATTN_ZEROS"));
     return sums && causal && backward_class(g.dims) == 128 && g.group == 1 && e.rows_q >= 8192;
 }
 
 /* This kernel's part of the workspace, behind that of backward_steps.h. */
 struct layout {
-    int64_t nonfinite, nonfinite_queries, counter, account, extremes, bytes; /* where they begin */
+    int64_t before, nonfinite, counter, account, extremes, bytes; /* where they begin */
 };
 
 layout layout_of(const cuda_chip *chip, const attn_plan *plan)
@@ -674,21 +671,16 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan)
     const extent e = extent_of(d);
     const auto align = [](int64_t bytes) { return (bytes + 127) / 128 * 128; };
     layout x;
-    x.nonfinite = (int64_t)backward_bytes(chip, plan, true);
-    x.nonfinite_queries = x.nonfinite + e.B * d.Hk * per_head_of(d) * 8;
-    x.counter = align(x.nonfinite_queries + query_tiles_of(d) * 2);
+    const int64_t tiles = e.B * d.Hk * per_head_of(d);
+    x.before = (int64_t)backward_bytes(chip, plan, true);
+    x.nonfinite = x.before + tiles * (int64_t)sizeof(int32_t);
+    x.counter = align(x.nonfinite + tiles * 8);
     x.account = x.counter + 128;
     x.extremes = align(x.account + words_of(plan) * (int64_t)sizeof(uint32_t));
     x.bytes = x.extremes;
     if (plan->problem->mask_startend_rows.rank)
         x.bytes += d.B * (d.H / g.mask_group) * per_head_of(d) * (int64_t)sizeof(attn_mask_extremes);
     return x;
-}
-
-int64_t preparers_of_env()
-{
-    const char *s = getenv("ATTN_PREPARERS");
-    return s ? atoi(s) : PREPARERS;
 }
 
 struct backward_job {
@@ -713,7 +705,7 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     p.scale = (float)g.scale;
     p.c = p.scale * LOG2E;
     p.nonfinite = (uint8_t *)job.memory + job.place.nonfinite;
-    p.nonfinite_queries = (uint8_t *)job.memory + job.place.nonfinite_queries;
+    p.before = (int32_t *)(job.memory + job.place.before);
     p.in_order = job.deterministic;
     p.zeros = job.zeros;
     p.claims = !p.in_order && !p.zeros;
@@ -756,18 +748,15 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
     }
     p.units = (int)query_tiles_of(d) * UNITS_OF_TILE<X>;
     p.units_of_head = p.units / p.order.heads;
-    typedef shape<X::D, X::BM, PLAIN> PLAIN_FORM;
     const int64_t preparers = std::min(attn_tiles(p.units, PREPARER_THREADS / 32),
-                                       std::min<int64_t>(preparers_of_env(), job.chip->multiprocessors));
-    prepare_ahead<T, PLAIN_FORM><<<(unsigned)preparers, PREPARER_THREADS, 0, job.stream>>>(job.run.args, p);
+                                       attn_tiles(job.chip->multiprocessors, PREPARER_SHARE));
+    prepare_ahead<T, shape<X::D, X::BM, PLAIN>>
+        <<<(unsigned)preparers, PREPARER_THREADS, 0, job.stream>>>(job.run.args, p);
     code = cudaPeekAtLastError();
     if (code != cudaSuccess) return code;
     const int blocks = p.begun ? job.chip->multiprocessors : std::min(p.order.tiles, job.chip->multiprocessors);
-    code = launch_dependent(backward_tiles<T, X>, blocks, X::THREADS, sizeof(shared<X>), job.stream, job.run.args, p,
+    return launch_dependent(backward_tiles<T, X>, blocks, X::THREADS, sizeof(shared<X>), job.stream, job.run.args, p,
                             m);
-    if (code != cudaSuccess) return code;
-    return launch_dependent(repair<PLAIN_FORM>, job.chip->multiprocessors, 128, 0, job.stream,
-                            job.run.args, p);
 }
 
 struct shape_row {
@@ -807,8 +796,14 @@ bool plan_backward(const cuda_chip *chip, attn_plan *plan)
 cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_dims &d = plan->geometry.dims;
-    backward_job job = { chip, stream, {}, (char *)memory, layout_of(chip, plan), plan->problem->deterministic,
-                         wants_zeros(plan), words_of(plan) };
+    backward_job job = { chip,
+                         stream,
+                         {},
+                         (char *)memory,
+                         layout_of(chip, plan),
+                         plan->problem->deterministic,
+                         wants_zeros(plan),
+                         words_of(plan) };
     cudaError_t code = begin_backward(chip, stream, plan, true, memory, &job.run);
     if (code != cudaSuccess) return code;
     code = cudaErrorInvalidValue;

@@ -9,6 +9,14 @@
 
 namespace {
 
+/* Queries of a unit whose dQ is not finite, one by one. */
+template <class X> static __device__ __noinline__ void repair_queries_of(const cuda_args &a, const saved &s, int n)
+{
+    const query_unit x = query_unit_of<X>(a, n);
+    const head_args head = head_args_of(a, x.b, x.h);
+    for (int i = x.i0; i < x.i0 + UNIT_ROWS<X> && i < x.s.Sq; i++) dq_row(a, s, head, i);
+}
+
 template <typename T, class X> struct dq_writer {
     const cuda_args &a;
     const plan &p;
@@ -73,17 +81,9 @@ template <typename T, class X> struct dq_writer {
             }
         }
         finite = __all_sync(0xffffffff, finite);
-        if (lane == 0) p.nonfinite_queries[n] = !finite;
+        if (!finite) repair_queries_of<X>(a, p.scratch.s, n);
     }
 };
-
-/* Queries of a unit whose dQ is not finite, one by one. */
-template <class X> DEVICE void repair_queries_of(const cuda_args &a, const saved &s, int n)
-{
-    const query_unit x = query_unit_of<X>(a, n);
-    const head_args head = head_args_of(a, x.b, x.h);
-    for (int i = x.i0; i < x.i0 + UNIT_ROWS<X> && i < x.s.Sq; i++) dq_row(a, s, head, i);
-}
 
 } // namespace
 

@@ -41,10 +41,12 @@ template <class X> DEVICE query_unit query_unit_of(const cuda_args &a, int n)
     return x;
 }
 
-const int PREPARERS = 16, PREPARER_THREADS = 512; /* blocks; their registers leave no room for a second in a multiprocessor */
+const int PREPARER_SHARE = 4;     /* one in so many multiprocessors prepares */
+const int PREPARER_THREADS = 512; /* their registers leave no room for a second block in a multiprocessor */
 
 template <typename T, class X> struct preparer {
-    static const int D = X::D, ROWS = UNIT_ROWS<X>, LANES = D / 8 /* of a row */, STEP = 32 / LANES /* rows at a time */;
+    static const int D = X::D, ROWS = UNIT_ROWS<X>, LANES = D / 8 /* of a row */,
+                     STEP = 32 / LANES /* rows at a time */;
     static const int TOGETHER = 8; /* rows of a lane that are on their way together */
     const cuda_args &a;
     const plan &p;
