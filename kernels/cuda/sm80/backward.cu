@@ -550,6 +550,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
 {
     backward_run run = {};
     cudaError_t code = begin_backward(chip, stream, plan, adds_dq(plan), memory, &run);
+    if (code == cudaSuccess) code = prepare_backward(stream, plan, run);
     if (code == cudaSuccess)
         code = plan->problem->q.dtype == ATTN_BF16
                    ? launch_for<__nv_bfloat16>(chip, run.args, run.scratch, has_options(plan), stream)
@@ -595,10 +596,15 @@ cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const att
         a.g.view[ATTN_T_lse] = forward.plan.geometry.view[ATTN_T_lse];
     }
     k.s.out = a.g.view[ATTN_T_out];
-    const dim3 grid = tile_grid(a.g, BM);
-    if (code == cudaSuccess && !is_empty(grid))
-        steps_for(a.g.dims).prepare[plan->problem->q.dtype == ATTN_F16](a, k, grid, stream);
-    return code == cudaSuccess ? cudaPeekAtLastError() : code;
+    return code;
+}
+
+cudaError_t prepare_backward(cudaStream_t stream, const attn_plan *plan, const backward_run &run)
+{
+    const dim3 grid = tile_grid(run.args.g, BM);
+    if (!is_empty(grid))
+        steps_for(run.args.g.dims).prepare[plan->problem->q.dtype == ATTN_F16](run.args, run.scratch, grid, stream);
+    return cudaPeekAtLastError();
 }
 
 cudaError_t end_backward(cudaStream_t stream, const attn_plan *plan, const backward_run &run)

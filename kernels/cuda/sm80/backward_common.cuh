@@ -53,9 +53,8 @@ __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const save
     }
 }
 
-/* delta = rowsum(dO O) - dlse, lse dense and as row_values; zeros in the sums, or in the account of them. A block a query tile and head.
- * Eight blocks a multiprocessor: lse_in_parts() would take the registers of two of them, and reading needs many loads on their
- * way. */
+/* delta = rowsum(dO O) - dlse, lse dense and as row_values; zeros in the sums. A block per query tile and head. Eight blocks
+ * per multiprocessor: lse_in_parts() would take the registers of two of them, and reading needs many loads on their way. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)
     prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
@@ -63,12 +62,10 @@ __global__ void __launch_bounds__(128, 8)
     const int LANES = D / 8, STEP = 128 / LANES; /* threads a row, rows at a time */
     const attn_geometry &g = a.g;
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
-    const uint32_t word = ((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * 128 + threadIdx.x;
-    if (word < w.words) w.account[word] = word < w.ready ? PART_THERE : 0;
     if (!place.exists) return;
     const head_args &x = place.x;
     const int64_t tile = query_tile(a, x.s, (int)x.b, (int)x.h, place.i0 / BM);
-    if (w.sums && (!w.account || w.ready))
+    if (w.sums)
         for (int n = threadIdx.x; n < BM * D / 4; n += 128) zero_4(w.sums + tile * BM * D + n * 4);
 
     const attn_view &dout = g.view[ATTN_T_dout], &dlse = g.view[ATTN_T_dlse], &lse = g.view[ATTN_T_lse];

@@ -1,13 +1,12 @@
 /* backward_steps.h: what a backward on tensor cores does before and after its main kernel, the same for sm80/backward.cu
  * and sm90/backward.cu.
  *
- *   begin_backward   the forward, where out and lse are not given; then `prepare`: delta = rowsum(dO O) - dlse, lse and
- *                    delta by query tiles, zeros in the sums of dQ
+ *   begin_backward   the forward, where out and lse are not given
+ *   prepare_backward `prepare`: delta = rowsum(dO O) - dlse, lse and delta by query tiles, zeros in the sums of dQ
  *   the main kernel  dK, dV, and dQ of all its keys added to the sums
  *   end_backward     `finish`: dQ = scale * sums, in its dtype; dbias, dalibi_slopes and dsinks where wanted
  *
- * A main kernel may keep account of the sums by itself, in words that prepare clears: then the sums need no zeros, and it does
- * what finish does (sm90/backward.cu). */
+ * sm90/backward.cu does by itself what prepare does (sm90/backward_prepare.cuh), and finish (sm90/backward_dq.cuh). */
 #ifndef ATTN_SM80_BACKWARD_STEPS_H
 #define ATTN_SM80_BACKWARD_STEPS_H
 
@@ -15,7 +14,6 @@
 #include "kernels/cuda/simple/rows.cuh"
 
 enum { QUERY_TILE = 64 }; /* queries whose values and sums lie together */
-enum { PART_THERE = 2 };  /* of a word of the account: others may add to its part of the sums */
 
 /* What the rows of a query tile have in common with nobody: lse in base 2, +inf where there is no row or the row
  * sees nothing (P becomes 0), and delta. */
@@ -29,10 +27,6 @@ struct backward_scratch {
     saved s;
     row_values *values;
     float *sums;
-    uint32_t *account; /* words of the main kernel about the sums, all set by prepare; NULL: none */
-    uint32_t words;    /* how many; 0 without an account */
-    uint32_t
-        ready; /* so many of them, the first, become PART_THERE, and prepare writes zeros to the sums; the others become 0 */
 };
 
 /* Query tiles of all heads are counted through; packed, sequence b owns those from cu[b] / QUERY_TILE + b on, as in
@@ -64,9 +58,9 @@ struct backward_run {
     cuda_args args;
     backward_scratch scratch;
 };
-/* run->scratch.account, words and ready are the caller's. */
 cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, bool adds, void *memory,
                            backward_run *run);
+cudaError_t prepare_backward(cudaStream_t stream, const attn_plan *plan, const backward_run &run);
 cudaError_t end_backward(cudaStream_t stream, const attn_plan *plan, const backward_run &run);
 
 #endif

@@ -36,10 +36,10 @@
  * At D = 128 a tile of 64 queries may be hidden from one consumer's keys and not from the other's, at both ends of what a block sees: a
  * consumer passes such a round, and leaves the tensor cores to the other.
  *
- * dQ is added to float32 sums in global memory by the copy engine (cp.reduce.async.bulk), in the order of sm80/backward_steps.h, whose
- * prepare makes the values of the rows before. The sums need no zeros: whichever block comes first to a part stores it, the others add (see
- * sender), so blocks that see the same queries begin with different ones. Where waiting for the first costs more than zeros, prepare writes
- * zeros (wants_zeros()). Blocks that find no more keys make dQ of the sums (backward_dq.cuh).
+ * dQ is added to float32 sums in global memory by the copy engine (cp.reduce.async.bulk), in the order of sm80/backward_steps.h. The sums
+ * need no zeros: whichever block comes first to a part stores it, the others add (see sender), so blocks that see the same queries begin
+ * with different ones. Where waiting for the first costs more than zeros, the kernel that prepares the rows' values beside this one
+ * (backward_prepare.cuh) writes zeros (wants_zeros()). Blocks that find no more keys make dQ of the sums (backward_dq.cuh).
  *
  * What lies past the end of a tensor arrives as zeros (tma.cuh). Packed, or with lengths, rows past the end of a sequence
  * are another's: they are made zeros in shared memory, for P = 0 times NaN is NaN.
@@ -55,8 +55,8 @@
  * while they make the next. So a block waits only for tiles that running blocks have claimed before.
  * Under a causal mask the last keys come first: the first addition is then by the tile that begins with it, and hardly anybody waits.
  *
- * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK, dV or dQ is
- * not finite leaves a mark, and `repair` computes its rows one by one.
+ * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK or dV is not finite leaves a
+ * mark, and computes these rows one by one when its block has no more tiles of keys (repair_own_keys); of dQ, at once.
  *
  * What the warps of a block agree on, and the producer's warps, are in backward_rounds.cuh; the consumers are here. */
 #include "backward_dq.cuh"
@@ -452,11 +452,12 @@ template <typename T, class X> struct gradients {
         return finish(dK, p.scale, ATTN_T_dk, a.g.dims.D);
     }
 
-    /* For repair(). */
+    /* For repair_own_keys(). */
     DEVICE void leave_mark(bool finite) const
     {
         const bool any = __any_sync(0xffffffff, !finite);
         if (me.lane == 0) p.nonfinite[x.t * 8 + me.w * 4 + me.warp] = any;
+        if (any) *(volatile int *)&sm.any_nonfinite = 1; /* as other warps may: the same value */
     }
 
     /* Is the first, or last, of more than one round hidden from all keys of this warpgroup? */
@@ -568,7 +569,17 @@ template <typename T, class X> struct gradients {
     }
 };
 
-/* ---- The kernels ------------------------------------------------------------------------------------------------- */
+/* Keys of the block's tiles of which this warp found dK or dV not finite, one by one. A function of its own, so that the rounds keep
+ * their registers. Marks and tiles were written before the scheduler said that there is no more, which every lane has waited for. */
+template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
+{
+    const int warp = threadIdx.x / 32 - 4;
+    for (int t = block_memory<shared<X>>().newest; t >= 0; t = *(volatile int32_t *)(p.before + t))
+        if (((volatile uint8_t *)p.nonfinite)[t * 8 + warp])
+            repair_keys_of<X>(a, p.scratch.s, key_place_of<X>(a, keys_of(p, t)), warp);
+}
+
+/* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
 template <typename T, class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
@@ -592,10 +603,11 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         mbarrier_init(smem_addr(&sm.V_empty), 2);
         mbarrier_init(smem_addr(&sm.loaded), 1);
         for (int n = 0; n < X::STAGES_DS; n++) mbarrier_init(smem_addr(&sm.dS_full[n]), 8); /* warps */
+        sm.any_nonfinite = 0;
+        sm.newest = -1;
         fence_mbarrier_init();
     }
     __syncthreads();
-    wait_for_prerequisites();
 
     if (wg == 0) {
         setmaxnreg_dec<X::PRODUCER>();
@@ -605,23 +617,11 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         gradients<T, X>(a, p, sm, wg - 1).run();
+        wait_for_prerequisites(); /* prepare_ahead, which has long ended, but the kernel after this one waits for its end alone */
         const uint32_t t = thread_anew() - 128;
         if (p.begun) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
+        if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_keys<X>(p, a);
     }
-}
-
-/* Rows of dK and dV, and of dQ, that are not finite, one by one, among those of the warps that said so. */
-template <class X>
-__global__ void __launch_bounds__(128) repair(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
-{
-    launch_dependents();
-    wait_for_prerequisites();
-    for_flagged_warps(
-        p.order.tiles * 8, [&](int n) { return p.nonfinite[n]; },
-        [&](int n, uint32_t) { repair_keys_of<X>(a, p.scratch.s, key_place_of<X>(a, keys_of(p, n / 8)), n % 8); });
-    for_flagged_warps(
-        p.units, [&](int n) { return p.nonfinite_queries[n]; },
-        [&](int n, uint32_t) { repair_queries_of<X>(a, p.scratch.s, n); });
 }
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
@@ -639,14 +639,16 @@ int64_t query_tiles_of(const attn_dims &d)
     return query_tiles_per_head(d, QUERY_TILE) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* The account of dQ's sums: two words per tile of queries, one per key/value head, the units that are claimed. */
+/* The account: a word per key/value head; where dQ is wanted two per tile of queries, another per key/value head, the units that are
+ * claimed. All are 0 at first. */
 int64_t words_of(const attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
-    return plan->problem->dq.rank ? query_tiles_of(d) * 2 + extent_of(d).B * d.Hk + 1 : 0;
+    const int64_t heads = extent_of(d).B * d.Hk;
+    return heads + (plan->problem->dq.rank ? query_tiles_of(d) * 2 + heads + 1 : 0);
 }
 
-/* Should prepare write zeros to the sums? In a long causal sequence one slow block comes first to the last queries, and all others wait
+/* Should prepare_ahead write zeros to the sums? In a long causal sequence one slow block comes first to the last queries, and all others wait
  * for its store: that costs more than zeros, at D = 128 with one head per group. */
 bool wants_zeros(const attn_plan *plan)
 {
@@ -659,7 +661,7 @@ bool wants_zeros(const attn_plan *plan)
 
 /* This kernel's part of the workspace, behind that of backward_steps.h. */
 struct layout {
-    int64_t nonfinite, nonfinite_queries, counter, account, extremes, bytes; /* where they begin */
+    int64_t before, nonfinite, counter, account, extremes, bytes; /* where they begin */
 };
 
 layout layout_of(const cuda_chip *chip, const attn_plan *plan)
@@ -669,9 +671,10 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan)
     const extent e = extent_of(d);
     const auto align = [](int64_t bytes) { return (bytes + 127) / 128 * 128; };
     layout x;
-    x.nonfinite = (int64_t)backward_bytes(chip, plan, true);
-    x.nonfinite_queries = x.nonfinite + e.B * d.Hk * per_head_of(d) * 8;
-    x.counter = align(x.nonfinite_queries + query_tiles_of(d) * 2);
+    const int64_t tiles = e.B * d.Hk * per_head_of(d);
+    x.before = (int64_t)backward_bytes(chip, plan, true);
+    x.nonfinite = x.before + tiles * (int64_t)sizeof(int32_t);
+    x.counter = align(x.nonfinite + tiles * 8);
     x.account = x.counter + 128;
     x.extremes = align(x.account + words_of(plan) * (int64_t)sizeof(uint32_t));
     x.bytes = x.extremes;
@@ -686,7 +689,8 @@ struct backward_job {
     backward_run run;
     char *memory;
     layout place;
-    bool deterministic;
+    bool deterministic, zeros;
+    int64_t words;
 };
 
 cudaError_t make_plan(const backward_job &job, plan &p)
@@ -701,12 +705,15 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     p.scale = (float)g.scale;
     p.c = p.scale * LOG2E;
     p.nonfinite = (uint8_t *)job.memory + job.place.nonfinite;
-    p.nonfinite_queries = (uint8_t *)job.memory + job.place.nonfinite_queries;
+    p.before = (int32_t *)(job.memory + job.place.before);
     p.in_order = job.deterministic;
-    p.zeros = p.scratch.ready > 0;
+    p.zeros = job.zeros;
     p.claims = !p.in_order && !p.zeros;
     p.last_first = p.in_order && g.right < e.rows_k;
-    p.begun = p.scratch.account;
+    p.prepared = (uint32_t *)(job.memory + job.place.account);
+    p.out_in_pieces = g.view[ATTN_T_out].dtype == g.view[ATTN_T_dout].dtype &&
+                      tma_walkable(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv, 8);
+    p.begun = g.view[ATTN_T_dq].data ? p.prepared + e.B * d.Hk : nullptr;
     p.done = p.begun ? p.begun + query_tiles_of(d) * 2 : nullptr;
     p.claimed = p.begun ? (int *)p.done + e.B * d.Hk : nullptr;
     p.mods = score_mods_of(g, 1 / LOG2E);
@@ -714,6 +721,8 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     p.near_0 = near_tanh_of(p.mods.cap);
     p.mask = flash_mask_of(g, KEYS, job.memory + job.place.extremes);
     p.mask_heads = p.mask.bounds ? (int)(d.H / g.mask_group) : 0;
+    const cudaError_t cleared = cudaMemsetAsync(p.prepared, 0, job.words * sizeof(uint32_t), job.stream);
+    if (cleared != cudaSuccess) return cleared;
     p.counter = counter_of(job.stream);
     if (!p.counter) {
         p.counter = (int *)(job.memory + job.place.counter);
@@ -737,13 +746,17 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
         tile_extremes<X::BN><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, job.stream>>>(
             p.mask, (int)d.B, (int)d.H, (int)d.Sq, (int)d.Sk, (attn_mask_extremes *)p.mask.extremes);
     }
-    p.units = p.begun ? (int)query_tiles_of(d) * UNITS_OF_TILE<X> : 0;
-    const int blocks = p.begun ? job.chip->multiprocessors : std::min(p.order.tiles, job.chip->multiprocessors);
-    code = launch_dependent(backward_tiles<T, X>, blocks, X::THREADS, sizeof(shared<X>), job.stream, job.run.args, p,
-                            m);
+    p.units = (int)query_tiles_of(d) * UNITS_OF_TILE<X>;
+    p.units_of_head = p.units / p.order.heads;
+    const int64_t preparers = std::min(attn_tiles(p.units, PREPARER_THREADS / 32),
+                                       attn_tiles(job.chip->multiprocessors, PREPARER_SHARE));
+    prepare_ahead<T, shape<X::D, X::BM, PLAIN>>
+        <<<(unsigned)preparers, PREPARER_THREADS, 0, job.stream>>>(job.run.args, p);
+    code = cudaPeekAtLastError();
     if (code != cudaSuccess) return code;
-    return launch_dependent(repair<shape<X::D, X::BM, PLAIN>>, job.chip->multiprocessors, 128, 0, job.stream,
-                            job.run.args, p);
+    const int blocks = p.begun ? job.chip->multiprocessors : std::min(p.order.tiles, job.chip->multiprocessors);
+    return launch_dependent(backward_tiles<T, X>, blocks, X::THREADS, sizeof(shared<X>), job.stream, job.run.args, p,
+                            m);
 }
 
 struct shape_row {
@@ -783,10 +796,14 @@ bool plan_backward(const cuda_chip *chip, attn_plan *plan)
 cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_dims &d = plan->geometry.dims;
-    backward_job job = { chip, stream, {}, (char *)memory, layout_of(chip, plan), plan->problem->deterministic };
-    job.run.scratch.words = (uint32_t)words_of(plan);
-    if (wants_zeros(plan)) job.run.scratch.ready = (uint32_t)query_tiles_of(d) * 2;
-    if (job.run.scratch.words) job.run.scratch.account = (uint32_t *)(job.memory + job.place.account);
+    backward_job job = { chip,
+                         stream,
+                         {},
+                         (char *)memory,
+                         layout_of(chip, plan),
+                         plan->problem->deterministic,
+                         wants_zeros(plan),
+                         words_of(plan) };
     cudaError_t code = begin_backward(chip, stream, plan, true, memory, &job.run);
     if (code != cudaSuccess) return code;
     code = cudaErrorInvalidValue;

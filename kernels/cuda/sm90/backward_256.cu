@@ -558,6 +558,7 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     const attn_dims &d = plan->geometry.dims;
     backward_job job = { chip, stream, {}, kept_part_of(plan), (uint8_t *)memory + backward_bytes(chip, plan, false) };
     cudaError_t code = begin_backward(chip, stream, plan, false, memory, &job.run);
+    if (code == cudaSuccess) code = prepare_backward(stream, plan, job.run);
     if (code != cudaSuccess) return code;
     const shape_row *x = shapes;
     while (d.D > x->D || d.Dv > x->Dv) x++;

@@ -1,40 +1,20 @@
 /* backward_dq.cuh: dQ of the kernel of backward.cu, from its float32 sums, by the consumers of blocks that find no more tiles of keys:
  * tiles of keys rarely divide evenly among the blocks, so some end while others still work. The warps claim units of a head's queries, in the order in which
- * heads are worked through, and wait until all tiles of keys of the head are done. */
+ * heads are worked through, and wait until all tiles of keys of the head are done. A unit's sums are four pieces of 16 queries by 64
+ * channels, 16 KB. */
 #ifndef ATTN_SM90_BACKWARD_DQ_CUH
 #define ATTN_SM90_BACKWARD_DQ_CUH
 
-#include "backward_rounds.cuh"
+#include "backward_prepare.cuh"
 
 namespace {
 
-/* Units: a warp's part is four pieces of 16 queries by 64 channels, 16 KB of sums. */
-template <class X> constexpr int UNIT_ROWS = 64 / X::CHUNKS;
-template <class X> constexpr int UNITS_OF_TILE = QUERY_TILE / UNIT_ROWS<X>;
-
-/* Queries [i0, i0 + UNIT_ROWS) of a sequence and head; there may be fewer, and none. place: the tile of queries that they are in, by
- * query_tile(). */
-struct query_unit {
-    attn_sequence s;
-    int place, b, h, i0;
-};
-template <class X> DEVICE query_unit query_unit_of(const cuda_args &a, int n)
+/* Queries of a unit whose dQ is not finite, one by one. */
+template <class X> static __device__ __noinline__ void repair_queries_of(const cuda_args &a, const saved &s, int n)
 {
-    const attn_dims &d = a.g.dims;
-    const int per_head = (int)(d.packed ? d.total_q / QUERY_TILE + d.B : attn_tiles(d.Sq, QUERY_TILE));
-    query_unit x;
-    x.place = n / UNITS_OF_TILE<X>;
-    x.h = x.place / per_head;
-    int tile = x.place - x.h * per_head;
-    x.b = x.h / (int)d.H;
-    x.h -= x.b * (int)d.H;
-    if (d.packed) {
-        x.b = sequence_of_tile(a.g.cu_q, d.B, QUERY_TILE, 1, tile);
-        tile -= a.g.cu_q[x.b] / QUERY_TILE + x.b;
-    }
-    x.s = attn_sequence_of(&a.g, x.b);
-    x.i0 = tile * QUERY_TILE + n % UNITS_OF_TILE<X> * UNIT_ROWS<X>;
-    return x;
+    const query_unit x = query_unit_of<X>(a, n);
+    const head_args head = head_args_of(a, x.b, x.h);
+    for (int i = x.i0; i < x.i0 + UNIT_ROWS<X> && i < x.s.Sq; i++) dq_row(a, s, head, i);
 }
 
 template <typename T, class X> struct dq_writer {
@@ -86,7 +66,7 @@ template <typename T, class X> struct dq_writer {
             for (int chunk = 0; chunk < X::CHUNKS; chunk++) {
                 /* No block has come to this part: its queries see no key, and dQ is 0. */
                 const uint32_t *const word = p.begun + x.place * 2 + (X::UNITS == 2 ? x.i0 / QUERY_TILE % 2 : chunk);
-                const bool begun = load_acquire(word) != 0;
+                const bool begun = p.zeros || load_acquire(word) != 0;
                 const float factors[2] = { p.scale, p.scale };
 #pragma unroll
                 for (int row = 0; row < UNIT_ROWS<X> / 16; row++) {
@@ -101,17 +81,9 @@ template <typename T, class X> struct dq_writer {
             }
         }
         finite = __all_sync(0xffffffff, finite);
-        if (lane == 0) p.nonfinite_queries[n] = !finite;
+        if (!finite) repair_queries_of<X>(a, p.scratch.s, n);
     }
 };
-
-/* Queries of a unit whose dQ is not finite, one by one. */
-template <class X> DEVICE void repair_queries_of(const cuda_args &a, const saved &s, int n)
-{
-    const query_unit x = query_unit_of<X>(a, n);
-    const head_args head = head_args_of(a, x.b, x.h);
-    for (int i = x.i0; i < x.i0 + UNIT_ROWS<X> && i < x.s.Sq; i++) dq_row(a, s, head, i);
-}
 
 } // namespace
 

@@ -33,6 +33,7 @@ template <int D_, int BM_, form FORM_> struct shape {
 };
 
 enum { NO_ROWS = -1 };       /* of a block_place: there are no more tiles */
+enum { PART_THERE = 2 };     /* of a word of plan.begun: others may add to its part of the sums */
 enum { HANDING = 128 + 32 }; /* threads that meet: a consumer and its sender */
 
 /* Named barriers; those of dQ one per consumer. */
@@ -48,16 +49,18 @@ struct plan {
     float scale, c;     /* c = log2(e) * scale, > 0 */
     uint8_t *nonfinite; /* a byte per warp and tile of keys */
     bool last_first;    /* the last keys of a head are the first block's */
-    uint32_t *begun;    /* per query tile of 64 and consumer: see sender; NULL: no dQ is wanted */
-    uint32_t *done;     /* per key/value head: tiles of keys whose parts of dQ are added, each consumer's for itself */
-    int *claimed;       /* units of queries of which somebody makes dQ: see dq_writer */
-    int units;
-    uint8_t *nonfinite_queries; /* a byte per unit */
-    bool in_order;              /* deterministic */
-    bool claims;                /* the first block that comes to a part of the sums stores it, the others add to it; */
-    bool zeros;                 /* or prepare has written zeros to the sums, and all blocks add */
-    score_mods mods;            /* slopes are in base 2 */
-    float cap;                  /* what tanh is multiplied by, in base 2 */
+    uint32_t *prepared; /* per key/value head: units of its queries of which prepare_ahead has written the values, */
+    int units, units_of_head; /* of so many */
+    bool out_in_pieces;       /* of 16 bytes, as dO always is */
+    uint32_t *begun;          /* per query tile of 64 and consumer: see sender; NULL: no dQ is wanted */
+    uint32_t *done;  /* per key/value head: tiles of keys whose parts of dQ are added, each consumer's for itself */
+    int *claimed;    /* units of queries of which somebody makes dQ: see dq_writer */
+    int32_t *before; /* per tile of keys: the one that its block had before it, or -1 */
+    bool in_order;   /* deterministic */
+    bool claims;     /* the first block that comes to a part of the sums stores it, the others add to it; */
+    bool zeros;      /* or prepare_ahead has written zeros to the sums, and all blocks add */
+    score_mods mods; /* slopes are in base 2 */
+    float cap;       /* what tanh is multiplied by, in base 2 */
     near_tanh near_0;
     flash_mask mask;
     int mask_heads;
@@ -84,6 +87,7 @@ template <class X> struct shared {
     round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
     barrier_pairs<X::STAGES_Q> bars_Q;
     barrier_pairs<X::STAGES_DO> bars_dO;
+    int any_nonfinite, newest; /* found in a tile of keys by some warp; the block's newest tile of keys, or -1 */
     uint64_t K_full, K_empty, V_full, V_empty, loaded, dS_full[X::STAGES_DS];
     barrier_pairs<2> bars_work;
     block_place work[2]; /* the tile of keys that is worked on, and the next */
@@ -192,6 +196,8 @@ template <class X> struct scheduler {
                 count_done(p, x, 2);
                 continue;
             }
+            p.before[t] = sm.newest;
+            sm.newest = t;
             mbarrier_arrive(smem_addr(&sm.bars_work.full[at.stage]));
             /* Nobody has read them yet, and who waits for V has nothing else to do; at 128 it gained nothing. */
             if (X::D == 64) {
@@ -249,6 +255,8 @@ template <class X> struct loader {
     {
         const int group = (int)a.g.group;
         if (x.first == x.last) return;
+        wait_until_equal(p.prepared + x.head, p.units_of_head);
+        fence_proxy_async_global();
         const uint32_t before = phase;
         for (round_walk<X> at(p, x, group); at.there();) {
             const int h = at.h, tile = at.tile;
