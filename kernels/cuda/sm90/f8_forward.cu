@@ -18,12 +18,12 @@
  *            lse may be (kernels/README.md, "Accuracy"), while out is well within its limit. Where lse is wanted, q and k are therefore
  *            widened to bfloat16, which holds them exactly, and only P V is a product of e4m3.
  *
- * begin_run(), a kernel before, sets marks and counters to 0; all three kernels of a run, and the first of the next,
- * are made ready while the one before runs, and wait for its end.
+ * begin_run(), a kernel before, sets marks and counters to 0; both kernels of a run, and the first of the next, are
+ * made ready while the one before runs, and wait for its end.
  *
  * The rows of tiles of work whose V had a NaN (V^T has zeros there), and those whose result is not finite, are
- * looked at once more by repair_rows, which computes what they really see. It also computes rows whose scores are so
- * large that P would leave its range.
+ * looked at once more when their block has no more work (repair_own_rows), and what they really see is computed. So are
+ * rows whose scores are so large that P would leave its range.
  *
  * What a row's bits depend on: BN, PROMOTED and the order of the tiles, all fixed by head dim, masks, Sk and
  * whether lse is wanted. */
@@ -92,9 +92,19 @@ template <class X> struct shared {
     warpgroup_tile parts[X::C];
     kv_barriers<X::C, X::STAGES> bars;
     unit helped_units[X::SHORT ? X::C * 4 : 1]; /* see help_to_transpose */
+    int newest[X::C * 4]; /* of a warp's tiles of work that are to be repaired; -1: there is none */
 };
 
 /* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
+
+/* What a warp of 16 rows leaves for the end of its block, see repair_own_rows. In rows bit 4 i is row i's, bit 4 i + 1 row i + 8's: its
+ * scores are huge. */
+struct repair_note {
+    uint32_t rows; /* and what else was seen */
+    int before;    /* the warp's note before it: that of this tile of work, or -1 */
+};
+enum { LOOK = 4 };  /* a result was not finite: rows that see a NaN are to be found */
+enum { V_NAN = 8 }; /* V^T of some keys, maybe not of those that the rows see, has zeros for NaN */
 
 struct plan {
     tile_order order;
@@ -104,8 +114,8 @@ struct plan {
     input_scales scales;
     results to;
     transpose_plan transpose;
-    uint32_t *flags; /* a word per warp and tile, for repair_rows: see there */
-    int *counter;    /* next tile less gridDim.x */
+    repair_note *notes; /* one per warp and tile, of those alone where something is to be repaired */
+    int *counter;       /* next tile less gridDim.x */
 };
 
 /* Tile t, but for its factors. */
@@ -287,14 +297,13 @@ template <class X> struct promoted_sums {
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-enum { LOOK = 4 };               /* a bit of flags: some result was not finite, or V had a NaN */
 const float BASE_MOST = 1 << 23; /* beyond it m c is rounded so much that P may pass 448 */
 
-/* How a tile of work ends: what the thread's rows of O are multiplied by; which of the warp's rows have huge scores, see
- * repair_rows; are the sums finite. */
+/* How a tile of work ends: what the thread's rows of O are multiplied by; what is known of its repair_note::rows; are
+ * the sums finite. */
 struct tile_end {
     float factor[2];
-    uint32_t huge_rows;
+    uint32_t rows;
     bool finite;
 };
 
@@ -424,16 +433,17 @@ template <class X> struct attention {
         if (many) promoted.add_to(O, sums, me.lane);
     }
 
-    /* lse = ln of 2^base l, and the flags. It needs no O. */
+    /* lse = ln of 2^base l, and what is to be repaired. It needs no O. */
     DEVICE tile_end end_softmax(softmax &state, const work_tile &x)
     {
         const shifted_reference<SHIFT> reference = { x.c };
         tile_end y = {};
+        y.rows = had_any_nan(p.transpose) ? V_NAN : 0;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float base = reference.base(state.m[half]);
             const bool huge = base != -CUDART_INF_F && !(fabsf(base) < BASE_MOST);
-            y.huge_rows |= (__ballot_sync(0xffffffff, huge) & 0x11111111) << half;
+            y.rows |= (__ballot_sync(0xffffffff, huge) & 0x11111111) << half;
         }
         const row_ends ends = end_rows(state, reference, x.sink, x.v_scale);
         store_lse(p.to, x.b, x.h, 0, row_of(x), p.Sq, state, ends, me.lane);
@@ -442,13 +452,17 @@ template <class X> struct attention {
         return y;
     }
 
-    /* out = O / l, and the flags of what repair_rows is to look at. */
+    /* out = O / l, and a note of what is to be repaired. */
     DEVICE void finish(float (&O)[D / 2], const tile_end &end, const work_tile &x)
     {
         const int warp_row = x.i0 + me.w * 64 + me.warp * 16;
         const bool finite = finish_rows(O, end.factor) && end.finite;
         const bool any = __any_sync(0xffffffff, !finite);
-        if (me.lane == 0) p.flags[x.index * (4 * X::C) + warp_index()] = end.huge_rows | (any ? LOOK : 0);
+        const uint32_t rows = end.rows | (any ? LOOK : 0);
+        if (rows && me.lane == 0) {
+            p.notes[x.index * (4 * X::C) + warp_index()] = { rows, sm.newest[warp_index()] };
+            sm.newest[warp_index()] = x.index;
+        }
         if (!p.to.out) return;
         __syncwarp(); /* the warp's sums are read */
         store_rows<bf16, D>(out_row<bf16>(p.to, x.b, x.h, warp_row), p.to.out_row, p.Sq - warp_row, p.to.Dv, O,
@@ -463,7 +477,7 @@ template <class X> struct attention {
             work_tile x;
             warpgroup_tile y;
             me.take(x, y, [](const work_tile &) {});
-            if (x.i0 == STOP) break;
+            if (__any_sync(0xffffffff, x.i0 == STOP)) break; /* by a vote: see repair_own_rows */
             float O[D / 2];
             softmax state;
 #pragma unroll
@@ -481,6 +495,30 @@ template <class X> struct attention {
         me.end_turns();
     }
 };
+
+/* ---- Repair ------------------------------------------------------------------------------------------------------ */
+
+/* Of the warp's tiles of work that have a note, the rows that forward_tiles cannot compute, one by one: those of huge scores, and where there
+ * was a NaN those that see one. A function of its own, behind a loop over work that ends by a vote: in line, or where ptxas does not see
+ * that a warp ends as a whole, the loop over keys keeps its descriptors in registers of each thread. */
+template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
+{
+    const int warp = threadIdx.x / 32 - 4;
+    repair_note note;
+    for (int t = block_memory<shared<X>>().newest[warp]; t >= 0; t = note.before) {
+        const work_tile w = work_tile_of<X>(p, t);
+        const head_args x = head_args_of(a, w.b, w.h);
+        note = p.notes[t * (4 * X::C) + warp];
+        const bool look = note.rows & LOOK ||
+                          (note.rows & V_NAN && had_nan(p.transpose, w.b * (int64_t)p.transpose.Hk + w.h / p.group,
+                                                        w.first * X::BN, w.last * X::BN));
+        for (int r = 0; r < 16; r++) {
+            const int i = w.i0 + warp * 16 + r;
+            const bool huge = note.rows >> (r % 8 * 4 + r / 8) & 1;
+            if (i < p.Sq && (huge || look)) forward_row(a, x, i, a.g.view[ATTN_T_out], nullptr, !huge);
+        }
+    }
+}
 
 /* Where all blocks begin with different heads (under a mask), more of V^T is wanted at once than its warps make: each
  * of the consumers' then makes a unit first, V in the memory of the warp's sums. */
@@ -501,11 +539,11 @@ template <class X> DEVICE void help_to_transpose(const plan &p, shared<X> &sm)
 
 template <class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
-    forward_tiles(const __grid_constant__ plan p, const __grid_constant__ kv_maps maps)
+    forward_tiles(const __grid_constant__ plan p, const __grid_constant__ kv_maps maps,
+                  const __grid_constant__ cuda_args a)
 {
     static_assert(sizeof(shared<X>) <= 227 << 10, "what a block may have");
-    extern __shared__ __align__(1024) char memory[];
-    shared<X> &sm = *reinterpret_cast<shared<X> *>(memory);
+    shared<X> &sm = block_memory<shared<X>>();
     const int wg = warpgroup_index();
 
     if (threadIdx.x == 0) {
@@ -513,6 +551,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         sm.bars.init();
         fence_mbarrier_init();
     }
+    if (threadIdx.x < X::C * 4) sm.newest[threadIdx.x] = -1;
     begin_block();
 
     if (wg == 0) {
@@ -525,37 +564,12 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         if (X::SHORT && p.transpose.in_haste) help_to_transpose(p, sm);
         setmaxnreg_inc<X::CONSUMER>();
         attention<X>(p, sm, wg - 1).run();
+        __syncwarp();
+        if (__any_sync(0xffffffff, sm.newest[threadIdx.x / 32 - 4] >= 0)) repair_own_rows<X>(p, a);
     }
 }
 
-/* Rows that forward_tiles cannot compute, one by one. A word per warp of 16 rows: bit 4 i is row i's, bit 4 i + 1 row
- * i + 8's: its scores are huge; LOOK: there was a NaN, and rows that see one are to be found, as in tiles of work
- * whose V had one. */
-template <class X>
-__global__ void __launch_bounds__(128) repair_rows(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
-{
-    const int WARPS = X::BM / 16;
-    launch_dependents(); /* the next run may be made ready: it waits for our end */
-    wait_for_prerequisites();
-    const bool any_nan = *p.transpose.any_nan;
-    const auto flag = [&](int n) {
-        if (!any_nan) return p.flags[n];
-        const work_tile w = work_tile_of<X>(p, n / WARPS);
-        const int64_t head = w.b * p.transpose.Hk + w.h / p.group;
-        return p.flags[n] | (had_nan(p.transpose, head, w.first * X::BN, w.last * X::BN) ? LOOK : 0u);
-    };
-    for_flagged_warps(p.order.tiles * WARPS, flag, [&](int n, uint32_t word) {
-        const work_tile w = work_tile_of<X>(p, n / WARPS);
-        const head_args x = head_args_of(a, w.b, w.h);
-        for (int r = 0; r < 16; r++) {
-            const int i = w.i0 + n % WARPS * 16 + r;
-            const bool huge = word >> (r % 8 * 4 + r / 8) & 1;
-            if (i < p.Sq && (huge || word & LOOK)) forward_row(a, x, i, a.g.view[ATTN_T_out], nullptr, !huge);
-        }
-    });
-}
-
-/* Before them: sets the counters and marks to 0, 16 bytes a thread. */
+/* Before it: sets the counters and marks to 0, 16 bytes a thread. */
 __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 {
     launch_dependents();      /* forward_tiles may be made ready: it waits for our end */
@@ -573,17 +587,17 @@ struct run_counters {
     int unused[29];
 };
 
-/* And goes on with the marks; a word per warp and tile; V^T; q and k as bfloat16. */
+/* And goes on with the marks; a note per warp and tile; V^T; q and k as bfloat16. */
 struct layout {
-    int64_t flags, V, wide[2], bytes; /* where they begin */
+    int64_t notes, V, wide[2], bytes; /* where they begin */
 };
 
 layout layout_of(const attn_dims &d, bool wide)
 {
     const auto lines = [](int64_t bytes) { return (bytes + 127) / 128 * 128; };
     layout x;
-    x.flags = sizeof(run_counters) + lines(transpose_units(d) * (int64_t)sizeof(uint32_t));
-    x.V = x.flags + lines(d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 * (int64_t)sizeof(uint32_t));
+    x.notes = sizeof(run_counters) + lines(transpose_units(d) * (int64_t)sizeof(uint32_t));
+    x.V = x.notes + lines(d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 * (int64_t)sizeof(repair_note));
     x.wide[0] = x.V + d.B * d.Hk * d.Dv * attn_tiles(d.Sk, KEYS) * KEYS;
     x.wide[1] = x.wide[0] + (wide ? lines(d.B * d.Sq * d.H * d.D * 2) : 0);
     x.bytes = x.wide[1] + (wide ? lines(d.B * d.Sk * d.Hk * d.D * 2) : 0);
@@ -634,7 +648,7 @@ plan make_plan(const f8_job &job, int BM, int row_bytes, int sweep_rows)
     p.scales = input_scales_of(g);
     p.to = results_of(g);
     p.transpose = make_transpose_plan(job, p.order.section, sweep_rows);
-    p.flags = (uint32_t *)(job.memory + job.place.flags);
+    p.notes = (repair_note *)(job.memory + job.place.notes);
     p.counter = &((run_counters *)job.memory)->tile;
     return p;
 }
@@ -672,15 +686,13 @@ template <class X> cudaError_t launch(const f8_job &job)
     cudaError_t code = make_maps<X>(job, p, maps);
     if (code == cudaSuccess) code = allow_shared<forward_tiles<X>>(sizeof(shared<X>));
     if (code != cudaSuccess) return code;
-    const int64_t words = job.place.flags / (int64_t)sizeof(uint4);
+    const int64_t words = job.place.notes / (int64_t)sizeof(uint4);
     code = launch_dependent(begin_run, attn_tiles(words, 256), 256, 0, job.stream, (uint4 *)job.memory, words);
     if (code != cudaSuccess) return code;
     /* Blocks without a tile of work transpose V for those that have one. */
     const int64_t blocks = attn_max64(p.order.tiles, (p.transpose.units + 1) / 2);
-    code = launch_dependent(forward_tiles<X>, attn_min64(blocks, job.chip->multiprocessors), X::THREADS,
-                            sizeof(shared<X>), job.stream, p, maps);
-    if (code != cudaSuccess) return code;
-    return launch_dependent(repair_rows<X>, job.chip->multiprocessors, 128, 0, job.stream, job.given, p);
+    return launch_dependent(forward_tiles<X>, attn_min64(blocks, job.chip->multiprocessors), X::THREADS,
+                            sizeof(shared<X>), job.stream, p, maps, job.given);
 }
 
 /* The shapes. A problem takes the first that is wide enough and meant for as many keys, without a mask or with one,
