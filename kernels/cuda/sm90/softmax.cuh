@@ -85,10 +85,11 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
     softmax_step<N>(S, x, rescale, reference, [](float) {});
 }
 
-/* The same in the order that lets O be rescaled under the exponentials. midway(sum) comes before them all, with a number >= 0 or
+/* The same in the order that lets O be rescaled under the exponentials. midway(sum) comes before them all but one, with a number >= 0 or
  * NaN that needs both rows' maxima; after it O may be multiplied by rescale. So that nothing but exponentials is left then, the
  * sums begin with what they were. The first row's maximum is of two chains, for all wait for it; the second's of one, whose waits
- * are where the first row's exponentials begin. HIDDEN: a row may have seen no key yet. */
+ * are where the first row's exponentials begin: the first of them before it, as in IN_TURN = 2. HIDDEN: a row may have seen no key
+ * yet. */
 template <int N, bool HIDDEN, class REFERENCE, class F>
 DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -99,8 +100,9 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
     top[0] = fmaxf(top[0], other);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if (half == 1) { /* begins with a number that needs the first row's maximum, and changes nothing */
-            top[1] = fminf(x.m[0], x.m[1]);
+        if (half == 1) { /* begins with a number that needs the first row's first exponential, and changes nothing */
+            S[0] = exp2_fast(fmaf(S[0], reference.c, -base[0]));
+            top[1] = fmaf(S[0], 0, fminf(x.m[0], x.m[1]));
 #pragma unroll
             for (int n = 0; n < N / 8; n++)
 #pragma unroll
@@ -120,7 +122,7 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             float &s = S[n * 4 + e];
-            s = exp2_fast(fmaf(s, reference.c, -base[e / 2]));
+            if (n > 0 || e > 0) s = exp2_fast(fmaf(s, reference.c, -base[e / 2]));
             if (n > 0) sum[e] += s;
             else sum[e] = e % 2 ? s : fmaf(x.l[e / 2], rescale[e / 2], s);
         }
