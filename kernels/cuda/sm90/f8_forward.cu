@@ -62,6 +62,8 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ 
     static const bool EARLY = D == 128 && !WIDE;            /* O is waited for and rescaled under the exponentials */
     /* O begins anew by zeros, not by a product that does not add (which is 2 % slower here, and faster elsewhere). */
     static const bool ZEROS = BN == 224;
+    /* Of which the second row's maximum is made, if EARLY: of as many keys one is long. */
+    static const int CHAINS = BN == 224 ? 2 : 1;
     static const int STEPS = D == 256 ? 8 : 1; /* in which a unit of V^T is made: what shared memory has room for */
     /* The sums of a thread are D / 2 numbers, floats where there is room for them and bfloat16 where there is not. */
     static const bool FLOAT_SUMS = D <= 128;
@@ -342,7 +344,7 @@ template <class X> struct attention {
             mask<N>(S, p.band, i0, j * BN, me.lane);
         }
         const shifted_reference<SHIFT> reference = { x.c };
-        if (X::EARLY) softmax_step_early<N, CAREFUL>(S, state, rescale, reference, midway);
+        if (X::EARLY) softmax_step_early<N, CAREFUL, X::CHAINS>(S, state, rescale, reference, midway);
         else softmax_step<N>(S, state, rescale, reference);
     }
 
