@@ -43,15 +43,15 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
-enum { SHIFT = 8, PROMOTED = 768 };
+enum { SHIFT = 8, PROMOTED = 896 };
 
 /* An instantiation: head dims up to D; C consumers of 64 rows; BN keys per tile; stages of the ring; the type that q
- * and k are multiplied in; made for few keys. */
-template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ = false> struct shape {
+ * and k are multiplied in; SHORT_ENDS. */
+template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
-    /* What a tile of work does once is much of it where it has few keys, or tiles of them are wide: the scores of the first tile of
+    /* What a tile of work does once is much of it where it has few keys, or tiles of them are wide, and is made shorter: the scores of the first tile of
      * keys are those that some row sees, the softmax ends under the last product, and consumers help to begin with V^T. */
-    static const bool SHORT = SHORT_;
+    static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
     /* Chunks of 128 bytes, a row of shared memory: of a row of q or k; of the keys of a row of V^T. */
@@ -93,7 +93,7 @@ template <class X> struct shared {
     work_tile work;
     warpgroup_tile parts[X::C];
     kv_barriers<X::C, X::STAGES> bars;
-    unit helped_units[X::SHORT ? X::C * 4 : 1]; /* see help_to_transpose */
+    unit helped_units[X::SHORT_ENDS ? X::C * 4 : 1]; /* see help_to_transpose */
     int newest[X::C * 4]; /* of a warp's tiles of work that are to be repaired; -1: there is none */
 };
 
@@ -327,7 +327,7 @@ template <class X> struct attention {
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
     /* Raw scores of N keys of tile j become P. CAREFUL: some may be hidden, or change their sign. midway, where EARLY: see
-     * softmax_step_early. SHORT: a mask of the right side alone is shorter, and of more than 128 keys that some row sees all
+     * softmax_step_early. SHORT_ENDS: a mask of the right side alone is shorter, and of more than 128 keys that some row sees all
      * rows see 64. */
     template <int N, bool CAREFUL, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
@@ -336,7 +336,7 @@ template <class X> struct attention {
         if (CAREFUL && x.negative)
 #pragma unroll
             for (int i = 0; i < N / 2; i++) S[i] = -S[i];
-        if (CAREFUL && X::SHORT) {
+        if (CAREFUL && X::SHORT_ENDS) {
             const int seen_by_all = min(x.i0 + me.w * 64 + p.band.hi, p.band.Sk) - j * BN;
             if (j < y.free_first) mask<N>(S, p.band, i0, j * BN, me.lane);
             else if (seen_by_all < N) mask<N, true, (N > 128) ? 64 : 0>(S, p.band, i0, j * BN, me.lane);
@@ -377,7 +377,7 @@ template <class X> struct attention {
         me.release_V();
     }
 
-    /* O = P V over the tiles of keys that these rows see, from the last to the first; and how it ends, where SHORT. */
+    /* O = P V over the tiles of keys that these rows see, from the last to the first; and how it ends, where SHORT_ENDS. */
     DEVICE void attend(float (&O)[D / 2], softmax &state, const work_tile &x, const warpgroup_tile &y, tile_end &end)
     {
         const int first = x.first, i0 = row_of(x);
@@ -395,8 +395,8 @@ template <class X> struct attention {
         me.await_K();
         /* Keys of the first tile that some row sees. */
         const int seen = min(x.i0 + me.w * 64 + 63 + p.band.hi, p.band.Sk) - (y.last_visible - 1) * BN;
-        if (X::SHORT && seen <= 64) first_tile<X::SHORT ? 64 : BN>(P, x, y, state);
-        else if (X::SHORT && BN > 128 && seen <= 128) first_tile<X::SHORT ? 128 : BN>(P, x, y, state);
+        if (X::SHORT_ENDS && seen <= 64) first_tile<X::SHORT_ENDS ? 64 : BN>(P, x, y, state);
+        else if (X::SHORT_ENDS && BN > 128 && seen <= 128) first_tile<X::SHORT_ENDS ? 128 : BN>(P, x, y, state);
         else first_tile<BN>(P, x, y, state);
         me.template pass_V<X::MOST_PASSED>(x.last - y.last_visible);
 
@@ -429,7 +429,7 @@ template <class X> struct attention {
             y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step);
         me.await_V();
         multiply_add<e4m3, D, BN / 32>(O, P, V(), X::ZEROS || !promotes(first));
-        if (X::SHORT) end = end_softmax(state, x);
+        if (X::SHORT_ENDS) end = end_softmax(state, x);
         retire<0>(O);
         me.release_V();
         if (many) promoted.add_to(O, sums, me.lane);
@@ -489,9 +489,9 @@ template <class X> struct attention {
                 attend(O, state, x, y, end);
             } else {
                 if (x.first < x.last) me.pass_work(x.first, x.last);
-                if (X::SHORT) end = end_softmax(state, x);
+                if (X::SHORT_ENDS) end = end_softmax(state, x);
             }
-            if (!X::SHORT) end = end_softmax(state, x);
+            if (!X::SHORT_ENDS) end = end_softmax(state, x);
             finish(O, end, x);
         }
         me.end_turns();
@@ -533,7 +533,7 @@ template <class X> struct helper_memory {
 template <class X> DEVICE void help_to_transpose(const plan &p, shared<X> &sm)
 {
     helper_memory<X> memory = { sm };
-    static_assert(!X::SHORT || sizeof(sum_words<X>) >= sizeof(sm.transpose.staging[0]), "room for V");
+    static_assert(!X::SHORT_ENDS || sizeof(sum_words<X>) >= sizeof(sm.transpose.staging[0]), "room for V");
     transposer<X::STEPS, helper_memory<X>>{ p.transpose, memory }.make_one();
 }
 
@@ -563,7 +563,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         else if (role == 1) hand_out_work(p, sm);
         else transposer<X::STEPS, transpose_memory<X::STEPS>>{ p.transpose, sm.transpose }.run();
     } else {
-        if (X::SHORT && p.transpose.in_haste) help_to_transpose(p, sm);
+        if (X::SHORT_ENDS && p.transpose.in_haste) help_to_transpose(p, sm);
         setmaxnreg_inc<X::CONSUMER>();
         attention<X>(p, sm, wg - 1).run();
         __syncwarp();
