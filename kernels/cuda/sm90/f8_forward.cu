@@ -18,12 +18,12 @@
  *            lse may be (kernels/README.md, "Accuracy"), while out is well within its limit. Where lse is wanted, q and k are therefore
  *            widened to bfloat16, which holds them exactly, and only P V is a product of e4m3.
  *
- * begin_run(), a kernel before, sets marks and counters to 0; all three kernels of a run, and the first of the next,
- * are made ready while the one before runs, and wait for its end.
+ * begin_run(), a kernel before, sets marks and counters to 0; both kernels of a run, and the first of the next, are
+ * made ready while the one before runs, and wait for its end.
  *
  * The rows of tiles of work whose V had a NaN (V^T has zeros there), and those whose result is not finite, are
- * looked at once more by repair_rows, which computes what they really see. It also computes rows whose scores are so
- * large that P would leave its range.
+ * looked at once more when their block has no more work (repair_own_rows), and what they really see is computed. So are
+ * rows whose scores are so large that P would leave its range.
  *
  * What a row's bits depend on: BN, PROMOTED and the order of the tiles, all fixed by head dim, masks, Sk and
  * whether lse is wanted. */
@@ -43,15 +43,15 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
-enum { SHIFT = 8, PROMOTED = 768 };
+enum { SHIFT = 8, PROMOTED = 896 };
 
 /* An instantiation: head dims up to D; C consumers of 64 rows; BN keys per tile; stages of the ring; the type that q
- * and k are multiplied in; made for few keys. */
-template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ = false> struct shape {
+ * and k are multiplied in; SHORT_ENDS. */
+template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
-    /* What a tile of work does once is much of it where it has few keys, or tiles of them are wide: the scores of the first tile of
+    /* What a tile of work does once is much of it where it has few keys, or tiles of them are wide, and is made shorter: the scores of the first tile of
      * keys are those that some row sees, the softmax ends under the last product, and consumers help to begin with V^T. */
-    static const bool SHORT = SHORT_;
+    static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
     /* Chunks of 128 bytes, a row of shared memory: of a row of q or k; of the keys of a row of V^T. */
@@ -62,6 +62,8 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ 
     static const bool EARLY = D == 128 && !WIDE;            /* O is waited for and rescaled under the exponentials */
     /* O begins anew by zeros, not by a product that does not add (which is 2 % slower here, and faster elsewhere). */
     static const bool ZEROS = BN == 224;
+    /* Of which the second row's maximum is made, if EARLY: of as many keys one is long. */
+    static const int CHAINS = BN == 224 ? 2 : 1;
     static const int STEPS = D == 256 ? 8 : 1; /* in which a unit of V^T is made: what shared memory has room for */
     /* The sums of a thread are D / 2 numbers, floats where there is room for them and bfloat16 where there is not. */
     static const bool FLOAT_SUMS = D <= 128;
@@ -91,10 +93,20 @@ template <class X> struct shared {
     work_tile work;
     warpgroup_tile parts[X::C];
     kv_barriers<X::C, X::STAGES> bars;
-    unit helped_units[X::SHORT ? X::C * 4 : 1]; /* see help_to_transpose */
+    unit helped_units[X::SHORT_ENDS ? X::C * 4 : 1]; /* see help_to_transpose */
+    int newest[X::C * 4]; /* of a warp's tiles of work that are to be repaired; -1: there is none */
 };
 
 /* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
+
+/* What a warp of 16 rows leaves for the end of its block, see repair_own_rows. In rows bit 4 i is row i's, bit 4 i + 1 row i + 8's: its
+ * scores are huge. */
+struct repair_note {
+    uint32_t rows; /* and what else was seen */
+    int before;    /* the warp's note before it: that of this tile of work, or -1 */
+};
+enum { LOOK = 4 };  /* a result was not finite: rows that see a NaN are to be found */
+enum { V_NAN = 8 }; /* V^T of some keys, maybe not of those that the rows see, has zeros for NaN */
 
 struct plan {
     tile_order order;
@@ -104,8 +116,8 @@ struct plan {
     input_scales scales;
     results to;
     transpose_plan transpose;
-    uint32_t *flags; /* a word per warp and tile, for repair_rows: see there */
-    int *counter;    /* next tile less gridDim.x */
+    repair_note *notes; /* one per warp and tile, of those alone where something is to be repaired */
+    int *counter;       /* next tile less gridDim.x */
 };
 
 /* Tile t, but for its factors. */
@@ -287,14 +299,13 @@ template <class X> struct promoted_sums {
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-enum { LOOK = 4 };               /* a bit of flags: some result was not finite, or V had a NaN */
 const float BASE_MOST = 1 << 23; /* beyond it m c is rounded so much that P may pass 448 */
 
-/* How a tile of work ends: what the thread's rows of O are multiplied by; which of the warp's rows have huge scores, see
- * repair_rows; are the sums finite. */
+/* How a tile of work ends: what the thread's rows of O are multiplied by; what is known of its repair_note::rows; are
+ * the sums finite. */
 struct tile_end {
     float factor[2];
-    uint32_t huge_rows;
+    uint32_t rows;
     bool finite;
 };
 
@@ -316,7 +327,7 @@ template <class X> struct attention {
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
     /* Raw scores of N keys of tile j become P. CAREFUL: some may be hidden, or change their sign. midway, where EARLY: see
-     * softmax_step_early. SHORT: a mask of the right side alone is shorter, and of more than 128 keys that some row sees all
+     * softmax_step_early. SHORT_ENDS: a mask of the right side alone is shorter, and of more than 128 keys that some row sees all
      * rows see 64. */
     template <int N, bool CAREFUL, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
@@ -325,7 +336,7 @@ template <class X> struct attention {
         if (CAREFUL && x.negative)
 #pragma unroll
             for (int i = 0; i < N / 2; i++) S[i] = -S[i];
-        if (CAREFUL && X::SHORT) {
+        if (CAREFUL && X::SHORT_ENDS) {
             const int seen_by_all = min(x.i0 + me.w * 64 + p.band.hi, p.band.Sk) - j * BN;
             if (j < y.free_first) mask<N>(S, p.band, i0, j * BN, me.lane);
             else if (seen_by_all < N) mask<N, true, (N > 128) ? 64 : 0>(S, p.band, i0, j * BN, me.lane);
@@ -333,7 +344,7 @@ template <class X> struct attention {
             mask<N>(S, p.band, i0, j * BN, me.lane);
         }
         const shifted_reference<SHIFT> reference = { x.c };
-        if (X::EARLY) softmax_step_early<N, CAREFUL>(S, state, rescale, reference, midway);
+        if (X::EARLY) softmax_step_early<N, CAREFUL, X::CHAINS>(S, state, rescale, reference, midway);
         else softmax_step<N>(S, state, rescale, reference);
     }
 
@@ -366,7 +377,7 @@ template <class X> struct attention {
         me.release_V();
     }
 
-    /* O = P V over the tiles of keys that these rows see, from the last to the first; and how it ends, where SHORT. */
+    /* O = P V over the tiles of keys that these rows see, from the last to the first; and how it ends, where SHORT_ENDS. */
     DEVICE void attend(float (&O)[D / 2], softmax &state, const work_tile &x, const warpgroup_tile &y, tile_end &end)
     {
         const int first = x.first, i0 = row_of(x);
@@ -384,8 +395,8 @@ template <class X> struct attention {
         me.await_K();
         /* Keys of the first tile that some row sees. */
         const int seen = min(x.i0 + me.w * 64 + 63 + p.band.hi, p.band.Sk) - (y.last_visible - 1) * BN;
-        if (X::SHORT && seen <= 64) first_tile<X::SHORT ? 64 : BN>(P, x, y, state);
-        else if (X::SHORT && BN > 128 && seen <= 128) first_tile<X::SHORT ? 128 : BN>(P, x, y, state);
+        if (X::SHORT_ENDS && seen <= 64) first_tile<X::SHORT_ENDS ? 64 : BN>(P, x, y, state);
+        else if (X::SHORT_ENDS && BN > 128 && seen <= 128) first_tile<X::SHORT_ENDS ? 128 : BN>(P, x, y, state);
         else first_tile<BN>(P, x, y, state);
         me.template pass_V<X::MOST_PASSED>(x.last - y.last_visible);
 
@@ -418,22 +429,23 @@ template <class X> struct attention {
             y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step);
         me.await_V();
         multiply_add<e4m3, D, BN / 32>(O, P, V(), X::ZEROS || !promotes(first));
-        if (X::SHORT) end = end_softmax(state, x);
+        if (X::SHORT_ENDS) end = end_softmax(state, x);
         retire<0>(O);
         me.release_V();
         if (many) promoted.add_to(O, sums, me.lane);
     }
 
-    /* lse = ln of 2^base l, and the flags. It needs no O. */
+    /* lse = ln of 2^base l, and what is to be repaired. It needs no O. */
     DEVICE tile_end end_softmax(softmax &state, const work_tile &x)
     {
         const shifted_reference<SHIFT> reference = { x.c };
         tile_end y = {};
+        y.rows = had_any_nan(p.transpose) ? V_NAN : 0;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float base = reference.base(state.m[half]);
             const bool huge = base != -CUDART_INF_F && !(fabsf(base) < BASE_MOST);
-            y.huge_rows |= (__ballot_sync(0xffffffff, huge) & 0x11111111) << half;
+            y.rows |= (__ballot_sync(0xffffffff, huge) & 0x11111111) << half;
         }
         const row_ends ends = end_rows(state, reference, x.sink, x.v_scale);
         store_lse(p.to, x.b, x.h, 0, row_of(x), p.Sq, state, ends, me.lane);
@@ -442,13 +454,17 @@ template <class X> struct attention {
         return y;
     }
 
-    /* out = O / l, and the flags of what repair_rows is to look at. */
+    /* out = O / l, and a note of what is to be repaired. */
     DEVICE void finish(float (&O)[D / 2], const tile_end &end, const work_tile &x)
     {
         const int warp_row = x.i0 + me.w * 64 + me.warp * 16;
         const bool finite = finish_rows(O, end.factor) && end.finite;
         const bool any = __any_sync(0xffffffff, !finite);
-        if (me.lane == 0) p.flags[x.index * (4 * X::C) + warp_index()] = end.huge_rows | (any ? LOOK : 0);
+        const uint32_t rows = end.rows | (any ? LOOK : 0);
+        if (rows && me.lane == 0) {
+            p.notes[x.index * (4 * X::C) + warp_index()] = { rows, sm.newest[warp_index()] };
+            sm.newest[warp_index()] = x.index;
+        }
         if (!p.to.out) return;
         __syncwarp(); /* the warp's sums are read */
         store_rows<bf16, D>(out_row<bf16>(p.to, x.b, x.h, warp_row), p.to.out_row, p.Sq - warp_row, p.to.Dv, O,
@@ -463,7 +479,7 @@ template <class X> struct attention {
             work_tile x;
             warpgroup_tile y;
             me.take(x, y, [](const work_tile &) {});
-            if (x.i0 == STOP) break;
+            if (__any_sync(0xffffffff, x.i0 == STOP)) break; /* by a vote: see repair_own_rows */
             float O[D / 2];
             softmax state;
 #pragma unroll
@@ -473,14 +489,38 @@ template <class X> struct attention {
                 attend(O, state, x, y, end);
             } else {
                 if (x.first < x.last) me.pass_work(x.first, x.last);
-                if (X::SHORT) end = end_softmax(state, x);
+                if (X::SHORT_ENDS) end = end_softmax(state, x);
             }
-            if (!X::SHORT) end = end_softmax(state, x);
+            if (!X::SHORT_ENDS) end = end_softmax(state, x);
             finish(O, end, x);
         }
         me.end_turns();
     }
 };
+
+/* ---- Repair ------------------------------------------------------------------------------------------------------ */
+
+/* Of the warp's tiles of work that have a note, the rows that forward_tiles cannot compute, one by one: those of huge scores, and where there
+ * was a NaN those that see one. A function of its own, behind a loop over work that ends by a vote: in line, or where ptxas does not see
+ * that a warp ends as a whole, the loop over keys keeps its descriptors in registers of each thread. */
+template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
+{
+    const int warp = threadIdx.x / 32 - 4;
+    repair_note note;
+    for (int t = block_memory<shared<X>>().newest[warp]; t >= 0; t = note.before) {
+        const work_tile w = work_tile_of<X>(p, t);
+        const head_args x = head_args_of(a, w.b, w.h);
+        note = p.notes[t * (4 * X::C) + warp];
+        const bool look = note.rows & LOOK ||
+                          (note.rows & V_NAN && had_nan(p.transpose, w.b * (int64_t)p.transpose.Hk + w.h / p.group,
+                                                        w.first * X::BN, w.last * X::BN));
+        for (int r = 0; r < 16; r++) {
+            const int i = w.i0 + warp * 16 + r;
+            const bool huge = note.rows >> (r % 8 * 4 + r / 8) & 1;
+            if (i < p.Sq && (huge || look)) forward_row(a, x, i, a.g.view[ATTN_T_out], nullptr, !huge);
+        }
+    }
+}
 
 /* Where all blocks begin with different heads (under a mask), more of V^T is wanted at once than its warps make: each
  * of the consumers' then makes a unit first, V in the memory of the warp's sums. */
@@ -493,7 +533,7 @@ template <class X> struct helper_memory {
 template <class X> DEVICE void help_to_transpose(const plan &p, shared<X> &sm)
 {
     helper_memory<X> memory = { sm };
-    static_assert(!X::SHORT || sizeof(sum_words<X>) >= sizeof(sm.transpose.staging[0]), "room for V");
+    static_assert(!X::SHORT_ENDS || sizeof(sum_words<X>) >= sizeof(sm.transpose.staging[0]), "room for V");
     transposer<X::STEPS, helper_memory<X>>{ p.transpose, memory }.make_one();
 }
 
@@ -501,11 +541,11 @@ template <class X> DEVICE void help_to_transpose(const plan &p, shared<X> &sm)
 
 template <class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
-    forward_tiles(const __grid_constant__ plan p, const __grid_constant__ kv_maps maps)
+    forward_tiles(const __grid_constant__ plan p, const __grid_constant__ kv_maps maps,
+                  const __grid_constant__ cuda_args a)
 {
     static_assert(sizeof(shared<X>) <= 227 << 10, "what a block may have");
-    extern __shared__ __align__(1024) char memory[];
-    shared<X> &sm = *reinterpret_cast<shared<X> *>(memory);
+    shared<X> &sm = block_memory<shared<X>>();
     const int wg = warpgroup_index();
 
     if (threadIdx.x == 0) {
@@ -513,6 +553,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         sm.bars.init();
         fence_mbarrier_init();
     }
+    if (threadIdx.x < X::C * 4) sm.newest[threadIdx.x] = -1;
     begin_block();
 
     if (wg == 0) {
@@ -522,40 +563,15 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         else if (role == 1) hand_out_work(p, sm);
         else transposer<X::STEPS, transpose_memory<X::STEPS>>{ p.transpose, sm.transpose }.run();
     } else {
-        if (X::SHORT && p.transpose.in_haste) help_to_transpose(p, sm);
+        if (X::SHORT_ENDS && p.transpose.in_haste) help_to_transpose(p, sm);
         setmaxnreg_inc<X::CONSUMER>();
         attention<X>(p, sm, wg - 1).run();
+        __syncwarp();
+        if (__any_sync(0xffffffff, sm.newest[threadIdx.x / 32 - 4] >= 0)) repair_own_rows<X>(p, a);
     }
 }
 
-/* Rows that forward_tiles cannot compute, one by one. A word per warp of 16 rows: bit 4 i is row i's, bit 4 i + 1 row
- * i + 8's: its scores are huge; LOOK: there was a NaN, and rows that see one are to be found, as in tiles of work
- * whose V had one. */
-template <class X>
-__global__ void __launch_bounds__(128) repair_rows(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
-{
-    const int WARPS = X::BM / 16;
-    launch_dependents(); /* the next run may be made ready: it waits for our end */
-    wait_for_prerequisites();
-    const bool any_nan = *p.transpose.any_nan;
-    const auto flag = [&](int n) {
-        if (!any_nan) return p.flags[n];
-        const work_tile w = work_tile_of<X>(p, n / WARPS);
-        const int64_t head = w.b * p.transpose.Hk + w.h / p.group;
-        return p.flags[n] | (had_nan(p.transpose, head, w.first * X::BN, w.last * X::BN) ? LOOK : 0u);
-    };
-    for_flagged_warps(p.order.tiles * WARPS, flag, [&](int n, uint32_t word) {
-        const work_tile w = work_tile_of<X>(p, n / WARPS);
-        const head_args x = head_args_of(a, w.b, w.h);
-        for (int r = 0; r < 16; r++) {
-            const int i = w.i0 + n % WARPS * 16 + r;
-            const bool huge = word >> (r % 8 * 4 + r / 8) & 1;
-            if (i < p.Sq && (huge || word & LOOK)) forward_row(a, x, i, a.g.view[ATTN_T_out], nullptr, !huge);
-        }
-    });
-}
-
-/* Before them: sets the counters and marks to 0, 16 bytes a thread. */
+/* Before it: sets the counters and marks to 0, 16 bytes a thread. */
 __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 {
     launch_dependents();      /* forward_tiles may be made ready: it waits for our end */
@@ -573,17 +589,17 @@ struct run_counters {
     int unused[29];
 };
 
-/* And goes on with the marks; a word per warp and tile; V^T; q and k as bfloat16. */
+/* And goes on with the marks; a note per warp and tile; V^T; q and k as bfloat16. */
 struct layout {
-    int64_t flags, V, wide[2], bytes; /* where they begin */
+    int64_t notes, V, wide[2], bytes; /* where they begin */
 };
 
 layout layout_of(const attn_dims &d, bool wide)
 {
     const auto lines = [](int64_t bytes) { return (bytes + 127) / 128 * 128; };
     layout x;
-    x.flags = sizeof(run_counters) + lines(transpose_units(d) * (int64_t)sizeof(uint32_t));
-    x.V = x.flags + lines(d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 * (int64_t)sizeof(uint32_t));
+    x.notes = sizeof(run_counters) + lines(transpose_units(d) * (int64_t)sizeof(uint32_t));
+    x.V = x.notes + lines(d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 * (int64_t)sizeof(repair_note));
     x.wide[0] = x.V + d.B * d.Hk * d.Dv * attn_tiles(d.Sk, KEYS) * KEYS;
     x.wide[1] = x.wide[0] + (wide ? lines(d.B * d.Sq * d.H * d.D * 2) : 0);
     x.bytes = x.wide[1] + (wide ? lines(d.B * d.Sk * d.Hk * d.D * 2) : 0);
@@ -634,7 +650,7 @@ plan make_plan(const f8_job &job, int BM, int row_bytes, int sweep_rows)
     p.scales = input_scales_of(g);
     p.to = results_of(g);
     p.transpose = make_transpose_plan(job, p.order.section, sweep_rows);
-    p.flags = (uint32_t *)(job.memory + job.place.flags);
+    p.notes = (repair_note *)(job.memory + job.place.notes);
     p.counter = &((run_counters *)job.memory)->tile;
     return p;
 }
@@ -672,15 +688,13 @@ template <class X> cudaError_t launch(const f8_job &job)
     cudaError_t code = make_maps<X>(job, p, maps);
     if (code == cudaSuccess) code = allow_shared<forward_tiles<X>>(sizeof(shared<X>));
     if (code != cudaSuccess) return code;
-    const int64_t words = job.place.flags / (int64_t)sizeof(uint4);
+    const int64_t words = job.place.notes / (int64_t)sizeof(uint4);
     code = launch_dependent(begin_run, attn_tiles(words, 256), 256, 0, job.stream, (uint4 *)job.memory, words);
     if (code != cudaSuccess) return code;
     /* Blocks without a tile of work transpose V for those that have one. */
     const int64_t blocks = attn_max64(p.order.tiles, (p.transpose.units + 1) / 2);
-    code = launch_dependent(forward_tiles<X>, attn_min64(blocks, job.chip->multiprocessors), X::THREADS,
-                            sizeof(shared<X>), job.stream, p, maps);
-    if (code != cudaSuccess) return code;
-    return launch_dependent(repair_rows<X>, job.chip->multiprocessors, 128, 0, job.stream, job.given, p);
+    return launch_dependent(forward_tiles<X>, attn_min64(blocks, job.chip->multiprocessors), X::THREADS,
+                            sizeof(shared<X>), job.stream, p, maps, job.given);
 }
 
 /* The shapes. A problem takes the first that is wide enough and meant for as many keys, without a mask or with one,

@@ -85,11 +85,12 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
     softmax_step<N>(S, x, rescale, reference, [](float) {});
 }
 
-/* The same in the order that lets O be rescaled under the exponentials. midway(sum) comes before them all, with a number >= 0 or
+/* The same in the order that lets O be rescaled under the exponentials. midway(sum) comes before them all but one, with a number >= 0 or
  * NaN that needs both rows' maxima; after it O may be multiplied by rescale. So that nothing but exponentials is left then, the
- * sums begin with what they were. The first row's maximum is of two chains, for all wait for it; the second's of one, whose waits
- * are where the first row's exponentials begin. HIDDEN: a row may have seen no key yet. */
-template <int N, bool HIDDEN, class REFERENCE, class F>
+ * sums begin with what they were. The first row's maximum is of two chains, for all wait for it; the second's of CHAINS (1 or 2),
+ * whose waits are where the first row's exponentials begin: the first of them before it, as in IN_TURN = 2. HIDDEN: a row may have
+ * seen no key yet. */
+template <int N, bool HIDDEN, int CHAINS, class REFERENCE, class F>
 DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
     float top[2], other = S[1], base[2], sum[4];
@@ -99,12 +100,17 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
     top[0] = fmaxf(top[0], other);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if (half == 1) { /* begins with a number that needs the first row's maximum, and changes nothing */
-            top[1] = fminf(x.m[0], x.m[1]);
+        if (half == 1) { /* begins with a number that needs the first row's first exponential, and changes nothing */
+            S[0] = exp2_fast(fmaf(S[0], reference.c, -base[0]));
+            top[1] = other = fmaf(S[0], 0, fminf(x.m[0], x.m[1])); /* or NaN, which a maximum passes over */
 #pragma unroll
             for (int n = 0; n < N / 8; n++)
 #pragma unroll
-                for (int e = 2; e < 4; e++) top[1] = fmaxf(top[1], S[n * 4 + e]);
+                for (int e = 2; e < 4; e++) {
+                    float &chain = CHAINS == 2 && e == 3 ? other : top[1];
+                    chain = fmaxf(chain, S[n * 4 + e]);
+                }
+            if (CHAINS == 2) top[1] = fmaxf(top[1], other);
         }
         float m = fmaxf(x.m[half], top[half]);
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
@@ -120,7 +126,7 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             float &s = S[n * 4 + e];
-            s = exp2_fast(fmaf(s, reference.c, -base[e / 2]));
+            if (n > 0 || e > 0) s = exp2_fast(fmaf(s, reference.c, -base[e / 2]));
             if (n > 0) sum[e] += s;
             else sum[e] = e % 2 ? s : fmaf(x.l[e / 2], rescale[e / 2], s);
         }

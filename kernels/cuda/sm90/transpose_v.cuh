@@ -177,7 +177,7 @@ template <int STEPS, class MEMORY> struct transposer {
         fence_proxy_async_global(); /* the lane's stores, for the copy engine */
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
-            if (x.found == THERE_NONFINITE) *p.any_nan = 1;
+            if (x.found == THERE_NONFINITE) *(volatile uint32_t *)p.any_nan = 1;
             store_release(p.marks + x.mark, x.found);
         }
     }
@@ -248,7 +248,14 @@ DEVICE int key_blocks_below(const transpose_plan &p, int end)
     return min((end + KEYS - 1) / KEYS, p.key_blocks);
 }
 
-/* Had V of a head's keys [begin, end) a NaN? */
+/* Had any V a NaN of which units are there, as far as is known yet? Of units that the caller has waited for, itself or
+ * for a copy of theirs, all is known. */
+DEVICE bool had_any_nan(const transpose_plan &p)
+{
+    return *(volatile uint32_t *)p.any_nan;
+}
+
+/* Had V of a head's keys [begin, end), all of them there, a NaN? */
 DEVICE bool had_nan(const transpose_plan &p, int64_t head, int begin, int end)
 {
     const uint32_t *const marks = p.marks + head * p.key_blocks * p.channel_blocks;
