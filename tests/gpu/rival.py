@@ -143,25 +143,27 @@ def program(text):
     if not name or not equals or not words:
         raise argparse.ArgumentTypeError(f"must be NAME=COMMAND, not {text!r}")
     try:
-        words_for(words, dict(op='', dtype='', B=0, H=0, Hk=0, Sq=0, Sk=0, D=0, causal=False))
+        words_for(words, dict(op='', dtype='', B=0, H=0, Hk=0, Sq=0, Sk=0, D=0, causal=False), 0)
     except (KeyError, IndexError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f'{name}: {error} is none of op, dtype, B, H, Hk, Sq, Sk, D, causal') from None
+        raise argparse.ArgumentTypeError(f'{name}: {error} is none of op, dtype, B, H, Hk, Sq, Sk, D, causal, reps') from None
+    if not any('{reps}' in word for word in words):
+        raise argparse.ArgumentTypeError(f'{name}: must be timed as often as attn-bench is: give it {{reps}}')
     return name, words
 
 
-def words_for(words, c):
+def words_for(words, c, reps):
     """A program's words for a cell; a word that becomes empty is left out."""
-    filled = (word.format(**{**c, 'causal': '--causal' if c['causal'] else ''}) for word in words)
+    filled = (word.format(**{**c, 'causal': '--causal' if c['causal'] else '', 'reps': reps}) for word in words)
     return [word for word in filled if word]
 
 
-def program_ms(words, c):
+def program_ms(words, c, reps):
     """Milliseconds that a program prints for a cell; None where it refuses."""
-    done = subprocess.run(words_for(words, c), capture_output=True, text=True)
+    done = subprocess.run(words_for(words, c, reps), capture_output=True, text=True)
     try:
         return float(json.loads(done.stdout.strip().splitlines()[-1])['ms'])
     except (IndexError, KeyError, TypeError, ValueError):
-        print(f'# {shlex.join(words_for(words, c))}: status {done.returncode}: {done.stderr.strip()[-200:]}', file=sys.stderr)
+        print(f'# {shlex.join(words_for(words, c, reps))}: status {done.returncode}: {done.stderr.strip()[-200:]}', file=sys.stderr)
         return None
 
 
@@ -179,7 +181,7 @@ def in_turns(a, c):
                 ms = theirs(a, c, RIVALS[name])
                 torch.cuda.empty_cache()
             else:
-                ms = program_ms(programs[name], c)
+                ms = program_ms(programs[name], c, a.reps)
             turns[name].append(ms)
     return {name: None if None in ms else statistics.median(ms) for name, ms in turns.items()}, kernel
 
