@@ -786,7 +786,7 @@ bool plan_backward(const cuda_chip *chip, attn_plan *plan)
     const extent e = extent_of(d);
     if (backward_class(d) > 128) return false;
     if (!backward_walkable(plan) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
-    if (query_tiles_of(d) * 128 >= INT32_MAX) return false; /* threads of prepare */
+    if (query_tiles_of(d) * 4 >= INT32_MAX) return false; /* units, and words of the account */
     if (!mods_fit(p, g) || (p->mask_startend_rows.rank && (d.packed || p->deterministic))) return false;
     if (backward_bytes(chip, plan, true) == 0) return false;
     plan->workspace_bytes = (size_t)layout_of(chip, plan).bytes;
