@@ -379,7 +379,9 @@ emulate: ## the CUDA kernels without a GPU, in an emulator that finds mistakes o
 		$B/emulator/$(COMPUTE)/can_fail && \
 		ATTN_BACKEND=cuda ATTN_BRIEF=$${ATTN_BRIEF-1} UNIT_TIMEOUT=3600 sh tests/run_unit.sh \
 			$(addprefix $B/emulator/$(COMPUTE)/,$(EMU_BLOCKS)) $(call halves,$B/emulator/$(COMPUTE)/test_backends) && \
-		{ [ $(COMPUTE) = 80 ] || ATTN_CUDA_FAMILY=sm90_f8 ATTN_TESTS='test_float8*' ATTN_BACKEND=cuda sh tests/run_unit.sh $(call halves,$B/emulator/$(COMPUTE)/test_backends); }; \
+		{ [ $(COMPUTE) = 80 ] || ATTN_CUDA_FAMILY=sm90_f8 ATTN_TESTS='test_float8*' ATTN_BACKEND=cuda sh tests/run_unit.sh $(call halves,$B/emulator/$(COMPUTE)/test_backends); } && \
+		for d in 64 128; do ATTN_EMULATOR_REPAIRS=none ATTN_GRID_D=$$d ATTN_TESTS='test_grid*' ATTN_BACKEND=cuda sh tests/run_unit.sh \
+			$B/emulator/$(COMPUTE)/test_backends || exit 1; done; \
 	fi
 
 fresh: ## the two commands of the README in a bare Debian (root, debootstrap; FRESH=bookworm)

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <vector>
 
@@ -200,6 +201,12 @@ static void on_fault(int, siginfo_t *info, void *)
 }
 
 /* Every fiber waits. */
+void repair_begins()
+{
+    const char *allowed = getenv("ATTN_EMULATOR_REPAIRS");
+    if (allowed && !strcmp(allowed, "none")) fail("rows are computed one by one, and ATTN_EMULATOR_REPAIRS is none");
+}
+
 [[noreturn]] static void deadlock()
 {
     for (block *b : resident) {

@@ -173,6 +173,8 @@ uint32_t shared_bytes();
 /* Fails where not all of it lies in the block's shared memory, or not on a multiple of `align`. */
 char *shared_pointer(uint32_t address, size_t bytes, size_t align, const char *what);
 /* Fails where not all of it lies in one allocation of the device. */
+/* Fails where ATTN_EMULATOR_REPAIRS is "none". */
+void repair_begins();
 void check_global(const void *pointer, size_t bytes, size_t align, const char *what);
 
 char *dynamic_shared(size_t align);

@@ -574,6 +574,7 @@ template <typename T, class X> struct gradients {
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
+    repair_begins();
     for (int t = block_memory<shared<X>>().newest; t >= 0; t = *(volatile int32_t *)(p.before + t))
         if (((volatile uint8_t *)p.nonfinite)[t * 8 + warp])
             repair_keys_of<X>(a, p.scratch.s, key_place_of<X>(a, keys_of(p, t)), warp);

@@ -14,6 +14,7 @@ template <class X> static __device__ __noinline__ void repair_queries_of(const c
 {
     const query_unit x = query_unit_of<X>(a, n);
     const head_args head = head_args_of(a, x.b, x.h);
+    repair_begins();
     for (int i = x.i0; i < x.i0 + UNIT_ROWS<X> && i < x.s.Sq; i++) dq_row(a, s, head, i);
 }
 

@@ -553,6 +553,7 @@ template <typename T, class X> struct attention {
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4, newest = block_memory<shared<X>>().newest;
+    repair_begins();
     for (int t = newest; t >= 0; t = tile_before(p, t)) {
         if (!((volatile uint8_t *)p.nonfinite)[t * (4 * X::C) + warp]) continue;
         const work_tile w = work_tile_of<X::BM, X::BN>(p, t);

@@ -60,6 +60,10 @@ DEVICE uint32_t claim_acquire(uint32_t *word)
     if (x == 0) *word = 1;
     return x;
 }
+DEVICE void repair_begins()
+{
+    emu::repair_begins();
+}
 DEVICE float4 load_4(const float *from)
 {
     return *(const float4 *)from;
