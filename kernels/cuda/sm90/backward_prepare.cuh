@@ -57,7 +57,8 @@ template <typename T, class X> struct preparer {
     {
         const query_unit x = query_unit_of<X>(a, n);
         const int rows = max(min((int)x.s.Sq - x.i0, ROWS), 0);
-        if (x.i0 / QUERY_TILE * QUERY_TILE < x.s.Sq) prepare_rows(x, rows); /* of a tile all, also where it has no rows */
+        /* All of a tile, also where it has no rows. */
+        if (x.i0 / QUERY_TILE * QUERY_TILE < x.s.Sq) prepare_rows(x, rows);
         __syncwarp();
         if (lane == 0) add_release(p.prepared + n / p.units_of_head, 1);
     }
