@@ -8,9 +8,9 @@ a cell at a time.
         --program 'fa3=./fa3_bench --op {op} --dtype {dtype} -B {B} -H {H} --hk {Hk} -S {Sq} -D {D} {causal} --reps {reps}'
 
 A program is a command that times one cell and prints, last, a line of JSON with the milliseconds of a call as "ms". In
-its words {op}, {B}, {H}, {Hk}, {Sq}, {Sk} and {D} are the cell's, {dtype} is bf16 or e4m3, {causal} is --causal or nothing, and {reps} is --reps of this program. Without {reps} a
-program is refused: a card that is busy for a second per turn runs 10 % slower than one that is busy for 20 milliseconds. Without PyTorch,
-programs are the only rivals.
+its words {op}, {B}, {H}, {Hk}, {Sq}, {Sk} and {D} are the cell's, {dtype} is bf16 or e4m3, {causal} is --causal or
+nothing, and {reps} is --reps of this program. Without {reps} a program is refused: a card that is busy for a second per
+turn runs 10 % slower than one that is busy for 20 milliseconds. Without PyTorch, programs are the only rivals.
 
 A cell is a shape. For each, attn-bench as a child of this program and each rival run --turns times, in an order that is
 drawn anew each time and with a pause before each: the card's clock falls under load, and who always came last would be
