@@ -43,7 +43,10 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
-enum { SHIFT = 8, PROMOTED = 896 };
+/* Between two promotions a sum may lose PROMOTED 2^-13 of itself. The largest error of out over the largest |out| that was found, v of
+ * one sign, is 2.1e-2, and 3.8e-2 where v is one number and the key behind a promotion weighs most; 4e-2 is allowed, which 768
+ * and 896 pass (kernels/MEASUREMENTS.md, the float8 ladder, rung 22). */
+enum { SHIFT = 8, PROMOTED = 672 };
 
 /* An instantiation: head dims up to D; C consumers of 64 rows; BN keys per tile; stages of the ring; the type that q
  * and k are multiplied in; SHORT_ENDS. */
