@@ -4,7 +4,7 @@
  * which heads are worked through, and backward_tiles begins on the other multiprocessors at once. Its loader waits until all queries of
  * a head are prepared; the multiprocessors of this kernel join in when it has ended.
  *
- * All blocks of this kernel run before one of backward_tiles begins (launch_dependents()), so nobody waits for a block that waits. */
+ * All blocks of this kernel run before the first of backward_tiles begins (launch_dependents()): what those wait for is under way. */
 #ifndef ATTN_SM90_BACKWARD_PREPARE_CUH
 #define ATTN_SM90_BACKWARD_PREPARE_CUH
 

@@ -43,17 +43,19 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
-/* Between two promotions a sum may lose PROMOTED 2^-13 of itself. The largest error of out over the largest |out| that was found, v of
- * one sign, is 2.1e-2, and 3.8e-2 where v is one number and the key behind a promotion weighs most; 4e-2 is allowed, which 768
- * and 896 pass (kernels/MEASUREMENTS.md, the float8 ladder, rung 22). */
+/* Keys from one promotion to the next, at most. Between two a sum may lose PROMOTED 2^-13 of itself. The largest error
+ * of out over the largest |out| that was found, with v of one sign, is 2.1e-2, and 3.8e-2 where v is one number and the
+ * key behind a promotion weighs most. 4e-2 is allowed; 768 and 896 exceed it (kernels/MEASUREMENTS.md, the float8
+ * ladder, rung 22). */
 enum { SHIFT = 8, PROMOTED = 672 };
 
 /* An instantiation: head dims up to D; C consumers of 64 rows; BN keys per tile; stages of the ring; the type that q
  * and k are multiplied in; SHORT_ENDS. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
-    /* What a tile of work does once is much of it where it has few keys, or tiles of them are wide, and is made shorter: the scores of the first tile of
-     * keys are those that some row sees, the softmax ends under the last product, and consumers help to begin with V^T. */
+    /* What a tile of work does once is much of it where it has few keys, or tiles of them are wide, and is made shorter:
+     * the scores of the first tile of keys are those that some row sees, the softmax ends under the last product, and
+     * consumers help to begin with V^T. */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
