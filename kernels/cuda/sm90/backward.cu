@@ -456,7 +456,7 @@ template <typename T, class X> struct gradients {
     DEVICE void leave_mark(bool finite) const
     {
         const bool any = __any_sync(0xffffffff, !finite);
-        if (me.lane == 0) p.nonfinite[x.t * 8 + me.w * 4 + me.warp] = any;
+        if (me.lane == 0) p.nonfinite[x.t * 8 + me.w * 4 + me.warp] = any ? (uint16_t)(blockIdx.x + 1) : 0;
         if (any) *(volatile int *)&sm.any_nonfinite = 1; /* as other warps may: the same value */
     }
 
@@ -569,15 +569,20 @@ template <typename T, class X> struct gradients {
     }
 };
 
-/* Keys of the block's tiles of which this warp found dK or dV not finite, one by one. A function of its own, so that the rounds keep
- * their registers. Marks and tiles were written before the scheduler said that there is no more, which every lane has waited for. */
+/* Keys of the block's tiles of which this warp found dK or dV not finite, one by one. A function of its own, so that the
+ * rounds keep their registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
     repair_begins();
-    for (int t = block_memory<shared<X>>().newest; t >= 0; t = *(volatile int32_t *)(p.before + t))
-        if (((volatile uint8_t *)p.nonfinite)[t * 8 + warp])
+    for (int base = 0; base < p.order.tiles; base += 32) {
+        const int n = base + threadIdx.x % 32;
+        const bool mine = n < p.order.tiles && ((volatile uint16_t *)p.nonfinite)[n * 8 + warp] == blockIdx.x + 1;
+        for (unsigned set = __ballot_sync(0xffffffff, mine); set; set &= set - 1) {
+            const int t = base + __ffs(set) - 1;
             repair_keys_of<X>(a, p.scratch.s, key_place_of<X>(a, keys_of(p, t)), warp);
+        }
+    }
 }
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
@@ -605,7 +610,6 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         mbarrier_init(smem_addr(&sm.loaded), 1);
         for (int n = 0; n < X::STAGES_DS; n++) mbarrier_init(smem_addr(&sm.dS_full[n]), 8); /* warps */
         sm.any_nonfinite = 0;
-        sm.newest = -1;
         fence_mbarrier_init();
     }
     __syncthreads();
@@ -662,7 +666,8 @@ bool wants_zeros(const attn_plan *plan)
 
 /* This kernel's part of the workspace, behind that of backward_steps.h. */
 struct layout {
-    int64_t before, nonfinite, counter, account, extremes, bytes; /* where they begin */
+    int64_t counter, account, nonfinite, extremes, bytes; /* where they begin */
+    int64_t cleared;                                      /* bytes from account on, to the end of nonfinite */
 };
 
 layout layout_of(const cuda_chip *chip, const attn_plan *plan)
@@ -672,12 +677,11 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan)
     const extent e = extent_of(d);
     const auto align = [](int64_t bytes) { return (bytes + 127) / 128 * 128; };
     layout x;
-    const int64_t tiles = e.B * d.Hk * per_head_of(d);
-    x.before = (int64_t)backward_bytes(chip, plan, true);
-    x.nonfinite = x.before + tiles * (int64_t)sizeof(int32_t);
-    x.counter = align(x.nonfinite + tiles * 8);
+    x.counter = align((int64_t)backward_bytes(chip, plan, true));
     x.account = x.counter + 128;
-    x.extremes = align(x.account + words_of(plan) * (int64_t)sizeof(uint32_t));
+    x.nonfinite = x.account + words_of(plan) * (int64_t)sizeof(uint32_t);
+    x.cleared = e.B * d.Hk * per_head_of(d) * 8 * (int64_t)sizeof(uint16_t) + x.nonfinite - x.account;
+    x.extremes = align(x.account + x.cleared);
     x.bytes = x.extremes;
     if (plan->problem->mask_startend_rows.rank)
         x.bytes += d.B * (d.H / g.mask_group) * per_head_of(d) * (int64_t)sizeof(attn_mask_extremes);
@@ -691,7 +695,6 @@ struct backward_job {
     char *memory;
     layout place;
     bool deterministic, zeros;
-    int64_t words;
 };
 
 cudaError_t make_plan(const backward_job &job, plan &p)
@@ -705,8 +708,7 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     p.scratch = job.run.scratch;
     p.scale = (float)g.scale;
     p.c = p.scale * LOG2E;
-    p.nonfinite = (uint8_t *)job.memory + job.place.nonfinite;
-    p.before = (int32_t *)(job.memory + job.place.before);
+    p.nonfinite = (uint16_t *)(job.memory + job.place.nonfinite);
     p.in_order = job.deterministic;
     p.zeros = job.zeros;
     p.claims = !p.in_order && !p.zeros;
@@ -722,7 +724,7 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     p.near_0 = near_tanh_of(p.mods.cap);
     p.mask = flash_mask_of(g, KEYS, job.memory + job.place.extremes);
     p.mask_heads = p.mask.bounds ? (int)(d.H / g.mask_group) : 0;
-    const cudaError_t cleared = cudaMemsetAsync(p.prepared, 0, job.words * sizeof(uint32_t), job.stream);
+    const cudaError_t cleared = cudaMemsetAsync(p.prepared, 0, job.place.cleared, job.stream);
     if (cleared != cudaSuccess) return cleared;
     p.counter = counter_of(job.stream);
     if (!p.counter) {
@@ -797,14 +799,9 @@ bool plan_backward(const cuda_chip *chip, attn_plan *plan)
 cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_dims &d = plan->geometry.dims;
-    backward_job job = { chip,
-                         stream,
-                         {},
-                         (char *)memory,
-                         layout_of(chip, plan),
-                         plan->problem->deterministic,
-                         wants_zeros(plan),
-                         words_of(plan) };
+    backward_job job = {
+        chip, stream, {}, (char *)memory, layout_of(chip, plan), plan->problem->deterministic, wants_zeros(plan)
+    };
     cudaError_t code = begin_backward(chip, stream, plan, true, memory, &job.run);
     if (code != cudaSuccess) return code;
     code = cudaErrorInvalidValue;

@@ -46,16 +46,15 @@ struct plan {
     tile_order order; /* of tiles of keys; packed, some have no rows */
     int *counter;     /* of tiles that were claimed, see counter_of() */
     backward_scratch scratch;
-    float scale, c;     /* c = log2(e) * scale, > 0 */
-    uint8_t *nonfinite; /* a byte per warp and tile of keys */
-    bool last_first;    /* the last keys of a head are the first block's */
-    uint32_t *prepared; /* per key/value head: units of its queries of which prepare_ahead has written the values, */
+    float scale, c;      /* c = log2(e) * scale, > 0 */
+    uint16_t *nonfinite; /* per warp and tile of keys: 0, or one more than the block that is to repair its keys */
+    bool last_first;     /* the last keys of a head are the first block's */
+    uint32_t *prepared;  /* per key/value head: units of its queries of which prepare_ahead has written the values, */
     int units, units_of_head; /* of so many */
     bool out_in_pieces;       /* of 16 bytes, as dO always is */
     uint32_t *begun;          /* per query tile of 64 and consumer: see sender; NULL: no dQ is wanted */
     uint32_t *done;  /* per key/value head: tiles of keys whose parts of dQ are added, each consumer's for itself */
     int *claimed;    /* units of queries of which somebody makes dQ: see dq_writer */
-    int32_t *before; /* per tile of keys: the one that its block had before it, or -1 */
     bool in_order;   /* deterministic */
     bool claims;     /* the first block that comes to a part of the sums stores it, the others add to it; */
     bool zeros;      /* or prepare_ahead has written zeros to the sums, and all blocks add */
@@ -87,7 +86,7 @@ template <class X> struct shared {
     round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
     barrier_pairs<X::STAGES_Q> bars_Q;
     barrier_pairs<X::STAGES_DO> bars_dO;
-    int any_nonfinite, newest; /* found in a tile of keys by some warp; the block's newest tile of keys, or -1 */
+    int any_nonfinite; /* found in a tile of keys by some warp */
     uint64_t K_full, K_empty, V_full, V_empty, loaded, dS_full[X::STAGES_DS];
     barrier_pairs<2> bars_work;
     block_place work[2]; /* the tile of keys that is worked on, and the next */
@@ -196,8 +195,6 @@ template <class X> struct scheduler {
                 count_done(p, x, 2);
                 continue;
             }
-            p.before[t] = sm.newest;
-            sm.newest = t;
             mbarrier_arrive(smem_addr(&sm.bars_work.full[at.stage]));
             /* Nobody has read them yet, and who waits for V has nothing else to do; at 128 it gained nothing. */
             if (X::D == 64) {
