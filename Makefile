@@ -224,7 +224,7 @@ $(EMU)/flags: FORCE
 	@mkdir -p $(@D) && echo '$(EMU_FLAGS)' | cmp -s - $@ || echo '$(EMU_FLAGS)' >$@
 $B/kernels/cuda/translated: tests/emulator/translate.py $(BLOCKS) $(foreach d,kernels/cuda kernels/cuda/* tests/emulator/kernels/cuda/*,$(wildcard $d/*.cu $d/*.cuh $d/*.h))
 	$(call say,py)python3 $< $B $(BLOCKS) && touch $@
-$(addprefix $B/,$(EMU_SRC) $(BLOCKS)): $B/kernels/cuda/translated ;
+$(addprefix $B/,$(EMU_SRC) $(BLOCKS) $(wildcard $(foreach x,h cuh,kernels/cuda/*.$x kernels/cuda/*/*.$x))): $B/kernels/cuda/translated ;
 $(EMU)/%.o: $B/%.cu tests/emulator/device.h $(EMU)/flags
 	@mkdir -p $(@D)
 	$(call say,c++)g++ $(EMU_FLAGS) -ffp-contract=off -fno-strict-aliasing $(EMU_WATCH) -w -include tests/emulator/device.h -c -o $@ -x c++ $<
@@ -381,7 +381,8 @@ emulate: ## the CUDA kernels without a GPU, in an emulator that finds mistakes o
 			$(addprefix $B/emulator/$(COMPUTE)/,$(EMU_BLOCKS)) $(call halves,$B/emulator/$(COMPUTE)/test_backends) && \
 		{ [ $(COMPUTE) = 80 ] || ATTN_CUDA_FAMILY=sm90_f8 ATTN_TESTS='test_float8*' ATTN_BACKEND=cuda sh tests/run_unit.sh $(call halves,$B/emulator/$(COMPUTE)/test_backends); } && \
 		for d in 64 128; do ATTN_EMULATOR_REPAIRS=none ATTN_GRID_D=$$d ATTN_TESTS='test_grid*' ATTN_BACKEND=cuda sh tests/run_unit.sh \
-			$B/emulator/$(COMPUTE)/test_backends || exit 1; done; \
+			$B/emulator/$(COMPUTE)/test_backends || exit 1; done && \
+		ATTN_EMULATOR_REPAIRS=none ATTN_TESTS='test_scores*' ATTN_BACKEND=cuda sh tests/run_unit.sh $B/emulator/$(COMPUTE)/test_backends; \
 	fi
 
 fresh: ## the two commands of the README in a bare Debian (root, debootstrap; FRESH=bookworm)

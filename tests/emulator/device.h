@@ -165,6 +165,10 @@ static inline float __int_as_float(int x)
 {
     return emu::bits<float>(x);
 }
+static inline int __float_as_int(float x)
+{
+    return emu::bits<int>(x);
+}
 static inline uint32_t __float_as_uint(float x)
 {
     return emu::bits<uint32_t>(x);

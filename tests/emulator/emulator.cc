@@ -34,7 +34,8 @@ enum {
 struct named_barrier {
     int arrived, expected;
     unsigned round;
-    clocks clock; /* of those that have arrived */
+    bool objected[2]; /* has somebody said no, in this round and in the one before? */
+    clocks clock;     /* of those that have arrived */
 };
 
 /* A cp.async on its way. */
@@ -441,6 +442,7 @@ static named_barrier &barrier_join(int id, int count, const char *what, bool wai
         bool warps[WARPS] = {};
         b.arrived = 0;
         b.round++;
+        b.objected[b.round % 2] = false;
         for (int n = 0; n < threads(); n++)
             if (self->block->fibers[n].waits_on == &b) {
                 mark_ready(&self->block->fibers[n]);
@@ -467,6 +469,15 @@ void barrier_sync(int id, int count)
         suspend("bar.sync", &b);
     }
     if (--burst < 0) yield();
+}
+
+bool barrier_all(int id, int count, bool x)
+{
+    named_barrier &b = self->block->barriers[id & 15];
+    const unsigned round = b.round;
+    b.objected[round % 2] |= !x;
+    barrier_sync(id, count);
+    return !b.objected[round % 2];
 }
 
 void poll(bool (*condition)(void *), void *context, const char *what, uint32_t number)

@@ -153,6 +153,7 @@ bool sync_block_or(bool x);
 
 /* bar.sync and bar.arrive. */
 void barrier_sync(int id, int threads);
+bool barrier_all(int id, int threads, bool x); /* bar.red.and */
 void barrier_arrive(int id, int threads);
 
 /* Until condition() holds. `what` and `number` are for messages; what must live as long. */

@@ -92,6 +92,10 @@ enum mask_kind {
     MASK_KINDS
 };
 
+/* On which side of 0 are the scores of a row? Of the last keys and the first; or of every second row. Those below rise
+ * towards the first key, by more than a float can tell apart as powers of e. */
+enum score_sides { SIDES_NONE, SIDES_BELOW, SIDES_BELOW_ABOVE, SIDES_ABOVE_BELOW, SIDES_BY_ROW };
+
 struct spec {
     const char *name; /* of an edge case, or NULL */
     attn_op op;
@@ -128,11 +132,12 @@ struct spec {
     bool any_order;          /* not deterministic: sums of dq may be taken in any order */
     double q_amp, v_amp;     /* of q and k; of v and dout. 0: 1 */
     double q_mean;           /* added to q and k */
-    double v_most;           /* not 0: values of v are from half of it to it */
-    bool strided;            /* gaps between rows, and a base that is aligned to an element only */
-    bool poison_unseen;      /* keys and values that no query sees are NaN and infinity */
-    int poison;              /* one key (1) or value (2) that some queries see is NaN */
-    bool many_blocks;        /* its backward takes the emulator ten seconds and more */
+    enum score_sides sides;
+    double v_most;      /* not 0: values of v are from half of it to it */
+    bool strided;       /* gaps between rows, and a base that is aligned to an element only */
+    bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
+    int poison;         /* one key (1) or value (2) that some queries see is NaN */
+    bool many_blocks;   /* its backward takes the emulator ten seconds and more */
     uint64_t data_seed;
 };
 
@@ -196,6 +201,7 @@ HELPER void spec_print(FILE *file, const struct spec *s)
     SHOW(q_amp, "%.17g");
     SHOW(v_amp, "%.17g");
     SHOW(q_mean, "%.17g");
+    SHOW(sides, "%d");
     SHOW(v_most, "%.17g");
     SHOW(bias_levels, "%d");
     SHOW(strided, "%d");
@@ -295,6 +301,20 @@ HELPER void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtype, 
 HELPER void fill_normal(const attn_tensor *t, struct rng *r, double amp, double mean)
 {
     for (int64_t n = tensor_elements(t), i = 0; i < n; i++) tensor_set(t, i, mean + amp * rng_normal(r));
+}
+
+/* The first channel of q and of k [B, S, H, D] puts scores where `sides` says. */
+HELPER void put_scores(const attn_tensor *q, const attn_tensor *k, enum score_sides sides)
+{
+    const int64_t *const of_q = q->shape, *const of_k = k->shape;
+    for (int64_t row = 0; row < of_q[0] * of_q[1] * of_q[2]; row++)
+        tensor_set(q, row * of_q[3], sides == SIDES_BY_ROW && row / of_q[2] % 2 ? -8 : 8);
+    for (int64_t row = 0; row < of_k[0] * of_k[1] * of_k[2]; row++) {
+        const int64_t key = row / of_k[2] % of_k[1];
+        const bool above = sides == SIDES_BY_ROW ||
+                           sides == (key >= of_k[1] / 2 ? SIDES_ABOVE_BELOW : SIDES_BELOW_ABOVE);
+        tensor_set(k, row * of_k[3], above ? 24 : -8 - 232 * (double)key / (double)of_k[1]);
+    }
 }
 
 /* Bias as large as float32 can hold. 1: a mask written with the most negative number, as many do, that leaves every
@@ -524,6 +544,7 @@ HELPER void fixture_make(struct fixture *f, const struct spec *spec)
     add_bshd(f, ATTN_T_v, s->fp8_keys ? ATTN_F8E4M3 : s->dtype, s->Sk, s->Hk, s->Dv);
     fill_normal(&f->p.q, &r, q_amp, s->q_mean);
     fill_normal(&f->p.k, &r, q_amp, s->q_mean);
+    if (s->sides) put_scores(&f->p.q, &f->p.k, s->sides);
     fill_normal(&f->p.v, &r, v_amp, 0);
     for (int64_t n = s->v_most != 0 ? tensor_elements(&f->p.v) : 0, i = 0; i < n; i++)
         tensor_set(&f->p.v, i, s->v_most * (0.5 + 0.5 * rng_uniform(&r)));

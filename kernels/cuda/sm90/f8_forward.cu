@@ -65,6 +65,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const int PROMOTE = PROMOTED / BN;               /* tiles from one promotion to the next */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN; /* last tiles that one consumer sees and another does not */
     static const bool EARLY = D == 128 && !WIDE;            /* O is waited for and rescaled under the exponentials */
+    static const bool BY_BITS = D < 256;                    /* maxima by bits; elsewhere there are no registers for it */
     /* O begins anew by zeros, not by a product that does not add (which is 2 % slower here, and faster elsewhere). */
     static const bool ZEROS = BN == 224;
     /* Of which the second row's maximum is made, if EARLY: of as many keys one is long. */
@@ -334,7 +335,7 @@ template <class X> struct attention {
     /* Raw scores of N keys of tile j become P. CAREFUL: some may be hidden, or change their sign. midway, where EARLY: see
      * softmax_step_early. SHORT_ENDS: a mask of the right side alone is shorter, and of more than 128 keys that some row sees all
      * rows see 64. */
-    template <int N, bool CAREFUL, class F>
+    template <int N, bool CAREFUL, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
                             softmax &state, float (&rescale)[2], F midway)
     {
@@ -349,8 +350,8 @@ template <class X> struct attention {
             mask<N>(S, p.band, i0, j * BN, me.lane);
         }
         const shifted_reference<SHIFT> reference = { x.c };
-        if (X::EARLY) softmax_step_early<N, CAREFUL, X::CHAINS>(S, state, rescale, reference, midway);
-        else softmax_step<N>(S, state, rescale, reference);
+        if (X::EARLY) softmax_step_early<N, CAREFUL, X::CHAINS, BY_BITS>(S, state, rescale, reference, midway);
+        else softmax_step<N, BY_BITS>(S, state, rescale, reference);
     }
 
     /* P of the first tile of keys that these rows see, or of its first N keys. */
@@ -364,7 +365,7 @@ template <class X> struct attention {
         me.next_turn();
         retire<0>(S);
         me.release_K(j == x.first);
-        scores_to_P<N, true>(S, x, y, row_of(x), j, state, rescale, [](float) {});
+        scores_to_P<N, true, false>(S, x, y, row_of(x), j, state, rescale, [](float) {});
         to_operand_8<N>(P, S);
     }
 
@@ -405,7 +406,7 @@ template <class X> struct attention {
         else first_tile<BN>(P, x, y, state);
         me.template pass_V<X::MOST_PASSED>(x.last - y.last_visible);
 
-        const auto step = [&](int j, auto careful) {
+        const auto step = [&](int j, auto careful, auto by_bits) {
             me.await_K();
             me.await_turn();
             multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* of tile j */
@@ -414,7 +415,7 @@ template <class X> struct attention {
             me.next_turn();
             retire<1>(S);
             me.template release_K<X::EARLY>(j == first);
-            scores_to_P<BN, careful.value>(S, x, y, i0, j, state, rescale, [&](float sum) {
+            scores_to_P<BN, careful.value, by_bits.value>(S, x, y, i0, j, state, rescale, [&](float sum) {
                 release_K_late(sum, x.c);
                 retire_O(O);
             });
@@ -430,8 +431,9 @@ template <class X> struct attention {
             if (promotes(j)) promoted.promote(sums, O, me.lane);
         };
         const bool none_free = x.negative || y.free_first > first; /* free: neither masked nor of another sign */
-        walk_down<X::EARLY>(
-            y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step);
+        walk_down<X::EARLY, X::BY_BITS>(
+            y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step,
+            [&] { return me.meet_all(is_high(state, shifted_reference<SHIFT>{ x.c })); });
         me.await_V();
         multiply_add<e4m3, D, BN / 32>(O, P, V(), X::ZEROS || !promotes(first));
         if (X::SHORT_ENDS) end = end_softmax(state, x);

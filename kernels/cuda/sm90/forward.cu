@@ -80,6 +80,7 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, bool SCORE_MODS_ =
     static const bool REPAIRS = D == 128 && !SCORE_MODS;
     /* For masks that hide no first keys: tiles of keys that all of a warpgroup's rows see have a loop of their own. */
     static const bool RIGHT_ONLY = D == 128 && C == 2 && !SCORE_MODS;
+    static const bool BY_BITS = D < 256 && !SCORE_MODS; /* maxima by bits; elsewhere there are no registers for it */
     static const bool ENDS_EARLY = D == 128; /* lse and the last factors are computed under the last product */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN; /* last tiles that one consumer sees and another does not */
 };
@@ -386,8 +387,8 @@ template <typename T, class X> struct attention {
         me.meet();
     }
 
-    /* Raw scores of N keys of tile j become P. MASKED: may some be hidden? midway: see softmax_step. */
-    template <int N, bool MASKED, class F>
+    /* Raw scores of N keys of tile j become P. MASKED: may some be hidden? BY_BITS, midway: see softmax_step. */
+    template <int N, bool MASKED, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const thread_tile &t, const tile_bits *seen, int j, softmax &state,
                             float (&rescale)[2], F midway)
     {
@@ -403,7 +404,7 @@ template <typename T, class X> struct attention {
                 mask<N, X::RIGHT_ONLY, BN / 2>(S, t.band, t.i0, j * BN, lane());
             else mask<N, X::RIGHT_ONLY>(S, t.band, t.i0, j * BN, lane());
         }
-        softmax_step<N, X::IN_TURN>(S, state, rescale, reference, midway);
+        softmax_step<N, X::IN_TURN, BY_BITS>(S, state, rescale, reference, midway);
     }
 
     /* K goes back in the middle of the softmax where LATE_WAIT: ptxas moves the wait for O up to the arrival before it,
@@ -427,7 +428,7 @@ template <typename T, class X> struct attention {
         me.next_turn();
         retire<0>(S);
         me.release_K(j == t.x.first);
-        scores_to_P<N, true>(S, t, seen, j, state, rescale, [](float) {});
+        scores_to_P<N, true, false>(S, t, seen, j, state, rescale, [](float) {});
         if (N < BN) {
 #pragma unroll
             for (int i = 0; i < BN / 16; i++)
@@ -455,7 +456,7 @@ template <typename T, class X> struct attention {
         me.template pass_V<X::MOST_PASSED>(last - last_visible);
         if ((p.cu_q || p.seqlens_k) && last_visible - 1 == (t.x.Sk - 1) / BN && t.x.Sk % BN) zero_past_end(t.x);
 
-        const auto step = [&](int j, auto masked) {
+        const auto step = [&](int j, auto masked, auto by_bits) {
             me.await_K();
             me.await_turn();
             multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* of tile j */
@@ -464,14 +465,16 @@ template <typename T, class X> struct attention {
             me.next_turn();
             retire<1>(S);
             me.template release_K<X::LATE_WAIT>(j == first);
-            scores_to_P<BN, masked.value>(S, t, seen, j, state, rescale, [&](float sum) { release_K_late(sum); });
+            scores_to_P<BN, masked.value, by_bits.value>(S, t, seen, j, state, rescale,
+                                                         [&](float sum) { release_K_late(sum); });
             if (X::LATE_WAIT) me.k.next();
             retire<0>(O);
             me.release_V();
             to_operand<T, BN>(P, S);
             rescale_rows(O, rescale);
         };
-        walk_down<X::RIGHT_ONLY>(below(last_visible - 1), t.y.free_last, first, below, step);
+        walk_down<X::RIGHT_ONLY, X::BY_BITS>(below(last_visible - 1), t.y.free_last, first, below, step,
+                                 [&] { return me.meet_all(is_high(state, reference)); });
         me.await_V();
         multiply_add<T, DV, BN / 16>(O, P, V());
         if (!X::ENDS_EARLY) retire<0>(O);

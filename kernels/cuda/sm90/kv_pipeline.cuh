@@ -185,16 +185,27 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     }
 };
 
-/* step(j, true_type) for tiles j, below(j) and so on to `free`, and step(j, false_type) in a loop of its own, which needs no
- * mask, from there to `first`. FREE_LOOP: is there such a loop? */
-template <bool FREE_LOOP, class BELOW, class STEP>
-DEVICE void walk_down(int j, int free, int first, const BELOW &below, const STEP &step)
+/* step(j, MASKED, BY_BITS) for tiles j, below(j) and so on to `first`. MASKED, a type: some keys may be hidden; with
+ * FREE_LOOP not of tiles below `free`. BY_BITS, a type: all rows of the warpgroup have seen so high a score that maxima
+ * may be found by bits. HIGH_LOOP: is that of use? high() tells, and is asked until it holds, for it then stays so.
+ * Each of them has a loop of its own. */
+template <bool FREE_LOOP, bool HIGH_LOOP, class BELOW, class STEP, class HIGH>
+DEVICE void walk_down(int j, int free, int first, const BELOW &below, const STEP &step, const HIGH &high)
 {
-#pragma unroll 1
-    for (; j >= (FREE_LOOP ? max(first, free) : first); j = below(j)) step(j, std::true_type());
+    typedef std::integral_constant<bool, !FREE_LOOP> later;
     if (FREE_LOOP)
 #pragma unroll 1
-        for (; j >= first; j = below(j)) step(j, std::false_type());
+        for (; j >= max(first, free); j = below(j)) step(j, std::true_type(), std::false_type());
+    if (j < first) return;
+    bool by_bits = HIGH_LOOP && high();
+#pragma unroll 1
+    for (; j >= first && !by_bits; j = below(j)) {
+        step(j, later(), std::false_type());
+        if (HIGH_LOOP) by_bits = high();
+    }
+    if (HIGH_LOOP)
+#pragma unroll 1
+        for (; j >= first; j = below(j)) step(j, later(), std::true_type());
 }
 
 #endif

@@ -103,6 +103,11 @@ template <int C> struct consumer {
 
     /* All four warps of the warpgroup. */
     DEVICE void meet() const { named_barrier_sync(GROUP_BARRIER + w, 128); }
+    /* And whether all their threads say so; by a vote, or ptxas takes what is behind a branch for each thread's own. */
+    DEVICE bool meet_all(bool x) const
+    {
+        return __any_sync(0xffffffff, named_barrier_all(GROUP_BARRIER + w, 128, x));
+    }
 
     DEVICE void release(uint64_t &empty) const
     {

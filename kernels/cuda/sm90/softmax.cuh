@@ -2,6 +2,7 @@
  *
  * What a row's exponentials are relative to is a policy. REFERENCE offers
  *     advance(m, top)   the next reference of a row whose was m and whose maximum is now top >= m
+ *     least(m)          what a maximum has to be above for the reference to move from m
  *     base(m)           log2 of what the exponentials are divided by
  *     c                 log2(e) * what scores are multiplied by, > 0
  * Rows do not look at their neighbours, so that a row's bits are its own. */
@@ -14,6 +15,7 @@
 struct lazy_reference {
     float c, slack;
     DEVICE float advance(float m, float top) const { return top <= m + slack ? m : top; }
+    DEVICE float least(float m) const { return m + slack; }
     DEVICE float base(float m) const { return __fmul_rn(m, c); }
 };
 
@@ -21,6 +23,7 @@ struct lazy_reference {
 template <int SHIFT> struct shifted_reference {
     float c;
     DEVICE float advance(float, float top) const { return top; }
+    DEVICE float least(float m) const { return m; }
     DEVICE float base(float m) const { return fmaf(m, c, -SHIFT); } /* rounded alike everywhere */
 };
 
@@ -29,22 +32,36 @@ struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
 
+/* May the next maxima of the thread's rows be found by bits? They begin with a number >= 0 then, below which nothing
+ * counts; and may be so ever after, for a reference only grows. */
+template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
+{
+    return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
+}
+
 /* S becomes P; rescale gets the factors of O: exactly 1 where the reference stays. Two chains a row, even and odd
  * columns, for the pipeline's sake. midway(sum) is called with a sum, >= 0 or NaN, that needs a row's maximum and a
  * quarter of its exponentials: what depends on it cannot be done before.
  *
  * IN_TURN: the second row's maximum is found under the first row's exponentials, for it begins with a number that needs
  * the first row's and changes nothing. ptxas else finds both before all exponentials, or not, as any change elsewhere
- * has it. IN_TURN = 2: that number needs the first of these exponentials too, so that they begin before it. */
-template <int N, int IN_TURN = 0, class REFERENCE, class F>
+ * has it. IN_TURN = 2: that number needs the first of these exponentials too, so that they begin before it.
+ *
+ * BY_BITS: is_high() holds for all rows. */
+template <int N, int IN_TURN = 0, bool BY_BITS = false, class REFERENCE, class F>
 DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
-    float top[4] = { S[0], S[1], S[2], S[3] }, base[2], sum[4] = { 0, 0, 0, 0 };
+    static_assert(N % 16 == 0, "columns in pairs");
+    float top[4], base[2], sum[4] = { 0, 0, 0, 0 };
+#pragma unroll
+    for (int e = 0; e < 4; e++) top[e] = BY_BITS ? reference.least(x.m[e / 2]) : S[e];
     const auto find_maxima = [&](int begin, int end) {
 #pragma unroll
-        for (int n = 1; n < N / 8; n++)
+        for (int n = BY_BITS ? 0 : 1; n < N / 8; n++)
 #pragma unroll
-            for (int e = begin; e < end; e++) top[e] = fmaxf(top[e], S[n * 4 + e]);
+            for (int e = begin; e < end; e++)
+                if (!BY_BITS) top[e] = fmaxf(top[e], S[n * 4 + e]);
+                else if (n % 2 == 0) top[e] = largest_by_bits(top[e], S[n * 4 + e], S[n * 4 + 4 + e]);
     };
     if (!IN_TURN) find_maxima(0, 4);
 #pragma unroll
@@ -79,10 +96,10 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
     for (int half = 0; half < 2; half++) x.l[half] = x.l[half] * rescale[half] + (sum[half * 2] + sum[half * 2 + 1]);
 }
 
-template <int N, class REFERENCE>
+template <int N, bool BY_BITS = false, class REFERENCE>
 DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference)
 {
-    softmax_step<N>(S, x, rescale, reference, [](float) {});
+    softmax_step<N, 0, BY_BITS>(S, x, rescale, reference, [](float) {});
 }
 
 /* The same in the order that lets O be rescaled under the exponentials. midway(sum) comes before them all but one, with a number >= 0 or
@@ -90,26 +107,32 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
  * sums begin with what they were. The first row's maximum is of two chains, for all wait for it; the second's of CHAINS (1 or 2),
  * whose waits are where the first row's exponentials begin: the first of them before it, as in IN_TURN = 2. HIDDEN: a row may have
  * seen no key yet. */
-template <int N, bool HIDDEN, int CHAINS, class REFERENCE, class F>
+template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, class REFERENCE, class F>
 DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
-    float top[2], other = S[1], base[2], sum[4];
-    top[0] = S[0];
+    static_assert(N % 16 == 0, "columns in pairs");
+    float top[2], other, base[2], sum[4];
+    top[0] = BY_BITS ? reference.least(x.m[0]) : S[0], other = BY_BITS ? top[0] : S[1];
 #pragma unroll
-    for (int n = 1; n < N / 8; n++) top[0] = fmaxf(top[0], S[n * 4]), other = fmaxf(other, S[n * 4 + 1]);
+    for (int n = BY_BITS ? 0 : 1; n < N / 8; n++)
+        if (!BY_BITS) top[0] = fmaxf(top[0], S[n * 4]), other = fmaxf(other, S[n * 4 + 1]);
+        else if (n % 2 == 0) top[0] = largest_by_bits(top[0], S[n * 4], S[n * 4 + 1]);
+        else other = largest_by_bits(other, S[n * 4], S[n * 4 + 1]);
     top[0] = fmaxf(top[0], other);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         if (half == 1) { /* begins with a number that needs the first row's first exponential, and changes nothing */
             S[0] = exp2_fast(fmaf(S[0], reference.c, -base[0]));
-            top[1] = other = fmaf(S[0], 0, fminf(x.m[0], x.m[1])); /* or NaN, which a maximum passes over */
+            if (BY_BITS) top[1] = fmaxf(reference.least(x.m[1]), -fabsf(S[0]));
+            else top[1] = fmaf(S[0], 0, fminf(x.m[0], x.m[1])); /* or NaN, which a maximum passes over */
+            other = top[1];
 #pragma unroll
-            for (int n = 0; n < N / 8; n++)
-#pragma unroll
-                for (int e = 2; e < 4; e++) {
-                    float &chain = CHAINS == 2 && e == 3 ? other : top[1];
-                    chain = fmaxf(chain, S[n * 4 + e]);
-                }
+            for (int n = 0; n < N / 8; n++) {
+                float &chain = CHAINS == 2 && BY_BITS && n % 2 ? other : top[1],
+                      &odd = CHAINS == 2 && !BY_BITS ? other : chain;
+                if (BY_BITS) chain = largest_by_bits(chain, S[n * 4 + 2], S[n * 4 + 3]);
+                else chain = fmaxf(chain, S[n * 4 + 2]), odd = fmaxf(odd, S[n * 4 + 3]);
+            }
             if (CHAINS == 2) top[1] = fmaxf(top[1], other);
         }
         float m = fmaxf(x.m[half], top[half]);

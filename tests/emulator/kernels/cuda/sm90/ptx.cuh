@@ -103,6 +103,10 @@ DEVICE void named_barrier_sync(int id, int threads)
 {
     emu::barrier_sync(id, threads);
 }
+DEVICE bool named_barrier_all(int id, int threads, bool x)
+{
+    return emu::barrier_all(id, threads, x);
+}
 DEVICE void named_barrier_arrive(int id, int threads)
 {
     emu::barrier_arrive(id, threads);
@@ -175,6 +179,11 @@ DEVICE void compute_before_wait(float) {}
 DEVICE float exp2_fast(float x)
 {
     return emu::exp2_fast(x);
+}
+
+DEVICE float largest_by_bits(float x, float y, float z)
+{
+    return __int_as_float(max(max(__float_as_int(x), __float_as_int(y)), __float_as_int(z)));
 }
 
 /* ---- wgmma ------------------------------------------------------------------------------------------------------- */
