@@ -41,11 +41,12 @@ struct row_ends {
 };
 
 /* out = O / l, times v_scale; the sink joins the denominator here. x.l becomes the whole row's sum. */
-template <class REFERENCE> DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, float v_scale)
+template <bool WHOLE = false, class REFERENCE>
+DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, float v_scale)
 {
     row_ends y;
 #pragma unroll
-    for (int distance = 1; distance <= 2; distance++)
+    for (int distance = WHOLE ? 3 : 1; distance <= 2; distance++)
 #pragma unroll
         for (int half = 0; half < 2; half++) x.l[half] += __shfl_xor_sync(0xffffffff, x.l[half], distance);
 #pragma unroll

@@ -47,7 +47,7 @@ typedef __nv_bfloat16 bf16;
  * of out over the largest |out| that was found, with v of one sign, is 2.1e-2, and 3.8e-2 where v is one number and the
  * key behind a promotion weighs most. 4e-2 is allowed; 768 and 896 exceed it (kernels/MEASUREMENTS.md, the float8
  * ladder, rung 22). */
-enum { SHIFT = 8, PROMOTED = 672 };
+enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
 /* An instantiation: head dims up to D; C consumers of 64 rows; BN keys per tile; stages of the ring; the type that q
  * and k are multiplied in; SHORT_ENDS. */
@@ -61,11 +61,20 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const bool WIDE = sizeof(T) == 2;
     /* Chunks of 128 bytes, a row of shared memory: of a row of q or k; of the keys of a row of V^T. */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
-    static const int PRODUCER = C == 3 ? 32 : D == 256 ? 24 : 40, CONSUMER = C == 3 ? 160 : D == 256 ? 240 : 232;
-    static const int PROMOTE = PROMOTED / BN;               /* tiles from one promotion to the next */
+    static const int PRODUCER = C == 3                  ? 32
+                                : D == 256 || BN == 224 ? 24
+                                                        : 40,
+                     CONSUMER = C == 3                  ? 160
+                                : D == 256 || BN == 224 ? 240
+                                                        : 232;
+    static const int PROMOTE = (D == 128 && !WIDE ? PROMOTED_COUNTED : PROMOTED) /
+                               BN;                          /* tiles from one promotion to the next */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN; /* last tiles that one consumer sees and another does not */
-    static const bool EARLY = D == 128 && !WIDE;            /* O is waited for and rescaled under the exponentials */
-    static const bool BY_BITS = D < 256;                    /* maxima by bits; elsewhere there are no registers for it */
+    /* The products count l: O has 8 columns more, see count_rows. */
+    static const bool COUNTS = D == 128 && !WIDE;
+    static const int COLUMNS = D + (COUNTS ? 8 : 0);
+    static const bool EARLY = D == 128 && !WIDE; /* O is waited for and rescaled under the exponentials */
+    static const bool BY_BITS = D < 256;         /* maxima by bits; elsewhere there are no registers for it */
     /* O begins anew by zeros, not by a product that does not add (which is 2 % slower here, and faster elsewhere). */
     static const bool ZEROS = BN == 224;
     /* Of which the second row's maximum is made, if EARLY: of as many keys one is long. */
@@ -88,12 +97,15 @@ struct __align__(16) work_tile
 enum { STOP = -1 }; /* in i0: the end */
 
 /* Of a warp, in the end its 16 rows of out. */
-template <class X> using sum_words = uint32_t[X::D / 8][32 * X::SUM_WORDS];
+template <class X> struct sum_words {
+    uint32_t O[X::D / 8][32 * X::SUM_WORDS];
+    float4 rows[X::COUNTS ? 8 : 1]; /* of a quad's two rows l, then the maximum that the sums are relative to */
+};
 
 template <class X> struct shared {
     alignas(1024) uint8_t Q[X::C][64 * 128 * X::CHUNKS];
     alignas(1024) uint8_t K[X::STAGES][X::BN * 128 * X::CHUNKS];
-    alignas(1024) uint8_t V[X::STAGES][X::D * 128 * X::CHUNKS_V]; /* rows are head dims, in a row are keys */
+    alignas(1024) uint8_t V[X::STAGES][X::COLUMNS * 128 * X::CHUNKS_V]; /* rows are head dims, in a row are keys */
     alignas(128) sum_words<X> sums[X::C * 4];
     transpose_memory<X::STEPS> transpose;
     work_tile work;
@@ -200,7 +212,8 @@ template <class X> struct tile_loader {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
         if (loader) {
             sleep_until_empty(sm.bars.V, v);
-            fill_stage<X::D, X::CHUNKS_V, 128>(sm.bars.V, v, smem_addr(sm.V[v.stage]), &maps.V, { j * BN, 0, hk, b });
+            fill_stage<X::D, X::CHUNKS_V, 128, X::COLUMNS>(sm.bars.V, v, smem_addr(sm.V[v.stage]), &maps.V,
+                                                           { j * BN, 0, hk, b });
         }
         v.next();
     }
@@ -241,65 +254,104 @@ DEVICE float high_bf16(uint32_t pair)
     return __uint_as_float(pair & 0xffff0000);
 }
 
-/* Those of a warp, in shared memory. `left`: what is left of them after the rescaling since the last promotion. */
+/* l of the thread's two rows, where products count it: the 8 columns of V behind its channels are 1 and 1.75 by turns, of
+ * which the thread has two. What a product loses of a small P beside a large one it so loses of O and of l, and out, which
+ * is O / l, loses less; by how much depends on the number that P is multiplied by, and the mean of these two is nearest to
+ * all others. */
+enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* of e4m3 */
+DEVICE float2 counted(const float *sums)
+{
+    return make_float2(0.5f * sums[0] + 0.5f / 1.75f * sums[1], 0.5f * sums[2] + 0.5f / 1.75f * sums[3]);
+}
+
+/* Those of a warp, in shared memory. What lies there from the tile of work before is multiplied by 0: it has to be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
-    float left[2] = { 1, 1 };
+    float left[2] = { 0, 0 }; /* what is left of them after the rescaling since the last promotion */
 
     DEVICE static void clear(words &sums, int lane)
     {
 #pragma unroll
         for (int n = 0; n < X::D / 8; n++)
-            if constexpr (X::FLOAT_SUMS) ((float4 *)sums[n])[lane] = make_float4(0, 0, 0, 0);
-            else ((uint2 *)sums[n])[lane] = make_uint2(0, 0);
+            if constexpr (X::FLOAT_SUMS) ((float4 *)sums.O[n])[lane] = make_float4(0, 0, 0, 0);
+            else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* O joins them. ZEROS: and becomes 0, for it is finite, or its row's sums are NaN already. (Of a constant ptxas makes two
-     * registers for each two numbers, and moves them.) Else its next product begins anew. */
-    DEVICE void promote(words &sums, float (&O)[X::D / 2], int lane)
+    /* Where products count, for a tile of work that promotes. */
+    DEVICE static void begin(words &sums, int lane)
     {
-#pragma unroll
-        for (int n = 0; n < X::D / 8; n++) {
-            float *const o = O + n * 4;
-            if constexpr (X::FLOAT_SUMS) {
-                float4 &at = ((float4 *)sums[n])[lane];
-                const float4 x = at;
-                at = make_float4(fmaf(x.x, left[0], o[0]), fmaf(x.y, left[0], o[1]), fmaf(x.z, left[1], o[2]),
-                                 fmaf(x.w, left[1], o[3]));
-            } else {
-                uint2 &at = ((uint2 *)sums[n])[lane];
-                const uint2 x = at;
-                at = make_uint2(pack<bf16>(fmaf(low_bf16(x.x), left[0], o[0]), fmaf(high_bf16(x.x), left[0], o[1])),
-                                pack<bf16>(fmaf(low_bf16(x.y), left[1], o[2]), fmaf(high_bf16(x.y), left[1], o[3])));
-            }
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                if (X::ZEROS) o[e] *= 0;
-        }
-        left[0] = left[1] = 1;
+        if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
+        __syncwarp();
     }
 
     DEVICE void rescale(const float (&factor)[2])
     {
-        left[0] *= factor[0], left[1] *= factor[1];
+        if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* They join O. */
-    DEVICE void add_to(float (&O)[X::D / 2], const words &sums, int lane) const
+    /* Before they are used; l of them. Where products count, registers are short, and `left` is known from maxima. */
+    DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
+        if (!X::COUNTS) return {};
+        const float4 x = sums.rows[lane / 4];
+        left[0] = x.z == -CUDART_INF_F ? 0 : exp2_fast((x.z - state.m[0]) * c);
+        left[1] = x.w == -CUDART_INF_F ? 0 : exp2_fast((x.w - state.m[1]) * c);
+        return { x.x, x.y };
+    }
+
+    /* O joins them. ZEROS: and becomes 0, for it is finite, or its row's sums are NaN already. (Of a constant ptxas makes two
+     * registers for each two numbers, and moves them.) Else its next product begins anew. */
+    DEVICE void promote(words &sums, float (&O)[X::COLUMNS / 2], const softmax &state, float c, int lane)
+    {
+        const float2 l = find_left(sums, state, c, lane);
+#pragma unroll
+        for (int n = 0; n < X::D / 8; n++) {
+            float *const o = O + n * 4;
+            if constexpr (X::FLOAT_SUMS) {
+                float4 &at = ((float4 *)sums.O[n])[lane];
+                const float4 x = at;
+                at = make_float4(fmaf(x.x, left[0], o[0]), fmaf(x.y, left[0], o[1]), fmaf(x.z, left[1], o[2]),
+                                 fmaf(x.w, left[1], o[3]));
+            } else {
+                uint2 &at = ((uint2 *)sums.O[n])[lane];
+                const uint2 x = at;
+                at = make_uint2(pack<bf16>(fmaf(low_bf16(x.x), left[0], o[0]), fmaf(high_bf16(x.x), left[0], o[1])),
+                                pack<bf16>(fmaf(low_bf16(x.y), left[1], o[2]), fmaf(high_bf16(x.y), left[1], o[3])));
+            }
+        }
+        if constexpr (X::COUNTS) {
+            const float2 more = counted(O + X::D / 2);
+            const float ls[2] = { fmaf(l.x, left[0], more.x), fmaf(l.y, left[1], more.y) };
+            const float mine = lane & 2 ? (lane & 1 ? state.m[1] : state.m[0]) : lane & 1 ? ls[1] : ls[0];
+            __syncwarp(); /* all have read theirs */
+            ((float *)sums.rows)[lane] = mine;
+            __syncwarp();
+        }
+#pragma unroll
+        for (int i = 0; i < X::COLUMNS / 2; i++)
+            if (X::ZEROS) O[i] *= 0;
+        left[0] = left[1] = 1;
+    }
+
+    /* They join O, and l. */
+    DEVICE void add_to(float (&O)[X::COLUMNS / 2], float (&l)[2], const words &sums, const softmax &state, float c,
+                       int lane)
+    {
+        const float2 before = find_left(sums, state, c, lane);
 #pragma unroll
         for (int n = 0; n < X::D / 8; n++) {
             float x[4];
             if constexpr (X::FLOAT_SUMS) {
-                *(float4 *)x = ((const float4 *)sums[n])[lane];
+                *(float4 *)x = ((const float4 *)sums.O[n])[lane];
             } else {
-                const uint2 pairs = ((const uint2 *)sums[n])[lane];
+                const uint2 pairs = ((const uint2 *)sums.O[n])[lane];
                 x[0] = low_bf16(pairs.x), x[1] = high_bf16(pairs.x);
                 x[2] = low_bf16(pairs.y), x[3] = high_bf16(pairs.y);
             }
 #pragma unroll
             for (int e = 0; e < 4; e++) O[n * 4 + e] = fmaf(x[e], left[e / 2], O[n * 4 + e]);
         }
+        if (X::COUNTS) l[0] = fmaf(before.x, left[0], l[0]), l[1] = fmaf(before.y, left[1], l[1]);
     }
 };
 
@@ -326,7 +378,10 @@ template <class X> struct attention {
 
     /* The stages that are next. */
     DEVICE k_major_described<BN> K() const { return k_major_described<BN>(smem_addr(sm.K[me.k.stage])); }
-    DEVICE k_major_described<D> V() const { return k_major_described<D>(smem_addr(sm.V[me.v.stage])); }
+    DEVICE k_major_described<X::COLUMNS> V() const
+    {
+        return k_major_described<X::COLUMNS>(smem_addr(sm.V[me.v.stage]));
+    }
 
     DEVICE int warp_index() const { return me.w * 4 + me.warp; }
     /* The first of the thread's rows; the other is 8 further. */
@@ -350,7 +405,8 @@ template <class X> struct attention {
             mask<N>(S, p.band, i0, j * BN, me.lane);
         }
         const shifted_reference<SHIFT> reference = { x.c };
-        if (X::EARLY) softmax_step_early<N, CAREFUL, X::CHAINS, BY_BITS>(S, state, rescale, reference, midway);
+        if (X::EARLY)
+            softmax_step_early<N, CAREFUL, X::CHAINS, BY_BITS, !X::COUNTS>(S, state, rescale, reference, midway);
         else softmax_step<N, BY_BITS>(S, state, rescale, reference);
     }
 
@@ -377,14 +433,15 @@ template <class X> struct attention {
         me.k.next();
     }
 
-    DEVICE void retire_O(float (&O)[D / 2])
+    DEVICE void retire_O(float (&O)[X::COLUMNS / 2])
     {
         retire<0>(O);
         me.release_V();
     }
 
     /* O = P V over the tiles of keys that these rows see, from the last to the first; and how it ends, where SHORT_ENDS. */
-    DEVICE void attend(float (&O)[D / 2], softmax &state, const work_tile &x, const warpgroup_tile &y, tile_end &end)
+    DEVICE void attend(float (&O)[X::COLUMNS / 2], softmax &state, const work_tile &x, const warpgroup_tile &y,
+                       tile_end &end)
     {
         const int first = x.first, i0 = row_of(x);
         auto &sums = sm.sums[warp_index()];
@@ -395,7 +452,7 @@ template <class X> struct attention {
         /* Is O promoted with tile j; with any (of wide tiles there mostly is one)? With the last tile there is no O yet. */
         const auto promotes = [](int j) { return (j + 1) % X::PROMOTE == 0; };
         const bool many = X::ZEROS || (y.last_visible - 1) / X::PROMOTE > first / X::PROMOTE;
-        if (many) promoted.clear(sums, me.lane);
+        if (many) promoted.begin(sums, me.lane);
         me.await_Q();
         me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
         me.await_K();
@@ -411,7 +468,7 @@ template <class X> struct attention {
             me.await_turn();
             multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* of tile j */
             me.await_V();
-            multiply_add<e4m3, D, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1)); /* of the tile above */
+            multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1)); /* of the tile above */
             me.next_turn();
             retire<1>(S);
             me.template release_K<X::EARLY>(j == first);
@@ -428,77 +485,88 @@ template <class X> struct attention {
                 if (rescale_rows(O, rescale)) promoted.rescale(rescale);
             }
             to_operand_8<BN>(P, S);
-            if (promotes(j)) promoted.promote(sums, O, me.lane);
+            if (promotes(j)) promoted.promote(sums, O, state, x.c, me.lane);
         };
         const bool none_free = x.negative || y.free_first > first; /* free: neither masked nor of another sign */
         walk_down<X::EARLY, X::BY_BITS>(
             y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step,
             [&] { return me.meet_all(is_high(state, shifted_reference<SHIFT>{ x.c })); });
         me.await_V();
-        multiply_add<e4m3, D, BN / 32>(O, P, V(), X::ZEROS || !promotes(first));
-        if (X::SHORT_ENDS) end = end_softmax(state, x);
+        multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(first));
+        if (X::SHORT_ENDS) end.rows = rows_to_repair(state, x);
+        if (X::SHORT_ENDS && !X::COUNTS) end_softmax(end, state, x);
         retire<0>(O);
         me.release_V();
-        if (many) promoted.add_to(O, sums, me.lane);
+        if constexpr (X::COUNTS) {
+            const float2 l = counted(O + D / 2);
+            state.l[0] = l.x, state.l[1] = l.y;
+        }
+        if (many) promoted.add_to(O, state.l, sums, state, x.c, me.lane);
     }
 
-    /* lse = ln of 2^base l, and what is to be repaired. It needs no O. */
-    DEVICE tile_end end_softmax(softmax &state, const work_tile &x)
+    /* What is known of repair_note::rows before O is. */
+    DEVICE uint32_t rows_to_repair(const softmax &state, const work_tile &x) const
     {
         const shifted_reference<SHIFT> reference = { x.c };
-        tile_end y = {};
-        y.rows = had_any_nan(p.transpose) ? V_NAN : 0;
+        uint32_t rows = had_any_nan(p.transpose) ? V_NAN : 0;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float base = reference.base(state.m[half]);
             const bool huge = base != -CUDART_INF_F && !(fabsf(base) < BASE_MOST);
-            y.rows |= (__ballot_sync(0xffffffff, huge) & 0x11111111) << half;
+            rows |= (__ballot_sync(0xffffffff, huge) & 0x11111111) << half;
         }
-        const row_ends ends = end_rows(state, reference, x.sink, x.v_scale);
+        return rows;
+    }
+
+    /* lse = ln of 2^base l. It needs no O but where products count l. */
+    DEVICE void end_softmax(tile_end &y, softmax &state, const work_tile &x)
+    {
+        const row_ends ends = end_rows<X::COUNTS>(state, shifted_reference<SHIFT>{ x.c }, x.sink, x.v_scale);
         store_lse(p.to, x.b, x.h, 0, row_of(x), p.Sq, state, ends, me.lane);
         y.factor[0] = ends.factor[0], y.factor[1] = ends.factor[1];
         y.finite = state.l[0] - state.l[0] == 0 && state.l[1] - state.l[1] == 0;
-        return y;
     }
 
     /* out = O / l, and a note of what is to be repaired. */
-    DEVICE void finish(float (&O)[D / 2], const tile_end &end, const work_tile &x)
+    DEVICE void finish(float (&O)[X::COLUMNS / 2], const tile_end &end, const work_tile &x)
     {
         const int warp_row = x.i0 + me.w * 64 + me.warp * 16;
-        const bool finite = finish_rows(O, end.factor) && end.finite;
+        float(&out)[D / 2] = *(float(*)[D / 2]) & O;
+        const bool finite = finish_rows(out, end.factor) && end.finite;
         const bool any = __any_sync(0xffffffff, !finite);
         const uint32_t rows = end.rows | (any ? LOOK : 0);
         if (rows && me.lane == 0) {
             p.notes[x.index * (4 * X::C) + warp_index()] = { rows, sm.newest[warp_index()] };
             sm.newest[warp_index()] = x.index;
         }
-        if (!p.to.out) return;
         __syncwarp(); /* the warp's sums are read */
-        store_rows<bf16, D>(out_row<bf16>(p.to, x.b, x.h, warp_row), p.to.out_row, p.Sq - warp_row, p.to.Dv, O,
-                            (uint16_t *)sm.sums[warp_index()], me.lane);
-        __syncwarp();
+        if (p.to.out) {
+            store_rows<bf16, D>(out_row<bf16>(p.to, x.b, x.h, warp_row), p.to.out_row, p.Sq - warp_row, p.to.Dv, out,
+                                (uint16_t *)sm.sums[warp_index()].O, me.lane);
+            __syncwarp();
+        }
+        if (any) promoted_sums<X>::clear(sm.sums[warp_index()], me.lane);
     }
 
     DEVICE void run()
     {
+        promoted_sums<X>::clear(sm.sums[warp_index()], me.lane);
         me.begin_turns();
         for (;;) {
             work_tile x;
             warpgroup_tile y;
             me.take(x, y, [](const work_tile &) {});
             if (__any_sync(0xffffffff, x.i0 == STOP)) break; /* by a vote: see repair_own_rows */
-            float O[D / 2];
+            float O[X::COLUMNS / 2];
             softmax state;
 #pragma unroll
-            for (int i = 0; i < D / 2; i++) O[i] = 0;
+            for (int i = 0; i < X::COLUMNS / 2; i++) O[i] = 0;
             tile_end end;
-            if (x.first < y.last_visible) {
-                attend(O, state, x, y, end);
-            } else {
-                if (x.first < x.last) me.pass_work(x.first, x.last);
-                if (X::SHORT_ENDS) end = end_softmax(state, x);
-            }
-            if (!X::SHORT_ENDS) end = end_softmax(state, x);
+            const bool attends = x.first < y.last_visible;
+            if (attends) attend(O, state, x, y, end);
+            else if (x.first < x.last) me.pass_work(x.first, x.last);
+            if (!X::SHORT_ENDS || !attends) end.rows = rows_to_repair(state, x);
+            if (!X::SHORT_ENDS || X::COUNTS || !attends) end_softmax(end, state, x);
             finish(O, end, x);
         }
         me.end_turns();
@@ -534,7 +602,7 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }
-    DEVICE uint32_t own_staging() const { return smem_addr(sm.sums[index()]); }
+    DEVICE uint32_t own_staging() const { return smem_addr(sm.sums[index()].O); }
     DEVICE unit &own_unit(int) { return sm.helped_units[index()]; }
 };
 template <class X> DEVICE void help_to_transpose(const plan &p, shared<X> &sm)
@@ -561,6 +629,13 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         fence_mbarrier_init();
     }
     if (threadIdx.x < X::C * 4) sm.newest[threadIdx.x] = -1;
+    if (X::COUNTS) { /* the columns that count, which are rows of V^T, 32 words each of a chunk */
+        for (int i = threadIdx.x; i < X::STAGES * X::CHUNKS_V * 256; i += X::THREADS) {
+            uint8_t *const chunk = sm.V[0] + i / 256 * (X::COLUMNS * 128);
+            ((uint32_t *)(chunk + X::D * 128))[i % 256] = i / 32 % 2 ? SEVEN_QUARTERS : ONES;
+        }
+        fence_proxy_async_shared();
+    }
     begin_block();
 
     if (wg == 0) {
@@ -723,7 +798,7 @@ const shape_row shapes[] = {
     row<shape<64,  3, 160, 3>>                  (4096, 4096),
     row<shape<64,  3, 128, 4>>                  (0, 0),
     row<shape<64,  3, 128, 4, bf16>>            (0, 0),
-    row<shape<128, 2, 224, 2, e4m3, true>>      (1024, 8192),
+    row<shape<128, 2, 224, 2, e4m3, true>>      (1024, 4096),
     row<shape<128, 3, 96,  3>>                  (NEVER, 2048),
     row<shape<128, 2, 128, 3>>                  (0, NEVER),
     row<shape<128, 2, 128, 3, e4m3, true>>      (NEVER, 0),

@@ -474,7 +474,7 @@ template <typename T, class X> struct attention {
             rescale_rows(O, rescale);
         };
         walk_down<X::RIGHT_ONLY, X::BY_BITS>(below(last_visible - 1), t.y.free_last, first, below, step,
-                                 [&] { return me.meet_all(is_high(state, reference)); });
+                                             [&] { return me.meet_all(is_high(state, reference)); });
         me.await_V();
         multiply_add<T, DV, BN / 16>(O, P, V());
         if (!X::ENDS_EARLY) retire<0>(O);

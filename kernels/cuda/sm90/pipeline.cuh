@@ -62,12 +62,12 @@ template <int STAGES> DEVICE void await_full(barrier_pairs<STAGES> &pairs, const
 }
 
 /* A stage is filled with a tile, once it is free: it completes on its own barrier `full`, or on another. */
-template <int ROWS, int CHUNKS, int COLUMNS, int STAGES>
+template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS, int STAGES>
 DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uint32_t to, const CUtensorMap *map,
                        const tma_place &from, uint64_t *other = nullptr)
 {
     await_empty(pairs, at);
-    load_tile<ROWS, CHUNKS, COLUMNS>(to, map, from, smem_addr(other ? other : &pairs.full[at.stage]));
+    load_tile<ROWS, CHUNKS, COLUMNS, PITCH>(to, map, from, smem_addr(other ? other : &pairs.full[at.stage]));
 }
 
 /* ---- Consumers --------------------------------------------------------------------------------------------------- */
@@ -104,10 +104,7 @@ template <int C> struct consumer {
     /* All four warps of the warpgroup. */
     DEVICE void meet() const { named_barrier_sync(GROUP_BARRIER + w, 128); }
     /* And whether all their threads say so; by a vote, or ptxas takes what is behind a branch for each thread's own. */
-    DEVICE bool meet_all(bool x) const
-    {
-        return __any_sync(0xffffffff, named_barrier_all(GROUP_BARRIER + w, 128, x));
-    }
+    DEVICE bool meet_all(bool x) const { return __any_sync(0xffffffff, named_barrier_all(GROUP_BARRIER + w, 128, x)); }
 
     DEVICE void release(uint64_t &empty) const
     {

@@ -107,7 +107,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
  * sums begin with what they were. The first row's maximum is of two chains, for all wait for it; the second's of CHAINS (1 or 2),
  * whose waits are where the first row's exponentials begin: the first of them before it, as in IN_TURN = 2. HIDDEN: a row may have
  * seen no key yet. */
-template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, class REFERENCE, class F>
+template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, bool SUMS, class REFERENCE, class F>
 DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
     static_assert(N % 16 == 0, "columns in pairs");
@@ -150,11 +150,13 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         for (int e = 0; e < 4; e++) {
             float &s = S[n * 4 + e];
             if (n > 0 || e > 0) s = exp2_fast(fmaf(s, reference.c, -base[e / 2]));
+            if (!SUMS) continue;
             if (n > 0) sum[e] += s;
             else sum[e] = e % 2 ? s : fmaf(x.l[e / 2], rescale[e / 2], s);
         }
 #pragma unroll
-    for (int half = 0; half < 2; half++) x.l[half] = sum[half * 2] + sum[half * 2 + 1];
+    for (int half = 0; half < 2; half++)
+        if (SUMS) x.l[half] = sum[half * 2] + sum[half * 2 + 1];
 }
 
 /* O *= factor, row by row. */

@@ -97,12 +97,12 @@ struct tma_place {
 
 /* Asks for a tile of ROWS rows and CHUNKS chunks of COLUMNS columns; all of it arrives on barrier `bar`. With it,
  * `more` bytes, which the caller asks for. */
-template <int ROWS, int CHUNKS, int COLUMNS>
+template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS>
 DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from, uint32_t bar, uint32_t more = 0)
 {
     mbarrier_arrive_expect_tx(bar, ROWS * CHUNKS * 128 + more);
     for (int c = 0; c < CHUNKS; c++)
-        tma_load_4d(to + c * ROWS * 128, map, from.column + c * COLUMNS, from.row, from.h, from.b, bar);
+        tma_load_4d(to + c * PITCH * 128, map, from.column + c * COLUMNS, from.row, from.h, from.b, bar);
 }
 
 /* The L2 is asked for it. */

@@ -753,30 +753,32 @@ static void test_float8_rows_of_one_key_are_its_value(void **state)
 
 /* Where one key has half of the weight, or nine tenths, the others count for the rest, wherever that key is: the tensor
  * cores of Hopper keep 14 bits of a sum of float8, so beside that key others are lost until the sum begins anew. All values
- * are 1, and so must every row of out be, as exactly as float8's out has to be. */
+ * are one number, and so must every row of out be, as exactly as float8's out has to be. */
 static void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
 {
     static const int head_sizes[] = { 64, 128, 256 }, lengths[] = { 1344, 1792, 2016, 2560, 3584 };
-    static const double odds[] = { 1, 9 };
+    static const double odds[] = { 1, 3, 9 }, values[] = { 1, 1.375, 1.875 };
     (void)state;
-    for (size_t i = 0; i < ARRAY_SIZE(lengths) * ARRAY_SIZE(head_sizes) * ARRAY_SIZE(odds); i++) {
-        const int Sk = lengths[i / 6], D = head_sizes[i / 2 % 3];
+    for (size_t i = 0; i < ARRAY_SIZE(lengths) * ARRAY_SIZE(head_sizes) * 9; i++) {
+        const int Sk = lengths[i / 27], D = head_sizes[i / 9 % 3];
+        const double odd = odds[i / 3 % 3], value = values[i % 3];
         const struct spec s = SPEC(SIZES(65, Sk, D), HEADS(1, 1), FP8, .no_lse = true, .has_scale = true, .scale = 1);
         if (!is_ours()) continue;
         struct fixture f;
         fixture_make(&f, &s);
         memset(f.p.q.data, 0, (size_t)tensor_elements(&f.p.q));
         memset(f.p.k.data, 0, (size_t)tensor_elements(&f.p.k));
-        memset(f.p.v.data, attn_e4m3_from_double(1), (size_t)tensor_elements(&f.p.v));
+        memset(f.p.v.data, attn_e4m3_from_double(value), (size_t)tensor_elements(&f.p.v));
         for (int row = 0; row < s.Sq; row++) tensor_set(&f.p.q, row * D, 1), tensor_set(&f.p.q, row * D + 1, 1);
         const int64_t heavy = (int64_t)(Sk - 1) * D; /* its score is the sum of two numbers of float8 */
-        tensor_set(&f.p.k, heavy, log(Sk * odds[i % 2]));
-        tensor_set(&f.p.k, heavy + 1, log(Sk * odds[i % 2]) - tensor_get(&f.p.k, heavy));
+        tensor_set(&f.p.k, heavy, log(Sk * odd));
+        tensor_set(&f.p.k, heavy + 1, log(Sk * odd) - tensor_get(&f.p.k, heavy));
         fixture_run(&bench, &f);
         for (int64_t e = 0; e < tensor_elements(&f.p.out); e++) {
-            const double off = fabs(tensor_get(&f.p.out, e) - 1);
+            const double off = fabs(tensor_get(&f.p.out, e) / value - 1);
             if (!(off <= 4e-2))
-                fail_msg("%d keys, D %d, odds of %g: element %lld is off by %g", Sk, D, odds[i % 2], (long long)e, off);
+                fail_msg("%d keys, D %d, odds of %g, %g: element %lld is off by %g", Sk, D, odd, value, (long long)e,
+                         off);
         }
         fixture_clear(&f);
     }
