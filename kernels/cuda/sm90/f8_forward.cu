@@ -11,9 +11,10 @@
  *            keys are in the order that makes it right.
  *   range    e4m3 reaches from 2^-9 to 448. P is 2^SHIFT = 256 where a row's score is its maximum m: exactly, so that the key that weighs most
  *            is not rounded. (With forward.cu's m, which stays behind by up to a limit, it would be, and errors of out reach 4.3e-2 where
- *            4e-2 is allowed.) The factor leaves with the division by l, which is the sum of P before it is rounded.
+ *            4e-2 is allowed.) The factor leaves with the division by l, the sum of P (not yet rounded, but where products count it).
  *   sums     an e4m3 product keeps 14 bits of its sums: what is below 2^-13 of the sum so far is lost, and 8192 equal keys would stop
- *            counting. So every PROMOTED keys O is added, in float, to sums in shared memory, and the next product begins anew.
+ *            counting. So every PROMOTED keys O is added, in float, to sums in shared memory, and the next product begins anew. At
+ *            D = 128 l is a product's too, and loses what O loses: see counted().
  *   scores   for the same reason a score is off by about 2^-13 of its largest product, and lse by 1e-4 where scores are around 1: more than
  *            lse may be (kernels/README.md, "Accuracy"), while out is well within its limit. Where lse is wanted, q and k are therefore
  *            widened to bfloat16, which holds them exactly, and only P V is a product of e4m3.
@@ -43,10 +44,8 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
-/* Keys from one promotion to the next, at most. Between two a sum may lose PROMOTED 2^-13 of itself. The largest error
- * of out over the largest |out| that was found, with v of one sign, is 2.1e-2, and 3.8e-2 where v is one number and the
- * key behind a promotion weighs most. 4e-2 is allowed; 768 and 896 exceed it (kernels/MEASUREMENTS.md, the float8
- * ladder, rung 22). */
+/* Keys from one promotion to the next, at most; the second where products count l. Between two a sum may lose that many
+ * times 2^-13 of itself: kernels/MEASUREMENTS.md, the float8 ladder, rungs 22 and 25, has the errors that were found. */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
 /* An instantiation: head dims up to D; C consumers of 64 rows; BN keys per tile; stages of the ring; the type that q
@@ -70,7 +69,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const int PROMOTE = (D == 128 && !WIDE ? PROMOTED_COUNTED : PROMOTED) /
                                BN;                          /* tiles from one promotion to the next */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN; /* last tiles that one consumer sees and another does not */
-    /* The products count l: O has 8 columns more, see count_rows. */
+    /* The products count l: O has 8 columns more, see counted(). */
     static const bool COUNTS = D == 128 && !WIDE;
     static const int COLUMNS = D + (COUNTS ? 8 : 0);
     static const bool EARLY = D == 128 && !WIDE; /* O is waited for and rescaled under the exponentials */
