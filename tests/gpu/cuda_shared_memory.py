@@ -81,6 +81,7 @@ class Memory:
         tensor = tensor.contiguous()
         torch.cuda.synchronize()
         cuda('cudaMemcpy', ctypes.c_void_p(self.at.value + offset), ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes), ctypes.c_int(4))
+        cuda('cudaDeviceSynchronize') # a copy on the device may not have ended when cudaMemcpy returns, and the server does not wait for it
 
     def get(self, like, offset=0):
         made = torch.empty_like(like)
