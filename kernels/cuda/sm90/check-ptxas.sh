@@ -2,8 +2,8 @@
 # check-ptxas.sh OBJECT NVCC ...: runs the compiler (with -Xptxas -v) and fails where ptxas says that a kernel of this folder lost its speed:
 #   C75xx              a product was serialised, a register hint ignored, a fence put in
 #   spill stores       registers in local memory: of forward_tiles more than 16 bytes (written once per tile of work, where options
-#                      need them; of float8 with tiles of 224 keys 48, all of them of the producer, which has 24 registers), of backward_tiles more than 32, with a softcap 200, with all options 192 (most of them of the
-#                      producer, which has 24 registers, once per tile of keys; addresses, once per round), of latent_tiles more than 128 (addresses,
+#                      need them), of float8 with tiles of 224 keys 48 (all of them of the producer, which has 24 registers, once per unit of V^T),
+#                      of backward_tiles more than 32, with a softcap 200, with all options 192 (most of them of the producer, which has 24 registers, once per tile of keys; addresses, once per round), of latent_tiles more than 128 (addresses,
 #                      5 words per two tiles of keys and what the end of a split needs), of backward_keys and queries_of_kept none
 # What ptxas said stays beside the object, in OBJECT less .o and with .log.
 log=${1%.o}.log

@@ -40,13 +40,14 @@ struct row_ends {
     float factor[2], top[2];
 };
 
-/* out = O / l, times v_scale; the sink joins the denominator here. x.l becomes the whole row's sum. */
+/* out = O / l, times v_scale; the sink joins the denominator here. x.l becomes the whole row's sum; WHOLE: it
+ * is that already. */
 template <bool WHOLE = false, class REFERENCE>
 DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, float v_scale)
 {
     row_ends y;
 #pragma unroll
-    for (int distance = WHOLE ? 3 : 1; distance <= 2; distance++)
+    for (int distance = 1; distance <= 2 && !WHOLE; distance++)
 #pragma unroll
         for (int half = 0; half < 2; half++) x.l[half] += __shfl_xor_sync(0xffffffff, x.l[half], distance);
 #pragma unroll

@@ -60,20 +60,15 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const bool WIDE = sizeof(T) == 2;
     /* Chunks of 128 bytes, a row of shared memory: of a row of q or k; of the keys of a row of V^T. */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
-    static const int PRODUCER = C == 3                  ? 32
-                                : D == 256 || BN == 224 ? 24
-                                                        : 40,
-                     CONSUMER = C == 3                  ? 160
-                                : D == 256 || BN == 224 ? 240
-                                                        : 232;
-    static const int PROMOTE = (D == 128 && !WIDE ? PROMOTED_COUNTED : PROMOTED) /
-                               BN;                          /* tiles from one promotion to the next */
-    static const int MOST_PASSED = (BM - 64 + BN - 1) / BN; /* last tiles that one consumer sees and another does not */
+    static const bool LARGE = D == 256 || BN == 224; /* a consumer's thread needs all registers that there are */
+    static const int PRODUCER = C == 3 ? 32 : LARGE ? 24 : 40, CONSUMER = C == 3 ? 160 : LARGE ? 240 : 232;
     /* The products count l: O has 8 columns more, see counted(). */
     static const bool COUNTS = D == 128 && !WIDE;
     static const int COLUMNS = D + (COUNTS ? 8 : 0);
-    static const bool EARLY = D == 128 && !WIDE; /* O is waited for and rescaled under the exponentials */
-    static const bool BY_BITS = D < 256;         /* maxima by bits; elsewhere there are no registers for it */
+    static const int PROMOTE = (COUNTS ? PROMOTED_COUNTED : PROMOTED) / BN; /* tiles from one promotion to the next */
+    static const int MOST_PASSED = (BM - 64 + BN - 1) / BN; /* last tiles that one consumer sees and another does not */
+    static const bool EARLY = D == 128 && !WIDE;            /* O is waited for and rescaled under the exponentials */
+    static const bool BY_BITS = D < 256; /* maxima by bits; elsewhere there are no registers for it */
     /* O begins anew by zeros, not by a product that does not add (which is 2 % slower here, and faster elsewhere). */
     static const bool ZEROS = BN == 224;
     /* Of which the second row's maximum is made, if EARLY: of as many keys one is long. */
@@ -255,8 +250,8 @@ DEVICE float high_bf16(uint32_t pair)
 
 /* l of the thread's two rows, where products count it: the 8 columns of V behind its channels are 1 and 1.75 by turns, of
  * which the thread has two. What a product loses of a small P beside a large one it so loses of O and of l, and out, which
- * is O / l, loses less; by how much depends on the number that P is multiplied by, and the mean of these two is nearest to
- * all others. */
+ * is O / l, loses less. By how much depends on the number that P is multiplied by: of those that were tried, the mean of
+ * these two leaves least (kernels/MEASUREMENTS.md, the float8 ladder, rung 25). */
 enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* of e4m3 */
 DEVICE float2 counted(const float *sums)
 {
@@ -530,7 +525,7 @@ template <class X> struct attention {
     DEVICE void finish(float (&O)[X::COLUMNS / 2], const tile_end &end, const work_tile &x)
     {
         const int warp_row = x.i0 + me.w * 64 + me.warp * 16;
-        float(&out)[D / 2] = *(float(*)[D / 2]) & O;
+        float(&out)[D / 2] = *(float(*)[D / 2]) & O; /* without the columns that count */
         const bool finite = finish_rows(out, end.factor) && end.finite;
         const bool any = __any_sync(0xffffffff, !finite);
         const uint32_t rows = end.rows | (any ? LOOK : 0);

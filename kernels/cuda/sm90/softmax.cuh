@@ -106,7 +106,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
  * NaN that needs both rows' maxima; after it O may be multiplied by rescale. So that nothing but exponentials is left then, the
  * sums begin with what they were. The first row's maximum is of two chains, for all wait for it; the second's of CHAINS (1 or 2),
  * whose waits are where the first row's exponentials begin: the first of them before it, as in IN_TURN = 2. HIDDEN: a row may have
- * seen no key yet. */
+ * seen no key yet. BY_BITS: as above. SUMS: the sums are wanted. */
 template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, bool SUMS, class REFERENCE, class F>
 DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -126,13 +126,12 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
             if (BY_BITS) top[1] = fmaxf(reference.least(x.m[1]), -fabsf(S[0]));
             else top[1] = fmaf(S[0], 0, fminf(x.m[0], x.m[1])); /* or NaN, which a maximum passes over */
             other = top[1];
+            float &second = CHAINS == 2 ? other : top[1];
 #pragma unroll
-            for (int n = 0; n < N / 8; n++) {
-                float &chain = CHAINS == 2 && BY_BITS && n % 2 ? other : top[1],
-                      &odd = CHAINS == 2 && !BY_BITS ? other : chain;
-                if (BY_BITS) chain = largest_by_bits(chain, S[n * 4 + 2], S[n * 4 + 3]);
-                else chain = fmaxf(chain, S[n * 4 + 2]), odd = fmaxf(odd, S[n * 4 + 3]);
-            }
+            for (int n = 0; n < N / 8; n++)
+                if (!BY_BITS) top[1] = fmaxf(top[1], S[n * 4 + 2]), second = fmaxf(second, S[n * 4 + 3]);
+                else if (n % 2 == 0) top[1] = largest_by_bits(top[1], S[n * 4 + 2], S[n * 4 + 3]);
+                else second = largest_by_bits(second, S[n * 4 + 2], S[n * 4 + 3]);
             if (CHAINS == 2) top[1] = fmaxf(top[1], other);
         }
         float m = fmaxf(x.m[half], top[half]);

@@ -95,8 +95,8 @@ struct tma_place {
     int column, row, h, b;
 };
 
-/* Asks for a tile of ROWS rows and CHUNKS chunks of COLUMNS columns; all of it arrives on barrier `bar`. With it,
- * `more` bytes, which the caller asks for. */
+/* Asks for a tile of ROWS rows and CHUNKS chunks of COLUMNS columns, PITCH rows apart in shared memory; all of it
+ * arrives on barrier `bar`. With it, `more` bytes, which the caller asks for. */
 template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS>
 DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from, uint32_t bar, uint32_t more = 0)
 {
