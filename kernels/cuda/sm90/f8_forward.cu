@@ -48,16 +48,21 @@ typedef __nv_bfloat16 bf16;
  * times 2^-13 of itself: kernels/MEASUREMENTS.md, the float8 ladder, rungs 22 and 25, has the errors that were found. */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
+const int LAST_TILES = 264; /* the end of the order of work under a mask, see ending_order */
+
 /* An instantiation: head dims up to D; C consumers of 64 rows; BN keys per tile; stages of the ring; the type that q
  * and k are multiplied in; SHORT_ENDS. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
     /* What a tile of work does once is much of it where it has few keys, or tiles of them are wide, and is made shorter:
-     * the scores of the first tile of keys are those that some row sees, the softmax ends under the last product, and
-     * consumers help to begin with V^T. */
+     * the scores of the first tile of keys are those that some row sees, and the softmax ends under the last product. */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
+    static const bool HELPS = SHORT_ENDS && D == 256; /* see help_to_transpose */
+    /* Order of work under a mask, see ending_order: bytes of K and V of a section. Few, for V^T of what all blocks begin with to be made
+     * soon; more where consumers help. */
+    static const int64_t SECTION = (HELPS ? 16 : 8) << 20;
     /* Chunks of 128 bytes, a row of shared memory: of a row of q or k; of the keys of a row of V^T. */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
     static const bool LARGE = D == 256 || BN == 224; /* a consumer's thread needs all registers that there are */
@@ -105,7 +110,7 @@ template <class X> struct shared {
     work_tile work;
     warpgroup_tile parts[X::C];
     kv_barriers<X::C, X::STAGES> bars;
-    unit helped_units[X::SHORT_ENDS ? X::C * 4 : 1]; /* see help_to_transpose */
+    unit helped_units[X::HELPS ? X::C * 4 : 1]; /* see help_to_transpose */
     int newest[X::C * 4]; /* of a warp's tiles of work that are to be repaired; -1: there is none */
 };
 
@@ -121,7 +126,7 @@ enum { LOOK = 4 };  /* a result was not finite: rows that see a NaN are to be fo
 enum { V_NAN = 8 }; /* V^T of some keys, maybe not of those that the rows see, has zeros for NaN */
 
 struct plan {
-    tile_order order;
+    ending_order order;
     int H, group, Sq;
     key_band band;
     float c; /* log2(e) * scale */
@@ -591,8 +596,8 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
     }
 }
 
-/* Where all blocks begin with different heads (under a mask), more of V^T is wanted at once than its warps make: each
- * of the consumers' then makes a unit first, V in the memory of the warp's sums. */
+/* Where blocks begin with different heads (under a mask), more of V^T may be wanted at once than its warps make, at head dim 256, where
+ * a unit takes them long: each of the consumers' then makes a unit first, V in the memory of the warp's sums. */
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }
@@ -602,7 +607,7 @@ template <class X> struct helper_memory {
 template <class X> DEVICE void help_to_transpose(const plan &p, shared<X> &sm)
 {
     helper_memory<X> memory = { sm };
-    static_assert(!X::SHORT_ENDS || sizeof(sum_words<X>) >= sizeof(sm.transpose.staging[0]), "room for V");
+    static_assert(!X::HELPS || sizeof(sum_words<X>) >= sizeof(sm.transpose.staging[0]), "room for V");
     transposer<X::STEPS, helper_memory<X>>{ p.transpose, memory }.make_one();
 }
 
@@ -639,7 +644,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         else if (role == 1) hand_out_work(p, sm);
         else transposer<X::STEPS, transpose_memory<X::STEPS>>{ p.transpose, sm.transpose }.run();
     } else {
-        if (X::SHORT_ENDS && p.transpose.in_haste) help_to_transpose(p, sm);
+        if (X::HELPS && p.transpose.in_haste) help_to_transpose(p, sm);
         setmaxnreg_inc<X::CONSUMER>();
         attention<X>(p, sm, wg - 1).run();
         __syncwarp();
@@ -712,13 +717,15 @@ transpose_plan make_transpose_plan(const f8_job &job, int section, int sweep_row
     return x;
 }
 
-plan make_plan(const f8_job &job, int BM, int row_bytes, int sweep_rows)
+plan make_plan(const f8_job &job, int BM, int row_bytes, int sweep_rows, int64_t section)
 {
     const attn_geometry &g = job.given.g;
     const attn_dims &d = g.dims;
     plan p;
-    p.order = tile_order_of(attn_tiles(d.Sq, BM), d.B * d.H, d.Sk * (row_bytes + d.Dv) / g.group,
-                            g.right < d.Sk || g.left < d.Sq);
+    const bool uneven = g.right < d.Sk || g.left < d.Sq;
+    const int64_t keys = rows_seen(g, d.Sk, BM);
+    p.order = ending_order_of(attn_tiles(d.Sq, BM), d.B * d.H, keys * (row_bytes + d.Dv) / g.group,
+                              uneven ? attn_tiles(keys, BM) : 0, LAST_TILES, section);
     p.H = (int)d.H, p.group = (int)g.group, p.Sq = (int)d.Sq;
     p.band = key_band_of(g.top_left ? 0 : (int)(d.Sk - d.Sq), (int)attn_min64(g.left, FAR),
                          (int)attn_min64(g.right, FAR), (int)d.Sk);
@@ -759,7 +766,7 @@ template <class X> cudaError_t make_maps(const f8_job &job, const plan &p, kv_ma
 template <class X> cudaError_t launch(const f8_job &job)
 {
     const plan p = make_plan(job, X::BM, (int)job.given.g.dims.D * (int)sizeof(typename X::T),
-                             transpose_step_shape<X::STEPS>::SWEEP);
+                             transpose_step_shape<X::STEPS>::SWEEP, X::SECTION);
     kv_maps maps;
     cudaError_t code = make_maps<X>(job, p, maps);
     if (code == cudaSuccess) code = allow_shared<forward_tiles<X>>(sizeof(shared<X>));

@@ -58,12 +58,16 @@ namespace {
 
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
+enum form { PLAIN, WINDOWED /* for masks that hide first keys */, WITH_OPTIONS };
+
 /* An instantiation: head dims up to D of q and k and DV of v; C consumers of 64 rows; BN keys per tile; stages of the
- * ring; with or without score options; registers of a producer's and of a consumer's thread (C + 1 warpgroups share
+ * ring; its form; registers of a producer's and of a consumer's thread (C + 1 warpgroups share
  * 65536). */
-template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, bool SCORE_MODS_ = false> struct shape {
+template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, form FORM = PLAIN> struct shape {
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
-    static const bool SCORE_MODS = SCORE_MODS_;
+    static const bool SCORE_MODS = FORM == WITH_OPTIONS;
+    /* The first tiles of keys too may be visible to one consumer and not to another, which passes them. */
+    static const bool PASSES_FIRST = FORM == WINDOWED;
     static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64; /* of 64 columns, in shared memory */
     static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
     /* O has room in shared memory, beside Q, K and V. */
@@ -73,7 +77,8 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, bool SCORE_MODS_ =
         D == 128 || D == 192; /* operands by the low words of their descriptors: elsewhere it costs 1 to 4 % */
     static const bool LATE_WAIT = D == 128 || D == 192; /* for O, see release_K_late */
     static const bool READ_ANEW = LATE_WAIT && C == 2;  /* a thread's place in the block, for registers are short */
-    static const bool TRIMS = BN == 128; /* a warpgroup that sees at most half of its last tile computes half of it */
+    /* Of its last tile of keys a warpgroup that sees no more than so many computes so many. */
+    static const int FEW_KEYS = BN == 128 ? 64 : BN == 80 ? 48 : BN;
     /* See softmax_step. 2 is slower where a tile has few keys, and with options there is no register for it. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
     /* A block computes its own rows that see what is not finite; others have no registers for that. */
@@ -82,7 +87,8 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, bool SCORE_MODS_ =
     static const bool RIGHT_ONLY = D == 128 && C == 2 && !SCORE_MODS;
     static const bool BY_BITS = D < 256 && !SCORE_MODS; /* maxima by bits; elsewhere there are no registers for it */
     static const bool ENDS_EARLY = D == 128; /* lse and the last factors are computed under the last product */
-    static const int MOST_PASSED = (BM - 64 + BN - 1) / BN; /* last tiles that one consumer sees and another does not */
+    static const int MOST_PASSED = (BM - 64 + BN - 1) /
+                                   BN; /* last tiles, and first ones, that one consumer sees and another does not */
 };
 
 /* What instantiations with options have beside: the tiles seen, one list in use and one ahead. */
@@ -123,8 +129,8 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
 /* What consumer w makes of a tile of work. A FlashMask has its own list of tiles. */
 template <class X> DEVICE warpgroup_tile part_of(const plan &p, const work_tile &x, int w)
 {
-    warpgroup_tile y = warpgroup_tile_of<X::BN>(band_of(p, x), x.i0 + w * 64, x.Sq, x.first, x.last);
-    if (X::SCORE_MODS && p.mask.bounds) y.last_visible = x.last, y.half_tile = 0;
+    warpgroup_tile y = warpgroup_tile_of<X::BN, X::FEW_KEYS>(band_of(p, x), x.i0 + w * 64, x.Sq, x.first, x.last);
+    if (X::SCORE_MODS && p.mask.bounds) y.last_visible = x.last, y.few_keys = 0;
     return y;
 }
 
@@ -427,7 +433,7 @@ template <typename T, class X> struct attention {
         multiply<T, N, X::D / 16>(S, operand.Q, K());
         me.next_turn();
         retire<0>(S);
-        me.release_K(j == t.x.first);
+        me.release_K(j == (X::PASSES_FIRST ? first_visible(t) : t.x.first));
         scores_to_P<N, true, false>(S, t, seen, j, state, rescale, [](float) {});
         if (N < BN) {
 #pragma unroll
@@ -438,10 +444,22 @@ template <typename T, class X> struct attention {
         to_operand<T, N>(P, S);
     }
 
+    /* The first tile of keys that some of the block's rows see, which is t.x.first, and that some of this warpgroup's do. Found anew where
+     * they are wanted, for registers are short. */
+    DEVICE int first_of_block(const thread_tile &t) const
+    {
+        return key_tiles_of<BN>(t.band, t.x.i0, t.x.i0).first;
+    }
+    DEVICE int first_visible(const thread_tile &t) const
+    {
+        return min(key_tiles_of<BN>(t.band, t.x.i0 + me.w * 64, t.x.i0).first, t.y.last_visible - 1);
+    }
+
     /* O = P V over the tiles of keys that these rows see, from the last to the first. */
     DEVICE tile_end attend(float (&O)[DV / 2], softmax &state, const thread_tile &t)
     {
-        const int first = t.x.first, last = t.x.last, last_visible = t.y.last_visible;
+        const int first = X::PASSES_FIRST ? first_visible(t) : t.x.first, last = t.x.last,
+                  last_visible = t.y.last_visible;
         const tile_bits *const seen = sm.list(t.x.list);
         const auto below = [&](int j) { return tile_below<X>(p, seen, j, first); };
         float S[BN / 2], rescale[2];
@@ -451,7 +469,7 @@ template <typename T, class X> struct attention {
         me.await_Q();
         me.template pass_K<X::MOST_PASSED>(last - last_visible);
         me.await_K();
-        if (X::TRIMS && t.y.half_tile) first_tile<X::TRIMS ? BN / 2 : BN>(P, t, seen, state);
+        if (X::FEW_KEYS < BN && t.y.few_keys) first_tile<X::FEW_KEYS>(P, t, seen, state);
         else first_tile<BN>(P, t, seen, state);
         me.template pass_V<X::MOST_PASSED>(last - last_visible);
         if ((p.cu_q || p.seqlens_k) && last_visible - 1 == (t.x.Sk - 1) / BN && t.x.Sk % BN) zero_past_end(t.x);
@@ -477,10 +495,13 @@ template <typename T, class X> struct attention {
                                              [&] { return me.meet_all(is_high(state, reference)); });
         me.await_V();
         multiply_add<T, DV, BN / 16>(O, P, V());
+        const int passed = X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
+        if (X::PASSES_FIRST) me.template pass_K<X::MOST_PASSED>(passed);
         if (!X::ENDS_EARLY) retire<0>(O);
         const tile_end end = end_softmax(state, t);
         if (X::ENDS_EARLY) retire<0>(O);
         me.release_V();
+        if (X::PASSES_FIRST) me.template pass_V<X::MOST_PASSED>(passed);
         return end;
     }
 
@@ -665,19 +686,20 @@ const shape_row shapes[] = {
     /*        D    C  BN stages Dv              masks             from so many keys */
     row<shape<64,  3, 128, 4>>                 (OPEN | CAUSAL,    1025),
     row<shape<64,  4, 64,  4>>                 (OPEN | CAUSAL,    0),
-    row<shape<64,  3, 128, 4>>                 (WINDOW,           0),
+    row<shape<64,  3, 128, 4, 64,  WINDOWED>>  (WINDOW,           0),
     row<shape<96,  2, 128, 2>>                 (ANY,              0),
     row<shape<128, 2, 128, 2>>                 (OPEN | CAUSAL,    1024),
-    row<shape<128, 3, 64,  3>>                 (ANY,              0),
+    row<shape<128, 3, 64,  3>>                 (OPEN | CAUSAL,    0),
+    row<shape<128, 3, 64,  3, 128, WINDOWED>>  (WINDOW,           0),
     row<shape<192, 2, 128, 2, 128>>            (ANY,              0),
     row<shape<192, 2, 112, 2>>                 (ANY,              0),
     row<shape<256, 2, 80,  2>>                 (OPEN,             0),
     row<shape<256, 2, 80,  2>>                 (CAUSAL | WINDOW,  1025),
     row<shape<256, 2, 64,  2>>                 (CAUSAL | WINDOW,  0),
     /* with softcap, ALiBi, FlashMask or float8's scales */
-    row<shape<64,  2, 128, 4, 64,  true>>      (ANY,              0),
-    row<shape<128, 2, 128, 2, 128, true>>      (ANY,              0),
-    row<shape<256, 2, 64,  2, 256, true>>      (ANY,              0), /* BN = 80 spills registers */
+    row<shape<64,  2, 128, 4, 64,  WITH_OPTIONS>>      (ANY,              0),
+    row<shape<128, 2, 128, 2, 128, WITH_OPTIONS>>      (ANY,              0),
+    row<shape<256, 2, 64,  2, 256, WITH_OPTIONS>>      (ANY,              0), /* BN = 80 spills registers */
 };
 /* clang-format on */
 

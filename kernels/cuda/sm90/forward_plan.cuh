@@ -13,17 +13,16 @@ namespace {
 
 const int LEAST_BN = 64; /* keys of a tile, of all shapes */
 
-/* Order of work where tiles differ in length: heads by SECTION_BYTES of K and V, so that memory is read evenly, not all of
- * the L2's share by blocks that all begin with other heads; but the last section has LAST_TILES, so that the last to end
- * are short. */
-const int64_t SECTION_BYTES = 4 << 20;
-const int LAST_TILES = 264;
+/* Order of work where tiles differ in length: sections of FEW_KEYS_SECTION bytes of K and V, so that memory is read evenly, not all
+ * of the L2's share by blocks that all begin with other heads; from MANY_KEYS on, where less is read in a given time, of SECTION. The
+ * end has LAST_TILES. */
+const int MANY_KEYS = 2048, LAST_TILES = 264;
+const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 
 /* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
 
 struct plan {
-    tile_order order; /* packed: some of its tiles have no rows */
-    int last_section; /* its first head */
+    ending_order order; /* packed: some of its tiles have no rows */
     int B, H, group, Sq, Sk;
     int left, right; /* window, at most FAR */
     int top_left;
@@ -59,22 +58,13 @@ DEVICE key_band band_of(const plan &p, const work_tile &x)
     return key_band_of(x.align, p.left, p.right, x.Sk);
 }
 
-/* Where tile t of the order is. */
-DEVICE head_tile place_of(const plan &p, int t)
-{
-    const int before = p.last_section * p.order.per_head;
-    if (t < before) return head_tile_of(p.order, t);
-    const int heads = p.order.heads - p.last_section, tile = (t - before) / heads;
-    return { p.last_section + t - before - tile * heads, tile };
-}
-
 /* Tile t of the order. Packed, sequence b owns the tiles from cu_q[b] / BM + b on. */
 template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t)
 {
     work_tile x;
     x.index = t;
     x.nonfinite_to_zero = x.list = 0;
-    const head_tile place = place_of(p, t);
+    const head_tile place = head_tile_of(p.order, t);
     int tile = p.order.per_head - 1 - place.tile, first = 0;
     x.b = place.head / p.H;
     x.h = place.head - x.b * p.H;
@@ -181,14 +171,6 @@ struct forward_job {
     layout place;
 };
 
-/* The first head of the last section. */
-int last_section_of(const tile_order &x, int64_t head_bytes, bool uneven)
-{
-    if (!uneven) return x.heads;
-    const int64_t most = attn_min64(attn_tiles(LAST_TILES, x.per_head), L2_SHARE / (head_bytes > 0 ? head_bytes : 1));
-    return (int)(x.heads - attn_min64(most > x.section ? most : x.section, x.heads)) / x.section * x.section;
-}
-
 /* All of the plan but what depends on the launch. */
 cudaError_t make_plan(const forward_job &job, int BM, int BN, plan &p)
 {
@@ -197,9 +179,10 @@ cudaError_t make_plan(const forward_job &job, int BM, int BN, plan &p)
     const extent e = extent_of(d);
     const bool uneven = g.right < e.rows_k || g.left < e.rows_q || d.packed || g.seqlens_k ||
                         g.view[ATTN_T_mask_startend_rows].data;
-    const int64_t head_bytes = e.rows_k * (d.D + d.Dv) * 2 / g.group;
-    p.order = tile_order_of(per_head_of(d, BM), e.B * d.H, head_bytes, uneven, SECTION_BYTES);
-    p.last_section = last_section_of(p.order, head_bytes, uneven);
+    const int64_t keys = rows_seen(g, e.rows_k, BM);
+    p.order = ending_order_of(per_head_of(d, BM), e.B * d.H, keys * (d.D + d.Dv) * 2 / g.group,
+                              uneven ? attn_tiles(keys, BM) : 0, LAST_TILES,
+                              e.rows_k < MANY_KEYS ? FEW_KEYS_SECTION : SECTION);
     p.B = (int)d.B, p.H = (int)d.H, p.group = (int)g.group, p.Sq = (int)d.Sq, p.Sk = (int)d.Sk;
     p.left = (int)attn_min64(g.left, FAR), p.right = (int)attn_min64(g.right, FAR);
     p.top_left = g.top_left;

@@ -321,6 +321,7 @@ DEVICE uint32_t opaque(uint32_t x)
         "+f"(d[i + 7])
 #define F4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define F32(i) F8(i), F8(i + 8), F8(i + 16), F8(i + 24)
+#define O24    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23"
 #define O32                                                                                                           \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%" \
     "30,%31"
@@ -340,6 +341,7 @@ DEVICE uint32_t opaque(uint32_t x)
 /* N, the texts of the accumulators, their operands, and the numbers of the operands after them; then what the caller
  * adds. */
 #define WGMMA_N(X, ...)                                                                                  \
+    X(48, O24, (F8(0), F8(8), F8(16)), 24, 25, 26, 27, 28, 29, __VA_ARGS__)                              \
     X(64, O32, (F32(0)), 32, 33, 34, 35, 36, 37, __VA_ARGS__)                                            \
     X(80, O40, (F32(0), F8(32)), 40, 41, 42, 43, 44, 45, __VA_ARGS__)                                    \
     X(96, O48, (F32(0), F8(32), F8(40)), 48, 49, 50, 51, 52, 53, __VA_ARGS__)                            \

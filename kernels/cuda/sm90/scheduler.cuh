@@ -50,6 +50,52 @@ DEVICE head_tile head_tile_of(const tile_order &x, int t)
     return { s * x.section + r - tile * heads, tile };
 }
 
+/* The same, but the last tiles of all are short ones: those of the last heads, walked together. */
+struct ending_order : tile_order {
+    int last_heads;  /* these are the heads from this one on */
+    int short_tiles; /* so many of each are left to the end */
+};
+
+/* Its plan. head_bytes, share: as above. short_tiles: of a head's tiles, those that are shorter than others; 0: all are alike. The end is
+ * at_end of them, of as many heads as that takes, unless the L2 does not hold so many, but of a section at least. */
+static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
+                                           int at_end, int64_t share)
+{
+    const bool uneven = short_tiles > 0;
+    ending_order x;
+    (tile_order &)x = tile_order_of(per_head, heads, head_bytes, uneven, share);
+    x.last_heads = x.heads, x.short_tiles = (int)attn_min64(short_tiles, per_head);
+    if (!uneven) return x;
+    const int64_t held = L2_SHARE / attn_max64(head_bytes, 1),
+                  most = attn_max64(attn_min64(attn_tiles(at_end, x.short_tiles), held), x.section);
+    x.last_heads = (int)(x.heads - attn_min64(most, x.heads)) / x.section * x.section;
+    return x;
+}
+
+DEVICE head_tile head_tile_of(const ending_order &x, int t)
+{
+    tile_order part = x;    /* the heads before the last; of those, tiles that are not left to the end; or the others */
+    int head = 0, tile = 0; /* its first */
+    part.heads = x.last_heads;
+    if (t >= part.heads * part.per_head) {
+        t -= part.heads * part.per_head, head = x.last_heads;
+        part.heads = x.heads - x.last_heads, part.per_head -= x.short_tiles;
+        if (t >= part.heads * part.per_head) {
+            t -= part.heads * part.per_head, tile = part.per_head;
+            part.per_head = x.short_tiles, part.section = part.heads;
+        }
+    }
+    const head_tile at = head_tile_of(part, t);
+    return { head + at.head, tile + at.tile };
+}
+
+/* For that plan: how many of `rows` queries or keys a tile of `tile` of the others sees, all or those in a window; and how many of a
+ * head's tiles are short, because a causal mask or the end of the sequence cuts off what they would see. */
+static inline int64_t rows_seen(const attn_geometry &g, int64_t rows, int tile)
+{
+    return attn_min64(rows, attn_min64(g.left, FAR) + attn_min64(g.right, FAR) + tile);
+}
+
 /* The warp's next tile of work, from the counter of those that are not the blocks' first. */
 DEVICE int claim_tile(int t, int *counter, bool scheduler)
 {
@@ -83,15 +129,16 @@ template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin,
 }
 
 /* What one consumer makes of a tile of work, whose keys are tiles [first, last). Tiles [free_first, free_last) are
- * open to all its rows; those from last_visible on hold nothing for them; half_tile: nor does the second half of
- * tile last_visible - 1. Where there are no such rows, or no tiles, last_visible is first. */
+ * open to all its rows; those from last_visible on hold nothing for them; few_keys: nor do the keys of tile
+ * last_visible - 1 but its first FEW. Where there are no such rows, or no tiles, last_visible is first. */
 struct __align__(16) warpgroup_tile
 {
-    int free_first, free_last, last_visible, half_tile;
+    int free_first, free_last, last_visible, few_keys;
 };
 
 /* Rows from row0 on, of Sq. */
-template <int BN> DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last)
+template <int BN, int FEW = BN>
+DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last)
 {
     const int end = max(min(row0 + 63 + band.hi, band.Sk), 1);
     warpgroup_tile y;
@@ -99,7 +146,7 @@ template <int BN> DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, 
     y.free_last = max(min(row0 + band.hi, band.Sk), 0) / BN;
     y.last_visible = max(min((end + BN - 1) / BN, last), first + 1);
     if (row0 >= Sq || first >= last) y.last_visible = first;
-    y.half_tile = end - (y.last_visible - 1) * BN <= BN / 2;
+    y.few_keys = end - (y.last_visible - 1) * BN <= FEW;
     return y;
 }
 
