@@ -5,7 +5,7 @@
  * test_backends says that a kernel's numbers are wrong; this says which of its assumptions is: where TMA and its
  * swizzle put an element, which accumulator a product leaves it in, in what order an operand wants its keys,
  * whether a barrier's phases hold a ring together. Every check goes through the functions that the kernels use
- * (ptx.cuh, tma.cuh, products.cuh, pipeline.cuh and epilogue.cuh of sm90 here; ptx.cuh, tile.cuh and split.cuh of
+ * (ptx.cuh, tma.cuh, products.cuh, pipeline.cuh, scheduler.cuh and epilogue.cuh of sm90 here; ptx.cuh, tile.cuh and split.cuh of
  * sm80 in blocks_sm80.cu) and through their layouts.
  *
  *   1. Inputs are random integers, so small that every product and sum is exact in every type: results are compared
@@ -20,6 +20,7 @@
 #include "kernels/cuda/sm90/epilogue.cuh"
 #include "kernels/cuda/sm90/pipeline.cuh"
 #include "kernels/cuda/sm90/products.cuh"
+#include "kernels/cuda/sm90/scheduler.cuh"
 #include "tests/gpu/blocks.cuh"
 
 template <> struct stored<e4m3> {
@@ -710,6 +711,53 @@ void check_hand_over()
     }
 }
 
+/* ---- The order of work ------------------------------------------------------------------------------------------- */
+
+__global__ void walk(const __grid_constant__ ending_order order, int2 *places)
+{
+    for (int t = (int)threadIdx.x; t < order.tiles; t += (int)blockDim.x) {
+        const head_tile at = head_tile_of(order, t);
+        places[t] = make_int2(at.head, at.tile);
+    }
+}
+
+/* Each tile comes once, a head's in their order, and the last ones are the short tiles of the last heads. */
+void check_order()
+{
+    static const struct {
+        int per_head, heads, short_tiles, at_end;
+        int64_t head_bytes, share;
+    } cases[] = {
+        { 7, 5, 0, 8, 1 << 20, 4 << 20 },      { 1, 1, 1, 264, 1, 1 },
+        { 4, 37, 4, 264, 256 << 10, 4 << 20 }, { 32, 64, 32, 264, 2 << 20, 16 << 20 },
+        { 9, 40, 3, 20, 1 << 20, 4 << 20 },    { 86, 16, 7, 264, 600 << 10, 16 << 20 },
+        { 5, 12, 9, 7, 40 << 20, 16 << 20 },   { 6, 11, 2, 4, 3 << 20, 6 << 20 },
+    };
+    for (const auto &c : cases) {
+        const ending_order order = ending_order_of(c.per_head, c.heads, c.head_bytes, c.short_tiles, c.at_end, c.share);
+        const int tiles = c.per_head * c.heads;
+        array<int2> places(tiles);
+        walk<<<1, 128>>>(order, places.device);
+        finish("walk");
+        std::vector<int> next(c.heads, 0), in_order(tiles, 0);
+        int end = 0; /* tiles behind the last one that is not short */
+        const std::vector<int2> got = places.fetch();
+        for (int t = 0; t < tiles; t++) {
+            const bool there = got[t].x >= 0 && got[t].x < c.heads;
+            in_order[t] = there && got[t].y == next[got[t].x];
+            if (there) next[got[t].x]++;
+            end = got[t].y >= c.per_head - c.short_tiles ? end + 1 : 0;
+        }
+        char name[120];
+        snprintf(name, sizeof name, "order: %d heads of %d tiles, %d of them short", c.heads, c.per_head,
+                 c.short_tiles);
+        judge(name, compare(in_order, std::vector<int>(tiles, 1)));
+        const int wanted = std::min(c.at_end, c.heads * std::min(c.short_tiles, c.per_head));
+        if (c.short_tiles > 0 && L2_SHARE / c.head_bytes >= c.heads)
+            judge("order: and the end is short", compare(std::vector<int>{ end >= wanted }, std::vector<int>{ 1 }));
+    }
+}
+
 /* ---- A dependent launch ------------------------------------------------------------------------------------------ */
 
 enum { FIRST_BLOCKS = 64 };
@@ -862,6 +910,7 @@ const struct section {
     { "e4m3",       check_wgmma_8 },
     { "ring",       check_ring },
     { "mbarrier",   check_hand_over },
+    { "order",      check_order },
     { "dependent",  check_dependent_launch },
     { "store",      check_stores },
     { "convert",    check_conversions },

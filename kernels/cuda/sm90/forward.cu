@@ -39,8 +39,7 @@
  * A NaN or infinity in V of a key that some rows see and others do not meets P = 0 inside the product. So a warp
  * whose result is not finite leaves a mark, and its block goes over the tile once more at its end, with zeros for
  * such values, which gives rows that do not see them the very bits that they would have had. Those that do are then
- * computed one by one: at D = 128 without options by the block that had them (repair_own_rows), which saves the time between two kernels, elsewhere by a
- * kernel behind this one (repair_rows).
+ * computed one by one, by the block that had them (repair_own_rows), which saves the time between two kernels.
  *
  * Packed, K and V past the end of a sequence belong to its neighbour: such scores are masked, and such rows of V
  * made zero in shared memory.
@@ -81,8 +80,6 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, form FORM = PLAIN>
     static const int FEW_KEYS = BN == 128 ? 64 : BN == 80 ? 48 : BN;
     /* See softmax_step. 2 is slower where a tile has few keys, and with options there is no register for it. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
-    /* A block computes its own rows that see what is not finite; others have no registers for that. */
-    static const bool REPAIRS = D == 128 && !SCORE_MODS;
     /* For masks that hide no first keys: tiles of keys that all of a warpgroup's rows see have a loop of their own. */
     static const bool RIGHT_ONLY = D == 128 && C == 2 && !SCORE_MODS;
     static const bool BY_BITS = D < 256 && !SCORE_MODS; /* maxima by bits; elsewhere there are no registers for it */
@@ -193,10 +190,7 @@ template <class X> struct work_scheduler {
         int newest = -1;
         for (int t = blockIdx.x; t < p.order.tiles; t = claim_tile(t, p.counter, scheduler)) {
             const work_tile x = work_tile_of<X::BM, X::BN>(p, t);
-            if (x.i0 == SKIP) {
-                for (int n = 0; !X::REPAIRS && scheduler && n < 4 * X::C; n++) p.nonfinite[t * (4 * X::C) + n] = 0;
-                continue;
-            }
+            if (x.i0 == SKIP) continue;
             if (scheduler) p.before[t] = newest;
             newest = t;
             give(x);
@@ -358,9 +352,9 @@ template <typename T, class X> struct attention {
     DEVICE int warp_index() const { return X::READ_ANEW ? thread_anew() / 32 - 4 : me.w * 4 + me.warp; }
     DEVICE int lane() const { return X::READ_ANEW ? thread_anew() % 32 : me.lane; }
 
-    /* x, which is the same in all lanes; if REPAIRS by a vote, so that ptxas sees that a warp goes on or ends as a whole. Where code follows
-     * the loop over work and it does not, it keeps descriptors in registers of each thread. */
-    DEVICE bool voted(bool x) const { return X::REPAIRS ? __any_sync(0xffffffff, x) : x; }
+    /* x, which is the same in all lanes, by a vote, so that ptxas sees that a warp goes on or ends as a whole: code follows the loop over
+     * work, and it would keep descriptors in registers of each thread. */
+    static DEVICE bool voted(bool x) { return __any_sync(0xffffffff, x); }
 
     /* The next tile of work; false at the end. */
     DEVICE bool take(thread_tile &t)
@@ -612,26 +606,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         attention<T, X>(p, sm, wg - 1).run();
-        if constexpr (X::REPAIRS)
-            if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_rows<X>(p, a);
+        if (__any_sync(0xffffffff, *(volatile int *)&sm.any_nonfinite)) repair_own_rows<X>(p, a);
     }
-}
-
-/* Rows that see what is not finite, one by one, among those of the warps that said so. */
-template <int BM>
-__global__ void __launch_bounds__(128) repair_rows(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
-{
-    const int WARPS = BM / 16;
-    launch_dependents(); /* the stream's next kernel, if it waits for our end */
-    wait_for_prerequisites();
-    for_flagged_warps(
-        p.order.tiles * WARPS, [&](int n) { return p.nonfinite[n]; },
-        [&](int n, uint32_t) {
-            const work_tile w = work_tile_of<BM, 128>(p, n / WARPS);
-            const head_args x = head_args_of(a, w.b, w.h);
-            const int i0 = w.i0 + n % WARPS * 16;
-            for (int i = i0; i < i0 + 16 && i < w.Sq; i++) forward_row(a, x, i, a.g.view[ATTN_T_out], nullptr, true);
-        });
 }
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
@@ -658,10 +634,8 @@ template <typename T, class X> cudaError_t launch(const forward_job &job, int le
         tile_extremes<X::BN><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, job.stream>>>(
             p.mask, p.B, p.H, p.Sq, p.Sk, (attn_mask_extremes *)p.mask.extremes);
     }
-    code = launch_dependent(forward_tiles<T, X>, attn_min64(p.order.tiles, job.chip->multiprocessors), X::THREADS,
+    return launch_dependent(forward_tiles<T, X>, attn_min64(p.order.tiles, job.chip->multiprocessors), X::THREADS,
                             sizeof(shared<X>), job.stream, p, maps, job.given);
-    if (X::REPAIRS || code != cudaSuccess) return code;
-    return launch_dependent(repair_rows<X::BM>, job.chip->multiprocessors, 128, 0, job.stream, job.given, p);
 }
 
 enum { OPEN = 1, CAUSAL = 2, WINDOW = 4, ANY = OPEN | CAUSAL | WINDOW }; /* bounded: not; on the right; on the left */
