@@ -89,8 +89,8 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
     return { head + at.head, tile + at.tile };
 }
 
-/* For that plan: how many of `rows` queries or keys a tile of `tile` of the others sees, all or those in a window; and how many of a
- * head's tiles are short, because a causal mask or the end of the sequence cuts off what they would see. */
+/* For that plan: how many of a head's `rows` keys a tile of `tile` queries sees at most, all or those in a window. So many rows below the
+ * first, or above the last, see less, for the sequence ends there. */
 static inline int64_t rows_seen(const attn_geometry &g, int64_t rows, int tile)
 {
     return attn_min64(rows, attn_min64(g.left, FAR) + attn_min64(g.right, FAR) + tile);
