@@ -657,23 +657,23 @@ template <class X> constexpr shape_row row(int masks, int least_Sk)
  * tiles. */
 /* clang-format off */
 const shape_row shapes[] = {
-    /*        D    C  BN stages Dv              masks             from so many keys */
-    row<shape<64,  3, 128, 4>>                 (OPEN | CAUSAL,    1025),
-    row<shape<64,  4, 64,  4>>                 (OPEN | CAUSAL,    0),
-    row<shape<64,  3, 128, 4, 64,  WINDOWED>>  (WINDOW,           0),
-    row<shape<96,  2, 128, 2>>                 (ANY,              0),
-    row<shape<128, 2, 128, 2>>                 (OPEN | CAUSAL,    1024),
-    row<shape<128, 3, 64,  3>>                 (OPEN | CAUSAL,    0),
-    row<shape<128, 3, 64,  3, 128, WINDOWED>>  (WINDOW,           0),
-    row<shape<192, 2, 128, 2, 128>>            (ANY,              0),
-    row<shape<192, 2, 112, 2>>                 (ANY,              0),
-    row<shape<256, 2, 80,  2>>                 (OPEN,             0),
-    row<shape<256, 2, 80,  2>>                 (CAUSAL | WINDOW,  1025),
-    row<shape<256, 2, 64,  2>>                 (CAUSAL | WINDOW,  0),
+    /*        D    C  BN stages Dv, form            masks             from so many keys */
+    row<shape<64,  3, 128, 4>>                     (OPEN | CAUSAL,    1025),
+    row<shape<64,  4, 64,  4>>                     (OPEN | CAUSAL,    0),
+    row<shape<64,  3, 128, 4, 64,  WINDOWED>>      (WINDOW,           0),
+    row<shape<96,  2, 128, 2>>                     (ANY,              0),
+    row<shape<128, 2, 128, 2>>                     (OPEN | CAUSAL,    1024),
+    row<shape<128, 3, 64,  3>>                     (OPEN | CAUSAL,    0),
+    row<shape<128, 3, 64,  3, 128, WINDOWED>>      (WINDOW,           0),
+    row<shape<192, 2, 128, 2, 128>>                (ANY,              0),
+    row<shape<192, 2, 112, 2>>                     (ANY,              0),
+    row<shape<256, 2, 80,  2>>                     (OPEN,             0),
+    row<shape<256, 2, 80,  2>>                     (CAUSAL | WINDOW,  1025),
+    row<shape<256, 2, 64,  2>>                     (CAUSAL | WINDOW,  0),
     /* with softcap, ALiBi, FlashMask or float8's scales */
-    row<shape<64,  2, 128, 4, 64,  WITH_OPTIONS>>      (ANY,              0),
-    row<shape<128, 2, 128, 2, 128, WITH_OPTIONS>>      (ANY,              0),
-    row<shape<256, 2, 64,  2, 256, WITH_OPTIONS>>      (ANY,              0), /* BN = 80 spills registers */
+    row<shape<64,  2, 128, 4, 64,  WITH_OPTIONS>>  (ANY,              0),
+    row<shape<128, 2, 128, 2, 128, WITH_OPTIONS>>  (ANY,              0),
+    row<shape<256, 2, 64,  2, 256, WITH_OPTIONS>>  (ANY,              0), /* BN = 80 spills registers */
 };
 /* clang-format on */
 
