@@ -36,8 +36,10 @@ LOAD_SRC    := $(wildcard tests/load/*.c)
 
 # CUDA is in when nvcc is found. Machine code for the compute capabilities of CUDA_ARCHS and, for what comes after them, PTX; the
 # folder sm90 uses instructions of Hopper alone. C++ in a kernel's host part needs a few functions of libstdc++, linked statically.
+# What takes long to compile (CUDA_LONG) is begun first, or the last of it would be compiled alone.
 CUDA      ?= $(if $(shell command -v $(NVCC) 2>/dev/null),1,0)
-CUDA_SRC  := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))
+CUDA_LONG := $(wildcard kernels/cuda/sm80/decode.cu kernels/cuda/sm80/*ward.cu kernels/cuda/sm90/*forward.cu)
+CUDA_SRC  := $(if $(filter 1,$(CUDA)),$(CUDA_LONG) $(filter-out $(CUDA_LONG),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)))
 CUDA_HOME ?= $(if $(CUDA_SRC),$(abspath $(dir $(realpath $(shell command -v $(NVCC))))..))
 CUDA_LD   := $(if $(CUDA_SRC),-L$(CUDA_HOME)/lib64 -lcudart_static -l:libstdc++.a -ldl -lrt -lpthread -static-libgcc)
 CUDA_ARCHS ?= 80 89 90
