@@ -122,8 +122,8 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
         uint4 words[D / 16]; /* all asked for before the first is stored */
 #pragma unroll
         for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
-        pin(*(uint32_t(*)[D / 4])
-                words); /* or ptxas asks for the last behind the others' stores, whose registers it then waits for */
+        /* Or ptxas asks for the last behind the others' stores, and waits for their registers. */
+        pin(*(uint32_t(*)[D / 4]) words);
 #pragma unroll
         for (int n = 0; n < D / 16; n++, to += STEP * stride)
             if (n * STEP < rows_left) store_16(to, words[n]);

@@ -48,8 +48,6 @@ typedef __nv_bfloat16 bf16;
  * times 2^-13 of itself: kernels/MEASUREMENTS.md, the float8 ladder, rungs 22 and 25, has the errors that were found. */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
-const int LAST_TILES = 264; /* the end of the order of work under a mask, see ending_order */
-
 /* An instantiation: head dims up to D; C consumers of 64 rows; BN keys per tile; stages of the ring; the type that q
  * and k are multiplied in; SHORT_ENDS. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {

@@ -14,9 +14,8 @@ namespace {
 const int LEAST_BN = 64; /* keys of a tile, of all shapes */
 
 /* Order of work where tiles differ in length: sections of FEW_KEYS_SECTION bytes of K and V, so that memory is read evenly, not all
- * of the L2's share by blocks that all begin with other heads; from MANY_KEYS on, where less is read in a given time, of SECTION. The
- * end has LAST_TILES. */
-const int MANY_KEYS = 2048, LAST_TILES = 264;
+ * of the L2's share by blocks that all begin with other heads; from MANY_KEYS on, where less is read in a given time, of SECTION. */
+const int MANY_KEYS = 2048;
 const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 
 /* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */

@@ -14,6 +14,7 @@
 const int FAR = 1 << 29;           /* lengths are below it, windows at most */
 const int64_t L2_SHARE = 32 << 20; /* of the 50 or 60 MB, for K and V */
 const int LEAST_BM = 128;          /* queries of a tile of work, of all shapes */
+const int LAST_TILES = 264;        /* of an ending_order: two per multiprocessor */
 
 /* ---- The order --------------------------------------------------------------------------------------------------- */
 
