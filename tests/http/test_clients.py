@@ -58,6 +58,7 @@ def quiet():
     """One server for this file, with one thread to compute, so that a slow request holds the device."""
     with service.Server('--cpu-threads', '1', '--max-batch', '1', '--log-level', 'debug') as server:
         server.slow_body = slow.calibrated(server, 0.8)
+        server.endless_body = slow.calibrated(server, 20)  # but nobody waits for it to end
         yield server
 
 
@@ -112,14 +113,17 @@ def test_while_waiting_in_the_queue(quiet, how):
 
 @pytest.mark.parametrize('how', ['fin', 'rst'])
 def test_while_it_computes(quiet, how):
+    """What has begun stops too, and does not count as work done."""
+    flops = quiet.metric('attnd_flops_total')
     cancelled = quiet.metric('attnd_cancelled_total')
     s = quiet.raw()
-    s.sendall(request_bytes(FORWARD, quiet.slow_body))
+    s.sendall(request_bytes(FORWARD, quiet.endless_body))
     assert eventually(lambda: quiet.inflight() == 1)
     time.sleep(0.2)
     leave(s, how)
     at_rest(quiet)
     assert eventually(lambda: quiet.metric('attnd_cancelled_total') - cancelled == 1)
+    assert quiet.metric('attnd_flops_total') - flops < 1e6  # at_rest()'s own small one
 
 
 @pytest.mark.parametrize('how', ['fin', 'rst'])
